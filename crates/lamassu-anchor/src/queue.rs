@@ -70,12 +70,12 @@ impl Layer {
     }
 
     pub fn is_empty(&self) -> bool {
-        self.len() == 0 && self.vault.is_none()
+        self.is_of_vault_alone() && self.vault.is_none()
     }
 
     /// Whether nothing changes but the vault.
     pub fn is_of_vault_alone(&self) -> bool {
-        self.len() == 0
+        self.objects.is_empty() && self.entries.is_empty() && self.held.is_empty() && self.intents.is_empty()
     }
 
     /// How many keys change, that of the vault aside.
