@@ -9,7 +9,7 @@
 use crate::anchored::{
     StoredAttrs, TreeFiles, digest_of_attributes, digest_of_dataset, digest_of_link, digest_of_text, object_kind,
 };
-use crate::error::io;
+use crate::error::{io, is_not_found};
 use crate::event::IntegrityKind;
 use crate::inode::StoreId;
 use crate::record::read_text;
@@ -17,7 +17,7 @@ use crate::walk::{Failed, Met, Visit, has_header, header_id, is_entry, walk};
 use crate::{Kind, Result};
 use lamassu_anchor::judge::{self, EntryVerdict};
 use lamassu_anchor::row::Content;
-use lamassu_anchor::{Anchor, Digest, Entry, EntryPlace, Intent, ObjectId, Row, Token};
+use lamassu_anchor::{Anchor, AnchorError, Digest, Entry, EntryPlace, Intent, ObjectId, Row, Token};
 use lamassu_crypto::name::NameKey;
 use lamassu_format::header::{NameMode, VaultHeader};
 use lamassu_format::name::{
@@ -144,7 +144,7 @@ impl Visit for Scrub<'_> {
     type Error = crate::VaultError;
 
     fn enter(&mut self, at: &Met<ObjectId>, dir: &Arc<dyn BackendDir>) -> Result<Option<Self::Here>> {
-        let row = self.anchor.row(at.passed)?;
+        let Some(row) = self.row(at.passed)? else { return Ok(None) };
         if !at.is_root() && has_header(&**dir).unwrap_or(false) {
             self.done.datasets += 1;
             let shown = header_id(&**dir).ok().flatten().map_or(Digest::NONE, |id| digest_of_dataset(&id));
@@ -185,6 +185,12 @@ impl Visit for Scrub<'_> {
         let (recorded, path) = (here.remove(&place.name), at.stored.join(&entry.name));
         let st = match dir.stat_entry(&entry.name) {
             Ok(st) => st,
+            Err(error) if is_not_found(&error) => {
+                if let Some(recorded) = recorded.filter(|recorded| !self.has_gone(place, recorded)) {
+                    self.tell_missing(path, &recorded);
+                }
+                return Ok(None);
+            }
             Err(error) => {
                 self.failed_at(path, &error);
                 return Ok(None);
@@ -220,7 +226,7 @@ impl Visit for Scrub<'_> {
             return Ok(Some(recorded.object).filter(|_| !is_moving));
         }
         self.here = Some((place, recorded));
-        let row = self.anchor.row(recorded.object)?;
+        let Some(row) = self.row(recorded.object)? else { return Ok(None) };
         self.object(&**dir, &entry.name, (&path, &st), recorded.object, &row);
         self.here = None;
         Ok(None)
@@ -232,8 +238,7 @@ impl Visit for Scrub<'_> {
                 continue;
             }
             let name: String = token.0.iter().map(|byte| format!("{byte:02x}")).collect();
-            let what = format!("an entry that the anchor knows is not there (object {})", entry.object);
-            self.tell(IntegrityKind::Missing, at.stored.join(format!("?{name}")), what);
+            self.tell_missing(at.stored.join(format!("?{name}")), &entry);
         }
     }
 
@@ -259,6 +264,22 @@ impl Scrub<'_> {
             false if self.anchor.is_in_use_now().unwrap_or(false) => self.done.unfinished += 1,
             false => self.tell(IntegrityKind::Stale, ROOT_RECORD.into(), "the record of the root's permissions"),
         }
+    }
+
+    /// The row of an object that an entry named a moment ago. `None`: a writer has removed it since.
+    fn row(&mut self, object: ObjectId) -> Result<Option<Row>> {
+        match self.anchor.row(object) {
+            Err(AnchorError::Unknown { .. }) if self.anchor.is_in_use_now()? => {
+                self.done.unfinished += 1;
+                Ok(None)
+            }
+            row => Ok(row.map(Some)?),
+        }
+    }
+
+    fn tell_missing(&mut self, path: PathBuf, entry: &Entry) {
+        let what = format!("an entry that the anchor knows is not there (object {})", entry.object);
+        self.tell(IntegrityKind::Missing, path, what);
     }
 
     fn tell(&mut self, kind: IntegrityKind, path: PathBuf, what: impl Into<String>) {
@@ -328,13 +349,23 @@ impl Scrub<'_> {
                     self.done.skipped += u64::from(!has_more);
                     return;
                 }
-                let scrubbed = dir.open_same(name, st, false).and_then(|opened| {
+                let mut look = || {
+                    let opened = dir.open_same(name, st, false)?;
                     let backing = opened.ok_or_else(|| stdio::Error::from_raw_os_error(libc::ESTALE))?;
                     let found = self.context.file(&*backing, object, file, &mut |bytes| self.watch.read(bytes))?;
                     Ok((backing, found))
-                });
+                };
+                let is_stale = |found: &FileScrub| found.stale_pages.count + found.stale_blocks.count > 0;
+                let scrubbed = match look() {
+                    // A writer may have been in the middle of a write.
+                    Ok((_, found)) if is_stale(&found) && self.anchor.is_in_use_now().unwrap_or(false) => look(),
+                    scrubbed => scrubbed,
+                };
                 match scrubbed {
                     Ok((backing, found)) => self.file(path, &*backing, (object, row), &found),
+                    Err(_) if self.here.is_some_and(|(place, entry)| self.is_moving(&place, &entry)) => {
+                        self.done.unfinished += 1;
+                    }
                     Err(error) => self.failed_at(path.to_owned(), &error),
                 }
                 self.watch.verified(object);

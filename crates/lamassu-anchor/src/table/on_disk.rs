@@ -43,6 +43,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 /// Permissions of the file.
 pub const FILE_MODE: u32 = 0o600;
@@ -50,6 +51,8 @@ pub const FILE_MODE: u32 = 0o600;
 const CACHE_BYTES: usize = 16 << 20;
 /// Longest file that is verified whenever it is opened, some 100,000 files of a vault.
 const SMALL_LEN: u64 = 16 << 20;
+/// How long a writer takes at most for one record: then the next look at its log differs, or the log is damaged.
+const LOOK_AGAIN: Duration = Duration::from_millis(200);
 /// Rows that a scan reads at a time.
 const SCANNED_AT_ONCE: usize = 1024;
 
@@ -202,9 +205,7 @@ impl DiskTable {
     fn reader(path: &Path, readers: Readers) -> Result<Option<DiskTable>, AnchorError> {
         match DiskTable::with(existing(path, OFlags::RDONLY)?, path, Role::Reader(readers))? {
             Ok(table) => {
-                if readers == Readers::InsteadOfWriter {
-                    table.read_log()?;
-                }
+                table.read_log()?;
                 Ok(Some(table))
             }
             Err(redb::DatabaseError::RepairAborted) => Ok(None),
@@ -252,17 +253,26 @@ impl DiskTable {
         made.map_err(|(error, _)| error)
     }
 
-    /// Reads what the last writer has logged. None is writing.
+    /// Reads what the last writer has logged.
     fn read_log(&self) -> Result<(), AnchorError> {
         const OP: &str = "read the log of";
         let failed = AnchorError::io(OP, &self.path);
         let position = &mut *self.position.lock();
-        let snapshot = self.ask_once(OP, |database, _| Snapshot::of(database)).map_err(|(error, _)| error)?;
-        let (logged, end) = log::read(&self.backend, snapshot.generation).map_err(&failed)?;
-        if log::is_damaged(&self.backend, &end).map_err(&failed)? {
-            let detail = redb::Error::Corrupted("its log has a record behind one that is not whole".into());
-            return Err(AnchorError::Unreadable { detail: Box::new(detail) });
-        }
+        let mut seen = None;
+        let (logged, end) = loop {
+            let snapshot = self.ask_once(OP, |database, _| Snapshot::of(database)).map_err(|(error, _)| error)?;
+            let (logged, end) = log::read(&self.backend, snapshot.generation).map_err(&failed)?;
+            if !log::is_damaged(&self.backend, &end).map_err(&failed)? {
+                break (logged, end);
+            }
+            // A writer beside this may have gone on between the two looks: then it has moved the end.
+            if self.role != Role::Reader(Readers::BesideWriter) || seen == Some(end.number()) {
+                let detail = redb::Error::Corrupted("its log has a record behind one that is not whole".into());
+                return Err(AnchorError::Unreadable { detail: Box::new(detail) });
+            }
+            seen = Some(end.number());
+            std::thread::sleep(LOOK_AGAIN);
+        };
         if self.role == Role::Writer {
             // A process that was killed may have written the last record and not made it durable.
             if !logged.is_empty() {

@@ -123,6 +123,11 @@ impl Position {
         Position { generation, sequence: 0, block: 1, is_in_doubt: false }
     }
 
+    /// Which record is the next.
+    pub fn number(&self) -> (u64, u64) {
+        (self.generation, self.sequence)
+    }
+
     /// The record of a commit; `None`: it is one for the database.
     pub fn record(&self, changes: &[Change]) -> Option<Record> {
         let len: usize =
