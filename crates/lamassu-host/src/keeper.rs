@@ -3,15 +3,17 @@
 
 use crate::anchors::{self, Access, NewTrees, check};
 use crate::control::counters::{Counters, Operation};
-use crate::{Error, Place, Policy, Result};
+use crate::{Error, Place, Policy, Result, backend};
 use lamassu_anchor::{Anchor, Digest, VaultRow};
 use lamassu_format::header::{Caching, VaultHeader, Verified};
 use lamassu_keys::history::EventKind;
 use lamassu_keys::{Event, History, KeyError, Unlocked, admin, unlock_by_parent};
+use lamassu_store::Backend;
 use lamassu_vault::event::Events;
 use lamassu_vault::forest::{Number, Opener, Opening, ROOT_VOLUME};
 use lamassu_vault::{Forest, Integrity, Options, Vault, VaultError};
 use std::collections::HashMap;
+use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
@@ -30,8 +32,8 @@ pub struct Kept {
 
 /// See the module's head.
 pub struct Keeper {
-    /// of the mount's own vault; absolute
-    dir: PathBuf,
+    /// of the mount's own vault, held open: another directory may come to its path, which is absolute
+    own: Place,
     /// how vaults are opened; integrity where no header says more
     options: Options,
     /// whether the mount leaves contents in the page cache
@@ -47,15 +49,9 @@ pub struct Keeper {
 
 impl Keeper {
     /// For a mount, or for a command that works without one, whose own vault is opened with `options`.
-    pub fn new(
-        dir: PathBuf,
-        options: Options,
-        cached: bool,
-        mountpoint: Option<PathBuf>,
-        policy: Policy,
-    ) -> Arc<Keeper> {
+    pub fn new(own: Place, options: Options, cached: bool, mountpoint: Option<PathBuf>, policy: Policy) -> Arc<Keeper> {
         Arc::new_cyclic(|me| Keeper {
-            dir,
+            own,
             options,
             cached,
             mountpoint,
@@ -96,21 +92,35 @@ impl Keeper {
     /// The directory of a volume's vault, as it is now: to be shown. What is in it is opened through [`Keeper::place`].
     pub fn dir(&self, volume: Number) -> Result<PathBuf, VaultError> {
         match volume {
-            ROOT_VOLUME => Ok(self.dir.clone()),
-            _ => Ok(self.dir.join(self.stored_dir(volume)?)),
+            ROOT_VOLUME => Ok(self.own.dir().into()),
+            _ => Ok(self.own.dir().join(self.stored_dir(volume)?)),
         }
     }
 
-    /// The same, held open.
+    /// The same, held open: that of the mount's own vault is the one that was opened first, wherever it lies now.
     ///
     /// # Errors
     /// [`VaultError::KeyNotLoaded`]; [`Error::Backing`], as where there is a link on the way now.
     pub fn place(&self, volume: Number) -> Result<Place> {
-        let own = Place::of(&self.dir)?;
         match volume {
-            ROOT_VOLUME => Ok(own),
-            _ => own.below(&self.stored_dir(volume)?),
+            ROOT_VOLUME => self.own.again(),
+            _ => self.own.below(&self.stored_dir(volume)?),
         }
+    }
+
+    /// The keys are kept of the vault whose store this is.
+    ///
+    /// # Errors
+    /// [`Error::Backing`] with `ESTALE`: another directory came to its path while it was being opened.
+    pub(crate) fn require_store(&self, store: &dyn Backend) -> Result<()> {
+        let own = backend(&self.own.path())?.root().stat();
+        let is_same = own.and_then(|own| Ok(own.is_same(&store.root().stat()?)));
+        let stale = || Err(io::Error::from_raw_os_error(libc::ESTALE));
+        is_same.and_then(|is_same| if is_same { Ok(()) } else { stale() }).map_err(|source| Error::Backing {
+            op: "open",
+            path: self.own.dir().into(),
+            source,
+        })
     }
 
     /// The path of a dataset in the store of the mount's own vault.
@@ -350,5 +360,37 @@ mod tests {
             assert!(after.starts_with(&before));
             assert_eq!(after.len() > before.len(), !attacked, "the mount and its end are written down");
         }
+    }
+
+    #[test]
+    fn the_end_of_a_mount_is_written_down_where_its_directory_lies_by_then() {
+        let above = tempfile::tempdir().unwrap();
+        let (dir, away) = (above.path().join("v"), above.path().join("away"));
+        fs::create_dir(&dir).unwrap();
+        vault(&dir);
+        let served = served(&dir);
+        served.keeper().mounted();
+        let before = fs::metadata(dir.join(name::HISTORY)).unwrap().len();
+        fs::rename(&dir, &away).unwrap();
+        fs::create_dir(&dir).unwrap();
+        served.forest().close().unwrap();
+        assert_eq!(fs::read_dir(&dir).unwrap().count(), 0, "the other directory is left alone");
+        assert!(fs::metadata(away.join(name::HISTORY)).unwrap().len() > before);
+    }
+
+    #[test]
+    fn keys_are_not_kept_for_a_directory_that_came_to_the_path() {
+        let above = tempfile::tempdir().unwrap();
+        let dir = above.path().join("v");
+        fs::create_dir(&dir).unwrap();
+        vault(&dir);
+        let served = served(&dir);
+        let store = backend(&dir).unwrap();
+        served.keeper().require_store(&store).unwrap();
+        fs::rename(&dir, above.path().join("away")).unwrap();
+        fs::create_dir(&dir).unwrap();
+        served.keeper().require_store(&store).unwrap();
+        let refused = served.keeper().require_store(&backend(&dir).unwrap()).unwrap_err();
+        assert!(matches!(refused, Error::Backing { .. }), "{refused}");
     }
 }

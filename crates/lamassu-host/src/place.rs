@@ -38,6 +38,14 @@ impl Place {
         Place::opened(directory_below(self.at.as_fd(), stored), self.dir.join(stored))
     }
 
+    /// The same directory, once more.
+    ///
+    /// # Errors
+    /// [`Error::Backing`]: no descriptor is left.
+    pub fn again(&self) -> Result<Place> {
+        Place::opened(self.at.try_clone(), self.dir.clone())
+    }
+
     fn opened(opened: io::Result<OwnedFd>, dir: PathBuf) -> Result<Place> {
         match opened {
             Ok(at) => Ok(Place { at, dir }),

@@ -10,7 +10,7 @@ use crate::keeper::Keeper;
 use crate::open::{Opened, Unsealed};
 use crate::rotation::{epochs, rotate};
 use crate::slots::{self, Replacement, check_label, reseal_parent_slot};
-use crate::{Error, Policy, Result, hex};
+use crate::{Error, Place, Policy, Result, hex};
 use lamassu_format::header::{Header, VaultHeader, ZoneFile};
 use lamassu_format::name;
 use lamassu_keys::{Event, KeyError, NewSlot, Role, Terms, Tier, Unlocked, Update, header_file, unix_now};
@@ -28,7 +28,7 @@ impl Unsealed {
     pub fn open_forest(self, options: Options) -> Result<Arc<Served>> {
         let opened = self.open_to_serve(options.clone(), false)?;
         let dir = self.found.dir.canonicalize().unwrap_or_else(|_| self.found.dir.clone());
-        let keeper = Keeper::new(dir, options, true, None, self.policy.clone());
+        let keeper = Keeper::new(Place::of(&dir)?, options, true, None, self.policy.clone());
         Served::new(self, opened, keeper)
     }
 }
@@ -48,6 +48,7 @@ impl Served {
     /// Serves `vault` and the datasets in it. Takes over the keys that opened it; `keeper` is of its directory.
     pub fn new(unsealed: Unsealed, opened: Opened, keeper: Arc<Keeper>) -> Result<Arc<Served>> {
         let Unsealed { found, keys, policy: _ } = unsealed;
+        keeper.require_store(&*opened.backend)?;
         let (id, read_only) = (found.header.id(), opened.read_only);
         let opening = keeper.opening(ROOT_VOLUME, None, found.header, keys)?;
         let forest = Forest::new(opened.vault, opened.backend, id, opening.cached, keeper.clone())?;

@@ -1,7 +1,7 @@
 //! What several unit tests need: a small vault, served.
 #![allow(clippy::unwrap_used)] // a panic is a failed test
 
-use crate::{Found, Keeper, Policy, Served, Unsealed, backend, options};
+use crate::{Found, Keeper, Place, Policy, Served, Unsealed, backend, options};
 use lamassu_crypto::SecretBytes;
 use lamassu_format::header::NameMode;
 use lamassu_format::{Domain, Geometry, Suite, name};
@@ -43,6 +43,6 @@ pub fn served(dir: &Path) -> Arc<Served> {
     let keys = unlock(&found.header, &key()).unwrap();
     let unsealed = Unsealed::new(found, keys, Policy::default());
     let opened = unsealed.open_to_serve(options(false), false).unwrap();
-    let keeper = Keeper::new(dir.into(), options(false), true, Some("/m".into()), Policy::default());
+    let keeper = Keeper::new(Place::of(dir).unwrap(), options(false), true, Some("/m".into()), Policy::default());
     Served::new(unsealed, opened, keeper).unwrap()
 }

@@ -285,6 +285,28 @@ fn a_file_that_is_removed_while_it_is_written_leaves_no_session_open() {
     });
 }
 
+/// Of a file with two names, one waits to be removed when a rename takes the other. The store keeps the file until the
+/// anchor has let go of the first.
+#[test]
+fn a_file_that_loses_its_last_name_by_a_rename_leaves_no_session_open() {
+    both(|lab, v| {
+        let (entry, handle) = v.new_file("f");
+        v.link(entry.attr.ino, ROOT, n("also")).unwrap();
+        v.new_file("other");
+        v.write(handle, 0, &[1; 500_000]).unwrap();
+        v.sync_all().unwrap();
+        v.write(handle, 0, &[2; 300_000]).unwrap();
+        v.flush(handle).unwrap();
+        rm(&v, "f").unwrap();
+        mv(&v, "other", "also", RenameMode::Replace).unwrap();
+        v.release(handle).unwrap();
+        v.close().unwrap();
+        let report = lab.read_only().check(&[], false, &Quiet).unwrap();
+        assert!(report.open_sessions.is_empty(), "{:?}", report.open_sessions);
+        assert_eq!(listed(&lab.open(), ""), (vec!["also".to_owned()], false));
+    });
+}
+
 /// A table that fails now and then.
 struct Failing {
     table: MemoryTable,

@@ -3,8 +3,8 @@
 //! The file is opened once, by descriptor, and used only if it is a regular file that is ours alone. redb locks it: one
 //! process writes; others read beside it, or keep writers out while they read ([`Readers`]).
 //!
-//! * A small commit is a record in front of the database (`log`). A large one goes to the database. So does all that was
-//!   logged, when the log is full and when the file is closed. What was logged lies over what the database has.
+//! * A small commit is a record in front of the database (`log`). A large one goes to the database. So does all that
+//!   was logged, when the log is full and when the file is closed. What was logged lies over what the database has.
 //! * A disk that is full or fails ends nothing: redb gives up its database then, and another is opened on the same file
 //!   (`backend`). A commit that returned an error did not happen. While that cannot be had from the disk, nothing is
 //!   answered, since nobody knows what is durable.

@@ -20,7 +20,7 @@ use clap::ValueEnum;
 use lamassu_fuse::{CacheMode, MountError, MountOptions, Mounted, OptionError};
 use lamassu_host::Error as HostError;
 use lamassu_host::anchors::Choice;
-use lamassu_host::{Keeper, Served};
+use lamassu_host::{Keeper, Place, Served};
 use lamassu_vault::event::Events;
 use lamassu_vault::{Durability, Forest, Freshness, Integrity, Options, ROOT, Vault};
 use std::io;
@@ -368,7 +368,8 @@ impl Plan {
         options.max_read = options.max_read.max(unsealed.found.header.geometry().block_size() as u32);
         take_modes_as_they_come();
         let cached = options.cache != CacheMode::None;
-        let keeper = Keeper::new(self.dir.clone(), vault, cached, Some(self.mountpoint.clone()), ui.policy.clone());
+        let own = Place::of(&self.dir)?;
+        let keeper = Keeper::new(own, vault, cached, Some(self.mountpoint.clone()), ui.policy.clone());
         let served = Served::new(unsealed, opened, keeper)?;
         let forest = served.forest().clone();
         let calls = Some(control::answering(&served));

@@ -295,6 +295,7 @@ fn an_anchor_is_not_rebuilt_by_who_reads_without_it() {
 fn a_vault_whose_directory_was_replaced_is_not_found_under_its_path() {
     let b = bench();
     b.run("mount v m").ok();
+    let daemon = crate::mounts::daemon_of(&b);
     fs::rename(b.path("v"), b.path("away")).unwrap();
     b.run("ls v").code(6);
     b.dir("v");
@@ -302,8 +303,13 @@ fn a_vault_whose_directory_was_replaced_is_not_found_under_its_path() {
     assert_eq!(fs::read(b.path("m/f")).unwrap(), b"content");
     fs::write(b.path("m/g"), b"more").unwrap();
     b.unmount("m");
+    // The link is gone even while nobody has waited for the process.
+    let program = format!("/proc/{daemon}/exe");
+    crate::mounts::wait_for("the end of the daemon", || fs::read_link(&program).is_err());
     fs::remove_dir(b.path("v")).expect("nothing is made in a directory that is no vault");
-    crate::mounts::wait_for("the end of the daemon", || b.run("check away").code == 0);
+    b.run("check away").ok();
+    let history = b.run("history away").ok().text();
+    assert!(history.lines().last().is_some_and(|line| line.contains("unloaded")), "{history}");
     fs::rename(b.path("away"), b.path("v")).unwrap();
     assert_eq!(b.run("cat v g").ok().text(), "more");
 }
