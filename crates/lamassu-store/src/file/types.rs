@@ -207,6 +207,7 @@ pub type FileTag = str;
 pub type Reporter = Arc<dyn Fn(&FileTag, &Damage) + Send + Sync>;
 
 /// What all files of a vault share.
+#[derive(Clone)]
 pub struct FileContext {
     /// Keys.
     pub ring: KeyRing,

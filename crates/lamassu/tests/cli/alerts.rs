@@ -380,3 +380,37 @@ fn a_service_whose_standard_error_is_the_journal_writes_fields() {
         assert_eq!(heard.contains("LAMASSU_KIND=block-hash\n"), is_journal, "{heard}");
     }
 }
+
+/// A crash between the anchor's commit of a rename and the store's step: the next mount does the step, and has nothing
+/// to tell.
+#[test]
+fn a_rename_that_is_done_again_is_no_event() {
+    if !can_mount() {
+        return;
+    }
+    let b = bench("");
+    mount(&b, "true", &[]);
+    for name in ["a", "b", "c"] {
+        fs::write(b.path("m").join(name), noise(5000, name.as_bytes()[0].into())).unwrap();
+        fs::File::open(b.path("m").join(name)).unwrap().sync_all().unwrap();
+    }
+    fs::File::open(b.path("m")).unwrap().sync_all().unwrap();
+    let copied = Command::new("cp").arg("-a").args([b.path("v"), b.path("before")]).status().unwrap();
+    assert!(copied.success());
+    fs::rename(b.path("m/a"), b.path("m/b")).unwrap();
+    fs::rename(b.path("m/c"), b.path("m/a")).unwrap();
+    crate::mounts::kill(daemon_of(&b), "-KILL");
+    wait_for("the end of the mount", || b.run("umount --lazy m").code == 0 || !is_mounted(&b.path("m")));
+    fs::remove_dir_all(b.path("v")).unwrap();
+    fs::rename(b.path("before"), b.path("v")).unwrap();
+    let command = collector(&b);
+    mount(&b, &command, &[]);
+    assert_eq!(fs::read(b.path("m/b")).unwrap(), noise(5000, b'a'.into()));
+    assert_eq!(fs::read(b.path("m/a")).unwrap(), noise(5000, b'c'.into()));
+    let info = b.run("info --json m").ok().json();
+    assert_eq!(info["mount"]["integrity"]["found"].as_array().unwrap().len(), 0, "{info}");
+    b.unmount("m");
+    assert!(starts(&b).is_empty());
+    b.run("check v").ok();
+    b.run("scrub v").ok();
+}
