@@ -109,9 +109,9 @@ impl Vault {
 
     /// The size that a backing file records. `st`: its stat.
     fn size_in(&self, ino: Ino, backing: Arc<dyn BackendFile>, st: &Stat) -> Result<u64> {
-        // Without a path, which is not worth its while here, nothing is reported: the caller has the error.
+        // The caller has the error; what an interruption left is told when the file is opened.
         let object = self.nodes.lock().object(ino);
-        Ok(File::recorded_size(self.ctx_read.clone(), backing, st.len, "", object)?)
+        Ok(File::recorded_size(self.ctx_silent.clone(), backing, st.len, "", object)?)
     }
 
     /// Remembers the size of a closed file that was opened when it was looked at. A failure is logged when the size is

@@ -120,6 +120,8 @@ pub struct Vault {
     /// For files opened for writing, and for those opened for reading alone.
     ctx: Arc<FileContext>,
     ctx_read: Arc<FileContext>,
+    /// For looks at files that report nothing: the caller knows what to make of what it finds.
+    ctx_silent: Arc<FileContext>,
     options: Options,
     name_mode: NameMode,
     name_max: usize,
@@ -224,6 +226,7 @@ impl Vault {
         let anchored = options.anchor.clone().map(|anchor| Anchored::new(anchor, root.clone(), options.read_only));
         let files = anchored.as_ref().map(|anchored| anchored.files.clone());
         let (ctx, ctx_read) = contexts(header, ring, &options, engine, sessions, files)?;
+        let ctx_silent = Arc::new(FileContext { report: Arc::new(|_, _| {}), ..(*ctx_read).clone() });
         let st = root.stat().map_err(io("stat the root"))?;
         let limit = descriptors() / 8;
         let dirs_max = NonZeroUsize::new(limit.clamp(HELD_MIN, DIRS_MAX)).unwrap_or(NonZeroUsize::MIN);
@@ -231,6 +234,7 @@ impl Vault {
             backend,
             ctx,
             ctx_read,
+            ctx_silent,
             options,
             name_mode: header.names(),
             name_max: header.name_max(),

@@ -74,10 +74,12 @@ impl Vault {
         }
     }
 
-    /// Such a file as something to stat, for a caller that will not write.
+    /// Such a file as something to stat, for a caller that will not write. Nothing is reported: what a writer left in it
+    /// unsettled goes with it.
     pub(crate) fn open_nameless(&self, ino: Ino) -> Option<Arc<OpenFile>> {
         let (backing, _) = self.nameless.get(ino)?;
-        let file = self.new_file(ino, backing, false, lamassu_format::Profile::DEFAULT).ok()?;
+        let len = backing.stat().ok()?.len;
+        let file = self.file_of_node(ino, &self.ctx_silent, backing, len, &self.tag(ino)).ok()?;
         Some(OpenFile::new(ino, file, false))
     }
 }

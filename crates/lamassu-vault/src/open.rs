@@ -250,7 +250,7 @@ impl Vault {
     }
 
     /// The file of a node: in an anchored vault as an object of the anchor.
-    fn file_of_node(
+    pub(crate) fn file_of_node(
         &self,
         ino: Ino,
         ctx: &Arc<FileContext>,

@@ -11,7 +11,6 @@ use lamassu_anchor::row::{Content, Sealed};
 use lamassu_anchor::{Digest, Entry, EntryPlace, ObjectId, Token};
 use lamassu_format::name::DIR_RECORD;
 use lamassu_store::backend::Stat;
-use lamassu_store::file::FileContext;
 use lamassu_store::{BackendDir, File};
 use std::collections::{HashMap, HashSet};
 use std::ffi::{OsStr, OsString};
@@ -41,8 +40,6 @@ pub(super) struct Located<'a> {
     anchored: &'a Anchored,
     history: &'a History,
     kept: usize,
-    /// Reads files and reports nothing: what a place does not hold is expected, and no damage.
-    context: Arc<FileContext>,
     dirs: HashMap<ObjectId, Arc<dyn BackendDir>>,
     looked_for: HashSet<ObjectId>,
     listed: HashMap<ObjectId, HashMap<Token, OsString>>,
@@ -51,8 +48,7 @@ pub(super) struct Located<'a> {
 impl<'a> Located<'a> {
     pub fn new(vault: &'a Vault, anchored: &'a Anchored, history: &'a History, kept: usize) -> Located<'a> {
         let dirs = HashMap::from([(ObjectId::ROOT, vault.dirs.root().handle.clone())]);
-        let context = Arc::new(FileContext { report: Arc::new(|_, _| {}), ..(*vault.ctx_read).clone() });
-        Located { vault, anchored, history, kept, context, dirs, looked_for: HashSet::new(), listed: HashMap::new() }
+        Located { vault, anchored, history, kept, dirs, looked_for: HashSet::new(), listed: HashMap::new() }
     }
 
     /// What lies in a place.
@@ -120,7 +116,8 @@ impl<'a> Located<'a> {
     fn is_file(&self, object: ObjectId, item: &Item) -> bool {
         let Ok(Some(backing)) = item.dir.open_same(&item.name, &item.st, false) else { return false };
         let tag = item.name.to_string_lossy();
-        let file = File::open_object(self.context.clone(), backing, item.st.len, &tag, object);
+        // What a place does not hold is no damage.
+        let file = File::open_object(self.vault.ctx_silent.clone(), backing, item.st.len, &tag, object);
         file.is_ok_and(|file| file.read_at(0, &mut [0]).is_ok())
     }
 

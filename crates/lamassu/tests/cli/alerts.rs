@@ -414,3 +414,26 @@ fn a_rename_that_is_done_again_is_no_event() {
     b.run("check v").ok();
     b.run("scrub v").ok();
 }
+
+/// A file is truncated, and replaced before that is settled: nothing was interrupted.
+#[test]
+fn a_truncated_file_that_is_replaced_is_no_event() {
+    if !can_mount() {
+        return;
+    }
+    let b = bench("");
+    let command = collector(&b);
+    mount(&b, &command, &[]);
+    for len in [0, 5] {
+        fs::write(b.path("m/a"), vec![0; 600_000]).unwrap();
+        fs::File::open(b.path("m/a")).unwrap().sync_all().unwrap();
+        fs::write(b.path("m/g"), "1").unwrap();
+        fs::File::options().write(true).open(b.path("m/a")).unwrap().set_len(len).unwrap();
+        fs::rename(b.path("m/g"), b.path("m/a")).unwrap();
+        assert_eq!(fs::read(b.path("m/a")).unwrap(), b"1");
+    }
+    let info = b.run("info --json m").ok().json();
+    assert_eq!(info["mount"]["integrity"]["found"].as_array().unwrap().len(), 0, "{info}");
+    b.unmount("m");
+    assert!(starts(&b).is_empty());
+}
