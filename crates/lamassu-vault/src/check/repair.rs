@@ -30,6 +30,11 @@ impl Checker<'_> {
     /// whole tree finds that first. It knows of no interruption, since removing the record must gain an attacker
     /// nothing.
     pub(super) fn sessions(&mut self) -> Result<()> {
+        let root = self.root();
+        let at = Located { name: SESSIONS.into(), stored: SESSIONS.into(), plain: None, object: None, ..root };
+        if self.vault.book.is_outdated() {
+            self.stale(&at, "the record of sessions is not the newest");
+        }
         let Some((fault, may_go)) = self.vault.book.fault() else { return Ok(()) };
         let text = format!("the record of sessions does not open: {fault}");
         let mut found = Found::Damage;
@@ -44,8 +49,6 @@ impl Checker<'_> {
                 found = Found::Mended;
             }
         }
-        let root = self.root();
-        let at = Located { name: SESSIONS.into(), stored: SESSIONS.into(), plain: None, object: None, ..root };
         self.note(&at, kind::SESSIONS, found, text);
         Ok(())
     }

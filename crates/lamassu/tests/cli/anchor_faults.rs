@@ -1,7 +1,7 @@
 //! What is wrong with an anchor, an export, or a store beside it, and what each command says of that.
 
 use crate::mounts::is_mounted;
-use crate::support::{Bench, Ran};
+use crate::support::{Bench, Ran, noise};
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::PathBuf;
@@ -312,4 +312,29 @@ fn a_vault_whose_directory_was_replaced_is_not_found_under_its_path() {
     assert!(history.lines().last().is_some_and(|line| line.contains("unloaded")), "{history}");
     fs::rename(b.path("away"), b.path("v")).unwrap();
     assert_eq!(b.run("cat v g").ok().text(), "more");
+}
+
+/// `check` knows what a mount refuses.
+#[test]
+fn an_older_record_of_sessions_is_found_by_a_check() {
+    let b = bench();
+    let record = b.path("v/lamassu.sessions/record");
+    b.file("f", &noise(9000, 1));
+    b.run("cp v f vault:one").ok();
+    let old = fs::read_link(&record).unwrap();
+    b.run("cp v f vault:two").ok();
+    let newest = fs::read_link(&record).unwrap();
+    let put = |text: &PathBuf| {
+        fs::remove_file(&record).unwrap();
+        symlink(text, &record).unwrap();
+    };
+    put(&old);
+    let told = b.run("check --json v").code(30).json();
+    let problems = told["problems"].as_array().unwrap();
+    let is_it = |problem: &serde_json::Value| {
+        problem["kind"] == "stale" && problem.to_string().contains("the record of sessions is not the newest")
+    };
+    assert!(problems.iter().any(is_it), "{told}");
+    put(&newest);
+    b.run("check v").ok();
 }
