@@ -74,8 +74,8 @@ impl Vault {
         }
     }
 
-    /// Such a file as something to stat, for a caller that will not write. Nothing is reported: what a writer left in it
-    /// unsettled goes with it.
+    /// Such a file as something to stat, for a caller that will not write. Nothing is reported: what a writer left in
+    /// it unsettled goes with it.
     pub(crate) fn open_nameless(&self, ino: Ino) -> Option<Arc<OpenFile>> {
         let (backing, _) = self.nameless.get(ino)?;
         let len = backing.stat().ok()?.len;
