@@ -17,6 +17,7 @@
 mod backend;
 #[cfg(test)]
 mod crash;
+mod file;
 mod log;
 mod overlay;
 mod snapshot;
@@ -24,6 +25,8 @@ mod snapshot;
 mod tests;
 
 use self::backend::{Backend, Shared};
+pub use self::file::FILE_MODE;
+use self::file::{existing, new, private, sync_parent};
 use self::log::{Logged, Position};
 use self::overlay::Overlay;
 use self::snapshot::{Kept, Snapshot, View};
@@ -34,7 +37,7 @@ use redb::{
     Builder, ConcurrencyMode, Database, Durability, ReadOnlyDatabase, ReadTransaction, ReadableDatabase,
     TableDefinition,
 };
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::OFlags;
 use std::fs::File;
 use std::io;
 use std::ops::{Bound, ControlFlow};
@@ -45,8 +48,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// Permissions of the file.
-pub const FILE_MODE: u32 = 0o600;
 /// Bytes of the file that redb keeps in memory.
 const CACHE_BYTES: usize = 16 << 20;
 /// Longest file that is verified whenever it is opened, some 100,000 files of a vault.
@@ -159,12 +160,7 @@ impl DiskTable {
     /// # Errors
     /// [`AnchorError::Exists`], [`AnchorError::Io`].
     pub fn create(path: &Path) -> Result<DiskTable, AnchorError> {
-        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let file = rustix::fs::open(path, flags, Mode::from_raw_mode(FILE_MODE)).map_err(|errno| match errno {
-            rustix::io::Errno::EXIST => AnchorError::Exists { path: path.to_owned() },
-            errno => AnchorError::io("create", path)(errno.into()),
-        })?;
-        let file = File::from(file);
+        let file = new(path)?;
         log::make_front(&file).map_err(AnchorError::io("write", path))?;
         let table = DiskTable::of(file, path)?;
         table.make_tables()?;
@@ -532,43 +528,11 @@ fn fenced<T>(work: impl FnOnce() -> T) -> Option<T> {
     catch_unwind(AssertUnwindSafe(work)).ok()
 }
 
-/// A file that is there, whatever it is; waits for nothing, and follows no link.
-fn existing(path: &Path, access: OFlags) -> Result<File, AnchorError> {
-    let flags = access | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let file = rustix::fs::open(path, flags, Mode::empty()).map_err(|errno| match errno {
-        rustix::io::Errno::NOENT => AnchorError::Missing { path: path.to_owned() },
-        // A symbolic link, a directory, a fifo without a reader.
-        rustix::io::Errno::LOOP | rustix::io::Errno::ISDIR | rustix::io::Errno::NXIO => not_private(path),
-        errno => AnchorError::io("open", path)(errno.into()),
-    })?;
-    Ok(file.into())
-}
-
-/// The file, if it is a regular one that is ours alone.
-fn private(file: File, path: &Path) -> Result<File, AnchorError> {
-    let st = file.metadata().map_err(AnchorError::io("stat", path))?;
-    let is_ours = st.uid() == rustix::process::geteuid().as_raw();
-    match st.is_file() && is_ours && st.mode() & 0o077 == 0 && st.nlink() == 1 {
-        true => Ok(file),
-        false => Err(not_private(path)),
-    }
-}
-
 fn not_opened(error: redb::DatabaseError, path: &Path) -> AnchorError {
     match error {
         redb::DatabaseError::DatabaseAlreadyOpen => AnchorError::Locked { path: path.to_owned() },
         error => failed("open", error.into(), path),
     }
-}
-
-fn not_private(path: &Path) -> AnchorError {
-    AnchorError::NotPrivate { path: path.to_owned() }
-}
-
-fn sync_parent(path: &Path) -> Result<(), AnchorError> {
-    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
-    let parent = parent.map_or_else(|| PathBuf::from("."), Path::to_owned);
-    File::open(parent).and_then(|dir| dir.sync_all()).map_err(AnchorError::io("sync the directory of", path))
 }
 
 /// Whether it says that the file is cut short, or no database: not that the system could not read it.

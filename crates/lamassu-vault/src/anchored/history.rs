@@ -1,7 +1,7 @@
 //! The moves that recovery finds as intents: how many of them the store has kept, and where everything lay after each.
 //!
-//! The store does moves in the order of their intents, and after a crash it has kept the first so many of them. Which
-//! number that is was not recorded: it is the one for which everything that is recorded lies where it then should.
+//! The store does moves in the order of their intents, and after a crash it has kept the first so many of them. How
+//! many is not recorded: it is the number for which everything that is recorded lies where it then should.
 
 use lamassu_anchor::row::{Intent, Over};
 use lamassu_anchor::{Entry, EntryPlace, ObjectId};

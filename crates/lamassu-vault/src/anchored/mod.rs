@@ -83,7 +83,7 @@ pub(crate) struct Anchored {
     unmendable: Mutex<HashSet<Ino>>,
     /// Attributes of a node are looked at together, and change alone.
     attrs_locks: [RwLock<()>; crate::STRIPES],
-    /// The mode and the owner of a node change in the store and in its row together, for who mends one by the other.
+    /// The mode and the owner of a node change in the store and in its row together: a lookup mends one by the other.
     mode_locks: [Mutex<()>; crate::STRIPES],
 }
 
