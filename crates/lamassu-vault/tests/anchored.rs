@@ -8,9 +8,8 @@ use common::anchored::*;
 use common::*;
 use lamassu_anchor::AnchorError;
 use lamassu_anchor::table::{Change, MemoryTable, Space, Table, Visit};
-use lamassu_store::Backend;
 use lamassu_store::backend::fault::Call;
-use lamassu_store::backend::{ByName, FaultBackend, MemoryBackend};
+use lamassu_store::backend::{ByName, FaultBackend};
 use lamassu_vault::*;
 use std::ffi::OsStr;
 use std::sync::Arc;
@@ -416,168 +415,6 @@ fn what_the_store_refuses_is_taken_back() {
 }
 
 #[test]
-fn a_removal_that_the_anchor_knows_is_carried_out_by_the_next_writer() {
-    for recipe in [Recipe::default(), Recipe::plain()] {
-        let store = Arc::new(MemoryBackend::new());
-        let (lab, v) = Lab::over(recipe, store.clone(), Arc::new(MemoryTable::default()));
-        v.new_file("f");
-        v.dir("d");
-        v.new_file("d/x");
-        v.sync_all().unwrap();
-        let before = store.root().read_dir().unwrap().len();
-        for path in ["f", "d/x"] {
-            rm(&v, path).unwrap();
-        }
-        rmdir(&v, "d").unwrap();
-        let handle = v.open_dir(ROOT).unwrap();
-        v.fsync_dir(handle).unwrap();
-        std::mem::forget(v);
-        let lab = Lab { backend: Arc::new(store.snapshot()), ..lab };
-        let root = lab.backend.root();
-        assert_eq!(root.read_dir().unwrap().len(), before, "the store has it all");
-        let v = lab.open();
-        assert_eq!(listed(&v, ""), (vec![], false));
-        v.close().unwrap();
-        assert_eq!(lab.intents(), 0);
-        assert_eq!(root.read_dir().unwrap().len(), before - 2);
-        assert!(root.open_dir(n("lamassu.lost")).is_err(), "what was removed is not kept");
-    }
-}
-
-/// What a scrub of the store says: findings, and how much is unfinished.
-fn scrubbed(lab: &Lab) -> (Vec<String>, u64) {
-    let mut found = Findings::default();
-    let anchor = common::anchored::anchor(&lab.recipe, &lab.table);
-    let done = scrub::scrub(lab.backend.root(), &lab.recipe.header(), &anchor, &mut found).unwrap();
-    (found.0.into_iter().map(|finding| finding.what).collect(), done.unfinished)
-}
-
-#[test]
-fn what_a_writer_is_making_is_unfinished_until_a_repair_after_a_crash() {
-    for recipe in [Recipe::default(), Recipe::plain()] {
-        let store = Arc::new(MemoryBackend::new());
-        let (lab, v) = Lab::over(recipe, store.clone(), Arc::new(MemoryTable::default()));
-        v.dir("old");
-        v.close().unwrap();
-        assert_eq!(scrubbed(&lab), (vec![], 0));
-        // No page is written, so that no session begins.
-        let v = lab.open();
-        v.dir("new");
-        v.dir("old/deep");
-        assert_eq!(scrubbed(&lab), (vec![], 2), "beside the writer");
-        std::mem::forget(v);
-        let lab = Lab { backend: Arc::new(store.snapshot()), ..lab };
-        assert_eq!(scrubbed(&lab), (vec![], 2), "after the crash");
-        let report = lab.read_only().check(&[], false, &Quiet).unwrap();
-        assert!(report.problems.iter().all(|p| p.harmless), "{:?}", report.problems);
-        // A mount that looks nowhere leaves them, and does not say that all is over.
-        let v = lab.open();
-        v.close().unwrap();
-        assert_eq!(scrubbed(&lab), (vec![], 2), "after a mount");
-        let v = lab.open();
-        v.check(&[], true, &Quiet).unwrap();
-        v.close().unwrap();
-        assert_eq!(scrubbed(&lab), (vec![], 0), "after a repair");
-        assert!(lab.read_only().check(&[], false, &Quiet).unwrap().problems.is_empty());
-        if lab.recipe.names == lamassu_format::header::NameMode::Plain {
-            lab.backend.root().make_dir(n("evil"), 0o700).unwrap();
-            assert_eq!(scrubbed(&lab), (vec!["the anchor knows no such entry".to_owned()], 0));
-        }
-    }
-}
-
-#[test]
-fn the_store_chooses_once_what_a_crash_has_left() {
-    let store = Arc::new(MemoryBackend::new());
-    let (lab, v) = Lab::over(Recipe::plain(), store.clone(), Arc::new(MemoryTable::default()));
-    let (len, block) = (50_000, 9_000);
-    let handle = v.new_file("f").1;
-    v.write(handle, 0, &vec![b'A'; len]).unwrap();
-    v.close().unwrap();
-    let stored = |backend: &Arc<dyn Backend>| {
-        let root = backend.root();
-        let st = root.stat_entry(n("f")).unwrap();
-        root.open_same(n("f"), &st, true).unwrap().unwrap()
-    };
-    let mut older = vec![0; 1 << 20];
-    let older_len = stored(&lab.backend).read_at(0, &mut older).unwrap();
-    older.truncate(older_len);
-    let read = |v: &Vault| {
-        let handle = v.open_file(v.ino("f"), RO)?;
-        let mut bytes = vec![0; block];
-        v.read(handle, 0, &mut bytes).map(|_| bytes[0])
-    };
-    let v = lab.open();
-    let handle = v.open_file(v.ino("f"), RW).unwrap();
-    v.write(handle, 0, &vec![b'B'; block]).unwrap();
-    v.flush(handle).unwrap();
-    std::mem::forget(v);
-    let second = Arc::new(store.snapshot());
-    let lab = Lab { backend: second.clone(), ..lab };
-    let v = lab.open();
-    assert_eq!(read(&v).unwrap(), b'B');
-    std::mem::forget(v);
-    let lab = Lab { backend: Arc::new(second.snapshot()), ..lab };
-    stored(&lab.backend).write_at(0, &older).unwrap();
-    let found = read(&lab.open()).expect_err("what was put back is refused");
-    assert!(found.to_string().contains("stale"), "{found}");
-}
-
-/// A copy with the same keys and file ids, whose first session began in the same second.
-#[test]
-fn pages_of_a_copy_are_not_taken_after_a_crash() {
-    let (store, table) = (Arc::new(MemoryBackend::new()), Arc::new(MemoryTable::default()));
-    let (lab, v) = Lab::over(Recipe::plain(), store.clone(), table.clone());
-    let (_, handle) = v.new_file("f");
-    v.write(handle, 0, &vec![b'A'; 3 << 20]).unwrap();
-    v.close().unwrap();
-    let open = |root: Arc<dyn lamassu_store::BackendDir>| {
-        let st = root.stat_entry(n("f")).unwrap();
-        root.open_same(n("f"), &st, true).unwrap().unwrap()
-    };
-    let change = |v: &Vault, byte: u8| {
-        let handle = v.open_file(v.ino("f"), RW).unwrap();
-        v.write(handle, 0, &[byte; 5]).unwrap();
-        v.fsync(handle, false).unwrap();
-    };
-    // A second may end in between.
-    for _ in 0..5 {
-        let (of_original, of_copy) = (Arc::new(store.snapshot()), Arc::new(store.snapshot()));
-        let lab_of = |backend: &Arc<MemoryBackend>| Lab {
-            recipe: lab.recipe,
-            backend: backend.clone(),
-            table: Arc::new((*table).clone()),
-        };
-        let (original, copy) = (lab_of(&of_original), lab_of(&of_copy));
-        let (v, w) = (original.open(), copy.open());
-        change(&v, b'O');
-        (0..6).for_each(|_| change(&w, b'C'));
-        let session = |lab: &Lab| common::anchored::anchor(&lab.recipe, &lab.table).vault().session;
-        let is_same = session(&original) == session(&copy);
-        std::mem::forget((v, w));
-        if !is_same {
-            continue;
-        }
-        let crashed = Arc::new(of_original.snapshot());
-        let mut bytes = vec![0; 4 << 20];
-        let len = open(of_copy.root()).read_at(0, &mut bytes).unwrap();
-        open(crashed.root()).write_at(0, &bytes[..len]).unwrap();
-        let v = Lab { backend: crashed, ..original }.open();
-        let handle = v.open_file(v.ino("f"), RO).unwrap();
-        let found = v.read(handle, 0, &mut [0; 5]);
-        assert!(found.is_err(), "{found:?}");
-        return;
-    }
-    panic!("two sessions never began in the same second");
-}
-
-/// The kinds of what a check finds.
-fn checked(lab: &Lab) -> Vec<String> {
-    let report = lab.read_only().check(&[], false, &Quiet).unwrap();
-    report.problems.iter().map(|problem| problem.kind.clone()).collect()
-}
-
-#[test]
 fn a_name_that_the_store_makes_lead_to_another_file_is_found() {
     both(|lab, v| {
         v.dir("d");
@@ -603,7 +440,7 @@ fn a_name_that_the_store_makes_lead_to_another_file_is_found() {
         assert_outdated(v.find("d/victim"));
         v.release_dir(handle).unwrap();
         drop(v);
-        assert_eq!(checked(&lab), ["stale"]);
+        assert_eq!(lab.checked(), ["stale"]);
     });
 }
 
@@ -613,7 +450,7 @@ fn a_long_name_without_its_companion_ends_the_listing_with_an_error() {
     v.new_file(LONG);
     v.new_file("short");
     v.close().unwrap();
-    assert_eq!(scrubbed(&lab), (vec![], 0));
+    assert_eq!(lab.scrubbed(), (vec![], 0));
     let v = lab.open();
     assert_eq!(listed(&v, ""), (vec![LONG.to_owned(), "short".to_owned()], false));
     let (root, stored) = lab.stored(&v, LONG);
@@ -621,8 +458,8 @@ fn a_long_name_without_its_companion_ends_the_listing_with_an_error() {
     root.unlink(n(&companion)).unwrap();
     assert_eq!(listed(&v, ""), (vec!["short".to_owned()], true));
     drop(v);
-    assert_eq!(checked(&lab), ["companion"]);
-    let (findings, _) = scrubbed(&lab);
+    assert_eq!(lab.checked(), ["companion"]);
+    let (findings, _) = lab.scrubbed();
     assert!(matches!(&findings[..], [one] if one.contains("companion")), "{findings:?}");
 }
 

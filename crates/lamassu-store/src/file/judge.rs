@@ -19,7 +19,7 @@ impl Core {
     /// What pages and row say of a file whose freshness is known.
     pub fn open_anchored(&self, fresh: &Fresh, st: &mut State) -> Result<(), StoreError> {
         self.take_first_page(fresh)?;
-        let reached = if fresh.is_interrupted() { self.judge_pages(fresh)? } else { None };
+        let judged = if fresh.is_interrupted() { self.judge_pages(fresh)? } else { Judged::default() };
         let (size, profile) = fresh.known().told();
         let zero = match self.read_page(PageNo::ZERO)? {
             PageState::Absent if fresh.known().tree.pages() == 0 => {
@@ -38,7 +38,7 @@ impl Core {
         let last = match (size, &zero) {
             (Some(size), _) => geo.last_page(size),
             (None, PageState::Good(held)) if held.page().cut => geo.last_page(held.page().size),
-            (None, _) => reached.unwrap_or(PageNo::ZERO),
+            (None, _) => judged.last.unwrap_or(PageNo::ZERO),
         };
         let page = zero.good().map(Held::page);
         let stored = match size {
@@ -55,7 +55,7 @@ impl Core {
         st.shrink = Shrink::opened(cut);
         st.inherited = Inherited::opened(stored, fresh.is_interrupted(), None, None);
         self.keep_page_zero(st, zero);
-        if cut && fresh.is_interrupted() {
+        if judged.is_cut {
             let last = st.last_page(&geo);
             self.note_undone(st, self.damage(DamageKind::Shortened, last, None));
         }
@@ -129,8 +129,8 @@ impl Core {
         Ok(())
     }
 
-    /// Judges the pages that a crash may have changed; returns the last page of the file as it is accepted.
-    fn judge_pages(&self, fresh: &Fresh) -> Result<Option<PageNo>, StoreError> {
+    /// Judges the pages that a crash may have changed.
+    fn judge_pages(&self, fresh: &Fresh) -> Result<Judged, StoreError> {
         let held = fresh.files().anchor().held(fresh.object())?;
         let known = &mut *fresh.known();
         let leaves = fresh.pages(&*self.backing);
@@ -167,7 +167,7 @@ impl Core {
             }
             next = page.next();
         }
-        Ok(last.or(zero.map(|_| PageNo::ZERO)))
+        Ok(Judged { last: last.or(zero.map(|_| PageNo::ZERO)), is_cut: past.is_some() })
     }
 
     /// Judges one page, and notes it in the tree where it is in flight; returns its stamp then.
@@ -211,6 +211,16 @@ impl Core {
         };
         Ok(Shown { page, digest, stamp: opened.good().map(stamp) })
     }
+}
+
+/// What judging the pages of a file has shown.
+#[derive(Default)]
+struct Judged {
+    /// The last page as it is accepted.
+    last: Option<PageNo>,
+    /// The file was made shorter, and no commit covers that. (Where one does, page 0 may say `cut` all the same: it goes
+    /// when the file is settled.)
+    is_cut: bool,
 }
 
 /// Stands for a leaf that cannot be told. Nothing hashes to it.

@@ -35,6 +35,7 @@ pub(crate) use depart::Departing;
 pub(crate) use digest::{StoredAttrs, digest_of_attributes, digest_of_dataset, digest_of_link, digest_of_text};
 pub(crate) use make::{Fresh, TRIES_MAX};
 pub(crate) use moves::Moving;
+pub(crate) use recover::MovesLeft;
 pub(crate) use sealed::ShownLink;
 pub(crate) use take::shown as shown_attrs;
 pub(crate) use trees::TreeFiles;

@@ -69,16 +69,27 @@ impl Vault {
         work.clear_rest(&unrecorded)
     }
 
-    /// The places of moves that the store has not carried out, and that are not put right yet.
+    /// The moves that the store has not carried out, and that are not put right yet.
     ///
     /// # Errors
     /// [`VaultError::Anchor`].
-    pub(crate) fn places_of_moves_left(&self) -> Result<HashSet<EntryPlace>> {
-        let Some(anchored) = &self.anchored else { return Ok(HashSet::new()) };
+    pub(crate) fn moves_left(&self) -> Result<MovesLeft> {
+        let Some(anchored) = &self.anchored else { return Ok(MovesLeft::default()) };
         let history = History::of(&anchored.anchor.intents()?);
         let recorded = recorded_in(anchored, &history)?;
-        let (kept, _) = self.how_many_were_kept(anchored, &history, &recorded);
-        Ok(history.moves.iter().skip(kept).flat_map(|left| [left.from, left.to]).collect())
+        let (kept, mut located) = self.how_many_were_kept(anchored, &history, &recorded);
+        let places = history.moves.iter().skip(kept).flat_map(|left| [left.from, left.to]);
+        let mut left = MovesLeft { places: places.map(|place| (place, None)).collect(), absent: HashSet::new() };
+        for (place, entry) in &recorded {
+            let lies_at = history.recorded_at(*place, kept);
+            if let Some(there) = lies_at.and_then(|at| left.places.get_mut(&at)) {
+                *there = Some(*entry);
+            }
+            if left.places.contains_key(place) && !lies_at.is_some_and(|at| located.item(at).is_some()) {
+                left.absent.insert(*place);
+            }
+        }
+        Ok(left)
     }
 
     /// How many of the moves the store has kept: for that number most of what is recorded lies where it should, and
@@ -114,6 +125,15 @@ impl Vault {
         let none = || (0, Located::new(self, anchored, history, 0));
         best.map_or_else(none, |(_, kept, located)| (kept, located))
     }
+}
+
+/// Moves that an interruption came into, after the anchor and before the store.
+#[derive(Default)]
+pub(crate) struct MovesLeft {
+    /// Their places, and what is recorded elsewhere and still lies there.
+    pub places: HashMap<EntryPlace, Option<Entry>>,
+    /// Those of the places of which what is recorded lies nowhere.
+    pub absent: HashSet<EntryPlace>,
 }
 
 /// What the anchor has in the places that are named.

@@ -50,10 +50,14 @@ impl Checker<'_> {
     ) -> Result<Option<Option<ObjectId>>> {
         let (Some(anchored), Some(object)) = (&self.vault.anchored, dir.object) else { return Ok(Some(None)) };
         let place = anchored.place(object, &at.name);
-        let recorded = left.remove(&place.name);
-        if self.moving.contains(&place) {
+        let mut recorded = left.remove(&place.name);
+        if let Some(lies_here) = self.moving.places.get(&place).copied() {
             self.unfinished(at);
-            return Ok(None);
+            // What a move replaces is no longer recorded.
+            if lies_here.is_none() {
+                return Ok(None);
+            }
+            recorded = lies_here;
         }
         let shown = listed.or_else(|| at.dir.stat_entry(&at.name).ok().map(|st| st.kind));
         // What cannot be looked at is told where it is looked at.
@@ -74,11 +78,10 @@ impl Checker<'_> {
         }
     }
 
-    /// A place of a move that an interruption came into. What lies there is not verified: it may be what lay there
-    /// before.
+    /// A place of a move that an interruption came into.
     fn unfinished(&mut self, at: &Located) {
-        let text = "a rename was interrupted, and what lies here is not verified: the next mount, or `lamassu check \
-                    --repair`, puts it right";
+        let text = "a rename that goes from or to here was interrupted: the next mount, or `lamassu check --repair`, \
+                    completes it";
         self.note(at, kind::MISSING, Found::Harmless, text.to_owned());
     }
 
@@ -111,7 +114,8 @@ impl Checker<'_> {
     pub(super) fn missing(&mut self, dir: &Located, left: &Left) {
         for (token, entry) in left {
             let place = dir.object.map(|object| EntryPlace { dir: object, name: *token });
-            if place.is_some_and(|place| self.moving.contains(&place)) {
+            let moves = |place| self.moving.places.contains_key(place) && !self.moving.absent.contains(place);
+            if place.as_ref().is_some_and(moves) {
                 self.unfinished(dir);
                 continue;
             }
@@ -129,7 +133,12 @@ impl Checker<'_> {
         let Some(anchored) = &self.vault.anchored else { return Ok(None) };
         let mut object = ObjectId::ROOT;
         for part in stored {
-            let Some(entry) = anchored.anchor.entry(&anchored.place(object, part))? else { return Ok(None) };
+            let place = anchored.place(object, part);
+            let entry = match self.moving.places.get(&place) {
+                Some(lies_here) => *lies_here,
+                None => anchored.anchor.entry(&place)?,
+            };
+            let Some(entry) = entry else { return Ok(None) };
             object = entry.object;
         }
         Ok(Some(object))

@@ -16,12 +16,13 @@ pub use locked::check_locked;
 pub(crate) use repair::{lost_dir, place_in_lost};
 pub use report::{Problem, Progress, Report, Tally};
 
+use crate::anchored::MovesLeft;
 use crate::event::{IntegrityEvent, IntegrityKind};
 use crate::walk::Met;
 use crate::{Result, Vault, VaultError};
-use lamassu_anchor::{EntryPlace, ObjectId};
+use lamassu_anchor::ObjectId;
 use lamassu_store::BackendDir;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -93,13 +94,12 @@ struct Checker<'a> {
     report: Report,
     /// Inodes with several names that were seen, and the object that each is by that name.
     seen: HashMap<crate::inode::StoreId, Option<ObjectId>>,
-    /// Places of moves that the store has not carried out: an interruption came between the anchor and the store.
-    moving: HashSet<EntryPlace>,
+    moving: MovesLeft,
 }
 
 impl<'a> Checker<'a> {
     fn new(vault: &'a Vault, repair: bool, progress: &'a dyn Progress) -> Result<Checker<'a>> {
-        let moving = vault.places_of_moves_left()?;
+        let moving = vault.moves_left()?;
         Ok(Checker { vault, repair, progress, report: Report::default(), seen: HashMap::new(), moving })
     }
 

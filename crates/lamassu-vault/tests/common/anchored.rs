@@ -7,7 +7,7 @@ use lamassu_anchor::{Anchor, AnchorError, Digest, ObjectId, Row, Token, TokenKey
 use lamassu_store::BackendDir;
 use lamassu_store::backend::CrashBackend;
 use lamassu_vault::anchor::RebuildProgress;
-use lamassu_vault::{RenameMode, VaultError, scrub};
+use lamassu_vault::{RenameMode, VaultError, check, scrub};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
@@ -82,6 +82,24 @@ impl Lab {
             dir = dir.open_dir(part).unwrap();
         }
         (dir, stored.file_name().unwrap().to_owned())
+    }
+
+    /// What a scrub of the store says: findings, and how much is unfinished.
+    pub fn scrubbed(&self) -> (Vec<String>, u64) {
+        let mut found = Findings::default();
+        let anchor = anchor(&self.recipe, &self.table);
+        let done = scrub::scrub(self.backend.root(), &self.recipe.header(), &anchor, &mut found).unwrap();
+        (found.0.into_iter().map(|finding| finding.what).collect(), done.unfinished)
+    }
+
+    /// The kinds of what a check finds, of what is harmless in brackets.
+    pub fn checked(&self) -> Vec<String> {
+        let problems = self.read_only().check(&[], false, &Quiet).unwrap().problems.into_iter();
+        let shown = |problem: check::Problem| match problem.harmless {
+            true => format!("({})", problem.kind),
+            false => problem.kind,
+        };
+        problems.map(shown).collect()
     }
 
     pub fn intents(&self) -> usize {

@@ -1,0 +1,230 @@
+//! An anchored vault whose process was killed (`docs/freshness.md`, sections 4 and 5): what check and scrub say of what it
+//! left, what the store can still choose, and what the next writer puts right.
+#![allow(clippy::unwrap_used)] // a helper of a test may panic, too
+
+mod common;
+
+use common::anchored::*;
+use common::*;
+use lamassu_anchor::table::MemoryTable;
+use lamassu_store::Backend;
+use lamassu_store::backend::MemoryBackend;
+use lamassu_vault::*;
+use std::sync::Arc;
+
+#[test]
+fn a_removal_that_the_anchor_knows_is_carried_out_by_the_next_writer() {
+    for recipe in [Recipe::default(), Recipe::plain()] {
+        let store = Arc::new(MemoryBackend::new());
+        let (lab, v) = Lab::over(recipe, store.clone(), Arc::new(MemoryTable::default()));
+        v.new_file("f");
+        v.dir("d");
+        v.new_file("d/x");
+        v.sync_all().unwrap();
+        let before = store.root().read_dir().unwrap().len();
+        for path in ["f", "d/x"] {
+            rm(&v, path).unwrap();
+        }
+        rmdir(&v, "d").unwrap();
+        let handle = v.open_dir(ROOT).unwrap();
+        v.fsync_dir(handle).unwrap();
+        std::mem::forget(v);
+        let lab = Lab { backend: Arc::new(store.snapshot()), ..lab };
+        let root = lab.backend.root();
+        assert_eq!(root.read_dir().unwrap().len(), before, "the store has it all");
+        let v = lab.open();
+        assert_eq!(listed(&v, ""), (vec![], false));
+        v.close().unwrap();
+        assert_eq!(lab.intents(), 0);
+        assert_eq!(root.read_dir().unwrap().len(), before - 2);
+        assert!(root.open_dir(n("lamassu.lost")).is_err(), "what was removed is not kept");
+    }
+}
+
+#[test]
+fn what_a_writer_is_making_is_unfinished_until_a_repair_after_a_crash() {
+    for recipe in [Recipe::default(), Recipe::plain()] {
+        let store = Arc::new(MemoryBackend::new());
+        let (lab, v) = Lab::over(recipe, store.clone(), Arc::new(MemoryTable::default()));
+        v.dir("old");
+        v.close().unwrap();
+        assert_eq!(lab.scrubbed(), (vec![], 0));
+        // No page is written, so that no session begins.
+        let v = lab.open();
+        v.dir("new");
+        v.dir("old/deep");
+        assert_eq!(lab.scrubbed(), (vec![], 2), "beside the writer");
+        std::mem::forget(v);
+        let lab = Lab { backend: Arc::new(store.snapshot()), ..lab };
+        assert_eq!(lab.scrubbed(), (vec![], 2), "after the crash");
+        let report = lab.read_only().check(&[], false, &Quiet).unwrap();
+        assert!(report.problems.iter().all(|p| p.harmless), "{:?}", report.problems);
+        // A mount that looks nowhere leaves them, and does not say that all is over.
+        let v = lab.open();
+        v.close().unwrap();
+        assert_eq!(lab.scrubbed(), (vec![], 2), "after a mount");
+        let v = lab.open();
+        v.check(&[], true, &Quiet).unwrap();
+        v.close().unwrap();
+        assert_eq!(lab.scrubbed(), (vec![], 0), "after a repair");
+        assert!(lab.read_only().check(&[], false, &Quiet).unwrap().problems.is_empty());
+        if lab.recipe.names == lamassu_format::header::NameMode::Plain {
+            lab.backend.root().make_dir(n("evil"), 0o700).unwrap();
+            assert_eq!(lab.scrubbed(), (vec!["the anchor knows no such entry".to_owned()], 0));
+        }
+    }
+}
+
+#[test]
+fn the_store_chooses_once_what_a_crash_has_left() {
+    let store = Arc::new(MemoryBackend::new());
+    let (lab, v) = Lab::over(Recipe::plain(), store.clone(), Arc::new(MemoryTable::default()));
+    let (len, block) = (50_000, 9_000);
+    let handle = v.new_file("f").1;
+    v.write(handle, 0, &vec![b'A'; len]).unwrap();
+    v.close().unwrap();
+    let stored = |backend: &Arc<dyn Backend>| {
+        let root = backend.root();
+        let st = root.stat_entry(n("f")).unwrap();
+        root.open_same(n("f"), &st, true).unwrap().unwrap()
+    };
+    let mut older = vec![0; 1 << 20];
+    let older_len = stored(&lab.backend).read_at(0, &mut older).unwrap();
+    older.truncate(older_len);
+    let read = |v: &Vault| {
+        let handle = v.open_file(v.ino("f"), RO)?;
+        let mut bytes = vec![0; block];
+        v.read(handle, 0, &mut bytes).map(|_| bytes[0])
+    };
+    let v = lab.open();
+    let handle = v.open_file(v.ino("f"), RW).unwrap();
+    v.write(handle, 0, &vec![b'B'; block]).unwrap();
+    v.flush(handle).unwrap();
+    std::mem::forget(v);
+    let second = Arc::new(store.snapshot());
+    let lab = Lab { backend: second.clone(), ..lab };
+    let v = lab.open();
+    assert_eq!(read(&v).unwrap(), b'B');
+    std::mem::forget(v);
+    let lab = Lab { backend: Arc::new(second.snapshot()), ..lab };
+    stored(&lab.backend).write_at(0, &older).unwrap();
+    let found = read(&lab.open()).expect_err("what was put back is refused");
+    assert!(found.to_string().contains("stale"), "{found}");
+}
+
+/// A copy with the same keys and file ids, whose first session began in the same second.
+#[test]
+fn pages_of_a_copy_are_not_taken_after_a_crash() {
+    let (store, table) = (Arc::new(MemoryBackend::new()), Arc::new(MemoryTable::default()));
+    let (lab, v) = Lab::over(Recipe::plain(), store.clone(), table.clone());
+    let (_, handle) = v.new_file("f");
+    v.write(handle, 0, &vec![b'A'; 3 << 20]).unwrap();
+    v.close().unwrap();
+    let open = |root: Arc<dyn lamassu_store::BackendDir>| {
+        let st = root.stat_entry(n("f")).unwrap();
+        root.open_same(n("f"), &st, true).unwrap().unwrap()
+    };
+    let change = |v: &Vault, byte: u8| {
+        let handle = v.open_file(v.ino("f"), RW).unwrap();
+        v.write(handle, 0, &[byte; 5]).unwrap();
+        v.fsync(handle, false).unwrap();
+    };
+    // A second may end in between.
+    for _ in 0..5 {
+        let (of_original, of_copy) = (Arc::new(store.snapshot()), Arc::new(store.snapshot()));
+        let lab_of = |backend: &Arc<MemoryBackend>| Lab {
+            recipe: lab.recipe,
+            backend: backend.clone(),
+            table: Arc::new((*table).clone()),
+        };
+        let (original, copy) = (lab_of(&of_original), lab_of(&of_copy));
+        let (v, w) = (original.open(), copy.open());
+        change(&v, b'O');
+        (0..6).for_each(|_| change(&w, b'C'));
+        let session = |lab: &Lab| common::anchored::anchor(&lab.recipe, &lab.table).vault().session;
+        let is_same = session(&original) == session(&copy);
+        std::mem::forget((v, w));
+        if !is_same {
+            continue;
+        }
+        let crashed = Arc::new(of_original.snapshot());
+        let mut bytes = vec![0; 4 << 20];
+        let len = open(of_copy.root()).read_at(0, &mut bytes).unwrap();
+        open(crashed.root()).write_at(0, &bytes[..len]).unwrap();
+        let v = Lab { backend: crashed, ..original }.open();
+        let handle = v.open_file(v.ino("f"), RO).unwrap();
+        let found = v.read(handle, 0, &mut [0; 5]);
+        assert!(found.is_err(), "{found:?}");
+        return;
+    }
+    panic!("two sessions never began in the same second");
+}
+
+/// A vault whose process was killed after the anchor had learnt of a rename, before the store did it. The store may have
+/// changed something since.
+fn killed_before_a_rename(recipe: Recipe, to_is_taken: bool, attack: impl FnOnce(&Lab, &Vault)) -> Lab {
+    let (store, table) = (Arc::new(MemoryBackend::new()), Arc::new(MemoryTable::default()));
+    let (lab, v) = Lab::over(recipe, store.clone(), table);
+    v.dir("d");
+    v.put("from", &vec![b'A'; 200_000]);
+    if to_is_taken {
+        v.put("d/to", b"replaced");
+    }
+    v.close().unwrap();
+    let v = lab.open();
+    let before = Lab { backend: Arc::new(store.snapshot()), recipe: lab.recipe, table: lab.table.clone() };
+    attack(&before, &v);
+    mv(&v, "from", "d/to", RenameMode::Replace).unwrap();
+    std::mem::forget(v);
+    before
+}
+
+#[test]
+fn a_check_verifies_what_an_interrupted_rename_has_yet_to_move() {
+    for (recipe, to_is_taken) in
+        [Recipe::default(), Recipe::plain()].into_iter().flat_map(|recipe| [(recipe, false), (recipe, true)])
+    {
+        let lab = killed_before_a_rename(recipe, to_is_taken, |_, _| {});
+        let harmless = vec!["(missing)"; 2];
+        assert_eq!(lab.checked(), harmless, "nothing but the rename is open");
+        assert_eq!(lab.open().get("d/to"), vec![b'A'; 200_000]);
+
+        let is_told = |lab: &Lab| lab.checked().iter().any(|kind| !kind.starts_with('('));
+        for page in [0, 1] {
+            let lab = killed_before_a_rename(recipe, to_is_taken, |lab, v| {
+                let (dir, name) = lab.stored(v, "from");
+                let st = dir.stat_entry(&name).unwrap();
+                let stored = dir.open_same(&name, &st, true).unwrap().unwrap();
+                stored.write_at(page * 4096, &[7; 4096]).unwrap();
+            });
+            assert!(is_told(&lab), "page {page}: {:?}", lab.checked());
+        }
+
+        let lab = killed_before_a_rename(recipe, to_is_taken, |lab, v| {
+            let (dir, name) = lab.stored(v, "from");
+            dir.unlink(&name).unwrap();
+        });
+        assert!(is_told(&lab), "{:?}", lab.checked());
+    }
+}
+
+#[test]
+fn a_shrink_that_was_synced_is_not_told_as_undone() {
+    for (size, is_synced) in [(100, true), (600_000, true), (700_001, true), (600_000, false)] {
+        let store = Arc::new(MemoryBackend::new());
+        let (lab, v) = Lab::over(Recipe::default(), store.clone(), Arc::new(MemoryTable::default()));
+        let (entry, handle) = v.new_file("sparse");
+        v.write(handle, 0, &[1; 5000]).unwrap();
+        v.write(handle, 2_000_000, &[2; 5000]).unwrap();
+        v.fsync(handle, false).unwrap();
+        v.setattr(entry.attr.ino, Some(handle), &SetAttr { size: Some(size), ..SetAttr::default() }).unwrap();
+        if is_synced {
+            v.fsync(handle, false).unwrap();
+        }
+        std::mem::forget(v);
+        let lab = Lab { backend: Arc::new(store.snapshot()), ..lab };
+        let told = if is_synced { vec![] } else { vec!["shortened"] };
+        assert_eq!(lab.checked(), told, "{size}");
+        assert_eq!(lab.open().get("sparse").len() as u64, size);
+    }
+}
