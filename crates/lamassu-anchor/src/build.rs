@@ -4,7 +4,7 @@
 //! anchor.
 
 use crate::queue::{Layer, object_key};
-use crate::row::{Content, Entry, EntryPlace, Row, VaultRow};
+use crate::row::{Announced, Content, Entry, EntryPlace, Row, VaultRow};
 use crate::table::{Space, Table};
 use crate::{Anchor, AnchorError, ObjectId};
 use std::ops::ControlFlow;
@@ -90,7 +90,7 @@ impl Builder {
     /// # Errors
     /// Those of the table.
     pub fn finish(mut self, root: Row, session: u32) -> Result<Anchor> {
-        self.vault.session = self.vault.session.max(session);
+        self.vault.sessions = Announced::up_to(session);
         self.table.commit(&std::mem::take(&mut self.layer).changes())?;
         Anchor::create(self.table, self.vault, root)
     }

@@ -57,6 +57,18 @@ pub enum AnchorError {
         /// where
         path: PathBuf,
     },
+    /// It is an older copy of itself, or the vault was written where it was not told: sessions that it never heard of
+    /// wrote to the vault. (A session is announced to the anchor before the store can know of it.)
+    #[error(
+        "the anchor is older than the vault, to which {} wrote since: its file was put back, or the vault was written \
+         on another machine", sessions(*first, *last)
+    )]
+    Older {
+        /// the first session that it does not know
+        first: u32,
+        /// the last session of the vault
+        last: u32,
+    },
     /// It is of another vault.
     #[error("the anchor is of another vault")]
     Foreign,
@@ -118,6 +130,10 @@ pub enum AnchorError {
         /// the system's error
         source: io::Error,
     },
+}
+
+fn sessions(first: u32, last: u32) -> String {
+    if first == last { format!("session {first}") } else { format!("sessions from {first} to {last}") }
 }
 
 impl AnchorError {

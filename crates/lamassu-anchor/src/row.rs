@@ -184,6 +184,24 @@ impl Over {
     const ALL: [Over; 3] = [Over::Nothing, Over::Replaced, Over::Exchanged];
 }
 
+/// How far the sessions of a vault go. Each is announced here, durably, before the store's record of sessions has it:
+/// so a record that goes further than `last` says that the anchor is an older one, and one that does not go as far as
+/// `recorded` is itself an older one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Announced {
+    /// The last one that the store's record is known to have.
+    pub recorded: u32,
+    /// The last one that was announced; the same, but for a moment, and after an interruption in that.
+    pub last: u32,
+}
+
+impl Announced {
+    /// All up to this one are in the store's record.
+    pub fn up_to(session: u32) -> Announced {
+        Announced { recorded: session, last: session }
+    }
+}
+
 /// What is known of the vault as a whole.
 #[derive(Clone, Debug)]
 pub struct VaultRow {
@@ -195,8 +213,8 @@ pub struct VaultRow {
     pub next_object: ObjectId,
     /// The next intent's number.
     pub next_intent: u64,
-    /// The highest session that began.
-    pub session: u32,
+    /// The sessions that began.
+    pub sessions: Announced,
     /// log2 of the trees' degree.
     pub degree_log2: u8,
     /// Whether files have a root over their blocks, too, so that all of it can be verified without a key.
@@ -223,7 +241,7 @@ impl VaultRow {
             revision: Revision(1),
             next_object: ObjectId(ObjectId::ROOT.0 + 1),
             next_intent: 1,
-            session: 0,
+            sessions: Announced::default(),
             degree_log2: 4,
             blocks: false,
             is_in_use: false,
@@ -505,7 +523,10 @@ impl VaultRow {
         let mut out = vec![VERSION, self.degree_log2, flags];
         out.extend(self.vault);
         out.extend(self.tokens.bytes());
-        for number in [self.revision.0, self.next_object.0, self.next_intent, self.session.into(), self.history.0] {
+        let Announced { recorded, last } = self.sessions;
+        for number in
+            [self.revision.0, self.next_object.0, self.next_intent, recorded.into(), last.into(), self.history.0]
+        {
             put(&mut out, number);
         }
         out.extend(self.history.1.0);
@@ -533,7 +554,7 @@ fn vault(bytes: &[u8]) -> Option<VaultRow> {
     let (vault, tokens) = (from.bytes()?, from.bytes()?);
     let revision = Revision(from.number()?);
     let (next_object, next_intent) = (ObjectId(from.number()?), from.number()?);
-    let session = from.number32()?;
+    let sessions = Announced { recorded: from.number32()?, last: from.number32()? };
     let history = (from.number()?, from.digest()?);
     let (header, root_permissions) = (sealed(&mut from)?, sealed(&mut from)?);
     from.end()?;
@@ -544,7 +565,7 @@ fn vault(bytes: &[u8]) -> Option<VaultRow> {
         revision,
         next_object,
         next_intent,
-        session,
+        sessions,
         degree_log2,
         blocks: flags & 1 != 0,
         is_in_use: flags & 2 != 0,
@@ -553,7 +574,7 @@ fn vault(bytes: &[u8]) -> Option<VaultRow> {
         history,
         root_permissions,
     };
-    (is_degree && flags <= 3 && next_object > ObjectId::ROOT).then_some(row)
+    (is_degree && flags <= 3 && sessions.recorded <= sessions.last && next_object > ObjectId::ROOT).then_some(row)
 }
 
 #[cfg(test)]

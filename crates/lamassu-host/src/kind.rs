@@ -82,6 +82,8 @@ pub enum FaultKind {
     AnchorLocked,
     /// The disk of the anchor fails, is full or cannot be written.
     AnchorDisk,
+    /// The vault was written since the anchor was last told of anything.
+    AnchorOlder,
     /// A bug.
     Internal,
     /// The server does not know the request: it is of another version.
@@ -360,6 +362,7 @@ pub(crate) fn anchor(error: &AnchorError) -> FaultKind {
         AnchorError::Missing { .. } => FaultKind::AnchorMissing,
         AnchorError::Foreign | AnchorError::Version { .. } => FaultKind::AnchorForeign,
         AnchorError::Locked { .. } => FaultKind::AnchorLocked,
+        AnchorError::Older { .. } => FaultKind::AnchorOlder,
         AnchorError::Empty | AnchorError::Damaged { .. } | AnchorError::Unreadable { .. } | AnchorError::Broken => {
             FaultKind::AnchorDamaged
         }

@@ -9,7 +9,8 @@ use crate::error::{io, is_not_found};
 use crate::event::IntegrityKind;
 use crate::record::{self, RecordFault, write_text};
 use crate::{Result, Vault, VaultError, staging};
-use lamassu_anchor::Anchor;
+use lamassu_anchor::row::Announced;
+use lamassu_anchor::{Anchor, AnchorError};
 use lamassu_crypto::KeyRing;
 use lamassu_format::name::{SESSIONS, SESSIONS_NEW, SESSIONS_RECORD};
 use lamassu_format::sessions::{SessionRecord, SessionsError};
@@ -45,6 +46,16 @@ struct Kept {
     looked: Instant,
 }
 
+impl Kept {
+    /// A copy to be changed.
+    fn opened(&self) -> stdio::Result<SessionRecord> {
+        self.record.as_ref().cloned().map_err(|fault| {
+            let text = format!("{SESSIONS} does not open: {fault}; `lamassu check --repair` makes a new one");
+            stdio::Error::other(text)
+        })
+    }
+}
+
 impl Book {
     /// For the vault with this id below `root`. A record that does not open is reported when it is needed.
     pub fn open(root: Arc<dyn BackendDir>, ring: KeyRing, vault: [u8; 16], anchor: Option<Arc<Anchor>>) -> Book {
@@ -64,15 +75,12 @@ impl Book {
         Some((fault.to_string(), may_go))
     }
 
-    /// Whether it is an older one, by the anchor: sessions began that it does not know.
-    pub fn is_outdated(&self) -> bool {
-        self.anchor.as_ref().zip(self.last()).is_some_and(|(anchor, last)| last < anchor.vault().session)
-    }
-
-    /// The sessions that began, and that the anchor knows nothing of: first and last.
-    pub fn unknown_to_anchor(&self) -> Option<(u32, u32)> {
-        let known = self.anchor.as_ref()?.vault().session;
-        self.last().filter(|last| *last > known).map(|last| (known + 1, last))
+    /// Whether it is the newest, by the anchor: true in an un-anchored vault, and of a record that does not open.
+    ///
+    /// # Errors
+    /// [`AnchorError::Older`]: it is the anchor that is not.
+    pub fn is_newest(&self) -> std::result::Result<bool, AnchorError> {
+        self.anchor.as_ref().zip(self.last()).map_or(Ok(true), |(anchor, last)| anchor.may_be_recorded(last))
     }
 
     /// The highest number that was given, where the record opens.
@@ -87,20 +95,19 @@ impl Book {
 
     /// Makes a record where none opens. `last` is the highest number that any page carries.
     pub fn renew(&self, last: u32) -> Result<()> {
-        let last = self.anchor.as_ref().map_or(last, |anchor| last.max(anchor.vault().session));
+        let last = self.anchor.as_ref().map_or(last, |anchor| last.max(anchor.vault().sessions.last));
         let record = SessionRecord::after(last, now());
         let last = record.last();
+        if let Some(anchor) = self.anchor.as_ref().filter(|anchor| last > anchor.vault().sessions.last) {
+            anchor.announce_session(last)?;
+        }
         self.put(&mut self.kept.lock(), record).map_err(io("write the record of sessions"))?;
         Ok(self.anchor.as_ref().map_or(Ok(()), |anchor| anchor.sessions_go_to(last))?)
     }
 
     /// Closes all sessions but the one under way: everything they left is completed, durably.
     pub fn complete(&self, under_way: Option<u32>) -> Result<()> {
-        self.change(|record| {
-            record.close_all_but(under_way);
-            Some(())
-        })
-        .map_err(io("write the record of sessions"))
+        self.change(|record| record.close_all_but(under_way)).map_err(io("write the record of sessions"))
     }
 
     /// Seals it under the newest key, if it is under an older one.
@@ -108,22 +115,15 @@ impl Book {
         let is_newest = place(&*self.root).and_then(|dir| record::SESSIONS.is_newest(&*dir, &self.ring, &self.vault));
         match is_newest.map_err(io("read the record of sessions"))? {
             true => Ok(()),
-            false => self.change(|_| Some(())).map_err(io("write the record of sessions")),
+            false => self.change(|_| ()).map_err(io("write the record of sessions")),
         }
     }
 
-    fn change<T>(&self, change: impl FnOnce(&mut SessionRecord) -> Option<T>) -> stdio::Result<T> {
+    fn change(&self, change: impl FnOnce(&mut SessionRecord)) -> stdio::Result<()> {
         let mut kept = self.kept.lock();
-        let mut record = match &kept.record {
-            Ok(record) => record.clone(),
-            Err(fault) => {
-                let text = format!("{SESSIONS} does not open: {fault}; `lamassu check --repair` makes a new one");
-                return Err(stdio::Error::other(text));
-            }
-        };
-        let done = change(&mut record).ok_or_else(|| stdio::Error::other("this vault has no session numbers left"))?;
-        self.put(&mut kept, record)?;
-        Ok(done)
+        let mut record = kept.opened()?;
+        change(&mut record);
+        self.put(&mut kept, record)
     }
 
     /// Writes a record, durably.
@@ -136,24 +136,29 @@ impl Book {
 
 impl SessionKeeper for Book {
     fn begin(&self) -> stdio::Result<u32> {
-        let session = self.change(|record| record.begin(now()))?;
-        let Some(anchor) = &self.anchor else { return Ok(session) };
-        match anchor.begin_session(session) {
-            Ok(true) => Ok(session),
-            Ok(false) => Err(stdio::Error::other(outdated())),
-            Err(error) => {
-                // It has written nothing. What cannot be noted is found by the next look for what it left.
-                let _ = self.close(session);
-                Err(stdio::Error::other(error))
+        let mut kept = self.kept.lock();
+        let mut record = kept.opened()?;
+        if let Some(anchor) = &self.anchor {
+            if !anchor.may_be_recorded(record.last()).map_err(stdio::Error::other)? {
+                return Err(stdio::Error::other(outdated()));
             }
+            // An announced session may have got no further.
+            record.go_on_behind(anchor.vault().sessions.last);
         }
+        let session = record.begin(now());
+        let session = session.ok_or_else(|| stdio::Error::other("this vault has no session numbers left"))?;
+        if let Some(anchor) = &self.anchor {
+            anchor.announce_session(session).map_err(stdio::Error::other)?;
+        }
+        self.put(&mut kept, record)?;
+        if let Some(anchor) = &self.anchor {
+            anchor.session_is_recorded(session);
+        }
+        Ok(session)
     }
 
     fn close(&self, session: u32) -> stdio::Result<()> {
-        self.change(|record| {
-            record.close(session);
-            Some(())
-        })
+        self.change(|record| record.close(session))
     }
 
     fn standing(&self, session: u32) -> Standing {
@@ -293,18 +298,18 @@ pub fn copy_sessions(
     write(to.0, to.1, to.2, &record).map_err(io("write the record of sessions"))
 }
 
-/// Takes the record of the vault with this id below `root` for the newest, though sessions up to `last` began that it
+/// Takes the record of the vault with this id below `root` for the newest, though sessions began that it
 /// does not know. What it says of interrupted ones stays, since they may have left what was restored with it. Whether
 /// it was an older one. [`last_session`] tells how far it goes then.
 ///
 /// # Errors
 /// [`VaultError::Damaged`] where it does not open; those of the store.
-pub fn accept_sessions(root: &dyn BackendDir, ring: &KeyRing, vault: &[u8; 16], last: u32) -> Result<bool> {
+pub fn accept_sessions(root: &dyn BackendDir, ring: &KeyRing, vault: &[u8; 16], known: Announced) -> Result<bool> {
     let mut record = read(root, ring, vault).map_err(|_| damaged())?;
-    if record.last() >= last {
+    if record.last() >= known.recorded {
         return Ok(false);
     }
-    record.go_on_behind(last);
+    record.go_on_behind(known.last);
     write(root, ring, vault, &record).map_err(io("write the record of sessions"))?;
     Ok(true)
 }
@@ -333,7 +338,7 @@ impl Vault {
     /// Asks for the record of sessions, without which nothing is written.
     pub(crate) fn verify_sessions(&self) -> Result<()> {
         let Some((fault, _)) = self.book.fault() else {
-            if !self.book.is_outdated() {
+            if self.book.is_newest()? {
                 return Ok(());
             }
             self.tell(IntegrityKind::Stale.at(SESSIONS, outdated().to_string()));
@@ -355,18 +360,6 @@ impl Vault {
             "this vault was not closed at the end of these sessions; what they left is completed file by file as it is \
              used, and all of it by `lamassu check --repair`"
         );
-    }
-
-    /// Tells people of an anchor that may be an older copy of itself. It proves nothing: a session that could not begin
-    /// there has a number, too, and has written nothing.
-    pub(crate) fn tell_older_anchor(&self) {
-        if let Some((first, last)) = self.book.unknown_to_anchor() {
-            tracing::warn!(
-                sessions = shown_ranges(&[(first, last)]),
-                "the anchor knows nothing of these sessions: they wrote nothing, or it is an older copy, and what was \
-                 written since is not served; `lamassu check` names it"
-            );
-        }
     }
 
     /// Ends the session under way, if everything that was written is settled. The caller has closed the gate, settled

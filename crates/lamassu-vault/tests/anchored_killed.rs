@@ -1,5 +1,5 @@
-//! An anchored vault whose process was killed (`docs/freshness.md`, sections 4 and 5): what check and scrub say of what it
-//! left, what the store can still choose, and what the next writer puts right.
+//! An anchored vault whose process was killed (`docs/freshness.md`, sections 4 and 5): what check and scrub say of what
+//! it left, what the store can still choose, and what the next writer puts right.
 #![allow(clippy::unwrap_used)] // a helper of a test may panic, too
 
 mod common;
@@ -141,7 +141,7 @@ fn pages_of_a_copy_are_not_taken_after_a_crash() {
         let (v, w) = (original.open(), copy.open());
         change(&v, b'O');
         (0..6).for_each(|_| change(&w, b'C'));
-        let session = |lab: &Lab| common::anchored::anchor(&lab.recipe, &lab.table).vault().session;
+        let session = |lab: &Lab| common::anchored::anchor(&lab.recipe, &lab.table).vault().sessions;
         let is_same = session(&original) == session(&copy);
         std::mem::forget((v, w));
         if !is_same {
@@ -160,8 +160,8 @@ fn pages_of_a_copy_are_not_taken_after_a_crash() {
     panic!("two sessions never began in the same second");
 }
 
-/// A vault whose process was killed after the anchor had learnt of a rename, before the store did it. The store may have
-/// changed something since.
+/// A vault whose process was killed after the anchor had learnt of a rename, before the store did it. The store may
+/// have changed something since.
 fn killed_before_a_rename(recipe: Recipe, to_is_taken: bool, attack: impl FnOnce(&Lab, &Vault)) -> Lab {
     let (store, table) = (Arc::new(MemoryBackend::new()), Arc::new(MemoryTable::default()));
     let (lab, v) = Lab::over(recipe, store.clone(), table);

@@ -51,12 +51,13 @@ pub enum Code {
     AnchorDamaged = 62,
     AnchorLocked = 63,
     AnchorDisk = 64,
+    AnchorOlder = 65,
     Internal = 70,
 }
 
 impl Code {
     /// Every code, ascending.
-    pub const ALL: [Code; 39] = [
+    pub const ALL: [Code; 40] = [
         Code::Done,
         Code::Other,
         Code::Usage,
@@ -95,6 +96,7 @@ impl Code {
         Code::AnchorDamaged,
         Code::AnchorLocked,
         Code::AnchorDisk,
+        Code::AnchorOlder,
         Code::Internal,
     ];
 
@@ -149,6 +151,10 @@ impl Code {
                  unverified",
             ),
             Code::AnchorDisk => Some("free or mend the disk that the anchor lies on, then try again: nothing is lost"),
+            Code::AnchorOlder => Some(
+                "put the newest anchor, or an export of it, back (`lamassu anchor import`); if there is none, `lamassu anchor \
+                 accept DIR` goes on with this one, and `lamassu check DIR` names what it does not know",
+            ),
             Code::Internal => Some("this is a bug in lamassu: please report it with the command and this message"),
             Code::Done
             | Code::Other
@@ -264,6 +270,7 @@ impl From<FaultKind> for Code {
             FaultKind::AnchorDamaged => Code::AnchorDamaged,
             FaultKind::AnchorLocked => Code::AnchorLocked,
             FaultKind::AnchorDisk => Code::AnchorDisk,
+            FaultKind::AnchorOlder => Code::AnchorOlder,
             FaultKind::Internal => Code::Internal,
             FaultKind::UnknownRequest | FaultKind::Other => Code::Other,
         }

@@ -243,8 +243,8 @@ pub enum Fault {
     DamageLeft { problems: u64 },
     /// The user's: an export that is older than the store.
     #[error(
-        "the vault was written since the export was made (its last session is {last}, and the export knows {known}): `lamassu check` names \
-         what is stale now; put the store of that time back, or import a newer export"
+        "the vault was written since the export was made (its last session is {last}, and the export knows {known}): put the store of that \
+         time back, or import a newer export; `lamassu anchor accept` goes on with this one, and `lamassu check` then names what is stale"
     )]
     WrittenSince { last: u32, known: u32 },
     /// What a check found that is not the newest.

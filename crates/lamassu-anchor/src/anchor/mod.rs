@@ -160,19 +160,6 @@ impl Anchor {
         state.queued.vault = Some(state.vault.clone());
     }
 
-    /// Notes durably that a session begins. False: its number is not above all that began, so that the vault's record
-    /// of sessions is an older one, and the session may not begin.
-    ///
-    /// # Errors
-    /// Those of the table.
-    pub fn begin_session(&self, session: u32) -> Result<bool> {
-        if session <= self.state.lock().vault.session {
-            return Ok(false);
-        }
-        self.change_vault(|vault| vault.session = session);
-        self.commit_objects(&HashSet::new(), Mark(0)).map(|()| true)
-    }
-
     /// The row of an object.
     ///
     /// # Errors

@@ -2,9 +2,9 @@
 
 use super::{Anchor, Result, VAULT_KEY};
 use crate::queue::Mark;
-use crate::row::{Sealed, VaultRow};
+use crate::row::{Announced, Sealed, VaultRow};
 use crate::table::Space;
-use crate::{AnchorError, Digest};
+use crate::{AnchorError, Digest, ObjectId};
 use std::collections::HashSet;
 
 /// What the store shows of a vault, or is about to.
@@ -68,13 +68,46 @@ impl Anchor {
         }
     }
 
-    /// Sessions up to this one began, though nobody asked for them here: the state that they left was accepted.
+    /// That the store's record of sessions, which goes to `recorded`, is one that can be there.
+    ///
+    /// # Errors
+    /// [`AnchorError::Older`]. False: the record is an older one.
+    pub fn may_be_recorded(&self, recorded: u32) -> Result<bool> {
+        let known = self.vault().sessions;
+        match recorded > known.last {
+            true => Err(AnchorError::Older { first: known.last + 1, last: recorded }),
+            false => Ok(recorded >= known.recorded),
+        }
+    }
+
+    /// Notes durably that a session is about to begin: the store's record of sessions may have it from now on.
+    ///
+    /// # Errors
+    /// [`AnchorError::Order`]: its number is not above all that were announced; those of the table.
+    pub fn announce_session(&self, session: u32) -> Result<()> {
+        if session <= self.vault().sessions.last {
+            return Err(AnchorError::Order { object: ObjectId::ROOT, rule: "session numbers ascend" });
+        }
+        self.commit_vault(|vault| vault.sessions.last = session)
+    }
+
+    /// The store's record durably has all sessions up to this one, which was announced. Not waited for: until a commit
+    /// takes it the record may be the one before, too.
+    pub fn session_is_recorded(&self, session: u32) {
+        self.change_vault(|vault| vault.sessions.recorded = session);
+    }
+
+    /// Sessions up to this one are in the store's record, though nobody announced them here: the state that they left
+    /// was accepted.
     ///
     /// # Errors
     /// As [`Anchor::commit_vault`].
     pub fn sessions_go_to(&self, last: u32) -> Result<()> {
-        match self.vault().session < last {
-            true => self.commit_vault(|vault| vault.session = vault.session.max(last)),
+        let known = self.vault().sessions;
+        match known.recorded < last {
+            true => {
+                self.commit_vault(|vault| vault.sessions = Announced { recorded: last, last: last.max(known.last) })
+            }
             false => Ok(()),
         }
     }

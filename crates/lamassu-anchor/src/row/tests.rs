@@ -83,7 +83,7 @@ fn some_vault() -> impl Strategy<Value = VaultRow> {
                     revision: Revision(revision),
                     next_object: ObjectId(next_object),
                     next_intent,
-                    session,
+                    sessions: Announced { recorded: session / 2, last: session },
                     degree_log2,
                     blocks: session % 2 == 1,
                     is_in_use: session % 3 == 1,

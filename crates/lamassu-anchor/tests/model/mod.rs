@@ -3,7 +3,7 @@
 mod store;
 
 use lamassu_anchor::judge::{self, Pages, Shown, Stamp, Verdict};
-use lamassu_anchor::row::{Content, FileRow, Open, Sealed};
+use lamassu_anchor::row::{Announced, Content, FileRow, Open, Sealed};
 use lamassu_anchor::table::MemoryTable;
 use lamassu_anchor::{
     Anchor, Digest, EntryPlace, FileCommit, Made, ObjectId, Opening, RecordNo, Row, Token, TokenKey, VaultRow, Window,
@@ -160,7 +160,7 @@ fn root_of(leaves: &[Digest; PAGES]) -> Digest {
 fn vault_row() -> VaultRow {
     VaultRow {
         next_object: object(0),
-        session: SESSION,
+        sessions: Announced::up_to(SESSION),
         degree_log2: DEGREE.ilog2() as u8,
         ..VaultRow::new([1; 16], TokenKey::new([2; 32]))
     }

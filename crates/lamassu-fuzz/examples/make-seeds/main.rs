@@ -287,7 +287,7 @@ fn anchor_rows(seeds: &mut Seeds) {
         revision: Revision(9),
         next_object: ObjectId(301),
         next_intent: 4,
-        session: 7,
+        sessions: lamassu_anchor::row::Announced { recorded: 6, last: 7 },
         degree_log2: 4,
         blocks: false,
         is_in_use: false,

@@ -39,18 +39,26 @@ pub fn check(file: &Path, vault: &Path) -> Result<()> {
     }
 }
 
-/// What to tell of a directory in which others may remove the anchor's file, and put another in its place.
+/// What to tell of a place where others may remove the anchor's file, and put another in its place: a directory on the
+/// way that they may write to, or that belongs to another user than this and root.
 pub fn open_to_others(file: &Path) -> Option<String> {
     const STICKY: u32 = 0o1000;
-    let dir = nearest_dir(file).ok()?;
-    let st = dir.metadata().ok()?;
-    let is_open = st.mode() & 0o022 != 0 && st.mode() & STICKY == 0;
-    is_open.then(|| {
-        format!(
-            "others may write to {}, and so remove the anchor, or put an older copy in its place, which passes for it: \
-             `chmod go-w` that directory, or choose another (`lamassu anchor move`)",
+    let nearest = nearest_dir(file).ok()?;
+    let own = rustix::process::geteuid().as_raw();
+    nearest.ancestors().find_map(|dir| {
+        let st = dir.metadata().ok()?;
+        let (what, remedy) = if st.uid() != own && st.uid() != 0 {
+            ("the user that it belongs to", "chown")
+        } else if st.mode() & 0o022 != 0 && st.mode() & STICKY == 0 {
+            ("others", "chmod go-w")
+        } else {
+            return None;
+        };
+        Some(format!(
+            "{what} may write to {}, and so remove the anchor, or put an older copy in its place: `{remedy}` that directory, or \
+             choose another (`lamassu anchor move`)",
             dir.display()
-        )
+        ))
     })
 }
 

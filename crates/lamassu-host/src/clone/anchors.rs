@@ -38,7 +38,7 @@ impl Original {
         // A store that was put back whole. Files are copied as they lie there: those that are not the newest are not in
         // the copy either, by its anchor.
         let (root, ring) = (backend(&self.dir)?.root(), keys.key_ring(header.suite())?);
-        lamassu_vault::verify_sessions(&*root, &ring, &id, anchor.vault().session)?;
+        lamassu_vault::verify_sessions(&*root, &ring, &id, anchor.vault().sessions.recorded)?;
         Ok(Some(table))
     }
 

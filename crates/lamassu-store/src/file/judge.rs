@@ -218,8 +218,8 @@ impl Core {
 struct Judged {
     /// The last page as it is accepted.
     last: Option<PageNo>,
-    /// The file was made shorter, and no commit covers that. (Where one does, page 0 may say `cut` all the same: it goes
-    /// when the file is settled.)
+    /// The file was made shorter, and no commit covers that. (Where one does, page 0 may say `cut` all the same: that
+    /// goes when the file is settled.)
     is_cut: bool,
 }
 

@@ -85,7 +85,7 @@ impl Vault {
             if let Some(there) = lies_at.and_then(|at| left.places.get_mut(&at)) {
                 *there = Some(*entry);
             }
-            if left.places.contains_key(place) && !lies_at.is_some_and(|at| located.item(at).is_some()) {
+            if left.places.contains_key(place) && lies_at.is_none_or(|at| located.item(at).is_none()) {
                 left.absent.insert(*place);
             }
         }

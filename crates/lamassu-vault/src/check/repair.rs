@@ -32,7 +32,7 @@ impl Checker<'_> {
     pub(super) fn sessions(&mut self) -> Result<()> {
         let root = self.root();
         let at = Located { name: SESSIONS.into(), stored: SESSIONS.into(), plain: None, object: None, ..root };
-        if self.vault.book.is_outdated() {
+        if !self.vault.book.is_newest()? {
             self.stale(&at, "the record of sessions is not the newest");
         }
         let Some((fault, may_go)) = self.vault.book.fault() else { return Ok(()) };

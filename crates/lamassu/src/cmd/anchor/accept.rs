@@ -46,7 +46,7 @@ fn header_and_history(ui: &Ui, args: &Accept) -> Result<()> {
     ui.note("the header and the history are taken for the newest, as they are");
     // A store that was restored whole has the record of sessions of that time, which gives numbers that were given.
     let (root, ring) = (open::backend(&args.dir)?.root(), unlocked.key_ring(header.suite())?);
-    match lamassu_vault::accept_sessions(&*root, &ring, &header.id(), anchor.vault().session) {
+    match lamassu_vault::accept_sessions(&*root, &ring, &header.id(), anchor.vault().sessions) {
         Ok(false) => {
             let last = lamassu_vault::last_session(&*root, &ring, &header.id())?;
             anchor.sessions_go_to(last).map_err(Error::from)?;

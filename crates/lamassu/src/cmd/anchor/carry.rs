@@ -85,10 +85,13 @@ pub fn import(ui: &Ui, args: &Import) -> Result<()> {
 fn fits_sessions(unsealed: &Unsealed, dir: &Path, anchor: &Anchor) -> Result<()> {
     let header = &unsealed.found.header;
     let (root, ring) = (open::backend(dir)?.root(), unsealed.keys.key_ring(header.suite())?);
-    let known = anchor.vault().session;
-    lamassu_vault::verify_sessions(&*root, &ring, &header.id(), known)?;
+    let known = anchor.vault().sessions;
+    lamassu_vault::verify_sessions(&*root, &ring, &header.id(), known.recorded)?;
     let last = lamassu_vault::last_session(&*root, &ring, &header.id())?;
-    if last == known { Ok(()) } else { Err(Fault::WrittenSince { last, known }.into()) }
+    match last <= known.last {
+        true => Ok(()),
+        false => Err(Fault::WrittenSince { last, known: known.last }.into()),
+    }
 }
 
 /// Appends to the history, which the anchor is told of.

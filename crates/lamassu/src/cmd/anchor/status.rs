@@ -64,7 +64,7 @@ fn count(table: &DiskTable, vault: &[u8; 16], told: &mut Told) -> Result<(), Anc
                     return Err(AnchorError::Foreign);
                 }
                 told.vault = text::hex(&row.vault);
-                (told.revision, told.session, told.history) = (row.revision.0, row.session, row.history.0);
+                (told.revision, told.session, told.history) = (row.revision.0, row.sessions.last, row.history.0);
                 told.tree_degree = 1 << row.degree_log2;
             }
             Space::Objects => {
