@@ -5,28 +5,20 @@
 
 mod common;
 
+use common::local::Lab;
 use common::*;
 use lamassu_format::header::NameMode;
 use lamassu_format::name::{DIR_RECORD, LOST};
-use lamassu_store::Backend;
 use lamassu_vault::*;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, symlink};
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
-
-/// A vault with `a/file`, `a/link`, `b/`, `top`, in a directory of this host.
-struct Lab {
-    dir: tempfile::TempDir,
-    backend: Arc<dyn Backend>,
-    recipe: Recipe,
-}
+use std::path::Path;
 
 impl Lab {
-    fn new() -> Lab {
-        let (dir, backend) = local();
-        let recipe = Recipe::default();
-        let v = recipe.make(&backend);
+    /// With `a/file`, `a/link`, `b/`, `top`.
+    fn filled() -> Lab {
+        let lab = Lab::new();
+        let v = lab.open();
         v.dir("a");
         v.dir("b");
         v.put("a/file", &(0..1_000_000u32).map(|i| (i / 4096) as u8).collect::<Vec<_>>());
@@ -35,16 +27,7 @@ impl Lab {
         v.set_xattr(v.ino("a/file"), n("user.note"), b"value", SetXattr::Any).unwrap();
         v.clean();
         v.close().unwrap();
-        Lab { dir, backend, recipe }
-    }
-
-    fn open(&self) -> Vault {
-        self.recipe.open(&self.backend).unwrap()
-    }
-
-    /// Where something lies in the store.
-    fn stored(&self, path: &str) -> PathBuf {
-        self.dir.path().join(self.recipe.open_read_only(&self.backend).unwrap().stored_path(n(path)).unwrap())
+        lab
     }
 
     /// The problems a check finds, as (kind, path).
@@ -93,7 +76,7 @@ fn flipped(mut text: String) -> String {
 
 #[test]
 fn a_flipped_bit_costs_its_block_alone_and_is_named() {
-    let lab = Lab::new();
+    let lab = Lab::filled();
     flip(&lab.stored("a/file"), 4096 * 21 + 7);
     let p = lab.one_problem("block-hash");
     assert_eq!((p.segment, p.page, p.block), (Some(0), Some(0), Some(20)));
@@ -116,7 +99,7 @@ fn lab_is_damaged(v: &Vault) -> bool {
 
 #[test]
 fn a_file_without_a_first_page_still_has_a_stat() {
-    let lab = Lab::new();
+    let lab = Lab::filled();
     flip(&lab.stored("a/file"), 100);
     flip(&lab.stored("top"), 100);
     let v = lab.open();
@@ -136,7 +119,7 @@ fn a_file_without_a_first_page_still_has_a_stat() {
 #[test]
 fn a_directory_without_its_record_is_an_error_and_can_be_put_away() {
     for change in 0..5 {
-        let lab = Lab::new();
+        let lab = Lab::filled();
         let record = lab.stored("a").join(DIR_RECORD);
         let other = lab.stored("b").join(DIR_RECORD);
         match change {
@@ -177,7 +160,7 @@ fn a_directory_without_its_record_is_an_error_and_can_be_put_away() {
 
 #[test]
 fn the_roots_record_is_needed_and_never_moved() {
-    let lab = Lab::new();
+    let lab = Lab::filled();
     retarget(&lab.dir.path().join(DIR_RECORD), flipped);
     let v = lab.open();
     assert!(matches!(v.lookup(ROOT, n("top")), Err(VaultError::Damaged { .. })));
@@ -190,7 +173,7 @@ fn the_roots_record_is_needed_and_never_moved() {
 #[test]
 fn whoever_serves_a_vault_can_ask_for_the_roots_record() {
     for change in 0..3 {
-        let lab = Lab::new();
+        let lab = Lab::filled();
         let record = lab.dir.path().join(DIR_RECORD);
         lab.open().verify_root().unwrap();
         match change {
@@ -214,7 +197,7 @@ fn whoever_serves_a_vault_can_ask_for_the_roots_record() {
 
 #[test]
 fn names_that_do_not_open_are_listed_and_their_content_stays() {
-    let lab = Lab::new();
+    let lab = Lab::filled();
     let file = lab.stored("a/file");
     let strange = file.with_file_name(flipped(file.file_name().unwrap().to_str().unwrap().to_owned()));
     std::fs::rename(&file, &strange).unwrap();
@@ -237,7 +220,7 @@ fn names_that_do_not_open_are_listed_and_their_content_stays() {
 
 #[test]
 fn a_file_moved_by_hand_to_another_directory_has_no_name_there() {
-    let lab = Lab::new();
+    let lab = Lab::filled();
     let file = lab.stored("a/file");
     std::fs::rename(&file, lab.stored("b").join(file.file_name().unwrap())).unwrap();
     assert!(lab.open().list("b").is_empty());
@@ -255,7 +238,7 @@ fn lost(lab: &Lab) -> Vec<String> {
 #[test]
 fn what_is_put_away_takes_its_companions_along() {
     // A directory's record is exchanged for another's: no name in it opens any more.
-    let lab = Lab::new();
+    let lab = Lab::filled();
     let v = lab.open();
     v.symlink(v.ino("a"), n("far"), &[b't'; 3000], me()).unwrap();
     v.put(&format!("a/{}", "x".repeat(250)), b"long");
@@ -277,7 +260,7 @@ fn what_is_put_away_takes_its_companions_along() {
 fn companions_missing_wrong_or_left_over() {
     let long = "x".repeat(255);
     for change in 0..4 {
-        let lab = Lab::new();
+        let lab = Lab::filled();
         let v = lab.open();
         v.put(&long, b"long");
         drop(v);
@@ -315,7 +298,7 @@ fn companions_missing_wrong_or_left_over() {
 #[test]
 fn link_targets_are_authenticated() {
     for change in 0..3 {
-        let lab = Lab::new();
+        let lab = Lab::filled();
         let v = lab.open();
         v.symlink(ROOT, n("long"), &[b't'; 4000], me()).unwrap();
         drop(v);
@@ -348,7 +331,7 @@ fn link_targets_are_authenticated() {
 
 #[test]
 fn attributes_are_authenticated_and_bound_to_their_names() {
-    let lab = Lab::new();
+    let lab = Lab::filled();
     let v = lab.open();
     v.set_xattr(v.ino("a/file"), n("user.other"), b"other", SetXattr::Any).unwrap();
     let stored = v.stored_path(n("a/file")).unwrap();
@@ -427,7 +410,7 @@ fn attributes_of_directories_open_there_alone() {
 
 #[test]
 fn strangers_in_the_store_are_reported_and_left_alone() {
-    let lab = Lab::new();
+    let lab = Lab::filled();
     std::fs::write(lab.dir.path().join("README.txt"), b"hello").unwrap();
     assert_eq!(lab.one_problem("foreign").stored, "README.txt");
     let v = lab.open();
@@ -438,7 +421,7 @@ fn strangers_in_the_store_are_reported_and_left_alone() {
 
 #[test]
 fn staging_is_cleared_of_what_is_ours_alone() {
-    let lab = Lab::new();
+    let lab = Lab::filled();
     let staging = lab.dir.path().join("lamassu.staging");
     std::fs::rename(lab.stored("b"), staging.join("0123")).unwrap();
     std::fs::create_dir(staging.join("empty")).unwrap();
@@ -458,7 +441,7 @@ fn staging_is_cleared_of_what_is_ours_alone() {
 
 #[test]
 fn keys_of_another_vault_open_nothing() {
-    let lab = Lab::new();
+    let lab = Lab::filled();
     let v = Vault::open(lab.backend.clone(), &lab.recipe.header(), lab.recipe.ring_of(&[77]), options(false)).unwrap();
     assert!(matches!(v.lookup(ROOT, n("top")), Err(VaultError::Damaged { .. })));
     let report = v.check(&[], true, &Quiet).unwrap();
@@ -470,7 +453,7 @@ fn keys_of_another_vault_open_nothing() {
 
 #[test]
 fn a_file_too_damaged_to_be_written_does_not_hold_up_the_rest() {
-    let lab = Lab::new();
+    let lab = Lab::filled();
     flip(&lab.stored("a/file"), 100);
     let v = lab.open();
     let h = v.open_file(v.ino("a/file"), RW).unwrap();

@@ -5,12 +5,11 @@
 
 mod common;
 
+use common::local::Lab;
 use common::*;
 use lamassu_format::name::{SESSIONS, SESSIONS_NEW, SESSIONS_RECORD};
-use lamassu_store::Backend;
 use lamassu_vault::*;
 use std::os::unix::fs::{FileExt, symlink};
-use std::path::PathBuf;
 use std::sync::Arc;
 
 const BLOCK: usize = 4096;
@@ -18,28 +17,7 @@ const BLOCK: usize = 4096;
 const PAGE_BLOCKS: usize = 116;
 const SEGMENT: u64 = (1 + PAGE_BLOCKS as u64) * BLOCK as u64;
 
-struct Lab {
-    dir: tempfile::TempDir,
-    backend: Arc<dyn Backend>,
-    recipe: Recipe,
-}
-
 impl Lab {
-    fn new() -> Lab {
-        let (dir, backend) = local();
-        let recipe = Recipe::default();
-        recipe.make(&backend).close().unwrap();
-        Lab { dir, backend, recipe }
-    }
-
-    fn open(&self) -> Vault {
-        self.recipe.open(&self.backend).unwrap()
-    }
-
-    fn stored(&self, path: &str) -> PathBuf {
-        self.dir.path().join(self.recipe.open_read_only(&self.backend).unwrap().stored_path(n(path)).unwrap())
-    }
-
     /// What the store holds of a file.
     fn bytes(&self, path: &str) -> Vec<u8> {
         std::fs::read(self.stored(path)).unwrap()

@@ -3,6 +3,7 @@
 
 pub mod anchored;
 pub mod keyed;
+pub mod local;
 pub mod steps;
 pub mod wood;
 
