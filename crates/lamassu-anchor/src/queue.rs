@@ -169,15 +169,18 @@ impl Layer {
         self.entries.values().filter(|queued| queued.object == object && queued.value.is_some()).count()
     }
 
-    /// Takes out what a commit may make durable, as a layer of its own.
-    pub fn take(&mut self, scope: Scope<'_>, mark: Mark) -> Layer {
+    /// Takes out what a commit may make durable, as a layer of its own. Besides: the objects of which a row stays, since
+    /// it counts entries that no barrier covers.
+    pub fn take(&mut self, scope: Scope<'_>, mark: Mark) -> (Layer, Vec<ObjectId>) {
         let wanted = match scope {
             Scope::All => None,
             Scope::Objects(objects) => Some(self.with_ways_to(objects.iter().copied())),
         };
         let late = self.held_back(mark);
-        let is_taken =
-            |object: &ObjectId| !late.contains(object) && wanted.as_ref().is_none_or(|wanted| wanted.contains(object));
+        let is_wanted = |object: &ObjectId| wanted.as_ref().is_none_or(|wanted| wanted.contains(object));
+        let is_taken = |object: &ObjectId| !late.contains(object) && is_wanted(object);
+        let left_behind = late.iter().filter(|object| is_wanted(object) && self.objects.contains_key(object));
+        let left_behind = left_behind.copied().collect();
         let objects = self.objects.extract_if(|object, _| is_taken(object)).collect();
         let held = self.held.extract_if(.., |(object, _), _| is_taken(object)).collect();
         let entries: BTreeMap<_, _> = self.entries.extract_if(.., |_, queued| is_taken(&queued.object)).collect();
@@ -189,7 +192,18 @@ impl Layer {
             QueuedIntent::CarriedOut { number } => wanted.is_none() && *number <= mark.0,
         });
         let intents = intents.collect();
-        Layer { vault: self.vault.take(), objects, held, intents, entries }
+        (Layer { vault: self.vault.take(), objects, held, intents, entries }, left_behind)
+    }
+
+    /// Puts what is queued of a file into a commit, but for the names that came and went: of these the commit has what
+    /// was durable before. The names stay queued, with the row that counts them.
+    pub fn copy_without_names(&mut self, object: ObjectId, durable: &Row, commit: &mut Layer) {
+        let Some(Some(row)) = self.objects.get(&object) else { return };
+        let row = Row { links: durable.links, ..row.clone() };
+        if row != *durable {
+            commit.objects.insert(object, Some(row));
+        }
+        commit.held.extend(self.held.extract_if(.., |(of, _), _| *of == object));
     }
 
     /// Objects that no commit may take yet: their rows count entries that no barrier covers.

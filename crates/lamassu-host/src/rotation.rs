@@ -112,6 +112,7 @@ impl Alone {
         zone: Option<&(ZoneFile, Unlocked)>,
     ) -> Result<Epochs> {
         let event = rotate(keys, &mut self.header, tier, leave_zone, zone)?;
+        self.policy.refuse_older_anchor(&self.header, keys, &self.dir)?;
         self.update.record(&mut self.header, keys, &[event])?;
         Ok(epochs(keys.keychain()))
     }
@@ -130,6 +131,7 @@ impl Alone {
         let slot = keys.renew(&mut self.header, &new)?;
         let event =
             Event::new(EventKind::SlotChanged).slot(slot).detail("what", "a fresh file key; this slot is the only one");
+        self.policy.refuse_older_anchor(&self.header, keys, &self.dir)?;
         self.update.record(&mut self.header, keys, &[event])?;
         Ok(Renewed { slot, gone })
     }
@@ -148,6 +150,7 @@ impl Alone {
             .slot(keys.slot())
             .detail("key", hex(&done.public))
             .detail("instead_of", hex(&done.before));
+        self.policy.refuse_older_anchor(&self.header, keys, &self.dir)?;
         self.update.record(&mut self.header, keys, &[event])?;
         Ok((done, self.header))
     }
@@ -160,6 +163,7 @@ impl Alone {
         self.prove(keys, tier, epoch, shown)?;
         keys.retire(&mut self.header, tier, epoch)?;
         let event = Event::new(EventKind::Retired).epoch(tier, epoch);
+        self.policy.refuse_older_anchor(&self.header, keys, &self.dir)?;
         self.update.record(&mut self.header, keys, &[event])?;
         Ok(self.header)
     }

@@ -11,10 +11,10 @@ use lamassu_format::name;
 use lamassu_keys::dataset::{inherits, parent_epoch};
 use lamassu_keys::history::EventKind;
 use lamassu_keys::{
-    Argon2Params, Event, KeyError, Material, NewSlot, Removed, Role, Terms, Unlocked, Update, Witness, unix_now,
-    unlock_by_parent,
+    Argon2Params, Event, KeyError, Material, NewSlot, Removed, Role, Terms, Unlocked, Update, Witness, header_file,
+    unix_now, unlock_by_parent,
 };
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// A label that can be kept and printed.
@@ -111,6 +111,8 @@ fn slot<H: Header>(header: &H, id: u32) -> Result<&Slot> {
 
 /// A header, of a vault or a zone, whose slots the holder changes, once. No other process changes it meanwhile.
 pub struct SlotChange<H> {
+    policy: Policy,
+    file: PathBuf,
     update: Update,
     header: H,
 }
@@ -123,7 +125,7 @@ impl<H: Header + Clone> SlotChange<H> {
     pub fn begin(policy: &Policy, file: &Path) -> Result<SlotChange<H>> {
         let update = Update::begin(file, &policy.witness())?;
         let header = update.read()?;
-        Ok(SlotChange { update, header })
+        Ok(SlotChange { policy: policy.clone(), file: file.into(), update, header })
     }
 
     /// The header, as it stays until the change.
@@ -180,6 +182,10 @@ impl<H: Header + Clone> SlotChange<H> {
     }
 
     fn record(mut self, keys: &Unlocked, event: Event) -> Result<H> {
+        if H::IS_VAULT {
+            let dir = self.file.parent().unwrap_or(Path::new("."));
+            self.policy.refuse_older_anchor(&header_file::read(&self.file)?, keys, dir)?;
+        }
         self.update.record(&mut self.header, keys, &[event])?;
         Ok(self.header)
     }

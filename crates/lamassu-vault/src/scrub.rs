@@ -258,11 +258,15 @@ impl Visit for Scrub<'_> {
 impl Scrub<'_> {
     /// The record of the root's permissions. A writer may be replacing it.
     fn root_permissions(&mut self, root: &dyn BackendDir) {
+        let known = || self.anchor.vault_now().map(|vault| vault.root_permissions);
+        let before = known();
         let shown = read_text(root, OsStr::new(ROOT_RECORD)).map_or(Digest::NONE, |text| digest_of_text(&text));
-        match self.anchor.vault().root_permissions.is_current(shown) {
-            true => {}
-            false if self.anchor.is_in_use_now().unwrap_or(false) => self.done.unfinished += 1,
-            false => self.tell(IntegrityKind::Stale, ROOT_RECORD.into(), "the record of the root's permissions"),
+        match before {
+            Ok(before) if before.is_current(shown) => {}
+            Ok(before) if known().is_ok_and(|now| now != before) => self.done.unfinished += 1,
+            Ok(_) | Err(_) => {
+                self.tell(IntegrityKind::Stale, ROOT_RECORD.into(), "the record of the root's permissions")
+            }
         }
     }
 

@@ -228,3 +228,46 @@ fn a_shrink_that_was_synced_is_not_told_as_undone() {
         assert_eq!(lab.open().get("sparse").len() as u64, size);
     }
 }
+
+/// A file is changed while the anchor has its new name, or the removal of its only one, in the queue alone.
+#[test]
+fn a_file_that_is_changed_behind_a_link_or_an_unlink_is_no_false_alarm() {
+    type Change = fn(&Vault, HandleId);
+    let queued: [fn(&Vault); 3] = [
+        |v| assert!(v.link(v.ino("f"), ROOT, n("g")).is_ok()),
+        |v| rm(v, "f").unwrap(),
+        |v| {
+            v.link(v.ino("f"), ROOT, n("g")).unwrap();
+            rm(v, "f").unwrap();
+        },
+    ];
+    let changes: [Change; 2] = [
+        |v, handle| assert_eq!(v.write(handle, 0, b"b").unwrap(), 1),
+        |v, handle| assert_eq!(v.write(handle, 900_000, &[7; 9000]).unwrap(), 9000),
+    ];
+    for (recipe, len) in [(Recipe::default(), 100), (Recipe::plain(), 100), (Recipe::default(), 1_000_000)] {
+        for (which, (queue, change)) in
+            queued.into_iter().flat_map(|queue| changes.map(|change| (queue, change))).enumerate()
+        {
+            let (store, table) = (Arc::new(MemoryBackend::new()), Arc::new(MemoryTable::default()));
+            let (lab, v) = Lab::over(recipe, store.clone(), table);
+            v.put("f", &vec![b'a'; len]);
+            v.close().unwrap();
+            let v = lab.open();
+            let handle = v.open_file(v.ino("f"), RW).unwrap();
+            queue(&v);
+            change(&v, handle);
+            v.flush(handle).unwrap();
+            v.release(handle).unwrap();
+            std::mem::forget(v);
+            let lab = Lab { backend: Arc::new(store.snapshot()), ..lab };
+            let told = lab.checked();
+            assert!(told.iter().all(|kind| kind.starts_with('(')), "{which}, {len} bytes: {told:?}");
+            let v = lab.open();
+            for name in listed(&v, "").0 {
+                v.get(&name);
+            }
+            v.close().unwrap();
+        }
+    }
+}

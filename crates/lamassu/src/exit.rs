@@ -210,7 +210,6 @@ fn says_what_to_do(fault: &Fault) -> bool {
         Fault::DamageLeft { .. }
         | Fault::ScrubStale { .. }
         | Fault::CheckStale { .. }
-        | Fault::WrittenSince { .. }
         | Fault::HistoryDamaged { .. }
         | Fault::NoSuchStored { .. }
         | Fault::LocalPath { .. }
@@ -303,7 +302,7 @@ fn code(fault: &Fault) -> Code {
         Fault::DamageLeft { .. } | Fault::HistoryDamaged { .. } => Code::Damaged,
         Fault::Repaired { .. } => Code::Repaired,
         Fault::Undone { .. } => Code::Undone,
-        Fault::ScrubStale { .. } | Fault::CheckStale { .. } | Fault::WrittenSince { .. } => Code::Stale,
+        Fault::ScrubStale { .. } | Fault::CheckStale { .. } => Code::Stale,
         Fault::ScrubUnverified { .. } => Code::Unverified,
         Fault::ScrubUnreadable { .. } => Code::Store,
         Fault::Unprinted { .. } => Code::Other,

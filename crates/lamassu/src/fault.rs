@@ -241,12 +241,6 @@ pub enum Fault {
     /// What a check found and could not mend.
     #[error("problems left: {problems}; restore the files named above from a backup")]
     DamageLeft { problems: u64 },
-    /// The user's: an export that is older than the store.
-    #[error(
-        "the vault was written since the export was made (its last session is {last}, and the export knows {known}): put the store of that \
-         time back, or import a newer export; `lamassu anchor accept` goes on with this one, and `lamassu check` then names what is stale"
-    )]
-    WrittenSince { last: u32, known: u32 },
     /// What a check found that is not the newest.
     #[error(
         "not the newest, as the anchor knows: {problems} problems, named above; restore those files, or `lamassu anchor accept` what was put \

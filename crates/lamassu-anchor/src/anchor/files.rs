@@ -75,6 +75,9 @@ impl Anchor {
             state.queue_row(object, row);
         }
         let Some(recorded) = self.recorded_row(state, object)? else { return Ok(false) }; // A2
+        if state.nameless.contains_key(&object) {
+            return Ok(true); // once its removal is durable, nobody asks for its pages
+        }
         let noted = recorded.file().and_then(|file| file.open.as_ref());
         let noted = noted.filter(|open| open.window(opening.window.session).is_some());
         let mut needs_commit = noted.is_none_or(|open| !holds_cut(open, opening.cut));
@@ -87,7 +90,7 @@ impl Anchor {
             }
             needs_commit |= !is_durable || is_going;
         }
-        Ok(needs_commit && !state.nameless.contains_key(&object))
+        Ok(needs_commit)
     }
 
     /// The row of an object that is durable, or is becoming so: its opening has to be waited for.

@@ -339,7 +339,7 @@ impl Anchor {
             if objects.iter().any(|object| state.queued.is_late(*object, covered)) {
                 return Ok(false);
             }
-            state.fly_queued(Scope::Objects(objects), covered)
+            self.fly_queued(state, Scope::Objects(objects), covered)?
         };
         self.land(flying).map(|()| true)
     }
@@ -373,8 +373,30 @@ impl Anchor {
 
     /// The caller holds `committing`.
     fn commit_taken(&self, scope: Scope<'_>, covered: Mark) -> Result<()> {
-        let flying = self.state.lock().fly_queued(scope, covered);
+        let flying = self.fly_queued(&mut self.state.lock(), scope, covered)?;
         self.land(flying)
+    }
+
+    /// Has what is queued fly; `None`: nothing is. Of a file that has names which no barrier covers, all but its names
+    /// flies: what is to be known before a page of it is written does not wait for them (A1).
+    fn fly_queued(&self, state: &mut State, scope: Scope<'_>, covered: Mark) -> Result<Option<Arc<Layer>>> {
+        if state.queued.is_empty() {
+            return Ok(None);
+        }
+        let (mut layer, left_behind) = state.queued.take(scope, covered);
+        for object in left_behind {
+            match self.durable_row(object) {
+                Ok(Some(durable)) if durable.file().is_some() => {
+                    state.queued.copy_without_names(object, &durable, &mut layer);
+                }
+                Ok(_) => {}
+                Err(error) => {
+                    state.queued.put_back(layer);
+                    return Err(error);
+                }
+            }
+        }
+        Ok(Some(state.fly(layer)))
     }
 
     /// Makes durable what flies; what cannot be is queued again. The caller holds `committing`.
@@ -387,15 +409,6 @@ impl Anchor {
 }
 
 impl State {
-    /// Has what is queued fly; `None`: nothing is.
-    fn fly_queued(&mut self, scope: Scope<'_>, covered: Mark) -> Option<Arc<Layer>> {
-        if self.queued.is_empty() {
-            return None;
-        }
-        let layer = self.queued.take(scope, covered);
-        Some(self.fly(layer))
-    }
-
     /// Has a layer fly: it is in force, and about to be durable.
     fn fly(&mut self, mut layer: Layer) -> Arc<Layer> {
         self.vault.revision = Revision(self.vault.revision.0 + 1);

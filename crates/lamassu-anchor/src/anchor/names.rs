@@ -172,7 +172,7 @@ impl Anchor {
                 Looked::Ends(ends) => ends,
             };
             // Of that, what was queued meanwhile: nothing more can be now.
-            let basis = state.queued.take(Scope::Objects(&ends.objects), covered);
+            let (basis, _) = state.queued.take(Scope::Objects(&ends.objects), covered);
             if !basis.is_of_vault_alone() {
                 let flying = state.fly(basis);
                 let done = self.table.commit(&flying.changes());
