@@ -169,8 +169,8 @@ impl Layer {
         self.entries.values().filter(|queued| queued.object == object && queued.value.is_some()).count()
     }
 
-    /// Takes out what a commit may make durable, as a layer of its own. Besides: the objects of which a row stays, since
-    /// it counts entries that no barrier covers.
+    /// Takes out what a commit may make durable, as a layer of its own. Besides: the objects of which a row stays,
+    /// since it counts entries that no barrier covers.
     pub fn take(&mut self, scope: Scope<'_>, mark: Mark) -> (Layer, Vec<ObjectId>) {
         let wanted = match scope {
             Scope::All => None,
