@@ -232,7 +232,7 @@ fn a_shrink_that_was_synced_is_not_told_as_undone() {
 /// A file is changed while the anchor has its new name, or the removal of its only one, in the queue alone.
 #[test]
 fn a_file_that_is_changed_behind_a_link_or_an_unlink_is_no_false_alarm() {
-    type Change = fn(&Vault, HandleId);
+    type Change = fn(&Vault, Ino, HandleId);
     let queued: [fn(&Vault); 3] = [
         |v| assert!(v.link(v.ino("f"), ROOT, n("g")).is_ok()),
         |v| rm(v, "f").unwrap(),
@@ -241,9 +241,10 @@ fn a_file_that_is_changed_behind_a_link_or_an_unlink_is_no_false_alarm() {
             rm(v, "f").unwrap();
         },
     ];
-    let changes: [Change; 2] = [
-        |v, handle| assert_eq!(v.write(handle, 0, b"b").unwrap(), 1),
-        |v, handle| assert_eq!(v.write(handle, 900_000, &[7; 9000]).unwrap(), 9000),
+    let changes: [Change; 3] = [
+        |v, ino, _| v.set_xattr(ino, n("user.note"), b"newer", SetXattr::Any).unwrap(),
+        |v, _, handle| assert_eq!(v.write(handle, 0, b"b").unwrap(), 1),
+        |v, _, handle| assert_eq!(v.write(handle, 900_000, &[7; 9000]).unwrap(), 9000),
     ];
     for (recipe, len) in [(Recipe::default(), 100), (Recipe::plain(), 100), (Recipe::default(), 1_000_000)] {
         for (which, (queue, change)) in
@@ -252,11 +253,13 @@ fn a_file_that_is_changed_behind_a_link_or_an_unlink_is_no_false_alarm() {
             let (store, table) = (Arc::new(MemoryBackend::new()), Arc::new(MemoryTable::default()));
             let (lab, v) = Lab::over(recipe, store.clone(), table);
             v.put("f", &vec![b'a'; len]);
+            v.set_xattr(v.ino("f"), n("user.note"), b"older", SetXattr::Any).unwrap();
             v.close().unwrap();
             let v = lab.open();
-            let handle = v.open_file(v.ino("f"), RW).unwrap();
+            let ino = v.ino("f");
+            let handle = v.open_file(ino, RW).unwrap();
             queue(&v);
-            change(&v, handle);
+            change(&v, ino, handle);
             v.flush(handle).unwrap();
             v.release(handle).unwrap();
             std::mem::forget(v);

@@ -136,7 +136,9 @@ impl ReplyRaw {
         let res = response.with_iovec(self.unique, |iov| sender.send(iov));
         match res {
             // The request was interrupted, or the file system unmounted, meanwhile: nobody waits for the reply.
-            Err(err) if err.raw_os_error() == Some(libc::ENOENT) => debug!("a FUSE reply that nobody waits for"),
+            Err(err) if err.raw_os_error() == Some(libc::ENOENT) => {
+                debug!("a FUSE reply that nobody waits for")
+            }
             Err(err) => error!("Failed to send FUSE reply: {err}"),
             Ok(()) => {}
         }

@@ -31,7 +31,7 @@ pub use vault::HeaderBasis;
 use crate::queue::{Layer, Mark, Scope, VAULT_KEY, behind_object, decode_digests, entry_key, number_of, object_key};
 use crate::row::{Entry, EntryPlace, Intent, Row, VaultRow};
 use crate::table::{Space, Table};
-use crate::{AnchorError, Digests, ObjectId, Part, RecordNo, Revision, Token, TokenKey};
+use crate::{AnchorError, Digests, ObjectId, ObjectKind, Part, RecordNo, Revision, Token, TokenKey};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
@@ -377,8 +377,8 @@ impl Anchor {
         self.land(flying)
     }
 
-    /// Has what is queued fly; `None`: nothing is. Of a file that has names which no barrier covers, all but its names
-    /// flies: what is to be known before a page of it is written does not wait for them (A1).
+    /// Has what is queued fly; `None`: nothing is. Of an object that has names which no barrier covers, all but its
+    /// names flies: what is to be known before its pages or attributes change does not wait for them (A1, S1).
     fn fly_queued(&self, state: &mut State, scope: Scope<'_>, covered: Mark) -> Result<Option<Arc<Layer>>> {
         if state.queued.is_empty() {
             return Ok(None);
@@ -386,7 +386,7 @@ impl Anchor {
         let (mut layer, left_behind) = state.queued.take(scope, covered);
         for object in left_behind {
             match self.durable_row(object) {
-                Ok(Some(durable)) if durable.file().is_some() => {
+                Ok(Some(durable)) if durable.kind() != ObjectKind::Dir => {
                     state.queued.copy_without_names(object, &durable, &mut layer);
                 }
                 Ok(_) => {}

@@ -113,7 +113,9 @@ impl Anchor {
             row.set_sealed(part, if old == new { is(new) } else { Sealed::Becomes { old, new } });
             state.queue_row(object, row);
             state.replaced.parts.insert((object, part), None);
-            if !is_waited_for {
+            // Until its removal is durable a crash could leave what has lost its last name.
+            let is_going = state.nameless.contains_key(&object) && self.recorded_row(state, object)?.is_some();
+            if !is_waited_for && !is_going {
                 return Ok(Replacing::Noted);
             }
         }
