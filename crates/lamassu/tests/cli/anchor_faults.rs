@@ -381,3 +381,25 @@ fn an_older_record_of_sessions_is_found_by_a_check() {
     put(&newest);
     b.run("check v").ok();
 }
+
+/// After a kill the vault stays in use; what no writer is replacing is stale all the same.
+#[test]
+fn an_older_record_of_the_roots_permissions_is_found_by_a_scrub_after_a_kill() {
+    let b = bench();
+    b.run("mount v m").ok();
+    let daemon = crate::mounts::daemon_of(&b);
+    let set = |mode| {
+        fs::set_permissions(b.path("m"), fs::Permissions::from_mode(mode)).unwrap();
+        fs::File::open(b.path("m")).unwrap().sync_all().unwrap();
+    };
+    let record = b.path("v/lamassu.root");
+    set(0o755);
+    let older = fs::read_link(&record).unwrap();
+    set(0o711);
+    crate::mounts::kill(daemon, "-KILL");
+    let _ = Command::new("umount").arg("-l").arg(b.path("m")).output();
+    assert_eq!(findings(&b, 0), []);
+    fs::remove_file(&record).unwrap();
+    symlink(older, &record).unwrap();
+    assert_eq!(findings(&b, 30), [("stale".into(), "lamassu.root".into())]);
+}
