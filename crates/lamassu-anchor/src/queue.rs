@@ -195,8 +195,8 @@ impl Layer {
         (Layer { vault: self.vault.take(), objects, held, intents, entries }, left_behind)
     }
 
-    /// Puts what is queued of a file into a commit, but for the names that came and went: of these the commit has what
-    /// was durable before. The names stay queued, with the row that counts them.
+    /// Puts what is queued of an object into a commit, but for the names that came and went: of these the commit has
+    /// what was durable before. The names stay queued, with the row that counts them.
     pub fn copy_without_names(&mut self, object: ObjectId, durable: &Row, commit: &mut Layer) {
         let Some(Some(row)) = self.objects.get(&object) else { return };
         let row = Row { links: durable.links, ..row.clone() };

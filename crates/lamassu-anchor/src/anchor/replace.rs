@@ -105,7 +105,7 @@ impl Anchor {
             }
             let is_waited_for = self.is_recorded(state, object)?;
             let is_open = matches!(sealed, Sealed::Becomes { .. }) && seen == Seen::AtSomeTime;
-            // A commit would leave it out.
+            // A commit would leave out the row of a directory. One of another object it would take, but for its names.
             let is_late = state.queued.is_late(object, covered);
             if is_waited_for && (is_open || is_late) {
                 return Ok(Replacing::NeedsBarrier);
