@@ -20,7 +20,7 @@ use lamassu_anchor::Digest;
 use lamassu_anchor::row::Sealed;
 use lamassu_format::Profile;
 use lamassu_format::header::NameMode;
-use lamassu_format::name::{COMPANION_PREFIX, DIR_RECORD, LINK_PREFIX, STAGING};
+use lamassu_format::name::{COMPANION_PREFIX, DIR_RECORD, HEADER, HISTORY, LINK_PREFIX, LOCK, STAGING};
 use lamassu_store::BackendDir;
 use lamassu_store::backend::Stat;
 use std::ffi::{OsStr, OsString};
@@ -233,6 +233,25 @@ fn open(root: &dyn BackendDir) -> Result<Staging> {
     let st = dir.stat().map_err(io("stat lamassu.staging"))?;
     let made = probe(&*dir)?;
     if made.may_be(&st) { Ok(Staging { dir, made }) } else { Err(NOT_OURS) }
+}
+
+/// Whether a staging directory is not its owner's alone, as far as the store shows without a file being made: a writer
+/// refuses it. Other files that a writer made privately stand for the one that [`probe`] makes.
+///
+/// # Errors
+/// Those of the store.
+pub(crate) fn is_open_to_others(root: &dyn BackendDir, staging: &dyn BackendDir) -> Result<bool> {
+    let mut made = None;
+    for name in [HEADER, LOCK, HISTORY] {
+        let st = match root.stat_entry(OsStr::new(name)) {
+            Err(e) if is_not_found(&e) => continue,
+            other => other.map_err(io("stat a file of the vault"))?,
+        };
+        let made = made.get_or_insert(Made { uid: st.uid, keeps_modes: false });
+        made.keeps_modes |= st.mode & 0o077 == 0;
+    }
+    let st = staging.stat().map_err(io("stat lamassu.staging"))?;
+    Ok(made.is_some_and(|made| !made.may_be(&st)))
 }
 
 /// Makes a private file and looks at it. By the descriptor that made it: in a directory of another user a name could

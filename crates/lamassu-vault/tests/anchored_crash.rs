@@ -16,19 +16,37 @@ use std::sync::Arc;
 /// The same by directory, whatever its path: a name and what it leads to are old or new each for itself.
 type Entries = BTreeMap<(Ino, String), String>;
 
-/// What is in each directory that can be reached, and which these are.
-fn entries(vault: &Vault) -> (Entries, BTreeSet<Ino>) {
-    let (mut all, mut dirs) = (Entries::new(), BTreeSet::from([ROOT]));
+/// By the inode of a file: the highest version of its content that is there, or has to be.
+type Versions = BTreeMap<Ino, u64>;
+
+/// What is in each directory that can be reached, which these are, and which version every file with one has.
+fn entries(vault: &Vault) -> (Entries, BTreeSet<Ino>, Versions) {
+    let (mut all, mut dirs, mut versions) = (Entries::new(), BTreeSet::from([ROOT]), Versions::new());
     for (path, what) in seen(vault) {
         let (parent, name) = path.rsplit_once('/').unwrap_or(("", &path));
         let attr = vault.find(&path).unwrap().attr;
-        let what = if attr.kind == Kind::Dir { format!("{what} {}", attr.ino) } else { what };
-        if attr.kind == Kind::Dir {
-            dirs.insert(attr.ino);
+        let what = match attr.kind {
+            Kind::Symlink => what,
+            _ => format!("{what} {}", attr.ino),
+        };
+        match attr.kind {
+            Kind::Dir => _ = dirs.insert(attr.ino),
+            Kind::File => _ = versions.insert(attr.ino, version(vault, &path)),
+            _ => {}
         }
         all.insert((vault.ino(parent), name.to_owned()), what);
     }
-    (all, dirs)
+    (all, dirs, versions)
+}
+
+/// The version of a file's content, zero of one that has none.
+fn version(vault: &Vault, path: &str) -> u64 {
+    let handle = vault.open_file(vault.ino(path), RO).unwrap();
+    let mut bytes = [0; 8];
+    let read = vault.read(handle, 0, &mut bytes).unwrap_or_else(|e| panic!("{path}: {e}"));
+    vault.release(handle).unwrap();
+    assert!(read == 0 || read == 8, "{path}: {read} bytes");
+    u64::from_le_bytes(bytes)
 }
 
 /// What names may lead to.
@@ -40,6 +58,8 @@ struct Run {
     lab: Lab,
     /// From which position of the store on which states are allowed.
     states: Vec<(usize, Allowed)>,
+    /// The same of versions that were acknowledged.
+    synced: Vec<(usize, Versions)>,
     /// What must lie somewhere in every state.
     always: Vec<String>,
 }
@@ -47,18 +67,26 @@ struct Run {
 type Step<'a> = (&'a str, &'a dyn Fn(&Vault));
 
 /// Takes steps. After each, what is seen may be seen after a crash, too; a step whose name ends with `!` acknowledges
-/// all of it, and one that is called `ack` and a path that path.
+/// all of it, one that is called `ack` and a path that path, and one that is called `fsync` and a path the content there.
 fn run(recipe: Recipe, steps: &[Step<'_>]) -> Run {
     let crash = Arc::new(CrashBackend::new());
     let watched = Watched::over(&crash);
     let (lab, v) = Lab::over(recipe, crash.clone(), watched.clone());
     v.sync_all().unwrap();
     let mut states = vec![(crash.position(), Allowed::new())];
+    let mut synced = vec![(crash.position(), Versions::new())];
     let mut allowed = Allowed::new();
     let mut before = BTreeMap::new();
     for (name, step) in steps {
         step(&v);
-        let (now, _) = entries(&v);
+        let (now, _, versions) = entries(&v);
+        let mut acknowledged = synced[synced.len() - 1].1.clone();
+        match name.strip_prefix("fsync ").map(|path| v.find(path)) {
+            Some(Ok(file)) => acknowledged.extend(versions.get_key_value(&file.attr.ino)),
+            None if name.ends_with('!') => acknowledged.extend(&versions),
+            _ => {}
+        }
+        synced.push((crash.position(), acknowledged));
         let paths: BTreeSet<&(Ino, String)> = now.keys().chain(before.keys()).chain(allowed.keys()).collect();
         let mut during = allowed.clone();
         for path in paths {
@@ -86,7 +114,7 @@ fn run(recipe: Recipe, steps: &[Step<'_>]) -> Run {
         before = now;
     }
     std::mem::forget(v);
-    Run { crash, watched, lab, states, always: Vec::new() }
+    Run { crash, watched, lab, states, synced, always: Vec::new() }
 }
 
 impl Run {
@@ -136,7 +164,8 @@ impl Run {
                 std::mem::forget(open_anchored(&self.lab.recipe, &backend, &table, false).unwrap());
                 let lab = Lab { recipe: self.lab.recipe, backend, table };
                 let states = vec![(0, self.allowed(at))];
-                let second = Run { crash, watched, lab, states, always: self.always.clone() };
+                let synced = vec![(0, self.synced(at))];
+                let second = Run { crash, watched, lab, states, synced, always: self.always.clone() };
                 count += second.survive(true);
             }
         }
@@ -161,6 +190,11 @@ impl Run {
         allowed
     }
 
+    /// The version that each file has to have after so many changes of the store.
+    fn synced(&self, at: usize) -> Versions {
+        self.synced.iter().rfind(|(begin, _)| *begin < at).unwrap_or(&self.synced[0]).1.clone()
+    }
+
     /// What a scrub and a check say while nobody has put anything right yet: no honest store is called stale.
     fn look(&self, backend: &Arc<dyn Backend>, table: &Arc<dyn Table>, at: usize) {
         let mut found = Findings::default();
@@ -169,7 +203,7 @@ impl Run {
         assert!(found.0.is_empty(), "record {at}: a scrub says {:?}", found.0);
         let v = open_anchored(&self.lab.recipe, backend, table, true).unwrap();
         let report = v.check(&[], false, &Quiet).unwrap();
-        let damage: Vec<_> = report.problems.iter().filter(|problem| !problem.harmless).collect();
+        let damage: Vec<_> = report.problems.iter().filter(|problem| !problem.harmless && !problem.undone).collect();
         assert!(damage.is_empty(), "record {at}: a check says {damage:?}");
     }
 
@@ -182,7 +216,12 @@ impl Run {
         let v = open_anchored(&self.lab.recipe, &backend, &table, false).unwrap();
         let intents = anchor(&self.lab.recipe, &(Arc::new(shadow) as Arc<dyn Table>)).intents().unwrap();
         let _told = Told(format!("record {at}, intents {intents:?}, {}", tree_of(&*backend.root(), 0)));
-        let (now, dirs) = entries(&v);
+        let (now, dirs, versions) = entries(&v);
+        let synced = self.synced(at);
+        for (file, version) in versions {
+            let least = synced.get(&file).copied().unwrap_or(0);
+            assert!(version >= least, "record {at}: {file} is at version {version}, and {least} was acknowledged");
+        }
         for what in &self.always {
             assert!(now.values().any(|value| value == what), "record {at}: {what} is nowhere");
         }
@@ -431,10 +470,11 @@ type NamedStep = (String, Box<dyn Fn(&Vault)>);
 
 fn random_step(dice: &mut Dice, number: u64) -> NamedStep {
     let (one, other) = (dice.path(), dice.path());
-    let kind = dice.roll(16);
+    let kind = dice.roll(24);
     let mode = [RenameMode::Replace, RenameMode::NoReplace, RenameMode::Exchange][dice.roll(3) as usize];
     let name = match kind {
         14 => format!("sync {number}!"),
+        22 => format!("fsync {one}"),
         _ => format!("{number}: {kind} {one} {other} {mode:?}"),
     };
     let step = move |v: &Vault| {
@@ -457,6 +497,19 @@ fn random_step(dice: &mut Dice, number: u64) -> NamedStep {
                 let (Ok(entry), Some((to, to_name))) = (v.find(&one), in_dir(v, &other)) else { return };
                 tried(v.link(entry.attr.ino, to, n(to_name)).map(drop_entry));
             }
+            16..18 => {
+                let Ok((_, handle)) = v.create(dir, n(name), 0o644, RW, me()) else { return };
+                write(v, handle, number);
+            }
+            18..24 => {
+                let Some(file) = v.find(&one).ok().filter(|entry| entry.attr.kind == Kind::File) else { return };
+                let ino = file.attr.ino;
+                match kind {
+                    21 => tried(v.set_xattr(ino, n("user.n"), &number.to_le_bytes(), SetXattr::Any)),
+                    22 => fsync(v, &one),
+                    _ => write(v, v.open_file(ino, RW).unwrap(), number),
+                }
+            }
             _ => {
                 let handle = v.open_dir(dir).unwrap();
                 v.fsync_dir(handle).unwrap();
@@ -465,6 +518,14 @@ fn random_step(dice: &mut Dice, number: u64) -> NamedStep {
         }
     };
     (name, Box::new(step))
+}
+
+/// Writes a version of a file's content, which ends at another place each time.
+fn write(v: &Vault, handle: HandleId, version: u64) {
+    v.write(handle, version % 3 * 700_000 + 8, b"end").unwrap();
+    v.write(handle, 0, &version.to_le_bytes()).unwrap();
+    v.flush(handle).unwrap();
+    v.release(handle).unwrap();
 }
 
 fn drop_entry(_: Entry) {}

@@ -4,9 +4,11 @@
 
 mod common;
 
-use common::{Quiet, Recipe, local, me, n, options};
+use common::anchored::{Lab, anchor, mv};
+use common::{Quiet, RW, Recipe, Short, local, me, memory, n, options};
+use lamassu_anchor::table::MemoryTable;
 use lamassu_vault::event::{Events, FoundBy, IntegrityEvent, IntegritySink};
-use lamassu_vault::{Access, Options, ROOT, Vault};
+use lamassu_vault::{Access, Options, ROOT, RenameMode, SetAttr, Vault};
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -62,4 +64,38 @@ fn a_read_and_a_check_tell_the_same_sink() {
     let counts = events.counts();
     let count = |kind: &str| counts.found.iter().find(|count| count.kind == kind).map(|count| count.count);
     assert_eq!((count("block-hash"), count("foreign")), (Some(2), Some(1)), "once read, once checked: {counts:?}");
+}
+
+/// The kernel opens a file that it found by a name which another has by now; the one who had it open has just closed it.
+#[test]
+fn what_this_process_has_left_of_a_file_without_a_name_is_no_interruption() {
+    for is_anchored in [true, false] {
+        let kept = Arc::new(Kept::default());
+        let events = Events::with_sink(kept.clone()).unwrap();
+        let recipe = Recipe::default();
+        let (lab, vault) = Lab::over(recipe, memory(), Arc::new(MemoryTable::default()));
+        vault.close().unwrap();
+        drop(vault);
+        let anchor = is_anchored.then(|| anchor(&recipe, &lab.table));
+        let options = Options { events: events.clone(), anchor, ..options(false) };
+        let vault = Vault::open(lab.backend, &recipe.header(), recipe.ring(), options).unwrap();
+        vault.put("f", &[1; 900_000]);
+        vault.put("g", &[2; 10]);
+        vault.sync_all().unwrap();
+        let found = vault.find("f").unwrap().attr.ino;
+        let handle = vault.open_file(found, RW).unwrap();
+        vault.setattr(found, Some(handle), &SetAttr { size: Some(5000), ..SetAttr::default() }).unwrap();
+        vault.write(handle, 700_000, &[3; 6000]).unwrap();
+        vault.flush(handle).unwrap();
+        mv(&vault, "g", "f", RenameMode::Replace).unwrap();
+        vault.release(handle).unwrap();
+        let handle = vault.open_file(found, RW).unwrap();
+        let mut bytes = vec![0; 706_001];
+        assert_eq!(vault.read(handle, 0, &mut bytes).unwrap(), 706_000);
+        assert!(bytes[4999] == 1 && bytes[5000] == 0 && bytes[705_999] == 3);
+        vault.release(handle).unwrap();
+        vault.close().unwrap();
+        events.end(Duration::from_secs(60));
+        assert!(kept.0.lock().unwrap().is_empty(), "anchored {is_anchored}: {:?}", kept.0.lock().unwrap());
+    }
 }

@@ -5,7 +5,7 @@
 
 mod common;
 
-use common::{Recipe, Short, me, memory, n};
+use common::{Quiet, Recipe, Short, me, memory, n};
 use lamassu_store::{Backend, BackendDir};
 use lamassu_vault::VaultError;
 use std::ffi::OsStr;
@@ -18,6 +18,7 @@ const DATASET: &str = "dataset-00112233445566778899aabbccddeeff";
 fn made() -> (Recipe, Arc<dyn Backend>) {
     let (recipe, backend) = (Recipe::plain(), memory());
     recipe.make(&backend).close().unwrap();
+    backend.root().create_file(n("lamassu.lock")).unwrap(); // private, as on a disk
     (recipe, backend)
 }
 
@@ -58,6 +59,8 @@ fn somebody_elses_directory_is_refused_and_stays() {
         make(&*theirs);
         exchange(&backend, "theirs");
         assert!(matches!(recipe.open(&backend), Err(VaultError::Refused(_))), "{what}");
+        let told = recipe.open_read_only(&backend).unwrap().check(&[], false, &Quiet).unwrap().problems;
+        assert!(told.iter().any(|p| p.stored == STAGING && !p.harmless), "{what}: {told:?}");
         assert!(is_there(&*theirs, DATASET), "{what}");
         assert_eq!(theirs.read_dir().unwrap().len(), 1, "{what}: nothing was left there");
         // Moved away, as the error says.

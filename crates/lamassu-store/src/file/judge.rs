@@ -41,6 +41,7 @@ impl Core {
             (None, _) => judged.last.unwrap_or(PageNo::ZERO),
         };
         let page = zero.good().map(Held::page);
+        let written_by = page.map(|page| page.session);
         let stored = match size {
             Some(size) => size,
             None => self.size_after_crash(fresh, st, page, last, cut)?,
@@ -56,8 +57,7 @@ impl Core {
         st.inherited = Inherited::opened(stored, fresh.is_interrupted(), None, None);
         self.keep_page_zero(st, zero);
         if judged.is_cut {
-            let last = st.last_page(&geo);
-            self.note_undone(st, self.damage(DamageKind::Shortened, last, None));
+            self.note_shortened(st, written_by);
         }
         Ok(())
     }

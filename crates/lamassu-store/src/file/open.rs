@@ -66,6 +66,7 @@ impl Core {
         };
         let found = self.decide_size(&mut st, zero.good().map(Held::page), last, present);
         let (cut, sparse) = zero.good().map_or((false, false), |held| (held.page().cut, held.page().sparse));
+        let written_by = zero.good().map(|held| held.page().session);
         st.sizes = Sizes::opened(found.stored, found.floor, sparse);
         st.shrink = Shrink::opened(cut);
         st.inherited = Inherited::opened(found.stored, found.interrupted, found.lost_from, found.unknown_from);
@@ -75,10 +76,18 @@ impl Core {
             PageState::Absent => st.pages.put(PageNo::ZERO, PageState::Bad(DamageKind::PageMissing)),
         }
         if st.shrink.is_cut() {
-            let last = st.last_page(self.geo());
-            self.note_undone(&mut st, self.damage(DamageKind::Shortened, last, None));
+            self.note_shortened(&mut st, written_by);
         }
         Ok(st)
+    }
+
+    /// Tells of a shrink that an interruption has left to be completed; `written_by`: the session of page 0. What this
+    /// process itself has left, in a file without a name that it closed and opens again, it completes without a word.
+    pub fn note_shortened(&self, st: &mut State, written_by: Option<u32>) {
+        if written_by.is_none() || written_by != self.ctx.sessions.under_way() {
+            let last = st.last_page(self.geo());
+            self.note_undone(st, self.damage(DamageKind::Shortened, last, None));
+        }
     }
 
     /// Whether a page past the end that page 0 records with `cut` was written after it: then the shrink was completed

@@ -40,6 +40,10 @@ struct Beside {
     rests: Vec<([u8; 16], OsString)>,
 }
 
+const OPEN_TO_OTHERS: &str = "others may enter it (its mode is not 0700), or it belongs to another user than the vault: no writer opens \
+                              the vault; look at what lies in it, then move it away (a new one is made), or give it to the \
+                              vault's user with mode 0700";
+
 impl Checker<'_> {
     pub(super) fn root(&self) -> Located {
         let dir = self.vault.dirs.root().handle.clone();
@@ -184,6 +188,10 @@ impl Checker<'_> {
             other => other.map_err(crate::error::io("open lamassu.staging"))?,
         };
         let at = root.below(&root.dir, OsStr::new(lamassu_format::name::STAGING), None);
+        // A writer would not have opened the vault: it is said here for those who read it alone.
+        if self.vault.options.read_only && crate::staging::is_open_to_others(&*root.dir, &*staging)? {
+            self.note(&at, kind::STAGING, Found::Damage, OPEN_TO_OTHERS.to_owned());
+        }
         for e in staging.read_dir().map_err(listing)? {
             let place = at.below(&staging, &e.name, None);
             // A writer has cleared what was its own when it opened the vault: this is something else, or we are

@@ -214,6 +214,9 @@ fn what_lies_in_the_place_of_a_lock_is_the_stores_fault() {
     assert!(Command::new("mkfifo").arg(b.path("v/lamassu.lock")).status().unwrap().success());
     refused("lamassu.lock");
     fs::remove_file(b.path("v/lamassu.lock")).unwrap();
+    fs::create_dir(b.path("v/lamassu.lock")).unwrap();
+    refused("lamassu.lock");
+    fs::remove_dir(b.path("v/lamassu.lock")).unwrap();
     b.run("check v").ok();
     fs::remove_dir(b.path("v/lamassu.staging")).unwrap();
     symlink("/tmp", b.path("v/lamassu.staging")).unwrap();
