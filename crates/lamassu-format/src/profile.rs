@@ -204,6 +204,44 @@ impl Profile {
     }
 }
 
+/// What is chosen of a profile; the rest stays as it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Choice {
+    /// What blocks are protected from.
+    pub protection: Option<Protection>,
+    /// Which keys they have.
+    pub key: Option<KeyKind>,
+    /// How they are encrypted.
+    pub cipher: Option<Cipher>,
+    /// How they are hashed.
+    pub hash: Option<Hash>,
+}
+
+impl Choice {
+    /// A profile with what was chosen, the rest as in another one, in a vault of that suite.
+    ///
+    /// # Errors
+    /// [`ProfileError`].
+    pub fn over(self, before: Profile, suite: Suite) -> Result<Profile, ProfileError> {
+        let protection = self.protection.unwrap_or(before.protection);
+        // Plain blocks have no keys and no cipher, so that a file which had others than the default loses them.
+        let kept = if protection.is_plain() { KeyKind::Convergent } else { before.key };
+        let mut method = before.method;
+        if protection.is_plain() {
+            method = method.without_cipher();
+        }
+        if let Some(cipher) = self.cipher {
+            method = method.with_cipher(suite, cipher)?;
+        }
+        if let Some(hash) = self.hash {
+            method = method.with_hash(suite, hash)?;
+        }
+        let profile = Profile::new(protection, self.key.unwrap_or(kept))?.by(method)?;
+        profile.check(suite)?;
+        Ok(profile)
+    }
+}
+
 /// A profile as [`Profile::named`] writes it.
 #[derive(Clone, Copy, Debug)]
 pub struct Named {

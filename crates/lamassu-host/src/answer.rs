@@ -4,7 +4,6 @@
 use crate::control::counters::Operation;
 use crate::control::protocol::{Answer, Caller, Channel, Failed, MESSAGE_LEN_MAX, Request};
 use crate::datasets;
-use crate::job::Task;
 use crate::rotation::epochs;
 use crate::serve::Served;
 use crate::{Error, Result, slots};
@@ -12,6 +11,7 @@ use data_encoding::HEXLOWER;
 use lamassu_keys::{Role, Terms};
 use lamassu_vault::{Ino, VaultError};
 use serde::Serialize;
+use std::path::PathBuf;
 use zeroize::Zeroizing;
 
 impl Served {
@@ -77,13 +77,16 @@ impl Served {
                 done(&self.rotate(caller, self.volume(dir)?, tier, leave_zone, zone)?)
             }
             Request::RekeyStart { full, bytes_per_second } => {
-                done(&self.rekey(self.volume(dir)?, Task { full, bytes_per_second, uid: caller.uid })?)
+                done(&self.rekey(self.volume(dir)?, (full, bytes_per_second), caller.uid)?)
             }
-            Request::RekeyStatus {} => done(&self.job(self.volume(dir)?)?),
-            Request::RekeyCancel {} => {
-                if let Some(job) = self.job_of(self.volume(dir)?) {
-                    job.cancel();
-                }
+            Request::ProfileStart { path, choice, below } => {
+                let (path, choice) = (path_from_hex(&path)?, choice.read()?);
+                done(&self.set_profile(self.volume(dir)?, &path, choice, below)?)
+            }
+            Request::Profile { path } => done(&self.profile(self.volume(dir)?, &path_from_hex(&path)?)?),
+            Request::JobStatus { job } => done(&self.job(job)?.progress()),
+            Request::JobCancel { job } => {
+                self.job(job)?.cancel();
                 done(&())
             }
             Request::CreateDataset { name, spec, secret } => {
@@ -103,6 +106,10 @@ impl Served {
             }
         }
     }
+}
+
+fn path_from_hex(hex: &str) -> Result<PathBuf> {
+    Ok(datasets::name_from_hex(hex)?.into())
 }
 
 /// An answer, in memory that does not move while it grows: it may hold a channel's key.
@@ -183,7 +190,7 @@ mod tests {
         assert!(told.contains(&slot.to_string()), "{told}");
         // Errors have a kind.
         assert_eq!(owner.refused(&Request::RemoveSlot { slot }), Fault::Usage);
-        assert_eq!(owner.refused(&Request::RekeyStatus {}), Fault::Other);
+        assert_eq!(owner.refused(&Request::JobStatus { job: 1 }), Fault::Other);
         let again = client::pack(&owner, &key(), cost::FALLBACK).unwrap();
         assert_eq!(owner.refused(&add(Parcel { channel: "0".repeat(32), ..again })), Fault::Other);
         assert_eq!(Direct::to(&served, false).refused(&Request::Epochs {}), Fault::Refused);

@@ -5,6 +5,7 @@ use crate::needing::Needing;
 use lamassu_crypto::NoRandom;
 use lamassu_crypto::selftest::SelfTestFailure;
 use lamassu_format::header::HeaderError;
+use lamassu_format::profile::ProfileError;
 use lamassu_keys::{FileError, HistoryError, KeyError};
 use lamassu_store::backend::CopyError;
 use lamassu_vault::VaultError;
@@ -306,12 +307,22 @@ pub enum Error {
         /// why it does not open
         source: Box<Error>,
     },
-    /// The user's: no re-keying to ask about.
-    #[error("no re-keying was begun since the vault was mounted")]
-    NoRekey,
+    /// The user's: no such job to ask about.
+    #[error(
+        "the vault was mounted anew since that was begun, or it ended long ago: begin it again, it goes on with what is left"
+    )]
+    NoJob,
+    /// The user's: one job at a time.
+    #[error(
+        "the vault is being re-keyed, or profiles in it are being changed: wait for the end of that, or end it there"
+    )]
+    JobUnderWay,
     /// The program's: a panic.
-    #[error("re-keying ended by a bug, see the log; it can be begun again")]
-    RekeyPanicked,
+    #[error("this ended by a bug, see the log; it can be begun again")]
+    JobPanicked,
+    /// The user's: a profile that no file has.
+    #[error(transparent)]
+    Profile(#[from] ProfileError),
     /// The user's: a change of what is never written.
     #[error(
         "this vault is a snapshot, which is never written: a new key would never be used; `lamassu clone` makes a copy \

@@ -1,126 +1,130 @@
-//! A re-keying on a thread of its own: its progress is asked for, and it can be cancelled.
+//! Long work in an open vault, on a thread of its own: its progress is asked for, and it can be cancelled.
 
 use crate::control::protocol::{Ended, Failed, Progress};
 use crate::{Error, Place, Result};
+use lamassu_format::Profile;
 use lamassu_keys::Event;
 use lamassu_keys::history::{EventKind, History};
-use lamassu_vault::{Rekey, RekeyProgress, Rekeyed, Vault, VaultError};
+use lamassu_vault::forest::{Number, local};
+use lamassu_vault::{FileSystem, Forest, Ino, Rekey, RekeyProgress, Rekeyed, Vault, VaultError};
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Failures that are told one by one, and how much of each.
-const FAILURES_MAX: usize = 20;
-const FAILURE_CHARS_MAX: usize = 300;
+/// Lines for people that are kept, of each kind, and how much of each.
+const LINES_MAX: usize = 20;
+const LINE_CHARS_MAX: usize = 300;
+/// Jobs that are remembered after their end.
+const ENDED_MAX: usize = 64;
 
-/// What a re-keying is to do.
+/// What a job does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Task {
-    /// also data
-    pub full: bool,
-    /// read and written of files; `None`: no limit
-    pub bytes_per_second: Option<u64>,
-    /// of the user who asked for it
-    pub uid: u32,
+pub enum Task {
+    /// To bring everything to the newest keys.
+    Rekey {
+        /// also data
+        full: bool,
+        /// read and written of files; `None`: no limit
+        bytes_per_second: Option<u64>,
+    },
+    /// To give a file, or what is made in a directory, another profile.
+    Profile {
+        /// which, as the forest numbers it
+        ino: Ino,
+        /// the new one
+        profile: Profile,
+        /// also of what is in the directory already
+        below: bool,
+    },
 }
 
-/// Brings the parent slot of a dataset, by its path in the vault's store, to the vault's newest key.
-pub type Reseal = Box<dyn Fn(&Path) -> Result<()> + Send + Sync>;
+/// What a job does of a dataset that it meets, by its path in the vault's store.
+pub type OnDataset = Box<dyn Fn(&Job, &Path) -> Result<()> + Send + Sync>;
 
-/// A re-keying under way, or at its end.
+/// Work under way, or at its end.
 pub struct Job {
     task: Task,
-    reseal: Reseal,
+    on_dataset: OnDataset,
     total: AtomicU64,
     done: AtomicU64,
     cancelled: AtomicBool,
     failures: Mutex<Vec<String>>,
+    passed_over: Mutex<Vec<String>>,
     ended: Mutex<Option<Ended>>,
 }
 
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn keep(lines: &Mutex<Vec<String>>, line: &str) {
+    let mut lines = lock(lines);
+    if lines.len() < LINES_MAX {
+        lines.push(line.chars().take(LINE_CHARS_MAX).collect());
+    }
+}
+
 impl Job {
-    /// Begins. It is written down in the history, where that can be written, which lies in `place`.
+    /// Begins on a thread.
+    ///
+    /// # Errors
+    /// [`Error::NoThread`].
     pub fn start(
-        vault: Arc<Vault>,
-        (mut history, place): (History, Place),
         task: Task,
-        reseal: Reseal,
+        on_dataset: OnDataset,
+        work: impl FnOnce(&Job) -> Result<Rekeyed> + Send + 'static,
     ) -> Result<Arc<Job>> {
         let job = Arc::new(Job {
             task,
-            reseal,
+            on_dataset,
             total: AtomicU64::new(0),
             done: AtomicU64::new(0),
             cancelled: AtomicBool::new(false),
             failures: Mutex::default(),
+            passed_over: Mutex::default(),
             ended: Mutex::default(),
         });
         let running = job.clone();
         let body = move || {
-            let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| running.run(&vault, &mut history)));
-            // A bug. The end is recorded all the same: a waiting command must not wait for ever.
-            if ended.is_err() {
-                let failed = Failed::from(&Error::RekeyPanicked);
-                *running.ended.lock().unwrap_or_else(PoisonError::into_inner) = Some(Ended::Failed(failed));
-            }
-            // The history was written through its descriptor until now.
-            drop(place);
-        };
-        std::thread::Builder::new()
-            .name("lamassu-rekey".into())
-            .spawn(body)
-            .map_err(|source| Error::NoThread { source })?;
-        Ok(job)
-    }
-
-    fn run(&self, vault: &Vault, history: &mut History) {
-        let work = if self.task.full { Rekey::Full } else { Rekey::Outer };
-        let name = if self.task.full { "full" } else { "outer" };
-        let mut note = |kind, detail: Option<&Rekeyed>| {
-            let event = Event::new(kind).by(self.task.uid).detail("what", name);
-            let event = match detail {
-                Some(done) => event
-                    .detail("complete", done.complete)
-                    .detail("pages", done.pages)
-                    .detail("blocks", done.blocks)
-                    .detail("failed", done.failed),
-                None => event,
+            // A panic is a bug. The end is recorded all the same: a waiting command must not wait for ever.
+            let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| work(&running)));
+            let ended = match done.unwrap_or(Err(Error::JobPanicked)) {
+                Ok(done) => Ended::Done(done),
+                Err(error) => Ended::Failed(Failed::from(&error)),
             };
-            if let Err(error) = history.note(event) {
-                tracing::warn!(%error, "the history does not record a re-keying");
-            }
+            *lock(&running.ended) = Some(ended);
         };
-        note(EventKind::RekeyBegun, None);
-        let ended = match vault.rekey(work, self.task.bytes_per_second, self) {
-            Ok(done) => {
-                note(EventKind::RekeyEnded, Some(&done));
-                Ended::Done(done)
-            }
-            Err(error) => Ended::Failed(Failed::from(&Error::from(error))),
-        };
-        *self.ended.lock().unwrap_or_else(PoisonError::into_inner) = Some(ended);
-    }
-
-    /// Whether it does the same, and is not at its end.
-    pub fn is_under_way_with(&self, full: bool) -> bool {
-        self.task.full == full && self.progress().ended.is_none()
+        let started = std::thread::Builder::new().name("lamassu-job".into()).spawn(body);
+        started.map_err(|source| Error::NoThread { source })?;
+        Ok(job)
     }
 
     /// How far it is.
     pub fn progress(&self) -> Progress {
         // First: what it has failed at is complete when it has ended.
-        let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let ended = lock(&self.ended).clone();
         Progress {
             total: self.total.load(Ordering::Relaxed),
             done: self.done.load(Ordering::Relaxed),
-            failures: self.failures.lock().unwrap_or_else(PoisonError::into_inner).clone(),
+            failures: lock(&self.failures).clone(),
+            passed_over: lock(&self.passed_over).clone(),
             ended,
         }
+    }
+
+    fn has_ended(&self) -> bool {
+        lock(&self.ended).is_some()
     }
 
     /// Ends it soon.
     pub fn cancel(&self) {
         self.cancelled.store(true, Ordering::Relaxed);
+    }
+
+    /// Notes a dataset that is not gone into.
+    pub fn pass_over(&self, stored: &Path) {
+        keep(&self.passed_over, &stored.to_string_lossy());
     }
 }
 
@@ -135,15 +139,12 @@ impl RekeyProgress for Job {
     }
 
     fn failed(&self, stored: &str, error: &VaultError) {
-        tracing::error!(stored, %error, "not re-keyed");
-        let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
-        if failures.len() < FAILURES_MAX {
-            failures.push(format!("{stored}: {error}").chars().take(FAILURE_CHARS_MAX).collect());
-        }
+        tracing::error!(stored, %error, "not rewritten");
+        keep(&self.failures, &format!("{stored}: {error}"));
     }
 
     fn dataset(&self, stored: &Path) -> lamassu_vault::Result<()> {
-        (self.reseal)(stored).map_err(|error| VaultError::Io {
+        (self.on_dataset)(self, stored).map_err(|error| VaultError::Io {
             op: "seal the parent slot of a dataset",
             source: std::io::Error::other(error.message()),
         })
@@ -151,5 +152,112 @@ impl RekeyProgress for Job {
 
     fn is_cancelled(&self) -> bool {
         self.cancelled.load(Ordering::Relaxed)
+    }
+}
+
+/// Re-keys a vault, written down in its history, where that can be written, which lies in `place`.
+pub(crate) fn rekey(
+    job: &Job,
+    vault: &Vault,
+    (mut history, place): (History, Place),
+    (full, bytes_per_second, uid): (bool, Option<u64>, u32),
+) -> Result<Rekeyed> {
+    let (work, name) = if full { (Rekey::Full, "full") } else { (Rekey::Outer, "outer") };
+    let mut note = |kind, detail: Option<&Rekeyed>| {
+        let event = Event::new(kind).by(uid).detail("what", name);
+        let event = match detail {
+            Some(done) => event
+                .detail("complete", done.complete)
+                .detail("pages", done.pages)
+                .detail("blocks", done.blocks)
+                .detail("failed", done.failed),
+            None => event,
+        };
+        if let Err(error) = history.note(event) {
+            tracing::warn!(%error, "the history does not record a re-keying");
+        }
+    };
+    note(EventKind::RekeyBegun, None);
+    let done = vault.rekey(work, bytes_per_second, job)?;
+    note(EventKind::RekeyEnded, Some(&done));
+    // The history was written through its descriptor until now.
+    drop(place);
+    Ok(done)
+}
+
+/// An entry of the vaults that a process has open, to which a reference is held.
+pub(crate) struct Held {
+    forest: Arc<Forest>,
+    pub vault: Arc<Vault>,
+    pub ino: Ino,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.forest.forget(self.ino, 1);
+    }
+}
+
+impl Held {
+    /// By its plain path in a volume.
+    ///
+    /// # Errors
+    /// Those of resolving it.
+    pub fn at(forest: &Arc<Forest>, volume: Number, path: &Path) -> Result<Held> {
+        let ino = forest.resolve_from(volume, path.as_os_str())?.attr.ino;
+        let vault = forest.at(ino).inspect_err(|_| forest.forget(ino, 1))?;
+        Ok(Held { forest: forest.clone(), vault, ino })
+    }
+
+    /// Its number in its own vault.
+    pub fn local(&self) -> Ino {
+        local(self.ino)
+    }
+}
+
+/// The jobs of a process, by number.
+#[derive(Default)]
+pub(crate) struct Jobs {
+    last: u64,
+    all: BTreeMap<u64, (Number, Arc<Job>)>,
+}
+
+impl Jobs {
+    /// The job under way in a volume, if that does the same.
+    ///
+    /// # Errors
+    /// [`Error::JobUnderWay`] where it does something else.
+    pub fn under_way(&self, volume: Number, task: Task) -> Result<Option<u64>> {
+        let mut under_way = self.all.iter().filter(|(_, (of, job))| *of == volume && !job.has_ended());
+        match under_way.next() {
+            None => Ok(None),
+            Some((number, (_, job))) if job.task == task => Ok(Some(*number)),
+            Some(_) => Err(Error::JobUnderWay),
+        }
+    }
+
+    /// Adds one in a volume; its number.
+    pub fn add(&mut self, volume: Number, job: Arc<Job>) -> u64 {
+        let ended = self.all.iter().filter(|(_, (_, job))| job.has_ended()).map(|(number, _)| *number);
+        let ended: Vec<u64> = ended.collect();
+        for number in ended.iter().take(ended.len().saturating_sub(ENDED_MAX)) {
+            self.all.remove(number);
+        }
+        self.last += 1;
+        self.all.insert(self.last, (volume, job));
+        self.last
+    }
+
+    /// One, by its number.
+    ///
+    /// # Errors
+    /// [`Error::NoJob`].
+    pub fn get(&self, number: u64) -> Result<Arc<Job>> {
+        self.all.get(&number).map(|(_, job)| job.clone()).ok_or(Error::NoJob)
+    }
+
+    /// All in volumes of a kind.
+    pub fn of(&self, is_meant: impl Fn(Number) -> bool) -> impl Iterator<Item = &Arc<Job>> {
+        self.all.values().filter(move |(volume, _)| is_meant(*volume)).map(|(_, job)| job)
     }
 }

@@ -131,7 +131,7 @@ fn host(error: &Error) -> FaultKind {
         Error::DirNotEmpty { .. } | Error::CloneExists { .. } | Error::CloneWithin { .. } => FaultKind::Directory,
         Error::Locked { .. } => FaultKind::Locked,
         Error::Interrupted => FaultKind::Interrupted,
-        Error::Usage(_) | Error::Member { .. } | Error::NotADataset => FaultKind::Usage,
+        Error::Usage(_) | Error::Member { .. } | Error::NotADataset | Error::Profile(_) => FaultKind::Usage,
         Error::WithoutAnchor | Error::NotAnchored | Error::Unanchored => FaultKind::Usage,
         Error::SuiteNeedsFull { .. }
         | Error::NotApproved { .. }
@@ -141,6 +141,7 @@ fn host(error: &Error) -> FaultKind {
         | Error::NotWritable
         | Error::ReadOnlyMount
         | Error::Frozen
+        | Error::JobUnderWay
         | Error::NameMax { .. }
         | Error::Snapshot
         | Error::SnapshotOfInterrupted { .. }
@@ -158,8 +159,8 @@ fn host(error: &Error) -> FaultKind {
         | Error::NoThread { .. }
         | Error::GarbledRequest
         | Error::Unanswerable { .. }
-        | Error::NoRekey
-        | Error::RekeyPanicked => FaultKind::Other,
+        | Error::NoJob
+        | Error::JobPanicked => FaultKind::Other,
     }
 }
 

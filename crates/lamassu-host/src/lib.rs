@@ -16,7 +16,8 @@
 //! | [`keeper`] | the keys of every vault that is open, by volume |
 //! | [`serve`] | a vault that is served, with its datasets: slots, epochs, re-keying |
 //! | [`datasets`] | datasets of a served vault |
-//! | [`job`] | a re-keying on its own thread |
+//! | [`job`] | long work on its own thread: re-keying, a change of profiles |
+//! | `profiles` | profiles of a served vault, shown and changed |
 //! | [`rotation`], [`needing`], [`slots`] | changes of epochs and of slots, also of a vault that is not open |
 //! | [`destroy`] | what becomes unreadable with a vault's keys |
 //! | [`create`] | a vault made in an empty directory |
@@ -50,6 +51,7 @@ pub mod open;
 pub mod pins;
 pub mod place;
 pub mod policy;
+mod profiles;
 pub mod rotation;
 pub mod serve;
 pub mod slots;

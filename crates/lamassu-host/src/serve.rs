@@ -4,8 +4,8 @@
 
 use crate::control::counters::{Counted, Counters, FrontEnd};
 use crate::control::parcel::Channels;
-use crate::control::protocol::{Caller, Changed, Epochs, Parcel, Progress, Status, ZoneParcel};
-use crate::job::{Job, Task};
+use crate::control::protocol::{Caller, Changed, Epochs, Parcel, Status, ZoneParcel};
+use crate::job::{self, Job, Jobs, Task};
 use crate::keeper::Keeper;
 use crate::open::{Opened, Unsealed};
 use crate::rotation::{epochs, rotate};
@@ -16,7 +16,6 @@ use lamassu_format::name;
 use lamassu_keys::{Event, KeyError, NewSlot, Role, Terms, Tier, Unlocked, Update, header_file, unix_now};
 use lamassu_vault::forest::{Number, ROOT_VOLUME};
 use lamassu_vault::{Forest, Options, VaultError};
-use std::collections::HashMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -41,7 +40,7 @@ pub struct Served {
     channels: Channels,
     counters: Arc<Counters>,
     front_end: OnceLock<Arc<dyn FrontEnd>>,
-    jobs: Mutex<HashMap<Number, Arc<Job>>>,
+    jobs: Mutex<Jobs>,
 }
 
 impl Served {
@@ -229,28 +228,39 @@ impl Served {
         })
     }
 
-    pub(crate) fn job_of(&self, volume: Number) -> Option<Arc<Job>> {
-        self.jobs().get(&volume).cloned()
-    }
-
-    fn jobs(&self) -> MutexGuard<'_, HashMap<Number, Arc<Job>>> {
+    pub(crate) fn jobs(&self) -> MutexGuard<'_, Jobs> {
         self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Begins to re-key a volume, unless the same is under way there.
-    pub fn rekey(&self, volume: Number, task: Task) -> Result<Progress> {
-        if self.read_only {
-            return Err(Error::ReadOnlyMount);
+    /// A job, by its number.
+    ///
+    /// # Errors
+    /// [`Error::NoJob`].
+    pub fn job(&self, number: u64) -> Result<Arc<Job>> {
+        self.jobs().get(number)
+    }
+
+    /// That what a job writes may be written.
+    pub(crate) fn may_begin_job(&self) -> Result<()> {
+        match () {
+            () if self.read_only => Err(Error::ReadOnlyMount),
+            () if self.forest.is_frozen() => Err(Error::Frozen),
+            () => Ok(()),
         }
+    }
+
+    /// Begins to re-key a volume, with data too and with at most so many bytes of files a second, unless the same is
+    /// under way there; the number of the job.
+    ///
+    /// # Errors
+    /// [`Error::JobUnderWay`]; those of the volume.
+    pub fn rekey(&self, volume: Number, (full, bytes_per_second): (bool, Option<u64>), uid: u32) -> Result<u64> {
+        self.may_begin_job()?;
+        let task = Task::Rekey { full, bytes_per_second };
         let mut jobs = self.jobs();
-        if let Some(job) = jobs.get(&volume).filter(|job| job.is_under_way_with(task.full)) {
-            return Ok(job.progress());
+        if let Some(number) = jobs.under_way(volume, task)? {
+            return Ok(number);
         }
-        // It is written down, without waiting.
-        if self.forest.is_frozen() {
-            return Err(Error::Frozen);
-        }
-        // One that does something else and is still under way makes this one fail, by the vault's own lock.
         let vault = self.forest.vault(volume).ok_or(VaultError::KeyNotLoaded)?;
         let place = self.keeper.place(volume)?;
         let header: VaultHeader = header_file::read(&place.file(name::HEADER))?;
@@ -261,24 +271,18 @@ impl Served {
         };
         // The directory as it is when it is met: it may have been moved. No keys are kept here: they go with the vault.
         let keeper = self.keeper.clone();
-        let reseal = move |stored: &Path| {
+        let reseal = move |_: &Job, stored: &Path| {
             let above = keeper.vault(volume)?;
             let place = keeper.place(volume)?.below(stored)?;
-            reseal_parent_slot(&place, above.ring(), task.uid, &keeper.policy().witness())
+            reseal_parent_slot(&place, above.ring(), uid, &keeper.policy().witness())
         };
-        let started = Job::start(vault, (history, place), task, Box::new(reseal))?;
-        jobs.insert(volume, started.clone());
-        Ok(started.progress())
+        let work = move |job: &Job| job::rekey(job, &vault, (history, place), (full, bytes_per_second, uid));
+        let started = Job::start(task, Box::new(reseal), work)?;
+        Ok(jobs.add(volume, started))
     }
 
-    /// How far that is.
-    pub fn job(&self, volume: Number) -> Result<Progress> {
-        Ok(self.jobs().get(&volume).ok_or(Error::NoRekey)?.progress())
-    }
-
-    /// Ends the re-keying of a volume and of those in it: they are to be closed.
+    /// Ends the jobs in a volume and in those below it: they are to be closed.
     pub fn end_jobs(&self, volume: Number) {
-        let jobs = self.jobs();
-        jobs.iter().filter(|(n, _)| self.forest.is_below(**n, volume)).for_each(|(_, job)| job.cancel());
+        self.jobs().of(|number| self.forest.is_below(number, volume)).for_each(|job| job.cancel());
     }
 }

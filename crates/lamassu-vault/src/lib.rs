@@ -421,7 +421,11 @@ fn take_lock(backend: &dyn Backend) -> Result<Box<dyn Any + Send + Sync>> {
     backend.try_lock(OsStr::new(LOCK)).map_err(|e| match e.kind() {
         std::io::ErrorKind::WouldBlock => VaultError::Locked,
         // The store's doing, and no path of a user's.
-        _ if matches!(e.raw_os_error(), Some(libc::EINVAL | libc::EISDIR | libc::ENOTDIR | libc::ELOOP | libc::ENOENT)) => {
+        _ if matches!(
+            e.raw_os_error(),
+            Some(libc::EINVAL | libc::EISDIR | libc::ENOTDIR | libc::ELOOP | libc::ENOENT)
+        ) =>
+        {
             VaultError::Io {
                 op: "lock the vault (lamassu.lock has to be a file, lamassu.staging a directory)",
                 source: e,

@@ -67,7 +67,8 @@ struct Run {
 type Step<'a> = (&'a str, &'a dyn Fn(&Vault));
 
 /// Takes steps. After each, what is seen may be seen after a crash, too; a step whose name ends with `!` acknowledges
-/// all of it, one that is called `ack` and a path that path, and one that is called `fsync` and a path the content there.
+/// all of it, one that is called `ack` and a path that path, and one that is called `fsync` and a path the content
+/// there.
 fn run(recipe: Recipe, steps: &[Step<'_>]) -> Run {
     let crash = Arc::new(CrashBackend::new());
     let watched = Watched::over(&crash);

@@ -66,7 +66,8 @@ fn a_read_and_a_check_tell_the_same_sink() {
     assert_eq!((count("block-hash"), count("foreign")), (Some(2), Some(1)), "once read, once checked: {counts:?}");
 }
 
-/// The kernel opens a file that it found by a name which another has by now; the one who had it open has just closed it.
+/// The kernel opens a file that it found by a name which another has by now; the one who had it open has just closed
+/// it.
 #[test]
 fn what_this_process_has_left_of_a_file_without_a_name_is_no_interruption() {
     for is_anchored in [true, false] {

@@ -4,7 +4,6 @@
 use lamassu_crypto::NoRandom;
 use lamassu_crypto::selftest::SelfTestFailure;
 use lamassu_format::header::HeaderError;
-use lamassu_format::profile::ProfileError;
 use lamassu_fuse::control::ControlError;
 use lamassu_fuse::{MountError, OptionError};
 use lamassu_host::Error as HostError;
@@ -307,20 +306,12 @@ pub enum Fault {
     /// The user's: not in /etc/passwd.
     #[error("there is no user {user:?} on this machine; give a name of /etc/passwd, or a number")]
     NoSuchUser { user: String },
-    /// Some objects stay under older keys.
-    #[error("objects that could not be re-keyed: {failed}; `lamassu check` tells what is wrong with them")]
-    NotRekeyed { failed: u64 },
-    /// Some files keep their profile, or are between two.
-    #[error(
-        "files and directories whose profile is not changed: {failed}; `lamassu check` tells what is wrong with them"
-    )]
-    NotChanged { failed: u64 },
-    /// No vault, or not this one, has files of that profile.
-    #[error(transparent)]
-    Profile(#[from] ProfileError),
+    /// Some objects stay as they were, or are between two states.
+    #[error("objects that could not be rewritten: {failed}; `lamassu check` tells what is wrong with them")]
+    NotRewritten { failed: u64 },
     /// The tree was not gone through as a whole.
-    #[error("files were renamed faster than the tree could be gone through: run it again")]
-    RekeyIncomplete,
+    #[error("files were made or renamed faster than the tree could be gone through: run it again")]
+    JobIncomplete,
     /// The user's: a proof needs a vault that is not being written.
     #[error("the vault is mounted on {mountpoint:?}: unmount it, and give its directory")]
     RetireMounted { mountpoint: PathBuf },

@@ -15,6 +15,7 @@ mod distinct;
 mod exit;
 mod fault;
 mod fstab;
+mod job;
 mod keys;
 mod log;
 mod mounts;

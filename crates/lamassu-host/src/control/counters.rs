@@ -52,10 +52,14 @@ operations! {
     Rotate = "rotate",
     /// [`Request::RekeyStart`]
     RekeyStart = "rekey-start",
-    /// [`Request::RekeyStatus`]
-    RekeyStatus = "rekey-status",
-    /// [`Request::RekeyCancel`]
-    RekeyCancel = "rekey-cancel",
+    /// [`Request::ProfileStart`]
+    ProfileStart = "profile-start",
+    /// [`Request::Profile`]
+    Profile = "profile",
+    /// [`Request::JobStatus`]
+    JobStatus = "job-status",
+    /// [`Request::JobCancel`]
+    JobCancel = "job-cancel",
     /// [`Request::CreateDataset`]
     CreateDataset = "create-dataset",
     /// [`Request::ListDatasets`]
@@ -82,8 +86,10 @@ impl From<&Request> for Operation {
             Request::Epochs {} => Operation::Epochs,
             Request::Rotate { .. } => Operation::Rotate,
             Request::RekeyStart { .. } => Operation::RekeyStart,
-            Request::RekeyStatus {} => Operation::RekeyStatus,
-            Request::RekeyCancel {} => Operation::RekeyCancel,
+            Request::ProfileStart { .. } => Operation::ProfileStart,
+            Request::Profile { .. } => Operation::Profile,
+            Request::JobStatus { .. } => Operation::JobStatus,
+            Request::JobCancel { .. } => Operation::JobCancel,
             Request::CreateDataset { .. } => Operation::CreateDataset,
             Request::ListDatasets { .. } => Operation::ListDatasets,
             Request::SetDataset { .. } => Operation::SetDataset,

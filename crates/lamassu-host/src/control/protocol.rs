@@ -79,17 +79,37 @@ pub enum Request {
         /// the zone whose epochs are taken over
         zone: Option<ZoneParcel>,
     },
-    /// To begin re-keying, unless the same is under way.
+    /// To begin re-keying, unless the same is under way: the number of the job.
     RekeyStart {
         /// data too, not metadata alone
         full: bool,
         /// read and written of files; `None`: no limit
         bytes_per_second: Option<u64>,
     },
-    /// How far that is: a [`Progress`].
-    RekeyStatus {},
+    /// To begin to change the profile at a path, unless the same is under way: a [`ProfileStarted`].
+    ProfileStart {
+        /// plain, below the directory that is called; in hex
+        path: String,
+        /// what is chosen
+        choice: ChosenProfile,
+        /// of a directory: also what is in it already
+        below: bool,
+    },
+    /// The profile at a path: a [`ShownProfile`].
+    Profile {
+        /// plain, below the directory that is called; in hex
+        path: String,
+    },
+    /// How far a job is: a [`Progress`].
+    JobStatus {
+        /// its number
+        job: u64,
+    },
     /// To end it.
-    RekeyCancel {},
+    JobCancel {
+        /// its number
+        job: u64,
+    },
     /// A dataset in the directory that is called; its id.
     CreateDataset {
         /// in hex
@@ -326,20 +346,60 @@ pub struct Epoch {
     pub created: u64,
 }
 
-/// A re-keying under way, or at its end.
+/// What is chosen of a profile, by the names of the command line; what is left out stays.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ChosenProfile {
+    /// what blocks are protected from
+    pub protect: Option<String>,
+    /// which keys they have
+    pub block_keys: Option<String>,
+    /// how they are encrypted
+    pub cipher: Option<String>,
+    /// how they are hashed
+    pub hash: Option<String>,
+}
+
+/// A change of a profile was begun.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct ProfileStarted {
+    /// its number
+    pub job: u64,
+    /// the new profile, for people
+    pub profile: String,
+}
+
+/// How a file, or what is made in a directory, is protected.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ShownProfile {
+    /// what blocks are protected from
+    pub protect: String,
+    /// null: blocks that are stored plain have no keys
+    pub block_keys: Option<String>,
+    /// null: they are not encrypted
+    pub cipher: Option<String>,
+    /// how they are hashed
+    pub hash: String,
+    /// whether a change was begun and not ended
+    pub changing: bool,
+}
+
+/// A job under way, or at its end.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Progress {
     /// bytes of the store that lie ahead in all
     pub total: u64,
     /// of these
     pub done: u64,
-    /// what could not be re-keyed: the first of these
+    /// what could not be rewritten: the first of these
     pub failures: Vec<String>,
+    /// datasets that were not gone into: the first of these
+    pub passed_over: Vec<String>,
     /// `None`: it goes on
     pub ended: Option<Ended>,
 }
 
-/// How a re-keying ended.
+/// How a job ended.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Ended {

@@ -21,6 +21,7 @@ use crate::walk::{Ahead, Met, is_entry, walk};
 use crate::{Ino, Kind, ROOT, Result, Vault, VaultError};
 use lamassu_format::header::NameMode;
 use lamassu_format::{PageNo, Profile};
+use lamassu_store::BackendDir;
 use lamassu_store::backend::Stat;
 use links::LinkGroups;
 use records::Batch;
@@ -36,6 +37,7 @@ pub use profile::KnownProfile;
 
 /// Walks over a tree in which things are renamed all the while.
 const WALKS_MAX: usize = 5;
+const UNDER_WAY: VaultError = VaultError::Refused("the vault is being re-keyed, or profiles in it are being changed");
 /// How long a throttled run sleeps before it looks whether it was cancelled.
 const NAP: Duration = Duration::from_millis(50);
 
@@ -126,7 +128,7 @@ impl Vault {
     /// whole. What fails in single objects is counted.
     pub fn rekey(&self, work: Rekey, bytes_per_second: Option<u64>, progress: &dyn RekeyProgress) -> Result<Rekeyed> {
         drop(self.change()?);
-        let _one = self.rekeying.try_lock().ok_or(VaultError::Refused("a re-keying is under way already"))?;
+        let _one = self.rekeying.try_lock().ok_or(UNDER_WAY)?;
         let mut run = RekeyRun { bytes_per_second, ..RekeyRun::new(self, work, progress) };
         run.walks()?;
         // What was written becomes durable before the caller learns that the old keys are no longer needed.
@@ -146,7 +148,7 @@ impl RekeyRun<'_> {
             let newest = self.vault.ring().newest();
             self.done.failed = 0;
             self.seen.clear();
-            self.progress.total(self.bytes_ahead()?);
+            self.progress.total(self.bytes_ahead(self.vault.dirs.root().handle.clone())?);
             let mut todo = vec![ROOT];
             let walked = self.walk(&mut todo);
             todo.into_iter().for_each(|ino| self.leave(ino));
@@ -317,6 +319,7 @@ impl RekeyRun<'_> {
             let _pass = self.vault.change()?;
             let was = open.file().profile();
             if !open.file().begin_profile(profile)? {
+                self.progress.advance(share);
                 self.done.pages += u64::from(was != (profile, false));
                 return Ok(());
             }
@@ -361,8 +364,8 @@ impl RekeyRun<'_> {
         }
     }
 
-    /// Bytes of all files that lie ahead.
-    fn bytes_ahead(&self) -> Result<u64> {
+    /// Bytes of all files below a directory.
+    fn bytes_ahead(&self, dir: Arc<dyn BackendDir>) -> Result<u64> {
         let mut ahead = Ahead {
             mode: self.vault.name_mode,
             skips_datasets: self.vault.has_datasets(),
@@ -371,7 +374,7 @@ impl RekeyRun<'_> {
             entries: 0,
             bytes: 0,
         };
-        walk(Met::first(self.vault.dirs.root().handle.clone(), PathBuf::new(), ()), &mut ahead)?;
+        walk(Met::first(dir, PathBuf::new(), ()), &mut ahead)?;
         Ok(ahead.bytes)
     }
 }

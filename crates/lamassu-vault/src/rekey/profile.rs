@@ -4,6 +4,7 @@
 //! and in an anchored vault the anchor has its digest. So a store can choose neither.
 
 use super::RekeyRun;
+use crate::regions::bytes_of;
 use crate::{Ino, Kind, ROOT, Rekey, RekeyProgress, Rekeyed, Result, Vault, VaultError};
 use lamassu_format::Profile;
 use lamassu_format::header::NameMode;
@@ -67,7 +68,7 @@ impl Vault {
                 "directories of a vault with plain names have no record that could hold a profile: set those of files",
             ));
         }
-        let _one = self.rekeying.try_lock().ok_or(VaultError::Refused("a re-keying is under way already"))?;
+        let _one = self.rekeying.try_lock().ok_or(super::UNDER_WAY)?;
         let mut run = RekeyRun { profile: Some(profile), ..RekeyRun::new(self, Rekey::Profile, progress) };
         match kind {
             Kind::File => run.one_file(ino)?,
@@ -91,6 +92,7 @@ impl RekeyRun<'_> {
             let _tree = self.vault.tree.read();
             self.vault.place(ino)?.2
         };
+        self.progress.total(bytes_of(&st));
         let done = self.file(ino, &st);
         self.note(ino, done)?;
         self.done.complete = self.done.failed == 0 && !self.progress.is_cancelled();
@@ -112,6 +114,8 @@ impl RekeyRun<'_> {
             let changed = self.done.changed();
             self.done.failed = 0;
             self.seen.clear();
+            let dir = self.vault.dir(ino)?.handle.clone();
+            self.progress.total(self.bytes_ahead(dir)?);
             if ino != ROOT {
                 self.vault.nodes.lock().add_reference(ino);
             }

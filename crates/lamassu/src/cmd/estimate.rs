@@ -142,7 +142,7 @@ pub fn run(ui: &Ui, args: Args) -> Result<()> {
     let mut sizes = if args.block_size.is_empty() { DEFAULT_SIZES.to_vec() } else { args.block_size };
     sizes.sort_unstable();
     sizes.dedup();
-    let profile = Profile::new(args.protect, args.block_keys)?;
+    let profile = Profile::new(args.protect, args.block_keys).map_err(lamassu_host::Error::from)?;
     let dir = args.temp_dir.unwrap_or_else(std::env::temp_dir);
     let memory = ((args.memory as usize) << 20) / (3 * sizes.len());
     let counters = sizes.iter().map(|&size| {

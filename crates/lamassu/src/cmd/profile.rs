@@ -1,16 +1,19 @@
 //! `lamassu profile`: how the blocks of files are protected, by file and directory.
 
-use crate::fault::{Context, Fault, Result};
+use crate::fault::{Context, Result};
+use crate::job::{Words, Worker};
 use crate::keys::{self, KeyArg};
 use crate::output::{self, Ui, shown};
-use crate::{open, signals, text};
+use crate::{open, served, text};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use lamassu_format::profile::{KeyKind, Protection};
-use lamassu_format::{Cipher, Hash, Profile, Suite};
-use lamassu_host::Error as HostError;
-use lamassu_vault::forest::local;
-use lamassu_vault::{FileSystem, Forest, Ino, KnownProfile, RekeyProgress, Vault, VaultError};
+use lamassu_format::profile::{Choice, KeyKind, Protection};
+use lamassu_format::{Cipher, Hash};
+use lamassu_fuse::control::Asked;
+use lamassu_host::Served;
+use lamassu_host::control::protocol::{ChosenProfile, ProfileStarted, Request, ShownProfile};
+use lamassu_vault::forest::ROOT_VOLUME;
 use serde::Serialize;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -22,7 +25,7 @@ Examples:
       also what is there: stored plain, verified on each read
   lamassu profile set --cipher aes-128 --hash blake3 /srv/store/vault video
       what is made in video from now on is encrypted and hashed by others than the suite's
-  lamassu profile set --protect both /srv/store/vault mirror/notes.txt
+  lamassu profile set --protect both ~/private mirror/notes.txt          where it is mounted: goes on while it is used
 May be stopped at any moment, and run again: it goes on with what is left. docs/profiles.md says what to choose.";
 
 const SHOW_EXAMPLES: &str = "\
@@ -50,7 +53,7 @@ pub struct SetArgs {
     /// Of directories: also all files and directories that are in them already
     #[arg(short = 'R', long)]
     recursive: bool,
-    /// The vault; it must not be mounted
+    /// The vault, or where it is mounted
     dir: PathBuf,
     /// Plain paths in it
     #[arg(required = true)]
@@ -85,7 +88,7 @@ pub struct ShowArgs {
     /// Print one JSON document
     #[arg(long)]
     json: bool,
-    /// The vault
+    /// The vault, or where it is mounted
     dir: PathBuf,
     /// Plain paths in it [default: its root]
     paths: Vec<PathBuf>,
@@ -125,58 +128,8 @@ pub fn run(ui: &Ui, command: ProfileCommand) -> Result<()> {
 }
 
 impl Wanted {
-    /// A profile with what was chosen, the rest as in another one.
-    ///
-    /// # Errors
-    /// [`Fault::Profile`].
-    fn over(&self, before: Profile, suite: Suite) -> Result<Profile, Fault> {
-        let protection = self.protect.unwrap_or(before.protection());
-        // Plain blocks have no keys and no cipher, so that a file which had others than the default loses them.
-        let kept = if protection.is_plain() { KeyKind::Convergent } else { before.key() };
-        let mut method = before.method();
-        if protection.is_plain() {
-            method = method.without_cipher();
-        }
-        if let Some(cipher) = self.cipher {
-            method = method.with_cipher(suite, cipher)?;
-        }
-        if let Some(hash) = self.hash {
-            method = method.with_hash(suite, hash)?;
-        }
-        let profile = Profile::new(protection, self.block_keys.unwrap_or(kept))?.by(method)?;
-        profile.check(suite)?;
-        Ok(profile)
-    }
-}
-
-/// An entry of an open vault, to which a reference is held.
-struct Held<'a> {
-    forest: &'a Forest,
-    vault: Arc<Vault>,
-    ino: Ino,
-}
-
-impl Drop for Held<'_> {
-    fn drop(&mut self) {
-        self.forest.forget(self.ino, 1);
-    }
-}
-
-impl<'a> Held<'a> {
-    fn at(forest: &'a Forest, path: &Path) -> Result<Held<'a>> {
-        let ino = forest.resolve(path.as_os_str()).with_context(|| named(path))?.attr.ino;
-        Ok(Held { forest, vault: forest.at(ino).with_context(|| named(path))?, ino })
-    }
-
-    fn profile(&self, path: &Path) -> Result<KnownProfile> {
-        match self.vault.profile(local(self.ino)) {
-            Err(VaultError::Invalid) => Err(HostError::Usage("only files and directories have profiles").into()),
-            other => other.with_context(|| named(path)),
-        }
-    }
-
-    fn suite(&self) -> Suite {
-        self.vault.ring().suite()
+    fn choice(&self) -> Choice {
+        Choice { protection: self.protect, key: self.block_keys, cipher: self.cipher, hash: self.hash }
     }
 }
 
@@ -184,56 +137,31 @@ fn named(path: &Path) -> String {
     format!("vault:{}", text::printable(&path.to_string_lossy()))
 }
 
-/// Says what fails, and whether to go on.
-struct Told<'a>(&'a Ui);
-
-impl RekeyProgress for Told<'_> {
-    fn total(&self, _: u64) {}
-
-    fn advance(&self, _: u64) {}
-
-    fn failed(&self, stored: &str, error: &VaultError) {
-        self.0.warn(format_args!("its profile is not changed: {}: {error}", text::printable(stored)));
-    }
-
-    fn dataset(&self, stored: &Path) -> lamassu_vault::Result<()> {
-        let stored = text::printable(&stored.to_string_lossy());
-        self.0.note(format_args!("{stored} is a dataset, with profiles of its own: it stays as it is"));
-        Ok(())
-    }
-
-    fn is_cancelled(&self) -> bool {
-        signals::interrupted()
-    }
+fn hex(path: &Path) -> String {
+    text::hex(path.as_os_str().as_bytes())
 }
+
+const WORDS: Words = Words { done: "rewritten", failed: "its profile is not changed" };
 
 fn set(ui: &Ui, args: &SetArgs) -> Result<()> {
-    let unsealed = open::unlocked(ui, &args.dir, &args.key)?;
-    // Before anything is changed: the first error is a usage error.
-    let suite = unsealed.found.header.suite();
-    args.wanted.over(Profile::DEFAULT, suite)?;
-    let served = unsealed.open_forest(open::options(false))?;
-    let forest = served.forest();
-    signals::flag_only();
-    let done = args.paths.iter().try_for_each(|path| set_one(ui, forest, args, path));
-    let closed = forest.close();
-    done?;
-    Ok(closed?)
+    let worker = Worker::of(ui, &args.dir, &args.key)?;
+    let done = args.paths.iter().try_for_each(|path| set_one(ui, &worker, args, path).with_context(|| named(path)));
+    let closed = worker.close();
+    done.and(closed)
 }
 
-fn set_one(ui: &Ui, forest: &Forest, args: &SetArgs, path: &Path) -> Result<()> {
-    let held = Held::at(forest, path)?;
-    let profile = args.wanted.over(held.profile(path)?.profile, held.suite())?;
-    let done = held.vault.set_profile(local(held.ino), profile, args.recursive, &Told(ui));
-    let done = done.with_context(|| named(path))?;
-    signals::check()?;
-    if done.failed > 0 {
-        return Err(Fault::NotChanged { failed: done.failed }.into());
-    }
-    if !done.complete {
-        return Err(Fault::RekeyIncomplete.into());
-    }
-    ui.note(format_args!("{}: {}", named(path), profile.named(held.suite())));
+fn set_one(ui: &Ui, worker: &Worker, args: &SetArgs, path: &Path) -> Result<()> {
+    let (choice, below) = (args.wanted.choice(), args.recursive);
+    let ProfileStarted { job, profile } = match worker {
+        Worker::Daemon(mountpoint) => {
+            let choice = ChosenProfile::of(choice);
+            served::ask(mountpoint, &Request::ProfileStart { path: hex(path), choice, below })?
+        }
+        Worker::Here(here) => here.set_profile(ROOT_VOLUME, path, choice, below)?,
+    };
+    let (done, ended) = worker.watch(ui, job, WORDS)?;
+    ended?;
+    ui.note(format_args!("{}: {profile}", named(path)));
     ui.detail(format_args!(
         "{} directories, {} pages and {} blocks were written",
         done.records, done.pages, done.blocks
@@ -250,46 +178,49 @@ struct Profiles {
 #[derive(Serialize)]
 struct Row {
     path: String,
-    protect: &'static str,
-    /// null: blocks that are stored plain have no keys
-    block_keys: Option<&'static str>,
-    /// null: they are not encrypted
-    cipher: Option<&'static str>,
-    hash: &'static str,
-    /// whether a change was begun and not ended
-    changing: bool,
+    #[serde(flatten)]
+    profile: ShownProfile,
+}
+
+/// What shows profiles.
+enum Shower {
+    Daemon(Asked),
+    Here(Arc<Served>),
+}
+
+impl Shower {
+    fn profile(&self, path: &Path) -> Result<ShownProfile> {
+        match self {
+            Shower::Daemon(mountpoint) => served::ask(mountpoint, &Request::Profile { path: hex(path) }),
+            Shower::Here(served) => Ok(served.profile(ROOT_VOLUME, path)?),
+        }
+    }
 }
 
 fn show(ui: &Ui, args: &ShowArgs) -> Result<()> {
-    let forest = open::forest(ui, &args.dir, &args.key, true)?;
+    let shower = match served::of(&args.dir) {
+        Some(mountpoint) => Shower::Daemon(mountpoint),
+        None => Shower::Here(open::unlocked(ui, &args.dir, &args.key)?.open_forest(open::options(true))?),
+    };
     let root = [PathBuf::new()];
     let paths = if args.paths.is_empty() { &root[..] } else { &args.paths };
     let mut profiles = Vec::new();
     for path in paths {
-        let held = Held::at(&forest, path)?;
-        let KnownProfile { profile, is_changing } = held.profile(path)?;
-        let (suite, method, is_plain) = (held.suite(), profile.method(), profile.protection().is_plain());
-        profiles.push(Row {
-            path: path.to_string_lossy().into_owned(),
-            protect: profile.protection().name(),
-            block_keys: (!is_plain).then_some(profile.key().name()),
-            cipher: (!is_plain).then_some(method.cipher(suite).name()),
-            hash: method.hash(suite).name(),
-            changing: is_changing,
-        });
+        let profile = shower.profile(path).with_context(|| named(path))?;
+        profiles.push(Row { path: path.to_string_lossy().into_owned(), profile });
     }
     if args.json {
         return output::print_json(&Profiles { profiles });
     }
-    let lines = profiles.iter().map(|row| {
-        let state = if row.changing { "  (being changed)" } else { "" };
+    let lines = profiles.iter().map(|Row { path, profile }| {
         format!(
-            "{:<10} {:<11} {:<9} {:<8} /{}{state}",
-            row.protect,
-            row.block_keys.unwrap_or("-"),
-            row.cipher.unwrap_or("-"),
-            row.hash,
-            shown(std::ffi::OsStr::new(row.path.trim_start_matches('/')))
+            "{:<10} {:<11} {:<9} {:<8} /{}{}",
+            profile.protect,
+            profile.block_keys.as_deref().unwrap_or("-"),
+            profile.cipher.as_deref().unwrap_or("-"),
+            profile.hash,
+            shown(std::ffi::OsStr::new(path.trim_start_matches('/'))),
+            if profile.changing { "  (being changed)" } else { "" }
         )
     });
     let head = "protect    block keys  cipher    hash     path".to_owned();

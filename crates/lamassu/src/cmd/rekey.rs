@@ -1,24 +1,14 @@
 //! `lamassu rekey`: brings what is stored to the newest keys, in a mounted vault by its daemon, otherwise here.
 
-use crate::fault::{Fault, Result};
+use crate::fault::Result;
+use crate::job::{Words, Worker};
 use crate::keys::{self, KeyArg};
-use crate::open;
 use crate::output::{self, Ui};
-use crate::progress::Meter;
-use crate::{served, signals, text};
-use lamassu_fuse::control::Asked;
-use lamassu_host::Error as HostError;
-use lamassu_host::Served;
-use lamassu_host::control::protocol::{Ended, Progress, Request};
-use lamassu_host::job::Task;
+use crate::{served, text};
+use lamassu_host::control::protocol::Request;
+use lamassu_vault::Rekeyed;
 use lamassu_vault::forest::ROOT_VOLUME;
-use lamassu_vault::{FileSystem, Rekeyed};
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::time::Duration;
-
-/// How often progress is asked for.
-const POLL: Duration = Duration::from_millis(100);
 
 const EXAMPLES: &str = "\
 Examples:
@@ -59,105 +49,28 @@ fn help() -> String {
     format!("{EXAMPLES}\n\n{}", keys::HELP)
 }
 
-/// Where the work is done.
-enum Worker {
-    Daemon(Asked),
-    Here(Arc<Served>),
-}
-
-impl Worker {
-    fn start(ui: &Ui, args: &Args) -> Result<Worker> {
-        let (full, bytes_per_second) = (args.work.full, args.limit);
-        if let Some(mountpoint) = served::of(&args.dir) {
-            let _: Progress = served::ask(&mountpoint, &Request::RekeyStart { full, bytes_per_second })?;
-            return Ok(Worker::Daemon(mountpoint));
-        }
-        let served = open::unlocked(ui, &args.dir, &args.key)?.open_forest(open::options(false))?;
-        let uid = rustix::process::getuid().as_raw();
-        served.rekey(ROOT_VOLUME, Task { full, bytes_per_second, uid })?;
-        Ok(Worker::Here(served))
-    }
-
-    fn progress(&self) -> Result<Progress> {
-        match self {
-            Worker::Daemon(mountpoint) => served::ask(mountpoint, &Request::RekeyStatus {}),
-            Worker::Here(served) => Ok(served.job(ROOT_VOLUME)?),
-        }
-    }
-
-    fn cancel(&self) -> Result<()> {
-        match self {
-            Worker::Daemon(mountpoint) => served::ask(mountpoint, &Request::RekeyCancel {}),
-            Worker::Here(served) => {
-                served.end_jobs(ROOT_VOLUME);
-                Ok(())
-            }
-        }
-    }
-
-    fn close(self) -> Result<()> {
-        match self {
-            Worker::Daemon(_) => Ok(()),
-            Worker::Here(served) => Ok(served.forest().close()?),
-        }
-    }
-}
+const WORDS: Words = Words { done: "re-keyed", failed: "not re-keyed" };
 
 pub fn run(ui: &Ui, args: &Args) -> Result<()> {
-    let worker = Worker::start(ui, args)?;
-    // From here on Ctrl-C ends the work, not only this process: a daemon would go on.
-    signals::flag_only();
-    let (ended, stopped) = watch(ui, &worker)?;
-    worker.close()?;
-    let done = match ended {
-        Ended::Failed(failed) => return Err(Fault::Told(failed).into()),
-        Ended::Done(done) => done,
+    let worker = Worker::of(ui, &args.dir, &args.key)?;
+    let (full, bytes_per_second) = (args.work.full, args.limit);
+    let job = match &worker {
+        Worker::Daemon(mountpoint) => served::ask(mountpoint, &Request::RekeyStart { full, bytes_per_second })?,
+        Worker::Here(here) => here.rekey(ROOT_VOLUME, (full, bytes_per_second), rustix::process::getuid().as_raw())?,
     };
+    let watched = worker.watch(ui, job, WORDS);
+    worker.close()?;
+    let (done, ended) = watched?;
     if args.json {
         output::print_json(&done)?;
     } else {
         ui.note(summary(&done));
     }
-    match done {
-        _ if stopped => Err(HostError::Interrupted.into()),
-        Rekeyed { failed, .. } if failed > 0 => Err(Fault::NotRekeyed { failed }.into()),
-        Rekeyed { complete: false, .. } => Err(Fault::RekeyIncomplete.into()),
-        _ => {
-            let what = if args.work.full {
-                "`lamassu key retire --inner` and `--outer` end"
-            } else {
-                "`lamassu key retire --outer` ends"
-            };
-            ui.note(format_args!("earlier epochs have nothing left to do; {what} them"));
-            Ok(())
-        }
-    }
-}
-
-/// Shows progress until the end; whether it was cancelled here.
-fn watch(ui: &Ui, worker: &Worker) -> Result<(Ended, bool)> {
-    let meter = Meter::bytes(ui, "re-keyed");
-    let (mut total, mut told, mut stopped) = (0, 0, false);
-    loop {
-        let progress = worker.progress()?;
-        if progress.total != total {
-            total = progress.total;
-            meter.set_total(total);
-        }
-        meter.reach(progress.done.min(total));
-        for line in progress.failures.iter().skip(told) {
-            meter.suspend(|| ui.warn(format_args!("not re-keyed: {}", text::printable(line))));
-        }
-        told = told.max(progress.failures.len());
-        if let Some(ended) = progress.ended {
-            return Ok((ended, stopped));
-        }
-        if signals::interrupted() && !stopped {
-            worker.cancel()?;
-            stopped = true;
-        }
-        std::thread::sleep(POLL);
-    }
+    ended?;
+    let what =
+        if full { "`lamassu key retire --inner` and `--outer` end" } else { "`lamassu key retire --outer` ends" };
+    ui.note(format_args!("earlier epochs have nothing left to do; {what} them"));
+    Ok(())
 }
 
 fn summary(done: &Rekeyed) -> String {

@@ -1,7 +1,9 @@
 //! `lamassu profile`: chosen, inherited, changed, shown; and what the other commands tell of it.
 
+use crate::mounts::{daemon_of, kill};
 use crate::support::Bench;
 use std::fs;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 const B: usize = 4096;
 
@@ -11,7 +13,11 @@ fn text(blocks: usize) -> Vec<u8> {
 }
 
 fn shown(b: &Bench, path: &str) -> (String, String) {
-    let told = b.run(&format!("profile show --json v {path}")).ok().json();
+    shown_in(b, "v", path)
+}
+
+fn shown_in(b: &Bench, dir: &str, path: &str) -> (String, String) {
+    let told = b.run(&format!("profile show --json {dir} {path}")).ok().json();
     let row = &told["profiles"][0];
     let word = |name: &str| row[name].as_str().unwrap_or("-").to_owned();
     assert_eq!(row["changing"], false, "{path}");
@@ -231,9 +237,104 @@ fn what_makes_no_sense_is_a_usage_error() {
     b.run("profile set --protect integrity n /").code(28);
     b.run("profile set --protect integrity n a").ok();
     b.dir("mnt");
-    b.run("mount v mnt").ok();
-    b.run("profile set --protect integrity v a").code(11);
+    b.run("mount --read-only v mnt").ok();
+    b.run("profile set --protect integrity mnt a").code(28).says("read-only");
+    assert_eq!(b.run("profile show --json mnt a").ok().json()["profiles"][0]["protect"], "both");
     b.unmount("mnt");
+    b.run("mount v mnt").ok();
+    b.run("profile set --protect integrity mnt missing").code(3);
+    b.run("profile set --protect integrity --block-keys random mnt a").code(2);
+    b.run("profile set --protect integrity n mnt").code(3);
+    b.unmount("mnt");
+}
+
+/// By the daemon, through the mount or by the vault's directory, also in a dataset, while files are written.
+#[test]
+fn a_mounted_vault_changes_its_profiles_while_it_is_used() {
+    let b = Bench::new();
+    b.run("init v").ok();
+    b.dir("m");
+    b.run("mount v m").ok();
+    for dir in ["d", "d/deep"] {
+        b.dir(&format!("m/{dir}"));
+        (0..20).for_each(|n| drop(b.file(&format!("m/{dir}/{n}"), &text(20 + n))));
+    }
+    b.run("dataset create m/d/set").ok();
+    b.file("m/d/set/a", &text(20));
+    let stop = AtomicBool::new(false);
+    let busy = |n: usize| {
+        let path = b.path(&format!("m/d/deep/{n}"));
+        let content = text(60);
+        for round in (0..50).cycle().take_while(|_| !stop.load(Ordering::Relaxed)) {
+            fs::write(&path, &content[..(round + 1) * B]).unwrap();
+            assert!(fs::read(&path).unwrap() == content[..(round + 1) * B]);
+        }
+        fs::write(&path, &content).unwrap();
+    };
+    std::thread::scope(|s| {
+        let busy = &busy;
+        let threads = [3, 4].map(|n| s.spawn(move || busy(n)));
+        let ran = b.run("profile set -R --protect integrity m d");
+        assert!(ran.code == 0 || ran.err.contains("run it again"), "{ran:?}");
+        assert!(ran.err.contains("is a dataset"), "{ran:?}");
+        b.run("profile set -R --protect integrity --hash blake3 v d/deep").ok().says("integrity, blake3");
+        stop.store(true, Ordering::Relaxed);
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+    });
+    // Through the mount, by its directory in the store, and in the dataset.
+    b.run("profile set --block-keys random m d/set").ok();
+    b.run("profile set --cipher aes-128 m/d/set a").ok();
+    b.file("m/d/set/b", &text(20));
+    b.file("m/d/new", &text(20));
+    let protects = |dir: &str, path: &str| {
+        let told = b.run(&format!("profile show --json {dir} {path}")).ok().json();
+        told["profiles"][0].clone()
+    };
+    for dir in ["m", "v"] {
+        assert_eq!(protects(dir, "d/new")["protect"], "integrity");
+        assert_eq!(protects(dir, "d/deep/3")["hash"], "blake3");
+        assert_eq!(protects(dir, "d/set/a")["cipher"], "aes-128");
+        assert_eq!(protects(dir, "d/set/b")["block_keys"], "random");
+    }
+    b.run("key unload m/d/set").ok();
+    b.run("profile show m d/set/a").code(51);
+    b.run("profile set --hash blake3 m d/set/a").code(51);
+    b.unmount("m");
+    for n in 0..20 {
+        let len = if [3, 4].contains(&n) { 60 } else { 20 + n };
+        assert!(b.run(&format!("cat v d/deep/{n}")).ok().out == text(len), "{n}");
+    }
+    b.run("check v").ok();
+    b.run("scrub v").ok();
+    assert_eq!(b.run("profile show --json v d/deep/3 d/deep").ok().json()["profiles"][0]["changing"], false);
+}
+
+/// The daemon is killed in the middle of a change: a later run goes on.
+#[test]
+fn a_change_by_a_daemon_that_is_killed_goes_on() {
+    let b = Bench::new();
+    b.run("init v").ok();
+    b.dir("m");
+    b.run("mount v m").ok();
+    (0..6).for_each(|n| drop(b.file(&format!("m/{n}"), &text(2000))));
+    (0..6).for_each(|n| fs::File::open(b.path(&format!("m/{n}"))).unwrap().sync_all().unwrap());
+    for protection in ["integrity", "both", "none"] {
+        let daemon = daemon_of(&b);
+        std::thread::scope(|s| {
+            let asked = s.spawn(|| b.run(&format!("profile set -R --protect {protection} m /")));
+            std::thread::sleep(std::time::Duration::from_millis(30));
+            kill(daemon, "-KILL");
+            assert!(asked.join().unwrap().code != 70);
+        });
+        let _ = std::process::Command::new("umount").arg("-l").arg(b.path("m")).status();
+        b.run("mount v m").ok();
+        b.run(&format!("profile set -R --protect {protection} m /")).ok();
+        (0..6).for_each(|n| assert_eq!(shown_in(&b, "m", &n.to_string()).0, protection));
+    }
+    b.unmount("m");
+    (0..6).for_each(|n| assert!(b.run(&format!("cat v {n}")).ok().out == text(2000)));
+    b.run("check --repair v").ok();
+    b.run("scrub v").ok();
 }
 
 #[test]
