@@ -58,6 +58,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         anchor: None,
         freshness: Freshness::default(),
         events: Default::default(),
+        upkeep: Default::default(),
     };
     let vault = Vault::open(Arc::new(LocalBackend::open(Path::new(dir))?), &header, ring, options)?;
     mount(Arc::new(vault), Path::new(point), &mount_options)?.wait()?;

@@ -51,6 +51,7 @@ fn open(backend: Arc<dyn Backend>, block_size: u32) -> Vault {
         anchor: None,
         freshness: Freshness::default(),
         events: Default::default(),
+        upkeep: Default::default(),
     };
     Vault::open(backend, &header(block_size), ring(), options).unwrap()
 }

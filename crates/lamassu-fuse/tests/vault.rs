@@ -106,6 +106,7 @@ impl Fixture {
             anchor: None,
             freshness: Freshness::default(),
             events: Default::default(),
+            upkeep: Default::default(),
         };
         Vault::open(backend, &r.header(), r.ring(), options).unwrap()
     }
@@ -261,6 +262,7 @@ fn a_mount_that_nobody_uses_is_unloaded() {
         anchor: None,
         freshness: Freshness::default(),
         events: Default::default(),
+        upkeep: Default::default(),
     };
     let vault = Arc::new(Vault::open(backend.clone(), &r.header(), r.ring(), options).unwrap());
     let forest = Forest::new(vault, backend, r.header().id(), true, Arc::new(NoDatasets)).unwrap();
@@ -461,6 +463,7 @@ fn a_second_writer_is_refused_while_mounted() {
             anchor: None,
             freshness: Freshness::default(),
             events: Default::default(),
+            upkeep: Default::default(),
         };
         Vault::open(backend, &f.recipe.header(), f.recipe.ring(), options)
     };

@@ -248,6 +248,7 @@ fn open(backend: Arc<dyn Backend>) -> lamassu_vault::Result<Vault> {
         anchor: None,
         freshness: Freshness::default(),
         events: Default::default(),
+        upkeep: Default::default(),
     };
     Vault::open(backend, &vault_header(), ring(SUITE), options)
 }

@@ -57,6 +57,7 @@ pub fn options(read_only: bool) -> Options {
         anchor: None,
         freshness: Freshness::default(),
         events: Default::default(),
+        upkeep: Default::default(),
     }
 }
 

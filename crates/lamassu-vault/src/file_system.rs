@@ -2,7 +2,7 @@
 
 use crate::{
     Access, Attr, DirEntry, Entry, Fallocate, HandleId, Ino, Kind, Owner, RenameMode, Result, SetAttr, SetXattr,
-    StatFs, Vault, Whence,
+    StatFs, Upkeep, Vault, Whence,
 };
 use std::ffi::OsStr;
 
@@ -134,6 +134,14 @@ file_system! {
         fn may_cache(&self, ino: Ino) -> bool {
             let _ = ino;
             true
+        }
+        /// Which wish for upkeep [`FileSystem::work_off`] answers.
+        fn upkeep(&self) -> Upkeep {
+            Upkeep::default()
+        }
+        /// Called when upkeep is wanted: does in the background what calls would have to do later.
+        fn work_off(&self) -> Result<()> {
+            Ok(())
         }
         /// Called as often as [`FileSystem::maintain`], while changes can go on: it may wait for them. Unloads what has
         /// been idle for long enough.

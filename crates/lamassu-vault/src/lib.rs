@@ -16,7 +16,7 @@
 //! | `root`, `session` | the records of the root's permissions and of sessions |
 //! | `staging` | where entries are made, and deleted, out of reach of other users |
 //! | `anchored` | what the vault's anchor says, and what it is told (`docs/freshness.md`) |
-//! | `gate` | `freeze` and `close` against changes under way |
+//! | `gate`, `upkeep` | `freeze` and `close` against changes under way; work in the background |
 //! | `event` | what is found damaged: counted, logged, handed on |
 //! | `walk`, `regions`, `check`, `rekey` | walks over the whole tree: sizes, datasets; verify and repair; re-keying |
 //! | `scrub` | the whole store against the anchor, without keys |
@@ -72,6 +72,7 @@ mod symlink;
 mod target;
 mod tree;
 pub mod types;
+mod upkeep;
 pub mod walk;
 mod xattr;
 
@@ -87,6 +88,7 @@ pub use session::{
     accept_sessions, copy_sessions, has_interrupted_sessions, last_session, shown_ranges, verify_sessions,
 };
 pub use types::*;
+pub use upkeep::Upkeep;
 pub use xattr::is_listed_for;
 
 use crate::anchored::Anchored;

@@ -317,10 +317,13 @@ impl Vault {
         let live = self.nodes.lock().is_live(open.ino);
         if live && open.is_unsettled() {
             open.touched(self.now());
-            if self.files.idle_count() > self.idle_max
+            let idle = self.files.idle_count();
+            if idle > self.idle_max
                 && let Err(e) = self.settle_idle()
             {
                 tracing::error!(error = %e, "files that were closed could not be settled");
+            } else if idle == self.idle_max / 2 {
+                self.options.upkeep.want();
             }
         } else {
             self.let_go(open.ino, !live);

@@ -359,6 +359,19 @@ impl Vault {
         done
     }
 
+    /// Does in the background what calls would have to do later: to be called when [`crate::Upkeep`] is wanted.
+    ///
+    /// # Errors
+    /// As [`Vault::maintain`].
+    pub fn work_off(&self) -> Result<()> {
+        let Some(_pass) = self.gate.try_enter().filter(|_| !self.options.read_only) else { return Ok(()) };
+        let mut first = First(self.work_off_departures());
+        if self.files.idle_count() >= self.idle_max / 2 {
+            first.note(self.settle_idle());
+        }
+        first.0
+    }
+
     /// To be called every few seconds: commits buffers older than 5 s, settles files at most 30 s after their last
     /// write, gives memory back.
     ///

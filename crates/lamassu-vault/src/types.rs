@@ -1,5 +1,6 @@
 //! Types of the vault API.
 
+use crate::Upkeep;
 use crate::event::Events;
 use lamassu_anchor::Anchor;
 use lamassu_crypto::engine::device::Device;
@@ -165,6 +166,8 @@ pub struct Options {
     pub freshness: Freshness,
     /// where it goes that something is not as it was written; by default to the log alone
     pub events: Events,
+    /// what is told where work is to be done in the background
+    pub upkeep: Upkeep,
 }
 
 /// When the anchor of a vault comes to know of changes.

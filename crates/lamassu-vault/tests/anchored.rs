@@ -55,6 +55,40 @@ fn what_was_done_is_there_after_the_vault_was_closed() {
     });
 }
 
+/// Upkeep is wanted before a call has to do the work; without it one does, at a bound.
+#[test]
+fn removals_are_carried_out_in_the_background() {
+    for has_upkeep in [true, false] {
+        let (lab, v) = Lab::new(Recipe::plain());
+        v.close().unwrap();
+        drop(v);
+        let upkeep = Upkeep::default();
+        let anchor = anchor(&lab.recipe, &lab.table);
+        let options = Options { anchor: Some(anchor), upkeep: upkeep.clone(), ..options(false) };
+        let v = Vault::open(lab.backend.clone(), &lab.recipe.header(), lab.recipe.ring(), options).unwrap();
+        let count = 9000;
+        (0..count).for_each(|number| link_to(&v, &number.to_string(), "target"));
+        v.sync_all().unwrap();
+        let there = || lab.backend.root().read_dir().unwrap().len();
+        let mut least = there();
+        for number in 0..count {
+            rm(&v, &number.to_string()).unwrap();
+            if has_upkeep && upkeep.wait(std::time::Duration::ZERO) {
+                let before = there();
+                v.work_off().unwrap();
+                assert!(there() < before);
+            }
+            if number == 1000 {
+                least = there();
+            }
+        }
+        assert_eq!(least > count, !has_upkeep, "of {count} there were {least} after a thousand");
+        assert!(there() < 8300, "{}", there());
+        v.close().unwrap();
+        assert!(there() < 20, "{}", there());
+    }
+}
+
 #[test]
 fn an_entry_that_the_store_lost_is_an_error_and_the_rest_is_readable() {
     both(|lab, v| {

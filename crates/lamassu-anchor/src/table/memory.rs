@@ -59,12 +59,16 @@ impl Table for MemoryTable {
     }
 
     fn scan(&self, space: Space, prefix: &[u8], visit: &mut Visit<'_>) -> Result<(), AnchorError> {
-        // A copy: `visit` may ask this table.
-        let rows = self.state.lock().rows.clone();
         let from = (space, prefix.to_vec());
-        let found = rows.range(from..).take_while(|((in_space, key), _)| *in_space == space && key.starts_with(prefix));
-        for ((_, key), value) in found {
-            if visit(key, value).is_break() {
+        let is_meant = |key: &(Space, Vec<u8>)| key.0 == space && key.1.starts_with(prefix);
+        // Copies: `visit` may ask this table.
+        let found: Vec<_> = {
+            let rows = &self.state.lock().rows;
+            let found = rows.range(from..).take_while(|(key, _)| is_meant(key));
+            found.map(|((_, key), value)| (key.clone(), value.clone())).collect()
+        };
+        for (key, value) in found {
+            if visit(&key, &value).is_break() {
                 break;
             }
         }

@@ -87,6 +87,15 @@ impl<F: FileSystem> tuning::Mount for Shared<F> {
         self.unload_idle();
     }
 
+    fn work_off(&self) {
+        let Some(_pass) = self.gate.enter() else { return };
+        guarded("work off", || {
+            if let Err(error) = self.fs.work_off() {
+                tracing::error!(%error, "work in the background failed; it is tried again");
+            }
+        });
+    }
+
     fn with_handle(&self, ino: Ino, body: &mut dyn FnMut(HandleId)) {
         guarded("read ahead", || {
             let Ok(handle) = self.fs.open_file(ino, Access { read: true, ..Access::default() }) else { return };

@@ -113,6 +113,7 @@ impl<F: FileSystem> Shared<F> {
         owner: u32,
         calls: Option<Calls>,
     ) -> std::io::Result<Arc<Self>> {
+        let tuning = Arc::new(Tuning::new(options.keep_awake, fs.upkeep())?);
         Ok(Arc::new(Shared {
             fs,
             cache: options.cache,
@@ -129,7 +130,7 @@ impl<F: FileSystem> Shared<F> {
             notifier: OnceLock::new(),
             cache_writes: AtomicU64::new(0),
             cache_writes_in_flight: AtomicU64::new(0),
-            tuning: Arc::new(Tuning::new(options.keep_awake)?),
+            tuning,
             counts: Counts::default(),
             lifetime: Lifetime::default(),
             closed: Mutex::new(None),

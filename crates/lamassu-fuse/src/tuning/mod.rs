@@ -17,13 +17,13 @@ pub(crate) use dirty::DirtyLimits;
 use crate::options::KeepAwake;
 use awake::Awake;
 use dirty::{DirtyShare, PAUSES};
-use lamassu_vault::{HandleId, Ino};
-use parking_lot::{Condvar, Mutex};
+use lamassu_vault::{HandleId, Ino, Upkeep};
+use parking_lot::Mutex;
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use windows::Windows;
 
 /// Time between calls of [`Mount::maintain`].
@@ -36,6 +36,8 @@ const TRIM_EVERY: u32 = 15;
 pub(crate) trait Mount: Send + Sync {
     /// One round of the file system's own upkeep.
     fn maintain(&self);
+    /// What it wants done between rounds.
+    fn work_off(&self);
     /// Runs `body` with a handle for reading; not at all where there is none.
     fn with_handle(&self, ino: Ino, body: &mut dyn FnMut(HandleId));
     /// Whether the page cache may be filled with contents of this file: it is not open for writing, and its contents
@@ -59,18 +61,19 @@ pub(crate) struct Tuning {
     dirty: DirtyShare,
     windows: Windows,
     state: Mutex<State>,
-    stop: Condvar,
+    /// Woken for work between rounds, and for the end.
+    upkeep: Upkeep,
 }
 
 impl Tuning {
     /// An error only where processors are to be kept awake and cannot be.
-    pub(crate) fn new(keep_awake: KeepAwake) -> io::Result<Self> {
+    pub(crate) fn new(keep_awake: KeepAwake, upkeep: Upkeep) -> io::Result<Self> {
         Ok(Tuning {
             awake: Awake::new(keep_awake)?,
             dirty: DirtyShare::default(),
             windows: Windows::default(),
             state: Mutex::default(),
-            stop: Condvar::new(),
+            upkeep,
         })
     }
 
@@ -121,20 +124,24 @@ impl Tuning {
     }
 
     fn run_rounds(&self, mount: &dyn Mount) {
-        let mut state = self.state.lock();
         let mut rounds = 0_u32;
-        while !state.stopping {
-            if !self.stop.wait_for(&mut state, ROUND).timed_out() {
+        let mut next = Instant::now() + ROUND;
+        loop {
+            let is_wanted = self.upkeep.wait_until(next);
+            if self.state.lock().stopping {
+                return;
+            }
+            if is_wanted && Instant::now() < next {
+                mount.work_off();
                 continue;
             }
-            drop(state);
             mount.maintain();
             self.dirty.end_after(PAUSES);
             rounds = rounds.wrapping_add(1);
             if rounds.is_multiple_of(TRIM_EVERY) {
                 give_memory_back();
             }
-            state = self.state.lock();
+            next = Instant::now() + ROUND;
         }
     }
 
@@ -145,7 +152,7 @@ impl Tuning {
         let threads = {
             let mut state = self.state.lock();
             state.stopping = true;
-            self.stop.notify_all();
+            self.upkeep.want();
             std::mem::take(&mut state.threads)
         };
         for thread in threads {

@@ -36,6 +36,21 @@ pub(crate) struct Departures {
     state: Mutex<State>,
 }
 
+/// So many more are taken on before the thread that maintains the vault is woken.
+const BATCH: usize = 256;
+/// Most that wait; with more, a removal takes part in carrying them out.
+const WAITING_MAX: usize = 8192;
+
+/// Whether departures are to be carried out.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Pressure {
+    None,
+    /// In the background.
+    Some,
+    /// At once: memory is bounded, and so are descriptors.
+    Full,
+}
+
 #[derive(Default)]
 struct State {
     waiting: BTreeMap<u64, Arc<Departing>>,
@@ -46,11 +61,29 @@ struct State {
     nodes: HashMap<Ino, u64>,
     /// Intents that the anchor has handed out.
     due: BTreeSet<u64>,
+    /// How many a pass has left waiting.
+    left: usize,
 }
 
 impl Departures {
     pub fn len(&self) -> usize {
         self.state.lock().waiting.len()
+    }
+
+    /// `kept_max`: how many files may be kept.
+    fn pressure(&self, kept_max: usize) -> Pressure {
+        let state = self.state.lock();
+        match state.waiting.len() {
+            len if len >= WAITING_MAX || state.kept.len() >= kept_max => Pressure::Full,
+            len if len >= state.left + BATCH.min(kept_max / 2) => Pressure::Some,
+            _ => Pressure::None,
+        }
+    }
+
+    /// A pass has ended.
+    fn note_pass(&self) {
+        let state = &mut *self.state.lock();
+        state.left = state.waiting.len();
     }
 
     fn add(&self, number: u64, departing: Departing, node: Option<Ino>) {
@@ -215,18 +248,35 @@ impl Vault {
         if tried == 0 { self.commit_removals() } else { self.commit_anchor() }
     }
 
-    /// The same if many wait. A failure is logged: it is tried again.
+    /// The same if many wait: in the background, or here where they are too many. A failure is logged: it is tried
+    /// again.
     pub(crate) fn bound_departures(&self) {
-        let is_many = |anchored: &Anchored| anchored.departures.len() >= self.idle_max;
-        let is_many = || self.anchored.as_ref().is_some_and(is_many);
+        let Some(anchored) = &self.anchored else { return };
+        let pressure = || anchored.departures.pressure(self.idle_max);
         let bound = || {
             self.commit_removals()?;
-            if is_many() { self.commit_anchor() } else { Ok(()) }
+            if pressure() == Pressure::Full { self.commit_anchor() } else { Ok(()) }
         };
-        if is_many()
-            && let Err(error) = bound()
-        {
-            tracing::error!(%error, "removals could not be carried out; they will be tried again");
+        match pressure() {
+            Pressure::None => {}
+            Pressure::Some => self.options.upkeep.want(),
+            Pressure::Full => {
+                if let Err(error) = bound() {
+                    tracing::error!(%error, "removals could not be carried out; they will be tried again");
+                }
+            }
+        }
+    }
+
+    /// The same for upkeep.
+    ///
+    /// # Errors
+    /// [`VaultError::Anchor`]; those of the store: it is tried again.
+    pub(crate) fn work_off_departures(&self) -> Result<()> {
+        let pressure = |anchored: &Anchored| anchored.departures.pressure(self.idle_max);
+        match self.anchored.as_ref().map_or(Pressure::None, pressure) {
+            Pressure::None => Ok(()),
+            Pressure::Some | Pressure::Full => self.commit_removals(),
         }
     }
 
@@ -254,6 +304,7 @@ impl Vault {
                 }
             }
         }
+        anchored.departures.note_pass();
         let is_any = !done.is_empty();
         anchored.anchor.carried_out(done);
         if is_any {

@@ -7,7 +7,7 @@ use crate::file_system::FileSystem;
 use crate::open::fresh_handle;
 use crate::{
     Access, Attr, DirEntry, Entry, Fallocate, HandleId, Ino, Kind, Owner, ROOT, RenameMode, Result, SetAttr, SetXattr,
-    StatFs, Vault, VaultError, Whence,
+    StatFs, Upkeep, Vault, VaultError, Whence,
 };
 use lamassu_format::root::MODE_BITS;
 use std::ffi::OsStr;
@@ -113,6 +113,14 @@ impl FileSystem for Forest {
         // Also where nothing is loaded any more.
         lamassu_store::file::trim_spare();
         self.each_loaded(Vault::maintain)
+    }
+
+    fn upkeep(&self) -> Upkeep {
+        self.upkeep.clone()
+    }
+
+    fn work_off(&self) -> Result<()> {
+        self.each_loaded(Vault::work_off)
     }
 
     // Unloads everything when the time for that is over.

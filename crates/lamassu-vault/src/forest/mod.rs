@@ -21,7 +21,7 @@ use crate::error::io;
 use crate::event::IntegrityKind;
 use crate::inode::{OWN_MAX, StoreId};
 use crate::walk::read_header_bytes;
-use crate::{Attr, Entry, FileSystem, HandleId, Ino, Kind, Options, ROOT, Result, Vault, VaultError};
+use crate::{Attr, Entry, FileSystem, HandleId, Ino, Kind, Options, ROOT, Result, Upkeep, Vault, VaultError};
 use lamassu_crypto::{Engine, KeyRing};
 use lamassu_format::header::{Header, VaultHeader};
 use lamassu_store::{Backend, BackendDir};
@@ -113,6 +113,7 @@ pub struct Forest {
     opener: Arc<dyn Opener>,
     cache: OnceLock<Box<dyn Cache>>,
     keeps_acls: bool,
+    upkeep: Upkeep,
     /// Cipher threads, of all vaults together.
     engine: Arc<Engine>,
     changing: Mutex<()>,
@@ -144,7 +145,7 @@ impl Forest {
         opener: Arc<dyn Opener>,
     ) -> Result<Arc<Forest>> {
         let st = backend.root().stat().map_err(io("stat the root"))?;
-        let (keeps_acls, engine) = (vault.keeps_acls(), vault.engine());
+        let (keeps_acls, engine, upkeep) = (vault.keeps_acls(), vault.engine(), vault.options.upkeep.clone());
         opener.opened(ROOT_VOLUME, &vault);
         let root = KnownVolume::new(ROOT_VOLUME, id, StoreId::from(&st), backend, Some(vault));
         root.set_cached(cached);
@@ -155,6 +156,7 @@ impl Forest {
             opener,
             cache: OnceLock::new(),
             keeps_acls,
+            upkeep,
             engine,
             changing: Mutex::new(()),
             opens: RwLock::new(()),

@@ -129,6 +129,7 @@ pub fn options(read_only: bool) -> Options {
         anchor: None,
         freshness: Freshness::default(),
         events: Default::default(),
+        upkeep: Default::default(),
     }
 }
 

@@ -1,0 +1,54 @@
+//! Wakes the thread that maintains vaults, where there is work before its next round.
+
+use parking_lot::{Condvar, Mutex};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+#[derive(Debug, Default)]
+struct Shared {
+    is_wanted: Mutex<bool>,
+    changed: Condvar,
+}
+
+/// The wish for upkeep. Clones are one: all vaults of a process share it with the thread that waits here. Without such a
+/// thread a vault does by itself what must be done.
+#[derive(Clone, Debug, Default)]
+pub struct Upkeep(Arc<Shared>);
+
+impl Upkeep {
+    /// Ends the wait under way, or the next one.
+    pub fn want(&self) {
+        *self.0.is_wanted.lock() = true;
+        self.0.changed.notify_one();
+    }
+
+    /// Waits until upkeep is wanted, or until then. Whether it is wanted; from then on it is not.
+    pub fn wait_until(&self, deadline: Instant) -> bool {
+        let mut is_wanted = self.0.is_wanted.lock();
+        self.0.changed.wait_while_until(&mut is_wanted, |is_wanted| !*is_wanted, deadline);
+        std::mem::take(&mut *is_wanted)
+    }
+
+    /// The same for so long at most.
+    pub fn wait(&self, at_most: Duration) -> bool {
+        self.wait_until(Instant::now() + at_most)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wish_ends_one_wait_whenever_it_was_made() {
+        let upkeep = Upkeep::default();
+        upkeep.want();
+        upkeep.want();
+        assert!(upkeep.wait(Duration::from_secs(600)));
+        assert!(!upkeep.wait(Duration::ZERO));
+        std::thread::scope(|s| {
+            s.spawn(|| upkeep.clone().want());
+            assert!(upkeep.wait(Duration::from_secs(600)));
+        });
+    }
+}
