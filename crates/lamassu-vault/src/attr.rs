@@ -1,7 +1,7 @@
 //! stat and its changes. Everything is the backing entry's own but the size, which is the plain one.
 
 use crate::acl::Inherited;
-use crate::anchored::{Fresh, StoredAttrs, digest_of_attributes};
+use crate::anchored::{Fresh, StoredAttrs, digest_of_attributes, over_row};
 use crate::dirs::Dir;
 use crate::error::io;
 use crate::event::IntegrityEvent;
@@ -9,6 +9,7 @@ use crate::inode::CachedSize;
 use crate::target::Target;
 use crate::xattr::Holder;
 use crate::{Attr, HandleId, Ino, Kind, Result, SetAttr, SetTime, StatFs, Vault, VaultError};
+use lamassu_anchor::Row;
 use lamassu_anchor::row::Sealed;
 use lamassu_format::PAGE_LEN;
 use lamassu_format::header::NameMode;
@@ -57,7 +58,7 @@ impl Vault {
         if file.is_dirty() && attr.size > 0 {
             attr.blocks = attr.blocks.max(DIRTY_BLOCKS_MIN);
         }
-        self.attr_over_row(attr)
+        Ok(over_row(attr, self.row_of(attr.ino)?))
     }
 
     /// Attributes of node `ino`, which is the entry `stored` and whose stat is `st`.
@@ -68,12 +69,18 @@ impl Vault {
         if let Some(open) = self.files.get(ino) {
             return self.attr_of_open(ino, &open.file(), st);
         }
+        // In this order: what is not remembered any more is in the row.
+        let remembered = self.remembered_size(ino);
+        let row = self.row_of(ino)?;
         let size = match st.kind {
-            Kind::File => self.size_of_closed(ino, dir, stored, st)?,
+            Kind::File => match remembered.or_else(|| row.as_ref().and_then(Row::size)) {
+                Some(size) => size,
+                None => self.size_of_closed(ino, dir, stored, st)?,
+            },
             Kind::Symlink => self.link_size(ino, dir, stored, st)?,
             Kind::Dir | Kind::Fifo | Kind::Socket | Kind::CharDevice | Kind::BlockDevice => st.len,
         };
-        self.attr_over_row(self.attr(ino, st, size))
+        Ok(over_row(self.attr(ino, st, size), row))
     }
 
     /// A guess where it cannot be known; an error in an anchored vault, which guesses nothing.

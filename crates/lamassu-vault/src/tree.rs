@@ -114,7 +114,8 @@ impl Vault {
     pub(crate) fn entry_stored(&self, dir: &Dir, stored: &OsStr, number: u64) -> Result<Entry> {
         let _tree = self.tree.read();
         let _names = self.names_of(dir.ino).read();
-        let is_known = self.nodes.lock().is_known(dir.dev, number);
+        // Where there is an anchor, that mostly knows the size.
+        let is_known = self.anchored.is_some() || self.nodes.lock().is_known(dir.dev, number);
         let (st, opened) = match is_known {
             true => dir.handle.stat_entry(stored).map(|st| (st, None)),
             false => dir.handle.stat_and_open(stored),

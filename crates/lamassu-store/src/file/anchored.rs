@@ -152,6 +152,11 @@ impl AnchoredFiles {
         if takes_over { files.remove(&object) } else { files.get(&object).cloned() }
     }
 
+    /// The size of a file that is remembered.
+    pub fn remembered_size(&self, object: ObjectId) -> Option<u64> {
+        self.closed.lock().files.get(&object).map(|closed| closed.size)
+    }
+
     /// Forgets an object that is removed.
     pub fn forget(&self, object: ObjectId) {
         self.closed.lock().files.remove(&object);

@@ -200,10 +200,17 @@ impl Vault {
         Ok(())
     }
 
-    pub(crate) fn attr_over_row(&self, attr: Attr) -> Result<Attr> {
-        let Some(row) = self.row_of(attr.ino)?.filter(|_| attr.ino != ROOT) else { return Ok(attr) };
-        Ok(Attr { mode: row.mode, uid: row.uid, gid: row.gid, nlink: row.links, rdev: device(&row), ..attr })
+    /// The size of a file that this process has closed and the anchor does not know yet.
+    pub(crate) fn remembered_size(&self, ino: Ino) -> Option<u64> {
+        let anchored = self.anchored.as_ref()?;
+        anchored.files.remembered_size(self.nodes.lock().object(ino))
     }
+}
+
+/// Attributes as the row says, but for those of the root, whose are not in it.
+pub(crate) fn over_row(attr: Attr, row: Option<Row>) -> Attr {
+    let Some(row) = row.filter(|_| attr.ino != ROOT) else { return attr };
+    Attr { mode: row.mode, uid: row.uid, gid: row.gid, nlink: row.links, rdev: device(&row), ..attr }
 }
 
 impl super::Anchored {

@@ -33,6 +33,7 @@ mod used;
 
 pub(crate) use depart::Departing;
 pub(crate) use digest::{StoredAttrs, digest_of_attributes, digest_of_dataset, digest_of_link, digest_of_text};
+pub(crate) use entries::over_row;
 pub(crate) use make::{Fresh, TRIES_MAX};
 pub(crate) use moves::Moving;
 pub(crate) use recover::MovesLeft;
