@@ -60,6 +60,19 @@ class Calls:
     def unlink(self):
         os.unlink(self.name())
 
+    def link_name(self):
+        return f"{self.dir()}/l{self.rng.randrange(4)}"
+
+    def symlink(self):
+        """Made and removed, so that the store gives its inode number to the next one."""
+        os.symlink(self.rng.choice(("x", "y" * 200, "z" * 3000)), self.link_name())
+
+    def unsymlink(self):
+        os.unlink(self.link_name())
+
+    def readlink(self):
+        os.readlink(self.link_name())
+
     def rename(self):
         os.rename(self.name(), self.name())
 
@@ -106,6 +119,7 @@ class Calls:
         """Counts the calls that a race made fail; what else failed."""
         calls = (self.create, self.create, self.change, self.read, self.unlink, self.rename, self.rename_open)
         calls += (self.link, self.unlink_open, self.chmod, self.list, self.subdirs)
+        calls += (self.symlink, self.unsymlink, self.readlink, self.readlink)
         tally, faults = collections.Counter(), collections.Counter()
         while time.monotonic() < until:
             one = self.rng.choice(calls)

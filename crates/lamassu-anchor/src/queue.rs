@@ -42,6 +42,8 @@ pub(crate) struct Layer {
     pub held: BTreeMap<(ObjectId, RecordNo), Option<Digests>>,
     intents: BTreeMap<u64, QueuedIntent>,
     entries: BTreeMap<EntryPlace, QueuedEntry>,
+    /// Objects that were changed themselves since their entries were made: a barrier for names does not cover that.
+    changed: HashSet<ObjectId>,
 }
 
 /// A queued intent, or that one was carried out.
@@ -109,6 +111,12 @@ impl Layer {
     pub fn hold_back(&mut self, object: ObjectId, number: u64) {
         let names = self.entries.values_mut().filter(|queued| queued.object == object && queued.value.is_some());
         names.for_each(|queued| queued.number = number);
+        self.changed.insert(object);
+    }
+
+    /// Whether an object was held back, and no commit has taken it since.
+    pub fn is_changed(&self, object: ObjectId) -> bool {
+        self.changed.contains(&object)
     }
 
     /// Queues that an entry goes, by an intent.
@@ -183,6 +191,7 @@ impl Layer {
         let left_behind = left_behind.copied().collect();
         let objects = self.objects.extract_if(|object, _| is_taken(object)).collect();
         let held = self.held.extract_if(.., |(object, _), _| is_taken(object)).collect();
+        let changed = self.changed.extract_if(is_taken).collect();
         let entries: BTreeMap<_, _> = self.entries.extract_if(.., |_, queued| is_taken(&queued.object)).collect();
         // An intent goes with its entry.
         let left: HashSet<u64> = self.entries.values().filter_map(|queued| queued.intent).collect();
@@ -192,7 +201,7 @@ impl Layer {
             QueuedIntent::CarriedOut { number } => wanted.is_none() && *number <= mark.0,
         });
         let intents = intents.collect();
-        (Layer { vault: self.vault.take(), objects, held, intents, entries }, left_behind)
+        (Layer { vault: self.vault.take(), objects, held, intents, entries, changed }, left_behind)
     }
 
     /// Puts what is queued of an object into a commit, but for the names that came and went: of these the commit has
@@ -240,6 +249,7 @@ impl Layer {
         for (place, queued) in failed.entries {
             self.entries.entry(place).or_insert(queued);
         }
+        self.changed.extend(failed.changed);
     }
 
     /// The changes of keys.

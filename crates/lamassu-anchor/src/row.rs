@@ -166,7 +166,19 @@ pub enum Intent {
         to_name: Box<[u8]>,
         /// What becomes of what lies there.
         over: Over,
+        /// For recovery, where rows do not tell.
+        inodes: Inodes,
     },
+}
+
+/// The store's inode numbers of what moves, as the writer saw them. A hint: another store, or the same one mounted
+/// anew, may have others.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Inodes {
+    /// Of the entry.
+    pub source: u64,
+    /// Of what lies where it moves to; 0: nothing does.
+    pub target: u64,
 }
 
 /// What becomes of what lies where an entry moves to.
@@ -492,9 +504,11 @@ impl Intent {
         if let Intent::Remove { was, .. } = self {
             out.extend(was.encode());
         }
-        if let Intent::Move { to_name, .. } = self {
+        if let Intent::Move { to_name, inodes, .. } = self {
             put(&mut out, to_name.len() as u64);
             out.extend(to_name);
+            put(&mut out, inodes.source);
+            put(&mut out, inodes.target);
         }
         out
     }
@@ -519,6 +533,7 @@ fn intent(from: &mut Reader<'_>) -> Option<Intent> {
             to: place(from)?,
             to_name: from.text(NAME_LEN_MAX)?,
             over: Over::ALL[usize::from(kind - 1)],
+            inodes: Inodes { source: from.number()?, target: from.number()? },
         }),
         [_] => None,
     }

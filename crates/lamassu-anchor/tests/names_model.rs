@@ -7,7 +7,7 @@
 //! anchor says: it is never what is served, so there is nothing to search for.
 #![allow(clippy::unwrap_used)]
 
-use lamassu_anchor::row::{Content, EntryPlace, FileRow, Intent, Row, Sealed};
+use lamassu_anchor::row::{Content, EntryPlace, FileRow, Inodes, Intent, Row, Sealed};
 use lamassu_anchor::table::MemoryTable;
 use lamassu_anchor::{Anchor, Made, Mark, ObjectId, Removal, Renamed, Token, TokenKey, VaultRow};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
@@ -224,8 +224,9 @@ impl World {
         if left == Some(Left::RenameFirst) {
             self.change_store(|store| move_name(store, from, to, is_exchange));
         }
-        let ask =
-            |world: &World| world.anchor.rename(place(from), (place(to), &[to]), is_exchange, world.covered).unwrap();
+        let ask = |world: &World| {
+            world.anchor.rename(place(from), (place(to), &[to]), is_exchange, Inodes::default(), world.covered).unwrap()
+        };
         let mut answer = ask(self);
         if answer == Renamed::NeedsBarrier {
             self.barrier();

@@ -1,7 +1,7 @@
 //! An anchor that many threads use while commits go on: what is known never goes away in between.
 #![allow(clippy::unwrap_used)] // a panic is a failed test
 
-use lamassu_anchor::row::{Content, FileRow, Sealed};
+use lamassu_anchor::row::{Content, FileRow, Inodes, Sealed};
 use lamassu_anchor::table::{Change, MemoryTable, Space, Table, Visit};
 use lamassu_anchor::{
     Anchor, AnchorError, Digest, EntryPlace, Made, ObjectId, Removal, Renamed, Row, Token, TokenKey, VaultRow,
@@ -132,7 +132,7 @@ fn what_is_replaced_stays_known_while_a_move_is_committed() {
                 anchor.change(object, |row| row.mode = 0o600).unwrap();
             }
         });
-        let renamed = anchor.rename(place(1), (place(2), b"two"), false, anchor.mark());
+        let renamed = anchor.rename(place(1), (place(2), b"two"), false, Inodes::default(), anchor.mark());
         assert_eq!(renamed.is_err(), fails);
         anchor.commit(anchor.mark()).unwrap();
         let rows = [source, target].map(|object| anchor.row(object).unwrap());

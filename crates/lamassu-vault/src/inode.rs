@@ -241,6 +241,12 @@ impl NodeTable {
         self.nodes.get(&ino).map(|n| n.links.to_vec()).unwrap_or_default()
     }
 
+    /// Whether a node has this name.
+    pub fn has_name(&self, ino: Ino, parent: Ino, name: &OsStr) -> bool {
+        let is_it = |link: &Link| link.parent == parent && &*link.name == name;
+        self.nodes.get(&ino).is_some_and(|node| node.links.iter().any(is_it))
+    }
+
     pub fn first_link(&self, ino: Ino) -> Option<(Link, StoreId)> {
         let node = self.nodes.get(&ino)?;
         node.links.first().map(|l| (l.clone(), node.id))

@@ -11,6 +11,7 @@ use crate::staging::rename_no_replace;
 use crate::symlink;
 use crate::{Ino, Kind, RenameMode, Result, Vault, VaultError};
 use lamassu_anchor::ObjectId;
+use lamassu_anchor::row::Inodes;
 use lamassu_store::backend::Stat;
 use std::ffi::{OsStr, OsString};
 use std::sync::Arc;
@@ -251,7 +252,8 @@ impl Vault {
     /// Has the anchor record a move, before the store's step. `None`: a barrier has to come first, and nothing was
     /// done.
     fn ask(&self, from: &End, to: &End, is_exchange: bool) -> Result<Option<Moving>> {
-        self.record_move((&from.dir, &from.stored.name), (&to.dir, &to.stored.name), is_exchange)
+        let places = ((&*from.dir, &*from.stored.name), (&*to.dir, &*to.stored.name));
+        self.record_move(places.0, places.1, is_exchange, inodes_of(from, to))
     }
 
     /// Tells the anchor what became of the store's step; where that failed, everything is where it was.
@@ -260,6 +262,7 @@ impl Vault {
             Ok(()) => self.has_moved(&asked),
             Err(_) => {
                 let target = to.st.is_some().then_some(to.object);
+                let asked = (asked, inodes_of(from, to));
                 let (from, to) = ((&*from.dir, &*from.stored.name), (&*to.dir, &*to.stored.name));
                 self.take_move_back(from, to, is_exchange, asked, target);
             }
@@ -290,6 +293,11 @@ impl Vault {
             },
         }
     }
+}
+
+fn inodes_of(from: &End, to: &End) -> Inodes {
+    let of = |end: &End| end.st.map_or(0, |st| st.ino);
+    Inodes { source: of(from), target: of(to) }
 }
 
 fn exchange_error(e: std::io::Error) -> VaultError {

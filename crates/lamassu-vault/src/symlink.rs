@@ -225,11 +225,10 @@ impl Vault {
     /// share. In an anchored vault from the target, which is the newest.
     ///
     /// # Errors
-    /// Those of [`Vault::stored_link`], in an anchored vault.
+    /// Those of [`Vault::stored_link_of`], in an anchored vault.
     pub(crate) fn link_size(&self, ino: Ino, dir: &Dir, stored: &OsStr, st: &Stat) -> Result<u64> {
         let stored_len = if self.anchored.is_some() {
-            let object = self.nodes.lock().object(ino);
-            let link = self.stored_link(object, dir, stored)?;
+            let link = self.stored_link_of(ino, dir, stored)?;
             if let Ok(target) = open_shown(&self.ctx.ring, &link) {
                 return Ok(target.len() as u64);
             }
@@ -258,8 +257,7 @@ impl Vault {
             return Err(VaultError::Invalid);
         }
         let (dir, name, _) = self.place(ino)?;
-        let object = self.nodes.lock().object(ino);
-        let link = self.stored_link(object, &dir, &name)?;
+        let link = self.stored_link_of(ino, &dir, &name)?;
         open_shown(&self.ctx.ring, &link).map_err(|fault| match fault {
             LinkFault::Io(e) => io("read a link")(e),
             fault => {

@@ -9,7 +9,9 @@ use common::*;
 use lamassu_anchor::table::MemoryTable;
 use lamassu_store::Backend;
 use lamassu_store::backend::MemoryBackend;
+use lamassu_vault::event::{Events, FoundBy, IntegrityEvent, IntegritySink};
 use lamassu_vault::*;
+use parking_lot::Mutex;
 use std::sync::Arc;
 
 #[test]
@@ -227,6 +229,74 @@ fn a_shrink_that_was_synced_is_not_told_as_undone() {
         assert_eq!(lab.checked(), told, "{size}");
         assert_eq!(lab.open().get("sparse").len() as u64, size);
     }
+}
+
+/// What lies in the old place of a rename is not taken for what was renamed, although nobody has synced either.
+#[test]
+fn a_name_that_was_made_again_after_a_rename_is_not_what_was_renamed() {
+    type Again = fn(&Vault);
+    let again: [Again; 5] = [
+        |v| _ = v.new_file("b"),
+        |v| v.put("b", &[9; 5000]),
+        |v| v.put("b", &[9; 300_000]),
+        |v| link_to(v, "b", "elsewhere"),
+        |v| {
+            v.put("c", &[9; 100]);
+            mv(v, "c", "b", RenameMode::Replace).unwrap();
+        },
+    ];
+    for (recipe, len, target) in
+        [(Recipe::default(), 5000, "old"), (Recipe::plain(), 5000, ""), (Recipe::default(), 400_000, "old")]
+    {
+        for (which, again) in again.into_iter().enumerate() {
+            let store = Arc::new(MemoryBackend::new());
+            let (lab, v) = Lab::over(recipe, store.clone(), Arc::new(MemoryTable::default()));
+            v.put("a", target.as_bytes());
+            v.sync_all().unwrap();
+            v.put("b", &vec![b'X'; len]);
+            mv(&v, "b", "a", RenameMode::Replace).unwrap();
+            again(&v);
+            std::mem::forget(v);
+            let lab = Lab { backend: Arc::new(store.snapshot()), ..lab };
+            assert!(lab.checked().iter().all(|kind| kind.starts_with('(')), "{which}, {len}: {:?}", lab.checked());
+            assert_eq!(lab.scrubbed().0, Vec::<String>::new());
+            let v = lab.open();
+            assert!(v.get("a") == vec![b'X'; len], "{which}, {len}");
+            v.put("a", b"newer");
+            v.close().unwrap();
+            assert_eq!(lab.open().get("a"), b"newer");
+        }
+    }
+}
+
+/// Nobody has synced what was being made: that is no alarm, whether it lies there or was put back.
+#[test]
+fn what_a_kill_leaves_unrecorded_is_no_damage() {
+    #[derive(Default)]
+    struct Kept(Mutex<Vec<IntegrityEvent>>);
+    impl IntegritySink for Kept {
+        fn deliver(&self, events: &[IntegrityEvent], _lost: u64) {
+            self.0.lock().extend_from_slice(events);
+        }
+    }
+    let store = Arc::new(MemoryBackend::new());
+    let (lab, v) = Lab::over(Recipe::default(), store.clone(), Arc::new(MemoryTable::default()));
+    v.put("synced", b"s");
+    v.sync_all().unwrap();
+    (0..5).for_each(|n| v.put(&format!("{n}"), b"new"));
+    std::mem::forget(v);
+    let lab = Lab { backend: Arc::new(store.snapshot()), ..lab };
+    let kept = Arc::new(Kept::default());
+    let events = Events::with_sink(kept.clone()).unwrap();
+    let anchor = common::anchored::anchor(&lab.recipe, &lab.table);
+    let options = Options { anchor: Some(anchor), events: events.clone(), ..options(false) };
+    let v = Vault::open(lab.backend.clone(), &lab.recipe.header(), lab.recipe.ring(), options).unwrap();
+    assert_eq!(listed(&v, ""), (vec!["synced".to_owned()], false));
+    events.end(std::time::Duration::from_secs(60));
+    let kept = kept.0.lock();
+    assert_eq!(kept.len(), 5);
+    let is_calm = |event: &IntegrityEvent| !event.is_damage && event.found_by == FoundBy::Recovery;
+    assert!(kept.iter().all(is_calm), "{kept:?}");
 }
 
 /// A file is changed while the anchor has its new name, or the removal of its only one, in the queue alone.

@@ -6,7 +6,7 @@
 use super::{Anchor, Replaced, Result, State};
 use crate::queue::{Layer, Mark, Scope};
 use crate::queue::{behind_object, object_key};
-use crate::row::{Content, Entry, EntryPlace, Intent, Over, Row};
+use crate::row::{Content, Entry, EntryPlace, Inodes, Intent, Over, Row};
 use crate::table::{Space, Table};
 use crate::{AnchorError, ObjectId, RecordNo};
 use std::collections::{BTreeMap, HashSet};
@@ -146,8 +146,8 @@ impl Anchor {
         }
     }
 
-    /// Moves an entry, over what is there, or exchanges two. `to_name` is the stored name that it will have. `covered`
-    /// is a mark that a barrier of the store has covered.
+    /// Moves an entry, over what is there, or exchanges two. `to_name` is the stored name that it will have, `inodes`
+    /// the hint for recovery. `covered` is a mark that a barrier of the store has covered.
     ///
     /// # Errors
     /// Those of the table: nothing has changed then.
@@ -156,6 +156,7 @@ impl Anchor {
         from: EntryPlace,
         (to, to_name): (EntryPlace, &[u8]),
         is_exchange: bool,
+        inodes: Inodes,
         covered: Mark,
     ) -> Result<Renamed> {
         let _in_order = self.committing.lock();
@@ -179,7 +180,7 @@ impl Anchor {
                 state.landed(flying, done).map_err(|failed| state.put_back(failed))?;
             }
             let (layer, moving) =
-                self.move_layer(state, (from, ends.source), (to, ends.target, to_name), is_exchange)?;
+                self.move_layer(state, (from, ends.source), (to, ends.target, to_name), is_exchange, inodes)?;
             (state.fly(layer), moving)
         };
         let done = self.table.commit(&flying.changes());
@@ -236,6 +237,7 @@ impl Anchor {
         (from, source): (EntryPlace, Entry),
         (to, target, to_name): (EntryPlace, Option<Entry>, &[u8]),
         is_exchange: bool,
+        inodes: Inodes,
     ) -> Result<(Layer, Moving)> {
         let number = state.next_intent();
         let mut moving = Moving { number, before: Vec::new() };
@@ -245,7 +247,7 @@ impl Anchor {
             Some(_) if is_exchange => Over::Exchanged,
             Some(_) => Over::Replaced,
         };
-        layer.intend(number, Intent::Move { from, to, to_name: to_name.into(), over });
+        layer.intend(number, Intent::Move { from, to, to_name: to_name.into(), over, inodes });
         layer.move_entry(to, source);
         let mut move_dir = |layer: &mut Layer, state: &State, to, entry: Entry| {
             let moved = self.moved_dir(state, to, entry)?;

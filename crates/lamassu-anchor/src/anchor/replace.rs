@@ -144,12 +144,12 @@ impl Anchor {
     }
 
     /// Whether a part of an object was replaced, and no barrier of the whole store is known to have covered that: those
-    /// for the object alone need not.
+    /// for the object and its names alone need not.
     pub fn is_replacing(&self, object: ObjectId) -> bool {
         let state = self.state.lock();
-        [SealedPart::Attributes, SealedPart::Content]
-            .iter()
-            .any(|part| state.replaced.parts.get(&(object, *part)).is_some_and(|number| number.is_some()))
+        let is_replaced = |part| state.replaced.parts.get(&(object, part)).is_some_and(|number| number.is_some());
+        let mut parts = [SealedPart::Attributes, SealedPart::Content].into_iter();
+        state.queued.is_changed(object) || parts.any(is_replaced)
     }
 
     /// Queues {new} of what a barrier of the whole store has covered, as [`Anchor::commit`] does.

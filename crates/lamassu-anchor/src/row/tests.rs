@@ -68,8 +68,17 @@ fn some_intent() -> impl Strategy<Value = Intent> {
     };
     prop_oneof![
         (place(), some_entry()).prop_map(|(at, was)| Intent::Remove { at, was }),
-        (place(), place(), proptest::collection::vec(any::<u8>(), 0..=255), prop::sample::select(&Over::ALL[..]))
-            .prop_map(|(from, to, name, over)| Intent::Move { from, to, to_name: name.into(), over }),
+        (
+            place(),
+            place(),
+            proptest::collection::vec(any::<u8>(), 0..=255),
+            prop::sample::select(&Over::ALL[..]),
+            any::<[u64; 2]>()
+        )
+            .prop_map(|(from, to, name, over, [source, target])| {
+                let inodes = Inodes { source, target };
+                Intent::Move { from, to, to_name: name.into(), over, inodes }
+            }),
     ]
 }
 

@@ -256,7 +256,7 @@ fn histories(seeds: &mut Seeds) {
 
 /// Rows of every kind, each behind the byte that says what it is.
 fn anchor_rows(seeds: &mut Seeds) {
-    use lamassu_anchor::row::{Content, Cut, FileRow, Open, Over, Sealed};
+    use lamassu_anchor::row::{Content, Cut, FileRow, Inodes, Open, Over, Sealed};
     use lamassu_anchor::{
         Digest, Entry, EntryPlace, Intent, ObjectId, ObjectKind, Revision, Row, Token, TokenKey, VaultRow, Window,
     };
@@ -301,7 +301,14 @@ fn anchor_rows(seeds: &mut Seeds) {
     rows.push((2, Intent::Remove { at: place(1), was }.encode()));
     rows.push((
         2,
-        Intent::Move { from: place(1), to: place(2), to_name: b"name"[..].into(), over: Over::Replaced }.encode(),
+        Intent::Move {
+            from: place(1),
+            to: place(2),
+            to_name: b"name"[..].into(),
+            over: Over::Replaced,
+            inodes: Inodes { source: 11, target: 12 },
+        }
+        .encode(),
     ));
     rows.push((3, vault.encode()));
     anchor_exports(seeds, &vault, &rows);

@@ -55,6 +55,9 @@ impl Core {
         st.sizes = Sizes::opened(stored, floor, page.is_some_and(|page| page.sparse));
         st.shrink = Shrink::opened(cut);
         st.inherited = Inherited::opened(stored, fresh.is_interrupted(), None, None);
+        if size.is_some() {
+            st.identity.set_profile(profile, false);
+        }
         self.keep_page_zero(st, zero);
         if judged.is_cut {
             self.note_shortened(st, written_by);

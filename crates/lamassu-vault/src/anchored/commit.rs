@@ -199,7 +199,7 @@ impl Vault {
     pub(crate) fn anchor_object(&self, ino: Ino, sync_way: impl Fn() -> Result<bool>) -> Result<()> {
         let object = self.nodes.lock().object(ino);
         let only = move |_: &Anchored| HashSet::from([object]);
-        self.anchor_objects(object, &only, &|anchored| anchored.anchor.queued_names(object) <= 1, &sync_way)
+        self.anchor_objects(&only, &|anchored| anchored.anchor.queued_names(object) <= 1, &sync_way)
     }
 
     /// The same of a directory that is synced: all that was changed in it.
@@ -217,12 +217,11 @@ impl Vault {
         let is_way_enough = |anchored: &Anchored| {
             in_it(anchored).into_iter().filter(|object| *object != dir).all(|o| anchored.anchor.queued_names(o) <= 1)
         };
-        self.anchor_objects(dir, &in_it, &is_way_enough, &sync_way)
+        self.anchor_objects(&in_it, &is_way_enough, &sync_way)
     }
 
     fn anchor_objects(
         &self,
-        own: ObjectId,
         objects: &dyn Fn(&Anchored) -> HashSet<ObjectId>,
         is_way_enough: &dyn Fn(&Anchored) -> bool,
         sync_way: &dyn Fn() -> Result<bool>,
@@ -231,7 +230,7 @@ impl Vault {
         let Some(anchored) = self.anchored.as_ref().filter(|_| waits) else { return sync_way().map(drop) };
         let mark = anchored.anchor.mark();
         // Nothing says that the barriers so far have covered attributes.
-        let is_replaced = anchored.anchor.is_replacing(own);
+        let is_replaced = objects(anchored).into_iter().any(|object| anchored.anchor.is_replacing(object));
         let is_synced = sync_way()? && is_way_enough(anchored) && !is_replaced;
         if is_synced && anchored.anchor.commit_unless_late(&objects(anchored), mark)? {
             return Ok(());

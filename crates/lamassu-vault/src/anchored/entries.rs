@@ -3,7 +3,7 @@
 use super::object_kind;
 use crate::dirs::Dir;
 use crate::error::{io, is_not_found};
-use crate::event::IntegrityKind;
+use crate::event::{FoundBy, IntegrityEvent, IntegrityKind};
 use crate::inode::{Link, StoreId};
 use crate::target::hold;
 use crate::{Attr, Ino, Kind, ROOT, Result, Vault, VaultError};
@@ -46,10 +46,26 @@ impl Vault {
                 // What is going is still there for a moment.
                 let is_new = anchored.anchor.may_make(&place) && anchored.tell(place);
                 if is_new {
-                    let text = "an entry that is not recorded is not shown: the store made it up, or put it back";
-                    self.tell(IntegrityKind::Unrecorded.at(path(), text));
+                    self.tell(self.unrecorded_event(path()));
                 }
                 Ok(None)
+            }
+        }
+    }
+
+    /// Of an entry that is not recorded, which is not shown. After an interruption it is most likely what a writer was
+    /// making, and no damage then.
+    fn unrecorded_event(&self, path: String) -> IntegrityEvent {
+        match self.is_after_crash() {
+            false => {
+                let text = "an entry that is not recorded is not shown: the store made it up, or put it back";
+                IntegrityKind::Unrecorded.at(path, text)
+            }
+            true => {
+                let text = "an entry that is not recorded is not shown: it was being made when an interruption came and \
+                            nobody had synced it, or the store put it back";
+                let event = IntegrityKind::Unrecorded.at(path, text).by(FoundBy::Recovery);
+                IntegrityEvent { is_damage: false, ..event }
             }
         }
     }
@@ -156,7 +172,11 @@ impl Vault {
             return Ok(());
         }
         let entry = self.path_in(dir.ino, stored).display().to_string();
-        tracing::warn!(entry, "the store shows another mode or owner than the newest: mended");
+        let text = "the store shows another mode or owner than the newest: mended";
+        match self.is_after_crash() {
+            true => tracing::info!(entry, "{text}"), // most likely a change that nobody had synced
+            false => tracing::warn!(entry, "{text}"),
+        }
         let mended = held.and_then(|held| {
             if (st.uid, st.gid) != (row.uid, row.gid) {
                 held.set_owner(Some(row.uid), Some(row.gid))?;

@@ -3,7 +3,7 @@
 //! The store does moves in the order of their intents, and after a crash it has kept the first so many of them. How
 //! many is not recorded: it is the number for which everything that is recorded lies where it then should.
 
-use lamassu_anchor::row::{Intent, Over};
+use lamassu_anchor::row::{Inodes, Intent, Over};
 use lamassu_anchor::{Entry, EntryPlace, ObjectId};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::OsString;
@@ -16,6 +16,7 @@ pub(super) struct Move {
     pub to: EntryPlace,
     pub to_name: OsString,
     pub over: Over,
+    inodes: Inodes,
 }
 
 /// All moves and removals.
@@ -39,11 +40,11 @@ impl History {
                     history.by_object.insert(was.object, history.removed.len());
                     history.removed.push((*at, *was, history.moves.len()));
                 }
-                Intent::Move { from, to, to_name, over } => {
+                Intent::Move { from, to, to_name, over, inodes } => {
                     history.places.extend([*from, *to]);
-                    let (from, to, over) = (*from, *to, *over);
+                    let (from, to, over, inodes) = (*from, *to, *over, *inodes);
                     let to_name = OsString::from_vec(to_name.to_vec());
-                    history.moves.push(Move { number: *number, from, to, to_name, over });
+                    history.moves.push(Move { number: *number, from, to, to_name, over, inodes });
                 }
             }
         }
@@ -68,6 +69,16 @@ impl History {
     /// Where what is recorded at a place lay then.
     pub fn recorded_at(&self, place: EntryPlace, kept: usize) -> Option<EntryPlace> {
         self.back(place, self.moves.len(), kept)
+    }
+
+    /// The inode number that what is recorded at a place had in the store when it was moved last; `None`: it was not.
+    pub fn inode_of(&self, place: EntryPlace) -> Option<u64> {
+        let last = self.moves.iter().rfind(|done| done.to == place || done.from == place)?;
+        match (last.to == place, last.over) {
+            (true, _) => Some(last.inodes.source),
+            (false, Over::Exchanged) => Some(last.inodes.target),
+            (false, _) => None,
+        }
     }
 
     /// Where an object lay then that was removed later.
@@ -114,7 +125,10 @@ mod tests {
 
     #[test]
     fn everything_is_followed_back() {
-        let moved = |from, to, over| Intent::Move { from: at(from), to: at(to), to_name: [to].into(), over };
+        let moved = |from, to, over| {
+            let inodes = Inodes { source: 100 + u64::from(from), target: 100 + u64::from(to) };
+            Intent::Move { from: at(from), to: at(to), to_name: [to].into(), over, inodes }
+        };
         let was = Entry { kind: ObjectKind::File, object: ObjectId(7) };
         let intents = [
             (1, moved(1, 2, Over::Nothing)),
@@ -130,5 +144,7 @@ mod tests {
         assert_eq!(history.removed_at(ObjectId(7), 1), Some(at(2)));
         assert_eq!(history.removed_at(ObjectId(7), 0), Some(at(1)));
         assert!(history.leaving(0).contains(&at(1)));
+        let inodes = [1, 2, 3, 4].map(|name| history.inode_of(at(name)));
+        assert_eq!(inodes, [None, Some(104), None, Some(102)]);
     }
 }

@@ -3,6 +3,7 @@
 use crate::dirs::Dir;
 use crate::inode::StoreId;
 use crate::{Kind, Result, Vault, VaultError};
+use lamassu_anchor::row::Inodes;
 use lamassu_anchor::{ObjectId, Renamed};
 use lamassu_store::backend::Stat;
 use std::ffi::OsStr;
@@ -50,10 +51,17 @@ impl Vault {
     ///
     /// # Errors
     /// [`VaultError::Anchor`]; [`VaultError::NotFound`].
-    pub(crate) fn record_move(&self, from: Place<'_>, to: Place<'_>, is_exchange: bool) -> Result<Option<Moving>> {
+    pub(crate) fn record_move(
+        &self,
+        from: Place<'_>,
+        to: Place<'_>,
+        is_exchange: bool,
+        inodes: Inodes,
+    ) -> Result<Option<Moving>> {
         let Some(anchored) = &self.anchored else { return Ok(Some(Moving { intent: None })) };
         let (source, target) = (anchored.place(from.0.object, from.1), anchored.place(to.0.object, to.1));
-        let renamed = anchored.anchor.rename(source, (target, to.1.as_bytes()), is_exchange, anchored.covered())?;
+        let to_name = to.1.as_bytes();
+        let renamed = anchored.anchor.rename(source, (target, to_name), is_exchange, inodes, anchored.covered())?;
         anchored.touched(self.now());
         match renamed {
             Renamed::NoEntry => Err(VaultError::NotFound),
@@ -77,16 +85,17 @@ impl Vault {
         from: Place<'_>,
         to: Place<'_>,
         is_exchange: bool,
-        moving: Moving,
+        (moving, inodes): (Moving, Inodes),
         target: Option<ObjectId>,
     ) {
         let Some(anchored) = &self.anchored else { return };
+        let inodes = Inodes { target: if is_exchange { inodes.target } else { 0 }, ..inodes };
         let back = || -> Result<Moving> {
-            if let Some(back) = self.record_move(to, from, is_exchange)? {
+            if let Some(back) = self.record_move(to, from, is_exchange, inodes)? {
                 return Ok(back);
             }
             self.sync_store()?;
-            self.record_move(to, from, is_exchange)?.ok_or(VaultError::Stale)
+            self.record_move(to, from, is_exchange, inodes)?.ok_or(VaultError::Stale)
         };
         let taken_back = back().and_then(|back| {
             if let Some(target) = target.filter(|_| !is_exchange) {

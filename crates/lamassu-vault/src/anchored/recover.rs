@@ -93,32 +93,35 @@ impl Vault {
     }
 
     /// How many of the moves the store has kept: for that number most of what is recorded lies where it should, and
-    /// least lies elsewhere.
+    /// least lies elsewhere. Rows do not tell a file whose content nobody synced from another one. Where they leave a
+    /// choice the inodes decide: what was moved has kept its own, and what was made in its old place has another.
     fn how_many_were_kept<'a>(
         &'a self,
         anchored: &'a Anchored,
         history: &'a History,
         recorded: &BTreeMap<EntryPlace, Entry>,
     ) -> (usize, Located<'a>) {
-        let mut best: Option<((usize, usize), usize, Located<'a>)> = None;
+        let mut best: Option<((usize, usize, usize), usize, Located<'a>)> = None;
         // The last ones first: a store mostly keeps all.
         for kept in (0..=history.moves.len()).rev() {
             let mut located = Located::new(self, anchored, history, kept);
             let mut taken = history.leaving(kept);
-            let mut misplaced = 0_usize;
+            let (mut misplaced, mut strange) = (0_usize, 0_usize);
             for (place, entry) in recorded {
                 let at = history.recorded_at(*place, kept);
                 let item = at.and_then(|at| located.item(at));
+                let is_strange = |inode| item.as_ref().is_none_or(|item| item.st.ino != inode);
+                strange += usize::from(history.inode_of(*place).is_some_and(is_strange));
                 misplaced += usize::from(!item.is_some_and(|item| located.fits(entry, &item)));
                 taken.extend(at);
             }
             let left = history.places.iter().filter(|place| !taken.contains(place) && located.item(**place).is_some());
-            let faults = (misplaced, left.count());
+            let faults = (misplaced, strange, left.count());
             let is_better = best.as_ref().is_none_or(|(least, ..)| faults < *least);
             if is_better {
                 best = Some((faults, kept, located));
             }
-            if faults == (0, 0) {
+            if faults == (0, 0, 0) {
                 break;
             }
         }

@@ -92,6 +92,22 @@ impl Vault {
         }
     }
 
+    /// The same of a node, by one of its names. Where that was removed meanwhile, and another link was made there of
+    /// the same inode number, this one is [`VaultError::Stale`].
+    pub(crate) fn stored_link_of(&self, ino: Ino, dir: &Dir, name: &OsStr) -> Result<ShownLink> {
+        let object = self.nodes.lock().object(ino);
+        let link = symlink::shown(&self.ctx.ring, &*dir.handle, name);
+        let is_newest = match &link {
+            Ok(link) if self.anchored.is_some() => self.is_newest(object, SealedPart::Content, link.digest())?,
+            _ => true,
+        };
+        match is_newest {
+            true => link.map_err(io("read a link")),
+            false if !self.nodes.lock().has_name(ino, dir.ino, name) => Err(VaultError::Stale),
+            false => Err(self.outdated("link target", dir.ino, name)),
+        }
+    }
+
     /// Which link lies somewhere; 0 in an un-anchored vault.
     ///
     /// # Errors
@@ -128,8 +144,14 @@ impl Vault {
         }
         let object = self.nodes.lock().object(ino);
         let attrs = shown(|| target.list_xattr(), |attr| target.get_xattr(attr))?;
+        // What was looked at by a name that the node has lost meanwhile may be those of another one.
+        let is_still_its = || match target {
+            Target::Entry { dir, name, .. } => self.nodes.lock().has_name(ino, dir.ino, name),
+            Target::Open(_) | Target::Root(..) | Target::Dir(_) => true,
+        };
         match self.is_newest(object, SealedPart::Attributes, digest_of_attributes(&attrs))? {
             true => Ok(Some(attrs)),
+            false if !is_still_its() => Err(VaultError::Stale),
             false => Err(self.outdated_at("attributes", self.tag(ino))),
         }
     }

@@ -103,7 +103,10 @@ impl Checker<'_> {
                 let entry = at.stored.display().to_string();
                 match self.vault.move_handle_to_lost(&*at.dir, &at.name, &entry) {
                     Ok(()) => (Found::Mended, "it is not recorded: it was moved to lamassu.lost"),
-                    Err(_) => (Found::Damage, "it is not recorded, and it could not be moved to lamassu.lost"),
+                    Err(error) => {
+                        let text = format!("it is not recorded, and it could not be moved to lamassu.lost: {error}");
+                        return self.note(at, kind::UNRECORDED, Found::Damage, text);
+                    }
                 }
             }
         };

@@ -5,6 +5,7 @@ use crate::error::{io, is_not_found};
 use crate::record::read_text;
 use crate::staging::rename_no_replace;
 use crate::symlink;
+use crate::{Kind, VaultError};
 use lamassu_format::header::NameMode;
 use lamassu_format::name::{LOST, ROOT_RECORD, SESSIONS, Stored, classify, companion_name};
 use lamassu_store::BackendDir;
@@ -136,7 +137,22 @@ pub(crate) fn lost_dir(root: &dyn BackendDir) -> Result<Arc<dyn BackendDir>> {
         Err(e) if e.kind() != stdio::ErrorKind::AlreadyExists => return Err(io("create lamassu.lost")(e)),
         _ => {}
     }
-    root.open_dir(OsStr::new(LOST)).map_err(io("open lamassu.lost"))
+    root.open_dir(OsStr::new(LOST)).map_err(|source| match source.raw_os_error() {
+        // The store's doing, and no path of a user's.
+        Some(libc::ENOTDIR | libc::ELOOP) => {
+            let source = stdio::Error::from_raw_os_error(libc::EIO);
+            VaultError::Io { op: "open lamassu.lost, which has to be a directory", source }
+        }
+        _ => io("open lamassu.lost")(source),
+    })
+}
+
+/// Whether something else lies where `lamassu.lost` belongs.
+pub(super) fn is_lost_taken(root: &dyn BackendDir) -> Result<bool> {
+    match root.stat_entry(OsStr::new(LOST)) {
+        Err(e) if is_not_found(&e) => Ok(false),
+        st => Ok(st.map_err(io("stat lamassu.lost"))?.kind != Kind::Dir),
+    }
 }
 
 /// Moves an entry of a directory there, by its name as far as that is free. Returns its name there.

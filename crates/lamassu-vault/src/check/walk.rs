@@ -183,6 +183,12 @@ impl Checker<'_> {
 
     fn staging(&mut self) -> Result<()> {
         let root = self.root();
+        if super::repair::is_lost_taken(&*root.dir)? {
+            let at = root.below(&root.dir, OsStr::new(lamassu_format::name::LOST), None);
+            let text = "it is no directory, so nothing can be moved there that is in the way: look at what it is, and move \
+                        it away";
+            self.note(&at, kind::FOREIGN, Found::Damage, text.to_owned());
+        }
         let staging = match root.dir.open_dir(OsStr::new(lamassu_format::name::STAGING)) {
             Err(e) if is_not_found(&e) => return Ok(()),
             other => other.map_err(crate::error::io("open lamassu.staging"))?,

@@ -153,9 +153,18 @@ pub fn run(ui: &Ui, args: &Args) -> Result<()> {
     } else if let Some(file) = watch.file {
         let _ = std::fs::remove_file(file);
     }
+    let mut failures = 0;
     if done.is_ok() && !is_stopped {
         for stored in std::mem::take(&mut watch.datasets) {
-            records += dataset_records(ui, &mut watch, &args.dir, &stored)?;
+            // One dataset hinders the others as little as one file does.
+            match dataset_records(ui, &mut watch, &args.dir, &stored) {
+                Ok(found) => records += found,
+                Err(error) => {
+                    let what = format!("the dataset's header and history are not compared: {}", error.message());
+                    watch.tell("unreadable", stored.display().to_string(), what);
+                    failures += 1;
+                }
+            }
         }
     }
     let (findings, failed) = (watch.findings, watch.failed);
@@ -165,7 +174,12 @@ pub fn run(ui: &Ui, args: &Args) -> Result<()> {
     }
     let done = done?;
     signals::check()?;
-    report(ui, args, Scrubbed { findings: done.findings + records, ..done }, findings)
+    report(
+        ui,
+        args,
+        Scrubbed { findings: done.findings + records, failures: done.failures + failures, ..done },
+        findings,
+    )
 }
 
 /// Compares the header, the history and the record of sessions of the vault in `dir` with its anchor. Returns how many
@@ -184,13 +198,7 @@ fn compare_records(ui: &Ui, watch: &mut Watch<'_>, dir: &Path, stored: &Path, an
 /// The same of a dataset, where this host has its anchor.
 fn dataset_records(ui: &Ui, watch: &mut Watch<'_>, dir: &Path, stored: &Path) -> Result<u64> {
     let dir = dir.join(stored);
-    let header: VaultHeader = match header_file::read(&dir.join(name::HEADER)) {
-        Ok(header) => header,
-        Err(error) => {
-            watch.tell("unreadable", stored.join(name::HEADER).display().to_string(), error.to_string());
-            return Ok(1);
-        }
-    };
+    let header: VaultHeader = header_file::read(&dir.join(name::HEADER))?;
     let table = match ui.policy.anchors.look(&header.id()) {
         Err(Error::Vault(VaultError::Anchor(AnchorError::Missing { .. })) | Error::NoAnchorPlace) => return Ok(0),
         found => found?.1,

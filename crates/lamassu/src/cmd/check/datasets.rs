@@ -1,10 +1,10 @@
 //! Checking a vault and the datasets in it: those whose keys are at hand as the vault itself, others as far as that
 //! takes no key.
 
-use crate::fault::Result;
+use crate::fault::{Fault, Result};
 use crate::open::{self, WriterLock};
 use lamassu_format::name;
-use lamassu_host::{Policy, Served, lock};
+use lamassu_host::{Error as HostError, Policy, Served, lock};
 use lamassu_vault::check::{Problem, Progress, Report, check_locked, kind};
 use lamassu_vault::forest::{Number, ROOT_VOLUME, volume_of};
 use lamassu_vault::{Dataset, VaultError};
@@ -92,7 +92,8 @@ impl Walk<'_> {
         match opened {
             Ok(volume) => {
                 // A repair has opened it as a writer does.
-                let _lock = if self.repair { None } else { self.lock_out_writers(&stored)? };
+                let lock = if self.repair { Ok(None) } else { self.lock_out_writers(&stored) };
+                let Some(_lock) = self.locked_out(lock, plain.as_deref(), &stored)? else { return Ok(()) };
                 let paths = if rest.as_os_str().is_empty() { Vec::new() } else { vec![rest] };
                 self.volume(volume, plain.as_deref().unwrap_or(&stored), &stored, &paths)
             }
@@ -115,9 +116,26 @@ impl Walk<'_> {
         Ok(lock::once_closed(self.policy, &dir.join(stored), lock)?)
     }
 
+    /// The lock of a dataset. `None`: something else lies in its place, which is said; the rest of the vault is checked.
+    fn locked_out(
+        &mut self,
+        lock: Result<Option<WriterLock>>,
+        plain: Option<&Path>,
+        stored: &Path,
+    ) -> Result<Option<Option<WriterLock>>> {
+        match lock {
+            Err(error) if matches!(error.fault(), Fault::Host(HostError::Backing { .. })) => {
+                self.say(plain, stored, format!("the dataset is not checked, since it cannot be locked: {error}"));
+                Ok(None)
+            }
+            lock => lock.map(Some),
+        }
+    }
+
     /// A dataset without keys; those in it are looked through as well.
     fn locked(&mut self, plain: Option<&Path>, stored: &Path) -> Result<()> {
-        let _lock = self.lock_out_writers(stored)?;
+        let lock = self.lock_out_writers(stored);
+        let Some(_lock) = self.locked_out(lock, plain, stored)? else { return Ok(()) };
         let dir = self.served.keeper().dir(ROOT_VOLUME)?.join(stored);
         self.report.locked.push(plain.unwrap_or(stored).display().to_string());
         let header = match lamassu_keys::header_file::read(&dir.join(name::HEADER)) {
