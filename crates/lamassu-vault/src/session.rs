@@ -323,6 +323,9 @@ pub fn shown_ranges(ranges: &[(u32, u32)]) -> String {
     shown.collect::<Vec<_>>().join(", ")
 }
 
+/// How many ranges of interrupted sessions the log lists.
+const SHOWN_MAX: usize = 5;
+
 fn outdated() -> VaultError {
     VaultError::Outdated { what: "record of sessions", stored: SESSIONS.to_owned() }
 }
@@ -355,8 +358,12 @@ impl Vault {
         if interrupted.is_empty() {
             return;
         }
+        let shown = match interrupted.len().checked_sub(SHOWN_MAX) {
+            None | Some(0) => shown_ranges(&interrupted),
+            Some(more) => format!("{more} more before, {}", shown_ranges(&interrupted[more..])),
+        };
         tracing::warn!(
-            sessions = shown_ranges(&interrupted),
+            sessions = shown,
             "this vault was not closed at the end of these sessions; what they left is completed file by file as it is \
              used, and all of it by `lamassu check --repair`"
         );

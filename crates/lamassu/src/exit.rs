@@ -340,11 +340,10 @@ fn control(error: &ControlError) -> Code {
         ControlError::NotMounted(_) | ControlError::Strangers(_) => Code::Mountpoint,
         ControlError::LeadsAway { .. } => Code::Refused,
         ControlError::Io { op: _, source } if source.raw_os_error() == Some(libc::ENOTCONN) => Code::Mountpoint,
-        ControlError::AlreadyFrozen
-        | ControlError::NotFrozen
-        | ControlError::NotPermitted
-        | ControlError::TooLong
-        | ControlError::Io { .. } => Code::Other,
+        ControlError::NotPermitted => Code::Refused,
+        ControlError::AlreadyFrozen | ControlError::NotFrozen | ControlError::TooLong | ControlError::Io { .. } => {
+            Code::Other
+        }
     }
 }
 

@@ -178,6 +178,9 @@ struct Profiles {
 #[derive(Serialize)]
 struct Row {
     path: String,
+    /// hex; where the path is not UTF-8
+    #[serde(skip_serializing_if = "Option::is_none")]
+    path_bytes: Option<String>,
     #[serde(flatten)]
     profile: ShownProfile,
 }
@@ -207,19 +210,20 @@ fn show(ui: &Ui, args: &ShowArgs) -> Result<()> {
     let mut profiles = Vec::new();
     for path in paths {
         let profile = shower.profile(path).with_context(|| named(path))?;
-        profiles.push(Row { path: path.to_string_lossy().into_owned(), profile });
+        let path_bytes = path.to_str().is_none().then(|| hex(path));
+        profiles.push(Row { path: path.to_string_lossy().into_owned(), path_bytes, profile });
     }
     if args.json {
         return output::print_json(&Profiles { profiles });
     }
-    let lines = profiles.iter().map(|Row { path, profile }| {
+    let lines = profiles.iter().zip(paths).map(|(Row { profile, .. }, path)| {
         format!(
             "{:<10} {:<11} {:<9} {:<8} /{}{}",
             profile.protect,
             profile.block_keys.as_deref().unwrap_or("-"),
             profile.cipher.as_deref().unwrap_or("-"),
             profile.hash,
-            shown(std::ffi::OsStr::new(path.trim_start_matches('/'))),
+            shown(path.strip_prefix("/").unwrap_or(path).as_os_str()),
             if profile.changing { "  (being changed)" } else { "" }
         )
     });

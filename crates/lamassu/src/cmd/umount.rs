@@ -164,6 +164,7 @@ fn settle(ui: &Ui, path: &Path) -> Result<Option<Status>> {
     match written {
         Written::All => {}
         Written::Kept(failed) => return Err(Fault::Unwritten { path: path.into(), failed }.into()),
+        Written::NotAllowed(error) => return Err(error),
         Written::Gone => ui.warn(format_args!(
             "the daemon of {} had ended before: what it had not put into the store by then is lost; `lamassu check DIR` tells whether the vault is whole",
             path.display()
@@ -203,7 +204,9 @@ enum Written {
     Refused(ControlError),
     /// There is no daemon any more: it had what was not in the store by then.
     Gone,
-    /// The daemon cannot be asked by this user.
+    /// The daemon does not do it for this user, who may not unmount either.
+    NotAllowed(crate::fault::Error),
+    /// The daemon cannot be asked.
     Unknown(crate::fault::Error),
 }
 
@@ -227,6 +230,9 @@ fn written(mountpoint: &Path, is_open: bool) -> Written {
         Ok(()) => refused.map_or(Written::All, Written::Refused),
         // A daemon of an earlier version.
         Err(AskError::Told(Failed { kind: FaultKind::UnknownRequest, .. })) => Written::All,
+        Err(error @ AskError::Told(Failed { kind: FaultKind::Refused, .. })) => {
+            Written::NotAllowed(crate::served::not_asked(mountpoint, error))
+        }
         Err(AskError::Told(failed)) => {
             Written::Kept(Failed { message: crate::text::printable(&failed.message), ..failed })
         }

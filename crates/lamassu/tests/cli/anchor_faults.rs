@@ -198,6 +198,45 @@ fn a_vault_without_an_anchor_is_not_told_to_leave_it_out() {
     b.run("ls --anchor a v").code(2).says("leave out --anchor");
 }
 
+/// One dataset that is not as it should be hides nothing of the rest of the vault.
+#[test]
+fn scrub_and_check_go_on_behind_a_dataset() {
+    let b = bench();
+    b.run("mount v m").ok();
+    for set in ["a", "b"] {
+        b.run(&format!("dataset create m/{set}")).ok();
+        b.file(&format!("m/{set}/f"), &noise(30_000, 1));
+    }
+    let of_a = b.run("info --json m/a").ok().json()["anchor"].as_str().map(PathBuf::from);
+    b.unmount("m");
+    let stored = b.stored("v", "a");
+    let of_a = of_a.unwrap_or_else(|| {
+        let header: serde_json::Value =
+            serde_json::from_str(&fs::read_to_string(stored.join("lamassu.vault")).unwrap()).unwrap();
+        anchor(&b).with_file_name(format!("{}.anchor", header["id"].as_str().unwrap().replace('-', "")))
+    });
+    b.run("check v").ok();
+    b.run("scrub v").ok();
+    let whole = fs::read(&of_a).unwrap();
+    let name = stored.file_name().unwrap().to_str().unwrap().to_owned();
+    fs::write(&of_a, b"").unwrap();
+    assert_eq!(findings(&b, 5), [("unreadable".to_string(), name)]);
+    let told = b.run("scrub v").code(5).text();
+    assert!(told.contains("not compared"), "{told}");
+    fs::write(&of_a, whole).unwrap();
+    b.run("scrub v").ok();
+    // Something else in the place of a lock, and damage elsewhere: both are told.
+    fs::remove_file(stored.join("lamassu.lock")).unwrap();
+    fs::create_dir(stored.join("lamassu.lock")).unwrap();
+    fs::write(b.path("v/lamassu.lost"), b"").unwrap();
+    let told = b.run("check --json v").code(26).json();
+    let kinds: Vec<_> = told["problems"].as_array().unwrap().iter().map(|p| p["kind"].as_str().unwrap()).collect();
+    assert_eq!(kinds, ["foreign", "dataset"]);
+    fs::remove_dir(stored.join("lamassu.lock")).unwrap();
+    fs::remove_file(b.path("v/lamassu.lost")).unwrap();
+    b.run("check v").ok();
+}
+
 /// Something else lies where a writer's locks belong: the store's doing, whatever the command.
 #[test]
 fn what_lies_in_the_place_of_a_lock_is_the_stores_fault() {

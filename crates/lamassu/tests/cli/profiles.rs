@@ -248,6 +248,21 @@ fn what_makes_no_sense_is_a_usage_error() {
     b.unmount("mnt");
 }
 
+/// Of a file that is not the newest the anchor has the profile.
+#[test]
+fn the_profile_of_an_older_file_is_not_believed() {
+    let b = Bench::new();
+    b.run("init v").ok();
+    b.file("a", &text(20));
+    b.run("cp v a vault:/a").ok();
+    let (stored, older) = (b.stored("v", "a"), b.path("older"));
+    fs::copy(&stored, &older).unwrap();
+    b.run("profile set --protect integrity v a").ok();
+    fs::copy(&older, &stored).unwrap();
+    b.run("cat v a").code(30);
+    assert_eq!(shown(&b, "a"), words("integrity", "-"));
+}
+
 /// By the daemon, through the mount or by the vault's directory, also in a dataset, while files are written.
 #[test]
 fn a_mounted_vault_changes_its_profiles_while_it_is_used() {

@@ -69,6 +69,7 @@ const ROWS: &[Row] = &[
     row("…, that of the vault around it", |lab| copy(&lab.at(HEADER), &lab.at(&lab.set).join(HEADER))),
     row("…, deleted", |lab| remove(&lab.at(&lab.set).join(HEADER))),
     row("a dataset's history: an older one put back", |lab| lab.older(&format!("{}/{HISTORY}", lab.set))),
+    row("a dataset's record of sessions: an older one put back", |lab| lab.older(&format!("{}/{SESSIONS}", lab.set))),
     row("everything in a dataset put back to an earlier moment", |lab| lab.older(&lab.set)),
     row("a dataset deleted", |lab| remove(&lab.at(&lab.set))),
     row("everything put back to an earlier moment", |lab| lab.older("")),
