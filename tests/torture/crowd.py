@@ -103,7 +103,7 @@ class Calls:
     def list(self):
         top = self.dir()
         for name in os.listdir(top):
-            os.stat(f"{top}/{name}")
+            os.lstat(f"{top}/{name}")
 
     def subdirs(self):
         name = self.subdir()
