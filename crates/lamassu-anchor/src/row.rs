@@ -293,8 +293,8 @@ impl Row {
         if let Content::File(file) = &self.content { Some(file) } else { None }
     }
 
-    /// The size of a file, where that is not for its pages to say: it is not open, and it has a page that the anchor has
-    /// seen, or never had one.
+    /// The size of a file, where that is not for its pages to say: it is not open, and it has a page that the anchor
+    /// has seen, or never had one.
     pub fn size(&self) -> Option<u64> {
         let file = self.file()?;
         let may_lack_its_page = file.root.is_none() && file.twin.is_some();

@@ -10,8 +10,8 @@ struct Shared {
     changed: Condvar,
 }
 
-/// The wish for upkeep. Clones are one: all vaults of a process share it with the thread that waits here. Without such a
-/// thread a vault does by itself what must be done.
+/// The wish for upkeep. Clones are one: all vaults of a process share it with the thread that waits here. Without such
+/// a thread a vault does by itself what must be done.
 #[derive(Clone, Debug, Default)]
 pub struct Upkeep(Arc<Shared>);
 

@@ -116,7 +116,8 @@ impl Walk<'_> {
         Ok(lock::once_closed(self.policy, &dir.join(stored), lock)?)
     }
 
-    /// The lock of a dataset. `None`: something else lies in its place, which is said; the rest of the vault is checked.
+    /// The lock of a dataset. `None`: something else lies in its place, which is said; the rest of the vault is
+    /// checked.
     fn locked_out(
         &mut self,
         lock: Result<Option<WriterLock>>,
