@@ -218,6 +218,17 @@ pub struct Choice {
 }
 
 impl Choice {
+    /// All of a profile, in a vault of that suite.
+    pub fn of_all(profile: Profile, suite: Suite) -> Choice {
+        let keyed = !profile.protection.is_plain();
+        Choice {
+            protection: Some(profile.protection),
+            key: keyed.then_some(profile.key),
+            cipher: keyed.then(|| profile.method.cipher(suite)),
+            hash: Some(profile.method.hash(suite)),
+        }
+    }
+
     /// A profile with what was chosen, the rest as in another one, in a vault of that suite.
     ///
     /// # Errors

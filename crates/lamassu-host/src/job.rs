@@ -2,7 +2,7 @@
 
 use crate::control::protocol::{Ended, Failed, Progress};
 use crate::{Error, Place, Result};
-use lamassu_format::Profile;
+use lamassu_format::profile::{Choice, ProfileError};
 use lamassu_keys::Event;
 use lamassu_keys::history::{EventKind, History};
 use lamassu_vault::forest::{Number, local};
@@ -32,8 +32,8 @@ pub enum Task {
     Profile {
         /// which, as the forest numbers it
         ino: Ino,
-        /// the new one
-        profile: Profile,
+        /// what is chosen of it
+        choice: Choice,
         /// also of what is in the directory already
         below: bool,
     },
@@ -60,8 +60,10 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 fn keep(lines: &Mutex<Vec<String>>, line: &str) {
     let mut lines = lock(lines);
-    if lines.len() < LINES_MAX {
-        lines.push(line.chars().take(LINE_CHARS_MAX).collect());
+    let line: String = line.chars().take(LINE_CHARS_MAX).collect();
+    // A tree is walked through again where it was changed meanwhile.
+    if lines.len() < LINES_MAX && !lines.contains(&line) {
+        lines.push(line);
     }
 }
 
@@ -122,9 +124,9 @@ impl Job {
         self.cancelled.store(true, Ordering::Relaxed);
     }
 
-    /// Notes a dataset that is not gone into.
-    pub fn pass_over(&self, stored: &Path) {
-        keep(&self.passed_over, &stored.to_string_lossy());
+    /// Notes what stays as it is, and why.
+    pub(crate) fn pass_over(&self, line: &str) {
+        keep(&self.passed_over, line);
     }
 }
 
@@ -141,6 +143,10 @@ impl RekeyProgress for Job {
     fn failed(&self, stored: &str, error: &VaultError) {
         tracing::error!(stored, %error, "not rewritten");
         keep(&self.failures, &format!("{stored}: {error}"));
+    }
+
+    fn passed_over(&self, stored: &str, why: &ProfileError) {
+        self.pass_over(&format!("{stored}: {why}"));
     }
 
     fn dataset(&self, stored: &Path) -> lamassu_vault::Result<()> {

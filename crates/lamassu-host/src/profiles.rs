@@ -70,18 +70,18 @@ impl Served {
         self.may_begin_job()?;
         let held = Held::at(self.forest(), volume, path)?;
         let suite = held.vault.ring().suite();
-        let profile = choice.over(held.profile()?.profile, suite)?;
-        let (volume, named) = (volume_of(held.ino), profile.named(suite).to_string());
-        let task = Task::Profile { ino: held.ino, profile, below };
+        let named = choice.over(held.profile()?.profile, suite)?.named(suite).to_string();
+        let volume = volume_of(held.ino);
+        let task = Task::Profile { ino: held.ino, choice, below };
         let mut jobs = self.jobs();
         if let Some(job) = jobs.under_way(volume, task)? {
             return Ok(ProfileStarted { job, profile: named });
         }
         let pass_over = |job: &Job, stored: &Path| {
-            job.pass_over(stored);
+            job.pass_over(&format!("{} is a dataset", stored.display()));
             Ok(())
         };
-        let work = move |job: &Job| Ok(held.vault.set_profile(held.local(), profile, below, job)?);
+        let work = move |job: &Job| Ok(held.vault.set_profile(held.local(), choice, below, job)?);
         let started = Job::start(task, Box::new(pass_over), work)?;
         Ok(ProfileStarted { job: jobs.add(volume, started), profile: named })
     }

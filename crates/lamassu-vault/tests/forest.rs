@@ -224,6 +224,7 @@ struct Held {
 }
 
 impl lamassu_vault::RekeyProgress for Held {
+    fn passed_over(&self, _: &str, _: &lamassu_format::profile::ProfileError) {}
     fn total(&self, _: u64) {
         self.begun.store(true, Release);
         while !self.may_end.load(Acquire) {

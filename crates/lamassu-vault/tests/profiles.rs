@@ -7,7 +7,7 @@ mod common;
 use common::anchored::*;
 use common::*;
 use lamassu_format::name::DIR_RECORD;
-use lamassu_format::profile::{KeyKind, Protection};
+use lamassu_format::profile::{Choice, KeyKind, ProfileError, Protection};
 use lamassu_format::{Method, Profile, Suite};
 use lamassu_store::backend::{BackendFile, CrashBackend, CrashSim, MemoryBackend, RenameMode as StoreRename};
 use lamassu_store::{Backend, BackendDir};
@@ -41,6 +41,9 @@ fn other_method(protection: Protection, key: KeyKind) -> Profile {
 struct Told(AtomicU64);
 
 impl RekeyProgress for Told {
+    fn passed_over(&self, stored: &str, why: &ProfileError) {
+        panic!("{stored}: {why}");
+    }
     fn total(&self, _: u64) {}
     fn advance(&self, _: u64) {}
     fn failed(&self, stored: &str, error: &VaultError) {
@@ -54,8 +57,12 @@ impl RekeyProgress for Told {
     }
 }
 
+fn all_of(v: &Vault, profile: Profile) -> Choice {
+    Choice::of_all(profile, v.ring().suite())
+}
+
 fn set(v: &Vault, path: &str, profile: Profile, below: bool) -> Rekeyed {
-    let done = v.set_profile(v.ino(path), profile, below, &Told(u64::MAX.into())).unwrap();
+    let done = v.set_profile(v.ino(path), all_of(v, profile), below, &Told(u64::MAX.into())).unwrap();
     assert!(done.complete && done.failed == 0, "{path}: {done:?}");
     done
 }
@@ -190,7 +197,7 @@ fn what_a_vault_cannot_keep_is_refused() {
     ] {
         let v = recipe.make(&memory());
         v.put("file", &text(3));
-        let refused = v.set_profile(v.ino(path), wanted, false, &Told(u64::MAX.into()));
+        let refused = v.set_profile(v.ino(path), all_of(&v, wanted), false, &Told(u64::MAX.into()));
         assert!(matches!(refused, Err(VaultError::Refused(_))), "{refused:?}");
     }
     // Files of a vault with plain names have profiles all the same.
@@ -215,7 +222,7 @@ fn a_change_may_be_broken_off_anywhere() {
         let v = recipe.make(&backend);
         v.dir("d");
         files.iter().for_each(|(path, blocks)| v.put(path, &text(*blocks)));
-        let done = v.set_profile(ROOT, wanted, true, &Told(steps.into())).unwrap();
+        let done = v.set_profile(ROOT, all_of(&v, wanted), true, &Told(steps.into())).unwrap();
         assert!(!done.complete, "{steps} steps");
         v.close().unwrap();
         let v = recipe.open(&backend).unwrap();

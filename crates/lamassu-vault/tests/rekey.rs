@@ -31,6 +31,7 @@ impl RekeyProgress for Watch {
         panic!("{stored:?}: these vaults have none")
     }
 
+    fn passed_over(&self, _: &str, _: &lamassu_format::profile::ProfileError) {}
     fn total(&self, bytes: u64) {
         self.total.store(bytes, Ordering::Relaxed);
         self.done.store(0, Ordering::Relaxed);

@@ -61,7 +61,7 @@ impl Worker {
             }
             for line in progress.passed_over.iter().skip(passed_over) {
                 let line = text::printable(line);
-                meter.suspend(|| ui.note(format_args!("{line} is a dataset, and stays as it is")));
+                meter.suspend(|| ui.note(format_args!("stays as it is: {line}")));
             }
             (failed, passed_over) = (progress.failures.len().max(failed), progress.passed_over.len().max(passed_over));
             if let Some(ended) = progress.ended {

@@ -393,7 +393,7 @@ pub struct Progress {
     pub done: u64,
     /// what could not be rewritten: the first of these
     pub failures: Vec<String>,
-    /// datasets that were not gone into: the first of these
+    /// what stays as it is, and why: the first of these
     pub passed_over: Vec<String>,
     /// `None`: it goes on
     pub ended: Option<Ended>,

@@ -19,8 +19,9 @@ use crate::regions::bytes_of;
 use crate::target::hold;
 use crate::walk::{Ahead, Met, is_entry, walk};
 use crate::{Ino, Kind, ROOT, Result, Vault, VaultError};
+use lamassu_format::PageNo;
 use lamassu_format::header::NameMode;
-use lamassu_format::{PageNo, Profile};
+use lamassu_format::profile::{Choice, ProfileError};
 use lamassu_store::BackendDir;
 use lamassu_store::backend::Stat;
 use links::LinkGroups;
@@ -49,6 +50,8 @@ pub trait RekeyProgress: Send + Sync {
     fn advance(&self, bytes: u64);
     /// Something that could not be re-keyed: where it is stored, and why. The rest goes on.
     fn failed(&self, stored: &str, error: &VaultError);
+    /// Something that stays as it is, since it cannot have what was chosen: where it is stored, and why.
+    fn passed_over(&self, stored: &str, why: &ProfileError);
     /// A dataset lies there, a path in the store: its parent slot may be sealed under an older key. It is not gone
     /// into.
     fn dataset(&self, stored: &std::path::Path) -> Result<()>;
@@ -90,8 +93,8 @@ impl Rekeyed {
 struct RekeyRun<'a> {
     vault: &'a Vault,
     work: Rekey,
-    /// What everything gets, where that is the work.
-    profile: Option<Profile>,
+    /// What everything gets of a profile, where that is the work.
+    choice: Option<Choice>,
     bytes_per_second: Option<u64>,
     progress: &'a dyn RekeyProgress,
     started: Instant,
@@ -107,7 +110,7 @@ impl<'a> RekeyRun<'a> {
         RekeyRun {
             vault,
             work,
-            profile: None,
+            choice: None,
             bytes_per_second: None,
             progress,
             started: Instant::now(),
@@ -214,7 +217,7 @@ impl RekeyRun<'_> {
             let staged = self.stage_record(ino);
             self.note(ino, staged)?;
         }
-        if self.profile.is_none() {
+        if self.choice.is_none() {
             let resealed = self.attributes(ino);
             self.note(ino, resealed)?;
         }
@@ -263,7 +266,7 @@ impl RekeyRun<'_> {
 
     /// Anything but a directory.
     fn leaf(&mut self, ino: Ino, parent: Ino, name: &OsStr, st: &Stat) -> Result<()> {
-        if self.profile.is_some() {
+        if self.choice.is_some() {
             return match st.kind {
                 Kind::File if st.nlink > 1 && !self.seen.insert(StoreId::from(st)) => Ok(()),
                 Kind::File => self.file(ino, st),
@@ -290,9 +293,7 @@ impl RekeyRun<'_> {
 
     fn file(&mut self, ino: Ino, st: &Stat) -> Result<()> {
         let share = bytes_of(st);
-        if st.len == 0
-            && self.profile.is_none()
-            && !self.vault.files.get(ino).is_some_and(|open| open.file().is_dirty())
+        if st.len == 0 && self.choice.is_none() && !self.vault.files.get(ino).is_some_and(|open| open.file().is_dirty())
         {
             return Ok(());
         }
@@ -315,10 +316,11 @@ impl RekeyRun<'_> {
 
     fn steps(&mut self, open: &crate::open::OpenFile, share: u64) -> Result<()> {
         let (mut from, mut told, mut damaged) = (Some(PageNo::ZERO), 0, 0);
-        if let Some(profile) = self.profile {
+        if self.choice.is_some() {
             let _pass = self.vault.change()?;
             let was = open.file().profile();
-            if !open.file().begin_profile(profile)? {
+            let profile = self.chosen(open.ino, was.0)?;
+            if (profile, false) == was || !open.file().begin_profile(profile)? {
                 self.progress.advance(share);
                 self.done.pages += u64::from(was != (profile, false));
                 return Ok(());

@@ -8,6 +8,7 @@ use crate::regions::bytes_of;
 use crate::{Ino, Kind, ROOT, Rekey, RekeyProgress, Rekeyed, Result, Vault, VaultError};
 use lamassu_format::Profile;
 use lamassu_format::header::NameMode;
+use lamassu_format::profile::Choice;
 
 /// Walks over a tree in which things are made and changed all the while.
 const WALKS_MAX: usize = 5;
@@ -44,24 +45,18 @@ impl Vault {
     }
 
     /// Gives a file another profile, or a directory one for what will be made in it; `below`: also everything that is
-    /// in that directory already. While others use the vault, and resumably: broken off, what is done stays done, and
-    /// every file is whole.
+    /// in that directory already, of which each keeps what is not chosen. While others use the vault, and resumably:
+    /// broken off, what is done stays done, and every file is whole.
     ///
     /// # Errors
     /// [`VaultError::Refused`] where the vault cannot keep it; [`lamassu_store::StoreError::NotApproved`]; as
     /// [`Vault::rekey`].
-    pub fn set_profile(
-        &self,
-        ino: Ino,
-        profile: Profile,
-        below: bool,
-        progress: &dyn RekeyProgress,
-    ) -> Result<Rekeyed> {
+    pub fn set_profile(&self, ino: Ino, choice: Choice, below: bool, progress: &dyn RekeyProgress) -> Result<Rekeyed> {
         drop(self.change()?);
         let kind = self.kind_of(ino)?;
-        if profile.check(self.ctx.ring.suite()).is_err() {
-            return Err(VaultError::Refused("the suite of this vault has no files of that profile"));
-        }
+        let Ok(profile) = choice.over(self.profile(ino)?.profile, self.ctx.ring.suite()) else {
+            return Err(VaultError::Refused("this vault has no files of that profile"));
+        };
         self.ctx.check_approved(profile)?;
         if kind == Kind::Dir && self.name_mode == NameMode::Plain {
             return Err(VaultError::Refused(
@@ -69,7 +64,7 @@ impl Vault {
             ));
         }
         let _one = self.rekeying.try_lock().ok_or(super::UNDER_WAY)?;
-        let mut run = RekeyRun { profile: Some(profile), ..RekeyRun::new(self, Rekey::Profile, progress) };
+        let mut run = RekeyRun { choice: Some(choice), ..RekeyRun::new(self, Rekey::Profile, progress) };
         match kind {
             Kind::File => run.one_file(ino)?,
             Kind::Dir => run.directories(ino, below)?,
@@ -87,6 +82,22 @@ impl Vault {
 }
 
 impl RekeyRun<'_> {
+    /// The profile that an object gets which has another one: that one where nothing is chosen, or where it cannot have
+    /// what is.
+    pub(super) fn chosen(&self, ino: Ino, before: Profile) -> Result<Profile> {
+        let Some(choice) = self.choice else { return Ok(before) };
+        match choice.over(before, self.vault.ctx.ring.suite()) {
+            Ok(profile) => {
+                self.vault.ctx.check_approved(profile)?;
+                Ok(profile)
+            }
+            Err(why) => {
+                self.progress.passed_over(&self.vault.tag(ino), &why);
+                Ok(before)
+            }
+        }
+    }
+
     fn one_file(&mut self, ino: Ino) -> Result<()> {
         let st = {
             let _tree = self.vault.tree.read();

@@ -12,8 +12,8 @@ use crate::{names, record};
 use lamassu_anchor::{Digest, SealedPart};
 use lamassu_crypto::SecretBytes;
 use lamassu_crypto::outer::RecordKind;
-use lamassu_format::DirRecord;
 use lamassu_format::name::{self, COMPANION_PREFIX, DIR_RECORD};
+use lamassu_format::{DirRecord, Profile};
 use lamassu_store::BackendDir;
 use lamassu_store::backend::SetTime;
 use std::ffi::{OsStr, OsString};
@@ -28,6 +28,8 @@ pub(super) struct StagedRecord {
     temp: OsString,
     /// Of the record that it replaces, and of it.
     digests: (Digest, Digest),
+    /// What it says.
+    profile: Profile,
 }
 
 /// What waits for the barrier.
@@ -89,13 +91,13 @@ impl RekeyRun<'_> {
             (name::decode(&text).ok_or_else(|| damaged(vault, ino))?, digest_of_text(&text))
         };
         let is_newest = ring.record_epoch(RecordKind::Directory, &[], &sealed) == Some(ring.newest().1);
-        if is_newest && self.profile.is_none() {
+        if is_newest && self.choice.is_none() {
             return Ok(());
         }
         let content = ring.open_record(RecordKind::Directory, &[], &sealed).map_err(|_| damaged(vault, ino))?;
         let content = SecretBytes::new(content);
         let record = DirRecord::parse(content.expose()).map_err(|_| damaged(vault, ino))?;
-        let profile = self.profile.unwrap_or(record.profile);
+        let profile = self.chosen(ino, record.profile)?;
         if is_newest && profile == record.profile {
             return Ok(());
         }
@@ -104,7 +106,7 @@ impl RekeyRun<'_> {
         let (dir, temp) = self.batch.place(vault)?;
         record::write_text(&*dir, &temp, &text).map_err(io("create a directory record"))?;
         vault.nodes.lock().add_reference(ino);
-        self.batch.records.push(StagedRecord { ino, temp, digests: (old, digest_of_text(text.as_bytes())) });
+        self.batch.records.push(StagedRecord { ino, temp, digests: (old, digest_of_text(text.as_bytes())), profile });
         Ok(())
     }
 
@@ -146,8 +148,8 @@ impl RekeyRun<'_> {
         let dir = vault.dir(record.ino)?;
         let step = || replace(staged, &record.temp, &*dir.handle, OsStr::new(DIR_RECORD));
         vault.replacing(dir.object, SealedPart::Content, record.digests, &|| vault.tag(record.ino), step)?;
-        if let Some(profile) = self.profile {
-            vault.profile_changed(&dir, profile)?;
+        if self.choice.is_some() {
+            vault.profile_changed(&dir, record.profile)?;
         }
         self.done.records += 1;
         Ok(())

@@ -117,6 +117,7 @@ impl Lab {
 }
 
 impl RekeyProgress for Quiet {
+    fn passed_over(&self, _: &str, _: &lamassu_format::profile::ProfileError) {}
     fn total(&self, _: u64) {}
     fn advance(&self, _: u64) {}
     fn failed(&self, _: &str, _: &VaultError) {}

@@ -248,6 +248,31 @@ fn what_makes_no_sense_is_a_usage_error() {
     b.unmount("mnt");
 }
 
+/// With -R, too, each keeps what is not chosen; and what cannot have it stays as it is.
+#[test]
+fn a_part_that_is_not_chosen_stays_below() {
+    let b = Bench::new();
+    b.run("init v").ok();
+    fs::create_dir_all(b.path("t/secret")).unwrap();
+    fs::create_dir_all(b.path("t/mirror")).unwrap();
+    b.file("t/secret/a", &text(20));
+    b.file("t/mirror/a", &text(20));
+    b.run("cp -r v t vault:/t").ok();
+    b.run("profile set -R --block-keys random v t/secret").ok();
+    b.run("profile set -R --protect integrity v t/mirror").ok();
+    b.run("profile set -R --hash blake3 v /").ok();
+    for (path, is) in
+        [("t/secret", "random"), ("t/secret/a", "random"), ("t/mirror", "-"), ("t/mirror/a", "-"), ("t", "convergent")]
+    {
+        assert_eq!((shown(&b, path).1, primitives(&b, "v", path).1), (is.to_owned(), "blake3".to_owned()), "{path}");
+    }
+    b.run("profile set -R --cipher aes-128 v t").ok().says("stays as it is").says("not encrypted");
+    assert_eq!(shown(&b, "t/mirror/a"), words("integrity", "-"));
+    assert_eq!(primitives(&b, "v", "t/secret/a"), ("aes-128".into(), "blake3".into()));
+    b.run("check v").ok();
+    b.run("scrub v").ok();
+}
+
 /// Of a file that is not the newest the anchor has the profile.
 #[test]
 fn the_profile_of_an_older_file_is_not_believed() {
