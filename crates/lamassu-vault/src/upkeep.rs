@@ -2,7 +2,7 @@
 
 use parking_lot::{Condvar, Mutex};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 #[derive(Debug, Default)]
 struct Shared {
@@ -28,27 +28,23 @@ impl Upkeep {
         self.0.changed.wait_while_until(&mut is_wanted, |is_wanted| !*is_wanted, deadline);
         std::mem::take(&mut *is_wanted)
     }
-
-    /// The same for so long at most.
-    pub fn wait(&self, at_most: Duration) -> bool {
-        self.wait_until(Instant::now() + at_most)
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::Duration;
 
     #[test]
     fn a_wish_ends_one_wait_whenever_it_was_made() {
         let upkeep = Upkeep::default();
         upkeep.want();
         upkeep.want();
-        assert!(upkeep.wait(Duration::from_secs(600)));
-        assert!(!upkeep.wait(Duration::ZERO));
+        assert!(upkeep.wait_until(Instant::now() + Duration::from_secs(600)));
+        assert!(!upkeep.wait_until(Instant::now()));
         std::thread::scope(|s| {
             s.spawn(|| upkeep.clone().want());
-            assert!(upkeep.wait(Duration::from_secs(600)));
+            assert!(upkeep.wait_until(Instant::now() + Duration::from_secs(600)));
         });
     }
 }

@@ -32,11 +32,11 @@ pub struct Words {
 }
 
 impl Worker {
-    /// The daemon of the vault, or the vault opened here for writing.
-    pub fn of(ui: &Ui, dir: &Path, key: &KeyArg) -> Result<Worker> {
+    /// The daemon of the vault, or the vault opened here.
+    pub fn of(ui: &Ui, dir: &Path, key: &KeyArg, read_only: bool) -> Result<Worker> {
         Ok(match served::of(dir) {
             Some(mountpoint) => Worker::Daemon(mountpoint),
-            None => Worker::Here(open::unlocked(ui, dir, key)?.open_forest(open::options(false))?),
+            None => Worker::Here(open::unlocked(ui, dir, key)?.open_forest(open::options(read_only))?),
         })
     }
 

@@ -85,27 +85,25 @@ impl Vault {
     /// # Errors
     /// [`VaultError::Outdated`], [`VaultError::Anchor`], those of the store.
     pub(crate) fn stored_link(&self, object: ObjectId, dir: &Dir, name: &OsStr) -> Result<ShownLink> {
-        let link = symlink::shown(&self.ctx.ring, &*dir.handle, name).map_err(io("read a link"))?;
-        match self.anchored.is_none() || self.is_newest(object, SealedPart::Content, link.digest())? {
-            true => Ok(link),
-            false => Err(self.outdated("link target", dir.ino, name)),
-        }
+        self.newest_link(object, dir, name)?.ok_or_else(|| self.outdated("link target", dir.ino, name))
     }
 
     /// The same of a node, by one of its names. Where that was removed meanwhile, and another link was made there of
     /// the same inode number, this one is [`VaultError::Stale`].
     pub(crate) fn stored_link_of(&self, ino: Ino, dir: &Dir, name: &OsStr) -> Result<ShownLink> {
         let object = self.nodes.lock().object(ino);
-        let link = symlink::shown(&self.ctx.ring, &*dir.handle, name);
-        let is_newest = match &link {
-            Ok(link) if self.anchored.is_some() => self.is_newest(object, SealedPart::Content, link.digest())?,
-            _ => true,
-        };
-        match is_newest {
-            true => link.map_err(io("read a link")),
-            false if !self.nodes.lock().has_name(ino, dir.ino, name) => Err(VaultError::Stale),
-            false => Err(self.outdated("link target", dir.ino, name)),
+        match self.newest_link(object, dir, name)? {
+            Some(link) => Ok(link),
+            None if !self.nodes.lock().has_name(ino, dir.ino, name) => Err(VaultError::Stale),
+            None => Err(self.outdated("link target", dir.ino, name)),
         }
+    }
+
+    /// `None`: the store shows another than the newest.
+    fn newest_link(&self, object: ObjectId, dir: &Dir, name: &OsStr) -> Result<Option<ShownLink>> {
+        let link = symlink::shown(&self.ctx.ring, &*dir.handle, name).map_err(io("read a link"))?;
+        let is_newest = self.anchored.is_none() || self.is_newest(object, SealedPart::Content, link.digest())?;
+        Ok(is_newest.then_some(link))
     }
 
     /// Which link lies somewhere; 0 in an un-anchored vault.

@@ -4,18 +4,15 @@ use crate::fault::{Context, Result};
 use crate::job::{Words, Worker};
 use crate::keys::{self, KeyArg};
 use crate::output::{self, Ui, shown};
-use crate::{open, served, text};
+use crate::{served, text};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use lamassu_format::profile::{Choice, KeyKind, Protection};
 use lamassu_format::{Cipher, Hash};
-use lamassu_fuse::control::Asked;
-use lamassu_host::Served;
 use lamassu_host::control::protocol::{ChosenProfile, ProfileStarted, Request, ShownProfile};
 use lamassu_vault::forest::ROOT_VOLUME;
 use serde::Serialize;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 const SET_EXAMPLES: &str = "\
 Examples:
@@ -144,7 +141,7 @@ fn hex(path: &Path) -> String {
 const WORDS: Words = Words { done: "rewritten", failed: "its profile is not changed" };
 
 fn set(ui: &Ui, args: &SetArgs) -> Result<()> {
-    let worker = Worker::of(ui, &args.dir, &args.key)?;
+    let worker = Worker::of(ui, &args.dir, &args.key, false)?;
     let done = args.paths.iter().try_for_each(|path| set_one(ui, &worker, args, path).with_context(|| named(path)));
     let closed = worker.close();
     done.and(closed)
@@ -185,31 +182,20 @@ struct Row {
     profile: ShownProfile,
 }
 
-/// What shows profiles.
-enum Shower {
-    Daemon(Asked),
-    Here(Arc<Served>),
-}
-
-impl Shower {
-    fn profile(&self, path: &Path) -> Result<ShownProfile> {
-        match self {
-            Shower::Daemon(mountpoint) => served::ask(mountpoint, &Request::Profile { path: hex(path) }),
-            Shower::Here(served) => Ok(served.profile(ROOT_VOLUME, path)?),
-        }
+fn profile_at(worker: &Worker, path: &Path) -> Result<ShownProfile> {
+    match worker {
+        Worker::Daemon(mountpoint) => served::ask(mountpoint, &Request::Profile { path: hex(path) }),
+        Worker::Here(here) => Ok(here.profile(ROOT_VOLUME, path)?),
     }
 }
 
 fn show(ui: &Ui, args: &ShowArgs) -> Result<()> {
-    let shower = match served::of(&args.dir) {
-        Some(mountpoint) => Shower::Daemon(mountpoint),
-        None => Shower::Here(open::unlocked(ui, &args.dir, &args.key)?.open_forest(open::options(true))?),
-    };
+    let worker = Worker::of(ui, &args.dir, &args.key, true)?;
     let root = [PathBuf::new()];
     let paths = if args.paths.is_empty() { &root[..] } else { &args.paths };
     let mut profiles = Vec::new();
     for path in paths {
-        let profile = shower.profile(path).with_context(|| named(path))?;
+        let profile = profile_at(&worker, path).with_context(|| named(path))?;
         let path_bytes = path.to_str().is_none().then(|| hex(path));
         profiles.push(Row { path: path.to_string_lossy().into_owned(), path_bytes, profile });
     }

@@ -52,7 +52,7 @@ fn help() -> String {
 const WORDS: Words = Words { done: "re-keyed", failed: "not re-keyed" };
 
 pub fn run(ui: &Ui, args: &Args) -> Result<()> {
-    let worker = Worker::of(ui, &args.dir, &args.key)?;
+    let worker = Worker::of(ui, &args.dir, &args.key, false)?;
     let (full, bytes_per_second) = (args.work.full, args.limit);
     let job = match &worker {
         Worker::Daemon(mountpoint) => served::ask(mountpoint, &Request::RekeyStart { full, bytes_per_second })?,
