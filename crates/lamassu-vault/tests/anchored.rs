@@ -89,6 +89,27 @@ fn removals_are_carried_out_in_the_background() {
     }
 }
 
+/// Closed files that are not settled: half way to the bound upkeep is wanted, and does it.
+#[test]
+fn closed_files_are_settled_in_the_background() {
+    let (recipe, backend) = (Recipe::default(), memory());
+    recipe.make(&backend).close().unwrap();
+    let upkeep = Upkeep::default();
+    let options = Options { upkeep: upkeep.clone(), ..options(false) };
+    let v = Vault::open(backend, &recipe.header(), recipe.ring(), options).unwrap();
+    let mut passes = 0;
+    for number in 0..1200 {
+        v.put(&number.to_string(), &[7; 9000]);
+        if upkeep.wait_until(std::time::Instant::now()) {
+            v.work_off().unwrap();
+            passes += 1;
+        }
+    }
+    // A pass for every 256 files. Where a pass settles nothing, calls do it at 512, and there are half as many wishes.
+    assert!(passes >= 4, "{passes} passes");
+    v.close().unwrap();
+}
+
 #[test]
 fn an_entry_that_the_store_lost_is_an_error_and_the_rest_is_readable() {
     both(|lab, v| {
