@@ -46,12 +46,17 @@ class System:
         raise NotImplementedError
 
     def start(self, store, mountpoint):
-        environment = {**os.environ, "PATH": PATH, "LC_ALL": "C.UTF-8", "CRYFS_FRONTEND": "noninteractive", **self.environment}
+        environment = {**os.environ, "PATH": PATH, "LC_ALL": "C.UTF-8", "CRYFS_FRONTEND": "noninteractive", **self.state(store), **self.environment}
         process = subprocess.Popen([str(a) for a in self.argv(store, mountpoint)], stdin=subprocess.PIPE, env=environment,
                                    stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
         process.stdin.write(self.typed())
         process.stdin.close()
         return process
+
+    def state(self, store):
+        """Where what it keeps of a store outside of it lies: on the same kind of medium, or a store in memory would be compared with a disk."""
+        memory = os.path.dirname(self.keys)
+        return {"XDG_STATE_HOME": os.path.join(memory, "state")} if store.startswith(memory + os.sep) else {}
 
     def typed(self):
         """What is typed at the process's standard input."""
@@ -88,7 +93,7 @@ class Lamassu(System):
         return f"raw:file:{path}"
 
     def make(self, store):
-        run(self.command, "init", "--key", self.key(), *self.init_options, store)
+        run(self.command, "init", "--key", self.key(), *self.init_options, store, env=self.state(store))
 
     def argv(self, store, mountpoint):
         return [self.command, "mount", "--foreground", "--key", self.key(), *self.mount_options, store, mountpoint]

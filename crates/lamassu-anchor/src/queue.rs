@@ -96,6 +96,12 @@ impl Layer {
         self.entries.range(first..=last).map(|(place, queued)| (place.name, queued.value))
     }
 
+    /// Queued tree records of a file.
+    pub fn held_of(&self, object: ObjectId) -> impl Iterator<Item = (RecordNo, Option<Digests>)> + '_ {
+        let (first, last) = ((object, RecordNo(0)), (object, RecordNo(u64::MAX)));
+        self.held.range(first..=last).map(|((_, record), digests)| (*record, digests.clone()))
+    }
+
     /// Queues an entry that the store has since `number`.
     pub fn make_entry(&mut self, place: EntryPlace, entry: Entry, number: u64) {
         self.entries.insert(place, QueuedEntry { value: Some(entry), object: entry.object, number, intent: None });

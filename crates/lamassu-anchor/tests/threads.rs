@@ -7,7 +7,7 @@ use lamassu_anchor::{
     Anchor, AnchorError, Digest, EntryPlace, Made, ObjectId, Removal, Renamed, Row, Token, TokenKey, VaultRow,
 };
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 
 fn row(content: Content) -> Row {
@@ -172,4 +172,40 @@ fn what_is_removed_while_its_making_is_committed_is_due_later() {
         assert!(table.get(Space::Intents, &number.to_be_bytes()).unwrap().is_none());
         assert!(anchor.entry(&place(1)).unwrap().is_none());
     }
+}
+
+/// Nobody who reads waits for a commit's flush: while one is under way, entries are listed as they are, those that it
+/// makes durable and those that came or went meanwhile.
+#[test]
+fn a_directory_is_listed_while_a_commit_is_under_way() {
+    let table = Arc::new(Slow::default());
+    let anchor = Arc::new(anchor(table.clone()));
+    made(&anchor, 1);
+    anchor.commit(anchor.mark()).unwrap();
+    made(&anchor, 2);
+    let (seen, all_seen) = mpsc::channel();
+    table.meanwhile(&anchor, false, move |anchor| {
+        let look = |anchor: &Anchor| {
+            let names: Vec<_> = anchor.entries(ObjectId::ROOT).unwrap().into_keys().collect();
+            (names, anchor.is_empty(ObjectId::ROOT).unwrap(), anchor.held(ObjectId(2)).unwrap().len())
+        };
+        // By the thread that commits: it would wait for itself.
+        seen.send(look(anchor)).unwrap();
+        made(anchor, 3);
+        anchor.remove(place(2)).unwrap();
+        seen.send(look(anchor)).unwrap();
+        anchor.remove(place(1)).unwrap();
+        anchor.remove(place(3)).unwrap();
+        seen.send(look(anchor)).unwrap();
+    });
+    anchor.commit(anchor.mark()).unwrap();
+    let names = |names: &[u64]| names.iter().map(|name| place(*name).name).collect::<Vec<_>>();
+    let all_seen: Vec<_> = all_seen.try_iter().collect();
+    assert_eq!(all_seen, [(names(&[1, 2]), false, 0), (names(&[1, 3]), false, 0), (names(&[]), true, 0)]);
+    assert!(anchor.is_empty(ObjectId::ROOT).unwrap());
+    let going = [1, 2, 3].map(|name| !anchor.may_make(&place(name)));
+    assert_eq!(going, [true, true, false], "what was never durable has gone");
+    anchor.commit(anchor.mark()).unwrap();
+    anchor.carried_out(anchor.due().into_keys());
+    assert!((1..=3).all(|name| anchor.may_make(&place(name))) && !anchor.has_removals());
 }

@@ -437,7 +437,7 @@ impl Vault {
     /// Whether a directory, which is this object of the anchor, is empty: by the anchor where there is one.
     pub(crate) fn require_empty(&self, parent: &Dir, stored: &OsStr, object: ObjectId) -> Result<()> {
         if let Some(anchored) = &self.anchored {
-            return if anchored.anchor.entries(object)?.is_empty() { Ok(()) } else { Err(VaultError::NotEmpty) };
+            return if anchored.anchor.is_empty(object)? { Ok(()) } else { Err(VaultError::NotEmpty) };
         }
         match staging::is_entry_empty(&*parent.handle, stored).map_err(io("list a directory"))? {
             true => Ok(()),

@@ -73,6 +73,8 @@ struct State {
     due: BTreeMap<u64, Intent>,
     /// The same, handed out and not carried out yet.
     handed_out: BTreeMap<u64, Intent>,
+    /// Names that a removal has taken away, until the store has carried that out.
+    going: HashSet<EntryPlace>,
     /// What the store has replaced, and no barrier has covered yet.
     replaced: replace::Replaced,
 }
@@ -128,6 +130,7 @@ impl Anchor {
             replacing: None,
             due: BTreeMap::new(),
             handed_out: BTreeMap::new(),
+            going: HashSet::new(),
             replaced: replace::Replaced::default(),
         };
         Anchor { table, tokens, degree, state: Mutex::new(state), committing: Mutex::new(()) }
@@ -212,44 +215,69 @@ impl Anchor {
         self.table.get(Space::Entries, &entry_key(place))?.map(|bytes| Entry::decode(&bytes)).transpose()
     }
 
-    /// All entries of a directory.
+    /// All entries of a directory. The caller keeps that directory from changes: what it gets would have been there at
+    /// different moments otherwise.
     ///
     /// # Errors
     /// As for [`Anchor::entry`].
     pub fn entries(&self, dir: ObjectId) -> Result<BTreeMap<Token, Entry>> {
-        // No commit in between: what it takes from the queue would be found in neither.
-        let _still = self.committing.lock();
+        let queued = self.queued_entries(dir);
         let mut entries = BTreeMap::new();
         self.scan(Space::Entries, &object_key(dir), Part::Entry, |key, value| {
-            let name = behind_object(key).map(Token);
-            Ok(name.map(|name| Entry::decode(value).map(|entry| entries.insert(name, entry))).transpose()?.map(drop))
+            let Some(name) = behind_object(key).map(Token) else { return Ok(None) };
+            if !queued.contains_key(&name) {
+                entries.insert(name, Entry::decode(value)?);
+            }
+            Ok(Some(ControlFlow::Continue(())))
         })?;
-        for (name, entry) in self.state.lock().queued.entries_of(dir) {
-            match entry {
-                Some(entry) => entries.insert(name, entry),
-                None => entries.remove(&name),
-            };
-        }
+        entries.extend(queued.into_iter().filter_map(|(name, entry)| Some((name, entry?))));
         Ok(entries)
     }
 
-    /// The tree records of a file that are held, under its committed root.
+    /// Whether a directory has no entries. The caller keeps it from changes.
+    ///
+    /// # Errors
+    /// As for [`Anchor::entry`].
+    pub fn is_empty(&self, dir: ObjectId) -> Result<bool> {
+        let queued = self.queued_entries(dir);
+        let mut is_empty = queued.values().all(Option::is_none);
+        if is_empty {
+            self.scan(Space::Entries, &object_key(dir), Part::Entry, |key, _| {
+                let Some(name) = behind_object(key).map(Token) else { return Ok(None) };
+                is_empty = queued.contains_key(&name);
+                Ok(Some(if is_empty { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }))
+            })?;
+        }
+        Ok(is_empty)
+    }
+
+    /// Entries of a directory that are in force and not in the table yet. Looked at *before* the table: what a commit
+    /// puts there meanwhile is found twice, not in neither, and no reader waits for a commit's flush.
+    fn queued_entries(&self, dir: ObjectId) -> BTreeMap<Token, Option<Entry>> {
+        let state = self.state.lock();
+        state.layers().into_iter().rev().flatten().flat_map(|layer| layer.entries_of(dir)).collect()
+    }
+
+    /// The tree records of a file that are held, under its committed root. The caller keeps the file from commits.
     ///
     /// # Errors
     /// [`AnchorError::Damaged`]; those of the table.
     pub fn held(&self, object: ObjectId) -> Result<BTreeMap<RecordNo, Digests>> {
-        let _still = self.committing.lock();
+        // Before the table, as for entries.
+        let queued: BTreeMap<_, _> = {
+            let state = self.state.lock();
+            state.layers().into_iter().rev().flatten().flat_map(|layer| layer.held_of(object)).collect()
+        };
         let mut held = BTreeMap::new();
         self.scan(Space::Held, &object_key(object), Part::Held, |key, value| {
-            let record = behind_object(key).map(|bytes| RecordNo(u64::from_be_bytes(bytes)));
-            let digests = decode_digests(value, self.degree)?;
-            Ok(record.map(|record| drop(held.insert(record, digests))))
+            let Some(bytes) = behind_object(key) else { return Ok(None) };
+            held.insert(RecordNo(u64::from_be_bytes(bytes)), decode_digests(value, self.degree)?);
+            Ok(Some(ControlFlow::Continue(())))
         })?;
-        let state = self.state.lock();
-        for ((_, record), digests) in state.queued.held.range((object, RecordNo(0))..=(object, RecordNo(u64::MAX))) {
+        for (record, digests) in queued {
             match digests {
-                Some(digests) => held.insert(*record, digests.clone()),
-                None => held.remove(record),
+                Some(digests) => held.insert(record, digests),
+                None => held.remove(&record),
             };
         }
         Ok(held)
@@ -261,8 +289,11 @@ impl Anchor {
     /// Those of the table.
     pub fn open_objects(&self) -> Result<Vec<ObjectId>> {
         let mut open = Vec::new();
-        let all = |key: &[u8], _: &[u8]| Ok(number_of(key).map(|number| open.push(ObjectId(number))));
-        self.scan(Space::Open, &[], Part::Row, all)?;
+        self.scan(Space::Open, &[], Part::Row, |key, _| {
+            let Some(number) = number_of(key) else { return Ok(None) };
+            open.push(ObjectId(number));
+            Ok(Some(ControlFlow::Continue(())))
+        })?;
         Ok(open)
     }
 
@@ -273,25 +304,28 @@ impl Anchor {
     pub fn intents(&self) -> Result<BTreeMap<u64, Intent>> {
         let mut intents = BTreeMap::new();
         self.scan(Space::Intents, &[], Part::Intent, |key, value| {
-            let intent = Intent::decode(value)?;
-            intents.extend(number_of(key).map(|number| (number, intent)));
-            Ok(number_of(key).map(drop))
+            let Some(number) = number_of(key) else { return Ok(None) };
+            intents.insert(number, Intent::decode(value)?);
+            Ok(Some(ControlFlow::Continue(())))
         })?;
         Ok(intents)
     }
 
-    /// Visits keys and values; `None` is a key that no writer writes.
+    /// Visits keys and values, until that breaks; `None` is a key that no writer writes.
     fn scan(
         &self,
         space: Space,
         prefix: &[u8],
         part: Part,
-        mut each: impl FnMut(&[u8], &[u8]) -> Result<Option<()>>,
+        mut each: impl FnMut(&[u8], &[u8]) -> Result<Option<ControlFlow<()>>>,
     ) -> Result<()> {
         let mut done = Ok(());
         self.table.scan(space, prefix, &mut |key, value| {
-            done = each(key, value).and_then(|good| good.ok_or(AnchorError::Damaged { part }));
-            if done.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+            let next = each(key, value).and_then(|next| next.ok_or(AnchorError::Damaged { part }));
+            next.unwrap_or_else(|error| {
+                done = Err(error);
+                ControlFlow::Break(())
+            })
         })?;
         done
     }
@@ -366,7 +400,7 @@ impl Anchor {
             if objects.contains(&entry.object) {
                 places.insert(entry.object, EntryPlace { dir: ObjectId(dir), name: Token(name) });
             }
-            Ok(Some(()))
+            Ok(Some(ControlFlow::Continue(())))
         })?;
         Ok(places)
     }

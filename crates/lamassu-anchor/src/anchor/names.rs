@@ -86,10 +86,7 @@ impl Anchor {
 
     /// Whether the store has something that was removed, and that it is to let go of.
     pub fn has_removals(&self) -> bool {
-        let state = &*self.state.lock();
-        let queued = state.layers().into_iter().flatten().flat_map(|layer| layer.intents().map(|(_, intent)| intent));
-        let all = queued.chain(state.due.values().cloned()).chain(state.handed_out.values().cloned());
-        all.into_iter().any(|intent| matches!(intent, Intent::Remove { .. }))
+        !self.state.lock().going.is_empty()
     }
 
     /// Whether a name may be made in the store: no removal of it waits to be carried out.
@@ -115,6 +112,7 @@ impl Anchor {
         let number = state.next_intent();
         state.queued.intend(number, Intent::Remove { at: place, was });
         state.queued.remove_entry(place, was, number);
+        state.going.insert(place);
         Ok(Removal::WhenDue(number))
     }
 
@@ -308,7 +306,9 @@ impl Anchor {
     pub fn carried_out(&self, intents: impl IntoIterator<Item = u64>) {
         let state = &mut *self.state.lock();
         for intent in intents {
-            state.handed_out.remove(&intent);
+            if let Some(Intent::Remove { at, .. }) = state.handed_out.remove(&intent) {
+                state.going.remove(&at);
+            }
             state.made += 1;
             state.queued.carried_out(intent, state.made);
         }
@@ -396,9 +396,6 @@ impl State {
 
     /// Whether a removal of this name is not carried out yet.
     fn is_going(&self, place: &EntryPlace) -> bool {
-        let is_it = |intent: &Intent| matches!(intent, Intent::Remove { at, .. } if at == place);
-        let queued = self.layers().into_iter().flatten().flat_map(|layer| layer.intents().map(|(_, intent)| intent));
-        let mut queued = queued.filter(is_it);
-        queued.next().is_some() || self.due.values().chain(self.handed_out.values()).any(is_it)
+        self.going.contains(place)
     }
 }
