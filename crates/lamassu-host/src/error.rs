@@ -124,6 +124,44 @@ pub enum Error {
     /// The user's: what only an anchored vault has.
     #[error("the vault is not anchored; `lamassu anchor rebuild DIR` makes an anchor of what the store shows now")]
     Unanchored,
+    /// The user's: a copy of a header that does not belong there.
+    #[error(
+        "the keys of {file:?} do not open the root directory of {dir:?}: it is another vault's header, or the \
+         directory is damaged; --force puts it there all the same"
+    )]
+    OtherVault {
+        /// the copy
+        file: PathBuf,
+        /// the vault's
+        dir: PathBuf,
+    },
+    /// The user's: the header in place has another id.
+    #[error("{dir:?} has the header of another vault or zone than {file:?}; --force replaces it all the same")]
+    OtherId {
+        /// the copy
+        file: PathBuf,
+        /// the vault's, or the zone file
+        dir: PathBuf,
+    },
+    /// The user's: what was written since the copy was made would be lost.
+    #[error(
+        "{dir:?} has keys that {file:?} lacks, made by a rotation since: what was written with them could not be read \
+         again; --force restores it all the same"
+    )]
+    NewerKeys {
+        /// the copy
+        file: PathBuf,
+        /// the vault's, or the zone file
+        dir: PathBuf,
+    },
+    /// A copy of a header says less than is so, and by this slot it cannot be made to say more.
+    #[error("the copy is from before {lacks}, and has to be signed anew to say so")]
+    CannotSignCopy {
+        /// before what
+        lacks: &'static str,
+        /// why not
+        source: KeyError,
+    },
     /// A cipher computes something else than it should.
     #[error(transparent)]
     SelfTest(#[from] SelfTestFailure),

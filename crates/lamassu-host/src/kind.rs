@@ -114,7 +114,7 @@ impl From<&VaultError> for FaultKind {
 fn host(error: &Error) -> FaultKind {
     match error {
         Error::At { path: _, source } | Error::MadeNotOpen { source } => host(source),
-        Error::Key(e) => key(e),
+        Error::Key(e) | Error::CannotSignCopy { lacks: _, source: e } => key(e),
         Error::File(e) => file(e),
         Error::History(e) => history(e),
         Error::Vault(e) => vault(e),
@@ -136,6 +136,9 @@ fn host(error: &Error) -> FaultKind {
         Error::SuiteNeedsFull { .. }
         | Error::NotApproved { .. }
         | Error::AnchorInStore { .. }
+        | Error::OtherVault { .. }
+        | Error::OtherId { .. }
+        | Error::NewerKeys { .. }
         | Error::UnverifiedWrite
         | Error::NotPermitted
         | Error::NotWritable

@@ -17,8 +17,10 @@
 //! | [`serve`] | a vault that is served, with its datasets: slots, epochs, re-keying |
 //! | [`datasets`] | datasets of a served vault |
 //! | [`job`] | long work on its own thread: re-keying, a change of profiles |
+//! | [`check`](mod@check) | a vault verified and repaired, with the datasets in it |
 //! | `profiles` | profiles of a served vault, shown and changed |
 //! | [`rotation`], [`needing`], [`slots`] | changes of epochs and of slots, also of a vault that is not open |
+//! | [`restore`] | copies of a header, made and put back |
 //! | [`destroy`] | what becomes unreadable with a vault's keys |
 //! | [`create`] | a vault made in an empty directory |
 //! | [`clone`] | a vault copied in the store, under a header of its own |
@@ -34,6 +36,7 @@
 
 pub mod anchors;
 mod answer;
+pub mod check;
 pub mod clone;
 pub mod control;
 pub mod create;
@@ -52,6 +55,7 @@ pub mod pins;
 pub mod place;
 pub mod policy;
 mod profiles;
+pub mod restore;
 pub mod rotation;
 pub mod serve;
 pub mod slots;

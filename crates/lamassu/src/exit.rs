@@ -292,12 +292,7 @@ fn code(fault: &Fault) -> Code {
         | Fault::MountpointInVault { .. }
         | Fault::NotAMount { .. }
         | Fault::MountBusy { .. } => Code::Mountpoint,
-        Fault::OtherVault { .. }
-        | Fault::OtherId { .. }
-        | Fault::NotThatDataset { .. }
-        | Fault::NewerKeys { .. }
-        | Fault::NotAScrubState { .. }
-        | Fault::OpenStore { .. } => Code::Refused,
+        Fault::NotThatDataset { .. } | Fault::NotAScrubState { .. } | Fault::OpenStore { .. } => Code::Refused,
         Fault::ReaderGone => Code::Done,
         Fault::DamageLeft { .. } | Fault::HistoryDamaged { .. } => Code::Damaged,
         Fault::Repaired { .. } => Code::Repaired,

@@ -218,19 +218,6 @@ pub enum Fault {
         /// as the daemon says it
         failed: Failed,
     },
-    /// The user's: a header that does not belong there.
-    #[error(
-        "the keys of {file:?} do not open the root directory of {dir:?}: it is another vault's header, or the directory is damaged; --force puts it there all the same"
-    )]
-    OtherVault { file: PathBuf, dir: PathBuf },
-    /// The user's: the header in place has another id.
-    #[error("{dir:?} has the header of another vault or zone than {file:?}; --force replaces it all the same")]
-    OtherId { file: PathBuf, dir: PathBuf },
-    /// The user's: what was written since the backup would be lost.
-    #[error(
-        "{dir:?} has keys that {file:?} lacks, made by a rotation since: what was written with them could not be read again; --force restores it all the same"
-    )]
-    NewerKeys { file: PathBuf, dir: PathBuf },
     /// Standard output did not take a secret that is shown once.
     #[error("the key could not be printed ({reason}), {undone}")]
     Unprinted { reason: String, undone: String },

@@ -103,6 +103,9 @@ struct Watch<'a> {
     datasets: Vec<PathBuf>,
 }
 
+/// How soon a signal is noticed.
+const NAP: Duration = Duration::from_millis(200);
+
 /// Keeps reads below a rate.
 struct Throttle {
     limit: Option<u64>,
@@ -115,10 +118,10 @@ impl Throttle {
         self.read += bytes;
         let Some(limit) = self.limit else { return };
         let due = Duration::from_secs_f64(self.read as f64 / limit as f64);
-        let ahead = due.saturating_sub(self.begun.elapsed());
-        // A signal is noticed soon.
-        if ahead > Duration::from_millis(20) {
-            std::thread::sleep(ahead.min(Duration::from_millis(500)));
+        while let Some(left) = due.checked_sub(self.begun.elapsed())
+            && !signals::interrupted()
+        {
+            std::thread::sleep(left.min(NAP));
         }
     }
 }
@@ -215,7 +218,7 @@ fn report(ui: &Ui, args: &Args, done: Scrubbed, findings: Vec<Told>) -> Result<(
         (0, ..) => "unreadable",
         _ => "stale",
     };
-    if args.json {
+    let printed = if args.json {
         let Scrubbed { entries, files, skipped, pages, blocks, files_without_blocks, .. } = done;
         let Scrubbed {
             unverified_blocks, open_files, open_pages, datasets, failures, findings: found, unfinished, ..
@@ -236,12 +239,15 @@ fn report(ui: &Ui, args: &Args, done: Scrubbed, findings: Vec<Told>) -> Result<(
             failures,
             found,
             findings,
-        })?;
+        })
     } else if !ui.quiet {
-        output::print(shown(status, &done))?;
-    }
+        output::print(shown(status, &done))
+    } else {
+        Ok(())
+    };
     match status {
-        "clean" => Ok(()),
+        "clean" => printed,
+        // A reader that is gone (`| head`) does not make a stale store a current one.
         "unverified" => Err(Fault::ScrubUnverified { pages: done.open_pages, blocks: done.unverified_blocks }.into()),
         "unreadable" => Err(Fault::ScrubUnreadable { places: done.failures }.into()),
         _ => Err(Fault::ScrubStale { findings: done.findings }.into()),

@@ -1,23 +1,32 @@
 //! Checking a vault and the datasets in it: those whose keys are at hand as the vault itself, others as far as that
 //! takes no key.
 
-use crate::fault::{Fault, Result};
-use crate::open::{self, WriterLock};
+use crate::lock::{self, WriterLock};
+use crate::{Error, Result, Served, backend};
 use lamassu_format::name;
-use lamassu_host::{Error as HostError, Policy, Served, lock};
 use lamassu_vault::check::{Problem, Progress, Report, check_locked, kind};
 use lamassu_vault::forest::{Number, ROOT_VOLUME, volume_of};
 use lamassu_vault::{Dataset, VaultError};
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
+/// Checks a vault that is open, and the datasets in it: all of it, or what lies at and below plain paths. No other
+/// process has the vault open for writing; those of datasets are locked out here, one after the other.
+///
+/// # Errors
+/// Those of the store, [`Error::Locked`] among them. What is found is no error.
+pub fn check(served: &Served, paths: &[PathBuf], repair: bool, shown: &dyn Progress) -> Result<Report> {
+    let mut walk = Walk { served, repair, shown, report: Report::default() };
+    walk.volume(ROOT_VOLUME, Path::new(""), Path::new(""), paths)?;
+    Ok(walk.report)
+}
+
 /// A check of several vaults.
-pub struct Walk<'a> {
-    pub policy: &'a Policy,
-    pub served: &'a Served,
-    pub repair: bool,
-    pub shown: &'a dyn Progress,
-    pub report: Report,
+struct Walk<'a> {
+    served: &'a Served,
+    repair: bool,
+    shown: &'a dyn Progress,
+    report: Report,
 }
 
 /// Puts the paths of one vault below that of its directory.
@@ -53,7 +62,7 @@ impl Progress for Below<'_> {
 
 impl Walk<'_> {
     /// All of a vault, or what lies at and below plain paths in it; `plain` and `stored` are where it lies.
-    pub fn volume(&mut self, volume: Number, plain: &Path, stored: &Path, paths: &[PathBuf]) -> Result<()> {
+    fn volume(&mut self, volume: Number, plain: &Path, stored: &Path, paths: &[PathBuf]) -> Result<()> {
         let vault = self.served.forest().vault(volume).ok_or(VaultError::KeyNotLoaded)?;
         let (mut own, mut within) = (Vec::new(), Vec::new());
         for path in paths {
@@ -100,7 +109,7 @@ impl Walk<'_> {
             // Refused: by --fips.
             Err(VaultError::KeyNotLoaded | VaultError::Refused(_)) => self.locked(plain.as_deref(), &stored),
             Err(VaultError::Locked) => {
-                Err(self.policy.locked(&self.served.keeper().dir(ROOT_VOLUME)?.join(&stored)).into())
+                Err(self.served.policy().locked(&self.served.keeper().dir(ROOT_VOLUME)?.join(&stored)))
             }
             Err(error) => {
                 self.say(plain.as_deref(), &stored, format!("the dataset does not open: {error}"));
@@ -112,8 +121,8 @@ impl Walk<'_> {
     /// It may be opened by itself, by its directory in the store.
     fn lock_out_writers(&self, stored: &Path) -> Result<Option<WriterLock>> {
         let dir = self.served.keeper().dir(ROOT_VOLUME)?;
-        let lock = || lock::lock_out_writers_of(self.policy, &dir, stored);
-        Ok(lock::once_closed(self.policy, &dir.join(stored), lock)?)
+        let lock = || lock::lock_out_writers_of(self.served.policy(), &dir, stored);
+        lock::once_closed(self.served.policy(), &dir.join(stored), lock)
     }
 
     /// The lock of a dataset. `None`: something else lies in its place, which is said; the rest of the vault is
@@ -125,7 +134,7 @@ impl Walk<'_> {
         stored: &Path,
     ) -> Result<Option<Option<WriterLock>>> {
         match lock {
-            Err(error) if matches!(error.fault(), Fault::Host(HostError::Backing { .. })) => {
+            Err(error) if matches!(error.innermost(), Error::Backing { .. }) => {
                 self.say(plain, stored, format!("the dataset is not checked, since it cannot be locked: {error}"));
                 Ok(None)
             }
@@ -146,7 +155,7 @@ impl Walk<'_> {
                 return Ok(());
             }
         };
-        let found = check_locked(lamassu_store::Backend::root(&open::backend(&dir)?), &header)?;
+        let found = check_locked(lamassu_store::Backend::root(&backend(&dir)?), &header)?;
         let datasets = found.datasets.clone();
         found.problems.iter().for_each(|p| Below { shown: self.shown, plain: stored, stored }.problem(p));
         self.merge(found, stored, stored);
@@ -160,7 +169,7 @@ impl Walk<'_> {
         let (_, history) = header.verified(|header| {
             let kept = self.served.keeper().kept();
             let keys = &kept.get(&volume).ok_or(VaultError::KeyNotLoaded)?.keys;
-            Ok::<_, lamassu_host::Error>(keys.history(&place.path(), header)?)
+            Ok::<_, Error>(keys.history(&place.path(), header)?)
         })?;
         let read = history.read()?;
         if let Some(fault) = read.fault {

@@ -1,0 +1,360 @@
+//! Copies of headers, which a vault cannot be read without: made, and put back.
+//!
+//! A restore puts nothing in place that has not been proven: the copy opens with the key, its MAC verifies, its keys
+//! open the vault's root directory, and no epoch is lost that the header in place is known to have.
+
+use crate::error::At;
+use crate::open::{backend, options};
+use crate::pins::Succession;
+use crate::{Error, Policy, Result, hex};
+use lamassu_crypto::wrap::{equal, sha256};
+use lamassu_format::header::{Header, HeaderError, VaultHeader, ZoneFile};
+use lamassu_format::name;
+use lamassu_keys::history::EventKind;
+use lamassu_keys::{Epoch, Event, FileError, KeyError, Material, Unlocked, Update, header_file};
+use lamassu_vault::{ROOT, Vault, VaultError};
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Puts a copy on record that was made of a vault's header, `bytes`: whoever destroys the keys one day wants to know
+/// which copies are left.
+///
+/// # Errors
+/// [`Error::History`]: the copy is none the worse.
+pub fn record_copy<H: Header>(dir: &Path, header: &H, keys: &Unlocked, copy: &Path, bytes: &[u8]) -> Result<()> {
+    let file = std::path::absolute(copy).unwrap_or_else(|_| copy.to_path_buf());
+    let event = Event::new(EventKind::BackedUp).slot(keys.slot()).detail("file", file.display());
+    let event = event.detail("sha256", hex(&sha256(bytes))).detail("slots", listed(&slots_of(header)));
+    Ok(keys.history(dir, header)?.note(event)?)
+}
+
+/// A copy of a header, read and not verified. Of which kind it is decides what a restore puts back.
+pub enum Copy {
+    /// Of a vault, in whose directory it belongs.
+    Vault(Box<VaultHeader>),
+    /// Of a zone, which is a file of its own.
+    Zone(Box<ZoneFile>),
+}
+
+impl Copy {
+    /// Reads a copy.
+    ///
+    /// # Errors
+    /// [`Error::File`].
+    pub fn read(file: &Path) -> Result<Copy> {
+        match header_file::read::<VaultHeader>(file) {
+            Ok(header) => Ok(Copy::Vault(Box::new(header))),
+            Err(FileError::Header { source: HeaderError::WrongFormat { .. }, path: _ }) => {
+                Ok(Copy::Zone(Box::new(header_file::read(file)?)))
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+/// What is put back, and where.
+#[derive(Clone, Copy)]
+pub struct Restore<'a> {
+    /// what vaults are opened under
+    pub policy: &'a Policy,
+    /// the copy
+    pub file: &'a Path,
+    /// the vault's directory, or the zone file
+    pub dir: &'a Path,
+    /// the one slot of the copy that is tried; else all are
+    pub slot: Option<u32>,
+    /// a header of another vault, or one with newer keys, is replaced, too
+    pub force: bool,
+    /// hears what a person has to know, as soon as it is known
+    pub tell: &'a dyn Fn(&Notice),
+}
+
+/// What a person has to know of a restore that goes on.
+#[derive(Debug, thiserror::Error)]
+pub enum Notice {
+    /// The copy's administrator has a successor.
+    #[error("the administrator has another key")]
+    Succession(Succession),
+    /// Forced: nothing proves that the header belongs there.
+    #[error("the root directory does not open with this header's keys")]
+    RootDoesNotOpen,
+    /// The restored header says more than the copy.
+    #[error("the copy is from before the first dataset; the restored header says that there are some")]
+    HasDatasets,
+    /// Forced, by a slot that cannot sign.
+    #[error(
+        "the copy is from before the first dataset: datasets are not found, and `check --repair` would move what they hold to lamassu.lost, until `key restore --force` is run with an administrator's slot"
+    )]
+    DatasetsNotSaid,
+    /// Forced, by a slot that cannot sign.
+    #[error(
+        "the copy is from before the vault was anchored, and cannot be signed anew to say that it is: run `lamassu anchor accept` with an administrator's slot"
+    )]
+    AnchorNotSaid,
+    /// The store does not give the header in place.
+    #[error("{0}; keys the header in place may have gained since the backup are not known")]
+    Unreadable(FileError),
+    /// The header in place opens by another key.
+    #[error(
+        "the header in place does not open with this key ({0}), so keys it may have gained since the backup are not known"
+    )]
+    DoesNotOpen(KeyError),
+    /// What was removed is back.
+    #[error("slots removed since the backup open the vault again: {}", listed(.0))]
+    SlotsBack(Vec<u32>),
+    /// What was added is not there any more.
+    #[error("slots added since the backup are gone: {}", listed(.0))]
+    SlotsGone(Vec<u32>),
+    /// A slot that cannot sign can still put a header back.
+    #[error("the history does not record the restore: {0}")]
+    NotOnRecord(KeyError),
+}
+
+impl Restore<'_> {
+    /// Puts a copy back that `material` opens. Returns where what was there is kept, if something was.
+    ///
+    /// # Errors
+    /// [`Error::OtherVault`], [`Error::OtherId`], [`Error::NewerKeys`]; [`Error::Usage`] for a copy that it would
+    /// overwrite; those of keys, of headers' files and of the store. Nothing has changed then.
+    pub fn put_back(&self, copy: &Copy, material: &Material) -> Result<Option<PathBuf>> {
+        match copy {
+            Copy::Vault(header) => {
+                let place = self.dir.join(name::HEADER);
+                let backend = Arc::new(backend(self.dir)?);
+                let belongs = |keys: &Unlocked| self.check_root(backend, header, keys);
+                let carry = |keys: &Unlocked, header: &mut VaultHeader, now: Option<&VaultHeader>| {
+                    self.carry_anchored(keys, header, now)?;
+                    self.carry_datasets(keys, header, now)
+                };
+                self.put(&place, &**header, material, belongs, carry)
+            }
+            Copy::Zone(zone) => {
+                // A zone file is the user's own: it may be a link to where it lies.
+                let place = fs::canonicalize(self.dir).unwrap_or_else(|_| self.dir.to_path_buf());
+                self.put(&place, &**zone, material, |_| Ok(()), |_, _, _| Ok(()))
+            }
+        }
+    }
+
+    /// That the keys open the vault's root directory.
+    fn check_root(
+        &self,
+        backend: Arc<impl lamassu_store::Backend + 'static>,
+        header: &VaultHeader,
+        keys: &Unlocked,
+    ) -> Result<()> {
+        let ring = keys.key_ring(header.suite())?;
+        // The root directory's record is read when it is opened.
+        match Vault::open(backend, header, ring, options(true)).and_then(|vault| vault.open_dir(ROOT)) {
+            Ok(_) => Ok(()),
+            Err(VaultError::Damaged { .. } | VaultError::NotFound) if self.force => {
+                (self.tell)(&Notice::RootDoesNotOpen);
+                Ok(())
+            }
+            Err(VaultError::Damaged { .. } | VaultError::NotFound) => {
+                Err(Error::OtherVault { file: self.file.into(), dir: self.dir.into() })
+            }
+            Err(source) => Err(Error::CannotOpen { dir: self.dir.into(), source }),
+        }
+    }
+
+    /// That there may be datasets is never taken back (format.md, section 4c): without it their directories would be
+    /// taken for damaged ones of the vault's own.
+    fn carry_datasets(&self, keys: &Unlocked, header: &mut VaultHeader, now: Option<&VaultHeader>) -> Result<()> {
+        if header.has_datasets() {
+            return Ok(());
+        }
+        let has_some = match now {
+            // Whoever forces a restore may be mending an earlier one that could not say so.
+            Some(now) if now.has_datasets() || !self.force => now.has_datasets(),
+            Some(_) | None => lamassu_vault::has_dataset(self.dir)?,
+        };
+        if !has_some {
+            return Ok(());
+        }
+        match keys.allow_datasets(header) {
+            Ok(_) => (self.tell)(&Notice::HasDatasets),
+            // A use-only slot cannot sign.
+            Err(KeyError::NotAdministrator { slot: _ }) if self.force => (self.tell)(&Notice::DatasetsNotSaid),
+            Err(source) => return Err(Error::CannotSignCopy { lacks: "the first dataset", source }),
+        }
+        Ok(())
+    }
+
+    /// Nor is that something outside the store knows the newest state: without it older ones would pass for the newest.
+    fn carry_anchored(&self, keys: &Unlocked, header: &mut VaultHeader, now: Option<&VaultHeader>) -> Result<()> {
+        let known = self.policy.anchors.file_of(&header.id())?;
+        let is_anchored = now.is_some_and(VaultHeader::is_anchored) || known.is_some_and(|file| file.exists());
+        if header.is_anchored() || !is_anchored {
+            return Ok(());
+        }
+        match keys.set_anchored(header) {
+            Ok(_) => {}
+            Err(KeyError::NotAdministrator { slot: _ }) if self.force => (self.tell)(&Notice::AnchorNotSaid),
+            Err(source) => return Err(Error::CannotSignCopy { lacks: "the vault was anchored", source }),
+        }
+        Ok(())
+    }
+
+    fn put<H: Header + Clone>(
+        &self,
+        place: &Path,
+        header: &H,
+        material: &Material,
+        belongs: impl FnOnce(&Unlocked) -> Result<()>,
+        carry: impl FnOnce(&Unlocked, &mut H, Option<&H>) -> Result<()>,
+    ) -> Result<Option<PathBuf>> {
+        if is_working_copy(self.file, place) {
+            let text = "FILE is a working copy that the restore would overwrite: copy it, and restore the copy";
+            return Err(Error::Usage(text));
+        }
+        // What an administrator puts back is what is to be: not made of what is there.
+        let update = Update::begin(place, &self.policy.witness())?.decided();
+        let unlocked = self.policy.try_slots(header, material, self.slot).at(self.file)?;
+        if let Some(succession) = self.policy.pins.check(header).at(self.file)? {
+            (self.tell)(&Notice::Succession(succession));
+        }
+        belongs(&unlocked)?;
+        let mut now = None;
+        match update.read::<H>() {
+            Ok(found) => {
+                // What the header in place says is believed where the key opens it.
+                let is_authentic = self.compare(&found, header, &unlocked, material)?;
+                now = is_authentic.then_some(found);
+            }
+            // What cannot be read is what a restore is for.
+            Err(FileError::Missing { .. } | FileError::Header { .. }) => {}
+            // Nor may a block that the store cannot read any more keep the good copy out.
+            Err(error @ FileError::Read { .. }) => (self.tell)(&Notice::Unreadable(error)),
+            Err(
+                error @ (FileError::Exists { .. }
+                | FileError::NotAFile { .. }
+                | FileError::Busy { .. }
+                | FileError::Witness { .. }
+                | FileError::Write { .. }),
+            ) => return Err(error.into()),
+        }
+        let mut header = header.clone();
+        carry(&unlocked, &mut header, now.as_ref())?;
+        let replaced = keep_replaced(place)?;
+        self.commit(place, update, &mut header, &unlocked)?;
+        Ok(replaced)
+    }
+
+    fn commit<H: Header + Clone>(&self, place: &Path, update: Update, header: &mut H, keys: &Unlocked) -> Result<()> {
+        let event = Event::new(EventKind::Restored).detail("from", self.file.display());
+        let is_there = place.symlink_metadata().is_ok();
+        match keys.may_change(header) {
+            Ok(()) if is_there => update.record(header, keys, &[event])?,
+            Ok(()) => update.create_recorded(header, keys, &[event])?,
+            // A use-only slot cannot sign, and need not: the copy is put back as it was signed.
+            Err(KeyError::NotAdministrator { slot }) => {
+                if is_there {
+                    update.replace(header)?
+                } else {
+                    update.create(header)?
+                }
+                let event = event.detail("with_use_only_slot", slot);
+                if let Err(error) = keys.history(self.dir, header).and_then(|mut history| history.note(event)) {
+                    (self.tell)(&Notice::NotOnRecord(error));
+                }
+            }
+            Err(error) => return Err(error.into()),
+        }
+        Ok(())
+    }
+
+    /// The header in place and the one to be restored, where both can be read. Returns whether the former is that
+    /// vault's, and opens.
+    fn compare<H: Header>(&self, now: &H, then: &H, restored: &Unlocked, material: &Material) -> Result<bool> {
+        let (file, dir) = (|| self.file.to_path_buf(), || self.dir.to_path_buf());
+        if now.keys().id != then.keys().id {
+            return if self.force { Ok(false) } else { Err(Error::OtherId { file: file(), dir: dir() }) };
+        }
+        let present = self.policy.try_slots(now, material, None);
+        let opens = present.is_ok();
+        match present {
+            Ok(present) if !self.force && has_more(&present, restored) => {
+                return Err(Error::NewerKeys { file: file(), dir: dir() });
+            }
+            // Slots that were removed would come back, and that is an administrator's to decide while the header in
+            // place is whole.
+            Ok(present) => present.may_change(now)?,
+            Err(error) => (self.tell)(&Notice::DoesNotOpen(error)),
+        }
+        let (now, then) = (slots_of(now), slots_of(then));
+        let lacking =
+            |of: &[u32], others: &[u32]| -> Vec<u32> { of.iter().filter(|id| !others.contains(id)).copied().collect() };
+        let (back, gone) = (lacking(&then, &now), lacking(&now, &then));
+        if !back.is_empty() {
+            (self.tell)(&Notice::SlotsBack(back));
+        }
+        if !gone.is_empty() {
+            (self.tell)(&Notice::SlotsGone(gone));
+        }
+        Ok(opens)
+    }
+}
+
+fn slots_of<H: Header>(header: &H) -> Vec<u32> {
+    header.keys().slots.iter().map(|slot| slot.id).collect()
+}
+
+fn listed(ids: &[u32]) -> String {
+    ids.iter().map(u32::to_string).collect::<Vec<_>>().join(", ")
+}
+
+/// Whether `present` has a key that `restored` lacks: data written under it could not be read again. Two rotations of
+/// one copy give epochs of the same number and other keys, so keys are compared, not numbers.
+fn has_more(present: &Unlocked, restored: &Unlocked) -> bool {
+    let is_same = |a: &Epoch, b: &Epoch| equal(a.key().expose(), b.key().expose());
+    let lacks = |had: &[Epoch], has: &[Epoch]| had.iter().any(|e| !has.iter().any(|r| is_same(e, r)));
+    let (p, r) = (present.keychain(), restored.keychain());
+    lacks(p.inner(), r.inner()) || lacks(p.outer(), r.outer())
+}
+
+fn beside(place: &Path, suffix: &str) -> PathBuf {
+    let mut name = place.as_os_str().to_owned();
+    name.push(suffix);
+    name.into()
+}
+
+/// Whether `file` has the name under which the new header is made, or one of those under which the old is kept, where
+/// an earlier one is overwritten.
+fn is_working_copy(file: &Path, place: &Path) -> bool {
+    let id = |path: &Path| path.metadata().map(|m| (m.dev(), m.ino())).ok();
+    let suffixes = [".new", ".replacing", ".replaced"];
+    suffixes.iter().any(|suffix| id(file).is_some() && id(file) == id(&beside(place, suffix)))
+}
+
+/// A second name for what is about to be replaced, damaged or not. No link is followed: the store below may put one in
+/// the way.
+fn keep_replaced(place: &Path) -> Result<Option<PathBuf>> {
+    if place.symlink_metadata().is_err() {
+        return Ok(None);
+    }
+    let (making, kept) = (beside(place, ".replacing"), beside(place, ".replaced"));
+    // A run that was cut off has left it: another name of what is in place, or a header that was replaced, or
+    // destroyed.
+    header_file::erase::replaced(&making)?;
+    let failed = |source| FileError::Write { op: "copy", path: place.to_path_buf(), source };
+    // A copy, where the store has no links: the damaged one may be all there is of some slot. What cannot be read is
+    // not copied.
+    match fs::hard_link(place, &making).or_else(|_| copy_anew(place, &making)) {
+        Err(e) if e.raw_os_error() == Some(libc::EIO) => return Ok(None),
+        done => done.map_err(failed)?,
+    }
+    header_file::erase::replaced(&kept)?;
+    fs::rename(&making, &kept).map_err(failed)?;
+    Ok(Some(kept))
+}
+
+fn copy_anew(from: &Path, to: &Path) -> io::Result<()> {
+    let mut from = File::options().read(true).custom_flags(libc::O_NOFOLLOW).open(from)?;
+    let mut to = File::options().write(true).create_new(true).mode(0o600).open(to)?;
+    io::copy(&mut from, &mut to)?;
+    to.sync_all()
+}
