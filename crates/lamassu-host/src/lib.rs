@@ -9,6 +9,7 @@
 //! | [`anchors`] | what remembers the newest state of vaults, on this host |
 //! | [`unlock`] | a header, key material, and what opens it |
 //! | [`open`] | from a directory to an open vault |
+//! | [`places`] | where this host keeps anchors, pins and notes |
 //! | [`place`] | a directory of a vault, held open |
 //! | [`created`] | what this process has just made, in a directory that others may change |
 //! | [`store_kind`] | what store lies below a directory |
@@ -53,6 +54,7 @@ pub mod notes;
 pub mod open;
 pub mod pins;
 pub mod place;
+pub mod places;
 pub mod policy;
 mod profiles;
 pub mod restore;

@@ -1,17 +1,11 @@
 //! The policy of this program, from its options and its environment; and what it tells people of pins.
-//!
-//! Anchors are in `$STATE_DIRECTORY/anchors`, `$XDG_STATE_HOME/lamassu/anchors`, for root `/var/lib/lamassu/anchors`,
-//! or `~/.local/state/lamassu/anchors`.
-//!
-//! Pins are in `$XDG_CONFIG_HOME/lamassu/known-vaults` or `~/.config/lamassu/known-vaults`; notes of the slots that
-//! opened last below `$STATE_DIRECTORY` (systemd), `$XDG_STATE_HOME/lamassu` or `~/.local/state/lamassu`.
 
 use crate::output::Ui;
 use crate::{mounts, signals, text};
 use lamassu_host::anchors::Choice;
 use lamassu_host::notes::Notes;
 use lamassu_host::pins::{Given, Pin, Succession};
-use lamassu_host::{Anchors, Pins, Policy, Surroundings};
+use lamassu_host::{Anchors, Pins, Policy, Surroundings, places};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -32,32 +26,10 @@ impl Surroundings for Here {
 /// `given`: whose signature headers must carry, where an option says so. `anchor`: where the vault's anchor lies, where
 /// one does.
 pub fn of_this_process(given: Option<Given>, any_memory: bool, anchor: Option<Choice>) -> Policy {
-    let pins = Pins::new(given, known_vaults());
-    let anchors = Anchors::within(anchors()).chosen(anchor.unwrap_or_default());
-    let policy = Policy::default().with(pins, Notes::within(state())).with_any_memory(any_memory);
+    let pins = Pins::new(given, places::known_vaults());
+    let anchors = Anchors::within(places::anchors()).chosen(anchor.unwrap_or_default());
+    let policy = Policy::default().with(pins, Notes::within(places::state())).with_any_memory(any_memory);
     policy.anchored_by(anchors).within(Arc::new(Here))
-}
-
-fn known_vaults() -> Option<PathBuf> {
-    let config = absolute("XDG_CONFIG_HOME").or_else(|| absolute("HOME").map(|p| p.join(".config")))?;
-    Some(config.join("lamassu/known-vaults"))
-}
-
-fn state() -> Option<PathBuf> {
-    absolute("STATE_DIRECTORY")
-        .or_else(|| absolute("XDG_STATE_HOME").map(|p| p.join("lamassu")))
-        .or_else(|| absolute("HOME").map(|p| p.join(".local/state/lamassu")))
-}
-
-/// Root's are the machine's: whoever became root, and from where, changes nothing.
-fn anchors() -> Option<PathBuf> {
-    const OF_ROOT: &str = "/var/lib/lamassu";
-    let own = absolute("STATE_DIRECTORY").or_else(|| absolute("XDG_STATE_HOME").map(|p| p.join("lamassu")));
-    let of_user = || match rustix::process::geteuid().is_root() {
-        true => Some(PathBuf::from(OF_ROOT)),
-        false => state(),
-    };
-    own.or_else(of_user).map(|state| state.join("anchors"))
 }
 
 /// Where an anchor lies, for clap and `-o`.
@@ -67,11 +39,6 @@ pub fn anchor_choice(text: OsString) -> Choice {
         // A daemon works in another directory.
         _ => Choice::File(std::path::absolute(&text).unwrap_or_else(|_| text.into())),
     }
-}
-
-/// A variable that names a place.
-fn absolute(variable: &str) -> Option<PathBuf> {
-    std::env::var_os(variable).map(PathBuf::from).filter(|p| p.is_absolute())
 }
 
 /// An administrator's public key, for clap.
