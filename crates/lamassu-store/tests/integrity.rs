@@ -277,6 +277,14 @@ proptest! {
             let expected = committed.get(&page).copied().unwrap_or_default();
             prop_assert_eq!(tree.leaf(PageNo(page), &store).unwrap(), expected, "page {}", page);
         }
+        // What is committed of it then is whole, of records of pages alone; also when the file is longer again.
+        for pages in [count, cut, count] {
+            tree.truncate(pages, &store).unwrap();
+            tree.extend_to(pages);
+            let changed = tree.seal().changed;
+            prop_assert!(changed.values().all(|children| children.len() == degree), "{:?}", changed.keys());
+            prop_assert!(changed.keys().all(|number| shape.place(*number).is_some_and(|place| place.level == 1)));
+        }
     }
 }
 

@@ -174,6 +174,20 @@ impl Vault {
         }
         let _pass = self.change()?;
         self.commit_anchor()?;
+        let made = self.make_recorded_dataset(parent, name, mode, owner, fill)?;
+        // What is synced in it is its own anchor's. That it is there is this one's: it is durable from the beginning.
+        self.commit_anchor()?;
+        Ok(made)
+    }
+
+    fn make_recorded_dataset<E: From<VaultError>>(
+        &self,
+        parent: Ino,
+        name: &OsStr,
+        mode: u32,
+        owner: Owner,
+        fill: impl FnOnce(&dyn Backend, &Path) -> std::result::Result<(), E>,
+    ) -> std::result::Result<Entry, E> {
         let _tree = self.tree.read();
         let _names = self.names_of(parent).write();
         let dir = self.dir(parent)?;

@@ -21,6 +21,10 @@ use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+/// How long a directory takes to be removed, once that has begun.
+const REMOVAL_MAX: Duration = Duration::from_secs(1);
 
 /// An open backing directory.
 pub(crate) struct Dir {
@@ -130,6 +134,9 @@ impl Vault {
             }
             other => other,
         };
+        if read.is_err() && self.has_left(dir.ino) {
+            return Err(VaultError::Stale);
+        }
         let path = || self.path_in(dir.ino, OsStr::new(DIR_RECORD));
         // Also where names are plain: there may be a dataset's place.
         if let Ok(_) | Err(DirFault::Missing | DirFault::NotARecord) = read {
@@ -147,6 +154,14 @@ impl Vault {
             dir.profile.store(names.profile().number(), Ordering::Release);
             names
         }))
+    }
+
+    /// Whether a directory was removed, and its record with it, since it was opened. By its own node: the store cannot
+    /// say so. The caller may hold the tree's lock.
+    fn has_left(&self, ino: Ino) -> bool {
+        // A removal under way is waited for. Where this takes longer, this thread holds the lock itself.
+        let _tree = self.tree.try_read_for(REMOVAL_MAX);
+        ino != ROOT && self.nodes.lock().first_link(ino).is_none()
     }
 
     /// The profile of what is made in `dir`.

@@ -419,19 +419,31 @@ impl Vault {
     /// [`VaultError::NotEmpty`], [`VaultError::NotDirectory`], [`VaultError::NotFound`], those of the store.
     pub fn rmdir(&self, parent: Ino, name: &OsStr) -> Result<()> {
         let _pass = self.change()?;
-        {
-            let _tree = self.tree.write();
-            let dir = self.dir(parent)?;
-            let stored = self.stored(&dir, name)?;
-            let (st, object) = self.found(&dir, &stored.name)?;
-            if st.kind != Kind::Dir {
-                return Err(VaultError::NotDirectory);
+        for tried in 0..TRIES_MAX {
+            if self.try_rmdir(parent, name)? {
+                self.bound_departures();
+                return Ok(());
             }
-            self.require_empty(&dir, &stored.name, object)?;
-            self.take_away(&dir, stored, st, None, object)?;
+            self.let_go_of_names(tried)?;
         }
-        self.bound_departures();
-        Ok(())
+        Err(errno("rmdir", libc::EBUSY))
+    }
+
+    /// False: what was removed from it must leave the store first.
+    fn try_rmdir(&self, parent: Ino, name: &OsStr) -> Result<bool> {
+        let _tree = self.tree.write();
+        let dir = self.dir(parent)?;
+        let stored = self.stored(&dir, name)?;
+        let (st, object) = self.found(&dir, &stored.name)?;
+        if st.kind != Kind::Dir {
+            return Err(VaultError::NotDirectory);
+        }
+        self.require_empty(&dir, &stored.name, object)?;
+        if self.leaves_at_once(&dir, &stored.name)? && self.has_going_in(StoreId::from(&st)) {
+            return Ok(false);
+        }
+        self.take_away(&dir, stored, st, None, object)?;
+        Ok(true)
     }
 
     /// Whether a directory, which is this object of the anchor, is empty: by the anchor where there is one.

@@ -101,8 +101,7 @@ impl Anchor {
     pub fn remove(&self, place: EntryPlace) -> Result<Removal> {
         let state = &mut *self.state.lock();
         let Some(was) = self.entry_in(state, &place)? else { return Ok(Removal::NoEntry) };
-        let is_flying = state.flying.as_ref().is_some_and(|layer| layer.entry(&place).is_some());
-        let is_durable = is_flying || self.durable_entry(&place)?.is_some();
+        let is_durable = self.has_durably_in(state, &place)?;
         let row = self.without_link(state, was.object)?;
         self.queue_less(state, was.object, row)?;
         if !is_durable {
@@ -114,6 +113,19 @@ impl Anchor {
         state.queued.remove_entry(place, was, number);
         state.going.insert(place);
         Ok(Removal::WhenDue(number))
+    }
+
+    /// Whether an entry is durable, or becoming so: it goes by an intent.
+    ///
+    /// # Errors
+    /// Those of the table.
+    pub fn has_durably(&self, place: &EntryPlace) -> Result<bool> {
+        self.has_durably_in(&self.state.lock(), place)
+    }
+
+    fn has_durably_in(&self, state: &State, place: &EntryPlace) -> Result<bool> {
+        let is_flying = state.flying.as_ref().is_some_and(|layer| layer.entry(place).is_some());
+        Ok(is_flying || self.durable_entry(place)?.is_some())
     }
 
     fn without_link(&self, state: &State, object: ObjectId) -> Result<Row> {

@@ -424,6 +424,8 @@ impl Fresh {
         if known.tree.pages() > pages {
             known.tree.truncate(pages, &self.pages(backing)).map_err(|error| self.failed(error))?;
         }
+        // The last page may be absent yet, after a crash in a shrink: the size goes by it, and so does the tree's.
+        known.tree.extend_to(pages);
         let sealed = known.tree.seal();
         let window = known.last;
         let held: Vec<_> = if is_clean { Vec::new() } else { sealed.changed.into_iter().collect() };

@@ -244,10 +244,11 @@ impl Tree {
     /// # Errors
     /// [`TreeError`].
     pub fn hold(&mut self, held: BTreeMap<RecordNo, Children>, leaves: &dyn Leaves) -> Result<(), TreeError> {
-        let places: Vec<_> = held.keys().filter_map(|number| self.shape.place(*number)).collect();
-        self.touched.extend(held.keys());
+        let of_pages = held.keys().filter_map(|number| Some((*number, self.shape.place(*number)?)));
+        let of_pages: Vec<_> = of_pages.filter(|(_, place)| place.level == 1).collect();
         self.before.extend(held);
-        for place in places {
+        for (number, place) in of_pages {
+            self.touched.insert(number);
             if self.was_there(place) {
                 self.pinned(self.shape.first_page(place), leaves)?;
             }
@@ -395,7 +396,9 @@ impl Tree {
         self.sealing.append(&mut self.touched);
         let places = self.sealing.iter().filter_map(|number| Some((*number, self.shape.place(*number)?)));
         let there = places.filter(|(_, place)| self.was_there(*place));
-        let changed = there.map(|(number, place)| (number, self.children(place).into())).collect();
+        // One that is not in memory was cut off, and lies in a hole since the file became longer again.
+        let known = there.filter_map(|(number, place)| Some((number, &self.changed.get(&place)?.children)));
+        let changed = known.map(|(number, children)| (number, children.clone())).collect();
         Sealed { root, pages: self.pages, changed }
     }
 

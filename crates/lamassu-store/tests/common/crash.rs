@@ -375,6 +375,21 @@ impl Crash<'_> {
         File::open_object(ctx.clone(), backing, len, "crashed", anchor::OBJECT)
     }
 
+    /// This process is killed where it is, in recovery or right behind it: what the next one reads is the same. It
+    /// finds nothing in memory, and what the anchor was told is true.
+    fn killed_again(&self, store: &MemoryBackend, back: &[u8]) -> Result<(), String> {
+        let Some(table) = &self.table else { return Ok(()) };
+        let files = anchor::open(Arc::new((**table).clone()), MemoryTrees::default());
+        let store = store.snapshot();
+        let file = self.open(&self.setup.context_with(Some(files)), &store).map_err(|e| format!("killed again: {e}"))?;
+        let mut again = vec![0; back.len()];
+        file.read_at(0, &mut again).map_err(|e| format!("killed again, read: {e}"))?;
+        match file.size() == back.len() as u64 && again == back {
+            true => Ok(()),
+            false => Err("killed again, it reads something else".into()),
+        }
+    }
+
     /// The file was closed: an end without anything left open, and the next process.
     fn next_process(&self, store: &MemoryBackend) -> Result<Option<Arc<FileContext>>, String> {
         let (Some(files), Some(table)) = (&self.ctx.anchored, &self.table) else { return Ok(None) };
@@ -426,6 +441,7 @@ fn judge(crash: &Crash<'_>, trace: &Trace, at: usize, store: &MemoryBackend) -> 
             return Err(format!("block {n} of {size} bytes is neither old nor new"));
         }
     }
+    crash.killed_again(store, &back)?;
     let found = file.check(true, &mut |_| {}).map_err(|e| format!("check: {e}"))?;
     if !found.damage.is_empty() {
         return Err(format!("damage {:?}", found.damage));

@@ -26,7 +26,17 @@ impl Vault {
         self.anchored.as_ref().is_some_and(going)
     }
 
-    /// The same of what lay in a directory that is known.
+    /// Whether what has this name leaves the store as soon as it is removed: the anchor never had it durably. What lay
+    /// in a directory may have been made durable without it, and leaves later.
+    ///
+    /// # Errors
+    /// [`VaultError::Anchor`].
+    pub(crate) fn leaves_at_once(&self, dir: &Dir, stored: &OsStr) -> Result<bool> {
+        let Some(anchored) = &self.anchored else { return Ok(false) };
+        Ok(!anchored.anchor.has_durably(&anchored.place(dir.object, stored))?)
+    }
+
+    /// Whether what was removed from a directory that is known has not left the store.
     pub(crate) fn has_going_in(&self, dir: StoreId) -> bool {
         let Some(anchored) = self.anchored.as_ref().filter(|anchored| anchored.departures.len() > 0) else {
             return false;
