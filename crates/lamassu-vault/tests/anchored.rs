@@ -55,6 +55,28 @@ fn what_was_done_is_there_after_the_vault_was_closed() {
     });
 }
 
+/// What lies in a directory may be durable before the directory is, which was renamed since a barrier. Emptied, it goes
+/// all the same.
+#[test]
+fn a_directory_goes_although_what_was_in_it_had_become_durable_without_it() {
+    both(|lab, v| {
+        v.new_file("x");
+        v.new_file("y");
+        v.sync_all().unwrap();
+        v.dir("d");
+        v.new_file("d/f");
+        v.dir("z");
+        mv(&v, "x", "z/x", RenameMode::NoReplace).unwrap(); // has a barrier, and commits what it concerns
+        mv(&v, "d", "e", RenameMode::NoReplace).unwrap(); // no barrier covers this
+        rm(&v, "y").unwrap();
+        v.new_file("y"); // commits all that the barrier has covered
+        rm(&v, "e/f").unwrap();
+        rmdir(&v, "e").unwrap();
+        v.close().unwrap();
+        assert_eq!(lab.intents(), 0);
+    });
+}
+
 /// Upkeep is wanted before a call has to do the work; without it one does, at a bound.
 #[test]
 fn removals_are_carried_out_in_the_background() {

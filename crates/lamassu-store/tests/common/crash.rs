@@ -381,7 +381,8 @@ impl Crash<'_> {
         let Some(table) = &self.table else { return Ok(()) };
         let files = anchor::open(Arc::new((**table).clone()), MemoryTrees::default());
         let store = store.snapshot();
-        let file = self.open(&self.setup.context_with(Some(files)), &store).map_err(|e| format!("killed again: {e}"))?;
+        let file =
+            self.open(&self.setup.context_with(Some(files)), &store).map_err(|e| format!("killed again: {e}"))?;
         let mut again = vec![0; back.len()];
         file.read_at(0, &mut again).map_err(|e| format!("killed again, read: {e}"))?;
         match file.size() == back.len() as u64 && again == back {

@@ -39,6 +39,27 @@ pub fn listed(b: &Bench, place: &str, path: &str) -> serde_json::Value {
     all.iter().find(|d| d["path"] == path).unwrap_or_else(|| panic!("{path} is not in {told}")).clone()
 }
 
+/// Made is durable: what is synced in it is there after a kill, although nobody synced the directory it lies in.
+#[test]
+fn a_dataset_is_there_after_a_kill() {
+    for path in ["m/a", "m/a/inner"] {
+        let b = mounted("", "");
+        b.run("dataset create m/a").ok();
+        if path != "m/a" {
+            fs::File::open(b.path("m")).unwrap().sync_all().unwrap();
+            b.run(&format!("dataset create {path}")).ok();
+        }
+        write(&b, &format!("{path}/f"), b"precious");
+        fs::File::open(b.path(&format!("{path}/f"))).unwrap().sync_all().unwrap();
+        crate::mounts::kill(crate::mounts::daemon_of(&b), "-KILL");
+        let _ = Command::new("umount").arg("-l").arg(b.path("m")).output();
+        b.run("mount v m").ok();
+        assert_eq!(read(&b, &format!("{path}/f")), b"precious");
+        b.unmount("m");
+        b.run("check v").ok();
+    }
+}
+
 #[test]
 fn a_dataset_inherits_its_key_and_is_entered_like_a_directory() {
     for names in ["encrypted", "plain"] {

@@ -45,7 +45,19 @@ pub fn export(ui: &Ui, args: &Export) -> Result<()> {
         exported.rows,
         text::hex(&exported.digest)
     ));
+    tell_of_datasets(ui, &dir, "export");
     Ok(())
+}
+
+/// Datasets are vaults with anchors of their own.
+fn tell_of_datasets(ui: &Ui, dir: &Path, command: &str) {
+    let below = lamassu_vault::datasets_below(dir).unwrap_or_default();
+    for stored in below {
+        ui.warn(format_args!(
+            "the dataset in {:?} has an anchor of its own: `lamassu anchor {command}` it by that directory, too",
+            dir.join(stored)
+        ));
+    }
 }
 
 pub fn import(ui: &Ui, args: &Import) -> Result<()> {
@@ -63,6 +75,7 @@ pub fn import(ui: &Ui, args: &Import) -> Result<()> {
     let imported = anchors.import(&id, &dir, &mut from, &key, args.older)?;
     let revision = imported.exported.revision;
     ui.note(format_args!("the anchor {} is of revision {revision} now", imported.path.display()));
+    tell_of_datasets(ui, &dir, "import");
     if let Some(before) = imported.replaced.filter(|before| *before > revision) {
         ui.warn(format_args!(
             "what the anchor learned from revision {revision} to {before} is forgotten: the store can show older states of that, and what changed since is stale"
