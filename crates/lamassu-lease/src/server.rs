@@ -1,0 +1,381 @@
+//! Who holds what, as the server of a vault sees it.
+//!
+//! * **Exclusion.** A lease is granted only if no other session holds one that conflicts. Requests for an object are
+//!   granted in the order of their arrival; one that has to wait has what conflicts recalled.
+//! * **Expiry.** A session that was not heard of for a term has ended, for good: its number is never used again. What
+//!   it held exclusively is *abandoned*: whoever gets it next gets it exclusively, and takes it over first.
+//! * **Restart.** Sessions, exclusive leases and what is abandoned are durable; shared leases are not. After a restart
+//!   every session counts as heard of at that moment, and nothing is granted exclusively before each has said what it
+//!   holds, or has expired.
+//!
+//! What a step changes durably comes before what it says ([`Step`]). A server that cannot make a change durable stops.
+
+use crate::{Call, Grant, GrantNo, Millis, Mode, Object, Reply, RequestNo, SessionId, Terms};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+/// Numbers of sessions and grants are counted anew in each run of the server, above this bit.
+const RUN_SHIFT: u32 = 40;
+
+/// What outlives the server's process.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Durable {
+    /// how often the server was started
+    pub runs: u64,
+    /// sessions that have not ended
+    pub sessions: BTreeSet<SessionId>,
+    /// exclusive leases
+    pub exclusive: BTreeMap<Object, (SessionId, GrantNo)>,
+    /// objects whose exclusive holder has expired, until somebody has taken them over
+    pub abandoned: BTreeSet<Object>,
+}
+
+/// A change of what is durable.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Change {
+    /// The server has started for the so many'th time.
+    Run(u64),
+    /// A session began.
+    Began(SessionId),
+    /// A session has ended.
+    Ended(SessionId),
+    /// A session holds an object exclusively.
+    Exclusive(Object, SessionId, GrantNo),
+    /// Nobody does any longer.
+    Released(Object),
+    /// It is to be taken over.
+    Abandoned(Object),
+    /// It has been.
+    TakenOver(Object),
+}
+
+impl Durable {
+    /// Takes a change in.
+    pub fn apply(&mut self, change: &Change) {
+        match *change {
+            Change::Run(runs) => self.runs = runs,
+            Change::Began(session) => drop(self.sessions.insert(session)),
+            Change::Ended(session) => drop(self.sessions.remove(&session)),
+            Change::Exclusive(object, session, number) => drop(self.exclusive.insert(object, (session, number))),
+            Change::Released(object) => drop(self.exclusive.remove(&object)),
+            Change::Abandoned(object) => drop(self.abandoned.insert(object)),
+            Change::TakenOver(object) => drop(self.abandoned.remove(&object)),
+        }
+    }
+}
+
+/// What is to be done: first all changes made durable, together; then the replies sent, in this order.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+#[must_use = "what was changed is not durable, and nobody was told"]
+pub struct Step {
+    /// in this order
+    pub changes: Vec<Change>,
+    /// each to its session
+    pub replies: Vec<(SessionId, Reply)>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Session {
+    /// When it was heard of last; of one that is not back, when the server started.
+    heard: Millis,
+    /// It has said what it holds since the server started.
+    is_back: bool,
+}
+
+/// A lease of one session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Lease {
+    mode: Mode,
+    number: GrantNo,
+    since: Millis,
+    /// What it was asked to keep, if it was asked to give up something.
+    recalled: Option<Option<Mode>>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Waiting {
+    session: SessionId,
+    request: RequestNo,
+    mode: Mode,
+}
+
+/// An object that somebody holds, or waits for.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+struct Held {
+    leases: BTreeMap<SessionId, Lease>,
+    waiting: VecDeque<Waiting>,
+}
+
+/// The leases of one vault.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Server {
+    terms: Terms,
+    durable: Durable,
+    sessions: BTreeMap<SessionId, Session>,
+    objects: BTreeMap<Object, Held>,
+    /// Of this run.
+    given: u64,
+}
+
+impl Server {
+    /// Starts on what is durable, at `now`.
+    pub fn start(terms: Terms, durable: Durable, now: Millis) -> (Server, Step) {
+        let sessions = durable.sessions.iter().map(|id| (*id, Session { heard: now, is_back: false })).collect();
+        let mut server = Server { terms, durable, sessions, objects: BTreeMap::new(), given: 0 };
+        for (object, (session, number)) in server.durable.exclusive.clone() {
+            let lease = Lease { mode: Mode::Exclusive, number, since: now, recalled: None };
+            server.objects.entry(object).or_default().leases.insert(session, lease);
+        }
+        let mut step = Step::default();
+        server.change(&mut step, Change::Run(server.durable.runs + 1));
+        (server, step)
+    }
+
+    /// What is durable once all changes are.
+    pub fn durable(&self) -> &Durable {
+        &self.durable
+    }
+
+    /// Begins a session.
+    pub fn join(&mut self, now: Millis) -> (SessionId, Step) {
+        let mut step = self.expire(now);
+        let session = SessionId(self.next_number());
+        self.sessions.insert(session, Session { heard: now, is_back: true });
+        self.change(&mut step, Change::Began(session));
+        (session, step)
+    }
+
+    /// A session says something.
+    pub fn call(&mut self, session: SessionId, call: Call, now: Millis) -> Step {
+        let mut step = self.expire(now);
+        let Some(known) = self.sessions.get_mut(&session) else {
+            step.replies.push((session, Reply::Ended));
+            return step;
+        };
+        if !known.is_back && !matches!(call, Call::Resume { .. }) {
+            // Of a connection from before the restart, which has ended with it.
+            return step;
+        }
+        match call {
+            Call::Heartbeat { beat } => {
+                known.heard = now;
+                step.replies.push((session, Reply::Alive { beat }));
+            }
+            Call::Resume { held } => self.resume(session, &held, now, &mut step),
+            Call::Acquire { request, object, mode } => {
+                let held = self.objects.entry(object).or_default();
+                held.waiting.push_back(Waiting { session, request, mode });
+                self.serve(object, now, &mut step);
+            }
+            Call::Release { grant, keeps } => self.release(session, grant, keeps, now, &mut step),
+            Call::TakenOver { grant } => {
+                if self.holds(session, grant.object, grant.number) == Some(Mode::Exclusive) {
+                    self.change(&mut step, Change::TakenOver(grant.object));
+                    self.serve(grant.object, now, &mut step);
+                }
+            }
+            Call::Leave => self.end(session, false, now, &mut step),
+        }
+        step
+    }
+
+    /// Time has passed: what has expired ends, what may be recalled now is.
+    pub fn tick(&mut self, now: Millis) -> Step {
+        let mut step = self.expire(now);
+        let waited_for: Vec<_> = self.objects.iter().filter(|(_, held)| !held.waiting.is_empty()).collect();
+        let waited_for: Vec<_> = waited_for.into_iter().map(|(object, _)| *object).collect();
+        for object in waited_for {
+            self.serve(object, now, &mut step);
+        }
+        step
+    }
+
+    /// When there is something for [`Server::tick`] to do.
+    pub fn wake_at(&self) -> Option<Millis> {
+        let expiries = self.sessions.values().map(|session| session.heard + self.terms.term());
+        let waited_for = self.objects.values().filter(|held| !held.waiting.is_empty());
+        let leases = waited_for.flat_map(|held| held.leases.values().filter(|lease| lease.recalled.is_none()));
+        expiries.chain(leases.map(|lease| lease.since + self.terms.min_hold())).min()
+    }
+
+    /// Whether a session may change an object: whatever else it says of it is refused.
+    pub fn may_change(&self, session: SessionId, object: Object) -> bool {
+        let lease = self.objects.get(&object).and_then(|held| held.leases.get(&session));
+        lease.is_some_and(|lease| lease.mode == Mode::Exclusive)
+    }
+
+    /// Whether an object is to be taken over before anything else is done with it.
+    pub fn is_abandoned(&self, object: Object) -> bool {
+        self.durable.abandoned.contains(&object)
+    }
+
+    /// Whether a session has not ended.
+    pub fn is_alive(&self, session: SessionId) -> bool {
+        self.sessions.contains_key(&session)
+    }
+
+    /// Whether a session has said what it holds since the server started.
+    pub fn is_back(&self, session: SessionId) -> bool {
+        self.sessions.get(&session).is_some_and(|session| session.is_back)
+    }
+
+    fn next_number(&mut self) -> u64 {
+        self.given += 1;
+        (self.durable.runs << RUN_SHIFT) + self.given
+    }
+
+    fn change(&mut self, step: &mut Step, change: Change) {
+        self.durable.apply(&change);
+        step.changes.push(change);
+    }
+
+    fn holds(&self, session: SessionId, object: Object, number: GrantNo) -> Option<Mode> {
+        let lease = self.objects.get(&object)?.leases.get(&session)?;
+        (lease.number == number).then_some(lease.mode)
+    }
+
+    fn expire(&mut self, now: Millis) -> Step {
+        let mut step = Step::default();
+        let ended = self.sessions.iter().filter(|(_, session)| session.heard + self.terms.term() <= now);
+        let ended: Vec<_> = ended.map(|(id, _)| *id).collect();
+        for session in ended {
+            step.replies.push((session, Reply::Ended));
+            self.end(session, true, now, &mut step);
+        }
+        step
+    }
+
+    /// A session ends; if it has `expired`, it may have left things undone.
+    fn end(&mut self, session: SessionId, expired: bool, now: Millis, step: &mut Step) {
+        self.sessions.remove(&session);
+        let objects: Vec<_> = self.objects.keys().copied().collect();
+        for object in objects {
+            let Some(held) = self.objects.get_mut(&object) else { continue };
+            held.waiting.retain(|waiting| waiting.session != session);
+            if held.leases.remove(&session).is_some_and(|lease| lease.mode == Mode::Exclusive) {
+                self.change(step, Change::Released(object));
+                if expired {
+                    self.change(step, Change::Abandoned(object));
+                }
+            }
+        }
+        self.change(step, Change::Ended(session));
+        // Also those that waited until every session is back.
+        self.serve_all(now, step);
+    }
+
+    fn serve_all(&mut self, now: Millis, step: &mut Step) {
+        let objects: Vec<_> = self.objects.keys().copied().collect();
+        objects.into_iter().for_each(|object| self.serve(object, now, step));
+    }
+
+    /// A session says by a new connection what it holds: it knows best. What it does not name it never got, or has
+    /// released.
+    fn resume(&mut self, session: SessionId, held: &[Grant], now: Millis, step: &mut Step) {
+        let was_back = self.sessions.get(&session).is_some_and(|session| session.is_back);
+        let is_so = held.iter().all(|grant| self.may_hold(session, grant, was_back));
+        if !is_so {
+            // No client of ours says that. Nothing that it does is believed any more.
+            step.replies.push((session, Reply::Ended));
+            return self.end(session, true, now, step);
+        }
+        self.sessions.insert(session, Session { heard: now, is_back: true });
+        let said: BTreeMap<_, _> = held.iter().map(|grant| (grant.object, *grant)).collect();
+        let objects: BTreeSet<_> = self.objects.keys().chain(said.keys()).copied().collect();
+        for object in objects {
+            let entry = self.objects.entry(object).or_default();
+            entry.waiting.retain(|waiting| waiting.session != session);
+            let was = entry.leases.remove(&session).map(|lease| lease.mode);
+            let grant = said.get(&object);
+            if let Some(grant) = grant {
+                // What it was asked to give up may never have reached it: it is asked again.
+                let lease = Lease { mode: grant.mode, number: grant.number, since: now, recalled: None };
+                entry.leases.insert(session, lease);
+            }
+            if was == Some(Mode::Exclusive) && grant.is_none_or(|grant| grant.mode == Mode::Shared) {
+                self.change(step, Change::Released(object));
+            }
+        }
+        self.serve_all(now, step);
+    }
+
+    /// Whether a session can hold what it says: an exclusive lease is known; a shared one is, or was one before it was
+    /// let go of, or was forgotten by a restart, and then nobody else has the object exclusively.
+    fn may_hold(&self, session: SessionId, grant: &Grant, was_back: bool) -> bool {
+        let known = self.holds(session, grant.object, grant.number);
+        match grant.mode {
+            Mode::Exclusive => known == Some(Mode::Exclusive),
+            Mode::Shared => {
+                let of_others = self.objects.get(&grant.object).into_iter().flat_map(|held| &held.leases);
+                let mut of_others = of_others.filter(|(other, _)| **other != session);
+                known.is_some() || (!was_back && of_others.all(|(_, lease)| lease.mode == Mode::Shared))
+            }
+        }
+    }
+
+    fn release(&mut self, session: SessionId, grant: Grant, keeps: Option<Mode>, now: Millis, step: &mut Step) {
+        let Some(was) = self.holds(session, grant.object, grant.number) else { return };
+        let Some(held) = self.objects.get_mut(&grant.object) else { return };
+        match keeps {
+            // Nobody keeps more than it had.
+            Some(Mode::Exclusive) => return,
+            Some(Mode::Shared) => {
+                let lease = Lease { mode: Mode::Shared, number: grant.number, since: now, recalled: None };
+                held.leases.insert(session, lease);
+            }
+            None => drop(held.leases.remove(&session)),
+        }
+        if was == Mode::Exclusive {
+            self.change(step, Change::Released(grant.object));
+        }
+        self.serve(grant.object, now, step);
+    }
+
+    /// Grants what can be granted of an object, and recalls what is in the way of the next request.
+    fn serve(&mut self, object: Object, now: Millis, step: &mut Step) {
+        while let Some(next) = self.objects.get(&object).and_then(|held| held.waiting.front().copied()) {
+            let takes_over = self.is_abandoned(object);
+            let mode = if takes_over { Mode::Exclusive } else { next.mode };
+            if self.recall(object, next.session, mode, now, step) {
+                return;
+            }
+            // A session that is not back may hold anything shared.
+            if mode == Mode::Exclusive && self.sessions.values().any(|session| !session.is_back) {
+                return;
+            }
+            let number = GrantNo(self.next_number());
+            let Some(held) = self.objects.get_mut(&object) else { return };
+            held.waiting.pop_front();
+            let lease = Lease { mode, number, since: now, recalled: None };
+            let before = held.leases.insert(next.session, lease).map(|lease| lease.mode);
+            match mode {
+                Mode::Exclusive => self.change(step, Change::Exclusive(object, next.session, number)),
+                Mode::Shared if before == Some(Mode::Exclusive) => self.change(step, Change::Released(object)),
+                Mode::Shared => {}
+            }
+            let grant = Grant { object, mode, number };
+            step.replies.push((next.session, Reply::Granted { grant, request: next.request, takes_over }));
+        }
+        if self.objects.get(&object).is_some_and(|held| held.leases.is_empty()) {
+            self.objects.remove(&object);
+        }
+    }
+
+    /// Whether leases of others are in the way; those that were held for long enough are recalled.
+    fn recall(&mut self, object: Object, session: SessionId, mode: Mode, now: Millis, step: &mut Step) -> bool {
+        let Some(held) = self.objects.get_mut(&object) else { return false };
+        let keeps = (mode == Mode::Shared).then_some(Mode::Shared);
+        let is_in_the_way = |lease: &Lease| Some(lease.mode) > keeps;
+        let others = held.leases.iter_mut().filter(|(other, lease)| **other != session && is_in_the_way(lease));
+        let mut is_any = false;
+        for (other, lease) in others {
+            is_any = true;
+            let was_asked = lease.recalled.is_some_and(|asked| asked <= keeps);
+            if !was_asked && lease.since + self.terms.min_hold() <= now {
+                lease.recalled = Some(keeps);
+                let grant = Grant { object, mode: lease.mode, number: lease.number };
+                step.replies.push((*other, Reply::Recall { grant, keeps }));
+            }
+        }
+        is_any
+    }
+}
