@@ -118,7 +118,7 @@ pub fn scrub(
         done: Scrubbed::default(),
     };
     scrub.root_permissions(&*root);
-    walk(Met::first(root, PathBuf::new(), ObjectId::ROOT), &mut scrub)?;
+    walk(Met::first(root, PathBuf::new(), Recorded { object: ObjectId::ROOT, at: None }), &mut scrub)?;
     Ok(scrub.done)
 }
 
@@ -137,51 +137,47 @@ struct Scrub<'a> {
     done: Scrubbed,
 }
 
+/// A directory as the anchor had it when the one above was gone through.
+#[derive(Clone, Copy)]
+struct Recorded {
+    object: ObjectId,
+    /// Its entry; `None`: the root.
+    at: Option<(EntryPlace, Entry)>,
+}
+
 impl Visit for Scrub<'_> {
-    type Passed = ObjectId;
+    type Passed = Recorded;
     /// Entries that were not met yet.
     type Here = BTreeMap<Token, Entry>;
     type Error = crate::VaultError;
 
-    fn enter(&mut self, at: &Met<ObjectId>, dir: &Arc<dyn BackendDir>) -> Result<Option<Self::Here>> {
-        let Some(row) = self.row(at.passed)? else { return Ok(None) };
-        if !at.is_root() && has_header(&**dir).unwrap_or(false) {
-            self.done.datasets += 1;
-            let shown = header_id(&**dir).ok().flatten().map_or(Digest::NONE, |id| digest_of_dataset(&id));
-            match row.content {
-                Content::Dir { record, .. } if !record.is_current(shown) => {
-                    let what = "another dataset lies here, or one in a directory's place";
-                    self.tell_stale(at.passed, &row, at.stored.clone(), what);
-                }
-                _ => self.watch.dataset(&at.stored),
-            }
+    fn enter(&mut self, at: &Met<Recorded>, dir: &Arc<dyn BackendDir>) -> Result<Option<Self::Here>> {
+        let object = at.passed.object;
+        let Some(row) = self.row(object)? else { return Ok(None) };
+        // What was opened by the name may be another directory by now: nothing in it is compared with what was recorded
+        // here. A writer says that one goes before it goes.
+        if !self.is_still_there(&at.passed)? {
+            self.done.unfinished += 1;
             return Ok(None);
         }
-        if let Content::Dir { record, .. } = row.content {
-            let shown = match read_text(&**dir, OsStr::new(DIR_RECORD)) {
-                Ok(text) => digest_of_text(&text),
-                Err(_) => Digest::NONE,
-            };
-            if !record.is_current(shown) {
-                self.tell_stale(at.passed, &row, at.stored.join(DIR_RECORD), "the directory's record");
-            }
-        }
-        let list = || dir.list_xattr();
-        self.attributes(&at.stored, (at.passed, &row), list, |attr| dir.get_xattr(attr));
-        Ok(Some(self.anchor.entries(at.passed)?))
+        self.here = at.passed.at;
+        let gone_into = self.directory(at, dir, &row);
+        self.here = None;
+        if gone_into { Ok(Some(self.anchor.entries(object)?)) } else { Ok(None) }
     }
 
     fn entry(
         &mut self,
-        at: &Met<ObjectId>,
+        at: &Met<Recorded>,
         dir: &Arc<dyn BackendDir>,
         here: &mut Self::Here,
         entry: &Listed,
-    ) -> Result<Option<ObjectId>> {
+    ) -> Result<Option<Recorded>> {
         if !is_entry(self.names, &entry.name) {
             return Ok(None);
         }
-        let place = EntryPlace { dir: at.passed, name: self.anchor.token(at.passed, entry.name.as_bytes()) };
+        let above = at.passed.object;
+        let place = EntryPlace { dir: above, name: self.anchor.token(above, entry.name.as_bytes()) };
         let (recorded, path) = (here.remove(&place.name), at.stored.join(&entry.name));
         let st = match dir.stat_entry(&entry.name) {
             Ok(st) => st,
@@ -223,7 +219,8 @@ impl Visit for Scrub<'_> {
             // The one that lay here before would not be what is recorded, and neither would all that is in it.
             let is_moving = self.is_moving(&place, &recorded);
             self.done.unfinished += u64::from(is_moving);
-            return Ok(Some(recorded.object).filter(|_| !is_moving));
+            let below = Recorded { object: recorded.object, at: Some((place, recorded)) };
+            return Ok(Some(below).filter(|_| !is_moving));
         }
         self.here = Some((place, recorded));
         let Some(row) = self.row(recorded.object)? else { return Ok(None) };
@@ -232,9 +229,16 @@ impl Visit for Scrub<'_> {
         Ok(None)
     }
 
-    fn leave(&mut self, at: &Met<ObjectId>, _dir: &Arc<dyn BackendDir>, here: Self::Here) {
+    fn leave(&mut self, at: &Met<Recorded>, dir: &Arc<dyn BackendDir>, mut here: Self::Here) {
+        let object = at.passed.object;
+        // What was elsewhere when the directory was listed may have come back.
+        if !here.is_empty() {
+            for listed in dir.read_dir().unwrap_or_default() {
+                here.remove(&self.anchor.token(object, listed.name.as_bytes()));
+            }
+        }
         for (token, entry) in here {
-            if self.has_gone(EntryPlace { dir: at.passed, name: token }, &entry) {
+            if self.has_gone(EntryPlace { dir: object, name: token }, &entry) || self.has_left(&at.passed) {
                 continue;
             }
             let name: String = token.0.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -242,11 +246,13 @@ impl Visit for Scrub<'_> {
         }
     }
 
-    fn failed(&mut self, at: &Met<ObjectId>, _what: Failed, error: stdio::Error) -> Result<()> {
+    fn failed(&mut self, at: &Met<Recorded>, _what: Failed, error: stdio::Error) -> Result<()> {
         if at.is_root() {
             return Err(io("list the vault")(error));
         }
-        self.failed_at(at.stored.clone(), &error);
+        if !self.has_left(&at.passed) {
+            self.failed_at(at.stored.clone(), &error);
+        }
         Ok(())
     }
 
@@ -256,6 +262,46 @@ impl Visit for Scrub<'_> {
 }
 
 impl Scrub<'_> {
+    /// Whether the anchor has a directory where it had it when its entry was read.
+    fn is_still_there(&self, dir: &Recorded) -> Result<bool> {
+        let Some((place, entry)) = dir.at else { return Ok(true) };
+        Ok(self.anchor.entry(&place)?.is_some_and(|now| now.object == entry.object))
+    }
+
+    /// Whether a directory has been removed or moved since its entry was read, or is being moved.
+    fn has_left(&mut self, dir: &Recorded) -> bool {
+        dir.at.is_some_and(|(place, entry)| self.has_gone(place, &entry))
+    }
+
+    /// Compares a directory with its row. False: it is not gone into.
+    fn directory(&mut self, at: &Met<Recorded>, dir: &Arc<dyn BackendDir>, row: &Row) -> bool {
+        let object = at.passed.object;
+        if !at.is_root() && has_header(&**dir).unwrap_or(false) {
+            self.done.datasets += 1;
+            let shown = header_id(&**dir).ok().flatten().map_or(Digest::NONE, |id| digest_of_dataset(&id));
+            match row.content {
+                Content::Dir { record, .. } if !record.is_current(shown) => {
+                    let what = "another dataset lies here, or one in a directory's place";
+                    self.tell_stale(object, row, at.stored.clone(), what);
+                }
+                _ => self.watch.dataset(&at.stored),
+            }
+            return false;
+        }
+        if let Content::Dir { record, .. } = row.content {
+            let shown = match read_text(&**dir, OsStr::new(DIR_RECORD)) {
+                Ok(text) => digest_of_text(&text),
+                Err(_) => Digest::NONE,
+            };
+            if !record.is_current(shown) {
+                self.tell_stale(object, row, at.stored.join(DIR_RECORD), "the directory's record");
+            }
+        }
+        let list = || dir.list_xattr();
+        self.attributes(&at.stored, (object, row), list, |attr| dir.get_xattr(attr));
+        true
+    }
+
     /// The record of the root's permissions. A writer may be replacing it.
     fn root_permissions(&mut self, root: &dyn BackendDir) {
         let known = || self.anchor.vault_now().map(|vault| vault.root_permissions);

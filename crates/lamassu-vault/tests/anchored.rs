@@ -77,6 +77,53 @@ fn a_directory_goes_although_what_was_in_it_had_become_durable_without_it() {
     });
 }
 
+/// Directories are removed, moved and made anew under the names of others while a scrub goes on, at every point of it: a
+/// writer gives no finding and no failure.
+#[test]
+fn a_scrub_beside_a_writer_of_directories_finds_nothing() {
+    let all: [fn(&Vault); 4] = [
+        |v| {
+            mv(v, "a", "moved", RenameMode::NoReplace).unwrap();
+            v.dir("a");
+            v.new_file("a/other");
+        },
+        |v| mv(v, "a", "b", RenameMode::Exchange).unwrap(),
+        |v| {
+            for path in ["a/f", "a/g"] {
+                rm(v, path).unwrap();
+            }
+            rmdir(v, "a/in").unwrap();
+            rmdir(v, "a").unwrap();
+            v.new_file("a");
+        },
+        |v| {
+            mv(v, "a", "b/a", RenameMode::NoReplace).unwrap();
+            mv(v, "b/a", "a", RenameMode::NoReplace).unwrap();
+        },
+    ];
+    for recipe in [Recipe::default(), Recipe::plain()] {
+        for meanwhile in all {
+            for at in 1.. {
+                let (lab, v) = Lab::new(recipe);
+                for dir in ["a", "b"] {
+                    v.dir(dir);
+                    v.dir(&format!("{dir}/in"));
+                    v.new_file(&format!("{dir}/f"));
+                    v.new_file(&format!("{dir}/g"));
+                }
+                v.sync_all().unwrap();
+                let work = || {
+                    meanwhile(&v);
+                    v.sync_all().unwrap();
+                };
+                let Some(found) = lab.scrubbed_while(at, work) else { break };
+                assert_eq!(found, (Vec::new(), 0), "after {at} directories and files");
+                v.close().unwrap();
+            }
+        }
+    }
+}
+
 /// Upkeep is wanted before a call has to do the work; without it one does, at a bound.
 #[test]
 fn removals_are_carried_out_in_the_background() {

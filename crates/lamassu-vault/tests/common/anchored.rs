@@ -9,6 +9,7 @@ use lamassu_store::backend::CrashBackend;
 use lamassu_vault::anchor::RebuildProgress;
 use lamassu_vault::{RenameMode, VaultError, check, scrub};
 use parking_lot::Mutex;
+use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::path::Path;
@@ -92,6 +93,15 @@ impl Lab {
         (found.0.into_iter().map(|finding| finding.what).collect(), done.unfinished)
     }
 
+    /// What a scrub finds, and how often it fails, where something is done after so many directories and files. `None`:
+    /// it had ended before.
+    pub fn scrubbed_while(&self, at: usize, meanwhile: impl FnMut()) -> Option<(Vec<String>, u64)> {
+        let anchor = anchor(&self.recipe, &self.table);
+        let mut watch = Meanwhile { found: Vec::new(), left: Cell::new(at), meanwhile: RefCell::new(meanwhile) };
+        let done = scrub::scrub(self.backend.root(), &self.recipe.header(), &anchor, &mut watch).unwrap();
+        (watch.left.get() == 0).then_some((watch.found, done.failures))
+    }
+
     /// The kinds of what a check finds, of what is harmless in brackets.
     pub fn checked(&self) -> Vec<String> {
         let problems = self.read_only().check(&[], false, &Quiet).unwrap().problems.into_iter();
@@ -142,6 +152,43 @@ impl Table for Watched {
         self.table.commit(changes)?;
         self.states.lock().push((self.store.position(), self.table.clone()));
         Ok(())
+    }
+}
+
+/// A scrub beside which something happens.
+struct Meanwhile<F> {
+    found: Vec<String>,
+    /// Directories and files until then.
+    left: Cell<usize>,
+    meanwhile: RefCell<F>,
+}
+
+impl<F: FnMut()> Meanwhile<F> {
+    fn step(&self) {
+        if let Some(left) = self.left.get().checked_sub(1) {
+            self.left.set(left);
+            if left == 0 {
+                (self.meanwhile.borrow_mut())();
+            }
+        }
+    }
+}
+
+impl<F: FnMut()> scrub::ScrubWatch for Meanwhile<F> {
+    fn read(&mut self, _: u64) {}
+    fn found(&mut self, finding: &scrub::ScrubFinding) {
+        self.found.push(format!("{}: {}", finding.path.display(), finding.what));
+    }
+    fn dataset(&mut self, _: &std::path::Path) {}
+    fn verified(&mut self, _: ObjectId) {
+        self.step();
+    }
+    fn is_verified(&self, _: ObjectId) -> bool {
+        false
+    }
+    fn is_stopped(&self) -> bool {
+        self.step();
+        false
     }
 }
 
