@@ -352,3 +352,42 @@ fn a_scrub_without_keys_names_every_change() {
         assert_eq!(scrubbed(), clean);
     }
 }
+
+/// A file is made shorter and longer again before it is clean: where it was cut off lies a hole, and no block that the
+/// tree over blocks had there.
+#[test]
+fn a_scrub_finds_nothing_where_a_file_was_cut_and_grew_again() {
+    for is_reopened in [false, true] {
+        let (store, trees) = (MemoryBackend::new(), MemoryTrees::default());
+        let side = AnchorSide::with_trees(Arc::new(|| 0), 4, true, trees.clone());
+        let setup = Setup { anchored: true, reserved: 8, ..Setup::default() };
+        let ctx = setup.context_with(Some(side.files.clone()));
+        let cover = || {
+            let closed = side.files.closed();
+            side.files.covered(closed).unwrap();
+            side.commit(side.files.anchor().mark());
+        };
+        let mut file = File::create_object(ctx.clone(), create_in(&store), "test", side.object).unwrap();
+        file.write_at(0, &vec![1; 1_200_000]).unwrap();
+        file.settle_now().unwrap();
+        if is_reopened {
+            drop(file);
+            cover();
+            let len = raw(&store).stat().unwrap().len;
+            file = File::open_object(ctx.clone(), raw(&store), len, "test", side.object).unwrap();
+        }
+        file.truncate(100_000).unwrap();
+        file.write_at(1_300_000, b"far").unwrap();
+        file.settle_now().unwrap();
+        drop(file);
+        cover();
+        let row = side.files.anchor().row(side.object).unwrap();
+        let row = row.file().unwrap();
+        assert!(row.open.is_none() && row.blocks.is_some());
+        let mut scrub = anchor::scrub(&ctx.geometry, side.files.anchor());
+        scrub.trees = Arc::new(trees);
+        let found = scrub.file(&*raw(&store), side.object, row, &mut |_| {}).unwrap();
+        assert_eq!((found.stale_pages.count, found.stale_blocks.count, found.unverified_blocks), (0, 0, 0));
+        assert_eq!(found.blocks, 100_000_u64.div_ceil(4096) + 1);
+    }
+}

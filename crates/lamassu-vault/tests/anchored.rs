@@ -77,8 +77,8 @@ fn a_directory_goes_although_what_was_in_it_had_become_durable_without_it() {
     });
 }
 
-/// Directories are removed, moved and made anew under the names of others while a scrub goes on, at every point of it: a
-/// writer gives no finding and no failure.
+/// Directories are removed, moved and made anew under the names of others while a scrub goes on, at every point of it:
+/// a writer gives no finding and no failure.
 #[test]
 fn a_scrub_beside_a_writer_of_directories_finds_nothing() {
     let all: [fn(&Vault); 4] = [

@@ -71,6 +71,8 @@ pub(super) struct BlockTree {
     pub tree: Option<Tree>,
     /// Pages whose blocks may have changed since.
     pub changed: BTreeSet<PageNo>,
+    /// The file has been as short as this since: blocks under pages from there on are gone, whatever its size is now.
+    pub cut_at: Option<PageNo>,
 }
 
 /// Why blocks are not hashed.
@@ -96,10 +98,13 @@ impl Core {
     /// by a barrier, or will be before the root is committed.
     pub fn block_root(&self, st: &mut State) -> Result<Option<Digest>, StoreError> {
         let Some(fresh) = self.fresh.as_ref().filter(|fresh| fresh.files().has_blocks()) else { return Ok(None) };
-        let BlockTree { tree, changed } = std::mem::take(&mut fresh.known().blocks);
+        let BlockTree { tree, changed, cut_at } = std::mem::take(&mut fresh.known().blocks);
         let mut hashed = None;
-        if let Some(tree) = tree {
-            hashed = match self.hash_blocks(st, tree, Some(&changed)) {
+        if let Some(mut tree) = tree {
+            let kept = cut_at.map_or(u64::MAX, |page| self.geo().first_block(page).0);
+            let leaves = StoreBlocks { backing: &*self.backing, geometry: self.geo() };
+            let cut = tree.truncate(kept, &leaves);
+            hashed = match cut.map_err(HashError::from).and_then(|()| self.hash_blocks(st, tree, Some(&changed))) {
                 // Its records are lost, and something lies where no block is: all of it once more.
                 Err(HashError::Tree(TreeError::Stale(_))) => None,
                 done => Some(done),
@@ -114,7 +119,7 @@ impl Core {
         let Some(mut tree) = tree else { return Ok(None) };
         let root = tree.seal().root;
         tree.committed();
-        fresh.known().blocks = BlockTree { tree: Some(tree), changed: BTreeSet::new() };
+        fresh.known().blocks = BlockTree { tree: Some(tree), ..BlockTree::default() };
         Ok(Some(root))
     }
 

@@ -373,6 +373,8 @@ impl Fresh {
         }
         known.doubtful.retain(|page, _| page.0 < pages);
         known.in_flight.retain(|page| page.0 < pages);
+        let cut_at = known.blocks.cut_at.map_or(pages, |before| before.0.min(pages));
+        known.blocks.cut_at = Some(PageNo(cut_at)).filter(|_| known.blocks.tree.is_some());
         known.tree.truncate(pages, &self.pages(backing)).map_err(|error| self.failed(error))
     }
 
