@@ -286,31 +286,39 @@ fn events_are_logged(is_anchored: bool) {
     let damaged = damaged(&b, is_anchored);
     for (name, variable) in [("journal", "LAMASSU_JOURNAL"), ("syslog", "LAMASSU_SYSLOG")] {
         let socket = UnixDatagram::bind(b.path(name)).unwrap();
-        // A socket holds ten messages.
-        let own = socket.try_clone().unwrap();
-        let listener = std::thread::spawn(move || {
-            let (mut heard, mut buf) = (Vec::new(), [0; 8192]);
-            while let Ok(n @ 1..) = own.recv(&mut buf) {
-                heard.push(String::from_utf8(buf[..n].to_vec()).unwrap());
-            }
-            heard
-        });
-        crate::support::Ran::from(b.command(["mount", "v", "m"]).env(variable, b.path(name)).output().unwrap()).ok();
-        meet(&b);
-        b.unmount("m");
-        UnixDatagram::unbound().unwrap().send_to(&[], b.path(name)).unwrap();
-        let heard = listener.join().unwrap();
-        heard.iter().filter(|text| !text.contains("mounted dir=")).for_each(|text| has_no_secret(text));
-        for (kind, path) in &damaged {
-            let is_it = |text: &&String| match name {
+        let is_told = |heard: &[String], (kind, path): &(&str, String)| {
+            heard.iter().any(|text| match name {
                 "journal" => {
                     let fields: HashSet<_> = text.lines().collect();
                     let own = [format!("LAMASSU_KIND={kind}"), format!("LAMASSU_STORED={path}")];
                     own.iter().all(|field| fields.contains(field.as_str())) && fields.contains("PRIORITY=3")
                 }
                 _ => text.starts_with("<27>lamassu[") && text.contains(kind) && text.contains(path),
-            };
-            assert!(heard.iter().any(|text| is_it(&text)), "{name}: {kind} of {path}: {heard:#?}");
+            })
+        };
+        // A socket holds ten messages, and a log that falls behind for more than these loses some: this thread's
+        // fault, on a busy machine. Another mount tells all anew.
+        for last in [false, false, true] {
+            let own = socket.try_clone().unwrap();
+            let listener = std::thread::spawn(move || {
+                let (mut heard, mut buf) = (Vec::new(), [0; 8192]);
+                while let Ok(n @ 1..) = own.recv(&mut buf) {
+                    heard.push(String::from_utf8(buf[..n].to_vec()).unwrap());
+                }
+                heard
+            });
+            crate::support::Ran::from(b.command(["mount", "v", "m"]).env(variable, b.path(name)).output().unwrap())
+                .ok();
+            meet(&b);
+            b.unmount("m");
+            UnixDatagram::unbound().unwrap().send_to(&[], b.path(name)).unwrap();
+            let heard = listener.join().unwrap();
+            heard.iter().filter(|text| !text.contains("mounted dir=")).for_each(|text| has_no_secret(text));
+            let untold: Vec<_> = damaged.iter().filter(|one| !is_told(&heard, one)).collect();
+            if untold.is_empty() {
+                break;
+            }
+            assert!(!last, "{name}: {untold:?}: {heard:#?}");
         }
     }
 }
