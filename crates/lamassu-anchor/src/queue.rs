@@ -97,9 +97,9 @@ impl Layer {
     }
 
     /// Queued tree records of a file.
-    pub fn held_of(&self, object: ObjectId) -> impl Iterator<Item = (RecordNo, Option<Digests>)> + '_ {
+    pub fn held_of(&self, object: ObjectId) -> impl Iterator<Item = (RecordNo, &Option<Digests>)> {
         let (first, last) = ((object, RecordNo(0)), (object, RecordNo(u64::MAX)));
-        self.held.range(first..=last).map(|((_, record), digests)| (*record, digests.clone()))
+        self.held.range(first..=last).map(|((_, record), digests)| (*record, digests))
     }
 
     /// Queues an entry that the store has since `number`.

@@ -181,20 +181,17 @@ impl Server {
     /// Time has passed: what has expired ends, what may be recalled now is.
     pub fn tick(&mut self, now: Millis) -> Step {
         let mut step = self.expire(now);
-        let waited_for: Vec<_> = self.objects.iter().filter(|(_, held)| !held.waiting.is_empty()).collect();
-        let waited_for: Vec<_> = waited_for.into_iter().map(|(object, _)| *object).collect();
-        for object in waited_for {
-            self.serve(object, now, &mut step);
-        }
+        self.serve_all(now, &mut step);
         step
     }
 
-    /// When there is something for [`Server::tick`] to do.
-    pub fn wake_at(&self) -> Option<Millis> {
+    /// When there is something for [`Server::tick`] to do, after this moment.
+    pub fn wake_after(&self, now: Millis) -> Option<Millis> {
         let expiries = self.sessions.values().map(|session| session.heard + self.terms.term());
         let waited_for = self.objects.values().filter(|held| !held.waiting.is_empty());
         let leases = waited_for.flat_map(|held| held.leases.values().filter(|lease| lease.recalled.is_none()));
-        expiries.chain(leases.map(|lease| lease.since + self.terms.min_hold())).min()
+        // What could be recalled before is not in the way.
+        expiries.chain(leases.map(|lease| lease.since + self.terms.min_hold())).filter(|moment| *moment > now).min()
     }
 
     /// Whether a session may change an object: whatever else it says of it is refused.
@@ -377,5 +374,32 @@ impl Server {
             }
         }
         is_any
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OBJECT: Object = Object(1);
+
+    fn acquire(server: &mut Server, session: SessionId, mode: Mode, now: Millis) -> Vec<(SessionId, Reply)> {
+        server.call(session, Call::Acquire { request: RequestNo(0), object: OBJECT, mode }, now).replies
+    }
+
+    #[test]
+    fn a_lease_is_recalled_when_it_was_held_for_long_enough_and_the_server_says_when() {
+        let terms = Terms::DEFAULT;
+        let (mut server, _) = Server::start(terms, Durable::default(), Millis(0));
+        let (a, _) = server.join(Millis(0));
+        let (b, _) = server.join(Millis(0));
+        assert_eq!(server.wake_after(Millis(0)), Some(terms.term()), "the end of a session that is silent");
+        assert_eq!(acquire(&mut server, a, Mode::Exclusive, Millis(5)).len(), 1);
+        assert_eq!(acquire(&mut server, b, Mode::Shared, Millis(6)), []);
+        let at = Millis(5) + terms.min_hold();
+        assert_eq!(server.wake_after(Millis(6)), Some(at));
+        let recalled = server.tick(at).replies;
+        assert!(matches!(recalled[..], [(to, Reply::Recall { keeps: Some(Mode::Shared), .. })] if to == a));
+        assert_eq!(server.wake_after(at), Some(terms.term()), "it is asked once");
     }
 }

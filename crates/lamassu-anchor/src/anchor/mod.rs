@@ -266,7 +266,8 @@ impl Anchor {
         // Before the table, as for entries.
         let queued: BTreeMap<_, _> = {
             let state = self.state.lock();
-            state.layers().into_iter().rev().flatten().flat_map(|layer| layer.held_of(object)).collect()
+            let held = state.layers().into_iter().rev().flatten().flat_map(|layer| layer.held_of(object));
+            held.map(|(record, digests)| (record, digests.clone())).collect()
         };
         let mut held = BTreeMap::new();
         self.scan(Space::Held, &object_key(object), Part::Held, |key, value| {

@@ -359,8 +359,7 @@ pub(super) fn held_of(table: &dyn Table, state: &State, object: ObjectId) -> Res
         ControlFlow::Continue(())
     })?;
     for layer in state.layers().into_iter().flatten() {
-        let of_object = layer.held.range((object, RecordNo(0))..=(object, RecordNo(u64::MAX)));
-        records.extend(of_object.map(|((_, record), _)| *record));
+        records.extend(layer.held_of(object).map(|(record, _)| record));
     }
     Ok(records)
 }
