@@ -2,7 +2,7 @@
 //! takes no key.
 
 use crate::lock::{self, WriterLock};
-use crate::{Error, Result, Served, backend};
+use crate::{Error, FaultKind, Result, Served, backend};
 use lamassu_format::name;
 use lamassu_vault::check::{Problem, Progress, Report, check_locked, kind};
 use lamassu_vault::forest::{Number, ROOT_VOLUME, volume_of};
@@ -112,7 +112,8 @@ impl Walk<'_> {
                 Err(self.served.policy().locked(&self.served.keeper().dir(ROOT_VOLUME)?.join(&stored)))
             }
             Err(error) => {
-                self.say(plain.as_deref(), &stored, format!("the dataset does not open: {error}"));
+                let kind = if FaultKind::from(&error) == FaultKind::Stale { kind::STALE } else { kind::DATASET };
+                self.say(kind, plain.as_deref(), &stored, format!("the dataset does not open: {error}"));
                 Ok(())
             }
         }
@@ -135,7 +136,7 @@ impl Walk<'_> {
     ) -> Result<Option<Option<WriterLock>>> {
         match lock {
             Err(error) if matches!(error.innermost(), Error::Backing { .. }) => {
-                self.say(plain, stored, format!("the dataset is not checked, since it cannot be locked: {error}"));
+                self.say(kind::DATASET, plain, stored, format!("the dataset is not checked, since it cannot be locked: {error}"));
                 Ok(None)
             }
             lock => lock.map(Some),
@@ -151,7 +152,7 @@ impl Walk<'_> {
         let header = match lamassu_keys::header_file::read(&dir.join(name::HEADER)) {
             Ok(header) => header,
             Err(error) => {
-                self.say(plain, stored, format!("its header does not parse: {error}"));
+                self.say(kind::DATASET, plain, stored, format!("its header does not parse: {error}"));
                 return Ok(());
             }
         };
@@ -182,9 +183,9 @@ impl Walk<'_> {
         Ok(())
     }
 
-    fn say(&mut self, plain: Option<&Path>, stored: &Path, text: String) {
+    fn say(&mut self, kind: &str, plain: Option<&Path>, stored: &Path, text: String) {
         let path = plain.map(|p| p.display().to_string());
-        let problem = Problem { path, kind: kind::DATASET.into(), text, ..unplaced(stored.as_os_str()) };
+        let problem = Problem { path, kind: kind.into(), text, ..unplaced(stored.as_os_str()) };
         self.shown.problem(&problem);
         self.report.add(problem);
     }

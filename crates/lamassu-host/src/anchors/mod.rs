@@ -254,6 +254,11 @@ impl Policy {
     /// The anchor of the vault in `dir`, opened. Where another process has it, the writer's lock tells better than the
     /// anchor who that is.
     pub(crate) fn anchor_of(&self, header: &VaultHeader, access: Access, dir: &Path) -> Result<Option<Arc<Anchor>>> {
+        if let Choice::File(file) = self.anchors.choice()
+            && self.anchors.is_chosen_for(&header.id())
+        {
+            refuse_within(file, dir)?;
+        }
         match self.anchors.of_header(header, access) {
             Err(error) if is_locked(&error) => match lock::lock_out_writers(self, dir) {
                 Err(locked @ Error::Locked { .. }) if access == Access::Write => Err(locked),

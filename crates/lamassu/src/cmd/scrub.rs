@@ -203,7 +203,13 @@ fn dataset_records(ui: &Ui, watch: &mut Watch<'_>, dir: &Path, stored: &Path) ->
     let dir = dir.join(stored);
     let header: VaultHeader = header_file::read(&dir.join(name::HEADER))?;
     let table = match ui.policy.anchors.look(&header.id()) {
-        Err(Error::Vault(VaultError::Anchor(AnchorError::Missing { .. })) | Error::NoAnchorPlace) => return Ok(0),
+        Err(Error::Vault(VaultError::Anchor(AnchorError::Missing { .. })) | Error::NoAnchorPlace) => {
+            ui.warn(format_args!(
+                "{}: the anchor of this dataset is not on this machine: its header and history were not compared",
+                dir.display()
+            ));
+            return Ok(0);
+        }
         found => found?.1,
     };
     let anchor = Anchor::open(Arc::new(table), &header.id()).map_err(Error::from)?;

@@ -223,8 +223,17 @@ fn scrub_and_check_go_on_behind_a_dataset() {
     assert_eq!(findings(&b, 5), [("unreadable".to_string(), name)]);
     let told = b.run("scrub v").code(5).text();
     assert!(told.contains("not compared"), "{told}");
+    fs::remove_file(&of_a).unwrap();
+    b.run("scrub v").ok().says("the anchor of this dataset is not on this machine");
     fs::write(&of_a, whole).unwrap();
-    b.run("scrub v").ok();
+    fs::set_permissions(&of_a, fs::Permissions::from_mode(0o600)).unwrap();
+    assert!(b.run("scrub v").ok().err.is_empty());
+    // Stale, and not damaged.
+    let (history, away) = (stored.join("lamassu.history"), b.path("away"));
+    fs::rename(&history, &away).unwrap();
+    let told = b.run("check --json v").code(30).json();
+    assert_eq!(told["problems"][0]["kind"], "stale", "{told}");
+    fs::rename(&away, &history).unwrap();
     // Something else in the place of a lock, and damage elsewhere: both are told.
     fs::remove_file(stored.join("lamassu.lock")).unwrap();
     fs::create_dir(stored.join("lamassu.lock")).unwrap();

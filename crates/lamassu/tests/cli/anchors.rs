@@ -70,6 +70,7 @@ fn it_lies_elsewhere_where_a_person_says_so() {
 fn what_the_store_owns_is_refused_and_leaves_nothing_behind() {
     let b = bench();
     b.run("init --anchor w/anchor w").code(28).says("would lie in");
+    b.run("ls --anchor v/lamassu.vault v").code(28).says("would lie in");
     b.run("init --anchor disk/a x").ok();
     b.run("init --anchor disk/a w").code(28).says("already");
     b.run("mount v m").ok();
