@@ -18,7 +18,7 @@ use lamassu_store::file::{Durability, Rekey};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The least number of crash states of each test below; together what one run promises.
-const MINIMA: [(&str, u64); 22] = [
+const MINIMA: [(&str, u64); 23] = [
     ("small_files", 35_000),
     ("small_files_too", 35_000),
     ("several_pages", 600),
@@ -41,6 +41,7 @@ const MINIMA: [(&str, u64); 22] = [
     ("rekey_at_any_time", 5_000),
     ("profiles_at_any_time", 5_000),
     ("profiles_of_several_pages", 300),
+    ("zeros_that_are_stored_plain", 100),
 ];
 
 const _: () = {
@@ -145,6 +146,28 @@ fn profiles_of_several_pages() {
     let setup = Setup { profiles: profiles(Suite::Aes).leak(), reserved: 8, ..Setup::default() };
     let plan = Plan { seeds: 120_000..120_016, steps: 16, size_max: 900_000, depth: Depth { losses: 4, stride: 24 } };
     random("profiles_of_several_pages", &setup, &plan);
+}
+
+/// Zeros that are stored as they are verify also behind the end of the store's file, where they never arrived.
+#[test]
+fn zeros_that_are_stored_plain() {
+    let name = "zeros_that_are_stored_plain";
+    let all = profiles(Suite::Aes);
+    let mut states = 0;
+    for profile in all.into_iter().filter(|profile| profile.protection().is_plain()) {
+        for anchored in [false, true] {
+            let setup = Setup { reserved: 8, anchored, ..Setup::default() };
+            let mut r = Recording::new(&setup, 1);
+            r.truncate(18_546);
+            r.change_profile(profile, usize::MAX);
+            r.sync();
+            r.write(32_458, 26);
+            r.settle();
+            let depth = Depth { losses: 20, stride: 1 };
+            states += must_survive(name, &setup, &r.finish(), chosen_seed().unwrap_or(1), depth);
+        }
+    }
+    tell(name, states, minimum(name));
 }
 
 #[test]

@@ -222,8 +222,8 @@ impl Core {
         let believed = self.is_believed(st, g, &page);
         for i in (0..page.keys.len()).filter(|i| page.pending >> i & 1 == 1) {
             match self.resolve_block(g, i, &page, believed)? {
-                Some(key) => {
-                    if page.keys.get(i).as_ref() != Some(&key) {
+                Some(Resolved { key, is_new }) => {
+                    if !is_new {
                         let kind = if key.is_hole() { DamageKind::Unwritten } else { DamageKind::Reverted };
                         self.note_undone(st, self.damage(kind, g, Some(self.geo().first_block(g) + i as u64)));
                     }
@@ -271,27 +271,31 @@ impl Core {
         Ok(())
     }
 
-    /// The key a pending block's bytes verify under; the hole key for a hole; `None` if it is lost. Only the new key
-    /// counts where the page is not `believed` ([`Core::is_believed`]).
+    /// What a pending block's bytes verify as; `None` if it is lost. Only the new key counts where the page is not
+    /// `believed` ([`Core::is_believed`]).
     pub fn resolve_block(
         &self,
         g: PageNo,
         i: usize,
         page: &Page,
         believed: bool,
-    ) -> Result<Option<SlotKey>, StoreError> {
+    ) -> Result<Option<Resolved>, StoreError> {
         let block = self.geo().first_block(g) + i as u64;
         let mut bytes = vec![0u8; self.ctx.block_len()];
         self.read_padded(self.geo().block_offset(block), &mut bytes)?;
-        let is_zero = bytes.iter().all(|&b| b == 0);
+        let is_zero = is_zero(&bytes);
         let before = || page.previous_key(i).unwrap_or(SlotKey::HOLE);
-        for key in page.keys.get(i).into_iter().chain(believed.then(before)) {
+        let candidates = page.keys.get(i).map(|key| (key, true)).into_iter();
+        for (key, is_new) in candidates.chain(believed.then(|| (before(), false))) {
             if key.is_hole() {
                 if is_zero {
-                    return Ok(Some(key));
+                    return Ok(Some(Resolved { key, is_new }));
                 }
-            } else if self.block_matches(&bytes, &key, page, block) {
-                return Ok(Some(key));
+            } else if let Some(opened) = self.opened(&bytes, &key, page, block) {
+                // Zeros that are stored as they are verify also where they never arrived, behind the end of the store's
+                // file. A hole says the same, and needs no data.
+                let key = if is_zero && self::is_zero(&opened) { SlotKey::HOLE } else { key };
+                return Ok(Some(Resolved { key, is_new }));
             }
         }
         Ok(None)
@@ -305,9 +309,26 @@ impl Core {
 
     /// Whether a block as it is stored verifies under `key`, which is of this page.
     pub fn block_matches(&self, stored: &[u8], key: &SlotKey, page: &Page, block: BlockNo) -> bool {
-        let mut copy = stored.to_vec();
-        self.open_blocks(self.forms_of(page), &mut copy, key.as_batch(), Numbers::From(block)).is_empty()
+        self.opened(stored, key, page, block).is_some()
     }
+
+    fn opened(&self, stored: &[u8], key: &SlotKey, page: &Page, block: BlockNo) -> Option<Vec<u8>> {
+        let mut bytes = stored.to_vec();
+        let failed = self.open_blocks(self.forms_of(page), &mut bytes, key.as_batch(), Numbers::From(block));
+        failed.is_empty().then_some(bytes)
+    }
+}
+
+/// What a pending block is.
+pub(super) struct Resolved {
+    /// The key of what is there, or the hole key where that is zeros.
+    pub key: SlotKey,
+    /// It is what the page says, not what was there before.
+    pub is_new: bool,
+}
+
+fn is_zero(bytes: &[u8]) -> bool {
+    bytes.iter().all(|byte| *byte == 0)
 }
 
 /// How many blocks a page describes, its tail with them.

@@ -339,9 +339,9 @@ impl Core {
         let mut keep = page.pending;
         for i in (0..page.keys.len()).filter(|i| (bits & page.pending) >> i & 1 == 1) {
             match self.resolve_block(g, i, &page, true) {
-                Ok(Some(key)) if page.keys.get(i).as_ref() == Some(&key) => {}
-                Ok(Some(key)) => {
-                    page.keys.set(i, &key);
+                Ok(Some(found)) if found.is_new => {}
+                Ok(Some(found)) => {
+                    page.keys.set(i, &found.key);
                     keep &= !(1 << i);
                 }
                 Ok(None) | Err(_) => lost |= 1 << i,
