@@ -5,7 +5,7 @@
 //! front-ends bound what a user holds.
 
 use crate::dirs::Dir;
-use crate::error::io;
+use crate::error::{io, is_not_found};
 use crate::event::IntegrityKind;
 use crate::open::Handle;
 use crate::{DirEntry, Entry, HandleId, Ino, Kind, ROOT, Result, Vault, VaultError};
@@ -13,6 +13,7 @@ use crate::{anchored, walk};
 use lamassu_store::backend;
 use parking_lot::Mutex;
 use std::ffi::{OsStr, OsString};
+use std::io as stdio;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -211,14 +212,14 @@ impl Vault {
     /// What users are shown of a directory: of an anchored vault what the anchor has, as far as the store shows it.
     fn snapshot(&self, dir: &Dir) -> Result<Snapshot> {
         let Some(anchored) = &self.anchored else {
-            return Ok(Snapshot::of(dir.handle.read_dir().map_err(io("list a directory"))?));
+            return Ok(Snapshot::of(dir.handle.read_dir().map_err(|e| self.not_listed(dir, e))?));
         };
         let (entries, mut recorded) = {
             let _tree = self.tree.read();
             let _names = self.names_of(dir.ino).read();
-            let entries = dir.handle.read_dir().map_err(io("list a directory"))?;
-            (entries, anchored.anchor.entries(dir.object)?)
+            (dir.handle.read_dir(), anchored.anchor.entries(dir.object)?)
         };
+        let entries = entries.map_err(|e| self.not_listed(dir, e))?;
         let (mut shown, mut unrecorded) = (Vec::with_capacity(recorded.len()), Vec::new());
         for entry in entries {
             match recorded.remove(&anchored.place(dir.object, &entry.name).name) {
@@ -229,6 +230,18 @@ impl Vault {
         }
         self.meet_unrecorded(dir, &unrecorded);
         Ok(Snapshot { is_incomplete: AtomicBool::new(!recorded.is_empty()), ..Snapshot::of(shown) })
+    }
+
+    /// Why a directory cannot be listed. The store says of one that it removed that there is none, which programs take
+    /// for the end of a listing (readdir(3)): it is said here only of one that was removed through the vault.
+    fn not_listed(&self, dir: &Dir, error: stdio::Error) -> VaultError {
+        if !is_not_found(&error) || self.has_left(dir.ino) {
+            return io("list a directory")(error);
+        }
+        match &self.anchored {
+            Some(_) => self.outdated("directory", dir.ino, OsStr::new("")),
+            None => VaultError::Stale,
+        }
     }
 
     /// The memory that the listing of an open directory takes until it is closed, bytes.

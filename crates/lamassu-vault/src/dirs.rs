@@ -158,7 +158,7 @@ impl Vault {
 
     /// Whether a directory was removed, and its record with it, since it was opened. By its own node: the store cannot
     /// say so. The caller may hold the tree's lock.
-    fn has_left(&self, ino: Ino) -> bool {
+    pub(crate) fn has_left(&self, ino: Ino) -> bool {
         // A removal under way is waited for. Where this takes longer, this thread holds the lock itself.
         let _tree = self.tree.try_read_for(REMOVAL_MAX);
         ino != ROOT && self.nodes.lock().first_link(ino).is_none()

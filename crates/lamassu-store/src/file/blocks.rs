@@ -18,12 +18,16 @@ use lamassu_format::{BlockNo, Digest, Geometry, PageNo};
 use std::collections::BTreeSet;
 use std::io;
 
-/// The digest of a block as it lies in the store: H(0x04 ‖ block number as u64 ‖ ciphertext).
-pub(super) fn block_digest(block: BlockNo, ciphertext: &[u8]) -> Digest {
-    let mut bytes = Vec::with_capacity(1 + 8 + ciphertext.len());
+/// The digest of a block as it lies in the store: H(0x04 ‖ block number as u64 ‖ stored bytes). None where those are all
+/// zeros, as in a hole, and as zeros are that a profile stores plain: a store cannot tell the two apart.
+pub(super) fn block_digest(block: BlockNo, stored: &[u8]) -> Digest {
+    if stored.iter().all(|byte| *byte == 0) {
+        return Digest::NONE;
+    }
+    let mut bytes = Vec::with_capacity(1 + 8 + stored.len());
     bytes.push(4);
     bytes.extend(block.0.to_le_bytes());
-    bytes.extend(ciphertext);
+    bytes.extend(stored);
     Digest(wrap::sha256(&bytes))
 }
 
@@ -34,12 +38,12 @@ pub(super) struct StoreBlocks<'a> {
 }
 
 impl StoreBlocks<'_> {
-    /// The digest of a block; none where it is all zeros, which no ciphertext is.
+    /// The digest of a block.
     pub fn digest(&self, block: BlockNo) -> io::Result<Digest> {
         let mut bytes = vec![0; self.geometry.block_size() as usize];
         let got = self.backing.read_at(self.geometry.block_offset(block), &mut bytes)?;
         bytes[got..].fill(0);
-        Ok(if bytes.iter().all(|byte| *byte == 0) { Digest::NONE } else { block_digest(block, &bytes) })
+        Ok(block_digest(block, &bytes))
     }
 
     /// The first block from one on that may be there.

@@ -84,6 +84,57 @@ fn a_scrub_compares_the_headers_of_datasets() {
     assert_eq!(findings(&b, 30), expected);
 }
 
+/// A block of zeros that is stored plain looks like a hole.
+#[test]
+fn a_scrub_takes_zeros_that_are_stored_plain_for_what_they_are() {
+    let b = bench();
+    b.run("init --tree-leaves blocks w").ok();
+    b.run("mount w m").ok();
+    for protect in ["integrity", "none"] {
+        fs::create_dir(b.path("m").join(protect)).unwrap();
+        b.run(&format!("profile set --protect {protect} w {protect}")).ok();
+        b.file(&format!("m/{protect}/zeros"), &[0; 8192]);
+        let mixed = [noise(4096, 1), vec![0; 4096], noise(5000, 2)].concat();
+        b.file(&format!("m/{protect}/mixed"), &mixed);
+    }
+    b.unmount("m");
+    b.run("scrub w").ok();
+    b.run("check w").ok();
+}
+
+/// Of a directory that it removed, the system says that there is none, which ends a listing (readdir(3)).
+#[test]
+fn a_directory_that_the_store_drops_while_it_is_in_use_is_no_empty_one() {
+    let b = bench();
+    b.run("mount v m").ok();
+    for (dir, touched) in [("d", "d/a"), ("e", "e"), ("gone", "gone")] {
+        fs::create_dir(b.path("m").join(dir)).unwrap();
+        b.file(&format!("m/{dir}/a"), b"one");
+        b.file(&format!("m/{dir}/b"), b"two");
+        fs::metadata(b.path("m").join(touched)).unwrap();
+        fs::File::open(b.path("m").join(dir)).unwrap().sync_all().unwrap();
+    }
+    for dir in ["d", "e"] {
+        let stored = b.stored("v", dir);
+        fs::remove_dir_all(&stored).unwrap();
+        if dir == "e" {
+            fs::create_dir(&stored).unwrap();
+        }
+        let listed = fs::read_dir(b.path("m").join(dir)).and_then(|all| all.collect::<Result<Vec<_>, _>>());
+        let error = listed.expect_err("a listing of what the store dropped");
+        assert_eq!(error.raw_os_error(), Some(libc::EIO), "{dir}");
+        assert!(fs::File::create(b.path("m").join(dir).join("new")).is_err());
+    }
+    // One that was removed here is empty, as for any file system.
+    let open = fs::File::open(b.path("m/gone")).unwrap();
+    fs::remove_dir_all(b.path("m/gone")).unwrap();
+    let through = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&open));
+    assert!(fs::read_dir(through).map_or(true, |all| all.flatten().count() == 0));
+    drop(open);
+    b.unmount("m");
+    b.run("check v").code(30);
+}
+
 /// Wherever it is: a page of the file that is in use has a checksum.
 #[test]
 fn a_flipped_bit_in_the_anchor_is_found() {
