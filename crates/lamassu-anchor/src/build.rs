@@ -28,7 +28,7 @@ impl Builder {
     /// # Errors
     /// [`AnchorError::Foreign`] where something is in it; those of the table.
     pub fn new(table: Arc<dyn Table>, vault: VaultRow) -> Result<Builder> {
-        for space in Space::ALL {
+        for space in Space::OF_VAULT {
             let mut is_empty = true;
             table.scan(space, &[], &mut |_, _| {
                 is_empty = false;

@@ -30,6 +30,66 @@ impl std::fmt::Display for Part {
     }
 }
 
+/// What goes wrong with the server that keeps an anchor.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ServerFault {
+    /// It does not answer, or not any more.
+    #[error("it does not answer: {detail}")]
+    Unreachable {
+        /// what the network says
+        detail: String,
+    },
+    /// It is not the server that this host joined, or the other way round.
+    #[error("it is not the server that this host has joined: {detail}")]
+    Untrusted {
+        /// what TLS says
+        detail: String,
+    },
+    /// This host has not joined it.
+    #[error("this host has not joined it")]
+    NotJoined,
+    /// This host may not do that there.
+    #[error("it refuses: {detail}")]
+    Refused {
+        /// what it says
+        detail: String,
+    },
+    /// It keeps no anchor of this vault.
+    #[error("it keeps no anchor of this vault")]
+    UnknownVault,
+    /// Another session has the vault.
+    #[error("the vault is in use by {by}")]
+    InUse {
+        /// the host
+        by: String,
+    },
+    /// The session has ended there: another host may have the vault by now.
+    #[error("this mount was silent for too long, and its session has ended: what was not synced is lost")]
+    Ended,
+    /// It speaks another version of the protocol.
+    #[error("it speaks another version of the protocol: {detail}")]
+    Version {
+        /// what it says
+        detail: String,
+    },
+    /// It knows less than this host has seen: its state was put back.
+    #[error(
+        "it is at revision {found}, and this host has seen {seen}: its state is older than it was, or another one's"
+    )]
+    Older {
+        /// of the server
+        found: crate::Revision,
+        /// of this host's copy
+        seen: crate::Revision,
+    },
+    /// It has failed.
+    #[error("it has failed: {detail}")]
+    Failed {
+        /// what it says
+        detail: String,
+    },
+}
+
 /// Errors of an anchor. None of them changes anything.
 #[derive(Debug, thiserror::Error)]
 pub enum AnchorError {
@@ -119,6 +179,14 @@ pub enum AnchorError {
     Gone {
         /// where it was
         path: PathBuf,
+    },
+    /// The server that keeps it cannot be asked.
+    #[error("the anchor's server {server}: {fault}")]
+    Server {
+        /// its address
+        server: String,
+        /// why
+        fault: ServerFault,
     },
     /// The system could not read or write it.
     #[error("{op} the anchor {}: {source}", path.display())]

@@ -318,6 +318,7 @@ impl Rows {
             Space::Entries => has_len(24).and_then(|()| Entry::decode(value).ok().map(drop)),
             Space::Held => has_len(16).and_then(|()| decode_digests(value, self.degree).ok().map(drop)),
             Space::Intents => has_len(8).and_then(|()| Intent::decode(value).ok().map(drop)),
+            Space::Head => None,
         }
     }
 }
@@ -411,5 +412,6 @@ fn without_rights(space: Space, value: &[u8]) -> Result<Option<Vec<u8>>, AnchorE
             Ok((!is_device(row.kind())).then(|| row.encode()))
         }
         Space::Vault | Space::Open | Space::Entries | Space::Held | Space::Intents => Ok(Some(value.to_vec())),
+        Space::Head => Ok(None),
     }
 }

@@ -11,6 +11,7 @@
 //! | `export` | all of it as one stream, to be kept elsewhere |
 //! | `build` | the anchor of a vault that is there already |
 //! | `table/` | where rows lie: memory, memory that crashes, a redb file |
+//! | `head` | how far a table has come: what a server and the copies of its tables compare |
 //!
 //! Guarantee: a commit is durable and whole, or it did not happen; what is read is what was queued last. Nothing here
 //! reads or writes the store, holds a key of the vault, or knows a plaintext name.
@@ -23,6 +24,7 @@ mod build;
 mod codec;
 mod error;
 pub mod export;
+pub mod head;
 pub mod judge;
 mod queue;
 pub mod row;
@@ -34,7 +36,7 @@ pub use anchor::{
     Anchor, Decided, FileCommit, HeaderBasis, Made, Opening, Removal, Renamed, Replacing, SealedPart, Seen,
 };
 pub use build::Builder;
-pub use error::{AnchorError, Part};
+pub use error::{AnchorError, Part, ServerFault};
 pub use queue::Mark;
 pub use row::{Entry, EntryPlace, Intent, Row, VaultRow};
 pub use token::{Token, TokenKey};

@@ -136,7 +136,12 @@ impl Walk<'_> {
     ) -> Result<Option<Option<WriterLock>>> {
         match lock {
             Err(error) if matches!(error.innermost(), Error::Backing { .. }) => {
-                self.say(kind::DATASET, plain, stored, format!("the dataset is not checked, since it cannot be locked: {error}"));
+                self.say(
+                    kind::DATASET,
+                    plain,
+                    stored,
+                    format!("the dataset is not checked, since it cannot be locked: {error}"),
+                );
                 Ok(None)
             }
             lock => lock.map(Some),

@@ -102,6 +102,15 @@ pub enum Error {
     /// The user's, or the system's: nowhere to look for an anchor.
     #[error("there is no place for anchors: set HOME or XDG_STATE_HOME, or name the anchor's file with --anchor FILE")]
     NoAnchorPlace,
+    /// The user's: what needs the anchor in a file of this host's.
+    #[error(
+        "the server {server} keeps the anchor of this vault, and this cannot be done there yet: take the anchor back \
+         first (`lamassu anchor move DIR FILE`)"
+    )]
+    AnchorAtServer {
+        /// its address
+        server: String,
+    },
     /// The user's: what the store can put back with everything else remembers nothing.
     #[error(
         "the anchor {path:?} would lie in {within:?}, whose owner could put an older one back: choose another disk"

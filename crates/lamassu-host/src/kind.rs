@@ -5,8 +5,8 @@
 
 use crate::Error;
 use crate::anchors::ImportError;
-use lamassu_anchor::AnchorError;
 use lamassu_anchor::export::ExportError;
+use lamassu_anchor::{AnchorError, ServerFault as AnchorServerFault};
 use lamassu_format::header::HeaderError;
 use lamassu_keys::receipt::ReceiptError;
 use lamassu_keys::{FileError, HistoryError, KeyError, KeyState, ServerFault, SourceError, TokenFault};
@@ -84,6 +84,18 @@ pub enum FaultKind {
     AnchorDisk,
     /// The vault was written since the anchor was last told of anything.
     AnchorOlder,
+    /// The server that keeps the anchor does not answer.
+    AnchorServerDown,
+    /// It is not the server that this host has joined, or this host has joined none.
+    AnchorServerUntrusted,
+    /// It does not let this host have the anchor, or keeps none of this vault.
+    AnchorServerRefuses,
+    /// This mount's session has ended at the server.
+    SessionEnded,
+    /// The server knows less than this host has seen.
+    AnchorServerOlder,
+    /// The server has failed, or speaks another version.
+    AnchorServerFails,
     /// A bug.
     Internal,
     /// The server does not know the request: it is of another version.
@@ -136,6 +148,7 @@ fn host(error: &Error) -> FaultKind {
         Error::SuiteNeedsFull { .. }
         | Error::NotApproved { .. }
         | Error::AnchorInStore { .. }
+        | Error::AnchorAtServer { .. }
         | Error::OtherVault { .. }
         | Error::OtherId { .. }
         | Error::NewerKeys { .. }
@@ -371,6 +384,15 @@ pub(crate) fn anchor(error: &AnchorError) -> FaultKind {
             FaultKind::AnchorDamaged
         }
         AnchorError::Io { .. } | AnchorError::Gone { .. } => FaultKind::AnchorDisk,
+        AnchorError::Server { server: _, fault } => match fault {
+            AnchorServerFault::Unreachable { .. } => FaultKind::AnchorServerDown,
+            AnchorServerFault::Untrusted { .. } | AnchorServerFault::NotJoined => FaultKind::AnchorServerUntrusted,
+            AnchorServerFault::Refused { .. } | AnchorServerFault::UnknownVault => FaultKind::AnchorServerRefuses,
+            AnchorServerFault::InUse { .. } => FaultKind::AnchorLocked,
+            AnchorServerFault::Ended => FaultKind::SessionEnded,
+            AnchorServerFault::Older { .. } => FaultKind::AnchorServerOlder,
+            AnchorServerFault::Version { .. } | AnchorServerFault::Failed { .. } => FaultKind::AnchorServerFails,
+        },
         AnchorError::Exists { .. } | AnchorError::NotPrivate { .. } => FaultKind::Refused,
         AnchorError::Unknown { .. } | AnchorError::Order { .. } => FaultKind::Internal,
     }

@@ -70,6 +70,7 @@ pub use anchors::{Access, Anchors};
 pub use error::{Error, Result, message};
 pub use keeper::Keeper;
 pub use kind::FaultKind;
+pub use lamassu_rpc::token::Token as JoinToken;
 pub use lock::WriterLock;
 pub use open::{Found, Opened, Unsealed, backend, options};
 pub use pins::Pins;

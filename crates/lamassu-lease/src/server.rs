@@ -200,6 +200,21 @@ impl Server {
         lease.is_some_and(|lease| lease.mode == Mode::Exclusive)
     }
 
+    /// What a session holds of an object.
+    pub fn mode_of(&self, session: SessionId, object: Object) -> Option<Mode> {
+        self.objects.get(&object)?.leases.get(&session).map(|lease| lease.mode)
+    }
+
+    /// Ends a session of which somebody else knows that it is gone, as if it had expired.
+    pub fn end_session(&mut self, session: SessionId, now: Millis) -> Step {
+        let mut step = self.expire(now);
+        if self.is_alive(session) {
+            step.replies.push((session, Reply::Ended));
+            self.end(session, true, now, &mut step);
+        }
+        step
+    }
+
     /// Whether an object is to be taken over before anything else is done with it.
     pub fn is_abandoned(&self, object: Object) -> bool {
         self.durable.abandoned.contains(&object)

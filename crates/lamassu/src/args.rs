@@ -46,10 +46,10 @@ pub struct Global {
     /// known-vaults says
     #[arg(long, global = true, value_name = "FILE", conflicts_with = "admin_key", help_heading = "Common options")]
     admin_zone: Option<PathBuf>,
-    /// The vault's anchor, a file outside the store that knows its newest state. `none` reads without one, unverified,
-    /// or makes a vault without one [default: where it was put last, else below $XDG_STATE_HOME/lamassu/anchors, for
-    /// root in /var/lib/lamassu/anchors]
-    #[arg(long, global = true, value_name = "FILE|none", value_parser = anchor_parser(), help_heading = "Common options")]
+    /// The vault's anchor, a file outside the store that knows its newest state, or server://HOST:PORT, which keeps it.
+    /// `none` reads without one, unverified, or makes a vault without one [default: where it was put last, else below
+    /// $XDG_STATE_HOME/lamassu/anchors, for root in /var/lib/lamassu/anchors]
+    #[arg(long, global = true, value_name = "ANCHOR", value_parser = anchor_parser(), help_heading = "Common options")]
     anchor: Option<Choice>,
     /// Let a passphrase slot have more than half of the memory that is free here (Argon2id), if it asks for it; else it
     /// is not tried
@@ -104,6 +104,9 @@ pub enum Command {
     /// Show, copy, move or rebuild a vault's anchor: a file outside the store that knows its newest state
     #[command(subcommand)]
     Anchor(cmd::anchor::AnchorCommand),
+    /// Make this host known to a server that keeps anchors of shared vaults
+    #[command(subcommand)]
+    Host(cmd::host::HostCommand),
     /// Show what was done to a vault's keys, when and by whom, and verify that nothing of it was changed
     History(cmd::history::Args),
     /// Verify the receipt of `key destroy`, or print what verifies it

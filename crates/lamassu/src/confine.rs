@@ -58,11 +58,12 @@ fn keep_only(kept: CapabilitySet) -> io::Result<()> {
 }
 
 /// With the mount up: no new privileges, and no system call that serving it does not take, for all threads there are.
-pub fn seal() {
+/// With `network`: it may make connections, to the server that keeps the vault's anchor.
+pub fn seal(network: bool) {
     if !is_privileged() {
         return;
     }
-    if let Err(error) = filter_system_calls() {
+    if let Err(error) = filter_system_calls(network) {
         tracing::debug!(%error, "system calls stay as they are");
     }
 }
@@ -147,7 +148,7 @@ const IF_ANY_BIT: u16 = (libc::BPF_JMP | libc::BPF_JSET | libc::BPF_K) as u16;
 const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
 
 /// The filter, as a program of the classic BPF machine: straight on, each question with its refusal right behind it.
-fn program(architecture: u32) -> Vec<libc::sock_filter> {
+fn program(architecture: u32, network: bool) -> Vec<libc::sock_filter> {
     let step = |code, k, jt, jf| libc::sock_filter { code, jt, jf, k };
     let refuse = step(RETURN, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32, 0, 0);
     let allow = step(RETURN, libc::SECCOMP_RET_ALLOW, 0, 0);
@@ -162,16 +163,21 @@ fn program(architecture: u32) -> Vec<libc::sock_filter> {
     steps.extend([step(IF_EQUAL, libc::SYS_clone3 as u32, 0, 1), unknown]);
     steps.extend([step(IF_EQUAL, libc::SYS_clone as u32, 0, 4), step(LOAD, FIRST_ARGUMENT, 0, 0)]);
     steps.extend([step(IF_ANY_BIT, NEW_NAMESPACES, 0, 1), refuse, allow]);
-    // Sockets: to the system log, and no further.
-    steps.extend([step(IF_EQUAL, libc::SYS_socket as u32, 0, 3), step(LOAD, FIRST_ARGUMENT, 0, 0)]);
-    steps.extend([step(IF_EQUAL, libc::AF_UNIX as u32, 1, 0), refuse, allow]);
+    // Sockets: to the system log, and no further than what the vault's anchor takes.
+    let families = if network { &[libc::AF_UNIX, libc::AF_INET, libc::AF_INET6][..] } else { &[libc::AF_UNIX] };
+    let behind = families.len() as u8 + 2;
+    steps.extend([step(IF_EQUAL, libc::SYS_socket as u32, 0, behind), step(LOAD, FIRST_ARGUMENT, 0, 0)]);
+    for (nth, family) in (1..).zip(families) {
+        steps.push(step(IF_EQUAL, *family as u32, families.len() as u8 + 1 - nth, 0));
+    }
+    steps.extend([refuse, allow]);
     steps
 }
 
-fn filter_system_calls() -> io::Result<()> {
+fn filter_system_calls(network: bool) -> io::Result<()> {
     let Some(architecture) = ARCHITECTURE else { return Ok(()) };
     rustix::thread::set_no_new_privs(true)?;
-    let mut steps = program(architecture);
+    let mut steps = program(architecture, network);
     let program = libc::sock_fprog { len: steps.len() as u16, filter: steps.as_mut_ptr() };
     // For all threads, and without the mitigation of speculation that old kernels add to every filter.
     let flags = libc::SECCOMP_FILTER_FLAG_TSYNC | libc::SECCOMP_FILTER_FLAG_SPEC_ALLOW;
@@ -215,7 +221,7 @@ mod tests {
             asked.recv().unwrap();
             try_what_is_refused();
         });
-        seal();
+        seal(false);
         try_what_is_refused();
         ask.send(()).unwrap();
         earlier.join().unwrap();

@@ -52,12 +52,18 @@ pub enum Code {
     AnchorLocked = 63,
     AnchorDisk = 64,
     AnchorOlder = 65,
+    AnchorServerDown = 66,
+    AnchorServerUntrusted = 67,
+    AnchorServerRefuses = 68,
+    SessionEnded = 69,
     Internal = 70,
+    AnchorServerOlder = 71,
+    AnchorServerFails = 72,
 }
 
 impl Code {
     /// Every code, ascending.
-    pub const ALL: [Code; 40] = [
+    pub const ALL: [Code; 46] = [
         Code::Done,
         Code::Other,
         Code::Usage,
@@ -97,7 +103,13 @@ impl Code {
         Code::AnchorLocked,
         Code::AnchorDisk,
         Code::AnchorOlder,
+        Code::AnchorServerDown,
+        Code::AnchorServerUntrusted,
+        Code::AnchorServerRefuses,
+        Code::SessionEnded,
         Code::Internal,
+        Code::AnchorServerOlder,
+        Code::AnchorServerFails,
     ];
 
     /// The code of a number that a process of ours ended with.
@@ -155,6 +167,20 @@ impl Code {
                 "put the newest anchor, or an export of it, back (`lamassu anchor import`); if there is none, `lamassu anchor \
                  accept DIR` goes on with this one, and `lamassu check DIR` names what it does not know",
             ),
+            Code::AnchorServerDown => Some(
+                "is the server up, and this host connected to it? The vault is as it was; --anchor none reads it unverified",
+            ),
+            Code::AnchorServerUntrusted => {
+                Some("`lamassu-server enrol` at the server prints a token; `lamassu host join` here takes it")
+            }
+            Code::AnchorServerRefuses => Some(
+                "at the server, `lamassu-server host list` tells which vaults this host may use, and `host grant` changes that",
+            ),
+            Code::SessionEnded => Some("unmount, and mount again"),
+            Code::AnchorServerOlder => Some(
+                "do not go on before it is known why: a backup of the server's state that was put back forgets what was \
+                 written since",
+            ),
             Code::Internal => Some("this is a bug in lamassu: please report it with the command and this message"),
             Code::Done
             | Code::Other
@@ -176,6 +202,7 @@ impl Code {
             | Code::SelfTest
             | Code::AdminSignature
             | Code::KeyNotLoaded
+            | Code::AnchorServerFails
             | Code::KeysDestroyed => None,
         }
     }
@@ -270,6 +297,12 @@ impl From<FaultKind> for Code {
             FaultKind::AnchorLocked => Code::AnchorLocked,
             FaultKind::AnchorDisk => Code::AnchorDisk,
             FaultKind::AnchorOlder => Code::AnchorOlder,
+            FaultKind::AnchorServerDown => Code::AnchorServerDown,
+            FaultKind::AnchorServerUntrusted => Code::AnchorServerUntrusted,
+            FaultKind::AnchorServerRefuses => Code::AnchorServerRefuses,
+            FaultKind::SessionEnded => Code::SessionEnded,
+            FaultKind::AnchorServerOlder => Code::AnchorServerOlder,
+            FaultKind::AnchorServerFails => Code::AnchorServerFails,
             FaultKind::Internal => Code::Internal,
             FaultKind::UnknownRequest | FaultKind::Other => Code::Other,
         }

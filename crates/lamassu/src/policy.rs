@@ -2,7 +2,7 @@
 
 use crate::output::Ui;
 use crate::{mounts, signals, text};
-use lamassu_host::anchors::Choice;
+use lamassu_host::anchors::{Choice, SERVER};
 use lamassu_host::notes::Notes;
 use lamassu_host::pins::{Given, Pin, Succession};
 use lamassu_host::{Anchors, Pins, Policy, Surroundings, places};
@@ -34,8 +34,9 @@ pub fn of_this_process(given: Option<Given>, any_memory: bool, anchor: Option<Ch
 
 /// Where an anchor lies, for clap and `-o`.
 pub fn anchor_choice(text: OsString) -> Choice {
-    match text.to_str() {
-        Some("none") => Choice::Unverified,
+    match text.to_str().map(|text| (text, text.strip_prefix(SERVER))) {
+        Some(("none", _)) => Choice::Unverified,
+        Some((_, Some(server))) => Choice::Server(server.into()),
         // A daemon works in another directory.
         _ => Choice::File(std::path::absolute(&text).unwrap_or_else(|_| text.into())),
     }

@@ -136,6 +136,16 @@ impl Anchor {
         Anchor { table, tokens, degree, state: Mutex::new(state), committing: Mutex::new(()) }
     }
 
+    /// Whether the right to it can end while it is open ([`Table::may_end`]).
+    pub fn may_end(&self) -> bool {
+        self.table.may_end()
+    }
+
+    /// Whether what is decided by it may be carried out now ([`Table::is_good`]).
+    pub fn is_good(&self) -> bool {
+        self.table.is_good()
+    }
+
     /// The token of a stored name.
     pub fn token(&self, dir: ObjectId, stored: &[u8]) -> Token {
         self.tokens.token(dir, stored)

@@ -26,11 +26,17 @@ pub enum Space {
     Held,
     /// Changes of names by number.
     Intents,
+    /// One row, of tables that a server keeps and of copies of them: how far they have come ([`crate::head`]).
+    Head,
 }
 
 impl Space {
     /// All of them.
-    pub const ALL: [Space; 6] =
+    pub const ALL: [Space; 7] =
+        [Space::Vault, Space::Objects, Space::Open, Space::Entries, Space::Held, Space::Intents, Space::Head];
+
+    /// Those that say something of the vault, and not of one table: what is exported, copied, sent.
+    pub const OF_VAULT: [Space; 6] =
         [Space::Vault, Space::Objects, Space::Open, Space::Entries, Space::Held, Space::Intents];
 }
 
@@ -67,4 +73,14 @@ pub trait Table: Send + Sync {
     /// # Errors
     /// As for [`Table::get`]; nothing was changed then.
     fn commit(&self, changes: &[Change]) -> Result<(), AnchorError>;
+
+    /// Whether the right to the table can end while it is open: then somebody else changes what it says.
+    fn may_end(&self) -> bool {
+        false
+    }
+
+    /// Whether what is decided by it may be carried out now. Never waits.
+    fn is_good(&self) -> bool {
+        true
+    }
 }

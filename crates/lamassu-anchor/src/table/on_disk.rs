@@ -72,6 +72,7 @@ fn definition(space: Space) -> Rows {
         Space::Entries => "entries",
         Space::Held => "held",
         Space::Intents => "intents",
+        Space::Head => "head",
     })
 }
 
@@ -408,7 +409,7 @@ impl DiskTable {
         failed(op, error, &self.path)
     }
 
-    /// Visits all rows of all tables as of one moment, in the order of [`Space::ALL`] and of keys. `visit` stops it by
+    /// Visits all rows of the vault as of one moment, in the order of [`Space::OF_VAULT`] and of keys. `visit` stops it by
     /// an error of its own, and asks nothing of this table.
     ///
     /// # Errors
@@ -420,7 +421,7 @@ impl DiskTable {
         let done = self.ask_once("read", |database, kept| {
             let view = self.view(database, kept)?;
             let mut done = Ok(());
-            for space in Space::ALL {
+            for space in Space::OF_VAULT {
                 view.visit(space, Bound::Unbounded, |key, value| {
                     done = visit(space, key, value);
                     if done.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }

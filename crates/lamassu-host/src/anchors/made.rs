@@ -92,6 +92,8 @@ impl Anchors {
         trees: NewTrees,
         place: &Place,
     ) -> Result<Made> {
+        // A dataset that other hosts could not open would be worse than none.
+        self.refuse_server(parent)?;
         keys.set_anchored(header)?;
         let file = self.file_for_new(&header.id(), Some(parent))?;
         self.make(header, keys, trees, &file, &place.path())
@@ -110,6 +112,7 @@ impl Anchors {
         progress: &dyn RebuildProgress,
     ) -> Result<(PathBuf, Rebuilt)> {
         let (id, mut trees) = (header.id(), NewTrees::default());
+        self.refuse_server(&id)?;
         let file = match self.is_there(&id)? {
             true => self.file_of(&id)?.ok_or(Error::NoAnchorPlace)?,
             false => self.file_for_new(&id, None)?,

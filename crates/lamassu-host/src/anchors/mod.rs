@@ -9,6 +9,7 @@
 //! | `records` | header, history and record of sessions against the anchor, without a key |
 //! | `made` | a new anchor, taken back if what it is for fails; one made anew of what the store shows |
 //! | `moved` | export, import, another place |
+//! | `served` | anchors that a server keeps, of which this host has copies |
 //!
 //! One process opens an anchor once: a further call gets the same. A vault whose header says that it is anchored is
 //! not opened without its anchor, unless a person said `none`, and then nothing in it is changed.
@@ -21,12 +22,13 @@ mod moved;
 mod place;
 mod proof;
 mod records;
+mod served;
 
 pub use disk::MOUNT_TYPE;
 pub use lamassu_vault::anchor::{NewTrees, Rebuilt};
 pub use made::Made;
 pub use moved::{CopiedDatasets, ImportError, Imported};
-pub use place::{Choice, refuse_within, settled};
+pub use place::{Choice, SERVER, refuse_within, settled};
 pub use proof::check;
 pub use records::{ComparedRecords, RecordFinding, compare_records};
 
@@ -35,6 +37,7 @@ use lamassu_anchor::table::{DiskTable, Readers};
 use lamassu_anchor::{Anchor, AnchorError, HeaderBasis};
 use lamassu_format::header::VaultHeader;
 use lamassu_keys::witness::{Basis, Replacement, Witness, WitnessError};
+use lamassu_rpc::host::Mirrored;
 use lamassu_vault::VaultError;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -64,16 +67,24 @@ pub struct Anchors {
     shared: Arc<Shared>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Shared {
     /// The vault that a chosen file is the anchor of: the first that is asked for, which is what the command is about.
     chosen_for: OnceLock<[u8; 16]>,
+    /// The tables that servers keep.
+    sessions: Mutex<Vec<Weak<Mirrored>>>,
     open: Mutex<HashMap<[u8; 16], Open>>,
 }
 
 struct Open {
     anchor: Weak<Anchor>,
     access: Access,
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Shared").field("chosen_for", &self.chosen_for).finish_non_exhaustive()
+    }
 }
 
 impl std::fmt::Debug for Open {
@@ -120,6 +131,12 @@ impl Anchors {
             return Ok(anchor);
         }
         let path = self.file_of(vault)?.ok_or(Error::NoAnchorPlace)?;
+        if let Some(server) = self.server_of(vault)? {
+            let table = self.at_server(&server, vault, access, &path)?;
+            let anchor = Arc::new(Anchor::open(table, vault)?);
+            opened.insert(*vault, Open { anchor: Arc::downgrade(&anchor), access });
+            return Ok(anchor);
+        }
         let table = match access {
             Access::Read => DiskTable::open_read_only(&path, Readers::InsteadOfWriter)?,
             Access::Write => DiskTable::open(&path)?,
@@ -139,6 +156,7 @@ impl Anchors {
     /// As [`Anchors::open`].
     pub fn look(&self, vault: &[u8; 16]) -> Result<(PathBuf, DiskTable)> {
         let path = self.file_of(vault)?.ok_or(Error::NoAnchorPlace)?;
+        self.bring_copy_up_to_date(vault, &path)?;
         let beside = DiskTable::open_read_only(&path, Readers::BesideWriter);
         let table = match beside {
             // Another reader keeps writers out: it may be joined.
@@ -154,6 +172,7 @@ impl Anchors {
     /// As [`Anchors::open`].
     pub fn look_closely(&self, vault: &[u8; 16]) -> Result<(PathBuf, DiskTable, bool)> {
         let path = self.file_of(vault)?.ok_or(Error::NoAnchorPlace)?;
+        self.bring_copy_up_to_date(vault, &path)?;
         match DiskTable::open_read_only(&path, Readers::InsteadOfWriter) {
             Err(AnchorError::Locked { .. }) => self.look(vault).map(|(path, table)| (path, table, false)),
             table => {
@@ -176,8 +195,8 @@ impl Anchors {
             (Choice::Unverified, true) if access == Access::Write => Err(Error::UnverifiedWrite),
             (Choice::Unverified, _) => Ok(None),
             (_, true) => self.open(&id, access).map(Some),
-            (Choice::File(_), false) if self.is_chosen_for(&id) => Err(Error::NotAnchored),
-            (Choice::File(_) | Choice::Remembered, false) => match self.is_there(&id)? {
+            (Choice::File(_) | Choice::Server(_), false) if self.is_chosen_for(&id) => Err(Error::NotAnchored),
+            (Choice::File(_) | Choice::Server(_) | Choice::Remembered, false) => match self.is_there(&id)? {
                 true => Err(proof::outdated(proof::HEADER)),
                 false => Ok(None),
             },

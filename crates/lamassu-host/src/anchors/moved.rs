@@ -1,7 +1,7 @@
 //! Anchors that go elsewhere: exported, imported, moved to another file.
 
 use super::Anchors;
-use super::place::{make_dir_of, refuse_within, settled};
+use super::place::{SERVER, make_dir_of, refuse_within, settled};
 use crate::Result;
 use lamassu_anchor::export::{self, ExportError, Exported};
 use lamassu_anchor::table::{Change, DiskTable, Table};
@@ -59,6 +59,7 @@ impl Anchors {
         key: &Secret<32>,
         takes_older: bool,
     ) -> Result<Imported> {
+        self.refuse_server(vault)?;
         let path = match self.is_there(vault)? {
             true => self.file_of(vault)?.ok_or(crate::Error::NoAnchorPlace)?,
             false => self.file_for_new(vault, None)?,
@@ -85,6 +86,10 @@ impl Anchors {
         let from = self.file_of(vault)?.ok_or(crate::Error::NoAnchorPlace)?;
         let to = settled(to)?;
         refuse_within(&to, dir)?;
+        if let Some(server) = self.server_of(vault)? {
+            self.move_from_server(&server, vault, &to)?;
+            return Ok((PathBuf::from(format!("{SERVER}{server}")), to));
+        }
         let table = Arc::new(DiskTable::open(&from)?);
         Anchor::open(table.clone(), vault)?;
         let new = DiskTable::create(&to)?;
@@ -152,7 +157,7 @@ impl Anchors {
     }
 }
 
-fn copy(from: &DiskTable, to: &DiskTable) -> Result<()> {
+pub(super) fn copy(from: &DiskTable, to: &DiskTable) -> Result<()> {
     let mut rows = Batch { to, rows: Vec::new() };
     from.visit_all(|space, key, value| rows.take(Change { space, key: key.to_vec(), value: Some(value.to_vec()) }))?;
     Ok(rows.end()?)

@@ -4,7 +4,7 @@
 //! A dataset that is copied with the vault it lies in keeps its id. So the copy's anchor has the ids of both, and is
 //! found where that vault is what a command is about; by itself, the copy is taken for the original.
 //!
-//! A place other than the usual is remembered in a file of one line beside the usual one. What lies in the vault
+//! A place other than the usual, or the server that keeps it, is remembered in a file of one line beside the usual one. What lies in the vault
 //! itself is refused here; `disk` looks for other places that the store owns.
 
 use super::Anchors;
@@ -27,6 +27,8 @@ pub enum Choice {
     Remembered,
     /// In this file.
     File(PathBuf),
+    /// At this server, `HOST:PORT`; this host has a copy in the usual place.
+    Server(String),
     /// It is to be done without: an anchored vault is read unverified, and a new one gets none.
     Unverified,
 }
@@ -74,8 +76,50 @@ impl Anchors {
             return Ok(Some(copied));
         }
         match self.note_of(vault).map(|note| read_note(&note)).transpose()?.flatten() {
-            Some(remembered) => Ok(Some(remembered)),
-            None => Ok(self.usual(vault)),
+            Some(Noted::File(remembered)) => Ok(Some(remembered)),
+            Some(Noted::Server(_)) | None => Ok(self.usual(vault)),
+        }
+    }
+
+    /// The server that keeps the anchor of a vault, where one does.
+    ///
+    /// # Errors
+    /// [`Error::Local`].
+    pub fn server_of(&self, vault: &[u8; 16]) -> Result<Option<String>> {
+        if self.is_chosen_for(vault) {
+            match &self.choice {
+                Choice::Server(server) => return Ok(Some(server.clone())),
+                Choice::File(_) => return Ok(None),
+                Choice::Remembered | Choice::Unverified => {}
+            }
+        }
+        let noted = self.note_of(vault).map(|note| read_note(&note)).transpose()?.flatten();
+        Ok(match noted {
+            Some(Noted::Server(server)) => Some(server),
+            Some(Noted::File(_)) | None => None,
+        })
+    }
+
+    /// Remembers which server keeps the anchor of a vault from now on. Without a directory of anchors it has to be
+    /// named each time.
+    ///
+    /// # Errors
+    /// [`Error::Local`], [`Error::File`].
+    pub(super) fn remember_server(&self, vault: &[u8; 16], server: &str) -> Result<()> {
+        let Some(note) = self.note_of(vault) else { return Ok(()) };
+        make_dir_of(&note)?;
+        header_file::write_over(&note, format!("{SERVER}{server}\n").as_bytes())?;
+        Ok(())
+    }
+
+    /// Refuses what concerns a file that this host alone has, where a server keeps the anchor.
+    ///
+    /// # Errors
+    /// [`Error::AnchorAtServer`], [`Error::Local`].
+    pub fn refuse_server(&self, vault: &[u8; 16]) -> Result<()> {
+        match self.server_of(vault)? {
+            Some(server) => Err(Error::AnchorAtServer { server }),
+            None => Ok(()),
         }
     }
 
@@ -174,16 +218,29 @@ pub fn refuse_within(file: &Path, vault: &Path) -> Result<()> {
     }
 }
 
-fn read_note(note: &Path) -> Result<Option<PathBuf>> {
+/// How a place begins that is a server.
+pub const SERVER: &str = "server://";
+
+/// Where an anchor is remembered to be.
+enum Noted {
+    File(PathBuf),
+    Server(String),
+}
+
+fn read_note(note: &Path) -> Result<Option<Noted>> {
     let failed = |source| Error::Local { op: "read", path: note.into(), source };
     let line = match std::fs::read(note) {
         Ok(bytes) => bytes,
         Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => return Ok(None),
         Err(source) => return Err(failed(source)),
     };
-    let path = PathBuf::from(std::ffi::OsString::from_vec(line.strip_suffix(b"\n").unwrap_or(&line).to_vec()));
+    let line = line.strip_suffix(b"\n").unwrap_or(&line);
+    if let Some(server) = std::str::from_utf8(line).ok().and_then(|line| line.strip_prefix(SERVER)) {
+        return Ok(Some(Noted::Server(server.into())));
+    }
+    let path = PathBuf::from(std::ffi::OsString::from_vec(line.to_vec()));
     // A note that is not understood must not lead to the usual place, where an older anchor may lie.
-    if path.is_absolute() { Ok(Some(path)) } else { Err(failed(io::ErrorKind::InvalidData.into())) }
+    if path.is_absolute() { Ok(Some(Noted::File(path))) } else { Err(failed(io::ErrorKind::InvalidData.into())) }
 }
 
 fn forget_note(note: &Path) -> Result<()> {

@@ -37,6 +37,7 @@ mod ciphertext;
 mod commit;
 mod concurrent;
 mod copy;
+mod fence;
 mod form;
 mod fresh;
 mod judge;
@@ -73,6 +74,7 @@ pub use types::{Damage, DamageKind, Durability, FileCheck, FileContext, FileTag,
 use self::primitives::Core;
 use crate::backend::{BackendFile, SetTime, Stat, Time};
 use concurrent::{Exclusive, PATIENCE};
+use fence::Fenced;
 use fresh::Fresh;
 use lamassu_anchor::ObjectId;
 use lamassu_format::tree::Shape;
@@ -155,6 +157,7 @@ impl File {
         object: ObjectId,
     ) -> Result<File, StoreError> {
         let Some(files) = ctx.anchored.clone() else { return Self::open_with_len(ctx, backing, len, tag) };
+        let backing = Fenced::of(backing, files.anchor());
         let fresh = Fresh::open(files, object, ctx.geometry, !ctx.read_only)?;
         let is_read_only = ctx.read_only;
         let file = Self::open_core(Core::new(ctx, backing, tag, Some(fresh)), len)?;

@@ -10,6 +10,7 @@ pub mod dataset;
 pub mod estimate;
 pub mod freeze;
 pub mod history;
+pub mod host;
 pub mod info;
 pub mod init;
 pub mod inspect;
@@ -48,6 +49,7 @@ pub fn run(ui: &Ui, command: Command) -> Result<Code> {
         Command::Key(key) => key::run(ui, key),
         Command::Dataset(command) => dataset::run(ui, command),
         Command::Anchor(command) => anchor::run(ui, command),
+        Command::Host(command) => host::run(ui, &command),
         Command::History(args) => history::run(ui, &args),
         Command::Receipt(command) => receipt::run(&command),
         Command::Rekey(args) => rekey::run(ui, &args),

@@ -288,10 +288,11 @@ fn serve(ui: &Ui, mut plan: Plan, ready: Option<Ready>) -> Result<Code> {
     let events = plan.send_events()?;
     let mounted = plan.attach(ui).inspect_err(|_| events.end(LAST_EVENTS))?;
     log::connect();
-    confine::seal();
+    confine::seal(ui.policy.anchors.has_connections());
     ui.detail(format_args!("{} is mounted on {}", plan.dir.display(), plan.mountpoint.display()));
     let Some(ready) = ready else {
         let ended = mounted.wait();
+        ui.policy.anchors.leave_servers();
         events.end(LAST_EVENTS);
         ended?;
         return Ok(Code::Done);
@@ -300,6 +301,7 @@ fn serve(ui: &Ui, mut plan: Plan, ready: Option<Ready>) -> Result<Code> {
     tracing::info!(dir = %plan.dir.display(), mountpoint = %plan.mountpoint.display(), "mounted");
     // Standard error has no reader any more.
     let ended = mounted.wait().inspect_err(|error| tracing::error!(%error, "the mount ended with an error"));
+    ui.policy.anchors.leave_servers();
     events.end(LAST_EVENTS);
     tracing::info!(dir = %plan.dir.display(), "unmounted");
     ended?;

@@ -7,7 +7,7 @@ use crate::output::Ui;
 use crate::text;
 use lamassu_anchor::{Anchor, AnchorError, Digest, export};
 use lamassu_host::Error as HostError;
-use lamassu_host::anchors::{Access, ImportError, disk, refuse_within};
+use lamassu_host::anchors::{Access, ImportError, SERVER, disk, refuse_within};
 use lamassu_host::{Error, Unsealed};
 use lamassu_keys::Event;
 use lamassu_keys::history::EventKind;
@@ -116,6 +116,13 @@ pub(super) fn note(ui: &Ui, unsealed: &Unsealed, dir: &Path, event: Event) -> Re
 pub fn move_to(ui: &Ui, args: &Move) -> Result<()> {
     refuse_mounted(&args.dir)?;
     let (dir, header) = anchored(ui, &args.dir)?;
+    if let Some(server) = args.file.to_str().and_then(|file| file.strip_prefix(SERVER)) {
+        let _lock = open::lock_out_writers(ui, &dir)?;
+        ui.policy.anchors.move_to_server(&header.id(), server)?;
+        ui.note(format_args!("the server {server} keeps the anchor from now on"));
+        tell_of_datasets(ui, &dir, "move");
+        return Ok(());
+    }
     disk::check(&args.file, &dir)?;
     let _lock = open::lock_out_writers(ui, &dir)?;
     let (from, to) = ui.policy.anchors.move_to(&header.id(), &dir, &args.file)?;

@@ -51,6 +51,7 @@ What is accepted is what lies in the store at this moment; the history says who 
 const MOVE_EXAMPLES: &str = "\
 Examples:
   lamassu anchor move /srv/store/vault /var/lib/anchors/vault.anchor
+  lamassu anchor move /srv/store/vault server://keeper.example:7433          other hosts that joined it can use the vault
 Where it lies is remembered; other commands find it there.";
 
 /// Anchor commands.
@@ -68,7 +69,7 @@ pub enum AnchorCommand {
     Rebuild(Rebuild),
     /// Take what the store shows at paths for the newest; without paths, the header and the history
     Accept(Accept),
-    /// Put a vault's anchor into another file; needs no key
+    /// Put a vault's anchor into another file, or give it to a server; needs no key
     Move(Move),
 }
 
@@ -160,7 +161,7 @@ pub struct Accept {
 pub struct Move {
     /// The vault; must not be mounted
     dir: PathBuf,
-    /// A file that does not exist yet, on a disk that the store does not own
+    /// A file that does not exist yet, on a disk that the store does not own; or server://HOST:PORT
     file: PathBuf,
 }
 

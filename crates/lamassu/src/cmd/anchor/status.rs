@@ -75,6 +75,7 @@ fn count(table: &DiskTable, vault: &[u8; 16], told: &mut Told) -> Result<(), Anc
             Space::Entries => told.entries += 1,
             Space::Held => told.records += 1,
             Space::Intents => told.intents += 1,
+            Space::Head => {}
         }
         Ok(())
     })?;

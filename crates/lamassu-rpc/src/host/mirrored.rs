@@ -1,0 +1,285 @@
+//! The table of an anchor that a server keeps: read from a copy on this host, committed at the server first.
+//!
+//! * The copy is as the server's table was when its **head** was noted in it ([`lamassu_anchor::head`]). A session that
+//!   begins compares the two, and fetches all rows where they differ.
+//! * A commit says which head it goes on from. The server takes it once, however often it is sent: an answer that was
+//!   lost leaves no doubt for longer than the next commit.
+//! * What is read counts only while the session is good, before and after (rule R4 of `docs/sharing.md`).
+
+use super::{Connection, Result, Session};
+use crate::convert::{self, from_change, to_changes};
+use crate::{ROWS_MAX, proto};
+use lamassu_anchor::head::Head;
+use lamassu_anchor::table::{Change, DiskTable, Readers, Space, Table, Visit};
+use lamassu_anchor::{Anchor, AnchorError, Revision, ServerFault};
+use lamassu_lease::Mode;
+use parking_lot::Mutex;
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Between two tries of a commit.
+const AGAIN_AFTER: Duration = Duration::from_millis(200);
+/// Under which the copy keeps the number of the session that writes it.
+const SESSION: &[u8] = b"session";
+
+/// See the module's head.
+pub struct Mirrored {
+    local: DiskTable,
+    session: Session,
+    commits: Mutex<Commits>,
+}
+
+struct Commits {
+    head: Head,
+    /// Of which nobody knows whether the server has it.
+    unsettled: Option<Vec<Change>>,
+    /// The copy could not follow.
+    is_behind: bool,
+}
+
+impl Mirrored {
+    /// Begins a session, and brings the copy in `file` up to date.
+    ///
+    /// # Errors
+    /// [`AnchorError::Server`]; those of the copy.
+    pub fn open(connection: &Connection, vault: [u8; 16], mode: Mode, file: &Path) -> Result<Mirrored> {
+        let (session, local) = match mode {
+            Mode::Exclusive => {
+                // Locked before: whoever wrote it is gone.
+                let local = existing(DiskTable::open(file))?;
+                let earlier = local.as_ref().map(session_of).transpose()?.flatten();
+                let session = Session::begin(connection, vault, mode, earlier)?;
+                let local = up_to_date(&session, vault, file, local)?;
+                local.commit(&[noted(session.number())])?;
+                (session, local)
+            }
+            Mode::Shared => {
+                let session = Session::begin(connection, vault, mode, None)?;
+                let reader = || DiskTable::open_read_only(file, Readers::InsteadOfWriter);
+                let there = existing(reader())?;
+                let is_current = match &there {
+                    Some(local) => Head::of(local)? == Some(session.head),
+                    None => false,
+                };
+                match there.filter(|_| is_current) {
+                    Some(local) => (session, local),
+                    None => {
+                        drop(up_to_date(&session, vault, file, existing(DiskTable::open(file))?)?);
+                        (session, reader()?)
+                    }
+                }
+            }
+        };
+        let commits = Mutex::new(Commits { head: session.head, unsettled: None, is_behind: false });
+        Ok(Mirrored { local, session, commits })
+    }
+
+    /// The session.
+    pub fn session(&self) -> &Session {
+        &self.session
+    }
+
+    /// The copy.
+    pub fn copy(&self) -> &DiskTable {
+        &self.local
+    }
+
+    /// What `read` gives, if the session is good until then.
+    fn reading<T>(&self, read: impl FnOnce() -> Result<T>) -> Result<T> {
+        self.session.wait_until_good()?;
+        let done = read()?;
+        match self.session.is_good() {
+            true => Ok(done),
+            false => self.session.wait_until_good().map(|()| done),
+        }
+    }
+
+    /// Has the server make changes durable that go on from `head`, for as long as the session may come back.
+    fn commit_at_server(&self, head: Head, changes: &[Change]) -> Result<Head> {
+        let connection = self.session.connection();
+        let request = proto::CommitRequest {
+            of: Some(self.session.of()),
+            base: head.0.to_vec(),
+            changes: changes.iter().map(from_change).collect(),
+        };
+        let until = Instant::now() + self.session.patience();
+        loop {
+            self.session.wait_until_good()?;
+            match connection.call(connection.anchors().commit(request.clone())) {
+                Err(AnchorError::Server { fault: ServerFault::Unreachable { .. }, .. }) if Instant::now() < until => {
+                    std::thread::sleep(AGAIN_AFTER);
+                }
+                done => {
+                    let after = convert::head(&done?.head).map_err(|error| connection.garbled(error.0))?;
+                    return match after == head.after(changes) {
+                        true => Ok(after),
+                        false => Err(connection.garbled("a commit came to another head")),
+                    };
+                }
+            }
+        }
+    }
+
+    fn commit_one(&self, commits: &mut Commits, changes: &[Change]) -> Result<()> {
+        let head = match self.commit_at_server(commits.head, changes) {
+            Err(error @ AnchorError::Server { fault: ServerFault::Unreachable { .. }, .. }) => {
+                commits.unsettled = Some(changes.to_vec());
+                return Err(error);
+            }
+            done => done?,
+        };
+        commits.head = head;
+        let noted: Vec<_> = changes.iter().cloned().chain([head.change()]).collect();
+        self.local.commit(&noted).inspect_err(|_| commits.is_behind = true)
+    }
+}
+
+impl Table for Mirrored {
+    fn get(&self, space: Space, key: &[u8]) -> Result<Option<Vec<u8>>> {
+        self.reading(|| self.local.get(space, key))
+    }
+
+    fn scan(&self, space: Space, prefix: &[u8], visit: &mut Visit<'_>) -> Result<()> {
+        self.reading(|| self.local.scan(space, prefix, visit))
+    }
+
+    fn may_end(&self) -> bool {
+        true
+    }
+
+    fn is_good(&self) -> bool {
+        self.session.is_good()
+    }
+
+    fn commit(&self, changes: &[Change]) -> Result<()> {
+        let commits = &mut *self.commits.lock();
+        if commits.is_behind {
+            let detail = "this host's copy of the anchor could not be written: mount again".into();
+            return Err(self.session.connection().error(ServerFault::Failed { detail }));
+        }
+        if let Some(unsettled) = commits.unsettled.take() {
+            self.commit_one(commits, &unsettled)?;
+        }
+        self.commit_one(commits, changes)
+    }
+}
+
+fn existing(opened: Result<DiskTable>) -> Result<Option<DiskTable>> {
+    match opened {
+        Err(AnchorError::Missing { .. } | AnchorError::Empty) => Ok(None),
+        opened => opened.map(Some),
+    }
+}
+
+fn session_of(table: &DiskTable) -> Result<Option<u64>> {
+    Ok(table.get(Space::Head, SESSION)?.and_then(|bytes| bytes.try_into().ok()).map(u64::from_le_bytes))
+}
+
+fn noted(session: u64) -> Change {
+    Change { space: Space::Head, key: SESSION.to_vec(), value: Some(session.to_le_bytes().to_vec()) }
+}
+
+/// How far the anchor in a table has come; `None`: there is none.
+fn revision(table: DiskTable, vault: &[u8; 16]) -> Result<Option<(Revision, Arc<DiskTable>)>> {
+    let table = Arc::new(table);
+    match Anchor::open(table.clone(), vault) {
+        Ok(anchor) => Ok(Some((anchor.vault().revision, table))),
+        Err(AnchorError::Empty) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// The copy as the session found the server's table.
+fn up_to_date(session: &Session, vault: [u8; 16], file: &Path, local: Option<DiskTable>) -> Result<DiskTable> {
+    let seen = match local {
+        Some(local) if Head::of(&local)? == Some(session.head) => return Ok(local),
+        Some(local) => revision(local, &vault)?,
+        None => None,
+    };
+    let new = beside(file);
+    // Left by a run that was cut off.
+    let _ = fs::remove_file(&new);
+    let fetched = fetch(session, &new).and_then(|table| {
+        let (found, table) = revision(table, &vault)?.ok_or(AnchorError::Empty)?;
+        match seen.as_ref().filter(|(seen, _)| found <= *seen) {
+            Some((seen, _)) => Err(session.connection().error(ServerFault::Older { found, seen: *seen })),
+            None => Ok(drop(table)),
+        }
+    });
+    let placed = fetched.and_then(|()| {
+        let io = |source| AnchorError::Io { op: "put in place", path: file.to_owned(), source };
+        fs::rename(&new, file).map_err(io)?;
+        DiskTable::open(file)
+    });
+    placed.inspect_err(|_| {
+        let _ = fs::remove_file(&new);
+    })
+}
+
+fn beside(file: &Path) -> PathBuf {
+    let mut name = OsString::from(file.as_os_str());
+    name.push(".new");
+    name.into()
+}
+
+/// All rows of the server's table, into a new file.
+fn fetch(session: &Session, file: &Path) -> Result<DiskTable> {
+    let connection = session.connection();
+    let table = DiskTable::create(file)?;
+    let mut rows = connection.call(connection.anchors().rows(session.of()))?;
+    let mut head = None;
+    while let Some(some) = super::wait(rows.message())?.map_err(|status| connection.failed(&status))? {
+        if head.is_none() {
+            head = Some(convert::head(&some.head).map_err(|error| connection.garbled(error.0))?);
+        }
+        table.commit(&to_changes(some.rows).map_err(|error| connection.garbled(error.0))?)?;
+    }
+    match head {
+        Some(head) if head == session.head => {
+            table.commit(&[head.change()])?;
+            Ok(table)
+        }
+        _ => Err(connection.garbled("the rows are not those of the session's head")),
+    }
+}
+
+/// Gives a server the anchor of a vault that it does not know: all rows of a table, which becomes the copy.
+///
+/// # Errors
+/// [`AnchorError::Server`]; those of the table.
+pub fn put(connection: &Connection, vault: [u8; 16], table: &DiskTable) -> Result<()> {
+    let (up, rows) = tokio::sync::mpsc::channel(4);
+    let head = std::thread::scope(|scope| -> Result<Head> {
+        let state = scope.spawn(|| {
+            let mut anchors = connection.anchors();
+            let sent = super::wait(anchors.put(tokio_stream::wrappers::ReceiverStream::new(rows)))?;
+            sent.map_err(|status| connection.failed(&status))
+        });
+        let mut some = proto::PutRequest { vault: vault.to_vec(), rows: Vec::new() };
+        // A server that has refused takes nothing more: its answer says why.
+        table.visit_all(|space, key, value| {
+            some.rows.push(from_change(&Change { space, key: key.to_vec(), value: Some(value.to_vec()) }));
+            if some.rows.len() >= ROWS_MAX {
+                let _ = up.blocking_send(std::mem::take(&mut some));
+            }
+            Ok::<(), AnchorError>(())
+        })?;
+        let _ = up.blocking_send(some);
+        drop(up);
+        let state = state.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?.into_inner();
+        convert::head(&state.head).map_err(|error| connection.garbled(error.0))
+    })?;
+    table.commit(&[head.change()])
+}
+
+/// Has the server give up the anchor of a vault that a session has alone.
+///
+/// # Errors
+/// [`AnchorError::Server`].
+pub fn give_up(session: &Session) -> Result<()> {
+    let connection = session.connection();
+    connection.call(connection.anchors().give_up(session.of())).map(drop)
+}

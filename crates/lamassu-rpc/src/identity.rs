@@ -1,0 +1,127 @@
+//! Who a host is: its key, its certificate and the certificate of the server's authority, in a directory for each server
+//! that it has joined.
+
+use crate::tls::TlsError;
+use rcgen::{KeyPair, PKCS_ED25519};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
+use std::fs::{self, DirBuilder, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use zeroize::Zeroizing;
+
+const KEY: &str = "key.der";
+const CERTIFICATE: &str = "certificate.der";
+const AUTHORITY: &str = "authority.der";
+
+/// A key pair of a host.
+pub struct HostKey(pub(crate) KeyPair);
+
+impl HostKey {
+    /// A new one.
+    ///
+    /// # Errors
+    /// [`TlsError::Certificate`].
+    pub fn new() -> Result<HostKey, TlsError> {
+        Ok(HostKey(KeyPair::generate_for(&PKCS_ED25519)?))
+    }
+
+    /// One that is there, as PKCS #8.
+    ///
+    /// # Errors
+    /// [`TlsError::Certificate`].
+    pub fn of(pkcs8: &[u8]) -> Result<HostKey, TlsError> {
+        let der = PrivatePkcs8KeyDer::from(pkcs8);
+        Ok(HostKey(KeyPair::from_pkcs8_der_and_sign_algo(&der, &PKCS_ED25519)?))
+    }
+
+    /// Its public half, as a subject public key info.
+    pub fn public(&self) -> Vec<u8> {
+        use rcgen::PublicKeyData;
+        self.0.subject_public_key_info()
+    }
+
+    pub(crate) fn private(&self) -> PrivateKeyDer<'static> {
+        PrivatePkcs8KeyDer::from(self.0.serialize_der()).into()
+    }
+}
+
+/// What a host shows to one server.
+pub struct Identity {
+    dir: PathBuf,
+    /// its key
+    pub key: HostKey,
+    /// what says so
+    pub certificate: CertificateDer<'static>,
+    /// who must have signed the server's certificate
+    pub authority: CertificateDer<'static>,
+}
+
+impl Identity {
+    /// The directory of one server's, below that of all.
+    pub fn dir_of(all: &Path, address: &str) -> PathBuf {
+        all.join(address.replace('/', "_"))
+    }
+
+    /// Reads one; `None`: this host has not joined that server.
+    ///
+    /// # Errors
+    /// [`TlsError`].
+    pub fn read(dir: &Path) -> Result<Option<Identity>, TlsError> {
+        let read = |name: &str| fs::read(dir.join(name));
+        let key = match read(KEY) {
+            Ok(bytes) => Zeroizing::new(bytes),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(source) => return Err(TlsError::File { path: dir.join(KEY), source }),
+        };
+        let read = |name: &str| read(name).map_err(|source| TlsError::File { path: dir.join(name), source });
+        Ok(Some(Identity {
+            dir: dir.to_owned(),
+            key: HostKey::of(&key)?,
+            certificate: read(CERTIFICATE)?.into(),
+            authority: read(AUTHORITY)?.into(),
+        }))
+    }
+
+    /// Keeps one. The key is written last: without it there is none.
+    ///
+    /// # Errors
+    /// [`TlsError::File`].
+    pub fn keep(
+        dir: &Path,
+        key: HostKey,
+        certificate: CertificateDer<'static>,
+        authority: CertificateDer<'static>,
+    ) -> Result<Identity, TlsError> {
+        let made = DirBuilder::new().recursive(true).mode(0o700).create(dir);
+        made.map_err(|source| TlsError::File { path: dir.to_owned(), source })?;
+        let identity = Identity { dir: dir.to_owned(), key, certificate, authority };
+        identity.put(AUTHORITY, &identity.authority)?;
+        identity.put(CERTIFICATE, &identity.certificate)?;
+        identity.put(KEY, &Zeroizing::new(identity.key.0.serialize_der()))?;
+        Ok(identity)
+    }
+
+    /// Keeps a newer certificate for the same key.
+    ///
+    /// # Errors
+    /// [`TlsError::File`].
+    pub fn renewed(&mut self, certificate: CertificateDer<'static>) -> Result<(), TlsError> {
+        self.certificate = certificate;
+        self.put(CERTIFICATE, &self.certificate)
+    }
+
+    /// Whole or not at all.
+    fn put(&self, name: &str, bytes: &[u8]) -> Result<(), TlsError> {
+        let (path, new) = (self.dir.join(name), self.dir.join(format!("{name}.new")));
+        let put = || {
+            let _ = fs::remove_file(&new);
+            let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new)?;
+            file.write_all(bytes)?;
+            file.sync_all()?;
+            fs::rename(&new, &path)?;
+            fs::File::open(&self.dir)?.sync_all()
+        };
+        put().map_err(|source| TlsError::File { path: path.clone(), source })
+    }
+}

@@ -1,0 +1,38 @@
+//! The protocol between hosts and the server of shared vaults (`docs/sharing.md`).
+//!
+//! | module | what it does |
+//! |---|---|
+//! | `proto` | the messages and services, generated from `proto/lamassu.proto` |
+//! | `convert` | messages from and to leases, rows and heads |
+//! | `token` | what lets a host join: one line |
+//! | `identity` | who a host is: its key, its certificate and the server's authority, in a directory |
+//! | `tls` | TLS 1.3 with certificates on both sides |
+//! | `clock` | the clock that leases go by |
+//! | `host/` | a host's side: joining, a connection, a session, the table of an anchor that a server keeps |
+//!
+//! The async runtime stays in here: what `host` offers blocks its caller.
+//!
+//! Locks of a session: its state machine, then what it has received; no call is made with either held.
+#![forbid(unsafe_code)]
+
+pub mod clock;
+pub mod convert;
+pub mod host;
+pub mod identity;
+pub mod tls;
+pub mod token;
+
+/// The messages and services of `proto/lamassu.proto`.
+#[allow(missing_docs, clippy::doc_markdown, rust_2018_idioms)]
+pub mod proto {
+    tonic::include_proto!("lamassu.v1");
+}
+
+/// The version of the protocol: the package of its messages.
+pub const PROTOCOL: &str = "lamassu.v1";
+
+/// Rows that go in one message at most.
+pub const ROWS_MAX: usize = 1024;
+
+/// Bytes of one message at most.
+pub const MESSAGE_MAX: usize = 16 << 20;

@@ -1,0 +1,232 @@
+//! What an administrator asks: of a server that runs, by a socket in its directory that nobody else may open; of one that
+//! does not, by its state. One line of JSON each way.
+
+use crate::authority::Authority;
+use crate::config::Config;
+use crate::service::seconds;
+use crate::state::{Pending, State, check_name};
+use crate::vaults::Vaults;
+use crate::{Result, ServerError};
+use data_encoding::HEXLOWER;
+use lamassu_rpc::identity::HostKey;
+use lamassu_rpc::token::Token;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::Arc;
+
+/// The socket's name in the server's directory.
+pub const SOCKET: &str = "admin.sock";
+/// Longest request or answer.
+pub const LINE_MAX: u64 = 16 << 20;
+
+/// What is asked.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "request")]
+pub enum Request {
+    /// A token for a host.
+    Enrol {
+        /// its name
+        host: String,
+        /// vaults that it may use, hex
+        vaults: BTreeSet<String>,
+    },
+    /// All hosts.
+    Hosts,
+    /// A host may do nothing any more.
+    Revoke {
+        /// its name
+        host: String,
+    },
+    /// A host may use a vault, or no longer.
+    Grant {
+        /// its name
+        host: String,
+        /// the vault, hex
+        vault: String,
+        /// whether it may
+        may: bool,
+    },
+    /// Which vaults are in use, by whom.
+    Status,
+}
+
+/// What is answered.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "answer")]
+pub enum Answer {
+    /// A token: the line for the host.
+    Token {
+        /// the line
+        line: String,
+        /// s since 1970
+        until: u64,
+    },
+    /// All hosts.
+    Hosts {
+        /// by name
+        hosts: Vec<ShownHost>,
+    },
+    /// It is done.
+    Done,
+    /// Which vaults are in use.
+    Status {
+        /// a server runs
+        is_running: bool,
+        /// the digest of its authority's certificate, hex
+        authority: String,
+        /// each
+        vaults: Vec<ShownVault>,
+    },
+    /// It is not done.
+    Failed {
+        /// why
+        message: String,
+        /// with which exit code
+        code: u8,
+    },
+}
+
+/// A host, for people.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ShownHost {
+    /// its name
+    pub host: String,
+    /// s since 1970
+    pub joined: u64,
+    /// it may do nothing any more
+    pub is_revoked: bool,
+    /// vaults that it may use, hex
+    pub vaults: BTreeSet<String>,
+}
+
+/// A vault, for people.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ShownVault {
+    /// its id, hex
+    pub vault: String,
+    /// the hosts that have sessions of it
+    pub hosts: Vec<String>,
+}
+
+/// What answers.
+#[derive(Clone)]
+pub struct Administered {
+    /// what is durable
+    pub state: Arc<State>,
+    /// who signs
+    pub authority: Arc<Authority>,
+    /// the configuration
+    pub config: Config,
+    /// those that are served
+    pub vaults: Option<Arc<Vaults>>,
+}
+
+impl Administered {
+    /// Of a server that does not run.
+    ///
+    /// # Errors
+    /// [`ServerError::Running`]; those of the state and the authority.
+    pub fn of(dir: &Path) -> Result<Administered> {
+        crate::run::check_dir(dir)?;
+        Ok(Administered {
+            state: Arc::new(State::open(dir)?),
+            authority: Arc::new(Authority::read(dir)?),
+            config: Config::read(dir)?,
+            vaults: None,
+        })
+    }
+
+    /// Answers.
+    ///
+    /// # Errors
+    /// [`ServerError`].
+    pub fn answer(&self, request: Request) -> Result<Answer> {
+        match request {
+            Request::Enrol { host, vaults } => self.enrol(host, vaults),
+            Request::Hosts => {
+                let shown = |(host, known): (String, crate::state::Host)| ShownHost {
+                    host,
+                    joined: known.joined,
+                    is_revoked: known.is_revoked,
+                    vaults: known.vaults,
+                };
+                Ok(Answer::Hosts { hosts: self.state.hosts()?.into_iter().map(shown).collect() })
+            }
+            Request::Revoke { host } => {
+                let mut known = self.state.host(&host)?.ok_or_else(|| ServerError::NoHost { name: host.clone() })?;
+                known.is_revoked = true;
+                self.state.put_host(&host, &known)?;
+                if let Some(vaults) = &self.vaults {
+                    vaults.end_sessions_of(&host)?;
+                }
+                tracing::info!(%host, "a host was revoked");
+                Ok(Answer::Done)
+            }
+            Request::Grant { host, vault, may } => {
+                self.state.grant(&host, &checked(&vault)?, may)?;
+                tracing::info!(%host, %vault, may, "what a host may use was changed");
+                Ok(Answer::Done)
+            }
+            Request::Status => {
+                let vaults = self.vaults.iter().flat_map(|vaults| vaults.in_use());
+                let shown = |(id, hosts): ([u8; 16], _)| ShownVault { vault: HEXLOWER.encode(&id), hosts };
+                Ok(Answer::Status {
+                    is_running: self.vaults.is_some(),
+                    authority: HEXLOWER.encode(&self.authority.digest()),
+                    vaults: vaults.map(shown).collect(),
+                })
+            }
+        }
+    }
+
+    fn enrol(&self, host: String, vaults: BTreeSet<String>) -> Result<Answer> {
+        check_name(&host)?;
+        let vaults = vaults.iter().map(|vault| checked(vault)).collect::<Result<_>>()?;
+        if self.state.host(&host)?.is_some_and(|known| !known.is_revoked) {
+            return Err(ServerError::HostExists { name: host });
+        }
+        let token =
+            Token::new(&self.config.reached_at(), self.authority.digest()).map_err(|_| ServerError::NoRandom)?;
+        let until = seconds() + self.config.token_hours * 3600;
+        let key = HostKey::of(&token.key())?;
+        self.state.put_token(&key.public(), &Pending { host, until, vaults }, seconds())?;
+        Ok(Answer::Token { line: token.line().to_string(), until })
+    }
+}
+
+/// A vault's id as it is kept: 32 hex digits.
+fn checked(vault: &str) -> Result<String> {
+    let plain = vault.replace('-', "").to_ascii_lowercase();
+    match HEXLOWER.decode(plain.as_bytes()) {
+        Ok(id) if id.len() == 16 => Ok(plain),
+        _ => {
+            Err(ServerError::Garbled { detail: format!("{vault:?} is no id of a vault: `lamassu info DIR` shows it") })
+        }
+    }
+}
+
+/// Asks the server of a directory, whether it runs or not.
+///
+/// # Errors
+/// [`ServerError`].
+pub fn ask(dir: &Path, request: Request) -> Result<Answer> {
+    crate::run::check_dir(dir)?;
+    let path = dir.join(SOCKET);
+    let failed = ServerError::file("ask by", &path);
+    let Ok(mut stream) = UnixStream::connect(&path) else {
+        return Administered::of(dir)?.answer(request);
+    };
+    let mut line = serde_json::to_vec(&request).unwrap_or_default();
+    line.push(b'\n');
+    stream.write_all(&line).map_err(&failed)?;
+    let mut answer = String::new();
+    BufReader::new(stream.take(LINE_MAX)).read_line(&mut answer).map_err(&failed)?;
+    let answer = serde_json::from_str(&answer).map_err(|error| ServerError::Garbled { detail: error.to_string() })?;
+    match answer {
+        Answer::Failed { message, code } => Err(ServerError::Told { message, code }),
+        answer => Ok(answer),
+    }
+}

@@ -1,0 +1,117 @@
+//! Certificates: the authority that a server makes for itself, its own, and those of hosts.
+
+use crate::{Result, ServerError};
+use lamassu_rpc::tls::{SERVER_NAME, digest, named};
+use rcgen::{
+    BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose, PKCS_ED25519,
+    SanType, SubjectPublicKeyInfo,
+};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::time::{Duration, SystemTime};
+use zeroize::Zeroizing;
+
+const KEY: &str = "authority.key";
+const CERTIFICATE: &str = "authority.der";
+/// How long the authority is good: hosts that have joined know it, and no other.
+const AUTHORITY_YEARS: u64 = 30;
+/// How long the server's own certificate is good; it makes a new one each time it starts, and each such part of it.
+pub const SERVER_DAYS: u64 = 30;
+/// Clocks of hosts may be behind.
+const SKEW: Duration = Duration::from_secs(3600);
+const DAY: Duration = Duration::from_secs(24 * 3600);
+
+/// The authority of a server.
+pub struct Authority {
+    certificate: CertificateDer<'static>,
+    issuer: Issuer<'static, KeyPair>,
+}
+
+impl Authority {
+    /// Makes one in a server's directory.
+    ///
+    /// # Errors
+    /// [`ServerError::File`], [`ServerError::Certificate`].
+    pub fn make(dir: &Path) -> Result<()> {
+        let key = KeyPair::generate_for(&PKCS_ED25519)?;
+        let mut params = valid_for(DAY * 365 * AUTHORITY_YEARS as u32);
+        params.distinguished_name = named("Lamassu server");
+        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
+        let certificate = params.self_signed(&key)?;
+        write_new(&dir.join(KEY), &Zeroizing::new(key.serialize_der()))?;
+        write_new(&dir.join(CERTIFICATE), certificate.der())
+    }
+
+    /// Reads that of a server's directory.
+    ///
+    /// # Errors
+    /// As [`Authority::make`].
+    pub fn read(dir: &Path) -> Result<Authority> {
+        let read = |name: &str| {
+            let path = dir.join(name);
+            std::fs::read(&path).map_err(ServerError::file("read", &path))
+        };
+        let (key, certificate) = (Zeroizing::new(read(KEY)?), CertificateDer::from(read(CERTIFICATE)?));
+        let key = KeyPair::from_pkcs8_der_and_sign_algo(&PrivatePkcs8KeyDer::from(&key[..]), &PKCS_ED25519)?;
+        Ok(Authority { issuer: Issuer::from_ca_cert_der(&certificate, key)?, certificate })
+    }
+
+    /// Its certificate.
+    pub fn certificate(&self) -> &CertificateDer<'static> {
+        &self.certificate
+    }
+
+    /// What tokens name it by.
+    pub fn digest(&self) -> [u8; 32] {
+        digest(&self.certificate)
+    }
+
+    /// A certificate for the server, with its key, and the authority's behind it.
+    ///
+    /// # Errors
+    /// [`ServerError::Certificate`].
+    pub fn server(&self) -> Result<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>)> {
+        let key = KeyPair::generate_for(&PKCS_ED25519)?;
+        let mut params = valid_for(DAY * SERVER_DAYS as u32);
+        params.distinguished_name = named(SERVER_NAME);
+        params.subject_alt_names = vec![SanType::DnsName(SERVER_NAME.try_into()?)];
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+        let certificate = params.signed_by(&key, &self.issuer)?;
+        let private = PrivatePkcs8KeyDer::from(key.serialize_der()).into();
+        Ok((vec![certificate.der().clone(), self.certificate.clone()], private))
+    }
+
+    /// A certificate for a host's public key, and until when it is good, in s since 1970.
+    ///
+    /// # Errors
+    /// [`ServerError::Garbled`], [`ServerError::Certificate`].
+    pub fn host(&self, name: &str, spki: &[u8], days: u64) -> Result<(CertificateDer<'static>, u64)> {
+        let garbled = |error: rcgen::Error| ServerError::Garbled { detail: format!("a public key: {error}") };
+        let key = SubjectPublicKeyInfo::from_der(spki).map_err(garbled)?;
+        let mut params = valid_for(DAY * days as u32);
+        params.distinguished_name = named(name);
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+        let until = params.not_after.unix_timestamp() as u64;
+        Ok((params.signed_by(&key, &self.issuer)?.der().clone(), until))
+    }
+}
+
+fn valid_for(time: Duration) -> CertificateParams {
+    let now = SystemTime::now();
+    let mut params = CertificateParams::default();
+    (params.not_before, params.not_after) = ((now - SKEW).into(), (now + time).into());
+    params
+}
+
+fn write_new(path: &Path, bytes: &[u8]) -> Result<()> {
+    let write = || {
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
+        file.write_all(bytes)?;
+        file.sync_all()
+    };
+    write().map_err(ServerError::file("write", path))
+}

@@ -1,0 +1,148 @@
+//! The configuration: one file in the server's directory, in which everything has a default.
+
+use crate::{Result, ServerError};
+use lamassu_lease::Terms;
+use serde::Deserialize;
+use std::path::Path;
+
+/// Its name in the directory.
+pub const FILE: &str = "server.toml";
+
+/// What `init` writes.
+pub const COMMENTED: &str = r#"# Configuration of lamassu-server. A line that is commented out shows the default.
+
+# Where hosts connect.
+#listen = "0.0.0.0:7433"
+
+# By which name or address hosts reach it, for tokens: HOST:PORT. Without, the name of this machine and the port above.
+#address = "server.example:7433"
+
+# A session that is silent for so long has ended, and others may have its vault; 5 to 600 s.
+#term_seconds = 30
+# Between two signs of life of a session; at most a quarter of the term.
+#heartbeat_seconds = 5
+
+# A token of `enrol` that is not used is good for so long.
+#token_hours = 24
+# A certificate of a host, which renews it by itself in time.
+#certificate_days = 7
+
+# Connections at once, of all hosts; and those of one address that have not said who they are.
+#connections_max = 4096
+#handshakes_max = 64
+"#;
+
+/// All of it.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    /// where hosts connect
+    pub listen: String,
+    /// how hosts reach it
+    pub address: Option<String>,
+    term_seconds: u64,
+    heartbeat_seconds: u64,
+    /// how long a token is good
+    pub token_hours: u64,
+    /// how long a host's certificate is good
+    pub certificate_days: u64,
+    /// connections at once
+    pub connections_max: usize,
+    /// handshakes at once of one address
+    pub handshakes_max: usize,
+}
+
+impl Default for Config {
+    fn default() -> Config {
+        Config {
+            listen: "0.0.0.0:7433".into(),
+            address: None,
+            term_seconds: 30,
+            heartbeat_seconds: 5,
+            token_hours: 24,
+            certificate_days: 7,
+            connections_max: 4096,
+            handshakes_max: 64,
+        }
+    }
+}
+
+impl Config {
+    /// Reads that of the server in `dir`.
+    ///
+    /// # Errors
+    /// [`ServerError::Config`], [`ServerError::File`].
+    pub fn read(dir: &Path) -> Result<Config> {
+        let path = dir.join(FILE);
+        let text = std::fs::read_to_string(&path).map_err(ServerError::file("read", &path))?;
+        let wrong = |detail: String| ServerError::Config { path: path.clone(), detail };
+        let config: Config = toml::from_str(&text).map_err(|error| wrong(error.to_string()))?;
+        config.terms().map_err(|error| wrong(error.to_string()))?;
+        let within = |name: &str, value: u64, most: u64| match (1..=most).contains(&value) {
+            true => Ok(()),
+            false => Err(wrong(format!("{name} must be 1 to {most}, not {value}"))),
+        };
+        within("token_hours", config.token_hours, 24 * 30)?;
+        within("certificate_days", config.certificate_days, 365)?;
+        within("connections_max", config.connections_max as u64, 1 << 20)?;
+        within("handshakes_max", config.handshakes_max as u64, 1 << 20)?;
+        config.listen.parse::<std::net::SocketAddr>().map_err(|error| {
+            wrong(format!("listen = {:?}: {error}; give an address and a port, 0.0.0.0:7433", config.listen))
+        })?;
+        Ok(config)
+    }
+
+    /// How long leases last.
+    ///
+    /// # Errors
+    /// Terms out of the bounds that keep what is promised.
+    pub fn terms(&self) -> std::result::Result<Terms, lamassu_lease::TermsError> {
+        let millis = |seconds: u64| seconds.saturating_mul(1000);
+        Terms::new(millis(self.term_seconds), millis(self.heartbeat_seconds), Terms::DEFAULT.min_hold().0)
+    }
+
+    /// What tokens name.
+    pub fn reached_at(&self) -> String {
+        self.address.clone().unwrap_or_else(|| {
+            let port = self.listen.rsplit(':').next().unwrap_or("7433");
+            let name = rustix::system::uname();
+            format!("{}:{port}", name.nodename().to_string_lossy())
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_commented_file_says_the_defaults() {
+        let commented: Config = toml::from_str(COMMENTED).expect("parses");
+        let all: String = COMMENTED
+            .lines()
+            .filter_map(|line| line.strip_prefix('#').filter(|line| line.contains(" = ") && !line.starts_with(' ')))
+            .filter(|line| !line.starts_with("address"))
+            .map(|line| format!("{line}\n"))
+            .collect();
+        let said: Config = toml::from_str(&all).expect("parses");
+        assert_eq!(format!("{said:?}"), format!("{commented:?}"));
+        assert_eq!(all.lines().count(), 7);
+    }
+
+    #[test]
+    fn nonsense_is_refused_with_the_line() {
+        let dir = tempfile::tempdir().expect("a directory");
+        for (text, said) in [
+            ("listen = 5", "listen"),
+            ("colour = 1", "colour"),
+            ("term_seconds = 1", "5 to 600"),
+            ("heartbeat_seconds = 20", "heartbeat"),
+            ("listen = \"nowhere\"", "0.0.0.0:7433"),
+            ("token_hours = 0", "token_hours"),
+        ] {
+            std::fs::write(dir.path().join(FILE), text).expect("writes");
+            let error = Config::read(dir.path()).expect_err(text);
+            assert!(error.to_string().contains(said) && error.code() == 13, "{error}");
+        }
+    }
+}

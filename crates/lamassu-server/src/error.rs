@@ -1,0 +1,158 @@
+//! What goes wrong, and the exit code of each.
+
+use lamassu_anchor::AnchorError;
+use std::io;
+use std::path::PathBuf;
+
+/// What goes wrong with a server.
+#[derive(Debug, thiserror::Error)]
+pub enum ServerError {
+    /// Its directory has no server's state.
+    #[error("{} is no directory of a server: `lamassu-server init DIR` makes one", dir.display())]
+    NoServer {
+        /// which
+        dir: PathBuf,
+    },
+    /// Something is there already.
+    #[error("{} is not empty: a new server needs a directory of its own", dir.display())]
+    NotEmpty {
+        /// which
+        dir: PathBuf,
+    },
+    /// Others may look into it.
+    #[error("others may look into {}, which holds the server's key: `chmod 700` it", dir.display())]
+    NotPrivate {
+        /// which
+        dir: PathBuf,
+    },
+    /// Another process serves it.
+    #[error("another server runs on {}", dir.display())]
+    Running {
+        /// which
+        dir: PathBuf,
+    },
+    /// The configuration makes no sense.
+    #[error("{}: {detail}", path.display())]
+    Config {
+        /// its file
+        path: PathBuf,
+        /// what is wrong
+        detail: String,
+    },
+    /// A name that no host can have.
+    #[error(
+        "{name:?} is no name of a host: 1 to 63 letters, digits, dots and hyphens, beginning with a letter or digit"
+    )]
+    HostName {
+        /// the name
+        name: String,
+    },
+    /// A host of this name is there.
+    #[error("there is a host {name}; revoke it first, or give the new one another name")]
+    HostExists {
+        /// the name
+        name: String,
+    },
+    /// No host of this name.
+    #[error("there is no host {name}; `lamassu-server host list DIR` lists those there are")]
+    NoHost {
+        /// the name
+        name: String,
+    },
+    /// No vault of this id.
+    #[error("no anchor of vault {id} is kept here")]
+    NoVault {
+        /// the id, hex
+        id: String,
+    },
+    /// What an administrator's client said makes no sense.
+    #[error("the request makes no sense: {detail}")]
+    Garbled {
+        /// why
+        detail: String,
+    },
+    /// It told the client what is wrong.
+    #[error("{message}")]
+    Told {
+        /// what it said
+        message: String,
+        /// with which code
+        code: u8,
+    },
+    /// The address cannot be listened on.
+    #[error("cannot listen on {address}: {source}")]
+    Listen {
+        /// where
+        address: String,
+        /// the system's error
+        source: io::Error,
+    },
+    /// A file of it.
+    #[error("{op} {}: {source}", path.display())]
+    File {
+        /// what was tried
+        op: &'static str,
+        /// which
+        path: PathBuf,
+        /// the system's error
+        source: io::Error,
+    },
+    /// Its database.
+    #[error("the state in {}: {source}", path.display())]
+    Database {
+        /// which
+        path: PathBuf,
+        /// what redb says
+        source: Box<redb::Error>,
+    },
+    /// A row of its database does not parse.
+    #[error("the state in {} is damaged: {what}; put a backup back", path.display())]
+    Damaged {
+        /// which
+        path: PathBuf,
+        /// which row
+        what: &'static str,
+    },
+    /// An anchor.
+    #[error(transparent)]
+    Anchor(#[from] AnchorError),
+    /// A certificate or TLS.
+    #[error(transparent)]
+    Tls(#[from] lamassu_rpc::tls::TlsError),
+    /// A certificate.
+    #[error("a certificate: {0}")]
+    Certificate(#[from] rcgen::Error),
+    /// The system has no random numbers.
+    #[error("the system gives no random numbers")]
+    NoRandom,
+    /// Serving has failed.
+    #[error("serving: {0}")]
+    Serve(#[from] tonic::transport::Error),
+}
+
+/// With a [`ServerError`].
+pub type Result<T> = std::result::Result<T, ServerError>;
+
+impl ServerError {
+    /// The exit code (`docs/server.md`).
+    pub fn code(&self) -> u8 {
+        match self {
+            ServerError::HostName { .. } | ServerError::Garbled { .. } => 2,
+            ServerError::NoHost { .. } | ServerError::NoVault { .. } => 3,
+            ServerError::File { .. } | ServerError::Database { .. } => 5,
+            ServerError::NoServer { .. } | ServerError::NotEmpty { .. } | ServerError::NotPrivate { .. } => 6,
+            ServerError::Running { .. } => 11,
+            ServerError::Config { .. } => 13,
+            ServerError::Listen { .. } => 14,
+            ServerError::Damaged { .. } | ServerError::Anchor(_) => 26,
+            ServerError::HostExists { .. } => 28,
+            ServerError::Told { code, .. } => *code,
+            ServerError::Tls(_) | ServerError::Certificate(_) | ServerError::NoRandom | ServerError::Serve(_) => 1,
+        }
+    }
+
+    /// An error of a file.
+    pub(crate) fn file(op: &'static str, path: &std::path::Path) -> impl Fn(io::Error) -> ServerError {
+        move |source| ServerError::File { op, path: path.to_owned(), source }
+    }
+}

@@ -1,0 +1,207 @@
+//! Making a server's directory, and serving it until a signal comes.
+
+use crate::accept::{GoodTokens, Limits, accept};
+use crate::admin::{Administered, Answer, LINE_MAX, SOCKET};
+use crate::authority::{Authority, SERVER_DAYS};
+use crate::config::{self, Config};
+use crate::service::Service;
+use crate::state::State;
+use crate::vaults::Vaults;
+use crate::{Result, ServerError};
+use lamassu_rpc::tls::{self, Tokens};
+use rustls::ServerConfig;
+use std::fs::{self, DirBuilder, Permissions};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::{TcpListener, UnixListener, UnixStream};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::{Semaphore, mpsc, watch};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::transport::Server;
+
+/// How often sessions that are silent are looked for.
+const TICK: Duration = Duration::from_millis(200);
+/// How long calls may go on after a signal.
+const GRACE: Duration = Duration::from_secs(5);
+/// Streams of one connection at once.
+const STREAMS_MAX: u32 = 256;
+
+/// Makes the directory of a new server.
+///
+/// # Errors
+/// [`ServerError::NotEmpty`], [`ServerError::File`].
+pub fn init(dir: &Path) -> Result<()> {
+    let made = DirBuilder::new().recursive(true).mode(0o700).create(dir);
+    made.map_err(ServerError::file("make", dir))?;
+    if fs::read_dir(dir).map_err(ServerError::file("list", dir))?.next().is_some() {
+        return Err(ServerError::NotEmpty { dir: dir.into() });
+    }
+    fs::set_permissions(dir, Permissions::from_mode(0o700)).map_err(ServerError::file("chmod", dir))?;
+    let path = dir.join(config::FILE);
+    fs::write(&path, config::COMMENTED).map_err(ServerError::file("write", &path))?;
+    State::open(dir)?;
+    // Last: without it the directory is no server's.
+    Authority::make(dir)
+}
+
+/// That a directory is a server's, and its owner's alone.
+///
+/// # Errors
+/// [`ServerError::NoServer`], [`ServerError::NotPrivate`].
+pub fn check_dir(dir: &Path) -> Result<()> {
+    let no_server = || ServerError::NoServer { dir: dir.into() };
+    let st = dir.metadata().map_err(|_| no_server())?;
+    if !dir.join("authority.key").is_file() {
+        return Err(no_server());
+    }
+    let is_private = st.mode() & 0o077 == 0 && st.uid() == rustix::process::geteuid().as_raw();
+    if is_private { Ok(()) } else { Err(ServerError::NotPrivate { dir: dir.into() }) }
+}
+
+/// Serves until a signal comes, or something cannot be made durable.
+///
+/// # Errors
+/// [`ServerError`].
+pub fn run(dir: &Path) -> Result<()> {
+    check_dir(dir)?;
+    let config = Config::read(dir)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    runtime.map_err(ServerError::file("start threads for", dir))?.block_on(serve(dir, config))
+}
+
+async fn serve(dir: &Path, config: Config) -> Result<()> {
+    let (mut stop, mut quit, mut reload) =
+        (on(SignalKind::terminate())?, on(SignalKind::interrupt())?, on(SignalKind::hangup())?);
+    let state = Arc::new(State::open(dir)?);
+    let authority = Arc::new(Authority::read(dir)?);
+    let terms = config
+        .terms()
+        .map_err(|error| ServerError::Config { path: dir.join(config::FILE), detail: error.to_string() })?;
+    let vaults = Arc::new(Vaults::new(dir, terms, state.clone())?);
+    let known = vaults.open_all()?;
+    let tokens: Arc<dyn Tokens> = Arc::new(GoodTokens(state.clone()));
+    let make = || -> Result<Arc<ServerConfig>> {
+        let (chain, key) = authority.server()?;
+        Ok(Arc::new(tls::server(chain, key, authority.certificate(), tokens.clone())?))
+    };
+    let (renewed, config_of_tls) = watch::channel(make()?);
+    let listener = TcpListener::bind(&config.listen).await;
+    let listener = listener.map_err(|source| ServerError::Listen { address: config.listen.clone(), source })?;
+    let address = listener.local_addr().map_err(ServerError::file("listen for", dir))?;
+    let administered = Administered {
+        state: state.clone(),
+        authority: authority.clone(),
+        config: config.clone(),
+        vaults: Some(vaults.clone()),
+    };
+    administer(dir, administered)?;
+    let (failed, mut failure) = mpsc::unbounded_channel();
+    let (stop_all, stopping) = watch::channel(false);
+    let service = Service {
+        state,
+        vaults: vaults.clone(),
+        authority: authority.clone(),
+        certificate_days: config.certificate_days,
+        failed: failed.clone(),
+        stopping,
+    };
+    tokio::spawn(async move {
+        let mut ticks = tokio::time::interval(TICK);
+        loop {
+            ticks.tick().await;
+            let vaults = vaults.clone();
+            let ticked = tokio::task::spawn_blocking(move || vaults.tick()).await;
+            if let Ok(Err(error)) = ticked {
+                let _ = failed.send(error.to_string());
+            }
+        }
+    });
+    let limits =
+        Limits { connections: Arc::new(Semaphore::new(config.connections_max)), handshakes: config.handshakes_max };
+    let (accepted, connections) = mpsc::channel(64);
+    tokio::spawn(accept(listener, config_of_tls, tokens.clone(), limits, accepted));
+    let mut renewals = tokio::time::interval(Duration::from_secs(24 * 3600 * SERVER_DAYS / 2));
+    renewals.tick().await;
+    let (end, ended) = tokio::sync::oneshot::channel::<()>();
+    let server = Server::builder()
+        .max_concurrent_streams(STREAMS_MAX)
+        .http2_keepalive_interval(Some(Duration::from_secs(10)))
+        .http2_keepalive_timeout(Some(Duration::from_secs(10)))
+        .add_service(service.hosts())
+        .add_service(service.anchors())
+        .serve_with_incoming_shutdown(ReceiverStream::new(connections), async {
+            let _ = ended.await;
+        });
+    let mut serving = tokio::spawn(server);
+    tracing::info!(%address, vaults = known, "serving");
+    let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
+    let why = loop {
+        tokio::select! {
+            _ = stop.recv() => break None,
+            _ = quit.recv() => break None,
+            _ = reload.recv() => renewed.send_replace(make()?),
+            _ = renewals.tick() => renewed.send_replace(make()?),
+            error = failure.recv() => break error,
+            done = &mut serving => {
+                done.map_err(|_| ServerError::Garbled { detail: "a thread of the server has ended".into() })??;
+                break None;
+            }
+        };
+    };
+    let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
+    let _ = fs::remove_file(dir.join(SOCKET));
+    match why {
+        // Nobody hears any more of what may not be durable.
+        Some(error) => Err(ServerError::Told { message: format!("stopped: {error}"), code: 5 }),
+        None => {
+            let _ = end.send(());
+            stop_all.send_replace(true);
+            // Sessions stay: their hosts come back to the next server.
+            let _ = tokio::time::timeout(GRACE, serving).await;
+            tracing::info!("stopped");
+            Ok(())
+        }
+    }
+}
+
+fn on(kind: SignalKind) -> Result<tokio::signal::unix::Signal> {
+    signal(kind).map_err(ServerError::file("wait for signals in", Path::new(".")))
+}
+
+/// Answers administrators by a socket in the server's directory, which nobody else may enter.
+fn administer(dir: &Path, administered: Administered) -> Result<()> {
+    let path = dir.join(SOCKET);
+    // The state is locked: no other server has it.
+    let _ = fs::remove_file(&path);
+    let listener = UnixListener::bind(&path).map_err(ServerError::file("listen on", &path))?;
+    tokio::spawn(async move {
+        loop {
+            if let Ok((stream, _)) = listener.accept().await {
+                let administered = administered.clone();
+                tokio::spawn(async move {
+                    if let Err(error) = answer(stream, administered).await {
+                        tracing::info!(%error, "an administrator was not answered");
+                    }
+                });
+            }
+        }
+    });
+    Ok(())
+}
+
+async fn answer(stream: UnixStream, administered: Administered) -> std::io::Result<()> {
+    let (asked, mut answered) = stream.into_split();
+    let mut line = String::new();
+    BufReader::new(asked.take(LINE_MAX)).read_line(&mut line).await?;
+    let answer = match serde_json::from_str(&line) {
+        Ok(request) => tokio::task::spawn_blocking(move || administered.answer(request)).await?,
+        Err(error) => Err(ServerError::Garbled { detail: error.to_string() }),
+    };
+    let answer = answer.unwrap_or_else(|error| Answer::Failed { message: error.to_string(), code: error.code() });
+    let mut line = serde_json::to_vec(&answer)?;
+    line.push(b'\n');
+    answered.write_all(&line).await
+}

@@ -1,0 +1,63 @@
+//! `lamassu host join`: makes this host known to a server that keeps anchors of shared vaults.
+
+use crate::fault::{Context, Result};
+use crate::output::Ui;
+use lamassu_host::{Error, JoinToken};
+use std::io::{IsTerminal, Read};
+use std::path::PathBuf;
+use zeroize::Zeroizing;
+
+/// Longest token that is read.
+const TOKEN_MAX: u64 = 4096;
+
+const EXAMPLES: &str = "\
+Examples:
+  lamassu-server enrol /var/lib/lamassu-server node1 | ssh node1 lamassu host join
+  lamassu host join token.txt
+Then: lamassu anchor move VAULT server://HOST:PORT, or on another host: lamassu mount --anchor server://HOST:PORT VAULT DIR";
+
+/// What to do about this host.
+#[derive(clap::Subcommand, Debug)]
+pub enum HostCommand {
+    /// Join a server with the token that its `enrol` printed
+    Join(Join),
+}
+
+/// Options of `host join`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub struct Join {
+    /// A file with the token [default: standard input]
+    file: Option<PathBuf>,
+}
+
+pub fn run(ui: &Ui, command: &HostCommand) -> Result<()> {
+    let HostCommand::Join(args) = command;
+    let line = read(ui, args)?;
+    let garbled = |_| Error::Usage("this is no token of `lamassu-server enrol`: it was cut off, or changed");
+    let token: JoinToken = line.parse().map_err(garbled)?;
+    let joined = ui.policy.anchors.join(&token)?;
+    ui.note(format_args!("joined {} as {}", joined.server, joined.host));
+    Ok(())
+}
+
+fn read(ui: &Ui, args: &Join) -> Result<Zeroizing<String>> {
+    let mut line = Zeroizing::new(String::new());
+    match &args.file {
+        Some(path) => {
+            let local = |source| Error::Local { op: "read", path: path.clone(), source };
+            let file = std::fs::File::open(path).map_err(local)?;
+            file.take(TOKEN_MAX).read_to_string(&mut line).map_err(local)?;
+        }
+        None => {
+            if std::io::stdin().is_terminal() {
+                ui.note("the token, and return:");
+                std::io::stdin().read_line(&mut line).context("cannot read the token")?;
+            } else {
+                let stdin = std::io::stdin().lock();
+                stdin.take(TOKEN_MAX).read_to_string(&mut line).context("cannot read the token")?;
+            }
+        }
+    }
+    Ok(line)
+}
