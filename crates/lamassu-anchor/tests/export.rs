@@ -86,7 +86,8 @@ fn what_was_changed_or_cut_off_is_refused() {
 fn a_copy_has_the_same_objects_under_another_id() {
     let dir = tempfile::tempdir().unwrap();
     let origin = anchor(&dir.path().join("a"), 5);
-    origin.header_replaced(Digest([1; 32])).unwrap();
+    assert!(origin.replacing_header(HeaderBasis::Decided, Digest([1; 32]), None).unwrap());
+    assert!(origin.header_is(Digest([1; 32])).unwrap());
     let entries = origin.entries(ObjectId::ROOT).unwrap();
     drop(origin);
     let table = DiskTable::open(&dir.path().join("a")).unwrap();
@@ -107,11 +108,12 @@ fn a_header_is_replaced_on_top_of_the_newest_alone() {
     let replaces = |basis, new| anchor.replacing_header(HeaderBasis::Read(basis), new, Some((2, digest(9)))).unwrap();
     // Interrupted: both are current.
     assert!(anchor.vault().header.is_current(digest(1)) && anchor.vault().header.is_current(Digest::NONE));
-    anchor.header_replaced(digest(1)).unwrap();
+    assert!(anchor.header_is(digest(1)).unwrap());
+    assert!(!anchor.header_is(Digest::NONE).unwrap(), "what came too late changes nothing");
     assert!(!replaces(digest(5), digest(6)));
     assert_eq!(anchor.vault().header, Sealed::Is(digest(1)));
     assert!(replaces(digest(1), digest(2)));
-    anchor.header_replaced(digest(2)).unwrap();
+    assert!(anchor.header_is(digest(2)).unwrap());
     assert!(!replaces(digest(1), digest(3)), "an older header is no basis");
     assert!(anchor.replacing_header(HeaderBasis::Decided, digest(1), None).unwrap(), "a person may decide");
     assert_eq!(anchor.vault().history, (2, digest(9)));

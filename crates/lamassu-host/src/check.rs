@@ -1,6 +1,7 @@
 //! Checking a vault and the datasets in it: those whose keys are at hand as the vault itself, others as far as that
 //! takes no key.
 
+use crate::anchors;
 use crate::lock::{self, WriterLock};
 use crate::{Error, FaultKind, Result, Served, backend};
 use lamassu_format::name;
@@ -112,11 +113,22 @@ impl Walk<'_> {
                 Err(self.served.policy().locked(&self.served.keeper().dir(ROOT_VOLUME)?.join(&stored)))
             }
             Err(error) => {
-                let kind = if FaultKind::from(&error) == FaultKind::Stale { kind::STALE } else { kind::DATASET };
-                self.say(kind, plain.as_deref(), &stored, format!("the dataset does not open: {error}"));
+                self.unopened(&error, plain.as_deref(), &stored);
                 Ok(())
             }
         }
+    }
+
+    /// A dataset that does not open. One that is not the newest is not damaged.
+    fn unopened(&mut self, error: &VaultError, plain: Option<&Path>, stored: &Path) {
+        let kind = if FaultKind::from(error) == FaultKind::Stale { kind::STALE } else { kind::DATASET };
+        let remedy = match (anchors::is_of_vault(error), self.served.keeper().dir(ROOT_VOLUME)) {
+            (true, Ok(dir)) => {
+                format!("; if it was put back on purpose: `lamassu anchor accept {}`", dir.join(stored).display())
+            }
+            (true, Err(_)) | (false, _) => String::new(),
+        };
+        self.say(kind, plain, stored, format!("the dataset does not open: {error}{remedy}"));
     }
 
     /// It may be opened by itself, by its directory in the store.

@@ -5,9 +5,10 @@ use crate::anchors::{self, Access, NewTrees, check};
 use crate::control::counters::{Counters, Operation};
 use crate::{Error, Place, Policy, Result, backend};
 use lamassu_anchor::{Anchor, Digest, VaultRow};
-use lamassu_format::header::{Caching, VaultHeader, Verified};
+use lamassu_format::header::{Caching, Header, VaultHeader, Verified};
+use lamassu_format::name;
 use lamassu_keys::history::EventKind;
-use lamassu_keys::{Event, History, KeyError, Unlocked, admin, unlock_by_parent};
+use lamassu_keys::{Event, FileError, History, KeyError, Unlocked, admin, header_file, unlock_by_parent, witness};
 use lamassu_store::Backend;
 use lamassu_vault::event::Events;
 use lamassu_vault::forest::{Number, Opener, Opening, ROOT_VOLUME};
@@ -30,6 +31,28 @@ pub struct Kept {
     anchor: Option<Arc<Anchor>>,
 }
 
+/// One lock for each vault, by its id. Held while its header is compared with its anchor, or replaced, and while its
+/// history is appended to. So who opens a vault waits for who changes it, and gets what is there then. Taken before
+/// [`Keeper::kept`].
+#[derive(Default)]
+struct Headers(Mutex<HashMap<[u8; 16], Arc<Mutex<()>>>>);
+
+impl Headers {
+    fn of(&self, vault: [u8; 16]) -> Arc<Mutex<()>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).entry(vault).or_default().clone()
+    }
+}
+
+/// How often a header is read that other processes replace meanwhile.
+const LOOKS_MAX: u32 = 5;
+
+/// What a vault is opened with.
+struct Newest {
+    header: VaultHeader,
+    keys: Unlocked,
+    anchor: Option<Arc<Anchor>>,
+}
+
 /// See the module's head.
 pub struct Keeper {
     /// of the mount's own vault, held open: another directory may come to its path, which is absolute
@@ -43,6 +66,7 @@ pub struct Keeper {
     policy: Policy,
     counters: Arc<Counters>,
     kept: Mutex<HashMap<Number, Kept>>,
+    headers: Headers,
     forest: OnceLock<Weak<Forest>>,
     me: Weak<Keeper>,
 }
@@ -58,6 +82,7 @@ impl Keeper {
             policy,
             counters: Arc::default(),
             kept: Mutex::default(),
+            headers: Headers::default(),
             forest: OnceLock::new(),
             me: me.clone(),
         })
@@ -87,6 +112,13 @@ impl Keeper {
     /// All of them, held.
     pub fn kept(&self) -> MutexGuard<'_, HashMap<Number, Kept>> {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Does what nothing else in this process may do meanwhile with the header or the history of the same vault.
+    pub(crate) fn alone_with<T>(&self, vault: [u8; 16], work: impl FnOnce() -> T) -> T {
+        let lock = self.headers.of(vault);
+        let _one = lock.lock().unwrap_or_else(PoisonError::into_inner);
+        work()
     }
 
     /// The directory of a volume's vault, as it is now: to be shown. What is in it is opened through [`Keeper::place`].
@@ -125,34 +157,47 @@ impl Keeper {
 
     /// The path of a dataset in the store of the mount's own vault.
     fn stored_dir(&self, volume: Number) -> Result<PathBuf, VaultError> {
-        let forest = self.forest.get().and_then(Weak::upgrade).ok_or(VaultError::KeyNotLoaded)?;
-        forest.stored_dir(volume).ok_or(VaultError::KeyNotLoaded)
+        self.forest()?.stored_dir(volume).ok_or(VaultError::KeyNotLoaded)
+    }
+
+    fn forest(&self) -> Result<Arc<Forest>, VaultError> {
+        self.forest.get().and_then(Weak::upgrade).ok_or(VaultError::KeyNotLoaded)
     }
 
     /// The open vault of a volume.
     pub fn vault(&self, volume: Number) -> Result<Arc<Vault>, VaultError> {
-        let forest = self.forest.get().and_then(Weak::upgrade);
-        forest.and_then(|forest| forest.vault(volume)).ok_or(VaultError::KeyNotLoaded)
+        self.forest()?.vault(volume).ok_or(VaultError::KeyNotLoaded)
     }
 
     /// What opens a vault with keys that are kept from now on; called where nothing else can open or close the volume.
-    /// `parent`: the volume it lies in.
+    /// `parent`: the volume it lies in. `header`: as it was read; if it was replaced since, the one that is there now
+    /// is what is opened.
     ///
     /// # Errors
-    /// [`Error::NotApproved`]; [`KeyError::NoOuterKey`] never, of a vault.
+    /// [`Error::NotApproved`]; [`VaultError::Outdated`]; [`KeyError::NoOuterKey`] never, of a vault.
     pub fn opening(
         &self,
         volume: Number,
         parent: Option<Number>,
         header: VaultHeader,
-        mut keys: Unlocked,
+        keys: Unlocked,
     ) -> Result<Opening> {
+        self.alone_with(header.id(), || self.opening_alone(volume, parent, header, keys))
+    }
+
+    fn opening_alone(
+        &self,
+        volume: Number,
+        parent: Option<Number>,
+        header: VaultHeader,
+        keys: Unlocked,
+    ) -> Result<Opening> {
+        let Newest { header, mut keys, anchor } = self.newest(volume, header, keys)?;
         keys.saw(&header);
         self.policy.check_suite(header.suite())?;
         self.policy.check_small_files(header.convergent_small_files())?;
         let ring = keys.key_ring(header.suite())?;
         let read_only = self.options.read_only || header.is_snapshot();
-        let anchor = self.anchor(volume, &header, &keys, Access::of(read_only))?;
         let mut kept = self.kept();
         let above = parent.and_then(|parent| kept.get(&parent));
         let (integrity, cached) = above.map_or((self.options.integrity, self.cached), |k| (k.integrity, k.cached));
@@ -169,6 +214,26 @@ impl Keeper {
         let approved_only = self.policy.is_approved_only();
         let options = Options { integrity, read_only, approved_only, anchor, ..self.options.clone() };
         Ok(Opening { header, ring, options, cached })
+    }
+
+    /// The header of a volume's vault that is the newest its anchor knows: the one that was read, or the one that was
+    /// put in its place since.
+    fn newest(&self, volume: Number, mut header: VaultHeader, mut keys: Unlocked) -> Result<Newest> {
+        let mut looks_left = LOOKS_MAX;
+        loop {
+            let access = Access::of(self.options.read_only || header.is_snapshot());
+            let outdated = match self.anchor(volume, &header, &keys, access) {
+                Err(error) if anchors::is_older_header(&error) => error,
+                anchor => return Ok(Newest { anchor: anchor?, header, keys }),
+            };
+            looks_left -= 1;
+            match header_file::read::<VaultHeader>(&self.place(volume)?.file(name::HEADER)) {
+                Ok(now) if looks_left > 0 && takes_the_place(&now, &header, &keys)? => {
+                    (keys, header) = (keys.reopen(&now)?, now);
+                }
+                Ok(_) | Err(_) => return Err(outdated),
+            }
+        }
     }
 
     /// The anchor of a volume's vault, open, and that header and history are the newest it knows.
@@ -228,7 +293,9 @@ impl Keeper {
     }
 
     fn write_down_or_warn(&self, volume: Number, vault: &Vault) {
-        if let Err(error) = self.write_down(volume, vault) {
+        let id = self.forest().and_then(|forest| Ok(forest.volume(volume)?.id));
+        let written = id.map_err(Error::from).and_then(|id| self.alone_with(id, || self.write_down(volume, vault)));
+        if let Err(error) = written {
             tracing::warn!(%error, "the history does not record that the vault was loaded");
         }
     }
@@ -238,7 +305,7 @@ impl Keeper {
     fn write_down(&self, volume: Number, vault: &Vault) -> Result<()> {
         let Some(mountpoint) = self.mountpoint.as_ref().filter(|_| !self.options.read_only) else { return Ok(()) };
         let place = self.place(volume)?;
-        let header: VaultHeader = lamassu_keys::header_file::read(&place.file(lamassu_format::name::HEADER))?;
+        let header: VaultHeader = header_file::read(&place.file(name::HEADER))?;
         if header.is_snapshot() {
             return Ok(());
         }
@@ -250,15 +317,16 @@ impl Keeper {
         let loaded = Event::new(EventKind::Loaded).detail("mountpoint", mountpoint.display());
         history.note(loaded.slot(slot))?;
         remember(anchor.as_deref(), &history)?;
-        let me = self.me.clone();
+        let (me, id) = (self.me.clone(), header.id());
         vault.at_close(move || {
-            // Where it lies by then: directories are renamed.
-            let noted = me.upgrade().map(|keeper| {
+            let note = |keeper: &Keeper| {
+                // Where it lies by then: directories are renamed.
                 let place = keeper.place(volume)?;
                 let mut history = history.moved_to(&place.path());
                 history.note(Event::new(EventKind::Unloaded).slot(slot))?;
                 remember(anchor.as_deref(), &history)
-            });
+            };
+            let noted = me.upgrade().map(|keeper| keeper.alone_with(id, || note(&keeper)));
             if let Some(Err(error)) = noted {
                 tracing::warn!(%error, "the history does not record the end of the mount");
             }
@@ -291,11 +359,20 @@ impl Keeper {
             // Opened by itself, by its own directory.
             Error::Locked { .. } => VaultError::Locked,
             error if anchors::is_locked(&error) => VaultError::Locked,
+            // Another process changes it.
+            Error::File(FileError::Busy { .. }) => VaultError::Locked,
             // The anchor's own, or an older state that it shows.
             Error::Vault(error) => error,
             error => refused(&error),
         })
     }
+}
+
+/// Whether a header is another than the one that `keys` opened, and the slot that they are from is still in it: the
+/// newest header says who may open the vault.
+fn takes_the_place(now: &VaultHeader, opened: &VaultHeader, keys: &Unlocked) -> Result<bool> {
+    let is_other = witness::digest(now)? != witness::digest(opened)?;
+    Ok(is_other && now.keys().slot(keys.slot()).is_some())
 }
 
 /// The anchor knows how far a history goes that was just appended to.
@@ -331,11 +408,108 @@ impl Opener for Keeper {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{served, vault};
-    use lamassu_format::header::{Header, HistoryMark};
-    use lamassu_format::name;
+    use crate::control::protocol::{Caller, DatasetSpec, Ended, Properties};
+    use crate::testing::{anchored, key, served, served_under, vault};
+    use lamassu_crypto::SecretBytes;
+    use lamassu_format::header::HistoryMark;
+    use lamassu_keys::{Material, NewSlot, SlotKind, Update, cost, unlock};
     use lamassu_vault::FileSystem;
+    use lamassu_vault::forest::volume_of;
+    use std::ffi::OsStr;
     use std::fs;
+    use std::os::unix::fs::MetadataExt;
+    use std::sync::Barrier;
+    use std::thread;
+
+    const DATASETS: [&str; 6] = ["a", "b", "c", "d", "e", "f"];
+
+    /// Every first opening of a dataset meets the re-keying that seals its parent slot anew.
+    #[test]
+    fn a_dataset_opens_while_its_parent_slot_is_sealed_anew() {
+        const ROUNDS: usize = 3;
+        let dir = tempfile::tempdir().unwrap();
+        let (place, policy) = anchored(dir.path());
+        let caller = Caller { uid: 0, gid: 0, groups: vec![0], is_owner: true };
+        let first = served_under(policy.clone(), &place);
+        for name in DATASETS {
+            let spec = DatasetSpec {
+                inherit: true,
+                label: String::new(),
+                domain: None,
+                suite: None,
+                block_size: None,
+                names: None,
+                properties: Properties::default(),
+                mode: 0o700,
+            };
+            first.create_dataset(&caller, lamassu_vault::ROOT, OsStr::new(name), &spec, None).unwrap();
+        }
+        first.forest().close().unwrap();
+        drop(first);
+        for round in 0..ROUNDS {
+            let served = served_under(policy.clone(), &place);
+            served.rotate(&caller, ROOT_VOLUME, lamassu_keys::Tier::Outer, false, None).unwrap();
+            let together = Barrier::new(DATASETS.len() + 1);
+            let open = |name: &str| {
+                let ino = served.forest().resolve(OsStr::new(name)).unwrap().attr.ino;
+                let dir = served.keeper().dir(volume_of(ino)).unwrap();
+                let inode = || dir.join(name::HEADER).metadata().unwrap().ino();
+                let old = inode();
+                together.wait();
+                while !dir.join(name::HEADER_NEW).exists() && inode() == old {
+                    thread::yield_now();
+                }
+                served.forest().at(ino).map(drop)
+            };
+            thread::scope(|scope| {
+                let openings = DATASETS.map(|name| scope.spawn(move || open(name)));
+                together.wait();
+                let job = served.rekey(ROOT_VOLUME, (false, None), 0).unwrap();
+                let job = served.job(job).unwrap();
+                for opening in openings {
+                    opening.join().unwrap().unwrap_or_else(|error| panic!("round {round}: {error}"));
+                }
+                let ended = std::iter::repeat_with(|| job.progress().ended).find_map(|ended| ended).unwrap();
+                assert!(matches!(&ended, Ended::Done(done) if done.failed == 0 && done.complete), "{ended:?}");
+            });
+            served.forest().close().unwrap();
+        }
+        let served = served_under(policy, &place);
+        for name in DATASETS {
+            let ino = served.forest().resolve(OsStr::new(name)).unwrap().attr.ino;
+            served.forest().at(ino).unwrap();
+        }
+        served.forest().close().unwrap();
+    }
+
+    /// Between the moment when a header is read and the opening another process may change it. Whom the newest one lets
+    /// in is let in.
+    #[test]
+    fn what_is_opened_is_the_header_that_took_the_place_of_the_one_that_was_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let (place, policy) = anchored(dir.path());
+        let file = place.join(name::HEADER);
+        let keys = |header: &VaultHeader| unlock(header, &key()).unwrap();
+        let change = |change: &dyn Fn(&Unlocked, &mut VaultHeader)| {
+            let update = Update::begin(&file, &policy.witness()).unwrap();
+            let mut header: VaultHeader = update.read().unwrap();
+            let keys = keys(&header);
+            change(&keys, &mut header);
+            update.record(&mut header, &keys, &[Event::new(EventKind::SlotAdded)]).unwrap();
+        };
+        let keeper = Keeper::new(Place::of(&place).unwrap(), crate::options(false), true, None, policy.clone());
+        let read: VaultHeader = header_file::read(&file).unwrap();
+        let material = Material::new(SlotKind::Raw, SecretBytes::new(vec![8; 32])).unwrap();
+        let slot = NewSlot { material: &material, cost: cost::FALLBACK, label: "", created: 1 };
+        change(&|keys, header| assert_eq!(keys.add_slot(header, &slot).unwrap(), 2));
+        let opening = keeper.opening(ROOT_VOLUME, None, read.clone(), keys(&read)).unwrap();
+        assert_eq!(opening.header.keys().slots.len(), 2);
+        drop(opening);
+        keeper.unloading(ROOT_VOLUME);
+        change(&|keys, header| drop(keys.remove_slot(header, keys.slot()).unwrap()));
+        let refused = keeper.opening(ROOT_VOLUME, None, read.clone(), keys(&read)).map(drop).unwrap_err();
+        assert!(anchors::is_older_header(&refused), "{refused}");
+    }
 
     /// Between the moment when a header is verified and the first entry the store has time to cut the history off, and
     /// to say in the header that it never went further.

@@ -29,9 +29,11 @@
 //! | `answer` | a served vault answers requests |
 //! | [`error`], [`kind`] | one enum of errors, and what a program does about each |
 //!
-//! Locks, outer before inner: the jobs of a [`Served`], the kept keys of its [`keeper::Keeper`], the update lock of a
-//! header's file. The forest calls the keeper while it holds the lock of the volume that it opens or closes, so a
-//! holder of the kept keys asks the forest only for vaults and headers that are there, which takes no such lock.
+//! Locks, outer before inner: the jobs of a [`Served`]; of its [`keeper::Keeper`] the lock of a vault's header, then
+//! the kept keys; the update lock of a header's file; the anchors that are open. The forest calls the keeper while it
+//! holds the lock of the volume that it opens or closes, so a holder of a header's lock or of the kept keys asks the
+//! forest only for vaults and headers that are there, which takes no such lock. A thread holds the lock of one header
+//! at most.
 //!
 //! Never: reads arguments, asks a person, prints, knows how a request got here.
 

@@ -6,6 +6,7 @@
 
 use crate::anchors::{Access, check};
 use crate::control::protocol::{Epoch, Epochs};
+use crate::error::At;
 use crate::lock::{lock_out_writers, once_closed};
 use crate::needing::Needing;
 use crate::open::{Found, backend, options};
@@ -171,10 +172,10 @@ impl Alone {
     /// Opens everything with the keys that would be left.
     fn prove(&self, keys: &Unlocked, tier: Tier, epoch: u32, shown: &dyn Proof) -> Result<()> {
         let ring = keys.ring_without(&self.header, tier, epoch)?;
-        // For writing: the header is replaced when this is proven.
+        // For writing: the header is replaced when this is proven. Which of two it is is settled then.
         let anchor = self.policy.anchors.of_header(&self.header, Access::Write)?;
         if let Some(anchor) = &anchor {
-            check(anchor, Access::Write, &self.header, keys, &self.dir)?;
+            check(anchor, Access::Read, &self.header, keys, &self.dir)?;
         }
         self.refuse_lost()?;
         let backend = backend(&self.dir)?;
@@ -214,7 +215,10 @@ impl Alone {
     fn datasets_needing(&self, found: &[Dataset], left: &KeyRing, all: &KeyRing, shown: &dyn Proof) -> Result<usize> {
         let mut needing = 0;
         for dataset in found {
-            let header: VaultHeader = header_file::read(&self.dir.join(&dataset.stored).join(name::HEADER))?;
+            let dir = self.dir.join(&dataset.stored);
+            let header: VaultHeader = header_file::read(&dir.join(name::HEADER))?;
+            // What the newest one needs is not known then.
+            self.policy.anchors.refuse_older_header(&header).at(&dir)?;
             if parent_epoch(&header, left).is_none() && parent_epoch(&header, all).is_some() {
                 needing += 1;
                 shown.dataset(dataset.plain.as_ref().unwrap_or(&dataset.stored));

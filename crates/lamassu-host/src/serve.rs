@@ -155,9 +155,16 @@ impl Served {
         if self.read_only {
             return Err(Error::ReadOnlyMount);
         }
-        if self.forest.is_frozen() {
-            return Err(Error::Frozen);
-        }
+        let _unfrozen = self.forest.unfrozen().map_err(|_| Error::Frozen)?;
+        let id = self.forest.volume(volume)?.id;
+        self.keeper.alone_with(id, || self.changed_alone(volume, change))
+    }
+
+    fn changed_alone<T>(
+        &self,
+        volume: Number,
+        change: impl FnOnce(&mut Unlocked, &mut VaultHeader) -> Result<(T, Vec<Event>)>,
+    ) -> Result<T> {
         let vault = self.forest.vault(volume).ok_or(VaultError::KeyNotLoaded)?;
         let place = self.keeper.place(volume)?;
         let mut all = self.keeper.kept();
@@ -274,7 +281,9 @@ impl Served {
         let reseal = move |_: &Job, stored: &Path| {
             let above = keeper.vault(volume)?;
             let place = keeper.place(volume)?.below(stored)?;
-            reseal_parent_slot(&place, above.ring(), uid, &keeper.policy().witness())
+            let id = header_file::read::<VaultHeader>(&place.file(name::HEADER))?.id();
+            let reseal = || reseal_parent_slot((&place, id), above.ring(), uid, &keeper.policy().witness());
+            keeper.alone_with(id, reseal)
         };
         let work = move |job: &Job| job::rekey(job, &vault, (history, place), (full, bytes_per_second, uid));
         let started = Job::start(task, Box::new(reseal), work)?;

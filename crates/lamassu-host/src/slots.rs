@@ -14,6 +14,7 @@ use lamassu_keys::{
     Argon2Params, Event, KeyError, Material, NewSlot, Removed, Role, Terms, Unlocked, Update, Witness, header_file,
     unix_now, unlock_by_parent,
 };
+use lamassu_vault::VaultError;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -203,14 +204,23 @@ impl SlotChange<VaultHeader> {
     }
 }
 
-/// Seals the parent slot of the dataset in `place` under the newest K_out of the vault it lies in, whose loaded keys
-/// are `ring`. One that inherits nothing is left alone.
+/// Seals the parent slot of the dataset with this id in `place` under the newest K_out of the vault it lies in, whose
+/// loaded keys are `ring`. One that inherits nothing is left alone.
 ///
 /// # Errors
-/// Those of the header's file; [`lamassu_keys::KeyError::OtherParent`].
-pub fn reseal_parent_slot(place: &Place, ring: &KeyRing, uid: u32, witness: &Arc<dyn Witness>) -> Result<()> {
+/// Those of the header's file; [`lamassu_keys::KeyError::OtherParent`]; [`VaultError::Stale`]: another dataset is
+/// there.
+pub fn reseal_parent_slot(
+    (place, id): (&Place, [u8; 16]),
+    ring: &KeyRing,
+    uid: u32,
+    witness: &Arc<dyn Witness>,
+) -> Result<()> {
     let update = Update::begin(&place.file(name::HEADER), witness)?;
     let mut header: VaultHeader = update.read()?;
+    if header.id() != id {
+        return Err(VaultError::Stale.into());
+    }
     if !inherits(&header) || parent_epoch(&header, ring) == Some(ring.newest().1) {
         return Ok(());
     }

@@ -6,6 +6,7 @@
 use lamassu_crypto::wrap;
 use lamassu_format::header::{Header, HeaderError, HistoryMark};
 use std::fmt::Debug;
+use std::path::Path;
 use std::sync::Arc;
 
 /// Why a witness refuses, or cannot remember.
@@ -22,7 +23,9 @@ pub enum Basis {
 
 /// A header that is about to be put in place.
 #[derive(Clone, Copy, Debug)]
-pub struct Replacement {
+pub struct Replacement<'a> {
+    /// the directory that the header is in
+    pub dir: &'a Path,
     /// the vault's id
     pub id: [u8; 16],
     /// whether the header says that something remembers the vault's newest state
@@ -36,18 +39,25 @@ pub struct Replacement {
 }
 
 /// See the module's head.
+///
+/// Invariant: which header is the newest is changed by nobody but the holder of the right to replace it
+/// ([`crate::Update`]). Who replaces and who settles what an interruption has left would else undo each other's word.
 pub trait Witness: Send + Sync + Debug {
-    /// Remembers durably that a header is about to be replaced: from now on both are the newest.
+    /// Remembers durably that a header is about to be replaced: from now on both are the newest. Where two were the
+    /// newest already, the one that was read is durable in the store first, since the other is forgotten.
     ///
     /// # Errors
     /// The header may not be replaced then: it was made of an older one, or nothing can be remembered.
-    fn replacing(&self, replacement: &Replacement) -> Result<(), WitnessError>;
+    fn replacing(&self, replacement: &Replacement<'_>) -> Result<Box<dyn Replacing>, WitnessError>;
+}
 
-    /// The header with this digest is in place, durably.
+/// A replacement under way. What it is told to is held until it is dropped, so that no other process gets in between.
+pub trait Replacing {
+    /// The new header is in place, durably.
     ///
     /// # Errors
     /// Both are still the newest then.
-    fn replaced(&self, id: &[u8; 16], new: &[u8; 32]) -> Result<(), WitnessError>;
+    fn replaced(self: Box<Self>) -> Result<(), WitnessError>;
 }
 
 /// Remembers nothing: of zone files, and of vaults that nothing outside the store remembers.
@@ -55,11 +65,13 @@ pub trait Witness: Send + Sync + Debug {
 struct Nobody;
 
 impl Witness for Nobody {
-    fn replacing(&self, _: &Replacement) -> Result<(), WitnessError> {
-        Ok(())
+    fn replacing(&self, _: &Replacement<'_>) -> Result<Box<dyn Replacing>, WitnessError> {
+        Ok(Box::new(Nobody))
     }
+}
 
-    fn replaced(&self, _: &[u8; 16], _: &[u8; 32]) -> Result<(), WitnessError> {
+impl Replacing for Nobody {
+    fn replaced(self: Box<Self>) -> Result<(), WitnessError> {
         Ok(())
     }
 }

@@ -237,6 +237,7 @@ fn says_what_to_do(fault: &Fault) -> bool {
         Fault::DamageLeft { .. }
         | Fault::ScrubStale { .. }
         | Fault::CheckStale { .. }
+        | Fault::DatasetsStale { .. }
         | Fault::HistoryDamaged { .. }
         | Fault::NoSuchStored { .. }
         | Fault::LocalPath { .. }
@@ -330,7 +331,7 @@ fn code(fault: &Fault) -> Code {
         Fault::DamageLeft { .. } | Fault::HistoryDamaged { .. } => Code::Damaged,
         Fault::Repaired { .. } => Code::Repaired,
         Fault::Undone { .. } => Code::Undone,
-        Fault::ScrubStale { .. } | Fault::CheckStale { .. } => Code::Stale,
+        Fault::ScrubStale { .. } | Fault::CheckStale { .. } | Fault::DatasetsStale { .. } => Code::Stale,
         Fault::ScrubUnverified { .. } => Code::Unverified,
         Fault::ScrubUnreadable { .. } => Code::Store,
         Fault::Unprinted { .. } => Code::Other,

@@ -233,6 +233,9 @@ pub enum Fault {
          back on purpose"
     )]
     CheckStale { problems: u64 },
+    /// What was not accepted with the vault that they lie in.
+    #[error("nothing was accepted of {datasets} datasets, named above, whose header or history is not the newest")]
+    DatasetsStale { datasets: usize },
     /// What a scrub found that is not as the anchor says.
     #[error(
         "not as the anchor says: {findings} places, named above; restore them, or `lamassu anchor accept` what was put back on purpose"

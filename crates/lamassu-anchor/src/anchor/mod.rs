@@ -36,7 +36,7 @@ use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 use std::ops::ControlFlow;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 type Result<T> = std::result::Result<T, AnchorError>;
 
@@ -48,6 +48,8 @@ pub struct Anchor {
     state: Mutex<State>,
     /// Held by who commits: commits take effect in order (A8).
     committing: Mutex<()>,
+    /// The last member: it goes when the table has gone.
+    open: Arc<()>,
 }
 
 /// Says which vault it is of, and nothing of what it keeps.
@@ -133,7 +135,12 @@ impl Anchor {
             going: HashSet::new(),
             replaced: replace::Replaced::default(),
         };
-        Anchor { table, tokens, degree, state: Mutex::new(state), committing: Mutex::new(()) }
+        Anchor { table, tokens, degree, state: Mutex::new(state), committing: Mutex::new(()), open: Arc::default() }
+    }
+
+    /// What is there as long as this is open, its end included: when it is gone, the table is let go.
+    pub fn while_open(&self) -> Weak<()> {
+        Arc::downgrade(&self.open)
     }
 
     /// Whether the right to it can end while it is open ([`Table::may_end`]).

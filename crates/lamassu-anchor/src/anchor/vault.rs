@@ -26,35 +26,58 @@ impl Anchor {
         self.commit_objects(&HashSet::new(), Mark(0))
     }
 
+    /// The same, where `change` says that it has changed anything: it sees what it changes.
+    fn commit_vault_if(&self, change: impl FnOnce(&mut VaultRow) -> bool) -> Result<bool> {
+        let is_changed = {
+            let state = &mut *self.state.lock();
+            let is_changed = change(&mut state.vault);
+            if is_changed {
+                state.queued.vault = Some(state.vault.clone());
+            }
+            is_changed
+        };
+        if is_changed {
+            self.commit_objects(&HashSet::new(), Mark(0))?;
+        }
+        Ok(is_changed)
+    }
+
     /// Notes durably that the header is about to be replaced, and how far the history goes if that has changed. False:
     /// the header that the change was made to is not the newest, and nothing is noted.
     ///
     /// # Errors
     /// As [`Anchor::commit_vault`]; the header may not be replaced then.
     pub fn replacing_header(&self, basis: HeaderBasis, new: Digest, history: Option<(u64, Digest)>) -> Result<bool> {
-        let old = match (basis, self.vault().header) {
-            (HeaderBasis::Read(read), header) if !header.is_current(read) => return Ok(false),
-            (HeaderBasis::Read(read), _) => read,
-            (HeaderBasis::Decided, Sealed::Nothing) => Digest::NONE,
-            // Which of two it was nobody knows: the newer one then, and what is there goes in any case.
-            (HeaderBasis::Decided, Sealed::Is(old) | Sealed::Becomes { new: old, .. }) => old,
-        };
-        self.commit_vault(|vault| {
+        self.commit_vault_if(|vault| {
+            let old = match (basis, vault.header) {
+                (HeaderBasis::Read(read), header) if !header.is_current(read) => return false,
+                (HeaderBasis::Read(read), _) => read,
+                (HeaderBasis::Decided, Sealed::Nothing) => Digest::NONE,
+                // Which of two it was nobody knows: the newer one then, and what is there goes in any case.
+                (HeaderBasis::Decided, Sealed::Is(old) | Sealed::Becomes { new: old, .. }) => old,
+            };
             vault.header = if old == new { Sealed::Is(new) } else { Sealed::Becomes { old, new } };
             vault.history = history.unwrap_or(vault.history);
-        })?;
-        Ok(true)
+            true
+        })
     }
 
-    /// The header was replaced, durably.
+    /// The header is this one, durably: where it was being replaced, the other of the two is the newest no more. False:
+    /// it is not the newest itself, and nothing is noted.
     ///
     /// # Errors
     /// As [`Anchor::commit_vault`].
-    pub fn header_replaced(&self, new: Digest) -> Result<()> {
-        match self.vault().header == Sealed::Is(new) {
-            true => Ok(()),
-            false => self.commit_vault(|vault| vault.header = Sealed::Is(new)),
+    pub fn header_is(&self, seen: Digest) -> Result<bool> {
+        if self.vault().header == Sealed::Is(seen) {
+            return Ok(true);
         }
+        self.commit_vault_if(|vault| {
+            let is_newest = vault.header.is_current(seen);
+            if is_newest {
+                vault.header = Sealed::Is(seen);
+            }
+            is_newest
+        })
     }
 
     /// The history goes further than was known.

@@ -166,7 +166,7 @@ impl Anchors {
         let mut made = Made { anchors: self.clone(), vault, path: file.clone(), anchor: None, is_kept: false };
         let anchor = Arc::new(fill(Arc::new(table))?);
         self.remember(&vault, file)?;
-        self.opened().insert(vault, Open { anchor: Arc::downgrade(&anchor), access: Access::Write });
+        self.opened().insert(vault, Open::of(&anchor, Access::Write));
         made.anchor = Some(anchor);
         Ok(made)
     }

@@ -33,15 +33,20 @@ pub use proof::check;
 pub use records::{ComparedRecords, RecordFinding, compare_records};
 
 use crate::{Error, Policy, Result, lock};
+use lamassu_anchor::row::Sealed;
 use lamassu_anchor::table::{DiskTable, Readers};
 use lamassu_anchor::{Anchor, AnchorError, HeaderBasis};
 use lamassu_format::header::VaultHeader;
-use lamassu_keys::witness::{Basis, Replacement, Witness, WitnessError};
+use lamassu_keys::witness::{Basis, Replacement, Replacing, Witness, WitnessError};
 use lamassu_rpc::host::Mirrored;
 use lamassu_vault::VaultError;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::time::Duration;
+
+/// How often an anchor is looked for that is being closed.
+const CLOSING_POLL: Duration = Duration::from_millis(1);
 
 /// What an anchor is opened for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,12 +83,30 @@ struct Shared {
 
 struct Open {
     anchor: Weak<Anchor>,
+    /// There until the anchor is closed.
+    while_open: Weak<()>,
     access: Access,
 }
 
 impl std::fmt::Debug for Shared {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Shared").field("chosen_for", &self.chosen_for).finish_non_exhaustive()
+    }
+}
+
+impl Open {
+    fn of(anchor: &Arc<Anchor>, access: Access) -> Open {
+        Open { anchor: Arc::downgrade(anchor), while_open: anchor.while_open(), access }
+    }
+
+    /// The anchor, if it is open. Another thread may be closing it: that is waited for, since its file is locked until
+    /// then.
+    fn get(&self) -> Option<Arc<Anchor>> {
+        let anchor = self.anchor.upgrade();
+        while anchor.is_none() && self.while_open.strong_count() > 0 {
+            std::thread::sleep(CLOSING_POLL);
+        }
+        anchor
     }
 }
 
@@ -126,15 +149,15 @@ impl Anchors {
     /// [`AnchorError`]; [`Error::NoAnchorPlace`], [`Error::Local`].
     pub fn open(&self, vault: &[u8; 16], access: Access) -> Result<Arc<Anchor>> {
         let mut opened = self.opened();
-        let there = opened.get(vault).filter(|open| access == Access::Read || open.access == Access::Write);
-        if let Some(anchor) = there.and_then(|open| open.anchor.upgrade()) {
+        let there = opened.get(vault).and_then(|open| Some((open.get()?, open.access)));
+        if let Some((anchor, _)) = there.filter(|(_, has)| access == Access::Read || *has == Access::Write) {
             return Ok(anchor);
         }
         let path = self.file_of(vault)?.ok_or(Error::NoAnchorPlace)?;
         if let Some(server) = self.server_of(vault)? {
             let table = self.at_server(&server, vault, access, &path)?;
             let anchor = Arc::new(Anchor::open(table, vault)?);
-            opened.insert(*vault, Open { anchor: Arc::downgrade(&anchor), access });
+            opened.insert(*vault, Open::of(&anchor, access));
             return Ok(anchor);
         }
         let table = match access {
@@ -146,7 +169,7 @@ impl Anchors {
             table.verify()?;
         }
         let anchor = Arc::new(Anchor::open(Arc::new(table), vault)?);
-        opened.insert(*vault, Open { anchor: Arc::downgrade(&anchor), access });
+        opened.insert(*vault, Open::of(&anchor, access));
         Ok(anchor)
     }
 
@@ -233,16 +256,20 @@ impl Anchors {
 
 /// What headers are replaced under: see [`Witness`].
 impl Witness for Anchors {
-    fn replacing(&self, replacement: &Replacement) -> Result<(), WitnessError> {
-        let Replacement { id, is_anchored, basis, new, history } = replacement;
+    fn replacing(&self, replacement: &Replacement<'_>) -> Result<Box<dyn Replacing>, WitnessError> {
+        let Replacement { dir, id, is_anchored, basis, new, history } = replacement;
+        let unknown = Box::new(Noted { anchor: None, new: *new });
         let anchor = match (&self.choice, is_anchored) {
             (Choice::Unverified, true) => return Err(Error::UnverifiedWrite.into()),
-            (Choice::Unverified, false) => return Ok(()),
+            (Choice::Unverified, false) => return Ok(unknown),
             (_, true) => self.open(id, Access::Write)?,
             // It was anchored once: a person puts an older header back.
             (_, false) if self.is_there(id)? => self.open(id, Access::Write)?,
-            (_, false) => return Ok(()),
+            (_, false) => return Ok(unknown),
         };
+        if matches!(anchor.vault().header, Sealed::Becomes { .. }) {
+            proof::sync(dir)?;
+        }
         let basis = match basis {
             Basis::Decided => HeaderBasis::Decided,
             Basis::Read(read) => HeaderBasis::Read(lamassu_anchor::Digest(*read)),
@@ -250,17 +277,25 @@ impl Witness for Anchors {
         let history = history.map(|mark| (mark.count, lamassu_anchor::Digest(mark.head)));
         let noted = anchor.replacing_header(basis, lamassu_anchor::Digest(*new), history);
         match noted.map_err(Error::from)? {
-            true => Ok(()),
+            true => Ok(Box::new(Noted { anchor: Some(anchor), new: *new })),
             false => Err(proof::outdated(proof::HEADER).into()),
         }
     }
+}
 
-    fn replaced(&self, id: &[u8; 16], new: &[u8; 32]) -> Result<(), WitnessError> {
-        if self.choice == Choice::Unverified || !self.is_there(id)? {
-            return Ok(());
+/// A header that an anchor, where there is one, knows to be replaced.
+struct Noted {
+    anchor: Option<Arc<Anchor>>,
+    new: [u8; 32],
+}
+
+impl Replacing for Noted {
+    fn replaced(self: Box<Self>) -> Result<(), WitnessError> {
+        let Some(anchor) = &self.anchor else { return Ok(()) };
+        match anchor.header_is(lamassu_anchor::Digest(self.new)).map_err(Error::from)? {
+            true => Ok(()),
+            false => Err(proof::outdated(proof::HEADER).into()),
         }
-        let anchor = self.open(id, Access::Write)?;
-        anchor.header_replaced(lamassu_anchor::Digest(*new)).map_err(|error| Error::from(error).into())
     }
 }
 
@@ -286,6 +321,16 @@ impl Policy {
             done => done,
         }
     }
+}
+
+/// Whether the header or the history of a vault is not the newest: what `anchor accept` takes without a path.
+pub(crate) fn is_of_vault(error: &VaultError) -> bool {
+    matches!(error, VaultError::Outdated { what: proof::HEADER | proof::HISTORY, .. })
+}
+
+/// Whether a header is not the newest.
+pub(crate) fn is_older_header(error: &Error) -> bool {
+    matches!(error.innermost(), Error::Vault(VaultError::Outdated { what: proof::HEADER, .. }))
 }
 
 /// Whether another process has the anchor.

@@ -1,20 +1,26 @@
 //! A header and a history against what the anchor remembers of them.
 
-use super::Access;
+use super::{Access, Anchors};
 use crate::open::backend;
 use crate::{Error, Policy, Result};
 use lamassu_anchor::row::Sealed;
 use lamassu_anchor::{Anchor, Digest};
 use lamassu_format::header::{HistoryMark, VaultHeader};
 use lamassu_format::name;
-use lamassu_keys::{HistoryError, KeyError, Unlocked, witness};
+use lamassu_keys::{FileError, HistoryError, KeyError, Unlocked, Update, witness};
 use lamassu_store::Backend;
 use lamassu_vault::VaultError;
 use std::fs::File;
 use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How long who replaces a header is waited for, and how often is looked.
+const REPLACING: Duration = Duration::from_secs(5);
+const POLL: Duration = Duration::from_millis(2);
 
 pub(super) const HEADER: &str = "vault header";
-const HISTORY: &str = "history";
+pub(super) const HISTORY: &str = "history";
 
 /// The error of a header or a history that is not the newest.
 pub(super) fn outdated(what: &'static str) -> Error {
@@ -22,10 +28,11 @@ pub(super) fn outdated(what: &'static str) -> Error {
     VaultError::Outdated { what, stored: stored.into() }.into()
 }
 
-/// That a header, which `keys` opened, and the history in `dir` are the newest.
+/// That a header, which `keys` opened, and the history in `dir` are the newest. For writing, it is settled which of two
+/// headers that is: the caller does not hold the right to replace the header.
 ///
 /// # Errors
-/// [`VaultError::Outdated`]; those of the history's file; those of the anchor.
+/// [`VaultError::Outdated`]; those of the history's file and of the header's; those of the anchor.
 pub fn check(anchor: &Anchor, access: Access, header: &VaultHeader, keys: &Unlocked, dir: &Path) -> Result<()> {
     let seen = Digest(witness::digest(header)?);
     let known = anchor.vault();
@@ -55,13 +62,41 @@ pub fn check(anchor: &Anchor, access: Access, header: &VaultHeader, keys: &Unloc
         }
     }
     refuse_older(anchor, header, keys, dir)?;
-    if access == Access::Write && known.header != Sealed::Is(seen) {
-        // One of two, after an interruption: this one, once the store cannot lose it any more.
-        let synced = File::open(dir).and_then(|dir| dir.sync_all());
-        synced.map_err(|source| Error::Backing { op: "sync", path: dir.into(), source })?;
-        anchor.header_replaced(seen)?;
+    match access == Access::Write && known.header != Sealed::Is(seen) {
+        true => settle(anchor, seen, dir),
+        false => Ok(()),
     }
-    Ok(())
+}
+
+/// One of two headers is the newest alone, after an interruption: the one in the store, once the store cannot lose it
+/// any more. Nobody replaces the header meanwhile: who is about to has told the anchor, and would have it say other
+/// than the store.
+fn settle(anchor: &Anchor, seen: Digest, dir: &Path) -> Result<()> {
+    let right = right_to_replace(&dir.join(name::HEADER))?;
+    let now = Digest(witness::digest(&right.read::<VaultHeader>()?)?);
+    if now != seen {
+        return Err(outdated(HEADER));
+    }
+    sync(dir)?;
+    if anchor.header_is(seen)? { Ok(()) } else { Err(outdated(HEADER)) }
+}
+
+/// Waits for who replaces the header now, which takes a moment.
+fn right_to_replace(path: &Path) -> Result<Update> {
+    let deadline = Instant::now() + REPLACING;
+    loop {
+        // Nothing is put in place with it, so nobody has to know.
+        match Update::begin(path, &lamassu_keys::nobody()) {
+            Err(FileError::Busy { .. }) if Instant::now() < deadline => std::thread::sleep(POLL),
+            begun => return Ok(begun?),
+        }
+    }
+}
+
+/// Makes durable which header lies in a directory.
+pub(super) fn sync(dir: &Path) -> Result<()> {
+    let synced = File::open(dir).and_then(|dir| dir.sync_all());
+    synced.map_err(|source| Error::Backing { op: "sync", path: dir.into(), source })
 }
 
 /// That the vault was not written since the anchor was last told of anything, as far as its record of sessions tells.
@@ -73,6 +108,25 @@ fn refuse_older(anchor: &Anchor, header: &VaultHeader, keys: &Unlocked, dir: &Pa
     match lamassu_vault::last_session(&*root, &ring, &header.id()) {
         Ok(last) => Ok(anchor.may_be_recorded(last).map(drop)?),
         Err(_) => Ok(()),
+    }
+}
+
+impl Anchors {
+    /// Refuses a header that the anchor of its vault knows not to be the newest. One whose anchor cannot be looked at,
+    /// or that is read without, is not refused.
+    ///
+    /// # Errors
+    /// [`VaultError::Outdated`].
+    pub(crate) fn refuse_older_header(&self, header: &VaultHeader) -> Result<()> {
+        if !header.is_anchored() || self.are_used().is_err() {
+            return Ok(());
+        }
+        let seen = Digest(witness::digest(header)?);
+        let known = self.look(&header.id()).and_then(|(_, table)| Ok(Anchor::open(Arc::new(table), &header.id())?));
+        match known {
+            Ok(anchor) if !anchor.vault().header.is_current(seen) => Err(outdated(HEADER)),
+            Ok(_) | Err(_) => Ok(()),
+        }
     }
 }
 

@@ -1,13 +1,16 @@
 //! The records of a vault that lie outside its tree, compared with its anchor, without a key: the header, the history
 //! and the record of sessions.
 
-use crate::Result;
-use lamassu_anchor::{Anchor, Digest, VaultRow};
+use super::Anchors;
+use crate::{Error, Result};
+use lamassu_anchor::{Anchor, AnchorError, Digest, VaultRow};
 use lamassu_format::header::{HistoryMark, VaultHeader};
 use lamassu_format::name;
 use lamassu_keys::{HistoryError, header_file, history, witness};
+use lamassu_vault::VaultError;
 use std::io;
 use std::path::Path;
+use std::sync::Arc;
 
 /// How often the records are read again, if a writer replaces them meanwhile.
 const LOOKS_MAX: u32 = 5;
@@ -30,6 +33,24 @@ pub struct ComparedRecords {
     pub findings: Vec<RecordFinding>,
     /// this process may not read the history, which was not compared
     pub is_history_unreadable: bool,
+}
+
+impl Anchors {
+    /// Compares the records of a dataset, whose directory in the store is `dir`, with its anchor, which may be in use.
+    /// `None`: it has none on this host.
+    ///
+    /// # Errors
+    /// As [`compare_records`].
+    pub fn compare_records_of_dataset(&self, dir: &Path) -> Result<Option<ComparedRecords>> {
+        let id = header_file::read::<VaultHeader>(&dir.join(name::HEADER))?.id();
+        let table = match self.look(&id) {
+            Err(Error::Vault(VaultError::Anchor(AnchorError::Missing { .. })) | Error::NoAnchorPlace) => {
+                return Ok(None);
+            }
+            found => found?.1,
+        };
+        compare_records(dir, &Anchor::open(Arc::new(table), &id)?).map(Some)
+    }
 }
 
 /// Compares the records of the vault in `dir` with its anchor.

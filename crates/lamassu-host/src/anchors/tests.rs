@@ -1,10 +1,17 @@
 #![allow(clippy::unwrap_used)] // a panic is a failed test
 
 use super::*;
+use crate::Found;
+use crate::testing::{anchored, key};
 use lamassu_anchor::row::{Content, Sealed};
+use lamassu_anchor::table::{Change, Space, Table, Visit};
 use lamassu_anchor::{Digest, ObjectId, Row, Token, TokenKey, VaultRow};
-use lamassu_keys::witness::Witness;
+use lamassu_format::name;
+use lamassu_keys::history::EventKind;
+use lamassu_keys::{Event, Update, unlock};
 use std::fs;
+use std::sync::mpsc::{Sender, channel};
+use std::thread;
 
 const VAULT: [u8; 16] = [7; 16];
 const OTHER: [u8; 16] = [8; 16];
@@ -43,8 +50,8 @@ impl Host {
     }
 }
 
-fn replacement(basis: Basis, new: u8) -> Replacement {
-    Replacement { id: VAULT, is_anchored: true, basis, new: [new; 32], history: None }
+fn replacement(basis: Basis, new: u8) -> Replacement<'static> {
+    Replacement { dir: Path::new("/"), id: VAULT, is_anchored: true, basis, new: [new; 32], history: None }
 }
 
 #[test]
@@ -108,15 +115,13 @@ fn a_header_is_known_before_it_is_replaced() {
     let host = Host::new();
     let _ = host.make(VAULT, &host.anchors.usual(&VAULT).unwrap()).unwrap().keep();
     let digest = |n| Digest([n; 32]);
-    host.anchors.replacing(&replacement(Basis::Decided, 1)).unwrap();
-    host.anchors.replaced(&VAULT, &[1; 32]).unwrap();
+    host.anchors.replacing(&replacement(Basis::Decided, 1)).unwrap().replaced().unwrap();
     assert_eq!(host.header(), Sealed::Is(digest(1)));
-    host.anchors.replacing(&replacement(Basis::Read([1; 32]), 2)).unwrap();
+    drop(host.anchors.replacing(&replacement(Basis::Read([1; 32]), 2)).unwrap());
     assert_eq!(host.header(), Sealed::Becomes { old: digest(1), new: digest(2) });
     // Either way it goes on.
-    host.anchors.replacing(&replacement(Basis::Read([1; 32]), 3)).unwrap();
-    host.anchors.replaced(&VAULT, &[3; 32]).unwrap();
-    let refused = host.anchors.replacing(&replacement(Basis::Read([2; 32]), 4)).unwrap_err();
+    host.anchors.replacing(&replacement(Basis::Read([1; 32]), 3)).unwrap().replaced().unwrap();
+    let refused = host.anchors.replacing(&replacement(Basis::Read([2; 32]), 4)).map(drop).unwrap_err();
     assert!(matches!(
         refused.downcast_ref::<Error>(),
         Some(Error::Vault(VaultError::Outdated { what: "vault header", .. }))
@@ -126,7 +131,106 @@ fn a_header_is_known_before_it_is_replaced() {
     assert!(unverified.replacing(&replacement(Basis::Decided, 5)).is_err());
     // A vault without an anchor has nobody to ask.
     let other = Replacement { id: OTHER, is_anchored: false, ..replacement(Basis::Decided, 5) };
-    host.again(Choice::Remembered).replacing(&other).unwrap();
+    drop(host.again(Choice::Remembered).replacing(&other).unwrap());
     let lost = Replacement { is_anchored: true, ..other };
     assert!(host.again(Choice::Remembered).replacing(&lost).is_err());
+}
+
+/// Tells the anchor that a header is about to be replaced, has something done meanwhile, and is cut off before the
+/// anchor knows of the end.
+struct CutOff {
+    anchors: Anchors,
+    meanwhile: Box<dyn Fn() + Send + Sync>,
+}
+
+impl std::fmt::Debug for CutOff {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("CutOff")
+    }
+}
+
+impl Witness for CutOff {
+    fn replacing(&self, replacement: &Replacement<'_>) -> Result<Box<dyn Replacing>, WitnessError> {
+        drop(self.anchors.replacing(replacement)?);
+        (self.meanwhile)();
+        Ok(Box::new(Noted { anchor: None, new: replacement.new }))
+    }
+}
+
+/// Who opens a vault settles which of two headers is the newest. Who replaces the header is not overtaken by that: else
+/// the anchor would know the old one alone, and the store have the new one.
+#[test]
+fn which_header_is_the_newest_is_not_settled_while_it_is_replaced() {
+    let dir = tempfile::tempdir().unwrap();
+    let (vault, policy) = anchored(dir.path());
+    let found = Found::at(&policy, &vault).unwrap();
+    let keys = Arc::new(unlock(&found.header, &key()).unwrap());
+    let open = {
+        let (policy, keys, vault) = (policy.clone(), keys.clone(), vault.clone());
+        move |header: &VaultHeader| {
+            let anchor = policy.anchors.open(&header.id(), Access::Write)?;
+            check(&anchor, Access::Write, header, &keys, &vault)
+        }
+    };
+    let (opened, as_it_was) = channel();
+    let (opens, old) = (open.clone(), found.header.clone());
+    let meanwhile = Box::new(move || {
+        let (opens, old, opened) = (opens.clone(), old.clone(), opened.clone());
+        let opening = thread::spawn(move || opened.send(opens(&old)).unwrap());
+        let until = std::time::Instant::now() + Duration::from_millis(200);
+        while !opening.is_finished() && std::time::Instant::now() < until {
+            thread::sleep(CLOSING_POLL);
+        }
+    });
+    let cut_off: Arc<dyn Witness> = Arc::new(CutOff { anchors: policy.anchors.clone(), meanwhile });
+    let update = Update::begin(&vault.join(name::HEADER), &cut_off).unwrap();
+    let mut new: VaultHeader = update.read().unwrap();
+    update.record(&mut new, &keys, &[Event::new(EventKind::SlotChanged)]).unwrap();
+    assert!(is_older_header(&as_it_was.recv().unwrap().unwrap_err()), "it is told to look again");
+    open(&new).unwrap();
+    assert!(is_older_header(&open(&found.header).unwrap_err()), "the one that was replaced is the newest no more");
+}
+
+/// A table that takes a moment to be closed, and tells when that begins.
+struct SlowToClose {
+    table: Arc<DiskTable>,
+    closing: Sender<()>,
+}
+
+impl Drop for SlowToClose {
+    fn drop(&mut self) {
+        self.closing.send(()).unwrap();
+        thread::sleep(Duration::from_millis(50));
+    }
+}
+
+impl Table for SlowToClose {
+    fn get(&self, space: Space, key: &[u8]) -> std::result::Result<Option<Vec<u8>>, AnchorError> {
+        self.table.get(space, key)
+    }
+
+    fn scan(&self, space: Space, prefix: &[u8], visit: &mut Visit<'_>) -> std::result::Result<(), AnchorError> {
+        self.table.scan(space, prefix, visit)
+    }
+
+    fn commit(&self, changes: &[Change]) -> std::result::Result<(), AnchorError> {
+        self.table.commit(changes)
+    }
+}
+
+/// One thread closes an anchor as another one opens it: the file is still locked then, by this process.
+#[test]
+fn an_anchor_that_this_process_is_closing_is_waited_for() {
+    let host = Host::new();
+    let usual = host.anchors.usual(&VAULT).unwrap();
+    let _ = host.make(VAULT, &usual).unwrap().keep();
+    let (closing, has_begun) = channel();
+    let table = SlowToClose { table: Arc::new(DiskTable::open(&usual).unwrap()), closing };
+    let anchor = Arc::new(Anchor::open(Arc::new(table), &VAULT).unwrap());
+    host.anchors.opened().insert(VAULT, Open::of(&anchor, Access::Write));
+    thread::scope(|scope| {
+        scope.spawn(move || drop(anchor));
+        has_begun.recv().unwrap();
+        host.anchors.open(&VAULT, Access::Write).unwrap();
+    });
 }

@@ -20,7 +20,7 @@ mod steps;
 
 pub use error::FileError;
 
-use crate::witness::{self, Basis, Replacement, Witness};
+use crate::witness::{self, Basis, Replacement, Replacing, Witness};
 use error::{reading, writing};
 use lamassu_format::header::{HEADER_MAX, Header, HistoryMark};
 use rustix::fs::OFlags;
@@ -208,18 +208,20 @@ impl Update {
         &self.witness
     }
 
-    /// Tells the witness, durably, what is about to be put in place.
-    fn announce<H: Header>(&self, header: &H) -> Result<[u8; 32], FileError> {
+    /// Tells the witness, durably, what is about to be put in place. `None`: a zone file has none.
+    fn announce<H: Header>(&self, header: &H) -> Result<Option<Box<dyn Replacing>>, FileError> {
+        if !H::IS_VAULT {
+            return Ok(None);
+        }
         let new = witness::digest(header).map_err(|source| FileError::Header { path: shown(&self.path), source })?;
         let basis = match self.basis.get() {
             Some(read) if !self.is_decided => Basis::Read(*read),
             Some(_) | None => Basis::Decided,
         };
         let (id, is_anchored, history) = (header.keys().id, header.is_anchored(), self.recorded.get().copied());
-        let replacement = Replacement { id, is_anchored, basis, new, history };
-        let noted = if H::IS_VAULT { self.witness.replacing(&replacement) } else { Ok(()) };
-        noted.map_err(|source| FileError::Witness { path: shown(&self.path), source })?;
-        Ok(new)
+        let replacement = Replacement { dir: dir_of(&self.path), id, is_anchored, basis, new, history };
+        let noted = self.witness.replacing(&replacement);
+        noted.map(Some).map_err(|source| FileError::Witness { path: shown(&self.path), source })
     }
 
     /// Writes a header where there is none.
@@ -325,12 +327,10 @@ impl Update {
         self.new_file
             .set_permissions(std::fs::Permissions::from_mode(mode))
             .map_err(writing("set permissions of", new))?;
-        let new = self.announce(header)?;
+        let replacing = self.announce(header)?;
         steps(&mut self, &json)?;
         // The change was made. A witness that still takes both headers for the newest finds out when it is asked next.
-        if H::IS_VAULT
-            && let Err(error) = self.witness.replaced(&self.id, &new)
-        {
+        if let Some(Err(error)) = replacing.map(Replacing::replaced) {
             tracing::warn!(%error, "the anchor does not yet know that the header was replaced");
         }
         Ok(())
@@ -379,11 +379,12 @@ impl Steps for Update {
     }
 }
 
+fn dir_of(path: &Path) -> &Path {
+    path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
 fn sync_dir_of(path: &Path) -> Result<(), FileError> {
-    let dir = match path.parent() {
-        Some(dir) if !dir.as_os_str().is_empty() => dir,
-        Some(_) | None => Path::new("."),
-    };
+    let dir = dir_of(path);
     File::open(dir).and_then(|d| d.sync_all()).map_err(writing("sync directory", dir))
 }
 

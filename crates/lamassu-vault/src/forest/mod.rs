@@ -117,7 +117,7 @@ pub struct Forest {
     /// Cipher threads, of all vaults together.
     engine: Arc<Engine>,
     changing: Mutex<()>,
-    /// Shared while a vault is opened: what freezes waits for those.
+    /// Shared while a vault is opened, or its header changed: what freezes waits for those.
     opens: RwLock<()>,
     frozen: AtomicBool,
     /// A request came since the last look.

@@ -174,10 +174,7 @@ impl Forest {
         if slot.state() != State::Sighted {
             return Err(VaultError::KeyNotLoaded);
         }
-        let _open = self.opens.read();
-        if self.frozen.load(Ordering::Acquire) {
-            return Err(VaultError::Frozen);
-        }
+        let _open = self.unfrozen()?;
         let (parent, ino) = slot.place().ok_or(VaultError::KeyNotLoaded)?;
         let above = self.vault(parent).ok_or(VaultError::KeyNotLoaded)?;
         let told = |error: &VaultError| tell_damage(&above, ino, error);
@@ -521,6 +518,16 @@ impl Forest {
     /// As [`Vault::sync_all`].
     pub fn sync_all(&self) -> Result<()> {
         self.each_loaded(Vault::sync_all)
+    }
+
+    /// Holds off a freeze until what this returns is dropped: for what writes to the store beside the vaults, such as
+    /// their headers.
+    ///
+    /// # Errors
+    /// [`VaultError::Frozen`].
+    pub fn unfrozen(&self) -> Result<impl Sized + '_> {
+        let open = self.opens.read();
+        if self.frozen.load(Ordering::Acquire) { Err(VaultError::Frozen) } else { Ok(open) }
     }
 
     /// Whether changes wait for [`Forest::thaw`].

@@ -210,7 +210,8 @@ impl RekeyRun<'_> {
         let vault = self.vault;
         if vault.dataset_at(ino)?.is_some() {
             let stored = vault.nodes.lock().stored_path(ino).ok_or(VaultError::Stale)?;
-            let resealed = self.progress.dataset(&stored);
+            // Not while the vault is frozen: the store would change.
+            let resealed = vault.change().and_then(|_pass| self.progress.dataset(&stored));
             return self.note(ino, resealed);
         }
         if vault.name_mode == NameMode::Encrypted {

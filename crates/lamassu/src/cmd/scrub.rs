@@ -6,13 +6,10 @@ use crate::output::{self, Ui};
 use crate::progress::Meter;
 use crate::signals;
 use crate::text;
-use lamassu_anchor::{Anchor, AnchorError, ObjectId};
-use lamassu_format::header::VaultHeader;
-use lamassu_format::name;
-use lamassu_host::{Error, anchors};
-use lamassu_keys::header_file;
+use lamassu_anchor::{Anchor, ObjectId};
+use lamassu_host::Error;
+use lamassu_host::anchors::{ComparedRecords, compare_records};
 use lamassu_store::Backend;
-use lamassu_vault::VaultError;
 use lamassu_vault::scrub::{ScrubFinding, ScrubWatch, Scrubbed, scrub};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
@@ -148,7 +145,8 @@ pub fn run(ui: &Ui, args: &Args) -> Result<()> {
         throttle: Throttle { limit: args.limit, begun: Instant::now(), read: 0 },
         datasets: Vec::new(),
     };
-    let mut records = compare_records(ui, &mut watch, &args.dir, Path::new(""), &anchor)?;
+    let compared = compare_records(&args.dir, &anchor)?;
+    let mut records = tell_records(ui, &mut watch, &args.dir, Path::new(""), &compared);
     let done = scrub(backend.root(), &header, &anchor, &mut watch).map_err(Error::from);
     let is_stopped = signals::interrupted();
     if done.is_err() || is_stopped {
@@ -185,35 +183,31 @@ pub fn run(ui: &Ui, args: &Args) -> Result<()> {
     )
 }
 
-/// Compares the header, the history and the record of sessions of the vault in `dir` with its anchor. Returns how many
-/// are not as it knows. `stored`: where the vault lies in the store that is gone through.
-fn compare_records(ui: &Ui, watch: &mut Watch<'_>, dir: &Path, stored: &Path, anchor: &Anchor) -> Result<u64> {
-    let compared = anchors::compare_records(dir, anchor)?;
+/// Tells what of the header, the history and the record of sessions of the vault in `dir` is not as its anchor knows,
+/// and how many those are. `stored`: where the vault lies in the store that is gone through.
+fn tell_records(ui: &Ui, watch: &mut Watch<'_>, dir: &Path, stored: &Path, compared: &ComparedRecords) -> u64 {
     if compared.is_history_unreadable {
         ui.warn(format_args!("{}: the history cannot be read, and was not compared", dir.display()));
     }
     for found in &compared.findings {
         watch.tell(found.kind, stored.join(found.name).display().to_string(), found.what);
     }
-    Ok(compared.findings.len() as u64)
+    compared.findings.len() as u64
 }
 
 /// The same of a dataset, where this host has its anchor.
 fn dataset_records(ui: &Ui, watch: &mut Watch<'_>, dir: &Path, stored: &Path) -> Result<u64> {
     let dir = dir.join(stored);
-    let header: VaultHeader = header_file::read(&dir.join(name::HEADER))?;
-    let table = match ui.policy.anchors.look(&header.id()) {
-        Err(Error::Vault(VaultError::Anchor(AnchorError::Missing { .. })) | Error::NoAnchorPlace) => {
+    match ui.policy.anchors.compare_records_of_dataset(&dir)? {
+        Some(compared) => Ok(tell_records(ui, watch, &dir, stored, &compared)),
+        None => {
             ui.warn(format_args!(
                 "{}: the anchor of this dataset is not on this machine: its header and history were not compared",
                 dir.display()
             ));
-            return Ok(0);
+            Ok(0)
         }
-        found => found?.1,
-    };
-    let anchor = Anchor::open(Arc::new(table), &header.id()).map_err(Error::from)?;
-    compare_records(ui, watch, &dir, stored, &anchor)
+    }
 }
 
 fn report(ui: &Ui, args: &Args, done: Scrubbed, findings: Vec<Told>) -> Result<()> {

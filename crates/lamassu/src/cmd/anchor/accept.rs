@@ -14,9 +14,9 @@ use lamassu_host::{Error, Unsealed};
 use lamassu_keys::history::EventKind;
 use lamassu_keys::{Event, Update};
 use lamassu_store::Backend as _;
-use lamassu_vault::VaultError;
 use lamassu_vault::anchor::Accepted;
-use std::path::Path;
+use lamassu_vault::{Vault, VaultError};
+use std::path::{Path, PathBuf};
 
 pub fn accept(ui: &Ui, args: &Accept) -> Result<()> {
     refuse_mounted(&args.dir)?;
@@ -79,13 +79,58 @@ fn paths(ui: &Ui, args: &Accept) -> Result<()> {
         note(ui, &unsealed, &args.dir, path, args.recursive)?;
         let accepted = opened.vault.accept(plain.as_os_str(), args.recursive).with_context(context)?;
         tell(ui, path, &accepted);
-        match accepted.damaged {
-            0 => Ok(()),
-            problems => Err(Fault::DamageLeft { problems }.into()),
+        let stale = stale_datasets(ui, args, &opened.vault, plain)?;
+        match (accepted.damaged, stale) {
+            (0, 0) => Ok(()),
+            (0, datasets) => Err(Fault::DatasetsStale { datasets }.into()),
+            (problems, _) => Err(Fault::DamageLeft { problems }.into()),
         }
     });
     let closed = opened.vault.close();
     done.and_then(|()| Ok(closed?))
+}
+
+/// A dataset has an anchor of its own, so nothing of it was accepted. Tells which at a path, or where asked below it,
+/// have a header or a history that is not the newest, and how each is accepted.
+fn stale_datasets(ui: &Ui, args: &Accept, vault: &Vault, plain: &Path) -> Result<usize> {
+    let mut stale = 0;
+    for stored in datasets_at(vault, args, plain)? {
+        let dir = args.dir.join(&stored);
+        let shown = text::printable(&dir.display().to_string());
+        match ui.policy.anchors.compare_records_of_dataset(&dir)? {
+            Some(compared) if !compared.findings.is_empty() => {
+                stale += 1;
+                let found: Vec<&str> = compared.findings.iter().map(|found| found.what).collect();
+                ui.warn(format_args!(
+                    "the dataset {shown} has an anchor of its own: {}; `lamassu anchor accept {shown}` takes them for the newest",
+                    found.join(", ")
+                ));
+            }
+            Some(_) | None => ui.note(format_args!(
+                "the dataset {shown} has an anchor of its own: `lamassu anchor accept {shown} PATH…` takes what is in it for the newest"
+            )),
+        }
+    }
+    Ok(stale)
+}
+
+/// By their paths in the store: the dataset that a path is, and with `--recursive` those below it.
+fn datasets_at(vault: &Vault, args: &Accept, plain: &Path) -> Result<Vec<PathBuf>> {
+    let itself = vault.dataset_on(plain.as_os_str())?.map(|(dataset, _)| dataset.stored);
+    if !args.recursive {
+        return Ok(itself.into_iter().collect());
+    }
+    let at = match vault.stored_path(plain.as_os_str()) {
+        // The store has nothing there, which was accepted.
+        Err(VaultError::NotFound) => return Ok(Vec::new()),
+        at => at?,
+    };
+    let dir = args.dir.join(&at);
+    let below = match dir.is_dir() {
+        true => lamassu_vault::datasets_below(&dir).map_err(|source| Error::CannotList { dir, source })?,
+        false => Vec::new(),
+    };
+    Ok(itself.into_iter().chain(below.into_iter().map(|below| at.join(below))).collect())
 }
 
 fn note(ui: &Ui, unsealed: &Unsealed, dir: &Path, path: &Path, recursive: bool) -> Result<()> {
