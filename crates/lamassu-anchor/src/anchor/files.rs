@@ -74,13 +74,23 @@ impl Anchor {
         if open_window(file, opening)? {
             state.queue_row(object, row);
         }
-        let Some(recorded) = self.recorded_row(state, object)? else { return Ok(false) }; // A2
+        let recorded = self.recorded_row(state, object)?;
         if state.nameless.contains_key(&object) {
-            return Ok(true); // once its removal is durable, nobody asks for its pages
+            return Ok(recorded.is_some()); // once its removal is durable, nobody asks for its pages
         }
+        // A2: a file that is not recorded may have a root in the queue, and any commit may take that. So a row never
+        // becomes durable without the records that are to be held under its root. Only the wait is left out.
+        let is_held = self.queue_held(state, opening)?;
+        let Some(recorded) = recorded else { return Ok(false) };
         let noted = recorded.file().and_then(|file| file.open.as_ref());
         let noted = noted.filter(|open| open.window(opening.window.session).is_some());
-        let mut needs_commit = noted.is_none_or(|open| !holds_cut(open, opening.cut));
+        Ok(!is_held || noted.is_none_or(|open| !holds_cut(open, opening.cut)))
+    }
+
+    /// Queues the tree records of an opening that are not held. True: all of them are held durably, and stay so.
+    fn queue_held(&self, state: &mut State, opening: &Opening) -> Result<bool> {
+        let object = opening.object;
+        let mut is_held = true;
         for (record, digests) in &opening.held {
             let queued = state.layers().into_iter().flatten().find_map(|layer| layer.held.get(&(object, *record)));
             let is_durable = self.table.get(Space::Held, &held_key(object, *record))?.is_some();
@@ -88,9 +98,9 @@ impl Anchor {
             if queued.is_none_or(|digests| digests.is_none()) && (!is_durable || is_going) {
                 state.queued.held.insert((object, *record), Some(digests.clone()));
             }
-            needs_commit |= !is_durable || is_going;
+            is_held &= is_durable && !is_going;
         }
-        Ok(needs_commit)
+        Ok(is_held)
     }
 
     /// The row of an object that is durable, or is becoming so: its opening has to be waited for.

@@ -56,8 +56,8 @@ impl<'a> Recording<'a> {
     pub fn new(setup: &'a Setup, seed: u64) -> Recording<'a> {
         let store = Arc::new(CrashBackend::with_granularity(u64::from(setup.block_size)));
         let position = store.clone();
-        let side =
-            || AnchorSide::new(Arc::new(move || position.position()), 1 + (seed % 4) as u8, !seed.is_multiple_of(3));
+        let is_durable = !setup.at_intervals && !seed.is_multiple_of(3);
+        let side = || AnchorSide::new(Arc::new(move || position.position()), 1 + (seed % 4) as u8, is_durable);
         let hooked = FaultBackend::new(store.clone());
         let backing = create_in(&hooked);
         let anchor = setup.anchored.then(side);
@@ -168,8 +168,22 @@ impl<'a> Recording<'a> {
 
     pub fn sync(&mut self) {
         self.file().sync().expect("syncs");
+        self.acknowledge();
+    }
+
+    /// The end of a step that waits for the anchor, unless that is committed to at intervals: then nothing is
+    /// acknowledged yet.
+    fn acknowledge(&mut self) {
+        if !self.setup.at_intervals {
+            self.commit_anchor();
+        }
+        self.done(!self.setup.at_intervals);
+    }
+
+    /// A commit of the anchor at some time: at an interval, or since a name of the file is changed.
+    pub fn commit_what_is_queued(&mut self) {
         self.commit_anchor();
-        self.done(true);
+        self.done(false);
     }
 
     /// A settling, and a write of whole blocks by somebody else from its `nth` change of the store on. What comes
@@ -183,8 +197,7 @@ impl<'a> Recording<'a> {
         let settle = || file.settle_now().expect("settles");
         let went = meanwhile(&self.hooked, nth, patience, settle, || file.write_at(first * b, &data).expect("writes"));
         self.trace.meanwhile += u64::from(went && blocks > 0);
-        self.commit_anchor();
-        self.done(true);
+        self.acknowledge();
         let (from, until) = ((first * b) as usize, (first * b) as usize + data.len());
         self.model.resize(self.model.len().max(until), 0);
         self.model[from..until].copy_from_slice(&data);
@@ -209,8 +222,7 @@ impl<'a> Recording<'a> {
 
     pub fn settle(&mut self) {
         self.file().settle_now().expect("settles");
-        self.commit_anchor();
-        self.done(true);
+        self.acknowledge();
     }
 
     /// As a vault does: one barrier for many files, and writes that come between.
@@ -256,19 +268,23 @@ impl<'a> Recording<'a> {
     /// A clean end and a new start: what mounting does first is a barrier.
     pub fn reopen(&mut self) {
         self.file().flush().expect("flushes");
-        if self.anchor.is_some() {
-            self.settle_with_the_store();
+        match self.anchor {
+            Some(_) if self.setup.at_intervals => self.settle(),
+            Some(_) => self.settle_with_the_store(),
+            None => {}
         }
         self.file = None;
         self.sync_store();
-        self.commit_anchor();
+        if !self.setup.at_intervals {
+            self.commit_anchor();
+        }
         let backing = raw(&self.hooked);
         let len = backing.stat().expect("stats").len;
         self.file = Some(match &self.anchor {
             Some(side) => File::open_object(self.ctx.clone(), backing, len, "test", side.object).expect("opens"),
             None => File::open(self.ctx.clone(), backing, "test").expect("opens"),
         });
-        self.done(true);
+        self.done(!self.setup.at_intervals);
     }
 
     pub fn finish(mut self) -> Trace {
@@ -300,7 +316,7 @@ pub fn random_workload(setup: &Setup, seed: u64, steps: usize, size_max: u64) ->
             r.change_profile(profile, steps);
             continue;
         }
-        match r.rng.below(17) {
+        match r.rng.below(if setup.at_intervals { 19 } else { 17 }) {
             0..=4 => r.write(offset, len),
             5 => r.append(1 + len % 5000),
             6..=7 => {
@@ -317,7 +333,8 @@ pub fn random_workload(setup: &Setup, seed: u64, steps: usize, size_max: u64) ->
             13 => r.settle_meanwhile(offset / r.b(), len.div_ceil(r.b()).min(20), 1 + len % 4),
             14 => r.settle(),
             15 => r.settle_with_the_store(),
-            _ => r.reopen(),
+            16 => r.reopen(),
+            _ => r.commit_what_is_queued(),
         }
     }
     r.finish()

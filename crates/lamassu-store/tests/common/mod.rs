@@ -45,6 +45,9 @@ pub struct Setup {
     pub epochs: u8,
     /// Whether an anchor remembers the file.
     pub anchored: bool,
+    /// Whether an fsync does not wait for the anchor, which is committed to at some time later. The file's entry is not
+    /// durable before.
+    pub at_intervals: bool,
     /// The profiles that the file gets in random workloads, one after another.
     pub profiles: &'static [Profile],
 }
@@ -63,6 +66,7 @@ impl Default for Setup {
             domain: Domain::Zone,
             epochs: 1,
             anchored: false,
+            at_intervals: false,
             profiles: &[],
         }
     }
