@@ -47,6 +47,8 @@ fn committed_at_intervals() {
     let states =
         random("committed_at_intervals", &setup, 130_050..130_100, 24, 900_000, Depth { losses: 4, stride: 8 });
     tell("committed_at_intervals", states, 300);
+    let states = random("committed_at_intervals", &setup, 140_000..140_100, 30, 20_000, Depth { losses: 4, stride: 1 });
+    tell("committed_at_intervals, small files", states, 3_000);
 }
 
 /// Trees of more than one level: blocks of 4096 bytes, few of them a page, and degrees from 2 on.

@@ -18,7 +18,7 @@ use lamassu_store::file::{Durability, Rekey};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The least number of crash states of each test below; together what one run promises.
-const MINIMA: [(&str, u64); 23] = [
+const MINIMA: [(&str, u64); 24] = [
     ("small_files", 35_000),
     ("small_files_too", 35_000),
     ("several_pages", 600),
@@ -42,6 +42,7 @@ const MINIMA: [(&str, u64); 23] = [
     ("profiles_at_any_time", 5_000),
     ("profiles_of_several_pages", 300),
     ("zeros_that_are_stored_plain", 100),
+    ("holes_that_are_cut_off_and_filled", 20),
 ];
 
 const _: () = {
@@ -166,6 +167,28 @@ fn zeros_that_are_stored_plain() {
             let depth = Depth { losses: 20, stride: 1 };
             states += must_survive(name, &setup, &r.finish(), chosen_seed().unwrap_or(1), depth);
         }
+    }
+    tell(name, states, minimum(name));
+}
+
+/// Blocks become holes, and the file shorter, and longer again: what comes into their place waits until the page without
+/// the holes is durable.
+#[test]
+fn holes_that_are_cut_off_and_filled() {
+    let name = "holes_that_are_cut_off_and_filled";
+    let mut states = 0;
+    for anchored in [false, true] {
+        let setup = Setup { anchored, ..Setup::default() };
+        let mut r = Recording::new(&setup, 1);
+        r.write(0, 16_384);
+        r.settle();
+        r.punch(4096, 12_288);
+        r.flush();
+        r.truncate(4096);
+        r.write(4096, 12_288);
+        r.flush();
+        let depth = Depth { losses: 40, stride: 1 };
+        states += must_survive(name, &setup, &r.finish(), chosen_seed().unwrap_or(1), depth);
     }
     tell(name, states, minimum(name));
 }

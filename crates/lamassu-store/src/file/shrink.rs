@@ -267,6 +267,7 @@ impl Core {
         let held = self.page_as_covered(st, g)?;
         let (mut page, mut lost) = held.unwrap_or((self.new_page(st), 0));
         let blocks = (geo.end_block(size) - geo.first_block(g)) as usize;
+        let gives_up_pending = page.pending >> blocks != 0;
         clip(&mut page, blocks, size, &geo, g);
         if page.tail.is_empty() {
             page.keys.resize(blocks);
@@ -276,6 +277,11 @@ impl Core {
         let floor = if g == PageNo::ZERO { 0 } else { st.sizes.floor() };
         self.write_page(st, g, page, lost, SizeFields { size, floor, ..st.sizes.fields() }, PageId::AsFits)?;
         st.sizes.set_stored(size);
+        if gives_up_pending {
+            // I8: the page from before may be what a crash leaves. It knows what was there, or zeros, and no data that
+            // comes next. Where that data finds zeros already no other step waits.
+            st.marks.hold_data_back();
+        }
         Ok(())
     }
 }
