@@ -9,8 +9,8 @@ help: ## lists the targets
 setup: ## installs what is missing: Debian packages, the Rust toolchain, cargo-deny
 	scripts/setup
 
-build: ## builds the `lamassu` program, optimised
-	cargo build --locked --release --package lamassu
+build: ## builds `lamassu` and `lamassu-server`, optimised
+	cargo build --locked --release --package lamassu --package lamassu-server
 
 # `make build` as the user, then `make install` as root. Packagers set DESTDIR, and PREFIX=/usr.
 PREFIX ?= /usr/local
@@ -24,6 +24,7 @@ completions = bash-completion/completions/lamassu zsh/site-functions/_lamassu fi
 install: ## installs the program, its links for mount(8) and shell completions (PREFIX=/usr/local DESTDIR=)
 	@test -x $(program) || { echo "there is no $(program): run make build first" >&2; exit 1; }
 	install -D -m 755 $(program) $(bindir)/lamassu
+	install -D -m 755 $(program)-server $(bindir)/lamassu-server
 	install -d $(DESTDIR)$(SBINDIR) $(addprefix $(sharedir)/,$(dir $(completions)))
 	ln -sf $(PREFIX)/bin/lamassu $(DESTDIR)$(SBINDIR)/mount.fuse.lamassu
 	ln -sf $(PREFIX)/bin/lamassu $(DESTDIR)$(SBINDIR)/mount.lamassu
@@ -32,7 +33,7 @@ install: ## installs the program, its links for mount(8) and shell completions (
 	$(program) completions fish > $(sharedir)/$(word 3,$(completions))
 
 uninstall: ## removes what `make install` installed (same PREFIX and DESTDIR)
-	rm -f $(bindir)/lamassu $(addprefix $(DESTDIR)$(SBINDIR)/,mount.fuse.lamassu mount.lamassu) $(addprefix $(sharedir)/,$(completions))
+	rm -f $(bindir)/lamassu $(bindir)/lamassu-server $(addprefix $(DESTDIR)$(SBINDIR)/,mount.fuse.lamassu mount.lamassu) $(addprefix $(sharedir)/,$(completions))
 
 demo: setup build ## shows on real data that the ciphertext deduplicates (a few minutes)
 	scripts/demo

@@ -1,5 +1,5 @@
-//! How far a table has come: a digest over every commit since it was made. A server keeps it in the same commit, so that
-//! a copy of its table knows whether it is whole, and a commit knows what it goes on from.
+//! How far a table has come: a digest over every commit since it was made. A server keeps it in the same commit, so
+//! that a copy of its table knows whether it is whole, and a commit knows what it goes on from.
 
 use crate::AnchorError;
 use crate::table::{Change, Space, Table};

@@ -1,5 +1,5 @@
-//! Who a host is: its key, its certificate and the certificate of the server's authority, in a directory for each server
-//! that it has joined.
+//! Who a host is: its key, its certificate and the certificate of the server's authority, in a directory for each
+//! server that it has joined.
 
 use crate::tls::TlsError;
 use rcgen::{KeyPair, PKCS_ED25519};

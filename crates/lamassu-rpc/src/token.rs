@@ -1,8 +1,8 @@
 //! What lets a host join: one line, to be used once.
 //!
-//! It names the server's address, the digest of its authority's certificate, and 128 random bits. From those comes a key
-//! pair, whose public key alone the server keeps. A host that joins proves by that key, in the TLS handshake, that it
-//! has the token, so that the server talks to nobody whom it does not know.
+//! It names the server's address, the digest of its authority's certificate, and 128 random bits. From those comes a
+//! key pair, whose public key alone the server keeps. A host that joins proves by that key, in the TLS handshake, that
+//! it has the token, so that the server talks to nobody whom it does not know.
 
 use data_encoding::BASE32_NOPAD;
 use lamassu_crypto::wrap::sha256;

@@ -1,5 +1,5 @@
-//! What an administrator asks: of a server that runs, by a socket in its directory that nobody else may open; of one that
-//! does not, by its state. One line of JSON each way.
+//! What an administrator asks: of a server that runs, by a socket in its directory that nobody else may open; of one
+//! that does not, by its state. One line of JSON each way.
 
 use crate::authority::Authority;
 use crate::config::Config;

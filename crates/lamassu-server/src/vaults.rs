@@ -1,7 +1,7 @@
 //! The vaults whose anchors are kept here: for each the table of its rows and its leases.
 //!
-//! A vault is used as a whole: its sessions hold a lease of [`VAULT`]. What changes the leases is durable before anybody
-//! hears of it; what fails to become durable ends the server, which starts again on what is durable.
+//! A vault is used as a whole: its sessions hold a lease of [`VAULT`]. What changes the leases is durable before
+//! anybody hears of it; what fails to become durable ends the server, which starts again on what is durable.
 
 use crate::state::State;
 use crate::{Result, ServerError};

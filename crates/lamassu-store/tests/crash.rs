@@ -171,8 +171,8 @@ fn zeros_that_are_stored_plain() {
     tell(name, states, minimum(name));
 }
 
-/// Blocks become holes, and the file shorter, and longer again: what comes into their place waits until the page without
-/// the holes is durable.
+/// Blocks become holes, and the file shorter, and longer again: what comes into their place waits until the page
+/// without the holes is durable.
 #[test]
 fn holes_that_are_cut_off_and_filled() {
     let name = "holes_that_are_cut_off_and_filled";

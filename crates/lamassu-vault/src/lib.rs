@@ -218,7 +218,15 @@ impl Vault {
                 "this vault is a snapshot, which is never written; `lamassu clone` makes a copy to work in",
             ));
         }
-        let lock = if options.read_only { None } else { Some(take_lock(&*backend)?) };
+        // Where the anchor's server says who writes, a host whose session has ended may still hold the store's lock.
+        let is_server_held = options.anchor.as_ref().is_some_and(|anchor| anchor.may_end());
+        let lock = match options.read_only {
+            true => None,
+            false => match take_lock(&*backend) {
+                Err(VaultError::Locked) if is_server_held => None,
+                lock => Some(lock?),
+            },
+        };
         let root = backend.root();
         let book = Arc::new(session::Book::open(root.clone(), ring.clone(), header.id(), options.anchor.clone()));
         let sessions = Arc::new(Sessions::new(book.clone()));

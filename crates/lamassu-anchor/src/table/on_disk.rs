@@ -409,8 +409,8 @@ impl DiskTable {
         failed(op, error, &self.path)
     }
 
-    /// Visits all rows of the vault as of one moment, in the order of [`Space::OF_VAULT`] and of keys. `visit` stops it by
-    /// an error of its own, and asks nothing of this table.
+    /// Visits all rows of the vault as of one moment, in the order of [`Space::OF_VAULT`] and of keys. `visit` stops it
+    /// by an error of its own, and asks nothing of this table.
     ///
     /// # Errors
     /// That of `visit`; [`AnchorError::Io`], [`AnchorError::Unreadable`].

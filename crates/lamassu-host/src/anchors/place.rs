@@ -4,8 +4,8 @@
 //! A dataset that is copied with the vault it lies in keeps its id. So the copy's anchor has the ids of both, and is
 //! found where that vault is what a command is about; by itself, the copy is taken for the original.
 //!
-//! A place other than the usual, or the server that keeps it, is remembered in a file of one line beside the usual one. What lies in the vault
-//! itself is refused here; `disk` looks for other places that the store owns.
+//! A place other than the usual, or the server that keeps it, is remembered in a file of one line beside the usual one.
+//! What lies in the vault itself is refused here; `disk` looks for other places that the store owns.
 
 use super::Anchors;
 use crate::{Error, Result, hex};

@@ -1,5 +1,5 @@
-//! Anchors that a server keeps (`docs/sharing.md`). This host has a copy in the usual place, which is as new as its last
-//! session; who this host is at each server lies in a directory beside that of anchors.
+//! Anchors that a server keeps (`docs/sharing.md`). This host has a copy in the usual place, which is as new as its
+//! last session; who this host is at each server lies in a directory beside that of anchors.
 
 use super::place::make_dir_of;
 use super::{Access, Anchors};

@@ -203,10 +203,10 @@ fn up_to_date(session: &Session, vault: [u8; 16], file: &Path, local: Option<Dis
     // Left by a run that was cut off.
     let _ = fs::remove_file(&new);
     let fetched = fetch(session, &new).and_then(|table| {
-        let (found, table) = revision(table, &vault)?.ok_or(AnchorError::Empty)?;
+        let (found, _) = revision(table, &vault)?.ok_or(AnchorError::Empty)?;
         match seen.as_ref().filter(|(seen, _)| found <= *seen) {
             Some((seen, _)) => Err(session.connection().error(ServerFault::Older { found, seen: *seen })),
-            None => Ok(drop(table)),
+            None => Ok(()),
         }
     });
     let placed = fetched.and_then(|()| {

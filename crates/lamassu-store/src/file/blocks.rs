@@ -18,8 +18,8 @@ use lamassu_format::{BlockNo, Digest, Geometry, PageNo};
 use std::collections::BTreeSet;
 use std::io;
 
-/// The digest of a block as it lies in the store: H(0x04 ‖ block number as u64 ‖ stored bytes). None where those are all
-/// zeros, as in a hole, and as zeros are that a profile stores plain: a store cannot tell the two apart.
+/// The digest of a block as it lies in the store: H(0x04 ‖ block number as u64 ‖ stored bytes). None where those are
+/// all zeros, as in a hole, and as zeros are that a profile stores plain: a store cannot tell the two apart.
 pub(super) fn block_digest(block: BlockNo, stored: &[u8]) -> Digest {
     if stored.iter().all(|byte| *byte == 0) {
         return Digest::NONE;
