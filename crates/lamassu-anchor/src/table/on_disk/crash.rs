@@ -40,7 +40,7 @@ fn run(rng: &mut TestRng, commits: usize) -> Run {
         // A value of a few blocks of the log at times, so that it is soon full.
         let (many, longest) = [(1, 20), (3, 4000), (6, 8000), (400, 400)][below(rng, 4)];
         let changes = (0..=below(rng, many)).map(|_| Change {
-            space: Space::ALL[below(rng, Space::ALL.len())],
+            space: Space::OF_VAULT[below(rng, Space::OF_VAULT.len())],
             key: vec![below(rng, 40) as u8],
             value: (below(rng, 4) > 0).then(|| vec![n as u8; below(rng, longest)]),
         });
