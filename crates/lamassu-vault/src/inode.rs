@@ -232,6 +232,11 @@ impl NodeTable {
         self.nodes.get(&ino).is_some_and(|n| n.live)
     }
 
+    /// Whether the kernel refers to a node.
+    pub fn is_referred_to(&self, ino: Ino) -> bool {
+        self.nodes.get(&ino).is_some_and(|n| n.lookups > 0)
+    }
+
     /// What is left to say of a zombie.
     pub fn last_stat(&self, ino: Ino) -> Option<Stat> {
         self.nodes.get(&ino)?.last.as_deref().copied()

@@ -6,6 +6,9 @@
 //! again and again the second time fails too. So the backing file is opened before the name goes, and kept until the
 //! kernel forgets the inode, which it does at once unless it is about to open it. (After unlink(2) the second look
 //! finds nothing, which is right: nothing is kept.)
+//!
+//! What such a file holds that was never committed is known to this process alone: no barrier and no commit of the
+//! anchor is for a file without a name. So it stays in the table of files, too, until the kernel has forgotten it.
 
 use crate::inode::StoreId;
 use crate::open::OpenFile;
@@ -66,8 +69,16 @@ impl Vault {
         Some(ino)
     }
 
+    /// Whether the kernel may yet open such a file.
+    pub(crate) fn may_be_opened_nameless(&self, ino: Ino) -> bool {
+        self.nameless.get(ino).is_some() && self.nodes.lock().is_referred_to(ino)
+    }
+
     /// To be called when references were given back: the file goes with the last of them.
     pub(crate) fn forget_nameless(&self, ino: Ino) {
+        if self.nameless.get(ino).is_some() && !self.nodes.lock().is_referred_to(ino) {
+            self.let_go(ino, true);
+        }
         let mut kept = self.nameless.kept.lock();
         if kept.contains_key(&ino) && self.nodes.lock().kind(ino).is_none() {
             kept.remove(&ino);

@@ -314,8 +314,8 @@ impl Vault {
         if !self.files.unhold(open.ino) {
             return;
         }
-        let live = self.nodes.lock().is_live(open.ino);
-        if live && open.is_unsettled() {
+        let stays = self.nodes.lock().is_live(open.ino) || self.may_be_opened_nameless(open.ino);
+        if stays && open.is_unsettled() {
             open.touched(self.now());
             let idle = self.files.idle_count();
             if idle > self.idle_max
@@ -326,7 +326,7 @@ impl Vault {
                 self.options.upkeep.want();
             }
         } else {
-            self.let_go(open.ino, !live);
+            self.let_go(open.ino, !stays);
         }
     }
 

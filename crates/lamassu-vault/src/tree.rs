@@ -408,7 +408,7 @@ impl Vault {
             (None, _) => {}
             (Some(ino), Kind::Dir) => self.dirs.drop_dir(ino),
             // It has no handles: what waits to be committed need not be.
-            (Some(ino), _) => self.let_go(ino, true),
+            (Some(ino), _) => self.let_go(ino, !self.may_be_opened_nameless(ino)),
         }
         self.forget_objects();
     }

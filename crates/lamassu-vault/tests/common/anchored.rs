@@ -67,6 +67,18 @@ impl Lab {
         Lab::over(recipe, memory(), Arc::new(MemoryTable::default()))
     }
 
+    /// With a second tree of each file, over its blocks.
+    pub fn new_with_blocks() -> (Lab, Vault) {
+        let (lab, vault) = Lab::new(Recipe::default());
+        vault.close().unwrap();
+        let mut row = VaultRow::decode(&lab.table.get(Space::Vault, b"vault").unwrap().unwrap()).unwrap();
+        row.blocks = true;
+        let change = Change { space: Space::Vault, key: b"vault".to_vec(), value: Some(row.encode()) };
+        lab.table.commit(&[change]).unwrap();
+        let vault = lab.open();
+        (lab, vault)
+    }
+
     pub fn open(&self) -> Vault {
         open_anchored(&self.recipe, &self.backend, &self.table, false).unwrap()
     }
