@@ -178,6 +178,12 @@ impl Server {
         step
     }
 
+    /// The process has not run for a while: what sessions said in that time may not have been heard yet, so that all
+    /// count as heard of now. None ends sooner for that.
+    pub fn was_away(&mut self, now: Millis) {
+        self.sessions.values_mut().for_each(|session| session.heard = session.heard.max(now));
+    }
+
     /// Time has passed: what has expired ends, what may be recalled now is.
     pub fn tick(&mut self, now: Millis) -> Step {
         let mut step = self.expire(now);

@@ -1,8 +1,8 @@
 //! Messages from and to leases, rows and heads. What a peer sent is checked here, once.
 
-use crate::proto;
+use crate::{ROWS_MAX, proto};
 use lamassu_anchor::head::Head;
-use lamassu_anchor::table::{Change, Space};
+use lamassu_anchor::table::{self, Change, Space};
 use lamassu_lease::{Call, Grant, GrantNo, Mode, Object, Reply, RequestNo};
 
 /// A message that makes no sense.
@@ -16,6 +16,8 @@ type Result<T> = std::result::Result<T, Garbled>;
 const KEY_MAX: usize = 64;
 /// Longest value of a row.
 const VALUE_MAX: usize = 32 << 10;
+/// A message of rows has so many bytes, and at most one row more.
+const BATCH_LEN: usize = 256 << 10;
 
 /// A vault's id.
 ///
@@ -33,31 +35,56 @@ pub fn head(bytes: &[u8]) -> Result<Head> {
     bytes.try_into().map(Head).map_err(|_| Garbled("a head is not 32 bytes"))
 }
 
-/// A change for the wire.
-pub fn from_change(change: &Change) -> proto::Change {
-    let space = Space::ALL.iter().position(|one| *one == change.space).unwrap_or_default();
-    proto::Change { space: space as u32, key: change.key.clone(), value: change.value.clone() }
-}
-
-/// A change of the wire. The head is nobody's to change but the server's.
+/// Changes of the wire, of which one message may have so many. The head is nobody's to change but the server's.
 ///
 /// # Errors
 /// [`Garbled`].
-pub fn to_change(change: proto::Change) -> Result<Change> {
-    let space = usize::try_from(change.space).ok().and_then(|at| Space::ALL.get(at).copied());
-    let space = space.filter(|space| *space != Space::Head).ok_or(Garbled("a row is of no table"))?;
-    if change.key.len() > KEY_MAX || change.value.as_ref().is_some_and(|value| value.len() > VALUE_MAX) {
-        return Err(Garbled("a row is too long"));
+pub fn to_changes(packed: &[u8], count_max: usize) -> Result<Vec<Change>> {
+    let changes = table::unpack(packed, count_max).ok_or(Garbled("rows do not parse, or are too many"))?;
+    let is_good = |change: &Change| {
+        let is_short =
+            change.key.len() <= KEY_MAX && change.value.as_ref().is_none_or(|value| value.len() <= VALUE_MAX);
+        change.space != Space::Head && is_short
+    };
+    match changes.iter().all(is_good) {
+        true => Ok(changes),
+        false => Err(Garbled("a row is too long, or of no table of a vault")),
     }
-    Ok(Change { space, key: change.key, value: change.value })
 }
 
-/// Changes of the wire.
+/// Rows of the wire.
 ///
 /// # Errors
 /// [`Garbled`].
-pub fn to_changes(changes: Vec<proto::Change>) -> Result<Vec<Change>> {
-    changes.into_iter().map(to_change).collect()
+pub fn to_rows(packed: &[u8]) -> Result<Vec<Change>> {
+    let rows = to_changes(packed, ROWS_MAX)?;
+    match rows.iter().all(|row| row.value.is_some()) {
+        true => Ok(rows),
+        false => Err(Garbled("a row has no value")),
+    }
+}
+
+/// Rows on their way to the wire, a message at a time.
+#[derive(Debug, Default)]
+pub struct Batch {
+    packed: Vec<u8>,
+    count: usize,
+}
+
+impl Batch {
+    /// Takes a row in; a message's worth of them comes out when there are enough.
+    pub fn push(&mut self, space: Space, key: &[u8], value: &[u8]) -> Option<Vec<u8>> {
+        let row = Change { space, key: key.to_vec(), value: Some(value.to_vec()) };
+        self.packed.extend(table::pack([&row]));
+        self.count += 1;
+        let is_full = self.count == ROWS_MAX || self.packed.len() >= BATCH_LEN;
+        is_full.then(|| std::mem::take(self).packed)
+    }
+
+    /// What is left.
+    pub fn rest(self) -> Vec<u8> {
+        self.packed
+    }
 }
 
 /// A mode for the wire.
@@ -206,14 +233,37 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused() {
-        let change =
-            |space, key: usize, value: usize| proto::Change { space, key: vec![0; key], value: Some(vec![0; value]) };
-        let head = Space::ALL.iter().position(|space| *space == Space::Head).unwrap_or_default() as u32;
-        for garbled in [change(99, 8, 8), change(1, KEY_MAX + 1, 8), change(1, 8, VALUE_MAX + 1), change(head, 4, 32)] {
-            assert!(to_change(garbled).is_err());
+    fn rows_go_in_messages_of_a_bounded_length() {
+        let (mut batch, mut messages) = (Batch::default(), Vec::new());
+        let count = 3 * ROWS_MAX as u64 + 7;
+        for n in 0..count {
+            messages.extend(batch.push(Space::Objects, &n.to_be_bytes(), &[7; 100]));
         }
-        assert!(to_change(change(1, 8, 8)).is_ok());
+        messages.push(batch.rest());
+        let rows: Vec<_> = messages.iter().flat_map(|message| to_rows(message).expect("rows")).collect();
+        assert!(messages.len() == 4 && rows.len() as u64 == count);
+        assert!(rows.iter().zip(0_u64..).all(|(row, n)| row.key == n.to_be_bytes()));
+        let mut batch = Batch::default();
+        let large = (0..100).find_map(|_| batch.push(Space::Held, &[1], &[0; VALUE_MAX])).expect("a message");
+        assert!(large.len() < 2 * BATCH_LEN);
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused() {
+        let row = |space, key: usize, value: usize| {
+            let change = Change { space, key: vec![0; key], value: Some(vec![0; value]) };
+            to_changes(&table::pack([&change]), 1)
+        };
+        let good = row(Space::Objects, KEY_MAX, VALUE_MAX);
+        assert!(good.is_ok_and(|changes| changes.len() == 1));
+        for (space, key, value) in
+            [(Space::Objects, KEY_MAX + 1, 8), (Space::Objects, 8, VALUE_MAX + 1), (Space::Head, 4, 32)]
+        {
+            assert!(row(space, key, value).is_err());
+        }
+        let removal = Change { space: Space::Objects, key: vec![1], value: None };
+        assert!(to_changes(&table::pack([&removal]), 1).is_ok() && to_rows(&table::pack([&removal])).is_err());
+        assert!(to_changes(&table::pack([&removal, &removal]), 1).is_err(), "more than there may be");
         assert!(to_call(proto::Up { said: None }).is_err() && to_reply(proto::Down { said: None }).is_err());
         assert!(to_mode(7).is_err() && vault(&[0; 15]).is_err() && super::head(&[0; 31]).is_err());
     }

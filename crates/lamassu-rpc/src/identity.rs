@@ -1,5 +1,5 @@
-//! Who a host is: its key, its certificate and the certificate of the server's authority, in a directory for each
-//! server that it has joined.
+//! Who a host is: its key, and the certificate of the server's authority, in a directory for each server that it has
+//! joined.
 
 use crate::tls::TlsError;
 use rcgen::{KeyPair, PKCS_ED25519};
@@ -11,7 +11,6 @@ use std::path::{Path, PathBuf};
 use zeroize::Zeroizing;
 
 const KEY: &str = "key.der";
-const CERTIFICATE: &str = "certificate.der";
 const AUTHORITY: &str = "authority.der";
 
 /// A key pair of a host.
@@ -48,11 +47,8 @@ impl HostKey {
 
 /// What a host shows to one server.
 pub struct Identity {
-    dir: PathBuf,
     /// its key
     pub key: HostKey,
-    /// what says so
-    pub certificate: CertificateDer<'static>,
     /// who must have signed the server's certificate
     pub authority: CertificateDer<'static>,
 }
@@ -75,53 +71,31 @@ impl Identity {
             Err(source) => return Err(TlsError::File { path: dir.join(KEY), source }),
         };
         let read = |name: &str| read(name).map_err(|source| TlsError::File { path: dir.join(name), source });
-        Ok(Some(Identity {
-            dir: dir.to_owned(),
-            key: HostKey::of(&key)?,
-            certificate: read(CERTIFICATE)?.into(),
-            authority: read(AUTHORITY)?.into(),
-        }))
+        Ok(Some(Identity { key: HostKey::of(&key)?, authority: read(AUTHORITY)?.into() }))
     }
 
-    /// Keeps one. The key is written last: without it there is none.
+    /// Keeps this one. The key is written last: without it there is none.
     ///
     /// # Errors
     /// [`TlsError::File`].
-    pub fn keep(
-        dir: &Path,
-        key: HostKey,
-        certificate: CertificateDer<'static>,
-        authority: CertificateDer<'static>,
-    ) -> Result<Identity, TlsError> {
+    pub fn keep(&self, dir: &Path) -> Result<(), TlsError> {
         let made = DirBuilder::new().recursive(true).mode(0o700).create(dir);
         made.map_err(|source| TlsError::File { path: dir.to_owned(), source })?;
-        let identity = Identity { dir: dir.to_owned(), key, certificate, authority };
-        identity.put(AUTHORITY, &identity.authority)?;
-        identity.put(CERTIFICATE, &identity.certificate)?;
-        identity.put(KEY, &Zeroizing::new(identity.key.0.serialize_der()))?;
-        Ok(identity)
+        put(dir, AUTHORITY, &self.authority)?;
+        put(dir, KEY, &Zeroizing::new(self.key.0.serialize_der()))
     }
+}
 
-    /// Keeps a newer certificate for the same key.
-    ///
-    /// # Errors
-    /// [`TlsError::File`].
-    pub fn renewed(&mut self, certificate: CertificateDer<'static>) -> Result<(), TlsError> {
-        self.certificate = certificate;
-        self.put(CERTIFICATE, &self.certificate)
-    }
-
-    /// Whole or not at all.
-    fn put(&self, name: &str, bytes: &[u8]) -> Result<(), TlsError> {
-        let (path, new) = (self.dir.join(name), self.dir.join(format!("{name}.new")));
-        let put = || {
-            let _ = fs::remove_file(&new);
-            let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new)?;
-            file.write_all(bytes)?;
-            file.sync_all()?;
-            fs::rename(&new, &path)?;
-            fs::File::open(&self.dir)?.sync_all()
-        };
-        put().map_err(|source| TlsError::File { path: path.clone(), source })
-    }
+/// Writes a file, whole or not at all.
+fn put(dir: &Path, name: &str, bytes: &[u8]) -> Result<(), TlsError> {
+    let (path, new) = (dir.join(name), dir.join(format!("{name}.new")));
+    let put = || {
+        let _ = fs::remove_file(&new);
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new)?;
+        file.write_all(bytes)?;
+        file.sync_all()?;
+        fs::rename(&new, &path)?;
+        fs::File::open(dir)?.sync_all()
+    };
+    put().map_err(|source| TlsError::File { path: path.clone(), source })
 }

@@ -31,8 +31,11 @@ pub mod proto {
 /// The version of the protocol: the package of its messages.
 pub const PROTOCOL: &str = "lamassu.v1";
 
-/// Rows that go in one message at most.
+/// Rows of a table that one message brings, at most.
 pub const ROWS_MAX: usize = 1024;
 
-/// Bytes of one message at most.
+/// Changes of one commit, at most.
+pub const CHANGES_MAX: usize = 200_000;
+
+/// Bytes of one message, at most.
 pub const MESSAGE_MAX: usize = 16 << 20;

@@ -1,8 +1,9 @@
 //! TLS 1.3 with certificates on both sides.
 //!
-//! The server has a certificate of its own authority, for a name that has nothing to do with its address. Hosts show a
-//! certificate of that authority; one that joins shows a certificate which it signed itself, by the key of its token.
-//! Both are verified in the handshake: no byte of anybody else gets further.
+//! The server has a certificate of its own authority, for a name that has nothing to do with its address. Hosts are
+//! known by their keys: each shows a certificate that it signed itself, which says nothing but its key, and has no time.
+//! So does a host that joins, by the key of its token. Both are verified in the handshake: no byte of anybody else gets
+//! further.
 
 use crate::identity::{HostKey, Identity};
 use lamassu_crypto::wrap::sha256;
@@ -11,7 +12,6 @@ use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
-use rustls::server::WebPkiClientVerifier;
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::version::TLS13;
 use rustls::{
@@ -73,7 +73,7 @@ pub fn server_name() -> ServerName<'static> {
 /// [`TlsError`].
 pub fn client(identity: &Identity) -> Result<ClientConfig, TlsError> {
     let verifier = WebPkiServerVerifier::builder_with_provider(roots(&identity.authority)?, provider()).build()?;
-    client_with(verifier, identity.certificate.clone(), identity.key.private())
+    client_with(verifier, &identity.key)
 }
 
 /// How a host connects that has a token alone. The server shows its authority's certificate, which the token names.
@@ -81,18 +81,14 @@ pub fn client(identity: &Identity) -> Result<ClientConfig, TlsError> {
 /// # Errors
 /// [`TlsError`].
 pub fn joining(token_key: &HostKey, authority: [u8; 32]) -> Result<ClientConfig, TlsError> {
-    let certificate = CertificateParams::default().self_signed(&token_key.0)?;
-    client_with(Arc::new(Named { authority, provider: provider() }), certificate.der().clone(), token_key.private())
+    client_with(Arc::new(Named { authority, provider: provider() }), token_key)
 }
 
-fn client_with(
-    verifier: Arc<dyn ServerCertVerifier>,
-    certificate: CertificateDer<'static>,
-    key: PrivateKeyDer<'static>,
-) -> Result<ClientConfig, TlsError> {
+fn client_with(verifier: Arc<dyn ServerCertVerifier>, key: &HostKey) -> Result<ClientConfig, TlsError> {
+    let certificate = CertificateParams::default().self_signed(&key.0)?;
     let versions = ClientConfig::builder_with_provider(provider()).with_protocol_versions(&[&TLS13])?;
     let verified = versions.dangerous().with_custom_certificate_verifier(verifier);
-    let mut config = verified.with_client_auth_cert(vec![certificate], key)?;
+    let mut config = verified.with_client_auth_cert(vec![certificate.der().clone()], key.private())?;
     config.alpn_protocols = vec![b"h2".to_vec()];
     Ok(config)
 }
@@ -144,10 +140,10 @@ impl ServerCertVerifier for Named {
     }
 }
 
-/// Knows which tokens have not been used.
-pub trait Tokens: Send + Sync + std::fmt::Debug {
-    /// Whether this is the public key of one, a subject public key info.
-    fn is_good(&self, spki: &[u8]) -> bool;
+/// Knows the keys of hosts, and of tokens that have not been used.
+pub trait Keys: Send + Sync + std::fmt::Debug {
+    /// Whether this is one of their public keys, a subject public key info.
+    fn is_known(&self, spki: &[u8]) -> bool;
 }
 
 /// How the server accepts. `chain`: its certificate, then its authority's.
@@ -157,12 +153,10 @@ pub trait Tokens: Send + Sync + std::fmt::Debug {
 pub fn server(
     chain: Vec<CertificateDer<'static>>,
     key: PrivateKeyDer<'static>,
-    authority: &CertificateDer<'static>,
-    tokens: Arc<dyn Tokens>,
+    keys: Arc<dyn Keys>,
 ) -> Result<ServerConfig, TlsError> {
-    let hosts = WebPkiClientVerifier::builder_with_provider(roots(authority)?, provider()).build()?;
     let versions = ServerConfig::builder_with_provider(provider()).with_protocol_versions(&[&TLS13])?;
-    let verified = versions.with_client_cert_verifier(Arc::new(Known { hosts, tokens }));
+    let verified = versions.with_client_cert_verifier(Arc::new(Known { keys, provider: provider() }));
     let mut config = verified.with_single_cert(chain, key)?;
     config.alpn_protocols = vec![b"h2".to_vec()];
     // A session that was resumed would not be verified again.
@@ -170,11 +164,11 @@ pub fn server(
     Ok(config)
 }
 
-/// Hosts that have joined, and who has a token.
+/// Whoever has a key that is known.
 #[derive(Debug)]
 struct Known {
-    hosts: Arc<dyn ClientCertVerifier>,
-    tokens: Arc<dyn Tokens>,
+    keys: Arc<dyn Keys>,
+    provider: Arc<CryptoProvider>,
 }
 
 impl ClientCertVerifier for Known {
@@ -185,24 +179,24 @@ impl ClientCertVerifier for Known {
     fn verify_client_cert(
         &self,
         end_entity: &CertificateDer<'_>,
-        intermediates: &[CertificateDer<'_>],
-        now: UnixTime,
+        _: &[CertificateDer<'_>],
+        _: UnixTime,
     ) -> Result<ClientCertVerified, RustlsError> {
         match public_key(end_entity) {
             // That it has the private key, the signature of the handshake says.
-            Some(spki) if self.tokens.is_good(&spki) => Ok(ClientCertVerified::assertion()),
-            Some(_) => self.hosts.verify_client_cert(end_entity, intermediates, now),
+            Some(spki) if self.keys.is_known(&spki) => Ok(ClientCertVerified::assertion()),
+            Some(_) => Err(CertificateError::ApplicationVerificationFailure.into()),
             None => Err(CertificateError::BadEncoding.into()),
         }
     }
 
     fn verify_tls12_signature(
         &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        dss: &DigitallySignedStruct,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, RustlsError> {
-        self.hosts.verify_tls12_signature(message, cert, dss)
+        Err(RustlsError::General("TLS 1.3 alone".into()))
     }
 
     fn verify_tls13_signature(
@@ -211,11 +205,12 @@ impl ClientCertVerifier for Known {
         cert: &CertificateDer<'_>,
         dss: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, RustlsError> {
-        self.hosts.verify_tls13_signature(message, cert, dss)
+        let schemes = &self.provider.signature_verification_algorithms;
+        rustls::crypto::verify_tls13_signature(message, cert, dss, schemes)
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.hosts.supported_verify_schemes()
+        self.provider.signature_verification_algorithms.supported_schemes()
     }
 }
 
@@ -223,13 +218,6 @@ impl ClientCertVerifier for Known {
 pub fn public_key(certificate: &CertificateDer<'_>) -> Option<Vec<u8>> {
     let (_, parsed) = X509Certificate::from_der(certificate).ok()?;
     Some(parsed.public_key().raw.to_vec())
-}
-
-/// The name that a certificate is for, and until when it is good, in s since 1970.
-pub fn subject(certificate: &CertificateDer<'_>) -> Option<(String, u64)> {
-    let (_, parsed) = X509Certificate::from_der(certificate).ok()?;
-    let name = parsed.subject().iter_common_name().next()?.as_str().ok()?.to_owned();
-    Some((name, u64::try_from(parsed.validity().not_after.timestamp()).ok()?))
 }
 
 /// A subject of one common name.

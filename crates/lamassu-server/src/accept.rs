@@ -1,48 +1,57 @@
-//! TLS, connections and their limits. A connection gets to the services only when its handshake has said who it is.
+//! TLS, connections and their limits. A connection gets to the services only when its handshake has said who it is, and
+//! is closed when that is nobody any more.
 
-use crate::state::State;
-use lamassu_rpc::tls::{self, Tokens};
+use crate::counts::{Counted, Counts};
+use crate::state::{State, Who};
+use lamassu_rpc::tls::{self, Keys};
 use parking_lot::Mutex;
 use rustls::ServerConfig;
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::io::{self, AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
+use tokio::time::Sleep;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
+use tokio_stream::Stream;
+use tokio_stream::wrappers::WatchStream;
 use tonic::transport::server::Connected;
 
 /// For a handshake.
-const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Of who is no host, or none any more: long enough to join, or to hear why not.
+const STAY_OF_OTHERS: Duration = Duration::from_secs(30);
+/// Connections of one host.
+const OF_ONE_HOST_MAX: usize = 16;
+/// Between two lines of the log that say the same of strangers.
+const SAID_EVERY: Duration = Duration::from_secs(10);
 
-/// Who is at the other end.
+/// Who is at the other end: its handshake has proved that it has this key.
 #[derive(Clone, Debug)]
 pub struct Peer {
-    /// the name in its certificate, which is good with the key alone; `None`: it has a token
-    pub host: Option<String>,
     /// its public key, a subject public key info
-    pub key: Vec<u8>,
+    pub key: Arc<[u8]>,
     /// from where
     pub address: SocketAddr,
 }
 
-/// Tokens as the state has them.
-pub struct GoodTokens(pub Arc<State>);
+/// The keys that a state knows.
+pub struct KnownKeys(pub Arc<State>);
 
-impl std::fmt::Debug for GoodTokens {
+impl std::fmt::Debug for KnownKeys {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("GoodTokens")
+        f.write_str("KnownKeys")
     }
 }
 
-impl Tokens for GoodTokens {
-    fn is_good(&self, spki: &[u8]) -> bool {
-        self.0.token(spki, crate::service::seconds()).is_ok_and(|pending| pending.is_some())
+impl Keys for KnownKeys {
+    fn is_known(&self, spki: &[u8]) -> bool {
+        self.0.who(spki).is_some()
     }
 }
 
@@ -50,8 +59,32 @@ impl Tokens for GoodTokens {
 pub struct Connection {
     stream: TlsStream<TcpStream>,
     peer: Peer,
+    state: Arc<State>,
+    /// What is known of hosts has changed.
+    changes: WatchStream<()>,
+    /// Its time, if it is no host's.
+    stay: Option<Pin<Box<Sleep>>>,
     /// One of those that may be open at once.
-    _permit: OwnedSemaphorePermit,
+    _permits: (OwnedSemaphorePermit, Counted<Arc<[u8]>>),
+}
+
+impl Connection {
+    /// Whether it is to be closed.
+    fn poll_is_over(&mut self, cx: &mut Context<'_>) -> bool {
+        if let Some(stay) = &mut self.stay {
+            return stay.as_mut().poll(cx).is_ready();
+        }
+        while let Poll::Ready(Some(())) = Pin::new(&mut self.changes).poll_next(cx) {
+            if !is_host(self.state.who(&self.peer.key).as_ref()) {
+                return true;
+            }
+        }
+        false
+    }
+}
+
+fn is_host(who: Option<&Who>) -> bool {
+    matches!(who, Some(Who::Host { is_revoked: false, .. }))
 }
 
 impl Connected for Connection {
@@ -64,6 +97,9 @@ impl Connected for Connection {
 
 impl AsyncRead for Connection {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        if self.poll_is_over(cx) {
+            return Poll::Ready(Err(io::ErrorKind::ConnectionAborted.into()));
+        }
         Pin::new(&mut self.stream).poll_read(cx, buf)
     }
 }
@@ -85,97 +121,187 @@ impl AsyncWrite for Connection {
 /// How many may do what at once.
 #[derive(Clone)]
 pub struct Limits {
-    /// connections
+    /// connections of hosts
     pub connections: Arc<Semaphore>,
     /// handshakes of one address
     pub handshakes: usize,
 }
 
-/// Accepts until the receiver is gone. Each connection goes on when its handshake is done; one that is slow hinders no
-/// other.
-pub async fn accept(
-    listener: TcpListener,
-    tls: watch::Receiver<Arc<ServerConfig>>,
-    tokens: Arc<dyn Tokens>,
-    limits: Limits,
-    accepted: mpsc::Sender<io::Result<Connection>>,
-) {
-    let shaking: Arc<Mutex<HashMap<IpAddr, usize>>> = Arc::default();
-    loop {
-        let (stream, address) = tokio::select! {
-            accepted = listener.accept() => match accepted {
-                Ok(accepted) => accepted,
-                Err(error) => {
-                    // Of one connection, or of descriptors: neither ends the server.
-                    tracing::warn!(%error, "a connection could not be accepted");
-                    tokio::time::sleep(Duration::from_millis(100)).await;
-                    continue;
-                }
-            },
-            () = accepted.closed() => return,
-        };
-        let Ok(permit) = limits.connections.clone().try_acquire_owned() else {
-            tracing::warn!(%address, "refused: too many connections");
-            continue;
-        };
-        let Some(turn) = Turn::of(&shaking, address.ip(), limits.handshakes) else {
-            tracing::warn!(%address, "refused: too many handshakes of this address at once");
-            continue;
-        };
-        let (tls, accepted) = (TlsAcceptor::from(tls.borrow().clone()), accepted.clone());
-        let tokens = tokens.clone();
-        tokio::spawn(async move {
-            let _ = stream.set_nodelay(true);
-            let shaken = tokio::time::timeout(HANDSHAKE_TIMEOUT, tls.accept(stream)).await;
-            drop(turn);
-            match shaken {
-                Ok(Ok(stream)) => {
-                    if let Some(peer) = peer_of(&stream, address, &*tokens) {
-                        let _ = accepted.send(Ok(Connection { stream, peer, _permit: permit })).await;
+/// What connections are accepted with.
+#[derive(Clone)]
+pub struct Door {
+    /// the newest configuration of TLS
+    pub tls: watch::Receiver<Arc<ServerConfig>>,
+    /// who is known
+    pub state: Arc<State>,
+    /// see there
+    pub limits: Limits,
+    of_hosts: Counts<Arc<[u8]>>,
+    refused: Arc<Mutex<Quiet>>,
+}
+
+impl Door {
+    /// See the fields.
+    pub fn new(tls: watch::Receiver<Arc<ServerConfig>>, state: Arc<State>, limits: Limits) -> Door {
+        Door { tls, state, limits, of_hosts: Counts::default(), refused: Arc::default() }
+    }
+
+    /// Accepts until the receiver is gone. Each connection goes on when its handshake is done; one that is slow hinders
+    /// no other.
+    pub async fn accept(self, listener: TcpListener, accepted: mpsc::Sender<io::Result<Connection>>) {
+        let handshakes = Handshakes::default();
+        loop {
+            let (stream, address) = tokio::select! {
+                accepted = listener.accept() => match accepted {
+                    Ok(accepted) => accepted,
+                    Err(error) => {
+                        // Of one connection, or of descriptors: neither ends the server.
+                        tracing::warn!(%error, "a connection could not be accepted");
+                        tokio::time::sleep(Duration::from_millis(100)).await;
+                        continue;
                     }
+                },
+                () = accepted.closed() => return,
+            };
+            let (door, accepted) = (self.clone(), accepted.clone());
+            let (turn, given_up) = handshakes.begin(address.ip(), self.limits.handshakes);
+            tokio::spawn(async move {
+                let shaken = door.shake(stream);
+                let shaken = tokio::select! {
+                    shaken = tokio::time::timeout(HANDSHAKE_TIMEOUT, shaken) => shaken.unwrap_or_else(|_| Err("it took too long".into())),
+                    _ = given_up => Err("there were too many of its address at once".into()),
+                };
+                drop(turn);
+                match shaken.and_then(|stream| door.connection(stream, address)) {
+                    Ok(connection) => drop(accepted.send(Ok(connection)).await),
+                    Err(why) => door.refused.lock().say(address, &why),
                 }
-                Ok(Err(error)) => tracing::info!(%address, %error, "a handshake has failed"),
-                Err(_) => tracing::info!(%address, "a handshake took too long"),
-            }
-        });
+            });
+        }
+    }
+
+    async fn shake(&self, stream: TcpStream) -> Result<TlsStream<TcpStream>, String> {
+        let _ = stream.set_nodelay(true);
+        let tls = TlsAcceptor::from(self.tls.borrow().clone());
+        tls.accept(stream).await.map_err(|error| format!("its handshake failed: {error}"))
+    }
+
+    fn connection(&self, stream: TlsStream<TcpStream>, address: SocketAddr) -> Result<Connection, String> {
+        let certificate = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
+        let key: Arc<[u8]> = certificate.and_then(tls::public_key).ok_or("it has no certificate")?.into();
+        // Before it is looked up: what changes from now on is heard of.
+        let changes = WatchStream::from_changes(self.state.changes());
+        let is_host = is_host(self.state.who(&key).as_ref());
+        let stay = (!is_host).then(|| Box::pin(tokio::time::sleep(STAY_OF_OTHERS)));
+        let of_host = self.of_hosts.one_more(&key, OF_ONE_HOST_MAX).ok_or("this host has too many")?;
+        let permit = self.limits.connections.clone().try_acquire_owned().map_err(|_| "there are too many in all")?;
+        let (state, peer) = (self.state.clone(), Peer { key, address });
+        Ok(Connection { stream, peer, state, changes, stay, _permits: (permit, of_host) })
     }
 }
 
-fn peer_of(stream: &TlsStream<TcpStream>, address: SocketAddr, tokens: &dyn Tokens) -> Option<Peer> {
-    let certificate = stream.get_ref().1.peer_certificates()?.first()?;
-    let key = tls::public_key(certificate)?;
-    // A name counts with the key of that host alone, which each call looks up: what the holder of a token wrote into
-    // its certificate names nobody.
-    let host = tls::subject(certificate).map(|(name, _)| name).filter(|_| !tokens.is_good(&key));
-    Some(Peer { host, key, address })
+/// Those under way, by address, the oldest first: of an address that has too many the oldest is given up. A stranger
+/// behind the address of a host does not keep the host out.
+#[derive(Clone, Default)]
+struct Handshakes(Arc<Mutex<UnderWay>>);
+
+#[derive(Default)]
+struct UnderWay {
+    begun: u64,
+    of: HashMap<IpAddr, VecDeque<(u64, oneshot::Sender<()>)>>,
 }
 
-/// One handshake of an address.
+/// One under way.
 struct Turn {
-    of: Arc<Mutex<HashMap<IpAddr, usize>>>,
+    of: Handshakes,
     address: IpAddr,
+    number: u64,
 }
 
-impl Turn {
-    fn of(of: &Arc<Mutex<HashMap<IpAddr, usize>>>, address: IpAddr, most: usize) -> Option<Turn> {
-        let mut turns = of.lock();
-        let count = turns.entry(address).or_default();
-        if *count >= most {
-            return None;
+impl Handshakes {
+    /// The receiver hears when it is given up.
+    fn begin(&self, address: IpAddr, most: usize) -> (Turn, oneshot::Receiver<()>) {
+        let address = network_of(address);
+        let (give_up, given_up) = oneshot::channel();
+        let under_way = &mut *self.0.lock();
+        under_way.begun += 1;
+        let turns = under_way.of.entry(address).or_default();
+        turns.push_back((under_way.begun, give_up));
+        if turns.len() > most
+            && let Some((_, oldest)) = turns.pop_front()
+        {
+            let _ = oldest.send(());
         }
-        *count += 1;
-        Some(Turn { of: of.clone(), address })
+        (Turn { of: self.clone(), address, number: under_way.begun }, given_up)
     }
 }
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        let mut turns = self.of.lock();
-        if let Some(count) = turns.get_mut(&self.address) {
-            *count -= 1;
-            if *count == 0 {
-                turns.remove(&self.address);
+        let under_way = &mut *self.of.0.lock();
+        if let Some(turns) = under_way.of.get_mut(&self.address) {
+            turns.retain(|(number, _)| *number != self.number);
+            if turns.is_empty() {
+                under_way.of.remove(&self.address);
             }
         }
+    }
+}
+
+/// Whoever has one IPv6 address has 2⁶⁴ of them.
+fn network_of(address: IpAddr) -> IpAddr {
+    match address {
+        IpAddr::V6(address) if address.to_ipv4_mapped().is_none() => {
+            let bits = address.to_bits() >> 64 << 64;
+            std::net::Ipv6Addr::from_bits(bits).into()
+        }
+        address => address,
+    }
+}
+
+/// Says now and then what strangers could have said without end.
+#[derive(Default)]
+struct Quiet {
+    said: Option<Instant>,
+    unsaid: u64,
+}
+
+impl Quiet {
+    fn say(&mut self, address: SocketAddr, why: &str) {
+        if self.said.is_some_and(|said| said.elapsed() < SAID_EVERY) {
+            self.unsaid += 1;
+            return;
+        }
+        self.said = Some(Instant::now());
+        tracing::info!(%address, why, unsaid = std::mem::take(&mut self.unsaid), "a connection was refused");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_oldest_handshake_of_an_address_gives_way() {
+        let handshakes = Handshakes::default();
+        let (one, two) = ("10.0.0.1".parse().expect("one"), "10.0.0.2".parse().expect("two"));
+        let (_first, mut first) = handshakes.begin(one, 2);
+        let (second, mut second_over) = handshakes.begin(one, 2);
+        let (_other, mut other) = handshakes.begin(two, 2);
+        let (_third, mut third) = handshakes.begin(one, 2);
+        assert!(first.try_recv().is_ok());
+        drop(second);
+        let (_fourth, mut fourth) = handshakes.begin(one, 2);
+        for waiting in [&mut second_over, &mut other, &mut third, &mut fourth] {
+            assert!(waiting.try_recv().is_err(), "given up");
+        }
+    }
+
+    #[test]
+    fn one_network_of_ipv6_is_one_address() {
+        let network = |address: &str| network_of(address.parse().expect("an address"));
+        assert_eq!(network("2001:db8::1"), network("2001:db8::ffff:1"));
+        assert_ne!(network("2001:db8::1"), network("2001:db8:0:1::1"));
+        assert_ne!(network("::ffff:10.0.0.1"), network("::ffff:10.0.0.2"));
     }
 }

@@ -5,7 +5,7 @@ use crate::authority::Authority;
 use crate::config::Config;
 use crate::service::seconds;
 use crate::state::{Pending, State, check_name};
-use crate::vaults::Vaults;
+use crate::vaults::{Refused, Vaults};
 use crate::{Result, ServerError};
 use data_encoding::HEXLOWER;
 use lamassu_rpc::identity::HostKey;
@@ -48,6 +48,11 @@ pub enum Request {
         vault: String,
         /// whether it may
         may: bool,
+    },
+    /// The anchor of a vault that nobody uses is put away.
+    Forget {
+        /// the vault, hex
+        vault: String,
     },
     /// Which vaults are in use, by whom.
     Status,
@@ -147,27 +152,45 @@ impl Administered {
         match request {
             Request::Enrol { host, vaults } => self.enrol(host, vaults),
             Request::Hosts => {
-                let shown = |(host, known): (String, crate::state::Host)| ShownHost {
-                    host,
+                let shown = |(host, known): (&String, &crate::state::Host)| ShownHost {
+                    host: host.clone(),
                     joined: known.joined,
                     is_revoked: known.is_revoked,
-                    vaults: known.vaults,
+                    vaults: known.vaults.clone(),
                 };
-                Ok(Answer::Hosts { hosts: self.state.hosts()?.into_iter().map(shown).collect() })
+                Ok(Answer::Hosts { hosts: self.state.hosts().iter().map(shown).collect() })
             }
             Request::Revoke { host } => {
-                let mut known = self.state.host(&host)?.ok_or_else(|| ServerError::NoHost { name: host.clone() })?;
-                known.is_revoked = true;
-                self.state.put_host(&host, &known)?;
+                let had_token = self.state.cancel_tokens(&host)?;
+                match self.state.change_host(&host, |known| known.is_revoked = true) {
+                    Err(ServerError::NoHost { .. }) if had_token => {}
+                    done => done?,
+                }
                 if let Some(vaults) = &self.vaults {
-                    vaults.end_sessions_of(&host)?;
+                    vaults.end_sessions_of(&host, None)?;
                 }
                 tracing::info!(%host, "a host was revoked");
                 Ok(Answer::Done)
             }
             Request::Grant { host, vault, may } => {
-                self.state.grant(&host, &checked(&vault)?, may)?;
+                let id = checked(&vault)?;
+                self.state.grant(&host, &HEXLOWER.encode(&id), may)?;
+                if let Some(vaults) = self.vaults.as_ref().filter(|_| !may) {
+                    vaults.end_sessions_of(&host, Some(&id))?;
+                }
                 tracing::info!(%host, %vault, may, "what a host may use was changed");
+                Ok(Answer::Done)
+            }
+            Request::Forget { vault } => {
+                let id = checked(&vault)?;
+                let vaults = self.vaults.as_ref().ok_or(ServerError::NotRunning)?;
+                let vault = HEXLOWER.encode(&id);
+                vaults.forget(&id).map_err(|refused| match refused {
+                    Refused::Failed(error) | Refused::Lost(error) => error,
+                    Refused::InUse { by } => ServerError::InUse { vault: vault.clone(), by },
+                    _ => ServerError::NoVault { id: vault.clone() },
+                })?;
+                tracing::info!(%vault, "the anchor of a vault was put away");
                 Ok(Answer::Done)
             }
             Request::Status => {
@@ -184,8 +207,8 @@ impl Administered {
 
     fn enrol(&self, host: String, vaults: BTreeSet<String>) -> Result<Answer> {
         check_name(&host)?;
-        let vaults = vaults.iter().map(|vault| checked(vault)).collect::<Result<_>>()?;
-        if self.state.host(&host)?.is_some_and(|known| !known.is_revoked) {
+        let vaults = vaults.iter().map(|vault| Ok(HEXLOWER.encode(&checked(vault)?))).collect::<Result<_>>()?;
+        if self.state.host(&host).is_some_and(|known| !known.is_revoked) {
             return Err(ServerError::HostExists { name: host });
         }
         let token =
@@ -197,15 +220,13 @@ impl Administered {
     }
 }
 
-/// A vault's id as it is kept: 32 hex digits.
-fn checked(vault: &str) -> Result<String> {
+/// A vault's id, as people write it.
+fn checked(vault: &str) -> Result<[u8; 16]> {
     let plain = vault.replace('-', "").to_ascii_lowercase();
-    match HEXLOWER.decode(plain.as_bytes()) {
-        Ok(id) if id.len() == 16 => Ok(plain),
-        _ => {
-            Err(ServerError::Garbled { detail: format!("{vault:?} is no id of a vault: `lamassu info DIR` shows it") })
-        }
-    }
+    let id = HEXLOWER.decode(plain.as_bytes()).ok().and_then(|id| id.try_into().ok());
+    id.ok_or_else(|| ServerError::Garbled {
+        detail: format!("{vault:?} is no id of a vault: `lamassu info DIR` shows it"),
+    })
 }
 
 /// Asks the server of a directory, whether it runs or not.

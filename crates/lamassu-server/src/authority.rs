@@ -1,10 +1,10 @@
-//! Certificates: the authority that a server makes for itself, its own, and those of hosts.
+//! Certificates: the authority that a server makes for itself, and its own. Hosts have none: they are known by keys.
 
 use crate::{Result, ServerError};
 use lamassu_rpc::tls::{SERVER_NAME, digest, named};
 use rcgen::{
     BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose, PKCS_ED25519,
-    SanType, SubjectPublicKeyInfo,
+    SanType,
 };
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 use std::fs::OpenOptions;
@@ -84,20 +84,12 @@ impl Authority {
         let private = PrivatePkcs8KeyDer::from(key.serialize_der()).into();
         Ok((vec![certificate.der().clone(), self.certificate.clone()], private))
     }
+}
 
-    /// A certificate for a host's public key, and until when it is good, in s since 1970.
-    ///
-    /// # Errors
-    /// [`ServerError::Garbled`], [`ServerError::Certificate`].
-    pub fn host(&self, name: &str, spki: &[u8], days: u64) -> Result<(CertificateDer<'static>, u64)> {
-        let garbled = |error: rcgen::Error| ServerError::Garbled { detail: format!("a public key: {error}") };
-        let key = SubjectPublicKeyInfo::from_der(spki).map_err(garbled)?;
-        let mut params = valid_for(DAY * days as u32);
-        params.distinguished_name = named(name);
-        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
-        let until = params.not_after.unix_timestamp() as u64;
-        Ok((params.signed_by(&key, &self.issuer)?.der().clone(), until))
-    }
+/// Whether this is the public key of Ed25519 that hosts make, a subject public key info (RFC 8410).
+pub fn is_ed25519(spki: &[u8]) -> bool {
+    const BEFORE_KEY: [u8; 12] = [0x30, 0x2a, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x03, 0x21, 0x00];
+    spki.len() == BEFORE_KEY.len() + 32 && spki.starts_with(&BEFORE_KEY)
 }
 
 fn valid_for(time: Duration) -> CertificateParams {
@@ -114,4 +106,17 @@ fn write_new(path: &Path, bytes: &[u8]) -> Result<()> {
         file.sync_all()
     };
     write().map_err(ServerError::file("write", path))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lamassu_rpc::identity::HostKey;
+
+    #[test]
+    fn keys_of_hosts_are_taken_and_no_others() {
+        let key = HostKey::new().expect("a key").public();
+        assert!(is_ed25519(&key));
+        assert!(!is_ed25519(&key[1..]) && !is_ed25519(&[&key[..], &[0]].concat()) && !is_ed25519(&[]));
+    }
 }

@@ -24,10 +24,9 @@ pub const COMMENTED: &str = r#"# Configuration of lamassu-server. A line that is
 
 # A token of `enrol` that is not used is good for so long.
 #token_hours = 24
-# A certificate of a host, which renews it by itself in time.
-#certificate_days = 7
 
-# Connections at once, of all hosts; and those of one address that have not said who they are.
+# Connections at once, of all hosts; and those of one address that have not said who they are yet: with more, the oldest
+# of that address is given up.
 #connections_max = 4096
 #handshakes_max = 64
 "#;
@@ -44,8 +43,6 @@ pub struct Config {
     heartbeat_seconds: u64,
     /// how long a token is good
     pub token_hours: u64,
-    /// how long a host's certificate is good
-    pub certificate_days: u64,
     /// connections at once
     pub connections_max: usize,
     /// handshakes at once of one address
@@ -60,7 +57,6 @@ impl Default for Config {
             term_seconds: 30,
             heartbeat_seconds: 5,
             token_hours: 24,
-            certificate_days: 7,
             connections_max: 4096,
             handshakes_max: 64,
         }
@@ -83,12 +79,21 @@ impl Config {
             false => Err(wrong(format!("{name} must be 1 to {most}, not {value}"))),
         };
         within("token_hours", config.token_hours, 24 * 30)?;
-        within("certificate_days", config.certificate_days, 365)?;
         within("connections_max", config.connections_max as u64, 1 << 20)?;
         within("handshakes_max", config.handshakes_max as u64, 1 << 20)?;
         config.listen.parse::<std::net::SocketAddr>().map_err(|error| {
             wrong(format!("listen = {:?}: {error}; give an address and a port, 0.0.0.0:7433", config.listen))
         })?;
+        if let Some(address) = &config.address {
+            let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | ':' | '[' | ']');
+            let port = address
+                .rsplit_once(':')
+                .filter(|(host, _)| !host.is_empty())
+                .and_then(|(_, port)| port.parse::<u16>().ok());
+            if !address.chars().all(is_plain) || port.is_none_or(|port| port == 0) {
+                return Err(wrong(format!("address = {address:?} is no HOST:PORT")));
+            }
+        }
         Ok(config)
     }
 
@@ -126,7 +131,7 @@ mod tests {
             .collect();
         let said: Config = toml::from_str(&all).expect("parses");
         assert_eq!(format!("{said:?}"), format!("{commented:?}"));
-        assert_eq!(all.lines().count(), 7);
+        assert_eq!(all.lines().count(), 6);
     }
 
     #[test]
@@ -139,6 +144,10 @@ mod tests {
             ("heartbeat_seconds = 20", "heartbeat"),
             ("listen = \"nowhere\"", "0.0.0.0:7433"),
             ("token_hours = 0", "token_hours"),
+            ("address = \"\"", "HOST:PORT"),
+            ("address = \"a/b:1\"", "HOST:PORT"),
+            ("address = \"keeper\"", "HOST:PORT"),
+            ("address = \"keeper:0\"", "HOST:PORT"),
         ] {
             std::fs::write(dir.path().join(FILE), text).expect("writes");
             let error = Config::read(dir.path()).expect_err(text);

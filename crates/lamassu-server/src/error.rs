@@ -65,6 +65,17 @@ pub enum ServerError {
         /// the id, hex
         id: String,
     },
+    /// That is for a server that runs.
+    #[error("no server runs on this directory: `lamassu-server run` it first")]
+    NotRunning,
+    /// A vault is in use.
+    #[error("vault {vault} is in use by {by}; `umount` it there, or revoke that host")]
+    InUse {
+        /// the id, hex
+        vault: String,
+        /// by whom
+        by: String,
+    },
     /// What an administrator's client said makes no sense.
     #[error("the request makes no sense: {detail}")]
     Garbled {
@@ -141,7 +152,7 @@ impl ServerError {
             ServerError::NoHost { .. } | ServerError::NoVault { .. } => 3,
             ServerError::File { .. } | ServerError::Database { .. } => 5,
             ServerError::NoServer { .. } | ServerError::NotEmpty { .. } | ServerError::NotPrivate { .. } => 6,
-            ServerError::Running { .. } => 11,
+            ServerError::Running { .. } | ServerError::NotRunning | ServerError::InUse { .. } => 11,
             ServerError::Config { .. } => 13,
             ServerError::Listen { .. } => 14,
             ServerError::Damaged { .. } | ServerError::Anchor(_) => 26,

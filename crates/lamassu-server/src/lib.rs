@@ -6,26 +6,36 @@
 //! | `config` | the configuration's file |
 //! | `error` | what goes wrong, and the exit code of each |
 //! | `state` | what outlives the process: hosts, tokens, leases, in one redb file |
-//! | `authority` | certificates: its own, and those of hosts |
+//! | `authority` | certificates: the authority that hosts know, and the server's own |
 //! | `vaults` | one vault: its anchor's table and its leases |
-//! | `service` | the calls of hosts |
 //! | `accept` | TLS, connections, their limits |
+//! | `guard` | who may make a call, before anything of it is read; how many at once |
+//! | `sessions` | the calls of hosts that hold leases |
+//! | `service` | their other calls |
+//! | `counts` | how many of a kind there are at once |
 //! | `admin` | what an administrator asks of a server that runs, or of its directory |
 //! | `run` | all of it, until a signal comes |
 //!
 //! Who calls is known from the handshake ([`accept`]), and looked up again for each call: a host that is revoked is
 //! refused from that moment on. Calls that wait for a disk run on threads of their own.
 //!
-//! Locks, in this order: the vaults, one vault, the state.
+//! What a host can do it can do without limit, if nothing limits it: memory is taken for what was read alone, streams
+//! have a time for each message, and no thread waits for a host but those that [`service`] counts. Administrators are
+//! answered by threads of their own.
+//!
+//! Locks, in this order: the slot of a vault, the vault, changes of the state.
 #![forbid(unsafe_code)]
 
 pub mod accept;
 pub mod admin;
 pub mod authority;
 pub mod config;
+pub mod counts;
 pub mod error;
+pub mod guard;
 pub mod run;
 pub mod service;
+pub mod sessions;
 pub mod state;
 pub mod vaults;
 

@@ -51,6 +51,13 @@ enum Command {
     /// Hosts that have joined
     #[command(subcommand)]
     Host(HostCommand),
+    /// Put the anchor of a vault away that nobody uses: its file is renamed, and hosts find no anchor here
+    Forget {
+        /// The server's directory
+        dir: PathBuf,
+        /// The vault, by its id in `lamassu info`
+        vault: String,
+    },
     /// Tell which vaults are in use, by which hosts
     Status {
         /// Print one JSON document
@@ -93,6 +100,8 @@ enum HostCommand {
 }
 
 fn main() -> ExitCode {
+    // Whatever is made is its owner's alone, also where a directory is not.
+    rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
     // No key in a core dump.
     let none = rustix::process::Rlimit { current: Some(0), maximum: Some(0) };
     let _ = rustix::process::setrlimit(rustix::process::Resource::Core, none);
@@ -141,6 +150,7 @@ fn carry_out(command: Command) -> Result<()> {
         Command::Host(HostCommand::Grant { not, dir, host, vault }) => {
             ask(&dir, Request::Grant { host, vault, may: !not }).map(drop)
         }
+        Command::Forget { dir, vault } => ask(&dir, Request::Forget { vault }).map(drop),
         Command::Status { json, dir } => {
             let answer = ask(&dir, Request::Status)?;
             match &answer {

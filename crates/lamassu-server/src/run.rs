@@ -1,22 +1,25 @@
 //! Making a server's directory, and serving it until a signal comes.
 
-use crate::accept::{GoodTokens, Limits, accept};
+use crate::accept::{Door, KnownKeys, Limits};
 use crate::admin::{Administered, Answer, LINE_MAX, SOCKET};
 use crate::authority::{Authority, SERVER_DAYS};
 use crate::config::{self, Config};
+use crate::counts::Counts;
+use crate::guard::Guard;
 use crate::service::Service;
 use crate::state::State;
 use crate::vaults::Vaults;
 use crate::{Result, ServerError};
-use lamassu_rpc::tls::{self, Tokens};
+use lamassu_rpc::tls::{self, Keys};
 use rustls::ServerConfig;
 use std::fs::{self, DirBuilder, Permissions};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
-use tokio::net::{TcpListener, UnixListener, UnixStream};
+use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
@@ -26,8 +29,10 @@ use tonic::transport::Server;
 const TICK: Duration = Duration::from_millis(200);
 /// How long calls may go on after a signal.
 const GRACE: Duration = Duration::from_secs(5);
+/// For an administrator's request to be read, and to take its answer.
+const ADMIN_TIMEOUT: Duration = Duration::from_secs(10);
 /// Streams of one connection at once.
-const STREAMS_MAX: u32 = 256;
+const STREAMS_MAX: u32 = 64;
 
 /// Makes the directory of a new server.
 ///
@@ -42,7 +47,7 @@ pub fn init(dir: &Path) -> Result<()> {
     fs::set_permissions(dir, Permissions::from_mode(0o700)).map_err(ServerError::file("chmod", dir))?;
     let path = dir.join(config::FILE);
     fs::write(&path, config::COMMENTED).map_err(ServerError::file("write", &path))?;
-    State::open(dir)?;
+    State::make(dir)?;
     // Last: without it the directory is no server's.
     Authority::make(dir)
 }
@@ -82,10 +87,10 @@ async fn serve(dir: &Path, config: Config) -> Result<()> {
         .map_err(|error| ServerError::Config { path: dir.join(config::FILE), detail: error.to_string() })?;
     let vaults = Arc::new(Vaults::new(dir, terms, state.clone())?);
     let known = vaults.open_all()?;
-    let tokens: Arc<dyn Tokens> = Arc::new(GoodTokens(state.clone()));
+    let keys: Arc<dyn Keys> = Arc::new(KnownKeys(state.clone()));
     let make = || -> Result<Arc<ServerConfig>> {
         let (chain, key) = authority.server()?;
-        Ok(Arc::new(tls::server(chain, key, authority.certificate(), tokens.clone())?))
+        Ok(Arc::new(tls::server(chain, key, keys.clone())?))
     };
     let (renewed, config_of_tls) = watch::channel(make()?);
     let listener = TcpListener::bind(&config.listen).await;
@@ -101,12 +106,12 @@ async fn serve(dir: &Path, config: Config) -> Result<()> {
     let (failed, mut failure) = mpsc::unbounded_channel();
     let (stop_all, stopping) = watch::channel(false);
     let service = Service {
-        state,
+        state: state.clone(),
         vaults: vaults.clone(),
-        authority: authority.clone(),
-        certificate_days: config.certificate_days,
         failed: failed.clone(),
         stopping,
+        rows: Counts::default(),
+        puts: Counts::default(),
     };
     tokio::spawn(async move {
         let mut ticks = tokio::time::interval(TICK);
@@ -122,7 +127,7 @@ async fn serve(dir: &Path, config: Config) -> Result<()> {
     let limits =
         Limits { connections: Arc::new(Semaphore::new(config.connections_max)), handshakes: config.handshakes_max };
     let (accepted, connections) = mpsc::channel(64);
-    tokio::spawn(accept(listener, config_of_tls, tokens.clone(), limits, accepted));
+    tokio::spawn(Door::new(config_of_tls, state.clone(), limits).accept(listener, accepted));
     let mut renewals = tokio::time::interval(Duration::from_secs(24 * 3600 * SERVER_DAYS / 2));
     renewals.tick().await;
     let (end, ended) = tokio::sync::oneshot::channel::<()>();
@@ -130,7 +135,10 @@ async fn serve(dir: &Path, config: Config) -> Result<()> {
         .max_concurrent_streams(STREAMS_MAX)
         .http2_keepalive_interval(Some(Duration::from_secs(10)))
         .http2_keepalive_timeout(Some(Duration::from_secs(10)))
+        .http2_max_header_list_size(16 << 10)
+        .layer(Guard::new(state))
         .add_service(service.hosts())
+        .add_service(service.sessions())
         .add_service(service.anchors())
         .serve_with_incoming_shutdown(ReceiverStream::new(connections), async {
             let _ = ended.await;
@@ -171,37 +179,45 @@ fn on(kind: SignalKind) -> Result<tokio::signal::unix::Signal> {
     signal(kind).map_err(ServerError::file("wait for signals in", Path::new(".")))
 }
 
-/// Answers administrators by a socket in the server's directory, which nobody else may enter.
+/// Answers administrators by a socket in the server's directory, which nobody else may enter. By threads that hosts
+/// have no part in: whatever they do, one can be revoked.
 fn administer(dir: &Path, administered: Administered) -> Result<()> {
     let path = dir.join(SOCKET);
     // The state is locked: no other server has it.
     let _ = fs::remove_file(&path);
     let listener = UnixListener::bind(&path).map_err(ServerError::file("listen on", &path))?;
-    tokio::spawn(async move {
-        loop {
-            if let Ok((stream, _)) = listener.accept().await {
-                let administered = administered.clone();
-                tokio::spawn(async move {
-                    if let Err(error) = answer(stream, administered).await {
+    let serve = move || {
+        for stream in listener.incoming() {
+            let administered = administered.clone();
+            let answers = stream.and_then(|stream| {
+                std::thread::Builder::new().name("answer".into()).spawn(move || {
+                    if let Err(error) = answer(&stream, &administered) {
                         tracing::info!(%error, "an administrator was not answered");
                     }
-                });
+                })
+            });
+            if let Err(error) = answers {
+                tracing::warn!(%error, "an administrator cannot be answered");
+                std::thread::sleep(Duration::from_millis(100));
             }
         }
-    });
-    Ok(())
+    };
+    let started = std::thread::Builder::new().name("admin".into()).spawn(serve);
+    started.map(drop).map_err(ServerError::file("start a thread for", &path))
 }
 
-async fn answer(stream: UnixStream, administered: Administered) -> std::io::Result<()> {
-    let (asked, mut answered) = stream.into_split();
+fn answer(stream: &UnixStream, administered: &Administered) -> std::io::Result<()> {
+    stream.set_read_timeout(Some(ADMIN_TIMEOUT))?;
+    stream.set_write_timeout(Some(ADMIN_TIMEOUT))?;
     let mut line = String::new();
-    BufReader::new(asked.take(LINE_MAX)).read_line(&mut line).await?;
+    BufReader::new(stream.take(LINE_MAX)).read_line(&mut line)?;
     let answer = match serde_json::from_str(&line) {
-        Ok(request) => tokio::task::spawn_blocking(move || administered.answer(request)).await?,
+        Ok(request) => administered.answer(request),
         Err(error) => Err(ServerError::Garbled { detail: error.to_string() }),
     };
     let answer = answer.unwrap_or_else(|error| Answer::Failed { message: error.to_string(), code: error.code() });
     let mut line = serde_json::to_vec(&answer)?;
     line.push(b'\n');
-    answered.write_all(&line).await
+    let mut stream = stream;
+    stream.write_all(&line)
 }

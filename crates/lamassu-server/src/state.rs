@@ -1,13 +1,18 @@
 //! What outlives the process: hosts, tokens, and who holds what of which vault. One redb file; each change is one
 //! durable transaction.
 
+use crate::service::seconds;
 use crate::{Result, ServerError};
+use data_encoding::HEXLOWER;
 use lamassu_lease::server::{Change, Durable};
 use lamassu_lease::{GrantNo, Object, SessionId};
+use parking_lot::{Mutex, RwLock};
 use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use tokio::sync::watch;
 
 /// Its name in the server's directory.
 pub const FILE: &str = "state.redb";
@@ -43,31 +48,77 @@ pub struct Pending {
     pub vaults: BTreeSet<String>,
 }
 
-/// The open file.
+/// Who has a key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Who {
+    /// A host that has joined.
+    Host {
+        /// its name
+        name: String,
+        /// it may do nothing any more
+        is_revoked: bool,
+    },
+    /// Somebody who may join.
+    Token,
+}
+
+/// Hosts by name.
+type Hosts = BTreeMap<String, Host>;
+
+/// The open file. Hosts are in memory as well: who calls is looked up without waiting for a disk.
 pub struct State {
     path: PathBuf,
     database: Database,
+    hosts: RwLock<Arc<Hosts>>,
+    /// Held while hosts are changed.
+    changing: Mutex<()>,
+    /// Says that hosts have changed.
+    changed: watch::Sender<()>,
 }
 
 impl State {
-    /// Opens the state in a server's directory, or makes it.
+    /// Makes the state of a new server.
     ///
     /// # Errors
-    /// [`ServerError::Running`], [`ServerError::Database`].
+    /// [`ServerError::Database`].
+    pub fn make(dir: &Path) -> Result<State> {
+        State::open_file(dir, dir.join(FILE))
+    }
+
+    /// Opens the state in a server's directory.
+    ///
+    /// # Errors
+    /// [`ServerError::Running`], [`ServerError::Damaged`], [`ServerError::Database`].
     pub fn open(dir: &Path) -> Result<State> {
         let path = dir.join(FILE);
+        // A new one would know no host and no lease, and nobody would be told.
+        match path.metadata() {
+            Ok(st) if st.len() > 0 => State::open_file(dir, path),
+            _ => Err(ServerError::Damaged { path, what: "it is gone, or empty" }),
+        }
+    }
+
+    fn open_file(dir: &Path, path: PathBuf) -> Result<State> {
         let database = match Database::create(&path) {
             Err(redb::DatabaseError::DatabaseAlreadyOpen) => return Err(ServerError::Running { dir: dir.into() }),
             Err(error) => return Err(ServerError::Database { path, source: Box::new(error.into()) }),
             Ok(database) => database,
         };
-        let state = State { path, database };
+        let state = State {
+            path,
+            database,
+            hosts: RwLock::default(),
+            changing: Mutex::new(()),
+            changed: watch::Sender::new(()),
+        };
         state.write(|write| {
             write.open_table(HOSTS)?;
             write.open_table(TOKENS)?;
             write.open_table(LEASES)?;
             Ok(())
         })?;
+        let hosts = state.read_hosts()?;
+        *state.hosts.write() = Arc::new(hosts);
         Ok(state)
     }
 
@@ -91,20 +142,7 @@ impl State {
         work(&read).map_err(|e| self.failed(e))
     }
 
-    /// A host.
-    ///
-    /// # Errors
-    /// [`ServerError::Database`], [`ServerError::Damaged`].
-    pub fn host(&self, name: &str) -> Result<Option<Host>> {
-        let bytes = self.read(|read| Ok(read.open_table(HOSTS)?.get(name)?.map(|row| row.value().to_vec())))?;
-        bytes.map(|bytes| serde_json::from_slice(&bytes).map_err(|_| self.damaged("a host"))).transpose()
-    }
-
-    /// All hosts, by name.
-    ///
-    /// # Errors
-    /// As [`State::host`].
-    pub fn hosts(&self) -> Result<Vec<(String, Host)>> {
+    fn read_hosts(&self) -> Result<Hosts> {
         let rows = self.read(|read| {
             let table = read.open_table(HOSTS)?;
             let row = |row: std::result::Result<(redb::AccessGuard<'_, &str>, redb::AccessGuard<'_, &[u8]>), _>| {
@@ -119,16 +157,58 @@ impl State {
         rows.into_iter().map(parsed).collect()
     }
 
-    /// Replaces a host, or notes a new one.
+    /// All hosts, by name.
+    pub fn hosts(&self) -> Arc<Hosts> {
+        self.hosts.read().clone()
+    }
+
+    /// A host.
+    pub fn host(&self, name: &str) -> Option<Host> {
+        self.hosts().get(name).cloned()
+    }
+
+    /// Who has this public key, a subject public key info; `None`: nobody that is known.
+    pub fn who(&self, key: &[u8]) -> Option<Who> {
+        let hex = HEXLOWER.encode(key);
+        if let Some((name, host)) = self.hosts().iter().find(|(_, host)| host.key == hex) {
+            return Some(Who::Host { name: name.clone(), is_revoked: host.is_revoked });
+        }
+        let token = self.token(key, seconds());
+        token.is_ok_and(|pending| pending.is_some()).then_some(Who::Token)
+    }
+
+    /// Whether this key is that of a host which may use a vault now.
+    pub fn may_use(&self, key: &[u8], vault: &[u8; 16]) -> bool {
+        let (key, vault) = (HEXLOWER.encode(key), HEXLOWER.encode(vault));
+        self.hosts().values().any(|host| host.key == key && !host.is_revoked && host.vaults.contains(&vault))
+    }
+
+    /// Hears of each change of hosts.
+    pub fn changes(&self) -> watch::Receiver<()> {
+        self.changed.subscribe()
+    }
+
+    /// Changes a host, or notes a new one. Whoever looks afterwards sees that.
     ///
     /// # Errors
-    /// [`ServerError::Database`].
-    pub fn put_host(&self, name: &str, host: &Host) -> Result<()> {
+    /// [`ServerError::NoHost`], [`ServerError::Database`].
+    pub fn change_host(&self, name: &str, change: impl FnOnce(&mut Host)) -> Result<()> {
+        let _alone = self.changing.lock();
+        let mut hosts = Hosts::clone(&self.hosts());
+        let host = hosts.get_mut(name).ok_or_else(|| ServerError::NoHost { name: name.into() })?;
+        change(host);
         let bytes = serde_json::to_vec(host).unwrap_or_default();
         self.write(|write| {
             write.open_table(HOSTS)?.insert(name, &bytes[..])?;
             Ok(())
-        })
+        })?;
+        self.now_are(hosts);
+        Ok(())
+    }
+
+    fn now_are(&self, hosts: Hosts) {
+        *self.hosts.write() = Arc::new(hosts);
+        self.changed.send_replace(());
     }
 
     /// Notes a token by its public key; those whose time is over go.
@@ -147,6 +227,23 @@ impl State {
         })
     }
 
+    /// Makes the tokens of a host void. False: it had none.
+    ///
+    /// # Errors
+    /// [`ServerError::Database`].
+    pub fn cancel_tokens(&self, host: &str) -> Result<bool> {
+        let _alone = self.changing.lock();
+        self.write(|write| {
+            let mut had = false;
+            write.open_table(TOKENS)?.retain(|_, token| {
+                let is_its = serde_json::from_slice::<Pending>(token).is_ok_and(|pending| pending.host == host);
+                had |= is_its;
+                !is_its
+            })?;
+            Ok(had)
+        })
+    }
+
     /// A token that is still good.
     ///
     /// # Errors
@@ -157,22 +254,28 @@ impl State {
         Ok(pending.filter(|pending| pending.until > now))
     }
 
-    /// Uses a token up for a host: both in one step, so that it is used once.
+    /// Uses a token up for a host with a key: both in one step, so that it is used once. Returns the host's name.
     ///
     /// # Errors
     /// [`ServerError::Database`].
-    pub fn use_token(&self, key: &[u8], now: u64, host_key: &[u8]) -> Result<Option<(String, Host)>> {
-        self.write(|write| {
+    pub fn use_token(&self, token: &[u8], now: u64, host_key: &[u8]) -> Result<Option<String>> {
+        let _alone = self.changing.lock();
+        let joined = self.write(|write| {
             let mut tokens = write.open_table(TOKENS)?;
-            let bytes = tokens.remove(key)?.map(|row| row.value().to_vec());
+            let bytes = tokens.remove(token)?.map(|row| row.value().to_vec());
             let pending = bytes.and_then(|bytes| serde_json::from_slice::<Pending>(&bytes).ok());
             let Some(pending) = pending.filter(|pending| pending.until > now) else { return Ok(None) };
-            let key = data_encoding::HEXLOWER.encode(host_key);
+            let key = HEXLOWER.encode(host_key);
             let host = Host { key, joined: now, is_revoked: false, vaults: pending.vaults };
             let bytes = serde_json::to_vec(&host).unwrap_or_default();
             write.open_table(HOSTS)?.insert(&*pending.host, &bytes[..])?;
             Ok(Some((pending.host, host)))
-        })
+        })?;
+        let Some((name, host)) = joined else { return Ok(None) };
+        let mut hosts = Hosts::clone(&self.hosts());
+        hosts.insert(name.clone(), host);
+        self.now_are(hosts);
+        Ok(Some(name))
     }
 
     /// Lets a host use a vault, or no longer.
@@ -180,12 +283,10 @@ impl State {
     /// # Errors
     /// [`ServerError::NoHost`], [`ServerError::Database`].
     pub fn grant(&self, name: &str, vault: &str, may: bool) -> Result<()> {
-        let mut host = self.host(name)?.ok_or_else(|| ServerError::NoHost { name: name.into() })?;
-        match may {
+        self.change_host(name, |host| match may {
             true => drop(host.vaults.insert(vault.into())),
             false => drop(host.vaults.remove(vault)),
-        }
-        self.put_host(name, &host)
+        })
     }
 
     /// What is durable of the leases of a vault; and the hosts of its sessions.
@@ -307,12 +408,12 @@ mod tests {
             Change::Abandoned(Object(1)),
             Change::Ended(SessionId(6)),
         ];
-        let state = State::open(dir.path()).expect("opens");
+        let state = State::make(dir.path()).expect("opens");
         state.change_leases(&vault, &changes, |session| format!("host{}", session.0)).expect("writes");
         state.change_leases(&other, &[Change::Run(1)], |_| String::new()).expect("writes");
         assert!(matches!(State::open(dir.path()), Err(ServerError::Running { .. })));
         drop(state);
-        let state = State::open(dir.path()).expect("opens");
+        let state = State::make(dir.path()).expect("opens");
         let mut expected = Durable::default();
         changes.iter().for_each(|change| expected.apply(change));
         assert_eq!(state.leases(&vault).expect("reads"), (expected, vec![(SessionId(5), "host5".into())]));
@@ -321,16 +422,47 @@ mod tests {
     #[test]
     fn a_token_is_used_once_and_in_time() {
         let dir = tempfile::tempdir().expect("a directory");
-        let state = State::open(dir.path()).expect("opens");
+        let state = State::make(dir.path()).expect("opens");
         let pending = |host: &str| Pending { host: host.into(), until: 100, vaults: BTreeSet::new() };
         state.put_token(b"a", &pending("one"), 50).expect("writes");
         state.put_token(b"b", &pending("two"), 50).expect("writes");
         assert!(state.token(b"a", 100).expect("reads").is_none(), "its time is over");
-        assert!(state.use_token(b"a", 99, b"key").expect("writes").is_some_and(|(name, _)| name == "one"));
+        assert!(state.use_token(b"a", 99, b"key").expect("writes").is_some_and(|name| name == "one"));
         assert!(state.use_token(b"a", 99, b"key").expect("writes").is_none());
         // A second token for a host takes the place of the first.
         state.put_token(b"c", &pending("two"), 50).expect("writes");
         assert!(state.token(b"b", 50).expect("reads").is_none());
+    }
+
+    #[test]
+    fn a_key_is_a_hosts_until_it_is_revoked_or_joins_anew() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let state = State::make(dir.path()).expect("opens");
+        let vault = [5; 16];
+        let pending =
+            Pending { host: "one".into(), until: seconds() + 100, vaults: BTreeSet::from([HEXLOWER.encode(&vault)]) };
+        state.put_token(b"t", &pending, 0).expect("writes");
+        assert_eq!((state.who(b"t"), state.who(b"k")), (Some(Who::Token), None));
+        let mut changes = state.changes();
+        state.use_token(b"t", 0, b"k").expect("writes").expect("is good");
+        assert!(changes.has_changed().expect("there is a sender"));
+        let host = |is_revoked| Some(Who::Host { name: "one".into(), is_revoked });
+        assert_eq!((state.who(b"t"), state.who(b"k")), (None, host(false)));
+        assert!(state.may_use(b"k", &vault) && !state.may_use(b"k", &[6; 16]) && !state.may_use(b"j", &vault));
+        state.grant("one", &HEXLOWER.encode(&vault), false).expect("writes");
+        assert!(!state.may_use(b"k", &vault));
+        state.grant("one", &HEXLOWER.encode(&vault), true).expect("writes");
+        changes.mark_unchanged();
+        state.change_host("one", |host| host.is_revoked = true).expect("writes");
+        assert!(!state.may_use(b"k", &vault) && changes.has_changed().expect("there is a sender"));
+        assert_eq!(state.who(b"k"), host(true));
+        assert!(state.grant("two", "x", true).is_err_and(|error| error.code() == 3));
+        drop(state);
+        let state = State::make(dir.path()).expect("opens");
+        assert_eq!(state.who(b"k"), host(true));
+        state.put_token(b"u", &pending, 0).expect("writes");
+        state.use_token(b"u", 0, b"l").expect("writes").expect("is good");
+        assert_eq!((state.who(b"k"), state.who(b"l")), (None, host(false)));
     }
 
     #[test]

@@ -1,244 +1,14 @@
-//! Hosts and a server, all of them real programs: two hosts are two states of `lamassu` over one store.
+//! What hosts do, and what a server does for them.
 #![allow(clippy::unwrap_used)] // a helper of a test may panic, too
 
-use serde_json::Value;
+mod common;
+
+use common::*;
 use std::fs;
 use std::io::{ErrorKind, Read, Write};
-use std::net::{TcpListener, TcpStream};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::net::TcpStream;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
-
-/// Of the server under test, s: the shortest there is.
-const TERM: u64 = 5;
-
-struct Lab {
-    dir: tempfile::TempDir,
-    server: Option<Child>,
-    port: u16,
-}
-
-/// One of the hosts.
-#[derive(Clone, Copy)]
-struct Host<'a> {
-    lab: &'a Lab,
-    name: &'static str,
-}
-
-#[derive(Debug)]
-struct Ran {
-    code: i32,
-    out: String,
-    err: String,
-}
-
-impl Ran {
-    #[track_caller]
-    fn code(self, code: i32) -> Ran {
-        assert_eq!(self.code, code, "{self:?}");
-        self
-    }
-
-    #[track_caller]
-    fn ok(self) -> Ran {
-        self.code(0)
-    }
-
-    #[track_caller]
-    fn says(self, words: &str) -> Ran {
-        assert!(self.err.contains(words), "{words:?} is not in {self:?}");
-        self
-    }
-}
-
-impl From<Output> for Ran {
-    fn from(out: Output) -> Ran {
-        let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
-        Ran { code: out.status.code().unwrap_or(-1), out: text(out.stdout), err: text(out.stderr) }
-    }
-}
-
-fn server_program() -> PathBuf {
-    env!("CARGO_BIN_EXE_lamassu-server").into()
-}
-
-/// The program of hosts, which lies beside the server's.
-fn host_program() -> PathBuf {
-    let program = server_program().with_file_name("lamassu");
-    assert!(program.exists(), "{} is not there: cargo build --package lamassu", program.display());
-    program
-}
-
-impl Lab {
-    fn new() -> Lab {
-        let dir = tempfile::tempdir().unwrap();
-        // Free at this moment; nobody else on this machine takes ports by number.
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        let mut lab = Lab { dir, server: None, port };
-        fs::write(lab.path("key"), [7; 32]).unwrap();
-        fs::set_permissions(lab.path("key"), std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
-        fs::create_dir(lab.path("store")).unwrap();
-        lab.serve(&["init"]).ok();
-        let config = format!(
-            "listen = \"127.0.0.1:{port}\"\naddress = \"127.0.0.1:{port}\"\nterm_seconds = {TERM}\nheartbeat_seconds = 1\n"
-        );
-        fs::write(lab.path("server/server.toml"), config).unwrap();
-        lab.start();
-        lab
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.dir.path().join(name)
-    }
-
-    /// Runs the server's program on the server's directory.
-    fn serve(&self, args: &[&str]) -> Ran {
-        let mut command = Command::new(server_program());
-        let (words, rest) = args.split_at(args.iter().take_while(|arg| !arg.starts_with('@')).count());
-        command.args(words).arg(self.path("server")).args(rest.iter().map(|arg| arg.trim_start_matches('@')));
-        command.output().unwrap().into()
-    }
-
-    fn start(&mut self) {
-        let log = fs::File::options().create(true).append(true).open(self.path("server.log")).unwrap();
-        let mut command = Command::new(server_program());
-        self.server = Some(command.arg("run").arg(self.path("server")).stderr(log).spawn().unwrap());
-        let until = Instant::now() + Duration::from_secs(20);
-        while TcpStream::connect(("127.0.0.1", self.port)).is_err() {
-            assert!(Instant::now() < until, "the server does not start: {}", self.log());
-            std::thread::sleep(Duration::from_millis(20));
-        }
-    }
-
-    fn log(&self) -> String {
-        fs::read_to_string(self.path("server.log")).unwrap_or_default()
-    }
-
-    fn stop(&mut self, signal: &str) {
-        let mut server = self.server.take().unwrap();
-        kill(server.id(), signal);
-        server.wait().unwrap();
-    }
-
-    fn host(&self, name: &'static str) -> Host<'_> {
-        fs::create_dir_all(self.path(&format!("m-{name}"))).unwrap();
-        Host { lab: self, name }
-    }
-
-    /// A host that has joined.
-    fn joined(&self, name: &'static str) -> Host<'_> {
-        let token = self.serve(&["enrol", &format!("@{name}")]).ok().out;
-        let host = self.host(name);
-        host.with_input(&["host", "join"], &token).ok();
-        host
-    }
-
-    /// A vault of a host, whose anchor the server keeps, and its id.
-    fn vault(&self, host: Host<'_>) -> String {
-        host.run("init store/v").ok();
-        host.run(&format!("anchor move store/v {}", self.url())).ok();
-        let info: Value = serde_json::from_str(&host.run("info --json store/v").ok().out).unwrap();
-        info["id"].as_str().unwrap().to_owned()
-    }
-
-    fn grant(&self, host: Host<'_>, vault: &str) {
-        self.serve(&["host", "grant", &format!("@{}", host.name), &format!("@{vault}")]).ok();
-    }
-
-    /// A mount ends its session right behind itself.
-    fn wait_until_free(&self) {
-        let until = Instant::now() + Duration::from_secs(TERM);
-        while !self.serve(&["status"]).ok().out.contains("not in use") {
-            assert!(Instant::now() < until, "a mount that was taken down keeps its session");
-        }
-    }
-
-    fn url(&self) -> String {
-        format!("server://127.0.0.1:{}", self.port)
-    }
-}
-
-impl Drop for Lab {
-    fn drop(&mut self) {
-        if let Some(mut server) = self.server.take() {
-            let _ = server.kill();
-            let _ = server.wait();
-        }
-        for name in ["a", "b"] {
-            let _ = Command::new("umount").arg("-l").arg(self.path(&format!("m-{name}"))).output();
-        }
-        if std::thread::panicking() {
-            eprintln!("the server's log: {}", self.log());
-        }
-    }
-}
-
-impl Host<'_> {
-    fn command(&self) -> Command {
-        let mut command = Command::new(host_program());
-        let state = self.lab.path(&format!("state-{}", self.name));
-        command.current_dir(self.lab.dir.path()).env("HOME", &state).env("XDG_STATE_HOME", state);
-        command.env("LAMASSU_KEY", "raw:file:key").env_remove("STATE_DIRECTORY").env_remove("XDG_CONFIG_HOME");
-        command
-    }
-
-    fn run(&self, line: &str) -> Ran {
-        self.command().args(line.split(' ')).stdin(Stdio::null()).output().unwrap().into()
-    }
-
-    fn with_input(&self, args: &[&str], input: &str) -> Ran {
-        let mut command = self.command();
-        let piped = command.args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = piped.spawn().unwrap();
-        child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
-        child.wait_with_output().unwrap().into()
-    }
-
-    fn mount(&self) -> Ran {
-        self.run(&format!("mount --anchor {} store/v m-{}", self.lab.url(), self.name))
-    }
-
-    fn umount(&self) -> Ran {
-        self.run(&format!("umount m-{}", self.name))
-    }
-
-    fn file(&self, name: &str) -> PathBuf {
-        self.lab.path(&format!("m-{}", self.name)).join(name)
-    }
-
-    /// Writes a file and has it durable.
-    fn write(&self, name: &str, content: &str) -> std::io::Result<()> {
-        let mut file = fs::File::create(self.file(name))?;
-        file.write_all(content.as_bytes())?;
-        file.sync_all()
-    }
-
-    /// The process that serves its mount.
-    fn daemon(&self) -> u32 {
-        let mountpoint = format!("m-{}", self.name);
-        let is_it = |pid: &u32| {
-            let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-            let cwd = fs::read_link(format!("/proc/{pid}/environ").replace("environ", "exe"));
-            let environ = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-            let state = self.lab.path(&format!("state-{}", self.name));
-            let has = |bytes: &[u8], part: &str| bytes.windows(part.len()).any(|window| window == part.as_bytes());
-            cwd.is_ok() && has(&line, "mount") && has(&line, &mountpoint) && has(&environ, state.to_str().unwrap())
-        };
-        let pids = fs::read_dir("/proc").unwrap().flatten();
-        let pids = pids.filter_map(|entry| entry.file_name().to_str().and_then(|name| name.parse().ok()));
-        pids.into_iter().find(is_it).expect("the mount's process")
-    }
-}
-
-fn kill(pid: u32, signal: &str) {
-    let done = Command::new("kill").arg(signal).arg(pid.to_string()).status().unwrap();
-    assert!(done.success());
-}
-
-fn copy(from: &Path, to: &Path) {
-    let done = Command::new("cp").arg("-a").args([from, to]).status().unwrap();
-    assert!(done.success());
-}
 
 /// A host writes, another goes on; a store that puts an older state back is found by the one that never saw the newer.
 #[test]
@@ -297,12 +67,16 @@ fn a_token_is_for_one_host_and_once_and_names_its_server() {
     b.with_input(&["host", "join"], &token).code(67).says("not the server");
     let a = lab.host("a");
     a.run("init store/v").ok();
+    let id = a.id("store/v");
     a.run(&format!("anchor move store/v {}", lab.url())).code(67).says("not the server");
     other.stop("-TERM");
     a.run(&format!("anchor move store/v {}", lab.url())).code(66).says("does not answer");
     a.run("check store/v").ok();
     lab.start();
     let a = lab.host("a");
+    a.run(&format!("anchor move store/v {}", lab.url())).code(68).says("host grant");
+    a.run("check store/v").ok();
+    lab.grant(a, &id);
     a.run(&format!("anchor move store/v {}", lab.url())).ok();
     // And back, where another host finds nothing any more.
     a.run("anchor move store/v anchor").ok();
@@ -430,6 +204,10 @@ fn a_revoked_host_is_out_at_once_and_a_state_that_was_put_back_is_refused() {
         lab.serve(&["host", "revoke", "@a"]).ok();
         assert!(a.write("g", "two").is_err(), "a revoked host has an fsync acknowledged");
         a.run("ls store/v").code(68).says("revoked");
+        // A token that nobody has used is void, too.
+        let token = lab.serve(&["enrol", "@a"]).ok().out;
+        lab.serve(&["host", "revoke", "@a"]).ok();
+        lab.host("c").with_input(&["host", "join"], &token).code(68);
         b.mount().ok();
         b.write("h", "three").unwrap();
         b.umount().ok();
@@ -484,4 +262,97 @@ fn strangers_get_no_further_than_the_handshake() {
     while a.run("ls store/v").code != 0 {
         assert!(Instant::now() < until, "the server answers nobody any more");
     }
+}
+
+/// Wherever a move to the server is cut off, doing it again ends it, or there is nothing left to do.
+#[test]
+fn a_move_that_was_cut_off_is_done_again() {
+    let mut lab = Lab::new();
+    let a = lab.joined("a");
+    a.run("init store/v").ok();
+    a.run("mount store/v m-a").ok();
+    for n in 0..50 {
+        a.write(&format!("f{n}"), "content").unwrap();
+    }
+    a.umount().ok();
+    let id = a.id("store/v");
+    lab.grant(a, &id);
+    // What a server that was killed while the anchor came has left.
+    let left = lab.path(&format!("server/anchors/{}-0.new", id.replace('-', "")));
+    fs::write(&left, "half").unwrap();
+    lab.stop("-KILL");
+    lab.start();
+    assert!(!left.exists());
+    let a = lab.host("a");
+    // The host notes the server first, and is killed before its first word, in the middle, or before it hears the end.
+    let note = format!("server://127.0.0.1:{}\n", lab.port);
+    let place = lab.path(&format!("state-a/lamassu/anchors/{}.place", id.replace('-', "")));
+    fs::write(&place, note).unwrap();
+    a.run("ls store/v").code(68).says("keeps no anchor of this vault");
+    a.run(&format!("anchor move store/v {}", lab.url())).ok();
+    assert_eq!(a.run("cat store/v f7").ok().out, "content");
+    a.run("anchor move store/v anchor").ok();
+    for after in [2, 5, 10, 20, 40, 80] {
+        let mut moving = a.command();
+        moving.args(["anchor", "move", "store/v"]).arg(lab.url()).stderr(Stdio::null());
+        let mut moving = moving.spawn().unwrap();
+        std::thread::sleep(Duration::from_millis(after));
+        let _ = moving.kill();
+        moving.wait().unwrap();
+        let again = a.run(&format!("anchor move store/v {}", lab.url()));
+        // 28: it was done.
+        assert!([0, 28].contains(&again.code), "after {after} ms: {again:?}");
+        assert_eq!(a.run("cat store/v f7").ok().out, "content");
+        a.run("check store/v").ok();
+        let _ = fs::remove_file(lab.path("anchor"));
+        a.run("anchor move store/v anchor").ok();
+    }
+}
+
+#[test]
+fn an_anchor_that_is_damaged_concerns_its_vault_alone() {
+    let mut lab = Lab::new();
+    let a = lab.joined("a");
+    let id = lab.vault(a);
+    a.run("init store/w").ok();
+    let other = a.id("store/w");
+    lab.grant(a, &other);
+    a.run(&format!("anchor move store/w {}", lab.url())).ok();
+    lab.stop("-TERM");
+    let file = lab.path(&format!("server/anchors/{}.anchor", other.replace('-', "")));
+    fs::File::options().write(true).open(&file).unwrap().set_len(5000).unwrap();
+    lab.start();
+    let a = lab.host("a");
+    a.run("ls store/v").ok();
+    assert_ne!(a.run("ls store/w").code, 0);
+    assert!(lab.log().contains("cannot be used"), "{}", lab.log());
+    a.run("ls store/v").ok();
+    // It is in use by nobody: an administrator puts it away.
+    lab.serve(&["forget", &format!("@{id}")]).ok();
+    a.run("ls store/v").code(68);
+    lab.stop("-TERM");
+    lab.serve(&["forget", &format!("@{id}")]).code(11);
+    // A state that is gone is no new state.
+    fs::remove_file(lab.path("server/state.redb")).unwrap();
+    lab.serve(&["run"]).code(26).says("gone");
+}
+
+/// What hosts have said while the server's machine stood still is heard before anybody's time is over.
+#[test]
+fn a_server_that_stood_still_ends_nobodys_session() {
+    let lab = Lab::new();
+    let a = lab.joined("a");
+    lab.vault(a);
+    a.mount().ok();
+    a.write("f", "one").unwrap();
+    let server = lab.server.as_ref().unwrap().id();
+    kill(server, "-STOP");
+    std::thread::sleep(Duration::from_millis(TERM * 1000 + 1500));
+    kill(server, "-CONT");
+    let until = Instant::now() + Duration::from_secs(4 * TERM);
+    while a.write("g", "two").is_err() {
+        assert!(Instant::now() < until, "the session has ended: {}", lab.log());
+        std::thread::sleep(Duration::from_millis(300));
+    }
+    a.umount().ok();
 }

@@ -2,11 +2,13 @@
 
 mod memory;
 mod on_disk;
+mod packed;
 
 pub use memory::MemoryTable;
 #[cfg(feature = "testing")]
 pub use on_disk::fuzz_log;
 pub use on_disk::{DiskTable, FILE_MODE, Readers};
+pub use packed::{pack, unpack};
 
 use crate::AnchorError;
 use std::ops::ControlFlow;

@@ -90,20 +90,27 @@ impl Anchors {
             self.move_from_server(&server, vault, &to)?;
             return Ok((PathBuf::from(format!("{SERVER}{server}")), to));
         }
-        let table = Arc::new(DiskTable::open(&from)?);
-        Anchor::open(table.clone(), vault)?;
-        let new = DiskTable::create(&to)?;
-        let copied = copy(&table, &new).and_then(|()| self.remember(vault, &to));
-        copied.inspect_err(|_| {
-            let _ = std::fs::remove_file(&to);
-        })?;
-        drop(table);
-        std::fs::remove_file(&from).map_err(|source| crate::Error::Local {
-            op: "remove",
-            path: from.clone(),
-            source,
-        })?;
+        refuse_existing(&to)?;
+        self.move_file(vault, &from, &to)?;
         Ok((from, to))
+    }
+
+    /// Moves a vault's anchor from one file to another, over whatever is there.
+    pub(super) fn move_file(&self, vault: &[u8; 16], from: &Path, to: &Path) -> Result<()> {
+        let table = Arc::new(DiskTable::open(from)?);
+        Anchor::open(table.clone(), vault)?;
+        replace(to, |new| copy(&table, &new))?;
+        self.remember(vault, to)?;
+        drop(table);
+        std::fs::remove_file(from).map_err(|source| crate::Error::Local { op: "remove", path: from.into(), source })
+    }
+}
+
+/// Refuses a file that is there.
+pub(super) fn refuse_existing(file: &Path) -> Result<()> {
+    match file.symlink_metadata() {
+        Ok(_) => Err(AnchorError::Exists { path: file.into() }.into()),
+        Err(_) => Ok(()),
     }
 }
 

@@ -4,11 +4,13 @@
 use super::place::make_dir_of;
 use super::{Access, Anchors};
 use crate::{Error, Result};
-use lamassu_anchor::Anchor;
+use lamassu_anchor::head::Head;
 use lamassu_anchor::table::{DiskTable, Table};
+use lamassu_anchor::{Anchor, AnchorError, ServerFault};
 use lamassu_lease::Mode;
-use lamassu_rpc::host::{Connection, Joined, Mirrored, give_up, join, put};
+use lamassu_rpc::host::{Connection, Joined, Mirrored, Session, give_up, is_on_its_way, join, put};
 use lamassu_rpc::token::Token;
+use lamassu_vault::VaultError;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, MutexGuard, PoisonError, Weak};
 
@@ -91,23 +93,42 @@ impl Anchors {
     /// Gives a vault's anchor to a server. The file that it lies in becomes this host's copy. The caller keeps writers
     /// out.
     ///
+    /// From the first row that goes there on the server is noted, so that nobody here goes on with a file that may be
+    /// the older of two. Broken off, it is done again: the same rows are taken twice.
+    ///
     /// # Errors
     /// [`lamassu_anchor::AnchorError`]; [`Error::Local`], [`Error::NoAnchorPlace`], [`Error::AnchorAtServer`].
     pub fn move_to_server(&self, vault: &[u8; 16], server: &str) -> Result<()> {
-        self.refuse_server(vault)?;
-        let (from, usual) = (self.file_of(vault)?, self.usual(vault));
-        let (from, usual) = from.zip(usual).ok_or(Error::NoAnchorPlace)?;
-        let connection = self.connection(server)?;
-        let table = Arc::new(DiskTable::open(&from)?);
-        Anchor::open(table.clone(), vault)?;
-        put(&connection, *vault, &table)?;
-        drop(table);
-        self.remember_server(vault, server)?;
-        if from == usual {
-            return Ok(());
+        let usual = self.usual(vault).ok_or(Error::NoAnchorPlace)?;
+        match self.server_of(vault)? {
+            Some(noted) if noted == server && is_on_its_way(&usual)? => {}
+            Some(server) => return Err(Error::AnchorAtServer { server }),
+            None => {}
         }
-        // Another disk's: the copy is fetched when it is needed.
-        std::fs::remove_file(&from).map_err(|source| Error::Local { op: "remove", path: from, source })
+        let connection = self.connection(server)?;
+        // Whether it answers at all.
+        match Session::begin(&connection, *vault, Mode::Shared, None) {
+            Err(AnchorError::Server { fault: ServerFault::UnknownVault, .. }) => {}
+            begun => drop(begun?),
+        }
+        let from = self.file_of(vault)?.ok_or(Error::NoAnchorPlace)?;
+        if from != usual {
+            // What lies there is of a move that was cut off: another file is noted.
+            make_dir_of(&usual)?;
+            self.move_file(vault, &from, &usual)?;
+        }
+        let table = Arc::new(DiskTable::open(&usual)?);
+        Anchor::open(table.clone(), vault)?;
+        // One that another server gave up says how far it came there.
+        table.commit(&[Head::none()])?;
+        self.remember_server(vault, server)?;
+        put(&connection, *vault, &table).map_err(|error| match &error {
+            // It says that it has not taken it.
+            AnchorError::Server { fault: ServerFault::Refused { .. } | ServerFault::Untrusted { .. }, .. } => {
+                self.remember(vault, &usual).err().unwrap_or(error.into())
+            }
+            _ => error.into(),
+        })
     }
 
     /// Takes a vault's anchor back from its server, into a file, which must not exist. The caller keeps writers out.
@@ -116,16 +137,22 @@ impl Anchors {
     /// As [`Anchors::move_to_server`].
     pub(super) fn move_from_server(&self, server: &str, vault: &[u8; 16], to: &Path) -> Result<()> {
         let usual = self.usual(vault).ok_or(Error::NoAnchorPlace)?;
+        super::moved::refuse_existing(to)?;
         let table = self.session(server, vault, Access::Write, &usual)?;
-        let new = DiskTable::create(to)?;
-        let taken = super::moved::copy(table.copy(), &new).and_then(|()| {
-            give_up(table.session())?;
-            self.remember(vault, to)
-        });
-        taken.inspect_err(|_| {
-            let _ = std::fs::remove_file(to);
+        super::moved::replace(to, |new| super::moved::copy(table.copy(), &new))?;
+        let taken = give_up(table.session()).map_err(Error::from).and_then(|()| self.remember(vault, to));
+        taken.inspect_err(|error| {
+            // An answer that was lost may have been a good one: then this is the anchor.
+            if !is_unanswered(error) {
+                let _ = std::fs::remove_file(to);
+            }
         })?;
         drop(table);
         std::fs::remove_file(&usual).map_err(|source| Error::Local { op: "remove", path: usual, source })
     }
+}
+
+fn is_unanswered(error: &Error) -> bool {
+    let Error::Vault(VaultError::Anchor(AnchorError::Server { fault, .. })) = error else { return false };
+    matches!(fault, ServerFault::Unreachable { .. })
 }

@@ -7,10 +7,10 @@
 //! * What is read counts only while the session is good, before and after (rule R4 of `docs/sharing.md`).
 
 use super::{Connection, Result, Session};
-use crate::convert::{self, from_change, to_changes};
-use crate::{ROWS_MAX, proto};
+use crate::convert::{self, Batch};
+use crate::proto;
 use lamassu_anchor::head::Head;
-use lamassu_anchor::table::{Change, DiskTable, Readers, Space, Table, Visit};
+use lamassu_anchor::table::{self, Change, DiskTable, Readers, Space, Table, Visit};
 use lamassu_anchor::{Anchor, AnchorError, Revision, ServerFault};
 use lamassu_lease::Mode;
 use parking_lot::Mutex;
@@ -22,6 +22,10 @@ use std::time::{Duration, Instant};
 
 /// Between two tries of a commit.
 const AGAIN_AFTER: Duration = Duration::from_millis(200);
+/// More rows than an anchor of a thousand million files has are no anchor's.
+const ROWS_OF_A_TABLE_MAX: u64 = 1 << 33;
+/// For the server's answer when all rows have gone to it.
+const PUT_TIMEOUT: Duration = Duration::from_secs(120);
 /// Under which the copy keeps the number of the session that writes it.
 const SESSION: &[u8] = b"session";
 
@@ -57,9 +61,13 @@ impl Mirrored {
                 (session, local)
             }
             Mode::Shared => {
-                let session = Session::begin(connection, vault, mode, None)?;
                 let reader = || DiskTable::open_read_only(file, Readers::InsteadOfWriter);
-                let there = existing(reader())?;
+                // No process of this host writes it: whoever did is gone.
+                let there = existing(reader());
+                let earlier = there.as_ref().ok().and_then(Option::as_ref).map(session_of).transpose()?.flatten();
+                // What the server says comes first.
+                let session = Session::begin(connection, vault, mode, earlier)?;
+                let there = there?;
                 let is_current = match &there {
                     Some(local) => Head::of(local)? == Some(session.head),
                     None => false,
@@ -100,11 +108,8 @@ impl Mirrored {
     /// Has the server make changes durable that go on from `head`, for as long as the session may come back.
     fn commit_at_server(&self, head: Head, changes: &[Change]) -> Result<Head> {
         let connection = self.session.connection();
-        let request = proto::CommitRequest {
-            of: Some(self.session.of()),
-            base: head.0.to_vec(),
-            changes: changes.iter().map(from_change).collect(),
-        };
+        let request =
+            proto::CommitRequest { of: Some(self.session.of()), base: head.0.to_vec(), changes: table::pack(changes) };
         let until = Instant::now() + self.session.patience();
         loop {
             self.session.wait_until_good()?;
@@ -196,6 +201,11 @@ fn revision(table: DiskTable, vault: &[u8; 16]) -> Result<Option<(Revision, Arc<
 fn up_to_date(session: &Session, vault: [u8; 16], file: &Path, local: Option<DiskTable>) -> Result<DiskTable> {
     let seen = match local {
         Some(local) if Head::of(&local)? == Some(session.head) => return Ok(local),
+        // It went to the server, and the answer was lost.
+        Some(local) if Head::of(&local)?.is_none() && in_messages(&local, drop)? == session.head => {
+            local.commit(&[session.head.change()])?;
+            return Ok(local);
+        }
         Some(local) => revision(local, &vault)?,
         None => None,
     };
@@ -231,11 +241,14 @@ fn fetch(session: &Session, file: &Path) -> Result<DiskTable> {
     let table = DiskTable::create(file)?;
     let mut rows = connection.call(connection.anchors().rows(session.of()))?;
     let mut head = None;
-    while let Some(some) = super::wait(rows.message())?.map_err(|status| connection.failed(&status))? {
+    let mut left = ROWS_OF_A_TABLE_MAX;
+    while let Some(some) = connection.in_time(rows.message())? {
         if head.is_none() {
             head = Some(convert::head(&some.head).map_err(|error| connection.garbled(error.0))?);
         }
-        table.commit(&to_changes(some.rows).map_err(|error| connection.garbled(error.0))?)?;
+        let rows = convert::to_rows(&some.rows).map_err(|error| connection.garbled(error.0))?;
+        left = left.checked_sub(rows.len() as u64).ok_or_else(|| connection.garbled("rows without end"))?;
+        table.commit(&rows)?;
     }
     match head {
         Some(head) if head == session.head => {
@@ -252,27 +265,62 @@ fn fetch(session: &Session, file: &Path) -> Result<DiskTable> {
 /// [`AnchorError::Server`]; those of the table.
 pub fn put(connection: &Connection, vault: [u8; 16], table: &DiskTable) -> Result<()> {
     let (up, rows) = tokio::sync::mpsc::channel(4);
+    let all_gone = tokio::sync::Notify::new();
     let head = std::thread::scope(|scope| -> Result<Head> {
         let state = scope.spawn(|| {
             let mut anchors = connection.anchors();
-            let sent = super::wait(anchors.put(tokio_stream::wrappers::ReceiverStream::new(rows)))?;
+            let put = anchors.put(tokio_stream::wrappers::ReceiverStream::new(rows));
+            let sent = super::wait(async {
+                tokio::pin!(put);
+                tokio::select! {
+                    answer = &mut put => answer,
+                    // All has gone: now its time runs.
+                    () = async { all_gone.notified().await; tokio::time::sleep(PUT_TIMEOUT).await } => {
+                        Err(tonic::Status::unavailable("no answer in time"))
+                    }
+                }
+            })?;
             sent.map_err(|status| connection.failed(&status))
         });
-        let mut some = proto::PutRequest { vault: vault.to_vec(), rows: Vec::new() };
+        let mut vault = vault.to_vec();
         // A server that has refused takes nothing more: its answer says why.
-        table.visit_all(|space, key, value| {
-            some.rows.push(from_change(&Change { space, key: key.to_vec(), value: Some(value.to_vec()) }));
-            if some.rows.len() >= ROWS_MAX {
-                let _ = up.blocking_send(std::mem::take(&mut some));
-            }
-            Ok::<(), AnchorError>(())
-        })?;
-        let _ = up.blocking_send(some);
+        let send = |rows| drop(up.blocking_send(proto::PutRequest { vault: std::mem::take(&mut vault), rows }));
+        let first = in_messages(table, send)?;
         drop(up);
+        all_gone.notify_one();
         let state = state.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?.into_inner();
-        convert::head(&state.head).map_err(|error| connection.garbled(error.0))
+        match convert::head(&state.head) {
+            Ok(head) if head == first => Ok(head),
+            Ok(_) | Err(_) => Err(connection.garbled("the anchor came to another head")),
+        }
     })?;
     table.commit(&[head.change()])
+}
+
+/// The rows of a table in the messages that bring them to a server, and the head that it has there at first.
+fn in_messages(table: &DiskTable, mut message: impl FnMut(Vec<u8>)) -> Result<Head> {
+    let (mut batch, mut head) = (Batch::default(), Head([0; 32]));
+    let mut next = |rows: Vec<u8>| {
+        head = head.after(&convert::to_rows(&rows).unwrap_or_default());
+        message(rows);
+    };
+    table.visit_all(|space, key, value| {
+        batch.push(space, key, value).into_iter().for_each(&mut next);
+        Ok::<(), AnchorError>(())
+    })?;
+    next(batch.rest());
+    Ok(head)
+}
+
+/// Whether a copy was to be given to a server, and nobody here knows whether that has it.
+///
+/// # Errors
+/// Those of the table.
+pub fn is_on_its_way(copy: &Path) -> Result<bool> {
+    match existing(DiskTable::open_read_only(copy, Readers::BesideWriter))? {
+        Some(table) => Ok(Head::of(&table)?.is_none()),
+        None => Ok(false),
+    }
 }
 
 /// Has the server give up the anchor of a vault that a session has alone.

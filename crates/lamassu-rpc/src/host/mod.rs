@@ -9,12 +9,13 @@
 mod mirrored;
 mod session;
 
-pub use mirrored::{Mirrored, give_up, put};
+pub use mirrored::{Mirrored, give_up, is_on_its_way, put};
 pub use session::Session;
 
 use crate::identity::{HostKey, Identity};
 use crate::proto::anchors_client::AnchorsClient;
 use crate::proto::hosts_client::HostsClient;
+use crate::proto::sessions_client::SessionsClient;
 use crate::tls::{self, TlsError};
 use crate::token::Token;
 use crate::{MESSAGE_MAX, proto};
@@ -27,7 +28,7 @@ use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio::runtime::{Builder, Runtime};
 use tokio_rustls::TlsConnector;
@@ -40,8 +41,8 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const DEAD_AFTER: Duration = Duration::from_secs(5);
 /// For one call.
 const CALL_TIMEOUT: Duration = Duration::from_secs(20);
-/// A certificate that ends sooner is renewed.
-const RENEWED_BEFORE: Duration = Duration::from_secs(4 * 24 * 3600);
+/// Longest name of a host.
+const NAME_MAX: usize = 63;
 
 type Result<T> = std::result::Result<T, AnchorError>;
 
@@ -82,8 +83,8 @@ pub fn join(all: &Path, token: &Token) -> Result<Joined> {
     let connection = Connection::with(server, config, Some(authority.clone()))?;
     let key = HostKey::new().map_err(failed)?;
     let request = proto::PublicKey { spki: key.public() };
-    let joined = wait(HostsClient::new(connection.channel.clone()).join(request))?;
-    let joined = joined.map_err(|status| match (connection.failed(&status), authority.get()) {
+    let joined = connection.call(HostsClient::new(connection.channel.clone()).join(request));
+    let joined = joined.map_err(|error| match (error, authority.get()) {
         // The handshake was done, as far as this side sees it: then it is the token that the server does not take.
         (AnchorError::Server { fault: ServerFault::Unreachable { .. }, .. }, Some(_)) => {
             let detail = "the token was used, or its time is over: `lamassu-server enrol` prints another".into();
@@ -91,13 +92,17 @@ pub fn join(all: &Path, token: &Token) -> Result<Joined> {
         }
         (error, _) => error,
     });
-    let joined = joined?.into_inner();
+    let host = joined?.host;
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-');
+    if host.len() > NAME_MAX || !host.chars().all(is_plain) {
+        return Err(connection.garbled("a name of a host"));
+    }
     let shown: &Vec<CertificateDer<'static>> = authority.get().ok_or_else(|| connection.garbled("no certificate"))?;
     let authority = shown.iter().find(|shown| tls::digest(shown) == token.authority);
     let authority = authority.ok_or_else(|| connection.garbled("no authority"))?.clone();
     let dir = Identity::dir_of(all, server);
-    Identity::keep(&dir, key, joined.certificate.into(), authority).map_err(failed)?;
-    Ok(Joined { host: joined.host, server: server.clone() })
+    Identity { key, authority }.keep(&dir).map_err(failed)?;
+    Ok(Joined { host, server: server.clone() })
 }
 
 /// A connection to a server that this host has joined. Cheap to clone; it comes back by itself.
@@ -108,29 +113,15 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// To the server at `server`, `HOST:PORT`, as who this host is there. Its certificate is renewed when its time is
-    /// nearly over.
+    /// To the server at `server`, `HOST:PORT`, as who this host is there.
     ///
     /// # Errors
     /// [`AnchorError::Server`].
     pub fn new(all: &Path, server: &str) -> Result<Connection> {
         let failed = |error: TlsError| own(server, &error);
-        let dir = Identity::dir_of(all, server);
+        let identity = Identity::read(&Identity::dir_of(all, server)).map_err(failed)?;
         let not_joined = || AnchorError::Server { server: server.into(), fault: ServerFault::NotJoined };
-        let mut identity = Identity::read(&dir).map_err(failed)?.ok_or_else(not_joined)?;
-        let connection = Connection::with(server, tls::client(&identity).map_err(failed)?, None)?;
-        let is_old = |(_, until): &(String, u64)| {
-            let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-            Duration::from_secs(*until).saturating_sub(now) < RENEWED_BEFORE
-        };
-        if tls::subject(&identity.certificate).as_ref().is_none_or(is_old) {
-            let request = proto::PublicKey { spki: identity.key.public() };
-            let renewed = wait(HostsClient::new(connection.channel.clone()).renew(request))?;
-            let renewed = renewed.map_err(|status| connection.failed(&status))?.into_inner();
-            identity.renewed(renewed.certificate.into()).map_err(failed)?;
-            return Connection::with(server, tls::client(&identity).map_err(failed)?, None);
-        }
-        Ok(connection)
+        Connection::with(server, tls::client(&identity.ok_or_else(not_joined)?).map_err(failed)?, None)
     }
 
     /// `shown`: gets the certificates that the server shows.
@@ -179,11 +170,21 @@ impl Connection {
         client.max_decoding_message_size(MESSAGE_MAX).max_encoding_message_size(MESSAGE_MAX)
     }
 
+    fn sessions(&self) -> SessionsClient<Channel> {
+        SessionsClient::new(self.channel.clone())
+    }
+
     /// One call, within its time.
     fn call<T>(&self, call: impl Future<Output = std::result::Result<tonic::Response<T>, Status>>) -> Result<T> {
         let done = wait(async { tokio::time::timeout(CALL_TIMEOUT, call).await })?;
         let done = done.unwrap_or_else(|_| Err(Status::unavailable("no answer in time")));
         done.map(tonic::Response::into_inner).map_err(|status| self.failed(&status))
+    }
+
+    /// The next message of a stream, within its time.
+    fn in_time<T>(&self, message: impl Future<Output = std::result::Result<T, Status>>) -> Result<T> {
+        let done = wait(async { tokio::time::timeout(CALL_TIMEOUT, message).await })?;
+        done.unwrap_or_else(|_| Err(Status::unavailable("no answer in time"))).map_err(|status| self.failed(&status))
     }
 
     fn error(&self, fault: ServerFault) -> AnchorError {
@@ -209,7 +210,7 @@ fn fault(status: &Status) -> ServerFault {
     if let Some(error) = cause::<rustls::Error>(status) {
         let detail = error.to_string();
         return match error {
-            // The server's word on this host's certificate.
+            // The server's word on this host's key.
             rustls::Error::AlertReceived(_) => ServerFault::Refused { detail },
             _ => ServerFault::Untrusted { detail },
         };
@@ -224,7 +225,7 @@ fn fault(status: &Status) -> ServerFault {
         Code::Aborted => ServerFault::Ended,
         Code::PermissionDenied | Code::Unauthenticated | Code::AlreadyExists => ServerFault::Refused { detail },
         Code::Unimplemented => ServerFault::Version { detail },
-        Code::Unavailable | Code::DeadlineExceeded | Code::Cancelled | Code::Unknown => {
+        Code::Unavailable | Code::DeadlineExceeded | Code::Cancelled | Code::Unknown | Code::ResourceExhausted => {
             ServerFault::Unreachable { detail }
         }
         _ => ServerFault::Failed { detail },

@@ -217,7 +217,7 @@ impl Drop for Session {
 async fn attend(connection: &Connection, first: proto::Up) -> Result<(Said, proto::Begun)> {
     let (up, said) = mpsc::channel(OUTBOX);
     let _ = up.send(first).await;
-    let stream = connection.anchors().attend(ReceiverStream::new(said)).await;
+    let stream = connection.sessions().attend(ReceiverStream::new(said)).await;
     let mut down = stream.map_err(|status| connection.failed(&status))?.into_inner();
     let first = down.message().await.map_err(|status| connection.failed(&status))?;
     match first.and_then(|down| down.said) {

@@ -17,9 +17,10 @@
 //!   record, of a commit that has not returned.
 //! * A record behind the end of the log says that one before it was damaged.
 
+use super::super::packed::{change, put_change};
 use super::super::{Change, Space};
 use super::backend::Backend;
-use crate::codec::{Reader, put};
+use crate::codec::Reader;
 use lamassu_crypto::wrap::sha256;
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -42,8 +43,6 @@ const MAGIC: &[u8; 8] = b"ANCHORED";
 const HEAD_LEN: usize = 64;
 /// Bytes of the head that the digest covers.
 const COVERED_LEN: usize = 32;
-/// Longest key or value that is read; longer ones are damage.
-const PART_MAX: usize = RECORD_MAX;
 
 /// Makes the front of a new file.
 pub(super) fn make_front(file: &File) -> io::Result<()> {
@@ -170,24 +169,6 @@ fn encode(generation: u64, sequence: u64, changes: &[Change]) -> Vec<u8> {
 /// Over a record without padding.
 fn digest_of(record: &[u8]) -> [u8; 32] {
     sha256(&[&record[..COVERED_LEN], &record[HEAD_LEN..]].concat())
-}
-
-fn put_change(out: &mut Vec<u8>, change: &Change) {
-    let space = Space::ALL.iter().position(|space| *space == change.space).unwrap_or_default();
-    // The value's presence is the lowest bit.
-    put(out, (space as u64) << 1 | u64::from(change.value.is_some()));
-    for part in std::iter::once(&change.key).chain(&change.value) {
-        put(out, part.len() as u64);
-        out.extend(part);
-    }
-}
-
-fn change(reader: &mut Reader<'_>) -> Option<Change> {
-    let number = reader.number()?;
-    let space = *Space::ALL.get(usize::try_from(number >> 1).ok()?)?;
-    let key = reader.text(PART_MAX)?.into_vec();
-    let value = if number & 1 == 1 { Some(reader.text(PART_MAX)?.into_vec()) } else { None };
-    Some(Change { space, key, value })
 }
 
 /// A record at the front of some bytes.

@@ -1,0 +1,120 @@
+//! What stands before the services: nothing of a call is read before its caller may make it, and no caller takes more
+//! than its share.
+
+use crate::accept::Peer;
+use crate::counts::{Counted, Counts};
+use crate::state::{State, Who};
+use http::{Request, Response};
+use std::convert::Infallible;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+use tonic::Status;
+use tonic::body::Body;
+use tower::{Layer, Service};
+
+/// The call for who has a token, and for nobody else.
+const JOIN: &str = "/lamassu.v1.Hosts/Join";
+/// The call that takes as long as its rows take: it has limits of its own.
+const PUT: &str = "/lamassu.v1.Anchors/Put";
+/// Calls of one host at once. A commit in its way has at most [`lamassu_rpc::MESSAGE_MAX`] in memory, twice.
+const CALLS_MAX: usize = 8;
+/// For a call to be read whole and answered.
+const CALL_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// The host that calls: part of each request that gets to the services.
+#[derive(Clone, Debug)]
+pub struct Caller {
+    /// its name
+    pub name: String,
+    /// its public key
+    pub key: Arc<[u8]>,
+}
+
+/// Makes a [`Guarded`] of a service.
+#[derive(Clone)]
+pub struct Guard {
+    state: Arc<State>,
+    calls: Counts<Arc<[u8]>>,
+}
+
+impl Guard {
+    /// For the hosts in a state.
+    pub fn new(state: Arc<State>) -> Guard {
+        Guard { state, calls: Counts::default() }
+    }
+
+    /// Whether a peer may make a call, and as whom; its place among the calls at once.
+    fn admit(&self, peer: Option<&Peer>, path: &str) -> Result<(Option<Caller>, Counted<Arc<[u8]>>), Status> {
+        let peer = peer.ok_or_else(|| Status::unauthenticated("no certificate"))?;
+        let caller = match self.state.who(&peer.key) {
+            Some(Who::Token) if path == JOIN => None,
+            Some(Who::Token) => {
+                return Err(Status::permission_denied("with a token a host can join, and nothing else"));
+            }
+            Some(Who::Host { .. }) if path == JOIN => {
+                return Err(Status::permission_denied("this host has joined already"));
+            }
+            Some(Who::Host { name, is_revoked: false }) => Some(Caller { name, key: peer.key.clone() }),
+            Some(Who::Host { name, is_revoked: true }) => {
+                return Err(Status::permission_denied(format!("host {name} was revoked")));
+            }
+            None => return Err(Status::permission_denied("this host was revoked, or its token was used")),
+        };
+        let counted = self.calls.one_more(&peer.key, CALLS_MAX);
+        Ok((caller, counted.ok_or_else(|| Status::resource_exhausted("too many calls at once"))?))
+    }
+}
+
+impl<S> Layer<S> for Guard {
+    type Service = Guarded<S>;
+
+    fn layer(&self, inner: S) -> Guarded<S> {
+        Guarded { guard: self.clone(), inner }
+    }
+}
+
+/// A service behind a [`Guard`].
+#[derive(Clone)]
+pub struct Guarded<S> {
+    guard: Guard,
+    inner: S,
+}
+
+impl<S> Service<Request<Body>> for Guarded<S>
+where
+    S: Service<Request<Body>, Response = Response<Body>, Error = Infallible>,
+    S::Future: Send + 'static,
+{
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, mut request: Request<Body>) -> Self::Future {
+        let path = request.uri().path();
+        let admitted = self.guard.admit(request.extensions().get::<Peer>(), path);
+        let is_limited = path != PUT;
+        let (caller, counted) = match admitted {
+            Ok(admitted) => admitted,
+            Err(status) => return Box::pin(std::future::ready(Ok(status.into_http()))),
+        };
+        if let Some(caller) = caller {
+            request.extensions_mut().insert(caller);
+        }
+        let answer = self.inner.call(request);
+        Box::pin(async move {
+            let _counted = counted;
+            if !is_limited {
+                return answer.await;
+            }
+            let in_time = tokio::time::timeout(CALL_TIMEOUT, answer).await;
+            in_time.unwrap_or_else(|_| Ok(Status::deadline_exceeded("the call took too long").into_http()))
+        })
+    }
+}

@@ -1,0 +1,126 @@
+//! Sessions: a stream each way for each. What a session says is heard only while it takes what it is told.
+
+use crate::service::{Done, IDLE_MAX, Outgoing, Service, caller, garbled};
+use crate::vaults::{Begun, Line, REPLIES_MAX, Vault};
+use lamassu_lease::{Call, Reply, SessionId};
+use lamassu_rpc::convert::{self, Garbled};
+use lamassu_rpc::proto::{self, sessions_server::Sessions};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status, Streaming};
+
+/// For the first message of a stream.
+const FIRST_TIMEOUT: Duration = Duration::from_secs(10);
+
+type Told = mpsc::Sender<Result<proto::Down, Status>>;
+
+#[tonic::async_trait]
+impl Sessions for Service {
+    type AttendStream = Outgoing<proto::Down>;
+
+    async fn attend(&self, request: Request<Streaming<proto::Up>>) -> Done<Self::AttendStream> {
+        let caller = caller(&request)?;
+        let mut said = request.into_inner();
+        let first = tokio::time::timeout(FIRST_TIMEOUT, said.message()).await;
+        let first = first.map_err(|_| Status::deadline_exceeded("nothing is said"))??.and_then(|up| up.said);
+        let (replies, answers) = mpsc::channel(REPLIES_MAX);
+        let service = self.clone();
+        let (begun, first) = match first {
+            Some(proto::up::Said::Begin(begin)) => {
+                let id = convert::vault(&begin.vault).map_err(garbled)?;
+                let mode = convert::to_mode(begin.mode).map_err(garbled)?;
+                let begun = Service::blocking(move || {
+                    let vault = service.vaults.vault(&id)?;
+                    let begun = vault.begin(&caller, mode, SessionId(begin.replaces), replies)?;
+                    Ok((vault, begun))
+                });
+                (begun.await?, None)
+            }
+            Some(proto::up::Said::Resume(resume)) => {
+                let of = resume.of.clone().ok_or_else(|| garbled(Garbled("no session is named")))?;
+                let id = convert::vault(&of.vault).map_err(garbled)?;
+                let again = convert::to_call(proto::Up { said: Some(proto::up::Said::Resume(resume)) });
+                let again = again.map_err(garbled)?;
+                let begun = Service::blocking(move || {
+                    let vault = service.vaults.vault(&id)?;
+                    let begun = vault.resumes(&caller.name, SessionId(of.session), replies)?;
+                    Ok((vault, begun))
+                });
+                (begun.await?, Some(again))
+            }
+            _ => return Err(garbled(Garbled("a session begins with Begin or Resume"))),
+        };
+        let (vault, Begun { line, head }) = begun.map_err(|refused| self.refused(refused))?;
+        let terms = self.vaults.terms();
+        let begin = proto::Begun {
+            session: line.session.0,
+            term: terms.term().0,
+            heartbeat: terms.heartbeat().0,
+            min_hold: terms.min_hold().0,
+            head: head.0.to_vec(),
+        };
+        let (told, stream) = mpsc::channel(1);
+        let service = self.clone();
+        tokio::spawn(async move {
+            let begin = proto::Down { said: Some(proto::down::Said::Begun(begin)) };
+            let served = async {
+                tell(&told, Ok(begin)).await?;
+                service.serve(vault, line, first, (said, answers), &told).await
+            };
+            if let Err(status) = served.await {
+                let _ = tell(&told, Err(status)).await;
+            }
+        });
+        Ok(Response::new(Box::pin(ReceiverStream::new(stream))))
+    }
+}
+
+/// Sends something, if the client takes it in time.
+async fn tell(told: &Told, down: Result<proto::Down, Status>) -> Result<(), Status> {
+    let sent = tokio::time::timeout(IDLE_MAX, told.send(down)).await;
+    if matches!(sent, Ok(Ok(()))) { Ok(()) } else { Err(Status::cancelled("the client does not listen")) }
+}
+
+impl Service {
+    /// Until the connection breaks, or the session ends or leaves.
+    async fn serve(
+        &self,
+        vault: Arc<Vault>,
+        line: Line,
+        mut first: Option<Call>,
+        (mut said, mut answers): (Streaming<proto::Up>, mpsc::Receiver<Reply>),
+        told: &Told,
+    ) -> Result<(), Status> {
+        let mut stopping = self.stopping.clone();
+        loop {
+            let call = match first.take() {
+                Some(call) => call,
+                None => tokio::select! {
+                    biased;
+                    () = async { drop(stopping.wait_for(|is_so| *is_so).await) } => return Err(Status::unavailable("the server ends")),
+                    answer = answers.recv() => {
+                        // Another connection has taken its place, or the session is gone.
+                        let Some(answer) = answer else { return Err(Status::aborted("the session is elsewhere")) };
+                        tell(told, Ok(convert::from_reply(&answer))).await?;
+                        if answer == Reply::Ended {
+                            return Ok(());
+                        }
+                        continue;
+                    }
+                    up = said.message() => match up? {
+                        Some(up) => convert::to_call(up).map_err(garbled)?,
+                        None => return Ok(()),
+                    },
+                },
+            };
+            let (is_last, vault) = (call == Call::Leave, vault.clone());
+            let done = Service::blocking(move || vault.call(line, call)).await?;
+            done.map_err(|refused| self.refused(refused))?;
+            if is_last {
+                return Ok(());
+            }
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! A host that has joined and means ill, by calls that no program of ours makes. Beside it a host goes on with its work.
+#![allow(clippy::unwrap_used)] // a helper of a test may panic, too
+
+mod common;
+
+use common::*;
+use hyper_util::rt::TokioIo;
+use lamassu_rpc::identity::Identity;
+use lamassu_rpc::proto::anchors_client::AnchorsClient;
+use lamassu_rpc::proto::hosts_client::HostsClient;
+use lamassu_rpc::proto::sessions_client::SessionsClient;
+use lamassu_rpc::proto::{self, up::Said};
+use lamassu_rpc::tls;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::net::TcpStream;
+use tokio::runtime::Runtime;
+use tokio::sync::mpsc;
+use tokio_rustls::TlsConnector;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::Code;
+use tonic::transport::{Channel, Endpoint, Uri};
+
+/// A connection as a host, for calls of its own.
+fn channel(lab: &Lab, name: &str) -> Channel {
+    let dir = lab.path(&format!("state-{name}/lamassu/servers/127.0.0.1:{}", lab.port));
+    let config = tls::client(&Identity::read(&dir).unwrap().expect("it has joined")).unwrap();
+    let (connector, port) = (TlsConnector::from(Arc::new(config)), lab.port);
+    let connect = tower::service_fn(move |_: Uri| {
+        let connector = connector.clone();
+        async move {
+            let stream = TcpStream::connect(("127.0.0.1", port)).await?;
+            let stream = connector.connect(tls::server_name(), stream).await?;
+            std::io::Result::Ok(TokioIo::new(stream))
+        }
+    });
+    Endpoint::from_static("http://server.lamassu").connect_with_connector_lazy(connect)
+}
+
+fn id_of(vault: &str) -> Vec<u8> {
+    data_encoding::HEXLOWER.decode(vault.replace('-', "").as_bytes()).unwrap()
+}
+
+fn up(said: Said) -> proto::Up {
+    proto::Up { said: Some(said) }
+}
+
+fn begin(vault: &[u8]) -> proto::Up {
+    up(Said::Begin(proto::Begin { vault: vault.to_vec(), mode: 1, replaces: 0 }))
+}
+
+/// Whether the server ends a stream that it answers, in time.
+async fn ends(mut down: tonic::Streaming<proto::Down>) -> bool {
+    let end = async { while let Ok(Some(_)) = down.message().await {} };
+    tokio::time::timeout(Duration::from_secs(5), end).await.is_ok()
+}
+
+#[test]
+fn what_is_not_granted_cannot_be_put_and_what_is_begun_and_left_is_in_nobodys_way() {
+    let lab = Lab::new();
+    let (a, evil) = (lab.joined("a"), lab.joined("evil"));
+    a.run("init store/v").ok();
+    let id = a.id("store/v");
+    lab.grant(a, &id);
+    Runtime::new().unwrap().block_on(async {
+        let anchors = AnchorsClient::new(channel(&lab, "evil"));
+        // Without a grant, at once.
+        let first = proto::PutRequest { vault: id_of(&id), rows: Vec::new() };
+        let put = anchors.clone().put(tokio_stream::iter([first.clone()])).await;
+        assert_eq!(put.unwrap_err().code(), Code::PermissionDenied);
+        // More than it may at once: no thread, and no file, is taken by any of them.
+        let mut streams = Vec::new();
+        let mut calls = tokio::task::JoinSet::new();
+        for _ in 0..600 {
+            let (send, rows) = mpsc::channel(1);
+            streams.push(send);
+            let mut anchors = anchors.clone();
+            calls.spawn(async move { anchors.put(ReceiverStream::new(rows)).await.map(drop) });
+        }
+        let status = tokio::task::block_in_place(|| lab.serve(&["status"]));
+        status.ok();
+        tokio::task::block_in_place(|| a.run(&format!("anchor move store/v {}", lab.url()))).ok();
+        drop(streams);
+        calls.shutdown().await;
+        // One that is granted and says nothing more holds the vault up for as long as that is borne, and no longer.
+        tokio::task::block_in_place(|| {
+            a.run("init store/w").ok();
+            lab.grant(evil, &a.id("store/w"));
+            lab.grant(a, &a.id("store/w"));
+        });
+        let (send, rows) = mpsc::channel(1);
+        let vault = id_of(&tokio::task::block_in_place(|| a.id("store/w")));
+        send.send(proto::PutRequest { vault, rows: Vec::new() }).await.unwrap();
+        let mut idle = anchors.clone();
+        let idle = tokio::spawn(async move { idle.put(ReceiverStream::new(rows)).await.map(drop) });
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        tokio::task::block_in_place(|| {
+            a.run(&format!("anchor move store/w {}", lab.url())).code(66);
+            lab.serve(&["host", "revoke", "@evil"]).ok();
+        });
+        assert!(tokio::time::timeout(Duration::from_secs(5), idle).await.unwrap().unwrap().is_err());
+        tokio::task::block_in_place(|| a.run(&format!("anchor move store/w {}", lab.url()))).ok();
+    });
+}
+
+#[test]
+fn a_host_that_is_revoked_has_no_connection_left_and_begins_nothing() {
+    let lab = Lab::new();
+    let (a, evil) = (lab.joined("a"), lab.joined("evil"));
+    let id = lab.vault(a);
+    lab.grant(evil, &id);
+    Runtime::new().unwrap().block_on(async {
+        let channel = channel(&lab, "evil");
+        let mut sessions = SessionsClient::new(channel.clone());
+        // The stream is there before the revocation, its first word comes behind it.
+        let (send, said) = mpsc::channel(4);
+        let attends = tokio::spawn(async move { sessions.attend(ReceiverStream::new(said)).await });
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        tokio::task::block_in_place(|| lab.serve(&["host", "revoke", "@evil"])).ok();
+        let _ = send.send(begin(&id_of(&id))).await;
+        assert!(attends.await.unwrap().is_err());
+        // It is told why, again and again, and nothing that it sends is read.
+        let commit = proto::CommitRequest { of: None, base: Vec::new(), changes: vec![0; 12 << 20] };
+        for _ in 0..3 {
+            let refused = AnchorsClient::new(channel.clone()).commit(commit.clone()).await.unwrap_err();
+            assert!(refused.message().contains("revoked") || refused.code() != Code::Ok, "{refused}");
+        }
+        let refused = HostsClient::new(channel.clone()).join(proto::PublicKey { spki: vec![1; 44] }).await;
+        assert!(refused.is_err());
+    });
+    a.mount().ok();
+    a.write("f", "one").unwrap();
+    a.umount().ok();
+    // A grant that is taken back ends what goes by it.
+    let b = lab.joined("b");
+    lab.grant(b, &id);
+    lab.wait_until_free();
+    b.mount().ok();
+    lab.serve(&["host", "grant", "--not", "@b", &format!("@{id}")]).ok();
+    let until = Instant::now() + Duration::from_secs(TERM);
+    while a.mount().code != 0 {
+        assert!(Instant::now() < until, "a host that may no longer use the vault keeps it");
+    }
+    a.umount().ok();
+}
+
+#[test]
+fn a_session_gets_nothing_without_bound() {
+    let lab = Lab::new();
+    let (a, evil) = (lab.joined("a"), lab.joined("evil"));
+    let (id, other) = (lab.vault(a), {
+        a.run("init store/w").ok();
+        a.id("store/w")
+    });
+    lab.grant(evil, &id);
+    Runtime::new().unwrap().block_on(async {
+        let channel = channel(&lab, "evil");
+        let attend = async |first: proto::Up| {
+            let (send, said) = mpsc::channel(1000);
+            send.send(first).await.unwrap();
+            let down = SessionsClient::new(channel.clone()).attend(ReceiverStream::new(said)).await?;
+            Ok::<_, tonic::Status>((send, down.into_inner()))
+        };
+        assert_eq!(attend(begin(&id_of(&other))).await.unwrap_err().code(), Code::NotFound);
+        assert_eq!(attend(begin(b"../../etc/passwd")).await.unwrap_err().code(), Code::NotFound);
+        assert_eq!(attend(begin(b"x")).await.unwrap_err().code(), Code::InvalidArgument);
+        assert_eq!(attend(up(Said::Leave(proto::Nothing {}))).await.unwrap_err().code(), Code::InvalidArgument);
+        // Leases of anything but the vault.
+        let (send, down) = attend(begin(&id_of(&id))).await.unwrap();
+        let acquire = proto::Acquire { request: 1, object: 7, mode: 1 };
+        send.send(up(Said::Acquire(acquire))).await.unwrap();
+        assert!(ends(down).await, "an object that is none was granted, or waited for");
+        // A commit of more changes than there may be: refused before they take memory.
+        let of = proto::Of { vault: id_of(&id), session: 1 };
+        let many = proto::CommitRequest { of: Some(of), base: vec![0; 32], changes: [0, 1, b'x'].repeat(4_000_000) };
+        let refused = AnchorsClient::new(channel.clone()).commit(many).await.unwrap_err();
+        assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
+    });
+    lab.serve(&["host", "revoke", "@evil"]).ok();
+    a.mount().ok();
+    a.write("f", "one").unwrap();
+    a.umount().ok();
+}
