@@ -33,6 +33,9 @@ pub struct Caller {
     pub key: Arc<[u8]>,
 }
 
+/// The place of a call among those of its caller.
+type Place = Counted<Arc<[u8]>>;
+
 /// Makes a [`Guarded`] of a service.
 #[derive(Clone)]
 pub struct Guard {
@@ -47,7 +50,7 @@ impl Guard {
     }
 
     /// Whether a peer may make a call, and as whom; its place among the calls at once.
-    fn admit(&self, peer: Option<&Peer>, path: &str) -> Result<(Option<Caller>, Counted<Arc<[u8]>>), Status> {
+    fn admit(&self, peer: Option<&Peer>, path: &str) -> Result<(Option<Caller>, Place), Status> {
         let peer = peer.ok_or_else(|| Status::unauthenticated("no certificate"))?;
         let caller = match self.state.who(&peer.key) {
             Some(Who::Token) if path == JOIN => None,
