@@ -1,8 +1,8 @@
 //! TLS 1.3 with certificates on both sides.
 //!
 //! The server has a certificate of its own authority, for a name that has nothing to do with its address. Hosts are
-//! known by their keys: each shows a certificate that it signed itself, which says nothing but its key, and has no time.
-//! So does a host that joins, by the key of its token. Both are verified in the handshake: no byte of anybody else gets
+//! known by their keys: each shows a certificate that it signed itself, of which nothing but the key is looked at. So
+//! does a host that joins, by the key of its token. Both are verified in the handshake: no byte of anybody else gets
 //! further.
 
 use crate::identity::{HostKey, Identity};

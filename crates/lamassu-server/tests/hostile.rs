@@ -1,4 +1,5 @@
-//! A host that has joined and means ill, by calls that no program of ours makes. Beside it a host goes on with its work.
+//! A host that has joined and means ill, by calls that no program of ours makes. Beside it another goes on with its
+//! work.
 #![allow(clippy::unwrap_used)] // a helper of a test may panic, too
 
 mod common;
