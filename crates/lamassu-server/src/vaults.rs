@@ -16,7 +16,7 @@ use lamassu_anchor::{Anchor, AnchorError};
 use lamassu_lease::server::{Server, Step};
 use lamassu_lease::{Call, Millis, Mode, Object, Reply, SessionId, Terms};
 use lamassu_rpc::clock::now;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -172,14 +172,20 @@ impl Vaults {
         self.slots.lock().entry(*id).or_default().clone()
     }
 
-    /// Those that are open.
-    fn opened(&self) -> Vec<Arc<Vault>> {
-        let slots: Vec<_> = self.slots.lock().values().cloned().collect();
-        let vault = |slot: &Arc<Mutex<Slot>>| match &*slot.lock() {
+    /// Those that are open, by slots as they are locked.
+    fn opened<'a>(
+        slots: &'a [Arc<Mutex<Slot>>],
+        lock: impl Fn(&'a Mutex<Slot>) -> Option<MutexGuard<'a, Slot>>,
+    ) -> Vec<Arc<Vault>> {
+        let vault = |slot: &'a Arc<Mutex<Slot>>| match &*lock(slot)? {
             Slot::Open(vault) => Some(vault.clone()),
             Slot::Closed | Slot::BeingPut => None,
         };
         slots.iter().filter_map(vault).collect()
+    }
+
+    fn slots(&self) -> Vec<Arc<Mutex<Slot>>> {
+        self.slots.lock().values().cloned().collect()
     }
 
     /// Opens all, so that what their sessions held before a restart is watched. One that does not open is said, and
@@ -292,7 +298,8 @@ impl Vaults {
     /// # Errors
     /// [`ServerError`]: nobody must be told what is not durable, so that the server ends.
     pub fn tick(&self) -> Result<()> {
-        for vault in self.opened() {
+        // One that is being opened is not waited for: its time comes with the next tick.
+        for vault in Vaults::opened(&self.slots(), Mutex::try_lock) {
             let inner = &mut *vault.inner.lock();
             let step = inner.tick();
             vault.carry_out(inner, step).map_err(lost)?;
@@ -305,7 +312,8 @@ impl Vaults {
     /// # Errors
     /// As [`Vaults::tick`].
     pub fn end_sessions_of(&self, host: &str, of: Option<&[u8; 16]>) -> Result<()> {
-        for vault in self.opened().into_iter().filter(|vault| of.is_none_or(|id| *id == vault.id)) {
+        let opened = Vaults::opened(&self.slots(), |slot| Some(slot.lock()));
+        for vault in opened.into_iter().filter(|vault| of.is_none_or(|id| *id == vault.id)) {
             let inner = &mut *vault.inner.lock();
             let its = inner.sessions.iter().filter(|(_, attending)| attending.host == host);
             let its: Vec<_> = its.map(|(session, _)| *session).collect();
@@ -320,7 +328,8 @@ impl Vaults {
     /// The vaults whose anchors are kept here, and the hosts that have sessions of them.
     pub fn in_use(&self) -> Vec<([u8; 16], Vec<String>)> {
         let hosts = |vault: &Vault| vault.inner.lock().sessions.values().map(|one| one.host.clone()).collect();
-        self.opened().iter().map(|vault| (vault.id, hosts(vault))).collect()
+        let opened = Vaults::opened(&self.slots(), |slot| Some(slot.lock()));
+        opened.iter().map(|vault| (vault.id, hosts(vault))).collect()
     }
 
     /// An administrator has the anchor of a vault put away that nobody uses: it is kept under another name.
@@ -409,14 +418,18 @@ impl Put {
             return Err(Refused::NotGranted);
         }
         let file = self.vaults.file(&self.id);
-        if file.symlink_metadata().is_ok() {
-            let there = self.vaults.vault(&self.id)?.inner.lock().head;
-            return if there == self.head { Ok(there) } else { Err(Refused::Known) };
+        {
+            let slot = self.vaults.slot(&self.id);
+            let _alone = slot.lock();
+            // No other process is in this directory.
+            if file.symlink_metadata().is_err() {
+                fs::rename(&self.new, &file).map_err(ServerError::file("put in place", &file))?;
+                self.vaults.sync_dir()?;
+                return Ok(self.head);
+            }
         }
-        // Nobody else puts this vault meanwhile, and no other process is in this directory.
-        fs::rename(&self.new, &file).map_err(ServerError::file("put in place", &file))?;
-        self.vaults.sync_dir()?;
-        Ok(self.head)
+        let there = self.vaults.vault(&self.id)?.inner.lock().head;
+        if there == self.head { Ok(there) } else { Err(Refused::Known) }
     }
 }
 
