@@ -499,7 +499,7 @@ fn grown_by_holes() {
             r.append(30);
             r.truncate(4 * pages);
             r.settle();
-            let depth = Depth { losses: 30 * scale(), stride: 1 };
+            let depth = Depth { losses: 12 * scale(), stride: 1 };
             states += must_survive("grown_by_holes", &setup, &r.finish(), chosen_seed().unwrap_or(1), depth);
         }
         states
