@@ -4,6 +4,7 @@ Guarantees that whatever was mounted or started here is gone when a `Lab` is lef
 what it did not make, and never waits without a limit.
 """
 
+import ctypes
 import fcntl
 import json
 import os
@@ -33,6 +34,16 @@ MAKE = {
 
 XFS_IOC_GOINGDOWN = 0x8004587D
 XFS_FSOP_GOING_FLAGS_NOLOGFLUSH = 2
+
+
+AT_FDCWD = -100
+RENAME_NOREPLACE, RENAME_EXCHANGE = 1, 2
+LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def renameat2(source, target, flags):
+    """renameat2(2): whether it was done; `ctypes.get_errno` says why not."""
+    return LIBC.renameat2(AT_FDCWD, os.fsencode(source), AT_FDCWD, os.fsencode(target), flags) == 0
 
 
 class Failure(Exception):

@@ -8,7 +8,6 @@ the next files: none of those may be taken for what was removed.
 """
 
 import contextlib
-import ctypes
 import os
 import pathlib
 import signal
@@ -16,14 +15,12 @@ import socket
 import stat
 import time
 
-from lab import Failure, Lab, call, program
+from lab import RENAME_EXCHANGE, Failure, Lab, call, program, renameat2
 
 ATTACKER = 65534
 ROOT, USER = 0, 1000
 FUSE_CONF = pathlib.Path("/etc/fuse.conf")
-RENAME_EXCHANGE = 2
 STORES = ("ext4", "xfs", "btrfs")
-LIBC = ctypes.CDLL(None, use_errno=True)
 # What the victim has in the attacker's directory, by the kind of entry that it stands in for.
 VICTIMS = {"file": "its-file", "dir": "its-dir", "fifo": "its-fifo", "link": "its-link"}
 SECRET = b"what the victim alone may read\n"
@@ -33,7 +30,7 @@ BAITS = 60
 
 def exchange(a, b):
     """renameat2(2) of two names in the working directory; whether it was done."""
-    return LIBC.renameat2(-100, a.encode(), -100, b.encode(), RENAME_EXCHANGE) == 0
+    return renameat2(a, b, RENAME_EXCHANGE)
 
 
 def become(uid):

@@ -16,20 +16,17 @@ import threading
 import time
 import traceback
 
-from lab import CRASHED, REPAIRED, Failure, Lab
+from lab import CRASHED, RENAME_EXCHANGE, RENAME_NOREPLACE, REPAIRED, Failure, Lab, renameat2
 
-RENAME_NOREPLACE, RENAME_EXCHANGE = 1, 2
 BLOCK = 4096
 NAMES = 5
 # What `init` is given: leaf kinds, ciphers with and without keys at random, block sizes.
 SETUPS = ((), ("--tree-leaves", "blocks"), ("--tree-leaves", "blocks", "-R", "1"), ("-s", "blake3", "--tree-leaves", "blocks"))
 MOUNTS = ((), (), ("--freshness", "interval"), ("-c", "through"))
 
-libc = ctypes.CDLL(None, use_errno=True)
 
-
-def renameat2(source, target, flags):
-    if libc.renameat2(-100, os.fsencode(source), -100, os.fsencode(target), flags) != 0:
+def rename(source, target, flags):
+    if not renameat2(source, target, flags):
         raise OSError(ctypes.get_errno(), "renameat2")
 
 
@@ -91,9 +88,9 @@ def change(rng, top):
     elif what < 0.44:
         os.rename(one, other)
     elif what < 0.56:
-        renameat2(one, other, RENAME_EXCHANGE)
+        rename(one, other, RENAME_EXCHANGE)
     elif what < 0.58:
-        renameat2(one, other, RENAME_NOREPLACE)
+        rename(one, other, RENAME_NOREPLACE)
     elif what < 0.64:
         os.link(one, other)
     elif what < 0.70:

@@ -131,17 +131,18 @@ pub struct Limits {
 #[derive(Clone)]
 pub struct Door {
     /// the newest configuration of TLS
-    pub tls: watch::Receiver<Arc<ServerConfig>>,
+    tls: watch::Receiver<Arc<ServerConfig>>,
     /// who is known
-    pub state: Arc<State>,
-    /// see there
-    pub limits: Limits,
+    state: Arc<State>,
+    limits: Limits,
+    /// connections, by the key of the host
     of_hosts: Counts<Arc<[u8]>>,
+    /// what the log was told of strangers
     refused: Arc<Mutex<Quiet>>,
 }
 
 impl Door {
-    /// See the fields.
+    /// `tls`: the newest configuration.
     pub fn new(tls: watch::Receiver<Arc<ServerConfig>>, state: Arc<State>, limits: Limits) -> Door {
         Door { tls, state, limits, of_hosts: Counts::default(), refused: Arc::default() }
     }

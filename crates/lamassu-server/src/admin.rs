@@ -5,7 +5,7 @@ use crate::authority::Authority;
 use crate::config::Config;
 use crate::service::seconds;
 use crate::state::{Pending, State, check_name};
-use crate::vaults::{Refused, Vaults};
+use crate::vaults::{Lost, Refused, Vaults};
 use crate::{Result, ServerError};
 use data_encoding::HEXLOWER;
 use lamassu_rpc::identity::HostKey;
@@ -167,7 +167,7 @@ impl Administered {
                     done => done?,
                 }
                 if let Some(vaults) = &self.vaults {
-                    vaults.end_sessions_of(&host, None)?;
+                    vaults.end_sessions_of(&host, None).map_err(|Lost(error)| error)?;
                 }
                 tracing::info!(%host, "a host was revoked");
                 Ok(Answer::Done)
@@ -176,7 +176,7 @@ impl Administered {
                 let id = checked(&vault)?;
                 self.state.grant(&host, &HEXLOWER.encode(&id), may)?;
                 if let Some(vaults) = self.vaults.as_ref().filter(|_| !may) {
-                    vaults.end_sessions_of(&host, Some(&id))?;
+                    vaults.end_sessions_of(&host, Some(&id)).map_err(|Lost(error)| error)?;
                 }
                 tracing::info!(%host, %vault, may, "what a host may use was changed");
                 Ok(Answer::Done)
@@ -186,7 +186,7 @@ impl Administered {
                 let vaults = self.vaults.as_ref().ok_or(ServerError::NotRunning)?;
                 let vault = HEXLOWER.encode(&id);
                 vaults.forget(&id).map_err(|refused| match refused {
-                    Refused::Failed(error) | Refused::Lost(error) => error,
+                    Refused::Failed(error) | Refused::Lost(Lost(error)) => error,
                     Refused::InUse { by } => ServerError::InUse { vault: vault.clone(), by },
                     _ => ServerError::NoVault { id: vault.clone() },
                 })?;

@@ -7,7 +7,8 @@
 //! | `error` | what goes wrong, and the exit code of each |
 //! | `state` | what outlives the process: hosts, tokens, leases, in one redb file |
 //! | `authority` | certificates: the authority that hosts know, and the server's own |
-//! | `vaults` | one vault: its anchor's table and its leases |
+//! | `vaults` | the vaults: opened, put, put away |
+//! | `vault` | one: its anchor's table, its leases, its sessions |
 //! | `accept` | TLS, connections, their limits |
 //! | `guard` | who may make a call, before anything of it is read; how many at once |
 //! | `sessions` | the calls of hosts that hold leases |
@@ -37,6 +38,7 @@ pub mod run;
 pub mod service;
 pub mod sessions;
 pub mod state;
+pub mod vault;
 pub mod vaults;
 
 pub use error::{Result, ServerError};

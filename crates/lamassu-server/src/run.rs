@@ -8,7 +8,7 @@ use crate::counts::Counts;
 use crate::guard::Guard;
 use crate::service::Service;
 use crate::state::State;
-use crate::vaults::Vaults;
+use crate::vaults::{Lost, Vaults};
 use crate::{Result, ServerError};
 use lamassu_rpc::tls::{self, Keys};
 use rustls::ServerConfig;
@@ -119,7 +119,7 @@ async fn serve(dir: &Path, config: Config) -> Result<()> {
             ticks.tick().await;
             let vaults = vaults.clone();
             let ticked = tokio::task::spawn_blocking(move || vaults.tick()).await;
-            if let Ok(Err(error)) = ticked {
+            if let Ok(Err(Lost(error))) = ticked {
                 let _ = failed.send(error.to_string());
             }
         }

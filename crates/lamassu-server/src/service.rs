@@ -6,7 +6,7 @@ use crate::authority;
 use crate::counts::Counts;
 use crate::guard::Caller;
 use crate::state::State;
-use crate::vaults::{Refused, Vaults};
+use crate::vaults::{Lost, Refused, Vaults};
 use lamassu_anchor::head::Head;
 use lamassu_lease::SessionId;
 use lamassu_rpc::convert::{self, Batch, Garbled};
@@ -88,13 +88,14 @@ impl Service {
             Refused::OtherHead => Status::out_of_range("the changes go on from another state"),
             Refused::Known => Status::already_exists("another anchor of this vault is kept here already"),
             Refused::NoAnchor => Status::invalid_argument("the rows are no anchor of this vault"),
+            Refused::Nonsense => garbled(Garbled("leases are of a vault as a whole")),
             Refused::NotGranted => {
                 Status::permission_denied("this host may not use the vault: `lamassu-server host grant` lets it")
             }
             Refused::TooMuch(what) => Status::resource_exhausted(what),
             Refused::NotNow => Status::unavailable("the vault is busy"),
             Refused::Failed(error) => self.internal(&error),
-            Refused::Lost(error) => {
+            Refused::Lost(Lost(error)) => {
                 let _ = self.failed.send(error.to_string());
                 self.internal(&error)
             }

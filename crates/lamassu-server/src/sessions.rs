@@ -1,7 +1,7 @@
 //! Sessions: a stream each way for each. What a session says is heard only while it takes what it is told.
 
 use crate::service::{Done, IDLE_MAX, Outgoing, Service, caller, garbled};
-use crate::vaults::{Begun, Line, REPLIES_MAX, Vault};
+use crate::vault::{Begun, Line, REPLIES_MAX, Vault};
 use lamassu_lease::{Call, Reply, SessionId};
 use lamassu_rpc::convert::{self, Garbled};
 use lamassu_rpc::proto::{self, sessions_server::Sessions};

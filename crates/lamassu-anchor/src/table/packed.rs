@@ -12,7 +12,7 @@ use crate::codec::{Reader, put};
 /// Longest key or value that is read.
 const PART_MAX: usize = 32 << 10;
 
-pub(super) fn put_change(out: &mut Vec<u8>, change: &Change) {
+fn put_change(out: &mut Vec<u8>, change: &Change) {
     let space = Space::ALL.iter().position(|space| *space == change.space).unwrap_or_default();
     put(out, (space as u64) << 1 | u64::from(change.value.is_some()));
     for part in std::iter::once(&change.key).chain(&change.value) {
@@ -21,7 +21,7 @@ pub(super) fn put_change(out: &mut Vec<u8>, change: &Change) {
     }
 }
 
-pub(super) fn change(reader: &mut Reader<'_>) -> Option<Change> {
+fn change(reader: &mut Reader<'_>) -> Option<Change> {
     let number = reader.number()?;
     let space = *Space::ALL.get(usize::try_from(number >> 1).ok()?)?;
     let key = reader.text(PART_MAX)?.into_vec();

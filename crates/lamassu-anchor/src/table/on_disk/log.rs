@@ -17,10 +17,9 @@
 //!   record, of a commit that has not returned.
 //! * A record behind the end of the log says that one before it was damaged.
 
-use super::super::packed::{change, put_change};
+use super::super::packed::{pack, unpack};
 use super::super::{Change, Space};
 use super::backend::Backend;
-use crate::codec::Reader;
 use lamassu_crypto::wrap::sha256;
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -152,9 +151,7 @@ fn blocks_of(len: usize) -> u64 {
 
 fn encode(generation: u64, sequence: u64, changes: &[Change]) -> Vec<u8> {
     let mut bytes = vec![0; HEAD_LEN];
-    for change in changes {
-        put_change(&mut bytes, change);
-    }
+    bytes.extend(pack(changes));
     let len = (bytes.len() - HEAD_LEN) as u64;
     bytes[..8].copy_from_slice(MAGIC);
     for (at, number) in [(8, generation), (16, sequence), (24, len)] {
@@ -192,10 +189,7 @@ fn parse(bytes: &[u8]) -> Option<Parsed> {
     if digest_of(record) != head[COVERED_LEN..] {
         return None;
     }
-    let (mut reader, mut changes) = (Reader(&record[HEAD_LEN..]), Vec::new());
-    while !reader.0.is_empty() {
-        changes.push(change(&mut reader)?);
-    }
+    let changes = unpack(&record[HEAD_LEN..], usize::MAX)?;
     Some(Parsed { generation, sequence, len, changes })
 }
 
@@ -238,14 +232,10 @@ pub(super) fn fuzz(bytes: &[u8]) {
         assert_eq!(encode(generation, sequence, &changes)[..len], bytes[..len], "one encoding");
     }
     // Without the digest, which a fuzzer cannot forge.
-    let (mut reader, mut changes) = (Reader(bytes), Vec::new());
-    while let Some(change) = change(&mut reader) {
-        changes.push(change);
-    }
-    let mut again = Vec::new();
-    changes.iter().for_each(|change| put_change(&mut again, change));
-    assert!(bytes.starts_with(&again), "one encoding");
+    let Some(changes) = unpack(bytes, usize::MAX) else { return };
+    assert_eq!(pack(&changes), bytes, "one encoding");
+    assert!(changes.is_empty() || unpack(bytes, changes.len() - 1).is_none(), "no more than there may be");
     let record = encode(1, 2, &changes);
     let parsed = parse(&record).filter(|parsed| parsed.changes == changes);
-    assert!(parsed.is_some() || again.len() > RECORD_MAX, "what was written reads");
+    assert!(parsed.is_some() || bytes.len() > RECORD_MAX, "what was written reads");
 }

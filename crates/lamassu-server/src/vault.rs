@@ -1,0 +1,316 @@
+//! One vault: its table, its leases, and who has sessions of it.
+//!
+//! A vault is used as a whole: its sessions hold a lease of [`VAULT`]. What changes the leases is durable before
+//! anybody hears of it; where that fails the server ends ([`Lost`]), and starts again on what is durable. A table that
+//! cannot be written concerns its vault alone, which is opened again on what is durable.
+
+use crate::ServerError;
+use crate::guard::Caller;
+use crate::state::State;
+use crate::vaults::{Answer, Lost, Refused};
+use lamassu_anchor::AnchorError;
+use lamassu_anchor::head::Head;
+use lamassu_anchor::table::{Change, DiskTable, Table};
+use lamassu_lease::server::{Server, Step};
+use lamassu_lease::{Call, Millis, Mode, Object, Reply, SessionId, Terms};
+use lamassu_rpc::clock::now;
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::sync::Arc;
+use tokio::sync::mpsc::{Sender, error::TrySendError};
+
+/// The vault as a whole.
+pub const VAULT: Object = Object(0);
+/// Sessions of one host in one vault.
+const SESSIONS_MAX: usize = 16;
+/// Replies that a session may be behind with: its connection is broken then.
+pub const REPLIES_MAX: usize = 64;
+/// A tick that is so much later than it should be: the server was stopped, and so was what hosts have said meanwhile.
+const PAUSED: u64 = 2000;
+
+/// One vault.
+pub struct Vault {
+    id: [u8; 16],
+    state: Arc<State>,
+    inner: Mutex<Inner>,
+}
+
+/// What there is of it under its lock.
+pub struct Inner {
+    table: Arc<DiskTable>,
+    head: Head,
+    leases: Server,
+    /// The hosts of sessions, and where replies to them go.
+    sessions: HashMap<SessionId, Attending>,
+    /// When time has passed last.
+    ticked: Millis,
+    is_given_up: bool,
+    /// A commit has failed: what is durable is not known.
+    is_in_doubt: bool,
+}
+
+/// A session.
+struct Attending {
+    host: String,
+    mode: Mode,
+    heard: Millis,
+    /// Its connections so far: what an earlier one says is not heard any more.
+    connections: u64,
+    replies: Option<Sender<Reply>>,
+}
+
+/// One connection of a session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Line {
+    /// its session
+    pub session: SessionId,
+    number: u64,
+}
+
+/// A session that has begun.
+pub struct Begun {
+    /// the session, and the connection it speaks by
+    pub line: Line,
+    /// the head of the vault's table
+    pub head: Head,
+}
+
+impl Vault {
+    /// The vault whose anchor is in a table, with the sessions that are durable.
+    ///
+    /// # Errors
+    /// [`Refused::Failed`], [`Refused::Lost`].
+    pub fn open(id: [u8; 16], table: Arc<DiskTable>, terms: Terms, state: Arc<State>) -> Answer<Vault> {
+        let head = Head::of(&*table)?.ok_or(ServerError::Anchor(AnchorError::Empty))?;
+        let (durable, hosts) = state.leases(&id)?;
+        let (leases, step) = Server::start(terms, durable, now());
+        let sessions = hosts.into_iter().map(|(session, host)| {
+            let mode = leases.mode_of(session, VAULT).unwrap_or(Mode::Shared);
+            (session, Attending { host, mode, heard: now(), connections: 0, replies: None })
+        });
+        let sessions = sessions.collect();
+        let ticked = now();
+        let inner = Inner { table, head, leases, sessions, ticked, is_given_up: false, is_in_doubt: false };
+        let vault = Vault { id, state, inner: Mutex::new(inner) };
+        vault.carry_out(&mut vault.inner.lock(), step)?;
+        Ok(vault)
+    }
+
+    /// Its id.
+    pub fn id(&self) -> [u8; 16] {
+        self.id
+    }
+
+    /// The head of its table.
+    pub fn head(&self) -> Head {
+        self.inner.lock().head
+    }
+
+    /// Whether a commit has failed: it has to be opened again.
+    pub fn is_in_doubt(&self) -> bool {
+        self.inner.lock().is_in_doubt
+    }
+
+    /// The hosts that have sessions.
+    pub fn hosts(&self) -> Vec<String> {
+        self.inner.lock().sessions.values().map(|one| one.host.clone()).collect()
+    }
+
+    /// Time has passed.
+    ///
+    /// # Errors
+    /// [`Lost`].
+    pub fn tick(&self) -> std::result::Result<(), Lost> {
+        let inner = &mut *self.inner.lock();
+        let step = inner.tick();
+        self.carry_out(inner, step)
+    }
+
+    /// Ends the sessions of a host.
+    ///
+    /// # Errors
+    /// [`Lost`].
+    pub fn end_sessions_of(&self, host: &str) -> std::result::Result<(), Lost> {
+        let inner = &mut *self.inner.lock();
+        let its = inner.sessions.iter().filter(|(_, attending)| attending.host == host);
+        let its: Vec<_> = its.map(|(session, _)| *session).collect();
+        for session in its {
+            let step = inner.leases.end_session(session, now());
+            self.carry_out(inner, step)?;
+        }
+        Ok(())
+    }
+
+    /// Has its table put away, if it may be: it is used no more.
+    ///
+    /// # Errors
+    /// Those of both.
+    pub fn give_up(
+        &self,
+        may_be: impl FnOnce(&Inner) -> Answer<()>,
+        put_away: impl FnOnce() -> Answer<()>,
+    ) -> Answer<()> {
+        let inner = &mut *self.inner.lock();
+        may_be(inner)?;
+        put_away()?;
+        inner.is_given_up = true;
+        Ok(())
+    }
+
+    /// First what is to be durable, then what is to be said.
+    fn carry_out(&self, inner: &mut Inner, step: Step) -> std::result::Result<(), Lost> {
+        let host_of = |session| inner.sessions.get(&session).map(|one| one.host.clone()).unwrap_or_default();
+        self.state.change_leases(&self.id, &step.changes, host_of).map_err(Lost)?;
+        for (session, reply) in step.replies {
+            let Some(one) = inner.sessions.get_mut(&session) else { continue };
+            // Who does not listen comes back by another connection, and is told then.
+            if let Some(Err(TrySendError::Full(_))) = one.replies.as_ref().map(|replies| replies.try_send(reply)) {
+                one.replies = None;
+                one.connections += 1;
+            }
+        }
+        inner.sessions.retain(|session, _| inner.leases.is_alive(*session));
+        Ok(())
+    }
+
+    /// Begins a session that is going to ask for the vault in this mode, if nobody has it otherwise. `replaces`: a
+    /// session of the same host that is gone.
+    ///
+    /// # Errors
+    /// [`Refused::InUse`], [`Refused::TooMuch`], [`Refused::Unknown`], [`Refused::Lost`].
+    pub fn begin(&self, caller: &Caller, mode: Mode, replaces: SessionId, replies: Sender<Reply>) -> Answer<Begun> {
+        let (host, inner) = (&*caller.name, &mut *self.inner.lock());
+        // Looked up under the lock that a revocation takes behind its own note.
+        if inner.is_given_up || !self.state.may_use(&caller.key, &self.id) {
+            return Err(Refused::Unknown);
+        }
+        if inner.sessions.get(&replaces).is_some_and(|one| one.host == host) {
+            let step = inner.leases.end_session(replaces, now());
+            self.carry_out(inner, step)?;
+        }
+        let step = inner.tick();
+        self.carry_out(inner, step)?;
+        let is_in_the_way = |one: &&Attending| mode == Mode::Exclusive || one.mode == Mode::Exclusive;
+        if let Some(one) = inner.sessions.values().find(is_in_the_way) {
+            let by = match now().0.saturating_sub(one.heard.0) / 1000 {
+                0..=9 => format!("host {}", one.host),
+                seconds => format!("host {}, which was heard of {seconds} s ago", one.host),
+            };
+            return Err(Refused::InUse { by });
+        }
+        if inner.sessions.values().filter(|one| one.host == host).count() >= SESSIONS_MAX {
+            return Err(Refused::TooMuch("too many sessions of this host"));
+        }
+        let (session, step) = inner.leases.join(now());
+        let attending = Attending { host: host.into(), mode, heard: now(), connections: 1, replies: Some(replies) };
+        inner.sessions.insert(session, attending);
+        self.carry_out(inner, step)?;
+        Ok(Begun { line: Line { session, number: 1 }, head: inner.head })
+    }
+
+    /// A session speaks by a new connection.
+    ///
+    /// # Errors
+    /// [`Refused::Ended`].
+    pub fn resumes(&self, host: &str, session: SessionId, replies: Sender<Reply>) -> Answer<Begun> {
+        let inner = &mut *self.inner.lock();
+        let known = inner.sessions.get_mut(&session).filter(|one| one.host == host).ok_or(Refused::Ended)?;
+        known.replies = Some(replies);
+        known.connections += 1;
+        Ok(Begun { line: Line { session, number: known.connections }, head: inner.head })
+    }
+
+    /// A session says something, by its newest connection. What it leaves is durable when this returns.
+    ///
+    /// # Errors
+    /// [`Refused::Ended`]: there is a newer connection, or no session; [`Refused::Failed`].
+    pub fn call(&self, line: Line, call: Call) -> Answer<()> {
+        if !is_of_the_vault(&call) {
+            return Err(Refused::Nonsense);
+        }
+        let inner = &mut *self.inner.lock();
+        if inner.is_in_doubt {
+            return Err(Refused::NotNow);
+        }
+        let known = inner.sessions.get_mut(&line.session).filter(|one| one.connections == line.number);
+        known.ok_or(Refused::Ended)?.heard = now();
+        let step = inner.leases.call(line.session, call, now());
+        Ok(self.carry_out(inner, step)?)
+    }
+
+    /// Makes changes durable that go on from `base`, for a session that has the vault alone. The same changes once more
+    /// are done already.
+    ///
+    /// # Errors
+    /// [`Refused::Ended`], [`Refused::OtherHead`], [`Refused::Failed`].
+    pub fn commit(&self, host: &str, session: SessionId, base: Head, changes: &[Change]) -> Answer<Head> {
+        let inner = &mut *self.inner.lock();
+        let step = inner.tick();
+        self.carry_out(inner, step)?;
+        inner.may_change(session, host)?;
+        let after = base.after(changes);
+        if inner.head == after {
+            return Ok(after);
+        }
+        if inner.head != base {
+            return Err(Refused::OtherHead);
+        }
+        let noted: Vec<_> = changes.iter().cloned().chain([after.change()]).collect();
+        inner.table.commit(&noted).inspect_err(|_| inner.is_in_doubt = true)?;
+        inner.head = after;
+        Ok(after)
+    }
+
+    /// The table, for a session that has a lease of the vault; and its head.
+    ///
+    /// # Errors
+    /// [`Refused::Ended`].
+    pub fn table(&self, host: &str, session: SessionId) -> Answer<(Arc<DiskTable>, Head)> {
+        let inner = self.inner.lock();
+        inner.sessions.get(&session).filter(|one| one.host == host).ok_or(Refused::Ended)?;
+        match inner.leases.mode_of(session, VAULT) {
+            Some(_) => Ok((inner.table.clone(), inner.head)),
+            None => Err(Refused::Ended),
+        }
+    }
+}
+
+/// Leases are of the vault as a whole: no other object has one.
+fn is_of_the_vault(call: &Call) -> bool {
+    match call {
+        Call::Heartbeat { .. } | Call::Leave => true,
+        Call::Resume { held } => held.len() <= 1 && held.iter().all(|grant| grant.object == VAULT),
+        Call::Acquire { object, .. } => *object == VAULT,
+        Call::Release { grant, .. } | Call::TakenOver { grant } => grant.object == VAULT,
+    }
+}
+
+impl Inner {
+    /// Time has passed.
+    fn tick(&mut self) -> Step {
+        let now = now();
+        if now.0.saturating_sub(self.ticked.0) > PAUSED {
+            // What hosts said meanwhile is on its way: as after a restart all have been heard of now.
+            self.leases.was_away(now);
+        }
+        self.ticked = now;
+        self.leases.tick(now)
+    }
+
+    /// One of the hosts that have sessions.
+    pub fn host_of_one(&self) -> Option<&str> {
+        self.sessions.values().next().map(|one| &*one.host)
+    }
+
+    /// Whether a session of a host may change the table.
+    ///
+    /// # Errors
+    /// [`Refused::Ended`].
+    pub fn may_change(&self, session: SessionId, host: &str) -> Answer<()> {
+        let is_its = self.sessions.get(&session).is_some_and(|one| one.host == host);
+        match is_its && self.leases.may_change(session, VAULT) && !self.is_given_up {
+            true => Ok(()),
+            false => Err(Refused::Ended),
+        }
+    }
+}
