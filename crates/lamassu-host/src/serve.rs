@@ -4,7 +4,7 @@
 
 use crate::control::counters::{Counted, Counters, FrontEnd};
 use crate::control::parcel::Channels;
-use crate::control::protocol::{Caller, Changed, Epochs, Parcel, Status, ZoneParcel};
+use crate::control::protocol::{Caller, Changed, Epochs, Parcel, Status, ZoneParcel, pid_namespace};
 use crate::job::{self, Job, Jobs, Task};
 use crate::keeper::Keeper;
 use crate::open::{Opened, Unsealed};
@@ -41,6 +41,8 @@ pub struct Served {
     counters: Arc<Counters>,
     front_end: OnceLock<Arc<dyn FrontEnd>>,
     jobs: Mutex<Jobs>,
+    /// Asked before the process shuts itself off from /proc.
+    pid_namespace: Option<u64>,
 }
 
 impl Served {
@@ -61,6 +63,7 @@ impl Served {
             counters,
             front_end: OnceLock::new(),
             jobs: Mutex::default(),
+            pid_namespace: pid_namespace(),
         }))
     }
 
@@ -106,6 +109,7 @@ impl Served {
         Ok(Status {
             version: env!("CARGO_PKG_VERSION").into(),
             pid: std::process::id(),
+            pid_namespace: self.pid_namespace,
             vault: hex(&self.forest.volume(volume)?.id),
             dir: self.keeper.dir(volume)?.to_string_lossy().into_owned(),
             read_only: self.read_only,

@@ -5,7 +5,11 @@ mod common;
 
 use common::anchored::*;
 use common::*;
+use lamassu_anchor::table::MemoryTable;
+use lamassu_store::backend::fault::{Call, Fault};
+use lamassu_store::backend::{FaultBackend, MemoryBackend};
 use lamassu_vault::*;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Counts down when its thread ends, however it ends.
@@ -106,4 +110,46 @@ fn what_was_not_committed_of_a_replaced_file_is_there_for_who_found_it() {
     assert!(matches!(v.open_file(found, RO), Err(VaultError::Stale)));
     assert_eq!(v.get("old"), long(3));
     v.clean();
+}
+
+/// A rename that the store does not carry out is taken back, with what recovery needs of the file that it would have
+/// replaced: half of a tree record's pages have changed since its root, and their neighbours have not.
+#[test]
+fn a_file_that_was_not_replaced_after_all_is_recovered() {
+    for is_written_before in [true, false] {
+        let store = Arc::new(MemoryBackend::new());
+        let fault = Arc::new(FaultBackend::new(store.clone()));
+        let (lab, v) = Lab::over(Recipe::default(), fault.clone(), Arc::new(MemoryTable::default()));
+        let long = |fill| vec![fill; 4_000_000];
+        v.put("old", &long(1));
+        v.put("new", &long(3));
+        v.sync_all().unwrap();
+        let handle = v.open_file(v.find("old").unwrap().attr.ino, RW).unwrap();
+        let change = || {
+            for block in (0..900).step_by(60) {
+                v.write(handle, block * 4096, &[2; 4096]).unwrap();
+            }
+            v.flush(handle).unwrap();
+        };
+        if is_written_before {
+            change();
+        }
+        fault.faults().rule(|call| (call.call == Call::Rename).then_some(Fault::Errno(libc::EIO)));
+        mv(&v, "new", "old", RenameMode::Replace).unwrap_err();
+        fault.faults().clear_rules();
+        if !is_written_before {
+            change();
+        }
+        v.fsync_dir(v.open_dir(ROOT).unwrap()).unwrap();
+        // As a kill does.
+        std::mem::forget(v);
+        let lab = Lab { backend: Arc::new(store.snapshot()), ..lab };
+        let v = lab.open();
+        let seen = v.get("old");
+        assert_eq!(seen.len(), long(1).len());
+        assert!(seen.chunks(4096).all(|block| [[1; 4096].as_slice(), &[2; 4096]].iter().any(|b| b.starts_with(block))));
+        assert_eq!(v.get("new"), long(3));
+        v.clean();
+        assert_eq!(lab.checked(), [""; 0]);
+    }
 }

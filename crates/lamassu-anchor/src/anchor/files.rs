@@ -75,7 +75,10 @@ impl Anchor {
             state.queue_row(object, row);
         }
         let recorded = self.recorded_row(state, object)?;
-        if state.nameless.contains_key(&object) {
+        if let Some(nameless) = state.nameless.get_mut(&object) {
+            for (record, digests) in &opening.held {
+                nameless.held.entry(*record).or_insert_with(|| digests.clone());
+            }
             return Ok(recorded.is_some()); // once its removal is durable, nobody asks for its pages
         }
         // A2: a file that is not recorded may have a root in the queue, and any commit may take that. So a row never
@@ -153,18 +156,23 @@ impl Anchor {
         (file.root, file.size, file.twin) = (commit.root, commit.size, commit.twin);
         file.profile = commit.profile;
         file.blocks = commit.blocks.filter(|_| commit.is_clean);
-        // What is held besides is of an earlier root.
-        let held = held_of(&*self.table, state, object)?;
-        let mut held: BTreeMap<_, _> = held.into_iter().map(|record| (record, None)).collect();
+        let mut held = BTreeMap::new();
         if commit.is_clean {
             file.open = None;
         } else {
             let windows = Windows::from_iter(commit.window);
             file.open.iter_mut().for_each(|open| (open.windows, open.cut) = (windows.clone(), None));
-            held.extend(commit.held.into_iter().map(|(record, digests)| (record, Some(digests))));
+            held.extend(commit.held);
         }
-        if !state.nameless.contains_key(&object) {
-            state.queued.held.extend(held.into_iter().map(|(record, digests)| ((object, record), digests)));
+        match state.nameless.get_mut(&object) {
+            Some(nameless) => nameless.held = held,
+            None => {
+                // What is held besides is of an earlier root.
+                let earlier = held_of(&*self.table, state, object)?;
+                state.queued.held.extend(earlier.into_iter().map(|record| ((object, record), None)));
+                let held = held.into_iter().map(|(record, digests)| ((object, record), Some(digests)));
+                state.queued.held.extend(held);
+            }
         }
         state.queue_row(object, row);
         Ok(())

@@ -67,8 +67,8 @@ struct State {
     flying: Option<Arc<Layer>>,
     /// Entries made so far.
     made: u64,
-    /// Rows of objects without an entry that are still in use.
-    nameless: HashMap<ObjectId, Row>,
+    /// Objects without an entry that are still in use.
+    nameless: HashMap<ObjectId, Nameless>,
     /// What is losing its last entry by the move that is being committed.
     replacing: Option<Replaced>,
     /// Changes of names that are durable here, and that the store is to carry out.
@@ -81,12 +81,19 @@ struct State {
     replaced: replace::Replaced,
 }
 
+/// What would be recorded of an object if it had an entry: it may get one again, since a removal that fails in the
+/// store is taken back.
+struct Nameless {
+    row: Row,
+    held: BTreeMap<RecordNo, Digests>,
+}
+
 /// An object that loses its last entry, until that is durable: it flies as gone, and what changes of it is queued, so
 /// that nothing is lost if the commit fails.
 struct Replaced {
     object: ObjectId,
     /// Without a link; `None`: nobody uses it any more.
-    row: Option<Row>,
+    without: Option<Nameless>,
 }
 
 /// Why a layer is not durable, and the layer.
@@ -281,23 +288,25 @@ impl Anchor {
     /// [`AnchorError::Damaged`]; those of the table.
     pub fn held(&self, object: ObjectId) -> Result<BTreeMap<RecordNo, Digests>> {
         // Before the table, as for entries.
-        let queued: BTreeMap<_, _> = {
+        let queued = {
             let state = self.state.lock();
-            let held = state.layers().into_iter().rev().flatten().flat_map(|layer| layer.held_of(object));
-            held.map(|(record, digests)| (record, digests.clone())).collect()
+            if let Some(nameless) = state.nameless.get(&object) {
+                return Ok(nameless.held.clone());
+            }
+            state.queued_held(object)
         };
+        self.held_under(queued, object)
+    }
+
+    /// Held records, as they are in the table and as it is queued that they change.
+    fn held_under(&self, queued: QueuedHeld, object: ObjectId) -> Result<BTreeMap<RecordNo, Digests>> {
         let mut held = BTreeMap::new();
         self.scan(Space::Held, &object_key(object), Part::Held, |key, value| {
             let Some(bytes) = behind_object(key) else { return Ok(None) };
             held.insert(RecordNo(u64::from_be_bytes(bytes)), decode_digests(value, self.degree)?);
             Ok(Some(ControlFlow::Continue(())))
         })?;
-        for (record, digests) in queued {
-            match digests {
-                Some(digests) => held.insert(record, digests),
-                None => held.remove(&record),
-            };
-        }
+        change_held(&mut held, queued);
         Ok(held)
     }
 
@@ -493,7 +502,8 @@ impl State {
     /// The row of an object that has lost its last entry, and is still in use.
     fn row_without_entry(&self, object: ObjectId) -> Option<Row> {
         let replaced = self.replacing.as_ref().filter(|replaced| replaced.object == object);
-        self.nameless.get(&object).or_else(|| replaced?.row.as_ref()).cloned()
+        let nameless = self.nameless.get(&object).or_else(|| replaced?.without.as_ref());
+        nameless.map(|nameless| nameless.row.clone())
     }
 
     /// Queued changes, the newest first.
@@ -504,8 +514,34 @@ impl State {
     /// A row that an object has from now on.
     fn queue_row(&mut self, object: ObjectId, row: Row) {
         match self.nameless.get_mut(&object) {
-            Some(nameless) => *nameless = row,
+            Some(nameless) => nameless.row = row,
             None => drop(self.queued.objects.insert(object, Some(row))),
         }
+    }
+
+    /// How held records of an object change.
+    fn queued_held(&self, object: ObjectId) -> QueuedHeld {
+        let held = self.layers().into_iter().rev().flatten().flat_map(|layer| layer.held_of(object));
+        held.map(|(record, digests)| (record, digests.clone())).collect()
+    }
+
+    /// An object is about to have an entry again: what is held of it is recorded again, and its row is given back to be
+    /// queued.
+    fn is_named_again(&mut self, object: ObjectId) -> Option<Row> {
+        let Nameless { row, held } = self.nameless.remove(&object)?;
+        self.queued.held.extend(held.into_iter().map(|(record, digests)| ((object, record), Some(digests))));
+        Some(row)
+    }
+}
+
+/// Held records of an object that change; `None`: they are held no longer.
+type QueuedHeld = BTreeMap<RecordNo, Option<Digests>>;
+
+fn change_held(held: &mut BTreeMap<RecordNo, Digests>, changes: QueuedHeld) {
+    for (record, digests) in changes {
+        match digests {
+            Some(digests) => held.insert(record, digests),
+            None => held.remove(&record),
+        };
     }
 }

@@ -3,12 +3,12 @@
 //! What is *made* is queued after the store's step. What *goes* is queued, and the store's step follows its commit: see
 //! [`Anchor::due`]. What *moves* is durable before the store's step.
 
-use super::{Anchor, Replaced, Result, State};
+use super::{Anchor, Nameless, Replaced, Result, State, change_held};
 use crate::queue::{Layer, Mark, Scope};
 use crate::queue::{behind_object, object_key};
 use crate::row::{Content, Entry, EntryPlace, Inodes, Intent, Over, Row};
 use crate::table::{Space, Table};
-use crate::{AnchorError, ObjectId, RecordNo};
+use crate::{AnchorError, Digests, ObjectId, RecordNo};
 use std::collections::{BTreeMap, HashSet};
 use std::ops::ControlFlow;
 
@@ -78,7 +78,7 @@ impl Anchor {
         let mut row = self.known(state, object)?;
         row.links += 1;
         let entry = Entry { kind: row.kind(), object };
-        state.nameless.remove(&object);
+        state.is_named_again(object);
         state.queue_row(object, row);
         state.make_entry(place, entry);
         Ok(Made::Queued(object))
@@ -140,10 +140,10 @@ impl Anchor {
             state.queue_row(object, row);
             return Ok(());
         }
+        let (held, records) = self.held_in(state, object)?;
         state.queued.objects.insert(object, None);
-        let held = held_of(&*self.table, state, object)?;
-        state.queued.held.extend(held.into_iter().map(|record| ((object, record), None)));
-        state.nameless.insert(object, row);
+        state.queued.held.extend(records.into_iter().map(|record| ((object, record), None)));
+        state.nameless.insert(object, Nameless { row, held });
         Ok(())
     }
 
@@ -152,8 +152,15 @@ impl Anchor {
         let state = &mut *self.state.lock();
         state.nameless.remove(&object);
         if let Some(replaced) = state.replacing.as_mut().filter(|replaced| replaced.object == object) {
-            replaced.row = None;
+            replaced.without = None;
         }
+    }
+
+    /// What is held of an object, and all the records that the table has or may get of it.
+    fn held_in(&self, state: &State, object: ObjectId) -> Result<(BTreeMap<RecordNo, Digests>, Vec<RecordNo>)> {
+        let records = held_of(&*self.table, state, object)?;
+        let held = if records.is_empty() { BTreeMap::new() } else { self.held_under(state.queued_held(object), object)? };
+        Ok((held, records))
     }
 
     /// Moves an entry, over what is there, or exchanges two. `to_name` is the stored name that it will have, `inodes`
@@ -281,9 +288,9 @@ impl Anchor {
                     let is_gone = row.links == 0;
                     layer.objects.insert(object, (!is_gone).then_some(row.clone()));
                     if is_gone {
-                        let held = held_of(&*self.table, state, object)?;
-                        layer.held.extend(held.into_iter().map(|record| ((object, record), None)));
-                        state.replacing = Some(Replaced { object, row: Some(row) });
+                        let (held, records) = self.held_in(state, object)?;
+                        layer.held.extend(records.into_iter().map(|record| ((object, record), None)));
+                        state.replacing = Some(Replaced { object, without: Some(Nameless { row, held }) });
                     }
                 }
             }
@@ -367,10 +374,14 @@ pub(super) fn held_of(table: &dyn Table, state: &State, object: ObjectId) -> Res
 impl State {
     /// A move is durable: what it has replaced has no entry any more, and nothing of it is to be made durable.
     fn has_moved(&mut self) {
-        let Some(Replaced { object, row }) = self.replacing.take() else { return };
-        let changed = self.queued.objects.remove(&object).flatten();
-        let _ = self.queued.held.extract_if((object, RecordNo(0))..=(object, RecordNo(u64::MAX)), |_, _| true).count();
-        self.nameless.extend(row.map(|row| (object, changed.unwrap_or(row))));
+        let Some(Replaced { object, without }) = self.replacing.take() else { return };
+        let row = self.queued.objects.remove(&object).flatten();
+        let all = (object, RecordNo(0))..=(object, RecordNo(u64::MAX));
+        let held = self.queued.held.extract_if(all, |_, _| true).map(|((_, record), digests)| (record, digests)).collect();
+        let Some(mut nameless) = without else { return };
+        nameless.row = row.unwrap_or(nameless.row);
+        change_held(&mut nameless.held, held);
+        self.nameless.insert(object, nameless);
     }
 
     /// A move could not be committed: what others have changed meanwhile of its objects is changed in what they were.
@@ -379,7 +390,7 @@ impl State {
         self.queued.vault = Some(self.vault.clone());
         for (object, before) in moving.before {
             let moved_links = layer.objects.get(&object).and_then(Option::as_ref).map_or(0, |row| row.links);
-            let nameless = self.nameless.remove(&object);
+            let nameless = self.is_named_again(object);
             let Some(mut row) = nameless.or_else(|| self.queued.objects.get(&object).cloned().flatten()) else {
                 continue;
             };

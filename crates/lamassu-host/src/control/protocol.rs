@@ -10,6 +10,7 @@ use lamassu_keys::Tier;
 use lamassu_vault::Rekeyed;
 pub use lamassu_vault::event::Counts as IntegrityCounts;
 use serde::{Deserialize, Serialize};
+use std::os::unix::fs::MetadataExt;
 
 /// The longest request and the longest answer, bytes: what every transport carries.
 pub const MESSAGE_LEN_MAX: usize = (1 << 14) - 16;
@@ -258,6 +259,8 @@ pub struct Status {
     pub version: String,
     /// process id
     pub pid: u32,
+    /// of which PID namespace, as [`pid_namespace`] says; `None`: unknown
+    pub pid_namespace: Option<u64>,
     /// the vault's id, in hex
     pub vault: String,
     /// its directory
@@ -270,6 +273,11 @@ pub struct Status {
     pub operations: Vec<Counted>,
     /// what the whole server found not to be as it was written, since it started
     pub integrity: IntegrityCounts,
+}
+
+/// The PID namespace of this process: process ids mean something in their own one alone. `None`: there is no /proc.
+pub fn pid_namespace() -> Option<u64> {
+    std::fs::metadata("/proc/self/ns/pid").ok().map(|of| of.ino())
 }
 
 /// A key that seals one parcel.

@@ -31,8 +31,9 @@ const SESSION: &[u8] = b"session";
 
 /// See the module's head.
 pub struct Mirrored {
-    local: DiskTable,
+    /// Ends first: a process of this host that finds the copy free finds the vault free, too.
     session: Session,
+    local: DiskTable,
     commits: Mutex<Commits>,
 }
 

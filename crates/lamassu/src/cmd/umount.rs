@@ -11,13 +11,15 @@ use crate::output::Ui;
 use lamassu_format::name;
 use lamassu_fuse::control::{self, ControlError, Root};
 use lamassu_host::control::AskError;
-use lamassu_host::control::protocol::{Failed, Status};
+use lamassu_host::control::protocol::{Failed, Status, pid_namespace};
 use lamassu_host::{Error as HostError, FaultKind, lock};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
-use rustix::process::{Signal, set_parent_process_death_signal};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, set_parent_process_death_signal};
 use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -136,21 +138,32 @@ fn settle_and_unmount(ui: &Ui, given: &Path) -> Result<()> {
     set_parent_process_death_signal(Some(Signal::KILL)).context("cannot end with the process that was called")?;
     let (path, mount) = mounts::ours_at(given)?;
     let status = settle(ui, &path)?;
+    // While it is mounted its number is its own.
+    let daemon = status.as_ref().and_then(daemon);
     unmount(&path, false)?;
-    match written_vault(&mount, status) {
-        Some(vault) => wait_until_closed(ui, &vault, &mount),
-        None => Ok(()),
+    let Some(served) = served_vault(&mount, status) else { return Ok(()) };
+    match daemon {
+        Some(daemon) => wait_for(ui, &mount, || has_ended(&daemon)),
+        None if served.is_read_only => {}
+        None => wait_for(ui, &mount, || is_closed(ui, &served.dir)),
     }
+    Ok(())
 }
 
-/// The vault that a mount had open for writing, as its daemon said, or else the table. `None`: there was none, or its
-/// daemon is not to be believed.
-fn written_vault(mount: &Mount, status: Option<Status>) -> Option<PathBuf> {
-    let (dir, is_read_only) = match status {
-        Some(Status { dir, read_only, .. }) => (PathBuf::from(dir), read_only),
-        None => (mount.source.clone(), mount.is_read_only()),
+/// A vault that a mount showed.
+struct ServedVault {
+    dir: PathBuf,
+    is_read_only: bool,
+}
+
+/// The vault that a mount showed, as its daemon said, or else the table. `None`: there was none, or its daemon is not
+/// to be believed.
+fn served_vault(mount: &Mount, status: Option<Status>) -> Option<ServedVault> {
+    let served = match status {
+        Some(Status { dir, read_only, .. }) => ServedVault { dir: dir.into(), is_read_only: read_only },
+        None => ServedVault { dir: mount.source.clone(), is_read_only: mount.is_read_only() },
     };
-    (!is_read_only && mount.is_believed_of(&dir) && mounts::has_vault(&dir)).then_some(dir)
+    (mount.is_believed_of(&served.dir) && mounts::has_vault(&served.dir)).then_some(served)
 }
 
 /// Has everything arrive in the store while the mount is there to keep what does not: once it is gone, its daemon can
@@ -276,26 +289,45 @@ fn unmount_by_helper(path: &Path, lazy: bool) -> Result<(), Fault> {
     }
 }
 
-/// The kernel is done; the daemon still commits. It holds the vault's lock until it has.
-fn wait_until_closed(ui: &Ui, vault: &Path, mount: &Mount) -> Result<()> {
-    let started = Instant::now();
-    let mut hints = PATIENCE.into_iter().zip([|_: &Mount| CLOSING.to_string(), held]).peekable();
+/// The process that serves a mount, if it is known here under the number that it tells.
+fn daemon(status: &Status) -> Option<OwnedFd> {
+    let is_same = status.pid_namespace.is_some() && status.pid_namespace == pid_namespace();
+    let pid = Pid::from_raw(status.pid.try_into().ok()?).filter(|_| is_same)?;
+    pidfd_open(pid, PidfdFlags::empty()).ok()
+}
+
+/// Whether a process has ended, which waits for that for [`POLL`]. Then the vault, its anchor and its session at a
+/// server are free.
+fn has_ended(process: &OwnedFd) -> bool {
+    let most = Timespec { tv_sec: 0, tv_nsec: POLL.subsec_nanos().into() };
+    // What cannot be asked about is not waited for.
+    match poll(&mut [PollFd::new(process, PollFlags::IN)], Some(&most)) {
+        Ok(ended) => ended > 0,
+        Err(error) => error != Errno::INTR,
+    }
+}
+
+/// Whether no daemon has a vault locked any more, as far as that can be told.
+fn is_closed(ui: &Ui, vault: &Path) -> bool {
+    std::thread::sleep(POLL);
     // To ask for the lock may make its file, which has no place in another directory that lies in that path by now.
     if !vault.join(name::HEADER).exists() {
-        return Ok(());
+        return true;
     }
-    while let Err(error) = lock::lock_out_writers(&ui.policy, vault) {
-        let locked = matches!(error, HostError::Locked { .. });
-        // Not to be told, or it was mounted again: then there is nothing to wait for.
-        if !locked || mounts::of_vault(vault).is_some() {
-            return Ok(());
-        }
+    let locked = lock::lock_out_writers(&ui.policy, vault);
+    // One that was mounted again stays locked.
+    !matches!(locked, Err(HostError::Locked { .. })) || mounts::of_vault(vault).is_some()
+}
+
+/// The kernel is done with a mount; its daemon still commits, and closes the vault.
+fn wait_for(ui: &Ui, mount: &Mount, is_done: impl Fn() -> bool) {
+    let started = Instant::now();
+    let mut hints = PATIENCE.into_iter().zip([|_: &Mount| CLOSING.to_string(), held]).peekable();
+    while !is_done() {
         if let Some((_, hint)) = hints.next_if(|(after, _)| started.elapsed() > *after) {
             ui.note(hint(mount));
         }
-        std::thread::sleep(POLL);
     }
-    Ok(())
 }
 
 /// Why that takes long.
