@@ -3,7 +3,7 @@
 
 use crate::anchors::{self, Access, NewTrees, check};
 use crate::control::counters::{Counters, Operation};
-use crate::{Error, Place, Policy, Result, backend};
+use crate::{Error, Place, Policy, Result, backend, guard};
 use lamassu_anchor::{Anchor, Digest, VaultRow};
 use lamassu_format::header::{Caching, Header, VaultHeader, Verified};
 use lamassu_format::name;
@@ -160,7 +160,7 @@ impl Keeper {
         self.forest()?.stored_dir(volume).ok_or(VaultError::KeyNotLoaded)
     }
 
-    fn forest(&self) -> Result<Arc<Forest>, VaultError> {
+    pub(crate) fn forest(&self) -> Result<Arc<Forest>, VaultError> {
         self.forest.get().and_then(Weak::upgrade).ok_or(VaultError::KeyNotLoaded)
     }
 
@@ -210,6 +210,9 @@ impl Keeper {
         };
         let cache = header.cache();
         let cached = self.caches(cache, cached);
+        if let Some(anchor) = anchor.as_ref().filter(|anchor| anchor.may_end() && self.mountpoint.is_some()) {
+            guard::start(&self.me, anchor)?;
+        }
         kept.insert(volume, Kept { keys, integrity, cached, cache, anchor: anchor.clone() });
         let approved_only = self.policy.is_approved_only();
         let options = Options { integrity, read_only, approved_only, anchor, ..self.options.clone() };

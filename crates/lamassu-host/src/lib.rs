@@ -26,6 +26,7 @@
 //! | [`create`] | a vault made in an empty directory |
 //! | [`clone`] | a vault copied in the store, under a header of its own |
 //! | [`control`] | the protocol by which other processes ask a server; counters |
+//! | `guard` | what the kernel caches of a vault that another host can have meanwhile |
 //! | `answer` | a served vault answers requests |
 //! | [`error`], [`kind`] | one enum of errors, and what a program does about each |
 //!
@@ -47,6 +48,7 @@ pub mod created;
 pub mod datasets;
 pub mod destroy;
 pub mod error;
+mod guard;
 pub mod job;
 pub mod keeper;
 pub mod kind;

@@ -183,8 +183,26 @@ fn a_server_that_starts_anew_goes_on_with_its_sessions() {
     lab.grant(b, &id);
     b.run(&format!("ls --anchor {} store/v", lab.url())).ok();
     assert_eq!(b.run("cat store/v while-away").ok().out, "waited");
-    // A server that is gone for good: errors, and no hang.
+    // A server that is gone for a while: what the kernel has cached is not believed, and is again when it is back.
     b.mount().ok();
+    let (file, dir) = (b.file("while-away"), b.file(""));
+    let seen = || Ok::<_, std::io::Error>((fs::read(&file)?, file.metadata()?.len(), fs::read_dir(&dir)?.count()));
+    let before = seen().unwrap();
+    lab.stop("-KILL");
+    std::thread::sleep(Duration::from_secs(TERM));
+    let waiting = {
+        let file = file.clone();
+        std::thread::spawn(move || fs::read(file))
+    };
+    let found = file.metadata().map(|found| found.len()).map_err(|error| error.raw_os_error());
+    assert_eq!(found, Err(Some(5)), "an attribute is believed without the server");
+    assert_eq!(waiting.join().unwrap().unwrap_err().raw_os_error(), Some(5), "a cached page is believed");
+    lab.start();
+    let until = Instant::now() + Duration::from_secs(2 * TERM);
+    while seen().ok().as_ref() != Some(&before) {
+        assert!(Instant::now() < until, "{:?}", seen());
+    }
+    // For good: errors, and no hang.
     lab.stop("-KILL");
     let b = lab.host("b");
     let begun = Instant::now();

@@ -143,6 +143,10 @@ impl Vault {
     /// [`VaultError::Stale`] for an inode that nothing is known of; those of the store. Of a removed one that nobody
     /// has open, the last state is told.
     pub fn getattr(&self, ino: Ino, handle: Option<HandleId>) -> Result<Attr> {
+        self.read_current(|| self.attr_of(ino, handle))
+    }
+
+    fn attr_of(&self, ino: Ino, handle: Option<HandleId>) -> Result<Attr> {
         if let Some(handle) = handle
             && let Ok((open, _)) = self.handles.file(handle)
         {

@@ -167,6 +167,15 @@ impl Vault {
 
     /// Goes through the entries from `cookie` on, with the cookie that comes after each, until `each` returns false.
     fn list(&self, open: &OpenDir, cookie: u64, each: &mut dyn FnMut(Item<'_>, u64) -> Result<bool>) -> Result<()> {
+        self.read_current(|| self.go_through(open, cookie, each))
+    }
+
+    fn go_through(
+        &self,
+        open: &OpenDir,
+        cookie: u64,
+        each: &mut dyn FnMut(Item<'_>, u64) -> Result<bool>,
+    ) -> Result<()> {
         let entries = open.entries(cookie, || self.snapshot(&open.dir))?;
         let dots = [(".", open.dir.ino), ("..", open.parent)];
         for (at, (name, ino)) in (1..).zip(dots) {

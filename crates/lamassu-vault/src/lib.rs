@@ -151,6 +151,8 @@ pub struct Vault {
     book: Arc<session::Book>,
     /// `None`: an un-anchored vault.
     anchored: Option<anchored::Anchored>,
+    /// Whether another host can have the vault while it is open here.
+    may_end: bool,
     root_permissions: Arc<root::RootPermissions>,
     /// One re-keying at a time.
     rekeying: Mutex<()>,
@@ -219,11 +221,11 @@ impl Vault {
             ));
         }
         // Where the anchor's server says who writes, a host whose session has ended may still hold the store's lock.
-        let is_server_held = options.anchor.as_ref().is_some_and(|anchor| anchor.may_end());
+        let may_end = options.anchor.as_ref().is_some_and(|anchor| anchor.may_end());
         let lock = match options.read_only {
             true => None,
             false => match take_lock(&*backend) {
-                Err(VaultError::Locked) if is_server_held => None,
+                Err(VaultError::Locked) if may_end => None,
                 lock => Some(lock?),
             },
         };
@@ -267,6 +269,7 @@ impl Vault {
             quiet_since: AtomicU64::new(0),
             book,
             anchored,
+            may_end,
             root_permissions,
             rekeying: Mutex::new(()),
             moves: AtomicU64::new(0),
@@ -380,6 +383,21 @@ impl Vault {
         }
         self.anchored.as_ref().map_or(Ok(()), Anchored::note_in_use)?;
         Ok(pass)
+    }
+
+    /// What a call reads, if this process may believe it when the call ends (R4 of `docs/sharing.md`): another host may
+    /// have changed the vault meanwhile. An error that says what is there, or is not, is a result, too.
+    fn read_current<T>(&self, read: impl FnOnce() -> Result<T>) -> Result<T> {
+        let done = read();
+        self.verify_current()?;
+        done
+    }
+
+    fn verify_current(&self) -> Result<()> {
+        match &self.anchored {
+            Some(anchored) if self.may_end => Ok(anchored.anchor.wait_until_good()?),
+            _ => Ok(()),
+        }
     }
 
     pub(crate) fn is_read_only(&self) -> bool {

@@ -385,7 +385,7 @@ impl Vault {
     /// [`VaultError::Store`] where the range is damaged.
     pub fn read(&self, handle: HandleId, offset: u64, buf: &mut [u8]) -> Result<usize> {
         let (open, _) = self.handles.file(handle)?;
-        Ok(open.file().read_at(offset, buf)?)
+        self.read_current(|| Ok(open.file().read_at(offset, buf)?))
     }
 
     fn writing(&self, handle: HandleId) -> Result<Arc<OpenFile>> {
@@ -509,10 +509,10 @@ impl Vault {
     pub fn seek(&self, handle: HandleId, offset: u64, whence: Whence) -> Result<u64> {
         let (open, _) = self.handles.file(handle)?;
         let file = open.file();
-        let found = match whence {
-            Whence::Data => file.seek_data(offset)?,
-            Whence::Hole => file.seek_hole(offset)?,
-        };
-        found.ok_or(VaultError::NoData)
+        let found = self.read_current(|| match whence {
+            Whence::Data => Ok(file.seek_data(offset)?),
+            Whence::Hole => Ok(file.seek_hole(offset)?),
+        });
+        found?.ok_or(VaultError::NoData)
     }
 }

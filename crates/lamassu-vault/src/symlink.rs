@@ -252,6 +252,10 @@ impl Vault {
     /// [`VaultError::Invalid`] if it is none, [`VaultError::Damaged`] if it does not open, [`VaultError::Outdated`] if
     /// it is not the newest, those of the store.
     pub fn readlink(&self, ino: Ino) -> Result<Vec<u8>> {
+        self.read_current(|| self.target_of_link(ino))
+    }
+
+    fn target_of_link(&self, ino: Ino) -> Result<Vec<u8>> {
         let _tree = self.tree.read();
         if self.nodes.lock().kind(ino).ok_or(VaultError::Stale)? != Kind::Symlink {
             return Err(VaultError::Invalid);

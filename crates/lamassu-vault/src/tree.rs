@@ -89,6 +89,11 @@ impl Vault {
         if matches!(found, Err(VaultError::NotFound)) {
             self.meet_unrecorded_name(parent, name);
         }
+        self.verify_current().inspect_err(|_| {
+            if let Ok(entry) = &found {
+                self.forget(entry.attr.ino, 1);
+            }
+        })?;
         found
     }
 

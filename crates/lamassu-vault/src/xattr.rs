@@ -131,6 +131,10 @@ impl Vault {
     /// [`VaultError::NoAttribute`], [`VaultError::Unsupported`] where there is none in a namespace that is not known,
     /// [`VaultError::Damaged`], those of the store.
     pub fn get_xattr(&self, ino: Ino, name: &OsStr) -> Result<Vec<u8>> {
+        self.read_current(|| self.xattr_of(ino, name))
+    }
+
+    fn xattr_of(&self, ino: Ino, name: &OsStr) -> Result<Vec<u8>> {
         let _tree = self.tree.read();
         let _still = self.attrs_still(ino);
         if let Some(which) = Which::of(name) {
@@ -274,6 +278,10 @@ impl Vault {
     /// # Errors
     /// Those of the store.
     pub fn list_xattr(&self, ino: Ino) -> Result<Vec<Vec<u8>>> {
+        self.read_current(|| self.xattrs_of(ino))
+    }
+
+    fn xattrs_of(&self, ino: Ino) -> Result<Vec<Vec<u8>>> {
         let _tree = self.tree.read();
         let _still = self.attrs_still(ino);
         let (target, _) = self.target(ino)?;

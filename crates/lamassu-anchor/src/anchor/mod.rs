@@ -30,7 +30,7 @@ pub use vault::HeaderBasis;
 
 use crate::queue::{Layer, Mark, Scope, VAULT_KEY, behind_object, decode_digests, entry_key, number_of, object_key};
 use crate::row::{Entry, EntryPlace, Intent, Row, VaultRow};
-use crate::table::{Space, Table};
+use crate::table::{Space, Standing, Table};
 use crate::{AnchorError, Digests, ObjectId, ObjectKind, Part, RecordNo, Revision, Token, TokenKey};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -155,9 +155,22 @@ impl Anchor {
         self.table.may_end()
     }
 
-    /// Whether what is decided by it may be carried out now ([`Table::is_good`]).
-    pub fn is_good(&self) -> bool {
-        self.table.is_good()
+    /// Whether what it says may be believed now ([`Table::standing`]).
+    pub fn standing(&self) -> Standing {
+        self.table.standing()
+    }
+
+    /// Waits until it may ([`Table::wait_until_good`]).
+    ///
+    /// # Errors
+    /// [`AnchorError::Server`].
+    pub fn wait_until_good(&self) -> Result<()> {
+        self.table.wait_until_good()
+    }
+
+    /// Returns when it may no longer, and now and then before ([`Table::wait_while_good`]).
+    pub fn wait_while_good(&self) {
+        self.table.wait_while_good();
     }
 
     /// The token of a stored name.

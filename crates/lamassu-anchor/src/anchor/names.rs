@@ -159,7 +159,8 @@ impl Anchor {
     /// What is held of an object, and all the records that the table has or may get of it.
     fn held_in(&self, state: &State, object: ObjectId) -> Result<(BTreeMap<RecordNo, Digests>, Vec<RecordNo>)> {
         let records = held_of(&*self.table, state, object)?;
-        let held = if records.is_empty() { BTreeMap::new() } else { self.held_under(state.queued_held(object), object)? };
+        let held =
+            if records.is_empty() { BTreeMap::new() } else { self.held_under(state.queued_held(object), object)? };
         Ok((held, records))
     }
 
@@ -377,7 +378,8 @@ impl State {
         let Some(Replaced { object, without }) = self.replacing.take() else { return };
         let row = self.queued.objects.remove(&object).flatten();
         let all = (object, RecordNo(0))..=(object, RecordNo(u64::MAX));
-        let held = self.queued.held.extract_if(all, |_, _| true).map(|((_, record), digests)| (record, digests)).collect();
+        let held =
+            self.queued.held.extract_if(all, |_, _| true).map(|((_, record), digests)| (record, digests)).collect();
         let Some(mut nameless) = without else { return };
         nameless.row = row.unwrap_or(nameless.row);
         change_held(&mut nameless.held, held);

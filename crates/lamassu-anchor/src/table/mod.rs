@@ -81,8 +81,32 @@ pub trait Table: Send + Sync {
         false
     }
 
-    /// Whether what is decided by it may be carried out now. Never waits.
-    fn is_good(&self) -> bool {
-        true
+    /// Whether what it says may be believed, and what is decided by it carried out, now. Never waits.
+    fn standing(&self) -> Standing {
+        Standing::Good
     }
+
+    /// Waits until it is good, for as long as that may come.
+    ///
+    /// # Errors
+    /// [`AnchorError::Server`].
+    fn wait_until_good(&self) -> Result<(), AnchorError> {
+        Ok(())
+    }
+
+    /// Returns when it is not good any more, and now and then before.
+    fn wait_while_good(&self) {}
+}
+
+/// What a table is good for, where the right to it can end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// It may be believed.
+    Good,
+    /// Not now: somebody else may be about to change what it says. It can become good again.
+    InDoubt,
+    /// Never again: somebody else may have it.
+    Ended,
+    /// Never again: this process has given it up.
+    GivenUp,
 }

@@ -10,7 +10,7 @@ use super::{Connection, Result, Session};
 use crate::convert::{self, Batch};
 use crate::proto;
 use lamassu_anchor::head::Head;
-use lamassu_anchor::table::{self, Change, DiskTable, Readers, Space, Table, Visit};
+use lamassu_anchor::table::{self, Change, DiskTable, Readers, Space, Standing, Table, Visit};
 use lamassu_anchor::{Anchor, AnchorError, Revision, ServerFault};
 use lamassu_lease::Mode;
 use parking_lot::Mutex;
@@ -100,10 +100,7 @@ impl Mirrored {
     fn reading<T>(&self, read: impl FnOnce() -> Result<T>) -> Result<T> {
         self.session.wait_until_good()?;
         let done = read()?;
-        match self.session.is_good() {
-            true => Ok(done),
-            false => self.session.wait_until_good().map(|()| done),
-        }
+        self.session.wait_until_good().map(|()| done)
     }
 
     /// Has the server make changes durable that go on from `head`, for as long as the session may come back.
@@ -156,8 +153,16 @@ impl Table for Mirrored {
         true
     }
 
-    fn is_good(&self) -> bool {
-        self.session.is_good()
+    fn standing(&self) -> Standing {
+        self.session.standing()
+    }
+
+    fn wait_until_good(&self) -> Result<()> {
+        self.session.wait_until_good()
+    }
+
+    fn wait_while_good(&self) {
+        self.session.wait_while_good();
     }
 
     fn commit(&self, changes: &[Change]) -> Result<()> {

@@ -3,6 +3,7 @@
 use super::{Connection, Result, runtime};
 use crate::{clock, convert, proto};
 use lamassu_anchor::head::Head;
+use lamassu_anchor::table::Standing;
 use lamassu_anchor::{AnchorError, ServerFault};
 use lamassu_lease::client::{Client, Do, Op, Ticket};
 use lamassu_lease::{Call, Mode, Object, SessionId, Terms};
@@ -22,6 +23,8 @@ const AGAIN_AFTER: Duration = Duration::from_millis(300);
 const LEAVING: Duration = Duration::from_secs(2);
 /// For the last words of a session.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(3);
+/// The longest wait for a moment of the clock.
+const LOOK_AT_CLOCK: Duration = Duration::from_secs(1);
 /// Calls that wait for the network.
 const OUTBOX: usize = 64;
 
@@ -54,6 +57,17 @@ struct State {
     is_lost: bool,
     is_leaving: bool,
     has_left: bool,
+}
+
+impl State {
+    fn standing(&self) -> Standing {
+        match () {
+            () if self.is_leaving => Standing::GivenUp,
+            () if self.is_lost => Standing::Ended,
+            () if self.client.is_good(clock::now()) => Standing::Good,
+            () => Standing::InDoubt,
+        }
+    }
 }
 
 type Said = (mpsc::Sender<proto::Up>, Streaming<proto::Down>);
@@ -155,32 +169,39 @@ impl Session {
     }
 
     /// Whether what is held may be used now (rule R3 of `docs/sharing.md`). Never waits.
-    pub fn is_good(&self) -> bool {
-        let state = self.shared.state.lock();
-        !state.is_lost && state.client.is_good(clock::now())
+    pub fn standing(&self) -> Standing {
+        self.shared.state.lock().standing()
     }
 
-    /// Whether it has ended, for good.
-    pub fn has_ended(&self) -> bool {
-        self.shared.state.lock().is_lost
+    /// Returns when it is not good any more, and now and then before.
+    pub fn wait_while_good(&self) {
+        let state = &mut self.shared.state.lock();
+        if state.standing() == Standing::Good {
+            // By a clock that does not stop while the machine sleeps, which a wait's does.
+            let left = Duration::from_millis(state.client.good_until().0.saturating_sub(clock::now().0));
+            self.shared.changed.wait_for(state, left.min(LOOK_AT_CLOCK));
+        }
     }
 
-    /// Waits until it is good, for a term at most.
+    /// Waits until it is good: until a term after it was last, however many wait one after the other.
     ///
     /// # Errors
     /// [`ServerFault::Ended`], [`ServerFault::Unreachable`].
     pub fn wait_until_good(&self) -> Result<()> {
-        let until = Instant::now() + self.patience();
         let mut state = self.shared.state.lock();
-        while !state.is_lost && !state.client.is_good(clock::now()) {
-            if self.shared.changed.wait_until(&mut state, until).timed_out() {
+        loop {
+            match state.standing() {
+                Standing::Good => return Ok(()),
+                Standing::Ended | Standing::GivenUp => return Err(self.shared.connection.error(ServerFault::Ended)),
+                Standing::InDoubt => {}
+            }
+            let until = state.client.good_until().0 + self.shared.terms.term().0;
+            let left = Duration::from_millis(until.saturating_sub(clock::now().0));
+            if left.is_zero() {
                 let detail = "it was silent for too long".into();
                 return Err(self.shared.connection.error(ServerFault::Unreachable { detail }));
             }
-        }
-        match state.is_lost {
-            true => Err(self.shared.connection.error(ServerFault::Ended)),
-            false => Ok(()),
+            self.shared.changed.wait_for(&mut state, left.min(LOOK_AT_CLOCK));
         }
     }
 
@@ -196,6 +217,7 @@ impl Session {
         let mut state = self.shared.state.lock();
         state.is_leaving = true;
         self.shared.kick.notify_one();
+        self.shared.changed.notify_all();
         let until = Instant::now() + LEAVE_TIMEOUT;
         while !state.has_left && !state.is_lost {
             if self.shared.changed.wait_until(&mut state, until).timed_out() {

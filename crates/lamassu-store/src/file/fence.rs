@@ -5,6 +5,7 @@
 
 use crate::backend::{BackendFile, BackendNode, SetTime, Stat};
 use lamassu_anchor::Anchor;
+use lamassu_anchor::table::Standing;
 use rustix::fd::BorrowedFd;
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -27,9 +28,9 @@ impl Fenced {
 
     /// The file, for a change.
     fn open(&self) -> io::Result<&dyn BackendFile> {
-        match self.anchor.is_good() {
-            true => Ok(&*self.inner),
-            false => Err(io::Error::from_raw_os_error(libc::EIO)),
+        match self.anchor.standing() {
+            Standing::Good => Ok(&*self.inner),
+            Standing::InDoubt | Standing::Ended | Standing::GivenUp => Err(io::Error::from_raw_os_error(libc::EIO)),
         }
     }
 }
@@ -155,8 +156,11 @@ mod tests {
             true
         }
 
-        fn is_good(&self) -> bool {
-            !self.has_ended.load(Ordering::Relaxed)
+        fn standing(&self) -> Standing {
+            match self.has_ended.load(Ordering::Relaxed) {
+                true => Standing::Ended,
+                false => Standing::Good,
+            }
         }
     }
 

@@ -355,6 +355,22 @@ impl Forest {
         closed
     }
 
+    /// Has the kernel forget all that it caches of open vaults.
+    pub fn drop_all_cached(&self) {
+        for slot in self.slots() {
+            let Some(vault) = slot.loaded() else { continue };
+            self.drop_cached(&slot, &vault);
+            self.drop_names(&slot, &vault);
+        }
+    }
+
+    /// The names of a volume, with all that lies below them. Those of a dataset go with the name of its root.
+    fn drop_names(&self, slot: &KnownVolume, vault: &Vault) {
+        let Some(cache) = self.cache.get().filter(|_| slot.number == ROOT_VOLUME) else { return };
+        let root = global(ROOT_VOLUME, ROOT);
+        vault.names_in_root().iter().for_each(|name| cache.drop_entry(root, name));
+    }
+
     fn drop_cached(&self, slot: &KnownVolume, vault: &Vault) {
         let Some(cache) = self.cache.get() else { return };
         let known: Vec<Ino> = vault.nodes.lock().references().into_iter().map(|(ino, _)| ino).collect();

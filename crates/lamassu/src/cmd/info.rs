@@ -139,7 +139,8 @@ impl Described {
 
 impl From<Status> for DescribedMount {
     fn from(status: Status) -> DescribedMount {
-        let Status { version, pid, read_only, open_files, operations, integrity, vault: _, dir: _, pid_namespace: _ } = status;
+        let Status { version, pid, read_only, open_files, operations, integrity, vault: _, dir: _, pid_namespace: _ } =
+            status;
         DescribedMount { version, pid, read_only, open_files, operations, integrity }
     }
 }
