@@ -1,7 +1,7 @@
 # `make help` lists the targets. Everything goes to target/ (or CARGO_TARGET_DIR).
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build install uninstall demo passthrough bench-programs test test-fips torture soak fuzz lint setup-bench bench bench-paper bench-smoke clean
+.PHONY: help setup build install uninstall demo demo-shared passthrough bench-programs test test-fips torture soak fuzz lint setup-bench bench bench-paper bench-smoke clean
 
 help: ## lists the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -18,13 +18,18 @@ PREFIX ?= /usr/local
 SBINDIR ?= /sbin
 bindir = $(DESTDIR)$(PREFIX)/bin
 sharedir = $(DESTDIR)$(PREFIX)/share
+unitdir = $(DESTDIR)$(PREFIX)/lib/systemd/system
+sysusersdir = $(DESTDIR)$(PREFIX)/lib/sysusers.d
 program = $(or $(CARGO_TARGET_DIR),target)/release/lamassu
 completions = bash-completion/completions/lamassu zsh/site-functions/_lamassu fish/vendor_completions.d/lamassu.fish
 
-install: ## installs the program, its links for mount(8) and shell completions (PREFIX=/usr/local DESTDIR=)
+install: ## installs the programs, links for mount(8), shell completions, the server's unit (PREFIX=/usr/local DESTDIR=)
 	@test -x $(program) || { echo "there is no $(program): run make build first" >&2; exit 1; }
 	install -D -m 755 $(program) $(bindir)/lamassu
 	install -D -m 755 $(program)-server $(bindir)/lamassu-server
+	install -d $(unitdir) $(sysusersdir)
+	sed 's|/usr/local/bin/|$(PREFIX)/bin/|' dist/lamassu-server.service > $(unitdir)/lamassu-server.service
+	install -m 644 dist/lamassu-server.sysusers $(sysusersdir)/lamassu-server.conf
 	install -d $(DESTDIR)$(SBINDIR) $(addprefix $(sharedir)/,$(dir $(completions)))
 	ln -sf $(PREFIX)/bin/lamassu $(DESTDIR)$(SBINDIR)/mount.fuse.lamassu
 	ln -sf $(PREFIX)/bin/lamassu $(DESTDIR)$(SBINDIR)/mount.lamassu
@@ -33,10 +38,13 @@ install: ## installs the program, its links for mount(8) and shell completions (
 	$(program) completions fish > $(sharedir)/$(word 3,$(completions))
 
 uninstall: ## removes what `make install` installed (same PREFIX and DESTDIR)
-	rm -f $(bindir)/lamassu $(bindir)/lamassu-server $(addprefix $(DESTDIR)$(SBINDIR)/,mount.fuse.lamassu mount.lamassu) $(addprefix $(sharedir)/,$(completions))
+	rm -f $(bindir)/lamassu $(bindir)/lamassu-server $(unitdir)/lamassu-server.service $(sysusersdir)/lamassu-server.conf $(addprefix $(DESTDIR)$(SBINDIR)/,mount.fuse.lamassu mount.lamassu) $(addprefix $(sharedir)/,$(completions))
 
 demo: setup build ## shows on real data that the ciphertext deduplicates (a few minutes)
 	scripts/demo
+
+demo-shared: setup build ## shows a vault that two hosts share under a trusted server (a minute; as root)
+	scripts/demo-shared
 
 passthrough: ## builds the mount without encryption that benchmarks and xfstests compare with
 	cargo build --locked --release --package lamassu-fuse --example passthrough

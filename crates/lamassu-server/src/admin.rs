@@ -16,11 +16,15 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// The socket's name in the server's directory.
 pub const SOCKET: &str = "admin.sock";
 /// Longest request or answer.
 pub const LINE_MAX: u64 = 16 << 20;
+/// How long a server that starts or ends may have the directory without answering.
+const STARTING: Duration = Duration::from_secs(5);
+const AGAIN_AFTER: Duration = Duration::from_millis(20);
 
 /// What is asked.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -235,11 +239,22 @@ fn checked(vault: &str) -> Result<[u8; 16]> {
 /// [`ServerError`].
 pub fn ask(dir: &Path, request: Request) -> Result<Answer> {
     crate::run::check_dir(dir)?;
+    let until = Instant::now() + STARTING;
+    loop {
+        if let Ok(stream) = UnixStream::connect(dir.join(SOCKET)) {
+            return ask_running(stream, dir, &request);
+        }
+        match Administered::of(dir) {
+            // It is starting, or ending.
+            Err(ServerError::Running { .. }) if Instant::now() < until => std::thread::sleep(AGAIN_AFTER),
+            administered => return administered?.answer(request),
+        }
+    }
+}
+
+fn ask_running(mut stream: UnixStream, dir: &Path, request: &Request) -> Result<Answer> {
     let path = dir.join(SOCKET);
     let failed = ServerError::file("ask by", &path);
-    let Ok(mut stream) = UnixStream::connect(&path) else {
-        return Administered::of(dir)?.answer(request);
-    };
     let mut line = serde_json::to_vec(&request).unwrap_or_default();
     line.push(b'\n');
     stream.write_all(&line).map_err(&failed)?;

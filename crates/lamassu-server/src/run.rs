@@ -80,7 +80,7 @@ pub fn run(dir: &Path) -> Result<()> {
 async fn serve(dir: &Path, config: Config) -> Result<()> {
     let (mut stop, mut quit, mut reload) =
         (on(SignalKind::terminate())?, on(SignalKind::interrupt())?, on(SignalKind::hangup())?);
-    let state = Arc::new(State::open(dir)?);
+    let state = Arc::new(State::open_when_free(dir)?);
     let authority = Arc::new(Authority::read(dir)?);
     let terms = config
         .terms()

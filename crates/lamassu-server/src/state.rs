@@ -12,10 +12,14 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
 /// Its name in the server's directory.
 pub const FILE: &str = "state.redb";
+/// How long another process may have it for a moment.
+const FREE_WITHIN: Duration = Duration::from_secs(3);
+const AGAIN_AFTER: Duration = Duration::from_millis(20);
 
 /// By name: a [`Host`], JSON.
 const HOSTS: TableDefinition<'static, &'static str, &'static [u8]> = TableDefinition::new("hosts");
@@ -95,6 +99,20 @@ impl State {
         match path.metadata() {
             Ok(st) if st.len() > 0 => State::open_file(dir, path),
             _ => Err(ServerError::Damaged { path, what: "it is gone, or empty" }),
+        }
+    }
+
+    /// The same for a server: an administrator's command, or a server that ends, may have it for a moment.
+    ///
+    /// # Errors
+    /// As [`State::open`].
+    pub fn open_when_free(dir: &Path) -> Result<State> {
+        let until = Instant::now() + FREE_WITHIN;
+        loop {
+            match State::open(dir) {
+                Err(ServerError::Running { .. }) if Instant::now() < until => std::thread::sleep(AGAIN_AFTER),
+                opened => return opened,
+            }
         }
     }
 

@@ -4,10 +4,12 @@
 //! its number.
 
 use crate::fault::{Error, Fault};
+use lamassu_anchor::{AnchorError, ServerFault};
 use lamassu_fuse::MountError;
 use lamassu_fuse::control::ControlError;
 use lamassu_host::{Error as HostError, FaultKind};
 use lamassu_keys::FileError;
+use lamassu_vault::VaultError;
 
 /// How the program ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -214,6 +216,9 @@ pub fn hint(error: &Error) -> Option<&'static str> {
     if is_of_dead_mount(error) {
         return Some(DEAD_MOUNT);
     }
+    if is_in_use_elsewhere(error) {
+        return Some(IN_USE_ELSEWHERE);
+    }
     match says_what_to_do(error.fault()) {
         true => None,
         false => code_of(error).hint(),
@@ -222,6 +227,17 @@ pub fn hint(error: &Error) -> Option<&'static str> {
 
 const DEAD_MOUNT: &str = "the process that served a mount there is gone: `lamassu umount MOUNTPOINT` takes the dead mount away (of another file \
     system: `fusermount3 -u`)";
+
+const IN_USE_ELSEWHERE: &str = "unmount it there, or wait: a host that was killed or is out of touch loses the vault when its term is over";
+
+/// Another host has a vault whose anchor a server keeps.
+fn is_in_use_elsewhere(error: &Error) -> bool {
+    let Fault::Host(host) = error.fault() else { return false };
+    matches!(
+        host.innermost(),
+        HostError::Vault(VaultError::Anchor(AnchorError::Server { fault: ServerFault::InUse { .. }, .. }))
+    )
+}
 
 /// `ENOTCONN`, as every call to a FUSE mount gives once its daemon has ended.
 fn is_of_dead_mount(error: &Error) -> bool {

@@ -162,6 +162,9 @@ fn make_install_puts_everything_in_place() {
     let completions = b.path("dest/usr/share/bash-completion/completions/lamassu");
     assert!(Command::new("bash").arg("-n").arg(&completions).status().unwrap().success());
     assert!(std::fs::read_to_string(completions).unwrap().contains("freeze"));
+    let unit = std::fs::read_to_string(b.path("dest/usr/lib/systemd/system/lamassu-server.service")).unwrap();
+    assert!(unit.contains("\nExecStart=/usr/bin/lamassu-server run ") && !unit.contains("/usr/local"));
+    assert!(b.path("dest/usr/lib/sysusers.d/lamassu-server.conf").exists());
     make("uninstall");
     let left = Command::new("find").arg(b.path("dest")).args(["!", "-type", "d"]).output().unwrap();
     assert_eq!(String::from_utf8_lossy(&left.stdout), "");
