@@ -15,6 +15,7 @@ mod keys;
 mod model;
 mod page;
 mod request;
+mod sharing;
 mod tree;
 mod words;
 
@@ -51,6 +52,8 @@ pub const TARGETS: &[Target] = &[
     Target { name: "anchor_row", run: anchor::anchor_row },
     Target { name: "anchor_log", run: anchor::anchor_log },
     Target { name: "anchor_export", run: anchor::anchor_export },
+    Target { name: "join_token", run: sharing::join_token },
+    Target { name: "leases", run: sharing::leases },
 ];
 
 /// Runs one target by its name.

@@ -228,7 +228,8 @@ pub fn hint(error: &Error) -> Option<&'static str> {
 const DEAD_MOUNT: &str = "the process that served a mount there is gone: `lamassu umount MOUNTPOINT` takes the dead mount away (of another file \
     system: `fusermount3 -u`)";
 
-const IN_USE_ELSEWHERE: &str = "unmount it there, or wait: a host that was killed or is out of touch loses the vault when its term is over";
+const IN_USE_ELSEWHERE: &str =
+    "unmount it there, or wait: a host that was killed or is out of touch loses the vault when its term is over";
 
 /// Another host has a vault whose anchor a server keeps.
 fn is_in_use_elsewhere(error: &Error) -> bool {

@@ -2,6 +2,7 @@
 //! folder of seeds and a folder with the unpacked golden vaults.
 
 mod requests;
+mod sharing;
 
 use data_encoding::HEXLOWER;
 use serde_json::Value;
@@ -28,6 +29,7 @@ fn main() -> Result<()> {
     histories(&mut seeds);
     anchor_rows(&mut seeds);
     requests::requests(&mut seeds);
+    sharing::sharing(&mut seeds);
     for (target, inputs) in seeds {
         let dir = out.join(target);
         std::fs::create_dir_all(&dir)?;

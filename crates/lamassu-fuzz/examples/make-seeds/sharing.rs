@@ -1,0 +1,40 @@
+//! Tokens, and messages of sessions.
+
+use super::Seeds;
+use lamassu_lease::{Call, Grant, GrantNo, Mode, Object, RequestNo};
+use lamassu_rpc::convert::from_call;
+use lamassu_rpc::proto;
+use prost::Message;
+
+/// The number of the first grant of a server's first run.
+const FIRST_GRANT: u64 = (1 << 40) + 4;
+
+pub fn sharing(seeds: &mut Seeds) {
+    // Of the authority 05…05, with the secret 07…07.
+    let code = "AUCQKBIFAUCQKBIFAUCQKBIFAUCQKBIFAUCQKBIFAUCQKBIFAUCQOBYHA4DQOBYHA4DQOBYHA4DQP7KV";
+    let line = format!("lamassu-join:server.example:7433/{code}");
+    let cut_off = line.as_bytes()[..line.len() - 1].to_vec();
+    seeds.entry("join_token").or_default().extend([line.into_bytes(), cut_off]);
+    let object = Object(1);
+    let acquire = |mode| Call::Acquire { request: RequestNo(1), object, mode };
+    let grant = Grant { object, mode: Mode::Exclusive, number: GrantNo(FIRST_GRANT) };
+    let calls = [
+        (0, acquire(Mode::Shared)),
+        (1, acquire(Mode::Exclusive)),
+        (0, Call::Release { grant, keeps: Some(Mode::Shared) }),
+        (1, Call::Heartbeat { beat: 1 }),
+        (2, Call::Resume { held: vec![grant] }),
+        (1, Call::TakenOver { grant }),
+        (1, Call::Leave),
+    ];
+    let mut all = Vec::new();
+    for (who, call) in calls {
+        let message = from_call(&call, proto::Of { vault: vec![1; 16], session: 1 }).encode_to_vec();
+        let one = [&[4, who, message.len() as u8], &*message].concat();
+        all.extend(&one);
+        seeds.entry("leases").or_default().push(one);
+    }
+    // Time, another start, an end, a new session, and all of it again.
+    let twice = [&all[..], &[0xf8, 1, 2, 3], &all[..], &[1, 0x78]].concat();
+    seeds.entry("leases").or_default().extend([all, twice]);
+}

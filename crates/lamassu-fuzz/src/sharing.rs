@@ -1,0 +1,104 @@
+//! What a server of shared vaults takes from hosts, and a host from a person: messages of a session, tokens.
+//!
+//! The messages of several sessions go to the state machine that grants leases, as the server hands them on. Whatever
+//! they say, no two sessions hold what conflicts, what is durable is enough to go on from, and who is silent is ended.
+
+use lamassu_lease::server::{Durable, Server, Step};
+use lamassu_lease::{Call, Millis, Mode, Object, SessionId, Terms};
+use lamassu_rpc::convert::{from_call, from_reply, to_call, to_reply};
+use lamassu_rpc::proto;
+use lamassu_rpc::token::Token;
+use prost::Message;
+
+/// Sessions beside those that end.
+const SESSIONS: u8 = 3;
+/// Objects that are looked at.
+const OBJECTS: u64 = 8;
+
+/// A line of `lamassu-server enrol`, as it was pasted.
+pub fn join_token(input: &[u8]) {
+    let Ok(line) = std::str::from_utf8(input) else { return };
+    if let Ok(token) = line.parse::<Token>() {
+        assert_eq!(*token.line(), line.trim(), "one form");
+    }
+}
+
+/// A byte that says what happens: a session speaks, time passes, the server starts anew. For a message two bytes more,
+/// its session and its length, and the message.
+pub fn leases(input: &[u8]) {
+    let terms = Terms::DEFAULT;
+    let mut now = Millis(1);
+    let (mut server, step) = Server::start(terms, Durable::default(), now);
+    let mut durable = Durable::default();
+    take(&mut durable, &step);
+    let mut sessions = Vec::new();
+    for _ in 0..SESSIONS {
+        let (session, step) = server.join(now);
+        take(&mut durable, &step);
+        sessions.push(session);
+    }
+    let mut rest = input;
+    while let Some((what, after)) = rest.split_first() {
+        rest = after;
+        let step = match what % 8 {
+            0 => {
+                now = Millis(now.0 + u64::from(*what) * 200);
+                server.tick(now)
+            }
+            1 => {
+                let (started, step) = Server::start(terms, durable.clone(), now);
+                server = started;
+                step
+            }
+            2 => server.end_session(sessions[usize::from(what / 8) % sessions.len()], now),
+            3 => {
+                let (session, step) = server.join(now);
+                sessions[usize::from(what / 8) % usize::from(SESSIONS)] = session;
+                step
+            }
+            _ => {
+                let Some(([who, len], after)) = rest.split_first_chunk() else { return };
+                let (message, after) = after.split_at(after.len().min((*len).into()));
+                rest = after;
+                let Ok(up) = proto::Up::decode(message) else { continue };
+                let Ok(call) = to_call(up) else { continue };
+                let of = proto::Of { vault: vec![1; 16], session: 1 };
+                assert_eq!(to_call(from_call(&call, of)), Ok(call.clone()), "a call comes back");
+                server.call(sessions[usize::from(*who) % sessions.len()], call, now)
+            }
+        };
+        take(&mut durable, &step);
+        for (_, reply) in &step.replies {
+            let reply_again = to_reply(from_reply(reply));
+            assert_eq!(reply_again.as_ref(), Ok(reply), "a reply comes back");
+        }
+        assert_eq!(&durable, server.durable(), "what is durable is what was said to be");
+        for object in (0..OBJECTS).map(Object) {
+            exclusion(&server, &sessions, object);
+        }
+    }
+    // A term later nobody is left, and a new session gets what it asks for.
+    now = Millis(now.0 + terms.term().0 + 1);
+    take(&mut durable, &server.tick(now));
+    assert!(durable.sessions.is_empty() && durable.exclusive.is_empty(), "{durable:?}");
+    let (session, step) = server.join(now);
+    take(&mut durable, &step);
+    take(&mut durable, &server.call(session, acquire(), now));
+    assert_eq!(server.mode_of(session, Object(1)), Some(Mode::Exclusive));
+}
+
+fn acquire() -> Call {
+    Call::Acquire { request: lamassu_lease::RequestNo(1), object: Object(1), mode: Mode::Exclusive }
+}
+
+fn take(durable: &mut Durable, step: &Step) {
+    step.changes.iter().for_each(|change| durable.apply(change));
+}
+
+fn exclusion(server: &Server, sessions: &[SessionId], object: Object) {
+    let modes: Vec<Mode> = sessions.iter().filter_map(|session| server.mode_of(*session, object)).collect();
+    assert!(modes.len() <= 1 || !modes.contains(&Mode::Exclusive), "{object:?}: {modes:?}");
+    for session in sessions.iter().filter(|session| server.mode_of(**session, object).is_some()) {
+        assert!(server.is_alive(*session), "{session:?} has ended, and holds {object:?}");
+    }
+}
