@@ -43,6 +43,44 @@ fn a_removal_that_the_anchor_knows_is_carried_out_by_the_next_writer() {
     }
 }
 
+/// Of what was moved and then removed nothing is recorded. What was made in its old place since is not taken for it: it
+/// is nobody's that the move is done for again.
+#[test]
+fn what_was_made_where_something_was_moved_from_is_not_taken_for_that() {
+    for is_dir_gone in [true, false] {
+        let store = Arc::new(MemoryBackend::new());
+        let (lab, v) = Lab::over(Recipe::default(), store.clone(), Arc::new(MemoryTable::default()));
+        v.dir("d");
+        v.new_file("x");
+        v.put("f", b"old");
+        v.sync_all().unwrap();
+        mv(&v, "f", "d/f", RenameMode::Replace).unwrap();
+        rm(&v, "d/f").unwrap();
+        if is_dir_gone {
+            rmdir(&v, "d").unwrap();
+        }
+        v.fsync_dir(v.open_dir(ROOT).unwrap()).unwrap();
+        if !is_dir_gone {
+            v.fsync_dir(v.open_dir(v.ino("d")).unwrap()).unwrap();
+        }
+        // Has the store carry out what is removed.
+        rm(&v, "x").unwrap();
+        v.new_file("x");
+        v.put("f", b"new");
+        assert!(lab.intents() > 1, "the move is not settled yet");
+        std::mem::forget(v);
+        let lab = Lab { backend: Arc::new(store.snapshot()), ..lab };
+        let v = lab.open();
+        assert_eq!(lab.intents(), 0, "all is put right");
+        let left = if is_dir_gone { vec![] } else { vec!["d".to_owned()] };
+        assert_eq!(listed(&v, ""), (left, false));
+        v.close().unwrap();
+        let lost = lab.backend.root().open_dir(n("lamassu.lost")).unwrap().read_dir().unwrap();
+        assert_eq!(lost.len(), 1, "what nobody synced is kept");
+        assert_eq!(lab.checked(), [""; 0]);
+    }
+}
+
 #[test]
 fn what_a_writer_is_making_is_unfinished_until_a_repair_after_a_crash() {
     for recipe in [Recipe::default(), Recipe::plain()] {

@@ -87,6 +87,16 @@ impl History {
         self.back(*place, *until, kept)
     }
 
+    /// What must lie somewhere if the store has done no more than so many moves, since it is moved or removed behind
+    /// them: where, and of a move its inode number.
+    pub fn still_there(&self, kept: usize) -> Vec<(EntryPlace, Option<u64>)> {
+        let moves = self.moves.iter().enumerate().skip(kept);
+        let moved = moves.filter_map(|(number, of)| Some((self.back(of.from, number, kept)?, Some(of.inodes.source))));
+        let removed = self.removed.iter().filter(|(_, _, until)| *until > kept);
+        let removed = removed.filter_map(|(place, _, until)| Some((self.back(*place, *until, kept)?, None)));
+        moved.chain(removed).collect()
+    }
+
     /// Where something may have lain then that is recorded nowhere: it was removed later, or replaced.
     pub fn leaving(&self, kept: usize) -> BTreeSet<EntryPlace> {
         let removed = self.removed.iter().filter_map(|(place, _, until)| self.back(*place, *until, kept));
@@ -144,6 +154,14 @@ mod tests {
         assert_eq!(history.removed_at(ObjectId(7), 1), Some(at(2)));
         assert_eq!(history.removed_at(ObjectId(7), 0), Some(at(1)));
         assert!(history.leaving(0).contains(&at(1)));
+        let there = [3, 2, 1, 0].map(|kept| history.still_there(kept));
+        let expected = [
+            vec![],
+            vec![(at(2), Some(102))],
+            vec![(at(3), Some(103)), (at(3), Some(102))],
+            vec![(at(1), Some(101)), (at(3), Some(103)), (at(3), Some(102)), (at(1), None)],
+        ];
+        assert_eq!(there, expected);
         let inodes = [1, 2, 3, 4].map(|name| history.inode_of(at(name)));
         assert_eq!(inodes, [None, Some(104), None, Some(102)]);
     }

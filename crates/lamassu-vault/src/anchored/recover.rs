@@ -94,14 +94,16 @@ impl Vault {
 
     /// How many of the moves the store has kept: for that number most of what is recorded lies where it should, and
     /// least lies elsewhere. Rows do not tell a file whose content nobody synced from another one. Where they leave a
-    /// choice the inodes decide: what was moved has kept its own, and what was made in its old place has another.
+    /// choice the inodes decide: what was moved has kept its own, and what was made in its old place has another. Of
+    /// what was moved and then removed nothing is recorded: there it counts whether all is still there that would have
+    /// to be.
     fn how_many_were_kept<'a>(
         &'a self,
         anchored: &'a Anchored,
         history: &'a History,
         recorded: &BTreeMap<EntryPlace, Entry>,
     ) -> (usize, Located<'a>) {
-        let mut best: Option<((usize, usize, usize), usize, Located<'a>)> = None;
+        let mut best: Option<(Faults, usize, Located<'a>)> = None;
         // The last ones first: a store mostly keeps all.
         for kept in (0..=history.moves.len()).rev() {
             let mut located = Located::new(self, anchored, history, kept);
@@ -115,13 +117,18 @@ impl Vault {
                 misplaced += usize::from(!item.is_some_and(|item| located.fits(entry, &item)));
                 taken.extend(at);
             }
+            let must_be = history.still_there(kept).into_iter();
+            let is_absent = |(place, inode): &(EntryPlace, Option<u64>)| {
+                located.item(*place).is_none_or(|item| inode.is_some_and(|inode| item.st.ino != inode))
+            };
+            let absent = must_be.filter(is_absent).count();
             let left = history.places.iter().filter(|place| !taken.contains(place) && located.item(**place).is_some());
-            let faults = (misplaced, strange, left.count());
+            let faults = (misplaced, strange, absent, left.count());
             let is_better = best.as_ref().is_none_or(|(least, ..)| faults < *least);
             if is_better {
                 best = Some((faults, kept, located));
             }
-            if faults == (0, 0, 0) {
+            if faults == Faults::default() {
                 break;
             }
         }
@@ -129,6 +136,10 @@ impl Vault {
         best.map_or_else(none, |(_, kept, located)| (kept, located))
     }
 }
+
+/// What speaks against a number of moves, the gravest first: what is recorded and lies elsewhere, has another inode; what
+/// is absent that was to be moved or removed behind them; what is too much.
+type Faults = (usize, usize, usize, usize);
 
 /// Moves that an interruption came into, after the anchor and before the store.
 #[derive(Default)]
