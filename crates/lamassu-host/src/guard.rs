@@ -15,6 +15,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(200);
 
 /// Starts a thread that does so, until the vault is closed.
 pub(crate) fn start(keeper: &Weak<Keeper>, anchor: &Arc<Anchor>) -> Result<()> {
+    anchor.has_caches();
     let guard = Guard { keeper: keeper.clone(), anchor: Arc::downgrade(anchor) };
     let started = thread::Builder::new().name("guard".into()).spawn(move || guard.run());
     started.map(drop).map_err(|source| Error::Vault(VaultError::Io { op: "start a thread", source }))
@@ -38,6 +39,7 @@ impl Guard {
                 Standing::InDoubt if !is_dropped => {
                     self.drop_cached();
                     is_dropped = true;
+                    anchor.caches_are_dropped();
                 }
                 // How that ends is seen above.
                 Standing::InDoubt => thread::sleep(LOOK_AGAIN),

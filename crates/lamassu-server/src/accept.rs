@@ -2,6 +2,7 @@
 //! is closed when that is nobody any more.
 
 use crate::counts::{Counted, Counts};
+use crate::metrics::Metrics;
 use crate::state::{State, Who};
 use lamassu_rpc::tls::{self, Keys};
 use parking_lot::Mutex;
@@ -139,12 +140,13 @@ pub struct Door {
     of_hosts: Counts<Arc<[u8]>>,
     /// what the log was told of strangers
     refused: Arc<Mutex<Quiet>>,
+    metrics: Metrics,
 }
 
 impl Door {
     /// `tls`: the newest configuration.
-    pub fn new(tls: watch::Receiver<Arc<ServerConfig>>, state: Arc<State>, limits: Limits) -> Door {
-        Door { tls, state, limits, of_hosts: Counts::default(), refused: Arc::default() }
+    pub fn new(tls: watch::Receiver<Arc<ServerConfig>>, state: Arc<State>, limits: Limits, metrics: Metrics) -> Door {
+        Door { tls, state, limits, of_hosts: Counts::default(), refused: Arc::default(), metrics }
     }
 
     /// Accepts until the receiver is gone. Each connection goes on when its handshake is done; one that is slow hinders
@@ -175,7 +177,10 @@ impl Door {
                 drop(turn);
                 match shaken.and_then(|stream| door.connection(stream, address)) {
                     Ok(connection) => drop(accepted.send(Ok(connection)).await),
-                    Err(why) => door.refused.lock().say(address, &why),
+                    Err(why) => {
+                        door.metrics.refused();
+                        door.refused.lock().say(address, &why);
+                    }
                 }
             });
         }

@@ -29,6 +29,10 @@ pub const COMMENTED: &str = r#"# Configuration of lamassu-server. A line that is
 # of that address is given up.
 #connections_max = 4096
 #handshakes_max = 64
+
+# Where monitoring asks for /metrics (OpenMetrics) and /health, by plain HTTP. It is told counts, no names. Without,
+# nowhere.
+#metrics = "127.0.0.1:9433"
 "#;
 
 /// All of it.
@@ -47,6 +51,8 @@ pub struct Config {
     pub connections_max: usize,
     /// handshakes at once of one address
     pub handshakes_max: usize,
+    /// where monitoring asks
+    pub metrics: Option<String>,
 }
 
 impl Default for Config {
@@ -59,6 +65,7 @@ impl Default for Config {
             token_hours: 24,
             connections_max: 4096,
             handshakes_max: 64,
+            metrics: None,
         }
     }
 }
@@ -81,9 +88,12 @@ impl Config {
         within("token_hours", config.token_hours, 24 * 30)?;
         within("connections_max", config.connections_max as u64, 1 << 20)?;
         within("handshakes_max", config.handshakes_max as u64, 1 << 20)?;
-        config.listen.parse::<std::net::SocketAddr>().map_err(|error| {
-            wrong(format!("listen = {:?}: {error}; give an address and a port, 0.0.0.0:7433", config.listen))
-        })?;
+        let is_address = |name: &str, address: &str, such_as: &str| match address.parse::<std::net::SocketAddr>() {
+            Ok(_) => Ok(()),
+            Err(error) => Err(wrong(format!("{name} = {address:?}: {error}; give an address and a port, {such_as}"))),
+        };
+        is_address("listen", &config.listen, "0.0.0.0:7433")?;
+        config.metrics.as_deref().map_or(Ok(()), |address| is_address("metrics", address, "127.0.0.1:9433"))?;
         if let Some(address) = &config.address {
             let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | ':' | '[' | ']');
             let port = address
@@ -126,7 +136,7 @@ mod tests {
         let all: String = COMMENTED
             .lines()
             .filter_map(|line| line.strip_prefix('#').filter(|line| line.contains(" = ") && !line.starts_with(' ')))
-            .filter(|line| !line.starts_with("address"))
+            .filter(|line| !line.starts_with("address") && !line.starts_with("metrics"))
             .map(|line| format!("{line}\n"))
             .collect();
         let said: Config = toml::from_str(&all).expect("parses");
@@ -144,6 +154,7 @@ mod tests {
             ("heartbeat_seconds = 20", "heartbeat"),
             ("listen = \"nowhere\"", "0.0.0.0:7433"),
             ("token_hours = 0", "token_hours"),
+            ("metrics = \"localhost\"", "127.0.0.1:9433"),
             ("address = \"\"", "HOST:PORT"),
             ("address = \"a/b:1\"", "HOST:PORT"),
             ("address = \"keeper\"", "HOST:PORT"),

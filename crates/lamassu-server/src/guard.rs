@@ -3,6 +3,7 @@
 
 use crate::accept::Peer;
 use crate::counts::{Counted, Counts};
+use crate::metrics::Metrics;
 use crate::state::{State, Who};
 use http::{Request, Response};
 use std::convert::Infallible;
@@ -41,12 +42,13 @@ type Place = Counted<Arc<[u8]>>;
 pub struct Guard {
     state: Arc<State>,
     calls: Counts<Arc<[u8]>>,
+    metrics: Metrics,
 }
 
 impl Guard {
     /// For the hosts in a state.
-    pub fn new(state: Arc<State>) -> Guard {
-        Guard { state, calls: Counts::default() }
+    pub fn new(state: Arc<State>, metrics: Metrics) -> Guard {
+        Guard { state, calls: Counts::default(), metrics }
     }
 
     /// Whether a peer may make a call, and as whom; its place among the calls at once.
@@ -103,6 +105,7 @@ where
         let path = request.uri().path();
         let admitted = self.guard.admit(request.extensions().get::<Peer>(), path);
         let is_limited = path != PUT;
+        self.guard.metrics.called(path, admitted.is_ok());
         let (caller, counted) = match admitted {
             Ok(admitted) => admitted,
             Err(status) => return Box::pin(std::future::ready(Ok(status.into_http()))),

@@ -14,6 +14,7 @@
 //! | `sessions` | the calls of hosts that hold leases |
 //! | `service` | their other calls |
 //! | `counts` | how many of a kind there are at once |
+//! | `metrics` | what monitoring asks |
 //! | `admin` | what an administrator asks of a server that runs, or of its directory |
 //! | `run` | all of it, until a signal comes |
 //!
@@ -34,6 +35,7 @@ pub mod config;
 pub mod counts;
 pub mod error;
 pub mod guard;
+pub mod metrics;
 pub mod run;
 pub mod service;
 pub mod sessions;

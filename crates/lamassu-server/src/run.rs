@@ -6,6 +6,7 @@ use crate::authority::{Authority, SERVER_DAYS};
 use crate::config::{self, Config};
 use crate::counts::Counts;
 use crate::guard::Guard;
+use crate::metrics::{self, Metrics, Observed};
 use crate::service::Service;
 use crate::state::State;
 use crate::vaults::{Lost, Vaults};
@@ -103,6 +104,15 @@ async fn serve(dir: &Path, config: Config) -> Result<()> {
         vaults: Some(vaults.clone()),
     };
     administer(dir, administered)?;
+    let metrics = Metrics::default();
+    let free = Arc::new(Semaphore::new(config.connections_max));
+    if let Some(address) = &config.metrics {
+        let listening = TcpListener::bind(address).await;
+        let listener = listening.map_err(|source| ServerError::Listen { address: address.clone(), source })?;
+        let connections = (config.connections_max, free.clone());
+        let observed = Observed { metrics: metrics.clone(), state: state.clone(), vaults: vaults.clone(), connections };
+        tokio::spawn(metrics::serve(listener, Arc::new(observed)));
+    }
     let (failed, mut failure) = mpsc::unbounded_channel();
     let (stop_all, stopping) = watch::channel(false);
     let service = Service {
@@ -112,6 +122,7 @@ async fn serve(dir: &Path, config: Config) -> Result<()> {
         stopping,
         rows: Counts::default(),
         puts: Counts::default(),
+        metrics: metrics.clone(),
     };
     tokio::spawn(async move {
         let mut ticks = tokio::time::interval(TICK);
@@ -124,10 +135,9 @@ async fn serve(dir: &Path, config: Config) -> Result<()> {
             }
         }
     });
-    let limits =
-        Limits { connections: Arc::new(Semaphore::new(config.connections_max)), handshakes: config.handshakes_max };
+    let limits = Limits { connections: free, handshakes: config.handshakes_max };
     let (accepted, connections) = mpsc::channel(64);
-    tokio::spawn(Door::new(config_of_tls, state.clone(), limits).accept(listener, accepted));
+    tokio::spawn(Door::new(config_of_tls, state.clone(), limits, metrics.clone()).accept(listener, accepted));
     let mut renewals = tokio::time::interval(Duration::from_secs(24 * 3600 * SERVER_DAYS / 2));
     renewals.tick().await;
     let (end, ended) = tokio::sync::oneshot::channel::<()>();
@@ -136,7 +146,7 @@ async fn serve(dir: &Path, config: Config) -> Result<()> {
         .http2_keepalive_interval(Some(Duration::from_secs(10)))
         .http2_keepalive_timeout(Some(Duration::from_secs(10)))
         .http2_max_header_list_size(16 << 10)
-        .layer(Guard::new(state))
+        .layer(Guard::new(state, metrics))
         .add_service(service.hosts())
         .add_service(service.sessions())
         .add_service(service.anchors())

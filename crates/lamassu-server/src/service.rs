@@ -5,6 +5,7 @@ use crate::accept::Peer;
 use crate::authority;
 use crate::counts::Counts;
 use crate::guard::Caller;
+use crate::metrics::Metrics;
 use crate::state::State;
 use crate::vaults::{Lost, Refused, Vaults};
 use lamassu_anchor::head::Head;
@@ -14,7 +15,7 @@ use lamassu_rpc::proto::{self, anchors_server::Anchors, hosts_server::Hosts};
 use lamassu_rpc::{CHANGES_MAX, MESSAGE_MAX};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::sync::{mpsc, watch};
 use tokio_stream::Stream;
 use tokio_stream::wrappers::ReceiverStream;
@@ -46,6 +47,8 @@ pub struct Service {
     pub rows: Counts<Arc<[u8]>>,
     /// anchors that come
     pub puts: Counts<Arc<[u8]>>,
+    /// what is counted
+    pub metrics: Metrics,
 }
 
 /// Now, in s since 1970.
@@ -181,8 +184,11 @@ impl Anchors for Service {
         let service = self.clone();
         let head = Service::blocking(move || {
             let changes = convert::to_changes(&commit.changes, CHANGES_MAX).map_err(garbled)?;
+            let begun = Instant::now();
             let done = service.vaults.commit(&id, (&caller.name, SessionId(of.session)), base, &changes);
-            done.map_err(|refused| service.refused(refused))
+            let head = done.map_err(|refused| service.refused(refused))?;
+            service.metrics.committed(changes.len(), begun.elapsed());
+            Ok::<_, Status>(head)
         });
         let head: Head = head.await??;
         Ok(Response::new(proto::State { head: head.0.to_vec() }))

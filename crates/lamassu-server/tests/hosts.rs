@@ -114,6 +114,44 @@ fn a_killed_host_loses_nothing_acknowledged_and_is_waited_for() {
     b.run("check store/v").ok();
 }
 
+#[test]
+fn monitoring_is_told_counts_and_no_names() {
+    let lab = Lab::new();
+    let (a, b) = (lab.joined("a-host"), lab.joined("b-host"));
+    let id = lab.vault(a);
+    assert_eq!(lab.asked("/health"), (200, "ok\n".into()));
+    assert_eq!(lab.asked("/hosts").0, 404);
+    let all = || ["hosts", "hosts_revoked", "vaults_open", "sessions"].map(|name| lab.metric(name));
+    assert_eq!(all(), [2.0, 0.0, 0.0, 0.0]);
+    let before = lab.metric("commits_total");
+    a.mount().ok();
+    a.write("f", "one").unwrap();
+    assert_eq!(all(), [2.0, 0.0, 1.0, 1.0]);
+    assert!(lab.metric("commits_total") > before && lab.metric("rows_total") > 0.0);
+    assert_eq!(lab.metric("commit_seconds_count"), lab.metric("commits_total"));
+    b.run(&format!("ls --anchor {} store/v", lab.url())).code(68); // it has no grant
+    lab.serve(&["host", "revoke", "@b-host"]).ok();
+    assert_eq!(all(), [1.0, 1.0, 1.0, 1.0]);
+    b.run(&format!("ls --anchor {} store/v", lab.url())).code(68);
+    assert!(lab.metric("calls_total{call=\"Attend\",admitted=\"no\"}") >= 1.0);
+    let refused = lab.metric("connections_refused_total");
+    drop(TcpStream::connect(("127.0.0.1", lab.port)).unwrap());
+    let until = Instant::now() + Duration::from_secs(10);
+    while lab.metric("connections_refused_total") == refused {
+        assert!(Instant::now() < until, "a connection without a handshake is not counted");
+    }
+    let (_, text) = lab.asked("/metrics");
+    assert!(text.ends_with("# EOF\n"));
+    for name in ["a-host", "b-host", &id] {
+        assert!(!text.contains(name), "{text}");
+    }
+    // Those who say nothing are let go of.
+    let idle: Vec<_> = (0..40).map(|_| TcpStream::connect(("127.0.0.1", lab.metrics)).unwrap()).collect();
+    assert_eq!(lab.asked("/health").0, 200);
+    drop(idle);
+    a.umount().ok();
+}
+
 /// The classic test of fencing: a host is stopped, another takes over, the first goes on.
 #[test]
 fn a_host_that_was_stopped_for_longer_than_a_term_changes_nothing_any_more() {

@@ -168,6 +168,16 @@ impl Anchor {
         self.table.wait_until_good()
     }
 
+    /// What it says is cached from now on ([`Table::has_caches`]).
+    pub fn has_caches(&self) {
+        self.table.has_caches();
+    }
+
+    /// What was cached by what it said is dropped ([`Table::caches_are_dropped`]).
+    pub fn caches_are_dropped(&self) {
+        self.table.caches_are_dropped();
+    }
+
     /// Returns when it may no longer, and now and then before ([`Table::wait_while_good`]).
     pub fn wait_while_good(&self) {
         self.table.wait_while_good();

@@ -86,13 +86,21 @@ pub trait Table: Send + Sync {
         Standing::Good
     }
 
-    /// Waits until it is good, for as long as that may come.
+    /// Waits until it is good, for as long as that may come; where there are caches, not before
+    /// [`Table::caches_are_dropped`].
     ///
     /// # Errors
     /// [`AnchorError::Server`].
     fn wait_until_good(&self) -> Result<(), AnchorError> {
         Ok(())
     }
+
+    /// From now on what it says is cached, as by a kernel, and somebody drops that when it becomes doubtful. Until then
+    /// who asks for it fails and does not wait: dropping waits for calls that are under way.
+    fn has_caches(&self) {}
+
+    /// Since it became doubtful, those caches have been dropped.
+    fn caches_are_dropped(&self) {}
 
     /// Returns when it is not good any more, and now and then before.
     fn wait_while_good(&self) {}

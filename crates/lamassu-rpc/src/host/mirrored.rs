@@ -161,6 +161,14 @@ impl Table for Mirrored {
         self.session.wait_until_good()
     }
 
+    fn has_caches(&self) {
+        self.session.has_caches();
+    }
+
+    fn caches_are_dropped(&self) {
+        self.session.caches_are_dropped();
+    }
+
     fn wait_while_good(&self) {
         self.session.wait_while_good();
     }

@@ -6,7 +6,7 @@ use lamassu_anchor::head::Head;
 use lamassu_anchor::table::Standing;
 use lamassu_anchor::{AnchorError, ServerFault};
 use lamassu_lease::client::{Client, Do, Op, Ticket};
-use lamassu_lease::{Call, Mode, Object, SessionId, Terms};
+use lamassu_lease::{Call, Millis, Mode, Object, SessionId, Terms};
 use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -57,6 +57,9 @@ struct State {
     is_lost: bool,
     is_leaving: bool,
     has_left: bool,
+    has_caches: bool,
+    /// Until when it was good when caches were dropped last.
+    dropped_at: Option<Millis>,
 }
 
 impl State {
@@ -120,6 +123,8 @@ impl Session {
             is_lost: false,
             is_leaving: false,
             has_left: false,
+            has_caches: false,
+            dropped_at: None,
         };
         let shared = Arc::new(Shared {
             connection: connection.clone(),
@@ -183,7 +188,19 @@ impl Session {
         }
     }
 
-    /// Waits until it is good: until a term after it was last, however many wait one after the other.
+    /// What it says is cached from now on.
+    pub fn has_caches(&self) {
+        self.shared.state.lock().has_caches = true;
+    }
+
+    /// What was cached by what it said is dropped: from now on who asks for it waits for it.
+    pub fn caches_are_dropped(&self) {
+        let mut state = self.shared.state.lock();
+        state.dropped_at = Some(state.client.good_until());
+    }
+
+    /// Waits until it is good: until a term after it was last, however many wait one after the other. Before caches are
+    /// dropped it does not wait: see [`lamassu_anchor::table::Table::caches_are_dropped`].
     ///
     /// # Errors
     /// [`ServerFault::Ended`], [`ServerFault::Unreachable`].
@@ -195,9 +212,11 @@ impl Session {
                 Standing::Ended | Standing::GivenUp => return Err(self.shared.connection.error(ServerFault::Ended)),
                 Standing::InDoubt => {}
             }
-            let until = state.client.good_until().0 + self.shared.terms.term().0;
+            let good_until = state.client.good_until();
+            let until = good_until.0 + self.shared.terms.term().0;
             let left = Duration::from_millis(until.saturating_sub(clock::now().0));
-            if left.is_zero() {
+            let must_fail = state.has_caches && state.dropped_at != Some(good_until);
+            if left.is_zero() || must_fail {
                 let detail = "it was silent for too long".into();
                 return Err(self.shared.connection.error(ServerFault::Unreachable { detail }));
             }

@@ -3,7 +3,7 @@
 
 use serde_json::Value;
 use std::fs;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -16,6 +16,8 @@ pub struct Lab {
     pub dir: tempfile::TempDir,
     pub server: Option<Child>,
     pub port: u16,
+    /// Where monitoring asks.
+    pub metrics: u16,
 }
 
 /// One of the hosts.
@@ -73,14 +75,15 @@ impl Lab {
     pub fn new() -> Lab {
         let dir = tempfile::tempdir().unwrap();
         // Free at this moment; nobody else on this machine takes ports by number.
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        let mut lab = Lab { dir, server: None, port };
+        let free = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
+        let [port, metrics] = free.map(|listener| listener.local_addr().unwrap().port());
+        let mut lab = Lab { dir, server: None, port, metrics };
         fs::write(lab.path("key"), [7; 32]).unwrap();
         fs::set_permissions(lab.path("key"), std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
         fs::create_dir(lab.path("store")).unwrap();
         lab.serve(&["init"]).ok();
         let config = format!(
-            "listen = \"127.0.0.1:{port}\"\naddress = \"127.0.0.1:{port}\"\nterm_seconds = {TERM}\nheartbeat_seconds = 1\n"
+            "listen = \"127.0.0.1:{port}\"\naddress = \"127.0.0.1:{port}\"\nterm_seconds = {TERM}\nheartbeat_seconds = 1\nmetrics = \"127.0.0.1:{metrics}\"\n"
         );
         fs::write(lab.path("server/server.toml"), config).unwrap();
         lab.start();
@@ -154,6 +157,24 @@ impl Lab {
         }
     }
 
+    /// What monitoring is told: a status, and the text.
+    pub fn asked(&self, path: &str) -> (u16, String) {
+        let mut stream = TcpStream::connect(("127.0.0.1", self.metrics)).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        let (head, text) = answer.split_once("\r\n\r\n").unwrap();
+        (head.split(' ').nth(1).unwrap().parse().unwrap(), text.to_owned())
+    }
+
+    /// A value of those.
+    pub fn metric(&self, name: &str) -> f64 {
+        let (_, text) = self.asked("/metrics");
+        let value = text.lines().find_map(|line| line.strip_prefix(&format!("lamassu_server_{name} ")));
+        value.unwrap_or_else(|| panic!("no {name} in {text}")).parse().unwrap()
+    }
+
     pub fn url(&self) -> String {
         format!("server://127.0.0.1:{}", self.port)
     }
@@ -165,7 +186,7 @@ impl Drop for Lab {
             let _ = server.kill();
             let _ = server.wait();
         }
-        for name in ["a", "b"] {
+        for name in ["a", "b", "a-host"] {
             let _ = Command::new("umount").arg("-l").arg(self.path(&format!("m-{name}"))).output();
         }
         if std::thread::panicking() {

@@ -12,7 +12,7 @@ use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// How long an unloaded vault is waited for that requests still use: they end by themselves, and the last takes the
@@ -21,6 +21,8 @@ const ENDING: Duration = Duration::from_secs(10);
 const POLL: Duration = Duration::from_millis(1);
 /// References that unloading itself has to the vault: its own, and [`Owed::ending`].
 const HELD_HERE: usize = 2;
+/// Threads that have the kernel forget.
+const DROPPING: usize = 16;
 
 /// What a volume is at a moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -355,13 +357,26 @@ impl Forest {
         closed
     }
 
-    /// Has the kernel forget all that it caches of open vaults.
+    /// Has the kernel forget all that it caches of open vaults: by several threads, so that a call that holds a page or
+    /// a directory delays what it holds alone.
     pub fn drop_all_cached(&self) {
-        for slot in self.slots() {
-            let Some(vault) = slot.loaded() else { continue };
-            self.drop_cached(&slot, &vault);
-            self.drop_names(&slot, &vault);
+        let Some(cache) = self.cache.get() else { return };
+        let mut known: Vec<Ino> = Vec::new();
+        let open: Vec<_> = self.slots().into_iter().filter_map(|slot| Some((slot.loaded()?, slot))).collect();
+        for (vault, slot) in &open {
+            known.extend(vault.nodes.lock().references().into_iter().map(|(ino, _)| global(slot.number, ino)));
         }
+        let next = AtomicUsize::new(0);
+        std::thread::scope(|scope| {
+            scope.spawn(|| open.iter().for_each(|(vault, slot)| self.drop_names(slot, vault)));
+            for _ in 0..DROPPING {
+                scope.spawn(|| {
+                    while let Some(ino) = known.get(next.fetch_add(1, Ordering::Relaxed)) {
+                        cache.drop_inode(*ino);
+                    }
+                });
+            }
+        });
     }
 
     /// The names of a volume, with all that lies below them. Those of a dataset go with the name of its root.

@@ -369,6 +369,11 @@ impl Plan {
         signals::flag_only();
         options.max_read = options.max_read.max(unsealed.found.header.geometry().block_size() as u32);
         take_modes_as_they_come();
+        let is_shared = opened.anchor.as_ref().is_some_and(|anchor| anchor.may_end());
+        if is_shared && options.cache == CacheMode::WriteBack {
+            // With it the kernel takes sizes and times for its own, and believes them whatever it is told.
+            options.cache = CacheMode::Through;
+        }
         let cached = options.cache != CacheMode::None;
         let own = Place::of(&self.dir)?;
         let keeper = Keeper::new(own, vault, cached, Some(self.mountpoint.clone()), ui.policy.clone());

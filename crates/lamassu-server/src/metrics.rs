@@ -1,0 +1,173 @@
+//! What an operator's monitoring asks: `/metrics` in the text form of OpenMetrics, and `/health`. Counts alone: no name of
+//! a host, no vault, no key.
+
+use crate::state::State;
+use crate::vaults::Vaults;
+use http::{Request, Response, StatusCode, header};
+use http_body_util::Full;
+use hyper::body::{Bytes, Incoming};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use prometheus_client::registry::{Registry, Unit};
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
+
+/// Connections at once of those who ask.
+const ASKING_MAX: usize = 16;
+/// For one of them, from its first byte to its end.
+const ASKING_TIMEOUT: Duration = Duration::from_secs(10);
+const TEXT: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// The kind of a call, and whether its caller may make it.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct Call {
+    call: &'static str,
+    admitted: &'static str,
+}
+
+/// What is counted. Cheap to clone; clones count together.
+#[derive(Clone)]
+pub struct Metrics {
+    calls: Family<Call, Counter>,
+    commits: Counter,
+    rows: Counter,
+    commit_seconds: Histogram,
+    refused: Counter,
+}
+
+impl Default for Metrics {
+    fn default() -> Metrics {
+        Metrics {
+            calls: Family::default(),
+            commits: Counter::default(),
+            rows: Counter::default(),
+            // From a write in a cache to a disk that is ill: 0.2 ms to 6.5 s.
+            commit_seconds: Histogram::new(exponential_buckets(0.0002, 2.0, 16)),
+            refused: Counter::default(),
+        }
+    }
+}
+
+impl Metrics {
+    /// A call of this path came.
+    pub fn called(&self, path: &str, is_admitted: bool) {
+        // Of the protocol's own alone: whoever makes names up makes no series.
+        const CALLS: [&str; 6] = ["Join", "Attend", "Rows", "Commit", "Put", "GiveUp"];
+        let name = path.rsplit('/').next().unwrap_or_default();
+        let call = CALLS.iter().find(|call| **call == name).copied().unwrap_or("other");
+        let admitted = if is_admitted { "yes" } else { "no" };
+        self.calls.get_or_create(&Call { call, admitted }).inc();
+    }
+
+    /// So many rows are durable, after so long.
+    pub fn committed(&self, rows: usize, took: Duration) {
+        self.commits.inc();
+        self.rows.inc_by(rows as u64);
+        self.commit_seconds.observe(took.as_secs_f64());
+    }
+
+    /// A connection was refused before its peer was known.
+    pub fn refused(&self) {
+        self.refused.inc();
+    }
+}
+
+/// What is looked at when somebody asks.
+pub struct Observed {
+    /// what is counted
+    pub metrics: Metrics,
+    /// who is known
+    pub state: Arc<State>,
+    /// what is kept
+    pub vaults: Arc<Vaults>,
+    /// how many connections there may be, and how many more
+    pub connections: (usize, Arc<Semaphore>),
+}
+
+impl Observed {
+    fn text(&self) -> Result<String, std::fmt::Error> {
+        let mut all = Registry::with_prefix("lamassu_server");
+        let Metrics { calls, commits, rows, commit_seconds, refused } = self.metrics.clone();
+        all.register("calls", "Calls, by kind and by whether the caller may make them", calls);
+        all.register("commits", "Commits that are durable", commits);
+        all.register("rows", "Rows that these changed", rows);
+        all.register_with_unit("commit", "How long commits took", Unit::Seconds, commit_seconds);
+        all.register("connections_refused", "Connections that ended before their peer was known", refused);
+        let mut gauge = |name: &str, help: &str, value: usize| {
+            let gauge: Gauge = Gauge::default();
+            gauge.set(value.try_into().unwrap_or(i64::MAX));
+            all.register(name, help, gauge);
+        };
+        let hosts = self.state.hosts();
+        let revoked = hosts.values().filter(|host| host.is_revoked).count();
+        let vaults = self.vaults.in_use();
+        let sessions = vaults.iter().map(|(_, hosts)| hosts.len()).sum();
+        let (most, free) = &self.connections;
+        gauge("hosts", "Hosts that have joined and are not revoked", hosts.len() - revoked);
+        gauge("hosts_revoked", "Hosts that were revoked", revoked);
+        gauge("vaults_open", "Vaults whose anchors are open", vaults.len());
+        gauge("sessions", "Sessions that have not ended", sessions);
+        gauge("connections", "Connections of hosts", most.saturating_sub(free.available_permits()));
+        gauge("connections_max", "Most connections of hosts", *most);
+        let mut text = String::new();
+        encode(&mut text, &all)?;
+        Ok(text)
+    }
+
+    fn answer(&self, request: &Request<Incoming>) -> Response<Full<Bytes>> {
+        let (status, kind, text) = match request.uri().path() {
+            "/metrics" => match self.text() {
+                Ok(text) => (StatusCode::OK, TEXT, text),
+                Err(_) => (StatusCode::INTERNAL_SERVER_ERROR, "text/plain", "no memory for it\n".into()),
+            },
+            "/health" => (StatusCode::OK, "text/plain", "ok\n".into()),
+            _ => (StatusCode::NOT_FOUND, "text/plain", "there are /metrics and /health\n".into()),
+        };
+        let mut response = Response::new(Full::from(text));
+        *response.status_mut() = status;
+        response.headers_mut().insert(header::CONTENT_TYPE, header::HeaderValue::from_static(kind));
+        response
+    }
+}
+
+/// Answers until the process ends. No more than a few at once, and each for a limited time.
+pub async fn serve(listener: TcpListener, observed: Arc<Observed>) {
+    let turns = Arc::new(Semaphore::new(ASKING_MAX));
+    loop {
+        let Ok(turn) = turns.clone().acquire_owned().await else { return };
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                tracing::warn!(%error, "a connection could not be accepted");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                continue;
+            }
+        };
+        let observed = observed.clone();
+        tokio::spawn(async move {
+            let _turn = turn;
+            let answer = service_fn(|request| {
+                let observed = observed.clone();
+                // It waits for locks of vaults, which are held while a commit is written.
+                async move {
+                    let asked = tokio::task::spawn_blocking(move || observed.answer(&request)).await;
+                    Ok::<_, Infallible>(asked.unwrap_or_else(|_| Response::new(Full::from("a thread has ended\n"))))
+                }
+            });
+            let mut http = http1::Builder::new();
+            http.timer(TokioTimer::new()).header_read_timeout(ASKING_TIMEOUT).keep_alive(false).max_buf_size(16 << 10);
+            let served = http.serve_connection(TokioIo::new(stream), answer);
+            let _ = tokio::time::timeout(ASKING_TIMEOUT, served).await;
+        });
+    }
+}
