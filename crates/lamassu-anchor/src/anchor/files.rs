@@ -86,7 +86,8 @@ impl Anchor {
         let is_held = self.queue_held(state, opening)?;
         let Some(recorded) = recorded else { return Ok(false) };
         let noted = recorded.file().and_then(|file| file.open.as_ref());
-        let noted = noted.filter(|open| open.window(opening.window.session).is_some());
+        // The file was clean since, and has another id: pages that carry it are believed by no opening of before.
+        let noted = noted.filter(|open| open.file == opening.file && open.window(opening.window.session).is_some());
         Ok(!is_held || noted.is_none_or(|open| !holds_cut(open, opening.cut)))
     }
 
