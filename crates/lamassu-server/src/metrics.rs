@@ -1,5 +1,5 @@
-//! What an operator's monitoring asks: `/metrics` in the text form of OpenMetrics, and `/health`. Counts alone: no name of
-//! a host, no vault, no key.
+//! What an operator's monitoring asks: `/metrics` in the text form of OpenMetrics, and `/health`. Counts alone: no name
+//! of a host, no vault, no key.
 
 use crate::state::State;
 use crate::vaults::Vaults;

@@ -147,7 +147,8 @@ impl Anchors for Service {
         let turn = self.rows.one_more(&caller.key, ROWS_AT_ONCE);
         let turn = turn.ok_or_else(|| Status::resource_exhausted("too many at once"))?;
         let service = self.clone();
-        let table = Service::blocking(move || service.vaults.vault(&id)?.table(&caller.name, session)).await?;
+        let table =
+            Service::blocking(move || service.vaults.vault_for(&caller, &id)?.table(&caller.name, session)).await?;
         let (table, head) = table.map_err(|refused| self.refused(refused))?;
         let (some, stream) = mpsc::channel(BEHIND_MAX);
         // A thread of its own: how long it takes is up to the client, in bounds.
@@ -185,7 +186,7 @@ impl Anchors for Service {
         let head = Service::blocking(move || {
             let changes = convert::to_changes(&commit.changes, CHANGES_MAX).map_err(garbled)?;
             let begun = Instant::now();
-            let done = service.vaults.commit(&id, (&caller.name, SessionId(of.session)), base, &changes);
+            let done = service.vaults.commit(&id, (&caller, SessionId(of.session)), base, &changes);
             let head = done.map_err(|refused| service.refused(refused))?;
             service.metrics.committed(changes.len(), begun.elapsed());
             Ok::<_, Status>(head)
@@ -225,7 +226,7 @@ impl Anchors for Service {
         let of = request.get_ref();
         let (id, session) = (convert::vault(&of.vault).map_err(garbled)?, SessionId(of.session));
         let service = self.clone();
-        let given_up = Service::blocking(move || service.vaults.give_up(&id, session, &caller.name)).await?;
+        let given_up = Service::blocking(move || service.vaults.give_up(&id, session, &caller)).await?;
         given_up.map_err(|refused| self.refused(refused))?;
         Ok(Response::new(proto::Nothing {}))
     }

@@ -32,7 +32,7 @@ impl Sessions for Service {
                 let id = convert::vault(&begin.vault).map_err(garbled)?;
                 let mode = convert::to_mode(begin.mode).map_err(garbled)?;
                 let begun = Service::blocking(move || {
-                    let vault = service.vaults.vault(&id)?;
+                    let vault = service.vaults.vault_for(&caller, &id)?;
                     let begun = vault.begin(&caller, mode, SessionId(begin.replaces), replies)?;
                     Ok((vault, begun))
                 });
@@ -44,7 +44,7 @@ impl Sessions for Service {
                 let again = convert::to_call(proto::Up { said: Some(proto::up::Said::Resume(resume)) });
                 let again = again.map_err(garbled)?;
                 let begun = Service::blocking(move || {
-                    let vault = service.vaults.vault(&id)?;
+                    let vault = service.vaults.vault_for(&caller, &id)?;
                     let begun = vault.resumes(&caller.name, SessionId(of.session), replies)?;
                     Ok((vault, begun))
                 });

@@ -194,6 +194,17 @@ impl Vaults {
         Ok(vault)
     }
 
+    /// The same for a host, which is told of no vault that it may not use.
+    ///
+    /// # Errors
+    /// As [`Vaults::vault`].
+    pub fn vault_for(&self, caller: &Caller, id: &[u8; 16]) -> Answer<Arc<Vault>> {
+        match self.state.may_use(&caller.key, id) {
+            true => self.vault(id),
+            false => Err(Refused::Unknown),
+        }
+    }
+
     /// Begins to take the anchor of a vault whose anchor is not kept here.
     ///
     /// # Errors
@@ -238,9 +249,10 @@ impl Vaults {
     ///
     /// # Errors
     /// Those, and [`Refused::TooMuch`].
-    pub fn commit(&self, id: &[u8; 16], of: (&str, SessionId), base: Head, changes: &[Change]) -> Answer<Head> {
+    pub fn commit(&self, id: &[u8; 16], of: (&Caller, SessionId), base: Head, changes: &[Change]) -> Answer<Head> {
+        let vault = self.vault_for(of.0, id)?;
         self.check_room()?;
-        self.vault(id)?.commit(of.0, of.1, base, changes)
+        vault.commit(&of.0.name, of.1, base, changes)
     }
 
     /// Time has passed, for all that are open.
@@ -311,8 +323,8 @@ impl Vaults {
     ///
     /// # Errors
     /// [`Refused::Ended`], [`Refused::Failed`].
-    pub fn give_up(&self, id: &[u8; 16], session: SessionId, host: &str) -> Answer<()> {
-        let vault = self.vault(id)?;
+    pub fn give_up(&self, id: &[u8; 16], session: SessionId, caller: &Caller) -> Answer<()> {
+        let (vault, host) = (self.vault_for(caller, id)?, &*caller.name);
         let slot = self.slot(id);
         let slot = &mut *slot.lock();
         vault.give_up(|inner| inner.may_change(session, host), || self.put_away(id, slot))

@@ -152,6 +152,43 @@ fn monitoring_is_told_counts_and_no_names() {
     a.umount().ok();
 }
 
+/// The disk of a host's copy is full for a while: errors meanwhile, and nothing that was acknowledged is lost.
+#[test]
+fn a_copy_that_could_not_be_written_follows_when_there_is_room() {
+    let lab = Lab::new();
+    let state = lab.path("state-a");
+    fs::create_dir(&state).unwrap();
+    let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", "size=3m", "none"]).arg(&state).status().unwrap();
+    if !mounted.success() {
+        eprintln!("SKIPPED: no file system can be mounted here");
+        return;
+    }
+    let a = lab.joined("a");
+    let id = lab.vault(a);
+    a.mount().ok();
+    a.write("before", "synced").unwrap();
+    let filler = state.join("filler");
+    let mut fill = fs::File::create(&filler).unwrap();
+    while fill.write_all(&[1; 4096]).is_ok() {}
+    drop(fill);
+    let written = (0..4000).take_while(|n| a.write(&format!("f{n}"), "synced").is_ok()).count();
+    assert!(written < 4000, "the disk is not full");
+    fs::remove_file(&filler).unwrap();
+    a.write("after", "synced, too").unwrap();
+    a.umount().ok();
+    lab.wait_until_free();
+    let b = lab.joined("b");
+    lab.grant(b, &id);
+    b.mount().ok();
+    for name in (0..written).map(|n| format!("f{n}")).chain(["before".into()]) {
+        assert_eq!(fs::read_to_string(b.file(&name)).unwrap(), "synced", "{name}");
+    }
+    assert_eq!(fs::read_to_string(b.file("after")).unwrap(), "synced, too");
+    b.umount().ok();
+    a.run("check store/v").ok();
+    assert!(Command::new("umount").arg("-l").arg(&state).status().unwrap().success());
+}
+
 /// The classic test of fencing: a host is stopped, another takes over, the first goes on.
 #[test]
 fn a_host_that_was_stopped_for_longer_than_a_term_changes_nothing_any_more() {

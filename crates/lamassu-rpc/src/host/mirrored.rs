@@ -41,8 +41,8 @@ struct Commits {
     head: Head,
     /// Of which nobody knows whether the server has it.
     unsettled: Option<Vec<Change>>,
-    /// The copy could not follow.
-    is_behind: bool,
+    /// What the server has and the copy has not: it could not be written.
+    behind: Vec<Change>,
 }
 
 impl Mirrored {
@@ -82,7 +82,7 @@ impl Mirrored {
                 }
             }
         };
-        let commits = Mutex::new(Commits { head: session.head, unsettled: None, is_behind: false });
+        let commits = Mutex::new(Commits { head: session.head, unsettled: None, behind: Vec::new() });
         Ok(Mirrored { local, session, commits })
     }
 
@@ -135,8 +135,16 @@ impl Mirrored {
             done => done?,
         };
         commits.head = head;
-        let noted: Vec<_> = changes.iter().cloned().chain([head.change()]).collect();
-        self.local.commit(&noted).inspect_err(|_| commits.is_behind = true)
+        commits.behind.extend(changes.iter().cloned().chain([head.change()]));
+        self.catch_up(commits)
+    }
+
+    /// Brings the copy to where the server is. Where that fails the commit has failed, for its caller keeps what it was
+    /// about, so that reads see it; and it is tried again with the next one.
+    fn catch_up(&self, commits: &mut Commits) -> Result<()> {
+        self.local.commit(&commits.behind)?;
+        commits.behind.clear();
+        Ok(())
     }
 }
 
@@ -175,9 +183,8 @@ impl Table for Mirrored {
 
     fn commit(&self, changes: &[Change]) -> Result<()> {
         let commits = &mut *self.commits.lock();
-        if commits.is_behind {
-            let detail = "this host's copy of the anchor could not be written: mount again".into();
-            return Err(self.session.connection().error(ServerFault::Failed { detail }));
+        if !commits.behind.is_empty() {
+            self.catch_up(commits)?;
         }
         if let Some(unsettled) = commits.unsettled.take() {
             self.commit_one(commits, &unsettled)?;

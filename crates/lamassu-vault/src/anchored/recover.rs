@@ -137,8 +137,8 @@ impl Vault {
     }
 }
 
-/// What speaks against a number of moves, the gravest first: what is recorded and lies elsewhere, has another inode; what
-/// is absent that was to be moved or removed behind them; what is too much.
+/// What speaks against a number of moves, the gravest first: what is recorded and lies elsewhere; what has another
+/// inode; what is absent that was to be moved or removed behind them; what is too much.
 type Faults = (usize, usize, usize, usize);
 
 /// Moves that an interruption came into, after the anchor and before the store.
