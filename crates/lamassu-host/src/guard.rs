@@ -1,7 +1,6 @@
 //! What the kernel caches of a vault that another host can have while it is open here (L3 of `docs/sharing.md`): it is
 //! dropped as soon as this process may not believe it any more.
 
-use crate::keeper::Keeper;
 use crate::{Error, Result};
 use lamassu_anchor::Anchor;
 use lamassu_anchor::table::Standing;
@@ -13,20 +12,21 @@ use std::time::Duration;
 /// How often it is looked whether what was in doubt is good again, or has ended: nothing is cached in between.
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
 
-/// Starts a thread that does so, until the vault is closed.
-pub(crate) fn start(keeper: &Weak<Keeper>, anchor: &Arc<Anchor>) -> Result<()> {
+/// Starts a thread that does so, until the vault is closed. `forest` gives what the kernel caches, as long as it is
+/// mounted.
+pub(crate) fn start(forest: impl Fn() -> Option<Arc<Forest>> + Send + 'static, anchor: &Arc<Anchor>) -> Result<()> {
     anchor.has_caches();
-    let guard = Guard { keeper: keeper.clone(), anchor: Arc::downgrade(anchor) };
+    let guard = Guard { forest, anchor: Arc::downgrade(anchor) };
     let started = thread::Builder::new().name("guard".into()).spawn(move || guard.run());
     started.map(drop).map_err(|source| Error::Vault(VaultError::Io { op: "start a thread", source }))
 }
 
-struct Guard {
-    keeper: Weak<Keeper>,
+struct Guard<F> {
+    forest: F,
     anchor: Weak<Anchor>,
 }
 
-impl Guard {
+impl<F: Fn() -> Option<Arc<Forest>>> Guard<F> {
     fn run(&self) {
         let mut is_dropped = false;
         // The anchor is held for no longer than a look at it takes: who closes the vault waits for that.
@@ -55,8 +55,7 @@ impl Guard {
     }
 
     fn drop_cached(&self) {
-        let forest: Option<Arc<Forest>> = self.keeper.upgrade().and_then(|keeper| keeper.forest().ok());
-        if let Some(forest) = forest {
+        if let Some(forest) = (self.forest)() {
             forest.drop_all_cached();
         }
     }

@@ -160,7 +160,7 @@ impl Keeper {
         self.forest()?.stored_dir(volume).ok_or(VaultError::KeyNotLoaded)
     }
 
-    pub(crate) fn forest(&self) -> Result<Arc<Forest>, VaultError> {
+    fn forest(&self) -> Result<Arc<Forest>, VaultError> {
         self.forest.get().and_then(Weak::upgrade).ok_or(VaultError::KeyNotLoaded)
     }
 
@@ -211,7 +211,8 @@ impl Keeper {
         let cache = header.cache();
         let cached = self.caches(cache, cached);
         if let Some(anchor) = anchor.as_ref().filter(|anchor| anchor.may_end() && self.mountpoint.is_some()) {
-            guard::start(&self.me, anchor)?;
+            let me = self.me.clone();
+            guard::start(move || me.upgrade()?.forest().ok(), anchor)?;
         }
         kept.insert(volume, Kept { keys, integrity, cached, cache, anchor: anchor.clone() });
         let approved_only = self.policy.is_approved_only();
