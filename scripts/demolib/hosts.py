@@ -9,7 +9,8 @@ import random
 import subprocess
 import time
 
-from .shell import DemoError, Undo, have, run
+from .network import drop_space
+from .shell import DemoError, have, run
 
 TOOLS = ("ip", "nsenter", "unshare")
 
@@ -48,12 +49,6 @@ class Bridge:
 def add_space(undo, name):
     run("ip", "netns", "add", name)
     undo.callback(drop_space, name)
-
-
-def drop_space(name):
-    for pid in run("ip", "netns", "pids", name, check=False).stdout.split():
-        run("kill", "-9", pid, check=False)
-    run("ip", "netns", "del", name, check=False)
 
 
 class Host:
@@ -127,5 +122,3 @@ def within(seconds, attempt):
         time.sleep(0.2)
     return None, seconds
 
-
-__all__ = ["Bridge", "Host", "Undo", "possible", "within"]

@@ -29,6 +29,14 @@ def possible():
     return os.geteuid() == 0 and all(have(tool) for tool in ("ip", "sshfs", "sshd", "ssh-keygen"))
 
 
+def drop_space(name):
+    """Removes a network namespace. What still runs in there is ours."""
+    for pid in run("ip", "netns", "pids", name, check=False).stdout.split():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(pid), 9)
+    run("ip", "netns", "del", name, check=False)
+
+
 class Network:
     """A context manager. `near` is the directory `far` through sshfs. Whatever it starts is gone at the end."""
 
@@ -61,11 +69,7 @@ class Network:
             self.sshd.kill()
             self.sshd.wait()
         for space in self.spaces:
-            # What still runs in there (ssh, the server's sessions) is ours.
-            for pid in run("ip", "netns", "pids", space, check=False).stdout.split():
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(int(pid), 9)
-            run("ip", "netns", "del", space, check=False)
+            drop_space(space)
 
     def _join(self):
         for space in self.spaces:

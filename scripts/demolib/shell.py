@@ -59,6 +59,18 @@ def unmount(mountpoint, command):
     as_root("umount", "-l", mountpoint, check=False)
 
 
+class Judge:
+    """Counts what was promised and what came true."""
+
+    def __init__(self):
+        self.passed = self.failed = 0
+
+    def __call__(self, passed, text):
+        self.passed += bool(passed)
+        self.failed += not passed
+        print(f"{'  ok ' if passed else 'FAIL '} {text}", flush=True)
+
+
 class Undo(contextlib.ExitStack):
     """An ExitStack that no second Ctrl-C can interrupt half-way."""
 

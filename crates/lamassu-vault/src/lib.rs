@@ -151,8 +151,6 @@ pub struct Vault {
     book: Arc<session::Book>,
     /// `None`: an un-anchored vault.
     anchored: Option<anchored::Anchored>,
-    /// Whether another host can have the vault while it is open here.
-    may_end: bool,
     root_permissions: Arc<root::RootPermissions>,
     /// One re-keying at a time.
     rekeying: Mutex<()>,
@@ -221,11 +219,11 @@ impl Vault {
             ));
         }
         // Where the anchor's server says who writes, a host whose session has ended may still hold the store's lock.
-        let may_end = options.anchor.as_ref().is_some_and(|anchor| anchor.may_end());
+        let is_server_held = options.anchor.as_ref().is_some_and(|anchor| anchor.may_end());
         let lock = match options.read_only {
             true => None,
             false => match take_lock(&*backend) {
-                Err(VaultError::Locked) if may_end => None,
+                Err(VaultError::Locked) if is_server_held => None,
                 lock => Some(lock?),
             },
         };
@@ -269,7 +267,6 @@ impl Vault {
             quiet_since: AtomicU64::new(0),
             book,
             anchored,
-            may_end,
             root_permissions,
             rekeying: Mutex::new(()),
             moves: AtomicU64::new(0),
@@ -394,10 +391,7 @@ impl Vault {
     }
 
     fn verify_current(&self) -> Result<()> {
-        match &self.anchored {
-            Some(anchored) if self.may_end => Ok(anchored.anchor.wait_until_good()?),
-            _ => Ok(()),
-        }
+        self.anchored.as_ref().map_or(Ok(()), |anchored| Ok(anchored.anchor.wait_until_good()?))
     }
 
     pub(crate) fn is_read_only(&self) -> bool {

@@ -550,7 +550,7 @@ impl State {
 
     /// An object is about to have an entry again: what is held of it is recorded again, and its row is given back to be
     /// queued.
-    fn is_named_again(&mut self, object: ObjectId) -> Option<Row> {
+    fn name_again(&mut self, object: ObjectId) -> Option<Row> {
         let Nameless { row, held } = self.nameless.remove(&object)?;
         self.queued.held.extend(held.into_iter().map(|(record, digests)| ((object, record), Some(digests))));
         Some(row)

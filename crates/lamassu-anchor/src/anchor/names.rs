@@ -78,7 +78,7 @@ impl Anchor {
         let mut row = self.known(state, object)?;
         row.links += 1;
         let entry = Entry { kind: row.kind(), object };
-        state.is_named_again(object);
+        state.name_again(object);
         state.queue_row(object, row);
         state.make_entry(place, entry);
         Ok(Made::Queued(object))
@@ -392,7 +392,7 @@ impl State {
         self.queued.vault = Some(self.vault.clone());
         for (object, before) in moving.before {
             let moved_links = layer.objects.get(&object).and_then(Option::as_ref).map_or(0, |row| row.links);
-            let nameless = self.is_named_again(object);
+            let nameless = self.name_again(object);
             let Some(mut row) = nameless.or_else(|| self.queued.objects.get(&object).cloned().flatten()) else {
                 continue;
             };

@@ -108,27 +108,27 @@ impl Vault {
         for kept in (0..=history.moves.len()).rev() {
             let mut located = Located::new(self, anchored, history, kept);
             let mut taken = history.leaving(kept);
-            let (mut misplaced, mut strange) = (0_usize, 0_usize);
+            let mut faults = Faults::default();
             for (place, entry) in recorded {
                 let at = history.recorded_at(*place, kept);
                 let item = at.and_then(|at| located.item(at));
                 let is_strange = |inode| item.as_ref().is_none_or(|item| item.st.ino != inode);
-                strange += usize::from(history.inode_of(*place).is_some_and(is_strange));
-                misplaced += usize::from(!item.is_some_and(|item| located.fits(entry, &item)));
+                faults.strange += usize::from(history.inode_of(*place).is_some_and(is_strange));
+                faults.misplaced += usize::from(!item.is_some_and(|item| located.fits(entry, &item)));
                 taken.extend(at);
             }
             let must_be = history.still_there(kept).into_iter();
             let is_absent = |(place, inode): &(EntryPlace, Option<u64>)| {
                 located.item(*place).is_none_or(|item| inode.is_some_and(|inode| item.st.ino != inode))
             };
-            let absent = must_be.filter(is_absent).count();
+            faults.absent = must_be.filter(is_absent).count();
             let left = history.places.iter().filter(|place| !taken.contains(place) && located.item(**place).is_some());
-            let faults = (misplaced, strange, absent, left.count());
-            let is_better = best.as_ref().is_none_or(|(least, ..)| faults < *least);
-            if is_better {
+            faults.left = left.count();
+            let is_perfect = faults == Faults::default();
+            if best.as_ref().is_none_or(|(least, ..)| faults < *least) {
                 best = Some((faults, kept, located));
             }
-            if faults == Faults::default() {
+            if is_perfect {
                 break;
             }
         }
@@ -137,9 +137,18 @@ impl Vault {
     }
 }
 
-/// What speaks against a number of moves, the gravest first: what is recorded and lies elsewhere; what has another
-/// inode; what is absent that was to be moved or removed behind them; what is too much.
-type Faults = (usize, usize, usize, usize);
+/// What speaks against a number of moves, the gravest first.
+#[derive(Default, PartialEq, Eq, PartialOrd, Ord)]
+struct Faults {
+    /// It is recorded, and lies elsewhere.
+    misplaced: usize,
+    /// It is recorded, and has another inode.
+    strange: usize,
+    /// It was to be moved or removed behind them, and is not there.
+    absent: usize,
+    /// It is too much.
+    left: usize,
+}
 
 /// Moves that an interruption came into, after the anchor and before the store.
 #[derive(Default)]

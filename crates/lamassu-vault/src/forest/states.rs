@@ -1,6 +1,6 @@
 //! Volumes and their states: opening, unloading, loading, and what concerns all of them at once.
 
-use super::{Forest, Number, Opening, ROOT_VOLUME, Unverified, global, read_header, tell_damage};
+use super::{Cache, Forest, Number, Opening, ROOT_VOLUME, Unverified, global, read_header, tell_damage};
 use crate::error::io;
 use crate::inode::StoreId;
 use crate::root::{ShownPermissions, Top};
@@ -9,7 +9,7 @@ use lamassu_format::header::VaultHeader;
 use lamassu_store::Backend;
 use parking_lot::{Mutex, MutexGuard, RwLock};
 use std::collections::HashMap;
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -164,6 +164,11 @@ impl KnownVolume {
         let st = shown.map_or(st, |shown| shown.over(st));
         Ok(Attr::new(ROOT, &st, st.len, BLOCK_SIZE))
     }
+}
+
+/// Has the kernel forget names in the root of the mount, and all below them.
+fn drop_names(cache: &dyn Cache, names: &[OsString]) {
+    names.iter().for_each(|name| cache.drop_entry(global(ROOT_VOLUME, ROOT), name));
 }
 
 impl Forest {
@@ -336,15 +341,14 @@ impl Forest {
                 "a request still uses a vault that was unloaded; its keys go when that ends"
             );
         }
-        let names = if slot.number == ROOT_VOLUME { vault.names_in_root() } else { Vec::new() };
+        let names = self.names_in_root(slot, &vault);
         let place = self.plain_place(slot.number);
         // Its end is written down with its keys: they go after that.
         let closed = vault.close();
         self.opener.unloading(slot.number);
         self.drop_cached(slot, &vault);
         if let Some(cache) = self.cache.get() {
-            let root = global(ROOT_VOLUME, ROOT);
-            names.iter().for_each(|name| cache.drop_entry(root, name));
+            drop_names(&**cache, &names);
             if let Some((dir, name)) = place {
                 cache.drop_entry(dir, &name);
             }
@@ -368,7 +372,9 @@ impl Forest {
         }
         let next = AtomicUsize::new(0);
         std::thread::scope(|scope| {
-            scope.spawn(|| open.iter().for_each(|(vault, slot)| self.drop_names(slot, vault)));
+            scope.spawn(|| {
+                open.iter().for_each(|(vault, slot)| drop_names(&**cache, &self.names_in_root(slot, vault)));
+            });
             for _ in 0..DROPPING {
                 scope.spawn(|| {
                     while let Some(ino) = known.get(next.fetch_add(1, Ordering::Relaxed)) {
@@ -379,11 +385,9 @@ impl Forest {
         });
     }
 
-    /// The names of a volume, with all that lies below them. Those of a dataset go with the name of its root.
-    fn drop_names(&self, slot: &KnownVolume, vault: &Vault) {
-        let Some(cache) = self.cache.get().filter(|_| slot.number == ROOT_VOLUME) else { return };
-        let root = global(ROOT_VOLUME, ROOT);
-        vault.names_in_root().iter().for_each(|name| cache.drop_entry(root, name));
+    /// Names with which the kernel drops all names of a volume. Those of a dataset go with the name of its root.
+    fn names_in_root(&self, slot: &KnownVolume, vault: &Vault) -> Vec<OsString> {
+        if slot.number == ROOT_VOLUME { vault.names_in_root() } else { Vec::new() }
     }
 
     fn drop_cached(&self, slot: &KnownVolume, vault: &Vault) {
