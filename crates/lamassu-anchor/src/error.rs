@@ -82,6 +82,12 @@ pub enum ServerFault {
         /// of this host's copy
         seen: crate::Revision,
     },
+    /// It was put back from a backup, and other hosts may know more of the vault.
+    #[error("it was put back from a backup, and these hosts may know more of this vault: {waits_for}")]
+    Restored {
+        /// their names
+        waits_for: String,
+    },
     /// It has failed.
     #[error("it has failed: {detail}")]
     Failed {

@@ -259,6 +259,29 @@ pub fn parse(
     Ok((Exported { vault, revision, rows: rows.count, digest }, mac))
 }
 
+/// That every row of a table is one that the anchor of this vault could have written. Returns its revision, and how many
+/// rows there are.
+///
+/// # Errors
+/// [`ExportError::Damaged`], [`ExportError::Anchor`].
+pub fn check(table: &DiskTable, vault: &[u8; 16]) -> Result<(Revision, u64), ExportError> {
+    let mut rows: Option<Rows> = None;
+    table.visit_all(|space, key, value| {
+        let rows = match &mut rows {
+            Some(rows) => rows,
+            // The vault's row is the first of all.
+            None => {
+                let revision = VaultRow::decode(value)?.revision;
+                rows.insert(Rows { vault: *vault, revision, degree: 0, last: None, count: 0 })
+            }
+        };
+        rows.check(space, key, value).ok_or_else(|| rows.damaged())?;
+        rows.count += 1;
+        Ok::<(), ExportError>(())
+    })?;
+    rows.map(|rows| (rows.revision, rows.count)).ok_or(AnchorError::Empty.into())
+}
+
 fn exactly(from: &mut dyn Read, bytes: &mut [u8], rows: u64) -> Result<(), ExportError> {
     from.read_exact(bytes).map_err(|error| match error.kind() {
         io::ErrorKind::UnexpectedEof => ExportError::Damaged { rows },

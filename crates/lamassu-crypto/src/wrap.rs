@@ -62,6 +62,15 @@ pub fn sha256(data: &[u8]) -> [u8; 32] {
     }
 }
 
+/// SHA-256 of parts, joined.
+pub fn sha256_of(parts: &[&[u8]]) -> [u8; 32] {
+    match Provider::current() {
+        Provider::Own => parts.iter().fold(Sha256::new(), |hash, part| hash.chain_update(part)).finalize().into(),
+        #[cfg(feature = "fips")]
+        Provider::Module => crate::module::sha256(&parts.concat()),
+    }
+}
+
 /// Constant-time comparison. Lengths are public.
 pub fn equal(a: &[u8], b: &[u8]) -> bool {
     a.ct_eq(b).into()

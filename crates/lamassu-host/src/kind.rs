@@ -94,6 +94,8 @@ pub enum FaultKind {
     SessionEnded,
     /// The server knows less than this host has seen.
     AnchorServerOlder,
+    /// The server was put back from a backup, and waits for other hosts.
+    AnchorServerRestored,
     /// The server has failed, or speaks another version.
     AnchorServerFails,
     /// A bug.
@@ -390,6 +392,7 @@ pub(crate) fn anchor(error: &AnchorError) -> FaultKind {
             AnchorServerFault::Refused { .. } | AnchorServerFault::UnknownVault => FaultKind::AnchorServerRefuses,
             AnchorServerFault::InUse { .. } => FaultKind::AnchorLocked,
             AnchorServerFault::Ended => FaultKind::SessionEnded,
+            AnchorServerFault::Restored { .. } => FaultKind::AnchorServerRestored,
             AnchorServerFault::Older { .. } => FaultKind::AnchorServerOlder,
             AnchorServerFault::Version { .. } | AnchorServerFault::Failed { .. } => FaultKind::AnchorServerFails,
         },

@@ -1,20 +1,25 @@
 //! What an administrator asks: of a server that runs, by a socket in its directory that nobody else may open; of one
 //! that does not, by its state. One line of JSON each way.
 
+use crate::audit::{Entry, Kept, Page, Place};
 use crate::authority::Authority;
+use crate::backup::{self, Made};
+use crate::check::{self, Found};
 use crate::config::Config;
 use crate::service::seconds;
 use crate::state::{Pending, State, check_name};
-use crate::vaults::{Lost, Refused, Vaults};
+use crate::vaults::{self, Lost, Refused, Vaults};
 use crate::{Result, ServerError};
 use data_encoding::HEXLOWER;
+use lamassu_anchor::AnchorError;
+use lamassu_anchor::table::{DiskTable, Readers};
 use lamassu_rpc::identity::HostKey;
 use lamassu_rpc::token::Token;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, BufWriter, Read, Write};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -60,7 +65,21 @@ pub enum Request {
     },
     /// Which vaults are in use, by whom.
     Status,
+    /// Entries of the audit log.
+    Audit {
+        /// behind this number
+        after: u64,
+        /// so many, or as many as an answer may have
+        most: usize,
+    },
+    /// Whether what is kept makes sense.
+    Check,
+    /// All of it: the answer is the stream that [`crate::backup`] describes.
+    Backup,
 }
+
+/// Entries of the audit log in one answer.
+const ENTRIES_MAX: usize = 10_000;
 
 /// What is answered.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -88,6 +107,18 @@ pub enum Answer {
         authority: String,
         /// each
         vaults: Vec<ShownVault>,
+    },
+    /// Entries of the audit log.
+    Audit {
+        /// in order
+        page: Page,
+    },
+    /// What a check has found.
+    Checked {
+        /// what was looked at
+        good: Vec<String>,
+        /// what is wrong
+        bad: Vec<String>,
     },
     /// It is not done.
     Failed {
@@ -118,11 +149,19 @@ pub struct ShownVault {
     pub vault: String,
     /// the hosts that have sessions of it
     pub hosts: Vec<String>,
+    /// It was put back from a backup: the hosts that may know more of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub waits_for: Option<BTreeSet<String>>,
 }
+
+/// A vault, and the table of its anchor.
+pub type VaultTable = ([u8; 16], std::result::Result<Arc<DiskTable>, AnchorError>);
 
 /// What answers.
 #[derive(Clone)]
 pub struct Administered {
+    /// the server's directory
+    pub dir: PathBuf,
     /// what is durable
     pub state: Arc<State>,
     /// who signs
@@ -140,12 +179,36 @@ impl Administered {
     /// [`ServerError::Running`]; those of the state and the authority.
     pub fn of(dir: &Path) -> Result<Administered> {
         crate::run::check_dir(dir)?;
-        Ok(Administered {
-            state: Arc::new(State::open(dir)?),
-            authority: Arc::new(Authority::read(dir)?),
-            config: Config::read(dir)?,
-            vaults: None,
-        })
+        let (state, config) = (State::open(dir)?, Config::read(dir)?);
+        state.keep_entries(config.audit_entries);
+        let authority = Arc::new(Authority::read(dir)?);
+        Ok(Administered { dir: dir.into(), state: Arc::new(state), authority, config, vaults: None })
+    }
+
+    /// The tables of all anchors that are kept here, or why one cannot be read.
+    ///
+    /// # Errors
+    /// [`ServerError::File`]; [`ServerError::Database`] that ends a server.
+    pub fn tables(&self) -> Result<Vec<VaultTable>> {
+        let dir = self.dir.join(vaults::DIR);
+        let table = |id: [u8; 16]| {
+            let table = match &self.vaults {
+                Some(vaults) => match vaults.vault(&id) {
+                    Ok(vault) => Ok(vault.table_to_look_at()),
+                    Err(Refused::Lost(Lost(error)) | Refused::Failed(error)) => match error {
+                        ServerError::Anchor(error) => Err(error),
+                        error => return Err(error),
+                    },
+                    Err(_) => Err(AnchorError::Locked { path: vaults::file_of(&dir, &id) }),
+                },
+                None => {
+                    let path = vaults::file_of(&dir, &id);
+                    DiskTable::open_read_only(&path, Readers::InsteadOfWriter).map(Arc::new)
+                }
+            };
+            Ok((id, table))
+        };
+        vaults::all_in(&dir)?.into_iter().map(table).collect()
     }
 
     /// Answers.
@@ -166,14 +229,13 @@ impl Administered {
             }
             Request::Revoke { host } => {
                 let had_token = self.state.cancel_tokens(&host)?;
-                match self.state.change_host(&host, |known| known.is_revoked = true) {
+                match self.state.revoke(&host) {
                     Err(ServerError::NoHost { .. }) if had_token => {}
                     done => done?,
                 }
                 if let Some(vaults) = &self.vaults {
                     vaults.end_sessions_of(&host, None).map_err(|Lost(error)| error)?;
                 }
-                tracing::info!(%host, "a host was revoked");
                 Ok(Answer::Done)
             }
             Request::Grant { host, vault, may } => {
@@ -182,7 +244,6 @@ impl Administered {
                 if let Some(vaults) = self.vaults.as_ref().filter(|_| !may) {
                     vaults.end_sessions_of(&host, Some(&id)).map_err(|Lost(error)| error)?;
                 }
-                tracing::info!(%host, %vault, may, "what a host may use was changed");
                 Ok(Answer::Done)
             }
             Request::Forget { vault } => {
@@ -194,18 +255,26 @@ impl Administered {
                     Refused::InUse { by } => ServerError::InUse { vault: vault.clone(), by },
                     _ => ServerError::NoVault { id: vault.clone() },
                 })?;
-                tracing::info!(%vault, "the anchor of a vault was put away");
                 Ok(Answer::Done)
             }
             Request::Status => {
                 let vaults = self.vaults.iter().flat_map(|vaults| vaults.in_use());
-                let shown = |(id, hosts): ([u8; 16], _)| ShownVault { vault: HEXLOWER.encode(&id), hosts };
+                let shown = |(id, hosts): ([u8; 16], _)| {
+                    let waits_for = self.state.waits_for(&id);
+                    ShownVault { vault: HEXLOWER.encode(&id), hosts, waits_for }
+                };
                 Ok(Answer::Status {
                     is_running: self.vaults.is_some(),
                     authority: HEXLOWER.encode(&self.authority.digest()),
                     vaults: vaults.map(shown).collect(),
                 })
             }
+            Request::Audit { after, most } => {
+                Ok(Answer::Audit { page: self.state.audit(after, most.min(ENTRIES_MAX))? })
+            }
+            Request::Check => check::check(self).map(|Found { good, bad }| Answer::Checked { good, bad }),
+            // It is no line: whoever is asked by one sends it.
+            Request::Backup => Err(ServerError::NotRunning),
         }
     }
 
@@ -238,17 +307,80 @@ fn checked(vault: &str) -> Result<[u8; 16]> {
 /// # Errors
 /// [`ServerError`].
 pub fn ask(dir: &Path, request: Request) -> Result<Answer> {
-    crate::run::check_dir(dir)?;
-    let until = Instant::now() + STARTING;
+    match Asked::of(dir)? {
+        Asked::Running(stream) => ask_running(stream, dir, &request),
+        Asked::Directory(administered) => administered.answer(request),
+    }
+}
+
+/// Whoever answers.
+enum Asked {
+    Running(UnixStream),
+    Directory(Box<Administered>),
+}
+
+impl Asked {
+    fn of(dir: &Path) -> Result<Asked> {
+        crate::run::check_dir(dir)?;
+        let until = Instant::now() + STARTING;
+        loop {
+            if let Ok(stream) = UnixStream::connect(dir.join(SOCKET)) {
+                return Ok(Asked::Running(stream));
+            }
+            match Administered::of(dir) {
+                // It is starting, or ending.
+                Err(ServerError::Running { .. }) if Instant::now() < until => std::thread::sleep(AGAIN_AFTER),
+                administered => return Ok(Asked::Directory(Box::new(administered?))),
+            }
+        }
+    }
+}
+
+/// Makes a backup of a server's directory, whether a server runs on it or not, as a new directory.
+///
+/// # Errors
+/// [`ServerError`].
+pub fn back_up(dir: &Path, to: &Path) -> Result<Made> {
+    match Asked::of(dir)? {
+        Asked::Running(mut stream) => {
+            let socket = dir.join(SOCKET);
+            let failed = ServerError::file("ask by", &socket);
+            let mut line = serde_json::to_vec(&Request::Backup).unwrap_or_default();
+            line.push(b'\n');
+            stream.write_all(&line).map_err(failed)?;
+            backup::receive(&mut BufReader::new(stream), to)
+        }
+        Asked::Directory(administered) => {
+            let (sends, receives) = UnixStream::pair().map_err(ServerError::file("make a socket for", dir))?;
+            std::thread::scope(|scope| {
+                let sent = scope.spawn(move || backup::send(&administered, &mut BufWriter::new(sends)));
+                let received = backup::receive(&mut BufReader::new(receives), to);
+                // Why it was cut off, if it was.
+                match sent.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)) {
+                    Err(error) if !matches!(error, ServerError::Backup { .. }) => Err(error),
+                    _ => received,
+                }
+            })
+        }
+    }
+}
+
+/// Reads the audit log and verifies it; `each` looks at its entries. Returns where it comes to.
+///
+/// # Errors
+/// [`ServerError::Chain`]; those of `each`.
+pub fn read_audit(dir: &Path, mut each: impl FnMut(&Kept, &Entry) -> Result<()>) -> Result<Place> {
+    let mut place = Place::default();
     loop {
-        if let Ok(stream) = UnixStream::connect(dir.join(SOCKET)) {
-            return ask_running(stream, dir, &request);
+        let Answer::Audit { page } = ask(dir, Request::Audit { after: place.number, most: ENTRIES_MAX })? else {
+            return Err(ServerError::Garbled { detail: "an answer that was not asked for".into() });
+        };
+        let (next, entries) = page.verified(page.begins.unwrap_or(place))?;
+        page.entries.iter().zip(&entries).try_for_each(|(kept, entry)| each(kept, entry))?;
+        if entries.is_empty() {
+            return Ok(next);
         }
-        match Administered::of(dir) {
-            // It is starting, or ending.
-            Err(ServerError::Running { .. }) if Instant::now() < until => std::thread::sleep(AGAIN_AFTER),
-            administered => return administered?.answer(request),
-        }
+        place = next;
     }
 }
 

@@ -4,7 +4,7 @@ use crate::{Result, ServerError};
 use lamassu_rpc::tls::{SERVER_NAME, digest, named};
 use rcgen::{
     BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose, PKCS_ED25519,
-    SanType,
+    PublicKeyData, SanType,
 };
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 use std::fs::OpenOptions;
@@ -14,8 +14,10 @@ use std::path::Path;
 use std::time::{Duration, SystemTime};
 use zeroize::Zeroizing;
 
-const KEY: &str = "authority.key";
-const CERTIFICATE: &str = "authority.der";
+/// The file of its key.
+pub const KEY: &str = "authority.key";
+/// The file of its certificate.
+pub const CERTIFICATE: &str = "authority.der";
 /// How long the authority is good: hosts that have joined know it, and no other.
 const AUTHORITY_YEARS: u64 = 30;
 /// How long the server's own certificate is good; it makes a new one each time it starts, and each such part of it.
@@ -57,6 +59,10 @@ impl Authority {
         };
         let (key, certificate) = (Zeroizing::new(read(KEY)?), CertificateDer::from(read(CERTIFICATE)?));
         let key = KeyPair::from_pkcs8_der_and_sign_algo(&PrivatePkcs8KeyDer::from(&key[..]), &PKCS_ED25519)?;
+        if lamassu_rpc::tls::public_key(&certificate).is_none_or(|public| *public != *key.subject_public_key_info()) {
+            let what = "the authority's certificate is not that of its key";
+            return Err(ServerError::Damaged { path: dir.join(CERTIFICATE), what });
+        }
         Ok(Authority { issuer: Issuer::from_ca_cert_der(&certificate, key)?, certificate })
     }
 
@@ -99,7 +105,8 @@ fn valid_for(time: Duration) -> CertificateParams {
     params
 }
 
-fn write_new(path: &Path, bytes: &[u8]) -> Result<()> {
+/// Writes a new file that is its owner's alone, durable when this returns.
+pub(crate) fn write_new(path: &Path, bytes: &[u8]) -> Result<()> {
     let write = || {
         let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
         file.write_all(bytes)?;

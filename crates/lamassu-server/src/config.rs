@@ -3,6 +3,8 @@
 use crate::{Result, ServerError};
 use lamassu_lease::Terms;
 use serde::Deserialize;
+use std::io::ErrorKind;
+use std::net::Ipv6Addr;
 use std::path::Path;
 
 /// Its name in the directory.
@@ -30,6 +32,9 @@ pub const COMMENTED: &str = r#"# Configuration of lamassu-server. A line that is
 #connections_max = 4096
 #handshakes_max = 64
 
+# So many entries of the audit log are kept; the oldest go. A million take some 300 MB.
+#audit_entries = 1000000
+
 # Where monitoring asks for /metrics (OpenMetrics) and /health, by plain HTTP. It is told counts, no names. Without,
 # nowhere.
 #metrics = "127.0.0.1:9433"
@@ -51,6 +56,8 @@ pub struct Config {
     pub connections_max: usize,
     /// handshakes at once of one address
     pub handshakes_max: usize,
+    /// how many entries of the audit log are kept
+    pub audit_entries: u64,
     /// where monitoring asks
     pub metrics: Option<String>,
 }
@@ -65,6 +72,7 @@ impl Default for Config {
             token_hours: 24,
             connections_max: 4096,
             handshakes_max: 64,
+            audit_entries: crate::audit::KEPT,
             metrics: None,
         }
     }
@@ -77,32 +85,34 @@ impl Config {
     /// [`ServerError::Config`], [`ServerError::File`].
     pub fn read(dir: &Path) -> Result<Config> {
         let path = dir.join(FILE);
-        let text = std::fs::read_to_string(&path).map_err(ServerError::file("read", &path))?;
         let wrong = |detail: String| ServerError::Config { path: path.clone(), detail };
+        let text = std::fs::read_to_string(&path).map_err(|source| match source.kind() {
+            ErrorKind::NotFound => wrong("there is no such file; an empty one has all defaults".into()),
+            ErrorKind::InvalidData => wrong("it is no text (UTF-8)".into()),
+            _ => ServerError::file("read", &path)(source),
+        })?;
         let config: Config = toml::from_str(&text).map_err(|error| wrong(error.to_string()))?;
-        config.terms().map_err(|error| wrong(error.to_string()))?;
-        let within = |name: &str, value: u64, most: u64| match (1..=most).contains(&value) {
+        let within = |name: &str, value: u64, least: u64, most: u64| match (least..=most).contains(&value) {
             true => Ok(()),
-            false => Err(wrong(format!("{name} must be 1 to {most}, not {value}"))),
+            false => Err(wrong(format!("{name} must be {least} to {most}, not {value}"))),
         };
-        within("token_hours", config.token_hours, 24 * 30)?;
-        within("connections_max", config.connections_max as u64, 1 << 20)?;
-        within("handshakes_max", config.handshakes_max as u64, 1 << 20)?;
+        within("term_seconds", config.term_seconds, 5, 600)?;
+        within("heartbeat_seconds", config.heartbeat_seconds, 1, 150)?;
+        config.terms().map_err(|error| wrong(error.to_string()))?;
+        within("token_hours", config.token_hours, 1, 24 * 30)?;
+        within("connections_max", config.connections_max as u64, 1, 1 << 20)?;
+        within("handshakes_max", config.handshakes_max as u64, 1, 1 << 20)?;
+        within("audit_entries", config.audit_entries, 1000, 1_000_000_000)?;
         let is_address = |name: &str, address: &str, such_as: &str| match address.parse::<std::net::SocketAddr>() {
             Ok(_) => Ok(()),
             Err(error) => Err(wrong(format!("{name} = {address:?}: {error}; give an address and a port, {such_as}"))),
         };
         is_address("listen", &config.listen, "0.0.0.0:7433")?;
         config.metrics.as_deref().map_or(Ok(()), |address| is_address("metrics", address, "127.0.0.1:9433"))?;
-        if let Some(address) = &config.address {
-            let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | ':' | '[' | ']');
-            let port = address
-                .rsplit_once(':')
-                .filter(|(host, _)| !host.is_empty())
-                .and_then(|(_, port)| port.parse::<u16>().ok());
-            if !address.chars().all(is_plain) || port.is_none_or(|port| port == 0) {
-                return Err(wrong(format!("address = {address:?} is no HOST:PORT")));
-            }
+        if let Some(address) = config.address.as_ref().filter(|address| !is_host_and_port(address)) {
+            return Err(wrong(format!(
+                "address = {address:?} is no HOST:PORT; an address of IPv6 is written in brackets: [2001:db8::1]:7433"
+            )));
         }
         Ok(config)
     }
@@ -126,6 +136,16 @@ impl Config {
     }
 }
 
+/// A name or an address, as hosts are to use it, and a port.
+fn is_host_and_port(address: &str) -> bool {
+    let Some((host, port)) = address.rsplit_once(':') else { return false };
+    let is_host = match host.strip_prefix('[').and_then(|host| host.strip_suffix(']')) {
+        Some(host) => host.parse::<Ipv6Addr>().is_ok(),
+        None => !host.is_empty() && host.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '.' | '-')),
+    };
+    is_host && port.parse::<u16>().is_ok_and(|port| port > 0)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -141,7 +161,7 @@ mod tests {
             .collect();
         let said: Config = toml::from_str(&all).expect("parses");
         assert_eq!(format!("{said:?}"), format!("{commented:?}"));
-        assert_eq!(all.lines().count(), 6);
+        assert_eq!(all.lines().count(), 7);
     }
 
     #[test]
@@ -151,6 +171,8 @@ mod tests {
             ("listen = 5", "listen"),
             ("colour = 1", "colour"),
             ("term_seconds = 1", "5 to 600"),
+            ("term_seconds = 9223372036854775807", "5 to 600, not 9223372036854775807"),
+            ("audit_entries = 1", "1000 to"),
             ("heartbeat_seconds = 20", "heartbeat"),
             ("listen = \"nowhere\"", "0.0.0.0:7433"),
             ("token_hours = 0", "token_hours"),
@@ -159,10 +181,20 @@ mod tests {
             ("address = \"a/b:1\"", "HOST:PORT"),
             ("address = \"keeper\"", "HOST:PORT"),
             ("address = \"keeper:0\"", "HOST:PORT"),
+            ("address = \"x:y:1\"", "HOST:PORT"),
+            ("address = \"2001:db8::1:7433\"", "brackets"),
         ] {
             std::fs::write(dir.path().join(FILE), text).expect("writes");
             let error = Config::read(dir.path()).expect_err(text);
             assert!(error.to_string().contains(said) && error.code() == 13, "{error}");
+        }
+        std::fs::write(dir.path().join(FILE), [0xff]).expect("writes");
+        assert_eq!(Config::read(dir.path()).expect_err("no text").code(), 13);
+        std::fs::remove_file(dir.path().join(FILE)).expect("removes");
+        let error = Config::read(dir.path()).expect_err("no file");
+        assert!(error.to_string().contains("all defaults") && error.code() == 13, "{error}");
+        for good in ["keeper:7433", "10.0.0.1:1", "[2001:db8::1]:7433"] {
+            assert!(is_host_and_port(good), "{good}");
         }
     }
 }

@@ -124,6 +124,40 @@ pub enum ServerError {
         /// which row
         what: &'static str,
     },
+    /// The chain of the audit log is broken.
+    #[error("the audit log was changed: entry {number} does not go on from the one before")]
+    Chain {
+        /// which
+        number: u64,
+    },
+    /// It has no such head.
+    #[error(
+        "the audit log has no entry with the head {head}: it was written anew since that was noted, or no longer has it"
+    )]
+    NoHead {
+        /// hex
+        head: String,
+    },
+    /// The stream of a backup.
+    #[error("the backup was cut off: {source}; see the server's log")]
+    Backup {
+        /// the system's error
+        source: io::Error,
+    },
+    /// Something is wrong with what a server keeps.
+    #[error("{count} things are wrong: see above; docs/server.md tells what to do")]
+    Wrong {
+        /// how many
+        count: usize,
+    },
+    /// An anchor's rows make no sense.
+    #[error("the anchor {}: {detail}", path.display())]
+    BadAnchor {
+        /// its file
+        path: PathBuf,
+        /// why
+        detail: String,
+    },
     /// An anchor.
     #[error(transparent)]
     Anchor(#[from] AnchorError),
@@ -150,16 +184,25 @@ impl ServerError {
         match self {
             ServerError::HostName { .. } | ServerError::Garbled { .. } => 2,
             ServerError::NoHost { .. } | ServerError::NoVault { .. } => 3,
-            ServerError::File { .. } | ServerError::Database { .. } => 5,
+            ServerError::File { .. } | ServerError::Database { .. } | ServerError::Backup { .. } => 5,
             ServerError::NoServer { .. } | ServerError::NotEmpty { .. } | ServerError::NotPrivate { .. } => 6,
             ServerError::Running { .. } | ServerError::NotRunning | ServerError::InUse { .. } => 11,
             ServerError::Config { .. } => 13,
             ServerError::Listen { .. } => 14,
-            ServerError::Damaged { .. } | ServerError::Anchor(_) => 26,
+            ServerError::Damaged { .. }
+            | ServerError::Anchor(_)
+            | ServerError::BadAnchor { .. }
+            | ServerError::Wrong { .. } => 26,
+            ServerError::Chain { .. } | ServerError::NoHead { .. } => 30,
             ServerError::HostExists { .. } => 28,
             ServerError::Told { code, .. } => *code,
             ServerError::Tls(_) | ServerError::Certificate(_) | ServerError::NoRandom | ServerError::Serve(_) => 1,
         }
+    }
+
+    /// Standard output cannot be written.
+    pub fn printing(source: io::Error) -> ServerError {
+        ServerError::File { op: "write", path: "standard output".into(), source }
     }
 
     /// An error of a file.

@@ -5,7 +5,8 @@
 //! |---|---|
 //! | `config` | the configuration's file |
 //! | `error` | what goes wrong, and the exit code of each |
-//! | `state` | what outlives the process: hosts, tokens, leases, in one redb file |
+//! | `audit` | the audit log, a chain |
+//! | `state/` | what outlives the process: hosts, tokens, leases, the audit log, in one redb file |
 //! | `authority` | certificates: the authority that hosts know, and the server's own |
 //! | `vaults` | the vaults: opened, put, put away |
 //! | `vault` | one: its anchor's table, its leases, its sessions |
@@ -15,6 +16,8 @@
 //! | `service` | their other calls |
 //! | `counts` | how many of a kind there are at once |
 //! | `metrics` | what monitoring asks |
+//! | `backup` | a server's directory made of another, while a server runs on that |
+//! | `check` | whether what is kept makes sense |
 //! | `admin` | what an administrator asks of a server that runs, or of its directory |
 //! | `run` | all of it, until a signal comes |
 //!
@@ -30,7 +33,10 @@
 
 pub mod accept;
 pub mod admin;
+pub mod audit;
 pub mod authority;
+pub mod backup;
+pub mod check;
 pub mod config;
 pub mod counts;
 pub mod error;

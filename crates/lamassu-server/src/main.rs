@@ -2,10 +2,12 @@
 #![forbid(unsafe_code)]
 
 use clap::{Parser, Subcommand};
-use lamassu_server::admin::{Answer, Request, ShownHost, ask};
+use lamassu_server::admin::{Answer, Request, ShownHost, ShownVault, ask, back_up, read_audit};
+use lamassu_server::audit::{Entry, Kept};
 use lamassu_server::config::Config;
-use lamassu_server::{Result, run};
-use std::path::PathBuf;
+use lamassu_server::{Result, ServerError, run};
+use std::io::Write;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 const EXAMPLES: &str = "\
@@ -57,6 +59,32 @@ enum Command {
         dir: PathBuf,
         /// The vault, by its id in `lamassu info`
         vault: String,
+    },
+    /// Print the audit log, verified: which hosts were let in, and which had which vault when
+    Audit {
+        /// Print an entry in a line of JSON, with its head
+        #[arg(long)]
+        json: bool,
+        /// Print the entries behind this number alone
+        #[arg(long, value_name = "NUMBER", default_value_t = 0)]
+        after: u64,
+        /// Fail unless an entry has this head, which was noted elsewhere
+        #[arg(long, value_name = "HEAD")]
+        includes: Option<String>,
+        /// The server's directory
+        dir: PathBuf,
+    },
+    /// Make a backup as a new directory, while the server runs or not: a server can be run on it
+    Backup {
+        /// The server's directory
+        dir: PathBuf,
+        /// Made, if it is not there; must be empty. Has the server's key: keep it as secret as the server's directory
+        to: PathBuf,
+    },
+    /// Look at all that is kept, and say what does not make sense
+    Check {
+        /// The server's directory
+        dir: PathBuf,
     },
     /// Tell which vaults are in use, by which hosts
     Status {
@@ -151,6 +179,17 @@ fn carry_out(command: Command) -> Result<()> {
             ask(&dir, Request::Grant { host, vault, may: !not }).map(drop)
         }
         Command::Forget { dir, vault } => ask(&dir, Request::Forget { vault }).map(drop),
+        Command::Audit { json, after, includes, dir } => print_audit(&dir, after, json, includes.as_deref()),
+        Command::Backup { dir, to } => {
+            let made = back_up(&dir, &to)?;
+            println!("{} hosts, {} anchors: lamassu-server run {}", made.hosts, made.anchors, to.display());
+            done_unless_wrong(&made.lacks)
+        }
+        Command::Check { dir } => {
+            let Answer::Checked { good, bad } = ask(&dir, Request::Check)? else { return Ok(()) };
+            good.iter().for_each(|line| println!("{line}"));
+            done_unless_wrong(&bad)
+        }
         Command::Status { json, dir } => {
             let answer = ask(&dir, Request::Status)?;
             match &answer {
@@ -158,9 +197,15 @@ fn carry_out(command: Command) -> Result<()> {
                 Answer::Status { is_running, authority, vaults } => {
                     println!("{}", if *is_running { "running" } else { "not running" });
                     println!("authority {authority}");
-                    for vault in vaults {
-                        let hosts = vault.hosts.join(", ");
-                        println!("{}  {}", vault.vault, if hosts.is_empty() { "not in use" } else { &hosts });
+                    for ShownVault { vault, hosts, waits_for } in vaults {
+                        let waits_for = waits_for.iter().flatten().map(String::as_str).collect::<Vec<_>>().join(", ");
+                        match () {
+                            () if !waits_for.is_empty() => {
+                                println!("{vault}  put back from a backup, waits for {waits_for}");
+                            }
+                            () if hosts.is_empty() => println!("{vault}  not in use"),
+                            () => println!("{vault}  {}", hosts.join(", ")),
+                        }
                     }
                 }
                 _ => {}
@@ -174,6 +219,48 @@ fn shown(host: &ShownHost) -> String {
     let vaults: Vec<_> = host.vaults.iter().map(String::as_str).collect();
     let state = if host.is_revoked { "revoked" } else { "joined " };
     format!("{}  {state}  {}", host.host, if vaults.is_empty() { "no vaults".into() } else { vaults.join(" ") })
+}
+
+fn done_unless_wrong(wrong: &[String]) -> Result<()> {
+    wrong.iter().for_each(|line| eprintln!("lamassu-server: {line}"));
+    match wrong.len() {
+        0 => Ok(()),
+        count => Err(ServerError::Wrong { count }),
+    }
+}
+
+fn print_audit(dir: &Path, after: u64, json: bool, includes: Option<&str>) -> Result<()> {
+    let mut out = std::io::BufWriter::new(std::io::stdout().lock());
+    let includes = includes.map(str::to_ascii_lowercase);
+    let mut is_included = includes.is_none();
+    let place = read_audit(dir, |kept, entry| {
+        is_included |= includes.as_ref().is_some_and(|head| *head == kept.head_hex());
+        if entry.number > after {
+            let line = if json { kept.json() } else { shown_entry(kept, entry) };
+            writeln!(out, "{line}").map_err(ServerError::printing)?;
+        }
+        Ok(())
+    })?;
+    out.flush().map_err(ServerError::printing)?;
+    match includes {
+        Some(head) if !is_included => Err(ServerError::NoHead { head }),
+        _ => {
+            eprintln!("verified: {} entries, head {}", place.number, place.head_hex());
+            Ok(())
+        }
+    }
+}
+
+/// `2026-11-26T19:30:00Z  12  session-began  host=a vault=…`
+fn shown_entry(kept: &Kept, entry: &Entry) -> String {
+    let time = time::OffsetDateTime::from_unix_timestamp(entry.time.try_into().unwrap_or_default());
+    let time = time.ok().and_then(|time| time.format(&time::format_description::well_known::Rfc3339).ok());
+    let fields: serde_json::Map<String, serde_json::Value> = serde_json::from_str(&kept.entry).unwrap_or_default();
+    let shown = |value: &serde_json::Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+    let rest = fields.iter().filter(|(name, _)| !matches!(&***name, "number" | "time" | "event"));
+    let rest: Vec<_> = rest.map(|(name, value)| format!("{name}={}", shown(value))).collect();
+    let event = fields.get("event").map(shown).unwrap_or_default();
+    format!("{}  {}  {event}  {}", time.unwrap_or_default(), entry.number, rest.join(" ")).trim_end().to_owned()
 }
 
 fn print_json(value: &impl serde::Serialize) {

@@ -62,7 +62,7 @@ impl Metrics {
     /// A call of this path came.
     pub fn called(&self, path: &str, is_admitted: bool) {
         // Of the protocol's own alone: whoever makes names up makes no series.
-        const CALLS: [&str; 6] = ["Join", "Attend", "Rows", "Commit", "Put", "GiveUp"];
+        const CALLS: [&str; 7] = ["Join", "Attend", "Rows", "Commit", "Put", "Reconcile", "GiveUp"];
         let name = path.rsplit('/').next().unwrap_or_default();
         let call = CALLS.iter().find(|call| **call == name).copied().unwrap_or("other");
         let admitted = if is_admitted { "yes" } else { "no" };
@@ -116,6 +116,7 @@ impl Observed {
         gauge("hosts", "Hosts that have joined and are not revoked", hosts.len() - revoked);
         gauge("hosts_revoked", "Hosts that were revoked", revoked);
         gauge("vaults_open", "Vaults whose anchors are open", vaults.len());
+        gauge("vaults_waiting", "Vaults that wait for hosts, behind a restore", self.state.restored().len());
         gauge("sessions", "Sessions that have not ended", sessions);
         gauge("connections", "Connections of hosts", most.saturating_sub(free.available_permits()));
         gauge("connections_max", "Most connections of hosts", *most);

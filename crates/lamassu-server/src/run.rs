@@ -1,8 +1,10 @@
 //! Making a server's directory, and serving it until a signal comes.
 
 use crate::accept::{Door, KnownKeys, Limits};
-use crate::admin::{Administered, Answer, LINE_MAX, SOCKET};
+use crate::admin::{Administered, Answer, LINE_MAX, Request, SOCKET};
+use crate::audit::Event;
 use crate::authority::{Authority, SERVER_DAYS};
+use crate::backup;
 use crate::config::{self, Config};
 use crate::counts::Counts;
 use crate::guard::Guard;
@@ -14,7 +16,7 @@ use crate::{Result, ServerError};
 use lamassu_rpc::tls::{self, Keys};
 use rustls::ServerConfig;
 use std::fs::{self, DirBuilder, Permissions};
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, BufWriter, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
@@ -40,17 +42,25 @@ const STREAMS_MAX: u32 = 64;
 /// # Errors
 /// [`ServerError::NotEmpty`], [`ServerError::File`].
 pub fn init(dir: &Path) -> Result<()> {
-    let made = DirBuilder::new().recursive(true).mode(0o700).create(dir);
-    made.map_err(ServerError::file("make", dir))?;
-    if fs::read_dir(dir).map_err(ServerError::file("list", dir))?.next().is_some() {
-        return Err(ServerError::NotEmpty { dir: dir.into() });
-    }
-    fs::set_permissions(dir, Permissions::from_mode(0o700)).map_err(ServerError::file("chmod", dir))?;
+    make_dir(dir)?;
     let path = dir.join(config::FILE);
     fs::write(&path, config::COMMENTED).map_err(ServerError::file("write", &path))?;
     State::make(dir)?;
     // Last: without it the directory is no server's.
     Authority::make(dir)
+}
+
+/// Makes a directory that is its owner's alone, or takes an empty one.
+///
+/// # Errors
+/// [`ServerError::NotEmpty`], [`ServerError::File`].
+pub(crate) fn make_dir(dir: &Path) -> Result<()> {
+    let made = DirBuilder::new().recursive(true).mode(0o700).create(dir);
+    made.map_err(ServerError::file("make", dir))?;
+    if fs::read_dir(dir).map_err(ServerError::file("list", dir))?.next().is_some() {
+        return Err(ServerError::NotEmpty { dir: dir.into() });
+    }
+    fs::set_permissions(dir, Permissions::from_mode(0o700)).map_err(ServerError::file("chmod", dir))
 }
 
 /// That a directory is a server's, and its owner's alone.
@@ -82,6 +92,7 @@ async fn serve(dir: &Path, config: Config) -> Result<()> {
     let (mut stop, mut quit, mut reload) =
         (on(SignalKind::terminate())?, on(SignalKind::interrupt())?, on(SignalKind::hangup())?);
     let state = Arc::new(State::open_when_free(dir)?);
+    state.keep_entries(config.audit_entries);
     let authority = Arc::new(Authority::read(dir)?);
     let terms = config
         .terms()
@@ -98,11 +109,13 @@ async fn serve(dir: &Path, config: Config) -> Result<()> {
     let listener = listener.map_err(|source| ServerError::Listen { address: config.listen.clone(), source })?;
     let address = listener.local_addr().map_err(ServerError::file("listen for", dir))?;
     let administered = Administered {
+        dir: dir.into(),
         state: state.clone(),
         authority: authority.clone(),
         config: config.clone(),
         vaults: Some(vaults.clone()),
     };
+    state.note(Event::Started { version: env!("CARGO_PKG_VERSION").into() })?;
     administer(dir, administered)?;
     let metrics = Metrics::default();
     let free = Arc::new(Semaphore::new(config.connections_max));
@@ -222,6 +235,7 @@ fn answer(stream: &UnixStream, administered: &Administered) -> std::io::Result<(
     let mut line = String::new();
     BufReader::new(stream.take(LINE_MAX)).read_line(&mut line)?;
     let answer = match serde_json::from_str(&line) {
+        Ok(Request::Backup) => return send_backup(stream, administered),
         Ok(request) => administered.answer(request),
         Err(error) => Err(ServerError::Garbled { detail: error.to_string() }),
     };
@@ -230,4 +244,13 @@ fn answer(stream: &UnixStream, administered: &Administered) -> std::io::Result<(
     line.push(b'\n');
     let mut stream = stream;
     stream.write_all(&line)
+}
+
+/// All that follows the request is the backup: one that is not whole is none.
+fn send_backup(stream: &UnixStream, administered: &Administered) -> std::io::Result<()> {
+    let mut to = BufWriter::new(stream);
+    backup::send(administered, &mut to).map_err(|error| {
+        tracing::error!(%error, "a backup could not be made");
+        std::io::Error::other(error)
+    })
 }

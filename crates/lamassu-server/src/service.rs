@@ -8,6 +8,7 @@ use crate::guard::Caller;
 use crate::metrics::Metrics;
 use crate::state::State;
 use crate::vaults::{Lost, Refused, Vaults};
+use lamassu_anchor::Revision;
 use lamassu_anchor::head::Head;
 use lamassu_lease::SessionId;
 use lamassu_rpc::convert::{self, Batch, Garbled};
@@ -87,6 +88,7 @@ impl Service {
         match refused {
             Refused::Unknown => Status::not_found("no anchor of this vault is kept here for this host"),
             Refused::InUse { by } => Status::failed_precondition(by),
+            Refused::Restored { waits_for } => Status::data_loss(waits_for.join(", ")),
             Refused::Ended => Status::aborted("the session has ended"),
             Refused::OtherHead => Status::out_of_range("the changes go on from another state"),
             Refused::Known => Status::already_exists("another anchor of this vault is kept here already"),
@@ -129,7 +131,6 @@ impl Hosts for Service {
         Service::blocking(move || {
             let used = service.state.use_token(&token, seconds(), &spki).map_err(|error| service.internal(&error))?;
             let host = used.ok_or_else(|| Status::permission_denied("the token was used, or its time is over"))?;
-            tracing::info!(%host, "a host has joined");
             Ok(Response::new(proto::Joined { host }))
         })
         .await?
@@ -219,6 +220,20 @@ impl Anchors for Service {
         let head = Service::blocking(move || put.finish(&caller)).await?;
         let head = head.map_err(|refused| self.refused(refused))?;
         Ok(Response::new(proto::State { head: head.0.to_vec() }))
+    }
+
+    async fn reconcile(&self, request: Request<proto::Known>) -> Done<proto::Wanted> {
+        let caller = caller(&request)?;
+        let known = request.get_ref();
+        let id = convert::vault(&known.vault).map_err(garbled)?;
+        let head = match &known.head[..] {
+            [] => None,
+            head => Some(convert::head(head).map_err(garbled)?),
+        };
+        let (service, revision) = (self.clone(), Revision(known.revision));
+        let wanted = Service::blocking(move || service.vaults.wants_rows(&caller, &id, revision, head)).await?;
+        let rows = wanted.map_err(|refused| self.refused(refused))?;
+        Ok(Response::new(proto::Wanted { rows }))
     }
 
     async fn give_up(&self, request: Request<proto::Of>) -> Done<proto::Nothing> {

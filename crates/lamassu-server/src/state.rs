@@ -1,17 +1,22 @@
-//! What outlives the process: hosts, tokens, and who holds what of which vault. One redb file; each change is one
-//! durable transaction.
+//! What outlives the process: hosts, tokens, who holds what of which vault, and the audit log. One redb file; each
+//! change is one durable transaction, together with what the log tells of it.
 
+mod leases;
+mod restored;
+
+pub use self::restored::Copied;
+use self::restored::Restored;
+use crate::audit::{self, Event};
 use crate::service::seconds;
 use crate::{Result, ServerError};
 use data_encoding::HEXLOWER;
-use lamassu_lease::server::{Change, Durable};
-use lamassu_lease::{GrantNo, Object, SessionId};
 use parking_lot::{Mutex, RwLock};
-use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition};
+use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition, WriteTransaction};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
@@ -21,12 +26,16 @@ pub const FILE: &str = "state.redb";
 const FREE_WITHIN: Duration = Duration::from_secs(3);
 const AGAIN_AFTER: Duration = Duration::from_millis(20);
 
+/// A table of bytes by bytes.
+type Bytes = TableDefinition<'static, &'static [u8], &'static [u8]>;
 /// By name: a [`Host`], JSON.
 const HOSTS: TableDefinition<'static, &'static str, &'static [u8]> = TableDefinition::new("hosts");
 /// By public key: a [`Pending`], JSON.
-const TOKENS: TableDefinition<'static, &'static [u8], &'static [u8]> = TableDefinition::new("tokens");
+const TOKENS: Bytes = TableDefinition::new("tokens");
 /// By vault, kind and number: see [`lease_key`].
-const LEASES: TableDefinition<'static, &'static [u8], &'static [u8]> = TableDefinition::new("leases");
+const LEASES: Bytes = TableDefinition::new("leases");
+/// By vault, of those that were put back from a backup: the hosts that may know more of it, JSON.
+const RESTORED: Bytes = TableDefinition::new("restored");
 
 /// A host that has joined.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -78,6 +87,9 @@ pub struct State {
     changing: Mutex<()>,
     /// Says that hosts have changed.
     changed: watch::Sender<()>,
+    /// In memory as well: by vault, the hosts that are waited for.
+    restored: RwLock<Restored>,
+    audit_entries: AtomicU64,
 }
 
 impl State {
@@ -119,6 +131,9 @@ impl State {
     fn open_file(dir: &Path, path: PathBuf) -> Result<State> {
         let database = match Database::create(&path) {
             Err(redb::DatabaseError::DatabaseAlreadyOpen) => return Err(ServerError::Running { dir: dir.into() }),
+            Err(error) if is_damage(&error) => {
+                return Err(ServerError::Damaged { path, what: "it is no database, or not a whole one" });
+            }
             Err(error) => return Err(ServerError::Database { path, source: Box::new(error.into()) }),
             Ok(database) => database,
         };
@@ -128,36 +143,89 @@ impl State {
             hosts: RwLock::default(),
             changing: Mutex::new(()),
             changed: watch::Sender::new(()),
+            restored: RwLock::default(),
+            audit_entries: audit::KEPT.into(),
         };
-        state.write(|write| {
+        state.write(|write, _| {
             write.open_table(HOSTS)?;
             write.open_table(TOKENS)?;
             write.open_table(LEASES)?;
+            write.open_table(RESTORED)?;
+            write.open_table(audit::ENTRIES)?;
+            write.open_table(audit::REMOVED)?;
             Ok(())
         })?;
-        let hosts = state.read_hosts()?;
+        let (hosts, restored) = (state.read_hosts()?, state.read_restored()?);
         *state.hosts.write() = Arc::new(hosts);
+        *state.restored.write() = restored;
         Ok(state)
     }
 
+    /// From now on so many entries of the audit log are kept.
+    pub fn keep_entries(&self, most: u64) {
+        self.audit_entries.store(most, Ordering::Relaxed);
+    }
+
     fn failed(&self, error: impl Into<redb::Error>) -> ServerError {
-        ServerError::Database { path: self.path.clone(), source: Box::new(error.into()) }
+        match error.into() {
+            redb::Error::Corrupted(_) => self.damaged("what it says makes no sense"),
+            source => ServerError::Database { path: self.path.clone(), source: Box::new(source) },
+        }
     }
 
     fn damaged(&self, what: &'static str) -> ServerError {
         ServerError::Damaged { path: self.path.clone(), what }
     }
 
-    fn write<T>(&self, work: impl FnOnce(&redb::WriteTransaction) -> std::result::Result<T, redb::Error>) -> Result<T> {
+    /// One durable transaction. What `work` notes is told by the audit log.
+    fn write<T>(
+        &self,
+        work: impl FnOnce(&WriteTransaction, &mut Vec<Event>) -> std::result::Result<T, redb::Error>,
+    ) -> Result<T> {
         let write = self.database.begin_write().map_err(|e| self.failed(e))?;
-        let done = work(&write).map_err(|e| self.failed(e))?;
+        let mut events = Vec::new();
+        let done = work(&write, &mut events).map_err(|e| self.failed(e))?;
+        let most = self.audit_entries.load(Ordering::Relaxed);
+        let noted = audit::append(&write, seconds(), events, most).map_err(|e| self.failed(e))?;
         write.commit().map_err(|e| self.failed(e))?;
+        noted.iter().for_each(audit::Kept::say);
         Ok(done)
+    }
+
+    /// Has the audit log tell something that changes nothing here.
+    ///
+    /// # Errors
+    /// [`ServerError::Database`].
+    pub fn note(&self, event: Event) -> Result<()> {
+        self.write(|_, events| {
+            events.push(event);
+            Ok(())
+        })
+    }
+
+    /// Entries of the audit log behind a number, at most `most`.
+    ///
+    /// # Errors
+    /// [`ServerError::Damaged`], [`ServerError::Database`].
+    pub fn audit(&self, after: u64, most: usize) -> Result<audit::Page> {
+        self.read(|read| audit::page(read, after, most))
     }
 
     fn read<T>(&self, work: impl FnOnce(&redb::ReadTransaction) -> std::result::Result<T, redb::Error>) -> Result<T> {
         let read = self.database.begin_read().map_err(|e| self.failed(e))?;
         work(&read).map_err(|e| self.failed(e))
+    }
+
+    /// All rows of a table.
+    fn rows(&self, table: Bytes) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
+        self.read(|read| {
+            let mut rows = Vec::new();
+            for row in read.open_table(table)?.iter()? {
+                let (key, value) = row?;
+                rows.push((key.value().to_vec(), value.value().to_vec()));
+            }
+            Ok(rows)
+        })
     }
 
     fn read_hosts(&self) -> Result<Hosts> {
@@ -206,22 +274,31 @@ impl State {
         self.changed.subscribe()
     }
 
-    /// Changes a host, or notes a new one. Whoever looks afterwards sees that.
-    ///
-    /// # Errors
-    /// [`ServerError::NoHost`], [`ServerError::Database`].
-    pub fn change_host(&self, name: &str, change: impl FnOnce(&mut Host)) -> Result<()> {
+    /// Changes a host. Whoever looks afterwards sees that.
+    fn change_host(&self, name: &str, event: Event, change: impl FnOnce(&mut Host)) -> Result<()> {
         let _alone = self.changing.lock();
         let mut hosts = Hosts::clone(&self.hosts());
         let host = hosts.get_mut(name).ok_or_else(|| ServerError::NoHost { name: name.into() })?;
         change(host);
         let bytes = serde_json::to_vec(host).unwrap_or_default();
-        self.write(|write| {
+        self.write(|write, events| {
             write.open_table(HOSTS)?.insert(name, &bytes[..])?;
+            if let Event::Granted { vault, .. } = &event {
+                restored::wait_also_for(write, vault, name)?;
+            }
+            events.push(event);
             Ok(())
         })?;
         self.now_are(hosts);
-        Ok(())
+        self.look_at_restored()
+    }
+
+    /// A host may do nothing any more.
+    ///
+    /// # Errors
+    /// [`ServerError::NoHost`], [`ServerError::Database`].
+    pub fn revoke(&self, name: &str) -> Result<()> {
+        self.change_host(name, Event::Revoked { host: name.into() }, |host| host.is_revoked = true)
     }
 
     fn now_are(&self, hosts: Hosts) {
@@ -235,12 +312,14 @@ impl State {
     /// [`ServerError::Database`].
     pub fn put_token(&self, key: &[u8], pending: &Pending, now: u64) -> Result<()> {
         let bytes = serde_json::to_vec(pending).unwrap_or_default();
-        self.write(|write| {
+        self.write(|write, events| {
             let mut table = write.open_table(TOKENS)?;
             table.retain(|_, old| {
                 serde_json::from_slice::<Pending>(old).is_ok_and(|old| old.until > now && old.host != pending.host)
             })?;
             table.insert(key, &bytes[..])?;
+            let Pending { host, until, vaults } = pending.clone();
+            events.push(Event::TokenMade { host, until, vaults });
             Ok(())
         })
     }
@@ -251,13 +330,14 @@ impl State {
     /// [`ServerError::Database`].
     pub fn cancel_tokens(&self, host: &str) -> Result<bool> {
         let _alone = self.changing.lock();
-        self.write(|write| {
+        self.write(|write, events| {
             let mut had = false;
             write.open_table(TOKENS)?.retain(|_, token| {
                 let is_its = serde_json::from_slice::<Pending>(token).is_ok_and(|pending| pending.host == host);
                 had |= is_its;
                 !is_its
             })?;
+            events.extend(had.then(|| Event::TokenVoid { host: host.into() }));
             Ok(had)
         })
     }
@@ -272,13 +352,25 @@ impl State {
         Ok(pending.filter(|pending| pending.until > now))
     }
 
+    /// How many tokens there are.
+    ///
+    /// # Errors
+    /// [`ServerError::Damaged`], [`ServerError::Database`].
+    pub fn tokens(&self) -> Result<usize> {
+        let tokens = self.rows(TOKENS)?;
+        match tokens.iter().all(|(_, token)| serde_json::from_slice::<Pending>(token).is_ok()) {
+            true => Ok(tokens.len()),
+            false => Err(self.damaged("a token")),
+        }
+    }
+
     /// Uses a token up for a host with a key: both in one step, so that it is used once. Returns the host's name.
     ///
     /// # Errors
     /// [`ServerError::Database`].
     pub fn use_token(&self, token: &[u8], now: u64, host_key: &[u8]) -> Result<Option<String>> {
         let _alone = self.changing.lock();
-        let joined = self.write(|write| {
+        let joined = self.write(|write, events| {
             let mut tokens = write.open_table(TOKENS)?;
             let bytes = tokens.remove(token)?.map(|row| row.value().to_vec());
             let pending = bytes.and_then(|bytes| serde_json::from_slice::<Pending>(&bytes).ok());
@@ -287,12 +379,17 @@ impl State {
             let host = Host { key, joined: now, is_revoked: false, vaults: pending.vaults };
             let bytes = serde_json::to_vec(&host).unwrap_or_default();
             write.open_table(HOSTS)?.insert(&*pending.host, &bytes[..])?;
+            for vault in &host.vaults {
+                restored::wait_also_for(write, vault, &pending.host)?;
+            }
+            events.push(Event::Joined { host: pending.host.clone(), key: host.key.clone() });
             Ok(Some((pending.host, host)))
         })?;
         let Some((name, host)) = joined else { return Ok(None) };
         let mut hosts = Hosts::clone(&self.hosts());
         hosts.insert(name.clone(), host);
         self.now_are(hosts);
+        self.look_at_restored()?;
         Ok(Some(name))
     }
 
@@ -301,100 +398,28 @@ impl State {
     /// # Errors
     /// [`ServerError::NoHost`], [`ServerError::Database`].
     pub fn grant(&self, name: &str, vault: &str, may: bool) -> Result<()> {
-        self.change_host(name, |host| match may {
+        let (host, id) = (name.to_owned(), vault.to_owned());
+        let event = match may {
+            true => Event::Granted { host, vault: id },
+            false => Event::GrantEnded { host, vault: id },
+        };
+        self.change_host(name, event, |host| match may {
             true => drop(host.vaults.insert(vault.into())),
             false => drop(host.vaults.remove(vault)),
         })
     }
-
-    /// What is durable of the leases of a vault; and the hosts of its sessions.
-    ///
-    /// # Errors
-    /// [`ServerError::Database`], [`ServerError::Damaged`].
-    pub fn leases(&self, vault: &[u8; 16]) -> Result<(Durable, Vec<(SessionId, String)>)> {
-        let rows = self.read(|read| {
-            let table = read.open_table(LEASES)?;
-            let mut rows = Vec::new();
-            for row in table.range(&vault[..]..)? {
-                let (key, value) = row?;
-                if !key.value().starts_with(vault) {
-                    break;
-                }
-                rows.push((key.value()[16..].to_vec(), value.value().to_vec()));
-            }
-            Ok(rows)
-        })?;
-        let (mut durable, mut hosts) = (Durable::default(), Vec::new());
-        for (key, value) in rows {
-            let damaged = || self.damaged("a lease");
-            let (kind, number) = key.split_first().ok_or_else(damaged)?;
-            let number = u64::from_be_bytes(number.try_into().map_err(|_| damaged())?);
-            let word = |at: usize| {
-                let bytes = value.get(at * 8..at * 8 + 8).and_then(|bytes| bytes.try_into().ok());
-                bytes.map(u64::from_le_bytes).ok_or_else(damaged)
-            };
-            match *kind {
-                RUNS => durable.runs = word(0)?,
-                SESSION => {
-                    durable.sessions.insert(SessionId(number));
-                    hosts.push((SessionId(number), String::from_utf8(value).map_err(|_| damaged())?));
-                }
-                EXCLUSIVE => {
-                    durable.exclusive.insert(Object(number), (SessionId(word(0)?), GrantNo(word(1)?)));
-                }
-                ABANDONED => drop(durable.abandoned.insert(Object(number))),
-                _ => return Err(damaged()),
-            }
-        }
-        Ok((durable, hosts))
-    }
-
-    /// Makes changes of the leases of a vault durable, together. `host_of` names the host of a session that began.
-    ///
-    /// # Errors
-    /// [`ServerError::Database`].
-    pub fn change_leases(
-        &self,
-        vault: &[u8; 16],
-        changes: &[Change],
-        host_of: impl Fn(SessionId) -> String,
-    ) -> Result<()> {
-        if changes.is_empty() {
-            return Ok(());
-        }
-        self.write(|write| {
-            let mut table = write.open_table(LEASES)?;
-            for change in changes {
-                let (kind, number, value) = match *change {
-                    Change::Run(runs) => (RUNS, 0, Some(runs.to_le_bytes().to_vec())),
-                    Change::Began(session) => (SESSION, session.0, Some(host_of(session).into_bytes())),
-                    Change::Ended(session) => (SESSION, session.0, None),
-                    Change::Exclusive(object, session, grant) => {
-                        (EXCLUSIVE, object.0, Some([session.0.to_le_bytes(), grant.0.to_le_bytes()].concat()))
-                    }
-                    Change::Released(object) => (EXCLUSIVE, object.0, None),
-                    Change::Abandoned(object) => (ABANDONED, object.0, Some(Vec::new())),
-                    Change::TakenOver(object) => (ABANDONED, object.0, None),
-                };
-                let key = lease_key(vault, kind, number);
-                match value {
-                    Some(value) => drop(table.insert(&key[..], &value[..])?),
-                    None => drop(table.remove(&key[..])?),
-                }
-            }
-            Ok(())
-        })
-    }
 }
 
-const RUNS: u8 = 0;
-const SESSION: u8 = 1;
-const EXCLUSIVE: u8 = 2;
-const ABANDONED: u8 = 3;
-
-/// The vault, the kind, and the number of the session or object.
-fn lease_key(vault: &[u8; 16], kind: u8, number: u64) -> Vec<u8> {
-    [&vault[..], &[kind], &number.to_be_bytes()].concat()
+/// Whether a file is no database, and not that it cannot be read.
+fn is_damage(error: &redb::DatabaseError) -> bool {
+    use redb::{DatabaseError, StorageError};
+    match error {
+        DatabaseError::Storage(StorageError::Corrupted(_)) | DatabaseError::UpgradeRequired(_) => true,
+        DatabaseError::Storage(StorageError::Io(error)) => {
+            matches!(error.kind(), std::io::ErrorKind::InvalidData | std::io::ErrorKind::UnexpectedEof)
+        }
+        _ => false,
+    }
 }
 
 /// A name that a host can have.
@@ -411,85 +436,4 @@ pub fn check_name(name: &str) -> Result<()> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn leases_come_back() {
-        let dir = tempfile::tempdir().expect("a directory");
-        let (vault, other) = ([7; 16], [8; 16]);
-        let changes = [
-            Change::Run(3),
-            Change::Began(SessionId(5)),
-            Change::Began(SessionId(6)),
-            Change::Exclusive(Object(0), SessionId(5), GrantNo(9)),
-            Change::Abandoned(Object(1)),
-            Change::Ended(SessionId(6)),
-        ];
-        let state = State::make(dir.path()).expect("opens");
-        state.change_leases(&vault, &changes, |session| format!("host{}", session.0)).expect("writes");
-        state.change_leases(&other, &[Change::Run(1)], |_| String::new()).expect("writes");
-        assert!(matches!(State::open(dir.path()), Err(ServerError::Running { .. })));
-        drop(state);
-        let state = State::make(dir.path()).expect("opens");
-        let mut expected = Durable::default();
-        changes.iter().for_each(|change| expected.apply(change));
-        assert_eq!(state.leases(&vault).expect("reads"), (expected, vec![(SessionId(5), "host5".into())]));
-    }
-
-    #[test]
-    fn a_token_is_used_once_and_in_time() {
-        let dir = tempfile::tempdir().expect("a directory");
-        let state = State::make(dir.path()).expect("opens");
-        let pending = |host: &str| Pending { host: host.into(), until: 100, vaults: BTreeSet::new() };
-        state.put_token(b"a", &pending("one"), 50).expect("writes");
-        state.put_token(b"b", &pending("two"), 50).expect("writes");
-        assert!(state.token(b"a", 100).expect("reads").is_none(), "its time is over");
-        assert!(state.use_token(b"a", 99, b"key").expect("writes").is_some_and(|name| name == "one"));
-        assert!(state.use_token(b"a", 99, b"key").expect("writes").is_none());
-        // A second token for a host takes the place of the first.
-        state.put_token(b"c", &pending("two"), 50).expect("writes");
-        assert!(state.token(b"b", 50).expect("reads").is_none());
-    }
-
-    #[test]
-    fn a_key_is_a_hosts_until_it_is_revoked_or_joins_anew() {
-        let dir = tempfile::tempdir().expect("a directory");
-        let state = State::make(dir.path()).expect("opens");
-        let vault = [5; 16];
-        let pending =
-            Pending { host: "one".into(), until: seconds() + 100, vaults: BTreeSet::from([HEXLOWER.encode(&vault)]) };
-        state.put_token(b"t", &pending, 0).expect("writes");
-        assert_eq!((state.who(b"t"), state.who(b"k")), (Some(Who::Token), None));
-        let mut changes = state.changes();
-        state.use_token(b"t", 0, b"k").expect("writes").expect("is good");
-        assert!(changes.has_changed().expect("there is a sender"));
-        let host = |is_revoked| Some(Who::Host { name: "one".into(), is_revoked });
-        assert_eq!((state.who(b"t"), state.who(b"k")), (None, host(false)));
-        assert!(state.may_use(b"k", &vault) && !state.may_use(b"k", &[6; 16]) && !state.may_use(b"j", &vault));
-        state.grant("one", &HEXLOWER.encode(&vault), false).expect("writes");
-        assert!(!state.may_use(b"k", &vault));
-        state.grant("one", &HEXLOWER.encode(&vault), true).expect("writes");
-        changes.mark_unchanged();
-        state.change_host("one", |host| host.is_revoked = true).expect("writes");
-        assert!(!state.may_use(b"k", &vault) && changes.has_changed().expect("there is a sender"));
-        assert_eq!(state.who(b"k"), host(true));
-        assert!(state.grant("two", "x", true).is_err_and(|error| error.code() == 3));
-        drop(state);
-        let state = State::make(dir.path()).expect("opens");
-        assert_eq!(state.who(b"k"), host(true));
-        state.put_token(b"u", &pending, 0).expect("writes");
-        state.use_token(b"u", 0, b"l").expect("writes").expect("is good");
-        assert_eq!((state.who(b"k"), state.who(b"l")), (None, host(false)));
-    }
-
-    #[test]
-    fn names_of_hosts_are_plain() {
-        for good in ["a", "node-1.example", "9"] {
-            check_name(good).expect(good);
-        }
-        for bad in ["", "-a", ".", "a b", "a/b", "\u{e9}", &"x".repeat(64), "a\n"] {
-            assert!(check_name(bad).is_err(), "{bad:?}");
-        }
-    }
-}
+mod tests;

@@ -5,6 +5,7 @@
 //! cannot be written concerns its vault alone, which is opened again on what is durable.
 
 use crate::ServerError;
+use crate::audit::Why;
 use crate::guard::Caller;
 use crate::state::State;
 use crate::vaults::{Answer, Lost, Refused};
@@ -92,7 +93,7 @@ impl Vault {
         let ticked = now();
         let inner = Inner { table, head, leases, sessions, ticked, is_given_up: false, is_in_doubt: false };
         let vault = Vault { id, state, inner: Mutex::new(inner) };
-        vault.carry_out(&mut vault.inner.lock(), step)?;
+        vault.carry_out(&mut vault.inner.lock(), step, None)?;
         Ok(vault)
     }
 
@@ -123,7 +124,7 @@ impl Vault {
     pub fn tick(&self) -> std::result::Result<(), Lost> {
         let inner = &mut *self.inner.lock();
         let step = inner.tick();
-        self.carry_out(inner, step)
+        self.carry_out(inner, step, None)
     }
 
     /// Ends the sessions of a host.
@@ -136,12 +137,17 @@ impl Vault {
         let its: Vec<_> = its.map(|(session, _)| *session).collect();
         for session in its {
             let step = inner.leases.end_session(session, now());
-            self.carry_out(inner, step)?;
+            self.carry_out(inner, step, Some((session, Why::Revoked)))?;
         }
         Ok(())
     }
 
-    /// Has its table put away, if it may be: it is used no more.
+    /// Its table, to look at.
+    pub fn table_to_look_at(&self) -> Arc<DiskTable> {
+        self.inner.lock().table.clone()
+    }
+
+    /// Has its file put away or replaced, if it may be: it is used no more.
     ///
     /// # Errors
     /// Those of both.
@@ -157,10 +163,20 @@ impl Vault {
         Ok(())
     }
 
-    /// First what is to be durable, then what is to be said.
-    fn carry_out(&self, inner: &mut Inner, step: Step) -> std::result::Result<(), Lost> {
-        let host_of = |session| inner.sessions.get(&session).map(|one| one.host.clone()).unwrap_or_default();
-        self.state.change_leases(&self.id, &step.changes, host_of).map_err(Lost)?;
+    /// First what is to be durable, then what is to be said. `ends`: a session that ends, if it does, for another
+    /// reason than its silence.
+    fn carry_out(
+        &self,
+        inner: &mut Inner,
+        step: Step,
+        ends: Option<(SessionId, Why)>,
+    ) -> std::result::Result<(), Lost> {
+        let host_of = |session| match inner.sessions.get(&session) {
+            Some(one) => (one.host.clone(), one.mode == Mode::Exclusive),
+            None => (String::new(), false),
+        };
+        let why = |session| ends.filter(|(ends, _)| *ends == session).map_or(Why::Silent, |(_, why)| why);
+        self.state.change_leases(&self.id, &step.changes, host_of, why).map_err(Lost)?;
         for (session, reply) in step.replies {
             let Some(one) = inner.sessions.get_mut(&session) else { continue };
             // Who does not listen comes back by another connection, and is told then.
@@ -177,19 +193,24 @@ impl Vault {
     /// session of the same host that is gone.
     ///
     /// # Errors
-    /// [`Refused::InUse`], [`Refused::TooMuch`], [`Refused::Unknown`], [`Refused::Lost`].
+    /// [`Refused::InUse`], [`Refused::Restored`], [`Refused::TooMuch`], [`Refused::Unknown`], [`Refused::Lost`].
     pub fn begin(&self, caller: &Caller, mode: Mode, replaces: SessionId, replies: Sender<Reply>) -> Answer<Begun> {
         let (host, inner) = (&*caller.name, &mut *self.inner.lock());
         // Looked up under the lock that a revocation takes behind its own note.
         if inner.is_given_up || !self.state.may_use(&caller.key, &self.id) {
             return Err(Refused::Unknown);
         }
+        match self.state.waits_for(&self.id) {
+            Some(hosts) if hosts.is_empty() => self.state.reopened(&self.id).map_err(Lost)?,
+            Some(hosts) => return Err(Refused::Restored { waits_for: hosts.into_iter().collect() }),
+            None => {}
+        }
         if inner.sessions.get(&replaces).is_some_and(|one| one.host == host) {
             let step = inner.leases.end_session(replaces, now());
-            self.carry_out(inner, step)?;
+            self.carry_out(inner, step, Some((replaces, Why::Replaced)))?;
         }
         let step = inner.tick();
-        self.carry_out(inner, step)?;
+        self.carry_out(inner, step, None)?;
         let is_in_the_way = |one: &&Attending| mode == Mode::Exclusive || one.mode == Mode::Exclusive;
         if let Some(one) = inner.sessions.values().find(is_in_the_way) {
             let by = match now().0.saturating_sub(one.heard.0) / 1000 {
@@ -204,7 +225,7 @@ impl Vault {
         let (session, step) = inner.leases.join(now());
         let attending = Attending { host: host.into(), mode, heard: now(), connections: 1, replies: Some(replies) };
         inner.sessions.insert(session, attending);
-        self.carry_out(inner, step)?;
+        self.carry_out(inner, step, None)?;
         Ok(Begun { line: Line { session, number: 1 }, head: inner.head })
     }
 
@@ -234,8 +255,9 @@ impl Vault {
         }
         let known = inner.sessions.get_mut(&line.session).filter(|one| one.connections == line.number);
         known.ok_or(Refused::Ended)?.heard = now();
+        let leaves = (call == Call::Leave).then_some((line.session, Why::Left));
         let step = inner.leases.call(line.session, call, now());
-        Ok(self.carry_out(inner, step)?)
+        Ok(self.carry_out(inner, step, leaves)?)
     }
 
     /// Makes changes durable that go on from `base`, for a session that has the vault alone. The same changes once more
@@ -246,7 +268,7 @@ impl Vault {
     pub fn commit(&self, host: &str, session: SessionId, base: Head, changes: &[Change]) -> Answer<Head> {
         let inner = &mut *self.inner.lock();
         let step = inner.tick();
-        self.carry_out(inner, step)?;
+        self.carry_out(inner, step, None)?;
         inner.may_change(session, host)?;
         let after = base.after(changes);
         if inner.head == after {

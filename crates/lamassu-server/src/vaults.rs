@@ -2,14 +2,15 @@
 //!
 //! Locks: a slot of [`Vaults`], then the inside of its vault, then those of the state.
 
+use crate::audit::Event;
 use crate::guard::Caller;
 use crate::state::State;
-use crate::vault::Vault;
+use crate::vault::{Inner, Vault};
 use crate::{Result, ServerError};
 use data_encoding::HEXLOWER;
 use lamassu_anchor::head::Head;
 use lamassu_anchor::table::{Change, DiskTable, Table};
-use lamassu_anchor::{Anchor, AnchorError};
+use lamassu_anchor::{Anchor, AnchorError, Revision};
 use lamassu_lease::{SessionId, Terms};
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
@@ -17,6 +18,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 /// The directory of tables in the server's directory.
 pub const DIR: &str = "anchors";
@@ -24,6 +26,11 @@ pub const DIR: &str = "anchors";
 const NEW: &str = "new";
 /// What stays free on the server's disk for the state, in bytes: a commit is refused before.
 const RESERVE: u64 = 64 << 20;
+/// Between two lines of the log that say so.
+const SAID_EVERY: Duration = Duration::from_secs(60);
+/// How an anchor's file ends that was put away.
+const AWAY: &str = "given-up";
+
 /// Why a host does not get what it asked for.
 #[derive(Debug)]
 pub enum Refused {
@@ -33,6 +40,11 @@ pub enum Refused {
     InUse {
         /// the host
         by: String,
+    },
+    /// The vault was put back from a backup, and hosts may know more of it.
+    Restored {
+        /// which
+        waits_for: Vec<String>,
     },
     /// The session has ended, or has no lease for this.
     Ended,
@@ -87,6 +99,8 @@ pub struct Vaults {
     terms: Terms,
     state: Arc<State>,
     slots: Mutex<HashMap<[u8; 16], Arc<Mutex<Slot>>>>,
+    /// When the log was told that the disk is nearly full.
+    said: Mutex<Option<Instant>>,
 }
 
 /// What there is of a vault.
@@ -114,7 +128,7 @@ impl Vaults {
                 fs::remove_file(&path).map_err(ServerError::file("remove", &path))?;
             }
         }
-        Ok(Vaults { dir, terms, state, slots: Mutex::default() })
+        Ok(Vaults { dir, terms, state, slots: Mutex::default(), said: Mutex::default() })
     }
 
     /// How long leases last.
@@ -123,7 +137,7 @@ impl Vaults {
     }
 
     fn file(&self, id: &[u8; 16]) -> PathBuf {
-        self.dir.join(format!("{}.anchor", HEXLOWER.encode(id)))
+        file_of(&self.dir, id)
     }
 
     fn slot(&self, id: &[u8; 16]) -> Arc<Mutex<Slot>> {
@@ -152,13 +166,11 @@ impl Vaults {
     /// # Errors
     /// [`ServerError::File`]; those of the state.
     pub fn open_all(&self) -> Result<usize> {
-        let entries = fs::read_dir(&self.dir).map_err(ServerError::file("list", &self.dir))?;
         let mut opened = 0;
-        for entry in entries {
-            let name = entry.map_err(ServerError::file("list", &self.dir))?.file_name();
-            let id = name.to_str().and_then(|name| name.strip_suffix(".anchor"));
-            let id = id.and_then(|id| HEXLOWER.decode(id.as_bytes()).ok()).and_then(|id| id.try_into().ok());
-            let Some(id) = id else { continue };
+        for id in missing(&self.dir, &self.state)? {
+            tracing::error!(file = %file_of(&self.dir, &id).display(), "this anchor was kept here, and is gone");
+        }
+        for id in all_in(&self.dir)? {
             match self.vault(&id) {
                 Ok(_) => opened += 1,
                 Err(Refused::Lost(Lost(error))) => return Err(error),
@@ -205,7 +217,30 @@ impl Vaults {
         }
     }
 
-    /// Begins to take the anchor of a vault whose anchor is not kept here.
+    /// Whether a host is to send the rows that it has of a vault that was put back from a backup: it knows more than
+    /// the server. One that does not has told what it knows.
+    ///
+    /// # Errors
+    /// [`Refused::Unknown`], [`Refused::NotNow`], [`Refused::Failed`], [`Refused::Lost`].
+    pub fn wants_rows(&self, caller: &Caller, id: &[u8; 16], revision: Revision, head: Option<Head>) -> Answer<bool> {
+        let vault = self.vault_for(caller, id)?;
+        if !self.waits_for(caller, id) {
+            return Ok(false);
+        }
+        let ours = Anchor::open(vault.table_to_look_at(), id)?.vault().revision;
+        if revision > ours || (revision == ours && head != Some(vault.head())) {
+            return Ok(true);
+        }
+        self.state.reconciled(id, &caller.name, false).map_err(Lost)?;
+        Ok(false)
+    }
+
+    fn waits_for(&self, caller: &Caller, id: &[u8; 16]) -> bool {
+        self.state.waits_for(id).is_some_and(|hosts| hosts.contains(&*caller.name))
+    }
+
+    /// Begins to take the anchor of a vault: one that is not kept here, or of one that was put back from a backup
+    /// what a host has.
     ///
     /// # Errors
     /// [`Refused::NotGranted`], [`Refused::NotNow`], [`Refused::TooMuch`], [`Refused::Failed`].
@@ -239,10 +274,15 @@ impl Vaults {
     /// Refuses what takes room that the state may need.
     fn check_room(&self) -> Answer<()> {
         let free = rustix::fs::statvfs(&self.dir).map_or(u64::MAX, |st| st.f_bavail.saturating_mul(st.f_frsize));
-        match free < RESERVE {
-            true => Err(Refused::TooMuch("the server's disk is nearly full")),
-            false => Ok(()),
+        if free >= RESERVE {
+            return Ok(());
         }
+        let mut said = self.said.lock();
+        if said.is_none_or(|said| said.elapsed() >= SAID_EVERY) {
+            *said = Some(Instant::now());
+            tracing::error!(dir = %self.dir.display(), free, "the disk is nearly full: no commit is made before there is room");
+        }
+        Err(Refused::TooMuch("the server's disk is nearly full"))
     }
 
     /// Makes changes durable, as [`Vault::commit`] does.
@@ -292,26 +332,26 @@ impl Vaults {
     pub fn forget(&self, id: &[u8; 16]) -> Answer<()> {
         let slot = self.slot(id);
         let slot = &mut *slot.lock();
-        let Slot::Open(vault) = &*slot else { return self.put_away(id, slot) };
-        let vault = vault.clone();
-        vault.give_up(
-            |inner| match inner.host_of_one() {
-                Some(host) => Err(Refused::InUse { by: format!("host {host}") }),
-                None => Ok(()),
-            },
-            || self.put_away(id, slot),
-        )
+        let event = Event::AnchorForgotten { vault: HEXLOWER.encode(id) };
+        let Slot::Open(vault) = &*slot else { return self.put_away(id, slot, event) };
+        let is_free = |inner: &Inner| match inner.host_of_one() {
+            Some(host) => Err(Refused::InUse { by: format!("host {host}") }),
+            None => Ok(()),
+        };
+        vault.clone().give_up(is_free, || self.put_away(id, slot, event))
     }
 
     /// Renames the file of a vault.
-    fn put_away(&self, id: &[u8; 16], slot: &mut Slot) -> Answer<()> {
-        let (file, away) = (self.file(id), self.dir.join(format!("{}.given-up", HEXLOWER.encode(id))));
+    fn put_away(&self, id: &[u8; 16], slot: &mut Slot, event: Event) -> Answer<()> {
+        let (file, away) = (self.file(id), self.dir.join(format!("{}.{AWAY}", HEXLOWER.encode(id))));
         match fs::rename(&file, &away) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Err(Refused::Unknown),
             done => done.map_err(ServerError::file("rename", &file))?,
         }
         *slot = Slot::Closed;
-        self.sync_dir()
+        self.sync_dir()?;
+        self.state.reopened(id).map_err(Lost)?;
+        Ok(self.state.note_not_kept(id, event).map_err(Lost)?)
     }
 
     fn sync_dir(&self) -> Answer<()> {
@@ -327,8 +367,37 @@ impl Vaults {
         let (vault, host) = (self.vault_for(caller, id)?, &*caller.name);
         let slot = self.slot(id);
         let slot = &mut *slot.lock();
-        vault.give_up(|inner| inner.may_change(session, host), || self.put_away(id, slot))
+        let event = Event::AnchorTaken { host: host.into(), vault: HEXLOWER.encode(id) };
+        vault.give_up(|inner| inner.may_change(session, host), || self.put_away(id, slot, event))
     }
+}
+
+/// The file of a vault's anchor in the directory of anchors.
+pub fn file_of(dir: &Path, id: &[u8; 16]) -> PathBuf {
+    dir.join(format!("{}.anchor", HEXLOWER.encode(id)))
+}
+
+/// The vaults whose anchors are in the directory of anchors.
+///
+/// # Errors
+/// [`ServerError::File`].
+pub fn all_in(dir: &Path) -> Result<Vec<[u8; 16]>> {
+    let mut all = Vec::new();
+    for entry in fs::read_dir(dir).map_err(ServerError::file("list", dir))? {
+        let name = entry.map_err(ServerError::file("list", dir))?.file_name();
+        let id = name.to_str().and_then(|name| name.strip_suffix(".anchor"));
+        all.extend(id.and_then(|id| HEXLOWER.decode(id.as_bytes()).ok()).and_then(|id| <[u8; 16]>::try_from(id).ok()));
+    }
+    Ok(all)
+}
+
+/// The vaults whose anchors should be there and are not.
+///
+/// # Errors
+/// Those of the state.
+pub fn missing(dir: &Path, state: &State) -> Result<Vec<[u8; 16]>> {
+    let is_gone = |id: &[u8; 16]| file_of(dir, id).symlink_metadata().is_err();
+    Ok(state.kept()?.into_iter().filter(is_gone).collect())
 }
 
 /// An anchor on its way here. Dropped before its end, it is taken back.
@@ -362,7 +431,9 @@ impl Put {
     /// [`Refused::Known`], [`Refused::NoAnchor`], [`Refused::NotGranted`], [`Refused::Failed`].
     pub fn finish(mut self, caller: &Caller) -> Answer<Head> {
         let Some(table) = self.table.take() else { return Err(Refused::NotNow) };
-        Anchor::open(table.clone(), &self.id).map_err(|_| Refused::NoAnchor)?;
+        let anchor = Anchor::open(table.clone(), &self.id).map_err(|_| Refused::NoAnchor)?;
+        let revision = anchor.vault().revision;
+        drop(anchor);
         table.commit(&[self.head.change()])?;
         // Closed before it is in its place.
         drop(table);
@@ -370,6 +441,10 @@ impl Put {
             return Err(Refused::NotGranted);
         }
         let file = self.vaults.file(&self.id);
+        let state = &self.vaults.state;
+        if self.vaults.waits_for(caller, &self.id) {
+            return self.reconcile(caller, revision);
+        }
         {
             let slot = self.vaults.slot(&self.id);
             let slot = slot.lock();
@@ -380,11 +455,37 @@ impl Put {
                 }
                 fs::rename(&self.new, &file).map_err(ServerError::file("put in place", &file))?;
                 self.vaults.sync_dir()?;
+                state.note_kept(&caller.name, &self.id).map_err(Lost)?;
                 return Ok(self.head);
             }
         }
         let there = self.vaults.vault(&self.id)?.head();
         if there == self.head { Ok(there) } else { Err(Refused::Known) }
+    }
+
+    /// These rows take the place of what the backup had of a vault that was put back, unless that is newer by now:
+    /// then its head is returned.
+    fn reconcile(&self, caller: &Caller, revision: Revision) -> Answer<Head> {
+        let vaults = &self.vaults;
+        // Nobody has a session while a host is waited for.
+        let vault = vaults.vault(&self.id)?;
+        let slot = vaults.slot(&self.id);
+        let slot = &mut *slot.lock();
+        let ours = Anchor::open(vault.table_to_look_at(), &self.id)?.vault().revision;
+        if ours > revision {
+            vaults.state.reconciled(&self.id, &caller.name, false).map_err(Lost)?;
+            return Ok(vault.head());
+        }
+        let may_be = |_: &_| if vaults.waits_for(caller, &self.id) { Ok(()) } else { Err(Refused::NotNow) };
+        let file = vaults.file(&self.id);
+        let replace = || {
+            fs::rename(&self.new, &file).map_err(ServerError::file("put in place", &file))?;
+            *slot = Slot::Closed;
+            vaults.sync_dir()
+        };
+        vault.give_up(may_be, replace)?;
+        vaults.state.reconciled(&self.id, &caller.name, true).map_err(Lost)?;
+        Ok(self.head)
     }
 }
 

@@ -61,11 +61,12 @@ pub enum Code {
     Internal = 70,
     AnchorServerOlder = 71,
     AnchorServerFails = 72,
+    AnchorServerRestored = 73,
 }
 
 impl Code {
     /// Every code, ascending.
-    pub const ALL: [Code; 46] = [
+    pub const ALL: [Code; 47] = [
         Code::Done,
         Code::Other,
         Code::Usage,
@@ -112,6 +113,7 @@ impl Code {
         Code::Internal,
         Code::AnchorServerOlder,
         Code::AnchorServerFails,
+        Code::AnchorServerRestored,
     ];
 
     /// The code of a number that a process of ours ended with.
@@ -182,6 +184,10 @@ impl Code {
             Code::AnchorServerOlder => Some(
                 "do not go on before it is known why: a backup of the server's state that was put back forgets what was \
                  written since",
+            ),
+            Code::AnchorServerRestored => Some(
+                "any command on the vault there, `lamassu ls` say, tells the server what that host knows; of a host that \
+                 is gone for good take the grant away: `lamassu-server host grant --not`",
             ),
             Code::Internal => Some("this is a bug in lamassu: please report it with the command and this message"),
             Code::Done
@@ -321,6 +327,7 @@ impl From<FaultKind> for Code {
             FaultKind::SessionEnded => Code::SessionEnded,
             FaultKind::AnchorServerOlder => Code::AnchorServerOlder,
             FaultKind::AnchorServerFails => Code::AnchorServerFails,
+            FaultKind::AnchorServerRestored => Code::AnchorServerRestored,
             FaultKind::Internal => Code::Internal,
             FaultKind::UnknownRequest | FaultKind::Other => Code::Other,
         }

@@ -416,12 +416,31 @@ impl DiskTable {
     /// That of `visit`; [`AnchorError::Io`], [`AnchorError::Unreadable`].
     pub fn visit_all<E: From<AnchorError>>(
         &self,
+        visit: impl FnMut(Space, &[u8], &[u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        self.visit_spaces(&Space::OF_VAULT, visit)
+    }
+
+    /// The same, with the rows that are of this table alone: for a copy that takes its place.
+    ///
+    /// # Errors
+    /// As [`DiskTable::visit_all`].
+    pub fn visit_whole<E: From<AnchorError>>(
+        &self,
+        visit: impl FnMut(Space, &[u8], &[u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        self.visit_spaces(&Space::ALL, visit)
+    }
+
+    fn visit_spaces<E: From<AnchorError>>(
+        &self,
+        spaces: &[Space],
         mut visit: impl FnMut(Space, &[u8], &[u8]) -> Result<(), E>,
     ) -> Result<(), E> {
         let done = self.ask_once("read", |database, kept| {
             let view = self.view(database, kept)?;
             let mut done = Ok(());
-            for space in Space::OF_VAULT {
+            for space in spaces.iter().copied() {
                 view.visit(space, Bound::Unbounded, |key, value| {
                     done = visit(space, key, value);
                     if done.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }

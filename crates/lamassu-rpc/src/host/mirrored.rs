@@ -46,11 +46,22 @@ struct Commits {
 }
 
 impl Mirrored {
-    /// Begins a session, and brings the copy in `file` up to date.
+    /// Begins a session, and brings the copy in `file` up to date. A server that was put back from a backup is told what
+    /// the copy knows.
     ///
     /// # Errors
     /// [`AnchorError::Server`]; those of the copy.
     pub fn open(connection: &Connection, vault: [u8; 16], mode: Mode, file: &Path) -> Result<Mirrored> {
+        match Mirrored::begin(connection, vault, mode, file) {
+            Err(AnchorError::Server { fault: ServerFault::Restored { .. }, .. }) => {
+                reconcile(connection, vault, file)?;
+                Mirrored::begin(connection, vault, mode, file)
+            }
+            begun => begun,
+        }
+    }
+
+    fn begin(connection: &Connection, vault: [u8; 16], mode: Mode, file: &Path) -> Result<Mirrored> {
         let (session, local) = match mode {
             Mode::Exclusive => {
                 // Locked before: whoever wrote it is gone.
@@ -280,14 +291,47 @@ fn fetch(session: &Session, file: &Path) -> Result<DiskTable> {
     }
 }
 
+/// Tells a server that was put back from a backup what the copy in `file` knows of a vault.
+fn reconcile(connection: &Connection, vault: [u8; 16], file: &Path) -> Result<()> {
+    let copy = match existing(DiskTable::open(file))? {
+        Some(copy) => {
+            let head = Head::of(&copy)?;
+            revision(copy, &vault)?.map(|(revision, copy)| (revision, head, copy))
+        }
+        None => None,
+    };
+    let known = proto::Known {
+        vault: vault.to_vec(),
+        revision: copy.as_ref().map_or(0, |(revision, ..)| revision.0),
+        head: copy.as_ref().and_then(|(_, head, _)| *head).map_or(Vec::new(), |head| head.0.to_vec()),
+    };
+    let wanted = connection.call(connection.anchors().reconcile(known))?;
+    match copy.filter(|_| wanted.rows) {
+        Some((_, _, copy)) => {
+            let (sent, has) = send_rows(connection, vault, &copy)?;
+            // Another host may have known more meanwhile: then the session fetches that.
+            if sent == has { copy.commit(&[sent.change()]) } else { Ok(()) }
+        }
+        None => Ok(()),
+    }
+}
+
 /// Gives a server the anchor of a vault that it does not know: all rows of a table, which becomes the copy.
 ///
 /// # Errors
 /// [`AnchorError::Server`]; those of the table.
 pub fn put(connection: &Connection, vault: [u8; 16], table: &DiskTable) -> Result<()> {
+    match send_rows(connection, vault, table)? {
+        (sent, has) if sent == has => table.commit(&[sent.change()]),
+        _ => Err(connection.garbled("the anchor came to another head")),
+    }
+}
+
+/// Sends all rows of a table. Returns the head that they come to, and that which the server has then.
+fn send_rows(connection: &Connection, vault: [u8; 16], table: &DiskTable) -> Result<(Head, Head)> {
     let (up, rows) = tokio::sync::mpsc::channel(4);
     let all_gone = tokio::sync::Notify::new();
-    let head = std::thread::scope(|scope| -> Result<Head> {
+    std::thread::scope(|scope| {
         let state = scope.spawn(|| {
             let mut anchors = connection.anchors();
             let put = anchors.put(tokio_stream::wrappers::ReceiverStream::new(rows));
@@ -310,12 +354,8 @@ pub fn put(connection: &Connection, vault: [u8; 16], table: &DiskTable) -> Resul
         drop(up);
         all_gone.notify_one();
         let state = state.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?.into_inner();
-        match convert::head(&state.head) {
-            Ok(head) if head == first => Ok(head),
-            Ok(_) | Err(_) => Err(connection.garbled("the anchor came to another head")),
-        }
-    })?;
-    table.commit(&[head.change()])
+        Ok((first, convert::head(&state.head).map_err(|error| connection.garbled(error.0))?))
+    })
 }
 
 /// The rows of a table in the messages that bring them to a server, and the head that it has there at first.

@@ -223,6 +223,7 @@ fn fault(status: &Status) -> ServerFault {
         Code::NotFound => ServerFault::UnknownVault,
         Code::FailedPrecondition => ServerFault::InUse { by: detail },
         Code::Aborted => ServerFault::Ended,
+        Code::DataLoss => ServerFault::Restored { waits_for: detail },
         Code::PermissionDenied | Code::Unauthenticated | Code::AlreadyExists => ServerFault::Refused { detail },
         Code::Unimplemented => ServerFault::Version { detail },
         Code::Unavailable | Code::DeadlineExceeded | Code::Cancelled | Code::Unknown | Code::ResourceExhausted => {

@@ -19,11 +19,7 @@ use lamassu_format::{Digest, PAGE_LEN, PageNo};
 
 /// The digest of a page as it lies in the store: H(0x00 ‖ page number as u64 ‖ page).
 pub fn leaf_digest(page: PageNo, sealed: &[u8; PAGE_LEN]) -> Digest {
-    let mut bytes = Vec::with_capacity(1 + 8 + PAGE_LEN);
-    bytes.push(0);
-    bytes.extend(page.0.to_le_bytes());
-    bytes.extend(sealed);
-    Digest(wrap::sha256(&bytes))
+    Digest(wrap::sha256_of(&[&[0], &page.0.to_le_bytes(), sealed]))
 }
 
 /// The digest of a record: H(0x01 ‖ level as u8 ‖ its children); of one without children none.

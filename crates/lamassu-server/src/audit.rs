@@ -1,0 +1,343 @@
+//! The audit log: who was let in, and which host had which vault when. An entry on hosts, tokens and sessions is
+//! made durable in the same transaction as what it tells of: neither is there without the other. One on a file (an
+//! anchor that is put, taken back or put away) follows at once.
+//!
+//! Entries are chained: each has the digest of all up to it, its *head*. A log that was changed, or cut in the middle,
+//! does not verify. One that was written anew from some entry on does; whoever has noted a head elsewhere (the log of
+//! the system gets each) sees that it is not in it.
+
+use crate::ServerError;
+use data_encoding::HEXLOWER;
+use lamassu_crypto::wrap::sha256;
+use redb::{ReadableTable, TableDefinition, WriteTransaction};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
+
+/// By number: the entry's head, 32 bytes, and an [`Entry`], JSON.
+pub(crate) const ENTRIES: TableDefinition<'static, u64, &'static [u8]> = TableDefinition::new("audit");
+/// One row: the number of the last entry that was removed, u64 little-endian, and its head.
+pub(crate) const REMOVED: TableDefinition<'static, &'static str, &'static [u8]> = TableDefinition::new("audit removed");
+const LAST: &str = "last";
+/// How many entries are kept, by default.
+pub const KEPT: u64 = 1_000_000;
+/// Removed in one transaction, at most: a limit that was lowered is reached after some.
+const REMOVED_AT_ONCE: u64 = 1000;
+
+/// What an entry tells.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", rename_all_fields = "kebab-case", tag = "event")]
+pub enum Event {
+    /// The server began to serve.
+    Started {
+        /// of the program
+        version: String,
+    },
+    /// A token was made for a host.
+    TokenMade {
+        /// the host
+        host: String,
+        /// vaults that it may use, hex
+        vaults: BTreeSet<String>,
+        /// s since 1970
+        until: u64,
+    },
+    /// The tokens of a host are void.
+    TokenVoid {
+        /// the host
+        host: String,
+    },
+    /// A host has joined.
+    Joined {
+        /// the host
+        host: String,
+        /// its public key, a subject public key info, hex
+        key: String,
+    },
+    /// A host may do nothing any more.
+    Revoked {
+        /// the host
+        host: String,
+    },
+    /// A host may use a vault.
+    Granted {
+        /// the host
+        host: String,
+        /// the vault, hex
+        vault: String,
+    },
+    /// It may no longer.
+    GrantEnded {
+        /// the host
+        host: String,
+        /// the vault, hex
+        vault: String,
+    },
+    /// A host has a vault, together with its anchor's rows.
+    SessionBegan {
+        /// the host
+        host: String,
+        /// the vault, hex
+        vault: String,
+        /// the session's number
+        session: u64,
+        /// whether alone, to write
+        writes: bool,
+    },
+    /// It has it no longer.
+    SessionEnded {
+        /// the host
+        host: String,
+        /// the vault, hex
+        vault: String,
+        /// the session's number
+        session: u64,
+        /// for which reason
+        why: Why,
+    },
+    /// A host has given the anchor of a vault to the server.
+    AnchorPut {
+        /// the host
+        host: String,
+        /// the vault, hex
+        vault: String,
+    },
+    /// A host has taken it back.
+    AnchorTaken {
+        /// the host
+        host: String,
+        /// the vault, hex
+        vault: String,
+    },
+    /// An administrator has put it away.
+    AnchorForgotten {
+        /// the vault, hex
+        vault: String,
+    },
+    /// A backup of the server was made.
+    BackupMade,
+    /// This directory was made as a backup: what a server does from here on it does on what the backup has.
+    MadeFromBackup,
+    /// A host has told what it knows of a vault that was put back from a backup.
+    Reconciled {
+        /// the host
+        host: String,
+        /// the vault, hex
+        vault: String,
+        /// The host knew more, and the server has that now.
+        was_newer: bool,
+    },
+    /// All hosts have: the vault can be used again.
+    Reopened {
+        /// the vault, hex
+        vault: String,
+    },
+}
+
+/// Why a session has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Why {
+    /// The host has said so.
+    Left,
+    /// It was silent for a term.
+    Silent,
+    /// Its process is gone: the same host has begun another.
+    Replaced,
+    /// The host may not use the vault any more.
+    Revoked,
+}
+
+/// An entry.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Entry {
+    /// from 1 on
+    pub number: u64,
+    /// s since 1970
+    pub time: u64,
+    /// what it tells
+    #[serde(flatten)]
+    pub event: Event,
+}
+
+/// Where a chain has come to: the number and the head of its last entry; both zero before the first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Place {
+    /// of the entry
+    pub number: u64,
+    /// of the entry
+    #[serde(with = "hex")]
+    pub head: [u8; 32],
+}
+
+impl Place {
+    /// The head, for people.
+    pub fn head_hex(&self) -> String {
+        HEXLOWER.encode(&self.head)
+    }
+}
+
+mod hex {
+    use data_encoding::HEXLOWER;
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+
+    pub fn serialize<S: Serializer>(bytes: &[u8; 32], to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_str(&HEXLOWER.encode(bytes))
+    }
+
+    pub fn deserialize<'a, D: Deserializer<'a>>(from: D) -> Result<[u8; 32], D::Error> {
+        let text = String::deserialize(from)?;
+        let bytes = HEXLOWER.decode(text.as_bytes()).ok().and_then(|bytes| bytes.try_into().ok());
+        bytes.ok_or_else(|| D::Error::custom("not 64 hexadecimal digits"))
+    }
+}
+
+/// An entry as it is kept.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Kept {
+    /// of the entry
+    #[serde(with = "hex")]
+    pub head: [u8; 32],
+    /// an [`Entry`], JSON
+    pub entry: String,
+}
+
+impl Kept {
+    /// The place of this entry, if it goes on from another.
+    pub fn after(&self, place: Place) -> Option<(Place, Entry)> {
+        let entry: Entry = serde_json::from_str(&self.entry).ok()?;
+        let is_next = entry.number == place.number + 1 && self.head == head_after(&place.head, &self.entry);
+        is_next.then_some((Place { number: entry.number, head: self.head }, entry))
+    }
+
+    /// The head, for people.
+    pub fn head_hex(&self) -> String {
+        HEXLOWER.encode(&self.head)
+    }
+
+    /// The entry with its head, one JSON document.
+    pub fn json(&self) -> String {
+        // An object, as all entries are.
+        format!("{},\"head\":\"{}\"}}", self.entry.strip_suffix('}').unwrap_or_default(), self.head_hex())
+    }
+
+    fn of(bytes: &[u8]) -> Option<Kept> {
+        let (head, entry) = bytes.split_first_chunk()?;
+        Some(Kept { head: *head, entry: std::str::from_utf8(entry).ok()?.to_owned() })
+    }
+
+    /// As a row has it.
+    pub(crate) fn row(&self) -> Vec<u8> {
+        [&self.head[..], self.entry.as_bytes()].concat()
+    }
+
+    /// Tells the log of the system.
+    pub(crate) fn say(&self) {
+        tracing::info!(target: "audit", head = HEXLOWER.encode(&self.head), "{}", self.entry);
+    }
+}
+
+fn head_after(head: &[u8; 32], entry: &str) -> [u8; 32] {
+    sha256(&[b"lamassu audit", &head[..], entry.as_bytes()].concat())
+}
+
+/// Some entries, in order.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Page {
+    /// what the first goes on from, if it is the first of all that there are
+    pub begins: Option<Place>,
+    /// the entries
+    pub entries: Vec<Kept>,
+}
+
+impl Page {
+    /// The entries, if each goes on from the one before, and the first from `place`; and where that comes to.
+    ///
+    /// # Errors
+    /// [`ServerError::Chain`].
+    pub fn verified(&self, mut place: Place) -> crate::Result<(Place, Vec<Entry>)> {
+        let mut entries = Vec::new();
+        for kept in &self.entries {
+            let (next, entry) = kept.after(place).ok_or(ServerError::Chain { number: place.number + 1 })?;
+            place = next;
+            entries.push(entry);
+        }
+        Ok((place, entries))
+    }
+}
+
+/// Adds entries, in the transaction that does what they tell, and removes the oldest above `most`.
+///
+/// # Errors
+/// Those of redb; [`redb::Error::Corrupted`] where the last entry makes no sense.
+pub(crate) fn append(
+    write: &WriteTransaction,
+    time: u64,
+    events: Vec<Event>,
+    most: u64,
+) -> Result<Vec<Kept>, redb::Error> {
+    if events.is_empty() {
+        return Ok(Vec::new());
+    }
+    let damaged = || redb::Error::Corrupted("an entry of the audit log".into());
+    let (mut entries, mut removed) = (write.open_table(ENTRIES)?, write.open_table(REMOVED)?);
+    let mut place = match entries.last()? {
+        Some((number, row)) => Place { number: number.value(), head: Kept::of(row.value()).ok_or_else(damaged)?.head },
+        None => read_removed(&removed)?.ok_or_else(damaged)?,
+    };
+    let mut all = Vec::new();
+    for event in events {
+        let entry = Entry { number: place.number + 1, time, event };
+        let entry = serde_json::to_string(&entry).map_err(|_| damaged())?;
+        let kept = Kept { head: head_after(&place.head, &entry), entry };
+        place = Place { number: place.number + 1, head: kept.head };
+        entries.insert(place.number, &kept.row()[..])?;
+        all.push(kept);
+    }
+    let first = entries.first()?.map_or(place.number, |(number, _)| number.value());
+    let too_many = (place.number + 1 - first).saturating_sub(most).min(REMOVED_AT_ONCE);
+    let mut last_removed = None;
+    for number in first..first + too_many {
+        let row = entries.remove(number)?;
+        let head = row.and_then(|row| Kept::of(row.value())).ok_or_else(damaged)?.head;
+        last_removed = Some(Place { number, head });
+    }
+    if let Some(place) = last_removed {
+        put_removed(&mut removed, place)?;
+    }
+    Ok(all)
+}
+
+/// What the first entry goes on from; `None`: it makes no sense.
+pub(crate) fn read_removed(
+    removed: &impl ReadableTable<&'static str, &'static [u8]>,
+) -> Result<Option<Place>, redb::Error> {
+    let Some(row) = removed.get(LAST)? else { return Ok(Some(Place::default())) };
+    let place = row
+        .value()
+        .split_first_chunk()
+        .and_then(|(number, head)| Some(Place { number: u64::from_le_bytes(*number), head: head.try_into().ok()? }));
+    Ok(place)
+}
+
+pub(crate) fn put_removed(
+    removed: &mut redb::Table<'_, &'static str, &'static [u8]>,
+    place: Place,
+) -> Result<(), redb::Error> {
+    removed.insert(LAST, &[&place.number.to_le_bytes()[..], &place.head].concat()[..])?;
+    Ok(())
+}
+
+/// The entries behind a number, at most `most`.
+///
+/// # Errors
+/// Those of redb; [`redb::Error::Corrupted`].
+pub(crate) fn page(read: &redb::ReadTransaction, after: u64, most: usize) -> Result<Page, redb::Error> {
+    let damaged = || redb::Error::Corrupted("an entry of the audit log".into());
+    let entries = read.open_table(ENTRIES)?;
+    let begins = read_removed(&read.open_table(REMOVED)?)?.ok_or_else(damaged)?;
+    let mut page = Page { begins: (after <= begins.number).then_some(begins), entries: Vec::new() };
+    for row in entries.range(after.saturating_add(1)..)?.take(most) {
+        page.entries.push(Kept::of(row?.1.value()).ok_or_else(damaged)?);
+    }
+    Ok(page)
+}

@@ -1,0 +1,299 @@
+//! Backups: a server's directory made of another, while a server runs on that or not. What is in it is as of one moment
+//! for each vault.
+//!
+//! A backup goes by a stream of *parts*: a frame that names the part ([`Part`], JSON), then the frames of its content. A
+//! frame is its length (u32, little-endian) and as many bytes; a frame of length 0 ends a part, one of length `2³² - 1`
+//! ends it as worth nothing.
+
+use crate::admin::Administered;
+use crate::audit::{Event, Page, Place};
+use crate::authority;
+use crate::config;
+use crate::state::{Copied, State};
+use crate::vaults::{self, file_of};
+use crate::{Result, ServerError, run};
+use data_encoding::HEXLOWER;
+use lamassu_anchor::export;
+use lamassu_anchor::table::{self, DiskTable, Table};
+use lamassu_anchor::{Anchor, AnchorError};
+use lamassu_rpc::ROWS_MAX;
+use lamassu_rpc::convert::Batch;
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use std::fs;
+use std::io::{self, Read, Write};
+use std::path::Path;
+use std::sync::Arc;
+use zeroize::Zeroizing;
+
+/// Longest frame.
+const FRAME_MAX: u32 = 16 << 20;
+/// Instead of a length: the part is worth nothing.
+const WORTHLESS: u32 = u32::MAX;
+/// Entries of the audit log in one frame.
+const ENTRIES_AT_ONCE: usize = 1000;
+/// Files as they are. The authority's key is the last that a backup gets: without it no server runs on it.
+const FILES: [&str; 3] = [config::FILE, authority::CERTIFICATE, authority::KEY];
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "part")]
+enum Part {
+    /// A file; its bytes.
+    File { name: String },
+    /// The rows of an anchor, packed.
+    Anchor { vault: String },
+    /// The audit log: [`Page`]s, JSON.
+    Audit,
+    /// [`Copied`], JSON, in one frame.
+    State,
+    /// All was sent: [`Lacks`], JSON, in one frame.
+    End,
+}
+
+/// What could not be read.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+struct Lacks {
+    /// by vault, hex: why
+    anchors: Vec<(String, String)>,
+}
+
+/// What a backup has.
+#[derive(Clone, Debug, Default)]
+pub struct Made {
+    /// how many anchors
+    pub anchors: usize,
+    /// how many hosts
+    pub hosts: usize,
+    /// what it lacks, and why
+    pub lacks: Vec<String>,
+}
+
+/// Sends all of a server.
+///
+/// # Errors
+/// [`ServerError`]; nothing that was received is a backup then.
+pub fn send(of: &Administered, to: &mut dyn Write) -> Result<()> {
+    let to = &mut Sender(to);
+    for name in FILES {
+        let path = of.dir.join(name);
+        let content = Zeroizing::new(fs::read(&path).map_err(ServerError::file("read", &path))?);
+        to.part(&Part::File { name: name.into() })?;
+        to.frame(&content)?;
+        to.end()?;
+    }
+    let mut lacks = Lacks::default();
+    for (id, table) in of.tables()? {
+        let vault = HEXLOWER.encode(&id);
+        to.part(&Part::Anchor { vault: vault.clone() })?;
+        match table.map_err(Stopped::Table).and_then(|table| send_rows(&table, to)) {
+            Ok(()) => to.end()?,
+            Err(Stopped::Stream(error)) => return Err(error),
+            Err(Stopped::Table(error)) => {
+                to.length(WORTHLESS)?;
+                lacks.anchors.push((vault, error.to_string()));
+            }
+        }
+    }
+    to.part(&Part::Audit)?;
+    let mut after = 0;
+    loop {
+        let page = of.state.audit(after, ENTRIES_AT_ONCE)?;
+        after = match page.begins {
+            Some(begins) => begins.number,
+            None => after,
+        } + page.entries.len() as u64;
+        to.json(&page)?;
+        if page.entries.len() < ENTRIES_AT_ONCE {
+            break;
+        }
+    }
+    to.end()?;
+    to.part(&Part::State)?;
+    to.json(&of.state.copied()?)?;
+    to.end()?;
+    to.part(&Part::End)?;
+    to.json(&lacks)?;
+    to.end()?;
+    to.0.flush().map_err(broken)?;
+    of.state.note(Event::BackupMade)
+}
+
+/// Why rows are sent no further.
+enum Stopped {
+    Stream(ServerError),
+    Table(AnchorError),
+}
+
+impl From<AnchorError> for Stopped {
+    fn from(error: AnchorError) -> Stopped {
+        Stopped::Table(error)
+    }
+}
+
+fn send_rows(table: &DiskTable, to: &mut Sender<'_>) -> std::result::Result<(), Stopped> {
+    let mut batch = Batch::default();
+    table.visit_whole(|space, key, value| match batch.push(space, key, value) {
+        Some(rows) => to.frame(&rows).map_err(Stopped::Stream),
+        None => Ok(()),
+    })?;
+    to.frame(&batch.rest()).map_err(Stopped::Stream)
+}
+
+struct Sender<'a>(&'a mut dyn Write);
+
+impl Sender<'_> {
+    fn length(&mut self, length: u32) -> Result<()> {
+        self.0.write_all(&length.to_le_bytes()).map_err(broken)
+    }
+
+    /// Nothing: no frame.
+    fn frame(&mut self, bytes: &[u8]) -> Result<()> {
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        let length = u32::try_from(bytes.len()).ok().filter(|length| *length <= FRAME_MAX);
+        self.length(length.ok_or_else(|| broken(io::ErrorKind::FileTooLarge.into()))?)?;
+        self.0.write_all(bytes).map_err(broken)
+    }
+
+    fn json(&mut self, value: &impl Serialize) -> Result<()> {
+        self.frame(&serde_json::to_vec(value).map_err(|error| broken(error.into()))?)
+    }
+
+    fn part(&mut self, part: &Part) -> Result<()> {
+        self.json(part)
+    }
+
+    fn end(&mut self) -> Result<()> {
+        self.length(0)
+    }
+}
+
+fn broken(source: io::Error) -> ServerError {
+    ServerError::Backup { source }
+}
+
+fn garbled(what: &'static str) -> ServerError {
+    ServerError::Garbled { detail: format!("the stream of a backup has {what} that does not parse") }
+}
+
+/// Makes a server's directory of what is sent. It is whole when this returns; otherwise there is none.
+///
+/// # Errors
+/// [`ServerError`].
+pub fn receive(from: &mut dyn Read, dir: &Path) -> Result<Made> {
+    run::make_dir(dir)?;
+    let received = Receiver { from, dir, state: State::make(dir) }.receive();
+    received.inspect_err(|_| {
+        // It was empty before.
+        for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+            let _ = fs::remove_file(entry.path()).or_else(|_| fs::remove_dir_all(entry.path()));
+        }
+    })
+}
+
+struct Receiver<'a> {
+    from: &'a mut dyn Read,
+    dir: &'a Path,
+    state: Result<State>,
+}
+
+impl Receiver<'_> {
+    fn receive(mut self) -> Result<Made> {
+        let state = std::mem::replace(&mut self.state, Err(ServerError::NotRunning))?;
+        let anchors = self.dir.join(vaults::DIR);
+        fs::create_dir(&anchors).map_err(ServerError::file("make", &anchors))?;
+        let (mut ids, mut copied, mut authority, mut place) = (Vec::new(), None, None, Place::default());
+        let lacks = loop {
+            let part = self.frame()?.ok_or_else(|| garbled("a part"))?;
+            match serde_json::from_slice(&part).map_err(|_| garbled("a part"))? {
+                Part::File { name } if name == authority::KEY => authority = Some(Zeroizing::new(self.content()?)),
+                Part::File { name } if FILES.contains(&&*name) => {
+                    authority::write_new(&self.dir.join(name), &self.content()?)?;
+                }
+                Part::File { .. } => return Err(garbled("a file's name")),
+                Part::Anchor { vault } => {
+                    let id = HEXLOWER.decode(vault.as_bytes()).ok().and_then(|id| id.try_into().ok());
+                    let id: [u8; 16] = id.ok_or_else(|| garbled("a vault's id"))?;
+                    ids.extend(self.anchor(&file_of(&anchors, &id), &id)?.then_some(id));
+                }
+                Part::Audit => {
+                    while let Some(page) = self.frame()? {
+                        let page: Page = serde_json::from_slice(&page).map_err(|_| garbled("an audit log"))?;
+                        place = page.begins.unwrap_or(place);
+                        state.put_audit(&page, place)?;
+                        place = page.verified(place)?.0;
+                    }
+                }
+                Part::State => copied = Some(self.json::<Copied>()?),
+                Part::End => break self.json::<Lacks>()?,
+            }
+        };
+        let (Some(copied), Some(authority)) = (copied, authority) else { return Err(garbled("no state")) };
+        state.fill(&copied, &ids)?;
+        drop(state);
+        authority::write_new(&self.dir.join(authority::KEY), &authority)?;
+        let sync = |dir: &Path| fs::File::open(dir).and_then(|dir| dir.sync_all());
+        sync(&anchors).and_then(|()| sync(self.dir)).map_err(ServerError::file("sync", self.dir))?;
+        let lacks = lacks.anchors.into_iter().map(|(vault, why)| format!("the anchor of vault {vault}: {why}"));
+        Ok(Made { anchors: ids.len(), hosts: copied.hosts.len(), lacks: lacks.collect() })
+    }
+
+    /// `None`: a part ends.
+    fn frame(&mut self) -> Result<Option<Vec<u8>>> {
+        match self.length()? {
+            0 => Ok(None),
+            length => self.bytes(length).map(Some),
+        }
+    }
+
+    fn length(&mut self) -> Result<u32> {
+        let mut length = [0; 4];
+        self.from.read_exact(&mut length).map_err(broken)?;
+        Ok(u32::from_le_bytes(length))
+    }
+
+    fn bytes(&mut self, length: u32) -> Result<Vec<u8>> {
+        if length > FRAME_MAX {
+            return Err(garbled("a frame"));
+        }
+        let mut bytes = vec![0; length as usize];
+        self.from.read_exact(&mut bytes).map_err(broken)?;
+        Ok(bytes)
+    }
+
+    /// All frames of a part that is short.
+    fn content(&mut self) -> Result<Vec<u8>> {
+        let mut content = Vec::new();
+        while let Some(frame) = self.frame()? {
+            content.extend(frame);
+        }
+        Ok(content)
+    }
+
+    fn json<T: DeserializeOwned>(&mut self) -> Result<T> {
+        serde_json::from_slice(&self.content()?).map_err(|_| garbled("a state"))
+    }
+
+    /// False: what was sent of it is worth nothing.
+    fn anchor(&mut self, file: &Path, id: &[u8; 16]) -> Result<bool> {
+        let table = DiskTable::create(file)?;
+        loop {
+            let rows = match self.length()? {
+                0 => break,
+                WORTHLESS => {
+                    drop(table);
+                    fs::remove_file(file).map_err(ServerError::file("remove", file))?;
+                    return Ok(false);
+                }
+                length => self.bytes(length)?,
+            };
+            let rows = table::unpack(&rows, ROWS_MAX).ok_or_else(|| garbled("a row"))?;
+            table.commit(&rows)?;
+        }
+        let table = Arc::new(table);
+        Anchor::open(table.clone(), id)?;
+        export::check(&table, id)
+            .map_err(|error| ServerError::BadAnchor { path: file.into(), detail: error.to_string() })?;
+        Ok(true)
+    }
+}

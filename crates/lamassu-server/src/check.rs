@@ -1,0 +1,82 @@
+//! Whether what a server keeps makes sense: all rows of its state, the chain of its audit log, all anchors.
+
+use crate::Result;
+use crate::admin::Administered;
+use crate::audit::Place;
+use crate::vaults;
+use data_encoding::HEXLOWER;
+use lamassu_anchor::export::{self, ExportError};
+use lamassu_anchor::table::DiskTable;
+
+/// Entries of the audit log that are read at a time.
+const ENTRIES_AT_ONCE: usize = 1000;
+
+/// What was found.
+#[derive(Clone, Debug, Default)]
+pub struct Found {
+    /// what was looked at
+    pub good: Vec<String>,
+    /// what is wrong
+    pub bad: Vec<String>,
+}
+
+impl Found {
+    fn takes(&mut self, what: &str, found: std::result::Result<String, impl ToString>) {
+        match found {
+            Ok(found) => self.good.push(format!("{what}: {found}")),
+            Err(error) => self.bad.push(format!("{what}: {}", error.to_string())),
+        }
+    }
+}
+
+/// Looks at all of it. While an anchor's checksums are verified its commits wait.
+///
+/// # Errors
+/// Where nothing can be looked at.
+pub fn check(of: &Administered) -> Result<Found> {
+    let mut found = Found::default();
+    found.takes("hosts and tokens", hosts(of));
+    found.takes("leases", leases(of));
+    found.takes("audit log", audit(of));
+    for id in vaults::missing(&of.dir.join(vaults::DIR), &of.state)? {
+        found.bad.push(format!("{}: the anchor was kept here, and is gone", HEXLOWER.encode(&id)));
+    }
+    for (id, table) in of.tables()? {
+        let verified = table.map_err(ExportError::Anchor).and_then(|table| anchor(&table, &id));
+        found.takes(&HEXLOWER.encode(&id), verified);
+    }
+    Ok(found)
+}
+
+fn hosts(of: &Administered) -> Result<String> {
+    let (hosts, tokens) = (of.state.copied()?.hosts.len(), of.state.tokens()?);
+    Ok(format!("{hosts} hosts, {tokens} tokens"))
+}
+
+fn leases(of: &Administered) -> Result<String> {
+    let (mut vaults, mut sessions) = (0, 0);
+    for (id, _) in of.state.vaults()? {
+        vaults += 1;
+        sessions += of.state.leases(&id)?.1.len();
+    }
+    Ok(format!("{sessions} sessions, {vaults} vaults that are or were kept here"))
+}
+
+fn audit(of: &Administered) -> Result<String> {
+    let (mut place, mut count) = (Place::default(), 0);
+    loop {
+        let page = of.state.audit(place.number, ENTRIES_AT_ONCE)?;
+        place = page.begins.unwrap_or(place);
+        let (next, entries) = page.verified(place)?;
+        (place, count) = (next, count + entries.len());
+        if page.entries.len() < ENTRIES_AT_ONCE {
+            break Ok(format!("{count} entries, head {}", HEXLOWER.encode(&place.head)));
+        }
+    }
+}
+
+fn anchor(table: &DiskTable, id: &[u8; 16]) -> std::result::Result<String, ExportError> {
+    let (revision, rows) = export::check(table, id)?;
+    table.verify()?;
+    Ok(format!("revision {revision}, {rows} rows"))
+}

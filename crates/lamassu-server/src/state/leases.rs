@@ -1,0 +1,170 @@
+//! Who holds what of which vault.
+
+use super::{LEASES, State};
+use crate::Result;
+use crate::audit::{Event, Why};
+use data_encoding::HEXLOWER;
+use lamassu_lease::server::{Change, Durable};
+use lamassu_lease::{GrantNo, Object, SessionId};
+
+pub(super) const RUNS: u8 = 0;
+const SESSION: u8 = 1;
+const EXCLUSIVE: u8 = 2;
+const ABANDONED: u8 = 3;
+/// The vault's anchor is kept here.
+pub(super) const KEPT: u8 = 4;
+
+impl State {
+    /// What is durable of the leases of a vault; and the hosts of its sessions.
+    ///
+    /// # Errors
+    /// [`ServerError::Database`], [`ServerError::Damaged`].
+    pub fn leases(&self, vault: &[u8; 16]) -> Result<(Durable, Vec<(SessionId, String)>)> {
+        let rows = self.read(|read| {
+            let table = read.open_table(LEASES)?;
+            let mut rows = Vec::new();
+            for row in table.range(&vault[..]..)? {
+                let (key, value) = row?;
+                if !key.value().starts_with(vault) {
+                    break;
+                }
+                rows.push((key.value()[16..].to_vec(), value.value().to_vec()));
+            }
+            Ok(rows)
+        })?;
+        let (mut durable, mut hosts) = (Durable::default(), Vec::new());
+        for (key, value) in rows {
+            let damaged = || self.damaged("a lease");
+            let (kind, number) = key.split_first().ok_or_else(damaged)?;
+            let number = u64::from_be_bytes(number.try_into().map_err(|_| damaged())?);
+            let word = |at: usize| {
+                let bytes = value.get(at * 8..at * 8 + 8).and_then(|bytes| bytes.try_into().ok());
+                bytes.map(u64::from_le_bytes).ok_or_else(damaged)
+            };
+            match *kind {
+                RUNS => durable.runs = word(0)?,
+                SESSION => {
+                    durable.sessions.insert(SessionId(number));
+                    hosts.push((SessionId(number), String::from_utf8(value).map_err(|_| damaged())?));
+                }
+                EXCLUSIVE => {
+                    durable.exclusive.insert(Object(number), (SessionId(word(0)?), GrantNo(word(1)?)));
+                }
+                ABANDONED => drop(durable.abandoned.insert(Object(number))),
+                KEPT => {}
+                _ => return Err(damaged()),
+            }
+        }
+        Ok((durable, hosts))
+    }
+
+    /// The vaults whose anchors are kept here.
+    ///
+    /// # Errors
+    /// [`ServerError::Database`], [`ServerError::Damaged`].
+    pub fn kept(&self) -> Result<Vec<[u8; 16]>> {
+        Ok(self.of_kind(KEPT)?.into_iter().map(|(vault, _)| vault).collect())
+    }
+
+    /// A host has put the anchor of a vault here.
+    ///
+    /// # Errors
+    /// [`ServerError::Database`].
+    pub fn note_kept(&self, host: &str, vault: &[u8; 16]) -> Result<()> {
+        self.write(|write, events| {
+            write.open_table(LEASES)?.insert(&lease_key(vault, KEPT, 0)[..], &[][..])?;
+            events.push(Event::AnchorPut { host: host.into(), vault: HEXLOWER.encode(vault) });
+            Ok(())
+        })
+    }
+
+    /// The anchor of a vault is kept here no longer.
+    ///
+    /// # Errors
+    /// [`ServerError::Database`].
+    pub fn note_not_kept(&self, vault: &[u8; 16], event: Event) -> Result<()> {
+        self.write(|write, events| {
+            write.open_table(LEASES)?.remove(&lease_key(vault, KEPT, 0)[..])?;
+            events.push(event);
+            Ok(())
+        })
+    }
+
+    /// The vaults whose anchors are or were kept here, and how often a server was started on each.
+    ///
+    /// # Errors
+    /// [`ServerError::Database`], [`ServerError::Damaged`].
+    pub fn vaults(&self) -> Result<Vec<([u8; 16], u64)>> {
+        let parsed = |(vault, runs): ([u8; 16], Vec<u8>)| {
+            let runs = runs.try_into().map_err(|_| self.damaged("a lease"))?;
+            Ok((vault, u64::from_le_bytes(runs)))
+        };
+        self.of_kind(RUNS)?.into_iter().map(parsed).collect()
+    }
+
+    /// By vault, the rows that each has one of.
+    fn of_kind(&self, kind: u8) -> Result<Vec<([u8; 16], Vec<u8>)>> {
+        let parsed = |(key, value): (Vec<u8>, Vec<u8>)| {
+            let vault = *key.first_chunk().ok_or_else(|| self.damaged("a lease"))?;
+            Ok((vault, value))
+        };
+        let rows = self.rows(LEASES)?.into_iter();
+        rows.filter(|(key, _)| key.get(16) == Some(&kind)).map(parsed).collect()
+    }
+
+    /// Makes changes of the leases of a vault durable, together. `host_of` names the host of a session, and whether it
+    /// writes; `why` tells why sessions end.
+    ///
+    /// # Errors
+    /// [`ServerError::Database`].
+    pub fn change_leases(
+        &self,
+        vault: &[u8; 16],
+        changes: &[Change],
+        host_of: impl Fn(SessionId) -> (String, bool),
+        why: impl Fn(SessionId) -> Why,
+    ) -> Result<()> {
+        if changes.is_empty() {
+            return Ok(());
+        }
+        let id = HEXLOWER.encode(vault);
+        self.write(|write, events| {
+            let mut table = write.open_table(LEASES)?;
+            for change in changes {
+                match *change {
+                    Change::Began(session) => {
+                        let ((host, writes), vault) = (host_of(session), id.clone());
+                        events.push(Event::SessionBegan { host, vault, session: session.0, writes });
+                    }
+                    Change::Ended(session) => {
+                        let (host, vault) = (host_of(session).0, id.clone());
+                        events.push(Event::SessionEnded { host, vault, session: session.0, why: why(session) });
+                    }
+                    _ => {}
+                }
+                let (kind, number, value) = match *change {
+                    Change::Run(runs) => (RUNS, 0, Some(runs.to_le_bytes().to_vec())),
+                    Change::Began(session) => (SESSION, session.0, Some(host_of(session).0.into_bytes())),
+                    Change::Ended(session) => (SESSION, session.0, None),
+                    Change::Exclusive(object, session, grant) => {
+                        (EXCLUSIVE, object.0, Some([session.0.to_le_bytes(), grant.0.to_le_bytes()].concat()))
+                    }
+                    Change::Released(object) => (EXCLUSIVE, object.0, None),
+                    Change::Abandoned(object) => (ABANDONED, object.0, Some(Vec::new())),
+                    Change::TakenOver(object) => (ABANDONED, object.0, None),
+                };
+                let key = lease_key(vault, kind, number);
+                match value {
+                    Some(value) => drop(table.insert(&key[..], &value[..])?),
+                    None => drop(table.remove(&key[..])?),
+                }
+            }
+            Ok(())
+        })
+    }
+}
+
+/// The vault, the kind, and the number of the session or object.
+pub(super) fn lease_key(vault: &[u8; 16], kind: u8, number: u64) -> Vec<u8> {
+    [&vault[..], &[kind], &number.to_be_bytes()].concat()
+}

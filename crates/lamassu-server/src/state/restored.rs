@@ -1,0 +1,164 @@
+//! Vaults that were put back from a backup. What the server has of them may be older than what hosts have seen: each
+//! waits until every host that may use it has told what it knows.
+
+use super::leases::{KEPT, RUNS, lease_key};
+use super::{HOSTS, Host, LEASES, RESTORED, State};
+use crate::Result;
+use crate::audit::{self, Event, Place};
+use data_encoding::HEXLOWER;
+use redb::{ReadableTable, WriteTransaction};
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// How often a server may have been started since a backup was made: numbers of its sessions are never used again.
+const RUNS_MISSED: u64 = 1 << 16;
+
+/// The number of the run and the hosts of a vault, for a backup.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Copied {
+    /// all hosts
+    pub hosts: BTreeMap<String, Host>,
+    /// by vault, hex: how often a server was started on it
+    pub runs: BTreeMap<String, u64>,
+}
+
+/// Vaults that were put back, and the hosts that may know more of each.
+pub(super) type Restored = BTreeMap<[u8; 16], BTreeSet<String>>;
+
+/// A host may use a vault from now on: if that was put back, the host may know more of it, for it could use the vault
+/// before the server was lost.
+pub(super) fn wait_also_for(write: &WriteTransaction, vault: &str, host: &str) -> std::result::Result<(), redb::Error> {
+    let damaged = || redb::Error::Corrupted("a vault that was put back".into());
+    let id = HEXLOWER.decode(vault.as_bytes()).map_err(|_| damaged())?;
+    let mut restored = write.open_table(RESTORED)?;
+    let Some(row) = restored.get(&id[..])?.map(|row| row.value().to_vec()) else { return Ok(()) };
+    let mut waits_for: BTreeSet<String> = serde_json::from_slice(&row).map_err(|_| damaged())?;
+    waits_for.insert(host.into());
+    restored.insert(&id[..], &serde_json::to_vec(&waits_for).unwrap_or_default()[..])?;
+    Ok(())
+}
+
+impl State {
+    pub(super) fn read_restored(&self) -> Result<Restored> {
+        let parsed = |(vault, hosts): (Vec<u8>, Vec<u8>)| {
+            let damaged = || self.damaged("a vault that was put back");
+            let vault = vault.try_into().map_err(|_| damaged())?;
+            Ok((vault, serde_json::from_slice(&hosts).map_err(|_| damaged())?))
+        };
+        self.rows(RESTORED)?.into_iter().map(parsed).collect()
+    }
+
+    /// What is in memory of them is what is durable.
+    pub(super) fn look_at_restored(&self) -> Result<()> {
+        let mut restored = self.restored.write();
+        if !restored.is_empty() {
+            *restored = self.read_restored()?;
+        }
+        Ok(())
+    }
+
+    /// Who is waited for before a vault can be used that was put back from a backup: hosts that may use it, and may
+    /// know more of it. `None`: it can be used.
+    pub fn waits_for(&self, vault: &[u8; 16]) -> Option<BTreeSet<String>> {
+        let restored = self.restored.read();
+        let (hosts, id) = (self.hosts(), HEXLOWER.encode(vault));
+        let may_use =
+            |name: &&String| hosts.get(*name).is_some_and(|host| !host.is_revoked && host.vaults.contains(&id));
+        restored.get(vault).map(|waits_for| waits_for.iter().filter(may_use).cloned().collect())
+    }
+
+    /// Vaults that wait so.
+    pub fn restored(&self) -> Vec<[u8; 16]> {
+        self.restored.read().keys().copied().collect()
+    }
+
+    /// A host has told what it knows of a vault that was put back. False: nobody waited for it.
+    ///
+    /// # Errors
+    /// [`ServerError::Database`].
+    pub fn reconciled(&self, vault: &[u8; 16], host: &str, was_newer: bool) -> Result<bool> {
+        let mut restored = self.restored.write();
+        let Some(waits_for) = restored.get(vault).filter(|waits_for| waits_for.contains(host)) else {
+            return Ok(false);
+        };
+        let mut left = waits_for.clone();
+        left.remove(host);
+        let row = serde_json::to_vec(&left).unwrap_or_default();
+        self.write(|write, events| {
+            write.open_table(RESTORED)?.insert(&vault[..], &row[..])?;
+            events.push(Event::Reconciled { host: host.into(), vault: HEXLOWER.encode(vault), was_newer });
+            Ok(())
+        })?;
+        restored.insert(*vault, left);
+        Ok(true)
+    }
+
+    /// A vault that was put back can be used again.
+    ///
+    /// # Errors
+    /// [`ServerError::Database`].
+    pub fn reopened(&self, vault: &[u8; 16]) -> Result<()> {
+        let mut restored = self.restored.write();
+        if restored.contains_key(vault) {
+            self.write(|write, events| {
+                write.open_table(RESTORED)?.remove(&vault[..])?;
+                events.push(Event::Reopened { vault: HEXLOWER.encode(vault) });
+                Ok(())
+            })?;
+            restored.remove(vault);
+        }
+        Ok(())
+    }
+
+    /// What a backup has of this, but for the audit log.
+    ///
+    /// # Errors
+    /// [`ServerError::Database`], [`ServerError::Damaged`].
+    pub fn copied(&self) -> Result<Copied> {
+        let runs = self.vaults()?.into_iter().map(|(vault, runs)| (HEXLOWER.encode(&vault), runs)).collect();
+        Ok(Copied { hosts: self.read_hosts()?, runs })
+    }
+
+    /// Makes this the state of a backup: of other sessions than the server's that goes on. Each vault waits for the
+    /// hosts that may use it.
+    ///
+    /// # Errors
+    /// [`ServerError::Database`].
+    pub fn fill(&self, copied: &Copied, vaults: &[[u8; 16]]) -> Result<()> {
+        self.write(|write, events| {
+            let (mut hosts, mut leases, mut restored) =
+                (write.open_table(HOSTS)?, write.open_table(LEASES)?, write.open_table(RESTORED)?);
+            for (name, host) in &copied.hosts {
+                hosts.insert(&**name, &serde_json::to_vec(host).unwrap_or_default()[..])?;
+            }
+            for vault in vaults {
+                let id = HEXLOWER.encode(vault);
+                let runs = copied.runs.get(&id).copied().unwrap_or_default() + RUNS_MISSED;
+                leases.insert(&lease_key(vault, RUNS, 0)[..], &runs.to_le_bytes()[..])?;
+                leases.insert(&lease_key(vault, KEPT, 0)[..], &[][..])?;
+                let may_know = copied.hosts.iter().filter(|(_, host)| !host.is_revoked && host.vaults.contains(&id));
+                let may_know: BTreeSet<_> = may_know.map(|(name, _)| name).collect();
+                restored.insert(&vault[..], &serde_json::to_vec(&may_know).unwrap_or_default()[..])?;
+            }
+            events.push(Event::MadeFromBackup);
+            Ok(())
+        })
+    }
+
+    /// Puts entries of another audit log here, which has none behind them.
+    ///
+    /// # Errors
+    /// [`ServerError::Database`].
+    pub fn put_audit(&self, page: &audit::Page, place: Place) -> Result<()> {
+        self.write(|write, _| {
+            if let Some(begins) = page.begins {
+                audit::put_removed(&mut write.open_table(audit::REMOVED)?, begins)?;
+            }
+            let mut entries = write.open_table(audit::ENTRIES)?;
+            for (number, kept) in (place.number + 1..).zip(&page.entries) {
+                entries.insert(number, &kept.row()[..])?;
+            }
+            Ok(())
+        })
+    }
+}

@@ -1,0 +1,177 @@
+use super::*;
+use crate::audit::Why;
+use lamassu_lease::server::{Change, Durable};
+use lamassu_lease::{GrantNo, Object, SessionId};
+
+#[test]
+fn leases_come_back() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (vault, other) = ([7; 16], [8; 16]);
+    let changes = [
+        Change::Run(3),
+        Change::Began(SessionId(5)),
+        Change::Began(SessionId(6)),
+        Change::Exclusive(Object(0), SessionId(5), GrantNo(9)),
+        Change::Abandoned(Object(1)),
+        Change::Ended(SessionId(6)),
+    ];
+    let state = State::make(dir.path()).expect("opens");
+    let host = |session: SessionId| (format!("host{}", session.0), true);
+    state.change_leases(&vault, &changes, host, |_| Why::Left).expect("writes");
+    state.change_leases(&other, &[Change::Run(1)], host, |_| Why::Left).expect("writes");
+    assert_eq!(state.vaults().expect("reads"), [(vault, 3), (other, 1)]);
+    assert!(matches!(State::open(dir.path()), Err(ServerError::Running { .. })));
+    drop(state);
+    let state = State::make(dir.path()).expect("opens");
+    let mut expected = Durable::default();
+    changes.iter().for_each(|change| expected.apply(change));
+    assert_eq!(state.leases(&vault).expect("reads"), (expected, vec![(SessionId(5), "host5".into())]));
+}
+
+#[test]
+fn a_token_is_used_once_and_in_time() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let state = State::make(dir.path()).expect("opens");
+    let pending = |host: &str| Pending { host: host.into(), until: 100, vaults: BTreeSet::new() };
+    state.put_token(b"a", &pending("one"), 50).expect("writes");
+    state.put_token(b"b", &pending("two"), 50).expect("writes");
+    assert!(state.token(b"a", 100).expect("reads").is_none(), "its time is over");
+    assert!(state.use_token(b"a", 99, b"key").expect("writes").is_some_and(|name| name == "one"));
+    assert!(state.use_token(b"a", 99, b"key").expect("writes").is_none());
+    // A second token for a host takes the place of the first.
+    state.put_token(b"c", &pending("two"), 50).expect("writes");
+    assert!(state.token(b"b", 50).expect("reads").is_none());
+}
+
+#[test]
+fn a_key_is_a_hosts_until_it_is_revoked_or_joins_anew() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let state = State::make(dir.path()).expect("opens");
+    let vault = [5; 16];
+    let pending =
+        Pending { host: "one".into(), until: seconds() + 100, vaults: BTreeSet::from([HEXLOWER.encode(&vault)]) };
+    state.put_token(b"t", &pending, 0).expect("writes");
+    assert_eq!((state.who(b"t"), state.who(b"k")), (Some(Who::Token), None));
+    let mut changes = state.changes();
+    state.use_token(b"t", 0, b"k").expect("writes").expect("is good");
+    assert!(changes.has_changed().expect("there is a sender"));
+    let host = |is_revoked| Some(Who::Host { name: "one".into(), is_revoked });
+    assert_eq!((state.who(b"t"), state.who(b"k")), (None, host(false)));
+    assert!(state.may_use(b"k", &vault) && !state.may_use(b"k", &[6; 16]) && !state.may_use(b"j", &vault));
+    state.grant("one", &HEXLOWER.encode(&vault), false).expect("writes");
+    assert!(!state.may_use(b"k", &vault));
+    state.grant("one", &HEXLOWER.encode(&vault), true).expect("writes");
+    changes.mark_unchanged();
+    state.revoke("one").expect("writes");
+    assert!(!state.may_use(b"k", &vault) && changes.has_changed().expect("there is a sender"));
+    assert_eq!(state.who(b"k"), host(true));
+    assert!(state.grant("two", "x", true).is_err_and(|error| error.code() == 3));
+    drop(state);
+    let state = State::make(dir.path()).expect("opens");
+    assert_eq!(state.who(b"k"), host(true));
+    state.put_token(b"u", &pending, 0).expect("writes");
+    state.use_token(b"u", 0, b"l").expect("writes").expect("is good");
+    assert_eq!((state.who(b"k"), state.who(b"l")), (None, host(false)));
+}
+
+#[test]
+fn names_of_hosts_are_plain() {
+    for good in ["a", "node-1.example", "9"] {
+        check_name(good).expect(good);
+    }
+    for bad in ["", "-a", ".", "a b", "a/b", "\u{e9}", &"x".repeat(64), "a\n"] {
+        assert!(check_name(bad).is_err(), "{bad:?}");
+    }
+}
+
+/// The audit log of a state as it verifies, from its first entry on.
+fn audit_of(state: &State) -> Result<(Vec<crate::audit::Entry>, crate::audit::Place)> {
+    let page = state.audit(0, usize::MAX)?;
+    let (place, entries) = page.verified(page.begins.expect("the first page"))?;
+    Ok((entries, place))
+}
+
+#[test]
+fn the_audit_log_keeps_its_chain_when_the_oldest_entries_go() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let state = State::make(dir.path()).expect("opens");
+    let pending = Pending { host: "one".into(), until: seconds() + 100, vaults: BTreeSet::new() };
+    state.put_token(b"t", &pending, 0).expect("writes");
+    state.use_token(b"t", 0, b"k").expect("writes").expect("is good");
+    state.grant("one", "0a", true).expect("writes");
+    state.revoke("one").expect("writes");
+    let (all, place) = audit_of(&state).expect("verifies");
+    assert_eq!(all.iter().map(|entry| entry.number).collect::<Vec<_>>(), [1, 2, 3, 4]);
+    assert_eq!(all[3].event, Event::Revoked { host: "one".into() });
+    state.keep_entries(2);
+    state.note(Event::BackupMade).expect("writes");
+    let (kept, next) = audit_of(&state).expect("verifies");
+    assert_eq!(kept.iter().map(|entry| entry.number).collect::<Vec<_>>(), [4, 5]);
+    assert_eq!(kept[0], all[3]);
+    assert!(next.number == 5 && next.head != place.head);
+    // All of it is gone but what the next one goes on from.
+    state.keep_entries(0);
+    state.note(Event::BackupMade).expect("writes");
+    assert!(audit_of(&state).expect("verifies").0.is_empty());
+    state.keep_entries(10);
+    state.note(Event::BackupMade).expect("writes");
+    assert_eq!(audit_of(&state).expect("verifies").0[0].number, 7);
+    // What is refused is not told.
+    assert!(state.grant("nobody", "v", true).is_err());
+    assert_eq!(audit_of(&state).expect("verifies").1.number, 7);
+}
+
+#[test]
+fn a_vault_that_was_put_back_waits_for_the_hosts_that_may_use_it() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (vault, other) = ([7; 16], [8; 16]);
+    let host = |is_revoked, vaults: &[[u8; 16]]| Host {
+        key: String::new(),
+        joined: 0,
+        is_revoked,
+        vaults: vaults.iter().map(|id| HEXLOWER.encode(id)).collect(),
+    };
+    let hosts = [("a", host(false, &[vault])), ("b", host(false, &[vault, other])), ("c", host(true, &[vault]))];
+    let copied = Copied {
+        hosts: hosts.into_iter().map(|(name, host)| (name.to_owned(), host)).collect(),
+        runs: [(HEXLOWER.encode(&vault), 5)].into(),
+    };
+    State::make(dir.path()).expect("opens").fill(&copied, &[vault, other]).expect("writes");
+    let state = State::open(dir.path()).expect("opens");
+    let names = |names: &[&str]| Some(names.iter().map(|name| (*name).to_owned()).collect::<BTreeSet<_>>());
+    assert_eq!(state.waits_for(&vault), names(&["a", "b"]));
+    assert_eq!(state.waits_for(&[9; 16]), None);
+    assert!(state.leases(&vault).expect("reads").0.runs > 5 && state.leases(&other).expect("reads").0.runs > 0);
+    assert!(state.reconciled(&vault, "a", true).expect("writes"));
+    assert!(!state.reconciled(&vault, "a", true).expect("writes") && !state.reconciled(&vault, "x", true).expect("ok"));
+    assert_eq!((state.waits_for(&vault), state.waits_for(&other)), (names(&["b"]), names(&["b"])));
+    drop(state);
+    let state = State::open(dir.path()).expect("opens");
+    assert_eq!(state.waits_for(&vault), names(&["b"]));
+    // Whoever may use it again may know more of it.
+    state.grant("a", &HEXLOWER.encode(&vault), true).expect("writes");
+    let pending = Pending { host: "d".into(), until: u64::MAX, vaults: [HEXLOWER.encode(&vault)].into() };
+    state.put_token(b"t", &pending, 0).expect("writes");
+    state.use_token(b"t", 0, b"k").expect("writes").expect("is good");
+    assert_eq!(state.waits_for(&vault), names(&["a", "b", "d"]));
+    for host in ["a", "d"] {
+        assert!(state.reconciled(&vault, host, false).expect("writes"));
+    }
+    // One that is gone for good is not waited for.
+    state.grant("b", &HEXLOWER.encode(&vault), false).expect("writes");
+    assert_eq!(state.waits_for(&vault), names(&[]));
+    state.revoke("b").expect("writes");
+    assert_eq!(state.waits_for(&other), names(&[]));
+    state.reopened(&vault).expect("writes");
+    state.grant("b", &HEXLOWER.encode(&vault), true).expect("writes");
+    assert_eq!(state.waits_for(&vault), None);
+}
+
+#[test]
+fn a_file_that_is_no_database_is_damaged() {
+    let dir = tempfile::tempdir().expect("a directory");
+    std::fs::write(dir.path().join(FILE), [0x5a; 9000]).expect("writes");
+    assert_eq!(State::open(dir.path()).err().map(|error| error.code()), Some(26));
+    std::fs::write(dir.path().join(FILE), "redb").expect("writes");
+    assert_eq!(State::open(dir.path()).err().map(|error| error.code()), Some(26));
+}

@@ -1,0 +1,212 @@
+//! What operators do: the audit log, backups, what is put back, checks.
+#![allow(clippy::unwrap_used)] // a helper of a test may panic, too
+
+mod common;
+
+use common::*;
+use redb::{Database, ReadableTable, TableDefinition};
+use serde_json::Value;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+/// The entries of the audit log, each an event and the whole of it.
+fn audit(lab: &Lab) -> Vec<(String, Value)> {
+    let out = lab.serve(&["audit", "--json"]).ok().says("verified").out;
+    let entry = |line: &str| {
+        let entry: Value = serde_json::from_str(line).unwrap();
+        (entry["event"].as_str().unwrap().to_owned(), entry)
+    };
+    out.lines().map(entry).collect()
+}
+
+fn events(lab: &Lab) -> Vec<String> {
+    audit(lab).into_iter().map(|(event, _)| event).collect()
+}
+
+/// Changes an entry of the audit log of a server that does not run.
+fn forge(lab: &Lab, number: u64, from: &str, to: &str) {
+    const ENTRIES: TableDefinition<'static, u64, &'static [u8]> = TableDefinition::new("audit");
+    let database = Database::open(lab.path("server/state.redb")).unwrap();
+    let write = database.begin_write().unwrap();
+    {
+        let mut entries = write.open_table(ENTRIES).unwrap();
+        let row = entries.get(number).unwrap().unwrap().value().to_vec();
+        let at = row.windows(from.len()).position(|window| window == from.as_bytes()).unwrap();
+        let forged = [&row[..at], to.as_bytes(), &row[at + from.len()..]].concat();
+        entries.insert(number, &forged[..]).unwrap();
+    }
+    write.commit().unwrap();
+}
+
+#[test]
+fn the_audit_log_tells_who_had_what_and_shows_that_it_was_changed() {
+    let mut lab = Lab::new();
+    let (a, b) = (lab.joined("a"), lab.joined("b"));
+    let id = lab.vault(a);
+    lab.grant(b, &id);
+    a.mount().ok();
+    a.umount().ok();
+    assert_eq!(b.run(&format!("ls --anchor {} store/v", lab.url())).ok().out, "");
+    lab.wait_until_free();
+    lab.serve(&["host", "grant", "--not", "@b", &format!("@{id}")]).ok();
+    lab.serve(&["host", "revoke", "@b"]).ok();
+    let entries = audit(&lab);
+    let of = |event: &str, host: &str| {
+        entries.iter().filter(|(name, entry)| name == event && entry["host"] == host).map(|(_, entry)| entry).collect()
+    };
+    for (event, host, count) in [
+        ("token-made", "a", 1),
+        ("joined", "b", 1),
+        ("granted", "a", 1),
+        ("anchor-put", "a", 1),
+        ("grant-ended", "b", 1),
+        ("revoked", "b", 1),
+        ("revoked", "a", 0),
+    ] {
+        let found: Vec<&Value> = of(event, host);
+        assert_eq!(found.len(), count, "{event} {host}: {entries:?}");
+    }
+    let (of_a, of_b): (Vec<&Value>, Vec<&Value>) = (of("session-began", "a"), of("session-began", "b"));
+    assert_eq!((&of_a[of_a.len() - 1]["writes"], &of_b[0]["writes"]), (&true.into(), &false.into()));
+    let ended: Vec<&Value> = of("session-ended", "a");
+    assert!(ended.iter().any(|entry| entry["session"] == of_a[of_a.len() - 1]["session"] && entry["why"] == "left"));
+    assert!(entries.iter().all(|(_, entry)| entry["time"].as_u64().is_some_and(|time| time > 1_700_000_000)));
+    // A head that was noted, here in the log of the system, is found again; another is not.
+    let head = entries[2].1["head"].as_str().unwrap();
+    assert!(lab.log().contains(head));
+    lab.serve(&["audit", "--includes", head]).ok();
+    lab.serve(&["audit", "--includes", &"0".repeat(64)]).code(30).says("written anew");
+    let shown = lab.serve(&["audit", "--after", "3"]).ok().out;
+    assert_eq!(shown.lines().count(), entries.len() - 3);
+    assert!(shown.contains("Z  4  ") && shown.contains("  revoked  host=b"), "{shown}");
+    lab.serve(&["check"]).ok();
+    lab.stop("-TERM");
+    assert_eq!(events(&lab).len(), entries.len());
+    forge(&lab, 3, "\"a\"", "\"c\"");
+    lab.serve(&["audit"]).code(30).says("entry 3");
+    lab.serve(&["check"]).code(26).says("entry 3");
+}
+
+/// The server's disk is lost, and a backup put in its place: what the hosts have seen since comes back from them.
+#[test]
+fn a_server_that_was_put_back_is_told_by_its_hosts_what_it_has_forgotten() {
+    let mut lab = Lab::new();
+    let (a, b) = (lab.joined("a"), lab.joined("b"));
+    let id = lab.vault(a);
+    lab.grant(b, &id);
+    b.mount().ok();
+    b.write("f", "zero").unwrap();
+    b.umount().ok();
+    a.mount().ok();
+    a.write("f", "one").unwrap();
+    // While it is in use.
+    let to = lab.path("backup").to_str().unwrap().to_owned();
+    assert!(lab.serve(&["backup", &format!("@{to}")]).ok().out.starts_with("2 hosts, 1 anchors"));
+    assert_eq!(lab.path("backup").metadata().unwrap().mode() & 0o777, 0o700);
+    lab.serve(&["backup", &format!("@{to}")]).code(6);
+    a.write("f", "two").unwrap();
+    a.write("g", "new").unwrap();
+    a.umount().ok();
+    lab.wait_until_free();
+    lab.stop("-KILL");
+    fs::remove_dir_all(lab.path("server")).unwrap();
+    fs::rename(lab.path("backup"), lab.path("server")).unwrap();
+    lab.serve(&["check"]).ok();
+    lab.start();
+    let (a, b) = (lab.host("a"), lab.host("b"));
+    assert!(lab.serve(&["status"]).ok().out.contains("waits for a, b"));
+    assert_eq!(lab.metric("vaults_waiting"), 1.0);
+    b.mount().code(73).says("may know more of this vault: a");
+    b.run("ls store/v").code(73).says("host grant --not");
+    // It knows more than the server, and is the last.
+    assert_eq!(a.run("cat store/v g").ok().out, "new");
+    b.mount().ok();
+    assert_eq!(fs::read_to_string(b.file("f")).unwrap(), "two");
+    b.write("f", "three").unwrap();
+    b.umount().ok();
+    assert_eq!(a.run("cat store/v f").ok().out, "three");
+    a.run("check store/v").ok();
+    let entries = audit(&lab);
+    let told = |(event, entry): &&(String, Value)| event == "reconciled" && entry["was-newer"] == true;
+    assert_eq!(entries.iter().filter(told).count(), 1);
+    let all: Vec<_> = entries.iter().map(|(event, _)| &**event).collect();
+    assert!(all.contains(&"made-from-backup") && all.contains(&"reopened"), "{all:?}");
+    assert_eq!(lab.metric("vaults_waiting"), 0.0);
+    lab.serve(&["check"]).ok();
+}
+
+/// Without the host that knows more, nothing old passes for current either.
+#[test]
+fn a_host_that_is_gone_is_not_waited_for_and_what_it_alone_knew_is_not_taken_for_current() {
+    let mut lab = Lab::new();
+    let (a, b) = (lab.joined("a"), lab.joined("b"));
+    let id = lab.vault(a);
+    lab.grant(b, &id);
+    a.mount().ok();
+    a.write("f", "one").unwrap();
+    a.write("kept", "kept").unwrap();
+    a.umount().ok();
+    lab.wait_until_free();
+    lab.stop("-TERM");
+    // Of a server that does not run.
+    let to = lab.path("backup").to_str().unwrap().to_owned();
+    lab.serve(&["backup", &format!("@{to}")]).ok();
+    lab.start();
+    let a = lab.host("a");
+    a.mount().ok();
+    a.write("f", "two").unwrap();
+    a.umount().ok();
+    lab.wait_until_free();
+    lab.stop("-TERM");
+    fs::rename(lab.path("server"), lab.path("lost")).unwrap();
+    fs::rename(lab.path("backup"), lab.path("server")).unwrap();
+    lab.start();
+    let (a, b) = (lab.host("a"), lab.host("b"));
+    b.mount().code(73);
+    lab.serve(&["host", "grant", "--not", "@a", &format!("@{id}")]).ok();
+    // A session wrote that this anchor never heard of.
+    b.mount().code(65);
+    b.run(&format!("anchor accept --anchor {} store/v", lab.url())).ok();
+    let cat = |name: &str| b.run(&format!("cat --anchor {} store/v {name}", lab.url()));
+    assert_eq!(cat("kept").ok().out, "kept");
+    cat("f").code(30);
+    lab.grant(a, &id);
+    // Nobody is waited for any more, and what this host has seen is newer than what the server says.
+    a.run("cat store/v f").code(71);
+}
+
+#[test]
+fn what_is_damaged_is_named_and_the_rest_is_backed_up() {
+    let mut lab = Lab::new();
+    let a = lab.joined("a");
+    let id = lab.vault(a);
+    a.run("init store/w").ok();
+    let other = a.id("store/w");
+    lab.grant(a, &other);
+    a.run(&format!("anchor move store/w {}", lab.url())).ok();
+    lab.stop("-TERM");
+    let anchor = |id: &str| lab.path(&format!("server/anchors/{}.anchor", id.replace('-', "")));
+    let whole = fs::read(anchor(&id)).unwrap();
+    fs::write(anchor(&id), [0x5a; 4096]).unwrap();
+    let (id_hex, other_hex) = (id.replace('-', ""), other.replace('-', ""));
+    let checked = lab.serve(&["check"]).code(26).says(&id_hex);
+    assert!(checked.out.contains(&other_hex), "{checked:?}");
+    let to = lab.path("backup").to_str().unwrap().to_owned();
+    assert!(lab.serve(&["backup", &format!("@{to}")]).code(26).says(&id_hex).out.starts_with("1 hosts, 1 anchors"));
+    assert!(Path::new(&to).join(format!("anchors/{other_hex}.anchor")).exists());
+    assert!(!Path::new(&to).join(format!("anchors/{id_hex}.anchor")).exists());
+    fs::remove_file(anchor(&id)).unwrap();
+    lab.serve(&["check"]).code(26).says("is gone");
+    fs::write(anchor(&id), whole).unwrap();
+    fs::set_permissions(anchor(&id), std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+    lab.serve(&["check"]).ok();
+    // No database, and none that fits its key.
+    let state = fs::read(lab.path("server/state.redb")).unwrap();
+    fs::write(lab.path("server/state.redb"), [0x5a; 9000]).unwrap();
+    lab.serve(&["check"]).code(26).says("state.redb");
+    fs::write(lab.path("server/state.redb"), state).unwrap();
+    let lab_of_another = Lab::new();
+    fs::copy(lab_of_another.path("server/authority.der"), lab.path("server/authority.der")).unwrap();
+    lab.serve(&["check"]).code(26).says("not that of its key");
+}
