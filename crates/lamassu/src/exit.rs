@@ -159,8 +159,8 @@ impl Code {
                 Some("`lamassu anchor status DIR` tells which vault and which state an anchor is of")
             }
             Code::AnchorDamaged => Some(
-                "put an export of it back (`lamassu anchor import`), or `lamassu anchor rebuild DIR`, which accepts what \
-                 the store shows now",
+                "put an export of it back, another one if it was one (`lamassu anchor import`), or `lamassu anchor \
+                 rebuild DIR`, which accepts what the store shows now",
             ),
             Code::AnchorLocked => Some(
                 "another process has the vault open, or works on its anchor: read in the mount; --anchor none reads beside it, \
