@@ -259,8 +259,8 @@ pub fn parse(
     Ok((Exported { vault, revision, rows: rows.count, digest }, mac))
 }
 
-/// That every row of a table is one that the anchor of this vault could have written. Returns its revision, and how many
-/// rows there are.
+/// That every row of a table is one that the anchor of this vault could have written. Returns its revision, and how
+/// many rows there are.
 ///
 /// # Errors
 /// [`ExportError::Damaged`], [`ExportError::Anchor`].

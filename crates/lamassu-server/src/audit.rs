@@ -113,8 +113,8 @@ pub enum Event {
         /// the vault, hex
         vault: String,
     },
-    /// A backup of the server was made.
-    BackupMade,
+    /// A backup of the server is being made: the authority's key leaves.
+    BackupBegun,
     /// This directory was made as a backup: what a server does from here on it does on what the backup has.
     MadeFromBackup,
     /// A host has told what it knows of a vault that was put back from a backup.

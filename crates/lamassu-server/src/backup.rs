@@ -1,9 +1,9 @@
 //! Backups: a server's directory made of another, while a server runs on that or not. What is in it is as of one moment
 //! for each vault.
 //!
-//! A backup goes by a stream of *parts*: a frame that names the part ([`Part`], JSON), then the frames of its content. A
-//! frame is its length (u32, little-endian) and as many bytes; a frame of length 0 ends a part, one of length `2³² - 1`
-//! ends it as worth nothing.
+//! A backup goes by a stream of *parts*: a frame that names the part ([`Part`], JSON), then the frames of its content.
+//! A frame is its length (u32, little-endian) and as many bytes; a frame of length 0 ends a part, one of length
+//! 2³² - 1 ends it as worth nothing.
 
 use crate::admin::Administered;
 use crate::audit::{Event, Page, Place};
@@ -72,6 +72,9 @@ pub struct Made {
 /// # Errors
 /// [`ServerError`]; nothing that was received is a backup then.
 pub fn send(of: &Administered, to: &mut dyn Write) -> Result<()> {
+    of.state.verify()?;
+    // Before the key leaves: what is cut off is told as well.
+    of.state.note(Event::BackupBegun)?;
     let to = &mut Sender(to);
     for name in FILES {
         let path = of.dir.join(name);
@@ -113,8 +116,7 @@ pub fn send(of: &Administered, to: &mut dyn Write) -> Result<()> {
     to.part(&Part::End)?;
     to.json(&lacks)?;
     to.end()?;
-    to.0.flush().map_err(broken)?;
-    of.state.note(Event::BackupMade)
+    to.0.flush().map_err(broken)
 }
 
 /// Why rows are sent no further.
@@ -169,6 +171,10 @@ impl Sender<'_> {
 }
 
 fn broken(source: io::Error) -> ServerError {
+    let source = match source.kind() {
+        io::ErrorKind::UnexpectedEof => io::Error::new(io::ErrorKind::UnexpectedEof, "its end is missing"),
+        _ => source,
+    };
     ServerError::Backup { source }
 }
 
@@ -181,12 +187,16 @@ fn garbled(what: &'static str) -> ServerError {
 /// # Errors
 /// [`ServerError`].
 pub fn receive(from: &mut dyn Read, dir: &Path) -> Result<Made> {
-    run::make_dir(dir)?;
+    // Nobody else makes a backup there meanwhile.
+    let made = run::make_dir(dir)?;
     let received = Receiver { from, dir, state: State::make(dir) }.receive();
     received.inspect_err(|_| {
         // It was empty before.
         for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
             let _ = fs::remove_file(entry.path()).or_else(|_| fs::remove_dir_all(entry.path()));
+        }
+        if made.is_new {
+            let _ = fs::remove_dir(dir);
         }
     })
 }

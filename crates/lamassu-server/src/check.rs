@@ -49,6 +49,7 @@ pub fn check(of: &Administered) -> Result<Found> {
 }
 
 fn hosts(of: &Administered) -> Result<String> {
+    of.state.verify()?;
     let (hosts, tokens) = (of.state.copied()?.hosts.len(), of.state.tokens()?);
     Ok(format!("{hosts} hosts, {tokens} tokens"))
 }

@@ -14,13 +14,13 @@ pub enum ServerError {
         dir: PathBuf,
     },
     /// Something is there already.
-    #[error("{} is not empty: a new server needs a directory of its own", dir.display())]
+    #[error("{} is not empty: a server, or a backup of one, needs a directory of its own", dir.display())]
     NotEmpty {
         /// which
         dir: PathBuf,
     },
     /// Others may look into it.
-    #[error("others may look into {}, which holds the server's key: `chmod 700` it", dir.display())]
+    #[error("others own {}, or may look into it, and it holds the server's key: `chmod 700` it", dir.display())]
     NotPrivate {
         /// which
         dir: PathBuf,
@@ -184,7 +184,10 @@ impl ServerError {
         match self {
             ServerError::HostName { .. } | ServerError::Garbled { .. } => 2,
             ServerError::NoHost { .. } | ServerError::NoVault { .. } => 3,
-            ServerError::File { .. } | ServerError::Database { .. } | ServerError::Backup { .. } => 5,
+            ServerError::File { .. }
+            | ServerError::Database { .. }
+            | ServerError::Backup { .. }
+            | ServerError::Anchor(AnchorError::Io { .. }) => 5,
             ServerError::NoServer { .. } | ServerError::NotEmpty { .. } | ServerError::NotPrivate { .. } => 6,
             ServerError::Running { .. } | ServerError::NotRunning | ServerError::InUse { .. } => 11,
             ServerError::Config { .. } => 13,

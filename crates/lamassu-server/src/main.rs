@@ -6,7 +6,7 @@ use lamassu_server::admin::{Answer, Request, ShownHost, ShownVault, ask, back_up
 use lamassu_server::audit::{Entry, Kept};
 use lamassu_server::config::Config;
 use lamassu_server::{Result, ServerError, run};
-use std::io::Write;
+use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -133,9 +133,18 @@ fn main() -> ExitCode {
     // No key in a core dump.
     let none = rustix::process::Rlimit { current: Some(0), maximum: Some(0) };
     let _ = rustix::process::setrlimit(rustix::process::Resource::Core, none);
+    let command = Args::parse().command;
     let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into());
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
-    match carry_out(Args::parse().command) {
+    // The heads of the audit log are to be known elsewhere, whatever else is logged. A command has no log.
+    let is_server = matches!(command, Command::Run { check_config: false, .. });
+    let audit = if is_server { "audit=info" } else { "audit=off" };
+    let filter = match audit.parse() {
+        Ok(directive) => filter.add_directive(directive),
+        Err(_) => filter,
+    };
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    log.with_ansi(std::io::stderr().is_terminal()).init();
+    match carry_out(command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("lamassu-server: {error}");
@@ -233,7 +242,9 @@ fn print_audit(dir: &Path, after: u64, json: bool, includes: Option<&str>) -> Re
     let mut out = std::io::BufWriter::new(std::io::stdout().lock());
     let includes = includes.map(str::to_ascii_lowercase);
     let mut is_included = includes.is_none();
+    let mut count = 0;
     let place = read_audit(dir, |kept, entry| {
+        count += 1;
         is_included |= includes.as_ref().is_some_and(|head| *head == kept.head_hex());
         if entry.number > after {
             let line = if json { kept.json() } else { shown_entry(kept, entry) };
@@ -245,7 +256,7 @@ fn print_audit(dir: &Path, after: u64, json: bool, includes: Option<&str>) -> Re
     match includes {
         Some(head) if !is_included => Err(ServerError::NoHead { head }),
         _ => {
-            eprintln!("verified: {} entries, head {}", place.number, place.head_hex());
+            eprintln!("verified: {count} entries to number {}, head {}", place.number, place.head_hex());
             Ok(())
         }
     }

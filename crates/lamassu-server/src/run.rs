@@ -42,7 +42,7 @@ const STREAMS_MAX: u32 = 64;
 /// # Errors
 /// [`ServerError::NotEmpty`], [`ServerError::File`].
 pub fn init(dir: &Path) -> Result<()> {
-    make_dir(dir)?;
+    let _made = make_dir(dir)?;
     let path = dir.join(config::FILE);
     fs::write(&path, config::COMMENTED).map_err(ServerError::file("write", &path))?;
     State::make(dir)?;
@@ -50,17 +50,32 @@ pub fn init(dir: &Path) -> Result<()> {
     Authority::make(dir)
 }
 
-/// Makes a directory that is its owner's alone, or takes an empty one.
+/// A directory that was made or taken, and is nobody else's to fill while this lives.
+pub(crate) struct Made {
+    /// whether it was made
+    pub is_new: bool,
+    _lock: fs::File,
+}
+
+/// Makes a directory that is its owner's alone, or takes an empty one of the same owner.
 ///
 /// # Errors
-/// [`ServerError::NotEmpty`], [`ServerError::File`].
-pub(crate) fn make_dir(dir: &Path) -> Result<()> {
+/// [`ServerError::NotEmpty`], [`ServerError::NotPrivate`], [`ServerError::File`].
+pub(crate) fn make_dir(dir: &Path) -> Result<Made> {
+    let is_new = dir.symlink_metadata().is_err();
     let made = DirBuilder::new().recursive(true).mode(0o700).create(dir);
     made.map_err(ServerError::file("make", dir))?;
-    if fs::read_dir(dir).map_err(ServerError::file("list", dir))?.next().is_some() {
-        return Err(ServerError::NotEmpty { dir: dir.into() });
+    let lock = fs::File::open(dir).map_err(ServerError::file("open", dir))?;
+    if lock.metadata().map_err(ServerError::file("look at", dir))?.uid() != rustix::process::geteuid().as_raw() {
+        return Err(ServerError::NotPrivate { dir: dir.into() });
     }
-    fs::set_permissions(dir, Permissions::from_mode(0o700)).map_err(ServerError::file("chmod", dir))
+    let not_empty = || ServerError::NotEmpty { dir: dir.into() };
+    rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive).map_err(|_| not_empty())?;
+    if fs::read_dir(dir).map_err(ServerError::file("list", dir))?.next().is_some() {
+        return Err(not_empty());
+    }
+    lock.set_permissions(Permissions::from_mode(0o700)).map_err(ServerError::file("chmod", dir))?;
+    Ok(Made { is_new, _lock: lock })
 }
 
 /// That a directory is a server's, and its owner's alone.

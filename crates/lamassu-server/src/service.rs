@@ -207,8 +207,9 @@ impl Anchors for Service {
         };
         let first = next().await?.ok_or_else(|| garbled(Garbled("nothing is said")))?;
         let id = convert::vault(&first.vault).map_err(garbled)?;
+        let known = some_head(&first.head)?;
         let (service, who) = (self.clone(), caller.clone());
-        let put = Service::blocking(move || service.vaults.begin_put(&who, &id)).await?;
+        let put = Service::blocking(move || service.vaults.begin_put(&who, &id, known)).await?;
         let mut put = put.map_err(|refused| self.refused(refused))?;
         let mut some = Some(first);
         while let Some(request) = some {
@@ -226,10 +227,7 @@ impl Anchors for Service {
         let caller = caller(&request)?;
         let known = request.get_ref();
         let id = convert::vault(&known.vault).map_err(garbled)?;
-        let head = match &known.head[..] {
-            [] => None,
-            head => Some(convert::head(head).map_err(garbled)?),
-        };
+        let head = some_head(&known.head)?;
         let (service, revision) = (self.clone(), Revision(known.revision));
         let wanted = Service::blocking(move || service.vaults.wants_rows(&caller, &id, revision, head)).await?;
         let rows = wanted.map_err(|refused| self.refused(refused))?;
@@ -244,6 +242,14 @@ impl Anchors for Service {
         let given_up = Service::blocking(move || service.vaults.give_up(&id, session, &caller)).await?;
         given_up.map_err(|refused| self.refused(refused))?;
         Ok(Response::new(proto::Nothing {}))
+    }
+}
+
+/// A head that need not be there.
+fn some_head(bytes: &[u8]) -> Result<Option<Head>, Status> {
+    match bytes {
+        [] => Ok(None),
+        head => convert::head(head).map(Some).map_err(garbled),
     }
 }
 

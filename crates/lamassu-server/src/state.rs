@@ -34,6 +34,10 @@ const HOSTS: TableDefinition<'static, &'static str, &'static [u8]> = TableDefini
 const TOKENS: Bytes = TableDefinition::new("tokens");
 /// By vault, kind and number: see [`lease_key`].
 const LEASES: Bytes = TableDefinition::new("leases");
+/// See [`RUNS_BEFORE`].
+const NUMBERS: TableDefinition<'static, &'static str, u64> = TableDefinition::new("numbers");
+/// How often a server may have been started, at most, on any vault before this state was made as a backup.
+const RUNS_BEFORE: &str = "runs before";
 /// By vault, of those that were put back from a backup: the hosts that may know more of it, JSON.
 const RESTORED: Bytes = TableDefinition::new("restored");
 
@@ -81,7 +85,8 @@ type Hosts = BTreeMap<String, Host>;
 /// The open file. Hosts are in memory as well: who calls is looked up without waiting for a disk.
 pub struct State {
     path: PathBuf,
-    database: Database,
+    /// Locked for writing while its checksums are verified.
+    database: RwLock<Database>,
     hosts: RwLock<Arc<Hosts>>,
     /// Held while hosts are changed.
     changing: Mutex<()>,
@@ -139,7 +144,7 @@ impl State {
         };
         let state = State {
             path,
-            database,
+            database: RwLock::new(database),
             hosts: RwLock::default(),
             changing: Mutex::new(()),
             changed: watch::Sender::new(()),
@@ -151,6 +156,7 @@ impl State {
             write.open_table(TOKENS)?;
             write.open_table(LEASES)?;
             write.open_table(RESTORED)?;
+            write.open_table(NUMBERS)?;
             write.open_table(audit::ENTRIES)?;
             write.open_table(audit::REMOVED)?;
             Ok(())
@@ -159,6 +165,19 @@ impl State {
         *state.hosts.write() = Arc::new(hosts);
         *state.restored.write() = restored;
         Ok(state)
+    }
+
+    /// Verifies the checksums of all of it. Whoever needs it waits meanwhile.
+    ///
+    /// # Errors
+    /// [`ServerError::Damaged`], [`ServerError::Database`].
+    pub fn verify(&self) -> Result<()> {
+        match self.database.write().check_integrity() {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(self.damaged("its checksums do not fit")),
+            Err(error) if is_damage(&error) => Err(self.damaged("its checksums do not fit")),
+            Err(error) => Err(self.failed(error)),
+        }
     }
 
     /// From now on so many entries of the audit log are kept.
@@ -182,7 +201,8 @@ impl State {
         &self,
         work: impl FnOnce(&WriteTransaction, &mut Vec<Event>) -> std::result::Result<T, redb::Error>,
     ) -> Result<T> {
-        let write = self.database.begin_write().map_err(|e| self.failed(e))?;
+        let database = self.database.read();
+        let write = database.begin_write().map_err(|e| self.failed(e))?;
         let mut events = Vec::new();
         let done = work(&write, &mut events).map_err(|e| self.failed(e))?;
         let most = self.audit_entries.load(Ordering::Relaxed);
@@ -212,7 +232,7 @@ impl State {
     }
 
     fn read<T>(&self, work: impl FnOnce(&redb::ReadTransaction) -> std::result::Result<T, redb::Error>) -> Result<T> {
-        let read = self.database.begin_read().map_err(|e| self.failed(e))?;
+        let read = self.database.read().begin_read().map_err(|e| self.failed(e))?;
         work(&read).map_err(|e| self.failed(e))
     }
 

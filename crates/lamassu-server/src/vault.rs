@@ -157,6 +157,9 @@ impl Vault {
         put_away: impl FnOnce() -> Answer<()>,
     ) -> Answer<()> {
         let inner = &mut *self.inner.lock();
+        if inner.is_given_up {
+            return Err(Refused::NotNow);
+        }
         may_be(inner)?;
         put_away()?;
         inner.is_given_up = true;

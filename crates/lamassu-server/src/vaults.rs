@@ -189,7 +189,11 @@ impl Vaults {
     /// [`Refused::Unknown`], [`Refused::NotNow`], [`Refused::Failed`], [`Refused::Lost`].
     pub fn vault(&self, id: &[u8; 16]) -> Answer<Arc<Vault>> {
         let slot = self.slot(id);
-        let slot = &mut *slot.lock();
+        self.vault_in(id, &mut slot.lock())
+    }
+
+    /// The same, in its slot.
+    fn vault_in(&self, id: &[u8; 16], slot: &mut Slot) -> Answer<Arc<Vault>> {
         match slot {
             Slot::Open(vault) if !vault.is_in_doubt() => return Ok(vault.clone()),
             // What uses its table yet keeps it open for a moment.
@@ -240,11 +244,11 @@ impl Vaults {
     }
 
     /// Begins to take the anchor of a vault: one that is not kept here, or of one that was put back from a backup
-    /// what a host has.
+    /// what a host has; `known`: the head of that.
     ///
     /// # Errors
     /// [`Refused::NotGranted`], [`Refused::NotNow`], [`Refused::TooMuch`], [`Refused::Failed`].
-    pub fn begin_put(self: &Arc<Vaults>, caller: &Caller, id: &[u8; 16]) -> Answer<Put> {
+    pub fn begin_put(self: &Arc<Vaults>, caller: &Caller, id: &[u8; 16], known: Option<Head>) -> Answer<Put> {
         if !self.state.may_use(&caller.key, id) {
             return Err(Refused::NotGranted);
         }
@@ -266,7 +270,7 @@ impl Vaults {
         let number = PUTS.fetch_add(1, Ordering::Relaxed);
         let new = self.dir.join(format!("{}-{number}.{NEW}", HEXLOWER.encode(id)));
         // From here on it is taken back when it is dropped.
-        let mut put = Put { vaults: self.clone(), id: *id, has_slot, new, table: None, head: Head([0; 32]) };
+        let mut put = Put { vaults: self.clone(), id: *id, has_slot, new, table: None, head: Head([0; 32]), known };
         put.table = Some(Arc::new(DiskTable::create(&put.new)?));
         Ok(put)
     }
@@ -409,6 +413,8 @@ pub struct Put {
     new: PathBuf,
     table: Option<Arc<DiskTable>>,
     head: Head,
+    /// Of a host's copy of what a server had that is lost.
+    known: Option<Head>,
 }
 
 impl Put {
@@ -434,6 +440,11 @@ impl Put {
         let anchor = Anchor::open(table.clone(), &self.id).map_err(|_| Refused::NoAnchor)?;
         let revision = anchor.vault().revision;
         drop(anchor);
+        let is_waited_for = self.vaults.waits_for(caller, &self.id);
+        if let Some(known) = self.known.filter(|_| is_waited_for) {
+            // It is the same state: other hosts that have come as far need nothing.
+            self.head = known;
+        }
         table.commit(&[self.head.change()])?;
         // Closed before it is in its place.
         drop(table);
@@ -442,7 +453,7 @@ impl Put {
         }
         let file = self.vaults.file(&self.id);
         let state = &self.vaults.state;
-        if self.vaults.waits_for(caller, &self.id) {
+        if is_waited_for {
             return self.reconcile(caller, revision);
         }
         {
@@ -467,10 +478,10 @@ impl Put {
     /// then its head is returned.
     fn reconcile(&self, caller: &Caller, revision: Revision) -> Answer<Head> {
         let vaults = &self.vaults;
-        // Nobody has a session while a host is waited for.
-        let vault = vaults.vault(&self.id)?;
+        // Held from the look at what is there to the end: of two hosts the one that has seen less comes to nothing.
         let slot = vaults.slot(&self.id);
         let slot = &mut *slot.lock();
+        let vault = vaults.vault_in(&self.id, slot)?;
         let ours = Anchor::open(vault.table_to_look_at(), &self.id)?.vault().revision;
         if ours > revision {
             vaults.state.reconciled(&self.id, &caller.name, false).map_err(Lost)?;

@@ -66,7 +66,7 @@ fn what_is_not_granted_cannot_be_put_and_what_is_begun_and_left_is_in_nobodys_wa
     Runtime::new().unwrap().block_on(async {
         let anchors = AnchorsClient::new(channel(&lab, "evil"));
         // Without a grant, at once.
-        let first = proto::PutRequest { vault: id_of(&id), rows: Vec::new() };
+        let first = proto::PutRequest { vault: id_of(&id), rows: Vec::new(), head: Vec::new() };
         let put = anchors.clone().put(tokio_stream::iter([first.clone()])).await;
         assert_eq!(put.unwrap_err().code(), Code::PermissionDenied);
         // More than it may at once: no thread, and no file, is taken by any of them.
@@ -91,7 +91,7 @@ fn what_is_not_granted_cannot_be_put_and_what_is_begun_and_left_is_in_nobodys_wa
         });
         let (send, rows) = mpsc::channel(1);
         let vault = id_of(&tokio::task::block_in_place(|| a.id("store/w")));
-        send.send(proto::PutRequest { vault, rows: Vec::new() }).await.unwrap();
+        send.send(proto::PutRequest { vault, rows: Vec::new(), head: Vec::new() }).await.unwrap();
         let mut idle = anchors.clone();
         let idle = tokio::spawn(async move { idle.put(ReceiverStream::new(rows)).await.map(drop) });
         tokio::time::sleep(Duration::from_millis(300)).await;

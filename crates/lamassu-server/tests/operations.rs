@@ -9,6 +9,7 @@ use serde_json::Value;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::process::Command;
 
 /// The entries of the audit log, each an event and the whole of it.
 fn audit(lab: &Lab) -> Vec<(String, Value)> {
@@ -136,6 +137,45 @@ fn a_server_that_was_put_back_is_told_by_its_hosts_what_it_has_forgotten() {
     lab.serve(&["check"]).ok();
 }
 
+/// Two hosts have come equally far: what one tells is what the other has.
+#[test]
+fn a_host_that_is_let_in_again_is_as_far_as_the_one_that_has_told() {
+    let mut lab = Lab::new();
+    let (a, b) = (lab.joined("a"), lab.joined("b"));
+    let id = lab.vault(a);
+    lab.grant(b, &id);
+    let to = lab.path("backup").to_str().unwrap().to_owned();
+    lab.serve(&["backup", &format!("@{to}")]).ok();
+    a.mount().ok();
+    a.write("f", "since").unwrap();
+    a.umount().ok();
+    b.run(&format!("ls --anchor {} store/v", lab.url())).ok();
+    lab.wait_until_free();
+    lab.stop("-TERM");
+    fs::rename(lab.path("server"), lab.path("lost")).unwrap();
+    fs::rename(lab.path("backup"), lab.path("server")).unwrap();
+    lab.start();
+    let (a, b) = (lab.host("a"), lab.host("b"));
+    lab.serve(&["host", "grant", "--not", "@b", &format!("@{id}")]).ok();
+    assert_eq!(a.run("cat store/v f").ok().out, "since");
+    lab.grant(b, &id);
+    assert_eq!(b.run("cat store/v f").ok().out, "since");
+}
+
+/// Of two backups to one place one is made, and is whole; the other says why not.
+#[test]
+fn a_place_gets_one_backup() {
+    let lab = Lab::new();
+    for n in 0..5 {
+        let to = lab.path(&format!("backup{n}"));
+        let backup = || Command::new(server_program()).arg("backup").arg(lab.path("server")).arg(&to).spawn().unwrap();
+        let mut both = [backup(), backup()];
+        let codes = both.each_mut().map(|one| one.wait().unwrap().code().unwrap());
+        assert!(codes.contains(&0) && (codes.contains(&6) || codes == [0, 0]), "{codes:?}");
+        Ran::from(Command::new(server_program()).arg("check").arg(&to).output().unwrap()).ok();
+    }
+}
+
 /// Without the host that knows more, nothing old passes for current either.
 #[test]
 fn a_host_that_is_gone_is_not_waited_for_and_what_it_alone_knew_is_not_taken_for_current() {
@@ -205,7 +245,18 @@ fn what_is_damaged_is_named_and_the_rest_is_backed_up() {
     let state = fs::read(lab.path("server/state.redb")).unwrap();
     fs::write(lab.path("server/state.redb"), [0x5a; 9000]).unwrap();
     lab.serve(&["check"]).code(26).says("state.redb");
-    fs::write(lab.path("server/state.redb"), state).unwrap();
+    fs::write(lab.path("server/state.redb"), &state).unwrap();
+    lab.serve(&["check"]).ok();
+    // One bit of a time, which any number could be.
+    let mut flipped = fs::read(lab.path("server/state.redb")).unwrap();
+    let at = flipped.windows(9).position(|window| window == b"\"joined\":").unwrap() + 12;
+    flipped[at] ^= 1;
+    fs::write(lab.path("server/state.redb"), flipped).unwrap();
+    lab.serve(&["check"]).code(26).says("checksums");
+    let to = lab.path("backup2").to_str().unwrap().to_owned();
+    lab.serve(&["backup", &format!("@{to}")]).code(26);
+    assert!(!Path::new(&to).exists());
+    fs::write(lab.path("server/state.redb"), &state).unwrap();
     let lab_of_another = Lab::new();
     fs::copy(lab_of_another.path("server/authority.der"), lab.path("server/authority.der")).unwrap();
     lab.serve(&["check"]).code(26).says("not that of its key");

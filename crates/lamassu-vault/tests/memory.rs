@@ -6,6 +6,7 @@
 //! finds none).
 #![allow(clippy::unwrap_used)] // helpers outside of #[test] functions; a panic is a failed test
 
+#[path = "it/common/mod.rs"]
 mod common;
 
 use common::{Short, me, n, options};

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)] // a helper of a test may panic, too
 
+#[path = "it/common/mod.rs"]
 mod common;
 
 use common::*;

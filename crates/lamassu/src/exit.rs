@@ -186,7 +186,7 @@ impl Code {
                  written since",
             ),
             Code::AnchorServerRestored => Some(
-                "any command on the vault there, `lamassu ls` say, tells the server what that host knows; of a host that \
+                "any command on the vault there, `lamassu ls` say, behind `umount` if it was mounted, tells the server what that host knows; of a host that \
                  is gone for good take the grant away: `lamassu-server host grant --not`",
             ),
             Code::Internal => Some("this is a bug in lamassu: please report it with the command and this message"),

@@ -46,8 +46,8 @@ struct Commits {
 }
 
 impl Mirrored {
-    /// Begins a session, and brings the copy in `file` up to date. A server that was put back from a backup is told what
-    /// the copy knows.
+    /// Begins a session, and brings the copy in `file` up to date. A server that was put back from a backup is told
+    /// what the copy knows.
     ///
     /// # Errors
     /// [`AnchorError::Server`]; those of the copy.
@@ -307,10 +307,10 @@ fn reconcile(connection: &Connection, vault: [u8; 16], file: &Path) -> Result<()
     };
     let wanted = connection.call(connection.anchors().reconcile(known))?;
     match copy.filter(|_| wanted.rows) {
-        Some((_, _, copy)) => {
-            let (sent, has) = send_rows(connection, vault, &copy)?;
+        Some((_, head, copy)) => {
+            let (sent, has) = send_rows(connection, vault, &copy, head)?;
             // Another host may have known more meanwhile: then the session fetches that.
-            if sent == has { copy.commit(&[sent.change()]) } else { Ok(()) }
+            if head.is_none() && sent == has { copy.commit(&[sent.change()]) } else { Ok(()) }
         }
         None => Ok(()),
     }
@@ -321,14 +321,15 @@ fn reconcile(connection: &Connection, vault: [u8; 16], file: &Path) -> Result<()
 /// # Errors
 /// [`AnchorError::Server`]; those of the table.
 pub fn put(connection: &Connection, vault: [u8; 16], table: &DiskTable) -> Result<()> {
-    match send_rows(connection, vault, table)? {
+    match send_rows(connection, vault, table, None)? {
         (sent, has) if sent == has => table.commit(&[sent.change()]),
         _ => Err(connection.garbled("the anchor came to another head")),
     }
 }
 
-/// Sends all rows of a table. Returns the head that they come to, and that which the server has then.
-fn send_rows(connection: &Connection, vault: [u8; 16], table: &DiskTable) -> Result<(Head, Head)> {
+/// Sends all rows of a table, which has this head if a server knew it. Returns the head that the rows come to, and that
+/// which the server has then.
+fn send_rows(connection: &Connection, vault: [u8; 16], table: &DiskTable, head: Option<Head>) -> Result<(Head, Head)> {
     let (up, rows) = tokio::sync::mpsc::channel(4);
     let all_gone = tokio::sync::Notify::new();
     std::thread::scope(|scope| {
@@ -347,9 +348,12 @@ fn send_rows(connection: &Connection, vault: [u8; 16], table: &DiskTable) -> Res
             })?;
             sent.map_err(|status| connection.failed(&status))
         });
-        let mut vault = vault.to_vec();
+        let (mut vault, mut head) = (vault.to_vec(), head.map_or(Vec::new(), |head| head.0.to_vec()));
         // A server that has refused takes nothing more: its answer says why.
-        let send = |rows| drop(up.blocking_send(proto::PutRequest { vault: std::mem::take(&mut vault), rows }));
+        let send = |rows| {
+            let (vault, head) = (std::mem::take(&mut vault), std::mem::take(&mut head));
+            drop(up.blocking_send(proto::PutRequest { vault, rows, head }));
+        };
         let first = in_messages(table, send)?;
         drop(up);
         all_gone.notify_one();

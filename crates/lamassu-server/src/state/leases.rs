@@ -1,6 +1,6 @@
 //! Who holds what of which vault.
 
-use super::{LEASES, State};
+use super::{LEASES, NUMBERS, RUNS_BEFORE, State};
 use crate::Result;
 use crate::audit::{Event, Why};
 use data_encoding::HEXLOWER;
@@ -32,7 +32,9 @@ impl State {
             }
             Ok(rows)
         })?;
-        let (mut durable, mut hosts) = (Durable::default(), Vec::new());
+        // Numbers of sessions begin above all that a server has given which this one is a backup of.
+        let before = self.read(|read| Ok(read.open_table(NUMBERS)?.get(RUNS_BEFORE)?.map(|row| row.value())))?;
+        let (mut durable, mut hosts) = (Durable { runs: before.unwrap_or_default(), ..Durable::default() }, Vec::new());
         for (key, value) in rows {
             let damaged = || self.damaged("a lease");
             let (kind, number) = key.split_first().ok_or_else(damaged)?;

@@ -1,8 +1,8 @@
 //! Vaults that were put back from a backup. What the server has of them may be older than what hosts have seen: each
 //! waits until every host that may use it has told what it knows.
 
-use super::leases::{KEPT, RUNS, lease_key};
-use super::{HOSTS, Host, LEASES, RESTORED, State};
+use super::leases::{KEPT, lease_key};
+use super::{HOSTS, Host, LEASES, NUMBERS, RESTORED, RUNS_BEFORE, State};
 use crate::Result;
 use crate::audit::{self, Event, Place};
 use data_encoding::HEXLOWER;
@@ -28,7 +28,6 @@ pub(super) type Restored = BTreeMap<[u8; 16], BTreeSet<String>>;
 /// A host may use a vault from now on: if that was put back, the host may know more of it, for it could use the vault
 /// before the server was lost.
 pub(super) fn wait_also_for(write: &WriteTransaction, vault: &str, host: &str) -> std::result::Result<(), redb::Error> {
-    let damaged = || redb::Error::Corrupted("a vault that was put back".into());
     let id = HEXLOWER.decode(vault.as_bytes()).map_err(|_| damaged())?;
     let mut restored = write.open_table(RESTORED)?;
     let Some(row) = restored.get(&id[..])?.map(|row| row.value().to_vec()) else { return Ok(()) };
@@ -36,6 +35,10 @@ pub(super) fn wait_also_for(write: &WriteTransaction, vault: &str, host: &str) -
     waits_for.insert(host.into());
     restored.insert(&id[..], &serde_json::to_vec(&waits_for).unwrap_or_default()[..])?;
     Ok(())
+}
+
+fn damaged() -> redb::Error {
+    redb::Error::Corrupted("a vault that was put back".into())
 }
 
 impl State {
@@ -78,19 +81,19 @@ impl State {
     /// [`ServerError::Database`].
     pub fn reconciled(&self, vault: &[u8; 16], host: &str, was_newer: bool) -> Result<bool> {
         let mut restored = self.restored.write();
-        let Some(waits_for) = restored.get(vault).filter(|waits_for| waits_for.contains(host)) else {
-            return Ok(false);
-        };
-        let mut left = waits_for.clone();
-        left.remove(host);
-        let row = serde_json::to_vec(&left).unwrap_or_default();
-        self.write(|write, events| {
-            write.open_table(RESTORED)?.insert(&vault[..], &row[..])?;
+        // As it is durable: a grant that is being made may have added to it.
+        let left = self.write(|write, events| {
+            let mut table = write.open_table(RESTORED)?;
+            let Some(row) = table.get(&vault[..])?.map(|row| row.value().to_vec()) else { return Ok(None) };
+            let mut left: BTreeSet<String> = serde_json::from_slice(&row).map_err(|_| damaged())?;
+            if !left.remove(host) {
+                return Ok(None);
+            }
+            table.insert(&vault[..], &serde_json::to_vec(&left).unwrap_or_default()[..])?;
             events.push(Event::Reconciled { host: host.into(), vault: HEXLOWER.encode(vault), was_newer });
-            Ok(())
+            Ok(Some(left))
         })?;
-        restored.insert(*vault, left);
-        Ok(true)
+        Ok(left.map(|left| restored.insert(*vault, left)).is_some())
     }
 
     /// A vault that was put back can be used again.
@@ -131,10 +134,11 @@ impl State {
             for (name, host) in &copied.hosts {
                 hosts.insert(&**name, &serde_json::to_vec(host).unwrap_or_default()[..])?;
             }
+            // Of all vaults, also those that have never been here: their anchors may have come since.
+            let most = copied.runs.values().copied().max().unwrap_or_default() + RUNS_MISSED;
+            write.open_table(NUMBERS)?.insert(RUNS_BEFORE, most)?;
             for vault in vaults {
                 let id = HEXLOWER.encode(vault);
-                let runs = copied.runs.get(&id).copied().unwrap_or_default() + RUNS_MISSED;
-                leases.insert(&lease_key(vault, RUNS, 0)[..], &runs.to_le_bytes()[..])?;
                 leases.insert(&lease_key(vault, KEPT, 0)[..], &[][..])?;
                 let may_know = copied.hosts.iter().filter(|(_, host)| !host.is_revoked && host.vaults.contains(&id));
                 let may_know: BTreeSet<_> = may_know.map(|(name, _)| name).collect();

@@ -23,7 +23,7 @@ mod golden;
 mod hardening;
 mod helper;
 mod history;
-#[path = "../../../lamassu-keys/tests/support/https_server.rs"]
+#[path = "../../../lamassu-keys/tests/it/support/https_server.rs"]
 mod https_server;
 mod keys;
 #[cfg(feature = "kmip")]
@@ -37,7 +37,7 @@ mod old_headers;
 mod private;
 mod profiles;
 mod put_back;
-#[path = "../../../lamassu-keys/tests/support/pykmip.rs"]
+#[path = "../../../lamassu-keys/tests/it/support/pykmip.rs"]
 #[cfg(feature = "kmip")]
 mod pykmip;
 mod receipts;

@@ -1,0 +1,12 @@
+//! Headers, keys and their sources. One program: it is linked once, and its tests share all processors.
+#![allow(clippy::unwrap_used)] // a helper of a test may panic, too
+
+mod admin;
+mod dataset;
+mod header_file;
+mod history;
+mod https;
+mod kmip;
+mod rotate;
+mod sources;
+mod unlock;

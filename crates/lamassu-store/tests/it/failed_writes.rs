@@ -1,0 +1,156 @@
+//! Writes that report an error although the store has done them, and barriers that fail in the middle of recovery.
+
+use crate::common;
+use common::{Rng, Setup, create_in, fill, raw};
+use lamassu_store::Backend;
+use lamassu_store::backend::crash::{CrashBackend, CrashSim};
+use lamassu_store::backend::fault::{Call, Fault, FaultBackend};
+use lamassu_store::backend::memory::MemoryBackend;
+use lamassu_store::file::File;
+use std::sync::Arc;
+
+const BLOCK: u64 = 4096;
+/// Blocks of a page at R = 62.
+const PAGE: u64 = 62;
+
+/// Makes the `n`th change from now fail after it was done whole, and all changes after it before they begin.
+fn fail_after(store: &FaultBackend, n: u64) {
+    let done: u64 = Call::ALL.iter().filter(|c| c.is_change() || c.is_sync()).map(|c| store.faults().calls(*c)).sum();
+    store.faults().rule(move |c| match c.changes.cmp(&(done + n)) {
+        _ if !(c.call.is_change() || c.call.is_sync()) => None,
+        std::cmp::Ordering::Less => None,
+        std::cmp::Ordering::Equal if c.call == Call::Write => Some(Fault::After(libc::EIO)),
+        _ => Some(Fault::Errno(libc::EIO)),
+    });
+}
+
+/// fsync until it has said all: one fails for the barriers that failed before.
+fn sync(file: &File) {
+    if file.sync().is_err() {
+        file.sync().expect("syncs");
+    }
+}
+
+/// A file of `size` bytes, settled; an append of `more` bytes of which the `n`th change fails although it was done; cut
+/// back to its size and synced. Whether there was an `n`th change to fail.
+fn cut_back(setup: &Setup, size: u64, more: u64, n: u64) -> bool {
+    let memory = Arc::new(MemoryBackend::new());
+    let store = FaultBackend::new(memory.clone());
+    let file = File::create(setup.context(), create_in(&store), "test").expect("creates");
+    let content = fill(size as usize, &mut Rng(1));
+    file.write_at(0, &content).expect("writes");
+    file.settle_now().expect("settles");
+    file.write_at(size, &fill(more as usize, &mut Rng(2))).expect("is buffered");
+    fail_after(&store, n);
+    let failed = file.flush().is_err();
+    store.faults().clear_rules();
+    file.truncate(size).expect("cuts");
+    sync(&file);
+    assert_eq!(file.size(), size);
+    // Killed here: what fsync returned for is there, and nothing more.
+    let left = memory.snapshot();
+    let again = File::open(setup.context(), raw(&left), "again").expect("opens");
+    let what = format!("{size} bytes and {more}, change {n}");
+    assert_eq!(again.size(), size, "{what}");
+    let mut back = vec![0; size as usize];
+    again.read_at(0, &mut back).expect("reads");
+    assert!(back == content, "{what}: content");
+    assert_eq!(again.check(false, &mut |_| {}).expect("checks").damage, [], "{what}");
+    failed
+}
+
+#[test]
+fn a_size_cut_back_after_a_failed_append_stays() {
+    for setup in [Setup::default(), Setup { convergent: false, reserved: 8, ..Setup::default() }] {
+        let page = (124 - u64::from(setup.reserved)) * BLOCK;
+        assert!(setup.reserved != 62 || page == PAGE * BLOCK);
+        for (size, more) in [
+            (BLOCK, 3 * BLOCK),
+            (100, BLOCK),
+            (page - BLOCK, 4 * BLOCK),
+            (page, 2 * page),
+            (page + BLOCK, page),
+            (2 * page, BLOCK),
+        ] {
+            let tried = (1..40).take_while(|n| cut_back(&setup, size, more, *n)).count();
+            assert!(tried > 0, "nothing failed");
+        }
+    }
+}
+
+/// What an earlier process left in the page cache is lost when a barrier fails, although later barriers succeed:
+/// recovery writes it again. A store that grows by many pages, one of which it does not take; then a barrier of the
+/// whole store, and what the daemon does after one.
+#[test]
+fn a_page_that_was_not_written_is_a_hole_although_later_ones_are_durable() {
+    let setup = Setup::default();
+    let size = 4 * PAGE * BLOCK;
+    for nth in 1.. {
+        let memory = Arc::new(MemoryBackend::new());
+        let store = FaultBackend::new(memory.clone());
+        let file = File::create(setup.context(), create_in(&store), "test").expect("creates");
+        let content = fill(size as usize, &mut Rng(1));
+        let old = [&content[..5000], &vec![0; content.len() - 5000]].concat();
+        file.write_at(0, &content[..5000]).expect("writes");
+        file.settle_now().expect("settles");
+        file.write_at(5000, &content[5000..]).expect("is buffered");
+        store.faults().fail_nth(Call::Write, nth, libc::EIO);
+        if file.flush().is_ok() {
+            assert!(nth > 4, "every page and run of blocks had its turn");
+            return;
+        }
+        let mark = file.covered_mark();
+        store.sync().expect("syncs");
+        file.settle(mark).expect("settles");
+        let again = File::open(setup.context(), raw(&memory.snapshot()), "again").expect("opens");
+        let report = again.check(false, &mut |_| {}).expect("checks");
+        assert_eq!(report.damage, [], "write {nth} failed");
+        let mut back = vec![0; again.size() as usize];
+        again.read_at(0, &mut back).expect("reads");
+        for (n, block) in back.chunks(BLOCK as usize).enumerate() {
+            let at = n * BLOCK as usize..n * BLOCK as usize + block.len();
+            assert!(*block == content[at.clone()] || *block == old[at], "write {nth} failed, block {n}");
+        }
+        // And nothing is lost that is still buffered.
+        sync(&file);
+        let again = File::open(setup.context(), raw(&memory.snapshot()), "again").expect("opens");
+        let mut back = vec![0; content.len()];
+        assert_eq!(again.read_at(0, &mut back).expect("reads"), content.len());
+        assert!(back == content, "write {nth} failed");
+    }
+}
+
+#[test]
+fn what_recovery_found_is_durable_although_a_barrier_failed() {
+    let setup = Setup { convergent: false, ..Setup::default() };
+    for settled in [false, true] {
+        let crash = Arc::new(CrashBackend::new());
+        let (old, new) = (fill(8 * BLOCK as usize, &mut Rng(1)), fill(8 * BLOCK as usize, &mut Rng(2)));
+        let file = File::create(setup.context(), create_in(&*crash), "first").expect("creates");
+        file.write_at(0, &old).expect("writes");
+        file.settle_now().expect("settles");
+        crash.sync().expect("syncs");
+        file.write_at(0, &new).expect("writes");
+        file.flush().expect("flushes");
+        drop(file); // killed: the kernel has the data, the disk not yet
+
+        let file = File::open(setup.context(), raw(&*crash), "second").expect("opens");
+        crash.fail_syncs(1, libc::EIO);
+        let mut back = vec![0; new.len()];
+        assert!(file.read_at(0, &mut back).is_err(), "the barrier of recovery failed");
+        file.read_at(0, &mut back).expect("reads at the second attempt");
+        assert!(back == new);
+        match settled {
+            true => file.settle_now().expect("settles"),
+            false => sync(&file),
+        }
+        let sim = CrashSim::new(crash.log());
+        let point = sim.at(crash.position());
+        let states = (0..200).map(|seed| point.random_state(seed)).chain([point.least_state()]);
+        for (n, state) in states.enumerate() {
+            let file = File::open(setup.context(), raw(&state), "third").expect("opens");
+            file.read_at(0, &mut back).unwrap_or_else(|e| panic!("state {n}, settled {settled}: {e}"));
+            assert!(back == new, "state {n}, settled {settled}: not what fsync returned for");
+        }
+    }
+}

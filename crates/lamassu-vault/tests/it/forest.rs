@@ -1,0 +1,447 @@
+//! Vaults in one another, over directories of this host, with headers and parent slots as they are.
+#![allow(clippy::unwrap_used, missing_docs)]
+
+use crate::common;
+
+use common::wood::{Wood, key_not_loaded, wood, wood_over, write_header};
+use common::{RO, RW, me, n, options};
+use lamassu_crypto::SecretBytes;
+use lamassu_format::header::NameMode;
+use lamassu_keys::{Material, SlotKind};
+use lamassu_store::Backend;
+use lamassu_store::backend::FaultBackend;
+use lamassu_store::backend::fault::{Call, Fault};
+use lamassu_vault::forest::{Cache, Opening, ROOT_VOLUME, State, local as own_number, volume_of};
+use lamassu_vault::{FileSystem, Ino, Kind, ROOT, RenameMode, Result, SetAttr, VaultError};
+use std::collections::HashMap;
+use std::ffi::{OsStr, OsString};
+use std::io::Write;
+use std::path::Path;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+#[test]
+fn numbers_tell_the_volume_and_listings_show_them() {
+    for names in [NameMode::Encrypted, NameMode::Plain] {
+        let w = wood(names);
+        let a = w.plant("a", true);
+        let deep = w.plant("a/deep", true);
+        w.put("f", b"root");
+        w.put("a/f", b"a");
+        w.put("a/deep/f", b"deep");
+        assert_eq!((own_number(a), own_number(deep)), (ROOT, ROOT));
+        assert!(volume_of(a) != volume_of(deep) && volume_of(a) != ROOT_VOLUME);
+        for (path, content) in [("f", &b"root"[..]), ("a/f", b"a"), ("a/deep/f", b"deep")] {
+            assert_eq!(w.get(path).unwrap(), content);
+            assert_eq!(w.forest.getattr(w.ino(path), None).unwrap().ino, w.ino(path));
+        }
+        let shown = |path: &str| {
+            let handle = w.forest.open_dir(w.ino(path)).unwrap();
+            let mut shown = HashMap::new();
+            w.forest
+                .read_dir(handle, 0, &mut |e, _| {
+                    shown.insert(e.name.to_str().unwrap().to_owned(), e.ino);
+                    true
+                })
+                .unwrap();
+            w.forest.release_dir(handle).unwrap();
+            shown
+        };
+        let (root, of_a, of_deep) = (shown(""), shown("a"), shown("a/deep"));
+        assert_eq!((root["a"], root["f"], root[".."]), (a, w.ino("f"), ROOT));
+        assert_eq!((of_a["."], of_a[".."], of_a["deep"], of_a["f"]), (a, ROOT, deep, w.ino("a/f")));
+        assert_eq!((of_deep["."], of_deep[".."], of_deep.len()), (deep, a, 3));
+        // No application can make the name that makes a dataset, nor see it.
+        let made = w.forest.create(a, n("lamassu.vault"), 0o644, RW, me());
+        match names {
+            NameMode::Plain => assert!(matches!(made, Err(VaultError::InvalidName))),
+            NameMode::Encrypted => {
+                w.forest.release(made.unwrap().1).unwrap();
+                assert_eq!(w.ino("a/lamassu.vault") >> 48, a >> 48);
+                w.forest.unlink(a, n("lamassu.vault")).unwrap();
+            }
+        }
+        w.forest.close().unwrap();
+        let stored = w.dir.path().join(w.forest.stored_dir(volume_of(deep)).unwrap_or_default());
+        assert!(stored.join("lamassu.vault").exists());
+    }
+}
+
+#[test]
+fn borders_are_kept() {
+    let w = wood(NameMode::Encrypted);
+    let a = w.plant("a", true);
+    w.put("a/f", b"a");
+    w.put("f", b"root");
+    let (f, in_a) = (w.ino("f"), w.ino("a/f"));
+    let other = |result: Result<()>| assert!(matches!(result, Err(VaultError::OtherDataset)), "{result:?}");
+    other(w.forest.rename(ROOT, n("f"), a, n("g"), RenameMode::Replace));
+    other(w.forest.rename(a, n("f"), ROOT, n("g"), RenameMode::NoReplace));
+    other(w.forest.link(f, a, n("g")).map(drop));
+    other(w.forest.link(in_a, ROOT, n("g")).map(drop));
+    let (from, to) = (w.forest.open_file(f, RO).unwrap(), w.forest.open_file(in_a, RW).unwrap());
+    assert_eq!(w.forest.copy_range((from, 0), (to, 0), 4).unwrap(), None, "its keys are others");
+    [from, to].into_iter().for_each(|handle| w.forest.release(handle).unwrap());
+    let root = |result: Result<()>| assert!(matches!(result, Err(VaultError::DatasetRoot)), "{result:?}");
+    root(w.forest.rmdir(ROOT, n("a")));
+    w.forest.mkdir(ROOT, n("empty"), 0o755, me()).unwrap();
+    root(w.forest.rename(ROOT, n("empty"), ROOT, n("a"), RenameMode::Replace));
+    assert!(matches!(w.forest.unlink(ROOT, n("a")), Err(VaultError::IsDirectory)));
+    assert!(matches!(w.forest.destroy(ROOT_VOLUME, true), Err(VaultError::Refused(_))));
+    // Within its vault a dataset goes where its directory goes, and keeps its number.
+    w.forest.rename(ROOT, n("a"), w.ino("empty"), n("b"), RenameMode::NoReplace).unwrap();
+    assert_eq!((w.ino("empty/b"), w.get("empty/b/f").unwrap()), (a, b"a".to_vec()));
+    assert_eq!(w.forest.plain_place(volume_of(a)).unwrap(), (w.ino("empty"), OsString::from("b")));
+    w.forest.rename(w.ino("empty"), n("b"), ROOT, n("f"), RenameMode::Exchange).unwrap();
+    assert_eq!((w.ino("f"), w.get("f/f").unwrap(), w.get("empty/b").unwrap()), (a, b"a".to_vec(), b"root".to_vec()));
+}
+
+#[test]
+fn it_is_opened_when_it_is_entered_and_not_when_it_is_listed() {
+    let w = wood(NameMode::Encrypted);
+    let a = w.plant("a", true);
+    let locked = w.plant("locked", false);
+    assert_eq!((w.state(volume_of(a)), w.state(volume_of(locked))), (State::Sighted, State::Sighted));
+    let attr = w.forest.getattr(a, None).unwrap();
+    assert_eq!((attr.kind, attr.mode, w.state(volume_of(a))), (Kind::Dir, 0o755, State::Sighted));
+    w.put("a/f", b"a");
+    assert_eq!(w.state(volume_of(a)), State::Loaded);
+    // Without a key: a directory that is there, and nothing else.
+    key_not_loaded(w.forest.lookup(locked, n("f")));
+    assert_eq!(w.state(volume_of(locked)), State::Locked);
+    assert_eq!(w.forest.getattr(locked, None).unwrap().kind, Kind::Dir);
+    let handle = w.forest.open_dir(locked).unwrap();
+    key_not_loaded(w.forest.read_dir(handle, 0, &mut |_, _| true));
+    w.forest.release_dir(handle).unwrap();
+    key_not_loaded(w.forest.create(locked, n("f"), 0o644, RW, me()));
+    key_not_loaded(w.forest.setattr(locked, None, &SetAttr { mode: Some(0o700), ..SetAttr::default() }));
+    assert!(matches!(w.forest.get_xattr(locked, OsStr::new("user.x")), Err(VaultError::NoAttribute)));
+    assert_eq!(w.forest.list_xattr(locked).unwrap(), Vec::<Vec<u8>>::new());
+    key_not_loaded(w.forest.load_again(volume_of(locked)).map(drop));
+    root_is_whole(&w);
+}
+
+fn root_is_whole(w: &Wood) {
+    let report = w.forest.vault(ROOT_VOLUME).unwrap().check(&[], false, &common::Quiet).unwrap();
+    assert!(report.problems.is_empty(), "{:#?}", report.problems);
+    assert_eq!(report.datasets.len(), 2);
+}
+
+/// What a kernel would be told.
+#[derive(Clone, Default)]
+struct Told(Arc<Mutex<Heard>>);
+
+/// Inodes, and names in directories.
+type Heard = (Vec<Ino>, Vec<(Ino, OsString)>);
+
+impl Cache for Told {
+    fn drop_inode(&self, ino: Ino) {
+        self.0.lock().unwrap().0.push(ino);
+    }
+    fn drop_entry(&self, parent: Ino, name: &OsStr) {
+        self.0.lock().unwrap().1.push((parent, name.to_owned()));
+    }
+}
+
+#[test]
+fn unloaded_vaults_let_everything_go_and_references_are_settled() {
+    let w = wood(NameMode::Encrypted);
+    let told = Told::default();
+    w.forest.set_cache(Box::new(told.clone()));
+    let a = w.plant("a", true);
+    let deep = w.plant("a/deep", true);
+    w.put("a/f", b"a");
+    w.put("a/deep/f", b"deep");
+    let handle = w.forest.open_file(w.ino("a/f"), RW).unwrap();
+    w.forest.write(handle, 0, b"A").unwrap();
+    let (f, references) = (w.ino("a/f"), 5);
+    (1..references).for_each(|_| assert_eq!(w.ino("a/f"), f));
+    assert!(w.forest.unload(volume_of(a)).unwrap());
+    assert_eq!((w.state(volume_of(a)), w.state(volume_of(deep))), (State::Unloaded, State::Sighted));
+    key_not_loaded(w.forest.read(handle, 0, &mut [0; 4]));
+    key_not_loaded(w.forest.write(handle, 0, b"x").map(drop));
+    key_not_loaded(w.get("a/deep/f"));
+    w.forest.flush(handle).unwrap();
+    let (inodes, entries) = told.0.lock().unwrap().clone();
+    assert!([a, f, deep].iter().all(|ino| inodes.iter().filter(|i| *i == ino).count() >= 2), "before and after");
+    assert!(entries.contains(&(ROOT, "a".into())) && entries.contains(&(a, "deep".into())));
+    assert_eq!(
+        *w.keys.told.lock().unwrap(),
+        ["opened true", "opened false", "opened false", "unloading false", "unloading false"]
+    );
+
+    // Not opened again by itself; then everything is as it was, and what was given out before is not taken for the new.
+    key_not_loaded(w.get("a/f"));
+    w.forest.load_again(volume_of(a)).unwrap();
+    assert!(matches!(w.forest.load_again(volume_of(a)), Err(VaultError::Refused(_))));
+    assert!(matches!(w.forest.read(handle, 0, &mut [0; 4]), Err(VaultError::BadHandle)));
+    assert_eq!((w.get("a/f").unwrap(), w.get("a/deep/f").unwrap()), (b"A".to_vec(), b"deep".to_vec()));
+    assert_eq!(w.ino("a/f"), f);
+    w.forest.forget(f, 100.min(references));
+    assert_eq!(w.forest.getattr(f, None).unwrap().ino, f, "the new references are not the old ones");
+}
+
+#[test]
+fn the_whole_mount_is_unloaded_when_nobody_uses_it() {
+    let w = wood(NameMode::Encrypted);
+    let a = w.plant("a", true);
+    w.put("a/f", b"a");
+    w.forest.unload_after(Duration::from_millis(300));
+    let handle = w.forest.open_file(w.ino("a/f"), RO).unwrap();
+    let rounds = |count: u32| {
+        for _ in 0..count {
+            std::thread::sleep(Duration::from_millis(100));
+            w.forest.maintain().unwrap();
+            w.forest.unload_idle().unwrap();
+        }
+    };
+    rounds(8);
+    assert_eq!(w.state(ROOT_VOLUME), State::Loaded, "a file is open");
+    w.forest.release(handle).unwrap();
+    for _ in 0..8 {
+        w.forest.getattr(w.ino("a/f"), None).unwrap();
+        rounds(1);
+    }
+    assert_eq!(w.state(ROOT_VOLUME), State::Loaded, "requests come");
+    rounds(8);
+    assert_eq!(w.state(ROOT_VOLUME), State::Unloaded);
+    key_not_loaded(w.get("a/f"));
+    assert_eq!(w.forest.getattr(ROOT, None).unwrap().kind, Kind::Dir);
+    assert!(w.forest.statfs().unwrap().blocks > 0);
+    key_not_loaded(w.forest.load_again(ROOT_VOLUME).map(drop));
+    w.load_root();
+    assert_eq!(w.get("a/f").unwrap(), b"a", "datasets that inherit open with it");
+    assert_eq!(w.ino("a"), a);
+}
+
+/// A re-keying that ends when it is told to.
+#[derive(Default)]
+struct Held {
+    begun: AtomicBool,
+    may_end: AtomicBool,
+}
+
+impl lamassu_vault::RekeyProgress for Held {
+    fn passed_over(&self, _: &str, _: &lamassu_format::profile::ProfileError) {}
+    fn total(&self, _: u64) {
+        self.begun.store(true, Release);
+        while !self.may_end.load(Acquire) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+    fn advance(&self, _: u64) {}
+    fn failed(&self, stored: &str, error: &VaultError) {
+        panic!("{stored}: {error}");
+    }
+    fn dataset(&self, _: &Path) -> Result<()> {
+        Ok(())
+    }
+    fn is_cancelled(&self) -> bool {
+        false
+    }
+}
+
+#[test]
+fn a_rekeying_under_way_is_use() {
+    let w = wood(NameMode::Encrypted);
+    let a = volume_of(w.plant("a", true));
+    w.put("a/f", b"a");
+    w.forest.unload_after(Duration::from_millis(100));
+    let held = Held::default();
+    let idle = || {
+        for _ in 0..4 {
+            std::thread::sleep(Duration::from_millis(100));
+            w.forest.unload_idle().unwrap();
+        }
+        w.state(ROOT_VOLUME)
+    };
+    std::thread::scope(|scope| {
+        let vault = w.forest.vault(a).unwrap();
+        let held = &held;
+        scope.spawn(move || vault.rekey(lamassu_vault::Rekey::Outer, None, held).unwrap());
+        while !held.begun.load(Acquire) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let state = idle();
+        held.may_end.store(true, Release);
+        assert_eq!(state, State::Loaded);
+    });
+    assert_eq!(idle(), State::Unloaded);
+}
+
+#[test]
+fn a_copy_of_a_dataset_is_another_volume() {
+    let w = wood(NameMode::Plain);
+    let a = w.plant("a", true);
+    w.put("a/f", b"a");
+    w.forest.sync_all().unwrap();
+    let copy = std::process::Command::new("cp").arg("-a").args(["a", "b"]).current_dir(w.dir.path()).status();
+    assert!(copy.unwrap().success());
+    let b = w.ino("b");
+    assert!(volume_of(b) != volume_of(a) && volume_of(b) != ROOT_VOLUME);
+    assert_eq!(w.get("b/f").unwrap(), b"a");
+    let handle = w.forest.open_file(w.ino("b/f"), RW).unwrap();
+    w.forest.write(handle, 0, b"b").unwrap();
+    w.forest.release(handle).unwrap();
+    assert_eq!((w.get("a/f").unwrap(), w.get("b/f").unwrap()), (b"a".to_vec(), b"b".to_vec()));
+    // One that is damaged is an error of its own directory alone.
+    std::fs::File::create(w.dir.path().join("b/lamassu.vault")).unwrap().write_all(b"{").unwrap();
+    assert!(w.forest.unload(volume_of(b)).unwrap());
+    assert!(matches!(w.forest.load_again(volume_of(b)), Err(VaultError::Damaged { .. })));
+    assert_eq!(w.get("a/f").unwrap(), b"a");
+}
+
+/// A store that puts a dataset into one of its own leaves no circle behind, in which whoever goes upwards would never
+/// arrive.
+#[test]
+fn a_dataset_never_lies_within_itself() {
+    let w = wood(NameMode::Plain);
+    let a = w.plant("a", true);
+    let b = w.plant("a/b", true);
+    w.plant("a/b/c", true);
+    let (top, inner) = (w.dir.path().join("a"), w.dir.path().join("c"));
+    std::fs::rename(top.join("b"), &inner).unwrap();
+    std::fs::rename(top, inner.join("d")).unwrap();
+    let entered = w.forest.lookup(b, n("d"));
+    assert!(matches!(entered, Err(VaultError::Damaged { .. })), "{entered:?}");
+    assert!(w.forest.is_below(volume_of(b), volume_of(a)) && !w.forest.is_below(volume_of(a), volume_of(b)));
+    assert_eq!(w.forest.loaded_below(ROOT_VOLUME).len(), 3, "the third was never entered");
+}
+
+#[test]
+fn destroyed_is_gone_and_frozen_is_still() {
+    let w = wood(NameMode::Encrypted);
+    let a = w.plant("a", true);
+    w.plant("a/deep", true);
+    w.put("a/deep/f", b"deep");
+    let other = w.plant("other", true);
+    let handle = w.forest.open_file(w.ino("a/deep/f"), RO).unwrap();
+    assert!(matches!(w.forest.destroy(volume_of(a), false), Err(VaultError::Refused(_))));
+    w.forest.release(handle).unwrap();
+    w.forest.freeze().unwrap();
+    assert!(w.forest.is_frozen());
+    assert_eq!(w.get("a/deep/f").unwrap(), b"deep", "reads go on");
+    let opened = w.forest.lookup(other, n("f"));
+    assert!(matches!(opened, Err(VaultError::Frozen)), "{opened:?}");
+    assert!(matches!(w.forest.unload(volume_of(a)), Err(VaultError::Frozen)));
+    w.forest.thaw().unwrap();
+    assert!(matches!(w.forest.lookup(other, n("f")), Err(VaultError::NotFound)));
+    w.forest.destroy(volume_of(a), false).unwrap();
+    assert!(matches!(w.forest.resolve(n("a")), Err(VaultError::NotFound)));
+    assert!(matches!(w.forest.lookup(a, n("deep")), Err(VaultError::Stale)), "its number is nobody's");
+    assert_eq!(std::fs::read_dir(w.dir.path().join("lamassu.staging")).unwrap().count(), 0);
+    w.forest.close().unwrap();
+    assert!(!Path::new(&w.dir.path().join("lamassu.staging/x")).exists());
+}
+
+#[test]
+fn a_dataset_that_cannot_be_made_leaves_nothing() {
+    let w = wood(NameMode::Encrypted);
+    let make = |allowed: bool, name: &str| {
+        if allowed {
+            w.forest.vault(ROOT_VOLUME).unwrap().allow_datasets();
+        }
+        w.forest.make_dataset(ROOT, n(name), 0o755, me(), |backend, _| {
+            write_header(&*backend.root(), b"half");
+            Err(VaultError::NoData)
+        })
+    };
+    assert!(matches!(make(false, "a"), Err(VaultError::Refused(_))));
+    assert!(matches!(make(true, "a"), Err(VaultError::NoData)));
+    assert!(matches!(w.forest.resolve(n("a")), Err(VaultError::NotFound)));
+    assert_eq!(std::fs::read_dir(w.dir.path().join("lamassu.staging")).unwrap().count(), 0);
+    w.put("f", b"");
+    assert!(matches!(make(true, "f"), Err(VaultError::Exists)));
+}
+
+#[test]
+fn a_dataset_whose_place_is_not_durable_is_taken_back() {
+    let mut faults = None;
+    let w = wood_over(NameMode::Encrypted, |backend| {
+        let fault = Arc::new(FaultBackend::new(backend));
+        faults = Some(fault.faults().clone());
+        fault
+    });
+    let faults = faults.unwrap();
+    let long = "l".repeat(250);
+    w.plant("first", true);
+    let before = || std::fs::read_dir(w.dir.path()).unwrap().count();
+    let entries = before();
+    // Of what comes after the dataset was moved to its place: that directory's barrier, and that its mode is set.
+    for fails in [Call::SyncDir, Call::SetMode] {
+        let stage = AtomicUsize::new(0);
+        faults.rule(move |c| {
+            let moved = c.call == Call::Rename && stage.compare_exchange(0, 1, Relaxed, Relaxed).is_ok();
+            let hit = !moved && c.call == fails && stage.compare_exchange(1, 2, Relaxed, Relaxed).is_ok();
+            hit.then_some(Fault::Errno(libc::EIO))
+        });
+        let made = w.forest.make_dataset(ROOT, n(&long), 0o755, me(), |backend, _| -> Result<()> {
+            write_header(&*backend.root(), b"header");
+            Ok(())
+        });
+        assert!(matches!(made, Err(VaultError::Io { .. })), "{made:?}");
+        faults.clear_rules();
+        assert!(matches!(w.forest.resolve(n(&long)), Err(VaultError::NotFound)));
+        assert_eq!(before(), entries, "nothing is left, nor a companion");
+        assert_eq!(std::fs::read_dir(w.dir.path().join("lamassu.staging")).unwrap().count(), 0);
+    }
+    w.plant(&long, true);
+    w.put(&format!("{long}/f"), b"content");
+    root_is_whole(&w);
+}
+
+/// Backends that have no such thing refuse, and say so.
+#[test]
+fn a_store_without_directories_of_its_own_has_no_datasets() {
+    let backend: Arc<dyn Backend> = common::memory();
+    assert!(backend.root().as_backend(true).is_err_and(|e| e.raw_os_error() == Some(libc::EOPNOTSUPP)));
+}
+
+#[test]
+fn no_key_opens_what_is_open_or_lies_in_a_vault_that_is_not() {
+    let w = wood(NameMode::Encrypted);
+    let locked = volume_of(w.plant("locked", false));
+    let material = Material::new(SlotKind::Raw, SecretBytes::new(vec![7; 32])).unwrap();
+    let opening = || -> Result<Opening> {
+        let header = w.header(locked)?;
+        let keys = lamassu_keys::unlock(&header, &material).unwrap();
+        let ring = keys.key_ring(header.suite()).unwrap();
+        Ok(Opening { header, ring, options: options(false), cached: true })
+    };
+    w.forest.unload(ROOT_VOLUME).unwrap();
+    key_not_loaded(w.forest.load(locked, opening).map(drop));
+    w.load_root();
+    w.ino("locked");
+    w.forest.load(locked, opening).unwrap();
+    let asked = || -> Result<Opening> { panic!("its keys would be kept in the place of those that are in use") };
+    assert!(matches!(w.forest.load(locked, asked).map(drop), Err(VaultError::Refused(_))));
+    w.put("locked/f", b"content");
+}
+
+#[test]
+fn what_gets_the_name_of_a_destroyed_one_stays() {
+    let w = wood(NameMode::Encrypted);
+    let kept = w.plant("a", true);
+    w.put("a/f", b"kept");
+    for _ in 0..40 {
+        let free = if w.forest.resolve(n("a")).is_ok() { "b" } else { "a" };
+        let gone = volume_of(w.plant(free, true));
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !done.load(Relaxed) {
+                    let _ = w.forest.rename(ROOT, n("a"), ROOT, n("b"), RenameMode::Exchange);
+                }
+            });
+            // Under another name by then: asked again.
+            while let Err(error) = w.forest.destroy(gone, true) {
+                assert!(matches!(error, VaultError::NotFound), "{error:?}");
+            }
+            done.store(true, Relaxed);
+        });
+        let left = ["a", "b"].into_iter().find(|name| w.forest.resolve(n(name)).is_ok()).unwrap();
+        assert_eq!((w.ino(left), w.get(&format!("{left}/f")).unwrap()), (kept, b"kept".to_vec()));
+    }
+}
