@@ -43,6 +43,16 @@ def shown(systems):
     return [s for s in (OWN, *PEERS) if s in systems]
 
 
+BARE = "lamassu-unanchored"  # the same with `--anchor none`
+
+
+def of_anchors(samples):
+    """What a section says of anchors, which are the default."""
+    if by(samples, system=BARE):
+        return "`lamassu` has an anchor, the default."
+    return "Measured before anchors were the default: **`lamassu` is without one here**, as with `--anchor none`."
+
+
 def mount(results, plots):
     result = results.get("mount")
     if not result or not is_default(result):
@@ -52,9 +62,11 @@ def mount(results, plots):
     cell = lambda s, w: " / ".join(number(median(by(samples, system=s, workload=w), d)) for d in ("read", "write") if median(by(samples, system=s, workload=w), d))  # noqa: E731
     rows = [[s, *(cell(s, w) for w in workloads)] for s in systems]
     rows.append(["**lamassu ÷ best peer**", *(number(best(lambda s, w=w: rates(samples, s, w), systems, False)[0]) for w in workloads)])
+    if by(samples, system=BARE):
+        rows.append(["lamassu ÷ without an anchor", *(number(rate(samples, OWN, w) / rate(samples, BARE, w)) for w in workloads)])
     return f"""## One file
 
-{paragraph(f"{result['size_mib']} MiB, fio psync, fsync at the end of writes counted, stores on {result['store']}, cold cache, medians of {result['runs']}; MB/s. `scripts/bench mount`.")}
+{paragraph(f"{result['size_mib']} MiB, fio psync, fsync at the end of writes counted, stores on {result['store']}, cold cache, medians of {result['runs']}; MB/s. `scripts/bench mount`. {of_anchors(samples)}")}
 
 {table(["MB/s", *workloads], rows)}
 
@@ -68,18 +80,20 @@ def timed(results, experiment, plots):
     samples, units = result["samples"], result["units"]
     systems, workloads = shown(names(samples, "system")), names(samples, "workload")
     value = lambda s, w: median(by(samples, system=s, workload=w), "value")  # noqa: E731
+    speed = lambda own, other, unit: other / own if unit == "s" else own / other  # noqa: E731
     rows = []
     for w in workloads:
         factor, peer, _ = best(lambda s, w=w: values(samples, system=s, workload=w), systems, units[w] == "s")
-        rows.append([f"{w}, {units[w]}", *(number(value(s, w)) for s in systems), f"{number(factor)}× {peer}"])
+        anchored = [f"{number(speed(value(OWN, w), value(BARE, w), units[w]))}×"] if by(samples, system=BARE) else []
+        rows.append([f"{w}, {units[w]}", *(number(value(s, w)) for s in systems), f"{number(factor)}× {peer}", *anchored])
     relative = {s: [(value(OWN, w) / value(s, w) if units[w] == "s" else value(s, w) / value(OWN, w)) if value(s, w) and value(OWN, w) else None for w in workloads] for s in systems}
     bars(plots, experiment, workloads, relative, "speed, Lamassu = 1")
     on = f"{result['files']} files, {result['bytes'] / 1e6:.0f} MB, stores on {result['store']}" if experiment == "small" else f"{result['store']}; files of {result['size_mib']} MiB"
     return f"""## {TIMED[experiment]}
 
-{paragraph(f"{on}; medians of {result['runs']}. `scripts/bench {experiment}`.")}
+{paragraph(f"{on}; medians of {result['runs']}. `scripts/bench {experiment}`. {of_anchors(samples)}")}
 
-{table(["", *systems, "Lamassu's speed ÷ best peer's"], rows)}
+{table(["", *systems, "Lamassu's speed ÷ best peer's", *(["÷ without an anchor"] if by(samples, system=BARE) else [])], rows)}
 
 ![relative speed](plots/{experiment}.svg)"""
 
