@@ -1,7 +1,6 @@
 //! Keys from a web server over real TLS: what works, and every way in which it does not.
 #![cfg(feature = "https")]
-#[path = "support/https_server.rs"]
-mod https_server;
+use crate::https_server;
 
 use https_server::{Ca, Identity, Server, answer};
 use lamassu_keys::{Ask, KeySource, Material, Purpose, ServerFault, SourceError};

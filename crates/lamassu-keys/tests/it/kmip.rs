@@ -1,7 +1,6 @@
 //! Keys from a KMIP server: PyKMIP, and servers of our own that misbehave.
 #![cfg(feature = "kmip")]
-#[path = "support/https_server.rs"]
-mod https_server;
+use crate::https_server;
 #[path = "support/pykmip.rs"]
 mod pykmip;
 

@@ -6,6 +6,9 @@ mod dataset;
 mod header_file;
 mod history;
 mod https;
+#[cfg(any(feature = "https", feature = "kmip"))]
+#[path = "support/https_server.rs"]
+mod https_server;
 mod kmip;
 mod rotate;
 mod sources;
