@@ -387,7 +387,12 @@ pub fn file_of(dir: &Path, id: &[u8; 16]) -> PathBuf {
 /// [`ServerError::File`].
 pub fn all_in(dir: &Path) -> Result<Vec<[u8; 16]>> {
     let mut all = Vec::new();
-    for entry in fs::read_dir(dir).map_err(ServerError::file("list", dir))? {
+    let entries = match fs::read_dir(dir) {
+        // Of a server that has never run. What should be there is known from the state (`missing`).
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(all),
+        entries => entries.map_err(ServerError::file("list", dir))?,
+    };
+    for entry in entries {
         let name = entry.map_err(ServerError::file("list", dir))?.file_name();
         let id = name.to_str().and_then(|name| name.strip_suffix(".anchor"));
         all.extend(id.and_then(|id| HEXLOWER.decode(id.as_bytes()).ok()).and_then(|id| <[u8; 16]>::try_from(id).ok()));

@@ -162,6 +162,21 @@ fn a_host_that_is_let_in_again_is_as_far_as_the_one_that_has_told() {
     assert_eq!(b.run("cat store/v f").ok().out, "since");
 }
 
+#[test]
+fn a_server_that_has_never_run_can_be_checked_and_backed_up() {
+    let lab = Lab::new();
+    let on = |args: [&str; 2], to: Option<&str>| {
+        let mut command = Command::new(server_program());
+        command.args(&args[..1]).arg(lab.path(args[1])).args(to.map(|to| lab.path(to)));
+        Ran::from(command.output().unwrap())
+    };
+    on(["init", "new"], None).ok();
+    on(["check", "new"], None).ok();
+    on(["backup", "new"], Some("its-backup")).ok();
+    on(["check", "its-backup"], None).ok();
+    on(["status", "its-backup"], None).ok();
+}
+
 /// Of two backups to one place one is made, and is whole; the other says why not.
 #[test]
 fn a_place_gets_one_backup() {
