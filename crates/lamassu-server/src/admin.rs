@@ -1,7 +1,7 @@
 //! What an administrator asks: of a server that runs, by a socket in its directory that nobody else may open; of one
 //! that does not, by its state. One line of JSON each way.
 
-use crate::audit::{Entry, Kept, Page, Place};
+use crate::audit::{ChainEnd, ChainedEntry, Entry, Excerpt};
 use crate::authority::Authority;
 use crate::backup::{self, Made};
 use crate::check::{self, Found};
@@ -111,7 +111,7 @@ pub enum Answer {
     /// Entries of the audit log.
     Audit {
         /// in order
-        page: Page,
+        excerpt: Excerpt,
     },
     /// What a check has found.
     Checked {
@@ -270,7 +270,7 @@ impl Administered {
                 })
             }
             Request::Audit { after, most } => {
-                Ok(Answer::Audit { page: self.state.audit(after, most.min(ENTRIES_MAX))? })
+                Ok(Answer::Audit { excerpt: self.state.audit(after, most.min(ENTRIES_MAX))? })
             }
             Request::Check => check::check(self).map(|Found { good, bad }| Answer::Checked { good, bad }),
             // It is no line: whoever is asked by one sends it.
@@ -343,11 +343,7 @@ impl Asked {
 pub fn back_up(dir: &Path, to: &Path) -> Result<Made> {
     match Asked::of(dir)? {
         Asked::Running(mut stream) => {
-            let socket = dir.join(SOCKET);
-            let failed = ServerError::file("ask by", &socket);
-            let mut line = serde_json::to_vec(&Request::Backup).unwrap_or_default();
-            line.push(b'\n');
-            stream.write_all(&line).map_err(failed)?;
+            send(&mut stream, dir, &Request::Backup)?;
             backup::receive(&mut BufReader::new(stream), to)
         }
         Asked::Directory(administered) => {
@@ -369,14 +365,14 @@ pub fn back_up(dir: &Path, to: &Path) -> Result<Made> {
 ///
 /// # Errors
 /// [`ServerError::Chain`]; those of `each`.
-pub fn read_audit(dir: &Path, mut each: impl FnMut(&Kept, &Entry) -> Result<()>) -> Result<Place> {
-    let mut place = Place::default();
+pub fn read_audit(dir: &Path, mut each: impl FnMut(&ChainedEntry, &Entry) -> Result<()>) -> Result<ChainEnd> {
+    let mut place = ChainEnd::default();
     loop {
-        let Answer::Audit { page } = ask(dir, Request::Audit { after: place.number, most: ENTRIES_MAX })? else {
+        let Answer::Audit { excerpt } = ask(dir, Request::Audit { after: place.number, most: ENTRIES_MAX })? else {
             return Err(ServerError::Garbled { detail: "an answer that was not asked for".into() });
         };
-        let (next, entries) = page.verified(page.begins.unwrap_or(place))?;
-        page.entries.iter().zip(&entries).try_for_each(|(kept, entry)| each(kept, entry))?;
+        let (next, entries) = excerpt.verified(excerpt.begins.unwrap_or(place))?;
+        excerpt.entries.iter().zip(&entries).try_for_each(|(kept, entry)| each(kept, entry))?;
         if entries.is_empty() {
             return Ok(next);
         }
@@ -384,12 +380,16 @@ pub fn read_audit(dir: &Path, mut each: impl FnMut(&Kept, &Entry) -> Result<()>)
     }
 }
 
+fn send(stream: &mut UnixStream, dir: &Path, request: &Request) -> Result<()> {
+    let mut line = serde_json::to_vec(request).unwrap_or_default();
+    line.push(b'\n');
+    stream.write_all(&line).map_err(ServerError::file("ask by", &dir.join(SOCKET)))
+}
+
 fn ask_running(mut stream: UnixStream, dir: &Path, request: &Request) -> Result<Answer> {
+    send(&mut stream, dir, request)?;
     let path = dir.join(SOCKET);
     let failed = ServerError::file("ask by", &path);
-    let mut line = serde_json::to_vec(&request).unwrap_or_default();
-    line.push(b'\n');
-    stream.write_all(&line).map_err(&failed)?;
     let mut answer = String::new();
     BufReader::new(stream.take(LINE_MAX)).read_line(&mut answer).map_err(&failed)?;
     let answer = serde_json::from_str(&answer).map_err(|error| ServerError::Garbled { detail: error.to_string() })?;

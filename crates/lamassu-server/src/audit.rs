@@ -19,7 +19,7 @@ pub(crate) const ENTRIES: TableDefinition<'static, u64, &'static [u8]> = TableDe
 pub(crate) const REMOVED: TableDefinition<'static, &'static str, &'static [u8]> = TableDefinition::new("audit removed");
 const LAST: &str = "last";
 /// How many entries are kept, by default.
-pub const KEPT: u64 = 1_000_000;
+pub const ENTRIES_KEPT: u64 = 1_000_000;
 /// Removed in one transaction, at most: a limit that was lowered is reached after some.
 const REMOVED_AT_ONCE: u64 = 1000;
 
@@ -161,7 +161,7 @@ pub struct Entry {
 
 /// Where a chain has come to: the number and the head of its last entry; both zero before the first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Place {
+pub struct ChainEnd {
     /// of the entry
     pub number: u64,
     /// of the entry
@@ -169,7 +169,7 @@ pub struct Place {
     pub head: [u8; 32],
 }
 
-impl Place {
+impl ChainEnd {
     /// The head, for people.
     pub fn head_hex(&self) -> String {
         HEXLOWER.encode(&self.head)
@@ -193,7 +193,7 @@ mod hex {
 
 /// An entry as it is kept.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Kept {
+pub struct ChainedEntry {
     /// of the entry
     #[serde(with = "hex")]
     pub head: [u8; 32],
@@ -201,12 +201,12 @@ pub struct Kept {
     pub entry: String,
 }
 
-impl Kept {
+impl ChainedEntry {
     /// The place of this entry, if it goes on from another.
-    pub fn after(&self, place: Place) -> Option<(Place, Entry)> {
+    pub fn after(&self, place: ChainEnd) -> Option<(ChainEnd, Entry)> {
         let entry: Entry = serde_json::from_str(&self.entry).ok()?;
         let is_next = entry.number == place.number + 1 && self.head == head_after(&place.head, &self.entry);
-        is_next.then_some((Place { number: entry.number, head: self.head }, entry))
+        is_next.then_some((ChainEnd { number: entry.number, head: self.head }, entry))
     }
 
     /// The head, for people.
@@ -220,9 +220,9 @@ impl Kept {
         format!("{},\"head\":\"{}\"}}", self.entry.strip_suffix('}').unwrap_or_default(), self.head_hex())
     }
 
-    fn of(bytes: &[u8]) -> Option<Kept> {
+    fn of(bytes: &[u8]) -> Option<ChainedEntry> {
         let (head, entry) = bytes.split_first_chunk()?;
-        Some(Kept { head: *head, entry: std::str::from_utf8(entry).ok()?.to_owned() })
+        Some(ChainedEntry { head: *head, entry: std::str::from_utf8(entry).ok()?.to_owned() })
     }
 
     /// As a row has it.
@@ -242,19 +242,25 @@ fn head_after(head: &[u8; 32], entry: &str) -> [u8; 32] {
 
 /// Some entries, in order.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Page {
+pub struct Excerpt {
     /// what the first goes on from, if it is the first of all that there are
-    pub begins: Option<Place>,
+    pub begins: Option<ChainEnd>,
     /// the entries
-    pub entries: Vec<Kept>,
+    pub entries: Vec<ChainedEntry>,
 }
 
-impl Page {
+impl Excerpt {
+    /// Where the entries come to, whether or not they verify; they go on from `place`.
+    pub fn end(&self, place: ChainEnd) -> ChainEnd {
+        let end = |last: &ChainedEntry| ChainEnd { number: place.number + self.entries.len() as u64, head: last.head };
+        self.entries.last().map_or(place, end)
+    }
+
     /// The entries, if each goes on from the one before, and the first from `place`; and where that comes to.
     ///
     /// # Errors
     /// [`ServerError::Chain`].
-    pub fn verified(&self, mut place: Place) -> crate::Result<(Place, Vec<Entry>)> {
+    pub fn verified(&self, mut place: ChainEnd) -> crate::Result<(ChainEnd, Vec<Entry>)> {
         let mut entries = Vec::new();
         for kept in &self.entries {
             let (next, entry) = kept.after(place).ok_or(ServerError::Chain { number: place.number + 1 })?;
@@ -274,22 +280,24 @@ pub(crate) fn append(
     time: u64,
     events: Vec<Event>,
     most: u64,
-) -> Result<Vec<Kept>, redb::Error> {
+) -> Result<Vec<ChainedEntry>, redb::Error> {
     if events.is_empty() {
         return Ok(Vec::new());
     }
     let damaged = || redb::Error::Corrupted("an entry of the audit log".into());
     let (mut entries, mut removed) = (write.open_table(ENTRIES)?, write.open_table(REMOVED)?);
     let mut place = match entries.last()? {
-        Some((number, row)) => Place { number: number.value(), head: Kept::of(row.value()).ok_or_else(damaged)?.head },
+        Some((number, row)) => {
+            ChainEnd { number: number.value(), head: ChainedEntry::of(row.value()).ok_or_else(damaged)?.head }
+        }
         None => read_removed(&removed)?.ok_or_else(damaged)?,
     };
     let mut all = Vec::new();
     for event in events {
         let entry = Entry { number: place.number + 1, time, event };
         let entry = serde_json::to_string(&entry).map_err(|_| damaged())?;
-        let kept = Kept { head: head_after(&place.head, &entry), entry };
-        place = Place { number: place.number + 1, head: kept.head };
+        let kept = ChainedEntry { head: head_after(&place.head, &entry), entry };
+        place = ChainEnd { number: place.number + 1, head: kept.head };
         entries.insert(place.number, &kept.row()[..])?;
         all.push(kept);
     }
@@ -298,8 +306,8 @@ pub(crate) fn append(
     let mut last_removed = None;
     for number in first..first + too_many {
         let row = entries.remove(number)?;
-        let head = row.and_then(|row| Kept::of(row.value())).ok_or_else(damaged)?.head;
-        last_removed = Some(Place { number, head });
+        let head = row.and_then(|row| ChainedEntry::of(row.value())).ok_or_else(damaged)?.head;
+        last_removed = Some(ChainEnd { number, head });
     }
     if let Some(place) = last_removed {
         put_removed(&mut removed, place)?;
@@ -310,18 +318,18 @@ pub(crate) fn append(
 /// What the first entry goes on from; `None`: it makes no sense.
 pub(crate) fn read_removed(
     removed: &impl ReadableTable<&'static str, &'static [u8]>,
-) -> Result<Option<Place>, redb::Error> {
-    let Some(row) = removed.get(LAST)? else { return Ok(Some(Place::default())) };
+) -> Result<Option<ChainEnd>, redb::Error> {
+    let Some(row) = removed.get(LAST)? else { return Ok(Some(ChainEnd::default())) };
     let place = row
         .value()
         .split_first_chunk()
-        .and_then(|(number, head)| Some(Place { number: u64::from_le_bytes(*number), head: head.try_into().ok()? }));
+        .and_then(|(number, head)| Some(ChainEnd { number: u64::from_le_bytes(*number), head: head.try_into().ok()? }));
     Ok(place)
 }
 
 pub(crate) fn put_removed(
     removed: &mut redb::Table<'_, &'static str, &'static [u8]>,
-    place: Place,
+    place: ChainEnd,
 ) -> Result<(), redb::Error> {
     removed.insert(LAST, &[&place.number.to_le_bytes()[..], &place.head].concat()[..])?;
     Ok(())
@@ -331,13 +339,13 @@ pub(crate) fn put_removed(
 ///
 /// # Errors
 /// Those of redb; [`redb::Error::Corrupted`].
-pub(crate) fn page(read: &redb::ReadTransaction, after: u64, most: usize) -> Result<Page, redb::Error> {
+pub(crate) fn excerpt(read: &redb::ReadTransaction, after: u64, most: usize) -> Result<Excerpt, redb::Error> {
     let damaged = || redb::Error::Corrupted("an entry of the audit log".into());
     let entries = read.open_table(ENTRIES)?;
     let begins = read_removed(&read.open_table(REMOVED)?)?.ok_or_else(damaged)?;
-    let mut page = Page { begins: (after <= begins.number).then_some(begins), entries: Vec::new() };
+    let mut excerpt = Excerpt { begins: (after <= begins.number).then_some(begins), entries: Vec::new() };
     for row in entries.range(after.saturating_add(1)..)?.take(most) {
-        page.entries.push(Kept::of(row?.1.value()).ok_or_else(damaged)?);
+        excerpt.entries.push(ChainedEntry::of(row?.1.value()).ok_or_else(damaged)?);
     }
-    Ok(page)
+    Ok(excerpt)
 }

@@ -6,7 +6,7 @@
 //! 2³² - 1 ends it as worth nothing.
 
 use crate::admin::Administered;
-use crate::audit::{Event, Page, Place};
+use crate::audit::{ChainEnd, Event, Excerpt};
 use crate::authority;
 use crate::config;
 use crate::state::{Copied, State};
@@ -29,8 +29,6 @@ use zeroize::Zeroizing;
 const FRAME_MAX: u32 = 16 << 20;
 /// Instead of a length: the part is worth nothing.
 const WORTHLESS: u32 = u32::MAX;
-/// Entries of the audit log in one frame.
-const ENTRIES_AT_ONCE: usize = 1000;
 /// Files as they are. The authority's key is the last that a backup gets: without it no server runs on it.
 const FILES: [&str; 3] = [config::FILE, authority::CERTIFICATE, authority::KEY];
 
@@ -41,7 +39,7 @@ enum Part {
     File { name: String },
     /// The rows of an anchor, packed.
     Anchor { vault: String },
-    /// The audit log: [`Page`]s, JSON.
+    /// The audit log: [`Excerpt`]s, JSON.
     Audit,
     /// [`Copied`], JSON, in one frame.
     State,
@@ -79,14 +77,12 @@ pub fn send(of: &Administered, to: &mut dyn Write) -> Result<()> {
     for name in FILES {
         let path = of.dir.join(name);
         let content = Zeroizing::new(fs::read(&path).map_err(ServerError::file("read", &path))?);
-        to.part(&Part::File { name: name.into() })?;
-        to.frame(&content)?;
-        to.end()?;
+        to.whole(&Part::File { name: name.into() }, &content)?;
     }
     let mut lacks = Lacks::default();
     for (id, table) in of.tables()? {
         let vault = HEXLOWER.encode(&id);
-        to.part(&Part::Anchor { vault: vault.clone() })?;
+        to.json(&Part::Anchor { vault: vault.clone() })?;
         match table.map_err(Stopped::Table).and_then(|table| send_rows(&table, to)) {
             Ok(()) => to.end()?,
             Err(Stopped::Stream(error)) => return Err(error),
@@ -96,26 +92,11 @@ pub fn send(of: &Administered, to: &mut dyn Write) -> Result<()> {
             }
         }
     }
-    to.part(&Part::Audit)?;
-    let mut after = 0;
-    loop {
-        let page = of.state.audit(after, ENTRIES_AT_ONCE)?;
-        after = match page.begins {
-            Some(begins) => begins.number,
-            None => after,
-        } + page.entries.len() as u64;
-        to.json(&page)?;
-        if page.entries.len() < ENTRIES_AT_ONCE {
-            break;
-        }
-    }
+    to.json(&Part::Audit)?;
+    of.state.read_audit(|_, excerpt| to.json(excerpt))?;
     to.end()?;
-    to.part(&Part::State)?;
-    to.json(&of.state.copied()?)?;
-    to.end()?;
-    to.part(&Part::End)?;
-    to.json(&lacks)?;
-    to.end()?;
+    to.whole(&Part::State, &json(&of.state.copied()?)?)?;
+    to.whole(&Part::End, &json(&lacks)?)?;
     to.0.flush().map_err(broken)
 }
 
@@ -158,16 +139,23 @@ impl Sender<'_> {
     }
 
     fn json(&mut self, value: &impl Serialize) -> Result<()> {
-        self.frame(&serde_json::to_vec(value).map_err(|error| broken(error.into()))?)
+        self.frame(&json(value)?)
     }
 
-    fn part(&mut self, part: &Part) -> Result<()> {
-        self.json(part)
+    /// A part of one frame.
+    fn whole(&mut self, part: &Part, content: &[u8]) -> Result<()> {
+        self.json(part)?;
+        self.frame(content)?;
+        self.end()
     }
 
     fn end(&mut self) -> Result<()> {
         self.length(0)
     }
+}
+
+fn json(value: &impl Serialize) -> Result<Vec<u8>> {
+    serde_json::to_vec(value).map_err(|error| broken(error.into()))
 }
 
 fn broken(source: io::Error) -> ServerError {
@@ -189,7 +177,7 @@ fn garbled(what: &'static str) -> ServerError {
 pub fn receive(from: &mut dyn Read, dir: &Path) -> Result<Made> {
     // Nobody else makes a backup there meanwhile.
     let made = run::make_dir(dir)?;
-    let received = Receiver { from, dir, state: State::make(dir) }.receive();
+    let received = Receiver { from, dir }.receive();
     received.inspect_err(|_| {
         // It was empty before.
         for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
@@ -204,15 +192,15 @@ pub fn receive(from: &mut dyn Read, dir: &Path) -> Result<Made> {
 struct Receiver<'a> {
     from: &'a mut dyn Read,
     dir: &'a Path,
-    state: Result<State>,
 }
 
 impl Receiver<'_> {
     fn receive(mut self) -> Result<Made> {
-        let state = std::mem::replace(&mut self.state, Err(ServerError::NotRunning))?;
+        let state = State::make(self.dir)?;
         let anchors = self.dir.join(vaults::DIR);
         fs::create_dir(&anchors).map_err(ServerError::file("make", &anchors))?;
-        let (mut ids, mut copied, mut authority, mut place) = (Vec::new(), None, None, Place::default());
+        let (mut ids, mut copied, mut authority, mut place) = (Vec::new(), None, None, ChainEnd::default());
+        let mut is_changed = None;
         let lacks = loop {
             let part = self.frame()?.ok_or_else(|| garbled("a part"))?;
             match serde_json::from_slice(&part).map_err(|_| garbled("a part"))? {
@@ -227,11 +215,15 @@ impl Receiver<'_> {
                     ids.extend(self.anchor(&file_of(&anchors, &id), &id)?.then_some(id));
                 }
                 Part::Audit => {
-                    while let Some(page) = self.frame()? {
-                        let page: Page = serde_json::from_slice(&page).map_err(|_| garbled("an audit log"))?;
-                        place = page.begins.unwrap_or(place);
-                        state.put_audit(&page, place)?;
-                        place = page.verified(place)?.0;
+                    while let Some(excerpt) = self.frame()? {
+                        let excerpt: Excerpt = serde_json::from_slice(&excerpt).map_err(|_| garbled("an audit log"))?;
+                        place = excerpt.begins.unwrap_or(place);
+                        state.put_audit(&excerpt, place)?;
+                        // It is kept as it is, and named.
+                        place = excerpt.verified(place).map(|(place, _)| place).unwrap_or_else(|error| {
+                            is_changed.get_or_insert(error);
+                            excerpt.end(place)
+                        });
                     }
                 }
                 Part::State => copied = Some(self.json::<Copied>()?),
@@ -244,8 +236,9 @@ impl Receiver<'_> {
         authority::write_new(&self.dir.join(authority::KEY), &authority)?;
         let sync = |dir: &Path| fs::File::open(dir).and_then(|dir| dir.sync_all());
         sync(&anchors).and_then(|()| sync(self.dir)).map_err(ServerError::file("sync", self.dir))?;
-        let lacks = lacks.anchors.into_iter().map(|(vault, why)| format!("the anchor of vault {vault}: {why}"));
-        Ok(Made { anchors: ids.len(), hosts: copied.hosts.len(), lacks: lacks.collect() })
+        let anchors = lacks.anchors.into_iter().map(|(vault, why)| format!("the anchor of vault {vault}: {why}"));
+        let lacks = anchors.chain(is_changed.map(|error| error.to_string())).collect();
+        Ok(Made { anchors: ids.len(), hosts: copied.hosts.len(), lacks })
     }
 
     /// `None`: a part ends.
@@ -305,5 +298,42 @@ impl Receiver<'_> {
         export::check(&table, id)
             .map_err(|error| ServerError::BadAnchor { path: file.into(), detail: error.to_string() })?;
         Ok(true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::admin::back_up;
+
+    #[test]
+    fn a_stream_that_is_cut_or_changed_leaves_nothing_or_a_directory_that_opens() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let (server, to) = (dir.path().join("server"), dir.path().join("to"));
+        run::init(&server).expect("makes");
+        let mut stream = Vec::new();
+        send(&Administered::of(&server).expect("opens"), &mut stream).expect("sends");
+        let received = |stream: &[u8]| {
+            let received = receive(&mut &stream[..], &to);
+            assert_eq!(to.exists(), received.is_ok(), "{received:?}");
+            if received.is_ok() {
+                run::check_dir(&to).expect("is a server's");
+                fs::remove_dir_all(&to).expect("removes");
+            }
+            received.is_ok()
+        };
+        assert!(received(&stream));
+        for cut in (0..stream.len()).step_by(97).chain([stream.len() - 1]) {
+            assert!(!received(&stream[..cut]), "cut at {cut}");
+        }
+        for at in (0..stream.len()).step_by(53) {
+            let mut changed = stream.clone();
+            changed[at] ^= 0x91;
+            received(&changed);
+        }
+        // One that is there is not touched.
+        back_up(&server, &to).expect("makes");
+        assert_eq!(receive(&mut &stream[..], &to).expect_err("is not empty").code(), 6);
+        run::check_dir(&to).expect("is a server's");
     }
 }

@@ -2,14 +2,11 @@
 
 use crate::Result;
 use crate::admin::Administered;
-use crate::audit::Place;
+use crate::audit::ChainEnd;
 use crate::vaults;
 use data_encoding::HEXLOWER;
 use lamassu_anchor::export::{self, ExportError};
 use lamassu_anchor::table::DiskTable;
-
-/// Entries of the audit log that are read at a time.
-const ENTRIES_AT_ONCE: usize = 1000;
 
 /// What was found.
 #[derive(Clone, Debug, Default)]
@@ -64,16 +61,13 @@ fn leases(of: &Administered) -> Result<String> {
 }
 
 fn audit(of: &Administered) -> Result<String> {
-    let (mut place, mut count) = (Place::default(), 0);
-    loop {
-        let page = of.state.audit(place.number, ENTRIES_AT_ONCE)?;
-        place = page.begins.unwrap_or(place);
-        let (next, entries) = page.verified(place)?;
-        (place, count) = (next, count + entries.len());
-        if page.entries.len() < ENTRIES_AT_ONCE {
-            break Ok(format!("{count} entries, head {}", HEXLOWER.encode(&place.head)));
-        }
-    }
+    let (mut end, mut count) = (ChainEnd::default(), 0);
+    of.state.read_audit(|place, excerpt| {
+        let (next, entries) = excerpt.verified(place)?;
+        (end, count) = (next, count + entries.len());
+        Ok(())
+    })?;
+    Ok(format!("{count} entries, head {}", end.head_hex()))
 }
 
 fn anchor(table: &DiskTable, id: &[u8; 16]) -> std::result::Result<String, ExportError> {

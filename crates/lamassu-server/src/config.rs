@@ -72,7 +72,7 @@ impl Default for Config {
             token_hours: 24,
             connections_max: 4096,
             handshakes_max: 64,
-            audit_entries: crate::audit::KEPT,
+            audit_entries: crate::audit::ENTRIES_KEPT,
             metrics: None,
         }
     }

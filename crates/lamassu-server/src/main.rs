@@ -3,7 +3,7 @@
 
 use clap::{Parser, Subcommand};
 use lamassu_server::admin::{Answer, Request, ShownHost, ShownVault, ask, back_up, read_audit};
-use lamassu_server::audit::{Entry, Kept};
+use lamassu_server::audit::{ChainedEntry, Entry};
 use lamassu_server::config::Config;
 use lamassu_server::{Result, ServerError, run};
 use std::io::{IsTerminal, Write};
@@ -263,7 +263,7 @@ fn print_audit(dir: &Path, after: u64, json: bool, includes: Option<&str>) -> Re
 }
 
 /// `2026-11-26T19:30:00Z  12  session-began  host=a vault=…`
-fn shown_entry(kept: &Kept, entry: &Entry) -> String {
+fn shown_entry(kept: &ChainedEntry, entry: &Entry) -> String {
     let time = time::OffsetDateTime::from_unix_timestamp(entry.time.try_into().unwrap_or_default());
     let time = time.ok().and_then(|time| time.format(&time::format_description::well_known::Rfc3339).ok());
     let fields: serde_json::Map<String, serde_json::Value> = serde_json::from_str(&kept.entry).unwrap_or_default();

@@ -6,7 +6,7 @@ mod restored;
 
 pub use self::restored::Copied;
 use self::restored::Restored;
-use crate::audit::{self, Event};
+use crate::audit::{self, ChainEnd, Event};
 use crate::service::seconds;
 use crate::{Result, ServerError};
 use data_encoding::HEXLOWER;
@@ -25,6 +25,8 @@ pub const FILE: &str = "state.redb";
 /// How long another process may have it for a moment.
 const FREE_WITHIN: Duration = Duration::from_secs(3);
 const AGAIN_AFTER: Duration = Duration::from_millis(20);
+/// Entries of the audit log that are read at a time.
+const ENTRIES_AT_ONCE: usize = 1000;
 
 /// A table of bytes by bytes.
 type Bytes = TableDefinition<'static, &'static [u8], &'static [u8]>;
@@ -149,7 +151,7 @@ impl State {
             changing: Mutex::new(()),
             changed: watch::Sender::new(()),
             restored: RwLock::default(),
-            audit_entries: audit::KEPT.into(),
+            audit_entries: audit::ENTRIES_KEPT.into(),
         };
         state.write(|write, _| {
             write.open_table(HOSTS)?;
@@ -208,7 +210,7 @@ impl State {
         let most = self.audit_entries.load(Ordering::Relaxed);
         let noted = audit::append(&write, seconds(), events, most).map_err(|e| self.failed(e))?;
         write.commit().map_err(|e| self.failed(e))?;
-        noted.iter().for_each(audit::Kept::say);
+        noted.iter().for_each(audit::ChainedEntry::say);
         Ok(done)
     }
 
@@ -223,16 +225,35 @@ impl State {
         })
     }
 
+    /// Reads all of the audit log, an excerpt at a time, with the end of the chain that each goes on from.
+    ///
+    /// # Errors
+    /// As [`State::audit`]; those of `each`.
+    pub fn read_audit(&self, mut each: impl FnMut(ChainEnd, &audit::Excerpt) -> Result<()>) -> Result<()> {
+        let mut place = ChainEnd::default();
+        loop {
+            let page = self.audit(place.number, ENTRIES_AT_ONCE)?;
+            place = page.begins.unwrap_or(place);
+            each(place, &page)?;
+            if page.entries.is_empty() {
+                return Ok(());
+            }
+            place = page.end(place);
+        }
+    }
+
     /// Entries of the audit log behind a number, at most `most`.
     ///
     /// # Errors
     /// [`ServerError::Damaged`], [`ServerError::Database`].
-    pub fn audit(&self, after: u64, most: usize) -> Result<audit::Page> {
-        self.read(|read| audit::page(read, after, most))
+    pub fn audit(&self, after: u64, most: usize) -> Result<audit::Excerpt> {
+        self.read(|read| audit::excerpt(read, after, most))
     }
 
     fn read<T>(&self, work: impl FnOnce(&redb::ReadTransaction) -> std::result::Result<T, redb::Error>) -> Result<T> {
-        let read = self.database.read().begin_read().map_err(|e| self.failed(e))?;
+        // Held to the end: nothing is verified, or mended, below who reads.
+        let database = self.database.read();
+        let read = database.begin_read().map_err(|e| self.failed(e))?;
         work(&read).map_err(|e| self.failed(e))
     }
 

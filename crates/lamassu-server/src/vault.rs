@@ -203,10 +203,9 @@ impl Vault {
         if inner.is_given_up || !self.state.may_use(&caller.key, &self.id) {
             return Err(Refused::Unknown);
         }
-        match self.state.waits_for(&self.id) {
-            Some(hosts) if hosts.is_empty() => self.state.reopened(&self.id).map_err(Lost)?,
-            Some(hosts) => return Err(Refused::Restored { waits_for: hosts.into_iter().collect() }),
-            None => {}
+        let waits_for = self.state.reopen(&self.id).map_err(Lost)?;
+        if !waits_for.is_empty() {
+            return Err(Refused::Restored { waits_for: waits_for.into_iter().collect() });
         }
         if inner.sessions.get(&replaces).is_some_and(|one| one.host == host) {
             let step = inner.leases.end_session(replaces, now());

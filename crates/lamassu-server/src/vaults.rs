@@ -347,14 +347,13 @@ impl Vaults {
 
     /// Renames the file of a vault.
     fn put_away(&self, id: &[u8; 16], slot: &mut Slot, event: Event) -> Answer<()> {
-        let (file, away) = (self.file(id), self.dir.join(format!("{}.{AWAY}", HEXLOWER.encode(id))));
+        let (file, away) = (self.file(id), self.file(id).with_extension(AWAY));
         match fs::rename(&file, &away) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Err(Refused::Unknown),
             done => done.map_err(ServerError::file("rename", &file))?,
         }
         *slot = Slot::Closed;
         self.sync_dir()?;
-        self.state.reopened(id).map_err(Lost)?;
         Ok(self.state.note_not_kept(id, event).map_err(Lost)?)
     }
 
@@ -405,7 +404,9 @@ pub fn all_in(dir: &Path) -> Result<Vec<[u8; 16]>> {
 /// # Errors
 /// Those of the state.
 pub fn missing(dir: &Path, state: &State) -> Result<Vec<[u8; 16]>> {
-    let is_gone = |id: &[u8; 16]| file_of(dir, id).symlink_metadata().is_err();
+    // One that was put away is none of them, also where the server was stopped before it noted that.
+    let is_there = |file: PathBuf| file.symlink_metadata().is_ok();
+    let is_gone = |id: &[u8; 16]| !is_there(file_of(dir, id)) && !is_there(file_of(dir, id).with_extension(AWAY));
     Ok(state.kept()?.into_iter().filter(is_gone).collect())
 }
 

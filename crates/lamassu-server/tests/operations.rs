@@ -8,7 +8,6 @@ use redb::{Database, ReadableTable, TableDefinition};
 use serde_json::Value;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
 use std::process::Command;
 
 /// The entries of the audit log, each an event and the whole of it.
@@ -38,6 +37,18 @@ fn forge(lab: &Lab, number: u64, from: &str, to: &str) {
         entries.insert(number, &forged[..]).unwrap();
     }
     write.commit().unwrap();
+}
+
+/// Makes a backup beside the server's directory.
+fn back_up(lab: &Lab) -> Ran {
+    lab.serve(&["backup", &format!("@{}", lab.path("backup").display())])
+}
+
+/// The server's directory is lost, and the backup takes its place.
+fn put_back(lab: &mut Lab) {
+    fs::remove_dir_all(lab.path("server")).unwrap();
+    fs::rename(lab.path("backup"), lab.path("server")).unwrap();
+    lab.start();
 }
 
 #[test]
@@ -87,6 +98,11 @@ fn the_audit_log_tells_who_had_what_and_shows_that_it_was_changed() {
     forge(&lab, 3, "\"a\"", "\"c\"");
     lab.serve(&["audit"]).code(30).says("entry 3");
     lab.serve(&["check"]).code(26).says("entry 3");
+    // What it shows is kept for whoever looks into it.
+    back_up(&lab).code(26).says("entry 3");
+    Ran::from(Command::new(server_program()).arg("audit").arg(lab.path("backup")).output().unwrap())
+        .code(30)
+        .says("entry 3");
 }
 
 /// The server's disk is lost, and a backup put in its place: what the hosts have seen since comes back from them.
@@ -102,19 +118,16 @@ fn a_server_that_was_put_back_is_told_by_its_hosts_what_it_has_forgotten() {
     a.mount().ok();
     a.write("f", "one").unwrap();
     // While it is in use.
-    let to = lab.path("backup").to_str().unwrap().to_owned();
-    assert!(lab.serve(&["backup", &format!("@{to}")]).ok().out.starts_with("2 hosts, 1 anchors"));
+    assert!(back_up(&lab).ok().out.starts_with("2 hosts, 1 anchors"));
     assert_eq!(lab.path("backup").metadata().unwrap().mode() & 0o777, 0o700);
-    lab.serve(&["backup", &format!("@{to}")]).code(6);
+    back_up(&lab).code(6);
     a.write("f", "two").unwrap();
     a.write("g", "new").unwrap();
     a.umount().ok();
     lab.wait_until_free();
     lab.stop("-KILL");
-    fs::remove_dir_all(lab.path("server")).unwrap();
-    fs::rename(lab.path("backup"), lab.path("server")).unwrap();
+    put_back(&mut lab);
     lab.serve(&["check"]).ok();
-    lab.start();
     let (a, b) = (lab.host("a"), lab.host("b"));
     assert!(lab.serve(&["status"]).ok().out.contains("waits for a, b"));
     assert_eq!(lab.metric("vaults_waiting"), 1.0);
@@ -144,17 +157,14 @@ fn a_host_that_is_let_in_again_is_as_far_as_the_one_that_has_told() {
     let (a, b) = (lab.joined("a"), lab.joined("b"));
     let id = lab.vault(a);
     lab.grant(b, &id);
-    let to = lab.path("backup").to_str().unwrap().to_owned();
-    lab.serve(&["backup", &format!("@{to}")]).ok();
+    back_up(&lab).ok();
     a.mount().ok();
     a.write("f", "since").unwrap();
     a.umount().ok();
     b.run(&format!("ls --anchor {} store/v", lab.url())).ok();
     lab.wait_until_free();
     lab.stop("-TERM");
-    fs::rename(lab.path("server"), lab.path("lost")).unwrap();
-    fs::rename(lab.path("backup"), lab.path("server")).unwrap();
-    lab.start();
+    put_back(&mut lab);
     let (a, b) = (lab.host("a"), lab.host("b"));
     lab.serve(&["host", "grant", "--not", "@b", &format!("@{id}")]).ok();
     assert_eq!(a.run("cat store/v f").ok().out, "since");
@@ -205,8 +215,7 @@ fn a_host_that_is_gone_is_not_waited_for_and_what_it_alone_knew_is_not_taken_for
     lab.wait_until_free();
     lab.stop("-TERM");
     // Of a server that does not run.
-    let to = lab.path("backup").to_str().unwrap().to_owned();
-    lab.serve(&["backup", &format!("@{to}")]).ok();
+    back_up(&lab).ok();
     lab.start();
     let a = lab.host("a");
     a.mount().ok();
@@ -214,9 +223,7 @@ fn a_host_that_is_gone_is_not_waited_for_and_what_it_alone_knew_is_not_taken_for
     a.umount().ok();
     lab.wait_until_free();
     lab.stop("-TERM");
-    fs::rename(lab.path("server"), lab.path("lost")).unwrap();
-    fs::rename(lab.path("backup"), lab.path("server")).unwrap();
-    lab.start();
+    put_back(&mut lab);
     let (a, b) = (lab.host("a"), lab.host("b"));
     b.mount().code(73);
     lab.serve(&["host", "grant", "--not", "@a", &format!("@{id}")]).ok();
@@ -247,10 +254,10 @@ fn what_is_damaged_is_named_and_the_rest_is_backed_up() {
     let (id_hex, other_hex) = (id.replace('-', ""), other.replace('-', ""));
     let checked = lab.serve(&["check"]).code(26).says(&id_hex);
     assert!(checked.out.contains(&other_hex), "{checked:?}");
-    let to = lab.path("backup").to_str().unwrap().to_owned();
-    assert!(lab.serve(&["backup", &format!("@{to}")]).code(26).says(&id_hex).out.starts_with("1 hosts, 1 anchors"));
-    assert!(Path::new(&to).join(format!("anchors/{other_hex}.anchor")).exists());
-    assert!(!Path::new(&to).join(format!("anchors/{id_hex}.anchor")).exists());
+    assert!(back_up(&lab).code(26).says(&id_hex).out.starts_with("1 hosts, 1 anchors"));
+    assert!(lab.path(&format!("backup/anchors/{other_hex}.anchor")).exists());
+    assert!(!lab.path(&format!("backup/anchors/{id_hex}.anchor")).exists());
+    fs::remove_dir_all(lab.path("backup")).unwrap();
     fs::remove_file(anchor(&id)).unwrap();
     lab.serve(&["check"]).code(26).says("is gone");
     fs::write(anchor(&id), whole).unwrap();
@@ -268,9 +275,8 @@ fn what_is_damaged_is_named_and_the_rest_is_backed_up() {
     flipped[at] ^= 1;
     fs::write(lab.path("server/state.redb"), flipped).unwrap();
     lab.serve(&["check"]).code(26).says("checksums");
-    let to = lab.path("backup2").to_str().unwrap().to_owned();
-    lab.serve(&["backup", &format!("@{to}")]).code(26);
-    assert!(!Path::new(&to).exists());
+    back_up(&lab).code(26);
+    assert!(!lab.path("backup").exists());
     fs::write(lab.path("server/state.redb"), &state).unwrap();
     let lab_of_another = Lab::new();
     fs::copy(lab_of_another.path("server/authority.der"), lab.path("server/authority.der")).unwrap();

@@ -1,6 +1,6 @@
 //! Who holds what of which vault.
 
-use super::{LEASES, NUMBERS, RUNS_BEFORE, State};
+use super::{LEASES, NUMBERS, RESTORED, RUNS_BEFORE, State};
 use crate::Result;
 use crate::audit::{Event, Why};
 use data_encoding::HEXLOWER;
@@ -80,16 +80,19 @@ impl State {
         })
     }
 
-    /// The anchor of a vault is kept here no longer.
+    /// The anchor of a vault is kept here no longer: nobody is waited for.
     ///
     /// # Errors
     /// [`ServerError::Database`].
     pub fn note_not_kept(&self, vault: &[u8; 16], event: Event) -> Result<()> {
         self.write(|write, events| {
             write.open_table(LEASES)?.remove(&lease_key(vault, KEPT, 0)[..])?;
+            write.open_table(RESTORED)?.remove(&vault[..])?;
             events.push(event);
             Ok(())
-        })
+        })?;
+        self.restored.write().remove(vault);
+        Ok(())
     }
 
     /// The vaults whose anchors are or were kept here, and how often a server was started on each.

@@ -4,7 +4,7 @@
 use super::leases::{KEPT, lease_key};
 use super::{HOSTS, Host, LEASES, NUMBERS, RESTORED, RUNS_BEFORE, State};
 use crate::Result;
-use crate::audit::{self, Event, Place};
+use crate::audit::{self, ChainEnd, Event};
 use data_encoding::HEXLOWER;
 use redb::{ReadableTable, WriteTransaction};
 use serde::{Deserialize, Serialize};
@@ -96,21 +96,26 @@ impl State {
         Ok(left.map(|left| restored.insert(*vault, left)).is_some())
     }
 
-    /// A vault that was put back can be used again.
+    /// Who is still waited for; nobody: the vault can be used from now on, if it could not before.
     ///
     /// # Errors
     /// [`ServerError::Database`].
-    pub fn reopened(&self, vault: &[u8; 16]) -> Result<()> {
-        let mut restored = self.restored.write();
-        if restored.contains_key(vault) {
+    pub fn reopen(&self, vault: &[u8; 16]) -> Result<BTreeSet<String>> {
+        if !self.restored.read().contains_key(vault) {
+            return Ok(BTreeSet::new());
+        }
+        // Nobody is let in between the look and the end of the wait, who would have to be waited for.
+        let _alone = self.changing.lock();
+        let waits_for = self.waits_for(vault).unwrap_or_default();
+        if waits_for.is_empty() {
             self.write(|write, events| {
                 write.open_table(RESTORED)?.remove(&vault[..])?;
                 events.push(Event::Reopened { vault: HEXLOWER.encode(vault) });
                 Ok(())
             })?;
-            restored.remove(vault);
+            self.restored.write().remove(vault);
         }
-        Ok(())
+        Ok(waits_for)
     }
 
     /// What a backup has of this, but for the audit log.
@@ -153,13 +158,13 @@ impl State {
     ///
     /// # Errors
     /// [`ServerError::Database`].
-    pub fn put_audit(&self, page: &audit::Page, place: Place) -> Result<()> {
+    pub fn put_audit(&self, excerpt: &audit::Excerpt, place: ChainEnd) -> Result<()> {
         self.write(|write, _| {
-            if let Some(begins) = page.begins {
+            if let Some(begins) = excerpt.begins {
                 audit::put_removed(&mut write.open_table(audit::REMOVED)?, begins)?;
             }
             let mut entries = write.open_table(audit::ENTRIES)?;
-            for (number, kept) in (place.number + 1..).zip(&page.entries) {
+            for (number, kept) in (place.number + 1..).zip(&excerpt.entries) {
                 entries.insert(number, &kept.row()[..])?;
             }
             Ok(())

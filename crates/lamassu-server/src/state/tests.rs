@@ -85,7 +85,7 @@ fn names_of_hosts_are_plain() {
 }
 
 /// The audit log of a state as it verifies, from its first entry on.
-fn audit_of(state: &State) -> Result<(Vec<crate::audit::Entry>, crate::audit::Place)> {
+fn audit_of(state: &State) -> Result<(Vec<crate::audit::Entry>, crate::audit::ChainEnd)> {
     let page = state.audit(0, usize::MAX)?;
     let (place, entries) = page.verified(page.begins.expect("the first page"))?;
     Ok((entries, place))
@@ -156,6 +156,7 @@ fn a_vault_that_was_put_back_waits_for_the_hosts_that_may_use_it() {
     state.put_token(b"t", &pending, 0).expect("writes");
     state.use_token(b"t", 0, b"k").expect("writes").expect("is good");
     assert_eq!(state.waits_for(&vault), names(&["a", "b", "d"]));
+    assert_eq!(Some(state.reopen(&vault).expect("reads")), names(&["a", "b", "d"]));
     for host in ["a", "d"] {
         assert!(state.reconciled(&vault, host, false).expect("writes"));
     }
@@ -164,7 +165,7 @@ fn a_vault_that_was_put_back_waits_for_the_hosts_that_may_use_it() {
     assert_eq!(state.waits_for(&vault), names(&[]));
     state.revoke("b").expect("writes");
     assert_eq!(state.waits_for(&other), names(&[]));
-    state.reopened(&vault).expect("writes");
+    assert!(state.reopen(&vault).expect("writes").is_empty());
     state.grant("b", &HEXLOWER.encode(&vault), true).expect("writes");
     assert_eq!(state.waits_for(&vault), None);
 }
