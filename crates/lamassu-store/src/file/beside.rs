@@ -87,7 +87,7 @@ impl Fresh {
 
     fn wanted(&self, page: PageNo) -> Option<Wanted> {
         let known = self.known();
-        let offsets = known.tree.wanted([page]);
+        let offsets = known.tree.wanted(page);
         if offsets.is_empty() {
             return None;
         }

@@ -2,8 +2,8 @@
 //! its pages are accepted.
 //!
 //! Invariants:
-//! * The tree has the digest of every page as this process wrote it last, or as it is under the committed root. A page
-//!   is accepted if it has that digest, and only so.
+//! * The tree tells the digest of every page as this process wrote it last, or as it is under the committed root. A
+//!   page is accepted if it has that digest, and only so.
 //! * A page that was accepted because a crash may have left it is `in flight` until its pending bits are resolved. No
 //!   root is committed before that: from then on pending bits give no choice (A5).
 //! * If a write of a page failed, the store may have the old bytes or the new ones: both are accepted until one was
@@ -13,6 +13,7 @@
 
 use super::anchored::{AnchoredFiles, ClosedFile, TreeOf};
 use super::blocks::BlockTree;
+use super::page_tree::{Before, PageTree, SealedPage};
 use super::types::{Damage, DamageKind, StoreError};
 use crate::backend::BackendFile;
 use crate::integrity::{Leaves, Tree, TreeError, leaf_digest};
@@ -70,7 +71,7 @@ pub(super) struct Fresh {
 
 /// What is known of the file.
 pub(super) struct Known {
-    pub tree: Tree,
+    pub tree: PageTree,
     /// As the anchor has it, queued changes included.
     pub row: FileRow,
     /// The size, where that is not for the pages to say.
@@ -117,8 +118,12 @@ impl Known {
 /// A page write that the tree knows of.
 pub(super) struct NotedWrite {
     page: PageNo,
-    before: Digest,
-    digest: Digest,
+    before: Before,
+}
+
+/// The tree over the pages of a file with this root.
+fn page_tree(files: &AnchoredFiles, object: ObjectId, root: Digest, pages: u64) -> PageTree {
+    PageTree::new(Tree::new(files.shape(), root, pages, files.records(object, TreeOf::Pages), CLEAN_RECORDS_LEN))
 }
 
 impl Fresh {
@@ -136,7 +141,7 @@ impl Fresh {
         let pages = if row.root.is_none() { 0 } else { geometry.last_page(row.size).0 + 1 };
         let (root, pages) = remembered.as_ref().map_or((row.root, pages), |closed| (closed.root, closed.pages));
         let known = Known {
-            tree: Tree::new(files.shape(), root, pages, files.records(object, TreeOf::Pages), CLEAN_RECORDS_LEN),
+            tree: page_tree(&files, object, root, pages),
             size: match (&remembered, &row.open) {
                 (Some(closed), _) => Some(closed.size),
                 (None, None) => Some(row.size),
@@ -330,24 +335,22 @@ impl Fresh {
         Ok(is_noted)
     }
 
-    /// Notes the digest of a page that is about to be written; `window`: its stamp, if it carries one.
+    /// Notes a page that is about to be written; `window`: its stamp, if it carries one.
     pub fn note_write(
         &self,
         backing: &dyn BackendFile,
         page: PageNo,
-        digest: Digest,
+        bytes: &SealedPage,
         window: Option<Window>,
     ) -> Result<NotedWrite, StoreError> {
         let known = &mut *self.known.lock();
-        let leaves = self.pages(backing);
-        let before = known.tree.leaf(page, &leaves).map_err(|error| self.failed(error))?;
-        known.tree.set(page, digest, &leaves).map_err(|error| self.failed(error))?;
+        let before = known.tree.write(page, bytes, &self.pages(backing)).map_err(|error| self.failed(error))?;
         known.last = window.or(known.last);
         known.is_ahead = true;
         if known.blocks.tree.is_some() {
             known.blocks.changed.insert(page);
         }
-        Ok(NotedWrite { page, before, digest })
+        Ok(NotedWrite { page, before })
     }
 
     /// The write has succeeded.
@@ -358,11 +361,10 @@ impl Fresh {
     }
 
     /// The write has failed: the store may have the page all the same.
-    pub fn note_failed(&self, backing: &dyn BackendFile, noted: NotedWrite) {
+    pub fn note_failed(&self, noted: NotedWrite, bytes: &SealedPage) {
         let known = &mut *self.known.lock();
-        known.doubtful.insert(noted.page, noted.digest);
-        // The record was set a moment ago, so that it is in memory.
-        let _ = known.tree.set(noted.page, noted.before, &self.pages(backing));
+        let digest = known.tree.take_back(noted.page, bytes, noted.before);
+        known.doubtful.insert(noted.page, digest);
     }
 
     /// Pages from one on are gone.
@@ -381,13 +383,7 @@ impl Fresh {
     /// All pages are gone, also those that were not what the tree says.
     pub fn clear(&self) {
         let known = &mut *self.known.lock();
-        known.tree = Tree::new(
-            self.files.shape(),
-            Digest::NONE,
-            0,
-            self.files.records(self.object, TreeOf::Pages),
-            CLEAN_RECORDS_LEN,
-        );
+        known.tree = page_tree(&self.files, self.object, Digest::NONE, 0);
         known.is_ahead = true;
         known.blocks = BlockTree::default();
         known.doubtful.clear();

@@ -19,7 +19,7 @@
 //! | `form`, `profile` | how blocks are keyed and stored by the file's profile; changing it |
 //! | `check`, `rekey` | verifying a whole file; bringing it to the newest keys |
 //! | `concurrent`, `presealed` | what runs during a commit; blocks sealed before the lock is taken |
-//! | `anchored`, `fresh`, `judge`, `anchor_commit` | files of anchored vaults: what is current, what a crash left, what the anchor learns |
+//! | `anchored`, `fresh`, `page_tree`, `judge`, `anchor_commit` | files of anchored vaults: what is current, what a crash left, what the anchor learns |
 //! | `survey` | what an anchor would say of a file |
 //! | `session`, `types`, `block` | sessions of writers; shared types and errors; memory for plaintext |
 //!
@@ -42,6 +42,7 @@ mod form;
 mod fresh;
 mod judge;
 mod open;
+mod page_tree;
 mod plan;
 mod presealed;
 mod primitives;

@@ -7,6 +7,7 @@
 
 use super::concurrent::Concurrent;
 use super::fresh::{Fresh, digest_of};
+use super::page_tree::SealedPage;
 use super::session::Stamp;
 use super::state::{Held, Identity, PageState, SizeFields, State};
 use super::types::{Damage, DamageKind, FileContext, StoreError};
@@ -54,9 +55,6 @@ pub(super) struct Core {
     /// What the anchor knows of the file; `None`: nothing does.
     pub fresh: Option<Fresh>,
 }
-
-/// The bytes of a sealed page.
-type SealedPage = Box<[u8; PAGE_LEN]>;
 
 impl Core {
     pub fn new(ctx: Arc<FileContext>, backing: Arc<dyn BackendFile>, tag: &str, fresh: Option<Fresh>) -> Core {
@@ -222,7 +220,7 @@ impl Core {
             tag: page.session_tag,
             covered: page.sequence,
         });
-        let note = |fresh: &Fresh| fresh.note_write(&*self.backing, g, digest_of(g, &bytes), window);
+        let note = |fresh: &Fresh| fresh.note_write(&*self.backing, g, &bytes, window);
         let noted = self.fresh.as_ref().map(note).transpose()?;
         let offset = self.geo().page_offset(g);
         // I13: one aligned write of 4096 bytes.
@@ -230,7 +228,7 @@ impl Core {
         if let (Some(fresh), Some(noted)) = (&self.fresh, noted) {
             match &written {
                 Ok(()) => fresh.note_written(&noted),
-                Err(_) => fresh.note_failed(&*self.backing, noted),
+                Err(_) => fresh.note_failed(noted, &bytes),
             }
         }
         if let Err(source) = written {

@@ -200,6 +200,26 @@ impl Tree {
         Ok(())
     }
 
+    /// Whether the record of pages in which a page lies is in memory and stays there until it is committed, and what it
+    /// was before is kept: [`Tree::set_noted`] may set the page's digest, now or later.
+    pub fn is_noted(&self, page: PageNo) -> bool {
+        if page.0 >= self.pages || self.height() == 0 {
+            return page.0 < self.pages;
+        }
+        let place = self.shape.record_of(page, 1);
+        self.changed.contains_key(&place) && self.touched.contains(&self.shape.number(place))
+    }
+
+    /// Sets the digest of a page that [is noted](Tree::is_noted).
+    pub fn set_noted(&mut self, page: PageNo, digest: Digest) {
+        if self.height() == 0 {
+            self.top = digest;
+            return;
+        }
+        let (place, child) = (self.shape.record_of(page, 1), self.shape.child_of(page, 1));
+        self.change(place, |children| children[child] = digest);
+    }
+
     /// The record of pages in which a page lies, as of the last seal: what an anchor is to hold before the page is
     /// changed. `None`: there was none, since one page is its own root, or since the record lies past the end.
     ///
