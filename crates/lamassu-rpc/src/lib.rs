@@ -37,5 +37,11 @@ pub const ROWS_MAX: usize = 1024;
 /// Changes of one commit, at most.
 pub const CHANGES_MAX: usize = 200_000;
 
+/// Findings of one report, at most.
+pub const FINDINGS_MAX: usize = 200;
+
+/// Bytes of one report, at most.
+pub const REPORT_MAX: usize = 1 << 20;
+
 /// Bytes of one message, at most.
 pub const MESSAGE_MAX: usize = 16 << 20;

@@ -1,13 +1,14 @@
 //! What an administrator asks: of a server that runs, by a socket in its directory that nobody else may open; of one
 //! that does not, by its state. One line of JSON each way.
 
+use crate::alerts::{Alert, Which};
 use crate::audit::{ChainEnd, ChainedEntry, Entry, Excerpt};
 use crate::authority::Authority;
 use crate::backup::{self, Made};
 use crate::check::{self, Found};
 use crate::config::Config;
 use crate::service::seconds;
-use crate::state::{Pending, State, check_name};
+use crate::state::{ALERTS_AT_ONCE, Pending, State, check_name};
 use crate::vaults::{self, Lost, Refused, Vaults};
 use crate::{Result, ServerError};
 use data_encoding::HEXLOWER;
@@ -72,12 +73,31 @@ pub enum Request {
         /// so many, or as many as an answer may have
         most: usize,
     },
+    /// Alerts.
+    Alerts {
+        /// behind this number
+        after: u64,
+    },
+    /// Alerts are known to an administrator.
+    Acknowledge {
+        /// which
+        alerts: Which,
+        /// what they say of them
+        note: String,
+    },
+    /// Alerts are dealt with.
+    Close {
+        /// which
+        alerts: Which,
+    },
     /// Whether what is kept makes sense.
     Check,
     /// All of it: the answer is the stream that [`crate::backup`] describes.
     Backup,
 }
 
+/// Longest note on an alert.
+const NOTE_MAX: usize = 500;
 /// Entries of the audit log in one answer.
 const ENTRIES_MAX: usize = 10_000;
 
@@ -112,6 +132,16 @@ pub enum Answer {
     Audit {
         /// in order
         excerpt: Excerpt,
+    },
+    /// Alerts.
+    Alerts {
+        /// in order; none: there are no more
+        alerts: Vec<Alert>,
+    },
+    /// So many were changed.
+    Changed {
+        /// how many
+        count: usize,
     },
     /// What a check has found.
     Checked {
@@ -272,6 +302,14 @@ impl Administered {
             Request::Audit { after, most } => {
                 Ok(Answer::Audit { excerpt: self.state.audit(after, most.min(ENTRIES_MAX))? })
             }
+            Request::Alerts { after } => Ok(Answer::Alerts { alerts: self.state.alerts(after, ALERTS_AT_ONCE)? }),
+            Request::Acknowledge { alerts, note } => {
+                if note.len() > NOTE_MAX {
+                    return Err(ServerError::Garbled { detail: format!("a note has at most {NOTE_MAX} bytes") });
+                }
+                Ok(Answer::Changed { count: self.state.acknowledge(&chosen(alerts)?, &note, seconds())? })
+            }
+            Request::Close { alerts } => Ok(Answer::Changed { count: self.state.close(&chosen(alerts)?)? }),
             Request::Check => check::check(self).map(|Found { good, bad }| Answer::Checked { good, bad }),
             // It is no line: whoever is asked by one sends it.
             Request::Backup => Err(ServerError::NotRunning),
@@ -290,6 +328,22 @@ impl Administered {
         let key = HostKey::of(&token.key())?;
         self.state.put_token(&key.public(), &Pending { host, until, vaults }, seconds())?;
         Ok(Answer::Token { line: token.line().to_string(), until })
+    }
+}
+
+/// A vault's id as people write it, in the form that answers have.
+///
+/// # Errors
+/// [`ServerError::Garbled`].
+pub fn id_of(vault: &str) -> Result<String> {
+    checked(vault).map(|id| HEXLOWER.encode(&id))
+}
+
+/// Alerts, as people name them.
+fn chosen(alerts: Which) -> Result<Which> {
+    match alerts {
+        Which::All { vault } => Ok(Which::All { vault: vault.as_deref().map(id_of).transpose()? }),
+        numbers => Ok(numbers),
     }
 }
 
@@ -377,6 +431,22 @@ pub fn read_audit(dir: &Path, mut each: impl FnMut(&ChainedEntry, &Entry) -> Res
             return Ok(next);
         }
         place = next;
+    }
+}
+
+/// All alerts, in order.
+///
+/// # Errors
+/// [`ServerError`]; those of `each`.
+pub fn read_alerts(dir: &Path, mut each: impl FnMut(Alert) -> Result<()>) -> Result<()> {
+    let mut after = 0;
+    loop {
+        let Answer::Alerts { alerts } = ask(dir, Request::Alerts { after })? else {
+            return Err(ServerError::Garbled { detail: "an answer that was not asked for".into() });
+        };
+        let Some(last) = alerts.last() else { return Ok(()) };
+        after = last.number;
+        alerts.into_iter().try_for_each(&mut each)?;
     }
 }
 

@@ -131,6 +131,25 @@ pub enum Event {
         /// the vault, hex
         vault: String,
     },
+    /// An administrator knows of an alert.
+    AlertAcknowledged {
+        /// its number
+        alert: u64,
+        /// what they said
+        #[serde(default, skip_serializing_if = "String::is_empty")]
+        note: String,
+    },
+    /// An administrator has dealt with an alert.
+    AlertClosed {
+        /// its number
+        alert: u64,
+        /// the vault, hex
+        vault: String,
+        /// what was found
+        kind: String,
+        /// where
+        path: String,
+    },
 }
 
 /// Why a session has ended.

@@ -6,12 +6,13 @@
 //! 2³² - 1 ends it as worth nothing.
 
 use crate::admin::Administered;
+use crate::alerts::Alert;
 use crate::audit::{ChainEnd, Event, Excerpt};
 use crate::authority;
 use crate::config;
 use crate::state::{Copied, State};
 use crate::vaults::{self, file_of};
-use crate::{Result, ServerError, run};
+use crate::{Result, ServerError, run, webhook};
 use data_encoding::HEXLOWER;
 use lamassu_anchor::export;
 use lamassu_anchor::table::{self, DiskTable, Table};
@@ -30,7 +31,7 @@ const FRAME_MAX: u32 = 16 << 20;
 /// Instead of a length: the part is worth nothing.
 const WORTHLESS: u32 = u32::MAX;
 /// Files as they are. The authority's key is the last that a backup gets: without it no server runs on it.
-const FILES: [&str; 3] = [config::FILE, authority::CERTIFICATE, authority::KEY];
+const FILES: [&str; 4] = [config::FILE, webhook::SECRET, authority::CERTIFICATE, authority::KEY];
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "part")]
@@ -39,6 +40,8 @@ enum Part {
     File { name: String },
     /// The rows of an anchor, packed.
     Anchor { vault: String },
+    /// [`Alert`]s, JSON, some in each frame.
+    Alerts,
     /// The audit log: [`Excerpt`]s, JSON.
     Audit,
     /// [`Copied`], JSON, in one frame.
@@ -92,6 +95,9 @@ pub fn send(of: &Administered, to: &mut dyn Write) -> Result<()> {
             }
         }
     }
+    to.json(&Part::Alerts)?;
+    of.state.read_alerts(|alerts| to.json(&alerts))?;
+    to.end()?;
     to.json(&Part::Audit)?;
     of.state.read_audit(|_, excerpt| to.json(excerpt))?;
     to.end()?;
@@ -213,6 +219,12 @@ impl Receiver<'_> {
                     let id = HEXLOWER.decode(vault.as_bytes()).ok().and_then(|id| id.try_into().ok());
                     let id: [u8; 16] = id.ok_or_else(|| garbled("a vault's id"))?;
                     ids.extend(self.anchor(&file_of(&anchors, &id), &id)?.then_some(id));
+                }
+                Part::Alerts => {
+                    while let Some(alerts) = self.frame()? {
+                        let alerts: Vec<Alert> = serde_json::from_slice(&alerts).map_err(|_| garbled("an alert"))?;
+                        state.put_alerts(&alerts)?;
+                    }
                 }
                 Part::Audit => {
                     while let Some(excerpt) = self.frame()? {

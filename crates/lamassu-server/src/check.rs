@@ -34,6 +34,7 @@ pub fn check(of: &Administered) -> Result<Found> {
     let mut found = Found::default();
     found.takes("hosts and tokens", hosts(of));
     found.takes("leases", leases(of));
+    found.takes("alerts", alerts(of));
     found.takes("audit log", audit(of));
     for id in vaults::missing(&of.dir.join(vaults::DIR), &of.state)? {
         found.bad.push(format!("{}: the anchor was kept here, and is gone", HEXLOWER.encode(&id)));
@@ -58,6 +59,15 @@ fn leases(of: &Administered) -> Result<String> {
         sessions += of.state.leases(&id)?.1.len();
     }
     Ok(format!("{sessions} sessions, {vaults} vaults that are or were kept here"))
+}
+
+fn alerts(of: &Administered) -> Result<String> {
+    let mut count = 0;
+    of.state.read_alerts(|alerts| {
+        count += alerts.len();
+        Ok(())
+    })?;
+    Ok(format!("{count} that nobody has closed"))
 }
 
 fn audit(of: &Administered) -> Result<String> {

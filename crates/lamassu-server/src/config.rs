@@ -1,11 +1,11 @@
 //! The configuration: one file in the server's directory, in which everything has a default.
 
-use crate::{Result, ServerError};
+use crate::{Result, ServerError, webhook};
 use lamassu_lease::Terms;
 use serde::Deserialize;
 use std::io::ErrorKind;
 use std::net::Ipv6Addr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Its name in the directory.
 pub const FILE: &str = "server.toml";
@@ -38,6 +38,12 @@ pub const COMMENTED: &str = r#"# Configuration of lamassu-server. A line that is
 # Where monitoring asks for /metrics (OpenMetrics) and /health, by plain HTTP. It is told counts, no names. Without,
 # nowhere.
 #metrics = "127.0.0.1:9433"
+
+# Where alerts are posted, in JSON, by https (or http on this machine), signed as www.standardwebhooks.com says by the
+# secret in webhook.secret, in this directory. Without, nowhere: `lamassu-server alerts list` shows them.
+#webhook = "https://alerts.example.org/lamassu"
+# Authorities, in PEM, that its certificate may be of, in place of the system's.
+#webhook_ca = "/etc/ssl/certs/alerts.pem"
 "#;
 
 /// All of it.
@@ -60,6 +66,10 @@ pub struct Config {
     pub audit_entries: u64,
     /// where monitoring asks
     pub metrics: Option<String>,
+    /// where alerts are posted
+    pub webhook: Option<String>,
+    /// authorities for that
+    pub webhook_ca: Option<PathBuf>,
 }
 
 impl Default for Config {
@@ -74,6 +84,8 @@ impl Default for Config {
             handshakes_max: 64,
             audit_entries: crate::audit::ENTRIES_KEPT,
             metrics: None,
+            webhook: None,
+            webhook_ca: None,
         }
     }
 }
@@ -109,6 +121,10 @@ impl Config {
         };
         is_address("listen", &config.listen, "0.0.0.0:7433")?;
         config.metrics.as_deref().map_or(Ok(()), |address| is_address("metrics", address, "127.0.0.1:9433"))?;
+        if let Some(url) = &config.webhook {
+            // Not the address itself, which may hold a secret.
+            webhook::check_url(url).map_err(|what| wrong(format!("webhook: {what}")))?;
+        }
         if let Some(address) = config.address.as_ref().filter(|address| !is_host_and_port(address)) {
             return Err(wrong(format!(
                 "address = {address:?} is no HOST:PORT; an address of IPv6 is written in brackets: [2001:db8::1]:7433"
@@ -156,7 +172,7 @@ mod tests {
         let all: String = COMMENTED
             .lines()
             .filter_map(|line| line.strip_prefix('#').filter(|line| line.contains(" = ") && !line.starts_with(' ')))
-            .filter(|line| !line.starts_with("address") && !line.starts_with("metrics"))
+            .filter(|line| !["address", "metrics", "webhook"].iter().any(|name| line.starts_with(name)))
             .map(|line| format!("{line}\n"))
             .collect();
         let said: Config = toml::from_str(&all).expect("parses");
@@ -177,6 +193,8 @@ mod tests {
             ("listen = \"nowhere\"", "0.0.0.0:7433"),
             ("token_hours = 0", "token_hours"),
             ("metrics = \"localhost\"", "127.0.0.1:9433"),
+            ("webhook = \"http://alerts.example.org/\"", "https"),
+            ("webhook = \"https://me:pw@alerts.example.org/\"", "signed"),
             ("address = \"\"", "HOST:PORT"),
             ("address = \"a/b:1\"", "HOST:PORT"),
             ("address = \"keeper\"", "HOST:PORT"),

@@ -65,6 +65,12 @@ pub enum ServerError {
         /// the id, hex
         id: String,
     },
+    /// No alert of this number.
+    #[error("there is no alert {number}: `lamassu-server alerts list DIR` lists those there are")]
+    NoAlert {
+        /// the number
+        number: u64,
+    },
     /// That is for a server that runs.
     #[error("no server runs on this directory: `lamassu-server run` it first")]
     NotRunning,
@@ -183,7 +189,7 @@ impl ServerError {
     pub fn code(&self) -> u8 {
         match self {
             ServerError::HostName { .. } | ServerError::Garbled { .. } => 2,
-            ServerError::NoHost { .. } | ServerError::NoVault { .. } => 3,
+            ServerError::NoHost { .. } | ServerError::NoVault { .. } | ServerError::NoAlert { .. } => 3,
             ServerError::File { .. }
             | ServerError::Database { .. }
             | ServerError::Backup { .. }

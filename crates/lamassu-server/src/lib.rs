@@ -15,6 +15,7 @@
 //! | `sessions` | the calls of hosts that hold leases |
 //! | `service` | their other calls |
 //! | `counts` | how many of a kind there are at once |
+//! | `alerts`, `webhook` | what hosts found not to be as it was written; where that is posted |
 //! | `metrics` | what monitoring asks |
 //! | `backup` | a server's directory made of another, while a server runs on that |
 //! | `check` | whether what is kept makes sense |
@@ -33,6 +34,7 @@
 
 pub mod accept;
 pub mod admin;
+pub mod alerts;
 pub mod audit;
 pub mod authority;
 pub mod backup;
@@ -48,5 +50,6 @@ pub mod sessions;
 pub mod state;
 pub mod vault;
 pub mod vaults;
+pub mod webhook;
 
 pub use error::{Result, ServerError};

@@ -2,7 +2,8 @@
 #![forbid(unsafe_code)]
 
 use clap::{Parser, Subcommand};
-use lamassu_server::admin::{Answer, Request, ShownHost, ShownVault, ask, back_up, read_audit};
+use lamassu_server::admin::{Answer, Request, ShownHost, ShownVault, ask, back_up, id_of, read_alerts, read_audit};
+use lamassu_server::alerts::{Alert, Which};
 use lamassu_server::audit::{ChainedEntry, Entry};
 use lamassu_server::config::Config;
 use lamassu_server::{Result, ServerError, run};
@@ -53,6 +54,9 @@ enum Command {
     /// Hosts that have joined
     #[command(subcommand)]
     Host(HostCommand),
+    /// What hosts found not to be as it was written
+    #[command(subcommand)]
+    Alerts(AlertsCommand),
     /// Put the anchor of a vault away that nobody uses: its file is renamed, and hosts find no anchor here
     Forget {
         /// The server's directory
@@ -127,6 +131,61 @@ enum HostCommand {
     },
 }
 
+#[derive(Subcommand)]
+enum AlertsCommand {
+    /// List those that nobody has closed, the oldest first
+    List {
+        /// Print an alert in a line of JSON
+        #[arg(long)]
+        json: bool,
+        /// Those alone that nobody has acknowledged
+        #[arg(long)]
+        new: bool,
+        /// Those of a vault alone, by its id in `lamassu info`
+        #[arg(long, value_name = "ID")]
+        vault: Option<String>,
+        /// The server's directory
+        dir: PathBuf,
+    },
+    /// Note that these are known: they stay, and count as new no longer
+    Acknowledge {
+        /// What to note with them
+        #[arg(long, value_name = "TEXT", default_value = "")]
+        note: String,
+        #[command(flatten)]
+        which: AlertsChosen,
+    },
+    /// Take away what was dealt with: what is found there later is a new alert
+    Close {
+        #[command(flatten)]
+        which: AlertsChosen,
+    },
+}
+
+#[derive(clap::Args)]
+struct AlertsChosen {
+    /// All there are
+    #[arg(long, conflicts_with = "number")]
+    all: bool,
+    /// With --all: all of a vault, by its id in `lamassu info`
+    #[arg(long, value_name = "ID", requires = "all")]
+    vault: Option<String>,
+    /// The server's directory
+    dir: PathBuf,
+    /// Numbers of alerts
+    #[arg(required_unless_present = "all")]
+    number: Vec<u64>,
+}
+
+impl AlertsChosen {
+    fn which(self) -> (PathBuf, Which) {
+        match self.all {
+            true => (self.dir, Which::All { vault: self.vault }),
+            false => (self.dir, Which::Numbers(self.number.into_iter().collect())),
+        }
+    }
+}
+
 fn main() -> ExitCode {
     // Whatever is made is its owner's alone, also where a directory is not.
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
@@ -186,6 +245,17 @@ fn carry_out(command: Command) -> Result<()> {
         Command::Host(HostCommand::Revoke { dir, host }) => ask(&dir, Request::Revoke { host }).map(drop),
         Command::Host(HostCommand::Grant { not, dir, host, vault }) => {
             ask(&dir, Request::Grant { host, vault, may: !not }).map(drop)
+        }
+        Command::Alerts(AlertsCommand::List { json, new, vault, dir }) => list_alerts(&dir, json, new, vault),
+        Command::Alerts(AlertsCommand::Acknowledge { note, which }) => {
+            let (dir, alerts) = which.which();
+            print_changed("acknowledged", &ask(&dir, Request::Acknowledge { alerts, note })?);
+            Ok(())
+        }
+        Command::Alerts(AlertsCommand::Close { which }) => {
+            let (dir, alerts) = which.which();
+            print_changed("closed", &ask(&dir, Request::Close { alerts })?);
+            Ok(())
         }
         Command::Forget { dir, vault } => ask(&dir, Request::Forget { vault }).map(drop),
         Command::Audit { json, after, includes, dir } => print_audit(&dir, after, json, includes.as_deref()),
@@ -262,16 +332,57 @@ fn print_audit(dir: &Path, after: u64, json: bool, includes: Option<&str>) -> Re
     }
 }
 
+/// `2026-11-26T19:30:00Z`
+fn shown_time(seconds: u64) -> String {
+    let time = time::OffsetDateTime::from_unix_timestamp(seconds.try_into().unwrap_or_default());
+    let time = time.ok().and_then(|time| time.format(&time::format_description::well_known::Rfc3339).ok());
+    time.unwrap_or_default()
+}
+
+fn print_changed(how: &str, answer: &Answer) {
+    if let Answer::Changed { count } = answer {
+        println!("{how}: {count}");
+    }
+}
+
+fn list_alerts(dir: &Path, json: bool, new: bool, vault: Option<String>) -> Result<()> {
+    let vault = vault.map(|vault| id_of(&vault)).transpose()?;
+    let mut out = std::io::BufWriter::new(std::io::stdout().lock());
+    read_alerts(dir, |alert| {
+        let is_meant = vault.as_ref().is_none_or(|vault| *vault == alert.vault);
+        if !is_meant || (new && alert.acknowledged.is_some()) {
+            return Ok(());
+        }
+        let line = if json { serde_json::to_string(&alert).unwrap_or_default() } else { shown_alert(&alert) };
+        writeln!(out, "{line}").map_err(ServerError::printing)
+    })?;
+    out.flush().map_err(ServerError::printing)
+}
+
+/// `3  new  2026-11-26T19:30:00Z  stale  5f0c…/ab/cd  by node1, 4 times, last 2026-11-26T19:41:10Z: damaged page`
+fn shown_alert(alert: &Alert) -> String {
+    let Alert { number, vault, count, first, last, hosts, finding, acknowledged } = alert;
+    let (state, note) = match acknowledged {
+        Some(known) if known.note.is_empty() => ("known", String::new()),
+        Some(known) => ("known", format!("  ({})", known.note.escape_debug())),
+        None => ("new", String::new()),
+    };
+    let times = if *count > 1 { format!(", {count} times, last {}", shown_time(*last)) } else { String::new() };
+    let hosts = hosts.iter().map(String::as_str).collect::<Vec<_>>().join(", ");
+    // What a host says may have anything in it.
+    let (path, text) = (finding.path.escape_debug(), finding.text.escape_debug());
+    let (kind, first) = (&finding.kind, shown_time(*first));
+    format!("{number}  {state}  {first}  {kind}  {vault}/{path}  by {hosts}{times}: {text}{note}")
+}
+
 /// `2026-11-26T19:30:00Z  12  session-began  host=a vault=…`
 fn shown_entry(kept: &ChainedEntry, entry: &Entry) -> String {
-    let time = time::OffsetDateTime::from_unix_timestamp(entry.time.try_into().unwrap_or_default());
-    let time = time.ok().and_then(|time| time.format(&time::format_description::well_known::Rfc3339).ok());
     let fields: serde_json::Map<String, serde_json::Value> = serde_json::from_str(&kept.entry).unwrap_or_default();
     let shown = |value: &serde_json::Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
     let rest = fields.iter().filter(|(name, _)| !matches!(&***name, "number" | "time" | "event"));
     let rest: Vec<_> = rest.map(|(name, value)| format!("{name}={}", shown(value))).collect();
     let event = fields.get("event").map(shown).unwrap_or_default();
-    format!("{}  {}  {event}  {}", time.unwrap_or_default(), entry.number, rest.join(" ")).trim_end().to_owned()
+    format!("{}  {}  {event}  {}", shown_time(entry.time), entry.number, rest.join(" ")).trim_end().to_owned()
 }
 
 fn print_json(value: &impl serde::Serialize) {

@@ -35,6 +35,12 @@ struct Call {
     admitted: &'static str,
 }
 
+/// Whether a message was taken.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct Post {
+    taken: &'static str,
+}
+
 /// What is counted. Cheap to clone; clones count together.
 #[derive(Clone)]
 pub struct Metrics {
@@ -43,6 +49,8 @@ pub struct Metrics {
     rows: Counter,
     commit_seconds: Histogram,
     refused: Counter,
+    findings: Counter,
+    posts: Family<Post, Counter>,
 }
 
 impl Default for Metrics {
@@ -54,6 +62,8 @@ impl Default for Metrics {
             // From a write in a cache to a disk that is ill: 0.2 ms to 6.5 s.
             commit_seconds: Histogram::new(exponential_buckets(0.0002, 2.0, 16)),
             refused: Counter::default(),
+            findings: Counter::default(),
+            posts: Family::default(),
         }
     }
 }
@@ -62,7 +72,7 @@ impl Metrics {
     /// A call of this path came.
     pub fn called(&self, path: &str, is_admitted: bool) {
         // Of the protocol's own alone: whoever makes names up makes no series.
-        const CALLS: [&str; 7] = ["Join", "Attend", "Rows", "Commit", "Put", "Reconcile", "GiveUp"];
+        const CALLS: [&str; 8] = ["Join", "Attend", "Rows", "Commit", "Put", "Reconcile", "GiveUp", "Report"];
         let name = path.rsplit('/').next().unwrap_or_default();
         let call = CALLS.iter().find(|call| **call == name).copied().unwrap_or("other");
         let admitted = if is_admitted { "yes" } else { "no" };
@@ -74,6 +84,16 @@ impl Metrics {
         self.commits.inc();
         self.rows.inc_by(rows as u64);
         self.commit_seconds.observe(took.as_secs_f64());
+    }
+
+    /// A host has reported so many findings.
+    pub fn found(&self, findings: u64) {
+        self.findings.inc_by(findings);
+    }
+
+    /// A message was posted to the webhook, and taken or not.
+    pub fn posted(&self, is_taken: bool) {
+        self.posts.get_or_create(&Post { taken: if is_taken { "yes" } else { "no" } }).inc();
     }
 
     /// A connection was refused before its peer was known.
@@ -97,11 +117,13 @@ pub struct Observed {
 impl Observed {
     fn text(&self) -> Result<String, std::fmt::Error> {
         let mut all = Registry::with_prefix("lamassu_server");
-        let Metrics { calls, commits, rows, commit_seconds, refused } = self.metrics.clone();
+        let Metrics { calls, commits, rows, commit_seconds, refused, findings, posts } = self.metrics.clone();
         all.register("calls", "Calls, by kind and by whether the caller may make them", calls);
         all.register("commits", "Commits that are durable", commits);
         all.register("rows", "Rows that these changed", rows);
         all.register_with_unit("commit", "How long commits took", Unit::Seconds, commit_seconds);
+        all.register("findings", "What hosts have reported not to be as it was written", findings);
+        all.register("webhook_posts", "Messages to the webhook, by whether it has taken them", posts);
         all.register("connections_refused", "Connections that ended before their peer was known", refused);
         let mut gauge = |name: &str, help: &str, value: usize| {
             let gauge: Gauge = Gauge::default();
@@ -117,6 +139,12 @@ impl Observed {
         gauge("hosts_revoked", "Hosts that were revoked", revoked);
         gauge("vaults_open", "Vaults whose anchors are open", vaults.len());
         gauge("vaults_waiting", "Vaults that wait for hosts, behind a restore", self.state.restored().len());
+        // Where the state cannot be read the server's log says so.
+        let alerts = self.state.alert_counts().unwrap_or_default();
+        let count = |count: u64| usize::try_from(count).unwrap_or(usize::MAX);
+        gauge("alerts", "Alerts that nobody has closed", count(alerts.open));
+        gauge("alerts_new", "Alerts that nobody has acknowledged", count(alerts.new));
+        gauge("alerts_unposted", "Alerts that the webhook has not taken", count(alerts.unposted));
         gauge("sessions", "Sessions that have not ended", sessions);
         gauge("connections", "Connections of hosts", most.saturating_sub(free.available_permits()));
         gauge("connections_max", "Most connections of hosts", *most);

@@ -12,6 +12,7 @@ use crate::metrics::{self, Metrics, Observed};
 use crate::service::Service;
 use crate::state::State;
 use crate::vaults::{Lost, Vaults};
+use crate::webhook::{self, Webhook};
 use crate::{Result, ServerError};
 use lamassu_rpc::tls::{self, Keys};
 use rustls::ServerConfig;
@@ -46,6 +47,7 @@ pub fn init(dir: &Path) -> Result<()> {
     let path = dir.join(config::FILE);
     fs::write(&path, config::COMMENTED).map_err(ServerError::file("write", &path))?;
     State::make(dir)?;
+    webhook::make_secret(dir)?;
     // Last: without it the directory is no server's.
     Authority::make(dir)
 }
@@ -130,9 +132,11 @@ async fn serve(dir: &Path, config: Config) -> Result<()> {
         config: config.clone(),
         vaults: Some(vaults.clone()),
     };
+    let metrics = Metrics::default();
+    let webhook = Webhook::of(dir, &config, &authority.digest(), state.clone(), metrics.clone())?;
     state.note(Event::Started { version: env!("CARGO_PKG_VERSION").into() })?;
     administer(dir, administered)?;
-    let metrics = Metrics::default();
+    webhook.map_or(Ok(()), |webhook| webhook.start(dir))?;
     let free = Arc::new(Semaphore::new(config.connections_max));
     if let Some(address) = &config.metrics {
         let listening = TcpListener::bind(address).await;
@@ -178,6 +182,7 @@ async fn serve(dir: &Path, config: Config) -> Result<()> {
         .add_service(service.hosts())
         .add_service(service.sessions())
         .add_service(service.anchors())
+        .add_service(service.alerts())
         .serve_with_incoming_shutdown(ReceiverStream::new(connections), async {
             let _ = ended.await;
         });

@@ -2,6 +2,7 @@
 //! its own, and never for longer than the disk takes.
 
 use crate::accept::Peer;
+use crate::alerts::Finding;
 use crate::authority;
 use crate::counts::Counts;
 use crate::guard::Caller;
@@ -12,8 +13,8 @@ use lamassu_anchor::Revision;
 use lamassu_anchor::head::Head;
 use lamassu_lease::SessionId;
 use lamassu_rpc::convert::{self, Batch, Garbled};
-use lamassu_rpc::proto::{self, anchors_server::Anchors, hosts_server::Hosts};
-use lamassu_rpc::{CHANGES_MAX, MESSAGE_MAX};
+use lamassu_rpc::proto::{self, alerts_server::Alerts, anchors_server::Anchors, hosts_server::Hosts};
+use lamassu_rpc::{CHANGES_MAX, FINDINGS_MAX, MESSAGE_MAX, REPORT_MAX};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -72,6 +73,11 @@ impl Service {
     pub fn anchors(&self) -> proto::anchors_server::AnchorsServer<Service> {
         let anchors = proto::anchors_server::AnchorsServer::new(self.clone());
         anchors.max_decoding_message_size(MESSAGE_MAX).max_encoding_message_size(MESSAGE_MAX)
+    }
+
+    /// The services, for tonic.
+    pub fn alerts(&self) -> proto::alerts_server::AlertsServer<Service> {
+        proto::alerts_server::AlertsServer::new(self.clone()).max_decoding_message_size(REPORT_MAX)
     }
 
     /// What does not belong to the runtime's threads. It is short: a client has no part in how long it takes.
@@ -241,6 +247,32 @@ impl Anchors for Service {
         let service = self.clone();
         let given_up = Service::blocking(move || service.vaults.give_up(&id, session, &caller)).await?;
         given_up.map_err(|refused| self.refused(refused))?;
+        Ok(Response::new(proto::Nothing {}))
+    }
+}
+
+#[tonic::async_trait]
+impl Alerts for Service {
+    async fn report(&self, request: Request<proto::Findings>) -> Done<proto::Nothing> {
+        let caller = caller(&request)?;
+        let report = request.into_inner();
+        let id = convert::vault(&report.vault).map_err(garbled)?;
+        let findings: Option<Vec<_>> = report.events.iter().map(|event| Finding::parse(event)).collect();
+        let findings = findings.filter(|findings| findings.len() <= FINDINGS_MAX);
+        let findings = findings.ok_or_else(|| garbled(Garbled("a report does not parse, or is too long")))?;
+        // Whatever a host says: counters do not come round.
+        let lost = report.lost.min(u32::MAX.into());
+        let service = self.clone();
+        let taken = Service::blocking(move || {
+            // No session is asked for: one may have ended by what was found.
+            if !service.state.may_use(&caller.key, &id) {
+                return Err(service.refused(Refused::NotGranted));
+            }
+            service.metrics.found(findings.len() as u64 + lost);
+            let taken = service.state.take_findings((&id, &caller.name), &findings, lost, seconds());
+            taken.map_err(|error| service.internal(&error))
+        });
+        taken.await??;
         Ok(Response::new(proto::Nothing {}))
     }
 }

@@ -1,13 +1,16 @@
-//! What outlives the process: hosts, tokens, who holds what of which vault, and the audit log. One redb file; each
-//! change is one durable transaction, together with what the log tells of it.
+//! What outlives the process: hosts, tokens, who holds what of which vault, alerts, and the audit log. One redb file;
+//! each change is one durable transaction, together with what the log tells of it.
 
+mod alerts;
 mod leases;
 mod restored;
 
+pub use self::alerts::{ALERTS_AT_ONCE, AlertCounts};
 pub use self::restored::Copied;
 use self::restored::Restored;
 use crate::audit::{self, ChainEnd, Event};
 use crate::service::seconds;
+use crate::webhook::Bell;
 use crate::{Result, ServerError};
 use data_encoding::HEXLOWER;
 use parking_lot::{Mutex, RwLock};
@@ -97,6 +100,8 @@ pub struct State {
     /// In memory as well: by vault, the hosts that are waited for.
     restored: RwLock<Restored>,
     audit_entries: AtomicU64,
+    /// Rung when there is a new alert.
+    pub alerted: Bell,
 }
 
 impl State {
@@ -152,6 +157,7 @@ impl State {
             changed: watch::Sender::new(()),
             restored: RwLock::default(),
             audit_entries: audit::ENTRIES_KEPT.into(),
+            alerted: Bell::default(),
         };
         state.write(|write, _| {
             write.open_table(HOSTS)?;
@@ -161,7 +167,7 @@ impl State {
             write.open_table(NUMBERS)?;
             write.open_table(audit::ENTRIES)?;
             write.open_table(audit::REMOVED)?;
-            Ok(())
+            alerts::make(write)
         })?;
         let (hosts, restored) = (state.read_hosts()?, state.read_restored()?);
         *state.hosts.write() = Arc::new(hosts);

@@ -7,6 +7,7 @@ mod common;
 use common::*;
 use hyper_util::rt::TokioIo;
 use lamassu_rpc::identity::Identity;
+use lamassu_rpc::proto::alerts_client::AlertsClient;
 use lamassu_rpc::proto::anchors_client::AnchorsClient;
 use lamassu_rpc::proto::hosts_client::HostsClient;
 use lamassu_rpc::proto::sessions_client::SessionsClient;
@@ -101,6 +102,43 @@ fn what_is_not_granted_cannot_be_put_and_what_is_begun_and_left_is_in_nobodys_wa
         });
         assert!(tokio::time::timeout(Duration::from_secs(5), idle).await.unwrap().unwrap().is_err());
         tokio::task::block_in_place(|| a.run(&format!("anchor move store/w {}", lab.url()))).ok();
+    });
+}
+
+/// Reports make sense, are of vaults that the host may use, and have an end.
+#[test]
+fn reports_that_make_no_sense_or_are_of_others_are_refused_whole() {
+    let lab = Lab::new();
+    let (a, _) = (lab.joined("a"), lab.joined("evil"));
+    let id = lab.vault(a);
+    let good = r#"{"time":1,"kind":"stale","path":"p","found_by":"read","is_damage":true,"text":"t"}"#;
+    let events = |events: Vec<String>| proto::Findings { vault: id_of(&id), events, lost: 0 };
+    Runtime::new().unwrap().block_on(async {
+        let report = async |name: &str, findings: proto::Findings| {
+            let done = AlertsClient::new(channel(&lab, name)).report(findings).await;
+            done.map(drop).map_err(|status| status.code())
+        };
+        assert_eq!(report("evil", events(vec![good.into()])).await, Err(Code::PermissionDenied));
+        for bad in [
+            "",
+            "{}",
+            "[]",
+            &good.replace("stale", "\\u001b[2J"),
+            &good.replace("\"p\"", &format!("{:?}", "p".repeat(9000))),
+        ] {
+            assert_eq!(report("a", events(vec![good.into(), bad.into()])).await, Err(Code::InvalidArgument), "{bad}");
+        }
+        let vault = proto::Findings { vault: vec![1; 15], ..events(vec![good.into()]) };
+        assert_eq!(report("a", vault).await, Err(Code::InvalidArgument));
+        assert_eq!(report("a", events(vec![good.into(); 201])).await, Err(Code::InvalidArgument));
+        assert!(report("a", events(vec!["x".repeat(2 << 20)])).await.is_err());
+        assert_eq!(tokio::task::block_in_place(|| lab.serve(&["alerts", "list"])).ok().out, "");
+        // Numbers have no end that ends the server.
+        let lost = proto::Findings { lost: u64::MAX, ..events(vec![good.into(); 200]) };
+        assert_eq!(report("a", lost.clone()).await, Ok(()));
+        assert_eq!(report("a", lost).await, Ok(()));
+        let shown = tokio::task::block_in_place(|| lab.serve(&["alerts", "list"])).ok().out;
+        assert!(shown.contains("not-kept") && shown.contains("400 times"), "{shown}");
     });
 }
 

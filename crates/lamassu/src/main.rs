@@ -74,6 +74,7 @@ fn run(argv: Vec<OsString>) -> Code {
     let started = log::start(&ui, cli.global.log_file());
     let approved = started.and_then(|()| if cli.global.fips() { take_approved_only(&mut ui) } else { Ok(()) });
     let done = approved.and_then(|()| cmd::run(&ui, cli.command));
+    ui.policy.anchors.end_reports();
     log::limit::tell();
     match done {
         Ok(code) => code,

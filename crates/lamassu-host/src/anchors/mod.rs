@@ -10,6 +10,7 @@
 //! | `made` | a new anchor, taken back if what it is for fails; one made anew of what the store shows |
 //! | `moved` | export, import, another place |
 //! | `served` | anchors that a server keeps, of which this host has copies |
+//! | `reports` | what is found in vaults of those, for the server |
 //!
 //! One process opens an anchor once: a further call gets the same. A vault whose header says that it is anchored is
 //! not opened without its anchor, unless a person said `none`, and then nothing in it is changed.
@@ -22,6 +23,7 @@ mod moved;
 mod place;
 mod proof;
 mod records;
+mod reports;
 mod served;
 
 pub use disk::MOUNT_TYPE;
@@ -31,6 +33,7 @@ pub use moved::{CopiedDatasets, ImportError, Imported};
 pub use place::{Choice, SERVER, refuse_within, settled};
 pub use proof::check;
 pub use records::{ComparedRecords, RecordFinding, compare_records};
+pub(crate) use reports::event_of;
 
 use crate::{Error, Policy, Result, lock};
 use lamassu_anchor::row::Sealed;
@@ -79,6 +82,7 @@ struct Shared {
     /// The tables that servers keep.
     sessions: Mutex<Vec<Weak<Mirrored>>>,
     open: Mutex<HashMap<[u8; 16], Open>>,
+    reporting: Mutex<Vec<reports::Reporting>>,
 }
 
 struct Open {

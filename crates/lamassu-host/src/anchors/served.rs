@@ -33,7 +33,7 @@ impl Anchors {
         !self.sessions().is_empty()
     }
 
-    fn connection(&self, server: &str) -> Result<Connection> {
+    pub(super) fn connection(&self, server: &str) -> Result<Connection> {
         Ok(Connection::new(&self.servers()?, server)?)
     }
 

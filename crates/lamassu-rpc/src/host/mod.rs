@@ -13,6 +13,7 @@ pub use mirrored::{Mirrored, give_up, is_on_its_way, put};
 pub use session::Session;
 
 use crate::identity::{HostKey, Identity};
+use crate::proto::alerts_client::AlertsClient;
 use crate::proto::anchors_client::AnchorsClient;
 use crate::proto::hosts_client::HostsClient;
 use crate::proto::sessions_client::SessionsClient;
@@ -172,6 +173,16 @@ impl Connection {
 
     fn sessions(&self) -> SessionsClient<Channel> {
         SessionsClient::new(self.channel.clone())
+    }
+
+    /// Reports integrity events of a vault, each a JSON document (`docs/alerts.md`), and how many more there were that
+    /// are forgotten. No more than [`crate::FINDINGS_MAX`], and [`crate::REPORT_MAX`] bytes.
+    ///
+    /// # Errors
+    /// [`AnchorError::Server`]: the server may have it all the same.
+    pub fn report(&self, vault: &[u8; 16], events: Vec<String>, lost: u64) -> Result<()> {
+        let findings = proto::Findings { vault: vault.to_vec(), events, lost };
+        self.call(AlertsClient::new(self.channel.clone()).report(findings)).map(drop)
     }
 
     /// One call, within its time.

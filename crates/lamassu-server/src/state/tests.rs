@@ -178,3 +178,54 @@ fn a_file_that_is_no_database_is_damaged() {
     std::fs::write(dir.path().join(FILE), "redb").expect("writes");
     assert_eq!(State::open(dir.path()).err().map(|error| error.code()), Some(26));
 }
+
+fn finding(path: &str) -> crate::alerts::Finding {
+    let text = format!(r#"{{"time":1,"kind":"stale","path":"{path}","found_by":"read","is_damage":true,"text":"x"}}"#);
+    crate::alerts::Finding::parse(&text).expect("parses")
+}
+
+/// A host that reports more than there is room for drowns nothing: not of another vault, and not that there was more.
+#[test]
+fn alerts_of_a_vault_are_bounded_and_the_rest_is_counted() {
+    use crate::alerts::{ALERTS_MAX, NOT_KEPT, Which};
+    let dir = tempfile::tempdir().expect("a directory");
+    let state = State::make(dir.path()).expect("opens");
+    let (flooded, other) = ([7; 16], [8; 16]);
+    let all: Vec<_> = (0..ALERTS_MAX + 50).map(|n| finding(&n.to_string())).collect();
+    for some in all.chunks(2000) {
+        state.take_findings((&flooded, "evil"), some, 0, 5).expect("writes");
+    }
+    assert_eq!(state.take_findings((&other, "good"), &[finding("a")], 3, 6).expect("writes"), 2);
+    assert_eq!(state.take_findings((&flooded, "evil"), &[finding("0"), finding("new")], 0, 7).expect("writes"), 0);
+    let mut kept = Vec::new();
+    state.read_alerts(|some| Ok(kept.extend_from_slice(some))).expect("reads");
+    let of = |vault: [u8; 16]| kept.iter().filter(move |alert| alert.vault == HEXLOWER.encode(&vault));
+    assert_eq!((of(flooded).count() as u64, of(other).count()), (ALERTS_MAX + 1, 2));
+    let without = |vault| of(vault).find(|alert| alert.finding.kind == NOT_KEPT).map(|alert| alert.count);
+    assert_eq!((without(flooded), without(other)), (Some(51), Some(3)));
+    assert_eq!(
+        of(flooded).find(|alert| alert.finding.path == "0").map(|alert| (alert.count, alert.last)),
+        Some((2, 7))
+    );
+    // All that are named, or none.
+    let numbers = |numbers: &[u64]| Which::Numbers(numbers.iter().copied().collect());
+    assert_eq!(state.close(&numbers(&[1, 99_999])).expect_err("one is none").code(), 3);
+    assert_eq!(state.alert_counts().expect("reads").open, ALERTS_MAX + 3);
+    assert_eq!(state.close(&numbers(&[1, 2])).expect("closes"), 2);
+    assert_eq!(state.take_findings((&flooded, "evil"), &[finding("0")], 0, 8).expect("writes"), 1, "there is room");
+    let vault = Some(HEXLOWER.encode(&flooded));
+    assert_eq!(state.acknowledge(&Which::All { vault: vault.clone() }, "", 9).expect("writes") as u64, ALERTS_MAX);
+    assert_eq!(state.alert_counts().expect("reads").new, 2);
+    assert_eq!(state.close(&Which::All { vault }).expect("closes") as u64, ALERTS_MAX);
+    let left = AlertCounts { open: 2, new: 2, unposted: 2 };
+    assert_eq!(state.alert_counts().expect("reads"), left);
+    // Another state gets what is left; numbers go on.
+    let copy = tempfile::tempdir().expect("a directory");
+    let copy = State::make(copy.path()).expect("opens");
+    copy.put_alerts(&state.alerts(0, 10).expect("reads")).expect("writes");
+    assert_eq!(copy.alert_counts().expect("reads"), AlertCounts { unposted: 0, ..left });
+    assert_eq!(copy.take_findings((&other, "good"), &[finding("a")], 0, 10).expect("writes"), 0);
+    assert_eq!(copy.take_findings((&other, "good"), &[finding("b")], 0, 10).expect("writes"), 1);
+    let last = copy.alerts(0, 10).expect("reads").pop().expect("there is one");
+    assert!(last.number > ALERTS_MAX && last.finding.path == "b");
+}

@@ -30,7 +30,8 @@ pub struct Events {
 struct Shared {
     state: Mutex<State>,
     hash: RandomState,
-    queue: Option<Arc<Queue>>,
+    /// To each sink.
+    queues: Mutex<Vec<Arc<Queue>>>,
 }
 
 struct State {
@@ -61,20 +62,14 @@ pub struct Counts {
     pub found: Vec<KindCount>,
     /// events that were left out of the log
     pub not_logged: u64,
-    /// events that had no room in the queue to the alert command
+    /// events that had no room in the queue to the alert command, or to the server
     pub not_delivered: u64,
-    /// how often the alert command failed
+    /// how often the alert command failed, or the server refused a report
     pub failed_alerts: u64,
 }
 
 impl Default for Shared {
     fn default() -> Shared {
-        Shared::new(None)
-    }
-}
-
-impl Shared {
-    fn new(queue: Option<Arc<Queue>>) -> Shared {
         let now = Instant::now();
         let state = State {
             found: BTreeMap::new(),
@@ -83,17 +78,33 @@ impl Shared {
             suppressed: 0,
             is_summary_due: false,
         };
-        Shared { state: Mutex::new(state), hash: RandomState::new(), queue }
+        Shared { state: Mutex::new(state), hash: RandomState::new(), queues: Mutex::default() }
     }
 }
 
 impl Events {
-    /// With a sink, to which a thread of its own delivers.
+    /// With a sink.
+    ///
+    /// # Errors
+    /// As [`Events::add_sink`].
+    pub fn with_sink(sink: Arc<dyn IntegritySink>) -> io::Result<Events> {
+        let events = Events::default();
+        events.add_sink(sink)?;
+        Ok(events)
+    }
+
+    /// From now on a sink gets all that is found, of all vaults that share this. A thread of its own delivers to it.
     ///
     /// # Errors
     /// No thread.
-    pub fn with_sink(sink: Arc<dyn IntegritySink>) -> io::Result<Events> {
-        Ok(Events { shared: Arc::new(Shared::new(Some(Queue::start(sink)?))), vault: None })
+    pub fn add_sink(&self, sink: Arc<dyn IntegritySink>) -> io::Result<()> {
+        self.shared.queues.lock().push(Queue::start(sink)?);
+        Ok(())
+    }
+
+    /// Whether what is found goes the same way.
+    pub fn are(&self, other: &Events) -> bool {
+        Arc::ptr_eq(&self.shared, &other.shared)
     }
 
     /// The same of one vault, by its id: what is told of events that name none.
@@ -105,6 +116,11 @@ impl Events {
     /// Takes an event: counts it, logs it, hands it on. Never blocks.
     pub fn found(&self, event: IntegrityEvent) {
         self.take(event, true);
+    }
+
+    /// The same of what ends a command, which says it itself: it stands in no log.
+    pub fn ends_with(&self, event: IntegrityEvent) {
+        self.take(event, false);
     }
 
     /// The same of what `check` tells by itself: it stands in no log.
@@ -139,8 +155,8 @@ impl Events {
         if is_summary_due {
             Shared::tell_soon(&self.shared);
         }
-        if let Some(queue) = &shared.queue {
-            queue.put(event);
+        for queue in shared.queues() {
+            queue.put(event.clone());
         }
     }
 
@@ -158,25 +174,30 @@ impl Events {
     pub fn counts(&self) -> Counts {
         let state = self.shared.state.lock();
         let named = |(word, count): (&&str, &KindCount)| KindCount { kind: (*word).to_owned(), ..count.clone() };
-        let queue = self.shared.queue.as_ref();
         Counts {
             found: state.found.iter().map(named).collect(),
             not_logged: state.suppressed + state.limit.suppressed(),
-            not_delivered: queue.map_or(0, |queue| queue.not_delivered()),
-            failed_alerts: queue.map_or(0, |queue| queue.failures()),
+            not_delivered: self.shared.queues().iter().map(|queue| queue.not_delivered()).sum(),
+            failed_alerts: self.shared.queues().iter().map(|queue| queue.failures()).sum(),
         }
     }
 
     /// At the end of the process: delivers what waits, for so long at most, and tells what was left out of the log.
     pub fn end(&self, wait: Duration) {
-        if let Some(queue) = &self.shared.queue {
-            queue.end(wait);
+        let until = Instant::now() + wait;
+        for queue in self.shared.queues() {
+            queue.end(until.saturating_duration_since(Instant::now()));
         }
         self.shared.tell_suppressed();
     }
 }
 
 impl Shared {
+    /// No thread holds the lock while it waits for the writer of a log.
+    fn queues(&self) -> Vec<Arc<Queue>> {
+        self.queues.lock().clone()
+    }
+
     /// Writes the summary after a while, from a thread that ends then.
     fn tell_soon(shared: &Arc<Shared>) {
         let later = Arc::downgrade(shared);
@@ -216,7 +237,7 @@ impl Drop for Shared {
 
 impl fmt::Debug for Events {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Events").field("has_sink", &self.shared.queue.is_some()).finish_non_exhaustive()
+        f.debug_struct("Events").field("sinks", &self.shared.queues.lock().len()).finish_non_exhaustive()
     }
 }
 

@@ -1,0 +1,134 @@
+//! Integrity events of a vault whose anchor a server keeps: the server hears of each, whichever host finds it.
+
+use super::Anchors;
+use crate::{Error, Result};
+use data_encoding::HEXLOWER;
+use lamassu_anchor::{AnchorError, ServerFault};
+use lamassu_rpc::host::Connection;
+use lamassu_rpc::{FINDINGS_MAX, REPORT_MAX};
+use lamassu_vault::VaultError;
+use lamassu_vault::event::{Events, IntegrityEvent, IntegrityKind, IntegritySink, TARGET};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+/// Bytes of events in one report: less than it may have, as a message has more than their text.
+const TEXT_MAX: usize = REPORT_MAX / 2;
+/// Between two tries.
+const AGAIN_AFTER: Duration = Duration::from_secs(1);
+/// Tries, where the server answers, and does not take it.
+const TRIES: u32 = 3;
+/// How often it is looked whether the process ends.
+const LOOK: Duration = Duration::from_millis(50);
+/// How long a process waits at its end for what is on its way.
+const LAST_REPORTS: Duration = Duration::from_secs(3);
+
+/// Where events of one vault go.
+pub(super) struct Reporting {
+    vault: [u8; 16],
+    events: Events,
+}
+
+impl Anchors {
+    /// From now on the server that keeps a vault's anchor, if one does, gets its events.
+    ///
+    /// # Errors
+    /// [`AnchorError::Server`] where this host has not joined it; [`Error::NoAnchorPlace`]; no thread.
+    pub(crate) fn report_to_server(&self, vault: &[u8; 16], events: &Events) -> Result<()> {
+        let Some(server) = self.server_of(vault)? else { return Ok(()) };
+        let mut reporting = self.shared.reporting.lock().unwrap_or_else(PoisonError::into_inner);
+        if reporting.iter().any(|known| known.vault == *vault && known.events.are(events)) {
+            return Ok(());
+        }
+        let sink = Arc::new(ServerSink {
+            connection: self.connection(&server)?,
+            vault: *vault,
+            id: HEXLOWER.encode(vault),
+            is_ending: AtomicBool::new(false),
+            failures: AtomicU64::new(0),
+        });
+        let failed = |source| Error::Vault(VaultError::Io { op: "start a thread", source });
+        events.add_sink(sink).map_err(failed)?;
+        reporting.push(Reporting { vault: *vault, events: events.clone() });
+        Ok(())
+    }
+
+    /// At the end of the process: what is to be reported to servers is, if they answer soon.
+    pub fn end_reports(&self) {
+        for known in self.shared.reporting.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
+            known.events.end(LAST_REPORTS);
+        }
+    }
+}
+
+/// The event of an error that keeps a vault from being opened, if the store is to blame for it: it shows an older
+/// header or history.
+pub(crate) fn event_of(error: &Error, vault: &[u8; 16]) -> Option<IntegrityEvent> {
+    let Error::Vault(VaultError::Outdated { what, stored }) = error.innermost() else { return None };
+    let event =
+        IntegrityKind::Stale.at(stored.clone(), format!("the {what} is not the newest: the vault is not opened"));
+    Some(IntegrityEvent { vault: Some(HEXLOWER.encode(vault)), ..event })
+}
+
+/// Reports events of its vault, again and again until the server takes them.
+struct ServerSink {
+    connection: Connection,
+    vault: [u8; 16],
+    /// in hex
+    id: String,
+    is_ending: AtomicBool,
+    failures: AtomicU64,
+}
+
+impl ServerSink {
+    fn is_ending(&self) -> bool {
+        self.is_ending.load(Ordering::Acquire)
+    }
+
+    fn report(&self, events: Vec<String>, lost: u64) {
+        let mut refused = 0;
+        loop {
+            let Err(error) = self.connection.report(&self.vault, events.clone(), lost) else { return };
+            // One that is away comes back.
+            let is_away = matches!(&error, AnchorError::Server { fault: ServerFault::Unreachable { .. }, .. });
+            refused += u32::from(!is_away);
+            if refused >= TRIES || self.is_ending() {
+                self.failures.fetch_add(1, Ordering::Relaxed);
+                tracing::error!(target: TARGET, events = events.len(), %error, "the server was not told of what was found");
+                return;
+            }
+            let mut waited = Duration::ZERO;
+            while waited < AGAIN_AFTER && !self.is_ending() {
+                std::thread::sleep(LOOK);
+                waited += LOOK;
+            }
+        }
+    }
+}
+
+impl IntegritySink for ServerSink {
+    fn deliver(&self, events: &[IntegrityEvent], mut lost: u64) {
+        // Datasets have servers of their own, or none.
+        let own = events.iter().filter(|event| event.vault.as_deref() == Some(&*self.id));
+        let (mut batch, mut len) = (Vec::new(), 0);
+        for text in own.filter_map(|event| serde_json::to_string(event).ok()) {
+            if batch.len() >= FINDINGS_MAX || len + text.len() > TEXT_MAX {
+                self.report(std::mem::take(&mut batch), std::mem::take(&mut lost));
+                len = 0;
+            }
+            len += text.len();
+            batch.push(text);
+        }
+        if !batch.is_empty() || lost > 0 {
+            self.report(batch, lost);
+        }
+    }
+
+    fn end(&self) {
+        self.is_ending.store(true, Ordering::Release);
+    }
+
+    fn failures(&self) -> u64 {
+        self.failures.load(Ordering::Relaxed)
+    }
+}

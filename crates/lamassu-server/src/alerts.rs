@@ -1,0 +1,157 @@
+//! Alerts: what hosts found not to be as it was written. A host reports each of its integrity events (`docs/alerts.md`);
+//! those of one kind at one place of a vault are one alert, which stays until an administrator closes it.
+
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
+
+/// Alerts that one vault may have; what is found beyond is counted by one more, of the kind [`NOT_KEPT`].
+pub const ALERTS_MAX: u64 = 10_000;
+/// Names of hosts that an alert has at most.
+pub const HOSTS_MAX: usize = 32;
+/// Bytes of one finding: of its path and its text, and of it as JSON, in which a byte takes up to six.
+const PATH_MAX: usize = 4200;
+const TEXT_MAX: usize = 500;
+const FINDING_LEN_MAX: usize = 32 << 10;
+/// The kind of an alert that counts findings without an alert of their own.
+pub const NOT_KEPT: &str = "not-kept";
+/// Longest word for a kind, or for what had it found.
+const WORD_MAX: usize = 32;
+
+/// What a host found: an integrity event. Members that are not named here are not kept.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Finding {
+    /// s since 1970, by the host's clock
+    pub time: u64,
+    /// a word of `docs/alerts.md`
+    pub kind: String,
+    /// in the store, below the vault's directory
+    pub path: String,
+    /// of the mount, where it is known
+    #[serde(default)]
+    pub inode: Option<u64>,
+    /// which part of a file
+    #[serde(default)]
+    pub range: Option<Range>,
+    /// `read`, `check` or `recovery`
+    pub found_by: String,
+    /// `false`: everything reads
+    pub is_damage: bool,
+    /// a sentence for people
+    pub text: String,
+}
+
+/// Which part of a file a finding is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Range {
+    /// segment of the first page
+    pub segment: u64,
+    /// first page
+    pub page: u64,
+    /// how many
+    pub pages: u64,
+    /// first block
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub block: Option<u64>,
+    /// how many
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub blocks: Option<u64>,
+}
+
+impl Finding {
+    /// What a host sent; `None`: it makes no sense.
+    pub fn parse(text: &str) -> Option<Finding> {
+        let finding: Finding = serde_json::from_str(text).ok().filter(|_| text.len() <= FINDING_LEN_MAX)?;
+        let are_words = is_word(&finding.kind) && is_word(&finding.found_by) && finding.kind != NOT_KEPT;
+        let is_short = finding.path.len() <= PATH_MAX && finding.text.len() <= TEXT_MAX;
+        (are_words && is_short).then_some(finding)
+    }
+}
+
+/// Words can be printed, and compared in scripts.
+fn is_word(word: &str) -> bool {
+    let is_good = |c: char| c.is_ascii_lowercase() || c == '-';
+    !word.is_empty() && word.len() <= WORD_MAX && word.chars().all(is_good)
+}
+
+/// Findings of one kind at one place.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Alert {
+    /// never used again
+    pub number: u64,
+    /// the vault, hex
+    pub vault: String,
+    /// how often something was found there
+    pub count: u64,
+    /// when that was reported first, s since 1970, by the server's clock
+    pub first: u64,
+    /// when it was reported last
+    pub last: u64,
+    /// who found it; the first [`HOSTS_MAX`]
+    pub hosts: BTreeSet<String>,
+    /// what was found first
+    #[serde(flatten)]
+    pub finding: Finding,
+    /// An administrator knows of it.
+    #[serde(default)]
+    pub acknowledged: Option<Acknowledged>,
+}
+
+/// That an administrator knows of an alert.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Acknowledged {
+    /// since when, s since 1970
+    pub at: u64,
+    /// what they said
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub note: String,
+}
+
+impl Alert {
+    /// Tells the log of the system.
+    pub(crate) fn say(&self) {
+        let Finding { kind, path, text, is_damage, .. } = &self.finding;
+        let hosts = self.hosts.iter().map(String::as_str).collect::<Vec<_>>().join(",");
+        tracing::error!(target: "alert", number = self.number, vault = self.vault, hosts, kind, ?path, is_damage, "{text:?}");
+    }
+}
+
+/// Which alerts an administrator means.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Which {
+    /// These.
+    Numbers(BTreeSet<u64>),
+    /// All there are, or all of one vault, hex.
+    All {
+        /// of this vault alone
+        vault: Option<String>,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_finding_is_an_event_with_words_that_can_be_printed() {
+        let event = r#"{"time":7,"kind":"stale","vault":"00","path":"ab/cd","inode":3,"range":{"segment":1,"page":2,"pages":1},
+            "found_by":"read","is_damage":true,"text":"damaged page","later":1}"#;
+        let finding = Finding::parse(event).expect("parses");
+        assert_eq!(
+            (finding.kind.as_str(), finding.inode, finding.range.map(|range| range.page)),
+            ("stale", Some(3), Some(2))
+        );
+        for (from, to) in [
+            ("\"stale\"", "\"st\\u001bale\""),
+            ("\"stale\"", "\"\""),
+            ("\"stale\"", "\"not-kept\""),
+            ("\"read\"", "\"Read\""),
+            ("true", "1"),
+            ("\"ab/cd\"", "7"),
+        ] {
+            assert_eq!(Finding::parse(&event.replacen(from, to, 1)), None, "{to}");
+        }
+        assert_eq!(Finding::parse(&event.replacen("ab/cd", &"x".repeat(PATH_MAX + 1), 1)), None);
+        assert!(Finding::parse(&event.replacen("ab/cd", &"\\u001b".repeat(PATH_MAX), 1)).is_some());
+    }
+}

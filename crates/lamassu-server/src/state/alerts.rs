@@ -1,0 +1,389 @@
+//! Alerts that nobody has closed, which of them are new, and which are to be posted.
+
+use super::{NUMBERS, State};
+use crate::alerts::{ALERTS_MAX, Acknowledged, Alert, Finding, HOSTS_MAX, NOT_KEPT, Which};
+use crate::audit::Event;
+use crate::{Result, ServerError};
+use data_encoding::HEXLOWER;
+use lamassu_crypto::wrap::sha256_of;
+use redb::{ReadableTable, ReadableTableMetadata, Table, TableDefinition, WriteTransaction};
+use std::collections::BTreeSet;
+
+/// By number: an [`Alert`], JSON.
+const ALERTS: TableDefinition<'static, u64, &'static [u8]> = TableDefinition::new("alerts");
+/// By vault and [`place`]: the number of the alert.
+const PLACES: super::Bytes = TableDefinition::new("places of alerts");
+/// Numbers of those that nobody has acknowledged.
+const NEW: TableDefinition<'static, u64, ()> = TableDefinition::new("new alerts");
+/// Numbers of those that are to be posted.
+const UNPOSTED: TableDefinition<'static, u64, ()> = TableDefinition::new("unposted alerts");
+/// By vault: how many alerts it has, u64 little-endian.
+const COUNTS: super::Bytes = TableDefinition::new("alerts by vault");
+/// The last number that was given, among the server's numbers.
+const LAST: &str = "last alert";
+
+/// Alerts that are read at a time; each is as long as a finding, and a little more.
+pub const ALERTS_AT_ONCE: usize = 250;
+
+type Rows<T> = std::result::Result<T, redb::Error>;
+
+/// Makes the tables, where there are none.
+pub(super) fn make(write: &WriteTransaction) -> Rows<()> {
+    write.open_table(ALERTS)?;
+    write.open_table(PLACES)?;
+    write.open_table(NEW)?;
+    write.open_table(UNPOSTED)?;
+    write.open_table(COUNTS)?;
+    Ok(())
+}
+
+fn damaged() -> redb::Error {
+    redb::Error::Corrupted("an alert".into())
+}
+
+/// What an alert is about: findings of one kind at one place of a vault, that are damage or not.
+fn place(vault: &[u8; 16], finding: &Finding) -> Vec<u8> {
+    let Finding { kind, path, is_damage, .. } = finding;
+    let digest = sha256_of(&[kind.as_bytes(), &[0, u8::from(*is_damage)], path.as_bytes()]);
+    [&vault[..], &digest].concat()
+}
+
+/// How many there are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AlertCounts {
+    /// all
+    pub open: u64,
+    /// those that nobody has acknowledged
+    pub new: u64,
+    /// those that are to be posted
+    pub unposted: u64,
+}
+
+/// The tables of alerts, in a transaction.
+struct Alerts<'t> {
+    alerts: Table<'t, u64, &'static [u8]>,
+    places: Table<'t, &'static [u8], &'static [u8]>,
+    new: Table<'t, u64, ()>,
+    unposted: Table<'t, u64, ()>,
+    counts: Table<'t, &'static [u8], &'static [u8]>,
+    numbers: Table<'t, &'static str, u64>,
+}
+
+impl<'t> Alerts<'t> {
+    fn open(write: &'t WriteTransaction) -> Rows<Alerts<'t>> {
+        Ok(Alerts {
+            alerts: write.open_table(ALERTS)?,
+            places: write.open_table(PLACES)?,
+            new: write.open_table(NEW)?,
+            unposted: write.open_table(UNPOSTED)?,
+            counts: write.open_table(COUNTS)?,
+            numbers: write.open_table(NUMBERS)?,
+        })
+    }
+
+    fn get(&self, number: u64) -> Rows<Option<Alert>> {
+        let row = self.alerts.get(number)?;
+        row.map(|row| serde_json::from_slice(row.value()).map_err(|_| damaged())).transpose()
+    }
+
+    fn put(&mut self, alert: &Alert) -> Rows<()> {
+        let bytes = serde_json::to_vec(alert).map_err(|_| damaged())?;
+        self.alerts.insert(alert.number, &bytes[..])?;
+        Ok(())
+    }
+
+    fn count(&self, vault: &[u8; 16]) -> Rows<u64> {
+        let row = self.counts.get(&vault[..])?;
+        row.map_or(Ok(0), |row| row.value().try_into().map(u64::from_le_bytes).map_err(|_| damaged()))
+    }
+
+    fn set_count(&mut self, vault: &[u8; 16], count: u64) -> Rows<()> {
+        match count {
+            0 => drop(self.counts.remove(&vault[..])?),
+            count => drop(self.counts.insert(&vault[..], &count.to_le_bytes()[..])?),
+        }
+        Ok(())
+    }
+
+    /// One that is not there yet.
+    fn add(&mut self, vault: &[u8; 16], alert: &Alert) -> Rows<()> {
+        self.put(alert)?;
+        self.places.insert(&place(vault, &alert.finding)[..], &alert.number.to_le_bytes()[..])?;
+        let count = self.count(vault)? + 1;
+        self.set_count(vault, count)
+    }
+
+    fn remove(&mut self, alert: &Alert) -> Rows<()> {
+        let vault = id_of(alert)?;
+        self.alerts.remove(alert.number)?;
+        self.places.remove(&place(&vault, &alert.finding)[..])?;
+        self.new.remove(alert.number)?;
+        self.unposted.remove(alert.number)?;
+        let count = self.count(&vault)?.saturating_sub(1);
+        self.set_count(&vault, count)
+    }
+
+    /// Counts a finding, `times` times: by the alert that is there, or by a new one, if there is room. Returns a new
+    /// one.
+    fn found(&mut self, vault: &[u8; 16], host: &str, finding: &Finding, times: u64, now: u64) -> Rows<Found> {
+        let key = place(vault, finding);
+        let number = self.places.get(&key[..])?.map(|row| row.value().try_into().map(u64::from_le_bytes));
+        if let Some(number) = number.transpose().map_err(|_| damaged())? {
+            let mut alert = self.get(number)?.ok_or_else(damaged)?;
+            alert.count = alert.count.saturating_add(times);
+            alert.last = now;
+            if alert.hosts.len() < HOSTS_MAX {
+                alert.hosts.insert(host.into());
+            }
+            self.put(&alert)?;
+            return Ok(Found::Known);
+        }
+        if finding.kind != NOT_KEPT && self.count(vault)? >= ALERTS_MAX {
+            return Ok(Found::NoRoom);
+        }
+        let number = self.numbers.get(LAST)?.map_or(0, |last| last.value()) + 1;
+        self.numbers.insert(LAST, number)?;
+        let alert = Alert {
+            number,
+            vault: HEXLOWER.encode(vault),
+            count: times,
+            first: now,
+            last: now,
+            hosts: BTreeSet::from([host.to_owned()]),
+            finding: finding.clone(),
+            acknowledged: None,
+        };
+        self.add(vault, &alert)?;
+        self.new.insert(number, ())?;
+        self.unposted.insert(number, ())?;
+        Ok(Found::New(Box::new(alert)))
+    }
+
+    /// Those that are meant, or the first number that none has.
+    fn chosen(&self, which: &Which) -> Rows<std::result::Result<Vec<Alert>, u64>> {
+        match which {
+            Which::Numbers(numbers) => {
+                let mut chosen = Vec::new();
+                for number in numbers {
+                    match self.get(*number)? {
+                        Some(alert) => chosen.push(alert),
+                        None => return Ok(Err(*number)),
+                    }
+                }
+                Ok(Ok(chosen))
+            }
+            Which::All { vault } => {
+                let mut chosen = Vec::new();
+                for row in self.alerts.iter()? {
+                    let alert: Alert = serde_json::from_slice(row?.1.value()).map_err(|_| damaged())?;
+                    if vault.as_ref().is_none_or(|vault| *vault == alert.vault) {
+                        chosen.push(alert);
+                    }
+                }
+                Ok(Ok(chosen))
+            }
+        }
+    }
+}
+
+enum Found {
+    New(Box<Alert>),
+    Known,
+    NoRoom,
+}
+
+fn id_of(alert: &Alert) -> Rows<[u8; 16]> {
+    let id = HEXLOWER.decode(alert.vault.as_bytes()).ok().and_then(|id| id.try_into().ok());
+    id.ok_or_else(damaged)
+}
+
+/// What counts findings that have no alert of their own.
+fn not_kept(now: u64) -> Finding {
+    Finding {
+        time: now,
+        kind: NOT_KEPT.into(),
+        path: String::new(),
+        inode: None,
+        range: None,
+        found_by: "read".into(),
+        is_damage: true,
+        text: "more was found than there was room for, here or on the host; its log has the rest".into(),
+    }
+}
+
+impl State {
+    /// A host has found something in a vault; `lost`: and so much more, of which it has no more to tell. Returns how
+    /// many alerts are new.
+    ///
+    /// # Errors
+    /// [`ServerError::Database`], [`ServerError::Damaged`].
+    pub fn take_findings(
+        &self,
+        (vault, host): (&[u8; 16], &str),
+        findings: &[Finding],
+        lost: u64,
+        now: u64,
+    ) -> Result<usize> {
+        let raised = self.write(|write, _| {
+            let (mut alerts, mut raised, mut without) = (Alerts::open(write)?, Vec::new(), lost);
+            for finding in findings {
+                match alerts.found(vault, host, finding, 1, now)? {
+                    Found::New(alert) => raised.push(*alert),
+                    Found::Known => {}
+                    Found::NoRoom => without += 1,
+                }
+            }
+            if without > 0
+                && let Found::New(alert) = alerts.found(vault, host, &not_kept(now), without, now)?
+            {
+                raised.push(*alert);
+            }
+            Ok(raised)
+        })?;
+        raised.iter().for_each(Alert::say);
+        if !raised.is_empty() {
+            self.alerted.ring();
+        }
+        Ok(raised.len())
+    }
+
+    /// Alerts behind a number, in order, at most `most`.
+    ///
+    /// # Errors
+    /// [`ServerError::Database`], [`ServerError::Damaged`].
+    pub fn alerts(&self, after: u64, most: usize) -> Result<Vec<Alert>> {
+        self.read(|read| {
+            let mut alerts = Vec::new();
+            for row in read.open_table(ALERTS)?.range(after.saturating_add(1)..)?.take(most) {
+                alerts.push(serde_json::from_slice(row?.1.value()).map_err(|_| damaged())?);
+            }
+            Ok(alerts)
+        })
+    }
+
+    /// Reads all of them, some at a time.
+    ///
+    /// # Errors
+    /// As [`State::alerts`]; those of `each`.
+    pub fn read_alerts(&self, mut each: impl FnMut(&[Alert]) -> Result<()>) -> Result<()> {
+        let mut after = 0;
+        loop {
+            let alerts = self.alerts(after, ALERTS_AT_ONCE)?;
+            let Some(last) = alerts.last() else { return Ok(()) };
+            after = last.number;
+            each(&alerts)?;
+        }
+    }
+
+    /// How many there are.
+    ///
+    /// # Errors
+    /// [`ServerError::Database`].
+    pub fn alert_counts(&self) -> Result<AlertCounts> {
+        self.read(|read| {
+            Ok(AlertCounts {
+                open: read.open_table(ALERTS)?.len()?,
+                new: read.open_table(NEW)?.len()?,
+                unposted: read.open_table(UNPOSTED)?.len()?,
+            })
+        })
+    }
+
+    /// An administrator knows of alerts; returns how many. All of them, or none.
+    ///
+    /// # Errors
+    /// [`ServerError::NoAlert`], [`ServerError::Database`], [`ServerError::Damaged`].
+    pub fn acknowledge(&self, which: &Which, note: &str, now: u64) -> Result<usize> {
+        self.change_alerts(which, |alerts, chosen, events| {
+            for mut alert in chosen {
+                alert.acknowledged = Some(Acknowledged { at: now, note: note.into() });
+                alerts.new.remove(alert.number)?;
+                alerts.put(&alert)?;
+                events.push(Event::AlertAcknowledged { alert: alert.number, note: note.into() });
+            }
+            Ok(())
+        })
+    }
+
+    /// Alerts are dealt with, and go; returns how many. What is found there later is a new alert. All of them, or none.
+    ///
+    /// # Errors
+    /// As [`State::acknowledge`].
+    pub fn close(&self, which: &Which) -> Result<usize> {
+        self.change_alerts(which, |alerts, chosen, events| {
+            for alert in chosen {
+                alerts.remove(&alert)?;
+                let Alert { number, vault, finding, .. } = alert;
+                events.push(Event::AlertClosed { alert: number, vault, kind: finding.kind, path: finding.path });
+            }
+            Ok(())
+        })
+    }
+
+    fn change_alerts(
+        &self,
+        which: &Which,
+        change: impl FnOnce(&mut Alerts<'_>, Vec<Alert>, &mut Vec<Event>) -> Rows<()>,
+    ) -> Result<usize> {
+        let changed = self.write(|write, events| {
+            let mut alerts = Alerts::open(write)?;
+            match alerts.chosen(which)? {
+                Ok(chosen) => {
+                    let count = chosen.len();
+                    change(&mut alerts, chosen, events)?;
+                    Ok(Ok(count))
+                }
+                Err(number) => Ok(Err(number)),
+            }
+        })?;
+        changed.map_err(|number| ServerError::NoAlert { number })
+    }
+
+    /// Alerts that are to be posted, in order, at most `most`.
+    ///
+    /// # Errors
+    /// [`ServerError::Database`], [`ServerError::Damaged`].
+    pub fn unposted(&self, most: usize) -> Result<Vec<Alert>> {
+        self.read(|read| {
+            let (alerts, mut unposted) = (read.open_table(ALERTS)?, Vec::new());
+            for row in read.open_table(UNPOSTED)?.iter()?.take(most) {
+                let alert = alerts.get(row?.0.value())?.ok_or_else(damaged)?;
+                unposted.push(serde_json::from_slice(alert.value()).map_err(|_| damaged())?);
+            }
+            Ok(unposted)
+        })
+    }
+
+    /// These were posted.
+    ///
+    /// # Errors
+    /// [`ServerError::Database`].
+    pub fn posted(&self, alerts: &[Alert]) -> Result<()> {
+        self.write(|write, _| {
+            let mut unposted = write.open_table(UNPOSTED)?;
+            for alert in alerts {
+                unposted.remove(alert.number)?;
+            }
+            Ok(())
+        })
+    }
+
+    /// Puts alerts of another state here, which has none. They are not posted again.
+    ///
+    /// # Errors
+    /// [`ServerError::Database`], [`ServerError::Damaged`].
+    pub fn put_alerts(&self, given: &[Alert]) -> Result<()> {
+        self.write(|write, _| {
+            let mut alerts = Alerts::open(write)?;
+            for alert in given {
+                alerts.add(&id_of(alert)?, alert)?;
+                if alert.acknowledged.is_none() {
+                    alerts.new.insert(alert.number, ())?;
+                }
+                let last = alerts.numbers.get(LAST)?.map_or(0, |last| last.value());
+                alerts.numbers.insert(LAST, last.max(alert.number))?;
+            }
+            Ok(())
+        })
+    }
+}

@@ -1,0 +1,276 @@
+//! The webhook: alerts are posted to an address, signed as [Standard Webhooks](https://www.standardwebhooks.com) say,
+//! again and again until they are taken. What is to be posted is in the state, so a restart forgets nothing, and there
+//! is no more of it than there are alerts.
+
+use crate::alerts::Alert;
+use crate::config::Config;
+use crate::metrics::Metrics;
+use crate::service::seconds;
+use crate::state::State;
+use crate::{Result, ServerError, authority};
+use data_encoding::{BASE64, HEXLOWER};
+use lamassu_crypto::wrap::sha256;
+use parking_lot::{Condvar, Mutex};
+use ring::hmac;
+use ring::rand::{SecureRandom, SystemRandom};
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
+use serde::Serialize;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+use ureq::tls::{Certificate, RootCerts, TlsConfig, TlsProvider};
+use zeroize::Zeroizing;
+
+/// The file of its secret, in the server's directory.
+pub const SECRET: &str = "webhook.secret";
+/// What a secret begins with.
+const PREFIX: &str = "whsec_";
+/// Bytes of a secret (Standard Webhooks).
+const SECRET_LEN: std::ops::RangeInclusive<usize> = 24..=64;
+/// Alerts in one message.
+const ALERTS_AT_ONCE: usize = 50;
+/// For one message, from the first packet to the answer.
+const TIMEOUT: Duration = Duration::from_secs(10);
+/// Between two tries; doubled each time.
+const AGAIN_AFTER: Duration = Duration::from_secs(1);
+const AGAIN_AFTER_MOST: Duration = Duration::from_secs(300);
+
+/// Rung when there is something new; who waits looks.
+#[derive(Default)]
+pub struct Bell {
+    is_rung: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Bell {
+    /// There is.
+    pub fn ring(&self) {
+        *self.is_rung.lock() = true;
+        self.changed.notify_all();
+    }
+
+    fn wait(&self) {
+        let mut is_rung = self.is_rung.lock();
+        while !*is_rung {
+            self.changed.wait(&mut is_rung);
+        }
+        *is_rung = false;
+    }
+}
+
+/// Makes a secret in a server's directory.
+///
+/// # Errors
+/// [`ServerError::NoRandom`], [`ServerError::File`].
+pub fn make_secret(dir: &Path) -> Result<()> {
+    let mut secret = Zeroizing::new([0; 32]);
+    SystemRandom::new().fill(&mut secret[..]).map_err(|_| ServerError::NoRandom)?;
+    let line = Zeroizing::new(format!("{PREFIX}{}\n", BASE64.encode(&secret[..])));
+    authority::write_new(&dir.join(SECRET), line.as_bytes())
+}
+
+fn read_secret(dir: &Path) -> Result<hmac::Key> {
+    let path = dir.join(SECRET);
+    let text = Zeroizing::new(std::fs::read_to_string(&path).map_err(ServerError::file("read", &path))?);
+    let secret = text.trim().strip_prefix(PREFIX).and_then(|secret| BASE64.decode(secret.as_bytes()).ok());
+    let secret = secret.map(Zeroizing::new).filter(|secret| SECRET_LEN.contains(&secret.len()));
+    let detail = format!("it is not {PREFIX} and {SECRET_LEN:?} bytes in base64");
+    let secret = secret.ok_or(ServerError::Config { path, detail })?;
+    Ok(hmac::Key::new(hmac::HMAC_SHA256, &secret))
+}
+
+/// What is posted.
+#[derive(Serialize)]
+struct Message<'a> {
+    r#type: &'static str,
+    /// the digest of the server's authority, hex
+    server: &'a str,
+    alerts: &'a [Alert],
+}
+
+/// A message, ready to be sent.
+struct Signed {
+    id: String,
+    timestamp: String,
+    signature: String,
+    body: Vec<u8>,
+}
+
+impl Signed {
+    /// Tried again, the same message has the same id.
+    fn new(secret: &hmac::Key, message: &Message<'_>, now: u64) -> Signed {
+        let body = serde_json::to_vec(message).unwrap_or_default();
+        let id = format!("msg_{}", HEXLOWER.encode(&sha256(&body)[..16]));
+        let timestamp = now.to_string();
+        let signed = [id.as_bytes(), b".", timestamp.as_bytes(), b".", &body].concat();
+        let signature = format!("v1,{}", BASE64.encode(hmac::sign(secret, &signed).as_ref()));
+        Signed { id, timestamp, signature, body }
+    }
+}
+
+/// Posts alerts, as long as the process lives.
+pub struct Webhook {
+    url: String,
+    secret: hmac::Key,
+    agent: ureq::Agent,
+    server: String,
+    state: Arc<State>,
+    metrics: Metrics,
+}
+
+impl Webhook {
+    /// That of a configuration, if it has one. `server`: the digest of the authority.
+    ///
+    /// # Errors
+    /// [`ServerError::Config`], [`ServerError::File`].
+    pub fn of(
+        dir: &Path,
+        config: &Config,
+        server: &[u8; 32],
+        state: Arc<State>,
+        metrics: Metrics,
+    ) -> Result<Option<Webhook>> {
+        let Some(url) = config.webhook.clone() else { return Ok(None) };
+        let tls = TlsConfig::builder()
+            .provider(TlsProvider::Rustls)
+            .root_certs(RootCerts::Specific(Arc::new(roots(config.webhook_ca.as_deref())?)))
+            .unversioned_rustls_crypto_provider(Arc::new(rustls::crypto::ring::default_provider()))
+            .build();
+        let agent = ureq::Agent::config_builder()
+            .max_redirects(0)
+            .max_redirects_will_error(false)
+            .http_status_as_error(false)
+            .proxy(None)
+            .user_agent(concat!("lamassu-server/", env!("CARGO_PKG_VERSION")))
+            .max_response_header_size(16 << 10)
+            .timeout_global(Some(TIMEOUT))
+            .tls_config(tls)
+            .build()
+            .into();
+        let (secret, server) = (read_secret(dir)?, HEXLOWER.encode(server));
+        Ok(Some(Webhook { url, secret, agent, server, state, metrics }))
+    }
+
+    /// Starts its thread. Nobody waits for that: a server that ends forgets nothing.
+    ///
+    /// # Errors
+    /// [`ServerError::File`].
+    pub fn start(self, dir: &Path) -> Result<()> {
+        let started = std::thread::Builder::new().name("webhook".into()).spawn(move || self.run());
+        started.map(drop).map_err(ServerError::file("start a thread for", dir))
+    }
+
+    fn run(&self) {
+        let mut pause = AGAIN_AFTER;
+        loop {
+            match self.post_some() {
+                Ok(0) => self.state.alerted.wait(),
+                Ok(count) => {
+                    if pause > AGAIN_AFTER {
+                        tracing::info!(count, "the webhook takes alerts again");
+                    }
+                    pause = AGAIN_AFTER;
+                }
+                Err(error) => {
+                    self.metrics.posted(false);
+                    // No part of the address: it may hold a secret.
+                    tracing::warn!(error, again_after_seconds = pause.as_secs(), "the webhook has not taken alerts");
+                    std::thread::sleep(pause);
+                    pause = (pause * 2).min(AGAIN_AFTER_MOST);
+                }
+            }
+        }
+    }
+
+    /// Posts the oldest; returns how many.
+    fn post_some(&self) -> std::result::Result<usize, String> {
+        let alerts = self.state.unposted(ALERTS_AT_ONCE).map_err(|error| error.to_string())?;
+        if alerts.is_empty() {
+            return Ok(0);
+        }
+        let message = Message { r#type: "lamassu.alerts", server: &self.server, alerts: &alerts };
+        let Signed { id, timestamp, signature, body } = Signed::new(&self.secret, &message, seconds());
+        let answer = self.agent.post(&self.url).header("content-type", "application/json").header("webhook-id", &id);
+        let answer = answer.header("webhook-timestamp", &timestamp).header("webhook-signature", &signature);
+        let status = answer.send(&body[..]).map_err(|error| error.to_string())?.status();
+        if !status.is_success() {
+            return Err(format!("it answers {status}"));
+        }
+        self.metrics.posted(true);
+        self.state.posted(&alerts).map_err(|error| error.to_string())?;
+        Ok(alerts.len())
+    }
+}
+
+/// The authorities that its server's certificate may be of.
+fn roots(file: Option<&Path>) -> Result<Vec<Certificate<'static>>> {
+    let of = |der: &CertificateDer<'_>| Certificate::from_der(der).to_owned();
+    let Some(file) = file else {
+        return Ok(rustls_native_certs::load_native_certs().certs.iter().map(of).collect());
+    };
+    let wrong = |detail: String| ServerError::Config { path: file.into(), detail };
+    let pem = CertificateDer::pem_file_iter(file).map_err(|error| wrong(format!("webhook_ca: {error}")))?;
+    let roots: std::result::Result<Vec<_>, _> = pem.map(|der| der.map(|der| of(&der))).collect();
+    match roots {
+        Ok(roots) if !roots.is_empty() => Ok(roots),
+        Ok(_) => Err(wrong("webhook_ca: it has no certificate in PEM".into())),
+        Err(error) => Err(wrong(format!("webhook_ca: {error}"))),
+    }
+}
+
+/// Whether alerts may be posted there: by https, or on this machine. Otherwise, what is wrong.
+pub(crate) fn check_url(url: &str) -> std::result::Result<(), &'static str> {
+    let uri: http::Uri = url.parse().map_err(|_| "it is no URL")?;
+    let authority = uri.authority().ok_or("it names no host")?;
+    if authority.as_str().contains('@') {
+        return Err("a user's name or password in it is not sent: the messages are signed");
+    }
+    let is_here = matches!(authority.host(), "127.0.0.1" | "[::1]" | "localhost");
+    match uri.scheme_str() {
+        Some("https") => Ok(()),
+        Some("http") if is_here => Ok(()),
+        _ => Err("it must be https, or http on this machine"),
+    }
+}
+
+/// The path of the file with the secret.
+pub fn secret_path(dir: &Path) -> PathBuf {
+    dir.join(SECRET)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The example of <https://github.com/standard-webhooks/standard-webhooks>, and a secret that is none.
+    #[test]
+    fn a_message_is_signed_as_the_standard_says() {
+        let dir = tempfile::tempdir().expect("a directory");
+        std::fs::write(secret_path(dir.path()), "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw\n").expect("writes");
+        let key = read_secret(dir.path()).expect("reads");
+        let text = br#"msg_p5jXN8AQM9LWM0D4loKWxJek.1614265330.{"test": 2432232314}"#;
+        let signature = BASE64.encode(hmac::sign(&key, text).as_ref());
+        assert_eq!(signature, "g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE=");
+        for bad in ["", "whsec_", "whsec_AAAA", "MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", "whsec_!!"] {
+            std::fs::write(secret_path(dir.path()), bad).expect("writes");
+            assert_eq!(read_secret(dir.path()).expect_err(bad).code(), 13);
+        }
+        std::fs::remove_file(secret_path(dir.path())).expect("removes");
+        make_secret(dir.path()).expect("makes");
+        read_secret(dir.path()).expect("reads");
+    }
+
+    #[test]
+    fn alerts_are_posted_by_https_or_on_this_machine() {
+        for good in
+            ["https://alerts.example.org/x?y=1", "http://127.0.0.1:8080/", "http://[::1]:1/a", "http://localhost"]
+        {
+            assert_eq!(check_url(good), Ok(()), "{good}");
+        }
+        for bad in ["http://alerts.example.org/", "ftp://x/", "x", "", "https://me:pw@x/", "http://127.0.0.1.evil.org/"]
+        {
+            assert!(check_url(bad).is_err(), "{bad}");
+        }
+    }
+}
