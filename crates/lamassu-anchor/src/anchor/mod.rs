@@ -8,11 +8,12 @@
 //! | `vault` | the vault's header and history |
 //! | `accept` | what a person decides |
 //! | `replace` | records, targets, attributes: replaced whole |
+//! | `together` | commits of some objects, several in one |
 //!
 //! Wrong orders cannot be written. What must be durable before a step of the store returns only when it is. A name
 //! whose removal the store has not carried out cannot be made again. A commit of a file cannot lower a sequence.
 //!
-//! Locks, in this order: `committing`, `state`. A commit holds the second only to take and to put back what it commits.
+//! Locks, in this order: `committing`, `state`; `asking` alone, or under the first. A commit holds the second only to take and to put back what it commits.
 //! What is taken out of the queue flies from the same moment ([`State::fly`]), and it has landed, or is back in the
 //! queue, from the moment that it flies no more: a row is always in one of them or in the table.
 
@@ -20,6 +21,7 @@ mod accept;
 mod files;
 mod names;
 mod replace;
+mod together;
 mod vault;
 
 pub use accept::Decided;
@@ -48,6 +50,8 @@ pub struct Anchor {
     state: Mutex<State>,
     /// Held by who commits: commits take effect in order (A8).
     committing: Mutex<()>,
+    /// Who waits for a commit of some objects.
+    asking: together::List,
     /// The last member: it goes when the table has gone.
     open: Arc<()>,
 }
@@ -142,7 +146,15 @@ impl Anchor {
             going: HashSet::new(),
             replaced: replace::Replaced::default(),
         };
-        Anchor { table, tokens, degree, state: Mutex::new(state), committing: Mutex::new(()), open: Arc::default() }
+        Anchor {
+            table,
+            tokens,
+            degree,
+            state: Mutex::new(state),
+            committing: Mutex::new(()),
+            asking: Mutex::default(),
+            open: Arc::default(),
+        }
     }
 
     /// What is there as long as this is open, its end included: when it is gone, the table is let go.
@@ -402,32 +414,6 @@ impl Anchor {
         self.commit_taken(Scope::All, covered)
     }
 
-    /// The same of what concerns these objects, and the way to them: for fsync.
-    ///
-    /// # Errors
-    /// As for [`Anchor::commit`].
-    pub fn commit_objects(&self, objects: &HashSet<ObjectId>, covered: Mark) -> Result<()> {
-        let _in_order = self.committing.lock();
-        self.commit_taken(Scope::Objects(objects), covered)
-    }
-
-    /// The same, unless an entry of them, or of a directory on the way, is made since that mark: false, and nothing is
-    /// committed. For an fsync whose barriers were for these objects alone.
-    ///
-    /// # Errors
-    /// As for [`Anchor::commit`].
-    pub fn commit_unless_late(&self, objects: &HashSet<ObjectId>, covered: Mark) -> Result<bool> {
-        let _in_order = self.committing.lock();
-        let flying = {
-            let state = &mut *self.state.lock();
-            if objects.iter().any(|object| state.queued.is_late(*object, covered)) {
-                return Ok(false);
-            }
-            self.fly_queued(state, Scope::Objects(objects), covered)?
-        };
-        self.land(flying).map(|()| true)
-    }
-
     /// Objects of queued changes of a directory's entries, and of those in directories that are removed with them.
     pub fn queued_in(&self, dir: ObjectId) -> HashSet<ObjectId> {
         self.state.lock().queued.objects_in(dir)
@@ -467,6 +453,12 @@ impl Anchor {
         if state.queued.is_empty() {
             return Ok(None);
         }
+        let layer = self.take_queued(state, scope, covered)?;
+        Ok(Some(state.fly(layer)))
+    }
+
+    /// Takes out of the queue what is to fly at once.
+    fn take_queued(&self, state: &mut State, scope: Scope<'_>, covered: Mark) -> Result<Layer> {
         let (mut layer, left_behind) = state.queued.take(scope, covered);
         for object in left_behind {
             match self.durable_row(object) {
@@ -480,7 +472,7 @@ impl Anchor {
                 }
             }
         }
-        Ok(Some(state.fly(layer)))
+        Ok(layer)
     }
 
     /// Makes durable what flies; what cannot be is queued again. The caller holds `committing`.

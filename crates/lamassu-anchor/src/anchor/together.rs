@@ -1,0 +1,235 @@
+//! Group commit: commits of some objects that are asked for while another is under way become one.
+//!
+//! Who asks puts itself on a list, and waits for `committing`. Whoever gets that first commits for all on the list, and
+//! answers them. A group is what its commits would have come to one after the other, so a crash leaves none of them, or
+//! all: of what separate commits may leave, the first and the last.
+
+use super::{Anchor, Result, State};
+use crate::ObjectId;
+use crate::queue::{Layer, Mark, Scope};
+use parking_lot::Mutex;
+use std::collections::HashSet;
+use std::sync::{Arc, OnceLock};
+
+/// Who waits for a commit.
+pub(super) struct Asking {
+    objects: HashSet<ObjectId>,
+    covered: Mark,
+    /// Whether to commit if an entry of the objects is made since the mark.
+    even_if_late: bool,
+    /// Whether it was done; nothing: it was not tried, or has failed.
+    answer: OnceLock<bool>,
+}
+
+/// Those who wait.
+pub(super) type List = Mutex<Vec<Arc<Asking>>>;
+
+impl Anchor {
+    /// Makes durable what is queued of these objects, and of the way to them: for fsync. Of entries that were made,
+    /// those up to a mark that was taken before a barrier of the store.
+    ///
+    /// # Errors
+    /// As for [`Anchor::commit`].
+    pub fn commit_objects(&self, objects: &HashSet<ObjectId>, covered: Mark) -> Result<()> {
+        self.commit_together(objects, covered, true).map(drop)
+    }
+
+    /// The same, unless an entry of them, or of a directory on the way, is made since that mark: false, and nothing is
+    /// committed. For an fsync whose barriers were for these objects alone.
+    ///
+    /// # Errors
+    /// As for [`Anchor::commit`].
+    pub fn commit_unless_late(&self, objects: &HashSet<ObjectId>, covered: Mark) -> Result<bool> {
+        self.commit_together(objects, covered, false)
+    }
+
+    fn commit_together(&self, objects: &HashSet<ObjectId>, covered: Mark, even_if_late: bool) -> Result<bool> {
+        let own = Arc::new(Asking { objects: objects.clone(), covered, even_if_late, answer: OnceLock::new() });
+        self.asking.lock().push(own.clone());
+        let _in_order = self.committing.lock();
+        if let Some(answer) = own.answer.get() {
+            return Ok(*answer);
+        }
+        let mut group = std::mem::take(&mut *self.asking.lock());
+        // Where the commit of a group has failed, each of it tries alone, for its own error.
+        if !group.iter().any(|asking| Arc::ptr_eq(asking, &own)) {
+            group.push(own.clone());
+        }
+        let (flying, done) = {
+            let state = &mut *self.state.lock();
+            let (mut layer, mut done) = (Layer::default(), Vec::new());
+            for asking in &group {
+                let taken = self.take_asked(state, asking, &mut layer);
+                done.push(taken.inspect_err(|_| state.queued.put_back(std::mem::take(&mut layer)))?);
+            }
+            ((!layer.is_empty()).then(|| state.fly(layer)), done)
+        };
+        self.land(flying)?;
+        for (asking, is_done) in group.iter().zip(done) {
+            // Nobody else answers.
+            let _ = asking.answer.set(is_done);
+        }
+        Ok(own.answer.get() == Some(&true))
+    }
+
+    /// Takes out of the queue what is asked for. False: it is late, and nothing is.
+    fn take_asked(&self, state: &mut State, asking: &Asking, into: &mut Layer) -> Result<bool> {
+        let Asking { objects, covered, even_if_late, .. } = asking;
+        if !even_if_late && objects.iter().any(|object| state.queued.is_late(*object, *covered)) {
+            return Ok(false);
+        }
+        let mut taken = self.take_queued(state, Scope::Objects(objects), *covered)?;
+        // What was taken before lies below.
+        taken.put_back(std::mem::take(into));
+        *into = taken;
+        Ok(true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::anchor::Made;
+    use crate::row::{Content, EntryPlace, FileRow, Row, Sealed, VaultRow};
+    use crate::table::{Change, MemoryTable, Space, Table, Visit};
+    use crate::{AnchorError, Digest, Token, TokenKey};
+    use parking_lot::Condvar;
+    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+    use std::thread::{self, ScopedJoinHandle};
+    use std::time::Duration;
+
+    /// Commits wait until they are let through, and are counted.
+    #[derive(Default)]
+    struct Slow {
+        table: MemoryTable,
+        commits: AtomicUsize,
+        is_shut: Mutex<bool>,
+        changed: Condvar,
+        fails: AtomicBool,
+    }
+
+    impl Slow {
+        fn shut(&self, is_shut: bool) {
+            *self.is_shut.lock() = is_shut;
+            self.changed.notify_all();
+        }
+    }
+
+    impl Table for Slow {
+        fn get(&self, space: Space, key: &[u8]) -> Result<Option<Vec<u8>>> {
+            self.table.get(space, key)
+        }
+
+        fn scan(&self, space: Space, prefix: &[u8], visit: &mut Visit<'_>) -> Result<()> {
+            self.table.scan(space, prefix, visit)
+        }
+
+        fn commit(&self, changes: &[Change]) -> Result<()> {
+            self.commits.fetch_add(1, Ordering::Relaxed);
+            let mut is_shut = self.is_shut.lock();
+            while *is_shut {
+                self.changed.wait(&mut is_shut);
+            }
+            if self.fails.load(Ordering::Relaxed) { Err(AnchorError::Broken) } else { self.table.commit(changes) }
+        }
+    }
+
+    fn row(content: Content) -> Row {
+        Row { mode: 0o600, uid: 0, gid: 0, links: 1, content, attributes: Sealed::Nothing }
+    }
+
+    fn made(anchor: &Anchor, n: u8) -> ObjectId {
+        let place = EntryPlace { dir: ObjectId::ROOT, name: Token([n; 16]) };
+        match anchor.make(place, row(Content::File(FileRow::default()))).expect("makes") {
+            Made::Queued(object) => object,
+            Made::NameIsGoing => unreachable!("nothing was removed"),
+        }
+    }
+
+    /// An anchor with a table that waits; files that are queued; and one more that is being committed.
+    fn lab() -> (Arc<Slow>, Arc<Anchor>, Vec<ObjectId>) {
+        let table = Arc::new(Slow::default());
+        let root = Content::Dir { record: Sealed::Is(Digest([1; 32])), parent: ObjectId::ROOT, name: Token([0; 16]) };
+        let vault = VaultRow::new([1; 16], TokenKey::random().expect("random numbers"));
+        let anchor = Arc::new(Anchor::create(table.clone(), vault, row(root)).expect("makes"));
+        let files = (0..8).map(|n| made(&anchor, n)).collect();
+        (table, anchor, files)
+    }
+
+    type Commits<'s> = Vec<ScopedJoinHandle<'s, Result<bool>>>;
+
+    /// Commits of each file alone, of which the first is under way, and the others wait for it.
+    fn at_once<'s>(
+        scope: &'s thread::Scope<'s, '_>,
+        anchor: &'s Anchor,
+        table: &Slow,
+        files: &[ObjectId],
+    ) -> Commits<'s> {
+        let mark = anchor.mark();
+        let mut commits = Commits::new();
+        let before = table.commits.load(Ordering::Relaxed);
+        for file in files {
+            let objects = HashSet::from([*file]);
+            commits.push(scope.spawn(move || anchor.commit_unless_late(&objects, mark)));
+            let waiting = commits.len() - 1;
+            let is_there = || anchor.asking.lock().len() == waiting && table.commits.load(Ordering::Relaxed) > before;
+            while !is_there() {
+                thread::sleep(Duration::from_millis(1));
+            }
+        }
+        commits
+    }
+
+    #[test]
+    fn those_who_wait_for_a_commit_share_the_next() {
+        let (table, anchor, files) = lab();
+        table.shut(true);
+        let before = table.commits.load(Ordering::Relaxed);
+        thread::scope(|scope| {
+            let commits = at_once(scope, &anchor, &table, &files);
+            table.shut(false);
+            for commit in commits {
+                assert!(commit.join().expect("ends").expect("commits"));
+            }
+        });
+        assert_eq!(table.commits.load(Ordering::Relaxed) - before, 2);
+        assert_eq!(anchor.queued(), 0);
+        let rows = |object: &ObjectId| table.get(Space::Objects, &crate::queue::object_key(*object)).expect("reads");
+        assert!(files.iter().all(|file| rows(file).is_some()));
+    }
+
+    #[test]
+    fn one_that_is_late_is_told_so_and_the_others_go_on() {
+        let (table, anchor, files) = lab();
+        table.shut(true);
+        thread::scope(|scope| {
+            let commits = at_once(scope, &anchor, &table, &files);
+            let late = EntryPlace { dir: ObjectId::ROOT, name: Token([99; 16]) };
+            anchor.link(late, files[3]).expect("links");
+            table.shut(false);
+            let done: Vec<_> =
+                commits.into_iter().map(|commit| commit.join().expect("ends").expect("commits")).collect();
+            assert_eq!(done, [true, true, true, false, true, true, true, true]);
+        });
+        assert!(anchor.queued() > 0, "what is late is still to be committed");
+    }
+
+    #[test]
+    fn where_the_table_fails_each_is_told_and_nothing_is_lost() {
+        let (table, anchor, files) = lab();
+        table.shut(true);
+        table.fails.store(true, Ordering::Relaxed);
+        let queued = anchor.queued();
+        thread::scope(|scope| {
+            let commits = at_once(scope, &anchor, &table, &files);
+            table.shut(false);
+            for commit in commits {
+                assert!(matches!(commit.join().expect("ends"), Err(AnchorError::Broken)));
+            }
+        });
+        assert_eq!(anchor.queued(), queued);
+        table.fails.store(false, Ordering::Relaxed);
+        anchor.commit(anchor.mark()).expect("commits");
+        assert_eq!(anchor.queued(), 0);
+    }
+}
