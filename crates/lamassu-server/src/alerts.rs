@@ -1,5 +1,6 @@
-//! Alerts: what hosts found not to be as it was written. A host reports each of its integrity events (`docs/alerts.md`);
-//! those of one kind at one place of a vault are one alert, which stays until an administrator closes it.
+//! Alerts: what hosts found not to be as it was written. A host reports each of its integrity events
+//! (`docs/alerts.md`); those of one kind at one place of a vault are one alert, which stays until an administrator
+//! closes it.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;

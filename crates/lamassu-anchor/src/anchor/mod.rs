@@ -13,7 +13,8 @@
 //! Wrong orders cannot be written. What must be durable before a step of the store returns only when it is. A name
 //! whose removal the store has not carried out cannot be made again. A commit of a file cannot lower a sequence.
 //!
-//! Locks, in this order: `committing`, `state`; `asking` alone, or under the first. A commit holds the second only to take and to put back what it commits.
+//! Locks, in this order: `committing`, `state`; `asking` alone, or under the first. A commit holds the second only to
+//! take and to put back what it commits.
 //! What is taken out of the queue flies from the same moment ([`State::fly`]), and it has landed, or is back in the
 //! queue, from the moment that it flies no more: a row is always in one of them or in the table.
 

@@ -188,6 +188,7 @@ impl IntegrityEvent {
         let kind = damage.kind;
         let text = match (kind.is_readable(), damage.block) {
             (true, _) => kind.meaning(),
+            (false, _) if kind == DamageKind::Stale => "not the newest state, which the anchor knows",
             (false, Some(_)) => "damaged block",
             (false, None) => "damaged page",
         };
