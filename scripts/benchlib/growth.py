@@ -10,7 +10,7 @@ from . import measure
 from .sweeps import OURS, Sweep, run_sweeps, write_1m
 
 # PlainFS keeps a descriptor for each inode that the kernel knows: it cannot have so many.
-ALONE = ("lamassu",)
+ALONE = ("lamassu", "lamassu-unanchored")
 SETTLES_S = 30
 SIZES_MIB = (1, 16, 256, 4096, 32768)
 LARGE_MIB = 256

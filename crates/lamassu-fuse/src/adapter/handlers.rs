@@ -296,7 +296,7 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
     }
 
     fn fsync(&self, _req: &Request, ino: INodeNo, fh: FileHandle, datasync: bool, reply: ReplyEmpty) {
-        self.0.in_order(ino.0, "fsync", move |s| send_empty("fsync", s.fs.fsync(HandleId(fh.0), datasync), reply));
+        self.0.sync(ino.0, "fsync", move |s| send_empty("fsync", s.fs.fsync(HandleId(fh.0), datasync), reply));
     }
 
     fn fallocate(
@@ -396,7 +396,7 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
     }
 
     fn fsyncdir(&self, _req: &Request, ino: INodeNo, fh: FileHandle, _datasync: bool, reply: ReplyEmpty) {
-        self.0.in_order(ino.0, "fsyncdir", move |s| send_empty("fsyncdir", s.fs.fsync_dir(HandleId(fh.0)), reply));
+        self.0.sync(ino.0, "fsyncdir", move |s| send_empty("fsyncdir", s.fs.fsync_dir(HandleId(fh.0)), reply));
     }
 
     // --- attributes and statistics

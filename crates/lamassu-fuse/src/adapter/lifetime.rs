@@ -59,6 +59,7 @@ impl<F: FileSystem> Shared<F> {
     pub(super) fn finish(&self) {
         self.thaw_for_unmount();
         self.gate.stop();
+        self.syncs.stop();
         self.tuning.stop();
         let (deferred, live) = {
             let mut state = self.lifetime.0.lock();

@@ -4,7 +4,8 @@
 //! the kernel asks for it; `uses` counts open files; `reply` has what answers have in common; `convert` is between the
 //! kernel's types and the vault's; `acl` says what access control lists mean to the kernel; `admin` answers ioctls and
 //! seeks; `counts` counts requests; `cache` takes from the kernel what it caches of vaults that are unloaded; `gate`
-//! holds changes back during a freeze; `lifetime` starts the threads of a mount and ends them.
+//! holds changes back during a freeze; `syncs` has threads for syncs; `lifetime` starts the threads of a mount and ends
+//! them.
 
 mod acl;
 mod admin;
@@ -17,6 +18,7 @@ mod gate;
 mod handlers;
 mod lifetime;
 mod reply;
+mod syncs;
 mod uses;
 
 pub(crate) use cache::KernelCache;
@@ -39,6 +41,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
+use syncs::Syncs;
 use uses::Uses;
 
 /// How long the kernel may trust names and attributes. All changes pass through this mount, so a day is no risk.
@@ -96,6 +99,7 @@ pub(crate) struct Shared<F> {
     cache_writes_in_flight: AtomicU64,
     tuning: Arc<Tuning>,
     counts: Counts,
+    syncs: Arc<Syncs>,
     lifetime: Lifetime,
     closed: Mutex<Option<VaultError>>,
     /// Answers calls of other processes; `None`: they are refused.
@@ -132,6 +136,7 @@ impl<F: FileSystem> Shared<F> {
             cache_writes_in_flight: AtomicU64::new(0),
             tuning,
             counts: Counts::default(),
+            syncs: Arc::default(),
             lifetime: Lifetime::default(),
             closed: Mutex::new(None),
             calls,
@@ -189,6 +194,13 @@ impl<F: FileSystem> Shared<F> {
         }
         let shared = self.clone();
         self.gate.defer(ino, Box::new(move || _ = shared.serve(op, || job(&shared))));
+    }
+
+    /// The same of a sync, which waits for disks: it keeps no other request from being served.
+    fn sync(self: &Arc<Self>, ino: Ino, op: &'static str, job: impl FnOnce(&Self) + Send + 'static) {
+        let shared = self.clone();
+        let sync = Box::new(move || _ = shared.serve(op, || job(&shared)));
+        if self.gate.holds(ino) { self.gate.defer(ino, sync) } else { self.syncs.run(sync) }
     }
 }
 
