@@ -1,7 +1,7 @@
 //! What an administrator asks: of a server that runs, by a socket in its directory that nobody else may open; of one
 //! that does not, by its state. One line of JSON each way.
 
-use crate::alerts::{Alert, Which};
+use crate::alerts::{Alert, Which, printable};
 use crate::audit::{ChainEnd, ChainedEntry, Entry, Excerpt};
 use crate::authority::Authority;
 use crate::backup::{self, Made};
@@ -97,7 +97,7 @@ pub enum Request {
 }
 
 /// Longest note on an alert.
-const NOTE_MAX: usize = 500;
+const NOTE_MAX: usize = 200;
 /// Entries of the audit log in one answer.
 const ENTRIES_MAX: usize = 10_000;
 
@@ -307,7 +307,7 @@ impl Administered {
                 if note.len() > NOTE_MAX {
                     return Err(ServerError::Garbled { detail: format!("a note has at most {NOTE_MAX} bytes") });
                 }
-                Ok(Answer::Changed { count: self.state.acknowledge(&chosen(alerts)?, &note, seconds())? })
+                Ok(Answer::Changed { count: self.state.acknowledge(&chosen(alerts)?, &printable(&note), seconds())? })
             }
             Request::Close { alerts } => Ok(Answer::Changed { count: self.state.close(&chosen(alerts)?)? }),
             Request::Check => check::check(self).map(|Found { good, bad }| Answer::Checked { good, bad }),

@@ -2,17 +2,21 @@
 //! (`docs/alerts.md`); those of one kind at one place of a vault are one alert, which stays until an administrator
 //! closes it.
 
+use data_encoding::HEXLOWER;
+use lamassu_crypto::wrap::sha256;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
 /// Alerts that one vault may have; what is found beyond is counted by one more, of the kind [`NOT_KEPT`].
-pub const ALERTS_MAX: u64 = 10_000;
+pub const ALERTS_MAX: u64 = 2000;
 /// Names of hosts that an alert has at most.
 pub const HOSTS_MAX: usize = 32;
-/// Bytes of one finding: of its path and its text, and of it as JSON, in which a byte takes up to six.
+/// Bytes of one finding as it comes: of its path and its text, and of it as JSON, in which a byte takes up to six.
 const PATH_MAX: usize = 4200;
 const TEXT_MAX: usize = 500;
 const FINDING_LEN_MAX: usize = 32 << 10;
+/// Bytes of a path that are kept. A longer one is cut, and told from others by a digest of all of it.
+const PATH_KEPT: usize = 1000;
 /// The kind of an alert that counts findings without an alert of their own.
 pub const NOT_KEPT: &str = "not-kept";
 /// Longest word for a kind, or for what had it found.
@@ -64,8 +68,25 @@ impl Finding {
         let finding: Finding = serde_json::from_str(text).ok().filter(|_| text.len() <= FINDING_LEN_MAX)?;
         let are_words = is_word(&finding.kind) && is_word(&finding.found_by) && finding.kind != NOT_KEPT;
         let is_short = finding.path.len() <= PATH_MAX && finding.text.len() <= TEXT_MAX;
-        (are_words && is_short).then_some(finding)
+        let path = printable(&finding.path);
+        let path = match path.len() {
+            ..=PATH_KEPT => path,
+            _ => {
+                let digest = HEXLOWER.encode(&sha256(finding.path.as_bytes())[..8]);
+                format!("{}…{digest}", &path[..path.floor_char_boundary(PATH_KEPT)])
+            }
+        };
+        (are_words && is_short).then(|| Finding { path, text: printable(&finding.text), ..finding })
     }
+}
+
+/// A text without what a terminal acts on, or shows in another order.
+pub fn printable(text: &str) -> String {
+    let acts = |c: char| {
+        let is_format = matches!(c, '\u{ad}' | '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}');
+        c.is_control() || is_format || matches!(c, '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}')
+    };
+    text.chars().map(|c| if acts(c) { char::REPLACEMENT_CHARACTER } else { c }).collect()
 }
 
 /// Words can be printed, and compared in scripts.
@@ -92,6 +113,9 @@ pub struct Alert {
     /// what was found first
     #[serde(flatten)]
     pub finding: Finding,
+    /// The webhook has taken it.
+    #[serde(default)]
+    pub posted: bool,
     /// An administrator knows of it.
     #[serde(default)]
     pub acknowledged: Option<Acknowledged>,
@@ -112,7 +136,7 @@ impl Alert {
     pub(crate) fn say(&self) {
         let Finding { kind, path, text, is_damage, .. } = &self.finding;
         let hosts = self.hosts.iter().map(String::as_str).collect::<Vec<_>>().join(",");
-        tracing::error!(target: "alert", number = self.number, vault = self.vault, hosts, kind, ?path, is_damage, "{text:?}");
+        tracing::error!(target: "alert", number = self.number, vault = self.vault, hosts, kind, ?path, is_damage, "{text}");
     }
 }
 
@@ -153,6 +177,12 @@ mod tests {
             assert_eq!(Finding::parse(&event.replacen(from, to, 1)), None, "{to}");
         }
         assert_eq!(Finding::parse(&event.replacen("ab/cd", &"x".repeat(PATH_MAX + 1), 1)), None);
-        assert!(Finding::parse(&event.replacen("ab/cd", &"\\u001b".repeat(PATH_MAX), 1)).is_some());
+        // What is kept of it is short, can be printed, and is another for another path.
+        let long = |last: &str| {
+            let path = "\\u001b".repeat(PATH_MAX - 1) + last;
+            Finding::parse(&event.replacen("ab/cd", &path, 1)).expect("parses").path
+        };
+        assert!(long("a") != long("b") && long("a").len() < PATH_KEPT + 24 && !long("a").contains('\u{1b}'));
+        assert_eq!(printable("a\n\u{9b}\u{202e}\u{7f}é/b"), "a\u{fffd}\u{fffd}\u{fffd}\u{fffd}é/b");
     }
 }

@@ -147,8 +147,6 @@ pub enum Event {
         vault: String,
         /// what was found
         kind: String,
-        /// where
-        path: String,
     },
 }
 

@@ -103,7 +103,7 @@ impl Config {
             ErrorKind::InvalidData => wrong("it is no text (UTF-8)".into()),
             _ => ServerError::file("read", &path)(source),
         })?;
-        let config: Config = toml::from_str(&text).map_err(|error| wrong(error.to_string()))?;
+        let config: Config = toml::from_str(&text).map_err(|error| wrong(in_line(&text, &error)))?;
         let within = |name: &str, value: u64, least: u64, most: u64| match (least..=most).contains(&value) {
             true => Ok(()),
             false => Err(wrong(format!("{name} must be {least} to {most}, not {value}"))),
@@ -152,6 +152,14 @@ impl Config {
     }
 }
 
+/// What is wrong, and in which line. Not what is in that: it may be an address with a secret.
+fn in_line(text: &str, error: &toml::de::Error) -> String {
+    let Some(before) = error.span().and_then(|span| text.get(..span.start)) else { return error.message().into() };
+    let number = before.matches('\n').count();
+    let key = text.lines().nth(number).and_then(|line| line.split_once('=')).map(|(key, _)| key.trim());
+    format!("line {}{}: {}", number + 1, key.map_or(String::new(), |key| format!(", {key}")), error.message())
+}
+
 /// A name or an address, as hosts are to use it, and a port.
 fn is_host_and_port(address: &str) -> bool {
     let Some((host, port)) = address.rsplit_once(':') else { return false };
@@ -186,6 +194,7 @@ mod tests {
         for (text, said) in [
             ("listen = 5", "listen"),
             ("colour = 1", "colour"),
+            ("\nwebhok = \"https://h/secret\"", "line 2, webhok: unknown"),
             ("term_seconds = 1", "5 to 600"),
             ("term_seconds = 9223372036854775807", "5 to 600, not 9223372036854775807"),
             ("audit_entries = 1", "1000 to"),
@@ -205,6 +214,7 @@ mod tests {
             std::fs::write(dir.path().join(FILE), text).expect("writes");
             let error = Config::read(dir.path()).expect_err(text);
             assert!(error.to_string().contains(said) && error.code() == 13, "{error}");
+            assert!(!error.to_string().contains("secret"), "{error}");
         }
         std::fs::write(dir.path().join(FILE), [0xff]).expect("writes");
         assert_eq!(Config::read(dir.path()).expect_err("no text").code(), 13);

@@ -3,9 +3,8 @@
 
 use clap::{Parser, Subcommand};
 use lamassu_server::admin::{Answer, Request, ShownHost, ShownVault, ask, back_up, id_of, read_alerts, read_audit};
-use lamassu_server::alerts::{Alert, Which};
+use lamassu_server::alerts::{Alert, Which, printable};
 use lamassu_server::audit::{ChainedEntry, Entry};
-use lamassu_server::config::Config;
 use lamassu_server::{Result, ServerError, run};
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
@@ -220,8 +219,7 @@ fn carry_out(command: Command) -> Result<()> {
             Ok(())
         }
         Command::Run { check_config: true, dir } => {
-            run::check_dir(&dir)?;
-            Config::read(&dir)?;
+            run::check_config(&dir)?;
             println!("the configuration is good");
             Ok(())
         }
@@ -359,20 +357,18 @@ fn list_alerts(dir: &Path, json: bool, new: bool, vault: Option<String>) -> Resu
     out.flush().map_err(ServerError::printing)
 }
 
-/// `3  new  2026-11-26T19:30:00Z  stale  5f0c…/ab/cd  by node1, 4 times, last 2026-11-26T19:41:10Z: damaged page`
+/// `3  new  2026-11-26T19:30:00Z  stale  5f0c…  "ab/cd"  by node1, 4 times, last 2026-11-26T19:41:10Z: damaged page`
 fn shown_alert(alert: &Alert) -> String {
-    let Alert { number, vault, count, first, last, hosts, finding, acknowledged } = alert;
+    let Alert { number, vault, count, first, last, hosts, finding, acknowledged, .. } = alert;
     let (state, note) = match acknowledged {
         Some(known) if known.note.is_empty() => ("known", String::new()),
-        Some(known) => ("known", format!("  ({})", known.note.escape_debug())),
+        Some(known) => ("known", format!("  ({})", known.note)),
         None => ("new", String::new()),
     };
     let times = if *count > 1 { format!(", {count} times, last {}", shown_time(*last)) } else { String::new() };
     let hosts = hosts.iter().map(String::as_str).collect::<Vec<_>>().join(", ");
-    // What a host says may have anything in it.
-    let (path, text) = (finding.path.escape_debug(), finding.text.escape_debug());
-    let (kind, first) = (&finding.kind, shown_time(*first));
-    format!("{number}  {state}  {first}  {kind}  {vault}/{path}  by {hosts}{times}: {text}{note}")
+    let (kind, first, path, text) = (&finding.kind, shown_time(*first), &finding.path, &finding.text);
+    format!("{number}  {state}  {first}  {kind}  {vault}  {path:?}  by {hosts}{times}: {text}{note}")
 }
 
 /// `2026-11-26T19:30:00Z  12  session-began  host=a vault=…`
@@ -380,7 +376,8 @@ fn shown_entry(kept: &ChainedEntry, entry: &Entry) -> String {
     let fields: serde_json::Map<String, serde_json::Value> = serde_json::from_str(&kept.entry).unwrap_or_default();
     let shown = |value: &serde_json::Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
     let rest = fields.iter().filter(|(name, _)| !matches!(&***name, "number" | "time" | "event"));
-    let rest: Vec<_> = rest.map(|(name, value)| format!("{name}={}", shown(value))).collect();
+    // What is kept may be as somebody wrote it.
+    let rest: Vec<_> = rest.map(|(name, value)| printable(&format!("{name}={}", shown(value)))).collect();
     let event = fields.get("event").map(shown).unwrap_or_default();
     format!("{}  {}  {event}  {}", shown_time(entry.time), entry.number, rest.join(" ")).trim_end().to_owned()
 }

@@ -94,6 +94,15 @@ pub fn check_dir(dir: &Path) -> Result<()> {
     if is_private { Ok(()) } else { Err(ServerError::NotPrivate { dir: dir.into() }) }
 }
 
+/// Whether a server could be run on a directory, by its configuration.
+///
+/// # Errors
+/// [`ServerError`].
+pub fn check_config(dir: &Path) -> Result<()> {
+    check_dir(dir)?;
+    webhook::check(dir, &Config::read(dir)?)
+}
+
 /// Serves until a signal comes, or something cannot be made durable.
 ///
 /// # Errors
@@ -132,6 +141,7 @@ async fn serve(dir: &Path, config: Config) -> Result<()> {
         config: config.clone(),
         vaults: Some(vaults.clone()),
     };
+    webhook::make_secret_unless_there(dir)?;
     let metrics = Metrics::default();
     let webhook = Webhook::of(dir, &config, &authority.digest(), state.clone(), metrics.clone())?;
     state.note(Event::Started { version: env!("CARGO_PKG_VERSION").into() })?;

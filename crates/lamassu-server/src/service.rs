@@ -268,6 +268,7 @@ impl Alerts for Service {
             if !service.state.may_use(&caller.key, &id) {
                 return Err(service.refused(Refused::NotGranted));
             }
+            service.vaults.check_room().map_err(|refused| service.refused(refused))?;
             service.metrics.found(findings.len() as u64 + lost);
             let taken = service.state.take_findings((&id, &caller.name), &findings, lost, seconds());
             taken.map_err(|error| service.internal(&error))

@@ -276,7 +276,10 @@ impl Vaults {
     }
 
     /// Refuses what takes room that the state may need.
-    fn check_room(&self) -> Answer<()> {
+    ///
+    /// # Errors
+    /// [`Refused::TooMuch`].
+    pub fn check_room(&self) -> Answer<()> {
         let free = rustix::fs::statvfs(&self.dir).map_or(u64::MAX, |st| st.f_bavail.saturating_mul(st.f_frsize));
         if free >= RESERVE {
             return Ok(());
@@ -284,7 +287,7 @@ impl Vaults {
         let mut said = self.said.lock();
         if said.is_none_or(|said| said.elapsed() >= SAID_EVERY) {
             *said = Some(Instant::now());
-            tracing::error!(dir = %self.dir.display(), free, "the disk is nearly full: no commit is made before there is room");
+            tracing::error!(dir = %self.dir.display(), free, "the disk is nearly full: no commit is made, and no report taken, before there is room");
         }
         Err(Refused::TooMuch("the server's disk is nearly full"))
     }

@@ -28,7 +28,7 @@ pub const SECRET: &str = "webhook.secret";
 const PREFIX: &str = "whsec_";
 /// Bytes of a secret (Standard Webhooks).
 const SECRET_LEN: std::ops::RangeInclusive<usize> = 24..=64;
-/// Alerts in one message.
+/// Alerts in one message: some 100 KB at most.
 const ALERTS_AT_ONCE: usize = 50;
 /// For one message, from the first packet to the answer.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -70,9 +70,30 @@ pub fn make_secret(dir: &Path) -> Result<()> {
     authority::write_new(&dir.join(SECRET), line.as_bytes())
 }
 
+/// The same where there is none: of a directory that was put together by hand.
+///
+/// # Errors
+/// As [`make_secret`].
+pub fn make_secret_unless_there(dir: &Path) -> Result<()> {
+    if dir.join(SECRET).symlink_metadata().is_ok() { Ok(()) } else { make_secret(dir) }
+}
+
+/// Whether alerts could be posted as a configuration says, as far as files tell.
+///
+/// # Errors
+/// [`ServerError::Config`], [`ServerError::File`].
+pub fn check(dir: &Path, config: &Config) -> Result<()> {
+    if config.webhook.is_none() {
+        return Ok(());
+    }
+    read_secret(dir)?;
+    roots(config.webhook_ca.as_deref()).map(drop)
+}
+
 fn read_secret(dir: &Path) -> Result<hmac::Key> {
     let path = dir.join(SECRET);
-    let text = Zeroizing::new(std::fs::read_to_string(&path).map_err(ServerError::file("read", &path))?);
+    let text = Zeroizing::new(std::fs::read(&path).map_err(ServerError::file("read", &path))?);
+    let text = std::str::from_utf8(&text).unwrap_or_default();
     let secret = text.trim().strip_prefix(PREFIX).and_then(|secret| BASE64.decode(secret.as_bytes()).ok());
     let secret = secret.map(Zeroizing::new).filter(|secret| SECRET_LEN.contains(&secret.len()));
     let detail = format!("it is not {PREFIX} and {SECRET_LEN:?} bytes in base64");
@@ -161,35 +182,47 @@ impl Webhook {
         started.map(drop).map_err(ServerError::file("start a thread for", dir))
     }
 
+    /// Behind a message that was not taken comes each alert of it by itself, and behind one that is not taken by itself
+    /// the next: what the receiver never takes keeps no other from it.
     fn run(&self) {
-        let mut pause = AGAIN_AFTER;
+        let (mut after, mut most, mut pause) = (0, ALERTS_AT_ONCE, AGAIN_AFTER);
         loop {
-            match self.post_some() {
-                Ok(0) => self.state.alerted.wait(),
-                Ok(count) => {
-                    if pause > AGAIN_AFTER {
-                        tracing::info!(count, "the webhook takes alerts again");
-                    }
-                    pause = AGAIN_AFTER;
+            let posted = match self.state.unposted(after, most) {
+                Ok(alerts) if alerts.is_empty() && after == 0 => {
+                    self.state.alerted.wait();
+                    continue;
                 }
-                Err(error) => {
+                Ok(alerts) if alerts.is_empty() => {
+                    after = 0; // those that were passed over
+                    continue;
+                }
+                Ok(alerts) => (alerts.last().map_or(0, |last| last.number), self.post(&alerts)),
+                Err(error) => (after, Err(error.to_string())),
+            };
+            match posted {
+                (_, Ok(())) => {
+                    if pause > AGAIN_AFTER {
+                        tracing::info!("the webhook takes alerts again");
+                    }
+                    (most, pause) = (ALERTS_AT_ONCE, AGAIN_AFTER);
+                }
+                (last, Err(error)) => {
                     self.metrics.posted(false);
                     // No part of the address: it may hold a secret.
                     tracing::warn!(error, again_after_seconds = pause.as_secs(), "the webhook has not taken alerts");
                     std::thread::sleep(pause);
                     pause = (pause * 2).min(AGAIN_AFTER_MOST);
+                    if most == 1 {
+                        after = last;
+                    }
+                    most = 1;
                 }
             }
         }
     }
 
-    /// Posts the oldest; returns how many.
-    fn post_some(&self) -> std::result::Result<usize, String> {
-        let alerts = self.state.unposted(ALERTS_AT_ONCE).map_err(|error| error.to_string())?;
-        if alerts.is_empty() {
-            return Ok(0);
-        }
-        let message = Message { r#type: "lamassu.alerts", server: &self.server, alerts: &alerts };
+    fn post(&self, alerts: &[Alert]) -> std::result::Result<(), String> {
+        let message = Message { r#type: "lamassu.alerts", server: &self.server, alerts };
         let Signed { id, timestamp, signature, body } = Signed::new(&self.secret, &message, seconds());
         let answer = self.agent.post(&self.url).header("content-type", "application/json").header("webhook-id", &id);
         let answer = answer.header("webhook-timestamp", &timestamp).header("webhook-signature", &signature);
@@ -198,8 +231,7 @@ impl Webhook {
             return Err(format!("it answers {status}"));
         }
         self.metrics.posted(true);
-        self.state.posted(&alerts).map_err(|error| error.to_string())?;
-        Ok(alerts.len())
+        self.state.posted(alerts).map_err(|error| error.to_string())
     }
 }
 
@@ -226,7 +258,17 @@ pub(crate) fn check_url(url: &str) -> std::result::Result<(), &'static str> {
     if authority.as_str().contains('@') {
         return Err("a user's name or password in it is not sent: the messages are signed");
     }
-    let is_here = matches!(authority.host(), "127.0.0.1" | "[::1]" | "localhost");
+    let host = authority.host();
+    // Nothing else is between the two, or behind them.
+    let is_whole = match authority.as_str().strip_prefix(host) {
+        Some("") => true,
+        Some(port) => port.strip_prefix(':').is_some_and(|port| port.parse::<u16>().is_ok_and(|port| port > 0)),
+        None => false,
+    };
+    if host.is_empty() || !is_whole {
+        return Err("its host or port makes no sense");
+    }
+    let is_here = matches!(host, "127.0.0.1" | "[::1]" | "localhost");
     match uri.scheme_str() {
         Some("https") => Ok(()),
         Some("http") if is_here => Ok(()),
@@ -268,8 +310,20 @@ mod tests {
         {
             assert_eq!(check_url(good), Ok(()), "{good}");
         }
-        for bad in ["http://alerts.example.org/", "ftp://x/", "x", "", "https://me:pw@x/", "http://127.0.0.1.evil.org/"]
-        {
+        for bad in [
+            "http://alerts.example.org/",
+            "ftp://x/",
+            "x",
+            "",
+            "https://me:pw@x/",
+            "http://127.0.0.1.evil.org/",
+            "http://127.0.0.1:99999/",
+            "http://localhost:0/",
+            "http://127.0.0.1:8080evil/",
+            "https://x:-1/",
+            "https://:443/",
+            "http://[::1].evil/",
+        ] {
             assert!(check_url(bad).is_err(), "{bad}");
         }
     }

@@ -80,7 +80,7 @@ fn what_any_host_finds_is_one_alert_until_it_is_closed() {
     assert!(alerts(&lab, &["--new"]).is_empty());
     a.run("check store/v").code(30);
     let found = alerts(&lab, &[]);
-    assert!(found.iter().any(|later| later["number"] == 1 && later["acknowledged"]["note"] == "disk\u{1b}swapped"));
+    assert!(found.iter().any(|later| later["number"] == 1 && later["acknowledged"]["note"] == "disk\u{fffd}swapped"));
     assert!(found.iter().any(|later| later["count"].as_u64() > alert["count"].as_u64()), "{found:?}");
     assert!(!lab.serve(&["alerts", "list"]).ok().out.contains('\u{1b}'));
     assert_eq!(alerts(&lab, &["--vault", &id]).len(), found.len());

@@ -20,10 +20,10 @@ const UNPOSTED: TableDefinition<'static, u64, ()> = TableDefinition::new("unpost
 /// By vault: how many alerts it has, u64 little-endian.
 const COUNTS: super::Bytes = TableDefinition::new("alerts by vault");
 /// The last number that was given, among the server's numbers.
-const LAST: &str = "last alert";
+pub(super) const LAST: &str = "last alert";
 
-/// Alerts that are read at a time; each is as long as a finding, and a little more.
-pub const ALERTS_AT_ONCE: usize = 250;
+/// Alerts that are read at a time.
+pub const ALERTS_AT_ONCE: usize = 500;
 
 type Rows<T> = std::result::Result<T, redb::Error>;
 
@@ -151,6 +151,7 @@ impl<'t> Alerts<'t> {
             last: now,
             hosts: BTreeSet::from([host.to_owned()]),
             finding: finding.clone(),
+            posted: false,
             acknowledged: None,
         };
         self.add(vault, &alert)?;
@@ -314,7 +315,7 @@ impl State {
             for alert in chosen {
                 alerts.remove(&alert)?;
                 let Alert { number, vault, finding, .. } = alert;
-                events.push(Event::AlertClosed { alert: number, vault, kind: finding.kind, path: finding.path });
+                events.push(Event::AlertClosed { alert: number, vault, kind: finding.kind });
             }
             Ok(())
         })
@@ -339,14 +340,14 @@ impl State {
         changed.map_err(|number| ServerError::NoAlert { number })
     }
 
-    /// Alerts that are to be posted, in order, at most `most`.
+    /// Alerts behind a number that are to be posted, in order, at most `most`.
     ///
     /// # Errors
     /// [`ServerError::Database`], [`ServerError::Damaged`].
-    pub fn unposted(&self, most: usize) -> Result<Vec<Alert>> {
+    pub fn unposted(&self, after: u64, most: usize) -> Result<Vec<Alert>> {
         self.read(|read| {
             let (alerts, mut unposted) = (read.open_table(ALERTS)?, Vec::new());
-            for row in read.open_table(UNPOSTED)?.iter()?.take(most) {
+            for row in read.open_table(UNPOSTED)?.range(after.saturating_add(1)..)?.take(most) {
                 let alert = alerts.get(row?.0.value())?.ok_or_else(damaged)?;
                 unposted.push(serde_json::from_slice(alert.value()).map_err(|_| damaged())?);
             }
@@ -360,15 +361,20 @@ impl State {
     /// [`ServerError::Database`].
     pub fn posted(&self, alerts: &[Alert]) -> Result<()> {
         self.write(|write, _| {
-            let mut unposted = write.open_table(UNPOSTED)?;
+            let mut tables = Alerts::open(write)?;
             for alert in alerts {
-                unposted.remove(alert.number)?;
+                tables.unposted.remove(alert.number)?;
+                // It may be closed by now, or changed.
+                if let Some(mut alert) = tables.get(alert.number)? {
+                    alert.posted = true;
+                    tables.put(&alert)?;
+                }
             }
             Ok(())
         })
     }
 
-    /// Puts alerts of another state here, which has none. They are not posted again.
+    /// Puts alerts of another state here, which has none.
     ///
     /// # Errors
     /// [`ServerError::Database`], [`ServerError::Damaged`].
@@ -380,8 +386,9 @@ impl State {
                 if alert.acknowledged.is_none() {
                     alerts.new.insert(alert.number, ())?;
                 }
-                let last = alerts.numbers.get(LAST)?.map_or(0, |last| last.value());
-                alerts.numbers.insert(LAST, last.max(alert.number))?;
+                if !alert.posted {
+                    alerts.unposted.insert(alert.number, ())?;
+                }
             }
             Ok(())
         })

@@ -2,7 +2,7 @@
 //! waits until every host that may use it has told what it knows.
 
 use super::leases::{KEPT, lease_key};
-use super::{HOSTS, Host, LEASES, NUMBERS, RESTORED, RUNS_BEFORE, State};
+use super::{HOSTS, Host, LEASES, NUMBERS, RESTORED, RUNS_BEFORE, State, alerts};
 use crate::Result;
 use crate::audit::{self, ChainEnd, Event};
 use data_encoding::HEXLOWER;
@@ -20,6 +20,8 @@ pub struct Copied {
     pub hosts: BTreeMap<String, Host>,
     /// by vault, hex: how often a server was started on it
     pub runs: BTreeMap<String, u64>,
+    /// the last number of an alert
+    pub last_alert: u64,
 }
 
 /// Vaults that were put back, and the hosts that may know more of each.
@@ -124,7 +126,8 @@ impl State {
     /// [`ServerError::Database`], [`ServerError::Damaged`].
     pub fn copied(&self) -> Result<Copied> {
         let runs = self.vaults()?.into_iter().map(|(vault, runs)| (HEXLOWER.encode(&vault), runs)).collect();
-        Ok(Copied { hosts: self.read_hosts()?, runs })
+        let last = self.read(|read| Ok(read.open_table(NUMBERS)?.get(alerts::LAST)?.map(|row| row.value())))?;
+        Ok(Copied { hosts: self.read_hosts()?, runs, last_alert: last.unwrap_or_default() })
     }
 
     /// Makes this the state of a backup: of other sessions than the server's that goes on. Each vault waits for the
@@ -141,7 +144,9 @@ impl State {
             }
             // Of all vaults, also those that have never been here: their anchors may have come since.
             let most = copied.runs.values().copied().max().unwrap_or_default() + RUNS_MISSED;
-            write.open_table(NUMBERS)?.insert(RUNS_BEFORE, most)?;
+            let mut numbers = write.open_table(NUMBERS)?;
+            numbers.insert(RUNS_BEFORE, most)?;
+            numbers.insert(alerts::LAST, copied.last_alert)?;
             for vault in vaults {
                 let id = HEXLOWER.encode(vault);
                 leases.insert(&lease_key(vault, KEPT, 0)[..], &[][..])?;

@@ -11,6 +11,7 @@ use std::fmt;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// Target of the lines in the log. What writes lines need not bound these: they are bounded here.
@@ -32,6 +33,7 @@ struct Shared {
     hash: RandomState,
     /// To each sink.
     queues: Mutex<Vec<Arc<Queue>>>,
+    has_ended: AtomicBool,
 }
 
 struct State {
@@ -78,7 +80,12 @@ impl Default for Shared {
             suppressed: 0,
             is_summary_due: false,
         };
-        Shared { state: Mutex::new(state), hash: RandomState::new(), queues: Mutex::default() }
+        Shared {
+            state: Mutex::new(state),
+            hash: RandomState::new(),
+            queues: Mutex::default(),
+            has_ended: AtomicBool::new(false),
+        }
     }
 }
 
@@ -184,6 +191,8 @@ impl Events {
 
     /// At the end of the process: delivers what waits, for so long at most, and tells what was left out of the log.
     pub fn end(&self, wait: Duration) {
+        // Who ends it again has waited already.
+        let wait = if self.shared.has_ended.swap(true, Ordering::Relaxed) { Duration::ZERO } else { wait };
         let until = Instant::now() + wait;
         for queue in self.shared.queues() {
             queue.end(until.saturating_duration_since(Instant::now()));
