@@ -85,27 +85,27 @@ struct Seen {
 struct Told<'a> {
     leaves: &'a dyn Leaves,
     bytes: u64,
-    progress: &'a mut dyn FnMut(u64),
+    progress: &'a mut dyn FnMut(u64) -> io::Result<()>,
 }
 
 impl Told<'_> {
     fn leaf(&mut self, at: PageNo) -> io::Result<Digest> {
-        (self.progress)(self.bytes);
+        (self.progress)(self.bytes)?;
         self.leaves.leaf(at)
     }
 }
 
 impl ScrubContext {
-    /// Verifies a file. `progress` gets bytes read.
+    /// Verifies a file. `progress` gets bytes about to be read; an error of it ends the work.
     ///
     /// # Errors
-    /// Those of the store.
+    /// Those of the store, and of `progress`.
     pub fn file(
         &self,
         backing: &dyn BackendFile,
         object: ObjectId,
         row: &FileRow,
-        progress: &mut dyn FnMut(u64),
+        progress: &mut dyn FnMut(u64) -> io::Result<()>,
     ) -> io::Result<FileScrub> {
         let mut found = FileScrub { has_blocks: row.blocks.is_some() && row.open.is_none(), ..FileScrub::default() };
         let pages = StorePages { backing, geometry: &self.geometry };

@@ -354,7 +354,7 @@ fn a_scrub_without_keys_names_every_change() {
         if keeps_records {
             scrub.trees = Arc::new(trees.clone());
         }
-        let scrubbed = || scrub.file(&*backing, side.object, row, &mut |_| {}).unwrap();
+        let scrubbed = || scrub.file(&*backing, side.object, row, &mut |_| Ok(())).unwrap();
         let clean = scrubbed();
         assert_eq!((clean.pages, clean.stale_pages.count), (3, 0));
         assert_eq!((clean.blocks, clean.stale_blocks.count), (1_200_000_u64.div_ceil(4096) - 9, 0));
@@ -419,7 +419,7 @@ fn a_scrub_finds_nothing_where_a_file_was_cut_and_grew_again() {
         assert!(row.open.is_none() && row.blocks.is_some());
         let mut scrub = anchor::scrub(&ctx.geometry, side.files.anchor());
         scrub.trees = Arc::new(trees);
-        let found = scrub.file(&*raw(&store), side.object, row, &mut |_| {}).unwrap();
+        let found = scrub.file(&*raw(&store), side.object, row, &mut |_| Ok(())).unwrap();
         assert_eq!((found.stale_pages.count, found.stale_blocks.count, found.unverified_blocks), (0, 0, 0));
         assert_eq!(found.blocks, 100_000_u64.div_ceil(4096) + 1);
     }

@@ -45,6 +45,7 @@ mod recipes;
 mod records;
 mod rekey;
 mod restored;
+mod scrubs;
 mod served;
 mod shares;
 mod slots;
