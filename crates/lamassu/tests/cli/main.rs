@@ -34,6 +34,7 @@ mod lines;
 mod model;
 mod mounts;
 mod old_headers;
+mod planted;
 mod private;
 mod profiles;
 mod put_back;
