@@ -15,8 +15,7 @@ use std::time::{Duration, Instant};
 
 /// Target of the lines in the log. What writes lines need not bound these: they are bounded here.
 pub const TARGET: &str = "lamassu::integrity";
-/// The same of what a command prints as it finds it ([`FoundBy::Check`], [`FoundBy::Scrub`]): the log decides who needs
-/// a line of it besides.
+/// The same of what a command prints as it finds it (`check`, `scrub`): the log decides who needs a line of it besides.
 pub const TARGET_PRINTED: &str = "lamassu::integrity::printed";
 
 /// After so long the log is told how much was left out of it.

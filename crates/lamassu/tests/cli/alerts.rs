@@ -634,3 +634,26 @@ fn mount_refused(b: &Bench) {
     let [event] = &events(b)[..] else { panic!("one event") };
     assert_eq!((&event["kind"], &event["found_by"]), (&"stale".into(), &"read".into()));
 }
+
+/// What lies outside of the tree, and what is seen of a dataset without its key.
+#[test]
+fn what_a_check_finds_beside_the_tree_is_told_too() {
+    if !can_mount() {
+        return;
+    }
+    let b = bench("--anchor none");
+    b.run("mount v m").ok();
+    let own = b.key("own");
+    b.run(&format!("dataset create -n {own} m/set")).ok();
+    fs::write(b.path("m/set/f"), noise(9000, 1)).unwrap();
+    b.unmount("m");
+    let set = b.stored("v", "set");
+    fs::write(set.join("of nobody"), b"foreign").unwrap();
+    flip(&b.path("v/lamassu.history"), 100);
+    let ran = run_telling(&b, "check", &[], &[]).code(26);
+    let (_, events) = told(&b);
+    let has = |kind: &str, path: &str| events.iter().any(|event| event["kind"] == kind && event["path"] == path);
+    assert!(has("history", "lamassu.history") && has("foreign", "of nobody"), "{events:?} {}", ran.text());
+    let vault_of = |kind| events.iter().find(|event| event["kind"] == kind).unwrap()["vault"].clone();
+    assert_ne!(vault_of("history"), vault_of("foreign"), "the dataset's is an event of that");
+}
