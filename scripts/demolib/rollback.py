@@ -1,9 +1,11 @@
 """A store that puts something older back: what gocryptfs, a vault without an anchor and an anchored vault serve of it.
 
 Real programs over real directories. The store rolls a file back, exchanges two directories, and zeroes what a sparse
-file holds between two holes; then each file is read through a mount.
+file holds between two holes; then each file is read through a mount. What the anchored vault finds it also names: by
+kind and path, with `lamassu check`.
 """
 
+import json
 import os
 import secrets
 import shutil
@@ -12,6 +14,7 @@ from .shell import Undo, run, say, unmount
 
 HOLE = 2 << 20  # where the sparse file goes on, and as far again once more
 GOCRYPTFS_HEADER, GOCRYPTFS_BLOCK = 18, 4096 + 32
+ATTACKED = ("report", "accounts", "archive", "sparse")
 PAGE_BLOCKS = 116  # data blocks that a page of a Lamassu file covers, by default
 
 
@@ -125,6 +128,15 @@ def look(at):
     return {what: "error" if data is None else "newest" if data == newest else "served" for what, (data, newest) in found.items()}
 
 
+def named(scheme):
+    """What `check` names: paths as the user knows them, and the kinds of what is wrong there."""
+    report = json.loads(run(scheme.lamassu, "check", "--json", *scheme.key, scheme.store, check=False).stdout)
+    kinds = {}
+    for problem in report["problems"]:
+        kinds.setdefault(problem["path"] or problem["stored"], set()).add(problem["kind"])
+    return report["status"], {path: ", ".join(sorted(words)) for path, words in kinds.items()}
+
+
 def outcome(make, work, lamassu):
     scheme, at = make(work, lamassu), os.path.join(work, "mnt")
     os.makedirs(at, exist_ok=True)
@@ -140,12 +152,13 @@ def outcome(make, work, lamassu):
     shutil.copyfile(scheme.stored("report"), kept)
     mounted(lambda at: write(os.path.join(at, "report"), b"second version"))
     attack(scheme, kept)
-    return mounted(look)
+    return mounted(look), named(scheme) if isinstance(scheme, Anchored) else None
 
 
 def show(work, lamassu, judge, makers=(Gocryptfs, Vault, Anchored)):
     say("a store that rolls back, exchanges and zeroes")
-    results = {make.name: outcome(make, work, lamassu) for make in makers}
+    outcomes = {make.name: outcome(make, work, lamassu) for make in makers}
+    results = {name: found for name, (found, _) in outcomes.items()}
     print("What a reader gets of it when the store ...\n")
     heads = list(next(iter(results.values())))
     width = max(len(name) for name in results)
@@ -155,4 +168,20 @@ def show(work, lamassu, judge, makers=(Gocryptfs, Vault, Anchored)):
     print()
     for name, found in results.items():
         expected = "error" if name == Anchored.name else "served"
-        judge(all(value == expected for value in found.values()), f"{name}: what the store put back is {'an error that names it' if expected == 'error' else 'served as if it were the newest'}")
+        what = "an error" if expected == "error" else "served as if it were the newest"
+        judge(all(value == expected for value in found.values()), f"{name}: what the store put back is {what}")
+    for name, (_, names) in outcomes.items():
+        if names:
+            show_names(name, *names, judge)
+
+
+def show_names(vault, status, kinds, judge):
+    print(f"\nWhat `lamassu check` names of the vault with an anchor ({status}):\n")
+    width = max(map(len, kinds), default=0)
+    for path, words in sorted(kinds.items()):
+        print(f"  {path.ljust(width)}  {words}")
+    print()
+    # Each that the store touched, itself or by what is in it.
+    missed = [place for place in ATTACKED if not any(path.split("/")[0] == place for path in kinds)]
+    judge(not missed, f"{vault}: what the store put back is named, each by its path{': not ' + ', '.join(missed) if missed else ''}")
+    judge(status == "stale", f"{vault}: and as what is not the newest, which is no other damage")

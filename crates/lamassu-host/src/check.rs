@@ -6,6 +6,7 @@ use crate::lock::{self, WriterLock};
 use crate::{Error, FaultKind, Result, Served, backend};
 use lamassu_format::name;
 use lamassu_vault::check::{Problem, Progress, Report, check_locked, kind};
+use lamassu_vault::event::{Events, FoundBy, IntegrityKind};
 use lamassu_vault::forest::{Number, ROOT_VOLUME, volume_of};
 use lamassu_vault::{Dataset, VaultError};
 use std::ffi::OsStr;
@@ -79,7 +80,7 @@ impl Walk<'_> {
             self.merge(found, plain, stored);
         }
         if paths.is_empty() {
-            self.history(volume, plain, stored)?;
+            self.history(volume, vault.events(), plain, stored)?;
         }
         for (dataset, rest) in within {
             self.dataset(volume, (plain, stored), &dataset, rest)?;
@@ -175,14 +176,18 @@ impl Walk<'_> {
         };
         let found = check_locked(lamassu_store::Backend::root(&backend(&dir)?), &header)?;
         let datasets = found.datasets.clone();
-        found.problems.iter().for_each(|p| Below { shown: self.shown, plain: stored, stored }.problem(p));
+        let events = self.served.keeper().events().of_vault(&header.id());
+        for problem in &found.problems {
+            Below { shown: self.shown, plain: stored, stored }.problem(problem);
+            tell(&events, problem);
+        }
         self.merge(found, stored, stored);
         datasets.iter().try_for_each(|inner| self.locked(None, &stored.join(&inner.stored)))
     }
 
     /// What is wrong with the history. No repair mends it: the next change of slots or keys sets it aside and says so
     /// in a new one.
-    fn history(&mut self, volume: Number, plain: &Path, stored: &Path) -> Result<()> {
+    fn history(&mut self, volume: Number, events: &Events, plain: &Path, stored: &Path) -> Result<()> {
         let (header, place) = (self.served.forest().header(volume)?, self.served.keeper().place(volume)?);
         let (_, history) = header.verified(|header| {
             let kept = self.served.keeper().kept();
@@ -191,8 +196,12 @@ impl Walk<'_> {
         })?;
         let read = history.read()?;
         if let Some(fault) = read.fault {
-            let problem =
-                Problem { kind: "history".into(), text: fault.to_string(), ..unplaced(OsStr::new(name::HISTORY)) };
+            let problem = Problem {
+                kind: IntegrityKind::History.word().into(),
+                text: fault.to_string(),
+                ..unplaced(OsStr::new(name::HISTORY))
+            };
+            tell(events, &problem);
             let problem = Below { shown: self.shown, plain, stored }.placed(&problem);
             self.shown.problem(&problem);
             self.report.add(problem);
@@ -200,10 +209,14 @@ impl Walk<'_> {
         Ok(())
     }
 
+    /// Of a dataset, by its path in the outermost vault.
     fn say(&mut self, kind: &str, plain: Option<&Path>, stored: &Path, text: String) {
         let path = plain.map(|p| p.display().to_string());
         let problem = Problem { path, kind: kind.into(), text, ..unplaced(stored.as_os_str()) };
         self.shown.problem(&problem);
+        if let Some(vault) = self.served.forest().vault(ROOT_VOLUME) {
+            tell(vault.events(), &problem);
+        }
         self.report.add(problem);
     }
 
@@ -221,6 +234,13 @@ impl Walk<'_> {
         all.unsealed_empty += found.unsealed_empty;
         all.add_problems_of(&found, |p| below.placed(p));
         all.open_sessions.extend(found.open_sessions);
+    }
+}
+
+/// A problem as an event of the vault that its path begins in; what says that the store failed is none.
+fn tell(events: &Events, problem: &Problem) {
+    if let Some(what) = IntegrityKind::of_word(&problem.kind) {
+        events.found(what.at(&*problem.stored, &*problem.text).by(FoundBy::Check));
     }
 }
 

@@ -1,6 +1,6 @@
 //! From a directory to an open vault: find the header, unlock it, open the tree.
 
-use crate::anchors::{Access, check, event_of};
+use crate::anchors::{Access, check};
 use crate::error::At;
 use crate::lock::once_closed;
 use crate::pins::Succession;
@@ -187,9 +187,7 @@ impl Unsealed {
             if header.is_anchored() && self.policy.anchors.are_used().is_ok() {
                 self.policy.anchors.report_to_server(&header.id(), &options.events)?;
             }
-            let anchor = self.anchor(Access::of(options.read_only)).inspect_err(|error| {
-                event_of(error, &header.id()).into_iter().for_each(|event| options.events.ends_with(event));
-            })?;
+            let anchor = self.anchor(Access::of(options.read_only))?;
             let backend: Arc<dyn Backend> = Arc::new(backend(dir)?);
             let approved_only = self.policy.is_approved_only();
             let options = Options { anchor: anchor.clone(), approved_only, ..options.clone() };

@@ -1,16 +1,21 @@
 //! A scrub without keys: the whole store is compared with the anchor (`docs/freshness.md`, section 6a).
 //!
 //! It knows no key of the vault, so it sees stored names alone, and tokens of them. It compares every entry and its
-//! kind, every directory record, link target and attribute by its digest, and every file with its row. It changes
-//! nothing and repairs nothing.
+//! kind, every directory record, link target and attribute by its digest, and every file with its row. Each finding is
+//! an integrity event. It changes nothing and repairs nothing, and does not go into datasets, which have anchors of
+//! their own: it tells where they lie.
 //!
 //! Never: opens a seal, follows a link, takes what the store shows for the newest.
+
+mod told;
+
+pub use told::{ScrubFinding, ScrubWatch, Scrubbed};
 
 use crate::anchored::{
     StoredAttrs, TreeFiles, digest_of_attributes, digest_of_dataset, digest_of_link, digest_of_text, object_kind,
 };
 use crate::error::{io, is_not_found};
-use crate::event::IntegrityKind;
+use crate::event::{EventRange, Events, FoundBy, IntegrityEvent, IntegrityKind};
 use crate::inode::StoreId;
 use crate::record::read_text;
 use crate::walk::{Failed, Met, Visit, has_header, header_id, is_entry, walk};
@@ -24,6 +29,7 @@ use lamassu_format::name::{
     DIR_RECORD, LINK_PREFIX, ROOT_RECORD, Stored, XATTR_PREFIX, classify, companion_name, decode,
 };
 use lamassu_format::tree::Shape;
+use lamassu_format::{BlockNo, PageNo};
 use lamassu_store::backend::{Listed, Stat};
 use lamassu_store::file::{FileScrub, ScrubContext, StaleRanges};
 use lamassu_store::{BackendDir, BackendEntry, BackendFile};
@@ -34,66 +40,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// What a scrub tells, and asks, while it goes on.
-pub trait ScrubWatch {
-    /// Bytes were read.
-    fn read(&mut self, bytes: u64);
-    /// Something is not as the anchor says.
-    fn found(&mut self, finding: &ScrubFinding);
-    /// A dataset lies there, which has an anchor of its own.
-    fn dataset(&mut self, stored: &Path);
-    /// A file was verified, whatever came of it.
-    fn verified(&mut self, object: ObjectId);
-    /// Whether a file was verified before, by a scrub that goes on here.
-    fn is_verified(&self, object: ObjectId) -> bool;
-    /// Whether to end now.
-    fn is_stopped(&self) -> bool;
-}
-
-/// Something that is not as the anchor says.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ScrubFinding {
-    /// What; `None`: it could not be looked at.
-    pub kind: Option<IntegrityKind>,
-    /// Path in the store. An entry that is missing has no name here: its token stands for it.
-    pub path: PathBuf,
-    /// What of it, for people.
-    pub what: String,
-}
-
-/// What a scrub has verified.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Scrubbed {
-    /// Entries that are as the anchor says, directories among them.
-    pub entries: u64,
-    /// Files that were gone through.
-    pub files: u64,
-    /// Files that an earlier scrub, which this one continues, went through.
-    pub skipped: u64,
-    /// Pages that are as the anchor says.
-    pub pages: u64,
-    /// Blocks that are.
-    pub blocks: u64,
-    /// Files without a root over their blocks: their pages alone were verified.
-    pub files_without_blocks: u64,
-    /// Blocks that cannot be told, since the tree records of their files are lost.
-    pub unverified_blocks: u64,
-    /// Files that are open, or were left so by a crash.
-    pub open_files: u64,
-    /// Pages of those that are not under the root.
-    pub open_pages: u64,
-    /// Entries and moves that a writer has not finished, or was making when it was interrupted: the anchor does not
-    /// know them yet.
-    pub unfinished: u64,
-    /// Datasets, which have anchors of their own.
-    pub datasets: u64,
-    /// What could not be looked at.
-    pub failures: u64,
-    /// Findings.
-    pub findings: u64,
-}
-
-/// Compares the store below `root` with an anchor. The header is believed as far as the anchor knows it.
+/// Compares the store below `root` with an anchor. The header is believed as far as the anchor knows it. `events` take
+/// what is found, under the id of this vault.
 ///
 /// # Errors
 /// Those of the anchor and of the store's root. What fails in a directory or file is a finding of its own.
@@ -101,6 +49,7 @@ pub fn scrub(
     root: Arc<dyn BackendDir>,
     header: &VaultHeader,
     anchor: &Anchor,
+    events: &Events,
     watch: &mut dyn ScrubWatch,
 ) -> Result<Scrubbed> {
     let shape = Shape::new(anchor.degree()).unwrap_or_default();
@@ -114,6 +63,7 @@ pub fn scrub(
         going: going.collect(),
         here: None,
         seen: HashSet::new(),
+        events: events.of_vault(&header.id()),
         watch,
         done: Scrubbed::default(),
     };
@@ -133,6 +83,7 @@ struct Scrub<'a> {
     /// Files with several names that were gone through, each in the inode that the name leads to: the store can make a
     /// name lead to another.
     seen: HashSet<(ObjectId, StoreId)>,
+    events: Events,
     watch: &'a mut dyn ScrubWatch,
     done: Scrubbed,
 }
@@ -173,7 +124,7 @@ impl Visit for Scrub<'_> {
         here: &mut Self::Here,
         entry: &Listed,
     ) -> Result<Option<Recorded>> {
-        if !is_entry(self.names, &entry.name) {
+        if !is_entry(self.names, &entry.name) || self.watch.is_stopped() {
             return Ok(None);
         }
         let above = at.passed.object;
@@ -230,6 +181,10 @@ impl Visit for Scrub<'_> {
     }
 
     fn leave(&mut self, at: &Met<Recorded>, dir: &Arc<dyn BackendDir>, mut here: Self::Here) {
+        // Not all entries were met.
+        if self.watch.is_stopped() {
+            return;
+        }
         let object = at.passed.object;
         // What was elsewhere when the directory was listed may have come back.
         if !here.is_empty() {
@@ -278,13 +233,16 @@ impl Scrub<'_> {
         let object = at.passed.object;
         if !at.is_root() && has_header(&**dir).unwrap_or(false) {
             self.done.datasets += 1;
-            let shown = header_id(&**dir).ok().flatten().map_or(Digest::NONE, |id| digest_of_dataset(&id));
-            match row.content {
-                Content::Dir { record, .. } if !record.is_current(shown) => {
+            let id = header_id(&**dir).ok().flatten();
+            let shown = id.map_or(Digest::NONE, |id| digest_of_dataset(&id));
+            match (id, &row.content) {
+                (Some(id), Content::Dir { record, .. }) if record.is_current(shown) => {
+                    self.watch.dataset(&at.stored, id);
+                }
+                _ => {
                     let what = "another dataset lies here, or one in a directory's place";
                     self.tell_stale(object, row, at.stored.clone(), what);
                 }
-                _ => self.watch.dataset(&at.stored),
             }
             return false;
         }
@@ -333,18 +291,36 @@ impl Scrub<'_> {
     }
 
     fn tell(&mut self, kind: IntegrityKind, path: PathBuf, what: impl Into<String>) {
+        self.tell_range(kind, path, None, what);
+    }
+
+    fn tell_range(&mut self, kind: IntegrityKind, path: PathBuf, range: Option<EventRange>, what: impl Into<String>) {
+        let what = what.into();
         self.done.findings += 1;
-        self.watch.found(&ScrubFinding { kind: Some(kind), path, what: what.into() });
+        let event = kind.at(path.display().to_string(), &*what).by(FoundBy::Scrub);
+        self.events.found(IntegrityEvent { range, ..event });
+        self.watch.found(&ScrubFinding { kind: Some(kind), path, what });
     }
 
     /// Tells of what is not as its row says, unless a writer has changed the row since it was read, or moves something
     /// to or from there: the anchor knows of both before the store does.
     fn tell_stale(&mut self, object: ObjectId, row: &Row, path: PathBuf, what: impl Into<String>) {
+        self.tell_stale_range(object, row, path, None, what);
+    }
+
+    fn tell_stale_range(
+        &mut self,
+        object: ObjectId,
+        row: &Row,
+        path: PathBuf,
+        range: Option<EventRange>,
+        what: impl Into<String>,
+    ) {
         let is_changing =
             self.anchor.is_in_use_now().unwrap_or(false) && !self.anchor.row(object).is_ok_and(|now| now == *row);
         match is_changing || self.here.is_some_and(|(place, entry)| self.is_moving(&place, &entry)) {
             true => self.done.unfinished += 1,
-            false => self.tell(IntegrityKind::Stale, path, what),
+            false => self.tell_range(IntegrityKind::Stale, path, range, what),
         }
     }
 
@@ -399,10 +375,18 @@ impl Scrub<'_> {
                     self.done.skipped += u64::from(!has_more);
                     return;
                 }
+                let before = self.done;
+                let mut read = |bytes| match self.watch.is_stopped() {
+                    true => Err(stdio::ErrorKind::Interrupted.into()),
+                    false => {
+                        self.watch.read(bytes);
+                        Ok(())
+                    }
+                };
                 let mut look = || {
                     let opened = dir.open_same(name, st, false)?;
                     let backing = opened.ok_or_else(|| stdio::Error::from_raw_os_error(libc::ESTALE))?;
-                    let found = self.context.file(&*backing, object, file, &mut |bytes| self.watch.read(bytes))?;
+                    let found = self.context.file(&*backing, object, file, &mut read)?;
                     Ok((backing, found))
                 };
                 let is_stale = |found: &FileScrub| found.stale_pages.count + found.stale_blocks.count > 0;
@@ -413,12 +397,15 @@ impl Scrub<'_> {
                 };
                 match scrubbed {
                     Ok((backing, found)) => self.file(path, &*backing, (object, row), &found),
+                    Err(_) if self.watch.is_stopped() => return,
                     Err(_) if self.here.is_some_and(|(place, entry)| self.is_moving(&place, &entry)) => {
                         self.done.unfinished += 1;
                     }
                     Err(error) => self.failed_at(path.to_owned(), &error),
                 }
-                self.watch.verified(object);
+                if self.has_verified_all_since(&before) {
+                    self.watch.verified(object);
+                }
             }
             Content::Link(target) => {
                 let is_newest = self.link_digests(dir, name).iter().any(|digest| target.is_current(*digest));
@@ -447,12 +434,24 @@ impl Scrub<'_> {
         let is_open = row.file().is_some_and(|file| file.open.is_some());
         done.open_files += u64::from(is_open);
         done.files_without_blocks += u64::from(!found.has_blocks);
-        for (what, stale) in [("page", &found.stale_pages), ("block", &found.stale_blocks)] {
+        let geometry = &self.context.geometry;
+        let pages = found.stale_pages.runs.first();
+        let pages = pages.map(|(first, last)| EventRange::of_pages(geometry, PageNo(*first), PageNo(*last)));
+        let blocks = found.stale_blocks.runs.first();
+        let blocks = blocks.map(|(first, last)| EventRange::of_blocks(geometry, BlockNo(*first), BlockNo(*last)));
+        for (what, stale, range) in [("page", &found.stale_pages, pages), ("block", &found.stale_blocks, blocks)] {
             if stale.count > 0 {
-                self.tell_stale(object, row, path.to_owned(), shown_ranges(what, stale));
+                self.tell_stale_range(object, row, path.to_owned(), range, shown_ranges(what, stale));
             }
         }
         self.attributes(path, (object, row), || backing.list_xattr(), |attr| backing.get_xattr(attr));
+    }
+
+    /// Whether all that was looked at since then is as the anchor says.
+    fn has_verified_all_since(&self, before: &Scrubbed) -> bool {
+        let untold =
+            |done: &Scrubbed| (done.findings, done.failures, done.unfinished, done.open_pages, done.unverified_blocks);
+        untold(&self.done) == untold(before)
     }
 
     fn held_attributes(&mut self, path: &Path, of: (ObjectId, &Row), held: &dyn BackendEntry) {

@@ -357,7 +357,7 @@ fn code(fault: &Fault) -> Code {
         Fault::Undone { .. } => Code::Undone,
         Fault::ScrubStale { .. } | Fault::CheckStale { .. } | Fault::DatasetsStale { .. } => Code::Stale,
         Fault::ScrubUnverified { .. } => Code::Unverified,
-        Fault::ScrubUnreadable { .. } => Code::Store,
+        Fault::ScrubUnreadable { .. } | Fault::DatasetExchanged { .. } => Code::Store,
         Fault::Unprinted { .. } => Code::Other,
         Fault::LocalPath { path: _, source } => FaultKind::from(source).into(),
         Fault::Moved { .. } | Fault::DaemonKilled { .. } => Code::Other,

@@ -243,9 +243,13 @@ pub enum Fault {
     ScrubStale { findings: u64 },
     /// What a scrub without keys cannot tell.
     #[error(
-        "nothing is stale, but {pages} pages of open files, and {blocks} blocks whose tree records are lost, cannot be verified without a key"
+        "nothing is stale, but some of it cannot be verified without a key: {pages} pages of open files, {blocks} blocks whose tree records are \
+         lost, and all in {datasets} datasets whose anchors are not on this machine (`lamassu anchor import`; --skip-unanchored leaves them out)"
     )]
-    ScrubUnverified { pages: u64, blocks: u64 },
+    ScrubUnverified { pages: u64, blocks: u64, datasets: usize },
+    /// The store's: a dataset that was exchanged while a scrub was on its way to it.
+    #[error("another dataset lies in {dir:?} than a moment ago")]
+    DatasetExchanged { dir: PathBuf },
     /// What a scrub could not read.
     #[error("nothing is stale, but the store could not be read at {places} places, named above")]
     ScrubUnreadable { places: u64 },

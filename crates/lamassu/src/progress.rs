@@ -1,12 +1,15 @@
-//! Progress on standard error: only on a terminal, and only once the work has taken a second.
+//! Progress on standard error, once the work has taken a second: on a terminal a bar; elsewhere nothing, since cron
+//! sends mail of it, or with `--verbose` a line a minute.
 
-use crate::output::{Ui, has_terminal};
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use std::sync::atomic::{AtomicBool, Ordering};
+use crate::output::{self, Ui, has_terminal};
+use indicatif::{HumanBytes, ProgressBar, ProgressDrawTarget, ProgressStyle};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// How long a person waits without wondering.
 const PATIENCE: Duration = Duration::from_secs(1);
+/// Between two lines.
+const BETWEEN_LINES: Duration = Duration::from_secs(60);
 
 /// A bar in bytes, or a counter where the end is not known.
 pub struct Meter {
@@ -14,6 +17,31 @@ pub struct Meter {
     started: Instant,
     allowed: bool,
     shown: AtomicBool,
+    what: &'static str,
+    lines: Option<Lines>,
+}
+
+/// Lines where there is no terminal.
+struct Lines {
+    /// Milliseconds after the beginning when the next one is due.
+    next_ms: AtomicU64,
+}
+
+impl Lines {
+    fn new() -> Lines {
+        Lines { next_ms: AtomicU64::new(millis(PATIENCE)) }
+    }
+
+    /// Whether a line is written now, so long after the beginning. Of several threads that ask, one is told so.
+    fn is_due(&self, elapsed: Duration) -> bool {
+        let (now, due) = (millis(elapsed), self.next_ms.load(Ordering::Relaxed));
+        let next = now.saturating_add(millis(BETWEEN_LINES));
+        now >= due && self.next_ms.compare_exchange(due, next, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+    }
+}
+
+fn millis(time: Duration) -> u64 {
+    time.as_millis().try_into().unwrap_or(u64::MAX)
 }
 
 impl Meter {
@@ -22,7 +50,9 @@ impl Meter {
         let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::hidden());
         bar.set_style(style("{prefix} {bytes} ({bytes_per_sec}) {wide_msg}"));
         bar.set_prefix(what);
-        Meter { bar, started: Instant::now(), allowed: has_terminal() && !ui.quiet, shown: AtomicBool::new(false) }
+        let lines = (!has_terminal() && ui.verbose > 0 && !ui.quiet).then(Lines::new);
+        let allowed = has_terminal() && !ui.quiet;
+        Meter { bar, started: Instant::now(), allowed, shown: AtomicBool::new(false), what, lines }
     }
 
     /// Now the end is known.
@@ -41,6 +71,17 @@ impl Meter {
         if self.allowed && !self.shown.load(Ordering::Relaxed) && self.started.elapsed() > PATIENCE {
             self.shown.store(true, Ordering::Relaxed);
             self.bar.set_draw_target(ProgressDrawTarget::stderr());
+        }
+        if self.lines.as_ref().is_some_and(|lines| lines.is_due(self.started.elapsed())) {
+            output::say(format_args!("{}", self.line()));
+        }
+    }
+
+    fn line(&self) -> String {
+        let done = HumanBytes(self.bar.position());
+        match self.bar.length() {
+            Some(all) => format!("{} {done} of {}", self.what, HumanBytes(all)),
+            None => format!("{} {done}", self.what),
         }
     }
 
@@ -69,4 +110,16 @@ impl Drop for Meter {
 
 fn style(template: &str) -> ProgressStyle {
     ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_is_due_after_a_second_and_then_each_minute() {
+        let lines = Lines::new();
+        let due = (0..200u64).filter(|second| lines.is_due(Duration::from_secs(*second)));
+        assert_eq!(due.collect::<Vec<_>>(), [1, 61, 121, 181]);
+    }
 }

@@ -33,7 +33,6 @@ pub use moved::{CopiedDatasets, ImportError, Imported};
 pub use place::{Choice, SERVER, refuse_within, settled};
 pub use proof::check;
 pub use records::{ComparedRecords, RecordFinding, compare_records};
-pub(crate) use reports::event_of;
 
 use crate::{Error, Policy, Result, lock};
 use lamassu_anchor::row::Sealed;

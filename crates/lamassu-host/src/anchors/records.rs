@@ -8,6 +8,7 @@ use lamassu_format::header::{HistoryMark, VaultHeader};
 use lamassu_format::name;
 use lamassu_keys::{HistoryError, header_file, history, witness};
 use lamassu_vault::VaultError;
+use lamassu_vault::event::IntegrityKind;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -18,8 +19,8 @@ const LOOKS_MAX: u32 = 5;
 /// A record that is not as the anchor knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecordFinding {
-    /// `stale` or `missing`
-    pub kind: &'static str,
+    /// stale, or missing
+    pub kind: IntegrityKind,
     /// its name in the vault's directory
     pub name: &'static str,
     /// a sentence for people
@@ -36,6 +37,21 @@ pub struct ComparedRecords {
 }
 
 impl Anchors {
+    /// The anchor of a dataset, by the dataset's id, to be looked at while it may be in use. `None`: it has none on
+    /// this host.
+    ///
+    /// # Errors
+    /// As [`Anchors::look`].
+    pub fn look_at_dataset(&self, id: &[u8; 16]) -> Result<Option<Anchor>> {
+        let table = match self.look(id) {
+            Err(Error::Vault(VaultError::Anchor(AnchorError::Missing { .. })) | Error::NoAnchorPlace) => {
+                return Ok(None);
+            }
+            found => found?.1,
+        };
+        Ok(Some(Anchor::open(Arc::new(table), id)?))
+    }
+
     /// Compares the records of a dataset, whose directory in the store is `dir`, with its anchor, which may be in use.
     /// `None`: it has none on this host.
     ///
@@ -43,13 +59,8 @@ impl Anchors {
     /// As [`compare_records`].
     pub fn compare_records_of_dataset(&self, dir: &Path) -> Result<Option<ComparedRecords>> {
         let id = header_file::read::<VaultHeader>(&dir.join(name::HEADER))?.id();
-        let table = match self.look(&id) {
-            Err(Error::Vault(VaultError::Anchor(AnchorError::Missing { .. })) | Error::NoAnchorPlace) => {
-                return Ok(None);
-            }
-            found => found?.1,
-        };
-        compare_records(dir, &Anchor::open(Arc::new(table), &id)?).map(Some)
+        let anchor = self.look_at_dataset(&id)?;
+        anchor.map(|anchor| compare_records(dir, &anchor)).transpose()
     }
 }
 
@@ -75,7 +86,7 @@ fn look(dir: &Path, known: &VaultRow) -> Result<ComparedRecords> {
     let mut add = |kind, name, what| found.findings.push(RecordFinding { kind, name, what });
     let seen = header_file::read::<VaultHeader>(&dir.join(name::HEADER))?;
     if !known.header.is_current(Digest(witness::digest(&seen)?)) {
-        add("stale", name::HEADER, "the header is not the one that the anchor knows");
+        add(IntegrityKind::Stale, name::HEADER, "the header is not the one that the anchor knows");
     }
     let (count, Digest(head)) = known.history;
     let has_history = match history::reaches(dir, HistoryMark { count, head }) {
@@ -85,12 +96,12 @@ fn look(dir: &Path, known: &VaultRow) -> Result<ComparedRecords> {
     };
     if has_history == Some(false) {
         let is_there = dir.join(name::HISTORY).symlink_metadata().is_ok();
-        let kind = if is_there { "stale" } else { "missing" };
+        let kind = if is_there { IntegrityKind::Stale } else { IntegrityKind::Missing };
         add(kind, name::HISTORY, "the history does not go as far as the anchor knows");
     }
     let record = dir.join(name::SESSIONS).join(name::SESSIONS_RECORD);
     if record.symlink_metadata().is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
-        add("missing", name::SESSIONS, "the record of sessions is not there");
+        add(IntegrityKind::Missing, name::SESSIONS, "the record of sessions is not there");
     }
     found.is_history_unreadable = has_history.is_none();
     Ok(found)

@@ -7,7 +7,7 @@ use lamassu_anchor::{AnchorError, ServerFault};
 use lamassu_rpc::host::Connection;
 use lamassu_rpc::{FINDINGS_MAX, REPORT_MAX};
 use lamassu_vault::VaultError;
-use lamassu_vault::event::{Events, IntegrityEvent, IntegrityKind, IntegritySink, TARGET};
+use lamassu_vault::event::{Events, IntegrityEvent, IntegritySink, TARGET};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
@@ -34,7 +34,7 @@ impl Anchors {
     ///
     /// # Errors
     /// [`AnchorError::Server`] where this host has not joined it; [`Error::NoAnchorPlace`]; no thread.
-    pub(crate) fn report_to_server(&self, vault: &[u8; 16], events: &Events) -> Result<()> {
+    pub fn report_to_server(&self, vault: &[u8; 16], events: &Events) -> Result<()> {
         let Some(server) = self.server_of(vault)? else { return Ok(()) };
         let mut reporting = self.shared.reporting.lock().unwrap_or_else(PoisonError::into_inner);
         if reporting.iter().any(|known| known.vault == *vault && known.events.are(events)) {
@@ -59,15 +59,6 @@ impl Anchors {
             known.events.end(LAST_REPORTS);
         }
     }
-}
-
-/// The event of an error that keeps a vault from being opened, if the store is to blame for it: it shows an older
-/// header or history.
-pub(crate) fn event_of(error: &Error, vault: &[u8; 16]) -> Option<IntegrityEvent> {
-    let Error::Vault(VaultError::Outdated { what, stored }) = error.innermost() else { return None };
-    let event =
-        IntegrityKind::Stale.at(stored.clone(), format!("the {what} is not the newest: the vault is not opened"));
-    Some(IntegrityEvent { vault: Some(HEXLOWER.encode(vault)), ..event })
 }
 
 /// Reports events of its vault, again and again until the server takes them.

@@ -12,6 +12,7 @@ use lamassu_anchor::ObjectId;
 use lamassu_anchor::row::FileRow;
 use lamassu_format::tree::Shape;
 use lamassu_format::{Digest, Geometry, PAGE_LEN, PageNo};
+use std::cell::RefCell;
 use std::io;
 use std::sync::Arc;
 
@@ -30,12 +31,13 @@ pub struct StaleRanges {
 }
 
 impl StaleRanges {
-    fn note(&mut self, number: u64) {
-        self.count += 1;
+    /// Those from `first` on, before `end`.
+    fn note(&mut self, first: u64, end: u64) {
+        self.count += end - first;
         let more = self.runs.len() < RANGES_MAX;
         match self.runs.last_mut() {
-            Some((_, last)) if *last + 1 == number => *last = number,
-            _ if more => self.runs.push((number, number)),
+            Some((_, last)) if *last + 1 == first => *last = end - 1,
+            _ if more => self.runs.push((first, end - 1)),
             _ => {}
         }
     }
@@ -81,44 +83,49 @@ struct Seen {
     unverified: u64,
 }
 
-/// Leaves of a tree that are read for a scrub, counted.
+/// Leaves of a tree that are read for a scrub, each counted before it is read; also those that the tree reads to make
+/// lost records anew.
 struct Told<'a> {
     leaves: &'a dyn Leaves,
     bytes: u64,
-    progress: &'a mut dyn FnMut(u64),
+    progress: RefCell<&'a mut dyn FnMut(u64) -> io::Result<()>>,
 }
 
-impl Told<'_> {
-    fn leaf(&mut self, at: PageNo) -> io::Result<Digest> {
-        (self.progress)(self.bytes);
+impl Leaves for Told<'_> {
+    fn leaf(&self, at: PageNo) -> io::Result<Digest> {
+        (self.progress.borrow_mut())(self.bytes)?;
         self.leaves.leaf(at)
+    }
+
+    fn next_present(&self, from: PageNo) -> io::Result<Option<PageNo>> {
+        self.leaves.next_present(from)
     }
 }
 
 impl ScrubContext {
-    /// Verifies a file. `progress` gets bytes read.
+    /// Verifies a file. `progress` gets bytes about to be read; an error of it ends the work.
     ///
     /// # Errors
-    /// Those of the store.
+    /// Those of the store, and of `progress`.
     pub fn file(
         &self,
         backing: &dyn BackendFile,
         object: ObjectId,
         row: &FileRow,
-        progress: &mut dyn FnMut(u64),
+        progress: &mut dyn FnMut(u64) -> io::Result<()>,
     ) -> io::Result<FileScrub> {
         let mut found = FileScrub { has_blocks: row.blocks.is_some() && row.open.is_none(), ..FileScrub::default() };
         let pages = StorePages { backing, geometry: &self.geometry };
         let count = if row.root.is_none() { 0 } else { self.geometry.last_page(row.size).0 + 1 };
         let is_twin =
             count <= 1 && row.twin.is_some() && row.twin == Some(digest_of(PageNo::ZERO, &pages.read(PageNo::ZERO)?));
-        let mut told = Told { leaves: &pages, bytes: PAGE_LEN as u64, progress };
+        let told = Told { leaves: &pages, bytes: PAGE_LEN as u64, progress: RefCell::new(progress) };
         if is_twin {
             found.pages = 1;
-        } else if let Some(good) = self.is_whole(&mut told, row.root, count)? {
+        } else if let Some(good) = self.is_whole(&told, row.root, count)? {
             found.pages = good;
         } else {
-            let seen = self.tell(&mut told, (object, TreeOf::Pages), row.root, count)?;
+            let seen = self.tell(&told, (object, TreeOf::Pages), row.root, count)?;
             (found.pages, found.stale_pages) = (seen.good, seen.stale);
             if row.open.is_some() {
                 found.open_pages = std::mem::take(&mut found.stale_pages).count;
@@ -127,12 +134,12 @@ impl ScrubContext {
         if let Some(root) = row.blocks.filter(|_| found.has_blocks) {
             let blocks = StoreBlocks { backing, geometry: &self.geometry };
             let count = self.geometry.end_block(row.size).0;
-            let mut told = Told { leaves: &blocks, bytes: self.geometry.block_size(), progress: told.progress };
-            match self.is_whole(&mut told, root, count)? {
+            let told = Told { leaves: &blocks, bytes: self.geometry.block_size(), progress: told.progress };
+            match self.is_whole(&told, root, count)? {
                 Some(good) => found.blocks = good,
                 // What lies in a slot without a key has no digest, and does not matter.
                 None => {
-                    let seen = self.tell(&mut told, (object, TreeOf::Blocks), root, count)?;
+                    let seen = self.tell(&told, (object, TreeOf::Blocks), root, count)?;
                     (found.blocks, found.stale_blocks) = (seen.good, seen.stale);
                     found.unverified_blocks = seen.unverified;
                 }
@@ -142,12 +149,12 @@ impl ScrubContext {
     }
 
     /// Whether all that the store shows of the first `count` hashes to a root: then how many there are.
-    fn is_whole(&self, told: &mut Told<'_>, root: Digest, count: u64) -> io::Result<Option<u64>> {
+    fn is_whole(&self, told: &Told<'_>, root: Digest, count: u64) -> io::Result<Option<u64>> {
         let mut shown = Tree::new(self.shape, Digest::NONE, 0, Arc::new(MemoryRecords::default()), RECORDS_LEN);
         let (mut at, mut there) = (PageNo::ZERO, 0);
-        while let Some(next) = told.leaves.next_present(at)?.filter(|next| next.0 < count) {
+        while let Some(next) = told.next_present(at)?.filter(|next| next.0 < count) {
             let digest = told.leaf(next)?;
-            shown.set(next, digest, told.leaves).map_err(of_tree)?;
+            shown.set(next, digest, told).map_err(of_tree)?;
             there += u64::from(!digest.is_none());
             at = next.next();
         }
@@ -157,35 +164,44 @@ impl ScrubContext {
     }
 
     /// Tells one by one, by the tree under the root.
-    fn tell(
-        &self,
-        told: &mut Told<'_>,
-        (object, of): (ObjectId, TreeOf),
-        root: Digest,
-        count: u64,
-    ) -> io::Result<Seen> {
+    fn tell(&self, told: &Told<'_>, (object, of): (ObjectId, TreeOf), root: Digest, count: u64) -> io::Result<Seen> {
         let mut tree = Tree::new(self.shape, root, count, self.trees.records(object, of), RECORDS_LEN);
         let mut seen = Seen::default();
         let mut at = PageNo::ZERO;
         loop {
-            let expected = match tree.next_leaf(at, told.leaves) {
-                Ok(next) => next,
+            let expected = match tree.next_leaf(at, told) {
+                Ok(next) => Ok(next),
                 Err(TreeError::Stale(stale)) if of == TreeOf::Blocks => {
                     seen.unverified += stale.pages;
                     at = PageNo((stale.first.0 + stale.pages).max(at.0 + 1));
                     continue;
                 }
-                Err(TreeError::Stale(stale)) => Some(stale.first.max(at)),
+                Err(TreeError::Stale(stale)) => Err(stale),
                 Err(error) => return Err(of_tree(error)),
             };
             // Blocks that nothing refers to may lie anywhere.
-            let shown = if of == TreeOf::Pages { told.leaves.next_present(at)? } else { None };
+            let shown = if of == TreeOf::Pages { told.next_present(at)? } else { None };
+            let expected = match expected {
+                // The records over them are lost, and what the store shows does not give them: none of these is told
+                // from the others, so they are looked at together, once.
+                Err(stale) if shown.is_none_or(|shown| stale.first <= shown) => {
+                    let first = stale.first.max(at).0;
+                    let end = stale.first.0.saturating_add(stale.pages).min(count.max(1));
+                    if end > first {
+                        seen.stale.note(first, end);
+                    }
+                    at = PageNo(end.max(first + 1));
+                    continue;
+                }
+                Err(_) => None,
+                Ok(next) => next,
+            };
             let next = expected.into_iter().chain(shown).min().filter(|next| next.0 < count.max(1));
             let Some(next) = next else { return Ok(seen) };
             let digest = told.leaf(next)?;
-            match tree.leaf(next, told.leaves) {
+            match tree.leaf(next, told) {
                 Ok(leaf) if leaf == digest => seen.good += u64::from(!digest.is_none()),
-                Ok(_) | Err(TreeError::Stale(_)) => seen.stale.note(next.0),
+                Ok(_) | Err(TreeError::Stale(_)) => seen.stale.note(next.0, next.0 + 1),
                 Err(error) => return Err(of_tree(error)),
             }
             at = next.next();

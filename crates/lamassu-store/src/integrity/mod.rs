@@ -6,6 +6,7 @@
 //!
 //! Never: decides whether a page is current (`lamassu_anchor::judge` does), keeps more clean records than it may.
 
+mod in_vain;
 mod records;
 mod root;
 mod tree;

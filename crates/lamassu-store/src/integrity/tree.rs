@@ -6,6 +6,7 @@
 //! * What a record of pages was when the tree was last sealed is kept as long as pages of it change: an anchor holds it
 //!   (rule A1 of `docs/freshness.md`), and a commit moves it on.
 
+use super::in_vain::{Counted, InVain};
 use super::{Records, record_digest};
 use lamassu_format::tree::{Children, RecordPlace, Shape};
 use lamassu_format::{Digest, PageNo, RecordNo};
@@ -101,6 +102,7 @@ pub struct Tree {
     sealing: BTreeSet<RecordNo>,
     /// Records that were fetched beside a page, by their offsets in the file. Not verified.
     brought: BTreeMap<u64, Vec<u8>>,
+    in_vain: InVain,
 }
 
 impl Tree {
@@ -120,6 +122,7 @@ impl Tree {
             touched: BTreeSet::new(),
             sealing: BTreeSet::new(),
             brought: BTreeMap::new(),
+            in_vain: InVain::default(),
         }
     }
 
@@ -511,12 +514,18 @@ impl Tree {
         if let Some(children) = as_expected(&bytes).filter(|_| is_read) {
             return Ok(children);
         }
-        let children = self.rebuilt(place, leaves)?;
+        if let Some(stale) = self.in_vain.known(place, expected) {
+            return Err(TreeError::Stale(stale));
+        }
+        let counted = Counted::new(leaves);
+        let children = self.rebuilt(place, &counted)?;
         let found = record_digest(place.level, &children);
         if found != expected {
             let first = self.shape.first_page(place);
             let pages = self.shape.span(place.level).min(self.pages - first.0);
-            return Err(TreeError::Stale(Stale { first, pages, expected, found }));
+            let stale = Stale { first, pages, expected, found };
+            self.in_vain.note(place, stale, &counted);
+            return Err(TreeError::Stale(stale));
         }
         let bytes: Vec<u8> = children.iter().flat_map(|child| child.0).collect();
         let _ = self.file.write(offset, &bytes);

@@ -354,7 +354,7 @@ fn a_scrub_without_keys_names_every_change() {
         if keeps_records {
             scrub.trees = Arc::new(trees.clone());
         }
-        let scrubbed = || scrub.file(&*backing, side.object, row, &mut |_| {}).unwrap();
+        let scrubbed = || scrub.file(&*backing, side.object, row, &mut |_| Ok(())).unwrap();
         let clean = scrubbed();
         assert_eq!((clean.pages, clean.stale_pages.count), (3, 0));
         assert_eq!((clean.blocks, clean.stale_blocks.count), (1_200_000_u64.div_ceil(4096) - 9, 0));
@@ -383,6 +383,44 @@ fn a_scrub_without_keys_names_every_change() {
             assert!(!keeps_records || stale.count == 1, "piece {piece}: {stale:?}");
         }
         assert_eq!(scrubbed(), clean);
+    }
+}
+
+/// Without tree records nothing tells which page was changed. That is found out once, and not once for each page: the
+/// store chooses what is lost, and how long a file is.
+#[test]
+fn a_scrub_without_tree_records_reads_a_file_some_times_at_most() {
+    const PAGES: u64 = 60;
+    let store = MemoryBackend::new();
+    let side = AnchorSide::with_trees(Arc::new(|| 0), 4, true, MemoryTrees::default());
+    let setup = Setup { anchored: true, reserved: 8, ..Setup::default() };
+    let ctx = setup.context_with(Some(side.files.clone()));
+    let file = File::create_object(ctx.clone(), create_in(&store), "test", side.object).unwrap();
+    (0..PAGES).for_each(|page| file.write_at(page * ctx.geometry.page_span(), &[1; 4096]).unwrap());
+    file.settle_now().unwrap();
+    drop(file);
+    let closed = side.files.closed();
+    side.files.covered(closed).unwrap();
+    side.commit(side.files.anchor().mark());
+    let row = side.files.anchor().row(side.object).unwrap();
+    let row = row.file().unwrap();
+    let (backing, scrub) = (raw(&store), anchor::scrub(&ctx.geometry, side.files.anchor()));
+    let scrubbed = |left: &mut u64| {
+        scrub.file(&*backing, side.object, row, &mut |_| {
+            *left = left.checked_sub(1).ok_or(std::io::ErrorKind::Interrupted)?;
+            Ok(())
+        })
+    };
+    // A page and the block under it.
+    let mut left = 2 * PAGES;
+    let clean = scrubbed(&mut left).unwrap();
+    assert_eq!((clean.pages, clean.blocks, clean.stale_pages.count, left), (PAGES, PAGES, 0, 0), "each is read once");
+    backing.write_at(ctx.geometry.page_offset(lamassu_format::PageNo(7)), &[9; 4096]).unwrap();
+    let found = scrubbed(&mut (4 * PAGES)).expect("no more than that is read");
+    assert_eq!((found.pages, found.stale_pages.runs), (0, vec![(0, PAGES - 1)]), "nothing tells them apart");
+    // Each of these is counted, so that it may be slowed down and stopped.
+    for stop in [0, 1, PAGES, PAGES + 1, 2 * PAGES - 1, 3 * PAGES - 1] {
+        assert_eq!(scrubbed(&mut { stop }).unwrap_err().kind(), std::io::ErrorKind::Interrupted, "after {stop}");
     }
 }
 
@@ -419,7 +457,7 @@ fn a_scrub_finds_nothing_where_a_file_was_cut_and_grew_again() {
         assert!(row.open.is_none() && row.blocks.is_some());
         let mut scrub = anchor::scrub(&ctx.geometry, side.files.anchor());
         scrub.trees = Arc::new(trees);
-        let found = scrub.file(&*raw(&store), side.object, row, &mut |_| {}).unwrap();
+        let found = scrub.file(&*raw(&store), side.object, row, &mut |_| Ok(())).unwrap();
         assert_eq!((found.stale_pages.count, found.stale_blocks.count, found.unverified_blocks), (0, 0, 0));
         assert_eq!(found.blocks, 100_000_u64.div_ceil(4096) + 1);
     }

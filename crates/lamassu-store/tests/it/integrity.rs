@@ -353,6 +353,42 @@ fn records_that_were_fetched_are_taken_once_and_verified() {
     assert_eq!(store.reads.get(), 0);
 }
 
+/// A store that reads slowly, as any does beside memory.
+struct Slow<'a>(&'a Store);
+
+impl Leaves for Slow<'_> {
+    fn leaf(&self, page: PageNo) -> io::Result<Digest> {
+        std::thread::sleep(std::time::Duration::from_micros(50));
+        self.0.leaf(page)
+    }
+
+    fn next_present(&self, from: PageNo) -> io::Result<Option<PageNo>> {
+        self.0.next_present(from)
+    }
+}
+
+/// A store changes one page of a long file and drops its records: what can be had of the others is found out some
+/// times, and not for each page that is asked for. What is put right is seen.
+#[test]
+fn records_that_cannot_be_had_are_not_looked_for_each_time() {
+    const PAGES: u64 = 1000;
+    let (shape, records) = (Shape::default(), Arc::new(MemoryRecords::default()));
+    let (root, pages) = filled(shape, PAGES, &records);
+    records.clear();
+    let mut changed = pages.clone();
+    changed.insert(500, digest(0));
+    let store = Store::of(&changed);
+    let mut tree = Tree::new(shape, root, PAGES, records, MEMORY);
+    for page in 0..PAGES {
+        let found = tree.leaf(PageNo(page), &Slow(&store));
+        assert!(matches!(found, Err(TreeError::Stale(stale)) if stale.pages == PAGES), "{page}: {found:?}");
+    }
+    assert!(store.reads.get() as u64 <= 20 * PAGES, "{} pages were read", store.reads.get());
+    let store = Store::of(&pages);
+    let again = (0..).find_map(|_| tree.leaf(PageNo(7), &Slow(&store)).ok());
+    assert_eq!(again, Some(pages[&7]));
+}
+
 /// Clean records take no more memory than they may, and a page is found all the same.
 #[test]
 fn clean_records_are_bounded() {

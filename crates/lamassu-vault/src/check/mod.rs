@@ -17,7 +17,7 @@ pub(crate) use repair::{lost_dir, place_in_lost};
 pub use report::{Problem, Progress, Report, Tally};
 
 use crate::anchored::MovesLeft;
-use crate::event::{IntegrityEvent, IntegrityKind};
+use crate::event::{FoundBy, IntegrityEvent, IntegrityKind};
 use crate::walk::Met;
 use crate::{Result, Vault, VaultError};
 use lamassu_anchor::ObjectId;
@@ -105,7 +105,7 @@ impl<'a> Checker<'a> {
 
     fn problem(&mut self, event: Option<IntegrityEvent>, problem: Problem) {
         self.progress.problem(&problem);
-        event.into_iter().for_each(|event| self.vault.options.events.found_by_check(event));
+        event.into_iter().for_each(|event| self.vault.options.events.found(event.by(FoundBy::Check)));
         self.report.add(problem);
     }
 

@@ -2,7 +2,7 @@
 
 use super::limit::{Known, Limit};
 use super::queue::Queue;
-use super::{FoundBy, IntegrityEvent, IntegritySink};
+use super::{IntegrityEvent, IntegritySink};
 use lamassu_store::file::Reporter;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -16,6 +16,8 @@ use std::time::{Duration, Instant};
 
 /// Target of the lines in the log. What writes lines need not bound these: they are bounded here.
 pub const TARGET: &str = "lamassu::integrity";
+/// The same of what a command prints as it finds it (`check`, `scrub`): the log decides who needs a line of it besides.
+pub const TARGET_PRINTED: &str = "lamassu::integrity::printed";
 
 /// After so long the log is told how much was left out of it.
 const SUMMARY: Duration = Duration::from_secs(1);
@@ -42,6 +44,8 @@ struct State {
     known: Known,
     limit: Limit,
     suppressed: u64,
+    /// Whether the one left out last is printed.
+    is_printed: bool,
     /// Whether a thread is about to tell how much was left out.
     is_summary_due: bool,
 }
@@ -78,6 +82,7 @@ impl Default for Shared {
             known: Known::new(now),
             limit: Limit::new(now),
             suppressed: 0,
+            is_printed: false,
             is_summary_due: false,
         };
         Shared {
@@ -121,21 +126,7 @@ impl Events {
     }
 
     /// Takes an event: counts it, logs it, hands it on. Never blocks.
-    pub fn found(&self, event: IntegrityEvent) {
-        self.take(event, true);
-    }
-
-    /// The same of what ends a command, which says it itself: it stands in no log.
-    pub fn ends_with(&self, event: IntegrityEvent) {
-        self.take(event, false);
-    }
-
-    /// The same of what `check` tells by itself: it stands in no log.
-    pub(crate) fn found_by_check(&self, event: IntegrityEvent) {
-        self.take(event.by(FoundBy::Check), false);
-    }
-
-    fn take(&self, mut event: IntegrityEvent, is_for_the_log: bool) {
+    pub fn found(&self, mut event: IntegrityEvent) {
         event.vault = event.vault.or_else(|| self.vault.as_deref().map(str::to_owned));
         let shared = &*self.shared;
         let hash = &shared.hash;
@@ -151,7 +142,10 @@ impl Events {
                 return;
             }
             count.count += 1;
-            let is_logged = is_for_the_log && state.limit.admits(object, now);
+            let is_logged = state.limit.admits(object, now);
+            if !is_logged {
+                state.is_printed = event.found_by.is_printed();
+            }
             let is_first = state.limit.has_suppressed() && !state.is_summary_due;
             state.is_summary_due |= is_first;
             (is_logged, is_first)
@@ -221,19 +215,25 @@ impl Shared {
     }
 
     fn tell_suppressed(&self) {
-        let suppressed = {
+        let (suppressed, is_printed) = {
             let mut state = self.state.lock();
             state.is_summary_due = false;
             let suppressed = state.limit.take_suppressed();
             state.suppressed += suppressed;
-            suppressed
+            (suppressed, state.is_printed)
         };
-        if suppressed > 0 {
-            tracing::error!(
+        match (suppressed, is_printed) {
+            (0, _) => {}
+            (_, true) => tracing::error!(
+                target: TARGET_PRINTED,
+                suppressed,
+                "more was found than is written here; what `check` or `scrub` prints has all of it"
+            ),
+            (_, false) => tracing::error!(
                 target: TARGET,
                 suppressed,
                 "more was found than is written here; `lamassu info` of the mount has all counts"
-            );
+            ),
         }
     }
 }
@@ -253,9 +253,9 @@ impl fmt::Debug for Events {
 /// The line of an event.
 fn log(event: &IntegrityEvent) {
     macro_rules! line {
-        ($level:ident) => {
+        ($level:ident, $target:ident) => {
             tracing::$level!(
-                target: TARGET,
+                target: $target,
                 kind = event.what.word(),
                 stored = event.path,
                 inode = event.inode,
@@ -271,7 +271,12 @@ fn log(event: &IntegrityEvent) {
             )
         };
     }
-    if event.is_damage { line!(error) } else { line!(warn) }
+    match (event.is_damage, event.found_by.is_printed()) {
+        (true, false) => line!(error, TARGET),
+        (false, false) => line!(warn, TARGET),
+        (true, true) => line!(error, TARGET_PRINTED),
+        (false, true) => line!(warn, TARGET_PRINTED),
+    }
 }
 
 pub(super) fn hex(id: &[u8; 16]) -> String {

@@ -10,9 +10,10 @@ mod hub;
 mod limit;
 mod queue;
 
-pub use hub::{Counts, Events, KindCount, TARGET};
+pub use hub::{Counts, Events, KindCount, TARGET, TARGET_PRINTED};
 
 use crate::{Ino, Vault};
+use lamassu_format::{BlockNo, Geometry, PageNo};
 use lamassu_store::file::{Damage, DamageKind};
 use serde::{Serialize, Serializer};
 use std::time::{Duration, SystemTime};
@@ -72,6 +73,8 @@ kinds! {
     RootPermissions = "root-permissions",
     /// A header does not parse, or is not the one that the keys sealed.
     Header = "header",
+    /// A history does not verify: it was cut, or changed.
+    History = "history",
     /// The store shows an older or another state than the newest, known from the anchor. For a file's content:
     /// [`DamageKind::Stale`], which has the same word.
     Stale = "stale",
@@ -125,6 +128,8 @@ pub enum FoundBy {
     Read,
     /// `check`.
     Check,
+    /// `scrub`.
+    Scrub,
     /// Completing what an interruption has left.
     Recovery,
 }
@@ -135,7 +140,16 @@ impl FoundBy {
         match self {
             FoundBy::Read => "read",
             FoundBy::Check => "check",
+            FoundBy::Scrub => "scrub",
             FoundBy::Recovery => "recovery",
+        }
+    }
+
+    /// Whether it prints what it finds, so that a person at its terminal needs no line of the log.
+    const fn is_printed(self) -> bool {
+        match self {
+            FoundBy::Check | FoundBy::Scrub => true,
+            FoundBy::Read | FoundBy::Recovery => false,
         }
     }
 }
@@ -234,9 +248,27 @@ impl EventRange {
             blocks: damage.block.map(|_| blocks),
         }
     }
+
+    /// Whole pages, from the first to the last.
+    pub fn of_pages(geometry: &Geometry, first: PageNo, last: PageNo) -> EventRange {
+        let (segment, pages) = (geometry.segment_of(first), last.0.saturating_sub(first.0) + 1);
+        EventRange { segment, page: first.0, pages, block: None, blocks: None }
+    }
+
+    /// Blocks, from the first to the last.
+    pub fn of_blocks(geometry: &Geometry, first: BlockNo, last: BlockNo) -> EventRange {
+        let blocks = last.0.saturating_sub(first.0) + 1;
+        let pages = EventRange::of_pages(geometry, geometry.page_of(first), geometry.page_of(last));
+        EventRange { block: Some(first.0), blocks: Some(blocks), ..pages }
+    }
 }
 
 impl Vault {
+    /// Where what is found in this vault goes.
+    pub fn events(&self) -> &Events {
+        &self.options.events
+    }
+
     /// Takes what was found not to be as it was written.
     pub(crate) fn tell(&self, event: IntegrityEvent) {
         self.options.events.found(event);
@@ -284,7 +316,6 @@ pub trait IntegritySink: Send + Sync {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use lamassu_format::{BlockNo, PageNo};
 
     #[test]
     fn words_are_those_of_check_and_each_is_one_kinds() {

@@ -7,6 +7,7 @@ use common::*;
 use lamassu_anchor::table::{MemoryTable, Table};
 use lamassu_store::backend::{CrashBackend, CrashSim, MemoryBackend};
 use lamassu_store::{Backend, BackendDir};
+use lamassu_vault::event::Events;
 use lamassu_vault::*;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -198,7 +199,8 @@ impl Run {
     fn look(&self, backend: &Arc<dyn Backend>, table: &Arc<dyn Table>, at: usize) {
         let mut found = Findings::default();
         let header = self.lab.recipe.header();
-        scrub::scrub(backend.root(), &header, &anchor(&self.lab.recipe, table), &mut found).unwrap();
+        scrub::scrub(backend.root(), &header, &anchor(&self.lab.recipe, table), &Events::default(), &mut found)
+            .unwrap();
         assert!(found.0.is_empty(), "record {at}: a scrub says {:?}", found.0);
         let v = open_anchored(&self.lab.recipe, backend, table, true).unwrap();
         let report = v.check(&[], false, &Quiet).unwrap();

@@ -20,12 +20,20 @@ const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 pub struct CommandSink {
     broker: Mutex<UnixStream>,
     is_ending: AtomicBool,
+    /// Whether the end waits for the command as before it.
+    is_waited_for: bool,
     failures: AtomicU64,
 }
 
 impl CommandSink {
     pub fn new(broker: UnixStream) -> CommandSink {
-        CommandSink { broker: Mutex::new(broker), is_ending: AtomicBool::new(false), failures: AtomicU64::new(0) }
+        let (is_ending, failures) = (AtomicBool::new(false), AtomicU64::new(0));
+        CommandSink { broker: Mutex::new(broker), is_ending, is_waited_for: false, failures }
+    }
+
+    /// One whose command is to have run when the process ends: that it failed is told.
+    pub fn that_is_waited_for(broker: UnixStream) -> CommandSink {
+        CommandSink { is_waited_for: true, ..CommandSink::new(broker) }
     }
 
     /// What the broker says of it.
@@ -81,7 +89,7 @@ impl IntegritySink for CommandSink {
     }
 
     fn end(&self) {
-        self.is_ending.store(true, Ordering::Release);
+        self.is_ending.store(!self.is_waited_for, Ordering::Release);
     }
 
     fn failures(&self) -> u64 {

@@ -7,9 +7,11 @@
 
 mod broker;
 mod command;
+mod told;
 
 pub use broker::serve;
 pub use command::CommandSink;
+pub use told::{AlertArg, Told, tell_refusal};
 
 use crate::fault::{Context, Result};
 use serde::de::DeserializeOwned;
@@ -27,6 +29,7 @@ pub const WORD: &str = "__integrity-broker";
 /// Who is told, in the environment of the broker alone.
 const COMMAND: &str = "LAMASSU_ALERT_COMMAND";
 const MOUNTPOINT: &str = "LAMASSU_MOUNTPOINT";
+const VAULT: &str = "LAMASSU_VAULT";
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 /// What is kept of the environment.
 const KEPT: [&str; 3] = ["HOME", "USER", "LOGNAME"];
@@ -51,9 +54,9 @@ struct Answer {
     failure: Option<String>,
 }
 
-/// Starts a broker, which ends by itself when its socket is closed. Before the process has threads, keys, or less
-/// rights than the user who mounts: the command has those of that user.
-pub fn start_broker(command: &str, mountpoint: &Path) -> Result<UnixStream> {
+/// Starts a broker, which ends by itself when its socket is closed. Before the process has keys, or less rights than
+/// the user who started it: the command has those of that user.
+pub fn start_broker(command: &str, vault: &Path, mountpoint: Option<&Path>) -> Result<UnixStream> {
     const WHAT: &str = "cannot start the process that runs the command of --on-integrity-failure";
     let (ours, theirs) = UnixStream::pair().context(WHAT)?;
     let kept = KEPT.iter().filter_map(|name| Some((name, std::env::var_os(name)?)));
@@ -62,7 +65,8 @@ pub fn start_broker(command: &str, mountpoint: &Path) -> Result<UnixStream> {
         .arg(WORD)
         .env_clear()
         .envs(kept)
-        .envs([("PATH", OsStr::new(PATH)), (COMMAND, command.as_ref()), (MOUNTPOINT, mountpoint.as_os_str())])
+        .envs([("PATH", OsStr::new(PATH)), (COMMAND, command.as_ref()), (VAULT, vault.as_os_str())])
+        .envs(mountpoint.map(|mountpoint| (MOUNTPOINT, mountpoint.as_os_str())))
         .current_dir("/")
         .stdin(Stdio::from(OwnedFd::from(theirs)))
         .stdout(Stdio::null())

@@ -1,6 +1,7 @@
 //! `lamassu check`: a line per problem, or run of them in one file, as it is found, a summary, and an exit code that
 //! says which of clean, mended, damaged.
 
+use crate::alert::{AlertArg, Told};
 use crate::fault::{Fault, Result};
 use crate::keys::{self, KeyArg};
 use crate::open;
@@ -9,6 +10,7 @@ use crate::progress::Meter;
 use crate::text;
 use lamassu_host::check::check;
 use lamassu_vault::check::{Problem, Progress, Report, Tally};
+use lamassu_vault::event::{Events, FoundBy};
 use lamassu_vault::{FileSystem, shown_ranges};
 use serde::Serialize;
 use std::path::PathBuf;
@@ -39,6 +41,8 @@ pub struct Args {
     /// Print one JSON document
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    alert: AlertArg,
     /// The vault; must not be mounted for writing
     dir: PathBuf,
     /// Plain paths to check, with what is below them [default: everything]
@@ -57,12 +61,20 @@ struct Summary<'a> {
 }
 
 pub fn run(ui: &Ui, args: Args) -> Result<()> {
+    let told = Told::start(&args.alert, &args.dir, FoundBy::Check)?;
+    let done = checked(ui, &args, told.events());
+    told.end(done)
+}
+
+fn checked(ui: &Ui, args: &Args, events: &Events) -> Result<()> {
     let started = Instant::now();
     let unsealed = open::unlocked(ui, &args.dir, &args.key)?;
     // A repair takes the writer's lock as a writer does; a mere check may not change even the lock's owner's data, and
     // still must not race a writer.
     let lock = if args.repair { None } else { open::lock_out_writers(ui, &args.dir)? };
-    let served = unsealed.open_forest(open::options(!args.repair))?;
+    let mut options = open::options(!args.repair);
+    options.events = events.clone();
+    let served = unsealed.open_forest(options)?;
     let shown = Shown { meter: Meter::bytes(ui, "verified"), json: args.json, last: Mutex::new(None) };
     let report = check(&served, &args.paths, args.repair, &shown);
     shown.flush();

@@ -21,7 +21,7 @@ use lamassu_fuse::{CacheMode, MountError, MountOptions, Mounted, OptionError};
 use lamassu_host::Error as HostError;
 use lamassu_host::anchors::Choice;
 use lamassu_host::{Keeper, Place, Served};
-use lamassu_vault::event::Events;
+use lamassu_vault::event::{Events, FoundBy};
 use lamassu_vault::{Durability, Forest, Freshness, Integrity, Options, ROOT, Vault};
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -286,7 +286,10 @@ fn parse<T: ValueEnum>(option: &'static str, value: &str) -> Result<T, OptionErr
 /// Opens, mounts, tells the waiting process, and serves until the mount is gone.
 fn serve(ui: &Ui, mut plan: Plan, ready: Option<Ready>) -> Result<Code> {
     let events = plan.send_events()?;
-    let mounted = plan.attach(ui).inspect_err(|_| events.end(LAST_EVENTS))?;
+    let mounted = plan.attach(ui).inspect_err(|error| {
+        alert::tell_refusal(&events, &plan.dir, FoundBy::Read, error);
+        events.end(LAST_EVENTS);
+    })?;
     log::connect();
     confine::seal(ui.policy.anchors.has_connections());
     ui.detail(format_args!("{} is mounted on {}", plan.dir.display(), plan.mountpoint.display()));
@@ -311,7 +314,11 @@ fn serve(ui: &Ui, mut plan: Plan, ready: Option<Ready>) -> Result<Code> {
 impl Plan {
     /// Starts the process that runs the command of `--on-integrity-failure`.
     fn start_broker(&mut self) -> Result<()> {
-        self.broker = self.alert.as_ref().map(|alert| alert::start_broker(alert, &self.mountpoint)).transpose()?;
+        self.broker = self
+            .alert
+            .as_ref()
+            .map(|alert| alert::start_broker(alert, &self.dir, Some(&self.mountpoint)))
+            .transpose()?;
         Ok(())
     }
 

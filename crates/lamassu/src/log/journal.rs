@@ -5,14 +5,15 @@
 //! another in, and it takes thirty lines. What the journal does not take goes to syslog.
 
 use super::socket::Socket;
-use super::{is_detached, to_syslog};
+use super::{is_detached, is_printed, to_syslog};
+use crate::output::has_terminal;
 use crate::text::printable;
 use std::fmt::{Debug, Write};
 use std::os::linux::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 use tracing::field::{Field, Visit};
-use tracing::{Event, Level, Subscriber};
+use tracing::{Event, Level, Metadata, Subscriber};
 use tracing_subscriber::Layer;
 use tracing_subscriber::layer::Context;
 
@@ -21,9 +22,14 @@ const PLACE: &str = "/run/systemd/journal/socket";
 static JOURNAL: OnceLock<Option<Socket>> = OnceLock::new();
 static IS_STDERR: OnceLock<bool> = OnceLock::new();
 
-/// Whether integrity events go to the journal: there is one, and standard error leads to it, or nowhere.
-pub fn takes_events() -> bool {
-    (is_detached() || *IS_STDERR.get_or_init(is_stderr)) && socket().is_some()
+/// Whether integrity events go to the journal: there is one, and standard error leads to it, or nowhere. What a command
+/// prints itself goes there where no person sees that.
+pub fn takes_events(meta: &Metadata<'_>) -> bool {
+    let is_wanted = match is_printed(meta) {
+        true => !has_terminal(),
+        false => is_detached() || *IS_STDERR.get_or_init(is_stderr),
+    };
+    is_wanted && socket().is_some()
 }
 
 /// Connects, if there is a journal. `LAMASSU_JOURNAL` names another socket; where only another syslog is named, that is
@@ -52,7 +58,7 @@ pub struct Journal;
 
 impl<S: Subscriber> Layer<S> for Journal {
     fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
-        if !takes_events() {
+        if !takes_events(event.metadata()) {
             return;
         }
         let level = *event.metadata().level();

@@ -1,6 +1,8 @@
 //! Logs: to standard error, to a file, and, once a mount has left its terminal, to syslog, so that integrity errors
 //! reach the administrator. Key events (target `lamassu::key`) go to syslog from every command. `LAMASSU_SYSLOG` names
 //! another socket than /dev/log. Integrity events go to the journal instead where there is one, with their fields.
+//! Those that a command prints itself (`check`, `scrub`) go there where there is no terminal, and never to standard
+//! error.
 //!
 //! This module decides where a line goes: [`Log::line`] and [`journal::takes_events`].
 
@@ -12,9 +14,10 @@ use self::journal::Journal;
 use self::limit::Limited;
 use self::socket::Socket;
 use crate::fault::Result;
-use crate::output::Ui;
+use crate::output::{Ui, has_terminal};
 use crate::text::printable;
 use lamassu_host::Error as HostError;
+use lamassu_vault::event::{TARGET, TARGET_PRINTED};
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::Path;
@@ -85,7 +88,12 @@ pub fn is_key_event(event: &Metadata<'_>) -> bool {
 
 /// What is damaged: see `lamassu_vault::event`, which bounds how much there is of it.
 pub fn is_integrity_event(event: &Metadata<'_>) -> bool {
-    event.target() == lamassu_vault::event::TARGET && *event.level() <= Level::WARN
+    (event.target() == TARGET || is_printed(event)) && *event.level() <= Level::WARN
+}
+
+/// What is damaged, and was printed by the command that found it.
+pub fn is_printed(event: &Metadata<'_>) -> bool {
+    event.target() == TARGET_PRINTED
 }
 
 /// Connects to the system's logs while everything is allowed still; a file that was named makes them needless.
@@ -126,7 +134,11 @@ impl<'a> MakeWriter<'a> for Log {
     fn make_writer_for(&'a self, meta: &Metadata<'_>) -> Line {
         match self.line(*meta.level()) {
             Line::Syslog(_) if is_key_event(meta) => Line::Nowhere,
-            Line::Syslog(_) | Line::Stderr if is_integrity_event(meta) && journal::takes_events() => Line::Nowhere,
+            Line::Syslog(_) | Line::Stderr if is_integrity_event(meta) && journal::takes_events(meta) => Line::Nowhere,
+            Line::Stderr if is_printed(meta) => match has_terminal() {
+                true => Line::Nowhere,
+                false => Line::Syslog(*meta.level()),
+            },
             line => line,
         }
     }

@@ -265,3 +265,46 @@ fn a_frozen_vault_is_not_begun_to_be_rekeyed() {
     b.run("rekey --outer m").ok();
     b.unmount("m");
 }
+
+/// What the store put back is not the newest, and so is nothing to seal again: it is named, and no key goes that the
+/// newest needs, wherever that is kept.
+#[test]
+fn a_file_that_was_put_back_is_not_rekeyed_and_no_key_that_it_needs_is_retired() {
+    let b = Bench::new();
+    b.run("init v").ok();
+    b.run_with("cp v - vault:good", &noise(30_000, 1)).ok();
+    b.run_with("cp v - vault:stale", &noise(30_000, 2)).ok();
+    let stored = b.stored("v", "stale");
+    let old = fs::read(&stored).unwrap();
+    b.run_with("cp v - vault:stale", &noise(30_000, 3)).ok();
+    let stored = b.stored("v", "stale");
+    let newest = fs::read(&stored).unwrap();
+    fs::write(&stored, &old).unwrap();
+    b.run("key rotate --outer v").ok();
+    b.run("key rotate --inner v").ok();
+    let name = stored.file_name().unwrap().to_str().unwrap();
+    for line in ["rekey --outer v", "rekey --full v"] {
+        b.run(line).code(26).says("stale in segment 0").says(name).says("could not be rewritten: 1");
+    }
+    for line in ["key retire --outer 1 v", "key retire --inner 1 v"] {
+        b.run(line).code(28).says("stays").says("1 pages").says("`lamassu check` names it");
+    }
+    assert_eq!((epochs(&b, "v", "outer"), epochs(&b, "v", "inner")), (vec![1, 2], vec![1, 2]));
+    // Nor is it where the store shows nothing at all.
+    fs::rename(&stored, b.path("hidden")).unwrap();
+    for line in ["key retire --outer 1 v", "key retire --inner 1 v"] {
+        b.run(line).code(28).says("stays");
+    }
+    fs::rename(b.path("hidden"), &stored).unwrap();
+    // Nothing was changed there: the newest, which needs the keys from before, opens when it is back.
+    assert!(fs::read(&stored).unwrap() == old);
+    assert!(b.run("cat v good").ok().out == noise(30_000, 1));
+    fs::write(&stored, newest).unwrap();
+    b.run("check v").ok();
+    assert!(b.run("cat v stale").ok().out == noise(30_000, 3));
+    for line in ["rekey --full v", "rekey --outer v", "key retire --outer 1 v", "key retire --inner 1 v"] {
+        b.run(line).ok();
+    }
+    assert!(b.run("cat v stale").ok().out == noise(30_000, 3));
+    b.run("scrub v").ok();
+}

@@ -421,7 +421,8 @@ impl Crash<'_> {
             return Err(format!("the row stays open: {row:?}"));
         };
         let scrub = anchor::scrub(&self.ctx.geometry, next.anchor());
-        let found = scrub.file(&*raw(store), anchor::OBJECT, file, &mut |_| {}).map_err(|e| format!("scrub: {e}"))?;
+        let found =
+            scrub.file(&*raw(store), anchor::OBJECT, file, &mut |_| Ok(())).map_err(|e| format!("scrub: {e}"))?;
         let is_clean = found.stale_pages.count + found.stale_blocks.count + found.open_pages == 0;
         if !is_clean || found.has_blocks != next.anchor().has_blocks() {
             return Err(format!("scrub: {found:?}"));

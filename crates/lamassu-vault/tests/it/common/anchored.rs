@@ -7,6 +7,7 @@ use lamassu_anchor::{Anchor, AnchorError, Digest, ObjectId, Row, Token, TokenKey
 use lamassu_store::BackendDir;
 use lamassu_store::backend::CrashBackend;
 use lamassu_vault::anchor::RebuildProgress;
+use lamassu_vault::event::Events;
 use lamassu_vault::{RenameMode, VaultError, check, scrub};
 use parking_lot::Mutex;
 use std::cell::{Cell, RefCell};
@@ -101,7 +102,8 @@ impl Lab {
     pub fn scrubbed(&self) -> (Vec<String>, u64) {
         let mut found = Findings::default();
         let anchor = anchor(&self.recipe, &self.table);
-        let done = scrub::scrub(self.backend.root(), &self.recipe.header(), &anchor, &mut found).unwrap();
+        let done =
+            scrub::scrub(self.backend.root(), &self.recipe.header(), &anchor, &Events::default(), &mut found).unwrap();
         (found.0.into_iter().map(|finding| finding.what).collect(), done.unfinished)
     }
 
@@ -110,7 +112,8 @@ impl Lab {
     pub fn scrubbed_while(&self, at: usize, meanwhile: impl FnMut()) -> Option<(Vec<String>, u64)> {
         let anchor = anchor(&self.recipe, &self.table);
         let mut watch = Meanwhile { found: Vec::new(), left: Cell::new(at), meanwhile: RefCell::new(meanwhile) };
-        let done = scrub::scrub(self.backend.root(), &self.recipe.header(), &anchor, &mut watch).unwrap();
+        let done =
+            scrub::scrub(self.backend.root(), &self.recipe.header(), &anchor, &Events::default(), &mut watch).unwrap();
         (watch.left.get() == 0).then_some((watch.found, done.failures))
     }
 
@@ -191,7 +194,7 @@ impl<F: FnMut()> scrub::ScrubWatch for Meanwhile<F> {
     fn found(&mut self, finding: &scrub::ScrubFinding) {
         self.found.push(format!("{}: {}", finding.path.display(), finding.what));
     }
-    fn dataset(&mut self, _: &std::path::Path) {}
+    fn dataset(&mut self, _: &std::path::Path, _: [u8; 16]) {}
     fn verified(&mut self, _: ObjectId) {
         self.step();
     }
@@ -220,7 +223,7 @@ impl scrub::ScrubWatch for Findings {
     fn found(&mut self, finding: &scrub::ScrubFinding) {
         self.0.push(finding.clone());
     }
-    fn dataset(&mut self, _: &std::path::Path) {}
+    fn dataset(&mut self, _: &std::path::Path, _: [u8; 16]) {}
     fn verified(&mut self, _: ObjectId) {}
     fn is_verified(&self, _: ObjectId) -> bool {
         false

@@ -13,6 +13,7 @@ use lamassu_keys::{
 };
 use lamassu_store::backend::LocalBackend;
 use lamassu_store::{Backend, BackendDir};
+use lamassu_vault::event::Events;
 use lamassu_vault::forest::{Number, Opener, Opening, ROOT_VOLUME, State, volume_of};
 use lamassu_vault::{FileSystem, Forest, HandleId, Ino, Options, Result, Vault, VaultError, scrub};
 use std::collections::{BTreeSet, HashMap};
@@ -221,7 +222,7 @@ impl Wood {
         let table = self.keys.tables.lock().unwrap()[&header.id()].clone();
         let (anchor, mut found) = (Anchor::open(table, &header.id()).unwrap(), Findings::default());
         let root = LocalBackend::open(self.dir.path()).unwrap().root();
-        let done = scrub::scrub(root, &header, &anchor, &mut found).unwrap();
+        let done = scrub::scrub(root, &header, &anchor, &Events::default(), &mut found).unwrap();
         assert_eq!((done.unfinished, done.open_files), (0, 0));
         found.kinds()
     }

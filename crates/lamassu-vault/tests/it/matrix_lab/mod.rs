@@ -18,6 +18,7 @@ use lamassu_keys::{Argon2Params, Material, NewSlot, NewVault, Unlocked, Zone, cr
 use lamassu_store::backend::MemoryBackend;
 use lamassu_store::{Backend, BackendDir};
 use lamassu_vault::anchor::{NewTrees, rebuild};
+use lamassu_vault::event::Events;
 use lamassu_vault::{Access, Kind, Options, ROOT, Vault, scrub};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
@@ -176,7 +177,7 @@ impl Lab {
         let header = VaultHeader::parse(&text_of(&self.store, Path::new(HEADER)).unwrap()).unwrap();
         let anchor = Anchor::open(self.table.clone().unwrap(), &header.id()).unwrap();
         let mut found = Findings::default();
-        let done = scrub::scrub(self.store.root(), &header, &anchor, &mut found).unwrap();
+        let done = scrub::scrub(self.store.root(), &header, &anchor, &Events::default(), &mut found).unwrap();
         assert_eq!((done.unfinished, done.open_files), (0, 0));
         found.kinds()
     }

@@ -1,0 +1,71 @@
+//! What a scrub remembers of itself (`--state`), so that the next one goes on where it was stopped.
+//!
+//! A file is in it once all of it was as the anchor says. What was found, or could not be told, is not: the scrub that
+//! goes on looks at it again, and tells it again, so that its exit code is that of the whole.
+
+use crate::fault::{Fault, Result};
+use lamassu_anchor::ObjectId;
+use lamassu_host::Error;
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+/// What was verified, by vault.
+#[derive(Serialize, Deserialize, Default)]
+pub struct State {
+    vault: String,
+    /// numbers of the objects whose files were verified
+    verified: BTreeSet<u64>,
+    /// the same of datasets, by their ids
+    #[serde(default)]
+    datasets: BTreeMap<String, BTreeSet<u64>>,
+}
+
+impl State {
+    /// The state in a file, which may not be there yet. Another file than the state of a scrub of this vault is
+    /// refused: it would be replaced, and removed in the end.
+    pub fn read(file: &Path, dir: &Path, vault: &str) -> Result<State> {
+        let refused = || Fault::NotAScrubState { path: file.to_owned() };
+        let local = |source| Error::Local { op: "read", path: file.to_owned(), source };
+        let parent = file.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let parent = parent.canonicalize().map_err(local)?;
+        if parent.starts_with(dir.canonicalize().map_err(local)?) {
+            return Err(refused().into());
+        }
+        let bytes = match file.symlink_metadata() {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(State::of(vault)),
+            Ok(st) if !st.is_file() => return Err(refused().into()),
+            Ok(_) => std::fs::read(file).map_err(local)?,
+            Err(error) => return Err(local(error).into()),
+        };
+        let read: State = serde_json::from_slice(&bytes).map_err(|_| refused())?;
+        if read.vault == vault { Ok(read) } else { Err(refused().into()) }
+    }
+
+    /// Of a vault of which nothing is verified yet.
+    pub fn of(vault: &str) -> State {
+        State { vault: vault.into(), ..State::default() }
+    }
+
+    pub fn add(&mut self, vault: &str, object: ObjectId) {
+        let verified = match vault == self.vault {
+            true => &mut self.verified,
+            false => self.datasets.entry(vault.into()).or_default(),
+        };
+        verified.insert(object.0);
+    }
+
+    pub fn has(&self, vault: &str, object: ObjectId) -> bool {
+        let verified = if vault == self.vault { Some(&self.verified) } else { self.datasets.get(vault) };
+        verified.is_some_and(|verified| verified.contains(&object.0))
+    }
+
+    /// Whole or not at all: it is written beside, then renamed.
+    pub fn write(&self, file: &Path) -> std::io::Result<()> {
+        let mut beside = file.as_os_str().to_owned();
+        beside.push(".new");
+        let bytes = serde_json::to_vec(self).map_err(std::io::Error::other)?;
+        std::fs::write(&beside, bytes)?;
+        std::fs::rename(&beside, file)
+    }
+}
