@@ -220,11 +220,14 @@ fn alerts_of_a_vault_are_bounded_and_the_rest_is_counted() {
     assert_eq!(state.close(&Which::All { vault }).expect("closes") as u64, ALERTS_MAX);
     let left = AlertCounts { open: 2, new: 2, unposted: 2 };
     assert_eq!(state.alert_counts().expect("reads"), left);
-    // Another state gets what is left; numbers go on.
+    // Another state gets what is left, and what is to be posted of it; numbers go on.
+    state.posted(&state.unposted(0, 1).expect("reads")).expect("writes");
+    let left = AlertCounts { unposted: 1, ..left };
     let copy = tempfile::tempdir().expect("a directory");
     let copy = State::make(copy.path()).expect("opens");
+    copy.fill(&state.copied().expect("reads"), &[]).expect("writes");
     copy.put_alerts(&state.alerts(0, 10).expect("reads")).expect("writes");
-    assert_eq!(copy.alert_counts().expect("reads"), AlertCounts { unposted: 0, ..left });
+    assert_eq!((copy.alert_counts().expect("reads"), state.alert_counts().expect("reads")), (left, left));
     assert_eq!(copy.take_findings((&other, "good"), &[finding("a")], 0, 10).expect("writes"), 0);
     assert_eq!(copy.take_findings((&other, "good"), &[finding("b")], 0, 10).expect("writes"), 1);
     let last = copy.alerts(0, 10).expect("reads").pop().expect("there is one");
