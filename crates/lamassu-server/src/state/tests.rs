@@ -199,7 +199,11 @@ fn alerts_of_a_vault_are_bounded_and_the_rest_is_counted() {
     assert_eq!(state.take_findings((&other, "good"), &[finding("a")], 3, 6).expect("writes"), 2);
     assert_eq!(state.take_findings((&flooded, "evil"), &[finding("0"), finding("new")], 0, 7).expect("writes"), 0);
     let mut kept = Vec::new();
-    state.read_alerts(|some| Ok(kept.extend_from_slice(some))).expect("reads");
+    let copied = state.read_alerts(|some| {
+        kept.extend_from_slice(some);
+        Ok(())
+    });
+    copied.expect("reads");
     let of = |vault: [u8; 16]| kept.iter().filter(move |alert| alert.vault == HEXLOWER.encode(&vault));
     assert_eq!((of(flooded).count() as u64, of(other).count()), (ALERTS_MAX + 1, 2));
     let without = |vault| of(vault).find(|alert| alert.finding.kind == NOT_KEPT).map(|alert| alert.count);
