@@ -382,18 +382,6 @@ fn modes_are_old_or_new_after_a_crash() {
     }
 }
 
-fn fsync(v: &Vault, path: &str) {
-    let handle = v.open_file(v.ino(path), RW).unwrap();
-    v.fsync(handle, false).unwrap();
-    v.release(handle).unwrap();
-}
-
-fn fsync_dir(v: &Vault, path: &str) {
-    let handle = v.open_dir(v.ino(path)).unwrap();
-    v.fsync_dir(handle).unwrap();
-    v.release_dir(handle).unwrap();
-}
-
 #[test]
 fn what_an_fsync_covered_is_there_after_a_crash() {
     let steps: Vec<Step<'_>> = vec![
@@ -446,23 +434,6 @@ impl Dice {
         let first = name(self.roll(3));
         if self.roll(3) == 0 { first.to_owned() } else { format!("{first}/{}", name(self.roll(3))) }
     }
-}
-
-/// What cannot be done is not; but nothing is ever stale.
-fn tried(done: Result<()>) {
-    if let Err(e @ (VaultError::Outdated { .. } | VaultError::Anchor(_) | VaultError::Io { .. } | VaultError::Stale)) =
-        done
-        && !matches!(&e, VaultError::Io { source, .. } if source.raw_os_error() == Some(libc::EPERM))
-    {
-        panic!("{e:?}");
-    }
-}
-
-/// A directory and a name in it, if the directory is there.
-fn in_dir<'a>(v: &Vault, path: &'a str) -> Option<(Ino, &'a str)> {
-    let (parent, name) = path.rsplit_once('/').unwrap_or(("", path));
-    let parent = v.find(parent).ok().filter(|entry| entry.attr.kind == Kind::Dir)?;
-    Some((parent.attr.ino, name))
 }
 
 type NamedStep = (String, Box<dyn Fn(&Vault)>);

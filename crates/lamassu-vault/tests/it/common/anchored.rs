@@ -264,6 +264,35 @@ pub fn rmdir(vault: &Vault, path: &str) -> Result<()> {
     vault.rmdir(vault.ino(parent), n(name))
 }
 
+pub fn fsync(v: &Vault, path: &str) {
+    let handle = v.open_file(v.ino(path), RW).unwrap();
+    v.fsync(handle, false).unwrap();
+    v.release(handle).unwrap();
+}
+
+pub fn fsync_dir(v: &Vault, path: &str) {
+    let handle = v.open_dir(v.ino(path)).unwrap();
+    v.fsync_dir(handle).unwrap();
+    v.release_dir(handle).unwrap();
+}
+
+/// What cannot be done is not; but nothing is ever stale.
+pub fn tried(done: Result<()>) {
+    if let Err(e @ (VaultError::Outdated { .. } | VaultError::Anchor(_) | VaultError::Io { .. } | VaultError::Stale)) =
+        done
+        && !matches!(&e, VaultError::Io { source, .. } if source.raw_os_error() == Some(libc::EPERM))
+    {
+        panic!("{e:?}");
+    }
+}
+
+/// A directory and a name in it, if the directory is there.
+pub fn in_dir<'a>(v: &Vault, path: &'a str) -> Option<(Ino, &'a str)> {
+    let (parent, name) = path.rsplit_once('/').unwrap_or(("", path));
+    let parent = v.find(parent).ok().filter(|entry| entry.attr.kind == Kind::Dir)?;
+    Some((parent.attr.ino, name))
+}
+
 /// The names in a directory, and whether the store lacks some.
 pub fn listed(vault: &Vault, path: &str) -> (Vec<String>, bool) {
     let handle = vault.open_dir(vault.ino(path)).unwrap();
