@@ -4,8 +4,10 @@ use super::oracle::{Ack, History, Moment, State};
 use super::store::Dice;
 use super::walk::{NAMES, Tally, walk};
 use crate::common::anchored::{fsync, fsync_dir, in_dir, open_anchored, tried};
+use crate::common::keyed::rebuilt;
 use crate::common::{RW, Recipe, me, n};
 use lamassu_anchor::table::Table;
+use lamassu_format::root::RootRecord;
 use lamassu_store::Backend;
 use lamassu_vault::*;
 use std::sync::Arc;
@@ -21,6 +23,18 @@ pub struct Place {
 }
 
 impl Place {
+    /// An empty vault, whose root has permissions of its own.
+    fn make(&self) {
+        let (header, ring) = (self.recipe.header(), self.recipe.ring());
+        Vault::make_tree(&*self.backend, &header, &ring).unwrap();
+        let Owner { uid, gid, .. } = me();
+        create_root_record(&*self.backend.root(), &ring, RootRecord { mode: 0o755, uid, gid }).unwrap();
+        if let Some(table) = &self.table {
+            let (made, left_out) = rebuilt(&self.recipe, &self.backend, table);
+            assert_eq!((made.objects, left_out.len()), (1, 0));
+        }
+    }
+
     pub fn open(&self, read_only: bool) -> Result<Vault> {
         match (&self.table, read_only) {
             (Some(table), _) => open_anchored(&self.recipe, &self.backend, table, read_only),
@@ -43,10 +57,10 @@ pub struct Lived {
 /// each step.
 pub fn live(place: &Place, dice: &mut Dice, steps: usize, moment: &mut dyn FnMut() -> Moment) -> Lived {
     if place.backend.root().read_dir().unwrap().is_empty() {
-        Vault::make_tree(&*place.backend, &place.recipe.header(), &place.recipe.ring()).unwrap();
+        place.make();
     }
     let mut vault = place.open(false).unwrap();
-    let (mut history, mut told) = (History::default(), Vec::new());
+    let (mut history, mut told, mut held) = (History::default(), Vec::new(), Vec::new());
     // What an earlier life left open is recovered when it is looked at.
     let seen = state(&vault, &history);
     vault.sync_all().unwrap();
@@ -55,12 +69,14 @@ pub fn live(place: &Place, dice: &mut Dice, steps: usize, moment: &mut dyn FnMut
         if dice.roll(16) == 0 {
             told.push("opened again".to_owned());
             vault.close().unwrap();
+            held.clear();
             vault = place.open(false).unwrap();
             let state = state(&vault, &history);
             history.push(moment(), state, Ack::Everything);
             continue;
         }
-        let (step, ack) = step(&vault, dice, number as u64);
+        let there = history.last().map(State::paths).unwrap_or_default();
+        let (step, ack) = step(&vault, dice, number as u64, &there, &mut held);
         // What a look at it has the vault do is part of the step.
         let state = state(&vault, &history);
         told.push(step);
@@ -79,11 +95,18 @@ fn state(v: &Vault, history: &History) -> State {
     State::of(&walk(v, &mut Tally::default()).unwrap(), history.last())
 }
 
-fn path(dice: &mut Dice) -> String {
+/// Where something is to be done: mostly where something is.
+fn path(dice: &mut Dice, there: &[String]) -> String {
+    if !there.is_empty() && dice.roll(3) > 0 {
+        return dice.of(there).clone();
+    }
     let mut name = || NAMES[if dice.roll(12) == 0 { 3 } else { dice.roll(3) }];
     let (first, second) = (name(), name());
     if dice.roll(3) == 0 { first.to_owned() } else { format!("{first}/{second}") }
 }
+
+/// Files that are kept open.
+type Held = Vec<(Ino, HandleId)>;
 
 /// Bytes that nothing else has.
 fn bytes(number: u64, len: usize) -> Vec<u8> {
@@ -93,100 +116,150 @@ fn bytes(number: u64, len: usize) -> Vec<u8> {
 }
 
 /// Takes a step. One that cannot be taken where it fell is not.
-fn step(v: &Vault, dice: &mut Dice, number: u64) -> (String, Ack) {
+fn step(v: &Vault, dice: &mut Dice, number: u64, there: &[String], held: &mut Held) -> (String, Ack) {
+    let is_making = number < MAKING;
     // At first something is made, for the rest to be done to.
-    let kind = if number < MAKING { *dice.of(&[2, 4, 4, 6, 19, 19, 19, 19]) } else { dice.roll(32) };
-    let (one, other) = (path(dice), path(dice));
-    let (offset, len) = (*dice.of(&[0, 0, 100, 5000, 20_000, 260_000]), *dice.of(&[10, 700, 4096, 9000, 30_000]));
-    let mode = *dice.of(&[RenameMode::Replace, RenameMode::Replace, RenameMode::NoReplace, RenameMode::Exchange]);
-    let told = format!("{number}: {kind} {one} {other} {offset} {len} {mode:?}").replace(NAMES[3], "LONG");
-    match kind {
-        0 => {
-            v.sync_all().unwrap();
-            return (told, Ack::Everything);
-        }
-        1 => v.maintain().unwrap(),
-        _ => {}
-    }
-    let Some((dir, name)) = in_dir(v, &one) else { return (told, Ack::Nothing) };
-    let name = n(name);
-    let found = v.lookup(dir, name).ok().map(|entry| entry.attr);
-    match (kind, found) {
-        (2..4, _) => {
-            let target = format!("{number}").repeat(if dice.roll(4) == 0 { 1500 } else { 5 });
-            tried(v.symlink(dir, name, target.as_bytes(), me()).map(drop));
-        }
-        (4..6, _) => tried(v.mkdir(dir, name, 0o755, me()).map(drop)),
-        (6, _) => tried(v.mknod(dir, name, Kind::Fifo, 0o600, 0, me()).map(drop)),
-        (7, Some(Attr { kind: Kind::Dir, .. })) => tried(v.rmdir(dir, name)),
-        (7..9, _) => tried(v.unlink(dir, name)),
-        (9..13, _) => {
-            if let Some((to, to_name)) = in_dir(v, &other) {
-                tried(v.rename(dir, name, to, n(to_name), mode));
-            }
-        }
-        (13, Some(file)) => {
-            if let Some((to, to_name)) = in_dir(v, &other) {
-                tried(v.link(file.ino, to, n(to_name)).map(drop));
-            }
-        }
-        (14..17, Some(Attr { ino, kind: Kind::File | Kind::Dir, .. })) => {
-            let attribute = n(*dice.of(&["user.one", "user.two"]));
-            tried(match dice.roll(4) {
-                0 => v.remove_xattr(ino, attribute),
-                _ => v.set_xattr(ino, attribute, &bytes(number, 20), SetXattr::Any),
-            });
-        }
-        (17, Some(found)) => {
-            let mode = Some(*dice.of(&[0o600, 0o640, 0o700]));
-            tried(v.setattr(found.ino, None, &SetAttr { mode, ..SetAttr::default() }).map(drop));
-        }
-        (18, Some(found)) => {
-            let uid = Some(1 + number as u32);
-            tried(v.setattr(found.ino, None, &SetAttr { uid, ..SetAttr::default() }).map(drop));
-        }
-        (19..22, None) => {
-            if let Ok((entry, handle)) = v.create(dir, name, 0o644, RW, me()) {
-                return (told, write(v, entry.attr.ino, handle, dice, offset, &bytes(number, len)));
-            }
-        }
-        (19..28, Some(Attr { ino, kind: Kind::File, size, .. })) => {
-            let handle = v.open_file(ino, RW).unwrap();
-            match kind {
-                19 => {
-                    let size = Some(dice.roll(size as usize + 1) as u64);
-                    v.setattr(ino, Some(handle), &SetAttr { size, ..SetAttr::default() }).unwrap();
-                    v.release(handle).unwrap();
-                }
-                20 => {
-                    v.fallocate(handle, Fallocate::Punch, offset as u64, len as u64).unwrap();
-                    v.release(handle).unwrap();
-                }
-                _ => return (told, write(v, ino, handle, dice, offset, &bytes(number, len))),
-            }
-        }
-        (28..30, Some(Attr { ino, kind: Kind::File, .. })) => {
-            fsync(v, &one);
-            return (told, Ack::File(ino));
-        }
-        (28..32, _) => {
-            let (parent, _) = one.rsplit_once('/').unwrap_or_default();
-            fsync_dir(v, parent);
-            return (told, Ack::Dir(dir));
-        }
-        _ => {}
-    }
-    (told, Ack::Nothing)
+    let kind = if is_making { *dice.of(&[2, 4, 4, 6, 19, 19, 19, 19]) } else { dice.roll(32) };
+    let (one, other) = (path(dice, if is_making { &[] } else { there }), path(dice, there));
+    let (offset, len) = (*dice.of(&[0, 0, 0, 100, 5000, 20_000, 260_000]), *dice.of(&[10, 700, 4096, 9000, 30_000]));
+    let told = format!("{number}: {kind} {one} {other} {offset} {len}").replace(NAMES[3], "LONG");
+    let mut hand = Hand { v, dice, held, number, offset, len };
+    let ack = match hand.anywhere(kind) {
+        Some(ack) => ack,
+        None => hand.at(kind, &one, &other),
+    };
+    (told, ack)
 }
 
-/// One write, and sometimes an fsync behind it.
-fn write(v: &Vault, file: Ino, handle: HandleId, dice: &mut Dice, offset: usize, bytes: &[u8]) -> Ack {
-    assert_eq!(v.write(handle, offset as u64, bytes).unwrap(), bytes.len());
-    let is_synced = dice.roll(3) == 0;
-    match is_synced {
-        true => v.fsync(handle, false).unwrap(),
-        false => v.flush(handle).unwrap(),
+/// Whoever takes a step.
+struct Hand<'a> {
+    v: &'a Vault,
+    dice: &'a mut Dice,
+    held: &'a mut Held,
+    number: u64,
+    /// Of what is written.
+    offset: u64,
+    len: usize,
+}
+
+impl Hand<'_> {
+    /// A step that is not of a path.
+    fn anywhere(&mut self, kind: usize) -> Option<Ack> {
+        let v = self.v;
+        match (kind, self.dice.roll(8)) {
+            (0, _) => {
+                v.sync_all().unwrap();
+                return Some(Ack::Everything);
+            }
+            (1, _) => v.maintain().unwrap(),
+            (14..17, 0) => tried(v.set_xattr(ROOT, n("user.one"), &bytes(self.number, 20), SetXattr::Any)),
+            (17, 0..4) => self.set_mode(ROOT, &[0o711, 0o750, 0o755]),
+            (25..28, _) if !self.held.is_empty() => {
+                let file = self.held.swap_remove(self.dice.roll(self.held.len()));
+                // What is written to a file without a name is seen by nobody, until a crash has the name back.
+                if v.getattr(file.0, Some(file.1)).unwrap().nlink > 0 {
+                    return Some(self.write(file));
+                }
+                v.release(file.1).unwrap();
+            }
+            _ => return None,
+        }
+        Some(Ack::Nothing)
     }
-    v.release(handle).unwrap();
-    if is_synced { Ack::File(file) } else { Ack::Nothing }
+
+    fn at(&mut self, kind: usize, one: &str, other: &str) -> Ack {
+        let v = self.v;
+        let Some((dir, name)) = in_dir(v, one) else { return Ack::Nothing };
+        let found = v.lookup(dir, n(name)).ok().map(|entry| entry.attr);
+        match (kind, found) {
+            (14..17, Some(Attr { ino, kind: Kind::File | Kind::Dir, .. })) => self.attribute(ino),
+            (17, Some(found)) => self.set_mode(found.ino, &[0o600, 0o640, 0o700]),
+            (18, Some(found)) => {
+                let uid = Some(1 + self.number as u32);
+                tried(v.setattr(found.ino, None, &SetAttr { uid, ..SetAttr::default() }).map(drop));
+            }
+            (19..22, None) => {
+                if let Ok((entry, handle)) = v.create(dir, n(name), 0o644, RW, me()) {
+                    return self.write((entry.attr.ino, handle));
+                }
+            }
+            (19..28, Some(Attr { ino, kind: Kind::File, size, .. })) => return self.file(kind, ino, size),
+            (28..30, Some(Attr { ino, kind: Kind::File, .. })) => {
+                fsync(v, one);
+                return Ack::File(ino);
+            }
+            (28..32, _) => {
+                let (parent, _) = one.rsplit_once('/').unwrap_or_default();
+                fsync_dir(v, parent);
+                return Ack::Dir(dir);
+            }
+            _ => self.name(kind, (dir, name), found, other),
+        }
+        Ack::Nothing
+    }
+
+    /// Makes, moves and removes.
+    fn name(&mut self, kind: usize, (dir, name): (Ino, &str), found: Option<Attr>, other: &str) {
+        let (v, name, other) = (self.v, n(name), in_dir(self.v, other));
+        match (kind, found, other) {
+            (2..4, ..) => {
+                let times = if self.dice.roll(4) == 0 { 1500 } else { 5 };
+                tried(v.symlink(dir, name, self.number.to_string().repeat(times).as_bytes(), me()).map(drop));
+            }
+            (4..6, ..) => tried(v.mkdir(dir, name, 0o755, me()).map(drop)),
+            (6, ..) => tried(v.mknod(dir, name, Kind::Fifo, 0o600, 0, me()).map(drop)),
+            (7, Some(Attr { kind: Kind::Dir, .. }), _) => tried(v.rmdir(dir, name)),
+            (7..9, ..) => tried(v.unlink(dir, name)),
+            (9..13, _, Some((to, to_name))) => {
+                let modes = [RenameMode::Replace, RenameMode::Replace, RenameMode::NoReplace, RenameMode::Exchange];
+                tried(v.rename(dir, name, to, n(to_name), *self.dice.of(&modes)));
+            }
+            (13, Some(file), Some((to, to_name))) => tried(v.link(file.ino, to, n(to_name)).map(drop)),
+            _ => {}
+        }
+    }
+
+    fn attribute(&mut self, ino: Ino) {
+        let name = [n("user.one"), n("user.two")][self.dice.roll(2)];
+        tried(match self.dice.roll(4) {
+            0 => self.v.remove_xattr(ino, name),
+            _ => self.v.set_xattr(ino, name, &bytes(self.number, 20), SetXattr::Any),
+        });
+    }
+
+    fn set_mode(&mut self, ino: Ino, modes: &[u32]) {
+        let mode = Some(*self.dice.of(modes));
+        tried(self.v.setattr(ino, None, &SetAttr { mode, ..SetAttr::default() }).map(drop));
+    }
+
+    fn file(&mut self, kind: usize, ino: Ino, size: u64) -> Ack {
+        let v = self.v;
+        let handle = v.open_file(ino, RW).unwrap();
+        match kind {
+            19 => {
+                let size = Some(self.dice.roll(size as usize + 1) as u64);
+                v.setattr(ino, Some(handle), &SetAttr { size, ..SetAttr::default() }).unwrap();
+            }
+            20 => v.fallocate(handle, Fallocate::Punch, self.offset, self.len as u64).unwrap(),
+            _ => return self.write((ino, handle)),
+        }
+        v.release(handle).unwrap();
+        Ack::Nothing
+    }
+
+    /// One write, and sometimes an fsync behind it. Of a file that stays open the anchor keeps the sessions.
+    fn write(&mut self, file: (Ino, HandleId)) -> Ack {
+        let (v, (ino, handle)) = (self.v, file);
+        assert_eq!(v.write(handle, self.offset, &bytes(self.number, self.len)).unwrap(), self.len);
+        let is_synced = self.dice.roll(2) == 0;
+        match is_synced {
+            true => v.fsync(handle, false).unwrap(),
+            false => v.flush(handle).unwrap(),
+        }
+        match self.dice.roll(3) {
+            0 => v.release(handle).unwrap(),
+            _ => self.held.push(file),
+        }
+        if is_synced { Ack::File(ino) } else { Ack::Nothing }
+    }
 }

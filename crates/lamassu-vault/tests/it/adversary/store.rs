@@ -4,6 +4,7 @@ use super::walk::BLOCK;
 use lamassu_store::backend::MemoryBackend;
 use lamassu_store::backend::{Kind, RenameMode};
 use lamassu_store::{Backend, BackendDir};
+use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
 use std::io;
 use std::sync::Arc;
@@ -105,13 +106,16 @@ fn all_places(store: &MemoryBackend, before: &[Arc<MemoryBackend>], dice: &mut D
     let mut places = Vec::new();
     places_in(&store.root(), &mut Vec::new(), &mut places);
     places_in(&dice.of(before).root(), &mut Vec::new(), &mut places);
-    places.sort();
-    places.dedup();
+    let mut known = HashSet::new();
+    places.retain(|place| known.insert(place.clone()));
     places
 }
 
+/// By their inodes: stored names are other ones each time.
 fn names_in(dir: &dyn BackendDir) -> Vec<OsString> {
-    dir.read_dir().unwrap().into_iter().map(|entry| entry.name).collect()
+    let mut entries = dir.read_dir().unwrap();
+    entries.sort_by_key(|entry| entry.ino);
+    entries.into_iter().map(|entry| entry.name).collect()
 }
 
 fn places_in(dir: &Arc<dyn BackendDir>, at: &mut Place, places: &mut Vec<Place>) {

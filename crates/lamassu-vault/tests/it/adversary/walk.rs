@@ -1,7 +1,8 @@
 //! What a vault shows, all of it: each fact, or the error in its place.
 
+use super::store::Dice;
 use crate::common::anchored::LONG;
-use crate::common::{RO, n};
+use crate::common::{RO, RW, n};
 use lamassu_vault::*;
 use std::collections::BTreeMap;
 
@@ -26,6 +27,8 @@ pub struct Seen {
     pub owner: (u32, u32),
     pub rdev: u64,
     pub attributes: Fact<Attributes>,
+    /// Of the root: whether mode and owner are those that it was given.
+    pub permissions: Fact<()>,
     pub body: Body,
 }
 
@@ -64,7 +67,9 @@ impl Tally {
 /// Everything, from the root on.
 pub fn walk(v: &Vault, tally: &mut Tally) -> Fact<Seen> {
     let root = v.resolve(n(""))?;
-    let seen = object(v, &root.attr, 0, tally);
+    let permissions = v.verify_root_permissions();
+    tally.of(&permissions);
+    let seen = Seen { permissions, ..object(v, &root.attr, 0, tally) };
     v.forget(ROOT, 1);
     Ok(seen)
 }
@@ -83,7 +88,7 @@ fn object(v: &Vault, attr: &Attr, depth: usize, tally: &mut Tally) -> Seen {
         _ => Body::Special,
     };
     let Attr { ino, kind, mode, uid, gid, rdev, .. } = *attr;
-    Seen { ino, kind, mode, owner: (uid, gid), rdev, attributes, body }
+    Seen { ino, kind, mode, owner: (uid, gid), rdev, attributes, permissions: Ok(()), body }
 }
 
 fn attributes(v: &Vault, ino: Ino) -> Fact<Attributes> {
@@ -157,4 +162,47 @@ fn blocks(v: &Vault, attr: &Attr, tally: &mut Tally) -> Vec<Fact<Vec<u8>>> {
     // A handle of a file that was found stale closes with that error.
     let _ = v.release(handle);
     blocks
+}
+
+/// Does again what is seen to have been done: what refuses nothing is afterwards as it was, and nothing that is not
+/// current becomes so.
+pub fn do_again(v: &Vault, seen: &Seen, dice: &mut Dice) -> Fact<()> {
+    let done = match (dice.roll(6), &seen.attributes, &seen.body) {
+        (0, Ok(attributes), _) => attributes.iter().try_for_each(|(name, value)| {
+            v.set_xattr(seen.ino, n(&String::from_utf8_lossy(name)), value, SetXattr::Any)
+        }),
+        (1, ..) if seen.kind != Kind::Symlink => {
+            let set = SetAttr { mode: Some(seen.mode), ..SetAttr::default() };
+            v.setattr(seen.ino, None, &set).map(drop)
+        }
+        (2, _, Body::File { size, .. }) => {
+            let set = SetAttr { size: Some(*size), ..SetAttr::default() };
+            v.setattr(seen.ino, None, &set).map(drop)
+        }
+        (3.., _, Body::File { blocks, .. }) => match blocks.iter().position(Result::is_ok) {
+            Some(number) => write_again(v, seen.ino, number, blocks[number].as_deref().unwrap_or_default(), dice),
+            None => Ok(()),
+        },
+        _ => Ok(()),
+    };
+    if let Body::Dir(names) = &seen.body {
+        for (name, found) in &names.found {
+            let Ok(Some(found)) = found else { continue };
+            // Looked up again: its number is given for a reference.
+            let Ok(entry) = v.lookup(seen.ino, n(name)) else { continue };
+            if entry.attr.ino == found.ino {
+                let _ = do_again(v, found, dice);
+            }
+            v.forget(entry.attr.ino, 1);
+        }
+    }
+    done
+}
+
+fn write_again(v: &Vault, file: Ino, number: usize, block: &[u8], dice: &mut Dice) -> Fact<()> {
+    let handle = v.open_file(file, RW)?;
+    let len = if dice.roll(2) == 0 { block.len() } else { block.len().min(10) };
+    let written = v.write(handle, (number * BLOCK) as u64, &block[..len]).map(drop);
+    let synced = if dice.roll(2) == 0 { v.fsync(handle, false) } else { v.flush(handle) };
+    v.release(handle).and(written).and(synced)
 }
