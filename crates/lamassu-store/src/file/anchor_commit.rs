@@ -118,7 +118,7 @@ impl Core {
     /// Resolves what a crash has left in a file that is opened for writing, and has the anchor know the result durably,
     /// before anything of it is served: so the store chooses once. Where a page stays uncertain the row stays open.
     pub fn recover(&self, st: &mut State) -> Result<(), StoreError> {
-        let Some(fresh) = self.fresh.as_ref().filter(|fresh| fresh.is_interrupted()) else { return Ok(()) };
+        let Some(fresh) = self.fresh.as_ref().filter(|fresh| fresh.must_recover()) else { return Ok(()) };
         let pages: Vec<PageNo> = fresh.known().in_flight.iter().copied().collect();
         for g in pages {
             // Damage of one page hinders no other. It is told when the page is read.
