@@ -1,11 +1,11 @@
-//! A store that means ill, at random (`docs/freshness.md`, F1): a vault lives, its store keeps all that it ever saw, and
-//! at any moment, with a crash or without, it shows an arbitrary mixture of that: files, directories, links, records,
-//! attributes, pages and blocks of earlier times, each for itself, moved, exchanged, copied, cut and removed. The vault
-//! is opened over that, for reading and for writing, and all of it is looked at. What is shown without an error is
-//! something that was acknowledged last, or that was in flight.
+//! A store that means ill, at random (`docs/freshness.md`, F1): a vault lives, its store keeps all that it ever saw,
+//! and at any moment, with a crash or without, it shows an arbitrary mixture of that: files, directories, links,
+//! records, attributes, pages and blocks of earlier times, each for itself, moved, exchanged, copied, cut and removed.
+//! The vault is opened over that, for reading and for writing, and all of it is looked at. What is shown without an
+//! error is something that was acknowledged last, or that was in flight.
 //!
 //! The teeth: without an anchor, and with rules left out of what the anchor says, the same store is believed.
-//! `LAMASSU_MODEL_SCALE` multiplies the work (`make torture`).
+//! `LAMASSU_MODEL_SCALE` multiplies the work (`make torture`), `LAMASSU_MODEL_SEED` begins elsewhere.
 use crate::common;
 
 mod oracle;
