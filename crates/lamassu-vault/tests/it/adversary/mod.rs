@@ -96,7 +96,7 @@ impl Life {
         let watched = Watched::of(table.clone(), &crash);
         watched.states.lock().push((0, table));
         let table: Option<Arc<dyn Table>> = if is_anchored { Some(watched.clone()) } else { None };
-        let place = Place { recipe, backend: crash.clone(), table };
+        let place = Place { recipe, backend: crash.clone(), table, has_blocks: dice.roll(2) == 0 };
         let mut moment = || Moment { record: crash.position(), commit: watched.states.lock().len() };
         let steps = 16 + dice.roll(24);
         let lived = live(&place, dice, steps, &mut moment);
@@ -246,6 +246,7 @@ fn show(
         recipe: life.recipe,
         backend: store.clone(),
         table: life.is_anchored.then(|| table.clone() as Arc<dyn Table>),
+        has_blocks: false,
     };
     let told = |when: &'static str| move |(lie, what): (Lie, String)| (lie, format!("{when}: {what}"));
     let copy = (Arc::new(store.snapshot()), Arc::new(table.clone()));
@@ -302,7 +303,7 @@ fn show(
 fn attack_live(recipe: Recipe, is_anchored: bool, dice: &mut Dice, done: &mut Done) {
     let store = Arc::new(MemoryBackend::new());
     let table: Option<Arc<dyn Table>> = if is_anchored { Some(Arc::new(MemoryTable::default())) } else { None };
-    let place = Place { recipe, backend: store.clone(), table };
+    let place = Place { recipe, backend: store.clone(), table, has_blocks: dice.roll(2) == 0 };
     let mut seen = Vec::new();
     let mut moment = || {
         seen.push(Arc::new(store.snapshot()));

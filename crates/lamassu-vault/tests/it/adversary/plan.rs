@@ -3,10 +3,11 @@
 use super::oracle::{Ack, History, Moment, State};
 use super::store::Dice;
 use super::walk::{NAMES, Tally, walk};
-use crate::common::anchored::{fsync, fsync_dir, in_dir, open_anchored, tried};
+use crate::common::anchored::{anchor, fsync, fsync_dir, in_dir, tried};
 use crate::common::keyed::rebuilt;
-use crate::common::{RW, Recipe, me, n};
-use lamassu_anchor::table::Table;
+use crate::common::{Quiet, RW, Recipe, me, n, options};
+use lamassu_anchor::VaultRow;
+use lamassu_anchor::table::{Change, Space, Table};
 use lamassu_format::root::RootRecord;
 use lamassu_store::Backend;
 use lamassu_vault::*;
@@ -20,6 +21,8 @@ pub struct Place {
     pub recipe: Recipe,
     pub backend: Arc<dyn Backend>,
     pub table: Option<Arc<dyn Table>>,
+    /// Whether there is a tree over the blocks of files, too.
+    pub has_blocks: bool,
 }
 
 impl Place {
@@ -32,15 +35,22 @@ impl Place {
         if let Some(table) = &self.table {
             let (made, left_out) = rebuilt(&self.recipe, &self.backend, table);
             assert_eq!((made.objects, left_out.len()), (1, 0));
+            let mut row = VaultRow::decode(&table.get(Space::Vault, b"vault").unwrap().unwrap()).unwrap();
+            row.blocks = self.has_blocks;
+            let change = Change { space: Space::Vault, key: b"vault".to_vec(), value: Some(row.encode()) };
+            table.commit(&[change]).unwrap();
         }
     }
 
+    /// Opens it by two keys, of which the older one was the only one at first.
     pub fn open(&self, read_only: bool) -> Result<Vault> {
-        match (&self.table, read_only) {
-            (Some(table), _) => open_anchored(&self.recipe, &self.backend, table, read_only),
-            (None, false) => self.recipe.open(&self.backend),
-            (None, true) => self.recipe.open_read_only(&self.backend),
-        }
+        self.open_by(&[2, 1], read_only)
+    }
+
+    fn open_by(&self, outer: &[u8], read_only: bool) -> Result<Vault> {
+        let anchor = self.table.as_ref().map(|table| anchor(&self.recipe, table));
+        let ring = self.recipe.ring_of_epochs(&[1], outer);
+        Vault::open(self.backend.clone(), &self.recipe.header(), ring, Options { anchor, ..options(read_only) })
     }
 }
 
@@ -56,10 +66,11 @@ pub struct Lived {
 /// Lives: makes a vault where there is none, and takes so many steps. `moment` tells when it is, and is called after
 /// each step.
 pub fn live(place: &Place, dice: &mut Dice, steps: usize, moment: &mut dyn FnMut() -> Moment) -> Lived {
-    if place.backend.root().read_dir().unwrap().is_empty() {
+    let is_new = place.backend.root().read_dir().unwrap().is_empty();
+    if is_new {
         place.make();
     }
-    let mut vault = place.open(false).unwrap();
+    let mut vault = place.open_by(if is_new { &[1] } else { &[2, 1] }, false).unwrap();
     let (mut history, mut told, mut held) = (History::default(), Vec::new(), Vec::new());
     // What an earlier life left open is recovered when it is looked at.
     let seen = state(&vault, &history);
@@ -151,7 +162,11 @@ impl Hand<'_> {
                 v.sync_all().unwrap();
                 return Some(Ack::Everything);
             }
-            (1, _) => v.maintain().unwrap(),
+            (1, 0..4) => v.maintain().unwrap(),
+            (1, _) => {
+                let done = v.rekey(Rekey::Outer, None, &Quiet).unwrap();
+                assert!(done.complete && done.failed == 0, "{done:?}");
+            }
             (14..17, 0) => tried(v.set_xattr(ROOT, n("user.one"), &bytes(self.number, 20), SetXattr::Any)),
             (17, 0..4) => self.set_mode(ROOT, &[0o711, 0o750, 0o755]),
             (25..28, _) if !self.held.is_empty() => {

@@ -1,5 +1,5 @@
-//! The teeth of the simulator: with the barriers of one kind left out, or a single one of them, some honest crash leaves
-//! what is called stale, or lacks what was acknowledged (N4, N5, S2 and A4 of `docs/freshness.md`).
+//! The teeth of the simulator: with the barriers of one kind left out, or a single one of them, some honest crash
+//! leaves what is called stale, or lacks what was acknowledged (N4, N5, S2 and A4 of `docs/freshness.md`).
 
 use super::*;
 use lamassu_store::backend::crash::Op;
