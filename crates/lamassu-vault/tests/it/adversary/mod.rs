@@ -254,9 +254,11 @@ fn show(
         look(&place(&copy.0, &copy.1), true, view, done).map_err(told("read-only"))?
     {
         // F4: what was refused is named.
-        if life.is_anchored && dice.roll(4) == 0 {
-            let problems = vault.check(&[], false, &Quiet).map_or(1, |report| report.problems.len());
-            assert!(problems > 0 || state.is_some(), "something was refused, and a check finds nothing");
+        if life.is_anchored && state.is_none() && dice.roll(4) == 0 {
+            let is_silent = vault.check(&[], false, &Quiet).is_ok_and(|report| report.problems.is_empty());
+            if is_silent {
+                return Err((Lie::Silence, format!("a check finds nothing, and {:?} is an error", done.tally.last)));
+            }
         }
         vault.close().unwrap();
     }
@@ -376,15 +378,21 @@ fn without_a_rule_some_of_it_is_believed() {
     use Lie::{Absence, Attributes, Content, Mode, Name, Owner, Size, Type};
     let cases: [(Without, &[Lie]); 4] = [
         (Without::Anchor, &[Name, Absence, Type, Mode, Owner, Attributes, Size, Content]),
-        (Without::Commit, &[Name, Absence, Mode, Attributes, Size]),
+        (Without::Commit, &[Absence, Owner, Attributes, Size]),
         (Without::Sequences, &[Content]),
         (Without::End, &[Attributes]),
     ];
     for (without, least) in cases {
         let mut done = Done::default();
-        (0..24).for_each(|seed| try_all(seed, without, &mut done));
+        let missed = |done: &Done| least.iter().filter(|lie| !done.lies.contains_key(lie)).copied().collect::<Vec<_>>();
+        for seed in 0..200 {
+            try_all(seed, without, &mut done);
+            if missed(&done).is_empty() {
+                break;
+            }
+        }
         println!("without {without:?}: of {} mixtures {:?}", done.states, done.lies);
-        let missed: Vec<_> = least.iter().filter(|lie| !done.lies.contains_key(lie)).collect();
+        let missed = missed(&done);
         assert!(missed.is_empty(), "without {without:?} only {:?} was believed, and not {missed:?}", done.lies);
     }
 }

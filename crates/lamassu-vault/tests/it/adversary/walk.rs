@@ -49,18 +49,25 @@ pub struct Names {
 }
 
 /// How much was shown, and how much refused.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Debug, Default)]
 pub struct Tally {
     pub facts: u64,
     pub refusals: u64,
+    /// The last refusal.
+    pub last: Option<String>,
 }
 
 impl Tally {
     fn of<T>(&mut self, fact: &Fact<T>) {
         match fact {
             Ok(_) => self.facts += 1,
-            Err(_) => self.refusals += 1,
+            Err(error) => self.refused(error),
         }
+    }
+
+    fn refused(&mut self, error: &VaultError) {
+        self.refusals += 1;
+        self.last = Some(error.to_string());
     }
 }
 
@@ -143,7 +150,7 @@ fn blocks(v: &Vault, attr: &Attr, tally: &mut Tally) -> Vec<Fact<Vec<u8>>> {
     let handle = match v.open_file(attr.ino, RO) {
         Ok(handle) => handle,
         Err(error) => {
-            tally.refusals += 1;
+            tally.refused(&error);
             return vec![Err(error)];
         }
     };
