@@ -206,7 +206,7 @@ fn look(place: &Place, read_only: bool, view: View<'_>, done: &mut Done) -> Foun
     let (seen, mut state) = (seen.ok(), None);
     if let Some(seen) = &seen {
         view.judge(seen)?;
-        state = (done.tally.refusals == refusals).then(|| State::of(seen, None));
+        state = (done.tally.refusals == refusals).then(|| State::apart(seen));
     }
     Ok(Some(Looked { vault, seen, state }))
 }
@@ -284,10 +284,12 @@ fn show(
     drop(vault);
     let (store, table) = if is_killed { killed } else { (store, table) };
     seen.push(Arc::new(store.snapshot()));
-    mix(&store, seen, dice);
+    let again = mix(&store, seen, dice);
     // A writer that refused nothing has said what it is from then on.
     let mut chosen = History::default();
-    let view = match state.filter(|_| is_closed && !is_killed) {
+    let chosen_state = state.filter(|_| is_closed && !is_killed);
+    let when = if chosen_state.is_some() { "behind a writer that refused nothing" } else { "behind a writer" };
+    let view = match chosen_state {
         Some(state) => {
             done.twice += 1;
             chosen.push(Moment { record: 0, commit: 0 }, state, Ack::Everything);
@@ -295,7 +297,10 @@ fn show(
         }
         None => view,
     };
-    if let Some(Looked { vault, .. }) = look(&place(&store, &table), false, view, done).map_err(told("the next"))? {
+    let looked = look(&place(&store, &table), false, view, done).map_err(told(when));
+    if let Some(Looked { vault, .. }) =
+        looked.map_err(|(lie, what)| (lie, format!("{what}, mixed again: {again:#?}")))?
+    {
         let _ = vault.close();
     }
     Ok(())

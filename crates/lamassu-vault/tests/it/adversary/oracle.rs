@@ -31,7 +31,7 @@ impl State {
     /// If something could not be looked at: the store was honest.
     pub fn of(root: &Seen, before: Option<&State>) -> State {
         let mut state = State::default();
-        state.take("", root);
+        state.take("", root, ROOT, &mut |seen| seen.ino);
         // Most things are as they were: one copy of them does.
         if let Some(State(before)) = before {
             for (ino, thing) in &mut state.0 {
@@ -44,7 +44,17 @@ impl State {
         state
     }
 
-    fn take(&mut self, path: &str, seen: &Seen) {
+    /// The same of a store that may show several objects as one inode: each entry has a number of its own.
+    pub fn apart(root: &Seen) -> State {
+        let (mut state, mut last) = (State::default(), ROOT);
+        state.take("", root, ROOT, &mut |_| {
+            last += 1;
+            last
+        });
+        state
+    }
+
+    fn take(&mut self, path: &str, seen: &Seen, ino: Ino, number: &mut dyn FnMut(&Seen) -> Ino) {
         let attributes = shown(path, &seen.attributes).clone();
         let mut names = BTreeMap::new();
         let content = match &seen.body {
@@ -55,14 +65,15 @@ impl State {
                 shown(path, &dir.listing);
                 for (name, found) in &dir.found {
                     if let Some(found) = shown(path, found) {
-                        names.insert(name.clone(), found.ino);
-                        self.take(&format!("{path}/{name}"), found);
+                        let ino = number(found);
+                        names.insert(name.clone(), ino);
+                        self.take(&format!("{path}/{name}"), found, ino, number);
                     }
                 }
                 Vec::new()
             }
         };
-        let Seen { ino, kind, mode, owner, rdev, .. } = *seen;
+        let Seen { kind, mode, owner, rdev, .. } = *seen;
         let thing = Thing { kind, mode, owner, rdev, attributes, content: Arc::new(content), names };
         self.0.insert(ino, Arc::new(thing));
     }
