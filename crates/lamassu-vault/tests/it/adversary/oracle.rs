@@ -203,8 +203,6 @@ pub enum Lie {
     Size,
     Content,
     Target,
-    /// Something is refused, and a check does not say so (F4).
-    Silence,
 }
 
 pub type Verdict = Result<(), (Lie, String)>;
