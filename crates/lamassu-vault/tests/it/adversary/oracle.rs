@@ -262,7 +262,11 @@ impl View<'_> {
                 for (number, block) in blocks.iter().enumerate() {
                     let Ok(block) = block else { continue };
                     let good = is_allowed(&versions, number * BLOCK, block);
-                    is(Lie::Content, good).map_err(|(lie, what)| (lie, format!("{what}, block {number}")))?;
+                    is(Lie::Content, good).map_err(|(lie, what)| {
+                        let sizes: Vec<usize> = versions.iter().map(|version| version.len()).collect();
+                        let is_zero = block.iter().all(|byte| *byte == 0);
+                        (lie, format!("{what}, block {number} of {size} bytes, zeros {is_zero}; sizes {sizes:?}"))
+                    })?;
                 }
                 Ok(())
             }
