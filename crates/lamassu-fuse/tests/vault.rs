@@ -1,11 +1,13 @@
 //! Real vaults, mounted: the whole suite over three kinds of vault, one for each cache mode, and what only a vault can
-//! show.
+//! show. Two of the kinds have an anchor, and so has every vault below whose store is not changed under it.
 
 #![allow(clippy::unwrap_used)] // helpers of tests are tests
 
 #[macro_use]
 mod suite;
 
+use lamassu_anchor::Anchor;
+use lamassu_anchor::table::MemoryTable;
 use lamassu_crypto::{KeyRing, Secret};
 use lamassu_format::header::{KeyArea, NameMode, SealedKeychain, VaultHeader, VaultParams};
 use lamassu_format::{Domain, Geometry, Suite};
@@ -13,8 +15,9 @@ use lamassu_fuse::control::Root;
 use lamassu_fuse::{CacheMode, MountOptions, Mounted};
 use lamassu_store::Backend;
 use lamassu_store::backend::LocalBackend;
+use lamassu_vault::anchor::{NewTrees, RebuildProgress, rebuild};
 use lamassu_vault::forest::{Number, Opener, Opening, ROOT_VOLUME, State};
-use lamassu_vault::{Durability, Forest, Freshness, Integrity, Options, Vault};
+use lamassu_vault::{Durability, Forest, Freshness, Integrity, Options, Vault, VaultError};
 use std::fs;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::os::unix::process::ExitStatusExt;
@@ -29,10 +32,19 @@ struct Recipe {
     names: NameMode,
     block_size: u32,
     cache: CacheMode,
+    is_anchored: bool,
 }
 
-const DEFAULT: Recipe =
-    Recipe { suite: Suite::Aes, names: NameMode::Encrypted, block_size: 4096, cache: CacheMode::WriteBack };
+const DEFAULT: Recipe = Recipe {
+    suite: Suite::Aes,
+    names: NameMode::Encrypted,
+    block_size: 4096,
+    cache: CacheMode::WriteBack,
+    is_anchored: true,
+};
+
+/// What an un-anchored vault believes of its store.
+const UNANCHORED: Recipe = Recipe { is_anchored: false, ..DEFAULT };
 
 impl Recipe {
     fn header(&self) -> VaultHeader {
@@ -71,7 +83,19 @@ struct Fixture {
     recipe: Recipe,
     mounted: Option<Mounted>,
     store: tempfile::TempDir,
+    /// That of its anchor.
+    table: Option<Arc<MemoryTable>>,
     point: tempfile::TempDir,
+}
+
+/// An anchor of a vault that is empty leaves nothing out.
+struct Nobody;
+
+impl RebuildProgress for Nobody {
+    fn advance(&self, _: u64, _: u64) {}
+    fn damaged(&self, stored: &Path, error: &VaultError) {
+        panic!("{}: {error}", stored.display());
+    }
 }
 
 impl Fixture {
@@ -84,7 +108,14 @@ impl Fixture {
         let (store, point) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let backend = LocalBackend::open(store.path()).unwrap();
         Vault::make_tree(&backend, &recipe.header(), &recipe.ring()).unwrap();
-        let mut fixture = Fixture { recipe, mounted: None, store, point };
+        let mut fixture = Fixture { recipe, mounted: None, store, table: None, point };
+        if recipe.is_anchored {
+            let (vault, table) = (fixture.vault(false), Arc::new(MemoryTable::default()));
+            let (_, made) = rebuild(&vault, &recipe.header(), table.clone(), NewTrees::default(), &Nobody).unwrap();
+            assert_eq!(made.objects, 1);
+            vault.close().unwrap();
+            fixture.table = Some(table);
+        }
         fixture.mount(false);
         Some(fixture)
     }
@@ -93,22 +124,30 @@ impl Fixture {
         self.mount_with(read_only, "");
     }
 
-    fn vault(&self, read_only: bool) -> Vault {
-        let r = &self.recipe;
-        let backend: Arc<dyn Backend> = Arc::new(LocalBackend::open(self.store.path()).unwrap());
-        let options = Options {
+    fn options(&self, read_only: bool) -> Options {
+        let anchor =
+            |table: &Arc<MemoryTable>| Arc::new(Anchor::open(table.clone(), &self.recipe.header().id()).unwrap());
+        Options {
             integrity: Integrity::Full,
             durability: Durability::Ordered,
             read_only,
             approved_only: false,
             threads: 2,
             device: None,
-            anchor: None,
+            anchor: self.table.as_ref().map(anchor),
             freshness: Freshness::default(),
             events: Default::default(),
             upkeep: Default::default(),
-        };
-        Vault::open(backend, &r.header(), r.ring(), options).unwrap()
+        }
+    }
+
+    fn try_vault(&self, read_only: bool) -> lamassu_vault::Result<Vault> {
+        let backend: Arc<dyn Backend> = Arc::new(LocalBackend::open(self.store.path()).unwrap());
+        Vault::open(backend, &self.recipe.header(), self.recipe.ring(), self.options(read_only))
+    }
+
+    fn vault(&self, read_only: bool) -> Vault {
+        self.try_vault(read_only).unwrap()
     }
 
     /// With further words of `-o`.
@@ -157,7 +196,7 @@ fn what_the_store_says_of_privilege_counts_only_where_it_is_asked_for() {
     if !rustix::process::geteuid().is_root() {
         return;
     }
-    let Some(mut f) = Fixture::new(DEFAULT) else { return };
+    let Some(mut f) = Fixture::new(UNANCHORED) else { return };
     fs::set_permissions(f.path(""), fs::Permissions::from_mode(0o755)).unwrap();
     for (program, name) in [("/usr/bin/id", "id"), ("/bin/cat", "donor"), ("/bin/cat", "plain"), ("/bin/cat", "device")]
     {
@@ -252,19 +291,7 @@ fn a_mount_that_nobody_uses_is_unloaded() {
     f.unmount();
     let r = f.recipe;
     let backend: Arc<dyn Backend> = Arc::new(LocalBackend::open(f.store.path()).unwrap());
-    let options = Options {
-        integrity: Integrity::Full,
-        durability: Durability::Ordered,
-        read_only: false,
-        approved_only: false,
-        threads: 2,
-        device: None,
-        anchor: None,
-        freshness: Freshness::default(),
-        events: Default::default(),
-        upkeep: Default::default(),
-    };
-    let vault = Arc::new(Vault::open(backend.clone(), &r.header(), r.ring(), options).unwrap());
+    let vault = Arc::new(Vault::open(backend.clone(), &r.header(), r.ring(), f.options(false)).unwrap());
     let forest = Forest::new(vault, backend, r.header().id(), true, Arc::new(NoDatasets)).unwrap();
     let mounted = lamassu_fuse::mount(forest.clone(), f.point.path(), &MountOptions::default()).unwrap();
     forest.set_cache(mounted.cache());
@@ -310,16 +337,16 @@ mod through_chacha_plain_names {
     });
 }
 mod uncached_blake3_large_blocks {
-    use super::{CacheMode, DEFAULT, Recipe, Suite};
+    use super::{CacheMode, Recipe, Suite, UNANCHORED};
     suite_tests!(with lists |test, body| {
-        let recipe = Recipe { suite: Suite::Blake3, block_size: 32_768, cache: CacheMode::None, ..DEFAULT };
+        let recipe = Recipe { suite: Suite::Blake3, block_size: 32_768, cache: CacheMode::None, ..UNANCHORED };
         super::with(recipe, test, body);
     });
 }
 
 #[test]
 fn access_lists_are_sealed_and_survive_a_remount() {
-    let Some(mut f) = Fixture::new(DEFAULT) else { return };
+    let Some(mut f) = Fixture::new(UNANCHORED) else { return };
     let run = |name: &str, args: &[&str], path: &Path| {
         let out = std::process::Command::new(name).args(args).arg(path).output().unwrap();
         String::from_utf8([out.stdout, out.stderr].concat()).unwrap()
@@ -430,6 +457,7 @@ fn a_frozen_vault_s_store_is_complete() {
     let copy = tempfile::tempdir().unwrap();
     let status = std::process::Command::new("cp").arg("-a").arg(f.store.path().join(".")).arg(copy.path()).status();
     assert!(status.unwrap().success());
+    let table = f.table.as_ref().map(|table| Arc::new(MemoryTable::clone(table)));
     std::thread::scope(|scope| {
         let late = scope.spawn(|| fs::write(f.path("late"), b"late").unwrap());
         while Root::open(f.point.path()).and_then(|root| root.status()).unwrap().waiting == 0 {
@@ -441,7 +469,7 @@ fn a_frozen_vault_s_store_is_complete() {
     });
     drop(file);
     f.unmount();
-    let mut g = Fixture { recipe: f.recipe, mounted: None, store: copy, point: tempfile::tempdir().unwrap() };
+    let mut g = Fixture { recipe: f.recipe, mounted: None, store: copy, table, point: tempfile::tempdir().unwrap() };
     g.mount(true);
     assert!(fs::read(g.path("open")).unwrap() == data);
     assert!(!g.path("late").exists());
@@ -451,25 +479,9 @@ fn a_frozen_vault_s_store_is_complete() {
 #[test]
 fn a_second_writer_is_refused_while_mounted() {
     let Some(mut f) = Fixture::new(DEFAULT) else { return };
-    let open = |f: &Fixture| {
-        let backend: Arc<dyn Backend> = Arc::new(LocalBackend::open(f.store.path()).unwrap());
-        let options = Options {
-            integrity: Integrity::Full,
-            durability: Durability::Ordered,
-            read_only: false,
-            approved_only: false,
-            threads: 1,
-            device: None,
-            anchor: None,
-            freshness: Freshness::default(),
-            events: Default::default(),
-            upkeep: Default::default(),
-        };
-        Vault::open(backend, &f.recipe.header(), f.recipe.ring(), options)
-    };
-    assert!(matches!(open(&f), Err(lamassu_vault::VaultError::Locked)));
+    assert!(matches!(f.try_vault(false), Err(VaultError::Locked)));
     f.unmount();
-    open(&f).unwrap().close().unwrap();
+    f.vault(false).close().unwrap();
 }
 
 /// How many pages of a file are in the page cache.

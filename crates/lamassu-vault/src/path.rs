@@ -80,8 +80,12 @@ impl Vault {
             let damaged = |what, at: &Path| VaultError::Damaged { what, stored: at.display().to_string() };
             let names = self.read_names(&*dir).map_err(|_| damaged("directory record", &walked))?;
             walked.push(name);
-            object = self.recorded_in(&*dir, object, name, &walked)?;
-            match names.open(&*dir, name) {
+            let opened = names.open(&*dir, name);
+            // The format's own files are no entries: the anchor does not know them either.
+            if !matches!(opened, Ok(None)) {
+                object = self.recorded_in(&*dir, object, name, &walked)?;
+            }
+            match opened {
                 Ok(Some(name)) => plain.push(name),
                 Ok(None) => return Err(VaultError::InvalidName),
                 Err(NameFault::NoCompanion | NameFault::WrongCompanion) => return Err(damaged("companion", &walked)),

@@ -90,11 +90,11 @@ impl Core {
         Ok(fresh.files().anchor().commit_objects(&object, lamassu_anchor::Mark::NOTHING)?)
     }
 
-    /// After a barrier of this file's own that covered everything: what it is, durably in the anchor, so that settling
-    /// may follow.
-    pub fn anchor_covered(&self, st: &mut State) -> Result<(), StoreError> {
+    /// After a barrier of this file's own that covered everything: what it is, durably in the anchor, so that what
+    /// builds on it may follow.
+    pub fn anchor_covered(&self, st: &mut State, outlook: Outlook) -> Result<(), StoreError> {
         let Some(fresh) = &self.fresh else { return Ok(()) };
-        self.covered(st, st.marks.written(), Outlook::Rests)?;
+        self.covered(st, st.marks.written(), outlook)?;
         self.wait_for_anchor(fresh)
     }
 
@@ -118,7 +118,7 @@ impl Core {
     /// Resolves what a crash has left in a file that is opened for writing, and has the anchor know the result durably,
     /// before anything of it is served: so the store chooses once. Where a page stays uncertain the row stays open.
     pub fn recover(&self, st: &mut State) -> Result<(), StoreError> {
-        let Some(fresh) = self.fresh.as_ref().filter(|fresh| fresh.is_interrupted()) else { return Ok(()) };
+        let Some(fresh) = self.fresh.as_ref().filter(|fresh| fresh.must_recover()) else { return Ok(()) };
         let pages: Vec<PageNo> = fresh.known().in_flight.iter().copied().collect();
         for g in pages {
             // Damage of one page hinders no other. It is told when the page is read.

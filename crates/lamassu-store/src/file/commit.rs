@@ -127,7 +127,9 @@ impl Core {
     }
 
     /// I9: rewrites the last block with zeros past the size, durably, before the size grows. Otherwise a crash while it
-    /// grows could fall back to the previous key, and bring back bytes that a shrink had cut off.
+    /// grows could fall back to the previous key, and bring back bytes that a shrink had cut off. A10: the anchor knows
+    /// it, too. Otherwise the store could show the page as it was acknowledged, whose last block is whole, beside one
+    /// that makes the file longer.
     fn smooth_end(&self, st: &mut State) -> Result<(), StoreError> {
         let stored = st.sizes.stored();
         let block = self.geo().block_at(stored);
@@ -140,7 +142,9 @@ impl Core {
         };
         let done = old.and_then(|bytes| {
             st.buffer.put(block, Dirty::Data(bytes), false);
-            self.rounds(st, stored).and_then(|()| self.barrier(st))
+            self.rounds(st, stored)?;
+            self.barrier(st)?;
+            self.anchor_covered(st, Outlook::GoesOn)
         });
         st.buffer.put_back(buffered);
         done

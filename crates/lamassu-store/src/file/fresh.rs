@@ -92,6 +92,8 @@ pub(super) struct Known {
     last: Option<Window>,
     /// Pages were written, or taken over, since the last commit.
     is_ahead: bool,
+    /// A crash has left it to the store whether its first page is there (A6), and no commit says which yet.
+    has_chosen: bool,
     /// The file is closed: another that was opened since tells the anchor what it is.
     is_put_away: bool,
     /// The tree over its blocks, in vaults that have one.
@@ -109,9 +111,9 @@ impl Known {
         (self.size, self.profile)
     }
 
-    /// The file has a page that its root does not tell of.
-    pub fn note_taken_over(&mut self) {
-        self.is_ahead = true;
+    /// The file has its first page, which its root does not tell of, or never had it.
+    pub fn note_chosen(&mut self) {
+        (self.is_ahead, self.has_chosen) = (true, true);
     }
 }
 
@@ -155,6 +157,7 @@ impl Fresh {
             held: BTreeSet::new(),
             last: remembered.as_ref().and_then(|closed| closed.last),
             is_ahead: remembered.is_some(),
+            has_chosen: false,
             is_put_away: false,
             blocks: BlockTree::default(),
             row,
@@ -251,6 +254,12 @@ impl Fresh {
     /// Whether a crash may have changed the file since its root was committed.
     pub fn is_interrupted(&self) -> bool {
         self.known.lock().is_interrupted
+    }
+
+    /// Whether a crash has left something to the store, and no commit says yet what it is.
+    pub fn must_recover(&self) -> bool {
+        let known = self.known.lock();
+        known.is_interrupted || known.has_chosen
     }
 
     /// The id that pages have to carry, where the row names one.
@@ -436,7 +445,7 @@ impl Fresh {
         }
         known.tree.committed();
         known.is_ahead = false;
-        known.is_interrupted = false;
+        (known.is_interrupted, known.has_chosen) = (false, false);
         let row = self.files.anchor().row(self.object)?;
         known.row = row.file().cloned().unwrap_or_default();
         if is_clean {

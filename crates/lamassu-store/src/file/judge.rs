@@ -115,19 +115,23 @@ impl Core {
         }
     }
 
-    /// J2: takes the second page 0 of a file of one page for the first, where the store shows that one.
+    /// J2: takes the second page 0 of a file of one page for the first, where the store shows that one. Of a file whose
+    /// first page a crash may have taken (A6), what the store shows now is what it is from then on.
     fn take_first_page(&self, fresh: &Fresh) -> Result<(), StoreError> {
         let known = &mut *fresh.known();
         let Some(twin) = known.row.twin.filter(|_| known.tree.pages() <= 1 && !known.is_ahead()) else { return Ok(()) };
         let leaves = fresh.pages(&*self.backing);
         let bytes = leaves.read(PageNo::ZERO).map_err(StoreError::io("read", 0))?;
-        if digest_of(PageNo::ZERO, &bytes) == twin {
+        let digest = digest_of(PageNo::ZERO, &bytes);
+        let is_new = known.row.root.is_none();
+        if digest == twin {
             known.tree.set(PageNo::ZERO, twin, &leaves).map_err(|error| fresh.failed(error))?;
-            if known.row.root.is_none() {
-                known.note_taken_over();
-            }
-        } else if known.row.root.is_none() && known.size.is_some() {
+        } else if is_new && known.size.is_some() {
             known.size = Some(0); // its first page was never there
+        }
+        // Where something else lies there, that is stale, and nothing is chosen.
+        if is_new && (digest == twin || digest.is_none()) {
+            known.note_chosen();
         }
         Ok(())
     }

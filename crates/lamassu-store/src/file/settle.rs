@@ -10,6 +10,7 @@
 //! Nothing that is written here needs a barrier after it: until it is durable the pages on disk describe the same
 //! content.
 
+use super::anchor_commit::Outlook;
 use super::block::Block;
 use super::primitives::{Core, PageId};
 use super::recover::keep_bits;
@@ -65,7 +66,7 @@ impl Core {
     pub fn settle_now(&self, st: &mut State) -> Result<(), StoreError> {
         let mark = self.mark(st);
         self.sync_data(st)?;
-        self.anchor_covered(st)?;
+        self.anchor_covered(st, Outlook::Rests)?;
         self.settle(st, mark)
     }
 

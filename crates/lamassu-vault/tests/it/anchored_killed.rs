@@ -380,3 +380,52 @@ fn a_file_that_is_changed_behind_a_link_or_an_unlink_is_no_false_alarm() {
         }
     }
 }
+
+/// Whether the first page of a new file is there is the store's choice after a crash: once, by what the next writer has
+/// seen.
+#[test]
+fn the_store_chooses_once_whether_a_new_file_has_its_first_page() {
+    for (len, is_there, is_killed) in [700, 50_000]
+        .into_iter()
+        .flat_map(|len| [(len, true, true), (len, true, false), (len, false, true), (len, false, false)])
+    {
+        let store = Arc::new(MemoryBackend::new());
+        let (lab, v) = Lab::over(Recipe::plain(), store.clone(), Arc::new(MemoryTable::default()));
+        let handle = v.new_file("f").1;
+        v.write(handle, 0, &vec![b'A'; len]).unwrap();
+        v.flush(handle).unwrap();
+        v.fsync_dir(v.open_dir(ROOT).unwrap()).unwrap();
+        std::mem::forget(v);
+        let left = Arc::new(store.snapshot());
+        let stored = |backend: &Arc<MemoryBackend>| backend.root().open_file(n("f"), true).unwrap();
+        let mut written = vec![0; 1 << 20];
+        let written_len = stored(&left).read_at(0, &mut written).unwrap();
+        let put = |backend: &Arc<MemoryBackend>, is_there: bool| match is_there {
+            true => stored(backend).write_at(0, &written[..written_len]).unwrap(),
+            // No barrier has covered what was written.
+            false => stored(backend).set_len(0).unwrap(),
+        };
+        put(&left, is_there);
+        let lab = Lab { backend: left.clone(), ..lab };
+        let v = lab.open();
+        assert_eq!(v.get("f").len(), if is_there { len } else { 0 });
+        let killed = Arc::new(left.snapshot());
+        if is_killed {
+            std::mem::forget(v);
+        } else {
+            v.close().unwrap();
+        }
+        let left = if is_killed { killed } else { left };
+        put(&left, !is_there);
+        let lab = Lab { backend: left, ..lab };
+        for v in [lab.read_only(), lab.open()] {
+            let seen = v.find("f").and_then(|entry| {
+                let handle = v.open_file(entry.attr.ino, RO)?;
+                v.read(handle, 0, &mut vec![0; len])
+            });
+            let is_same = if is_there { seen.is_err() } else { seen.as_ref().map_or(true, |read| *read == 0) };
+            assert!(is_same, "{len} bytes, there {is_there}, killed {is_killed}: {seen:?}");
+            v.close().unwrap();
+        }
+    }
+}

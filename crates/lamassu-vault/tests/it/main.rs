@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)] // a helper of a test may panic, too
 
 mod acl;
+mod adversary;
 mod anchored;
 mod anchored_accept;
 mod anchored_attrs;

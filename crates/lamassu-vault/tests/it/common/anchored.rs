@@ -267,6 +267,35 @@ pub fn rmdir(vault: &Vault, path: &str) -> Result<()> {
     vault.rmdir(vault.ino(parent), n(name))
 }
 
+pub fn fsync(v: &Vault, path: &str) {
+    let handle = v.open_file(v.ino(path), RW).unwrap();
+    v.fsync(handle, false).unwrap();
+    v.release(handle).unwrap();
+}
+
+pub fn fsync_dir(v: &Vault, path: &str) {
+    let handle = v.open_dir(v.ino(path)).unwrap();
+    v.fsync_dir(handle).unwrap();
+    v.release_dir(handle).unwrap();
+}
+
+/// What cannot be done is not; but nothing is ever stale.
+pub fn tried(done: Result<()>) {
+    if let Err(e @ (VaultError::Outdated { .. } | VaultError::Anchor(_) | VaultError::Io { .. } | VaultError::Stale)) =
+        done
+        && !matches!(&e, VaultError::Io { source, .. } if source.raw_os_error() == Some(libc::EPERM))
+    {
+        panic!("{e:?}");
+    }
+}
+
+/// A directory and a name in it, if the directory is there.
+pub fn in_dir<'a>(v: &Vault, path: &'a str) -> Option<(Ino, &'a str)> {
+    let (parent, name) = path.rsplit_once('/').unwrap_or(("", path));
+    let parent = v.find(parent).ok().filter(|entry| entry.attr.kind == Kind::Dir)?;
+    Some((parent.attr.ino, name))
+}
+
 /// The names in a directory, and whether the store lacks some.
 pub fn listed(vault: &Vault, path: &str) -> (Vec<String>, bool) {
     let handle = vault.open_dir(vault.ino(path)).unwrap();
@@ -284,26 +313,40 @@ pub fn listed(vault: &Vault, path: &str) -> (Vec<String>, bool) {
 
 /// What is seen below a directory: every path with what it is.
 pub fn seen(vault: &Vault) -> BTreeMap<String, String> {
+    try_seen(vault).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// The same where something may be an error, or be missing.
+pub fn try_seen(vault: &Vault) -> std::result::Result<BTreeMap<String, String>, String> {
     let mut all = BTreeMap::new();
     let mut left = vec![String::new()];
     while let Some(dir) = left.pop() {
-        let (names, is_incomplete) = listed(vault, &dir);
-        assert!(!is_incomplete, "{dir}: something is missing");
+        let ino = vault.find(&dir).map_err(|e| format!("{dir}: {e}"))?.attr.ino;
+        let mut names = Vec::new();
+        let handle = vault.open_dir(ino).map_err(|e| format!("{dir}: {e}"))?;
+        let done = vault.read_dir(handle, 0, &mut |e, _| {
+            names.push(e.name.to_str().unwrap().to_owned());
+            true
+        });
+        vault.release_dir(handle).unwrap();
+        done.map_err(|e| format!("{dir}: {e}"))?;
+        names.retain(|name| name != "." && name != "..");
+        names.sort();
         for name in names {
             let path = if dir.is_empty() { name } else { format!("{dir}/{name}") };
-            let attr = vault.find(&path).unwrap_or_else(|e| panic!("{path}: {e}")).attr;
+            let attr = vault.find(&path).map_err(|e| format!("{path}: {e}"))?.attr;
             let what = match attr.kind {
-                Kind::Symlink => String::from_utf8(vault.readlink(attr.ino).unwrap()).unwrap(),
-                kind => format!("{kind:?} {:o}", attr.mode),
+                Kind::Symlink => vault.readlink(attr.ino).map_err(|e| format!("{path}: {e}"))?,
+                kind => format!("{kind:?} {:o}", attr.mode).into_bytes(),
             };
             if attr.kind == Kind::Dir {
                 left.push(path.clone());
             }
             vault.forget(attr.ino, 1);
-            all.insert(path, what);
+            all.insert(path, String::from_utf8(what).unwrap());
         }
     }
-    all
+    Ok(all)
 }
 
 /// A name with a companion.

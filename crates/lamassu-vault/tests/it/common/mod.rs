@@ -7,6 +7,7 @@ pub mod local;
 pub mod steps;
 pub mod wood;
 
+use lamassu_anchor::table::{MemoryTable, Table};
 use lamassu_crypto::{KeyRing, Secret};
 use lamassu_format::header::{KeyArea, NameMode, SealedKeychain, VaultHeader, VaultParams};
 use lamassu_format::{Domain, Geometry, Suite};
@@ -32,6 +33,9 @@ pub struct Recipe {
     pub block_size: u32,
     pub reserved: u16,
     pub domain: Domain,
+    /// The table of its anchor, where [`Recipe::make`] and [`Recipe::open`] go by one. Kept for ever: recipes are
+    /// copied.
+    pub table: Option<&'static Arc<dyn Table>>,
 }
 
 impl Default for Recipe {
@@ -43,6 +47,7 @@ impl Default for Recipe {
             block_size: 4096,
             reserved: 8,
             domain: Domain::Zone,
+            table: None,
         }
     }
 }
@@ -98,17 +103,31 @@ impl Recipe {
         Vault::open(backend.clone(), &self.header(), self.ring_of_epochs(inner, outer), options(false)).unwrap()
     }
 
+    /// The same with an anchor of its own.
+    pub fn anchored(self) -> Self {
+        let table: Arc<dyn Table> = Arc::new(MemoryTable::default());
+        Recipe { table: Some(Box::leak(Box::new(table))), ..self }
+    }
+
     pub fn make(&self, backend: &Arc<dyn Backend>) -> Vault {
         Vault::make_tree(&**backend, &self.header(), &self.ring()).unwrap();
+        if let Some(table) = self.table {
+            drop(anchored::new_anchor(&self.header(), &**backend, table));
+        }
         self.open(backend).unwrap()
     }
 
     pub fn open(&self, backend: &Arc<dyn Backend>) -> Result<Vault> {
-        Vault::open(backend.clone(), &self.header(), self.ring(), options(false))
+        Vault::open(backend.clone(), &self.header(), self.ring(), self.options(false))
     }
 
     pub fn open_read_only(&self, backend: &Arc<dyn Backend>) -> Result<Vault> {
-        Vault::open(backend.clone(), &self.header(), self.ring(), options(true))
+        Vault::open(backend.clone(), &self.header(), self.ring(), self.options(true))
+    }
+
+    fn options(&self, read_only: bool) -> Options {
+        let anchor = self.table.map(|table| anchored::anchor(self, table));
+        Options { anchor, ..options(read_only) }
     }
 }
 
@@ -152,12 +171,13 @@ pub fn local_fast() -> (tempfile::TempDir, Arc<dyn Backend>) {
     (dir, backend)
 }
 
-/// Runs a test over each backend and both name modes.
+/// Runs a test over each backend and both name modes, with an anchor, and in memory also without one.
 pub fn everywhere(test: impl Fn(&Recipe, &Arc<dyn Backend>)) {
     for recipe in [Recipe::default(), Recipe::plain()] {
         test(&recipe, &memory());
+        test(&recipe.anchored(), &memory());
         let (_dir, backend) = local();
-        test(&recipe, &backend);
+        test(&recipe.anchored(), &backend);
     }
 }
 
