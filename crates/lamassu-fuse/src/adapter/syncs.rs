@@ -127,7 +127,8 @@ mod tests {
                         done.fetch_add(1, Ordering::Relaxed);
                     })
                 };
-                scope.spawn(|| syncs.run(sync()));
+                let first = sync();
+                scope.spawn(|| syncs.run(first));
                 while !syncs.state.lock().is_first_busy {
                     std::thread::yield_now();
                 }
@@ -138,8 +139,9 @@ mod tests {
         assert_eq!(done.load(Ordering::Relaxed), 20 * AT_ONCE);
         assert!(syncs.state.lock().threads == 0);
         // A sync that comes so late is carried out by who brings it.
-        let done = done.clone();
-        syncs.run(Box::new(move || drop(done.store(7, Ordering::Relaxed))));
+        let late = done.clone();
+        syncs.run(Box::new(move || late.store(0, Ordering::Relaxed)));
+        assert_eq!(done.load(Ordering::Relaxed), 0);
     }
 
     #[test]
@@ -149,7 +151,10 @@ mod tests {
         syncs.state.lock().is_first_busy = true;
         for _ in 0..THREADS_MAX * 20 {
             let done = done.clone();
-            syncs.run(Box::new(move || drop(done.fetch_add(1, Ordering::Relaxed))));
+            let sync = move || {
+                done.fetch_add(1, Ordering::Relaxed);
+            };
+            syncs.run(Box::new(sync));
             assert!(syncs.state.lock().threads <= THREADS_MAX);
         }
         syncs.stop();
