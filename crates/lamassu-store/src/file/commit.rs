@@ -143,7 +143,11 @@ impl Core {
         let done = old.and_then(|bytes| {
             st.buffer.put(block, Dirty::Data(bytes), false);
             self.rounds(st, stored)?;
-            self.barrier(st)?;
+            if self.fresh.is_none() {
+                return self.barrier(st);
+            }
+            // In every durability mode: what is committed is in the store.
+            self.sync_data(st)?;
             self.anchor_covered(st, Outlook::GoesOn)
         });
         st.buffer.put_back(buffered);
