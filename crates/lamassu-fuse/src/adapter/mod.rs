@@ -199,6 +199,7 @@ impl<F: FileSystem> Shared<F> {
     /// The same of a sync, which waits for disks: it keeps no other request from being served.
     fn sync(self: &Arc<Self>, ino: Ino, op: &'static str, job: impl FnOnce(&Self) + Send + 'static) {
         let shared = self.clone();
+        self.tuning.request();
         let sync = Box::new(move || _ = shared.serve(op, || job(&shared)));
         if self.gate.holds(ino) { self.gate.defer(ino, sync) } else { self.syncs.run(sync) }
     }
