@@ -12,6 +12,7 @@ mod bytes;
 mod file;
 mod header;
 mod keys;
+mod merkle;
 mod model;
 mod page;
 mod request;
@@ -52,6 +53,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "anchor_row", run: anchor::anchor_row },
     Target { name: "anchor_log", run: anchor::anchor_log },
     Target { name: "anchor_export", run: anchor::anchor_export },
+    Target { name: "tree_records", run: merkle::tree_records },
     Target { name: "join_token", run: sharing::join_token },
     Target { name: "leases", run: sharing::leases },
 ];

@@ -28,6 +28,7 @@ fn main() -> Result<()> {
     answers(&mut seeds);
     histories(&mut seeds);
     anchor_rows(&mut seeds);
+    tree_records(&mut seeds);
     requests::requests(&mut seeds);
     sharing::sharing(&mut seeds);
     for (target, inputs) in seeds {
@@ -254,6 +255,22 @@ fn histories(seeds: &mut Seeds) {
         seeds.entry("history").or_default().push(input);
     }
     seeds.entry("history").or_default().push([&[0, 0, 1, 0, 0][..], &[0; 600]].concat());
+}
+
+/// Trees of each degree and height, with nothing, pages, or records altered, and pages that are written afterwards.
+fn tree_records(seeds: &mut Seeds) {
+    for (degree, pages, every) in [(0, 1_u16, 0), (0, 40, 0), (1, 250, 3), (2, 250, 0), (2, 299, 200)] {
+        for acts in
+            [&[][..], &[0, 5, 0], &[1, 7, 0, 2, 0, 0], &[3, 0, 0, 27, 1, 0], &[0x24, 2, 0, 1, 2, 3, 4], &[5, 0, 0]]
+        {
+            let head = [&[degree][..], &pages.to_le_bytes(), &[every]].concat();
+            let mut seed = [&head[..], acts].concat();
+            // The rest of the acts loses records; some writes follow.
+            seed.resize(seed.len() + 72, 2);
+            seed.extend([3, 0, 1, 200, 0, 0, 17, 0, 8]);
+            seeds.entry("tree_records").or_default().push(seed);
+        }
+    }
 }
 
 /// Rows of every kind, each behind the byte that says what it is.
