@@ -57,7 +57,7 @@ pub fn tree_records(input: &[u8]) {
     let count = 1 + u64::from(bytes.u16()) % PAGES_MAX;
     let every = u64::from(bytes.u8());
     // The last one is there.
-    let is_hole = |n: u64| every > 0 && n % (every + 1) != 0 && n + 1 < count;
+    let is_hole = |n: u64| every > 0 && !n.is_multiple_of(every + 1) && n + 1 < count;
     let mut pages: Vec<_> = (0..count).map(|n| if is_hole(n) { Digest::NONE } else { digest(n, 1) }).collect();
     let (root, records) = honest(shape, &pages);
     let mut shown = Shown(pages.clone());
