@@ -13,6 +13,8 @@ use lamassu_rpc::proto::hosts_client::HostsClient;
 use lamassu_rpc::proto::sessions_client::SessionsClient;
 use lamassu_rpc::proto::{self, up::Said};
 use lamassu_rpc::tls;
+use std::fs;
+use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::net::TcpStream;
@@ -140,6 +142,59 @@ fn reports_that_make_no_sense_or_are_of_others_are_refused_whole() {
         let shown = tokio::task::block_in_place(|| lab.serve(&["alerts", "list"])).ok().out;
         assert!(shown.contains("not-kept") && shown.contains("400 times"), "{shown}");
     });
+}
+
+/// A disk that is nearly full: unmounted when the test ends.
+struct SmallDisk(std::path::PathBuf);
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
+    }
+}
+
+/// Reports fill a disk up to the room that is kept for the state: the server goes on, and an administrator can clear up.
+#[test]
+fn reports_do_not_take_the_room_that_the_state_needs() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("NOTE: a small disk is mounted, which needs root: not run");
+        return;
+    }
+    let mut lab = Lab::new();
+    let id = lab.vault(lab.joined("a"));
+    lab.stop("-TERM");
+    let (dir, was) = (lab.path("server"), lab.path("was"));
+    fs::rename(&dir, &was).unwrap();
+    fs::create_dir(&dir).unwrap();
+    let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", "size=80m,mode=700", "none"]).arg(&dir).status();
+    assert!(mounted.unwrap().success());
+    let _disk = SmallDisk(dir.clone());
+    assert!(Command::new("cp").arg("-aT").args([&was, &dir]).status().unwrap().success());
+    lab.start();
+    let st = rustix::fs::statvfs(&dir).unwrap();
+    let spare = (st.f_bavail * st.f_frsize).saturating_sub(67 << 20);
+    fs::write(dir.join("other"), vec![1; usize::try_from(spare).unwrap()]).unwrap();
+    let refused = Runtime::new().unwrap().block_on(async {
+        let mut alerts = AlertsClient::new(channel(&lab, "a"));
+        for number in 0..200_u32 {
+            let event = |n: u32| {
+                let path = format!("{}-{n}", "p".repeat(900));
+                format!(r#"{{"time":1,"kind":"stale","path":"{path}","found_by":"read","is_damage":true,"text":"t"}}"#)
+            };
+            let events = (0..200).map(|n| event(number * 200 + n)).collect();
+            let report = proto::Findings { vault: id_of(&id), events, lost: 0 };
+            if let Err(status) = alerts.report(report).await {
+                return Some(status.code());
+            }
+        }
+        None
+    });
+    assert_eq!(refused, Some(Code::ResourceExhausted));
+    lab.serve(&["enrol", "@b"]).ok();
+    assert!(lab.serve(&["alerts", "close", "--all"]).ok().out.contains("closed: "));
+    lab.host("a").run("ls store/v").ok();
+    lab.serve(&["check"]).ok();
+    lab.stop("-TERM");
 }
 
 #[test]
