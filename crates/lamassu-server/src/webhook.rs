@@ -16,7 +16,7 @@ use ring::rand::{SecureRandom, SystemRandom};
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 use serde::Serialize;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 use ureq::tls::{Certificate, RootCerts, TlsConfig, TlsProvider};
@@ -276,11 +276,6 @@ pub(crate) fn check_url(url: &str) -> std::result::Result<(), &'static str> {
     }
 }
 
-/// The path of the file with the secret.
-pub fn secret_path(dir: &Path) -> PathBuf {
-    dir.join(SECRET)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -289,16 +284,16 @@ mod tests {
     #[test]
     fn a_message_is_signed_as_the_standard_says() {
         let dir = tempfile::tempdir().expect("a directory");
-        std::fs::write(secret_path(dir.path()), "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw\n").expect("writes");
+        std::fs::write(dir.path().join(SECRET), "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw\n").expect("writes");
         let key = read_secret(dir.path()).expect("reads");
         let text = br#"msg_p5jXN8AQM9LWM0D4loKWxJek.1614265330.{"test": 2432232314}"#;
         let signature = BASE64.encode(hmac::sign(&key, text).as_ref());
         assert_eq!(signature, "g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE=");
         for bad in ["", "whsec_", "whsec_AAAA", "MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", "whsec_!!"] {
-            std::fs::write(secret_path(dir.path()), bad).expect("writes");
+            std::fs::write(dir.path().join(SECRET), bad).expect("writes");
             assert_eq!(read_secret(dir.path()).expect_err(bad).code(), 13);
         }
-        std::fs::remove_file(secret_path(dir.path())).expect("removes");
+        std::fs::remove_file(dir.path().join(SECRET)).expect("removes");
         make_secret(dir.path()).expect("makes");
         read_secret(dir.path()).expect("reads");
     }

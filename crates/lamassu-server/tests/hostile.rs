@@ -153,7 +153,7 @@ impl Drop for SmallDisk {
     }
 }
 
-/// Reports fill a disk up to the room that is kept for the state: the server goes on, and an administrator can clear up.
+/// Reports fill a disk up to the room that is kept for the state: the server goes on, and an administrator clears up.
 #[test]
 fn reports_do_not_take_the_room_that_the_state_needs() {
     if !rustix::process::geteuid().is_root() {

@@ -146,7 +146,7 @@ mod tests {
         }
     }
 
-    /// An anchor with a table that waits; files that are queued; and one more that is being committed.
+    /// An anchor with a table whose commits can be held up, and files that are queued.
     fn lab() -> (Arc<Slow>, Arc<Anchor>, Vec<ObjectId>) {
         let table = Arc::new(Slow::default());
         let root = Content::Dir { record: Sealed::Is(Digest([1; 32])), parent: ObjectId::ROOT, name: Token([0; 16]) };

@@ -37,7 +37,7 @@ impl Anchors {
     pub fn report_to_server(&self, vault: &[u8; 16], events: &Events) -> Result<()> {
         let Some(server) = self.server_of(vault)? else { return Ok(()) };
         let mut reporting = self.shared.reporting.lock().unwrap_or_else(PoisonError::into_inner);
-        if reporting.iter().any(|known| known.vault == *vault && known.events.are(events)) {
+        if reporting.iter().any(|known| known.vault == *vault && known.events.is_same_as(events)) {
             return Ok(());
         }
         let sink = Arc::new(ServerSink {

@@ -178,22 +178,8 @@ impl PageTree {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::integrity::MemoryRecords;
+    use crate::integrity::{MemoryRecords, NoPages};
     use lamassu_format::tree::Shape;
-    use std::io;
-
-    /// No page is in the store.
-    struct Nothing;
-
-    impl Leaves for Nothing {
-        fn leaf(&self, _: PageNo) -> io::Result<Digest> {
-            Ok(Digest::NONE)
-        }
-
-        fn next_present(&self, _: PageNo) -> io::Result<Option<PageNo>> {
-            Ok(None)
-        }
-    }
 
     fn tree() -> Tree {
         Tree::new(Shape::new(4).unwrap(), Digest::NONE, 0, Arc::new(MemoryRecords::default()), 1 << 16)
@@ -221,27 +207,27 @@ mod tests {
                 let page = PageNo(next(21));
                 match next(12) {
                     0..6 => {
-                        lazy.write(page, &bytes(n), &Nothing).unwrap();
-                        eager.set(page, digest_of(page, &bytes(n)), &Nothing).unwrap();
+                        lazy.write(page, &bytes(n), &NoPages).unwrap();
+                        eager.set(page, digest_of(page, &bytes(n)), &NoPages).unwrap();
                     }
                     6 => {
                         // As a file is longer after a write of a page that has failed.
-                        let before = eager.leaf(page, &Nothing).unwrap();
-                        eager.set(page, digest_of(page, &bytes(n)), &Nothing).unwrap();
-                        eager.set(page, before, &Nothing).unwrap();
-                        let before = lazy.write(page, &bytes(n), &Nothing).unwrap();
+                        let before = eager.leaf(page, &NoPages).unwrap();
+                        eager.set(page, digest_of(page, &bytes(n)), &NoPages).unwrap();
+                        eager.set(page, before, &NoPages).unwrap();
+                        let before = lazy.write(page, &bytes(n), &NoPages).unwrap();
                         assert_eq!(lazy.take_back(page, &bytes(n), before), digest_of(page, &bytes(n)));
                     }
                     7 => {
-                        lazy.truncate(page.0, &Nothing).unwrap();
-                        eager.truncate(page.0, &Nothing).unwrap();
+                        lazy.truncate(page.0, &NoPages).unwrap();
+                        eager.truncate(page.0, &NoPages).unwrap();
                     }
                     8 => {
-                        let told = lazy.record_before(page, &Nothing).unwrap();
-                        assert_eq!(told, eager.record_before(page, &Nothing).unwrap());
+                        let told = lazy.record_before(page, &NoPages).unwrap();
+                        assert_eq!(told, eager.record_before(page, &NoPages).unwrap());
                     }
-                    9 => assert_eq!(lazy.leaf(page, &Nothing).unwrap(), eager.leaf(page, &Nothing).unwrap()),
-                    10 => assert_eq!(lazy.next_leaf(page, &Nothing).unwrap(), eager.next_leaf(page, &Nothing).unwrap()),
+                    9 => assert_eq!(lazy.leaf(page, &NoPages).unwrap(), eager.leaf(page, &NoPages).unwrap()),
+                    10 => assert_eq!(lazy.next_leaf(page, &NoPages).unwrap(), eager.next_leaf(page, &NoPages).unwrap()),
                     _ => {
                         assert_eq!(lazy.seal(), eager.seal());
                         assert!(lazy.unhashed.is_empty());
@@ -261,11 +247,11 @@ mod tests {
     fn with_too_many_unhashed_pages_one_is_hashed_at_once() {
         let mut lazy = PageTree::new(tree());
         for page in 0..UNHASHED_MAX as u64 + 8 {
-            lazy.write(PageNo(page), &bytes(page), &Nothing).unwrap();
-            lazy.write(PageNo(page), &bytes(page + 1), &Nothing).unwrap();
+            lazy.write(PageNo(page), &bytes(page), &NoPages).unwrap();
+            lazy.write(PageNo(page), &bytes(page + 1), &NoPages).unwrap();
         }
         assert!(lazy.unhashed.len() <= UNHASHED_MAX);
         let last = PageNo(UNHASHED_MAX as u64 + 7);
-        assert_eq!(lazy.leaf(last, &Nothing).unwrap(), digest_of(last, &bytes(last.0 + 1)));
+        assert_eq!(lazy.leaf(last, &NoPages).unwrap(), digest_of(last, &bytes(last.0 + 1)));
     }
 }

@@ -33,3 +33,18 @@ pub fn record_digest(level: u32, children: &[Digest]) -> Digest {
     bytes.extend(children.iter().flat_map(|child| child.0));
     Digest(wrap::sha256(&bytes))
 }
+
+/// A store without pages, for tests.
+#[cfg(test)]
+pub(crate) struct NoPages;
+
+#[cfg(test)]
+impl Leaves for NoPages {
+    fn leaf(&self, _: PageNo) -> std::io::Result<Digest> {
+        Ok(Digest::NONE)
+    }
+
+    fn next_present(&self, _: PageNo) -> std::io::Result<Option<PageNo>> {
+        Ok(None)
+    }
+}

@@ -67,23 +67,10 @@ impl RootOf {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::integrity::{Leaves, MemoryRecords, Tree};
+    use crate::integrity::{MemoryRecords, NoPages, Tree};
     use proptest::prelude::*;
     use std::collections::BTreeSet;
-    use std::io;
     use std::sync::Arc;
-
-    struct Nothing;
-
-    impl Leaves for Nothing {
-        fn leaf(&self, _: PageNo) -> io::Result<Digest> {
-            Ok(Digest::NONE)
-        }
-
-        fn next_present(&self, _: PageNo) -> io::Result<Option<PageNo>> {
-            Ok(None)
-        }
-    }
 
     proptest! {
         #[test]
@@ -95,7 +82,7 @@ mod tests {
             let mut tree = Tree::new(shape, Digest::NONE, 0, Arc::new(MemoryRecords::default()), 1 << 20);
             let mut root = RootOf::new(shape);
             for page in &pages {
-                tree.set(PageNo(*page), digest(*page), &Nothing).unwrap();
+                tree.set(PageNo(*page), digest(*page), &NoPages).unwrap();
                 root.add(PageNo(*page), digest(*page));
             }
             prop_assert_eq!(root.finish(pages.last().map_or(0, |last| last + 1)), tree.root());

@@ -114,8 +114,8 @@ impl Events {
         Ok(())
     }
 
-    /// Whether what is found goes the same way.
-    pub fn are(&self, other: &Events) -> bool {
+    /// Whether both are of the same counts and sinks.
+    pub fn is_same_as(&self, other: &Events) -> bool {
         Arc::ptr_eq(&self.shared, &other.shared)
     }
 
