@@ -30,6 +30,7 @@ mod queue;
 pub mod row;
 pub mod table;
 mod token;
+mod touched;
 mod types;
 
 pub use anchor::{
@@ -40,6 +41,7 @@ pub use error::{AnchorError, Part, ServerFault};
 pub use queue::Mark;
 pub use row::{Entry, EntryPlace, Intent, Row, VaultRow};
 pub use token::{Token, TokenKey};
+pub use touched::Touched;
 pub use types::{Digests, ObjectId, ObjectKind, Revision, WINDOWS_MAX, Window, Windows};
 
 pub use lamassu_format::{Digest, RecordNo};

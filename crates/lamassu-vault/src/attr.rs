@@ -148,7 +148,7 @@ impl Vault {
 
     fn attr_of(&self, ino: Ino, handle: Option<HandleId>) -> Result<Attr> {
         if let Some(handle) = handle
-            && let Ok((open, _)) = self.handles.file(handle)
+            && let Ok((open, _)) = self.file_of(handle)
         {
             let st = open.file().stat().map_err(io("stat"))?;
             return self.attr_of_open(open.ino, &open.file(), &st);
@@ -232,7 +232,7 @@ impl Vault {
     fn set_size(&self, ino: Ino, handle: Option<HandleId>, size: u64) -> Result<()> {
         let through = match handle {
             Some(h) => {
-                let (open, access) = self.handles.file(h)?;
+                let (open, access) = self.file_of(h)?;
                 access.write.then_some(open)
             }
             None => None,

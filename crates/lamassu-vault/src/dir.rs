@@ -24,14 +24,14 @@ const FIRST: u64 = 2;
 /// An open directory.
 pub(crate) struct OpenDir {
     pub dir: Arc<Dir>,
-    parent: Ino,
+    pub parent: Ino,
     /// What the listing under way goes through. None before the first: entries made between opendir(3) and rewinddir(3)
     /// belong to it.
     entries: Mutex<Option<Arc<Snapshot>>>,
 }
 
 /// The entries of a directory at one time; all names in one piece of memory.
-struct Snapshot {
+pub(crate) struct Snapshot {
     names: Box<[u8]>,
     rows: Box<[Row]>,
     /// The anchor has entries that the store did not show, or whose names it did not.
@@ -78,6 +78,15 @@ impl Snapshot {
 }
 
 impl OpenDir {
+    pub fn new(dir: Arc<Dir>, parent: Ino, entries: Option<Arc<Snapshot>>) -> OpenDir {
+        OpenDir { dir, parent, entries: Mutex::new(entries) }
+    }
+
+    /// What the listing under way goes through.
+    pub fn listing(&self) -> Option<Arc<Snapshot>> {
+        self.entries.lock().clone()
+    }
+
     /// The snapshot, taken anew by `take` at the start and at a rewind.
     fn entries(&self, cookie: u64, take: impl FnOnce() -> Result<Snapshot>) -> Result<Arc<Snapshot>> {
         if cookie > 0
@@ -109,9 +118,8 @@ impl Vault {
         let dir = self.dir(ino)?;
         self.names(&dir)?;
         let parent = self.nodes.lock().parent(ino).unwrap_or(ROOT);
-        let open = OpenDir { dir, parent, entries: Mutex::new(None) };
         self.nodes.lock().pin(ino);
-        Ok(self.handles.add(Handle::Dir(Arc::new(open))))
+        Ok(self.handles.add(Handle::Dir(Arc::new(OpenDir::new(dir, parent, None)))))
     }
 
     /// Calls `fill(entry, next_cookie)` from `cookie` (0: the start, with `.` and `..` first) until it returns false
@@ -122,7 +130,7 @@ impl Vault {
     /// [`VaultError::BadHandle`], those of the store. [`VaultError::Outdated`] at the end, when all that is there was
     /// handed out, if the store lacks entries.
     pub fn read_dir(&self, handle: HandleId, cookie: u64, fill: &mut dyn FnMut(&DirEntry, u64) -> bool) -> Result<()> {
-        let open = self.handles.dir(handle)?;
+        let open = self.dir_of(handle)?;
         self.list(&open, cookie, &mut |item, at| match item {
             Item::Dot(entry) => Ok(fill(&entry, at)),
             Item::Named(listed, name) => {
@@ -145,7 +153,7 @@ impl Vault {
         cookie: u64,
         fill: &mut dyn FnMut(&DirEntry, Option<Entry>, u64) -> bool,
     ) -> Result<()> {
-        let open = self.handles.dir(handle)?;
+        let open = self.dir_of(handle)?;
         self.list(&open, cookie, &mut |item, at| match item {
             Item::Dot(entry) => Ok(fill(&entry, None, at)),
             Item::Named(listed, name) => {
@@ -255,7 +263,7 @@ impl Vault {
 
     /// The memory that the listing of an open directory takes until it is closed, bytes.
     pub fn listing_bytes(&self, handle: HandleId) -> usize {
-        let open = self.handles.dir(handle).ok();
+        let open = self.dir_of(handle).ok();
         open.and_then(|open| open.entries.lock().as_ref().map(|entries| entries.bytes())).unwrap_or_default()
     }
 
@@ -264,6 +272,9 @@ impl Vault {
     /// # Errors
     /// [`VaultError::BadHandle`].
     pub fn release_dir(&self, handle: HandleId) -> Result<()> {
+        if self.left.remove(handle).is_some() {
+            return Ok(());
+        }
         let open = self.handles.dir(handle)?;
         if self.handles.remove(handle).is_some() {
             self.nodes.lock().unpin(open.dir.ino);

@@ -2,9 +2,10 @@
 
 use crate::{
     Access, Attr, DirEntry, Entry, Fallocate, HandleId, Ino, Kind, Owner, RenameMode, Result, SetAttr, SetXattr,
-    StatFs, Upkeep, Vault, Whence,
+    StatFs, Upkeep, Vault, Whence, turns::Turns,
 };
 use std::ffi::OsStr;
+use std::sync::Arc;
 
 /// Declares [`FileSystem`] and implements it for [`Vault`] by the inherent methods of the same names. `provided`: with
 /// a default. `own`: with one that a vault which stands alone keeps.
@@ -121,6 +122,8 @@ file_system! {
         fn maintain(&self) -> Result<()> = Ok(());
         /// Ends a freeze.
         fn thaw(&self) -> Result<()> = Ok(());
+        /// Writes at the end, wherever that is by now.
+        fn append(&self, handle: HandleId, data: &[u8]) -> Result<usize> = Err(crate::VaultError::Invalid);
         /// One close(2).
         fn flush(&self, handle: HandleId) -> Result<()> = Ok(());
         /// The memory that the listing of an open directory takes until it is closed, bytes.
@@ -134,6 +137,11 @@ file_system! {
         fn may_cache(&self, ino: Ino) -> bool {
             let _ = ino;
             true
+        }
+        /// Where requests wait for a turn, if other hosts have the file system in between. Then it is asked for nothing
+        /// without one, but to give references back, to sync, and to close what is open.
+        fn turns(&self) -> Option<&Arc<Turns>> {
+            None
         }
         /// Which wish for upkeep [`FileSystem::work_off`] answers.
         fn upkeep(&self) -> Upkeep {

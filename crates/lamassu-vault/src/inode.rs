@@ -164,7 +164,10 @@ pub(crate) struct NodeTable {
 
 impl NodeTable {
     pub fn new(root: &Stat) -> Self {
-        let id = StoreId::from(root);
+        NodeTable::of_root(StoreId::from(root))
+    }
+
+    fn of_root(id: StoreId) -> Self {
         let node = Node {
             id,
             kind: Kind::Dir,
@@ -182,7 +185,7 @@ impl NodeTable {
             by_store: HashMap::from([(id.number(), ROOT)]),
             by_object: HashMap::from([(ObjectId::ROOT, ROOT)]),
             unused: Vec::new(),
-            root_dev: root.dev,
+            root_dev: id.dev,
             generation: new_generation(),
         }
     }
@@ -549,3 +552,5 @@ impl NodeTable {
 
 #[cfg(test)]
 mod tests;
+mod turns;
+

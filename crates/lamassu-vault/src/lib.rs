@@ -16,6 +16,7 @@
 //! | `root`, `session` | the records of the root's permissions and of sessions |
 //! | `staging` | where entries are made, and deleted, out of reach of other users |
 //! | `anchored` | what the vault's anchor says, and what it is told (`docs/freshness.md`) |
+//! | `turns`, `left` | a vault that hosts have in turn: requests wait; numbers and handles go on (`docs/sharing.md`) |
 //! | `gate`, `upkeep` | `freeze` and `close` against changes under way; work in the background |
 //! | `event` | what is found damaged: counted, logged, handed on |
 //! | `walk`, `regions`, `check`, `rekey` | walks over the whole tree: sizes, datasets; verify and repair; re-keying |
@@ -27,7 +28,7 @@
 //! A thread takes them in this order, each at most once, and may leave out any:
 //!
 //! 1. `Forest::changing`, a volume's `opening`, `Forest::opens`, then `Forest::table` or `crossings`
-//! 2. `Vault::rekeying`
+//! 2. `Vault::rekeying`, `Vault::left`
 //! 3. `Vault::closing`: the gate is being closed, or is closed
 //! 4. `Vault::gate`: a change holds a pass. Taken before every other lock of a change
 //! 5. `Vault::open_locks`: opening an inode, by number
@@ -55,6 +56,7 @@ mod file_system;
 pub mod forest;
 mod gate;
 mod inode;
+mod left;
 mod nameless;
 mod names;
 mod open;
@@ -71,6 +73,7 @@ mod staging;
 mod symlink;
 mod target;
 mod tree;
+pub mod turns;
 pub mod types;
 mod upkeep;
 pub mod walk;
@@ -78,6 +81,7 @@ mod xattr;
 
 pub use dataset::{Dataset, Sighted};
 pub use file_system::FileSystem;
+pub use left::Left;
 #[cfg(feature = "testing")]
 pub use file_system::Panics;
 pub use forest::Forest;
@@ -134,6 +138,8 @@ pub struct Vault {
     dirs: dirs::Dirs,
     files: open::OpenFiles,
     handles: open::Handles,
+    /// Handles of the vault before this one.
+    left: left::LeftHandles,
     nameless: nameless::Nameless,
     idle_max: usize,
     gate: gate::Gate,
@@ -254,6 +260,7 @@ impl Vault {
             dirs: dirs::Dirs::new(dirs::Dir::new(ROOT, st.dev, ObjectId::ROOT, root), dirs_max),
             files: open::OpenFiles::default(),
             handles: open::Handles::default(),
+            left: left::LeftHandles::default(),
             nameless: nameless::Nameless::default(),
             idle_max: limit.clamp(HELD_MIN, IDLE_MAX),
             gate: gate::Gate::default(),

@@ -168,6 +168,16 @@ impl Handles {
         id
     }
 
+    /// The same of a handle that has an id.
+    pub fn put(&self, id: HandleId, handle: Handle) {
+        self.open.write().insert(id.0, handle);
+    }
+
+    /// All of them.
+    pub fn take_all(&self) -> HashMap<u64, Handle> {
+        std::mem::take(&mut *self.open.write())
+    }
+
     pub fn remove(&self, id: HandleId) -> Option<Handle> {
         self.open.write().remove(&id.0)
     }
@@ -186,7 +196,7 @@ impl Handles {
         }
     }
 
-    /// How many files are open.
+    /// How many files are open, but for those of [`crate::left`].
     pub fn files(&self) -> usize {
         self.open.read().values().filter(|h| matches!(h, Handle::File { .. })).count()
     }
@@ -384,12 +394,12 @@ impl Vault {
     /// # Errors
     /// [`VaultError::Store`] where the range is damaged.
     pub fn read(&self, handle: HandleId, offset: u64, buf: &mut [u8]) -> Result<usize> {
-        let (open, _) = self.handles.file(handle)?;
+        let (open, _) = self.file_of(handle)?;
         self.read_current(|| Ok(open.file().read_at(offset, buf)?))
     }
 
     fn writing(&self, handle: HandleId) -> Result<Arc<OpenFile>> {
-        let (open, access) = self.handles.file(handle)?;
+        let (open, access) = self.file_of(handle)?;
         if access.write { Ok(open) } else { Err(VaultError::BadHandle) }
     }
 
@@ -432,7 +442,7 @@ impl Vault {
     }
 
     fn flush_once(&self, handle: HandleId) -> Result<()> {
-        let (open, access) = self.handles.file(handle)?;
+        let (open, access) = self.file_of(handle)?;
         if !access.write || !open.file().is_dirty() {
             return Ok(());
         }
@@ -445,6 +455,9 @@ impl Vault {
     /// # Errors
     /// [`VaultError::BadHandle`]; what the store said when buffers were handed to it (they stay, and are tried again).
     pub fn release(&self, handle: HandleId) -> Result<()> {
+        if self.left.remove(handle).is_some() {
+            return Ok(());
+        }
         self.handles.file(handle)?;
         let Some(Handle::File { file: open, access }) = self.handles.remove(handle) else {
             return Err(VaultError::BadHandle);
@@ -490,7 +503,7 @@ impl Vault {
     /// # Errors
     /// [`VaultError::BadHandle`] unless opened for writing; those of the store.
     pub fn copy_range(&self, from: (HandleId, u64), to: (HandleId, u64), len: u64) -> Result<Option<u64>> {
-        let (source, _) = self.handles.file(from.0)?;
+        let (source, _) = self.file_of(from.0)?;
         let target = self.writing(to.0)?;
         let _pass = self.change()?;
         // Copied blocks keep their keys, which may be of an older epoch: a walk under way may have passed by. Told
@@ -507,7 +520,7 @@ impl Vault {
     /// # Errors
     /// [`VaultError::NoData`] past the end, or where no data follows.
     pub fn seek(&self, handle: HandleId, offset: u64, whence: Whence) -> Result<u64> {
-        let (open, _) = self.handles.file(handle)?;
+        let (open, _) = self.file_of(handle)?;
         let file = open.file();
         let found = self.read_current(|| match whence {
             Whence::Data => Ok(file.seek_data(offset)?),

@@ -444,7 +444,7 @@ impl Vault {
     }
 
     fn fsync_once(&self, handle: HandleId) -> Result<()> {
-        let (open, _) = self.handles.file(handle)?;
+        let (open, _) = self.file_of(handle)?;
         // Frozen: everything is durable already, so the caller need not wait.
         let Some(_pass) = self.sync_pass() else { return Ok(()) };
         if open.is_writable() {
@@ -462,7 +462,7 @@ impl Vault {
     /// # Errors
     /// As [`Vault::fsync`].
     pub fn fsync_dir(&self, handle: HandleId) -> Result<()> {
-        let dir = self.handles.dir(handle)?;
+        let dir = self.dir_of(handle)?;
         let Some(_pass) = self.sync_pass() else { return Ok(()) };
         let ino = dir.dir.ino;
         self.anchor_dir(ino, || {

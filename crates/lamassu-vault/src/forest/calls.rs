@@ -4,6 +4,7 @@
 use super::{Forest, Number, ROOT_VOLUME, State, global, global_handle, local, local_handle, volume_of};
 use crate::error::{errno, io};
 use crate::file_system::FileSystem;
+use crate::turns::Turns;
 use crate::open::fresh_handle;
 use crate::{
     Access, Attr, DirEntry, Entry, Fallocate, HandleId, Ino, Kind, Owner, ROOT, RenameMode, Result, SetAttr, SetXattr,
@@ -73,7 +74,7 @@ impl Forest {
     fn listed(&self, handle: HandleId) -> Result<(Arc<Vault>, Dots)> {
         let (vault, volume) = (self.of(handle)?, volume_of(handle.0));
         let mut above = None;
-        if vault.handles.dir(local_handle(handle))?.dir.ino == ROOT
+        if vault.dir_of(local_handle(handle))?.dir.ino == ROOT
             && let Some((parent, ino)) = self.slot(volume)?.place()
         {
             let dir = self.vault(parent).and_then(|parent| parent.nodes.lock().parent(ino));
@@ -165,9 +166,12 @@ impl FileSystem for Forest {
     }
 
     fn forget(&self, ino: Ino, count: u64) {
-        if let Ok(slot) = self.slot(volume_of(ino)) {
-            slot.forget(local(ino), count);
-        }
+        let forget = || {
+            if let Ok(slot) = self.slot(volume_of(ino)) {
+                slot.forget(local(ino), count);
+            }
+        };
+        self.beside_turns(|left| left.forget(ino, count), forget);
     }
 
     // The root of a dataset shows whether it is open or not.
@@ -254,17 +258,28 @@ impl FileSystem for Forest {
         self.of(handle)?.write(local_handle(handle), offset, data)
     }
 
+    fn append(&self, handle: HandleId, data: &[u8]) -> Result<usize> {
+        self.of(handle)?.append(local_handle(handle), data)
+    }
+
+    fn turns(&self) -> Option<&Arc<Turns>> {
+        self.waits_in()
+    }
+
     // Nothing is left to hand on where the vault was closed.
     fn flush(&self, handle: HandleId) -> Result<()> {
-        self.still_of(handle).map_or(Ok(()), |vault| vault.flush(local_handle(handle)))
+        let flush = || self.still_of(handle).map_or(Ok(()), |vault| vault.flush(local_handle(handle)));
+        self.beside_turns(|left| left.sync(handle), flush)
     }
 
     fn fsync(&self, handle: HandleId, data_only: bool) -> Result<()> {
-        self.of(handle)?.fsync(local_handle(handle), data_only)
+        let fsync = || self.of(handle)?.fsync(local_handle(handle), data_only);
+        self.beside_turns(|left| left.sync(handle), fsync)
     }
 
     fn release(&self, handle: HandleId) -> Result<()> {
-        self.still_of(handle).map_or(Ok(()), |vault| vault.release(local_handle(handle)))
+        let release = || self.still_of(handle).map_or(Ok(()), |vault| vault.release(local_handle(handle)));
+        self.beside_turns(|left| left.release(handle), release)
     }
 
     fn fallocate(&self, handle: HandleId, mode: Fallocate, offset: u64, len: u64) -> Result<()> {
@@ -325,11 +340,13 @@ impl FileSystem for Forest {
     }
 
     fn release_dir(&self, handle: HandleId) -> Result<()> {
-        self.still_of(handle).map_or(Ok(()), |vault| vault.release_dir(local_handle(handle)))
+        let release = || self.still_of(handle).map_or(Ok(()), |vault| vault.release_dir(local_handle(handle)));
+        self.beside_turns(|left| left.release(handle), release)
     }
 
     fn fsync_dir(&self, handle: HandleId) -> Result<()> {
-        self.of(handle)?.fsync_dir(local_handle(handle))
+        let fsync = || self.of(handle)?.fsync_dir(local_handle(handle));
+        self.beside_turns(|left| left.sync(handle), fsync)
     }
 
     fn get_xattr(&self, ino: Ino, name: &OsStr) -> Result<Vec<u8>> {

@@ -9,11 +9,14 @@
 //! A volume is *sighted* when its header was read, *loaded* when its vault is open, *locked* where no key for it was
 //! found, and *unloaded* by request. It is opened at the first operation inside, not when it is merely listed.
 //!
+//! The mount's own vault may be one that hosts have in turn: then another `Vault` is opened for each turn (`turns`).
+//!
 //! Locks: `changing` is taken by loading and unloading alone, never by a request: a thread that holds it waits for
 //! requests to end, and for the kernel, which waits for requests too.
 
 mod calls;
 mod states;
+mod turns;
 
 pub use states::{State, Volume};
 
@@ -123,6 +126,8 @@ pub struct Forest {
     /// A request came since the last look.
     used: AtomicBool,
     idle: Mutex<Idle>,
+    /// Other hosts have the mount's own vault in between.
+    by_turns: OnceLock<turns::ByTurns>,
 }
 
 /// When everything is unloaded by itself.
@@ -163,6 +168,7 @@ impl Forest {
             frozen: AtomicBool::new(false),
             used: AtomicBool::new(true),
             idle: Mutex::new(Idle { after: None, since: Instant::now() }),
+            by_turns: OnceLock::new(),
         }))
     }
 
@@ -194,7 +200,7 @@ impl Forest {
         }
         let volume = volume_of(ino);
         if volume == ROOT_VOLUME {
-            return self.root.loaded().ok_or(VaultError::KeyNotLoaded);
+            return self.root.loaded().ok_or_else(|| self.not_loaded());
         }
         let known = self.table.read().get(&volume).map(|slot| slot.loaded().ok_or_else(|| slot.clone()));
         match known {

@@ -111,6 +111,24 @@ impl KnownVolume {
         }
     }
 
+    /// Its vault is open from now on.
+    pub fn set_loaded(&self, vault: Arc<Vault>) {
+        *self.permissions.lock() = Some(vault.root_permissions.shown().clone());
+        *self.inside.write() = Inside::Loaded(vault);
+    }
+
+    /// Its vault, which is about to be closed; another one is going to be opened in its place.
+    pub fn take_loaded(&self) -> Option<Arc<Vault>> {
+        let inside = &mut *self.inside.write();
+        match std::mem::replace(inside, Inside::Sighted) {
+            Inside::Loaded(vault) => Some(vault),
+            other => {
+                *inside = other;
+                None
+            }
+        }
+    }
+
     pub fn state(&self) -> State {
         match &*self.inside.read() {
             Inside::Sighted => State::Sighted,
@@ -206,8 +224,7 @@ impl Forest {
         let vault = Arc::new(vault);
         slot.set_cached(cached);
         self.opener.opened(slot.number, &vault);
-        *slot.permissions.lock() = Some(vault.root_permissions.shown().clone());
-        *slot.inside.write() = Inside::Loaded(vault.clone());
+        slot.set_loaded(vault.clone());
         Ok(vault)
     }
 
@@ -269,7 +286,8 @@ impl Forest {
 
     /// Files that are open in a volume and in those below it.
     pub fn open_files(&self, number: Number) -> usize {
-        self.at_or_below(number).iter().filter_map(|s| s.loaded()).map(|v| v.handles.files()).sum()
+        let open: usize = self.at_or_below(number).iter().filter_map(|s| s.loaded()).map(|v| v.handles.files()).sum();
+        open + self.left_open()
     }
 
     /// Closes a volume and those in it, deepest first, and lets their keys go. What the kernel holds of them is written

@@ -1,0 +1,96 @@
+//! The mount's own vault as one that hosts have in turn: each turn opens a vault over the same tree, which goes on with
+//! the numbers and handles that the one before has left.
+
+use super::Forest;
+use crate::error::errno;
+use crate::left::Left;
+use crate::root::Top;
+use crate::turns::Turns;
+use crate::{Options, Result, Vault, VaultError};
+use lamassu_anchor::Touched;
+use lamassu_crypto::KeyRing;
+use lamassu_format::header::VaultHeader;
+use parking_lot::{Mutex, RwLock};
+use std::sync::Arc;
+
+/// See the module's head.
+pub(super) struct ByTurns {
+    turns: Arc<Turns>,
+    /// What the last vault has left, while none is open. Shared by what is done beside turns; exclusive to begin one,
+    /// and to end it.
+    left: RwLock<Option<Mutex<Left>>>,
+}
+
+impl Forest {
+    /// The vault that is open is that of this host's first turn; once. Requests wait in `turns` for the next ones.
+    pub fn take_turns(&self, turns: Arc<Turns>) {
+        // There is one driver of turns.
+        let _ = self.by_turns.set(ByTurns { turns, left: RwLock::default() });
+    }
+
+    /// Opens the vault for a turn. `touched`: what others changed since the last one; `None`: it may be anything.
+    ///
+    /// # Errors
+    /// Those of opening it, and of the anchor: then it is as before.
+    pub fn begin_turn(
+        &self,
+        header: &VaultHeader,
+        ring: KeyRing,
+        options: Options,
+        touched: Option<&Touched>,
+    ) -> Result<()> {
+        let Some(by_turns) = self.by_turns.get() else { return Err(VaultError::Invalid) };
+        let (backend, engine) = (self.root.backend.clone(), self.engine.clone());
+        let vault = Vault::open_with(backend, header, ring, options, engine, Top::FileSystem)?;
+        vault.verify_root()?;
+        let mut left = by_turns.left.write();
+        if let Some(before) = left.take()
+            && let Err((before, error)) = vault.take_up(before.into_inner(), touched)
+        {
+            *left = Some(Mutex::new(*before));
+            return Err(error);
+        }
+        self.root.set_loaded(Arc::new(vault));
+        Ok(())
+    }
+
+    /// Closes the vault at the end of a turn. No request is under way.
+    ///
+    /// # Errors
+    /// The first thing that could not be committed, which is lost. Whoever wrote it is told.
+    pub fn end_turn(&self) -> Result<()> {
+        let Some(by_turns) = self.by_turns.get() else { return Ok(()) };
+        let mut left = by_turns.left.write();
+        let Some(vault) = self.root.take_loaded() else { return Ok(()) };
+        let (now_left, done) = vault.leave();
+        *left = Some(Mutex::new(now_left));
+        done
+    }
+
+    /// What needs no turn: done by what is left where no vault is open.
+    pub(super) fn beside_turns<T>(&self, away: impl FnOnce(&mut Left) -> T, here: impl FnOnce() -> T) -> T {
+        let Some(by_turns) = self.by_turns.get() else { return here() };
+        match &*by_turns.left.read() {
+            Some(left) => away(&mut left.lock()),
+            None => here(),
+        }
+    }
+
+    pub(super) fn waits_in(&self) -> Option<&Arc<Turns>> {
+        self.by_turns.get().map(|by_turns| &by_turns.turns)
+    }
+
+    /// How many files are open that a vault has left.
+    pub(super) fn left_open(&self) -> usize {
+        let by_turns = self.by_turns.get();
+        by_turns.and_then(|by_turns| Some(by_turns.left.read().as_ref()?.lock().open_files())).unwrap_or_default()
+    }
+
+    /// Why the mount's own vault is not open.
+    pub(super) fn not_loaded(&self) -> VaultError {
+        match self.by_turns.get() {
+            Some(_) => errno("have the vault, which other hosts use too", libc::EIO),
+            None => VaultError::KeyNotLoaded,
+        }
+    }
+}

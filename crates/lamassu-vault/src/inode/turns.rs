@@ -1,0 +1,81 @@
+//! A table that outlives its vault: between two of its host's turns nothing is open by it, and other hosts make, move
+//! and remove what it names.
+
+use super::{Link, NodeTable, StoreId};
+use crate::{Ino, ROOT};
+use lamassu_anchor::ObjectId;
+use lamassu_store::backend::Stat;
+use std::ffi::OsStr;
+
+/// A name that a node had.
+pub struct Named {
+    pub ino: Ino,
+    pub object: ObjectId,
+    pub link: Link,
+    /// That of the directory.
+    pub dir: ObjectId,
+}
+
+impl NodeTable {
+    /// The table for the next vault: files and directories are closed, so that a node is held by references, and by
+    /// names below it.
+    pub fn take(&mut self) -> NodeTable {
+        let root = self.nodes.get(&ROOT).map_or(StoreId { dev: self.root_dev, ino: ROOT, born: 0 }, |root| root.id);
+        let mut table = std::mem::replace(self, NodeTable::of_root(root));
+        table.nodes.values_mut().for_each(|node| node.pins = 0);
+        let parents: Vec<Ino> = table.nodes.values().flat_map(|node| &node.links).map(|link| link.parent).collect();
+        for parent in parents {
+            table.pin(parent);
+        }
+        let all: Vec<Ino> = table.nodes.keys().copied().collect();
+        all.into_iter().for_each(|ino| table.drop_if_unused(ino));
+        // Their rows went with the vault that was closed.
+        table.unused.clear();
+        table
+    }
+
+    /// The names in directories of which `is_wanted` says so, by their objects.
+    pub fn named_in(&self, is_wanted: impl Fn(ObjectId) -> bool) -> Vec<Named> {
+        let mut found = Vec::new();
+        for (ino, node) in self.nodes.iter().filter(|(_, node)| node.live) {
+            for link in &node.links {
+                let dir = self.object(link.parent);
+                if is_wanted(dir) {
+                    found.push(Named { ino: *ino, object: node.object, link: link.clone(), dir });
+                }
+            }
+        }
+        found
+    }
+
+    /// The living node of an object.
+    pub fn of_object(&self, object: ObjectId) -> Option<Ino> {
+        self.by_object.get(&object).copied()
+    }
+
+    /// Whether a node has a name, or needs none.
+    pub fn is_named(&self, ino: Ino) -> bool {
+        ino == ROOT || self.nodes.get(&ino).is_some_and(|node| !node.links.is_empty())
+    }
+
+    /// What lies at (parent, name) is this object, whose node may be there already: then the name is one of its.
+    pub fn met(&mut self, parent: Ino, name: &OsStr, st: &Stat, object: ObjectId) -> Option<Ino> {
+        if let Some(ino) = self.of_object(object) {
+            self.add_link(ino, parent, name);
+            return Some(ino);
+        }
+        let found = self.reference(parent, name, st, object, None).ok()?;
+        if let Some(node) = self.nodes.get_mut(&found.ino) {
+            // Held by what lies in it.
+            node.lookups -= 1;
+        }
+        Some(found.ino)
+    }
+
+    /// Another host has removed it.
+    pub fn is_gone(&mut self, ino: Ino) {
+        if ino != ROOT {
+            self.bury(ino);
+        }
+    }
+}

@@ -1,0 +1,308 @@
+//! What a vault leaves to the next one over the same tree: its host's turn ends, the vault is closed, and at the next
+//! turn another is opened (`docs/sharing.md`). Programs and the kernel go on with the numbers and handles that they
+//! have.
+//!
+//! Of each node the names are looked at in the anchor: it goes on under those that are still its own, or that it has
+//! been given meanwhile. A handle is opened again when it is used. What has no name any more is gone with the turn in
+//! which it lost it.
+
+use crate::dir::{OpenDir, Snapshot};
+use crate::error::errno;
+use crate::inode::NodeTable;
+use crate::open::{Handle, OpenFile};
+use crate::{Access, HandleId, Ino, Result, Vault, VaultError};
+use lamassu_anchor::row::Content;
+use lamassu_anchor::{EntryPlace, ObjectId, Token, Touched};
+use parking_lot::Mutex;
+use std::collections::{HashMap, HashSet};
+use std::ffi::OsString;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// A directory deeper than this is not looked for.
+const DEPTH_MAX: usize = 1_000;
+
+/// See the module's head.
+pub struct Left {
+    nodes: NodeTable,
+    handles: LeftHandles,
+}
+
+/// A handle that is to be opened again.
+enum LeftHandle {
+    File {
+        ino: Ino,
+        access: Access,
+        /// What was written through it could not be committed: the next call says so.
+        is_lost: bool,
+    },
+    Dir {
+        ino: Ino,
+        parent: Ino,
+        listing: Option<Arc<Snapshot>>,
+    },
+}
+
+impl LeftHandle {
+    /// Fails once if what was written through it is lost.
+    fn tell_lost(&mut self) -> Result<()> {
+        match self {
+            LeftHandle::File { is_lost, .. } if *is_lost => {
+                *is_lost = false;
+                Err(errno("commit what was written in an earlier turn", libc::EIO))
+            }
+            LeftHandle::File { .. } | LeftHandle::Dir { .. } => Ok(()),
+        }
+    }
+}
+
+/// All of them, by their ids.
+#[derive(Default)]
+pub(crate) struct LeftHandles {
+    is_any: AtomicBool,
+    handles: Mutex<HashMap<u64, LeftHandle>>,
+}
+
+impl LeftHandles {
+    fn of(handles: HashMap<u64, LeftHandle>) -> LeftHandles {
+        LeftHandles { is_any: AtomicBool::new(!handles.is_empty()), handles: Mutex::new(handles) }
+    }
+
+    fn replace(&self, by: LeftHandles) {
+        let handles = by.handles.into_inner();
+        self.is_any.store(!handles.is_empty(), Ordering::Release);
+        *self.handles.lock() = handles;
+    }
+
+    fn take(&self) -> HashMap<u64, LeftHandle> {
+        self.is_any.store(false, Ordering::Release);
+        std::mem::take(&mut *self.handles.lock())
+    }
+
+    /// A handle that was closed before it was used again.
+    pub fn remove(&self, id: HandleId) -> Option<()> {
+        if !self.is_any.load(Ordering::Acquire) {
+            return None;
+        }
+        let mut handles = self.handles.lock();
+        let removed = handles.remove(&id.0).map(drop);
+        self.is_any.store(!handles.is_empty(), Ordering::Release);
+        removed
+    }
+
+    /// What a sync through a handle says, where everything was committed or is lost.
+    fn synced(&self, id: HandleId) -> Result<()> {
+        match self.handles.lock().get_mut(&id.0) {
+            Some(left) => left.tell_lost(),
+            None => Err(VaultError::BadHandle),
+        }
+    }
+}
+
+impl Left {
+    /// The kernel gives references back.
+    pub fn forget(&mut self, ino: Ino, count: u64) {
+        self.nodes.forget(ino, count);
+    }
+
+    /// A handle is closed.
+    ///
+    /// # Errors
+    /// [`VaultError::BadHandle`].
+    pub fn release(&self, handle: HandleId) -> Result<()> {
+        self.handles.remove(handle).ok_or(VaultError::BadHandle)
+    }
+
+    /// fsync(2) and close(2): what was written is committed, or lost, which is told once.
+    ///
+    /// # Errors
+    /// That; [`VaultError::BadHandle`].
+    pub fn sync(&self, handle: HandleId) -> Result<()> {
+        self.handles.synced(handle)
+    }
+
+    /// How many files are open.
+    pub fn open_files(&self) -> usize {
+        self.handles.handles.lock().values().filter(|left| matches!(left, LeftHandle::File { .. })).count()
+    }
+}
+
+impl Vault {
+    /// Closes it, with what is left for the next one. No call is under way, and none comes.
+    ///
+    /// # Errors
+    /// Beside what is left: as [`Vault::close`].
+    pub fn leave(&self) -> (Left, Result<()>) {
+        let mut handles = self.left.take();
+        let open = self.handles.take_all();
+        let files: Vec<Arc<OpenFile>> = self.files.all();
+        let done = self.close();
+        let lost: HashSet<Ino> = match done {
+            Ok(()) => HashSet::new(),
+            Err(_) => files.iter().filter(|open| open.is_unsettled()).map(|open| open.ino).collect(),
+        };
+        for (id, handle) in open {
+            let left = match handle {
+                Handle::File { file, access } => {
+                    LeftHandle::File { ino: file.ino, access, is_lost: access.write && lost.contains(&file.ino) }
+                }
+                Handle::Dir(dir) => {
+                    LeftHandle::Dir { ino: dir.dir.ino, parent: dir.parent, listing: dir.listing() }
+                }
+            };
+            handles.insert(id, left);
+        }
+        (Left { nodes: self.nodes.lock().take(), handles: LeftHandles::of(handles) }, done)
+    }
+
+    /// Goes on with what an earlier vault over the same tree left. `touched`: what others changed since; `None`: it
+    /// may be anything. No call is under way yet.
+    ///
+    /// # Errors
+    /// Those of the anchor; then nothing was taken up.
+    pub fn take_up(
+        &self,
+        left: Left,
+        touched: Option<&Touched>,
+    ) -> std::result::Result<(), (Box<Left>, VaultError)> {
+        let Left { nodes, handles } = left;
+        let own = std::mem::replace(&mut *self.nodes.lock(), nodes);
+        if let Err(error) = self.find_again(touched) {
+            let nodes = std::mem::replace(&mut *self.nodes.lock(), own);
+            return Err((Box::new(Left { nodes, handles }), error));
+        }
+        self.left.replace(handles);
+        Ok(())
+    }
+
+    /// Brings the names of all nodes up to date.
+    fn find_again(&self, touched: Option<&Touched>) -> Result<()> {
+        let Some(anchored) = &self.anchored else { return Ok(()) };
+        let is_touched = |dir: ObjectId| touched.is_none_or(|touched| touched.dirs.contains(&dir));
+        let named = self.nodes.lock().named_in(is_touched);
+        let mut lost = HashSet::new();
+        for named in named {
+            let place = anchored.place(named.dir, &named.link.name);
+            if anchored.anchor.entry(&place)?.is_none_or(|entry| entry.object != named.object) {
+                self.nodes.lock().remove_link(named.ino, named.link.parent, &named.link.name);
+                lost.insert(named.object);
+            }
+        }
+        lost.retain(|object| {
+            let nodes = self.nodes.lock();
+            nodes.of_object(*object).is_some_and(|ino| !nodes.is_named(ino))
+        });
+        // Removed, or moved?
+        let mut moved = HashSet::new();
+        for object in lost {
+            match anchored.anchor.row(object) {
+                Ok(_) => drop(moved.insert(object)),
+                Err(lamassu_anchor::AnchorError::Unknown { .. }) => {
+                    let mut nodes = self.nodes.lock();
+                    if let Some(ino) = nodes.of_object(object) {
+                        nodes.is_gone(ino);
+                    }
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        let known = |object: &ObjectId| touched.is_some_and(|touched| touched.places.contains_key(object));
+        let mut places = match moved.iter().all(known) {
+            true => HashMap::new(),
+            false => anchored.anchor.places_of(&moved)?,
+        };
+        places.extend(touched.into_iter().flat_map(|touched| touched.places.iter().map(|(of, place)| (*of, *place))));
+        let mut finder = Finder { vault: self, places, listed: HashMap::new() };
+        for object in moved {
+            // Where it is not found the calls that ask for it say so.
+            finder.node(object, 0)?;
+        }
+        Ok(())
+    }
+
+    /// The file of a handle, which may be of an earlier vault.
+    pub(crate) fn file_of(&self, id: HandleId) -> Result<(Arc<OpenFile>, Access)> {
+        match self.handles.file(id) {
+            Err(VaultError::BadHandle) if self.left.is_any.load(Ordering::Acquire) => {
+                self.open_again(id)?;
+                self.handles.file(id)
+            }
+            found => found,
+        }
+    }
+
+    /// The same of a directory.
+    pub(crate) fn dir_of(&self, id: HandleId) -> Result<Arc<OpenDir>> {
+        match self.handles.dir(id) {
+            Err(VaultError::BadHandle) if self.left.is_any.load(Ordering::Acquire) => {
+                self.open_again(id)?;
+                self.handles.dir(id)
+            }
+            found => found,
+        }
+    }
+
+    fn open_again(&self, id: HandleId) -> Result<()> {
+        let mut handles = self.left.handles.lock();
+        // Where there is none another call has opened it meanwhile, or it never was.
+        let Some(left) = handles.get_mut(&id.0) else { return Ok(()) };
+        left.tell_lost()?;
+        let handle = match left {
+            LeftHandle::File { ino, access, .. } => {
+                // In a turn that only looks nothing is written.
+                let file = self.acquire(*ino, access.write && !self.options.read_only)?;
+                Handle::File { file, access: *access }
+            }
+            LeftHandle::Dir { ino, parent, listing } => {
+                let dir = self.dir(*ino)?;
+                self.nodes.lock().pin(*ino);
+                Handle::Dir(Arc::new(OpenDir::new(dir, *parent, listing.clone())))
+            }
+        };
+        self.handles.put(id, handle);
+        handles.remove(&id.0);
+        self.left.is_any.store(!handles.is_empty(), Ordering::Release);
+        Ok(())
+    }
+}
+
+/// Finds objects in the store where the anchor says that they are.
+struct Finder<'a> {
+    vault: &'a Vault,
+    places: HashMap<ObjectId, EntryPlace>,
+    listed: HashMap<ObjectId, HashMap<Token, OsString>>,
+}
+
+impl Finder<'_> {
+    /// The node of an object, with a name; `None`: the store does not show it.
+    fn node(&mut self, object: ObjectId, depth: usize) -> Result<Option<Ino>> {
+        let known = {
+            let nodes = self.vault.nodes.lock();
+            nodes.of_object(object).filter(|ino| nodes.is_named(*ino))
+        };
+        if known.is_some() || depth > DEPTH_MAX {
+            return Ok(known);
+        }
+        let Some(anchored) = &self.vault.anchored else { return Ok(None) };
+        let place = match self.places.get(&object) {
+            Some(place) => *place,
+            None => match anchored.anchor.row(object)?.content {
+                Content::Dir { parent, name, .. } => EntryPlace { dir: parent, name },
+                _ => return Ok(None),
+            },
+        };
+        // One that came before may have been taken away again.
+        if anchored.anchor.entry(&place)?.is_none_or(|entry| entry.object != object) {
+            return Ok(None);
+        }
+        let Some(parent) = self.node(place.dir, depth + 1)? else { return Ok(None) };
+        let Ok(dir) = self.vault.dir(parent) else { return Ok(None) };
+        let listed = self.listed.entry(place.dir).or_insert_with(|| {
+            let entries = dir.handle.read_dir().unwrap_or_default().into_iter();
+            entries.map(|entry| (anchored.place(place.dir, &entry.name).name, entry.name)).collect()
+        });
+        let Some(name) = listed.get(&place.name) else { return Ok(None) };
+        let Ok(st) = dir.handle.stat_entry(name) else { return Ok(None) };
+        Ok(self.vault.nodes.lock().met(parent, name, &st, object))
+    }
+}

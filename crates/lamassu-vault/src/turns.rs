@@ -1,0 +1,312 @@
+//! A vault that several hosts have in turn (`docs/sharing.md`): requests wait here, without threads, until this host
+//! has it in the way that they need.
+//!
+//! A *driver* gets the turns and opens the vault ([`Turns::wanted`], [`Turns::begin`]); when another host wants it, or a
+//! request of this host needs more than a turn that only looks, it stops further requests, has the kernel drop what it
+//! holds, and closes the vault ([`Turns::wait_for_end`], [`Turns::stop_requests`], [`Turns::end`]).
+//!
+//! The kernel keeps no names, no attributes, and no contents but those of mapped files. Its requests for pages, and its
+//! writes of them, hold locks of the kernel that dropping them waits for. So they go on while a turn ends, until nothing
+//! is mapped any more that came from it.
+
+use crate::Ino;
+use parking_lot::{Condvar, Mutex, MutexGuard};
+use std::collections::{HashSet, VecDeque};
+use std::sync::Arc;
+
+/// A request with its reply.
+pub type Job = Box<dyn FnOnce() + Send>;
+
+/// How this host has the vault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Mode {
+    /// As others may at the same time.
+    Look,
+    /// Alone.
+    Change,
+}
+
+/// What a request needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Need {
+    mode: Mode,
+    /// It is about pages of a mapped file, and the kernel has locked them.
+    is_of_pages: bool,
+    /// The file whose pages the kernel gets.
+    fills: Option<Ino>,
+}
+
+impl Need {
+    /// To look.
+    pub const LOOK: Need = Need { mode: Mode::Look, is_of_pages: false, fills: None };
+    /// To change something.
+    pub const CHANGE: Need = Need { mode: Mode::Change, is_of_pages: false, fills: None };
+    /// To write pages of a mapped file.
+    pub const WRITE_PAGES: Need = Need { mode: Mode::Change, is_of_pages: true, fills: None };
+
+    /// To read pages of a mapped file. Where it may be written they come in a turn that may change: the kernel tells
+    /// nobody when a page is changed, and it has to be able to write it back in the same turn.
+    pub const fn read_pages(ino: Ino, may_be_written: bool) -> Need {
+        let mode = if may_be_written { Mode::Change } else { Mode::Look };
+        Need { mode, is_of_pages: true, fills: Some(ino) }
+    }
+}
+
+/// Why a turn ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// Another host wants the vault, or this host's session is over.
+    Recalled,
+    /// A request of this host needs more.
+    TooLittle,
+    /// The mount ends.
+    Stopping,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// Another host may have it.
+    Away,
+    /// Requests are carried out.
+    Here(Mode),
+    /// Those of pages are, and those that waited when it began.
+    Ending(Mode),
+    /// There will be no further turn: requests are carried out, and fail.
+    Over,
+}
+
+struct Waiting {
+    need: Need,
+    job: Job,
+}
+
+struct State {
+    phase: Phase,
+    /// Requests under way.
+    users: usize,
+    waiting: VecDeque<Waiting>,
+    /// So many of them waited when the turn began.
+    due: usize,
+    /// Files of which the kernel may hold pages.
+    filled: HashSet<Ino>,
+    is_recalled: bool,
+    is_stopping: bool,
+}
+
+impl State {
+    fn admits(&self, need: Need) -> bool {
+        match self.phase {
+            Phase::Away => false,
+            Phase::Here(mode) => need.mode <= mode && !self.is_recalled,
+            Phase::Ending(mode) => need.is_of_pages && need.mode <= mode,
+            Phase::Over => true,
+        }
+    }
+
+    /// The place of the next request that waited and can be carried out.
+    fn next(&self) -> Option<usize> {
+        let is_due = |at: usize| at < self.due && matches!(self.phase, Phase::Here(_) | Phase::Ending(_));
+        let fits = |need: Need| match self.phase {
+            Phase::Here(mode) | Phase::Ending(mode) => need.mode <= mode,
+            Phase::Away | Phase::Over => false,
+        };
+        let of = |(at, waiting): (usize, &Waiting)| {
+            let may_go = self.admits(waiting.need) || (is_due(at) && fits(waiting.need));
+            may_go.then_some(at)
+        };
+        self.waiting.iter().enumerate().find_map(of)
+    }
+
+    fn is_quiet(&self) -> bool {
+        self.users == 0 && self.next().is_none()
+    }
+
+    fn wanted(&self) -> Option<Mode> {
+        self.waiting.iter().map(|waiting| waiting.need.mode).max()
+    }
+
+    /// A request begins.
+    fn enter(&mut self, need: Need) {
+        self.users += 1;
+        self.filled.extend(need.fills);
+    }
+}
+
+/// See the module's head.
+pub struct Turns {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+/// Held while a request is carried out.
+pub struct Use(Arc<Turns>);
+
+impl Drop for Use {
+    fn drop(&mut self) {
+        let mut state = self.0.state.lock();
+        state.users -= 1;
+        if state.users == 0 {
+            self.0.changed.notify_all();
+        }
+    }
+}
+
+impl Turns {
+    /// Requests wait until the first turn.
+    pub fn new() -> Arc<Turns> {
+        Arc::new(Turns {
+            state: Mutex::new(State {
+                phase: Phase::Away,
+                users: 0,
+                waiting: VecDeque::new(),
+                due: 0,
+                filled: HashSet::new(),
+                is_recalled: false,
+                is_stopping: false,
+            }),
+            changed: Condvar::new(),
+        })
+    }
+
+    // --- requests
+
+    /// Carries a request out now, or when there is a turn for it.
+    pub fn run(self: &Arc<Self>, need: Need, job: impl FnOnce(Use) + Send + 'static) {
+        let mut state = self.state.lock();
+        if state.admits(need) {
+            state.enter(need);
+            drop(state);
+            return job(Use(self.clone()));
+        }
+        let turns = self.clone();
+        state.waiting.push_back(Waiting { need, job: Box::new(move || job(Use(turns))) });
+        self.changed.notify_all();
+    }
+
+    /// For what is done unasked: `None` where there is no turn to change anything.
+    pub fn may_change(self: &Arc<Self>) -> Option<Use> {
+        let mut state = self.state.lock();
+        let may = matches!(state.phase, Phase::Here(Mode::Change)) && state.admits(Need::CHANGE);
+        may.then(|| {
+            state.enter(Need::CHANGE);
+            Use(self.clone())
+        })
+    }
+
+    /// What a thread does that carries out requests which waited, until the end.
+    pub fn run_waiting(&self) {
+        let mut state = self.state.lock();
+        loop {
+            if let Some(at) = state.next()
+                && let Some(Waiting { need, job }) = state.waiting.remove(at)
+            {
+                state.due -= usize::from(at < state.due);
+                state.enter(need);
+                MutexGuard::unlocked(&mut state, job);
+            } else if state.phase == Phase::Over {
+                return;
+            } else {
+                self.changed.wait(&mut state);
+            }
+        }
+    }
+
+    // --- the driver
+
+    /// Waits until a request needs a turn, and says which; `None`: the mount ends.
+    pub fn wanted(&self) -> Option<Mode> {
+        let mut state = self.state.lock();
+        loop {
+            match state.wanted() {
+                _ if state.is_stopping => return None,
+                Some(mode) => return Some(mode),
+                None => self.changed.wait(&mut state),
+            }
+        }
+    }
+
+    /// The vault is open: requests are carried out.
+    pub fn begin(&self, mode: Mode) {
+        let mut state = self.state.lock();
+        (state.phase, state.is_recalled) = (Phase::Here(mode), false);
+        state.due = state.waiting.len();
+        self.changed.notify_all();
+    }
+
+    /// The turn is to end: another host wants the vault.
+    pub fn recall(&self) {
+        self.state.lock().is_recalled = true;
+        self.changed.notify_all();
+    }
+
+    /// Waits until the turn is to end.
+    pub fn wait_for_end(&self) -> End {
+        let mut state = self.state.lock();
+        loop {
+            let lacks = matches!(state.phase, Phase::Here(mode) if state.wanted().is_some_and(|wanted| wanted > mode));
+            match () {
+                () if state.is_stopping => return End::Stopping,
+                () if state.is_recalled => return End::Recalled,
+                () if lacks => return End::TooLittle,
+                () => self.changed.wait(&mut state),
+            }
+        }
+    }
+
+    /// No further request begins but for pages; waits for those under way.
+    pub fn stop_requests(&self) {
+        let mut state = self.state.lock();
+        if let Phase::Here(mode) = state.phase {
+            state.phase = Phase::Ending(mode);
+            self.changed.notify_all();
+        }
+        self.changed.wait_while(&mut state, |state| !state.is_quiet());
+    }
+
+    /// Ends the turn if the kernel holds no page of it any more and asks for none; otherwise the files whose pages it
+    /// is to drop first.
+    pub fn end(&self) -> Option<Vec<Ino>> {
+        let mut state = self.state.lock();
+        self.changed.wait_while(&mut state, |state| !state.is_quiet());
+        if state.filled.is_empty() {
+            state.phase = Phase::Away;
+            state.due = 0;
+            return None;
+        }
+        Some(state.filled.drain().collect())
+    }
+
+    /// There is no turn, and will be none soon: what waits now is carried out without one, and fails.
+    pub fn fail_waiting(&self) {
+        let failing = std::mem::take(&mut self.state.lock().waiting);
+        for Waiting { need, job } in failing {
+            self.state.lock().enter(Need { fills: None, ..need });
+            job();
+        }
+    }
+
+    // --- the end of a mount
+
+    /// No further turn begins. Returns when the driver has ended the one under way; requests fail from then on.
+    pub fn stop(&self) {
+        let mut state = self.state.lock();
+        state.is_stopping = true;
+        self.changed.notify_all();
+        self.changed.wait_while(&mut state, |state| state.phase != Phase::Over);
+    }
+
+    /// Whether the mount ends.
+    pub fn is_stopping(&self) -> bool {
+        self.state.lock().is_stopping
+    }
+
+    /// The driver says that there will be no further turn. What waits is carried out, and fails.
+    pub fn over(&self) {
+        let mut state = self.state.lock();
+        state.phase = Phase::Over;
+        self.changed.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests;
