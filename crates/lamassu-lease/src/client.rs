@@ -126,6 +126,11 @@ impl Client {
         self.leases.get(&object).map(|lease| lease.grant.mode)
     }
 
+    /// Whether somebody else wants what conflicts with what is held of an object.
+    pub fn is_recalled(&self, object: Object) -> bool {
+        self.leases.get(&object).is_some_and(|lease| lease.recalled.is_some())
+    }
+
     /// A heartbeat is due.
     pub fn beat(&mut self, now: Millis) -> Do {
         let beat = self.next_beat;
@@ -189,6 +194,17 @@ impl Client {
         let Some(lease) = self.leases.get_mut(&object).filter(|lease| lease.takes_over) else { return Vec::new() };
         lease.takes_over = false;
         let mut all = vec![Do::Send(Call::TakenOver { grant: lease.grant })];
+        all.extend(self.go_on(object, now));
+        all
+    }
+
+    /// An operation of which no result counts any more ends, or waits no longer, and gives back whatever is held of its
+    /// object, of which it is the only user: what was changed is committed, and all caches have forgotten it. What was
+    /// to be taken over is that yet.
+    pub fn give_back(&mut self, op: Op, object: Object, now: Millis) -> Vec<Do> {
+        self.waiting.retain(|waiting| waiting.op != op);
+        let lease = self.leases.remove(&object).map(|lease| lease.grant);
+        let mut all: Vec<_> = lease.map(|grant| Do::Send(Call::Release { grant, keeps: None })).into_iter().collect();
         all.extend(self.go_on(object, now));
         all
     }

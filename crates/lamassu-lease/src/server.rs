@@ -4,6 +4,8 @@
 //!   granted in the order of their arrival; one that has to wait has what conflicts recalled.
 //! * **Expiry.** A session that was not heard of for a term has ended, for good: its number is never used again. What
 //!   it held exclusively is *abandoned*: whoever gets it next gets it exclusively, and takes it over first.
+//! * **Holding on.** A holder that was asked to give up something, and still has it a term later, is not answered any
+//!   more when it says that it lives: so it stops, and then its session ends, as if it were silent.
 //! * **Restart.** Sessions, exclusive leases and what is abandoned are durable; shared leases are not. After a restart
 //!   every session counts as heard of at that moment, and nothing is granted exclusively before each has said what it
 //!   holds, or has expired.
@@ -71,6 +73,8 @@ pub struct Step {
     pub changes: Vec<Change>,
     /// each to its session
     pub replies: Vec<(SessionId, Reply)>,
+    /// of the sessions that end: those that were heard of, and held on to what they were to give up
+    pub held_on: Vec<SessionId>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -79,6 +83,14 @@ struct Session {
     heard: Millis,
     /// It has said what it holds since the server started.
     is_back: bool,
+    /// It said that it lives, and was not answered.
+    is_refused: bool,
+}
+
+impl Session {
+    fn heard_at(now: Millis, is_back: bool) -> Session {
+        Session { heard: now, is_back, is_refused: false }
+    }
 }
 
 /// A lease of one session.
@@ -89,6 +101,14 @@ struct Lease {
     since: Millis,
     /// What it was asked to keep, if it was asked to give up something.
     recalled: Option<Option<Mode>>,
+    /// When it was first asked to.
+    asked: Option<Millis>,
+}
+
+impl Lease {
+    fn new(mode: Mode, number: GrantNo, now: Millis) -> Lease {
+        Lease { mode, number, since: now, recalled: None, asked: None }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -119,10 +139,10 @@ pub struct Server {
 impl Server {
     /// Starts on what is durable, at `now`.
     pub fn start(terms: Terms, durable: Durable, now: Millis) -> (Server, Step) {
-        let sessions = durable.sessions.iter().map(|id| (*id, Session { heard: now, is_back: false })).collect();
+        let sessions = durable.sessions.iter().map(|id| (*id, Session::heard_at(now, false))).collect();
         let mut server = Server { terms, durable, sessions, objects: BTreeMap::new(), given: 0 };
         for (object, (session, number)) in server.durable.exclusive.clone() {
-            let lease = Lease { mode: Mode::Exclusive, number, since: now, recalled: None };
+            let lease = Lease::new(Mode::Exclusive, number, now);
             server.objects.entry(object).or_default().leases.insert(session, lease);
         }
         let mut step = Step::default();
@@ -139,7 +159,7 @@ impl Server {
     pub fn join(&mut self, now: Millis) -> (SessionId, Step) {
         let mut step = self.expire(now);
         let session = SessionId(self.next_number());
-        self.sessions.insert(session, Session { heard: now, is_back: true });
+        self.sessions.insert(session, Session::heard_at(now, true));
         self.change(&mut step, Change::Began(session));
         (session, step)
     }
@@ -147,6 +167,7 @@ impl Server {
     /// A session says something.
     pub fn call(&mut self, session: SessionId, call: Call, now: Millis) -> Step {
         let mut step = self.expire(now);
+        let holds_on = self.holds_on(session, now);
         let Some(known) = self.sessions.get_mut(&session) else {
             step.replies.push((session, Reply::Ended));
             return step;
@@ -156,14 +177,20 @@ impl Server {
             return step;
         }
         match call {
+            // An answer would have it believe that it may go on.
+            Call::Heartbeat { .. } if holds_on => known.is_refused = true,
             Call::Heartbeat { beat } => {
                 known.heard = now;
+                known.is_refused = false;
                 step.replies.push((session, Reply::Alive { beat }));
             }
             Call::Resume { held } => self.resume(session, &held, now, &mut step),
             Call::Acquire { request, object, mode } => {
                 let held = self.objects.entry(object).or_default();
-                held.waiting.push_back(Waiting { session, request, mode });
+                // No client of ours asks twice.
+                if held.waiting.iter().all(|waiting| waiting.session != session) {
+                    held.waiting.push_back(Waiting { session, request, mode });
+                }
                 self.serve(object, now, &mut step);
             }
             Call::Release { grant, keeps } => self.release(session, grant, keeps, now, &mut step),
@@ -251,11 +278,20 @@ impl Server {
         (lease.number == number).then_some(lease.mode)
     }
 
+    /// Whether a session was asked a term ago for what it still holds.
+    fn holds_on(&self, session: SessionId, now: Millis) -> bool {
+        let leases = self.objects.values().filter_map(|held| held.leases.get(&session));
+        leases.filter_map(|lease| lease.asked).any(|asked| asked + self.terms.term() <= now)
+    }
+
     fn expire(&mut self, now: Millis) -> Step {
         let mut step = Step::default();
         let ended = self.sessions.iter().filter(|(_, session)| session.heard + self.terms.term() <= now);
         let ended: Vec<_> = ended.map(|(id, _)| *id).collect();
         for session in ended {
+            if self.sessions.get(&session).is_some_and(|session| session.is_refused) {
+                step.held_on.push(session);
+            }
             step.replies.push((session, Reply::Ended));
             self.end(session, true, now, &mut step);
         }
@@ -296,22 +332,30 @@ impl Server {
             step.replies.push((session, Reply::Ended));
             return self.end(session, true, now, step);
         }
-        self.sessions.insert(session, Session { heard: now, is_back: true });
+        if let Some(known) = self.sessions.get_mut(&session) {
+            known.is_back = true;
+        }
         let said: BTreeMap<_, _> = held.iter().map(|grant| (grant.object, *grant)).collect();
         let objects: BTreeSet<_> = self.objects.keys().chain(said.keys()).copied().collect();
         for object in objects {
             let entry = self.objects.entry(object).or_default();
             entry.waiting.retain(|waiting| waiting.session != session);
-            let was = entry.leases.remove(&session).map(|lease| lease.mode);
+            let before = entry.leases.remove(&session);
             let grant = said.get(&object);
             if let Some(grant) = grant {
-                // What it was asked to give up may never have reached it: it is asked again.
-                let lease = Lease { mode: grant.mode, number: grant.number, since: now, recalled: None };
-                entry.leases.insert(session, lease);
+                // What it was asked to give up may never have reached it: it is asked again. Its time goes on, or it
+                // would not end for who comes back often enough.
+                let asked = before.and_then(|before| before.asked);
+                entry.leases.insert(session, Lease { asked, ..Lease::new(grant.mode, grant.number, now) });
             }
+            let was = before.map(|before| before.mode);
             if was == Some(Mode::Exclusive) && grant.is_none_or(|grant| grant.mode == Mode::Shared) {
                 self.change(step, Change::Released(object));
             }
+        }
+        let holds_on = self.holds_on(session, now);
+        if let Some(known) = self.sessions.get_mut(&session).filter(|_| !holds_on) {
+            known.heard = now;
         }
         self.serve_all(now, step);
     }
@@ -337,7 +381,7 @@ impl Server {
             // Nobody keeps more than it had.
             Some(Mode::Exclusive) => return,
             Some(Mode::Shared) => {
-                let lease = Lease { mode: Mode::Shared, number: grant.number, since: now, recalled: None };
+                let lease = Lease::new(Mode::Shared, grant.number, now);
                 held.leases.insert(session, lease);
             }
             None => drop(held.leases.remove(&session)),
@@ -363,7 +407,7 @@ impl Server {
             let number = GrantNo(self.next_number());
             let Some(held) = self.objects.get_mut(&object) else { return };
             held.waiting.pop_front();
-            let lease = Lease { mode, number, since: now, recalled: None };
+            let lease = Lease::new(mode, number, now);
             let before = held.leases.insert(next.session, lease).map(|lease| lease.mode);
             match mode {
                 Mode::Exclusive => self.change(step, Change::Exclusive(object, next.session, number)),
@@ -390,6 +434,7 @@ impl Server {
             let was_asked = lease.recalled.is_some_and(|asked| asked <= keeps);
             if !was_asked && lease.since + self.terms.min_hold() <= now {
                 lease.recalled = Some(keeps);
+                lease.asked.get_or_insert(now);
                 let grant = Grant { object, mode: lease.mode, number: lease.number };
                 step.replies.push((*other, Reply::Recall { grant, keeps }));
             }
@@ -422,5 +467,91 @@ mod tests {
         let recalled = server.tick(at).replies;
         assert!(matches!(recalled[..], [(to, Reply::Recall { keeps: Some(Mode::Shared), .. })] if to == a));
         assert_eq!(server.wake_after(at), Some(terms.term()), "it is asked once");
+    }
+
+    /// What a server says that was started just now, of which one session holds the object and another waits for it.
+    fn contended() -> (Server, SessionId, SessionId, Grant) {
+        let (mut server, _) = Server::start(Terms::DEFAULT, Durable::default(), Millis(0));
+        let (a, _) = server.join(Millis(0));
+        let (b, _) = server.join(Millis(0));
+        let granted = acquire(&mut server, a, Mode::Exclusive, Millis(0));
+        let [(_, Reply::Granted { grant, .. })] = granted[..] else { panic!("{granted:?}") };
+        let recalled = acquire(&mut server, b, Mode::Exclusive, Millis(100));
+        assert!(matches!(recalled[..], [(to, Reply::Recall { .. })] if to == a), "{recalled:?}");
+        (server, a, b, grant)
+    }
+
+    /// Says that a session lives. Whether the server answers.
+    fn beats(server: &mut Server, session: SessionId, now: Millis) -> bool {
+        let said = server.call(session, Call::Heartbeat { beat: 0 }, now).replies;
+        said.contains(&(session, Reply::Alive { beat: 0 }))
+    }
+
+    #[test]
+    fn a_holder_that_is_asked_and_holds_on_stops_and_then_ends_though_it_beats() {
+        let (term, beat) = (Terms::DEFAULT.term().0, Terms::DEFAULT.heartbeat().0);
+        let (mut server, a, b, grant) = contended();
+        let (mut last, mut now) = (0, 100);
+        let ended = loop {
+            now += beat;
+            let step = server.tick(Millis(now));
+            if !server.is_alive(a) {
+                break step;
+            }
+            assert_eq!(beats(&mut server, a, Millis(now)), now < 100 + term, "{now}");
+            last = if now < 100 + term { now } else { last };
+            assert!(beats(&mut server, b, Millis(now)));
+            // Whoever comes back by another connection is asked again, and has no more time.
+            let again = server.call(a, Call::Resume { held: vec![grant] }, Millis(now));
+            assert!(server.tick(Millis(now)).replies.is_empty() && again.changes.is_empty());
+        };
+        // Not before the host has stopped by its own clock.
+        assert!(now >= last + term && now <= 100 + 2 * term + beat, "{now}");
+        assert_eq!(ended.held_on, [a]);
+        assert!(ended.replies.contains(&(a, Reply::Ended)));
+        let takes_over = |(to, reply): &(_, Reply)| *to == b && matches!(reply, Reply::Granted { takes_over: true, .. });
+        assert!(ended.replies.iter().any(takes_over), "{ended:?}");
+    }
+
+    #[test]
+    fn a_holder_that_gives_back_late_is_answered_again() {
+        let term = Terms::DEFAULT.term().0;
+        for by_resuming in [false, true] {
+            let (mut server, a, b, grant) = contended();
+            for now in [term / 2, term, term + 200] {
+                assert_eq!(beats(&mut server, a, Millis(now)), now < term + 100);
+                assert!(beats(&mut server, b, Millis(now)));
+            }
+            let now = Millis(term + 300);
+            let given_back = match by_resuming {
+                true => Call::Resume { held: vec![] },
+                false => Call::Release { grant, keeps: None },
+            };
+            let step = server.call(a, given_back, now);
+            assert!(matches!(step.replies[..], [(to, Reply::Granted { takes_over: false, .. })] if to == b));
+            assert!(beats(&mut server, a, now));
+            assert!(server.tick(Millis(2 * term)).held_on.is_empty() && server.is_alive(a));
+        }
+    }
+
+    #[test]
+    fn a_holder_that_is_silent_ends_as_any_other() {
+        let term = Terms::DEFAULT.term();
+        let (mut server, a, b, _) = contended();
+        assert!(beats(&mut server, a, Millis(200)) && beats(&mut server, b, Millis(term.0 - 1)));
+        let step = server.tick(Millis(200) + term);
+        assert!(step.held_on.is_empty() && !server.is_alive(a) && server.is_alive(b));
+    }
+
+    #[test]
+    fn a_session_waits_once() {
+        let (mut server, a, b, grant) = contended();
+        for request in 1..1000 {
+            let call = Call::Acquire { request: RequestNo(request), object: OBJECT, mode: Mode::Exclusive };
+            assert!(server.call(b, call, Millis(200)).replies.is_empty());
+        }
+        let step = server.call(a, Call::Release { grant, keeps: None }, Millis(300));
+        assert_eq!(step.replies.len(), 1);
+        assert!(server.objects.get(&OBJECT).is_some_and(|held| held.waiting.is_empty()));
     }
 }

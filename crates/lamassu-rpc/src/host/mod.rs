@@ -5,12 +5,15 @@
 //! | this one | joining; connections, and what their errors mean |
 //! | `session` | leases: a thread of its own beats, resumes, and ends |
 //! | `mirrored` | the table: read from this host's copy, committed at the server |
+//! | `turns` | a vault that several hosts have by turns |
 
 mod mirrored;
 mod session;
+mod turns;
 
 pub use mirrored::{Mirrored, give_up, is_on_its_way, put};
 pub use session::Session;
+pub use turns::{Told, Turn, Turns};
 
 use crate::identity::{HostKey, Identity};
 use crate::proto::alerts_client::AlertsClient;
