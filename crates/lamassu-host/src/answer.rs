@@ -46,6 +46,10 @@ impl Served {
         if !caller.is_owner && !is_anybodys {
             return Err(Error::NotPermitted);
         }
+        let needs_no_turn = matches!(request, Request::Status {} | Request::Sync {});
+        if self.is_by_turns() && !needs_no_turn {
+            return Err(Error::SharedMount);
+        }
         match request {
             Request::Status {} => done(&self.status(self.volume(dir)?)?),
             Request::Sync {} => done(&self.sync()?),

@@ -333,6 +333,18 @@ pub enum Error {
     /// The user's: a change, by a daemon that changes nothing.
     #[error("the vault is mounted read-only: unmount it there, or give its directory where it is not mounted")]
     ReadOnlyMount,
+    /// The user's: a request about a vault that hosts have in turn.
+    #[error(
+        "hosts have this vault in turn, and a shared mount answers no such request: unmount it on all of them, and give \
+         its directory"
+    )]
+    SharedMount,
+    /// The user's: a vault that lies on this host alone is to be shared.
+    #[error("the vault's anchor is kept on this host: `lamassu anchor move DIR server://HOST` lets others have it")]
+    NotAtServer,
+    /// The user's: a vault is to be shared that cannot be yet.
+    #[error("there are datasets in the vault, or may be: such a vault cannot be mounted on several hosts at once yet")]
+    SharedDatasets,
     /// The user's: a change of a frozen store.
     #[error("the vault is frozen: `lamassu thaw` it first")]
     Frozen,

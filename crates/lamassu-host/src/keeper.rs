@@ -254,6 +254,13 @@ impl Keeper {
         Ok(Some(anchor))
     }
 
+    /// The anchor of a volume is opened anew in each turn: none is kept here.
+    pub(crate) fn forget_anchor(&self, volume: Number) {
+        if let Some(kept) = self.kept().get_mut(&volume) {
+            kept.anchor = None;
+        }
+    }
+
     fn caches(&self, cache: Option<Caching>, above: bool) -> bool {
         match cache {
             None => above,

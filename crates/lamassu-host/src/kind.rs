@@ -158,6 +158,9 @@ fn host(error: &Error) -> FaultKind {
         | Error::NotPermitted
         | Error::NotWritable
         | Error::ReadOnlyMount
+        | Error::SharedMount
+        | Error::NotAtServer
+        | Error::SharedDatasets
         | Error::Frozen
         | Error::JobUnderWay
         | Error::NameMax { .. }

@@ -26,6 +26,7 @@
 //! | [`create`] | a vault made in an empty directory |
 //! | [`clone`] | a vault copied in the store, under a header of its own |
 //! | [`control`] | the protocol by which other processes ask a server; counters |
+//! | `turns` | a vault that hosts have in turn: this host's are driven |
 //! | `guard` | what the kernel caches of a vault that another host can have meanwhile |
 //! | `answer` | a served vault answers requests |
 //! | [`error`], [`kind`] | one enum of errors, and what a program does about each |
@@ -68,6 +69,7 @@ pub mod slots;
 pub mod store_kind;
 #[cfg(test)]
 mod testing;
+mod turns;
 pub mod unlock;
 
 pub use anchors::{Access, Anchors};
@@ -81,6 +83,7 @@ pub use pins::Pins;
 pub use place::Place;
 pub use policy::{Policy, Surroundings};
 pub use serve::Served;
+pub use turns::TurnOpening;
 
 /// Lower-case hex.
 pub(crate) fn hex(bytes: &[u8]) -> String {

@@ -10,12 +10,13 @@ use crate::keeper::Keeper;
 use crate::open::{Opened, Unsealed};
 use crate::rotation::{epochs, rotate};
 use crate::slots::{self, Replacement, check_label, reseal_parent_slot};
+use crate::turns::{self, TurnOpening};
 use crate::{Error, Place, Policy, Result, hex};
 use lamassu_format::header::{Header, VaultHeader, ZoneFile};
 use lamassu_format::name;
 use lamassu_keys::{Event, KeyError, NewSlot, Role, Terms, Tier, Unlocked, Update, header_file, unix_now};
 use lamassu_vault::forest::{Number, ROOT_VOLUME};
-use lamassu_vault::{Forest, Options, VaultError};
+use lamassu_vault::{FileSystem, Forest, Options, VaultError};
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -65,6 +66,21 @@ impl Served {
             jobs: Mutex::default(),
             pid_namespace: pid_namespace(),
         }))
+    }
+
+    /// Drives the turns of this host, of which the vault was opened in the first. To be called before it is mounted:
+    /// the mount has to stop them ([`lamassu_vault::turns::Turns::stop`]).
+    ///
+    /// # Errors
+    /// [`Error::NotAtServer`]; that of a thread that cannot be started.
+    pub fn take_turns(&self, opening: TurnOpening) -> Result<()> {
+        self.keeper.forget_anchor(ROOT_VOLUME);
+        turns::start(&self.forest, opening, &self.policy().anchors)
+    }
+
+    /// Whether hosts have the vault in turn.
+    pub(crate) fn is_by_turns(&self) -> bool {
+        self.forest.turns().is_some()
     }
 
     /// The file system of all these vaults.

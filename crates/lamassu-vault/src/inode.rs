@@ -553,4 +553,3 @@ impl NodeTable {
 #[cfg(test)]
 mod tests;
 mod turns;
-

@@ -146,9 +146,7 @@ impl Vault {
                 Handle::File { file, access } => {
                     LeftHandle::File { ino: file.ino, access, is_lost: access.write && lost.contains(&file.ino) }
                 }
-                Handle::Dir(dir) => {
-                    LeftHandle::Dir { ino: dir.dir.ino, parent: dir.parent, listing: dir.listing() }
-                }
+                Handle::Dir(dir) => LeftHandle::Dir { ino: dir.dir.ino, parent: dir.parent, listing: dir.listing() },
             };
             handles.insert(id, left);
         }
@@ -160,11 +158,7 @@ impl Vault {
     ///
     /// # Errors
     /// Those of the anchor; then nothing was taken up.
-    pub fn take_up(
-        &self,
-        left: Left,
-        touched: Option<&Touched>,
-    ) -> std::result::Result<(), (Box<Left>, VaultError)> {
+    pub fn take_up(&self, left: Left, touched: Option<&Touched>) -> std::result::Result<(), (Box<Left>, VaultError)> {
         let Left { nodes, handles } = left;
         let own = std::mem::replace(&mut *self.nodes.lock(), nodes);
         if let Err(error) = self.find_again(touched) {

@@ -81,10 +81,10 @@ mod xattr;
 
 pub use dataset::{Dataset, Sighted};
 pub use file_system::FileSystem;
-pub use left::Left;
 #[cfg(feature = "testing")]
 pub use file_system::Panics;
 pub use forest::Forest;
+pub use left::Left;
 pub use regions::{Region, datasets_below, has_dataset, regions, stored_bytes};
 pub use rekey::{KnownProfile, Rekey, RekeyProgress, Rekeyed};
 pub use root::create_root_record;
@@ -399,6 +399,11 @@ impl Vault {
 
     fn verify_current(&self) -> Result<()> {
         self.anchored.as_ref().map_or(Ok(()), |anchored| Ok(anchored.anchor.wait_until_good()?))
+    }
+
+    /// What it was opened with.
+    pub fn options(&self) -> &Options {
+        &self.options
     }
 
     pub(crate) fn is_read_only(&self) -> bool {

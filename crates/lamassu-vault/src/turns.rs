@@ -13,6 +13,7 @@ use crate::Ino;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// A request with its reply.
 pub type Job = Box<dyn FnOnce() + Send>;
@@ -170,6 +171,15 @@ impl Turns {
 
     // --- requests
 
+    /// `None`: the request has to wait ([`Turns::run`]).
+    pub fn enter(self: &Arc<Self>, need: Need) -> Option<Use> {
+        let mut state = self.state.lock();
+        state.admits(need).then(|| {
+            state.enter(need);
+            Use(self.clone())
+        })
+    }
+
     /// Carries a request out now, or when there is a turn for it.
     pub fn run(self: &Arc<Self>, need: Need, job: impl FnOnce(Use) + Send + 'static) {
         let mut state = self.state.lock();
@@ -181,16 +191,6 @@ impl Turns {
         let turns = self.clone();
         state.waiting.push_back(Waiting { need, job: Box::new(move || job(Use(turns))) });
         self.changed.notify_all();
-    }
-
-    /// For what is done unasked: `None` where there is no turn to change anything.
-    pub fn may_change(self: &Arc<Self>) -> Option<Use> {
-        let mut state = self.state.lock();
-        let may = matches!(state.phase, Phase::Here(Mode::Change)) && state.admits(Need::CHANGE);
-        may.then(|| {
-            state.enter(Need::CHANGE);
-            Use(self.clone())
-        })
     }
 
     /// What a thread does that carries out requests which waited, until the end.
@@ -239,18 +239,25 @@ impl Turns {
         self.changed.notify_all();
     }
 
-    /// Waits until the turn is to end.
-    pub fn wait_for_end(&self) -> End {
+    /// Waits until the turn is to end; `None`: not yet, after so long.
+    pub fn wait_for_end(&self, at_most: Duration) -> Option<End> {
+        let until = Instant::now() + at_most;
         let mut state = self.state.lock();
         loop {
             let lacks = matches!(state.phase, Phase::Here(mode) if state.wanted().is_some_and(|wanted| wanted > mode));
             match () {
-                () if state.is_stopping => return End::Stopping,
-                () if state.is_recalled => return End::Recalled,
-                () if lacks => return End::TooLittle,
-                () => self.changed.wait(&mut state),
+                () if state.is_stopping => return Some(End::Stopping),
+                () if state.is_recalled => return Some(End::Recalled),
+                () if lacks => return Some(End::TooLittle),
+                () if self.changed.wait_until(&mut state, until).timed_out() => return None,
+                () => {}
             }
         }
+    }
+
+    /// Files of which the kernel may hold pages.
+    pub fn filled(&self) -> Vec<Ino> {
+        self.state.lock().filled.iter().copied().collect()
     }
 
     /// No further request begins but for pages; waits for those under way.

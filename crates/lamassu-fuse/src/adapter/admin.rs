@@ -122,17 +122,17 @@ impl<F: FileSystem> Shared<F> {
     /// writing somewhere has them pushed to us first, by invalidating the range: otherwise data that only the page
     /// cache holds would look like a hole.
     pub(super) fn seek(self: &Arc<Self>, ino: Ino, handle: HandleId, offset: u64, whence: Whence, reply: ReplyLseek) {
-        let answer = move |shared: &Self| match shared.fs.seek(handle, offset, whence) {
+        let answer = move |shared: &Arc<Self>| match shared.fs.seek(handle, offset, whence) {
             Ok(found) => reply.offset(found as i64),
             Err(error) => reply.error(failed("lseek", &error)),
         };
         if !self.is_written(ino) {
-            self.answer("lseek", || answer(self));
-            return;
+            return self.look("lseek", answer);
         }
-        self.aside("lseek", move |shared| {
+        let shared = self.clone();
+        self.aside("lseek", move |_| {
             shared.push_out(ino, offset, 0);
-            shared.answer("lseek", || answer(shared));
+            shared.look("lseek", answer);
         });
     }
 

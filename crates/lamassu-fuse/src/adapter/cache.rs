@@ -50,8 +50,8 @@ impl<F: FileSystem> Shared<F> {
 
     /// How long the kernel may believe that a name is not there.
     pub(super) fn absent(&self, parent: Ino, name: &OsStr) -> Duration {
-        if parent != ROOT {
-            return TTL;
+        if parent != ROOT || self.fs.turns().is_some() {
+            return self.name_ttl();
         }
         let mut absent = self.absent.lock();
         if absent.len() >= ABSENT_MAX && !absent.contains(name) {

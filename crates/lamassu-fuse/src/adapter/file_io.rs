@@ -247,7 +247,9 @@ impl<F: FileSystem> Shared<F> {
         if direct && self.without_capability.lock().insert(handle.0) {
             self.drop_capability(ino)?;
         }
-        let mut done = 0;
+        // Where other hosts write, too, the kernel does not know where a file ends.
+        let appends = direct && open_flags.0 & libc::O_APPEND != 0 && self.fs.turns().is_some();
+        let mut done = if appends { self.fs.append(handle, data)? } else { 0 };
         while done < data.len() {
             match self.fs.write(handle, offset + done as u64, &data[done..])? {
                 0 => return Err(VaultError::Io { op: "write", source: io::ErrorKind::WriteZero.into() }),

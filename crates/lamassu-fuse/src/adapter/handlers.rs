@@ -13,11 +13,13 @@ use fuser::{
     ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr,
     Request, TimeOrNow, WriteFlags,
 };
+use lamassu_vault::turns::Need;
 use lamassu_vault::{FileSystem, HandleId, RenameMode, SetAttr, SetXattr, VaultError, Whence, is_listed_for};
 use std::ffi::OsStr;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 /// The longest read. The kernel asks for [`crate::MountOptions::max_read`] at most; room is made for whatever is asked.
@@ -38,11 +40,12 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
     // --- inodes
 
     fn lookup(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        self.0.answer("lookup", || match self.0.fs.lookup(parent.0, name) {
+        let name = name.to_owned();
+        self.0.look("lookup", move |s| match s.fs.lookup(parent.0, &name) {
             Err(error) if is_not_found(&error) => {
-                reply.entry(&self.0.absent(parent.0, name), &negative_entry(), Generation(0));
+                reply.entry(&s.absent(parent.0, &name), &negative_entry(), Generation(0));
             }
-            result => self.0.send_entry("lookup", result, reply),
+            result => s.send_entry("lookup", result, reply),
         });
     }
 
@@ -52,7 +55,7 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
 
     fn getattr(&self, _req: &Request, ino: INodeNo, fh: Option<FileHandle>, reply: ReplyAttr) {
         let handle = fh.map(|fh| HandleId(fh.0));
-        self.0.answer("getattr", || self.0.send_attr("getattr", self.0.fs.getattr(ino.0, handle), reply));
+        self.0.look("getattr", move |s| s.send_attr("getattr", s.fs.getattr(ino.0, handle), reply));
     }
 
     fn setattr(
@@ -95,7 +98,7 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
     }
 
     fn readlink(&self, _req: &Request, ino: INodeNo, reply: ReplyData) {
-        self.0.answer("readlink", || match self.0.fs.readlink(ino.0) {
+        self.0.look("readlink", move |s| match s.fs.readlink(ino.0) {
             Ok(target) => reply.data(&target),
             Err(error) => reply.error(failed("readlink", &error)),
         });
@@ -208,7 +211,7 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
                 });
             });
         } else {
-            self.0.answer("open", || job(&self.0));
+            self.0.look("open", move |s| job(s));
         }
     }
 
@@ -236,7 +239,13 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
             true if !direct => self.0.note_cached(ino.0),
             true => {}
         }
-        self.0.answer("read", || self.0.read(ino.0, HandleId(fh.0), at, direct, reply));
+        let need = match is_direct && !direct {
+            true => Need::read_pages(ino.0, self.0.is_written(ino.0)),
+            false => Need::LOOK,
+        };
+        self.0.in_turn(need, move |s| {
+            s.answer("read", || s.read(ino.0, HandleId(fh.0), at, direct, reply));
+        });
     }
 
     fn write(
@@ -263,13 +272,26 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
         if counted.is_some() {
             self.0.tuning.write_back(data.len());
         }
-        if let Some(_pass) = self.0.gate.enter() {
-            self.0.answer("write", || self.0.write(request, data, counted, reply));
-            return;
+        let need = if counted.is_some() { Need::WRITE_PAGES } else { Need::CHANGE };
+        let turns = self.0.fs.turns();
+        let turn = turns.and_then(|turns| turns.enter(need));
+        if turns.is_none() || turn.is_some() {
+            if let Some(_pass) = self.0.gate.enter() {
+                self.0.answer("write", || self.0.write(request, data, counted, reply));
+                return;
+            }
         }
-        let (shared, data) = (self.0.clone(), data.to_vec());
-        let job = move || _ = shared.serve("write", || shared.write(request, &data, counted, reply));
-        self.0.gate.defer(ino.0, Box::new(job));
+        drop(turn);
+        let data = data.to_vec();
+        self.0.in_turn(need, move |shared| {
+            let write = move |s: &Arc<Shared<F>>| s.write(request, &data, counted, reply);
+            if let Some(_pass) = shared.gate.enter() {
+                shared.answer("write", || write(shared));
+                return;
+            }
+            let s = shared.clone();
+            shared.gate.defer(ino.0, Box::new(move || _ = s.serve("write", || write(&s))));
+        });
     }
 
     fn flush(&self, _req: &Request, ino: INodeNo, fh: FileHandle, _lock_owner: LockOwner, reply: ReplyEmpty) {
@@ -363,16 +385,16 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
             CacheMode::WriteBack | CacheMode::Through => FopenFlags::FOPEN_CACHE_DIR | FopenFlags::FOPEN_KEEP_CACHE,
         };
         let caller = Caller::of(req);
-        self.0.answer("opendir", || match self.0.open_dir(ino.0, caller) {
+        self.0.look("opendir", move |s| match s.open_dir(ino.0, caller) {
             Ok(handle) => reply.opened(FileHandle(handle.0), how),
             Err(error) => reply.error(failed("opendir", &error)),
         });
     }
 
     fn readdir(&self, _req: &Request, _ino: INodeNo, fh: FileHandle, offset: u64, mut reply: ReplyDirectory) {
-        self.0.answer("readdir", || {
+        self.0.look("readdir", move |s| {
             let mut is_empty = true;
-            let listed = self.0.read_dir(HandleId(fh.0), offset, &mut |entry, next| {
+            let listed = s.read_dir(HandleId(fh.0), offset, &mut |entry, next| {
                 let full = reply.add(INodeNo(entry.ino), next, file_type(entry.kind), &entry.name);
                 is_empty &= full;
                 !full
@@ -386,9 +408,7 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
     }
 
     fn readdirplus(&self, _req: &Request, _ino: INodeNo, fh: FileHandle, offset: u64, reply: ReplyDirectoryPlus) {
-        self.0.answer("readdirplus", || {
-            Self::send_listing_with_attributes(&self.0, HandleId(fh.0), offset, reply);
-        });
+        self.0.look("readdirplus", move |s| Self::send_listing_with_attributes(s, HandleId(fh.0), offset, reply));
     }
 
     fn releasedir(&self, _req: &Request, _ino: INodeNo, fh: FileHandle, _flags: OpenFlags, reply: ReplyEmpty) {
@@ -402,7 +422,7 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
     // --- attributes and statistics
 
     fn statfs(&self, _req: &Request, _ino: INodeNo, reply: ReplyStatfs) {
-        self.0.answer("statfs", || match self.0.fs.statfs() {
+        self.0.look("statfs", move |s| match s.fs.statfs() {
             Ok(s) => {
                 let block = u32::try_from(s.block_size).unwrap_or(4096);
                 reply.statfs(
@@ -449,13 +469,14 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
         if let Err(errno) = self.0.refuse_acl(name) {
             return reply.error(errno);
         }
-        self.0.answer("getxattr", || send_xattr("getxattr", self.0.fs.get_xattr(ino.0, name), size, reply));
+        let name = name.to_owned();
+        self.0.look("getxattr", move |s| send_xattr("getxattr", s.fs.get_xattr(ino.0, &name), size, reply));
     }
 
     fn listxattr(&self, req: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
         let uid = req.uid();
-        self.0.answer("listxattr", || {
-            let names = self.0.fs.list_xattr(ino.0).map(|names| {
+        self.0.look("listxattr", move |s| {
+            let names = s.fs.list_xattr(ino.0).map(|names| {
                 let mut list = Vec::new();
                 for name in names.into_iter().filter(|name| is_listed_for(uid, name)) {
                     list.extend_from_slice(&name);

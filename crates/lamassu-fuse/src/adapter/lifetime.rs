@@ -9,12 +9,17 @@ use std::io;
 use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 
+/// Threads for requests that waited for a turn.
+const IN_TURN: usize = 4;
+
 #[derive(Default)]
 struct State {
     /// The threads run and the file system is in use: it is to be closed at the end.
     live: bool,
     /// Carries out changes that waited for a thaw.
     deferred: Option<JoinHandle<()>>,
+    /// Carry out requests that waited for a turn.
+    in_turn: Vec<JoinHandle<()>>,
 }
 
 #[derive(Default)]
@@ -28,6 +33,12 @@ impl<F: FileSystem> Shared<F> {
         let shared = self.clone();
         let deferred = Builder::new().name("lamassu-thawed".into()).spawn(move || shared.gate.run_deferred())?;
         state.deferred = Some(deferred);
+        if let Some(turns) = self.fs.turns() {
+            for _ in 0..IN_TURN {
+                let turns = turns.clone();
+                state.in_turn.push(Builder::new().name("lamassu-turns".into()).spawn(move || turns.run_waiting())?);
+            }
+        }
         let mount: Arc<dyn tuning::Mount> = self.clone();
         self.tuning.start(&mount)?;
         state.live = true;
@@ -58,16 +69,16 @@ impl<F: FileSystem> Shared<F> {
     /// the file system.
     pub(super) fn finish(&self) {
         self.thaw_for_unmount();
+        if let Some(turns) = self.fs.turns() {
+            turns.stop();
+        }
         self.gate.stop();
         self.syncs.stop();
         self.tuning.stop();
-        let (deferred, live) = {
-            let mut state = self.lifetime.0.lock();
-            (state.deferred.take(), std::mem::take(&mut state.live))
-        };
-        if let Some(deferred) = deferred {
+        let State { live, deferred, in_turn } = std::mem::take(&mut *self.lifetime.0.lock());
+        for thread in deferred.into_iter().chain(in_turn) {
             // A thread that was lost to a panic must not keep the file system from being closed.
-            let _ = deferred.join();
+            let _ = thread.join();
         }
         if !live {
             return;

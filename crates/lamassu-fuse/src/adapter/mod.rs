@@ -32,6 +32,7 @@ use counts::Counts;
 use descriptors::Descriptors;
 use fuser::{Errno, InitFlags, KernelConfig, Notifier};
 use gate::Gate;
+use lamassu_vault::turns::Need;
 use lamassu_vault::{FileSystem, Ino, VaultError};
 use lifetime::Lifetime;
 use parking_lot::{Mutex, RwLock};
@@ -118,9 +119,11 @@ impl<F: FileSystem> Shared<F> {
         calls: Option<Calls>,
     ) -> std::io::Result<Arc<Self>> {
         let tuning = Arc::new(Tuning::new(options.keep_awake, fs.upkeep())?);
+        // Other hosts write in between.
+        let cache = if fs.turns().is_some() { CacheMode::None } else { options.cache };
         Ok(Arc::new(Shared {
             fs,
-            cache: options.cache,
+            cache,
             owner,
             delegates: options.delegates.clone(),
             absent: Mutex::default(),
@@ -175,8 +178,27 @@ impl<F: FileSystem> Shared<F> {
         self.closed.lock().take()
     }
 
-    /// Carries a change out now, or after the thaw.
+    /// Carries a request out now, or in this host's next turn, if hosts have the file system in turn.
+    fn in_turn(self: &Arc<Self>, need: Need, job: impl FnOnce(&Arc<Self>) + Send + 'static) {
+        let Some(turns) = self.fs.turns() else { return job(self) };
+        let shared = self.clone();
+        turns.run(need, move |turn| {
+            job(&shared);
+            drop(turn);
+        });
+    }
+
+    /// Carries out what changes nothing.
+    fn look(self: &Arc<Self>, op: &'static str, job: impl FnOnce(&Arc<Self>) + Send + 'static) {
+        self.in_turn(Need::LOOK, move |shared| _ = shared.answer(op, || job(shared)));
+    }
+
+    /// Carries a change out now, or in the next turn, or after the thaw.
     fn change(self: &Arc<Self>, ino: Ino, op: &'static str, job: impl FnOnce(&Self) + Send + 'static) {
+        self.in_turn(Need::CHANGE, move |shared| shared.change_in_turn(ino, op, job));
+    }
+
+    fn change_in_turn(self: &Arc<Self>, ino: Ino, op: &'static str, job: impl FnOnce(&Self) + Send + 'static) {
         if let Some(_pass) = self.gate.enter() {
             self.answer(op, || job(self));
             return;

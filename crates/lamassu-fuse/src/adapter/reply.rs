@@ -1,7 +1,7 @@
 //! Answers that several requests have in common, and listings with attributes.
 
 use super::convert::{file_attr, file_type, negative_entry};
-use super::{Adapter, Shared, TTL, failed};
+use super::{Adapter, Shared, failed};
 use fuser::{Errno, Generation, INodeNo, ReplyAttr, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyXattr};
 use lamassu_vault::{Attr, Entry, FileSystem, HandleId, Result, VaultError};
 use std::time::Duration;
@@ -34,7 +34,8 @@ impl<F: FileSystem> Shared<F> {
         match result {
             Ok(entry) => {
                 let attr_ttl = self.ttl(entry.attr.ino);
-                reply.entry_with_ttls(&attr_ttl, &TTL, &file_attr(&entry.attr), Generation(entry.generation));
+                let name_ttl = self.name_ttl();
+                reply.entry_with_ttls(&attr_ttl, &name_ttl, &file_attr(&entry.attr), Generation(entry.generation));
             }
             Err(error) => reply.error(failed(op, &error)),
         }

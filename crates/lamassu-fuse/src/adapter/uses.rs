@@ -39,13 +39,20 @@ impl<F: FileSystem> Drop for Claim<F> {
 impl<F: FileSystem> Shared<F> {
     /// How long the attributes of an inode hold.
     pub(super) fn ttl(&self, ino: Ino) -> Duration {
-        if !self.is_written(ino) {
+        if self.fs.turns().is_some() {
+            Duration::ZERO
+        } else if !self.is_written(ino) {
             TTL
         } else if self.cache == CacheMode::WriteBack {
             TTL_WRITE_BACK
         } else {
             Duration::ZERO
         }
+    }
+
+    /// How long a name holds.
+    pub(super) fn name_ttl(&self) -> Duration {
+        if self.fs.turns().is_some() { Duration::ZERO } else { TTL }
     }
 
     /// Whether the kernel may hold data of this file that has not come here yet.

@@ -40,7 +40,8 @@ use lamassu_anchor::table::{DiskTable, Readers};
 use lamassu_anchor::{Anchor, AnchorError, HeaderBasis};
 use lamassu_format::header::VaultHeader;
 use lamassu_keys::witness::{Basis, Replacement, Replacing, Witness, WitnessError};
-use lamassu_rpc::host::Mirrored;
+use lamassu_lease::Mode;
+use lamassu_rpc::host::{Mirrored, Turn, Turns};
 use lamassu_vault::VaultError;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -64,6 +65,14 @@ impl Access {
     pub fn of(read_only: bool) -> Access {
         if read_only { Access::Read } else { Access::Write }
     }
+
+    /// The lease of the vault that it takes.
+    fn mode(self) -> Mode {
+        match self {
+            Access::Read => Mode::Shared,
+            Access::Write => Mode::Exclusive,
+        }
+    }
 }
 
 /// The anchors of this host. Cheap to clone; clones open each anchor once together.
@@ -71,6 +80,8 @@ impl Access {
 pub struct Anchors {
     dir: Option<PathBuf>,
     choice: Choice,
+    /// The vault is opened in a turn of this host's.
+    by_turns: bool,
     shared: Arc<Shared>,
 }
 
@@ -80,6 +91,10 @@ struct Shared {
     chosen_for: OnceLock<[u8; 16]>,
     /// The tables that servers keep.
     sessions: Mutex<Vec<Weak<Mirrored>>>,
+    /// The session that has the vault by turns.
+    turns: OnceLock<Arc<Turns>>,
+    /// Its turn, before somebody drives them and behind that.
+    turn: Mutex<Option<Turn>>,
     open: Mutex<HashMap<[u8; 16], Open>>,
     reporting: Mutex<Vec<reports::Reporting>>,
 }
@@ -137,6 +152,12 @@ impl Anchors {
         Anchors { choice, ..self }
     }
 
+    /// The same, of a vault that several hosts have in turn.
+    #[must_use]
+    pub fn by_turns(self) -> Anchors {
+        Anchors { by_turns: true, ..self }
+    }
+
     /// What a person chose.
     pub fn choice(&self) -> &Choice {
         &self.choice
@@ -158,10 +179,16 @@ impl Anchors {
         }
         let path = self.file_of(vault)?.ok_or(Error::NoAnchorPlace)?;
         if let Some(server) = self.server_of(vault)? {
-            let table = self.at_server(&server, vault, access, &path)?;
+            let table = match self.by_turns {
+                true => self.in_turn(&server, vault, access, &path)?,
+                false => self.at_server(&server, vault, access, &path)?,
+            };
             let anchor = Arc::new(Anchor::open(table, vault)?);
             opened.insert(*vault, Open::of(&anchor, access));
             return Ok(anchor);
+        }
+        if self.by_turns {
+            return Err(Error::NotAtServer);
         }
         let table = match access {
             Access::Read => DiskTable::open_read_only(&path, Readers::InsteadOfWriter)?,
@@ -329,6 +356,11 @@ impl Policy {
 /// Whether the header or the history of a vault is not the newest: what `anchor accept` takes without a path.
 pub(crate) fn is_of_vault(error: &VaultError) -> bool {
     matches!(error, VaultError::Outdated { what: proof::HEADER | proof::HISTORY, .. })
+}
+
+/// That a header is not the newest.
+pub(crate) fn outdated_header() -> Error {
+    proof::outdated(proof::HEADER)
 }
 
 /// Whether a header is not the newest.

@@ -8,7 +8,7 @@ use lamassu_anchor::head::Head;
 use lamassu_anchor::table::{DiskTable, Table};
 use lamassu_anchor::{Anchor, AnchorError, ServerFault};
 use lamassu_lease::Mode;
-use lamassu_rpc::host::{Connection, Joined, Mirrored, Session, give_up, is_on_its_way, join, put};
+use lamassu_rpc::host::{Connection, Joined, Mirrored, Session, Turn, Turns, give_up, is_on_its_way, join, put};
 use lamassu_rpc::token::Token;
 use lamassu_vault::VaultError;
 use std::path::{Path, PathBuf};
@@ -30,7 +30,41 @@ impl Anchors {
 
     /// Whether an anchor was opened that a server keeps.
     pub fn has_connections(&self) -> bool {
-        !self.sessions().is_empty()
+        !self.sessions().is_empty() || self.shared.turns.get().is_some()
+    }
+
+    /// The table of this host's first turn.
+    pub(super) fn in_turn(
+        &self,
+        server: &str,
+        vault: &[u8; 16],
+        access: Access,
+        copy: &Path,
+    ) -> Result<Arc<dyn Table>> {
+        let connection = self.connection(server)?;
+        make_dir_of(copy)?;
+        let turns = Turns::begin(&connection, *vault, copy)?;
+        let turn = turns.take(access.mode())?;
+        self.remember_server(vault, server)?;
+        let table = turn.table.clone();
+        // One command opens one vault so.
+        let _ = self.shared.turns.set(turns);
+        self.keep_turn(turn);
+        Ok(table)
+    }
+
+    /// The session that has the vault by turns, and its turn.
+    pub(crate) fn take_turn(&self) -> Option<(Arc<Turns>, Turn)> {
+        self.shared.turns.get().cloned().zip(self.turn().take())
+    }
+
+    /// A turn that ends with the session.
+    pub(crate) fn keep_turn(&self, turn: Turn) {
+        *self.turn() = Some(turn);
+    }
+
+    fn turn(&self) -> MutexGuard<'_, Option<Turn>> {
+        self.shared.turn.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn connection(&self, server: &str) -> Result<Connection> {
@@ -61,6 +95,10 @@ impl Anchors {
     /// Ends the sessions of this process at servers, so that other hosts have the vaults at once. Nothing more is read
     /// or written by them.
     pub fn leave_servers(&self) {
+        if let Some(turns) = self.shared.turns.get() {
+            turns.leave();
+            drop(self.turn().take());
+        }
         for table in self.sessions().drain(..) {
             if let Some(table) = table.upgrade() {
                 table.session().leave();
@@ -71,11 +109,7 @@ impl Anchors {
     fn session(&self, server: &str, vault: &[u8; 16], access: Access, copy: &Path) -> Result<Mirrored> {
         let connection = self.connection(server)?;
         make_dir_of(copy)?;
-        let mode = match access {
-            Access::Read => Mode::Shared,
-            Access::Write => Mode::Exclusive,
-        };
-        let table = Mirrored::open(&connection, *vault, mode, copy)?;
+        let table = Mirrored::open(&connection, *vault, access.mode(), copy)?;
         self.remember_server(vault, server)?;
         Ok(table)
     }

@@ -55,6 +55,12 @@ impl Turns {
         unimplemented!()
     }
 
+    /// Has this called when the holder of a turn is told something; once. It does not wait.
+    pub fn on_told(&self, call: impl Fn() + Send + Sync + 'static) {
+        let _ = call;
+        unimplemented!()
+    }
+
     /// Ends the session, and a turn with it. Nothing is taken by it any more.
     pub fn leave(&self) {
         unimplemented!()

@@ -4,8 +4,8 @@
 use super::{Forest, Number, ROOT_VOLUME, State, global, global_handle, local, local_handle, volume_of};
 use crate::error::{errno, io};
 use crate::file_system::FileSystem;
-use crate::turns::Turns;
 use crate::open::fresh_handle;
+use crate::turns::Turns;
 use crate::{
     Access, Attr, DirEntry, Entry, Fallocate, HandleId, Ino, Kind, Owner, ROOT, RenameMode, Result, SetAttr, SetXattr,
     StatFs, Upkeep, Vault, VaultError, Whence,
@@ -113,7 +113,7 @@ impl FileSystem for Forest {
     fn maintain(&self) -> Result<()> {
         // Also where nothing is loaded any more.
         lamassu_store::file::trim_spare();
-        self.each_loaded(Vault::maintain)
+        self.beside_turns(|_| Ok(()), || self.each_loaded(Vault::maintain))
     }
 
     fn upkeep(&self) -> Upkeep {
@@ -121,7 +121,7 @@ impl FileSystem for Forest {
     }
 
     fn work_off(&self) -> Result<()> {
-        self.each_loaded(Vault::work_off)
+        self.beside_turns(|_| Ok(()), || self.each_loaded(Vault::work_off))
     }
 
     // Unloads everything when the time for that is over.
@@ -135,6 +135,10 @@ impl FileSystem for Forest {
 
     // All vaults that are open; none is opened until the thaw. `EBUSY` while one is loaded, unloaded or destroyed.
     fn freeze(&self) -> Result<()> {
+        // Another host would write in the next turn.
+        if self.waits_in().is_some() {
+            return Err(errno("freeze what hosts have in turn", libc::EOPNOTSUPP));
+        }
         // Not waited for: unloading waits for requests of the kernel, which a front-end holds back while it freezes.
         let Some(_one) = self.changing.try_lock() else { return Err(errno("freeze", libc::EBUSY)) };
         self.frozen.store(true, Ordering::Release);

@@ -304,6 +304,9 @@ impl Forest {
         if self.frozen.load(Ordering::Acquire) {
             return Err(VaultError::Frozen);
         }
+        if self.waits_in().is_some() {
+            return Err(VaultError::Refused("hosts have this vault in turn: unmount it, and its keys are gone here"));
+        }
         let by_request: Vec<Number> =
             self.at_or_below(number).iter().filter(|s| s.state() == State::Unloaded).map(|s| s.number).collect();
         let mut done = Ok(());
@@ -570,7 +573,7 @@ impl Forest {
     /// # Errors
     /// As [`Vault::sync_all`].
     pub fn sync_all(&self) -> Result<()> {
-        self.each_loaded(Vault::sync_all)
+        self.beside_turns(|_| Ok(()), || self.each_loaded(Vault::sync_all))
     }
 
     /// Holds off a freeze until what this returns is dropped: for what writes to the store beside the vaults, such as

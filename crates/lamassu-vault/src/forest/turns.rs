@@ -6,7 +6,7 @@ use crate::error::errno;
 use crate::left::Left;
 use crate::root::Top;
 use crate::turns::Turns;
-use crate::{Options, Result, Vault, VaultError};
+use crate::{Ino, Options, Result, Vault, VaultError};
 use lamassu_anchor::Touched;
 use lamassu_crypto::KeyRing;
 use lamassu_format::header::VaultHeader;
@@ -65,6 +65,13 @@ impl Forest {
         let (now_left, done) = vault.leave();
         *left = Some(Mutex::new(now_left));
         done
+    }
+
+    /// Has the kernel write back and drop all pages of these files. Waits for its requests.
+    pub fn drop_pages(&self, files: &[Ino]) {
+        if let Some(cache) = self.cache.get() {
+            files.iter().for_each(|ino| cache.drop_inode(*ino));
+        }
     }
 
     /// What needs no turn: done by what is left where no vault is open.

@@ -20,7 +20,7 @@ use clap::ValueEnum;
 use lamassu_fuse::{CacheMode, MountError, MountOptions, Mounted, OptionError};
 use lamassu_host::Error as HostError;
 use lamassu_host::anchors::Choice;
-use lamassu_host::{Keeper, Place, Served};
+use lamassu_host::{Keeper, Place, Served, TurnOpening};
 use lamassu_vault::event::{Events, FoundBy};
 use lamassu_vault::{Durability, Forest, Freshness, Integrity, Options, ROOT, Vault};
 use std::io;
@@ -64,6 +64,10 @@ pub struct Args {
     /// some seconds later (`interval`, faster) [default: fsync]
     #[arg(long, value_enum)]
     freshness: Option<FreshnessArg>,
+    /// Mount on any number of hosts at once: they have the vault in turn. Its anchor has to be at a server, and the
+    /// store must show each host at once what another one wrote (docs/sharing.md)
+    #[arg(long)]
+    shared: bool,
     /// Change nothing in the store; several hosts may mount so
     #[arg(short, long, visible_alias = "ro")]
     read_only: bool,
@@ -145,6 +149,8 @@ struct Plan {
     mount: MountOptions,
     /// without a request for so long, everything is unloaded
     idle: Option<Duration>,
+    /// hosts have it in turn
+    shared: bool,
     /// where the anchor lies, by `-o`
     anchor: Option<Choice>,
     /// what is told of integrity events
@@ -193,6 +199,7 @@ impl Plan {
         let mut vault = crate::open::options(false);
         vault.threads = args.threads.into();
         let mut mount = MountOptions::default();
+        let mut shared = args.shared;
         let (mut key, mut anchor, mut alert) = (None, None, None);
         for words in &args.options {
             for word in split_options(words) {
@@ -205,6 +212,7 @@ impl Plan {
                         vault.durability = parse::<DurabilityArg>("durability", value)?.into()
                     }
                     Some(("on_integrity_failure", command)) => alert = Some(command.to_owned()),
+                    None if word == "shared" => shared = true,
                     Some(_) | None => match mount.apply_word(&word) {
                         Err(error @ OptionError::Unknown(_)) if args.sloppy => ui.warn(error),
                         done => done?,
@@ -241,10 +249,21 @@ impl Plan {
         if mount.allow_other && mounts::has_vault(&dir) {
             private::check(&dir, None)?;
         }
+        if shared && args.idle.is_some() {
+            return Err(
+                HostError::Usage("--idle unloads a vault, which a shared mount cannot: leave out one of them").into()
+            );
+        }
+        if shared && !matches!(args.cache, None | Some(CacheArg::None)) {
+            return Err(HostError::Usage(
+                "the kernel keeps nothing of a shared mount: --shared goes with --cache=none alone",
+            )
+            .into());
+        }
         let key = args.key.or(key);
         let idle = args.idle.map(|minutes| Duration::from_secs(60 * u64::from(minutes)));
         let alert = args.on_integrity_failure.or(alert);
-        Ok(Plan { dir, mountpoint, key, vault, mount, idle, anchor, alert, broker: None })
+        Ok(Plan { dir, mountpoint, key, vault, mount, idle, shared, anchor, alert, broker: None })
     }
 }
 
@@ -340,14 +359,14 @@ impl Plan {
 
     /// An `anchor=` of `-o` counts where `--anchor` is not given.
     fn with_anchor(&self, ui: &Ui) -> Ui {
-        let anchors = &ui.policy.anchors;
-        match (&self.anchor, anchors.choice()) {
-            (Some(choice), Choice::Remembered) => {
-                let policy = ui.policy.clone().anchored_by(anchors.clone().chosen(choice.clone()));
-                Ui { policy, ..ui.clone() }
-            }
-            _ => ui.clone(),
+        let mut anchors = ui.policy.anchors.clone();
+        if let (Some(choice), Choice::Remembered) = (&self.anchor, anchors.choice()) {
+            anchors = anchors.chosen(choice.clone());
         }
+        if self.shared {
+            anchors = anchors.by_turns();
+        }
+        Ui { policy: ui.policy.clone().anchored_by(anchors), ..ui.clone() }
     }
 
     /// Opens what is mounted, and mounts it; signals unmount it from then on.
@@ -376,15 +395,27 @@ impl Plan {
         signals::flag_only();
         options.max_read = options.max_read.max(unsealed.found.header.geometry().block_size() as u32);
         take_modes_as_they_come();
-        let is_shared = opened.anchor.as_ref().is_some_and(|anchor| anchor.may_end());
-        if is_shared && options.cache == CacheMode::WriteBack {
+        let may_end = opened.anchor.as_ref().is_some_and(|anchor| anchor.may_end());
+        if may_end && options.cache == CacheMode::WriteBack {
             // With it the kernel takes sizes and times for its own, and believes them whatever it is told.
             options.cache = CacheMode::Through;
         }
+        let in_turn = match self.shared {
+            true => Some(TurnOpening::of(&unsealed.found.header, &opened.vault)?),
+            false => None,
+        };
+        if in_turn.is_some() {
+            options.cache = CacheMode::None;
+        }
         let cached = options.cache != CacheMode::None;
         let own = Place::of(&self.dir)?;
-        let keeper = Keeper::new(own, vault, cached, Some(self.mountpoint.clone()), ui.policy.clone());
+        // The history does not tell of shared mounts: it would of each turn.
+        let mountpoint = in_turn.is_none().then(|| self.mountpoint.clone());
+        let keeper = Keeper::new(own, vault, cached, mountpoint, ui.policy.clone());
         let served = Served::new(unsealed, opened, keeper)?;
+        if let Some(opening) = in_turn {
+            served.take_turns(opening)?;
+        }
         let forest = served.forest().clone();
         let calls = Some(control::answering(&served));
         let mounted = lamassu_fuse::mount_answering(forest.clone(), &self.mountpoint, &options, calls)?;

@@ -1,0 +1,181 @@
+//! The turns of this host, of a vault that several hosts have (`docs/sharing.md`). A thread waits for requests that
+//! need one, takes it from the server, opens the vault, and closes it when another host wants it.
+//!
+//! In each turn the vault is opened as if for the first time: nothing that was read in an earlier one is believed.
+
+use crate::anchors::{Anchors, outdated_header};
+use crate::{Error, Result};
+use lamassu_anchor::row::Sealed;
+use lamassu_anchor::{Anchor, Touched};
+use lamassu_crypto::KeyRing;
+use lamassu_format::header::VaultHeader;
+use lamassu_lease::Mode;
+use lamassu_rpc::host::{Turn, Turns};
+use lamassu_vault::turns::{self as requests, End};
+use lamassu_vault::{Forest, Options, Vault, VaultError};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// How often it is looked whether what is cached may be believed.
+const LOOK_AGAIN: Duration = Duration::from_millis(200);
+/// Between two tries to get a turn.
+const TRY_AGAIN: Duration = Duration::from_millis(300);
+/// Between two warnings.
+const QUIET: Duration = Duration::from_secs(60);
+
+/// What a vault is opened with in each turn.
+pub struct TurnOpening {
+    header: VaultHeader,
+    ring: KeyRing,
+    options: Options,
+}
+
+impl TurnOpening {
+    /// As a vault was opened in the first one, with this header.
+    ///
+    /// # Errors
+    /// [`Error::SharedDatasets`].
+    pub fn of(header: &VaultHeader, vault: &Vault) -> Result<TurnOpening> {
+        match header.has_datasets() {
+            true => Err(Error::SharedDatasets),
+            false => {
+                let options = Options { anchor: None, ..vault.options().clone() };
+                Ok(TurnOpening { header: header.clone(), ring: vault.ring().clone(), options })
+            }
+        }
+    }
+}
+
+/// See the module's head.
+struct Driver {
+    forest: Arc<Forest>,
+    requests: Arc<requests::Turns>,
+    opening: TurnOpening,
+    /// What the anchor says of the header that opens it.
+    header: Sealed,
+    turns: Arc<Turns>,
+    /// Where the last turn is kept until the vault is closed.
+    anchors: Anchors,
+    /// What others changed since the vault was open here last; `None`: it may be anything.
+    touched: Option<Touched>,
+    warned: Option<Instant>,
+}
+
+/// Starts the thread. The vault is open in the first turn that `anchors` have.
+pub(crate) fn start(forest: &Arc<Forest>, opening: TurnOpening, anchors: &Anchors) -> Result<()> {
+    let (turns, first) = anchors.take_turn().ok_or(Error::NotAtServer)?;
+    let header = Anchor::open(first.table.clone(), &opening.header.id())?.vault().header;
+    let requests = requests::Turns::new();
+    let told = requests.clone();
+    turns.on_told(move || told.recall());
+    forest.take_turns(requests.clone());
+    if first.takes_over && !opening.options.read_only {
+        first.taken_over();
+    }
+    let touched = Some(Touched::default());
+    let (forest, anchors) = (forest.clone(), anchors.clone());
+    let driver = Driver { forest, requests, opening, header, turns, anchors, touched, warned: None };
+    let started = thread::Builder::new().name("lamassu-turns".into()).spawn(move || driver.run(first));
+    started.map(drop).map_err(|source| Error::Vault(VaultError::Io { op: "start a thread", source }))
+}
+
+impl Driver {
+    fn run(mut self, first: Turn) {
+        let mut turn = Some(first);
+        while let Some(now) = turn.or_else(|| self.next()) {
+            if self.serve(&now) == End::Stopping {
+                self.anchors.keep_turn(now);
+                break;
+            }
+            now.pass();
+            turn = None;
+        }
+        self.requests.over();
+    }
+
+    /// The next turn, with the vault open; `None`: the mount ends.
+    fn next(&mut self) -> Option<Turn> {
+        loop {
+            let mode = match self.requests.wanted()? {
+                requests::Mode::Change if !self.opening.options.read_only => Mode::Exclusive,
+                requests::Mode::Look | requests::Mode::Change => Mode::Shared,
+            };
+            let error = match self.turns.take(mode).map_err(Error::from).and_then(|turn| self.open(turn)) {
+                Ok(turn) => return Some(turn),
+                Err(error) => error,
+            };
+            if self.requests.is_stopping() {
+                return None;
+            }
+            if self.warned.is_none_or(|at| at.elapsed() > QUIET) {
+                tracing::error!(%error, "this host cannot have the vault now; programs that use it get errors");
+                self.warned = Some(Instant::now());
+            }
+            self.requests.fail_waiting();
+            thread::sleep(TRY_AGAIN);
+        }
+    }
+
+    /// Opens the vault in a turn, which is passed on where that fails.
+    fn open(&mut self, turn: Turn) -> Result<Turn> {
+        match (&turn.changed, &mut self.touched) {
+            (Some(changed), Some(touched)) => touched.add(changed),
+            (None, touched) => *touched = None,
+            (Some(_), None) => {}
+        }
+        let TurnOpening { header, ring, options } = &self.opening;
+        let anchor = Arc::new(Anchor::open(turn.table.clone(), &header.id())?);
+        if anchor.vault().header != self.header {
+            return Err(outdated_header());
+        }
+        let read_only = options.read_only || turn.mode() == Mode::Shared;
+        let options = Options { anchor: Some(anchor), read_only, ..options.clone() };
+        self.forest.begin_turn(header, ring.clone(), options, self.touched.as_ref())?;
+        self.touched = Some(Touched::default());
+        if turn.takes_over {
+            tracing::warn!("another host's session of this vault did not end: what it had not synced is lost");
+            if !read_only {
+                turn.taken_over();
+            }
+        }
+        self.warned = None;
+        Ok(turn)
+    }
+
+    /// Has requests carried out until the turn is to end, and then closes the vault.
+    fn serve(&self, turn: &Turn) -> End {
+        self.requests.begin(match turn.mode() {
+            Mode::Shared => requests::Mode::Look,
+            Mode::Exclusive => requests::Mode::Change,
+        });
+        // It may have been told before anybody listened.
+        if turn.told().is_some() {
+            self.requests.recall();
+        }
+        let mut are_dropped = false;
+        let end = loop {
+            match self.requests.wait_for_end(LOOK_AGAIN) {
+                Some(end) => break end,
+                None if turn.is_good() => are_dropped = false,
+                None if are_dropped => {}
+                None => {
+                    // Mapped pages alone are there to be dropped (R3).
+                    self.forest.drop_pages(&self.requests.filled());
+                    are_dropped = true;
+                }
+            }
+        };
+        if end == End::Stopping {
+            return end;
+        }
+        self.requests.stop_requests();
+        while let Some(files) = self.requests.end() {
+            self.forest.drop_pages(&files);
+        }
+        if let Err(error) = self.forest.end_turn() {
+            tracing::error!(%error, "not everything that was written here could be committed: what was not is lost");
+        }
+        end
+    }
+}
