@@ -509,7 +509,8 @@ mod tests {
         assert!(now >= last + term && now <= 100 + 2 * term + beat, "{now}");
         assert_eq!(ended.held_on, [a]);
         assert!(ended.replies.contains(&(a, Reply::Ended)));
-        let takes_over = |(to, reply): &(_, Reply)| *to == b && matches!(reply, Reply::Granted { takes_over: true, .. });
+        let takes_over =
+            |(to, reply): &(_, Reply)| *to == b && matches!(reply, Reply::Granted { takes_over: true, .. });
         assert!(ended.replies.iter().any(takes_over), "{ended:?}");
     }
 
