@@ -69,7 +69,7 @@ pub fn leases(input: &[u8]) {
         };
         take(&mut durable, &step);
         for (_, reply) in &step.replies {
-            let reply_again = to_reply(from_reply(reply));
+            let reply_again = to_reply(from_reply(reply, Head([7; 32])));
             assert_eq!(reply_again.as_ref(), Ok(reply), "a reply comes back");
         }
         assert_eq!(&durable, server.durable(), "what is durable is what was said to be");

@@ -161,8 +161,8 @@ pub fn to_call(up: proto::Up) -> Result<Call> {
     })
 }
 
-/// A reply for the wire.
-pub fn from_reply(reply: &Reply) -> proto::Down {
+/// A reply for the wire; with a grant goes the head of the vault's table.
+pub fn from_reply(reply: &Reply, head: Head) -> proto::Down {
     use proto::down::Said;
     let said = match reply {
         Reply::Alive { beat } => Said::Alive(proto::Heartbeat { beat: *beat }),
@@ -170,6 +170,7 @@ pub fn from_reply(reply: &Reply) -> proto::Down {
             grant: Some(from_grant(*grant)),
             request: request.0,
             takes_over: *takes_over,
+            head: head.0.to_vec(),
         }),
         Reply::Recall { grant, keeps } => {
             Said::Recall(proto::Recall { grant: Some(from_grant(*grant)), keeps: keeps.map(from_mode) })
@@ -177,6 +178,18 @@ pub fn from_reply(reply: &Reply) -> proto::Down {
         Reply::Ended => Said::Ended(proto::Nothing {}),
     };
     proto::Down { said: Some(said) }
+}
+
+/// The head of the vault's table that comes with a grant.
+///
+/// # Errors
+/// [`Garbled`].
+pub fn head_of_grant(down: &proto::Down) -> Result<Option<Head>> {
+    match &down.said {
+        // A server of an earlier version names none.
+        Some(proto::down::Said::Granted(granted)) if !granted.head.is_empty() => head(&granted.head).map(Some),
+        _ => Ok(None),
+    }
 }
 
 /// A reply of the wire, of a session that has begun.
@@ -204,6 +217,7 @@ pub fn to_reply(down: proto::Down) -> Result<Reply> {
 mod tests {
     use super::*;
 
+    const HEAD: Head = Head([3; 32]);
     const GRANT: Grant = Grant { object: Object(7), mode: Mode::Exclusive, number: GrantNo(9) };
 
     #[test]
@@ -228,7 +242,10 @@ mod tests {
             Reply::Ended,
         ];
         for reply in replies {
-            assert_eq!(to_reply(from_reply(&reply)), Ok(reply));
+            let down = from_reply(&reply, HEAD);
+            let is_granted = matches!(reply, Reply::Granted { .. });
+            assert_eq!(head_of_grant(&down), Ok(is_granted.then_some(HEAD)));
+            assert_eq!(to_reply(down), Ok(reply));
         }
     }
 

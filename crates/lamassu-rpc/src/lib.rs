@@ -37,6 +37,12 @@ pub const ROWS_MAX: usize = 1024;
 /// Changes of one commit, at most.
 pub const CHANGES_MAX: usize = 200_000;
 
+/// The newest commits, of which a server sends the changes alone to who knows what was before: so many at most.
+pub const DELTA_COMMITS_MAX: usize = 1024;
+
+/// Bytes of their changes, at most.
+pub const DELTA_MAX: usize = 4 << 20;
+
 /// Findings of one report, at most.
 pub const FINDINGS_MAX: usize = 200;
 

@@ -158,6 +158,8 @@ pub enum Why {
     Left,
     /// It was silent for a term.
     Silent,
+    /// It was asked for the vault, and held on to it for a term, though it was heard of.
+    HeldOn,
     /// Its process is gone: the same host has begun another.
     Replaced,
     /// The host may not use the vault any more.

@@ -10,6 +10,7 @@
 //! | `authority` | certificates: the authority that hosts know, and the server's own |
 //! | `vaults` | the vaults: opened, put, put away |
 //! | `vault` | one: its anchor's table, its leases, its sessions |
+//! | `recent` | the changes of a vault's newest commits |
 //! | `accept` | TLS, connections, their limits |
 //! | `guard` | who may make a call, before anything of it is read; how many at once |
 //! | `sessions` | the calls of hosts that hold leases |
@@ -44,6 +45,7 @@ pub mod counts;
 pub mod error;
 pub mod guard;
 pub mod metrics;
+pub mod recent;
 pub mod run;
 pub mod service;
 pub mod sessions;

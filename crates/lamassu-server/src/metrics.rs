@@ -9,6 +9,7 @@ use hyper::body::{Bytes, Incoming};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use lamassu_lease::Reply;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
@@ -49,6 +50,9 @@ pub struct Metrics {
     rows: Counter,
     commit_seconds: Histogram,
     refused: Counter,
+    turns: Counter,
+    recalls: Counter,
+    held_on: Counter,
     findings: Counter,
     posts: Family<Post, Counter>,
 }
@@ -62,6 +66,9 @@ impl Default for Metrics {
             // From a write in a cache to a disk that is ill: 0.2 ms to 6.5 s.
             commit_seconds: Histogram::new(exponential_buckets(0.0002, 2.0, 16)),
             refused: Counter::default(),
+            turns: Counter::default(),
+            recalls: Counter::default(),
+            held_on: Counter::default(),
             findings: Counter::default(),
             posts: Family::default(),
         }
@@ -84,6 +91,20 @@ impl Metrics {
         self.commits.inc();
         self.rows.inc_by(rows as u64);
         self.commit_seconds.observe(took.as_secs_f64());
+    }
+
+    /// What was told to sessions.
+    pub fn told(&self, reply: &Reply) {
+        match reply {
+            Reply::Granted { .. } => drop(self.turns.inc()),
+            Reply::Recall { .. } => drop(self.recalls.inc()),
+            Reply::Alive { .. } | Reply::Ended => {}
+        }
+    }
+
+    /// So many sessions have ended that held on to what they were asked for.
+    pub fn held_on(&self, sessions: usize) {
+        self.held_on.inc_by(sessions as u64);
     }
 
     /// A host has reported so many findings.
@@ -117,11 +138,15 @@ pub struct Observed {
 impl Observed {
     fn text(&self) -> Result<String, std::fmt::Error> {
         let mut all = Registry::with_prefix("lamassu_server");
-        let Metrics { calls, commits, rows, commit_seconds, refused, findings, posts } = self.metrics.clone();
+        let Metrics { calls, commits, rows, commit_seconds, refused, turns, recalls, held_on, findings, posts } =
+            self.metrics.clone();
         all.register("calls", "Calls, by kind and by whether the caller may make them", calls);
         all.register("commits", "Commits that are durable", commits);
         all.register("rows", "Rows that these changed", rows);
         all.register_with_unit("commit", "How long commits took", Unit::Seconds, commit_seconds);
+        all.register("turns", "Times that a session was given a vault", turns);
+        all.register("recalls", "Times that a session was asked for a vault that it had", recalls);
+        all.register("sessions_held_on", "Sessions that ended since they held on to a vault for a term", held_on);
         all.register("findings", "What hosts have reported not to be as it was written", findings);
         all.register("webhook_posts", "Messages to the webhook, by whether it has taken them", posts);
         all.register("connections_refused", "Connections that ended before their peer was known", refused);

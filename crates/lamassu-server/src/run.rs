@@ -30,7 +30,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Server;
 
 /// How often sessions that are silent are looked for.
-const TICK: Duration = Duration::from_millis(200);
+pub const TICK: Duration = Duration::from_millis(200);
 /// How long calls may go on after a signal.
 const GRACE: Duration = Duration::from_secs(5);
 /// For an administrator's request to be read, and to take its answer.
@@ -123,7 +123,8 @@ async fn serve(dir: &Path, config: Config) -> Result<()> {
     let terms = config
         .terms()
         .map_err(|error| ServerError::Config { path: dir.join(config::FILE), detail: error.to_string() })?;
-    let vaults = Arc::new(Vaults::new(dir, terms, state.clone())?);
+    let metrics = Metrics::default();
+    let vaults = Arc::new(Vaults::new(dir, terms, state.clone(), metrics.clone())?);
     let known = vaults.open_all()?;
     let keys: Arc<dyn Keys> = Arc::new(KnownKeys(state.clone()));
     let make = || -> Result<Arc<ServerConfig>> {
@@ -142,7 +143,6 @@ async fn serve(dir: &Path, config: Config) -> Result<()> {
         vaults: Some(vaults.clone()),
     };
     webhook::make_secret_unless_there(dir)?;
-    let metrics = Metrics::default();
     let webhook = Webhook::of(dir, &config, &authority.digest(), state.clone(), metrics.clone())?;
     state.note(Event::Started { version: env!("CARGO_PKG_VERSION").into() })?;
     administer(dir, administered)?;

@@ -8,6 +8,7 @@ use crate::counts::Counts;
 use crate::guard::Caller;
 use crate::metrics::Metrics;
 use crate::state::State;
+use crate::vault::Rows;
 use crate::vaults::{Lost, Refused, Vaults};
 use lamassu_anchor::Revision;
 use lamassu_anchor::head::Head;
@@ -147,29 +148,38 @@ impl Hosts for Service {
 impl Anchors for Service {
     type RowsStream = Outgoing<proto::SomeRows>;
 
-    async fn rows(&self, request: Request<proto::Of>) -> Done<Self::RowsStream> {
+    async fn rows(&self, request: Request<proto::RowsRequest>) -> Done<Self::RowsStream> {
         let caller = caller(&request)?;
         let of = request.get_ref();
         let (id, session) = (convert::vault(&of.vault).map_err(garbled)?, SessionId(of.session));
+        let since = some_head(&of.since)?;
         let turn = self.rows.one_more(&caller.key, ROWS_AT_ONCE);
         let turn = turn.ok_or_else(|| Status::resource_exhausted("too many at once"))?;
         let service = self.clone();
-        let table =
-            Service::blocking(move || service.vaults.vault_for(&caller, &id)?.table(&caller.name, session)).await?;
-        let (table, head) = table.map_err(|refused| self.refused(refused))?;
+        let rows =
+            Service::blocking(move || service.vaults.vault_for(&caller, &id)?.rows(&caller.name, session, since));
+        let Rows { head, since, table } = rows.await?.map_err(|refused| self.refused(refused))?;
         let (some, stream) = mpsc::channel(BEHIND_MAX);
         // A thread of its own: how long it takes is up to the client, in bounds.
         let runtime = tokio::runtime::Handle::current();
         let sends = move || {
             let _turn = turn;
             let mut batch = Batch::default();
-            let send = |rows: Vec<u8>| {
-                let rows = Ok(proto::SomeRows { head: head.0.to_vec(), rows });
+            let send = |rows: Vec<u8>, is_commit: bool| {
+                let rows = Ok(proto::SomeRows { head: head.0.to_vec(), rows, is_commit });
                 let sent = runtime.block_on(async { tokio::time::timeout(IDLE_MAX, some.send(rows)).await });
                 if matches!(sent, Ok(Ok(()))) { Ok(()) } else { Err(Gone::Client) }
             };
-            let visited = table.visit_all(|space, key, value| batch.push(space, key, value).map_or(Ok(()), send));
-            match visited.and_then(|()| send(batch.rest())) {
+            let sent = match since {
+                Some(commits) => commits.iter().try_for_each(|changes| send(changes.to_vec(), true)),
+                None => {
+                    let all = |rows| send(rows, false);
+                    let visited =
+                        table.visit_all(|space, key, value| batch.push(space, key, value).map_or(Ok(()), all));
+                    visited.and_then(|()| send(batch.rest(), false))
+                }
+            };
+            match sent {
                 Ok(()) | Err(Gone::Client) => {}
                 Err(Gone::Table(error)) => {
                     tracing::error!(%error, "an anchor cannot be read");

@@ -1,8 +1,10 @@
 //! Sessions: a stream each way for each. What a session says is heard only while it takes what it is told.
 
 use crate::service::{Done, IDLE_MAX, Outgoing, Service, caller, garbled};
-use crate::vault::{Begun, Line, REPLIES_MAX, Vault};
-use lamassu_lease::{Call, Reply, SessionId};
+use crate::state::leases::Use;
+use crate::vault::{self, Begun, Line, REPLIES_MAX, Vault};
+use crate::vaults::Refused;
+use lamassu_lease::{Call, Mode, Reply, SessionId};
 use lamassu_rpc::convert::{self, Garbled};
 use lamassu_rpc::proto::{self, sessions_server::Sessions};
 use std::sync::Arc;
@@ -27,15 +29,21 @@ impl Sessions for Service {
         let first = first.map_err(|_| Status::deadline_exceeded("nothing is said"))??.and_then(|up| up.said);
         let (replies, answers) = mpsc::channel(REPLIES_MAX);
         let service = self.clone();
+        let mut turns = false;
         let (begun, first) = match first {
             Some(proto::up::Said::Begin(begin)) => {
                 let id = convert::vault(&begin.vault).map_err(garbled)?;
-                let mode = convert::to_mode(begin.mode).map_err(garbled)?;
+                let used = match convert::to_mode(begin.mode).map_err(garbled)? {
+                    Mode::Exclusive if begin.turns => Use::ByTurns,
+                    Mode::Exclusive => Use::Writes,
+                    Mode::Shared => Use::Reads,
+                };
                 let begun = Service::blocking(move || {
                     let vault = service.vaults.vault_for(&caller, &id)?;
-                    let begun = vault.begin(&caller, mode, SessionId(begin.replaces), replies)?;
+                    let begun = vault.begin(&caller, used, SessionId(begin.replaces), replies)?;
                     Ok((vault, begun))
                 });
+                turns = used == Use::ByTurns;
                 (begun.await?, None)
             }
             Some(proto::up::Said::Resume(resume)) => {
@@ -60,6 +68,7 @@ impl Sessions for Service {
             heartbeat: terms.heartbeat().0,
             min_hold: terms.min_hold().0,
             head: head.0.to_vec(),
+            turns,
         };
         let (told, stream) = mpsc::channel(1);
         let service = self.clone();
@@ -84,13 +93,24 @@ async fn tell(told: &Told, down: Result<proto::Down, Status>) -> Result<(), Stat
 }
 
 impl Service {
+    /// Has a vault look at its leases before the next tick: hosts that hand it to and fro would wait for that each time.
+    fn wake(&self, vault: Arc<Vault>, after: Duration) {
+        let service = self.clone();
+        tokio::spawn(async move {
+            tokio::time::sleep(after).await;
+            if let Ok(Err(lost)) = Service::blocking(move || vault.tick()).await {
+                let _ = service.refused(Refused::Lost(lost));
+            }
+        });
+    }
+
     /// Until the connection breaks, or the session ends or leaves.
     async fn serve(
         &self,
         vault: Arc<Vault>,
         line: Line,
         mut first: Option<Call>,
-        (mut said, mut answers): (Streaming<proto::Up>, mpsc::Receiver<Reply>),
+        (mut said, mut answers): (Streaming<proto::Up>, mpsc::Receiver<vault::Told>),
         told: &Told,
     ) -> Result<(), Status> {
         let mut stopping = self.stopping.clone();
@@ -102,8 +122,8 @@ impl Service {
                     () = async { drop(stopping.wait_for(|is_so| *is_so).await) } => return Err(Status::unavailable("the server ends")),
                     answer = answers.recv() => {
                         // Another connection has taken its place, or the session is gone.
-                        let Some(answer) = answer else { return Err(Status::aborted("the session is elsewhere")) };
-                        tell(told, Ok(convert::from_reply(&answer))).await?;
+                        let Some((answer, head)) = answer else { return Err(Status::aborted("the session is elsewhere")) };
+                        tell(told, Ok(convert::from_reply(&answer, head))).await?;
                         if answer == Reply::Ended {
                             return Ok(());
                         }
@@ -115,9 +135,12 @@ impl Service {
                     },
                 },
             };
-            let (is_last, vault) = (call == Call::Leave, vault.clone());
-            let done = Service::blocking(move || vault.call(line, call)).await?;
-            done.map_err(|refused| self.refused(refused))?;
+            let (is_last, called) = (call == Call::Leave, vault.clone());
+            let done = Service::blocking(move || called.call(line, call).map(|()| called.wakes_after())).await?;
+            let wakes_after = done.map_err(|refused| self.refused(refused))?;
+            if let Some(after) = wakes_after {
+                self.wake(vault.clone(), Duration::from_millis(after));
+            }
             if is_last {
                 return Ok(());
             }

@@ -2,7 +2,7 @@
 //! each change is one durable transaction, together with what the log tells of it.
 
 mod alerts;
-mod leases;
+pub mod leases;
 mod restored;
 
 pub use self::alerts::{ALERTS_AT_ONCE, AlertCounts};

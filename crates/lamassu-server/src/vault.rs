@@ -1,13 +1,18 @@
 //! One vault: its table, its leases, and who has sessions of it.
 //!
-//! A vault is used as a whole: its sessions hold a lease of [`VAULT`]. What changes the leases is durable before
+//! A vault is used as a whole: its sessions hold a lease of [`VAULT`]. One that has it by turns is beside others that
+//! do; any other begins only where nothing conflicts, and keeps what it gets. What changes the leases is durable before
 //! anybody hears of it; where that fails the server ends ([`Lost`]), and starts again on what is durable. A table that
 //! cannot be written concerns its vault alone, which is opened again on what is durable.
 
 use crate::ServerError;
 use crate::audit::Why;
 use crate::guard::Caller;
+use crate::metrics::Metrics;
+use crate::recent::Recent;
+use crate::run::TICK;
 use crate::state::State;
+use crate::state::leases::Use;
 use crate::vaults::{Answer, Lost, Refused};
 use lamassu_anchor::AnchorError;
 use lamassu_anchor::head::Head;
@@ -33,6 +38,7 @@ const PAUSED: u64 = 2000;
 pub struct Vault {
     id: [u8; 16],
     state: Arc<State>,
+    metrics: Metrics,
     inner: Mutex<Inner>,
 }
 
@@ -40,6 +46,7 @@ pub struct Vault {
 pub struct Inner {
     table: Arc<DiskTable>,
     head: Head,
+    recent: Recent,
     leases: Server,
     /// The hosts of sessions, and where replies to them go.
     sessions: HashMap<SessionId, Attending>,
@@ -53,12 +60,15 @@ pub struct Inner {
 /// A session.
 struct Attending {
     host: String,
-    mode: Mode,
+    used: Use,
     heard: Millis,
     /// Its connections so far: what an earlier one says is not heard any more.
     connections: u64,
-    replies: Option<Sender<Reply>>,
+    replies: Option<Sender<Told>>,
 }
+
+/// What a session is told, and the head of the vault's table then.
+pub type Told = (Reply, Head);
 
 /// One connection of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,18 +91,27 @@ impl Vault {
     ///
     /// # Errors
     /// [`Refused::Failed`], [`Refused::Lost`].
-    pub fn open(id: [u8; 16], table: Arc<DiskTable>, terms: Terms, state: Arc<State>) -> Answer<Vault> {
+    pub fn open(
+        id: [u8; 16],
+        table: Arc<DiskTable>,
+        terms: Terms,
+        (state, metrics): (Arc<State>, Metrics),
+    ) -> Answer<Vault> {
         let head = Head::of(&*table)?.ok_or(ServerError::Anchor(AnchorError::Empty))?;
         let (durable, hosts) = state.leases(&id)?;
         let (leases, step) = Server::start(terms, durable, now());
-        let sessions = hosts.into_iter().map(|(session, host)| {
-            let mode = leases.mode_of(session, VAULT).unwrap_or(Mode::Shared);
-            (session, Attending { host, mode, heard: now(), connections: 0, replies: None })
+        let sessions = hosts.into_iter().map(|(session, host, by_turns)| {
+            let used = match leases.mode_of(session, VAULT) {
+                _ if by_turns => Use::ByTurns,
+                Some(Mode::Exclusive) => Use::Writes,
+                Some(Mode::Shared) | None => Use::Reads,
+            };
+            (session, Attending { host, used, heard: now(), connections: 0, replies: None })
         });
         let sessions = sessions.collect();
-        let ticked = now();
-        let inner = Inner { table, head, leases, sessions, ticked, is_given_up: false, is_in_doubt: false };
-        let vault = Vault { id, state, inner: Mutex::new(inner) };
+        let (recent, ticked) = (Recent::default(), now());
+        let inner = Inner { table, head, recent, leases, sessions, ticked, is_given_up: false, is_in_doubt: false };
+        let vault = Vault { id, state, metrics, inner: Mutex::new(inner) };
         vault.carry_out(&mut vault.inner.lock(), step, None)?;
         Ok(vault)
     }
@@ -175,15 +194,23 @@ impl Vault {
         ends: Option<(SessionId, Why)>,
     ) -> std::result::Result<(), Lost> {
         let host_of = |session| match inner.sessions.get(&session) {
-            Some(one) => (one.host.clone(), one.mode == Mode::Exclusive),
-            None => (String::new(), false),
+            Some(one) => (one.host.clone(), one.used),
+            None => (String::new(), Use::Reads),
         };
-        let why = |session| ends.filter(|(ends, _)| *ends == session).map_or(Why::Silent, |(_, why)| why);
+        let why = |session| match ends {
+            Some((ends, why)) if ends == session => why,
+            _ if step.held_on.contains(&session) => Why::HeldOn,
+            _ => Why::Silent,
+        };
         self.state.change_leases(&self.id, &step.changes, host_of, why).map_err(Lost)?;
+        self.metrics.held_on(step.held_on.len());
         for (session, reply) in step.replies {
+            self.metrics.told(&reply);
             let Some(one) = inner.sessions.get_mut(&session) else { continue };
             // Who does not listen comes back by another connection, and is told then.
-            if let Some(Err(TrySendError::Full(_))) = one.replies.as_ref().map(|replies| replies.try_send(reply)) {
+            if let Some(Err(TrySendError::Full(_))) =
+                one.replies.as_ref().map(|replies| replies.try_send((reply, inner.head)))
+            {
                 one.replies = None;
                 one.connections += 1;
             }
@@ -192,12 +219,12 @@ impl Vault {
         Ok(())
     }
 
-    /// Begins a session that is going to ask for the vault in this mode, if nobody has it otherwise. `replaces`: a
-    /// session of the same host that is gone.
+    /// Begins a session that uses the vault so, if nobody uses it otherwise. `replaces`: a session of the same host that
+    /// is gone.
     ///
     /// # Errors
     /// [`Refused::InUse`], [`Refused::Restored`], [`Refused::TooMuch`], [`Refused::Unknown`], [`Refused::Lost`].
-    pub fn begin(&self, caller: &Caller, mode: Mode, replaces: SessionId, replies: Sender<Reply>) -> Answer<Begun> {
+    pub fn begin(&self, caller: &Caller, used: Use, replaces: SessionId, replies: Sender<Told>) -> Answer<Begun> {
         let (host, inner) = (&*caller.name, &mut *self.inner.lock());
         // Looked up under the lock that a revocation takes behind its own note.
         if inner.is_given_up || !self.state.may_use(&caller.key, &self.id) {
@@ -213,7 +240,7 @@ impl Vault {
         }
         let step = inner.tick();
         self.carry_out(inner, step, None)?;
-        let is_in_the_way = |one: &&Attending| mode == Mode::Exclusive || one.mode == Mode::Exclusive;
+        let is_in_the_way = |one: &&Attending| one.used != used || used == Use::Writes;
         if let Some(one) = inner.sessions.values().find(is_in_the_way) {
             let by = match now().0.saturating_sub(one.heard.0) / 1000 {
                 0..=9 => format!("host {}", one.host),
@@ -225,7 +252,7 @@ impl Vault {
             return Err(Refused::TooMuch("too many sessions of this host"));
         }
         let (session, step) = inner.leases.join(now());
-        let attending = Attending { host: host.into(), mode, heard: now(), connections: 1, replies: Some(replies) };
+        let attending = Attending { host: host.into(), used, heard: now(), connections: 1, replies: Some(replies) };
         inner.sessions.insert(session, attending);
         self.carry_out(inner, step, None)?;
         Ok(Begun { line: Line { session, number: 1 }, head: inner.head })
@@ -235,7 +262,7 @@ impl Vault {
     ///
     /// # Errors
     /// [`Refused::Ended`].
-    pub fn resumes(&self, host: &str, session: SessionId, replies: Sender<Reply>) -> Answer<Begun> {
+    pub fn resumes(&self, host: &str, session: SessionId, replies: Sender<Told>) -> Answer<Begun> {
         let inner = &mut *self.inner.lock();
         let known = inner.sessions.get_mut(&session).filter(|one| one.host == host).ok_or(Refused::Ended)?;
         known.replies = Some(replies);
@@ -256,7 +283,11 @@ impl Vault {
             return Err(Refused::NotNow);
         }
         let known = inner.sessions.get_mut(&line.session).filter(|one| one.connections == line.number);
-        known.ok_or(Refused::Ended)?.heard = now();
+        let known = known.ok_or(Refused::Ended)?;
+        known.heard = now();
+        if known.used == Use::Reads && matches!(call, Call::Acquire { mode: Mode::Exclusive, .. }) {
+            return Err(Refused::Nonsense);
+        }
         let leaves = (call == Call::Leave).then_some((line.session, Why::Left));
         let step = inner.leases.call(line.session, call, now());
         Ok(self.carry_out(inner, step, leaves)?)
@@ -282,21 +313,43 @@ impl Vault {
         let noted: Vec<_> = changes.iter().cloned().chain([after.change()]).collect();
         inner.table.commit(&noted).inspect_err(|_| inner.is_in_doubt = true)?;
         inner.head = after;
+        inner.recent.push(base, changes);
         Ok(after)
     }
 
-    /// The table, for a session that has a lease of the vault; and its head.
+    /// When a lease may be recalled that somebody waits for, if that is before the next tick: in how many ms.
+    pub fn wakes_after(&self) -> Option<u64> {
+        let now = now();
+        let wake = self.inner.lock().leases.wake_after(now)?;
+        Some(wake.0 - now.0).filter(|after| *after < TICK.as_millis() as u64)
+    }
+
+    /// The rows, for a session that has a lease of the vault, which has those `since` a head.
     ///
     /// # Errors
     /// [`Refused::Ended`].
-    pub fn table(&self, host: &str, session: SessionId) -> Answer<(Arc<DiskTable>, Head)> {
+    pub fn rows(&self, host: &str, session: SessionId, since: Option<Head>) -> Answer<Rows> {
         let inner = self.inner.lock();
         inner.sessions.get(&session).filter(|one| one.host == host).ok_or(Refused::Ended)?;
         match inner.leases.mode_of(session, VAULT) {
-            Some(_) => Ok((inner.table.clone(), inner.head)),
+            Some(_) => Ok(Rows {
+                head: inner.head,
+                since: since.and_then(|since| inner.recent.since(since)),
+                table: inner.table.clone(),
+            }),
             None => Err(Refused::Ended),
         }
     }
+}
+
+/// What a session is sent of a table.
+pub struct Rows {
+    /// how far the table has come
+    pub head: Head,
+    /// the commits since the head that the session has; `None`: it needs all rows
+    pub since: Option<Vec<Arc<[u8]>>>,
+    /// all rows
+    pub table: Arc<DiskTable>,
 }
 
 /// Leases are of the vault as a whole: no other object has one.

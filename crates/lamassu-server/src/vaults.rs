@@ -4,6 +4,7 @@
 
 use crate::audit::Event;
 use crate::guard::Caller;
+use crate::metrics::Metrics;
 use crate::state::State;
 use crate::vault::{Inner, Vault};
 use crate::{Result, ServerError};
@@ -98,6 +99,7 @@ pub struct Vaults {
     dir: PathBuf,
     terms: Terms,
     state: Arc<State>,
+    metrics: Metrics,
     slots: Mutex<HashMap<[u8; 16], Arc<Mutex<Slot>>>>,
     /// When the log was told that the disk is nearly full.
     said: Mutex<Option<Instant>>,
@@ -119,7 +121,7 @@ impl Vaults {
     ///
     /// # Errors
     /// [`ServerError::File`].
-    pub fn new(dir: &Path, terms: Terms, state: Arc<State>) -> Result<Vaults> {
+    pub fn new(dir: &Path, terms: Terms, state: Arc<State>, metrics: Metrics) -> Result<Vaults> {
         let dir = dir.join(DIR);
         fs::create_dir_all(&dir).map_err(ServerError::file("make", &dir))?;
         for entry in fs::read_dir(&dir).map_err(ServerError::file("list", &dir))? {
@@ -128,7 +130,7 @@ impl Vaults {
                 fs::remove_file(&path).map_err(ServerError::file("remove", &path))?;
             }
         }
-        Ok(Vaults { dir, terms, state, slots: Mutex::default(), said: Mutex::default() })
+        Ok(Vaults { dir, terms, state, metrics, slots: Mutex::default(), said: Mutex::default() })
     }
 
     /// How long leases last.
@@ -205,7 +207,7 @@ impl Vaults {
             Err(AnchorError::Locked { .. }) => return Err(Refused::NotNow),
             table => Arc::new(table?),
         };
-        let vault = Arc::new(Vault::open(*id, table, self.terms, self.state.clone())?);
+        let vault = Arc::new(Vault::open(*id, table, self.terms, (self.state.clone(), self.metrics.clone()))?);
         *slot = Slot::Open(vault.clone());
         Ok(vault)
     }

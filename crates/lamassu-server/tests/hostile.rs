@@ -50,7 +50,7 @@ fn up(said: Said) -> proto::Up {
 }
 
 fn begin(vault: &[u8]) -> proto::Up {
-    up(Said::Begin(proto::Begin { vault: vault.to_vec(), mode: 1, replaces: 0 }))
+    up(Said::Begin(proto::Begin { vault: vault.to_vec(), mode: 1, replaces: 0, turns: false }))
 }
 
 /// Whether the server ends a stream that it answers, in time.

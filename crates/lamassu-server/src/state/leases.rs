@@ -14,12 +14,26 @@ const ABANDONED: u8 = 3;
 /// The vault's anchor is kept here.
 pub(super) const KEPT: u8 = 4;
 
+/// Behind the host of a session that has its vault by turns. No name of a host has it.
+const BY_TURNS: char = '\0';
+
+/// How a session uses its vault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Use {
+    /// It reads.
+    Reads,
+    /// It has it alone.
+    Writes,
+    /// It has it by turns.
+    ByTurns,
+}
+
 impl State {
-    /// What is durable of the leases of a vault; and the hosts of its sessions.
+    /// What is durable of the leases of a vault; and the hosts of its sessions, and whether each has it by turns.
     ///
     /// # Errors
     /// [`ServerError::Database`], [`ServerError::Damaged`].
-    pub fn leases(&self, vault: &[u8; 16]) -> Result<(Durable, Vec<(SessionId, String)>)> {
+    pub fn leases(&self, vault: &[u8; 16]) -> Result<(Durable, Vec<(SessionId, String, bool)>)> {
         let rows = self.read(|read| {
             let table = read.open_table(LEASES)?;
             let mut rows = Vec::new();
@@ -47,7 +61,9 @@ impl State {
                 RUNS => durable.runs = word(0)?,
                 SESSION => {
                     durable.sessions.insert(SessionId(number));
-                    hosts.push((SessionId(number), String::from_utf8(value).map_err(|_| damaged())?));
+                    let said = String::from_utf8(value).map_err(|_| damaged())?;
+                    let host = said.trim_end_matches(BY_TURNS);
+                    hosts.push((SessionId(number), host.to_owned(), host != said));
                 }
                 EXCLUSIVE => {
                     durable.exclusive.insert(Object(number), (SessionId(word(0)?), GrantNo(word(1)?)));
@@ -117,8 +133,8 @@ impl State {
         rows.filter(|(key, _)| key.get(16) == Some(&kind)).map(parsed).collect()
     }
 
-    /// Makes changes of the leases of a vault durable, together. `host_of` names the host of a session, and whether it
-    /// writes; `why` tells why sessions end.
+    /// Makes changes of the leases of a vault durable, together. `host_of` names the host of a session, and how that
+    /// uses the vault; `why` tells why sessions end.
     ///
     /// # Errors
     /// [`ServerError::Database`].
@@ -126,7 +142,7 @@ impl State {
         &self,
         vault: &[u8; 16],
         changes: &[Change],
-        host_of: impl Fn(SessionId) -> (String, bool),
+        host_of: impl Fn(SessionId) -> (String, Use),
         why: impl Fn(SessionId) -> Why,
     ) -> Result<()> {
         if changes.is_empty() {
@@ -138,7 +154,8 @@ impl State {
             for change in changes {
                 match *change {
                     Change::Began(session) => {
-                        let ((host, writes), vault) = (host_of(session), id.clone());
+                        let ((host, used), vault) = (host_of(session), id.clone());
+                        let writes = used != Use::Reads;
                         events.push(Event::SessionBegan { host, vault, session: session.0, writes });
                     }
                     Change::Ended(session) => {
@@ -149,7 +166,11 @@ impl State {
                 }
                 let (kind, number, value) = match *change {
                     Change::Run(runs) => (RUNS, 0, Some(runs.to_le_bytes().to_vec())),
-                    Change::Began(session) => (SESSION, session.0, Some(host_of(session).0.into_bytes())),
+                    Change::Began(session) => {
+                        let (mut host, used) = host_of(session);
+                        host.extend((used == Use::ByTurns).then_some(BY_TURNS));
+                        (SESSION, session.0, Some(host.into_bytes()))
+                    }
                     Change::Ended(session) => (SESSION, session.0, None),
                     Change::Exclusive(object, session, grant) => {
                         (EXCLUSIVE, object.0, Some([session.0.to_le_bytes(), grant.0.to_le_bytes()].concat()))

@@ -1,5 +1,6 @@
 use super::*;
 use crate::audit::Why;
+use crate::state::leases::Use;
 use lamassu_lease::server::{Change, Durable};
 use lamassu_lease::{GrantNo, Object, SessionId};
 
@@ -11,12 +12,14 @@ fn leases_come_back() {
         Change::Run(3),
         Change::Began(SessionId(5)),
         Change::Began(SessionId(6)),
+        Change::Began(SessionId(7)),
         Change::Exclusive(Object(0), SessionId(5), GrantNo(9)),
         Change::Abandoned(Object(1)),
         Change::Ended(SessionId(6)),
     ];
     let state = State::make(dir.path()).expect("opens");
-    let host = |session: SessionId| (format!("host{}", session.0), true);
+    let used = |session| if session == SessionId(5) { Use::Writes } else { Use::ByTurns };
+    let host = |session: SessionId| (format!("host{}", session.0), used(session));
     state.change_leases(&vault, &changes, host, |_| Why::Left).expect("writes");
     state.change_leases(&other, &[Change::Run(1)], host, |_| Why::Left).expect("writes");
     assert_eq!(state.vaults().expect("reads"), [(vault, 3), (other, 1)]);
@@ -25,7 +28,10 @@ fn leases_come_back() {
     let state = State::make(dir.path()).expect("opens");
     let mut expected = Durable::default();
     changes.iter().for_each(|change| expected.apply(change));
-    assert_eq!(state.leases(&vault).expect("reads"), (expected, vec![(SessionId(5), "host5".into())]));
+    assert_eq!(
+        state.leases(&vault).expect("reads"),
+        (expected, vec![(SessionId(5), "host5".into(), false), (SessionId(7), "host7".into(), true)])
+    );
 }
 
 #[test]

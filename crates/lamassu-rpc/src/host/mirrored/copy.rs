@@ -1,0 +1,183 @@
+//! This host's copy of a table that a server keeps: how it gets to where that is.
+//!
+//! Of a server that still has the newest commits a copy takes those that it lacks: they lead from the copy's head to the
+//! session's, by the digest that the head is, or are not taken. Otherwise all rows come, into a file of their own, which
+//! takes the place of the copy when it is whole.
+
+use super::put::in_messages;
+use crate::convert;
+use crate::host::{Result, Session};
+use crate::{CHANGES_MAX, DELTA_COMMITS_MAX, DELTA_MAX, proto};
+use lamassu_anchor::head::Head;
+use lamassu_anchor::table::{Change, DiskTable, Space, Table};
+use lamassu_anchor::{Anchor, AnchorError, Revision, ServerFault};
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// More rows than an anchor of a thousand million files has are no anchor's.
+const ROWS_OF_A_TABLE_MAX: u64 = 1 << 33;
+/// Under which the copy keeps the number of the session that writes it.
+const SESSION: &[u8] = b"session";
+
+/// One that may be missing.
+pub(crate) fn existing(opened: Result<DiskTable>) -> Result<Option<Arc<DiskTable>>> {
+    match opened {
+        Err(AnchorError::Missing { .. } | AnchorError::Empty) => Ok(None),
+        opened => opened.map(|table| Some(Arc::new(table))),
+    }
+}
+
+/// The session that wrote a copy last.
+pub(crate) fn session_of(table: &DiskTable) -> Result<Option<u64>> {
+    Ok(table.get(Space::Head, SESSION)?.and_then(|bytes| bytes.try_into().ok()).map(u64::from_le_bytes))
+}
+
+/// The change that notes it.
+pub(crate) fn noted(session: u64) -> Change {
+    Change { space: Space::Head, key: SESSION.to_vec(), value: Some(session.to_le_bytes().to_vec()) }
+}
+
+/// How far the anchor in a table has come; `None`: there is none.
+pub(super) fn revision(table: &Arc<DiskTable>, vault: &[u8; 16]) -> Result<Option<Revision>> {
+    match Anchor::open(table.clone(), vault) {
+        Ok(anchor) => Ok(Some(anchor.vault().revision)),
+        Err(AnchorError::Empty) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// The copy as the session found the server's table; and what was changed in it for that, in order, where that is
+/// known.
+pub(crate) fn up_to_date(
+    session: &Session,
+    vault: [u8; 16],
+    file: &Path,
+    local: Option<Arc<DiskTable>>,
+) -> Result<(Arc<DiskTable>, Option<Vec<Change>>)> {
+    let known = local.as_ref().map(|local| Head::of(&**local)).transpose()?.flatten();
+    let seen = match &local {
+        Some(local) if known == Some(session.head) => return Ok((local.clone(), Some(Vec::new()))),
+        // It went to the server, and the answer was lost.
+        Some(local) if known.is_none() && in_messages(local, drop)? == session.head => {
+            local.commit(&[session.head.change()])?;
+            return Ok((local.clone(), Some(Vec::new())));
+        }
+        Some(local) => revision(local, &vault)?,
+        None => None,
+    };
+    let new = beside(file);
+    // Left by a run that was cut off.
+    let _ = fs::remove_file(&new);
+    let placed = fetch(session, known, &new).and_then(|fetched| match (fetched, &local) {
+        (Fetched::Commits(changes), Some(local)) => {
+            local.commit(&changes.iter().cloned().chain([session.head.change()]).collect::<Vec<_>>())?;
+            Ok((local.clone(), Some(changes)))
+        }
+        (Fetched::Commits(_), None) => Err(session.connection().garbled("commits that nobody asked for")),
+        (Fetched::All(table), _) => {
+            let found = revision(&Arc::new(table), &vault)?.ok_or(AnchorError::Empty)?;
+            if let Some(seen) = seen.filter(|seen| found <= *seen) {
+                return Err(session.connection().error(ServerFault::Older { found, seen }));
+            }
+            let io = |source| AnchorError::Io { op: "put in place", path: file.to_owned(), source };
+            fs::rename(&new, file).map_err(io)?;
+            Ok((Arc::new(DiskTable::open(file)?), None))
+        }
+    });
+    placed.inspect_err(|_| {
+        let _ = fs::remove_file(&new);
+    })
+}
+
+fn beside(file: &Path) -> PathBuf {
+    let mut name = OsString::from(file.as_os_str());
+    name.push(".new");
+    name.into()
+}
+
+/// What a server sends of its table.
+enum Fetched {
+    /// In a new file.
+    All(DiskTable),
+    /// What was changed since the head that it was told.
+    Commits(Vec<Change>),
+}
+
+/// What the server's table has more than one that had come to a head, or all of it, into a new file.
+fn fetch(session: &Session, since: Option<Head>, new: &Path) -> Result<Fetched> {
+    let connection = session.connection();
+    let garbled = |error: convert::Garbled| connection.garbled(error.0);
+    let proto::Of { vault, session: number } = session.of();
+    let since_bytes = since.map_or(Vec::new(), |since| since.0.to_vec());
+    let request = proto::RowsRequest { vault, session: number, since: since_bytes };
+    let mut rows = connection.call(connection.anchors().rows(request))?;
+    let mut next = || connection.in_time(rows.message());
+    let first = next()?.ok_or_else(|| connection.garbled("no rows"))?;
+    let fetched = match since.filter(|_| first.is_commit) {
+        Some(since) => {
+            let mut delta = Delta { head: since, commits: 0, len: 0, changes: Vec::new() };
+            let mut some = Some(first);
+            while let Some(commit) = some {
+                delta.take(&commit).map_err(garbled)?;
+                some = next()?;
+            }
+            if delta.head != session.head {
+                return Err(connection.garbled("the commits do not lead to the session's head"));
+            }
+            Fetched::Commits(delta.changes)
+        }
+        None => Fetched::All(fetch_all(session, first, next, new)?),
+    };
+    // What was read counts if nobody can have changed it meanwhile.
+    session.wait_until_good().map(|()| fetched)
+}
+
+fn fetch_all(
+    session: &Session,
+    first: proto::SomeRows,
+    mut next: impl FnMut() -> Result<Option<proto::SomeRows>>,
+    new: &Path,
+) -> Result<DiskTable> {
+    let connection = session.connection();
+    let garbled = |error: convert::Garbled| connection.garbled(error.0);
+    let table = DiskTable::create(new)?;
+    let head = convert::head(&first.head).map_err(garbled)?;
+    let (mut some, mut left) = (Some(first), ROWS_OF_A_TABLE_MAX);
+    while let Some(more) = some {
+        let rows = convert::to_rows(&more.rows).map_err(garbled)?;
+        left = left.checked_sub(rows.len() as u64).ok_or_else(|| connection.garbled("rows without end"))?;
+        table.commit(&rows)?;
+        some = next()?;
+    }
+    if head != session.head {
+        return Err(connection.garbled("the rows are not those of the session's head"));
+    }
+    table.commit(&[head.change()])?;
+    Ok(table)
+}
+
+/// Commits, one after the other, and the head that they come to.
+struct Delta {
+    head: Head,
+    commits: usize,
+    len: usize,
+    changes: Vec<Change>,
+}
+
+impl Delta {
+    fn take(&mut self, commit: &proto::SomeRows) -> std::result::Result<(), convert::Garbled> {
+        if !commit.is_commit {
+            return Err(convert::Garbled("rows between commits"));
+        }
+        (self.commits, self.len) = (self.commits + 1, self.len + commit.rows.len());
+        if self.commits > DELTA_COMMITS_MAX || self.len > DELTA_MAX {
+            return Err(convert::Garbled("commits without end"));
+        }
+        let changes = convert::to_changes(&commit.rows, CHANGES_MAX)?;
+        self.head = self.head.after(&changes);
+        self.changes.extend(changes);
+        Ok(())
+    }
+}

@@ -1,0 +1,119 @@
+//! A whole table on its way to a server, and back from it.
+
+use super::copy::{existing, revision};
+use crate::convert::{self, Batch};
+use crate::host::{Connection, Result, Session, wait};
+use crate::proto;
+use lamassu_anchor::AnchorError;
+use lamassu_anchor::head::Head;
+use lamassu_anchor::table::{DiskTable, Readers, Table};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// For the server's answer when all rows have gone to it.
+const PUT_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// Tells a server that was put back from a backup what this host's copy knows of a vault.
+pub(crate) fn reconcile(connection: &Connection, vault: [u8; 16], copy: Option<Arc<DiskTable>>) -> Result<()> {
+    let copy = match copy {
+        Some(copy) => revision(&copy, &vault)?.map(|revision| (revision, copy)),
+        None => None,
+    };
+    let head = copy.as_ref().map(|(_, copy)| Head::of(&**copy)).transpose()?.flatten();
+    let known = proto::Known {
+        vault: vault.to_vec(),
+        revision: copy.as_ref().map_or(0, |(revision, _)| revision.0),
+        head: head.map_or(Vec::new(), |head| head.0.to_vec()),
+    };
+    let wanted = connection.call(connection.anchors().reconcile(known))?;
+    match copy.filter(|_| wanted.rows) {
+        Some((_, copy)) => {
+            let (sent, has) = send_rows(connection, vault, &copy, head)?;
+            // Another host may have known more meanwhile: then the session fetches that.
+            if head.is_none() && sent == has { copy.commit(&[sent.change()]) } else { Ok(()) }
+        }
+        None => Ok(()),
+    }
+}
+
+/// Gives a server the anchor of a vault that it does not know: all rows of a table, which becomes the copy.
+///
+/// # Errors
+/// [`AnchorError::Server`]; those of the table.
+pub fn put(connection: &Connection, vault: [u8; 16], table: &DiskTable) -> Result<()> {
+    match send_rows(connection, vault, table, None)? {
+        (sent, has) if sent == has => table.commit(&[sent.change()]),
+        _ => Err(connection.garbled("the anchor came to another head")),
+    }
+}
+
+/// Sends all rows of a table, which has this head if a server knew it. Returns the head that the rows come to, and that
+/// which the server has then.
+fn send_rows(connection: &Connection, vault: [u8; 16], table: &DiskTable, head: Option<Head>) -> Result<(Head, Head)> {
+    let (up, rows) = tokio::sync::mpsc::channel(4);
+    let all_gone = tokio::sync::Notify::new();
+    std::thread::scope(|scope| {
+        let state = scope.spawn(|| {
+            let mut anchors = connection.anchors();
+            let put = anchors.put(tokio_stream::wrappers::ReceiverStream::new(rows));
+            let sent = wait(async {
+                tokio::pin!(put);
+                tokio::select! {
+                    answer = &mut put => answer,
+                    // All has gone: now its time runs.
+                    () = async { all_gone.notified().await; tokio::time::sleep(PUT_TIMEOUT).await } => {
+                        Err(tonic::Status::unavailable("no answer in time"))
+                    }
+                }
+            })?;
+            sent.map_err(|status| connection.failed(&status))
+        });
+        let (mut vault, mut head) = (vault.to_vec(), head.map_or(Vec::new(), |head| head.0.to_vec()));
+        // A server that has refused takes nothing more: its answer says why.
+        let send = |rows| {
+            let (vault, head) = (std::mem::take(&mut vault), std::mem::take(&mut head));
+            drop(up.blocking_send(proto::PutRequest { vault, rows, head }));
+        };
+        let first = in_messages(table, send)?;
+        drop(up);
+        all_gone.notify_one();
+        let state = state.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?.into_inner();
+        Ok((first, convert::head(&state.head).map_err(|error| connection.garbled(error.0))?))
+    })
+}
+
+/// The rows of a table in the messages that bring them to a server, and the head that it has there at first.
+pub(super) fn in_messages(table: &DiskTable, mut message: impl FnMut(Vec<u8>)) -> Result<Head> {
+    let (mut batch, mut head) = (Batch::default(), Head([0; 32]));
+    let mut next = |rows: Vec<u8>| {
+        head = head.after(&convert::to_rows(&rows).unwrap_or_default());
+        message(rows);
+    };
+    table.visit_all(|space, key, value| {
+        batch.push(space, key, value).into_iter().for_each(&mut next);
+        Ok::<(), AnchorError>(())
+    })?;
+    next(batch.rest());
+    Ok(head)
+}
+
+/// Whether a copy was to be given to a server, and nobody here knows whether that has it.
+///
+/// # Errors
+/// Those of the table.
+pub fn is_on_its_way(copy: &Path) -> Result<bool> {
+    match existing(DiskTable::open_read_only(copy, Readers::BesideWriter))? {
+        Some(table) => Ok(Head::of(&*table)?.is_none()),
+        None => Ok(false),
+    }
+}
+
+/// Has the server give up the anchor of a vault that a session has alone.
+///
+/// # Errors
+/// [`AnchorError::Server`].
+pub fn give_up(session: &Session) -> Result<()> {
+    let connection = session.connection();
+    connection.call(connection.anchors().give_up(session.of())).map(drop)
+}

@@ -1,0 +1,392 @@
+//! A session: one vault, used as a whole, once or by turns. `serve` is what it says and hears; here is what it is for.
+//!
+//! | | |
+//! |---|---|
+//! | [`Attended`] | one that has begun, and has nothing yet; dropped, it ends |
+//! | [`Session`] | the vault as such a session has it: until it ends, or the turn is over |
+
+mod serve;
+
+use self::serve::attend;
+use super::turns::Told;
+use super::{Connection, Result, runtime};
+use crate::{clock, convert, proto};
+use lamassu_anchor::head::Head;
+use lamassu_anchor::table::Standing;
+use lamassu_anchor::{AnchorError, ServerFault};
+use lamassu_lease::client::{Client, Op};
+use lamassu_lease::{Call, Millis, Mode, Object, SessionId, Terms};
+use parking_lot::{Condvar, Mutex};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::sync::Notify;
+
+/// The vault as a whole.
+const VAULT: Object = Object(0);
+/// Between two tries to connect.
+pub(super) const AGAIN_AFTER: Duration = Duration::from_millis(300);
+/// How long whoever has the vault may take to end, once its mount is gone.
+const LEAVING: Duration = Duration::from_secs(2);
+/// For the last words of a session.
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(3);
+/// The longest wait for a moment of the clock.
+const LOOK_AT_CLOCK: Duration = Duration::from_secs(1);
+/// What nobody waits for.
+const NOBODY: Op = Op(0);
+
+/// The vault, as a session has it.
+pub struct Session {
+    shared: Arc<Shared>,
+    /// Which time it is that the session has it.
+    op: Op,
+    /// It ends with this.
+    _ends: Option<Attended>,
+    /// the head of the vault's table when it was granted
+    pub head: Head,
+    /// An earlier session ended without saying so.
+    pub takes_over: bool,
+}
+
+/// A session. Dropped, it ends.
+pub(super) struct Attended(Arc<Shared>);
+
+/// How a session is going to use the vault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Use {
+    Once(Mode),
+    ByTurns,
+}
+
+struct Shared {
+    connection: Connection,
+    vault: [u8; 16],
+    session: SessionId,
+    terms: Terms,
+    state: Mutex<State>,
+    /// The state has changed.
+    changed: Condvar,
+    /// There is something to send, or the session is to end.
+    kick: Notify,
+}
+
+struct State {
+    client: Client,
+    outbox: VecDeque<Call>,
+    /// The head of the vault's table when that was granted last.
+    head: Head,
+    /// Who waits for the vault.
+    asked: Option<Op>,
+    /// Who has it.
+    given: Option<Given>,
+    next_op: u64,
+    is_lost: bool,
+    is_leaving: bool,
+    has_left: bool,
+    has_caches: bool,
+    /// Until when it was good when caches were dropped last.
+    dropped_at: Option<Millis>,
+}
+
+/// That the vault is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Given {
+    op: Op,
+    /// An earlier session has left it as it was.
+    takes_over: bool,
+}
+
+impl State {
+    /// As who has or had it sees it.
+    fn standing(&self, op: Op) -> Standing {
+        match () {
+            () if self.is_leaving => Standing::GivenUp,
+            () if self.is_lost => Standing::Ended,
+            () if self.given.is_none_or(|given| given.op != op) => Standing::GivenUp,
+            () if self.client.is_good(clock::now()) => Standing::Good,
+            () => Standing::InDoubt,
+        }
+    }
+}
+
+impl Attended {
+    /// Begins a session. `replaces`: a session of this host whose process is gone.
+    ///
+    /// # Errors
+    /// [`lamassu_anchor::AnchorError::Server`].
+    pub(super) fn begin(connection: &Connection, vault: [u8; 16], how: Use, replaces: Option<u64>) -> Result<Attended> {
+        let until = Instant::now() + LEAVING;
+        loop {
+            match Attended::begin_now(connection, vault, how, replaces) {
+                Err(AnchorError::Server { fault: ServerFault::InUse { .. }, .. }) if Instant::now() < until => {
+                    std::thread::sleep(AGAIN_AFTER);
+                }
+                done => return done,
+            }
+        }
+    }
+
+    fn begin_now(connection: &Connection, vault: [u8; 16], how: Use, replaces: Option<u64>) -> Result<Attended> {
+        let asked = clock::now();
+        let mode = match how {
+            Use::Once(mode) => mode,
+            Use::ByTurns => Mode::Exclusive,
+        };
+        let begin = proto::Begin {
+            vault: vault.to_vec(),
+            mode: convert::from_mode(mode),
+            replaces: replaces.unwrap_or_default(),
+            turns: how == Use::ByTurns,
+        };
+        let begin = proto::Up { said: Some(proto::up::Said::Begin(begin)) };
+        let begun = super::wait(async {
+            let timeout = tokio::time::timeout(super::CALL_TIMEOUT, attend(connection, begin));
+            timeout.await.unwrap_or_else(|_| {
+                Err(connection.error(ServerFault::Unreachable { detail: "no answer in time".into() }))
+            })
+        })?;
+        let (said, begun) = begun?;
+        if begun.turns != (how == Use::ByTurns) {
+            let detail = "it gives no vault by turns".into();
+            return Err(connection.error(ServerFault::Version { detail }));
+        }
+        let head = convert::head(&begun.head).map_err(|error| connection.garbled(error.0))?;
+        let terms = Terms::new(begun.term, begun.heartbeat, begun.min_hold);
+        let terms = terms.map_err(|error| connection.garbled(&error.to_string()))?;
+        let session = SessionId(begun.session);
+        let mut client = Client::new(terms, session, asked);
+        let beat = client.beat(clock::now());
+        let state = State {
+            client,
+            outbox: VecDeque::new(),
+            head,
+            asked: None,
+            given: None,
+            next_op: NOBODY.0 + 1,
+            is_lost: false,
+            is_leaving: false,
+            has_left: false,
+            has_caches: false,
+            dropped_at: None,
+        };
+        let shared = Arc::new(Shared {
+            connection: connection.clone(),
+            vault,
+            session,
+            terms,
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+            kick: Notify::new(),
+        });
+        shared.carry_out(&mut shared.state.lock(), vec![beat]);
+        runtime()?.spawn(shared.clone().serve(said));
+        Ok(Attended(shared))
+    }
+
+    /// Its number.
+    pub(super) fn number(&self) -> u64 {
+        self.0.session.0
+    }
+
+    /// How long what needs the server waits for it.
+    pub(super) fn patience(&self) -> Duration {
+        Duration::from_millis(self.0.terms.term().0)
+    }
+
+    /// Waits until the vault is there, in this mode, and until who has it from this session gives it back: for as long
+    /// as the server answers now and then.
+    ///
+    /// # Errors
+    /// [`ServerFault::Ended`]; [`ServerFault::Unreachable`] after a term of silence.
+    pub(super) fn take(&self, mode: Mode) -> Result<Session> {
+        let (shared, state) = (&self.0, &mut self.0.state.lock());
+        while state.given.is_some() && !state.is_lost && !state.is_leaving {
+            shared.changed.wait(state);
+        }
+        let op = Op(state.next_op);
+        state.next_op += 1;
+        (state.asked, state.has_caches, state.dropped_at) = (Some(op), false, None);
+        let asked = clock::now();
+        let dos = state.client.begin(op, VAULT, mode, asked);
+        shared.carry_out(state, dos);
+        let given = loop {
+            if state.is_lost || state.is_leaving {
+                break Err(ServerFault::Ended);
+            }
+            if let Some(given) = state.given.filter(|given| given.op == op) {
+                break Ok(given);
+            }
+            let heard = state.client.good_until().0.saturating_sub(shared.terms.stop().0);
+            if asked.0.max(heard) + shared.terms.term().0 <= clock::now().0 {
+                break Err(ServerFault::Unreachable { detail: "the vault was not granted in time".into() });
+            }
+            shared.changed.wait_for(state, LOOK_AT_CLOCK);
+        };
+        state.asked = None;
+        let given = given.map_err(|fault| {
+            let dos = state.client.give_back(op, VAULT, clock::now());
+            shared.carry_out(state, dos);
+            shared.connection.error(fault)
+        })?;
+        Ok(Session { shared: shared.clone(), op, _ends: None, head: state.head, takes_over: given.takes_over })
+    }
+
+    /// Ends it: the server hears of it, if it answers soon. Nothing is read or written by it afterwards.
+    pub(super) fn leave(&self) {
+        self.0.leave();
+    }
+}
+
+impl Drop for Attended {
+    fn drop(&mut self) {
+        self.leave();
+    }
+}
+
+impl Session {
+    /// Begins a session that reads the vault, or has it alone, until it ends. `replaces`: a session of this host whose
+    /// process is gone.
+    ///
+    /// # Errors
+    /// [`lamassu_anchor::AnchorError::Server`].
+    pub fn begin(connection: &Connection, vault: [u8; 16], mode: Mode, replaces: Option<u64>) -> Result<Session> {
+        let attended = Attended::begin(connection, vault, Use::Once(mode), replaces)?;
+        let session = attended.take(mode)?;
+        // What was left is in the rows: whoever opens the vault puts it right.
+        session.taken_over();
+        Ok(Session { _ends: Some(attended), ..session })
+    }
+
+    /// Its number.
+    pub fn number(&self) -> u64 {
+        self.shared.session.0
+    }
+
+    /// The connection that it uses.
+    pub fn connection(&self) -> &Connection {
+        &self.shared.connection
+    }
+
+    pub(super) fn of(&self) -> proto::Of {
+        self.shared.of()
+    }
+
+    /// How the vault is held; `None`: not any more.
+    pub(super) fn mode(&self) -> Option<Mode> {
+        let state = self.shared.state.lock();
+        state.client.mode_of(VAULT).filter(|_| state.given.is_some_and(|given| given.op == self.op))
+    }
+
+    /// What an earlier session has left is put right.
+    pub(super) fn taken_over(&self) {
+        let state = &mut self.shared.state.lock();
+        if state.given.is_some_and(|given| given.op == self.op) {
+            let dos = state.client.taken_over(VAULT, clock::now());
+            self.shared.carry_out(state, dos);
+        }
+    }
+
+    /// All is committed, and nothing is cached: others may have the vault.
+    pub(super) fn give_back(&self) {
+        let state = &mut self.shared.state.lock();
+        if state.given.is_some_and(|given| given.op == self.op) {
+            state.given = None;
+            let dos = state.client.give_back(self.op, VAULT, clock::now());
+            self.shared.carry_out(state, dos);
+        }
+    }
+
+    /// What who has the vault is told, once that is something, or so much time has passed.
+    pub(super) fn wait_to_be_told(&self, time: Duration) -> Option<Told> {
+        let state = &mut self.shared.state.lock();
+        let until = Instant::now() + time;
+        loop {
+            match state.standing(self.op) {
+                Standing::Ended | Standing::GivenUp => return Some(Told::Ended),
+                Standing::Good | Standing::InDoubt if state.client.is_recalled(VAULT) => return Some(Told::Recalled),
+                Standing::Good | Standing::InDoubt => {}
+            }
+            if self.shared.changed.wait_until(state, until).timed_out() {
+                return None;
+            }
+        }
+    }
+
+    /// Whether what is held may be used now (rule R3 of `docs/sharing.md`). Never waits.
+    pub fn standing(&self) -> Standing {
+        self.shared.state.lock().standing(self.op)
+    }
+
+    /// Returns when it is not good any more, and now and then before.
+    pub fn wait_while_good(&self) {
+        let state = &mut self.shared.state.lock();
+        if state.standing(self.op) == Standing::Good {
+            // By a clock that does not stop while the machine sleeps, which a wait's does.
+            let left = Duration::from_millis(state.client.good_until().0.saturating_sub(clock::now().0));
+            self.shared.changed.wait_for(state, left.min(LOOK_AT_CLOCK));
+        }
+    }
+
+    /// What it says is cached from now on.
+    pub fn has_caches(&self) {
+        self.shared.state.lock().has_caches = true;
+    }
+
+    /// What was cached by what it said is dropped: from now on who asks for it waits for it.
+    pub fn caches_are_dropped(&self) {
+        let mut state = self.shared.state.lock();
+        state.dropped_at = Some(state.client.good_until());
+    }
+
+    /// Waits until it is good: until a term after it was last, however many wait one after the other. Before caches are
+    /// dropped it does not wait: see [`lamassu_anchor::table::Table::caches_are_dropped`].
+    ///
+    /// # Errors
+    /// [`ServerFault::Ended`], [`ServerFault::Unreachable`].
+    pub fn wait_until_good(&self) -> Result<()> {
+        let mut state = self.shared.state.lock();
+        loop {
+            match state.standing(self.op) {
+                Standing::Good => return Ok(()),
+                Standing::Ended | Standing::GivenUp => return Err(self.shared.connection.error(ServerFault::Ended)),
+                Standing::InDoubt => {}
+            }
+            let good_until = state.client.good_until();
+            let until = good_until.0 + self.shared.terms.term().0;
+            let left = Duration::from_millis(until.saturating_sub(clock::now().0));
+            let must_fail = state.has_caches && state.dropped_at != Some(good_until);
+            if left.is_zero() || must_fail {
+                let detail = "it was silent for too long".into();
+                return Err(self.shared.connection.error(ServerFault::Unreachable { detail }));
+            }
+            self.shared.changed.wait_for(&mut state, left.min(LOOK_AT_CLOCK));
+        }
+    }
+
+    /// How long what needs the server waits for it.
+    pub fn patience(&self) -> Duration {
+        Duration::from_millis(self.shared.terms.term().0)
+    }
+
+    /// Ends the session: the server hears of it, if it answers soon. Nothing is read or written by it afterwards.
+    pub fn leave(&self) {
+        self.shared.leave();
+    }
+}
+
+impl Shared {
+    fn leave(&self) {
+        let mut state = self.state.lock();
+        state.is_leaving = true;
+        self.kick.notify_one();
+        self.changed.notify_all();
+        let until = Instant::now() + LEAVE_TIMEOUT;
+        while !state.has_left && !state.is_lost {
+            if self.changed.wait_until(&mut state, until).timed_out() {
+                tracing::warn!(server = self.connection.server(), "the session could not be ended in time");
+                return;
+            }
+        }
+        state.is_lost = true;
+    }
+}

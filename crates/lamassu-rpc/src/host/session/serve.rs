@@ -1,0 +1,163 @@
+//! What a session says and hears: a task of the runtime beats, comes back after a broken connection, and ends.
+
+use super::{AGAIN_AFTER, Given, LEAVE_TIMEOUT, Shared, State, VAULT};
+use crate::host::{Connection, Result};
+use crate::{clock, convert, proto};
+use lamassu_anchor::{AnchorError, ServerFault};
+use lamassu_lease::client::Do;
+use lamassu_lease::{Call, Reply};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::Streaming;
+
+/// Calls that wait for the network.
+const OUTBOX: usize = 64;
+
+/// One connection, each way.
+pub(super) type Said = (mpsc::Sender<proto::Up>, Streaming<proto::Down>);
+
+/// Opens a stream whose first words are these, and takes the first that comes.
+pub(super) async fn attend(connection: &Connection, first: proto::Up) -> Result<(Said, proto::Begun)> {
+    let (up, said) = mpsc::channel(OUTBOX);
+    let _ = up.send(first).await;
+    let stream = connection.sessions().attend(ReceiverStream::new(said)).await;
+    let mut down = stream.map_err(|status| connection.failed(&status))?.into_inner();
+    let first = down.message().await.map_err(|status| connection.failed(&status))?;
+    match first.and_then(|down| down.said) {
+        Some(proto::down::Said::Begun(begun)) => Ok(((up, down), begun)),
+        Some(proto::down::Said::Ended(_)) => Err(connection.error(ServerFault::Ended)),
+        _ => Err(connection.garbled("a session did not begin")),
+    }
+}
+
+impl Shared {
+    pub(super) fn of(&self) -> proto::Of {
+        proto::Of { vault: self.vault.to_vec(), session: self.session.0 }
+    }
+
+    /// Does what the state machine asks for.
+    pub(super) fn carry_out(&self, state: &mut State, dos: Vec<Do>) {
+        let mut dos = VecDeque::from(dos);
+        while let Some(next) = dos.pop_front() {
+            match next {
+                Do::Send(call) => state.outbox.push_back(call),
+                Do::Go(ticket) => drop(state.given.get_or_insert(Given { op: ticket.op, takes_over: false })),
+                Do::Fail(_) | Do::Lost => {
+                    state.is_lost = true;
+                    state.given = None;
+                }
+                // Nobody uses it: who has the vault gives it back (`Session::give_back`).
+                Do::Flush { object, .. } => dos.extend(state.client.flushed(object, clock::now())),
+                Do::TakeOver(_) => state.given = state.asked.map(|op| Given { op, takes_over: true }),
+            }
+        }
+        // It was asked for by who has stopped to wait.
+        if state.given.is_none() && state.asked.is_none() && state.client.mode_of(VAULT).is_some() {
+            let dos = state.client.give_back(super::NOBODY, VAULT, clock::now());
+            state.outbox.extend(dos.into_iter().filter_map(|next| match next {
+                Do::Send(call) => Some(call),
+                _ => None,
+            }));
+        }
+        self.changed.notify_all();
+        self.kick.notify_one();
+    }
+
+    /// Until the session has ended.
+    pub(super) async fn serve(self: Arc<Shared>, first: Said) {
+        let mut said = Some(first);
+        loop {
+            if let Some((up, down)) = said.take() {
+                self.talk(up, down).await;
+            }
+            {
+                let mut state = self.state.lock();
+                if state.is_lost || state.is_leaving {
+                    state.has_left = true;
+                    self.changed.notify_all();
+                    return;
+                }
+                let dos = {
+                    state.outbox.clear();
+                    state.client.connected()
+                };
+                self.carry_out(&mut state, dos);
+            }
+            let first = self.state.lock().outbox.pop_front();
+            let Some(first) = first else { return };
+            match attend(&self.connection, convert::from_call(&first, self.of())).await {
+                Ok((again, _)) => {
+                    said = Some(again);
+                    let mut state = self.state.lock();
+                    let beat = state.client.beat(clock::now());
+                    self.carry_out(&mut state, vec![beat]);
+                }
+                Err(AnchorError::Server { fault: ServerFault::Ended, .. }) => self.lost(),
+                Err(error) => {
+                    tracing::debug!(%error, "the session is without a connection");
+                    self.wait_to_connect().await;
+                }
+            }
+        }
+    }
+
+    async fn wait_to_connect(&self) {
+        let leaves = async {
+            while !self.state.lock().is_leaving {
+                self.kick.notified().await;
+            }
+        };
+        let _ = tokio::time::timeout(AGAIN_AFTER, leaves).await;
+    }
+
+    fn lost(&self) {
+        let mut state = self.state.lock();
+        let dos = state.client.reply(Reply::Ended, clock::now());
+        self.carry_out(&mut state, dos);
+    }
+
+    /// By one connection, until it breaks or the session ends.
+    async fn talk(&self, up: mpsc::Sender<proto::Up>, mut down: Streaming<proto::Down>) {
+        let mut beats = tokio::time::interval(Duration::from_millis(self.terms.heartbeat().0));
+        beats.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        beats.reset();
+        loop {
+            loop {
+                let Some(call) = self.state.lock().outbox.pop_front() else { break };
+                if up.send(convert::from_call(&call, self.of())).await.is_err() {
+                    return;
+                }
+            }
+            if self.state.lock().is_leaving {
+                let _ = up.send(convert::from_call(&Call::Leave, self.of())).await;
+                drop(up);
+                // The server closes the stream when it has noted that.
+                let _ = tokio::time::timeout(LEAVE_TIMEOUT, async { while let Ok(Some(_)) = down.message().await {} })
+                    .await;
+                return;
+            }
+            tokio::select! {
+                said = down.message() => {
+                    let Ok(Some(said)) = said else { return };
+                    let (Ok(head), Ok(reply)) = (convert::head_of_grant(&said), convert::to_reply(said)) else { return };
+                    let mut state = self.state.lock();
+                    state.head = head.unwrap_or(state.head);
+                    let dos = state.client.reply(reply, clock::now());
+                    self.carry_out(&mut state, dos);
+                    if state.is_lost {
+                        return;
+                    }
+                }
+                _ = beats.tick() => {
+                    let mut state = self.state.lock();
+                    let beat = state.client.beat(clock::now());
+                    self.carry_out(&mut state, vec![beat]);
+                }
+                () = self.kick.notified() => {}
+            }
+        }
+    }
+}
