@@ -19,6 +19,8 @@ use std::time::{Duration, Instant};
 
 /// How often it is looked whether what is cached may be believed.
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
+/// The longest that is listened at once.
+const LISTEN: Duration = Duration::from_secs(3600);
 /// Between two tries to get a turn.
 const TRY_AGAIN: Duration = Duration::from_millis(300);
 /// Between two warnings.
@@ -67,8 +69,6 @@ pub(crate) fn start(forest: &Arc<Forest>, opening: TurnOpening, anchors: &Anchor
     let (turns, first) = anchors.take_turn().ok_or(Error::NotAtServer)?;
     let header = Anchor::open(first.table.clone(), &opening.header.id())?.vault().header;
     let requests = requests::Turns::new();
-    let told = requests.clone();
-    turns.on_told(move || told.recall());
     forest.take_turns(requests.clone());
     if first.takes_over && !opening.options.read_only {
         first.taken_over();
@@ -145,13 +145,18 @@ impl Driver {
 
     /// Has requests carried out until the turn is to end, and then closes the vault.
     fn serve(&self, turn: &Turn) -> End {
-        self.requests.begin(match turn.mode() {
+        let number = self.requests.begin(match turn.mode() {
             Mode::Shared => requests::Mode::Look,
             Mode::Exclusive => requests::Mode::Change,
         });
-        // It may have been told before anybody listened.
-        if turn.told().is_some() {
-            self.requests.recall();
+        let (listener, told) = (turn.listener(), self.requests.clone());
+        let listen = move || {
+            while listener.wait(LISTEN).is_none() {}
+            told.recall(number);
+        };
+        if let Err(error) = thread::Builder::new().name("lamassu-told".into()).spawn(listen) {
+            tracing::error!(%error, "no thread: the vault is passed on at once");
+            self.requests.recall(number);
         }
         let mut are_dropped = false;
         let end = loop {

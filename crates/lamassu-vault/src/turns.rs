@@ -83,6 +83,8 @@ struct Waiting {
 
 struct State {
     phase: Phase,
+    /// Of the last turn that began.
+    number: u64,
     /// Requests under way.
     users: usize,
     waiting: VecDeque<Waiting>,
@@ -158,6 +160,7 @@ impl Turns {
         Arc::new(Turns {
             state: Mutex::new(State {
                 phase: Phase::Away,
+                number: 0,
                 users: 0,
                 waiting: VecDeque::new(),
                 due: 0,
@@ -225,17 +228,20 @@ impl Turns {
         }
     }
 
-    /// The vault is open: requests are carried out.
-    pub fn begin(&self, mode: Mode) {
+    /// The vault is open: requests are carried out. The number of the turn.
+    pub fn begin(&self, mode: Mode) -> u64 {
         let mut state = self.state.lock();
         (state.phase, state.is_recalled) = (Phase::Here(mode), false);
         state.due = state.waiting.len();
+        state.number += 1;
         self.changed.notify_all();
+        state.number
     }
 
-    /// The turn is to end: another host wants the vault.
-    pub fn recall(&self) {
-        self.state.lock().is_recalled = true;
+    /// The turn with this number is to end, if it is under way: another host wants the vault.
+    pub fn recall(&self, number: u64) {
+        let mut state = self.state.lock();
+        state.is_recalled |= state.number == number;
         self.changed.notify_all();
     }
 

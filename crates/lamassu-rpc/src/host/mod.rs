@@ -13,7 +13,7 @@ mod turns;
 
 pub use mirrored::{Mirrored, give_up, is_on_its_way, put};
 pub use session::Session;
-pub use turns::{Told, Turn, Turns};
+pub use turns::{Listener, Told, Turn, Turns};
 
 use crate::identity::{HostKey, Identity};
 use crate::proto::alerts_client::AlertsClient;

@@ -144,12 +144,6 @@ impl Turns {
         Ok(Turn { table, takes_over, head, changed, mode, _turns: self.clone() })
     }
 
-    /// Has this called when the holder of a turn is told something; once. It does not wait.
-    pub fn on_told(&self, call: impl Fn() + Send + Sync + 'static) {
-        let _ = call;
-        unimplemented!()
-    }
-
     /// Ends the session, and a turn with it. Nothing is taken by it any more.
     pub fn leave(&self) {
         self.has_left.store(true, Ordering::SeqCst);
@@ -194,7 +188,22 @@ impl Copy {
     }
 }
 
+/// Waits for what the holder of a turn is told, on another thread. It does not keep the turn.
+pub struct Listener(Arc<Mirrored>);
+
+impl Listener {
+    /// As [`Turn::wait`]; of a turn that was passed: that it is over.
+    pub fn wait(&self, time: Duration) -> Option<Told> {
+        self.0.session().wait_to_be_told(time)
+    }
+}
+
 impl Turn {
+    /// To be told on another thread.
+    pub fn listener(&self) -> Listener {
+        Listener(self.table.clone())
+    }
+
     /// How the vault is held.
     pub fn mode(&self) -> Mode {
         self.mode

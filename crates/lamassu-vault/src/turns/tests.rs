@@ -1,1 +1,110 @@
+use super::*;
+use std::sync::mpsc;
+use std::thread::spawn;
 
+/// A thread for requests that waited; ended with the turns.
+fn runner(turns: &Arc<Turns>) -> std::thread::JoinHandle<()> {
+    let turns = turns.clone();
+    spawn(move || turns.run_waiting())
+}
+
+#[test]
+fn requests_wait_for_a_turn_that_is_enough_for_them() {
+    let turns = Turns::new();
+    let runner = runner(&turns);
+    let (done, all_done) = mpsc::channel();
+    let send = |what: &'static str| {
+        let done = done.clone();
+        move |_: Use| done.send(what).unwrap()
+    };
+    turns.run(Need::LOOK, send("look"));
+    assert_eq!(turns.wanted(), Some(Mode::Look));
+    turns.begin(Mode::Look);
+    assert_eq!(all_done.recv().unwrap(), "look");
+    assert_eq!(turns.wait_for_end(Duration::ZERO), None);
+    turns.run(Need::CHANGE, send("change"));
+    assert_eq!(turns.wait_for_end(Duration::MAX / 4), Some(End::TooLittle));
+    turns.stop_requests();
+    assert_eq!(turns.end(), None);
+    assert_eq!(turns.wanted(), Some(Mode::Change));
+    let number = turns.begin(Mode::Change);
+    assert_eq!(all_done.recv().unwrap(), "change");
+    turns.recall(number - 1);
+    assert_eq!(turns.wait_for_end(Duration::ZERO), None, "the turn before was recalled");
+    turns.recall(number);
+    turns.run(Need::LOOK, send("late"));
+    assert_eq!(turns.wait_for_end(Duration::ZERO), Some(End::Recalled));
+    turns.stop_requests();
+    assert_eq!(turns.end(), None);
+    assert!(all_done.try_recv().is_err(), "what comes behind a recall waits for the next turn");
+    turns.fail_waiting();
+    assert_eq!(all_done.recv().unwrap(), "late");
+    let stopper = spawn({
+        let turns = turns.clone();
+        move || turns.stop()
+    });
+    assert_eq!(turns.wanted(), None);
+    turns.over();
+    stopper.join().unwrap();
+    runner.join().unwrap();
+    turns.run(Need::CHANGE, send("over"));
+    assert_eq!(all_done.recv().unwrap(), "over");
+}
+
+/// What the kernel asks for while a turn ends is answered in it, and what it then holds is named again.
+#[test]
+fn a_turn_ends_when_no_page_of_it_is_left() {
+    const FILE: Ino = 7;
+    let turns = Turns::new();
+    let runner = runner(&turns);
+    let number = turns.begin(Mode::Change);
+    drop(turns.enter(Need::read_pages(FILE, true)).expect("a turn to change"));
+    turns.recall(number);
+    assert!(turns.enter(Need::LOOK).is_none());
+    turns.stop_requests();
+    assert_eq!(turns.end(), Some(vec![FILE]));
+    let write = turns.enter(Need::WRITE_PAGES).expect("pages are written back");
+    let ends = spawn({
+        let turns = turns.clone();
+        move || turns.end()
+    });
+    drop(turns.enter(Need::read_pages(FILE + 1, false)).expect("pages are read"));
+    drop(write);
+    assert_eq!(ends.join().unwrap(), Some(vec![FILE + 1]));
+    assert_eq!(turns.end(), None);
+    assert!(turns.enter(Need::read_pages(FILE, false)).is_none() && turns.enter(Need::WRITE_PAGES).is_none());
+    turns.over();
+    runner.join().unwrap();
+}
+
+/// Pages of a file that may be written are not read in a turn that only looks: nobody would hear of it when they are
+/// changed.
+#[test]
+fn a_turn_that_looks_hands_out_no_page_that_may_be_changed() {
+    let turns = Turns::new();
+    turns.begin(Mode::Look);
+    assert!(turns.enter(Need::read_pages(1, true)).is_none());
+    drop(turns.enter(Need::read_pages(1, false)).expect("a page to look at"));
+}
+
+/// However soon a turn is recalled, what waited when it began is done in it.
+#[test]
+fn what_waited_is_done_in_a_turn_that_is_recalled_at_once() {
+    const WAITING: usize = 100;
+    let turns = Turns::new();
+    let (done, all_done) = mpsc::channel();
+    for at in 0..WAITING {
+        let done = done.clone();
+        turns.run(Need::CHANGE, move |_| done.send(at).unwrap());
+    }
+    let number = turns.begin(Mode::Change);
+    turns.recall(number);
+    let runners = [runner(&turns), runner(&turns)];
+    turns.stop_requests();
+    assert_eq!(turns.end(), None);
+    assert_eq!(all_done.try_iter().count(), WAITING);
+    turns.over();
+    for runner in runners {
+        runner.join().unwrap();
+    }
+}
