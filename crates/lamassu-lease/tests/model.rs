@@ -1,5 +1,5 @@
 //! Every order of events of two hosts, a server and a store, with the state machines that the program uses
-//! (`docs/sharing.md`, section 6).
+//! (`docs/sharing.md`, section 7).
 //!
 //! One file. Hosts read it, write it and sync it. Messages are late, or lost with their connection; hosts stop for any
 //! time, crash, and come back as new sessions; the server crashes, and starts again on what is durable; a write that

@@ -219,8 +219,8 @@ impl Vault {
         Ok(())
     }
 
-    /// Begins a session that uses the vault so, if nobody uses it otherwise. `replaces`: a session of the same host that
-    /// is gone.
+    /// Begins a session that uses the vault so, if nobody uses it otherwise. `replaces`: a session of the same host
+    /// that is gone.
     ///
     /// # Errors
     /// [`Refused::InUse`], [`Refused::Restored`], [`Refused::TooMuch`], [`Refused::Unknown`], [`Refused::Lost`].
