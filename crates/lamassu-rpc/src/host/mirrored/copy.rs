@@ -1,8 +1,8 @@
 //! This host's copy of a table that a server keeps: how it gets to where that is.
 //!
-//! Of a server that still has the newest commits a copy takes those that it lacks: they lead from the copy's head to the
-//! session's, by the digest that the head is, or are not taken. Otherwise all rows come, into a file of their own, which
-//! takes the place of the copy when it is whole.
+//! Of a server that still has the newest commits a copy takes those that it lacks: they lead from the copy's head to
+//! the session's, by the digest that the head is, or are not taken. Otherwise all rows come, into a file of their own,
+//! which takes the place of the copy when it is whole.
 
 use super::put::in_messages;
 use crate::convert;
