@@ -3,9 +3,10 @@
 //! The messages of several sessions go to the state machine that grants leases, as the server hands them on. Whatever
 //! they say, no two sessions hold what conflicts, what is durable is enough to go on from, and who is silent is ended.
 
+use lamassu_anchor::head::Head;
 use lamassu_lease::server::{Durable, Server, Step};
-use lamassu_lease::{Call, Millis, Mode, Object, SessionId, Terms};
-use lamassu_rpc::convert::{from_call, from_reply, to_call, to_reply};
+use lamassu_lease::{Call, Millis, Mode, Object, Reply, SessionId, Terms};
+use lamassu_rpc::convert::{from_call, from_reply, head_of_grant, to_call, to_reply};
 use lamassu_rpc::proto;
 use lamassu_rpc::token::Token;
 use prost::Message;
@@ -14,6 +15,8 @@ use prost::Message;
 const SESSIONS: u8 = 3;
 /// Objects that are looked at.
 const OBJECTS: u64 = 8;
+/// Of the vault's table.
+const HEAD: Head = Head([7; 32]);
 
 /// A line of `lamassu-server enrol`, as it was pasted.
 pub fn join_token(input: &[u8]) {
@@ -69,7 +72,10 @@ pub fn leases(input: &[u8]) {
         };
         take(&mut durable, &step);
         for (_, reply) in &step.replies {
-            let reply_again = to_reply(from_reply(reply, Head([7; 32])));
+            let down = from_reply(reply, HEAD);
+            let is_granted = matches!(reply, Reply::Granted { .. });
+            assert_eq!(head_of_grant(&down), Ok(is_granted.then_some(HEAD)), "a head comes with each grant alone");
+            let reply_again = to_reply(down);
             assert_eq!(reply_again.as_ref(), Ok(reply), "a reply comes back");
         }
         assert_eq!(&durable, server.durable(), "what is durable is what was said to be");

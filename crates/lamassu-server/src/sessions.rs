@@ -93,7 +93,7 @@ async fn tell(told: &Told, down: Result<proto::Down, Status>) -> Result<(), Stat
 }
 
 impl Service {
-    /// Has a vault look at its leases before the next tick: hosts that hand it to and fro would wait for that each time.
+    /// Has a vault look at its leases before the next tick: hosts that hand it to and fro would wait for it each time.
     fn wake(&self, vault: Arc<Vault>, after: Duration) {
         let service = self.clone();
         tokio::spawn(async move {

@@ -219,8 +219,8 @@ impl Vault {
         Ok(())
     }
 
-    /// Begins a session that uses the vault so, if nobody uses it otherwise. `replaces`: a session of the same host that
-    /// is gone.
+    /// Begins a session that uses the vault so, if nobody uses it otherwise. `replaces`: a session of the same host
+    /// that is gone.
     ///
     /// # Errors
     /// [`Refused::InUse`], [`Refused::Restored`], [`Refused::TooMuch`], [`Refused::Unknown`], [`Refused::Lost`].
@@ -374,9 +374,15 @@ impl Inner {
         self.leases.tick(now)
     }
 
-    /// One of the hosts that have sessions.
-    pub fn host_of_one(&self) -> Option<&str> {
-        self.sessions.values().next().map(|one| &*one.host)
+    /// Whether nobody has a session, but for this one.
+    ///
+    /// # Errors
+    /// [`Refused::InUse`].
+    pub fn nobody_has_it(&self, but: Option<SessionId>) -> Answer<()> {
+        match self.sessions.iter().find(|(session, _)| Some(**session) != but) {
+            Some((_, one)) => Err(Refused::InUse { by: format!("host {}", one.host) }),
+            None => Ok(()),
+        }
     }
 
     /// Whether a session of a host may change the table.

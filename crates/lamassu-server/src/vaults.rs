@@ -343,11 +343,7 @@ impl Vaults {
         let slot = &mut *slot.lock();
         let event = Event::AnchorForgotten { vault: HEXLOWER.encode(id) };
         let Slot::Open(vault) = &*slot else { return self.put_away(id, slot, event) };
-        let is_free = |inner: &Inner| match inner.host_of_one() {
-            Some(host) => Err(Refused::InUse { by: format!("host {host}") }),
-            None => Ok(()),
-        };
-        vault.clone().give_up(is_free, || self.put_away(id, slot, event))
+        vault.clone().give_up(|inner| inner.nobody_has_it(None), || self.put_away(id, slot, event))
     }
 
     /// Renames the file of a vault.
@@ -370,13 +366,15 @@ impl Vaults {
     /// Gives up the anchor of a vault that a session has alone: it is kept under another name.
     ///
     /// # Errors
-    /// [`Refused::Ended`], [`Refused::Failed`].
+    /// [`Refused::Ended`], [`Refused::InUse`], [`Refused::Failed`].
     pub fn give_up(&self, id: &[u8; 16], session: SessionId, caller: &Caller) -> Answer<()> {
         let (vault, host) = (self.vault_for(caller, id)?, &*caller.name);
         let slot = self.slot(id);
         let slot = &mut *slot.lock();
         let event = Event::AnchorTaken { host: host.into(), vault: HEXLOWER.encode(id) };
-        vault.give_up(|inner| inner.may_change(session, host), || self.put_away(id, slot, event))
+        // Others that have it by turns would go on with what is nobody's.
+        let may_be = |inner: &Inner| inner.may_change(session, host).and_then(|()| inner.nobody_has_it(Some(session)));
+        vault.give_up(may_be, || self.put_away(id, slot, event))
     }
 }
 

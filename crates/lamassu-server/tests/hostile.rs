@@ -4,50 +4,20 @@
 
 mod common;
 
+use common::raw::*;
 use common::*;
-use hyper_util::rt::TokioIo;
-use lamassu_rpc::identity::Identity;
 use lamassu_rpc::proto::alerts_client::AlertsClient;
 use lamassu_rpc::proto::anchors_client::AnchorsClient;
 use lamassu_rpc::proto::hosts_client::HostsClient;
 use lamassu_rpc::proto::sessions_client::SessionsClient;
 use lamassu_rpc::proto::{self, up::Said};
-use lamassu_rpc::tls;
 use std::fs;
 use std::process::Command;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tokio::net::TcpStream;
 use tokio::runtime::Runtime;
 use tokio::sync::mpsc;
-use tokio_rustls::TlsConnector;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Code;
-use tonic::transport::{Channel, Endpoint, Uri};
-
-/// A connection as a host, for calls of its own.
-fn channel(lab: &Lab, name: &str) -> Channel {
-    let dir = lab.path(&format!("state-{name}/lamassu/servers/127.0.0.1:{}", lab.port));
-    let config = tls::client(&Identity::read(&dir).unwrap().expect("it has joined")).unwrap();
-    let (connector, port) = (TlsConnector::from(Arc::new(config)), lab.port);
-    let connect = tower::service_fn(move |_: Uri| {
-        let connector = connector.clone();
-        async move {
-            let stream = TcpStream::connect(("127.0.0.1", port)).await?;
-            let stream = connector.connect(tls::server_name(), stream).await?;
-            std::io::Result::Ok(TokioIo::new(stream))
-        }
-    });
-    Endpoint::from_static("http://server.lamassu").connect_with_connector_lazy(connect)
-}
-
-fn id_of(vault: &str) -> Vec<u8> {
-    data_encoding::HEXLOWER.decode(vault.replace('-', "").as_bytes()).unwrap()
-}
-
-fn up(said: Said) -> proto::Up {
-    proto::Up { said: Some(said) }
-}
 
 fn begin(vault: &[u8]) -> proto::Up {
     up(Said::Begin(proto::Begin { vault: vault.to_vec(), mode: 1, replaces: 0, turns: false }))

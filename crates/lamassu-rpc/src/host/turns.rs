@@ -103,8 +103,8 @@ impl Turns {
         }))
     }
 
-    /// Waits until this host has the vault in this mode, and brings the copy up to date. Waits for the turn before to be
-    /// passed, too. Where the session has ended another one is begun.
+    /// Waits until this host has the vault in this mode, and brings the copy up to date. Waits for the turn before to
+    /// be passed, too. Where the session has ended another one is begun.
     ///
     /// # Errors
     /// [`lamassu_anchor::AnchorError::Server`]: `Unreachable` after a term of silence, `Ended` behind [`Turns::leave`];

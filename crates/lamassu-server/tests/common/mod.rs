@@ -1,6 +1,8 @@
 //! A server and hosts, all of them real programs: two hosts are two states of `lamassu` over one store.
 #![allow(dead_code)] // no test uses all of it
 
+pub mod raw;
+
 use serde_json::Value;
 use std::fs;
 use std::io::{Read, Write};

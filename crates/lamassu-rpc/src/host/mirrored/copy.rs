@@ -1,8 +1,8 @@
 //! This host's copy of a table that a server keeps: how it gets to where that is.
 //!
-//! Of a server that still has the newest commits a copy takes those that it lacks: they lead from the copy's head to the
-//! session's, by the digest that the head is, or are not taken. Otherwise all rows come, into a file of their own, which
-//! takes the place of the copy when it is whole.
+//! Of a server that still has the newest commits a copy takes those that it lacks: they lead from the copy's head to
+//! the session's, by the digest that the head is, or are not taken. Otherwise all rows come, into a file of their own,
+//! which takes the place of the copy when it is whole.
 
 use super::put::in_messages;
 use crate::convert;
@@ -117,16 +117,13 @@ fn fetch(session: &Session, since: Option<Head>, new: &Path) -> Result<Fetched> 
     let first = next()?.ok_or_else(|| connection.garbled("no rows"))?;
     let fetched = match since.filter(|_| first.is_commit) {
         Some(since) => {
-            let mut delta = Delta { head: since, commits: 0, len: 0, changes: Vec::new() };
+            let mut delta = Delta::since(since);
             let mut some = Some(first);
             while let Some(commit) = some {
                 delta.take(&commit).map_err(garbled)?;
                 some = next()?;
             }
-            if delta.head != session.head {
-                return Err(connection.garbled("the commits do not lead to the session's head"));
-            }
-            Fetched::Commits(delta.changes)
+            Fetched::Commits(delta.finish(session.head).map_err(garbled)?)
         }
         None => Fetched::All(fetch_all(session, first, next, new)?),
     };
@@ -167,6 +164,10 @@ struct Delta {
 }
 
 impl Delta {
+    fn since(head: Head) -> Delta {
+        Delta { head, commits: 0, len: 0, changes: Vec::new() }
+    }
+
     fn take(&mut self, commit: &proto::SomeRows) -> std::result::Result<(), convert::Garbled> {
         if !commit.is_commit {
             return Err(convert::Garbled("rows between commits"));
@@ -179,5 +180,60 @@ impl Delta {
         self.head = self.head.after(&changes);
         self.changes.extend(changes);
         Ok(())
+    }
+    /// What they changed, if they came to this head.
+    fn finish(self, head: Head) -> std::result::Result<Vec<Change>, convert::Garbled> {
+        match self.head == head {
+            true => Ok(self.changes),
+            false => Err(convert::Garbled("the commits do not lead to the session's head")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lamassu_anchor::table;
+
+    fn commit(value: u8) -> Vec<Change> {
+        vec![Change { space: Space::Objects, key: vec![1], value: Some(vec![value]) }]
+    }
+
+    fn said(changes: &[Change]) -> proto::SomeRows {
+        proto::SomeRows { head: vec![], rows: table::pack(changes), is_commit: true }
+    }
+
+    fn taken(said: &[proto::SomeRows], head: Head) -> Option<Vec<Change>> {
+        let mut delta = Delta::since(Head([0; 32]));
+        said.iter().try_for_each(|said| delta.take(said)).ok()?;
+        delta.finish(head).ok()
+    }
+
+    #[test]
+    fn commits_are_taken_that_lead_to_the_head_and_no_others() {
+        let head = Head([0; 32]).after(&commit(1)).after(&commit(2));
+        let (one, two) = (said(&commit(1)), said(&commit(2)));
+        assert_eq!(taken(&[one.clone(), two.clone()], head), Some([commit(1), commit(2)].concat()));
+        let together = said(&[commit(1), commit(2)].concat());
+        let rows = proto::SomeRows { is_commit: false, ..two.clone() };
+        let garbage = proto::SomeRows { rows: vec![0xff; 9], ..two.clone() };
+        for lie in [
+            vec![],
+            vec![one.clone()],
+            vec![two.clone(), one.clone()],
+            vec![one.clone(), said(&commit(3))],
+            vec![one.clone(), two.clone(), two.clone()],
+            vec![together],
+            vec![one.clone(), rows],
+            vec![one.clone(), garbage],
+        ] {
+            assert_eq!(taken(&lie, head), None, "{lie:?}");
+        }
+        // The head is the server's to say, and a delta ends.
+        let own = Change { space: Space::Head, key: vec![1], value: None };
+        assert_eq!(taken(&[said(std::slice::from_ref(&own))], Head([0; 32]).after(&[own])), None);
+        let many = vec![said(&[]); DELTA_COMMITS_MAX + 1];
+        let all = many.iter().fold(Head([0; 32]), |head, _| head.after(&[]));
+        assert_eq!(taken(&many, all), None);
     }
 }
