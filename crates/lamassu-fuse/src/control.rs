@@ -137,6 +137,9 @@ pub enum ControlError {
     /// The user's: someone froze it before.
     #[error("already frozen")]
     AlreadyFrozen,
+    /// The user's: other hosts would write in between.
+    #[error("hosts have this vault in turn, and one of them alone cannot freeze it: unmount it on all of them")]
+    Shared,
     /// The user's: it is not frozen.
     #[error("not frozen")]
     NotFrozen,
@@ -292,6 +295,7 @@ fn failed(mountpoint: &Path, op: &'static str) -> ControlError {
     let source = io::Error::last_os_error();
     match source.raw_os_error() {
         Some(libc::ENOTTY | libc::ENOSYS | libc::EOPNOTSUPP) => ControlError::NotMounted(mountpoint.into()),
+        Some(libc::EXDEV) => ControlError::Shared,
         Some(libc::EBUSY) => ControlError::AlreadyFrozen,
         Some(libc::EINVAL) => ControlError::NotFrozen,
         Some(libc::EPERM | libc::EACCES) => ControlError::NotPermitted,

@@ -393,7 +393,7 @@ fn control(error: &ControlError) -> Code {
         ControlError::NotMounted(_) | ControlError::Strangers(_) => Code::Mountpoint,
         ControlError::LeadsAway { .. } => Code::Refused,
         ControlError::Io { op: _, source } if source.raw_os_error() == Some(libc::ENOTCONN) => Code::Mountpoint,
-        ControlError::NotPermitted => Code::Refused,
+        ControlError::NotPermitted | ControlError::Shared => Code::Refused,
         ControlError::AlreadyFrozen | ControlError::NotFrozen | ControlError::TooLong | ControlError::Io { .. } => {
             Code::Other
         }

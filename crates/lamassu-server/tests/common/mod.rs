@@ -188,7 +188,7 @@ impl Drop for Lab {
             let _ = server.kill();
             let _ = server.wait();
         }
-        for name in ["a", "b", "a-host"] {
+        for name in ["a", "b", "c", "a-host"] {
             let _ = Command::new("umount").arg("-l").arg(self.path(&format!("m-{name}"))).output();
         }
         if std::thread::panicking() {

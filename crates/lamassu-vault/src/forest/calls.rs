@@ -137,7 +137,7 @@ impl FileSystem for Forest {
     fn freeze(&self) -> Result<()> {
         // Another host would write in the next turn.
         if self.waits_in().is_some() {
-            return Err(errno("freeze what hosts have in turn", libc::EOPNOTSUPP));
+            return Err(errno("freeze what hosts have in turn", libc::EXDEV));
         }
         // Not waited for: unloading waits for requests of the kernel, which a front-end holds back while it freezes.
         let Some(_one) = self.changing.try_lock() else { return Err(errno("freeze", libc::EBUSY)) };

@@ -1,0 +1,352 @@
+//! Several hosts use one vault at once (`mount --shared`), as one file system.
+#![allow(clippy::unwrap_used)] // a helper of a test may panic, too
+
+mod common;
+
+use common::*;
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use rustix::process::{Pid, Signal, kill_process};
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// For what has to happen, on the slowest machine.
+const SOON: Duration = Duration::from_secs(120);
+
+/// A vault that all three have mounted.
+fn shared(lab: &Lab) -> [Host<'_>; 3] {
+    let hosts = ["a", "b", "c"].map(|name| lab.joined(name));
+    let id = lab.vault(hosts[0]);
+    hosts[1..].iter().for_each(|host| lab.grant(*host, &id));
+    hosts.iter().for_each(|host| mount(*host));
+    hosts
+}
+
+fn mount(host: Host<'_>) {
+    host.run(&format!("mount --shared --anchor {} store/v m-{}", host.lab.url(), host.name)).ok();
+}
+
+/// Everything in a directory but what is in directories, by name.
+fn listed(dir: &Path) -> Vec<String> {
+    let mut names: Vec<_> =
+        fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let end = Instant::now() + SOON;
+    while !is_so() {
+        assert!(Instant::now() < end, "{what}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// After a test: what the hosts have left is whole.
+fn unmounted_and_checked(lab: &Lab, hosts: &[Host<'_>]) {
+    hosts.iter().for_each(|host| drop(host.umount().ok()));
+    lab.wait_until_free();
+    hosts[0].run("check store/v").ok();
+}
+
+#[test]
+fn hosts_use_a_vault_as_one_file_system() {
+    let lab = Lab::new();
+    let [a, b, c] = shared(&lab);
+    for round in 0..20 {
+        let [writes, reads] = if round % 2 == 0 { [a, b] } else { [b, c] };
+        fs::write(writes.file("count"), round.to_string()).unwrap();
+        assert_eq!(fs::read_to_string(reads.file("count")).unwrap(), round.to_string());
+    }
+    // A file that is open goes on under the name that another host gives it.
+    let mut open = File::options().read(true).write(true).create_new(true).open(a.file("one")).unwrap();
+    open.write_all(b"one").unwrap();
+    fs::create_dir(b.file("d")).unwrap();
+    fs::rename(b.file("one"), b.file("d/two")).unwrap();
+    open.seek(SeekFrom::Start(0)).unwrap();
+    let mut text = String::new();
+    open.read_to_string(&mut text).unwrap();
+    assert_eq!(text, "one");
+    open.write_all(b", two").unwrap();
+    assert_eq!(fs::read_to_string(c.file("d/two")).unwrap(), "one, two");
+    let number = open.metadata().unwrap().ino();
+    assert_eq!(number, fs::metadata(a.file("d/two")).unwrap().ino());
+    // So does a directory.
+    let inside = a.file("d");
+    let dir = File::open(&inside).unwrap();
+    fs::rename(c.file("d"), c.file("e")).unwrap();
+    let through = PathBuf::from(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&dir)));
+    assert_eq!(listed(&through), ["two"]);
+    fs::create_dir(through.join("three")).unwrap();
+    assert_eq!(listed(&b.file("e")), ["three", "two"]);
+    assert!(fs::metadata(&inside).is_err());
+    // Attributes, links, sizes; what is removed is gone everywhere.
+    fs::set_permissions(b.file("e"), fs::Permissions::from_mode(0o711)).unwrap();
+    assert_eq!(fs::metadata(a.file("e")).unwrap().mode() & 0o777, 0o711);
+    symlink("somewhere", c.file("link")).unwrap();
+    assert_eq!(fs::read_link(a.file("link")).unwrap(), Path::new("somewhere"));
+    fs::hard_link(a.file("e/two"), a.file("again")).unwrap();
+    fs::remove_file(b.file("e/two")).unwrap();
+    open.write_all(b", three").unwrap();
+    assert_eq!(fs::read_to_string(c.file("again")).unwrap(), "one, two, three");
+    File::options().write(true).open(c.file("again")).unwrap().set_len(3).unwrap();
+    assert_eq!(fs::metadata(b.file("again")).unwrap().len(), 3);
+    fs::remove_file(c.file("again")).unwrap();
+    assert!(!a.file("again").exists() && fs::read_to_string(b.file("again")).is_err());
+    let gone = open.read(&mut [0; 4]).unwrap_err();
+    assert_eq!(
+        gone.raw_os_error(),
+        Some(rustix::io::Errno::STALE.raw_os_error()),
+        "it had no name any more when the turn ended"
+    );
+    drop((open, dir));
+    unmounted_and_checked(&lab, &[a, b, c]);
+}
+
+/// What is appended, by processes of all hosts at once, is all there, each piece whole and in its process's order.
+#[test]
+fn what_hosts_append_at_once_is_all_there() {
+    const EACH: usize = 40;
+    let lab = Lab::new();
+    let hosts = shared(&lab);
+    fs::write(hosts[0].file("log"), "").unwrap();
+    std::thread::scope(|scope| {
+        for host in hosts {
+            scope.spawn(move || {
+                let mut log = File::options().append(true).open(host.file("log")).unwrap();
+                (0..EACH).for_each(|at| log.write_all(format!("{} {at}\n", host.name).as_bytes()).unwrap());
+            });
+        }
+    });
+    let log = fs::read_to_string(hosts[1].file("log")).unwrap();
+    let mut seen: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
+    for (host, at) in log.lines().map(|line| line.split_once(' ').unwrap()) {
+        seen.entry(host).or_default().push(at.parse().unwrap());
+    }
+    assert_eq!(seen.len(), hosts.len());
+    assert!(seen.values().all(|all| all.iter().copied().eq(0..EACH)), "{seen:?}");
+    unmounted_and_checked(&lab, &hosts);
+}
+
+const LEN: usize = 8192;
+
+/// The first bytes of a file, in memory.
+struct Map(*mut u8);
+
+impl Map {
+    fn of(file: &File, access: ProtFlags) -> Map {
+        // SAFETY: a new map, of a file that has this length as long as the test runs.
+        Map(unsafe { mmap(std::ptr::null_mut(), LEN, access, MapFlags::SHARED, file, 0) }.unwrap().cast())
+    }
+
+    fn load(&self, at: usize) -> u8 {
+        assert!(at < LEN);
+        // SAFETY: within the map, which is there until the drop.
+        unsafe { self.0.add(at).read_volatile() }
+    }
+
+    fn store(&self, at: usize, value: u8) {
+        assert!(at < LEN);
+        // SAFETY: as above; it is written through one that may be.
+        unsafe { self.0.add(at).write_volatile(value) }
+    }
+}
+
+impl Drop for Map {
+    fn drop(&mut self) {
+        // SAFETY: nothing refers into it any more.
+        unsafe { munmap(self.0.cast(), LEN) }.unwrap();
+    }
+}
+
+/// A page that one host maps shows what another has stored through a map of its own; stores of both stay.
+#[test]
+fn mapped_pages_go_from_host_to_host() {
+    let lab = Lab::new();
+    let [a, b, c] = shared(&lab);
+    fs::write(a.file("map"), vec![0; LEN]).unwrap();
+    let open = |host: Host<'_>| File::options().read(true).write(true).open(host.file("map")).unwrap();
+    let files = [open(a), open(b)];
+    let maps = files.each_ref().map(|file| Map::of(file, ProtFlags::READ | ProtFlags::WRITE));
+    for round in 0..10 {
+        let value = round as u8 + 1;
+        maps[0].store(round, value);
+        assert_eq!(maps[1].load(round), value);
+        maps[1].store(LEN / 2 + round, value);
+        assert_eq!(maps[0].load(LEN / 2 + round), value);
+        let mut bytes = [0; LEN];
+        File::open(c.file("map")).unwrap().read_exact_at(&mut bytes, 0).unwrap();
+        assert_eq!(bytes[round], value);
+    }
+    // One that was mapped to be looked at, in a turn that looks, may be stored to later.
+    let read = File::open(c.file("map")).unwrap();
+    let looks = Map::of(&read, ProtFlags::READ);
+    assert_eq!(looks.load(0), 1);
+    fs::read(b.file("map")).unwrap();
+    maps[0].store(0, 77);
+    assert_eq!(looks.load(0), 77);
+    drop((maps, files, looks, read));
+    unmounted_and_checked(&lab, &[a, b, c]);
+}
+
+/// Processes of all hosts read and write one file, a block at a time, each value once. Whoever reads gets what was
+/// there at some moment of its call: never a value older than one that was written, or read, before the call began.
+#[test]
+fn blocks_are_linearizable_and_names_are_one_hosts_each() {
+    const BLOCKS: u64 = 3;
+    const EACH: u64 = 30;
+    let lab = Lab::new();
+    let hosts = shared(&lab);
+    fs::write(hosts[0].file("blocks"), vec![0; 4096 * BLOCKS as usize]).unwrap();
+    // One writer a block at a time: so the order of values is that of the lock.
+    let writing: Vec<Mutex<u64>> = (0..BLOCKS).map(|_| Mutex::new(0)).collect();
+    let known: Vec<AtomicU64> = (0..BLOCKS).map(|_| AtomicU64::new(0)).collect();
+    std::thread::scope(|scope| {
+        for (number, host) in hosts.into_iter().enumerate() {
+            let (writing, known) = (&writing, &known);
+            scope.spawn(move || {
+                let file = File::options().read(true).write(true).open(host.file("blocks")).unwrap();
+                for round in 0..EACH {
+                    let block = (round + number as u64) % BLOCKS;
+                    let (at, slot) = (4096 * block, block as usize);
+                    if (round + number as u64) % 2 == 0 {
+                        let mut last = writing[slot].lock().unwrap();
+                        *last += 1;
+                        file.write_all_at(&[&last.to_le_bytes()[..], &[*last as u8; 4088]].concat(), at).unwrap();
+                        known[slot].fetch_max(*last, Ordering::SeqCst);
+                    } else {
+                        let before = known[slot].load(Ordering::SeqCst);
+                        let mut bytes = [0; 4096];
+                        file.read_exact_at(&mut bytes, at).unwrap();
+                        let value = u64::from_le_bytes(bytes[..8].try_into().unwrap());
+                        assert!(value >= before, "{}: block {block} was {before}, and is {value}", host.name);
+                        assert!(bytes[8..].iter().all(|byte| *byte == value as u8), "a block in parts");
+                        known[slot].fetch_max(value, Ordering::SeqCst);
+                    }
+                }
+                // One of the hosts makes each name, exclusively.
+                (0..EACH).filter(|at| File::create_new(host.file(&format!("name-{at}"))).is_ok()).count()
+            });
+        }
+    });
+    let names = listed(&hosts[1].file("")).into_iter().filter(|name| name.starts_with("name-")).count();
+    assert_eq!(names as u64, EACH);
+    unmounted_and_checked(&lab, &hosts);
+}
+
+/// A host that has the vault is killed, another is stopped for longer than a term: what was synced is there, the others
+/// go on, and so does the one that was stopped, by itself.
+#[test]
+fn a_host_that_is_killed_or_stopped_is_waited_for_and_the_others_go_on() {
+    let lab = Lab::new();
+    let [a, b, c] = shared(&lab);
+    a.write("synced", "of a").unwrap();
+    let daemon = Pid::from_raw(a.daemon() as i32).unwrap();
+    // Not by a program: as it starts, it closes files of this process, and asks the mount.
+    let stop = |signal| kill_process(daemon, signal).unwrap();
+    stop(Signal::STOP);
+    assert_eq!(fs::read_to_string(b.file("synced")).unwrap(), "of a");
+    b.write("synced", "of b").unwrap();
+    stop(Signal::CONT);
+    // A call in the turn that was lost may fail; behind that its session is a new one.
+    until("the host that was stopped goes on", || fs::read_to_string(a.file("synced")).is_ok());
+    assert_eq!(fs::read_to_string(a.file("synced")).unwrap(), "of b");
+    until("it writes", || a.write("synced", "of a again").is_ok());
+    assert_eq!(fs::read_to_string(c.file("synced")).unwrap(), "of a again");
+    c.write("late", "of c").unwrap();
+    kill(c.daemon(), "-KILL");
+    assert_eq!(fs::read_to_string(b.file("late")).unwrap(), "of c");
+    let _ = Command::new("umount").arg("-l").arg(c.file("")).output();
+    mount(c);
+    assert_eq!(fs::read_to_string(c.file("late")).unwrap(), "of c");
+    unmounted_and_checked(&lab, &[a, b, c]);
+}
+
+/// The server is killed and started again: what waits goes on, and nothing acknowledged is gone.
+#[test]
+fn a_server_that_is_killed_holds_hosts_up_and_loses_nothing() {
+    let mut lab = Lab::new();
+    {
+        let [a, ..] = shared(&lab);
+        a.write("before", "1").unwrap();
+    }
+    let mount = lab.path("m-b");
+    let written = std::thread::spawn(move || fs::write(mount.join("meanwhile"), "2"));
+    lab.stop("-KILL");
+    lab.start();
+    written.join().unwrap().unwrap();
+    let [a, b, c] = ["a", "b", "c"].map(|name| lab.host(name));
+    assert_eq!(fs::read_to_string(c.file("before")).unwrap(), "1");
+    assert_eq!(fs::read_to_string(a.file("meanwhile")).unwrap(), "2");
+    unmounted_and_checked(&lab, &[a, b, c]);
+}
+
+#[test]
+fn what_a_shared_mount_does_not_do_it_says() {
+    let lab = Lab::new();
+    let (a, b) = (lab.joined("a"), lab.joined("b"));
+    a.run("init store/v").ok();
+    a.run("mount --shared store/v m-a").code(2).says("anchor move");
+    let id = a.id("store/v");
+    lab.grant(a, &id);
+    lab.grant(b, &id);
+    a.run(&format!("anchor move store/v {}", lab.url())).ok();
+    a.run("mount --shared --cache=through store/v m-a").code(2);
+    a.run("mount --shared --idle 5 store/v m-a").code(2);
+    a.run("mount --shared store/v m-a").ok();
+    a.write("f", "text").unwrap();
+    // A plain mount, and a command, of another host wait for its end.
+    b.mount().code(63).says("host a");
+    a.run("freeze m-a").code(5);
+    fs::write(a.file("f"), "not frozen").unwrap();
+    for line in
+        ["key rotate m-a", "rekey m-a", "key unload m-a", "dataset create m-a/d", "profile set m-a --protect none"]
+    {
+        a.run(line).code(2).says("in turn");
+    }
+    assert!(a.run("info m-a").ok().out.contains(&id));
+    a.umount().ok();
+    lab.wait_until_free();
+    a.run("dataset create store/v/d").code(2);
+    a.run("mount store/v m-a").ok();
+    a.run("dataset create m-a/d").ok();
+    a.umount().ok();
+    lab.wait_until_free();
+    a.run("mount --shared store/v m-a").code(2).says("datasets");
+    b.run("mount --shared --read-only --anchor none store/v m-b").code(2);
+}
+
+/// Hosts that only read have the vault together, and a host that writes has it in between.
+#[test]
+fn hosts_that_read_have_the_vault_together() {
+    let lab = Lab::new();
+    let hosts = ["a", "b", "c"].map(|name| lab.joined(name));
+    let [a, b, c] = hosts;
+    let id = lab.vault(a);
+    [b, c].iter().for_each(|host| lab.grant(*host, &id));
+    mount(a);
+    a.write("f", "one").unwrap();
+    for host in [b, c] {
+        host.run(&format!("mount --shared --read-only --anchor {} store/v m-{}", lab.url(), host.name)).ok();
+    }
+    let read = |host: Host<'_>| fs::read_to_string(host.file("f")).unwrap();
+    assert_eq!([read(b), read(c)], ["one", "one"]);
+    let turns = lab.metric("turns_total");
+    for _ in 0..20 {
+        assert_eq!([read(b), read(c)], ["one", "one"]);
+    }
+    assert_eq!(lab.metric("turns_total"), turns, "readers do not take the vault from one another");
+    a.write("f", "two").unwrap();
+    assert_eq!([read(b), read(c), read(a)], ["two", "two", "two"]);
+    assert_eq!(
+        fs::write(b.file("f"), "three").unwrap_err().raw_os_error(),
+        Some(rustix::io::Errno::ROFS.raw_os_error())
+    );
+    unmounted_and_checked(&lab, &hosts);
+}
