@@ -119,7 +119,7 @@ fn three_hosts_hand_a_vault_over_and_each_sees_what_was_committed_last() {
             }
         })
     });
-    all.map(Soon::get);
+    all.into_iter().for_each(Soon::get);
     let took = begun.elapsed();
     println!("{} turns with a commit each: {:?} each", 3 * TURNS, took / (3 * TURNS as u32));
     assert_eq!(hosts.lab.metric("turns_total") - before, (3 * TURNS) as f64);
@@ -172,7 +172,7 @@ fn turns_come_in_order_and_those_who_read_have_them_together() {
         std::thread::sleep(Duration::from_millis(20));
     }
     let turn = take(&a, Mode::Exclusive).get();
-    readers.map(Soon::get);
+    readers.into_iter().for_each(Soon::get);
     assert_eq!(turn.told(), None);
 }
 
@@ -365,7 +365,7 @@ fn a_server_that_starts_anew_goes_on_with_turns() {
         hosts.lab.stop(signal);
         hosts.lab.start();
     }
-    all.map(Soon::get);
+    all.into_iter().for_each(Soon::get);
     assert!(count(&take(&hosts.turns("a"), Mode::Shared).get(), &hosts.vault) >= committed.load(Ordering::SeqCst));
     // What is durable is what was said.
     hosts.lab.serve(&["check"]).ok();
