@@ -279,7 +279,7 @@ impl Server {
     }
 
     /// Whether a session was asked a term ago for what it still holds.
-    pub fn holds_on(&self, session: SessionId, now: Millis) -> bool {
+    fn holds_on(&self, session: SessionId, now: Millis) -> bool {
         let leases = self.objects.values().filter_map(|held| held.leases.get(&session));
         leases.filter_map(|lease| lease.asked).any(|asked| asked + self.terms.term() <= now)
     }

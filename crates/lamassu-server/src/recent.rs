@@ -63,7 +63,7 @@ mod tests {
         // By their length, too; one that is longer than all may be leaves nothing.
         let last = heads[heads.len() - 1];
         recent.push(last, &changes(DELTA_MAX - 1000));
-        assert!(recent.since(last).is_some() && recent.commits.len() < 30);
+        assert!(recent.since(last).is_some() && recent.commits.len() < 100);
         recent.push(last.after(&changes(1)), &changes(DELTA_MAX));
         assert!(recent.commits.is_empty() && recent.len == 0);
     }

@@ -12,7 +12,7 @@ use crate::metrics::Metrics;
 use crate::recent::Recent;
 use crate::run::TICK;
 use crate::state::State;
-use crate::state::leases::Use;
+use crate::state::leases::{Lasting, Use};
 use crate::vaults::{Answer, Lost, Refused};
 use lamassu_anchor::AnchorError;
 use lamassu_anchor::head::Head;
@@ -98,9 +98,9 @@ impl Vault {
         (state, metrics): (Arc<State>, Metrics),
     ) -> Answer<Vault> {
         let head = Head::of(&*table)?.ok_or(ServerError::Anchor(AnchorError::Empty))?;
-        let (durable, hosts) = state.leases(&id)?;
+        let (durable, lasting) = state.leases(&id)?;
         let (leases, step) = Server::start(terms, durable, now());
-        let sessions = hosts.into_iter().map(|(session, host, by_turns)| {
+        let sessions = lasting.into_iter().map(|Lasting { session, host, by_turns }| {
             let used = match leases.mode_of(session, VAULT) {
                 _ if by_turns => Use::ByTurns,
                 Some(Mode::Exclusive) => Use::Writes,

@@ -119,7 +119,7 @@ fn three_hosts_hand_a_vault_over_and_each_sees_what_was_committed_last() {
             }
         })
     });
-    all.map(Soon::get);
+    all.into_iter().for_each(Soon::get);
     let took = begun.elapsed();
     println!("{} turns with a commit each: {:?} each", 3 * TURNS, took / (3 * TURNS as u32));
     assert_eq!(hosts.lab.metric("turns_total") - before, (3 * TURNS) as f64);
@@ -172,7 +172,7 @@ fn turns_come_in_order_and_those_who_read_have_them_together() {
         std::thread::sleep(Duration::from_millis(20));
     }
     let turn = take(&a, Mode::Exclusive).get();
-    readers.map(Soon::get);
+    readers.into_iter().for_each(Soon::get);
     assert_eq!(turn.told(), None);
 }
 
@@ -365,7 +365,7 @@ fn a_server_that_starts_anew_goes_on_with_turns() {
         hosts.lab.stop(signal);
         hosts.lab.start();
     }
-    all.map(Soon::get);
+    all.into_iter().for_each(Soon::get);
     assert!(count(&take(&hosts.turns("a"), Mode::Shared).get(), &hosts.vault) >= committed.load(Ordering::SeqCst));
     // What is durable is what was said.
     hosts.lab.serve(&["check"]).ok();
@@ -447,11 +447,11 @@ fn a_host_that_means_ill_gets_no_more_turns_than_others() {
     let hosts = Hosts::new(&["a", "evil"]);
     let turns = hosts.turns("a");
     let turn = take(&turns, Mode::Exclusive).get();
-    let channel = channel(&hosts.lab, "evil");
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let channel = runtime.block_on(async { channel(&hosts.lab, "evil") });
     let vault = hosts.vault.to_vec();
     let acquire = |request| up(Said::Acquire(proto::Acquire { request, object: 0, mode: 1 }));
     let grant = |number| proto::Grant { object: 0, mode: 1, number };
-    let runtime = tokio::runtime::Runtime::new().unwrap();
     let (send, mut down, session) = runtime.block_on(async {
         let (send, said) = tokio::sync::mpsc::channel(100);
         let begin = proto::Begin { vault: vault.clone(), mode: 1, replaces: 0, turns: true };
@@ -490,6 +490,10 @@ fn a_host_that_means_ill_gets_no_more_turns_than_others() {
         assert!(!rows(vec![9; 32]).await.unwrap(), "a head that nobody had");
         assert!(!rows(granted.head).await.unwrap(), "there is nothing since");
         assert_eq!(rows(vec![9; 31]).await.unwrap_err().code(), Code::InvalidArgument);
+        // The anchor is not its own to take away.
+        let of = proto::Of { vault: vault.clone(), session };
+        let refused = AnchorsClient::new(channel.clone()).give_up(of).await.unwrap_err();
+        assert_eq!(refused.code(), Code::FailedPrecondition);
         send.send(acquire(7)).await.unwrap();
     });
     // It has asked once, and holds what it was granted again: it is recalled, and ended in the end.

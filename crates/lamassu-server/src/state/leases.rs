@@ -28,12 +28,23 @@ pub enum Use {
     ByTurns,
 }
 
+/// A session that has not ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lasting {
+    /// its number
+    pub session: SessionId,
+    /// whose it is
+    pub host: String,
+    /// whether it has its vault by turns
+    pub by_turns: bool,
+}
+
 impl State {
-    /// What is durable of the leases of a vault; and the hosts of its sessions, and whether each has it by turns.
+    /// What is durable of the leases of a vault; and its sessions.
     ///
     /// # Errors
     /// [`ServerError::Database`], [`ServerError::Damaged`].
-    pub fn leases(&self, vault: &[u8; 16]) -> Result<(Durable, Vec<(SessionId, String, bool)>)> {
+    pub fn leases(&self, vault: &[u8; 16]) -> Result<(Durable, Vec<Lasting>)> {
         let rows = self.read(|read| {
             let table = read.open_table(LEASES)?;
             let mut rows = Vec::new();
@@ -48,7 +59,8 @@ impl State {
         })?;
         // Numbers of sessions begin above all that a server has given which this one is a backup of.
         let before = self.read(|read| Ok(read.open_table(NUMBERS)?.get(RUNS_BEFORE)?.map(|row| row.value())))?;
-        let (mut durable, mut hosts) = (Durable { runs: before.unwrap_or_default(), ..Durable::default() }, Vec::new());
+        let (mut durable, mut sessions) =
+            (Durable { runs: before.unwrap_or_default(), ..Durable::default() }, Vec::new());
         for (key, value) in rows {
             let damaged = || self.damaged("a lease");
             let (kind, number) = key.split_first().ok_or_else(damaged)?;
@@ -63,7 +75,8 @@ impl State {
                     durable.sessions.insert(SessionId(number));
                     let said = String::from_utf8(value).map_err(|_| damaged())?;
                     let host = said.trim_end_matches(BY_TURNS);
-                    hosts.push((SessionId(number), host.to_owned(), host != said));
+                    let (host, by_turns) = (host.to_owned(), host != said);
+                    sessions.push(Lasting { session: SessionId(number), host, by_turns });
                 }
                 EXCLUSIVE => {
                     durable.exclusive.insert(Object(number), (SessionId(word(0)?), GrantNo(word(1)?)));
@@ -73,7 +86,7 @@ impl State {
                 _ => return Err(damaged()),
             }
         }
-        Ok((durable, hosts))
+        Ok((durable, sessions))
     }
 
     /// The vaults whose anchors are kept here.

@@ -1,6 +1,6 @@
 use super::*;
 use crate::audit::Why;
-use crate::state::leases::Use;
+use crate::state::leases::{Lasting, Use};
 use lamassu_lease::server::{Change, Durable};
 use lamassu_lease::{GrantNo, Object, SessionId};
 
@@ -28,10 +28,8 @@ fn leases_come_back() {
     let state = State::make(dir.path()).expect("opens");
     let mut expected = Durable::default();
     changes.iter().for_each(|change| expected.apply(change));
-    assert_eq!(
-        state.leases(&vault).expect("reads"),
-        (expected, vec![(SessionId(5), "host5".into(), false), (SessionId(7), "host7".into(), true)])
-    );
+    let session = |number, by_turns| Lasting { session: SessionId(number), host: format!("host{number}"), by_turns };
+    assert_eq!(state.leases(&vault).expect("reads"), (expected, vec![session(5, false), session(7, true)]));
 }
 
 #[test]
