@@ -163,6 +163,11 @@ impl DiskTable {
     /// [`AnchorError::Exists`], [`AnchorError::Io`].
     pub fn create(path: &Path) -> Result<DiskTable, AnchorError> {
         let file = new(path)?;
+        // What holds nothing yet is in the way of who tries again.
+        DiskTable::made(file, path).inspect_err(|_| drop(std::fs::remove_file(path)))
+    }
+
+    fn made(file: File, path: &Path) -> Result<DiskTable, AnchorError> {
         log::make_front(&file).map_err(AnchorError::io("write", path))?;
         let table = DiskTable::of(file, path)?;
         table.make_tables()?;
