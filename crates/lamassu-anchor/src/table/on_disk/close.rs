@@ -1,7 +1,7 @@
 //! The end of a table: what was logged goes to the database, and the pages that it does not need go to the system.
 //!
-//! redb keeps the pages that its transactions free, and a file that was filled by many of them is up to twice as long as
-//! what it holds. So a writer that has written much compacts the database when it closes it.
+//! redb keeps the pages that its transactions free, and a file that was filled by many of them is up to twice as long
+//! as what it holds. So a writer that has written much compacts the database when it closes it.
 //!
 //! * The transactions of a compaction move pages and change no row. Whenever it is cut off or fails, the rows are what
 //!   they were, and the next process mends the database as after any kill. So its errors are nobody's.
