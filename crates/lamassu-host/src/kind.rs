@@ -80,8 +80,12 @@ pub enum FaultKind {
     AnchorDamaged,
     /// Another process has the anchor open.
     AnchorLocked,
-    /// The disk of the anchor fails, is full or cannot be written.
+    /// The disk of the anchor fails, or its file was taken away.
     AnchorDisk,
+    /// The disk of the anchor, or a quota of it, is full.
+    AnchorDiskFull,
+    /// The disk of the anchor is read-only.
+    AnchorDiskReadOnly,
     /// The vault was written since the anchor was last told of anything.
     AnchorOlder,
     /// The server that keeps the anchor does not answer.
@@ -388,7 +392,12 @@ pub(crate) fn anchor(error: &AnchorError) -> FaultKind {
         AnchorError::Empty | AnchorError::Damaged { .. } | AnchorError::Unreadable { .. } | AnchorError::Broken => {
             FaultKind::AnchorDamaged
         }
-        AnchorError::Io { .. } | AnchorError::Gone { .. } => FaultKind::AnchorDisk,
+        AnchorError::Io { op: _, path: _, source } => match source.raw_os_error() {
+            Some(libc::ENOSPC | libc::EDQUOT) => FaultKind::AnchorDiskFull,
+            Some(libc::EROFS) => FaultKind::AnchorDiskReadOnly,
+            _ => FaultKind::AnchorDisk,
+        },
+        AnchorError::Gone { .. } => FaultKind::AnchorDisk,
         AnchorError::Server { server: _, fault } => match fault {
             AnchorServerFault::Unreachable { .. } => FaultKind::AnchorServerDown,
             AnchorServerFault::Untrusted { .. } | AnchorServerFault::NotJoined => FaultKind::AnchorServerUntrusted,

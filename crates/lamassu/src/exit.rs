@@ -62,11 +62,13 @@ pub enum Code {
     AnchorServerOlder = 71,
     AnchorServerFails = 72,
     AnchorServerRestored = 73,
+    AnchorDiskFull = 74,
+    AnchorDiskReadOnly = 75,
 }
 
 impl Code {
     /// Every code, ascending.
-    pub const ALL: [Code; 47] = [
+    pub const ALL: [Code; 49] = [
         Code::Done,
         Code::Other,
         Code::Usage,
@@ -114,6 +116,8 @@ impl Code {
         Code::AnchorServerOlder,
         Code::AnchorServerFails,
         Code::AnchorServerRestored,
+        Code::AnchorDiskFull,
+        Code::AnchorDiskReadOnly,
     ];
 
     /// The code of a number that a process of ours ended with.
@@ -166,7 +170,17 @@ impl Code {
                 "another process has the vault open, or works on its anchor: read in the mount; --anchor none reads beside it, \
                  unverified",
             ),
-            Code::AnchorDisk => Some("free or mend the disk that the anchor lies on, then try again: nothing is lost"),
+            Code::AnchorDisk => Some(
+                "mend the disk that the anchor lies on (the kernel's log says more), or put its file back, then try again: nothing \
+                 is lost",
+            ),
+            Code::AnchorDiskFull => {
+                Some("make room on the disk that the anchor lies on, then try again: nothing is lost")
+            }
+            Code::AnchorDiskReadOnly => Some(
+                "have the disk that the anchor lies on mounted for writing (where an error made it read-only, the kernel's log \
+                 says so), then try again: nothing is lost",
+            ),
             Code::AnchorOlder => Some(
                 "put the newest anchor, or an export of it, back (`lamassu anchor import`); if there is none, `lamassu anchor \
                  accept DIR` goes on with this one, and `lamassu check DIR` names what it does not know",
@@ -320,6 +334,8 @@ impl From<FaultKind> for Code {
             FaultKind::AnchorDamaged => Code::AnchorDamaged,
             FaultKind::AnchorLocked => Code::AnchorLocked,
             FaultKind::AnchorDisk => Code::AnchorDisk,
+            FaultKind::AnchorDiskFull => Code::AnchorDiskFull,
+            FaultKind::AnchorDiskReadOnly => Code::AnchorDiskReadOnly,
             FaultKind::AnchorOlder => Code::AnchorOlder,
             FaultKind::AnchorServerDown => Code::AnchorServerDown,
             FaultKind::AnchorServerUntrusted => Code::AnchorServerUntrusted,

@@ -105,12 +105,17 @@ macro_rules! of_the_host {
 of_the_host!(KeyError, FileError, HistoryError, HeaderError, VaultError, NoRandom, SelfTestFailure);
 
 fn unwritten_to(kind: FaultKind) -> &'static str {
-    if kind == FaultKind::AnchorDisk { "the anchor" } else { "the store" }
+    match kind {
+        FaultKind::AnchorDisk | FaultKind::AnchorDiskFull | FaultKind::AnchorDiskReadOnly => "the anchor",
+        _ => "the store",
+    }
 }
 
 fn to_be_mended(kind: FaultKind) -> &'static str {
     match kind {
-        FaultKind::AnchorDisk => "make room on the disk that the anchor lies on, or mend it",
+        FaultKind::AnchorDisk => "mend the disk that the anchor lies on, or put its file back",
+        FaultKind::AnchorDiskFull => "make room on the disk that the anchor lies on",
+        FaultKind::AnchorDiskReadOnly => "have the disk that the anchor lies on mounted for writing",
         _ => "make room or mend the store",
     }
 }

@@ -15,6 +15,7 @@
 //!   all of them verified.
 
 mod backend;
+mod close;
 #[cfg(test)]
 mod crash;
 mod file;
@@ -162,6 +163,11 @@ impl DiskTable {
     /// [`AnchorError::Exists`], [`AnchorError::Io`].
     pub fn create(path: &Path) -> Result<DiskTable, AnchorError> {
         let file = new(path)?;
+        // What holds nothing yet is in the way of who tries again.
+        DiskTable::made(file, path).inspect_err(|_| drop(std::fs::remove_file(path)))
+    }
+
+    fn made(file: File, path: &Path) -> Result<DiskTable, AnchorError> {
         log::make_front(&file).map_err(AnchorError::io("write", path))?;
         let table = DiskTable::of(file, path)?;
         table.make_tables()?;
@@ -509,31 +515,6 @@ impl DiskTable {
         *position = Position::front_of(generation);
         *self.logged.lock() = Arc::default();
         Ok(())
-    }
-}
-
-impl Drop for DiskTable {
-    fn drop(&mut self) {
-        if self.role == Role::Writer && !self.is_broken.load(Ordering::Acquire) {
-            let position = &mut *self.position.lock();
-            if position.is_in_doubt || !self.logged.lock().is_empty() {
-                // Where that fails, the log keeps it.
-                let _ = self.store("close", position, &[]);
-            }
-        }
-        let current = self.database.get_mut();
-        let handle = current.handle.take();
-        if self.is_broken.load(Ordering::Acquire) {
-            // It would go on where it has panicked. The system closes the file with the process.
-            std::mem::forget(handle);
-        } else {
-            let kept = &current.kept;
-            fenced(|| {
-                kept.forget();
-                drop(handle);
-            });
-            self.backend.release();
-        }
     }
 }
 

@@ -78,7 +78,8 @@ pub struct Mounted {
     counted: Arc<dyn Fn() -> Vec<RequestCount> + Send + Sync>,
 }
 
-/// Unmounts; can be cloned and sent to another thread, such as one that waits for signals.
+/// Unmounts; can be cloned and sent to another thread, such as one that waits for signals. It does not keep the file
+/// system: once the mount has ended, that is gone.
 #[derive(Clone)]
 pub struct Unmounter {
     id: Arc<MountId>,
@@ -118,8 +119,12 @@ pub fn mount_answering<F: FileSystem>(
         shared.set_dirty_limits(limits);
     }
     let thaw: Arc<dyn Fn() + Send + Sync> = {
-        let shared = shared.clone();
-        Arc::new(move || shared.thaw_for_unmount())
+        let weak = Arc::downgrade(&shared);
+        Arc::new(move || {
+            if let Some(shared) = weak.upgrade() {
+                shared.thaw_for_unmount();
+            }
+        })
     };
     let weak = Arc::downgrade(&shared);
     let cache = Box::new(move || Box::new(KernelCache(weak.clone())) as Box<dyn Cache>);

@@ -26,7 +26,7 @@ use lamassu_vault::{Durability, Forest, Freshness, Integrity, Options, ROOT, Vau
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 const EXAMPLES: &str = "\
@@ -425,7 +425,7 @@ impl Plan {
         if let Some(idle) = self.idle {
             forest.unload_after(idle);
         }
-        unmount_on_signal(&mounted, forest);
+        unmount_on_signal(&mounted, Arc::downgrade(&forest));
         Ok(mounted)
     }
 }
@@ -447,15 +447,16 @@ fn take_modes_as_they_come() {
     rustix::process::umask(rustix::fs::Mode::empty());
 }
 
-/// `forest`: to be made durable where the mount is in use and can only be detached.
-fn unmount_on_signal(mounted: &Mounted, forest: Arc<Forest>) {
+/// `forest`: to be made durable where the mount is in use and can only be detached. Not held: signals are waited for
+/// until the process ends, and with the mount the vault and its anchor are closed.
+fn unmount_on_signal(mounted: &Mounted, forest: Weak<Forest>) {
     let unmounter = mounted.unmounter();
     let mountpoint = mounted.mountpoint().to_path_buf();
     let unmount = move || match unmounter.unmount(false) {
         Ok(()) => {}
         Err(MountError::Busy(_)) => {
             tracing::warn!(mountpoint = %mountpoint.display(), "busy: the mount point is free now, the vault is closed when the last file there is");
-            if let Err(error) = forest.sync_all() {
+            if let Some(Err(error)) = forest.upgrade().map(|forest| forest.sync_all()) {
                 tracing::error!(%error, "not everything could be made durable");
             }
             if let Err(error) = unmounter.unmount(true) {

@@ -1,4 +1,4 @@
-//! The disk that the anchor lies on is full, or gone, while the vault is mounted.
+//! The disk that the anchor lies on is full, read-only, or gone. Scripts tell these apart: 74, 75, 64.
 
 use crate::mounts::is_mounted;
 use crate::support::{Bench, noise};
@@ -66,7 +66,7 @@ fn a_full_disk_of_the_anchor_is_a_full_disk() {
         assert_eq!(fs::read_to_string(b.path(&format!("m/{made}"))).unwrap(), made.to_string());
     }
     for _ in 0..2 {
-        let refused = b.run("umount m").code(64).says("nothing was unmounted").says("No space left");
+        let refused = b.run("umount m").code(74).says("nothing was unmounted").says("No space left");
         refused.says("disk/a").says("make room on the disk that the anchor lies on");
         assert!(is_mounted(&b.path("m")));
     }
@@ -94,6 +94,96 @@ fn a_writer_begins_when_there_is_room() {
     make_room(&b);
     fs::write(b.path("m/g"), b"after").unwrap();
     File::open(b.path("m/g")).unwrap().sync_all().unwrap();
+    b.unmount("m");
+    b.run("check v").ok();
+}
+
+/// A vault is not begun on a full disk, and what was left of that is in nobody's way.
+#[test]
+fn an_anchor_is_made_when_there_is_room() {
+    let Some(b) = bench() else { return };
+    b.unmount("m");
+    fill(&b);
+    b.run("init --anchor disk/b w").code(74).says("No space left").says("disk/b").says("make room on the disk");
+    make_room(&b);
+    b.run("init --anchor disk/b w").ok();
+    b.run("check w").ok();
+    b.run("check v").ok();
+}
+
+/// Reads need nothing of a disk that is read-only; what would write says so, and goes on when it may.
+#[test]
+fn a_read_only_disk_of_the_anchor_is_told_from_a_full_one() {
+    let Some(b) = bench() else { return };
+    fs::write(b.path("m/f"), b"content").unwrap();
+    b.unmount("m");
+    let remount = |how: &str| {
+        let done = Command::new("mount").args(["-o", &format!("remount,{how}")]).arg(b.path("disk")).status();
+        assert!(done.is_ok_and(|status| status.success()));
+    };
+    remount("ro");
+    for command in ["mount v m", "check --repair v"] {
+        let refused = b.run(command).code(75).says("disk/a").says("Read-only file system");
+        refused.says("have the disk that the anchor lies on mounted for writing");
+    }
+    b.run("init --anchor disk/b w").code(75).says("disk/b");
+    assert_eq!(b.run("cat v f").ok().text(), "content");
+    b.run("check v").ok();
+    b.run("mount --read-only v m").ok();
+    assert_eq!(fs::read(b.path("m/f")).unwrap(), b"content");
+    b.unmount("m");
+    remount("rw");
+    b.run("mount v m").ok();
+    fs::write(b.path("m/g"), b"more").unwrap();
+    b.unmount("m");
+    assert_eq!(b.run("cat v g").ok().text(), "more");
+}
+
+/// A file system that met an error makes itself read-only under a vault that is mounted.
+#[test]
+fn a_disk_that_becomes_read_only_keeps_what_was_acknowledged() {
+    let b = Bench::new();
+    let (image, disk) = (b.path("image"), b.dir("disk"));
+    let is_done = |command: &mut Command| command.output().is_ok_and(|out| out.status.success());
+    File::create(&image).unwrap().set_len(16 << 20).unwrap();
+    let mount = || is_done(Command::new("mount").args(["-o", "loop,errors=remount-ro"]).arg(&image).arg(&disk));
+    let device = || Command::new("findmnt").args(["-no", "SOURCE"]).arg(&disk).output().unwrap().stdout;
+    let switch = || {
+        let device = String::from_utf8(device()).unwrap();
+        format!("/sys/fs/ext4/{}/trigger_fs_error", device.trim().trim_start_matches("/dev/"))
+    };
+    if !is_done(Command::new("mkfs.ext4").arg("-q").arg(&image)) || !mount() || !fs::exists(switch()).unwrap() {
+        eprintln!("SKIPPED: takes an ext4 in a loop image, and its switch for errors");
+        return;
+    }
+    b.run("init --anchor disk/a v").ok();
+    b.dir("m");
+    b.run("mount v m").ok();
+    let sync = |name: &str| {
+        let mut file = File::create(b.path(name))?;
+        file.write_all(b"content")?;
+        file.sync_all()
+    };
+    for n in 0..20 {
+        sync(&format!("m/{n}")).unwrap();
+    }
+    fs::write(switch(), "1").unwrap();
+    for _ in 0..3 {
+        assert_eq!(errno(sync("m/late")), Some(libc::EROFS));
+    }
+    let refused = b.run("umount m").code(75).says("nothing was unmounted").says("Read-only file system");
+    refused.says("have the disk that the anchor lies on mounted for writing");
+    // Such a file system takes no write before it was unmounted: the daemon has to let go of it.
+    b.run("umount --lazy m").ok();
+    crate::mounts::wait_for("the end of the daemon", || is_done(Command::new("umount").arg(&disk)));
+    // It mends what there is to mend, and says so by its code.
+    let _ = Command::new("e2fsck").args(["-fy"]).arg(&image).output().unwrap();
+    assert!(mount());
+    b.run("mount v m").ok();
+    for n in 0..20 {
+        assert_eq!(fs::read(b.path(&format!("m/{n}"))).unwrap(), b"content");
+    }
+    sync("m/after").unwrap();
     b.unmount("m");
     b.run("check v").ok();
 }

@@ -41,6 +41,8 @@ pub(super) struct Backend {
     header: Mutex<Header>,
     /// Bytes that the file could not be made longer by.
     short_of: AtomicU64,
+    /// Bytes that were written to the database.
+    written: AtomicU64,
     #[cfg(test)]
     pub fails: Mutex<Option<Fails>>,
     #[cfg(test)]
@@ -95,6 +97,7 @@ impl Backend {
             locks: Mutex::default(),
             header: Mutex::new(Header { durable: header.clone(), written: header }),
             short_of: AtomicU64::new(0),
+            written: AtomicU64::new(0),
             #[cfg(test)]
             fails: Mutex::new(None),
             #[cfg(test)]
@@ -142,6 +145,16 @@ impl Backend {
     /// The open file.
     pub fn file(&self) -> &File {
         &self.file
+    }
+
+    /// How long the database is.
+    pub fn database_len(&self) -> io::Result<u64> {
+        Ok(self.file.metadata()?.len().saturating_sub(DATABASE_AT))
+    }
+
+    /// Bytes that were written to the database since the file was opened.
+    pub fn written(&self) -> u64 {
+        self.written.load(Ordering::Relaxed)
     }
 
     /// From now on the locks that are held stay. To be called with no transaction under way.
@@ -283,6 +296,7 @@ impl StorageBackend for Shared {
             header.written[at..at + len].copy_from_slice(&data[..len]);
         }
         self.0.check("write")?;
+        self.0.written.fetch_add(data.len() as u64, Ordering::Relaxed);
         self.0.write_at(in_file(offset)?, data)
     }
 

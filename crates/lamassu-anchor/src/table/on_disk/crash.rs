@@ -101,12 +101,17 @@ impl Run {
         image
     }
 
+    /// A file as a cut may leave it.
+    fn left_at(&self, cut: usize, path: &std::path::Path, rng: &mut TestRng) {
+        let file = File::options().create_new(true).write(true).mode(FILE_MODE).open(path).unwrap();
+        file.write_all_at(&self.image(cut, rng), 0).unwrap();
+    }
+
     /// What is wrong after a cut.
     fn cut(&self, cut: usize, rng: &mut TestRng) -> Result<(), String> {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("anchor");
-        let file = File::options().create_new(true).write(true).mode(FILE_MODE).open(&path).unwrap();
-        file.write_all_at(&self.image(cut, rng), 0).unwrap();
+        self.left_at(cut, &path, rng);
         let acknowledged = self.states.iter().rposition(|(_, traced)| *traced <= cut).unwrap();
         let mut admissible = self.states[acknowledged..].iter().take(2).map(|(rows, _)| rows);
         let table = DiskTable::open(&path).map_err(|error| format!("cut {cut}: {error}"))?;
@@ -150,6 +155,60 @@ fn a_power_cut_leaves_the_last_commit_or_the_next() {
     for cut in run.cuts() {
         run.cut(cut, &mut rng).unwrap();
     }
+}
+
+/// A table that was filled by many commits, and its rows: a good part of the file is free.
+fn filled(path: &std::path::Path) -> (DiskTable, Rows) {
+    let table = DiskTable::create(path).unwrap();
+    let mut rows = Rows::new();
+    for n in 0..24_u64 {
+        // Anywhere in the table, so that each commit changes pages all over it.
+        let key = |m: u64| (n * 200 + m).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_be_bytes().to_vec();
+        let put = |m| Change { space: Space::Objects, key: key(m), value: Some(vec![n as u8; 180]) };
+        let changes: Vec<_> = (0..200).map(put).collect();
+        table.commit(&changes).unwrap();
+        rows.extend(changes.into_iter().map(|change| ((change.space, change.key), change.value.unwrap())));
+    }
+    // And one that is in the log alone.
+    table.commit(&[Change { space: Space::Held, key: vec![1], value: Some(vec![1]) }]).unwrap();
+    rows.insert((Space::Held, vec![1]), vec![1]);
+    (table, rows)
+}
+
+/// The close of such a table.
+fn closing() -> (Run, Rows) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("anchor");
+    let (table, rows) = filled(&path);
+    let made = std::fs::read(&path).unwrap();
+    let backend = table.backend.clone();
+    *backend.traced.lock() = Some(Vec::new());
+    drop(table);
+    let traced = backend.traced.lock().take().unwrap();
+    let len = std::fs::metadata(&path).unwrap().len();
+    assert!(len < made.len() as u64 * 4 / 5, "{} became {len}", made.len());
+    (Run { made, traced, states: Vec::new() }, rows)
+}
+
+/// Whether all rows are there after a cut, when the file is opened, and when it was closed again.
+fn has_all(run: &Run, cut: usize, rows: &Rows, rng: &mut TestRng) -> bool {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("anchor");
+    run.left_at(cut, &path, rng);
+    (0..2).all(|_| DiskTable::open(&path).is_ok_and(|table| all(&table) == *rows))
+}
+
+#[test]
+fn a_power_cut_while_a_file_is_compacted_loses_nothing() {
+    let mut rng = TestRng::deterministic_rng(RngAlgorithm::ChaCha);
+    let (mut run, rows) = closing();
+    for cut in 0..=run.traced.len() {
+        assert!(has_all(&run, cut, &rows, &mut rng), "cut {cut} of {}", run.traced.len());
+    }
+    // Without flushes this finds what is lost.
+    run.traced.retain(|step| !matches!(step, Traced::Flushed));
+    let lost = (0..20).filter(|_| !has_all(&run, run.traced.len(), &rows, &mut rng)).count();
+    assert!(lost > 5, "{lost} of 20");
 }
 
 /// The log is begun anew when it is full, and each time its old records are void.

@@ -142,3 +142,79 @@ fn a_commit_is_in_the_file_that_the_path_leads_to() {
     std::fs::rename(&away, &path).unwrap();
     table.commit(&[put(b"a", b"2")]).unwrap();
 }
+
+/// A file that many commits have filled, and its table, still open.
+fn filled(path: &Path) -> DiskTable {
+    let table = DiskTable::create(path).unwrap();
+    for n in 0..24_u64 {
+        let key = |m: u64| (n * 200 + m).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_be_bytes();
+        let changes: Vec<_> = (0..200).map(|m| put(&key(m), &[n as u8; 180])).collect();
+        table.commit(&changes).unwrap();
+    }
+    table
+}
+
+fn len(path: &Path) -> u64 {
+    path.metadata().unwrap().len()
+}
+
+#[test]
+fn a_close_gives_back_what_is_free() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("anchor");
+    let table = filled(&path);
+    let open = len(&path);
+    drop(table);
+    let closed = len(&path);
+    assert!(closed < open * 4 / 5, "{open} became {closed}");
+    // There is little to be had from a few changes, and nothing is tried.
+    let table = DiskTable::open(&path).unwrap();
+    table.commit(&[put(b"a", b"1")]).unwrap();
+    drop(table);
+    let again = len(&path);
+    assert!(again < closed + closed / 8, "{closed} became {again}");
+}
+
+/// Where another process reads, pages stay where they are, and the next writer that has much to write moves them.
+#[test]
+fn a_close_beside_a_reader_moves_nothing_under_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("anchor");
+    let table = filled(&path);
+    let reader = DiskTable::open_read_only(&path, Readers::BesideWriter).unwrap();
+    let mut count = 0;
+    let mut table = Some(table);
+    let visited = reader.visit_all(|_, _, _| {
+        drop(table.take());
+        count += 1;
+        Ok::<_, AnchorError>(())
+    });
+    visited.unwrap();
+    assert_eq!(count, 24 * 200);
+}
+
+/// A disk that fails while a file is compacted: whoever opens it next finds every row.
+#[test]
+fn a_compaction_that_fails_loses_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    for call in ["read", "write", "sync", "reserve"] {
+        for after in [0, 1, 2, 3, 5, 8, 20, 50, 100, 200] {
+            let path = dir.path().join(format!("{call}{after}"));
+            let table = filled(&path);
+            fail(&table, call, after, libc::ENOSPC);
+            drop(table);
+            let table = DiskTable::open(&path).unwrap();
+            assert_eq!(table.rows(Space::Objects, &[], None).unwrap().len(), SCANNED_AT_ONCE, "{call} {after}");
+            let mut count = 0;
+            let visited = table.visit_all(|_, _, value| {
+                assert_eq!(value.len(), 180);
+                count += 1;
+                Ok::<_, AnchorError>(())
+            });
+            visited.unwrap();
+            assert_eq!(count, 24 * 200, "{call} {after}");
+            assert!(table.verify().unwrap(), "{call} {after}");
+            table.commit(&[put(b"a", b"1")]).unwrap();
+        }
+    }
+}
