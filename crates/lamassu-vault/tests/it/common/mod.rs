@@ -313,7 +313,7 @@ pub fn is_documented(name: &str, found: &str) {
 
 /// Directories that were removed or replaced between being found and being opened.
 pub fn removed_directories_open(v: &Vault) {
-    ["removed", "replaced", "new"].map(|name| v.dir(name));
+    ["removed", "replaced", "new"].iter().for_each(|name| _ = v.dir(name));
     let found = ["removed", "replaced"].map(|name| v.lookup(ROOT, n(name)).unwrap().attr.ino);
     v.rmdir(ROOT, n("removed")).unwrap();
     v.dir("removed");
