@@ -1,9 +1,13 @@
 //! Programs that save with care (write beside, fsync, rename over, fsync the directory), through real system calls on a
 //! mounted vault whose store crashes after every change: what is found afterwards is the old or the new, and the new
 //! once the program was told so. One of them is Lamassu itself, which replaces key slots so.
+//!
+//! The vault is anchored, and the crash comes between any two changes of the store and commits of the anchor.
 
 #![allow(clippy::unwrap_used)] // helpers of tests are tests
 
+use lamassu_anchor::table::{Change, MemoryTable, Space, Table, Visit};
+use lamassu_anchor::{Anchor, AnchorError};
 use lamassu_crypto::{KeyRing, Secret, SecretBytes};
 use lamassu_format::header::{Header, KeyArea, NameMode, SealedKeychain, VaultHeader, VaultParams, ZoneFile};
 use lamassu_format::{Domain, Geometry, Suite};
@@ -12,11 +16,12 @@ use lamassu_keys::header_file::Update;
 use lamassu_keys::{Argon2Params, Material, NewSlot, NewZone, SlotKind, create_zone, unlock};
 use lamassu_store::Backend;
 use lamassu_store::backend::{CrashBackend, CrashSim, MemoryBackend};
+use lamassu_vault::anchor::{NewTrees, RebuildProgress, rebuild};
 use lamassu_vault::{Access, Durability, Freshness, Integrity, Options, Vault, VaultError};
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 fn header(block_size: u32) -> VaultHeader {
     let params = VaultParams {
@@ -40,7 +45,38 @@ fn ring() -> KeyRing {
     KeyRing::new(Suite::Aes, &[Secret::new(&mut [1; 32])], &[Secret::new(&mut [2; 32])])
 }
 
-fn open(backend: Arc<dyn Backend>, block_size: u32) -> Vault {
+/// A table that remembers what it was at each position of the store.
+struct Watched {
+    table: MemoryTable,
+    store: Arc<CrashBackend>,
+    states: Mutex<Vec<(usize, MemoryTable)>>,
+}
+
+impl Table for Watched {
+    fn get(&self, space: Space, key: &[u8]) -> Result<Option<Vec<u8>>, AnchorError> {
+        self.table.get(space, key)
+    }
+    fn scan(&self, space: Space, prefix: &[u8], visit: &mut Visit<'_>) -> Result<(), AnchorError> {
+        self.table.scan(space, prefix, visit)
+    }
+    fn commit(&self, changes: &[Change]) -> Result<(), AnchorError> {
+        self.table.commit(changes)?;
+        self.states.lock().unwrap().push((self.store.position(), self.table.clone()));
+        Ok(())
+    }
+}
+
+/// An anchor of a vault that is empty leaves nothing out.
+struct Nobody;
+
+impl RebuildProgress for Nobody {
+    fn advance(&self, _: u64, _: u64) {}
+    fn damaged(&self, stored: &Path, error: &VaultError) {
+        panic!("{}: {error}", stored.display());
+    }
+}
+
+fn open(backend: Arc<dyn Backend>, block_size: u32, table: Option<Arc<dyn Table>>) -> Vault {
     let options = Options {
         integrity: Integrity::Full,
         durability: Durability::Ordered,
@@ -48,7 +84,7 @@ fn open(backend: Arc<dyn Backend>, block_size: u32) -> Vault {
         approved_only: false,
         threads: 1,
         device: None,
-        anchor: None,
+        anchor: table.map(|table| Arc::new(Anchor::open(table, &header(block_size).id()).unwrap())),
         freshness: Freshness::default(),
         events: Default::default(),
         upkeep: Default::default(),
@@ -83,7 +119,11 @@ fn crash_everywhere(
     let backend: Arc<dyn Backend> = crash.clone();
     Vault::make_tree(&*backend, &header(block_size), &ring()).unwrap();
     backend.sync().unwrap();
-    let vault = Arc::new(open(backend, block_size));
+    let table = Arc::new(Watched { table: MemoryTable::default(), store: crash.clone(), states: Mutex::default() });
+    let unanchored = open(backend.clone(), block_size, None);
+    drop(rebuild(&unanchored, &header(block_size), table.clone(), NewTrees::default(), &Nobody).unwrap());
+    unanchored.close().unwrap();
+    let vault = Arc::new(open(backend, block_size, Some(table.clone())));
     let point = tempfile::tempdir().unwrap();
     let options = MountOptions { cache, ..MountOptions::default() };
     let mounted = lamassu_fuse::mount(vault, point.path(), &options).unwrap();
@@ -93,18 +133,21 @@ fn crash_everywhere(
         ends.push(crash.position());
     }
     let log = crash.log();
+    let tables = table.states.lock().unwrap().clone();
     mounted.unmounter().unmount(false).unwrap();
     mounted.wait().unwrap();
 
     let sim = CrashSim::new(log);
     let mut states = 0;
     for at in ends[0]..=ends[ends.len() - 1] {
+        // As at the end of what the anchor committed at this position.
+        let table = &tables.iter().rfind(|(position, _)| *position <= at).unwrap().1;
         let complete = ends.iter().filter(|end| **end <= at).count();
         let point = sim.at(at);
         let cuts = (0..8).map(|seed| point.random_state(seed));
         let all: Vec<MemoryBackend> = [sim.prefix(at), point.least_state()].into_iter().chain(cuts).collect();
         for (n, left) in all.into_iter().enumerate() {
-            let vault = open(Arc::new(left), block_size);
+            let vault = open(Arc::new(left), block_size, Some(Arc::new(table.clone())));
             judge(complete, &vault).unwrap_or_else(|e| {
                 panic!(
                     "blocks of {block_size}, {cache:?}: after {at} changes, {complete} steps complete, state {n}: {e}"

@@ -163,13 +163,13 @@ impl Fixture {
         let mounted = self.mounted.take().unwrap();
         // A test beside this one that is just starting a process holds our open files for a moment.
         let free = || mounted.unmounter().unmount(false).is_ok();
-        let done = (0..100).any(|_| {
+        let done = (0..1200).any(|_| {
             free() || {
                 std::thread::sleep(std::time::Duration::from_millis(50));
                 false
             }
         });
-        assert!(done, "busy for five seconds");
+        assert!(done, "busy for a minute");
         mounted.wait().unwrap();
     }
 

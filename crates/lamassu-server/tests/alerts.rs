@@ -17,7 +17,7 @@ fn alerts(lab: &Lab, more: &[&str]) -> Vec<Value> {
 
 #[track_caller]
 fn wait_for(what: &str, is_so: impl Fn() -> bool) {
-    let until = Instant::now() + Duration::from_secs(30);
+    let until = Instant::now() + PATIENCE;
     while !is_so() {
         assert!(Instant::now() < until, "{what}");
         std::thread::sleep(Duration::from_millis(50));

@@ -26,7 +26,7 @@ fn begin(vault: &[u8]) -> proto::Up {
 /// Whether the server ends a stream that it answers, in time.
 async fn ends(mut down: tonic::Streaming<proto::Down>) -> bool {
     let end = async { while let Ok(Some(_)) = down.message().await {} };
-    tokio::time::timeout(Duration::from_secs(5), end).await.is_ok()
+    tokio::time::timeout(PATIENCE, end).await.is_ok()
 }
 
 #[test]
@@ -67,13 +67,27 @@ fn what_is_not_granted_cannot_be_put_and_what_is_begun_and_left_is_in_nobodys_wa
         send.send(proto::PutRequest { vault, rows: Vec::new(), head: Vec::new() }).await.unwrap();
         let mut idle = anchors.clone();
         let idle = tokio::spawn(async move { idle.put(ReceiverStream::new(rows)).await.map(drop) });
-        tokio::time::sleep(Duration::from_millis(300)).await;
+        // The server makes a file for it.
+        let has_begun = || {
+            let mut names = fs::read_dir(lab.path("server/anchors")).unwrap().map(|e| e.unwrap().file_name());
+            names.any(|name| name.as_encoded_bytes().ends_with(b".new"))
+        };
+        let until = Instant::now() + PATIENCE;
+        while !has_begun() {
+            assert!(Instant::now() < until, "the server has not begun");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
         tokio::task::block_in_place(|| {
             a.run(&format!("anchor move store/w {}", lab.url())).code(66);
             lab.serve(&["host", "revoke", "@evil"]).ok();
         });
-        assert!(tokio::time::timeout(Duration::from_secs(5), idle).await.unwrap().unwrap().is_err());
-        tokio::task::block_in_place(|| a.run(&format!("anchor move store/w {}", lab.url()))).ok();
+        assert!(tokio::time::timeout(PATIENCE, idle).await.unwrap().unwrap().is_err());
+        // The host hears of its end before the server has put away what it had begun.
+        let until = Instant::now() + PATIENCE;
+        while tokio::task::block_in_place(|| a.run(&format!("anchor move store/w {}", lab.url()))).code == 66 {
+            assert!(Instant::now() < until, "what was begun and left is in the way");
+        }
+        tokio::task::block_in_place(|| a.run("ls store/w")).ok();
     });
 }
 
@@ -185,7 +199,7 @@ fn a_host_that_is_revoked_has_no_connection_left_and_begins_nothing() {
         assert!(attends.await.unwrap().is_err());
         // Its connection is closed, and by the next one it is told why: what it sends is not read.
         let commit = proto::CommitRequest { of: None, base: Vec::new(), changes: vec![0; 12 << 20] };
-        let until = Instant::now() + Duration::from_secs(5);
+        let until = Instant::now() + PATIENCE;
         loop {
             let refused = AnchorsClient::new(channel.clone()).commit(commit.clone()).await.unwrap_err();
             if refused.code() == Code::PermissionDenied && refused.message().contains("revoked") {
@@ -205,7 +219,7 @@ fn a_host_that_is_revoked_has_no_connection_left_and_begins_nothing() {
     lab.wait_until_free();
     b.mount().ok();
     lab.serve(&["host", "grant", "--not", "@b", &format!("@{id}")]).ok();
-    let until = Instant::now() + Duration::from_secs(TERM);
+    let until = Instant::now() + PATIENCE;
     while a.mount().code != 0 {
         assert!(Instant::now() < until, "a host that may no longer use the vault keeps it");
     }

@@ -23,7 +23,9 @@ const FIRST: u64 = 2;
 
 /// An open directory.
 pub(crate) struct OpenDir {
-    pub dir: Arc<Dir>,
+    pub ino: Ino,
+    /// None: it was removed before it was opened, and lists nothing.
+    pub dir: Option<Arc<Dir>>,
     pub parent: Ino,
     /// What the listing under way goes through. None before the first: entries made between opendir(3) and rewinddir(3)
     /// belong to it.
@@ -78,8 +80,8 @@ impl Snapshot {
 }
 
 impl OpenDir {
-    pub fn new(dir: Arc<Dir>, parent: Ino, entries: Option<Arc<Snapshot>>) -> OpenDir {
-        OpenDir { dir, parent, entries: Mutex::new(entries) }
+    pub fn new(ino: Ino, dir: Option<Arc<Dir>>, parent: Ino, entries: Option<Arc<Snapshot>>) -> OpenDir {
+        OpenDir { ino, dir, parent, entries: Mutex::new(entries) }
     }
 
     /// What the listing under way goes through.
@@ -108,18 +110,25 @@ enum Item<'a> {
     Named(Listed<'a>, OsString),
 }
 
+/// Takes the directory, what it holds at a place, and the cookie that comes after it; false: it has enough.
+type Each<'a> = &'a mut dyn FnMut(&Dir, Item<'_>, u64) -> Result<bool>;
+
 impl Vault {
-    /// Opens a directory for listing.
+    /// Opens a directory for listing. One that was removed since the front-end found it opens, too, as on a local file
+    /// system: its name may belong to another one by now, so that no error would be right.
     ///
     /// # Errors
     /// [`VaultError::NotDirectory`], [`VaultError::Stale`], [`VaultError::Damaged`] if its record does not open, those
     /// of the store.
     pub fn open_dir(&self, ino: Ino) -> Result<HandleId> {
-        let dir = self.dir(ino)?;
-        self.names(&dir)?;
+        let dir = match self.dir(ino).and_then(|dir| self.names(&dir).map(drop).map(|()| dir)) {
+            Ok(dir) => Some(dir),
+            Err(_) if self.is_removed_dir(ino) => None,
+            Err(error) => return Err(error),
+        };
         let parent = self.nodes.lock().parent(ino).unwrap_or(ROOT);
         self.nodes.lock().pin(ino);
-        Ok(self.handles.add(Handle::Dir(Arc::new(OpenDir::new(dir, parent, None)))))
+        Ok(self.handles.add(Handle::Dir(Arc::new(OpenDir::new(ino, dir, parent, None)))))
     }
 
     /// Calls `fill(entry, next_cookie)` from `cookie` (0: the start, with `.` and `..` first) until it returns false
@@ -131,12 +140,12 @@ impl Vault {
     /// handed out, if the store lacks entries.
     pub fn read_dir(&self, handle: HandleId, cookie: u64, fill: &mut dyn FnMut(&DirEntry, u64) -> bool) -> Result<()> {
         let open = self.dir_of(handle)?;
-        self.list(&open, cookie, &mut |item, at| match item {
+        self.list(&open, cookie, &mut |dir, item, at| match item {
             Item::Dot(entry) => Ok(fill(&entry, at)),
             Item::Named(listed, name) => {
                 // It may be gone since the snapshot was taken.
-                let kind = listed.kind.or_else(|| open.dir.handle.stat_entry(listed.name).ok().map(|st| st.kind));
-                let ino = self.nodes.lock().shown(open.dir.dev, listed.ino);
+                let kind = listed.kind.or_else(|| dir.handle.stat_entry(listed.name).ok().map(|st| st.kind));
+                let ino = self.nodes.lock().shown(dir.dev, listed.ino);
                 Ok(kind.is_none_or(|kind| fill(&DirEntry { ino, kind, name }, at)))
             }
         })
@@ -154,17 +163,17 @@ impl Vault {
         fill: &mut dyn FnMut(&DirEntry, Option<Entry>, u64) -> bool,
     ) -> Result<()> {
         let open = self.dir_of(handle)?;
-        self.list(&open, cookie, &mut |item, at| match item {
+        self.list(&open, cookie, &mut |dir, item, at| match item {
             Item::Dot(entry) => Ok(fill(&entry, None, at)),
             Item::Named(listed, name) => {
-                let entry = match self.entry_stored(&open.dir, listed.name, listed.ino) {
+                let entry = match self.entry_stored(dir, listed.name, listed.ino) {
                     Ok(entry) => entry,
                     // It was removed since the listing began.
-                    Err(VaultError::NotFound) if !self.is_recorded(&open.dir, listed.name)? => return Ok(true),
+                    Err(VaultError::NotFound) if !self.is_recorded(dir, listed.name)? => return Ok(true),
                     // Its name is there; looking at it gives the error.
                     Err(_) => {
                         let kind = listed.kind.unwrap_or(Kind::File);
-                        let ino = self.nodes.lock().shown(open.dir.dev, listed.ino);
+                        let ino = self.nodes.lock().shown(dir.dev, listed.ino);
                         return Ok(fill(&DirEntry { ino, kind, name }, None, at));
                     }
                 };
@@ -173,49 +182,45 @@ impl Vault {
         })
     }
 
-    /// Goes through the entries from `cookie` on, with the cookie that comes after each, until `each` returns false.
-    fn list(&self, open: &OpenDir, cookie: u64, each: &mut dyn FnMut(Item<'_>, u64) -> Result<bool>) -> Result<()> {
+    /// Goes through the entries from `cookie` on until `each` returns false.
+    fn list(&self, open: &OpenDir, cookie: u64, each: Each<'_>) -> Result<()> {
         self.read_current(|| self.go_through(open, cookie, each))
     }
 
-    fn go_through(
-        &self,
-        open: &OpenDir,
-        cookie: u64,
-        each: &mut dyn FnMut(Item<'_>, u64) -> Result<bool>,
-    ) -> Result<()> {
-        let entries = open.entries(cookie, || self.snapshot(&open.dir))?;
-        let dots = [(".", open.dir.ino), ("..", open.parent)];
+    fn go_through(&self, open: &OpenDir, cookie: u64, each: Each<'_>) -> Result<()> {
+        let dir = open.dir.as_deref().ok_or(VaultError::NotFound)?;
+        let entries = open.entries(cookie, || self.snapshot(dir))?;
+        let dots = [(".", open.ino), ("..", open.parent)];
         for (at, (name, ino)) in (1..).zip(dots) {
-            if cookie < at && !each(Item::Dot(DirEntry { ino, kind: Kind::Dir, name: name.into() }), at)? {
+            if cookie < at && !each(dir, Item::Dot(DirEntry { ino, kind: Kind::Dir, name: name.into() }), at)? {
                 return Ok(());
             }
         }
-        let names = self.names(&open.dir)?;
+        let names = self.names(dir)?;
         let from = cookie.saturating_sub(FIRST);
         let skipped = usize::try_from(from).map_err(|_| VaultError::Invalid)?;
         // Any cookie may be asked for (seekdir(3)): where there are no entries left, none is counted on from.
         for (index, listed) in entries.from(skipped) {
             let at = index as u64 + FIRST + 1;
-            match names.open(&*open.dir.handle, listed.name) {
+            match names.open(&*dir.handle, listed.name) {
                 Ok(None) => {}
                 Ok(Some(name)) => {
-                    if !each(Item::Named(listed, name), at)? {
+                    if !each(dir, Item::Named(listed, name), at)? {
                         return Ok(());
                     }
                 }
                 Err(fault) => {
-                    let path = self.path_in(open.dir.ino, listed.name).display().to_string();
+                    let path = self.path_in(open.ino, listed.name).display().to_string();
                     let text = format!("left out of a listing, its name does not open: {fault}");
                     self.tell(IntegrityKind::from(&fault).at(path, text).of_inode(listed.ino));
-                    if self.is_recorded(&open.dir, listed.name)? {
+                    if self.is_recorded(dir, listed.name)? {
                         entries.is_incomplete.store(true, Ordering::Relaxed);
                     }
                 }
             }
         }
         match entries.is_incomplete.load(Ordering::Relaxed) {
-            true => Err(self.outdated("listing", open.dir.ino, OsStr::new(""))),
+            true => Err(self.outdated("listing", open.ino, OsStr::new(""))),
             false => Ok(()),
         }
     }
@@ -277,7 +282,7 @@ impl Vault {
         }
         let open = self.handles.dir(handle)?;
         if self.handles.remove(handle).is_some() {
-            self.nodes.lock().unpin(open.dir.ino);
+            self.nodes.lock().unpin(open.ino);
         }
         Ok(())
     }

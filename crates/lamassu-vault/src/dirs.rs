@@ -164,6 +164,11 @@ impl Vault {
         ino != ROOT && self.nodes.lock().first_link(ino).is_none()
     }
 
+    /// Whether `ino` is a directory that was removed through the vault, while a front-end refers to it.
+    pub(crate) fn is_removed_dir(&self, ino: Ino) -> bool {
+        self.has_left(ino) && self.nodes.lock().last_stat(ino).is_some_and(|st| st.kind == Kind::Dir)
+    }
+
     /// The profile of what is made in `dir`.
     pub(crate) fn profile_in(&self, dir: &Dir) -> Result<Profile> {
         self.names(dir)?;

@@ -146,7 +146,7 @@ impl Vault {
                 Handle::File { file, access } => {
                     LeftHandle::File { ino: file.ino, access, is_lost: access.write && lost.contains(&file.ino) }
                 }
-                Handle::Dir(dir) => LeftHandle::Dir { ino: dir.dir.ino, parent: dir.parent, listing: dir.listing() },
+                Handle::Dir(dir) => LeftHandle::Dir { ino: dir.ino, parent: dir.parent, listing: dir.listing() },
             };
             handles.insert(id, left);
         }
@@ -248,9 +248,13 @@ impl Vault {
                 Handle::File { file, access: *access }
             }
             LeftHandle::Dir { ino, parent, listing } => {
-                let dir = self.dir(*ino)?;
+                let dir = match self.dir(*ino) {
+                    Ok(dir) => Some(dir),
+                    Err(_) if self.is_removed_dir(*ino) => None,
+                    Err(error) => return Err(error),
+                };
                 self.nodes.lock().pin(*ino);
-                Handle::Dir(Arc::new(OpenDir::new(dir, *parent, listing.clone())))
+                Handle::Dir(Arc::new(OpenDir::new(*ino, dir, *parent, listing.clone())))
             }
         };
         self.handles.put(id, handle);

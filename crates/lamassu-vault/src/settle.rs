@@ -462,11 +462,11 @@ impl Vault {
     /// # Errors
     /// As [`Vault::fsync`].
     pub fn fsync_dir(&self, handle: HandleId) -> Result<()> {
-        let dir = self.dir_of(handle)?;
-        let Some(_pass) = self.sync_pass() else { return Ok(()) };
-        let ino = dir.dir.ino;
+        let open = self.dir_of(handle)?;
+        let (Some(dir), Some(_pass)) = (&open.dir, self.sync_pass()) else { return Ok(()) };
+        let ino = open.ino;
         self.anchor_dir(ino, || {
-            dir.dir.handle.sync().map_err(io("sync a directory"))?;
+            dir.handle.sync().map_err(io("sync a directory"))?;
             self.sync_way_to(ino)
         })
     }

@@ -32,7 +32,8 @@ macro_rules! suite_tests {
         $crate::suite_tests!(@ $with, tree:
             lists_5000_entries, deletes_while_listing, renames, rename_flags, hard_links, symbolic_links,
             special_files, long_names, refusals, created_names_replace_remembered_absence, programs_run,
-            running_programs_are_not_written, deep_directories, removed_directories_live_on);
+            running_programs_are_not_written, deep_directories, removed_directories_live_on,
+            directories_are_opened_while_they_go);
         $crate::suite_tests!(@ $with, attributes:
             modes_and_umask, times_to_the_nanosecond, times_at_the_ends_of_the_range, sizes_and_times_follow_writes,
             xattrs, statfs_makes_sense, set_id_bits_fall_on_change_of_owner, set_id_bits_fall_on_writes_of_others,

@@ -269,3 +269,41 @@ pub fn removed_directories_live_on(dir: &Path) {
     let meta = link.metadata().unwrap();
     assert!(meta.nlink() == 0 && meta.is_symlink());
 }
+
+/// One of them is removed and made again, the other replaced, while others open them: what was found opens, also where
+/// it is gone by then. A kernel that is told of something stale looks once more and gives up, so that only a name which
+/// comes back shows it.
+pub fn directories_are_opened_while_they_go(dir: &Path) {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    const ROUNDS: usize = 300;
+    let (removed, replaced, beside) = (dir.join("removed"), dir.join("replaced"), dir.join("beside"));
+    fs::create_dir(&replaced).unwrap();
+    let is_done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let is_done = &is_done;
+        for path in [&removed, &replaced] {
+            for _ in 0..2 {
+                scope.spawn(move || {
+                    while !is_done.load(Ordering::Relaxed) {
+                        match fs::read_dir(path).map(Iterator::count) {
+                            Ok(listed) => assert_eq!(listed, 0),
+                            Err(e) => assert_eq!(e.raw_os_error(), Some(libc::ENOENT), "{}: {e}", path.display()),
+                        }
+                    }
+                });
+            }
+        }
+        let change = || {
+            for _ in 0..ROUNDS {
+                fs::create_dir(&removed)?;
+                fs::remove_dir(&removed)?;
+                fs::create_dir(&beside)?;
+                fs::rename(&beside, &replaced)?;
+            }
+            Ok::<_, std::io::Error>(())
+        };
+        let changed = change();
+        is_done.store(true, Ordering::Relaxed);
+        changed.unwrap();
+    });
+}

@@ -9,10 +9,14 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 /// Of the server under test, s: the shortest there is.
 pub const TERM: u64 = 5;
+
+/// How long is waited for what a busy machine may take its time for: passed only by what is broken.
+pub const PATIENCE: Duration = Duration::from_secs(120);
 
 pub struct Lab {
     pub dir: tempfile::TempDir,
@@ -73,19 +77,35 @@ pub fn host_program() -> PathBuf {
     program
 }
 
+/// A port that is free, below those which the system gives out: a server that starts anew finds its own free, and no
+/// connection of anybody has taken it meanwhile.
+fn free_port() -> u16 {
+    const FIRST: u32 = 10_000;
+    const COUNT: u32 = 20_000;
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    // Programs of tests that run at once begin in different places.
+    let begin = std::process::id().wrapping_mul(101);
+    let ports = std::iter::repeat_with(|| FIRST + begin.wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed)) % COUNT);
+    let mut ports = ports.map(|port| u16::try_from(port).unwrap()).take(COUNT as usize);
+    ports.find(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok()).expect("a free port")
+}
+
 impl Lab {
     pub fn new() -> Lab {
+        Lab::with_term(TERM)
+    }
+
+    /// With a longer one, for what has to come within it.
+    pub fn with_term(term: u64) -> Lab {
         let dir = tempfile::tempdir().unwrap();
-        // Free at this moment; nobody else on this machine takes ports by number.
-        let free = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
-        let [port, metrics] = free.map(|listener| listener.local_addr().unwrap().port());
+        let [port, metrics] = [(); 2].map(|()| free_port());
         let mut lab = Lab { dir, server: None, port, metrics };
         fs::write(lab.path("key"), [7; 32]).unwrap();
         fs::set_permissions(lab.path("key"), std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
         fs::create_dir(lab.path("store")).unwrap();
         lab.serve(&["init"]).ok();
         let config = format!(
-            "listen = \"127.0.0.1:{port}\"\naddress = \"127.0.0.1:{port}\"\nterm_seconds = {TERM}\nheartbeat_seconds = 1\nmetrics = \"127.0.0.1:{metrics}\"\n"
+            "listen = \"127.0.0.1:{port}\"\naddress = \"127.0.0.1:{port}\"\nterm_seconds = {term}\nheartbeat_seconds = 1\nmetrics = \"127.0.0.1:{metrics}\"\n"
         );
         fs::write(lab.path("server/server.toml"), config).unwrap();
         lab.start();
@@ -108,7 +128,7 @@ impl Lab {
         let log = fs::File::options().create(true).append(true).open(self.path("server.log")).unwrap();
         let mut command = Command::new(server_program());
         self.server = Some(command.arg("run").arg(self.path("server")).stderr(log).spawn().unwrap());
-        let until = Instant::now() + Duration::from_secs(20);
+        let until = Instant::now() + PATIENCE;
         while TcpStream::connect(("127.0.0.1", self.port)).is_err() {
             assert!(Instant::now() < until, "the server does not start: {}", self.log());
             std::thread::sleep(Duration::from_millis(20));
@@ -153,7 +173,7 @@ impl Lab {
 
     /// A mount ends its session right behind itself.
     pub fn wait_until_free(&self) {
-        let until = Instant::now() + Duration::from_secs(TERM);
+        let until = Instant::now() + PATIENCE;
         while !self.serve(&["status"]).ok().out.contains("not in use") {
             assert!(Instant::now() < until, "a mount that was taken down keeps its session");
         }
@@ -172,11 +192,17 @@ impl Lab {
 
     /// A value of those.
     pub fn metric(&self, name: &str) -> f64 {
-        let (_, text) = self.asked("/metrics");
-        let value = text.lines().find_map(|line| line.strip_prefix(&format!("lamassu_server_{name} ")));
-        value.unwrap_or_else(|| panic!("no {name} in {text}")).parse().unwrap()
+        value_in(&self.asked("/metrics").1, name)
     }
+}
 
+/// A value in what monitoring is told.
+pub fn value_in(text: &str, name: &str) -> f64 {
+    let value = text.lines().find_map(|line| line.strip_prefix(&format!("lamassu_server_{name} ")));
+    value.unwrap_or_else(|| panic!("no {name} in {text}")).parse().unwrap()
+}
+
+impl Lab {
     pub fn url(&self) -> String {
         format!("server://127.0.0.1:{}", self.port)
     }

@@ -11,7 +11,7 @@ use lamassu_anchor::judge::{self, EntryVerdict};
 use lamassu_anchor::row::Content;
 use lamassu_anchor::{ObjectId, Row};
 use lamassu_store::BackendDir;
-use lamassu_store::backend::Stat;
+use lamassu_store::backend::{Listed, Stat};
 use std::ffi::OsStr;
 use std::path::Path;
 
@@ -68,6 +68,24 @@ impl Vault {
                 IntegrityEvent { is_damage: false, ..event }
             }
         }
+    }
+
+    /// What the store lists of a directory, and the objects that the anchor has there besides.
+    ///
+    /// # Errors
+    /// [`VaultError::Anchor`]; those of the store.
+    pub(crate) fn listed(&self, ino: Ino) -> Result<(Vec<Listed>, Vec<ObjectId>)> {
+        let _tree = self.tree.read();
+        // An entry is made, and taken away, in the store and in the anchor under this lock.
+        let _names = self.names_of(ino).read();
+        let dir = self.dir(ino)?;
+        let entries = dir.handle.read_dir().map_err(io("list a directory"))?;
+        let Some(anchored) = &self.anchored else { return Ok((entries, Vec::new())) };
+        let mut recorded = anchored.anchor.entries(dir.object)?;
+        for entry in &entries {
+            recorded.remove(&anchored.place(dir.object, &entry.name).name);
+        }
+        Ok((entries, recorded.into_values().map(|entry| entry.object).collect()))
     }
 
     /// What lies under a name of a directory that need be no node.

@@ -74,7 +74,7 @@ impl Forest {
     fn listed(&self, handle: HandleId) -> Result<(Arc<Vault>, Dots)> {
         let (vault, volume) = (self.of(handle)?, volume_of(handle.0));
         let mut above = None;
-        if vault.dir_of(local_handle(handle))?.dir.ino == ROOT
+        if vault.dir_of(local_handle(handle))?.ino == ROOT
             && let Some((parent, ino)) = self.slot(volume)?.place()
         {
             let dir = self.vault(parent).and_then(|parent| parent.nodes.lock().parent(ino));

@@ -5,6 +5,8 @@
 //! with what is left, and does nothing where nothing is. Names in directories are under the directories' own secrets
 //! and stay as they are. Contents, sizes and modification times never change.
 //!
+//! In an anchored vault, what the anchor has of a directory and the store does not show is named, and counts as failed.
+//!
 //! What is moved by others from where the walk has not been to where it was is found by walking again, as long as
 //! anything was renamed meanwhile.
 
@@ -14,11 +16,13 @@ mod profile;
 mod records;
 
 use crate::error::{io, is_not_found};
+use crate::event::IntegrityKind;
 use crate::inode::StoreId;
 use crate::regions::bytes_of;
 use crate::target::hold;
 use crate::walk::{Ahead, Met, is_entry, walk};
 use crate::{Ino, Kind, ROOT, Result, Vault, VaultError};
+use lamassu_anchor::ObjectId;
 use lamassu_format::PageNo;
 use lamassu_format::header::NameMode;
 use lamassu_format::profile::{Choice, ProfileError};
@@ -222,10 +226,10 @@ impl RekeyRun<'_> {
             let resealed = self.attributes(ino);
             self.note(ino, resealed)?;
         }
-        let entries = {
-            let _tree = vault.tree.read();
-            vault.dir(ino)?.handle.read_dir().map_err(io("list a directory"))?
-        };
+        let (entries, withheld) = vault.listed(ino)?;
+        for object in withheld {
+            self.withheld(ino, object);
+        }
         for entry in entries {
             if self.progress.is_cancelled() {
                 return Ok(());
@@ -233,7 +237,14 @@ impl RekeyRun<'_> {
             if !is_entry(vault.name_mode, &entry.name) {
                 continue;
             }
-            let Some((child, st)) = self.enter(ino, &entry.name)? else { continue };
+            let (child, st) = match self.enter(ino, &entry.name) {
+                Ok(Some(found)) => found,
+                Ok(None) => continue,
+                Err(error) => {
+                    self.note(ino, Err(error))?;
+                    continue;
+                }
+            };
             if st.kind == Kind::Dir {
                 todo.push(child);
                 continue;
@@ -249,6 +260,16 @@ impl RekeyRun<'_> {
         Ok(())
     }
 
+    /// What the store does not show stays under the keys that it has, and may be shown again when they are gone: it is
+    /// no success. A token gives no name.
+    fn withheld(&mut self, dir: Ino, object: ObjectId) {
+        let dir = self.vault.tag(dir);
+        self.vault.outdated_as(IntegrityKind::Missing, "entry", dir.clone());
+        self.done.failed += 1;
+        let error = VaultError::Outdated { what: "entry", stored: format!("object {object} of the anchor") };
+        self.progress.failed(&dir, &error);
+    }
+
     /// Counts a reference to an entry; `None` if it is gone.
     fn enter(&self, parent: Ino, name: &OsStr) -> Result<Option<(Ino, Stat)>> {
         let vault = self.vault;
@@ -256,7 +277,7 @@ impl RekeyRun<'_> {
         let _names = vault.names_of(parent).read();
         let dir = vault.dir(parent)?;
         let st = match dir.handle.stat_entry(name) {
-            Err(e) if is_not_found(&e) => return Ok(None),
+            Err(e) if is_not_found(&e) => return vault.judged(&dir, name, None).map(|_| None),
             other => other.map_err(io("stat"))?,
         };
         match vault.referenced(&dir, name, &st) {

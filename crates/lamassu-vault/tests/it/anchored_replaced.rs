@@ -110,6 +110,16 @@ fn what_was_not_committed_of_a_replaced_file_is_there_for_who_found_it() {
     v.clean();
 }
 
+/// Their removal waits for the anchor: the store has them still.
+#[test]
+fn a_directory_that_was_removed_meanwhile_opens_and_lists_nothing() {
+    let (lab, v) = Lab::new_with_blocks();
+    v.sync_all().unwrap();
+    removed_directories_open(&v);
+    v.clean();
+    assert_eq!(lab.checked(), [""; 0]);
+}
+
 /// A rename that the store does not carry out is taken back, with what recovery needs of the file that it would have
 /// replaced: half of a tree record's pages have changed since its root, and their neighbours have not.
 #[test]

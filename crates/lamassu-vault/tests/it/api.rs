@@ -117,6 +117,16 @@ fn unlinked_files_work_until_they_are_closed() {
     });
 }
 
+/// Found by a front-end, removed by another caller, and opened then: as on a local file system.
+#[test]
+fn a_directory_that_was_removed_meanwhile_opens_and_lists_nothing() {
+    everywhere(|recipe, backend| {
+        let v = recipe.make(backend);
+        removed_directories_open(&v);
+        v.clean();
+    });
+}
+
 #[test]
 fn handles_of_one_file_see_each_other() {
     everywhere(|recipe, backend| {

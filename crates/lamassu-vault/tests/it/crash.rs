@@ -1,5 +1,7 @@
 //! Crashes between any two changes of the store, and power cuts that lose what no barrier covered: the vault opens,
 //! `check` finds nothing wrong, every operation on names has happened or has not, and what was synced is there.
+//!
+//! Without an anchor, which a crash may leave behind the store: `anchored_crash` plays the two together.
 
 use crate::common;
 

@@ -1,5 +1,8 @@
 //! What a hostile or failing store does to names, records, targets, attributes and content: an error for what it
 //! concerns, named by `check`, and the rest stays as it is.
+//!
+//! Without an anchor, so that it is seals and hashes that find it: in an anchored vault most of this is `stale` before
+//! it is opened (`matrix`, `entries` and `anchored` play that).
 
 use crate::common;
 

@@ -22,7 +22,7 @@ impl IntegritySink for Kept {
 
 #[test]
 fn a_read_and_a_check_tell_the_same_sink() {
-    let recipe = Recipe::default();
+    let recipe = Recipe::default().anchored();
     let (dir, backend) = local();
     let vault = recipe.make(&backend);
     let (entry, handle) =
@@ -40,7 +40,7 @@ fn a_read_and_a_check_tell_the_same_sink() {
 
     let kept = Arc::new(Kept::default());
     let events = Events::with_sink(kept.clone()).unwrap();
-    let options = Options { events: events.clone(), ..options(true) };
+    let options = Options { events: events.clone(), ..recipe.options(true) };
     let vault = Vault::open(backend, &recipe.header(), recipe.ring(), options).unwrap();
     let entry = vault.lookup(ROOT, n("secretname")).unwrap();
     let handle = vault.open_file(entry.attr.ino, Access { read: true, write: false, truncate: false }).unwrap();

@@ -14,7 +14,7 @@ const DATASET: &str = "dataset-00112233445566778899aabbccddeeff";
 
 /// A store with a closed vault.
 fn made() -> (Recipe, Arc<dyn Backend>) {
-    let (recipe, backend) = (Recipe::plain(), memory());
+    let (recipe, backend) = (Recipe::plain().anchored(), memory());
     recipe.make(&backend).close().unwrap();
     backend.root().create_file(n("lamassu.lock")).unwrap(); // private, as on a disk
     (recipe, backend)

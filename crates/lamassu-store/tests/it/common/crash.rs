@@ -15,6 +15,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+/// How long the store waits for a write that may go on beside it: most have to wait for it.
+static PATIENCE_MS: AtomicU64 = AtomicU64::new(3);
+
+/// Has it wait longer from now on. False: it waits for long enough.
+pub fn wait_longer() -> bool {
+    PATIENCE_MS.fetch_add(1000, Ordering::Relaxed) < 10_000
+}
+
 /// States tried by all tests of this program so far.
 static TOTAL: AtomicU64 = AtomicU64::new(0);
 
@@ -193,7 +201,7 @@ impl<'a> Recording<'a> {
         let first = first.min(self.size() / b);
         let data = fill((blocks * b) as usize, &mut self.rng);
         let file = self.file();
-        let patience = Duration::from_millis(3);
+        let patience = Duration::from_millis(PATIENCE_MS.load(Ordering::Relaxed));
         let settle = || file.settle_now().expect("settles");
         let went = meanwhile(&self.hooked, nth, patience, settle, || file.write_at(first * b, &data).expect("writes"));
         self.trace.meanwhile += u64::from(went && blocks > 0);

@@ -142,7 +142,8 @@ pub fn create_in(store: &dyn Backend) -> Arc<dyn BackendFile> {
 }
 
 /// Does `work`, and by another thread, from the `nth` change or barrier on that `work` asks of the store, `other`. The
-/// store waits for it, no longer than `patience`: it may have to wait for `work`. Says whether it had not to.
+/// store waits for it, no longer than `patience` from when it is awake: it may have to wait for `work`. Says whether it
+/// had not to.
 pub fn meanwhile(
     store: &FaultBackend,
     nth: u64,
@@ -159,6 +160,7 @@ pub fn meanwhile(
             let hook = hook.lock().expect("no panic").take();
             if let Some((go, ended)) = hook {
                 let _ = go.send(());
+                let _ = ended.recv();
                 *waits.lock().expect("no panic") = ended.recv_timeout(patience).is_err();
             }
         }
@@ -175,6 +177,7 @@ pub fn meanwhile(
         let unhook = Unhook(store);
         s.spawn(move || {
             let _ = started.recv(); // an error: `work` asked for fewer changes
+            let _ = tell.send(());
             other();
             let _ = tell.send(());
         });

@@ -14,7 +14,8 @@ use lamassu_format::{Domain, Geometry, Suite};
 use lamassu_store::Backend;
 use lamassu_store::backend::{LocalBackend, MemoryBackend};
 use lamassu_vault::{
-    Access, Durability, Entry, Freshness, HandleId, Ino, Integrity, Kind, Options, Owner, Result, Vault, check,
+    Access, Durability, Entry, Freshness, HandleId, Ino, Integrity, Kind, Options, Owner, ROOT, RenameMode, Result,
+    Vault, VaultError, check,
 };
 use std::ffi::OsStr;
 use std::sync::Arc;
@@ -100,7 +101,7 @@ impl Recipe {
 
     /// Opens with some epochs of the keys.
     pub fn open_with(&self, backend: &Arc<dyn Backend>, inner: &[u8], outer: &[u8]) -> Vault {
-        Vault::open(backend.clone(), &self.header(), self.ring_of_epochs(inner, outer), options(false)).unwrap()
+        Vault::open(backend.clone(), &self.header(), self.ring_of_epochs(inner, outer), self.options(false)).unwrap()
     }
 
     /// The same with an anchor of its own.
@@ -125,7 +126,7 @@ impl Recipe {
         Vault::open(backend.clone(), &self.header(), self.ring(), self.options(true))
     }
 
-    fn options(&self, read_only: bool) -> Options {
+    pub fn options(&self, read_only: bool) -> Options {
         let anchor = self.table.map(|table| anchored::anchor(self, table));
         Options { anchor, ..options(read_only) }
     }
@@ -308,4 +309,21 @@ pub fn is_documented(name: &str, found: &str) {
         return;
     }
     assert_eq!(written, found, "LAMASSU_WRITE_DOCS=1 writes it anew");
+}
+
+/// Directories that were removed or replaced between being found and being opened.
+pub fn removed_directories_open(v: &Vault) {
+    ["removed", "replaced", "new"].iter().for_each(|name| _ = v.dir(name));
+    let found = ["removed", "replaced"].map(|name| v.lookup(ROOT, n(name)).unwrap().attr.ino);
+    v.rmdir(ROOT, n("removed")).unwrap();
+    v.dir("removed");
+    v.rename(ROOT, n("new"), ROOT, n("replaced"), RenameMode::Replace).unwrap();
+    for ino in found {
+        let handle = v.open_dir(ino).unwrap();
+        assert!(matches!(v.read_dir(handle, 0, &mut |_, _| true), Err(VaultError::NotFound)));
+        v.fsync_dir(handle).unwrap();
+        v.forget(ino, u64::MAX);
+        v.release_dir(handle).unwrap();
+        assert!(matches!(v.open_dir(ino), Err(VaultError::Stale)), "nobody refers to it any more");
+    }
 }
