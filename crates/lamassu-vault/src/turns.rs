@@ -1,13 +1,13 @@
 //! A vault that several hosts have in turn (`docs/sharing.md`): requests wait here, without threads, until this host
 //! has it in the way that they need.
 //!
-//! A *driver* gets the turns and opens the vault ([`Turns::wanted`], [`Turns::begin`]); when another host wants it, or a
-//! request of this host needs more than a turn that only looks, it stops further requests, has the kernel drop what it
-//! holds, and closes the vault ([`Turns::wait_for_end`], [`Turns::stop_requests`], [`Turns::end`]).
+//! A *driver* gets the turns and opens the vault ([`Turns::wanted`], [`Turns::begin`]). When another host wants it, or
+//! a request of this host needs more than a turn that only looks, it stops further requests, has the kernel drop what
+//! it holds, and closes the vault ([`Turns::wait_for_end`], [`Turns::stop_requests`], [`Turns::end`]).
 //!
 //! The kernel keeps no names, no attributes, and no contents but those of mapped files. Its requests for pages, and its
-//! writes of them, hold locks of the kernel that dropping them waits for. So they go on while a turn ends, until nothing
-//! is mapped any more that came from it.
+//! writes of them, hold locks of the kernel that dropping them waits for. So they go on while a turn ends, until
+//! nothing is mapped any more that came from it.
 
 use crate::Ino;
 use parking_lot::{Condvar, Mutex, MutexGuard};
