@@ -5,7 +5,7 @@ use crate::job::{Held, Job, Task};
 use crate::serve::Served;
 use crate::{Error, Result};
 use lamassu_format::profile::{Choice, KeyKind, Protection};
-use lamassu_format::{Cipher, Hash};
+use lamassu_format::{Cipher, Hash, Suite};
 use lamassu_vault::forest::{Number, volume_of};
 use lamassu_vault::{KnownProfile, VaultError};
 use std::path::Path;
@@ -44,6 +44,21 @@ impl Held {
     }
 }
 
+impl ShownProfile {
+    /// That of a file, or of what is made in a directory, in a vault of a suite.
+    pub fn of(known: KnownProfile, suite: Suite) -> ShownProfile {
+        let KnownProfile { profile, is_changing } = known;
+        let (method, is_plain) = (profile.method(), profile.protection().is_plain());
+        ShownProfile {
+            protect: profile.protection().name().into(),
+            block_keys: (!is_plain).then(|| profile.key().name().into()),
+            cipher: (!is_plain).then(|| method.cipher(suite).name().into()),
+            hash: method.hash(suite).name().into(),
+            changing: is_changing,
+        }
+    }
+}
+
 impl Served {
     /// The profile at a plain path below the root of a volume.
     ///
@@ -51,15 +66,7 @@ impl Served {
     /// Those of resolving and opening it.
     pub fn profile(&self, volume: Number, path: &Path) -> Result<ShownProfile> {
         let held = Held::at(self.forest(), volume, path)?;
-        let KnownProfile { profile, is_changing } = held.profile()?;
-        let (suite, method, is_plain) = (held.vault.ring().suite(), profile.method(), profile.protection().is_plain());
-        Ok(ShownProfile {
-            protect: profile.protection().name().into(),
-            block_keys: (!is_plain).then(|| profile.key().name().into()),
-            cipher: (!is_plain).then(|| method.cipher(suite).name().into()),
-            hash: method.hash(suite).name().into(),
-            changing: is_changing,
-        })
+        Ok(ShownProfile::of(held.profile()?, held.vault.ring().suite()))
     }
 
     /// Begins to change the profile at a plain path below the root of a volume, unless the same is under way there.

@@ -27,7 +27,8 @@ Examples:
   lamassu dedup-estimate /srv/images
   lamassu dedup-estimate -b 4K -b 128K --json /home /srv/images | jq '.sizes[].vault'
   lamassu dedup-estimate --domain file /srv/images           what is left where only blocks of one file may be equal
-  lamassu dedup-estimate --block-keys random /srv/letters    the same of files with random keys";
+  lamassu dedup-estimate --block-keys random /srv/letters    the same of files with random keys
+  lamassu dedup-estimate --profiles /srv/images              of each profile, and what is equal to plain data";
 
 /// Bytes read at once: the largest block.
 const PIECE: u64 = 1 << 20;
@@ -53,6 +54,9 @@ pub struct Args {
     /// Kind of the blocks' keys, as for `profile set`: with random ones blocks are equal within a file alone
     #[arg(long, value_name = "KIND", value_parser = super::profile::key_kinds(), default_value = KeyKind::Convergent.name())]
     block_keys: KeyKind,
+    /// Estimate every profile: encrypted with convergent keys, with random ones, and stored plain
+    #[arg(long, conflicts_with_all = ["protect", "block_keys"])]
+    profiles: bool,
     /// Memory for counting, in MiB; what does not fit is sorted on disk
     #[arg(long, value_name = "MIB", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=1_048_576))]
     memory: u32,
@@ -87,9 +91,29 @@ struct Size {
     block_size: u32,
     plain: Stored,
     vault: Stored,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    profiles: Option<Vec<OfProfiles>>,
 }
 
+/// A vault whose files all have one of these profiles: reads that verify and reads that do not come to the same.
 #[derive(Serialize)]
+struct OfProfiles {
+    protect: [&'static str; 2],
+    /// null: blocks that are stored plain have no keys
+    block_keys: Option<&'static str>,
+    vault: Stored,
+    /// of its deduplicated bytes, those that a store has already which keeps the plain data, too
+    equal_to_plain_bytes: u64,
+}
+
+/// Profiles that deduplicate differently, one of each.
+const PROFILES: [(Protection, KeyKind); 3] = [
+    (Protection::Both, KeyKind::Convergent),
+    (Protection::Both, KeyKind::Random),
+    (Protection::Integrity, KeyKind::Convergent),
+];
+
+#[derive(Clone, Serialize)]
 struct Stored {
     bytes: u64,
     deduplicated_bytes: u64,
@@ -108,8 +132,11 @@ struct Counter {
     /// Within which encrypted blocks are equal.
     domain: Domain,
     profile: Profile,
-    plain: Distinct,
+    /// Counted once for each block size.
+    plain: Option<Distinct>,
     vault: Distinct,
+    /// Blocks of the plain data and of the vault together, where they may be equal.
+    both: Option<Distinct>,
     /// Pages of files of one page, which are equal where the files are.
     small: Distinct,
     pages_of_large_files: u64,
@@ -130,6 +157,8 @@ struct Reader<'a> {
     start: &'a Path,
     domain: Domain,
     profile: Profile,
+    /// How many counters each block size has, where every profile is estimated.
+    profiles: Option<usize>,
     counters: Vec<Counter>,
     seen: HashSet<(u64, u64)>,
     files: u64,
@@ -142,10 +171,20 @@ pub fn run(ui: &Ui, args: Args) -> Result<()> {
     let mut sizes = if args.block_size.is_empty() { DEFAULT_SIZES.to_vec() } else { args.block_size };
     sizes.sort_unstable();
     sizes.dedup();
-    let profile = Profile::new(args.protect, args.block_keys).map_err(lamassu_host::Error::from)?;
+    let chosen = [(args.protect, args.block_keys)];
+    let profiles = if args.profiles { &PROFILES[..] } else { &chosen[..] };
+    let profiles: Vec<Profile> = profiles
+        .iter()
+        .map(|(protection, key)| Profile::new(*protection, *key))
+        .collect::<std::result::Result<_, _>>()
+        .map_err(HostError::from)?;
+    let first = profiles[0];
     let dir = args.temp_dir.unwrap_or_else(std::env::temp_dir);
-    let memory = ((args.memory as usize) << 20) / (3 * sizes.len());
-    let counters = sizes.iter().map(|&size| {
+    // Of each size the plain data, and of each profile blocks, pages, and perhaps blocks beside plain ones.
+    let counts = if args.profiles { 2 + 2 * profiles.len() } else { 3 };
+    let memory = ((args.memory as usize) << 20) / (counts * sizes.len());
+    let of_each = sizes.iter().flat_map(|&size| profiles.iter().map(move |&profile| (size, profile)));
+    let counters = of_each.map(|(size, profile)| {
         let geometry =
             Geometry::new(size, args.reserved_slots).expect("both options were checked when they were parsed");
         let distinct = || Distinct::new(memory, &dir);
@@ -153,8 +192,9 @@ pub fn run(ui: &Ui, args: Args) -> Result<()> {
             geometry,
             domain: profile.domain(args.domain),
             profile,
-            plain: distinct(),
+            plain: (profile == first).then(distinct),
             vault: distinct(),
+            both: (args.profiles && profile.protection().is_plain()).then(distinct),
             small: distinct(),
             pages_of_large_files: 0,
             pages: 0,
@@ -167,7 +207,8 @@ pub fn run(ui: &Ui, args: Args) -> Result<()> {
         ui,
         start: Path::new(""),
         domain: args.domain,
-        profile,
+        profile: first,
+        profiles: args.profiles.then_some(profiles.len()),
         counters,
         seen: HashSet::new(),
         files: 0,
@@ -291,7 +332,11 @@ impl<'a> Reader<'a> {
     }
 
     fn finish(self) -> Result<Estimate> {
-        let sizes: Result<Vec<Size>> = self.counters.into_iter().map(Counter::finish).collect();
+        let (mut counters, mut sizes) = (self.counters.into_iter(), Vec::new());
+        while let Some(first) = counters.next() {
+            let rest = counters.by_ref().take(self.profiles.map_or(0, |count| count - 1));
+            sizes.push(first.finish(rest, self.profiles.is_some())?);
+        }
         Ok(Estimate {
             files: self.files,
             bytes: self.bytes,
@@ -299,7 +344,7 @@ impl<'a> Reader<'a> {
             domain: self.domain.name(),
             protect: self.profile.protection().name(),
             block_keys: self.profile.key().name(),
-            sizes: sizes?,
+            sizes,
         })
     }
 }
@@ -348,20 +393,29 @@ impl Counter {
             }
             self.page_of(from / size);
             if u64::from(len) == size {
-                self.plain.add(digest(FULL, block)?, len)?;
-                self.vault.add(self.sealed(file, from / size, block)?, len)?;
+                self.add_plain(digest(FULL, block)?, len)?;
+                self.add_stored(self.sealed(file, from / size, block)?, len)?;
                 continue;
             }
-            self.plain.add(digest(PARTIAL, block)?, len)?;
+            self.add_plain(digest(PARTIAL, block)?, len)?;
             // Section 9 of the format: a tail that finds no room in its page is a block padded with zeros.
             let used = from / size % self.geometry.blocks_per_page();
             if used as usize + (len as usize).div_ceil(32) > lamassu_format::geometry::SLOTS {
                 let mut padded = block.to_vec();
                 padded.resize(size as usize, 0);
-                self.vault.add(self.sealed(file, from / size, &padded)?, size as u32)?;
+                self.add_stored(self.sealed(file, from / size, &padded)?, size as u32)?;
             }
         }
         Ok(())
+    }
+
+    fn add_plain(&mut self, digest: u128, len: u32) -> Result<()> {
+        self.plain.iter_mut().chain(&mut self.both).try_for_each(|counted| counted.add(digest, len))
+    }
+
+    fn add_stored(&mut self, digest: u128, len: u32) -> Result<()> {
+        self.vault.add(digest, len)?;
+        self.both.iter_mut().try_for_each(|counted| counted.add(digest, len))
     }
 
     /// What is equal where the ciphertexts of two blocks are.
@@ -400,18 +454,36 @@ impl Counter {
         Ok(())
     }
 
-    fn finish(self) -> Result<Size> {
-        let (plain, blocks, small) = (self.plain.count()?, self.vault.count()?, self.small.count()?);
+    /// `rest`: those of the same block size and other profiles.
+    fn finish(mut self, rest: impl Iterator<Item = Counter>, has_profiles: bool) -> Result<Size> {
+        let plain = self.plain.take().map_or(Ok(Counted::default()), Distinct::count)?;
+        let block_size = self.geometry.block_size() as u32;
+        let mut all = Vec::new();
+        for counter in std::iter::once(self).chain(rest) {
+            all.push(counter.finish_profile(&plain)?);
+        }
+        let vault = all[0].vault.clone();
+        Ok(Size { block_size, plain: Stored::of(&plain, None), vault, profiles: has_profiles.then_some(all) })
+    }
+
+    fn finish_profile(self, plain: &Counted) -> Result<OfProfiles> {
+        let (blocks, small) = (self.vault.count()?, self.small.count()?);
+        let both = self.both.map(Distinct::count).transpose()?;
         let large = self.pages_of_large_files * u64::from(PAGE);
         let vault = Counted {
             bytes: blocks.bytes + small.bytes + large,
             distinct_bytes: blocks.distinct_bytes + small.distinct_bytes + large,
             ..blocks
         };
-        Ok(Size {
-            block_size: self.geometry.block_size() as u32,
-            plain: Stored::of(&plain, None),
+        let is_plain = self.profile.protection().is_plain();
+        let protect =
+            if is_plain { [Protection::Integrity, Protection::None] } else { [Protection::Both, Protection::Encrypt] };
+        Ok(OfProfiles {
+            protect: protect.map(Protection::name),
+            block_keys: (!is_plain).then(|| self.profile.key().name()),
             vault: Stored::of(&vault, Some(small.bytes + large)),
+            equal_to_plain_bytes: both
+                .map_or(0, |both| plain.distinct_bytes + blocks.distinct_bytes - both.distinct_bytes),
         })
     }
 }
@@ -433,11 +505,25 @@ impl Stored {
 fn print(e: &Estimate) -> Result<()> {
     let mut out = format!("{} files, {}\n\n", e.files, text::bytes(e.bytes));
     out.push_str("block size  plain        deduplicated   saved   vault        deduplicated   saved");
+    let row = |s: &Stored| {
+        format!("{:<12} {:<12} {:>6.2}%", text::bytes(s.bytes), text::bytes(s.deduplicated_bytes), s.saved * 100.0)
+    };
     for s in &e.sizes {
-        let row = |s: &Stored| {
-            format!("{:<12} {:<12} {:>6.2}%", text::bytes(s.bytes), text::bytes(s.deduplicated_bytes), s.saved * 100.0)
-        };
         out.push_str(&format!("\n{:<11} {}   {}", text::bytes(s.block_size.into()), row(&s.plain), row(&s.vault)));
+    }
+    let of_each = e.sizes.iter().flat_map(|s| s.profiles.iter().flatten().map(move |of| (s.block_size, of)));
+    for (n, (block_size, of)) in of_each.enumerate() {
+        if n == 0 {
+            out.push_str("\n\nblock size  protect            block keys   vault        deduplicated   saved   equal to plain data");
+        }
+        out.push_str(&format!(
+            "\n{:<11} {:<18} {:<12} {}   {}",
+            text::bytes(block_size.into()),
+            of.protect.join(", "),
+            of.block_keys.unwrap_or("-"),
+            row(&of.vault),
+            text::bytes(of.equal_to_plain_bytes)
+        ));
     }
     output::print(out)
 }

@@ -2,17 +2,25 @@
 //!
 //! It reads what the observer reads, and says what `docs/threat-model.md` says in general for this vault in numbers.
 //! Memory is bounded, except for the names of directories still to be visited on the way to the present one.
+//!
+//! With `--profiles` it says by profile what the observer sees of files. Which file has which profile is sealed, so
+//! that alone takes the vault's keys.
+
+mod profiles;
 
 use crate::distinct::{Counted, Distinct, digest};
 use crate::fault::{Error, Result};
+use crate::keys::KeyArg;
 use crate::open;
 use crate::output::{self, Ui};
 use crate::{signals, text};
 use lamassu_format::header::NameMode;
 use lamassu_format::name::{self, Stored};
 use lamassu_format::{Domain, Geometry};
+use lamassu_host::Error as HostError;
 use lamassu_store::backend::{Backend, BackendDir, Kind, Listed, Stat, next_data, open_regular};
 use lamassu_vault::walk::{Failed, Met, Visit, walk};
+use profiles::{OfProfile, Profiles};
 use rustix::fs::CWD;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -27,7 +35,8 @@ use std::sync::Arc;
 const EXAMPLES: &str = "\
 Examples:
   lamassu leak /srv/store/vault
-  lamassu leak --json /srv/store/vault | jq .equal_blocks";
+  lamassu leak --json /srv/store/vault | jq .equal_blocks
+  lamassu leak --profiles /srv/store/vault        what it sees of the files of each profile; takes the key";
 
 const PAGE: usize = 4096;
 
@@ -35,6 +44,11 @@ const PAGE: usize = 4096;
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
+    #[command(flatten)]
+    key: KeyArg,
+    /// Say it for each profile, too: how files are protected is sealed, so this takes the key
+    #[arg(long)]
+    profiles: bool,
     /// Memory for comparing blocks, in MiB; what does not fit is sorted on disk
     #[arg(long, value_name = "MIB", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=1_048_576))]
     memory: u32,
@@ -73,6 +87,12 @@ struct Leak {
     /// pages of metadata that are equal: those of equal files of one page
     equal_pages: Equal,
     unreadable: u64,
+    /// by profile
+    #[serde(skip_serializing_if = "Option::is_none")]
+    profiles: Option<Vec<OfProfile>>,
+    /// files of which no page opens, so that their profile is not known
+    #[serde(skip_serializing_if = "Option::is_none")]
+    profile_unknown: Option<u64>,
 }
 
 #[derive(Default, Serialize)]
@@ -130,6 +150,13 @@ struct Equal {
     most: u64,
 }
 
+impl Equal {
+    fn told(&self, what: &str) -> String {
+        let Equal { count, distinct, repeated, most } = self;
+        format!("{count} {what}, {distinct} different; {repeated} occur more than once, one of them {most} times")
+    }
+}
+
 impl From<Counted> for Equal {
     fn from(c: Counted) -> Equal {
         Equal { count: c.count, distinct: c.distinct, repeated: c.repeated, most: c.most }
@@ -144,11 +171,17 @@ struct Observer<'a> {
     leak: Leak,
     blocks: Distinct,
     pages: Distinct,
+    profiles: Option<Profiles>,
 }
 
 pub fn run(ui: &Ui, args: Args) -> Result<()> {
+    if args.key.is_typed() && !args.profiles {
+        return Err(HostError::Usage("only --profiles takes a key: all else is what the store shows").into());
+    }
+    let found = open::found(ui, &args.dir)?;
+    let header = found.header.clone();
+    let unsealed = if args.profiles { Some(open::unlock(ui, found, &args.key)?) } else { None };
     signals::flag_only();
-    let header = open::found(ui, &args.dir)?.header;
     let dir = args.temp_dir.unwrap_or_else(std::env::temp_dir);
     let memory = ((args.memory as usize) << 20) / 2;
     let none = || Equal::from(Counted::default());
@@ -168,6 +201,8 @@ pub fn run(ui: &Ui, args: Args) -> Result<()> {
         plain_blocks: 0,
         equal_pages: none(),
         unreadable: 0,
+        profiles: None,
+        profile_unknown: None,
     };
     let mut observer = Observer {
         ui,
@@ -177,6 +212,7 @@ pub fn run(ui: &Ui, args: Args) -> Result<()> {
         leak,
         blocks: Distinct::new(memory, &dir),
         pages: Distinct::new(memory, &dir),
+        profiles: unsealed.map(|unsealed| Profiles::new(unsealed, memory, &dir)),
     };
     open::raise_descriptor_limit();
     walk(Met::first(open::backend(&args.dir)?.root(), PathBuf::new(), 0), &mut observer)?;
@@ -225,7 +261,12 @@ impl Visit for Observer<'_> {
         }
         match st.kind {
             Kind::Dir => return Ok(Some(at.passed + 1)),
-            Kind::File => self.file(&path, &st)?,
+            Kind::File => {
+                if let Some(profiles) = &mut self.profiles {
+                    profiles.begin(&**dir, &entry.name, &st)?;
+                }
+                self.file(&path, &st)?;
+            }
             Kind::Symlink | Kind::Fifo | Kind::Socket | Kind::CharDevice | Kind::BlockDevice => {}
         }
         Ok(None)
@@ -335,8 +376,12 @@ impl Observer<'_> {
                 let sizes = &mut self.leak.sizes;
                 sizes.hole_bytes = sizes.hole_bytes.saturating_add(block.len() as u64);
             } else {
-                self.leak.plain_blocks += u64::from(is_plain(block));
-                self.blocks.add(digest(0, block)?, block.len() as u32)?;
+                let (is_plain, digest, len) = (is_plain(block), digest(0, block)?, block.len() as u32);
+                self.leak.plain_blocks += u64::from(is_plain);
+                self.blocks.add(digest, len)?;
+                if let Some(profiles) = &mut self.profiles {
+                    profiles.block(is_plain, digest, len)?;
+                }
             }
             at += size;
         }
@@ -344,7 +389,12 @@ impl Observer<'_> {
     }
 
     fn finish(self) -> Result<Leak> {
-        Ok(Leak { equal_blocks: self.blocks.count()?.into(), equal_pages: self.pages.count()?.into(), ..self.leak })
+        let (equal_blocks, equal_pages) = (self.blocks.count()?.into(), self.pages.count()?.into());
+        let (profiles, profile_unknown) = match self.profiles {
+            Some(profiles) => profiles.finish().map(|(rows, unknown)| (Some(rows), Some(unknown)))?,
+            None => (None, None),
+        };
+        Ok(Leak { equal_blocks, equal_pages, profiles, profile_unknown, ..self.leak })
     }
 }
 
@@ -389,12 +439,6 @@ fn print(l: &Leak) -> Result<()> {
         (Some((least, _)), Some((most, _))) => format!("of {least} to {most} bytes, {} under a hash", n.long),
         _ => format!("{} under a hash", n.long),
     };
-    let equal = |e: &Equal, what: &str| {
-        format!(
-            "{} {what}, {} different; {} occur more than once, one of them {} times",
-            e.count, e.distinct, e.repeated, e.most
-        )
-    };
     let mut out = String::from("An observer of this store sees, without any key:\n");
     for (name, value) in [
         (
@@ -420,15 +464,20 @@ fn print(l: &Leak) -> Result<()> {
         ("owners", l.owners.iter().map(|(o, c)| format!("{o} ({c})")).collect::<Vec<_>>().join(", ")),
         ("attributes", l.xattrs.to_string()),
         ("history", format!("{} of what was done to the keys, sealed", text::bytes(l.history_bytes))),
-        ("blocks", equal(&l.equal_blocks, "data blocks")),
+        ("blocks", l.equal_blocks.told("data blocks")),
         (
             "plain blocks",
             format!("{} can be read as they are: of files whose profile stores them plain", l.plain_blocks),
         ),
-        ("small files", equal(&l.equal_pages, "pages of metadata")),
+        ("small files", l.equal_pages.told("pages of metadata")),
         ("domain", format!("{}: {}", l.domain.name(), what_is_equal(l.domain))),
     ] {
         out.push_str(&format!("  {name:<12} {value}\n"));
+    }
+    if let Some(profiles) = &l.profiles {
+        out.push_str("of which by profile, which it is not told:\n");
+        profiles.iter().for_each(|of| out.push_str(&of.told()));
+        out.push_str(&format!("  {} files tell no profile\n", l.profile_unknown.unwrap_or_default()));
     }
     out.push_str("docs/threat-model.md says what follows from each, and `lamassu info` what the header tells.");
     output::print(out)

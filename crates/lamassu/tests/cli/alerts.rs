@@ -238,12 +238,13 @@ fn a_command_that_hangs_keeps_nobody_waiting() {
     let b = bench("");
     ["f", "g"].iter().for_each(|name| damaged_file(&b, name));
     mount(&b, &format!("echo $$ >> {}; sleep 1000", b.path("pids").display()), &[]);
-    let started = Instant::now();
     fails(&b.path("m/f"));
     wait_for("a start", || b.path("pids").exists());
+    let started = Instant::now();
     fails(&b.path("m/g"));
     let daemon = daemon_of(&b);
     b.unmount("m");
+    // It is killed after ten.
     assert!(started.elapsed() < Duration::from_secs(9), "nothing has waited for the command's end");
     wait_for("the end of the mount", || !Path::new(&format!("/proc/{daemon}")).exists());
     // What was told last is run too, and killed too.

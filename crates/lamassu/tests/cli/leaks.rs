@@ -111,6 +111,58 @@ fn an_estimate_is_what_the_vault_turns_out_to_be() {
     assert!(b.run("dedup-estimate data").ok().text().contains("128 KiB"));
 }
 
+/// Of files of each profile, written through a mount: what the store shows of them, and that an estimate of the same
+/// data says so.
+#[test]
+fn profiles_leak_and_deduplicate_as_they_are_told_to() {
+    const BLOCKS: u64 = 20;
+    let b = Bench::new();
+    b.run("init v").ok();
+    b.dir("m");
+    b.run("mount v m").ok();
+    let lines: Vec<u8> = (0..BLOCKS * 256).flat_map(|line| format!("{line:15}\n").into_bytes()).collect();
+    for (dir, chosen) in [("usual", ""), ("random", "--block-keys random"), ("open", "--protect integrity")] {
+        b.dir(&format!("m/{dir}"));
+        if !chosen.is_empty() {
+            b.run(&format!("profile set {chosen} m {dir}")).ok();
+        }
+        b.file(&format!("m/{dir}/a"), &lines);
+        b.file(&format!("m/{dir}/b"), &lines);
+        b.file(&format!("data/{dir}/a"), &lines);
+        b.file(&format!("data/{dir}/b"), &lines);
+    }
+    b.unmount("m");
+    let leak = b.run("leak --profiles --json v").ok().json();
+    let estimate = b.run("dedup-estimate --profiles --json -b 4K data/usual").ok().json();
+    let estimates = &estimate["sizes"][0]["profiles"];
+    assert_eq!(estimate["sizes"][0]["vault"], estimates[0]["vault"]);
+    let own = [BLOCKS, BLOCKS, 2 * BLOCKS];
+    let expected = [("both", "zone", 0), ("integrity", "everywhere", 2 * BLOCKS), ("both", "file", 0)];
+    let rows = leak["profiles"].as_array().unwrap();
+    assert_eq!((rows.len(), &leak["profile_unknown"]), (3, &0.into()), "{leak}");
+    for (row, ((protect, within, plain), (own, estimated))) in
+        rows.iter().zip(expected.into_iter().zip(own.into_iter().zip([0, 2, 1])))
+    {
+        assert_eq!((&row["protect"], &row["equal_within"]), (&protect.into(), &within.into()), "{row}");
+        assert_eq!((&row["files"], &row["changing"], &row["plain_blocks"]), (&2.into(), &0.into(), &plain.into()));
+        assert!(row["bytes"].as_u64().unwrap() > 2 * BLOCKS * 4096);
+        let equal = &row["equal_blocks"];
+        assert_eq!((&equal["count"], &equal["distinct"]), (&(2 * BLOCKS).into(), &own.into()), "{row}");
+        let of = &estimates[estimated];
+        assert_eq!((&of["vault"]["blocks"], &of["vault"]["distinct_blocks"]), (&equal["count"], &equal["distinct"]));
+        let to_plain = if plain > 0 { BLOCKS * 4096 } else { 0 };
+        assert_eq!((of["protect"][0].as_str(), &of["equal_to_plain_bytes"]), (Some(protect), &to_plain.into()), "{of}");
+    }
+    assert_eq!((&rows[1]["block_keys"], &rows[2]["block_keys"]), (&serde_json::Value::Null, &"random".into()));
+    let told = b.run("leak --profiles v").ok().text();
+    assert!(told.contains("40 plain to see") && told.contains("equal to plain data"), "{told}");
+    assert!(b.run("dedup-estimate --profiles data").ok().text().contains("integrity, none"));
+    // Neither is for nothing: a key that is not asked for, a profile that is chosen.
+    b.run("leak -k raw:file:key v").code(2).says("--profiles");
+    b.run("dedup-estimate --profiles --protect none data").code(2);
+    assert!(b.run("leak --json v").ok().json()["profiles"].is_null());
+}
+
 #[test]
 fn the_selftest_names_every_primitive() {
     let b = Bench::new();

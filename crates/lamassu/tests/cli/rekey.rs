@@ -128,6 +128,43 @@ fn a_mounted_vault_is_rekeyed_while_it_is_used() {
     b.run("check v").ok();
 }
 
+/// It stays under the old keys: shown again when they are retired, it would be lost.
+#[test]
+fn what_the_store_withholds_is_named_and_is_no_success() {
+    for is_mounted in [false, true] {
+        let b = Bench::new();
+        b.run("init v").ok();
+        b.dir("m");
+        b.run("mount v m").ok();
+        furnish(&b.path("m"));
+        let before = contents(&b.path("m"));
+        b.unmount("m");
+        let stored = b.stored("v", "dir/middle");
+        fs::rename(&stored, b.path("away")).unwrap();
+        assert!(b.run("check v").code(30).text().contains("missing"));
+        b.run("key rotate --outer v").ok();
+        if is_mounted {
+            b.run("mount v m").ok();
+        }
+        let dir = if is_mounted { "m" } else { "v" };
+        let above = stored.parent().unwrap().file_name().unwrap().to_str().unwrap();
+        b.run(&format!("rekey --outer {dir}")).code(26).says("not re-keyed").says(above).says("of the anchor");
+        // All else is done.
+        let again = b.run(&format!("rekey --outer --json {dir}")).code(26).json();
+        assert_eq!((&again["failed"], &again["pages"], &again["complete"]), (&1.into(), &0.into(), &true.into()));
+        if is_mounted {
+            b.unmount("m");
+        }
+        fs::rename(b.path("away"), &stored).unwrap();
+        b.run("rekey --outer v").ok().says("sealed again: ");
+        b.run("key retire --outer 1 v").ok();
+        b.run("check v").ok();
+        b.run("mount v m").ok();
+        assert!(contents(&b.path("m")) == before);
+        b.unmount("m");
+    }
+}
+
 #[test]
 fn killed_again_and_again_it_goes_on_with_what_is_left() {
     let b = Bench::new();

@@ -130,7 +130,7 @@ impl Bench {
     /// tried again.
     #[track_caller]
     pub fn unmount(&self, mountpoint: &str) {
-        for _ in 0..100 {
+        for _ in 0..1200 {
             let ran = self.run(&format!("umount {mountpoint}"));
             if !(ran.code == 10 && ran.err.contains("busy")) {
                 ran.ok();
