@@ -7,6 +7,7 @@
 //!
 //! Never: part of the product; touches a disk or the network.
 
+mod alerts;
 mod anchor;
 mod bytes;
 mod file;
@@ -56,6 +57,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "tree_records", run: merkle::tree_records },
     Target { name: "join_token", run: sharing::join_token },
     Target { name: "leases", run: sharing::leases },
+    Target { name: "alert_finding", run: alerts::alert_finding },
 ];
 
 /// Runs one target by its name.

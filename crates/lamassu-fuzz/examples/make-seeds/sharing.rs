@@ -1,4 +1,4 @@
-//! Tokens, and messages of sessions.
+//! Tokens, messages of sessions, reports.
 
 use super::Seeds;
 use lamassu_lease::{Call, Grant, GrantNo, Mode, Object, RequestNo};
@@ -37,4 +37,20 @@ pub fn sharing(seeds: &mut Seeds) {
     // Time, another start, an end, a new session, and all of it again.
     let twice = [&all[..], &[0xf8, 1, 2, 3], &all[..], &[1, 0x78]].concat();
     seeds.entry("leases").or_default().extend([all, twice]);
+    findings(seeds);
+}
+
+/// Events as hosts have them, whole and with a path or a text that is altered.
+fn findings(seeds: &mut Seeds) {
+    let event = r#"{"time":1764223200,"kind":"stale","vault":"00000000000000000000000000000001","path":"ab/cd","inode":3,
+        "range":{"segment":1,"page":2,"pages":1,"block":4,"blocks":2},"found_by":"read","is_damage":true,
+        "text":"blocks 4 to 5: older than what was written last"}"#;
+    let as_it_comes = |text: &str| [&[0], text.as_bytes()].concat();
+    let short = r#"{"time":0,"kind":"session-unknown","path":"","found_by":"check","is_damage":false,"text":"x"}"#;
+    let long = event.replace("ab/cd", &"a/\\u001b".repeat(520));
+    let mut seed = vec![0x81 | 9 << 1, 7, 0];
+    seed.extend("ab/\u{e9}\u{202e}".as_bytes());
+    seed.extend("damaged page".as_bytes());
+    let all = [as_it_comes(event), as_it_comes(short), as_it_comes(&long), seed, vec![63 << 1 | 1, 200, 0, b'x']];
+    seeds.entry("alert_finding").or_default().extend(all);
 }
