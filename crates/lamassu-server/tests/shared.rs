@@ -215,7 +215,7 @@ fn blocks_are_linearizable_and_names_are_one_hosts_each() {
                 for round in 0..EACH {
                     let block = (round + number as u64) % BLOCKS;
                     let (at, slot) = (4096 * block, block as usize);
-                    if (round + number as u64) % 2 == 0 {
+                    if (round + number as u64).is_multiple_of(2) {
                         let mut last = writing[slot].lock().unwrap();
                         *last += 1;
                         file.write_all_at(&[&last.to_le_bytes()[..], &[*last as u8; 4088]].concat(), at).unwrap();

@@ -275,11 +275,12 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
         let need = if counted.is_some() { Need::WRITE_PAGES } else { Need::CHANGE };
         let turns = self.0.fs.turns();
         let turn = turns.and_then(|turns| turns.enter(need));
-        if turns.is_none() || turn.is_some() {
-            if let Some(_pass) = self.0.gate.enter() {
-                self.0.answer("write", || self.0.write(request, data, counted, reply));
-                return;
-            }
+        // Most writes go on at once, and their data is not copied.
+        if turns.is_none() == turn.is_none()
+            && let Some(_pass) = self.0.gate.enter()
+        {
+            self.0.answer("write", || self.0.write(request, data, counted, reply));
+            return;
         }
         drop(turn);
         let data = data.to_vec();
