@@ -146,8 +146,9 @@ impl Driver {
     /// Has requests carried out until the turn is to end, and then closes the vault.
     fn serve(&self, turn: &Turn) -> End {
         let number = self.requests.begin(match turn.mode() {
-            Mode::Shared => requests::Mode::Look,
-            Mode::Exclusive => requests::Mode::Change,
+            // Where nothing is ever changed, the vault says so.
+            Mode::Shared if !self.opening.options.read_only => requests::Mode::Look,
+            Mode::Shared | Mode::Exclusive => requests::Mode::Change,
         });
         let (listener, told) = (turn.listener(), self.requests.clone());
         let listen = move || {

@@ -174,21 +174,16 @@ impl Vault {
         let Some(anchored) = &self.anchored else { return Ok(()) };
         let is_touched = |dir: ObjectId| touched.is_none_or(|touched| touched.dirs.contains(&dir));
         let named = self.nodes.lock().named_in(is_touched);
-        let mut lost = HashSet::new();
         for named in named {
             let place = anchored.place(named.dir, &named.link.name);
             if anchored.anchor.entry(&place)?.is_none_or(|entry| entry.object != named.object) {
                 self.nodes.lock().remove_link(named.ino, named.link.parent, &named.link.name);
-                lost.insert(named.object);
             }
         }
-        lost.retain(|object| {
-            let nodes = self.nodes.lock();
-            nodes.of_object(*object).is_some_and(|ino| !nodes.is_named(ino))
-        });
+        let nameless = self.nodes.lock().nameless();
         // Removed, or moved?
         let mut moved = HashSet::new();
-        for object in lost {
+        for object in nameless {
             match anchored.anchor.row(object) {
                 Ok(_) => drop(moved.insert(object)),
                 Err(lamassu_anchor::AnchorError::Unknown { .. }) => {

@@ -48,6 +48,12 @@ impl NodeTable {
         found
     }
 
+    /// Objects of nodes that have lost the names that were known of them, and may have others.
+    pub fn nameless(&self) -> Vec<ObjectId> {
+        let nodes = self.nodes.iter().filter(|(ino, node)| **ino != ROOT && node.live && node.links.is_empty());
+        nodes.map(|(_, node)| node.object).collect()
+    }
+
     /// The living node of an object.
     pub fn of_object(&self, object: ObjectId) -> Option<Ino> {
         self.by_object.get(&object).copied()

@@ -1,6 +1,7 @@
 //! leak, dedup-estimate and selftest: what they say is so.
 
 use crate::support::{Bench, noise};
+use std::fs;
 use std::os::unix::fs::FileExt;
 
 #[test]
@@ -128,6 +129,7 @@ fn profiles_leak_and_deduplicate_as_they_are_told_to() {
         }
         b.file(&format!("m/{dir}/a"), &lines);
         b.file(&format!("m/{dir}/b"), &lines);
+        fs::create_dir_all(b.path(&format!("data/{dir}"))).unwrap();
         b.file(&format!("data/{dir}/a"), &lines);
         b.file(&format!("data/{dir}/b"), &lines);
     }
