@@ -139,8 +139,9 @@ def back_memory():
     run("python3", "-c", f"import mmap; mmap.mmap(-1, {size}, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE)")
 
 
-def fio(directory, rw, block, size_mib, *more, filename="bench.dat"):
-    """One job of psync I/O; fio's own account of it. Writes end with fsync, whose time counts. Without `filename`, a file for each of its threads."""
+def fio(directory, rw, block, size_mib, *more, filename="bench.dat", run=run):
+    """One job of psync I/O; fio's own account of it. Writes end with fsync, whose time counts. Without `filename`, a file for each of its threads.
+    `run`: another way to run a program, e.g. on another host."""
     options = ["--name=job", f"--directory={directory}", *([f"--filename={filename}"] if filename else []), f"--size={size_mib}M", f"--bs={block}",
                f"--rw={rw}", "--ioengine=psync", "--thread", "--fallocate=none", "--unlink=0", "--output-format=json", *more]
     if rw not in ("read", "randread"):

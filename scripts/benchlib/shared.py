@@ -1,0 +1,179 @@
+"""A vault that hosts share, beside the same vault on one host: what the server and the turns cost.
+
+Server and hosts are network and mount namespaces of this machine, joined by a bridge; the store is a directory in memory that all hosts see. One host by
+itself: a tree of small files unpacked, packed, searched and removed, and one file, by fio. Two hosts: how long it takes until one reads what the other wrote.
+`lamassu` has its anchor in a file of the host; `server`, at the server, mounted by one host alone; `shared` is `mount --shared`. `sshfs` is a plain directory.
+"""
+
+import json
+import os
+import pathlib
+import secrets
+import shutil
+import tempfile
+import time
+
+from demolib.hosts import TOOLS, Bridge, Host, possible, within
+from demolib.network import SSHD
+from demolib.schemes import write_secret
+from demolib.shell import DemoError, Undo, have, run, say
+
+from . import measure, small_files
+
+PORT = 7433
+OPTIONS = {"server": (), "shared": ("--shared",)}
+TREE = {
+    "unpack": "mkdir tree && tar -C tree -xf '{archive}' && sync -f tree",
+    "tar": "tar -cf - tree | cat >/dev/null",
+    "find": "test $(find tree -type f -newermt 1971-01-01 | wc -l) -gt 0",
+    "rm -r": "rm -r tree",
+}
+# (name, fio's --rw, block, whether the file is made anew)
+FILE = (("seq-write 1M", "write", "1M", True), ("seq-read 1M", "read", "1M", False), ("seq-read 4K", "read", "4k", False), ("rand-read 4K", "randread", "4k", False),
+        ("rand-write 4K", "randwrite", "4k", False))
+HAND_OVERS = 50
+
+
+def run_all(bench):
+    if not possible():
+        raise DemoError(f"several hosts take root and {', '.join(TOOLS)}")
+    archive, files, size = small_files.make_archive(bench)
+    file_mib, samples = bench.size(256, 4), []
+    with Undo() as undo:
+        place = Place(undo, bench)
+        for number, name in measure.alternating(list(place.systems), bench.runs, bench.minutes):
+            found = list(place.passes(name, archive, file_mib))
+            samples += [s | {"system": name, "run": number} for s in found]
+            say(f"shared, run {number + 1} of {bench.runs}, {name}: " + ", ".join(f"{s['workload']} {s['value']}" for s in found))
+    units = {**dict.fromkeys(TREE, "s"), **{f[0]: "MB/s" for f in FILE}, "hand-over": "ms"}
+    return {"files": files, "bytes": size, "size_mib": file_mib, "runs": 1 + samples[-1]["run"], "store": "tmpfs", "units": units, "samples": samples}
+
+
+class Place:
+    """The server, two hosts, and a store for each system."""
+
+    def __init__(self, undo, bench):
+        self.bench, self.program, self.undo = bench, os.path.abspath(bench.program), undo
+        self.server = self.program + "-server"
+        work = pathlib.Path(tempfile.mkdtemp(prefix="shared-", dir=bench.memory))
+        undo.callback(shutil.rmtree, work, ignore_errors=True)
+        bridge = Bridge(undo)
+        self.keeper = Host(undo, bridge, "keeper", work)
+        self.hosts = [Host(undo, bridge, name, work) for name in ("node1", "node2")]
+        self.key, self.work = work / "key", work
+        write_secret(self.key, secrets.token_bytes(32))
+        self.systems = ["lamassu", "server", "shared", *(["sshfs"] if have("sshfs") and have("sshd") else [])]
+        self.stores = {name: work / f"store-{name}" for name in self.systems}
+        for store in self.stores.values():
+            store.mkdir()
+        self._serve()
+        self.lamassu(self.hosts[0], "init", self.stores["lamassu"])
+        for name in OPTIONS:
+            self._make(name)
+        if "sshfs" in self.systems:
+            self._serve_ssh()
+
+    def lamassu(self, host, *argv, **options):
+        return host.run(self.program, "-q", *argv, env={"LAMASSU_KEY": f"raw:file:{self.key}"}, **options)
+
+    def _serve(self):
+        state, address = self.work / "server", f"{self.keeper.address}:{PORT}"
+        self.state, self.url = state, f"server://{address}"
+        self.keeper.run(self.server, "init", state)
+        (state / "server.toml").write_text(f'listen = "{address}"\naddress = "{address}"\n', encoding="ascii")
+        running = self.keeper.start(self.server, "run", state, log=self.work / "server.log")
+        self.undo.callback(running.wait)
+        self.undo.callback(running.kill)
+        if not within(20, lambda: "running" in self.keeper.run(self.server, "status", state).stdout.splitlines())[0]:
+            raise DemoError(f"the server does not start:\n{(self.work / 'server.log').read_text()}")
+        for host in self.hosts:
+            self.lamassu(host, "host", "join", stdin=self.keeper.run(self.server, "enrol", state, host.name).stdout)
+
+    def _make(self, name):
+        store = self.stores[name]
+        self.lamassu(self.hosts[0], "init", store)
+        vault = json.loads(self.lamassu(self.hosts[0], "info", "--json", store).stdout)["id"]
+        for host in self.hosts:
+            self.keeper.run(self.server, "host", "grant", self.state, host.name, vault)
+        self.lamassu(self.hosts[0], "anchor", "move", store, self.url)
+
+    def _serve_ssh(self):
+        folder = self.work / "ssh"
+        folder.mkdir()
+        for key in ("host", "user"):
+            run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / key)
+        (folder / "sshd_config").write_text(SSHD.format(dir=folder), encoding="ascii")
+        pathlib.Path("/run/sshd").mkdir(exist_ok=True)
+        sshd = shutil.which("sshd", path=os.environ["PATH"] + ":/usr/sbin")
+        running = self.keeper.start(sshd, "-D", "-e", "-f", folder / "sshd_config", log=folder / "log")
+        self.undo.callback(running.wait)
+        self.undo.callback(running.kill)
+
+    def mount(self, host, name):
+        if name == "sshfs":
+            folder = self.work / "ssh"
+            options = f"IdentityFile={folder}/user,UserKnownHostsFile={folder}/known,StrictHostKeyChecking=accept-new,BatchMode=yes"
+            argv = ("sshfs", f"root@{self.keeper.address}:{self.stores[name]}", host.mountpoint, "-o", options)
+            if not within(10, lambda: host.run(*argv, check=False).returncode == 0)[0]:
+                raise DemoError(f"sshfs: {(folder / 'log').read_text()}")
+        else:
+            anchor = () if name == "lamassu" else ("--anchor", self.url)
+            self.lamassu(host, "mount", *OPTIONS.get(name, ()), *anchor, self.stores[name], host.mountpoint)
+
+    def umount(self, host, name):
+        if name == "sshfs":
+            host.run("umount", host.mountpoint)
+        else:
+            self.lamassu(host, "umount", host.mountpoint)
+
+    def passes(self, name, archive, size):
+        host = self.hosts[0]
+        for workload, command in TREE.items():
+            script = f"cd '{host.mountpoint}'; {command.format(archive=archive)}"
+            yield self.timed(name, workload, lambda s=script: round(self.seconds(host, "sh", "-ec", s), 3))
+        for workload, rw, block, is_new in FILE:
+            if is_new:
+                self.alone(name, lambda: host.run("rm", "-f", host.mountpoint / "bench.dat"))
+            yield self.timed(name, workload, lambda r=rw, b=block: round(self.fio(host, r, b, size), 1))
+        if name in ("shared", "sshfs"):
+            yield {"workload": "hand-over", "value": round(1000 * self.hand_over(name), 1)}
+
+    def alone(self, name, work):
+        host = self.hosts[0]
+        self.mount(host, name)
+        try:
+            with self.bench.quiet():
+                measure.drop_caches()
+                return work()
+        finally:
+            self.umount(host, name)
+
+    def timed(self, name, workload, work):
+        return {"workload": workload, "value": self.alone(name, work)}
+
+    def seconds(self, host, *argv):
+        begun = time.monotonic()
+        host.run(*argv)
+        return time.monotonic() - begun
+
+    def fio(self, host, rw, block, size):
+        job = measure.fio(host.mountpoint, rw, block, size, run=host.run)
+        return measure.mb_per_s(job, "read" if "read" in rw else "write")
+
+    def hand_over(self, name):
+        """Seconds from the begin of a write on one host until the other has read it, in turn."""
+        for host in self.hosts:
+            self.mount(host, name)
+        try:
+            begun = time.monotonic()
+            for number in range(HAND_OVERS):
+                writes, reads = self.hosts if number % 2 else self.hosts[::-1]
+                path = "count" if name == "shared" else f"count{number}"  # sshfs caches what it has read for some seconds
+                (written, read) = (h.mountpoint / path for h in (writes, reads))
+                writes.run("sh", "-c", 'printf %s "$2" > "$1" && sync "$1"', "sh", written, str(number))
+                if reads.run("cat", read).stdout != str(number):
+                    raise DemoError(f"{name}: one host does not read what the other wrote")
+            return (time.monotonic() - begun) / HAND_OVERS
+        finally:
+            for host in self.hosts:
+                self.umount(host, name)
