@@ -13,7 +13,7 @@ use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// For what has to happen, on the slowest machine.
@@ -202,12 +202,83 @@ fn mapped_pages_go_from_host_to_host() {
     unmounted_and_checked(&lab, &[a, b, c]);
 }
 
+/// What a host's kernel has of a file, it has for a turn: contents, size, mode and times, by name and through handles
+/// that stay open, while others write, append, cut off, and change attributes.
+#[test]
+fn what_the_kernel_caches_is_gone_with_the_turn() {
+    let lab = Lab::new();
+    let [a, b, c] = shared(&lab);
+    fs::write(a.file("f"), "").unwrap();
+    let handles = [a, b, c].map(|host| File::open(host.file("f")).unwrap());
+    let mut text = Vec::new();
+    for round in 0..40_usize {
+        let writes = [a, b, c][round % 3];
+        let file = File::options().write(true).open(writes.file("f")).unwrap();
+        match round % 4 {
+            0 => text = vec![round as u8; 40_000 + 4096 * round],
+            1 => text.extend([round as u8; 5000]),
+            2 => text.truncate(text.len() / 2),
+            _ => text[1000..2000].fill(round as u8),
+        }
+        file.set_len(text.len() as u64).unwrap();
+        file.write_all_at(&text, 0).unwrap();
+        let mode = 0o600 | (round as u32 % 0o70);
+        file.set_permissions(fs::Permissions::from_mode(mode)).unwrap();
+        drop(file);
+        for (host, handle) in [a, b, c].iter().zip(&handles) {
+            // Twice: what the first call has brought into the caches is there for the second.
+            for _ in 0..2 {
+                for found in [fs::metadata(host.file("f")).unwrap(), handle.metadata().unwrap()] {
+                    assert_eq!((found.len(), found.mode() & 0o777), (text.len() as u64, mode), "{} {round}", host.name);
+                }
+                let mut read = vec![0; text.len() + 10];
+                let len = handle.read_at(&mut read, 0).unwrap();
+                assert!(read[..len] == text, "{} {round}: {len} bytes", host.name);
+                assert!(fs::read(host.file("f")).unwrap() == text, "{} {round}", host.name);
+            }
+        }
+    }
+    drop(handles);
+    unmounted_and_checked(&lab, &[a, b, c]);
+}
+
+/// A program that reads on and on what its kernel has, or maps it, keeps the vault from nobody.
+#[test]
+fn who_reads_on_and_on_is_interrupted() {
+    let lab = Lab::new();
+    let [a, b, c] = shared(&lab);
+    fs::write(a.file("long"), vec![7; 4 << 20]).unwrap();
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for is_mapped in [false, true] {
+            let is_over = &is_over;
+            scope.spawn(move || {
+                let file = File::open(b.file("long")).unwrap();
+                let map = is_mapped.then(|| Map::of(&file, ProtFlags::READ));
+                let mut bytes = [0; 4096];
+                while !is_over.load(Ordering::Relaxed) {
+                    match &map {
+                        Some(map) => assert_eq!(map.load(LEN / 2), 7),
+                        None => (0..1024).for_each(|at| file.read_exact_at(&mut bytes, 4096 * at).unwrap()),
+                    }
+                }
+            });
+        }
+        for round in 0..20 {
+            a.write("short", &round.to_string()).unwrap();
+        }
+        is_over.store(true, Ordering::Relaxed);
+    });
+    assert_eq!(fs::read_to_string(b.file("short")).unwrap(), "19");
+    unmounted_and_checked(&lab, &[a, b, c]);
+}
+
 /// Processes of all hosts read and write one file, a block at a time, each value once. Whoever reads gets what was
 /// there at some moment of its call: never a value older than one that was written, or read, before the call began.
 #[test]
 fn blocks_are_linearizable_and_names_are_one_hosts_each() {
     const BLOCKS: u64 = 3;
-    const EACH: u64 = 30;
+    const EACH: u64 = 40;
     let lab = Lab::new();
     let hosts = shared(&lab);
     fs::write(hosts[0].file("blocks"), vec![0; 4096 * BLOCKS as usize]).unwrap();
@@ -219,6 +290,8 @@ fn blocks_are_linearizable_and_names_are_one_hosts_each() {
             let (writing, known) = (&writing, &known);
             scope.spawn(move || {
                 let file = File::options().read(true).write(true).open(host.file("blocks")).unwrap();
+                // The kernel caches what is read through this one.
+                let cached = File::open(host.file("blocks")).unwrap();
                 for round in 0..EACH {
                     let block = (round + number as u64) % BLOCKS;
                     let (at, slot) = (4096 * block, block as usize);
@@ -230,7 +303,8 @@ fn blocks_are_linearizable_and_names_are_one_hosts_each() {
                     } else {
                         let before = known[slot].load(Ordering::SeqCst);
                         let mut bytes = [0; 4096];
-                        file.read_exact_at(&mut bytes, at).unwrap();
+                        let from = if round % 4 < 2 { &file } else { &cached };
+                        from.read_exact_at(&mut bytes, at).unwrap();
                         let value = u64::from_le_bytes(bytes[..8].try_into().unwrap());
                         assert!(value >= before, "{}: block {block} was {before}, and is {value}", host.name);
                         assert!(bytes[8..].iter().all(|byte| *byte == value as u8), "a block in parts");
@@ -304,7 +378,7 @@ fn what_a_shared_mount_does_not_do_it_says() {
     lab.grant(a, &id);
     lab.grant(b, &id);
     a.run(&format!("anchor move store/v {}", lab.url())).ok();
-    a.run("mount --shared --cache=through store/v m-a").code(2);
+    a.run("mount --shared --cache=writeback store/v m-a").code(2);
     a.run("mount --shared --idle 5 store/v m-a").code(2);
     a.run("mount --shared store/v m-a").ok();
     a.write("f", "text").unwrap();

@@ -9,7 +9,9 @@
 //!
 //! In an anchored vault the record is the newest, or it is stale: then the root is for the user of the process alone
 //! (mode 0700), and chmod is refused, until it is accepted. It is replaced between the commit of {old, new} to the
-//! anchor and a barrier.
+//! anchor and a barrier. The store chooses what a directory says. So a dataset in an anchored vault shows what the
+//! anchor says of its directory, which is an entry there; and an anchored vault without a record, as a dataset that is
+//! mounted by itself, is for the user of the process alone until chmod makes one.
 
 use crate::Result;
 use crate::anchored::digest_of_text;
@@ -39,6 +41,10 @@ enum Source {
     /// The record does not open, and why. Shown are those of the directory.
     Damaged(RootFault),
     Record(RootRecord),
+    /// There is no record. It is a dataset's root: what the anchor of the vault above says of this entry.
+    Entry(RootRecord),
+    /// There is no record, and the store chooses what the directory says. Shown is what is for the process's user alone.
+    Unrecorded,
     /// It is not the newest, or it is gone. Shown is what is for the process's user alone.
     Stale,
 }
@@ -51,12 +57,13 @@ impl ShownPermissions {
     /// The stat of the vault directory, with the permissions that its root shows.
     pub fn over(&self, st: Stat) -> Stat {
         match *self.0.lock() {
-            Source::Record(RootRecord { mode, uid, gid }) => Stat { mode, uid, gid, ..st },
+            Source::Record(RootRecord { mode, uid, gid }) | Source::Entry(RootRecord { mode, uid, gid }) => {
+                Stat { mode, uid, gid, ..st }
+            }
             Source::Directory | Source::Damaged(_) => st,
-            // The store chooses what the directory says.
-            Source::Stale => {
-                let (uid, gid) = (geteuid().as_raw(), getegid().as_raw());
-                Stat { mode: 0o700, uid, gid, ..st }
+            Source::Unrecorded | Source::Stale => {
+                let RootRecord { mode, uid, gid } = private();
+                Stat { mode, uid, gid, ..st }
             }
         }
     }
@@ -107,6 +114,7 @@ impl RootPermissions {
                 Source::Stale
             }
             Ok(record) => Source::Record(record),
+            Err(RootFault::Missing) if top == Top::FileSystem && anchor.is_some() => Source::Unrecorded,
             Err(RootFault::Missing) => Source::Directory,
             // The mode of a dataset's directory may deny it to its owner, which is this process.
             Err(RootFault::Unreadable(e)) if top == Top::Dataset && e.kind() == stdio::ErrorKind::PermissionDenied => {
@@ -130,11 +138,19 @@ impl RootPermissions {
         &self.shown
     }
 
+    /// The root is a dataset's: without a record it shows what the anchor of the vault above says of its entry.
+    pub fn follow(&self, entry: RootRecord) {
+        let mut source = self.shown.0.lock();
+        if matches!(*source, Source::Directory) {
+            *source = Source::Entry(entry);
+        }
+    }
+
     /// Why the record does not open, where there is one that does not.
     pub fn fault(&self) -> Option<String> {
         match &*self.shown.0.lock() {
             Source::Damaged(fault) => Some(fault.to_string()),
-            Source::Directory | Source::Record(_) | Source::Stale => None,
+            Source::Directory | Source::Record(_) | Source::Entry(_) | Source::Unrecorded | Source::Stale => None,
         }
     }
 
@@ -210,11 +226,18 @@ impl RootPermissions {
         of_directory: impl FnOnce(&dyn BackendDir) -> stdio::Result<()>,
     ) -> stdio::Result<()> {
         let mut source = self.shown.0.lock();
-        let mut record = match &*source {
+        let mut record = match *source {
             Source::Directory if self.top == Top::Dataset => return of_directory(&*self.dir),
+            Source::Entry(mut entry) => {
+                of_directory(&*self.dir)?;
+                set(&mut entry);
+                *source = Source::Entry(entry);
+                return Ok(());
+            }
+            Source::Unrecorded => private(),
             Source::Stale => return Err(stdio::Error::other("the root's permissions in the store are not the newest")),
             Source::Directory | Source::Damaged(_) => record_of(&self.dir.stat()?),
-            Source::Record(record) => *record,
+            Source::Record(record) => record,
         };
         set(&mut record);
         self.write(record)?;
@@ -260,6 +283,11 @@ fn digest(text: Option<&[u8]>) -> Digest {
 pub(crate) fn shown_digest(root: &dyn BackendDir) -> Result<Digest> {
     let text = shown_text(root).map_err(io("read the record of the root's permissions"))?;
     Ok(digest(text.as_deref()))
+}
+
+/// For the user of this process alone.
+fn private() -> RootRecord {
+    RootRecord { mode: 0o700, uid: geteuid().as_raw(), gid: getegid().as_raw() }
 }
 
 fn record_of(st: &Stat) -> RootRecord {

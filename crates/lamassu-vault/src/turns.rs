@@ -5,13 +5,13 @@
 //! a request of this host needs more than a turn that only looks, it stops further requests, has the kernel drop what
 //! it holds, and closes the vault ([`Turns::wait_for_end`], [`Turns::stop_requests`], [`Turns::end`]).
 //!
-//! The kernel keeps no names, no attributes, and no contents but those of mapped files. Its requests for pages, and its
-//! writes of them, hold locks of the kernel that dropping them waits for. So they go on while a turn ends, until
-//! nothing is mapped any more that came from it.
+//! Of what the kernel was told in a turn it keeps attributes and pages, and no names. All of it is dropped before the
+//! turn is over. Its requests for pages, and its writes of them, hold locks of the kernel that dropping them waits for.
+//! So they go on while a turn ends, until no page is left that came from it.
 
 use crate::Ino;
 use parking_lot::{Condvar, Mutex, MutexGuard};
-use std::collections::{HashSet, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -31,7 +31,7 @@ pub enum Mode {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Need {
     mode: Mode,
-    /// It is about pages of a mapped file, and the kernel has locked them.
+    /// It is about pages in the page cache, and the kernel has locked them.
     is_of_pages: bool,
     /// The file whose pages the kernel gets.
     fills: Option<Ino>,
@@ -45,8 +45,8 @@ impl Need {
     /// To write pages of a mapped file.
     pub const WRITE_PAGES: Need = Need { mode: Mode::Change, is_of_pages: true, fills: None };
 
-    /// To read pages of a mapped file. Where it may be written they come in a turn that may change: the kernel tells
-    /// nobody when a page is changed, and it has to be able to write it back in the same turn.
+    /// To read pages of a file into the page cache. Where it may be written they come in a turn that may change: the
+    /// kernel tells nobody when a page of a map is changed, and it has to be able to write it back in the same turn.
     pub const fn read_pages(ino: Ino, may_be_written: bool) -> Need {
         let mode = if may_be_written { Mode::Change } else { Mode::Look };
         Need { mode, is_of_pages: true, fills: Some(ino) }
@@ -76,6 +76,19 @@ enum Phase {
     Over,
 }
 
+/// What the kernel holds of a turn.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Cached {
+    /// Files of which it may have pages.
+    pub files: Vec<Ino>,
+    /// Inodes of which it may have attributes.
+    pub told: Vec<Ino>,
+}
+
+/// Of so many inodes the kernel is told attributes in one turn, or gets pages, at most: all of them are dropped, one by
+/// one, before another host can have the vault.
+const CACHED_MAX: usize = 1 << 16;
+
 struct Waiting {
     need: Need,
     job: Job,
@@ -90,18 +103,27 @@ struct State {
     waiting: VecDeque<Waiting>,
     /// So many of them waited when the turn began.
     due: usize,
-    /// Files of which the kernel may hold pages.
-    filled: HashSet<Ino>,
+    /// Files whose pages the kernel got in this turn, and whether it may hold any now.
+    filled: HashMap<Ino, bool>,
+    /// Inodes whose attributes it may hold.
+    told: HashSet<Ino>,
     is_recalled: bool,
     is_stopping: bool,
 }
 
 impl State {
+    /// Whether a turn is enough for a request. A file that is opened for writing in a turn to look is so in the next
+    /// one only: until then pages of it, if it was read before, are as any other's. Dropping them waits for that
+    /// request.
+    fn is_enough(&self, mode: Mode, need: Need) -> bool {
+        need.mode <= mode || need.fills.is_some_and(|ino| self.filled.contains_key(&ino))
+    }
+
     fn admits(&self, need: Need) -> bool {
         match self.phase {
             Phase::Away => false,
-            Phase::Here(mode) => need.mode <= mode && !self.is_recalled,
-            Phase::Ending(mode) => need.is_of_pages && need.mode <= mode,
+            Phase::Here(mode) => self.is_enough(mode, need) && (!self.is_recalled || need.is_of_pages),
+            Phase::Ending(mode) => need.is_of_pages && self.is_enough(mode, need),
             Phase::Over => true,
         }
     }
@@ -110,7 +132,7 @@ impl State {
     fn next(&self) -> Option<usize> {
         let is_due = |at: usize| at < self.due && matches!(self.phase, Phase::Here(_) | Phase::Ending(_));
         let fits = |need: Need| match self.phase {
-            Phase::Here(mode) | Phase::Ending(mode) => need.mode <= mode,
+            Phase::Here(mode) | Phase::Ending(mode) => self.is_enough(mode, need),
             Phase::Away | Phase::Over => false,
         };
         let of = |(at, waiting): (usize, &Waiting)| {
@@ -128,17 +150,21 @@ impl State {
         self.waiting.iter().map(|waiting| waiting.need.mode).max()
     }
 
-    /// A request begins.
-    fn enter(&mut self, need: Need) {
-        self.users += 1;
-        self.filled.extend(need.fills);
+    fn cached(&self) -> Cached {
+        let files = self.filled.iter().filter(|(_, has_pages)| **has_pages).map(|(ino, _)| *ino).collect();
+        Cached { files, told: self.told.iter().copied().collect() }
     }
 }
 
 /// See the module's head.
 pub struct Turns {
     state: Mutex<State>,
-    changed: Condvar,
+    /// Requests that waited may be carried out.
+    runnable: Condvar,
+    /// The driver may have something to do, or has ended.
+    driver: Condvar,
+    /// No request is under way. Of its own, since that happens after each request.
+    quiet: Condvar,
 }
 
 /// Held while a request is carried out.
@@ -149,7 +175,7 @@ impl Drop for Use {
         let mut state = self.0.state.lock();
         state.users -= 1;
         if state.users == 0 {
-            self.0.changed.notify_all();
+            self.0.quiet.notify_all();
         }
     }
 }
@@ -164,11 +190,14 @@ impl Turns {
                 users: 0,
                 waiting: VecDeque::new(),
                 due: 0,
-                filled: HashSet::new(),
+                filled: HashMap::new(),
+                told: HashSet::new(),
                 is_recalled: false,
                 is_stopping: false,
             }),
-            changed: Condvar::new(),
+            runnable: Condvar::new(),
+            driver: Condvar::new(),
+            quiet: Condvar::new(),
         })
     }
 
@@ -178,22 +207,33 @@ impl Turns {
     pub fn enter(self: &Arc<Self>, need: Need) -> Option<Use> {
         let mut state = self.state.lock();
         state.admits(need).then(|| {
-            state.enter(need);
+            self.begin_request(&mut state, need);
             Use(self.clone())
         })
+    }
+
+    fn begin_request(&self, state: &mut State, need: Need) {
+        state.users += 1;
+        if let Some(ino) = need.fills {
+            state.filled.insert(ino, true);
+            // A turn may be enough for others now.
+            if !state.waiting.is_empty() {
+                self.runnable.notify_all();
+            }
+        }
     }
 
     /// Carries a request out now, or when there is a turn for it.
     pub fn run(self: &Arc<Self>, need: Need, job: impl FnOnce(Use) + Send + 'static) {
         let mut state = self.state.lock();
         if state.admits(need) {
-            state.enter(need);
+            self.begin_request(&mut state, need);
             drop(state);
             return job(Use(self.clone()));
         }
         let turns = self.clone();
         state.waiting.push_back(Waiting { need, job: Box::new(move || job(Use(turns))) });
-        self.changed.notify_all();
+        self.driver.notify_all();
     }
 
     /// What a thread does that carries out requests which waited, until the end.
@@ -204,14 +244,27 @@ impl Turns {
                 && let Some(Waiting { need, job }) = state.waiting.remove(at)
             {
                 state.due -= usize::from(at < state.due);
-                state.enter(need);
+                self.begin_request(&mut state, need);
                 MutexGuard::unlocked(&mut state, job);
             } else if state.phase == Phase::Over {
                 return;
             } else {
-                self.changed.wait(&mut state);
+                self.runnable.wait(&mut state);
             }
         }
+    }
+
+    /// Notes, in a request, that the kernel is told attributes of an inode that it may keep. False: it must not.
+    pub fn tell(&self, ino: Ino) -> bool {
+        let mut state = self.state.lock();
+        let has_turn = matches!(state.phase, Phase::Here(_) | Phase::Ending(_));
+        has_turn && (state.told.contains(&ino) || state.told.len() < CACHED_MAX && state.told.insert(ino))
+    }
+
+    /// Whether pages of one more file may get into the page cache.
+    pub fn may_fill(&self, ino: Ino) -> bool {
+        let state = self.state.lock();
+        state.filled.contains_key(&ino) || state.filled.len() < CACHED_MAX
     }
 
     // --- the driver
@@ -223,7 +276,7 @@ impl Turns {
             match state.wanted() {
                 _ if state.is_stopping => return None,
                 Some(mode) => return Some(mode),
-                None => self.changed.wait(&mut state),
+                None => self.driver.wait(&mut state),
             }
         }
     }
@@ -233,8 +286,9 @@ impl Turns {
         let mut state = self.state.lock();
         (state.phase, state.is_recalled) = (Phase::Here(mode), false);
         state.due = state.waiting.len();
+        state.filled.clear();
         state.number += 1;
-        self.changed.notify_all();
+        self.runnable.notify_all();
         state.number
     }
 
@@ -242,7 +296,7 @@ impl Turns {
     pub fn recall(&self, number: u64) {
         let mut state = self.state.lock();
         state.is_recalled |= state.number == number;
-        self.changed.notify_all();
+        self.driver.notify_all();
     }
 
     /// Waits until the turn is to end; `None`: not yet, after so long.
@@ -255,15 +309,15 @@ impl Turns {
                 () if state.is_stopping => return Some(End::Stopping),
                 () if state.is_recalled => return Some(End::Recalled),
                 () if lacks => return Some(End::TooLittle),
-                () if self.changed.wait_until(&mut state, until).timed_out() => return None,
+                () if self.driver.wait_until(&mut state, until).timed_out() => return None,
                 () => {}
             }
         }
     }
 
-    /// Files of which the kernel may hold pages.
-    pub fn filled(&self) -> Vec<Ino> {
-        self.state.lock().filled.iter().copied().collect()
+    /// What the kernel may hold of this turn.
+    pub fn cached(&self) -> Cached {
+        self.state.lock().cached()
     }
 
     /// No further request begins but for pages; waits for those under way.
@@ -271,29 +325,32 @@ impl Turns {
         let mut state = self.state.lock();
         if let Phase::Here(mode) = state.phase {
             state.phase = Phase::Ending(mode);
-            self.changed.notify_all();
+            self.runnable.notify_all();
         }
-        self.changed.wait_while(&mut state, |state| !state.is_quiet());
+        self.quiet.wait_while(&mut state, |state| !state.is_quiet());
     }
 
-    /// Ends the turn if the kernel holds no page of it any more and asks for none; otherwise the files whose pages it
-    /// is to drop first.
-    pub fn end(&self) -> Option<Vec<Ino>> {
+    /// Ends the turn if the kernel holds nothing of it any more and asks for no page; otherwise what it is to drop
+    /// first.
+    pub fn end(&self) -> Option<Cached> {
         let mut state = self.state.lock();
-        self.changed.wait_while(&mut state, |state| !state.is_quiet());
-        if state.filled.is_empty() {
+        self.quiet.wait_while(&mut state, |state| !state.is_quiet());
+        let cached = state.cached();
+        if cached == Cached::default() {
             state.phase = Phase::Away;
             state.due = 0;
             return None;
         }
-        Some(state.filled.drain().collect())
+        state.filled.values_mut().for_each(|has_pages| *has_pages = false);
+        state.told.clear();
+        Some(cached)
     }
 
     /// There is no turn, and will be none soon: what waits now is carried out without one, and fails.
     pub fn fail_waiting(&self) {
         let failing = std::mem::take(&mut self.state.lock().waiting);
         for Waiting { need, job } in failing {
-            self.state.lock().enter(Need { fills: None, ..need });
+            self.begin_request(&mut self.state.lock(), Need { fills: None, ..need });
             job();
         }
     }
@@ -304,8 +361,8 @@ impl Turns {
     pub fn stop(&self) {
         let mut state = self.state.lock();
         state.is_stopping = true;
-        self.changed.notify_all();
-        self.changed.wait_while(&mut state, |state| state.phase != Phase::Over);
+        self.driver.notify_all();
+        self.driver.wait_while(&mut state, |state| state.phase != Phase::Over);
     }
 
     /// Whether the mount ends.
@@ -317,7 +374,8 @@ impl Turns {
     pub fn over(&self) {
         let mut state = self.state.lock();
         state.phase = Phase::Over;
-        self.changed.notify_all();
+        self.runnable.notify_all();
+        self.driver.notify_all();
     }
 }
 

@@ -44,7 +44,7 @@ pub(crate) use trees::TreeFiles;
 use crate::event::{IntegrityEvent, IntegrityKind, place_of};
 use crate::open::OpenFile;
 use crate::{Ino, Kind, Result, Vault, VaultError};
-use lamassu_anchor::{Anchor, EntryPlace, Mark, ObjectId, ObjectKind, Row};
+use lamassu_anchor::{Anchor, AnchorError, EntryPlace, Mark, ObjectId, ObjectKind, Row};
 use lamassu_store::BackendDir;
 use lamassu_store::file::AnchoredFiles;
 use parking_lot::{Mutex, RwLock};
@@ -174,6 +174,20 @@ impl Vault {
         let Some(anchored) = &self.anchored else { return Ok(None) };
         let object = self.nodes.lock().object(ino);
         Ok(Some(anchored.anchor.row(object)?))
+    }
+
+    /// The object of a node, if the anchor has it under a name.
+    ///
+    /// # Errors
+    /// [`VaultError::Anchor`].
+    pub(crate) fn recorded(&self, ino: Ino) -> Result<Option<ObjectId>> {
+        let Some(anchored) = &self.anchored else { return Ok(None) };
+        let object = self.nodes.lock().object(ino);
+        match anchored.anchor.row(object) {
+            Ok(row) => Ok((row.links > 0).then_some(object)),
+            Err(AnchorError::Unknown { .. }) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// The error, and the event, for what is not the newest: `what` is under the name `stored` of a directory.

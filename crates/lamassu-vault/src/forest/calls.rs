@@ -322,7 +322,7 @@ impl FileSystem for Forest {
         })
     }
 
-    // The root of a dataset that cannot be looked at is left out.
+    // The root of a dataset that cannot be looked at is listed without attributes: who asks for it is told why.
     fn read_dir_plus(
         &self,
         handle: HandleId,
@@ -334,7 +334,7 @@ impl FileSystem for Forest {
             None => fill(&DirEntry { ino: dots.number(listed), ..listed.clone() }, None, next),
             Some(entry) => match self.entered(&vault, dots.volume, entry) {
                 Ok(entry) => fill(&DirEntry { ino: entry.attr.ino, ..listed.clone() }, Some(entry), next),
-                Err(_) => true,
+                Err(_) => fill(&DirEntry { ino: dots.number(listed), ..listed.clone() }, None, next),
             },
         })
     }

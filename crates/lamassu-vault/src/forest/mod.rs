@@ -25,6 +25,7 @@ use crate::event::IntegrityKind;
 use crate::inode::{OWN_MAX, StoreId};
 use crate::walk::read_header_bytes;
 use crate::{Attr, Entry, FileSystem, HandleId, Ino, Kind, Options, ROOT, Result, Upkeep, Vault, VaultError};
+use lamassu_anchor::Row;
 use lamassu_crypto::{Engine, KeyRing};
 use lamassu_format::header::{Header, VaultHeader};
 use lamassu_store::{Backend, BackendDir};
@@ -103,6 +104,8 @@ pub trait Opener: Send + Sync {
 pub trait Cache: Send + Sync {
     /// Writes back what is not here yet, and drops contents and attributes.
     fn drop_inode(&self, ino: Ino);
+    /// Drops attributes. False: it knows no such inode.
+    fn drop_attributes(&self, ino: Ino) -> bool;
     /// Drops a name, and all it knows below it.
     fn drop_entry(&self, parent: Ino, name: &OsStr);
 }
@@ -405,11 +408,21 @@ impl Forest {
         Ok(slot)
     }
 
+    /// What the anchor of the vault above says of the entry that is a dataset's root.
+    fn entry_row(&self, slot: &KnownVolume) -> Result<Option<Row>> {
+        let above = slot.place().and_then(|(parent, ino)| Some((self.vault(parent)?, ino)));
+        above.map_or(Ok(None), |(above, ino)| above.row_of(ino))
+    }
+
     /// stat of a volume's root, which also a locked one has.
     fn root_attr(&self, slot: &KnownVolume) -> Result<Attr> {
         let attr = match slot.loaded() {
             Some(vault) => vault.getattr(ROOT, None)?,
-            None => slot.backing_attr()?,
+            None => {
+                let attr = slot.backing_attr()?;
+                let row = self.entry_row(slot)?;
+                row.map_or(attr, |row| Attr { mode: row.mode, uid: row.uid, gid: row.gid, ..attr })
+            }
         };
         Ok(Attr { ino: global(slot.number, ROOT), ..attr })
     }

@@ -6,6 +6,7 @@ use crate::inode::StoreId;
 use crate::root::{ShownPermissions, Top};
 use crate::{Attr, Ino, Owner, ROOT, Result, Vault, VaultError};
 use lamassu_format::header::VaultHeader;
+use lamassu_format::root::RootRecord;
 use lamassu_store::Backend;
 use parking_lot::{Mutex, MutexGuard, RwLock};
 use std::collections::HashMap;
@@ -222,6 +223,9 @@ impl Forest {
         let vault = Vault::open_with(slot.backend.clone(), &header, ring, options, self.engine.clone(), top);
         let vault = vault.inspect_err(|_| self.opener.unloading(slot.number))?;
         let vault = Arc::new(vault);
+        if let Some(row) = self.entry_row(slot)? {
+            vault.root_permissions.follow(RootRecord { mode: row.mode, uid: row.uid, gid: row.gid });
+        }
         slot.set_cached(cached);
         self.opener.opened(slot.number, &vault);
         slot.set_loaded(vault.clone());

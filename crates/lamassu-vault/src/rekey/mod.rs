@@ -197,10 +197,17 @@ impl RekeyRun<'_> {
         }
     }
 
-    /// An object that is gone is passed over. One that fails is counted. A vault that was closed ends the run.
+    /// An object that is gone is passed over, unless the anchor still has it. One that fails is counted. A vault that
+    /// was closed ends the run.
     fn note(&mut self, ino: Ino, result: Result<()>) -> Result<()> {
         match result {
-            Ok(()) | Err(VaultError::Stale | VaultError::NotFound) => Ok(()),
+            Ok(()) => Ok(()),
+            Err(VaultError::Stale | VaultError::NotFound) => {
+                if let Some(object) = self.vault.recorded(ino)? {
+                    self.withheld(ino, object);
+                }
+                Ok(())
+            }
             Err(VaultError::ReadOnly) => Err(VaultError::ReadOnly),
             Err(error) => {
                 self.done.failed += 1;
@@ -262,12 +269,12 @@ impl RekeyRun<'_> {
 
     /// What the store does not show stays under the keys that it has, and may be shown again when they are gone: it is
     /// no success. A token gives no name.
-    fn withheld(&mut self, dir: Ino, object: ObjectId) {
-        let dir = self.vault.tag(dir);
-        self.vault.outdated_as(IntegrityKind::Missing, "entry", dir.clone());
+    fn withheld(&mut self, at: Ino, object: ObjectId) {
+        let at = self.vault.tag(at);
+        self.vault.outdated_as(IntegrityKind::Missing, "entry", at.clone());
         self.done.failed += 1;
         let error = VaultError::Outdated { what: "entry", stored: format!("object {object} of the anchor") };
-        self.progress.failed(&dir, &error);
+        self.progress.failed(&at, &error);
     }
 
     /// Counts a reference to an entry; `None` if it is gone.

@@ -305,6 +305,12 @@ impl<'a> Reader<'a> {
         self.files += 1;
         loop {
             signals::check()?;
+            if let Some(next) = data.behind_hole(file, at) {
+                // The digest is of use for files of one page alone, which are shorter than a piece.
+                whole.update(&next.to_le_bytes());
+                self.bytes += next - at;
+                at = next;
+            }
             let len = match fill(file, &mut piece, at) {
                 Ok(len) => len,
                 Err(e) => {
@@ -378,6 +384,16 @@ impl Extent {
             (self.start, self.end) = next_data(file, from, u64::MAX).unwrap_or((from, u64::MAX));
         }
         self.start < to && self.end > from
+    }
+
+    /// The first piece behind this offset that has data in it, or the end of the file, if whole pieces of a hole are in
+    /// between.
+    fn behind_hole(&mut self, file: &File, at: u64) -> Option<u64> {
+        if self.has(file, at, at + PIECE) {
+            return None;
+        }
+        let next = self.start.min(file.metadata().ok()?.len());
+        Some(next - next % PIECE).filter(|next| *next > at)
     }
 }
 

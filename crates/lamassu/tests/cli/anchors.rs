@@ -423,36 +423,6 @@ fn datasets_have_their_own() {
     assert_eq!(anchors(), 5);
 }
 
-/// What is accepted of the vault around it is not accepted of a dataset, which says so.
-#[test]
-fn a_dataset_whose_header_is_older_names_the_command_that_accepts_it() {
-    let b = bench();
-    b.run("mount v m").ok();
-    b.run("dataset create m/a").ok();
-    b.unmount("m");
-    let dir = b.stored("v", "a");
-    let header = dir.join("lamassu.vault");
-    let old = fs::read(&header).unwrap();
-    b.run("mount v m").ok();
-    b.run("dataset set m/a cache=none").ok();
-    b.unmount("m");
-    fs::write(&header, old).unwrap();
-    let remedy = format!("`lamassu anchor accept v/{}`", dir.file_name().unwrap().display());
-    let checked = b.run("check --json v").code(30).json();
-    let problem = &checked["problems"][0];
-    assert_eq!((&problem["kind"], &problem["path"]), (&"stale".into(), &"a".into()));
-    assert!(problem["text"].as_str().unwrap().contains("`lamassu anchor accept /"), "{problem}");
-    for line in ["anchor accept v a", "anchor accept v /a", "anchor accept -r v /", "anchor accept -r v a"] {
-        b.run(line).code(30).says(&remedy).says("an anchor of its own");
-        b.run("check v").code(30);
-    }
-    b.run(&format!("anchor accept {}", dir.display())).ok();
-    b.run("check v").ok();
-    for line in ["anchor accept v a", "anchor accept -r v /"] {
-        b.run(line).ok().says("an anchor of its own");
-    }
-}
-
 #[test]
 fn an_anchor_that_was_lost_is_made_anew() {
     let b = bench();

@@ -6,6 +6,7 @@ mod admin;
 mod alerts;
 mod anchor_disk;
 mod anchor_faults;
+mod anchored_datasets;
 mod anchors;
 mod asked;
 mod ciphers;
