@@ -43,7 +43,8 @@ enum Source {
     Record(RootRecord),
     /// There is no record. It is a dataset's root: what the anchor of the vault above says of this entry.
     Entry(RootRecord),
-    /// There is no record, and the store chooses what the directory says. Shown is what is for the process's user alone.
+    /// There is no record, and the store chooses what the directory says. Shown is what is for the process's user
+    /// alone.
     Unrecorded,
     /// It is not the newest, or it is gone. Shown is what is for the process's user alone.
     Stale,

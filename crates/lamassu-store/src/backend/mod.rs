@@ -27,7 +27,9 @@ pub mod memory;
 pub use crash::{CrashBackend, CrashSim};
 #[cfg(any(test, feature = "testing"))]
 pub use fault::FaultBackend;
-pub use local::{Copied, CopyError, LocalBackend, Lock, Privileges, Watch, lock_staging, next_data, open_regular};
+pub use local::{
+    Copied, CopyError, LocalBackend, Lock, Privileges, Watch, lock_staging, next_data, open_regular, open_regular_in,
+};
 #[cfg(any(test, feature = "testing"))]
 pub use memory::MemoryBackend;
 
@@ -340,6 +342,10 @@ impl ByName for dyn BackendDir {
 
 /// An open backing directory.
 pub trait BackendDir: BackendNode {
+    /// For [`open_regular_in`].
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
     /// Opens a subdirectory (never through a link).
     fn open_dir(&self, name: &OsStr) -> io::Result<Arc<dyn BackendDir>>;
     /// Opens a regular file; `write` false opens read-only. A file that its owner may not read is still opened where

@@ -11,7 +11,9 @@ use crate::{open, signals, text};
 use lamassu_format::profile::{KeyKind, Profile, Protection};
 use lamassu_format::{BlockNo, Domain, Geometry, PageNo};
 use lamassu_host::Error as HostError;
-use lamassu_store::backend::{Backend, BackendDir, Kind, Listed, LocalBackend, next_data, open_regular};
+use lamassu_store::backend::{
+    Backend, BackendDir, Kind, Listed, LocalBackend, next_data, open_regular, open_regular_in,
+};
 use lamassu_vault::walk::{Failed, Met, Visit, walk};
 use rustix::fs::CWD;
 use serde::Serialize;
@@ -243,7 +245,9 @@ impl Visit for Reader<'_> {
         let path = self.start.join(&at.stored).join(&entry.name);
         match dir.stat_entry(&entry.name) {
             Ok(st) if st.kind == Kind::Dir => return Ok(Some(())),
-            Ok(st) if st.kind == Kind::File => self.one(&path, (st.nlink, st.dev, st.ino))?,
+            Ok(st) if st.kind == Kind::File => {
+                self.one(&path, (st.nlink, st.dev, st.ino), || open_regular_in(&**dir, &entry.name))?;
+            }
             Ok(_) => {}
             Err(e) => self.miss(&path, &e),
         }
@@ -262,7 +266,7 @@ impl<'a> Reader<'a> {
         let meta = std::fs::symlink_metadata(path);
         let meta = meta.map_err(|source| HostError::Local { op: "read", path: path.into(), source })?;
         if meta.is_file() {
-            return self.one(path, (meta.nlink(), meta.dev(), meta.ino()));
+            return self.one(path, (meta.nlink(), meta.dev(), meta.ino()), || open_regular(CWD, path));
         }
         if !meta.is_dir() {
             return Ok(());
@@ -280,11 +284,16 @@ impl<'a> Reader<'a> {
     }
 
     /// A file of so many names, by its device and number: it is stored once.
-    fn one(&mut self, path: &Path, (names, dev, ino): (u64, u64, u64)) -> Result<()> {
+    fn one(
+        &mut self,
+        path: &Path,
+        (names, dev, ino): (u64, u64, u64),
+        open: impl FnOnce() -> io::Result<File>,
+    ) -> Result<()> {
         if names > 1 && !self.seen.insert((dev, ino)) {
             return Ok(());
         }
-        match open_regular(CWD, path) {
+        match open() {
             Ok(file) => self.file(path, &file),
             Err(e) => {
                 self.miss(path, &e);

@@ -18,13 +18,12 @@ use lamassu_format::header::NameMode;
 use lamassu_format::name::{self, Stored};
 use lamassu_format::{Domain, Geometry};
 use lamassu_host::Error as HostError;
-use lamassu_store::backend::{Backend, BackendDir, Kind, Listed, Stat, next_data, open_regular};
+use lamassu_store::backend::{Backend, BackendDir, Kind, Listed, Stat, next_data, open_regular_in};
 use lamassu_vault::walk::{Failed, Met, Visit, walk};
 use profiles::{OfProfile, Profiles};
-use rustix::fs::CWD;
 use serde::Serialize;
 use std::collections::BTreeMap;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -265,7 +264,7 @@ impl Visit for Observer<'_> {
                 if let Some(profiles) = &mut self.profiles {
                     profiles.begin(&**dir, &entry.name, &st)?;
                 }
-                self.file(&path, &st)?;
+                self.file(&path, (&**dir, &entry.name), &st)?;
             }
             Kind::Symlink | Kind::Fifo | Kind::Socket | Kind::CharDevice | Kind::BlockDevice => {}
         }
@@ -319,14 +318,14 @@ impl Observer<'_> {
         *leak.owners.entry(format!("{}:{}", st.uid, st.gid)).or_default() += 1;
     }
 
-    fn file(&mut self, path: &Path, st: &Stat) -> Result<()> {
+    fn file(&mut self, path: &Path, (dir, name): (&dyn BackendDir, &OsStr), st: &Stat) -> Result<()> {
         let sizes = &mut self.leak.sizes;
         // Saturating: what a store says of its files need not be so.
         sizes.bytes = sizes.bytes.saturating_add(st.len);
         sizes.allocated_bytes = sizes.allocated_bytes.saturating_add(st.blocks.saturating_mul(512));
         let at_most = st.len.max(1).checked_next_power_of_two().unwrap_or(u64::MAX);
         *sizes.at_most.entry(at_most).or_default() += 1;
-        let file = match open_regular(CWD, path) {
+        let file = match open_regular_in(dir, name) {
             Ok(file) => file,
             Err(e) => {
                 self.miss(path, &e);

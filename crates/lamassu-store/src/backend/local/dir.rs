@@ -129,6 +129,10 @@ impl BackendNode for LocalDir {
 }
 
 impl BackendDir for LocalDir {
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.fd())
+    }
+
     fn open_dir(&self, name: &OsStr) -> io::Result<Arc<dyn BackendDir>> {
         check_name(name)?;
         let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;

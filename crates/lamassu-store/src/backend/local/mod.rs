@@ -176,6 +176,14 @@ pub fn open_regular(dir: impl AsFd, path: &Path) -> io::Result<std::fs::File> {
     Ok(mode::open_regular_as_it_is(hold(dir, path)?.as_fd(), OFlags::RDONLY)?.into())
 }
 
+/// The same of an entry of an open directory, which no link leads away from. No mode is changed for it.
+///
+/// # Errors
+/// As [`open_regular`]; `EOPNOTSUPP` in a store that is not local.
+pub fn open_regular_in(dir: &dyn BackendDir, name: &OsStr) -> io::Result<std::fs::File> {
+    open_regular(dir.descriptor().ok_or(Errno::OPNOTSUPP)?, Path::new(name))
+}
+
 fn open_staging(dir: BorrowedFd<'_>) -> rustix::io::Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     retry(|| rustix::fs::openat(dir, STAGING, flags, Mode::empty()))
