@@ -194,7 +194,9 @@ fn main() -> ExitCode {
     // Whatever is made is its owner's alone, also where a directory is not.
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
     // No key in a core dump, and none for a tracer. Not being allowed to is no reason to refuse work.
-    let _ = lamassu_crypto::secret::harden_process();
+    let none = rustix::process::Rlimit { current: Some(0), maximum: Some(0) };
+    let _ = rustix::process::setrlimit(rustix::process::Resource::Core, none);
+    let _ = rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable);
     let command = Args::parse().command;
     let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into());
     // The heads of the audit log are to be known elsewhere, whatever else is logged. A command has no log.
