@@ -85,7 +85,7 @@ fn has(lab: &Lab, text: &[u8]) -> bool {
 #[test]
 fn a_key_is_made_at_the_server_and_opens_a_vault_for_who_was_granted_it() {
     let mut lab = lab();
-    let (a, b) = (lab.joined("a"), lab.joined("b"));
+    let (a, _) = (lab.joined("a"), lab.joined("b"));
     let (k, k2) = (key(&lab, "k"), key(&lab, "k2"));
     a.run(&format!("key generate {k}")).code(43).says("does not show it to us");
     lab.serve(&["keys", "grant", "@a", "@k"]).ok().says("host a may make it");
@@ -101,7 +101,7 @@ fn a_key_is_made_at_the_server_and_opens_a_vault_for_who_was_granted_it() {
     let a = lab.host("a");
     a.run(&format!("cat -k {k} store/v f")).code(40);
     lab.start();
-    let (a, b) = (lab.host("a"), lab.host(b.name));
+    let (a, b) = (lab.host("a"), lab.host("b"));
     assert_eq!(a.run(&format!("cat -k {k} store/v f")).ok().out, "one");
     // As with any other source.
     make(a, "k2");

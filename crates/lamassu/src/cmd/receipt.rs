@@ -115,7 +115,7 @@ fn shown_of_server(receipt: &KeyReceipt) -> String {
         text::printable(&gone.digest),
     );
     match gone.overwritten {
-        Some(places) => drop(writeln!(out, "overwritten in its database: {places} places")),
+        Some(places) => _ = writeln!(out, "overwritten in its database: {places} places"),
         None => out.push_str("NOT OVERWRITTEN in its database: run `lamassu-server keys delete` again\n"),
     }
     let given = gone.given.iter().map(|given| format!("{}, last {}", given.host, time(given.last)));
@@ -128,7 +128,7 @@ fn shown_of_server(receipt: &KeyReceipt) -> String {
     ] {
         if !lines.is_empty() {
             let _ = writeln!(out, "{title}");
-            lines.iter().for_each(|line| drop(writeln!(out, "  {}", text::printable(line))));
+            lines.iter().for_each(|line| _ = writeln!(out, "  {}", text::printable(line)));
         }
     }
     out.truncate(out.trim_end().len());
