@@ -30,7 +30,9 @@ pub fn served_keys(input: &[u8]) {
             let Ok(text) = std::str::from_utf8(bytes.rest()) else { return };
             let source = format!("server://keeper.example/{text}").parse::<KeySource>();
             assert_eq!(source.is_ok(), is_name(text), "a name that cannot be written, or an address without one");
-            assert!(!is_name(text) || !text.contains(['/', '\\', '\0', ' ']) && !text.starts_with('.') && text.len() < 64);
+            assert!(
+                !is_name(text) || !text.contains(['/', '\\', '\0', ' ']) && !text.starts_with('.') && text.len() < 64
+            );
         }
         1 => {
             let Ok(key) = serde_json::from_slice::<Key>(bytes.rest()) else { return };

@@ -20,11 +20,13 @@ use std::os::unix::fs::FileExt;
 
 /// By name: a [`Key`], JSON.
 const KEYS: TableDefinition<'static, &'static str, &'static [u8]> = TableDefinition::new("keys");
-/// [`MARK`] and [`ZONE`].
+/// [`MARK`], [`ZONE`] and [`DEAD`].
 const MASTER: TableDefinition<'static, &'static str, &'static [u8]> = TableDefinition::new("master key");
 const MARK: &str = "mark";
 /// What holds the key that keys are wrapped under, marked.
 const ZONE: &str = "zone";
+/// There, with nothing in it, while the file may have left what is to be overwritten.
+const DEAD: &str = "dead";
 /// Hexadecimal digits of a mark, and of the length behind it.
 const MARK_LEN: usize = 32;
 const LENGTH_LEN: usize = 8;
@@ -278,7 +280,12 @@ impl State {
                 None => return Ok(Err(no_key())),
             };
             match change(kept, is_retired, events) {
-                Ok(key) => put(write, name, &key).map(Ok),
+                Ok(key) => {
+                    if key.kept().is_none() {
+                        write.open_table(MASTER)?.insert(DEAD, &[][..])?;
+                    }
+                    put(write, name, &key).map(Ok)
+                }
                 Err(error) => Ok(Err(error)),
             }
         })?
@@ -325,10 +332,20 @@ impl State {
                 put(write, &name, &key)?;
                 count += 1;
             }
-            write.open_table(MASTER)?.insert(ZONE, marked(&mark, zone).as_bytes())?;
+            let mut master = write.open_table(MASTER)?;
+            master.insert(ZONE, marked(&mark, zone).as_bytes())?;
+            master.insert(DEAD, &[][..])?;
             events.push(Event::KeysRewrapped { keys: count });
             Ok(count)
         })
+    }
+
+    /// Whether the file may have left what is to be overwritten: that was cut off.
+    ///
+    /// # Errors
+    /// [`ServerError::Database`].
+    pub fn has_dead(&self) -> Result<bool> {
+        self.read(|read| Ok(read.open_table(MASTER)?.get(DEAD)?.is_some()))
     }
 
     /// Overwrites what the file has left, in pages that are free, of keys that are gone and of how keys were wrapped
@@ -356,6 +373,7 @@ impl State {
         };
         self.verify()?;
         self.write(|write, _| {
+            write.open_table(MASTER)?.remove(DEAD)?;
             for (name, key) in keys {
                 match key {
                     Key::Deleted(gone) if gone.overwritten.is_none() => {
