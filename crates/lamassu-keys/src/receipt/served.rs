@@ -45,7 +45,8 @@ pub struct GoneKey {
     pub digest: String,
     /// when it was deleted
     pub deleted: u64,
-    /// places in the server's database that had it, wrapped, and were overwritten; `None`: not done yet
+    /// places in the server's database that still had it, or others that are gone, wrapped, and were overwritten;
+    /// `None`: not done yet
     pub overwritten: Option<u64>,
     /// hosts that were granted it to the end
     pub granted: Vec<String>,

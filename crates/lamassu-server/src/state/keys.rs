@@ -471,3 +471,6 @@ fn read_at_most(file: &File, bytes: &mut [u8], at: u64) -> std::io::Result<usize
     }
     Ok(length)
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,8 +1,6 @@
 use super::*;
 use crate::audit::Why;
 use crate::state::leases::{Lasting, Use};
-use lamassu_crypto::Secret;
-use lamassu_keys::receipt::served::GoneKey;
 use lamassu_lease::server::{Change, Durable};
 use lamassu_lease::{GrantNo, Object, SessionId};
 
@@ -244,66 +242,4 @@ fn alerts_of_a_vault_are_bounded_and_the_rest_is_counted() {
     assert_eq!(copy.take_findings((&other, "good"), &[finding("b")], 0, 10).expect("writes"), 1);
     let last = copy.alerts(0, 10).expect("reads").pop().expect("there is one");
     assert!(last.number > ALERTS_MAX && last.finding.path == "b");
-}
-
-/// A key is deleted, and the process ends before the file is overwritten.
-#[test]
-fn what_is_left_of_a_key_is_overwritten_also_when_that_was_cut_off() {
-    let dir = tempfile::tempdir().expect("a directory");
-    let state = State::make(dir.path()).expect("opens");
-    let pending = Pending { host: "one".into(), until: seconds() + 100, vaults: BTreeSet::new() };
-    state.put_token(b"t", &pending, 0).expect("writes");
-    state.use_token(b"t", 0, b"k").expect("writes").expect("is good");
-    let host = crate::guard::Caller { name: "one".into(), key: Arc::from(&b"k"[..]) };
-    state.put_zone("what holds the master key").expect("writes");
-    let made = |state: &State, name: &str, wrapped: &str| state.make_key(&host, name, 1, (wrapped, "digest".into()));
-    assert_eq!(made(&state, "a", "x").expect("reads"), Err(KeyRefusal::Unknown));
-    for (name, wrapped) in [("a", "wrapped a"), ("b", "wrapped b")] {
-        state.grant_key("one", name, true).expect("writes");
-        assert_eq!(made(&state, name, wrapped).expect("writes"), Ok(()));
-        assert_eq!(made(&state, name, wrapped).expect("reads"), Err(KeyRefusal::Exists));
-    }
-    // Another of that name, whose key is another.
-    let other = crate::guard::Caller { key: Arc::from(&b"l"[..]), ..host.clone() };
-    let given = |to| state.give_key(to, "a", |wrapped| (wrapped == "wrapped a").then(|| Secret::new(&mut [7; 32])));
-    assert_eq!(given(&other).expect("reads").expect_err("is not granted"), KeyRefusal::Unknown);
-    assert_eq!(given(&host).expect("writes").expect("is granted").expose(), &[7; 32]);
-    let gone = GoneKey {
-        key: "a".into(),
-        made: 1,
-        made_by: "one".into(),
-        digest: "digest".into(),
-        deleted: 2,
-        overwritten: None,
-        granted: Vec::new(),
-        given: Vec::new(),
-        backups: Vec::new(),
-    };
-    assert!(matches!(state.delete_key(&gone), Err(ServerError::KeyInUse { .. })));
-    state.retire_key("a", true).expect("writes");
-    assert_eq!(given(&host).expect("reads").expect_err("is retired"), KeyRefusal::Retired);
-    assert!(!state.has_dead().expect("reads"));
-    state.delete_key(&gone).expect("writes");
-    drop(state);
-    let has = |text: &str| {
-        let bytes = std::fs::read(dir.path().join(FILE)).expect("reads");
-        bytes.windows(text.len()).any(|window| window == text.as_bytes())
-    };
-    assert!(has("wrapped a") && has("wrapped b"));
-    let state = State::open(dir.path()).expect("opens");
-    assert!(state.has_dead().expect("reads"));
-    assert!(state.overwrite_dead().expect("overwrites") > 0);
-    assert!(!has("wrapped a") && has("wrapped b") && !state.has_dead().expect("reads"));
-    let keys = state.keys().expect("reads");
-    assert!(matches!(&keys["a"], Key::Deleted(gone) if gone.overwritten.is_some_and(|places| places > 0)));
-    assert_eq!(keys["b"].kept().map(KeptKey::wrapped), Some("wrapped b"));
-    assert_eq!(made(&state, "a", "x").expect("reads"), Err(KeyRefusal::Deleted));
-    // Nothing is left to be done, and nothing that is kept is touched.
-    assert_eq!(state.overwrite_dead().expect("overwrites"), 0);
-    state.rewrap("what holds another", |name, wrapped| Some(format!("{name} {wrapped} anew"))).expect("writes");
-    state.overwrite_dead().expect("overwrites");
-    assert!(!has("what holds the master key") && has("b wrapped b anew") && has("what holds another"));
-    state.verify().expect("its checksums fit");
-    assert!(state.rewrap("none", |_, _| None).is_err());
-    assert_eq!(state.zone().expect("reads").as_deref(), Some("what holds another"));
 }
