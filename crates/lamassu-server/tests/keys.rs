@@ -350,6 +350,9 @@ fn what_is_not_granted_is_as_what_is_not_there() {
         let mut of_a = KeysClient::new(channel(&lab, "a"));
         let given = of_a.give_key(proto::KeyName { name: "k".into() }).await.unwrap().into_inner();
         assert_eq!((given.key.len(), format!("{given:?}").as_str()), (32, "Key"));
+        // Nor has the disk, or the log, a key that is not wrapped.
+        let hex = data_encoding::HEXLOWER.encode(&given.key);
+        assert!(!has(&lab, &given.key) && !has(&lab, hex.as_bytes()) && !lab.log().contains(&hex));
     });
     let of_evil = audit(&lab).into_iter().filter(|entry| entry["host"] == "evil" && !entry["key"].is_null());
     assert_eq!(of_evil.filter(|entry| entry["event"] != "joined").count(), 0);
