@@ -17,6 +17,7 @@ mod merkle;
 mod model;
 mod page;
 mod request;
+mod served;
 mod sharing;
 mod tree;
 mod words;
@@ -58,6 +59,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "join_token", run: sharing::join_token },
     Target { name: "leases", run: sharing::leases },
     Target { name: "alert_finding", run: alerts::alert_finding },
+    Target { name: "served_keys", run: served::served_keys },
 ];
 
 /// Runs one target by its name.

@@ -257,6 +257,7 @@ fn source(error: &SourceError) -> FaultKind {
         | SourceError::Argument { .. }
         | SourceError::NotMade
         | SourceError::NotDestroyed
+        | SourceError::NoServers
         | SourceError::NotAZone => FaultKind::Usage,
         SourceError::EmptyPassphrase => FaultKind::EmptyPassphrase,
         SourceError::PassphraseTooLong { .. }
@@ -287,9 +288,11 @@ fn server(fault: &ServerFault) -> FaultKind {
     match fault {
         ServerFault::Unreachable { .. } | ServerFault::Timeout { .. } => FaultKind::KeyServerDown,
         ServerFault::Untrusted { .. } => FaultKind::KeyServerUntrusted,
-        ServerFault::Unwelcome { .. } | ServerFault::Denied { .. } | ServerFault::NotPermitted { .. } => {
-            FaultKind::KeyDenied
-        }
+        ServerFault::Unwelcome { .. }
+        | ServerFault::Denied { .. }
+        | ServerFault::NotPermitted { .. }
+        | ServerFault::NotJoined
+        | ServerFault::Refused { .. } => FaultKind::KeyDenied,
         ServerFault::Missing { .. } | ServerFault::NoObject => FaultKind::KeyMissing,
         ServerFault::ManyObjects | ServerFault::Unnamed | ServerFault::IdGiven => FaultKind::KeySource,
         ServerFault::NameTaken => FaultKind::Refused,
@@ -304,6 +307,8 @@ fn server(fault: &ServerFault) -> FaultKind {
         | ServerFault::KeyLength { .. }
         | ServerFault::Failed { .. }
         | ServerFault::TooLong { .. }
+        | ServerFault::KeepsNone
+        | ServerFault::Failing { .. }
         | ServerFault::Protocol { .. } => FaultKind::KeyAnswer,
     }
 }

@@ -23,6 +23,7 @@
 //! | [`rotation`], [`needing`], [`slots`] | changes of epochs and of slots, also of a vault that is not open |
 //! | [`restore`] | copies of a header, made and put back |
 //! | [`destroy`] | what becomes unreadable with a vault's keys |
+//! | [`served_keys`] | keys that a server keeps, for sources `server://…` |
 //! | [`create`] | a vault made in an empty directory |
 //! | [`clone`] | a vault copied in the store, under a header of its own |
 //! | [`control`] | the protocol by which other processes ask a server; counters |
@@ -65,6 +66,7 @@ mod profiles;
 pub mod restore;
 pub mod rotation;
 pub mod serve;
+pub mod served_keys;
 pub mod slots;
 pub mod store_kind;
 #[cfg(test)]

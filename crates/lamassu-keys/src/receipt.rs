@@ -4,17 +4,21 @@
 //! Guarantees: it reveals no key (epochs stand in it by a one-way digest of 256 random bits), and every word of it is
 //! under the signature.
 
+pub mod served;
+
 use crate::history::{Entry, host_name, user_name};
 use crate::{KeyError, Material, SourceError, Tier, Unlocked, rotate};
 use data_encoding::HEXLOWER;
 use lamassu_crypto::{Secret, sign, wrap};
 use lamassu_format::header::{Destroyed, VaultHeader, canonical};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
 pub use crate::header_file::erase::Erased;
 
-const FORMAT: &str = "lamassu-receipt";
+/// What a receipt is of: the member `format`.
+pub const FORMAT: &str = "lamassu-receipt";
 const VERSION: u32 = 1;
 /// Longest receipt that is read, in bytes: a history of backups can be long.
 pub const RECEIPT_MAX: usize = 4 << 20;
@@ -126,6 +130,67 @@ pub struct Receipt {
     signature: Option<String>,
 }
 
+/// A form of receipts, and how it is signed.
+trait Form: Clone + Serialize + DeserializeOwned {
+    const FORMAT: &'static str;
+
+    fn form(&self) -> (&str, u32);
+    fn audit_key(&mut self) -> &mut String;
+    fn signature(&mut self) -> &mut Option<String>;
+
+    /// What is signed: the canonical form (§4) without the signature. Its format tells it from those of other forms.
+    fn message(&self) -> Vec<u8> {
+        let mut unsigned = self.clone();
+        *unsigned.signature() = None;
+        let value = serde_json::to_value(unsigned).expect("structs of strings and integers always serialise");
+        [&b"lamassu v1 receipt"[..], &canonical(&value)].concat()
+    }
+
+    fn put_signature(&mut self, audit: &AuditKey) {
+        *self.audit_key() = HEXLOWER.encode(&audit.public());
+        *self.signature() = Some(HEXLOWER.encode(&sign::sign(&audit.seed, &self.message())));
+    }
+
+    fn indented(&self) -> Vec<u8> {
+        let mut out = serde_json::to_vec_pretty(self).expect("structs of strings and integers always serialise");
+        out.push(b'\n');
+        out
+    }
+
+    fn of_signer(json: &[u8], public: &[u8; 32]) -> Result<Self, ReceiptError> {
+        let escaped = |e: serde_json::Error| e.to_string().escape_debug().take(300).collect();
+        let mut receipt: Self = serde_json::from_slice(json).map_err(|e| ReceiptError::Json(escaped(e)))?;
+        if receipt.form() != (Self::FORMAT, VERSION) {
+            return Err(ReceiptError::Version);
+        }
+        let signer = receipt.audit_key();
+        if *signer != HEXLOWER.encode(public) {
+            return Err(ReceiptError::OtherKey { found: signer.escape_debug().take(64).collect() });
+        }
+        let signature = receipt.signature().as_ref().ok_or(ReceiptError::Unsigned)?;
+        let signature = HEXLOWER.decode(signature.as_bytes()).ok().and_then(|s| s.try_into().ok());
+        let signature: [u8; 64] = signature.ok_or(ReceiptError::Signature)?;
+        sign::verify(public, &receipt.message(), &signature).map_err(|_| ReceiptError::Signature)?;
+        Ok(receipt)
+    }
+}
+
+impl Form for Receipt {
+    const FORMAT: &'static str = FORMAT;
+
+    fn form(&self) -> (&str, u32) {
+        (&self.format, self.version)
+    }
+
+    fn audit_key(&mut self) -> &mut String {
+        &mut self.audit_key
+    }
+
+    fn signature(&mut self) -> &mut Option<String> {
+        &mut self.signature
+    }
+}
+
 /// Who destroyed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -234,6 +299,14 @@ pub struct LeftDataset {
     pub zone_shares: bool,
 }
 
+impl By {
+    /// Whose process this is.
+    fn this_user() -> By {
+        let uid = rustix::process::getuid().as_raw();
+        By { uid, user: user_name(uid), host: host_name() }
+    }
+}
+
 impl Backup {
     /// From an entry of the history; looks whether the copy is still there.
     pub(crate) fn of(entry: &Entry) -> Backup {
@@ -267,14 +340,13 @@ impl Receipt {
 
     /// A receipt that knows no more than a header without keys says: where a run that was cut off has left none.
     pub fn bare(dir: &Path, header: &VaultHeader, destroyed: Destroyed, audit: &AuditKey) -> Receipt {
-        let uid = rustix::process::getuid().as_raw();
         Receipt {
             format: FORMAT.into(),
             version: VERSION,
             id: HEXLOWER.encode(&destroyed.receipt),
             complete: false,
             time: destroyed.time,
-            by: By { uid, user: user_name(uid), host: host_name() },
+            by: By::this_user(),
             vault: HEXLOWER.encode(&header.id()),
             zone: HEXLOWER.encode(&header.zone()),
             path: std::path::absolute(dir).unwrap_or_else(|_| dir.into()).display().to_string(),
@@ -358,22 +430,12 @@ impl Receipt {
 
     /// Signs, in the place of an earlier signature.
     pub fn sign(&mut self, audit: &AuditKey) {
-        self.audit_key = HEXLOWER.encode(&audit.public());
-        self.signature = Some(HEXLOWER.encode(&sign::sign(&audit.seed, &self.message())));
-    }
-
-    /// What is signed: the canonical form (§4) without the signature.
-    fn message(&self) -> Vec<u8> {
-        let unsigned = Receipt { signature: None, ..self.clone() };
-        let value = serde_json::to_value(unsigned).expect("structs of strings and integers always serialise");
-        [&b"lamassu v1 receipt"[..], &canonical(&value)].concat()
+        self.put_signature(audit);
     }
 
     /// Indented JSON with a line end.
     pub fn to_json(&self) -> Vec<u8> {
-        let mut out = serde_json::to_vec_pretty(self).expect("structs of strings and integers always serialise");
-        out.push(b'\n');
-        out
+        self.indented()
     }
 
     /// Reads a receipt that the audit key with this public half has signed.
@@ -381,19 +443,7 @@ impl Receipt {
     /// # Errors
     /// [`ReceiptError`].
     pub fn verified(json: &[u8], public: &[u8; 32]) -> Result<Receipt, ReceiptError> {
-        let escaped = |e: serde_json::Error| e.to_string().escape_debug().take(300).collect();
-        let receipt: Receipt = serde_json::from_slice(json).map_err(|e| ReceiptError::Json(escaped(e)))?;
-        if receipt.format != FORMAT || receipt.version != VERSION {
-            return Err(ReceiptError::Version);
-        }
-        if receipt.audit_key != HEXLOWER.encode(public) {
-            return Err(ReceiptError::OtherKey { found: receipt.audit_key.escape_debug().take(64).collect() });
-        }
-        let signature = receipt.signature.as_ref().ok_or(ReceiptError::Unsigned)?;
-        let signature = HEXLOWER.decode(signature.as_bytes()).ok().and_then(|s| s.try_into().ok());
-        let signature: [u8; 64] = signature.ok_or(ReceiptError::Signature)?;
-        sign::verify(public, &receipt.message(), &signature).map_err(|_| ReceiptError::Signature)?;
-        Ok(receipt)
+        Receipt::of_signer(json, public)
     }
 }
 

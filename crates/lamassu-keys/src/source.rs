@@ -1,9 +1,9 @@
 //! Key source URIs: `FORMAT:LOCATION`, e.g. `passphrase:file:/root/key`.
 //!
 //! The format says what the bytes are, the location where they come from; one [`KeyProvider`] per location. New
-//! locations are a row in [`crate::providers::LOCATIONS`]. A token is written as RFC 7512 does, `pkcs11:…`, and a key
-//! at a KMIP server `kmip://…`: what those give is always 32 bytes. A text that is no source is never repeated in an
-//! error: it may be a passphrase typed in the wrong place.
+//! locations are a row in [`crate::providers::LOCATIONS`]. A token is written as RFC 7512 does, `pkcs11:…`, a key at a
+//! KMIP server `kmip://…`, and one at a Lamassu server `server://…`: what those give is always 32 bytes. A text that is
+//! no source is never repeated in an error: it may be a passphrase typed in the wrong place.
 
 use crate::fault::{Cause, KeyState, ServerFault, TokenFault};
 use crate::providers::{LOCATIONS, Location, form};
@@ -289,11 +289,18 @@ pub enum SourceError {
         form: String,
     },
     /// The user's: a file, say.
-    #[error("a SOURCE makes a key only at a key server (kmip:…); `lamassu key generate FILE` makes one in a file")]
+    #[error(
+        "a SOURCE makes a key only at a key server (kmip:…, server:…); `lamassu key generate FILE` makes one in a file"
+    )]
     NotMade,
     /// The user's: what is destroyed is a key at a server or in a token.
-    #[error("only a key at a KMIP server (kmip:…) or in a token (pkcs11:…) is destroyed by its SOURCE")]
+    #[error(
+        "only a key at a KMIP server (kmip:…) or in a token (pkcs11:…) is destroyed by its SOURCE; one at a Lamassu server (server:…) by `lamassu-server keys delete` there"
+    )]
     NotDestroyed,
+    /// The user's: a program that speaks with no Lamassu server.
+    #[error("this program asks no Lamassu server (server:…) for keys")]
+    NoServers,
     /// The user's: K_in and K_out of a zone are those of every vault of it.
     #[error(
         "these are the keys of a zone, and other vaults may need them; to destroy them all the same, use the server's own tool"

@@ -8,7 +8,7 @@
 //! | `identity` | who a host is: its key, its certificate and the server's authority, in a directory |
 //! | `tls` | TLS 1.3 with certificates on both sides |
 //! | `clock` | the clock that leases go by |
-//! | `host/` | a host's side: joining, a connection, a session, the table of an anchor that a server keeps |
+//! | `host/` | a host's side: joining, a connection, a session, the table of an anchor that a server keeps, its keys |
 //!
 //! The async runtime stays in here: what `host` offers blocks its caller.
 //!
@@ -26,6 +26,19 @@ pub mod token;
 #[allow(missing_docs, clippy::doc_markdown, rust_2018_idioms)]
 pub mod proto {
     tonic::include_proto!("lamassu.v1");
+}
+
+/// Shows nothing of the key.
+impl std::fmt::Debug for proto::Key {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Key")
+    }
+}
+
+impl Drop for proto::Key {
+    fn drop(&mut self) {
+        zeroize::Zeroize::zeroize(&mut self.key);
+    }
 }
 
 /// The version of the protocol: the package of its messages.

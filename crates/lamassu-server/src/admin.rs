@@ -7,6 +7,8 @@ use crate::authority::Authority;
 use crate::backup::{self, Made};
 use crate::check::{self, Found};
 use crate::config::Config;
+use crate::keys::Master;
+use crate::keys::admin::{KeyAnswer, KeyRequest};
 use crate::service::seconds;
 use crate::state::{ALERTS_AT_ONCE, Pending, State, check_name};
 use crate::vaults::{self, Lost, Refused, Vaults};
@@ -90,6 +92,11 @@ pub enum Request {
         /// which
         alerts: Which,
     },
+    /// Keys that are kept for hosts.
+    Keys {
+        /// what of them
+        asked: KeyRequest,
+    },
     /// Whether what is kept makes sense.
     Check,
     /// All of it: the answer is the stream that [`crate::backup`] describes.
@@ -142,6 +149,11 @@ pub enum Answer {
     Changed {
         /// how many
         count: usize,
+    },
+    /// Keys that are kept for hosts.
+    Keys {
+        /// what of them
+        told: KeyAnswer,
     },
     /// What a check has found.
     Checked {
@@ -200,6 +212,8 @@ pub struct Administered {
     pub config: Config,
     /// those that are served
     pub vaults: Option<Arc<Vaults>>,
+    /// what keys are wrapped under, of a server that runs and keeps some
+    pub master: Option<Arc<Master>>,
 }
 
 impl Administered {
@@ -212,7 +226,7 @@ impl Administered {
         let (state, config) = (State::open(dir)?, Config::read(dir)?);
         state.keep_entries(config.audit_entries);
         let authority = Arc::new(Authority::read(dir)?);
-        Ok(Administered { dir: dir.into(), state: Arc::new(state), authority, config, vaults: None })
+        Ok(Administered { dir: dir.into(), state: Arc::new(state), authority, config, vaults: None, master: None })
     }
 
     /// The tables of all anchors that are kept here, or why one cannot be read.
@@ -310,6 +324,7 @@ impl Administered {
                 Ok(Answer::Changed { count: self.state.acknowledge(&chosen(alerts)?, &printable(&note), seconds())? })
             }
             Request::Close { alerts } => Ok(Answer::Changed { count: self.state.close(&chosen(alerts)?)? }),
+            Request::Keys { asked } => crate::keys::admin::answer(self, asked).map(|told| Answer::Keys { told }),
             Request::Check => check::check(self).map(|Found { good, bad }| Answer::Checked { good, bad }),
             // It is no line: whoever is asked by one sends it.
             Request::Backup => Err(ServerError::NotRunning),

@@ -113,6 +113,58 @@ pub enum Event {
         /// the vault, hex
         vault: String,
     },
+    /// A host may have a key.
+    KeyGranted {
+        /// the host
+        host: String,
+        /// the key's name
+        key: String,
+    },
+    /// It may no longer.
+    KeyGrantEnded {
+        /// the host
+        host: String,
+        /// the key's name
+        key: String,
+    },
+    /// A host has had a key made.
+    KeyMade {
+        /// the host
+        host: String,
+        /// the key's name
+        key: String,
+    },
+    /// A host is given a key.
+    KeyGiven {
+        /// the host
+        host: String,
+        /// the key's name
+        key: String,
+    },
+    /// A key is given to nobody.
+    KeyRetired {
+        /// its name
+        key: String,
+    },
+    /// It is given to hosts again.
+    KeyReinstated {
+        /// its name
+        key: String,
+    },
+    /// A key is gone.
+    KeyDeleted {
+        /// its name
+        key: String,
+        /// tells whether a key that turns up is this one
+        digest: String,
+    },
+    /// Keys are kept from now on, under a master key.
+    MasterKeyTaken,
+    /// All keys are wrapped anew, under another master key.
+    KeysRewrapped {
+        /// how many
+        keys: u64,
+    },
     /// A backup of the server is being made: the authority's key leaves.
     BackupBegun,
     /// This directory was made as a backup: what a server does from here on it does on what the backup has.

@@ -3,6 +3,7 @@
 use crate::Result;
 use crate::admin::Administered;
 use crate::audit::ChainEnd;
+use crate::keys;
 use crate::vaults;
 use data_encoding::HEXLOWER;
 use lamassu_anchor::export::{self, ExportError};
@@ -35,6 +36,9 @@ pub fn check(of: &Administered) -> Result<Found> {
     found.takes("hosts and tokens", hosts(of));
     found.takes("leases", leases(of));
     found.takes("alerts", alerts(of));
+    if let Some(checked) = keys::admin::check(of).transpose() {
+        found.takes("keys", checked);
+    }
     found.takes("audit log", audit(of));
     for id in vaults::missing(&of.dir.join(vaults::DIR), &of.state)? {
         found.bad.push(format!("{}: the anchor was kept here, and is gone", HEXLOWER.encode(&id)));

@@ -1,6 +1,7 @@
 //! The configuration: one file in the server's directory, in which everything has a default.
 
 use crate::{Result, ServerError, webhook};
+use lamassu_keys::{KeySource, SourceError};
 use lamassu_lease::Terms;
 use serde::Deserialize;
 use std::io::ErrorKind;
@@ -44,6 +45,10 @@ pub const COMMENTED: &str = r#"# Configuration of lamassu-server. A line that is
 #webhook = "https://alerts.example.org/lamassu"
 # Authorities, in PEM, that its certificate may be of, in place of the system's.
 #webhook_ca = "/etc/ssl/certs/alerts.pem"
+
+# What the keys are wrapped under that this server keeps for hosts (`lamassu key generate server://…`): any source that
+# `lamassu` takes for --key, but for a server like this one. Without, it keeps none.
+#master_key = "raw:file:/etc/lamassu/master.key"
 "#;
 
 /// All of it.
@@ -70,6 +75,8 @@ pub struct Config {
     pub webhook: Option<String>,
     /// authorities for that
     pub webhook_ca: Option<PathBuf>,
+    /// the source of what keys are wrapped under
+    pub master_key: Option<String>,
 }
 
 impl Default for Config {
@@ -86,6 +93,7 @@ impl Default for Config {
             metrics: None,
             webhook: None,
             webhook_ca: None,
+            master_key: None,
         }
     }
 }
@@ -125,6 +133,7 @@ impl Config {
             // Not the address itself, which may hold a secret.
             webhook::check_url(url).map_err(|what| wrong(format!("webhook: {what}")))?;
         }
+        config.master_source().map_err(|error| wrong(format!("master_key: {error}")))?;
         if let Some(address) = config.address.as_ref().filter(|address| !is_host_and_port(address)) {
             return Err(wrong(format!(
                 "address = {address:?} is no HOST:PORT; an address of IPv6 is written in brackets: [2001:db8::1]:7433"
@@ -140,6 +149,15 @@ impl Config {
     pub fn terms(&self) -> std::result::Result<Terms, lamassu_lease::TermsError> {
         let millis = |seconds: u64| seconds.saturating_mul(1000);
         Terms::new(millis(self.term_seconds), millis(self.heartbeat_seconds), Terms::DEFAULT.min_hold().0)
+    }
+
+    /// Where the master key comes from, if there is one.
+    ///
+    /// # Errors
+    /// [`SourceError`]: it is no source.
+    pub fn master_source(&self) -> std::result::Result<Option<KeySource>, SourceError> {
+        // Not what stands there is told, which may be a key typed in the wrong place.
+        self.master_key.as_deref().map(str::parse).transpose()
     }
 
     /// What tokens name.
@@ -180,7 +198,7 @@ mod tests {
         let all: String = COMMENTED
             .lines()
             .filter_map(|line| line.strip_prefix('#').filter(|line| line.contains(" = ") && !line.starts_with(' ')))
-            .filter(|line| !["address", "metrics", "webhook"].iter().any(|name| line.starts_with(name)))
+            .filter(|line| !["address", "metrics", "webhook", "master_key"].iter().any(|name| line.starts_with(name)))
             .map(|line| format!("{line}\n"))
             .collect();
         let said: Config = toml::from_str(&all).expect("parses");
@@ -204,6 +222,7 @@ mod tests {
             ("metrics = \"localhost\"", "127.0.0.1:9433"),
             ("webhook = \"http://alerts.example.org/\"", "https"),
             ("webhook = \"https://me:pw@alerts.example.org/\"", "signed"),
+            ("master_key = \"my secret\"", "not a key source"),
             ("address = \"\"", "HOST:PORT"),
             ("address = \"a/b:1\"", "HOST:PORT"),
             ("address = \"keeper\"", "HOST:PORT"),

@@ -1,6 +1,7 @@
 //! What goes wrong, and the exit code of each.
 
 use lamassu_anchor::AnchorError;
+use lamassu_keys::{KeyError, SourceError};
 use std::io;
 use std::path::PathBuf;
 
@@ -71,6 +72,55 @@ pub enum ServerError {
         /// the number
         number: u64,
     },
+    /// A name that no key can have.
+    #[error(
+        "{name:?} is no name of a key: 1 to 63 letters, digits, dots, hyphens and underscores, beginning with a letter or digit"
+    )]
+    KeyName {
+        /// the name
+        name: String,
+    },
+    /// No key of this name.
+    #[error("there is no key {name}; `lamassu-server keys list DIR` lists those there are")]
+    NoKey {
+        /// the name
+        name: String,
+    },
+    /// What is kept of it does not open, or is another key.
+    #[error("key {name} does not open as it was wrapped; put a backup back")]
+    KeyDamaged {
+        /// the name
+        name: String,
+    },
+    /// It is gone.
+    #[error("key {name} was deleted; nothing brings it back")]
+    KeyDeleted {
+        /// the name
+        name: String,
+    },
+    /// It is given to hosts.
+    #[error("key {name} is given to hosts; `lamassu-server keys retire` it first, and see whether anybody misses it")]
+    KeyInUse {
+        /// the name
+        name: String,
+    },
+    /// A key source gives nothing.
+    #[error("{role}: {source}")]
+    Source {
+        /// what the key is for
+        role: &'static str,
+        /// why
+        source: SourceError,
+    },
+    /// No master key is configured, and there are keys.
+    #[error("keys are kept here, and server.toml has no `master_key` that they are wrapped under")]
+    NoMasterKey,
+    /// There is nothing that a master key could open.
+    #[error("no keys are kept here: `master_key` in server.toml makes a server that is started keep some")]
+    NoKeys,
+    /// The master key opens nothing.
+    #[error("the master key: {0}")]
+    MasterKey(KeyError),
     /// That is for a server that runs.
     #[error("no server runs on this directory: `lamassu-server run` it first")]
     NotRunning,
@@ -188,22 +238,34 @@ impl ServerError {
     /// The exit code (`docs/server.md`).
     pub fn code(&self) -> u8 {
         match self {
-            ServerError::HostName { .. } | ServerError::Garbled { .. } => 2,
-            ServerError::NoHost { .. } | ServerError::NoVault { .. } | ServerError::NoAlert { .. } => 3,
+            ServerError::HostName { .. } | ServerError::KeyName { .. } | ServerError::Garbled { .. } => 2,
+            ServerError::NoHost { .. }
+            | ServerError::NoVault { .. }
+            | ServerError::NoAlert { .. }
+            | ServerError::NoKey { .. }
+            | ServerError::NoKeys => 3,
             ServerError::File { .. }
             | ServerError::Database { .. }
             | ServerError::Backup { .. }
             | ServerError::Anchor(AnchorError::Io { .. }) => 5,
             ServerError::NoServer { .. } | ServerError::NotEmpty { .. } | ServerError::NotPrivate { .. } => 6,
-            ServerError::Running { .. } | ServerError::NotRunning | ServerError::InUse { .. } => 11,
+            ServerError::Source { .. } | ServerError::NoMasterKey => 9,
+            ServerError::Running { .. }
+            | ServerError::NotRunning
+            | ServerError::InUse { .. }
+            | ServerError::KeyInUse { .. } => 11,
+            ServerError::MasterKey(KeyError::WrongKey { .. } | KeyError::NoSlotOfKind { .. }) => 12,
             ServerError::Config { .. } => 13,
             ServerError::Listen { .. } => 14,
             ServerError::Damaged { .. }
+            | ServerError::MasterKey(_)
+            | ServerError::KeyDamaged { .. }
             | ServerError::Anchor(_)
             | ServerError::BadAnchor { .. }
             | ServerError::Wrong { .. } => 26,
             ServerError::Chain { .. } | ServerError::NoHead { .. } => 30,
             ServerError::HostExists { .. } => 28,
+            ServerError::KeyDeleted { .. } => 47,
             ServerError::Told { code, .. } => *code,
             ServerError::Tls(_) | ServerError::Certificate(_) | ServerError::NoRandom | ServerError::Serve(_) => 1,
         }

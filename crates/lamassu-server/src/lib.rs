@@ -17,6 +17,7 @@
 //! | `service` | their other calls |
 //! | `counts` | how many of a kind there are at once |
 //! | `alerts`, `webhook` | what hosts found not to be as it was written; where that is posted |
+//! | `keys/` | keys that are kept for hosts, wrapped under a master key |
 //! | `metrics` | what monitoring asks |
 //! | `backup` | a server's directory made of another, while a server runs on that |
 //! | `check` | whether what is kept makes sense |
@@ -44,6 +45,7 @@ pub mod config;
 pub mod counts;
 pub mod error;
 pub mod guard;
+pub mod keys;
 pub mod metrics;
 pub mod recent;
 pub mod run;

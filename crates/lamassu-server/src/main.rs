@@ -1,6 +1,8 @@
 //! `lamassu-server`: keeps the anchors of shared vaults, and knows the hosts that may use them.
 #![forbid(unsafe_code)]
 
+mod keys_command;
+
 use clap::{Parser, Subcommand};
 use lamassu_server::admin::{Answer, Request, ShownHost, ShownVault, ask, back_up, id_of, read_alerts, read_audit};
 use lamassu_server::alerts::{Alert, Which, printable};
@@ -53,6 +55,9 @@ enum Command {
     /// Hosts that have joined
     #[command(subcommand)]
     Host(HostCommand),
+    /// Keys that are kept for hosts: `server://HOST/KEY` is a key source of theirs
+    #[command(subcommand)]
+    Keys(keys_command::KeysCommand),
     /// What hosts found not to be as it was written
     #[command(subcommand)]
     Alerts(AlertsCommand),
@@ -188,9 +193,10 @@ impl AlertsChosen {
 fn main() -> ExitCode {
     // Whatever is made is its owner's alone, also where a directory is not.
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
-    // No key in a core dump.
+    // No key in a core dump, and none for a tracer. Not being allowed to is no reason to refuse work.
     let none = rustix::process::Rlimit { current: Some(0), maximum: Some(0) };
     let _ = rustix::process::setrlimit(rustix::process::Resource::Core, none);
+    let _ = rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable);
     let command = Args::parse().command;
     let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into());
     // The heads of the audit log are to be known elsewhere, whatever else is logged. A command has no log.
@@ -244,6 +250,7 @@ fn carry_out(command: Command) -> Result<()> {
         Command::Host(HostCommand::Grant { not, dir, host, vault }) => {
             ask(&dir, Request::Grant { host, vault, may: !not }).map(drop)
         }
+        Command::Keys(command) => keys_command::run(command),
         Command::Alerts(AlertsCommand::List { json, new, vault, dir }) => list_alerts(&dir, json, new, vault),
         Command::Alerts(AlertsCommand::Acknowledge { note, which }) => {
             let (dir, alerts) = which.which();

@@ -42,6 +42,12 @@ struct Post {
     taken: &'static str,
 }
 
+/// Whether a key was given.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct Asked {
+    given: &'static str,
+}
+
 /// What is counted. Cheap to clone; clones count together.
 #[derive(Clone)]
 pub struct Metrics {
@@ -55,6 +61,7 @@ pub struct Metrics {
     held_on: Counter,
     findings: Counter,
     posts: Family<Post, Counter>,
+    keys: Family<Asked, Counter>,
 }
 
 impl Default for Metrics {
@@ -71,6 +78,7 @@ impl Default for Metrics {
             held_on: Counter::default(),
             findings: Counter::default(),
             posts: Family::default(),
+            keys: Family::default(),
         }
     }
 }
@@ -79,7 +87,8 @@ impl Metrics {
     /// A call of this path came.
     pub fn called(&self, path: &str, is_admitted: bool) {
         // Of the protocol's own alone: whoever makes names up makes no series.
-        const CALLS: [&str; 8] = ["Join", "Attend", "Rows", "Commit", "Put", "Reconcile", "GiveUp", "Report"];
+        const CALLS: [&str; 10] =
+            ["Join", "Attend", "Rows", "Commit", "Put", "Reconcile", "GiveUp", "Report", "MakeKey", "GiveKey"];
         let name = path.rsplit('/').next().unwrap_or_default();
         let call = CALLS.iter().find(|call| **call == name).copied().unwrap_or("other");
         let admitted = if is_admitted { "yes" } else { "no" };
@@ -117,6 +126,11 @@ impl Metrics {
         self.posts.get_or_create(&Post { taken: if is_taken { "yes" } else { "no" } }).inc();
     }
 
+    /// A host has asked for a key, and was given it or not.
+    pub fn asked_for_key(&self, is_given: bool) {
+        self.keys.get_or_create(&Asked { given: if is_given { "yes" } else { "no" } }).inc();
+    }
+
     /// A connection was refused before its peer was known.
     pub fn refused(&self) {
         self.refused.inc();
@@ -138,7 +152,7 @@ pub struct Observed {
 impl Observed {
     fn text(&self) -> Result<String, std::fmt::Error> {
         let mut all = Registry::with_prefix("lamassu_server");
-        let Metrics { calls, commits, rows, commit_seconds, refused, turns, recalls, held_on, findings, posts } =
+        let Metrics { calls, commits, rows, commit_seconds, refused, turns, recalls, held_on, findings, posts, keys } =
             self.metrics.clone();
         all.register("calls", "Calls, by kind and by whether the caller may make them", calls);
         all.register("commits", "Commits that are durable", commits);
@@ -149,6 +163,7 @@ impl Observed {
         all.register("sessions_held_on", "Sessions that ended since they held on to a vault for a term", held_on);
         all.register("findings", "What hosts have reported not to be as it was written", findings);
         all.register("webhook_posts", "Messages to the webhook, by whether it has taken them", posts);
+        all.register("keys_asked_for", "Times that a host asked for a key, by whether it was given", keys);
         all.register("connections_refused", "Connections that ended before their peer was known", refused);
         let mut gauge = |name: &str, help: &str, value: usize| {
             let gauge: Gauge = Gauge::default();
@@ -165,6 +180,8 @@ impl Observed {
         gauge("vaults_open", "Vaults whose anchors are open", vaults.len());
         gauge("vaults_waiting", "Vaults that wait for hosts, behind a restore", self.state.restored().len());
         // Where the state cannot be read the server's log says so.
+        let keys = self.state.keys().unwrap_or_default();
+        gauge("keys", "Keys that are kept for hosts", keys.values().filter(|key| key.kept().is_some()).count());
         let alerts = self.state.alert_counts().unwrap_or_default();
         let count = |count: u64| usize::try_from(count).unwrap_or(usize::MAX);
         gauge("alerts", "Alerts that nobody has closed", count(alerts.open));

@@ -8,6 +8,7 @@ use crate::backup;
 use crate::config::{self, Config};
 use crate::counts::Counts;
 use crate::guard::Guard;
+use crate::keys::Master;
 use crate::metrics::{self, Metrics, Observed};
 use crate::service::Service;
 use crate::state::State;
@@ -119,6 +120,12 @@ async fn serve(dir: &Path, config: Config) -> Result<()> {
         (on(SignalKind::terminate())?, on(SignalKind::interrupt())?, on(SignalKind::hangup())?);
     let state = Arc::new(State::open_when_free(dir)?);
     state.keep_entries(config.audit_entries);
+    // Before anybody is answered: it may take a while, and a person.
+    let master = Master::of(&config, &state)?.map(Arc::new);
+    if state.has_dead()? {
+        let places = state.overwrite_dead()?;
+        tracing::info!(places, "keys were overwritten that are gone, or are wrapped otherwise: that was cut off");
+    }
     let authority = Arc::new(Authority::read(dir)?);
     let terms = config
         .terms()
@@ -141,6 +148,7 @@ async fn serve(dir: &Path, config: Config) -> Result<()> {
         authority: authority.clone(),
         config: config.clone(),
         vaults: Some(vaults.clone()),
+        master: master.clone(),
     };
     webhook::make_secret_unless_there(dir)?;
     let webhook = Webhook::of(dir, &config, &authority.digest(), state.clone(), metrics.clone())?;
@@ -164,6 +172,7 @@ async fn serve(dir: &Path, config: Config) -> Result<()> {
         stopping,
         rows: Counts::default(),
         puts: Counts::default(),
+        master,
         metrics: metrics.clone(),
     };
     tokio::spawn(async move {
@@ -193,6 +202,7 @@ async fn serve(dir: &Path, config: Config) -> Result<()> {
         .add_service(service.sessions())
         .add_service(service.anchors())
         .add_service(service.alerts())
+        .add_service(service.keys())
         .serve_with_incoming_shutdown(ReceiverStream::new(connections), async {
             let _ = ended.await;
         });

@@ -6,6 +6,7 @@ use crate::alerts::Finding;
 use crate::authority;
 use crate::counts::Counts;
 use crate::guard::Caller;
+use crate::keys::Master;
 use crate::metrics::Metrics;
 use crate::state::State;
 use crate::vault::Rows;
@@ -50,6 +51,8 @@ pub struct Service {
     pub rows: Counts<Arc<[u8]>>,
     /// anchors that come
     pub puts: Counts<Arc<[u8]>>,
+    /// what keys are wrapped under, if some are kept
+    pub master: Option<Arc<Master>>,
     /// what is counted
     pub metrics: Metrics,
 }
@@ -86,7 +89,7 @@ impl Service {
         tokio::task::spawn_blocking(work).await.map_err(|_| Status::internal("a thread of the server has ended"))
     }
 
-    fn internal(&self, error: &dyn std::fmt::Display) -> Status {
+    pub(crate) fn internal(&self, error: &dyn std::fmt::Display) -> Status {
         tracing::error!(%error, "a call has failed");
         Status::internal("the server has failed: its log says why")
     }

@@ -1,11 +1,13 @@
-//! What outlives the process: hosts, tokens, who holds what of which vault, alerts, and the audit log. One redb file;
-//! each change is one durable transaction, together with what the log tells of it.
+//! What outlives the process: hosts, tokens, who holds what of which vault, alerts, keys, and the audit log. One redb
+//! file; each change is one durable transaction, together with what the log tells of it.
 
 mod alerts;
+mod keys;
 pub mod leases;
 mod restored;
 
 pub use self::alerts::{ALERTS_AT_ONCE, AlertCounts};
+pub use self::keys::{KeptKey, Key, KeyRefusal};
 pub use self::restored::Copied;
 use self::restored::Restored;
 use crate::audit::{self, ChainEnd, Event};
@@ -57,6 +59,9 @@ pub struct Host {
     pub is_revoked: bool,
     /// vaults that it may use, hex
     pub vaults: BTreeSet<String>,
+    /// names of keys that it may have
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub keys: BTreeSet<String>,
 }
 
 /// A token that was not used.
@@ -167,7 +172,8 @@ impl State {
             write.open_table(NUMBERS)?;
             write.open_table(audit::ENTRIES)?;
             write.open_table(audit::REMOVED)?;
-            alerts::make(write)
+            alerts::make(write)?;
+            keys::make(write)
         })?;
         let (hosts, restored) = (state.read_hosts()?, state.read_restored()?);
         *state.hosts.write() = Arc::new(hosts);
@@ -423,7 +429,7 @@ impl State {
             let pending = bytes.and_then(|bytes| serde_json::from_slice::<Pending>(&bytes).ok());
             let Some(pending) = pending.filter(|pending| pending.until > now) else { return Ok(None) };
             let key = HEXLOWER.encode(host_key);
-            let host = Host { key, joined: now, is_revoked: false, vaults: pending.vaults };
+            let host = Host { key, joined: now, is_revoked: false, vaults: pending.vaults, keys: BTreeSet::new() };
             let bytes = serde_json::to_vec(&host).unwrap_or_default();
             write.open_table(HOSTS)?.insert(&*pending.host, &bytes[..])?;
             for vault in &host.vaults {

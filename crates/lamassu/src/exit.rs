@@ -142,7 +142,9 @@ impl Code {
             Code::KeyServerDown => {
                 Some("try again when the server is up; another slot's key opens the vault meanwhile")
             }
-            Code::KeyServerUntrusted => Some("name the CA that signed the server's certificate: #ca=FILE"),
+            Code::KeyServerUntrusted => Some(
+                "name the CA that signed the server's certificate: #ca=FILE; a Lamassu server (server:…) is known by its token: `lamassu host join`",
+            ),
             Code::NoFuse => {
                 Some("FUSE needs /dev/fuse and, for others than root, the program fusermount3 (package fuse3)")
             }

@@ -39,6 +39,9 @@ Key sources (SOURCE):
                          passphrase, raw or hex: what a web server answers
   kmip://HOST/ID, kmip://HOST/?name=NAME[#ca=FILE&cert=FILE&key=FILE&timeout=SECONDS]
                          an AES-256 key of a KMIP server; `lamassu key generate kmip:…` makes one
+  server://HOST[:PORT]/ID
+                         a key of a Lamassu server that this host has joined; `lamassu key generate server:…`
+                         makes one, if `lamassu-server keys grant` permits
   pkcs11:token=T;object=K?module-path=FILE&pin-source=file:FILE
                          a key that stays inside a token and unwraps the slot there (RFC 7512)
 Passphrases go through Argon2id. A key is never an argument: other users see those.";

@@ -68,6 +68,7 @@ fn run(argv: Vec<OsString>) -> Code {
         Provider::APPROVED.install().expect("nothing is computed before the command line is read");
     }
     let mut ui = cli.global.ui();
+    lamassu_host::served_keys::ask_as(&ui.policy.anchors);
     if let Err(error) = hardened {
         ui.warn(format_args!("core dumps could not be switched off: {error}"));
     }

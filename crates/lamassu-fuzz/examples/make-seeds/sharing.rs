@@ -53,4 +53,12 @@ fn findings(seeds: &mut Seeds) {
     seed.extend("damaged page".as_bytes());
     let all = [as_it_comes(event), as_it_comes(short), as_it_comes(&long), seed, vec![63 << 1 | 1, 200, 0, b'x']];
     seeds.entry("alert_finding").or_default().extend(all);
+    // Keys that a server keeps: the number of what it is, and that.
+    let hex = "0".repeat(40 + 144);
+    let active =
+        format!(r#"{{"state":"active","made":7,"made_by":"node1","digest":"{}","wrapped":"{hex}"}}"#, "ab".repeat(32));
+    let deleted = r#"{"state":"deleted","key":"vault-1","made":7,"made_by":"node1","digest":"ab","deleted":9,"overwritten":2,"granted":["node1"],"given":[{"host":"node1","last":8}],"backups":[8]}"#;
+    let all = [(0, "vault-1_b.c"), (0, "a/b"), (1, &*active), (1, deleted), (2, &hex[40..]), (3, "{}")];
+    let all = all.map(|(what, text): (u8, &str)| [&[what], text.as_bytes()].concat());
+    seeds.entry("served_keys").or_default().extend(all.into_iter().chain([vec![4, 9, 0, 1], vec![4]]));
 }

@@ -16,7 +16,7 @@ use std::sync::{Arc, MutexGuard, PoisonError, Weak};
 
 impl Anchors {
     /// The directory of who this host is, by server.
-    fn servers(&self) -> Result<PathBuf> {
+    pub(crate) fn servers(&self) -> Result<PathBuf> {
         self.dir().map(|dir| dir.with_file_name("servers")).ok_or(Error::NoAnchorPlace)
     }
 

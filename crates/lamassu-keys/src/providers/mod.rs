@@ -11,6 +11,7 @@ mod kmip;
 #[cfg(feature = "pkcs11")]
 mod pkcs11;
 mod prompt;
+pub mod server;
 mod stdin;
 #[cfg(any(feature = "https", feature = "kmip"))]
 mod tls;
@@ -50,6 +51,7 @@ pub static LOCATIONS: &[Location] = &[
     https::LOCATION,
     #[cfg(feature = "kmip")]
     kmip::LOCATION,
+    server::LOCATION,
     #[cfg(feature = "pkcs11")]
     pkcs11::LOCATION,
 ];

@@ -38,6 +38,7 @@ fn valid_forms() {
         ("passphrase:credential:vault", SlotKind::Passphrase, false),
         #[cfg(feature = "kmip")]
         ("kmip://h/7#ca=x", SlotKind::Raw, false),
+        ("server://h:7433/vault-1", SlotKind::Raw, false),
     ] {
         let source = parse(uri).unwrap();
         assert_eq!((source.kind(), source.is_interactive(), source.to_string().as_str()), (kind, interactive, uri));

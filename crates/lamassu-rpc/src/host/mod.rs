@@ -6,11 +6,14 @@
 //! | `session` | leases: a thread of its own beats, resumes, and ends |
 //! | `mirrored` | the table: read from this host's copy, committed at the server |
 //! | `turns` | a vault that several hosts have by turns |
+//! | `keys` | keys that a server keeps |
 
+mod keys;
 mod mirrored;
 mod session;
 mod turns;
 
+pub use keys::KeyRefused;
 pub use mirrored::{Mirrored, give_up, is_on_its_way, put};
 pub use session::Session;
 pub use turns::{Listener, Told, Turn, Turns};
@@ -190,9 +193,17 @@ impl Connection {
 
     /// One call, within its time.
     fn call<T>(&self, call: impl Future<Output = std::result::Result<tonic::Response<T>, Status>>) -> Result<T> {
+        self.answer(call)?.map_err(|status| self.failed(&status))
+    }
+
+    /// The same, for who looks at the status.
+    fn answer<T>(
+        &self,
+        call: impl Future<Output = std::result::Result<tonic::Response<T>, Status>>,
+    ) -> Result<std::result::Result<T, Status>> {
         let done = wait(async { tokio::time::timeout(CALL_TIMEOUT, call).await })?;
         let done = done.unwrap_or_else(|_| Err(Status::unavailable("no answer in time")));
-        done.map(tonic::Response::into_inner).map_err(|status| self.failed(&status))
+        Ok(done.map(tonic::Response::into_inner))
     }
 
     /// The next message of a stream, within its time.

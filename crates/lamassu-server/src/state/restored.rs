@@ -1,6 +1,7 @@
 //! Vaults that were put back from a backup. What the server has of them may be older than what hosts have seen: each
 //! waits until every host that may use it has told what it knows.
 
+use super::keys::{self, CopiedKeys};
 use super::leases::{KEPT, lease_key};
 use super::{HOSTS, Host, LEASES, NUMBERS, RESTORED, RUNS_BEFORE, State, alerts};
 use crate::Result;
@@ -22,6 +23,9 @@ pub struct Copied {
     pub runs: BTreeMap<String, u64>,
     /// the last number of an alert
     pub last_alert: u64,
+    /// all keys, wrapped
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) keys: Option<CopiedKeys>,
 }
 
 /// Vaults that were put back, and the hosts that may know more of each.
@@ -127,7 +131,8 @@ impl State {
     pub fn copied(&self) -> Result<Copied> {
         let runs = self.vaults()?.into_iter().map(|(vault, runs)| (HEXLOWER.encode(&vault), runs)).collect();
         let last = self.read(|read| Ok(read.open_table(NUMBERS)?.get(alerts::LAST)?.map(|row| row.value())))?;
-        Ok(Copied { hosts: self.read_hosts()?, runs, last_alert: last.unwrap_or_default() })
+        let (hosts, keys) = (self.read_hosts()?, self.copied_keys()?);
+        Ok(Copied { hosts, runs, last_alert: last.unwrap_or_default(), keys })
     }
 
     /// Makes this the state of a backup: of other sessions than the server's that goes on. Each vault waits for the
@@ -154,6 +159,7 @@ impl State {
                 let may_know: BTreeSet<_> = may_know.map(|(name, _)| name).collect();
                 restored.insert(&vault[..], &serde_json::to_vec(&may_know).unwrap_or_default()[..])?;
             }
+            copied.keys.iter().try_for_each(|copied| keys::fill(write, copied))?;
             events.push(Event::MadeFromBackup);
             Ok(())
         })

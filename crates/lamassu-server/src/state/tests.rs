@@ -134,12 +134,14 @@ fn a_vault_that_was_put_back_waits_for_the_hosts_that_may_use_it() {
         joined: 0,
         is_revoked,
         vaults: vaults.iter().map(|id| HEXLOWER.encode(id)).collect(),
+        keys: BTreeSet::new(),
     };
     let hosts = [("a", host(false, &[vault])), ("b", host(false, &[vault, other])), ("c", host(true, &[vault]))];
     let copied = Copied {
         hosts: hosts.into_iter().map(|(name, host)| (name.to_owned(), host)).collect(),
         runs: [(HEXLOWER.encode(&vault), 5)].into(),
         last_alert: 0,
+        ..Copied::default()
     };
     State::make(dir.path()).expect("opens").fill(&copied, &[vault, other]).expect("writes");
     let state = State::open(dir.path()).expect("opens");

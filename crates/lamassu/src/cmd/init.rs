@@ -41,7 +41,7 @@ Examples:
 pub struct Args {
     #[command(flatten)]
     key: KeyArg,
-    /// Make the key that --key names first, at its KMIP server
+    /// Make the key that --key names first, at its KMIP server or Lamassu server
     #[arg(long)]
     generate_key: bool,
     /// Ciphers and hashes; files of different suites do not deduplicate with one another [default: aes, or the zone's]

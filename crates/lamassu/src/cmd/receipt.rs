@@ -1,10 +1,11 @@
-//! `lamassu receipt verify|key`: what `key destroy` has left on record.
+//! `lamassu receipt verify|key`: what `key destroy` and `lamassu-server keys delete` have left on record.
 
 use crate::fault::{Context, Result};
 use crate::keys::SourceText;
 use crate::output;
 use crate::{policy, text};
 use lamassu_host::Error as HostError;
+use lamassu_keys::receipt::served::{self, KeyReceipt};
 use lamassu_keys::receipt::{AuditKey, RECEIPT_MAX, Receipt as Document};
 use lamassu_keys::{Ask, KeyError, Purpose, Tier};
 use std::fmt::Write as _;
@@ -70,17 +71,68 @@ pub fn load(source: &SourceText) -> Result<AuditKey> {
 
 /// Reads a receipt and verifies it.
 pub fn read(file: &Path, public: &[u8; 32]) -> Result<Document> {
+    let receipt = Document::verified(&bytes(file)?, public).map_err(KeyError::from);
+    receipt.with_context(|| file.display().to_string())
+}
+
+fn bytes(file: &Path) -> Result<Vec<u8>> {
     let failed = |source| HostError::Local { op: "read", path: file.into(), source };
     let mut bytes = Vec::new();
     let opened = std::fs::File::open(file).map_err(failed)?;
     opened.take(RECEIPT_MAX as u64 + 1).read_to_end(&mut bytes).map_err(failed)?;
-    let receipt = Document::verified(&bytes, public).map_err(KeyError::from);
-    receipt.with_context(|| file.display().to_string())
+    Ok(bytes)
 }
 
 fn verify(args: &Verify) -> Result<()> {
+    let json = bytes(&args.file)?;
+    if is_of_server(&json) {
+        let receipt = KeyReceipt::verified(&json, &args.audit_key).map_err(KeyError::from);
+        let receipt = receipt.with_context(|| args.file.display().to_string())?;
+        return if args.json { output::print_json(&receipt) } else { output::print(shown_of_server(&receipt)) };
+    }
     let receipt = read(&args.file, &args.audit_key)?;
     if args.json { output::print_json(&receipt) } else { output::print(shown(&receipt)) }
+}
+
+/// Whether it says that it is the receipt of a key that a server kept.
+fn is_of_server(receipt: &[u8]) -> bool {
+    let value: Option<serde_json::Value> = serde_json::from_slice(receipt).ok();
+    value.is_some_and(|value| value["format"] == served::FORMAT)
+}
+
+fn shown_of_server(receipt: &KeyReceipt) -> String {
+    let time = |seconds: u64| text::time(i64::try_from(seconds).unwrap_or(i64::MAX / 2));
+    let gone = &receipt.gone;
+    let mut out = format!(
+        "signed by {} on {}\nkey {} of the server with the authority {}: deleted on {}; made on {} for {}, digest {}\n",
+        receipt.audit_key,
+        time(receipt.time),
+        text::printable(&gone.key),
+        text::printable(&receipt.server),
+        time(gone.deleted),
+        time(gone.made),
+        text::printable(&gone.made_by),
+        text::printable(&gone.digest),
+    );
+    match gone.overwritten {
+        Some(places) => _ = writeln!(out, "overwritten in its database: {places} places"),
+        None => out.push_str("NOT OVERWRITTEN in its database: run `lamassu-server keys delete` again\n"),
+    }
+    let given = gone.given.iter().map(|given| format!("{}, last {}", given.host, time(given.last)));
+    let backups = gone.backups.iter().map(|made| time(*made));
+    for (title, lines) in [
+        ("Hosts that were granted it to the end:", gone.granted.clone()),
+        ("Hosts that were given it, as far as the audit log goes back:", given.collect()),
+        ("Backups on record that have it, wrapped:", backups.collect()),
+        ("What cannot be known:", receipt.cannot_know.clone()),
+    ] {
+        if !lines.is_empty() {
+            let _ = writeln!(out, "{title}");
+            lines.iter().for_each(|line| _ = writeln!(out, "  {}", text::printable(line)));
+        }
+    }
+    out.truncate(out.trim_end().len());
+    out
 }
 
 /// A receipt for people.

@@ -15,6 +15,7 @@ Examples:
   lamassu key generate --kind hex office.hex
   lamassu key generate --kind recovery -            24 words for paper, on the terminal
   lamassu key generate 'kmip://kms.example/?name=vault#cert=/etc/me.pem'   an AES-256 key at that server
+  lamassu key generate server://keeper.example/vault      a key at a Lamassu server
   lamassu key generate - | systemd-creds encrypt --name=vault - /etc/credstore.encrypted/vault";
 
 /// Options of `key generate`.
@@ -24,8 +25,8 @@ pub struct Generate {
     /// How the key is written; all hold 256 random bits but `passphrase`, which is ten words with 110
     #[arg(long, value_enum, default_value_t = KeyKind::Raw)]
     kind: KeyKind,
-    /// The file to make, readable by its owner alone; must not exist. `-` is standard output; kmip:… makes the key at a
-    /// KMIP server, which keeps it
+    /// The file to make, readable by its owner alone; must not exist. `-` is standard output; kmip:… and server:… make
+    /// the key at a KMIP server or a Lamassu server, which keeps it
     file: PathBuf,
 }
 
@@ -38,7 +39,7 @@ enum KeyKind {
 }
 
 pub fn run(ui: &Ui, args: &Generate) -> Result<()> {
-    if let Some(source) = args.file.to_str().filter(|text| text.starts_with("kmip:")) {
+    if let Some(source) = args.file.to_str().filter(|text| is_at_server(text)) {
         if args.kind != KeyKind::Raw {
             return Err(HostError::Usage("a key server makes keys of one kind; leave --kind out").into());
         }
@@ -58,6 +59,10 @@ pub fn run(ui: &Ui, args: &Generate) -> Result<()> {
     header_file::write_new(&args.file, text.expose())?;
     ui.note(format_args!("made a key; use it as {}:file:{}", slot_kind(args.kind).name(), args.file.display()));
     Ok(())
+}
+
+fn is_at_server(text: &str) -> bool {
+    ["kmip:", "server:"].iter().any(|scheme| text.starts_with(scheme))
 }
 
 /// A fresh key where a source is.

@@ -1,0 +1,161 @@
+//! `server:`: a key that a Lamassu server keeps (`docs/server.md`), 32 bytes, which are taken as those of a `raw` key.
+//!
+//! This crate does not speak with such servers. A program that does says by whom, once: see [`ask_servers_by`]. Without
+//! that a source is refused when it is asked, and nothing is sent.
+
+use super::Location;
+use crate::fault::ServerFault;
+use crate::source::{Ask, Fetched, Generated, KeyProvider, SourceError};
+use lamassu_crypto::{Secret, SecretBytes};
+use lamassu_format::header::SlotKind;
+use std::net::Ipv6Addr;
+use std::sync::{Arc, OnceLock};
+
+/// The word that begins a source.
+pub const SCHEME: &str = "server";
+/// Where a server listens unless it is told otherwise.
+const PORT: u16 = 7433;
+/// Longest name of a key.
+const NAME_MAX: usize = 63;
+
+pub(super) const LOCATION: Location = Location {
+    name: SCHEME,
+    is_scheme: true,
+    usage: "server://HOST[:PORT]/ID",
+    kinds: &[SlotKind::Raw],
+    interactive: false,
+    provider: |argument| argument.and_then(Address::parse).map(|address| Arc::new(address) as _),
+};
+
+/// Speaks with the servers that this host has joined. `server` is HOST:PORT.
+pub trait Servers: Send + Sync {
+    /// A key that this host was granted.
+    ///
+    /// # Errors
+    /// [`ServerFault`].
+    fn key(&self, server: &str, name: &str) -> Result<Secret<32>, ServerFault>;
+
+    /// Has a key made under a name that this host was granted.
+    ///
+    /// # Errors
+    /// [`ServerFault`].
+    fn make(&self, server: &str, name: &str) -> Result<(), ServerFault>;
+}
+
+static SERVERS: OnceLock<Box<dyn Servers>> = OnceLock::new();
+
+/// Who speaks with servers, in all of this process. The first to be named stays.
+pub fn ask_servers_by(servers: Box<dyn Servers>) {
+    let _ = SERVERS.set(servers);
+}
+
+/// Whether a key can have this name at a server: 1 to 63 letters, digits, dots, hyphens and underscores, beginning with
+/// a letter or digit.
+pub fn is_name(name: &str) -> bool {
+    let is_good = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'-' | b'_');
+    name.starts_with(|c: char| c.is_ascii_alphanumeric()) && name.len() <= NAME_MAX && name.bytes().all(is_good)
+}
+
+/// `//HOST[:PORT]/NAME`.
+#[derive(Debug, PartialEq, Eq)]
+struct Address {
+    /// as `lamassu host join` has noted it
+    server: String,
+    name: String,
+}
+
+impl Address {
+    fn parse(text: &str) -> Option<Address> {
+        let (server, name) = text.strip_prefix("//")?.split_once('/')?;
+        let host = match server.strip_prefix('[') {
+            Some(rest) => {
+                let (host, port) = rest.split_once(']')?;
+                host.parse::<Ipv6Addr>().ok()?;
+                &server[..server.len() - port.len()]
+            }
+            None => server.split_once(':').map_or(server, |(host, _)| host),
+        };
+        // Each label of a host's name is as a name of a key.
+        let is_host = |host: &str| host.split('.').all(is_name);
+        if !(host.starts_with('[') || is_host(host)) || !is_name(name) {
+            return None;
+        }
+        let server = match &server[host.len()..] {
+            "" => format!("{host}:{PORT}"),
+            port => {
+                let port = port.strip_prefix(':')?;
+                // One form: who this host is lies under that text.
+                port.parse::<u16>().ok().filter(|number| *number > 0 && number.to_string() == port)?;
+                server.to_owned()
+            }
+        };
+        Some(Address { server, name: name.to_owned() })
+    }
+
+    fn ask<T>(&self, ask: impl FnOnce(&dyn Servers) -> Result<T, ServerFault>) -> Result<T, SourceError> {
+        let servers = SERVERS.get().ok_or(SourceError::NoServers)?;
+        let place = || format!("{SCHEME}://{}/{}", self.server, self.name);
+        ask(&**servers).map_err(|fault| SourceError::Server { place: place(), fault })
+    }
+}
+
+impl KeyProvider for Address {
+    fn fetch(&self, _kind: SlotKind, _ask: &Ask<'_>) -> Result<Fetched, SourceError> {
+        let key = self.ask(|servers| servers.key(&self.server, &self.name))?;
+        Ok(Fetched::bytes(SecretBytes::new(key.expose().to_vec())))
+    }
+
+    fn generate(&self) -> Option<Result<Generated, SourceError>> {
+        let made = self.ask(|servers| servers.make(&self.server, &self.name));
+        Some(made.map(|()| Generated { ids: vec![self.name.clone()] }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses() {
+        for (text, server, name) in [
+            ("//h/a", "h:7433", "a"),
+            ("//keeper.example:7000/vault-1_b.c", "keeper.example:7000", "vault-1_b.c"),
+            ("//[::1]/a", "[::1]:7433", "a"),
+            ("//[2001:db8::1]:1/a", "[2001:db8::1]:1", "a"),
+            ("//10.0.0.1/5f0c", "10.0.0.1:7433", "5f0c"),
+        ] {
+            assert_eq!(Address::parse(text), Some(Address { server: server.into(), name: name.into() }), "{text}");
+        }
+        let long = format!("//h/{}", "x".repeat(64));
+        for bad in [
+            "",
+            "h/a",
+            "//h",
+            "//h/",
+            "///a",
+            "//:1/a",
+            "//h:/a",
+            "//h:0/a",
+            "//h:07433/a",
+            "//h:+1/a",
+            "//h:99999/a",
+            "//h:1:2/a",
+            "//joe@h/a",
+            "//h h/a",
+            "//../a",
+            "//[::1/a",
+            "//[h]/a",
+            "//[::1]5/a",
+            "//h/a/b",
+            "//h/.a",
+            "//h/a%20",
+            "//h/ä",
+            "//h/a#x=1",
+            "//h/a?b",
+            "//h/a\n",
+            &long,
+        ] {
+            assert_eq!(Address::parse(bad), None, "{bad:?}");
+        }
+    }
+}

@@ -1,0 +1,229 @@
+//! What an administrator asks about keys: who may have which; that one is given to nobody, or gone; another master key.
+
+use super::{Master, load, source_in};
+use crate::admin::Administered;
+use crate::audit::{Entry, Event};
+use crate::state::Key;
+use crate::{Result, ServerError};
+use data_encoding::HEXLOWER;
+use lamassu_keys::providers::server::is_name;
+use lamassu_keys::receipt::served::{Given, GoneKey, digest};
+use lamassu_keys::{KeySource, Purpose};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// What is asked.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "about")]
+pub enum KeyRequest {
+    /// All keys.
+    List,
+    /// A host may have a key, and make it if it is not there; or no longer.
+    Grant {
+        /// the host's name
+        host: String,
+        /// the key's
+        key: String,
+        /// whether it may
+        may: bool,
+    },
+    /// A key is given to nobody; or to who was granted it, again.
+    Retire {
+        /// its name
+        key: String,
+        /// whether to nobody
+        is_retired: bool,
+    },
+    /// A key that was retired is gone.
+    Delete {
+        /// its name
+        key: String,
+    },
+}
+
+/// What is answered.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "about")]
+pub enum KeyAnswer {
+    /// All keys.
+    Keys {
+        /// by name
+        keys: Vec<ShownKey>,
+    },
+    /// It is done.
+    Done {
+        /// whether there is a key of this name
+        is_there: bool,
+    },
+    /// A key is gone.
+    Gone {
+        /// the digest of the certificate of the server's authority, hex
+        server: String,
+        /// what is told of it
+        gone: GoneKey,
+    },
+}
+
+/// A key, for people.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ShownKey {
+    /// its name
+    pub key: String,
+    /// `active`, `retired`, `deleted`; `granted`: it was not made yet
+    pub state: String,
+    /// s since 1970
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub made: Option<u64>,
+    /// the host that had it made
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub made_by: Option<String>,
+    /// hosts that may have it
+    pub hosts: Vec<String>,
+}
+
+/// Answers.
+///
+/// # Errors
+/// [`ServerError`].
+pub fn answer(of: &Administered, request: KeyRequest) -> Result<KeyAnswer> {
+    match request {
+        KeyRequest::List => Ok(KeyAnswer::Keys { keys: shown(of)? }),
+        KeyRequest::Grant { host, key, may } => {
+            check_name(&key)?;
+            of.state.grant_key(&host, &key, may)?;
+            Ok(KeyAnswer::Done { is_there: of.state.key(&key)?.is_some() })
+        }
+        KeyRequest::Retire { key, is_retired } => {
+            check_name(&key)?;
+            of.state.retire_key(&key, is_retired)?;
+            Ok(KeyAnswer::Done { is_there: true })
+        }
+        KeyRequest::Delete { key } => {
+            check_name(&key)?;
+            delete(of, &key)
+        }
+    }
+}
+
+fn check_name(name: &str) -> Result<()> {
+    if is_name(name) { Ok(()) } else { Err(ServerError::KeyName { name: name.into() }) }
+}
+
+fn granted(of: &Administered, key: &str) -> Vec<String> {
+    let hosts = of.state.hosts();
+    let may_have = hosts.iter().filter(|(_, host)| !host.is_revoked && host.keys.contains(key));
+    may_have.map(|(name, _)| name.clone()).collect()
+}
+
+fn shown(of: &Administered) -> Result<Vec<ShownKey>> {
+    let mut keys: BTreeMap<String, Option<Key>> =
+        of.state.keys()?.into_iter().map(|(name, key)| (name, Some(key))).collect();
+    for host in of.state.hosts().values() {
+        for key in &host.keys {
+            keys.entry(key.clone()).or_default();
+        }
+    }
+    let shown = |(name, key): (String, Option<Key>)| {
+        let (state, made) = match key {
+            Some(Key::Active(kept)) => ("active", Some((kept.made, kept.made_by))),
+            Some(Key::Retired(kept)) => ("retired", Some((kept.made, kept.made_by))),
+            Some(Key::Deleted(gone)) => ("deleted", Some((gone.made, gone.made_by))),
+            None => ("granted", None),
+        };
+        let (made, made_by) = made.unzip();
+        ShownKey { hosts: granted(of, &name), key: name, state: state.into(), made, made_by }
+    };
+    Ok(keys.into_iter().map(shown).collect())
+}
+
+/// Assured delete. One that was cut off is finished by the next, and tells the same.
+fn delete(of: &Administered, name: &str) -> Result<KeyAnswer> {
+    if let Some(Key::Active(kept) | Key::Retired(kept)) = of.state.key(name)? {
+        let mut gone = GoneKey {
+            key: name.into(),
+            made: kept.made,
+            made_by: kept.made_by.clone(),
+            digest: kept.digest.clone(),
+            deleted: crate::service::seconds(),
+            overwritten: None,
+            granted: granted(of, name),
+            given: Vec::new(),
+            backups: Vec::new(),
+        };
+        look_back(of, &mut gone)?;
+        of.state.delete_key(&gone)?;
+    }
+    let told = || match of.state.key(name)? {
+        Some(Key::Deleted(gone)) => Ok(gone),
+        _ => Err(ServerError::NoKey { name: name.into() }),
+    };
+    if told()?.overwritten.is_none() {
+        of.state.overwrite_dead()?;
+    }
+    Ok(KeyAnswer::Gone { server: HEXLOWER.encode(&of.authority.digest()), gone: told()? })
+}
+
+/// What the audit log has of a key that is going to be gone.
+fn look_back(of: &Administered, gone: &mut GoneKey) -> Result<()> {
+    let mut given = BTreeMap::new();
+    of.state.read_audit(|_, excerpt| {
+        for kept in &excerpt.entries {
+            // One that was changed tells nothing.
+            let Ok(Entry { time, event, .. }) = serde_json::from_str(&kept.entry) else { continue };
+            match event {
+                Event::KeyGiven { host, key } if key == gone.key => drop(given.insert(host, time)),
+                Event::BackupBegun if time >= gone.made => gone.backups.push(time),
+                _ => {}
+            }
+        }
+        Ok(())
+    })?;
+    gone.given = given.into_iter().map(|(host, last)| Given { host, last }).collect();
+    Ok(())
+}
+
+/// Whether each key opens, and is the one that was made. `None`: none are kept.
+///
+/// # Errors
+/// [`ServerError`].
+pub fn check(of: &Administered) -> Result<Option<String>> {
+    let keys = of.state.keys()?;
+    let count = keys.values().filter(|key| key.kept().is_some()).count();
+    let Some(zone) = of.state.zone()? else {
+        return if keys.is_empty() { Ok(None) } else { Err(ServerError::NoKeys) };
+    };
+    let opened = match (&of.master, source_in(&of.config)?) {
+        (Some(_), _) => None,
+        (None, Some(source)) => Some(Master::open(&zone, &load(&source, Purpose::Unlock)?)?),
+        (None, None) if count == 0 => return Ok(Some("none that is not deleted".into())),
+        (None, None) => return Err(ServerError::NoMasterKey),
+    };
+    let master = of.master.as_deref().or(opened.as_ref());
+    for (name, kept) in keys.iter().filter_map(|(name, key)| Some((name, key.kept()?))) {
+        let key = master.and_then(|master| master.unwrap(name, kept.wrapped()));
+        if key.is_none_or(|key| digest(&key) != kept.digest) {
+            return Err(ServerError::KeyDamaged { name: name.clone() });
+        }
+    }
+    Ok(Some(format!("{count}, and each opens")))
+}
+
+/// Wraps all keys of a server that does not run under the master key that its configuration names now; `from`: the one
+/// before. Returns how many.
+///
+/// # Errors
+/// [`ServerError`]; [`ServerError::Running`].
+pub fn rewrap(dir: &Path, from: &KeySource) -> Result<u64> {
+    let of = Administered::of(dir)?;
+    let zone = of.state.zone()?.ok_or(ServerError::NoKeys)?;
+    let to = source_in(&of.config)?.ok_or(ServerError::NoMasterKey)?;
+    let before = Master::open(&zone, &load(from, Purpose::Unlock)?)?;
+    let (zone, master) = Master::make(&load(&to, Purpose::Create)?)?;
+    let count = of.state.rewrap(&zone, |name, wrapped| {
+        let key = before.unwrap(name, wrapped)?;
+        master.wrap(name, &key).ok()
+    })?;
+    of.state.overwrite_dead()?;
+    Ok(count)
+}

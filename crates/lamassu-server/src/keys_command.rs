@@ -1,0 +1,155 @@
+//! `lamassu-server keys`: what an administrator says about keys that are kept for hosts.
+
+use crate::{print_json, shown_time};
+use clap::Subcommand;
+use lamassu_keys::receipt::AuditKey;
+use lamassu_keys::receipt::served::KeyReceipt;
+use lamassu_keys::{Ask, KeySource, Purpose};
+use lamassu_server::admin::{Answer, Request, ask};
+use lamassu_server::keys::admin::{KeyAnswer, KeyRequest, ShownKey, rewrap};
+use lamassu_server::{Result, ServerError};
+use std::fs::{self, File, OpenOptions};
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+#[derive(Subcommand)]
+pub enum KeysCommand {
+    /// List them, with the hosts that may have each
+    List {
+        /// Print one JSON document
+        #[arg(long)]
+        json: bool,
+        /// The server's directory
+        dir: PathBuf,
+    },
+    /// A host may have a key, and make it if it is not there: `lamassu key generate server://HOST/KEY`
+    Grant {
+        /// It may no longer. What it was given it may have kept
+        #[arg(long)]
+        not: bool,
+        /// The server's directory
+        dir: PathBuf,
+        /// The host's name
+        host: String,
+        /// The key's name
+        key: String,
+    },
+    /// A key is given to nobody from now on
+    Retire {
+        /// It is given to hosts again
+        #[arg(long)]
+        not: bool,
+        /// The server's directory
+        dir: PathBuf,
+        /// The key's name
+        key: String,
+    },
+    /// Delete a key that was retired, for good: the server overwrites it where it was kept. For one that is deleted:
+    /// tell that again
+    Delete {
+        /// Write the signed receipt to FILE, which must not exist; without it, it goes to standard output
+        #[arg(long, value_name = "FILE", requires = "audit_key")]
+        receipt: Option<PathBuf>,
+        /// Sign a receipt with this key: 32 bytes, kept apart from the server; `lamassu receipt key` prints its public
+        /// half
+        #[arg(long, value_name = "SOURCE")]
+        audit_key: Option<String>,
+        /// The server's directory
+        dir: PathBuf,
+        /// The key's name
+        key: String,
+    },
+    /// Wrap all keys anew, under the master key that server.toml names now. No server may run
+    Rewrap {
+        /// The master key before
+        #[arg(long, value_name = "SOURCE")]
+        from: String,
+        /// The server's directory
+        dir: PathBuf,
+    },
+}
+
+pub fn run(command: KeysCommand) -> Result<()> {
+    match command {
+        KeysCommand::List { json, dir } => {
+            let KeyAnswer::Keys { keys } = asked(&dir, KeyRequest::List)? else { return Ok(()) };
+            match json {
+                true => print_json(&keys),
+                false => keys.iter().for_each(|key| println!("{}", shown(key))),
+            }
+            Ok(())
+        }
+        KeysCommand::Grant { not, dir, host, key } => {
+            let done = asked(&dir, KeyRequest::Grant { host: host.clone(), key: key.clone(), may: !not })?;
+            if matches!(done, KeyAnswer::Done { is_there: false }) && !not {
+                eprintln!("there is no key {key} yet: host {host} may make it");
+            }
+            Ok(())
+        }
+        KeysCommand::Retire { not, dir, key } => asked(&dir, KeyRequest::Retire { key, is_retired: !not }).map(drop),
+        KeysCommand::Delete { receipt, audit_key, dir, key } => delete(&dir, key, receipt.as_deref(), audit_key),
+        KeysCommand::Rewrap { from, dir } => {
+            println!("{} keys are wrapped anew", rewrap(&dir, &source(&from, "--from")?)?);
+            Ok(())
+        }
+    }
+}
+
+fn asked(dir: &Path, ask_for: KeyRequest) -> Result<KeyAnswer> {
+    match ask(dir, Request::Keys { asked: ask_for })? {
+        Answer::Keys { told } => Ok(told),
+        _ => Err(ServerError::Garbled { detail: "an answer that was not asked for".into() }),
+    }
+}
+
+/// What stands there is never repeated: it may be a key typed in the wrong place.
+fn source(text: &str, role: &'static str) -> Result<KeySource> {
+    text.parse().map_err(|source| ServerError::Source { role, source })
+}
+
+/// Nothing is deleted before it is clear that the receipt can be signed and written.
+fn delete(dir: &Path, key: String, receipt: Option<&Path>, audit_key: Option<String>) -> Result<()> {
+    const OPTION: &str = "--audit-key";
+    let failed = |source| ServerError::Source { role: OPTION, source };
+    let audit = match audit_key {
+        Some(text) => {
+            let ask = Ask { subject: "the audit key", purpose: Purpose::Unlock, stdin: true };
+            let loaded = source(&text, OPTION)?.load(&ask).map_err(failed)?;
+            Some(AuditKey::of(&loaded.material).map_err(failed)?)
+        }
+        None => None,
+    };
+    let file = receipt.map(|path| new_file(path).map(|file| (path, file))).transpose()?;
+    let deleted = asked(dir, KeyRequest::Delete { key }).inspect_err(|_| {
+        let _ = receipt.map(fs::remove_file);
+    })?;
+    let KeyAnswer::Gone { server, gone } = deleted else { return Ok(()) };
+    let Some(audit) = audit else {
+        println!("key {} is gone", gone.key);
+        return Ok(());
+    };
+    let json = KeyReceipt::signed(&server, gone, &audit).to_json();
+    match file {
+        Some((path, mut file)) => {
+            let written = file.write_all(&json).and_then(|()| file.sync_all());
+            written.map_err(|source| ServerError::File { op: "write", path: path.into(), source })
+        }
+        None => std::io::stdout().write_all(&json).map_err(ServerError::printing),
+    }
+}
+
+fn new_file(path: &Path) -> Result<File> {
+    let made = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
+    made.map_err(|source| ServerError::File { op: "make", path: path.into(), source })
+}
+
+/// `vault-1  active   made 2026-11-26T19:30:00Z for node1  node1, node2`
+fn shown(key: &ShownKey) -> String {
+    let made = match (key.made, &key.made_by) {
+        (Some(made), Some(by)) => format!("made {} for {by}", shown_time(made)),
+        _ => "not made yet".into(),
+    };
+    let hosts = if key.hosts.is_empty() { "no hosts".into() } else { key.hosts.join(", ") };
+    format!("{}  {:7}  {made}  {hosts}", key.key, key.state)
+}
