@@ -166,8 +166,8 @@ impl Driver {
                 None if turn.is_good() => are_dropped = false,
                 None if are_dropped => {}
                 None => {
-                    // R3.
-                    self.forest.drop_held(self.requests.cached());
+                    // Mapped pages alone are there to be dropped (R3).
+                    self.forest.drop_pages(&self.requests.filled());
                     are_dropped = true;
                 }
             }
@@ -176,8 +176,8 @@ impl Driver {
             return end;
         }
         self.requests.stop_requests();
-        while let Some(cached) = self.requests.end() {
-            self.forest.drop_held(cached);
+        while let Some(files) = self.requests.end() {
+            self.forest.drop_pages(&files);
         }
         if let Err(error) = self.forest.end_turn() {
             tracing::error!(%error, "not everything that was written here could be committed: what was not is lost");

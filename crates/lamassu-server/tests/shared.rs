@@ -202,10 +202,9 @@ fn mapped_pages_go_from_host_to_host() {
     unmounted_and_checked(&lab, &[a, b, c]);
 }
 
-/// What a host's kernel has of a file, it has for a turn: contents, size, mode and times, by name and through handles
-/// that stay open, while others write, append, cut off, and change attributes.
+/// Contents, size and mode are those that another host has given a file, by name and through handles that stay open.
 #[test]
-fn what_the_kernel_caches_is_gone_with_the_turn() {
+fn what_others_write_append_and_cut_off_is_seen_at_once() {
     let lab = Lab::new();
     let [a, b, c] = shared(&lab);
     fs::write(a.file("f"), "").unwrap();
@@ -226,7 +225,7 @@ fn what_the_kernel_caches_is_gone_with_the_turn() {
         file.set_permissions(fs::Permissions::from_mode(mode)).unwrap();
         drop(file);
         for (host, handle) in [a, b, c].iter().zip(&handles) {
-            // Twice: what the first call has brought into the caches is there for the second.
+            // Twice: nothing that the first call has brought along may stay.
             for _ in 0..2 {
                 for found in [fs::metadata(host.file("f")).unwrap(), handle.metadata().unwrap()] {
                     assert_eq!((found.len(), found.mode() & 0o777), (text.len() as u64, mode), "{} {round}", host.name);
@@ -242,7 +241,7 @@ fn what_the_kernel_caches_is_gone_with_the_turn() {
     unmounted_and_checked(&lab, &[a, b, c]);
 }
 
-/// A program that reads on and on what its kernel has, or maps it, keeps the vault from nobody.
+/// A program that reads on and on, or from a map, keeps the vault from nobody.
 #[test]
 fn who_reads_on_and_on_is_interrupted() {
     let lab = Lab::new();
@@ -290,8 +289,7 @@ fn blocks_are_linearizable_and_names_are_one_hosts_each() {
             let (writing, known) = (&writing, &known);
             scope.spawn(move || {
                 let file = File::options().read(true).write(true).open(host.file("blocks")).unwrap();
-                // The kernel caches what is read through this one.
-                let cached = File::open(host.file("blocks")).unwrap();
+                let other = File::open(host.file("blocks")).unwrap();
                 for round in 0..EACH {
                     let block = (round + number as u64) % BLOCKS;
                     let (at, slot) = (4096 * block, block as usize);
@@ -303,7 +301,7 @@ fn blocks_are_linearizable_and_names_are_one_hosts_each() {
                     } else {
                         let before = known[slot].load(Ordering::SeqCst);
                         let mut bytes = [0; 4096];
-                        let from = if round % 4 < 2 { &file } else { &cached };
+                        let from = if round % 4 < 2 { &file } else { &other };
                         from.read_exact_at(&mut bytes, at).unwrap();
                         let value = u64::from_le_bytes(bytes[..8].try_into().unwrap());
                         assert!(value >= before, "{}: block {block} was {before}, and is {value}", host.name);
@@ -378,7 +376,7 @@ fn what_a_shared_mount_does_not_do_it_says() {
     lab.grant(a, &id);
     lab.grant(b, &id);
     a.run(&format!("anchor move store/v {}", lab.url())).ok();
-    a.run("mount --shared --cache=writeback store/v m-a").code(2);
+    a.run("mount --shared --cache=through store/v m-a").code(2);
     a.run("mount --shared --idle 5 store/v m-a").code(2);
     a.run("mount --shared store/v m-a").ok();
     a.write("f", "text").unwrap();

@@ -5,13 +5,13 @@
 //! a request of this host needs more than a turn that only looks, it stops further requests, has the kernel drop what
 //! it holds, and closes the vault ([`Turns::wait_for_end`], [`Turns::stop_requests`], [`Turns::end`]).
 //!
-//! Of what the kernel was told in a turn it keeps attributes and pages, and no names. All of it is dropped before the
-//! turn is over. Its requests for pages, and its writes of them, hold locks of the kernel that dropping them waits for.
-//! So they go on while a turn ends, until no page is left that came from it.
+//! The kernel keeps no names, no attributes, and no contents but those of mapped files. Its requests for pages, and its
+//! writes of them, hold locks of the kernel that dropping them waits for. So they go on while a turn ends, until
+//! nothing is mapped any more that came from it.
 
 use crate::Ino;
 use parking_lot::{Condvar, Mutex, MutexGuard};
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -31,7 +31,7 @@ pub enum Mode {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Need {
     mode: Mode,
-    /// It is about pages in the page cache, and the kernel has locked them.
+    /// It is about pages of a mapped file, and the kernel has locked them.
     is_of_pages: bool,
     /// The file whose pages the kernel gets.
     fills: Option<Ino>,
@@ -45,8 +45,8 @@ impl Need {
     /// To write pages of a mapped file.
     pub const WRITE_PAGES: Need = Need { mode: Mode::Change, is_of_pages: true, fills: None };
 
-    /// To read pages of a file into the page cache. Where it may be written they come in a turn that may change: the
-    /// kernel tells nobody when a page of a map is changed, and it has to be able to write it back in the same turn.
+    /// To read pages of a mapped file. Where it may be written they come in a turn that may change: the kernel tells
+    /// nobody when a page is changed, and it has to be able to write it back in the same turn.
     pub const fn read_pages(ino: Ino, may_be_written: bool) -> Need {
         let mode = if may_be_written { Mode::Change } else { Mode::Look };
         Need { mode, is_of_pages: true, fills: Some(ino) }
@@ -76,19 +76,6 @@ enum Phase {
     Over,
 }
 
-/// What the kernel holds of a turn.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub struct Cached {
-    /// Files of which it may have pages.
-    pub files: Vec<Ino>,
-    /// Inodes of which it may have attributes.
-    pub told: Vec<Ino>,
-}
-
-/// Of so many inodes the kernel is told attributes in one turn, or gets pages, at most: all of them are dropped, one by
-/// one, before another host can have the vault.
-const CACHED_MAX: usize = 1 << 16;
-
 struct Waiting {
     need: Need,
     job: Job,
@@ -105,8 +92,6 @@ struct State {
     due: usize,
     /// Files whose pages the kernel got in this turn, and whether it may hold any now.
     filled: HashMap<Ino, bool>,
-    /// Inodes whose attributes it may hold.
-    told: HashSet<Ino>,
     is_recalled: bool,
     is_stopping: bool,
 }
@@ -150,9 +135,9 @@ impl State {
         self.waiting.iter().map(|waiting| waiting.need.mode).max()
     }
 
-    fn cached(&self) -> Cached {
-        let files = self.filled.iter().filter(|(_, has_pages)| **has_pages).map(|(ino, _)| *ino).collect();
-        Cached { files, told: self.told.iter().copied().collect() }
+    /// Files of which the kernel may hold pages.
+    fn mapped(&self) -> Vec<Ino> {
+        self.filled.iter().filter(|(_, has_pages)| **has_pages).map(|(ino, _)| *ino).collect()
     }
 }
 
@@ -191,7 +176,6 @@ impl Turns {
                 waiting: VecDeque::new(),
                 due: 0,
                 filled: HashMap::new(),
-                told: HashSet::new(),
                 is_recalled: false,
                 is_stopping: false,
             }),
@@ -254,19 +238,6 @@ impl Turns {
         }
     }
 
-    /// Notes, in a request, that the kernel is told attributes of an inode that it may keep. False: it must not.
-    pub fn tell(&self, ino: Ino) -> bool {
-        let mut state = self.state.lock();
-        let has_turn = matches!(state.phase, Phase::Here(_) | Phase::Ending(_));
-        has_turn && (state.told.contains(&ino) || state.told.len() < CACHED_MAX && state.told.insert(ino))
-    }
-
-    /// Whether pages of one more file may get into the page cache.
-    pub fn may_fill(&self, ino: Ino) -> bool {
-        let state = self.state.lock();
-        state.filled.contains_key(&ino) || state.filled.len() < CACHED_MAX
-    }
-
     // --- the driver
 
     /// Waits until a request needs a turn, and says which; `None`: the mount ends.
@@ -315,9 +286,9 @@ impl Turns {
         }
     }
 
-    /// What the kernel may hold of this turn.
-    pub fn cached(&self) -> Cached {
-        self.state.lock().cached()
+    /// Files of which the kernel may hold pages.
+    pub fn filled(&self) -> Vec<Ino> {
+        self.state.lock().mapped()
     }
 
     /// No further request begins but for pages; waits for those under way.
@@ -330,20 +301,19 @@ impl Turns {
         self.quiet.wait_while(&mut state, |state| !state.is_quiet());
     }
 
-    /// Ends the turn if the kernel holds nothing of it any more and asks for no page; otherwise what it is to drop
-    /// first.
-    pub fn end(&self) -> Option<Cached> {
+    /// Ends the turn if the kernel holds no page of it any more and asks for none; otherwise the files whose pages it
+    /// is to drop first.
+    pub fn end(&self) -> Option<Vec<Ino>> {
         let mut state = self.state.lock();
         self.quiet.wait_while(&mut state, |state| !state.is_quiet());
-        let cached = state.cached();
-        if cached == Cached::default() {
+        let mapped = state.mapped();
+        if mapped.is_empty() {
             state.phase = Phase::Away;
             state.due = 0;
             return None;
         }
         state.filled.values_mut().for_each(|has_pages| *has_pages = false);
-        state.told.clear();
-        Some(cached)
+        Some(mapped)
     }
 
     /// There is no turn, and will be none soon: what waits now is carried out without one, and fails.

@@ -138,14 +138,11 @@ impl<F: FileSystem> Shared<F> {
 
     /// Has the kernel ask for the attributes before it uses them again. Takes none of its locks on the inode or on
     /// pages, so any thread may call it.
-    pub(super) fn forget_attributes(&self, ino: Ino) -> bool {
-        let Some(notifier) = self.notifier.get() else { return true };
-        match notifier.inval_inode(INodeNo(ino), -1, 0) {
-            Ok(()) => true,
-            Err(error) => {
-                tracing::debug!(%error, ino, "attributes could not be invalidated");
-                error.raw_os_error() != Some(libc::ENOENT)
-            }
+    pub(super) fn forget_attributes(&self, ino: Ino) {
+        if let Some(notifier) = self.notifier.get()
+            && let Err(error) = notifier.inval_inode(INodeNo(ino), -1, 0)
+        {
+            tracing::debug!(%error, ino, "attributes could not be invalidated");
         }
     }
 

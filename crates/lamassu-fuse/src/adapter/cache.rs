@@ -32,10 +32,6 @@ impl<F: FileSystem> Cache for KernelCache<F> {
         }
     }
 
-    fn drop_attributes(&self, ino: Ino) -> bool {
-        self.0.upgrade().is_none_or(|shared| shared.forget_attributes(ino))
-    }
-
     fn drop_entry(&self, parent: Ino, name: &OsStr) {
         if let Some(shared) = self.0.upgrade() {
             shared.drop_entry(parent, name);

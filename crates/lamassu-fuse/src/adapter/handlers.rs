@@ -187,7 +187,7 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
                     let attr = file_attr(&entry.attr);
                     let how = s.open_reply_flags(handle, flags);
                     // One TTL for name and attributes: the smaller of both.
-                    let ttl = s.name_ttl().min(s.ttl(entry.attr.ino));
+                    let ttl = s.ttl(entry.attr.ino);
                     reply.created(&ttl, &attr, Generation(entry.generation), FileHandle(handle.0), how);
                 }),
                 Err(error) => reply.error(failed("create", &error)),
@@ -235,15 +235,13 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
         let is_direct = self.0.is_direct(HandleId(fh.0), flags);
         let direct = is_direct && lock_owner.is_some();
         match is_direct {
-            false if self.0.fs.turns().is_none() => {
-                self.0.tuning.cached_read(ino.0, &at, || self.0.is_written(ino.0));
-            }
+            false => self.0.tuning.cached_read(ino.0, &at, || self.0.is_written(ino.0)),
             true if !direct => self.0.note_cached(ino.0),
-            false | true => {}
+            true => {}
         }
-        let need = match direct {
-            true => Need::LOOK,
-            false => Need::read_pages(ino.0, self.0.is_written(ino.0)),
+        let need = match is_direct && !direct {
+            true => Need::read_pages(ino.0, self.0.is_written(ino.0)),
+            false => Need::LOOK,
         };
         self.0.in_turn(need, move |s| {
             s.answer("read", || s.read(ino.0, HandleId(fh.0), at, direct, reply));
@@ -384,7 +382,6 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
 
     fn opendir(&self, req: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
         let how = match self.0.cache {
-            _ if self.0.fs.turns().is_some() => FopenFlags::empty(),
             CacheMode::None => FopenFlags::empty(),
             CacheMode::WriteBack | CacheMode::Through => FopenFlags::FOPEN_CACHE_DIR | FopenFlags::FOPEN_KEEP_CACHE,
         };

@@ -51,8 +51,6 @@ const TTL: Duration = Duration::from_secs(24 * 3600);
 /// it was written. With write-back the kernel keeps size and times itself and asks again when the file is closed, so
 /// only the space shown can be old.
 const TTL_WRITE_BACK: Duration = Duration::from_secs(1);
-/// The same where hosts have the vault by turns. What is told is dropped when a turn ends, however long it holds.
-const TTL_IN_TURN: Duration = Duration::from_secs(1);
 /// Largest write request, bytes.
 const MAX_WRITE: u32 = 1 << 20;
 /// Requests the kernel may have under way in the background (read-ahead, write-back).
@@ -65,15 +63,11 @@ const WANTED: InitFlags = InitFlags::FUSE_ASYNC_READ
     .union(InitFlags::FUSE_ASYNC_DIO)
     .union(InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP)
     .union(InitFlags::FUSE_HANDLE_KILLPRIV_V2)
-    .union(InitFlags::FUSE_HAS_IOCTL_DIR);
+    .union(InitFlags::FUSE_HAS_IOCTL_DIR)
+    .union(InitFlags::FUSE_EXPLICIT_INVAL_DATA);
 
-/// Where nobody else changes anything: names and attributes come with listings, and contents stay.
-const ALONE: InitFlags =
-    InitFlags::FUSE_DO_READDIRPLUS.union(InitFlags::FUSE_READDIRPLUS_AUTO).union(InitFlags::FUSE_EXPLICIT_INVAL_DATA);
-
-/// Where hosts have the vault by turns. A read of what is cached first asks for attributes, unless they are known: so a
-/// program that reads on and on waits for the next turn, too.
-const BY_TURNS: InitFlags = InitFlags::FUSE_AUTO_INVAL_DATA;
+/// Names and attributes come with listings. Where hosts have the vault by turns the kernel would not keep them.
+const LISTED: InitFlags = InitFlags::FUSE_DO_READDIRPLUS.union(InitFlags::FUSE_READDIRPLUS_AUTO);
 
 /// With these the kernel enforces access control lists. It does not apply the umask, since a default list may replace
 /// it: the file system does.
@@ -126,11 +120,8 @@ impl<F: FileSystem> Shared<F> {
         calls: Option<Calls>,
     ) -> std::io::Result<Arc<Self>> {
         let tuning = Arc::new(Tuning::new(options.keep_awake, fs.upkeep())?);
-        // Other hosts would not see what the kernel has yet to write.
-        let cache = match options.cache {
-            CacheMode::WriteBack if fs.turns().is_some() => CacheMode::Through,
-            cache => cache,
-        };
+        // Other hosts write in between.
+        let cache = if fs.turns().is_some() { CacheMode::None } else { options.cache };
         Ok(Arc::new(Shared {
             fs,
             cache,
@@ -240,9 +231,11 @@ impl<F: FileSystem> Shared<F> {
 impl<F: FileSystem> Adapter<F> {
     /// Agrees with the kernel on capabilities and limits; called once, in the handshake.
     fn negotiate(&self, config: &mut KernelConfig) {
-        let mut wanted = WANTED | if self.0.fs.turns().is_some() { BY_TURNS } else { ALONE };
+        let mut wanted = WANTED;
+        if self.0.fs.turns().is_none() {
+            wanted |= LISTED;
+        }
         match self.0.cache {
-            _ if self.0.fs.turns().is_some() => {}
             CacheMode::WriteBack => wanted |= InitFlags::FUSE_WRITEBACK_CACHE | InitFlags::FUSE_CACHE_SYMLINKS,
             CacheMode::Through => wanted |= InitFlags::FUSE_CACHE_SYMLINKS,
             CacheMode::None => {}

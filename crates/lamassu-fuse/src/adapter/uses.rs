@@ -4,7 +4,7 @@
 //! replace new ones. So what opens a file for writing or sets its size counts as a writer first ([`Claim`]), and then
 //! waits for the end of a fill under way.
 
-use super::{Shared, TTL, TTL_IN_TURN, TTL_WRITE_BACK};
+use super::{Shared, TTL, TTL_WRITE_BACK};
 use crate::options::CacheMode;
 use lamassu_vault::{FileSystem, Ino};
 use std::sync::Arc;
@@ -39,9 +39,8 @@ impl<F: FileSystem> Drop for Claim<F> {
 impl<F: FileSystem> Shared<F> {
     /// How long the attributes of an inode hold.
     pub(super) fn ttl(&self, ino: Ino) -> Duration {
-        if let Some(turns) = self.fs.turns() {
-            let may_keep = self.cache != CacheMode::None && !self.is_written(ino) && turns.tell(ino);
-            if may_keep { TTL_IN_TURN } else { Duration::ZERO }
+        if self.fs.turns().is_some() {
+            Duration::ZERO
         } else if !self.is_written(ino) {
             TTL
         } else if self.cache == CacheMode::WriteBack {

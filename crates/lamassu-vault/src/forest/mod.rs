@@ -104,8 +104,6 @@ pub trait Opener: Send + Sync {
 pub trait Cache: Send + Sync {
     /// Writes back what is not here yet, and drops contents and attributes.
     fn drop_inode(&self, ino: Ino);
-    /// Drops attributes. False: it knows no such inode.
-    fn drop_attributes(&self, ino: Ino) -> bool;
     /// Drops a name, and all it knows below it.
     fn drop_entry(&self, parent: Ino, name: &OsStr);
 }

@@ -5,18 +5,13 @@ use super::Forest;
 use crate::error::errno;
 use crate::left::Left;
 use crate::root::Top;
-use crate::turns::{Cached, Turns};
+use crate::turns::Turns;
 use crate::{Ino, Options, Result, Vault, VaultError};
 use lamassu_anchor::Touched;
 use lamassu_crypto::KeyRing;
 use lamassu_format::header::VaultHeader;
 use parking_lot::{Mutex, RwLock};
 use std::sync::Arc;
-use std::thread;
-use std::time::{Duration, Instant};
-
-/// How long it is waited, at most, that the kernel has what it was told of an inode.
-const ARRIVES: Duration = Duration::from_secs(2);
 
 /// See the module's head.
 pub(super) struct ByTurns {
@@ -72,25 +67,11 @@ impl Forest {
         done
     }
 
-    /// Has the kernel write back and drop what it holds. Waits for its requests for pages.
-    ///
-    /// An inode that it does not know although it has references to it is on its way: the program that looked it up has
-    /// not been given the answer yet, which makes the inode, with its attributes.
-    pub fn drop_held(&self, cached: Cached) {
-        let Some(cache) = self.cache.get() else { return };
-        cached.files.iter().for_each(|ino| cache.drop_inode(*ino));
-        let (mut told, until) = (cached.told, Instant::now() + ARRIVES);
-        loop {
-            told.retain(|ino| !cache.drop_attributes(*ino) && self.is_referenced(*ino));
-            if told.is_empty() || Instant::now() > until {
-                return;
-            }
-            thread::sleep(Duration::from_millis(1));
+    /// Has the kernel write back and drop all pages of these files. Waits for its requests.
+    pub fn drop_pages(&self, files: &[Ino]) {
+        if let Some(cache) = self.cache.get() {
+            files.iter().for_each(|ino| cache.drop_inode(*ino));
         }
-    }
-
-    fn is_referenced(&self, ino: Ino) -> bool {
-        self.root.loaded().is_some_and(|vault| vault.nodes.lock().is_referred_to(ino))
     }
 
     /// What needs no turn: done by what is left where no vault is open.

@@ -51,10 +51,6 @@ fn requests_wait_for_a_turn_that_is_enough_for_them() {
     assert_eq!(all_done.recv().unwrap(), "over");
 }
 
-fn pages_of(file: Ino) -> Cached {
-    Cached { files: vec![file], told: vec![] }
-}
-
 /// What the kernel asks for while a turn ends is answered in it, and what it then holds is named again.
 #[test]
 fn a_turn_ends_when_no_page_of_it_is_left() {
@@ -66,7 +62,7 @@ fn a_turn_ends_when_no_page_of_it_is_left() {
     turns.recall(number);
     assert!(turns.enter(Need::LOOK).is_none());
     turns.stop_requests();
-    assert_eq!(turns.end(), Some(pages_of(FILE)));
+    assert_eq!(turns.end(), Some(vec![FILE]));
     let write = turns.enter(Need::WRITE_PAGES).expect("pages are written back");
     let ends = spawn({
         let turns = turns.clone();
@@ -74,7 +70,7 @@ fn a_turn_ends_when_no_page_of_it_is_left() {
     });
     drop(turns.enter(Need::read_pages(FILE + 1, false)).expect("pages are read"));
     drop(write);
-    assert_eq!(ends.join().unwrap(), Some(pages_of(FILE + 1)));
+    assert_eq!(ends.join().unwrap(), Some(vec![FILE + 1]));
     assert_eq!(turns.end(), None);
     assert!(turns.enter(Need::read_pages(FILE, false)).is_none() && turns.enter(Need::WRITE_PAGES).is_none());
     turns.over();
@@ -91,7 +87,7 @@ fn a_turn_that_looks_hands_out_no_page_that_may_be_changed() {
     drop(turns.enter(Need::read_pages(1, false)).expect("a page to look at"));
 }
 
-/// A file is read into the page cache in a turn that looks; a program opens it for writing, and waits for another turn.
+/// A mapped file is read in a turn that looks; a program opens it for writing, and waits for another turn.
 /// The kernel asks for a further page, which it has locked. Dropping the pages waits for that lock.
 #[test]
 fn pages_that_are_dropped_wait_for_no_other_turn() {
@@ -101,35 +97,13 @@ fn pages_that_are_dropped_wait_for_no_other_turn() {
     drop(turns.enter(Need::read_pages(FILE, false)).unwrap());
     drop(turns.enter(Need::read_pages(FILE, true)).expect("one more page of a file that was read in this turn"));
     turns.stop_requests();
-    assert_eq!(turns.end(), Some(pages_of(FILE)));
+    assert_eq!(turns.end(), Some(vec![FILE]));
     drop(turns.enter(Need::read_pages(FILE, true)).expect("the same while its pages are dropped"));
     assert!(turns.enter(Need::read_pages(FILE + 1, true)).is_none());
-    assert_eq!(turns.end(), Some(pages_of(FILE)));
+    assert_eq!(turns.end(), Some(vec![FILE]));
     assert_eq!(turns.end(), None);
     turns.begin(Mode::Look);
     assert!(turns.enter(Need::read_pages(FILE, true)).is_none(), "it is open for writing now");
-}
-
-/// What the kernel is told in a turn it forgets before the next one; without a turn, and of too many, it keeps nothing.
-#[test]
-fn what_the_kernel_was_told_is_named_at_the_end() {
-    let turns = Turns::new();
-    assert!(!turns.tell(1));
-    turns.begin(Mode::Look);
-    assert!(turns.tell(1) && turns.tell(1));
-    turns.stop_requests();
-    assert!(turns.tell(2), "by a request that is answered while the turn ends");
-    let mut told = turns.end().unwrap().told;
-    told.sort_unstable();
-    assert_eq!(told, [1, 2]);
-    assert_eq!(turns.end(), None);
-    assert!(!turns.tell(1));
-    turns.begin(Mode::Look);
-    let most = CACHED_MAX as Ino;
-    assert!((0..most).all(|ino| turns.tell(ino)) && !turns.tell(most) && turns.tell(0));
-    assert!((0..most).all(|ino| turns.may_fill(ino)));
-    (0..most).for_each(|ino| drop(turns.enter(Need::read_pages(ino, false))));
-    assert!(!turns.may_fill(most) && turns.may_fill(0));
 }
 
 /// However soon a turn is recalled, what waited when it began is done in it.

@@ -140,9 +140,6 @@ impl Cache for Told {
     fn drop_inode(&self, ino: Ino) {
         self.0.lock().unwrap().0.push(ino);
     }
-    fn drop_attributes(&self, _ino: Ino) -> bool {
-        true
-    }
     fn drop_entry(&self, parent: Ino, name: &OsStr) {
         self.0.lock().unwrap().1.push((parent, name.to_owned()));
     }
