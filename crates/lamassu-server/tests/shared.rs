@@ -106,6 +106,15 @@ fn hosts_use_a_vault_as_one_file_system() {
     assert_eq!(listed(&c.file("")).iter().filter(|name| name.contains("cond")).count(), 1);
     other.write_all(b"text").unwrap();
     assert_eq!(fs::read_to_string(b.file("second")).unwrap(), "text");
+    // The same, and the handle is used in the turn in which the name goes.
+    fs::hard_link(b.file("second"), b.file("third")).unwrap();
+    assert_eq!(fs::read_to_string(a.file("second")).unwrap(), "text");
+    fs::hard_link(b.file("third"), b.file("fourth")).unwrap();
+    for name in ["second", "third"] {
+        fs::remove_file(a.file(name)).unwrap();
+    }
+    other.write_all(b", and more").unwrap();
+    assert_eq!(fs::read_to_string(c.file("fourth")).unwrap(), "text, and more");
     let gone = open.read(&mut [0; 4]).unwrap_err();
     assert_eq!(
         gone.raw_os_error(),

@@ -231,6 +231,17 @@ impl Vault {
         }
     }
 
+    /// The name by which a node was known here is gone in this turn. Whether another host has given it one more.
+    fn find_name(&self, ino: Ino) -> Result<bool> {
+        let (Some(anchored), Some(object)) = (&self.anchored, self.recorded(ino)?) else { return Ok(false) };
+        if self.nodes.lock().is_named(ino) {
+            return Ok(false);
+        }
+        let places = anchored.anchor.places_of(&HashSet::from([object]))?;
+        let found = Finder { vault: self, places, listed: HashMap::new() }.node(object, 0)?;
+        Ok(found == Some(ino))
+    }
+
     fn open_again(&self, id: HandleId) -> Result<()> {
         let mut handles = self.left.handles.lock();
         // Where there is none another call has opened it meanwhile, or it never was.
@@ -239,7 +250,11 @@ impl Vault {
         let handle = match left {
             LeftHandle::File { ino, access, .. } => {
                 // In a turn that only looks nothing is written.
-                let file = self.acquire(*ino, access.write && !self.options.read_only)?;
+                let writes = access.write && !self.options.read_only;
+                let file = match self.acquire(*ino, writes) {
+                    Err(VaultError::Stale) if self.find_name(*ino)? => self.acquire(*ino, writes),
+                    acquired => acquired,
+                }?;
                 Handle::File { file, access: *access }
             }
             LeftHandle::Dir { ino, parent, listing } => {

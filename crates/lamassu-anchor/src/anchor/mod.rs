@@ -425,20 +425,27 @@ impl Anchor {
         self.state.lock().queued.names_of(object)
     }
 
-    /// Where objects lie, by one scan of all entries: of each one place, as of the last commit.
+    /// Where objects lie, by one scan of all entries: of each one place that is committed, and not gone since.
     ///
     /// # Errors
     /// [`AnchorError::Damaged`]; those of the table.
     pub fn places_of(&self, objects: &HashSet<ObjectId>) -> Result<HashMap<ObjectId, EntryPlace>> {
-        let mut places = HashMap::new();
+        let mut recorded = Vec::new();
         self.scan(Space::Entries, &[], Part::Entry, |key, value| {
             let Some((dir, name)) = number_of(key).zip(behind_object(key)) else { return Ok(None) };
             let entry = Entry::decode(value)?;
             if objects.contains(&entry.object) {
-                places.insert(entry.object, EntryPlace { dir: ObjectId(dir), name: Token(name) });
+                recorded.push((entry.object, EntryPlace { dir: ObjectId(dir), name: Token(name) }));
             }
             Ok(Some(ControlFlow::Continue(())))
         })?;
+        let mut places = HashMap::new();
+        for (object, place) in recorded {
+            // It may be gone in what is not committed yet.
+            if self.entry(&place)?.is_some_and(|entry| entry.object == object) {
+                places.insert(object, place);
+            }
+        }
         Ok(places)
     }
 
