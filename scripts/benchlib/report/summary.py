@@ -7,6 +7,7 @@ from .. import published
 from ..plots import bars, lines
 from .figures import PEERS, SURE, best, by, median, names, number, rate, rates, table, values
 from .glance import factors, lost_in_sweeps, sorted_out
+from .shared import figures as of_shared
 
 OWN = "lamassu"
 # Titles of the experiments that are timed as a whole.
@@ -14,7 +15,7 @@ TIMED = {"small": "Many small files", "durable": "Synced writes and overwriting"
 
 
 def summary(results, plots, title, method):
-    figures = (mount(results, plots), timed(results, "small", plots), timed(results, "durable", plots), space(results, plots), ciphers(results, plots))
+    figures = (mount(results, plots), timed(results, "small", plots), timed(results, "durable", plots), space(results, plots), several_hosts(results), ciphers(results, plots))
     return "\n\n".join([title, glance(results), *(part for part in figures if part), method, rest(results)]) + "\n"
 
 
@@ -117,6 +118,17 @@ def space(results, plots):
 {table(["redundant", *systems, "overhead here", "published"], rows)}
 
 ![Figure 6](plots/figure6.svg)"""
+
+
+def several_hosts(results):
+    result = results.get("shared")
+    if not result:
+        return ""
+    return f"""## Several hosts
+
+{paragraph(f"One vault under a server, one host at work; server and hosts are namespaces of this machine, stores on {result['store']}. {result['files']} files, {result['bytes'] / 1e6:.0f} MB; a file of {result['size_mib']} MiB; medians of {result['runs']}. A hand-over: one host has written and synced a file, and the other has read it. `scripts/bench shared`.")}
+
+{of_shared(result)}"""
 
 
 def ciphers(results, plots):
