@@ -321,6 +321,63 @@ fn what_the_store_withholds_is_named_and_the_rest_goes_on() {
     }
 }
 
+/// When the first directory is gone into, puts copies in the place of all, and has the vault meet these.
+struct Exchange<'a> {
+    vault: &'a Vault,
+    /// In the store, by name.
+    dirs: Vec<(&'static str, std::path::PathBuf)>,
+    is_done: AtomicBool,
+    failures: Failures,
+}
+
+impl RekeyProgress for Exchange<'_> {
+    fn dataset(&self, stored: &std::path::Path) -> lamassu_vault::Result<()> {
+        self.failures.dataset(stored)
+    }
+    fn passed_over(&self, _: &str, _: &lamassu_format::profile::ProfileError) {}
+    fn total(&self, _: u64) {}
+    fn advance(&self, _: u64) {
+        if self.is_done.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        for (name, dir) in &self.dirs {
+            let away = dir.with_extension("away");
+            std::fs::rename(dir, &away).unwrap();
+            let copied = std::process::Command::new("cp").arg("-a").arg(&away).arg(dir).status();
+            assert!(copied.unwrap().success());
+            if let Ok(entry) = self.vault.lookup(ROOT, n(name)) {
+                self.vault.forget(entry.attr.ino, 1);
+            }
+        }
+    }
+    fn failed(&self, stored: &str, error: &VaultError) {
+        self.failures.failed(stored, error);
+    }
+    fn is_cancelled(&self) -> bool {
+        false
+    }
+}
+
+/// A directory that is exchanged before it is gone into is not one that a program has removed: the anchor has it.
+#[test]
+fn directories_that_the_store_exchanges_meanwhile_are_named() {
+    let recipe = Recipe::default().anchored();
+    let (store, backend) = local_fast();
+    let v = recipe.make(&backend);
+    let dirs = ["a", "b", "c"];
+    for dir in dirs {
+        v.dir(dir);
+        v.put(&format!("{dir}/file"), &noise(30_000, 7));
+    }
+    let dirs = dirs.map(|dir| (dir, store.path().join(v.stored_path(n(dir)).unwrap()))).into();
+    v.close().unwrap();
+    let v = recipe.open(&backend).unwrap();
+    rotate(&v, &recipe, &[1], &[2, 1]);
+    let progress = Exchange { vault: &v, dirs, is_done: AtomicBool::new(false), failures: Failures::default() };
+    let done = v.rekey(Rekey::Outer, None, &progress).unwrap();
+    assert!(done.failed >= 2 && progress.failures.0.into_inner().len() >= 2, "{done:?}");
+}
+
 /// Stops after changes of the store, and power cuts: the tree is as it was under the keys there are, and a second run
 /// completes the first. Without an anchor, whose own crashes `anchored_attrs_crash` plays.
 #[test]
