@@ -117,6 +117,8 @@ impl Fixture {
             fixture.table = Some(table);
         }
         fixture.mount(false);
+        // An anchored vault whose root has no record is for who mounts it alone. `init` makes one.
+        std::fs::set_permissions(fixture.point.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
         Some(fixture)
     }
 

@@ -45,7 +45,7 @@ pub enum KeysCommand {
         /// The key's name
         key: String,
     },
-    /// Delete a key that was retired, for good: the server overwrites it where it was kept. For one that is deleted:
+    /// Delete a key that was retired, for good. For one that is deleted:
     /// tell that again
     Delete {
         /// Write the signed receipt to FILE, which must not exist; without it, it goes to standard output

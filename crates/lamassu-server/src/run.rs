@@ -122,10 +122,6 @@ async fn serve(dir: &Path, config: Config) -> Result<()> {
     state.keep_entries(config.audit_entries);
     // Before anybody is answered: it may take a while, and a person.
     let master = Master::of(&config, &state)?.map(Arc::new);
-    if state.has_dead()? {
-        let places = state.overwrite_dead()?;
-        tracing::info!(places, "keys were overwritten that are gone, or are wrapped otherwise: that was cut off");
-    }
     let authority = Arc::new(Authority::read(dir)?);
     let terms = config
         .terms()

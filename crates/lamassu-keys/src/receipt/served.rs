@@ -45,9 +45,6 @@ pub struct GoneKey {
     pub digest: String,
     /// when it was deleted
     pub deleted: u64,
-    /// places in the server's database that still had it, or others that are gone, wrapped, and were overwritten;
-    /// `None`: not done yet
-    pub overwritten: Option<u64>,
     /// hosts that were granted it to the end
     pub granted: Vec<String>,
     /// hosts that were given it, as far as the audit log goes back, and when last
@@ -124,7 +121,8 @@ const CANNOT_KNOW: [&str; 4] = [
     "What the hosts that were given the key have done with it: each may have kept it, and mounts that were open have what it opened.",
     "Copies of the server's directory: backups, also those that the audit log no longer tells of, and snapshots of its disk. Each has the key, wrapped under the master key of \
      its time: destroy them, or that master key.",
-    "What the server's disk keeps of bytes that were overwritten: copy-on-write, a journal of data, replicas, and flash behind its translation layer.",
+    "What the server's database and disk keep of the key, wrapped, in places that are free: it opens with the master key of its time. Wrap all keys anew \
+     (`lamassu-server keys rewrap`), and destroy the master key of before.",
     "Whether the vaults that the key opens have other slots, whose keys open them as before.",
 ];
 
@@ -146,7 +144,6 @@ mod tests {
             made_by: "a".into(),
             digest: digest(&Secret::new(&mut [3; 32])),
             deleted: 9,
-            overwritten: Some(2),
             granted: vec!["a".into()],
             given: vec![Given { host: "a".into(), last: 8 }],
             backups: vec![6],
@@ -154,9 +151,7 @@ mod tests {
         let receipt = KeyReceipt::signed("00", gone, &audit);
         let (text, public) = (String::from_utf8(receipt.to_json()).expect("text"), audit.public());
         assert_eq!(KeyReceipt::verified(text.as_bytes(), &public).expect("verifies"), receipt);
-        for (from, to) in
-            [("\"vault\"", "\"other\""), ("\"overwritten\": 2", "\"overwritten\": 3"), ("Copies", "Coqies")]
-        {
+        for (from, to) in [("\"vault\"", "\"other\""), ("Copies", "Coqies")] {
             let changed = text.replacen(from, to, 1);
             assert_ne!(changed, text, "{from}");
             assert!(

@@ -137,7 +137,7 @@ fn shown(of: &Administered) -> Result<Vec<ShownKey>> {
     Ok(keys.into_iter().map(shown).collect())
 }
 
-/// Assured delete. One that was cut off is finished by the next, and tells the same.
+/// Assured delete. Of a key that is gone it tells the same again.
 fn delete(of: &Administered, name: &str) -> Result<KeyAnswer> {
     if let Some(Key::Active(kept) | Key::Retired(kept)) = of.state.key(name)? {
         let mut gone = GoneKey {
@@ -146,7 +146,6 @@ fn delete(of: &Administered, name: &str) -> Result<KeyAnswer> {
             made_by: kept.made_by.clone(),
             digest: kept.digest.clone(),
             deleted: crate::service::seconds(),
-            overwritten: None,
             granted: granted(of, name),
             given: Vec::new(),
             backups: Vec::new(),
@@ -154,14 +153,10 @@ fn delete(of: &Administered, name: &str) -> Result<KeyAnswer> {
         look_back(of, &mut gone)?;
         of.state.delete_key(&gone)?;
     }
-    let told = || match of.state.key(name)? {
-        Some(Key::Deleted(gone)) => Ok(gone),
+    match of.state.key(name)? {
+        Some(Key::Deleted(gone)) => Ok(KeyAnswer::Gone { server: HEXLOWER.encode(&of.authority.digest()), gone }),
         _ => Err(ServerError::NoKey { name: name.into() }),
-    };
-    if told()?.overwritten.is_none() {
-        of.state.overwrite_dead()?;
     }
-    Ok(KeyAnswer::Gone { server: HEXLOWER.encode(&of.authority.digest()), gone: told()? })
 }
 
 /// What the audit log has of a key that is going to be gone.
@@ -220,10 +215,8 @@ pub fn rewrap(dir: &Path, from: &KeySource) -> Result<u64> {
     let to = source_in(&of.config)?.ok_or(ServerError::NoMasterKey)?;
     let before = Master::open(&zone, &load(from, Purpose::Unlock)?)?;
     let (zone, master) = Master::make(&load(&to, Purpose::Create)?)?;
-    let count = of.state.rewrap(&zone, |name, wrapped| {
+    of.state.rewrap(&zone, |name, wrapped| {
         let key = before.unwrap(name, wrapped)?;
         master.wrap(name, &key).ok()
-    })?;
-    of.state.overwrite_dead()?;
-    Ok(count)
+    })
 }

@@ -1,8 +1,7 @@
 //! Keys that are kept for hosts, wrapped, and what they are wrapped under.
 //!
-//! What is wrapped stands in the file behind a *mark*, 16 random bytes that nobody outside knows, with its length. So
-//! what the database has left of it in free pages is found, and overwritten, when a key is deleted or all are wrapped
-//! anew: see [`State::overwrite_dead`].
+//! What the database has left of a key that is gone, or of how keys were wrapped before, stays in free pages of its
+//! file until they are used again: wrapped, and of no use without the master key of its time.
 
 use super::{HOSTS, Host, State};
 use crate::audit::Event;
@@ -11,29 +10,16 @@ use crate::{Result, ServerError};
 use data_encoding::HEXLOWER;
 use lamassu_crypto::Secret;
 use lamassu_keys::receipt::served::GoneKey;
-use redb::{ReadableDatabase, ReadableTable, TableDefinition, WriteTransaction};
+use redb::{ReadableTable, TableDefinition, WriteTransaction};
 use serde::{Deserialize, Serialize};
-use std::collections::{BTreeMap, BTreeSet};
-use std::fs::File;
-use std::io::ErrorKind;
-use std::os::unix::fs::FileExt;
+use std::collections::BTreeMap;
 
 /// By name: a [`Key`], JSON.
 const KEYS: TableDefinition<'static, &'static str, &'static [u8]> = TableDefinition::new("keys");
-/// [`MARK`], [`ZONE`] and [`DEAD`].
+/// [`ZONE`].
 const MASTER: TableDefinition<'static, &'static str, &'static [u8]> = TableDefinition::new("master key");
-const MARK: &str = "mark";
-/// What holds the key that keys are wrapped under, marked.
+/// What holds the key that keys are wrapped under.
 const ZONE: &str = "zone";
-/// There, with nothing in it, while the file may have left what is to be overwritten.
-const DEAD: &str = "dead";
-/// Hexadecimal digits of a mark, and of the length behind it.
-const MARK_LEN: usize = 32;
-const LENGTH_LEN: usize = 8;
-/// Longest that is wrapped.
-const WRAPPED_MAX: usize = 64 << 10;
-/// Bytes of the file that are looked through at a time.
-const AT_ONCE: usize = 4 << 20;
 
 /// A key.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -56,14 +42,14 @@ pub struct KeptKey {
     pub made_by: String,
     /// see [`lamassu_keys::receipt::served::digest`]
     pub digest: String,
-    /// wrapped, and marked
+    /// as it is wrapped
     wrapped: String,
 }
 
 impl KeptKey {
     /// As it is wrapped.
     pub fn wrapped(&self) -> &str {
-        self.wrapped.get(MARK_LEN + LENGTH_LEN..).unwrap_or_default()
+        &self.wrapped
     }
 }
 
@@ -87,9 +73,6 @@ impl Key {
 /// All keys, for a backup.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct CopiedKeys {
-    /// hex
-    mark: String,
-    /// marked
     zone: String,
     keys: BTreeMap<String, Key>,
 }
@@ -149,23 +132,13 @@ fn may_have(host: &Host, key: &[u8], name: &str) -> bool {
     !host.is_revoked && host.key == HEXLOWER.encode(key) && host.keys.contains(name)
 }
 
-fn marked(mark: &[u8], wrapped: &str) -> String {
-    format!("{}{:08x}{wrapped}", HEXLOWER.encode(mark), wrapped.len())
-}
-
-fn mark_in(write: &WriteTransaction) -> Rows<Vec<u8>> {
-    let row = write.open_table(MASTER)?.get(MARK)?.map(|row| row.value().to_vec());
-    row.filter(|mark| mark.len() * 2 == MARK_LEN).ok_or_else(damaged)
-}
-
 impl State {
     /// What holds the key that all keys are wrapped under, if there is one.
     ///
     /// # Errors
     /// [`ServerError::Damaged`], [`ServerError::Database`].
     pub fn zone(&self) -> Result<Option<String>> {
-        let zone = self.copied_keys()?.map(|keys| keys.zone);
-        Ok(zone.map(|zone| zone.get(MARK_LEN + LENGTH_LEN..).unwrap_or_default().to_owned()))
+        Ok(self.copied_keys()?.map(|keys| keys.zone))
     }
 
     /// All keys, by name.
@@ -209,14 +182,10 @@ impl State {
     /// Keeps what holds the key that all keys are going to be wrapped under. There is none yet.
     ///
     /// # Errors
-    /// [`ServerError::NoRandom`], [`ServerError::Database`].
+    /// [`ServerError::Database`].
     pub fn put_zone(&self, zone: &str) -> Result<()> {
-        let mut mark = [0; MARK_LEN / 2];
-        lamassu_crypto::random(&mut mark).map_err(|_| ServerError::NoRandom)?;
         self.write(|write, events| {
-            let mut master = write.open_table(MASTER)?;
-            master.insert(MARK, &mark[..])?;
-            master.insert(ZONE, marked(&mark, zone).as_bytes())?;
+            write.open_table(MASTER)?.insert(ZONE, zone.as_bytes())?;
             events.push(Event::MasterKeyTaken);
             Ok(())
         })
@@ -236,7 +205,7 @@ impl State {
                 Some(_) => return Ok(Err(KeyRefusal::Exists)),
                 None => {}
             }
-            let (wrapped, digest) = (marked(&mark_in(write)?, key.0), key.1);
+            let (wrapped, digest) = (key.0.to_owned(), key.1);
             put(write, name, &Key::Active(KeptKey { made: now, made_by: to.name.clone(), digest, wrapped }))?;
             events.push(Event::KeyMade { host: to.name.clone(), key: name.into() });
             Ok(Ok(()))
@@ -280,12 +249,7 @@ impl State {
                 None => return Ok(Err(no_key())),
             };
             match change(kept, is_retired, events) {
-                Ok(key) => {
-                    if key.kept().is_none() {
-                        write.open_table(MASTER)?.insert(DEAD, &[][..])?;
-                    }
-                    put(write, name, &key).map(Ok)
-                }
+                Ok(key) => put(write, name, &key).map(Ok),
                 Err(error) => Ok(Err(error)),
             }
         })?
@@ -303,7 +267,7 @@ impl State {
         })
     }
 
-    /// A key that was retired is gone. What the file has left of it is there until [`State::overwrite_dead`].
+    /// A key that was retired is gone.
     ///
     /// # Errors
     /// [`ServerError::NoKey`], [`ServerError::KeyDeleted`], [`ServerError::KeyInUse`], [`ServerError::Database`].
@@ -317,74 +281,24 @@ impl State {
         })
     }
 
-    /// Wraps all keys anew, under what `zone` holds. What the file has left of how they were wrapped is there until
-    /// [`State::overwrite_dead`]. Returns how many.
+    /// Wraps all keys anew, under what `zone` holds. Returns how many.
     ///
     /// # Errors
     /// [`ServerError::Damaged`], [`ServerError::Database`]; nothing is changed where one key does not open.
     pub fn rewrap(&self, zone: &str, mut rewrap: impl FnMut(&str, &str) -> Option<String>) -> Result<u64> {
         let keys = self.keys()?;
         self.write(|write, events| {
-            let (mark, mut count) = (mark_in(write)?, 0);
+            let mut count = 0;
             for (name, mut key) in keys {
                 let Some(kept) = key.kept_mut() else { continue };
-                kept.wrapped = marked(&mark, &rewrap(&name, kept.wrapped()).ok_or_else(damaged)?);
+                kept.wrapped = rewrap(&name, kept.wrapped()).ok_or_else(damaged)?;
                 put(write, &name, &key)?;
                 count += 1;
             }
-            let mut master = write.open_table(MASTER)?;
-            master.insert(ZONE, marked(&mark, zone).as_bytes())?;
-            master.insert(DEAD, &[][..])?;
+            write.open_table(MASTER)?.insert(ZONE, zone.as_bytes())?;
             events.push(Event::KeysRewrapped { keys: count });
             Ok(count)
         })
-    }
-
-    /// Whether the file may have left what is to be overwritten: that was cut off.
-    ///
-    /// # Errors
-    /// [`ServerError::Database`].
-    pub fn has_dead(&self) -> Result<bool> {
-        self.read(|read| Ok(read.open_table(MASTER)?.get(DEAD)?.is_some()))
-    }
-
-    /// Overwrites what the file has left, in pages that are free, of keys that are gone and of how keys were wrapped
-    /// before; notes that of the keys that are gone. Returns how many places it were. Whoever needs the state waits
-    /// meanwhile.
-    ///
-    /// # Errors
-    /// [`ServerError::File`], [`ServerError::Damaged`], [`ServerError::Database`].
-    pub fn overwrite_dead(&self) -> Result<u64> {
-        let (keys, count) = {
-            // Nobody makes a key meanwhile, which would be one that is not known.
-            let database = self.database.write();
-            // What a crash could go back to is behind the change, too.
-            for _ in 0..2 {
-                let write = database.begin_write().map_err(|error| self.failed(error))?;
-                write.commit().map_err(|error| self.failed(error))?;
-            }
-            let read = database.begin_read().map_err(|error| self.failed(error))?;
-            let Some(copied) = copied(&read).map_err(|error| self.failed(error))? else { return Ok(0) };
-            drop(read);
-            let wrapped = copied.keys.values().filter_map(Key::kept).map(|kept| kept.wrapped.clone());
-            let live: BTreeSet<String> = wrapped.chain([copied.zone]).collect();
-            let done = overwrite(&self.path, &copied.mark, &live);
-            (copied.keys, done.map_err(ServerError::file("overwrite keys in", &self.path))?)
-        };
-        self.verify()?;
-        self.write(|write, _| {
-            write.open_table(MASTER)?.remove(DEAD)?;
-            for (name, key) in keys {
-                match key {
-                    Key::Deleted(gone) if gone.overwritten.is_none() => {
-                        put(write, &name, &Key::Deleted(GoneKey { overwritten: Some(count), ..gone }))?;
-                    }
-                    _ => {}
-                }
-            }
-            Ok(())
-        })?;
-        Ok(count)
     }
 
     /// What a backup has of keys.
@@ -399,9 +313,9 @@ impl State {
 fn copied(read: &redb::ReadTransaction) -> Rows<Option<CopiedKeys>> {
     let table = read.open_table(MASTER)?;
     let row = |name| Rows::Ok(table.get(name)?.map(|row| row.value().to_vec()));
-    let Some((mark, zone)) = row(MARK)?.zip(row(ZONE)?) else { return Ok(None) };
+    let Some(zone) = row(ZONE)? else { return Ok(None) };
     let zone = String::from_utf8(zone).map_err(|_| damaged())?;
-    Ok(Some(CopiedKeys { mark: HEXLOWER.encode(&mark), zone, keys: all(read)? }))
+    Ok(Some(CopiedKeys { zone, keys: all(read)? }))
 }
 
 fn all(read: &redb::ReadTransaction) -> Rows<BTreeMap<String, Key>> {
@@ -415,61 +329,8 @@ fn all(read: &redb::ReadTransaction) -> Rows<BTreeMap<String, Key>> {
 
 /// Makes these the keys of a backup.
 pub(super) fn fill(write: &WriteTransaction, copied: &CopiedKeys) -> Rows<()> {
-    let mark = HEXLOWER.decode(copied.mark.as_bytes()).map_err(|_| damaged())?;
-    let mut master = write.open_table(MASTER)?;
-    master.insert(MARK, &mark[..])?;
-    master.insert(ZONE, copied.zone.as_bytes())?;
+    write.open_table(MASTER)?.insert(ZONE, copied.zone.as_bytes())?;
     copied.keys.iter().try_for_each(|(name, key)| put(write, name, key))
-}
-
-/// Overwrites whatever stands behind the mark and is not one of the texts that are in use.
-fn overwrite(path: &std::path::Path, mark: &str, live: &BTreeSet<String>) -> std::io::Result<u64> {
-    let file = File::options().read(true).write(true).open(path)?;
-    let (mut at, mut count, mut bytes) = (0, 0, vec![0; AT_ONCE + MARK_LEN + LENGTH_LEN + WRAPPED_MAX]);
-    loop {
-        let read = read_at_most(&file, &mut bytes, at)?;
-        let mut from = 0;
-        while let Some(found) = find(&bytes[from..read.min(AT_ONCE + MARK_LEN)], mark.as_bytes()) {
-            let begin = from + found;
-            from = begin + 1;
-            let body = begin + MARK_LEN + LENGTH_LEN;
-            let length = bytes.get(begin + MARK_LEN..body).and_then(|digits| std::str::from_utf8(digits).ok());
-            let length = length.and_then(|digits| usize::from_str_radix(digits, 16).ok());
-            let Some(length) = length.filter(|length| *length <= WRAPPED_MAX && body + *length <= read) else {
-                continue;
-            };
-            let is_live = std::str::from_utf8(&bytes[begin..body + length]).is_ok_and(|text| live.contains(text));
-            // The mark goes last: what is cut off is found again.
-            if !is_live {
-                file.write_all_at(&vec![b'0'; length], at + body as u64)?;
-                file.sync_data()?;
-                file.write_all_at(&[b'0'; MARK_LEN + LENGTH_LEN], at + begin as u64)?;
-                count += 1;
-            }
-        }
-        if read <= AT_ONCE {
-            file.sync_all()?;
-            return Ok(count);
-        }
-        at += AT_ONCE as u64;
-    }
-}
-
-fn find(bytes: &[u8], wanted: &[u8]) -> Option<usize> {
-    bytes.windows(wanted.len()).position(|window| window == wanted)
-}
-
-fn read_at_most(file: &File, bytes: &mut [u8], at: u64) -> std::io::Result<usize> {
-    let mut length = 0;
-    while length < bytes.len() {
-        match file.read_at(&mut bytes[length..], at + length as u64) {
-            Ok(0) => break,
-            Ok(read) => length += read,
-            Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(length)
 }
 
 #[cfg(test)]

@@ -114,10 +114,6 @@ fn shown_of_server(receipt: &KeyReceipt) -> String {
         text::printable(&gone.made_by),
         text::printable(&gone.digest),
     );
-    match gone.overwritten {
-        Some(places) => _ = writeln!(out, "overwritten in its database: {places} places"),
-        None => out.push_str("NOT OVERWRITTEN in its database: run `lamassu-server keys delete` again\n"),
-    }
     let given = gone.given.iter().map(|given| format!("{}, last {}", given.host, time(given.last)));
     let backups = gone.backups.iter().map(|made| time(*made));
     for (title, lines) in [
