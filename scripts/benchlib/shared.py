@@ -22,12 +22,6 @@ from . import measure, small_files
 
 PORT = 7433
 OPTIONS = {"server": (), "shared": ("--shared",)}
-TREE = {
-    "unpack": "mkdir tree && tar -C tree -xf '{archive}' && sync -f tree",
-    "tar": "tar -cf - tree | cat >/dev/null",
-    "find": "test $(find tree -type f -newermt 1971-01-01 | wc -l) -gt 0",
-    "rm -r": "rm -r tree",
-}
 # (name, fio's --rw, block, whether the file is made anew)
 FILE = (("seq-write 1M", "write", "1M", True), ("seq-read 1M", "read", "1M", False), ("seq-read 4K", "read", "4k", False), ("rand-read 4K", "randread", "4k", False),
         ("rand-write 4K", "randwrite", "4k", False))
@@ -45,7 +39,7 @@ def run_all(bench):
             found = list(place.passes(name, archive, file_mib))
             samples += [s | {"system": name, "run": number} for s in found]
             say(f"shared, run {number + 1} of {bench.runs}, {name}: " + ", ".join(f"{s['workload']} {s['value']}" for s in found))
-    units = {**dict.fromkeys(TREE, "s"), **{f[0]: "MB/s" for f in FILE}, "hand-over": "ms"}
+    units = {**dict.fromkeys(small_files.commands(archive), "s"), **{f[0]: "MB/s" for f in FILE}, "hand-over": "ms"}
     return {"files": files, "bytes": size, "size_mib": file_mib, "runs": 1 + samples[-1]["run"], "store": "tmpfs", "units": units, "samples": samples}
 
 
@@ -129,8 +123,8 @@ class Place:
 
     def passes(self, name, archive, size):
         host = self.hosts[0]
-        for workload, command in TREE.items():
-            script = f"cd '{host.mountpoint}'; {command.format(archive=archive)}"
+        for workload, command in small_files.commands(archive).items():
+            script = f"cd '{host.mountpoint}'; {command}"
             yield self.timed(name, workload, lambda s=script: round(self.seconds(host, "sh", "-ec", s), 3))
         for workload, rw, block, is_new in FILE:
             if is_new:

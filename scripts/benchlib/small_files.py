@@ -58,15 +58,19 @@ def run_all(bench):
     return {"files": files, "bytes": size, "runs": 1 + samples[-1]["run"], "store": "tmpfs", "units": units, "samples": samples}
 
 
-def passes(bench, name, store, archive):
-    system = bench.systems[name]
-    commands = {
+def commands(archive):
+    """What is done to a tree, in a shell, by workload."""
+    return {
         "unpack": f"mkdir tree && tar -C tree -xf '{archive}' && sync -f tree",
         "tar": "tar -cf - tree | cat >/dev/null",  # GNU tar does not read what it writes to /dev/null
         "find": "test $(find tree -type f -newermt 1971-01-01 | wc -l) -gt 0",
         "rm -r": "rm -r tree",
     }
-    for workload, command in commands.items():
+
+
+def passes(bench, name, store, archive):
+    system = bench.systems[name]
+    for workload, command in commands(archive).items():
         yield timed(bench, system, store, workload, lambda path, c=command: measure.seconds_of("sh", "-ec", f"cd '{path}'; {c}"))
     if have("dbench"):
         yield timed(bench, system, store, "dbench", lambda path: dbench(path, bench.size(5, 2)))
