@@ -10,15 +10,27 @@ use std::collections::{HashMap, HashSet};
 pub struct Touched {
     /// by their objects
     pub dirs: HashSet<ObjectId>,
+    /// whose rows, or pages, were changed
+    pub objects: HashSet<ObjectId>,
     /// of each object one of the entries that were made
     pub places: HashMap<ObjectId, EntryPlace>,
 }
 
 impl Touched {
+    /// Whether something of an object was changed.
+    pub fn is_of(&self, object: ObjectId) -> bool {
+        self.objects.contains(&object) || self.dirs.contains(&object)
+    }
+
     /// Takes a commit in.
     pub fn add(&mut self, changes: &[Change]) {
-        for change in changes.iter().filter(|change| change.space == Space::Entries) {
-            let Some((dir, name)) = number_of(&change.key).zip(behind_object(&change.key)) else { continue };
+        for change in changes {
+            let Some(object) = number_of(&change.key) else { continue };
+            if matches!(change.space, Space::Objects | Space::Open | Space::Held) {
+                self.objects.insert(ObjectId(object));
+            }
+            let Some(name) = behind_object(&change.key).filter(|_| change.space == Space::Entries) else { continue };
+            let dir = object;
             let place = EntryPlace { dir: ObjectId(dir), name: Token(name) };
             self.dirs.insert(place.dir);
             // An entry that does not parse is met when it is read.

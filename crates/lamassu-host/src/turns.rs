@@ -23,6 +23,11 @@ const LOOK_AGAIN: Duration = Duration::from_millis(200);
 const LISTEN: Duration = Duration::from_secs(3600);
 /// Between two tries to get a turn.
 const TRY_AGAIN: Duration = Duration::from_millis(300);
+/// A turn that lasted for so long was not one of many. For a request that looks the vault is then had alone, too, so that
+/// the kernel may keep what it is told. Doubled each time that another host wants it back sooner.
+const CALM: Duration = Duration::from_secs(1);
+/// The longest that grows to.
+const CALM_MAX: Duration = Duration::from_secs(300);
 /// Between two warnings.
 const QUIET: Duration = Duration::from_secs(60);
 
@@ -62,6 +67,10 @@ struct Driver {
     /// What others changed since the vault was open here last; `None`: it may be anything.
     touched: Option<Touched>,
     warned: Option<Instant>,
+    /// See [`CALM`].
+    calm: Duration,
+    /// Whether the vault is to be had alone though the next request looks.
+    is_calm: bool,
 }
 
 /// Starts the thread. The vault is open in the first turn that `anchors` have.
@@ -75,7 +84,8 @@ pub(crate) fn start(forest: &Arc<Forest>, opening: TurnOpening, anchors: &Anchor
     }
     let touched = Some(Touched::default());
     let (forest, anchors) = (forest.clone(), anchors.clone());
-    let driver = Driver { forest, requests, opening, header, turns, anchors, touched, warned: None };
+    let driver =
+        Driver { forest, requests, opening, header, turns, anchors, touched, warned: None, calm: CALM, is_calm: true };
     let started = thread::Builder::new().name("lamassu-turns".into()).spawn(move || driver.run(first));
     started.map(drop).map_err(|source| Error::Vault(VaultError::Io { op: "start a thread", source }))
 }
@@ -83,8 +93,10 @@ pub(crate) fn start(forest: &Arc<Forest>, opening: TurnOpening, anchors: &Anchor
 impl Driver {
     fn run(mut self, first: Turn) {
         let mut turn = Some(first);
+        // Nobody was here before: what the kernel has yet to learn it may keep at once.
+        let mut keeps = true;
         while let Some(now) = turn.or_else(|| self.next()) {
-            if self.serve(&now) == End::Stopping {
+            if self.serve(&now, std::mem::take(&mut keeps)) == End::Stopping {
                 self.anchors.keep_turn(now);
                 break;
             }
@@ -98,8 +110,9 @@ impl Driver {
     fn next(&mut self) -> Option<Turn> {
         loop {
             let mode = match self.requests.wanted()? {
-                requests::Mode::Change if !self.opening.options.read_only => Mode::Exclusive,
-                requests::Mode::Look | requests::Mode::Change => Mode::Shared,
+                requests::Mode::Look | requests::Mode::Change if self.opening.options.read_only => Mode::Shared,
+                requests::Mode::Look if !self.is_calm => Mode::Shared,
+                requests::Mode::Look | requests::Mode::Change => Mode::Exclusive,
             };
             let error = match self.turns.take(mode).map_err(Error::from).and_then(|turn| self.open(turn)) {
                 Ok(turn) => return Some(turn),
@@ -144,12 +157,16 @@ impl Driver {
     }
 
     /// Has requests carried out until the turn is to end, and then closes the vault.
-    fn serve(&self, turn: &Turn) -> End {
+    fn serve(&mut self, turn: &Turn, keeps: bool) -> End {
+        let (begun, is_shared) = (Instant::now(), turn.mode() == Mode::Shared && !self.opening.options.read_only);
         let number = self.requests.begin(match turn.mode() {
             // Where nothing is ever changed, the vault says so.
-            Mode::Shared if !self.opening.options.read_only => requests::Mode::Look,
+            Mode::Shared if is_shared => requests::Mode::Look,
             Mode::Shared | Mode::Exclusive => requests::Mode::Change,
         });
+        if keeps {
+            self.requests.keep();
+        }
         let (listener, told) = (turn.listener(), self.requests.clone());
         let listen = move || {
             while listener.wait(LISTEN).is_none() {}
@@ -163,10 +180,17 @@ impl Driver {
         let end = loop {
             match self.requests.wait_for_end(LOOK_AGAIN) {
                 Some(end) => break end,
-                None if turn.is_good() => are_dropped = false,
+                None if turn.is_good() => {
+                    are_dropped = false;
+                    self.requests.keep();
+                    if is_shared && begun.elapsed() > self.calm && self.requests.was_used() {
+                        break End::TooLittle;
+                    }
+                }
                 None if are_dropped => {}
                 None => {
-                    // Mapped pages alone are there to be dropped (R3).
+                    // R3.
+                    self.expire();
                     self.forest.drop_pages(&self.requests.filled());
                     are_dropped = true;
                 }
@@ -175,13 +199,31 @@ impl Driver {
         if end == End::Stopping {
             return end;
         }
+        self.is_calm = begun.elapsed() > self.calm;
+        self.calm = match self.is_calm {
+            true => CALM,
+            false if end == End::Recalled => CALM_MAX.min(2 * self.calm),
+            false => self.calm,
+        };
+        self.expire();
         self.requests.stop_requests();
         while let Some(files) = self.requests.end() {
             self.forest.drop_pages(&files);
         }
         if let Err(error) = self.forest.end_turn() {
             tracing::error!(%error, "not everything that was written here could be committed: what was not is lost");
+            // The kernel knows of what is lost.
+            self.touched = None;
         }
         end
+    }
+
+    /// The kernel keeps no names and attributes any more.
+    fn expire(&self) {
+        let mut kept = self.requests.stop_keeping();
+        while let Some(now) = kept {
+            self.forest.expire(&now);
+            kept = self.requests.forgotten();
+        }
     }
 }

@@ -250,6 +250,88 @@ fn what_others_write_append_and_cut_off_is_seen_at_once() {
     unmounted_and_checked(&lab, &[a, b, c]);
 }
 
+/// How often the kernel has asked a mount for names, and for what is in files.
+fn asked(host: Host<'_>) -> [u64; 2] {
+    let info: serde_json::Value =
+        serde_json::from_str(&host.run(&format!("info --json m-{}", host.name)).ok().out).unwrap();
+    let operations = info["mount"]["operations"].as_array().unwrap();
+    ["fuse-lookup", "fuse-read"].map(|name| {
+        operations.iter().find(|known| known["operation"] == name).map_or(0, |known| known["count"].as_u64().unwrap())
+    })
+}
+
+/// A host that has had the vault for a while keeps names, attributes and contents, and asks for none of them again. All
+/// of that is gone when another host changes something.
+#[test]
+fn what_a_kernel_keeps_it_forgets_before_another_host_changes_anything() {
+    const NAMES: [&str; 6] = ["d/stays", "d/grows", "d/shrinks", "d/goes", "d/moves", "d/changes"];
+    let lab = Lab::new();
+    let hosts = shared(&lab);
+    for round in 0..9_usize {
+        let (keeps, changes) = (hosts[round % 3], hosts[(round + 1 + round / 3 % 2) % 3]);
+        let dir = format!("d{round}");
+        let (at, changed_at) = (keeps.file(&dir), changes.file(&dir));
+        fs::create_dir_all(at.join("d")).unwrap();
+        NAMES.iter().for_each(|name| fs::write(at.join(name), vec![1; 5000]).unwrap());
+        let look = || {
+            for name in NAMES {
+                assert_eq!(fs::metadata(at.join(name)).unwrap().len(), 5000);
+                assert!(fs::read(at.join(name)).unwrap() == vec![1; 5000], "{name} {round}");
+            }
+            assert!(!at.join("d/new").exists() && !at.join("e").exists());
+        };
+        // Until nothing is asked for that was asked for before.
+        let end = Instant::now() + SOON;
+        loop {
+            look();
+            let before = asked(keeps);
+            look();
+            if asked(keeps) == before {
+                break;
+            }
+            assert!(Instant::now() < end, "nothing is kept");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        let kept = File::open(at.join("d/grows")).unwrap();
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            // While the kernel is asked for all of it on and on.
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    for name in NAMES {
+                        let _ = (fs::metadata(at.join(name)), fs::read(at.join(name)), fs::metadata(at.join("e")));
+                    }
+                    let _ = (fs::read_dir(&at), File::open(at.join("d/new")));
+                }
+            });
+            let mut grows = File::options().append(true).open(changed_at.join("d/grows")).unwrap();
+            grows.write_all(&[2; 3000]).unwrap();
+            assert_eq!(kept.metadata().unwrap().len(), 8000, "{round}");
+            assert_eq!(fs::metadata(at.join("d/grows")).unwrap().len(), 8000, "{round}");
+            let mut tail = [0; 4000];
+            assert_eq!(kept.read_at(&mut tail, 5000).unwrap(), 3000, "{round}");
+            File::options().write(true).open(changed_at.join("d/shrinks")).unwrap().set_len(10).unwrap();
+            assert_eq!(fs::read(at.join("d/shrinks")).unwrap(), [1; 10], "{round}");
+            fs::remove_file(changed_at.join("d/goes")).unwrap();
+            assert!(!at.join("d/goes").exists(), "{round}");
+            fs::write(changed_at.join("d/new"), "new").unwrap();
+            assert_eq!(fs::read_to_string(at.join("d/new")).unwrap(), "new", "{round}");
+            fs::rename(changed_at.join("d/moves"), changed_at.join("e")).unwrap();
+            assert!(!at.join("d/moves").exists() && fs::read(at.join("e")).unwrap() == [1; 5000], "{round}");
+            let written = File::options().write(true).open(changed_at.join("d/changes")).unwrap();
+            written.write_all_at(&[3; 100], 2000).unwrap();
+            written.set_permissions(fs::Permissions::from_mode(0o640)).unwrap();
+            assert_eq!(fs::metadata(at.join("d/changes")).unwrap().mode() & 0o777, 0o640, "{round}");
+            assert_eq!(fs::read(at.join("d/changes")).unwrap()[2000..2100], [3; 100], "{round}");
+            fs::rename(&changed_at, changes.file("moved")).unwrap();
+            assert!(!at.exists() && keeps.file("moved/e").exists(), "{round}");
+            fs::rename(keeps.file("moved"), &at).unwrap();
+            is_over.store(true, Ordering::Relaxed);
+        });
+    }
+    unmounted_and_checked(&lab, &hosts);
+}
+
 /// A program that reads on and on, or from a map, keeps the vault from nobody.
 #[test]
 fn who_reads_on_and_on_is_interrupted() {
@@ -385,7 +467,7 @@ fn what_a_shared_mount_does_not_do_it_says() {
     lab.grant(a, &id);
     lab.grant(b, &id);
     a.run(&format!("anchor move store/v {}", lab.url())).ok();
-    a.run("mount --shared --cache=through store/v m-a").code(2);
+    a.run("mount --shared --cache=writeback store/v m-a").code(2);
     a.run("mount --shared --idle 5 store/v m-a").code(2);
     a.run("mount --shared store/v m-a").ok();
     a.write("f", "text").unwrap();

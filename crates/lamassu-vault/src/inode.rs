@@ -136,6 +136,8 @@ struct Node {
     live: bool,
     /// What stat said last, without links, for a zombie whose removal we saw.
     last: Option<Box<Stat>>,
+    /// Another host has changed it since the kernel knows it.
+    is_changed_elsewhere: bool,
 }
 
 /// Why something is not the node that it looked like.
@@ -179,6 +181,7 @@ impl NodeTable {
             object: ObjectId::ROOT,
             live: true,
             last: None,
+            is_changed_elsewhere: false,
         };
         NodeTable {
             nodes: HashMap::from([(ROOT, Box::new(node))]),
@@ -346,6 +349,8 @@ impl NodeTable {
         self.add_link(ino, parent, name);
         let node = self.nodes.get_mut(&ino);
         let generation = node.map(|n| {
+            // What the kernel did not refer to it does not know.
+            n.is_changed_elsewhere &= n.lookups > 0;
             n.lookups = n.lookups.saturating_add(1);
             n.generation
         });
@@ -356,9 +361,19 @@ impl NodeTable {
         let own = id.dev == self.root_dev && id.ino > ROOT && id.ino < OWN_MAX && !self.nodes.contains_key(&id.ino);
         let ino = if own { id.ino } else { alternative() };
         let generation = self.generation;
-        let links = Links::new();
-        let node =
-            Node { id, kind, links, lookups: 0, pins: 0, generation, size: None, object, live: true, last: None };
+        let node = Node {
+            id,
+            kind,
+            links: Links::new(),
+            lookups: 0,
+            pins: 0,
+            generation,
+            size: None,
+            object,
+            live: true,
+            last: None,
+            is_changed_elsewhere: false,
+        };
         self.nodes.insert(ino, Box::new(node));
         if ino != id.ino {
             self.by_store.insert(id.number(), ino);

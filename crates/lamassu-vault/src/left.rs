@@ -169,9 +169,15 @@ impl Vault {
         Ok(())
     }
 
+    /// Whether another host has changed a node since the kernel knows it.
+    pub(crate) fn is_changed_elsewhere(&self, ino: Ino) -> bool {
+        self.nodes.lock().is_changed_elsewhere(ino)
+    }
+
     /// Brings the names of all nodes up to date.
     fn find_again(&self, touched: Option<&Touched>) -> Result<()> {
         let Some(anchored) = &self.anchored else { return Ok(()) };
+        self.nodes.lock().changed_elsewhere(|object| touched.is_none_or(|touched| touched.is_of(object)));
         let is_touched = |dir: ObjectId| touched.is_none_or(|touched| touched.dirs.contains(&dir));
         let named = self.nodes.lock().named_in(is_touched);
         for named in named {

@@ -5,18 +5,29 @@
 //! a request of this host needs more than a turn that only looks, it stops further requests, has the kernel drop what
 //! it holds, and closes the vault ([`Turns::wait_for_end`], [`Turns::stop_requests`], [`Turns::end`]).
 //!
-//! The kernel keeps no names, no attributes, and no contents but those of mapped files. Its requests for pages, and its
-//! writes of them, hold locks of the kernel that dropping them waits for. So they go on while a turn ends, until
-//! nothing is mapped any more that came from it.
+//! In a turn that has lasted for a while the kernel may keep names and attributes ([`Turns::keep`]). Before such a turn
+//! ends it has to forget them ([`Turns::stop_keeping`]). That takes locks which callers hold while their requests wait.
+//! So all requests are carried out meanwhile, and nothing more is kept.
+//!
+//! Pages that the kernel gets are dropped when the turn ends. Its requests for pages, and its writes of them, hold locks
+//! that dropping them waits for. So they go on while a turn ends, until there is no page left that came from it.
 
 use crate::Ino;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::{HashMap, VecDeque};
+use std::ffi::OsStr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+/// How long the kernel may keep a name or attributes without asking again.
+pub const KEPT_FOR: Duration = Duration::from_secs(10);
+/// A caller whom the kernel has woken with an answer has taken it in after this time.
+const TAKEN_IN: Duration = Duration::from_millis(200);
+/// Most names, and most inodes, that the kernel may keep in a turn.
+const KEPT_MAX: usize = 1 << 17;
+
 /// A request with its reply.
-pub type Job = Box<dyn FnOnce() + Send>;
+type Job = Box<dyn FnOnce(Use) + Send>;
 
 /// How this host has the vault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -76,6 +87,58 @@ enum Phase {
     Over,
 }
 
+/// Whether the kernel may keep names and attributes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Keeping {
+    No,
+    Yes,
+    /// It is told to forget them.
+    Dropping,
+}
+
+/// What the kernel was told that it may keep.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Kept {
+    /// inodes whose attributes it may have
+    pub inodes: Vec<Ino>,
+    /// names, and absences of names, by their directories
+    pub names: Vec<(Ino, Box<OsStr>)>,
+}
+
+/// By what was told: when.
+struct Told<T> {
+    told: HashMap<T, Instant>,
+    /// How many there are when it is next looked which of them have run out.
+    look_at: usize,
+}
+
+impl<T: Eq + std::hash::Hash> Told<T> {
+    const FEW: usize = 4096;
+
+    fn new() -> Told<T> {
+        Told { told: HashMap::new(), look_at: Self::FEW }
+    }
+
+    /// False: there are too many.
+    fn add(&mut self, what: T, now: Instant) -> bool {
+        if self.told.len() >= self.look_at {
+            // The kernel counts from a moment that is a little later than ours.
+            self.told.retain(|_, at| now.duration_since(*at) < 2 * KEPT_FOR);
+            self.look_at = Self::FEW.max(2 * self.told.len());
+        }
+        if self.told.len() >= KEPT_MAX && !self.told.contains_key(&what) {
+            return false;
+        }
+        self.told.insert(what, now);
+        true
+    }
+
+    fn take(&mut self) -> Vec<T> {
+        self.look_at = Self::FEW;
+        std::mem::take(&mut self.told).into_keys().collect()
+    }
+}
+
 struct Waiting {
     need: Need,
     job: Job,
@@ -92,6 +155,16 @@ struct State {
     due: usize,
     /// Files whose pages the kernel got in this turn, and whether it may hold any now.
     filled: HashMap<Ino, bool>,
+    keeping: Keeping,
+    inodes: Told<Ino>,
+    names: Told<(Ino, Box<OsStr>)>,
+    last_told: Option<Instant>,
+    /// Of the last time at which the kernel was made to forget.
+    dropping: u64,
+    /// Requests under way that began before that.
+    older_users: usize,
+    /// Whether a request came since it was last looked.
+    is_used: bool,
     is_recalled: bool,
     is_stopping: bool,
 }
@@ -107,7 +180,10 @@ impl State {
     fn admits(&self, need: Need) -> bool {
         match self.phase {
             Phase::Away => false,
-            Phase::Here(mode) => self.is_enough(mode, need) && (!self.is_recalled || need.is_of_pages),
+            Phase::Here(mode) => {
+                let goes_on = !self.is_recalled || self.keeping == Keeping::Dropping;
+                self.is_enough(mode, need) && (goes_on || need.is_of_pages)
+            }
             Phase::Ending(mode) => need.is_of_pages && self.is_enough(mode, need),
             Phase::Over => true,
         }
@@ -153,14 +229,20 @@ pub struct Turns {
 }
 
 /// Held while a request is carried out.
-pub struct Use(Arc<Turns>);
+pub struct Use {
+    turns: Arc<Turns>,
+    /// [`State::dropping`] when it began.
+    dropping: u64,
+}
 
 impl Drop for Use {
     fn drop(&mut self) {
-        let mut state = self.0.state.lock();
+        let mut state = self.turns.state.lock();
         state.users -= 1;
-        if state.users == 0 {
-            self.0.quiet.notify_all();
+        let is_older = self.dropping != state.dropping;
+        state.older_users -= usize::from(is_older);
+        if state.users == 0 || (is_older && state.older_users == 0) {
+            self.turns.quiet.notify_all();
         }
     }
 }
@@ -176,6 +258,13 @@ impl Turns {
                 waiting: VecDeque::new(),
                 due: 0,
                 filled: HashMap::new(),
+                keeping: Keeping::No,
+                inodes: Told::new(),
+                names: Told::new(),
+                last_told: None,
+                dropping: 0,
+                older_users: 0,
+                is_used: false,
                 is_recalled: false,
                 is_stopping: false,
             }),
@@ -190,14 +279,12 @@ impl Turns {
     /// `None`: the request has to wait ([`Turns::run`]).
     pub fn enter(self: &Arc<Self>, need: Need) -> Option<Use> {
         let mut state = self.state.lock();
-        state.admits(need).then(|| {
-            self.begin_request(&mut state, need);
-            Use(self.clone())
-        })
+        state.admits(need).then(|| self.begin_request(&mut state, need))
     }
 
-    fn begin_request(&self, state: &mut State, need: Need) {
+    fn begin_request(self: &Arc<Self>, state: &mut State, need: Need) -> Use {
         state.users += 1;
+        state.is_used = true;
         if let Some(ino) = need.fills {
             state.filled.insert(ino, true);
             // A turn may be enough for others now.
@@ -205,37 +292,70 @@ impl Turns {
                 self.runnable.notify_all();
             }
         }
+        Use { turns: self.clone(), dropping: state.dropping }
     }
 
     /// Carries a request out now, or when there is a turn for it.
     pub fn run(self: &Arc<Self>, need: Need, job: impl FnOnce(Use) + Send + 'static) {
         let mut state = self.state.lock();
         if state.admits(need) {
-            self.begin_request(&mut state, need);
+            let turn = self.begin_request(&mut state, need);
             drop(state);
-            return job(Use(self.clone()));
+            return job(turn);
         }
-        let turns = self.clone();
-        state.waiting.push_back(Waiting { need, job: Box::new(move || job(Use(turns))) });
+        state.waiting.push_back(Waiting { need, job: Box::new(job) });
         self.driver.notify_all();
     }
 
     /// What a thread does that carries out requests which waited, until the end.
-    pub fn run_waiting(&self) {
+    pub fn run_waiting(self: &Arc<Self>) {
         let mut state = self.state.lock();
         loop {
             if let Some(at) = state.next()
                 && let Some(Waiting { need, job }) = state.waiting.remove(at)
             {
                 state.due -= usize::from(at < state.due);
-                self.begin_request(&mut state, need);
-                MutexGuard::unlocked(&mut state, job);
+                let turn = self.begin_request(&mut state, need);
+                MutexGuard::unlocked(&mut state, || job(turn));
             } else if state.phase == Phase::Over {
                 return;
             } else {
                 self.runnable.wait(&mut state);
             }
         }
+    }
+
+    /// Notes, in a request, that the kernel is told attributes that it may keep. False: it must not.
+    pub fn may_keep(&self, ino: Ino) -> bool {
+        self.tell(|state, now| state.inodes.add(ino, now))
+    }
+
+    /// The same of a name, or of its absence.
+    pub fn may_keep_name(&self, dir: Ino, name: &OsStr) -> bool {
+        self.tell(|state, now| state.names.add((dir, name.into()), now))
+    }
+
+    /// Notes that the kernel has a name, or its absence, by an answer that said nothing of that.
+    pub fn is_kept(&self, dir: Ino, name: &OsStr) {
+        let mut state = self.state.lock();
+        if state.keeping != Keeping::No {
+            state.names.told.insert((dir, name.into()), Instant::now());
+        }
+    }
+
+    fn tell(&self, add: impl FnOnce(&mut State, Instant) -> bool) -> bool {
+        let mut state = self.state.lock();
+        if state.keeping != Keeping::Yes {
+            return false;
+        }
+        let now = Instant::now();
+        state.last_told = Some(now);
+        add(&mut state, now)
+    }
+
+    /// Whether the kernel may keep what it is told now.
+    pub fn is_keeping(&self) -> bool {
+        self.state.lock().keeping == Keeping::Yes
     }
 
     // --- the driver
@@ -258,6 +378,7 @@ impl Turns {
         (state.phase, state.is_recalled) = (Phase::Here(mode), false);
         state.due = state.waiting.len();
         state.filled.clear();
+        state.is_used = false;
         state.number += 1;
         self.runnable.notify_all();
         state.number
@@ -284,6 +405,55 @@ impl Turns {
                 () => {}
             }
         }
+    }
+
+    /// From now on the kernel may keep what it is told, if this turn may change something. (In another one callers wait
+    /// for the next turn, and hold locks that it would take to have the kernel forget.)
+    pub fn keep(&self) {
+        let mut state = self.state.lock();
+        if matches!(state.phase, Phase::Here(Mode::Change)) && !state.is_recalled && state.keeping == Keeping::No {
+            state.keeping = Keeping::Yes;
+        }
+    }
+
+    /// Has the kernel told nothing more that it may keep. Returns what it may have, when all answers have reached those
+    /// who asked; `None`: nothing. Until [`Turns::forgotten`] all requests are carried out, also in a turn that is
+    /// recalled.
+    pub fn stop_keeping(&self) -> Option<Kept> {
+        let mut state = self.state.lock();
+        if state.keeping == Keeping::No {
+            return None;
+        }
+        state.keeping = Keeping::Dropping;
+        state.dropping += 1;
+        state.older_users = state.users;
+        self.runnable.notify_all();
+        self.quiet.wait_while(&mut state, |state| state.older_users > 0);
+        let kept = Kept { inodes: state.inodes.take(), names: state.names.take() };
+        let taken_in = state.last_told.take().map(|at| at + TAKEN_IN);
+        drop(state);
+        if let Some(wait) = taken_in.and_then(|at| at.checked_duration_since(Instant::now())) {
+            std::thread::sleep(wait);
+        }
+        Some(kept)
+    }
+
+    /// The kernel has forgotten what was named to it; `Some`: names have come to what it has meanwhile, by renames.
+    pub fn forgotten(&self) -> Option<Kept> {
+        let mut state = self.state.lock();
+        let kept = Kept { inodes: vec![], names: state.names.take() };
+        match kept.names.is_empty() {
+            true => {
+                state.keeping = Keeping::No;
+                None
+            }
+            false => Some(kept),
+        }
+    }
+
+    /// Whether a request came since this was asked last.
+    pub fn was_used(&self) -> bool {
+        std::mem::take(&mut self.state.lock().is_used)
     }
 
     /// Files of which the kernel may hold pages.
@@ -317,11 +487,11 @@ impl Turns {
     }
 
     /// There is no turn, and will be none soon: what waits now is carried out without one, and fails.
-    pub fn fail_waiting(&self) {
+    pub fn fail_waiting(self: &Arc<Self>) {
         let failing = std::mem::take(&mut self.state.lock().waiting);
         for Waiting { need, job } in failing {
-            self.begin_request(&mut self.state.lock(), Need { fills: None, ..need });
-            job();
+            let turn = self.begin_request(&mut self.state.lock(), Need { fills: None, ..need });
+            job(turn);
         }
     }
 

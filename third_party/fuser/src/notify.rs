@@ -74,6 +74,16 @@ impl Notifier {
         self.send_inval(notify_code::FUSE_NOTIFY_INVAL_ENTRY, &notif)
     }
 
+    /// Have the kernel look a given directory entry up again before it uses
+    /// it. What is known of it and below it stays.
+    /// # Errors
+    /// Returns an error if the notification data is too large.
+    /// Returns an error if the kernel rejects the notification.
+    pub fn expire_entry(&self, parent: INodeNo, name: &OsStr) -> io::Result<()> {
+        let notif = Notification::new_expire_entry(parent, name).map_err(Self::too_big_err)?;
+        self.send_inval(notify_code::FUSE_NOTIFY_INVAL_ENTRY, &notif)
+    }
+
     /// Invalidate the kernel cache for a given inode (metadata and
     /// data in the given range)
     /// # Errors

@@ -37,6 +37,21 @@ impl<F: FileSystem> Cache for KernelCache<F> {
             shared.drop_entry(parent, name);
         }
     }
+
+    fn expire_attributes(&self, ino: Ino) {
+        if let Some(shared) = self.0.upgrade() {
+            shared.forget_attributes(ino);
+        }
+    }
+
+    fn expire_entry(&self, parent: Ino, name: &OsStr) {
+        if let Some(shared) = self.0.upgrade()
+            && let Some(notifier) = shared.notifier.get()
+            && let Err(error) = notifier.expire_entry(INodeNo(parent), name)
+        {
+            tracing::debug!(%error, parent, "a name could not be expired");
+        }
+    }
 }
 
 impl<F: FileSystem> Shared<F> {
@@ -51,7 +66,7 @@ impl<F: FileSystem> Shared<F> {
     /// How long the kernel may believe that a name is not there.
     pub(super) fn absent(&self, parent: Ino, name: &OsStr) -> Duration {
         if parent != ROOT || self.fs.turns().is_some() {
-            return self.name_ttl();
+            return self.name_ttl(parent, name);
         }
         let mut absent = self.absent.lock();
         if absent.len() >= ABSENT_MAX && !absent.contains(name) {

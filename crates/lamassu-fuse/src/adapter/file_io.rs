@@ -45,13 +45,20 @@ fn send_data(result: Result<&[u8]>, reply: ReplyData) {
 impl<F: FileSystem> Shared<F> {
     /// Whether contents of this open file bypass the page cache.
     pub(super) fn is_direct(&self, handle: HandleId, flags: OpenFlags) -> bool {
-        self.cache == CacheMode::None || flags.0 & libc::O_DIRECT != 0 || self.uncached.read().contains(&handle.0)
+        !self.may_cache(flags) || flags.0 & libc::O_DIRECT != 0 || self.uncached.read().contains(&handle.0)
+    }
+
+    /// Whether the page cache is used for files that are opened so. By turns not for writing: a write into the page
+    /// cache holds locks of pages, which are dropped before there is a turn for it.
+    fn may_cache(&self, flags: OpenFlags) -> bool {
+        let is_for_reading = flags.0 & libc::O_ACCMODE == libc::O_RDONLY;
+        self.cache != CacheMode::None && (is_for_reading || self.fs.turns().is_none())
     }
 
     /// Notes that a file was opened. Whether the handle is direct does not change while it is open.
     fn opened(&self, ino: Ino, handle: HandleId, access: Access, flags: OpenFlags, caller: Caller) {
         self.descriptors.opened(caller, handle, Some(ino));
-        if !self.fs.may_cache(ino) {
+        if !self.fs.may_cache(ino) || !self.keeps() {
             self.uncached.write().insert(handle.0);
         }
         self.add_use(ino, access.write, !self.is_direct(handle, flags));

@@ -45,7 +45,7 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
             Err(error) if is_not_found(&error) => {
                 reply.entry(&s.absent(parent.0, &name), &negative_entry(), Generation(0));
             }
-            result => s.send_entry("lookup", result, reply),
+            result => s.send_entry("lookup", (parent.0, &name), result, reply),
         });
     }
 
@@ -110,14 +110,15 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
         let (name, owner) = (name.to_owned(), self.0.owner(req, umask));
         let Some(kind) = node_kind(mode) else { return reply.error(Errno::EPERM) };
         self.0.change(parent.0, "mknod", move |s| {
-            s.send_entry("mknod", s.fs.mknod(parent.0, &name, kind, mode & 0o7777, rdev.into(), owner), reply);
+            let made = s.fs.mknod(parent.0, &name, kind, mode & 0o7777, rdev.into(), owner);
+            s.send_entry("mknod", (parent.0, &name), made, reply);
         });
     }
 
     fn mkdir(&self, req: &Request, parent: INodeNo, name: &OsStr, mode: u32, umask: u32, reply: ReplyEntry) {
         let (name, owner) = (name.to_owned(), self.0.owner(req, umask));
         self.0.change(parent.0, "mkdir", move |s| {
-            s.send_entry("mkdir", s.fs.mkdir(parent.0, &name, mode & 0o7777, owner), reply);
+            s.send_entry("mkdir", (parent.0, &name), s.fs.mkdir(parent.0, &name, mode & 0o7777, owner), reply);
         });
     }
 
@@ -134,7 +135,7 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
     fn symlink(&self, req: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
         let (name, target, owner) = (name.to_owned(), target.as_os_str().as_bytes().to_vec(), self.0.owner(req, 0));
         self.0.change(parent.0, "symlink", move |s| {
-            s.send_entry("symlink", s.fs.symlink(parent.0, &name, &target, owner), reply);
+            s.send_entry("symlink", (parent.0, &name), s.fs.symlink(parent.0, &name, &target, owner), reply);
         });
     }
 
@@ -156,13 +157,17 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
         };
         let (name, newname) = (name.to_owned(), newname.to_owned());
         self.0.change(parent.0, "rename", move |s| {
-            send_empty("rename", s.fs.rename(parent.0, &name, newparent.0, &newname, mode), reply);
+            let done = s.fs.rename(parent.0, &name, newparent.0, &newname, mode);
+            s.moved([(parent.0, &name), (newparent.0, &newname)]);
+            send_empty("rename", done, reply);
         });
     }
 
     fn link(&self, _req: &Request, ino: INodeNo, newparent: INodeNo, newname: &OsStr, reply: ReplyEntry) {
         let name = newname.to_owned();
-        self.0.change(ino.0, "link", move |s| s.send_entry("link", s.fs.link(ino.0, newparent.0, &name), reply));
+        self.0.change(ino.0, "link", move |s| {
+            s.send_entry("link", (newparent.0, &name), s.fs.link(ino.0, newparent.0, &name), reply);
+        });
     }
 
     // --- files
@@ -187,7 +192,7 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
                     let attr = file_attr(&entry.attr);
                     let how = s.open_reply_flags(handle, flags);
                     // One TTL for name and attributes: the smaller of both.
-                    let ttl = s.ttl(entry.attr.ino);
+                    let ttl = s.ttl(entry.attr.ino).min(s.name_ttl(parent.0, &name));
                     reply.created(&ttl, &attr, Generation(entry.generation), FileHandle(handle.0), how);
                 }),
                 Err(error) => reply.error(failed("create", &error)),
@@ -235,13 +240,15 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
         let is_direct = self.0.is_direct(HandleId(fh.0), flags);
         let direct = is_direct && lock_owner.is_some();
         match is_direct {
-            false => self.0.tuning.cached_read(ino.0, &at, || self.0.is_written(ino.0)),
+            false if self.0.fs.turns().is_none() => {
+                self.0.tuning.cached_read(ino.0, &at, || self.0.is_written(ino.0));
+            }
             true if !direct => self.0.note_cached(ino.0),
-            true => {}
+            false | true => {}
         }
-        let need = match is_direct && !direct {
-            true => Need::read_pages(ino.0, self.0.is_written(ino.0)),
-            false => Need::LOOK,
+        let need = match direct {
+            true => Need::LOOK,
+            false => Need::read_pages(ino.0, self.0.is_written(ino.0)),
         };
         self.0.in_turn(need, move |s| {
             s.answer("read", || s.read(ino.0, HandleId(fh.0), at, direct, reply));
@@ -382,6 +389,7 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
 
     fn opendir(&self, req: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
         let how = match self.0.cache {
+            _ if self.0.fs.turns().is_some() => FopenFlags::empty(),
             CacheMode::None => FopenFlags::empty(),
             CacheMode::WriteBack | CacheMode::Through => FopenFlags::FOPEN_CACHE_DIR | FopenFlags::FOPEN_KEEP_CACHE,
         };
@@ -408,8 +416,10 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
         });
     }
 
-    fn readdirplus(&self, _req: &Request, _ino: INodeNo, fh: FileHandle, offset: u64, reply: ReplyDirectoryPlus) {
-        self.0.look("readdirplus", move |s| Self::send_listing_with_attributes(s, HandleId(fh.0), offset, reply));
+    fn readdirplus(&self, _req: &Request, ino: INodeNo, fh: FileHandle, offset: u64, reply: ReplyDirectoryPlus) {
+        self.0.look("readdirplus", move |s| {
+            Self::send_listing_with_attributes(s, ino.0, HandleId(fh.0), offset, reply);
+        });
     }
 
     fn releasedir(&self, _req: &Request, _ino: INodeNo, fh: FileHandle, _flags: OpenFlags, reply: ReplyEmpty) {

@@ -64,10 +64,9 @@ const WANTED: InitFlags = InitFlags::FUSE_ASYNC_READ
     .union(InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP)
     .union(InitFlags::FUSE_HANDLE_KILLPRIV_V2)
     .union(InitFlags::FUSE_HAS_IOCTL_DIR)
-    .union(InitFlags::FUSE_EXPLICIT_INVAL_DATA);
-
-/// Names and attributes come with listings. Where hosts have the vault by turns the kernel would not keep them.
-const LISTED: InitFlags = InitFlags::FUSE_DO_READDIRPLUS.union(InitFlags::FUSE_READDIRPLUS_AUTO);
+    .union(InitFlags::FUSE_EXPLICIT_INVAL_DATA)
+    .union(InitFlags::FUSE_DO_READDIRPLUS)
+    .union(InitFlags::FUSE_READDIRPLUS_AUTO);
 
 /// With these the kernel enforces access control lists. It does not apply the umask, since a default list may replace
 /// it: the file system does.
@@ -77,6 +76,8 @@ const ACLS: InitFlags = InitFlags::FUSE_POSIX_ACL.union(InitFlags::FUSE_DONT_MAS
 pub(crate) struct Shared<F> {
     fs: Arc<F>,
     cache: CacheMode,
+    /// Whether the kernel can be made to look names up again, of what hosts have by turns.
+    may_keep: AtomicBool,
     /// The user who mounted.
     owner: u32,
     /// Other users who may call, see [`crate::control::Caller`].
@@ -120,11 +121,15 @@ impl<F: FileSystem> Shared<F> {
         calls: Option<Calls>,
     ) -> std::io::Result<Arc<Self>> {
         let tuning = Arc::new(Tuning::new(options.keep_awake, fs.upkeep())?);
-        // Other hosts write in between.
-        let cache = if fs.turns().is_some() { CacheMode::None } else { options.cache };
+        // Other hosts would not see what the kernel has yet to write.
+        let cache = match options.cache {
+            CacheMode::WriteBack if fs.turns().is_some() => CacheMode::Through,
+            cache => cache,
+        };
         Ok(Arc::new(Shared {
             fs,
             cache,
+            may_keep: AtomicBool::new(false),
             owner,
             delegates: options.delegates.clone(),
             absent: Mutex::default(),
@@ -232,10 +237,10 @@ impl<F: FileSystem> Adapter<F> {
     /// Agrees with the kernel on capabilities and limits; called once, in the handshake.
     fn negotiate(&self, config: &mut KernelConfig) {
         let mut wanted = WANTED;
-        if self.0.fs.turns().is_none() {
-            wanted |= LISTED;
-        }
+        let can_expire = config.capabilities().contains(InitFlags::FUSE_HAS_EXPIRE_ONLY);
+        self.0.may_keep.store(can_expire, Ordering::Relaxed);
         match self.0.cache {
+            _ if self.0.fs.turns().is_some() => {}
             CacheMode::WriteBack => wanted |= InitFlags::FUSE_WRITEBACK_CACHE | InitFlags::FUSE_CACHE_SYMLINKS,
             CacheMode::Through => wanted |= InitFlags::FUSE_CACHE_SYMLINKS,
             CacheMode::None => {}

@@ -3,7 +3,8 @@
 use super::convert::{file_attr, file_type, negative_entry};
 use super::{Adapter, Shared, failed};
 use fuser::{Errno, Generation, INodeNo, ReplyAttr, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyXattr};
-use lamassu_vault::{Attr, Entry, FileSystem, HandleId, Result, VaultError};
+use lamassu_vault::{Attr, DirEntry, Entry, FileSystem, HandleId, Ino, Result, VaultError};
+use std::ffi::OsStr;
 use std::time::Duration;
 
 pub(super) fn send_empty(op: &'static str, result: Result<()>, reply: ReplyEmpty) {
@@ -30,11 +31,17 @@ pub(super) fn is_not_found(error: &VaultError) -> bool {
 }
 
 impl<F: FileSystem> Shared<F> {
-    pub(super) fn send_entry(&self, op: &'static str, result: Result<Entry>, reply: ReplyEntry) {
+    pub(super) fn send_entry(
+        &self,
+        op: &'static str,
+        (dir, name): (Ino, &OsStr),
+        result: Result<Entry>,
+        reply: ReplyEntry,
+    ) {
         match result {
             Ok(entry) => {
                 let attr_ttl = self.ttl(entry.attr.ino);
-                let name_ttl = self.name_ttl();
+                let name_ttl = self.name_ttl(dir, name);
                 reply.entry_with_ttls(&attr_ttl, &name_ttl, &file_attr(&entry.attr), Generation(entry.generation));
             }
             Err(error) => reply.error(failed(op, &error)),
@@ -52,16 +59,18 @@ impl<F: FileSystem> Shared<F> {
 impl<F: FileSystem> Adapter<F> {
     pub(super) fn send_listing_with_attributes(
         shared: &Shared<F>,
+        dir: Ino,
         handle: HandleId,
         cookie: u64,
         mut reply: ReplyDirectoryPlus,
     ) {
         let mut is_empty = true;
-        let listed = shared.read_dir_plus(handle, cookie, &mut |listed, entry, next| {
+        let mut add = |listed: &DirEntry, entry: Option<Entry>, next| {
             let full = match entry {
                 Some(entry) => {
                     let (ino, generation) = (entry.attr.ino, Generation(entry.generation));
-                    let ttl = shared.ttl(ino);
+                    // One for the name and the attributes.
+                    let ttl = shared.ttl(ino).min(shared.name_ttl(dir, &listed.name));
                     let full = reply.add(INodeNo(ino), next, &listed.name, &ttl, &file_attr(&entry.attr), generation);
                     if full {
                         shared.fs.forget(ino, 1);
@@ -78,7 +87,12 @@ impl<F: FileSystem> Adapter<F> {
             };
             is_empty &= full;
             !full
-        });
+        };
+        let listed = match shared.keeps() {
+            true => shared.read_dir_plus(handle, cookie, &mut add),
+            // The kernel would ask again for each.
+            false => shared.read_dir(handle, cookie, &mut |listed, next| add(listed, None, next)),
+        };
         match listed {
             Err(error) if is_empty => reply.error(failed("readdirplus", &error)),
             // The references of the entries in the reply are counted, so it must be sent; the next request gets the

@@ -6,8 +6,11 @@
 
 use super::{Shared, TTL, TTL_WRITE_BACK};
 use crate::options::CacheMode;
+use lamassu_vault::turns::{KEPT_FOR, Turns};
 use lamassu_vault::{FileSystem, Ino};
+use std::ffi::OsStr;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// The open handles of an inode, and requests that change it or open it for writing.
@@ -39,8 +42,9 @@ impl<F: FileSystem> Drop for Claim<F> {
 impl<F: FileSystem> Shared<F> {
     /// How long the attributes of an inode hold.
     pub(super) fn ttl(&self, ino: Ino) -> Duration {
-        if self.fs.turns().is_some() {
-            Duration::ZERO
+        if let Some(turns) = self.fs.turns() {
+            let may_keep = self.keeps_in(turns) && !self.is_written(ino) && self.fs.may_cache(ino);
+            if may_keep && turns.may_keep(ino) { KEPT_FOR } else { Duration::ZERO }
         } else if !self.is_written(ino) {
             TTL
         } else if self.cache == CacheMode::WriteBack {
@@ -50,9 +54,30 @@ impl<F: FileSystem> Shared<F> {
         }
     }
 
-    /// How long a name holds.
-    pub(super) fn name_ttl(&self) -> Duration {
-        if self.fs.turns().is_some() { Duration::ZERO } else { TTL }
+    /// How long a name holds, or its absence.
+    pub(super) fn name_ttl(&self, dir: Ino, name: &OsStr) -> Duration {
+        match self.fs.turns() {
+            Some(turns) if self.keeps_in(turns) && turns.may_keep_name(dir, name) => KEPT_FOR,
+            Some(_) => Duration::ZERO,
+            None => TTL,
+        }
+    }
+
+    /// Whether the kernel may keep names and attributes in this turn.
+    fn keeps_in(&self, turns: &Turns) -> bool {
+        self.cache != CacheMode::None && self.may_keep.load(Ordering::Relaxed) && turns.is_keeping()
+    }
+
+    /// The same, where a turn is needed for it.
+    pub(super) fn keeps(&self) -> bool {
+        self.fs.turns().is_none_or(|turns| self.keeps_in(turns))
+    }
+
+    /// A name was moved: the kernel has what it knows of it under the new one.
+    pub(super) fn moved(&self, names: [(Ino, &OsStr); 2]) {
+        if let Some(turns) = self.fs.turns() {
+            names.into_iter().for_each(|(dir, name)| turns.is_kept(dir, name));
+        }
     }
 
     /// Whether the kernel may hold data of this file that has not come here yet.

@@ -99,7 +99,7 @@ impl FileSystem for Forest {
 
     fn may_cache(&self, ino: Ino) -> bool {
         match volume_of(ino) {
-            ROOT_VOLUME => self.root.cached(),
+            ROOT_VOLUME => self.root.cached() && self.is_as_known(ino),
             volume => self.slot(volume).is_ok_and(|slot| slot.cached()),
         }
     }

@@ -106,6 +106,10 @@ pub trait Cache: Send + Sync {
     fn drop_inode(&self, ino: Ino);
     /// Drops a name, and all it knows below it.
     fn drop_entry(&self, parent: Ino, name: &OsStr);
+    /// Asks for attributes before it uses them again.
+    fn expire_attributes(&self, ino: Ino);
+    /// Looks a name up before it uses it again.
+    fn expire_entry(&self, parent: Ino, name: &OsStr);
 }
 
 /// See the module's head.

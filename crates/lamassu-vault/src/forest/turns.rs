@@ -5,7 +5,7 @@ use super::Forest;
 use crate::error::errno;
 use crate::left::Left;
 use crate::root::Top;
-use crate::turns::Turns;
+use crate::turns::{Kept, Turns};
 use crate::{Ino, Options, Result, Vault, VaultError};
 use lamassu_anchor::Touched;
 use lamassu_crypto::KeyRing;
@@ -71,6 +71,23 @@ impl Forest {
     pub fn drop_pages(&self, files: &[Ino]) {
         if let Some(cache) = self.cache.get() {
             files.iter().for_each(|ino| cache.drop_inode(*ino));
+        }
+    }
+
+    /// Has the kernel ask again for names and attributes. Waits for its requests.
+    pub fn expire(&self, kept: &Kept) {
+        let Some(cache) = self.cache.get() else { return };
+        kept.names.iter().for_each(|(dir, name)| cache.expire_entry(*dir, name));
+        kept.inodes.iter().for_each(|ino| cache.expire_attributes(*ino));
+    }
+
+    /// Whether the kernel may keep anything of an inode. If another host has changed it since the kernel knows it, and
+    /// the kernel is made to forget it while it asks, then the kernel takes no notice of the answer, and goes on with
+    /// what it knew before that change.
+    pub(super) fn is_as_known(&self, ino: Ino) -> bool {
+        match self.by_turns.get() {
+            Some(_) => self.root.loaded().is_some_and(|vault| !vault.is_changed_elsewhere(ino)),
+            None => true,
         }
     }
 

@@ -48,6 +48,18 @@ impl NodeTable {
         found
     }
 
+    /// Notes of which nodes the kernel may know what is not so any more.
+    pub fn changed_elsewhere(&mut self, is_changed: impl Fn(ObjectId) -> bool) {
+        for node in self.nodes.values_mut() {
+            node.is_changed_elsewhere |= is_changed(node.object);
+        }
+    }
+
+    /// Whether another host has changed it since the kernel knows it.
+    pub fn is_changed_elsewhere(&self, ino: Ino) -> bool {
+        self.nodes.get(&ino).is_none_or(|node| node.is_changed_elsewhere)
+    }
+
     /// Objects of nodes that have lost the names that were known of them, and may have others.
     pub fn nameless(&self) -> Vec<ObjectId> {
         let nodes = self.nodes.iter().filter(|(ino, node)| **ino != ROOT && node.live && node.links.is_empty());

@@ -254,9 +254,9 @@ impl Plan {
                 HostError::Usage("--idle unloads a vault, which a shared mount cannot: leave out one of them").into()
             );
         }
-        if shared && !matches!(args.cache, None | Some(CacheArg::None)) {
+        if shared && matches!(args.cache, Some(CacheArg::Writeback)) {
             return Err(HostError::Usage(
-                "the kernel keeps nothing of a shared mount: --shared goes with --cache=none alone",
+                "other hosts would not see what the kernel has yet to write: --shared goes with --cache=through or none",
             )
             .into());
         }
@@ -396,7 +396,7 @@ impl Plan {
         options.max_read = options.max_read.max(unsealed.found.header.geometry().block_size() as u32);
         take_modes_as_they_come();
         let may_end = opened.anchor.as_ref().is_some_and(|anchor| anchor.may_end());
-        if may_end && options.cache == CacheMode::WriteBack {
+        if (may_end || self.shared) && options.cache == CacheMode::WriteBack {
             // With it the kernel takes sizes and times for its own, and believes them whatever it is told.
             options.cache = CacheMode::Through;
         }
@@ -404,9 +404,6 @@ impl Plan {
             true => Some(TurnOpening::of(&unsealed.found.header, &opened.vault)?),
             false => None,
         };
-        if in_turn.is_some() {
-            options.cache = CacheMode::None;
-        }
         let cached = options.cache != CacheMode::None;
         let own = Place::of(&self.dir)?;
         // The history does not tell of shared mounts: it would of each turn.

@@ -69,10 +69,26 @@ impl<'a> Notification<'a> {
         parent: INodeNo,
         name: &'a OsStr,
     ) -> Result<Self, TryFromIntError> {
+        Self::new_inval_entry_with(parent, name, 0)
+    }
+
+    pub(crate) fn new_expire_entry(
+        parent: INodeNo,
+        name: &'a OsStr,
+    ) -> Result<Self, TryFromIntError> {
+        const FUSE_EXPIRE_ONLY: u32 = 1;
+        Self::new_inval_entry_with(parent, name, FUSE_EXPIRE_ONLY)
+    }
+
+    fn new_inval_entry_with(
+        parent: INodeNo,
+        name: &'a OsStr,
+        flags: u32,
+    ) -> Result<Self, TryFromIntError> {
         let r = abi::fuse_notify_inval_entry_out {
             parent: parent.0,
             namelen: name.len().try_into()?,
-            padding: 0,
+            flags,
         };
         Ok(Self::from_struct_with_name(&r, name.as_bytes()))
     }
