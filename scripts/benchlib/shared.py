@@ -56,8 +56,9 @@ class Place:
         self.hosts = [Host(undo, bridge, name, work) for name in ("node1", "node2")]
         self.key, self.work = work / "key", work
         write_secret(self.key, secrets.token_bytes(32))
-        peers = ["sshfs"] if have("sshfs") and have("sshd") and not bench.toy else []
-        self.systems = ["lamassu", "server", "shared", *peers]
+        peers = ["sshfs"] if have("sshfs") and have("sshd") and (not bench.toy or "sshfs" in bench.named) else []
+        ours = [name for name in ("lamassu", *OPTIONS) if not {name, "lamassu"}.isdisjoint(bench.named) or not bench.named]
+        self.systems = ours + [name for name in peers if name in bench.named or not bench.named]
         self.stores = {name: work / f"store-{name}" for name in self.systems}
         for store in self.stores.values():
             store.mkdir()

@@ -240,9 +240,7 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
         let is_direct = self.0.is_direct(HandleId(fh.0), flags);
         let direct = is_direct && lock_owner.is_some();
         match is_direct {
-            false if self.0.fs.turns().is_none() => {
-                self.0.tuning.cached_read(ino.0, &at, || self.0.is_written(ino.0));
-            }
+            false if self.0.keeps() => self.0.tuning.cached_read(ino.0, &at, || self.0.is_written(ino.0)),
             true if !direct => self.0.note_cached(ino.0),
             false | true => {}
         }

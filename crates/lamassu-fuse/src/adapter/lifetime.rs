@@ -3,6 +3,7 @@
 use super::{Shared, guarded};
 use crate::tuning;
 use fuser::INodeNo;
+use lamassu_vault::turns::Need;
 use lamassu_vault::{Access, FileSystem, HandleId, Ino, VaultError};
 use parking_lot::Mutex;
 use std::io;
@@ -110,11 +111,20 @@ impl<F: FileSystem> tuning::Mount for Shared<F> {
 
     fn with_handle(&self, ino: Ino, body: &mut dyn FnMut(HandleId)) {
         guarded("read ahead", || {
+            // Held until the window is in the page cache: the turn does not end before, and then drops it.
+            let turn = match self.fs.turns() {
+                Some(turns) => match self.keeps().then(|| turns.enter(Need::read_pages(ino, false))).flatten() {
+                    Some(turn) => Some(turn),
+                    None => return,
+                },
+                None => None,
+            };
             let Ok(handle) = self.fs.open_file(ino, Access { read: true, ..Access::default() }) else { return };
             body(handle);
             if let Err(error) = self.fs.release(handle) {
                 tracing::debug!(%error, ino, "close after reading ahead");
             }
+            drop(turn);
         });
     }
 

@@ -127,3 +127,62 @@ fn what_waited_is_done_in_a_turn_that_is_recalled_at_once() {
         runner.join().unwrap();
     }
 }
+
+/// In a turn that may change something the kernel keeps what it is told; before its end that is named, when all answers
+/// are given. Callers whose requests hold locks of the kernel are served meanwhile, though the turn is recalled.
+#[test]
+fn what_the_kernel_keeps_is_named_before_the_end() {
+    let turns = Turns::new();
+    let name = OsStr::new("name");
+    assert!(!turns.may_keep(1));
+    turns.begin(Mode::Look);
+    turns.keep();
+    assert!(!turns.is_keeping() && !turns.may_keep(1), "others may have it, too: it could not be dropped");
+    turns.stop_requests();
+    assert_eq!(turns.end(), None);
+    let number = turns.begin(Mode::Change);
+    assert_eq!(turns.stop_keeping(), None);
+    assert!(!turns.may_keep(1));
+    turns.keep();
+    let answering = turns.enter(Need::LOOK).unwrap();
+    assert!(turns.may_keep(1) && turns.may_keep_name(1, name));
+    turns.recall(number);
+    assert!(turns.enter(Need::CHANGE).is_none());
+    let dropping = spawn({
+        let turns = turns.clone();
+        move || turns.stop_keeping()
+    });
+    // It begins with that: a request that came since is not waited for.
+    let later = loop {
+        if let Some(later) = turns.enter(Need::CHANGE) {
+            break later;
+        }
+        std::thread::yield_now();
+    };
+    assert!(!turns.may_keep(2) && !dropping.is_finished());
+    turns.is_kept(3, name);
+    drop(answering);
+    let kept = dropping.join().unwrap().unwrap();
+    assert_eq!(kept.inodes, [1]);
+    assert_eq!(kept.names.len(), 2);
+    turns.is_kept(4, name);
+    assert_eq!(turns.forgotten().unwrap().names, [(4, name.into())], "renamed while it was told to forget");
+    drop(turns.enter(Need::CHANGE).unwrap());
+    assert_eq!(turns.forgotten(), None);
+    assert!(turns.enter(Need::CHANGE).is_none(), "what comes now waits for the next turn");
+    drop(later);
+    turns.stop_requests();
+    assert_eq!(turns.end(), None);
+    assert_eq!(turns.stop_keeping(), None);
+}
+
+#[test]
+fn what_the_kernel_keeps_is_bounded() {
+    let turns = Turns::new();
+    turns.begin(Mode::Change);
+    turns.keep();
+    let most = KEPT_MAX as Ino;
+    assert!((0..most).all(|ino| turns.may_keep(ino)));
+    assert!(!turns.may_keep(most) && turns.may_keep(0));
+    assert_eq!(turns.stop_keeping().unwrap().inodes.len(), KEPT_MAX);
+}
