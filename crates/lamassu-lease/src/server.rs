@@ -85,11 +85,13 @@ struct Session {
     is_back: bool,
     /// It said that it lives, and was not answered.
     is_refused: bool,
+    /// It is heard no more ([`Server::turn_out`]).
+    is_out: bool,
 }
 
 impl Session {
     fn heard_at(now: Millis, is_back: bool) -> Session {
-        Session { heard: now, is_back, is_refused: false }
+        Session { heard: now, is_back, is_refused: false, is_out: false }
     }
 }
 
@@ -172,6 +174,10 @@ impl Server {
             step.replies.push((session, Reply::Ended));
             return step;
         };
+        if known.is_out {
+            step.replies.push((session, Reply::Ended));
+            return step;
+        }
         if !known.is_back && !matches!(call, Call::Resume { .. }) {
             // Of a connection from before the restart, which has ended with it.
             return step;
@@ -229,13 +235,30 @@ impl Server {
 
     /// Whether a session may change an object: whatever else it says of it is refused.
     pub fn may_change(&self, session: SessionId, object: Object) -> bool {
-        let lease = self.objects.get(&object).and_then(|held| held.leases.get(&session));
-        lease.is_some_and(|lease| lease.mode == Mode::Exclusive)
+        self.mode_of(session, object) == Some(Mode::Exclusive)
     }
 
-    /// What a session holds of an object.
+    /// What a session may use of an object.
     pub fn mode_of(&self, session: SessionId, object: Object) -> Option<Mode> {
+        self.sessions.get(&session).filter(|session| !session.is_out)?;
         self.objects.get(&object)?.leases.get(&session).map(|lease| lease.mode)
+    }
+
+    /// A session may do nothing any more. It is told that it has ended, and is heard no more. It may not know that yet:
+    /// so what it holds goes to others only when it has stopped by its own clock, as if it were silent from now on.
+    pub fn turn_out(&mut self, session: SessionId, now: Millis) -> Step {
+        let mut step = self.expire(now);
+        let holds_something = self.objects.values().any(|held| held.leases.contains_key(&session));
+        let Some(known) = self.sessions.get_mut(&session) else { return step };
+        step.replies.push((session, Reply::Ended));
+        if !holds_something {
+            self.end(session, true, now, &mut step);
+            return step;
+        }
+        known.is_out = true;
+        self.objects.values_mut().for_each(|held| held.waiting.retain(|waiting| waiting.session != session));
+        self.serve_all(now, &mut step);
+        step
     }
 
     /// Ends a session of which somebody else knows that it is gone, as if it had expired.
@@ -467,6 +490,30 @@ mod tests {
         let recalled = server.tick(at).replies;
         assert!(matches!(recalled[..], [(to, Reply::Recall { keeps: Some(Mode::Shared), .. })] if to == a));
         assert_eq!(server.wake_after(at), Some(terms.term()), "it is asked once");
+    }
+
+    /// Whoever is turned out may not have heard it: what it held is another's when it has stopped by its own clock.
+    #[test]
+    fn what_is_taken_from_a_session_is_given_to_others_a_term_later() {
+        let term = Terms::DEFAULT.term();
+        let (mut server, a, b, grant) = contended();
+        assert!(beats(&mut server, a, Millis(200)) && beats(&mut server, b, Millis(200)));
+        let out = server.turn_out(a, Millis(300));
+        assert_eq!((out.replies, out.changes), (vec![(a, Reply::Ended)], vec![]));
+        assert!(!server.may_change(a, OBJECT) && !beats(&mut server, a, Millis(400)));
+        let _ = server.call(a, Call::Release { grant, keeps: None }, Millis(400));
+        let _ = server.call(a, Call::Resume { held: vec![grant] }, Millis(400));
+        assert!(beats(&mut server, b, Millis(400)));
+        assert!(server.tick(Millis(199) + term).replies.is_empty() && server.is_alive(a));
+        let replies = server.tick(Millis(200) + term).replies;
+        assert!(
+            matches!(replies[..], [(to, Reply::Ended), (next, Reply::Granted { takes_over: true, .. })]
+            if to == a && next == b),
+            "{replies:?}"
+        );
+        // One that holds nothing is gone at once.
+        let (c, _) = server.join(Millis(200) + term);
+        assert_eq!(server.turn_out(c, Millis(200) + term).changes, [Change::Ended(c)]);
     }
 
     /// What a server says that was started just now, of which one session holds the object and another waits for it.

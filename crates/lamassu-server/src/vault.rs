@@ -65,6 +65,8 @@ struct Attending {
     /// Its connections so far: what an earlier one says is not heard any more.
     connections: u64,
     replies: Option<Sender<Told>>,
+    /// Its host was revoked, or lost its grant.
+    is_out: bool,
 }
 
 /// What a session is told, and the head of the vault's table then.
@@ -106,7 +108,7 @@ impl Vault {
                 Some(Mode::Exclusive) => Use::Writes,
                 Some(Mode::Shared) | None => Use::Reads,
             };
-            (session, Attending { host, used, heard: now(), connections: 0, replies: None })
+            (session, Attending { host, used, heard: now(), connections: 0, replies: None, is_out: false })
         });
         let sessions = sessions.collect();
         let (recent, ticked) = (Recent::default(), now());
@@ -146,7 +148,7 @@ impl Vault {
         self.carry_out(inner, step, None)
     }
 
-    /// Ends the sessions of a host.
+    /// Hears the sessions of a host no more. What they hold is others' when the host has certainly stopped.
     ///
     /// # Errors
     /// [`Lost`].
@@ -155,8 +157,11 @@ impl Vault {
         let its = inner.sessions.iter().filter(|(_, attending)| attending.host == host);
         let its: Vec<_> = its.map(|(session, _)| *session).collect();
         for session in its {
-            let step = inner.leases.end_session(session, now());
-            self.carry_out(inner, step, Some((session, Why::Revoked)))?;
+            let step = inner.leases.turn_out(session, now());
+            if let Some(attending) = inner.sessions.get_mut(&session) {
+                attending.is_out = true;
+            }
+            self.carry_out(inner, step, None)?;
         }
         Ok(())
     }
@@ -199,6 +204,7 @@ impl Vault {
         };
         let why = |session| match ends {
             Some((ends, why)) if ends == session => why,
+            _ if inner.sessions.get(&session).is_some_and(|one| one.is_out) => Why::Revoked,
             _ if step.held_on.contains(&session) => Why::HeldOn,
             _ => Why::Silent,
         };
@@ -252,7 +258,8 @@ impl Vault {
             return Err(Refused::TooMuch("too many sessions of this host"));
         }
         let (session, step) = inner.leases.join(now());
-        let attending = Attending { host: host.into(), used, heard: now(), connections: 1, replies: Some(replies) };
+        let replies = Some(replies);
+        let attending = Attending { host: host.into(), used, heard: now(), connections: 1, replies, is_out: false };
         inner.sessions.insert(session, attending);
         self.carry_out(inner, step, None)?;
         Ok(Begun { line: Line { session, number: 1 }, head: inner.head })

@@ -86,6 +86,18 @@ fn hosts_use_a_vault_as_one_file_system() {
     fs::create_dir(through.join("three")).unwrap();
     assert_eq!(listed(&b.file("e")), ["three", "two"]);
     assert!(fs::metadata(&inside).is_err());
+    // Two directories that another host moves at once, one below what lies in the other.
+    for dir in ["d1", "d2", "d2/d3", "x"] {
+        fs::create_dir(a.file(dir)).unwrap();
+    }
+    fs::write(a.file("d1/f"), "moved").unwrap();
+    let (mut moved, held) = (File::open(a.file("d1/f")).unwrap(), File::open(a.file("d2/d3")).unwrap());
+    fs::rename(b.file("d2"), b.file("x/d2")).unwrap();
+    fs::rename(b.file("d1"), b.file("x/d2/d3/d1")).unwrap();
+    let mut text = String::new();
+    moved.read_to_string(&mut text).unwrap();
+    assert_eq!((text.as_str(), listed(&a.file("x/d2/d3"))), ("moved", vec!["d1".to_string()]));
+    drop((moved, held));
     // Attributes, links, sizes; what is removed is gone everywhere.
     fs::set_permissions(b.file("e"), fs::Permissions::from_mode(0o711)).unwrap();
     assert_eq!(fs::metadata(a.file("e")).unwrap().mode() & 0o777, 0o711);
@@ -457,6 +469,42 @@ fn a_server_that_is_killed_holds_hosts_up_and_loses_nothing() {
     unmounted_and_checked(&lab, &[a, b, c]);
 }
 
+/// Files are to be emptied while the server stands still: the calls fail, and what was synced stays.
+#[test]
+fn what_cannot_be_emptied_stays() {
+    const LENGTHS: [usize; 2] = [2_560, 3_000_000];
+    let lab = Lab::new();
+    let hosts = shared(&lab);
+    let [a, b, _] = hosts;
+    let server = lab.server.as_ref().unwrap().id();
+    for len in LENGTHS {
+        let mut file = File::create_new(a.file(&len.to_string())).unwrap();
+        file.write_all(&vec![7; len]).unwrap();
+        file.sync_all().unwrap();
+    }
+    assert_eq!(listed(&b.file("")).len(), 2);
+    let files = LENGTHS.map(|len| File::options().write(true).open(a.file(&len.to_string())).unwrap());
+    kill(server, "-STOP");
+    let failed = std::thread::scope(|scope| {
+        let cut = |file| scope.spawn(move || File::set_len(file, 0).is_err());
+        files.iter().map(cut).collect::<Vec<_>>().into_iter().all(|cut| cut.join().unwrap())
+    });
+    kill(server, "-CONT");
+    assert!(failed, "the anchor did not know of it");
+    drop(files);
+    for len in LENGTHS {
+        for host in [a, b] {
+            let mut found = None;
+            until("it is read again", || {
+                found = fs::read(host.file(&len.to_string())).ok();
+                found.is_some()
+            });
+            assert!(found == Some(vec![7; len]), "{len} on {}", host.name);
+        }
+    }
+    unmounted_and_checked(&lab, &hosts);
+}
+
 #[test]
 fn what_a_shared_mount_does_not_do_it_says() {
     let lab = Lab::new();
@@ -468,6 +516,8 @@ fn what_a_shared_mount_does_not_do_it_says() {
     lab.grant(b, &id);
     a.run(&format!("anchor move store/v {}", lab.url())).ok();
     a.run("mount --shared --cache=writeback store/v m-a").code(2);
+    a.run("mount -o shared,cache=writeback store/v m-a").code(2);
+    a.run("mount --shared --freshness=interval store/v m-a").code(2).says("fsync");
     a.run("mount --shared --idle 5 store/v m-a").code(2);
     a.run("mount --shared store/v m-a").ok();
     a.write("f", "text").unwrap();

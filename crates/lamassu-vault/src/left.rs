@@ -288,13 +288,21 @@ struct Finder<'a> {
 }
 
 impl Finder<'_> {
-    /// The node of an object, with a name; `None`: the store does not show it.
+    /// The node of an object, with a name, as all above it; `None`: the store does not show it.
     fn node(&mut self, object: ObjectId, depth: usize) -> Result<Option<Ino>> {
-        let known = {
+        let (known, above) = {
             let nodes = self.vault.nodes.lock();
-            nodes.of_object(object).filter(|ino| nodes.is_named(*ino))
+            let known = nodes.of_object(object).filter(|ino| nodes.is_named(*ino));
+            (known, known.map(|ino| nodes.dirs_of(ino)).unwrap_or_default())
         };
-        if known.is_some() || depth > DEPTH_MAX {
+        if depth > DEPTH_MAX {
+            return Ok(known);
+        }
+        // It has its name still, and the directory that lies above it may have been moved.
+        for dir in above {
+            self.node(dir, depth + 1)?;
+        }
+        if known.is_some() {
             return Ok(known);
         }
         let Some(anchored) = &self.vault.anchored else { return Ok(None) };

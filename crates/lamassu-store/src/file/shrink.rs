@@ -17,6 +17,7 @@ use super::primitives::{Core, PageId};
 use super::recover::clip;
 use super::state::{Dirty, PageState, SizeFields, State};
 use super::types::StoreError;
+use lamassu_anchor::table::Standing;
 use lamassu_format::{BlockNo, PAGE_LEN, PageNo};
 
 impl Core {
@@ -97,6 +98,9 @@ impl Core {
         let was_one_page = st.space.len() <= PAGE_LEN as u64;
         if st.sizes.stored() > 0 || !was_one_page || !st.failures.uncertain_pages().is_empty() {
             self.set_backing_len(st, 0)?;
+            if let Some(fresh) = &self.fresh {
+                fresh.clear();
+            }
             if !was_one_page {
                 // I8. Of one page nothing is left to be written on: the next page written covers all that was there.
                 st.marks.hold_data_back();
@@ -117,26 +121,36 @@ impl Core {
 
     /// In an anchored vault a file is emptied by a shrink like any other: its page 0 stays, and says so. False: there
     /// is no page 0, or it cannot be told what it is. Then the file is emptied whole, and what a crash leaves of that
-    /// is no worse than it was.
+    /// is no worse than it was. Nothing is given up before the anchor knows that the file is being changed.
     fn shrink_to_nothing(&self, st: &mut State) -> Result<bool, StoreError> {
         let is_there = !st.identity.is_unsealed_empty() && !matches!(self.page(st, PageNo::ZERO)?, PageState::Bad(_));
-        let is_good = is_there && self.prepare_write(st).is_ok();
-        if is_good && (st.sizes.stored() == 0 || self.shrink_on_disk(st, 0).is_ok()) {
-            st.buffer.clear();
-            st.sizes.set_logical(0);
-            st.inherited.note_shrunk(0);
-            st.identity.want_page();
-            self.note_change();
-            return Ok(true);
+        if is_there {
+            match self.prepare_write(st).and_then(|()| match st.sizes.stored() {
+                0 => Ok(()),
+                _ => self.shrink_on_disk(st, 0),
+            }) {
+                Ok(()) => {
+                    st.buffer.clear();
+                    st.sizes.set_logical(0);
+                    st.inherited.note_shrunk(0);
+                    st.identity.want_page();
+                    self.note_change();
+                    return Ok(true);
+                }
+                // This host may not have the file any more.
+                Err(error) if matches!(error, StoreError::Anchor(_)) || !self.may_change() => return Err(error),
+                // The store could not do it so, or what is there is damaged.
+                Err(_) if st.sizes.stored() == 0 => return Ok(false),
+                Err(_) => {}
+            }
         }
-        if is_there && st.sizes.stored() == 0 {
-            return Ok(false);
-        }
-        if let Some(fresh) = &self.fresh {
-            fresh.clear();
-            self.open_pages(st, [], None)?;
-        }
+        self.open_pages(st, [], None)?;
         Ok(false)
+    }
+
+    /// Whether this process may change files of an anchored vault now.
+    fn may_change(&self) -> bool {
+        self.fresh.as_ref().is_none_or(|fresh| fresh.files().anchor().standing() == Standing::Good)
     }
 
     fn shrink_on_disk(&self, st: &mut State, size: u64) -> Result<(), StoreError> {

@@ -76,6 +76,12 @@ impl NodeTable {
         ino == ROOT || self.nodes.get(&ino).is_some_and(|node| !node.links.is_empty())
     }
 
+    /// The directories in which a node has names.
+    pub fn dirs_of(&self, ino: Ino) -> Vec<ObjectId> {
+        let links = self.nodes.get(&ino).into_iter().flat_map(|node| &node.links);
+        links.map(|link| self.object(link.parent)).collect()
+    }
+
     /// What lies at (parent, name) is this object, whose node may be there already: then the name is one of its.
     pub fn met(&mut self, parent: Ino, name: &OsStr, st: &Stat, object: ObjectId) -> Option<Ino> {
         if let Some(ino) = self.of_object(object) {

@@ -200,9 +200,10 @@ impl Plan {
         vault.threads = args.threads.into();
         let mut mount = MountOptions::default();
         let mut shared = args.shared;
-        let (mut key, mut anchor, mut alert) = (None, None, None);
+        let (mut key, mut anchor, mut alert, mut asks_for_write_back) = (None, None, None, false);
         for words in &args.options {
             for word in split_options(words) {
+                asks_for_write_back |= word == "cache=writeback";
                 match word.split_once('=') {
                     Some(("key", source)) => key = Some(SourceText::from(source)),
                     Some(("integrity", value)) => vault.integrity = parse::<IntegrityArg>("integrity", value)?.into(),
@@ -254,9 +255,16 @@ impl Plan {
                 HostError::Usage("--idle unloads a vault, which a shared mount cannot: leave out one of them").into()
             );
         }
-        if shared && matches!(args.cache, Some(CacheArg::Writeback)) {
+        asks_for_write_back = args.cache.map_or(asks_for_write_back, |cache| matches!(cache, CacheArg::Writeback));
+        if shared && asks_for_write_back {
             return Err(HostError::Usage(
                 "other hosts would not see what the kernel has yet to write: --shared goes with --cache=through or none",
+            )
+            .into());
+        }
+        if shared && matches!(vault.freshness, Freshness::Interval) {
+            return Err(HostError::Usage(
+                "what an fsync has returned for is in the anchor when another host has the vault: --shared goes with --freshness=fsync",
             )
             .into());
         }
