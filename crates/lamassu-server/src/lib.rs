@@ -18,6 +18,7 @@
 //! | `counts` | how many of a kind there are at once |
 //! | `alerts`, `webhook` | what hosts found not to be as it was written; where that is posted |
 //! | `keys/` | keys that are kept for hosts, wrapped under a master key |
+//! | `policy/` | which protections and algorithms hosts may use in which vaults |
 //! | `metrics` | what monitoring asks |
 //! | `backup` | a server's directory made of another, while a server runs on that |
 //! | `check` | whether what is kept makes sense |
@@ -47,6 +48,7 @@ pub mod error;
 pub mod guard;
 pub mod keys;
 pub mod metrics;
+pub mod policy;
 pub mod recent;
 pub mod run;
 pub mod service;

@@ -23,6 +23,7 @@ use crate::proto::alerts_client::AlertsClient;
 use crate::proto::anchors_client::AnchorsClient;
 use crate::proto::hosts_client::HostsClient;
 use crate::proto::sessions_client::SessionsClient;
+use crate::limits::RULE_KEY;
 use crate::tls::{self, TlsError};
 use crate::token::Token;
 use crate::{MESSAGE_MAX, proto};
@@ -244,6 +245,9 @@ fn fault(status: &Status) -> ServerFault {
         Some(error) => error.to_string(),
         None => status.message().to_owned(),
     };
+    if let Some(rule) = status.metadata().get(RULE_KEY).and_then(|rule| rule.to_str().ok()) {
+        return ServerFault::Policy { rule: rule.into(), what: detail };
+    }
     match status.code() {
         Code::NotFound => ServerFault::UnknownVault,
         Code::FailedPrecondition => ServerFault::InUse { by: detail },

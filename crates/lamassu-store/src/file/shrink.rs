@@ -27,13 +27,12 @@ impl Core {
 
     /// Sets the size.
     pub fn set_size(&self, st: &mut State, size: u64) -> Result<(), StoreError> {
-        if size == 0 && !self.ctx.read_only {
-            st.inherited.forget_truncation();
-        }
+        self.check_writable(st)?;
         if size == 0 {
+            st.inherited.forget_truncation();
             return self.empty(st);
         }
-        self.prepare_write(st)?;
+        self.prepare_change(st)?;
         if size < st.sizes.logical() {
             st.buffer.forget_refusal(); // space comes back
         }
@@ -120,7 +119,7 @@ impl Core {
     /// is no worse than it was.
     fn shrink_to_nothing(&self, st: &mut State) -> Result<bool, StoreError> {
         let is_there = !st.identity.is_unsealed_empty() && !matches!(self.page(st, PageNo::ZERO)?, PageState::Bad(_));
-        let is_good = is_there && self.prepare_write(st).is_ok();
+        let is_good = is_there && self.prepare_change(st).is_ok();
         if is_good && (st.sizes.stored() == 0 || self.shrink_on_disk(st, 0).is_ok()) {
             st.buffer.clear();
             st.sizes.set_logical(0);

@@ -57,7 +57,7 @@ impl Vault {
         let Ok(profile) = choice.over(self.profile(ino)?.profile, self.ctx.ring.suite()) else {
             return Err(VaultError::Refused("this vault has no files of that profile"));
         };
-        self.ctx.check_approved(profile)?;
+        self.ctx.check_allowed(profile)?;
         if kind == Kind::Dir && self.name_mode == NameMode::Plain {
             return Err(VaultError::Refused(
                 "directories of a vault with plain names have no record that could hold a profile: set those of files",
@@ -88,7 +88,7 @@ impl RekeyRun<'_> {
         let Some(choice) = self.choice else { return Ok(before) };
         match choice.over(before, self.vault.ctx.ring.suite()) {
             Ok(profile) => {
-                self.vault.ctx.check_approved(profile)?;
+                self.vault.ctx.check_allowed(profile)?;
                 Ok(profile)
             }
             Err(why) => {
