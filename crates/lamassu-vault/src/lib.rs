@@ -86,7 +86,7 @@ pub use file_system::Panics;
 pub use forest::Forest;
 pub use left::Left;
 pub use regions::{Region, datasets_below, has_dataset, regions, stored_bytes};
-pub use rekey::{KnownProfile, Rekey, RekeyProgress, Rekeyed};
+pub use rekey::{KnownProfile, ProfileWalk, Rekey, RekeyProgress, Rekeyed};
 pub use root::create_root_record;
 pub use session::{
     accept_sessions, copy_sessions, has_interrupted_sessions, last_session, shown_ranges, verify_sessions,

@@ -96,19 +96,15 @@ impl Policies {
     /// # Errors
     /// [`ServerError::Config`], [`ServerError::File`].
     pub fn start(dir: &Path, terms: Terms, (state, metrics): (Arc<State>, Metrics)) -> Result<Policies> {
-        let (now, text) = Policy::read(dir)?;
+        let (policy, text) = Policy::read(dir)?;
         // One that does not parse, of a later version say, is one that nobody goes by.
-        let applied = super::file::read_text(dir, APPLIED)?.filter(|applied| *applied != text);
-        let applied = applied.and_then(|applied| parse(&applied).ok());
+        let applied = super::file::read_text(dir, APPLIED)?.unwrap_or_default();
+        let before = if applied == text { policy.clone() } else { parse(&applied).unwrap_or_default() };
         let grace = Millis(2 * terms.term().0);
-        let inner = Inner { number: PolicyNo(0), now: Arc::new(Policy::default()), text: text.clone(), earlier: vec![] };
+        let inner = Inner { number: PolicyNo(0), now: Arc::new(before), text: applied, earlier: Vec::new() };
         let noted = Mutex::default();
         let policies = Policies { dir: dir.into(), grace, inner: RwLock::new(inner), noted, state, metrics };
-        match applied {
-            Some(before) => policies.inner.write().now = Arc::new(before),
-            None => policies.inner.write().now = Arc::new(now.clone()),
-        }
-        policies.apply(now, text)?;
+        policies.apply_unless_same(policy, text)?;
         Ok(policies)
     }
 
@@ -117,20 +113,22 @@ impl Policies {
     /// # Errors
     /// [`ServerError::Config`], [`ServerError::File`].
     pub fn reload(&self) -> Result<()> {
-        let read = Policy::read(&self.dir).and_then(|(policy, text)| {
-            let is_same = self.inner.read().text == text;
-            if is_same { Ok(()) } else { self.apply(policy, text) }
-        });
+        let read = Policy::read(&self.dir).and_then(|(policy, text)| self.apply_unless_same(policy, text));
         self.metrics.policy_read(read.is_ok());
         read
     }
 
-    fn apply(&self, policy: Policy, text: String) -> Result<()> {
+    fn apply_unless_same(&self, policy: Policy, text: String) -> Result<()> {
+        if self.inner.read().text == text {
+            return Ok(());
+        }
         let path = self.dir.join(APPLIED);
         // What is lost of it at a crash is the grace of who was told of the one before.
         fs::write(&path, &text).map_err(ServerError::file("write", &path))?;
         let rules = policy.len() as u64;
-        self.state.note(Event::PolicyTaken { rules, digest: digest(&text) })?;
+        if !(policy.is_empty() && self.now().1.is_empty()) {
+            self.state.note(Event::PolicyTaken { rules, digest: digest(&text) })?;
+        }
         let inner = &mut *self.inner.write();
         let at = now();
         inner.earlier.retain(|earlier| at < earlier.until);
