@@ -393,7 +393,9 @@ fn vault(error: &VaultError) -> FaultKind {
 pub(crate) fn anchor(error: &AnchorError) -> FaultKind {
     match error {
         AnchorError::Missing { .. } => FaultKind::AnchorMissing,
-        AnchorError::Foreign | AnchorError::OtherProperties { .. } | AnchorError::Version { .. } => FaultKind::AnchorForeign,
+        AnchorError::Foreign | AnchorError::OtherProperties { .. } | AnchorError::Version { .. } => {
+            FaultKind::AnchorForeign
+        }
         AnchorError::Locked { .. } => FaultKind::AnchorLocked,
         AnchorError::Older { .. } => FaultKind::AnchorOlder,
         AnchorError::Empty | AnchorError::Damaged { .. } | AnchorError::Unreadable { .. } | AnchorError::Broken => {

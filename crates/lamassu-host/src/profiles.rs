@@ -116,9 +116,9 @@ fn in_turns(named: &Named, choice: Choice, below: bool, job: &Job) -> Result<Rek
     let gone = loop {
         let Some(turn) = turns::hold(forest, Need::CHANGE) else { break Ok(()) };
         let progress = InTurn { job, turns: forest.turns(), has_done: AtomicBool::new(false) };
-        let gone = forest.at(named.ino()).and_then(|vault| {
-            vault.set_profile_in_turn(local(named.ino()), choice, below, (&mut walk, &progress))
-        });
+        let gone = forest
+            .at(named.ino())
+            .and_then(|vault| vault.set_profile_in_turn(local(named.ino()), choice, below, (&mut walk, &progress)));
         drop(turn);
         match gone {
             Ok(is_done) if is_done || job.is_cancelled() => break Ok(()),

@@ -32,7 +32,8 @@
 //! have a time for each message, and no thread waits for a host but those that [`service`] counts. Administrators are
 //! answered by threads of their own.
 //!
-//! Locks, in this order: the slot of a vault, the vault, changes of the state.
+//! Locks, in this order: the slot of a vault, the vault, changes of the state. Nothing is waited for under that of the
+//! policy.
 #![forbid(unsafe_code)]
 
 pub mod accept;

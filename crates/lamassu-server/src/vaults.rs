@@ -4,8 +4,8 @@
 
 use crate::audit::Event;
 use crate::guard::Caller;
-use crate::state::State;
 use crate::policy::{self, At, Subject};
+use crate::state::State;
 use crate::vault::{Common, Inner, Vault};
 use crate::{Result, ServerError};
 use data_encoding::HEXLOWER;

@@ -198,7 +198,13 @@ fn a_vault_that_is_forbidden_is_read_and_not_used() {
     a.write("f", "text").unwrap();
     a.umount().ok();
     lab.wait_until_free();
-    reload(&lab, &format!("[vaults]\nours = [\"{id}\"]\n[[rule]]\nname = \"domains of their own\"\nvaults = [\"@ours\"]\nforbid.domains = [\"zone\"]\n"), true);
+    reload(
+        &lab,
+        &format!(
+            "[vaults]\nours = [\"{id}\"]\n[[rule]]\nname = \"domains of their own\"\nvaults = [\"@ours\"]\nforbid.domains = [\"zone\"]\n"
+        ),
+        true,
+    );
     a.mount().code(76).says("\"domains of their own\"");
     mount_shared(a).code(76).says("domain zone");
     assert!(a.run("cat store/v f").ok().out.contains("text"));

@@ -19,11 +19,11 @@ pub use session::Session;
 pub use turns::{Listener, Told, Turn, Turns};
 
 use crate::identity::{HostKey, Identity};
+use crate::limits::RULE_KEY;
 use crate::proto::alerts_client::AlertsClient;
 use crate::proto::anchors_client::AnchorsClient;
 use crate::proto::hosts_client::HostsClient;
 use crate::proto::sessions_client::SessionsClient;
-use crate::limits::RULE_KEY;
 use crate::tls::{self, TlsError};
 use crate::token::Token;
 use crate::{MESSAGE_MAX, proto};

@@ -179,7 +179,9 @@ pub fn answer(of: &Administered, asked: PolicyRequest) -> Result<PolicyAnswer> {
             };
             let note = match policies.differs_from_file() {
                 Ok(false) => None,
-                Ok(true) => Some(format!("{} says something else by now: reload the server", policies.path().display())),
+                Ok(true) => {
+                    Some(format!("{} says something else by now: reload the server", policies.path().display()))
+                }
                 Err(error) => Some(format!("a reload would fail: {error}")),
             };
             Ok(PolicyAnswer::Rules { rules: policies.now().1.shown(), in_force: true, note })
@@ -188,7 +190,9 @@ pub fn answer(of: &Administered, asked: PolicyRequest) -> Result<PolicyAnswer> {
             let (_, subject) = subject(of, &vault, &host)?;
             let policy = policy(of, file)?;
             let profiles = match profile {
-                Some(parts) => vec![profile_of(&parts, subject.suite).map_err(|detail| ServerError::Garbled { detail })?],
+                Some(parts) => {
+                    vec![profile_of(&parts, subject.suite).map_err(|detail| ServerError::Garbled { detail })?]
+                }
                 None => {
                     let all = (0..=u8::MAX).filter_map(Profile::of_number);
                     all.filter(|profile| profile.check(subject.suite).is_ok()).collect()

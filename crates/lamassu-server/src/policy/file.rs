@@ -136,7 +136,11 @@ impl Kind {
         }
         let id = plain.replace('-', "").to_ascii_lowercase();
         let has_all = id.len() == ID_DIGITS || (id.contains('*') && id.len() <= ID_DIGITS);
-        if has_all { Ok(id) } else { wrong(text.span(), format!("{plain:?} has not the {ID_DIGITS} digits of an id: {hint}")) }
+        if has_all {
+            Ok(id)
+        } else {
+            wrong(text.span(), format!("{plain:?} has not the {ID_DIGITS} digits of an id: {hint}"))
+        }
     }
 
     fn sets(self, read: BTreeMap<Spanned<String>, Vec<Spanned<String>>>) -> Found<BTreeMap<String, Vec<String>>> {

@@ -140,11 +140,7 @@ impl Policy {
     }
 
     /// All reasons why a host may have no files of a profile in a vault, by the rules in their order.
-    pub fn reasons<'a>(
-        &'a self,
-        subject: &'a Subject,
-        profile: Profile,
-    ) -> impl Iterator<Item = Forbidden> + use<'a> {
+    pub fn reasons<'a>(&'a self, subject: &'a Subject, profile: Profile) -> impl Iterator<Item = Forbidden> + use<'a> {
         let reason = move |rule: &Rule| rule.forbids_vault(subject).or_else(|| rule.forbids(subject.suite, profile));
         self.about(subject).filter_map(reason)
     }

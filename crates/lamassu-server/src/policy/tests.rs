@@ -138,7 +138,8 @@ fn patterns_match_names() {
 #[test]
 fn the_commented_file_has_no_rule_and_is_good_without_its_signs() {
     assert!(of(COMMENTED).is_empty());
-    let lines = COMMENTED.lines().map(|line| line.strip_prefix('#').filter(|rest| !rest.starts_with(' ')).unwrap_or(line));
+    let lines =
+        COMMENTED.lines().map(|line| line.strip_prefix('#').filter(|rest| !rest.starts_with(' ')).unwrap_or(line));
     let text: String = lines.map(|line| format!("{line}\n")).collect();
     let policy = of(&text);
     assert_eq!(policy.len(), 1);
@@ -231,7 +232,8 @@ impl Lab {
         let dir = tempfile::tempdir().expect("a directory");
         let table = Arc::new(DiskTable::create(&dir.path().join("a.anchor")).expect("a table"));
         let vault = VaultRow::new([5; 16], TokenKey::new([2; 32]));
-        let record = Content::Dir { record: Sealed::Nothing, parent: ObjectId::ROOT, name: lamassu_anchor::Token([0; 16]) };
+        let record =
+            Content::Dir { record: Sealed::Nothing, parent: ObjectId::ROOT, name: lamassu_anchor::Token([0; 16]) };
         let root = Row { mode: 0o700, uid: 1, gid: 1, links: 1, content: record, attributes: Sealed::Nothing };
         drop(Anchor::create(table.clone(), vault.clone(), root).expect("an anchor"));
         table.commit(&[change(OLD, &row(file(NONE, 1))), change(8, &row(file(0, 1)))]).expect("commits");

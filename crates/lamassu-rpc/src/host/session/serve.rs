@@ -21,10 +21,7 @@ const OUTBOX: usize = 64;
 pub(super) type Said = (mpsc::Sender<proto::Up>, Streaming<proto::Down>);
 
 /// Opens a stream whose first words are these, and takes the first that comes.
-pub(super) async fn attend(
-    connection: &Connection,
-    first: proto::Up,
-) -> Result<(Said, proto::Begun, Option<Limits>)> {
+pub(super) async fn attend(connection: &Connection, first: proto::Up) -> Result<(Said, proto::Begun, Option<Limits>)> {
     let (up, said) = mpsc::channel(OUTBOX);
     let _ = up.send(first).await;
     let stream = connection.sessions().attend(ReceiverStream::new(said)).await;
