@@ -13,6 +13,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+/// What a job does.
+type Work = Box<dyn FnOnce(&Job) -> Result<Rekeyed> + Send>;
+
 impl ChosenProfile {
     /// As it travels.
     pub fn of(choice: Choice) -> ChosenProfile {
@@ -94,7 +97,7 @@ impl Served {
             job.pass_over(&format!("{} is a dataset", stored.display()));
             Ok(())
         };
-        let work: Box<dyn FnOnce(&Job) -> Result<Rekeyed> + Send> = match turn {
+        let work: Work = match turn {
             None => Box::new(move |job| Ok(held.vault.set_profile(held.local(), choice, below, job)?)),
             // The vault of a turn is not kept: what is to be changed is, by its reference.
             Some(_) => {
