@@ -54,6 +54,14 @@ pub enum ServerFault {
         /// what it says
         detail: String,
     },
+    /// A rule of its policy forbids it.
+    #[error("a rule of its policy forbids {what}: {rule:?}")]
+    Policy {
+        /// the rule's name
+        rule: String,
+        /// what it forbids
+        what: String,
+    },
     /// It keeps no anchor of this vault.
     #[error("it keeps no anchor of this vault")]
     UnknownVault,
@@ -138,6 +146,15 @@ pub enum AnchorError {
     /// It is of another vault.
     #[error("the anchor is of another vault")]
     Foreign,
+    /// It was made for a vault of another suite or domain than the header says: whoever made it has lied to its server,
+    /// or the header is another vault's.
+    #[error("the anchor is of a vault of suite {} and domain {}, which the header does not say", suite.name(), domain.name())]
+    OtherProperties {
+        /// as it says
+        suite: lamassu_format::Suite,
+        /// as it says
+        domain: lamassu_format::Domain,
+    },
     /// Written by a later Lamassu.
     #[error("the anchor has version {found}, which is not supported; use a newer lamassu")]
     Version {
@@ -211,6 +228,11 @@ fn sessions(first: u32, last: u32) -> String {
 }
 
 impl AnchorError {
+    /// Whether a rule of its server's policy forbids it.
+    pub fn is_of_policy(&self) -> bool {
+        matches!(self, AnchorError::Server { fault: ServerFault::Policy { .. }, .. })
+    }
+
     /// Wraps an error of the system.
     pub(crate) fn io(op: &'static str, path: &Path) -> impl Fn(io::Error) -> AnchorError {
         move |source| AnchorError::Io { op, path: path.to_owned(), source }

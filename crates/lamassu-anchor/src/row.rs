@@ -5,7 +5,7 @@
 use crate::codec::{Reader, put};
 use crate::types::WINDOWS_MAX;
 use crate::{AnchorError, Digest, ObjectId, ObjectKind, Part, Revision, Token, TokenKey, Window, Windows};
-use lamassu_format::{FileId, PageNo, Profile, SessionTag};
+use lamassu_format::{Domain, FileId, PageNo, Profile, SessionTag, Suite};
 
 /// Version of all of it, in the row of the vault.
 const VERSION: u8 = 1;
@@ -227,6 +227,10 @@ pub struct VaultRow {
     pub next_intent: u64,
     /// The sessions that began.
     pub sessions: Announced,
+    /// Its suite, as its header says too.
+    pub suite: Suite,
+    /// Its deduplication domain, as its header says too.
+    pub domain: Domain,
     /// log2 of the trees' degree.
     pub degree_log2: u8,
     /// Whether files have a root over their blocks, too, so that all of it can be verified without a key.
@@ -245,8 +249,8 @@ pub struct VaultRow {
 }
 
 impl VaultRow {
-    /// Of a vault with nothing but its root, and trees of the usual degree over pages alone. Its header, its history
-    /// and its root's permissions are not known yet.
+    /// Of a vault of the default suite and domain with nothing but its root, and trees of the usual degree over pages
+    /// alone. Its header, its history and its root's permissions are not known yet.
     pub fn new(vault: [u8; 16], tokens: TokenKey) -> VaultRow {
         VaultRow {
             vault,
@@ -254,6 +258,8 @@ impl VaultRow {
             next_object: ObjectId(ObjectId::ROOT.0 + 1),
             next_intent: 1,
             sessions: Announced::default(),
+            suite: Suite::Aes,
+            domain: Domain::Zone,
             degree_log2: 4,
             blocks: false,
             is_in_use: false,
@@ -543,7 +549,8 @@ impl VaultRow {
     /// Its bytes.
     pub fn encode(&self) -> Vec<u8> {
         let flags = u8::from(self.blocks) | u8::from(self.is_in_use) << 1;
-        let mut out = vec![VERSION, self.degree_log2, flags];
+        let domain = Domain::ALL.iter().position(|domain| *domain == self.domain).unwrap_or_default();
+        let mut out = vec![VERSION, self.degree_log2, flags, self.suite.id(), domain as u8];
         out.extend(self.vault);
         out.extend(self.tokens.bytes());
         let Announced { recorded, last } = self.sessions;
@@ -573,7 +580,9 @@ impl VaultRow {
 
 fn vault(bytes: &[u8]) -> Option<VaultRow> {
     let mut from = Reader(bytes);
-    let [degree_log2, flags] = from.bytes()?;
+    let [degree_log2, flags, suite, domain] = from.bytes()?;
+    let suite = Suite::ALL.into_iter().find(|known| known.id() == suite)?;
+    let domain = *Domain::ALL.get(usize::from(domain))?;
     let (vault, tokens) = (from.bytes()?, from.bytes()?);
     let revision = Revision(from.number()?);
     let (next_object, next_intent) = (ObjectId(from.number()?), from.number()?);
@@ -589,6 +598,8 @@ fn vault(bytes: &[u8]) -> Option<VaultRow> {
         next_object,
         next_intent,
         sessions,
+        suite,
+        domain,
         degree_log2,
         blocks: flags & 1 != 0,
         is_in_use: flags & 2 != 0,

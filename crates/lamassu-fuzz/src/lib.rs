@@ -16,6 +16,7 @@ mod keys;
 mod merkle;
 mod model;
 mod page;
+mod policy;
 mod request;
 mod served;
 mod sharing;
@@ -60,6 +61,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "leases", run: sharing::leases },
     Target { name: "alert_finding", run: alerts::alert_finding },
     Target { name: "served_keys", run: served::served_keys },
+    Target { name: "policy", run: policy::policy },
 ];
 
 /// Runs one target by its name.

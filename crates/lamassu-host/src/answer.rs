@@ -46,8 +46,17 @@ impl Served {
         if !caller.is_owner && !is_anybodys {
             return Err(Error::NotPermitted);
         }
-        let needs_no_turn = matches!(request, Request::Status {} | Request::Sync {});
-        if self.is_by_turns() && !needs_no_turn {
+        // Those that need a turn take it.
+        let works_by_turns = matches!(
+            request,
+            Request::Status {}
+                | Request::Sync {}
+                | Request::Profile { .. }
+                | Request::ProfileStart { .. }
+                | Request::JobStatus { .. }
+                | Request::JobCancel { .. }
+        );
+        if self.is_by_turns() && !works_by_turns {
             return Err(Error::SharedMount);
         }
         match request {

@@ -191,17 +191,33 @@ pub(crate) fn rekey(
     Ok(done)
 }
 
-/// An entry of the vaults that a process has open, to which a reference is held.
-pub(crate) struct Held {
+/// The number of an entry of the vaults that a process has open, to which a reference is held.
+pub(crate) struct Named {
     forest: Arc<Forest>,
-    pub vault: Arc<Vault>,
-    pub ino: Ino,
+    ino: Ino,
 }
 
-impl Drop for Held {
+impl Drop for Named {
     fn drop(&mut self) {
         self.forest.forget(self.ino, 1);
     }
+}
+
+impl Named {
+    pub fn forest(&self) -> &Arc<Forest> {
+        &self.forest
+    }
+
+    pub fn ino(&self) -> Ino {
+        self.ino
+    }
+}
+
+/// The same, and its vault.
+pub(crate) struct Held {
+    named: Named,
+    pub vault: Arc<Vault>,
+    pub ino: Ino,
 }
 
 impl Held {
@@ -211,13 +227,18 @@ impl Held {
     /// Those of resolving it.
     pub fn at(forest: &Arc<Forest>, volume: Number, path: &Path) -> Result<Held> {
         let ino = forest.resolve_from(volume, path.as_os_str())?.attr.ino;
-        let vault = forest.at(ino).inspect_err(|_| forest.forget(ino, 1))?;
-        Ok(Held { forest: forest.clone(), vault, ino })
+        let named = Named { forest: forest.clone(), ino };
+        Ok(Held { vault: forest.at(ino)?, named, ino })
     }
 
     /// Its number in its own vault.
     pub fn local(&self) -> Ino {
         local(self.ino)
+    }
+
+    /// Without its vault.
+    pub fn into_named(self) -> Named {
+        self.named
     }
 }
 

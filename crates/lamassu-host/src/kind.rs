@@ -94,6 +94,8 @@ pub enum FaultKind {
     AnchorServerUntrusted,
     /// It does not let this host have the anchor, or keeps none of this vault.
     AnchorServerRefuses,
+    /// A rule of its policy forbids it.
+    AnchorServerForbids,
     /// This mount's session has ended at the server.
     SessionEnded,
     /// The server knows less than this host has seen.
@@ -391,7 +393,9 @@ fn vault(error: &VaultError) -> FaultKind {
 pub(crate) fn anchor(error: &AnchorError) -> FaultKind {
     match error {
         AnchorError::Missing { .. } => FaultKind::AnchorMissing,
-        AnchorError::Foreign | AnchorError::Version { .. } => FaultKind::AnchorForeign,
+        AnchorError::Foreign | AnchorError::OtherProperties { .. } | AnchorError::Version { .. } => {
+            FaultKind::AnchorForeign
+        }
         AnchorError::Locked { .. } => FaultKind::AnchorLocked,
         AnchorError::Older { .. } => FaultKind::AnchorOlder,
         AnchorError::Empty | AnchorError::Damaged { .. } | AnchorError::Unreadable { .. } | AnchorError::Broken => {
@@ -407,6 +411,7 @@ pub(crate) fn anchor(error: &AnchorError) -> FaultKind {
             AnchorServerFault::Unreachable { .. } => FaultKind::AnchorServerDown,
             AnchorServerFault::Untrusted { .. } | AnchorServerFault::NotJoined => FaultKind::AnchorServerUntrusted,
             AnchorServerFault::Refused { .. } | AnchorServerFault::UnknownVault => FaultKind::AnchorServerRefuses,
+            AnchorServerFault::Policy { .. } => FaultKind::AnchorServerForbids,
             AnchorServerFault::InUse { .. } => FaultKind::AnchorLocked,
             AnchorServerFault::Ended => FaultKind::SessionEnded,
             AnchorServerFault::Restored { .. } => FaultKind::AnchorServerRestored,

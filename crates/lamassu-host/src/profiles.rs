@@ -1,14 +1,20 @@
 //! Profiles of files and directories of a served vault: shown, and changed while it is used.
 
 use crate::control::protocol::{ChosenProfile, ProfileStarted, ShownProfile};
-use crate::job::{Held, Job, Task};
+use crate::job::{Held, Job, Named, Task};
 use crate::serve::Served;
-use crate::{Error, Result};
-use lamassu_format::profile::{Choice, KeyKind, Protection};
+use crate::{Error, Result, turns};
+use lamassu_format::profile::{Choice, KeyKind, ProfileError, Protection};
 use lamassu_format::{Cipher, Hash, Suite};
-use lamassu_vault::forest::{Number, volume_of};
-use lamassu_vault::{KnownProfile, VaultError};
+use lamassu_vault::forest::{Number, local, volume_of};
+use lamassu_vault::turns::{Need, Turns};
+use lamassu_vault::{FileSystem, KnownProfile, ProfileWalk, RekeyProgress, Rekeyed, VaultError};
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// What a job does.
+type Work = Box<dyn FnOnce(&Job) -> Result<Rekeyed> + Send>;
 
 impl ChosenProfile {
     /// As it travels.
@@ -65,6 +71,7 @@ impl Served {
     /// # Errors
     /// Those of resolving and opening it.
     pub fn profile(&self, volume: Number, path: &Path) -> Result<ShownProfile> {
+        let _turn = turns::hold(self.forest(), Need::LOOK);
         let held = Held::at(self.forest(), volume, path)?;
         Ok(ShownProfile::of(held.profile()?, held.vault.ring().suite()))
     }
@@ -72,12 +79,14 @@ impl Served {
     /// Begins to change the profile at a plain path below the root of a volume, unless the same is under way there.
     ///
     /// # Errors
-    /// [`Error::Profile`]; [`Error::JobUnderWay`]; those of resolving it.
+    /// [`Error::Profile`]; [`Error::JobUnderWay`]; that of what a server's policy forbids; those of resolving it.
     pub fn set_profile(&self, volume: Number, path: &Path, choice: Choice, below: bool) -> Result<ProfileStarted> {
         self.may_begin_job()?;
+        let turn = turns::hold(self.forest(), Need::LOOK);
         let held = Held::at(self.forest(), volume, path)?;
         let suite = held.vault.ring().suite();
         let named = choice.over(held.profile()?.profile, suite)?.named(suite).to_string();
+        held.vault.may_have(held.local(), choice)?;
         let volume = volume_of(held.ino);
         let task = Task::Profile { ino: held.ino, choice, below };
         let mut jobs = self.jobs();
@@ -88,8 +97,73 @@ impl Served {
             job.pass_over(&format!("{} is a dataset", stored.display()));
             Ok(())
         };
-        let work = move |job: &Job| Ok(held.vault.set_profile(held.local(), choice, below, job)?);
+        let work: Work = match turn {
+            None => Box::new(move |job| Ok(held.vault.set_profile(held.local(), choice, below, job)?)),
+            // The vault of a turn is not kept: what is to be changed is, by its reference.
+            Some(_) => {
+                let named = held.into_named();
+                Box::new(move |job| in_turns(&named, choice, below, job))
+            }
+        };
+        drop(turn);
         let started = Job::start(task, Box::new(pass_over), work)?;
         Ok(ProfileStarted { job: jobs.add(volume, started), profile: named })
+    }
+}
+
+/// Changes profiles in turns of this host, one after the other, each until another host wants the vault: but something
+/// is done in each.
+fn in_turns(named: &Named, choice: Choice, below: bool, job: &Job) -> Result<Rekeyed> {
+    let forest = named.forest();
+    let mut walk = ProfileWalk::default();
+    let gone = loop {
+        let Some(turn) = turns::hold(forest, Need::CHANGE) else { break Ok(()) };
+        let progress = InTurn { job, turns: forest.turns(), has_done: AtomicBool::new(false) };
+        let gone = forest
+            .at(named.ino())
+            .and_then(|vault| vault.set_profile_in_turn(local(named.ino()), choice, below, (&mut walk, &progress)));
+        drop(turn);
+        match gone {
+            Ok(is_done) if is_done || job.is_cancelled() => break Ok(()),
+            Ok(_) => {}
+            Err(error) => break Err(error.into()),
+        }
+    };
+    walk.left().into_iter().for_each(|ino| forest.forget(ino, 1));
+    gone.map(|()| walk.done())
+}
+
+/// The progress of a job in a turn: it breaks off also when the turn is to end, once something was done.
+struct InTurn<'a> {
+    job: &'a Job,
+    turns: Option<&'a Arc<Turns>>,
+    has_done: AtomicBool,
+}
+
+impl RekeyProgress for InTurn<'_> {
+    fn total(&self, bytes: u64) {
+        self.job.total(bytes);
+    }
+
+    fn advance(&self, bytes: u64) {
+        self.has_done.store(true, Ordering::Relaxed);
+        self.job.advance(bytes);
+    }
+
+    fn failed(&self, stored: &str, error: &VaultError) {
+        self.job.failed(stored, error);
+    }
+
+    fn passed_over(&self, stored: &str, why: &ProfileError) {
+        self.job.passed_over(stored, why);
+    }
+
+    fn dataset(&self, stored: &Path) -> lamassu_vault::Result<()> {
+        self.job.dataset(stored)
+    }
+
+    fn is_cancelled(&self) -> bool {
+        let is_to_end = || self.turns.is_some_and(|turns| turns.is_to_end());
+        self.job.is_cancelled() || (self.has_done.load(Ordering::Relaxed) && is_to_end())
     }
 }

@@ -58,8 +58,11 @@ fn failed(error: AnchorError) -> ServerFault {
         Fault::Version { .. } => ServerFault::KeepsNone,
         Fault::Failed { detail } => ServerFault::Failing { detail },
         // Of vaults alone.
-        Fault::UnknownVault | Fault::InUse { .. } | Fault::Ended | Fault::Older { .. } | Fault::Restored { .. } => {
-            ServerFault::Failing { detail: fault.to_string() }
-        }
+        Fault::UnknownVault
+        | Fault::Policy { .. }
+        | Fault::InUse { .. }
+        | Fault::Ended
+        | Fault::Older { .. }
+        | Fault::Restored { .. } => ServerFault::Failing { detail: fault.to_string() },
     }
 }

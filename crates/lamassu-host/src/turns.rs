@@ -11,9 +11,9 @@ use lamassu_crypto::KeyRing;
 use lamassu_format::header::VaultHeader;
 use lamassu_lease::Mode;
 use lamassu_rpc::host::{Turn, Turns};
-use lamassu_vault::turns::{self as requests, End};
-use lamassu_vault::{Forest, Options, Vault, VaultError};
-use std::sync::Arc;
+use lamassu_vault::turns::{self as requests, End, Need, Use};
+use lamassu_vault::{FileSystem, Forest, Options, Vault, VaultError};
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -52,6 +52,16 @@ impl TurnOpening {
             }
         }
     }
+}
+
+/// Waits until this host has the vault as a request needs it, and keeps it while what comes back is there. `None`: it
+/// is no vault that hosts have in turn, or there will be no further turn. Where no turn can be had now, no vault is
+/// open.
+pub(crate) fn hold(forest: &Forest, need: Need) -> Option<Use> {
+    let turns = forest.turns()?;
+    let (given, got) = mpsc::sync_channel(1);
+    turns.run(need, move |held| drop(given.send(held)));
+    got.recv().ok()
 }
 
 /// See the module's head.

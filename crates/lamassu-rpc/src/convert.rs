@@ -177,7 +177,7 @@ pub fn from_reply(reply: &Reply, head: Head) -> proto::Down {
         }
         Reply::Ended => Said::Ended(proto::Nothing {}),
     };
-    proto::Down { said: Some(said) }
+    proto::Down { said: Some(said), policy: None }
 }
 
 /// The head of the vault's table that comes with a grant.
@@ -281,7 +281,7 @@ mod tests {
         let removal = Change { space: Space::Objects, key: vec![1], value: None };
         assert!(to_changes(&table::pack([&removal]), 1).is_ok() && to_rows(&table::pack([&removal])).is_err());
         assert!(to_changes(&table::pack([&removal, &removal]), 1).is_err(), "more than there may be");
-        assert!(to_call(proto::Up { said: None }).is_err() && to_reply(proto::Down { said: None }).is_err());
+        assert!(to_call(proto::Up { said: None }).is_err() && to_reply(proto::Down::default()).is_err());
         assert!(to_mode(7).is_err() && vault(&[0; 15]).is_err() && super::head(&[0; 31]).is_err());
     }
 }

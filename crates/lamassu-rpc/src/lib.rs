@@ -7,6 +7,7 @@
 //! | `token` | what lets a host join: one line |
 //! | `identity` | who a host is: its key, its certificate and the server's authority, in a directory |
 //! | `tls` | TLS 1.3 with certificates on both sides |
+//! | `limits` | what a server's policy forbids a host |
 //! | `clock` | the clock that leases go by |
 //! | `host/` | a host's side: joining, a connection, a session, the table of an anchor that a server keeps, its keys |
 //!
@@ -19,6 +20,7 @@ pub mod clock;
 pub mod convert;
 pub mod host;
 pub mod identity;
+pub mod limits;
 pub mod tls;
 pub mod token;
 

@@ -9,6 +9,8 @@ use crate::check::{self, Found};
 use crate::config::Config;
 use crate::keys::Master;
 use crate::keys::admin::{KeyAnswer, KeyRequest};
+use crate::policy::admin::{PolicyAnswer, PolicyRequest};
+use crate::policy::{self, Policies};
 use crate::service::seconds;
 use crate::state::{ALERTS_AT_ONCE, Pending, State, check_name};
 use crate::vaults::{self, Lost, Refused, Vaults};
@@ -97,6 +99,11 @@ pub enum Request {
         /// what of them
         asked: KeyRequest,
     },
+    /// What hosts may do in vaults.
+    Policy {
+        /// what of it
+        asked: PolicyRequest,
+    },
     /// Whether what is kept makes sense.
     Check,
     /// All of it: the answer is the stream that [`crate::backup`] describes.
@@ -155,6 +162,11 @@ pub enum Answer {
         /// what of them
         told: KeyAnswer,
     },
+    /// What hosts may do in vaults.
+    Policy {
+        /// what of it
+        told: PolicyAnswer,
+    },
     /// What a check has found.
     Checked {
         /// what was looked at
@@ -212,6 +224,8 @@ pub struct Administered {
     pub config: Config,
     /// those that are served
     pub vaults: Option<Arc<Vaults>>,
+    /// those in force, of a server that runs
+    pub policies: Option<Arc<Policies>>,
     /// what keys are wrapped under, of a server that runs and keeps some
     pub master: Option<Arc<Master>>,
 }
@@ -226,7 +240,8 @@ impl Administered {
         let (state, config) = (State::open(dir)?, Config::read(dir)?);
         state.keep_entries(config.audit_entries);
         let authority = Arc::new(Authority::read(dir)?);
-        Ok(Administered { dir: dir.into(), state: Arc::new(state), authority, config, vaults: None, master: None })
+        let (state, vaults, policies, master) = (Arc::new(state), None, None, None);
+        Ok(Administered { dir: dir.into(), state, authority, config, vaults, policies, master })
     }
 
     /// The tables of all anchors that are kept here, or why one cannot be read.
@@ -234,25 +249,28 @@ impl Administered {
     /// # Errors
     /// [`ServerError::File`]; [`ServerError::Database`] that ends a server.
     pub fn tables(&self) -> Result<Vec<VaultTable>> {
-        let dir = self.dir.join(vaults::DIR);
-        let table = |id: [u8; 16]| {
-            let table = match &self.vaults {
-                Some(vaults) => match vaults.vault(&id) {
-                    Ok(vault) => Ok(vault.table_to_look_at()),
-                    Err(Refused::Lost(Lost(error)) | Refused::Failed(error)) => match error {
-                        ServerError::Anchor(error) => Err(error),
-                        error => return Err(error),
-                    },
-                    Err(_) => Err(AnchorError::Locked { path: vaults::file_of(&dir, &id) }),
-                },
-                None => {
-                    let path = vaults::file_of(&dir, &id);
-                    DiskTable::open_read_only(&path, Readers::InsteadOfWriter).map(Arc::new)
-                }
-            };
-            Ok((id, table))
+        let all = vaults::all_in(&self.dir.join(vaults::DIR))?;
+        all.into_iter().map(|id| Ok((id, self.table(&id)?))).collect()
+    }
+
+    /// The table of one, or why it cannot be read.
+    ///
+    /// # Errors
+    /// As [`Administered::tables`].
+    pub fn table(&self, id: &[u8; 16]) -> Result<std::result::Result<Arc<DiskTable>, AnchorError>> {
+        let path = vaults::file_of(&self.dir.join(vaults::DIR), id);
+        let Some(vaults) = &self.vaults else {
+            return Ok(DiskTable::open_read_only(&path, Readers::InsteadOfWriter).map(Arc::new));
         };
-        vaults::all_in(&dir)?.into_iter().map(table).collect()
+        match vaults.vault(id) {
+            Ok(vault) => Ok(Ok(vault.table_to_look_at())),
+            Err(Refused::Lost(Lost(ServerError::Anchor(error))) | Refused::Failed(ServerError::Anchor(error))) => {
+                Ok(Err(error))
+            }
+            Err(Refused::Lost(Lost(error)) | Refused::Failed(error)) => Err(error),
+            Err(Refused::Unknown) => Ok(Err(AnchorError::Missing { path })),
+            Err(_) => Ok(Err(AnchorError::Locked { path })),
+        }
     }
 
     /// Answers.
@@ -325,6 +343,7 @@ impl Administered {
             }
             Request::Close { alerts } => Ok(Answer::Changed { count: self.state.close(&chosen(alerts)?)? }),
             Request::Keys { asked } => crate::keys::admin::answer(self, asked).map(|told| Answer::Keys { told }),
+            Request::Policy { asked } => policy::admin::answer(self, asked).map(|told| Answer::Policy { told }),
             Request::Check => check::check(self).map(|Found { good, bad }| Answer::Checked { good, bad }),
             // It is no line: whoever is asked by one sends it.
             Request::Backup => Err(ServerError::NotRunning),

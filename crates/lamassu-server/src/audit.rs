@@ -165,6 +165,26 @@ pub enum Event {
         /// how many
         keys: u64,
     },
+    /// A policy is in force from now on.
+    PolicyTaken {
+        /// how many rules it has
+        rules: u64,
+        /// of its text: SHA-256, hex
+        digest: String,
+    },
+    /// The policy forbids what a host has asked for. Told once a minute at most of the same.
+    PolicyRefused {
+        /// the host
+        host: String,
+        /// the vault, hex
+        vault: String,
+        /// the rule's name
+        rule: String,
+        /// what it forbids
+        what: String,
+        /// what was asked for: a session, a commit, or to put an anchor
+        at: String,
+    },
     /// A backup of the server is being made: the authority's key leaves.
     BackupBegun,
     /// This directory was made as a backup: what a server does from here on it does on what the backup has.

@@ -10,6 +10,7 @@ use crate::alerts::Alert;
 use crate::audit::{ChainEnd, Event, Excerpt};
 use crate::authority;
 use crate::config;
+use crate::policy;
 use crate::state::{Copied, State};
 use crate::vaults::{self, file_of};
 use crate::{Result, ServerError, run, webhook};
@@ -31,7 +32,9 @@ const FRAME_MAX: u32 = 16 << 20;
 /// Instead of a length: the part is worth nothing.
 const WORTHLESS: u32 = u32::MAX;
 /// Files as they are. The authority's key is the last that a backup gets: without it no server runs on it.
-const FILES: [&str; 4] = [config::FILE, webhook::SECRET, authority::CERTIFICATE, authority::KEY];
+const FILES: [&str; 5] = [config::FILE, policy::FILE, webhook::SECRET, authority::CERTIFICATE, authority::KEY];
+/// Those that need not be there: a server that runs on the backup makes a secret, and has no rules.
+const MAY_LACK: [&str; 2] = [webhook::SECRET, policy::FILE];
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "part")]
@@ -80,8 +83,7 @@ pub fn send(of: &Administered, to: &mut dyn Write) -> Result<()> {
     for name in FILES {
         let path = of.dir.join(name);
         let content = match fs::read(&path) {
-            // The server that runs on the backup makes one.
-            Err(error) if name == webhook::SECRET && error.kind() == io::ErrorKind::NotFound => continue,
+            Err(error) if error.kind() == io::ErrorKind::NotFound && MAY_LACK.contains(&name) => continue,
             content => Zeroizing::new(content.map_err(ServerError::file("read", &path))?),
         };
         to.whole(&Part::File { name: name.into() }, &content)?;

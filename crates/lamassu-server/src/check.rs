@@ -4,6 +4,7 @@ use crate::Result;
 use crate::admin::Administered;
 use crate::audit::ChainEnd;
 use crate::keys;
+use crate::policy::Policy;
 use crate::vaults;
 use data_encoding::HEXLOWER;
 use lamassu_anchor::export::{self, ExportError};
@@ -35,6 +36,7 @@ pub fn check(of: &Administered) -> Result<Found> {
     let mut found = Found::default();
     found.takes("hosts and tokens", hosts(of));
     found.takes("leases", leases(of));
+    found.takes("policy", Policy::read(&of.dir).map(|(policy, _)| format!("{} rules", policy.len())));
     found.takes("alerts", alerts(of));
     if let Some(checked) = keys::admin::check(of).transpose() {
         found.takes("keys", checked);

@@ -6,6 +6,7 @@ use lamassu_lease::Terms;
 use serde::Deserialize;
 use std::io::ErrorKind;
 use std::net::Ipv6Addr;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 /// Its name in the directory.
@@ -172,10 +173,15 @@ impl Config {
 
 /// What is wrong, and in which line. Not what is in that: it may be an address with a secret.
 fn in_line(text: &str, error: &toml::de::Error) -> String {
-    let Some(before) = error.span().and_then(|span| text.get(..span.start)) else { return error.message().into() };
+    at_line(text, error.span(), error.message())
+}
+
+/// What is wrong at a place of a text: in which line, and by which key.
+pub(crate) fn at_line(text: &str, span: Option<Range<usize>>, what: &str) -> String {
+    let Some(before) = span.and_then(|span| text.get(..span.start)) else { return what.into() };
     let number = before.matches('\n').count();
     let key = text.lines().nth(number).and_then(|line| line.split_once('=')).map(|(key, _)| key.trim());
-    format!("line {}{}: {}", number + 1, key.map_or(String::new(), |key| format!(", {key}")), error.message())
+    format!("line {}{}: {}", number + 1, key.map_or(String::new(), |key| format!(", {key}")), what)
 }
 
 /// A name or an address, as hosts are to use it, and a port.

@@ -200,6 +200,12 @@ pub enum ServerError {
         /// the system's error
         source: io::Error,
     },
+    /// The policy forbids what was asked about.
+    #[error("the policy forbids {count} of these: see above")]
+    Forbidden {
+        /// how many
+        count: usize,
+    },
     /// Something is wrong with what a server keeps.
     #[error("{count} things are wrong: see above; docs/server.md tells what to do")]
     Wrong {
@@ -266,6 +272,7 @@ impl ServerError {
             ServerError::Chain { .. } | ServerError::NoHead { .. } => 30,
             ServerError::HostExists { .. } => 28,
             ServerError::KeyDeleted { .. } => 47,
+            ServerError::Forbidden { .. } => 76,
             ServerError::Told { code, .. } => *code,
             ServerError::Tls(_) | ServerError::Certificate(_) | ServerError::NoRandom | ServerError::Serve(_) => 1,
         }

@@ -18,6 +18,7 @@
 //! | `counts` | how many of a kind there are at once |
 //! | `alerts`, `webhook` | what hosts found not to be as it was written; where that is posted |
 //! | `keys/` | keys that are kept for hosts, wrapped under a master key |
+//! | `policy/` | which protections and algorithms hosts may use in which vaults |
 //! | `metrics` | what monitoring asks |
 //! | `backup` | a server's directory made of another, while a server runs on that |
 //! | `check` | whether what is kept makes sense |
@@ -31,7 +32,8 @@
 //! have a time for each message, and no thread waits for a host but those that [`service`] counts. Administrators are
 //! answered by threads of their own.
 //!
-//! Locks, in this order: the slot of a vault, the vault, changes of the state.
+//! Locks, in this order: the slot of a vault, the vault, changes of the state. Nothing is waited for under that of the
+//! policy.
 #![forbid(unsafe_code)]
 
 pub mod accept;
@@ -47,6 +49,7 @@ pub mod error;
 pub mod guard;
 pub mod keys;
 pub mod metrics;
+pub mod policy;
 pub mod recent;
 pub mod run;
 pub mod service;

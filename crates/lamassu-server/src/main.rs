@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod keys_command;
+mod policy_command;
 
 use clap::{Parser, Subcommand};
 use lamassu_server::admin::{Answer, Request, ShownHost, ShownVault, ask, back_up, id_of, read_alerts, read_audit};
@@ -34,9 +35,9 @@ enum Command {
         /// Made, if it is not there; must be empty
         dir: PathBuf,
     },
-    /// Serve until SIGTERM; SIGHUP has it take a new certificate
+    /// Serve until SIGTERM; SIGHUP has it read its policy anew, and take a new certificate
     Run {
-        /// Read the configuration, say whether it is good, and end
+        /// Read the configuration and the policy, say whether they are good, and end
         #[arg(long)]
         check_config: bool,
         /// The server's directory
@@ -58,6 +59,9 @@ enum Command {
     /// Keys that are kept for hosts: `server://HOST/KEY` is a key source of theirs
     #[command(subcommand)]
     Keys(keys_command::KeysCommand),
+    /// Which protections and algorithms hosts may use in which vaults
+    #[command(subcommand)]
+    Policy(policy_command::PolicyCommand),
     /// What hosts found not to be as it was written
     #[command(subcommand)]
     Alerts(AlertsCommand),
@@ -251,6 +255,7 @@ fn carry_out(command: Command) -> Result<()> {
             ask(&dir, Request::Grant { host, vault, may: !not }).map(drop)
         }
         Command::Keys(command) => keys_command::run(command),
+        Command::Policy(command) => policy_command::run(command),
         Command::Alerts(AlertsCommand::List { json, new, vault, dir }) => list_alerts(&dir, json, new, vault),
         Command::Alerts(AlertsCommand::Acknowledge { note, which }) => {
             let (dir, alerts) = which.which();

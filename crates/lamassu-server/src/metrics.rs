@@ -1,6 +1,7 @@
 //! What an operator's monitoring asks: `/metrics` in the text form of OpenMetrics, and `/health`. Counts alone: no name
 //! of a host, no vault, no key.
 
+use crate::policy::{At, Policies};
 use crate::state::State;
 use crate::vaults::Vaults;
 use http::{Request, Response, StatusCode, header};
@@ -48,6 +49,12 @@ struct Asked {
     given: &'static str,
 }
 
+/// What a policy has refused.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct Forbidden {
+    at: &'static str,
+}
+
 /// What is counted. Cheap to clone; clones count together.
 #[derive(Clone)]
 pub struct Metrics {
@@ -62,6 +69,8 @@ pub struct Metrics {
     findings: Counter,
     posts: Family<Post, Counter>,
     keys: Family<Asked, Counter>,
+    policy_refusals: Family<Forbidden, Counter>,
+    policy_reads: Family<Post, Counter>,
 }
 
 impl Default for Metrics {
@@ -79,6 +88,8 @@ impl Default for Metrics {
             findings: Counter::default(),
             posts: Family::default(),
             keys: Family::default(),
+            policy_refusals: Family::default(),
+            policy_reads: Family::default(),
         }
     }
 }
@@ -131,6 +142,16 @@ impl Metrics {
         self.keys.get_or_create(&Asked { given: if is_given { "yes" } else { "no" } }).inc();
     }
 
+    /// The policy forbids what a host has asked for.
+    pub fn policy_refused(&self, at: At) {
+        self.policy_refusals.get_or_create(&Forbidden { at: at.name() }).inc();
+    }
+
+    /// The policy was read again, and taken or not.
+    pub fn policy_read(&self, is_taken: bool) {
+        self.policy_reads.get_or_create(&Post { taken: if is_taken { "yes" } else { "no" } }).inc();
+    }
+
     /// A connection was refused before its peer was known.
     pub fn refused(&self) {
         self.refused.inc();
@@ -145,6 +166,8 @@ pub struct Observed {
     pub state: Arc<State>,
     /// what is kept
     pub vaults: Arc<Vaults>,
+    /// what hosts may do
+    pub policies: Arc<Policies>,
     /// how many connections there may be, and how many more
     pub connections: (usize, Arc<Semaphore>),
 }
@@ -152,8 +175,9 @@ pub struct Observed {
 impl Observed {
     fn text(&self) -> Result<String, std::fmt::Error> {
         let mut all = Registry::with_prefix("lamassu_server");
-        let Metrics { calls, commits, rows, commit_seconds, refused, turns, recalls, held_on, findings, posts, keys } =
-            self.metrics.clone();
+        let Metrics { calls, commits, rows, commit_seconds, refused, .. } = self.metrics.clone();
+        let Metrics { turns, recalls, held_on, findings, posts, keys, .. } = self.metrics.clone();
+        let Metrics { policy_refusals, policy_reads, .. } = self.metrics.clone();
         all.register("calls", "Calls, by kind and by whether the caller may make them", calls);
         all.register("commits", "Commits that are durable", commits);
         all.register("rows", "Rows that these changed", rows);
@@ -164,6 +188,8 @@ impl Observed {
         all.register("findings", "What hosts have reported not to be as it was written", findings);
         all.register("webhook_posts", "Messages to the webhook, by whether it has taken them", posts);
         all.register("keys_asked_for", "Times that a host asked for a key, by whether it was given", keys);
+        all.register("policy_refusals", "Sessions, commits and anchors that the policy forbade", policy_refusals);
+        all.register("policy_reads", "Times that the policy was read again, by whether it was taken", policy_reads);
         all.register("connections_refused", "Connections that ended before their peer was known", refused);
         let mut gauge = |name: &str, help: &str, value: usize| {
             let gauge: Gauge = Gauge::default();
@@ -182,6 +208,7 @@ impl Observed {
         // Where the state cannot be read the server's log says so.
         let keys = self.state.keys().unwrap_or_default();
         gauge("keys", "Keys that are kept for hosts", keys.values().filter(|key| key.kept().is_some()).count());
+        gauge("policy_rules", "Rules of the policy in force", self.policies.now().1.len());
         let alerts = self.state.alert_counts().unwrap_or_default();
         let count = |count: u64| usize::try_from(count).unwrap_or(usize::MAX);
         gauge("alerts", "Alerts that nobody has closed", count(alerts.open));

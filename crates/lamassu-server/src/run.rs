@@ -10,8 +10,10 @@ use crate::counts::Counts;
 use crate::guard::Guard;
 use crate::keys::Master;
 use crate::metrics::{self, Metrics, Observed};
+use crate::policy::{self, Policies, Policy};
 use crate::service::Service;
 use crate::state::State;
+use crate::vault::Common;
 use crate::vaults::{Lost, Vaults};
 use crate::webhook::{self, Webhook};
 use crate::{Result, ServerError};
@@ -47,6 +49,8 @@ pub fn init(dir: &Path) -> Result<()> {
     let _made = make_dir(dir)?;
     let path = dir.join(config::FILE);
     fs::write(&path, config::COMMENTED).map_err(ServerError::file("write", &path))?;
+    let path = dir.join(policy::FILE);
+    fs::write(&path, policy::COMMENTED).map_err(ServerError::file("write", &path))?;
     State::make(dir)?;
     webhook::make_secret(dir)?;
     // Last: without it the directory is no server's.
@@ -101,6 +105,7 @@ pub fn check_dir(dir: &Path) -> Result<()> {
 /// [`ServerError`].
 pub fn check_config(dir: &Path) -> Result<()> {
     check_dir(dir)?;
+    Policy::read(dir)?;
     webhook::check(dir, &Config::read(dir)?)
 }
 
@@ -127,7 +132,9 @@ async fn serve(dir: &Path, config: Config) -> Result<()> {
         .terms()
         .map_err(|error| ServerError::Config { path: dir.join(config::FILE), detail: error.to_string() })?;
     let metrics = Metrics::default();
-    let vaults = Arc::new(Vaults::new(dir, terms, state.clone(), metrics.clone())?);
+    let policies = Arc::new(Policies::start(dir, terms, (state.clone(), metrics.clone()))?);
+    let common = Common { state: state.clone(), metrics: metrics.clone(), policies: policies.clone() };
+    let vaults = Arc::new(Vaults::new(dir, terms, common)?);
     let known = vaults.open_all()?;
     let keys: Arc<dyn Keys> = Arc::new(KnownKeys(state.clone()));
     let make = || -> Result<Arc<ServerConfig>> {
@@ -144,6 +151,7 @@ async fn serve(dir: &Path, config: Config) -> Result<()> {
         authority: authority.clone(),
         config: config.clone(),
         vaults: Some(vaults.clone()),
+        policies: Some(policies.clone()),
         master: master.clone(),
     };
     webhook::make_secret_unless_there(dir)?;
@@ -156,7 +164,8 @@ async fn serve(dir: &Path, config: Config) -> Result<()> {
         let listening = TcpListener::bind(address).await;
         let listener = listening.map_err(|source| ServerError::Listen { address: address.clone(), source })?;
         let connections = (config.connections_max, free.clone());
-        let observed = Observed { metrics: metrics.clone(), state: state.clone(), vaults: vaults.clone(), connections };
+        let (metrics, state, vaults, policies) = (metrics.clone(), state.clone(), vaults.clone(), policies.clone());
+        let observed = Observed { metrics, state, vaults, policies, connections };
         tokio::spawn(metrics::serve(listener, Arc::new(observed)));
     }
     let (failed, mut failure) = mpsc::unbounded_channel();
@@ -209,7 +218,15 @@ async fn serve(dir: &Path, config: Config) -> Result<()> {
         tokio::select! {
             _ = stop.recv() => break None,
             _ = quit.recv() => break None,
-            _ = reload.recv() => renewed.send_replace(make()?),
+            _ = reload.recv() => {
+                let policies = policies.clone();
+                // It waits for the disk. One reload at a time, in the order of the signals.
+                let read = tokio::task::spawn_blocking(move || policies.reload()).await;
+                if let Ok(Err(error)) = read {
+                    tracing::error!(%error, "the policy is not taken: the one before stays in force");
+                }
+                renewed.send_replace(make()?)
+            }
             _ = renewals.tick() => renewed.send_replace(make()?),
             error = failure.recv() => break error,
             done = &mut serving => {

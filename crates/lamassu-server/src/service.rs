@@ -15,6 +15,7 @@ use lamassu_anchor::Revision;
 use lamassu_anchor::head::Head;
 use lamassu_lease::SessionId;
 use lamassu_rpc::convert::{self, Batch, Garbled};
+use lamassu_rpc::limits::RULE_KEY;
 use lamassu_rpc::proto::{self, alerts_server::Alerts, anchors_server::Anchors, hosts_server::Hosts};
 use lamassu_rpc::{CHANGES_MAX, FINDINGS_MAX, MESSAGE_MAX, REPORT_MAX};
 use std::pin::Pin;
@@ -23,7 +24,8 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::sync::{mpsc, watch};
 use tokio_stream::Stream;
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::{Request, Response, Status, Streaming};
+use tonic::metadata::{MetadataMap, MetadataValue};
+use tonic::{Code, Request, Response, Status, Streaming};
 
 /// Messages that a client may be behind with.
 const BEHIND_MAX: usize = 8;
@@ -104,6 +106,13 @@ impl Service {
             Refused::Known => Status::already_exists("another anchor of this vault is kept here already"),
             Refused::NoAnchor => Status::invalid_argument("the rows are no anchor of this vault"),
             Refused::Nonsense => garbled(Garbled("leases are of a vault as a whole")),
+            Refused::Policy { rule, what } => {
+                let mut with = MetadataMap::new();
+                // A rule's name is printable ASCII.
+                let rule = rule.parse().unwrap_or_else(|_| MetadataValue::from_static("unnamed"));
+                with.insert(RULE_KEY, rule);
+                Status::with_metadata(Code::PermissionDenied, what, with)
+            }
             Refused::NotGranted => {
                 Status::permission_denied("this host may not use the vault: `lamassu-server host grant` lets it")
             }

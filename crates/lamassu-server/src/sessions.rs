@@ -1,5 +1,6 @@
 //! Sessions: a stream each way for each. What a session says is heard only while it takes what it is told.
 
+use crate::policy::current::PolicyNo;
 use crate::service::{Done, IDLE_MAX, Outgoing, Service, caller, garbled};
 use crate::state::leases::Use;
 use crate::vault::{self, Begun, Line, REPLIES_MAX, Vault};
@@ -29,7 +30,7 @@ impl Sessions for Service {
         let first = first.map_err(|_| Status::deadline_exceeded("nothing is said"))??.and_then(|up| up.said);
         let (replies, answers) = mpsc::channel(REPLIES_MAX);
         let service = self.clone();
-        let mut turns = false;
+        let (mut turns, host) = (false, caller.name.clone());
         let (begun, first) = match first {
             Some(proto::up::Said::Begin(begin)) => {
                 let id = convert::vault(&begin.vault).map_err(garbled)?;
@@ -73,10 +74,11 @@ impl Sessions for Service {
         let (told, stream) = mpsc::channel(1);
         let service = self.clone();
         tokio::spawn(async move {
-            let begin = proto::Down { said: Some(proto::down::Said::Begun(begin)) };
+            let begin = proto::Down { said: Some(proto::down::Said::Begun(begin)), policy: None };
+            let mut line = Speaking { vault, line, host, knows: None };
             let served = async {
-                tell(&told, Ok(begin)).await?;
-                service.serve(vault, line, first, (said, answers), &told).await
+                tell(&told, Ok(line.with_policy(begin).await?)).await?;
+                service.serve(line, first, (said, answers), &told).await
             };
             if let Err(status) = served.await {
                 let _ = tell(&told, Err(status)).await;
@@ -90,6 +92,33 @@ impl Sessions for Service {
 async fn tell(told: &Told, down: Result<proto::Down, Status>) -> Result<(), Status> {
     let sent = tokio::time::timeout(IDLE_MAX, told.send(down)).await;
     if matches!(sent, Ok(Ok(()))) { Ok(()) } else { Err(Status::cancelled("the client does not listen")) }
+}
+
+/// A session by one connection.
+struct Speaking {
+    vault: Arc<Vault>,
+    line: Line,
+    host: String,
+    /// The policy that it was told of by this connection.
+    knows: Option<PolicyNo>,
+}
+
+impl Speaking {
+    /// A reply, with what the policy forbids where that is news.
+    async fn with_policy(&mut self, down: proto::Down) -> Result<proto::Down, Status> {
+        // It waits for the vault's lock, which is held while a commit is written: seldom.
+        let (vault, host, mut knows) = (self.vault.clone(), self.host.clone(), self.knows);
+        if !vault.is_news(knows) {
+            return Ok(down);
+        }
+        let told = Service::blocking(move || {
+            let policy = vault.tells(&host, &mut knows);
+            (policy, knows)
+        });
+        let (policy, knows) = told.await?;
+        self.knows = knows;
+        Ok(proto::Down { policy, ..down })
+    }
 }
 
 impl Service {
@@ -107,8 +136,7 @@ impl Service {
     /// Until the connection breaks, or the session ends or leaves.
     async fn serve(
         &self,
-        vault: Arc<Vault>,
-        line: Line,
+        mut speaking: Speaking,
         mut first: Option<Call>,
         (mut said, mut answers): (Streaming<proto::Up>, mpsc::Receiver<vault::Told>),
         told: &Told,
@@ -123,7 +151,8 @@ impl Service {
                     answer = answers.recv() => {
                         // Another connection has taken its place, or the session is gone.
                         let Some((answer, head)) = answer else { return Err(Status::aborted("the session is elsewhere")) };
-                        tell(told, Ok(convert::from_reply(&answer, head))).await?;
+                        let down = speaking.with_policy(convert::from_reply(&answer, head)).await?;
+                        tell(told, Ok(down)).await?;
                         if answer == Reply::Ended {
                             return Ok(());
                         }
@@ -135,11 +164,11 @@ impl Service {
                     },
                 },
             };
-            let (is_last, called) = (call == Call::Leave, vault.clone());
+            let (is_last, called, line) = (call == Call::Leave, speaking.vault.clone(), speaking.line);
             let done = Service::blocking(move || called.call(line, call).map(|()| called.wakes_after())).await?;
             let wakes_after = done.map_err(|refused| self.refused(refused))?;
             if let Some(after) = wakes_after {
-                self.wake(vault.clone(), Duration::from_millis(after));
+                self.wake(speaking.vault.clone(), Duration::from_millis(after));
             }
             if is_last {
                 return Ok(());

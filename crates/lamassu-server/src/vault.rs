@@ -9,19 +9,22 @@ use crate::ServerError;
 use crate::audit::Why;
 use crate::guard::Caller;
 use crate::metrics::Metrics;
+use crate::policy::current::{LimitsCache, PolicyNo};
+use crate::policy::{self, At, Judged, Policies, Subject};
 use crate::recent::Recent;
 use crate::run::TICK;
 use crate::state::State;
 use crate::state::leases::{Lasting, Use};
 use crate::vaults::{Answer, Lost, Refused};
-use lamassu_anchor::AnchorError;
 use lamassu_anchor::head::Head;
 use lamassu_anchor::table::{Change, DiskTable, Table};
+use lamassu_anchor::{Anchor, AnchorError, VaultRow};
 use lamassu_lease::server::{Server, Step};
 use lamassu_lease::{Call, Millis, Mode, Object, Reply, SessionId, Terms};
 use lamassu_rpc::clock::now;
+use lamassu_rpc::proto;
 use parking_lot::Mutex;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use tokio::sync::mpsc::{Sender, error::TrySendError};
 
@@ -39,7 +42,19 @@ pub struct Vault {
     id: [u8; 16],
     state: Arc<State>,
     metrics: Metrics,
+    policies: Arc<Policies>,
     inner: Mutex<Inner>,
+}
+
+/// What all vaults use.
+#[derive(Clone)]
+pub struct Common {
+    /// what is durable
+    pub state: Arc<State>,
+    /// what is counted
+    pub metrics: Metrics,
+    /// what hosts may do in vaults
+    pub policies: Arc<Policies>,
 }
 
 /// What there is of it under its lock.
@@ -55,6 +70,10 @@ pub struct Inner {
     is_given_up: bool,
     /// A commit has failed: what is durable is not known.
     is_in_doubt: bool,
+    /// What it keeps for good: its suite, its domain.
+    row: VaultRow,
+    /// Files of profiles that the policy forbids, which were opened since the vault was given to a writer last.
+    opened: HashSet<Vec<u8>>,
 }
 
 /// A session.
@@ -67,6 +86,9 @@ struct Attending {
     replies: Option<Sender<Told>>,
     /// Its host was revoked, or lost its grant.
     is_out: bool,
+    /// The policy that it knew when it was given the vault last, or began; and what that and later ones come to.
+    knows: PolicyNo,
+    limits: LimitsCache,
 }
 
 /// What a session is told, and the head of the vault's table then.
@@ -97,9 +119,10 @@ impl Vault {
         id: [u8; 16],
         table: Arc<DiskTable>,
         terms: Terms,
-        (state, metrics): (Arc<State>, Metrics),
+        Common { state, metrics, policies }: Common,
     ) -> Answer<Vault> {
         let head = Head::of(&*table)?.ok_or(ServerError::Anchor(AnchorError::Empty))?;
+        let row = Anchor::open(table.clone(), &id)?.vault();
         let (durable, lasting) = state.leases(&id)?;
         let (leases, step) = Server::start(terms, durable, now());
         let sessions = lasting.into_iter().map(|Lasting { session, host, by_turns }| {
@@ -108,12 +131,17 @@ impl Vault {
                 Some(Mode::Exclusive) => Use::Writes,
                 Some(Mode::Shared) | None => Use::Reads,
             };
-            (session, Attending { host, used, heard: now(), connections: 0, replies: None, is_out: false })
+            let (knows, limits) = Default::default();
+            (
+                session,
+                Attending { host, used, heard: now(), connections: 0, replies: None, knows, limits, is_out: false },
+            )
         });
         let sessions = sessions.collect();
         let (recent, ticked) = (Recent::default(), now());
-        let inner = Inner { table, head, recent, leases, sessions, ticked, is_given_up: false, is_in_doubt: false };
-        let vault = Vault { id, state, metrics, inner: Mutex::new(inner) };
+        let (is_given_up, is_in_doubt, opened) = Default::default();
+        let inner = Inner { table, head, recent, leases, sessions, ticked, is_given_up, is_in_doubt, row, opened };
+        let vault = Vault { id, state, metrics, policies, inner: Mutex::new(inner) };
         vault.carry_out(&mut vault.inner.lock(), step, None)?;
         Ok(vault)
     }
@@ -213,6 +241,13 @@ impl Vault {
         for (session, reply) in step.replies {
             self.metrics.told(&reply);
             let Some(one) = inner.sessions.get_mut(&session) else { continue };
+            if let Reply::Granted { grant, .. } = &reply {
+                // It is told of the policy with that, if it was not before.
+                one.knows = self.policies.number();
+                if grant.mode == Mode::Exclusive {
+                    inner.opened.clear();
+                }
+            }
             // Who does not listen comes back by another connection, and is told then.
             if let Some(Err(TrySendError::Full(_))) =
                 one.replies.as_ref().map(|replies| replies.try_send((reply, inner.head)))
@@ -229,7 +264,8 @@ impl Vault {
     /// that is gone.
     ///
     /// # Errors
-    /// [`Refused::InUse`], [`Refused::Restored`], [`Refused::TooMuch`], [`Refused::Unknown`], [`Refused::Lost`].
+    /// [`Refused::InUse`], [`Refused::Restored`], [`Refused::TooMuch`], [`Refused::Unknown`], [`Refused::Policy`],
+    /// [`Refused::Lost`].
     pub fn begin(&self, caller: &Caller, used: Use, replaces: SessionId, replies: Sender<Told>) -> Answer<Begun> {
         let (host, inner) = (&*caller.name, &mut *self.inner.lock());
         // Looked up under the lock that a revocation takes behind its own note.
@@ -257,9 +293,16 @@ impl Vault {
         if inner.sessions.values().filter(|one| one.host == host).count() >= SESSIONS_MAX {
             return Err(Refused::TooMuch("too many sessions of this host"));
         }
+        let subject = Subject::of(host, &inner.row);
+        let (knows, policy) = self.policies.now();
+        // What is there may be read, whatever the policy says of it.
+        if let Some(forbidden) = policy.forbids_vault(&subject).filter(|_| used != Use::Reads) {
+            return Err(self.policies.refuse(&subject, At::Session, forbidden));
+        }
         let (session, step) = inner.leases.join(now());
-        let replies = Some(replies);
-        let attending = Attending { host: host.into(), used, heard: now(), connections: 1, replies, is_out: false };
+        let (replies, limits, is_out) = (Some(replies), LimitsCache::default(), false);
+        let attending =
+            Attending { host: host.into(), used, heard: now(), connections: 1, replies, is_out, knows, limits };
         inner.sessions.insert(session, attending);
         self.carry_out(inner, step, None)?;
         Ok(Begun { line: Line { session, number: 1 }, head: inner.head })
@@ -304,7 +347,7 @@ impl Vault {
     /// are done already.
     ///
     /// # Errors
-    /// [`Refused::Ended`], [`Refused::OtherHead`], [`Refused::Failed`].
+    /// [`Refused::Ended`], [`Refused::OtherHead`], [`Refused::Policy`], [`Refused::NoAnchor`], [`Refused::Failed`].
     pub fn commit(&self, host: &str, session: SessionId, base: Head, changes: &[Change]) -> Answer<Head> {
         let inner = &mut *self.inner.lock();
         let step = inner.tick();
@@ -317,11 +360,41 @@ impl Vault {
         if inner.head != base {
             return Err(Refused::OtherHead);
         }
+        let opens = self.judge(inner, session, changes)?;
         let noted: Vec<_> = changes.iter().cloned().chain([after.change()]).collect();
         inner.table.commit(&noted).inspect_err(|_| inner.is_in_doubt = true)?;
         inner.head = after;
+        inner.opened.extend(opens);
         inner.recent.push(base, changes);
         Ok(after)
+    }
+
+    /// Whether the policy lets a session commit these changes. The files of forbidden profiles that they open.
+    fn judge(&self, inner: &mut Inner, session: SessionId, changes: &[Change]) -> Answer<Vec<Vec<u8>>> {
+        let Some(one) = inner.sessions.get_mut(&session) else { return Err(Refused::Ended) };
+        let subject = Subject::of(&one.host, &inner.row);
+        let limits = self.policies.limits(&subject, one.knows, &mut one.limits);
+        match policy::judge(&inner.table, &inner.row, changes, &limits, &inner.opened)? {
+            Judged::Good(opens) => Ok(opens),
+            Judged::Forbidden(forbidden) => Err(self.policies.refuse(&subject, At::Commit, forbidden)),
+            Judged::Nonsense => Err(Refused::NoAnchor),
+        }
+    }
+
+    /// Whether the policy in force is another one than this.
+    pub fn is_news(&self, told: Option<PolicyNo>) -> bool {
+        told != Some(self.policies.number())
+    }
+
+    /// What the policy in force forbids a host here, if that is another one than it was told of.
+    pub fn tells(&self, host: &str, told: &mut Option<PolicyNo>) -> Option<proto::Policy> {
+        if !self.is_news(*told) {
+            return None;
+        }
+        let (number, policy) = self.policies.now();
+        *told = Some(number);
+        let subject = Subject::of(host, &self.inner.lock().row);
+        Some(policy.limits(&subject).to_proto())
     }
 
     /// When a lease may be recalled that somebody waits for, if that is before the next tick: in how many ms.

@@ -4,9 +4,9 @@
 
 use crate::audit::Event;
 use crate::guard::Caller;
-use crate::metrics::Metrics;
+use crate::policy::{self, At, Subject};
 use crate::state::State;
-use crate::vault::{Inner, Vault};
+use crate::vault::{Common, Inner, Vault};
 use crate::{Result, ServerError};
 use data_encoding::HEXLOWER;
 use lamassu_anchor::head::Head;
@@ -16,6 +16,7 @@ use lamassu_lease::{SessionId, Terms};
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::fs;
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -57,6 +58,13 @@ pub enum Refused {
     NoAnchor,
     /// The call makes no sense.
     Nonsense,
+    /// A rule of the policy forbids it.
+    Policy {
+        /// its name
+        rule: String,
+        /// what it forbids
+        what: String,
+    },
     /// This host may not use the vault.
     NotGranted,
     /// Too much at once.
@@ -98,8 +106,7 @@ pub type Answer<T> = std::result::Result<T, Refused>;
 pub struct Vaults {
     dir: PathBuf,
     terms: Terms,
-    state: Arc<State>,
-    metrics: Metrics,
+    common: Common,
     slots: Mutex<HashMap<[u8; 16], Arc<Mutex<Slot>>>>,
     /// When the log was told that the disk is nearly full.
     said: Mutex<Option<Instant>>,
@@ -121,7 +128,7 @@ impl Vaults {
     ///
     /// # Errors
     /// [`ServerError::File`].
-    pub fn new(dir: &Path, terms: Terms, state: Arc<State>, metrics: Metrics) -> Result<Vaults> {
+    pub fn new(dir: &Path, terms: Terms, common: Common) -> Result<Vaults> {
         let dir = dir.join(DIR);
         fs::create_dir_all(&dir).map_err(ServerError::file("make", &dir))?;
         for entry in fs::read_dir(&dir).map_err(ServerError::file("list", &dir))? {
@@ -130,7 +137,11 @@ impl Vaults {
                 fs::remove_file(&path).map_err(ServerError::file("remove", &path))?;
             }
         }
-        Ok(Vaults { dir, terms, state, metrics, slots: Mutex::default(), said: Mutex::default() })
+        Ok(Vaults { dir, terms, common, slots: Mutex::default(), said: Mutex::default() })
+    }
+
+    fn state(&self) -> &State {
+        &self.common.state
     }
 
     /// How long leases last.
@@ -169,7 +180,7 @@ impl Vaults {
     /// [`ServerError::File`]; those of the state.
     pub fn open_all(&self) -> Result<usize> {
         let mut opened = 0;
-        for id in missing(&self.dir, &self.state)? {
+        for id in missing(&self.dir, self.state())? {
             tracing::error!(file = %file_of(&self.dir, &id).display(), "this anchor was kept here, and is gone");
         }
         for id in all_in(&self.dir)? {
@@ -207,7 +218,7 @@ impl Vaults {
             Err(AnchorError::Locked { .. }) => return Err(Refused::NotNow),
             table => Arc::new(table?),
         };
-        let vault = Arc::new(Vault::open(*id, table, self.terms, (self.state.clone(), self.metrics.clone()))?);
+        let vault = Arc::new(Vault::open(*id, table, self.terms, self.common.clone())?);
         *slot = Slot::Open(vault.clone());
         Ok(vault)
     }
@@ -217,7 +228,7 @@ impl Vaults {
     /// # Errors
     /// As [`Vaults::vault`].
     pub fn vault_for(&self, caller: &Caller, id: &[u8; 16]) -> Answer<Arc<Vault>> {
-        match self.state.may_use(&caller.key, id) {
+        match self.state().may_use(&caller.key, id) {
             true => self.vault(id),
             false => Err(Refused::Unknown),
         }
@@ -237,12 +248,12 @@ impl Vaults {
         if revision > ours || (revision == ours && head != Some(vault.head())) {
             return Ok(true);
         }
-        self.state.reconciled(id, &caller.name, false).map_err(Lost)?;
+        self.state().reconciled(id, &caller.name, false).map_err(Lost)?;
         Ok(false)
     }
 
     fn waits_for(&self, caller: &Caller, id: &[u8; 16]) -> bool {
-        self.state.waits_for(id).is_some_and(|hosts| hosts.contains(&*caller.name))
+        self.state().waits_for(id).is_some_and(|hosts| hosts.contains(&*caller.name))
     }
 
     /// Begins to take the anchor of a vault: one that is not kept here, or of one that was put back from a backup
@@ -251,7 +262,7 @@ impl Vaults {
     /// # Errors
     /// [`Refused::NotGranted`], [`Refused::NotNow`], [`Refused::TooMuch`], [`Refused::Failed`].
     pub fn begin_put(self: &Arc<Vaults>, caller: &Caller, id: &[u8; 16], known: Option<Head>) -> Answer<Put> {
-        if !self.state.may_use(&caller.key, id) {
+        if !self.state().may_use(&caller.key, id) {
             return Err(Refused::NotGranted);
         }
         self.check_room()?;
@@ -355,7 +366,7 @@ impl Vaults {
         }
         *slot = Slot::Closed;
         self.sync_dir()?;
-        Ok(self.state.note_not_kept(id, event).map_err(Lost)?)
+        Ok(self.state().note_not_kept(id, event).map_err(Lost)?)
     }
 
     fn sync_dir(&self) -> Answer<()> {
@@ -443,27 +454,33 @@ impl Put {
     /// All rows have come. The same rows once more are here already: an answer that was lost is told again.
     ///
     /// # Errors
-    /// [`Refused::Known`], [`Refused::NoAnchor`], [`Refused::NotGranted`], [`Refused::Failed`].
+    /// [`Refused::Known`], [`Refused::NoAnchor`], [`Refused::NotGranted`], [`Refused::Policy`], [`Refused::Failed`].
     pub fn finish(mut self, caller: &Caller) -> Answer<Head> {
         let Some(table) = self.table.take() else { return Err(Refused::NotNow) };
         let anchor = Anchor::open(table.clone(), &self.id).map_err(|_| Refused::NoAnchor)?;
-        let revision = anchor.vault().revision;
+        let row = anchor.vault();
+        let revision = row.revision;
         drop(anchor);
         let is_waited_for = self.vaults.waits_for(caller, &self.id);
         if let Some(known) = self.known.filter(|_| is_waited_for) {
             // It is the same state: other hosts that have come as far need nothing.
             self.head = known;
         }
+        // What was acknowledged once is taken back whatever the policy says by now.
+        let forbidden = if is_waited_for { None } else { self.forbidden(&table, &Subject::of(&caller.name, &row))? };
         table.commit(&[self.head.change()])?;
         // Closed before it is in its place.
         drop(table);
-        if !self.vaults.state.may_use(&caller.key, &self.id) {
+        if !self.vaults.state().may_use(&caller.key, &self.id) {
             return Err(Refused::NotGranted);
         }
         let file = self.vaults.file(&self.id);
-        let state = &self.vaults.state;
+        let state = self.vaults.state();
         if is_waited_for {
             return self.reconcile(caller, revision);
+        }
+        if let Some(refused) = forbidden {
+            return Err(refused);
         }
         {
             let slot = self.vaults.slot(&self.id);
@@ -483,6 +500,21 @@ impl Put {
         if there == self.head { Ok(there) } else { Err(Refused::Known) }
     }
 
+    /// Why the policy does not let a host put these rows, if it does not.
+    fn forbidden(&self, table: &DiskTable, subject: &Subject) -> Answer<Option<Refused>> {
+        let policies = &self.vaults.common.policies;
+        let (_, policy) = policies.now();
+        let mut first = policy.forbids_vault(subject);
+        if first.is_none() {
+            policy::violations(table, (&policy, subject), |_, _, forbidden| {
+                first = Some(forbidden.clone());
+                ControlFlow::Break(())
+            })
+            .map_err(|_| Refused::NoAnchor)?;
+        }
+        Ok(first.map(|forbidden| policies.refuse(subject, At::Anchor, forbidden)))
+    }
+
     /// These rows take the place of what the backup had of a vault that was put back, unless that is newer by now:
     /// then its head is returned.
     fn reconcile(&self, caller: &Caller, revision: Revision) -> Answer<Head> {
@@ -493,7 +525,7 @@ impl Put {
         let vault = vaults.vault_in(&self.id, slot)?;
         let ours = Anchor::open(vault.table_to_look_at(), &self.id)?.vault().revision;
         if ours > revision {
-            vaults.state.reconciled(&self.id, &caller.name, false).map_err(Lost)?;
+            vaults.state().reconciled(&self.id, &caller.name, false).map_err(Lost)?;
             return Ok(vault.head());
         }
         let may_be = |_: &_| if vaults.waits_for(caller, &self.id) { Ok(()) } else { Err(Refused::NotNow) };
@@ -504,7 +536,7 @@ impl Put {
             vaults.sync_dir()
         };
         vault.give_up(may_be, replace)?;
-        vaults.state.reconciled(&self.id, &caller.name, true).map_err(Lost)?;
+        vaults.state().reconciled(&self.id, &caller.name, true).map_err(Lost)?;
         Ok(self.head)
     }
 }

@@ -86,7 +86,7 @@ pub use file_system::Panics;
 pub use forest::Forest;
 pub use left::Left;
 pub use regions::{Region, datasets_below, has_dataset, regions, stored_bytes};
-pub use rekey::{KnownProfile, Rekey, RekeyProgress, Rekeyed};
+pub use rekey::{KnownProfile, ProfileWalk, Rekey, RekeyProgress, Rekeyed};
 pub use root::create_root_record;
 pub use session::{
     accept_sessions, copy_sessions, has_interrupted_sessions, last_session, shown_ranges, verify_sessions,
@@ -97,7 +97,7 @@ pub use xattr::is_listed_for;
 
 use crate::anchored::Anchored;
 use crate::error::io;
-use lamassu_anchor::ObjectId;
+use lamassu_anchor::{AnchorError, ObjectId, VaultRow};
 use lamassu_crypto::{Engine, KeyRing};
 use lamassu_format::Profile;
 use lamassu_format::header::{NameMode, VaultHeader};
@@ -223,6 +223,12 @@ impl Vault {
             return Err(VaultError::Refused(
                 "this vault is a snapshot, which is never written; `lamassu clone` makes a copy to work in",
             ));
+        }
+        if let Some(anchored) = &options.anchor {
+            let VaultRow { suite, domain, .. } = anchored.vault();
+            if (suite, domain) != (header.params().suite, header.params().domain) {
+                return Err(AnchorError::OtherProperties { suite, domain }.into());
+            }
         }
         // Where the anchor's server says who writes, a host whose session has ended may still hold the store's lock.
         let is_server_held = options.anchor.as_ref().is_some_and(|anchor| anchor.may_end());

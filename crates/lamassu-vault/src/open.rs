@@ -373,18 +373,20 @@ impl Vault {
     ///
     /// # Errors
     /// [`VaultError::ReadOnly`] for a write to a read-only vault, [`VaultError::IsDirectory`], [`VaultError::Stale`],
-    /// those of the store.
+    /// [`StoreError::Anchor`](lamassu_store::StoreError::Anchor) for a write of a file whose profile the policy of the
+    /// anchor's server forbids; those of the store.
     pub fn open_file(&self, ino: Ino, access: Access) -> Result<HandleId> {
         let write = access.write || access.truncate;
         let _pass = if write { Some(self.change()?) } else { None };
         let open = self.acquire(ino, write)?;
-        if access.truncate {
-            let done = open.file().truncate(0);
+        let mut done = if write { self.ctx.check_allowed(open.file().profile().0) } else { Ok(()) };
+        if access.truncate && done.is_ok() {
+            done = open.file().truncate(0);
             open.touched(self.now());
-            if let Err(e) = done {
-                self.unhold(&open);
-                return Err(e.into());
-            }
+        }
+        if let Err(e) = done {
+            self.unhold(&open);
+            return Err(e.into());
         }
         Ok(self.handles.add(Handle::File { file: open, access }))
     }

@@ -228,7 +228,7 @@ impl Vault {
             let (entry, open) = self.make(parent, name, |dir, stored| {
                 let wanted = self.wanted(dir, Kind::File, mode, owner)?;
                 let profile = self.profile_in(dir)?;
-                self.ctx.check_approved(profile)?;
+                self.ctx.check_allowed(profile)?;
                 let (backing, fresh) = self.create_backing(dir, stored, &wanted)?;
                 let fresh = Fresh { profile, ..fresh };
                 let object = self.record_made(dir, stored, &fresh, &wanted)?;

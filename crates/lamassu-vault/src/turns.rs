@@ -391,6 +391,12 @@ impl Turns {
         self.driver.notify_all();
     }
 
+    /// Whether a request that takes long is to break off: the turn is to end.
+    pub fn is_to_end(&self) -> bool {
+        let state = self.state.lock();
+        state.is_stopping || state.is_recalled || !matches!(state.phase, Phase::Here(_))
+    }
+
     /// Waits until the turn is to end; `None`: not yet, after so long.
     pub fn wait_for_end(&self, at_most: Duration) -> Option<End> {
         let until = Instant::now() + at_most;

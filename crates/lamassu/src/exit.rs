@@ -64,11 +64,12 @@ pub enum Code {
     AnchorServerRestored = 73,
     AnchorDiskFull = 74,
     AnchorDiskReadOnly = 75,
+    AnchorServerForbids = 76,
 }
 
 impl Code {
     /// Every code, ascending.
-    pub const ALL: [Code; 49] = [
+    pub const ALL: [Code; 50] = [
         Code::Done,
         Code::Other,
         Code::Usage,
@@ -118,6 +119,7 @@ impl Code {
         Code::AnchorServerRestored,
         Code::AnchorDiskFull,
         Code::AnchorDiskReadOnly,
+        Code::AnchorServerForbids,
     ];
 
     /// The code of a number that a process of ours ended with.
@@ -195,6 +197,10 @@ impl Code {
             }
             Code::AnchorServerRefuses => Some(
                 "at the server, `lamassu-server host list` tells which vaults this host may use, and `host grant` changes that",
+            ),
+            Code::AnchorServerForbids => Some(
+                "`lamassu-server policy test` at the server says what is allowed; what is there can be read: `lamassu cp`, or \
+                 `mount --read-only`",
             ),
             Code::SessionEnded => Some("unmount, and mount again"),
             Code::AnchorServerOlder => Some(
@@ -342,6 +348,7 @@ impl From<FaultKind> for Code {
             FaultKind::AnchorServerDown => Code::AnchorServerDown,
             FaultKind::AnchorServerUntrusted => Code::AnchorServerUntrusted,
             FaultKind::AnchorServerRefuses => Code::AnchorServerRefuses,
+            FaultKind::AnchorServerForbids => Code::AnchorServerForbids,
             FaultKind::SessionEnded => Code::SessionEnded,
             FaultKind::AnchorServerOlder => Code::AnchorServerOlder,
             FaultKind::AnchorServerFails => Code::AnchorServerFails,

@@ -35,6 +35,7 @@ use crate::queue::{Layer, Mark, Scope, VAULT_KEY, behind_object, decode_digests,
 use crate::row::{Entry, EntryPlace, Intent, Row, VaultRow};
 use crate::table::{Space, Standing, Table};
 use crate::{AnchorError, Digests, ObjectId, ObjectKind, Part, RecordNo, Revision, Token, TokenKey};
+use lamassu_format::Profile;
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
@@ -194,6 +195,14 @@ impl Anchor {
     /// Returns when it may no longer, and now and then before ([`Table::wait_while_good`]).
     pub fn wait_while_good(&self) {
         self.table.wait_while_good();
+    }
+
+    /// Whether files of this profile may be made and written ([`Table::check_profile`]).
+    ///
+    /// # Errors
+    /// [`AnchorError::Server`].
+    pub fn check_profile(&self, profile: Profile) -> Result<()> {
+        self.table.check_profile(profile)
     }
 
     /// The token of a stored name.

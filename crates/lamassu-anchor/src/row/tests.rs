@@ -93,6 +93,8 @@ fn some_vault() -> impl Strategy<Value = VaultRow> {
                     next_object: ObjectId(next_object),
                     next_intent,
                     sessions: Announced { recorded: session / 2, last: session },
+                    suite: Suite::ALL[session as usize % Suite::ALL.len()],
+                    domain: Domain::ALL[count as usize % Domain::ALL.len()],
                     degree_log2,
                     blocks: session % 2 == 1,
                     is_in_use: session % 3 == 1,

@@ -11,6 +11,7 @@ pub use on_disk::{DiskTable, FILE_MODE, Readers};
 pub use packed::{pack, unpack};
 
 use crate::AnchorError;
+use lamassu_format::Profile;
 use std::ops::ControlFlow;
 
 /// The tables of an anchor.
@@ -104,6 +105,14 @@ pub trait Table: Send + Sync {
 
     /// Returns when it is not good any more, and now and then before.
     fn wait_while_good(&self) {}
+
+    /// Whether files of this profile may be made and written, as its server's policy has it at the moment. Never waits.
+    ///
+    /// # Errors
+    /// [`ServerFault::Policy`](crate::ServerFault::Policy).
+    fn check_profile(&self, _profile: Profile) -> Result<(), AnchorError> {
+        Ok(())
+    }
 }
 
 /// What a table is good for, where the right to it can end.

@@ -307,6 +307,8 @@ fn anchor_rows(seeds: &mut Seeds) {
         next_object: ObjectId(301),
         next_intent: 4,
         sessions: lamassu_anchor::row::Announced { recorded: 6, last: 7 },
+        suite: lamassu_format::Suite::Chacha,
+        domain: lamassu_format::Domain::File,
         degree_log2: 4,
         blocks: false,
         is_in_use: false,

@@ -61,4 +61,16 @@ fn findings(seeds: &mut Seeds) {
     let all = [(0, "vault-1_b.c"), (0, "a/b"), (1, &*active), (1, deleted), (2, &hex[40..]), (3, "{}")];
     let all = all.map(|(what, text): (u8, &str)| [&[what], text.as_bytes()].concat());
     seeds.entry("served_keys").or_default().extend(all.into_iter().chain([vec![4, 9, 0, 1], vec![4]]));
+    policies(seeds);
+}
+
+/// A server's policy, and what a host is told of one.
+fn policies(seeds: &mut Seeds) {
+    let whole = lamassu_server::policy::COMMENTED.replace("\n#", "\n").replace("\n ", "\n# ");
+    let rule = "[[rule]]\nname = \"r\"\nhosts = [\"!a*\"]\nforbid.suites = [\"aes\"]\nrequire.keys = [\"random\"]\n";
+    let sets = "[groups]\na = [\"b\"]\n[vaults]\nc = [\"00*\"]\n[[rule]]\nname = \"r\"\nvaults = [\"@c\"]\nforbid.hashes = [\"blake3\"]\n";
+    let texts = [&*whole, rule, sets, ""].map(|text| [&[0], text.as_bytes()].concat());
+    let told = |profile: u8| [&[profile, 8][..], b"no plain", &[5], b"plain"].concat();
+    let all = texts.into_iter().chain([[vec![1], told(3), told(1)].concat(), vec![1]]);
+    seeds.entry("policy").or_default().extend(all);
 }

@@ -158,9 +158,10 @@ impl Anchors {
         self.remember_server(vault, server)?;
         put(&connection, *vault, &table).map_err(|error| match &error {
             // It says that it has not taken it.
-            AnchorError::Server { fault: ServerFault::Refused { .. } | ServerFault::Untrusted { .. }, .. } => {
-                self.remember(vault, &usual).err().unwrap_or(error.into())
-            }
+            AnchorError::Server {
+                fault: ServerFault::Refused { .. } | ServerFault::Policy { .. } | ServerFault::Untrusted { .. },
+                ..
+            } => self.remember(vault, &usual).err().unwrap_or(error.into()),
             _ => error.into(),
         })
     }

@@ -19,6 +19,7 @@ pub use session::Session;
 pub use turns::{Listener, Told, Turn, Turns};
 
 use crate::identity::{HostKey, Identity};
+use crate::limits::RULE_KEY;
 use crate::proto::alerts_client::AlertsClient;
 use crate::proto::anchors_client::AnchorsClient;
 use crate::proto::hosts_client::HostsClient;
@@ -244,6 +245,9 @@ fn fault(status: &Status) -> ServerFault {
         Some(error) => error.to_string(),
         None => status.message().to_owned(),
     };
+    if let Some(rule) = status.metadata().get(RULE_KEY).and_then(|rule| rule.to_str().ok()) {
+        return ServerFault::Policy { rule: rule.into(), what: detail };
+    }
     match status.code() {
         Code::NotFound => ServerFault::UnknownVault,
         Code::FailedPrecondition => ServerFault::InUse { by: detail },

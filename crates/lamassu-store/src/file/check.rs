@@ -27,7 +27,7 @@ impl Core {
         };
         let mut hindered = None;
         if repair && !st.inherited.is_truncated() && !matches!(self.page(st, PageNo::ZERO)?, PageState::Bad(_)) {
-            hindered = damage(self.prepare_write(st))?;
+            hindered = damage(self.prepare_change(st))?;
         }
         let mut next = PageNo::ZERO;
         while let Some(g) = self.next_page(st, next)? {

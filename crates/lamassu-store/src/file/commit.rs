@@ -6,7 +6,7 @@
 //!
 //! | step | keeps |
 //! |---|---|
-//! | [`Core::prepare_write`]: an interrupted shrink is completed, bytes past the end are cut off | I6, I10 |
+//! | [`Core::prepare_change`]: an interrupted shrink is completed, bytes past the end are cut off | I6, I10 |
 //! | a barrier, if page 0 says `cut` | I10 |
 //! | [`Core::smooth_end`]: the last block gets zeros past its old size, if the file grows from within it | I9 |
 //! | rounds until nothing is left | I1 to I4, I6 to I8, I11 to I13 |
@@ -39,7 +39,7 @@ impl Core {
     /// Writes everything buffered to the store. No barrier at the end.
     pub fn commit(&self, st: &mut State) -> Result<(), StoreError> {
         if self.needs_commit(st) {
-            self.prepare_write(st)?;
+            self.prepare_change(st)?;
             let done = self.keeping_mtime(st, Core::commit_buffered);
             note_outcome(st, &done);
             done?;

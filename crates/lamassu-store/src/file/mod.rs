@@ -509,7 +509,7 @@ impl File {
     /// # Errors
     /// As [`File::rekey`].
     pub fn begin_profile(&self, profile: Profile) -> Result<bool, StoreError> {
-        self.core.ctx.check_approved(profile)?;
+        self.core.ctx.check_allowed(profile)?;
         self.core.begin_profile(&mut self.exclusive(), profile)
     }
 

@@ -21,7 +21,7 @@ use lamassu_format::{PAGE_LEN, PageNo, Profile};
 impl Core {
     /// Begins to change the profile; `false`: nothing is left to be done.
     pub fn begin_profile(&self, st: &mut State, profile: Profile) -> Result<bool, StoreError> {
-        self.prepare_write(st)?;
+        self.prepare_change(st)?;
         let before = (st.identity.profile(), st.identity.is_changing());
         if before == (profile, false) {
             return Ok(false);
@@ -48,7 +48,7 @@ impl Core {
         if !st.identity.is_changing() {
             return Ok(true);
         }
-        self.prepare_write(st)?;
+        self.prepare_change(st)?;
         self.commit(st)?;
         let (mut next, profile) = (PageNo(1), st.identity.profile());
         while let Some(g) = self.next_page(st, next)? {

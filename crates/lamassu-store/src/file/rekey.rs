@@ -59,7 +59,10 @@ pub struct RekeyStep {
 impl Core {
     /// Re-keys pages from `from` on, as many as fit in a step.
     pub fn rekey(&self, st: &mut State, work: Rekey, from: PageNo) -> Result<RekeyStep, StoreError> {
-        self.prepare_write(st)?;
+        if work != Rekey::Profile {
+            self.check_writable(st)?;
+        }
+        self.prepare_change(st)?;
         self.commit(st)?;
         let good = if work == Rekey::Profile { self.ctx.ring.clone() } else { self.ctx.ring.newest_inner() };
         let mut step = RekeyStep { pages: st.last_page(self.geo()).0 + 1, ..RekeyStep::default() };

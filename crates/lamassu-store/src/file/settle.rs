@@ -221,7 +221,7 @@ impl Core {
             next = self.end_of_bad(st, g)?;
         }
         if mended {
-            self.prepare_write(st)?;
+            self.prepare_change(st)?;
             self.commit_buffered(st)?;
             self.barrier(st)?;
         }

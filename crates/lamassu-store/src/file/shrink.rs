@@ -28,13 +28,12 @@ impl Core {
 
     /// Sets the size.
     pub fn set_size(&self, st: &mut State, size: u64) -> Result<(), StoreError> {
-        if size == 0 && !self.ctx.read_only {
-            st.inherited.forget_truncation();
-        }
+        self.check_writable(st)?;
         if size == 0 {
+            st.inherited.forget_truncation();
             return self.empty(st);
         }
-        self.prepare_write(st)?;
+        self.prepare_change(st)?;
         if size < st.sizes.logical() {
             st.buffer.forget_refusal(); // space comes back
         }
@@ -125,7 +124,7 @@ impl Core {
     fn shrink_to_nothing(&self, st: &mut State) -> Result<bool, StoreError> {
         let is_there = !st.identity.is_unsealed_empty() && !matches!(self.page(st, PageNo::ZERO)?, PageState::Bad(_));
         if is_there {
-            match self.prepare_write(st).and_then(|()| match st.sizes.stored() {
+            match self.prepare_change(st).and_then(|()| match st.sizes.stored() {
                 0 => Ok(()),
                 _ => self.shrink_on_disk(st, 0),
             }) {

@@ -24,7 +24,7 @@ impl Core {
     pub fn survey(&self, st: &mut State, shape: Shape) -> Result<Surveyed, StoreError> {
         let geo = *self.geo();
         if !self.ctx.read_only && st.space.len() > 0 {
-            self.prepare_write(st)?;
+            self.prepare_change(st)?;
         }
         if st.inherited.is_truncated() {
             let from = st.inherited.lost_from().unwrap_or_default();

@@ -275,6 +275,16 @@ impl FileContext {
             Some(_) | None => Ok(()),
         }
     }
+
+    /// Refuses a profile of which no file may be made or written: also what the policy of the anchor's server forbids.
+    /// What is there may be read.
+    ///
+    /// # Errors
+    /// [`StoreError::NotApproved`]; [`StoreError::Anchor`] with [`lamassu_anchor::ServerFault::Policy`].
+    pub fn check_allowed(&self, profile: Profile) -> Result<(), StoreError> {
+        self.check_approved(profile)?;
+        self.anchored.as_ref().map_or(Ok(()), |files| Ok(files.anchor().check_profile(profile)?))
+    }
 }
 
 /// Summary of a check of one file.

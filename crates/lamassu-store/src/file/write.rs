@@ -23,8 +23,22 @@ const BARRIER_CHEAP: Duration = Duration::from_micros(50);
 const REFUSED_BUFFER_LEN: usize = 4 << 20;
 
 impl Core {
-    /// To be called before any change.
+    /// To be called before a change that a caller asks for: of a file that may be written, by its profile.
     pub fn prepare_write(&self, st: &mut State) -> Result<(), StoreError> {
+        self.check_writable(st)?;
+        self.prepare_change(st)
+    }
+
+    /// Whether a caller may write a file of this one's profile.
+    pub fn check_writable(&self, st: &State) -> Result<(), StoreError> {
+        match self.ctx.read_only {
+            true => Err(StoreError::ReadOnly),
+            false => self.ctx.check_allowed(st.identity.profile()),
+        }
+    }
+
+    /// To be called before any change.
+    pub fn prepare_change(&self, st: &mut State) -> Result<(), StoreError> {
         if self.ctx.read_only {
             return Err(StoreError::ReadOnly);
         }

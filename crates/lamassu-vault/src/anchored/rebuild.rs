@@ -94,6 +94,8 @@ pub fn rebuild(
     }
     vault.verify_sessions()?;
     let row = VaultRow {
+        suite: header.params().suite,
+        domain: header.params().domain,
         degree_log2: trees.degree_log2,
         blocks: trees.blocks,
         root_permissions: super::take::is(shown_digest(&*vault.dirs.root().handle)?),

@@ -38,7 +38,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 pub use lamassu_store::file::Rekey;
-pub use profile::KnownProfile;
+pub use profile::{KnownProfile, ProfileWalk};
 
 /// Walks over a tree in which things are renamed all the while.
 const WALKS_MAX: usize = 5;
@@ -107,6 +107,12 @@ struct RekeyRun<'a> {
     seen: HashSet<StoreId>,
     groups: LinkGroups,
     batch: Batch,
+    /// It was cancelled, and left something out.
+    is_cut: bool,
+    /// Of the directory that a walk was broken off in: the files that are done.
+    files: HashSet<ObjectId>,
+    /// A file that it was broken off in, and the page to go on from.
+    half: Option<(ObjectId, PageNo)>,
 }
 
 impl<'a> RekeyRun<'a> {
@@ -122,7 +128,16 @@ impl<'a> RekeyRun<'a> {
             seen: HashSet::new(),
             groups: LinkGroups::default(),
             batch: Batch::default(),
+            is_cut: false,
+            files: HashSet::new(),
+            half: None,
         }
+    }
+
+    /// Whether to end now, with something left out.
+    fn is_cancelled(&mut self) -> bool {
+        self.is_cut |= self.progress.is_cancelled();
+        self.is_cut
     }
 }
 
@@ -238,7 +253,7 @@ impl RekeyRun<'_> {
             self.withheld(ino, object);
         }
         for entry in entries {
-            if self.progress.is_cancelled() {
+            if self.is_cancelled() {
                 return Ok(());
             }
             if !is_entry(vault.name_mode, &entry.name) {
@@ -297,8 +312,7 @@ impl RekeyRun<'_> {
     fn leaf(&mut self, ino: Ino, parent: Ino, name: &OsStr, st: &Stat) -> Result<()> {
         if self.choice.is_some() {
             return match st.kind {
-                Kind::File if st.nlink > 1 && !self.seen.insert(StoreId::from(st)) => Ok(()),
-                Kind::File => self.file(ino, st),
+                Kind::File => self.file_once(ino, st),
                 _ => Ok(()),
             };
         }
@@ -344,7 +358,9 @@ impl RekeyRun<'_> {
     }
 
     fn steps(&mut self, open: &crate::open::OpenFile, share: u64) -> Result<()> {
-        let (mut from, mut told, mut damaged) = (Some(PageNo::ZERO), 0, 0);
+        let (mut told, mut damaged, object) = (0, 0, self.object(open.ino));
+        let mut half = self.half.take().filter(|(half, _)| Some(*half) == object).map(|(_, page)| page);
+        let mut from = Some(half.unwrap_or(PageNo::ZERO));
         if self.choice.is_some() {
             let _pass = self.vault.change()?;
             let was = open.file().profile();
@@ -356,7 +372,9 @@ impl RekeyRun<'_> {
             }
         }
         while let Some(page) = from {
-            if self.progress.is_cancelled() {
+            if self.is_cancelled() {
+                // Where something was damaged all of it is gone through again.
+                self.half = object.filter(|_| damaged == 0).map(|object| (object, page));
                 return Ok(());
             }
             let step = {
@@ -373,6 +391,11 @@ impl RekeyRun<'_> {
             self.done.read += step.read;
             self.done.written += step.written;
             self.pace();
+            if from.is_none() && damaged == 0 && half.take().is_some() {
+                let _pass = self.vault.change()?;
+                // What lies before may have been written since.
+                from = (!open.file().end_profile()?).then_some(PageNo::ZERO);
+            }
         }
         if damaged == 0 && self.work != Rekey::Outer {
             // Also of a change that was interrupted, and that re-keying has carried on.

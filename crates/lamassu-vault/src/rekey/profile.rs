@@ -4,11 +4,15 @@
 //! and in an anchored vault the anchor has its digest. So a store can choose neither.
 
 use super::RekeyRun;
+use crate::inode::StoreId;
 use crate::regions::bytes_of;
 use crate::{Ino, Kind, ROOT, Rekey, RekeyProgress, Rekeyed, Result, Vault, VaultError};
-use lamassu_format::Profile;
+use lamassu_anchor::ObjectId;
 use lamassu_format::header::NameMode;
 use lamassu_format::profile::Choice;
+use lamassu_format::{PageNo, Profile};
+use lamassu_store::backend::Stat;
+use std::collections::HashSet;
 
 /// Walks over a tree in which things are made and changed all the while.
 const WALKS_MAX: usize = 5;
@@ -20,6 +24,34 @@ pub struct KnownProfile {
     pub profile: Profile,
     /// A change was begun, and not ended: blocks of a file may still be as before.
     pub is_changing: bool,
+}
+
+/// How far a change of profiles has come, from turn to turn.
+#[derive(Default)]
+pub struct ProfileWalk {
+    /// Directories to go through, each with a reference but the root.
+    todo: Vec<Ino>,
+    walks: usize,
+    /// How much was changed when this walk began.
+    changed: u64,
+    /// How much lies ahead is looked at before: that takes a walk through all of it.
+    tells_total: bool,
+    seen: HashSet<StoreId>,
+    files: HashSet<ObjectId>,
+    half: Option<(ObjectId, PageNo)>,
+    done: Rekeyed,
+}
+
+impl ProfileWalk {
+    /// What was done so far.
+    pub fn done(&self) -> Rekeyed {
+        self.done
+    }
+
+    /// The directories that it has references to, once it goes no further: the caller gives them back.
+    pub fn left(&mut self) -> Vec<Ino> {
+        std::mem::take(&mut self.todo).into_iter().filter(|ino| *ino != ROOT).collect()
+    }
 }
 
 impl Vault {
@@ -49,15 +81,30 @@ impl Vault {
     /// broken off, what is done stays done, and every file is whole.
     ///
     /// # Errors
-    /// [`VaultError::Refused`] where the vault cannot keep it; [`lamassu_store::StoreError::NotApproved`]; as
-    /// [`Vault::rekey`].
+    /// [`VaultError::Refused`] where the vault cannot keep it; [`lamassu_store::StoreError::NotApproved`]; that of what
+    /// the policy of the anchor's server forbids; as [`Vault::rekey`].
     pub fn set_profile(&self, ino: Ino, choice: Choice, below: bool, progress: &dyn RekeyProgress) -> Result<Rekeyed> {
+        let mut walk = ProfileWalk { tells_total: true, ..ProfileWalk::default() };
+        let gone = self.set_profile_in_turn(ino, choice, below, (&mut walk, progress));
+        walk.left().into_iter().for_each(|ino| self.forget(ino, 1));
+        gone.map(|_| walk.done)
+    }
+
+    /// The same by turns of a vault that several hosts have: goes on with a walk until its progress says that it is
+    /// cancelled. True: it is done.
+    ///
+    /// # Errors
+    /// As [`Vault::set_profile`].
+    pub fn set_profile_in_turn(
+        &self,
+        ino: Ino,
+        choice: Choice,
+        below: bool,
+        (walk, progress): (&mut ProfileWalk, &dyn RekeyProgress),
+    ) -> Result<bool> {
         drop(self.change()?);
         let kind = self.kind_of(ino)?;
-        let Ok(profile) = choice.over(self.profile(ino)?.profile, self.ctx.ring.suite()) else {
-            return Err(VaultError::Refused("this vault has no files of that profile"));
-        };
-        self.ctx.check_approved(profile)?;
+        self.may_have(ino, choice)?;
         if kind == Kind::Dir && self.name_mode == NameMode::Plain {
             return Err(VaultError::Refused(
                 "directories of a vault with plain names have no record that could hold a profile: set those of files",
@@ -65,15 +112,31 @@ impl Vault {
         }
         let _one = self.rekeying.try_lock().ok_or(super::UNDER_WAY)?;
         let mut run = RekeyRun { choice: Some(choice), ..RekeyRun::new(self, Rekey::Profile, progress) };
-        match kind {
-            Kind::File => run.one_file(ino)?,
-            Kind::Dir => run.directories(ino, below)?,
-            _ => return Err(VaultError::Invalid),
-        }
+        (run.done, run.half) = (walk.done, walk.half.take());
+        (run.seen, run.files) = (std::mem::take(&mut walk.seen), std::mem::take(&mut walk.files));
+        let gone = match kind {
+            Kind::File => run.one_file(ino),
+            Kind::Dir => run.directories(ino, below, walk),
+            _ => Err(VaultError::Invalid),
+        };
+        let RekeyRun { done, half, seen, files, is_cut, .. } = run;
+        (walk.done, walk.half, walk.seen, walk.files) = (done, half, seen, files);
+        gone?;
         let _pass = self.change()?;
         self.settle_all()?;
         self.sync_store()?;
-        Ok(run.done)
+        Ok(!is_cut)
+    }
+
+    /// Whether a file, or what is made in a directory, may have what is chosen.
+    ///
+    /// # Errors
+    /// As [`Vault::set_profile`].
+    pub fn may_have(&self, ino: Ino, choice: Choice) -> Result<()> {
+        let Ok(profile) = choice.over(self.profile(ino)?.profile, self.ctx.ring.suite()) else {
+            return Err(VaultError::Refused("this vault has no files of that profile"));
+        };
+        Ok(self.ctx.check_allowed(profile)?)
     }
 
     fn kind_of(&self, ino: Ino) -> Result<Kind> {
@@ -88,7 +151,7 @@ impl RekeyRun<'_> {
         let Some(choice) = self.choice else { return Ok(before) };
         match choice.over(before, self.vault.ctx.ring.suite()) {
             Ok(profile) => {
-                self.vault.ctx.check_approved(profile)?;
+                self.vault.ctx.check_allowed(profile)?;
                 Ok(profile)
             }
             Err(why) => {
@@ -98,21 +161,42 @@ impl RekeyRun<'_> {
         }
     }
 
+    /// What of a file goes on from turn to turn is kept by: its object.
+    pub(super) fn object(&self, ino: Ino) -> Option<ObjectId> {
+        self.vault.anchored.as_ref().map(|_| self.vault.nodes.lock().object(ino))
+    }
+
+    /// A file, unless this walk has been at it.
+    pub(super) fn file_once(&mut self, ino: Ino, st: &Stat) -> Result<()> {
+        let (object, id) = (self.object(ino), (st.nlink > 1).then(|| StoreId::from(st)));
+        let is_done = object.is_some_and(|object| self.files.contains(&object));
+        if is_done || id.as_ref().is_some_and(|id| self.seen.contains(id)) {
+            return Ok(());
+        }
+        let done = self.file(ino, st);
+        if !self.is_cut {
+            self.files.extend(object);
+            self.seen.extend(id);
+        }
+        done
+    }
+
     fn one_file(&mut self, ino: Ino) -> Result<()> {
         let st = {
             let _tree = self.vault.tree.read();
             self.vault.place(ino)?.2
         };
         self.progress.total(bytes_of(&st));
+        self.done.failed = 0;
         let done = self.file(ino, &st);
         self.note(ino, done)?;
-        self.done.complete = self.done.failed == 0 && !self.progress.is_cancelled();
+        self.done.complete = self.done.failed == 0 && !self.is_cut;
         Ok(())
     }
 
     /// A directory, and all that lies below it: walked through until a walk finds nothing to do, since things may be
     /// made in a directory before its record is put into place.
-    fn directories(&mut self, ino: Ino, below: bool) -> Result<()> {
+    fn directories(&mut self, ino: Ino, below: bool, walk: &mut ProfileWalk) -> Result<()> {
         if !below {
             let staged = self.stage_record(ino);
             self.note(ino, staged)?;
@@ -121,28 +205,57 @@ impl RekeyRun<'_> {
             self.done.complete = flushed.is_ok() && self.done.failed == 0;
             return flushed;
         }
-        for _ in 0..WALKS_MAX {
-            let changed = self.done.changed();
-            self.done.failed = 0;
-            self.seen.clear();
-            let dir = self.vault.dir(ino)?.handle.clone();
-            self.progress.total(self.bytes_ahead(dir)?);
-            if ino != ROOT {
-                self.vault.nodes.lock().add_reference(ino);
+        loop {
+            if walk.todo.is_empty() {
+                if walk.walks == WALKS_MAX {
+                    return Ok(());
+                }
+                (walk.walks, walk.changed) = (walk.walks + 1, self.done.changed());
+                self.done.failed = 0;
+                self.seen.clear();
+                self.files.clear();
+                if walk.tells_total {
+                    let dir = self.vault.dir(ino)?.handle.clone();
+                    self.progress.total(self.bytes_ahead(dir)?);
+                }
+                if ino != ROOT {
+                    self.vault.nodes.lock().add_reference(ino);
+                }
+                walk.todo.push(ino);
             }
-            let mut todo = vec![ino];
-            let walked = self.walk(&mut todo);
-            todo.into_iter().for_each(|ino| self.leave(ino));
-            let finished = walked.and_then(|()| self.flush());
+            let gone = self.go_on(walk).and_then(|()| self.flush());
             self.batch.clear(self.vault);
-            finished?;
-            if self.progress.is_cancelled() {
-                break;
+            gone?;
+            if self.is_cut {
+                return Ok(());
             }
-            if self.done.changed() == changed {
+            if self.done.changed() == walk.changed {
                 self.done.complete = true;
-                break;
+                return Ok(());
             }
+        }
+    }
+
+    /// Goes through directories until none is left, or it is broken off: then the one that it was in stays, and what
+    /// was done of it is known.
+    fn go_on(&mut self, walk: &mut ProfileWalk) -> Result<()> {
+        while let Some(&ino) = walk.todo.last() {
+            if self.is_cancelled() {
+                return Ok(());
+            }
+            let mut inside = Vec::new();
+            let visited = self.directory(ino, &mut inside);
+            let kept = self.note(ino, visited);
+            if self.is_cut {
+                inside.into_iter().for_each(|ino| self.leave(ino));
+                return kept;
+            }
+            walk.todo.pop();
+            walk.todo.extend(inside);
+            self.files.clear();
+            self.leave(ino);
+            kept?;
+            self.progress.advance(0);
         }
         Ok(())
     }

@@ -2,11 +2,11 @@
 //! section 6).
 use crate::common;
 
-use common::anchored::{assert_outdated, open_anchored};
+use common::anchored::{anchor, assert_outdated, open_anchored};
 use common::keyed::*;
 use common::*;
-use lamassu_anchor::AnchorError;
-use lamassu_anchor::table::{MemoryTable, Table};
+use lamassu_anchor::table::{Change, MemoryTable, Space, Table};
+use lamassu_anchor::{AnchorError, VaultRow};
 use lamassu_store::BackendDir;
 use lamassu_vault::anchor::{NewTrees, Rebuilt, rebuild};
 use lamassu_vault::*;
@@ -97,6 +97,24 @@ fn an_anchor_is_made_of_what_is_there() {
 }
 
 /// Rows are committed in batches: names of one object may be far apart.
+/// The server that keeps an anchor judges by these, and does not see the header.
+#[test]
+fn an_anchor_that_says_another_suite_or_domain_than_the_header_is_refused() {
+    let recipe = Recipe::default();
+    let backend = memory();
+    Vault::make_tree(&*backend, &recipe.header(), &recipe.ring()).unwrap();
+    let table: Arc<dyn Table> = Arc::new(MemoryTable::default());
+    open_anchored(&recipe, &backend, &table, false).unwrap().close().unwrap();
+    let row = anchor(&recipe, &table).vault();
+    let (suite, domain) = (lamassu_format::Suite::Chacha, lamassu_format::Domain::None);
+    for lie in [VaultRow { suite, ..row.clone() }, VaultRow { domain, ..row.clone() }] {
+        let lie = Change { space: Space::Vault, key: b"vault".to_vec(), value: Some(lie.encode()) };
+        table.commit(&[lie]).unwrap();
+        let refused = open_anchored(&recipe, &backend, &table, true);
+        assert!(matches!(refused, Err(VaultError::Anchor(AnchorError::OtherProperties { .. }))));
+    }
+}
+
 #[test]
 fn an_anchor_of_many_entries_is_made_in_batches() {
     let recipe = Recipe::plain();

@@ -18,6 +18,7 @@ use crate::{convert, proto};
 use lamassu_anchor::head::Head;
 use lamassu_anchor::table::{self, Change, DiskTable, Readers, Space, Standing, Table, Visit};
 use lamassu_anchor::{AnchorError, ServerFault};
+use lamassu_format::Profile;
 use lamassu_lease::Mode;
 use parking_lot::Mutex;
 use std::path::Path;
@@ -200,6 +201,10 @@ impl Table for Mirrored {
 
     fn wait_while_good(&self) {
         self.session.wait_while_good();
+    }
+
+    fn check_profile(&self, profile: Profile) -> Result<()> {
+        self.session.check_profile(profile)
     }
 
     fn commit(&self, changes: &[Change]) -> Result<()> {

@@ -10,14 +10,16 @@ mod serve;
 use self::serve::attend;
 use super::turns::Told;
 use super::{Connection, Result, runtime};
+use crate::limits::{Forbidden, Limits};
 use crate::{clock, convert, proto};
 use lamassu_anchor::head::Head;
 use lamassu_anchor::table::Standing;
 use lamassu_anchor::{AnchorError, ServerFault};
+use lamassu_format::Profile;
 use lamassu_lease::client::{Client, Op};
 use lamassu_lease::{Call, Millis, Mode, Object, SessionId, Terms};
-use parking_lot::{Condvar, Mutex};
-use std::collections::VecDeque;
+use parking_lot::{Condvar, Mutex, RwLock};
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::Notify;
@@ -32,6 +34,8 @@ const LEAVING: Duration = Duration::from_secs(2);
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(3);
 /// The longest wait for a moment of the clock.
 const LOOK_AT_CLOCK: Duration = Duration::from_secs(1);
+/// Between two lines of the log on one rule.
+const SAID_EVERY: Duration = Duration::from_secs(60);
 /// What nobody waits for.
 const NOBODY: Op = Op(0);
 
@@ -63,6 +67,10 @@ struct Shared {
     vault: [u8; 16],
     session: SessionId,
     terms: Terms,
+    /// What the server's policy forbids.
+    limits: RwLock<Limits>,
+    /// When the log was told that something is forbidden, by rule.
+    told_of: Mutex<HashMap<Arc<str>, Instant>>,
     state: Mutex<State>,
     /// The state has changed.
     changed: Condvar,
@@ -145,7 +153,7 @@ impl Attended {
                 Err(connection.error(ServerFault::Unreachable { detail: "no answer in time".into() }))
             })
         })?;
-        let (said, begun) = begun?;
+        let (said, begun, limits) = begun?;
         if begun.turns != (how == Use::ByTurns) {
             let detail = "it gives no vault by turns".into();
             return Err(connection.error(ServerFault::Version { detail }));
@@ -174,6 +182,8 @@ impl Attended {
             vault,
             session,
             terms,
+            limits: RwLock::new(limits.unwrap_or_default()),
+            told_of: Mutex::default(),
             state: Mutex::new(state),
             changed: Condvar::new(),
             kick: Notify::new(),
@@ -361,6 +371,27 @@ impl Session {
             }
             self.shared.changed.wait_for(&mut state, left.min(LOOK_AT_CLOCK));
         }
+    }
+
+    /// Whether the server's policy, as it was told last, lets this host make and write files of a profile.
+    ///
+    /// # Errors
+    /// [`ServerFault::Policy`].
+    pub fn check_profile(&self, profile: Profile) -> Result<()> {
+        let forbidden = self.shared.limits.read().forbids(profile).cloned();
+        let Some(Forbidden { rule, what }) = forbidden else { return Ok(()) };
+        let is_new = {
+            let told_of = &mut *self.shared.told_of.lock();
+            let is_new = told_of.get(&rule).is_none_or(|told| told.elapsed() >= SAID_EVERY);
+            if is_new {
+                told_of.insert(rule.clone(), Instant::now());
+            }
+            is_new
+        };
+        if is_new {
+            tracing::warn!(server = self.shared.connection.server(), %rule, %what, "refused: the server's policy forbids it");
+        }
+        Err(self.shared.connection.error(ServerFault::Policy { rule: rule.to_string(), what: what.to_string() }))
     }
 
     /// How long what needs the server waits for it.

@@ -2,6 +2,7 @@
 
 use super::{AGAIN_AFTER, Given, LEAVE_TIMEOUT, Shared, State, VAULT};
 use crate::host::{Connection, Result};
+use crate::limits::Limits;
 use crate::{clock, convert, proto};
 use lamassu_anchor::{AnchorError, ServerFault};
 use lamassu_lease::client::Do;
@@ -20,14 +21,16 @@ const OUTBOX: usize = 64;
 pub(super) type Said = (mpsc::Sender<proto::Up>, Streaming<proto::Down>);
 
 /// Opens a stream whose first words are these, and takes the first that comes.
-pub(super) async fn attend(connection: &Connection, first: proto::Up) -> Result<(Said, proto::Begun)> {
+pub(super) async fn attend(connection: &Connection, first: proto::Up) -> Result<(Said, proto::Begun, Option<Limits>)> {
     let (up, said) = mpsc::channel(OUTBOX);
     let _ = up.send(first).await;
     let stream = connection.sessions().attend(ReceiverStream::new(said)).await;
     let mut down = stream.map_err(|status| connection.failed(&status))?.into_inner();
     let first = down.message().await.map_err(|status| connection.failed(&status))?;
+    let limits = first.as_ref().and_then(|down| down.policy.as_ref()).map(Limits::from_proto).transpose();
+    let limits = limits.map_err(|error| connection.garbled(error.0))?;
     match first.and_then(|down| down.said) {
-        Some(proto::down::Said::Begun(begun)) => Ok(((up, down), begun)),
+        Some(proto::down::Said::Begun(begun)) => Ok(((up, down), begun, limits)),
         Some(proto::down::Said::Ended(_)) => Err(connection.error(ServerFault::Ended)),
         _ => Err(connection.garbled("a session did not begin")),
     }
@@ -89,8 +92,9 @@ impl Shared {
             let first = self.state.lock().outbox.pop_front();
             let Some(first) = first else { return };
             match attend(&self.connection, convert::from_call(&first, self.of())).await {
-                Ok((again, _)) => {
+                Ok((again, _, limits)) => {
                     said = Some(again);
+                    self.limit(limits);
                     let mut state = self.state.lock();
                     let beat = state.client.beat(clock::now());
                     self.carry_out(&mut state, vec![beat]);
@@ -101,6 +105,17 @@ impl Shared {
                     self.wait_to_connect().await;
                 }
             }
+        }
+    }
+
+    /// The server has said what its policy forbids, if it has.
+    fn limit(&self, limits: Option<Limits>) {
+        let Some(limits) = limits else { return };
+        let now = &mut *self.limits.write();
+        if *now != limits {
+            let server = self.connection.server();
+            tracing::info!(server, "what the server's policy forbids here has changed");
+            *now = limits;
         }
     }
 
@@ -142,6 +157,9 @@ impl Shared {
             tokio::select! {
                 said = down.message() => {
                     let Ok(Some(said)) = said else { return };
+                    let Ok(limits) = said.policy.as_ref().map(Limits::from_proto).transpose() else { return };
+                    // Before what is granted: that is used by it.
+                    self.limit(limits);
                     let (Ok(head), Ok(reply)) = (convert::head_of_grant(&said), convert::to_reply(said)) else { return };
                     let mut state = self.state.lock();
                     state.head = head.unwrap_or(state.head);

@@ -29,7 +29,8 @@ pub fn new_anchor(header: &VaultHeader, backend: &dyn Backend, table: &Arc<dyn T
         }
         NameMode::Plain => Sealed::Nothing,
     };
-    let row = VaultRow::new(header.id(), TokenKey::new([2; 32]));
+    let VaultParams { suite, domain, .. } = *header.params();
+    let row = VaultRow { suite, domain, ..VaultRow::new(header.id(), TokenKey::new([2; 32])) };
     let content = Content::Dir { record, parent: ObjectId::ROOT, name: Token([0; 16]) };
     let root = Row { mode: 0o700, uid: 0, gid: 0, links: 1, content, attributes: Sealed::Nothing };
     Anchor::create(table.clone(), row, root).unwrap()

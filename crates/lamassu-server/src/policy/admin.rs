@@ -1,0 +1,258 @@
+//! What an administrator asks of the policy: which rules there are, what they come to for a host and a vault, and which
+//! files do not keep to it.
+
+use super::{Patterns, Policy, Rule, Subject, Words, violations};
+use crate::admin::{Administered, id_of};
+use crate::{Result, ServerError};
+use data_encoding::HEXLOWER;
+use lamassu_anchor::table::DiskTable;
+use lamassu_anchor::{Anchor, AnchorError};
+use lamassu_format::profile::{Choice, KeyKind, Protection};
+use lamassu_format::{Cipher, Domain, Hash, Profile, Suite};
+use lamassu_rpc::limits::Forbidden;
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+/// Files of one vault that are named in an answer.
+const FOUND_MAX: usize = 10_000;
+
+/// What is asked.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "about")]
+pub enum PolicyRequest {
+    /// The rules.
+    Show,
+    /// What is decided of a host in a vault.
+    Test {
+        /// the host's name
+        host: String,
+        /// the vault, hex
+        vault: String,
+        /// parts of a profile, by commas; without: all profiles
+        profile: Option<String>,
+        /// by what the file says, not by what is in force
+        file: bool,
+    },
+    /// Which files do not keep to it.
+    Check {
+        /// the vault, hex
+        vault: String,
+    },
+}
+
+/// What is answered.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "about")]
+pub enum PolicyAnswer {
+    /// The rules.
+    Rules {
+        /// in the order of the file
+        rules: Vec<ShownRule>,
+        /// They are in force: of a server that runs. The file may say something else by now.
+        in_force: bool,
+        /// what is to be said of the file
+        note: Option<String>,
+    },
+    /// What is decided.
+    Decided {
+        /// by profile
+        decided: Vec<Decided>,
+    },
+    /// Files that do not keep to it.
+    Found {
+        /// by object
+        files: Vec<Violation>,
+        /// so many more
+        more: u64,
+    },
+}
+
+/// A rule, for people.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ShownRule {
+    /// its name
+    pub rule: String,
+    /// of which hosts
+    pub hosts: Vec<String>,
+    /// of which vaults
+    pub vaults: Vec<String>,
+    /// by aspect
+    pub forbids: BTreeMap<String, Vec<String>>,
+    /// by aspect
+    pub requires: BTreeMap<String, Vec<String>>,
+}
+
+/// Whether a host may have files of a profile.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Decided {
+    /// for people
+    pub profile: String,
+    /// the rules that forbid it, each with what; none: it may
+    pub forbidden: Vec<(String, String)>,
+}
+
+/// A file whose profile is forbidden.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Violation {
+    /// its number in the anchor
+    pub object: u64,
+    /// for people
+    pub profile: String,
+    /// the first rule that forbids it
+    pub rule: String,
+    /// the hosts for which that is so
+    pub hosts: BTreeSet<String>,
+}
+
+/// All words of a rule, by aspect: those that are forbidden, or those that are required.
+fn aspects(rule: &Rule, required: bool) -> BTreeMap<String, Vec<String>> {
+    fn names<T: Copy>(words: &Words<T>, required: bool, name: fn(T) -> &'static str) -> Vec<String> {
+        let values = if required { words.required.as_deref().unwrap_or_default() } else { &words.forbidden };
+        values.iter().map(|value| name(*value).to_owned()).collect()
+    }
+    let all = [
+        ("suites", names(&rule.suites, required, Suite::name)),
+        ("domains", names(&rule.domains, required, Domain::name)),
+        ("protections", names(&rule.protections, required, Protection::name)),
+        ("ciphers", names(&rule.ciphers, required, Cipher::name)),
+        ("hashes", names(&rule.hashes, required, Hash::name)),
+        ("keys", names(&rule.keys, required, KeyKind::name)),
+    ];
+    let said = all.into_iter().filter(|(_, words)| !words.is_empty());
+    said.map(|(aspect, words)| (aspect.to_owned(), words)).collect()
+}
+
+fn shown(patterns: &Patterns) -> Vec<String> {
+    let all = if patterns.those.is_empty() { vec!["*".to_owned()] } else { patterns.those.clone() };
+    all.into_iter().chain(patterns.but.iter().map(|but| format!("!{but}"))).collect()
+}
+
+impl Policy {
+    /// For people.
+    fn shown(&self) -> Vec<ShownRule> {
+        let shown = |rule: &Rule| ShownRule {
+            rule: rule.name.clone(),
+            hosts: shown(&rule.hosts),
+            vaults: shown(&rule.vaults),
+            forbids: aspects(rule, false),
+            requires: aspects(rule, true),
+        };
+        self.rules.iter().map(shown).collect()
+    }
+}
+
+/// The profile that is meant by some of its parts, in a vault of a suite.
+fn profile_of(parts: &str, suite: Suite) -> std::result::Result<Profile, String> {
+    let mut choice = Choice::default();
+    for part in parts.split(',').map(str::trim) {
+        // No word is a part of two kinds.
+        let is_first = if let Some(word) = Protection::from_name(part) {
+            choice.protection.replace(word).is_none()
+        } else if let Some(word) = KeyKind::from_name(part) {
+            choice.key.replace(word).is_none()
+        } else if let Some(word) = Cipher::from_name(part) {
+            choice.cipher.replace(word).is_none()
+        } else if let Some(word) = Hash::from_name(part) {
+            choice.hash.replace(word).is_none()
+        } else {
+            return Err(format!("{part:?} is no protection, kind of block keys, cipher or hash"));
+        };
+        if !is_first {
+            return Err(format!("{part:?} is the second of its kind"));
+        }
+    }
+    choice.over(Profile::DEFAULT, suite).map_err(|error| error.to_string())
+}
+
+/// Answers.
+///
+/// # Errors
+/// [`ServerError`].
+pub fn answer(of: &Administered, asked: PolicyRequest) -> Result<PolicyAnswer> {
+    match asked {
+        PolicyRequest::Show => {
+            let Some(policies) = &of.policies else {
+                let rules = Policy::read(&of.dir)?.0.shown();
+                return Ok(PolicyAnswer::Rules { rules, in_force: false, note: None });
+            };
+            let note = match policies.differs_from_file() {
+                Ok(false) => None,
+                Ok(true) => {
+                    Some(format!("{} says something else by now: reload the server", policies.path().display()))
+                }
+                Err(error) => Some(format!("a reload would fail: {error}")),
+            };
+            Ok(PolicyAnswer::Rules { rules: policies.now().1.shown(), in_force: true, note })
+        }
+        PolicyRequest::Test { host, vault, profile, file } => {
+            let (_, subject) = subject(of, &vault, &host)?;
+            let policy = policy(of, file)?;
+            let profiles = match profile {
+                Some(parts) => {
+                    vec![profile_of(&parts, subject.suite).map_err(|detail| ServerError::Garbled { detail })?]
+                }
+                None => {
+                    let all = (0..=u8::MAX).filter_map(Profile::of_number);
+                    all.filter(|profile| profile.check(subject.suite).is_ok()).collect()
+                }
+            };
+            let decided = |profile: Profile| Decided {
+                profile: profile.named(subject.suite).to_string(),
+                forbidden: (policy.reasons(&subject, profile))
+                    .map(|Forbidden { rule, what }| (rule.to_string(), what.to_string()))
+                    .collect(),
+            };
+            Ok(PolicyAnswer::Decided { decided: profiles.into_iter().map(decided).collect() })
+        }
+        PolicyRequest::Check { vault } => check(of, &vault),
+    }
+}
+
+fn policy(of: &Administered, file: bool) -> Result<Arc<Policy>> {
+    match &of.policies {
+        Some(policies) if !file => Ok(policies.now().1),
+        _ => Ok(Arc::new(Policy::read(&of.dir)?.0)),
+    }
+}
+
+/// A vault that is kept here, as a host would use it.
+fn subject(of: &Administered, vault: &str, host: &str) -> Result<(Arc<DiskTable>, Subject)> {
+    let hex = id_of(vault)?;
+    let id: [u8; 16] = HEXLOWER.decode(hex.as_bytes()).ok().and_then(|id| id.try_into().ok()).unwrap_or_default();
+    let table = of.table(&id)?.map_err(|error| match error {
+        AnchorError::Missing { .. } => ServerError::NoVault { id: hex.clone() },
+        error => error.into(),
+    })?;
+    let row = Anchor::open(table.clone(), &id)?.vault();
+    Ok((table, Subject::of(host, &row)))
+}
+
+fn check(of: &Administered, vault: &str) -> Result<PolicyAnswer> {
+    let policy = policy(of, false)?;
+    let mut files: BTreeMap<(u64, String), Violation> = BTreeMap::new();
+    let mut more = BTreeSet::new();
+    let hosts = of.state.hosts();
+    let hex = id_of(vault)?;
+    let granted = hosts.iter().filter(|(_, host)| !host.is_revoked && host.vaults.contains(&hex));
+    for (host, _) in granted {
+        let (table, subject) = subject(of, vault, host)?;
+        violations(&table, (&policy, &subject), |object, profile, Forbidden { rule, .. }| {
+            let key = (object.0, rule.to_string());
+            if files.len() >= FOUND_MAX && !files.contains_key(&key) {
+                more.insert(object.0);
+                return ControlFlow::Continue(());
+            }
+            let found = files.entry(key).or_insert_with(|| Violation {
+                object: object.0,
+                profile: profile.named(subject.suite).to_string(),
+                rule: rule.to_string(),
+                hosts: BTreeSet::new(),
+            });
+            found.hosts.insert(host.clone());
+            ControlFlow::Continue(())
+        })?;
+    }
+    Ok(PolicyAnswer::Found { files: files.into_values().collect(), more: more.len() as u64 })
+}

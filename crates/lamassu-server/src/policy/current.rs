@@ -1,0 +1,222 @@
+//! The policy in force, and those that were before it.
+//!
+//! A new policy counts at once for whatever begins behind it: a session, a turn, an anchor that is put. What is under
+//! way is told of it with the next reply, and may commit for two terms more what the policy allows that it began under:
+//! a host that keeps to what it is told has committed by then what it had queued. So a reload costs no honest host
+//! anything.
+//!
+//! The text in force is kept beside the file, so that a server that starts with another one knows what hosts were told
+//! last.
+
+use super::{FILE, Policy, Subject, parse};
+use crate::audit::Event;
+use crate::metrics::Metrics;
+use crate::state::State;
+use crate::vaults::{Lost, Refused};
+use crate::{Result, ServerError};
+use data_encoding::HEXLOWER;
+use lamassu_crypto::wrap::sha256;
+use lamassu_lease::{Millis, Terms};
+use lamassu_rpc::clock::now;
+use lamassu_rpc::limits::{Forbidden, Limits};
+use parking_lot::{Mutex, RwLock};
+use std::collections::HashMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// The text that was in force last, in the server's directory.
+const APPLIED: &str = "policy.applied";
+/// Between two entries of the audit log on the same.
+const NOTED_EVERY: Duration = Duration::from_secs(60);
+/// Different refusals that are remembered for that.
+const NOTED_MAX: usize = 10_000;
+
+/// Where something was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum At {
+    /// A session was to begin.
+    Session,
+    /// Rows were to be committed.
+    Commit,
+    /// An anchor was to be put.
+    Anchor,
+}
+
+impl At {
+    /// As the audit log and the metrics have it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            At::Session => "session",
+            At::Commit => "commit",
+            At::Anchor => "anchor",
+        }
+    }
+}
+
+/// How many policies there were before.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PolicyNo(u64);
+
+struct Earlier {
+    number: PolicyNo,
+    policy: Arc<Policy>,
+    /// It counts for nobody from then on.
+    until: Millis,
+}
+
+struct Inner {
+    number: PolicyNo,
+    now: Arc<Policy>,
+    text: String,
+    earlier: Vec<Earlier>,
+}
+
+/// What was refused, to whom.
+type Noted = (String, String, Arc<str>, At);
+
+/// See the module's head.
+pub struct Policies {
+    dir: PathBuf,
+    grace: Millis,
+    inner: RwLock<Inner>,
+    noted: Mutex<HashMap<Noted, Instant>>,
+    state: Arc<State>,
+    metrics: Metrics,
+}
+
+fn digest(text: &str) -> String {
+    HEXLOWER.encode(&sha256(text.as_bytes()))
+}
+
+impl Policies {
+    /// That in a server's directory.
+    ///
+    /// # Errors
+    /// [`ServerError::Config`], [`ServerError::File`].
+    pub fn start(dir: &Path, terms: Terms, (state, metrics): (Arc<State>, Metrics)) -> Result<Policies> {
+        let (policy, text) = Policy::read(dir)?;
+        // One that does not parse, of a later version say, is one that nobody goes by.
+        let applied = super::file::read_text(dir, APPLIED)?.unwrap_or_default();
+        let before = if applied == text { policy.clone() } else { parse(&applied).unwrap_or_default() };
+        let grace = Millis(2 * terms.term().0);
+        let inner = Inner { number: PolicyNo(0), now: Arc::new(before), text: applied, earlier: Vec::new() };
+        let noted = Mutex::default();
+        let policies = Policies { dir: dir.into(), grace, inner: RwLock::new(inner), noted, state, metrics };
+        policies.apply_unless_same(policy, text)?;
+        Ok(policies)
+    }
+
+    /// Takes what the file says now. What makes no sense changes nothing.
+    ///
+    /// # Errors
+    /// [`ServerError::Config`], [`ServerError::File`].
+    pub fn reload(&self) -> Result<()> {
+        let read = Policy::read(&self.dir).and_then(|(policy, text)| self.apply_unless_same(policy, text));
+        self.metrics.policy_read(read.is_ok());
+        read
+    }
+
+    fn apply_unless_same(&self, policy: Policy, text: String) -> Result<()> {
+        if self.inner.read().text == text {
+            return Ok(());
+        }
+        let path = self.dir.join(APPLIED);
+        // What is lost of it at a crash is the grace of who was told of the one before.
+        fs::write(&path, &text).map_err(ServerError::file("write", &path))?;
+        let rules = policy.len() as u64;
+        if !(policy.is_empty() && self.now().1.is_empty()) {
+            self.state.note(Event::PolicyTaken { rules, digest: digest(&text) })?;
+        }
+        let inner = &mut *self.inner.write();
+        let at = now();
+        inner.earlier.retain(|earlier| at < earlier.until);
+        let (number, until) = (inner.number, Millis(at.0 + self.grace.0));
+        inner.earlier.push(Earlier { number, policy: inner.now.clone(), until });
+        inner.number.0 += 1;
+        (inner.now, inner.text) = (Arc::new(policy), text);
+        tracing::info!(rules, "the policy is in force");
+        Ok(())
+    }
+
+    /// That in force.
+    pub fn now(&self) -> (PolicyNo, Arc<Policy>) {
+        let inner = self.inner.read();
+        (inner.number, inner.now.clone())
+    }
+
+    /// The number of that in force.
+    pub fn number(&self) -> PolicyNo {
+        self.inner.read().number
+    }
+
+    /// The text in force.
+    pub fn text(&self) -> String {
+        self.inner.read().text.clone()
+    }
+
+    /// What a host may do in a vault that was told of a policy: by that in force, and by each since the one it knew for
+    /// as long as that counts. That in force comes first.
+    pub fn limits(&self, subject: &Subject, known: PolicyNo, cache: &mut LimitsCache) -> Vec<Arc<Limits>> {
+        let inner = self.inner.read();
+        let at = now();
+        let earlier = inner.earlier.iter().filter(|earlier| earlier.number >= known && at < earlier.until);
+        let all = std::iter::once((inner.number, &inner.now)).chain(earlier.map(|one| (one.number, &one.policy)));
+        let all: Vec<_> = all.map(|(number, policy)| (number, cache.of(number, || policy.limits(subject)))).collect();
+        cache.0.retain(|number, _| all.iter().any(|(used, _)| used == number));
+        all.into_iter().map(|(_, limits)| limits).collect()
+    }
+
+    /// Notes that something was refused, and makes the answer of it.
+    pub fn refuse(&self, subject: &Subject, at: At, Forbidden { rule, what }: Forbidden) -> Refused {
+        self.metrics.policy_refused(at);
+        let (host, vault) = (subject.host.clone(), subject.vault.clone());
+        if self.is_to_be_noted((host.clone(), vault.clone(), rule.clone(), at)) {
+            let (rule, what) = (rule.to_string(), what.to_string());
+            let event = Event::PolicyRefused { host, vault, rule, what, at: at.name().into() };
+            if let Err(error) = self.state.note(event) {
+                return Refused::Lost(Lost(error));
+            }
+        }
+        Refused::Policy { rule: rule.to_string(), what: what.to_string() }
+    }
+
+    /// Once in a while: a host can be refused as often as it likes.
+    fn is_to_be_noted(&self, what: Noted) -> bool {
+        let noted = &mut *self.noted.lock();
+        if noted.get(&what).is_some_and(|at| at.elapsed() < NOTED_EVERY) {
+            return false;
+        }
+        if noted.len() >= NOTED_MAX {
+            noted.retain(|_, at| at.elapsed() < NOTED_EVERY);
+        }
+        if noted.len() < NOTED_MAX {
+            noted.insert(what, Instant::now());
+        }
+        true
+    }
+
+    /// Whether the file says something else than what is in force; an error: what is wrong with it.
+    ///
+    /// # Errors
+    /// [`ServerError::Config`], [`ServerError::File`].
+    pub fn differs_from_file(&self) -> Result<bool> {
+        Ok(Policy::read(&self.dir)?.1 != self.text())
+    }
+
+    /// The file's name, for people.
+    pub fn path(&self) -> PathBuf {
+        self.dir.join(FILE)
+    }
+}
+
+/// What policies come to for one host and vault.
+#[derive(Default)]
+pub struct LimitsCache(HashMap<PolicyNo, Arc<Limits>>);
+
+impl LimitsCache {
+    fn of(&mut self, number: PolicyNo, limits: impl FnOnce() -> Limits) -> Arc<Limits> {
+        self.0.entry(number).or_insert_with(|| Arc::new(limits())).clone()
+    }
+}

@@ -1,0 +1,122 @@
+//! `lamassu-server policy`: what hosts may do in vaults.
+
+use crate::print_json;
+use clap::Subcommand;
+use lamassu_server::admin::{Answer, Request, ask};
+use lamassu_server::policy::admin::{Decided, PolicyAnswer, PolicyRequest, ShownRule, Violation};
+use lamassu_server::{Result, ServerError};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+#[derive(Subcommand)]
+pub enum PolicyCommand {
+    /// Show the rules: those in force of a server that runs, otherwise those of the file
+    Show {
+        /// Print one JSON document
+        #[arg(long)]
+        json: bool,
+        /// The server's directory
+        dir: PathBuf,
+    },
+    /// Tell whether a host may make and write files of a profile in a vault, and by which rule not
+    Test {
+        /// Print one JSON document
+        #[arg(long)]
+        json: bool,
+        /// By what the file says, not by what is in force
+        #[arg(long)]
+        file: bool,
+        /// The server's directory
+        dir: PathBuf,
+        /// The host's name
+        host: String,
+        /// The vault, by its id in `lamassu info`
+        vault: String,
+        /// Parts of a profile, by commas (`none`, `random,aes-128`), the rest as it is by default; without: all there
+        /// are
+        profile: Option<String>,
+    },
+    /// List the files of a vault whose profiles are forbidden to hosts that may use it
+    Check {
+        /// Print one JSON document
+        #[arg(long)]
+        json: bool,
+        /// The server's directory
+        dir: PathBuf,
+        /// The vault, by its id in `lamassu info`
+        vault: String,
+    },
+}
+
+fn told(dir: &Path, asked: PolicyRequest) -> Result<PolicyAnswer> {
+    match ask(dir, Request::Policy { asked })? {
+        Answer::Policy { told } => Ok(told),
+        _ => Err(ServerError::Garbled { detail: "an answer that was not asked for".into() }),
+    }
+}
+
+pub fn run(command: PolicyCommand) -> Result<()> {
+    match command {
+        PolicyCommand::Show { json, dir } => {
+            let answer = told(&dir, PolicyRequest::Show)?;
+            match &answer {
+                PolicyAnswer::Rules { .. } if json => print_json(&answer),
+                PolicyAnswer::Rules { rules, in_force, note } => {
+                    rules.iter().for_each(|rule| println!("{}", shown(rule)));
+                    let which = if *in_force { "in force" } else { "in the file; no server runs" };
+                    eprintln!("{} rules {which}", rules.len());
+                    note.iter().for_each(|note| eprintln!("{note}"));
+                }
+                _ => {}
+            }
+            Ok(())
+        }
+        PolicyCommand::Test { json, file, dir, host, vault, profile } => {
+            let one = profile.is_some();
+            let answer = told(&dir, PolicyRequest::Test { host, vault, profile, file })?;
+            let PolicyAnswer::Decided { decided } = &answer else { return Ok(()) };
+            match json {
+                true => print_json(&answer),
+                false => decided.iter().for_each(|one| println!("{}", decision(one))),
+            }
+            let forbidden = decided.iter().filter(|one| !one.forbidden.is_empty()).count();
+            if one && forbidden > 0 { Err(ServerError::Forbidden { count: forbidden }) } else { Ok(()) }
+        }
+        PolicyCommand::Check { json, dir, vault } => {
+            let answer = told(&dir, PolicyRequest::Check { vault })?;
+            let PolicyAnswer::Found { files, more } = &answer else { return Ok(()) };
+            match json {
+                true => print_json(&answer),
+                false => files.iter().for_each(|file| println!("{}", found(file))),
+            }
+            let count = files.len() + usize::try_from(*more).unwrap_or(usize::MAX);
+            if count > 0 { Err(ServerError::Forbidden { count }) } else { Ok(()) }
+        }
+    }
+}
+
+/// `"name"  hosts a, !b  vaults *  forbids protections none  requires ciphers aes-256`
+fn shown(rule: &ShownRule) -> String {
+    let said = |how: &str, words: &BTreeMap<String, Vec<String>>| {
+        let each = words.iter().map(|(aspect, words)| format!("  {how} {aspect} {}", words.join(", ")));
+        each.collect::<String>()
+    };
+    let (forbids, requires) = (said("forbids", &rule.forbids), said("requires", &rule.requires));
+    let (hosts, vaults) = (rule.hosts.join(", "), rule.vaults.join(", "));
+    format!("{:?}  hosts {hosts}  vaults {vaults}{forbids}{requires}", rule.rule)
+}
+
+fn decision(Decided { profile, forbidden }: &Decided) -> String {
+    match forbidden.is_empty() {
+        true => format!("allowed    {profile}"),
+        false => {
+            let by: Vec<_> = forbidden.iter().map(|(rule, what)| format!("{what} by {rule:?}")).collect();
+            format!("forbidden  {profile}: {}", by.join("; "))
+        }
+    }
+}
+
+fn found(Violation { object, profile, rule, hosts }: &Violation) -> String {
+    let hosts: Vec<_> = hosts.iter().map(String::as_str).collect();
+    format!("object {object}  {profile}  by {rule:?} for {}", hosts.join(", "))
+}
