@@ -258,6 +258,7 @@ fn source(error: &SourceError) -> FaultKind {
         | SourceError::NotMade
         | SourceError::NotDestroyed
         | SourceError::NoServers
+        | SourceError::NotAServer
         | SourceError::NotAZone => FaultKind::Usage,
         SourceError::EmptyPassphrase => FaultKind::EmptyPassphrase,
         SourceError::PassphraseTooLong { .. }

@@ -32,7 +32,10 @@ pub mod unlock;
 pub mod witness;
 
 pub use attempt::{Attempt, Slots, unlock};
-pub use create::{NewClone, NewVault, NewZone, Outer, Zone, clone_vault, copy_zone, create_vault, create_zone};
+pub use create::{
+    NewClone, NewVault, NewZone, Outer, Zone, clone_vault, copy_zone, create_oblivious_zone, create_vault, create_zone,
+};
+pub use providers::server::ObliviousKey;
 pub use dataset::{NewDataset, create_dataset, unlock_by_parent};
 pub use error::KeyError;
 pub use fault::{KeyState, ServerFault, TokenFault};
