@@ -201,6 +201,13 @@ impl KeyRing {
         self.epochs.read().inner[0].1.clone()
     }
 
+    /// Before anything is written in a process that will be confined: see [`Oblivious::prepare`].
+    pub fn prepare(&self) {
+        if let Some(oblivious) = self.inner().oblivious() {
+            oblivious.prepare();
+        }
+    }
+
     /// Every K_in, newest first.
     pub fn inners(&self) -> Vec<Arc<InnerKey>> {
         self.now().inner.iter().map(|(_, k)| k.clone()).collect()

@@ -325,13 +325,16 @@ impl Unlocked {
     /// its number.
     ///
     /// # Errors
-    /// As [`Unlocked::rotate`]; [`KeyError::Header`] in suite `paper`.
+    /// As [`Unlocked::rotate`]; [`KeyError::SuiteNotOblivious`].
     pub fn rotate_zone(
         &mut self,
         zone: &mut ZoneFile,
         oblivious: Option<ObliviousKey>,
         created: u64,
     ) -> Result<u32, KeyError> {
+        if oblivious.is_some() {
+            crate::create::check_oblivious(zone.suite())?;
+        }
         self.edit_keychain(zone, |keychain, _| keychain.append_epoch(Tier::Inner, created, oblivious))
     }
 

@@ -62,6 +62,8 @@ pub struct Metrics {
     findings: Counter,
     posts: Family<Post, Counter>,
     keys: Family<Asked, Counter>,
+    evaluations: Counter,
+    put_off: Counter,
 }
 
 impl Default for Metrics {
@@ -79,6 +81,8 @@ impl Default for Metrics {
             findings: Counter::default(),
             posts: Family::default(),
             keys: Family::default(),
+            evaluations: Counter::default(),
+            put_off: Counter::default(),
         }
     }
 }
@@ -87,8 +91,20 @@ impl Metrics {
     /// A call of this path came.
     pub fn called(&self, path: &str, is_admitted: bool) {
         // Of the protocol's own alone: whoever makes names up makes no series.
-        const CALLS: [&str; 10] =
-            ["Join", "Attend", "Rows", "Commit", "Put", "Reconcile", "GiveUp", "Report", "MakeKey", "GiveKey"];
+        const CALLS: [&str; 12] = [
+            "Join",
+            "Attend",
+            "Rows",
+            "Commit",
+            "Put",
+            "Reconcile",
+            "GiveUp",
+            "Report",
+            "MakeKey",
+            "GiveKey",
+            "OpenOblivious",
+            "Evaluate",
+        ];
         let name = path.rsplit('/').next().unwrap_or_default();
         let call = CALLS.iter().find(|call| **call == name).copied().unwrap_or("other");
         let admitted = if is_admitted { "yes" } else { "no" };
@@ -131,6 +147,16 @@ impl Metrics {
         self.keys.get_or_create(&Asked { given: if is_given { "yes" } else { "no" } }).inc();
     }
 
+    /// So many elements were evaluated.
+    pub fn evaluated(&self, elements: usize) {
+        self.evaluations.inc_by(elements as u64);
+    }
+
+    /// A host has asked for more evaluations than it may.
+    pub fn put_off(&self) {
+        self.put_off.inc();
+    }
+
     /// A connection was refused before its peer was known.
     pub fn refused(&self) {
         self.refused.inc();
@@ -152,8 +178,9 @@ pub struct Observed {
 impl Observed {
     fn text(&self) -> Result<String, std::fmt::Error> {
         let mut all = Registry::with_prefix("lamassu_server");
-        let Metrics { calls, commits, rows, commit_seconds, refused, turns, recalls, held_on, findings, posts, keys } =
-            self.metrics.clone();
+        let metrics = self.metrics.clone();
+        let Metrics { calls, commits, rows, commit_seconds, refused, turns, recalls, held_on, .. } = metrics;
+        let Metrics { findings, posts, keys, evaluations, put_off, .. } = self.metrics.clone();
         all.register("calls", "Calls, by kind and by whether the caller may make them", calls);
         all.register("commits", "Commits that are durable", commits);
         all.register("rows", "Rows that these changed", rows);
@@ -164,6 +191,8 @@ impl Observed {
         all.register("findings", "What hosts have reported not to be as it was written", findings);
         all.register("webhook_posts", "Messages to the webhook, by whether it has taken them", posts);
         all.register("keys_asked_for", "Times that a host asked for a key, by whether it was given", keys);
+        all.register("evaluations", "Elements that oblivious keys have evaluated for hosts", evaluations);
+        all.register("evaluations_put_off", "Batches of hosts that had asked for as much as they may", put_off);
         all.register("connections_refused", "Connections that ended before their peer was known", refused);
         let mut gauge = |name: &str, help: &str, value: usize| {
             let gauge: Gauge = Gauge::default();

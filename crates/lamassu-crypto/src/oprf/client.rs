@@ -13,7 +13,6 @@ use zeroize::Zeroizing;
 /// What a server is known by.
 pub struct PublicKey {
     encoded: Element,
-    point: RistrettoPoint,
     /// its multiples, by which unblinding takes half as long
     table: Box<RistrettoBasepointTable>,
 }
@@ -44,7 +43,7 @@ impl PublicKey {
     /// [`OprfError::Element`].
     pub fn parse(encoded: &Element) -> Result<PublicKey, OprfError> {
         let point = parse(encoded)?;
-        Ok(PublicKey { encoded: *encoded, point, table: Box::new(RistrettoBasepointTable::create(&point)) })
+        Ok(PublicKey { encoded: *encoded, table: Box::new(RistrettoBasepointTable::create(&point)) })
     }
 
     /// Blinds inputs: to the hash of each a random multiple of the generator is added, so that what is sent is an
@@ -125,8 +124,8 @@ impl PublicKey {
     }
 
     #[cfg(test)]
-    pub(super) fn point(&self) -> &RistrettoPoint {
-        &self.point
+    pub(super) fn point(&self) -> RistrettoPoint {
+        self.table.basepoint()
     }
 }
 

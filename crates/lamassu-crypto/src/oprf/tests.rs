@@ -35,7 +35,7 @@ fn rfc9497_vectors() {
     assert_eq!(server.public(), &array(&all_of["pkSm"]));
     let public = PublicKey::parse(server.public()).expect("a key");
     let key = scalar(&all_of["skSm"]);
-    assert_eq!(&(&key * curve25519_dalek::constants::RISTRETTO_BASEPOINT_TABLE), public.point());
+    assert_eq!(&key * curve25519_dalek::constants::RISTRETTO_BASEPOINT_TABLE, public.point());
     let cases = all_of["vectors"].as_array().expect("an array");
     assert_eq!(cases.len(), 3);
     for case in cases {
