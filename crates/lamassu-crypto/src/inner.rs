@@ -53,12 +53,7 @@ impl InnerKey {
     ///
     /// # Panics
     /// If `suite` has no oblivious keys ([`Suite::takes_salt`]): such a keychain is refused when it is read.
-    pub(crate) fn of_epoch(
-        suite: Suite,
-        k_in: &Secret<32>,
-        oblivious: Option<Arc<Oblivious>>,
-        kernel: Kernel,
-    ) -> Self {
+    pub(crate) fn of_epoch(suite: Suite, k_in: &Secret<32>, oblivious: Option<Arc<Oblivious>>, kernel: Kernel) -> Self {
         assert!(oblivious.is_none() || suite.takes_salt(), "a keychain is checked against its suite");
         let (suite, k_in) = (CipherSuite::of(suite), k_in.duplicate());
         let key = InnerKey { suite, kernel, k_in, oblivious, expanded: Default::default() };

@@ -90,12 +90,7 @@ pub enum OpenError {
 }
 
 impl Epochs {
-    fn of(
-        suite: Suite,
-        kernel: Kernel,
-        inner: &[impl InnerEpoch],
-        outer: &[(EpochNumber, Secret<32>)],
-    ) -> Arc<Epochs> {
+    fn of(suite: Suite, kernel: Kernel, inner: &[impl InnerEpoch], outer: &[(EpochNumber, Secret<32>)]) -> Arc<Epochs> {
         assert!(!inner.is_empty() && !outer.is_empty(), "a key ring has at least one epoch of each key");
         let key = |epoch: &dyn InnerEpoch| InnerKey::of_epoch(suite, epoch.key(), epoch.oblivious(), kernel);
         Arc::new(Epochs {

@@ -222,9 +222,8 @@ impl Keychain {
     pub fn adopt(&mut self, tier: Tier, other: &Keychain) -> Result<Vec<u32>, KeyError> {
         let (ours, theirs) = (self.epochs(tier), other.epochs(tier));
         let newest = ours.last().map_or(0, |e| e.number);
-        let is_other = |t: &Epoch, e: &Epoch| {
-            !wrap::equal(t.key.expose(), e.key.expose()) || t.oblivious != e.oblivious
-        };
+        let is_other =
+            |t: &Epoch, e: &Epoch| !wrap::equal(t.key.expose(), e.key.expose()) || t.oblivious != e.oblivious;
         let differs = |e: &Epoch| theirs.iter().any(|t| t.number == e.number && is_other(t, e));
         if ours.iter().any(differs) || theirs.last().is_none_or(|t| t.number < newest) {
             return Err(KeyError::OtherEpochs { tier });
@@ -454,8 +453,7 @@ mod tests {
         let json = chain.to_json();
         let text = std::str::from_utf8(json.expose()).unwrap();
         let public = "cd".repeat(32);
-        let member =
-            format!(r#","oblivious":{{"key":"office","public":"{public}","server":"keeper.example:7433"}}"#);
+        let member = format!(r#","oblivious":{{"key":"office","public":"{public}","server":"keeper.example:7433"}}"#);
         assert_eq!(text.matches(&member).count(), 1, "{text}");
         let read = Keychain::parse(json.expose()).unwrap();
         assert_eq!(read.oblivious(), Some(&key));

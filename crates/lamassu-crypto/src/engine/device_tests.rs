@@ -202,14 +202,15 @@ fn a_batch_is_cut_as_the_device_takes_it() {
     let jobs_of = |behind: LoopBack, size: usize, count: usize| {
         let device = Arc::new(Noting { behind, jobs: Mutex::default() });
         let engine = Engine::with_device(device.clone());
-        engine.seal(
-            &ring(Suite::Aes, &[1]).inner(),
-            Salts::EMPTY,
-            &mut vec![7; size * count],
-            size,
-            &mut vec![[0; 32]; count],
-        )
-        .unwrap();
+        engine
+            .seal(
+                &ring(Suite::Aes, &[1]).inner(),
+                Salts::EMPTY,
+                &mut vec![7; size * count],
+                size,
+                &mut vec![[0; 32]; count],
+            )
+            .unwrap();
         device.jobs.lock().clone()
     };
     assert_eq!(jobs_of(LoopBack::one_at_a_time(), 4 * K, 5), [4 * K; 5]);

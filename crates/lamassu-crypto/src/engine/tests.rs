@@ -237,5 +237,7 @@ fn a_panic_in_a_worker_reaches_the_submitter_and_the_pool_lives_on() {
 #[test]
 #[should_panic(expected = "one key a block")]
 fn a_shape_that_does_not_fit_is_refused() {
-    Engine::new(1).seal(&ring(Suite::Aes, &[1]).inner(), Salts::EMPTY, &mut [0; 4096], 4096, &mut [[0; 32]; 2]).unwrap();
+    Engine::new(1)
+        .seal(&ring(Suite::Aes, &[1]).inner(), Salts::EMPTY, &mut [0; 4096], 4096, &mut [[0; 32]; 2])
+        .unwrap();
 }

@@ -42,7 +42,9 @@ pub enum EvaluationFault {
         detail: String,
     },
     /// It is asked by hosts that have joined it.
-    #[error("this host has not joined it: `lamassu-server enrol` there prints a token, `lamassu host join` here takes it")]
+    #[error(
+        "this host has not joined it: `lamassu-server enrol` there prints a token, `lamassu host join` here takes it"
+    )]
     NotJoined,
     /// A server does not tell which.
     #[error("it has no key of that name, or this host was not granted it: `lamassu-server keys grant` there")]

@@ -1,6 +1,8 @@
 //! A client's part: blinding, the proof, unblinding.
 
-use super::{BATCH_MAX, Element, Evaluation, OprfError, challenge, composite, factors, hash_to_group, parse, parse_all};
+use super::{
+    BATCH_MAX, Element, Evaluation, OprfError, challenge, composite, factors, hash_to_group, parse, parse_all,
+};
 use crate::NoRandom;
 use crate::secret::without_trace;
 use curve25519_dalek::RistrettoPoint;
@@ -134,5 +136,9 @@ pub(super) fn finish(input: &[u8], unblinded: &RistrettoPoint) -> [u8; 64] {
     let element = unblinded.compress();
     let len = |bytes: &[u8]| u16::try_from(bytes.len()).expect("inputs are short").to_be_bytes();
     let hash = Sha512::new().chain_update(len(input)).chain_update(input);
-    hash.chain_update(len(element.as_bytes())).chain_update(element.as_bytes()).chain_update(b"Finalize").finalize().into()
+    hash.chain_update(len(element.as_bytes()))
+        .chain_update(element.as_bytes())
+        .chain_update(b"Finalize")
+        .finalize()
+        .into()
 }

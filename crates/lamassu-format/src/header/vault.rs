@@ -258,8 +258,18 @@ impl Header for VaultHeader {
         let destroyed = w.destroyed.as_ref().map(|d| d.0.parse()).transpose()?;
         let (keychain, features, suite) = (&w.keychain.0, &w.features[..], wire::suite(&w.suite)?);
         let destroyed_keys = destroyed.is_some();
-        let keys =
-            WireKeys { id, next_slot, slots, destroyed: destroyed_keys, keychain, features, suite, admin, history, mac };
+        let keys = WireKeys {
+            id,
+            next_slot,
+            slots,
+            destroyed: destroyed_keys,
+            keychain,
+            features,
+            suite,
+            admin,
+            history,
+            mac,
+        };
         let member = |member, rule| HeaderError::Member { member, rule };
         let size =
             geometry(w.block_size, 1).ok_or(member("block_size", "a power of two from 4096 to 1048576"))?.block_size();

@@ -96,7 +96,8 @@ impl Service {
             return Err(garbled(Garbled("elements to be evaluated")));
         }
         let internal = |error: crate::ServerError| self.internal(&error);
-        let key = self.evaluator(host, name, master).map_err(internal)?.map_err(|refusal| self.no_key(name, refusal))?;
+        let key =
+            self.evaluator(host, name, master).map_err(internal)?.map_err(|refusal| self.no_key(name, refusal))?;
         let now = Instant::now();
         if let Err(again) = self.evaluations.take(&host.name, elements.len(), now) {
             self.metrics.put_off();
