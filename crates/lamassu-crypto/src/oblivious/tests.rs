@@ -180,3 +180,28 @@ fn a_server_with_another_key_is_found_out() {
 fn suite_paper_has_none() {
     ring(Suite::Paper, 9, Some(Served::new(3).oblivious()));
 }
+
+/// What an implementation of another language computes (`tests/interop`), from docs/format.md.
+#[test]
+fn golden_vectors() {
+    let vectors: serde_json::Value =
+        serde_json::from_str(include_str!("../../../../testdata/vectors/oblivious.json")).expect("parses");
+    let bytes = |value: &serde_json::Value| {
+        data_encoding::HEXLOWER.decode(value.as_str().expect("a string").as_bytes()).expect("hex")
+    };
+    let k_in = Secret::from_slice(&bytes(&vectors["K_in"])).expect("32 bytes");
+    let token: Token = bytes(&vectors["token"]).try_into().expect("16 bytes");
+    let keys = vectors["keys"].as_array().expect("an array");
+    assert_eq!(keys.len(), methods().count());
+    for of in keys {
+        let suite = Suite::from_name(of["suite"].as_str().expect("a string")).expect("a suite");
+        let flag = |name: &str| of[name].as_bool().expect("a flag");
+        let method = Method::new(flag("short_key"), flag("other_hash"));
+        let kernel = crate::kernel::Kernel::best();
+        let inner = crate::InnerKey::of_epoch(suite, &k_in, Some(Served::new(1).oblivious()), kernel);
+        let (mut input, mut key) = ([[0; 32]], [[0; 32]]);
+        inner.inputs_of_group(Salts::EMPTY.by(method), &[&[0; 4096]], &mut input);
+        inner.keys_of_tokens(method, &input, &[token], &mut key);
+        assert_eq!((input[0].to_vec(), key[0].to_vec()), (bytes(&of["input"]), bytes(&of["K"])), "{of}");
+    }
+}

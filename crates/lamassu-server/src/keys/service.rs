@@ -6,10 +6,10 @@ use crate::service::{Done, Service, caller, garbled, seconds};
 use crate::state::{Key, KeyRefusal, Use};
 use crate::{Result as ServerResult, guard::Caller};
 use lamassu_crypto::Secret;
-use lamassu_crypto::oprf::{BATCH_MAX, EvaluateError, ServerKey};
+use lamassu_crypto::oprf::{EvaluateError, ServerKey};
 use lamassu_keys::providers::server::is_name;
 use lamassu_keys::receipt::served::digest;
-use lamassu_rpc::convert::Garbled;
+use lamassu_rpc::convert::{self, Garbled};
 use lamassu_rpc::proto::{self, keys_server::Keys, keys_server::KeysServer};
 use lamassu_rpc::{AGAIN, KEYS_MESSAGE_MAX};
 use std::sync::Arc;
@@ -91,10 +91,7 @@ impl Service {
     /// Evaluates a batch, within what the host may have.
     fn evaluated(&self, host: &Caller, of: &proto::Blinded, master: &Master) -> Result<proto::Evaluated, Status> {
         let name = &of.name;
-        let (elements, rest) = of.elements.as_chunks::<32>();
-        if !rest.is_empty() || !(1..=BATCH_MAX).contains(&elements.len()) {
-            return Err(garbled(Garbled("elements to be evaluated")));
-        }
+        let elements = convert::elements(&of.elements).map_err(garbled)?;
         let internal = |error: crate::ServerError| self.internal(&error);
         let key =
             self.evaluator(host, name, master).map_err(internal)?.map_err(|refusal| self.no_key(name, refusal))?;
@@ -113,7 +110,7 @@ impl Service {
             self.state.note_evaluations(host, name, elements, false).map_err(internal)?;
         }
         let evaluation = key.evaluate(elements).map_err(|error| match error {
-            EvaluateError::Oprf(_) => garbled(Garbled("elements to be evaluated")),
+            EvaluateError::Oprf(_) => garbled(Garbled("no elements of the group")),
             EvaluateError::NoRandom(_) => self.internal(&error),
         })?;
         self.metrics.evaluated(elements.len());
