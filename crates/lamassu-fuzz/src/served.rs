@@ -75,9 +75,9 @@ pub fn evaluations(input: &[u8]) {
     let mut bytes = Bytes::new(input);
     let mode = bytes.u8();
     let rest = bytes.rest();
-    if mode % 2 == 0 {
+    if mode.is_multiple_of(2) {
         let Ok(elements) = convert::elements(rest) else {
-            assert!(rest.is_empty() || rest.len() % 32 != 0 || rest.len() > 32 * BATCH_MAX);
+            assert!(rest.is_empty() || !rest.len().is_multiple_of(32) || rest.len() > 32 * BATCH_MAX);
             return;
         };
         let elements = &elements[..elements.len().min(4)];
