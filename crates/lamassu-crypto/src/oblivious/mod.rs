@@ -23,8 +23,8 @@ pub type Input = [u8; 32];
 
 /// Batches of one call that are under way at once: while one is on its way another is blinded.
 const UNDER_WAY_MAX: usize = 2;
-/// Fewest inputs of a batch that is cut off for that.
-const PART_MIN: usize = 128;
+/// Fewest inputs of a batch that is cut off for that. Proofs of smaller batches cost more for each input.
+const PART_MIN: usize = 256;
 
 /// Why there is no token.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

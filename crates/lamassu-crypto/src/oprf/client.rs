@@ -27,6 +27,7 @@ impl std::fmt::Debug for PublicKey {
 
 /// Inputs on their way to a server, for which nothing of them can be seen.
 pub struct Blinded {
+    points: Vec<RistrettoPoint>,
     elements: Vec<Element>,
     factors: Zeroizing<Vec<Scalar>>,
 }
@@ -66,11 +67,10 @@ impl PublicKey {
         crate::random(&mut random)?;
         let wide = random.as_chunks::<64>().0;
         let factors = Zeroizing::new(wide.iter().map(Scalar::from_bytes_mod_order_wide).collect::<Vec<_>>());
-        let element = |(input, r): (&T, &Scalar)| {
-            (hash_to_group(input.as_ref()) + r * RISTRETTO_BASEPOINT_TABLE).compress().to_bytes()
-        };
-        let elements = without_trace(|| inputs.iter().zip(factors.iter()).map(element).collect());
-        Ok(Blinded { elements, factors })
+        let point = |(input, r): (&T, &Scalar)| hash_to_group(input.as_ref()) + r * RISTRETTO_BASEPOINT_TABLE;
+        let points: Vec<_> = without_trace(|| inputs.iter().zip(factors.iter()).map(point).collect());
+        let elements = points.iter().map(|point| point.compress().to_bytes()).collect();
+        Ok(Blinded { points, elements, factors })
     }
 
     /// The outputs, of what was blinded of these inputs, once the proof has verified.
@@ -83,7 +83,7 @@ impl PublicKey {
         blinded: &Blinded,
         evaluation: &Evaluation,
     ) -> Result<Zeroizing<Vec<[u8; 64]>>, OprfError> {
-        let evaluated = self.verified(&blinded.elements, evaluation)?;
+        let evaluated = self.verified((&blinded.points, &blinded.elements), evaluation)?;
         if inputs.len() != evaluated.len() {
             return Err(OprfError::Count);
         }
@@ -94,16 +94,16 @@ impl PublicKey {
         Ok(without_trace(|| Zeroizing::new(outputs.collect())))
     }
 
-    /// VerifyProof; the evaluated elements.
+    /// VerifyProof, of what was sent, as points and as it was encoded; the evaluated elements.
     pub(super) fn verified(
         &self,
-        blinded: &[Element],
+        (sent, blinded): (&[RistrettoPoint], &[Element]),
         evaluation: &Evaluation,
     ) -> Result<Vec<RistrettoPoint>, OprfError> {
         if evaluation.elements.len() != blinded.len() {
             return Err(OprfError::Count);
         }
-        let (sent, evaluated) = (parse_all(blinded)?, parse_all(&evaluation.elements)?);
+        let evaluated = parse_all(&evaluation.elements)?;
         let (c, s) = evaluation.proof.split_at(32);
         let scalar = |bytes: &[u8]| {
             let bytes = bytes.try_into().ok()?;
@@ -111,7 +111,7 @@ impl PublicKey {
         };
         let (c, s) = scalar(c).zip(scalar(s)).ok_or(OprfError::Proof)?;
         let factors = factors(&self.encoded, blinded, &evaluation.elements);
-        let (m, z) = (composite(&factors, &sent), composite(&factors, &evaluated));
+        let (m, z) = (composite(&factors, sent), composite(&factors, &evaluated));
         let t2 = &s * RISTRETTO_BASEPOINT_TABLE + &c * &*self.table;
         let t3 = composite(&[s, c], &[m, z]);
         match challenge(&self.encoded, [&m, &z, &t2, &t3]) == c {

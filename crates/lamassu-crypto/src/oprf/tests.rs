@@ -48,7 +48,8 @@ fn rfc9497_vectors() {
         }
         let evaluation = server.evaluate_with(&blinded, scalar(&case["ProofRandomScalar"])).expect("evaluates");
         assert_eq!(evaluation, Evaluation { elements: evaluated, proof: array(&case["Proof"]) });
-        let points = public.verified(&blinded, &evaluation).expect("verifies");
+        let sent = parse_all(&blinded).expect("elements");
+        let points = public.verified((&sent, &blinded), &evaluation).expect("verifies");
         let outputs: Vec<[u8; 64]> = all(&case["Output"]);
         for (((input, point), blind), output) in inputs.iter().zip(points).zip(&blinds).zip(&outputs) {
             assert_eq!(&finish(input, &(point * blind.invert())), output);

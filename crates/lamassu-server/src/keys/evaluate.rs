@@ -98,7 +98,9 @@ mod tests {
     use super::*;
 
     fn evaluations(per_second: u64, burst: u64) -> Evaluations {
-        Evaluations::new(&Config { evaluations_per_second: per_second, evaluations_burst: burst, ..Config::default() })
+        let mut config = Config::default();
+        (config.evaluations_per_second, config.evaluations_burst) = (per_second, burst);
+        Evaluations::new(&config)
     }
 
     #[test]
