@@ -112,6 +112,11 @@ fn hosts_deduplicate_by_the_server_and_read_without_it() {
     // It is given to nobody.
     a.run(&format!("key generate {}/office", lab.url())).code(28);
     a.run(&format!("init -k {}/office store/x", lab.url())).code(43);
+    // A dataset that deduplicates with the vault it lies in has its K_in, and all that goes with it.
+    a.run("dataset create store/a sub").ok();
+    a.run("cp store/a data vault:/sub/").ok();
+    assert_eq!(have_in_common(&lab, "store/a", "store/b"), 100);
+    assert_eq!(lab.metric("evaluations_total"), 300.0);
     // Without the server everything is read and verified, and nothing new is written.
     lab.stop("-TERM");
     let (a, b) = (lab.host("a"), lab.host("b"));
@@ -123,6 +128,10 @@ fn hosts_deduplicate_by_the_server_and_read_without_it() {
     a.run("check store/clone").ok();
     content(&lab, "more", 2, 100);
     a.run("cp store/a more vault:/").code(40).says("office").says("What is stored can be read");
+    // What has a K_in of its own needs no server.
+    a.run("clone --key raw:file:key --new-key store/a store/own").ok();
+    a.run("cp store/own more vault:/").ok();
+    a.run("check store/own").ok();
     // A small file has no block.
     fs::write(lab.path("small"), "small").unwrap();
     a.run("cp store/a small vault:/").ok();
