@@ -204,12 +204,19 @@ fn who_lost_the_grant_reads_and_writes_nothing_new() {
 
 #[test]
 fn a_host_that_asks_for_too_much_waits() {
-    let lab = lab("evaluations_per_second = 4000\nevaluations_burst = 1024");
+    let lab = lab("evaluations_per_second = 600\nevaluations_burst = 1024");
     let a = lab.joined("a");
     grant(&lab, "a", "office");
     zone(a, "office", "office.zone").ok();
     init(a, "office.zone", "store/a");
-    content(&lab, "data", 1, 3000);
+    content(&lab, "data", 1, 100);
+    // Its allowance is used up, and owes a batch.
+    Runtime::new().unwrap().block_on(async {
+        let mut keys = KeysClient::new(channel(&lab, "a"));
+        let public = keys.open_oblivious(proto::KeyName { name: "office".into() }).await.unwrap().into_inner().public;
+        let batch = || proto::Blinded { name: "office".into(), elements: public.repeat(1024) };
+        while keys.evaluate(batch()).await.is_ok() {}
+    });
     a.run("cp store/a data vault:/").ok();
     a.run("check store/a").ok();
     assert!(lab.metric("evaluations_put_off_total") >= 1.0);
