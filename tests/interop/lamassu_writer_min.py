@@ -118,6 +118,7 @@ class Writer:
         self.epoch = outer_epochs - 1
         self.secrets: dict[Path, tuple[bytes, bytes]] = {}
         self.seed: bytes | None = None  # of the administrator
+        self.oblivious: dict[str, str] | None = None  # the server's key that the newest K_in goes with
         self.before: list[dict[str, str]] = []  # earlier keys of the administrator
         self.header: dict[str, Any] = {
             "format": "lamassu-vault",
@@ -151,7 +152,7 @@ class Writer:
     @property
     def inner(self) -> InnerKeys:
         """The keys of the newest K_in."""
-        return self.suite.inner(self.inner_raw[-1])
+        return self.suite.inner(self.inner_raw[-1], self.oblivious is not None)
 
     def slot(self, kind: str, source: bytes, label: str = "", use_only: bool = False) -> None:
         """Add a key slot; `source` as the secret itself (32 bytes), or a passphrase."""
@@ -201,7 +202,10 @@ class Writer:
         def epochs(keys: list[bytes]) -> list[dict[str, Any]]:
             return [{"created": 1700000000 + n, "epoch": n, "key": k.hex()} for n, k in enumerate(keys, 1)]
 
-        return {"inner": epochs(self.inner_raw), "outer": epochs(self.outer_raw)}
+        inner = epochs(self.inner_raw)
+        if self.oblivious is not None:
+            inner[-1]["oblivious"] = self.oblivious
+        return {"inner": inner, "outer": epochs(self.outer_raw)}
 
     def header_bytes(self, chain: bytes | None = None) -> bytes:
         """The header, sealed and authenticated."""
@@ -351,7 +355,8 @@ class Writer:
     ) -> tuple[bytes, bytes]:
         """Key and ciphertext of a block."""
         plain = data.ljust(self.B, b"\0")
-        key = (inner or self.inner).block_key(plain, salt, method)
+        # In an oblivious epoch any function of the block is as good as a server's.
+        key = (inner or self.inner).block_key(plain, salt, method, hashlib.sha256(b"token" + plain).digest())
         return key, self.suite.encrypt_block(key, plain, method)
 
     def write_file(self, path: Path, data: bytes, holes: frozenset[int] = frozenset(), sparse: bool = False) -> None:

@@ -658,6 +658,35 @@ class Files(Temp):
             w.put_page(path, 1, PageSpec(63 * 4096, fid, 1, keys=keys[62:]))
             self.assertEqual(self.read(w, path), data)
 
+    def test_oblivious_epoch(self) -> None:
+        """Half of a key is a server's, and the other half says whether it is that of the block."""
+        for suite in ("aes", "blake3", "chacha"):
+            w = self.writer(suite, inner_epochs=2)
+            w.oblivious = {"key": "office", "public": "11" * 32, "server": "keeper.example:7433"}
+            w.header["features"] = ["oblivious"]
+            w.finish()
+            old, data = w.suite.inner(w.inner_raw[0]), noise(3 * 4096)
+            blocks = [w.block(data[b * 4096 :][:4096], old if b == 1 else None) for b in range(3)]
+            for b, (_, cipher) in enumerate(blocks):
+                w.put(w.dir / "f", w.block_at(b), cipher)
+            keys = [key for key, _ in blocks]
+            w.put_page(w.dir / "f", 0, PageSpec(3 * 4096, b"i" * 16, 1, keys=keys))
+            self.assertEqual(self.read(w, w.dir / "f"), data)
+            for at in (0, 15, 16, 31):
+                key = bytearray(keys[0])
+                key[at] ^= 2
+                w.put_page(w.dir / "f", 0, PageSpec(3 * 4096, b"i" * 16, 1, keys=[bytes(key), *keys[1:]]))
+                self.assertNotEqual(self.file(w, w.dir / "f").damages(), [])
+        for chain, features, words in (
+            (w.chain(), [], "not what the keychain has"),
+            (w.chain(), ["oblivious", "oblivious"], "named twice"),
+            (w.chain() | {"inner": w.chain()["outer"]}, ["oblivious"], "not what the keychain has"),
+            (w.chain() | {"outer": w.chain()["inner"]}, ["oblivious"], "never oblivious"),
+        ):
+            w.header["features"] = features
+            with self.assertRaisesRegex(lr.Refused, words):
+                parse(w.header_bytes(json.dumps(chain).encode()), KEY, "v")
+
     def test_salted_blocks(self) -> None:
         """Keys that depend on the file, or on the file and the block's number: read in their place alone."""
         fid, data = b"i" * 16, noise(4096) * 65

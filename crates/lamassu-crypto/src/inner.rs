@@ -5,13 +5,14 @@
 //! ([`Salts`]).
 
 use crate::kernel::Kernel;
+use crate::oblivious::{Input, Oblivious, Token};
 use crate::salt::Salts;
 use crate::secret::{Secret, without_trace};
 use crate::stages::{Stage, timed};
 use crate::suite::{BlockHash, BlockKdf, CipherSuite, purpose};
 use crate::{BlockKey, Suite};
 use lamassu_format::Method;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use zeroize::Zeroizing;
 
 /// Blocks that go through the kernels together: as many as the widest kernel has lanes.
@@ -22,6 +23,8 @@ pub struct InnerKey {
     suite: &'static CipherSuite,
     kernel: Kernel,
     k_in: Secret<32>,
+    /// What its keys take a part from; `None`: they follow from K_in alone.
+    oblivious: Option<Arc<Oblivious>>,
     /// By [`Method::index`]: most vaults use that of the suite alone, so the others are expanded when they are needed.
     expanded: [OnceLock<Expanded>; Method::ALL.len()],
 }
@@ -29,7 +32,10 @@ pub struct InnerKey {
 /// K_in, expanded for a method.
 struct Expanded {
     hash: BlockHash,
+    /// Keys; in an oblivious epoch inputs of the server's function.
     kdf: Box<dyn BlockKdf>,
+    /// In an oblivious epoch: the other half of a key, of its input and its token.
+    check: Option<Box<dyn BlockKdf>>,
 }
 
 impl InnerKey {
@@ -40,10 +46,24 @@ impl InnerKey {
 
     /// The same on a kernel of choice.
     pub fn with_kernel(suite: Suite, k_in: &Secret<32>, kernel: Kernel) -> Self {
+        Self::of_epoch(suite, k_in, None, kernel)
+    }
+
+    /// Expands `k_in` of an epoch that is oblivious, or not.
+    ///
+    /// # Panics
+    /// If `suite` has no oblivious keys ([`Suite::takes_salt`]): such a keychain is refused when it is read.
+    pub(crate) fn of_epoch(suite: Suite, k_in: &Secret<32>, oblivious: Option<Arc<Oblivious>>, kernel: Kernel) -> Self {
+        assert!(oblivious.is_none() || suite.takes_salt(), "a keychain is checked against its suite");
         let (suite, k_in) = (CipherSuite::of(suite), k_in.duplicate());
-        let key = InnerKey { suite, kernel, k_in, expanded: Default::default() };
+        let key = InnerKey { suite, kernel, k_in, oblivious, expanded: Default::default() };
         key.by(Method::OF_SUITE);
         key
+    }
+
+    /// What its keys take a part from.
+    pub fn oblivious(&self) -> Option<&Arc<Oblivious>> {
+        self.oblivious.as_ref()
     }
 
     /// # Panics
@@ -52,17 +72,30 @@ impl InnerKey {
         self.expanded[method.index()].get_or_init(|| {
             let suite = self.suite.id;
             assert!(method.check(suite).is_ok(), "a profile is checked against its suite");
-            without_trace(|| Expanded {
-                hash: BlockHash::new(suite, method.hash(suite), &self.k_in),
-                kdf: (self.suite.expand)(self.kernel, &self.k_in, &purpose(suite, method)),
+            let expand = |purpose: &str| (self.suite.expand)(self.kernel, &self.k_in, purpose);
+            let purpose = purpose(suite, method);
+            without_trace(|| {
+                let hash = BlockHash::new(suite, method.hash(suite), &self.k_in);
+                match self.oblivious {
+                    None => Expanded { hash, kdf: expand(&purpose), check: None },
+                    Some(_) => Expanded {
+                        hash,
+                        kdf: expand(&format!("{purpose} oblivious")),
+                        check: Some(expand(&format!("{purpose} oblivious check"))),
+                    },
+                }
             })
         })
     }
 
     /// Derives the keys and encrypts in place; blocks that are to be stored plain keep their content, and get their
     /// hash for a key. `blocks` is `keys.len()` blocks of `block_size` bytes.
+    ///
+    /// # Panics
+    /// If the epoch is oblivious, and the blocks are to be encrypted: [`crate::Engine`] asks the server.
     pub fn seal(&self, salts: Salts<'_>, blocks: &mut [u8], block_size: usize, keys: &mut [BlockKey]) {
         check_shape(blocks.len(), block_size, keys.len());
+        assert!(self.oblivious.is_none() || salts.is_plain(), "oblivious keys follow from no hash alone");
         for (n, (group, keys)) in blocks.chunks_mut(GROUP * block_size).zip(keys.chunks_mut(GROUP)).enumerate() {
             let plain = Group::of(group.chunks_exact(block_size));
             timed(Stage::Key, || self.derive_group(salts.skip(n * GROUP), plain.as_slice(), keys));
@@ -83,6 +116,46 @@ impl InnerKey {
         let hashes = &mut hashes[..blocks.len()];
         self.hash_group(salts.method(), blocks, hashes);
         self.keys_of_hashes(hashes, salts, keys);
+    }
+
+    /// Of at most [`GROUP`] blocks of an oblivious epoch, what the server is asked for.
+    pub(crate) fn inputs_of_group(&self, salts: Salts<'_>, blocks: &[&[u8]], inputs: &mut [Input]) {
+        let mut hashes = Zeroizing::new([[0u8; 32]; GROUP]);
+        let hashes = &mut hashes[..blocks.len()];
+        self.hash_group(salts.method(), blocks, hashes);
+        without_trace(|| self.by(salts.method()).kdf.keys(self.kernel, hashes, salts, inputs));
+    }
+
+    /// The keys that at most [`GROUP`] inputs and their tokens make.
+    pub(crate) fn keys_of_tokens(&self, method: Method, inputs: &[Input], tokens: &[Token], keys: &mut [BlockKey]) {
+        let check = self.by(method).check.as_ref().expect("an oblivious epoch has it");
+        without_trace(|| check.keys(self.kernel, inputs, Salts::of_tokens(tokens), keys));
+        for (key, token) in keys.iter_mut().zip(tokens) {
+            // The token, and the first half of what was derived.
+            key.copy_within(..16, 16);
+            key[..16].copy_from_slice(token);
+            self.suite.finish(key);
+        }
+    }
+
+    /// The keys that blocks with these hashes must have, at most [`GROUP`], if those that they are stored with are
+    /// right. What an oblivious key took from the server is in it.
+    pub(crate) fn expected_keys<'k>(
+        &self,
+        hashes: &[[u8; 32]],
+        salts: Salts<'_>,
+        stored: impl Iterator<Item = &'k BlockKey>,
+        keys: &mut [BlockKey],
+    ) {
+        if self.oblivious.is_none() || salts.is_plain() {
+            return self.keys_of_hashes(hashes, salts, keys);
+        }
+        let mut inputs = Zeroizing::new([[0u8; 32]; GROUP]);
+        let mut tokens = Zeroizing::new([[0u8; 16]; GROUP]);
+        let (inputs, tokens) = (&mut inputs[..hashes.len()], &mut tokens[..hashes.len()]);
+        tokens.iter_mut().zip(stored).for_each(|(token, key)| token.copy_from_slice(&key[..16]));
+        without_trace(|| self.by(salts.method()).kdf.keys(self.kernel, hashes, salts, inputs));
+        self.keys_of_tokens(salts.method(), inputs, tokens, keys);
     }
 
     /// Whether H itself depends on K_in.

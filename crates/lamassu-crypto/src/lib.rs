@@ -8,6 +8,7 @@
 //! | [`inner`] | K_in of one epoch: convergent encryption of data blocks |
 //! | [`salt`] | what a block's key depends on besides its content, by deduplication domain |
 //! | [`outer`], [`name`] | K_out of one epoch: pages, records, attribute names; names in directories |
+//! | [`oblivious`], [`oprf`] | keys that take a part of a server's: tokens and their cache; RFC 9497 |
 //! | [`ring`] | every loaded epoch of both keys of a vault |
 //! | [`engine`] | batches of blocks over worker threads (`pool`), or over an accelerator (`device`) |
 //! | [`kernel`] | block ciphers and hashes over many blocks at once, chosen by the processor's features |
@@ -20,6 +21,8 @@
 //! Locks, in their order. No lock is held while blocks are hashed or encrypted.
 //!
 //! * The engine's queue of chunks (`Engine::each`), and what failed in a batch: held for one step.
+//! * `oblivious::Oblivious`: which batch is next, and what failed; the tokens that are known. Neither is held while a
+//!   server is asked.
 //! * `engine::pool`: the queue of offers, then the state of one batch. Neither is held while the other is taken.
 //! * `ring::KeyRing`: the epochs. A reader takes a reference and releases the lock.
 //! * `secret::arena`: the free pieces. Innermost: secrets are made and dropped under any other lock.
@@ -31,6 +34,8 @@ pub mod kernel;
 #[cfg(feature = "fips")]
 mod module;
 pub mod name;
+pub mod oblivious;
+pub mod oprf;
 pub mod outer;
 mod provider;
 pub mod ring;

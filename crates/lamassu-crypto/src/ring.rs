@@ -4,6 +4,7 @@
 //! ends under the epochs it began with. An epoch is known by its number in the keychain, which never changes.
 
 use crate::kernel::Kernel;
+use crate::oblivious::Oblivious;
 use crate::outer::{HEAD_LEN, RecordKind};
 use crate::suite::CipherSuite;
 use crate::{InnerKey, OuterKey, Secret, Suite};
@@ -34,6 +35,46 @@ struct Epochs {
     outer: Vec<Numbered<OuterKey>>,
 }
 
+/// An epoch of K_in, to be loaded: its number, its key, and what its keys take a part from, if it is oblivious.
+pub trait InnerEpoch {
+    /// The number.
+    fn number(&self) -> EpochNumber;
+
+    /// The key.
+    fn key(&self) -> &Secret<32>;
+
+    /// See [`Oblivious`].
+    fn oblivious(&self) -> Option<Arc<Oblivious>>;
+}
+
+impl InnerEpoch for (EpochNumber, Secret<32>) {
+    fn number(&self) -> EpochNumber {
+        self.0
+    }
+
+    fn key(&self) -> &Secret<32> {
+        &self.1
+    }
+
+    fn oblivious(&self) -> Option<Arc<Oblivious>> {
+        None
+    }
+}
+
+impl InnerEpoch for (EpochNumber, Secret<32>, Option<Arc<Oblivious>>) {
+    fn number(&self) -> EpochNumber {
+        self.0
+    }
+
+    fn key(&self) -> &Secret<32> {
+        &self.1
+    }
+
+    fn oblivious(&self) -> Option<Arc<Oblivious>> {
+        self.2.clone()
+    }
+}
+
 /// Why a page or record did not open.
 #[derive(Debug, thiserror::Error, PartialEq, Eq, Clone, Copy)]
 pub enum OpenError {
@@ -49,15 +90,11 @@ pub enum OpenError {
 }
 
 impl Epochs {
-    fn of(
-        suite: Suite,
-        kernel: Kernel,
-        inner: &[(EpochNumber, Secret<32>)],
-        outer: &[(EpochNumber, Secret<32>)],
-    ) -> Arc<Epochs> {
+    fn of(suite: Suite, kernel: Kernel, inner: &[impl InnerEpoch], outer: &[(EpochNumber, Secret<32>)]) -> Arc<Epochs> {
         assert!(!inner.is_empty() && !outer.is_empty(), "a key ring has at least one epoch of each key");
+        let key = |epoch: &dyn InnerEpoch| InnerKey::of_epoch(suite, epoch.key(), epoch.oblivious(), kernel);
         Arc::new(Epochs {
-            inner: inner.iter().map(|(n, k)| (*n, Arc::new(InnerKey::with_kernel(suite, k, kernel)))).collect(),
+            inner: inner.iter().map(|epoch| (epoch.number(), Arc::new(key(epoch)))).collect(),
             outer: outer.iter().map(|(n, k)| (*n, Arc::new(OuterKey::new(suite, k)))).collect(),
         })
     }
@@ -98,7 +135,7 @@ impl KeyRing {
     ///
     /// # Panics
     /// As `new`.
-    pub fn of_epochs(suite: Suite, inner: &[(EpochNumber, Secret<32>)], outer: &[(EpochNumber, Secret<32>)]) -> Self {
+    pub fn of_epochs(suite: Suite, inner: &[impl InnerEpoch], outer: &[(EpochNumber, Secret<32>)]) -> Self {
         let kernel = Kernel::best();
         Self::holding(suite, kernel, Epochs::of(suite, kernel, inner, outer))
     }
@@ -118,7 +155,7 @@ impl KeyRing {
     ///
     /// # Panics
     /// As `new`.
-    pub fn add(&self, inner: &[(EpochNumber, Secret<32>)], outer: &[(EpochNumber, Secret<32>)]) {
+    pub fn add(&self, inner: &[impl InnerEpoch], outer: &[(EpochNumber, Secret<32>)]) {
         let given = Epochs::of(self.suite.id, self.kernel, inner, outer);
         let mut epochs = self.epochs.write();
         let inner = merged(&epochs.inner, &given.inner);
@@ -130,7 +167,7 @@ impl KeyRing {
     /// # Panics
     /// As `new`.
     #[doc(hidden)]
-    pub fn replace(&self, inner: &[(EpochNumber, Secret<32>)], outer: &[(EpochNumber, Secret<32>)]) {
+    pub fn replace(&self, inner: &[impl InnerEpoch], outer: &[(EpochNumber, Secret<32>)]) {
         *self.epochs.write() = Epochs::of(self.suite.id, self.kernel, inner, outer);
     }
 
@@ -157,6 +194,13 @@ impl KeyRing {
     /// Keys for new data.
     pub fn inner(&self) -> Arc<InnerKey> {
         self.epochs.read().inner[0].1.clone()
+    }
+
+    /// Before anything is written in a process that will be confined: see [`Oblivious::prepare`].
+    pub fn prepare(&self) {
+        if let Some(oblivious) = self.inner().oblivious() {
+            oblivious.prepare();
+        }
     }
 
     /// Every K_in, newest first.

@@ -1,6 +1,7 @@
 //! What a block's key depends on besides its content and K_in (§10): the salt, by deduplication domain, and the method.
 
 use crate::BlockKey;
+use crate::oblivious::Token;
 use lamassu_format::{BlockNo, Domain, FileId, Method};
 
 /// The longest salt, bytes: a file's id and a block's number.
@@ -21,6 +22,8 @@ pub struct Salts<'a> {
 enum Numbers<'a> {
     From(BlockNo),
     Each(&'a [BlockNo]),
+    /// No numbers, but what stands in the place of the salt itself.
+    Tokens(&'a [Token]),
 }
 
 impl<'a> Salts<'a> {
@@ -45,6 +48,11 @@ impl<'a> Salts<'a> {
         Salts { domain, file, numbers: Numbers::Each(numbers), ..Salts::EMPTY }
     }
 
+    /// Tokens in the place of salts, for what verifies a key that has one in it ([`crate::oblivious`]).
+    pub(crate) fn of_tokens(tokens: &'a [Token]) -> Salts<'a> {
+        Salts { domain: Domain::File, numbers: Numbers::Tokens(tokens), ..Salts::EMPTY }
+    }
+
     /// Whether the blocks are stored as they are.
     pub fn is_plain(self) -> bool {
         self.is_plain
@@ -66,6 +74,7 @@ impl<'a> Salts<'a> {
         let numbers = match self.numbers {
             Numbers::From(first) => Numbers::From(first + n as u64),
             Numbers::Each(numbers) => Numbers::Each(&numbers[n..]),
+            Numbers::Tokens(tokens) => Numbers::Tokens(&tokens[n..]),
         };
         Salts { numbers, ..self }
     }
@@ -88,6 +97,7 @@ impl<'a> Salts<'a> {
         match self.numbers {
             Numbers::From(first) => first + at as u64,
             Numbers::Each(numbers) => numbers[at],
+            Numbers::Tokens(_) => BlockNo::ZERO,
         }
     }
 
@@ -104,6 +114,9 @@ impl<'a> Salts<'a> {
     pub(crate) fn write(self, at: usize, out: &mut [u8]) {
         if !self.domain.is_salted() {
             return;
+        }
+        if let Numbers::Tokens(tokens) = self.numbers {
+            return out.copy_from_slice(&tokens[at]);
         }
         let (file, number) = out.split_at_mut(self.file.0.len());
         file.copy_from_slice(&self.file.0);

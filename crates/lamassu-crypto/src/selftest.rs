@@ -6,6 +6,7 @@
 use crate::argon::argon2id;
 use crate::kernel::{AES_128, AES_256, Kernel};
 use crate::name::{siv_open, siv_seal};
+use crate::oprf::{Element, PublicKey, ServerKey};
 use crate::suite::chacha::XChaCha;
 use crate::suite::{Aead, CipherSuite, KnownAnswer};
 use crate::xaes::Xaes;
@@ -65,7 +66,7 @@ pub fn each_on(kernel: Kernel, mut report: impl FnMut(&'static str, bool)) {
         #[cfg(feature = "fips")]
         Provider::Module => "DRBG",
     };
-    let tests: [Test; 16] = [
+    let tests: [Test; 17] = [
         ("SHA-256", sha256),
         ("HMAC-SHA-256", hmac),
         ("HKDF-SHA-256", hkdf),
@@ -81,6 +82,7 @@ pub fn each_on(kernel: Kernel, mut report: impl FnMut(&'static str, bool)) {
         ("AES-SIV", siv),
         ("Argon2id", argon),
         ("Ed25519", ed25519),
+        ("VOPRF", voprf),
         (generator, random),
     ];
     #[cfg(feature = "fips")]
@@ -115,6 +117,29 @@ fn hmac(kernel: Kernel) -> bool {
 fn hkdf(kernel: Kernel) -> bool {
     wrap::hkdf_by::<32>(kernel.provider(), &[0x0b; 22], b"", b"").expose()
         == &hex("8da4e775a563c18f715f802a063c5a31b8a11f5c5ee1879ec3454e5f3c738d2d")
+}
+
+/// RFC 9497 A.1.2, test 2: blinds and proofs are random, so the server's key and the output are the known answers.
+fn voprf(_: Kernel) -> bool {
+    let server = ServerKey::derive(&Secret::new(&mut [0xa3; 32]), b"test key");
+    let public: Element = hex("c803e2cc6b05fc15064549b5920659ca4a77b2cca6f04f6b357009335476ad4e");
+    let output: ([u8; 32], [u8; 32]) = (
+        hex("8a9a2f3c7f085b65933594309041fc1898d42d0858e59f90814ae90571a6df60"),
+        hex("356f4610bf816f27afdd84f47719e480906d27ecd994985890e5f539e7ea74b6"),
+    );
+    let inputs = [[0x5a; 17]];
+    let evaluated = || {
+        let known = PublicKey::parse(&public).ok()?;
+        let blinded = known.blind(&inputs).ok()?;
+        let evaluation = server.evaluate(blinded.elements()).ok()?;
+        let outputs = known.finalize(&inputs, &blinded, &evaluation).ok()?;
+        let mut forged = evaluation;
+        forged.proof[40] ^= 1;
+        Some((outputs[0], known.finalize(&inputs, &blinded, &forged).is_err()))
+    };
+    let both: [[u8; 32]; 2] = output.into();
+    server.public() == &public
+        && evaluated().is_some_and(|(found, is_refused)| found[..] == *both.as_flattened() && is_refused)
 }
 
 /// RFC 8032 §7.1, test 1: deterministic, so the signature is a known answer too.

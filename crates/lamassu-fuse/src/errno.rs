@@ -33,7 +33,7 @@ pub fn errno_of(error: &VaultError) -> i32 {
         VaultError::Store(StoreError::ReadOnly) => libc::EROFS,
         VaultError::Store(StoreError::NotApproved(_)) => libc::EPERM,
         VaultError::Store(StoreError::TooLarge) => libc::EFBIG,
-        VaultError::Store(StoreError::NoRandom(_)) => libc::EIO,
+        VaultError::Store(StoreError::NoRandom(_) | StoreError::NotEvaluated(_)) => libc::EIO,
         VaultError::Io { op: _, source } => raw(source),
         VaultError::NoRandom(_) => libc::EIO,
     }

@@ -34,7 +34,7 @@ fn header(block_size: u32) -> VaultHeader {
         domain: Domain::Zone,
         created: 0,
     };
-    let keychain = SealedKeychain { nonce: [0; 24], sealed: Vec::new() };
+    let keychain = SealedKeychain { nonce: [0; 24], sealed: Vec::new(), oblivious: false };
     VaultHeader::new(
         params,
         KeyArea { id: [1; 16], next_slot: 2, slots: Vec::new(), keychain, history: None, admin: None, mac: [0; 32] },

@@ -58,7 +58,7 @@ impl Recipe {
             domain: Domain::Zone,
             created: 0,
         };
-        let keychain = SealedKeychain { nonce: [0; 24], sealed: Vec::new() };
+        let keychain = SealedKeychain { nonce: [0; 24], sealed: Vec::new(), oblivious: false };
         VaultHeader::new(
             params,
             KeyArea {

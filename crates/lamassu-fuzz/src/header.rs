@@ -38,7 +38,7 @@ pub fn keychain(input: &[u8]) {
         id: [4; 16],
         next_slot: slot.id.saturating_add(1),
         slots: vec![slot],
-        keychain: SealedKeychain { nonce: [5; 24], sealed: Vec::new() },
+        keychain: SealedKeychain { nonce: [5; 24], sealed: Vec::new(), oblivious: false },
         admin: None,
         history: None,
         mac: [0; 32],

@@ -62,6 +62,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "alert_finding", run: alerts::alert_finding },
     Target { name: "served_keys", run: served::served_keys },
     Target { name: "policy", run: policy::policy },
+    Target { name: "evaluations", run: served::evaluations },
 ];
 
 /// Runs one target by its name.

@@ -264,7 +264,7 @@ fn vault_header() -> VaultHeader {
         domain: Domain::Zone,
         created: 0,
     };
-    let keychain = SealedKeychain { nonce: [0; 24], sealed: Vec::new() };
+    let keychain = SealedKeychain { nonce: [0; 24], sealed: Vec::new(), oblivious: false };
     let (slots, mac) = (Vec::new(), [0; 32]);
     VaultHeader::new(params, KeyArea { id: [1; 16], next_slot: 2, slots, keychain, history: None, admin: None, mac })
 }

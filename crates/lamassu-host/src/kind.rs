@@ -7,6 +7,7 @@ use crate::Error;
 use crate::anchors::ImportError;
 use lamassu_anchor::export::ExportError;
 use lamassu_anchor::{AnchorError, ServerFault as AnchorServerFault};
+use lamassu_crypto::oblivious::EvaluationFault;
 use lamassu_format::header::HeaderError;
 use lamassu_keys::receipt::ReceiptError;
 use lamassu_keys::{FileError, HistoryError, KeyError, KeyState, ServerFault, SourceError, TokenFault};
@@ -204,6 +205,7 @@ fn key(error: &KeyError) -> FaultKind {
         | KeyError::SlotIdsUsedUp
         | KeyError::EpochsUsedUp
         | KeyError::ZoneSuite { .. }
+        | KeyError::SuiteNotOblivious { .. }
         | KeyError::DomainNotZone { .. }
         | KeyError::NotAdministrator { .. }
         | KeyError::LastAdministrator { .. }
@@ -260,6 +262,7 @@ fn source(error: &SourceError) -> FaultKind {
         | SourceError::NotMade
         | SourceError::NotDestroyed
         | SourceError::NoServers
+        | SourceError::NotAServer
         | SourceError::NotAZone => FaultKind::Usage,
         SourceError::EmptyPassphrase => FaultKind::EmptyPassphrase,
         SourceError::PassphraseTooLong { .. }
@@ -456,7 +459,22 @@ fn store(error: &StoreError) -> FaultKind {
         StoreError::Damaged(_) => FaultKind::Damaged,
         StoreError::Io { op: _, offset: _, source } => io(source),
         StoreError::NotApproved(_) => FaultKind::Refused,
+        StoreError::NotEvaluated(e) => evaluation(&e.fault),
         StoreError::ReadOnly | StoreError::TooLarge | StoreError::NoRandom(_) => FaultKind::Other,
+    }
+}
+
+fn evaluation(fault: &EvaluationFault) -> FaultKind {
+    match fault {
+        EvaluationFault::Unreachable { .. } => FaultKind::KeyServerDown,
+        EvaluationFault::Untrusted { .. } => FaultKind::KeyServerUntrusted,
+        EvaluationFault::NotJoined | EvaluationFault::Refused { .. } | EvaluationFault::Limited => FaultKind::KeyDenied,
+        EvaluationFault::Unknown => FaultKind::KeyMissing,
+        EvaluationFault::Retired | EvaluationFault::Deleted => FaultKind::KeyRevoked,
+        EvaluationFault::KeepsNone | EvaluationFault::Failing { .. } | EvaluationFault::Wrong(_) => {
+            FaultKind::KeyAnswer
+        }
+        EvaluationFault::NoRandom => FaultKind::Other,
     }
 }
 

@@ -187,6 +187,9 @@ impl Unsealed {
             if header.is_anchored() && self.policy.anchors.are_used().is_ok() {
                 self.policy.anchors.report_to_server(&header.id(), &options.events)?;
             }
+            if !options.read_only {
+                ring.prepare();
+            }
             let anchor = self.anchor(Access::of(options.read_only))?;
             let backend: Arc<dyn Backend> = Arc::new(backend(dir)?);
             let approved_only = self.policy.is_approved_only();

@@ -134,6 +134,16 @@ impl Policy {
         if convergent && self.approved_only { Err(Error::NotApproved { why }) } else { Ok(()) }
     }
 
+    /// Refuses keys that take a part from a server's function, which is over a group that no NIST publication has.
+    ///
+    /// # Errors
+    /// [`Error::NotApproved`].
+    pub fn check_oblivious(&self, is_oblivious: bool) -> Result<()> {
+        let why = "oblivious keys are computed in ristretto255 (RFC 9497), which SP 800-186 does not have; use a zone \
+            without --oblivious";
+        if is_oblivious && self.approved_only { Err(Error::NotApproved { why }) } else { Ok(()) }
+    }
+
     /// Refuses what goes through Argon2id.
     ///
     /// # Errors
@@ -161,6 +171,8 @@ mod tests {
         }
         assert!(all.check_small_files(true).is_ok() && some.check_small_files(false).is_ok());
         assert!(some.check_small_files(true).is_err());
+        assert!(all.check_oblivious(true).is_ok() && some.check_oblivious(false).is_ok());
+        assert!(some.check_oblivious(true).is_err());
         assert!(all.check_kind(SlotKind::Passphrase).is_ok() && some.check_kind(SlotKind::Raw).is_ok());
         assert!(some.check_kind(SlotKind::Passphrase).is_err());
     }

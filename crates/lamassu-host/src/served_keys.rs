@@ -1,17 +1,38 @@
-//! Keys that a Lamassu server keeps (`server://HOST/ID`): asked for as who this host is at that server.
+//! Keys that a Lamassu server keeps (`server://HOST/ID`): asked for, or asked to evaluate, as who this host is at that
+//! server.
 
 use crate::Anchors;
 use lamassu_anchor::{AnchorError, ServerFault as Fault};
 use lamassu_crypto::Secret;
+use lamassu_crypto::oblivious::{Evaluate, EvaluationFault};
+use lamassu_crypto::oprf::{Element, Evaluation};
 use lamassu_keys::providers::server::{Servers, ask_servers_by};
 use lamassu_keys::{KeyState, ServerFault};
 use lamassu_rpc::host::{Connection, KeyRefused};
 use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How long a host that has asked for too much waits in all, before it gives up.
+const LIMITED_MAX: Duration = Duration::from_secs(60);
+/// How long at once: what the server says may be anything.
+const PAUSE_MAX: Duration = Duration::from_secs(5);
+/// For so long a server that could not be reached is not asked again: whoever writes is told at once.
+const DOWN_FOR: Duration = Duration::from_secs(2);
+
+/// Whether this process has something that asks a server to evaluate.
+static EVALUATES: AtomicBool = AtomicBool::new(false);
 
 /// From now on sources `server://…` are asked in this process, as the host that has joined the servers beside these
 /// anchors. A connection is made for each key, and not before one is asked for.
 pub fn ask_as(anchors: &Anchors) {
     ask_servers_by(Box::new(Joined(anchors.clone())));
+}
+
+/// Whether this process is going to ask a server to evaluate, for blocks that it writes.
+pub fn evaluates() -> bool {
+    EVALUATES.load(Ordering::Relaxed)
 }
 
 struct Joined(Anchors);
@@ -24,6 +45,15 @@ impl Servers for Joined {
     fn make(&self, server: &str, name: &str) -> Result<(), ServerFault> {
         self.connection(server)?.make_key(name).map_err(refused)
     }
+
+    fn oblivious(&self, server: &str, name: &str) -> Result<[u8; 32], ServerFault> {
+        self.connection(server)?.open_oblivious(name).map_err(refused)
+    }
+
+    fn evaluator(&self, server: &str, name: &str) -> Arc<dyn Evaluate> {
+        let (joined, server, name) = (Joined(self.0.clone()), server.to_owned(), name.to_owned());
+        Arc::new(Evaluator { joined, server, name, connection: Mutex::default(), down: Mutex::default() })
+    }
 }
 
 impl Joined {
@@ -31,6 +61,95 @@ impl Joined {
         // Nowhere to keep who this host is: it has joined nothing.
         let all = self.0.servers().map_err(|_| ServerFault::NotJoined)?;
         Connection::new(&all, server).map_err(failed)
+    }
+}
+
+/// A key that evaluates. Never: waits for more than a minute, but for what the network takes.
+struct Evaluator {
+    joined: Joined,
+    server: String,
+    name: String,
+    connection: Mutex<Option<Connection>>,
+    /// since when the server cannot be reached, and why
+    down: Mutex<Option<(Instant, EvaluationFault)>>,
+}
+
+impl Evaluator {
+    fn connection(&self) -> Result<Connection, EvaluationFault> {
+        let mut connection = self.connection.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(connection) = &*connection {
+            return Ok(connection.clone());
+        }
+        let made = self.joined.connection(&self.server).map_err(fault_of)?;
+        Ok(connection.insert(made).clone())
+    }
+
+    fn ask(&self, blinded: &[Element]) -> Result<Evaluation, EvaluationFault> {
+        let connection = self.connection()?;
+        let end = Instant::now() + LIMITED_MAX;
+        loop {
+            match connection.evaluate(&self.name, blinded) {
+                Ok(evaluation) => return Ok(evaluation),
+                Err(KeyRefused::Limited { again }) => {
+                    let pause = again.min(PAUSE_MAX);
+                    if Instant::now() + pause > end {
+                        return Err(EvaluationFault::Limited);
+                    }
+                    std::thread::sleep(pause);
+                }
+                Err(error) => return Err(fault_of(refused(error))),
+            }
+        }
+    }
+}
+
+impl Evaluate for Evaluator {
+    fn place(&self) -> String {
+        format!("server://{}/{}", self.server, self.name)
+    }
+
+    /// Looks the server's name up, and says that this process needs the network.
+    fn prepare(&self) {
+        EVALUATES.store(true, Ordering::Relaxed);
+        if let Err(error) = self.connection() {
+            tracing::warn!(key = self.place(), "new blocks cannot be written until this is mended: {error}");
+        }
+    }
+
+    fn evaluate(&self, blinded: &[Element]) -> Result<Evaluation, EvaluationFault> {
+        let down = || self.down.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((since, fault)) = &*down()
+            && since.elapsed() < DOWN_FOR
+        {
+            return Err(fault.clone());
+        }
+        let asked = self.ask(blinded);
+        let was_down = match &asked {
+            Err(fault @ EvaluationFault::Unreachable { .. }) => down().replace((Instant::now(), fault.clone())),
+            Ok(_) | Err(_) => down().take(),
+        };
+        match (&asked, was_down) {
+            (Err(fault), None) => {
+                tracing::error!(key = self.place(), "no oblivious keys, and new blocks are not written: {fault}");
+            }
+            (Ok(_), Some(_)) => tracing::info!(key = self.place(), "oblivious keys are there again"),
+            (Ok(_), None) | (Err(_), Some(_)) => {}
+        }
+        asked
+    }
+}
+
+fn fault_of(fault: ServerFault) -> EvaluationFault {
+    match fault {
+        ServerFault::Unreachable { source } => EvaluationFault::Unreachable { detail: source.to_string() },
+        ServerFault::Untrusted { source } => EvaluationFault::Untrusted { detail: source.to_string() },
+        ServerFault::NotJoined => EvaluationFault::NotJoined,
+        ServerFault::Refused { detail } => EvaluationFault::Refused { detail },
+        ServerFault::NoObject | ServerFault::NameTaken => EvaluationFault::Unknown,
+        ServerFault::KeyState(KeyState::Destroyed) => EvaluationFault::Deleted,
+        ServerFault::KeyState(_) => EvaluationFault::Retired,
+        ServerFault::KeepsNone => EvaluationFault::KeepsNone,
+        other => EvaluationFault::Failing { detail: other.to_string() },
     }
 }
 
@@ -42,6 +161,7 @@ fn refused(refused: KeyRefused) -> ServerFault {
         KeyRefused::Deleted => ServerFault::KeyState(KeyState::Destroyed),
         KeyRefused::KeepsNone => ServerFault::KeepsNone,
         KeyRefused::Length { found } => ServerFault::KeyLength { found },
+        KeyRefused::Garbled | KeyRefused::Limited { .. } => ServerFault::Failing { detail: refused.to_string() },
         KeyRefused::Server(error) => failed(error),
     }
 }

@@ -23,8 +23,8 @@ const LOOK_AGAIN: Duration = Duration::from_millis(200);
 const LISTEN: Duration = Duration::from_secs(3600);
 /// Between two tries to get a turn.
 const TRY_AGAIN: Duration = Duration::from_millis(300);
-/// A turn that lasted for so long was not one of many. For a request that looks the vault is then had alone, too, so that
-/// the kernel may keep what it is told. Doubled each time that another host wants it back sooner.
+/// A turn that lasted for so long was not one of many. Then the vault is had alone also for a request that looks, so
+/// that the kernel may keep what it is told. Doubled each time that another host wants it back sooner.
 const CALM: Duration = Duration::from_secs(1);
 /// The longest that grows to.
 const CALM_MAX: Duration = Duration::from_secs(300);

@@ -31,6 +31,7 @@ impl Policy {
         dir: &Path,
     ) -> Result<(Unlocked, Option<Succession>)> {
         self.check_suite(header.suite())?;
+        self.check_oblivious(header.keys().keychain.oblivious)?;
         let above = &mut vaults_above(dir).take(ABOVE_MAX);
         let unlocked = self.open(header, &mut self.attempt(material), named, above).at(dir)?;
         let succession = self.pins.check(header).at(dir)?;

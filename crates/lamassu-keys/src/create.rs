@@ -1,5 +1,6 @@
 //! Making vault headers and zone files, each with its first slot.
 
+use crate::providers::server::ObliviousKey;
 use crate::{KeyError, Keychain, NewSlot, Terms, Tier, Unlocked, ZoneKeys};
 use lamassu_format::header::{Admin, Header, KeyArea, NameMode, Slot, VaultHeader, VaultParams, ZoneFile, ZoneParams};
 use lamassu_format::{Domain, Geometry, Suite};
@@ -167,6 +168,27 @@ pub fn clone_vault(
 /// [`KeyError::Header`] for values out of bounds, [`KeyError::Argon2`], [`KeyError::NoRandom`].
 pub fn create_zone(new: &NewZone, slot: &NewSlot<'_>) -> Result<(ZoneFile, Unlocked), KeyError> {
     zone_of(new, random_id()?, Keychain::generate(new.outer, new.created)?, slot)
+}
+
+/// Makes a zone whose keys of blocks take a part from this key at a server.
+///
+/// # Errors
+/// As [`create_zone`]; [`KeyError::SuiteNotOblivious`].
+pub fn create_oblivious_zone(
+    new: &NewZone,
+    key: ObliviousKey,
+    slot: &NewSlot<'_>,
+) -> Result<(ZoneFile, Unlocked), KeyError> {
+    check_oblivious(new.suite)?;
+    zone_of(new, random_id()?, Keychain::generate(new.outer, new.created)?.with_oblivious(key), slot)
+}
+
+/// Refuses a suite that has no oblivious keys.
+///
+/// # Errors
+/// [`KeyError::SuiteNotOblivious`].
+pub fn check_oblivious(suite: Suite) -> Result<(), KeyError> {
+    if suite.takes_salt() { Ok(()) } else { Err(KeyError::SuiteNotOblivious { suite }) }
 }
 
 /// Makes a zone file with the keys of a zone that a key server keeps.

@@ -74,6 +74,12 @@ pub enum KeyError {
     /// Four thousand million slots were added in this header's life.
     #[error("slot ids are used up in this header")]
     SlotIdsUsedUp,
+    /// The user's: the suite's keys of blocks are as published, and take nothing from a server.
+    #[error("suite {} has no oblivious keys; aes, blake3 and chacha have", .suite.name())]
+    SuiteNotOblivious {
+        /// the suite
+        suite: Suite,
+    },
     /// Epochs are numbered in 32 bits.
     #[error("epochs are used up in this keychain")]
     EpochsUsedUp,

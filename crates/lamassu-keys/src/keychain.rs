@@ -4,11 +4,14 @@
 //! quotes it.
 
 use crate::KeyError;
+use crate::providers::server::{self, ObliviousKey};
 use data_encoding::HEXLOWER;
+use lamassu_crypto::oblivious::Oblivious;
 use lamassu_crypto::{Secret, SecretBytes, wrap};
 use lamassu_format::header::SealedKeychain;
 use serde::Deserialize;
 use std::io::Write;
+use std::sync::Arc;
 
 /// One generation of a key.
 pub struct Epoch {
@@ -16,6 +19,8 @@ pub struct Epoch {
     created: u64,
     key: Secret<32>,
     whose: Whose,
+    /// of K_in alone
+    oblivious: Option<ObliviousKey>,
 }
 
 /// Which others have an epoch's key, from the time it came into the keychain.
@@ -48,8 +53,19 @@ impl Epoch {
         self.whose == Whose::Zones
     }
 
+    /// The key at a server that keys of blocks take a part from; `None`: they follow from this key alone.
+    pub fn oblivious(&self) -> Option<&ObliviousKey> {
+        self.oblivious.as_ref()
+    }
+
     fn duplicate(&self) -> Epoch {
-        Epoch { key: self.key.duplicate(), ..*self }
+        let Epoch { number, created, ref key, whose, ref oblivious } = *self;
+        Epoch { number, created, key: key.duplicate(), whose, oblivious: oblivious.clone() }
+    }
+
+    /// A fresh key.
+    fn own(number: u32, created: u64, oblivious: Option<ObliviousKey>) -> Result<Epoch, KeyError> {
+        Ok(Epoch { number, created, key: Secret::random()?, whose: Whose::Own, oblivious })
     }
 
     fn of_zone(&self) -> Epoch {
@@ -96,13 +112,16 @@ impl Keychain {
     /// # Errors
     /// [`KeyError::NoRandom`].
     pub fn generate(outer: bool, created: u64) -> Result<Self, KeyError> {
-        let first = || Ok::<_, KeyError>(vec![Epoch { number: 1, created, key: Secret::random()?, whose: Whose::Own }]);
+        let first = || Ok::<_, KeyError>(vec![Epoch::own(1, created, None)?]);
         Ok(Keychain { inner: first()?, outer: if outer { first()? } else { Vec::new() } })
     }
 
     /// Keys that a server keeps for its zone: epoch 1 of K_in and, if given, of K_out.
     pub(crate) fn of(inner: &Secret<32>, outer: Option<&Secret<32>>, created: u64) -> Self {
-        let first = |key: &Secret<32>| Epoch { number: 1, created, key: key.duplicate(), whose: Whose::Zones };
+        let first = |key: &Secret<32>| {
+            let (number, whose, oblivious) = (1, Whose::Zones, None);
+            Epoch { number, created, key: key.duplicate(), whose, oblivious }
+        };
         Keychain { inner: vec![first(inner)], outer: outer.map(first).into_iter().collect() }
     }
 
@@ -147,11 +166,37 @@ impl Keychain {
     /// # Errors
     /// [`KeyError::NoRandom`], [`KeyError::EpochsUsedUp`].
     pub fn append(&mut self, tier: Tier, created: u64) -> Result<u32, KeyError> {
+        self.append_epoch(tier, created, None)
+    }
+
+    /// The same; an epoch of K_in has `oblivious`.
+    pub(crate) fn append_epoch(
+        &mut self,
+        tier: Tier,
+        created: u64,
+        oblivious: Option<ObliviousKey>,
+    ) -> Result<u32, KeyError> {
         let epochs = self.epochs_mut(tier);
         let last = epochs.last().map_or(0, |e| e.number);
         let number = last.checked_add(1).ok_or(KeyError::EpochsUsedUp)?;
-        epochs.push(Epoch { number, created, key: Secret::random()?, whose: Whose::Own });
+        epochs.push(Epoch::own(number, created, oblivious.filter(|_| tier == Tier::Inner))?);
         Ok(number)
+    }
+
+    /// The key at a server that the newest K_in goes with.
+    pub fn oblivious(&self) -> Option<&ObliviousKey> {
+        self.inner.last().and_then(Epoch::oblivious)
+    }
+
+    /// The same keychain; epoch 1 of K_in has this key at a server. For a zone that is being made.
+    pub(crate) fn with_oblivious(mut self, key: ObliviousKey) -> Keychain {
+        self.inner.iter_mut().for_each(|epoch| epoch.oblivious = Some(key.clone()));
+        self
+    }
+
+    /// Whether any epoch is oblivious.
+    fn is_oblivious(&self) -> bool {
+        self.inner.iter().any(|epoch| epoch.oblivious.is_some())
     }
 
     /// Takes an epoch away: what it sealed or keyed cannot be read again with this keychain. Never the newest.
@@ -177,8 +222,9 @@ impl Keychain {
     pub fn adopt(&mut self, tier: Tier, other: &Keychain) -> Result<Vec<u32>, KeyError> {
         let (ours, theirs) = (self.epochs(tier), other.epochs(tier));
         let newest = ours.last().map_or(0, |e| e.number);
-        let differs =
-            |e: &Epoch| theirs.iter().any(|t| t.number == e.number && !wrap::equal(t.key.expose(), e.key.expose()));
+        let is_other =
+            |t: &Epoch, e: &Epoch| !wrap::equal(t.key.expose(), e.key.expose()) || t.oblivious != e.oblivious;
+        let differs = |e: &Epoch| theirs.iter().any(|t| t.number == e.number && is_other(t, e));
         if ours.iter().any(differs) || theirs.last().is_none_or(|t| t.number < newest) {
             return Err(KeyError::OtherEpochs { tier });
         }
@@ -211,15 +257,21 @@ impl Keychain {
         }
     }
 
-    /// Keys of a tier with their numbers, newest first, as a key ring wants them.
-    pub(crate) fn newest_first(&self, tier: Tier) -> Vec<(u32, Secret<32>)> {
-        self.epochs(tier).iter().rev().map(|e| (e.number, e.key.duplicate())).collect()
+    /// Epochs of K_in, newest first, as a key ring wants them.
+    pub(crate) fn inner_newest_first(&self) -> Vec<(u32, Secret<32>, Option<Arc<Oblivious>>)> {
+        let loaded = |e: &Epoch| (e.number, e.key.duplicate(), e.oblivious.as_ref().map(server::oblivious));
+        self.inner.iter().rev().map(loaded).collect()
+    }
+
+    /// Keys of K_out with their numbers, newest first, as a key ring wants them.
+    pub(crate) fn outer_newest_first(&self) -> Vec<(u32, Secret<32>)> {
+        self.outer.iter().rev().map(|e| (e.number, e.key.duplicate())).collect()
     }
 
     /// Seals under the file key of the header `id`.
     pub(crate) fn seal(&self, file_key: &Secret<32>, id: &[u8; 16]) -> Result<SealedKeychain, KeyError> {
         let (nonce, sealed) = wrap::seal(&keychain_key(file_key), &aad(id), self.to_json().expose())?;
-        Ok(SealedKeychain { nonce, sealed })
+        Ok(SealedKeychain { nonce, sealed, oblivious: self.is_oblivious() })
     }
 
     /// Opens what [`Keychain::seal`] made.
@@ -235,7 +287,7 @@ impl Keychain {
         let json = wrap::open(&keychain_key(file_key), &sealed.nonce, &aad(id), &sealed.sealed)
             .map_err(|_| KeyError::KeychainInvalid)?;
         let keychain = Self::parse(json.expose()).ok_or(KeyError::KeychainInvalid)?;
-        if outer_required && keychain.outer.is_empty() {
+        if outer_required && keychain.outer.is_empty() || keychain.is_oblivious() != sealed.oblivious {
             return Err(KeyError::KeychainInvalid);
         }
         Ok(keychain)
@@ -245,7 +297,8 @@ impl Keychain {
     fn to_json(&self) -> SecretBytes {
         const EPOCH_LEN_MAX: usize = 140;
         let count = self.inner.len() + self.outer.len();
-        let mut out = Vec::with_capacity(64 + EPOCH_LEN_MAX * count);
+        let oblivious = self.inner.iter().filter_map(Epoch::oblivious).map(|key| key.to_json().len()).sum::<usize>();
+        let mut out = Vec::with_capacity(64 + EPOCH_LEN_MAX * count + oblivious);
         let capacity = out.capacity();
         out.extend_from_slice(b"{\"inner\":[");
         append_epochs(&mut out, &self.inner);
@@ -259,8 +312,8 @@ impl Keychain {
     /// The error of `serde_json` is dropped: it may quote a key.
     fn parse(json: &[u8]) -> Option<Self> {
         let wire: WireKeychain<'_> = serde_json::from_slice(json).ok()?;
-        let inner = parse_epochs(&wire.inner)?;
-        let outer = parse_epochs(&wire.outer)?;
+        let inner = parse_epochs(Tier::Inner, &wire.inner)?;
+        let outer = parse_epochs(Tier::Outer, &wire.outer)?;
         (!inner.is_empty()).then_some(Keychain { inner, outer })
     }
 }
@@ -276,20 +329,52 @@ struct WireKeychain<'a> {
     outer: Vec<WireEpoch<'a>>,
 }
 
+/// A key of a server's that evaluates (§4).
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WireOblivious {
+    key: String,
+    public: String,
+    server: String,
+}
+
+impl WireOblivious {
+    fn parse(&self) -> Option<ObliviousKey> {
+        let mut public = [0; 32];
+        if self.public.len() != 64 || HEXLOWER.decode_mut(self.public.as_bytes(), &mut public).is_err() {
+            return None;
+        }
+        let key = ObliviousKey { server: self.server.clone(), name: self.key.clone(), public };
+        key.is_valid().then_some(key)
+    }
+}
+
+impl ObliviousKey {
+    /// The member of its epoch, and the comma before it. Nothing in it needs an escape.
+    fn to_json(&self) -> String {
+        let ObliviousKey { server, name, public } = self;
+        let public = HEXLOWER.encode(public);
+        format!(",\"oblivious\":{{\"key\":\"{name}\",\"public\":\"{public}\",\"server\":\"{server}\"}}")
+    }
+}
+
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct WireEpoch<'a> {
     created: u64,
     epoch: u32,
     key: &'a str,
+    /// left out where it is not so; of K_in alone
+    #[serde(default, deserialize_with = "present")]
+    oblivious: Option<WireOblivious>,
     /// left out where it is not so
     #[serde(default, deserialize_with = "present")]
     zone: Option<bool>,
 }
 
 /// Null is not the same as left out.
-fn present<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<bool>, D::Error> {
-    bool::deserialize(from).map(Some)
+fn present<'de, T: Deserialize<'de>, D: serde::Deserializer<'de>>(from: D) -> Result<Option<T>, D::Error> {
+    T::deserialize(from).map(Some)
 }
 
 fn append_epochs(out: &mut Vec<u8>, epochs: &[Epoch]) {
@@ -300,14 +385,18 @@ fn append_epochs(out: &mut Vec<u8>, epochs: &[Epoch]) {
         let at = out.len();
         out.resize(at + 64, 0);
         HEXLOWER.encode_mut(epoch.key.expose(), &mut out[at..]);
+        out.push(b'"');
+        if let Some(key) = &epoch.oblivious {
+            out.extend_from_slice(key.to_json().as_bytes());
+        }
         out.extend_from_slice(match epoch.whose {
-            Whose::Own => b"\"}",
-            Whose::Zones => b"\",\"zone\":true}",
+            Whose::Own => b"}",
+            Whose::Zones => b",\"zone\":true}",
         });
     }
 }
 
-fn parse_epochs(wire: &[WireEpoch<'_>]) -> Option<Vec<Epoch>> {
+fn parse_epochs(tier: Tier, wire: &[WireEpoch<'_>]) -> Option<Vec<Epoch>> {
     let mut last = 0;
     let mut epochs = Vec::with_capacity(wire.len());
     for e in wire {
@@ -322,7 +411,11 @@ fn parse_epochs(wire: &[WireEpoch<'_>]) -> Option<Vec<Epoch>> {
             Some(true) => Whose::Zones,
             Some(false) => return None,
         };
-        epochs.push(Epoch { number: e.epoch, created: e.created, key: Secret::new(&mut key), whose });
+        let oblivious = match &e.oblivious {
+            None => None,
+            Some(wire) => Some(wire.parse().filter(|_| tier == Tier::Inner)?),
+        };
+        epochs.push(Epoch { number: e.epoch, created: e.created, key: Secret::new(&mut key), whose, oblivious });
     }
     Some(epochs)
 }
@@ -348,9 +441,44 @@ mod tests {
         format!(r#"{{"created":7,"epoch":{number},"key":"{key}"}}"#)
     }
 
+    fn epoch_of(number: u32, created: u64, mut key: [u8; 32], whose: Whose) -> Epoch {
+        Epoch { number, created, key: Secret::new(&mut key), whose, oblivious: None }
+    }
+
+    #[test]
+    fn an_oblivious_epoch_reads_back_and_is_of_k_in_alone() {
+        let key = ObliviousKey { server: "keeper.example:7433".into(), name: "office".into(), public: [0xcd; 32] };
+        let mut chain = Keychain::generate(true, 7).unwrap().with_oblivious(key.clone());
+        assert_eq!(chain.append_epoch(Tier::Outer, 8, Some(key.clone())).unwrap(), 2);
+        let json = chain.to_json();
+        let text = std::str::from_utf8(json.expose()).unwrap();
+        let public = "cd".repeat(32);
+        let member = format!(r#","oblivious":{{"key":"office","public":"{public}","server":"keeper.example:7433"}}"#);
+        assert_eq!(text.matches(&member).count(), 1, "{text}");
+        let read = Keychain::parse(json.expose()).unwrap();
+        assert_eq!(read.oblivious(), Some(&key));
+        assert!(read.is_oblivious() && read.for_member().is_oblivious() && read.has_all_of(&chain));
+        for (from, to) in [
+            ("office", ""),
+            ("office", "of fice"),
+            ("keeper.example:7433", "keeper.example"),
+            ("keeper.example:7433", "http://x"),
+            (&public[..], "cd"),
+            (r#""key":"office","#, ""),
+            (&member[..], r#","oblivious":null"#),
+            (&member[..], r#","oblivious":true"#),
+        ] {
+            assert!(Keychain::parse(text.replace(from, to).as_bytes()).is_none(), "{to}");
+        }
+        let of_outer = text.replace(r#"],"outer":[{"created""#, &format!(r#"],"outer":[{{{},"created""#, &member[1..]));
+        assert!(of_outer != text && Keychain::parse(of_outer.as_bytes()).is_none());
+        let none = text.replace(&member, "");
+        assert!(!Keychain::parse(none.as_bytes()).unwrap().is_oblivious());
+    }
+
     #[test]
     fn the_form_is_canonical() {
-        let inner = vec![Epoch { number: 2, created: 7, key: Secret::new(&mut [0xab; 32]), whose: Whose::Own }];
+        let inner = vec![epoch_of(2, 7, [0xab; 32], Whose::Own)];
         let outer = vec![inner[0].of_zone()];
         let json = Keychain { inner, outer }.to_json();
         let own = epoch("2", &"ab".repeat(32));
@@ -406,7 +534,7 @@ mod tests {
             let outer_from = split.index(all.len()) + 1;
             let whose = |zones: bool| if zones { Whose::Zones } else { Whose::Own };
             let make = |part: &[Made]| part.iter()
-                .map(|(number, (created, key, zones))| Epoch { number: *number, created: *created, key: Secret::new(&mut key.clone()), whose: whose(*zones) })
+                .map(|(number, (created, key, zones))| epoch_of(*number, *created, *key, whose(*zones)))
                 .collect::<Vec<_>>();
             let keychain = Keychain { inner: make(&all[..outer_from]), outer: make(&all[outer_from..]) };
             let (file_key, id) = (Secret::new(&mut [1; 32]), [2; 16]);

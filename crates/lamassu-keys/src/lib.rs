@@ -32,7 +32,9 @@ pub mod unlock;
 pub mod witness;
 
 pub use attempt::{Attempt, Slots, unlock};
-pub use create::{NewClone, NewVault, NewZone, Outer, Zone, clone_vault, copy_zone, create_vault, create_zone};
+pub use create::{
+    NewClone, NewVault, NewZone, Outer, Zone, clone_vault, copy_zone, create_oblivious_zone, create_vault, create_zone,
+};
 pub use dataset::{NewDataset, create_dataset, unlock_by_parent};
 pub use error::KeyError;
 pub use fault::{KeyState, ServerFault, TokenFault};
@@ -40,6 +42,7 @@ pub use header_file::{FileError, Update};
 pub use history::{Event, History, HistoryError};
 pub use keychain::{Epoch, Keychain, Tier};
 pub use lamassu_format::header::{Argon2Params, Role, SlotKind};
+pub use providers::server::ObliviousKey;
 pub use source::{Ask, Generated, KeySource, Loaded, Material, Purpose, SourceError, Warning, ZoneKeys};
 pub use unlock::{NewSlot, Removed, Terms, Unlocked};
 pub use witness::{Witness, nobody};

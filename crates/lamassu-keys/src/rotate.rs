@@ -86,7 +86,7 @@ impl Unlocked {
         if keychain.outer().is_empty() {
             return Err(KeyError::NoOuterKey);
         }
-        let (inner, outer) = (keychain.newest_first(Tier::Inner), keychain.newest_first(Tier::Outer));
+        let (inner, outer) = (keychain.inner_newest_first(), keychain.outer_newest_first());
         Ok(KeyRing::of_epochs(header.suite(), &inner, &outer))
     }
 }

@@ -301,6 +301,9 @@ pub enum SourceError {
     /// The user's: a program that speaks with no Lamassu server.
     #[error("this program asks no Lamassu server (server:…) for keys")]
     NoServers,
+    /// The user's: another kind of source, where a Lamassu server is meant.
+    #[error("name a key at a Lamassu server: server://HOST[:PORT]/ID")]
+    NotAServer,
     /// The user's: K_in and K_out of a zone are those of every vault of it.
     #[error(
         "these are the keys of a zone, and other vaults may need them; to destroy them all the same, use the server's own tool"

@@ -5,10 +5,13 @@
 //! verified again, whole or not at all, and leaves with a new MAC. Keys that are kept take no header from before the
 //! one they last saw: everything that is written from it would lose what came after.
 
+use crate::providers::server::ObliviousKey;
 use crate::{KeyError, Keychain, Material, Tier, admin};
 use lamassu_crypto::{KeyRing, Secret, SecretBytes, sign, wrap};
 use lamassu_format::Suite;
-use lamassu_format::header::{Argon2Params, Header, HistoryMark, Role, SLOTS_MAX, Slot, SlotKind, check_label};
+use lamassu_format::header::{
+    Argon2Params, Header, HistoryMark, Role, SLOTS_MAX, Slot, SlotKind, ZoneFile, check_label,
+};
 
 /// Binds a wrapping key to its use.
 pub(crate) const INFO: &[u8] = b"lamassu v1 slot";
@@ -135,15 +138,14 @@ impl Unlocked {
         if self.keychain.outer().is_empty() {
             return Err(KeyError::NoOuterKey);
         }
-        let inner = self.keychain.newest_first(Tier::Inner);
-        let outer = self.keychain.newest_first(Tier::Outer);
+        let (inner, outer) = (self.keychain.inner_newest_first(), self.keychain.outer_newest_first());
         Ok(KeyRing::of_epochs(suite, &inner, &outer))
     }
 
     /// Gives a ring that is in use the epochs of these keys. Those of a zone that shares K_in alone change nothing.
     pub fn update_ring(&self, ring: &KeyRing) {
         if !self.keychain.outer().is_empty() {
-            ring.add(&self.keychain.newest_first(Tier::Inner), &self.keychain.newest_first(Tier::Outer));
+            ring.add(&self.keychain.inner_newest_first(), &self.keychain.outer_newest_first());
         }
     }
 
@@ -308,13 +310,32 @@ impl Unlocked {
         Ok(self.slot)
     }
 
-    /// Starts an epoch of K_in or K_out: new writes use it, old data stays readable. Returns its number.
+    /// Starts an epoch of K_in or K_out: new writes use it, old data stays readable. An epoch of K_in is oblivious as
+    /// the one before it is. Returns its number.
     ///
     /// # Errors
     /// [`KeyError::HeaderAltered`], [`KeyError::OtherHeader`], [`KeyError::NoRandom`], [`KeyError::EpochsUsedUp`]. Both
     /// are then unchanged.
     pub fn rotate<H: Header + Clone>(&mut self, header: &mut H, tier: Tier, created: u64) -> Result<u32, KeyError> {
-        self.edit_keychain(header, |keychain, _| keychain.append(tier, created))
+        let alike = self.keychain.oblivious().cloned();
+        self.edit_keychain(header, |keychain, _| keychain.append_epoch(tier, created, alike))
+    }
+
+    /// Starts an epoch of a zone's K_in whose keys take a part from this key at a server; `None`: from none. Returns
+    /// its number.
+    ///
+    /// # Errors
+    /// As [`Unlocked::rotate`]; [`KeyError::SuiteNotOblivious`].
+    pub fn rotate_zone(
+        &mut self,
+        zone: &mut ZoneFile,
+        oblivious: Option<ObliviousKey>,
+        created: u64,
+    ) -> Result<u32, KeyError> {
+        if oblivious.is_some() {
+            crate::create::check_oblivious(zone.suite())?;
+        }
+        self.edit_keychain(zone, |keychain, _| keychain.append_epoch(Tier::Inner, created, oblivious))
     }
 
     /// Changes the keychain, and what else of the header goes with it: all or nothing.

@@ -3,6 +3,7 @@
 use crate::{ROWS_MAX, proto};
 use lamassu_anchor::head::Head;
 use lamassu_anchor::table::{self, Change, Space};
+use lamassu_crypto::oprf::{BATCH_MAX, Element};
 use lamassu_lease::{Call, Grant, GrantNo, Mode, Object, Reply, RequestNo};
 
 /// A message that makes no sense.
@@ -33,6 +34,17 @@ pub fn vault(bytes: &[u8]) -> Result<[u8; 16]> {
 /// [`Garbled`].
 pub fn head(bytes: &[u8]) -> Result<Head> {
     bytes.try_into().map(Head).map_err(|_| Garbled("a head is not 32 bytes"))
+}
+
+/// Elements that are to be evaluated. Whether they are of the group is seen when they are.
+///
+/// # Errors
+/// [`Garbled`].
+pub fn elements(packed: &[u8]) -> Result<&[Element]> {
+    match packed.as_chunks() {
+        (elements, []) if (1..=BATCH_MAX).contains(&elements.len()) => Ok(elements),
+        _ => Err(Garbled("elements do not parse, or are too many")),
+    }
 }
 
 /// Changes of the wire, of which one message may have so many. The head is nobody's to change but the server's.

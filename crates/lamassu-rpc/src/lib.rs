@@ -64,5 +64,11 @@ pub const FINDINGS_MAX: usize = 200;
 /// Bytes of one report, at most.
 pub const REPORT_MAX: usize = 1 << 20;
 
+/// Bytes of one message about a key, or of elements that are to be evaluated, at most.
+pub const KEYS_MESSAGE_MAX: usize = 40 << 10;
+
+/// In the metadata of an answer to who asks for too much: in how many ms it may ask again.
+pub const AGAIN: &str = "lamassu-again-ms";
+
 /// Bytes of one message, at most.
 pub const MESSAGE_MAX: usize = 16 << 20;

@@ -134,6 +134,22 @@ pub enum Event {
         /// the key's name
         key: String,
     },
+    /// A key evaluates for a host: when it begins to, and from then on once an hour in which it does.
+    KeyEvaluates {
+        /// the host
+        host: String,
+        /// the key's name
+        key: String,
+        /// how many elements it was since the entry before
+        elements: u64,
+    },
+    /// A host has asked for more evaluations than it may: once an hour.
+    EvaluationsLimited {
+        /// the host
+        host: String,
+        /// the key's name
+        key: String,
+    },
     /// A host is given a key.
     KeyGiven {
         /// the host

@@ -50,6 +50,13 @@ pub const COMMENTED: &str = r#"# Configuration of lamassu-server. A line that is
 # What the keys are wrapped under that this server keeps for hosts (`lamassu key generate server://…`): any source that
 # `lamassu` takes for --key, but for a server like this one. Without, it keeps none.
 #master_key = "raw:file:/etc/lamassu/master.key"
+
+# Of oblivious keys of zones (`lamassu zone create --oblivious`), one evaluation for each block that a host has not
+# written lately: so many a second for each host, and so many at once after a pause. More of them are put off. They
+# bound how fast a host that was broken into can try guesses, and how fast it can write what is new: 5000 a second are
+# 20 MB/s of blocks of 4 KiB, and 1000000 are 4 GB.
+#evaluations_per_second = 5000
+#evaluations_burst = 1000000
 "#;
 
 /// All of it.
@@ -78,6 +85,10 @@ pub struct Config {
     pub webhook_ca: Option<PathBuf>,
     /// the source of what keys are wrapped under
     pub master_key: Option<String>,
+    /// what a host may have evaluated, in a second
+    pub evaluations_per_second: u64,
+    /// and at once
+    pub evaluations_burst: u64,
 }
 
 impl Default for Config {
@@ -95,6 +106,8 @@ impl Default for Config {
             webhook: None,
             webhook_ca: None,
             master_key: None,
+            evaluations_per_second: 5000,
+            evaluations_burst: 1_000_000,
         }
     }
 }
@@ -124,6 +137,9 @@ impl Config {
         within("connections_max", config.connections_max as u64, 1, 1 << 20)?;
         within("handshakes_max", config.handshakes_max as u64, 1, 1 << 20)?;
         within("audit_entries", config.audit_entries, 1000, 1_000_000_000)?;
+        within("evaluations_per_second", config.evaluations_per_second, 1, 1_000_000_000)?;
+        // A batch is as large.
+        within("evaluations_burst", config.evaluations_burst, 1024, 1_000_000_000_000)?;
         let is_address = |name: &str, address: &str, such_as: &str| match address.parse::<std::net::SocketAddr>() {
             Ok(_) => Ok(()),
             Err(error) => Err(wrong(format!("{name} = {address:?}: {error}; give an address and a port, {such_as}"))),
@@ -209,7 +225,7 @@ mod tests {
             .collect();
         let said: Config = toml::from_str(&all).expect("parses");
         assert_eq!(format!("{said:?}"), format!("{commented:?}"));
-        assert_eq!(all.lines().count(), 7);
+        assert_eq!(all.lines().count(), 9);
     }
 
     #[test]
@@ -222,6 +238,8 @@ mod tests {
             ("term_seconds = 1", "5 to 600"),
             ("term_seconds = 9223372036854775807", "5 to 600, not 9223372036854775807"),
             ("audit_entries = 1", "1000 to"),
+            ("evaluations_per_second = 0", "1 to"),
+            ("evaluations_burst = 1023", "1024 to"),
             ("heartbeat_seconds = 20", "heartbeat"),
             ("listen = \"nowhere\"", "0.0.0.0:7433"),
             ("token_hours = 0", "token_hours"),

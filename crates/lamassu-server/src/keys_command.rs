@@ -23,7 +23,8 @@ pub enum KeysCommand {
         /// The server's directory
         dir: PathBuf,
     },
-    /// A host may have a key, and make it if it is not there: `lamassu key generate server://HOST/KEY`
+    /// A host may have a key, and make it if it is not there: `lamassu key generate server://HOST/KEY`, or `lamassu
+    /// zone create --oblivious server://HOST/KEY`, which makes one that evaluates, and is given to no host
     Grant {
         /// It may no longer. What it was given it may have kept
         #[arg(long)]
@@ -151,5 +152,6 @@ fn shown(key: &ShownKey) -> String {
         _ => "not made yet".into(),
     };
     let hosts = if key.hosts.is_empty() { "no hosts".into() } else { key.hosts.join(", ") };
-    format!("{}  {:7}  {made}  {hosts}", key.key, key.state)
+    let what = if key.evaluates { "  oblivious" } else { "" };
+    format!("{}  {:7}  {made}  {hosts}{what}", key.key, key.state)
 }

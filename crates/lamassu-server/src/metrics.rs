@@ -71,6 +71,8 @@ pub struct Metrics {
     keys: Family<Asked, Counter>,
     policy_refusals: Family<Forbidden, Counter>,
     policy_reads: Family<Post, Counter>,
+    evaluations: Counter,
+    put_off: Counter,
 }
 
 impl Default for Metrics {
@@ -90,6 +92,8 @@ impl Default for Metrics {
             keys: Family::default(),
             policy_refusals: Family::default(),
             policy_reads: Family::default(),
+            evaluations: Counter::default(),
+            put_off: Counter::default(),
         }
     }
 }
@@ -98,8 +102,20 @@ impl Metrics {
     /// A call of this path came.
     pub fn called(&self, path: &str, is_admitted: bool) {
         // Of the protocol's own alone: whoever makes names up makes no series.
-        const CALLS: [&str; 10] =
-            ["Join", "Attend", "Rows", "Commit", "Put", "Reconcile", "GiveUp", "Report", "MakeKey", "GiveKey"];
+        const CALLS: [&str; 12] = [
+            "Join",
+            "Attend",
+            "Rows",
+            "Commit",
+            "Put",
+            "Reconcile",
+            "GiveUp",
+            "Report",
+            "MakeKey",
+            "GiveKey",
+            "OpenOblivious",
+            "Evaluate",
+        ];
         let name = path.rsplit('/').next().unwrap_or_default();
         let call = CALLS.iter().find(|call| **call == name).copied().unwrap_or("other");
         let admitted = if is_admitted { "yes" } else { "no" };
@@ -152,6 +168,16 @@ impl Metrics {
         self.policy_reads.get_or_create(&Post { taken: if is_taken { "yes" } else { "no" } }).inc();
     }
 
+    /// So many elements were evaluated.
+    pub fn evaluated(&self, elements: usize) {
+        self.evaluations.inc_by(elements as u64);
+    }
+
+    /// A host has asked for more evaluations than it may.
+    pub fn put_off(&self) {
+        self.put_off.inc();
+    }
+
     /// A connection was refused before its peer was known.
     pub fn refused(&self) {
         self.refused.inc();
@@ -177,7 +203,7 @@ impl Observed {
         let mut all = Registry::with_prefix("lamassu_server");
         let Metrics { calls, commits, rows, commit_seconds, refused, .. } = self.metrics.clone();
         let Metrics { turns, recalls, held_on, findings, posts, keys, .. } = self.metrics.clone();
-        let Metrics { policy_refusals, policy_reads, .. } = self.metrics.clone();
+        let Metrics { policy_refusals, policy_reads, evaluations, put_off, .. } = self.metrics.clone();
         all.register("calls", "Calls, by kind and by whether the caller may make them", calls);
         all.register("commits", "Commits that are durable", commits);
         all.register("rows", "Rows that these changed", rows);
@@ -190,6 +216,8 @@ impl Observed {
         all.register("keys_asked_for", "Times that a host asked for a key, by whether it was given", keys);
         all.register("policy_refusals", "Sessions, commits and anchors that the policy forbade", policy_refusals);
         all.register("policy_reads", "Times that the policy was read again, by whether it was taken", policy_reads);
+        all.register("evaluations", "Elements that oblivious keys have evaluated for hosts", evaluations);
+        all.register("evaluations_put_off", "Batches of hosts that had asked for as much as they may", put_off);
         all.register("connections_refused", "Connections that ended before their peer was known", refused);
         let mut gauge = |name: &str, help: &str, value: usize| {
             let gauge: Gauge = Gauge::default();

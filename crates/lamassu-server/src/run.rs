@@ -9,6 +9,7 @@ use crate::config::{self, Config};
 use crate::counts::Counts;
 use crate::guard::Guard;
 use crate::keys::Master;
+use crate::keys::evaluate::Evaluations;
 use crate::metrics::{self, Metrics, Observed};
 use crate::policy::{self, Policies, Policy};
 use crate::service::Service;
@@ -178,6 +179,7 @@ async fn serve(dir: &Path, config: Config) -> Result<()> {
         rows: Counts::default(),
         puts: Counts::default(),
         master,
+        evaluations: Arc::new(Evaluations::new(&config)),
         metrics: metrics.clone(),
     };
     tokio::spawn(async move {

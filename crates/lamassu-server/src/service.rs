@@ -7,6 +7,7 @@ use crate::authority;
 use crate::counts::Counts;
 use crate::guard::Caller;
 use crate::keys::Master;
+use crate::keys::evaluate::Evaluations;
 use crate::metrics::Metrics;
 use crate::state::State;
 use crate::vault::Rows;
@@ -55,6 +56,8 @@ pub struct Service {
     pub puts: Counts<Arc<[u8]>>,
     /// what keys are wrapped under, if some are kept
     pub master: Option<Arc<Master>>,
+    /// what hosts have evaluated
+    pub evaluations: Arc<Evaluations>,
     /// what is counted
     pub metrics: Metrics,
 }

@@ -7,7 +7,7 @@ pub mod leases;
 mod restored;
 
 pub use self::alerts::{ALERTS_AT_ONCE, AlertCounts};
-pub use self::keys::{KeptKey, Key, KeyRefusal};
+pub use self::keys::{KeptKey, Key, KeyRefusal, Use};
 pub use self::restored::Copied;
 use self::restored::Restored;
 use crate::audit::{self, ChainEnd, Event};

@@ -9,8 +9,8 @@
 //! ends it has to forget them ([`Turns::stop_keeping`]). That takes locks which callers hold while their requests wait.
 //! So all requests are carried out meanwhile, and nothing more is kept.
 //!
-//! Pages that the kernel gets are dropped when the turn ends. Its requests for pages, and its writes of them, hold locks
-//! that dropping them waits for. So they go on while a turn ends, until there is no page left that came from it.
+//! Pages that the kernel gets are dropped when the turn ends. Its requests for pages, and its writes of them, hold
+//! locks that dropping them waits for. So they go on while a turn ends, until there is no page left that came from it.
 
 use crate::Ino;
 use parking_lot::{Condvar, Mutex, MutexGuard};

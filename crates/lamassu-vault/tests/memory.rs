@@ -195,7 +195,7 @@ fn vault(dir: &Path, suite: Suite) -> Needles {
     let mut blocks = large();
     let mut block_keys = vec![[0; 32]; blocks.len() / 4096];
     let ring = keys.key_ring(suite).unwrap();
-    Engine::new(1).seal(&ring.inner(), Salts::EMPTY, &mut blocks, 4096, &mut block_keys);
+    Engine::new(1).seal(&ring.inner(), Salts::EMPTY, &mut blocks, 4096, &mut block_keys).unwrap();
     block_keys.iter().enumerate().for_each(|(n, key)| needles.add(&format!("block key {n}"), key));
     needles
 }

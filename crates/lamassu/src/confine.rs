@@ -58,7 +58,7 @@ fn keep_only(kept: CapabilitySet) -> io::Result<()> {
 }
 
 /// With the mount up: no new privileges, and no system call that serving it does not take, for all threads there are.
-/// With `network`: it may make connections, to the server that keeps the vault's anchor.
+/// With `network`: it may make connections, to the server that keeps the vault's anchor, or has the key of its zone.
 pub fn seal(network: bool) {
     if !is_privileged() {
         return;
@@ -163,7 +163,7 @@ fn program(architecture: u32, network: bool) -> Vec<libc::sock_filter> {
     steps.extend([step(IF_EQUAL, libc::SYS_clone3 as u32, 0, 1), unknown]);
     steps.extend([step(IF_EQUAL, libc::SYS_clone as u32, 0, 4), step(LOAD, FIRST_ARGUMENT, 0, 0)]);
     steps.extend([step(IF_ANY_BIT, NEW_NAMESPACES, 0, 1), refuse, allow]);
-    // Sockets: to the system log, and no further than what the vault's anchor takes.
+    // Sockets: to the system log, and no further than what the vault's anchor and its zone's key take.
     let families = if network { &[libc::AF_UNIX, libc::AF_INET, libc::AF_INET6][..] } else { &[libc::AF_UNIX] };
     let behind = families.len() as u8 + 2;
     steps.extend([step(IF_EQUAL, libc::SYS_socket as u32, 0, behind), step(LOAD, FIRST_ARGUMENT, 0, 0)]);

@@ -9,6 +9,7 @@ use lamassu_fuse::MountError;
 use lamassu_fuse::control::ControlError;
 use lamassu_host::{Error as HostError, FaultKind};
 use lamassu_keys::FileError;
+use lamassu_store::StoreError;
 use lamassu_vault::VaultError;
 
 /// How the program ends.
@@ -292,7 +293,8 @@ fn says_what_to_do(fault: &Fault) -> bool {
         | Fault::Umount { .. }
         | Fault::Mount(MountError::HelperRefused(_)) => true,
         Fault::Host(host) => match host.innermost() {
-            HostError::File(FileError::Missing { .. }) => true,
+            HostError::File(FileError::Missing { .. })
+            | HostError::Vault(VaultError::Store(StoreError::NotEvaluated(_))) => true,
             // Nothing is damaged where a file cannot be read by this user.
             HostError::File(FileError::Read { op: _, path: _, source }) => {
                 source.kind() == std::io::ErrorKind::PermissionDenied

@@ -46,7 +46,7 @@ class File:
         self._suite = header.suite
         self._domain = header.domain
         self._outer = header.outer
-        self._inner: list[InnerKeys] = [header.suite.inner(k) for k in header.inner]
+        self._inner: list[InnerKeys] = [header.suite.inner(k, k in header.oblivious) for k in header.inner]
         self._geo = Geometry(header.block_size, header.reserved_slots)
         self._hole = (0, 0)
         self._cached: tuple[int, Page | Damage | None] | None = None
@@ -303,7 +303,7 @@ class File:
             plain = raw if form == "plain" else self._suite.decrypt_block(key, raw, method)
             salt = self._salt(b, form)
             for n, keys in enumerate(self._inner):
-                if (keys.plain_key(plain, method) if form == "plain" else keys.block_key(plain, salt, method)) == key:
+                if (keys.plain_key(plain, method) if form == "plain" else keys.block_key(plain, salt, method, key)) == key:
                     if n:  # last hit first
                         self._inner.insert(0, self._inner.pop(n))
                     return plain

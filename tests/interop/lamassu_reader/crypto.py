@@ -191,12 +191,18 @@ class Suite:
         """The suite's page and record AEAD; OpenFailed."""
         return (xchacha_open if self.name == "chacha" else xaes_open)(key, nonce, tag, cipher, aad)
 
-    def inner(self, k_in: bytes) -> InnerKeys:
-        """What the suite needs of one K_in."""
+    def inner(self, k_in: bytes, oblivious: bool = False) -> InnerKeys:
+        """What the suite needs of one K_in, of an epoch that is oblivious or not."""
         if self.name == "paper":
             return InnerKeys(self, {OF_SUITE: k_in}, b"")
-        keys = {method: self.derive(k_in, self.purpose(method)) for method in self.methods()}
-        return InnerKeys(self, keys, self.derive(k_in, "block hash"))
+
+        def derived(rest: str) -> dict[Method, bytes]:
+            return {method: self.derive(k_in, self.purpose(method) + rest) for method in self.methods()}
+
+        hash_key = self.derive(k_in, "block hash")
+        if oblivious:
+            return InnerKeys(self, derived(" oblivious"), hash_key, derived(" oblivious check"))
+        return InnerKeys(self, derived(""), hash_key)
 
     def block_cipher(self, key: bytes, method: Method = OF_SUITE) -> Cipher:  # type: ignore[type-arg]
         """The data cipher under block key `key`."""
@@ -232,6 +238,8 @@ class InnerKeys:
     suite: Suite
     keys: dict[Method, bytes]
     hash_key: bytes
+    check: dict[Method, bytes] | None = None
+    """Of an oblivious epoch, whose `keys` derive inputs of a server's function."""
 
     def block_hash(self, plain: bytes, method: Method = OF_SUITE) -> bytes:
         """h of a data block with plaintext `plain`."""
@@ -243,10 +251,16 @@ class InnerKeys:
         """K of a block that is stored plain."""
         return self._fixed(self.block_hash(plain, method))
 
-    def block_key(self, plain: bytes, salt: bytes = b"", method: Method = OF_SUITE) -> bytes:
-        """K of a data block with plaintext `plain`."""
-        name, key = self.suite.name, self.keys[method]
-        h = self.block_hash(plain, method)
+    def block_key(self, plain: bytes, salt: bytes = b"", method: Method = OF_SUITE, stored: bytes = b"") -> bytes:
+        """K of a data block with plaintext `plain`. In an oblivious epoch: what `stored`, its key, must be, by its first half."""
+        k = self._derived(self.keys[method], self.block_hash(plain, method), salt)
+        if self.check is not None:
+            token = stored[:16]
+            k = token + self._derived(self.check[method], k, token)[:16]
+        return self._fixed(k)
+
+    def _derived(self, key: bytes, h: bytes, salt: bytes) -> bytes:
+        name = self.suite.name
         if name == "paper":
             k = _aes_block(key, h)
         elif name == "aes":
@@ -258,7 +272,7 @@ class InnerKeys:
             k = b"".join(parts)
         else:
             k = blake3.blake3(h + salt, key=key).digest()
-        return self._fixed(k)
+        return k
 
     def _fixed(self, k: bytes) -> bytes:
         """A key with the bits that the format sets and clears in every key."""

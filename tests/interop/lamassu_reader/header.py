@@ -156,6 +156,8 @@ class Header:
     opened_slot: int
     inner: tuple[bytes, ...]
     outer: tuple[bytes, ...]
+    oblivious: frozenset[bytes]
+    """Those of `inner` whose epochs are oblivious."""
     history_key: bytes
     history: tuple[int, bytes] | None
     admin: bytes | None
@@ -214,20 +216,28 @@ def _slot(value: Any, signed: bool, where: str) -> Slot:
     )
 
 
-def _epochs(value: Any, least: int, where: str) -> tuple[bytes, ...]:
+def _epochs(value: Any, least: int, where: str) -> tuple[tuple[bytes, ...], frozenset[bytes]]:
+    """The keys of a tier, newest first, and those among them whose epochs are oblivious."""
     keys: list[bytes] = []
+    oblivious: list[bytes] = []
     before = 0
     for i, item in enumerate(sj.array(value, where)):
         place = f"{where}[{i}]"
-        m = sj.members(item, {"created", "epoch", "key"} | _optional(item, {"zone"}), place)
+        m = sj.members(item, {"created", "epoch", "key"} | _optional(item, {"oblivious", "zone"}), place)
         if m.get("zone", True) is not True:
             raise Refused(f"{place}.zone", "not true")
         sj.integer(m["created"], 0, sj.U64, f"{place}.created")
         before = sj.integer(m["epoch"], before + 1, sj.U64, f"{place}.epoch")
         keys.append(sj.hexbytes(m["key"], 32, f"{place}.key"))
+        if "oblivious" in m:
+            oblivious.append(keys[-1])
+            server = sj.members(m["oblivious"], {"key", "public", "server"}, f"{place}.oblivious")
+            sj.string(server["key"], f"{place}.oblivious.key")
+            sj.string(server["server"], f"{place}.oblivious.server")
+            sj.hexbytes(server["public"], 32, f"{place}.oblivious.public")
     if len(keys) < least:
         raise Refused(where, "no epoch")
-    return tuple(reversed(keys))
+    return tuple(reversed(keys)), frozenset(oblivious)
 
 
 def parse(data: bytes, source: KeySource | ParentKeys, where: Where) -> Header:
@@ -249,8 +259,12 @@ def parse(data: bytes, source: KeySource | ParentKeys, where: Where) -> Header:
     for name, values in (("integrity", ("full", "metadata")), ("cache", ("mount", "none"))):
         if name in m and sj.string(m[name], f"{w}: {name}") not in values:
             raise Refused(f"{w}: {name}", f"unknown value {m[name]!r}")
-    for feature in sj.array(m["features"], f"{w}: features"):
-        raise Refused(f"{w}: features", f"unknown feature {sj.string(feature, f'{w}: features')!r}")
+    features = [sj.string(feature, f"{w}: features") for feature in sj.array(m["features"], f"{w}: features")]
+    for feature in features:
+        if feature != "oblivious":
+            raise Refused(f"{w}: features", f"unknown feature {feature!r}")
+    if len(features) > 1 or (features and m["suite"] == "paper"):
+        raise Refused(f"{w}: features", "named twice, or oblivious in suite paper")
 
     vault_id = sj.hexbytes(m["id"], 16, f"{w}: id")
     signed = "admin" in m
@@ -309,7 +323,9 @@ def parse(data: bytes, source: KeySource | ParentKeys, where: Where) -> Header:
             raise Refused(f"{w}: small_files", f"unknown value {small!r}")
     domain = _domain(m, suite_name, small, f"{w}: domain")
 
-    inner, outer = _keychain(m["keychain"], file_key, vault_id, is_zone, f"{w}: keychain")
+    inner, outer, oblivious = _keychain(m["keychain"], file_key, vault_id, is_zone, f"{w}: keychain")
+    if bool(oblivious) != bool(features):
+        raise Refused(f"{w}: features", "not what the keychain has")
     return Header(
         is_zone=is_zone,
         id=vault_id,
@@ -326,6 +342,7 @@ def parse(data: bytes, source: KeySource | ParentKeys, where: Where) -> Header:
         opened_slot=slot.id,
         inner=inner,
         outer=outer,
+        oblivious=oblivious,
         history_key=hkdf(file_key, b"lamassu v1 history"),
         history=history,
         admin=admin,
@@ -382,7 +399,7 @@ def _pins(value: Any, where: str) -> dict[bytes, bytes]:
     return pins
 
 
-def _keychain(value: Any, file_key: bytes, vault_id: bytes, is_zone: bool, where: str) -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
+def _keychain(value: Any, file_key: bytes, vault_id: bytes, is_zone: bool, where: str) -> tuple[tuple[bytes, ...], tuple[bytes, ...], frozenset[bytes]]:
     m = sj.members(value, {"nonce", "sealed"}, where)
     nonce = sj.hexbytes(m["nonce"], 24, f"{where}.nonce")
     sealed = sj.hexbytes(m["sealed"], None, f"{where}.sealed")
@@ -392,10 +409,11 @@ def _keychain(value: Any, file_key: bytes, vault_id: bytes, is_zone: bool, where
     except (OpenFailed, ValueError):
         raise Refused(where, "does not open under the file key") from None
     chain = sj.members(sj.parse(plain, where), {"inner", "outer"}, where)
-    return (
-        _epochs(chain["inner"], 1, f"{where}.inner"),
-        _epochs(chain["outer"], 0 if is_zone else 1, f"{where}.outer"),
-    )
+    inner, oblivious = _epochs(chain["inner"], 1, f"{where}.inner")
+    outer, of_outer = _epochs(chain["outer"], 0 if is_zone else 1, f"{where}.outer")
+    if of_outer:
+        raise Refused(f"{where}.outer", "an epoch of K_out is never oblivious")
+    return inner, outer, oblivious
 
 
 def load(path: Where, source: KeySource | ParentKeys) -> Header:

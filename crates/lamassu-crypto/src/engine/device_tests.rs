@@ -72,7 +72,7 @@ fn round(
     size: usize,
 ) -> (Vec<u8>, Vec<BlockKey>, Vec<usize>, Vec<u8>) {
     let (mut sealed, mut keys) = (plain.to_vec(), vec![[0; 32]; plain.len() / size]);
-    engine.seal(&ring.inner(), salts, &mut sealed, size, &mut keys);
+    engine.seal(&ring.inner(), salts, &mut sealed, size, &mut keys).unwrap();
     let mut opened = sealed.clone();
     opened.chunks_mut(size).step_by(7).for_each(|block| block[0] ^= 1);
     let failed = engine.open(ring, &mut opened, size, Keyed { keys: &keys, salts }, Verify::Full);
@@ -143,12 +143,12 @@ fn as_many_jobs_as_fit_are_under_way_and_no_more() {
     let engine = Engine::with_device(device.clone());
     let (sealed, ..) = {
         let (mut sealed, mut keys) = (plain.clone(), vec![[0; 32]; 8 * 16]);
-        engine.seal(&ring.inner(), Salts::EMPTY, &mut sealed, 4096, &mut keys);
+        engine.seal(&ring.inner(), Salts::EMPTY, &mut sealed, 4096, &mut keys).unwrap();
         (sealed, keys)
     };
     assert_eq!(device.most.load(Ordering::Relaxed), 4);
     let (mut expected, mut keys) = (plain, vec![[0; 32]; 8 * 16]);
-    Engine::new(1).seal(&ring.inner(), Salts::EMPTY, &mut expected, 4096, &mut keys);
+    Engine::new(1).seal(&ring.inner(), Salts::EMPTY, &mut expected, 4096, &mut keys).unwrap();
     assert!(sealed == expected);
 }
 
@@ -157,7 +157,7 @@ fn what_cannot_be_fetched_is_an_error() {
     let ring = ring(Suite::Aes, &[5]);
     let engine = Engine::with_device(Arc::new(LoopBack::new(1, 3)));
     let (mut blocks, mut keys) = (vec![0; 64 * 4096], vec![[0; 32]; 64]);
-    engine.seal(&ring.inner(), Salts::EMPTY, &mut blocks, 4096, &mut keys);
+    engine.seal(&ring.inner(), Salts::EMPTY, &mut blocks, 4096, &mut keys).unwrap();
     let fetch = |fails: bool| move |first: usize, _: &mut [u8]| if fails && first >= 32 { Err(first) } else { Ok(()) };
     let open = |fails, blocks: &mut [u8]| {
         engine.open_fetched(&ring, blocks, 4096, Keyed::unsalted(&keys), Verify::Full, fetch(fails))
@@ -202,13 +202,15 @@ fn a_batch_is_cut_as_the_device_takes_it() {
     let jobs_of = |behind: LoopBack, size: usize, count: usize| {
         let device = Arc::new(Noting { behind, jobs: Mutex::default() });
         let engine = Engine::with_device(device.clone());
-        engine.seal(
-            &ring(Suite::Aes, &[1]).inner(),
-            Salts::EMPTY,
-            &mut vec![7; size * count],
-            size,
-            &mut vec![[0; 32]; count],
-        );
+        engine
+            .seal(
+                &ring(Suite::Aes, &[1]).inner(),
+                Salts::EMPTY,
+                &mut vec![7; size * count],
+                size,
+                &mut vec![[0; 32]; count],
+            )
+            .unwrap();
         device.jobs.lock().clone()
     };
     assert_eq!(jobs_of(LoopBack::one_at_a_time(), 4 * K, 5), [4 * K; 5]);

@@ -14,6 +14,7 @@ mod device_tests;
 pub mod loop_back;
 #[cfg(test)]
 mod model;
+mod oblivious;
 mod pool;
 #[cfg(test)]
 mod pool_tests;
@@ -23,6 +24,7 @@ mod tests;
 
 use crate::inner::{GROUP, Group, check_shape};
 use crate::kernel::Kernel;
+use crate::oblivious::NotEvaluated;
 use crate::secret::without_trace;
 use crate::stages::{Stage, timed};
 use crate::{BlockKey, InnerKey, KeyRing, Keyed, Salts};
@@ -81,6 +83,9 @@ impl Engine {
 
     /// Derives keys and encrypts a batch in place.
     ///
+    /// # Errors
+    /// [`NotEvaluated`], where the epoch of the key is oblivious: the blocks are zeros then.
+    ///
     /// # Panics
     /// Unless `blocks.len() == keys.len() * block_size`.
     pub fn seal(
@@ -90,12 +95,15 @@ impl Engine {
         blocks: &mut [u8],
         block_size: usize,
         keys: &mut [BlockKey],
-    ) {
-        self.seal_fetched(key, salts, blocks, block_size, keys, |_, _| {});
+    ) -> Result<(), NotEvaluated> {
+        self.seal_fetched(key, salts, blocks, block_size, keys, |_, _| {})
     }
 
     /// [`Engine::seal`] of `plain` into `sealed`, of the same length. `plain` is read once, so a concurrent change of
     /// it never makes ciphertext differ from what was hashed.
+    ///
+    /// # Errors
+    /// As [`Engine::seal`].
     ///
     /// # Panics
     /// Unless both are `keys.len() * block_size` bytes.
@@ -107,16 +115,19 @@ impl Engine {
         sealed: &mut [u8],
         block_size: usize,
         keys: &mut [BlockKey],
-    ) {
+    ) -> Result<(), NotEvaluated> {
         check_shape(plain.len(), block_size, keys.len());
         let fetch = |first: usize, blocks: &mut [u8]| {
             blocks.copy_from_slice(&plain[first * block_size..][..blocks.len()]);
         };
-        self.seal_fetched(key, salts, sealed, block_size, keys, fetch);
+        self.seal_fetched(key, salts, sealed, block_size, keys, fetch)
     }
 
     /// [`Engine::seal`] of a batch that is not there yet. `fetch` gets the index of the first of some blocks, and
     /// brings their plaintext into place, as in [`Engine::open_fetched`].
+    ///
+    /// # Errors
+    /// As [`Engine::seal`].
     ///
     /// # Panics
     /// Unless `blocks.len() == keys.len() * block_size`.
@@ -128,17 +139,22 @@ impl Engine {
         block_size: usize,
         keys: &mut [BlockKey],
         fetch: impl Fn(usize, &mut [u8]) + Sync,
-    ) {
+    ) -> Result<(), NotEvaluated> {
         check_shape(blocks.len(), block_size, keys.len());
+        if let Some(oblivious) = key.oblivious().filter(|_| !salts.is_plain()) {
+            return self.seal_obliviously((key, oblivious), salts, blocks, block_size, keys, fetch);
+        }
         let (bytes, per_chunk) = (blocks.len(), self.blocks_per_chunk(block_size, keys.len()));
         let chunks = blocks.chunks_mut(per_chunk * block_size).zip(keys.chunks_mut(per_chunk));
         if let Some(device) = &self.device {
-            return seal_on(&**device, key, salts, chunks.collect(), (block_size, per_chunk), fetch);
+            seal_on(&**device, key, salts, chunks.collect(), (block_size, per_chunk), fetch);
+            return Ok(());
         }
         self.each(bytes, per_chunk * block_size, chunks.enumerate(), |(n, (blocks, keys))| {
             fetch(n * per_chunk, blocks);
             key.seal(salts.skip(n * per_chunk), blocks, block_size, keys);
         });
+        Ok(())
     }
 
     /// Decrypts a batch in place and verifies it under any K_in epoch of `ring`. Returns the indices of the blocks that
@@ -372,7 +388,8 @@ fn verify_blocks(
         if round == 0 || inner.is_hash_keyed(method) {
             inner.hash_group(method, plain.as_slice(), &mut hashes[..live.len()]);
         }
-        inner.keys_of_hashes(&hashes[..live.len()], salts, &mut derived[..live.len()]);
+        let stored = live.iter().map(|&i| &keyed.keys[i]);
+        inner.expected_keys(&hashes[..live.len()], salts, stored, &mut derived[..live.len()]);
         let mut hit = Choice::from(0);
         for ((v, d), &i) in verified.iter_mut().zip(derived.iter()).zip(live) {
             let equal = are_equal(d, &keyed.keys[i]);

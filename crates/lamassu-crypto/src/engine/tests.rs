@@ -38,7 +38,7 @@ proptest! {
         let plain = pattern(count * block_size, seed);
         let mut blocks = plain.clone();
         let mut keys = vec![[0; 32]; count];
-        engine.seal(&ring.inner(), Salts::EMPTY, &mut blocks, block_size, &mut keys);
+        engine.seal(&ring.inner(), Salts::EMPTY, &mut blocks, block_size, &mut keys).unwrap();
         prop_assert!(count == 0 || blocks != plain);
         for verify in [Verify::Full, Verify::No] {
             let mut opened = blocks.clone();
@@ -54,7 +54,7 @@ proptest! {
         let mut blocks = plain.clone();
         let mut keys = vec![[0; 32]; 70];
         let engine = Engine::new(2);
-        engine.seal(&ring.inner(), Salts::EMPTY, &mut blocks, 4096, &mut keys);
+        engine.seal(&ring.inner(), Salts::EMPTY, &mut blocks, 4096, &mut keys).unwrap();
         damaged.iter().for_each(|i| blocks[i * 4096 + at] ^= 0x10);
         let failed = engine.open(&ring, &mut blocks, 4096, Keyed::unsalted(&keys), Verify::Full);
         prop_assert_eq!(&failed, &damaged.iter().copied().collect::<Vec<_>>());
@@ -97,7 +97,7 @@ fn a_block_opens_under_the_salt_it_was_sealed_with() {
         let mut sealed = vec![0; plain.len()];
         let mut keys = vec![[0; 32]; 40];
         let salts = Salts::from_block(domain, one, FIRST);
-        engine.seal_to(&ring.inner(), salts, &plain, &mut sealed, 4096, &mut keys);
+        engine.seal_to(&ring.inner(), salts, &plain, &mut sealed, 4096, &mut keys).unwrap();
         let distinct = keys.iter().collect::<std::collections::HashSet<_>>().len();
         assert_eq!(distinct, if domain == Domain::None { 40 } else { 1 }, "{suite:?} {domain:?}");
         for hole in [0, 3, 17, 39] {
@@ -123,7 +123,7 @@ fn plain_blocks_are_kept_and_verified() {
         let plain = pattern(40 * 4096, 3);
         for at in [&old, &ring] {
             let (mut stored, mut keys) = (vec![0; plain.len()], vec![[0; 32]; 40]);
-            engine.seal_to(&at.inner(), salts, &plain, &mut stored, 4096, &mut keys);
+            engine.seal_to(&at.inner(), salts, &plain, &mut stored, 4096, &mut keys).unwrap();
             assert!(stored == plain && keys.iter().all(|key| *key != [0; 32]));
             if method.hash(suite) == Hash::Sha256 {
                 let mut hash: BlockKey = Sha256::digest(&plain[..4096]).into();
@@ -150,7 +150,7 @@ fn a_block_opens_by_its_method_alone() {
         let (engine, old, ring) = (Engine::new(2), ring(suite, &[6]), ring(suite, &[5, 6]));
         let plain = pattern(40 * 4096, 3);
         let (mut sealed, mut keys) = (vec![0; plain.len()], vec![[0; 32]; 40]);
-        engine.seal_to(&old.inner(), Salts::EMPTY.by(method), &plain, &mut sealed, 4096, &mut keys);
+        engine.seal_to(&old.inner(), Salts::EMPTY.by(method), &plain, &mut sealed, 4096, &mut keys).unwrap();
         for other in Method::all(suite) {
             for plain_blocks in [false, true] {
                 let salts = if plain_blocks { Salts::PLAIN } else { Salts::EMPTY }.by(other);
@@ -171,7 +171,7 @@ fn holes_are_zeros_and_impossible_keys_fail() {
         let mut blocks = pattern(3 * 4096, 1);
         let mut keys = vec![[0; 32]; 3];
         let engine = Engine::new(1);
-        engine.seal(&ring.inner(), Salts::EMPTY, &mut blocks, 4096, &mut keys);
+        engine.seal(&ring.inner(), Salts::EMPTY, &mut blocks, 4096, &mut keys).unwrap();
         keys[0] = [0; 32];
         keys[2][31] |= 1;
         for verify in [Verify::Full, Verify::No] {
@@ -193,7 +193,7 @@ fn malleable_suites_are_verified_whatever_the_caller_says() {
         let mut blocks = pattern(4096, 1);
         let mut keys = [[0; 32]];
         let engine = Engine::new(1);
-        engine.seal(&ring.inner(), salts, &mut blocks, 4096, &mut keys);
+        engine.seal(&ring.inner(), salts, &mut blocks, 4096, &mut keys).unwrap();
         blocks[100] ^= 1;
         let failed = engine.open(&ring, &mut blocks, 4096, Keyed { keys: &keys, salts }, Verify::No);
         assert_eq!(failed.len(), usize::from(suite.is_malleable()), "{suite:?} {method:?}");
@@ -211,7 +211,7 @@ fn concurrent_submitters_do_not_disturb_one_another() {
                 for round in 0..8u8 {
                     let plain = pattern(64 * 4096, t ^ (round << 4));
                     let (mut blocks, mut keys) = (plain.clone(), vec![[0; 32]; 64]);
-                    engine.seal(&ring.inner(), Salts::EMPTY, &mut blocks, 4096, &mut keys);
+                    engine.seal(&ring.inner(), Salts::EMPTY, &mut blocks, 4096, &mut keys).unwrap();
                     assert!(engine.open(ring, &mut blocks, 4096, Keyed::unsalted(&keys), Verify::Full).is_empty());
                     assert!(blocks == plain);
                 }
@@ -237,5 +237,7 @@ fn a_panic_in_a_worker_reaches_the_submitter_and_the_pool_lives_on() {
 #[test]
 #[should_panic(expected = "one key a block")]
 fn a_shape_that_does_not_fit_is_refused() {
-    Engine::new(1).seal(&ring(Suite::Aes, &[1]).inner(), Salts::EMPTY, &mut [0; 4096], 4096, &mut [[0; 32]; 2]);
+    Engine::new(1)
+        .seal(&ring(Suite::Aes, &[1]).inner(), Salts::EMPTY, &mut [0; 4096], 4096, &mut [[0; 32]; 2])
+        .unwrap();
 }

@@ -97,6 +97,11 @@ impl SecretBytes {
         &self.piece.bytes()[..self.len]
     }
 
+    /// The bytes, to be changed in place.
+    pub(crate) fn expose_mut(&mut self) -> &mut [u8] {
+        &mut self.piece.bytes_mut()[..self.len]
+    }
+
     /// Length in bytes.
     pub fn len(&self) -> usize {
         self.len

@@ -226,6 +226,8 @@ pub struct SealedKeychain {
     pub nonce: [u8; 24],
     /// tag ‖ ciphertext
     pub sealed: Vec<u8>,
+    /// whether an epoch of it is oblivious: a feature that a reader must know
+    pub oblivious: bool,
 }
 
 /// Slots, keychain and MAC of a header, and the id they are bound to.

@@ -219,7 +219,7 @@ impl Members for VaultHeader {
         WireVault {
             format: Self::FORMAT.into(),
             version: crate::VERSION.into(),
-            features: Vec::new(),
+            features: wire::features(&self.keys.keychain),
             id: wire::hex(&self.keys.id),
             zone: wire::hex(&p.zone),
             suite: p.suite.name().into(),
@@ -256,12 +256,23 @@ impl Header for VaultHeader {
         let (id, next_slot, slots, mac) = (&w.id, w.next_slot, &w.slots, &w.mac);
         let (admin, history) = (w.admin.as_ref().map(|a| &a.0), w.history.as_ref().map(|h| &h.0));
         let destroyed = w.destroyed.as_ref().map(|d| d.0.parse()).transpose()?;
-        let keychain = &w.keychain.0;
-        let keys = WireKeys { id, next_slot, slots, destroyed: destroyed.is_some(), keychain, admin, history, mac };
+        let (keychain, features, suite) = (&w.keychain.0, &w.features[..], wire::suite(&w.suite)?);
+        let destroyed_keys = destroyed.is_some();
+        let keys = WireKeys {
+            id,
+            next_slot,
+            slots,
+            destroyed: destroyed_keys,
+            keychain,
+            features,
+            suite,
+            admin,
+            history,
+            mac,
+        };
         let member = |member, rule| HeaderError::Member { member, rule };
         let size =
             geometry(w.block_size, 1).ok_or(member("block_size", "a power of two from 4096 to 1048576"))?.block_size();
-        let suite = wire::suite(&w.suite)?;
         let convergent = match w.small_files.as_str() {
             "convergent" => true,
             "random" => false,

@@ -180,6 +180,14 @@ pub struct WireDestroyed {
     receipt: String,
 }
 
+/// The feature of a header whose keychain has an oblivious epoch.
+const OBLIVIOUS: &str = "oblivious";
+
+/// Which features a header with this keychain has.
+pub fn features(keychain: &SealedKeychain) -> Vec<String> {
+    keychain.oblivious.then(|| OBLIVIOUS.to_owned()).into_iter().collect()
+}
+
 /// The members that say whether this program can read the rest. Others are ignored here.
 #[derive(Deserialize)]
 struct Probe {
@@ -203,8 +211,12 @@ pub fn from_slice<T: DeserializeOwned>(format: &'static str, bytes: &[u8]) -> Re
     if probe.version != u64::from(crate::VERSION) {
         return Err(HeaderError::Version { found: probe.version });
     }
-    if let Some(name) = probe.features.first() {
+    let is_known = |name: &&String| ***name == *OBLIVIOUS;
+    if let Some(name) = probe.features.iter().find(|name| !is_known(name)) {
         return Err(HeaderError::Feature { name: name.chars().take(64).collect() });
+    }
+    if probe.features.len() > 1 {
+        return Err(HeaderError::Member { member: "features", rule: "an array of different features" });
     }
     Ok(serde_json::from_slice::<Object<T>>(bytes).map_err(json)?.0)
 }
@@ -279,6 +291,8 @@ pub struct WireKeys<'a> {
     pub slots: &'a [Object<WireSlot>],
     pub destroyed: bool,
     pub keychain: &'a WireKeychain,
+    pub features: &'a [String],
+    pub suite: Suite,
     pub admin: Option<&'a WireAdmin>,
     pub history: Option<&'a WireHistory>,
     pub mac: &'a str,
@@ -306,7 +320,12 @@ impl WireKeys<'_> {
             }
             slots.push(slot);
         }
-        let keychain = self.keychain.parse()?;
+        let mut keychain = self.keychain.parse()?;
+        keychain.oblivious = self.features.iter().any(|name| name == OBLIVIOUS);
+        if keychain.oblivious && !self.suite.takes_salt() {
+            let rule = "[] in suite \"paper\", whose keys are as published";
+            return Err(HeaderError::Member { member: "features", rule });
+        }
         let admin = self.admin.map(WireAdmin::parse).transpose()?;
         let history = self.history.map(WireHistory::parse).transpose()?;
         let mac = bytes(self.mac, "mac")?;
@@ -326,7 +345,7 @@ impl WireKeychain {
         if sealed.len() < 16 {
             return Err(fail);
         }
-        Ok(SealedKeychain { nonce: bytes(&self.nonce, "keychain.nonce")?, sealed })
+        Ok(SealedKeychain { nonce: bytes(&self.nonce, "keychain.nonce")?, sealed, oblivious: false })
     }
 
     pub fn of(keychain: &SealedKeychain) -> Object<Self> {

@@ -76,7 +76,7 @@ impl Members for ZoneFile {
         WireZone {
             format: Self::FORMAT.into(),
             version: crate::VERSION.into(),
-            features: Vec::new(),
+            features: wire::features(&self.keys.keychain),
             id: wire::hex(&self.keys.id),
             suite: self.params.suite.name().into(),
             block_size: self.params.block_size.into(),
@@ -98,12 +98,13 @@ impl Header for ZoneFile {
     fn parse(bytes: &[u8]) -> Result<Self, HeaderError> {
         let w: WireZone = wire::from_slice(Self::FORMAT, bytes)?;
         let (id, next_slot, slots, mac) = (&w.id, w.next_slot, &w.slots, &w.mac);
-        let keychain = &w.keychain.0;
-        let keys = WireKeys { id, next_slot, slots, destroyed: false, keychain, admin: None, history: None, mac };
+        let (keychain, features, suite) = (&w.keychain.0, &w.features[..], wire::suite(&w.suite)?);
+        let (admin, history, destroyed) = (None, None, false);
+        let keys = WireKeys { id, next_slot, slots, destroyed, keychain, features, suite, admin, history, mac };
         let rule = "a power of two from 4096 to 1048576";
         let size = geometry(w.block_size, 1).ok_or(HeaderError::Member { member: "block_size", rule })?.block_size();
         let block_size = u32::try_from(size).expect("a block size is at most 2^20");
-        let params = ZoneParams { suite: wire::suite(&w.suite)?, block_size, created: w.created };
+        let params = ZoneParams { suite, block_size, created: w.created };
         Ok(ZoneFile { params, pins: WirePin::parse_all(w.pins.as_ref())?, keys: keys.parse()? })
     }
 

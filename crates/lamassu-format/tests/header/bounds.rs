@@ -192,6 +192,27 @@ fn later_versions_are_named_before_their_members_are_looked_at() {
 }
 
 #[test]
+fn the_feature_of_oblivious_epochs_is_known_once_and_not_in_paper() {
+    let mut with = vault();
+    with["features"] = json!(["oblivious"]);
+    let header = parse(&with).unwrap();
+    assert!(header.keys().keychain.oblivious && !parse(&vault()).unwrap().keys().keychain.oblivious);
+    assert!(String::from_utf8(header.to_json().unwrap()).unwrap().contains("\"oblivious\""));
+    for features in
+        [json!(["oblivious", "oblivious"]), json!(["oblivious", "merkle"]), json!("oblivious"), json!([null])]
+    {
+        with["features"] = features;
+        assert!(parse(&with).is_err());
+    }
+    let mut paper = vault();
+    (paper["suite"], paper["features"]) = (json!("paper"), json!(["oblivious"]));
+    assert!(matches!(parse(&paper), Err(HeaderError::Member { member: "features", .. })));
+    let mut file = zone();
+    file["features"] = json!(["oblivious"]);
+    assert!(ZoneFile::parse(file.to_string().as_bytes()).unwrap().keys().keychain.oblivious);
+}
+
+#[test]
 fn truncated_and_padded_texts_are_refused() {
     let text = vault().to_string();
     for len in 0..text.len() {

@@ -68,7 +68,7 @@ fn any_keys() -> impl Strategy<Value = KeyArea> {
             let mut seen = false;
             slots.retain(|s| s.kind != SlotKind::Parent || !std::mem::replace(&mut seen, true));
             let next_slot = slots.iter().map(|s| s.id).max().unwrap() + 1;
-            let keychain = SealedKeychain { nonce, sealed };
+            let keychain = SealedKeychain { nonce, sealed, oblivious: false };
             KeyArea { id, next_slot, slots, keychain, admin: None, history: None, mac }
         },
     )

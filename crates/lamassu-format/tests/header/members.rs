@@ -17,7 +17,7 @@ fn a_good_header_parses() {
     assert!(h.convergent_small_files());
     let keys = h.keys();
     assert_eq!((keys.next_slot, keys.mac), (6, [0xbb; 32]));
-    assert_eq!(keys.keychain, SealedKeychain { nonce: [0x99; 24], sealed: vec![0xaa; 40] });
+    assert_eq!(keys.keychain, SealedKeychain { nonce: [0x99; 24], sealed: vec![0xaa; 40], oblivious: false });
     assert_eq!(keys.slots.len(), 2);
     let slot = keys.slot(3).unwrap();
     assert_eq!((slot.kind, slot.label.as_str()), (SlotKind::Passphrase, "Zoë's \"laptop\" \\ /"));

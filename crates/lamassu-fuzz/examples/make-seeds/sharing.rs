@@ -1,6 +1,8 @@
 //! Tokens, messages of sessions, reports.
 
 use super::Seeds;
+use lamassu_crypto::Secret;
+use lamassu_crypto::oprf::ServerKey;
 use lamassu_lease::{Call, Grant, GrantNo, Mode, Object, RequestNo};
 use lamassu_rpc::convert::from_call;
 use lamassu_rpc::proto;
@@ -61,6 +63,17 @@ fn findings(seeds: &mut Seeds) {
     let all = [(0, "vault-1_b.c"), (0, "a/b"), (1, &*active), (1, deleted), (2, &hex[40..]), (3, "{}")];
     let all = all.map(|(what, text): (u8, &str)| [&[what], text.as_bytes()].concat());
     seeds.entry("served_keys").or_default().extend(all.into_iter().chain([vec![4, 9, 0, 1], vec![4]]));
+    let server = ServerKey::derive(&Secret::new(&mut [6; 32]), b"fuzz");
+    let evaluated = server.evaluate(&[*server.public(), *server.public()]).expect("a server's own element");
+    let elements = evaluated.elements.as_flattened();
+    let batch = |mode: u8, elements: &[u8], rest: &[u8]| [&[mode][..], elements, rest].concat();
+    seeds.entry("evaluations").or_default().extend([
+        batch(0, elements, &[]),
+        batch(0, &server.public()[..31], &[]),
+        batch(0, &[0; 32], elements),
+        batch(1, elements, &[7; 31]),
+        batch(1, elements, &[9; 64]),
+    ]);
     policies(seeds);
 }
 

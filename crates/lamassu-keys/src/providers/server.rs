@@ -6,10 +6,13 @@
 use super::Location;
 use crate::fault::ServerFault;
 use crate::source::{Ask, Fetched, Generated, KeyProvider, SourceError};
+use lamassu_crypto::oblivious::{Evaluate, EvaluationFault, Oblivious};
+use lamassu_crypto::oprf::{Element, Evaluation};
 use lamassu_crypto::{Secret, SecretBytes};
 use lamassu_format::header::SlotKind;
+use parking_lot::Mutex;
 use std::net::Ipv6Addr;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 
 /// The word that begins a source.
 pub const SCHEME: &str = "server";
@@ -40,6 +43,84 @@ pub trait Servers: Send + Sync {
     /// # Errors
     /// [`ServerFault`].
     fn make(&self, server: &str, name: &str) -> Result<(), ServerFault>;
+
+    /// The public key of a key that evaluates, which is made where there is none of a name that this host was granted.
+    ///
+    /// # Errors
+    /// [`ServerFault`].
+    fn oblivious(&self, server: &str, name: &str) -> Result<[u8; 32], ServerFault>;
+
+    /// What asks that key. Nothing is asked yet.
+    fn evaluator(&self, server: &str, name: &str) -> Arc<dyn Evaluate>;
+}
+
+/// A key at a server that evaluates for an oblivious epoch (§4, §10).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ObliviousKey {
+    /// `HOST:PORT`, as hosts have joined it
+    pub server: String,
+    /// the key's name there
+    pub name: String,
+    /// what it is known by
+    pub public: [u8; 32],
+}
+
+impl ObliviousKey {
+    /// The key at `server://HOST[:PORT]/NAME`, which is made where it is not there.
+    ///
+    /// # Errors
+    /// [`SourceError`].
+    pub fn open(place: &str) -> Result<ObliviousKey, SourceError> {
+        let argument = place.strip_prefix(SCHEME).and_then(|rest| rest.strip_prefix(':'));
+        let address = argument.and_then(Address::parse).ok_or(SourceError::NotAServer)?;
+        let public = address.ask(|servers| servers.oblivious(&address.server, &address.name))?;
+        Ok(ObliviousKey { server: address.server, name: address.name, public })
+    }
+
+    /// As it is written: `server://HOST:PORT/NAME`.
+    pub fn place(&self) -> String {
+        format!("{SCHEME}://{}/{}", self.server, self.name)
+    }
+
+    /// Whether it has the one form that addresses have.
+    pub(crate) fn is_valid(&self) -> bool {
+        let address = Address::parse(&format!("//{}/{}", self.server, self.name));
+        address.is_some_and(|address| address.server == self.server && address.name == self.name)
+    }
+}
+
+/// Those of this process: rings that go with one key have its known tokens together.
+static IN_USE: Mutex<Vec<(ObliviousKey, Weak<Oblivious>)>> = Mutex::new(Vec::new());
+
+/// What keys of blocks take from a server's key.
+pub(crate) fn oblivious(key: &ObliviousKey) -> Arc<Oblivious> {
+    let mut in_use = IN_USE.lock();
+    in_use.retain(|(_, oblivious)| oblivious.strong_count() > 0);
+    if let Some(known) = in_use.iter().find(|(known, _)| known == key).and_then(|(_, known)| known.upgrade()) {
+        return known;
+    }
+    let evaluator = match SERVERS.get() {
+        Some(servers) => servers.evaluator(&key.server, &key.name),
+        None => Arc::new(Nobody { place: key.place() }),
+    };
+    let oblivious = Arc::new(Oblivious::new(key.public, evaluator));
+    in_use.push((key.clone(), Arc::downgrade(&oblivious)));
+    oblivious
+}
+
+/// In a process that speaks with no servers.
+struct Nobody {
+    place: String,
+}
+
+impl Evaluate for Nobody {
+    fn place(&self) -> String {
+        self.place.clone()
+    }
+
+    fn evaluate(&self, _: &[Element]) -> Result<Evaluation, EvaluationFault> {
+        Err(EvaluationFault::Unreachable { detail: "this program speaks with no servers".into() })
+    }
 }
 
 static SERVERS: OnceLock<Box<dyn Servers>> = OnceLock::new();

@@ -2,11 +2,11 @@
 #![allow(missing_docs, clippy::unwrap_used)]
 
 use lamassu_crypto::SecretBytes;
-use lamassu_format::header::{NameMode, VaultHeader, ZoneFile};
+use lamassu_format::header::{Header, NameMode, VaultHeader, ZoneFile};
 use lamassu_format::{Domain, Geometry, Suite};
 use lamassu_keys::{
-    Argon2Params, Epoch, KeyError, Material, NewSlot, NewVault, NewZone, Outer, SlotKind, Tier, Unlocked, Zone,
-    create_vault, create_zone, unlock,
+    Argon2Params, Epoch, KeyError, Material, NewSlot, NewVault, NewZone, ObliviousKey, Outer, SlotKind, Tier, Unlocked,
+    Zone, create_oblivious_zone, create_vault, create_zone, unlock,
 };
 
 fn raw(byte: u8) -> Material {
@@ -160,4 +160,44 @@ fn keys_of_another_zone_or_an_older_copy_are_refused() {
     assert!(!keys.is_shared(&header, Tier::Outer) && keys.is_shared(&header, Tier::Inner));
     assert!(matches!(keys.adopt_zone(&mut header, Tier::Outer, &z.0, &z.1), Err(KeyError::OtherEpochs { .. })));
     assert_eq!(keys.rotate_vault(&mut header, Tier::Outer, false, 300).unwrap(), 2, "its own");
+}
+
+#[test]
+fn a_zone_is_oblivious_by_the_epoch_and_its_vaults_with_it() {
+    let key = |name: &str| ObliviousKey { server: "keeper:7433".into(), name: name.into(), public: [1; 32] };
+    let of = |suite| NewZone { suite, block_size: 4096, outer: true, created: 100 };
+    let refused = create_oblivious_zone(&of(Suite::Paper), key("k"), &slot(&raw(1))).map(drop);
+    assert!(matches!(refused, Err(KeyError::SuiteNotOblivious { suite: Suite::Paper })));
+    let mut z = create_oblivious_zone(&of(Suite::Aes), key("k"), &slot(&raw(1))).unwrap();
+    let (mut header, mut keys) = member(&z, Outer::Own);
+    let says = |header: &VaultHeader| header.keys().keychain.oblivious;
+    assert!(z.0.keys().keychain.oblivious && says(&header));
+    let again = unlock(&VaultHeader::parse(&header.to_json().unwrap()).unwrap(), &raw(2)).unwrap();
+    assert_eq!(again.keychain().oblivious(), Some(&key("k")));
+    // What the header says of it is under its MAC, and has to be what the keychain has.
+    let mut other = header.clone();
+    other.keys_mut().keychain.oblivious = false;
+    assert!(matches!(unlock(&other, &raw(2)), Err(KeyError::HeaderAltered)));
+    // An epoch is as the one before, or by another key, or by none.
+    z.1.rotate(&mut z.0, Tier::Inner, 110).unwrap();
+    z.1.rotate(&mut z.0, Tier::Outer, 110).unwrap();
+    z.1.rotate_zone(&mut z.0, Some(key("k2")), 120).unwrap();
+    z.1.rotate_zone(&mut z.0, None, 130).unwrap();
+    assert_eq!(keys.adopt_zone(&mut header, Tier::Inner, &z.0, &z.1).unwrap(), [2, 3, 4]);
+    let by: Vec<_> = keys.keychain().inner().iter().map(Epoch::oblivious).collect();
+    assert_eq!(by, [Some(&key("k")), Some(&key("k")), Some(&key("k2")), None]);
+    assert!(keys.keychain().outer().iter().all(|epoch| epoch.oblivious().is_none()));
+    let ring = keys.key_ring(Suite::Aes).unwrap();
+    assert!(ring.inner().oblivious().is_none() && ring.inners()[1].oblivious().is_some());
+    for epoch in [1, 2] {
+        keys.retire(&mut header, Tier::Inner, epoch).unwrap();
+        assert!(says(&header));
+    }
+    keys.retire(&mut header, Tier::Inner, 3).unwrap();
+    assert!(!says(&header), "a reader need not know it any more");
+    // A vault that leaves is on its own.
+    let (mut left, mut keys) =
+        member(&create_oblivious_zone(&of(Suite::Aes), key("k"), &slot(&raw(1))).unwrap(), Outer::Own);
+    keys.rotate_vault(&mut left, Tier::Inner, true, 300).unwrap();
+    assert!(keys.keychain().oblivious().is_none() && says(&left));
 }

@@ -1,10 +1,12 @@
 //! Keys that a server keeps, for a host that was granted them.
 
 use super::{Connection, fault};
-use crate::proto;
 use crate::proto::keys_client::KeysClient;
+use crate::{AGAIN, KEYS_MESSAGE_MAX, proto};
 use lamassu_anchor::{AnchorError, ServerFault};
 use lamassu_crypto::Secret;
+use lamassu_crypto::oprf::{Element, Evaluation};
+use std::time::Duration;
 use tonic::transport::Channel;
 use tonic::{Code, Response, Status};
 
@@ -32,10 +34,22 @@ pub enum KeyRefused {
         /// its bytes
         found: usize,
     },
+    /// What comes is no answer to what was asked.
+    #[error("the server's answer makes no sense")]
+    Garbled,
+    /// This host has asked for as much as it may.
+    #[error("this host asks for more than it may")]
+    Limited {
+        /// when it may again
+        again: Duration,
+    },
     /// As with any other call.
     #[error(transparent)]
     Server(#[from] AnchorError),
 }
+
+/// When who is told nothing of it may ask again.
+const AGAIN_BY_DEFAULT: Duration = Duration::from_millis(50);
 
 impl Connection {
     /// The key of a name.
@@ -55,8 +69,33 @@ impl Connection {
         self.keys_answer(self.keys().make_key(proto::KeyName { name: name.into() })).map(drop)
     }
 
+    /// The public key of a key that evaluates; it is made if it is not there.
+    ///
+    /// # Errors
+    /// [`KeyRefused`].
+    pub fn open_oblivious(&self, name: &str) -> Result<Element, KeyRefused> {
+        let opened = self.keys_answer(self.keys().open_oblivious(proto::KeyName { name: name.into() }))?;
+        opened.public.try_into().map_err(|_| KeyRefused::Garbled)
+    }
+
+    /// Has a key evaluate up to [`lamassu_crypto::oprf::BATCH_MAX`] blinded elements.
+    ///
+    /// # Errors
+    /// [`KeyRefused`].
+    pub fn evaluate(&self, name: &str, blinded: &[Element]) -> Result<Evaluation, KeyRefused> {
+        let request = proto::Blinded { name: name.into(), elements: blinded.as_flattened().to_vec() };
+        let evaluated = self.keys_answer(self.keys().evaluate(request))?;
+        let (elements, rest) = evaluated.elements.as_chunks::<32>();
+        let proof = <[u8; 64]>::try_from(&evaluated.proof[..]).map_err(|_| KeyRefused::Garbled)?;
+        if !rest.is_empty() || elements.len() != blinded.len() {
+            return Err(KeyRefused::Garbled);
+        }
+        Ok(Evaluation { elements: elements.to_vec(), proof })
+    }
+
     fn keys(&self) -> KeysClient<Channel> {
-        KeysClient::new(self.channel.clone()).max_decoding_message_size(4096)
+        let client = KeysClient::new(self.channel.clone());
+        client.max_decoding_message_size(KEYS_MESSAGE_MAX).max_encoding_message_size(KEYS_MESSAGE_MAX)
     }
 
     fn keys_answer<T>(&self, call: impl Future<Output = Result<Response<T>, Status>>) -> Result<T, KeyRefused> {
@@ -66,6 +105,7 @@ impl Connection {
             Code::FailedPrecondition => KeyRefused::Retired,
             Code::DataLoss => KeyRefused::Deleted,
             Code::Unimplemented => KeyRefused::KeepsNone,
+            Code::ResourceExhausted => KeyRefused::Limited { again: again(&status) },
             _ => match fault(&status) {
                 // Of the codes above none is left that speaks of vaults.
                 ServerFault::Ended => KeyRefused::Server(self.garbled("a session that there is none of")),
@@ -73,4 +113,9 @@ impl Connection {
             },
         })
     }
+}
+
+fn again(status: &Status) -> Duration {
+    let said = status.metadata().get(AGAIN).and_then(|ms| ms.to_str().ok()?.parse().ok());
+    said.map_or(AGAIN_BY_DEFAULT, Duration::from_millis)
 }

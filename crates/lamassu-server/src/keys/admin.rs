@@ -3,7 +3,7 @@
 use super::{Master, load, source_in};
 use crate::admin::Administered;
 use crate::audit::{Entry, Event};
-use crate::state::Key;
+use crate::state::{Key, Use};
 use crate::{Result, ServerError};
 use data_encoding::HEXLOWER;
 use lamassu_keys::providers::server::is_name;
@@ -70,6 +70,9 @@ pub enum KeyAnswer {
 pub struct ShownKey {
     /// its name
     pub key: String,
+    /// whether it evaluates for hosts, and is given to none
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub evaluates: bool,
     /// `active`, `retired`, `deleted`; `granted`: it was not made yet
     pub state: String,
     /// s since 1970
@@ -125,6 +128,7 @@ fn shown(of: &Administered) -> Result<Vec<ShownKey>> {
         }
     }
     let shown = |(name, key): (String, Option<Key>)| {
+        let evaluates = key.as_ref().and_then(Key::kept).is_some_and(|kept| kept.r#use == Use::Evaluates);
         let (state, made) = match key {
             Some(Key::Active(kept)) => ("active", Some((kept.made, kept.made_by))),
             Some(Key::Retired(kept)) => ("retired", Some((kept.made, kept.made_by))),
@@ -132,7 +136,7 @@ fn shown(of: &Administered) -> Result<Vec<ShownKey>> {
             None => ("granted", None),
         };
         let (made, made_by) = made.unzip();
-        ShownKey { hosts: granted(of, &name), key: name, state: state.into(), made, made_by }
+        ShownKey { hosts: granted(of, &name), key: name, evaluates, state: state.into(), made, made_by }
     };
     Ok(keys.into_iter().map(shown).collect())
 }

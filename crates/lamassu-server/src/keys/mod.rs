@@ -4,6 +4,7 @@
 //! |---|---|
 //! | this one | the master key: what keys are wrapped under, and from where that comes |
 //! | `service` | the calls of hosts |
+//! | `evaluate` | how much a host may have evaluated, of keys that are never given |
 //! | `admin` | what an administrator asks; assured delete; another master key |
 //!
 //! All keys are wrapped under one, which lies in the state in the form of a zone file (`docs/format.md`, section 4): it
@@ -13,6 +14,7 @@
 //! before the audit log has that it was given.
 
 pub mod admin;
+pub mod evaluate;
 mod service;
 
 use crate::config::Config;

@@ -3,22 +3,28 @@
 
 use super::Master;
 use crate::service::{Done, Service, caller, garbled, seconds};
-use crate::state::{Key, KeyRefusal};
+use crate::state::{Key, KeyRefusal, Use};
 use crate::{Result as ServerResult, guard::Caller};
 use lamassu_crypto::Secret;
+use lamassu_crypto::oprf::{EvaluateError, ServerKey};
 use lamassu_keys::providers::server::is_name;
 use lamassu_keys::receipt::served::digest;
-use lamassu_rpc::convert::Garbled;
+use lamassu_rpc::convert::{self, Garbled};
 use lamassu_rpc::proto::{self, keys_server::Keys, keys_server::KeysServer};
+use lamassu_rpc::{AGAIN, KEYS_MESSAGE_MAX};
 use std::sync::Arc;
+use std::time::Instant;
 use tonic::{Request, Response, Status};
 
 type Asked<T> = Result<T, KeyRefusal>;
 
+/// What the keys of RFC 9497 are derived for, from what is kept.
+const OBLIVIOUS: &[u8] = b"lamassu v1 oblivious zone";
+
 impl Service {
     /// The services, for tonic.
     pub fn keys(&self) -> KeysServer<Service> {
-        KeysServer::new(self.clone()).max_decoding_message_size(4096)
+        KeysServer::new(self.clone()).max_decoding_message_size(KEYS_MESSAGE_MAX)
     }
 
     fn master(&self) -> Result<Arc<Master>, Status> {
@@ -36,7 +42,7 @@ impl Service {
         })
     }
 
-    fn made(&self, host: &Caller, name: &str, master: &Master) -> ServerResult<Asked<()>> {
+    fn made(&self, host: &Caller, name: &str, master: &Master, r#use: Use) -> ServerResult<Asked<()>> {
         match self.look(host, name)? {
             Ok(None) => {}
             Ok(Some(_)) => return Ok(Err(KeyRefusal::Exists)),
@@ -44,16 +50,72 @@ impl Service {
         }
         let key = Secret::random().map_err(|_| crate::ServerError::NoRandom)?;
         let wrapped = master.wrap(name, &key)?;
-        self.state.make_key(host, name, seconds(), (&wrapped, digest(&key)))
+        self.state.make_key(host, name, seconds(), (&wrapped, digest(&key), r#use))
     }
 
     fn given(&self, host: &Caller, name: &str, master: &Master) -> ServerResult<Asked<Secret<32>>> {
         match self.look(host, name)? {
+            Ok(Some(Key::Active(kept))) if kept.r#use == Use::Evaluates => Ok(Err(KeyRefusal::Unknown)),
             Ok(Some(Key::Active(_))) => self.state.give_key(host, name, |wrapped| master.unwrap(name, wrapped)),
             Ok(Some(_)) => Ok(Err(KeyRefusal::Retired)),
             Ok(None) => Ok(Err(KeyRefusal::Unknown)),
             Err(refusal) => Ok(Err(refusal)),
         }
+    }
+
+    /// A key that evaluates, for a host that was granted it.
+    fn evaluator(&self, host: &Caller, name: &str, master: &Master) -> ServerResult<Asked<ServerKey>> {
+        let kept = match self.look(host, name)? {
+            Ok(Some(Key::Active(kept))) if kept.r#use == Use::Evaluates => kept,
+            Ok(Some(Key::Retired(kept))) if kept.r#use == Use::Evaluates => return Ok(Err(KeyRefusal::Retired)),
+            Ok(Some(_)) => return Ok(Err(KeyRefusal::Exists)),
+            Ok(None) => return Ok(Err(KeyRefusal::Unknown)),
+            Err(refusal) => return Ok(Err(refusal)),
+        };
+        let seed = master.unwrap(name, kept.wrapped()).ok_or(KeyRefusal::Damaged);
+        Ok(seed.map(|seed| ServerKey::derive(&seed, OBLIVIOUS)))
+    }
+
+    /// The same; it is made if it is not there.
+    fn opened(&self, host: &Caller, name: &str, master: &Master) -> ServerResult<Asked<ServerKey>> {
+        match self.evaluator(host, name, master)? {
+            // Or another call makes it meanwhile.
+            Err(KeyRefusal::Unknown) => match self.made(host, name, master, Use::Evaluates)? {
+                Ok(()) | Err(KeyRefusal::Exists) => self.evaluator(host, name, master),
+                Err(refusal) => Ok(Err(refusal)),
+            },
+            opened => Ok(opened),
+        }
+    }
+
+    /// Evaluates a batch, within what the host may have.
+    fn evaluated(&self, host: &Caller, of: &proto::Blinded, master: &Master) -> Result<proto::Evaluated, Status> {
+        let name = &of.name;
+        let elements = convert::elements(&of.elements).map_err(garbled)?;
+        let internal = |error: crate::ServerError| self.internal(&error);
+        let key =
+            self.evaluator(host, name, master).map_err(internal)?.map_err(|refusal| self.no_key(name, refusal))?;
+        let now = Instant::now();
+        if let Err(again) = self.evaluations.take(&host.name, elements.len(), now) {
+            self.metrics.put_off();
+            if self.evaluations.is_limit_to_note(&host.name, name, now) {
+                self.state.note_evaluations(host, name, 0, true).map_err(internal)?;
+            }
+            let mut status = Status::resource_exhausted("this host has asked for as many evaluations as it may");
+            let millis = u64::try_from(again.as_millis()).unwrap_or(u64::MAX);
+            status.metadata_mut().insert(AGAIN, millis.into());
+            return Err(status);
+        }
+        if let Some(elements) = self.evaluations.to_note(&host.name, name, elements.len(), now) {
+            self.state.note_evaluations(host, name, elements, false).map_err(internal)?;
+        }
+        let evaluation = key.evaluate(elements).map_err(|error| match error {
+            EvaluateError::Oprf(_) => garbled(Garbled("no elements of the group")),
+            EvaluateError::NoRandom(_) => self.internal(&error),
+        })?;
+        self.metrics.evaluated(elements.len());
+        let (elements, proof) = (evaluation.elements.as_flattened().to_vec(), evaluation.proof.to_vec());
+        Ok(proto::Evaluated { elements, proof })
     }
 
     fn no_key(&self, name: &str, refusal: KeyRefusal) -> Status {
@@ -83,7 +145,7 @@ impl Keys for Service {
         let service = self.clone();
         Service::blocking(move || {
             service.vaults.check_room().map_err(|refused| service.refused(refused))?;
-            let made = service.made(&caller, &name, &master).map_err(|error| service.internal(&error))?;
+            let made = service.made(&caller, &name, &master, Use::Given).map_err(|error| service.internal(&error))?;
             made.map(|()| Response::new(proto::Nothing {})).map_err(|refusal| service.no_key(&name, refusal))
         })
         .await?
@@ -103,5 +165,27 @@ impl Keys for Service {
         let given: Result<Secret<32>, Status> = asked.await;
         self.metrics.asked_for_key(given.is_ok());
         given.map(|key| Response::new(proto::Key { key: key.expose().to_vec() }))
+    }
+
+    async fn open_oblivious(&self, request: Request<proto::KeyName>) -> Done<proto::Evaluator> {
+        let (caller, name, master) = (caller(&request)?, name_in(request)?, self.master()?);
+        let service = self.clone();
+        Service::blocking(move || {
+            service.vaults.check_room().map_err(|refused| service.refused(refused))?;
+            let opened = service.opened(&caller, &name, &master).map_err(|error| service.internal(&error))?;
+            let key = opened.map_err(|refusal| service.no_key(&name, refusal))?;
+            Ok(Response::new(proto::Evaluator { public: key.public().to_vec() }))
+        })
+        .await?
+    }
+
+    async fn evaluate(&self, request: Request<proto::Blinded>) -> Done<proto::Evaluated> {
+        let (caller, master) = (caller(&request)?, self.master()?);
+        let of = request.into_inner();
+        if !is_name(&of.name) {
+            return Err(garbled(Garbled("a name of a key")));
+        }
+        let service = self.clone();
+        Service::blocking(move || service.evaluated(&caller, &of, &master).map(Response::new)).await?
     }
 }

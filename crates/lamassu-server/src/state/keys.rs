@@ -42,8 +42,28 @@ pub struct KeptKey {
     pub made_by: String,
     /// see [`lamassu_keys::receipt::served::digest`]
     pub digest: String,
+    /// what it is for
+    #[serde(default, skip_serializing_if = "Use::is_given")]
+    pub r#use: Use,
     /// as it is wrapped
     wrapped: String,
+}
+
+/// What a key is for. That never changes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Use {
+    /// it is given to hosts
+    #[default]
+    Given,
+    /// it evaluates for hosts, and is given to none
+    Evaluates,
+}
+
+impl Use {
+    fn is_given(&self) -> bool {
+        *self == Use::Given
+    }
 }
 
 impl KeptKey {
@@ -191,11 +211,11 @@ impl State {
         })
     }
 
-    /// Keeps a new key of a name that the host was granted. `key`: how it is wrapped, and its digest.
+    /// Keeps a new key of a name that the host was granted. `key`: how it is wrapped, its digest, what it is for.
     ///
     /// # Errors
     /// [`ServerError::Damaged`], [`ServerError::Database`].
-    pub fn make_key(&self, to: &Caller, name: &str, now: u64, key: (&str, String)) -> Result<Asked<()>> {
+    pub fn make_key(&self, to: &Caller, name: &str, now: u64, key: (&str, String, Use)) -> Result<Asked<()>> {
         self.write(|write, events| {
             if !is_granted(write, to, name)? {
                 return Ok(Err(KeyRefusal::Unknown));
@@ -205,8 +225,8 @@ impl State {
                 Some(_) => return Ok(Err(KeyRefusal::Exists)),
                 None => {}
             }
-            let (wrapped, digest) = (key.0.to_owned(), key.1);
-            put(write, name, &Key::Active(KeptKey { made: now, made_by: to.name.clone(), digest, wrapped }))?;
+            let (wrapped, digest, r#use) = (key.0.to_owned(), key.1, key.2);
+            put(write, name, &Key::Active(KeptKey { made: now, made_by: to.name.clone(), digest, r#use, wrapped }))?;
             events.push(Event::KeyMade { host: to.name.clone(), key: name.into() });
             Ok(Ok(()))
         })
@@ -227,7 +247,9 @@ impl State {
                 return Ok(Err(KeyRefusal::Unknown));
             }
             let kept = match get(write, name)? {
-                Some(Key::Active(kept)) => kept,
+                Some(Key::Active(kept)) if kept.r#use == Use::Given => kept,
+                // One that evaluates is no key that is given.
+                Some(Key::Active(_)) => return Ok(Err(KeyRefusal::Unknown)),
                 Some(Key::Retired(_)) => return Ok(Err(KeyRefusal::Retired)),
                 Some(Key::Deleted(_)) => return Ok(Err(KeyRefusal::Deleted)),
                 None => return Ok(Err(KeyRefusal::Unknown)),
@@ -235,6 +257,22 @@ impl State {
             let Some(key) = unwrap(kept.wrapped()) else { return Ok(Err(KeyRefusal::Damaged)) };
             events.push(Event::KeyGiven { host: to.name.clone(), key: name.into() });
             Ok(Ok(key))
+        })
+    }
+
+    /// Notes that a key evaluates for a host: so many elements since it was noted last. The audit log has it when this
+    /// returns.
+    ///
+    /// # Errors
+    /// [`ServerError::Database`].
+    pub fn note_evaluations(&self, host: &Caller, key: &str, elements: u64, is_limited: bool) -> Result<()> {
+        let (host, key) = (host.name.clone(), key.to_owned());
+        self.write(|_, events| {
+            events.push(match is_limited {
+                false => Event::KeyEvaluates { host, key, elements },
+                true => Event::EvaluationsLimited { host, key },
+            });
+            Ok(())
         })
     }
 

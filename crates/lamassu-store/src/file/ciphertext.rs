@@ -146,7 +146,11 @@ impl Core {
                 .for_each(|(block, bytes)| block.copy_from_slice(bytes));
         };
         let sealed = &mut scratch[..plain.len() * len];
-        self.ctx.engine.seal_fetched(&self.ctx.ring.inner(), salts, sealed, len, new_keys.raw_mut(), fetch);
+        let done = self.ctx.engine.seal_fetched(&self.ctx.ring.inner(), salts, sealed, len, new_keys.raw_mut(), fetch);
+        if let Err(error) = done {
+            SCRATCH.set(scratch);
+            return Err(error.into());
+        }
         for (n, key) in plain.into_iter().zip(new_keys.raw()) {
             keys.raw_mut()[n] = *key;
         }

@@ -173,6 +173,8 @@ impl Core {
 fn note_outcome(st: &mut State, done: &Result<(), StoreError>) {
     match done {
         Err(StoreError::Io { source, .. }) => st.buffer.note_refused(source.raw_os_error()),
+        // Nothing was written, and nothing is until the server of the zone's keys answers.
+        Err(StoreError::NotEvaluated(_)) => st.buffer.note_refused(Some(libc::EIO)),
         Ok(()) => st.buffer.forget_refusal(),
         Err(_) => {}
     }

@@ -182,7 +182,7 @@ impl Core {
         let mut chunk = Chunk::new(plain.len(), count as usize, living);
         let (key, salts) = (self.ctx.ring.inner(), self.salts(file_id, profile, first));
         let sealed = &mut chunk.memory[..plain.len()];
-        self.ctx.engine.seal_to(&key, salts, plain, sealed, len, chunk.keys.raw_mut());
+        self.ctx.engine.seal_to(&key, salts, plain, sealed, len, chunk.keys.raw_mut())?;
         Ok(Presealed { file_id, profile, first, chunk: Some(Arc::new(chunk)), inner: Some(key) })
     }
 }

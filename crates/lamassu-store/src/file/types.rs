@@ -170,6 +170,9 @@ pub enum StoreError {
     /// No randomness.
     #[error(transparent)]
     NoRandom(#[from] lamassu_crypto::NoRandom),
+    /// New blocks cannot be keyed: the server of the zone's oblivious keys gives none. Nothing was written.
+    #[error(transparent)]
+    NotEvaluated(#[from] lamassu_crypto::oblivious::NotEvaluated),
     /// The anchor failed: what it would have to remember is not written to the store.
     #[error(transparent)]
     Anchor(#[from] AnchorError),

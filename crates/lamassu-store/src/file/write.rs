@@ -121,7 +121,7 @@ impl Core {
         match self.open_to_others(st, Core::commit) {
             // This write is in the buffer and stays there: an append that failed and still happened would be made
             // twice. The next one is refused, and flush and sync try again and report.
-            Err(StoreError::Io { .. }) if st.buffer.is_refused() => Ok(()),
+            Err(StoreError::Io { .. } | StoreError::NotEvaluated(_)) if st.buffer.is_refused() => Ok(()),
             other => other,
         }
     }

@@ -318,7 +318,7 @@ fn serve(ui: &Ui, mut plan: Plan, ready: Option<Ready>) -> Result<Code> {
         events.end(LAST_EVENTS);
     })?;
     log::connect();
-    confine::seal(ui.policy.anchors.has_connections());
+    confine::seal(ui.policy.anchors.has_connections() || lamassu_host::served_keys::evaluates());
     ui.detail(format_args!("{} is mounted on {}", plan.dir.display(), plan.mountpoint.display()));
     let Some(ready) = ready else {
         let ended = mounted.wait();

@@ -9,7 +9,11 @@ use crate::text;
 use lamassu_format::Suite;
 use lamassu_format::header::{Header, ZoneFile};
 use lamassu_host::slots::check_label;
-use lamassu_keys::{NewSlot, NewZone, Purpose, Update, copy_zone, create_zone, header_file, unix_now};
+use lamassu_keys::create::check_oblivious;
+use lamassu_keys::{
+    NewSlot, NewZone, ObliviousKey, Purpose, Update, copy_zone, create_oblivious_zone, create_zone, header_file,
+    unix_now,
+};
 use serde::Serialize;
 use std::path::PathBuf;
 
@@ -17,6 +21,7 @@ const CREATE_EXAMPLES: &str = "\
 Examples:
   lamassu zone create office.zone          asks for a passphrase
   lamassu zone create -k raw:file:/root/zone.key -s blake3 office.zone
+  lamassu zone create -k raw:file:/root/zone.key --oblivious server://keeper.example/office office.zone
 Give every host a copy of the file, and the key by another way; `lamassu init --zone office.zone`
 then makes vaults that deduplicate with one another.";
 
@@ -63,6 +68,11 @@ pub struct Create {
     /// that do not reach the server
     #[arg(long, value_name = "SOURCE")]
     from: Option<SourceText>,
+    /// Let the keys of blocks take a part from this key at a Lamassu server, server://HOST/ID, which the server makes
+    /// and gives to nobody: who leaves can then confirm no guesses. To write new content takes the server, to read does
+    /// not
+    #[arg(long, value_name = "SERVER", conflicts_with = "from")]
+    oblivious: Option<String>,
     /// Label of the first key slot, for people
     #[arg(short, long, default_value = "zone create")]
     label: String,
@@ -96,6 +106,10 @@ pub struct Rotate {
     key: Option<SourceText>,
     #[command(flatten)]
     tier: TierArg,
+    /// With --inner: let keys of blocks take a part from this key at a Lamassu server from now on, server://HOST/ID;
+    /// `none`: from none [default: as before]
+    #[arg(long, value_name = "SERVER", conflicts_with = "outer")]
+    oblivious: Option<String>,
     /// The zone file
     file: PathBuf,
 }
@@ -130,6 +144,23 @@ struct DescribedPin {
 struct DescribedKeychain {
     inner_epochs: Vec<u32>,
     outer_epochs: Vec<u32>,
+    /// epochs of K_in whose keys of blocks take a part from a server
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    oblivious: Vec<DescribedOblivious>,
+}
+
+#[derive(Serialize)]
+struct DescribedOblivious {
+    epoch: u32,
+    key: String,
+    public: String,
+}
+
+impl DescribedOblivious {
+    fn of(epoch: &lamassu_keys::Epoch) -> Option<DescribedOblivious> {
+        let key = epoch.oblivious()?;
+        Some(DescribedOblivious { epoch: epoch.number(), key: key.place(), public: text::hex(&key.public) })
+    }
 }
 
 impl Described {
@@ -151,6 +182,7 @@ impl Described {
             keychain: keys.map(|k| DescribedKeychain {
                 inner_epochs: numbers(k.keychain().inner()),
                 outer_epochs: numbers(k.keychain().outer()),
+                oblivious: k.keychain().inner().iter().filter_map(DescribedOblivious::of).collect(),
             }),
         }
     }
@@ -173,7 +205,14 @@ fn rotate(ui: &Ui, args: &Rotate) -> Result<()> {
     if unlocked.keychain().epochs(tier).is_empty() {
         return Err(lamassu_keys::KeyError::NoOuterKey.into());
     }
-    let epoch = unlocked.rotate(&mut zone, tier, unix_now())?;
+    let epoch = match args.oblivious.as_deref() {
+        None => unlocked.rotate(&mut zone, tier, unix_now())?,
+        Some("none") => unlocked.rotate_zone(&mut zone, None, unix_now())?,
+        Some(place) => {
+            let key = oblivious(ui, zone.suite(), place)?;
+            unlocked.rotate_zone(&mut zone, Some(key), unix_now())?
+        }
+    };
     update.replace(&zone)?;
     ui.note(format_args!(
         "the zone has epoch {epoch} of its {} key. Give the new file to all; each vault takes it over by `lamassu key rotate --{} --zone FILE`, \
@@ -182,6 +221,13 @@ fn rotate(ui: &Ui, args: &Rotate) -> Result<()> {
         tier.name()
     ));
     Ok(())
+}
+
+/// The key at a server that blocks are to take their part of, made if it is not there.
+fn oblivious(ui: &Ui, suite: Suite, place: &str) -> Result<ObliviousKey> {
+    check_oblivious(suite)?;
+    ui.policy.check_oblivious(true)?;
+    Ok(ObliviousKey::open(place)?)
 }
 
 fn create(ui: &Ui, args: &Create) -> Result<()> {
@@ -195,14 +241,16 @@ fn create(ui: &Ui, args: &Create) -> Result<()> {
         return Err(header_file::FileError::Exists { path: args.file.clone() }.into());
     }
     ui.policy.check_suite(args.suite)?;
+    let key = args.oblivious.as_ref().map(|place| oblivious(ui, args.suite, place)).transpose()?;
     let material = keys::load(ui, &source, &args.file.display().to_string(), Purpose::Create)?;
     let created = unix_now();
     let cost = args.cost.measure(ui, &material);
     let slot = NewSlot { material: &material, cost, label: &args.label, created };
     let new = NewZone { suite: args.suite, block_size: args.block_size, outer: !args.inner_only, created };
-    let (zone, keys) = match &server {
-        Some(server) => copy_zone(&new, server, &slot)?,
-        None => create_zone(&new, &slot)?,
+    let (zone, keys) = match (&server, key) {
+        (Some(server), _) => copy_zone(&new, server, &slot)?,
+        (None, Some(key)) => create_oblivious_zone(&new, key, &slot)?,
+        (None, None) => create_zone(&new, &slot)?,
     };
     update.create(&zone)?;
     if args.json {
@@ -237,6 +285,9 @@ fn show(ui: &Ui, args: &Show) -> Result<()> {
             list(&k.outer_epochs)
         };
         out.push_str(&format!("inner key    {}\nouter key    {outer}\n", list(&k.inner_epochs)));
+        for o in &k.oblivious {
+            out.push_str(&format!("oblivious    epoch {}, by {}, public key {}\n", o.epoch, o.key, o.public));
+        }
     }
     for pin in &d.pins {
         out.push_str(&format!("pin          vault {}: administrator {}\n", pin.vault, pin.administrator));

@@ -13,7 +13,9 @@ fn a_key_is_given_to_who_was_granted_it_until_it_is_gone() {
     state.use_token(b"t", 0, b"k").expect("writes").expect("is good");
     let host = Caller { name: "one".into(), key: Arc::from(&b"k"[..]) };
     state.put_zone("what holds the master key").expect("writes");
-    let made = |state: &State, name: &str, wrapped: &str| state.make_key(&host, name, 1, (wrapped, "digest".into()));
+    let made = |state: &State, name: &str, wrapped: &str| {
+        state.make_key(&host, name, 1, (wrapped, "digest".into(), Use::Given))
+    };
     assert_eq!(made(&state, "a", "x").expect("reads"), Err(KeyRefusal::Unknown));
     for (name, wrapped) in [("a", "wrapped a"), ("b", "wrapped b")] {
         state.grant_key("one", name, true).expect("writes");

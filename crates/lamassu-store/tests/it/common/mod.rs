@@ -4,6 +4,8 @@
 pub mod anchor;
 pub mod crash;
 
+use lamassu_crypto::oblivious::{Evaluate, EvaluationFault, Oblivious};
+use lamassu_crypto::oprf::{Element, Evaluation, ServerKey};
 use lamassu_crypto::{Engine, KeyRing, Secret};
 use lamassu_format::{Domain, Geometry, PageNo, Profile, Suite};
 use lamassu_store::backend::fault::FaultBackend;
@@ -11,6 +13,7 @@ use lamassu_store::backend::{Backend, BackendFile};
 use lamassu_store::file::{AnchoredFiles, Durability, FileContext, Integrity, Rekey, Sessions};
 use lamassu_store::{File, StoreError};
 use std::ffi::OsStr;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -48,8 +51,57 @@ pub struct Setup {
     /// Whether an fsync does not wait for the anchor, which is committed to at some time later. The file's entry is not
     /// durable before.
     pub at_intervals: bool,
+    /// The server that the newest K_in takes tokens from, if it is oblivious.
+    pub server: Option<&'static Server>,
     /// The profiles that the file gets in random workloads, one after another.
     pub profiles: &'static [Profile],
+}
+
+/// A server of oblivious keys in this process, which fails whenever it is told to, and at every `fails`th call.
+#[derive(Default)]
+pub struct Server {
+    pub is_down: AtomicBool,
+    is_mended: AtomicBool,
+    pub fails: u32,
+    pub calls: AtomicU32,
+}
+
+impl Server {
+    /// One that fails at every `fails`th call, or never, as long as the tests run.
+    pub fn failing(fails: u32) -> &'static Server {
+        Box::leak(Box::new(Server { fails, ..Server::default() }))
+    }
+
+    /// It does not fail, as long as what is returned lives.
+    pub fn mend(&'static self) -> Mended {
+        self.is_mended.store(true, Ordering::Relaxed);
+        Mended(self)
+    }
+}
+
+pub struct Mended(&'static Server);
+
+impl Drop for Mended {
+    fn drop(&mut self) {
+        self.0.is_mended.store(false, Ordering::Relaxed);
+    }
+}
+
+impl Evaluate for &'static Server {
+    fn place(&self) -> String {
+        "server://test/zone".into()
+    }
+
+    fn evaluate(&self, blinded: &[Element]) -> Result<Evaluation, EvaluationFault> {
+        let nth = self.calls.fetch_add(1, Ordering::Relaxed) + 1;
+        if self.is_down.load(Ordering::Relaxed)
+            || self.fails > 0 && nth.is_multiple_of(self.fails) && !self.is_mended.load(Ordering::Relaxed)
+        {
+            return Err(EvaluationFault::Unreachable { detail: "it is down".into() });
+        }
+        let key = ServerKey::derive(&Secret::new(&mut [3; 32]), b"test");
+        Ok(key.evaluate(blinded).expect("evaluates"))
+    }
 }
 
 impl Default for Setup {
@@ -67,6 +119,7 @@ impl Default for Setup {
             epochs: 1,
             anchored: false,
             at_intervals: false,
+            server: None,
             profiles: &[],
         }
     }
@@ -78,7 +131,13 @@ impl Setup {
     }
 
     pub fn context_with(&self, anchored: Option<Arc<AnchoredFiles>>) -> Arc<FileContext> {
-        let ring = KeyRing::of_epochs(self.suite, &epochs(1..=self.epochs, 1), &epochs(1..=self.epochs, 2));
+        let oblivious = self.server.map(|server| {
+            let public = *ServerKey::derive(&Secret::new(&mut [3; 32]), b"test").public();
+            Arc::new(Oblivious::new(public, Arc::new(server)))
+        });
+        let newest = |number| oblivious.clone().filter(|_| number == u32::from(self.epochs));
+        let inner: Vec<_> = epochs(1..=self.epochs, 1).into_iter().map(|(n, key)| (n, key, newest(n))).collect();
+        let ring = KeyRing::of_epochs(self.suite, &inner, &epochs(1..=self.epochs, 2));
         Arc::new(FileContext {
             ring,
             geometry: Geometry::new(self.block_size, self.reserved).expect("good geometry"),

@@ -69,7 +69,7 @@ impl Recipe {
             domain: self.domain,
             created: 0,
         };
-        let keychain = SealedKeychain { nonce: [0; 24], sealed: Vec::new() };
+        let keychain = SealedKeychain { nonce: [0; 24], sealed: Vec::new(), oblivious: false };
         VaultHeader::new(
             params,
             KeyArea {

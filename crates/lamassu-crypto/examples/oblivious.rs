@@ -1,0 +1,79 @@
+//! How fast blocks of 4 KiB are sealed under an oblivious K_in, by one core of a host, and by one core of its server:
+//! `oblivious [BLOCKS]`. Both are in this process, without a network, and each by the processor's time that it took.
+
+use lamassu_crypto::oblivious::{Evaluate, EvaluationFault, Oblivious};
+use lamassu_crypto::oprf::{Element, Evaluation, ServerKey};
+use lamassu_crypto::{Engine, KeyRing, Salts, Secret, Suite};
+use rustix::time::{ClockId, clock_gettime};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+const BLOCK: usize = 4096;
+/// Blocks of one write of the kernel, and of a large commit.
+const BATCHES: [usize; 2] = [256, 1024];
+
+/// A server, and how long it took.
+struct Server {
+    key: ServerKey,
+    nanos: AtomicU64,
+}
+
+impl Evaluate for Server {
+    fn place(&self) -> String {
+        "server://here/zone".into()
+    }
+
+    fn evaluate(&self, blinded: &[Element]) -> Result<Evaluation, EvaluationFault> {
+        let begun = taken(ClockId::ThreadCPUTime);
+        let evaluation = self.key.evaluate(blinded).map_err(|_| EvaluationFault::NoRandom)?;
+        let took = taken(ClockId::ThreadCPUTime) - begun;
+        self.nanos.fetch_add(took.as_nanos() as u64, Ordering::Relaxed);
+        Ok(evaluation)
+    }
+}
+
+fn main() {
+    let blocks: usize = std::env::args().nth(1).map_or(8192, |n| n.parse().expect("a number"));
+    for batch in BATCHES {
+        measure(blocks.next_multiple_of(batch), batch);
+    }
+}
+
+fn measure(blocks: usize, batch: usize) {
+    let key = ServerKey::derive(&Secret::new(&mut [3; 32]), b"measure");
+    let server = Arc::new(Server { key, nanos: AtomicU64::new(0) });
+    let oblivious = Arc::new(Oblivious::new(*server.key.public(), server.clone()));
+    let key = |byte| Secret::new(&mut [byte; 32]);
+    let ring = KeyRing::of_epochs(Suite::Aes, &[(1, key(1), Some(oblivious))], &[(1, key(2))]);
+    let engine = Engine::new(1);
+    let content: Vec<u8> = (0..blocks).flat_map(|n| n.to_le_bytes().repeat(BLOCK / 8)).collect();
+    let mut sealed = vec![0; BLOCK * batch];
+    let mut keys = vec![[0; 32]; batch];
+    let mut seal = || {
+        let begun = taken(ClockId::ProcessCPUTime);
+        for plain in content.chunks(BLOCK * batch) {
+            let done = engine.seal_to(&ring.inner(), Salts::EMPTY, plain, &mut sealed, BLOCK, &mut keys);
+            done.expect("the server is here");
+        }
+        let at_server = Duration::from_nanos(server.nanos.swap(0, Ordering::Relaxed));
+        (taken(ClockId::ProcessCPUTime) - begun - at_server, at_server)
+    };
+    let (first, at_server) = seal();
+    let (again, _) = seal();
+    let rate = |time: Duration| (blocks * BLOCK) as f64 / 1e6 / time.as_secs_f64();
+    let micros = |time: Duration| time.as_secs_f64() * 1e6 / blocks as f64;
+    println!(
+        "batches of {batch}: first write {:.0} MB/s a core ({:.1} us a block); server {:.0} MB/s a core ({:.1} us); again {:.0} MB/s",
+        rate(first),
+        micros(first),
+        rate(at_server),
+        micros(at_server),
+        rate(again),
+    );
+}
+
+fn taken(clock: ClockId) -> Duration {
+    let time = clock_gettime(clock);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}

@@ -1,0 +1,203 @@
+//! Oblivious keys of a zone (§10): what a key of a block takes from a server, which learns nothing by giving it.
+//!
+//! In an epoch of K_in that is *oblivious* a block has an *input*, derived from its hash under K_in, and the server's
+//! pseudorandom function of that input is its *token* ([`crate::oprf`]). Its key is the token and a MAC under K_in of
+//! input and token. So a key cannot be derived without the server, and whoever has K_in can verify one without it:
+//! reading never asks.
+//!
+//! Tokens are asked for in batches, each input of a batch once, and kept in a bounded cache in secret memory. The
+//! server is what implements [`Evaluate`]; its answers are believed only with a proof.
+
+mod cache;
+
+use crate::oprf::{BATCH_MAX, Element, Evaluation, OprfError, PublicKey};
+use cache::Cache;
+use parking_lot::Mutex;
+use std::sync::{Arc, OnceLock};
+use zeroize::Zeroizing;
+
+/// What the key of a block takes from the server.
+pub type Token = [u8; 16];
+/// What the server's function is evaluated for: derived from a block's hash.
+pub type Input = [u8; 32];
+
+/// Batches of one call that are under way at once: while one is on its way another is blinded.
+const UNDER_WAY_MAX: usize = 2;
+/// Fewest inputs of a batch that is cut off for that. Proofs of smaller batches cost more for each input.
+const PART_MIN: usize = 256;
+
+/// Why there is no token.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum EvaluationFault {
+    /// It is down, the network is, or the name is wrong.
+    #[error("it cannot be reached: {detail}")]
+    Unreachable {
+        /// why
+        detail: String,
+    },
+    /// It is not the server that this host has joined.
+    #[error("it is not the server that this host has joined: {detail}")]
+    Untrusted {
+        /// what is wrong
+        detail: String,
+    },
+    /// It is asked by hosts that have joined it.
+    #[error(
+        "this host has not joined it: `lamassu-server enrol` there prints a token, `lamassu host join` here takes it"
+    )]
+    NotJoined,
+    /// A server does not tell which.
+    #[error("it has no key of that name, or this host was not granted it: `lamassu-server keys grant` there")]
+    Unknown,
+    /// An administrator has it used for nobody.
+    #[error("the key was retired there")]
+    Retired,
+    /// It is gone for good.
+    #[error("the key was deleted there: `lamassu zone rotate --oblivious` names another")]
+    Deleted,
+    /// It keeps no keys, or is of an earlier version.
+    #[error("it keeps no keys: no `master_key` is configured there, or it is of an earlier version")]
+    KeepsNone,
+    /// This host has asked for more than it may, and has waited as long as it does.
+    #[error("this host asks for more than its limit there allows (`evaluations_per_second`)")]
+    Limited,
+    /// It knows this host, and answers it nothing.
+    #[error("it refuses this host: {detail}")]
+    Refused {
+        /// what it says
+        detail: String,
+    },
+    /// It failed, and says no more.
+    #[error("it has failed: {detail}")]
+    Failing {
+        /// what it says
+        detail: String,
+    },
+    /// What it answers was not computed with the key of the zone.
+    #[error("it does not answer with the key of this zone: {0}")]
+    Wrong(#[from] OprfError),
+    /// No randomness to blind with.
+    #[error("no randomness from the kernel")]
+    NoRandom,
+}
+
+/// New blocks cannot be keyed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("no oblivious keys from {server}: {fault}. What is stored can be read; new blocks wait until this is mended")]
+pub struct NotEvaluated {
+    /// the key's place, `server://HOST:PORT/NAME`
+    pub server: String,
+    /// what it is about
+    pub fault: EvaluationFault,
+}
+
+/// A server that evaluates.
+pub trait Evaluate: Send + Sync {
+    /// Where it is, for people: `server://HOST:PORT/NAME`.
+    fn place(&self) -> String;
+
+    /// Makes ready to ask, as far as a process can no longer do that once it is confined. Asks nothing.
+    fn prepare(&self) {}
+
+    /// Evaluates up to [`BATCH_MAX`] elements. Waits, within bounds.
+    ///
+    /// # Errors
+    /// [`EvaluationFault`].
+    fn evaluate(&self, blinded: &[Element]) -> Result<Evaluation, EvaluationFault>;
+}
+
+/// A server's function, by its public key, and the tokens that are known.
+pub struct Oblivious {
+    public: Element,
+    parsed: OnceLock<Result<PublicKey, OprfError>>,
+    server: Arc<dyn Evaluate>,
+    cache: Mutex<Option<Cache>>,
+}
+
+impl std::fmt::Debug for Oblivious {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Oblivious({})", self.server.place())
+    }
+}
+
+impl Oblivious {
+    /// The function of the key that is known by `public`, at `server`. Nothing is asked yet.
+    pub fn new(public: Element, server: Arc<dyn Evaluate>) -> Oblivious {
+        Oblivious { public, parsed: OnceLock::new(), server, cache: Mutex::default() }
+    }
+
+    /// See [`Evaluate::prepare`].
+    pub fn prepare(&self) {
+        self.server.prepare();
+    }
+
+    /// The token of each input.
+    ///
+    /// # Errors
+    /// [`NotEvaluated`]: `tokens` is then unspecified.
+    pub(crate) fn tokens(&self, inputs: &[Input], tokens: &mut [Token]) -> Result<(), NotEvaluated> {
+        let asked = self.look_up(inputs, tokens);
+        if asked.is_empty() {
+            return Ok(());
+        }
+        let found = self.ask(inputs, &asked).map_err(|fault| NotEvaluated { server: self.server.place(), fault })?;
+        let mut cache = self.cache.lock();
+        let cache = cache.get_or_insert_with(Cache::new);
+        for (same, token) in asked.iter().zip(found.iter()) {
+            cache.put(&inputs[same[0]], token);
+            same.iter().for_each(|at| tokens[*at] = *token);
+        }
+        Ok(())
+    }
+
+    /// Fills in what is known. Returns the places of the others, those of equal inputs together.
+    fn look_up(&self, inputs: &[Input], tokens: &mut [Token]) -> Vec<Vec<usize>> {
+        let mut missing: Vec<usize> = match &mut *self.cache.lock() {
+            Some(cache) => (0..inputs.len()).filter(|at| !cache.get(&inputs[*at], &mut tokens[*at])).collect(),
+            None => (0..inputs.len()).collect(),
+        };
+        missing.sort_unstable_by_key(|at| &inputs[*at]);
+        missing.chunk_by(|a, b| inputs[*a] == inputs[*b]).map(<[usize]>::to_vec).collect()
+    }
+
+    /// The tokens of the inputs at the first of each of these places, in several batches where they are many.
+    fn ask(&self, inputs: &[Input], asked: &[Vec<usize>]) -> Result<Zeroizing<Vec<Token>>, EvaluationFault> {
+        let inputs: Vec<&Input> = asked.iter().map(|same| &inputs[same[0]]).collect();
+        let mut found = Zeroizing::new(vec![[0; 16]; inputs.len()]);
+        let part = inputs.len().div_ceil(UNDER_WAY_MAX).clamp(PART_MIN, BATCH_MAX);
+        let parts = Mutex::new(inputs.chunks(part).zip(found.chunks_mut(part)));
+        let failed = Mutex::new(None);
+        let work = || {
+            while failed.lock().is_none() {
+                let Some((inputs, tokens)) = parts.lock().next() else { break };
+                if let Err(fault) = self.ask_at_once(inputs, tokens) {
+                    failed.lock().get_or_insert(fault);
+                }
+            }
+        };
+        let others = inputs.len().div_ceil(part).min(UNDER_WAY_MAX) - 1;
+        std::thread::scope(|scope| {
+            for _ in 0..others {
+                // One that cannot be started is not needed.
+                let _ = std::thread::Builder::new().name("oblivious".into()).spawn_scoped(scope, work);
+            }
+            work();
+        });
+        failed.into_inner().map_or(Ok(found), Err)
+    }
+
+    /// One batch.
+    fn ask_at_once(&self, inputs: &[&Input], tokens: &mut [Token]) -> Result<(), EvaluationFault> {
+        let public = self.parsed.get_or_init(|| PublicKey::parse(&self.public)).as_ref().map_err(|error| *error)?;
+        let blinded = public.blind(inputs).map_err(|_| EvaluationFault::NoRandom)?;
+        let evaluation = self.server.evaluate(blinded.elements())?;
+        let outputs = public.finalize(inputs, &blinded, &evaluation)?;
+        for (token, output) in tokens.iter_mut().zip(outputs.iter()) {
+            token.copy_from_slice(&output[..size_of::<Token>()]);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests;
