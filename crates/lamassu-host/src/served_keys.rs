@@ -18,6 +18,8 @@ use std::time::{Duration, Instant};
 const LIMITED_MAX: Duration = Duration::from_secs(60);
 /// How long at once: what the server says may be anything.
 const PAUSE_MAX: Duration = Duration::from_secs(5);
+/// What fails so fast is a connection that was there already, and is tried once more.
+const STALE_WITHIN: Duration = Duration::from_secs(1);
 /// For so long a server that could not be reached is not asked again: whoever writes is told at once.
 const DOWN_FOR: Duration = Duration::from_secs(2);
 
@@ -86,9 +88,11 @@ impl Evaluator {
 
     fn ask(&self, blinded: &[Element]) -> Result<Evaluation, EvaluationFault> {
         let connection = self.connection()?;
-        let end = Instant::now() + LIMITED_MAX;
+        let begun = Instant::now();
+        let end = begun + LIMITED_MAX;
+        let mut is_first = true;
         loop {
-            match connection.evaluate(&self.name, blinded) {
+            let fault = match connection.evaluate(&self.name, blinded) {
                 Ok(evaluation) => return Ok(evaluation),
                 Err(KeyRefused::Limited { again }) => {
                     let pause = again.min(PAUSE_MAX);
@@ -96,9 +100,16 @@ impl Evaluator {
                         return Err(EvaluationFault::Limited);
                     }
                     std::thread::sleep(pause);
+                    continue;
                 }
-                Err(error) => return Err(fault_of(refused(error))),
+                Err(error) => fault_of(refused(error)),
+            };
+            // A connection from before the server was started anew is found out by using it.
+            let may_be_stale = matches!(fault, EvaluationFault::Unreachable { .. }) && begun.elapsed() < STALE_WITHIN;
+            if !(is_first && may_be_stale) {
+                return Err(fault);
             }
+            is_first = false;
         }
     }
 }

@@ -84,7 +84,10 @@ impl Connection {
     /// [`KeyRefused`].
     pub fn evaluate(&self, name: &str, blinded: &[Element]) -> Result<Evaluation, KeyRefused> {
         let request = proto::Blinded { name: name.into(), elements: blinded.as_flattened().to_vec() };
-        let evaluated = self.keys_answer(self.keys().evaluate(request))?;
+        let evaluated = self.answer(self.keys().evaluate(request))?.map_err(|status| match status.code() {
+            Code::ResourceExhausted => KeyRefused::Limited { again: again(&status) },
+            _ => self.refused(&status),
+        })?;
         let (elements, rest) = evaluated.elements.as_chunks::<32>();
         let proof = <[u8; 64]>::try_from(&evaluated.proof[..]).map_err(|_| KeyRefused::Garbled)?;
         if !rest.is_empty() || elements.len() != blinded.len() {
@@ -99,19 +102,22 @@ impl Connection {
     }
 
     fn keys_answer<T>(&self, call: impl Future<Output = Result<Response<T>, Status>>) -> Result<T, KeyRefused> {
-        self.answer(call)?.map_err(|status| match status.code() {
+        self.answer(call)?.map_err(|status| self.refused(&status))
+    }
+
+    fn refused(&self, status: &Status) -> KeyRefused {
+        match status.code() {
             Code::NotFound => KeyRefused::Unknown,
             Code::AlreadyExists => KeyRefused::Exists,
             Code::FailedPrecondition => KeyRefused::Retired,
             Code::DataLoss => KeyRefused::Deleted,
             Code::Unimplemented => KeyRefused::KeepsNone,
-            Code::ResourceExhausted => KeyRefused::Limited { again: again(&status) },
-            _ => match fault(&status) {
+            _ => match fault(status) {
                 // Of the codes above none is left that speaks of vaults.
                 ServerFault::Ended => KeyRefused::Server(self.garbled("a session that there is none of")),
                 fault => KeyRefused::Server(self.error(fault)),
             },
-        })
+        }
     }
 }
 
