@@ -228,12 +228,21 @@ impl Driver {
         end
     }
 
-    /// The kernel keeps no names and attributes any more.
+    /// The kernel keeps no names and attributes any more. What it cannot be told, since a program holds a directory and
+    /// waits for something else, it forgets by itself.
     fn expire(&self) {
-        let mut kept = self.requests.stop_keeping();
-        while let Some(now) = kept {
-            self.forest.expire(&now);
-            kept = self.requests.forgotten();
+        let Some(kept) = self.requests.stop_keeping() else { return };
+        let (runs_out_in, (tell, told)) = (kept.runs_out_in, mpsc::channel());
+        let (forest, requests) = (self.forest.clone(), self.requests.clone());
+        let expire = move || {
+            forest.expire(&requests, &kept);
+            // Nobody listens where it came too late.
+            let _ = tell.send(());
+        };
+        match thread::Builder::new().name("lamassu-expire".into()).spawn(expire) {
+            Ok(_) => drop(told.recv_timeout(runs_out_in)),
+            Err(_) => thread::sleep(runs_out_in),
         }
+        self.requests.forgotten();
     }
 }

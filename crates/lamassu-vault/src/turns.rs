@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// How long the kernel may keep a name or attributes without asking again.
-pub const KEPT_FOR: Duration = Duration::from_secs(10);
+pub const KEPT_FOR: Duration = Duration::from_secs(2);
 /// A caller whom the kernel has woken with an answer has taken it in after this time.
 const TAKEN_IN: Duration = Duration::from_millis(200);
 /// Most names, and most inodes, that the kernel may keep in a turn.
@@ -96,13 +96,16 @@ enum Keeping {
     Dropping,
 }
 
+/// A name, or the absence of one, by its directory.
+type Name = (Ino, Box<OsStr>);
+
 /// What the kernel was told that it may keep.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq)]
 pub struct Kept {
     /// inodes whose attributes it may have
     pub inodes: Vec<Ino>,
-    /// names, and absences of names, by their directories
-    pub names: Vec<(Ino, Box<OsStr>)>,
+    /// how long it is until it has forgotten all of it by itself
+    pub runs_out_in: Duration,
 }
 
 /// By what was told: when.
@@ -157,10 +160,14 @@ struct State {
     filled: HashMap<Ino, bool>,
     keeping: Keeping,
     inodes: Told<Ino>,
-    names: Told<(Ino, Box<OsStr>)>,
+    names: Told<Name>,
+    /// Names that the kernel is to forget, each with a number of its own.
+    expiring: HashMap<Name, u64>,
     last_told: Option<Instant>,
     /// Of the last time at which the kernel was made to forget.
     dropping: u64,
+    /// Of the name that came to `expiring` last.
+    dropping_names: u64,
     /// Requests under way that began before that.
     older_users: usize,
     /// Whether a request came since it was last looked.
@@ -261,8 +268,10 @@ impl Turns {
                 keeping: Keeping::No,
                 inodes: Told::new(),
                 names: Told::new(),
+                expiring: HashMap::new(),
                 last_told: None,
                 dropping: 0,
+                dropping_names: 0,
                 older_users: 0,
                 is_used: false,
                 is_recalled: false,
@@ -335,11 +344,21 @@ impl Turns {
         self.tell(|state, now| state.names.add((dir, name.into()), now))
     }
 
-    /// Notes that the kernel has a name, or its absence, by an answer that said nothing of that.
-    pub fn is_kept(&self, dir: Ino, name: &OsStr) {
-        let mut state = self.state.lock();
-        if state.keeping != Keeping::No {
-            state.names.told.insert((dir, name.into()), Instant::now());
+    /// Notes that the kernel moves what it knows of one name to another one, or exchanges them.
+    pub fn is_moved(&self, names: [(Ino, &OsStr); 2]) {
+        let state = &mut *self.state.lock();
+        let names = names.map(|(dir, name)| (dir, Box::from(name)));
+        match state.keeping {
+            Keeping::No => {}
+            Keeping::Yes => state.names.told.extend(names.map(|name| (name, Instant::now()))),
+            // One that it has forgotten under its old name it does not know under the new one.
+            Keeping::Dropping if names.iter().any(|name| state.expiring.contains_key(name)) => {
+                for name in names {
+                    state.dropping_names += 1;
+                    state.expiring.insert(name, state.dropping_names);
+                }
+            }
+            Keeping::Dropping => {}
         }
     }
 
@@ -422,9 +441,9 @@ impl Turns {
         }
     }
 
-    /// Has the kernel told nothing more that it may keep. Returns what it may have, when all answers have reached those
-    /// who asked; `None`: nothing. Until [`Turns::forgotten`] all requests are carried out, also in a turn that is
-    /// recalled.
+    /// Has the kernel told nothing more that it may keep. Returns what it may have, beside names, when all answers have
+    /// reached those who asked; `None`: nothing. Until [`Turns::forgotten`] all requests are carried out, also in a turn
+    /// that is recalled.
     pub fn stop_keeping(&self) -> Option<Kept> {
         let mut state = self.state.lock();
         if state.keeping == Keeping::No {
@@ -435,26 +454,41 @@ impl Turns {
         state.older_users = state.users;
         self.runnable.notify_all();
         self.quiet.wait_while(&mut state, |state| state.older_users > 0);
-        let kept = Kept { inodes: state.inodes.take(), names: state.names.take() };
-        let taken_in = state.last_told.take().map(|at| at + TAKEN_IN);
+        let names = state.names.take();
+        state.expiring = names.into_iter().map(|name| (name, 0)).collect();
+        let (inodes, last_told) = (state.inodes.take(), state.last_told.take());
         drop(state);
-        if let Some(wait) = taken_in.and_then(|at| at.checked_duration_since(Instant::now())) {
-            std::thread::sleep(wait);
-        }
-        Some(kept)
+        let until = |after| {
+            let at = last_told.map(|at| at + after);
+            at.map(|at| at.saturating_duration_since(Instant::now())).unwrap_or_default()
+        };
+        std::thread::sleep(until(TAKEN_IN));
+        Some(Kept { inodes, runs_out_in: until(KEPT_FOR + TAKEN_IN) })
     }
 
-    /// The kernel has forgotten what was named to it; `Some`: names have come to what it has meanwhile, by renames.
-    pub fn forgotten(&self) -> Option<Kept> {
-        let mut state = self.state.lock();
-        let kept = Kept { inodes: vec![], names: state.names.take() };
-        match kept.names.is_empty() {
-            true => {
-                state.keeping = Keeping::No;
-                None
+    /// Names that the kernel is to forget: `expire` has it do that, and may wait for requests. Renames meanwhile are
+    /// followed.
+    pub fn expire_names(&self, expire: impl Fn(Ino, &OsStr)) {
+        loop {
+            let all: Vec<(Name, u64)> = self.state.lock().expiring.clone().into_iter().collect();
+            if all.is_empty() {
+                return;
             }
-            false => Some(kept),
+            for (name, number) in all {
+                expire(name.0, &name.1);
+                let expiring = &mut self.state.lock().expiring;
+                if expiring.get(&name) == Some(&number) {
+                    expiring.remove(&name);
+                }
+            }
         }
+    }
+
+    /// The kernel has forgotten everything.
+    pub fn forgotten(&self) {
+        let mut state = self.state.lock();
+        state.keeping = Keeping::No;
+        state.expiring.clear();
     }
 
     /// Whether a request came since this was asked last.

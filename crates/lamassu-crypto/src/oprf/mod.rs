@@ -8,7 +8,7 @@
 //! | `server` | derives its key, evaluates, proves |
 //!
 //! The group is `curve25519-dalek`'s. What is here is the protocol alone, for reasons that
-//! `docs/adr/0015-oblivious-zone-keys.md` gives. Messages and outputs are those of the RFC, whose vectors `tests` has;
+//! `docs/adr/0016-oblivious-zone-keys.md` gives. Messages and outputs are those of the RFC, whose vectors `tests` has;
 //! the client blinds by addition, where the RFC multiplies: see [`PublicKey::blind`].
 
 mod client;

@@ -76,7 +76,7 @@ impl<F: FileSystem> Shared<F> {
     /// A name was moved: the kernel has what it knows of it under the new one.
     pub(super) fn moved(&self, names: [(Ino, &OsStr); 2]) {
         if let Some(turns) = self.fs.turns() {
-            names.into_iter().for_each(|(dir, name)| turns.is_kept(dir, name));
+            turns.is_moved(names);
         }
     }
 

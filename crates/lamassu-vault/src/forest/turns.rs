@@ -75,10 +75,10 @@ impl Forest {
     }
 
     /// Has the kernel ask again for names and attributes. Waits for its requests.
-    pub fn expire(&self, kept: &Kept) {
+    pub fn expire(&self, turns: &Turns, kept: &Kept) {
         let Some(cache) = self.cache.get() else { return };
-        kept.names.iter().for_each(|(dir, name)| cache.expire_entry(*dir, name));
         kept.inodes.iter().for_each(|ino| cache.expire_attributes(*ino));
+        turns.expire_names(|dir, name| cache.expire_entry(dir, name));
     }
 
     /// Whether the kernel may keep anything of an inode. If another host has changed it since the kernel knows it, and
