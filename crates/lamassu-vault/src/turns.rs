@@ -442,8 +442,8 @@ impl Turns {
     }
 
     /// Has the kernel told nothing more that it may keep. Returns what it may have, beside names, when all answers have
-    /// reached those who asked; `None`: nothing. Until [`Turns::forgotten`] all requests are carried out, also in a turn
-    /// that is recalled.
+    /// reached those who asked; `None`: nothing. Until [`Turns::forgotten`] all requests are carried out, also in a
+    /// turn that is recalled.
     pub fn stop_keeping(&self) -> Option<Kept> {
         let mut state = self.state.lock();
         if state.keeping == Keeping::No {
