@@ -382,6 +382,15 @@ fn nonsense_is_refused_and_the_policy_before_stays() {
     assert_eq!(lab.metric("policy_rules"), 0.0);
 }
 
+/// Says so when it is dropped.
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// Honest hosts lose nothing by a policy that comes while they write: what they had made before is committed, and what
 /// comes after is refused when it is made.
 #[test]
@@ -398,8 +407,8 @@ fn a_policy_that_comes_under_load_costs_honest_hosts_nothing() {
     let made = std::thread::scope(|scope| {
         let makes = scope.spawn(|| {
             let mut made = Vec::new();
-            loop {
-                let path = plain.join(made.len().to_string());
+            for number in 0.. {
+                let path = plain.join(number.to_string());
                 match File::options().write(true).create_new(true).open(&path) {
                     Ok(mut file) => {
                         // The policy may come between the two.
@@ -409,10 +418,11 @@ fn a_policy_that_comes_under_load_costs_honest_hosts_nothing() {
                     }
                     Err(error) => {
                         assert_eq!(error.raw_os_error(), EPERM);
-                        return made;
+                        break;
                     }
                 }
             }
+            made
         });
         let syncs = scope.spawn(|| {
             for count in 0.. {
@@ -424,6 +434,8 @@ fn a_policy_that_comes_under_load_costs_honest_hosts_nothing() {
                 file.sync_all().unwrap();
             }
         });
+        // Also where something fails here.
+        let over = Over(&is_over);
         until("files are made", || plain.join("5").exists());
         reload(&lab, NO_PLAIN, true);
         let made = makes.join().unwrap();
@@ -431,7 +443,7 @@ fn a_policy_that_comes_under_load_costs_honest_hosts_nothing() {
         for round in 0..5 {
             reload(&lab, &format!("{NO_PLAIN}[[rule]]\nname = \"r{round}\"\nforbid.keys = [\"random\"]\n"), true);
         }
-        is_over.store(true, Ordering::Relaxed);
+        drop(over);
         syncs.join().unwrap();
         made
     });
