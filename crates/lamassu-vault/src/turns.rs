@@ -161,15 +161,15 @@ struct State {
     keeping: Keeping,
     inodes: Told<Ino>,
     names: Told<Name>,
-    /// Names that the kernel is to forget, each with a number of its own.
+    /// Names that the kernel is to forget. A name that is moved here again has another number.
     expiring: HashMap<Name, u64>,
     last_told: Option<Instant>,
-    /// Of the last time at which the kernel was made to forget.
+    /// Number of the last time at which the kernel was made to forget.
     dropping: u64,
-    /// Of the name that came to `expiring` last.
-    dropping_names: u64,
     /// Requests under way that began before that.
     older_users: usize,
+    /// Number of the name that came to `expiring` last.
+    dropping_names: u64,
     /// Whether a request came since it was last looked.
     is_used: bool,
     is_recalled: bool,
