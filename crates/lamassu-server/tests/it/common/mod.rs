@@ -1,5 +1,4 @@
 //! A server and hosts, all of them real programs: two hosts are two states of `lamassu` over one store.
-#![allow(dead_code)] // no test uses all of it
 
 pub mod raw;
 
@@ -79,7 +78,7 @@ pub fn host_program() -> PathBuf {
 
 /// A port that is free, below those which the system gives out: a server that starts anew finds its own free, and no
 /// connection of anybody has taken it meanwhile.
-fn free_port() -> u16 {
+pub fn free_port() -> u16 {
     const FIRST: u32 = 10_000;
     const COUNT: u32 = 20_000;
     static NEXT: AtomicU32 = AtomicU32::new(0);

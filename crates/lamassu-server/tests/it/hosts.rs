@@ -1,9 +1,6 @@
 //! What hosts do, and what a server does for them.
-#![allow(clippy::unwrap_used)] // a helper of a test may panic, too
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use std::fs;
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;

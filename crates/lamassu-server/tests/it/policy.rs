@@ -1,10 +1,7 @@
 //! The policy of a server: what honest hosts do by it, and what becomes of one that lies.
-#![allow(clippy::unwrap_used)] // a helper of a test may panic, too
 
-mod common;
-
-use common::raw::id_of;
-use common::*;
+use crate::common::raw::id_of;
+use crate::common::*;
 use lamassu_anchor::row::{Content, FileRow};
 use lamassu_anchor::table::{Change, Space, Table};
 use lamassu_anchor::{Anchor, AnchorError, Row, ServerFault, VaultRow};

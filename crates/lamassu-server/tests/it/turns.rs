@@ -1,10 +1,7 @@
 //! Hosts that have one vault by turns: each by its own connection and its own copy, as a mount has them.
-#![allow(clippy::unwrap_used)] // a helper of a test may panic, too
 
-mod common;
-
-use common::raw::*;
-use common::*;
+use crate::common::raw::*;
+use crate::common::*;
 use lamassu_anchor::head::Head;
 use lamassu_anchor::table::{Change, DiskTable, Readers, Space, Table};
 use lamassu_anchor::{Anchor, AnchorError, ServerFault};
@@ -243,7 +240,7 @@ struct Process {
 impl Process {
     fn new(hosts: &Hosts, name: &str) -> Process {
         let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--exact", "a_host_of_its_own", "--nocapture", "--test-threads=1"]);
+        command.args(["--exact", "turns::a_host_of_its_own", "--nocapture", "--test-threads=1"]);
         let vault = data_encoding::HEXLOWER.encode(&hosts.vault);
         let dir = hosts.lab.dir.path().display().to_string();
         command.env(HOST_ENV, [&dir, name, &hosts.lab.port.to_string(), &vault].join("\n"));

@@ -1,10 +1,7 @@
 //! Oblivious keys of zones: a server's part in the keys of blocks.
-#![allow(clippy::unwrap_used)] // a helper of a test may panic, too
 
-mod common;
-
-use common::raw::channel;
-use common::*;
+use crate::common::raw::channel;
+use crate::common::*;
 use lamassu_rpc::proto::keys_client::KeysClient;
 use lamassu_rpc::{AGAIN, proto};
 use redb::{Database, ReadableTable, TableDefinition};
@@ -55,6 +52,44 @@ fn content(lab: &Lab, name: &str, seed: u64, blocks: u64) {
     for n in 0..blocks {
         file.write_all(&[seed, n].map(u64::to_le_bytes).concat().repeat(256)).unwrap();
     }
+}
+
+/// One file whose blocks can have no keys is in no other's way when another host wants the vault.
+#[test]
+fn a_file_that_cannot_be_committed_is_lost_alone() {
+    let lab = lab("");
+    let (a, b) = (lab.joined("a"), lab.joined("b"));
+    ["a", "b"].into_iter().for_each(|host| grant(&lab, host, "office"));
+    zone(a, "office", "office.zone").ok();
+    init(a, "office.zone", "store/v");
+    let id = a.id("store/v");
+    [a, b].into_iter().for_each(|host| lab.grant(host, &id));
+    a.run(&format!("anchor move store/v {}", lab.url())).ok();
+    [a, b].into_iter().for_each(|host| {
+        drop(host.run(&format!("mount --shared --anchor {} store/v m-{}", lab.url(), host.name)).ok())
+    });
+    let long = "of some blocks ".repeat(4000);
+    a.write("log", &long).unwrap();
+    lab.serve(&["keys", "grant", "--not", "@a", "@office"]).ok();
+    let mut log = fs::File::options().append(true).open(a.file("log")).unwrap();
+    log.write_all(&[7; 9000]).unwrap();
+    fs::write(a.file("small"), "it fits its page").unwrap();
+    fs::create_dir(a.file("dir")).unwrap();
+    std::os::unix::fs::symlink("small", a.file("link")).unwrap();
+    fs::write(a.file("moved"), "from here").unwrap();
+    fs::rename(a.file("moved"), a.file("dir/to")).unwrap();
+    for host in [b, a] {
+        assert_eq!(fs::read_to_string(host.file("link")).unwrap(), "it fits its page");
+        assert_eq!(fs::read_to_string(host.file("dir/to")).unwrap(), "from here");
+        let read = fs::read_to_string(host.file("log")).unwrap();
+        assert!(read == long, "host {} has {} bytes of {}", host.name, read.len(), long.len());
+    }
+    // Its writer is told.
+    assert_eq!(log.sync_all().unwrap_err().raw_os_error(), Some(5));
+    drop(log);
+    [a, b].into_iter().for_each(|host| drop(host.umount().ok()));
+    lab.wait_until_free();
+    a.run("check store/v").ok();
 }
 
 /// Every block of 4096 bytes of every file of a vault.

@@ -1,9 +1,6 @@
 //! What operators do: the audit log, backups, what is put back, checks.
-#![allow(clippy::unwrap_used)] // a helper of a test may panic, too
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use redb::{Database, ReadableTable, TableDefinition};
 use serde_json::Value;
 use std::fs;

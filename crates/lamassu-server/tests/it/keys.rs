@@ -1,10 +1,7 @@
 //! Keys that a server makes and keeps for hosts: `server://HOST/ID`.
-#![allow(clippy::unwrap_used)] // a helper of a test may panic, too
 
-mod common;
-
-use common::raw::channel;
-use common::*;
+use crate::common::raw::channel;
+use crate::common::*;
 use lamassu_rpc::proto;
 use lamassu_rpc::proto::keys_client::KeysClient;
 use redb::{Database, ReadableTable, TableDefinition};

@@ -1,9 +1,6 @@
 //! What hosts find not to be as it was written: one list for all of them, and a webhook.
-#![allow(clippy::unwrap_used)] // a helper of a test may panic, too
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use serde_json::Value;
 use std::fs;
 use std::net::TcpListener;

@@ -1,9 +1,6 @@
 //! Several hosts use one vault at once (`mount --shared`), as one file system.
-#![allow(clippy::unwrap_used)] // a helper of a test may panic, too
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use rustix::process::{Pid, Signal, kill_process};
 use std::collections::BTreeMap;

@@ -1,11 +1,8 @@
 //! A host that has joined and means ill, by calls that no program of ours makes. Beside it another goes on with its
 //! work.
-#![allow(clippy::unwrap_used)] // a helper of a test may panic, too
 
-mod common;
-
-use common::raw::*;
-use common::*;
+use crate::common::raw::*;
+use crate::common::*;
 use lamassu_rpc::proto::alerts_client::AlertsClient;
 use lamassu_rpc::proto::anchors_client::AnchorsClient;
 use lamassu_rpc::proto::hosts_client::HostsClient;

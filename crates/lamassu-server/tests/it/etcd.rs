@@ -1,0 +1,359 @@
+//! Servers over etcd: three members, and replicas of which one leads.
+
+use crate::common::*;
+use lamassu_anchor::AnchorError;
+use lamassu_anchor::table::{Change, Space, Table};
+use lamassu_server::anchor_store::{AnchorStore, Files};
+use lamassu_server::etcd::anchors::EtcdAnchors;
+use lamassu_server::etcd::config::EtcdConfig;
+use lamassu_server::etcd::lead::Lead;
+use lamassu_server::etcd::{Cluster, Op};
+use std::fs;
+use std::ops::ControlFlow;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// Whether etcd can be started here. `make setup` does not install it where a systemd would start it at once.
+fn is_there() -> bool {
+    let is_there = Command::new("etcd").arg("--version").stdout(Stdio::null()).status().is_ok();
+    assert!(is_there || Path::new("/run/systemd/system").exists(), "no etcd: `make setup` installs it");
+    if !is_there {
+        eprintln!("NOTE: there is no etcd: what needs it was NOT tested");
+    }
+    is_there
+}
+
+/// Members of a cluster.
+struct Etcd {
+    dir: tempfile::TempDir,
+    members: Vec<Option<Child>>,
+    clients: Vec<u16>,
+    peers: Vec<u16>,
+}
+
+impl Etcd {
+    fn start(count: usize) -> Etcd {
+        let [clients, peers] = [(); 2].map(|()| (0..count).map(|_| free_port()).collect());
+        let members = (0..count).map(|_| None).collect();
+        let mut etcd = Etcd { dir: tempfile::tempdir().unwrap(), members, clients, peers };
+        (0..count).for_each(|member| etcd.start_member(member));
+        etcd
+    }
+
+    fn start_member(&mut self, member: usize) {
+        let all = self.peers.iter().enumerate().map(|(at, port)| format!("m{at}=http://127.0.0.1:{port}"));
+        let (client, peer) = (self.clients[member], self.peers[member]);
+        let (client, peer) = (format!("http://127.0.0.1:{client}"), format!("http://127.0.0.1:{peer}"));
+        let data = self.dir.path().join(format!("m{member}"));
+        let log = fs::File::create(self.dir.path().join(format!("log{member}"))).unwrap();
+        let mut command = Command::new("etcd");
+        command.args(["--name", &format!("m{member}"), "--data-dir"]).arg(data).args([
+            "--listen-client-urls",
+            &client,
+            "--advertise-client-urls",
+            &client,
+            "--listen-peer-urls",
+            &peer,
+            "--initial-advertise-peer-urls",
+            &peer,
+            "--initial-cluster",
+            &all.collect::<Vec<_>>().join(","),
+        ]);
+        let started = command.stdout(Stdio::null()).stderr(log).spawn();
+        self.members[member] = Some(started.unwrap());
+    }
+
+    fn kill_member(&mut self, member: usize) {
+        let mut child = self.members[member].take().unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
+    fn table(&self) -> String {
+        let urls: Vec<_> = self.clients.iter().map(|port| format!("\"http://127.0.0.1:{port}\"")).collect();
+        format!("endpoints = [{}]\nprefix = \"test/\"\nleader_seconds = 2\n", urls.join(", "))
+    }
+
+    fn cluster(&self) -> Arc<Cluster> {
+        let config: EtcdConfig = toml::from_str(&self.table()).unwrap();
+        config.check().unwrap();
+        Cluster::connect(self.dir.path(), &config).unwrap()
+    }
+
+    /// A cluster that this process leads.
+    fn led(&self) -> (Arc<Cluster>, Arc<Lead>) {
+        let cluster = self.cluster();
+        let (lost, _) = tokio::sync::mpsc::unbounded_channel();
+        let lead = Lead::take(&cluster, ("test", 2), lost, || false).unwrap().unwrap();
+        (cluster, lead)
+    }
+}
+
+impl Drop for Etcd {
+    fn drop(&mut self) {
+        for member in self.members.iter_mut().flatten() {
+            let _ = member.kill();
+            let _ = member.wait();
+        }
+    }
+}
+
+fn put(space: Space, key: &[u8], value: &[u8]) -> Change {
+    Change { space, key: key.to_vec(), value: Some(value.to_vec()) }
+}
+
+fn all_rows(table: &dyn Table) -> Vec<(Space, Vec<u8>, Vec<u8>)> {
+    let mut rows = Vec::new();
+    let visited = table.visit_whole(|space, key, value| {
+        rows.push((space, key.to_vec(), value.to_vec()));
+        Ok::<(), AnchorError>(())
+    });
+    visited.unwrap();
+    rows
+}
+
+/// What every place of anchors has to do, wherever it is.
+fn conformance(anchors: &dyn AnchorStore) {
+    let [id, other] = [[1; 16], [2; 16]];
+    assert!(matches!(anchors.open(&id), Err(AnchorError::Missing { .. })));
+    assert!(!anchors.has(&id).unwrap() && !anchors.put_away(&id).unwrap());
+    // What is dropped was never there.
+    anchors.begin(&id).unwrap().table().commit(&[put(Space::Objects, b"x", b"y")]).unwrap();
+    assert!(!anchors.has(&id).unwrap() && anchors.all().unwrap().is_empty());
+    let new = anchors.begin(&id).unwrap();
+    new.table().commit(&[put(Space::Vault, b"vault", b"1"), put(Space::Objects, &[0xff; 8], b"last")]).unwrap();
+    new.install().unwrap();
+    assert_eq!(
+        (anchors.all().unwrap(), anchors.has(&id).unwrap(), anchors.has(&other).unwrap()),
+        (vec![id], true, false)
+    );
+    {
+        let table = anchors.open(&id).unwrap();
+        assert_eq!(table.get(Space::Vault, b"vault").unwrap().as_deref(), Some(&b"1"[..]));
+        assert_eq!(table.get(Space::Head, b"vault").unwrap(), None);
+        // More than a transaction of etcd takes, more than a page of it, and keys of all bytes.
+        let many: Vec<_> = (0u32..1200).map(|n| put(Space::Entries, &n.to_be_bytes(), &[n as u8; 40])).collect();
+        table.commit(&many).unwrap();
+        table
+            .commit(&[put(Space::Entries, b"", b"empty"), put(Space::Held, &[0, 0xff, b'/'], &vec![7; 300_000])])
+            .unwrap();
+        let large: Vec<_> = (0u8..8).map(|n| put(Space::Held, &[n], &vec![n; 400_000])).collect();
+        table.commit(&large).unwrap();
+        let twice = [put(Space::Open, b"k", b"1"), put(Space::Open, b"k", b"2")];
+        table.commit(&twice).unwrap();
+        assert_eq!(table.get(Space::Open, b"k").unwrap().as_deref(), Some(&b"2"[..]));
+        table.commit(&[Change { space: Space::Open, key: b"k".to_vec(), value: None }]).unwrap();
+        assert_eq!(table.get(Space::Open, b"k").unwrap(), None);
+        let scanned = |prefix: &[u8], most: usize| {
+            let mut keys = Vec::new();
+            let mut visit = |key: &[u8], _: &[u8]| {
+                keys.push(key.to_vec());
+                if keys.len() < most { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+            };
+            table.scan(Space::Entries, prefix, &mut visit).unwrap();
+            keys
+        };
+        assert_eq!(scanned(&[0, 0, 1], 10_000).len(), 256);
+        assert_eq!(scanned(&[], 10_000).len(), 1201);
+        assert_eq!(scanned(&[], 3), [vec![], vec![0, 0, 0, 0], vec![0, 0, 0, 1]]);
+        let rows = all_rows(&*table);
+        assert_eq!(rows.len(), 2 + 1201 + 9);
+        assert!(rows.is_sorted_by_key(|(space, key, _)| (Space::ALL.iter().position(|one| one == space), key.clone())));
+    }
+    // Another in its place.
+    let new = anchors.begin(&id).unwrap();
+    new.table().commit(&[put(Space::Vault, b"vault", b"2")]).unwrap();
+    new.install().unwrap();
+    assert_eq!(all_rows(&*anchors.open(&id).unwrap()), [(Space::Vault, b"vault".to_vec(), b"2".to_vec())]);
+    assert!(!anchors.has_away(&id).unwrap() && anchors.put_away(&id).unwrap() && anchors.has_away(&id).unwrap());
+    assert!(!anchors.has(&id).unwrap() && !anchors.put_away(&id).unwrap() && anchors.all().unwrap().is_empty());
+    let new = anchors.begin(&id).unwrap();
+    new.table().commit(&[put(Space::Vault, b"vault", b"3")]).unwrap();
+    new.install().unwrap();
+    assert!(anchors.put_away(&id).unwrap() && anchors.has_away(&id).unwrap());
+}
+
+#[test]
+fn anchors_are_kept_alike_in_files_and_in_etcd() {
+    let dir = tempfile::tempdir().unwrap();
+    conformance(&Files::open(dir.path()).unwrap());
+    if !is_there() {
+        return;
+    }
+    let etcd = Etcd::start(1);
+    let (cluster, lead) = etcd.led();
+    conformance(&EtcdAnchors::open(&cluster).unwrap());
+    lead.give_up();
+}
+
+/// One who led changes nothing any more, and what it had begun is carried out or gone.
+#[test]
+fn who_led_before_changes_nothing_and_a_journal_is_carried_out_by_who_leads_next() {
+    if !is_there() {
+        return;
+    }
+    let etcd = Etcd::start(1);
+    let (first, lead) = etcd.led();
+    let many = |value: &[u8]| (0..250u8).map(|n| Op::Put(vec![b't', n], value.to_vec())).collect::<Vec<_>>();
+    first.commit("j", many(b"1")).unwrap();
+    // A commit that is durable in its journal, and not carried out.
+    first.write_journal("j", &many(b"2")).unwrap();
+    assert_eq!(first.get(&[b't', 7]).unwrap().as_deref(), Some(&b"1"[..]));
+    lead.give_up();
+    let (second, _lead) = etcd.led();
+    second.recover("j").unwrap();
+    assert_eq!(second.get(&[b't', 7]).unwrap().as_deref(), Some(&b"2"[..]));
+    second.recover("j").unwrap();
+    for ops in [many(b"3"), vec![Op::Put(b"u".to_vec(), b"4".to_vec())]] {
+        assert_eq!(first.commit("j", ops).unwrap_err().code(), 5);
+    }
+    assert_eq!(second.get(&[b't', 7]).unwrap().as_deref(), Some(&b"2"[..]));
+    assert_eq!(second.get(b"u").unwrap(), None);
+    // A journal that was cut off is nothing.
+    second.write_part_of_journal("j", b"cut off").unwrap();
+    second.recover("j").unwrap();
+    assert_eq!(second.get(&[b't', 7]).unwrap().as_deref(), Some(&b"2"[..]));
+}
+
+/// Has the lab's server keep its state in etcd, and makes a second replica of it beside: they listen at the same place,
+/// of which only who leads makes use.
+fn into_etcd(lab: &mut Lab, etcd: &Etcd) {
+    lab.stop("-TERM");
+    let config = fs::read_to_string(lab.path("server/server.toml")).unwrap();
+    fs::write(lab.path("server/server.toml"), format!("{config}[etcd]\n{}", etcd.table())).unwrap();
+    lab.serve(&["run"]).code(6).says("to-etcd");
+    lab.serve(&["to-etcd"]).ok();
+    lab.serve(&["to-etcd"]).code(26).says("moved into etcd");
+    copy(&lab.path("server"), &lab.path("replica"));
+    lab.start();
+}
+
+fn run_replica(lab: &Lab, dir: &str) -> Child {
+    let log = fs::File::options().create(true).append(true).open(lab.path("replica.log")).unwrap();
+    Command::new(server_program()).arg("run").arg(lab.path(dir)).stderr(log).spawn().unwrap()
+}
+
+fn replica_log(lab: &Lab) -> String {
+    fs::read_to_string(lab.path("replica.log")).unwrap_or_default()
+}
+
+fn wait_for(what: &str, is_so: impl Fn() -> bool) {
+    let until = Instant::now() + PATIENCE;
+    while !is_so() {
+        assert!(Instant::now() < until, "{what}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// Replicas and a member of etcd are killed while a host writes: what was acknowledged is there, and another host sees
+/// it.
+#[test]
+fn killed_replicas_and_members_lose_nothing_acknowledged() {
+    if !is_there() {
+        return;
+    }
+    let mut etcd = Etcd::start(3);
+    let mut lab = Lab::new();
+    {
+        let (a, b) = (lab.joined("a"), lab.joined("b"));
+        let id = lab.vault(a);
+        lab.grant(b, &id);
+    }
+    into_etcd(&mut lab, &etcd);
+    let mut replica = run_replica(&lab, "replica");
+    wait_for("the replica stands by", || replica_log(&lab).contains("standing by"));
+    let (a, b) = (lab.host("a"), lab.host("b"));
+    a.mount().ok();
+    let stop = AtomicBool::new(false);
+    let written = std::thread::scope(|scope| {
+        let writes = scope.spawn(|| {
+            let mut written = Vec::new();
+            for number in 0.. {
+                if stop.load(Ordering::Relaxed) {
+                    break;
+                }
+                let name = format!("f{number}");
+                if a.write(&name, &name.repeat(100)).is_ok() {
+                    written.push(name);
+                } else {
+                    std::thread::sleep(Duration::from_millis(50));
+                }
+            }
+            written
+        });
+        let pause = || std::thread::sleep(Duration::from_secs(2));
+        pause();
+        kill(lab.server.as_ref().unwrap().id(), "-KILL");
+        wait_for("the replica leads", || replica_log(&lab).contains("leading"));
+        pause();
+        etcd.kill_member(0);
+        pause();
+        // The one that was killed stands by from now on.
+        let mut first = run_replica(&lab, "server");
+        etcd.start_member(0);
+        pause();
+        kill(replica.id(), "-TERM");
+        assert!(replica.wait().unwrap().success());
+        pause();
+        stop.store(true, Ordering::Relaxed);
+        let written = writes.join().unwrap();
+        a.umount().ok();
+        b.mount().ok();
+        for name in &written {
+            assert_eq!(fs::read_to_string(b.file(name)).unwrap(), name.repeat(100));
+        }
+        b.umount().ok();
+        lab.serve(&["check"]).ok();
+        kill(first.id(), "-TERM");
+        assert!(first.wait().unwrap().success());
+        written
+    });
+    assert!(written.len() > 20, "{} files", written.len());
+    lab.server.take().unwrap().wait().unwrap();
+    // Nobody leads: a command does for as long as it takes.
+    lab.serve(&["check"]).ok();
+    lab.serve(&["host", "list"]).ok().says("a");
+    // A backup is of files, and runs without etcd.
+    let backup = lab.path("backup");
+    lab.serve(&["backup", &format!("@{}", backup.display())]).ok();
+    let config = fs::read_to_string(backup.join("server.toml")).unwrap();
+    fs::write(backup.join("server.toml"), config.split("[etcd]").next().unwrap()).unwrap();
+    let checked = Command::new(server_program()).arg("check").arg(&backup).output().unwrap();
+    assert!(checked.status.success(), "{checked:?}");
+}
+
+/// A leader that is stopped for longer than it may be silent has nobody believe it afterwards, and ends.
+#[test]
+fn a_leader_that_was_stopped_is_believed_no_more() {
+    if !is_there() {
+        return;
+    }
+    let etcd = Etcd::start(1);
+    let mut lab = Lab::new();
+    {
+        let (a, b) = (lab.joined("a"), lab.joined("b"));
+        let id = lab.vault(a);
+        lab.grant(b, &id);
+    }
+    into_etcd(&mut lab, &etcd);
+    let mut replica = run_replica(&lab, "replica");
+    wait_for("the replica stands by", || replica_log(&lab).contains("standing by"));
+    lab.host("a").mount().ok();
+    lab.host("a").write("f", "one").unwrap();
+    let first = lab.server.as_ref().unwrap().id();
+    kill(first, "-STOP");
+    // The place to listen at is the first one's yet: the replica leads, and cannot serve.
+    wait_for("the replica leads", || replica_log(&lab).contains("leading"));
+    kill(first, "-CONT");
+    let ended = lab.server.take().unwrap().wait().unwrap();
+    assert_eq!(ended.code(), Some(5), "{}", lab.log());
+    assert!(lab.log().contains("another replica leads") || lab.log().contains("ended the lease"), "{}", lab.log());
+    let _ = replica.wait();
+    lab.start();
+    wait_for("it goes on", || lab.host("a").write("g", "two").is_ok());
+    lab.host("a").umount().ok();
+    assert!(Path::new(&lab.path("server/state.redb.moved")).exists());
+}

@@ -1,0 +1,16 @@
+//! A server and hosts, real programs over real stores. One program: it is linked once, and its tests, which mostly wait
+//! for terms to end, wait at the same time.
+#![allow(clippy::unwrap_used)] // a helper of a test may panic, too
+
+mod alerts;
+mod common;
+#[cfg(feature = "etcd")]
+mod etcd;
+mod hostile;
+mod hosts;
+mod keys;
+mod oblivious;
+mod operations;
+mod policy;
+mod shared;
+mod turns;
