@@ -11,6 +11,7 @@
 use crate::row::{Entry, EntryPlace, Intent, Row};
 use crate::table::{Change, Space};
 use crate::{AnchorError, Digest, Digests, ObjectId, RecordNo, Token, VaultRow};
+use lamassu_format::Profile;
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 /// Up to which entry a barrier of the store has covered what was made.
@@ -61,6 +62,8 @@ enum QueuedIntent {
 pub(crate) enum Scope<'a> {
     /// All of it.
     All,
+    /// All but what concerns these objects, of which no queued entry names one.
+    AllBut(&'a HashSet<ObjectId>),
     /// What concerns these objects: their rows and digests, the entries that name them, and the directories on the way.
     Objects(&'a HashSet<ObjectId>),
 }
@@ -178,6 +181,16 @@ impl Layer {
         objects
     }
 
+    /// Files with queued rows of which no queued entry names one, and whose profile is such.
+    pub fn files_of(&self, is_such: impl Fn(Profile) -> bool) -> HashSet<ObjectId> {
+        let named: HashSet<_> = self.entries.values().map(|queued| queued.object).collect();
+        let is_meant = |(object, row): (&ObjectId, &Option<Row>)| {
+            let profile = row.as_ref().and_then(Row::file)?.profile;
+            (!named.contains(object) && is_such(profile)).then_some(*object)
+        };
+        self.objects.iter().filter_map(is_meant).collect()
+    }
+
     /// How many queued entries name an object.
     pub fn names_of(&self, object: ObjectId) -> usize {
         self.entries.values().filter(|queued| queued.object == object && queued.value.is_some()).count()
@@ -187,11 +200,13 @@ impl Layer {
     /// since it counts entries that no barrier covers.
     pub fn take(&mut self, scope: Scope<'_>, mark: Mark) -> (Layer, Vec<ObjectId>) {
         let wanted = match scope {
-            Scope::All => None,
+            Scope::All | Scope::AllBut(_) => None,
             Scope::Objects(objects) => Some(self.with_ways_to(objects.iter().copied())),
         };
         let late = self.held_back(mark);
-        let is_wanted = |object: &ObjectId| wanted.as_ref().is_none_or(|wanted| wanted.contains(object));
+        let is_excluded = |object: &ObjectId| matches!(scope, Scope::AllBut(but) if but.contains(object));
+        let is_wanted =
+            |object: &ObjectId| !is_excluded(object) && wanted.as_ref().is_none_or(|wanted| wanted.contains(object));
         let is_taken = |object: &ObjectId| !late.contains(object) && is_wanted(object);
         let left_behind = late.iter().filter(|object| is_wanted(object) && self.objects.contains_key(object));
         let left_behind = left_behind.copied().collect();

@@ -286,7 +286,7 @@ impl Vault {
         done
     }
 
-    /// Everything committed, durable and settled, without asking the gate.
+    /// Everything committed, durable and settled, without asking the gate. What fails stays as it is; all else is done.
     pub(crate) fn settle_all(&self) -> Result<()> {
         let files = self.unsettled(self.files.all());
         let mut first = First(Ok(()));
@@ -295,9 +295,8 @@ impl Vault {
         } else if self.anchored.is_none() {
             first.note(self.sync_store());
         }
-        if first.0.is_ok() {
-            first.note(self.anchor_all());
-        }
+        // Also where a file could not be committed: the others are not to wait for it, or be lost with it.
+        first.note(self.anchor_all());
         first.0
     }
 

@@ -417,11 +417,25 @@ impl Anchor {
     /// the store.
     ///
     /// # Errors
-    /// Those of the table; everything stays queued.
+    /// Those of the table; everything stays queued. Where a rule of the server's policy forbids a part of it, that part
+    /// alone does: one file is in no other's way.
     pub fn commit(&self, covered: Mark) -> Result<()> {
         let _in_order = self.committing.lock();
         self.state.lock().settle_replaced(self, covered)?;
-        self.commit_taken(Scope::All, covered)
+        let refused = match self.commit_taken(Scope::All, covered) {
+            Err(error) if error.is_of_policy() => error,
+            done => return done,
+        };
+        let forbidden = self.state.lock().queued.files_of(|profile| self.table.check_profile(profile).is_err());
+        if !forbidden.is_empty() {
+            self.commit_taken(Scope::AllBut(&forbidden), covered)?;
+        }
+        Err(refused)
+    }
+
+    /// Whether a row of an object is queued.
+    pub fn has_queued(&self, object: ObjectId) -> bool {
+        self.state.lock().queued.objects.contains_key(&object)
     }
 
     /// Objects of queued changes of a directory's entries, and of those in directories that are removed with them.

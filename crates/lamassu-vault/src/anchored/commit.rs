@@ -139,12 +139,13 @@ impl Vault {
     }
 
     /// Until the anchor knows all that there is, and the store has carried out what it was told. The caller has settled
-    /// all files; no call changes anything, or what is changed meanwhile may be left.
+    /// all files that can be; no call changes anything, or what is changed meanwhile may be left.
     ///
     /// # Errors
-    /// As [`Vault::commit_anchor`].
+    /// As [`Vault::commit_anchor`]; where it is about a file, the anchor knows the rest.
     pub(crate) fn anchor_all(&self) -> Result<()> {
         let Some(anchored) = &self.anchored else { return Ok(()) };
+        let mut of_file = Ok(());
         for _ in 0..PASSES_MAX {
             {
                 let _one_at_a_time = self.settling.lock();
@@ -152,16 +153,21 @@ impl Vault {
                 let marked: Vec<_> = open.map(|open| (open.file().covered_mark(), open)).collect();
                 self.sync_store()?;
                 for (mark, open) in marked {
-                    open.file().covered(mark)?;
+                    if let Err(error) = open.file().covered(mark) {
+                        of_file = Err(error.into());
+                    }
                 }
-                anchored.commit()?;
+                match anchored.commit() {
+                    Err(crate::VaultError::Anchor(error)) if error.is_of_policy() => of_file = Err(error.into()),
+                    done => done?,
+                }
             }
             let has_more = self.carry_out()?;
             if !has_more && anchored.anchor.queued() == 0 {
                 break;
             }
         }
-        Ok(())
+        of_file
     }
 
     /// Part of a settling pass: commits what the pass's barrier has covered of these files. Those that come back first
@@ -182,7 +188,12 @@ impl Vault {
         if let Err(error) = anchored.commit() {
             tracing::error!(%error, "the anchor could not be written; it will be tried again");
             let first = bad.len();
-            bad.extend(good.drain(..).map(not_now));
+            let is_done = |(_, open): &Marked| {
+                let object = self.nodes.lock().object(open.ino);
+                matches!(&error, crate::VaultError::Anchor(error) if error.is_of_policy())
+                    && !anchored.anchor.has_queued(object)
+            };
+            bad.extend(good.extract_if(.., |marked| !is_done(marked)).map(not_now));
             // One of them says why.
             if let (Some((_, failed)), crate::VaultError::Anchor(error)) = (bad.get_mut(first), error) {
                 *failed = StoreError::Anchor(error);
