@@ -25,7 +25,7 @@
 use crate::codec::{Reader, put};
 use crate::queue::{VAULT_KEY, decode_digests};
 use crate::row::{Entry, Intent, Row, VaultRow};
-use crate::table::{Change, DiskTable, Space};
+use crate::table::{Change, DiskTable, Space, Table};
 use crate::{AnchorError, ObjectKind, Revision};
 use lamassu_crypto::{Secret, wrap};
 use std::io::{self, Read, Write};
@@ -264,7 +264,7 @@ pub fn parse(
 ///
 /// # Errors
 /// [`ExportError::Damaged`], [`ExportError::Anchor`].
-pub fn check(table: &DiskTable, vault: &[u8; 16]) -> Result<(Revision, u64), ExportError> {
+pub fn check(table: &dyn Table, vault: &[u8; 16]) -> Result<(Revision, u64), ExportError> {
     let mut rows: Option<Rows> = None;
     table.visit_all(|space, key, value| {
         let rows = match &mut rows {
@@ -381,12 +381,7 @@ pub enum Rights {
 ///
 /// # Errors
 /// Those of both tables.
-pub fn copy_to(
-    from: &DiskTable,
-    to: &dyn crate::table::Table,
-    vault: [u8; 16],
-    rights: Rights,
-) -> Result<(), AnchorError> {
+pub fn copy_to(from: &DiskTable, to: &dyn Table, vault: [u8; 16], rights: Rights) -> Result<(), AnchorError> {
     /// Rows to a commit.
     const AT_ONCE: usize = 4096;
     let mut changes = Vec::new();

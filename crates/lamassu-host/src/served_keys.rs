@@ -10,6 +10,7 @@ use lamassu_keys::providers::server::{Servers, ask_servers_by};
 use lamassu_keys::{KeyState, ServerFault};
 use lamassu_rpc::host::{Connection, KeyRefused};
 use std::io;
+use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -20,8 +21,9 @@ const LIMITED_MAX: Duration = Duration::from_secs(60);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 /// What fails so fast is a connection that was there already, and is tried once more.
 const STALE_WITHIN: Duration = Duration::from_secs(1);
-/// For so long a server that could not be reached is not asked again: whoever writes is told at once.
-const DOWN_FOR: Duration = Duration::from_secs(2);
+/// A server that could not be reached is not asked again for twice as long as it took to find that out, within these
+/// bounds: writers are told at once, and one that refused the connection, since it starts anew, is soon asked again.
+const DOWN_FOR: RangeInclusive<Duration> = Duration::from_millis(50)..=Duration::from_secs(2);
 
 /// Whether this process has something that asks a server to evaluate.
 static EVALUATES: AtomicBool = AtomicBool::new(false);
@@ -129,14 +131,18 @@ impl Evaluate for Evaluator {
 
     fn evaluate(&self, blinded: &[Element]) -> Result<Evaluation, EvaluationFault> {
         let down = || self.down.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((since, fault)) = &*down()
-            && since.elapsed() < DOWN_FOR
+        if let Some((until, fault)) = &*down()
+            && Instant::now() < *until
         {
             return Err(fault.clone());
         }
+        let begun = Instant::now();
         let asked = self.ask(blinded);
         let was_down = match &asked {
-            Err(fault @ EvaluationFault::Unreachable { .. }) => down().replace((Instant::now(), fault.clone())),
+            Err(fault @ EvaluationFault::Unreachable { .. }) => {
+                let down_for = (2 * begun.elapsed()).clamp(*DOWN_FOR.start(), *DOWN_FOR.end());
+                down().replace((Instant::now() + down_for, fault.clone()))
+            }
             Ok(_) | Err(_) => down().take(),
         };
         match (&asked, was_down) {

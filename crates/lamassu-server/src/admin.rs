@@ -2,6 +2,7 @@
 //! that does not, by its state. One line of JSON each way.
 
 use crate::alerts::{Alert, Which, printable};
+use crate::anchor_store::AnchorStore;
 use crate::audit::{ChainEnd, ChainedEntry, Entry, Excerpt};
 use crate::authority::Authority;
 use crate::backup::{self, Made};
@@ -9,6 +10,7 @@ use crate::check::{self, Found};
 use crate::config::Config;
 use crate::keys::Master;
 use crate::keys::admin::{KeyAnswer, KeyRequest};
+use crate::origin::{Office, Origin, Waits};
 use crate::policy::admin::{PolicyAnswer, PolicyRequest};
 use crate::policy::{self, Policies};
 use crate::service::seconds;
@@ -17,7 +19,7 @@ use crate::vaults::{self, Lost, Refused, Vaults};
 use crate::{Result, ServerError};
 use data_encoding::HEXLOWER;
 use lamassu_anchor::AnchorError;
-use lamassu_anchor::table::{DiskTable, Readers};
+use lamassu_anchor::table::Table;
 use lamassu_rpc::identity::HostKey;
 use lamassu_rpc::token::Token;
 use serde::{Deserialize, Serialize};
@@ -209,7 +211,7 @@ pub struct ShownVault {
 }
 
 /// A vault, and the table of its anchor.
-pub type VaultTable = ([u8; 16], std::result::Result<Arc<DiskTable>, AnchorError>);
+pub type VaultTable = ([u8; 16], std::result::Result<Arc<dyn Table>, AnchorError>);
 
 /// What answers.
 #[derive(Clone)]
@@ -218,6 +220,10 @@ pub struct Administered {
     pub dir: PathBuf,
     /// what is durable
     pub state: Arc<State>,
+    /// the anchors
+    pub anchors: Arc<dyn AnchorStore>,
+    /// the right to both
+    pub office: Arc<Office>,
     /// who signs
     pub authority: Arc<Authority>,
     /// the configuration
@@ -237,11 +243,11 @@ impl Administered {
     /// [`ServerError::Running`]; those of the state and the authority.
     pub fn of(dir: &Path) -> Result<Administered> {
         crate::run::check_dir(dir)?;
-        let (state, config) = (State::open(dir)?, Config::read(dir)?);
-        state.keep_entries(config.audit_entries);
-        let authority = Arc::new(Authority::read(dir)?);
-        let (state, vaults, policies, master) = (Arc::new(state), None, None, None);
-        Ok(Administered { dir: dir.into(), state, authority, config, vaults, policies, master })
+        let (config, authority) = (Config::read(dir)?, Arc::new(Authority::read(dir)?));
+        let opened = Origin::open(dir, &config, &authority, &Waits::Not)?;
+        let Origin { state, anchors, office } = opened.ok_or(ServerError::NotRunning)?;
+        let (vaults, policies, master) = (None, None, None);
+        Ok(Administered { dir: dir.into(), state, anchors, office, authority, config, vaults, policies, master })
     }
 
     /// The tables of all anchors that are kept here, or why one cannot be read.
@@ -249,27 +255,34 @@ impl Administered {
     /// # Errors
     /// [`ServerError::File`]; [`ServerError::Database`] that ends a server.
     pub fn tables(&self) -> Result<Vec<VaultTable>> {
-        let all = vaults::all_in(&self.dir.join(vaults::DIR))?;
-        all.into_iter().map(|id| Ok((id, self.table(&id)?))).collect()
+        self.anchors.all()?.into_iter().map(|id| Ok((id, self.table(&id)?))).collect()
+    }
+
+    /// The vaults whose anchors should be there and are not.
+    ///
+    /// # Errors
+    /// Those of the state, and of where anchors are.
+    pub fn missing(&self) -> Result<Vec<[u8; 16]>> {
+        vaults::missing(&*self.anchors, &self.state)
     }
 
     /// The table of one, or why it cannot be read.
     ///
     /// # Errors
     /// As [`Administered::tables`].
-    pub fn table(&self, id: &[u8; 16]) -> Result<std::result::Result<Arc<DiskTable>, AnchorError>> {
-        let path = vaults::file_of(&self.dir.join(vaults::DIR), id);
+    pub fn table(&self, id: &[u8; 16]) -> Result<std::result::Result<Arc<dyn Table>, AnchorError>> {
         let Some(vaults) = &self.vaults else {
-            return Ok(DiskTable::open_read_only(&path, Readers::InsteadOfWriter).map(Arc::new));
+            return Ok(self.anchors.open(id));
         };
+        let path = || self.anchors.name(id).into();
         match vaults.vault(id) {
             Ok(vault) => Ok(Ok(vault.table_to_look_at())),
             Err(Refused::Lost(Lost(ServerError::Anchor(error))) | Refused::Failed(ServerError::Anchor(error))) => {
                 Ok(Err(error))
             }
             Err(Refused::Lost(Lost(error)) | Refused::Failed(error)) => Err(error),
-            Err(Refused::Unknown) => Ok(Err(AnchorError::Missing { path })),
-            Err(_) => Ok(Err(AnchorError::Locked { path })),
+            Err(Refused::Unknown) => Ok(Err(AnchorError::Missing { path: path() })),
+            Err(_) => Ok(Err(AnchorError::Locked { path: path() })),
         }
     }
 

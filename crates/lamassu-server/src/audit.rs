@@ -7,9 +7,10 @@
 //! the system gets each) sees that it is not in it.
 
 use crate::ServerError;
+use crate::state::writing::{WriteTable, Writing};
 use data_encoding::HEXLOWER;
 use lamassu_crypto::wrap::sha256;
-use redb::{ReadableTable, TableDefinition, WriteTransaction};
+use redb::{ReadableTable, TableDefinition};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
@@ -383,7 +384,7 @@ impl Excerpt {
 /// # Errors
 /// Those of redb; [`redb::Error::Corrupted`] where the last entry makes no sense.
 pub(crate) fn append(
-    write: &WriteTransaction,
+    write: &Writing<'_>,
     time: u64,
     events: Vec<Event>,
     most: u64,
@@ -397,7 +398,7 @@ pub(crate) fn append(
         Some((number, row)) => {
             ChainEnd { number: number.value(), head: ChainedEntry::of(row.value()).ok_or_else(damaged)?.head }
         }
-        None => read_removed(&removed)?.ok_or_else(damaged)?,
+        None => read_removed(&*removed)?.ok_or_else(damaged)?,
     };
     let mut all = Vec::new();
     for event in events {
@@ -435,7 +436,7 @@ pub(crate) fn read_removed(
 }
 
 pub(crate) fn put_removed(
-    removed: &mut redb::Table<'_, &'static str, &'static [u8]>,
+    removed: &mut WriteTable<'_, &'static str, &'static [u8]>,
     place: ChainEnd,
 ) -> Result<(), redb::Error> {
     removed.insert(LAST, &[&place.number.to_le_bytes()[..], &place.head].concat()[..])?;

@@ -7,12 +7,12 @@
 
 use crate::admin::Administered;
 use crate::alerts::Alert;
+use crate::anchor_store::{self, file_of};
 use crate::audit::{ChainEnd, Event, Excerpt};
 use crate::authority;
 use crate::config;
 use crate::policy;
 use crate::state::{Copied, State};
-use crate::vaults::{self, file_of};
 use crate::{Result, ServerError, run, webhook};
 use data_encoding::HEXLOWER;
 use lamassu_anchor::export;
@@ -33,8 +33,8 @@ const FRAME_MAX: u32 = 16 << 20;
 const WORTHLESS: u32 = u32::MAX;
 /// Files as they are. The authority's key is the last that a backup gets: without it no server runs on it.
 const FILES: [&str; 5] = [config::FILE, policy::FILE, webhook::SECRET, authority::CERTIFICATE, authority::KEY];
-/// Those that need not be there: a server that runs on the backup makes a secret, and has no rules.
-const MAY_LACK: [&str; 2] = [webhook::SECRET, policy::FILE];
+/// What need not be there: a server that runs on the backup makes one.
+const MAY_LACK: &str = webhook::SECRET;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "part")]
@@ -83,7 +83,7 @@ pub fn send(of: &Administered, to: &mut dyn Write) -> Result<()> {
     for name in FILES {
         let path = of.dir.join(name);
         let content = match fs::read(&path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound && MAY_LACK.contains(&name) => continue,
+            Err(error) if error.kind() == io::ErrorKind::NotFound && name == MAY_LACK => continue,
             content => Zeroizing::new(content.map_err(ServerError::file("read", &path))?),
         };
         to.whole(&Part::File { name: name.into() }, &content)?;
@@ -92,7 +92,7 @@ pub fn send(of: &Administered, to: &mut dyn Write) -> Result<()> {
     for (id, table) in of.tables()? {
         let vault = HEXLOWER.encode(&id);
         to.json(&Part::Anchor { vault: vault.clone() })?;
-        match table.map_err(Stopped::Table).and_then(|table| send_rows(&table, to)) {
+        match table.map_err(Stopped::Table).and_then(|table| send_rows(&*table, to)) {
             Ok(()) => to.end()?,
             Err(Stopped::Stream(error)) => return Err(error),
             Err(Stopped::Table(error)) => {
@@ -124,7 +124,7 @@ impl From<AnchorError> for Stopped {
     }
 }
 
-fn send_rows(table: &DiskTable, to: &mut Sender<'_>) -> std::result::Result<(), Stopped> {
+fn send_rows(table: &dyn Table, to: &mut Sender<'_>) -> std::result::Result<(), Stopped> {
     let mut batch = Batch::default();
     table.visit_whole(|space, key, value| match batch.push(space, key, value) {
         Some(rows) => to.frame(&rows).map_err(Stopped::Stream),
@@ -209,7 +209,7 @@ struct Receiver<'a> {
 impl Receiver<'_> {
     fn receive(mut self) -> Result<Made> {
         let state = State::make(self.dir)?;
-        let anchors = self.dir.join(vaults::DIR);
+        let anchors = self.dir.join(anchor_store::DIR);
         fs::create_dir(&anchors).map_err(ServerError::file("make", &anchors))?;
         let (mut ids, mut copied, mut authority, mut place) = (Vec::new(), None, None, ChainEnd::default());
         let mut is_changed = None;
@@ -313,7 +313,7 @@ impl Receiver<'_> {
         }
         let table = Arc::new(table);
         Anchor::open(table.clone(), id)?;
-        export::check(&table, id)
+        export::check(&*table, id)
             .map_err(|error| ServerError::BadAnchor { path: file.into(), detail: error.to_string() })?;
         Ok(true)
     }

@@ -5,10 +5,9 @@ use crate::admin::Administered;
 use crate::audit::ChainEnd;
 use crate::keys;
 use crate::policy::Policy;
-use crate::vaults;
 use data_encoding::HEXLOWER;
 use lamassu_anchor::export::{self, ExportError};
-use lamassu_anchor::table::DiskTable;
+use lamassu_anchor::table::Table;
 
 /// What was found.
 #[derive(Clone, Debug, Default)]
@@ -42,11 +41,11 @@ pub fn check(of: &Administered) -> Result<Found> {
         found.takes("keys", checked);
     }
     found.takes("audit log", audit(of));
-    for id in vaults::missing(&of.dir.join(vaults::DIR), &of.state)? {
+    for id in of.missing()? {
         found.bad.push(format!("{}: the anchor was kept here, and is gone", HEXLOWER.encode(&id)));
     }
     for (id, table) in of.tables()? {
-        let verified = table.map_err(ExportError::Anchor).and_then(|table| anchor(&table, &id));
+        let verified = table.map_err(ExportError::Anchor).and_then(|table| anchor(&*table, &id));
         found.takes(&HEXLOWER.encode(&id), verified);
     }
     Ok(found)
@@ -86,7 +85,7 @@ fn audit(of: &Administered) -> Result<String> {
     Ok(format!("{count} entries, head {}", end.head_hex()))
 }
 
-fn anchor(table: &DiskTable, id: &[u8; 16]) -> std::result::Result<String, ExportError> {
+fn anchor(table: &dyn Table, id: &[u8; 16]) -> std::result::Result<String, ExportError> {
     let (revision, rows) = export::check(table, id)?;
     table.verify()?;
     Ok(format!("revision {revision}, {rows} rows"))

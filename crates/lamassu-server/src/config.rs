@@ -1,5 +1,7 @@
 //! The configuration: one file in the server's directory, in which everything has a default.
 
+#[cfg(feature = "etcd")]
+use crate::etcd::config::EtcdConfig;
 use crate::{Result, ServerError, webhook};
 use lamassu_keys::{KeySource, SourceError};
 use lamassu_lease::Terms;
@@ -57,6 +59,21 @@ pub const COMMENTED: &str = r#"# Configuration of lamassu-server. A line that is
 # 20 MB/s of blocks of 4 KiB, and 1000000 are 4 GB.
 #evaluations_per_second = 5000
 #evaluations_burst = 1000000
+
+# Where the state and the anchors are, in place of files in this directory, so that other servers with a copy of this
+# directory can go on where one has ended: `lamassu-server to-etcd DIR` moves them (docs/server.md).
+#[etcd]
+#endpoints = ["https://etcd1.example:2379", "https://etcd2.example:2379", "https://etcd3.example:2379"]
+#prefix = "lamassu/"
+# Another server may lead when this one has been silent for so long; 2 to 60 s.
+#leader_seconds = 3
+# Files, by their paths from this directory: authorities of the members (without, the system's), and the certificate by
+# which they know this server, or its user.
+#ca = "etcd-ca.pem"
+#certificate = "etcd.pem"
+#key = "etcd.key"
+#user = "lamassu"
+#password_file = "etcd.password"
 "#;
 
 /// All of it.
@@ -89,6 +106,9 @@ pub struct Config {
     pub evaluations_per_second: u64,
     /// and at once
     pub evaluations_burst: u64,
+    /// where state and anchors are, in place of files
+    #[cfg(feature = "etcd")]
+    pub etcd: Option<EtcdConfig>,
 }
 
 impl Default for Config {
@@ -108,6 +128,8 @@ impl Default for Config {
             master_key: None,
             evaluations_per_second: 5000,
             evaluations_burst: 1_000_000,
+            #[cfg(feature = "etcd")]
+            etcd: None,
         }
     }
 }
@@ -149,6 +171,10 @@ impl Config {
         if let Some(url) = &config.webhook {
             // Not the address itself, which may hold a secret.
             webhook::check_url(url).map_err(|what| wrong(format!("webhook: {what}")))?;
+        }
+        #[cfg(feature = "etcd")]
+        if let Some(etcd) = &config.etcd {
+            etcd.check().map_err(|what| wrong(format!("[etcd] {what}")))?;
         }
         config.master_source().map_err(|error| wrong(format!("master_key: {error}")))?;
         if let Some(address) = config.address.as_ref().filter(|address| !is_host_and_port(address)) {
@@ -217,7 +243,16 @@ mod tests {
     #[test]
     fn the_commented_file_says_the_defaults() {
         let commented: Config = toml::from_str(COMMENTED).expect("parses");
-        let all: String = COMMENTED
+        let (plain, etcd) = COMMENTED.split_once("#[etcd]\n").expect("the table is last");
+        #[cfg(feature = "etcd")]
+        {
+            let shown: String =
+                etcd.lines().filter(|line| !line.starts_with("# ")).map(|line| format!("{}\n", &line[1..])).collect();
+            let shown: EtcdConfig = toml::from_str(&shown).expect("parses");
+            assert!(shown.check().is_ok() && (&*shown.prefix, shown.leader_seconds) == ("lamassu/", 3));
+        }
+        let _ = etcd;
+        let all: String = plain
             .lines()
             .filter_map(|line| line.strip_prefix('#').filter(|line| line.contains(" = ") && !line.starts_with(' ')))
             .filter(|line| !["address", "metrics", "webhook", "master_key"].iter().any(|name| line.starts_with(name)))
@@ -253,6 +288,16 @@ mod tests {
             ("address = \"keeper:0\"", "HOST:PORT"),
             ("address = \"x:y:1\"", "HOST:PORT"),
             ("address = \"2001:db8::1:7433\"", "brackets"),
+            #[cfg(feature = "etcd")]
+            ("[etcd]\nendpoints = []", "name the members"),
+            #[cfg(feature = "etcd")]
+            ("[etcd]\nendpoints = [\"http://10.0.0.1:2379\"]", "https://"),
+            #[cfg(feature = "etcd")]
+            ("[etcd]\nendpoints = [\"https://e:1\"]\nuser = \"secret\"", "go together"),
+            #[cfg(feature = "etcd")]
+            ("[etcd]\nendpoints = [\"https://e:1\"]\nprefix = \"\"", "slash"),
+            #[cfg(feature = "etcd")]
+            ("[etcd]\nendpoints = [\"https://e:1\"]\nleader_seconds = 1", "2 to 60"),
         ] {
             std::fs::write(dir.path().join(FILE), text).expect("writes");
             let error = Config::read(dir.path()).expect_err(text);

@@ -172,6 +172,61 @@ pub enum ServerError {
         /// what redb says
         source: Box<redb::Error>,
     },
+    /// What keeps its state, in place of a database.
+    #[error("{name}: {detail}")]
+    Etcd {
+        /// where
+        name: String,
+        /// what it says
+        detail: String,
+    },
+    /// Another replica leads by now, or may.
+    #[error("this replica does not lead, and changes nothing in {name}")]
+    NotLeading {
+        /// where
+        name: String,
+    },
+    /// There is no state.
+    #[error("{name} has no state of a server: `lamassu-server to-etcd DIR` moves that of a directory there")]
+    NothingInEtcd {
+        /// where
+        name: String,
+    },
+    /// The state is of other servers.
+    #[error(
+        "{name} has the state of a server of another authority: give this one another `prefix`, or the directory of a \
+         replica of that one"
+    )]
+    OtherInEtcd {
+        /// where
+        name: String,
+    },
+    /// There is a state already.
+    #[error("{name} has a state of a server already: give this one another `prefix`")]
+    FullEtcd {
+        /// where
+        name: String,
+    },
+    /// The directory has a state of its own, beside that in etcd.
+    #[error(
+        "server.toml names {name}, and {} has a state of its own: `lamassu-server to-etcd` moves it there, or take \
+         [etcd] out of server.toml",
+        dir.display()
+    )]
+    NotMoved {
+        /// where
+        name: String,
+        /// the directory
+        dir: PathBuf,
+    },
+    /// The state of this directory is in etcd, and no replica serves here.
+    #[error("the state is in {name}, and no server runs on this directory that leads: {leader}")]
+    Elsewhere {
+        /// where
+        name: String,
+        /// what is known of who leads
+        leader: String,
+    },
     /// A row of its database does not parse.
     #[error("the state in {} is damaged: {what}; put a backup back", path.display())]
     Damaged {
@@ -252,12 +307,21 @@ impl ServerError {
             | ServerError::NoKeys => 3,
             ServerError::File { .. }
             | ServerError::Database { .. }
+            | ServerError::Etcd { .. }
+            | ServerError::NotLeading { .. }
             | ServerError::Backup { .. }
             | ServerError::Anchor(AnchorError::Io { .. }) => 5,
-            ServerError::NoServer { .. } | ServerError::NotEmpty { .. } | ServerError::NotPrivate { .. } => 6,
+            ServerError::NoServer { .. }
+            | ServerError::NotEmpty { .. }
+            | ServerError::NotPrivate { .. }
+            | ServerError::NothingInEtcd { .. }
+            | ServerError::OtherInEtcd { .. }
+            | ServerError::FullEtcd { .. }
+            | ServerError::NotMoved { .. } => 6,
             ServerError::Source { .. } | ServerError::NoMasterKey => 9,
             ServerError::Running { .. }
             | ServerError::NotRunning
+            | ServerError::Elsewhere { .. }
             | ServerError::InUse { .. }
             | ServerError::KeyInUse { .. } => 11,
             ServerError::MasterKey(KeyError::WrongKey { .. } | KeyError::NoSlotOfKind { .. }) => 12,

@@ -6,8 +6,11 @@
 //! | `config` | the configuration's file |
 //! | `error` | what goes wrong, and the exit code of each |
 //! | `audit` | the audit log, a chain |
-//! | `state/` | what outlives the process: hosts, tokens, leases, the audit log, in one redb file |
+//! | `state/` | what outlives the process: hosts, tokens, leases, the audit log, in one redb file or in etcd |
 //! | `authority` | certificates: the authority that hosts know, and the server's own |
+//! | `anchor_store` | where the tables of anchors lie: in files |
+//! | `origin` | state and anchors, opened, wherever they are |
+//! | `etcd/` | state and anchors in etcd; which replica leads (feature `etcd`) |
 //! | `vaults` | the vaults: opened, put, put away |
 //! | `vault` | one: its anchor's table, its leases, its sessions |
 //! | `recent` | the changes of a vault's newest commits |
@@ -39,6 +42,7 @@
 pub mod accept;
 pub mod admin;
 pub mod alerts;
+pub mod anchor_store;
 pub mod audit;
 pub mod authority;
 pub mod backup;
@@ -46,9 +50,12 @@ pub mod check;
 pub mod config;
 pub mod counts;
 pub mod error;
+#[cfg(feature = "etcd")]
+pub mod etcd;
 pub mod guard;
 pub mod keys;
 pub mod metrics;
+pub mod origin;
 pub mod policy;
 pub mod recent;
 pub mod run;

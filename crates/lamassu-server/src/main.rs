@@ -93,6 +93,12 @@ enum Command {
         /// Made, if it is not there; must be empty. Has the server's key: keep it as secret as the server's directory
         to: PathBuf,
     },
+    /// Move the state and the anchors of a server that does not run into the etcd that server.toml names
+    #[cfg(feature = "etcd")]
+    ToEtcd {
+        /// The server's directory
+        dir: PathBuf,
+    },
     /// Look at all that is kept, and say what does not make sense
     Check {
         /// The server's directory
@@ -273,6 +279,12 @@ fn carry_out(command: Command) -> Result<()> {
             let made = back_up(&dir, &to)?;
             println!("{} hosts, {} anchors: lamassu-server run {}", made.hosts, made.anchors, to.display());
             done_unless_wrong(&made.lacks)
+        }
+        #[cfg(feature = "etcd")]
+        Command::ToEtcd { dir } => {
+            let moved = lamassu_server::origin::to_etcd(&dir)?;
+            println!("moved, with {} anchors: lamassu-server run {}", moved.anchors, dir.display());
+            Ok(())
         }
         Command::Check { dir } => {
             let Answer::Checked { good, bad } = ask(&dir, Request::Check)? else { return Ok(()) };

@@ -9,8 +9,9 @@ use crate::config::{self, Config};
 use crate::counts::Counts;
 use crate::guard::Guard;
 use crate::keys::Master;
-use crate::keys::evaluate::Evaluations;
+use crate::keys::evaluate::{self, Evaluations};
 use crate::metrics::{self, Metrics, Observed};
+use crate::origin::{Origin, Waits};
 use crate::policy::{self, Policies, Policy};
 use crate::service::Service;
 use crate::state::State;
@@ -26,7 +27,8 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{Semaphore, mpsc, watch};
@@ -124,18 +126,24 @@ pub fn run(dir: &Path) -> Result<()> {
 async fn serve(dir: &Path, config: Config) -> Result<()> {
     let (mut stop, mut quit, mut reload) =
         (on(SignalKind::terminate())?, on(SignalKind::interrupt())?, on(SignalKind::hangup())?);
-    let state = Arc::new(State::open_when_free(dir)?);
-    state.keep_entries(config.audit_entries);
+    let authority = Arc::new(Authority::read(dir)?);
+    let (failed, mut failure) = mpsc::unbounded_channel();
+    let opened = open(dir, &config, &authority, failed.clone());
+    let opened = tokio::select! {
+        opened = opened => opened?,
+        _ = stop.recv() => None,
+        _ = quit.recv() => None,
+    };
+    let Some(Origin { state, anchors, office }) = opened else { return Ok(()) };
     // Before anybody is answered: it may take a while, and a person.
     let master = Master::of(&config, &state)?.map(Arc::new);
-    let authority = Arc::new(Authority::read(dir)?);
     let terms = config
         .terms()
         .map_err(|error| ServerError::Config { path: dir.join(config::FILE), detail: error.to_string() })?;
     let metrics = Metrics::default();
     let policies = Arc::new(Policies::start(dir, terms, (state.clone(), metrics.clone()))?);
     let common = Common { state: state.clone(), metrics: metrics.clone(), policies: policies.clone() };
-    let vaults = Arc::new(Vaults::new(dir, terms, common)?);
+    let vaults = Arc::new(Vaults::new(anchors.clone(), terms, common));
     let known = vaults.open_all()?;
     let keys: Arc<dyn Keys> = Arc::new(KnownKeys(state.clone()));
     let make = || -> Result<Arc<ServerConfig>> {
@@ -149,6 +157,8 @@ async fn serve(dir: &Path, config: Config) -> Result<()> {
     let administered = Administered {
         dir: dir.into(),
         state: state.clone(),
+        anchors,
+        office: office.clone(),
         authority: authority.clone(),
         config: config.clone(),
         vaults: Some(vaults.clone()),
@@ -169,17 +179,18 @@ async fn serve(dir: &Path, config: Config) -> Result<()> {
         let observed = Observed { metrics, state, vaults, policies, connections };
         tokio::spawn(metrics::serve(listener, Arc::new(observed)));
     }
-    let (failed, mut failure) = mpsc::unbounded_channel();
     let (stop_all, stopping) = watch::channel(false);
+    let evaluations = Arc::new(Evaluations::new(&config));
     let service = Service {
         state: state.clone(),
         vaults: vaults.clone(),
         failed: failed.clone(),
         stopping,
+        office: office.clone(),
         rows: Counts::default(),
         puts: Counts::default(),
         master,
-        evaluations: Arc::new(Evaluations::new(&config)),
+        evaluations: evaluations.clone(),
         metrics: metrics.clone(),
     };
     tokio::spawn(async move {
@@ -193,6 +204,15 @@ async fn serve(dir: &Path, config: Config) -> Result<()> {
             }
         }
     });
+    let (notes, of) = (state.clone(), evaluations.clone());
+    tokio::spawn(async move {
+        let mut minutes = tokio::time::interval(evaluate::NOTED_EVERY);
+        loop {
+            minutes.tick().await;
+            let (state, evaluations) = (notes.clone(), of.clone());
+            let _ = tokio::task::spawn_blocking(move || note_evaluations(&state, &evaluations, false)).await;
+        }
+    });
     let limits = Limits { connections: free, handshakes: config.handshakes_max };
     let (accepted, connections) = mpsc::channel(64);
     tokio::spawn(Door::new(config_of_tls, state.clone(), limits, metrics.clone()).accept(listener, accepted));
@@ -204,7 +224,7 @@ async fn serve(dir: &Path, config: Config) -> Result<()> {
         .http2_keepalive_interval(Some(Duration::from_secs(10)))
         .http2_keepalive_timeout(Some(Duration::from_secs(10)))
         .http2_max_header_list_size(16 << 10)
-        .layer(Guard::new(state, metrics))
+        .layer(Guard::new(state.clone(), metrics))
         .add_service(service.hosts())
         .add_service(service.sessions())
         .add_service(service.anchors())
@@ -215,7 +235,7 @@ async fn serve(dir: &Path, config: Config) -> Result<()> {
         });
     let mut serving = tokio::spawn(server);
     tracing::info!(%address, vaults = known, "serving");
-    let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
+    let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready, sd_notify::NotifyState::Status("serving")]);
     let why = loop {
         tokio::select! {
             _ = stop.recv() => break None,
@@ -247,10 +267,52 @@ async fn serve(dir: &Path, config: Config) -> Result<()> {
             stop_all.send_replace(true);
             // Sessions stay: their hosts come back to the next server.
             let _ = tokio::time::timeout(GRACE, serving).await;
+            note_evaluations(&state, &evaluations, true);
+            office.give_up();
             tracing::info!("stopped");
             Ok(())
         }
     }
+}
+
+/// Tells the audit log of evaluations that it was not told of. What it cannot be told is tried again.
+fn note_evaluations(state: &State, evaluations: &Evaluations, all: bool) {
+    for (host, key, elements) in evaluations.left_to_note(Instant::now(), all) {
+        if let Err(error) = state.note_evaluations(&host, &key, elements, false) {
+            tracing::error!(%error, host, key, elements, "the audit log could not be told of evaluations");
+            evaluations.not_noted(&host, &key, elements);
+        }
+    }
+}
+
+/// Opens what is kept; where other servers can serve it, when this one is to. Dropped, it waits no longer.
+async fn open(
+    dir: &Path,
+    config: &Config,
+    authority: &Arc<Authority>,
+    lost: mpsc::UnboundedSender<String>,
+) -> Result<Option<Origin>> {
+    /// Says that it is over when it is dropped.
+    struct Over(Arc<AtomicBool>);
+    impl Drop for Over {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+    let over = Over(Arc::default());
+    let (is_over, dir, config, authority) = (over.0.clone(), dir.to_owned(), config.clone(), authority.clone());
+    #[cfg(feature = "etcd")]
+    if config.etcd.is_some() {
+        // It may stand by for months.
+        let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready, sd_notify::NotifyState::Status("standing by")]);
+    }
+    let opens = tokio::task::spawn_blocking(move || {
+        let waits = Waits::Until { is_over: &|| is_over.load(Ordering::Relaxed), lost };
+        Origin::open(&dir, &config, &authority, &waits)
+    });
+    let opened = opens.await.map_err(|_| ServerError::Garbled { detail: "a thread has ended".into() })?;
+    drop(over);
+    opened
 }
 
 fn on(kind: SignalKind) -> Result<tokio::signal::unix::Signal> {

@@ -9,6 +9,7 @@ use crate::guard::Caller;
 use crate::keys::Master;
 use crate::keys::evaluate::Evaluations;
 use crate::metrics::Metrics;
+use crate::origin::Office;
 use crate::state::State;
 use crate::vault::Rows;
 use crate::vaults::{Lost, Refused, Vaults};
@@ -50,6 +51,8 @@ pub struct Service {
     pub failed: mpsc::UnboundedSender<String>,
     /// True once the server is to end: sessions are let go of, and come back to the next one.
     pub stopping: watch::Receiver<bool>,
+    /// the right to serve
+    pub office: Arc<Office>,
     /// anchors that are sent, by the key of the host
     pub rows: Counts<Arc<[u8]>>,
     /// anchors that come

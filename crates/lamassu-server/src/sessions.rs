@@ -77,6 +77,7 @@ impl Sessions for Service {
             let begin = proto::Down { said: Some(proto::down::Said::Begun(begin)), policy: None };
             let mut line = Speaking { vault, line, host, knows: None };
             let served = async {
+                service.confirm().await?;
                 tell(&told, Ok(line.with_policy(begin).await?)).await?;
                 service.serve(line, first, (said, answers), &told).await
             };
@@ -122,6 +123,14 @@ impl Speaking {
 }
 
 impl Service {
+    /// What a session is told holds only where no other server can have taken over before.
+    async fn confirm(&self) -> Result<(), Status> {
+        match self.office.confirm().await {
+            true => Ok(()),
+            false => Err(Status::unavailable("another server has taken over")),
+        }
+    }
+
     /// Has a vault look at its leases before the next tick: hosts that hand it to and fro would wait for it each time.
     fn wake(&self, vault: Arc<Vault>, after: Duration) {
         let service = self.clone();
@@ -151,6 +160,7 @@ impl Service {
                     answer = answers.recv() => {
                         // Another connection has taken its place, or the session is gone.
                         let Some((answer, head)) = answer else { return Err(Status::aborted("the session is elsewhere")) };
+                        self.confirm().await?;
                         let down = speaking.with_policy(convert::from_reply(&answer, head)).await?;
                         tell(told, Ok(down)).await?;
                         if answer == Reply::Ended {

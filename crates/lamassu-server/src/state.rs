@@ -1,22 +1,26 @@
-//! What outlives the process: hosts, tokens, who holds what of which vault, alerts, keys, and the audit log. One redb
-//! file; each change is one durable transaction, together with what the log tells of it.
+//! What outlives the process: hosts, tokens, who holds what of which vault, alerts, keys, and the audit log. Each
+//! change is one durable transaction, together with what the log tells of it. It is one redb file; or rows elsewhere
+//! ([`Upstream`]), of which this process has a copy in memory.
 
 mod alerts;
 mod keys;
 pub mod leases;
 mod restored;
+pub mod writing;
 
 pub use self::alerts::{ALERTS_AT_ONCE, AlertCounts};
 pub use self::keys::{KeptKey, Key, KeyRefusal, Use};
 pub use self::restored::Copied;
 use self::restored::Restored;
+use self::writing::{AnyTable, RowChange, Writing};
 use crate::audit::{self, ChainEnd, Event};
 use crate::service::seconds;
 use crate::webhook::Bell;
 use crate::{Result, ServerError};
 use data_encoding::HEXLOWER;
 use parking_lot::{Mutex, RwLock};
-use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition, WriteTransaction};
+use redb::backends::InMemoryBackend;
+use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -89,12 +93,30 @@ pub enum Who {
     Token,
 }
 
+/// Its own tables; those of [`alerts`] and [`keys`] are beside them.
+const TABLES: [&dyn AnyTable; 7] = [&HOSTS, &TOKENS, &LEASES, &RESTORED, &NUMBERS, &audit::ENTRIES, &audit::REMOVED];
+
+fn tables() -> impl Iterator<Item = &'static dyn AnyTable> {
+    TABLES.into_iter().chain(alerts::TABLES).chain(keys::TABLES)
+}
+
+/// Where changes are made durable before this process has them.
+pub trait Upstream: Send + Sync {
+    /// Makes all changes, whole and durable.
+    ///
+    /// # Errors
+    /// It may have made them.
+    fn commit(&self, changes: &[RowChange]) -> Result<()>;
+}
+
 /// Hosts by name.
 type Hosts = BTreeMap<String, Host>;
 
 /// The open file. Hosts are in memory as well: who calls is looked up without waiting for a disk.
 pub struct State {
     path: PathBuf,
+    /// `None`: it is durable in the file.
+    upstream: Option<Arc<dyn Upstream>>,
     /// Locked for writing while its checksums are verified.
     database: RwLock<Database>,
     hosts: RwLock<Arc<Hosts>>,
@@ -127,6 +149,9 @@ impl State {
         // A new one would know no host and no lease, and nobody would be told.
         match path.metadata() {
             Ok(st) if st.len() > 0 => State::open_file(dir, path),
+            _ if path.with_extension("redb.moved").exists() => {
+                Err(ServerError::Damaged { path, what: "it was moved into etcd, and server.toml does not name that" })
+            }
             _ => Err(ServerError::Damaged { path, what: "it is gone, or empty" }),
         }
     }
@@ -154,8 +179,24 @@ impl State {
             Err(error) => return Err(ServerError::Database { path, source: Box::new(error.into()) }),
             Ok(database) => database,
         };
+        State::of(path, database, None, &[])
+    }
+
+    /// A copy in memory of the rows of a state that is durable elsewhere.
+    ///
+    /// # Errors
+    /// [`ServerError::Damaged`], [`ServerError::Database`].
+    pub fn copy_of(name: PathBuf, upstream: Arc<dyn Upstream>, rows: &[RowChange]) -> Result<State> {
+        let made = Database::builder().create_with_backend(InMemoryBackend::new());
+        let database =
+            made.map_err(|error| ServerError::Database { path: name.clone(), source: Box::new(error.into()) })?;
+        State::of(name, database, Some(upstream), rows)
+    }
+
+    fn of(path: PathBuf, database: Database, upstream: Option<Arc<dyn Upstream>>, rows: &[RowChange]) -> Result<State> {
         let state = State {
             path,
+            upstream,
             database: RwLock::new(database),
             hosts: RwLock::default(),
             changing: Mutex::new(()),
@@ -164,21 +205,42 @@ impl State {
             audit_entries: audit::ENTRIES_KEPT.into(),
             alerted: Bell::default(),
         };
-        state.write(|write, _| {
-            write.open_table(HOSTS)?;
-            write.open_table(TOKENS)?;
-            write.open_table(LEASES)?;
-            write.open_table(RESTORED)?;
-            write.open_table(NUMBERS)?;
-            write.open_table(audit::ENTRIES)?;
-            write.open_table(audit::REMOVED)?;
-            alerts::make(write)?;
-            keys::make(write)
-        })?;
+        state.fill_tables(rows)?;
         let (hosts, restored) = (state.read_hosts()?, state.read_restored()?);
         *state.hosts.write() = Arc::new(hosts);
         *state.restored.write() = restored;
         Ok(state)
+    }
+
+    /// Makes the tables, where there are none, and puts rows into them.
+    fn fill_tables(&self, rows: &[RowChange]) -> Result<()> {
+        let database = self.database.read();
+        let write = database.begin_write().map_err(|e| self.failed(e))?;
+        for table in tables() {
+            table.make(&write).map_err(|e| self.failed(e))?;
+        }
+        for RowChange { table, key, value } in rows {
+            let (Some(to), Some(value)) = (tables().find(|one| one.name() == table), value) else {
+                return Err(self.damaged("a row of a table that is unknown"));
+            };
+            if !to.put(&write, key, value).map_err(|e| self.failed(e))? {
+                return Err(self.damaged("a row that does not fit its table"));
+            }
+        }
+        write.commit().map_err(|e| self.failed(e))
+    }
+
+    /// All rows, as [`State::copy_of`] takes them.
+    ///
+    /// # Errors
+    /// [`ServerError::Damaged`], [`ServerError::Database`]; those of `each`.
+    pub fn visit_rows(&self, mut each: impl FnMut(RowChange) -> Result<()>) -> Result<()> {
+        let mut rows = Vec::new();
+        for table in tables() {
+            self.read(|read| table.visit(read, &mut rows))?;
+            rows.drain(..).try_for_each(&mut each)?;
+        }
+        Ok(())
     }
 
     /// Verifies the checksums of all of it. Whoever needs it waits meanwhile.
@@ -213,14 +275,18 @@ impl State {
     /// One durable transaction. What `work` notes is told by the audit log.
     fn write<T>(
         &self,
-        work: impl FnOnce(&WriteTransaction, &mut Vec<Event>) -> std::result::Result<T, redb::Error>,
+        work: impl FnOnce(&Writing<'_>, &mut Vec<Event>) -> std::result::Result<T, redb::Error>,
     ) -> Result<T> {
         let database = self.database.read();
         let write = database.begin_write().map_err(|e| self.failed(e))?;
-        let mut events = Vec::new();
-        let done = work(&write, &mut events).map_err(|e| self.failed(e))?;
+        let (mut events, writing) = (Vec::new(), Writing::of(&write));
+        let done = work(&writing, &mut events).map_err(|e| self.failed(e))?;
         let most = self.audit_entries.load(Ordering::Relaxed);
-        let noted = audit::append(&write, seconds(), events, most).map_err(|e| self.failed(e))?;
+        let noted = audit::append(&writing, seconds(), events, most).map_err(|e| self.failed(e))?;
+        let changes = writing.into_changes();
+        if let Some(upstream) = &self.upstream {
+            upstream.commit(&changes)?;
+        }
         write.commit().map_err(|e| self.failed(e))?;
         noted.iter().for_each(audit::ChainedEntry::say);
         Ok(done)

@@ -17,7 +17,7 @@ use crate::state::State;
 use crate::state::leases::{Lasting, Use};
 use crate::vaults::{Answer, Lost, Refused};
 use lamassu_anchor::head::Head;
-use lamassu_anchor::table::{Change, DiskTable, Table};
+use lamassu_anchor::table::{Change, Table};
 use lamassu_anchor::{Anchor, AnchorError, VaultRow};
 use lamassu_lease::server::{Server, Step};
 use lamassu_lease::{Call, Millis, Mode, Object, Reply, SessionId, Terms};
@@ -59,7 +59,7 @@ pub struct Common {
 
 /// What there is of it under its lock.
 pub struct Inner {
-    table: Arc<DiskTable>,
+    table: Arc<dyn Table>,
     head: Head,
     recent: Recent,
     leases: Server,
@@ -117,7 +117,7 @@ impl Vault {
     /// [`Refused::Failed`], [`Refused::Lost`].
     pub fn open(
         id: [u8; 16],
-        table: Arc<DiskTable>,
+        table: Arc<dyn Table>,
         terms: Terms,
         Common { state, metrics, policies }: Common,
     ) -> Answer<Vault> {
@@ -185,7 +185,8 @@ impl Vault {
         let its = inner.sessions.iter().filter(|(_, attending)| attending.host == host);
         let its: Vec<_> = its.map(|(session, _)| *session).collect();
         for session in its {
-            let step = inner.leases.turn_out(session, now());
+            let now = inner.now();
+            let step = inner.leases.turn_out(session, now);
             if let Some(attending) = inner.sessions.get_mut(&session) {
                 attending.is_out = true;
             }
@@ -195,7 +196,7 @@ impl Vault {
     }
 
     /// Its table, to look at.
-    pub fn table_to_look_at(&self) -> Arc<DiskTable> {
+    pub fn table_to_look_at(&self) -> Arc<dyn Table> {
         self.inner.lock().table.clone()
     }
 
@@ -277,7 +278,8 @@ impl Vault {
             return Err(Refused::Restored { waits_for: waits_for.into_iter().collect() });
         }
         if inner.sessions.get(&replaces).is_some_and(|one| one.host == host) {
-            let step = inner.leases.end_session(replaces, now());
+            let now = inner.now();
+            let step = inner.leases.end_session(replaces, now);
             self.carry_out(inner, step, Some((replaces, Why::Replaced)))?;
         }
         let step = inner.tick();
@@ -299,10 +301,11 @@ impl Vault {
         if let Some(forbidden) = policy.forbids_vault(&subject).filter(|_| used != Use::Reads) {
             return Err(self.policies.refuse(&subject, At::Session, forbidden));
         }
-        let (session, step) = inner.leases.join(now());
+        let now = inner.now();
+        let (session, step) = inner.leases.join(now);
         let (replies, limits, is_out) = (Some(replies), LimitsCache::default(), false);
         let attending =
-            Attending { host: host.into(), used, heard: now(), connections: 1, replies, is_out, knows, limits };
+            Attending { host: host.into(), used, heard: now, connections: 1, replies, is_out, knows, limits };
         inner.sessions.insert(session, attending);
         self.carry_out(inner, step, None)?;
         Ok(Begun { line: Line { session, number: 1 }, head: inner.head })
@@ -332,14 +335,15 @@ impl Vault {
         if inner.is_in_doubt {
             return Err(Refused::NotNow);
         }
+        let now = inner.now();
         let known = inner.sessions.get_mut(&line.session).filter(|one| one.connections == line.number);
         let known = known.ok_or(Refused::Ended)?;
-        known.heard = now();
+        known.heard = now;
         if known.used == Use::Reads && matches!(call, Call::Acquire { mode: Mode::Exclusive, .. }) {
             return Err(Refused::Nonsense);
         }
         let leaves = (call == Call::Leave).then_some((line.session, Why::Left));
-        let step = inner.leases.call(line.session, call, now());
+        let step = inner.leases.call(line.session, call, now);
         Ok(self.carry_out(inner, step, leaves)?)
     }
 
@@ -374,7 +378,7 @@ impl Vault {
         let Some(one) = inner.sessions.get_mut(&session) else { return Err(Refused::Ended) };
         let subject = Subject::of(&one.host, &inner.row);
         let limits = self.policies.limits(&subject, one.knows, &mut one.limits);
-        match policy::judge(&inner.table, &inner.row, changes, &limits, &inner.opened)? {
+        match policy::judge(&*inner.table, &inner.row, changes, &limits, &inner.opened)? {
             Judged::Good(opens) => Ok(opens),
             Judged::Forbidden(forbidden) => Err(self.policies.refuse(&subject, At::Commit, forbidden)),
             Judged::Nonsense => Err(Refused::NoAnchor),
@@ -429,7 +433,7 @@ pub struct Rows {
     /// the commits since the head that the session has; `None`: it needs all rows
     pub since: Option<Vec<Arc<[u8]>>>,
     /// all rows
-    pub table: Arc<DiskTable>,
+    pub table: Arc<dyn Table>,
 }
 
 /// Leases are of the vault as a whole: no other object has one.
@@ -445,13 +449,19 @@ fn is_of_the_vault(call: &Call) -> bool {
 impl Inner {
     /// Time has passed.
     fn tick(&mut self) -> Step {
+        let now = self.now();
+        self.leases.tick(now)
+    }
+
+    /// What the leases are told of time, always by this: a call may come before the tick that would have seen a pause.
+    fn now(&mut self) -> Millis {
         let now = now();
         if now.0.saturating_sub(self.ticked.0) > PAUSED {
             // What hosts said meanwhile is on its way: as after a restart all have been heard of now.
             self.leases.was_away(now);
         }
         self.ticked = now;
-        self.leases.tick(now)
+        now
     }
 
     /// Whether nobody has a session, but for this one.

@@ -2,6 +2,7 @@
 //!
 //! Locks: a slot of [`Vaults`], then the inside of its vault, then those of the state.
 
+use crate::anchor_store::{AnchorStore, NewAnchor};
 use crate::audit::Event;
 use crate::guard::Caller;
 use crate::policy::{self, At, Subject};
@@ -10,28 +11,19 @@ use crate::vault::{Common, Inner, Vault};
 use crate::{Result, ServerError};
 use data_encoding::HEXLOWER;
 use lamassu_anchor::head::Head;
-use lamassu_anchor::table::{Change, DiskTable, Table};
+use lamassu_anchor::table::{Change, Table};
 use lamassu_anchor::{Anchor, AnchorError, Revision};
 use lamassu_lease::{SessionId, Terms};
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
-use std::fs;
 use std::ops::ControlFlow;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// The directory of tables in the server's directory.
-pub const DIR: &str = "anchors";
-/// How a file ends that is being put.
-const NEW: &str = "new";
 /// What stays free on the server's disk for the state, in bytes: a commit is refused before.
 const RESERVE: u64 = 64 << 20;
 /// Between two lines of the log that say so.
 const SAID_EVERY: Duration = Duration::from_secs(60);
-/// How an anchor's file ends that was put away.
-const AWAY: &str = "given-up";
 
 /// Why a host does not get what it asked for.
 #[derive(Debug)]
@@ -104,7 +96,7 @@ pub type Answer<T> = std::result::Result<T, Refused>;
 
 /// All of them.
 pub struct Vaults {
-    dir: PathBuf,
+    anchors: Arc<dyn AnchorStore>,
     terms: Terms,
     common: Common,
     slots: Mutex<HashMap<[u8; 16], Arc<Mutex<Slot>>>>,
@@ -124,20 +116,14 @@ enum Slot {
 }
 
 impl Vaults {
-    /// Those in a server's directory. What was being put when a server ended is removed.
-    ///
-    /// # Errors
-    /// [`ServerError::File`].
-    pub fn new(dir: &Path, terms: Terms, common: Common) -> Result<Vaults> {
-        let dir = dir.join(DIR);
-        fs::create_dir_all(&dir).map_err(ServerError::file("make", &dir))?;
-        for entry in fs::read_dir(&dir).map_err(ServerError::file("list", &dir))? {
-            let path = entry.map_err(ServerError::file("list", &dir))?.path();
-            if path.extension().is_some_and(|end| end == NEW) {
-                fs::remove_file(&path).map_err(ServerError::file("remove", &path))?;
-            }
-        }
-        Ok(Vaults { dir, terms, common, slots: Mutex::default(), said: Mutex::default() })
+    /// Those whose anchors are there.
+    pub fn new(anchors: Arc<dyn AnchorStore>, terms: Terms, common: Common) -> Vaults {
+        Vaults { anchors, terms, common, slots: Mutex::default(), said: Mutex::default() }
+    }
+
+    /// Where their anchors are.
+    pub fn anchors(&self) -> &dyn AnchorStore {
+        &*self.anchors
     }
 
     fn state(&self) -> &State {
@@ -147,10 +133,6 @@ impl Vaults {
     /// How long leases last.
     pub fn terms(&self) -> Terms {
         self.terms
-    }
-
-    fn file(&self, id: &[u8; 16]) -> PathBuf {
-        file_of(&self.dir, id)
     }
 
     fn slot(&self, id: &[u8; 16]) -> Arc<Mutex<Slot>> {
@@ -177,18 +159,18 @@ impl Vaults {
     /// tried again when it is asked for: the others are served. Returns how many are open.
     ///
     /// # Errors
-    /// [`ServerError::File`]; those of the state.
+    /// Those of where the anchors are, and of the state.
     pub fn open_all(&self) -> Result<usize> {
         let mut opened = 0;
-        for id in missing(&self.dir, self.state())? {
-            tracing::error!(file = %file_of(&self.dir, &id).display(), "this anchor was kept here, and is gone");
+        for id in missing(self.anchors(), self.state())? {
+            tracing::error!(anchor = %self.anchors.name(&id), "this anchor was kept here, and is gone");
         }
-        for id in all_in(&self.dir)? {
+        for id in self.anchors.all()? {
             match self.vault(&id) {
                 Ok(_) => opened += 1,
                 Err(Refused::Lost(Lost(error))) => return Err(error),
                 Err(Refused::Failed(error)) => {
-                    tracing::error!(file = %self.file(&id).display(), %error, "this anchor cannot be used; the others are served");
+                    tracing::error!(anchor = %self.anchors.name(&id), %error, "this anchor cannot be used; the others are served");
                 }
                 Err(_) => {}
             }
@@ -213,10 +195,10 @@ impl Vaults {
             Slot::Open(_) | Slot::Closed => *slot = Slot::Closed,
             Slot::BeingPut => return Err(Refused::Unknown),
         }
-        let table = match DiskTable::open(&self.file(id)) {
+        let table = match self.anchors.open(id) {
             Err(AnchorError::Missing { .. }) => return Err(Refused::Unknown),
             Err(AnchorError::Locked { .. }) => return Err(Refused::NotNow),
-            table => Arc::new(table?),
+            table => table?,
         };
         let vault = Arc::new(Vault::open(*id, table, self.terms, self.common.clone())?);
         *slot = Slot::Open(vault.clone());
@@ -271,7 +253,7 @@ impl Vaults {
             let slot = &mut *slot.lock();
             match slot {
                 // One that is there may be the same: what comes is compared at its end.
-                Slot::Closed | Slot::Open(_) if self.file(id).symlink_metadata().is_ok() => false,
+                Slot::Closed | Slot::Open(_) if self.anchors.has(id)? => false,
                 Slot::Closed => {
                     *slot = Slot::BeingPut;
                     true
@@ -279,12 +261,9 @@ impl Vaults {
                 Slot::BeingPut | Slot::Open(_) => return Err(Refused::NotNow),
             }
         };
-        static PUTS: AtomicU64 = AtomicU64::new(0);
-        let number = PUTS.fetch_add(1, Ordering::Relaxed);
-        let new = self.dir.join(format!("{}-{number}.{NEW}", HEXLOWER.encode(id)));
         // From here on it is taken back when it is dropped.
-        let mut put = Put { vaults: self.clone(), id: *id, has_slot, new, table: None, head: Head([0; 32]), known };
-        put.table = Some(Arc::new(DiskTable::create(&put.new)?));
+        let mut put = Put { vaults: self.clone(), id: *id, has_slot, new: None, head: Head([0; 32]), known };
+        put.new = Some(self.anchors.begin(id)?);
         Ok(put)
     }
 
@@ -293,14 +272,17 @@ impl Vaults {
     /// # Errors
     /// [`Refused::TooMuch`].
     pub fn check_room(&self) -> Answer<()> {
-        let free = rustix::fs::statvfs(&self.dir).map_or(u64::MAX, |st| st.f_bavail.saturating_mul(st.f_frsize));
+        let free = self.anchors.free();
         if free >= RESERVE {
             return Ok(());
         }
         let mut said = self.said.lock();
         if said.is_none_or(|said| said.elapsed() >= SAID_EVERY) {
             *said = Some(Instant::now());
-            tracing::error!(dir = %self.dir.display(), free, "the disk is nearly full: no commit is made, and no report taken, before there is room");
+            tracing::error!(
+                free,
+                "the disk is nearly full: no commit is made, and no report taken, before there is room"
+            );
         }
         Err(Refused::TooMuch("the server's disk is nearly full"))
     }
@@ -357,21 +339,13 @@ impl Vaults {
         vault.clone().give_up(|inner| inner.nobody_has_it(None), || self.put_away(id, slot, event))
     }
 
-    /// Renames the file of a vault.
+    /// Puts the anchor of a vault away.
     fn put_away(&self, id: &[u8; 16], slot: &mut Slot, event: Event) -> Answer<()> {
-        let (file, away) = (self.file(id), self.file(id).with_extension(AWAY));
-        match fs::rename(&file, &away) {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Err(Refused::Unknown),
-            done => done.map_err(ServerError::file("rename", &file))?,
+        if !self.anchors.put_away(id)? {
+            return Err(Refused::Unknown);
         }
         *slot = Slot::Closed;
-        self.sync_dir()?;
         Ok(self.state().note_not_kept(id, event).map_err(Lost)?)
-    }
-
-    fn sync_dir(&self) -> Answer<()> {
-        let synced = fs::File::open(&self.dir).and_then(|dir| dir.sync_all());
-        Ok(synced.map_err(ServerError::file("sync", &self.dir))?)
     }
 
     /// Gives up the anchor of a vault that a session has alone: it is kept under another name.
@@ -389,39 +363,19 @@ impl Vaults {
     }
 }
 
-/// The file of a vault's anchor in the directory of anchors.
-pub fn file_of(dir: &Path, id: &[u8; 16]) -> PathBuf {
-    dir.join(format!("{}.anchor", HEXLOWER.encode(id)))
-}
-
-/// The vaults whose anchors are in the directory of anchors.
-///
-/// # Errors
-/// [`ServerError::File`].
-pub fn all_in(dir: &Path) -> Result<Vec<[u8; 16]>> {
-    let mut all = Vec::new();
-    let entries = match fs::read_dir(dir) {
-        // Of a server that has never run. What should be there is known from the state (`missing`).
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(all),
-        entries => entries.map_err(ServerError::file("list", dir))?,
-    };
-    for entry in entries {
-        let name = entry.map_err(ServerError::file("list", dir))?.file_name();
-        let id = name.to_str().and_then(|name| name.strip_suffix(".anchor"));
-        all.extend(id.and_then(|id| HEXLOWER.decode(id.as_bytes()).ok()).and_then(|id| <[u8; 16]>::try_from(id).ok()));
-    }
-    Ok(all)
-}
-
 /// The vaults whose anchors should be there and are not.
 ///
 /// # Errors
-/// Those of the state.
-pub fn missing(dir: &Path, state: &State) -> Result<Vec<[u8; 16]>> {
-    // One that was put away is none of them, also where the server was stopped before it noted that.
-    let is_there = |file: PathBuf| file.symlink_metadata().is_ok();
-    let is_gone = |id: &[u8; 16]| !is_there(file_of(dir, id)) && !is_there(file_of(dir, id).with_extension(AWAY));
-    Ok(state.kept()?.into_iter().filter(is_gone).collect())
+/// Those of both.
+pub fn missing(anchors: &dyn AnchorStore, state: &State) -> Result<Vec<[u8; 16]>> {
+    let mut missing = Vec::new();
+    for id in state.kept()? {
+        // One that was put away is none of them, also where the server was stopped before it noted that.
+        if !anchors.has(&id)? && !anchors.has_away(&id)? {
+            missing.push(id);
+        }
+    }
+    Ok(missing)
 }
 
 /// An anchor on its way here. Dropped before its end, it is taken back.
@@ -430,8 +384,8 @@ pub struct Put {
     id: [u8; 16],
     /// [`Slot::BeingPut`] is its own.
     has_slot: bool,
-    new: PathBuf,
-    table: Option<Arc<DiskTable>>,
+    /// `None`: it is not begun, or finished.
+    new: Option<Box<dyn NewAnchor>>,
     head: Head,
     /// Of a host's copy of what a server had that is lost.
     known: Option<Head>,
@@ -444,8 +398,8 @@ impl Put {
     /// [`Refused::TooMuch`], [`Refused::Failed`].
     pub fn take(&mut self, rows: &[Change]) -> Answer<()> {
         self.vaults.check_room()?;
-        if let Some(table) = &self.table {
-            table.commit(rows)?;
+        if let Some(new) = &self.new {
+            new.table().commit(rows)?;
         }
         self.head = self.head.after(rows);
         Ok(())
@@ -456,7 +410,8 @@ impl Put {
     /// # Errors
     /// [`Refused::Known`], [`Refused::NoAnchor`], [`Refused::NotGranted`], [`Refused::Policy`], [`Refused::Failed`].
     pub fn finish(mut self, caller: &Caller) -> Answer<Head> {
-        let Some(table) = self.table.take() else { return Err(Refused::NotNow) };
+        let Some(new) = self.new.take() else { return Err(Refused::NotNow) };
+        let table = new.table();
         let anchor = Anchor::open(table.clone(), &self.id).map_err(|_| Refused::NoAnchor)?;
         let row = anchor.vault();
         let revision = row.revision;
@@ -467,17 +422,15 @@ impl Put {
             self.head = known;
         }
         // What was acknowledged once is taken back whatever the policy says by now.
-        let forbidden = if is_waited_for { None } else { self.forbidden(&table, &Subject::of(&caller.name, &row))? };
+        let forbidden = if is_waited_for { None } else { self.forbidden(&*table, &Subject::of(&caller.name, &row))? };
         table.commit(&[self.head.change()])?;
-        // Closed before it is in its place.
         drop(table);
         if !self.vaults.state().may_use(&caller.key, &self.id) {
             return Err(Refused::NotGranted);
         }
-        let file = self.vaults.file(&self.id);
         let state = self.vaults.state();
         if is_waited_for {
-            return self.reconcile(caller, revision);
+            return self.reconcile(caller, new, revision);
         }
         if let Some(refused) = forbidden {
             return Err(refused);
@@ -485,13 +438,12 @@ impl Put {
         {
             let slot = self.vaults.slot(&self.id);
             let slot = slot.lock();
-            // No other process is in this directory.
-            if file.symlink_metadata().is_err() {
+            // No other process has them.
+            if !self.vaults.anchors.has(&self.id)? {
                 if !self.has_slot && matches!(*slot, Slot::BeingPut) {
                     return Err(Refused::NotNow);
                 }
-                fs::rename(&self.new, &file).map_err(ServerError::file("put in place", &file))?;
-                self.vaults.sync_dir()?;
+                new.install()?;
                 state.note_kept(&caller.name, &self.id).map_err(Lost)?;
                 return Ok(self.head);
             }
@@ -501,7 +453,7 @@ impl Put {
     }
 
     /// Why the policy does not let a host put these rows, if it does not.
-    fn forbidden(&self, table: &DiskTable, subject: &Subject) -> Answer<Option<Refused>> {
+    fn forbidden(&self, table: &dyn Table, subject: &Subject) -> Answer<Option<Refused>> {
         let policies = &self.vaults.common.policies;
         let (_, policy) = policies.now();
         let mut first = policy.forbids_vault(subject);
@@ -517,7 +469,7 @@ impl Put {
 
     /// These rows take the place of what the backup had of a vault that was put back, unless that is newer by now:
     /// then its head is returned.
-    fn reconcile(&self, caller: &Caller, revision: Revision) -> Answer<Head> {
+    fn reconcile(&self, caller: &Caller, new: Box<dyn NewAnchor>, revision: Revision) -> Answer<Head> {
         let vaults = &self.vaults;
         // Held from the look at what is there to the end: of two hosts the one that has seen less comes to nothing.
         let slot = vaults.slot(&self.id);
@@ -529,11 +481,10 @@ impl Put {
             return Ok(vault.head());
         }
         let may_be = |_: &_| if vaults.waits_for(caller, &self.id) { Ok(()) } else { Err(Refused::NotNow) };
-        let file = vaults.file(&self.id);
         let replace = || {
-            fs::rename(&self.new, &file).map_err(ServerError::file("put in place", &file))?;
+            new.install()?;
             *slot = Slot::Closed;
-            vaults.sync_dir()
+            Ok(())
         };
         vault.give_up(may_be, replace)?;
         vaults.state().reconciled(&self.id, &caller.name, true).map_err(Lost)?;
@@ -543,8 +494,7 @@ impl Put {
 
 impl Drop for Put {
     fn drop(&mut self) {
-        self.table = None;
-        let _ = fs::remove_file(&self.new);
+        self.new = None;
         if self.has_slot {
             *self.vaults.slot(&self.id).lock() = Slot::Closed;
         }

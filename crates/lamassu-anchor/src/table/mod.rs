@@ -57,6 +57,9 @@ pub struct Change {
 /// What is called with each key and value of a scan.
 pub type Visit<'a> = dyn FnMut(&[u8], &[u8]) -> ControlFlow<()> + 'a;
 
+/// What is called with each row of several tables.
+pub type VisitRow<'a> = dyn FnMut(Space, &[u8], &[u8]) -> ControlFlow<()> + 'a;
+
 /// Ordered tables of bytes. Reads see the last commit that returned.
 pub trait Table: Send + Sync {
     /// The value of a key.
@@ -70,6 +73,33 @@ pub trait Table: Send + Sync {
     /// # Errors
     /// As for [`Table::get`].
     fn scan(&self, space: Space, prefix: &[u8], visit: &mut Visit<'_>) -> Result<(), AnchorError>;
+
+    /// Visits all rows of some tables as of one moment, in the order given and of keys, until `visit` breaks. `visit`
+    /// asks nothing of this table. Unless a table says otherwise, nobody commits meanwhile.
+    ///
+    /// # Errors
+    /// As for [`Table::get`].
+    fn visit_spaces(&self, spaces: &[Space], visit: &mut VisitRow<'_>) -> Result<(), AnchorError> {
+        let mut done = ControlFlow::Continue(());
+        for space in spaces.iter().copied() {
+            self.scan(space, &[], &mut |key, value| {
+                done = visit(space, key, value);
+                done
+            })?;
+            if done.is_break() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Verifies the checksums of all that it holds. False: it has none, or they cannot be told at the moment.
+    ///
+    /// # Errors
+    /// [`AnchorError::Unreadable`], [`AnchorError::Io`].
+    fn verify(&self) -> Result<bool, AnchorError> {
+        Ok(false)
+    }
 
     /// Makes all changes, whole and durable, or none.
     ///
@@ -112,6 +142,43 @@ pub trait Table: Send + Sync {
     /// [`ServerFault::Policy`](crate::ServerFault::Policy).
     fn check_profile(&self, _profile: Profile) -> Result<(), AnchorError> {
         Ok(())
+    }
+}
+
+impl dyn Table + '_ {
+    /// Visits all rows of the vault, as [`Table::visit_spaces`] does. `visit` stops it by an error of its own.
+    ///
+    /// # Errors
+    /// That of `visit`; those of the table.
+    pub fn visit_all<E: From<AnchorError>>(
+        &self,
+        visit: impl FnMut(Space, &[u8], &[u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        self.visit_while_good(&Space::OF_VAULT, visit)
+    }
+
+    /// The same, with the rows that are of this table alone: for a copy that takes its place.
+    ///
+    /// # Errors
+    /// As for `visit_all`.
+    pub fn visit_whole<E: From<AnchorError>>(
+        &self,
+        visit: impl FnMut(Space, &[u8], &[u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        self.visit_while_good(&Space::ALL, visit)
+    }
+
+    fn visit_while_good<E: From<AnchorError>>(
+        &self,
+        spaces: &[Space],
+        mut visit: impl FnMut(Space, &[u8], &[u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let mut done = Ok(());
+        self.visit_spaces(spaces, &mut |space, key, value| {
+            done = visit(space, key, value);
+            if done.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+        })?;
+        done
     }
 }
 

@@ -31,7 +31,7 @@ use self::file::{existing, new, private, sync_parent};
 use self::log::{Logged, Position};
 use self::overlay::Overlay;
 use self::snapshot::{Kept, Snapshot, View};
-use super::{Change, Space, Table, Visit};
+use super::{Change, Space, Table, Visit, VisitRow};
 use crate::AnchorError;
 use parking_lot::{Mutex, RwLock};
 use redb::{
@@ -371,30 +371,7 @@ impl DiskTable {
         Ok(())
     }
 
-    /// Verifies the checksums of all that the file holds. False: it cannot be told, since another process may be
-    /// writing the file. Reads all of it; [`DiskTable::is_small`] tells whether that is soon done.
-    ///
-    /// # Errors
-    /// [`AnchorError::Unreadable`], [`AnchorError::Io`].
-    pub fn verify(&self) -> Result<bool, AnchorError> {
-        const OP: &str = "verify";
-        if self.role == Role::Reader(Readers::BesideWriter) {
-            return Ok(false);
-        }
-        let _no_commit = self.position.lock();
-        let overlay = Overlay::over(self.backend.file()).map_err(AnchorError::io(OP, &self.path))?;
-        let verified = fenced(|| {
-            let mut builder = Builder::new();
-            builder.set_cache_size(CACHE_BYTES).set_check_integrity_on_open(true);
-            builder.create_with_backend(overlay).map(drop)
-        });
-        match verified {
-            Some(verified) => verified.map(|()| true).map_err(|error| self.failed(OP, error.into())),
-            None => Err(AnchorError::Broken),
-        }
-    }
-
-    /// Whether to verify it takes no time that anybody would notice.
+    /// Whether [`Table::verify`], which reads all of it, takes no time that anybody would notice.
     pub fn is_small(&self) -> bool {
         self.backend.file().metadata().is_ok_and(|st| st.len() <= SMALL_LEN)
     }
@@ -415,49 +392,16 @@ impl DiskTable {
         failed(op, error, &self.path)
     }
 
-    /// Visits all rows of the vault as of one moment, in the order of [`Space::OF_VAULT`] and of keys. `visit` stops it
-    /// by an error of its own, and asks nothing of this table.
+    /// Visits all rows of the vault as of one moment. `visit` stops it by an error of its own.
     ///
     /// # Errors
-    /// That of `visit`; [`AnchorError::Io`], [`AnchorError::Unreadable`].
+    /// That of `visit`; those of [`Table::visit_spaces`].
     pub fn visit_all<E: From<AnchorError>>(
         &self,
         visit: impl FnMut(Space, &[u8], &[u8]) -> Result<(), E>,
     ) -> Result<(), E> {
-        self.visit_spaces(&Space::OF_VAULT, visit)
-    }
-
-    /// The same, with the rows that are of this table alone: for a copy that takes its place.
-    ///
-    /// # Errors
-    /// As [`DiskTable::visit_all`].
-    pub fn visit_whole<E: From<AnchorError>>(
-        &self,
-        visit: impl FnMut(Space, &[u8], &[u8]) -> Result<(), E>,
-    ) -> Result<(), E> {
-        self.visit_spaces(&Space::ALL, visit)
-    }
-
-    fn visit_spaces<E: From<AnchorError>>(
-        &self,
-        spaces: &[Space],
-        mut visit: impl FnMut(Space, &[u8], &[u8]) -> Result<(), E>,
-    ) -> Result<(), E> {
-        let done = self.ask_once("read", |database, kept| {
-            let view = self.view(database, kept)?;
-            let mut done = Ok(());
-            for space in spaces.iter().copied() {
-                view.visit(space, Bound::Unbounded, |key, value| {
-                    done = visit(space, key, value);
-                    if done.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
-                })?;
-                if done.is_err() {
-                    break;
-                }
-            }
-            Ok(done)
-        });
-        done.map_err(|(error, _)| error)?
+        let table: &dyn Table = self;
+        table.visit_all(visit)
     }
 
     /// The next rows of a scan: those that begin with `prefix`, behind the key `after`.
@@ -595,6 +539,43 @@ impl Table for DiskTable {
             rows = self.rows(space, prefix, Some(last))?;
         }
         Ok(())
+    }
+
+    fn visit_spaces(&self, spaces: &[Space], visit: &mut VisitRow<'_>) -> Result<(), AnchorError> {
+        let done = self.ask_once("read", |database, kept| {
+            let view = self.view(database, kept)?;
+            let mut done = ControlFlow::Continue(());
+            for space in spaces.iter().copied() {
+                view.visit(space, Bound::Unbounded, |key, value| {
+                    done = visit(space, key, value);
+                    done
+                })?;
+                if done.is_break() {
+                    break;
+                }
+            }
+            Ok(())
+        });
+        done.map_err(|(error, _)| error)
+    }
+
+    /// False: another process may be writing the file.
+    fn verify(&self) -> Result<bool, AnchorError> {
+        const OP: &str = "verify";
+        if self.role == Role::Reader(Readers::BesideWriter) {
+            return Ok(false);
+        }
+        let _no_commit = self.position.lock();
+        let overlay = Overlay::over(self.backend.file()).map_err(AnchorError::io(OP, &self.path))?;
+        let verified = fenced(|| {
+            let mut builder = Builder::new();
+            builder.set_cache_size(CACHE_BYTES).set_check_integrity_on_open(true);
+            builder.create_with_backend(overlay).map(drop)
+        });
+        match verified {
+            Some(verified) => verified.map(|()| true).map_err(|error| self.failed(OP, error.into())),
+            None => Err(AnchorError::Broken),
+        }
     }
 
     fn commit(&self, changes: &[Change]) -> Result<(), AnchorError> {

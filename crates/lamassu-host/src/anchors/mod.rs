@@ -36,7 +36,7 @@ pub use records::{ComparedRecords, RecordFinding, compare_records};
 
 use crate::{Error, Policy, Result, lock};
 use lamassu_anchor::row::Sealed;
-use lamassu_anchor::table::{DiskTable, Readers};
+use lamassu_anchor::table::{DiskTable, Readers, Table};
 use lamassu_anchor::{Anchor, AnchorError, HeaderBasis};
 use lamassu_format::header::VaultHeader;
 use lamassu_keys::witness::{Basis, Replacement, Replacing, Witness, WitnessError};

@@ -39,12 +39,16 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio::runtime::{Builder, Runtime};
+use tokio::task::JoinSet;
 use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
 use tonic::transport::{Channel, Endpoint, Uri};
 use tonic::{Code, Status};
 
 /// For the network to answer, and for a handshake.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Where a server has several addresses: the next one is tried after this time (as RFC 8305 recommends).
+const NEXT_AFTER: Duration = Duration::from_millis(250);
 /// A connection that shows no life for so long is given up.
 const DEAD_AFTER: Duration = Duration::from_secs(5);
 /// For one call.
@@ -120,6 +124,30 @@ pub struct Connection {
     channel: Channel,
 }
 
+/// A connection to the first of these that takes one. Of several servers one serves; another may be stopped, or gone
+/// without a word: so they are tried beside each other, one a little after the other.
+async fn connect_any(addresses: &[SocketAddr], tls: &TlsConnector) -> io::Result<TlsStream<TcpStream>> {
+    let mut tries = JoinSet::new();
+    for (number, address) in (0..).zip(addresses.iter().copied()) {
+        let tls = tls.clone();
+        tries.spawn(async move {
+            tokio::time::sleep(NEXT_AFTER * number).await;
+            let stream = TcpStream::connect(address).await?;
+            stream.set_nodelay(true)?;
+            tls.connect(tls::server_name(), stream).await
+        });
+    }
+    let mut last = io::ErrorKind::AddrNotAvailable.into();
+    while let Some(done) = tries.join_next().await {
+        match done {
+            Ok(Ok(stream)) => return Ok(stream),
+            Ok(Err(error)) => last = error,
+            Err(_) => {}
+        }
+    }
+    Err(last)
+}
+
 impl Connection {
     /// To the server at `server`, `HOST:PORT`, as who this host is there.
     ///
@@ -148,9 +176,7 @@ impl Connection {
             let (tls, addresses, shown) = (tls.clone(), addresses.clone(), shown.clone());
             async move {
                 let connected = async {
-                    let stream = TcpStream::connect(&addresses[..]).await?;
-                    stream.set_nodelay(true)?;
-                    let stream = tls.connect(tls::server_name(), stream).await?;
+                    let stream = connect_any(&addresses, &tls).await?;
                     let certificates = stream.get_ref().1.peer_certificates().unwrap_or_default();
                     let certificates: Vec<_> = certificates.iter().map(|shown| shown.clone().into_owned()).collect();
                     shown.map(|shown| shown.set(certificates));

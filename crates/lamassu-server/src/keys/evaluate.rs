@@ -9,8 +9,10 @@ use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-/// How often the audit log tells of a host and a key.
-const NOTED_EVERY: Duration = Duration::from_secs(3600);
+/// How often the audit log tells of a host and a key: what a server that is killed has not told is of so long.
+pub const NOTED_EVERY: Duration = Duration::from_secs(60);
+/// How often it tells that a host asks for too much.
+const LIMIT_NOTED_EVERY: Duration = Duration::from_secs(3600);
 /// A host that has to wait is told at least so long.
 const AGAIN_MIN: Duration = Duration::from_millis(10);
 
@@ -31,7 +33,7 @@ struct Allowance {
 
 #[derive(Debug, Default)]
 struct Noted {
-    /// when it was told of evaluations, and how many there were since
+    /// when it was told of evaluations, and how many there were that it was not told of
     evaluates: Option<Instant>,
     elements: u64,
     /// when it was told of the limit
@@ -70,18 +72,37 @@ impl Evaluations {
         let mut noted = self.noted.lock();
         let noted = noted.entry((host.to_owned(), key.to_owned())).or_default();
         noted.elements += elements as u64;
-        if !is_due(noted.evaluates, now) {
-            return None;
+        noted.take_if_due(now)
+    }
+
+    /// The log could not be told of these.
+    pub fn not_noted(&self, host: &str, key: &str, elements: u64) {
+        let mut noted = self.noted.lock();
+        let noted = noted.entry((host.to_owned(), key.to_owned())).or_default();
+        noted.evaluates = None;
+        noted.elements += elements;
+    }
+
+    /// What the log has to be told of hosts that have asked for nothing since, by host and key. `all`: also what would
+    /// have time, since the server ends.
+    pub fn left_to_note(&self, now: Instant, all: bool) -> Vec<(String, String, u64)> {
+        let mut left = Vec::new();
+        for ((host, key), noted) in &mut *self.noted.lock() {
+            if all {
+                noted.evaluates = None;
+            }
+            if noted.elements > 0 {
+                left.extend(noted.take_if_due(now).map(|elements| (host.clone(), key.clone(), elements)));
+            }
         }
-        noted.evaluates = Some(now);
-        Some(std::mem::take(&mut noted.elements))
+        left
     }
 
     /// Whether the audit log has to tell that a host asks for too much.
     pub fn is_limit_to_note(&self, host: &str, key: &str, now: Instant) -> bool {
         let mut noted = self.noted.lock();
         let noted = noted.entry((host.to_owned(), key.to_owned())).or_default();
-        let is_due = is_due(noted.limited, now);
+        let is_due = is_due(noted.limited, now, LIMIT_NOTED_EVERY);
         if is_due {
             noted.limited = Some(now);
         }
@@ -89,8 +110,18 @@ impl Evaluations {
     }
 }
 
-fn is_due(last: Option<Instant>, now: Instant) -> bool {
-    last.is_none_or(|last| now.saturating_duration_since(last) >= NOTED_EVERY)
+impl Noted {
+    fn take_if_due(&mut self, now: Instant) -> Option<u64> {
+        if !is_due(self.evaluates, now, NOTED_EVERY) {
+            return None;
+        }
+        self.evaluates = Some(now);
+        Some(std::mem::take(&mut self.elements))
+    }
+}
+
+fn is_due(last: Option<Instant>, now: Instant, every: Duration) -> bool {
+    last.is_none_or(|last| now.saturating_duration_since(last) >= every)
 }
 
 #[cfg(test)]
@@ -118,13 +149,23 @@ mod tests {
     }
 
     #[test]
-    fn the_log_tells_of_a_host_and_a_key_once_an_hour() {
+    fn the_log_tells_of_all_that_a_host_asks_for_and_not_of_each_batch() {
         let (all, start) = (evaluations(1, 1), Instant::now());
         assert_eq!(all.to_note("a", "k", 5, start), Some(5));
         assert_eq!((all.to_note("a", "k", 6, start), all.to_note("a", "k", 7, start)), (None, None));
         assert_eq!(all.to_note("a", "other", 1, start), Some(1));
         assert_eq!(all.to_note("a", "k", 1, start + NOTED_EVERY), Some(14));
         assert!(all.is_limit_to_note("a", "k", start) && !all.is_limit_to_note("a", "k", start));
-        assert!(all.is_limit_to_note("a", "k", start + NOTED_EVERY));
+        assert!(all.is_limit_to_note("a", "k", start + LIMIT_NOTED_EVERY));
+        // The host asks for nothing any more.
+        let later = start + 2 * NOTED_EVERY;
+        assert_eq!(all.to_note("a", "k", 3, later - Duration::from_secs(1)), None);
+        assert_eq!(all.left_to_note(later - Duration::from_secs(1), false), []);
+        assert_eq!(all.left_to_note(later, false), [("a".into(), "k".into(), 3)]);
+        assert_eq!(all.to_note("a", "k", 2, later), None);
+        assert_eq!(all.left_to_note(later, true), [("a".into(), "k".into(), 2)]);
+        assert_eq!(all.left_to_note(later, true), []);
+        all.not_noted("a", "k", 2);
+        assert_eq!(all.to_note("a", "k", 1, later), Some(3));
     }
 }

@@ -99,7 +99,7 @@ impl Service {
         if let Err(again) = self.evaluations.take(&host.name, elements.len(), now) {
             self.metrics.put_off();
             if self.evaluations.is_limit_to_note(&host.name, name, now) {
-                self.state.note_evaluations(host, name, 0, true).map_err(internal)?;
+                self.state.note_evaluations(&host.name, name, 0, true).map_err(internal)?;
             }
             let mut status = Status::resource_exhausted("this host has asked for as many evaluations as it may");
             let millis = u64::try_from(again.as_millis()).unwrap_or(u64::MAX);
@@ -107,7 +107,8 @@ impl Service {
             return Err(status);
         }
         if let Some(elements) = self.evaluations.to_note(&host.name, name, elements.len(), now) {
-            self.state.note_evaluations(host, name, elements, false).map_err(internal)?;
+            let noted = self.state.note_evaluations(&host.name, name, elements, false);
+            noted.inspect_err(|_| self.evaluations.not_noted(&host.name, name, elements)).map_err(internal)?;
         }
         let evaluation = key.evaluate(elements).map_err(|error| match error {
             EvaluateError::Oprf(_) => garbled(Garbled("no elements of the group")),

@@ -5,7 +5,7 @@ use super::{Patterns, Policy, Rule, Subject, Words, violations};
 use crate::admin::{Administered, id_of};
 use crate::{Result, ServerError};
 use data_encoding::HEXLOWER;
-use lamassu_anchor::table::DiskTable;
+use lamassu_anchor::table::Table;
 use lamassu_anchor::{Anchor, AnchorError};
 use lamassu_format::profile::{Choice, KeyKind, Protection};
 use lamassu_format::{Cipher, Domain, Hash, Profile, Suite};
@@ -218,7 +218,7 @@ fn policy(of: &Administered, file: bool) -> Result<Arc<Policy>> {
 }
 
 /// A vault that is kept here, as a host would use it.
-fn subject(of: &Administered, vault: &str, host: &str) -> Result<(Arc<DiskTable>, Subject)> {
+fn subject(of: &Administered, vault: &str, host: &str) -> Result<(Arc<dyn Table>, Subject)> {
     let hex = id_of(vault)?;
     let id: [u8; 16] = HEXLOWER.decode(hex.as_bytes()).ok().and_then(|id| id.try_into().ok()).unwrap_or_default();
     let table = of.table(&id)?.map_err(|error| match error {
@@ -238,7 +238,7 @@ fn check(of: &Administered, vault: &str) -> Result<PolicyAnswer> {
     let granted = hosts.iter().filter(|(_, host)| !host.is_revoked && host.vaults.contains(&hex));
     for (host, _) in granted {
         let (table, subject) = subject(of, vault, host)?;
-        violations(&table, (&policy, &subject), |object, profile, Forbidden { rule, .. }| {
+        violations(&*table, (&policy, &subject), |object, profile, Forbidden { rule, .. }| {
             let key = (object.0, rule.to_string());
             if files.len() >= FOUND_MAX && !files.contains_key(&key) {
                 more.insert(object.0);

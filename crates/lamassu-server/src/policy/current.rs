@@ -28,6 +28,8 @@ use std::time::{Duration, Instant};
 
 /// The text that was in force last, in the server's directory.
 const APPLIED: &str = "policy.applied";
+/// The text before that. The file is as old as that policy is out of force.
+const BEFORE: &str = "policy.before";
 /// Between two entries of the audit log on the same.
 const NOTED_EVERY: Duration = Duration::from_secs(60);
 /// Different refusals that are remembered for that.
@@ -86,6 +88,12 @@ pub struct Policies {
     metrics: Metrics,
 }
 
+/// Whether a file was written within a time, or so it seems: the clock may have been set.
+fn is_younger(path: &Path, time: Millis) -> bool {
+    let written = path.metadata().and_then(|metadata| metadata.modified());
+    written.is_ok_and(|at| at.elapsed().map_or(true, |age| age < Duration::from_millis(time.0)))
+}
+
 fn digest(text: &str) -> String {
     HEXLOWER.encode(&sha256(text.as_bytes()))
 }
@@ -99,11 +107,20 @@ impl Policies {
         let (policy, text) = Policy::read(dir)?;
         // One that does not parse, of a later version say, is one that nobody goes by.
         let applied = super::file::read_text(dir, APPLIED)?.unwrap_or_default();
-        let before = if applied == text { policy.clone() } else { parse(&applied).unwrap_or_default() };
         let grace = Millis(2 * terms.term().0);
-        let inner = Inner { number: PolicyNo(0), now: Arc::new(before), text: applied, earlier: Vec::new() };
+        // Sessions that come back may have begun under the policy before: they have their grace anew.
+        let before = match is_younger(&dir.join(BEFORE), grace) {
+            true => super::file::read_text(dir, BEFORE)?,
+            false => None,
+        };
+        let first = before.as_ref().unwrap_or(&applied);
+        let (now, earlier) = (Arc::new(parse(first).unwrap_or_default()), Vec::new());
+        let inner = Inner { number: PolicyNo(0), now, text: first.clone(), earlier };
         let noted = Mutex::default();
         let policies = Policies { dir: dir.into(), grace, inner: RwLock::new(inner), noted, state, metrics };
+        if before.is_some() {
+            policies.follow(parse(&applied).unwrap_or_default(), applied);
+        }
         policies.apply_unless_same(policy, text)?;
         Ok(policies)
     }
@@ -122,13 +139,24 @@ impl Policies {
         if self.inner.read().text == text {
             return Ok(());
         }
-        let path = self.dir.join(APPLIED);
-        // What is lost of it at a crash is the grace of who was told of the one before.
+        let (path, before) = (self.dir.join(APPLIED), self.dir.join(BEFORE));
+        // What is lost of them at a crash is the grace of those that were told of the one before.
+        fs::write(&before, &self.inner.read().text).map_err(ServerError::file("write", &before))?;
         fs::write(&path, &text).map_err(ServerError::file("write", &path))?;
         let rules = policy.len() as u64;
         if !(policy.is_empty() && self.now().1.is_empty()) {
             self.state.note(Event::PolicyTaken { rules, digest: digest(&text) })?;
         }
+        if policy.is_empty() && !self.now().1.is_empty() {
+            tracing::warn!("the policy has no rules any more: everything is allowed");
+        }
+        self.follow(policy, text);
+        tracing::info!(rules, "the policy is in force");
+        Ok(())
+    }
+
+    /// Another policy is in force.
+    fn follow(&self, policy: Policy, text: String) {
         let inner = &mut *self.inner.write();
         let at = now();
         inner.earlier.retain(|earlier| at < earlier.until);
@@ -136,8 +164,6 @@ impl Policies {
         inner.earlier.push(Earlier { number, policy: inner.now.clone(), until });
         inner.number.0 += 1;
         (inner.now, inner.text) = (Arc::new(policy), text);
-        tracing::info!(rules, "the policy is in force");
-        Ok(())
     }
 
     /// That in force.

@@ -259,13 +259,17 @@ pub fn parse(text: &str) -> std::result::Result<Policy, String> {
     policy(read).map_err(|Wrong(span, what)| at_line(text, (span != (0..0)).then_some(span), &what))
 }
 
-/// The text in a server's directory; nothing: there is none, and no rule.
+/// The text in a server's directory, if it is there.
 ///
 /// # Errors
 /// [`ServerError::Config`], [`ServerError::File`].
 pub(super) fn read_text(dir: &Path, name: &str) -> Result<Option<String>> {
     let path = dir.join(name);
     let wrong = |detail: &str| ServerError::Config { path: path.clone(), detail: detail.into() };
+    // A pipe would be waited for.
+    if path.metadata().is_ok_and(|metadata| !metadata.is_file()) {
+        return Err(wrong("it is no regular file"));
+    }
     match std::fs::read_to_string(&path) {
         Ok(text) if text.len() > LEN_MAX => Err(wrong("it has more than 1 MiB")),
         Ok(text) => Ok(Some(text)),
@@ -281,7 +285,11 @@ impl Policy {
     /// # Errors
     /// [`ServerError::Config`], [`ServerError::File`].
     pub fn read(dir: &Path) -> Result<(Policy, String)> {
-        let text = read_text(dir, FILE)?.unwrap_or_default();
+        // A file that somebody is about to replace, or a link that leads nowhere, is no policy without rules.
+        let text = read_text(dir, FILE)?.ok_or_else(|| ServerError::Config {
+            path: dir.join(FILE),
+            detail: "there is no such file; an empty one has no rules".into(),
+        })?;
         let wrong = |detail| ServerError::Config { path: dir.join(FILE), detail };
         Ok((parse(&text).map_err(wrong)?, text))
     }

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | whose profile is allowed | taken |
 //! | whose profile is forbidden, of a file that is new, or had another profile | refused |
-//! | whose profile was forbidden already, with the same content | taken: names, modes, owners, attributes may change |
+//! | whose profile was forbidden already, with the same content | taken: names, modes, owners, attributes may change, and it is settled |
 //! | the same, and the file is opened | taken: it may be brought to another profile |
 //! | the same, with other content, of a file that an earlier turn left open | taken: it is what a crash left, or what was written before the policy came |
 //! | the same, with other content | refused |
@@ -13,9 +13,9 @@
 
 use super::{Policy, Subject};
 use lamassu_anchor::row::FileRow;
-use lamassu_anchor::table::{Change, DiskTable, Space, Table};
+use lamassu_anchor::table::{Change, Space, Table};
 use lamassu_anchor::{AnchorError, ObjectId, Row, VaultRow};
-use lamassu_format::Profile;
+use lamassu_format::{Digest, Profile};
 use lamassu_rpc::limits::{Forbidden, Limits};
 use std::collections::HashSet;
 use std::ops::ControlFlow;
@@ -32,9 +32,12 @@ pub enum Judged {
     Nonsense,
 }
 
-fn has_same_content(one: &FileRow, other: &FileRow) -> bool {
-    let FileRow { root, size, profile, twin, blocks, open: _ } = one;
-    (root, size, profile, twin, blocks) == (&other.root, &other.size, &other.profile, &other.twin, &other.blocks)
+/// Whether two rows in turn are of the same content. A file of one page may have two roots, as it was written and as it
+/// is settled, and goes from the one to the other, or to either alone; what its blocks come to is learnt later.
+fn has_same_content(before: &FileRow, after: &FileRow) -> bool {
+    let FileRow { root, size, profile, twin, blocks: _, open: _ } = after;
+    let is_known = |root: &Digest| *root == before.root || before.twin.as_ref() == Some(root);
+    (*size, *profile) == (before.size, before.profile) && is_known(root) && twin.as_ref().is_none_or(is_known)
 }
 
 /// Judges changes of a table before they are made. `limits`: each of them will do. `opened`: the files of forbidden
@@ -43,7 +46,7 @@ fn has_same_content(one: &FileRow, other: &FileRow) -> bool {
 /// # Errors
 /// Those of the table.
 pub fn judge(
-    table: &DiskTable,
+    table: &dyn Table,
     vault: &VaultRow,
     changes: &[Change],
     limits: &[Arc<Limits>],
@@ -93,7 +96,7 @@ fn forbidden(limits: &[Arc<Limits>], profile: Profile) -> Option<Forbidden> {
 /// # Errors
 /// Those of the table; [`AnchorError::Damaged`].
 pub fn violations(
-    table: &DiskTable,
+    table: &dyn Table,
     (policy, subject): (&Policy, &Subject),
     mut found: impl FnMut(ObjectId, Profile, &Forbidden) -> ControlFlow<()>,
 ) -> Result<(), AnchorError> {

@@ -1,12 +1,13 @@
 //! Alerts that nobody has closed, which of them are new, and which are to be posted.
 
+use super::writing::{AnyTable, WriteTable, Writing};
 use super::{NUMBERS, State};
 use crate::alerts::{ALERTS_MAX, Acknowledged, Alert, Finding, HOSTS_MAX, NOT_KEPT, Which};
 use crate::audit::Event;
 use crate::{Result, ServerError};
 use data_encoding::HEXLOWER;
 use lamassu_crypto::wrap::sha256_of;
-use redb::{ReadableTable, ReadableTableMetadata, Table, TableDefinition, WriteTransaction};
+use redb::{ReadableTable, ReadableTableMetadata, TableDefinition};
 use std::collections::BTreeSet;
 
 /// By number: an [`Alert`], JSON.
@@ -27,15 +28,8 @@ pub const ALERTS_AT_ONCE: usize = 500;
 
 type Rows<T> = std::result::Result<T, redb::Error>;
 
-/// Makes the tables, where there are none.
-pub(super) fn make(write: &WriteTransaction) -> Rows<()> {
-    write.open_table(ALERTS)?;
-    write.open_table(PLACES)?;
-    write.open_table(NEW)?;
-    write.open_table(UNPOSTED)?;
-    write.open_table(COUNTS)?;
-    Ok(())
-}
+/// The tables.
+pub(super) const TABLES: [&dyn AnyTable; 5] = [&ALERTS, &PLACES, &NEW, &UNPOSTED, &COUNTS];
 
 fn damaged() -> redb::Error {
     redb::Error::Corrupted("an alert".into())
@@ -61,16 +55,16 @@ pub struct AlertCounts {
 
 /// The tables of alerts, in a transaction.
 struct Alerts<'t> {
-    alerts: Table<'t, u64, &'static [u8]>,
-    places: Table<'t, &'static [u8], &'static [u8]>,
-    new: Table<'t, u64, ()>,
-    unposted: Table<'t, u64, ()>,
-    counts: Table<'t, &'static [u8], &'static [u8]>,
-    numbers: Table<'t, &'static str, u64>,
+    alerts: WriteTable<'t, u64, &'static [u8]>,
+    places: WriteTable<'t, &'static [u8], &'static [u8]>,
+    new: WriteTable<'t, u64, ()>,
+    unposted: WriteTable<'t, u64, ()>,
+    counts: WriteTable<'t, &'static [u8], &'static [u8]>,
+    numbers: WriteTable<'t, &'static str, u64>,
 }
 
 impl<'t> Alerts<'t> {
-    fn open(write: &'t WriteTransaction) -> Rows<Alerts<'t>> {
+    fn open(write: &'t Writing<'_>) -> Rows<Alerts<'t>> {
         Ok(Alerts {
             alerts: write.open_table(ALERTS)?,
             places: write.open_table(PLACES)?,

@@ -3,6 +3,7 @@
 //! What the database has left of a key that is gone, or of how keys were wrapped before, stays in free pages of its
 //! file until they are used again: wrapped, and of no use without the master key of its time.
 
+use super::writing::{AnyTable, Writing};
 use super::{HOSTS, Host, State};
 use crate::audit::Event;
 use crate::guard::Caller;
@@ -10,7 +11,7 @@ use crate::{Result, ServerError};
 use data_encoding::HEXLOWER;
 use lamassu_crypto::Secret;
 use lamassu_keys::receipt::served::GoneKey;
-use redb::{ReadableTable, TableDefinition, WriteTransaction};
+use redb::{ReadableTable, TableDefinition};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -115,12 +116,8 @@ pub enum KeyRefusal {
 type Rows<T> = std::result::Result<T, redb::Error>;
 type Asked<T> = std::result::Result<T, KeyRefusal>;
 
-/// Makes the tables, where there are none.
-pub(super) fn make(write: &WriteTransaction) -> Rows<()> {
-    write.open_table(KEYS)?;
-    write.open_table(MASTER)?;
-    Ok(())
-}
+/// The tables.
+pub(super) const TABLES: [&dyn AnyTable; 2] = [&KEYS, &MASTER];
 
 fn damaged() -> redb::Error {
     redb::Error::Corrupted("a key".into())
@@ -130,19 +127,19 @@ fn parsed(row: &[u8]) -> Rows<Key> {
     serde_json::from_slice(row).map_err(|_| damaged())
 }
 
-fn put(write: &WriteTransaction, name: &str, key: &Key) -> Rows<()> {
+fn put(write: &Writing<'_>, name: &str, key: &Key) -> Rows<()> {
     let bytes = serde_json::to_vec(key).map_err(|_| damaged())?;
     write.open_table(KEYS)?.insert(name, &bytes[..])?;
     Ok(())
 }
 
-fn get(write: &WriteTransaction, name: &str) -> Rows<Option<Key>> {
+fn get(write: &Writing<'_>, name: &str) -> Rows<Option<Key>> {
     let row = write.open_table(KEYS)?.get(name)?.map(|row| row.value().to_vec());
     row.map(|row| parsed(&row)).transpose()
 }
 
 /// As of this moment: a host that is revoked, or loses its grant, meanwhile gets nothing behind that.
-fn is_granted(write: &WriteTransaction, to: &Caller, name: &str) -> Rows<bool> {
+fn is_granted(write: &Writing<'_>, to: &Caller, name: &str) -> Rows<bool> {
     let row = write.open_table(HOSTS)?.get(&*to.name)?.map(|row| row.value().to_vec());
     let host: Option<Host> = row.map(|row| serde_json::from_slice(&row).map_err(|_| damaged())).transpose()?;
     Ok(host.is_some_and(|host| may_have(&host, &to.key, name)))
@@ -265,8 +262,8 @@ impl State {
     ///
     /// # Errors
     /// [`ServerError::Database`].
-    pub fn note_evaluations(&self, host: &Caller, key: &str, elements: u64, is_limited: bool) -> Result<()> {
-        let (host, key) = (host.name.clone(), key.to_owned());
+    pub fn note_evaluations(&self, host: &str, key: &str, elements: u64, is_limited: bool) -> Result<()> {
+        let (host, key) = (host.to_owned(), key.to_owned());
         self.write(|_, events| {
             events.push(match is_limited {
                 false => Event::KeyEvaluates { host, key, elements },
@@ -366,7 +363,7 @@ fn all(read: &redb::ReadTransaction) -> Rows<BTreeMap<String, Key>> {
 }
 
 /// Makes these the keys of a backup.
-pub(super) fn fill(write: &WriteTransaction, copied: &CopiedKeys) -> Rows<()> {
+pub(super) fn fill(write: &Writing<'_>, copied: &CopiedKeys) -> Rows<()> {
     write.open_table(MASTER)?.insert(ZONE, copied.zone.as_bytes())?;
     copied.keys.iter().try_for_each(|(name, key)| put(write, name, key))
 }

@@ -3,11 +3,12 @@
 
 use super::keys::{self, CopiedKeys};
 use super::leases::{KEPT, lease_key};
+use super::writing::Writing;
 use super::{HOSTS, Host, LEASES, NUMBERS, RESTORED, RUNS_BEFORE, State, alerts};
 use crate::Result;
 use crate::audit::{self, ChainEnd, Event};
 use data_encoding::HEXLOWER;
-use redb::{ReadableTable, WriteTransaction};
+use redb::ReadableTable;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -33,7 +34,7 @@ pub(super) type Restored = BTreeMap<[u8; 16], BTreeSet<String>>;
 
 /// A host may use a vault from now on: if that was put back, the host may know more of it, for it could use the vault
 /// before the server was lost.
-pub(super) fn wait_also_for(write: &WriteTransaction, vault: &str, host: &str) -> std::result::Result<(), redb::Error> {
+pub(super) fn wait_also_for(write: &Writing<'_>, vault: &str, host: &str) -> std::result::Result<(), redb::Error> {
     let id = HEXLOWER.decode(vault.as_bytes()).map_err(|_| damaged())?;
     let mut restored = write.open_table(RESTORED)?;
     let Some(row) = restored.get(&id[..])?.map(|row| row.value().to_vec()) else { return Ok(()) };

@@ -1,0 +1,213 @@
+//! Where the tables of anchors lie: in files of the server's directory ([`Files`]), or in etcd
+//! ([`crate::etcd::anchors`]).
+
+use crate::{Result, ServerError};
+use data_encoding::HEXLOWER;
+use lamassu_anchor::AnchorError;
+use lamassu_anchor::table::{DiskTable, Readers, Table};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// The directory of tables in the server's directory.
+pub const DIR: &str = "anchors";
+/// How a file ends that is being put.
+const NEW: &str = "new";
+/// How an anchor's file ends that was put away.
+const AWAY: &str = "given-up";
+
+/// Tables by vault. Each vault has one, none, or those that were put away.
+pub trait AnchorStore: Send + Sync {
+    /// The vaults that have one.
+    ///
+    /// # Errors
+    /// [`ServerError::File`], [`ServerError::Etcd`].
+    fn all(&self) -> Result<Vec<[u8; 16]>>;
+
+    /// Whether a vault has one.
+    ///
+    /// # Errors
+    /// As for [`AnchorStore::all`].
+    fn has(&self, id: &[u8; 16]) -> Result<bool>;
+
+    /// Whether one of a vault was put away.
+    ///
+    /// # Errors
+    /// As for [`AnchorStore::all`].
+    fn has_away(&self, id: &[u8; 16]) -> Result<bool>;
+
+    /// Opens a vault's.
+    ///
+    /// # Errors
+    /// [`AnchorError::Missing`], [`AnchorError::Locked`]; those of the table.
+    fn open(&self, id: &[u8; 16]) -> std::result::Result<Arc<dyn Table>, AnchorError>;
+
+    /// A new one, which is nobody's until it is put in its place.
+    ///
+    /// # Errors
+    /// Those of the table.
+    fn begin(&self, id: &[u8; 16]) -> std::result::Result<Box<dyn NewAnchor>, AnchorError>;
+
+    /// Puts a vault's away: it is kept, and found no more. False: it has none.
+    ///
+    /// # Errors
+    /// As for [`AnchorStore::all`].
+    fn put_away(&self, id: &[u8; 16]) -> Result<bool>;
+
+    /// How many bytes it takes yet, as far as that is known.
+    fn free(&self) -> u64;
+
+    /// What messages call a vault's.
+    fn name(&self, id: &[u8; 16]) -> String;
+}
+
+/// A table that is being put. Dropped before it is put in its place, it is gone.
+pub trait NewAnchor: Send {
+    /// The table.
+    fn table(&self) -> Arc<dyn Table>;
+
+    /// Puts it in its place, for good, instead of the one that is there. Nobody has the table any more.
+    ///
+    /// # Errors
+    /// [`ServerError::File`], [`ServerError::Etcd`].
+    fn install(self: Box<Self>) -> Result<()>;
+}
+
+/// Files, of which a process has each alone.
+pub struct Files {
+    dir: PathBuf,
+    /// No server runs: nothing is made or changed.
+    is_read_only: bool,
+}
+
+impl Files {
+    /// Those in a server's directory. What was being put when a server ended is removed.
+    ///
+    /// # Errors
+    /// [`ServerError::File`].
+    pub fn open(dir: &Path) -> Result<Files> {
+        let dir = dir.join(DIR);
+        fs::create_dir_all(&dir).map_err(ServerError::file("make", &dir))?;
+        for entry in fs::read_dir(&dir).map_err(ServerError::file("list", &dir))? {
+            let path = entry.map_err(ServerError::file("list", &dir))?.path();
+            if path.extension().is_some_and(|end| end == NEW) {
+                fs::remove_file(&path).map_err(ServerError::file("remove", &path))?;
+            }
+        }
+        Ok(Files { dir, is_read_only: false })
+    }
+
+    /// The same to look at, where no server runs.
+    pub fn to_look_at(dir: &Path) -> Files {
+        Files { dir: dir.join(DIR), is_read_only: true }
+    }
+
+    fn file(&self, id: &[u8; 16]) -> PathBuf {
+        file_of(&self.dir, id)
+    }
+
+    fn is_there(path: &Path) -> bool {
+        path.symlink_metadata().is_ok()
+    }
+}
+
+impl AnchorStore for Files {
+    fn all(&self) -> Result<Vec<[u8; 16]>> {
+        let mut all = Vec::new();
+        let entries = match fs::read_dir(&self.dir) {
+            // Of a server that has never run. What should be there is known from the state.
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(all),
+            entries => entries.map_err(ServerError::file("list", &self.dir))?,
+        };
+        for entry in entries {
+            let name = entry.map_err(ServerError::file("list", &self.dir))?.file_name();
+            let id = name.to_str().and_then(|name| name.strip_suffix(".anchor"));
+            all.extend(
+                id.and_then(|id| HEXLOWER.decode(id.as_bytes()).ok()).and_then(|id| <[u8; 16]>::try_from(id).ok()),
+            );
+        }
+        Ok(all)
+    }
+
+    fn has(&self, id: &[u8; 16]) -> Result<bool> {
+        Ok(Files::is_there(&self.file(id)))
+    }
+
+    fn has_away(&self, id: &[u8; 16]) -> Result<bool> {
+        Ok(Files::is_there(&self.file(id).with_extension(AWAY)))
+    }
+
+    fn open(&self, id: &[u8; 16]) -> std::result::Result<Arc<dyn Table>, AnchorError> {
+        let file = self.file(id);
+        Ok(Arc::new(match self.is_read_only {
+            true => DiskTable::open_read_only(&file, Readers::InsteadOfWriter)?,
+            false => DiskTable::open(&file)?,
+        }))
+    }
+
+    fn begin(&self, id: &[u8; 16]) -> std::result::Result<Box<dyn NewAnchor>, AnchorError> {
+        static BEGUN: AtomicU64 = AtomicU64::new(0);
+        let number = BEGUN.fetch_add(1, Ordering::Relaxed);
+        let path = self.dir.join(format!("{}-{number}.{NEW}", HEXLOWER.encode(id)));
+        let table = Arc::new(DiskTable::create(&path)?);
+        Ok(Box::new(NewFile { table, path: NewPath(path), place: self.file(id) }))
+    }
+
+    fn put_away(&self, id: &[u8; 16]) -> Result<bool> {
+        let file = self.file(id);
+        match fs::rename(&file, file.with_extension(AWAY)) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(false),
+            done => {
+                done.map_err(ServerError::file("rename", &file))?;
+                sync(&self.dir).map(|()| true)
+            }
+        }
+    }
+
+    fn free(&self) -> u64 {
+        rustix::fs::statvfs(&self.dir).map_or(u64::MAX, |st| st.f_bavail.saturating_mul(st.f_frsize))
+    }
+
+    fn name(&self, id: &[u8; 16]) -> String {
+        self.file(id).display().to_string()
+    }
+}
+
+struct NewFile {
+    table: Arc<DiskTable>,
+    path: NewPath,
+    place: PathBuf,
+}
+
+/// Removed when it is dropped, if it is there yet.
+struct NewPath(PathBuf);
+
+impl Drop for NewPath {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+impl NewAnchor for NewFile {
+    fn table(&self) -> Arc<dyn Table> {
+        self.table.clone()
+    }
+
+    fn install(self: Box<Self>) -> Result<()> {
+        let NewFile { table, path, place } = *self;
+        // Closed before it is in its place.
+        drop(table);
+        fs::rename(&path.0, &place).map_err(ServerError::file("put in place", &place))?;
+        place.parent().map_or(Ok(()), sync)
+    }
+}
+
+fn sync(dir: &Path) -> Result<()> {
+    fs::File::open(dir).and_then(|dir| dir.sync_all()).map_err(ServerError::file("sync", dir))
+}
+
+/// The file of a vault's anchor in the directory of anchors.
+pub fn file_of(dir: &Path, id: &[u8; 16]) -> PathBuf {
+    dir.join(format!("{}.anchor", HEXLOWER.encode(id)))
+}

@@ -1,0 +1,264 @@
+//! The rows of anchors in etcd. What puts an anchor in the place of another changes one key: its generation.
+
+use super::{Cluster, Op, behind};
+use crate::anchor_store::{AnchorStore, NewAnchor};
+use crate::{Result, ServerError};
+use data_encoding::HEXLOWER;
+use lamassu_anchor::AnchorError;
+use lamassu_anchor::table::{Change, Space, Table, Visit, VisitRow};
+use parking_lot::RwLock;
+use ring::rand::SecureRandom;
+use std::io;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+const ANCHORS: &str = "anchors/";
+const AWAY: &str = "away/";
+const NEW: &str = "new/";
+const ROWS: &str = "rows/";
+
+/// The anchors of a server in a cluster.
+pub struct EtcdAnchors(Arc<Cluster>);
+
+impl EtcdAnchors {
+    /// Those in a cluster; as the leader. What was being put when another led is removed.
+    ///
+    /// # Errors
+    /// [`ServerError::Etcd`], [`ServerError::NotLeading`].
+    pub fn open(cluster: &Arc<Cluster>) -> Result<EtcdAnchors> {
+        let mut left = Vec::new();
+        cluster.visit(&cluster.key(NEW), |generation, _| {
+            left.push(String::from_utf8_lossy(generation).into_owned());
+            Ok(())
+        })?;
+        let anchors = EtcdAnchors(cluster.clone());
+        left.iter().try_for_each(|generation| anchors.remove(generation))?;
+        Ok(anchors)
+    }
+
+    /// The same where there are none: what a move that was cut off has left is removed.
+    ///
+    /// # Errors
+    /// As [`EtcdAnchors::open`].
+    pub fn open_empty(cluster: &Arc<Cluster>) -> Result<EtcdAnchors> {
+        for all in [ANCHORS, AWAY, NEW, ROWS] {
+            cluster.transact(&[Op::DeleteAll(cluster.key(all))])?;
+        }
+        Ok(EtcdAnchors(cluster.clone()))
+    }
+
+    fn generation(&self, at: &str, id: &[u8; 16]) -> Result<Option<String>> {
+        let found = self.0.get(&self.0.key(&format!("{at}{}", HEXLOWER.encode(id))))?;
+        Ok(found.map(|generation| String::from_utf8_lossy(&generation).into_owned()))
+    }
+
+    /// Removes the rows of what is nobody's.
+    fn remove(&self, generation: &str) -> Result<()> {
+        remove(&self.0, generation)
+    }
+}
+
+fn remove(cluster: &Cluster, generation: &str) -> Result<()> {
+    cluster.transact(&[Op::DeleteAll(cluster.key(&format!("{ROWS}{generation}/")))])?;
+    cluster.transact(&[Op::DeleteAll(cluster.journal(generation))])?;
+    cluster.transact(&[Op::Delete(cluster.key(&format!("{NEW}{generation}")))])
+}
+
+impl AnchorStore for EtcdAnchors {
+    fn all(&self) -> Result<Vec<[u8; 16]>> {
+        let mut all = Vec::new();
+        self.0.visit(&self.0.key(ANCHORS), |id, _| {
+            all.extend(HEXLOWER.decode(id).ok().and_then(|id| <[u8; 16]>::try_from(id).ok()));
+            Ok(())
+        })?;
+        Ok(all)
+    }
+
+    fn has(&self, id: &[u8; 16]) -> Result<bool> {
+        Ok(self.generation(ANCHORS, id)?.is_some())
+    }
+
+    fn has_away(&self, id: &[u8; 16]) -> Result<bool> {
+        Ok(self.generation(AWAY, id)?.is_some())
+    }
+
+    fn open(&self, id: &[u8; 16]) -> std::result::Result<Arc<dyn Table>, AnchorError> {
+        let missing = || AnchorError::Missing { path: self.name(id).into() };
+        let generation = self.generation(ANCHORS, id).map_err(|error| in_anchor("find", error))?;
+        let generation = generation.ok_or_else(missing)?;
+        self.0.recover(&generation).map_err(|error| in_anchor("recover", error))?;
+        Ok(Arc::new(EtcdTable::of(&self.0, generation, false)))
+    }
+
+    fn begin(&self, id: &[u8; 16]) -> std::result::Result<Box<dyn NewAnchor>, AnchorError> {
+        let mut number = [0; 16];
+        let random = ring::rand::SystemRandom::new().fill(&mut number);
+        random.map_err(|_| in_anchor("make", ServerError::NoRandom))?;
+        let generation = HEXLOWER.encode(&number);
+        let is_new = Op::Put(self.0.key(&format!("{NEW}{generation}")), Vec::new());
+        self.0.transact(&[is_new]).map_err(|error| in_anchor("make", error))?;
+        let table = Arc::new(EtcdTable::of(&self.0, generation.clone(), true));
+        Ok(Box::new(NewRows { cluster: self.0.clone(), generation: Some(generation), id: *id, table }))
+    }
+
+    fn put_away(&self, id: &[u8; 16]) -> Result<bool> {
+        let Some(generation) = self.generation(ANCHORS, id)? else { return Ok(false) };
+        let id = HEXLOWER.encode(id);
+        // A commit that was cut off belongs to it.
+        self.0.recover(&generation)?;
+        let mut ops = vec![Op::Delete(self.0.key(&format!("{ANCHORS}{id}")))];
+        let away = self.0.key(&format!("{AWAY}{id}"));
+        // One is kept, as of files.
+        let old = self.0.get(&away)?.map(|old| String::from_utf8_lossy(&old).into_owned());
+        ops.extend(old.iter().map(|old| Op::Put(self.0.key(&format!("{NEW}{old}")), Vec::new())));
+        ops.push(Op::Put(away, generation.into_bytes()));
+        self.0.transact(&ops)?;
+        old.map_or(Ok(()), |old| self.remove(&old)).map(|()| true)
+    }
+
+    /// The cluster has a quota, which it does not tell.
+    fn free(&self) -> u64 {
+        u64::MAX
+    }
+
+    fn name(&self, id: &[u8; 16]) -> String {
+        format!("{} ({ANCHORS}{})", self.0.name(), HEXLOWER.encode(id))
+    }
+}
+
+struct NewRows {
+    cluster: Arc<Cluster>,
+    /// `None`: it is in its place.
+    generation: Option<String>,
+    id: [u8; 16],
+    table: Arc<EtcdTable>,
+}
+
+impl NewAnchor for NewRows {
+    fn table(&self) -> Arc<dyn Table> {
+        self.table.clone()
+    }
+
+    fn install(mut self: Box<Self>) -> Result<()> {
+        let Some(generation) = self.generation.clone() else { return Ok(()) };
+        let cluster = self.cluster.clone();
+        let place = cluster.key(&format!("{ANCHORS}{}", HEXLOWER.encode(&self.id)));
+        let old = cluster.get(&place)?.map(|old| String::from_utf8_lossy(&old).into_owned());
+        let mut ops =
+            vec![Op::Delete(cluster.key(&format!("{NEW}{generation}"))), Op::Put(place, generation.into_bytes())];
+        ops.extend(old.iter().map(|old| Op::Put(cluster.key(&format!("{NEW}{old}")), Vec::new())));
+        cluster.transact(&ops)?;
+        self.generation = None;
+        old.map_or(Ok(()), |old| remove(&cluster, &old))
+    }
+}
+
+impl Drop for NewRows {
+    fn drop(&mut self) {
+        if let Some(generation) = self.generation.take() {
+            // What stays is removed by the next leader.
+            let _ = remove(&self.cluster, &generation);
+        }
+    }
+}
+
+/// The tables of an anchor.
+struct EtcdTable {
+    cluster: Arc<Cluster>,
+    generation: String,
+    /// Nobody has it yet but who puts it: a commit may be cut off.
+    is_new: bool,
+    /// Held for writing by a commit: a journal is carried out in pieces.
+    committing: RwLock<()>,
+}
+
+impl EtcdTable {
+    fn of(cluster: &Arc<Cluster>, generation: String, is_new: bool) -> EtcdTable {
+        EtcdTable { cluster: cluster.clone(), generation, is_new, committing: RwLock::default() }
+    }
+
+    fn key(&self, space: Space, key: &[u8]) -> Vec<u8> {
+        let number = Space::ALL.iter().position(|one| *one == space).unwrap_or_default();
+        let mut all = self.cluster.key(&format!("{ROWS}{}/{number}", self.generation));
+        all.extend(key);
+        all
+    }
+
+    /// Visits rows whose keys begin so. `revision`: 0, or what an earlier part of the same visit was of. Returns
+    /// whether it was stopped, and of what it was.
+    fn visit(
+        &self,
+        space: Space,
+        prefix: &[u8],
+        revision: i64,
+        visit: &mut Visit<'_>,
+    ) -> Result<(ControlFlow<()>, i64)> {
+        let skipped = self.key(space, &[]).len();
+        let (mut from, mut revision) = (self.key(space, prefix), revision);
+        let to = behind(&from);
+        loop {
+            let page = {
+                // Not in the middle of a commit. Later pages are of the same revision.
+                let _whole = (revision == 0).then(|| self.committing.read());
+                self.cluster.page(&from, &to, revision)?
+            };
+            revision = page.revision;
+            for (key, value) in page.pairs {
+                if visit(key.get(skipped..).unwrap_or_default(), &value).is_break() {
+                    return Ok((ControlFlow::Break(()), revision));
+                }
+                from = key;
+            }
+            if !page.has_more {
+                return Ok((ControlFlow::Continue(()), revision));
+            }
+            from.push(0);
+        }
+    }
+}
+
+impl Table for EtcdTable {
+    fn get(&self, space: Space, key: &[u8]) -> std::result::Result<Option<Vec<u8>>, AnchorError> {
+        let _whole = self.committing.read();
+        self.cluster.get(&self.key(space, key)).map_err(|error| in_anchor("read", error))
+    }
+
+    fn scan(&self, space: Space, prefix: &[u8], visit: &mut Visit<'_>) -> std::result::Result<(), AnchorError> {
+        self.visit(space, prefix, 0, visit).map(drop).map_err(|error| in_anchor("read", error))
+    }
+
+    fn visit_spaces(&self, spaces: &[Space], visit: &mut VisitRow<'_>) -> std::result::Result<(), AnchorError> {
+        let mut revision = 0;
+        for space in spaces.iter().copied() {
+            let visited = self.visit(space, &[], revision, &mut |key, value| visit(space, key, value));
+            let (done, of) = visited.map_err(|error| in_anchor("read", error))?;
+            if done.is_break() {
+                break;
+            }
+            revision = of;
+        }
+        Ok(())
+    }
+
+    fn commit(&self, changes: &[Change]) -> std::result::Result<(), AnchorError> {
+        let _alone = self.committing.write();
+        let op = |Change { space, key, value }: &Change| match value {
+            Some(value) => Op::Put(self.key(*space, key), value.clone()),
+            None => Op::Delete(self.key(*space, key)),
+        };
+        let ops = changes.iter().map(op).collect();
+        let done = match self.is_new {
+            true => self.cluster.commit_in_pieces(ops),
+            false => self.cluster.commit(&self.generation, ops),
+        };
+        done.map_err(|error| in_anchor("commit to", error))
+    }
+}
+
+fn in_anchor(op: &'static str, error: ServerError) -> AnchorError {
+    let path = match &error {
+        ServerError::Etcd { name, .. } | ServerError::NotLeading { name } => name.into(),
+        _ => "in etcd".into(),
+    };
+    AnchorError::Io { op, path, source: io::Error::other(error.to_string()) }
+}

@@ -1,0 +1,214 @@
+//! Which replica leads.
+//!
+//! A leader has made the key `leader`, bound to an etcd lease that it keeps alive. When it is gone another makes it.
+//! Its create revision is compared by each transaction, so that a former leader changes nothing any more, whatever it
+//! knows.
+//!
+//! What a session is told changes nothing in etcd: that its host was heard, that it has a lease. So no reply leaves a
+//! replica before etcd has said, since the reply was made, that it leads ([`Lead::confirm`]). Then every term that a
+//! host counts on began, by the host's sending, before another replica could take over; and who takes over gives what
+//! hosts may still have to nobody for a term, as a server that starts again.
+
+use super::{Cluster, TIMEOUT, said};
+use crate::{Result, ServerError};
+use etcd_client::{Compare, CompareOp, LeaseKeepAliveStream, LeaseKeeper, PutOptions, Txn, TxnOp};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+use tokio::sync::{mpsc::UnboundedSender, watch};
+
+/// The key of who leads.
+pub const LEADER: &str = "leader";
+/// How often a replica that stands by looks whether somebody leads.
+const LOOKS: Duration = Duration::from_millis(250);
+
+/// Leading. It ends with the process, or when etcd says so.
+pub struct Lead {
+    cluster: Arc<Cluster>,
+    lease: i64,
+    /// How many answers are waited for, and how many of them have come.
+    asked: watch::Sender<u64>,
+    confirmed: watch::Receiver<u64>,
+}
+
+impl Cluster {
+    /// Who leads, if somebody does: the address of that.
+    ///
+    /// # Errors
+    /// [`ServerError::Etcd`].
+    pub fn leader(&self) -> Result<Option<String>> {
+        let leader = self.get(&self.key(LEADER))?;
+        Ok(leader.map(|address| String::from_utf8_lossy(&address).into_owned()))
+    }
+
+    /// Leads from now on, if nobody else does.
+    fn try_to_lead(&self, address: &str, seconds: u64) -> Result<Option<i64>> {
+        if self.leader()?.is_some() {
+            return Ok(None);
+        }
+        let seconds = i64::try_from(seconds).unwrap_or(i64::MAX);
+        let lease = self.ask(move |mut client| async move { client.lease_grant(seconds, None).await })?.id();
+        let (key, address) = (self.key(LEADER), address.as_bytes().to_vec());
+        let taken = self.ask(|mut client| {
+            let is_free = Compare::create_revision(key.clone(), CompareOp::Equal, 0);
+            let put = TxnOp::put(key.clone(), address.clone(), Some(PutOptions::new().with_lease(lease)));
+            // One that was made, and whose answer was lost, is found here.
+            let txn = Txn::new().when([is_free]).and_then([put]);
+            async move { client.txn(txn).await }
+        })?;
+        drop(taken);
+        let mut found = self.ask(|mut client| {
+            let key = key.clone();
+            async move { client.get(key, None).await }
+        })?;
+        match found.take_kvs().pop().filter(|pair| pair.lease() == lease) {
+            Some(pair) => {
+                self.office.store(pair.create_revision(), Ordering::Release);
+                Ok(Some(lease))
+            }
+            None => {
+                let _ = self.ask(move |mut client| async move { client.lease_revoke(lease).await });
+                Ok(None)
+            }
+        }
+    }
+}
+
+impl Lead {
+    /// Stands by until nobody else leads, and leads. `is_over`: this replica is to end. `None`: it is.
+    ///
+    /// # Errors
+    /// [`ServerError::Etcd`].
+    pub fn take(
+        cluster: &Arc<Cluster>,
+        (address, seconds): (&str, u64),
+        lost: UnboundedSender<String>,
+        is_over: impl Fn() -> bool,
+    ) -> Result<Option<Arc<Lead>>> {
+        let mut last = None;
+        let lease = loop {
+            if is_over() {
+                return Ok(None);
+            }
+            match cluster.try_to_lead(address, seconds) {
+                Ok(Some(lease)) => break lease,
+                Ok(None) => {
+                    let leader = cluster.leader()?;
+                    if leader.is_some() && leader != last {
+                        tracing::info!(leader = leader.as_deref().unwrap_or_default(), "standing by");
+                        last = leader;
+                    }
+                }
+                // The cluster may be starting, or have no majority for a while.
+                Err(ServerError::Etcd { detail, .. }) => {
+                    tracing::warn!(%detail, "standing by: {} does not answer", cluster.name);
+                }
+                Err(error) => return Err(error),
+            }
+            std::thread::sleep(LOOKS);
+        };
+        let (asked, asks) = watch::channel(0);
+        let (confirms, confirmed) = watch::channel(0);
+        let lead = Arc::new(Lead { cluster: cluster.clone(), lease, asked, confirmed });
+        let seconds = Duration::from_secs(seconds);
+        let (of, lost_too) = (cluster.clone(), lost.clone());
+        cluster.runtime.spawn(async move {
+            let why = keep_alive(&of, lease, seconds).await;
+            let _ = lost.send(why);
+        });
+        let of = cluster.clone();
+        cluster.runtime.spawn(async move {
+            let why = answer(&of, asks, confirms, seconds).await;
+            let _ = lost_too.send(why);
+        });
+        tracing::info!(cluster = %cluster.name, "leading");
+        Ok(Some(lead))
+    }
+
+    /// Waits until etcd has said that this replica led at a moment after this call. False: it does not lead, and ends.
+    pub async fn confirm(&self) -> bool {
+        let mut number = 0;
+        self.asked.send_modify(|asked| {
+            *asked += 1;
+            number = *asked;
+        });
+        let mut confirmed = self.confirmed.clone();
+        confirmed.wait_for(|confirmed| *confirmed >= number).await.is_ok()
+    }
+
+    /// Lets another lead, at once.
+    pub fn give_up(&self) {
+        if self.cluster.office.swap(0, Ordering::AcqRel) == 0 {
+            return;
+        }
+        let lease = self.lease;
+        let _ = self.cluster.ask(move |mut client| async move { client.lease_revoke(lease).await });
+    }
+}
+
+/// Keeps a lease alive until it is not. Returns why.
+async fn keep_alive(cluster: &Cluster, lease: i64, term: Duration) -> String {
+    let mut last = Instant::now();
+    let mut open: Option<(LeaseKeeper, LeaseKeepAliveStream)> = None;
+    loop {
+        if open.is_none() {
+            let mut client = cluster.client.clone();
+            open = tokio::time::timeout(TIMEOUT, client.lease_keep_alive(lease)).await.ok().and_then(|done| done.ok());
+        }
+        if let Some((keeper, stream)) = &mut open {
+            let sent = Instant::now();
+            let kept = async {
+                keeper.keep_alive().await.ok()?;
+                stream.message().await.ok()?
+            };
+            match tokio::time::timeout(term / 3, kept).await.ok().flatten() {
+                Some(answer) if answer.ttl() > 0 => last = sent,
+                Some(_) => return "etcd has ended the lease of this leader".into(),
+                // By another connection the next time.
+                None => open = None,
+            }
+        }
+        if last.elapsed() > term {
+            return format!("{} has not answered for {} s", cluster.name, term.as_secs());
+        }
+        tokio::time::sleep(term / 6).await;
+    }
+}
+
+/// Answers whether this replica leads, as often as it is asked, many at once. Returns why it does not any more.
+async fn answer(
+    cluster: &Cluster,
+    mut asks: watch::Receiver<u64>,
+    confirms: watch::Sender<u64>,
+    term: Duration,
+) -> String {
+    let (key, office) = (cluster.key(LEADER), cluster.office.load(Ordering::Acquire));
+    let mut last = Instant::now();
+    loop {
+        // Asked of nobody, it is looked now and then all the same.
+        let _ = tokio::time::timeout(term / 3, asks.changed()).await;
+        let asked = *asks.borrow_and_update();
+        let mut client = cluster.client.clone();
+        let sent = Instant::now();
+        match tokio::time::timeout(TIMEOUT.min(term / 2), client.get(key.clone(), None)).await {
+            Ok(Ok(found)) => {
+                let leads = found.kvs().first().is_some_and(|pair| pair.create_revision() == office);
+                if !leads {
+                    return "another replica leads".into();
+                }
+                last = sent;
+                confirms.send_replace(asked);
+            }
+            Ok(Err(error)) => tracing::debug!(error = said(&error), "asking who leads"),
+            Err(_) => {}
+        }
+        // Who waits for an answer is asked about again.
+        if *confirms.borrow() < asked {
+            if last.elapsed() > term {
+                return format!("{} has not answered for {} s", cluster.name, term.as_secs());
+            }
+            asks.mark_changed();
+            tokio::time::sleep(super::AGAIN_AFTER).await;
+        }
+    }
+}

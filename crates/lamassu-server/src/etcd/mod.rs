@@ -1,0 +1,447 @@
+//! State and anchors in etcd, so that another server goes on where one has ended.
+//!
+//! Several servers, *replicas*, have the same directory (authority, policy) and the same cluster. One of them leads and
+//! serves; the others stand by. What the leader knows beyond etcd is what a server knows beyond its disk, so that a
+//! replica that takes over is a server that starts again ([`lamassu_lease::server`]).
+//!
+//! | key, behind the prefix | value |
+//! |---|---|
+//! | `leader` | the address of who leads; it is bound to an etcd lease. Its create revision is the leader's *term of office* |
+//! | `authority` | the digest of the authority; without it there is no state |
+//! | `state/TABLE/KEY` | a row of [`crate::state`] |
+//! | `anchors/VAULT` | the generation whose rows are the vault's anchor |
+//! | `away/VAULT` | the same, of one that was put away |
+//! | `new/GENERATION` | its rows are being put, or are nobody's any more |
+//! | `rows/GENERATION/SPACE KEY` | a row of an anchor |
+//! | `journal/NAME/NUMBER`, `journal/NAME/whole` | a commit that is too large for one transaction |
+//!
+//! Fencing: every transaction compares the create revision of `leader` with the term of office of its maker. An etcd
+//! lease may end early, and its holder may not know ([`lead`]); a transaction of its holder then changes nothing.
+//!
+//! A commit too large for one transaction is written to its journal first. With `whole` it is durable; then it is
+//! carried out, in as many transactions as it takes, and again by the next leader, if it was cut off. Nobody reads
+//! before.
+
+pub mod anchors;
+pub mod config;
+pub mod lead;
+pub mod state;
+
+use self::config::EtcdConfig;
+use crate::{Result, ServerError};
+use etcd_client::{Client, Compare, CompareOp, DeleteOptions, Error, GetOptions, PutOptions, Txn, TxnOp};
+use std::collections::HashSet;
+use std::future::Future;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::{Duration, Instant};
+use tokio::runtime::Handle;
+use tonic::Code;
+
+/// Operations of a transaction; etcd takes 128.
+const OPS_MAX: usize = 100;
+/// Bytes of a transaction, and of a part of a journal; etcd takes 1.5 MiB.
+const BYTES_MAX: usize = 1 << 20;
+/// Rows that are read at a time: of the longest that there are it must be less than 4 MiB.
+const ROWS_AT_ONCE: i64 = 500;
+/// How long a member of the cluster that does not answer, or has no leader, is asked again.
+const PATIENCE: Duration = Duration::from_secs(10);
+const AGAIN_AFTER: Duration = Duration::from_millis(50);
+/// For one answer.
+const TIMEOUT: Duration = Duration::from_secs(3);
+/// Should never be said: what runs there does not panic.
+const THREAD: &str = "the thread that asks it has ended";
+/// Members of these versions can lose what they acknowledged (etcd's issue 13766).
+const UNSAFE_VERSIONS: [&str; 3] = ["3.5.0", "3.5.1", "3.5.2"];
+
+/// A key and its value.
+pub type Pair = (Vec<u8>, Vec<u8>);
+
+/// A change of a key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Op {
+    /// A value from now on.
+    Put(Vec<u8>, Vec<u8>),
+    /// None any more.
+    Delete(Vec<u8>),
+    /// None for all keys that begin so.
+    DeleteAll(Vec<u8>),
+}
+
+/// The keys of a server in a cluster.
+pub struct Cluster {
+    runtime: Handle,
+    client: Client,
+    prefix: String,
+    name: String,
+    /// The create revision of `leader` while this process leads; 0: it does not.
+    office: AtomicI64,
+}
+
+/// Some rows of a range.
+pub struct Page {
+    /// in order
+    pub pairs: Vec<Pair>,
+    /// whether there are more behind them
+    pub has_more: bool,
+    /// the revision they are of
+    pub revision: i64,
+}
+
+impl Cluster {
+    /// Connects to a cluster.
+    ///
+    /// # Errors
+    /// [`ServerError::Etcd`], [`ServerError::Config`], [`ServerError::File`].
+    pub fn connect(dir: &Path, config: &EtcdConfig) -> Result<Arc<Cluster>> {
+        let (endpoints, options) = (config.endpoints.clone(), config.options(dir)?);
+        let name = config.name();
+        let failed = |detail: String| ServerError::Etcd { name: config.name(), detail };
+        // A runtime of its own: who waits for etcd may be a thread of another.
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.map_err(|error| failed(error.to_string()))?;
+        let handle = runtime.handle().clone();
+        let drive = move || runtime.block_on(std::future::pending::<()>());
+        let started = std::thread::Builder::new().name("etcd".into()).spawn(drive);
+        started.map_err(|error| failed(error.to_string()))?;
+        let connect = async move { Client::connect(endpoints, Some(options)).await };
+        let client = wait(&handle, connect).unwrap_or_else(|| Err(Error::Internal(THREAD.into())));
+        let client = client.map_err(|error| failed(said(&error)))?;
+        let cluster =
+            Cluster { runtime: handle, client, prefix: config.prefix.clone(), name, office: AtomicI64::new(0) };
+        cluster.check_version()?;
+        Ok(Arc::new(cluster))
+    }
+
+    fn check_version(&self) -> Result<()> {
+        let status = self.ask(|mut client| async move { client.status().await })?;
+        match UNSAFE_VERSIONS.contains(&status.version()) {
+            false => Ok(()),
+            true => Err(self.failed(format!(
+                "a member has version {}, which can lose what it acknowledged: update it",
+                status.version()
+            ))),
+        }
+    }
+
+    fn failed(&self, detail: impl Into<String>) -> ServerError {
+        ServerError::Etcd { name: self.name.clone(), detail: detail.into() }
+    }
+
+    /// What messages call it.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn key(&self, rest: &str) -> Vec<u8> {
+        format!("{}{rest}", self.prefix).into_bytes()
+    }
+
+    /// Asks, again and again where a member does not answer. What is asked may be done more than once.
+    fn ask<T, F>(&self, ask: impl Fn(Client) -> F) -> Result<T>
+    where
+        T: Send + 'static,
+        F: Future<Output = std::result::Result<T, Error>> + Send + 'static,
+    {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            let asked = ask(self.client.clone());
+            let Some(answer) = wait(&self.runtime, in_time(asked)) else { return Err(self.failed(THREAD)) };
+            match answer {
+                Ok(answer) => return Ok(answer),
+                Err(Asked::Failed(error)) if !is_passing(&error) => return Err(self.failed(said(&error))),
+                Err(error) if Instant::now() >= until => {
+                    return Err(self.failed(match error {
+                        Asked::Failed(error) => said(&error),
+                        Asked::Silent => "no member answers".into(),
+                    }));
+                }
+                Err(_) => std::thread::sleep(AGAIN_AFTER),
+            }
+        }
+    }
+
+    /// The value of a key.
+    ///
+    /// # Errors
+    /// [`ServerError::Etcd`].
+    pub fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>> {
+        let mut answer = self.ask(|mut client| {
+            let key = key.to_vec();
+            async move { client.get(key, None).await }
+        })?;
+        Ok(answer.take_kvs().pop().map(|pair| pair.into_key_value().1))
+    }
+
+    /// The first rows whose keys are `from` to `to`, the latter excluded, as of a revision; 0: as of now.
+    ///
+    /// # Errors
+    /// [`ServerError::Etcd`].
+    pub fn page(&self, from: &[u8], to: &[u8], revision: i64) -> Result<Page> {
+        let mut answer = self.ask(|mut client| {
+            let options = GetOptions::new().with_range(to).with_limit(ROWS_AT_ONCE).with_revision(revision);
+            let from = from.to_vec();
+            async move { client.get(from, Some(options)).await }
+        })?;
+        let now = answer.header().map_or(0, |header| header.revision());
+        let revision = if revision == 0 { now } else { revision };
+        let has_more = answer.more();
+        let pairs = answer.take_kvs().into_iter().map(|pair| pair.into_key_value()).collect();
+        Ok(Page { pairs, has_more, revision })
+    }
+
+    /// Visits all rows whose keys begin so, as of one moment.
+    ///
+    /// # Errors
+    /// [`ServerError::Etcd`]; those of `visit`.
+    pub fn visit(&self, prefix: &[u8], mut visit: impl FnMut(&[u8], Vec<u8>) -> Result<()>) -> Result<()> {
+        let (mut from, to, mut revision) = (prefix.to_vec(), behind(prefix), 0);
+        loop {
+            let page = self.page(&from, &to, revision)?;
+            revision = page.revision;
+            for (key, value) in page.pairs {
+                visit(key.get(prefix.len()..).unwrap_or_default(), value)?;
+                from = key;
+            }
+            if !page.has_more {
+                return Ok(());
+            }
+            from.push(0);
+        }
+    }
+
+    /// One transaction of the leader.
+    fn transact(&self, ops: &[Op]) -> Result<()> {
+        let (leader, office) = (self.key(lead::LEADER), self.office.load(Ordering::Acquire));
+        if office == 0 {
+            return Err(ServerError::NotLeading { name: self.name.clone() });
+        }
+        let answer = self.ask(|mut client| {
+            let leads = Compare::create_revision(leader.clone(), CompareOp::Equal, office);
+            let ops: Vec<_> = ops.iter().map(Op::to_etcd).collect();
+            let txn = Txn::new().when([leads]).and_then(ops);
+            async move { client.txn(txn).await }
+        })?;
+        match answer.succeeded() {
+            true => Ok(()),
+            false => Err(ServerError::NotLeading { name: self.name.clone() }),
+        }
+    }
+
+    /// Makes changes, whole and durable; as the leader alone. `journal`: whose they are, one commit at a time.
+    ///
+    /// # Errors
+    /// [`ServerError::Etcd`], [`ServerError::NotLeading`]; they may have been made, but for the latter.
+    pub fn commit(&self, journal: &str, ops: Vec<Op>) -> Result<()> {
+        let ops = last_of_each(ops);
+        if fits(&ops) {
+            return if ops.is_empty() { Ok(()) } else { self.transact(&ops) };
+        }
+        self.write_journal(journal, &ops)?;
+        self.commit_in_pieces(ops)?;
+        self.transact(&[Op::DeleteAll(self.journal(journal))])
+    }
+
+    /// Makes changes durable in a journal, from which they are carried out.
+    ///
+    /// # Errors
+    /// As [`Cluster::commit`].
+    pub fn write_journal(&self, journal: &str, ops: &[Op]) -> Result<()> {
+        let (at, packed) = (self.journal(journal), pack(ops));
+        let parts = packed.chunks(BYTES_MAX);
+        let whole = Op::Put([&at[..], WHOLE].concat(), (parts.len() as u64).to_le_bytes().to_vec());
+        for (number, part) in parts.enumerate() {
+            self.transact(&[Op::Put([&at[..], format!("{number:08}").as_bytes()].concat(), part.to_vec())])?;
+        }
+        self.transact(&[whole])
+    }
+
+    /// For tests: a journal without its end.
+    ///
+    /// # Errors
+    /// As [`Cluster::commit`].
+    #[doc(hidden)]
+    pub fn write_part_of_journal(&self, journal: &str, part: &[u8]) -> Result<()> {
+        self.transact(&[Op::Put([&self.journal(journal)[..], b"00000000"].concat(), part.to_vec())])
+    }
+
+    /// Makes changes of what nobody reads yet, some of which may be made if this fails.
+    ///
+    /// # Errors
+    /// As [`Cluster::commit`].
+    pub fn commit_in_pieces(&self, ops: Vec<Op>) -> Result<()> {
+        let mut piece: Vec<Op> = Vec::new();
+        for op in last_of_each(ops) {
+            piece.push(op);
+            if !fits(&piece) {
+                let last = piece.pop();
+                self.transact(&piece)?;
+                piece.clear();
+                piece.extend(last);
+            }
+        }
+        if piece.is_empty() { Ok(()) } else { self.transact(&piece) }
+    }
+
+    /// Carries out what a leader before had made durable in a journal, if there is something.
+    ///
+    /// # Errors
+    /// As [`Cluster::commit`]; [`ServerError::Etcd`] also where it makes no sense.
+    pub fn recover(&self, journal: &str) -> Result<()> {
+        let at = self.journal(journal);
+        let (mut packed, mut parts, mut whole) = (Vec::new(), 0u64, None);
+        self.visit(&at, |key, value| {
+            match key {
+                WHOLE => whole = Some(value),
+                _ => {
+                    packed.extend(value);
+                    parts += 1;
+                }
+            }
+            Ok(())
+        })?;
+        if parts == 0 && whole.is_none() {
+            return Ok(());
+        }
+        if let Some(whole) = whole {
+            let ops = (whole == parts.to_le_bytes()).then(|| unpack(&packed)).flatten();
+            self.commit_in_pieces(ops.ok_or_else(|| self.failed(format!("the journal {journal} makes no sense")))?)?;
+        }
+        self.transact(&[Op::DeleteAll(at)])
+    }
+
+    fn journal(&self, name: &str) -> Vec<u8> {
+        self.key(&format!("journal/{name}/"))
+    }
+}
+
+/// The name in a journal that makes it durable. It sorts behind those of its parts.
+const WHOLE: &[u8] = b"whole";
+
+impl Op {
+    fn to_etcd(&self) -> TxnOp {
+        match self {
+            Op::Put(key, value) => TxnOp::put(key.clone(), value.clone(), None::<PutOptions>),
+            Op::Delete(key) => TxnOp::delete(key.clone(), None),
+            Op::DeleteAll(prefix) => TxnOp::delete(prefix.clone(), Some(DeleteOptions::new().with_prefix())),
+        }
+    }
+
+    fn parts(&self) -> (u8, &[u8], &[u8]) {
+        match self {
+            Op::Put(key, value) => (0, key, value),
+            Op::Delete(key) => (1, key, &[]),
+            Op::DeleteAll(prefix) => (2, prefix, &[]),
+        }
+    }
+}
+
+fn fits(ops: &[Op]) -> bool {
+    let bytes: usize = ops.iter().map(|op| op.parts().1.len() + op.parts().2.len() + 32).sum();
+    // A single one has to be tried as it is.
+    ops.len() <= 1 || (ops.len() <= OPS_MAX && bytes <= BYTES_MAX)
+}
+
+/// The last change of each key: etcd takes no two in a transaction.
+fn last_of_each(mut ops: Vec<Op>) -> Vec<Op> {
+    let mut seen = HashSet::new();
+    ops.reverse();
+    ops.retain(|op| seen.insert(op.parts().1.to_vec()));
+    ops.reverse();
+    ops
+}
+
+/// Each as: its kind, the lengths of its key and value (u32, little-endian), these.
+fn pack(ops: &[Op]) -> Vec<u8> {
+    let mut packed = Vec::new();
+    for (kind, key, value) in ops.iter().map(Op::parts) {
+        packed.push(kind);
+        for part in [key, value] {
+            packed.extend(u32::try_from(part.len()).unwrap_or(u32::MAX).to_le_bytes());
+        }
+        packed.extend(key);
+        packed.extend(value);
+    }
+    packed
+}
+
+/// `None`: that is nothing that was packed.
+fn unpack(mut packed: &[u8]) -> Option<Vec<Op>> {
+    let mut ops = Vec::new();
+    while let Some((kind, rest)) = packed.split_first() {
+        let (key, rest) = rest.split_first_chunk()?;
+        let (value, rest) = rest.split_first_chunk()?;
+        let [key, value] = [key, value].map(|len| u32::from_le_bytes(*len) as usize);
+        let (key, rest) = rest.split_at_checked(key)?;
+        let (value, rest) = rest.split_at_checked(value)?;
+        ops.push(match kind {
+            0 => Op::Put(key.to_vec(), value.to_vec()),
+            1 if value.is_empty() => Op::Delete(key.to_vec()),
+            2 if value.is_empty() => Op::DeleteAll(key.to_vec()),
+            _ => return None,
+        });
+        packed = rest;
+    }
+    Some(ops)
+}
+
+/// The first key behind all that begin so.
+pub fn behind(prefix: &[u8]) -> Vec<u8> {
+    let mut behind = prefix.to_vec();
+    while let Some(last) = behind.last_mut() {
+        match last.checked_add(1) {
+            Some(next) => {
+                *last = next;
+                return behind;
+            }
+            None => drop(behind.pop()),
+        }
+    }
+    // To etcd: all keys.
+    vec![0]
+}
+
+/// Why nothing is answered.
+enum Asked {
+    Failed(Error),
+    Silent,
+}
+
+async fn in_time<T>(asked: impl Future<Output = std::result::Result<T, Error>>) -> std::result::Result<T, Asked> {
+    match tokio::time::timeout(TIMEOUT, asked).await {
+        Ok(answer) => answer.map_err(Asked::Failed),
+        Err(_) => Err(Asked::Silent),
+    }
+}
+
+/// Has a runtime of another thread do something, and waits for it. For any thread, also one of another runtime. `None`:
+/// it has panicked.
+fn wait<T: Send + 'static>(runtime: &Handle, work: impl Future<Output = T> + Send + 'static) -> Option<T> {
+    let (done, result) = std::sync::mpsc::sync_channel(1);
+    runtime.spawn(async move {
+        let _ = done.send(work.await);
+    });
+    result.recv().ok()
+}
+
+/// Whether a member may answer that the next time, or another does.
+fn is_passing(error: &Error) -> bool {
+    match error {
+        Error::GRpcStatus(status) => match status.code() {
+            Code::Unavailable | Code::DeadlineExceeded | Code::Cancelled | Code::Aborted | Code::Internal => true,
+            // A member that has lost its leader says so.
+            Code::Unknown => !status.message().contains("duplicate key"),
+            _ => false,
+        },
+        Error::TransportError(_) | Error::IoError(_) => true,
+        _ => false,
+    }
+}
+
+fn said(error: &Error) -> String {
+    match error {
+        Error::GRpcStatus(status) => status.message().to_owned(),
+        error => error.to_string(),
+    }
+}

@@ -1,0 +1,94 @@
+//! The state's rows in etcd.
+
+use super::{Cluster, Op};
+use crate::state::State;
+use crate::state::writing::RowChange;
+use crate::{Result, ServerError, state};
+use std::sync::Arc;
+
+/// What messages call the journal of the state.
+const JOURNAL: &str = "state";
+/// What all its keys begin with.
+const ROWS: &str = "state/";
+/// Whose state it is.
+const AUTHORITY: &str = "authority";
+/// Rows that are put at a time.
+const AT_ONCE: usize = 5000;
+
+impl Cluster {
+    /// That the state here is of the servers of an authority.
+    ///
+    /// # Errors
+    /// [`ServerError::NothingInEtcd`], [`ServerError::OtherInEtcd`], [`ServerError::Etcd`].
+    pub fn check_authority(&self, authority: &str) -> Result<()> {
+        match self.get(&self.key(AUTHORITY))? {
+            None => Err(ServerError::NothingInEtcd { name: self.name.clone() }),
+            Some(there) if there == authority.as_bytes() => Ok(()),
+            Some(_) => Err(ServerError::OtherInEtcd { name: self.name.clone() }),
+        }
+    }
+
+    /// Whether there is a state of any server.
+    ///
+    /// # Errors
+    /// [`ServerError::Etcd`].
+    pub fn has_state(&self) -> Result<bool> {
+        Ok(self.get(&self.key(AUTHORITY))?.is_some())
+    }
+
+    /// From here on what is here is the state of the servers of an authority.
+    ///
+    /// # Errors
+    /// [`ServerError::Etcd`], [`ServerError::NotLeading`].
+    pub fn put_authority(&self, authority: &str) -> Result<()> {
+        self.transact(&[Op::Put(self.key(AUTHORITY), authority.as_bytes().to_vec())])
+    }
+
+    /// Opens the state; as the leader.
+    ///
+    /// # Errors
+    /// [`ServerError::Etcd`], [`ServerError::NotLeading`], [`ServerError::Damaged`].
+    pub fn open_state(self: &Arc<Cluster>) -> Result<State> {
+        self.recover(JOURNAL)?;
+        let mut rows = Vec::new();
+        self.visit(&self.key(ROWS), |key, value| {
+            let (table, key) = key.iter().position(|byte| *byte == b'/').map_or((key, &[][..]), |at| {
+                let (table, key) = key.split_at(at);
+                (table, key.get(1..).unwrap_or_default())
+            });
+            let table = String::from_utf8_lossy(table).into_owned();
+            rows.push(RowChange { table, key: key.to_vec(), value: Some(value) });
+            Ok(())
+        })?;
+        State::copy_of(self.name.clone().into(), self.clone(), &rows)
+    }
+
+    /// Puts all rows of a state where there is none.
+    ///
+    /// # Errors
+    /// [`ServerError::Etcd`], [`ServerError::NotLeading`]; those of the state.
+    pub fn put_state(&self, state: &State) -> Result<()> {
+        // Of one that was cut off.
+        self.transact(&[Op::DeleteAll(self.key(ROWS))])?;
+        let mut ops = Vec::new();
+        state.visit_rows(|row| {
+            ops.push(self.op(&row));
+            if ops.len() < AT_ONCE { Ok(()) } else { self.commit_in_pieces(std::mem::take(&mut ops)) }
+        })?;
+        self.commit_in_pieces(ops)
+    }
+
+    fn op(&self, RowChange { table, key, value }: &RowChange) -> Op {
+        let key = [&self.key(ROWS)[..], table.as_bytes(), b"/", key].concat();
+        match value {
+            Some(value) => Op::Put(key, value.clone()),
+            None => Op::Delete(key),
+        }
+    }
+}
+
+impl state::Upstream for Cluster {
+    fn commit(&self, changes: &[RowChange]) -> Result<()> {
+        Cluster::commit(self, JOURNAL, changes.iter().map(|change| self.op(change)).collect())
+    }
+}

@@ -1,0 +1,154 @@
+//! A transaction that knows which rows it changes, so that they can be made durable elsewhere first.
+
+use redb::{
+    AccessGuard, Key, ReadTransaction, ReadableTable, StorageError, Table, TableDefinition, TableError, TableHandle,
+    Value, WriteTransaction,
+};
+use std::borrow::Borrow;
+use std::cell::RefCell;
+use std::ops::Deref;
+
+/// A row of some table, or that there is none any more.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RowChange {
+    /// the table's name
+    pub table: String,
+    /// the key
+    pub key: Vec<u8>,
+    /// what it has from now on
+    pub value: Option<Vec<u8>>,
+}
+
+/// A transaction, in place of redb's.
+pub struct Writing<'t> {
+    transaction: &'t WriteTransaction,
+    changes: RefCell<Vec<RowChange>>,
+}
+
+impl<'t> Writing<'t> {
+    /// One that has changed nothing yet.
+    pub fn of(transaction: &'t WriteTransaction) -> Writing<'t> {
+        Writing { transaction, changes: RefCell::default() }
+    }
+
+    /// As redb's.
+    pub fn open_table<'w, K: Key + 'static, V: Value + 'static>(
+        &'w self,
+        table: TableDefinition<'_, K, V>,
+    ) -> Result<WriteTable<'w, K, V>, TableError> {
+        Ok(WriteTable { table: self.transaction.open_table(table)?, changes: &self.changes })
+    }
+
+    /// What was changed, in order.
+    pub fn into_changes(self) -> Vec<RowChange> {
+        self.changes.into_inner()
+    }
+}
+
+/// A table of such a transaction. It is read as redb's own, and changed by these methods alone.
+pub struct WriteTable<'w, K: Key + 'static, V: Value + 'static> {
+    table: Table<'w, K, V>,
+    changes: &'w RefCell<Vec<RowChange>>,
+}
+
+impl<'w, K: Key + 'static, V: Value + 'static> Deref for WriteTable<'w, K, V> {
+    type Target = Table<'w, K, V>;
+
+    fn deref(&self) -> &Table<'w, K, V> {
+        &self.table
+    }
+}
+
+impl<K: Key + 'static, V: Value + 'static> WriteTable<'_, K, V> {
+    fn note(&self, key: &K::SelfType<'_>, value: Option<&V::SelfType<'_>>) {
+        self.changes.borrow_mut().push(RowChange {
+            table: self.table.name().to_owned(),
+            key: K::as_bytes(key).as_ref().to_vec(),
+            value: value.map(|value| V::as_bytes(value).as_ref().to_vec()),
+        });
+    }
+
+    /// As redb's; what was there is not returned.
+    pub fn insert<'k, 'v>(
+        &mut self,
+        key: impl Borrow<K::SelfType<'k>>,
+        value: impl Borrow<V::SelfType<'v>>,
+    ) -> Result<(), StorageError> {
+        self.note(key.borrow(), Some(value.borrow()));
+        self.table.insert(key, value).map(drop)
+    }
+
+    /// As redb's.
+    pub fn remove<'k>(
+        &mut self,
+        key: impl Borrow<K::SelfType<'k>>,
+    ) -> Result<Option<AccessGuard<'_, V>>, StorageError> {
+        self.note(key.borrow(), None);
+        self.table.remove(key)
+    }
+
+    /// As redb's.
+    pub fn retain(
+        &mut self,
+        mut is_kept: impl for<'f> FnMut(K::SelfType<'f>, V::SelfType<'f>) -> bool,
+    ) -> Result<(), StorageError> {
+        let (name, changes) = (self.table.name().to_owned(), self.changes);
+        self.table.retain(|key, value| {
+            let bytes = K::as_bytes(&key).as_ref().to_vec();
+            let keeps = is_kept(key, value);
+            if !keeps {
+                changes.borrow_mut().push(RowChange { table: name.clone(), key: bytes, value: None });
+            }
+            keeps
+        })
+    }
+}
+
+/// A table of any types, whose rows come as bytes.
+pub trait AnyTable: Sync {
+    /// Its name.
+    fn name(&self) -> &str;
+
+    /// Makes it, where it is not there.
+    fn make(&self, transaction: &WriteTransaction) -> Result<(), TableError>;
+
+    /// All its rows, behind `rows`.
+    fn visit(&self, read: &ReadTransaction, rows: &mut Vec<RowChange>) -> Result<(), redb::Error>;
+
+    /// False: they are no key and value of this table.
+    fn put(&self, transaction: &WriteTransaction, key: &[u8], value: &[u8]) -> Result<bool, redb::Error>;
+}
+
+impl<K: Key + Sync + 'static, V: Value + Sync + 'static> AnyTable for TableDefinition<'static, K, V> {
+    fn name(&self) -> &str {
+        TableHandle::name(self)
+    }
+
+    fn make(&self, transaction: &WriteTransaction) -> Result<(), TableError> {
+        transaction.open_table(*self).map(drop)
+    }
+
+    fn visit(&self, read: &ReadTransaction, rows: &mut Vec<RowChange>) -> Result<(), redb::Error> {
+        for row in read.open_table(*self)?.iter()? {
+            let (key, value) = row?;
+            let key = K::as_bytes(&key.value()).as_ref().to_vec();
+            let value = Some(V::as_bytes(&value.value()).as_ref().to_vec());
+            rows.push(RowChange { table: TableHandle::name(self).to_owned(), key, value });
+        }
+        Ok(())
+    }
+
+    fn put(&self, transaction: &WriteTransaction, key: &[u8], value: &[u8]) -> Result<bool, redb::Error> {
+        if !is_of::<K>(key) || !is_of::<V>(value) {
+            return Ok(false);
+        }
+        transaction.open_table(*self)?.insert(K::from_bytes(key), V::from_bytes(value))?;
+        Ok(true)
+    }
+}
+
+/// Whether bytes are a value of a type: redb panics where they are none.
+fn is_of<T: Value>(bytes: &[u8]) -> bool {
+    let is_text = T::type_name() != <&str>::type_name() || std::str::from_utf8(bytes).is_ok();
+    is_text && T::fixed_width().is_none_or(|width| width == bytes.len())
+}
