@@ -116,6 +116,8 @@ file_system! {
         /// Whether access control lists are kept, inherited and held in step with the mode, so that the kernel may
         /// enforce them.
         fn keeps_acls(&self) -> bool = false;
+        /// Whether writing a file may wait for a server, long, for the keys of its blocks: then others are not to wait.
+        fn waits_for_keys(&self, ino: Ino) -> bool = false;
         /// Ends the use of the file system; called once, after the last request.
         fn close(&self) -> Result<()> = Ok(());
         /// Called every few seconds while in use.

@@ -376,6 +376,11 @@ impl Vault {
         self.ctx.engine.clone()
     }
 
+    /// Whether the keys of new blocks take a part from a server.
+    pub fn waits_for_keys(&self, _: Ino) -> bool {
+        self.ctx.ring.inner().oblivious().is_some()
+    }
+
     /// The loaded keys. They can gain epochs while the vault is open: [`KeyRing::add`].
     pub fn ring(&self) -> &KeyRing {
         &self.ctx.ring

@@ -9,6 +9,7 @@ use super::acl::Caller;
 use super::{CacheWrite, Shared, convert, failed};
 use crate::options::CacheMode;
 use fuser::{FopenFlags, OpenFlags, ReplyData, ReplyWrite, WriteFlags};
+use lamassu_vault::turns::{Need, Use};
 use lamassu_vault::{
     Access, Attr, DirEntry, Entry, FileSystem, HandleId, Ino, Kind, Owner, Result, SetAttr, VaultError,
 };
@@ -238,6 +239,37 @@ impl<F: FileSystem> Shared<F> {
             Err(error) => reply.error(failed("write", &error)),
         }
         drop(counted);
+    }
+
+    /// The same where it may wait for keys: on a thread of its own, since there are few for requests, and others want
+    /// to read meanwhile.
+    pub(super) fn write_aside(
+        self: &Arc<Self>,
+        need: Need,
+        request: WriteRequest,
+        data: Vec<u8>,
+        counted: Option<CacheWrite<F>>,
+        reply: ReplyWrite,
+    ) {
+        let shared = self.clone();
+        let begin = move |turn: Option<Use>| {
+            let syncs = shared.syncs.clone();
+            syncs.run(Box::new(move || {
+                let write = move |s: &Arc<Self>| s.write(request, &data, counted, reply);
+                match shared.gate.enter() {
+                    Some(_pass) => _ = shared.answer("write", || write(&shared)),
+                    None => {
+                        let s = shared.clone();
+                        shared.gate.defer(request.ino, Box::new(move || _ = s.serve("write", || write(&s))));
+                    }
+                }
+                drop(turn);
+            }));
+        };
+        match self.fs.turns() {
+            Some(turns) => turns.run(need, move |turn| begin(Some(turn))),
+            None => begin(None),
+        }
     }
 
     fn is_direct_write(&self, request: &WriteRequest) -> bool {

@@ -278,6 +278,9 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
             self.0.tuning.write_back(data.len());
         }
         let need = if counted.is_some() { Need::WRITE_PAGES } else { Need::CHANGE };
+        if self.0.fs.waits_for_keys(ino.0) {
+            return self.0.write_aside(need, request, data.to_vec(), counted, reply);
+        }
         let turns = self.0.fs.turns();
         let turn = turns.and_then(|turns| turns.enter(need));
         // Most writes go on at once, and their data is not copied.
@@ -301,7 +304,11 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
     }
 
     fn flush(&self, _req: &Request, ino: INodeNo, fh: FileHandle, _lock_owner: LockOwner, reply: ReplyEmpty) {
-        self.0.in_order(ino.0, "flush", move |s| send_empty("flush", s.fs.flush(HandleId(fh.0)), reply));
+        let flush = move |s: &Shared<F>| send_empty("flush", s.fs.flush(HandleId(fh.0)), reply);
+        match self.0.fs.waits_for_keys(ino.0) {
+            true => self.0.sync(ino.0, "flush", flush),
+            false => self.0.in_order(ino.0, "flush", flush),
+        }
     }
 
     fn release(

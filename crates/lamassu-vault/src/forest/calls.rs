@@ -104,6 +104,10 @@ impl FileSystem for Forest {
         }
     }
 
+    fn waits_for_keys(&self, ino: Ino) -> bool {
+        self.vault(volume_of(ino)).is_some_and(|vault| vault.waits_for_keys(local(ino)))
+    }
+
     // Datasets before the vaults that they lie in.
     fn close(&self) -> Result<()> {
         let _one = self.changing.lock();
