@@ -23,7 +23,8 @@ pub const COMMENTED: &str = r#"# Configuration of lamassu-server. A line that is
 # By which name or address hosts reach it, for tokens: HOST:PORT. Without, the name of this machine and the port above.
 #address = "server.example:7433"
 
-# A session that is silent for so long has ended, and others may have its vault; 5 to 600 s.
+# A session that is silent for so long has ended, and others may have its vault; 5 to 600 s. A shorter time than
+# before counts from the first start on at which there is no session.
 #term_seconds = 30
 # Between two signs of life of a session; at most a quarter of the term.
 #heartbeat_seconds = 5
@@ -66,7 +67,7 @@ pub const COMMENTED: &str = r#"# Configuration of lamassu-server. A line that is
 #endpoints = ["https://etcd1.example:2379", "https://etcd2.example:2379", "https://etcd3.example:2379"]
 #prefix = "lamassu/"
 # Another server may lead when this one has been silent for so long; 2 to 60 s.
-#leader_seconds = 3
+#leader_seconds = 5
 # Files, by their paths from this directory: authorities of the members (without, the system's), and the certificate by
 # which they know this server, or its user.
 #ca = "etcd-ca.pem"
@@ -249,7 +250,7 @@ mod tests {
             let shown: String =
                 etcd.lines().filter(|line| !line.starts_with("# ")).map(|line| format!("{}\n", &line[1..])).collect();
             let shown: EtcdConfig = toml::from_str(&shown).expect("parses");
-            assert!(shown.check().is_ok() && (&*shown.prefix, shown.leader_seconds) == ("lamassu/", 3));
+            assert!(shown.check().is_ok() && (&*shown.prefix, shown.leader_seconds) == ("lamassu/", 5));
         }
         let _ = etcd;
         let all: String = plain

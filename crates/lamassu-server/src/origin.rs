@@ -108,6 +108,7 @@ mod moved {
     use data_encoding::HEXLOWER;
     use lamassu_anchor::table::Change;
     use std::fs;
+    use std::time::Instant;
 
     /// Rows of an anchor that are moved at a time.
     const AT_ONCE: usize = 5000;
@@ -129,7 +130,13 @@ mod moved {
         authority: &str,
         waits: &Waits<'_>,
     ) -> Result<Option<Origin>> {
-        let lock = lock(dir)?;
+        let lock = match waits {
+            Waits::Until { .. } => lock_when_free(dir)?,
+            Waits::Not => match lock(dir) {
+                Err(ServerError::Running { .. }) => return Err(stands_by(dir, etcd)?),
+                lock => lock?,
+            },
+        };
         if dir.join(state::FILE).symlink_metadata().is_ok() {
             return Err(ServerError::NotMoved { name: etcd.name(), dir: dir.to_owned() });
         }
@@ -152,12 +159,34 @@ mod moved {
         Ok(Some(Origin { state: Arc::new(state), anchors, office }))
     }
 
+    /// The same for a server: an administrator's command, or a server that ends, may have it for a moment.
+    fn lock_when_free(dir: &Path) -> Result<fs::File> {
+        let until = Instant::now() + state::FREE_WITHIN;
+        loop {
+            match lock(dir) {
+                Err(ServerError::Running { .. }) if Instant::now() < until => std::thread::sleep(state::AGAIN_AFTER),
+                locked => return locked,
+            }
+        }
+    }
+
+    /// Why a command is not carried out where a server runs that does not answer.
+    fn stands_by(dir: &Path, etcd: &EtcdConfig) -> Result<ServerError> {
+        let cluster = Cluster::connect(dir, etcd)?;
+        Ok(match cluster.leader()? {
+            Some(leader) => elsewhere(&cluster, Some(leader)),
+            None => ServerError::Running { dir: dir.to_owned() },
+        })
+    }
+
+    fn elsewhere(cluster: &Cluster, leader: Option<String>) -> ServerError {
+        let leader = leader.map_or("try again".into(), |leader| format!("{leader} does, ask there"));
+        ServerError::Elsewhere { name: cluster.name().to_owned(), leader }
+    }
+
     /// Leads for a command, if nobody does.
     fn lead_now(cluster: &Arc<Cluster>, address: &str, seconds: u64) -> Result<Arc<Lead>> {
-        let elsewhere = |leader: Option<String>| ServerError::Elsewhere {
-            name: cluster.name().to_owned(),
-            leader: leader.map_or("try again".into(), |leader| format!("{leader} does, ask there")),
-        };
+        let elsewhere = |leader| elsewhere(cluster, leader);
         let leader = cluster.leader()?;
         if leader.is_some() {
             return Err(elsewhere(leader));

@@ -19,6 +19,7 @@ use crate::vault::Common;
 use crate::vaults::{Lost, Vaults};
 use crate::webhook::{self, Webhook};
 use crate::{Result, ServerError};
+use lamassu_lease::{Terms, TermsError};
 use lamassu_rpc::tls::{self, Keys};
 use rustls::ServerConfig;
 use std::fs::{self, DirBuilder, Permissions};
@@ -137,9 +138,16 @@ async fn serve(dir: &Path, config: Config) -> Result<()> {
     let Some(Origin { state, anchors, office }) = opened else { return Ok(()) };
     // Before anybody is answered: it may take a while, and a person.
     let master = Master::of(&config, &state)?.map(Arc::new);
-    let terms = config
-        .terms()
-        .map_err(|error| ServerError::Config { path: dir.join(config::FILE), detail: error.to_string() })?;
+    let wrong = |error: TermsError| ServerError::Config { path: dir.join(config::FILE), detail: error.to_string() };
+    let mut terms = config.terms().map_err(wrong)?;
+    let term = state.begin_term(terms.term().0)?;
+    if term != terms.term().0 {
+        tracing::warn!(
+            seconds = term / 1000,
+            "there are sessions that were told of this longer term, which still counts"
+        );
+        terms = Terms::new(term, terms.heartbeat().0, terms.min_hold().0).map_err(wrong)?;
+    }
     let metrics = Metrics::default();
     let policies = Arc::new(Policies::start(dir, terms, (state.clone(), metrics.clone()))?);
     let common = Common { state: state.clone(), metrics: metrics.clone(), policies: policies.clone() };

@@ -32,8 +32,8 @@ use tokio::sync::watch;
 /// Its name in the server's directory.
 pub const FILE: &str = "state.redb";
 /// How long another process may have it for a moment.
-const FREE_WITHIN: Duration = Duration::from_secs(3);
-const AGAIN_AFTER: Duration = Duration::from_millis(20);
+pub(crate) const FREE_WITHIN: Duration = Duration::from_secs(3);
+pub(crate) const AGAIN_AFTER: Duration = Duration::from_millis(20);
 /// Entries of the audit log that are read at a time.
 const ENTRIES_AT_ONCE: usize = 1000;
 

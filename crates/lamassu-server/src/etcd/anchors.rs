@@ -12,6 +12,8 @@ use std::io;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
+/// The name of the list of anchors, among what transactions are made on.
+const LIST: &str = "anchors";
 const ANCHORS: &str = "anchors/";
 const AWAY: &str = "away/";
 const NEW: &str = "new/";
@@ -42,7 +44,7 @@ impl EtcdAnchors {
     /// As [`EtcdAnchors::open`].
     pub fn open_empty(cluster: &Arc<Cluster>) -> Result<EtcdAnchors> {
         for all in [ANCHORS, AWAY, NEW, ROWS] {
-            cluster.transact(&[Op::DeleteAll(cluster.key(all))])?;
+            cluster.transact(LIST, &[Op::DeleteAll(cluster.key(all))])?;
         }
         Ok(EtcdAnchors(cluster.clone()))
     }
@@ -59,9 +61,10 @@ impl EtcdAnchors {
 }
 
 fn remove(cluster: &Cluster, generation: &str) -> Result<()> {
-    cluster.transact(&[Op::DeleteAll(cluster.key(&format!("{ROWS}{generation}/")))])?;
-    cluster.transact(&[Op::DeleteAll(cluster.journal(generation))])?;
-    cluster.transact(&[Op::Delete(cluster.key(&format!("{NEW}{generation}")))])
+    cluster.transact(LIST, &[Op::DeleteAll(cluster.key(&format!("{ROWS}{generation}/")))])?;
+    cluster.transact(LIST, &[Op::DeleteAll(cluster.journal(generation))])?;
+    let ops = [NEW, "last/"].map(|at| Op::Delete(cluster.key(&format!("{at}{generation}"))));
+    cluster.transact(LIST, &ops)
 }
 
 impl AnchorStore for EtcdAnchors {
@@ -96,7 +99,7 @@ impl AnchorStore for EtcdAnchors {
         random.map_err(|_| in_anchor("make", ServerError::NoRandom))?;
         let generation = HEXLOWER.encode(&number);
         let is_new = Op::Put(self.0.key(&format!("{NEW}{generation}")), Vec::new());
-        self.0.transact(&[is_new]).map_err(|error| in_anchor("make", error))?;
+        self.0.transact(LIST, &[is_new]).map_err(|error| in_anchor("make", error))?;
         let table = Arc::new(EtcdTable::of(&self.0, generation.clone(), true));
         Ok(Box::new(NewRows { cluster: self.0.clone(), generation: Some(generation), id: *id, table }))
     }
@@ -112,7 +115,7 @@ impl AnchorStore for EtcdAnchors {
         let old = self.0.get(&away)?.map(|old| String::from_utf8_lossy(&old).into_owned());
         ops.extend(old.iter().map(|old| Op::Put(self.0.key(&format!("{NEW}{old}")), Vec::new())));
         ops.push(Op::Put(away, generation.into_bytes()));
-        self.0.transact(&ops)?;
+        self.0.transact(LIST, &ops)?;
         old.map_or(Ok(()), |old| self.remove(&old)).map(|()| true)
     }
 
@@ -147,7 +150,7 @@ impl NewAnchor for NewRows {
         let mut ops =
             vec![Op::Delete(cluster.key(&format!("{NEW}{generation}"))), Op::Put(place, generation.into_bytes())];
         ops.extend(old.iter().map(|old| Op::Put(cluster.key(&format!("{NEW}{old}")), Vec::new())));
-        cluster.transact(&ops)?;
+        cluster.transact(LIST, &ops)?;
         self.generation = None;
         old.map_or(Ok(()), |old| remove(&cluster, &old))
     }
@@ -248,7 +251,7 @@ impl Table for EtcdTable {
         };
         let ops = changes.iter().map(op).collect();
         let done = match self.is_new {
-            true => self.cluster.commit_in_pieces(ops),
+            true => self.cluster.commit_in_pieces(&self.generation, ops),
             false => self.cluster.commit(&self.generation, ops),
         };
         done.map_err(|error| in_anchor("commit to", error))

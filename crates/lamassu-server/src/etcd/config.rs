@@ -35,7 +35,7 @@ fn default_prefix() -> String {
 }
 
 fn default_seconds() -> u64 {
-    3
+    5
 }
 
 impl EtcdConfig {

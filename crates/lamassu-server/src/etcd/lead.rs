@@ -189,12 +189,15 @@ async fn answer(
         let _ = tokio::time::timeout(term / 3, asks.changed()).await;
         let asked = *asks.borrow_and_update();
         let mut client = cluster.client.clone();
-        let sent = Instant::now();
+        let (sent, seen) = (Instant::now(), cluster.seen.load(Ordering::Acquire));
         match tokio::time::timeout(TIMEOUT.min(term / 2), client.get(key.clone(), None)).await {
             Ok(Ok(found)) => {
                 let leads = found.kvs().first().is_some_and(|pair| pair.create_revision() == office);
                 if !leads {
                     return "another replica leads".into();
+                }
+                if let Err(error) = cluster.heard(found.header(), seen) {
+                    return error.to_string();
                 }
                 last = sent;
                 confirms.send_replace(asked);

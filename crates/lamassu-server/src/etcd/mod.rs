@@ -14,9 +14,14 @@
 //! | `new/GENERATION` | its rows are being put, or are nobody's any more |
 //! | `rows/GENERATION/SPACE KEY` | a row of an anchor |
 //! | `journal/NAME/NUMBER`, `journal/NAME/whole` | a commit that is too large for one transaction |
+//! | `last/NAME` | the number of the last transaction on the state (`state`), an anchor (its generation), or the list of anchors (`anchors`) |
 //!
 //! Fencing: every transaction compares the create revision of `leader` with the term of office of its maker. An etcd
 //! lease may end early, and its holder may not know ([`lead`]); a transaction of its holder then changes nothing.
+//!
+//! A transaction that is not answered is made again, by another member, and the first try of it may be carried out much
+//! later. So each also compares the revision of `last/NAME`, and changes it: it is done once, and never behind a later
+//! one. Who opens an anchor changes it first: nothing that was tried before is done after that.
 //!
 //! A commit too large for one transaction is written to its journal first. With `whole` it is durable; then it is
 //! carried out, in as many transactions as it takes, and again by the next leader, if it was cut off. Nobody reads
@@ -29,12 +34,15 @@ pub mod state;
 
 use self::config::EtcdConfig;
 use crate::{Result, ServerError};
-use etcd_client::{Client, Compare, CompareOp, DeleteOptions, Error, GetOptions, PutOptions, Txn, TxnOp};
-use std::collections::HashSet;
+use etcd_client::{
+    Client, Compare, CompareOp, DeleteOptions, Error, GetOptions, PutOptions, ResponseHeader, Txn, TxnOp, TxnOpResponse,
+};
+use parking_lot::Mutex;
+use std::collections::{HashMap, HashSet};
 use std::future::Future;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
 use tonic::Code;
@@ -43,11 +51,14 @@ use tonic::Code;
 const OPS_MAX: usize = 100;
 /// Bytes of a transaction, and of a part of a journal; etcd takes 1.5 MiB.
 const BYTES_MAX: usize = 1 << 20;
-/// Rows that are read at a time: of the longest that there are it must be less than 4 MiB.
+/// Rows that are read at a time, and what they come to at most: a row of an anchor has up to 32 KiB.
 const ROWS_AT_ONCE: i64 = 500;
+const PAGE_BYTES_MAX: usize = 64 << 20;
 /// How long a member of the cluster that does not answer, or has no leader, is asked again.
 const PATIENCE: Duration = Duration::from_secs(10);
 const AGAIN_AFTER: Duration = Duration::from_millis(50);
+/// Tries that may be under way when an anchor is opened.
+const TRIES_MAX: usize = 8;
 /// For one answer.
 const TIMEOUT: Duration = Duration::from_secs(3);
 /// Should never be said: what runs there does not panic.
@@ -77,6 +88,25 @@ pub struct Cluster {
     name: String,
     /// The create revision of `leader` while this process leads; 0: it does not.
     office: AtomicI64,
+    lasts: Mutex<HashMap<String, Arc<Mutex<Last>>>>,
+    /// The highest revision that was heard of, and of which cluster it is; 0: none yet.
+    seen: AtomicI64,
+    cluster: AtomicU64,
+    /// Of the last transaction that was made, with which no other begins that a process makes.
+    transactions: AtomicU64,
+}
+
+/// What is known of `last/NAME`: its revision. Locked while a transaction is made.
+#[derive(Default)]
+struct Last(Option<i64>);
+
+/// What became of a try.
+enum Tried {
+    /// With this revision.
+    Done(i64),
+    NotLeading,
+    /// Something else is the last by now.
+    Overtaken,
 }
 
 /// Some rows of a range.
@@ -108,8 +138,18 @@ impl Cluster {
         let connect = async move { Client::connect(endpoints, Some(options)).await };
         let client = wait(&handle, connect).unwrap_or_else(|| Err(Error::Internal(THREAD.into())));
         let client = client.map_err(|error| failed(said(&error)))?;
-        let cluster =
-            Cluster { runtime: handle, client, prefix: config.prefix.clone(), name, office: AtomicI64::new(0) };
+        let (office, lasts, seen, cluster, transactions) = Default::default();
+        let cluster = Cluster {
+            runtime: handle,
+            client,
+            prefix: config.prefix.clone(),
+            name,
+            office,
+            lasts,
+            seen,
+            cluster,
+            transactions,
+        };
         cluster.check_version()?;
         Ok(Arc::new(cluster))
     }
@@ -127,6 +167,21 @@ impl Cluster {
 
     fn failed(&self, detail: impl Into<String>) -> ServerError {
         ServerError::Etcd { name: self.name.clone(), detail: detail.into() }
+    }
+
+    /// That an answer is of the cluster that was asked, and not of a state that was put back: revisions never fall.
+    /// `before`: the highest that was known when it was asked.
+    fn heard(&self, header: Option<&ResponseHeader>, before: i64) -> Result<()> {
+        let (revision, cluster) = header.map_or((0, 0), |header| (header.revision(), header.cluster_id()));
+        let known = self
+            .cluster
+            .compare_exchange(0, cluster, Ordering::AcqRel, Ordering::Acquire)
+            .unwrap_or_else(|known| known);
+        if revision < before || (known != 0 && known != cluster) {
+            return Err(self.failed("it has gone back to an older state, or is another cluster"));
+        }
+        self.seen.fetch_max(revision, Ordering::AcqRel);
+        Ok(())
     }
 
     /// What messages call it.
@@ -167,10 +222,12 @@ impl Cluster {
     /// # Errors
     /// [`ServerError::Etcd`].
     pub fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>> {
+        let seen = self.seen.load(Ordering::Acquire);
         let mut answer = self.ask(|mut client| {
             let key = key.to_vec();
             async move { client.get(key, None).await }
         })?;
+        self.heard(answer.header(), seen)?;
         Ok(answer.take_kvs().pop().map(|pair| pair.into_key_value().1))
     }
 
@@ -179,11 +236,14 @@ impl Cluster {
     /// # Errors
     /// [`ServerError::Etcd`].
     pub fn page(&self, from: &[u8], to: &[u8], revision: i64) -> Result<Page> {
-        let mut answer = self.ask(|mut client| {
+        let seen = self.seen.load(Ordering::Acquire);
+        let mut answer = self.ask(|client| {
             let options = GetOptions::new().with_range(to).with_limit(ROWS_AT_ONCE).with_revision(revision);
             let from = from.to_vec();
+            let mut client = client.kv_client().max_decoding_message_size(PAGE_BYTES_MAX);
             async move { client.get(from, Some(options)).await }
         })?;
+        self.heard(answer.header(), seen)?;
         let now = answer.header().map_or(0, |header| header.revision());
         let revision = if revision == 0 { now } else { revision };
         let has_more = answer.more();
@@ -211,22 +271,84 @@ impl Cluster {
         }
     }
 
-    /// One transaction of the leader.
-    fn transact(&self, ops: &[Op]) -> Result<()> {
+    /// One transaction of the leader, on what `name` says: those on one thing are made one after the other.
+    fn transact(&self, name: &str, ops: &[Op]) -> Result<()> {
+        let last = self.lasts.lock().entry(name.to_owned()).or_default().clone();
+        let last = &mut *last.lock();
+        let key = self.key(&format!("last/{name}"));
+        // Where it fails nothing is known: a try may be carried out yet.
+        let known = last.0.take();
+        let before = known.map_or_else(|| self.revision_of(&key), Ok)?;
+        match self.try_to(&key, before, ops)? {
+            Tried::Done(revision) => {
+                last.0 = Some(revision);
+                Ok(())
+            }
+            Tried::NotLeading => Err(ServerError::NotLeading { name: self.name.clone() }),
+            Tried::Overtaken => Err(self.failed("what was given up before was carried out after all: try again")),
+        }
+    }
+
+    fn try_to(&self, key: &[u8], before: i64, ops: &[Op]) -> Result<Tried> {
         let (leader, office) = (self.key(lead::LEADER), self.office.load(Ordering::Acquire));
         if office == 0 {
-            return Err(ServerError::NotLeading { name: self.name.clone() });
+            return Ok(Tried::NotLeading);
         }
+        // Nobody else writes this: two processes that make the same number have different offices.
+        let number = self.transactions.fetch_add(1, Ordering::Relaxed);
+        let own = [office.to_le_bytes(), number.to_le_bytes()].concat();
+        let seen = self.seen.load(Ordering::Acquire);
         let answer = self.ask(|mut client| {
             let leads = Compare::create_revision(leader.clone(), CompareOp::Equal, office);
-            let ops: Vec<_> = ops.iter().map(Op::to_etcd).collect();
-            let txn = Txn::new().when([leads]).and_then(ops);
+            let is_next = Compare::mod_revision(key, CompareOp::Equal, before);
+            let mut all: Vec<_> = ops.iter().map(Op::to_etcd).collect();
+            all.push(TxnOp::put(key, own.clone(), None));
+            let look = [TxnOp::get(leader.clone(), None), TxnOp::get(key, None)];
+            let txn = Txn::new().when([leads, is_next]).and_then(all).or_else(look);
             async move { client.txn(txn).await }
         })?;
-        match answer.succeeded() {
-            true => Ok(()),
-            false => Err(ServerError::NotLeading { name: self.name.clone() }),
+        self.heard(answer.header(), seen)?;
+        if answer.succeeded() {
+            return Ok(Tried::Done(answer.header().map_or(0, |header| header.revision())));
         }
+        let (mut leads, mut done) = (false, None);
+        for found in answer.op_responses() {
+            let TxnOpResponse::Get(found) = found else { continue };
+            for pair in found.kvs() {
+                leads |= pair.key() == leader && pair.create_revision() == office;
+                // The try before was carried out, and its answer was lost.
+                done = done.or((pair.key() == key && pair.value() == own).then(|| pair.mod_revision()));
+            }
+        }
+        Ok(match done {
+            Some(revision) => Tried::Done(revision),
+            None if leads => Tried::Overtaken,
+            None => Tried::NotLeading,
+        })
+    }
+
+    /// 0: it is not there.
+    fn revision_of(&self, key: &[u8]) -> Result<i64> {
+        let seen = self.seen.load(Ordering::Acquire);
+        let answer = self.ask(|mut client| {
+            let key = key.to_vec();
+            async move { client.get(key, None).await }
+        })?;
+        self.heard(answer.header(), seen)?;
+        Ok(answer.kvs().first().map_or(0, |pair| pair.mod_revision()))
+    }
+
+    /// From here on nothing is carried out that was tried before, and not answered.
+    fn end_tries(&self, name: &str) -> Result<()> {
+        let mut tried = self.transact(name, &[]);
+        // What is carried out in between is one of those: there are not many.
+        for _ in 0..TRIES_MAX {
+            match tried {
+                Err(ServerError::Etcd { .. }) => tried = self.transact(name, &[]),
+                done => return done,
+            }
+        }
+        tried
     }
 
     /// Makes changes, whole and durable; as the leader alone. `journal`: whose they are, one commit at a time.
@@ -236,11 +358,11 @@ impl Cluster {
     pub fn commit(&self, journal: &str, ops: Vec<Op>) -> Result<()> {
         let ops = last_of_each(ops);
         if fits(&ops) {
-            return if ops.is_empty() { Ok(()) } else { self.transact(&ops) };
+            return if ops.is_empty() { Ok(()) } else { self.transact(journal, &ops) };
         }
         self.write_journal(journal, &ops)?;
-        self.commit_in_pieces(ops)?;
-        self.transact(&[Op::DeleteAll(self.journal(journal))])
+        self.commit_in_pieces(journal, ops)?;
+        self.transact(journal, &[Op::DeleteAll(self.journal(journal))])
     }
 
     /// Makes changes durable in a journal, from which they are carried out.
@@ -252,9 +374,10 @@ impl Cluster {
         let parts = packed.chunks(BYTES_MAX);
         let whole = Op::Put([&at[..], WHOLE].concat(), (parts.len() as u64).to_le_bytes().to_vec());
         for (number, part) in parts.enumerate() {
-            self.transact(&[Op::Put([&at[..], format!("{number:08}").as_bytes()].concat(), part.to_vec())])?;
+            let key = [&at[..], format!("{number:08}").as_bytes()].concat();
+            self.transact(journal, &[Op::Put(key, part.to_vec())])?;
         }
-        self.transact(&[whole])
+        self.transact(journal, &[whole])
     }
 
     /// For tests: a journal without its end.
@@ -263,25 +386,25 @@ impl Cluster {
     /// As [`Cluster::commit`].
     #[doc(hidden)]
     pub fn write_part_of_journal(&self, journal: &str, part: &[u8]) -> Result<()> {
-        self.transact(&[Op::Put([&self.journal(journal)[..], b"00000000"].concat(), part.to_vec())])
+        self.transact(journal, &[Op::Put([&self.journal(journal)[..], b"00000000"].concat(), part.to_vec())])
     }
 
     /// Makes changes of what nobody reads yet, some of which may be made if this fails.
     ///
     /// # Errors
     /// As [`Cluster::commit`].
-    pub fn commit_in_pieces(&self, ops: Vec<Op>) -> Result<()> {
+    pub fn commit_in_pieces(&self, name: &str, ops: Vec<Op>) -> Result<()> {
         let mut piece: Vec<Op> = Vec::new();
         for op in last_of_each(ops) {
             piece.push(op);
             if !fits(&piece) {
                 let last = piece.pop();
-                self.transact(&piece)?;
+                self.transact(name, &piece)?;
                 piece.clear();
                 piece.extend(last);
             }
         }
-        if piece.is_empty() { Ok(()) } else { self.transact(&piece) }
+        if piece.is_empty() { Ok(()) } else { self.transact(name, &piece) }
     }
 
     /// Carries out what a leader before had made durable in a journal, if there is something.
@@ -289,6 +412,7 @@ impl Cluster {
     /// # Errors
     /// As [`Cluster::commit`]; [`ServerError::Etcd`] also where it makes no sense.
     pub fn recover(&self, journal: &str) -> Result<()> {
+        self.end_tries(journal)?;
         let at = self.journal(journal);
         let (mut packed, mut parts, mut whole) = (Vec::new(), 0u64, None);
         self.visit(&at, |key, value| {
@@ -306,9 +430,10 @@ impl Cluster {
         }
         if let Some(whole) = whole {
             let ops = (whole == parts.to_le_bytes()).then(|| unpack(&packed)).flatten();
-            self.commit_in_pieces(ops.ok_or_else(|| self.failed(format!("the journal {journal} makes no sense")))?)?;
+            let ops = ops.ok_or_else(|| self.failed(format!("the journal {journal} makes no sense")))?;
+            self.commit_in_pieces(journal, ops)?;
         }
-        self.transact(&[Op::DeleteAll(at)])
+        self.transact(journal, &[Op::DeleteAll(at)])
     }
 
     fn journal(&self, name: &str) -> Vec<u8> {

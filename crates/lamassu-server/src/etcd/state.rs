@@ -41,7 +41,7 @@ impl Cluster {
     /// # Errors
     /// [`ServerError::Etcd`], [`ServerError::NotLeading`].
     pub fn put_authority(&self, authority: &str) -> Result<()> {
-        self.transact(&[Op::Put(self.key(AUTHORITY), authority.as_bytes().to_vec())])
+        self.transact(JOURNAL, &[Op::Put(self.key(AUTHORITY), authority.as_bytes().to_vec())])
     }
 
     /// Opens the state; as the leader.
@@ -69,13 +69,13 @@ impl Cluster {
     /// [`ServerError::Etcd`], [`ServerError::NotLeading`]; those of the state.
     pub fn put_state(&self, state: &State) -> Result<()> {
         // Of one that was cut off.
-        self.transact(&[Op::DeleteAll(self.key(ROWS))])?;
+        self.transact(JOURNAL, &[Op::DeleteAll(self.key(ROWS))])?;
         let mut ops = Vec::new();
         state.visit_rows(|row| {
             ops.push(self.op(&row));
-            if ops.len() < AT_ONCE { Ok(()) } else { self.commit_in_pieces(std::mem::take(&mut ops)) }
+            if ops.len() < AT_ONCE { Ok(()) } else { self.commit_in_pieces(JOURNAL, std::mem::take(&mut ops)) }
         })?;
-        self.commit_in_pieces(ops)
+        self.commit_in_pieces(JOURNAL, ops)
     }
 
     fn op(&self, RowChange { table, key, value }: &RowChange) -> Op {

@@ -6,6 +6,7 @@ use crate::audit::{Event, Why};
 use data_encoding::HEXLOWER;
 use lamassu_lease::server::{Change, Durable};
 use lamassu_lease::{GrantNo, Object, SessionId};
+use redb::ReadableTable;
 
 pub(super) const RUNS: u8 = 0;
 const SESSION: u8 = 1;
@@ -13,6 +14,9 @@ const EXCLUSIVE: u8 = 2;
 const ABANDONED: u8 = 3;
 /// The vault's anchor is kept here.
 pub(super) const KEPT: u8 = 4;
+
+/// The term that sessions were told, ms, among the server's numbers.
+const TERM: &str = "term";
 
 /// Behind the host of a session that has its vault by turns. No name of a host has it.
 const BY_TURNS: char = '\0';
@@ -87,6 +91,24 @@ impl State {
             }
         }
         Ok((durable, sessions))
+    }
+
+    /// The term that sessions count on from now on, ms: the one that is configured, or the longer one that sessions were
+    /// told which have not ended.
+    ///
+    /// # Errors
+    /// [`ServerError::Database`].
+    pub fn begin_term(&self, configured: u64) -> Result<u64> {
+        let has_sessions = !self.of_kind(SESSION)?.is_empty();
+        self.write(|write, _| {
+            let mut numbers = write.open_table(NUMBERS)?;
+            let before = numbers.get(TERM)?.map(|row| row.value());
+            let term = before.filter(|_| has_sessions).map_or(configured, |before| before.max(configured));
+            if before != Some(term) {
+                numbers.insert(TERM, term)?;
+            }
+            Ok(term)
+        })
     }
 
     /// The vaults whose anchors are kept here.

@@ -32,13 +32,14 @@ struct Etcd {
     members: Vec<Option<Child>>,
     clients: Vec<u16>,
     peers: Vec<u16>,
+    leader_seconds: u64,
 }
 
 impl Etcd {
     fn start(count: usize) -> Etcd {
         let [clients, peers] = [(); 2].map(|()| (0..count).map(|_| free_port()).collect());
         let members = (0..count).map(|_| None).collect();
-        let mut etcd = Etcd { dir: tempfile::tempdir().unwrap(), members, clients, peers };
+        let mut etcd = Etcd { dir: tempfile::tempdir().unwrap(), members, clients, peers, leader_seconds: 2 };
         (0..count).for_each(|member| etcd.start_member(member));
         etcd
     }
@@ -73,8 +74,9 @@ impl Etcd {
     }
 
     fn table(&self) -> String {
+        let seconds = self.leader_seconds;
         let urls: Vec<_> = self.clients.iter().map(|port| format!("\"http://127.0.0.1:{port}\"")).collect();
-        format!("endpoints = [{}]\nprefix = \"test/\"\nleader_seconds = 2\n", urls.join(", "))
+        format!("endpoints = [{}]\nprefix = \"test/\"\nleader_seconds = {seconds}\n", urls.join(", "))
     }
 
     fn cluster(&self) -> Arc<Cluster> {
@@ -265,6 +267,9 @@ fn killed_replicas_and_members_lose_nothing_acknowledged() {
     into_etcd(&mut lab, &etcd);
     let mut replica = run_replica(&lab, "replica");
     wait_for("the replica stands by", || replica_log(&lab).contains("standing by"));
+    let stands_by = Command::new(server_program()).arg("status").arg(lab.path("replica")).output().unwrap();
+    let said = String::from_utf8_lossy(&stands_by.stderr).into_owned();
+    assert!(stands_by.status.code() == Some(11) && said.contains("does, ask there"), "{said}");
     let (a, b) = (lab.host("a"), lab.host("b"));
     a.mount().ok();
     let stop = AtomicBool::new(false);
@@ -323,6 +328,66 @@ fn killed_replicas_and_members_lose_nothing_acknowledged() {
     fs::write(backup.join("server.toml"), config.split("[etcd]").next().unwrap()).unwrap();
     let checked = Command::new(server_program()).arg("check").arg(&backup).output().unwrap();
     assert!(checked.status.success(), "{checked:?}");
+}
+
+/// A member that stands still has what it was asked carried out when it goes on, and somebody else was asked meanwhile:
+/// nothing goes back by that.
+#[test]
+fn what_is_carried_out_late_takes_nothing_back() {
+    if !is_there() {
+        return;
+    }
+    let mut etcd = Etcd::start(3);
+    // The server is to outlive a member that stands still.
+    etcd.leader_seconds = 15;
+    let mut lab = Lab::new();
+    {
+        let (a, b) = (lab.joined("a"), lab.joined("b"));
+        let id = lab.vault(a);
+        lab.grant(b, &id);
+    }
+    into_etcd(&mut lab, &etcd);
+    let (a, b) = (lab.host("a"), lab.host("b"));
+    a.mount().ok();
+    let stop = AtomicBool::new(false);
+    let kept = std::thread::scope(|scope| {
+        let works = scope.spawn(|| {
+            let mut kept = Vec::new();
+            for number in 0.. {
+                if stop.load(Ordering::Relaxed) {
+                    break;
+                }
+                let (name, gone) = (format!("f{number}"), format!("gone{number}"));
+                a.write(&gone, "soon gone").unwrap();
+                fs::remove_file(a.file(&gone)).unwrap();
+                a.write(&name, &name).unwrap();
+                kept.push(name);
+            }
+            kept
+        });
+        for round in 0..6 {
+            let member = etcd.members[round % 3].as_ref().unwrap().id();
+            kill(member, "-STOP");
+            std::thread::sleep(Duration::from_millis(3_400 + 100 * round as u64));
+            kill(member, "-CONT");
+            std::thread::sleep(Duration::from_millis(300));
+        }
+        stop.store(true, Ordering::Relaxed);
+        works.join().unwrap()
+    });
+    a.umount().ok();
+    b.mount().ok();
+    let mut there: Vec<_> =
+        fs::read_dir(b.file("")).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    let mut expected = kept.clone();
+    there.sort();
+    expected.sort();
+    assert_eq!(there, expected);
+    for name in &kept {
+        assert_eq!(fs::read_to_string(b.file(name)).unwrap(), *name);
+    }
+    b.umount().ok();
+    b.run("check store/v").ok();
 }
 
 /// A leader that is stopped for longer than it may be silent has nobody believe it afterwards, and ends.
