@@ -236,6 +236,31 @@ def methods():
                 yield row | ({"domain": "file", "file_id": file_id.hex(), "number": 7} if salt else {})
 
 
+def compressed_blocks():
+    """Blocks whose payloads are written here by hand: a repeated word by LZ4, one byte by an RLE block of Zstandard."""
+    def lz4(size):
+        match = size - 12 - 19
+        return b"\x4fabcd\x04\x00" + b"\xff" * (match // 255) + bytes([match % 255]) + b"\x80abcdabcd"
+
+    def zstd(size):
+        return bytes.fromhex("28b52ffd60") + struct.pack("<H", size - 256) + (size << 3 | 3).to_bytes(3, "little") + b"x"
+
+    file_id = stream("file id", 16)
+    for suite in ("aes", "blake3", "chacha"):
+        k_in = stream(f"K_in {suite}", 32)
+        for size, round_ in ((4096, 512), (16384, 4096)):
+            for codec, (number, made, word) in {"lz4": (1, lz4(size), b"abcd"), "zstd": (2, zstd(size), b"x")}.items():
+                for salt in (b"", file_id):
+                    payload = bytes([number]) + len(made).to_bytes(3, "little") + made
+                    payload += bytes(-len(payload) % round_)
+                    key = block_key(suite, k_in, payload, salt)
+                    key = key[:31] + bytes([key[31] | 1])
+                    stored = encrypt_block(suite, key, payload).ljust(size, b"\0")
+                    row = {"suite": suite, "codec": codec, "round": round_, "k_in": k_in.hex(), "block_size": size, "block_word": word.decode(),
+                           "payload_len": len(payload), "k": key.hex(), "ciphertext": stored[:len(payload)].hex()}
+                    yield row | ({"domain": "file", "file_id": file_id.hex(), "number": 7} if salt else {})
+
+
 def pages():
     for suite, ident in SUITES.items():
         k_out, content = stream(f"K_out {suite}", 32), stream("page", 4040)
@@ -296,7 +321,7 @@ def slots():
                      "wrapped": (tag + sealed).hex()}
 
 
-for make in (blocks, salted_blocks, methods, pages, records, xattrs, names, slots):
+for make in (blocks, salted_blocks, methods, compressed_blocks, pages, records, xattrs, names, slots):
     path = pathlib.Path(__file__).with_name(make.__name__ + ".json")
     path.write_text(json.dumps(list(make()), indent=1, ensure_ascii=False) + "\n")
     print(path.name)

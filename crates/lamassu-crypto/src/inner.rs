@@ -4,6 +4,7 @@
 //! deduplicates because of that, so it must never change. The salt is empty except in narrow deduplication domains
 //! ([`Salts`]).
 
+use crate::compress;
 use crate::kernel::Kernel;
 use crate::oblivious::{Input, Oblivious, Token};
 use crate::salt::Salts;
@@ -97,17 +98,27 @@ impl InnerKey {
         check_shape(blocks.len(), block_size, keys.len());
         assert!(self.oblivious.is_none() || salts.is_plain(), "oblivious keys follow from no hash alone");
         for (n, (group, keys)) in blocks.chunks_mut(GROUP * block_size).zip(keys.chunks_mut(GROUP)).enumerate() {
-            let plain = Group::of(group.chunks_exact(block_size));
-            timed(Stage::Key, || self.derive_group(salts.skip(n * GROUP), plain.as_slice(), keys));
+            let lens = Lens::packing(salts, group, block_size);
+            let plain = lens.of(group);
+            timed(Stage::Key, || {
+                self.derive_group(salts.skip(n * GROUP), plain.as_slice(), keys);
+                self.mark_group(&lens, keys);
+            });
             if !salts.is_plain() {
-                timed(Stage::Encrypt, || self.encrypt_group(salts.method(), group, keys));
+                timed(Stage::Encrypt, || self.encrypt_group(salts.method(), group, keys, &lens));
             }
         }
     }
 
     /// Encrypts 1 to [`GROUP`] blocks in place, under keys that are known already.
-    pub(crate) fn encrypt_group(&self, method: Method, group: &mut [u8], keys: &[BlockKey]) {
-        self.suite.cipher(method).encrypt(self.kernel, keys, group);
+    pub(crate) fn encrypt_group(&self, method: Method, group: &mut [u8], keys: &[BlockKey], lens: &Lens) {
+        self.suite.cipher(method).encrypt(self.kernel, keys, group, lens.of_first(keys.len()));
+    }
+
+    /// Marks the keys of the blocks that are compressed.
+    pub(crate) fn mark_group(&self, lens: &Lens, keys: &mut [BlockKey]) {
+        let is_compressed = |(at, _): &(usize, &mut BlockKey)| lens.is_short(*at);
+        keys.iter_mut().enumerate().filter(is_compressed).for_each(|(_, key)| self.suite.mark_compressed(key));
     }
 
     /// Keys of at most [`GROUP`] blocks.
@@ -182,6 +193,53 @@ impl InnerKey {
 pub(crate) fn check_shape(bytes: usize, block_size: usize, keys: usize) {
     assert!(block_size > 0 && block_size.is_multiple_of(16), "a block is whole cipher blocks");
     assert_eq!(bytes, keys * block_size, "one key a block");
+}
+
+/// How many bytes of each of at most [`GROUP`] blocks are encrypted: all, unless the block is compressed.
+#[derive(Clone, Copy)]
+pub(crate) struct Lens {
+    block_size: usize,
+    lens: [usize; GROUP],
+}
+
+impl Lens {
+    /// Blocks that are not compressed.
+    pub(crate) fn whole(block_size: usize) -> Lens {
+        Lens { block_size, lens: [block_size; GROUP] }
+    }
+
+    /// Puts the payloads of blocks in their places, where they are to be compressed and that saves enough.
+    pub(crate) fn packing(salts: Salts<'_>, group: &mut [u8], block_size: usize) -> Lens {
+        let mut lens = Lens::whole(block_size);
+        if let Some(compression) = salts.compression() {
+            timed(Stage::Compress, || {
+                let blocks = group.chunks_exact_mut(block_size).zip(&mut lens.lens);
+                blocks.for_each(|(block, len)| *len = compress::pack(compression, block));
+            });
+        }
+        lens
+    }
+
+    pub(crate) fn set(&mut self, at: usize, len: usize) {
+        self.lens[at] = len;
+    }
+
+    pub(crate) fn at(&self, at: usize) -> usize {
+        self.lens[at]
+    }
+
+    pub(crate) fn of_first(&self, count: usize) -> &[usize] {
+        &self.lens[..count]
+    }
+
+    fn is_short(&self, at: usize) -> bool {
+        self.lens[at] < self.block_size
+    }
+
+    /// What is encrypted of each block of a group.
+    pub(crate) fn of<'a>(&self, group: &'a [u8]) -> Group<'a> {
+        Group::of(group.chunks_exact(self.block_size).zip(self.lens).map(|(block, len)| &block[..len]))
+    }
 }
 
 /// At most [`GROUP`] blocks, without the heap.

@@ -7,6 +7,7 @@
 //! | `suite/` | the suites, each a value: a block cipher, a KDF, an AEAD |
 //! | [`inner`] | K_in of one epoch: convergent encryption of data blocks |
 //! | [`salt`] | what a block's key depends on besides its content, by deduplication domain |
+//! | [`compress`] | blocks compressed before they are encrypted: payloads |
 //! | [`outer`], [`name`] | K_out of one epoch: pages, records, attribute names; names in directories |
 //! | [`oblivious`], [`oprf`] | keys that take a part of a server's: tokens and their cache; RFC 9497 |
 //! | [`ring`] | every loaded epoch of both keys of a vault |
@@ -28,6 +29,7 @@
 //! * `secret::arena`: the free pieces. Innermost: secrets are made and dropped under any other lock.
 
 mod argon;
+pub mod compress;
 pub mod engine;
 pub mod inner;
 pub mod kernel;

@@ -1,13 +1,14 @@
-//! What a block's key depends on besides its content and K_in (§10): the salt, by deduplication domain, and the method.
+//! What a block's key depends on besides its content and K_in (§10): the salt, by deduplication domain, the method, and
+//! how the block is compressed.
 
 use crate::BlockKey;
 use crate::oblivious::Token;
-use lamassu_format::{BlockNo, Domain, FileId, Method};
+use lamassu_format::{BlockNo, Compression, Domain, FileId, Method};
 
 /// The longest salt, bytes: a file's id and a block's number.
 pub(crate) const SALT_MAX: usize = 24;
 
-/// The salts of a batch's blocks, or that they are stored plain; and their cipher and hash.
+/// The salts of a batch's blocks, or that they are stored plain; their cipher and hash; and how they are compressed.
 #[derive(Clone, Copy, Debug)]
 pub struct Salts<'a> {
     domain: Domain,
@@ -15,6 +16,7 @@ pub struct Salts<'a> {
     numbers: Numbers<'a>,
     is_plain: bool,
     method: Method,
+    compression: Option<Compression>,
 }
 
 /// The numbers of a batch's blocks in their file.
@@ -34,6 +36,7 @@ impl<'a> Salts<'a> {
         numbers: Numbers::From(BlockNo::ZERO),
         is_plain: false,
         method: Method::OF_SUITE,
+        compression: None,
     };
     /// Of blocks that are stored as they are: in the place of a key they have their hash, and no salt goes into it.
     pub const PLAIN: Salts<'static> = Salts { is_plain: true, ..Salts::EMPTY };
@@ -69,6 +72,17 @@ impl<'a> Salts<'a> {
         self.method
     }
 
+    /// The same for blocks that are compressed before they are sealed, where they are encrypted. To open them, the keys
+    /// tell.
+    pub const fn compressed(self, compression: Option<Compression>) -> Salts<'a> {
+        Salts { compression, ..self }
+    }
+
+    /// How blocks are compressed that are sealed.
+    pub(crate) fn compression(self) -> Option<Compression> {
+        self.compression.filter(|_| !self.is_plain)
+    }
+
     /// The salts of the batch without its first `n` blocks.
     pub(crate) fn skip(self, n: usize) -> Salts<'a> {
         let numbers = match self.numbers {
@@ -82,7 +96,8 @@ impl<'a> Salts<'a> {
     /// The salts of the first `count` blocks, which borrow nothing.
     pub(crate) fn to_owned(self, count: usize) -> OwnedSalts {
         let numbers = (0..count).map(|at| self.number(at)).collect();
-        OwnedSalts { domain: self.domain, file: self.file, numbers, is_plain: self.is_plain, method: self.method }
+        let Salts { domain, file, numbers: _, is_plain, method, compression } = self;
+        OwnedSalts { domain, file, numbers, is_plain, method, compression }
     }
 
     /// The salts of some blocks of the batch. `numbers`, of the same length, takes their numbers.
@@ -133,12 +148,13 @@ pub(crate) struct OwnedSalts {
     numbers: Vec<BlockNo>,
     is_plain: bool,
     method: Method,
+    compression: Option<Compression>,
 }
 
 impl OwnedSalts {
     pub fn as_salts(&self) -> Salts<'_> {
         let salts = Salts::of_blocks(self.domain, self.file, &self.numbers);
-        Salts { is_plain: self.is_plain, method: self.method, ..salts }
+        Salts { is_plain: self.is_plain, method: self.method, compression: self.compression, ..salts }
     }
 }
 

@@ -13,6 +13,8 @@ pub enum Stage {
     Key,
     /// Waiting for the store below.
     Store,
+    /// Compressing blocks, and making them whole again.
+    Compress,
 }
 
 /// Does `work`, and counts its time to a stage. Stages are not nested.
@@ -33,7 +35,7 @@ mod measured {
     use std::time::{Duration, Instant};
 
     static ON: AtomicBool = AtomicBool::new(false);
-    static NANOS: [AtomicU64; 4] = [const { AtomicU64::new(0) }; 4];
+    static NANOS: [AtomicU64; 5] = [const { AtomicU64::new(0) }; 5];
 
     /// Begins to measure, in every thread of this process.
     pub fn measure() {
@@ -56,13 +58,13 @@ mod measured {
         ON.load(Relaxed).then(|| Times(NANOS.each_ref().map(|nanos| Duration::from_nanos(nanos.load(Relaxed)))))
     }
 
-    /// What [`times`] tells; shown as `encrypt=S decrypt=S key=S store=S`, in seconds.
-    pub struct Times(pub [Duration; 4]);
+    /// What [`times`] tells; shown as `encrypt=S decrypt=S key=S store=S compress=S`, in seconds.
+    pub struct Times(pub [Duration; 5]);
 
     impl fmt::Display for Times {
         fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            let [encrypt, decrypt, key, store] = self.0.map(|time| time.as_secs_f64());
-            write!(f, "encrypt={encrypt:.6} decrypt={decrypt:.6} key={key:.6} store={store:.6}")
+            let [encrypt, decrypt, key, store, compress] = self.0.map(|time| time.as_secs_f64());
+            write!(f, "encrypt={encrypt:.6} decrypt={decrypt:.6} key={key:.6} store={store:.6} compress={compress:.6}")
         }
     }
 }

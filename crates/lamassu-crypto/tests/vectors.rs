@@ -110,6 +110,30 @@ fn blocks_seal_and_open_on_every_kernel() {
     }
 }
 
+/// Payloads that another program wrote: they need not be those that this one makes.
+#[test]
+fn compressed_blocks_open_on_every_kernel() {
+    let rows = vectors("compressed_blocks");
+    assert_eq!(rows.len(), 3 * 2 * 2 * 2);
+    for row in rows {
+        let (suite, size) = (suite(&row), row["block_size"].as_u64().unwrap() as usize);
+        let plain = text(&row, "block_word").repeat(size / text(&row, "block_word").len()).into_bytes();
+        let (k, numbers) = (array::<32>(&row, "k"), [BlockNo(row["number"].as_u64().unwrap_or(0)); 19]);
+        for kernel in Kernel::available() {
+            let ring = KeyRing::with_kernel(suite, &[secret(&row, "k_in")], &[Secret::new(&mut [0; 32])], kernel);
+            for (count, verify) in [(1, Verify::Full), (19, Verify::Full), (19, Verify::No)] {
+                let mut stored = hex(&row, "ciphertext");
+                assert_eq!(stored.len() as u64, row["payload_len"].as_u64().unwrap());
+                stored.resize(size, 0);
+                let mut blocks = stored.repeat(count);
+                let keyed = Keyed { keys: &vec![k; count], salts: salts(&row, &numbers) };
+                let failed = Engine::with_kernel(2, kernel).open(&ring, &mut blocks, size, keyed, verify);
+                assert!(failed.is_empty() && blocks == plain.repeat(count), "{suite:?} {kernel}");
+            }
+        }
+    }
+}
+
 /// What a block that is stored plain has in the place of its key.
 #[test]
 fn plain_blocks_have_their_hash_for_a_key() {

@@ -12,12 +12,14 @@
 //! | [`sessions`] | 6a | the record of sessions |
 //! | [`root`] | 6b | the record of the root's permissions |
 //! | [`geometry`] | 8 | where pages and blocks are in a backing file |
+//! | [`compression`] | 4, 10 | how a vault compresses blocks before it encrypts them |
 //! | [`page`], [`keys`] | 9, 10 | the metadata page, and the block keys in it |
 //! | [`tree`] | | the Merkle tree over a file's pages: numbers of its records |
 //! | [`profile`], [`method`] | 9, 6, 10 | how the blocks of a file are protected; by which cipher and hash |
 //! | [`number`], `words` | | numbers of pages and blocks, ids of files; the words of a header |
 #![forbid(unsafe_code)]
 
+pub mod compression;
 pub mod domain;
 pub mod geometry;
 pub mod header;
@@ -34,6 +36,7 @@ pub mod suite;
 pub mod tree;
 mod words;
 
+pub use compression::{Codec, CodecVersion, Compression, CompressionError, is_compressed};
 pub use domain::Domain;
 pub use geometry::{Geometry, PageAad};
 pub use header::{Header, NameMode, VaultHeader, ZoneFile};

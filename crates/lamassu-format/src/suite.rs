@@ -84,6 +84,12 @@ impl Suite {
         self.properties().is_malleable
     }
 
+    /// Whether the last bit of a block's key marks a block that was compressed before it was encrypted (§10). Where it
+    /// does not, no block is compressed.
+    pub const fn marks_compressed(self) -> bool {
+        !self.properties().is_as_published
+    }
+
     /// The cipher of blocks, unless a file has another one.
     pub const fn cipher(self) -> Cipher {
         self.properties().cipher

@@ -183,7 +183,7 @@ fn a_key_slot_change_is_old_or_new() {
     if !fuse_is_there() {
         return;
     }
-    let new = NewZone { suite: Suite::Aes, block_size: 4096, outer: true, created: 0 };
+    let new = NewZone { suite: Suite::Aes, block_size: 4096, compression: None, outer: true, created: 0 };
     let (first, keys) = create_zone(&new, &slot(&raw(1))).unwrap();
     let create =
         |point: &Path| Update::begin(&point.join("zone"), &lamassu_keys::nobody()).unwrap().create(&first).unwrap();

@@ -44,7 +44,7 @@ pub fn keychain(input: &[u8]) {
         mac: [0; 32],
     };
     if is_zone {
-        let params = ZoneParams { suite: Suite::Chacha, block_size: 4096, created: 7 };
+        let params = ZoneParams { suite: Suite::Chacha, block_size: 4096, compression: None, created: 7 };
         open(ZoneFile::new(params, keys), &material, bytes.rest());
     } else {
         let params = VaultParams {

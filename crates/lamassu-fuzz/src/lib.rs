@@ -16,6 +16,7 @@ mod keys;
 mod merkle;
 mod model;
 mod page;
+mod payload;
 mod policy;
 mod request;
 mod served;
@@ -40,6 +41,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "header", run: header::header },
     Target { name: "keychain", run: header::keychain },
     Target { name: "page", run: page::page },
+    Target { name: "payload", run: payload::payload },
     Target { name: "names", run: words::names },
     Target { name: "dir_record", run: tree::dir_record },
     Target { name: "state_record", run: tree::state_record },

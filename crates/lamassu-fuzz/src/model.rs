@@ -40,6 +40,7 @@ impl Story {
             durability: Durability::Ordered,
             convergent_small_files: self.convergent,
             domain: Domain::Zone,
+            compression: None,
             read_only,
             approved_only: false,
             sessions: Arc::new(Sessions::all_interrupted()),

@@ -2,6 +2,7 @@
 //! uses the same, in its own process.
 
 use crate::anchors::Made;
+use crate::compression;
 use crate::control::protocol::{Caller, DatasetSpec, Datasets, Listed, MESSAGE_LEN_MAX, Parcel, Properties, Unseen};
 use crate::error::At;
 use crate::serve::Served;
@@ -197,6 +198,7 @@ impl Served {
             return Err(Error::SuiteNeedsFull { suite: suite.name() });
         }
         let block_size = spec.block_size.unwrap_or(parent.geometry().block_size() as u32);
+        let chosen = spec.compress.as_deref().map(str::parse).transpose().map_err(|_| Error::GarbledRequest)?;
         let new = NewDataset {
             suite,
             geometry: Geometry::new(block_size, parent.geometry().reserved() as u16)
@@ -206,6 +208,7 @@ impl Served {
                 None => parent.names(),
             },
             domain,
+            compression: compression::of_new(chosen, spec.compress_round, parent.compression(), (suite, block_size))?,
             integrity,
             cache: known(spec.properties.cache.as_deref(), Caching::from_name)?.flatten(),
             inherit: spec.inherit,
@@ -335,6 +338,7 @@ impl Served {
             domain: header.domain().name().into(),
             suite: header.suite().name().into(),
             block_size: header.geometry().block_size() as u32,
+            compress: header.compression().map(|c| c.codec().to_string()),
             names: header.names().name().into(),
             integrity: header.integrity().map(|v| v.name().into()),
             cache: header.cache().map(|c| c.name().into()),
@@ -359,6 +363,7 @@ impl Served {
         if volume == ROOT_VOLUME && inherit == Some(true) {
             return Err(Error::NotADataset);
         }
+        let chosen = set.compress.as_deref().map(str::parse).transpose().map_err(|_| Error::GarbledRequest)?;
         let removed = self.change(caller, volume, |keys, header| {
             if integrity == Some(Some(Verified::Metadata)) && header.suite().is_malleable() {
                 return Err(Error::SuiteNeedsFull { suite: header.suite().name() });
@@ -370,6 +375,12 @@ impl Served {
                 event = event
                     .detail("integrity", integrity.map_or("inherit", Verified::name))
                     .detail("cache", cache.map_or("inherit", Caching::name));
+            }
+            if let Some(chosen) = chosen {
+                let fits = (header.suite(), header.geometry().block_size() as u32);
+                let compression = compression::of_new(Some(chosen), None, header.compression(), fits)?;
+                keys.set_compression(header, compression)?;
+                event = event.detail("compress", chosen.to_string());
             }
             let mut removed = None;
             match inherit {
@@ -499,6 +510,7 @@ mod tests {
             domain: "private".into(),
             suite: "chacha".into(),
             block_size: 1 << 20,
+            compress: Some("zstd:19".into()),
             names: "encrypted".into(),
             integrity: None,
             cache: None,

@@ -450,6 +450,8 @@ mod tests {
                 domain: None,
                 suite: None,
                 block_size: None,
+                compress: None,
+                compress_round: None,
                 names: None,
                 properties: Properties::default(),
                 mode: 0o700,

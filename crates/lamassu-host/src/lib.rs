@@ -44,6 +44,7 @@ pub mod anchors;
 mod answer;
 pub mod check;
 pub mod clone;
+pub mod compression;
 pub mod control;
 pub mod create;
 pub mod created;

@@ -22,7 +22,17 @@ fn new_vault() -> NewVault<'static> {
     let geometry = Geometry::new(4096, 8).unwrap();
     let (suite, names, domain) = (Suite::Aes, NameMode::Encrypted, Domain::Zone);
     let (zone, created) = (Zone::Private, 1);
-    NewVault { domain, suite, geometry, names, name_max: 255, convergent_small_files: true, zone, created }
+    NewVault {
+        domain,
+        suite,
+        geometry,
+        names,
+        name_max: 255,
+        convergent_small_files: true,
+        compression: None,
+        zone,
+        created,
+    }
 }
 
 /// An anchored vault in `v`, and under what it is opened.

@@ -187,7 +187,7 @@ mod tests {
 
     /// A zone file with slots for `a`, `b` and `c`, 1 to 3, of 1, 2 and 4 MiB.
     fn zone() -> (ZoneFile, Unlocked) {
-        let new = NewZone { suite: Suite::Aes, block_size: 4096, outer: true, created: 1 };
+        let new = NewZone { suite: Suite::Aes, block_size: 4096, compression: None, outer: true, created: 1 };
         let (mut file, keys) = create_zone(&new, &slot(&passphrase("a"), 1 << 10)).unwrap();
         for (text, kib) in [("b", 2 << 10), ("c", 4 << 10)] {
             keys.add_slot_on(&mut file, &slot(&passphrase(text), kib), Terms::default()).unwrap();

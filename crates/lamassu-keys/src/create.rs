@@ -3,7 +3,7 @@
 use crate::providers::server::ObliviousKey;
 use crate::{KeyError, Keychain, NewSlot, Terms, Tier, Unlocked, ZoneKeys};
 use lamassu_format::header::{Admin, Header, KeyArea, NameMode, Slot, VaultHeader, VaultParams, ZoneFile, ZoneParams};
-use lamassu_format::{Domain, Geometry, Suite};
+use lamassu_format::{Compression, Domain, Geometry, Suite};
 
 /// Id of the slot that a header is made with.
 pub(crate) const FIRST_SLOT: u32 = 1;
@@ -21,6 +21,8 @@ pub struct NewVault<'a> {
     pub name_max: u8,
     /// whether clean one-page files are convergent; not in a salted domain
     pub convergent_small_files: bool,
+    /// how its blocks are compressed
+    pub compression: Option<Compression>,
     /// within which bounds equal blocks are equal; other than the zone's with keys of its own alone
     pub domain: Domain,
     /// where the keys come from
@@ -68,6 +70,8 @@ pub struct NewZone {
     pub suite: Suite,
     /// block size, in bytes, its vaults use unless told otherwise
     pub block_size: u32,
+    /// how its vaults compress blocks unless told otherwise
+    pub compression: Option<Compression>,
     /// whether it has a K_out to share
     pub outer: bool,
     /// Unix seconds
@@ -100,7 +104,11 @@ pub fn create_vault(new: &NewVault<'_>, slot: &NewSlot<'_>) -> Result<(VaultHead
         domain: new.domain,
         created: new.created,
     };
-    assemble(id, keychain, slot, |keys| VaultHeader::new(params, keys))
+    assemble(id, keychain, slot, |keys| {
+        let mut header = VaultHeader::new(params, keys);
+        header.set_compression(new.compression);
+        header
+    })
 }
 
 fn server_keychain(new: &NewVault<'_>, keys: &ZoneKeys, outer: Outer) -> Result<Keychain, KeyError> {
@@ -206,7 +214,8 @@ fn zone_of(
     keychain: Keychain,
     slot: &NewSlot<'_>,
 ) -> Result<(ZoneFile, Unlocked), KeyError> {
-    let params = ZoneParams { suite: new.suite, block_size: new.block_size, created: new.created };
+    let NewZone { suite, block_size, compression, created, .. } = *new;
+    let params = ZoneParams { suite, block_size, compression, created };
     assemble(id, keychain, slot, |keys| ZoneFile::new(params, keys))
 }
 

@@ -16,7 +16,7 @@ use lamassu_crypto::{Secret, SecretBytes, wrap};
 use lamassu_format::header::{
     Caching, Header, NameMode, PARENT_RECORD_LEN, Slot, SlotKind, VaultHeader, VaultParams, Verified,
 };
-use lamassu_format::{Domain, Geometry, Suite, name};
+use lamassu_format::{Compression, Domain, Geometry, Suite, name};
 use std::path::{Path, PathBuf};
 
 /// A dataset to be made.
@@ -30,6 +30,8 @@ pub struct NewDataset<'a> {
     pub names: NameMode,
     /// within what equal blocks are equal; [`Domain::Zone`]: with the parent, whose K_in it gets
     pub domain: Domain,
+    /// how its blocks are compressed
+    pub compression: Option<Compression>,
     /// what is verified on reads; `None`: what the parent says
     pub integrity: Option<Verified>,
     /// what stays in the page cache; `None`: what the parent says
@@ -85,6 +87,7 @@ pub fn create_dataset(
     };
     let (mut header, unlocked) = assemble_with(id, keychain, first, |keys| {
         let mut header = VaultHeader::new(params, keys);
+        header.set_compression(new.compression);
         header.set_integrity(new.integrity);
         header.set_cache(new.cache);
         header
@@ -228,6 +231,17 @@ impl Unlocked {
         self.edit(header, |next| {
             next.set_integrity(integrity);
             next.set_cache(cache);
+            Ok(())
+        })
+    }
+
+    /// Sets how new blocks are compressed. What is stored stays as it is.
+    ///
+    /// # Errors
+    /// As [`Unlocked::add_slot`].
+    pub fn set_compression(&self, header: &mut VaultHeader, compression: Option<Compression>) -> Result<(), KeyError> {
+        self.edit(header, |next| {
+            next.set_compression(compression);
             Ok(())
         })
     }

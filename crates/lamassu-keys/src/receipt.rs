@@ -467,6 +467,7 @@ mod tests {
             names: lamassu_format::header::NameMode::Encrypted,
             name_max: 255,
             convergent_small_files: true,
+            compression: None,
             zone: crate::Zone::Private,
             created: 5,
         };

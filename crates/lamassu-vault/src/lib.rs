@@ -514,6 +514,7 @@ fn contexts(
             integrity: options.integrity,
             durability: options.durability,
             domain: header.domain(),
+            compression: header.compression(),
             convergent_small_files: header.convergent_small_files(),
             read_only,
             approved_only: options.approved_only,

@@ -163,6 +163,7 @@ fn vault(dir: &Path, suite: Suite) -> Needles {
         names,
         name_max: 255,
         convergent_small_files: true,
+        compression: None,
         zone: Zone::Private,
         created: 1,
     };

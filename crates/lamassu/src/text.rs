@@ -1,7 +1,9 @@
 //! Numbers and times as people write and read them.
 
+use lamassu_format::compression::ROUND_MIN;
 use lamassu_format::header::Slot;
 use lamassu_format::{Domain, Geometry, Suite};
+use lamassu_host::compression::{Chosen, NoCodec};
 use lamassu_host::slots::is_unsafe;
 use lamassu_keys::date::civil;
 pub use lamassu_keys::date::time;
@@ -17,6 +19,17 @@ pub fn parse_measured_block_size(text: &str) -> Result<u32, String> {
     const RULE: &str = "a power of two from 1024 (1K) to 1048576 (1M)";
     let fits = |n: &u32| n.is_power_of_two() && (1 << 10..=1 << 20).contains(n);
     parse_size(text).filter(fits).ok_or_else(|| RULE.into())
+}
+
+/// What lengths of compressed blocks are rounded up to.
+pub fn parse_round(text: &str) -> Result<u32, String> {
+    const RULE: &str = "a power of two from 512 to half a block, such as 4K";
+    parse_size(text).filter(|n| n.is_power_of_two() && *n >= ROUND_MIN).ok_or_else(|| RULE.into())
+}
+
+/// What compresses blocks: see [`Chosen`].
+pub fn parse_compression(text: &str) -> Result<Chosen, String> {
+    text.parse().map_err(|error: NoCodec| error.to_string())
 }
 
 /// Bytes of a batch of blocks, for measurements.

@@ -22,14 +22,15 @@ mod sync;
 #[cfg(test)]
 mod tests;
 
-use crate::inner::{GROUP, Group, check_shape};
+use crate::compress;
+use crate::inner::{GROUP, Group, Lens, check_shape};
 use crate::kernel::Kernel;
 use crate::oblivious::NotEvaluated;
 use crate::secret::without_trace;
 use crate::stages::{Stage, timed};
 use crate::{BlockKey, InnerKey, KeyRing, Keyed, Salts};
 use device::{Device, Opening, open_on, seal_on};
-use lamassu_format::BlockNo;
+use lamassu_format::{BlockNo, is_compressed};
 use parking_lot::Mutex;
 use pool::{Pool, Side};
 use std::convert::Infallible;
@@ -43,7 +44,8 @@ use zeroize::Zeroizing;
 pub enum Verify {
     /// Decrypt, re-hash, compare (L7 `full`).
     Full,
-    /// Decrypt alone.
+    /// Decrypt alone; but compressed blocks are checked all the same: a decompressor gets nothing that is not
+    /// authentic.
     No,
 }
 
@@ -158,9 +160,9 @@ impl Engine {
     }
 
     /// Decrypts a batch in place and verifies it under any K_in epoch of `ring`. Returns the indices of the blocks that
-    /// failed, ascending; their bytes in `blocks` are zeroed. Blocks with an all-zero key are zeroed and never fail. A
-    /// key that the suite cannot have derived (its last bit is set, §10) fails. In a malleable suite every encrypted
-    /// block is verified, whatever `verify` says.
+    /// failed, ascending; their bytes in `blocks` are zeroed. Blocks with an all-zero key are zeroed and never fail.
+    /// Blocks whose keys mark them as compressed (§10) are decompressed; of plain blocks no key is so marked, and one
+    /// that is fails. In a malleable suite every encrypted block is verified, whatever `verify` says.
     ///
     /// # Panics
     /// Unless `blocks.len() == keys.len() * block_size`.
@@ -337,47 +339,54 @@ fn open_group(
     verify: Verify,
     mut fail: impl FnMut(usize),
 ) {
-    let (suite, keys) = (ring.cipher_suite(), keyed.keys);
+    let (suite, keys, is_plain) = (ring.cipher_suite(), keyed.keys, keyed.salts.is_plain());
     let cipher = suite.cipher(keyed.salts.method());
     let mut live = [0usize; GROUP];
     let mut live_count = 0;
+    // Of blocks that are not compressed all is ciphertext.
+    let mut lens = Lens::whole(block_size);
     let decrypt = |(i, (block, key)): (usize, (&mut [u8], &BlockKey))| {
+        let is_compressed = is_compressed(suite.id, key);
         if *key == [0; 32] {
             block.fill(0);
-        } else if !suite.is_possible(key) {
+        } else if is_plain && is_compressed {
             block.fill(0);
             fail(i);
         } else {
-            if !keyed.salts.is_plain() {
-                cipher.decrypt(kernel, key, block);
+            if is_compressed {
+                lens.set(i, compress::stored_len(block));
             }
-            live[live_count] = i;
-            live_count += 1;
+            if !is_plain {
+                cipher.decrypt(kernel, key, &mut block[..lens.at(i)]);
+            }
+            if verify == Verify::Full || is_compressed {
+                live[live_count] = i;
+                live_count += 1;
+            }
         }
     };
     timed(Stage::Decrypt, || blocks.chunks_exact_mut(block_size).zip(keys).enumerate().for_each(decrypt));
     let live = &live[..live_count];
-    if verify == Verify::No || live.is_empty() {
+    if live.is_empty() {
         return;
     }
-    let verified = timed(Stage::Key, || verify_blocks(ring, blocks, block_size, keyed, live));
+    let verified = timed(Stage::Key, || verify_blocks(ring, blocks, &lens, keyed, live));
     for (&i, verified) in live.iter().zip(verified) {
-        if !bool::from(verified) {
-            blocks[i * block_size..][..block_size].fill(0);
+        let block = &mut blocks[i * block_size..][..block_size];
+        // Nothing is decompressed but what a holder of the keys made.
+        let unpack = |block: &mut [u8]| timed(Stage::Compress, || compress::unpack(block, lens.at(i)).is_ok());
+        if !bool::from(verified) || (is_compressed(suite.id, &keys[i]) && !unpack(block)) {
+            block.fill(0);
             fail(i);
         }
     }
 }
 
 /// Which of the `live` blocks have the key that some K_in epoch gives to their plaintext.
-fn verify_blocks(
-    ring: &KeyRing,
-    blocks: &[u8],
-    block_size: usize,
-    keyed: Keyed<'_>,
-    live: &[usize],
-) -> [Choice; GROUP] {
-    let plain = Group::of(live.iter().map(|&i| &blocks[i * block_size..][..block_size]));
+fn verify_blocks(ring: &KeyRing, blocks: &[u8], lens: &Lens, keyed: Keyed<'_>, live: &[usize]) -> [Choice; GROUP] {
+    let all = lens.of(blocks);
+    let plain = Group::of(live.iter().map(|&i| all.as_slice()[i]));
+    let suite = ring.cipher_suite();
     let mut numbers = [BlockNo::ZERO; GROUP];
     let salts = keyed.salts.pick(live, &mut numbers[..live.len()]);
     let method = salts.method();
@@ -390,6 +399,9 @@ fn verify_blocks(
         }
         let stored = live.iter().map(|&i| &keyed.keys[i]);
         inner.expected_keys(&hashes[..live.len()], salts, stored, &mut derived[..live.len()]);
+        let is_marked = |i: usize| is_compressed(suite.id, &keyed.keys[i]);
+        let marked = derived.iter_mut().zip(live).filter(|(_, i)| is_marked(**i));
+        marked.for_each(|(key, _)| suite.mark_compressed(key));
         let mut hit = Choice::from(0);
         for ((v, d), &i) in verified.iter_mut().zip(derived.iter()).zip(live) {
             let equal = are_equal(d, &keyed.keys[i]);

@@ -4,7 +4,7 @@
 //! save is small beside what the server's function costs.
 
 use super::Engine;
-use crate::inner::{GROUP, Group};
+use crate::inner::{GROUP, Lens};
 use crate::oblivious::{NotEvaluated, Oblivious};
 use crate::stages::{Stage, timed};
 use crate::{BlockKey, InnerKey, Salts};
@@ -25,13 +25,17 @@ impl Engine {
         let chunk_bytes = per_chunk * block_size;
         let mut inputs = Zeroizing::new(vec![[0; 32]; keys.len()]);
         let mut tokens = Zeroizing::new(vec![[0; 16]; keys.len()]);
-        let chunks = blocks.chunks_mut(chunk_bytes).zip(inputs.chunks_mut(per_chunk));
-        self.each(bytes, chunk_bytes, chunks.enumerate(), |(n, (blocks, inputs))| {
+        let mut lens = vec![Lens::whole(block_size); groups_in(keys.len(), per_chunk)];
+        let made = inputs.chunks_mut(per_chunk).zip(lens.chunks_mut(per_chunk.div_ceil(GROUP)));
+        let chunks = blocks.chunks_mut(chunk_bytes).zip(made);
+        self.each(bytes, chunk_bytes, chunks.enumerate(), |(n, (blocks, (inputs, lens)))| {
             fetch(n * per_chunk, blocks);
-            let groups = blocks.chunks(GROUP * block_size).zip(inputs.chunks_mut(GROUP)).enumerate();
-            for (g, (group, inputs)) in groups {
-                let plain = Group::of(group.chunks_exact(block_size));
+            let made = inputs.chunks_mut(GROUP).zip(lens);
+            let groups = blocks.chunks_mut(GROUP * block_size).zip(made).enumerate();
+            for (g, (group, (inputs, lens))) in groups {
                 let salts = salts.skip(n * per_chunk + g * GROUP);
+                *lens = Lens::packing(salts, group, block_size);
+                let plain = lens.of(group);
                 timed(Stage::Key, || key.inputs_of_group(salts, plain.as_slice(), inputs));
             }
         });
@@ -40,17 +44,25 @@ impl Engine {
             blocks.zeroize();
             return Err(error);
         }
-        let made = inputs.chunks(per_chunk).zip(tokens.chunks(per_chunk));
+        let made = inputs.chunks(per_chunk).zip(tokens.chunks(per_chunk)).zip(lens.chunks(per_chunk.div_ceil(GROUP)));
         let chunks = blocks.chunks_mut(chunk_bytes).zip(keys.chunks_mut(per_chunk)).zip(made);
-        self.each(bytes, chunk_bytes, chunks, |((blocks, keys), (inputs, tokens))| {
-            let made = inputs.chunks(GROUP).zip(tokens.chunks(GROUP));
-            for ((group, keys), (inputs, tokens)) in
+        self.each(bytes, chunk_bytes, chunks, |((blocks, keys), ((inputs, tokens), lens))| {
+            let made = inputs.chunks(GROUP).zip(tokens.chunks(GROUP)).zip(lens);
+            for ((group, keys), ((inputs, tokens), lens)) in
                 blocks.chunks_mut(GROUP * block_size).zip(keys.chunks_mut(GROUP)).zip(made)
             {
-                timed(Stage::Key, || key.keys_of_tokens(salts.method(), inputs, tokens, keys));
-                timed(Stage::Encrypt, || key.encrypt_group(salts.method(), group, keys));
+                timed(Stage::Key, || {
+                    key.keys_of_tokens(salts.method(), inputs, tokens, keys);
+                    key.mark_group(lens, keys);
+                });
+                timed(Stage::Encrypt, || key.encrypt_group(salts.method(), group, keys, lens));
             }
         });
         Ok(())
     }
+}
+
+/// How many groups the chunks of a batch have: of all but the last as many.
+fn groups_in(blocks: usize, per_chunk: usize) -> usize {
+    blocks / per_chunk * per_chunk.div_ceil(GROUP) + (blocks % per_chunk).div_ceil(GROUP)
 }

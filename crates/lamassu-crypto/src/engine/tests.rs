@@ -241,3 +241,126 @@ fn a_shape_that_does_not_fit_is_refused() {
         .seal(&ring(Suite::Aes, &[1]).inner(), Salts::EMPTY, &mut [0; 4096], 4096, &mut [[0; 32]; 2])
         .unwrap();
 }
+
+mod compressed {
+    use super::*;
+    use crate::compress::version_of;
+    use lamassu_format::{Codec, Compression, is_compressed};
+
+    fn compression(codec: Codec, suite: Suite, block_size: usize) -> Compression {
+        let size = block_size as u32;
+        Compression::new(codec, version_of(codec), Compression::default_round(size), (suite, size)).unwrap()
+    }
+
+    fn codecs() -> impl Strategy<Value = Codec> {
+        proptest::sample::select(&[Codec::Lz4, Codec::Zstd(3)][..])
+    }
+
+    fn marked() -> impl Strategy<Value = Suite> {
+        suites().prop_filter("it marks compressed blocks", |suite| suite.marks_compressed())
+    }
+
+    /// Some blocks that compress to various lengths, and some that do not.
+    fn blocks(count: usize, block_size: usize, seed: u8) -> Vec<u8> {
+        let block = |n: usize| {
+            let random = n.wrapping_mul(usize::from(seed) + 3) % 9 * block_size / 8;
+            let mut block = pattern(block_size, n as u8 ^ seed);
+            block[random.min(block_size)..].fill(n as u8);
+            block
+        };
+        (0..count).flat_map(block).collect()
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(96))]
+
+        /// Whether on threads or on a device, and whatever reads are told to verify.
+        #[test]
+        fn what_is_sealed_opens(
+            suite in marked(), codec in codecs(), count in 0usize..70, log2 in 12u32..17, threads in 1usize..4, seed: u8,
+            domain in proptest::sample::select(&Domain::ALL[..]), method in 0usize..4,
+        ) {
+            let size = 1 << log2;
+            let method = Method::all(suite).nth(method).unwrap_or(Method::OF_SUITE);
+            let (engine, ring) = (Engine::new(threads), ring(suite, &[9, 8]));
+            let plain = blocks(count, size, seed);
+            let opening = Salts::from_block(domain, FileId([3; 16]), BlockNo(7)).by(method);
+            let salts = opening.compressed(Some(compression(codec, suite, size)));
+            let (mut sealed, mut keys) = (vec![0; plain.len()], vec![[0; 32]; count]);
+            engine.seal_to(&ring.inner(), salts, &plain, &mut sealed, size, &mut keys).unwrap();
+            let mut in_place = (plain.clone(), vec![[0; 32]; count]);
+            engine.seal(&ring.inner(), salts, &mut in_place.0, size, &mut in_place.1).unwrap();
+            prop_assert!(in_place == (sealed.clone(), keys.clone()));
+            for ((plain, sealed), key) in plain.chunks(size).zip(sealed.chunks(size)).zip(&keys) {
+                let len = compress::packed_len(compression(codec, suite, size), plain);
+                prop_assert_eq!(is_compressed(suite, key), len < size);
+                prop_assert_eq!(compress::stored_len(sealed), len);
+            }
+            for verify in [Verify::Full, Verify::No] {
+                let mut opened = sealed.clone();
+                let keyed = Keyed { keys: &keys, salts: opening };
+                prop_assert!(engine.open(&ring, &mut opened, size, keyed, verify).is_empty());
+                prop_assert!(opened == plain);
+            }
+            // What does not compress is what it is without compression.
+            let (mut without, mut other_keys) = (plain.clone(), vec![[0; 32]; count]);
+            engine.seal(&ring.inner(), opening, &mut without, size, &mut other_keys).unwrap();
+            for (n, key) in keys.iter().enumerate().filter(|(_, key)| !is_compressed(suite, key)) {
+                prop_assert!(*key == other_keys[n] && sealed[n * size..][..size] == without[n * size..][..size]);
+            }
+        }
+
+        /// Wherever a bit is flipped: in ciphertext, or in the zeros behind it. A compressed block is verified on every
+        /// read.
+        #[test]
+        fn every_damaged_block_is_named_and_zeroed(
+            suite in marked(), codec in codecs(), damaged in proptest::collection::btree_set(0usize..40, 0..12),
+            at in 0usize..8192, verify in proptest::sample::select(&[Verify::Full, Verify::No][..]),
+        ) {
+            let (engine, ring) = (Engine::new(2), ring(suite, &[9]));
+            let plain: Vec<u8> = (0..40).flat_map(|n| vec![n; 8192]).collect();
+            let salts = Salts::EMPTY.compressed(Some(compression(codec, suite, 8192)));
+            let (mut blocks, mut keys) = (plain.clone(), vec![[0; 32]; 40]);
+            engine.seal(&ring.inner(), salts, &mut blocks, 8192, &mut keys).unwrap();
+            damaged.iter().for_each(|i| blocks[i * 8192 + at] ^= 0x10);
+            let failed = engine.open(&ring, &mut blocks, 8192, Keyed::unsalted(&keys), verify);
+            prop_assert_eq!(&failed, &damaged.iter().copied().collect::<Vec<_>>());
+            for (i, (b, p)) in blocks.chunks(8192).zip(plain.chunks(8192)).enumerate() {
+                let as_expected = if damaged.contains(&i) { b.iter().all(|&x| x == 0) } else { b == p };
+                prop_assert!(as_expected);
+            }
+        }
+    }
+
+    /// The mark says what was encrypted: a key without it opens nothing of a compressed block, and a plain block has
+    /// none.
+    #[test]
+    fn the_mark_of_a_key_counts() {
+        for suite in Suite::ALL.into_iter().filter(|suite| suite.marks_compressed()) {
+            let (engine, ring) = (Engine::new(1), ring(suite, &[9]));
+            let salts = Salts::EMPTY.compressed(Some(compression(Codec::Lz4, suite, 4096)));
+            let seal = |salts: Salts<'_>, mut block: Vec<u8>| {
+                let mut keys = [[0; 32]];
+                engine.seal(&ring.inner(), salts, &mut block, 4096, &mut keys).unwrap();
+                (block, keys)
+            };
+            let opens = |salts: Salts<'_>, (mut block, keys): (Vec<u8>, [BlockKey; 1]), bit: u8| {
+                let keys = [{
+                    let [mut key] = keys;
+                    key[31] ^= bit;
+                    key
+                }];
+                engine.open(&ring, &mut block, 4096, Keyed { keys: &keys, salts }, Verify::Full).is_empty()
+            };
+            let (text, noise) = (vec![b'x'; 4096], pattern(4096, 1));
+            assert_eq!([0, 1].map(|bit| opens(Salts::EMPTY, seal(salts, text.clone()), bit)), [true, false]);
+            assert_eq!([0, 1].map(|bit| opens(Salts::EMPTY, seal(salts, noise.clone()), bit)), [true, false]);
+            let plain = Salts::PLAIN.compressed(Some(compression(Codec::Lz4, suite, 4096)));
+            let (block, keys) = seal(plain, text.clone());
+            assert!(block == text && !is_compressed(suite, &keys[0]), "plain blocks are not compressed");
+            assert_eq!([0, 1].map(|bit| opens(Salts::PLAIN, (block.clone(), keys), bit)), [true, false]);
+            // An all-zero block of the store under a key with the mark.
+            assert!(!opens(Salts::EMPTY, (vec![0; 4096], [[7; 32]]), 0));
+        }
+    }
+}

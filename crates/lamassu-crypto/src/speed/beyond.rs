@@ -2,7 +2,7 @@
 
 use super::{Op, Plan, Row, measure_one, rate};
 use crate::engine::loop_back::{DEPTH, LoopBack};
-use crate::inner::{GROUP, Group};
+use crate::inner::{GROUP, Group, Lens};
 use crate::{BlockKey, Engine, InnerKey, KeyRing, NoRandom, Salts, Secret};
 use std::hint::black_box;
 use std::sync::Arc;
@@ -22,11 +22,12 @@ pub fn parts(plan: &Plan<'_>, mut row: impl FnMut(Row)) -> Result<(), NoRandom> 
             let mut keys = vec![BlockKey::default(); work.len() / size];
             key.seal(Salts::EMPTY.by(method), &mut work, size, &mut keys);
             let mut hashes = [[0; 32]; GROUP];
+            let lens = Lens::whole(size);
             for op in [Op::Hash, Op::Encrypt] {
                 let gb_per_s = rate(plan.duration, work.len(), || {
                     for (blocks, keys) in work.chunks_mut(GROUP * size).zip(keys.chunks(GROUP)) {
                         if op == Op::Encrypt {
-                            key.encrypt_group(method, blocks, keys);
+                            key.encrypt_group(method, blocks, keys, &lens);
                         } else {
                             let (blocks, hashes) = (Group::of(blocks.chunks_exact(size)), &mut hashes[..keys.len()]);
                             key.hash_group(method, black_box(blocks.as_slice()), black_box(hashes));

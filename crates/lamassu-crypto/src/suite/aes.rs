@@ -18,7 +18,6 @@ pub(super) static SUITE: CipherSuite = CipherSuite {
     expand: |kernel, k_in, purpose| {
         Box::new(Locked::new(CmacKey::new(kernel, derive(Suite::Aes, k_in, purpose).expose())))
     },
-    is_last_bit_clear: true,
     aead: |key| Box::new(Xaes::new(key)),
     unapproved: None,
     known_k_in: hex("24f01a8e27d42c792be7dedd824d8d96c4291f8e5cdf7606977a830364bba9f6"),
@@ -54,9 +53,13 @@ pub(super) static SUITE: CipherSuite = CipherSuite {
 pub(super) struct Cbc<const N: usize>;
 
 impl<const N: usize> BlockCipher for Cbc<N> {
-    fn encrypt(&self, kernel: Kernel, keys: &[BlockKey], group: &mut [u8]) {
-        let mut lanes: Vec<&mut [u8]> = group.chunks_exact_mut(group.len() / keys.len()).collect();
+    /// All lanes go on to the end of the longest: the kernels take lanes of one length, and the others would idle.
+    fn encrypt(&self, kernel: Kernel, keys: &[BlockKey], group: &mut [u8], lens: &[usize]) {
+        let longest = lens.iter().max().copied().unwrap_or_default();
+        let blocks = group.chunks_exact_mut(group.len() / keys.len());
+        let mut lanes: Vec<&mut [u8]> = blocks.map(|block| &mut block[..longest]).collect();
         kernel.cbc_encrypt::<N>(keys, &mut lanes);
+        lanes.iter_mut().zip(lens).for_each(|(lane, len)| lane[*len..].fill(0));
     }
 
     fn decrypt(&self, kernel: Kernel, key: &BlockKey, block: &mut [u8]) {

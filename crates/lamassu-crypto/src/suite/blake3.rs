@@ -15,7 +15,6 @@ pub(super) static SUITE: CipherSuite = CipherSuite {
     cipher: &Ctr::<AES_256>,
     short_cipher: Some(&Ctr::<AES_128>),
     expand: |_, k_in, purpose| Box::new(KeyedHash(derive(Suite::Blake3, k_in, purpose))),
-    is_last_bit_clear: true,
     aead: |key| Box::new(Xaes::new(key)),
     unapproved: Some("suite blake3 hashes with BLAKE3, which FIPS 180-4 and 202 do not know; use aes"),
     known_k_in: hex("d687463f95454ee0433bc617c6ae8864bdca6a364f9ab843dc7e8dced1a45dce"),
@@ -51,9 +50,9 @@ pub(super) static SUITE: CipherSuite = CipherSuite {
 struct Ctr<const N: usize>;
 
 impl<const N: usize> BlockCipher for Ctr<N> {
-    fn encrypt(&self, kernel: Kernel, keys: &[BlockKey], group: &mut [u8]) {
-        let len = group.len() / keys.len();
-        group.chunks_exact_mut(len).zip(keys).for_each(|(block, key)| kernel.ctr::<N>(key, block));
+    fn encrypt(&self, kernel: Kernel, keys: &[BlockKey], group: &mut [u8], lens: &[usize]) {
+        let blocks = group.chunks_exact_mut(group.len() / keys.len());
+        blocks.zip(keys).zip(lens).for_each(|((block, key), len)| kernel.ctr::<N>(key, &mut block[..*len]));
     }
 
     fn decrypt(&self, kernel: Kernel, key: &BlockKey, block: &mut [u8]) {

@@ -17,7 +17,6 @@ pub(super) static SUITE: CipherSuite = CipherSuite {
     cipher: &Stream,
     short_cipher: None,
     expand: |_, k_in, purpose| Box::new(KeyedHash(derive(Suite::Chacha, k_in, purpose))),
-    is_last_bit_clear: true,
     aead: |key| Box::new(XChaCha::new(key)),
     unapproved: Some("suite chacha encrypts with ChaCha20, which is not approved; use aes"),
     known_k_in: hex("df89ae669a278c6db3a9a20205e2d33888ae1fc6ace5d5fa6bb765573982badd"),
@@ -41,9 +40,9 @@ pub(super) static SUITE: CipherSuite = CipherSuite {
 struct Stream;
 
 impl BlockCipher for Stream {
-    fn encrypt(&self, kernel: Kernel, keys: &[BlockKey], group: &mut [u8]) {
-        let len = group.len() / keys.len();
-        group.chunks_exact_mut(len).zip(keys).for_each(|(block, key)| self.decrypt(kernel, key, block));
+    fn encrypt(&self, kernel: Kernel, keys: &[BlockKey], group: &mut [u8], lens: &[usize]) {
+        let blocks = group.chunks_exact_mut(group.len() / keys.len());
+        blocks.zip(keys).zip(lens).for_each(|((block, key), len)| self.decrypt(kernel, key, &mut block[..*len]));
     }
 
     /// A stream cipher is its own inverse.

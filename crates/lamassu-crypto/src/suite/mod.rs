@@ -41,9 +41,6 @@ pub(crate) struct CipherSuite {
     short_cipher: Option<&'static dyn BlockCipher>,
     /// Expands K_in, for one [`purpose`].
     pub(crate) expand: fn(Kernel, &Secret<32>, &str) -> Box<dyn BlockKdf>,
-    /// Whether the last bit of every block key is clear (§10). A key with that bit set marks what version 1 does not
-    /// write.
-    pub(crate) is_last_bit_clear: bool,
     /// The AEAD of pages and records under a key.
     pub(crate) aead: fn(&Secret<32>) -> Box<dyn Aead>,
     /// Why no NIST publication approves of it; `None` if one does.
@@ -67,8 +64,9 @@ pub(crate) struct KnownAnswer {
 
 /// Encrypts blocks, each under a key of its own, without an IV: a key has one plaintext.
 pub(crate) trait BlockCipher: Sync {
-    /// Encrypts a group in place: `keys.len()` blocks of equal length, at most [`crate::inner::GROUP`].
-    fn encrypt(&self, kernel: Kernel, keys: &[BlockKey], group: &mut [u8]);
+    /// Encrypts a group in place: `keys.len()` blocks of equal length, at most [`crate::inner::GROUP`]. Of each the
+    /// first `lens` bytes, whole cipher blocks; what is behind them is zero and stays so.
+    fn encrypt(&self, kernel: Kernel, keys: &[BlockKey], group: &mut [u8], lens: &[usize]);
 
     /// Decrypts one block in place.
     fn decrypt(&self, kernel: Kernel, key: &BlockKey, block: &mut [u8]);
@@ -111,9 +109,10 @@ impl CipherSuite {
         }
     }
 
-    /// Sets the bits of K that the format fixes (§10). K is never all zero, which stands for a hole.
+    /// Sets the bits of K that the format fixes (§10), of a block that is not compressed. K is never all zero, which
+    /// stands for a hole.
     pub(crate) fn finish(&self, key: &mut BlockKey) {
-        if self.is_last_bit_clear {
+        if self.id.marks_compressed() {
             key[31] &= 0xfe;
         }
         if *key == [0; 32] {
@@ -121,9 +120,10 @@ impl CipherSuite {
         }
     }
 
-    /// Whether this suite can have derived a stored key.
-    pub(crate) fn is_possible(&self, key: &BlockKey) -> bool {
-        !self.is_last_bit_clear || key[31] & 1 == 0
+    /// Marks a K as that of a compressed block.
+    pub(crate) fn mark_compressed(&self, key: &mut BlockKey) {
+        debug_assert!(self.id.marks_compressed(), "a header of such a suite names no compression");
+        key[31] |= 1;
     }
 }
 

@@ -14,7 +14,6 @@ pub(super) static SUITE: CipherSuite = CipherSuite {
     cipher: &aes::Cbc::<AES_256>,
     short_cipher: None,
     expand: |kernel, k_in, _| Box::new(Ecb(Locked::new(kernel.expand(k_in.expose())))),
-    is_last_bit_clear: false,
     aead: |key: &Secret<32>| Box::new(Xaes::new(key)),
     unapproved: Some("suite paper derives keys by AES-256-ECB, which is no derivation of SP 800-108; use aes"),
     known_k_in: hex("ce03a9e1ce5ae7895d702e280630bcf1b0e1e627fb93f039fc86ae7670d7c032"),

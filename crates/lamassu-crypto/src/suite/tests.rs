@@ -7,7 +7,7 @@ use aes::cipher::BlockCipherEncrypt;
 use aes::{Aes128, Aes256};
 use cmac::{Cmac, KeyInit, Mac};
 use data_encoding::HEXLOWER;
-use lamassu_format::{BlockNo, Domain, FileId, Hash, Method, PageAad};
+use lamassu_format::{BlockNo, Domain, FileId, Hash, Method, PageAad, is_compressed};
 use sha2::{Digest, Sha256};
 use std::collections::HashSet;
 
@@ -190,10 +190,10 @@ fn a_group_is_encrypted_as_its_blocks_are_and_decrypts() {
     let keys: Vec<BlockKey> = (1..=16).map(|i| [i; 32]).collect();
     for ((suite, method), kernel) in methods().flat_map(|m| Kernel::available().into_iter().map(move |k| (m, k))) {
         let (cipher, mut group) = (CipherSuite::of(suite).cipher(method), plain.clone());
-        cipher.encrypt(kernel, &keys, &mut group);
+        cipher.encrypt(kernel, &keys, &mut group, &[SIZE; 16]);
         for ((sealed, plain), key) in group.chunks_mut(SIZE).zip(plain.chunks(SIZE)).zip(&keys) {
             let mut alone = plain.to_vec();
-            cipher.encrypt(kernel, std::slice::from_ref(key), &mut alone);
+            cipher.encrypt(kernel, std::slice::from_ref(key), &mut alone, &[SIZE]);
             assert!(alone == sealed && alone != plain, "{suite:?} {method:?} {kernel}");
             cipher.decrypt(kernel, key, sealed);
             assert!(sealed == plain, "{suite:?} {method:?} {kernel}");
@@ -206,7 +206,7 @@ fn a_group_is_encrypted_as_its_blocks_are_and_decrypts() {
 fn malleable_suites_are_named_so() {
     for (suite, method) in methods() {
         let (cipher, mut data) = (CipherSuite::of(suite).cipher(method), block(1));
-        cipher.encrypt(Kernel::best(), &[[3; 32]], &mut data);
+        cipher.encrypt(Kernel::best(), &[[3; 32]], &mut data, &[SIZE]);
         data[100] ^= 1;
         cipher.decrypt(Kernel::best(), &[3; 32], &mut data);
         let changed = data.iter().zip(block(1)).filter(|(a, b)| **a != *b).count();
@@ -240,17 +240,45 @@ fn fixed_bits_of_a_key() {
     for suite in all() {
         let finished = |mut key: BlockKey| {
             suite.finish(&mut key);
-            assert!(suite.is_possible(&key));
+            assert!(!is_compressed(suite.id, &key));
             key
         };
         let is_paper = suite.id == Suite::Paper;
         assert_eq!(finished([0xff; 32])[31], if is_paper { 0xff } else { 0xfe });
         let mut last_bit = [0; 32];
         last_bit[31] = 1;
-        assert_eq!(suite.is_possible(&last_bit), is_paper);
+        assert_eq!(is_compressed(suite.id, &last_bit), !is_paper);
         let last_bit = finished(last_bit);
         assert_eq!((last_bit[0], last_bit[31]), if is_paper { (0, 1) } else { (0x80, 0) });
         assert_eq!(finished([0; 32])[0], 0x80, "a hole is not a key");
+    }
+}
+
+/// Blocks of which less is encrypted: as if each were as long as that, with zeros behind.
+#[test]
+fn lanes_of_unequal_lengths() {
+    let keys: Vec<BlockKey> = (1..=16).map(|i| [i; 32]).collect();
+    let lens: Vec<usize> = (0..16).map(|i| SIZE - i * 11 % 16 * 256).collect();
+    let short: Vec<u8> = (0..16)
+        .zip(&lens)
+        .flat_map(|(i, len)| {
+            let mut block = block(i);
+            block[*len..].fill(0);
+            block
+        })
+        .collect();
+    for ((suite, method), kernel) in methods().flat_map(|m| Kernel::available().into_iter().map(move |k| (m, k))) {
+        let cipher = CipherSuite::of(suite).cipher(method);
+        for count in [1, 2, 3, 7, 16] {
+            let mut group = short[..count * SIZE].to_vec();
+            cipher.encrypt(kernel, &keys[..count], &mut group, &lens[..count]);
+            for (n, (sealed, plain)) in group.chunks(SIZE).zip(short.chunks(SIZE)).enumerate() {
+                let mut alone = plain[..lens[n]].to_vec();
+                cipher.encrypt(kernel, &keys[n..=n], &mut alone, &lens[n..=n]);
+                alone.resize(SIZE, 0);
+                assert!(alone == sealed, "{suite:?} {method:?} {kernel}: block {n} of {count}");
+            }
+        }
     }
 }
 

@@ -1,9 +1,11 @@
 //! The vault header.
 
 use super::sealed::Members;
-use super::wire::{self, WireAdmin, WireDestroyed, WireHistory, WireKeychain, WireKeys, WireSlot, WireVault};
+use super::wire::{
+    self, WireAdmin, WireCompression, WireDestroyed, WireHistory, WireKeychain, WireKeys, WireSlot, WireVault,
+};
 use super::{Destroyed, Header, HeaderError, KeyArea, NAME_MAX};
-use crate::{Domain, Geometry, Suite, words};
+use crate::{Compression, Domain, Geometry, Suite, words};
 
 /// How names are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,6 +80,7 @@ pub struct VaultHeader {
     anchored: bool,
     integrity: Option<Verified>,
     cache: Option<Caching>,
+    compression: Option<Compression>,
     destroyed: Option<Destroyed>,
     keys: KeyArea,
 }
@@ -86,7 +89,8 @@ impl VaultHeader {
     /// A header of its parts. Bounds are checked when it is written.
     pub fn new(params: VaultParams, keys: KeyArea) -> Self {
         let (read_only, datasets, anchored) = (false, false, false);
-        VaultHeader { params, read_only, datasets, anchored, integrity: None, cache: None, destroyed: None, keys }
+        let (integrity, cache, compression, destroyed) = (None, None, None, None);
+        VaultHeader { params, read_only, datasets, anchored, integrity, cache, compression, destroyed, keys }
     }
 
     /// The header of a snapshot of this vault.
@@ -128,11 +132,12 @@ impl VaultHeader {
         self.anchored = true;
     }
 
-    /// This header with another's settings: datasets allowed or not, anchored or not, integrity and caching.
+    /// This header with another's settings: datasets allowed or not, anchored or not, integrity, caching and
+    /// compression.
     #[must_use]
     pub fn alike(self, other: &VaultHeader) -> Self {
-        let VaultHeader { datasets, anchored, integrity, cache, .. } = *other;
-        VaultHeader { datasets, anchored, integrity, cache, ..self }
+        let VaultHeader { datasets, anchored, integrity, cache, compression, .. } = *other;
+        VaultHeader { datasets, anchored, integrity, cache, compression, ..self }
     }
 
     /// Allows datasets from now on. This is never taken back: datasets that are skipped would look like damage.
@@ -158,6 +163,17 @@ impl VaultHeader {
     /// Sets whether plaintext may stay in the page cache.
     pub fn set_cache(&mut self, cache: Option<Caching>) {
         self.cache = cache;
+    }
+
+    /// How new blocks are compressed. `None`: they are not. What is stored already may be compressed otherwise.
+    pub fn compression(&self) -> Option<Compression> {
+        self.compression
+    }
+
+    /// Sets how new blocks are compressed. What does not fit suite and block size is refused when the header is
+    /// written.
+    pub fn set_compression(&mut self, compression: Option<Compression>) {
+        self.compression = compression;
     }
 
     /// Suite.
@@ -235,6 +251,7 @@ impl Members for VaultHeader {
             anchored: self.anchored.then_some(true),
             integrity: self.integrity.map(|v| v.name().into()),
             cache: self.cache.map(|c| c.name().into()),
+            compression: self.compression.map(WireCompression::of),
             destroyed: self.destroyed.as_ref().map(WireDestroyed::of),
             next_slot: self.keys.next_slot.into(),
             slots: WireSlot::all(&self.keys.slots),
@@ -306,8 +323,9 @@ impl Header for VaultHeader {
             Some(None) => return Err(member("cache", "\"mount\" or \"none\"")),
             known => known.flatten(),
         };
+        let compression = w.compression.as_ref().map(|c| c.0.parse(suite, size as u32)).transpose()?;
         let keys = keys.parse()?;
-        Ok(VaultHeader { params, read_only, datasets, anchored, integrity, cache, destroyed, keys })
+        Ok(VaultHeader { params, read_only, datasets, anchored, integrity, cache, compression, destroyed, keys })
     }
 
     fn keys(&self) -> &KeyArea {

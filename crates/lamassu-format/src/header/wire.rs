@@ -8,7 +8,7 @@ use super::slot::{
     SealedKeychain, Slot, SlotKind, TokenMechanism, TokenSealed, check_label,
 };
 use super::{HEADER_MAX, HeaderError, PINS_MAX, SLOTS_MAX};
-use crate::Suite;
+use crate::{Codec, CodecVersion, Compression, CompressionError, Suite};
 use data_encoding::HEXLOWER;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{DeserializeOwned, Deserializer, MapAccess, Visitor};
@@ -70,6 +70,8 @@ pub struct WireVault {
     #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
     pub cache: Option<String>,
     #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
+    pub compression: Option<Object<WireCompression>>,
+    #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
     pub destroyed: Option<Object<WireDestroyed>>,
     pub next_slot: u64,
     pub slots: Vec<Object<WireSlot>>,
@@ -90,6 +92,8 @@ pub struct WireZone {
     pub id: String,
     pub suite: String,
     pub block_size: u64,
+    #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
+    pub compression: Option<Object<WireCompression>>,
     pub created: u64,
     pub next_slot: u64,
     pub slots: Vec<Object<WireSlot>>,
@@ -97,6 +101,42 @@ pub struct WireZone {
     #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
     pub pins: Option<Vec<Object<WirePin>>>,
     pub mac: String,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WireCompression {
+    codec: String,
+    #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
+    level: Option<u64>,
+    version: String,
+    round: u64,
+}
+
+impl WireCompression {
+    pub fn of(compression: Compression) -> Object<WireCompression> {
+        let codec = compression.codec();
+        Object(WireCompression {
+            codec: codec.name().into(),
+            level: codec.level().map(u64::from),
+            version: compression.version().to_string(),
+            round: compression.round().into(),
+        })
+    }
+
+    /// The compression, if vaults of this suite and block size can have it.
+    pub fn parse(&self, suite: Suite, block_size: u32) -> Result<Compression, HeaderError> {
+        let member = |member, rule| HeaderError::Member { member, rule };
+        let codec = Codec::of(&self.codec, self.level);
+        let codec = codec.ok_or(member("compression", "\"lz4\", or \"zstd\" with a level from 1 to 19"))?;
+        let version = self.version.parse::<CodecVersion>();
+        let version = version.map_err(|_| member("compression", "a version of three numbers"))?;
+        let round = u32::try_from(self.round).unwrap_or(u32::MAX);
+        Compression::new(codec, version, round, (suite, block_size)).map_err(|error| match error {
+            CompressionError::Paper => member("compression", "left out in suite \"paper\""),
+            CompressionError::Round => member("compression", "a round that is a power of two from 512 to half a block"),
+        })
+    }
 }
 
 #[derive(Serialize, Deserialize)]

@@ -3,9 +3,9 @@
 use super::sealed::Members;
 use super::slot::AdminPin;
 use super::vault::geometry;
-use super::wire::{self, WireKeychain, WireKeys, WirePin, WireSlot, WireZone};
+use super::wire::{self, WireCompression, WireKeychain, WireKeys, WirePin, WireSlot, WireZone};
 use super::{Header, HeaderError, KeyArea};
-use crate::Suite;
+use crate::{Compression, Suite};
 
 /// The properties of a zone.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -14,6 +14,8 @@ pub struct ZoneParams {
     pub suite: Suite,
     /// default block size of its vaults, in bytes
     pub block_size: u32,
+    /// how its vaults compress blocks unless told otherwise
+    pub compression: Option<Compression>,
     /// Unix seconds
     pub created: u64,
 }
@@ -58,6 +60,11 @@ impl ZoneFile {
         self.params.block_size
     }
 
+    /// How its vaults compress blocks unless told otherwise. Only those that do it alike deduplicate with one another.
+    pub fn compression(&self) -> Option<Compression> {
+        self.params.compression
+    }
+
     /// Zone id.
     pub fn id(&self) -> [u8; 16] {
         self.keys.id
@@ -80,6 +87,7 @@ impl Members for ZoneFile {
             id: wire::hex(&self.keys.id),
             suite: self.params.suite.name().into(),
             block_size: self.params.block_size.into(),
+            compression: self.params.compression.map(WireCompression::of),
             created: self.params.created,
             next_slot: self.keys.next_slot.into(),
             slots: WireSlot::all(&self.keys.slots),
@@ -104,7 +112,8 @@ impl Header for ZoneFile {
         let rule = "a power of two from 4096 to 1048576";
         let size = geometry(w.block_size, 1).ok_or(HeaderError::Member { member: "block_size", rule })?.block_size();
         let block_size = u32::try_from(size).expect("a block size is at most 2^20");
-        let params = ZoneParams { suite, block_size, created: w.created };
+        let compression = w.compression.as_ref().map(|c| c.0.parse(suite, block_size)).transpose()?;
+        let params = ZoneParams { suite, block_size, compression, created: w.created };
         Ok(ZoneFile { params, pins: WirePin::parse_all(w.pins.as_ref())?, keys: keys.parse()? })
     }
 

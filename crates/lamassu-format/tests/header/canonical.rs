@@ -119,7 +119,7 @@ proptest! {
 
     #[test]
     fn zones_round_trip(keys in any_keys(), suite in 0usize..4, log in 12u32..=20, created in any::<u64>()) {
-        let z = ZoneFile::new(ZoneParams { suite: Suite::ALL[suite], block_size: 1 << log, created }, keys);
+        let z = ZoneFile::new(ZoneParams { suite: Suite::ALL[suite], block_size: 1 << log, compression: None, created }, keys);
         prop_assert_eq!(ZoneFile::parse(&z.to_json().unwrap()).unwrap(), z);
     }
 

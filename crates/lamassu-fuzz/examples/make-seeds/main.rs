@@ -5,6 +5,8 @@ mod requests;
 mod sharing;
 
 use data_encoding::HEXLOWER;
+use lamassu_crypto::compress::{pack, version_of};
+use lamassu_format::{Codec, Compression};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -21,6 +23,7 @@ fn main() -> Result<()> {
     headers(&mut seeds, &vaults)?;
     keychains(&mut seeds);
     pages(&mut seeds, &testdata)?;
+    payloads(&mut seeds)?;
     records(&mut seeds, &testdata)?;
     texts(&mut seeds, &testdata)?;
     files(&mut seeds);
@@ -108,6 +111,22 @@ fn pages(seeds: &mut Seeds, testdata: &Path) -> Result<()> {
         let built = page.build(&geometry, lamassu_format::PageNo(g));
         inputs.push([&[0, 0, 7, g as u8][..], &built[lamassu_format::page::SEALED_AT..]].concat());
     }
+    Ok(())
+}
+
+/// Suite, block size, codec, payload.
+fn payloads(seeds: &mut Seeds) -> Result<()> {
+    let inputs = seeds.entry("payload").or_default();
+    let blocks = [vec![0; 4096], b"the same words, ".repeat(256), (0..4096u32).map(|at| (at / 16) as u8).collect()];
+    for (n, codec) in [Codec::Lz4, Codec::Zstd(1), Codec::Zstd(3)].into_iter().enumerate() {
+        let compression = Compression::new(codec, version_of(codec), 512, (lamassu_format::Suite::Aes, 4096))?;
+        for block in &blocks {
+            let mut packed = block.clone();
+            let len = pack(compression, &mut packed);
+            inputs.push([&[0, 0, n as u8][..], &packed[..len]].concat());
+        }
+    }
+    inputs.push([&[1, 0, 0][..], &[1, 255, 255, 255]].concat());
     Ok(())
 }
 

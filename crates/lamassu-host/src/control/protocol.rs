@@ -162,6 +162,10 @@ pub struct DatasetSpec {
     pub suite: Option<String>,
     /// bytes
     pub block_size: Option<u32>,
+    /// `none`, `lz4`, `zstd:LEVEL`
+    pub compress: Option<String>,
+    /// what lengths are rounded up to, bytes
+    pub compress_round: Option<u32>,
     /// `encrypted` or `plain`
     pub names: Option<String>,
     /// what can be changed later
@@ -178,6 +182,8 @@ pub struct Properties {
     pub integrity: Option<String>,
     /// `mount`, `none` or `inherit`
     pub cache: Option<String>,
+    /// `none`, `lz4`, `zstd:LEVEL`; not of a new dataset
+    pub compress: Option<String>,
 }
 
 /// Some of the datasets.
@@ -219,6 +225,8 @@ pub struct Listed {
     pub suite: String,
     /// bytes
     pub block_size: u32,
+    /// `lz4`, `zstd:LEVEL`; null: blocks are not compressed
+    pub compress: Option<String>,
     /// `encrypted` or `plain`
     pub names: String,
     /// null: inherited

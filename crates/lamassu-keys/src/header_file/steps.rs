@@ -194,7 +194,7 @@ mod tests {
 
     /// A header that key 1 opens, and the same after a change to key 2.
     fn headers() -> (Vec<u8>, Vec<u8>) {
-        let new = NewZone { suite: Suite::Aes, block_size: 4096, outer: true, created: 0 };
+        let new = NewZone { suite: Suite::Aes, block_size: 4096, compression: None, outer: true, created: 0 };
         let (mut header, keys) = create_zone(&new, &slot(&raw(1))).unwrap();
         let old = header.to_json().unwrap();
         let _removed = keys.change_slot(&mut header, 1, &slot(&raw(2))).unwrap();

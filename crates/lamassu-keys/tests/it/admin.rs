@@ -25,6 +25,7 @@ fn vault() -> (VaultHeader, Unlocked) {
         names: NameMode::Encrypted,
         name_max: 255,
         convergent_small_files: true,
+        compression: None,
         domain: Domain::Zone,
         zone: Zone::Private,
         created: 5,
@@ -195,7 +196,7 @@ fn headers_from_before_gain_an_administrator() {
 
 #[test]
 fn zones_have_no_administrator() {
-    let new = NewZone { suite: Suite::Aes, block_size: 4096, outer: true, created: 0 };
+    let new = NewZone { suite: Suite::Aes, block_size: 4096, compression: None, outer: true, created: 0 };
     let (mut zone, keys) = create_zone(&new, &slot(&raw(1))).unwrap();
     assert!(zone.keys().admin.is_none() && !keys.is_administrator());
     assert!(matches!(keys.add_slot_on(&mut zone, &slot(&raw(2)), USE), Err(KeyError::NoAdministrator)));
@@ -295,7 +296,7 @@ fn the_oldest_keys_of_a_long_chain_are_forgotten() {
 #[test]
 fn a_zone_file_pins_a_vault_s_administrator() {
     let (header, _) = vault();
-    let new = NewZone { suite: Suite::Aes, block_size: 4096, outer: true, created: 0 };
+    let new = NewZone { suite: Suite::Aes, block_size: 4096, compression: None, outer: true, created: 0 };
     let (mut zone, keys) = create_zone(&new, &slot(&raw(1))).unwrap();
     let (_, others) = create_zone(&new, &slot(&raw(1))).unwrap();
     let pin = |admin| AdminPin { vault: header.id(), admin };

@@ -26,6 +26,7 @@ fn parent() -> (VaultHeader, Unlocked, KeyRing) {
         names: NameMode::Encrypted,
         name_max: 200,
         convergent_small_files: false,
+        compression: None,
         zone: Zone::Private,
         created: 200,
     };
@@ -40,6 +41,7 @@ fn inheriting() -> NewDataset<'static> {
         geometry: Geometry::new(8192, 8).unwrap(),
         names: NameMode::Plain,
         domain: Domain::Zone,
+        compression: None,
         integrity: None,
         cache: None,
         inherit: true,

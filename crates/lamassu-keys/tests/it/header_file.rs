@@ -18,7 +18,7 @@ fn slot(material: &Material) -> NewSlot<'_> {
 }
 
 fn zone() -> (ZoneFile, Unlocked) {
-    let new = NewZone { suite: Suite::Aes, block_size: 4096, outer: true, created: 0 };
+    let new = NewZone { suite: Suite::Aes, block_size: 4096, compression: None, outer: true, created: 0 };
     create_zone(&new, &slot(&raw(1))).unwrap()
 }
 

@@ -32,6 +32,7 @@ impl Lab {
             names: NameMode::Encrypted,
             name_max: 255,
             convergent_small_files: true,
+            compression: None,
             domain: Domain::Zone,
             zone: Zone::Private,
             created: 5,

@@ -24,6 +24,7 @@ fn new(zone: Zone<'_>) -> NewVault<'_> {
         names: NameMode::Encrypted,
         name_max: 255,
         convergent_small_files: true,
+        compression: None,
         domain: Domain::Zone,
         zone,
         created: 200,
@@ -31,7 +32,11 @@ fn new(zone: Zone<'_>) -> NewVault<'_> {
 }
 
 fn zone() -> (ZoneFile, Unlocked) {
-    create_zone(&NewZone { suite: Suite::Aes, block_size: 4096, outer: true, created: 100 }, &slot(&raw(1))).unwrap()
+    create_zone(
+        &NewZone { suite: Suite::Aes, block_size: 4096, compression: None, outer: true, created: 100 },
+        &slot(&raw(1)),
+    )
+    .unwrap()
 }
 
 fn member(zone: &(ZoneFile, Unlocked), outer: Outer) -> (VaultHeader, Unlocked) {
@@ -165,7 +170,7 @@ fn keys_of_another_zone_or_an_older_copy_are_refused() {
 #[test]
 fn a_zone_is_oblivious_by_the_epoch_and_its_vaults_with_it() {
     let key = |name: &str| ObliviousKey { server: "keeper:7433".into(), name: name.into(), public: [1; 32] };
-    let of = |suite| NewZone { suite, block_size: 4096, outer: true, created: 100 };
+    let of = |suite| NewZone { suite, block_size: 4096, compression: None, outer: true, created: 100 };
     let refused = create_oblivious_zone(&of(Suite::Paper), key("k"), &slot(&raw(1))).map(drop);
     assert!(matches!(refused, Err(KeyError::SuiteNotOblivious { suite: Suite::Paper })));
     let mut z = create_oblivious_zone(&of(Suite::Aes), key("k"), &slot(&raw(1))).unwrap();

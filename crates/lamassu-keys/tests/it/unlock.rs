@@ -33,6 +33,7 @@ fn private() -> NewVault<'static> {
         names: NameMode::Encrypted,
         name_max: 255,
         convergent_small_files: true,
+        compression: None,
         domain: Domain::Zone,
         zone: Zone::Private,
         created: NOW,
@@ -263,7 +264,7 @@ fn rotation_adds_an_epoch_and_keeps_the_old_ones() {
 
 #[test]
 fn vaults_of_a_zone_share_what_they_should() {
-    let new = NewZone { suite: Suite::Aes, block_size: 4096, outer: true, created: NOW };
+    let new = NewZone { suite: Suite::Aes, block_size: 4096, compression: None, outer: true, created: NOW };
     let (file, zone) = create_zone(&new, &slot(&raw(1), "zone")).unwrap();
     let zone_keys = unlock(&again(&file), &raw(1)).unwrap();
     let member = |outer| {
@@ -285,7 +286,7 @@ fn vaults_of_a_zone_share_what_they_should() {
 
 #[test]
 fn zones_refuse_what_they_cannot_give() {
-    let new = NewZone { suite: Suite::Chacha, block_size: 4096, outer: false, created: NOW };
+    let new = NewZone { suite: Suite::Chacha, block_size: 4096, compression: None, outer: false, created: NOW };
     let (file, keys) = create_zone(&new, &slot(&raw(1), "")).unwrap();
     let keys_again = unlock(&again(&file), &raw(1)).unwrap();
     assert!(matches!(keys_again.key_ring(Suite::Chacha), Err(KeyError::NoOuterKey)));
@@ -303,7 +304,7 @@ fn zones_refuse_what_they_cannot_give() {
 fn values_out_of_bounds_make_no_header() {
     let made = create_vault(&NewVault { name_max: 63, ..private() }, &slot(&raw(1), ""));
     assert!(matches!(made, Err(KeyError::Header(_))));
-    let new = NewZone { suite: Suite::Aes, block_size: 5000, outer: true, created: NOW };
+    let new = NewZone { suite: Suite::Aes, block_size: 5000, compression: None, outer: true, created: NOW };
     assert!(matches!(create_zone(&new, &slot(&raw(1), "")), Err(KeyError::Header(_))));
 }
 

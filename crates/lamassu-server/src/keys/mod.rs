@@ -72,7 +72,7 @@ impl Master {
         };
         let slot = NewSlot { material, cost, label: "master key", created: unix_now() };
         // Of these K_in alone is used.
-        let new = NewZone { suite: Suite::Aes, block_size: 4096, outer: false, created: unix_now() };
+        let new = NewZone { suite: Suite::Aes, block_size: 4096, compression: None, outer: false, created: unix_now() };
         let made = create_zone(&new, &slot).and_then(|(file, keys)| Ok((file.to_json()?, keys)));
         let (zone, keys) = made.map_err(ServerError::MasterKey)?;
         let zone = String::from_utf8(zone).map_err(|_| garbled("a zone file"))?;

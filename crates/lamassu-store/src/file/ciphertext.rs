@@ -8,7 +8,8 @@ use super::primitives::Core;
 use super::state::{Dirty, State};
 use super::types::StoreError;
 use crate::backend::BackendFile;
-use lamassu_format::Keys;
+use lamassu_crypto::compress::stored_len;
+use lamassu_format::{Keys, PAGE_LEN, Suite, is_compressed};
 use std::cell::Cell;
 
 /// Capacity of the ciphertext buffer that a thread keeps.
@@ -22,6 +23,7 @@ thread_local! {
 
 /// The ciphertext of a round's data blocks.
 pub(super) struct Ciphertext {
+    suite: Suite,
     /// Bytes of a block.
     len: usize,
     pub keys: Keys,
@@ -37,13 +39,53 @@ enum Location {
     OtherFile(CopiedBlock),
 }
 
+/// Blocks that are written by one call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Stretch {
+    pub n: usize,
+    pub count: usize,
+    /// Bytes: all but zeros at the end of the last block.
+    pub bytes: usize,
+}
+
 impl Ciphertext {
-    /// Writes `count` blocks from the `n`th on, one of [`Ciphertext::pieces`].
-    pub fn write(&self, n: usize, count: usize, to: &dyn BackendFile, offset: u64) -> std::io::Result<()> {
+    /// Writes blocks, of one of [`Ciphertext::pieces`].
+    pub fn write(&self, stretch: Stretch, to: &dyn BackendFile, offset: u64) -> std::io::Result<()> {
+        let Stretch { n, count, bytes } = stretch;
         match &self.places[n] {
-            Location::OtherFile(block) => block.copy_to(to, offset, (count * self.len) as u64),
-            Location::Scratch(_) | Location::Presealed(_) => to.write_vectored_at(offset, &self.parts(n, count)),
+            Location::OtherFile(block) => block.copy_to(to, offset, count, self.len),
+            Location::Scratch(_) | Location::Presealed(_) => {
+                let mut parts = self.parts(n, count);
+                if let Some(last) = parts.last_mut() {
+                    *last = &last[..last.len() - (count * self.len - bytes)];
+                }
+                to.write_vectored_at(offset, &parts)
+            }
         }
+    }
+
+    /// The first of `count` blocks from the `n`th on that one call writes: up to one behind whose ciphertext zeros
+    /// follow that `leaves_zeros` says are there already.
+    pub fn stretch(&self, n: usize, count: usize, leaves_zeros: impl Fn(usize) -> bool) -> Stretch {
+        let cut = (n..n + count).filter(|at| leaves_zeros(*at)).find_map(|at| {
+            let zeros = self.zeros_behind(at);
+            (zeros > 0).then(|| Stretch { n, count: at + 1 - n, bytes: (at + 1 - n) * self.len - zeros })
+        });
+        cut.unwrap_or(Stretch { n, count, bytes: count * self.len })
+    }
+
+    /// Bytes of zeros behind the ciphertext of a compressed block, in whole pages: what a store need not keep. Nothing
+    /// is known of a block in another file.
+    pub fn zeros_behind(&self, n: usize) -> usize {
+        if self.len <= PAGE_LEN || !is_compressed(self.suite, &self.keys.raw()[n]) {
+            return 0;
+        }
+        let stored = match &self.places[n] {
+            Location::Scratch(start) => stored_len(&self.scratch[*start..][..self.len]),
+            Location::Presealed(block) => stored_len(block.bytes(self.len)),
+            Location::OtherFile(_) => self.len,
+        };
+        self.len - stored.next_multiple_of(PAGE_LEN)
     }
 
     /// The ciphertext of `count` blocks from the `n`th on, in as few pieces as it lies in.
@@ -154,6 +196,6 @@ impl Core {
         for (n, key) in plain.into_iter().zip(new_keys.raw()) {
             keys.raw_mut()[n] = *key;
         }
-        Ok(Ciphertext { len, keys, places, scratch })
+        Ok(Ciphertext { suite: self.ctx.ring.suite(), len, keys, places, scratch })
     }
 }

@@ -43,9 +43,22 @@ impl CopiedBlock {
         self.offset == other.offset + len as u64 && Arc::ptr_eq(&self.backing, &other.backing)
     }
 
-    /// Copies it, and what follows it, `len` bytes in all.
-    pub fn copy_to(&self, to: &dyn BackendFile, offset: u64, len: u64) -> io::Result<()> {
-        to.copy_from(&*self.backing, self.offset, offset, len)
+    /// Copies it, and what follows it, `count` blocks of `size` bytes in all. Its file may end where the ciphertext of
+    /// the last one does, and zeros follow: that block is written whole, by one write (I13).
+    pub fn copy_to(&self, to: &dyn BackendFile, offset: u64, count: usize, size: usize) -> io::Result<()> {
+        let len = (count * size) as u64;
+        let there = self.backing.stat()?.len.saturating_sub(self.offset);
+        if there >= len || there <= len - size as u64 {
+            return to.copy_from(&*self.backing, self.offset, offset, len);
+        }
+        let before = len - size as u64;
+        if before > 0 {
+            to.copy_from(&*self.backing, self.offset, offset, before)?;
+        }
+        let mut last = vec![0; size];
+        let got = self.backing.read_at(self.offset + before, &mut last)?;
+        last[got..].fill(0);
+        to.write_at(offset + before, &last)
     }
 }
 

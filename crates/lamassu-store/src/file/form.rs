@@ -9,7 +9,7 @@ use super::state::Identity;
 use super::types::{FileContext, Integrity};
 use lamassu_crypto::{Keyed, Salts, Verify};
 use lamassu_format::profile::Protection;
-use lamassu_format::{BlockKey, BlockNo, Domain, FileId, Method, Page, Profile};
+use lamassu_format::{BlockKey, BlockNo, Compression, Domain, FileId, Method, Page, Profile};
 use std::sync::atomic::Ordering;
 
 /// One way to store a block.
@@ -27,6 +27,8 @@ pub(super) struct Forms {
     file: FileId,
     /// That of new blocks.
     first: Form,
+    /// How new blocks are compressed.
+    compression: Option<Compression>,
     /// What else old ones may be in: all ways.
     may_differ: bool,
 }
@@ -77,7 +79,7 @@ impl Numbers<'_> {
 impl Forms {
     /// What the salts of new blocks are.
     pub fn salts(self, numbers: Numbers<'_>) -> Salts<'_> {
-        self.first.salts(self.file, numbers)
+        self.first.salts(self.file, numbers).compressed(self.compression)
     }
 
     /// Whether old blocks may be in another form than new ones.
@@ -90,12 +92,14 @@ impl Core {
     /// The forms of the blocks of an open file.
     pub fn forms(&self, identity: &Identity) -> Forms {
         let first = Form::of(identity.profile(), &self.ctx);
-        Forms { file: identity.id(), first, may_differ: identity.is_changing() }
+        let (compression, may_differ) = (self.ctx.compression, identity.is_changing());
+        Forms { file: identity.id(), first, compression, may_differ }
     }
 
     /// Those of the blocks that a page names, by what it says itself.
     pub fn forms_of(&self, page: &Page) -> Forms {
-        Forms { file: page.file_id, first: Form::of(page.profile, &self.ctx), may_differ: page.changing }
+        let first = Form::of(page.profile, &self.ctx);
+        Forms { file: page.file_id, first, compression: self.ctx.compression, may_differ: page.changing }
     }
 
     /// Whether the id of the file goes into the keys of new blocks.
@@ -103,9 +107,9 @@ impl Core {
         is_salted(&self.ctx, identity.profile())
     }
 
-    /// The salts of blocks from `first` on in a file with this id and profile.
+    /// The salts of new blocks from `first` on in a file with this id and profile.
     pub fn salts(&self, file: FileId, profile: Profile, first: BlockNo) -> Salts<'static> {
-        Form::of(profile, &self.ctx).salts(file, Numbers::From(first))
+        Form::of(profile, &self.ctx).salts(file, Numbers::From(first)).compressed(self.ctx.compression)
     }
 
     /// What reads of a file check.

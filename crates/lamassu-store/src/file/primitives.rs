@@ -366,6 +366,7 @@ impl Core {
     /// Notes a write that failed, and that the store may have done all the same, or in part.
     pub fn note_failed_write(&self, st: &mut State, offset: u64, len: u64) {
         st.marks.advance();
+        st.slack.clear();
         st.space.note_failed(offset, len, self.backing.stat().ok().map(|found| found.len));
     }
 
@@ -374,6 +375,7 @@ impl Core {
         self.backing.set_len(len).map_err(StoreError::io("truncate", len))?;
         st.marks.advance();
         st.marks.note_shortened();
+        st.slack.forget(len..u64::MAX);
         st.space.note_cut(len);
         Ok(())
     }
@@ -389,6 +391,19 @@ impl Core {
         }
         st.marks.advance();
         Ok(())
+    }
+
+    /// Frees the zeros behind compressed blocks that a barrier has covered. Nothing depends on it: it changes no
+    /// content, so a crash finds the same before and after. A store that cannot is not asked again.
+    pub fn punch_slack(&self, st: &mut State) {
+        let (durable, end) = (st.marks.durable(), st.space.len());
+        for range in st.slack.take_durable(durable) {
+            let until = range.end.min(end);
+            if range.start < until && self.backing.punch(range.start, until - range.start).is_err() {
+                return st.slack.give_up();
+            }
+            st.marks.advance();
+        }
     }
 
     /// Writes zeros, where a range that reads as zeros may be none on disk since a barrier failed.

@@ -12,7 +12,7 @@ use super::primitives::Core;
 use super::state::{Dirty, PageState, State};
 use super::types::{DamageKind, StoreError};
 use lamassu_crypto::{Keyed, Verify};
-use lamassu_format::{BlockKey, BlockNo, Keys, PageNo};
+use lamassu_format::{BlockKey, BlockNo, Keys, PageNo, is_compressed};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 
@@ -284,7 +284,11 @@ impl Core {
             let run = &mut bytes[(from - at) * len..(to - at) * len];
             let got = self.read_padded(self.geo().block_offset(block), run)?;
             if got < run.len() {
-                batch.missing.lock().extend(from + got / len..to);
+                // The file ends where the ciphertext of a compressed block does: zeros follow.
+                let at = from + got / len;
+                let ends_in_block =
+                    !got.is_multiple_of(len) && is_compressed(self.ctx.ring.suite(), &batch.keys.raw()[at]);
+                batch.missing.lock().extend(at + usize::from(ends_in_block)..to);
             }
             from = to;
         }

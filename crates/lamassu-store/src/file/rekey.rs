@@ -13,7 +13,7 @@ use super::primitives::Core;
 use super::state::{Dirty, Held, PageState, State};
 use super::types::{DamageKind, StoreError};
 use lamassu_crypto::{KeyRing, Keyed, Verify};
-use lamassu_format::{BlockNo, Keys, PAGE_LEN, PageNo, SlotKey};
+use lamassu_format::{BlockNo, Keys, PAGE_LEN, PageNo, SlotKey, is_compressed};
 
 /// Pages looked at in a step that re-seals; of these, pages written.
 const STEP_PAGES_MAX: u64 = 1024;
@@ -149,7 +149,7 @@ impl Core {
     }
 
     /// Puts the blocks of a page that the keys in `good` do not verify, or that are not stored as the profile of the
-    /// file has them, into the buffer, from where a commit seals them anew.
+    /// file or the compression of the vault has them, into the buffer, from where a commit seals them anew.
     fn gather_old_blocks(
         &self,
         st: &mut State,
@@ -175,7 +175,8 @@ impl Core {
             let sealed = self.read_keyed(first, &wanted, step)?;
             let mut copy = sealed.clone();
             let keyed = Keyed { keys: wanted.raw(), salts: forms.salts(Numbers::From(first)) };
-            let failed = self.ctx.engine.open(good, &mut copy, len, keyed, Verify::Full);
+            let mut failed = self.ctx.engine.open(good, &mut copy, len, keyed, Verify::Full);
+            self.add_otherwise_compressed(&copy, keyed, &mut failed)?;
             drop(copy);
             let mut plain: Vec<u8> = failed.iter().flat_map(|i| &sealed[i * len..][..len]).copied().collect();
             let mut old_keys = Keys::default();
@@ -200,6 +201,28 @@ impl Core {
                 self.commit(st)?;
             }
         }
+        Ok(())
+    }
+
+    /// Adds to `found` the blocks that were opened, and would get other keys if they were sealed now, since they are
+    /// compressed otherwise. Where neither a new nor an old block is compressed, nothing is sealed to find out.
+    fn add_otherwise_compressed(
+        &self,
+        opened: &[u8],
+        keyed: Keyed<'_>,
+        found: &mut Vec<usize>,
+    ) -> Result<(), StoreError> {
+        let (suite, len) = (self.ctx.ring.suite(), self.ctx.block_len());
+        if self.ctx.compression.is_none() && !keyed.keys.iter().any(|key| is_compressed(suite, key)) {
+            return Ok(());
+        }
+        let (mut sealed, mut keys) = (vec![0; opened.len()], Keys::holes(keyed.keys.len()));
+        self.ctx.engine.seal_to(&self.ctx.ring.inner(), keyed.salts, opened, &mut sealed, len, keys.raw_mut())?;
+        let is_other = |i: &usize| keyed.keys[*i] != [0; 32] && keyed.keys[*i] != keys.raw()[*i];
+        let failed = std::mem::take(found);
+        // Those that failed were opened to zeros.
+        let others = (0..keyed.keys.len()).filter(|i| failed.binary_search(i).is_ok() || is_other(i));
+        found.extend(others);
         Ok(())
     }
 

@@ -15,13 +15,12 @@
 //! | 8 | data is written and holes are punched | I13 |
 //! | on failure | what each block holds is found out as after a crash | I2, I11 |
 
-use super::ciphertext::Ciphertext;
+use super::ciphertext::{Ciphertext, Stretch};
 use super::plan::{Change, Goal, Round};
 use super::primitives::{Core, PageId};
 use super::recover::keep_bits;
 use super::state::{Held, Mark, PageState, SizeFields, State};
 use super::types::StoreError;
-use crate::backend::BackendFile;
 use lamassu_format::{BlockNo, Keys, PAGE_LEN, Page, PageNo, SlotKey};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -71,7 +70,7 @@ impl Core {
         let (mut written, mut must_last) = (BTreeSet::new(), false);
         for (n, (block, change)) in round.data.iter_mut().enumerate() {
             if *change == Change::LeaveTail {
-                self.write_blocks(st, *block, sealed, n, 1)?;
+                self.write_blocks(st, *block, sealed, (n, 1), |_| false)?;
                 written.insert(*block);
                 match never_durable {
                     true => *change = Change::Fill,
@@ -133,6 +132,7 @@ impl Core {
 
     fn punch_block(&self, st: &mut State, block: BlockNo) -> Result<(), StoreError> {
         let offset = self.geo().block_offset(block);
+        st.slack.forget(offset..offset + self.geo().block_size());
         let len = self.geo().block_size().min(st.space.len().saturating_sub(offset));
         if len > 0 {
             self.punch(st, offset, len)?;
@@ -245,7 +245,8 @@ impl Core {
             self.barrier(st)?;
         }
         for (n, first, count) in self.runs(round, |b, _| !left.contains(&b)) {
-            self.write_blocks(st, first, sealed, n, count)?;
+            // I6: in a hole that is filled there are zeros.
+            self.write_blocks(st, first, sealed, (n, count), |n| round.data[n].1 == Change::Fill)?;
         }
         round.punches.iter().try_for_each(|block| self.punch_block(st, *block))
     }
@@ -269,38 +270,50 @@ impl Core {
         runs
     }
 
-    /// Writes blocks that lie together, the `n`th of the round and those behind it.
+    /// Writes blocks that lie together, `count` from the `n`th of the round on. Zeros behind ciphertext are left out
+    /// where `leaves_zeros` says that they are there; elsewhere they are noted, to be punched when that is safe.
     fn write_blocks(
         &self,
         st: &mut State,
         first: BlockNo,
         sealed: &Ciphertext,
-        n: usize,
-        count: usize,
+        (n, count): (usize, usize),
+        leaves_zeros: impl Fn(usize) -> bool,
     ) -> Result<(), StoreError> {
         for (at, count) in sealed.pieces(n, count) {
-            let block = first + (at - n) as u64;
-            let len = count as u64 * self.geo().block_size();
-            self.write_run(st, block, len, |backing, offset| sealed.write(at, count, backing, offset))?;
+            let mut done = 0;
+            while done < count {
+                let stretch = sealed.stretch(at + done, count - done, &leaves_zeros);
+                self.write_stretch(st, first + (at + done - n) as u64, sealed, stretch)?;
+                done += stretch.count;
+            }
         }
         Ok(())
     }
 
-    fn write_run(
+    fn write_stretch(
         &self,
         st: &mut State,
         first: BlockNo,
-        written: u64,
-        write: impl FnOnce(&dyn BackendFile, u64) -> std::io::Result<()>,
+        sealed: &Ciphertext,
+        stretch: Stretch,
     ) -> Result<(), StoreError> {
-        let offset = self.geo().block_offset(first);
-        if let Err(source) = write(&*self.backing, offset) {
-            self.note_failed_write(st, offset, written);
+        let (offset, size) = (self.geo().block_offset(first), self.geo().block_size());
+        let end = offset + stretch.count as u64 * size;
+        st.slack.forget(offset..end);
+        if let Err(source) = sealed.write(stretch, &*self.backing, offset) {
+            self.note_failed_write(st, offset, stretch.bytes as u64);
             return Err(StoreError::Io { op: "write", offset, source });
         }
-        st.note_block_write(offset, written);
-        let count = written / self.geo().block_size();
-        let (from, to) = (self.geo().page_of(first), self.geo().page_of(first + (count - 1)));
+        st.note_block_write(offset, stretch.bytes as u64);
+        for at in 0..stretch.count {
+            let zeros = sealed.zeros_behind(stretch.n + at) as u64;
+            let behind = offset + (at as u64 + 1) * size - zeros..offset + (at as u64 + 1) * size;
+            if !behind.is_empty() && behind.end <= offset + stretch.bytes as u64 {
+                st.slack.note(behind, st.marks.written());
+            }
+        }
+        let (from, to) = (self.geo().page_of(first), self.geo().page_of(first + (stretch.count as u64 - 1)));
         for g in from.until(to.next()) {
             st.pages.note_data(g, st.marks.written());
         }

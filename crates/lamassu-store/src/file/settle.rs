@@ -6,6 +6,7 @@
 //! | 2 | the backing file is cut to what is in use, once the last page is durable | I8 |
 //! | 3 | page 0: `cut` and `sparse` cleared, the floor raised, a clean one-page file given its convergent page | I5, I10 |
 //! | 4 | pending bits cleared in pages whose data a barrier has covered | I3 |
+//! | 5 | zeros behind compressed blocks punched that a barrier has covered | I13 |
 //!
 //! Nothing that is written here needs a barrier after it: until it is durable the pages on disk describe the same
 //! content.
@@ -96,6 +97,7 @@ impl Core {
             for g in open {
                 core.settle_page(st, g)?; // step 4
             }
+            core.punch_slack(st); // step 5
             Ok(())
         })
     }

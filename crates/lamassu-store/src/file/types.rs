@@ -4,7 +4,7 @@ use super::anchored::AnchoredFiles;
 use super::session::Sessions;
 use lamassu_anchor::AnchorError;
 use lamassu_crypto::{Engine, KeyRing};
-use lamassu_format::{BlockNo, Domain, Geometry, PageNo, Profile};
+use lamassu_format::{BlockNo, Compression, Domain, Geometry, PageNo, Profile};
 use std::sync::Arc;
 
 /// What a damaged range turned out to be.
@@ -224,6 +224,8 @@ pub struct FileContext {
     pub durability: Durability,
     /// Deduplication domain.
     pub domain: Domain,
+    /// How new blocks are compressed. Stored ones say it themselves.
+    pub compression: Option<Compression>,
     /// Whether clean one-page files get convergent pages; never where the domain is salted.
     pub convergent_small_files: bool,
     /// Nothing is ever written.
@@ -254,6 +256,7 @@ impl FileContext {
             durability: Durability::Ordered,
             convergent_small_files: true,
             domain: Domain::Zone,
+            compression: None,
             read_only: false,
             approved_only: false,
             sessions: Arc::new(Sessions::all_interrupted()),

@@ -11,14 +11,14 @@
 use crate::common;
 use common::crash::{Depth, Recording, chosen_seed, explore, must_survive, random_workload, scale, tell, wait_longer};
 use common::{Setup, profiles};
-use lamassu_format::{Domain, Suite};
+use lamassu_format::{Codec, Domain, Suite};
 use lamassu_store::backend::crash::{Op, Record};
 use lamassu_store::backend::memory::Barrier;
 use lamassu_store::file::{Durability, Rekey};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The least number of crash states of each test below; together what one run promises.
-const MINIMA: [(&str, u64); 24] = [
+const MINIMA: [(&str, u64); 27] = [
     ("small_files", 40_000),
     ("small_files_too", 40_000),
     ("several_pages", 600),
@@ -28,6 +28,9 @@ const MINIMA: [(&str, u64); 24] = [
     ("salted_keys", 1_000),
     ("salted_keys_rekeyed", 500),
     ("large_blocks", 80),
+    ("compressed_blocks", 10_000),
+    ("compressed_large_blocks", 500),
+    ("compressed_and_rekeyed", 1_000),
     ("overwrite", 300),
     ("append", 300),
     ("sparse_fill", 300),
@@ -215,6 +218,29 @@ fn large_blocks() {
     random("large_blocks", &Setup { block_size: 65536, ..Setup::default() }, &plan);
 }
 
+/// Ciphertext that ends within its block: the rest is not written, or punched later.
+#[test]
+fn compressed_blocks() {
+    let setup = Setup { block_size: 16384, reserved: 4, codec: Some(Codec::Lz4), ..Setup::default() };
+    let plan = Plan { seeds: 130_000..130_060, steps: 30, size_max: 120_000, depth: Depth { losses: 10, stride: 1 } };
+    random("compressed_blocks", &setup, &plan);
+}
+
+#[test]
+fn compressed_large_blocks() {
+    let setup = Setup { block_size: 65536, reserved: 8, codec: Some(Codec::Zstd(1)), ..Setup::default() };
+    let plan = Plan { seeds: 140_000..140_010, steps: 20, size_max: 2_000_000, depth: Depth { losses: 4, stride: 2 } };
+    random("compressed_large_blocks", &setup, &plan);
+}
+
+#[test]
+fn compressed_and_rekeyed() {
+    let setup = Setup { block_size: 8192, reserved: 8, epochs: 3, codec: Some(Codec::Lz4), ..Setup::default() };
+    let setup = Setup { domain: Domain::File, suite: Suite::Blake3, ..setup };
+    let plan = Plan { seeds: 150_000..150_020, steps: 25, size_max: 90_000, depth: Depth { losses: 6, stride: 2 } };
+    random("compressed_and_rekeyed", &setup, &plan);
+}
+
 #[test]
 fn rekey_at_any_time() {
     let setup = Setup { reserved: 8, epochs: 4, ..Setup::default() };
@@ -239,6 +265,9 @@ fn hand_made_in(name: &str, epochs: u8, workload: impl Fn(&mut Recording<'_>)) {
         (Setup { block_size: 65536, ..Setup::default() }, 8),
         (Setup { anchored: true, block_size: 65536, ..Setup::default() }, 4),
         (Setup { block_size: 1 << 20, reserved: 8, ..Setup::default() }, 2),
+        (Setup { codec: Some(Codec::Zstd(1)), ..Setup::default() }, 20),
+        (Setup { codec: Some(Codec::Lz4), block_size: 16384, reserved: 8, ..Setup::default() }, 20),
+        (Setup { codec: Some(Codec::Lz4), anchored: true, block_size: 8192, ..Setup::default() }, 10),
     ];
     let mut states = 0;
     for (setup, losses) in geometries {

@@ -2,7 +2,7 @@
 
 use crate::common;
 use common::{Rng, Setup, create_in, fill, raw};
-use lamassu_format::{Domain, Suite};
+use lamassu_format::{Codec, Domain, Suite};
 use lamassu_store::backend::fault::{Call, FaultBackend};
 use lamassu_store::backend::memory::MemoryBackend;
 use lamassu_store::file::File;
@@ -38,7 +38,7 @@ fn run(setup: &Setup, seed: u64, steps: usize, size_max: u64) {
         let offset = if aligned { offset / 4096 * 4096 } else { offset };
         match rng.below(14) {
             0..=3 => {
-                let data = fill(len as usize, &mut rng);
+                let data = setup.content(len as usize, &mut rng);
                 file.write_at(offset, &data).unwrap_or_else(|e| panic!("{what}: {e}"));
                 if len > 0 {
                     model.resize(model.len().max((offset + len) as usize), 0);
@@ -46,7 +46,7 @@ fn run(setup: &Setup, seed: u64, steps: usize, size_max: u64) {
                 }
             }
             4..=5 => {
-                let data = fill(len as usize % 5000, &mut rng);
+                let data = setup.content(len as usize % 5000, &mut rng);
                 assert_eq!(file.append(&data).expect("appends"), model.len() as u64);
                 model.extend_from_slice(&data);
             }
@@ -140,6 +140,18 @@ fn large_blocks() {
     for (block_size, size_max) in [(8192, 500_000), (65536, 9_000_000), (1 << 20, 20_000_000)] {
         for seed in 0..6 {
             run(&Setup { block_size, convergent: seed % 2 == 0, ..Setup::default() }, 9000 + seed, 25, size_max);
+        }
+    }
+}
+
+#[test]
+fn compressed_blocks() {
+    for (block_size, size_max) in [(4096, 700_000), (8192, 500_000), (16384, 1_500_000), (65536, 5_000_000)] {
+        for (seed, codec) in (0..8).zip([Codec::Lz4, Codec::Zstd(1)].into_iter().cycle()) {
+            let suite = [Suite::Aes, Suite::Blake3, Suite::Chacha][seed as usize % 3];
+            let domain = [Domain::Zone, Domain::File][seed as usize % 5 / 3];
+            let setup = Setup { block_size, suite, domain, reserved: 8, codec: Some(codec), ..Setup::default() };
+            run(&setup, 13_000 + seed, 30, size_max);
         }
     }
 }

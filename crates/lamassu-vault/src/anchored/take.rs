@@ -49,6 +49,7 @@ impl<'a> Taker<'a> {
             integrity: ctx.integrity,
             durability: ctx.durability,
             domain: ctx.domain,
+            compression: ctx.compression,
             convergent_small_files: ctx.convergent_small_files,
             read_only: ctx.read_only,
             approved_only: ctx.approved_only,

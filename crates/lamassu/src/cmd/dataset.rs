@@ -16,6 +16,7 @@ use lamassu_format::{Domain, Suite};
 use lamassu_fuse::control::{Asked, Links};
 use lamassu_host::Error as HostError;
 use lamassu_host::Served;
+use lamassu_host::compression::Chosen;
 use lamassu_host::control::protocol::{Caller, DatasetSpec, Datasets, Listed, Properties, Request, Status, Unseen};
 use lamassu_host::datasets::name_to_hex;
 use lamassu_host::slots::check_label;
@@ -42,7 +43,9 @@ Examples:
   lamassu dataset set /mnt/projects cache=none           no plaintext of it stays in the page cache
   lamassu dataset set /mnt/projects integrity=metadata   from the next time it is loaded on
   lamassu dataset set /mnt/projects inherit=no           takes the parent's slot away; add a key of its own first
-Properties: integrity=full|metadata|inherit, cache=mount|none|inherit, inherit=yes|no";
+  lamassu dataset set /srv/store/vault . compress=zstd && lamassu rekey --full /srv/store/vault
+      of the vault itself: new blocks are compressed from the next time on, and `rekey` brings old ones to that
+Properties: integrity=full|metadata|inherit, cache=mount|none|inherit, compress=none|lz4|zstd|zstd:LEVEL, inherit=yes|no";
 
 const DESTROY_EXAMPLES: &str = "\
 Examples:
@@ -85,6 +88,13 @@ pub struct Create {
     /// Bytes of a block [default: as the vault it lies in]
     #[arg(short, long, value_name = "N", value_parser = text::parse_block_size)]
     block_size: Option<u32>,
+    /// Compress blocks before they are encrypted: `none`, `lz4`, `zstd` or `zstd:LEVEL` [default: as in the vault it lies
+    /// in]
+    #[arg(long, value_name = "CODEC", value_parser = text::parse_compression)]
+    compress: Option<Chosen>,
+    /// What lengths of compressed blocks are rounded up to [default: as in the vault it lies in, if that fits]
+    #[arg(long, value_name = "N", value_parser = text::parse_round)]
+    compress_round: Option<u32>,
     /// Whether file names are encrypted [default: as in the vault it lies in]
     #[arg(long, value_enum)]
     names: Option<Names>,
@@ -286,7 +296,9 @@ fn create(ui: &Ui, args: &Create) -> Result<()> {
         suite: args.suite.map(|s| s.name().into()),
         block_size: args.block_size,
         names: args.names.map(word),
-        properties: Properties { integrity: args.integrity.map(word), cache: args.cache.map(word) },
+        compress: args.compress.map(|chosen| chosen.to_string()),
+        compress_round: args.compress_round,
+        properties: Properties { integrity: args.integrity.map(word), cache: args.cache.map(word), compress: None },
         mode: mode(),
     };
     let (site, name) = Site::of_new(ui, &args.key, &args.places)?;
@@ -351,15 +363,16 @@ fn list(ui: &Ui, args: &List) -> Result<()> {
 }
 
 fn table(datasets: &[Listed]) -> String {
-    let mut out = String::from("state      keys       domain  suite   integrity  cache    path");
+    let mut out = String::from("state      keys       domain  suite   compress  integrity  cache    path");
     for l in datasets {
         let or_inherited = |value: &Option<String>| value.clone().unwrap_or_else(|| "inherit".into());
         out.push_str(&format!(
-            "\n{:<9}  {:<9}  {:<6}  {:<6}  {:<9}  {:<7}  {}",
+            "\n{:<9}  {:<9}  {:<6}  {:<6}  {:<8}  {:<9}  {:<7}  {}",
             l.state,
             l.keys,
             l.domain,
             l.suite,
+            l.compress.as_deref().unwrap_or("none"),
             or_inherited(&l.integrity),
             or_inherited(&l.cache),
             text::printable(&l.path)
@@ -374,12 +387,13 @@ fn set(ui: &Ui, args: &Set) -> Result<()> {
     let (values, places): (Vec<_>, Vec<_>) = args.words.iter().partition(is_property);
     let places: Vec<PathBuf> = places.into_iter().map(PathBuf::from).collect();
     if values.is_empty() || places.is_empty() || places.len() > 2 {
-        return Err(
-            HostError::Usage("give the dataset, then properties as name=value: integrity, cache, inherit").into()
-        );
+        return Err(HostError::Usage(
+            "give the dataset, then properties as name=value: integrity, cache, compress, inherit",
+        )
+        .into());
     }
     let (properties, inherit) = parse(&values)?;
-    let changes_integrity = properties.integrity.is_some();
+    let (changes_integrity, changes_compression) = (properties.integrity.is_some(), properties.compress.is_some());
     let site = Site::of(ui, &args.key, &places, false, Links::Refused)?;
     let removed: Option<String> = match &site {
         Site::Mount(dir) => served::ask(dir, &Request::SetDataset { properties, inherit })?,
@@ -396,10 +410,13 @@ fn set(ui: &Ui, args: &Set) -> Result<()> {
     if changes_integrity && matches!(site, Site::Mount(_)) {
         ui.note("integrity holds from the next time the dataset is loaded on: `lamassu key unload` and `key load`");
     }
+    if changes_compression && matches!(site, Site::Mount(_)) {
+        ui.note("compression holds from the next time the dataset is loaded on; `lamassu rekey --full` then brings old blocks to it");
+    }
     Ok(())
 }
 
-const NAMES: [&str; 3] = ["integrity", "cache", "inherit"];
+const NAMES: [&str; 4] = ["integrity", "cache", "compress", "inherit"];
 
 fn parse(values: &[&OsString]) -> Result<(Properties, Option<bool>)> {
     let (mut properties, mut inherit) = (Properties::default(), None);
@@ -408,11 +425,13 @@ fn parse(values: &[&OsString]) -> Result<(Properties, Option<bool>)> {
         match (name, value) {
             ("integrity", "full" | "metadata" | "inherit") => properties.integrity = Some(value.into()),
             ("cache", "mount" | "none" | "inherit") => properties.cache = Some(value.into()),
+            ("compress", codec) if codec.parse::<Chosen>().is_ok() => properties.compress = Some(codec.into()),
             ("inherit", "yes") => inherit = Some(true),
             ("inherit", "no") => inherit = Some(false),
             _ => {
                 return Err(HostError::Usage(
-                    "properties are integrity=full|metadata|inherit, cache=mount|none|inherit, inherit=yes|no",
+                    "properties are integrity=full|metadata|inherit, cache=mount|none|inherit, \
+                     compress=none|lz4|zstd|zstd:LEVEL (a level from 1 to 19), inherit=yes|no",
                 )
                 .into());
             }

@@ -5,6 +5,8 @@ use crate::fault::Result;
 use crate::open;
 use crate::output::{self, Ui};
 use crate::{served, text};
+use lamassu_crypto::compress::version_of;
+use lamassu_format::Compression;
 use lamassu_format::header::{Caching, Header, Role, Slot, VaultHeader, Verified};
 use lamassu_host::control::Counted;
 use lamassu_host::control::protocol::{IntegrityCounts, Request, Status};
@@ -44,6 +46,8 @@ pub struct Described {
     names: &'static str,
     name_max: usize,
     small_files: &'static str,
+    /// how new blocks are compressed; null: they are not
+    compression: Option<DescribedCompression>,
     /// within what equal blocks are equal
     domain: &'static str,
     /// whether directories in it may be vaults of their own
@@ -67,6 +71,39 @@ pub struct Described {
     /// of a mount; left out where it is asked of a directory
     #[serde(skip_serializing_if = "Option::is_none")]
     mount: Option<DescribedMount>,
+}
+
+/// How blocks are compressed.
+#[derive(Serialize)]
+pub struct DescribedCompression {
+    codec: &'static str,
+    level: Option<u8>,
+    /// of the codec's library that the vault or zone was made with
+    version: String,
+    /// of the one that this program has
+    version_here: String,
+    /// what lengths are rounded up to, bytes
+    round: u32,
+}
+
+impl DescribedCompression {
+    pub fn of(compression: Compression) -> DescribedCompression {
+        DescribedCompression {
+            codec: compression.codec().name(),
+            level: compression.codec().level(),
+            version: compression.version().to_string(),
+            version_here: version_of(compression.codec()).to_string(),
+            round: compression.round(),
+        }
+    }
+
+    /// For people.
+    pub fn line(&self) -> String {
+        let DescribedCompression { codec, level, version, version_here, round } = self;
+        let level = level.map_or_else(String::new, |level| format!(", level {level}"));
+        let other = if version == version_here { String::new() } else { format!("; this program has {version_here}") };
+        format!("{codec} {version}{level}, lengths in steps of {}{other}", text::bytes((*round).into()))
+    }
 }
 
 /// What the daemon of a mount tells.
@@ -121,6 +158,7 @@ impl Described {
             names: header.names().name(),
             name_max: header.name_max(),
             small_files: if header.convergent_small_files() { "convergent" } else { "random" },
+            compression: header.compression().map(DescribedCompression::of),
             domain: header.domain().name(),
             datasets: header.has_datasets(),
             integrity: header.integrity().map(Verified::name),
@@ -261,6 +299,7 @@ pub fn run(ui: &Ui, args: Args) -> Result<()> {
         ("page", format!("{} blocks, {} transient slots", d.blocks_per_page, d.reserved_slots)),
         ("names", format!("{}, at most {} bytes in the store", d.names, d.name_max)),
         ("small files", d.small_files.into()),
+        ("compression", d.compression.as_ref().map_or_else(|| "none".into(), DescribedCompression::line)),
         ("domain", d.domain.into()),
         ("datasets", if d.datasets { "yes" } else { "none" }.into()),
         ("integrity", d.integrity.unwrap_or("inherit").into()),

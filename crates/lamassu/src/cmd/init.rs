@@ -13,6 +13,7 @@ use lamassu_format::header::{NameMode, VaultHeader, ZoneFile};
 use lamassu_format::{Domain, Geometry, Suite};
 use lamassu_host::Error as HostError;
 use lamassu_host::anchors::{NewTrees, disk};
+use lamassu_host::compression::{self, Chosen};
 use lamassu_host::create::{VaultPlace, refuse_full};
 use lamassu_host::slots::check_label;
 use lamassu_host::store_kind::{self, StoreKind};
@@ -50,6 +51,14 @@ pub struct Args {
     /// Bytes of a block: what the store below deduplicates, e.g. 4K, 128K (a ZFS record) [default: 4K, or the zone's]
     #[arg(short, long, value_name = "N", value_parser = text::parse_block_size)]
     block_size: Option<u32>,
+    /// Compress blocks before they are encrypted: `none`, `lz4`, `zstd` or `zstd:LEVEL`. Lengths of blocks become visible
+    /// in steps; leave it off where secrets lie beside what others may choose [default: none, or the zone's]
+    #[arg(long, value_name = "CODEC", value_parser = text::parse_compression)]
+    compress: Option<Chosen>,
+    /// What lengths of compressed blocks are rounded up to, e.g. 16K: more shows less, and saves less [default: 4K; 512
+    /// where blocks are of 4K]
+    #[arg(long, value_name = "N", value_parser = text::parse_round)]
+    compress_round: Option<u32>,
     /// Transient key slots in a page, 1 to 62: how many overwritten blocks share one commit
     #[arg(short = 'R', long, value_name = "R", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=62))]
     reserved_slots: u16,
@@ -251,6 +260,8 @@ fn new_vault<'a>(args: &Args, zone: Option<&'a LoadedZone>, name_max: u8, create
     let block_size = args.block_size.or(file.map(ZoneFile::block_size)).unwrap_or(BLOCK_SIZE_DEFAULT);
     let geometry = Geometry::new(block_size, args.reserved_slots)
         .ok_or(HostError::Member { option: "--block-size", rule: "a power of two from 4K to 1M" })?;
+    let inherited = file.and_then(ZoneFile::compression);
+    let compression = compression::of_new(args.compress, args.compress_round, inherited, (suite, block_size))?;
     let outer = match args.outer {
         Some(OuterArg::Shared) => Outer::Shared,
         Some(OuterArg::Own) | None => Outer::Own,
@@ -269,6 +280,7 @@ fn new_vault<'a>(args: &Args, zone: Option<&'a LoadedZone>, name_max: u8, create
         },
         name_max,
         convergent_small_files: args.has_convergent_small_files(),
+        compression,
         domain: args.domain,
         zone,
         created,
@@ -292,11 +304,12 @@ fn report(ui: &Ui, args: &Args, header: VaultHeader, anchor: Option<PathBuf>) ->
         return output::print_json(&Made { vault, anchor, store, warnings });
     }
     ui.note(format_args!(
-        "made vault {} in {}: suite {}, blocks of {}, names {}, domain {}",
+        "made vault {} in {}: suite {}, blocks of {}, compression {}, names {}, domain {}",
         text::hex(&header.id()),
         args.dir.display(),
         header.suite().name(),
         text::bytes(u64::from(block_size)),
+        header.compression().map_or_else(|| "none".into(), |c| c.codec().to_string()),
         header.names().name(),
         header.domain().name()
     ));

@@ -1,6 +1,6 @@
 //! `lamassu zone create|show`: isolation zones.
 
-use super::info::{DescribedSlot, slot_table, slots};
+use super::info::{DescribedCompression, DescribedSlot, slot_table, slots};
 use super::key::rotate::TierArg;
 use crate::fault::Result;
 use crate::keys::{self, CostArg, SourceText};
@@ -8,6 +8,7 @@ use crate::output::{self, Ui};
 use crate::text;
 use lamassu_format::Suite;
 use lamassu_format::header::{Header, ZoneFile};
+use lamassu_host::compression::{self, Chosen};
 use lamassu_host::slots::check_label;
 use lamassu_keys::create::check_oblivious;
 use lamassu_keys::{
@@ -59,6 +60,13 @@ pub struct Create {
     /// Block size its vaults use unless told otherwise
     #[arg(short, long, value_name = "N", value_parser = text::parse_block_size, default_value = "4K")]
     block_size: u32,
+    /// How the zone's vaults compress blocks unless told otherwise: `none`, `lz4`, `zstd` or `zstd:LEVEL`. Vaults that do
+    /// it otherwise do not deduplicate with one another
+    #[arg(long, value_name = "CODEC", value_parser = text::parse_compression)]
+    compress: Option<Chosen>,
+    /// What lengths of compressed blocks are rounded up to [default: 4K; 512 where blocks are of 4K]
+    #[arg(long, value_name = "N", value_parser = text::parse_round)]
+    compress_round: Option<u32>,
     /// Keep the inner key alone: vaults of the zone then deduplicate, but cannot share an outer key
     #[arg(long)]
     inner_only: bool,
@@ -125,6 +133,8 @@ struct Described {
     id: String,
     suite: &'static str,
     block_size: u32,
+    /// how its vaults compress blocks; null: they do not
+    compression: Option<DescribedCompression>,
     created: u64,
     slots: Vec<DescribedSlot>,
     /// administrators of vaults that it pins
@@ -172,6 +182,7 @@ impl Described {
             id: text::hex(&zone.id()),
             suite: zone.suite().name(),
             block_size: zone.block_size(),
+            compression: zone.compression().map(DescribedCompression::of),
             created: zone.created(),
             slots: slots(ui, zone),
             pins: zone
@@ -241,12 +252,14 @@ fn create(ui: &Ui, args: &Create) -> Result<()> {
         return Err(header_file::FileError::Exists { path: args.file.clone() }.into());
     }
     ui.policy.check_suite(args.suite)?;
+    let (suite, block_size) = (args.suite, args.block_size);
+    let compression = compression::of_new(args.compress, args.compress_round, None, (suite, block_size))?;
     let key = args.oblivious.as_ref().map(|place| oblivious(ui, args.suite, place)).transpose()?;
     let material = keys::load(ui, &source, &args.file.display().to_string(), Purpose::Create)?;
     let created = unix_now();
     let cost = args.cost.measure(ui, &material);
     let slot = NewSlot { material: &material, cost, label: &args.label, created };
-    let new = NewZone { suite: args.suite, block_size: args.block_size, outer: !args.inner_only, created };
+    let new = NewZone { suite, block_size, compression, outer: !args.inner_only, created };
     let (zone, keys) = match (&server, key) {
         (Some(server), _) => copy_zone(&new, server, &slot)?,
         (None, Some(key)) => create_oblivious_zone(&new, key, &slot)?,
@@ -272,11 +285,12 @@ fn show(ui: &Ui, args: &Show) -> Result<()> {
     }
     let created = text::time(i64::try_from(d.created).unwrap_or(i64::MAX / 2));
     let mut out = format!(
-        "zone         {}\nformat       version {}\nsuite        {}\nblock size   {}\ncreated      {created}\n",
+        "zone         {}\nformat       version {}\nsuite        {}\nblock size   {}\ncompression  {}\ncreated      {created}\n",
         d.id,
         d.version,
         d.suite,
         text::bytes(d.block_size.into()),
+        d.compression.as_ref().map_or_else(|| "none".into(), DescribedCompression::line),
     );
     if let Some(k) = &d.keychain {
         let outer = if k.outer_epochs.is_empty() {

@@ -22,7 +22,7 @@ struct Version {
     seq: u64,
     image: Option<Arc<Page>>,
     cause: Cause,
-    /// Part of a piece that spans its whole block.
+    /// Part of a piece that spans its whole block, or the beginning of it.
     whole: bool,
 }
 
@@ -73,7 +73,7 @@ impl Dirty {
 
     pub(super) fn write(&mut self, covered: &Content, offset: u64, data: &[u8], granularity: u64) {
         self.seq += 1;
-        let whole = data.len() as u64 == granularity && offset.is_multiple_of(granularity);
+        let whole = data.len() as u64 <= granularity && offset.is_multiple_of(granularity);
         let mut rest = data;
         for part in parts(offset, data.len() as u64) {
             let (now, later) = rest.split_at(part.len());
@@ -182,7 +182,7 @@ fn choose_block(
     choice: &mut dyn Choice,
     mut keep: impl FnMut(u64, &[Version]),
 ) {
-    // A piece of the whole block stands in every page of it, but in pages covered since.
+    // A piece stands in every page of it, but in pages covered since.
     let versions = block.iter().flat_map(|(_, page)| &page.versions);
     let mut wholes: Vec<u64> = versions.filter(|v| v.whole).map(|v| v.seq).collect();
     wholes.sort_unstable();
@@ -190,10 +190,12 @@ fn choose_block(
     let settled = block.iter().filter_map(|(_, p)| Some(p.versions[certain(p, applied).checked_sub(1)?].seq)).max();
     let least = wholes.iter().filter(|&&seq| Some(seq) <= settled).count();
     let kept = choice.pick(least, wholes.len());
-    let from = kept.checked_sub(1).map_or(0, |n| wholes[n]);
-    let before = wholes.get(kept).copied().unwrap_or(u64::MAX);
+    let kept_until = kept.checked_sub(1).map_or(0, |n| wholes[n]);
     for (number, page) in block {
         let versions = &page.versions;
+        let pieces = || versions.iter().filter(|v| v.whole).map(|v| v.seq);
+        let from = pieces().filter(|seq| *seq <= kept_until).max().unwrap_or(0);
+        let before = pieces().find(|seq| *seq > kept_until).unwrap_or(u64::MAX);
         let least = certain(page, applied).max(versions.iter().filter(|v| v.seq <= from).count());
         let most = versions.iter().filter(|v| v.seq < before).count();
         let mut count = choice.pick(least, most.max(least));

@@ -12,9 +12,10 @@
 //! # The model of a power cut
 //!
 //! *Pieces.* A write of a file is recorded in pieces: with granularity G (a power of two, 4096 unless set), every
-//! aligned range of G bytes that one call covers entirely is one piece, also where the call covers several; what is
-//! left is cut at 4096-byte borders. So is a punch, of what was not a hole. A piece of G bytes is applied wholly or
-//! not at all. A prefix, too, ends between pieces.
+//! aligned range of G bytes that one call covers entirely is one piece, also where the call covers several, and so is
+//! the beginning of such a range where a call ends in it; what is left is cut at 4096-byte borders. A punch is cut in
+//! the same way, but for beginnings, of what was not a hole. Such a piece is applied wholly or not at all. A prefix,
+//! too, ends between pieces.
 //!
 //! *Barriers.* `sync_data` and `sync_all` of a file cover all earlier pieces and lengths of that file.
 //! `Backend::sync` covers everything. A sync of a directory covers no bytes of files. Covered changes are all
@@ -23,7 +24,8 @@
 //! *Bytes not covered.* Each 4096-byte page is on its own: it is as it was after some number of the changes that
 //! touched it, from the covered ones only to all of them, whatever became of the pages beside it (dropping and
 //! reordering alike). Changes of one page are never reordered among themselves, as a page cache holds one image of
-//! it. Pages of a G-aligned block are tied together by pieces of G bytes: such a piece is in all of them or in none.
+//! it. Pages of a G-aligned block are tied together by pieces of more than one page: such a piece is in all of its
+//! pages or in none.
 //!
 //! *Length.* The `set_len` calls of a file not covered are applied up to some number of them, in order (one field of
 //! an inode). An applied one holds for every page it cut or zeroed; one that was not applied leaves old bytes, also

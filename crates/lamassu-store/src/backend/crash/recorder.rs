@@ -44,7 +44,7 @@ impl Recorder {
     }
 }
 
-/// Cuts a range into pieces: offsets and lengths, ascending.
+/// Cuts a range into pieces: offsets and lengths, ascending. The beginning of a block is one, too.
 fn pieces(offset: u64, len: u64, granularity: u64) -> impl Iterator<Item = (u64, u64)> {
     let end = offset + len;
     let mut at = offset;
@@ -52,8 +52,8 @@ fn pieces(offset: u64, len: u64, granularity: u64) -> impl Iterator<Item = (u64,
         if at >= end {
             return None;
         }
-        let whole = at.is_multiple_of(granularity) && end - at >= granularity;
-        let next = if whole { at + granularity } else { end.min((at / PAGE_BYTES + 1) * PAGE_BYTES) };
+        let reach = if at.is_multiple_of(granularity) { granularity } else { PAGE_BYTES };
+        let next = end.min(at / reach * reach + reach);
         let piece = (at, next - at);
         at = next;
         Some(piece)
@@ -128,7 +128,8 @@ mod tests {
         assert_eq!(cut(0, 16384, 16384), [(0, 16384)]);
         assert_eq!(cut(4096, 4096, 16384), [(4096, 4096)]);
         assert_eq!(cut(12288, 4096 + 16384 + 5, 16384), [(12288, 4096), (16384, 16384), (32768, 5)]);
-        assert_eq!(cut(0, 8192, 16384), [(0, 4096), (4096, 4096)]);
+        assert_eq!(cut(0, 8192, 16384), [(0, 8192)]);
+        assert_eq!(cut(4096, 8192, 16384), [(4096, 4096), (8192, 4096)]);
         assert_eq!(cut(7, 0, 4096), []);
     }
 }

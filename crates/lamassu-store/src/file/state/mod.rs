@@ -8,6 +8,7 @@
 //! | [`Marks`] | how far writes have come, and how far barriers have made them durable |
 //! | [`Failures`] | writes and barriers that failed |
 //! | [`Space`] | the backing file's length, and where it reads as zeros |
+//! | [`Slack`] | zeros behind compressed blocks that take space in the store |
 //! | [`Pages`] | metadata pages in memory |
 //! | [`Buffer`] | buffered changes |
 //! | [`Inherited`] | what earlier sessions and the store left |
@@ -22,6 +23,7 @@ mod marks;
 mod pages;
 mod shrink;
 mod sizes;
+mod slack;
 mod space;
 mod zeros;
 
@@ -34,6 +36,7 @@ pub(super) use marks::Marks;
 pub(super) use pages::{Held, PageState, Pages};
 pub(super) use shrink::Shrink;
 pub(super) use sizes::{SizeFields, Sizes};
+pub(super) use slack::Slack;
 pub(super) use space::Space;
 
 use lamassu_format::{Geometry, PageNo};
@@ -47,6 +50,7 @@ pub(super) struct State {
     pub marks: Marks,
     pub failures: Failures,
     pub space: Space,
+    pub slack: Slack,
     pub pages: Pages,
     pub buffer: Buffer,
     pub inherited: Inherited,
@@ -99,6 +103,7 @@ impl State {
     pub fn note_failed_barrier(&mut self) {
         self.failures.note_barrier();
         self.shrink.note_failed_barrier();
+        self.slack.clear();
     }
 
     /// Drops the clean pages used longest ago if there are too many.

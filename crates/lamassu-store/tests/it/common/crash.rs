@@ -120,7 +120,7 @@ impl<'a> Recording<'a> {
     }
 
     pub fn write(&mut self, offset: u64, len: u64) {
-        let data = fill(len as usize, &mut self.rng);
+        let data = self.setup.content(len as usize, &mut self.rng);
         self.file().write_at(offset, &data).expect("writes");
         if len > 0 {
             self.model.resize(self.model.len().max((offset + len) as usize), 0);
@@ -134,7 +134,7 @@ impl<'a> Recording<'a> {
         let b = self.b();
         let elsewhere = MemoryBackend::new();
         let source = File::create(self.ctx.clone(), create_in(&elsewhere), "source").expect("creates");
-        let mut bytes = fill(((first + blocks) * b) as usize + 100, &mut self.rng);
+        let mut bytes = self.setup.content(((first + blocks) * b) as usize + 100, &mut self.rng);
         source.write_at(0, &bytes).expect("writes");
         for block in (first..first + blocks).filter(|n| n % 5 == 3) {
             source.punch(block * b, b).expect("punches");
@@ -150,7 +150,7 @@ impl<'a> Recording<'a> {
     }
 
     pub fn append(&mut self, len: u64) {
-        let data = fill(len as usize, &mut self.rng);
+        let data = self.setup.content(len as usize, &mut self.rng);
         self.file().append(&data).expect("appends");
         self.model.extend_from_slice(&data);
         self.done(false);

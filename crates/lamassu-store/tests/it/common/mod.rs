@@ -4,10 +4,11 @@
 pub mod anchor;
 pub mod crash;
 
+use lamassu_crypto::compress::version_of;
 use lamassu_crypto::oblivious::{Evaluate, EvaluationFault, Oblivious};
 use lamassu_crypto::oprf::{Element, Evaluation, ServerKey};
 use lamassu_crypto::{Engine, KeyRing, Secret};
-use lamassu_format::{Domain, Geometry, PageNo, Profile, Suite};
+use lamassu_format::{Codec, Compression, Domain, Geometry, PageNo, Profile, Suite};
 use lamassu_store::backend::fault::FaultBackend;
 use lamassu_store::backend::{Backend, BackendFile};
 use lamassu_store::file::{AnchoredFiles, Durability, FileContext, Integrity, Rekey, Sessions};
@@ -44,6 +45,8 @@ pub struct Setup {
     pub approved_only: bool,
     pub convergent: bool,
     pub domain: Domain,
+    /// What blocks are compressed by.
+    pub codec: Option<Codec>,
     /// Epochs of K_in and K_out whose keys are loaded.
     pub epochs: u8,
     /// Whether an anchor remembers the file.
@@ -116,6 +119,7 @@ impl Default for Setup {
             approved_only: false,
             convergent: true,
             domain: Domain::Zone,
+            codec: codec_of_mode(),
             epochs: 1,
             anchored: false,
             at_intervals: false,
@@ -125,7 +129,30 @@ impl Default for Setup {
     }
 }
 
+/// `LAMASSU_TEST_COMPRESS`, `lz4` or `zstd`: every test compresses that does not say otherwise.
+pub fn codec_of_mode() -> Option<Codec> {
+    match std::env::var("LAMASSU_TEST_COMPRESS").as_deref() {
+        Ok("lz4") => Some(Codec::Lz4),
+        Ok("zstd") => Some(Codec::Zstd(1)),
+        Ok(other) => panic!("LAMASSU_TEST_COMPRESS is {other:?}, not lz4 or zstd"),
+        Err(_) => None,
+    }
+}
+
 impl Setup {
+    pub fn compression(&self) -> Option<Compression> {
+        let codec = self.codec.filter(|_| self.suite.marks_compressed());
+        codec.map(|codec| compression(codec, self.suite, self.block_size))
+    }
+
+    /// Bytes to write: where blocks are compressed, some that do not.
+    pub fn content(&self, len: usize, rng: &mut Rng) -> Vec<u8> {
+        match self.codec {
+            Some(_) if rng.below(3) == 0 => (0..len).map(|_| rng.next() as u8 | 1).collect(),
+            _ => fill(len, rng),
+        }
+    }
+
     pub fn context(&self) -> Arc<FileContext> {
         self.context_with(None)
     }
@@ -145,6 +172,7 @@ impl Setup {
             integrity: self.integrity,
             durability: self.durability,
             domain: self.domain,
+            compression: self.compression(),
             convergent_small_files: self.convergent && !self.domain.is_salted(),
             read_only: self.read_only,
             approved_only: self.approved_only,
@@ -153,6 +181,12 @@ impl Setup {
             report: Arc::new(|_, _| {}),
         })
     }
+}
+
+/// Compression by the codec that is linked, with the default rounding.
+pub fn compression(codec: Codec, suite: Suite, block_size: u32) -> Compression {
+    let round = Compression::default_round(block_size);
+    Compression::new(codec, version_of(codec), round, (suite, block_size)).expect("good compression")
 }
 
 /// Every profile that a suite can keep.

@@ -58,6 +58,7 @@ fn new_header() -> (VaultHeader, Unlocked) {
         names: NameMode::Encrypted,
         name_max: 255,
         convergent_small_files: true,
+        compression: None,
         domain: Domain::Zone,
         zone: Zone::Private,
         created: 1,

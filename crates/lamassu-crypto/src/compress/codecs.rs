@@ -1,0 +1,95 @@
+//! The codecs' libraries, and the memory they work in.
+
+use lamassu_format::{Codec, CodecVersion};
+use lz4_flex::block::{CompressTable, compress_into_with_table, decompress_into, get_maximum_output_size};
+use zeroize::Zeroize;
+use zstd_safe::{CCtx, CParameter, DCtx};
+
+/// The release of `lz4_flex`: that which Cargo.toml pins.
+const LZ4_VERSION: CodecVersion = CodecVersion(0, 14, 2);
+
+/// From this length on LZ4 finds matches by another table, whose matches are others.
+const LZ4_LARGE: usize = u16::MAX as usize;
+
+/// The release of a codec that is linked.
+pub fn version_of(codec: Codec) -> CodecVersion {
+    match codec {
+        Codec::Lz4 => LZ4_VERSION,
+        Codec::Zstd(_) => {
+            let number = zstd_sys::ZSTD_VERSION_NUMBER;
+            CodecVersion((number / 10_000) as u16, (number / 100 % 100) as u16, (number % 100) as u16)
+        }
+    }
+}
+
+/// Working memory.
+#[derive(Default)]
+pub(super) struct Codecs {
+    /// By length of block. One table for both would depend on which came first.
+    lz4_small: Option<CompressTable>,
+    lz4_large: Option<CompressTable>,
+    zstd: Option<(u8, CCtx<'static>)>,
+    un_zstd: Option<DCtx<'static>>,
+    /// What a codec made, or is about to read.
+    scratch: Vec<u8>,
+}
+
+impl Codecs {
+    /// Compresses a block; what it made is [`Codecs::made`].
+    pub fn lz4(&mut self, block: &[u8]) -> Option<usize> {
+        let out = room(&mut self.scratch, get_maximum_output_size(block.len()));
+        let table = match block.len() < LZ4_LARGE {
+            true => self.lz4_small.get_or_insert_with(CompressTable::small),
+            false => self.lz4_large.get_or_insert_with(CompressTable::large),
+        };
+        compress_into_with_table(block, out, table).ok()
+    }
+
+    /// The same. `None` also where there is no memory for it.
+    pub fn zstd(&mut self, level: u8, block: &[u8]) -> Option<usize> {
+        // As much as it may need: with less, it takes other decisions.
+        let out = room(&mut self.scratch, zstd_safe::compress_bound(block.len()));
+        if self.zstd.as_ref().is_none_or(|(of, _)| *of != level) {
+            let mut context = CCtx::try_create()?;
+            context.set_parameter(CParameter::CompressionLevel(level.into())).ok()?;
+            self.zstd = Some((level, context));
+        }
+        let (_, context) = self.zstd.as_mut()?;
+        context.compress2(out, block).ok()
+    }
+
+    /// The first bytes that were made.
+    pub fn made(&self, len: usize) -> &[u8] {
+        &self.scratch[..len]
+    }
+
+    /// Takes a payload out of the place where its block goes.
+    pub fn hold(&mut self, payload: &[u8]) {
+        room(&mut self.scratch, payload.len()).copy_from_slice(payload);
+    }
+
+    /// Decompresses what is held, `len` bytes, into a block. Returns how much it made.
+    pub fn un_lz4(&mut self, len: usize, block: &mut [u8]) -> Option<usize> {
+        decompress_into(&self.scratch[..len], block).ok()
+    }
+
+    /// The same.
+    pub fn un_zstd(&mut self, len: usize, block: &mut [u8]) -> Option<usize> {
+        let context = self.un_zstd.get_or_insert_with(DCtx::create);
+        context.decompress(block, &self.scratch[..len]).ok()
+    }
+
+    /// Wipes the first bytes of what was made or held.
+    pub fn wipe(&mut self, len: usize) {
+        let len = len.min(self.scratch.len());
+        self.scratch[..len].zeroize();
+    }
+}
+
+fn room(scratch: &mut Vec<u8>, len: usize) -> &mut [u8] {
+    if scratch.len() < len {
+        scratch.zeroize(); // growing would leave a copy
+        scratch.resize(len, 0);
+    }
+    &mut scratch[..len]
+}

@@ -1,0 +1,56 @@
+//! Zeros behind the ciphertext of compressed blocks that were written out, because something else lay there before. The
+//! store need not keep them.
+//!
+//! Invariants:
+//! * A range reads as zeros, durably once a barrier has covered its mark. What is written there, or may have been,
+//!   takes it out before.
+//! * To forget a range is always right: it costs space.
+
+use super::Mark;
+use rangemap::RangeMap;
+use std::ops::Range;
+
+/// Ranges remembered at most.
+const RANGES_MAX: usize = 1 << 16;
+
+/// See the module.
+#[derive(Default)]
+pub(in crate::file) struct Slack {
+    ranges: RangeMap<u64, Mark>,
+    /// The store cannot free them.
+    is_given_up: bool,
+}
+
+impl Slack {
+    /// Zeros were written there, by the write with this mark.
+    pub fn note(&mut self, range: Range<u64>, mark: Mark) {
+        if !self.is_given_up && self.ranges.len() < RANGES_MAX {
+            self.ranges.insert(range, mark);
+        }
+    }
+
+    /// Something else may be there.
+    pub fn forget(&mut self, range: Range<u64>) {
+        if !self.ranges.is_empty() && !range.is_empty() {
+            self.ranges.remove(range);
+        }
+    }
+
+    /// Nothing is known of any range.
+    pub fn clear(&mut self) {
+        self.ranges.clear();
+    }
+
+    /// The ranges that are durable, with this mark or an earlier one; they are forgotten.
+    pub fn take_durable(&mut self, durable: Mark) -> Vec<Range<u64>> {
+        let is_durable = |(_, mark): &(&Range<u64>, &Mark)| **mark <= durable;
+        let ranges: Vec<_> = self.ranges.iter().filter(is_durable).map(|(range, _)| range.clone()).collect();
+        ranges.iter().for_each(|range| self.ranges.remove(range.clone()));
+        ranges
+    }
+
+    /// The store cannot free them.
+    pub fn give_up(&mut self) {
+        *self = Slack { is_given_up: true, ..Slack::default() };
+    }
+}
