@@ -26,7 +26,7 @@ from cryptography.hazmat.primitives.kdf.kbkdf import KBKDFCMAC, CounterLocation,
 import lamassu_reader as lr
 import lamassu_samples
 import worked_example
-from lamassu_reader import crypto, root, sessions, treehash
+from lamassu_reader import crypto, payload, root, sessions, treehash
 from lamassu_reader.header import KeySource, load, parse
 from lamassu_reader.pages import is_profile, is_profile_of, method_of
 from lamassu_writer_min import CLOSED, HOLE, OPEN, PageSpec, Writer, le
@@ -714,6 +714,50 @@ class Files(Temp):
                     self.damaged(w, put("elsewhere in it", fid, 1), "does not match its key")
                 w.put_page(w.dir / "without", 0, PageSpec(4, bytes(16), 0, tail=b"tail"))
                 self.damaged(w, w.dir / "without", "without the file's id")
+
+    def test_compressed_blocks(self) -> None:
+        """Keys and ciphertext that another program wrote, and payloads by both codecs."""
+        rows = json.loads((HERE / "../../testdata/vectors/compressed_blocks.json").read_text())
+        self.assertEqual(len(rows), 24)
+        for row in rows:
+            suite, size = crypto.SUITES[row["suite"]], row["block_size"]
+            key, stored = bytes.fromhex(row["k"]), bytes.fromhex(row["ciphertext"]).ljust(size, b"\0")
+            self.assertTrue(suite.is_compressed(key))
+            self.assertEqual(payload.stored_len(stored), row["payload_len"])
+            content = suite.decrypt_block(key, stored[: row["payload_len"]])
+            inner = suite.inner(bytes.fromhex(row["k_in"]))
+            self.assertEqual(inner.payload_key(content, bytes.fromhex(row.get("file_id", ""))), key)
+            word = row["block_word"].encode()
+            self.assertEqual(payload.unpack(content, size), word * (size // len(word)))
+            for bad in (content[:3], b"\3" + content[1:], content[:1] + b"\xff\xff\xff" + content[4:], content[:14]):
+                self.assertIsNone(payload.unpack(bad, size))
+            self.assertIsNone(payload.unpack(content, size // 2), "more than a block")
+            self.assertIsNone(payload.unpack(content, size * 2), "less than a block")
+
+    def test_a_compressed_file(self) -> None:
+        """A block that is compressed beside one that is not; and one whose key does not say so."""
+        w = self.writer("aes")
+        w.header["compression"] = {"codec": "zstd", "level": 3, "version": "1.5.7", "round": 512}
+        w.finish()
+        # "ab" twice by literals, then the rest by one match: an LZ4 block of 4096 bytes.
+        made = b"\x2fab\x02\x00" + b"\xff" * 15 + bytes([4096 - 2 - 8 - 19 - 15 * 255]) + b"\x80abababab"
+        content = (b"\1" + len(made).to_bytes(3, "little") + made).ljust(512, b"\0")
+        plain, suite = b"ab" * 2048, crypto.SUITES["aes"]
+        key = w.inner.payload_key(content)
+        stored = suite.encrypt_block(key, content).ljust(4096, b"\0")
+        for mark, damage in ((0, None), (1, "does not match its key")):
+            path = w.dir / f"f{mark}"
+            keys = [key[:31] + bytes((key[31] ^ mark,)), w.put_block(path, 1, noise(4096))]
+            w.put(path, w.block_at(0), stored)
+            w.put_page(path, 0, PageSpec(8192, bytes(16), 0, keys=keys))
+            if damage:
+                self.damaged(w, path, damage)
+            else:
+                self.assertEqual(self.read(w, path), plain + noise(4096))
+        for wrong in ({"round": 256}, {"round": 4096}, {"level": 20}, {"codec": "lz4"}, {"version": "1.5"}):
+            w.header["compression"] = {"codec": "zstd", "level": 3, "version": "1.5.7", "round": 512} | wrong
+            with self.assertRaises(lr.Refused):
+                parse(w.header_bytes(), KEY, "v")
 
     def pending(self, w: Writer, stored: bytes | None, new: bytes, previous: bytes | None, session: int = OPEN) -> Path:
         """Block 1 of 3 is pending with these candidates, and `stored` is what the store holds."""

@@ -1,5 +1,5 @@
-//! Payloads of compressed blocks (`docs/format.md` §10), as a holder of the keys may have sealed any: what they are made
-//! whole from is bounded by the block, and what a writer makes is read back.
+//! Payloads of compressed blocks (`docs/format.md` §10), as a holder of the keys may have sealed any: what they are
+//! made whole from is bounded by the block, and what a writer makes is read back.
 
 use crate::bytes::Bytes;
 use crate::ring;

@@ -12,6 +12,7 @@ from .crypto import InnerKeys, Method
 from .errors import Damage, Where, show
 from .header import Header
 from .pages import NO_ID, PAGE, PLAIN, RANDOM, ZERO_KEY, Geometry, Page, method_of, open_page
+from .payload import stored_len, unpack
 from .sessions import ALL_OPEN, Sessions
 
 ZEROS = bytes(1 << 20)
@@ -298,15 +299,21 @@ class File:
         return [(form, method_of(self._profile))]
 
     def _verified(self, b: int, key: bytes, raw: bytes) -> bytes | None:
-        """The plaintext if it hashes back to `key` under some epoch. A key with the compression mark never does."""
+        """The plaintext if it hashes back to `key` under some epoch. No plain block has a key with the compression mark."""
+        compressed = self._suite.is_compressed(key)
+        stored = raw[: stored_len(raw)] if compressed else raw
         for form, method in self._forms():
-            plain = raw if form == "plain" else self._suite.decrypt_block(key, raw, method)
+            content = raw if form == "plain" else self._suite.decrypt_block(key, stored, method)
             salt = self._salt(b, form)
             for n, keys in enumerate(self._inner):
-                if (keys.plain_key(plain, method) if form == "plain" else keys.block_key(plain, salt, method, key)) == key:
+                if form == "plain":
+                    found = keys.plain_key(content, method)
+                else:
+                    found = (keys.payload_key if compressed else keys.block_key)(content, salt, method, key)
+                if found == key:
                     if n:  # last hit first
                         self._inner.insert(0, self._inner.pop(n))
-                    return plain
+                    return unpack(content, self._geo.block) if compressed else content
         return None
 
     def _pending(self, b: int, key: bytes, previous: bytes | None) -> bytes | None:

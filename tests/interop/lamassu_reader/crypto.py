@@ -230,6 +230,10 @@ class Suite:
         """Whether the last bit of a block key is a key bit (and not the compression mark)."""
         return self.name == "paper"
 
+    def is_compressed(self, key: bytes) -> bool:
+        """Whether a block key marks its block as compressed."""
+        return not self.last_bit_kept and bool(key[31] & 1)
+
 
 @dataclass(frozen=True)
 class InnerKeys:
@@ -258,6 +262,11 @@ class InnerKeys:
             token = stored[:16]
             k = token + self._derived(self.check[method], k, token)[:16]
         return self._fixed(k)
+
+    def payload_key(self, payload: bytes, salt: bytes = b"", method: Method = OF_SUITE, stored: bytes = b"") -> bytes:
+        """K of a block that is compressed to this payload."""
+        k = self.block_key(payload, salt, method, stored)
+        return k[:31] + bytes((k[31] | 1,))
 
     def _derived(self, key: bytes, h: bytes, salt: bytes) -> bytes:
         name = self.suite.name

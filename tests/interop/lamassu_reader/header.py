@@ -30,8 +30,9 @@ TOKEN_MECHANISMS = ("rsa-oaep-sha256", "rsa-oaep-sha1", "aes-gcm")
 _ZONE = {"format", "version", "features", "id", "suite", "block_size", "created", "next_slot", "slots", "keychain", "mac"}
 _VAULT = _ZONE | {"zone", "reserved_slots", "names", "name_max", "small_files"}
 _SLOT = {"id", "kind", "label", "created", "salt", "nonce", "wrapped"}
-_OF_VAULTS = {"admin", "domain", "history", "read_only", "datasets", "anchored", "integrity", "cache", "destroyed"}  # members that a vault may have
-_OF_ZONES = {"pins"}  # members that a zone may have
+# members that a vault may have
+_OF_VAULTS = {"admin", "domain", "history", "read_only", "datasets", "anchored", "integrity", "cache", "compression", "destroyed"}
+_OF_ZONES = {"compression", "pins"}  # members that a zone may have
 _OF_SLOTS = {"expires"}  # members that a slot may have
 
 
@@ -240,6 +241,24 @@ def _epochs(value: Any, least: int, where: str) -> tuple[tuple[bytes, ...], froz
     return tuple(reversed(keys)), frozenset(oblivious)
 
 
+def _compression(m: dict[str, object], place: str) -> None:
+    """How writers compress blocks. A reader only refuses what no writer may say."""
+    named = m["compression"]
+    levels = {"level"} if isinstance(named, dict) and "level" in named else set()
+    c = sj.members(named, {"codec", "version", "round"} | levels, place)
+    codec = sj.string(c["codec"], f"{place}.codec")
+    if (codec, bool(levels)) not in (("lz4", False), ("zstd", True)):
+        raise Refused(place, f"no codec with or without a level: {codec!r}")
+    if levels:
+        sj.integer(c["level"], 1, 19, f"{place}.level")
+    if not re.fullmatch(r"(0|[1-9]\d*)(\.(0|[1-9]\d*)){2}", sj.string(c["version"], f"{place}.version")):
+        raise Refused(place, "a version is three numbers")
+    size = sj.integer(m["block_size"], 4096, 1 << 20, "block_size")
+    step = sj.integer(c["round"], 512, size // 2, f"{place}.round")
+    if step & (step - 1) or m["suite"] == "paper":
+        raise Refused(place, "the round is no power of two, or the suite is paper")
+
+
 def parse(data: bytes, source: KeySource | ParentKeys, where: Where) -> Header:
     """Parse, get the file key, verify the MAC, open the keychain."""
     w = show(where)
@@ -259,6 +278,8 @@ def parse(data: bytes, source: KeySource | ParentKeys, where: Where) -> Header:
     for name, values in (("integrity", ("full", "metadata")), ("cache", ("mount", "none"))):
         if name in m and sj.string(m[name], f"{w}: {name}") not in values:
             raise Refused(f"{w}: {name}", f"unknown value {m[name]!r}")
+    if "compression" in m:
+        _compression(m, f"{w}: compression")
     features = [sj.string(feature, f"{w}: features") for feature in sj.array(m["features"], f"{w}: features")]
     for feature in features:
         if feature != "oblivious":

@@ -149,7 +149,7 @@ fn zeroed_and_truncated_regions_are_found() {
 
 #[test]
 fn metadata_mode_finds_pages_and_not_blocks() {
-    let setup = Setup { integrity: Integrity::Metadata, ..Setup::default() };
+    let setup = Setup { integrity: Integrity::Metadata, codec: None, ..Setup::default() };
     let (sim, data) = sample(&setup);
     flip(&sim, 5 * BLOCK);
     let file = open(&setup, &sim);

@@ -288,7 +288,7 @@ fn what_reads_verify() {
         [(Suite::Aes, Integrity::Full), (Suite::Aes, Integrity::Metadata), (Suite::Blake3, Integrity::Full)]
     {
         for profile in profiles(suite) {
-            let ctx = Setup { integrity, ..setup(suite) }.context();
+            let ctx = Setup { integrity, codec: None, ..setup(suite) }.context();
             let (store, file) = new_file(&ctx, profile);
             let bytes = fill(10 * B as usize, &mut Rng(2));
             file.write_at(0, &bytes).unwrap();

@@ -88,8 +88,8 @@ pub struct Create {
     /// Bytes of a block [default: as the vault it lies in]
     #[arg(short, long, value_name = "N", value_parser = text::parse_block_size)]
     block_size: Option<u32>,
-    /// Compress blocks before they are encrypted: `none`, `lz4`, `zstd` or `zstd:LEVEL` [default: as in the vault it lies
-    /// in]
+    /// Compress blocks before they are encrypted: `none`, `lz4`, `zstd` or `zstd:LEVEL` [default: as in the vault it
+    /// lies in]
     #[arg(long, value_name = "CODEC", value_parser = text::parse_compression)]
     compress: Option<Chosen>,
     /// What lengths of compressed blocks are rounded up to [default: as in the vault it lies in, if that fits]

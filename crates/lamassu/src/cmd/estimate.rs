@@ -4,13 +4,17 @@
 //! Files are read once, in pieces; nothing is encrypted, since a block's ciphertext is equal exactly where the block
 //! is, within the vault's deduplication domain. Memory is bounded.
 
+mod compressed;
+
 use crate::distinct::{self, Counted, Distinct, digest};
 use crate::fault::{Error, Result};
 use crate::output::{self, Ui};
 use crate::{open, signals, text};
+use compressed::{Compressed, OfCodec};
 use lamassu_format::profile::{KeyKind, Profile, Protection};
 use lamassu_format::{BlockNo, Domain, Geometry, PageNo};
 use lamassu_host::Error as HostError;
+use lamassu_host::compression::Chosen;
 use lamassu_store::backend::{
     Backend, BackendDir, Kind, Listed, LocalBackend, next_data, open_regular, open_regular_in,
 };
@@ -30,7 +34,8 @@ Examples:
   lamassu dedup-estimate -b 4K -b 128K --json /home /srv/images | jq '.sizes[].vault'
   lamassu dedup-estimate --domain file /srv/images           what is left where only blocks of one file may be equal
   lamassu dedup-estimate --block-keys random /srv/letters    the same of files with random keys
-  lamassu dedup-estimate --profiles /srv/images              of each profile, and what is equal to plain data";
+  lamassu dedup-estimate --profiles /srv/images              of each profile, and what is equal to plain data
+  lamassu dedup-estimate --compress lz4 --compress zstd /srv/images    what compression would save besides";
 
 /// Bytes read at once: the largest block.
 const PIECE: u64 = 1 << 20;
@@ -59,6 +64,9 @@ pub struct Args {
     /// Estimate every profile: encrypted with convergent keys, with random ones, and stored plain
     #[arg(long, conflicts_with_all = ["protect", "block_keys"])]
     profiles: bool,
+    /// Estimate what a codec saves besides, as for `init`; may be given several times
+    #[arg(long, value_name = "CODEC", value_parser = text::parse_compression, conflicts_with = "profiles")]
+    compress: Vec<Chosen>,
     /// Memory for counting, in MiB; what does not fit is sorted on disk
     #[arg(long, value_name = "MIB", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=1_048_576))]
     memory: u32,
@@ -93,6 +101,8 @@ struct Size {
     block_size: u32,
     plain: Stored,
     vault: Stored,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    compressed: Vec<OfCodec>,
     #[serde(skip_serializing_if = "Option::is_none")]
     profiles: Option<Vec<OfProfiles>>,
 }
@@ -106,6 +116,9 @@ struct OfProfiles {
     vault: Stored,
     /// of its deduplicated bytes, those that a store has already which keeps the plain data, too
     equal_to_plain_bytes: u64,
+    /// bytes of metadata, deduplicated
+    #[serde(skip)]
+    pages: u64,
 }
 
 /// Profiles that deduplicate differently, one of each.
@@ -137,6 +150,8 @@ struct Counter {
     /// Counted once for each block size.
     plain: Option<Distinct>,
     vault: Distinct,
+    /// Counted once for each block size, of encrypted blocks.
+    compressed: Vec<Compressed>,
     /// Blocks of the plain data and of the vault together, where they may be equal.
     both: Option<Distinct>,
     /// Pages of files of one page, which are equal where the files are.
@@ -184,27 +199,30 @@ pub fn run(ui: &Ui, args: Args) -> Result<()> {
     let dir = args.temp_dir.unwrap_or_else(std::env::temp_dir);
     // Of each size the plain data, and of each profile blocks, pages, and perhaps blocks beside plain ones.
     let counts = if args.profiles { 2 + 2 * profiles.len() } else { 3 };
+    let counts = counts + 2 * args.compress.len();
     let memory = ((args.memory as usize) << 20) / (counts * sizes.len());
+    let codecs = if first.protection().is_plain() { &[][..] } else { &args.compress[..] };
     let of_each = sizes.iter().flat_map(|&size| profiles.iter().map(move |&profile| (size, profile)));
     let counters = of_each.map(|(size, profile)| {
         let geometry =
             Geometry::new(size, args.reserved_slots).expect("both options were checked when they were parsed");
         let distinct = || Distinct::new(memory, &dir);
-        Counter {
+        Ok(Counter {
             geometry,
             domain: profile.domain(args.domain),
             profile,
             plain: (profile == first).then(distinct),
             vault: distinct(),
+            compressed: if profile == first { Compressed::all(codecs, size, &distinct)? } else { Vec::new() },
             both: (args.profiles && profile.protection().is_plain()).then(distinct),
             small: distinct(),
             pages_of_large_files: 0,
             pages: 0,
             last_page: None,
             first_page_seen: false,
-        }
+        })
     });
-    let counters = counters.collect();
+    let counters = counters.collect::<Result<_>>()?;
     let mut reader = Reader {
         ui,
         start: Path::new(""),
@@ -419,7 +437,7 @@ impl Counter {
             self.page_of(from / size);
             if u64::from(len) == size {
                 self.add_plain(digest(FULL, block)?, len)?;
-                self.add_stored(self.sealed(file, from / size, block)?, len)?;
+                self.add_stored(self.sealed(file, from / size, block)?, block)?;
                 continue;
             }
             self.add_plain(digest(PARTIAL, block)?, len)?;
@@ -428,7 +446,7 @@ impl Counter {
             if used as usize + (len as usize).div_ceil(32) > lamassu_format::geometry::SLOTS {
                 let mut padded = block.to_vec();
                 padded.resize(size as usize, 0);
-                self.add_stored(self.sealed(file, from / size, &padded)?, size as u32)?;
+                self.add_stored(self.sealed(file, from / size, &padded)?, &padded)?;
             }
         }
         Ok(())
@@ -438,8 +456,10 @@ impl Counter {
         self.plain.iter_mut().chain(&mut self.both).try_for_each(|counted| counted.add(digest, len))
     }
 
-    fn add_stored(&mut self, digest: u128, len: u32) -> Result<()> {
+    fn add_stored(&mut self, digest: u128, block: &[u8]) -> Result<()> {
+        let len = block.len() as u32;
         self.vault.add(digest, len)?;
+        self.compressed.iter_mut().try_for_each(|compressed| compressed.add(digest, block))?;
         self.both.iter_mut().try_for_each(|counted| counted.add(digest, len))
     }
 
@@ -483,12 +503,14 @@ impl Counter {
     fn finish(mut self, rest: impl Iterator<Item = Counter>, has_profiles: bool) -> Result<Size> {
         let plain = self.plain.take().map_or(Ok(Counted::default()), Distinct::count)?;
         let block_size = self.geometry.block_size() as u32;
-        let mut all = Vec::new();
+        let (mut all, compressed) = (Vec::new(), std::mem::take(&mut self.compressed));
         for counter in std::iter::once(self).chain(rest) {
             all.push(counter.finish_profile(&plain)?);
         }
-        let vault = all[0].vault.clone();
-        Ok(Size { block_size, plain: Stored::of(&plain, None), vault, profiles: has_profiles.then_some(all) })
+        let (vault, pages) = (all[0].vault.clone(), all[0].pages);
+        let compressed = compressed.into_iter().map(|of| of.finish(&vault, pages)).collect::<Result<_>>()?;
+        let plain = Stored::of(&plain, None);
+        Ok(Size { block_size, plain, vault, compressed, profiles: has_profiles.then_some(all) })
     }
 
     fn finish_profile(self, plain: &Counted) -> Result<OfProfiles> {
@@ -507,6 +529,7 @@ impl Counter {
             protect: protect.map(Protection::name),
             block_keys: (!is_plain).then(|| self.profile.key().name()),
             vault: Stored::of(&vault, Some(small.bytes + large)),
+            pages: small.distinct_bytes + large,
             equal_to_plain_bytes: both
                 .map_or(0, |both| plain.distinct_bytes + blocks.distinct_bytes - both.distinct_bytes),
         })
@@ -535,6 +558,19 @@ fn print(e: &Estimate) -> Result<()> {
     };
     for s in &e.sizes {
         out.push_str(&format!("\n{:<11} {}   {}", text::bytes(s.block_size.into()), row(&s.plain), row(&s.vault)));
+    }
+    let of_codecs = e.sizes.iter().flat_map(|s| s.compressed.iter().map(move |of| (s.block_size, of)));
+    for (n, (block_size, of)) in of_codecs.enumerate() {
+        if n == 0 {
+            out.push_str("\n\nblock size  codec      vault        deduplicated   saved   of these without zeros");
+        }
+        out.push_str(&format!(
+            "\n{:<11} {:<10} {}   {}",
+            text::bytes(block_size.into()),
+            of.compression.codec(),
+            row(&of.vault),
+            text::bytes(of.without_zeros_bytes)
+        ));
     }
     let of_each = e.sizes.iter().flat_map(|s| s.profiles.iter().flatten().map(move |of| (s.block_size, of)));
     for (n, (block_size, of)) in of_each.enumerate() {

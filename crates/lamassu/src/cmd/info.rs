@@ -97,6 +97,11 @@ impl DescribedCompression {
         }
     }
 
+    /// The codec with its level, as it is given.
+    pub fn codec(&self) -> String {
+        self.level.map_or_else(|| self.codec.into(), |level| format!("{}:{level}", self.codec))
+    }
+
     /// For people.
     pub fn line(&self) -> String {
         let DescribedCompression { codec, level, version, version_here, round } = self;

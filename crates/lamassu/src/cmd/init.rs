@@ -51,8 +51,8 @@ pub struct Args {
     /// Bytes of a block: what the store below deduplicates, e.g. 4K, 128K (a ZFS record) [default: 4K, or the zone's]
     #[arg(short, long, value_name = "N", value_parser = text::parse_block_size)]
     block_size: Option<u32>,
-    /// Compress blocks before they are encrypted: `none`, `lz4`, `zstd` or `zstd:LEVEL`. Lengths of blocks become visible
-    /// in steps; leave it off where secrets lie beside what others may choose [default: none, or the zone's]
+    /// Compress blocks before they are encrypted: `none`, `lz4`, `zstd` or `zstd:LEVEL`. Lengths of blocks become
+    /// visible in steps; leave it off where secrets lie beside what others may choose [default: none, or the zone's]
     #[arg(long, value_name = "CODEC", value_parser = text::parse_compression)]
     compress: Option<Chosen>,
     /// What lengths of compressed blocks are rounded up to, e.g. 16K: more shows less, and saves less [default: 4K; 512

@@ -14,6 +14,7 @@ use crate::keys::KeyArg;
 use crate::open;
 use crate::output::{self, Ui};
 use crate::{signals, text};
+use lamassu_crypto::compress::stored_len;
 use lamassu_format::header::NameMode;
 use lamassu_format::name::{self, Stored};
 use lamassu_format::{Domain, Geometry};
@@ -83,6 +84,8 @@ struct Leak {
     /// data blocks that are no ciphertext: their bytes are not spread as those of a cipher are. What was compressed or
     /// encrypted before it was stored plain is not among them
     plain_blocks: u64,
+    /// how many data blocks have this many bytes before the zeros at their end: those of a compressed block
+    lengths: BTreeMap<u64, u64>,
     /// pages of metadata that are equal: those of equal files of one page
     equal_pages: Equal,
     unreadable: u64,
@@ -198,6 +201,7 @@ pub fn run(ui: &Ui, args: Args) -> Result<()> {
         history_bytes: args.dir.join(name::HISTORY).symlink_metadata().map_or(0, |m| m.len()),
         equal_blocks: none(),
         plain_blocks: 0,
+        lengths: BTreeMap::new(),
         equal_pages: none(),
         unreadable: 0,
         profiles: None,
@@ -375,8 +379,10 @@ impl Observer<'_> {
                 let sizes = &mut self.leak.sizes;
                 sizes.hole_bytes = sizes.hole_bytes.saturating_add(block.len() as u64);
             } else {
-                let (is_plain, digest, len) = (is_plain(block), digest(0, block)?, block.len() as u32);
+                let stored = stored_len(block);
+                let (is_plain, digest, len) = (is_plain(&block[..stored]), digest(0, block)?, block.len() as u32);
                 self.leak.plain_blocks += u64::from(is_plain);
+                *self.leak.lengths.entry(stored as u64).or_default() += 1;
                 self.blocks.add(digest, len)?;
                 if let Some(profiles) = &mut self.profiles {
                     profiles.block(is_plain, digest, len)?;
@@ -397,15 +403,18 @@ impl Observer<'_> {
     }
 }
 
-/// Whether the bytes of a block are spread as no cipher spreads them (a chi-squared test). Of ciphertext the sum is 255
-/// in the mean, with a standard deviation of 23: one block in 10⁹ or fewer comes to more than this.
+/// Whether the bytes of a block, without zeros at its end, are spread as no cipher spreads them (a chi-squared test).
+/// Of ciphertext the sum is 255 in the mean, with a standard deviation of 23: one block in 10⁹ or fewer comes to more
+/// than this.
 fn is_plain(block: &[u8]) -> bool {
     const SUM_MAX: f64 = 420.0;
+    // The shortest ciphertext of a compressed block. Of fewer bytes the test tells little.
+    const LEN_MIN: usize = 512;
     let mut counts = [0_u32; 256];
     block.iter().for_each(|byte| counts[usize::from(*byte)] += 1);
     let mean = block.len() as f64 / 256.0;
     let sum: f64 = counts.iter().map(|count| (f64::from(*count) - mean).powi(2) / mean).sum();
-    block.len() >= PAGE && sum > SUM_MAX
+    block.len() >= LEN_MIN && sum > SUM_MAX
 }
 
 /// Bytes of the blocks from `from`, where a block begins, to `to`, where one begins or the file ends, but for the
@@ -428,6 +437,24 @@ fn what_is_equal(domain: Domain) -> &'static str {
         Domain::Family => "equal blocks are equal in this vault and its clones, and nowhere else",
         Domain::File => "equal blocks are equal within a file, and nowhere else",
         Domain::None => "no equal blocks, but for versions of one place of a file, and copies of its backing file",
+    }
+}
+
+/// The lengths of blocks, for people: of whole blocks there is nothing to tell.
+fn told_lengths(lengths: &BTreeMap<u64, u64>) -> String {
+    match lengths.len() {
+        0 | 1 => "all blocks are of one length".into(),
+        count => {
+            let most = lengths.iter().max_by_key(|(_, blocks)| **blocks).map_or(0, |(len, _)| *len);
+            let (least, longest) = (lengths.keys().next().copied(), lengths.keys().next_back().copied());
+            let bytes = |len: Option<u64>| text::bytes(len.unwrap_or_default());
+            format!(
+                "{count} different lengths of blocks, {} to {}, most often {}: how well each compresses",
+                bytes(least),
+                bytes(longest),
+                text::bytes(most)
+            )
+        }
     }
 }
 
@@ -468,6 +495,7 @@ fn print(l: &Leak) -> Result<()> {
             "plain blocks",
             format!("{} can be read as they are: of files whose profile stores them plain", l.plain_blocks),
         ),
+        ("lengths", told_lengths(&l.lengths)),
         ("small files", l.equal_pages.told("pages of metadata")),
         ("domain", format!("{}: {}", l.domain.name(), what_is_equal(l.domain))),
     ] {

@@ -60,8 +60,8 @@ pub struct Create {
     /// Block size its vaults use unless told otherwise
     #[arg(short, long, value_name = "N", value_parser = text::parse_block_size, default_value = "4K")]
     block_size: u32,
-    /// How the zone's vaults compress blocks unless told otherwise: `none`, `lz4`, `zstd` or `zstd:LEVEL`. Vaults that do
-    /// it otherwise do not deduplicate with one another
+    /// How the zone's vaults compress blocks unless told otherwise: `none`, `lz4`, `zstd` or `zstd:LEVEL`. Vaults that
+    /// do it otherwise do not deduplicate with one another
     #[arg(long, value_name = "CODEC", value_parser = text::parse_compression)]
     compress: Option<Chosen>,
     /// What lengths of compressed blocks are rounded up to [default: 4K; 512 where blocks are of 4K]

@@ -11,6 +11,7 @@ mod anchors;
 mod asked;
 mod ciphers;
 mod clones;
+mod compression;
 mod copies;
 mod dataset_keys;
 mod dataset_memory;
