@@ -140,6 +140,67 @@ impl Kernel {
     /// SHA-256 of each message. As many outputs as messages. Messages of equal length are fastest.
     pub fn sha256(&self, messages: &[&[u8]], out: &mut [[u8; 32]]) {
         assert_eq!(messages.len(), out.len());
+        #[cfg(target_arch = "x86_64")]
+        if messages.windows(2).any(|m| m[0].len() != m[1].len()) {
+            return self.sha256_uneven(messages, out);
+        }
+        self.sha256_even(messages, out);
+    }
+
+    /// Messages of various lengths, the longest together: lanes are as fast as the longest of them.
+    #[cfg(target_arch = "x86_64")]
+    fn sha256_uneven(&self, messages: &[&[u8]], out: &mut [[u8; 32]]) {
+        const TOGETHER: usize = x86::sha_avx512::LANES;
+        for (messages, out) in messages.chunks(TOGETHER).zip(out.chunks_mut(TOGETHER)) {
+            let mut order: [usize; TOGETHER] = std::array::from_fn(|at| at);
+            let order = &mut order[..messages.len()];
+            order.sort_unstable_by_key(|at| std::cmp::Reverse(messages[*at].len()));
+            let (mut sorted, mut digests) = ([&[][..]; TOGETHER], [[0; 32]; TOGETHER]);
+            sorted.iter_mut().zip(&*order).for_each(|(message, at)| *message = messages[*at]);
+            self.sha256_sorted(&sorted[..messages.len()], &mut digests[..messages.len()]);
+            order.iter().zip(digests).for_each(|(at, digest)| out[*at] = digest);
+        }
+    }
+
+    /// At most sixteen messages, the longest first.
+    #[cfg(target_arch = "x86_64")]
+    fn sha256_sorted(&self, messages: &[&[u8]], out: &mut [[u8; 32]]) {
+        use x86::{sha_avx2, sha_avx512 as wide, sha_avx512vl as narrow};
+        let (wide_min, narrow_min) = if self.sha_ni { AVX512_LANES_MIN_BESIDE_SHA_NI } else { AVX512_LANES_MIN };
+        // As many lanes as there are, and as many as would be full if all were as long as the longest.
+        let fills = |messages: &[&[u8]], lanes: usize| {
+            messages.iter().map(|m| m.len()).sum::<usize>() >= lanes * messages.first().map_or(0, |m| m.len())
+        };
+        if self.sha == ShaKernel::Avx512 && messages.len() > narrow::LANES && fills(messages, wide_min) {
+            let lanes: [&[u8]; wide::LANES] = std::array::from_fn(|l| messages[l.min(messages.len() - 1)]);
+            // SAFETY: the variant exists only where AVX-512 F, BW and VL were detected.
+            return out.copy_from_slice(&unsafe { wide::sha256(&lanes) }[..messages.len()]);
+        }
+        for (messages, out) in messages.chunks(narrow::LANES).zip(out.chunks_mut(narrow::LANES)) {
+            let lanes: [&[u8]; narrow::LANES] = std::array::from_fn(|l| messages[l.min(messages.len() - 1)]);
+            match self.sha {
+                ShaKernel::Avx512 if fills(messages, narrow_min) => {
+                    // SAFETY: as above, and AVX2.
+                    out.copy_from_slice(&unsafe { narrow::sha256(&lanes) }[..messages.len()]);
+                }
+                ShaKernel::Avx2 if fills(messages, AVX2_LANES_MIN) => {
+                    // SAFETY: the variant exists only where AVX2 was detected.
+                    out.copy_from_slice(&unsafe { sha_avx2::sha256(&lanes) }[..messages.len()]);
+                }
+                _ => {
+                    let mut left = out;
+                    for run in messages.chunk_by(|a, b| a.len() == b.len()) {
+                        let (now, later) = left.split_at_mut(run.len());
+                        self.sha256_even(run, now);
+                        left = later;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Messages of one length.
+    fn sha256_even(&self, messages: &[&[u8]], out: &mut [[u8; 32]]) {
         match self.sha {
             ShaKernel::Portable => portable::sha256::sha256(messages, out),
             ShaKernel::Library => library::sha256(messages, out),

@@ -3,6 +3,7 @@
 use super::*;
 use data_encoding::HEXLOWER;
 use proptest::prelude::*;
+use sha2::{Digest, Sha256};
 
 fn bytes<const N: usize>(hex: &str) -> [u8; N] {
     HEXLOWER.decode(hex.as_bytes()).unwrap().try_into().unwrap()
@@ -124,6 +125,22 @@ fn sha256_vectors() {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
+
+    /// Of lengths that end anywhere in a block of SHA-256, in one or two blocks of padding, and far from one another.
+    #[test]
+    fn sha256_of_messages_of_various_lengths(
+        lens in proptest::collection::vec(prop_oneof![0usize..200, 0usize..5000, (1usize..17).prop_map(|n| n * 512)], 0..40),
+        seed: u8,
+    ) {
+        let messages: Vec<Vec<u8>> = lens.iter().map(|len| data(*len, seed.wrapping_add(*len as u8))).collect();
+        let messages: Vec<&[u8]> = messages.iter().map(Vec::as_slice).collect();
+        let expected: Vec<[u8; 32]> = messages.iter().map(|m| Sha256::digest(m).into()).collect();
+        for kernel in Kernel::available() {
+            let mut out = vec![[0; 32]; messages.len()];
+            kernel.sha256(&messages, &mut out);
+            prop_assert!(out == expected, "{}", kernel);
+        }
+    }
 
     #[test]
     fn keyed_blake3_is_the_crates(key: [u8; 32], count in 0usize..40, len in prop_oneof![Just(1024usize), Just(2048), Just(4096), Just(8192), 0usize..70, 0usize..20_000], seed: u8) {
