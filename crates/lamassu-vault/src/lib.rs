@@ -98,6 +98,7 @@ pub use xattr::is_listed_for;
 use crate::anchored::Anchored;
 use crate::error::io;
 use lamassu_anchor::{AnchorError, ObjectId, VaultRow};
+use lamassu_crypto::compress::{is_of_other_version, version_of};
 use lamassu_crypto::{Engine, KeyRing};
 use lamassu_format::Profile;
 use lamassu_format::header::{NameMode, VaultHeader};
@@ -505,6 +506,14 @@ fn contexts(
         return Err(VaultError::Refused(
             "metadata integrity is not offered for this suite: its cipher is malleable; use --integrity full",
         ));
+    }
+    if let Some(compression) = header.compression().filter(|c| is_of_other_version(*c) && !options.read_only) {
+        let (vault, here) = (compression.version(), version_of(compression.codec()));
+        tracing::warn!(
+            codec = compression.codec().name(), %vault, %here,
+            "the vault names another release of its codec than this program has: what is written now may not deduplicate \
+             with equal older blocks"
+        );
     }
     let context = |read_only| {
         Arc::new(FileContext {
