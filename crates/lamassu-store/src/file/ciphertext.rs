@@ -9,7 +9,7 @@ use super::state::{Dirty, State};
 use super::types::StoreError;
 use crate::backend::BackendFile;
 use lamassu_crypto::compress::stored_len;
-use lamassu_format::{Keys, PAGE_LEN, Suite, is_compressed};
+use lamassu_format::{BlockNo, Keys, PAGE_LEN, Suite, is_compressed};
 use std::cell::Cell;
 
 /// Capacity of the ciphertext buffer that a thread keeps.
@@ -48,7 +48,34 @@ pub(super) struct Stretch {
     pub bytes: usize,
 }
 
+impl Stretch {
+    /// Whether it ends with a block of which not all is written.
+    pub fn has_zeros_left_out(&self, of: &Ciphertext) -> bool {
+        self.bytes < self.count * of.len
+    }
+}
+
 impl Ciphertext {
+    /// The stretches of `count` blocks from the `n`th on, which lie together from block `first` on. Zeros behind
+    /// ciphertext are left out where `leaves_zeros` says that they are there already.
+    pub fn stretches(
+        &self,
+        first: BlockNo,
+        (n, count): (usize, usize),
+        leaves_zeros: impl Fn(usize) -> bool,
+    ) -> Vec<(BlockNo, Stretch)> {
+        let mut stretches = Vec::new();
+        for (at, count) in self.pieces(n, count) {
+            let mut done = 0;
+            while done < count {
+                let stretch = self.stretch(at + done, count - done, &leaves_zeros);
+                stretches.push((first + (at + done - n) as u64, stretch));
+                done += stretch.count;
+            }
+        }
+        stretches
+    }
+
     /// Writes blocks, of one of [`Ciphertext::pieces`].
     pub fn write(&self, stretch: Stretch, to: &dyn BackendFile, offset: u64) -> std::io::Result<()> {
         let Stretch { n, count, bytes } = stretch;
@@ -66,7 +93,7 @@ impl Ciphertext {
 
     /// The first of `count` blocks from the `n`th on that one call writes: up to one behind whose ciphertext zeros
     /// follow that `leaves_zeros` says are there already.
-    pub fn stretch(&self, n: usize, count: usize, leaves_zeros: impl Fn(usize) -> bool) -> Stretch {
+    fn stretch(&self, n: usize, count: usize, leaves_zeros: impl Fn(usize) -> bool) -> Stretch {
         let cut = (n..n + count).filter(|at| leaves_zeros(*at)).find_map(|at| {
             let zeros = self.zeros_behind(at);
             (zeros > 0).then(|| Stretch { n, count: at + 1 - n, bytes: (at + 1 - n) * self.len - zeros })
@@ -109,7 +136,7 @@ impl Ciphertext {
 
     /// Splits `count` blocks from the `n`th on into those in memory and those in another file, the latter into runs:
     /// (index, count).
-    pub fn pieces(&self, n: usize, count: usize) -> Vec<(usize, usize)> {
+    fn pieces(&self, n: usize, count: usize) -> Vec<(usize, usize)> {
         let mut pieces: Vec<(usize, usize)> = Vec::new();
         for at in n..n + count {
             let goes_on = at > n

@@ -70,7 +70,9 @@ impl Core {
         let (mut written, mut must_last) = (BTreeSet::new(), false);
         for (n, (block, change)) in round.data.iter_mut().enumerate() {
             if *change == Change::LeaveTail {
-                self.write_blocks(st, *block, sealed, (n, 1), |_| false)?;
+                for (first, stretch) in sealed.stretches(*block, (n, 1), |_| false) {
+                    self.write_stretch(st, first, sealed, stretch)?;
+                }
                 written.insert(*block);
                 match never_durable {
                     true => *change = Change::Fill,
@@ -244,9 +246,19 @@ impl Core {
         if replaces || (must_wait && !round.data.is_empty()) {
             self.barrier(st)?;
         }
+        let mut stretches = Vec::new();
         for (n, first, count) in self.runs(round, |b, _| !left.contains(&b)) {
             // I6: in a hole that is filled there are zeros.
-            self.write_blocks(st, first, sealed, (n, count), |n| round.data[n].1 == Change::Fill)?;
+            stretches.extend(sealed.stretches(first, (n, count), |n| round.data[n].1 == Change::Fill));
+        }
+        // With each write that makes the file longer XFS reserves 64 KiB behind it, and allocates them: what is left out
+        // there. So the end of the file comes first.
+        let has_gaps = stretches.iter().any(|(_, stretch)| stretch.has_zeros_left_out(sealed));
+        if has_gaps && stretches.last().is_some_and(|(first, _)| self.geo().block_offset(*first) >= st.space.len()) {
+            stretches.rotate_right(1);
+        }
+        for (first, stretch) in stretches {
+            self.write_stretch(st, first, sealed, stretch)?;
         }
         round.punches.iter().try_for_each(|block| self.punch_block(st, *block))
     }
@@ -270,27 +282,8 @@ impl Core {
         runs
     }
 
-    /// Writes blocks that lie together, `count` from the `n`th of the round on. Zeros behind ciphertext are left out
-    /// where `leaves_zeros` says that they are there; elsewhere they are noted, to be punched when that is safe.
-    fn write_blocks(
-        &self,
-        st: &mut State,
-        first: BlockNo,
-        sealed: &Ciphertext,
-        (n, count): (usize, usize),
-        leaves_zeros: impl Fn(usize) -> bool,
-    ) -> Result<(), StoreError> {
-        for (at, count) in sealed.pieces(n, count) {
-            let mut done = 0;
-            while done < count {
-                let stretch = sealed.stretch(at + done, count - done, &leaves_zeros);
-                self.write_stretch(st, first + (at + done - n) as u64, sealed, stretch)?;
-                done += stretch.count;
-            }
-        }
-        Ok(())
-    }
-
+    /// Writes blocks that lie together. Zeros behind ciphertext that are not left out are noted, to be punched when that
+    /// is safe.
     fn write_stretch(
         &self,
         st: &mut State,
