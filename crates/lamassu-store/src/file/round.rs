@@ -251,8 +251,8 @@ impl Core {
             // I6: in a hole that is filled there are zeros.
             stretches.extend(sealed.stretches(first, (n, count), |n| round.data[n].1 == Change::Fill));
         }
-        // With each write that makes the file longer XFS reserves 64 KiB behind it, and allocates them: what is left out
-        // there. So the end of the file comes first.
+        // With each write that makes the file longer XFS reserves 64 KiB behind it, and allocates them: what is left
+        // out there. So the end of the file comes first.
         let has_gaps = stretches.iter().any(|(_, stretch)| stretch.has_zeros_left_out(sealed));
         if has_gaps && stretches.last().is_some_and(|(first, _)| self.geo().block_offset(*first) >= st.space.len()) {
             stretches.rotate_right(1);
@@ -282,8 +282,8 @@ impl Core {
         runs
     }
 
-    /// Writes blocks that lie together. Zeros behind ciphertext that are not left out are noted, to be punched when that
-    /// is safe.
+    /// Writes blocks that lie together. Zeros behind ciphertext that are not left out are noted, to be punched when
+    /// that is safe.
     fn write_stretch(
         &self,
         st: &mut State,

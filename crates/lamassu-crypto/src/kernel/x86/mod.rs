@@ -1,8 +1,8 @@
 //! Kernels for x86-64. Every function here needs processor features; [`super::Kernel`] calls it only where they were
 //! detected.
 
-/// `sha256` of a module for one register width: `LANES` messages, word t of every message in one register. The module has
-/// `LANES`, `words_of` and `compress`.
+/// `sha256` of a module for one register width: `LANES` messages, word t of every message in one register. The module
+/// has `LANES`, `words_of` and `compress`.
 macro_rules! sha256_of_lanes {
     ($features:literal, $zero:ident, $each:ident, $store:ident) => {
         /// Messages of any lengths. It takes as long as if all were as long as the longest.
