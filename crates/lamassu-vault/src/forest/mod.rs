@@ -183,6 +183,16 @@ impl Forest {
         let _ = self.cache.set(cache);
     }
 
+    /// Has the kernel forget what it knows of a name and of the directory it is in: a call has changed them that did
+    /// not come from there, but from another front-end of the same process. Not to be called by what answers the
+    /// kernel.
+    pub fn changed_beside_kernel(&self, parent: Ino, name: &OsStr) {
+        if let Some(cache) = self.cache.get() {
+            cache.drop_entry(parent, name);
+            cache.drop_inode(parent);
+        }
+    }
+
     fn slot(&self, volume: Number) -> Result<Arc<KnownVolume>> {
         match volume {
             ROOT_VOLUME => Ok(self.root.clone()),
