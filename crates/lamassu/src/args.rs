@@ -92,6 +92,9 @@ pub enum Command {
     Zone(cmd::zone::Zone),
     /// Mount a vault
     Mount(cmd::mount::Args),
+    /// Serve a vault by other protocols than that of a mount: objects over S3
+    #[command(subcommand)]
+    Gateway(cmd::gateway::GatewayCommand),
     /// Unmount a vault, and wait until everything is in the store
     #[command(visible_alias = "unmount")]
     Umount(cmd::umount::Args),

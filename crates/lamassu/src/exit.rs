@@ -7,6 +7,7 @@ use crate::fault::{Error, Fault};
 use lamassu_anchor::{AnchorError, ServerFault};
 use lamassu_fuse::MountError;
 use lamassu_fuse::control::ControlError;
+use lamassu_gateway::GatewayError;
 use lamassu_host::{Error as HostError, FaultKind};
 use lamassu_keys::FileError;
 use lamassu_store::StoreError;
@@ -26,6 +27,8 @@ pub enum Code {
     Mountpoint = 10,
     Locked = 11,
     WrongKey = 12,
+    Configuration = 13,
+    Listen = 14,
     Interrupted = 15,
     NoFuse = 19,
     EmptyPassphrase = 22,
@@ -70,7 +73,7 @@ pub enum Code {
 
 impl Code {
     /// Every code, ascending.
-    pub const ALL: [Code; 50] = [
+    pub const ALL: [Code; 52] = [
         Code::Done,
         Code::Other,
         Code::Usage,
@@ -81,6 +84,8 @@ impl Code {
         Code::Mountpoint,
         Code::Locked,
         Code::WrongKey,
+        Code::Configuration,
+        Code::Listen,
         Code::Interrupted,
         Code::NoFuse,
         Code::EmptyPassphrase,
@@ -148,6 +153,9 @@ impl Code {
             Code::KeyServerUntrusted => Some(
                 "name the CA that signed the server's certificate: #ca=FILE; a Lamassu server (server:…) is known by its token: `lamassu host join`",
             ),
+            Code::Configuration => {
+                Some("`lamassu gateway config` prints a configuration with every option; --check-config reads one")
+            }
             Code::NoFuse => {
                 Some("FUSE needs /dev/fuse and, for others than root, the program fusermount3 (package fuse3)")
             }
@@ -234,6 +242,7 @@ impl Code {
             | Code::AdminSignature
             | Code::KeyNotLoaded
             | Code::AnchorServerFails
+            | Code::Listen
             | Code::KeysDestroyed => None,
         }
     }
@@ -366,6 +375,7 @@ fn code(fault: &Fault) -> Code {
         Fault::Host(e) => FaultKind::from(e).into(),
         Fault::Mount(e) => mount(e),
         Fault::MountOption(_) => Code::Usage,
+        Fault::Gateway(e) => gateway(e),
         Fault::Control(e) => control(e),
         Fault::System(_) | Fault::Json(_) | Fault::Other(_) | Fault::WorkerKilled { .. } => Code::Other,
         Fault::NoRegularFile { .. } | Fault::TooDeep { .. } | Fault::LiesInItself { .. } => Code::Other,
@@ -412,6 +422,16 @@ fn mount(error: &MountError) -> Code {
         MountError::KeepAwake(_) => Code::Usage,
         MountError::Session(_) => Code::Other,
         MountError::Close(e) => FaultKind::from(e).into(),
+    }
+}
+
+fn gateway(error: &GatewayError) -> Code {
+    match error {
+        GatewayError::Config { .. } | GatewayError::NotPrivate(_) | GatewayError::Tls { .. } => Code::Configuration,
+        GatewayError::File { .. } => Code::Configuration,
+        GatewayError::Listen { .. } => Code::Listen,
+        GatewayError::System { .. } => Code::Other,
+        GatewayError::Buckets { path: _, source } => FaultKind::from(source).into(),
     }
 }
 

@@ -153,6 +153,9 @@ pub enum Fault {
     /// Of mounting.
     #[error(transparent)]
     Mount(#[from] MountError),
+    /// Of a gateway.
+    #[error(transparent)]
+    Gateway(#[from] lamassu_gateway::GatewayError),
     /// The user's: of the words of `-o`.
     #[error(transparent)]
     MountOption(#[from] OptionError),

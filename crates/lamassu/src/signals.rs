@@ -35,9 +35,7 @@ static ON_SIGNAL: Mutex<OnSignal> = Mutex::new(OnSignal::Exit);
 
 /// Starts the thread that waits for signals. Not before a fork.
 pub fn start() {
-    // Caught, and nothing done: then a write past the limit of file sizes (ulimit -f) fails with EFBIG, and a child
-    // process has the default again.
-    let _ = signal_hook::flag::register(SIGXFSZ, Arc::default());
+    survive_file_size_limit();
     let terminal = tcgetattr(std::io::stdin()).ok();
     let Ok(mut signals) = Signals::new([SIGINT, SIGTERM, SIGHUP]) else { return };
     let wait = move || {
@@ -48,6 +46,12 @@ pub fn start() {
     // Without the thread signals would be lost; then the default action is better, and `Signals` is dropped with the
     // closure.
     let _ = std::thread::Builder::new().name("signals".into()).spawn(wait);
+}
+
+/// Catches SIGXFSZ, and does nothing: then a write past the limit of file sizes (ulimit -f) fails with EFBIG, and a
+/// child process has the default again.
+pub fn survive_file_size_limit() {
+    let _ = signal_hook::flag::register(SIGXFSZ, Arc::default());
 }
 
 fn on_signal(terminal: Option<&Termios>) {

@@ -6,13 +6,14 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Libraries that are for few crates: what the others never do.
-const FOR_FEW: [(&str, &[&str]); 6] = [
+const FOR_FEW: [(&str, &[&str]); 7] = [
     ("fuser", &["lamassu-fuse"]),
     ("clap", &["lamassu", "lamassu-server"]),
     ("indicatif", &["lamassu"]),
     ("redb", &["lamassu-anchor", "lamassu-server"]),
-    ("tokio", &["lamassu-rpc", "lamassu-server"]),
+    ("tokio", &["lamassu-rpc", "lamassu-server", "lamassu-gateway"]),
     ("tonic", &["lamassu-rpc", "lamassu-server"]),
+    ("s3s", &["lamassu-gateway"]),
 ];
 
 /// The crates in the order of the table.

@@ -9,6 +9,7 @@ pub mod cp;
 pub mod dataset;
 pub mod estimate;
 pub mod freeze;
+pub mod gateway;
 pub mod history;
 pub mod host;
 pub mod info;
@@ -37,14 +38,15 @@ use crate::signals;
 
 /// Runs a command.
 pub fn run(ui: &Ui, command: Command) -> Result<Code> {
-    // A mount forks, and a process with threads must not.
-    if !matches!(command, Command::Mount(_)) {
+    // A mount forks, and a process with threads must not. A gateway waits for signals by itself.
+    if !matches!(command, Command::Mount(_) | Command::Gateway(_)) {
         signals::start();
     }
     let done = match command {
         Command::Init(args) => init::run(ui, args),
         Command::Zone(zone) => zone::run(ui, zone),
         Command::Mount(args) => return mount::run(ui, args),
+        Command::Gateway(command) => return gateway::run(ui, command),
         Command::Umount(args) => return umount::run(ui, args),
         Command::Key(key) => key::run(ui, key),
         Command::Dataset(command) => dataset::run(ui, command),

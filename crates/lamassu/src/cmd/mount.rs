@@ -277,7 +277,7 @@ impl Plan {
 
 /// An existing directory that is not inside the vault: a mount over the store would hide it, one inside it would become
 /// part of the tree.
-fn mountpoint(path: &Path, dir: &Path) -> Result<PathBuf, Fault> {
+pub fn mountpoint(path: &Path, dir: &Path) -> Result<PathBuf, Fault> {
     let wrong = |source| Fault::Mountpoint { path: path.into(), source };
     let canonical = path.canonicalize().map_err(wrong)?;
     // Finding the path asks nothing of a mount whose daemon has ended, and this does.

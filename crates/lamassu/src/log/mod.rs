@@ -44,7 +44,8 @@ pub fn start(ui: &Ui, file: Option<&Path>) -> Result<()> {
         (false, 2) => "debug",
         (false, _) => "trace",
     };
-    let filter = EnvFilter::try_from_env("LAMASSU_LOG").unwrap_or_else(|_| EnvFilter::new(level));
+    // The library that speaks S3 logs each request that fails, with what its client has sent.
+    let filter = EnvFilter::try_from_env("LAMASSU_LOG").unwrap_or_else(|_| EnvFilter::new(format!("{level},s3s=off")));
     let open = |path: &Path| {
         File::options().append(true).create(true).open(path).map_err(|source| HostError::Local {
             op: "open log file",

@@ -1,0 +1,376 @@
+//! The configuration of a gateway: one file.
+
+use crate::limits::Limits;
+use crate::objects::Modes;
+use crate::{GatewayError, Result};
+use serde::Deserialize;
+use std::collections::HashMap;
+use std::io::ErrorKind;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use zeroize::Zeroizing;
+
+/// A configuration with every option, as `lamassu gateway config` prints it.
+pub const COMMENTED: &str = r#"# Configuration of `lamassu gateway s3`. A line that is commented out shows the default.
+
+# The vault: the directory it lies in, and what opens it (any source that `lamassu` takes for --key).
+vault = "/srv/store/vault"
+key = "raw:file:/etc/lamassu/vault.key"
+
+# The directory in the vault whose directories, datasets too, are the buckets.
+#buckets = "/"
+
+# Where the vault is mounted at the same time, by the same process. Without, nowhere. Others than the gateway's user may
+# use the mount with `allow_other`.
+#mountpoint = "/mnt/vault"
+#allow_other = false
+
+# Nothing is changed.
+#read_only = false
+
+# Who may use what: a file that is nobody else's, mode 0600. A path without a leading slash is beside this file. SIGHUP
+# has it read again, and the certificate too.
+#credentials = "credentials.toml"
+
+# Where clients connect.
+#listen = "127.0.0.1:9000"
+
+# The certificate (PEM, with those above it) and its key. Without, plain HTTP, for clients on this machine alone; with
+# `plain_http`, for others too: what they read and write is then in the clear on the network.
+#tls_certificate = "/etc/lamassu/gateway.crt"
+#tls_key = "/etc/lamassu/gateway.key"
+#plain_http = false
+
+# Names of this gateway under which buckets may be named as hosts: BUCKET.s3.example.org. Without, as paths alone.
+#domains = ["s3.example.org"]
+#region = "us-east-1"
+
+# Where monitoring asks for /metrics (OpenMetrics) and /health, by plain HTTP. It is told counts, no names of buckets or
+# keys. Without, nowhere.
+#metrics = "127.0.0.1:9434"
+
+# Whether the access log has keys of objects, which are names of files. It has buckets and users anyway.
+#log_keys = false
+
+# Permissions of what is made, as in a mount.
+#file_mode = "0640"
+#dir_mode = "0750"
+
+# Connections at once, in all and of one address; and how long a client may send nothing in the middle of a request, or
+# take nothing of an answer.
+#connections_max = 1024
+#connections_of_address_max = 256
+#idle_seconds = 30
+# How long requests may go on after SIGTERM.
+#stop_seconds = 20
+
+# The largest object in one request, GiB. Larger ones are uploaded in parts.
+#object_gib_max = 5
+# Memory for names of large directories between pages of listings, MiB.
+#listing_mib_max = 256
+
+# What each tenant may do at once. Each request takes up to 10 MiB of memory.
+[limits]
+#requests_at_once = 64
+#requests_per_second = 1000
+#mib_per_second = 10000
+
+# Other limits for one of them.
+#[tenants.finance]
+#requests_per_second = 100
+"#;
+
+/// All of it.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    /// where the vault lies
+    pub vault: PathBuf,
+    /// what opens it
+    #[serde(default)]
+    key: Option<Secret>,
+    /// the directory of the buckets
+    #[serde(default = "slash")]
+    pub buckets: String,
+    /// where it is mounted
+    #[serde(default)]
+    pub mountpoint: Option<PathBuf>,
+    /// whether others may use the mount
+    #[serde(default)]
+    pub allow_other: bool,
+    /// whether nothing is changed
+    #[serde(default)]
+    pub read_only: bool,
+    #[serde(default = "credentials")]
+    credentials: PathBuf,
+    /// where clients connect
+    #[serde(default = "listen")]
+    pub listen: String,
+    /// certificates, PEM
+    #[serde(default)]
+    pub tls_certificate: Option<PathBuf>,
+    /// its key, PEM
+    #[serde(default)]
+    pub tls_key: Option<PathBuf>,
+    #[serde(default)]
+    plain_http: bool,
+    /// names of the gateway
+    #[serde(default)]
+    pub domains: Vec<String>,
+    /// what clients are told to sign for
+    #[serde(default = "region")]
+    pub region: String,
+    /// where monitoring asks
+    #[serde(default)]
+    pub metrics: Option<String>,
+    /// whether the access log has keys
+    #[serde(default)]
+    pub log_keys: bool,
+    #[serde(default = "file_mode")]
+    file_mode: String,
+    #[serde(default = "dir_mode")]
+    dir_mode: String,
+    /// connections at once
+    #[serde(default = "connections_max")]
+    pub connections_max: usize,
+    /// of one address
+    #[serde(default = "connections_of_address_max")]
+    pub connections_of_address_max: usize,
+    /// how long a client may do nothing
+    #[serde(default = "idle_seconds")]
+    pub idle_seconds: u64,
+    /// how long requests may go on at the end
+    #[serde(default = "stop_seconds")]
+    pub stop_seconds: u64,
+    #[serde(default = "object_gib_max")]
+    object_gib_max: u64,
+    #[serde(default = "listing_mib_max")]
+    listing_mib_max: usize,
+    /// of each tenant
+    #[serde(default)]
+    pub limits: Limits,
+    /// of those named
+    #[serde(default)]
+    pub tenants: HashMap<String, Limits>,
+    /// where it was read
+    #[serde(skip)]
+    path: PathBuf,
+}
+
+/// A text that is not shown.
+#[derive(Clone, Deserialize)]
+#[serde(transparent)]
+pub(crate) struct Secret(#[serde(deserialize_with = "wiped")] pub Zeroizing<String>);
+
+fn wiped<'de, D: serde::Deserializer<'de>>(from: D) -> std::result::Result<Zeroizing<String>, D::Error> {
+    String::deserialize(from).map(Zeroizing::new)
+}
+
+impl std::fmt::Debug for Secret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Secret")
+    }
+}
+
+fn slash() -> String {
+    "/".into()
+}
+fn credentials() -> PathBuf {
+    "credentials.toml".into()
+}
+fn listen() -> String {
+    "127.0.0.1:9000".into()
+}
+fn region() -> String {
+    "us-east-1".into()
+}
+fn file_mode() -> String {
+    "0640".into()
+}
+fn dir_mode() -> String {
+    "0750".into()
+}
+fn connections_max() -> usize {
+    1024
+}
+fn connections_of_address_max() -> usize {
+    256
+}
+fn idle_seconds() -> u64 {
+    30
+}
+fn stop_seconds() -> u64 {
+    20
+}
+fn object_gib_max() -> u64 {
+    5
+}
+fn listing_mib_max() -> usize {
+    256
+}
+
+impl Config {
+    /// Reads one.
+    ///
+    /// # Errors
+    /// [`GatewayError::Config`], [`GatewayError::File`].
+    pub fn read(path: &Path) -> Result<Config> {
+        let wrong = |detail: String| GatewayError::Config { path: path.into(), detail };
+        let text = std::fs::read_to_string(path).map_err(|source| match source.kind() {
+            ErrorKind::NotFound => wrong("there is no such file; `lamassu gateway config` prints one".into()),
+            ErrorKind::InvalidData => wrong("it is no text (UTF-8)".into()),
+            _ => GatewayError::file("read", path)(source),
+        })?;
+        let config: Config = toml::from_str(&text).map_err(|error| wrong(in_line(&text, &error)))?;
+        let config = Config { path: path.into(), ..config };
+        config.check().map_err(wrong)?;
+        Ok(config)
+    }
+
+    fn check(&self) -> std::result::Result<(), String> {
+        let within = |name: &str, value: u64, least: u64, most: u64| match (least..=most).contains(&value) {
+            true => Ok(()),
+            false => Err(format!("{name} must be {least} to {most}, not {value}")),
+        };
+        within("connections_max", self.connections_max as u64, 1, 1 << 20)?;
+        within("connections_of_address_max", self.connections_of_address_max as u64, 1, 1 << 20)?;
+        within("idle_seconds", self.idle_seconds, 1, 3600)?;
+        within("stop_seconds", self.stop_seconds, 0, 3600)?;
+        within("object_gib_max", self.object_gib_max, 1, 5120)?;
+        within("listing_mib_max", self.listing_mib_max as u64, 1, 1 << 20)?;
+        for (name, limits) in std::iter::once(("limits", &self.limits)).chain(self.named_limits()) {
+            limits.check().map_err(|what| format!("{name}: {what}"))?;
+        }
+        let address = |name: &str, text: &str| {
+            let parsed = text.parse::<SocketAddr>();
+            parsed.map_err(|error| format!("{name} = {text:?}: {error}; give an address and a port, 127.0.0.1:9000"))
+        };
+        let listen = address("listen", &self.listen)?;
+        self.metrics.as_deref().map_or(Ok(()), |metrics| address("metrics", metrics).map(drop))?;
+        match (&self.tls_certificate, &self.tls_key) {
+            (Some(_), Some(_)) => {}
+            (None, None) if listen.ip().is_loopback() || self.plain_http => {}
+            (None, None) => {
+                return Err(format!(
+                    "listen = {:?} is for other machines: give tls_certificate and tls_key, or say plain_http = true",
+                    self.listen
+                ));
+            }
+            (Some(_), None) | (None, Some(_)) => return Err("tls_certificate and tls_key go together".into()),
+        }
+        self.modes_of()?;
+        if self.region.is_empty() || !self.region.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-') {
+            return Err(format!("region = {:?}: letters, digits and hyphens alone", self.region));
+        }
+        match self.domains.iter().find(|name| !crate::s3::is_domain(name)) {
+            Some(name) => Err(format!("domains: {name:?} is no name of a domain, in lower case")),
+            None => Ok(()),
+        }
+    }
+
+    fn named_limits(&self) -> impl Iterator<Item = (&str, &Limits)> {
+        self.tenants.iter().map(|(name, limits)| (name.as_str(), limits))
+    }
+
+    fn modes_of(&self) -> std::result::Result<Modes, String> {
+        let mode = |name: &str, text: &str| match u32::from_str_radix(text, 8) {
+            Ok(mode) if mode <= 0o777 => Ok(mode),
+            _ => Err(format!("{name} = {text:?}: permissions in octal, \"0640\"")),
+        };
+        Ok(Modes { file: mode("file_mode", &self.file_mode)?, dir: mode("dir_mode", &self.dir_mode)? })
+    }
+
+    /// Permissions of what is made.
+    ///
+    /// # Errors
+    /// [`GatewayError::Config`].
+    pub fn modes(&self) -> Result<Modes> {
+        self.modes_of().map_err(|detail| GatewayError::Config { path: self.path.clone(), detail })
+    }
+
+    /// The source of the key, if one is named.
+    pub fn key(&self) -> Option<&str> {
+        self.key.as_ref().map(|key| key.0.as_str())
+    }
+
+    /// The file of credentials.
+    pub fn credentials(&self) -> PathBuf {
+        self.path.parent().unwrap_or(Path::new("")).join(&self.credentials)
+    }
+
+    /// Largest object in one request, bytes.
+    pub fn object_max(&self) -> u64 {
+        self.object_gib_max << 30
+    }
+
+    /// Memory for names, bytes.
+    pub fn listing_max(&self) -> usize {
+        self.listing_mib_max << 20
+    }
+
+    /// What a tenant may do.
+    pub fn limits_of(&self, tenant: &str) -> Limits {
+        *self.tenants.get(tenant).unwrap_or(&self.limits)
+    }
+}
+
+/// What is wrong, and in which line. Not what is in that: it may be a secret.
+pub(crate) fn in_line(text: &str, error: &toml::de::Error) -> String {
+    let before = error.span().and_then(|span| text.get(..span.start));
+    match before {
+        Some(before) => format!("line {}: {}", before.matches('\n').count() + 1, error.message()),
+        None => error.message().into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> Result<Config> {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("gateway.toml");
+        std::fs::write(&path, text).expect("writes");
+        Config::read(&path)
+    }
+
+    #[test]
+    fn the_commented_file_says_the_defaults() {
+        let commented = read(COMMENTED).expect("good");
+        let own = ["mountpoint", "tls_", "domains", "metrics", "[tenants", "requests_per_second = 100\n"];
+        let all: String = COMMENTED
+            .split_inclusive('\n')
+            .map(|line| match line.strip_prefix('#') {
+                Some(option) if !option.starts_with(' ') && !own.iter().any(|own| option.starts_with(own)) => option,
+                _ => line,
+            })
+            .collect();
+        let said = read(&all).expect("good");
+        let shown = |config: Config| format!("{:?}", Config { path: PathBuf::new(), ..config });
+        assert_eq!(shown(said), shown(commented));
+    }
+
+    #[test]
+    fn nonsense_is_refused_and_secrets_are_not_told() {
+        for (line, said) in [
+            ("colour = 1", "line 2: unknown"),
+            ("listen = \"nowhere\"", "127.0.0.1:9000"),
+            ("listen = \"0.0.0.0:9000\"", "plain_http"),
+            ("tls_key = \"/k\"", "go together"),
+            ("file_mode = \"rw\"", "octal"),
+            ("idle_seconds = 0", "1 to 3600"),
+            ("domains = [\"a_b\"]", "domains"),
+            ("region = \"\"", "region"),
+            ("key = 5", "line 2"),
+            ("limits.requests_at_once = 0", "requests_at_once"),
+            ("tenants.a.colour = 0", "unknown"),
+        ] {
+            let error = read(&format!("vault = \"/v\"\n{line}\n")).expect_err(line).to_string();
+            assert!(error.contains(said), "{line}: {error}");
+        }
+        let config = read("vault = \"/v\"\nkey = \"raw:hex:secret\"\n").expect("good");
+        assert!(!format!("{config:?}").contains("secret"));
+        assert!(read("").expect_err("no vault").to_string().contains("vault"));
+        assert!(read("vault = \"/v\"\nlisten = \"0.0.0.0:1\"\nplain_http = true\n").is_ok());
+    }
+}

@@ -1,0 +1,249 @@
+//! Who may use a gateway: access keys, their secrets, rights to buckets, and whose files they make.
+
+use crate::config::{Config, Secret, in_line};
+use crate::limits::Tenant;
+use crate::{GatewayError, Result};
+use lamassu_vault::Owner;
+use s3s::auth::SecretKey;
+use serde::Deserialize;
+use std::collections::HashMap;
+use std::io::Read;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::sync::Arc;
+use zeroize::Zeroizing;
+
+/// Longest file that is read.
+const FILE_MAX: u64 = 16 << 20;
+/// Shortest secret.
+const SECRET_MIN: usize = 16;
+
+/// What `lamassu gateway config --credentials` prints.
+pub const COMMENTED: &str = r#"# Who may use the gateway. Mode 0600: it has secrets.
+
+[[user]]
+# In the access log.
+name = "alice"
+# Whose limits count; without, those of a tenant of the user's name. A user reaches buckets by its rights alone.
+#tenant = "finance"
+# 3 to 128 letters and digits; 16 or more characters, `openssl rand -base64 30` makes good ones.
+access_key = "ALICE"
+secret_key = "put a secret of your own here"
+# Whose files it makes. Without, the gateway's own user.
+#uid = 1000
+#gid = 1000
+# Buckets by name; a * at the end stands for any rest. Who may write may read.
+read = ["public-*"]
+write = ["alice"]
+# Whether it may make and remove buckets of names that it may write.
+#make_buckets = false
+"#;
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    #[serde(default)]
+    user: Vec<Entry>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Entry {
+    name: String,
+    tenant: Option<String>,
+    access_key: String,
+    secret_key: Secret,
+    uid: Option<u32>,
+    gid: Option<u32>,
+    #[serde(default)]
+    read: Vec<String>,
+    #[serde(default)]
+    write: Vec<String>,
+    #[serde(default)]
+    make_buckets: bool,
+}
+
+/// What a request needs of a bucket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Right {
+    /// to read it
+    Read,
+    /// to change what is in it
+    Write,
+    /// to make or remove it
+    Make,
+}
+
+/// A user.
+pub struct User {
+    /// for the log
+    pub name: String,
+    /// whose limits count
+    pub tenant: Arc<Tenant>,
+    /// whose files it makes
+    pub owner: Owner,
+    secret: SecretKey,
+    read: Vec<String>,
+    write: Vec<String>,
+    make_buckets: bool,
+}
+
+impl User {
+    /// Whether it has a right to a bucket.
+    pub fn may(&self, right: Right, bucket: &str) -> bool {
+        let any = |names: &[String]| names.iter().any(|name| matches(name, bucket));
+        match right {
+            Right::Read => any(&self.read) || any(&self.write),
+            Right::Write => any(&self.write),
+            Right::Make => self.make_buckets && any(&self.write),
+        }
+    }
+
+    /// Its secret.
+    pub fn secret(&self) -> SecretKey {
+        self.secret.clone()
+    }
+}
+
+fn matches(pattern: &str, bucket: &str) -> bool {
+    match pattern.strip_suffix('*') {
+        Some(begin) => bucket.starts_with(begin),
+        None => bucket == pattern,
+    }
+}
+
+/// All of them, by access key.
+pub struct Credentials {
+    users: HashMap<String, Arc<User>>,
+}
+
+impl Credentials {
+    /// Reads those of a gateway. Tenants of `before` keep what they have used of their limits.
+    ///
+    /// # Errors
+    /// [`GatewayError::NotPrivate`], [`GatewayError::Config`], [`GatewayError::File`].
+    pub fn read(config: &Config, before: Option<&Credentials>) -> Result<Credentials> {
+        let path = config.credentials();
+        let text = read_private(&path)?;
+        let wrong = |detail: String| GatewayError::Config { path: path.clone(), detail };
+        let file: File = toml::from_str(&text).map_err(|error| wrong(in_line(&text, &error)))?;
+        if file.user.is_empty() {
+            return Err(wrong("it has no user; `lamassu gateway config --credentials` prints one".into()));
+        }
+        let mut tenants: HashMap<String, Arc<Tenant>> = HashMap::new();
+        let known = |name: &str| {
+            let mut users = before?.users.values();
+            users.find(|user| user.tenant.name() == name).map(|user| user.tenant.clone())
+        };
+        let mut users = HashMap::new();
+        for entry in file.user {
+            entry.check().map_err(|what| wrong(format!("user {:?}: {what}", entry.name)))?;
+            let name = entry.tenant.clone().unwrap_or_else(|| entry.name.clone());
+            let make = || known(&name).unwrap_or_else(|| Arc::new(Tenant::new(&name, config.limits_of(&name))));
+            let tenant = tenants.entry(name.clone()).or_insert_with(make).clone();
+            let access_key = entry.access_key.clone();
+            if users.insert(access_key, Arc::new(entry.user(tenant))).is_some() {
+                return Err(wrong("two users have the same access key".into()));
+            }
+        }
+        Ok(Credentials { users })
+    }
+
+    /// The user of an access key.
+    pub fn user(&self, access_key: &str) -> Option<&Arc<User>> {
+        self.users.get(access_key)
+    }
+}
+
+impl Entry {
+    fn check(&self) -> std::result::Result<(), String> {
+        let key = &self.access_key;
+        let is_key = (3..=128).contains(&key.len()) && key.bytes().all(|b| b.is_ascii_alphanumeric());
+        let (own_uid, own_gid) = own();
+        let is_own = self.uid.unwrap_or(own_uid) == own_uid && self.gid.unwrap_or(own_gid) == own_gid;
+        match () {
+            () if !is_key => Err("access_key has 3 to 128 letters and digits".into()),
+            () if self.secret_key.0.len() < SECRET_MIN => {
+                Err(format!("secret_key has {SECRET_MIN} characters or more"))
+            }
+            () if self.name.is_empty() => Err("name is empty".into()),
+            () if !is_own && own_uid != 0 => {
+                Err("uid and gid of another user: a gateway that runs as root alone can make such files".into())
+            }
+            () => Ok(()),
+        }
+    }
+
+    fn user(self, tenant: Arc<Tenant>) -> User {
+        let (own_uid, own_gid) = own();
+        User {
+            name: self.name,
+            tenant,
+            owner: Owner { uid: self.uid.unwrap_or(own_uid), gid: self.gid.unwrap_or(own_gid), umask: 0 },
+            secret: SecretKey::from(self.secret_key.0.as_str()),
+            read: self.read,
+            write: self.write,
+            make_buckets: self.make_buckets,
+        }
+    }
+}
+
+fn own() -> (u32, u32) {
+    (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw())
+}
+
+/// The file, if nobody else can read or change it. What is checked is what is read.
+fn read_private(path: &Path) -> Result<Zeroizing<String>> {
+    let file = std::fs::File::open(path).map_err(GatewayError::file("open", path))?;
+    let st = file.metadata().map_err(GatewayError::file("look at", path))?;
+    let (own_uid, _) = own();
+    if !st.is_file() || st.mode() & 0o077 != 0 || (st.uid() != own_uid && st.uid() != 0) {
+        return Err(GatewayError::NotPrivate(path.into()));
+    }
+    let mut text = Zeroizing::new(String::new());
+    file.take(FILE_MAX).read_to_string(&mut text).map_err(GatewayError::file("read", path))?;
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    fn read(text: &str, mode: u32) -> Result<Credentials> {
+        let dir = tempfile::tempdir().expect("a directory");
+        let (config, file) = (dir.path().join("gateway.toml"), dir.path().join("credentials.toml"));
+        std::fs::write(&config, "vault = \"/v\"\n").expect("writes");
+        std::fs::write(&file, text).expect("writes");
+        std::fs::set_permissions(&file, PermissionsExt::from_mode(mode)).expect("chmod");
+        Credentials::read(&Config::read(&config)?, None)
+    }
+
+    #[test]
+    fn rights_are_by_name() {
+        let credentials = read(COMMENTED, 0o600).expect("good");
+        let alice = credentials.user("ALICE").expect("alice");
+        assert!(alice.may(Right::Write, "alice") && alice.may(Right::Read, "alice"));
+        assert!(alice.may(Right::Read, "public-1") && !alice.may(Right::Write, "public-1"));
+        assert!(!alice.may(Right::Read, "bob") && !alice.may(Right::Read, "alice2"));
+        assert!(!alice.may(Right::Make, "alice"));
+        assert!(credentials.user("BOB").is_none());
+    }
+
+    #[test]
+    fn what_others_could_read_is_refused_and_secrets_are_not_told() {
+        assert!(matches!(read(COMMENTED, 0o640), Err(GatewayError::NotPrivate(_))));
+        let user = |lines: &str| format!("[[user]]\nname = \"u\"\n{lines}");
+        for (text, said) in [
+            (String::new(), "no user"),
+            (user("access_key = \"AKEY\"\nsecret_key = \"short-secret\"\n"), "16"),
+            (user("access_key = \"a/b\"\nsecret_key = \"long-secret-long-secret\"\n"), "letters"),
+            (user("access_key = \"AKEY\"\nsecret_key = \"long-secret-long-secret\"\ncolour = 1"), "unknown"),
+            (user("access_key = \"AKEY\"\nsecret_key = long-secret\n"), "line 4"),
+            (COMMENTED.repeat(2), "same access key"),
+        ] {
+            let error = read(&text, 0o600).err().expect(said).to_string();
+            assert!(error.contains(said) && !error.contains("-secret"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! Bodies on their way: of requests, which may not stall and may not have huge chunks; of answers, which are counted.
+
+use crate::log::Entry;
+use bytes::Bytes;
+use http_body::{Body, Frame, SizeHint};
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+use tokio::time::{Instant, Sleep};
+
+/// The largest chunk of a body that is signed chunk by chunk: the protocol holds each until it is verified.
+const CHUNK_MAX: u64 = 8 << 20;
+/// The longest line before a chunk.
+const LINE_MAX: usize = 1024;
+
+/// The body of a request.
+pub struct Incoming {
+    inner: hyper::body::Incoming,
+    entry: Entry,
+    idle: Duration,
+    timer: Pin<Box<Sleep>>,
+    is_waiting: bool,
+    chunks: Option<Chunks>,
+}
+
+impl Incoming {
+    /// Of a request that may send nothing for `idle`; `is_chunked`: it is signed chunk by chunk.
+    pub fn new(inner: hyper::body::Incoming, entry: Entry, idle: Duration, is_chunked: bool) -> Incoming {
+        let timer = Box::pin(tokio::time::sleep(idle));
+        Incoming { inner, entry, idle, timer, is_waiting: false, chunks: is_chunked.then(Chunks::default) }
+    }
+}
+
+impl Body for Incoming {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+        let this = &mut *self;
+        let Poll::Ready(frame) = Pin::new(&mut this.inner).poll_frame(cx) else {
+            if !this.is_waiting {
+                this.timer.as_mut().reset(Instant::now() + this.idle);
+                this.is_waiting = true;
+            }
+            return match this.timer.as_mut().poll(cx) {
+                Poll::Ready(()) => Poll::Ready(Some(Err(io::ErrorKind::TimedOut.into()))),
+                Poll::Pending => Poll::Pending,
+            };
+        };
+        this.is_waiting = false;
+        let frame = frame.transpose().map_err(io::Error::other)?;
+        if let Some(data) = frame.as_ref().and_then(|frame| frame.data_ref()) {
+            this.entry.received(data.len());
+            this.chunks.as_mut().map_or(Ok(()), |chunks| chunks.pass(data))?;
+        }
+        Poll::Ready(frame.map(Ok))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.inner.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.inner.size_hint()
+    }
+}
+
+/// Looks at the lengths of chunks alone (`LENGTH;chunk-signature=…`, CRLF, data, CRLF); that they are right is the
+/// protocol's to verify.
+#[derive(Default)]
+struct Chunks {
+    /// The line that is coming.
+    line: Vec<u8>,
+    /// Bytes of data that are to come, with the CRLF behind them.
+    data: u64,
+    /// The last chunk has come: trailers follow.
+    is_over: bool,
+}
+
+impl Chunks {
+    fn pass(&mut self, mut bytes: &[u8]) -> io::Result<()> {
+        let wrong = |what| io::Error::new(io::ErrorKind::InvalidData, what);
+        while !bytes.is_empty() && !self.is_over {
+            if self.data > 0 {
+                let skipped = self.data.min(bytes.len() as u64);
+                self.data -= skipped;
+                bytes = &bytes[skipped as usize..];
+                continue;
+            }
+            let end = bytes.iter().position(|b| *b == b'\n').map_or(bytes.len(), |at| at + 1);
+            self.line.extend_from_slice(&bytes[..end]);
+            bytes = &bytes[end..];
+            if self.line.len() > LINE_MAX {
+                return Err(wrong("the line before a chunk is too long"));
+            }
+            if self.line.ends_with(b"\n") {
+                let digits = self.line.split(|b| matches!(b, b';' | b'\r' | b'\n')).next().unwrap_or_default();
+                let digits = std::str::from_utf8(digits).unwrap_or_default();
+                let length = u64::from_str_radix(digits, 16).map_err(|_| wrong("a chunk has no length"))?;
+                if length > CHUNK_MAX {
+                    return Err(wrong("a chunk has more than 8 MiB"));
+                }
+                (self.data, self.is_over) = (length + 2, length == 0);
+                self.line.clear();
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The body of an answer; its request goes on until it is sent, or its client is gone.
+pub struct Outgoing {
+    inner: s3s::Body,
+    entry: Entry,
+}
+
+impl Outgoing {
+    /// Counts into the line of a request.
+    pub fn new(inner: s3s::Body, entry: Entry) -> Outgoing {
+        Outgoing { inner, entry }
+    }
+}
+
+impl Body for Outgoing {
+    type Data = Bytes;
+    type Error = <s3s::Body as Body>::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+        let polled = Pin::new(&mut self.inner).poll_frame(cx);
+        if let Poll::Ready(Some(Ok(frame))) = &polled
+            && let Some(data) = frame.data_ref()
+        {
+            self.entry.sent(data.len());
+        }
+        polled
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.inner.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.inner.size_hint()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lengths_of_chunks_are_bounded_however_they_come() {
+        let body = b"4;chunk-signature=ab\r\n\nda\n\r\n800000;x\r\n".to_vec();
+        for size in 1..body.len() {
+            let mut chunks = Chunks::default();
+            assert!(body.chunks(size).all(|piece| chunks.pass(piece).is_ok()), "{size}");
+            assert_eq!(chunks.data, CHUNK_MAX + 2);
+        }
+        for wrong in ["800001\r\n", "x\r\n", "\r\n", "-1\r\n"] {
+            assert!(Chunks::default().pass(wrong.as_bytes()).is_err(), "{wrong:?}");
+        }
+        assert!(Chunks::default().pass(&[b'0'; LINE_MAX + 1]).is_err());
+        let mut over = Chunks::default();
+        over.pass(b"0;chunk-signature=ab\r\nx-amz-checksum-crc32:AAAA\r\n").expect("trailers are not looked at");
+    }
+}

@@ -1,0 +1,153 @@
+//! What a request must look like before the protocol sees it: what of S3 is not spoken here is refused at once, and
+//! what a signature does not cover does not count.
+
+use http::request::Parts;
+use http::{HeaderMap, Method, StatusCode, header};
+use s3s::{S3Error, S3Result, s3_error};
+
+/// Longest time that a presigned address is good, as in S3.
+const PRESIGNED_SECONDS_MAX: u64 = 7 * 24 * 3600;
+
+/// Refuses it.
+///
+/// # Errors
+/// What its client is told.
+pub fn check(parts: &Parts, object_max: u64) -> S3Result<()> {
+    let query = parts.uri.query().unwrap_or_default();
+    let text = |name: &str| parts.headers.get(name).and_then(|value| value.to_str().ok());
+    let authorization = text("authorization");
+    let is_old = authorization.is_some_and(|value| value.starts_with("AWS "))
+        || parameter(query, "Signature").is_some()
+        || parameter(query, "AWSAccessKeyId").is_some();
+    if is_old {
+        return Err(s3_error!(InvalidRequest, "signatures of version 2 are not taken; sign by version 4"));
+    }
+    let is_form = text("content-type").is_some_and(|kind| kind.to_ascii_lowercase().starts_with("multipart/form-data"));
+    if parts.method == Method::POST && is_form {
+        return Err(s3_error!(NotImplemented, "uploads by HTML forms: use a presigned address"));
+    }
+    for name in ["authorization", "x-amz-content-sha256", "x-amz-date", "x-amz-copy-source", "content-length", "host"] {
+        if parts.headers.get_all(name).iter().count() > 1 {
+            return Err(s3_error!(InvalidRequest, "the header {name} is there twice"));
+        }
+    }
+    if let Some(expires) = parameter(query, "X-Amz-Expires")
+        && !expires.parse::<u64>().is_ok_and(|seconds| seconds <= PRESIGNED_SECONDS_MAX)
+    {
+        return Err(s3_error!(InvalidRequest, "a presigned address is good for 7 days at most"));
+    }
+    let signed = match (authorization, parameter(query, "X-Amz-SignedHeaders")) {
+        (Some(value), _) => {
+            if text("x-amz-content-sha256").is_none() {
+                return Err(s3_error!(InvalidRequest, "the header x-amz-content-sha256 is missing"));
+            }
+            value.split([',', ' ']).find_map(|part| part.strip_prefix("SignedHeaders=")).map(String::from)
+        }
+        (None, Some(signed)) => Some(signed.replace("%3B", ";").replace("%3b", ";")),
+        (None, None) => return Ok(()),
+    };
+    check_signed(&parts.headers, &signed.unwrap_or_default())?;
+    check_length(&parts.headers, object_max)
+}
+
+/// Whether a request is signed for a region that none can be: a client that was told none may say `US`. It is told the
+/// right one, and signs anew.
+pub fn has_no_region(parts: &Parts) -> bool {
+    let authorization = parts.headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
+    let scope =
+        authorization.and_then(|value| value.split([' ', ',']).find_map(|part| part.strip_prefix("Credential=")));
+    let region = scope.and_then(|scope| scope.split('/').nth(2));
+    region.is_some_and(|region| !region.bytes().all(|b| matches!(b, b'a'..=b'z' | b'0'..=b'9' | b'-')))
+}
+
+/// Every header that says what is to be done is signed, as S3 demands: whoever alters a request on its way can add
+/// none.
+fn check_signed(headers: &HeaderMap, signed: &str) -> S3Result<()> {
+    let is_signed = |name: &str| signed.split(';').any(|signed| signed == name);
+    let unsigned = headers.keys().map(|name| name.as_str()).find(|name| name.starts_with("x-amz-") && !is_signed(name));
+    match unsigned {
+        Some(name) => Err(forbidden(format!("the header {name} is not signed"))),
+        None if !is_signed("host") => Err(forbidden("the header host is not signed".into())),
+        None => Ok(()),
+    }
+}
+
+fn forbidden(text: String) -> S3Error {
+    let mut error = s3_error!(AccessDenied, "{text}");
+    error.set_status_code(StatusCode::FORBIDDEN);
+    error
+}
+
+fn check_length(headers: &HeaderMap, object_max: u64) -> S3Result<()> {
+    for name in [header::CONTENT_LENGTH.as_str(), "x-amz-decoded-content-length"] {
+        let Some(value) = headers.get(name) else { continue };
+        match value.to_str().ok().and_then(|value| value.parse::<u64>().ok()) {
+            None => return Err(s3_error!(InvalidRequest, "the header {name} is no number")),
+            Some(length) if length > object_max && name != header::CONTENT_LENGTH.as_str() => return Err(too_large()),
+            // Chunks with signatures are longer than what is in them.
+            Some(length) if length / 2 > object_max => return Err(too_large()),
+            Some(_) => {}
+        }
+    }
+    let is_chunked = headers.contains_key("x-amz-decoded-content-length");
+    let length = headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
+    if !is_chunked && length.is_some_and(|length| length > object_max) { Err(too_large()) } else { Ok(()) }
+}
+
+fn too_large() -> S3Error {
+    s3_error!(EntityTooLarge, "larger than this gateway takes in one request: upload it in parts")
+}
+
+fn parameter<'a>(query: &'a str, name: &str) -> Option<&'a str> {
+    query.split('&').filter_map(|pair| pair.split_once('=')).find(|(key, _)| *key == name).map(|(_, value)| value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use http::Request;
+
+    const SIGNED: &str = "AWS4-HMAC-SHA256 Credential=A/20260101/us-east-1/s3/aws4_request, \
+        SignedHeaders=host;x-amz-content-sha256;x-amz-date, Signature=00";
+
+    fn checked(uri: &str, headers: &[(&str, &str)]) -> S3Result<()> {
+        let mut request = Request::builder().method("POST").uri(uri).header("host", "h");
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let (parts, ()) = request.body(()).expect("a request").into_parts();
+        check(&parts, 1000)
+    }
+
+    #[test]
+    fn what_is_not_signed_does_not_pass() {
+        let good = [("authorization", SIGNED), ("x-amz-content-sha256", "x"), ("x-amz-date", "d")];
+        assert!(checked("/b/k", &good).is_ok());
+        let code = |extra: (&str, &str)| {
+            let headers: Vec<_> = good.iter().copied().chain([extra]).collect();
+            checked("/b/k", &headers).map_err(|error| error.code().as_str().to_owned())
+        };
+        assert_eq!(code(("x-amz-copy-source", "/other/key")), Err("AccessDenied".into()));
+        assert_eq!(code(("x-amz-meta-a", "b")), Err("AccessDenied".into()));
+        assert_eq!(code(("x-amz-date", "again")), Err("InvalidRequest".into()));
+        assert_eq!(code(("content-type", "multipart/form-data; boundary=x")), Err("NotImplemented".into()));
+        assert_eq!(code(("content-length", "1001")), Err("EntityTooLarge".into()));
+        assert_eq!(code(("content-length", "1000")), Ok(()));
+        assert_eq!(code(("content-length", "-1")), Err("InvalidRequest".into()));
+        let without_host = SIGNED.replace("host;", "");
+        let headers = [("authorization", without_host.as_str()), ("x-amz-content-sha256", "x"), ("x-amz-date", "d")];
+        assert!(checked("/b/k", &headers).is_err());
+        assert!(checked("/b/k", &[("authorization", SIGNED), ("x-amz-date", "d")]).is_err());
+    }
+
+    #[test]
+    fn old_signatures_and_long_times_are_refused() {
+        assert!(checked("/b/k?AWSAccessKeyId=A&Signature=x&Expires=1", &[]).is_err());
+        assert!(checked("/b/k", &[("authorization", "AWS A:x")]).is_err());
+        let presigned =
+            |seconds: u64| format!("/b/k?X-Amz-Expires={seconds}&X-Amz-SignedHeaders=host&X-Amz-Signature=0");
+        assert!(checked(&presigned(604_800), &[]).is_ok());
+        assert!(checked(&presigned(604_801), &[]).is_err());
+        assert!(checked(&presigned(60), &[("x-amz-acl", "private")]).is_err());
+    }
+}

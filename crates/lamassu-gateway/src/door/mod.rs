@@ -1,0 +1,235 @@
+//! Connections of clients: so many in all and of one address, TLS, HTTP/1.1 with time-outs. A client that is slow, or
+//! many that are, keep no thread and no other client waiting.
+
+mod body;
+mod guard;
+mod patient;
+
+use crate::Config;
+use crate::log::Entry;
+use crate::metrics::Metrics;
+use body::{Incoming, Outgoing};
+use http::{HeaderValue, Request, Response};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use parking_lot::{Mutex, RwLock};
+use patient::Patient;
+use rustls::ServerConfig;
+use s3s::service::S3Service;
+use std::collections::HashMap;
+use std::convert::Infallible;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio_rustls::TlsAcceptor;
+
+/// For a handshake.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+/// All headers of a request together, bytes.
+const HEADERS_MAX: usize = 64 << 10;
+
+/// The configuration of TLS in force; `None`: plain HTTP.
+pub type Tls = Arc<RwLock<Option<Arc<ServerConfig>>>>;
+
+/// See the module's head.
+pub struct Door {
+    service: S3Service,
+    tls: Tls,
+    metrics: Metrics,
+    idle: Duration,
+    object_max: u64,
+    with_keys: bool,
+    region: String,
+    connections: Arc<Semaphore>,
+    connections_max: usize,
+    of_address_max: usize,
+    of_addresses: Mutex<HashMap<IpAddr, usize>>,
+    requests: AtomicU64,
+    /// Tells this start of the gateway from others in numbers of requests.
+    start: u32,
+}
+
+/// One connection, of those that may be open.
+struct Place {
+    door: Arc<Door>,
+    address: IpAddr,
+    _permit: OwnedSemaphorePermit,
+    _counted: crate::metrics::Connected,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let of_addresses = &mut *self.door.of_addresses.lock();
+        if let Some(count) = of_addresses.get_mut(&self.address) {
+            *count -= 1;
+            if *count == 0 {
+                of_addresses.remove(&self.address);
+            }
+        }
+    }
+}
+
+impl Door {
+    /// Hands requests to a service.
+    pub fn new(config: &Config, service: S3Service, tls: Tls, metrics: Metrics) -> Arc<Door> {
+        let since = std::time::SystemTime::now().duration_since(std::time::SystemTime::UNIX_EPOCH).unwrap_or_default();
+        Arc::new(Door {
+            service,
+            tls,
+            metrics,
+            idle: Duration::from_secs(config.idle_seconds),
+            object_max: config.object_max(),
+            with_keys: config.log_keys,
+            region: config.region.clone(),
+            connections: Arc::new(Semaphore::new(config.connections_max)),
+            connections_max: config.connections_max,
+            of_address_max: config.connections_of_address_max,
+            of_addresses: Mutex::default(),
+            requests: AtomicU64::new(0),
+            start: since.as_secs() as u32,
+        })
+    }
+
+    /// Accepts until told to stop; what goes on then has `grace` to end.
+    pub async fn serve(self: Arc<Self>, listener: TcpListener, mut stop: watch::Receiver<bool>, grace: Duration) {
+        loop {
+            let accepted = tokio::select! {
+                accepted = listener.accept() => accepted,
+                () = stopped(&mut stop) => break,
+            };
+            match accepted {
+                Ok((stream, address)) => match self.place(address.ip()) {
+                    Some(place) => drop(tokio::spawn(connection(place, stream, address, stop.clone()))),
+                    None => self.metrics.refused(),
+                },
+                Err(error) => {
+                    // Of one connection, or of descriptors: neither ends the gateway.
+                    tracing::warn!(%error, "a connection could not be accepted");
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                }
+            }
+        }
+        drop(listener);
+        let all = u32::try_from(self.connections_max).unwrap_or(u32::MAX);
+        if tokio::time::timeout(grace, self.connections.acquire_many(all)).await.is_err() {
+            tracing::warn!("requests that went on for too long were ended");
+        }
+    }
+
+    fn place(self: &Arc<Self>, address: IpAddr) -> Option<Place> {
+        let (permit, address) = (self.connections.clone().try_acquire_owned().ok()?, network_of(address));
+        let of_addresses = &mut *self.of_addresses.lock();
+        let count = of_addresses.entry(address).or_default();
+        if *count >= self.of_address_max {
+            return None;
+        }
+        *count += 1;
+        let _counted = self.metrics.connected();
+        Some(Place { door: self.clone(), address, _permit: permit, _counted })
+    }
+
+    async fn answer(self: Arc<Self>, request: Request<hyper::body::Incoming>, address: IpAddr) -> Response<Outgoing> {
+        let number = self.requests.fetch_add(1, Ordering::Relaxed);
+        let id = format!("{:08X}{number:08X}", self.start);
+        let entry = Entry::new(id, address, request.method().clone(), self.with_keys, self.metrics.clone());
+        let (mut parts, body) = request.into_parts();
+        let answered: Result<_, s3s::StdError> = match guard::check(&parts, self.object_max) {
+            Ok(()) if guard::has_no_region(&parts) => Ok(self.tell_region()),
+            Ok(()) => {
+                let hash = parts.headers.get("x-amz-content-sha256");
+                let is_chunked = hash.is_some_and(|hash| hash.as_bytes().starts_with(b"STREAMING-"));
+                let body = Incoming::new(body, entry.clone(), self.idle, is_chunked);
+                parts.extensions.insert(entry.clone());
+                let request = Request::from_parts(parts, s3s::Body::http_body_unsync(body));
+                self.service.call(request).await.map_err(Into::into)
+            }
+            Err(refused) => refused.to_http_response().map_err(Into::into),
+        };
+        let mut response = answered.unwrap_or_else(|error| {
+            tracing::error!(%error, "an answer could not be made");
+            let mut response = Response::new(s3s::Body::empty());
+            *response.status_mut() = http::StatusCode::INTERNAL_SERVER_ERROR;
+            response
+        });
+        entry.is_answered(response.status());
+        let headers = response.headers_mut();
+        headers.extend(HeaderValue::try_from(entry.id()).ok().map(|id| (REQUEST_ID, id)));
+        headers.insert(http::header::SERVER, HeaderValue::from_static("Lamassu"));
+        response.map(|body| Outgoing::new(body, entry))
+    }
+}
+
+impl Door {
+    /// Which region is signed for: an element that the library's errors do not have.
+    fn tell_region(&self) -> Response<s3s::Body> {
+        let text = format!(
+            "<?xml version=\"1.0\" encoding=\"UTF-8\"?><Error><Code>AuthorizationHeaderMalformed</Code>\
+             <Message>the region is {0}</Message><Region>{0}</Region></Error>",
+            self.region
+        );
+        let mut response = Response::new(s3s::Body::from(text));
+        *response.status_mut() = http::StatusCode::BAD_REQUEST;
+        response.headers_mut().insert(http::header::CONTENT_TYPE, HeaderValue::from_static("application/xml"));
+        response
+    }
+}
+
+const REQUEST_ID: http::HeaderName = http::HeaderName::from_static("x-amz-request-id");
+
+async fn connection(place: Place, stream: TcpStream, address: SocketAddr, stop: watch::Receiver<bool>) {
+    let _ = stream.set_nodelay(true);
+    let tls = place.door.tls.read().clone();
+    let Some(tls) = tls else { return speak(&place, stream, address, stop).await };
+    let shaken = tokio::time::timeout(HANDSHAKE_TIMEOUT, TlsAcceptor::from(tls).accept(stream)).await;
+    match shaken {
+        Ok(Ok(stream)) => speak(&place, stream, address, stop).await,
+        Ok(Err(_)) | Err(_) => place.door.metrics.refused(),
+    }
+}
+
+async fn speak(
+    place: &Place,
+    stream: impl AsyncRead + AsyncWrite + Unpin,
+    address: SocketAddr,
+    mut stop: watch::Receiver<bool>,
+) {
+    let door = &place.door;
+    let mut http = http1::Builder::new();
+    http.timer(TokioTimer::new()).header_read_timeout(door.idle).max_buf_size(HEADERS_MAX);
+    let answer = service_fn(|request| {
+        let door = door.clone();
+        async move { Ok::<_, Infallible>(door.answer(request, address.ip()).await) }
+    });
+    let connection = http.serve_connection(TokioIo::new(Patient::new(stream, door.idle)), answer);
+    let mut connection = std::pin::pin!(connection);
+    let ended = tokio::select! {
+        ended = connection.as_mut() => ended,
+        () = stopped(&mut stop) => {
+            connection.as_mut().graceful_shutdown();
+            connection.await
+        }
+    };
+    if let Err(error) = ended {
+        tracing::debug!(%error, %address, "a connection ended early");
+    }
+}
+
+async fn stopped(stop: &mut watch::Receiver<bool>) {
+    // Without a sender there is nobody any more who could say so.
+    let _ = stop.wait_for(|stop| *stop).await;
+}
+
+/// Whoever has one IPv6 address has 2⁶⁴ of them.
+fn network_of(address: IpAddr) -> IpAddr {
+    match address {
+        IpAddr::V6(address) if address.to_ipv4_mapped().is_none() => {
+            Ipv6Addr::from_bits(address.to_bits() >> 64 << 64).into()
+        }
+        address => address,
+    }
+}

@@ -1,0 +1,75 @@
+//! What keeps a gateway from starting, or ends it.
+
+use lamassu_vault::VaultError;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// See the module's head.
+#[derive(Debug, thiserror::Error)]
+pub enum GatewayError {
+    /// The operator's: the configuration makes no sense.
+    #[error("{path}: {detail}")]
+    Config {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong, and where; nothing secret.
+        detail: String,
+    },
+    /// The operator's: others than the gateway could read the secrets, or write them.
+    #[error(
+        "{0} has secrets: it is to be a file of this user or root, mode 0600 (or 0400); `chmod 600` it, and change the \
+         secrets if others had access"
+    )]
+    NotPrivate(PathBuf),
+    /// The operator's: certificate or key cannot be used.
+    #[error("{path}: {detail}")]
+    Tls {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        detail: String,
+    },
+    /// A file could not be read.
+    #[error("cannot {op} {path}: {source}")]
+    File {
+        /// What was tried.
+        op: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// The system's error.
+        source: io::Error,
+    },
+    /// The address is taken, or is none of this machine.
+    #[error("cannot listen on {address}: {source}")]
+    Listen {
+        /// The address.
+        address: String,
+        /// The system's error.
+        source: io::Error,
+    },
+    /// The system's: no threads, no signals.
+    #[error("cannot {op}: {source}")]
+    System {
+        /// What was tried.
+        op: &'static str,
+        /// The system's error.
+        source: io::Error,
+    },
+    /// The directory of the buckets cannot be used.
+    #[error("buckets = {path:?}: {source}; it is a directory in the vault, / for all of it")]
+    Buckets {
+        /// The directory.
+        path: String,
+        /// The vault's error.
+        source: VaultError,
+    },
+}
+
+/// What a call ends with.
+pub type Result<T, E = GatewayError> = std::result::Result<T, E>;
+
+impl GatewayError {
+    pub(crate) fn file(op: &'static str, path: &Path) -> impl FnOnce(io::Error) -> GatewayError {
+        move |source| GatewayError::File { op, path: path.into(), source }
+    }
+}

@@ -1,0 +1,98 @@
+//! The access log: one line for each request, when its answer has ended. No secret, no signature, no header; keys of
+//! objects, which are names of files, only where the configuration says so.
+
+use crate::credentials::User;
+use crate::metrics::Metrics;
+use parking_lot::Mutex;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Where the lines go.
+pub const TARGET: &str = "lamassu::access";
+
+#[derive(Default)]
+struct Fields {
+    user: Option<Arc<User>>,
+    operation: Option<String>,
+    bucket: Option<String>,
+    key: Option<String>,
+    status: u16,
+    received: u64,
+    sent: u64,
+}
+
+/// A request that goes on. Clones are one; the last one that is dropped writes the line.
+#[derive(Clone)]
+pub struct Entry(Arc<Line>);
+
+struct Line {
+    id: String,
+    address: IpAddr,
+    method: http::Method,
+    begun: Instant,
+    with_keys: bool,
+    metrics: Metrics,
+    fields: Mutex<Fields>,
+}
+
+impl Entry {
+    /// Begins the line of a request.
+    pub fn new(id: String, address: IpAddr, method: http::Method, with_keys: bool, metrics: Metrics) -> Entry {
+        let fields = Mutex::default();
+        Entry(Arc::new(Line { id, address, method, begun: Instant::now(), with_keys, metrics, fields }))
+    }
+
+    /// The number that an answer has, too.
+    pub fn id(&self) -> &str {
+        &self.0.id
+    }
+
+    /// Whose it is, and what it is about.
+    pub fn is_of(&self, user: Option<&Arc<User>>, operation: &str, bucket: Option<&str>, key: Option<&str>) {
+        let fields = &mut *self.0.fields.lock();
+        (fields.user, fields.operation) = (user.cloned(), Some(operation.into()));
+        fields.bucket = bucket.map(String::from);
+        fields.key = key.filter(|_| self.0.with_keys).map(String::from);
+    }
+
+    /// How it is answered.
+    pub fn is_answered(&self, status: http::StatusCode) {
+        self.0.fields.lock().status = status.as_u16();
+    }
+
+    /// So many bytes came.
+    pub fn received(&self, bytes: usize) {
+        self.0.fields.lock().received += bytes as u64;
+    }
+
+    /// So many bytes went.
+    pub fn sent(&self, bytes: usize) {
+        self.0.fields.lock().sent += bytes as u64;
+    }
+}
+
+impl Drop for Line {
+    fn drop(&mut self) {
+        let fields = self.fields.get_mut();
+        let took = self.begun.elapsed();
+        let operation = fields.operation.as_deref().unwrap_or("-");
+        self.metrics.answered(operation, fields.status, (fields.received, fields.sent), took);
+        tracing::info!(
+            target: TARGET,
+            id = self.id,
+            address = %self.address,
+            method = %self.method,
+            operation,
+            user = fields.user.as_ref().map_or("-", |user| &user.name),
+            tenant = fields.user.as_ref().map_or("-", |user| user.tenant.name()),
+            bucket = fields.bucket.as_deref().unwrap_or("-"),
+            key = fields.key.as_deref().unwrap_or("-"),
+            status = fields.status,
+            received = fields.received,
+            sent = fields.sent,
+            milliseconds = took.as_millis() as u64,
+            "request"
+        );
+    }
+}

@@ -1,0 +1,155 @@
+//! What an operator's monitoring asks: `/metrics` in the text form of OpenMetrics, and `/health`. Counts alone: no name
+//! of a user, a bucket or a key.
+
+use http::{Request, Response, StatusCode, header};
+use http_body_util::Full;
+use hyper::body::{Bytes, Incoming};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use prometheus_client::registry::{Registry, Unit};
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
+
+/// Connections at once of those who ask.
+const ASKING_MAX: usize = 16;
+/// For one of them, from its first byte to its end.
+const ASKING_TIMEOUT: Duration = Duration::from_secs(10);
+const TEXT: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct Answer {
+    operation: String,
+    status: u16,
+}
+
+/// What is counted. Clones count together.
+#[derive(Clone)]
+pub struct Metrics {
+    requests: Family<Answer, Counter>,
+    seconds: Histogram,
+    received: Counter,
+    sent: Counter,
+    refused: Counter,
+    connections: Gauge,
+}
+
+impl Default for Metrics {
+    fn default() -> Metrics {
+        Metrics {
+            requests: Family::default(),
+            // From what is in memory to a large object over a slow line: 1 ms to 16 s.
+            seconds: Histogram::new(exponential_buckets(0.001, 2.0, 15)),
+            received: Counter::default(),
+            sent: Counter::default(),
+            refused: Counter::default(),
+            connections: Gauge::default(),
+        }
+    }
+}
+
+impl Metrics {
+    /// A request has ended. Operations are those that the protocol knows: whoever makes names up makes no series.
+    pub fn answered(&self, operation: &str, status: u16, (received, sent): (u64, u64), took: Duration) {
+        self.requests.get_or_create(&Answer { operation: operation.into(), status }).inc();
+        self.seconds.observe(took.as_secs_f64());
+        self.received.inc_by(received);
+        self.sent.inc_by(sent);
+    }
+
+    /// A connection was refused: there are too many, or its handshake failed.
+    pub fn refused(&self) {
+        self.refused.inc();
+    }
+
+    /// A connection begins, and ends with what is returned.
+    pub fn connected(&self) -> Connected {
+        self.connections.inc();
+        Connected(self.connections.clone())
+    }
+
+    fn text(&self) -> Result<String, std::fmt::Error> {
+        let mut all = Registry::with_prefix("lamassu_gateway");
+        let Metrics { requests, seconds, received, sent, refused, connections } = self.clone();
+        all.register("requests", "Requests, by operation and by the status of their answer", requests);
+        all.register_with_unit("request", "How long requests took", Unit::Seconds, seconds);
+        all.register_with_unit("received", "Bodies of requests", Unit::Bytes, received);
+        all.register_with_unit("sent", "Bodies of answers", Unit::Bytes, sent);
+        all.register("connections_refused", "Connections that were too many, or whose handshake failed", refused);
+        all.register("connections", "Connections that are open", connections);
+        let mut text = String::new();
+        encode(&mut text, &all)?;
+        Ok(text)
+    }
+}
+
+/// A connection that is open.
+pub struct Connected(Gauge);
+
+impl Drop for Connected {
+    fn drop(&mut self) {
+        self.0.dec();
+    }
+}
+
+/// Whether the vault answers.
+pub type Health = Arc<dyn Fn() -> Result<(), String> + Send + Sync>;
+
+fn answer(request: &Request<Incoming>, metrics: &Metrics, health: &Health) -> Response<Full<Bytes>> {
+    let (status, kind, text) = match request.uri().path() {
+        "/metrics" => match metrics.text() {
+            Ok(text) => (StatusCode::OK, TEXT, text),
+            Err(_) => (StatusCode::INTERNAL_SERVER_ERROR, "text/plain", "no memory for it\n".into()),
+        },
+        "/health" => match health() {
+            Ok(()) => (StatusCode::OK, "text/plain", "ok\n".into()),
+            Err(error) => (StatusCode::SERVICE_UNAVAILABLE, "text/plain", error + "\n"),
+        },
+        _ => (StatusCode::NOT_FOUND, "text/plain", "there are /metrics and /health\n".into()),
+    };
+    let mut response = Response::new(Full::from(text));
+    *response.status_mut() = status;
+    response.headers_mut().insert(header::CONTENT_TYPE, header::HeaderValue::from_static(kind));
+    response
+}
+
+/// Answers until the process ends. No more than a few at once, and each for a limited time.
+pub async fn serve(listener: TcpListener, metrics: Metrics, health: Health) {
+    let turns = Arc::new(Semaphore::new(ASKING_MAX));
+    loop {
+        let Ok(turn) = turns.clone().acquire_owned().await else { return };
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                tracing::warn!(%error, "a connection could not be accepted");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                continue;
+            }
+        };
+        let (metrics, health) = (metrics.clone(), health.clone());
+        tokio::spawn(async move {
+            let _turn = turn;
+            let answer = service_fn(|request| {
+                let (metrics, health) = (metrics.clone(), health.clone());
+                // It asks the vault.
+                async move {
+                    let asked = tokio::task::spawn_blocking(move || answer(&request, &metrics, &health)).await;
+                    Ok::<_, Infallible>(asked.unwrap_or_else(|_| Response::new(Full::from("a thread has ended\n"))))
+                }
+            });
+            let mut http = http1::Builder::new();
+            http.timer(TokioTimer::new()).header_read_timeout(ASKING_TIMEOUT).keep_alive(false).max_buf_size(16 << 10);
+            let served = http.serve_connection(TokioIo::new(stream), answer);
+            let _ = tokio::time::timeout(ASKING_TIMEOUT, served).await;
+        });
+    }
+}

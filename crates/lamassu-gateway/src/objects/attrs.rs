@@ -1,0 +1,161 @@
+//! What an object has beside its content, in one sealed attribute of its file: entity tag, headers, user metadata,
+//! tags, checksums. In the namespace `trusted.`, so that in a mount root alone sees it: a user who copies a file with
+//! its attributes does not copy what holds for the other content.
+
+use super::node::Node;
+use lamassu_vault::{Attr, Result, Time};
+use s3s::crypto::{Checksum as _, Md5};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// The attribute's name.
+pub const NAME: &str = "trusted.lamassu.object";
+
+/// Which content the entity tag and the checksums are of. A program that writes to the file in a mount changes it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Version {
+    size: u64,
+    seconds: i64,
+    nanos: u32,
+}
+
+impl Version {
+    /// That of a file.
+    pub fn of(attr: &Attr) -> Version {
+        let Time { seconds, nanos } = attr.mtime;
+        Version { size: attr.size, seconds, nanos }
+    }
+}
+
+/// So many parts of a size, one behind the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Parts {
+    /// how many
+    pub count: u32,
+    /// bytes of each
+    pub size: u64,
+}
+
+/// What is given when an object is made.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Given {
+    /// `content-type` and others, by their names
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub headers: BTreeMap<String, String>,
+    /// `x-amz-meta-…`, without that
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub metadata: BTreeMap<String, String>,
+    /// tags
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub tags: BTreeMap<String, String>,
+}
+
+/// See the module's head.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Attrs {
+    /// which content it is of
+    pub version: Version,
+    /// the entity tag, without quotes
+    pub etag: String,
+    /// what was given
+    #[serde(flatten)]
+    pub given: Given,
+    /// by the name of the algorithm (`CRC32C`), in base64
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub checksums: BTreeMap<String, String>,
+    /// whether those are of the parts' checksums
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_composite: bool,
+    /// of an object that was made of parts
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub parts: Vec<Parts>,
+}
+
+impl Attrs {
+    /// Those of an object as it is now. Where its file was written by other means, the tag tells one content from
+    /// another, and is no digest of it.
+    ///
+    /// # Errors
+    /// Those of the vault.
+    pub fn of(node: &Node) -> Result<Attrs> {
+        let stored = node.xattr(NAME)?.and_then(|value| serde_json::from_slice::<Attrs>(&value).ok());
+        let version = Version::of(node.attr());
+        Ok(match stored {
+            Some(attrs) if node.is_dir() || attrs.version == version => attrs,
+            Some(attrs) => Attrs { version, etag: foreign(node.attr()), given: attrs.given, ..Attrs::default() },
+            None => Attrs { version, etag: foreign(node.attr()), ..Attrs::default() },
+        })
+    }
+
+    /// Whether a directory was made as an object.
+    ///
+    /// # Errors
+    /// Those of the vault.
+    pub fn are_of(node: &Node) -> Result<bool> {
+        Ok(node.xattr(NAME)?.is_some())
+    }
+
+    /// Stores them.
+    ///
+    /// # Errors
+    /// Those of the vault.
+    pub fn store(&self, node: &Node) -> Result<()> {
+        // Maps of text become JSON always.
+        node.set_xattr(NAME, &serde_json::to_vec(self).unwrap_or_default())
+    }
+
+    /// Bytes from where to where part `number` lies, and how many parts there are.
+    pub fn part(&self, number: u32) -> Option<(std::ops::Range<u64>, u32)> {
+        let count = self.parts.iter().map(|parts| parts.count).sum();
+        let (mut first, mut at) = (1, 0);
+        for parts in &self.parts {
+            if number < first + parts.count {
+                let start = at + u64::from(number.checked_sub(first)?) * parts.size;
+                return Some((start..start + parts.size, count));
+            }
+            (first, at) = (first + parts.count, at + u64::from(parts.count) * parts.size);
+        }
+        None
+    }
+
+    /// Counts one part more, behind the others.
+    pub fn add_part(&mut self, size: u64) {
+        match self.parts.last_mut() {
+            Some(last) if last.size == size => last.count += 1,
+            _ => self.parts.push(Parts { count: 1, size }),
+        }
+    }
+}
+
+/// The tag of a file that no object was made of. Clients take one with a hyphen for no MD5 of the content.
+fn foreign(attr: &Attr) -> String {
+    let mut hash = Md5::new();
+    for number in [attr.ino, attr.size, attr.mtime.seconds as u64, attr.mtime.nanos.into()] {
+        hash.update(&number.to_le_bytes());
+    }
+    format!("{}-1", data_encoding::HEXLOWER.encode(hash.finalize().as_ref()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_lie_one_behind_the_other() {
+        let mut attrs = Attrs::default();
+        [5, 5, 5, 2].into_iter().for_each(|size| attrs.add_part(size));
+        assert_eq!(attrs.parts.len(), 2);
+        assert_eq!(attrs.part(1), Some((0..5, 4)));
+        assert_eq!(attrs.part(3), Some((10..15, 4)));
+        assert_eq!(attrs.part(4), Some((15..17, 4)));
+        assert_eq!((attrs.part(0), attrs.part(5)), (None, None));
+    }
+
+    #[test]
+    fn they_are_stored_as_they_are() {
+        let given = Given { headers: [("content-type".into(), "text/plain".into())].into(), ..Given::default() };
+        let attrs = Attrs { etag: "ab".into(), given, is_composite: true, ..Attrs::default() };
+        let stored = serde_json::to_vec(&attrs).expect("JSON");
+        assert_eq!(serde_json::from_slice::<Attrs>(&stored).expect("parses"), attrs);
+    }
+}

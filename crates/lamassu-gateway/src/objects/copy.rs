@@ -1,0 +1,78 @@
+//! Copies of objects: by the keys of their blocks, so that nothing is encrypted anew, and the store may share them.
+
+use super::attrs::Attrs;
+use super::key::Key;
+use super::node::Open;
+use super::{Guard, ObjectError, Objects, Result};
+use lamassu_vault::{Attr, Owner};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// What is copied.
+pub struct Source {
+    /// its file; a directory has none
+    pub open: Option<Open>,
+    /// what belongs to it
+    pub attrs: Attrs,
+    /// stat
+    pub attr: Attr,
+}
+
+impl Objects {
+    /// Opens what is to be copied.
+    ///
+    /// # Errors
+    /// As [`Objects::find`].
+    pub fn source(&self, bucket: &str, key: &Key) -> Result<Source> {
+        let (open, attrs, attr) = self.open_object(bucket, key)?;
+        Ok(Source { open, attrs, attr })
+    }
+
+    /// Makes an object of the content of another, with these attributes.
+    ///
+    /// # Errors
+    /// As [`Objects::stage`] and [`super::Staged::place`].
+    pub fn copy(
+        self: &Arc<Self>,
+        source: &Source,
+        (bucket, key): (&str, &Key),
+        owner: Owner,
+        guard: &Guard,
+        attrs: &mut Attrs,
+    ) -> Result<Attr> {
+        let Some(open) = &source.open else {
+            return match key.is_dir() {
+                true => Ok(*self.make_directory(bucket, key, owner, guard, attrs)?.attr()),
+                false => Err(ObjectError::DirectoryContent),
+            };
+        };
+        if key.is_dir() {
+            return match source.attr.size {
+                0 => Ok(*self.make_directory(bucket, key, owner, guard, attrs)?.attr()),
+                _ => Err(ObjectError::DirectoryContent),
+            };
+        }
+        let staged = self.stage(bucket, key, owner)?;
+        Self::append(&staged, open, 0, 0..source.attr.size)?;
+        staged.place(guard, attrs)
+    }
+
+    /// Makes a part of an upload of a range of an object.
+    ///
+    /// # Errors
+    /// [`ObjectError::NoUpload`]; those of the vault.
+    pub fn copy_part(
+        self: &Arc<Self>,
+        source: &Source,
+        range: Range<u64>,
+        (bucket, key, upload): (&str, &Key, &str),
+        hash: &mut dyn FnMut(&[u8]),
+    ) -> Result<super::Staged> {
+        let staged = self.stage_part(bucket, key, upload)?;
+        if let Some(open) = &source.open {
+            Self::append(&staged, open, 0, range.clone())?;
+            Self::read_through(staged.open(), range.end - range.start, hash)?;
+        }
+        Ok(staged)
+    }
+}

@@ -1,0 +1,301 @@
+//! Entries and open files of the vault whose references and handles are given back.
+
+use lamassu_vault::{
+    Access, Attr, Entry, FileSystem, Forest, HandleId, Ino, Kind, Owner, Result, SetXattr, VaultError,
+};
+use std::ffi::OsStr;
+use std::sync::Arc;
+
+/// Reading alone.
+pub const READ: Access = Access { read: true, write: false, truncate: false };
+const READ_WRITE: Access = Access { read: true, write: true, truncate: false };
+
+/// An entry, with a reference to it. Cheap to clone.
+#[derive(Clone)]
+pub struct Node(Arc<Held>);
+
+struct Held {
+    fs: Arc<Forest>,
+    attr: Attr,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.fs.forget(self.attr.ino, 1);
+    }
+}
+
+impl Node {
+    /// Takes over the reference of an entry.
+    pub fn new(fs: &Arc<Forest>, entry: Entry) -> Node {
+        Node(Arc::new(Held { fs: fs.clone(), attr: entry.attr }))
+    }
+
+    /// What lies at a path of the vault.
+    ///
+    /// # Errors
+    /// Those of [`Forest::resolve`].
+    pub fn at(fs: &Arc<Forest>, path: &OsStr) -> Result<Node> {
+        Ok(Node::new(fs, fs.resolve(path)?))
+    }
+
+    /// Its number.
+    pub fn ino(&self) -> Ino {
+        self.0.attr.ino
+    }
+
+    /// What it was when it was looked up.
+    pub fn attr(&self) -> &Attr {
+        &self.0.attr
+    }
+
+    /// Whether it is a directory.
+    pub fn is_dir(&self) -> bool {
+        self.0.attr.kind == Kind::Dir
+    }
+
+    /// The file system it lies in.
+    pub fn fs(&self) -> &Arc<Forest> {
+        &self.0.fs
+    }
+
+    /// What lies in this directory under a name.
+    ///
+    /// # Errors
+    /// [`VaultError::NotFound`]; [`VaultError::NotDirectory`]; those of the vault.
+    pub fn child(&self, name: &OsStr) -> Result<Node> {
+        match self.is_dir() {
+            true => Ok(Node::new(&self.0.fs, self.0.fs.lookup(self.ino(), name)?)),
+            false => Err(VaultError::NotDirectory),
+        }
+    }
+
+    /// The same; `None` where nothing is.
+    ///
+    /// # Errors
+    /// Those of the vault.
+    pub fn child_if_there(&self, name: &OsStr) -> Result<Option<Node>> {
+        match self.child(name) {
+            Ok(node) => Ok(Some(node)),
+            Err(VaultError::NotFound) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Makes a directory in this one.
+    ///
+    /// # Errors
+    /// [`VaultError::Exists`]; those of the vault.
+    pub fn make_dir(&self, name: &OsStr, mode: u32, owner: Owner) -> Result<Node> {
+        let made = Node::new(&self.0.fs, self.0.fs.mkdir(self.ino(), name, mode, owner)?);
+        self.0.fs.changed_beside_kernel(self.ino(), name);
+        Ok(made)
+    }
+
+    /// Creates a file in this directory, open for reading and writing.
+    ///
+    /// # Errors
+    /// [`VaultError::Exists`]; those of the vault.
+    pub fn create(&self, name: &OsStr, mode: u32, owner: Owner) -> Result<Open> {
+        let (entry, handle) = self.0.fs.create(self.ino(), name, mode, READ_WRITE, owner)?;
+        self.0.fs.changed_beside_kernel(self.ino(), name);
+        Ok(Open { node: Node::new(&self.0.fs, entry), handle })
+    }
+
+    /// Removes a file from this directory.
+    ///
+    /// # Errors
+    /// Those of the vault.
+    pub fn unlink(&self, name: &OsStr) -> Result<()> {
+        let done = self.0.fs.unlink(self.ino(), name);
+        self.0.fs.changed_beside_kernel(self.ino(), name);
+        done
+    }
+
+    /// Removes an empty directory from this one.
+    ///
+    /// # Errors
+    /// [`VaultError::NotEmpty`]; those of the vault.
+    pub fn remove_dir(&self, name: &OsStr) -> Result<()> {
+        let done = self.0.fs.rmdir(self.ino(), name);
+        self.0.fs.changed_beside_kernel(self.ino(), name);
+        done
+    }
+
+    /// Makes durable which names this directory has.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub fn sync_names(&self) -> Result<()> {
+        let handle = self.0.fs.open_dir(self.ino())?;
+        let synced = self.0.fs.fsync_dir(handle);
+        synced.and(self.0.fs.release_dir(handle))
+    }
+
+    /// Calls `each` for the entries of this directory but `.` and `..`.
+    ///
+    /// # Errors
+    /// Those of the vault.
+    pub fn list(&self, each: &mut dyn FnMut(&OsStr, Kind)) -> Result<()> {
+        let handle = self.0.fs.open_dir(self.ino())?;
+        let listed = self.0.fs.read_dir(handle, 0, &mut |entry, _| {
+            if entry.name != "." && entry.name != ".." {
+                each(&entry.name, entry.kind);
+            }
+            true
+        });
+        listed.and(self.0.fs.release_dir(handle))
+    }
+
+    /// An attribute; `None` where it is not.
+    ///
+    /// # Errors
+    /// Those of the vault.
+    pub fn xattr(&self, name: &str) -> Result<Option<Vec<u8>>> {
+        match self.0.fs.get_xattr(self.ino(), OsStr::new(name)) {
+            Ok(value) => Ok(Some(value)),
+            Err(VaultError::NoAttribute) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Sets an attribute.
+    ///
+    /// # Errors
+    /// Those of the vault.
+    pub fn set_xattr(&self, name: &str, value: &[u8]) -> Result<()> {
+        self.0.fs.set_xattr(self.ino(), OsStr::new(name), value, SetXattr::Any)
+    }
+
+    /// Removes an attribute, if it is there.
+    ///
+    /// # Errors
+    /// Those of the vault.
+    pub fn remove_xattr(&self, name: &str) -> Result<()> {
+        match self.0.fs.remove_xattr(self.ino(), OsStr::new(name)) {
+            Ok(()) | Err(VaultError::NoAttribute) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Opens a file for reading.
+    ///
+    /// # Errors
+    /// Those of the vault.
+    pub fn open(self) -> Result<Open> {
+        let handle = self.0.fs.open_file(self.ino(), READ)?;
+        Ok(Open { node: self, handle })
+    }
+}
+
+/// An open file.
+pub struct Open {
+    node: Node,
+    handle: HandleId,
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        // What was written was synced before, or is thrown away.
+        let _ = self.node.fs().release(self.handle);
+    }
+}
+
+impl Open {
+    /// The entry.
+    pub fn node(&self) -> &Node {
+        &self.node
+    }
+
+    /// stat, now.
+    ///
+    /// # Errors
+    /// Those of the vault.
+    pub fn attr(&self) -> Result<Attr> {
+        self.node.fs().getattr(self.node.ino(), Some(self.handle))
+    }
+
+    /// Reads up to `len` bytes from `offset`; fewer at the end of the file alone.
+    ///
+    /// # Errors
+    /// Those of the vault, damage among them.
+    pub fn read(&self, offset: u64, len: usize) -> Result<Vec<u8>> {
+        let mut buf = vec![0; len];
+        let mut filled = 0;
+        while filled < len {
+            match self.node.fs().read(self.handle, offset + filled as u64, &mut buf[filled..])? {
+                0 => break,
+                n => filled += n,
+            }
+        }
+        buf.truncate(filled);
+        Ok(buf)
+    }
+
+    /// Writes all of `data` at `offset`.
+    ///
+    /// # Errors
+    /// Those of the vault.
+    pub fn write(&self, mut offset: u64, mut data: &[u8]) -> Result<()> {
+        while !data.is_empty() {
+            let written = self.node.fs().write(self.handle, offset, data)?;
+            offset += written as u64;
+            data = &data[written..];
+        }
+        Ok(())
+    }
+
+    /// Hands everything to the store.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub fn flush(&self) -> Result<()> {
+        self.node.fs().flush(self.handle)
+    }
+
+    /// Makes content and attributes durable.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub fn sync(&self) -> Result<()> {
+        self.node.fs().fsync(self.handle, false)
+    }
+
+    /// Copies a range of another file: by its keys, without looking at the data, as far as the vault can; the rest is
+    /// read and written.
+    ///
+    /// # Errors
+    /// [`VaultError::NoData`] where the source has become shorter; those of the vault.
+    pub fn copy_from(&self, from: &Open, (mut source, mut target): (u64, u64), mut len: u64) -> Result<()> {
+        let mut by_keys = true;
+        while len > 0 {
+            let copied = match by_keys {
+                true => self.copy_by_keys(from, (source, target), len)?,
+                false => None,
+            };
+            let done = match copied {
+                Some(done) if done > 0 => done,
+                _ => {
+                    // The rest of a block at the end, or all of it where keys cannot be copied.
+                    by_keys = false;
+                    let data = from.read(source, usize::try_from(len).unwrap_or(usize::MAX).min(super::PIECE))?;
+                    if data.is_empty() {
+                        return Err(VaultError::NoData);
+                    }
+                    self.write(target, &data)?;
+                    data.len() as u64
+                }
+            };
+            (source, target, len) = (source + done, target + done, len.saturating_sub(done));
+        }
+        Ok(())
+    }
+
+    fn copy_by_keys(&self, from: &Open, (source, target): (u64, u64), len: u64) -> Result<Option<u64>> {
+        match self.node.fs().copy_range((from.handle, source), (self.handle, target), len) {
+            // Another dataset has other keys.
+            Err(VaultError::OtherDataset | VaultError::Unsupported) => Ok(None),
+            done => done,
+        }
+    }
+}

@@ -1,0 +1,267 @@
+//! How an object comes to be: written under a name of the gateway's own, synced, renamed to its key.
+
+use super::attrs::{Attrs, Version};
+use super::key::{Key, RESERVED};
+use super::node::{Node, Open};
+use super::{Object, ObjectError, Objects, PIECE, Result, much_metadata, none_there};
+use lamassu_vault::{FileSystem, Kind, Owner, RenameMode, VaultError};
+use std::ffi::{OsStr, OsString};
+use std::sync::Arc;
+
+/// What begins the names of files that are being written.
+pub(super) const STAGED: &str = ".lamassu-put-";
+/// How often directories are made anew that another request has removed since.
+const ATTEMPTS: usize = 8;
+
+const _: () = assert!(matches!(STAGED.as_bytes(), [b'.', b'l', ..]) && STAGED.len() > RESERVED.len());
+
+/// What has to hold of the object that is there, or is not, when another takes its place.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Guard {
+    /// Anything.
+    #[default]
+    None,
+    /// There is none.
+    Absent,
+    /// There is one.
+    Present,
+    /// There is one with this entity tag.
+    Tag(String),
+    /// There is none with this entity tag.
+    OtherTag(String),
+}
+
+impl Guard {
+    /// Whether it holds.
+    ///
+    /// # Errors
+    /// [`ObjectError::Precondition`]; [`ObjectError::NoKey`] where one was to be there.
+    pub fn check(&self, object: Option<&Object>) -> Result<()> {
+        match (self, object) {
+            (Guard::None, _) | (Guard::Absent | Guard::OtherTag(_), None) | (Guard::Present, Some(_)) => Ok(()),
+            (Guard::Present | Guard::Tag(_), None) => Err(ObjectError::NoKey),
+            (Guard::Tag(tag), Some(object)) if object.attrs.etag == *tag => Ok(()),
+            (Guard::OtherTag(tag), Some(object)) if object.attrs.etag != *tag => Ok(()),
+            (Guard::Absent | Guard::Tag(_) | Guard::OtherTag(_), Some(_)) => Err(ObjectError::Precondition),
+        }
+    }
+}
+
+/// A file that is being written, and goes to a key when it is whole. Dropped before, it leaves nothing.
+pub struct Staged {
+    objects: Arc<Objects>,
+    dir: Node,
+    name: OsString,
+    open: Open,
+    /// The bucket and the key that it was begun for, where directories may have been made for it.
+    place: Option<(Node, Key)>,
+    is_placed: bool,
+}
+
+impl Drop for Staged {
+    fn drop(&mut self) {
+        if !self.is_placed {
+            if let Err(error) = self.dir.unlink(&self.name).or_else(none_there) {
+                tracing::warn!(%error, "what was written of an object could not be removed; the next start does it");
+            }
+            if let Some((bucket, key)) = &self.place
+                && let Err(error) = self.objects.prune(bucket, key)
+            {
+                tracing::debug!(%error, "directories that may be empty stay");
+            }
+        }
+        self.objects.staged.lock().remove(&self.name);
+    }
+}
+
+impl Staged {
+    /// The file.
+    pub fn open(&self) -> &Open {
+        &self.open
+    }
+
+    /// Puts the object in its place, durably: content, attributes, name. The attributes are completed by which content
+    /// they are of.
+    ///
+    /// # Errors
+    /// [`ObjectError::Precondition`], [`ObjectError::BelowObject`], [`ObjectError::AboveObjects`],
+    /// [`ObjectError::MuchMetadata`]; those of the vault. Nothing is changed then.
+    pub fn place(mut self, guard: &Guard, attrs: &mut Attrs) -> Result<lamassu_vault::Attr> {
+        let attr = self.complete(attrs)?;
+        let Some((bucket, key)) = self.place.clone() else { return Err(VaultError::Invalid.into()) };
+        let objects = self.objects.clone();
+        {
+            let _alone = objects.alone_with(&bucket, &key);
+            guard.check(Objects::found_in(&self.dir, &key)?.as_ref())?;
+            let mode = if *guard == Guard::Absent { RenameMode::NoReplace } else { RenameMode::Replace };
+            self.rename_to(key.name(), mode)?;
+        }
+        self.dir.sync_names()?;
+        Ok(attr)
+    }
+
+    /// The same under a name in the directory it was begun in, whatever is there.
+    pub(super) fn place_as(mut self, name: &OsStr, attrs: &mut Attrs) -> Result<lamassu_vault::Attr> {
+        let attr = self.complete(attrs)?;
+        self.rename_to(name, RenameMode::Replace)?;
+        self.dir.sync_names()?;
+        Ok(attr)
+    }
+
+    fn complete(&self, attrs: &mut Attrs) -> Result<lamassu_vault::Attr> {
+        self.open.flush()?;
+        let attr = self.open.attr()?;
+        attrs.version = Version::of(&attr);
+        attrs.store(self.open.node()).map_err(much_metadata)?;
+        self.open.sync()?;
+        Ok(attr)
+    }
+
+    fn rename_to(&mut self, name: &OsStr, mode: RenameMode) -> Result<()> {
+        let fs = self.dir.fs();
+        let renamed = fs.rename(self.dir.ino(), &self.name, self.dir.ino(), name, mode);
+        match renamed {
+            Ok(()) => self.is_placed = true,
+            Err(VaultError::Exists) => return Err(ObjectError::Precondition),
+            Err(VaultError::IsDirectory | VaultError::NotEmpty | VaultError::DatasetRoot) => {
+                return Err(ObjectError::AboveObjects);
+            }
+            Err(error) => return Err(error.into()),
+        }
+        fs.changed_beside_kernel(self.dir.ino(), &self.name);
+        fs.changed_beside_kernel(self.dir.ino(), name);
+        Ok(())
+    }
+}
+
+impl Objects {
+    /// Begins the object of a key: makes the directories above it, and a file in the last one.
+    ///
+    /// # Errors
+    /// [`ObjectError::NoBucket`], [`ObjectError::BelowObject`], [`ObjectError::AboveObjects`]; those of the vault.
+    pub fn stage(self: &Arc<Self>, bucket: &str, key: &Key, owner: Owner) -> Result<Staged> {
+        let bucket = self.bucket(bucket)?;
+        let (dir, (name, open)) = self.in_parent(&bucket, key, owner, |dir| {
+            if dir.child_if_there(key.name())?.is_some_and(|there| there.is_dir()) {
+                return Err(ObjectError::AboveObjects);
+            }
+            self.new_file(dir, owner)
+        })?;
+        let place = Some((bucket, key.clone()));
+        Ok(Staged { objects: self.clone(), dir, name, open, place, is_placed: false })
+    }
+
+    /// A file in a directory that is the gateway's own.
+    pub(super) fn stage_in(self: &Arc<Self>, dir: &Node, owner: Owner) -> Result<Staged> {
+        let (name, open) = self.new_file(dir, owner)?;
+        Ok(Staged { objects: self.clone(), dir: dir.clone(), name, open, place: None, is_placed: false })
+    }
+
+    fn new_file(&self, dir: &Node, owner: Owner) -> Result<(OsString, Open)> {
+        let name = OsString::from(format!("{STAGED}{}", random_name()?));
+        // Known before it is there: the sweep leaves it alone.
+        self.staged.lock().insert(name.clone());
+        let created = dir.create(&name, self.modes.file, owner);
+        let open = created.inspect_err(|_| _ = self.staged.lock().remove(&name))?;
+        Ok((name, open))
+    }
+
+    /// Does something in the directory that a key lies in, which is made with those above it where they are not there.
+    /// Another request may remove them in between, when they are empty.
+    pub(super) fn in_parent<T>(
+        &self,
+        bucket: &Node,
+        key: &Key,
+        owner: Owner,
+        mut body: impl FnMut(&Node) -> Result<T>,
+    ) -> Result<(Node, T)> {
+        for _ in 1..ATTEMPTS {
+            let done = self.make_parents(bucket, key, owner).and_then(|dir| Ok((dir.clone(), body(&dir)?)));
+            match done {
+                Err(ObjectError::Vault(VaultError::NotFound | VaultError::Stale)) => {}
+                done => return done,
+            }
+        }
+        let dir = self.make_parents(bucket, key, owner)?;
+        Ok((dir.clone(), body(&dir)?))
+    }
+
+    fn make_parents(&self, bucket: &Node, key: &Key, owner: Owner) -> Result<Node> {
+        let mut dir = bucket.clone();
+        for name in key.parents() {
+            let next = match dir.child_if_there(name)? {
+                Some(next) => next,
+                None => match dir.make_dir(name, self.modes.dir, owner) {
+                    Err(VaultError::Exists) => dir.child(name)?,
+                    made => {
+                        let made = made?;
+                        dir.sync_names()?;
+                        made
+                    }
+                },
+            };
+            if !next.is_dir() {
+                return Err(ObjectError::BelowObject);
+            }
+            dir = next;
+        }
+        Ok(dir)
+    }
+
+    /// Makes a directory an object, with those above it.
+    ///
+    /// # Errors
+    /// As [`Objects::stage`] and [`Staged::place`].
+    pub fn make_directory(&self, bucket: &str, key: &Key, owner: Owner, guard: &Guard, attrs: &Attrs) -> Result<Node> {
+        let bucket = self.bucket(bucket)?;
+        let _alone = self.alone_with(&bucket, key);
+        let (dir, made) = self.in_parent(&bucket, key, owner, |dir| {
+            guard.check(Self::found_in(dir, key)?.as_ref())?;
+            let made = match dir.make_dir(key.name(), self.modes.dir, owner) {
+                Err(VaultError::Exists) => dir.child(key.name())?,
+                made => made?,
+            };
+            if made.attr().kind != Kind::Dir {
+                return Err(ObjectError::BelowObject);
+            }
+            attrs.store(&made).map_err(much_metadata)?;
+            Ok(made)
+        })?;
+        dir.sync_names()?;
+        made.sync_names()?;
+        Ok(made)
+    }
+
+    /// Copies a range of an open object to the end of what was staged, `at`.
+    pub(super) fn append(staged: &Staged, from: &Open, at: u64, range: std::ops::Range<u64>) -> Result<()> {
+        Ok(staged.open().copy_from(from, (range.start, at), range.end.saturating_sub(range.start))?)
+    }
+
+    /// Calls `each` with the content of an open file, piece by piece.
+    ///
+    /// # Errors
+    /// Those of the vault.
+    pub fn read_through(open: &Open, size: u64, each: &mut dyn FnMut(&[u8])) -> Result<()> {
+        let mut at = 0;
+        while at < size {
+            let piece = open.read(at, PIECE)?;
+            if piece.is_empty() {
+                return Err(VaultError::NoData.into());
+            }
+            each(&piece);
+            at += piece.len() as u64;
+        }
+        Ok(())
+    }
+}
+
+/// 128 random bits, for a name.
+pub(super) fn random_name() -> Result<String> {
+    let mut bytes = [0; 16];
+    let mut filled = 0;
+    while filled < bytes.len() {
+        let got = rustix::rand::getrandom(&mut bytes[filled..], rustix::rand::GetRandomFlags::empty());
+        filled += got.map_err(|error| VaultError::Io { op: "get random bytes", source: error.into() })?;
+    }
+    Ok(data_encoding::HEXLOWER.encode(&bytes))
+}

@@ -1,0 +1,161 @@
+//! Who may do what: signatures are `s3s`'s to verify, rights are here. Every request goes through
+//! [`Doorkeeper::check`], which knows the operation and the bucket before a body is read.
+
+use crate::credentials::{Credentials, Right, User};
+use crate::limits::Turn;
+use crate::log::Entry;
+use http::{HeaderMap, Uri};
+use parking_lot::RwLock;
+use s3s::access::{S3Access, S3AccessContext};
+use s3s::auth::{S3Auth, SecretKey};
+use s3s::path::S3Path;
+use s3s::{S3Request, S3Result, s3_error};
+use std::sync::Arc;
+
+/// The credentials in force.
+pub type Current = Arc<RwLock<Arc<Credentials>>>;
+
+/// What an object has as it is, where there are no versions.
+pub const NULL_VERSION: &str = "null";
+/// Access lists that say what holds anyway.
+const OWN_ACLS: [&str; 3] = ["private", "bucket-owner-full-control", "bucket-owner-read"];
+/// All objects are of one class; this other is one of a time when there were two, which clients still name.
+const CLASSES: [&str; 2] = ["STANDARD", "REDUCED_REDUNDANCY"];
+
+/// A request whose user is known. As long as it lives, the request counts.
+#[derive(Clone)]
+pub struct Session {
+    /// whose it is
+    pub user: Arc<User>,
+    _turn: Arc<Turn>,
+}
+
+/// See the module's head.
+#[derive(Clone)]
+pub struct Doorkeeper(pub Current);
+
+#[async_trait::async_trait]
+impl S3Auth for Doorkeeper {
+    async fn get_secret_key(&self, access_key: &str) -> S3Result<SecretKey> {
+        match self.0.read().user(access_key) {
+            Some(user) => Ok(user.secret()),
+            None => Err(s3_error!(InvalidAccessKeyId, "this gateway does not know the access key")),
+        }
+    }
+}
+
+/// What an operation needs, by its name. What is not known here changes something.
+fn right_of(operation: &str) -> Right {
+    match operation {
+        "CreateBucket" | "DeleteBucket" => Right::Make,
+        _ if ["Get", "Head", "List"].iter().any(|verb| operation.starts_with(verb)) => Right::Read,
+        _ => Right::Write,
+    }
+}
+
+#[async_trait::async_trait]
+impl S3Access for Doorkeeper {
+    async fn check(&self, cx: &mut S3AccessContext<'_>) -> S3Result<()> {
+        let operation = cx.s3_op().name().to_owned();
+        let (bucket, key) = match cx.s3_path() {
+            S3Path::Root => (None, None),
+            S3Path::Bucket { bucket } => (Some(bucket.to_string()), None),
+            S3Path::Object { bucket, key } => (Some(bucket.to_string()), Some(key.to_string())),
+        };
+        let user = cx.credentials().and_then(|credentials| self.0.read().user(&credentials.access_key).cloned());
+        if let Some(entry) = cx.extensions_mut().get::<Entry>() {
+            entry.is_of(user.as_ref(), &operation, bucket.as_deref(), key.as_deref());
+        }
+        let Some(user) = user else {
+            return Err(s3_error!(AccessDenied, "a request is signed"));
+        };
+        let is_allowed = bucket.as_ref().is_none_or(|bucket| user.may(right_of(&operation), bucket));
+        if !is_allowed || (bucket.is_none() && operation != "ListBuckets") {
+            tell_refused(&user, &operation, bucket.as_deref());
+            return Err(refused());
+        }
+        refuse_unsupported(cx.headers(), cx.uri())?;
+        let Some(turn) = user.tenant.begin() else {
+            return Err(s3_error!(SlowDown, "this tenant has too many requests: try again"));
+        };
+        cx.extensions_mut().insert(Session { user, _turn: Arc::new(turn) });
+        Ok(())
+    }
+}
+
+/// What a request may ask for that is not done here: it is refused, never left out silently.
+fn refuse_unsupported(headers: &HeaderMap, uri: &Uri) -> S3Result<()> {
+    let text = |name: &str| headers.get(name).map(|value| String::from_utf8_lossy(value.as_bytes()));
+    let is_named = |begin: &str| headers.keys().any(|name| name.as_str().starts_with(begin));
+    if is_named("x-amz-server-side-encryption-customer") || is_named("x-amz-copy-source-server-side-encryption") {
+        return Err(s3_error!(NotImplemented, "keys of clients: the vault encrypts everything under its own"));
+    }
+    if text("x-amz-server-side-encryption").is_some_and(|kind| kind != "AES256") {
+        return Err(s3_error!(NotImplemented, "of server-side encryption AES256 alone: the vault encrypts everything"));
+    }
+    if is_named("x-amz-object-lock") || text("x-amz-bucket-object-lock-enabled").is_some_and(|value| value != "false") {
+        return Err(s3_error!(NotImplemented, "there is no object lock"));
+    }
+    if is_named("x-amz-grant") || text("x-amz-acl").is_some_and(|acl| !OWN_ACLS.contains(&&*acl)) {
+        return Err(s3_error!(NotImplemented, "access lists: rights are in the gateway's credentials"));
+    }
+    if is_named("x-amz-website-redirect-location") {
+        return Err(s3_error!(NotImplemented, "there are no web sites"));
+    }
+    if text("x-amz-storage-class").is_some_and(|class| !CLASSES.contains(&&*class)) {
+        return Err(s3_error!(InvalidStorageClass, "there is the class STANDARD alone"));
+    }
+    let version = uri.query().and_then(|query| query.split('&').find_map(|pair| pair.strip_prefix("versionId=")));
+    if version.is_some_and(|version| !version.is_empty() && version != NULL_VERSION) {
+        return Err(s3_error!(NoSuchVersion, "objects have no versions here but \"null\""));
+    }
+    Ok(())
+}
+
+/// The same whether there is such a bucket or not.
+fn refused() -> s3s::S3Error {
+    s3_error!(AccessDenied, "this user may not do that with this bucket")
+}
+
+fn tell_refused(user: &User, operation: &str, bucket: Option<&str>) {
+    let tenant = user.tenant.name();
+    tracing::warn!(user = %user.name, tenant, operation, bucket = bucket.unwrap_or("-"), "refused: no right to the bucket");
+}
+
+impl Session {
+    /// That of a request, which goes on as long as it.
+    ///
+    /// # Errors
+    /// `AccessDenied`: nobody has admitted the request.
+    pub fn of<T>(req: &mut S3Request<T>) -> S3Result<Session> {
+        req.extensions.remove::<Session>().ok_or_else(refused)
+    }
+
+    /// Asks for a right to a second bucket, the source of a copy.
+    ///
+    /// # Errors
+    /// `AccessDenied`.
+    pub fn require(&self, right: Right, operation: &str, bucket: &str) -> S3Result<()> {
+        if self.user.may(right, bucket) {
+            return Ok(());
+        }
+        tell_refused(&self.user, operation, Some(bucket));
+        Err(refused())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_known_to_read_needs_the_right_to_write() {
+        for operation in ["GetObject", "HeadBucket", "ListObjectsV2", "ListMultipartUploads", "GetObjectTagging"] {
+            assert_eq!(right_of(operation), Right::Read, "{operation}");
+        }
+        for operation in ["PutObject", "CopyObject", "DeleteObjects", "AbortMultipartUpload", "RestoreObject", ""] {
+            assert_eq!(right_of(operation), Right::Write, "{operation}");
+        }
+        assert_eq!(right_of("DeleteBucket"), Right::Make);
+    }
+}

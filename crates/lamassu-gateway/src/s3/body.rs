@@ -1,0 +1,210 @@
+//! Contents of objects: from a client to a file, and back. Pieces of 1 MiB; while one is written or sent, the next is
+//! received or read. No thread waits for a client.
+
+use super::access::Session;
+use super::fault::lost;
+use super::sums::{Summing, Sums};
+use crate::objects::node::Open;
+use crate::objects::{ObjectError, PIECE, Staged};
+use bytes::{Bytes, BytesMut};
+use data_encoding::HEXLOWER;
+use futures_util::StreamExt;
+use futures_util::stream;
+use lamassu_vault::VaultError;
+use s3s::crypto::{Checksum as _, Md5};
+use s3s::dto::StreamingBlob;
+use s3s::{S3Error, S3ErrorCode, S3Result, s3_error};
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+use tokio::task::{JoinHandle, spawn_blocking};
+
+/// Digests of what has passed.
+pub struct Digests {
+    md5: Md5,
+    sums: Summing,
+    size: u64,
+}
+
+/// What was received.
+pub struct Received {
+    /// bytes
+    pub size: u64,
+    /// the MD5 of the content, hexadecimal
+    pub md5: String,
+    /// checksums that were asked for
+    pub sums: Sums,
+}
+
+impl Digests {
+    /// With these checksums.
+    pub fn new(sums: Summing) -> Digests {
+        Digests { md5: Md5::new(), sums, size: 0 }
+    }
+
+    /// More of the content.
+    pub fn update(&mut self, data: &[u8]) {
+        self.md5.update(data);
+        self.sums.update(data);
+        self.size += data.len() as u64;
+    }
+
+    /// The digests.
+    pub fn finish(self) -> Received {
+        let md5 = HEXLOWER.encode(self.md5.finalize().as_ref());
+        Received { size: self.size, md5, sums: self.sums.finish() }
+    }
+}
+
+/// The digests of what was written so far; while a piece is written, with the thread that does it.
+enum So {
+    Far(Box<Digests>),
+    Writing(JoinHandle<Result<Box<Digests>, VaultError>>),
+}
+
+impl So {
+    async fn done(self) -> S3Result<Box<Digests>> {
+        match self {
+            So::Far(digests) => Ok(digests),
+            So::Writing(thread) => Ok(thread.await.map_err(lost)?.map_err(ObjectError::from)?),
+        }
+    }
+
+    async fn write(self, staged: &Arc<Staged>, data: Bytes) -> S3Result<So> {
+        let (mut digests, staged) = (self.done().await?, staged.clone());
+        Ok(So::Writing(spawn_blocking(move || {
+            staged.open().write(digests.size, &data)?;
+            digests.update(&data);
+            Ok(digests)
+        })))
+    }
+}
+
+/// Writes a body to a file that is staged.
+///
+/// # Errors
+/// Those of the client: it stops, its signature is wrong, it sends more than `max`; those of the vault.
+pub async fn receive(
+    session: &Session,
+    body: Option<StreamingBlob>,
+    staged: &Arc<Staged>,
+    sums: Summing,
+    max: u64,
+) -> S3Result<Received> {
+    let mut left = max;
+    let mut so = So::Far(Box::new(Digests::new(sums)));
+    let mut buffer = BytesMut::new();
+    let mut body = body.unwrap_or_else(|| StreamingBlob::from(s3s::Body::empty()));
+    while let Some(piece) = body.next().await {
+        let mut piece = piece.map_err(of_body)?;
+        left = left.checked_sub(piece.len() as u64).ok_or_else(|| {
+            s3_error!(EntityTooLarge, "larger than was said, or than this gateway takes in one request")
+        })?;
+        session.user.tenant.pass(piece.len()).await;
+        // Whatever size they come in, a piece of ours is never much larger.
+        while !piece.is_empty() {
+            let room = PIECE.saturating_sub(buffer.len()).max(1);
+            buffer.extend_from_slice(&piece.split_to(room.min(piece.len())));
+            if buffer.len() >= PIECE {
+                so = so.write(staged, buffer.split().freeze()).await?;
+            }
+        }
+    }
+    if !buffer.is_empty() {
+        so = so.write(staged, buffer.freeze()).await?;
+    }
+    Ok(so.done().await?.finish())
+}
+
+/// What went wrong with a body, as far as its client is to know. The library's own errors are known by their texts
+/// alone.
+fn of_body(error: s3s::StdError) -> S3Error {
+    let chain = || std::iter::successors(Some(&*error as &(dyn std::error::Error + 'static)), |error| error.source());
+    let kinds = chain().filter_map(|error| error.downcast_ref::<io::Error>().map(io::Error::kind));
+    let text = error.to_string();
+    match () {
+        () if kinds.into_iter().any(|kind| kind == io::ErrorKind::TimedOut) || text.contains("timed out") => {
+            s3_error!(RequestTimeout, "nothing came for too long")
+        }
+        () if text.contains("Sha256Mismatch") => {
+            let mut error = s3_error!(BadDigest, "the content is not what was signed");
+            error.set_code(S3ErrorCode::Custom("XAmzContentSHA256Mismatch".into()));
+            error.set_status_code(http::StatusCode::BAD_REQUEST);
+            error
+        }
+        () if text.contains("SignatureMismatch") => {
+            s3_error!(SignatureDoesNotMatch, "a chunk has a wrong signature")
+        }
+        () => s3_error!(IncompleteBody, "the body is not whole: {text}"),
+    }
+}
+
+/// Where the next piece is read, and by which thread.
+struct Reading {
+    open: Arc<Open>,
+    session: Session,
+    range: Range<u64>,
+    next: Option<JoinHandle<Result<Vec<u8>, VaultError>>>,
+}
+
+impl Reading {
+    /// Begins to read the next piece.
+    fn begin(&mut self) {
+        let len = (self.range.end - self.range.start).min(PIECE as u64);
+        if len == 0 {
+            return;
+        }
+        let (open, at) = (self.open.clone(), self.range.start);
+        self.range.start += len;
+        self.next = Some(spawn_blocking(move || {
+            let data = open.read(at, len as usize)?;
+            if data.len() as u64 == len { Ok(data) } else { Err(VaultError::NoData) }
+        }));
+    }
+
+    async fn piece(mut self) -> Option<(io::Result<Bytes>, Reading)> {
+        let thread = self.next.take()?;
+        let read = thread.await.map_err(io::Error::other).and_then(|read| read.map_err(io::Error::other));
+        match read {
+            Ok(data) => {
+                self.begin();
+                self.session.user.tenant.pass(data.len()).await;
+                Some((Ok(data.into()), self))
+            }
+            // The answer has begun: all that is left is to end it where it is, so that the client sees it is not whole.
+            Err(error) => {
+                tracing::error!(%error, "an object could not be read to its end");
+                Some((Err(error), self))
+            }
+        }
+    }
+}
+
+/// A range of an open file as a body. The request counts until it is sent.
+pub fn send(session: Session, open: Open, range: Range<u64>) -> StreamingBlob {
+    let mut reading = Reading { open: Arc::new(open), session, range, next: None };
+    reading.begin();
+    StreamingBlob::wrap(stream::unfold(reading, Reading::piece))
+}
+
+/// Takes in the body of an object that has none.
+///
+/// # Errors
+/// `InvalidArgument` where it has one; as [`receive`].
+pub async fn nothing(body: Option<StreamingBlob>, sums: Summing) -> S3Result<Received> {
+    let mut body = body.unwrap_or_else(|| StreamingBlob::from(s3s::Body::empty()));
+    while let Some(piece) = body.next().await {
+        if !piece.map_err(of_body)?.is_empty() {
+            return Err(ObjectError::DirectoryContent.into());
+        }
+    }
+    Ok(Digests::new(sums).finish())
+}
+
+/// What was staged, when all of it is written: no thread has it any more.
+///
+/// # Errors
+/// `InternalError`: a bug.
+pub fn sole(staged: Arc<Staged>) -> S3Result<Staged> {
+    Arc::try_unwrap(staged).map_err(|_| s3_error!(InternalError, "what was written is in use still"))
+}

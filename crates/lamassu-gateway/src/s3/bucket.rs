@@ -1,0 +1,138 @@
+//! Buckets, and what is asked of them that is the same for all.
+
+use super::Gateway;
+use super::access::Session;
+use super::given::timestamp;
+use crate::credentials::Right;
+use s3s::dto::*;
+use s3s::{S3Request, S3Response, S3Result, s3_error};
+
+/// The region that is told as none.
+const FIRST_REGION: &str = "us-east-1";
+
+/// A user, as S3 names owners.
+pub(super) fn owner(session: &Session) -> Owner {
+    let name = &session.user.name;
+    Owner { id: Some(name.clone()), display_name: Some(name.clone()) }
+}
+
+/// What every user has that may use a bucket: rights are in the gateway's credentials.
+fn grants(owner: &Owner) -> Vec<Grant> {
+    let grantee = Grantee {
+        id: owner.id.clone(),
+        display_name: owner.display_name.clone(),
+        type_: Type::from_static(Type::CANONICAL_USER),
+        email_address: None,
+        uri: None,
+    };
+    let permission = Some(Permission::from_static(Permission::FULL_CONTROL));
+    vec![Grant { grantee: Some(grantee), permission }]
+}
+
+impl Gateway {
+    pub(super) async fn buckets(
+        &self,
+        mut req: S3Request<ListBucketsInput>,
+    ) -> S3Result<S3Response<ListBucketsOutput>> {
+        let session = Session::of(&mut req)?;
+        let found = self.blocking(|objects| objects.buckets()).await?;
+        let prefix = req.input.prefix.clone().unwrap_or_default();
+        let shown = found.into_iter().filter(|(name, _)| {
+            name.starts_with(&prefix) && is_bucket_name(name) && session.user.may(Right::Read, name)
+        });
+        let told = shown.map(|(name, node)| Bucket {
+            name: Some(name),
+            creation_date: Some(timestamp(node.attr().mtime)),
+            ..Default::default()
+        });
+        Ok(S3Response::new(ListBucketsOutput {
+            buckets: Some(told.collect()),
+            owner: Some(owner(&session)),
+            prefix: req.input.prefix,
+            ..Default::default()
+        }))
+    }
+
+    pub(super) async fn make_bucket(
+        &self,
+        mut req: S3Request<CreateBucketInput>,
+    ) -> S3Result<S3Response<CreateBucketOutput>> {
+        let session = Session::of(&mut req)?;
+        let (bucket, owner) = (req.input.bucket, session.user.owner);
+        let configured = req.input.create_bucket_configuration.as_ref();
+        let region = configured.and_then(|configuration| configuration.location_constraint.as_ref());
+        if region.is_some_and(|region| region.as_str() != self.region && !region.as_str().is_empty()) {
+            return Err(s3_error!(IllegalLocationConstraintException, "the region here is {}", self.region));
+        }
+        let location = Some(format!("/{bucket}"));
+        self.blocking(move |objects| objects.make_bucket(&bucket, owner)).await?;
+        Ok(S3Response::new(CreateBucketOutput { location }))
+    }
+
+    pub(super) async fn remove_bucket(
+        &self,
+        mut req: S3Request<DeleteBucketInput>,
+    ) -> S3Result<S3Response<DeleteBucketOutput>> {
+        let _session = Session::of(&mut req)?;
+        let bucket = req.input.bucket;
+        self.blocking(move |objects| objects.remove_bucket(&bucket)).await?;
+        Ok(S3Response::with_status(DeleteBucketOutput::default(), http::StatusCode::NO_CONTENT))
+    }
+
+    /// That a bucket is there, for what is the same of all.
+    pub(super) async fn bucket_of<T>(&self, req: &mut S3Request<T>, bucket: String) -> S3Result<Session> {
+        let session = Session::of(req)?;
+        self.blocking(move |objects| objects.bucket(&bucket)).await?;
+        Ok(session)
+    }
+
+    pub(super) async fn head_bucket(
+        &self,
+        mut req: S3Request<HeadBucketInput>,
+    ) -> S3Result<S3Response<HeadBucketOutput>> {
+        let bucket = req.input.bucket.clone();
+        self.bucket_of(&mut req, bucket).await?;
+        Ok(S3Response::new(HeadBucketOutput { bucket_region: Some(self.region.clone()), ..Default::default() }))
+    }
+
+    pub(super) async fn location(
+        &self,
+        mut req: S3Request<GetBucketLocationInput>,
+    ) -> S3Result<S3Response<GetBucketLocationOutput>> {
+        let bucket = req.input.bucket.clone();
+        self.bucket_of(&mut req, bucket).await?;
+        let region = (self.region != FIRST_REGION).then(|| BucketLocationConstraint::from(self.region.clone()));
+        Ok(S3Response::new(GetBucketLocationOutput { location_constraint: region }))
+    }
+
+    pub(super) async fn bucket_acl(
+        &self,
+        mut req: S3Request<GetBucketAclInput>,
+    ) -> S3Result<S3Response<GetBucketAclOutput>> {
+        let bucket = req.input.bucket.clone();
+        let owner = owner(&self.bucket_of(&mut req, bucket).await?);
+        Ok(S3Response::new(GetBucketAclOutput { grants: Some(grants(&owner)), owner: Some(owner) }))
+    }
+
+    pub(super) async fn object_acl(
+        &self,
+        mut req: S3Request<GetObjectAclInput>,
+    ) -> S3Result<S3Response<GetObjectAclOutput>> {
+        let session = Session::of(&mut req)?;
+        let GetObjectAclInput { bucket, key, .. } = req.input;
+        let key = super::given::key_of(&key)?;
+        self.blocking(move |objects| objects.find(&bucket, &key)).await?;
+        let owner = owner(&session);
+        Ok(S3Response::new(GetObjectAclOutput {
+            grants: Some(grants(&owner)),
+            owner: Some(owner),
+            ..Default::default()
+        }))
+    }
+}
+
+/// Whether a directory's name can name a bucket in a request.
+fn is_bucket_name(name: &str) -> bool {
+    use s3s::validation::{AwsNameValidation, NameValidation};
+    AwsNameValidation::new().validate_bucket_name(name)
+}

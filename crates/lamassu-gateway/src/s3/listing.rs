@@ -1,0 +1,230 @@
+//! ListObjects, of both versions, and ListObjectVersions, where each object has one.
+
+use super::Gateway;
+use super::access::{NULL_VERSION, Session};
+use super::given::{etag, timestamp};
+use super::upload::listed_max;
+use crate::objects::list::{Item, Page, Query};
+use data_encoding::BASE64URL_NOPAD;
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+use s3s::dto::*;
+use s3s::{S3Request, S3Response, S3Result, s3_error};
+
+/// What a key is written with that is encoded: all but these, and slashes stay.
+const ENCODED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'*').remove(b'/');
+
+/// How keys stand in an answer.
+#[derive(Clone, Copy)]
+pub(super) struct Encoding(bool);
+
+impl Encoding {
+    pub fn of(asked: Option<&EncodingType>) -> Encoding {
+        Encoding(asked.is_some_and(|kind| kind.as_str() == EncodingType::URL))
+    }
+
+    pub fn text(self, text: &str) -> String {
+        if self.0 { utf8_percent_encode(text, ENCODED).to_string() } else { text.into() }
+    }
+}
+
+fn delimiter_of(delimiter: Option<&String>) -> Option<String> {
+    delimiter.filter(|delimiter| !delimiter.is_empty()).cloned()
+}
+
+/// Where a page begins, as the page before it tells.
+fn token_of((text, is_group): &(String, bool)) -> String {
+    let kind = if *is_group { 'g' } else { 'k' };
+    BASE64URL_NOPAD.encode(format!("{kind}{text}").as_bytes())
+}
+
+fn parse_token(token: &str) -> S3Result<(String, bool)> {
+    let decoded = BASE64URL_NOPAD.decode(token.as_bytes()).ok().and_then(|bytes| String::from_utf8(bytes).ok());
+    let text = decoded.unwrap_or_default();
+    match (text.strip_prefix('k'), text.strip_prefix('g')) {
+        (Some(key), _) => Ok((key.into(), false)),
+        (_, Some(group)) => Ok((group.into(), true)),
+        (None, None) => Err(s3_error!(InvalidArgument, "the continuation token is none of this gateway's")),
+    }
+}
+
+/// What a page has, as it is told.
+struct Told {
+    objects: Vec<Object>,
+    groups: Vec<CommonPrefix>,
+    next: Option<(String, bool)>,
+}
+
+impl Told {
+    fn of(page: Page, encoding: Encoding, owner: Option<&Owner>) -> Told {
+        let mut told = Told { objects: Vec::new(), groups: Vec::new(), next: page.next };
+        for item in page.items {
+            match item {
+                Item::Group(group) => told.groups.push(CommonPrefix { prefix: Some(encoding.text(&group)) }),
+                Item::Key(key, node, attrs) => {
+                    let size = if node.is_dir() { 0 } else { node.attr().size };
+                    let sums = attrs.checksums.keys().map(|name| ChecksumAlgorithm::from(name.clone()));
+                    told.objects.push(Object {
+                        key: Some(encoding.text(&key)),
+                        size: size.try_into().ok(),
+                        e_tag: Some(etag(&attrs)),
+                        last_modified: Some(timestamp(node.attr().mtime)),
+                        storage_class: Some(ObjectStorageClass::from_static(ObjectStorageClass::STANDARD)),
+                        checksum_algorithm: (!attrs.checksums.is_empty()).then(|| sums.collect()),
+                        owner: owner.cloned(),
+                        ..Default::default()
+                    });
+                }
+            }
+        }
+        told
+    }
+
+    fn count(&self) -> Option<i32> {
+        (self.objects.len() + self.groups.len()).try_into().ok()
+    }
+
+    fn groups(&mut self) -> Option<Vec<CommonPrefix>> {
+        let groups = std::mem::take(&mut self.groups);
+        (!groups.is_empty()).then_some(groups)
+    }
+}
+
+impl Gateway {
+    async fn page(&self, bucket: &str, query: Query) -> S3Result<Page> {
+        let bucket = bucket.to_owned();
+        self.blocking(move |objects| objects.list(&bucket, &query)).await
+    }
+
+    pub(super) async fn list_v2(
+        &self,
+        mut req: S3Request<ListObjectsV2Input>,
+    ) -> S3Result<S3Response<ListObjectsV2Output>> {
+        let session = Session::of(&mut req)?;
+        let input = req.input;
+        let encoding = Encoding::of(input.encoding_type.as_ref());
+        let max = listed_max(input.max_keys, "max-keys")?;
+        let (after, is_group) = match (&input.continuation_token, &input.start_after) {
+            (Some(token), _) => parse_token(token).map(|(after, is_group)| (Some(after), is_group))?,
+            (None, after) => (after.clone().filter(|after| !after.is_empty()), false),
+        };
+        let prefix = input.prefix.clone().unwrap_or_default();
+        let delimiter = delimiter_of(input.delimiter.as_ref());
+        let page = self.page(&input.bucket, Query { prefix, delimiter, after, is_group, max }).await?;
+        let owner = super::bucket::owner(&session);
+        let mut told = Told::of(page, encoding, (input.fetch_owner == Some(true)).then_some(&owner));
+        Ok(S3Response::new(ListObjectsV2Output {
+            name: Some(input.bucket),
+            prefix: Some(encoding.text(input.prefix.as_deref().unwrap_or_default())),
+            max_keys: max.try_into().ok(),
+            key_count: told.count(),
+            continuation_token: input.continuation_token,
+            is_truncated: Some(told.next.is_some()),
+            next_continuation_token: told.next.as_ref().map(token_of),
+            common_prefixes: told.groups(),
+            contents: Some(told.objects),
+            delimiter: input.delimiter.map(|delimiter| encoding.text(&delimiter)),
+            encoding_type: input.encoding_type,
+            start_after: input.start_after.map(|after| encoding.text(&after)),
+            ..Default::default()
+        }))
+    }
+
+    pub(super) async fn list_v1(
+        &self,
+        mut req: S3Request<ListObjectsInput>,
+    ) -> S3Result<S3Response<ListObjectsOutput>> {
+        let session = Session::of(&mut req)?;
+        let input = req.input;
+        let encoding = Encoding::of(input.encoding_type.as_ref());
+        let max = listed_max(input.max_keys, "max-keys")?;
+        let delimiter = delimiter_of(input.delimiter.as_ref());
+        let after = input.marker.clone().filter(|marker| !marker.is_empty());
+        let is_group = is_group(after.as_deref(), delimiter.as_deref());
+        let prefix = input.prefix.clone().unwrap_or_default();
+        let page = self.page(&input.bucket, Query { prefix, delimiter, after, is_group, max }).await?;
+        let owner = super::bucket::owner(&session);
+        let mut told = Told::of(page, encoding, Some(&owner));
+        let next_marker = told.next.as_ref().map(|(next, _)| encoding.text(next));
+        Ok(S3Response::new(ListObjectsOutput {
+            name: Some(input.bucket),
+            prefix: Some(encoding.text(input.prefix.as_deref().unwrap_or_default())),
+            marker: Some(encoding.text(input.marker.as_deref().unwrap_or_default())),
+            max_keys: max.try_into().ok(),
+            is_truncated: Some(told.next.is_some()),
+            // S3 tells it where there is a delimiter; else it is the last key.
+            next_marker: next_marker.filter(|_| input.delimiter.is_some()),
+            common_prefixes: told.groups(),
+            contents: Some(told.objects),
+            delimiter: input.delimiter.map(|delimiter| encoding.text(&delimiter)),
+            encoding_type: input.encoding_type,
+            ..Default::default()
+        }))
+    }
+
+    pub(super) async fn list_versions(
+        &self,
+        mut req: S3Request<ListObjectVersionsInput>,
+    ) -> S3Result<S3Response<ListObjectVersionsOutput>> {
+        let session = Session::of(&mut req)?;
+        let input = req.input;
+        let encoding = Encoding::of(input.encoding_type.as_ref());
+        let max = listed_max(input.max_keys, "max-keys")?;
+        let delimiter = delimiter_of(input.delimiter.as_ref());
+        let after = input.key_marker.clone().filter(|marker| !marker.is_empty());
+        let is_group = is_group(after.as_deref(), delimiter.as_deref());
+        let prefix = input.prefix.clone().unwrap_or_default();
+        let page = self.page(&input.bucket, Query { prefix, delimiter, after, is_group, max }).await?;
+        let owner = super::bucket::owner(&session);
+        let mut told = Told::of(page, encoding, Some(&owner));
+        let version = |object: Object| ObjectVersion {
+            key: object.key,
+            size: object.size,
+            e_tag: object.e_tag,
+            last_modified: object.last_modified,
+            owner: object.owner,
+            is_latest: Some(true),
+            version_id: Some(NULL_VERSION.into()),
+            storage_class: Some(ObjectVersionStorageClass::from_static(ObjectVersionStorageClass::STANDARD)),
+            ..Default::default()
+        };
+        Ok(S3Response::new(ListObjectVersionsOutput {
+            name: Some(input.bucket),
+            prefix: Some(encoding.text(input.prefix.as_deref().unwrap_or_default())),
+            key_marker: input.key_marker.map(|marker| encoding.text(&marker)),
+            version_id_marker: input.version_id_marker,
+            max_keys: max.try_into().ok(),
+            is_truncated: Some(told.next.is_some()),
+            next_key_marker: told.next.as_ref().map(|(next, _)| encoding.text(next)),
+            next_version_id_marker: told.next.as_ref().map(|_| NULL_VERSION.into()),
+            common_prefixes: told.groups(),
+            versions: Some(std::mem::take(&mut told.objects).into_iter().map(version).collect()),
+            delimiter: input.delimiter.map(|delimiter| encoding.text(&delimiter)),
+            encoding_type: input.encoding_type,
+            ..Default::default()
+        }))
+    }
+}
+
+/// A marker that is what a group was told as: the page goes on behind the group.
+fn is_group(marker: Option<&str>, delimiter: Option<&str>) -> bool {
+    marker.zip(delimiter).is_some_and(|(marker, delimiter)| marker.ends_with(delimiter))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_come_back() {
+        for next in [("a/ü".to_owned(), false), ("g/".to_owned(), true)] {
+            assert_eq!(parse_token(&token_of(&next)).expect("own"), next);
+        }
+        assert!(parse_token("").is_err() && parse_token("!").is_err() && parse_token("eA").is_err());
+    }
+
+    #[test]
+    fn keys_are_encoded_on_request() {
+        assert_eq!(Encoding(true).text("a b/ü+%"), "a%20b/%C3%BC%2B%25");
+        assert_eq!(Encoding(false).text("a b"), "a b");
+    }
+}

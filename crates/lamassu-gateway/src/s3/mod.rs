@@ -1,0 +1,154 @@
+//! The protocol S3: `s3s` parses requests, verifies signatures and writes answers; here a request becomes calls of
+//! [`Objects`], by threads that may block.
+//!
+//! What S3 has beside objects (policies, life cycles, versions, locks) is refused by name, or told to be not there.
+
+mod access;
+mod body;
+mod bucket;
+mod fault;
+mod given;
+mod host;
+mod listing;
+mod read;
+mod sums;
+mod upload;
+mod write;
+
+pub use access::Current;
+pub use host::is_domain;
+
+use crate::Config;
+use crate::objects::{ObjectError, Objects};
+use access::Doorkeeper;
+use fault::lost;
+use s3s::config::{S3Config, StaticConfigProvider};
+use s3s::dto::*;
+use s3s::service::{S3Service, S3ServiceBuilder};
+use s3s::{S3, S3Request, S3Response, S3Result, s3_error};
+use std::sync::Arc;
+use tokio::task::spawn_blocking;
+
+/// The largest document of a request: a deletion of 1000 keys, an upload of 10,000 parts with checksums.
+const DOCUMENT_MAX: usize = 4 << 20;
+
+/// See the module's head.
+pub struct Gateway {
+    objects: Arc<Objects>,
+    region: String,
+}
+
+/// What answers requests.
+pub fn service(config: &Config, objects: Arc<Objects>, current: Current) -> S3Service {
+    let mut builder = S3ServiceBuilder::new(Gateway { objects, region: config.region.clone() });
+    builder.set_auth(Doorkeeper(current.clone()));
+    builder.set_access(Doorkeeper(current));
+    if !config.domains.is_empty() {
+        builder.set_host(host::Hosts(config.domains.clone()));
+    }
+    let mut limits = S3Config::default();
+    limits.xml_max_body_size = DOCUMENT_MAX;
+    builder.set_config(Arc::new(StaticConfigProvider::new(Arc::new(limits))));
+    builder.build()
+}
+
+impl Gateway {
+    async fn blocking<T: Send + 'static>(
+        &self,
+        call: impl FnOnce(&Arc<Objects>) -> Result<T, ObjectError> + Send + 'static,
+    ) -> S3Result<T> {
+        self.blocking_s3(|objects| Ok(call(objects)?)).await
+    }
+
+    async fn blocking_s3<T: Send + 'static>(
+        &self,
+        call: impl FnOnce(&Arc<Objects>) -> S3Result<T> + Send + 'static,
+    ) -> S3Result<T> {
+        let objects = self.objects.clone();
+        spawn_blocking(move || call(&objects)).await.map_err(lost)?
+    }
+}
+
+/// Hands each operation to where it is done.
+macro_rules! operations {
+    (
+        done { $($name:ident($input:ident) -> $output:ident = $method:ident;)* }
+        absent { $($a_name:ident($a_input:ident) -> $a_output:ident = $code:ident;)* }
+    ) => {
+        #[async_trait::async_trait]
+        impl S3 for Gateway {
+            $(async fn $name(&self, req: S3Request<$input>) -> S3Result<S3Response<$output>> {
+                self.$method(req).await
+            })*
+
+            $(async fn $a_name(&self, mut req: S3Request<$a_input>) -> S3Result<S3Response<$a_output>> {
+                let bucket = req.input.bucket.clone();
+                self.bucket_of(&mut req, bucket).await?;
+                Err(s3_error!($code))
+            })*
+
+            async fn get_bucket_versioning(
+                &self,
+                mut req: S3Request<GetBucketVersioningInput>,
+            ) -> S3Result<S3Response<GetBucketVersioningOutput>> {
+                let bucket = req.input.bucket.clone();
+                self.bucket_of(&mut req, bucket).await?;
+                Ok(S3Response::new(GetBucketVersioningOutput::default()))
+            }
+
+            async fn put_bucket_versioning(
+                &self,
+                _: S3Request<PutBucketVersioningInput>,
+            ) -> S3Result<S3Response<PutBucketVersioningOutput>> {
+                Err(s3_error!(NotImplemented, "there are no versions of objects here; snapshots of the vault keep old states"))
+            }
+        }
+    };
+}
+
+operations! {
+    done {
+        list_buckets(ListBucketsInput) -> ListBucketsOutput = buckets;
+        create_bucket(CreateBucketInput) -> CreateBucketOutput = make_bucket;
+        delete_bucket(DeleteBucketInput) -> DeleteBucketOutput = remove_bucket;
+        head_bucket(HeadBucketInput) -> HeadBucketOutput = head_bucket;
+        get_bucket_location(GetBucketLocationInput) -> GetBucketLocationOutput = location;
+        get_bucket_acl(GetBucketAclInput) -> GetBucketAclOutput = bucket_acl;
+        get_object_acl(GetObjectAclInput) -> GetObjectAclOutput = object_acl;
+        list_objects(ListObjectsInput) -> ListObjectsOutput = list_v1;
+        list_objects_v2(ListObjectsV2Input) -> ListObjectsV2Output = list_v2;
+        list_object_versions(ListObjectVersionsInput) -> ListObjectVersionsOutput = list_versions;
+        get_object(GetObjectInput) -> GetObjectOutput = get;
+        head_object(HeadObjectInput) -> HeadObjectOutput = head;
+        get_object_attributes(GetObjectAttributesInput) -> GetObjectAttributesOutput = attributes;
+        put_object(PutObjectInput) -> PutObjectOutput = put;
+        copy_object(CopyObjectInput) -> CopyObjectOutput = copy;
+        delete_object(DeleteObjectInput) -> DeleteObjectOutput = delete;
+        delete_objects(DeleteObjectsInput) -> DeleteObjectsOutput = delete_many;
+        get_object_tagging(GetObjectTaggingInput) -> GetObjectTaggingOutput = tags;
+        put_object_tagging(PutObjectTaggingInput) -> PutObjectTaggingOutput = put_tags;
+        delete_object_tagging(DeleteObjectTaggingInput) -> DeleteObjectTaggingOutput = delete_tags;
+        create_multipart_upload(CreateMultipartUploadInput) -> CreateMultipartUploadOutput = begin_upload;
+        upload_part(UploadPartInput) -> UploadPartOutput = part;
+        upload_part_copy(UploadPartCopyInput) -> UploadPartCopyOutput = part_copy;
+        complete_multipart_upload(CompleteMultipartUploadInput) -> CompleteMultipartUploadOutput = complete;
+        abort_multipart_upload(AbortMultipartUploadInput) -> AbortMultipartUploadOutput = abort;
+        list_parts(ListPartsInput) -> ListPartsOutput = list_parts;
+        list_multipart_uploads(ListMultipartUploadsInput) -> ListMultipartUploadsOutput = list_uploads;
+    }
+    // What no bucket has here.
+    absent {
+        get_bucket_policy(GetBucketPolicyInput) -> GetBucketPolicyOutput = NoSuchBucketPolicy;
+        get_bucket_cors(GetBucketCorsInput) -> GetBucketCorsOutput = NoSuchCORSConfiguration;
+        get_bucket_lifecycle_configuration(GetBucketLifecycleConfigurationInput)
+            -> GetBucketLifecycleConfigurationOutput = NoSuchLifecycleConfiguration;
+        get_bucket_tagging(GetBucketTaggingInput) -> GetBucketTaggingOutput = NoSuchTagSet;
+        get_bucket_website(GetBucketWebsiteInput) -> GetBucketWebsiteOutput = NoSuchWebsiteConfiguration;
+        get_bucket_replication(GetBucketReplicationInput)
+            -> GetBucketReplicationOutput = ReplicationConfigurationNotFoundError;
+        get_object_lock_configuration(GetObjectLockConfigurationInput)
+            -> GetObjectLockConfigurationOutput = ObjectLockConfigurationNotFoundError;
+        get_bucket_encryption(GetBucketEncryptionInput)
+            -> GetBucketEncryptionOutput = ServerSideEncryptionConfigurationNotFoundError;
+    }
+}

@@ -1,0 +1,183 @@
+//! GetObject, HeadObject, and what else tells of one object.
+
+use super::Gateway;
+use super::access::Session;
+use super::body;
+use super::given::{CONTENT_TYPE, Conditions, Reads, etag, key_of, timestamp};
+use super::sums::put_sums;
+use crate::objects::attrs::Attrs;
+use lamassu_vault::Attr;
+use s3s::dto::*;
+use s3s::{S3Request, S3Response, S3Result, s3_error};
+use std::ops::Range as Bytes;
+
+/// What is read of an object.
+struct Piece {
+    range: Bytes<u64>,
+    /// told where it is not all of it
+    content_range: Option<String>,
+    parts: Option<u32>,
+}
+
+impl Piece {
+    fn of(attrs: &Attrs, size: u64, range: Option<&Range>, part: Option<i32>) -> S3Result<Piece> {
+        let (range, parts) = match (range, part) {
+            (Some(_), Some(_)) => return Err(s3_error!(InvalidRequest, "a range and the number of a part at once")),
+            (Some(range), None) => (Some(range.check(size)?), None),
+            (None, Some(number)) => {
+                let number = u32::try_from(number).ok().filter(|number| *number > 0);
+                let number = number.ok_or_else(|| s3_error!(InvalidArgument, "parts have numbers from 1"))?;
+                match (attrs.part(number), number) {
+                    (Some((range, count)), _) => (Some(range), Some(count)),
+                    (None, 1) if attrs.parts.is_empty() => (None, None),
+                    (None, _) => {
+                        let mut error = s3_error!(InvalidRange, "the object has no such part");
+                        error.set_code(s3s::S3ErrorCode::Custom("InvalidPartNumber".into()));
+                        error.set_status_code(http::StatusCode::RANGE_NOT_SATISFIABLE);
+                        return Err(error);
+                    }
+                }
+            }
+            (None, None) => (None, None),
+        };
+        let content_range = range.as_ref().map(|range| match range.end {
+            0 => format!("bytes */{size}"),
+            end => format!("bytes {}-{}/{size}", range.start, end - 1),
+        });
+        Ok(Piece { range: range.unwrap_or(0..size), content_range, parts })
+    }
+}
+
+/// Fields that answers about an object share.
+macro_rules! tell {
+    ($output:expr, $attrs:expr, $attr:expr, $piece:expr, $mode:expr, $asked:expr) => {{
+        let (attrs, asked): (&Attrs, Asked) = ($attrs, $asked);
+        let header = |name: &str| attrs.given.headers.get(name).cloned();
+        $output.accept_ranges = Some("bytes".into());
+        $output.content_length = i64::try_from($piece.range.end - $piece.range.start).ok();
+        $output.content_range = $piece.content_range.clone();
+        $output.parts_count = $piece.parts.and_then(|parts| parts.try_into().ok());
+        $output.e_tag = Some(etag(attrs));
+        $output.last_modified = Some(timestamp($attr.mtime));
+        $output.content_type = Some(asked.content_type.or(header("content-type")).unwrap_or(CONTENT_TYPE.into()));
+        $output.content_encoding = asked.content_encoding.or(header("content-encoding"));
+        $output.content_language = asked.content_language.or(header("content-language"));
+        $output.content_disposition = asked.content_disposition.or(header("content-disposition"));
+        $output.cache_control = asked.cache_control.or(header("cache-control"));
+        let expires = || Timestamp::parse(TimestampFormat::HttpDate, header("expires")?.as_str()).ok();
+        $output.expires = asked.expires.or_else(expires);
+        let metadata = attrs.given.metadata.iter().map(|(name, value)| (name.clone(), value.clone()));
+        $output.metadata = (!attrs.given.metadata.is_empty()).then(|| metadata.collect());
+        let is_asked = $mode.as_ref().is_some_and(|mode: &ChecksumMode| mode.as_str() == ChecksumMode::ENABLED);
+        if is_asked && $piece.content_range.is_none() && !attrs.checksums.is_empty() {
+            put_sums!($output, &attrs.checksums);
+            $output.checksum_type = Some(checksum_type(attrs));
+        }
+    }};
+}
+
+/// Headers that a request asks an answer to have.
+#[derive(Default)]
+struct Asked {
+    content_type: Option<String>,
+    content_encoding: Option<String>,
+    content_language: Option<String>,
+    content_disposition: Option<String>,
+    cache_control: Option<String>,
+    expires: Option<Timestamp>,
+}
+
+macro_rules! asked {
+    ($input:expr) => {
+        Asked {
+            content_type: $input.response_content_type.take(),
+            content_encoding: $input.response_content_encoding.take(),
+            content_language: $input.response_content_language.take(),
+            content_disposition: $input.response_content_disposition.take(),
+            cache_control: $input.response_cache_control.take(),
+            expires: $input.response_expires.take(),
+        }
+    };
+}
+
+/// Of what the checksum of an object is.
+pub(super) fn checksum_type(attrs: &Attrs) -> ChecksumType {
+    ChecksumType::from_static(if attrs.is_composite { ChecksumType::COMPOSITE } else { ChecksumType::FULL_OBJECT })
+}
+
+macro_rules! conditions {
+    ($input:expr) => {
+        Conditions {
+            matches: $input.if_match.take(),
+            none_matches: $input.if_none_match.take(),
+            modified_since: $input.if_modified_since.take(),
+            unmodified_since: $input.if_unmodified_since.take(),
+        }
+    };
+}
+
+impl Gateway {
+    pub(super) async fn get(&self, mut req: S3Request<GetObjectInput>) -> S3Result<S3Response<GetObjectOutput>> {
+        let session = Session::of(&mut req)?;
+        let mut input = req.input;
+        let (key, bucket) = (key_of(&input.key)?, input.bucket.clone());
+        let (open, attrs, attr) = self.blocking(move |objects| objects.open_object(&bucket, &key)).await?;
+        conditions!(input).check(&attrs, attr.mtime, Reads::Object)?;
+        let size = if open.is_some() { attr.size } else { 0 };
+        let piece = Piece::of(&attrs, size, input.range.as_ref(), input.part_number)?;
+        let mut output = GetObjectOutput::default();
+        tell!(output, &attrs, attr, piece, input.checksum_mode, asked!(input));
+        output.tag_count = i32::try_from(attrs.given.tags.len()).ok().filter(|count| *count > 0);
+        output.body = open.map(|open| body::send(session, open, piece.range));
+        Ok(S3Response::new(output))
+    }
+
+    pub(super) async fn head(&self, mut req: S3Request<HeadObjectInput>) -> S3Result<S3Response<HeadObjectOutput>> {
+        let _session = Session::of(&mut req)?;
+        let mut input = req.input;
+        let (key, bucket) = (key_of(&input.key)?, input.bucket.clone());
+        let found = self.blocking(move |objects| objects.find(&bucket, &key)).await?;
+        let attr: Attr = *found.node.attr();
+        conditions!(input).check(&found.attrs, attr.mtime, Reads::Object)?;
+        let size = if found.node.is_dir() { 0 } else { attr.size };
+        let piece = Piece::of(&found.attrs, size, input.range.as_ref(), input.part_number)?;
+        let mut output = HeadObjectOutput::default();
+        tell!(output, &found.attrs, attr, piece, input.checksum_mode, asked!(input));
+        Ok(S3Response::new(output))
+    }
+
+    pub(super) async fn attributes(
+        &self,
+        mut req: S3Request<GetObjectAttributesInput>,
+    ) -> S3Result<S3Response<GetObjectAttributesOutput>> {
+        let _session = Session::of(&mut req)?;
+        let GetObjectAttributesInput { bucket, key, object_attributes, .. } = req.input;
+        let key = key_of(&key)?;
+        let found = self.blocking(move |objects| objects.find(&bucket, &key)).await?;
+        // Some clients send one header with all of them, which the library does not take apart.
+        let wanted = || object_attributes.iter().flat_map(|wanted| wanted.as_str().split(',')).map(str::trim);
+        let wants = |name: &str| wanted().any(|wanted| wanted == name);
+        let (attrs, attr) = (&found.attrs, found.node.attr());
+        let mut output = GetObjectAttributesOutput { last_modified: Some(timestamp(attr.mtime)), ..Default::default() };
+        if wants(ObjectAttributes::ETAG) {
+            output.e_tag = Some(etag(attrs));
+        }
+        if wants(ObjectAttributes::OBJECT_SIZE) {
+            output.object_size = i64::try_from(if found.node.is_dir() { 0 } else { attr.size }).ok();
+        }
+        if wants(ObjectAttributes::STORAGE_CLASS) {
+            output.storage_class = Some(StorageClass::from_static(StorageClass::STANDARD));
+        }
+        if wants(ObjectAttributes::CHECKSUM) && !attrs.checksums.is_empty() {
+            let mut sums = Checksum { checksum_type: Some(checksum_type(attrs)), ..Checksum::default() };
+            put_sums!(sums, &attrs.checksums);
+            output.checksum = Some(sums);
+        }
+        let count: u32 = attrs.parts.iter().map(|parts| parts.count).sum();
+        if wants(ObjectAttributes::OBJECT_PARTS) && count > 0 {
+            let total_parts_count = count.try_into().ok();
+            output.object_parts = Some(GetObjectAttributesParts { total_parts_count, ..Default::default() });
+        }
+        Ok(S3Response::new(output))
+    }
+}

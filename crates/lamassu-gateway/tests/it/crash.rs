@@ -1,0 +1,124 @@
+//! A gateway that is killed: each object is whole or absent, and what was answered is there.
+
+use crate::lab::{Lab, noise, run, until};
+use std::collections::HashMap;
+use std::sync::Mutex;
+
+/// Puts objects over and over until the gateway is gone: which were answered, by key, the last ones' content.
+const PUTS: &str = r#"
+import sys, boto3
+from botocore.client import Config
+import os
+s3 = boto3.client("s3", endpoint_url=os.environ["GATEWAY_URL"], region_name="us-east-1",
+                  config=Config(retries={"max_attempts": 0}, s3={"addressing_style": "path"}))
+who = sys.argv[1]
+for n in range(10000):
+    body = (f"{who}-{n % 4}-{n}|" * 200000)[: 1 + (n * 79999) % 1500000]
+    print("begin", n % 4, n, len(body), flush=True)
+    try:
+        s3.put_object(Bucket="alice-crash", Key=f"d/{who}/{n % 4}", Body=body.encode())
+    except Exception:
+        break
+    print("done", n % 4, n, len(body), flush=True)
+"#;
+
+#[test]
+fn objects_are_whole_or_absent_when_the_gateway_is_killed() {
+    if !crate::boto::is_there() {
+        return;
+    }
+    let mut lab = Lab::new("");
+    run(lab.client("python3").arg("-c").arg(
+        "import boto3, os; boto3.client('s3', endpoint_url=os.environ['GATEWAY_URL']).create_bucket(Bucket='alice-crash')",
+    ));
+    for round in 0..3 {
+        let said = Mutex::new(Vec::new());
+        std::thread::scope(|scope| {
+            for who in ["x", "y"] {
+                let (said, lab, who) = (&said, &lab, format!("{who}{round}"));
+                scope.spawn(move || {
+                    let out = lab.client("python3").args(["-c", PUTS, &who]).output().expect("it runs");
+                    let lines = String::from_utf8_lossy(&out.stdout).into_owned();
+                    said.lock().expect("no panic").push((who, lines));
+                });
+            }
+            // Somewhere in the middle of what is being put.
+            until("something is put", || lab.log().matches("PutObject").count() > 30 * (round + 1));
+            lab.signal("KILL");
+        });
+        lab.stop("KILL");
+        lab.start();
+        for (who, lines) in said.into_inner().expect("no panic") {
+            check(&lab, &who, &lines);
+        }
+    }
+    // Nothing of the gateway's own is left behind.
+    until("what was left is removed", || lab.log().contains("was removed") || !left(&lab));
+    lab.stop("TERM");
+    assert!(!left(&lab));
+    let key = format!("raw:file:{}", lab.path("vault.key").display());
+    run(lab.lamassu().args(["check", "--key", &key]).arg(lab.path("store")));
+}
+
+/// Whether the vault has names of uploads under way; it is not open elsewhere then, or read beside.
+fn left(lab: &Lab) -> bool {
+    let key = format!("raw:file:{}", lab.path("vault.key").display());
+    let listed = run(lab.lamassu().args(["ls", "-R", "--key", &key]).arg(lab.path("store")));
+    listed.contains(".lamassu-put-")
+}
+
+fn check(lab: &Lab, who: &str, lines: &str) {
+    let mut begun: HashMap<&str, Vec<(u64, usize)>> = HashMap::new();
+    let mut done: HashMap<&str, u64> = HashMap::new();
+    for line in lines.lines() {
+        let words: Vec<&str> = line.split(' ').collect();
+        let n = words[2].parse().expect("a number");
+        match words[0] {
+            "begin" => begun.entry(words[1]).or_default().push((n, words[3].parse().expect("a number"))),
+            _ => drop(done.insert(words[1], n)),
+        }
+    }
+    assert!(!done.is_empty(), "{who} has put nothing: {lines}");
+    for (slot, tries) in begun {
+        let file = lab.path("got");
+        let _ = std::fs::remove_file(&file);
+        let code = format!(
+            "import boto3, os, sys\ns3 = boto3.client('s3', endpoint_url=os.environ['GATEWAY_URL'])\n\
+             s3.download_file('alice-crash', 'd/{who}/{slot}', sys.argv[1])"
+        );
+        let got = lab.client("python3").args(["-c", &code]).arg(&file).output().expect("it runs");
+        let Ok(found) = std::fs::read(&file) else {
+            assert!(!done.contains_key(slot), "{who}/{slot} was answered, and is gone: {got:?}");
+            continue;
+        };
+        let of = |n: u64, len: usize| format!("{who}-{slot}-{n}|").into_bytes().into_iter().cycle().take(len).collect();
+        let is_one = tries.iter().filter(|(n, _)| *n >= done.get(slot).copied().unwrap_or(0));
+        let whole = is_one.map(|(n, len)| (*n, of(*n, *len))).find(|(_, body): &(u64, Vec<u8>)| *body == found);
+        assert!(whole.is_some(), "{who}/{slot} has {} bytes of nothing that was put last", found.len());
+    }
+}
+
+#[test]
+fn what_an_upload_has_left_is_removed_and_uploads_go_on() {
+    if !crate::boto::is_there() {
+        return;
+    }
+    let mut lab = Lab::new("");
+    std::fs::write(lab.path("part"), noise(5 << 20)).expect("writes");
+    let begin = "import boto3, os\ns3 = boto3.client('s3', endpoint_url=os.environ['GATEWAY_URL'])\n\
+        s3.create_bucket(Bucket='alice-up')\nkey = {'Bucket': 'alice-up', 'Key': 'deep/dir/big'}\n\
+        up = {**key, 'UploadId': s3.create_multipart_upload(**key)['UploadId']}\n\
+        print(up['UploadId'], s3.upload_part(**up, PartNumber=1, Body=open(os.environ['PART'], 'rb'))['ETag'])";
+    let part = lab.path("part");
+    let said = run(lab.client("python3").env("PART", &part).args(["-c", begin]));
+    lab.stop("KILL");
+    lab.start();
+    let (id, etag) = said.trim().split_once(' ').expect("two words");
+    let end = "import boto3, os, sys\ns3 = boto3.client('s3', endpoint_url=os.environ['GATEWAY_URL'])\n\
+        key = {'Bucket': 'alice-up', 'Key': 'deep/dir/big'}\nup = {**key, 'UploadId': sys.argv[1]}\n\
+        last = s3.upload_part(**up, PartNumber=2, Body=b'end')['ETag']\n\
+        parts = [{'PartNumber': 1, 'ETag': sys.argv[2]}, {'PartNumber': 2, 'ETag': last}]\n\
+        s3.complete_multipart_upload(**up, MultipartUpload={'Parts': parts})\n\
+        assert s3.get_object(**key)['Body'].read() == open(os.environ['PART'], 'rb').read() + b'end'";
+    run(lab.client("python3").env("PART", &part).args(["-c", end, id, etag]));
+}

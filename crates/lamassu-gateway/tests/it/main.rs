@@ -1,0 +1,9 @@
+//! A real gateway over a real vault, asked by real clients.
+
+mod boto;
+mod clients;
+mod crash;
+mod doors;
+mod lab;
+mod mounted;
+mod operation;

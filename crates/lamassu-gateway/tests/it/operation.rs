@@ -1,0 +1,195 @@
+//! What an operator does: configuration, reload, certificates, metrics, logs, the end.
+
+use crate::boto;
+use crate::lab::{Lab, free_port, has, run, text, until};
+use std::fs;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt;
+use std::process::Command;
+
+#[test]
+fn a_configuration_is_checked() {
+    let lab = Lab::without_gateway("");
+    let check = || lab.gateway().arg("--check-config").output().expect("it runs");
+    let out = check();
+    assert!(out.status.success() && text(&out).contains("is good"), "{}", text(&out));
+    for (lines, said) in [
+        ("colour = 1\n", "line 4"),
+        ("tls_certificate = \"/none\"\ntls_key = \"/none\"\n", "/none"),
+        ("credentials = \"/none\"\n", "/none"),
+    ] {
+        lab.configure(lines);
+        let out = check();
+        assert!(out.status.code() == Some(13) && text(&out).contains(said), "{lines}: {}", text(&out));
+    }
+    lab.configure("");
+    let credentials = lab.path("credentials.toml");
+    fs::set_permissions(&credentials, PermissionsExt::from_mode(0o644)).expect("chmod");
+    let out = check();
+    assert!(out.status.code() == Some(13) && text(&out).contains("0600"), "{}", text(&out));
+    assert!(!text(&out).contains("-secret"));
+    // What it prints is good.
+    let print = |args: &[&str]| run(lab.lamassu().args(["gateway", "config"]).args(args));
+    lab.write("gateway.toml", &print(&[]));
+    lab.write("credentials.toml", &print(&["--credentials"]));
+    assert!(check().status.success(), "{}", text(&check()));
+}
+
+#[test]
+fn what_keeps_a_gateway_from_starting_has_its_own_code() {
+    let lab = Lab::without_gateway("buckets = \"/none\"\n");
+    let code = || {
+        let out = lab.gateway().output().expect("it runs");
+        (out.status.code(), text(&out))
+    };
+    let (none, said) = code();
+    assert!(none == Some(3) && said.contains("/none"), "{said}");
+    lab.configure("");
+    fs::copy(lab.path("vault.key"), lab.path("kept")).expect("copies");
+    fs::remove_file(lab.path("vault.key")).expect("removes");
+    run(lab.lamassu().args(["key", "generate"]).arg(lab.path("vault.key")));
+    assert_eq!(code().0, Some(12));
+    fs::copy(lab.path("kept"), lab.path("vault.key")).expect("copies");
+    let taken = std::net::TcpListener::bind(("127.0.0.1", lab.port)).expect("listens");
+    assert_eq!(code().0, Some(14));
+    drop(taken);
+    let lab = lab.started();
+    let out = lab.gateway().output().expect("it runs");
+    assert_eq!(out.status.code(), Some(11), "{}", text(&out));
+}
+
+#[test]
+fn credentials_are_read_again() {
+    if !boto::is_there() {
+        return;
+    }
+    let lab = Lab::new("");
+    lab.python("s3.create_bucket(Bucket='alice-r')");
+    let changed = fs::read_to_string(lab.path("credentials.toml"))
+        .expect("reads")
+        .replace("alice-secret-alice-secret", "another-secret-another");
+    lab.write("credentials.toml", &changed);
+    lab.signal("HUP");
+    until("they are read", || lab.log().contains("were read again"));
+    lab.python(
+        "from botocore.exceptions import ClientError\ntry: s3.list_buckets()\n\
+         except ClientError as error: assert error.response['Error']['Code'] == 'SignatureDoesNotMatch'\n\
+         else: assert False\n\
+         client(aws_access_key_id='ALICE', aws_secret_access_key='another-secret-another').head_bucket(Bucket='alice-r')",
+    );
+    lab.write("credentials.toml", "nonsense");
+    lab.signal("HUP");
+    until("they are refused", || lab.log().contains("stay in force"));
+    lab.python("client(aws_access_key_id='ALICE', aws_secret_access_key='another-secret-another').list_buckets()");
+}
+
+#[test]
+fn metrics_and_logs_tell_what_happens_and_no_secret() {
+    if !boto::is_there() {
+        return;
+    }
+    let metrics = free_port();
+    let mut lab = Lab::new(&format!("metrics = \"127.0.0.1:{metrics}\"\n"));
+    lab.python(
+        "s3.create_bucket(Bucket='alice-l')\n\
+         s3.put_object(Bucket='alice-l', Key='private-name', Body=b'12345', Metadata={'meta': 'private-meta'})\n\
+         s3.get_object(Bucket='alice-l', Key='private-name')['Body'].read()\n\
+         urllib.request.urlopen(s3.generate_presigned_url('get_object', Params={'Bucket': 'alice-l', 'Key': 'private-name'}))",
+    );
+    let get = |path: &str| {
+        let mut stream = TcpStream::connect(("127.0.0.1", metrics)).expect("connects");
+        write!(stream, "GET {path} HTTP/1.1\r\nhost: x\r\n\r\n").expect("writes");
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).expect("reads");
+        answer
+    };
+    assert!(get("/health").contains("200 OK"));
+    until("all are counted", || get("/metrics").contains("requests_total{operation=\"GetObject\",status=\"200\"} 2"));
+    let told = get("/metrics");
+    assert!(told.contains("received_bytes_total 5") && told.contains("# EOF"), "{told}");
+    assert!(!told.contains("private") && !told.contains("alice"), "{told}");
+    let log = lab.log();
+    assert!(
+        log.contains("operation=\"PutObject\" user=\"alice\" tenant=\"alice\" bucket=\"alice-l\" key=\"-\" status=200"),
+        "{log}"
+    );
+    for secret in ["private", "-secret", "Signature", "AWS4-HMAC"] {
+        assert!(!log.contains(secret), "{secret}: {log}");
+    }
+    lab.stop("TERM");
+    lab.configure("log_keys = true\n");
+    lab.start();
+    lab.python("s3.head_object(Bucket='alice-l', Key='private-name')");
+    until("it is logged", || lab.log().contains("key=\"private-name\""));
+}
+
+#[test]
+fn what_goes_on_ends_before_the_gateway() {
+    if !boto::is_there() {
+        return;
+    }
+    let mut lab = Lab::new("");
+    lab.python("s3.create_bucket(Bucket='alice-g')");
+    let path = lab.presigned("PUT", "/alice-g/k");
+    let mut stream = TcpStream::connect(("127.0.0.1", lab.port)).expect("connects");
+    let head = format!("PUT {path} HTTP/1.1\r\nhost: 127.0.0.1:{}\r\ncontent-length: 10\r\n\r\n", lab.port);
+    stream.write_all((head + "first").as_bytes()).expect("writes");
+    // Another request is answered behind it: the first is under way.
+    lab.python("s3.list_buckets()");
+    lab.signal("TERM");
+    until("nobody is let in any more", || TcpStream::connect(("127.0.0.1", lab.port)).is_err());
+    stream.write_all(b"later").expect("writes");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("reads");
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    assert_eq!(lab.ended(), Some(0));
+    lab.start();
+    lab.python("assert s3.get_object(Bucket='alice-g', Key='k')['Body'].read() == b'firstlater'");
+}
+
+#[test]
+fn tls_and_buckets_named_as_hosts() {
+    if !boto::is_there() || !has("openssl") {
+        return;
+    }
+    let lab = Lab::without_gateway("");
+    run(Command::new("openssl").current_dir(lab.dir.path()).args([
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:P-256",
+        "-nodes",
+        "-keyout",
+        "tls.key",
+        "-out",
+        "tls.crt",
+        "-days",
+        "2",
+        "-subj",
+        "/CN=s3.test",
+        "-addext",
+        "subjectAltName=DNS:s3.test,DNS:*.s3.test",
+    ]));
+    fs::set_permissions(lab.path("tls.key"), PermissionsExt::from_mode(0o600)).expect("chmod");
+    let dir = lab.dir.path().display().to_string();
+    lab.configure(&format!(
+        "tls_certificate = \"{dir}/tls.crt\"\ntls_key = \"{dir}/tls.key\"\ndomains = [\"s3.test\"]\n"
+    ));
+    let lab = lab.started();
+    assert!(!lab.ask(b"GET / HTTP/1.1\r\nhost: s3.test\r\n\r\n").contains(" 200 "));
+    let port = lab.port;
+    lab.python(&format!(
+        "import socket\nfind = socket.getaddrinfo\n\
+         socket.getaddrinfo = lambda host, *more, **named: find('127.0.0.1', *more, **named)\n\
+         for style in ['virtual', 'path']:\n    \
+             tls = client('https://s3.test:{port}', style=style, verify='{dir}/tls.crt')\n    \
+             tls.create_bucket(Bucket='alice-' + style)\n    \
+             tls.put_object(Bucket='alice-' + style, Key='a/b', Body=b'x' * 3000000)\n    \
+             assert tls.get_object(Bucket='alice-' + style, Key='a/b')['Body'].read() == b'x' * 3000000\n    \
+             assert [item['Key'] for item in tls.list_objects_v2(Bucket='alice-' + style)['Contents']] == ['a/b']\n\
+         assert len(tls.list_buckets()['Buckets']) == 2"
+    ));
+}
