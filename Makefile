@@ -23,12 +23,13 @@ sysusersdir = $(DESTDIR)$(PREFIX)/lib/sysusers.d
 program = $(or $(CARGO_TARGET_DIR),target)/release/lamassu
 completions = bash-completion/completions/lamassu zsh/site-functions/_lamassu fish/vendor_completions.d/lamassu.fish
 
-install: ## installs the programs, links for mount(8), shell completions, the server's unit (PREFIX=/usr/local DESTDIR=)
+install: ## installs the programs, links for mount(8), shell completions, the units of server and gateway (PREFIX=/usr/local DESTDIR=)
 	@test -x $(program) || { echo "there is no $(program): run make build first" >&2; exit 1; }
 	install -D -m 755 $(program) $(bindir)/lamassu
 	install -D -m 755 $(program)-server $(bindir)/lamassu-server
 	install -d $(unitdir) $(sysusersdir)
 	sed 's|/usr/local/bin/|$(PREFIX)/bin/|' dist/lamassu-server.service > $(unitdir)/lamassu-server.service
+	sed 's|/usr/local/bin/|$(PREFIX)/bin/|' dist/lamassu-gateway@.service > $(unitdir)/lamassu-gateway@.service
 	install -m 644 dist/lamassu-server.sysusers $(sysusersdir)/lamassu-server.conf
 	install -d $(DESTDIR)$(SBINDIR) $(addprefix $(sharedir)/,$(dir $(completions)))
 	ln -sf $(PREFIX)/bin/lamassu $(DESTDIR)$(SBINDIR)/mount.fuse.lamassu
@@ -38,7 +39,7 @@ install: ## installs the programs, links for mount(8), shell completions, the se
 	$(program) completions fish > $(sharedir)/$(word 3,$(completions))
 
 uninstall: ## removes what `make install` installed (same PREFIX and DESTDIR)
-	rm -f $(bindir)/lamassu $(bindir)/lamassu-server $(unitdir)/lamassu-server.service $(sysusersdir)/lamassu-server.conf $(addprefix $(DESTDIR)$(SBINDIR)/,mount.fuse.lamassu mount.lamassu) $(addprefix $(sharedir)/,$(completions))
+	rm -f $(bindir)/lamassu $(bindir)/lamassu-server $(unitdir)/lamassu-server.service $(unitdir)/lamassu-gateway@.service $(sysusersdir)/lamassu-server.conf $(addprefix $(DESTDIR)$(SBINDIR)/,mount.fuse.lamassu mount.lamassu) $(addprefix $(sharedir)/,$(completions))
 
 demo: setup build ## shows on real data that the ciphertext deduplicates (a few minutes)
 	scripts/demo
