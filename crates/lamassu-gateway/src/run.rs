@@ -210,8 +210,7 @@ fn maintain(forest: &Forest, stopping: &AtomicBool) {
 
 fn sweep(objects: &Objects, stopping: &AtomicBool) {
     match objects.sweep(stopping) {
-        Ok(0) => {}
-        Ok(removed) => tracing::info!(removed, "what an earlier end had left of uploads was removed"),
+        Ok(removed) => tracing::info!(removed, "what an earlier end had left of objects is removed"),
         Err(error) => tracing::warn!(%error, "the buckets were not searched for what an earlier end has left"),
     }
 }

@@ -195,15 +195,23 @@ impl Objects {
         }
     }
 
-    /// Removes a bucket in which no object is, and no upload.
+    /// Removes a bucket in which no object is. Uploads under way are aborted, as in S3.
     ///
     /// # Errors
     /// [`ObjectError::BucketNotEmpty`], [`ObjectError::NoBucket`]; those of the vault, also for the root of a dataset,
     /// which is the administrator's to destroy.
     pub fn remove_bucket(&self, name: &str) -> Result<()> {
         let bucket = self.bucket(name)?;
-        if multipart::has_uploads(&bucket)? {
+        let query = list::Query { max: 1, ..list::Query::default() };
+        if !self.list(name, &query)?.items.is_empty() {
             return Err(ObjectError::BucketNotEmpty);
+        }
+        for (id, upload) in self.uploads(name, "")? {
+            match self.abort_upload(name, &Key::parse(&upload.key)?, &id) {
+                // Another request has ended it.
+                Ok(()) | Err(ObjectError::NoUpload) => {}
+                Err(error) => return Err(error),
+            }
         }
         multipart::remove_index(&bucket)?;
         let root = self.root()?;

@@ -71,15 +71,6 @@ pub type Reader<'a> = dyn FnMut(&mut dyn FnMut(&[u8])) -> Result<()> + 'a;
 /// Turns the checksums of the parts, and what reads the object, into the checksum of the object.
 pub type Summed<'a> = dyn FnMut(&[Part], &mut Reader<'_>) -> Result<Option<String>> + 'a;
 
-/// Whether a bucket has uploads under way.
-pub(super) fn has_uploads(bucket: &Node) -> Result<bool> {
-    let mut found = false;
-    if let Some(index) = bucket.child_if_there(OsStr::new(INDEX))? {
-        index.list(&mut |_, _| found = true)?;
-    }
-    Ok(found)
-}
-
 /// Removes the empty index of a bucket.
 pub(super) fn remove_index(bucket: &Node) -> Result<()> {
     super::remove_if_empty(bucket, OsStr::new(INDEX)).map(drop)

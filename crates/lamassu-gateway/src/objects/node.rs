@@ -196,8 +196,18 @@ pub struct Open {
 
 impl Drop for Open {
     fn drop(&mut self) {
+        let (node, handle) = (self.node.clone(), self.handle);
         // What was written was synced before, or is thrown away.
-        let _ = self.node.fs().release(self.handle);
+        beside_async(move || drop(node.fs().release(handle)));
+    }
+}
+
+/// Does what may wait for the store. Clients go away in the middle of their requests, whose values are then dropped by
+/// a thread that must not wait: it leaves this to another one.
+pub(super) fn beside_async(work: impl FnOnce() + Send + 'static) {
+    match tokio::runtime::Handle::try_current() {
+        Ok(runtime) => drop(runtime.spawn_blocking(work)),
+        Err(_) => work(),
     }
 }
 

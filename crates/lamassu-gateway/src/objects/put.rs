@@ -2,7 +2,7 @@
 
 use super::attrs::{Attrs, Version};
 use super::key::{Key, RESERVED};
-use super::node::{Node, Open};
+use super::node::{Node, Open, beside_async};
 use super::{Object, ObjectError, Objects, PIECE, Result, much_metadata, none_there};
 use lamassu_vault::{FileSystem, Kind, Owner, RenameMode, VaultError};
 use std::ffi::{OsStr, OsString};
@@ -60,17 +60,23 @@ pub struct Staged {
 
 impl Drop for Staged {
     fn drop(&mut self) {
-        if !self.is_placed {
-            if let Err(error) = self.dir.unlink(&self.name).or_else(none_there) {
+        let (objects, name) = (self.objects.clone(), std::mem::take(&mut self.name));
+        if self.is_placed {
+            objects.staged.lock().remove(&name);
+            return;
+        }
+        let (dir, place) = (self.dir.clone(), self.place.take());
+        beside_async(move || {
+            if let Err(error) = dir.unlink(&name).or_else(none_there) {
                 tracing::warn!(%error, "what was written of an object could not be removed; the next start does it");
             }
-            if let Some((bucket, key)) = &self.place
-                && let Err(error) = self.objects.prune(bucket, key)
+            if let Some((bucket, key)) = place
+                && let Err(error) = objects.prune(&bucket, &key)
             {
                 tracing::debug!(%error, "directories that may be empty stay");
             }
-        }
-        self.objects.staged.lock().remove(&self.name);
+            objects.staged.lock().remove(&name);
+        });
     }
 }
 

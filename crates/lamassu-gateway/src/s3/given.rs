@@ -56,8 +56,11 @@ pub fn given(headers: &HeaderMap, metadata: Option<&Metadata>, tagging: Option<&
 }
 
 fn without_chunked(value: &str) -> String {
+    if !value.contains(CHUNKED) {
+        return value.into();
+    }
     let kept: Vec<&str> = value.split(',').map(str::trim).filter(|coding| *coding != CHUNKED).collect();
-    kept.join(",")
+    kept.join(", ")
 }
 
 /// Tags as a header has them: `a=1&b=2`.

@@ -103,7 +103,8 @@ impl Gateway {
         let input = req.input;
         let encoding = Encoding::of(input.encoding_type.as_ref());
         let max = listed_max(input.max_keys, "max-keys")?;
-        let (after, is_group) = match (&input.continuation_token, &input.start_after) {
+        let token = input.continuation_token.as_ref().filter(|token| !token.is_empty());
+        let (after, is_group) = match (token, &input.start_after) {
             (Some(token), _) => parse_token(token).map(|(after, is_group)| (Some(after), is_group))?,
             (None, after) => (after.clone().filter(|after| !after.is_empty()), false),
         };
@@ -122,7 +123,7 @@ impl Gateway {
             next_continuation_token: told.next.as_ref().map(token_of),
             common_prefixes: told.groups(),
             contents: Some(told.objects),
-            delimiter: input.delimiter.map(|delimiter| encoding.text(&delimiter)),
+            delimiter: delimiter_of(input.delimiter.as_ref()).map(|delimiter| encoding.text(&delimiter)),
             encoding_type: input.encoding_type,
             start_after: input.start_after.map(|after| encoding.text(&after)),
             ..Default::default()
@@ -155,7 +156,7 @@ impl Gateway {
             next_marker: next_marker.filter(|_| input.delimiter.is_some()),
             common_prefixes: told.groups(),
             contents: Some(told.objects),
-            delimiter: input.delimiter.map(|delimiter| encoding.text(&delimiter)),
+            delimiter: delimiter_of(input.delimiter.as_ref()).map(|delimiter| encoding.text(&delimiter)),
             encoding_type: input.encoding_type,
             ..Default::default()
         }))
@@ -198,7 +199,7 @@ impl Gateway {
             next_version_id_marker: told.next.as_ref().map(|_| NULL_VERSION.into()),
             common_prefixes: told.groups(),
             versions: Some(std::mem::take(&mut told.objects).into_iter().map(version).collect()),
-            delimiter: input.delimiter.map(|delimiter| encoding.text(&delimiter)),
+            delimiter: delimiter_of(input.delimiter.as_ref()).map(|delimiter| encoding.text(&delimiter)),
             encoding_type: input.encoding_type,
             ..Default::default()
         }))

@@ -225,7 +225,6 @@ def multipart():
     uploads = s3.list_multipart_uploads(Bucket="alice-m")["Uploads"]
     assert [(u["Key"], u["UploadId"]) for u in uploads] == [("dir/big", upload)]
     assert "Contents" not in s3.list_objects_v2(Bucket="alice-m")
-    fails("BucketNotEmpty", s3.delete_bucket, Bucket="alice-m")
     parts = [{"PartNumber": n, "ETag": tags[n]} for n in (1, 2, 3)]
     complete = lambda parts, **more: s3.complete_multipart_upload(**up, MultipartUpload={"Parts": parts}, **more)
     fails("InvalidPartOrder", complete, parts[::-1])
@@ -261,6 +260,13 @@ def multipart():
     last = s3.upload_part(**up, PartNumber=2, Body=b"tail")["ETag"]
     s3.complete_multipart_upload(**up, MultipartUpload={"Parts": [{"PartNumber": 1, "ETag": tag}, {"PartNumber": 2, "ETag": last}]})
     assert s3.get_object(Bucket="alice-m", Key="made")["Body"].read() == big[4096:part + 4096] + b"tail"
+    # Objects hold a bucket, uploads do not.
+    s3.create_multipart_upload(Bucket="alice-m", Key="dir/never/done")
+    fails("BucketNotEmpty", s3.delete_bucket, Bucket="alice-m")
+    for name in ["made", "dir/big"]:
+        s3.delete_object(Bucket="alice-m", Key=name)
+    s3.delete_bucket(Bucket="alice-m")
+    fails(404, s3.head_bucket, Bucket="alice-m")
 
 
 def copies():

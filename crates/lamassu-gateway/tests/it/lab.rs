@@ -104,7 +104,7 @@ impl Lab {
         run(lab.lamassu().args(["key", "generate"]).arg(&key));
         let source = format!("raw:file:{}", key.display());
         let store = lab.dir.path().join("store");
-        run(lab.lamassu().args(["init", "--anchor", "none", "--key", &source]).arg(&store));
+        run(lab.lamassu().args(["init", "--key", &source]).arg(&store));
         lab.configure(lines);
         lab.write("credentials.toml", CREDENTIALS);
         lab

@@ -60,6 +60,28 @@ fn what_keeps_a_gateway_from_starting_has_its_own_code() {
 }
 
 #[test]
+fn a_read_only_gateway_changes_nothing() {
+    if !boto::is_there() {
+        return;
+    }
+    let mut lab = Lab::new("");
+    lab.python("s3.create_bucket(Bucket='alice-o')\ns3.put_object(Bucket='alice-o', Key='k', Body=b'kept')");
+    lab.stop("TERM");
+    lab.configure("read_only = true\n");
+    lab.start();
+    lab.python(
+        "from botocore.exceptions import ClientError\nkey = {'Bucket': 'alice-o', 'Key': 'k'}\n\
+         for call in [lambda: s3.put_object(**key, Body=b''), lambda: s3.delete_object(**key),\n             \
+                      lambda: s3.create_multipart_upload(**key), lambda: s3.create_bucket(Bucket='alice-p'),\n             \
+                      lambda: s3.put_object_tagging(**key, Tagging={'TagSet': []})]:\n    \
+             try: call()\n    \
+             except ClientError as error: assert error.response['Error']['Code'] == 'AccessDenied', error\n    \
+             else: assert False\n\
+         assert s3.get_object(**key)['Body'].read() == b'kept'",
+    );
+}
+
+#[test]
 fn credentials_are_read_again() {
     if !boto::is_there() {
         return;
