@@ -66,6 +66,11 @@ impl Entry {
         self.0.fields.lock().received += bytes as u64;
     }
 
+    /// Whether anything of a body came.
+    pub fn has_received(&self) -> bool {
+        self.0.fields.lock().received > 0
+    }
+
     /// So many bytes went.
     pub fn sent(&self, bytes: usize) {
         self.0.fields.lock().sent += bytes as u64;

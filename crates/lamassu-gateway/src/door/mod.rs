@@ -138,6 +138,7 @@ impl Door {
         let id = format!("{:08X}{number:08X}", self.start);
         let entry = Entry::new(id, address, request.method().clone(), self.with_keys, self.metrics.clone());
         let (mut parts, body) = request.into_parts();
+        let asks = parts.headers.contains_key(http::header::EXPECT);
         let answered: Result<_, s3s::StdError> = match guard::check(&parts, self.object_max) {
             Ok(()) if guard::has_no_region(&parts) => Ok(self.tell_region()),
             Ok(()) => {
@@ -159,6 +160,11 @@ impl Door {
         entry.is_answered(response.status());
         let headers = response.headers_mut();
         headers.extend(HeaderValue::try_from(entry.id()).ok().map(|id| (REQUEST_ID, id)));
+        if asks && !entry.has_received() {
+            // It waits for "100 Continue", and has this answer in its place. Botocore then takes the status of this one
+            // for that of the next one on the connection.
+            headers.insert(http::header::CONNECTION, HeaderValue::from_static("close"));
+        }
         headers.insert(http::header::SERVER, HeaderValue::from_static("Lamassu"));
         response.map(|body| Outgoing::new(body, entry))
     }

@@ -52,6 +52,26 @@ fn who_says_nothing_is_not_waited_for() {
 }
 
 #[test]
+fn who_asks_first_and_is_answered_at_once_comes_back_by_another_connection() {
+    if !boto::is_there() {
+        return;
+    }
+    let lab = Lab::new("");
+    lab.python("s3.create_bucket(Bucket='alice-ask')");
+    let path = lab.presigned("PUT", "/alice-ask/empty");
+    let ask = |path: &str, length: u32| {
+        let head = format!("PUT {path} HTTP/1.1\r\nhost: 127.0.0.1:{}\r\nexpect: 100-continue\r\n", lab.port);
+        let mut stream = connect(&lab);
+        stream.write_all(format!("{head}content-length: {length}\r\n\r\n").as_bytes()).expect("writes");
+        rest(stream).to_ascii_lowercase()
+    };
+    let answer = ask(&path, 0);
+    assert!(answer.starts_with("http/1.1 200") && answer.contains("connection: close"), "{answer}");
+    let answer = ask("/alice-ask/unsigned", 10);
+    assert!(answer.starts_with("http/1.1 403") && answer.contains("connection: close"), "{answer}");
+}
+
+#[test]
 fn what_is_too_large_is_refused() {
     let lab = Lab::new("object_gib_max = 1\n");
     let large = format!("GET / HTTP/1.1\r\nhost: x\r\nx-large: {}\r\n\r\n", "y".repeat(200_000));
