@@ -219,7 +219,11 @@ impl Objects {
         sum: &mut Summed<'_>,
     ) -> Result<(Attrs, Attr)> {
         let at = self.bucket(bucket)?;
-        let (upload, dir) = self.upload(&at, key, id)?;
+        let (upload, dir) = match self.upload(&at, key, id) {
+            // The answer to an earlier request may have been lost.
+            Err(ObjectError::NoUpload) => return self.completed_before(bucket, key, completed),
+            found => found?,
+        };
         let parts = Self::chosen(&dir, &upload, completed)?;
         let mut attrs = Attrs { given: upload.given.clone(), ..Attrs::default() };
         let staged = self.stage(bucket, key, owner)?;
@@ -242,6 +246,20 @@ impl Objects {
             tracing::warn!(%error, "an upload that is complete could not be removed; it can be aborted");
         }
         Ok((attrs, attr))
+    }
+
+    /// The object, if it was made of these parts.
+    fn completed_before(&self, bucket: &str, key: &Key, completed: &[Completed]) -> Result<(Attrs, Attr)> {
+        let mut hash = Md5::new();
+        for part in completed {
+            hash.update(&HEXLOWER.decode(part.etag.as_bytes()).map_err(|_| ObjectError::NoUpload)?);
+        }
+        let etag = format!("{}-{}", HEXLOWER.encode(hash.finalize().as_ref()), completed.len());
+        let found = self.find(bucket, key).map_err(|_| ObjectError::NoUpload)?;
+        match found.attrs.etag == etag && !found.attrs.parts.is_empty() {
+            true => Ok((found.attrs, *found.node.attr())),
+            false => Err(ObjectError::NoUpload),
+        }
     }
 
     fn chosen(dir: &Node, upload: &Upload, completed: &[Completed]) -> Result<Vec<Part>> {

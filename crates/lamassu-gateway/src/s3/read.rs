@@ -143,7 +143,13 @@ impl Gateway {
         let piece = Piece::of(&found.attrs, size, input.range.as_ref(), input.part_number)?;
         let mut output = HeadObjectOutput::default();
         tell!(output, &found.attrs, attr, piece, input.checksum_mode, asked!(input));
-        Ok(S3Response::new(output))
+        let mut response = S3Response::new(output);
+        let count = found.attrs.given.tags.len();
+        if count > 0 {
+            // The library's output has no field for it.
+            response.headers.insert("x-amz-tagging-count", count.into());
+        }
+        Ok(response)
     }
 
     pub(super) async fn attributes(

@@ -158,14 +158,19 @@ impl Gateway {
         let said = sums::said(&headers)?;
         let (bucket, id, size) = (input.bucket.clone(), input.upload_id, input.mpu_object_size);
         let completed = move |objects: &Arc<Objects>| {
-            let upload = objects.find_upload(&bucket, &key, &id)?;
-            let parts = parts.into_iter().map(|part| completed_part(part, upload.algorithm.as_deref()));
+            let upload = match objects.find_upload(&bucket, &key, &id) {
+                Err(ObjectError::NoUpload) => None,
+                found => Some(found?),
+            };
+            let parts = parts
+                .into_iter()
+                .map(|part| completed_part(part, upload.as_ref().and_then(|upload| upload.algorithm.as_deref())));
             let parts = parts.collect::<S3Result<Vec<_>>>()?;
             let mut failed = None;
             let place = (bucket.as_str(), &key, id.as_str());
             let done = objects.complete_upload(place, &parts, owner, &guard, &mut |parts, read| {
-                let sum =
-                    sum_of(&upload, parts, read).and_then(|sum| Ok((check(&upload, &said, sum.as_deref())?, sum)));
+                let Some(upload) = &upload else { return Err(ObjectError::NoUpload) };
+                let sum = sum_of(upload, parts, read).and_then(|sum| Ok((check(upload, &said, sum.as_deref())?, sum)));
                 let bytes: u64 = parts.iter().map(|part| part.attr.size).sum();
                 let is_size = size.is_none_or(|size| u64::try_from(size) == Ok(bytes));
                 let sized =

@@ -255,6 +255,9 @@ fn delete_one(objects: &Arc<crate::objects::Objects>, bucket: &str, object: &Obj
     if object.version_id.as_ref().is_some_and(|version| version != NULL_VERSION) {
         return Err(s3_error!(NoSuchVersion, "objects have no versions here but \"null\""));
     }
+    if object.size.is_some() || object.last_modified_time.is_some() {
+        return Err(s3_error!(NotImplemented, "of the conditions of a deletion If-Match alone"));
+    }
     let guard = guard(object.e_tag.clone().map(ETagCondition::ETag), None)?;
     Ok(objects.remove(bucket, &key_of(&object.key)?, &guard)?)
 }

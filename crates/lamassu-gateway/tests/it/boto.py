@@ -71,6 +71,7 @@ def objects():
     assert (head["CacheControl"], head["ContentDisposition"], head["ContentLanguage"]) == ("no-cache", "inline", "de")
     got = s3.get_object(Bucket="alice-1", Key="m", ResponseContentType="image/png")
     assert got["ContentType"] == "image/png" and got["TagCount"] == 2
+    assert head["ResponseMetadata"]["HTTPHeaders"]["x-amz-tagging-count"] == "2"
     tags = lambda: {tag["Key"]: tag["Value"] for tag in s3.get_object_tagging(Bucket="alice-1", Key="m")["TagSet"]}
     assert tags() == {"a": "1", "b": "2"}
     s3.put_object_tagging(Bucket="alice-1", Key="m", Tagging={"TagSet": [{"Key": "c", "Value": "3"}]})
@@ -240,7 +241,9 @@ def multipart():
     got = s3.get_object(**key, PartNumber=3)
     assert got["Body"].read() == cut(3) and got["PartsCount"] == 3
     fails(416, s3.get_object, **key, PartNumber=4)
-    fails("NoSuchUpload", complete, parts)
+    # Once more, as by a client that has lost the answer.
+    assert complete(parts)["ETag"] == done["ETag"]
+    fails("NoSuchUpload", complete, parts[:2])
     fails("NoSuchUpload", s3.upload_part, **up, PartNumber=1, Body=b"")
     # Aborted: nothing is left.
     upload = s3.create_multipart_upload(Bucket="alice-m", Key="gone/x")["UploadId"]
