@@ -1,53 +1,113 @@
 //! What a request must look like before the protocol sees it: what of S3 is not spoken here is refused at once, and
 //! what a signature does not cover does not count.
+//!
+//! What is decided here is decided by what [`s3s`] reads: names and values of the query are decoded as it decodes them,
+//! and what could be read in two ways (a name that is encoded without need, a value that is no ASCII, a parameter or a
+//! header twice, two signatures) is refused. Nothing passes without one signature of version 4.
 
 use http::request::Parts;
-use http::{HeaderMap, Method, StatusCode, header};
+use http::{HeaderMap, HeaderName, Method, StatusCode, header};
+use percent_encoding::percent_decode_str;
 use s3s::{S3Error, S3Result, s3_error};
 
 /// Longest time that a presigned address is good, as in S3.
 const PRESIGNED_SECONDS_MAX: u64 = 7 * 24 * 3600;
+/// Headers of which there is one, in ASCII.
+const PLAIN: [HeaderName; 4] = [header::AUTHORIZATION, header::CONTENT_TYPE, header::CONTENT_LENGTH, header::HOST];
+/// The same.
+const PLAIN_AMZ: [&str; 5] =
+    ["x-amz-content-sha256", "x-amz-date", "x-amz-copy-source", "x-amz-decoded-content-length", "x-amz-security-token"];
 
 /// Refuses it.
 ///
 /// # Errors
 /// What its client is told.
 pub fn check(parts: &Parts, object_max: u64) -> S3Result<()> {
-    let query = parts.uri.query().unwrap_or_default();
-    let text = |name: &str| parts.headers.get(name).and_then(|value| value.to_str().ok());
-    let authorization = text("authorization");
-    let is_old = authorization.is_some_and(|value| value.starts_with("AWS "))
-        || parameter(query, "Signature").is_some()
-        || parameter(query, "AWSAccessKeyId").is_some();
-    if is_old {
-        return Err(s3_error!(InvalidRequest, "signatures of version 2 are not taken; sign by version 4"));
-    }
-    let is_form = text("content-type").is_some_and(|kind| kind.to_ascii_lowercase().starts_with("multipart/form-data"));
-    if parts.method == Method::POST && is_form {
-        return Err(s3_error!(NotImplemented, "uploads by HTML forms: use a presigned address"));
-    }
-    for name in ["authorization", "x-amz-content-sha256", "x-amz-date", "x-amz-copy-source", "content-length", "host"] {
-        if parts.headers.get_all(name).iter().count() > 1 {
+    for name in PLAIN.iter().map(HeaderName::as_str).chain(PLAIN_AMZ) {
+        let mut values = parts.headers.get_all(name).iter();
+        if values.next().is_some_and(|value| value.to_str().is_err()) {
+            return Err(s3_error!(InvalidRequest, "the header {name} is not plain ASCII"));
+        }
+        if values.next().is_some() {
             return Err(s3_error!(InvalidRequest, "the header {name} is there twice"));
         }
     }
-    if let Some(expires) = parameter(query, "X-Amz-Expires")
-        && !expires.parse::<u64>().is_ok_and(|seconds| seconds <= PRESIGNED_SECONDS_MAX)
-    {
-        return Err(s3_error!(InvalidRequest, "a presigned address is good for 7 days at most"));
+    let query = Query::of(parts.uri.query().unwrap_or_default())?;
+    let text = |name: &str| parts.headers.get(name).and_then(|value| value.to_str().ok());
+    let authorization = text("authorization");
+    let is_old = authorization.is_some_and(|value| value.starts_with("AWS "))
+        || query.has("Signature")
+        || query.has("AWSAccessKeyId");
+    if is_old {
+        return Err(s3_error!(InvalidRequest, "signatures of version 2 are not taken; sign by version 4"));
     }
-    let signed = match (authorization, parameter(query, "X-Amz-SignedHeaders")) {
-        (Some(value), _) => {
+    let is_form = text("content-type").is_some_and(|kind| kind.to_ascii_lowercase().starts_with("multipart/"));
+    if parts.method == Method::POST && is_form {
+        return Err(s3_error!(NotImplemented, "uploads by HTML forms: use a presigned address"));
+    }
+    let signed = match (authorization, query.is_presigned()) {
+        (Some(_), true) => return Err(s3_error!(InvalidRequest, "a request has one signature")),
+        (Some(value), false) => {
             if text("x-amz-content-sha256").is_none() {
                 return Err(s3_error!(InvalidRequest, "the header x-amz-content-sha256 is missing"));
             }
-            value.split([',', ' ']).find_map(|part| part.strip_prefix("SignedHeaders=")).map(String::from)
+            value.split([',', ' ']).find_map(|part| part.strip_prefix("SignedHeaders="))
         }
-        (None, Some(signed)) => Some(signed.replace("%3B", ";").replace("%3b", ";")),
-        (None, None) => return Ok(()),
+        (None, true) => {
+            let seconds = query.get("X-Amz-Expires").and_then(|seconds| seconds.parse::<u64>().ok());
+            if seconds.is_none_or(|seconds| seconds > PRESIGNED_SECONDS_MAX) {
+                return Err(s3_error!(InvalidRequest, "a presigned address is good for 7 days at most"));
+            }
+            query.get("X-Amz-SignedHeaders")
+        }
+        (None, false) => return Err(forbidden("the request is not signed".into())),
     };
-    check_signed(&parts.headers, &signed.unwrap_or_default())?;
+    check_signed(&parts.headers, signed.unwrap_or_default())?;
     check_length(&parts.headers, object_max)
+}
+
+/// The parameters of an address, decoded.
+struct Query(Vec<(String, String)>);
+
+impl Query {
+    /// Refuses what another reader could take for something else.
+    fn of(query: &str) -> S3Result<Query> {
+        let garbled = || s3_error!(InvalidURI, "the query is not UTF-8, percent-encoded");
+        let decoded = |text: &str| {
+            let text = text.replace('+', " ");
+            percent_decode_str(&text).decode_utf8().map(|text| text.into_owned()).map_err(|_| garbled())
+        };
+        let mut all: Vec<(String, String)> = Vec::new();
+        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+            let (raw, value) = pair.split_once('=').unwrap_or((pair, ""));
+            let name = decoded(raw)?;
+            if is_of_signature(&name) && (raw != name || all.iter().any(|(other, _)| *other == name)) {
+                return Err(s3_error!(InvalidRequest, "the parameter {name} is encoded, or is there twice"));
+            }
+            all.push((name, decoded(value)?));
+        }
+        Ok(Query(all))
+    }
+
+    fn get(&self, name: &str) -> Option<&str> {
+        self.0.iter().find(|(other, _)| other == name).map(|(_, value)| &**value)
+    }
+
+    fn has(&self, name: &str) -> bool {
+        self.0.iter().any(|(other, _)| other.eq_ignore_ascii_case(name))
+    }
+
+    /// Whether a part of a signature of version 4 is there.
+    fn is_presigned(&self) -> bool {
+        ["X-Amz-Algorithm", "X-Amz-Credential", "X-Amz-Signature", "X-Amz-SignedHeaders"]
+            .iter()
+            .any(|name| self.has(name))
+    }
+}
+
+fn is_of_signature(name: &str) -> bool {
+    let name = name.to_ascii_lowercase();
+    name.starts_with("x-amz-") || name == "signature" || name == "awsaccesskeyid"
 }
 
 /// Whether a request is signed for a region that none can be: a client that was told none may say `US`. It is told the
@@ -64,6 +124,10 @@ pub fn has_no_region(parts: &Parts) -> bool {
 /// none.
 fn check_signed(headers: &HeaderMap, signed: &str) -> S3Result<()> {
     let is_signed = |name: &str| signed.split(';').any(|signed| signed == name);
+    // One that is not there could be added.
+    if let Some(name) = signed.split(';').find(|name| !headers.contains_key(*name)) {
+        return Err(s3_error!(InvalidRequest, "the header {name:?} is signed, and not there"));
+    }
     let unsigned = headers.keys().map(|name| name.as_str()).find(|name| name.starts_with("x-amz-") && !is_signed(name));
     match unsigned {
         Some(name) => Err(forbidden(format!("the header {name} is not signed"))),
@@ -96,10 +160,6 @@ fn check_length(headers: &HeaderMap, object_max: u64) -> S3Result<()> {
 
 fn too_large() -> S3Error {
     s3_error!(EntityTooLarge, "larger than this gateway takes in one request: upload it in parts")
-}
-
-fn parameter<'a>(query: &'a str, name: &str) -> Option<&'a str> {
-    query.split('&').filter_map(|pair| pair.split_once('=')).find(|(key, _)| *key == name).map(|(_, value)| value)
 }
 
 #[cfg(test)]
@@ -149,5 +209,35 @@ mod tests {
         assert!(checked(&presigned(604_800), &[]).is_ok());
         assert!(checked(&presigned(604_801), &[]).is_err());
         assert!(checked(&presigned(60), &[("x-amz-acl", "private")]).is_err());
+    }
+
+    #[test]
+    fn what_can_be_read_in_two_ways_is_refused() {
+        let presigned = "/b/k?X-Amz-Expires=60&X-Amz-SignedHeaders=host&X-Amz-Signature=0&X-Amz-Algorithm=A";
+        assert!(checked(presigned, &[]).is_ok());
+        for (from, to) in [
+            ("SignedHeaders", "Signed%48eaders"),
+            ("X-Amz-Expires", "X-Amz-%45xpires"),
+            ("X-Amz-Signature", "%58-Amz-Signature"),
+            ("Headers=host", "Headers=host&X-Amz-SignedHeaders=host;x-amz-acl"),
+            ("Expires=60", "Expires=60&x-amz-expires=9999999"),
+            ("Headers=host", "Headers=host;content-md5"),
+            ("Expires=60", "Expires=%FF"),
+        ] {
+            assert!(checked(&presigned.replace(from, to), &[]).is_err() || to.contains("x-amz-expires"), "{to}");
+        }
+        for query in ["AWSAccessKey%49d=A&Signatur%65=x", "awsaccesskeyid=A&signature=x", "a=%ff"] {
+            assert!(checked(&format!("/b/k?{query}"), &[]).is_err(), "{query}");
+        }
+        // Two signatures, none, and one with what is no ASCII.
+        let good = [("authorization", SIGNED), ("x-amz-content-sha256", "x"), ("x-amz-date", "d")];
+        assert!(checked(presigned, &good).is_err());
+        assert!(checked("/b/k", &[]).is_err());
+        let strange = SIGNED.replace("x-amz-date,", "x-amz-date;\u{e9},");
+        assert!(checked("/b/k", &[("authorization", &strange), good[1], good[2]]).is_err());
+        let absent = SIGNED.replace("x-amz-date,", "x-amz-date;x-amz-acl,");
+        assert!(checked("/b/k", &[("authorization", &absent), good[1], good[2]]).is_err());
+        let form = ("content-type", "multipart/form-data; boundary=x; a=\"\u{e9}\"");
+        assert!(checked("/b/k", &[good[0], good[1], good[2], form]).is_err());
     }
 }

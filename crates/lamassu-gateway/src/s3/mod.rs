@@ -48,6 +48,8 @@ pub fn service(config: &Config, objects: Arc<Objects>, current: Current) -> S3Se
     }
     let mut limits = S3Config::default();
     limits.xml_max_body_size = DOCUMENT_MAX;
+    // Forms are refused before (`door/guard.rs`).
+    limits.post_object_max_file_size = 0;
     builder.set_config(Arc::new(StaticConfigProvider::new(Arc::new(limits))));
     builder.build()
 }
