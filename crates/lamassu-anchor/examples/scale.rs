@@ -3,7 +3,7 @@
 //!     cargo run --release -p lamassu-anchor --example scale -- 1000000
 
 use lamassu_anchor::row::{Content, FileRow, Sealed};
-use lamassu_anchor::table::DiskTable;
+use lamassu_anchor::table::{DiskTable, Table};
 use lamassu_anchor::{Anchor, Digest, EntryPlace, ObjectId, Row, Token, TokenKey, VaultRow};
 use lamassu_crypto::wrap::sha256;
 use std::sync::Arc;

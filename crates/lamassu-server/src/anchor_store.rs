@@ -203,7 +203,7 @@ impl NewAnchor for NewFile {
     }
 }
 
-fn sync(dir: &Path) -> Result<()> {
+pub(crate) fn sync(dir: &Path) -> Result<()> {
     fs::File::open(dir).and_then(|dir| dir.sync_all()).map_err(ServerError::file("sync", dir))
 }
 

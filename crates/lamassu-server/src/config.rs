@@ -65,7 +65,7 @@ pub const COMMENTED: &str = r#"# Configuration of lamassu-server. A line that is
 # directory can go on where one has ended: `lamassu-server to-etcd DIR` moves them (docs/server.md).
 #[etcd]
 #endpoints = ["https://etcd1.example:2379", "https://etcd2.example:2379", "https://etcd3.example:2379"]
-#prefix = "lamassu/"
+#prefix = "lamassu"
 # Another server may lead when this one has been silent for so long; 2 to 60 s.
 #leader_seconds = 5
 # Files, by their paths from this directory: authorities of the members (without, the system's), and the certificate by
@@ -250,7 +250,7 @@ mod tests {
             let shown: String =
                 etcd.lines().filter(|line| !line.starts_with("# ")).map(|line| format!("{}\n", &line[1..])).collect();
             let shown: EtcdConfig = toml::from_str(&shown).expect("parses");
-            assert!(shown.check().is_ok() && (&*shown.prefix, shown.leader_seconds) == ("lamassu/", 5));
+            assert!(shown.check().is_ok() && (&*shown.prefix, shown.leader_seconds) == ("lamassu", 5));
         }
         let _ = etcd;
         let all: String = plain
@@ -296,7 +296,7 @@ mod tests {
             #[cfg(feature = "etcd")]
             ("[etcd]\nendpoints = [\"https://e:1\"]\nuser = \"secret\"", "go together"),
             #[cfg(feature = "etcd")]
-            ("[etcd]\nendpoints = [\"https://e:1\"]\nprefix = \"\"", "slash"),
+            ("[etcd]\nendpoints = [\"https://e:1\"]\nprefix = \"a/b\"", "letters"),
             #[cfg(feature = "etcd")]
             ("[etcd]\nendpoints = [\"https://e:1\"]\nleader_seconds = 1", "2 to 60"),
         ] {

@@ -101,7 +101,7 @@ mod moved {
     use super::*;
     use crate::ServerError;
     use crate::etcd::Cluster;
-    use crate::etcd::anchors::EtcdAnchors;
+    use crate::etcd::anchors::{self, EtcdAnchors};
     use crate::etcd::config::EtcdConfig;
     use crate::state;
     use crate::{anchor_store, config, run};
@@ -114,6 +114,8 @@ mod moved {
     const AT_ONCE: usize = 5000;
     /// How the files end whose content is in etcd.
     const MOVED: &str = "moved";
+    /// What a move that is under way is noted in.
+    const MOVE: &str = "to-etcd";
 
     /// That no other process uses this directory, while the file is open.
     fn lock(dir: &Path) -> Result<fs::File> {
@@ -222,12 +224,22 @@ mod moved {
         })?;
         let _lock = lock(dir)?;
         let state = State::open(dir)?;
+        let number = move_number(dir)?;
         let authority = HEXLOWER.encode(&Authority::read(dir)?.digest());
         let cluster = Cluster::connect(dir, etcd)?;
         let lead = lead_now(&cluster, &config.reached_at(), etcd.leader_seconds)?;
         // Looked up as the leader: nobody else puts one meanwhile.
         if cluster.has_state()? {
-            return Err(ServerError::FullEtcd { name: etcd.name() });
+            // Cut off behind its last transaction.
+            let is_own = cluster.was_moved_by(&number)?;
+            drop(state);
+            return match is_own {
+                true => {
+                    let anchors = Files::to_look_at(dir).all()?.len();
+                    put_files_away(dir, &lead).map(|()| Moved { anchors })
+                }
+                false => Err(ServerError::FullEtcd { name: etcd.name() }),
+            };
         }
         let (files, anchors) = (Files::to_look_at(dir), EtcdAnchors::open_empty(&cluster)?);
         let mut moved = Moved { anchors: 0 };
@@ -244,15 +256,34 @@ mod moved {
         }
         cluster.put_state(&state)?;
         drop(state);
-        cluster.put_authority(&authority)?;
-        for name in [state::FILE, anchor_store::DIR] {
+        cluster.put_authority(&authority, &number)?;
+        put_files_away(dir, &lead).map(|()| moved)
+    }
+
+    /// The number of the move of a directory, which is noted there until it is done.
+    fn move_number(dir: &Path) -> Result<String> {
+        let path = dir.join(MOVE);
+        if let Ok(number) = fs::read_to_string(&path) {
+            return Ok(number);
+        }
+        let number = anchors::fresh_number()?;
+        crate::authority::write_new(&path, number.as_bytes())?;
+        anchor_store::sync(dir)?;
+        Ok(number)
+    }
+
+    /// The files whose content is in etcd get other names, the state last: with it in its place the move is not done.
+    fn put_files_away(dir: &Path, lead: &Lead) -> Result<()> {
+        for name in [anchor_store::DIR, state::FILE] {
             let (from, to) = (dir.join(name), dir.join(format!("{name}.{MOVED}")));
             match fs::rename(&from, &to) {
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
                 done => done.map_err(ServerError::file("rename", &from))?,
             }
+            anchor_store::sync(dir)?;
         }
+        let _ = fs::remove_file(dir.join(MOVE));
         lead.give_up();
-        Ok(moved)
+        Ok(())
     }
 }

@@ -60,6 +60,16 @@ impl EtcdAnchors {
     }
 }
 
+/// A number that nothing has.
+///
+/// # Errors
+/// [`ServerError::NoRandom`].
+pub fn fresh_number() -> Result<String> {
+    let mut number = [0; 16];
+    ring::rand::SystemRandom::new().fill(&mut number).map_err(|_| ServerError::NoRandom)?;
+    Ok(HEXLOWER.encode(&number))
+}
+
 fn remove(cluster: &Cluster, generation: &str) -> Result<()> {
     cluster.transact(LIST, &[Op::DeleteAll(cluster.key(&format!("{ROWS}{generation}/")))])?;
     cluster.transact(LIST, &[Op::DeleteAll(cluster.journal(generation))])?;
@@ -94,10 +104,7 @@ impl AnchorStore for EtcdAnchors {
     }
 
     fn begin(&self, id: &[u8; 16]) -> std::result::Result<Box<dyn NewAnchor>, AnchorError> {
-        let mut number = [0; 16];
-        let random = ring::rand::SystemRandom::new().fill(&mut number);
-        random.map_err(|_| in_anchor("make", ServerError::NoRandom))?;
-        let generation = HEXLOWER.encode(&number);
+        let generation = fresh_number().map_err(|error| in_anchor("make", error))?;
         let is_new = Op::Put(self.0.key(&format!("{NEW}{generation}")), Vec::new());
         self.0.transact(LIST, &[is_new]).map_err(|error| in_anchor("make", error))?;
         let table = Arc::new(EtcdTable::of(&self.0, generation.clone(), true));

@@ -14,7 +14,7 @@ use zeroize::Zeroizing;
 pub struct EtcdConfig {
     /// the members, as URLs
     pub endpoints: Vec<String>,
-    /// what all keys of this server begin with
+    /// what all keys of this server begin with, before a slash: one word, so that no server's keys lie below another's
     #[serde(default = "default_prefix")]
     pub prefix: String,
     /// how long a leader that is silent leads yet, s
@@ -31,7 +31,7 @@ pub struct EtcdConfig {
 }
 
 fn default_prefix() -> String {
-    "lamassu/".into()
+    "lamassu".into()
 }
 
 fn default_seconds() -> u64 {
@@ -72,8 +72,9 @@ impl EtcdConfig {
         if self.user.is_some() != self.password_file.is_some() {
             return Err("user and password_file go together".into());
         }
-        if self.prefix.is_empty() || !self.prefix.ends_with('/') {
-            return Err("prefix must end with a slash".into());
+        let is_good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
+        if self.prefix.is_empty() || self.prefix.len() > 63 || !self.prefix.chars().all(is_good) {
+            return Err("prefix must be 1 to 63 letters, digits, dots, hyphens and underscores".into());
         }
         if !(2..=60).contains(&self.leader_seconds) {
             return Err(format!("leader_seconds must be 2 to 60, not {}", self.leader_seconds));

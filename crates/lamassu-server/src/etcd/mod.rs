@@ -4,10 +4,11 @@
 //! serves; the others stand by. What the leader knows beyond etcd is what a server knows beyond its disk, so that a
 //! replica that takes over is a server that starts again ([`lamassu_lease::server`]).
 //!
-//! | key, behind the prefix | value |
+//! | key, behind the prefix and a slash | value |
 //! |---|---|
 //! | `leader` | the address of who leads; it is bound to an etcd lease. Its create revision is the leader's *term of office* |
 //! | `authority` | the digest of the authority; without it there is no state |
+//! | `moved` | the number of the move that has put the state here |
 //! | `state/TABLE/KEY` | a row of [`crate::state`] |
 //! | `anchors/VAULT` | the generation whose rows are the vault's anchor |
 //! | `away/VAULT` | the same, of one that was put away |
@@ -190,7 +191,7 @@ impl Cluster {
     }
 
     fn key(&self, rest: &str) -> Vec<u8> {
-        format!("{}{rest}", self.prefix).into_bytes()
+        format!("{}/{rest}", self.prefix).into_bytes()
     }
 
     /// Asks, again and again where a member does not answer. What is asked may be done more than once.

@@ -12,6 +12,8 @@ const JOURNAL: &str = "state";
 const ROWS: &str = "state/";
 /// Whose state it is.
 const AUTHORITY: &str = "authority";
+/// Who has put it here.
+const MOVED: &str = "moved";
 /// Rows that are put at a time.
 const AT_ONCE: usize = 5000;
 
@@ -36,12 +38,21 @@ impl Cluster {
         Ok(self.get(&self.key(AUTHORITY))?.is_some())
     }
 
-    /// From here on what is here is the state of the servers of an authority.
+    /// Whether a move of this number has put the state here.
+    ///
+    /// # Errors
+    /// [`ServerError::Etcd`].
+    pub fn was_moved_by(&self, number: &str) -> Result<bool> {
+        Ok(self.get(&self.key(MOVED))?.is_some_and(|moved| moved == number.as_bytes()))
+    }
+
+    /// From here on what is here is the state of the servers of an authority, which the move of a number has put here.
     ///
     /// # Errors
     /// [`ServerError::Etcd`], [`ServerError::NotLeading`].
-    pub fn put_authority(&self, authority: &str) -> Result<()> {
-        self.transact(JOURNAL, &[Op::Put(self.key(AUTHORITY), authority.as_bytes().to_vec())])
+    pub fn put_authority(&self, authority: &str, number: &str) -> Result<()> {
+        let ops = [(AUTHORITY, authority), (MOVED, number)];
+        self.transact(JOURNAL, &ops.map(|(key, value)| Op::Put(self.key(key), value.as_bytes().to_vec())))
     }
 
     /// Opens the state; as the leader.

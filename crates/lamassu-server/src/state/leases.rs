@@ -93,8 +93,8 @@ impl State {
         Ok((durable, sessions))
     }
 
-    /// The term that sessions count on from now on, ms: the one that is configured, or the longer one that sessions were
-    /// told which have not ended.
+    /// The term that sessions count on from now on, ms: the one that is configured, or a longer one that sessions were
+    /// told of which have not ended.
     ///
     /// # Errors
     /// [`ServerError::Database`].

@@ -76,7 +76,7 @@ impl Etcd {
     fn table(&self) -> String {
         let seconds = self.leader_seconds;
         let urls: Vec<_> = self.clients.iter().map(|port| format!("\"http://127.0.0.1:{port}\"")).collect();
-        format!("endpoints = [{}]\nprefix = \"test/\"\nleader_seconds = {seconds}\n", urls.join(", "))
+        format!("endpoints = [{}]\nprefix = \"test\"\nleader_seconds = {seconds}\n", urls.join(", "))
     }
 
     fn cluster(&self) -> Arc<Cluster> {
