@@ -294,6 +294,8 @@ mod tests {
             #[cfg(feature = "etcd")]
             ("[etcd]\nendpoints = [\"http://10.0.0.1:2379\"]", "https://"),
             #[cfg(feature = "etcd")]
+            ("[etcd]\nendpoints = [\"http://127.0.0.1.evil.example:2379\"]", "https://"),
+            #[cfg(feature = "etcd")]
             ("[etcd]\nendpoints = [\"https://e:1\"]\nuser = \"secret\"", "go together"),
             #[cfg(feature = "etcd")]
             ("[etcd]\nendpoints = [\"https://e:1\"]\nprefix = \"a/b\"", "letters"),

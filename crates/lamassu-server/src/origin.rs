@@ -108,12 +108,14 @@ mod moved {
     use data_encoding::HEXLOWER;
     use lamassu_anchor::table::Change;
     use std::fs;
-    use std::time::Instant;
+    use std::time::{Duration, Instant};
 
     /// Rows of an anchor that are moved at a time.
     const AT_ONCE: usize = 5000;
     /// How the files end whose content is in etcd.
     const MOVED: &str = "moved";
+    /// Until etcd is tried again that does not answer.
+    const CONNECTS_AGAIN: Duration = Duration::from_secs(1);
     /// What a move that is under way is noted in.
     const MOVE: &str = "to-etcd";
 
@@ -142,9 +144,24 @@ mod moved {
         if dir.join(state::FILE).symlink_metadata().is_ok() {
             return Err(ServerError::NotMoved { name: etcd.name(), dir: dir.to_owned() });
         }
-        let cluster = Cluster::connect(dir, etcd)?;
-        cluster.check_authority(authority)?;
+        let connect = || {
+            let cluster = Cluster::connect(dir, etcd)?;
+            cluster.check_authority(authority).map(|()| cluster)
+        };
         let (address, seconds) = (config.reached_at(), etcd.leader_seconds);
+        let cluster = loop {
+            match (connect(), waits) {
+                // It may be starting, too.
+                (Err(ServerError::Etcd { name, detail }), Waits::Until { is_over, .. }) => {
+                    tracing::warn!(detail, "standing by: {name}");
+                    if is_over() {
+                        return Ok(None);
+                    }
+                    std::thread::sleep(CONNECTS_AGAIN);
+                }
+                (connected, _) => break connected?,
+            }
+        };
         let lead = match waits {
             Waits::Until { is_over, lost } => {
                 let Some(lead) = Lead::take(&cluster, (&address, seconds), lost.clone(), is_over)? else {

@@ -125,6 +125,10 @@ impl Service {
             Refused::TooMuch(what) => Status::resource_exhausted(what),
             Refused::NotNow => Status::unavailable("the vault is busy"),
             Refused::Failed(error) => self.internal(&error),
+            Refused::InDoubt(error) => {
+                tracing::error!(%error, "a commit may have been made, or not");
+                Status::unavailable("it may be done, or not: ask again")
+            }
             Refused::Lost(Lost(error)) => {
                 let _ = self.failed.send(error.to_string());
                 self.internal(&error)

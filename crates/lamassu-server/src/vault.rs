@@ -351,7 +351,8 @@ impl Vault {
     /// are done already.
     ///
     /// # Errors
-    /// [`Refused::Ended`], [`Refused::OtherHead`], [`Refused::Policy`], [`Refused::NoAnchor`], [`Refused::Failed`].
+    /// [`Refused::Ended`], [`Refused::OtherHead`], [`Refused::Policy`], [`Refused::NoAnchor`], [`Refused::Failed`],
+    /// [`Refused::InDoubt`].
     pub fn commit(&self, host: &str, session: SessionId, base: Head, changes: &[Change]) -> Answer<Head> {
         let inner = &mut *self.inner.lock();
         let step = inner.tick();
@@ -366,7 +367,14 @@ impl Vault {
         }
         let opens = self.judge(inner, session, changes)?;
         let noted: Vec<_> = changes.iter().cloned().chain([after.change()]).collect();
-        inner.table.commit(&noted).inspect_err(|_| inner.is_in_doubt = true)?;
+        if let Err(error) = inner.table.commit(&noted) {
+            inner.is_in_doubt = true;
+            return Err(match inner.table.may_be_in_doubt() {
+                // The host asks for the same again: what was made is found to be, by its head.
+                true => Refused::InDoubt(error.into()),
+                false => error.into(),
+            });
+        }
         inner.head = after;
         inner.opened.extend(opens);
         inner.recent.push(base, changes);

@@ -65,6 +65,8 @@ pub enum Refused {
     NotNow,
     /// The server's disk.
     Failed(ServerError),
+    /// The same, and what was asked for may be done all the same.
+    InDoubt(ServerError),
     /// See there.
     Lost(Lost),
 }

@@ -104,8 +104,13 @@ pub trait Table: Send + Sync {
     /// Makes all changes, whole and durable, or none.
     ///
     /// # Errors
-    /// As for [`Table::get`]; nothing was changed then.
+    /// As for [`Table::get`]; nothing was changed then, unless the table says otherwise ([`Table::may_be_in_doubt`]).
     fn commit(&self, changes: &[Change]) -> Result<(), AnchorError>;
+
+    /// Whether a commit that has failed may have been made, or may be yet.
+    fn may_be_in_doubt(&self) -> bool {
+        false
+    }
 
     /// Whether the right to the table can end while it is open: then somebody else changes what it says.
     fn may_end(&self) -> bool {

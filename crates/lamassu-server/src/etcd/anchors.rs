@@ -71,7 +71,15 @@ pub fn fresh_number() -> Result<String> {
 }
 
 fn remove(cluster: &Cluster, generation: &str) -> Result<()> {
-    cluster.transact(LIST, &[Op::DeleteAll(cluster.key(&format!("{ROWS}{generation}/")))])?;
+    // Some at a time: as many rows as there can be, at once, would stop etcd for seconds.
+    let rows = cluster.key(&format!("{ROWS}{generation}/"));
+    loop {
+        let page = cluster.page(&rows, &behind(&rows), 0)?;
+        cluster.commit_in_pieces(LIST, page.pairs.into_iter().map(|(key, _)| Op::Delete(key)).collect())?;
+        if !page.has_more {
+            break;
+        }
+    }
     cluster.transact(LIST, &[Op::DeleteAll(cluster.journal(generation))])?;
     let ops = [NEW, "last/"].map(|at| Op::Delete(cluster.key(&format!("{at}{generation}"))));
     cluster.transact(LIST, &ops)
@@ -248,6 +256,10 @@ impl Table for EtcdTable {
             revision = of;
         }
         Ok(())
+    }
+
+    fn may_be_in_doubt(&self) -> bool {
+        true
     }
 
     fn commit(&self, changes: &[Change]) -> std::result::Result<(), AnchorError> {

@@ -4,6 +4,7 @@ use crate::{Result, ServerError};
 use etcd_client::{Certificate, ConnectOptions, Identity, TlsOptions};
 use serde::Deserialize;
 use std::fs;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use zeroize::Zeroizing;
@@ -51,8 +52,10 @@ impl EtcdConfig {
     pub fn check(&self) -> std::result::Result<(), String> {
         let is_https = |url: &String| url.starts_with("https://");
         let is_here = |url: &str| {
-            let host = url.strip_prefix("http://").unwrap_or_default();
-            ["127.", "[::1]", "localhost:"].iter().any(|here| host.starts_with(here))
+            let url: Option<http::Uri> = url.parse().ok();
+            let host = url.as_ref().and_then(|url| url.host()).unwrap_or_default();
+            let address = host.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
+            host == "localhost" || address.is_ok_and(|address| address.is_loopback())
         };
         if self.endpoints.is_empty() {
             return Err("endpoints: name the members, such as \"https://etcd1.example:2379\"".into());

@@ -153,7 +153,9 @@ async fn keep_alive(cluster: &Cluster, lease: i64, term: Duration) -> String {
     loop {
         if open.is_none() {
             let mut client = cluster.client.clone();
-            open = tokio::time::timeout(TIMEOUT, client.lease_keep_alive(lease)).await.ok().and_then(|done| done.ok());
+            // By then another member may be asked, in time.
+            let opened = tokio::time::timeout(term / 4, client.lease_keep_alive(lease)).await;
+            open = opened.ok().and_then(|done| done.ok());
         }
         if let Some((keeper, stream)) = &mut open {
             let sent = Instant::now();
@@ -161,7 +163,7 @@ async fn keep_alive(cluster: &Cluster, lease: i64, term: Duration) -> String {
                 keeper.keep_alive().await.ok()?;
                 stream.message().await.ok()?
             };
-            match tokio::time::timeout(term / 3, kept).await.ok().flatten() {
+            match tokio::time::timeout(term / 4, kept).await.ok().flatten() {
                 Some(answer) if answer.ttl() > 0 => last = sent,
                 Some(_) => return "etcd has ended the lease of this leader".into(),
                 // By another connection the next time.
@@ -190,7 +192,7 @@ async fn answer(
         let asked = *asks.borrow_and_update();
         let mut client = cluster.client.clone();
         let (sent, seen) = (Instant::now(), cluster.seen.load(Ordering::Acquire));
-        match tokio::time::timeout(TIMEOUT.min(term / 2), client.get(key.clone(), None)).await {
+        match tokio::time::timeout(TIMEOUT.min(term / 4), client.get(key.clone(), None)).await {
             Ok(Ok(found)) => {
                 let leads = found.kvs().first().is_some_and(|pair| pair.create_revision() == office);
                 if !leads {
