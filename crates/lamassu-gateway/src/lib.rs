@@ -8,6 +8,7 @@
 //! |---|---|
 //! | `config`, `credentials` | the files of an operator |
 //! | `limits` | what a tenant may do |
+//! | `work` | what blocks, for as long as a request's turn |
 //! | `objects` | buckets and keys as directories and files: calls that block |
 //! | `s3` | the protocol: requests to those calls, errors to answers |
 //! | `door` | connections: TLS, limits, time-outs |
@@ -26,6 +27,7 @@ mod metrics;
 mod objects;
 mod run;
 mod s3;
+mod work;
 
 pub use config::Config;
 pub use credentials::Credentials;

@@ -1,5 +1,7 @@
 //! Entries and open files of the vault whose references and handles are given back.
 
+use crate::limits::Turn;
+use crate::work;
 use lamassu_vault::{
     Access, Attr, Entry, FileSystem, Forest, HandleId, Ino, Kind, Owner, Result, SetXattr, VaultError,
 };
@@ -99,7 +101,7 @@ impl Node {
     pub fn create(&self, name: &OsStr, mode: u32, owner: Owner) -> Result<Open> {
         let (entry, handle) = self.0.fs.create(self.ino(), name, mode, READ_WRITE, owner)?;
         self.0.fs.changed_beside_kernel(self.ino(), name);
-        Ok(Open { node: Node::new(&self.0.fs, entry), handle })
+        Ok(Open::new(Node::new(&self.0.fs, entry), handle))
     }
 
     /// Removes a file from this directory.
@@ -184,7 +186,7 @@ impl Node {
     /// Those of the vault.
     pub fn open(self) -> Result<Open> {
         let handle = self.0.fs.open_file(self.ino(), READ)?;
-        Ok(Open { node: self, handle })
+        Ok(Open::new(self, handle))
     }
 }
 
@@ -192,26 +194,22 @@ impl Node {
 pub struct Open {
     node: Node,
     handle: HandleId,
+    turn: Option<Arc<Turn>>,
 }
 
 impl Drop for Open {
     fn drop(&mut self) {
         let (node, handle) = (self.node.clone(), self.handle);
         // What was written was synced before, or is thrown away.
-        beside_async(move || drop(node.fs().release(handle)));
-    }
-}
-
-/// Does what may wait for the store. Clients go away in the middle of their requests, whose values are then dropped by
-/// a thread that must not wait: it leaves this to another one.
-pub(super) fn beside_async(work: impl FnOnce() + Send + 'static) {
-    match tokio::runtime::Handle::try_current() {
-        Ok(runtime) => drop(runtime.spawn_blocking(work)),
-        Err(_) => work(),
+        work::beside_async(self.turn.take(), move || drop(node.fs().release(handle)));
     }
 }
 
 impl Open {
+    fn new(node: Node, handle: HandleId) -> Open {
+        Open { node, handle, turn: work::current() }
+    }
+
     /// The entry.
     pub fn node(&self) -> &Node {
         &self.node

@@ -2,8 +2,10 @@
 
 use super::attrs::{Attrs, Version};
 use super::key::{Key, RESERVED};
-use super::node::{Node, Open, beside_async};
+use super::node::{Node, Open};
 use super::{Object, ObjectError, Objects, PIECE, Result, much_metadata, none_there};
+use crate::limits::Turn;
+use crate::work;
 use lamassu_vault::{FileSystem, Kind, Owner, RenameMode, VaultError};
 use std::ffi::{OsStr, OsString};
 use std::sync::Arc;
@@ -56,6 +58,7 @@ pub struct Staged {
     /// The bucket and the key that it was begun for, where directories may have been made for it.
     place: Option<(Node, Key)>,
     is_placed: bool,
+    turn: Option<Arc<Turn>>,
 }
 
 impl Drop for Staged {
@@ -66,7 +69,7 @@ impl Drop for Staged {
             return;
         }
         let (dir, place) = (self.dir.clone(), self.place.take());
-        beside_async(move || {
+        work::beside_async(self.turn.take(), move || {
             if let Err(error) = dir.unlink(&name).or_else(none_there) {
                 tracing::warn!(%error, "what was written of an object could not be removed; the next start does it");
             }
@@ -154,13 +157,21 @@ impl Objects {
             self.new_file(dir, owner)
         })?;
         let place = Some((bucket, key.clone()));
-        Ok(Staged { objects: self.clone(), dir, name, open, place, is_placed: false })
+        Ok(Staged { objects: self.clone(), dir, name, open, place, is_placed: false, turn: work::current() })
     }
 
     /// A file in a directory that is the gateway's own.
     pub(super) fn stage_in(self: &Arc<Self>, dir: &Node, owner: Owner) -> Result<Staged> {
         let (name, open) = self.new_file(dir, owner)?;
-        Ok(Staged { objects: self.clone(), dir: dir.clone(), name, open, place: None, is_placed: false })
+        Ok(Staged {
+            objects: self.clone(),
+            dir: dir.clone(),
+            name,
+            open,
+            place: None,
+            is_placed: false,
+            turn: work::current(),
+        })
     }
 
     fn new_file(&self, dir: &Node, owner: Owner) -> Result<(OsString, Open)> {

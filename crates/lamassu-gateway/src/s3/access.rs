@@ -11,6 +11,7 @@ use s3s::auth::{S3Auth, SecretKey};
 use s3s::path::S3Path;
 use s3s::{S3Request, S3Result, s3_error};
 use std::sync::Arc;
+use tokio::task::JoinHandle;
 
 /// The credentials in force.
 pub type Current = Arc<RwLock<Arc<Credentials>>>;
@@ -22,12 +23,12 @@ const OWN_ACLS: [&str; 3] = ["private", "bucket-owner-full-control", "bucket-own
 /// All objects are of one class; this other is one of a time when there were two, which clients still name.
 const CLASSES: [&str; 2] = ["STANDARD", "REDUCED_REDUNDANCY"];
 
-/// A request whose user is known. As long as it lives, the request counts.
+/// A request whose user is known. As long as it lives, or work that it has begun, the request counts.
 #[derive(Clone)]
 pub struct Session {
     /// whose it is
     pub user: Arc<User>,
-    _turn: Arc<Turn>,
+    turn: Arc<Turn>,
 }
 
 /// See the module's head.
@@ -78,7 +79,7 @@ impl S3Access for Doorkeeper {
         let Some(turn) = user.tenant.begin() else {
             return Err(s3_error!(SlowDown, "this tenant has too many requests: try again"));
         };
-        cx.extensions_mut().insert(Session { user, _turn: Arc::new(turn) });
+        cx.extensions_mut().insert(Session { user, turn: Arc::new(turn) });
         Ok(())
     }
 }
@@ -129,6 +130,11 @@ impl Session {
     /// `AccessDenied`: nobody has admitted the request.
     pub fn of<T>(req: &mut S3Request<T>) -> S3Result<Session> {
         req.extensions.remove::<Session>().ok_or_else(refused)
+    }
+
+    /// Has a thread that may block do work of this request.
+    pub fn spawn<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> JoinHandle<T> {
+        crate::work::spawn(self.turn.clone(), work)
     }
 
     /// Asks for a right to a second bucket, the source of a copy.

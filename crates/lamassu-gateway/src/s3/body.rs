@@ -17,7 +17,7 @@ use s3s::{S3Error, S3ErrorCode, S3Result, s3_error};
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
-use tokio::task::{JoinHandle, spawn_blocking};
+use tokio::task::JoinHandle;
 
 /// Digests of what has passed.
 pub struct Digests {
@@ -70,9 +70,9 @@ impl So {
         }
     }
 
-    async fn write(self, staged: &Arc<Staged>, data: Bytes) -> S3Result<So> {
+    async fn write(self, session: &Session, staged: &Arc<Staged>, data: Bytes) -> S3Result<So> {
         let (mut digests, staged) = (self.done().await?, staged.clone());
-        Ok(So::Writing(spawn_blocking(move || {
+        Ok(So::Writing(session.spawn(move || {
             staged.open().write(digests.size, &data)?;
             digests.update(&data);
             Ok(digests)
@@ -106,12 +106,12 @@ pub async fn receive(
             let room = PIECE.saturating_sub(buffer.len()).max(1);
             buffer.extend_from_slice(&piece.split_to(room.min(piece.len())));
             if buffer.len() >= PIECE {
-                so = so.write(staged, buffer.split().freeze()).await?;
+                so = so.write(session, staged, buffer.split().freeze()).await?;
             }
         }
     }
     if !buffer.is_empty() {
-        so = so.write(staged, buffer.freeze()).await?;
+        so = so.write(session, staged, buffer.freeze()).await?;
     }
     Ok(so.done().await?.finish())
 }
@@ -156,7 +156,7 @@ impl Reading {
         }
         let (open, at) = (self.open.clone(), self.range.start);
         self.range.start += len;
-        self.next = Some(spawn_blocking(move || {
+        self.next = Some(self.session.spawn(move || {
             let data = open.read(at, len as usize)?;
             if data.len() as u64 == len { Ok(data) } else { Err(VaultError::NoData) }
         }));

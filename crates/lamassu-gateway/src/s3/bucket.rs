@@ -35,7 +35,7 @@ impl Gateway {
         mut req: S3Request<ListBucketsInput>,
     ) -> S3Result<S3Response<ListBucketsOutput>> {
         let session = Session::of(&mut req)?;
-        let found = self.blocking(|objects| objects.buckets()).await?;
+        let found = self.blocking(&session, |objects| objects.buckets()).await?;
         let prefix = req.input.prefix.clone().unwrap_or_default();
         let shown = found.into_iter().filter(|(name, _)| {
             name.starts_with(&prefix) && is_bucket_name(name) && session.user.may(Right::Read, name)
@@ -65,7 +65,7 @@ impl Gateway {
             return Err(s3_error!(IllegalLocationConstraintException, "the region here is {}", self.region));
         }
         let location = Some(format!("/{bucket}"));
-        self.blocking(move |objects| objects.make_bucket(&bucket, owner)).await?;
+        self.blocking(&session, move |objects| objects.make_bucket(&bucket, owner)).await?;
         Ok(S3Response::new(CreateBucketOutput { location }))
     }
 
@@ -73,16 +73,16 @@ impl Gateway {
         &self,
         mut req: S3Request<DeleteBucketInput>,
     ) -> S3Result<S3Response<DeleteBucketOutput>> {
-        let _session = Session::of(&mut req)?;
+        let session = Session::of(&mut req)?;
         let bucket = req.input.bucket;
-        self.blocking(move |objects| objects.remove_bucket(&bucket)).await?;
+        self.blocking(&session, move |objects| objects.remove_bucket(&bucket)).await?;
         Ok(S3Response::with_status(DeleteBucketOutput::default(), http::StatusCode::NO_CONTENT))
     }
 
     /// That a bucket is there, for what is the same of all.
     pub(super) async fn bucket_of<T>(&self, req: &mut S3Request<T>, bucket: String) -> S3Result<Session> {
         let session = Session::of(req)?;
-        self.blocking(move |objects| objects.bucket(&bucket)).await?;
+        self.blocking(&session, move |objects| objects.bucket(&bucket)).await?;
         Ok(session)
     }
 
@@ -121,7 +121,7 @@ impl Gateway {
         let session = Session::of(&mut req)?;
         let GetObjectAclInput { bucket, key, .. } = req.input;
         let key = super::given::key_of(&key)?;
-        self.blocking(move |objects| objects.find(&bucket, &key)).await?;
+        self.blocking(&session, move |objects| objects.find(&bucket, &key)).await?;
         let owner = owner(&session);
         Ok(S3Response::new(GetObjectAclOutput {
             grants: Some(grants(&owner)),

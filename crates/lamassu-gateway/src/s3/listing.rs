@@ -90,9 +90,9 @@ impl Told {
 }
 
 impl Gateway {
-    async fn page(&self, bucket: &str, query: Query) -> S3Result<Page> {
+    async fn page(&self, session: &Session, bucket: &str, query: Query) -> S3Result<Page> {
         let bucket = bucket.to_owned();
-        self.blocking(move |objects| objects.list(&bucket, &query)).await
+        self.blocking(session, move |objects| objects.list(&bucket, &query)).await
     }
 
     pub(super) async fn list_v2(
@@ -110,7 +110,7 @@ impl Gateway {
         };
         let prefix = input.prefix.clone().unwrap_or_default();
         let delimiter = delimiter_of(input.delimiter.as_ref());
-        let page = self.page(&input.bucket, Query { prefix, delimiter, after, is_group, max }).await?;
+        let page = self.page(&session, &input.bucket, Query { prefix, delimiter, after, is_group, max }).await?;
         let owner = super::bucket::owner(&session);
         let mut told = Told::of(page, encoding, (input.fetch_owner == Some(true)).then_some(&owner));
         Ok(S3Response::new(ListObjectsV2Output {
@@ -142,7 +142,7 @@ impl Gateway {
         let after = input.marker.clone().filter(|marker| !marker.is_empty());
         let is_group = is_group(after.as_deref(), delimiter.as_deref());
         let prefix = input.prefix.clone().unwrap_or_default();
-        let page = self.page(&input.bucket, Query { prefix, delimiter, after, is_group, max }).await?;
+        let page = self.page(&session, &input.bucket, Query { prefix, delimiter, after, is_group, max }).await?;
         let owner = super::bucket::owner(&session);
         let mut told = Told::of(page, encoding, Some(&owner));
         let next_marker = told.next.as_ref().map(|(next, _)| encoding.text(next));
@@ -174,7 +174,7 @@ impl Gateway {
         let after = input.key_marker.clone().filter(|marker| !marker.is_empty());
         let is_group = is_group(after.as_deref(), delimiter.as_deref());
         let prefix = input.prefix.clone().unwrap_or_default();
-        let page = self.page(&input.bucket, Query { prefix, delimiter, after, is_group, max }).await?;
+        let page = self.page(&session, &input.bucket, Query { prefix, delimiter, after, is_group, max }).await?;
         let owner = super::bucket::owner(&session);
         let mut told = Told::of(page, encoding, Some(&owner));
         let version = |object: Object| ObjectVersion {

@@ -20,14 +20,13 @@ pub use host::is_domain;
 
 use crate::Config;
 use crate::objects::{ObjectError, Objects};
-use access::Doorkeeper;
+use access::{Doorkeeper, Session};
 use fault::lost;
 use s3s::config::{S3Config, StaticConfigProvider};
 use s3s::dto::*;
 use s3s::service::{S3Service, S3ServiceBuilder};
 use s3s::{S3, S3Request, S3Response, S3Result, s3_error};
 use std::sync::Arc;
-use tokio::task::spawn_blocking;
 
 /// The largest document of a request: a deletion of 1000 keys, an upload of 10,000 parts with checksums.
 const DOCUMENT_MAX: usize = 4 << 20;
@@ -57,17 +56,19 @@ pub fn service(config: &Config, objects: Arc<Objects>, current: Current) -> S3Se
 impl Gateway {
     async fn blocking<T: Send + 'static>(
         &self,
+        session: &Session,
         call: impl FnOnce(&Arc<Objects>) -> Result<T, ObjectError> + Send + 'static,
     ) -> S3Result<T> {
-        self.blocking_s3(|objects| Ok(call(objects)?)).await
+        self.blocking_s3(session, |objects| Ok(call(objects)?)).await
     }
 
     async fn blocking_s3<T: Send + 'static>(
         &self,
+        session: &Session,
         call: impl FnOnce(&Arc<Objects>) -> S3Result<T> + Send + 'static,
     ) -> S3Result<T> {
         let objects = self.objects.clone();
-        spawn_blocking(move || call(&objects)).await.map_err(lost)?
+        session.spawn(move || call(&objects)).await.map_err(lost)?
     }
 }
 

@@ -121,7 +121,7 @@ impl Gateway {
         let session = Session::of(&mut req)?;
         let mut input = req.input;
         let (key, bucket) = (key_of(&input.key)?, input.bucket.clone());
-        let (open, attrs, attr) = self.blocking(move |objects| objects.open_object(&bucket, &key)).await?;
+        let (open, attrs, attr) = self.blocking(&session, move |objects| objects.open_object(&bucket, &key)).await?;
         conditions!(input).check(&attrs, attr.mtime, Reads::Object)?;
         let size = if open.is_some() { attr.size } else { 0 };
         let piece = Piece::of(&attrs, size, input.range.as_ref(), input.part_number)?;
@@ -133,10 +133,10 @@ impl Gateway {
     }
 
     pub(super) async fn head(&self, mut req: S3Request<HeadObjectInput>) -> S3Result<S3Response<HeadObjectOutput>> {
-        let _session = Session::of(&mut req)?;
+        let session = Session::of(&mut req)?;
         let mut input = req.input;
         let (key, bucket) = (key_of(&input.key)?, input.bucket.clone());
-        let found = self.blocking(move |objects| objects.find(&bucket, &key)).await?;
+        let found = self.blocking(&session, move |objects| objects.find(&bucket, &key)).await?;
         let attr: Attr = *found.node.attr();
         conditions!(input).check(&found.attrs, attr.mtime, Reads::Object)?;
         let size = if found.node.is_dir() { 0 } else { attr.size };
@@ -156,10 +156,10 @@ impl Gateway {
         &self,
         mut req: S3Request<GetObjectAttributesInput>,
     ) -> S3Result<S3Response<GetObjectAttributesOutput>> {
-        let _session = Session::of(&mut req)?;
+        let session = Session::of(&mut req)?;
         let GetObjectAttributesInput { bucket, key, object_attributes, .. } = req.input;
         let key = key_of(&key)?;
-        let found = self.blocking(move |objects| objects.find(&bucket, &key)).await?;
+        let found = self.blocking(&session, move |objects| objects.find(&bucket, &key)).await?;
         // Some clients send one header with all of them, which the library does not take apart.
         let wanted = || object_attributes.iter().flat_map(|wanted| wanted.as_str().split(',')).map(str::trim);
         let wants = |name: &str| wanted().any(|wanted| wanted == name);

@@ -61,7 +61,7 @@ impl Gateway {
         };
         let (bucket, owner) = (input.bucket.clone(), session.user.owner);
         let (algorithm, is_full) = (upload.algorithm.clone(), upload.is_full);
-        let id = self.blocking(move |objects| objects.begin_upload(&bucket, &upload, owner)).await?;
+        let id = self.blocking(&session, move |objects| objects.begin_upload(&bucket, &upload, owner)).await?;
         let kind = if is_full { ChecksumType::FULL_OBJECT } else { ChecksumType::COMPOSITE };
         Ok(S3Response::new(CreateMultipartUploadOutput {
             bucket: Some(input.bucket),
@@ -82,7 +82,7 @@ impl Gateway {
             let upload = objects.find_upload(&bucket, &key, &id)?;
             Ok((upload.algorithm, objects.stage_part(&bucket, &key, &id)?))
         };
-        let (algorithm, staged) = self.blocking(begun).await?;
+        let (algorithm, staged) = self.blocking(&session, begun).await?;
         let said = input.checksum_algorithm.as_ref().map(ChecksumAlgorithm::as_str);
         let mut summing = Summing::asked(&headers, said)?;
         summing.add(algorithm.as_deref())?;
@@ -90,7 +90,7 @@ impl Gateway {
         let received = body::receive(&session, input.body, &staged, summing, length_of(&headers)?).await?;
         compare(&received, &headers, trailers, input.content_md5.as_deref())?;
         let attrs = Attrs { etag: received.md5, checksums: received.sums, ..Attrs::default() };
-        let attrs = self.place_part(body::sole(staged)?, number, attrs).await?.0;
+        let attrs = self.place_part(&session, body::sole(staged)?, number, attrs).await?.0;
         let mut output = UploadPartOutput { e_tag: Some(etag(&attrs)), ..Default::default() };
         put_sums!(output, &attrs.checksums);
         Ok(S3Response::new(output))
@@ -98,11 +98,12 @@ impl Gateway {
 
     async fn place_part(
         &self,
+        session: &Session,
         staged: crate::objects::Staged,
         number: u32,
         mut attrs: Attrs,
     ) -> S3Result<(Attrs, Time)> {
-        self.blocking(move |_| {
+        self.blocking(session, move |_| {
             let attr = Objects::place_part(staged, number, &mut attrs)?;
             Ok((attrs, attr.mtime))
         })
@@ -123,7 +124,7 @@ impl Gateway {
             modified_since: input.copy_source_if_modified_since.take(),
             unmodified_since: input.copy_source_if_unmodified_since.take(),
         };
-        let source = self.blocking(move |objects| objects.source(&from, &from_key)).await?;
+        let source = self.blocking(&session, move |objects| objects.source(&from, &from_key)).await?;
         conditions.check(&source.attrs, source.attr.mtime, Reads::Source)?;
         let range = copied_range(input.copy_source_range.as_deref(), source.attr.size)?;
         let (bucket, id) = (input.bucket, input.upload_id);
@@ -134,9 +135,9 @@ impl Gateway {
             let staged = objects.copy_part(&source, range, place, &mut |data| digests.update(data))?;
             Ok((staged, digests.finish()))
         };
-        let (staged, received) = self.blocking_s3(copied).await?;
+        let (staged, received) = self.blocking_s3(&session, copied).await?;
         let attrs = Attrs { etag: received.md5, checksums: received.sums, ..Attrs::default() };
-        let (attrs, mtime) = self.place_part(staged, number, attrs).await?;
+        let (attrs, mtime) = self.place_part(&session, staged, number, attrs).await?;
         let mut result =
             CopyPartResult { e_tag: Some(etag(&attrs)), last_modified: Some(timestamp(mtime)), ..Default::default() };
         put_sums!(result, &attrs.checksums);
@@ -186,7 +187,7 @@ impl Gateway {
                 (done, _) => Ok(done?),
             }
         };
-        let (attrs, _) = self.blocking_s3(completed).await?;
+        let (attrs, _) = self.blocking_s3(&session, completed).await?;
         let mut output = CompleteMultipartUploadOutput {
             bucket: Some(input.bucket.clone()),
             location: Some(format!("/{}/{}", input.bucket, input.key)),
@@ -203,10 +204,10 @@ impl Gateway {
         &self,
         mut req: S3Request<AbortMultipartUploadInput>,
     ) -> S3Result<S3Response<AbortMultipartUploadOutput>> {
-        let _session = Session::of(&mut req)?;
+        let session = Session::of(&mut req)?;
         let AbortMultipartUploadInput { bucket, key, upload_id, .. } = req.input;
         let key = key_of(&key)?;
-        self.blocking(move |objects| objects.abort_upload(&bucket, &key, &upload_id)).await?;
+        self.blocking(&session, move |objects| objects.abort_upload(&bucket, &key, &upload_id)).await?;
         let done = AbortMultipartUploadOutput::default();
         Ok(S3Response::with_status(done, http::StatusCode::NO_CONTENT))
     }
@@ -217,7 +218,7 @@ impl Gateway {
         let max = listed_max(input.max_parts, "max-parts")?;
         let after = u32::try_from(input.part_number_marker.unwrap_or(0)).unwrap_or(0);
         let (key, bucket, id) = (key_of(&input.key)?, input.bucket.clone(), input.upload_id.clone());
-        let (upload, mut parts) = self.blocking(move |objects| objects.parts(&bucket, &key, &id)).await?;
+        let (upload, mut parts) = self.blocking(&session, move |objects| objects.parts(&bucket, &key, &id)).await?;
         parts.retain(|part| part.number > after);
         let is_truncated = parts.len() > max;
         parts.truncate(max);
@@ -256,12 +257,12 @@ impl Gateway {
         &self,
         mut req: S3Request<ListMultipartUploadsInput>,
     ) -> S3Result<S3Response<ListMultipartUploadsOutput>> {
-        let _session = Session::of(&mut req)?;
+        let session = Session::of(&mut req)?;
         let input = req.input;
         let encoding = Encoding::of(input.encoding_type.as_ref());
         let max = listed_max(input.max_uploads, "max-uploads")?;
         let (bucket, prefix) = (input.bucket.clone(), input.prefix.clone().unwrap_or_default());
-        let mut uploads = self.blocking(move |objects| objects.uploads(&bucket, &prefix)).await?;
+        let mut uploads = self.blocking(&session, move |objects| objects.uploads(&bucket, &prefix)).await?;
         if let Some(marker) = &input.key_marker {
             let id_marker = input.upload_id_marker.as_ref();
             let behind = uploads.iter().position(|(id, upload)| upload.key == *marker && Some(id) == id_marker);

@@ -72,13 +72,13 @@ impl Gateway {
                 let objects: &Arc<crate::objects::Objects> = objects;
                 objects.make_directory(&bucket, &key, owner, &guard, &stored)
             };
-            self.blocking(make).await?;
+            self.blocking(&session, make).await?;
             return Ok(S3Response::new(put_output(&attrs)));
         }
         let length = length_of(&headers)?;
         let (place, guarded) = ((bucket, key), guard.clone());
         let staged = self
-            .blocking(move |objects| {
+            .blocking(&session, move |objects| {
                 // Before the body comes: most that fail do so here.
                 if guarded != Guard::None && guarded != Guard::Absent {
                     guarded.check(Some(&objects.find(&place.0, &place.1)?))?;
@@ -90,13 +90,19 @@ impl Gateway {
         let received = body::receive(&session, input.body, &staged, summing, length).await?;
         compare(&received, &headers, trailers, input.content_md5.as_deref())?;
         (attrs.etag, attrs.checksums) = (received.md5, received.sums);
-        let attrs = self.place(staged, guard, attrs).await?;
+        let attrs = self.place(&session, staged, guard, attrs).await?;
         Ok(S3Response::new(put_output(&attrs)))
     }
 
-    async fn place(&self, staged: Arc<crate::objects::Staged>, guard: Guard, mut attrs: Attrs) -> S3Result<Attrs> {
+    async fn place(
+        &self,
+        session: &Session,
+        staged: Arc<crate::objects::Staged>,
+        guard: Guard,
+        mut attrs: Attrs,
+    ) -> S3Result<Attrs> {
         let staged = body::sole(staged)?;
-        self.blocking(move |_| {
+        self.blocking(session, move |_| {
             staged.place(&guard, &mut attrs)?;
             Ok(attrs)
         })
@@ -130,7 +136,7 @@ impl Gateway {
             modified_since: input.copy_source_if_modified_since.take(),
             unmodified_since: input.copy_source_if_unmodified_since.take(),
         };
-        let source = self.blocking(move |objects| objects.source(&from, &from_key)).await?;
+        let source = self.blocking(&session, move |objects| objects.source(&from, &from_key)).await?;
         conditions.check(&source.attrs, source.attr.mtime, Reads::Source)?;
         let mut attrs = source.attrs.clone();
         if is_new {
@@ -141,7 +147,7 @@ impl Gateway {
         }
         // Of content that came from elsewhere it becomes known now what it is.
         let asked = input.checksum_algorithm.as_ref().map(|algorithm| algorithm.as_str().to_owned());
-        let (source, computed) = self.blocking_s3(move |_| with_digests(source, asked.as_deref())).await?;
+        let (source, computed) = self.blocking_s3(&session, move |_| with_digests(source, asked.as_deref())).await?;
         if let Some(received) = computed {
             (attrs.etag, attrs.checksums) = (received.md5, received.sums);
             (attrs.parts, attrs.is_composite) = (Vec::new(), false);
@@ -150,7 +156,7 @@ impl Gateway {
             let attr = objects.copy(&source, (&bucket, &key), owner, &guard, &mut attrs)?;
             Ok((attrs, attr))
         };
-        let (attrs, attr) = self.blocking(copied).await?;
+        let (attrs, attr) = self.blocking(&session, copied).await?;
         let mut result = CopyObjectResult {
             e_tag: Some(etag(&attrs)),
             last_modified: Some(timestamp(attr.mtime)),
@@ -164,13 +170,13 @@ impl Gateway {
         &self,
         mut req: S3Request<DeleteObjectInput>,
     ) -> S3Result<S3Response<DeleteObjectOutput>> {
-        let _session = Session::of(&mut req)?;
+        let session = Session::of(&mut req)?;
         let DeleteObjectInput { bucket, key, if_match, if_match_size, if_match_last_modified_time, .. } = req.input;
         if if_match_size.is_some() || if_match_last_modified_time.is_some() {
             return Err(s3_error!(NotImplemented, "of the conditions of a deletion If-Match alone"));
         }
         let (key, guard) = (key_of(&key)?, guard(if_match, None)?);
-        self.blocking(move |objects| objects.remove(&bucket, &key, &guard)).await?;
+        self.blocking(&session, move |objects| objects.remove(&bucket, &key, &guard)).await?;
         Ok(S3Response::with_status(DeleteObjectOutput::default(), http::StatusCode::NO_CONTENT))
     }
 
@@ -178,7 +184,7 @@ impl Gateway {
         &self,
         mut req: S3Request<DeleteObjectsInput>,
     ) -> S3Result<S3Response<DeleteObjectsOutput>> {
-        let _session = Session::of(&mut req)?;
+        let session = Session::of(&mut req)?;
         let DeleteObjectsInput { bucket, delete, .. } = req.input;
         if delete.objects.is_empty() || delete.objects.len() > DELETE_MAX {
             return Err(s3_error!(MalformedXML, "1 to {DELETE_MAX} objects are deleted at once"));
@@ -201,7 +207,7 @@ impl Gateway {
             }
             Ok((deleted, errors))
         };
-        let (deleted, errors) = self.blocking(removed).await?;
+        let (deleted, errors) = self.blocking(&session, removed).await?;
         let some = |list: bool| list.then_some(());
         Ok(S3Response::new(DeleteObjectsOutput {
             deleted: some(!deleted.is_empty()).map(|()| deleted),
@@ -214,10 +220,10 @@ impl Gateway {
         &self,
         mut req: S3Request<GetObjectTaggingInput>,
     ) -> S3Result<S3Response<GetObjectTaggingOutput>> {
-        let _session = Session::of(&mut req)?;
+        let session = Session::of(&mut req)?;
         let GetObjectTaggingInput { bucket, key, .. } = req.input;
         let key = key_of(&key)?;
-        let found = self.blocking(move |objects| objects.find(&bucket, &key)).await?;
+        let found = self.blocking(&session, move |objects| objects.find(&bucket, &key)).await?;
         Ok(S3Response::new(GetObjectTaggingOutput { tag_set: tag_set(&found.attrs), version_id: None }))
     }
 
@@ -225,10 +231,10 @@ impl Gateway {
         &self,
         mut req: S3Request<PutObjectTaggingInput>,
     ) -> S3Result<S3Response<PutObjectTaggingOutput>> {
-        let _session = Session::of(&mut req)?;
+        let session = Session::of(&mut req)?;
         let PutObjectTaggingInput { bucket, key, tagging, .. } = req.input;
         let (key, tags) = (key_of(&key)?, tags_of(tagging.tag_set)?);
-        self.blocking(move |objects| objects.set_tags(&bucket, &key, tags)).await?;
+        self.blocking(&session, move |objects| objects.set_tags(&bucket, &key, tags)).await?;
         Ok(S3Response::new(PutObjectTaggingOutput::default()))
     }
 
@@ -236,10 +242,10 @@ impl Gateway {
         &self,
         mut req: S3Request<DeleteObjectTaggingInput>,
     ) -> S3Result<S3Response<DeleteObjectTaggingOutput>> {
-        let _session = Session::of(&mut req)?;
+        let session = Session::of(&mut req)?;
         let DeleteObjectTaggingInput { bucket, key, .. } = req.input;
         let key = key_of(&key)?;
-        self.blocking(move |objects| objects.set_tags(&bucket, &key, Default::default())).await?;
+        self.blocking(&session, move |objects| objects.set_tags(&bucket, &key, Default::default())).await?;
         let done = DeleteObjectTaggingOutput::default();
         Ok(S3Response::with_status(done, http::StatusCode::NO_CONTENT))
     }
