@@ -113,6 +113,8 @@ pub struct Objects {
     listings: Listings,
     /// Changes of one key, one after another.
     keys: Vec<Mutex<()>>,
+    /// The same of uploads.
+    uploads: Vec<Mutex<()>>,
     /// Names of files that are being written by this process.
     staged: Mutex<HashSet<OsString>>,
 }
@@ -131,9 +133,10 @@ impl Objects {
     /// # Errors
     /// Those of a directory that is not there.
     pub fn open(fs: Arc<Forest>, root: &str, modes: Modes, listings_max: usize) -> Result<Objects> {
-        let keys = (0..STRIPES).map(|_| Mutex::new(())).collect();
+        let locks = || (0..STRIPES).map(|_| Mutex::new(())).collect();
+        let (keys, uploads) = (locks(), locks());
         let (listings, staged) = (Listings::new(listings_max), Mutex::default());
-        let objects = Objects { fs, root: root.into(), modes, listings, keys, staged };
+        let objects = Objects { fs, root: root.into(), modes, listings, keys, uploads, staged };
         match objects.root()?.is_dir() {
             true => Ok(objects),
             false => Err(VaultError::NotDirectory.into()),
@@ -223,9 +226,7 @@ impl Objects {
 
     /// One change of a key at a time.
     fn alone_with(&self, bucket: &Node, key: &Key) -> MutexGuard<'_, ()> {
-        let mut hash = DefaultHasher::new();
-        (bucket.ino(), key.path()).hash(&mut hash);
-        self.keys[(hash.finish() % STRIPES as u64) as usize].lock()
+        stripe(&self.keys, &(bucket.ino(), key.path()))
     }
 
     /// The directory that a key lies in; `None` where it is not, or is none.
@@ -308,15 +309,19 @@ impl Objects {
 
     /// Removes the directories above a key that are empty, from below.
     fn prune(&self, bucket: &Node, key: &Key) -> Result<()> {
+        self.prune_path(bucket, &key.parents().collect::<Vec<_>>())
+    }
+
+    /// Removes the directories on a path in a bucket that are empty, from below.
+    fn prune_path(&self, bucket: &Node, path: &[&OsStr]) -> Result<()> {
         let mut dirs = vec![bucket.clone()];
-        for name in key.parents() {
+        for name in path {
             match dirs.last().map(|dir| dir.child_if_there(name)).transpose()?.flatten() {
                 Some(next) if next.is_dir() => dirs.push(next),
                 _ => break,
             }
         }
-        let names: Vec<&OsStr> = key.parents().take(dirs.len() - 1).collect();
-        for (at, name) in names.iter().enumerate().rev() {
+        for (at, name) in path.iter().enumerate().take(dirs.len() - 1).rev() {
             if Attrs::are_of(&dirs[at + 1]).unwrap_or(true) || !remove_if_empty(&dirs[at], name)? {
                 break;
             }
@@ -335,6 +340,12 @@ impl Objects {
         attrs.given.tags = tags;
         attrs.store(&node).map_err(much_metadata)
     }
+}
+
+fn stripe<'a>(locks: &'a [Mutex<()>], of: &impl Hash) -> MutexGuard<'a, ()> {
+    let mut hash = DefaultHasher::new();
+    of.hash(&mut hash);
+    locks[(hash.finish() % STRIPES as u64) as usize].lock()
 }
 
 /// Whether it was empty, and is gone.

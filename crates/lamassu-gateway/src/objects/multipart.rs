@@ -1,15 +1,18 @@
 //! Objects that are uploaded in parts. Parts are files of their own, in a directory beside the object-to-be, whose
 //! profile and access lists they so have; the object is made of them by the keys of their blocks.
 //!
-//! An upload has an entry in the bucket's index, which says its key and what was given; without it there is none.
+//! An upload has an entry in the bucket's index, which says its key and what was given. It is there while both the entry
+//! and the directory of its parts are. It ends when its directory gets another name, durably; what lies under that name
+//! is removed then, or at the next start. So a crash leaves all of an upload or, after the next start, nothing.
 
 use super::attrs::{Attrs, Given, NAME};
 use super::key::Key;
 use super::node::Node;
-use super::put::{STAGED, random_name};
-use super::{Guard, ObjectError, Objects, Result, Staged, none_there};
+use super::put::random_name;
+use super::{Guard, ObjectError, Objects, Result, Staged, none_there, stripe};
 use data_encoding::HEXLOWER;
-use lamassu_vault::{Attr, Owner, VaultError};
+use lamassu_vault::{Attr, Owner, RenameMode, VaultError};
+use parking_lot::MutexGuard;
 use s3s::crypto::{Checksum as _, Md5};
 use serde::{Deserialize, Serialize};
 use std::ffi::{OsStr, OsString};
@@ -19,6 +22,8 @@ use std::sync::Arc;
 const INDEX: &str = ".lamassu-gateway";
 /// What begins the name of an upload's directory.
 const PARTS: &str = ".lamassu-upload-";
+/// What begins the name of the directory of an upload that has ended.
+const ENDED: &str = ".lamassu-ended-";
 /// Most parts, as in S3.
 pub const PARTS_MAX: u32 = 10_000;
 /// Smallest part but the last, as in S3.
@@ -84,6 +89,34 @@ fn dir_name(id: &str) -> OsString {
     format!("{PARTS}{id}").into()
 }
 
+fn ended_name(id: &str) -> OsString {
+    format!("{ENDED}{id}").into()
+}
+
+/// The id of the upload whose parts a directory has.
+pub(super) fn id_of_dir(name: &OsStr) -> Option<&str> {
+    name.to_str()?.strip_prefix(PARTS)
+}
+
+/// Whether a directory is that of an upload that has ended.
+pub(super) fn is_ended_dir(name: &OsStr) -> bool {
+    name.as_encoded_bytes().starts_with(ENDED.as_bytes())
+}
+
+/// Removes the directory of an upload that has ended. Others may do so at the same time. Parts that are being written
+/// go, too: nobody places them any more.
+pub(super) fn remove_ended(parent: &Node, name: &OsStr) -> Result<()> {
+    let Some(dir) = parent.child_if_there(name).or_else(|error| none_there(error).map(|()| None))? else {
+        return Ok(());
+    };
+    let mut names = Vec::new();
+    dir.list(&mut |name, _| names.push(name.to_owned())).or_else(none_there)?;
+    for name in names {
+        dir.unlink(&name).or_else(none_there)?;
+    }
+    super::remove_if_empty(parent, name).map(drop)
+}
+
 /// Whether it is one that this gateway could have given.
 fn is_id(id: &str) -> bool {
     id.len() == 32 && id.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
@@ -101,22 +134,38 @@ impl Objects {
         }
         let bucket = self.bucket(bucket)?;
         let id = random_name()?;
+        let begun = {
+            // Until the index knows its directory, the sweep would remove it.
+            let _alone = self.alone_with_upload(&id);
+            self.make_upload((&bucket, &key, &id), upload, owner)
+        };
+        if let Err(error) = begun {
+            if let Err(error) = self.end_upload(&bucket, &key, &id).and_then(|()| self.prune(&bucket, &key)) {
+                tracing::warn!(%error, "what was made for an upload could not be removed; the next start does it");
+            }
+            return Err(error);
+        }
+        Ok(id)
+    }
+
+    fn make_upload(&self, (bucket, key, id): (&Node, &Key, &str), upload: &Upload, owner: Owner) -> Result<()> {
         let index = match bucket.make_dir(OsStr::new(INDEX), INDEX_MODE, owner) {
             Err(VaultError::Exists) => bucket.child(OsStr::new(INDEX))?,
             made => made?,
         };
-        let (_, ()) = self.in_parent(&bucket, &key, owner, |dir| {
-            dir.make_dir(&dir_name(&id), INDEX_MODE, owner)?;
+        let (_, ()) = self.in_parent(bucket, key, owner, |dir| {
+            dir.make_dir(&dir_name(id), INDEX_MODE, owner)?;
             Ok(dir.sync_names()?)
         })?;
-        let entry = index.create(OsStr::new(&id), self.modes.file, owner)?;
+        let entry = index.create(OsStr::new(id), self.modes.file, owner)?;
         let described = serde_json::to_vec(upload).unwrap_or_default();
-        if let Err(error) = entry.node().set_xattr(NAME, &described).and_then(|()| entry.sync()) {
-            let _ = index.unlink(OsStr::new(&id));
-            return Err(super::much_metadata(error));
-        }
-        index.sync_names()?;
-        Ok(id)
+        entry.node().set_xattr(NAME, &described).and_then(|()| entry.sync()).map_err(super::much_metadata)?;
+        Ok(index.sync_names()?)
+    }
+
+    /// One change of an upload at a time. It is taken before the lock of a key, never behind it.
+    fn alone_with_upload(&self, id: &str) -> MutexGuard<'_, ()> {
+        stripe(&self.uploads, &id)
     }
 
     /// An upload, and the directory of its parts.
@@ -150,7 +199,9 @@ impl Objects {
     /// # Errors
     /// As [`Objects::find_upload`].
     pub fn stage_part(self: &Arc<Self>, bucket: &str, key: &Key, id: &str) -> Result<Staged> {
-        let (_, dir) = self.upload(&self.bucket(bucket)?, key, id)?;
+        let bucket = self.bucket(bucket)?;
+        let _alone = self.alone_with_upload(id);
+        let (_, dir) = self.upload(&bucket, key, id)?;
         let owner = Owner { uid: dir.attr().uid, gid: dir.attr().gid, umask: 0 };
         self.stage_in(&dir, owner)
     }
@@ -159,8 +210,22 @@ impl Objects {
     ///
     /// # Errors
     /// [`ObjectError::NoUpload`] where the upload has ended meanwhile; those of the vault.
-    pub fn place_part(staged: Staged, number: u32, attrs: &mut Attrs) -> Result<Attr> {
-        match staged.place_as(&part_name(number), attrs) {
+    pub fn place_part(
+        &self,
+        (bucket, key, id): (&str, &Key, &str),
+        staged: Staged,
+        number: u32,
+        attrs: &mut Attrs,
+    ) -> Result<Attr> {
+        let place = || {
+            let attr = staged.complete(attrs)?;
+            let bucket = self.bucket(bucket)?;
+            let _alone = self.alone_with_upload(id);
+            self.upload(&bucket, key, id)?;
+            staged.place_as(&part_name(number))?;
+            Ok(attr)
+        };
+        match place() {
             Err(ObjectError::Vault(VaultError::NotFound | VaultError::Stale)) => Err(ObjectError::NoUpload),
             placed => placed,
         }
@@ -242,7 +307,7 @@ impl Objects {
             attrs.is_composite = !upload.is_full;
         }
         let attr = staged.place(guard, &mut attrs)?;
-        if let Err(error) = self.end_upload(&at, key, id, &dir) {
+        if let Err(error) = self.end_upload(&at, key, id) {
             tracing::warn!(%error, "an upload that is complete could not be removed; it can be aborted");
         }
         Ok((attrs, attr))
@@ -290,25 +355,68 @@ impl Objects {
     /// As [`Objects::find_upload`].
     pub fn abort_upload(&self, bucket: &str, key: &Key, id: &str) -> Result<()> {
         let bucket = self.bucket(bucket)?;
-        let (_, dir) = self.upload(&bucket, key, id)?;
-        self.end_upload(&bucket, key, id, &dir)?;
+        // Without its directory, too: an earlier end may have come no further.
+        let described = self.described(&bucket, id)?.filter(|upload| upload.key == key.as_str());
+        described.ok_or(ObjectError::NoUpload)?;
+        self.end_upload(&bucket, key, id)?;
         self.prune(&bucket, key)
     }
 
-    fn end_upload(&self, bucket: &Node, key: &Key, id: &str, dir: &Node) -> Result<()> {
-        let mut names = Vec::new();
-        dir.list(&mut |name, _| names.push(name.to_owned()))?;
-        // A part that is being written ends by itself, and finds its upload gone.
-        let is_staged = |name: &OsString| name.as_encoded_bytes().starts_with(STAGED.as_bytes());
-        for name in names.iter().filter(|name| !is_staged(name) || !self.staged.lock().contains(*name)) {
-            dir.unlink(name).or_else(none_there)?;
+    /// The other name is durable before the entry goes: without an entry there is no directory that looks like that of
+    /// an upload.
+    fn end_upload(&self, bucket: &Node, key: &Key, id: &str) -> Result<()> {
+        let parent = self.parent(bucket, key)?;
+        {
+            let _alone = self.alone_with_upload(id);
+            if let Some(parent) = &parent {
+                parent.rename(&dir_name(id), &ended_name(id), RenameMode::Replace).or_else(none_there)?;
+                parent.sync_names().or_else(none_there)?;
+            }
+            remove_entry(bucket, id)?;
         }
-        let index = bucket.child(OsStr::new(INDEX))?;
-        index.unlink(OsStr::new(id)).or_else(none_there)?;
-        index.sync_names()?;
-        if let Some(parent) = self.parent(bucket, key)? {
-            super::remove_if_empty(&parent, &dir_name(id))?;
-        }
-        Ok(())
+        parent.map_or(Ok(()), |parent| remove_ended(&parent, &ended_name(id)))
     }
+
+    /// Removes entries of a bucket's index that no upload belongs to; how many.
+    pub(super) fn sweep_index(&self, bucket: &Node) -> Result<u64> {
+        let mut ids = Vec::new();
+        if let Some(index) = bucket.child_if_there(OsStr::new(INDEX))? {
+            index.list(&mut |name, _| ids.extend(name.to_str().map(String::from)))?;
+        }
+        let mut removed = 0;
+        for id in ids {
+            let _alone = self.alone_with_upload(&id);
+            let key = self.described(bucket, &id)?.and_then(|upload| Key::parse(&upload.key).ok());
+            let is_there = match key.map(|key| self.upload(bucket, &key, &id)) {
+                None | Some(Err(ObjectError::NoUpload)) => false,
+                Some(found) => found.map(|_| true)?,
+            };
+            if !is_there {
+                remove_entry(bucket, &id)?;
+                removed += 1;
+            }
+        }
+        Ok(removed)
+    }
+
+    /// Removes the directory of an upload in `parent` if the index does not know that there is one; whether it did.
+    pub(super) fn sweep_upload(&self, bucket: &Node, parent: &Node, id: &str) -> Result<bool> {
+        {
+            let _alone = self.alone_with_upload(id);
+            let key = self.described(bucket, id)?.and_then(|upload| Key::parse(&upload.key).ok());
+            let place = key.map(|key| self.parent(bucket, &key)).transpose()?.flatten();
+            if place.is_some_and(|place| place.ino() == parent.ino()) {
+                return Ok(false);
+            }
+            parent.rename(&dir_name(id), &ended_name(id), RenameMode::Replace).or_else(none_there)?;
+        }
+        remove_ended(parent, &ended_name(id))?;
+        Ok(true)
+    }
+}
+
+fn remove_entry(bucket: &Node, id: &str) -> Result<()> {
+    let Some(index) = bucket.child_if_there(OsStr::new(INDEX))? else { return Ok(()) };
+    index.unlink(OsStr::new(id)).or_else(none_there)?;
+    Ok(index.sync_names().or_else(none_there)?)
 }

@@ -3,7 +3,7 @@
 use crate::limits::Turn;
 use crate::work;
 use lamassu_vault::{
-    Access, Attr, Entry, FileSystem, Forest, HandleId, Ino, Kind, Owner, Result, SetXattr, VaultError,
+    Access, Attr, Entry, FileSystem, Forest, HandleId, Ino, Kind, Owner, RenameMode, Result, SetXattr, VaultError,
 };
 use std::ffi::OsStr;
 use std::sync::Arc;
@@ -121,6 +121,17 @@ impl Node {
     pub fn remove_dir(&self, name: &OsStr) -> Result<()> {
         let done = self.0.fs.rmdir(self.ino(), name);
         self.0.fs.changed_beside_kernel(self.ino(), name);
+        done
+    }
+
+    /// Gives what lies in this directory another name in it.
+    ///
+    /// # Errors
+    /// Those of the vault.
+    pub fn rename(&self, name: &OsStr, new: &OsStr, mode: RenameMode) -> Result<()> {
+        let done = self.0.fs.rename(self.ino(), name, self.ino(), new, mode);
+        self.0.fs.changed_beside_kernel(self.ino(), name);
+        self.0.fs.changed_beside_kernel(self.ino(), new);
         done
     }
 

@@ -6,7 +6,7 @@ use super::node::{Node, Open};
 use super::{Object, ObjectError, Objects, PIECE, Result, much_metadata, none_there};
 use crate::limits::Turn;
 use crate::work;
-use lamassu_vault::{FileSystem, Kind, Owner, RenameMode, VaultError};
+use lamassu_vault::{Kind, Owner, RenameMode, VaultError};
 use std::ffi::{OsStr, OsString};
 use std::sync::Arc;
 
@@ -109,15 +109,14 @@ impl Staged {
         Ok(attr)
     }
 
-    /// The same under a name in the directory it was begun in, whatever is there.
-    pub(super) fn place_as(mut self, name: &OsStr, attrs: &mut Attrs) -> Result<lamassu_vault::Attr> {
-        let attr = self.complete(attrs)?;
+    /// Puts what is complete under a name in the directory it was begun in, whatever is there.
+    pub(super) fn place_as(mut self, name: &OsStr) -> Result<()> {
         self.rename_to(name, RenameMode::Replace)?;
-        self.dir.sync_names()?;
-        Ok(attr)
+        Ok(self.dir.sync_names()?)
     }
 
-    fn complete(&self, attrs: &mut Attrs) -> Result<lamassu_vault::Attr> {
+    /// Makes content and attributes durable.
+    pub(super) fn complete(&self, attrs: &mut Attrs) -> Result<lamassu_vault::Attr> {
         self.open.flush()?;
         let attr = self.open.attr()?;
         attrs.version = Version::of(&attr);
@@ -127,9 +126,7 @@ impl Staged {
     }
 
     fn rename_to(&mut self, name: &OsStr, mode: RenameMode) -> Result<()> {
-        let fs = self.dir.fs();
-        let renamed = fs.rename(self.dir.ino(), &self.name, self.dir.ino(), name, mode);
-        match renamed {
+        match self.dir.rename(&self.name, name, mode) {
             Ok(()) => self.is_placed = true,
             Err(VaultError::Exists) => return Err(ObjectError::Precondition),
             Err(VaultError::IsDirectory | VaultError::NotEmpty | VaultError::DatasetRoot) => {
@@ -137,8 +134,6 @@ impl Staged {
             }
             Err(error) => return Err(error.into()),
         }
-        fs.changed_beside_kernel(self.dir.ino(), &self.name);
-        fs.changed_beside_kernel(self.dir.ino(), name);
         Ok(())
     }
 }

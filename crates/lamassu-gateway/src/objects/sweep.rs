@@ -1,12 +1,20 @@
-//! What a crash has left of objects that were being written is removed at the next start. In the background: it looks
-//! at every name of the buckets.
+//! What a crash has left of objects and uploads is removed at the next start. In the background: it looks at every name
+//! of the buckets.
 
 use super::node::Node;
 use super::put::STAGED;
-use super::{Objects, Result, none_there};
+use super::{Objects, Result, multipart, none_there};
 use lamassu_vault::Kind;
 use std::ffi::OsString;
 use std::sync::atomic::{AtomicBool, Ordering};
+
+/// A directory that is to be searched.
+struct Place {
+    bucket: Node,
+    /// names on the way from the bucket to it
+    path: Vec<OsString>,
+    dir: Node,
+}
 
 impl Objects {
     /// Removes them, until `stopping`; how many there were.
@@ -15,20 +23,23 @@ impl Objects {
     /// Those of the vault that hinder all of it. A directory that cannot be listed is logged, and left out.
     pub fn sweep(&self, stopping: &AtomicBool) -> Result<u64> {
         let mut removed = 0;
-        let mut dirs: Vec<Node> = self.buckets()?.into_iter().map(|(_, bucket)| bucket).collect();
-        while let Some(dir) = dirs.pop() {
+        let mut places = Vec::new();
+        for (_, bucket) in self.buckets()? {
+            // First: a directory that an entry does not lead to is one that the index does not know.
+            removed += self.sweep_index(&bucket).unwrap_or_else(not_searched);
+            places.push(Place { bucket: bucket.clone(), path: Vec::new(), dir: bucket });
+        }
+        while let Some(place) = places.pop() {
             if stopping.load(Ordering::Relaxed) {
                 break;
             }
-            removed += self.sweep_dir(&dir, &mut dirs).unwrap_or_else(|error| {
-                tracing::warn!(%error, "a directory was not searched for what a crash has left");
-                0
-            });
+            removed += self.sweep_dir(&place, &mut places).unwrap_or_else(not_searched);
         }
         Ok(removed)
     }
 
-    fn sweep_dir(&self, dir: &Node, below: &mut Vec<Node>) -> Result<u64> {
+    fn sweep_dir(&self, place: &Place, below: &mut Vec<Place>) -> Result<u64> {
+        let Place { bucket, path, dir } = place;
         let (mut left, mut names): (Vec<OsString>, Vec<OsString>) = Default::default();
         dir.list(&mut |name, kind| match kind {
             Kind::Dir => names.push(name.to_owned()),
@@ -40,9 +51,29 @@ impl Objects {
         for name in &left {
             dir.unlink(name).or_else(none_there)?;
         }
+        let mut removed = left.len() as u64;
         for name in names {
-            below.extend(dir.child_if_there(&name)?);
+            let is_removed = match multipart::id_of_dir(&name) {
+                Some(id) => self.sweep_upload(bucket, dir, id)?,
+                None if multipart::is_ended_dir(&name) => multipart::remove_ended(dir, &name).map(|()| true)?,
+                None => false,
+            };
+            if is_removed {
+                removed += 1;
+            } else if let Some(dir) = dir.child_if_there(&name)? {
+                let path = path.iter().cloned().chain([name]).collect();
+                below.push(Place { bucket: bucket.clone(), path, dir });
+            }
         }
-        Ok(left.len() as u64)
+        if removed > 0 {
+            // Directories that were made for it alone. Empty ones without such leftovers may be a program's.
+            self.prune_path(bucket, &path.iter().map(OsString::as_os_str).collect::<Vec<_>>())?;
+        }
+        Ok(removed)
     }
+}
+
+fn not_searched(error: super::ObjectError) -> u64 {
+    tracing::warn!(%error, "a directory was not searched for what a crash has left");
+    0
 }

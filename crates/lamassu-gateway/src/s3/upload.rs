@@ -9,6 +9,7 @@ use super::read::checksum_type;
 use super::sums::{self, Summing, Sums, put_sums};
 use super::write::{compare, length_of, source_of};
 use crate::objects::attrs::Attrs;
+use crate::objects::key::Key;
 use crate::objects::{Completed, ObjectError, Objects, PARTS_MAX, Part as Uploaded, Reader, Upload};
 use lamassu_vault::Time;
 use s3s::dto::*;
@@ -78,9 +79,12 @@ impl Gateway {
         let (headers, trailers, input) = (req.headers, req.trailing_headers, req.input);
         let (number, key) = (number_of(input.part_number)?, key_of(&input.key)?);
         let (bucket, id) = (input.bucket, input.upload_id);
+        let place = Arc::new((bucket, key, id));
+        let at = place.clone();
         let begun = move |objects: &Arc<Objects>| {
-            let upload = objects.find_upload(&bucket, &key, &id)?;
-            Ok((upload.algorithm, objects.stage_part(&bucket, &key, &id)?))
+            let (bucket, key, id) = &*at;
+            let upload = objects.find_upload(bucket, key, id)?;
+            Ok((upload.algorithm, objects.stage_part(bucket, key, id)?))
         };
         let (algorithm, staged) = self.blocking(&session, begun).await?;
         let said = input.checksum_algorithm.as_ref().map(ChecksumAlgorithm::as_str);
@@ -90,7 +94,7 @@ impl Gateway {
         let received = body::receive(&session, input.body, &staged, summing, length_of(&headers)?).await?;
         compare(&received, &headers, trailers, input.content_md5.as_deref())?;
         let attrs = Attrs { etag: received.md5, checksums: received.sums, ..Attrs::default() };
-        let attrs = self.place_part(&session, body::sole(staged)?, number, attrs).await?.0;
+        let attrs = self.place_part(&session, place, body::sole(staged)?, number, attrs).await?.0;
         let mut output = UploadPartOutput { e_tag: Some(etag(&attrs)), ..Default::default() };
         put_sums!(output, &attrs.checksums);
         Ok(S3Response::new(output))
@@ -99,12 +103,14 @@ impl Gateway {
     async fn place_part(
         &self,
         session: &Session,
+        place: Arc<(String, Key, String)>,
         staged: crate::objects::Staged,
         number: u32,
         mut attrs: Attrs,
     ) -> S3Result<(Attrs, Time)> {
-        self.blocking(session, move |_| {
-            let attr = Objects::place_part(staged, number, &mut attrs)?;
+        self.blocking(session, move |objects| {
+            let (bucket, key, id) = &*place;
+            let attr = objects.place_part((bucket, key, id), staged, number, &mut attrs)?;
             Ok((attrs, attr.mtime))
         })
         .await
@@ -127,17 +133,18 @@ impl Gateway {
         let source = self.blocking(&session, move |objects| objects.source(&from, &from_key)).await?;
         conditions.check(&source.attrs, source.attr.mtime, Reads::Source)?;
         let range = copied_range(input.copy_source_range.as_deref(), source.attr.size)?;
-        let (bucket, id) = (input.bucket, input.upload_id);
+        let place = Arc::new((input.bucket, key, input.upload_id));
+        let at = place.clone();
         let copied = move |objects: &Arc<Objects>| {
-            let upload = objects.find_upload(&bucket, &key, &id)?;
+            let (bucket, key, id) = &*at;
+            let upload = objects.find_upload(bucket, key, id)?;
             let mut digests = Digests::new(Summing::of(upload.algorithm.as_deref())?);
-            let place = (bucket.as_str(), &key, id.as_str());
-            let staged = objects.copy_part(&source, range, place, &mut |data| digests.update(data))?;
+            let staged = objects.copy_part(&source, range, (bucket, key, id), &mut |data| digests.update(data))?;
             Ok((staged, digests.finish()))
         };
         let (staged, received) = self.blocking_s3(&session, copied).await?;
         let attrs = Attrs { etag: received.md5, checksums: received.sums, ..Attrs::default() };
-        let (attrs, mtime) = self.place_part(&session, staged, number, attrs).await?;
+        let (attrs, mtime) = self.place_part(&session, place, staged, number, attrs).await?;
         let mut result =
             CopyPartResult { e_tag: Some(etag(&attrs)), last_modified: Some(timestamp(mtime)), ..Default::default() };
         put_sums!(result, &attrs.checksums);

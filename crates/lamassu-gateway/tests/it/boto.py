@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import http.client
 import os
 import sys
 import threading
@@ -270,6 +271,64 @@ def multipart():
         s3.delete_object(Bucket="alice-m", Key=name)
     s3.delete_bucket(Bucket="alice-m")
     fails(404, s3.head_bucket, Bucket="alice-m")
+
+
+def ends():
+    s3 = client()
+
+    def slow_part(key, between, whole=True):
+        """Uploads a part; `between` is called in the middle of it. The status it is answered with."""
+        url = s3.generate_presigned_url("upload_part", Params={**key, "PartNumber": 1})
+        path = url.removeprefix(URL)
+        connection = http.client.HTTPConnection(URL.removeprefix("http://"), timeout=120)
+        size = 3 << 20
+        connection.putrequest("PUT", path)
+        connection.putheader("content-length", str(size))
+        connection.endheaders(b"p" * (size // 2))
+        # A part that is listed as being written is under way: another one is answered behind it.
+        s3.upload_part(**key, PartNumber=2, Body=b"two")
+        between()
+        if not whole:
+            connection.close()
+            return None
+        connection.send(b"p" * (size - size // 2))
+        return connection.getresponse().status
+
+    # An upload ends while a part comes: the part is refused, and nothing is left.
+    for number, (name, whole) in enumerate([("dir/big", True), ("dir/big", False), ("big", True), ("big", False)]):
+        bucket = f"alice-e{number}"
+        s3.create_bucket(Bucket=bucket)
+        key = {"Bucket": bucket, "Key": name}
+        key["UploadId"] = s3.create_multipart_upload(**key)["UploadId"]
+        status = slow_part(key, lambda: s3.abort_multipart_upload(**key), whole)
+        assert status in (404, None), status
+        fails("NoSuchUpload", s3.abort_multipart_upload, **key)
+        s3.put_object(Bucket=bucket, Key="dir", Body=b"x")
+        s3.delete_object(Bucket=bucket, Key="dir")
+        s3.delete_bucket(Bucket=bucket)
+    # The same where it is completed.
+    s3.create_bucket(Bucket="alice-e")
+    key = {"Bucket": "alice-e", "Key": "big"}
+    up = {**key, "UploadId": s3.create_multipart_upload(**key)["UploadId"]}
+    tag = s3.upload_part(**up, PartNumber=3, Body=b"three")["ETag"]
+    complete = lambda: s3.complete_multipart_upload(**up, MultipartUpload={"Parts": [{"PartNumber": 3, "ETag": tag}]})
+    assert slow_part(up, complete) == 404
+    assert s3.get_object(**key)["Body"].read() == b"three"
+    s3.delete_object(**key)
+    # One that cannot begin leaves nothing either.
+    tags = "&".join(f"k{n}{'x' * 100}={'v' * 250}" for n in range(10))
+    for _ in range(2):
+        begin = dict(Bucket="alice-e", Key="q/big", Metadata={"m": "y" * 1900}, Tagging=tags)
+        try:
+            begun = s3.create_multipart_upload(**begin)
+        except ClientError as error:
+            assert error.response["Error"]["Code"] == "MetadataTooLarge", error
+        else:
+            # The store keeps much with a file.
+            s3.abort_multipart_upload(Bucket="alice-e", Key="q/big", UploadId=begun["UploadId"])
+    s3.put_object(Bucket="alice-e", Key="q", Body=b"x")
+    s3.delete_object(Bucket="alice-e", Key="q")
+    s3.delete_bucket(Bucket="alice-e")
 
 
 def copies():

@@ -43,6 +43,11 @@ fn objects_are_made_of_parts() {
 }
 
 #[test]
+fn uploads_that_end_leave_nothing() {
+    checked("ends");
+}
+
+#[test]
 fn copies_and_conditional_writes() {
     checked("copies");
 }

@@ -55,16 +55,17 @@ fn objects_are_whole_or_absent_when_the_gateway_is_killed() {
     // Nothing of the gateway's own is left behind.
     until("what was left is removed", || lab.log().matches("is removed").count() == 4);
     lab.stop("TERM");
-    assert!(!left(&lab));
+    assert_eq!(left(&lab), "");
     let key = format!("raw:file:{}", lab.path("vault.key").display());
     run(lab.lamassu().args(["check", "--key", &key]).arg(lab.path("store")));
 }
 
-/// Whether the vault, which is closed, has names of objects that were being written.
-fn left(lab: &Lab) -> bool {
+/// Names of the gateway's own that the vault has, which is closed.
+fn left(lab: &Lab) -> String {
     let key = format!("raw:file:{}", lab.path("vault.key").display());
     let listed = run(lab.lamassu().args(["ls", "-R", "--key", &key]).arg(lab.path("store")));
-    listed.contains(".lamassu-put-")
+    let is_left = |line: &&str| line.contains(".lamassu-") && !line.contains(".lamassu-gateway");
+    listed.lines().filter(is_left).collect()
 }
 
 fn check(lab: &Lab, who: &str, lines: &str) {
@@ -121,4 +122,83 @@ fn what_an_upload_has_left_is_removed_and_uploads_go_on() {
         s3.complete_multipart_upload(**up, MultipartUpload={'Parts': parts})\n\
         assert s3.get_object(**key)['Body'].read() == open(os.environ['PART'], 'rb').read() + b'end'";
     run(lab.client("python3").env("PART", &part).args(["-c", end, id, etag]));
+}
+
+/// Makes objects of parts, and ends every other upload without, until the gateway is gone.
+const UPLOADS: &str = r#"
+import boto3, os, sys
+from botocore.client import Config
+s3 = boto3.client("s3", endpoint_url=os.environ["GATEWAY_URL"], config=Config(retries={"max_attempts": 0}))
+part = open(os.environ["PART"], "rb").read()
+for n in range(10000):
+    try:
+        key = {"Bucket": "alice-ends", "Key": f"{sys.argv[1]}{n % 4}"}
+        up = {**key, "UploadId": s3.create_multipart_upload(**key)["UploadId"]}
+        tags = [s3.upload_part(**up, PartNumber=m + 1, Body=body)["ETag"] for m, body in enumerate([part, b"end"])]
+        parts = [{"PartNumber": m + 1, "ETag": tag} for m, tag in enumerate(tags)]
+        if n % 2:
+            s3.complete_multipart_upload(**up, MultipartUpload={"Parts": parts})
+        else:
+            s3.abort_multipart_upload(**up)
+    except Exception:
+        break
+"#;
+
+#[test]
+fn an_upload_is_there_whole_or_not_at_all_when_the_gateway_is_killed() {
+    if !crate::boto::is_there() {
+        return;
+    }
+    let mut lab = Lab::new("");
+    let part = lab.data("part", 5 << 20);
+    // An end that was answered stays one.
+    for (round, end) in
+        ["complete_multipart_upload(**up, MultipartUpload={'Parts': [part]})", "abort_multipart_upload(**up)"]
+            .into_iter()
+            .enumerate()
+    {
+        let lines = format!(
+            "s3.create_bucket(Bucket='alice-end')\nkey = {{'Bucket': 'alice-end', 'Key': 'deep/dir/big'}}\n\
+             up = {{**key, 'UploadId': s3.create_multipart_upload(**key)['UploadId']}}\n\
+             part = {{'PartNumber': 1, 'ETag': s3.upload_part(**up, PartNumber=1, Body=b'x' * 6000000)['ETag']}}\n\
+             s3.{end}"
+        );
+        lab.python(&lines);
+        lab.stop("KILL");
+        lab.start();
+        until("what was left is removed", || lab.log().matches("is removed").count() == round + 2);
+        lab.python(
+            "assert 'Uploads' not in s3.list_multipart_uploads(Bucket='alice-end')\n\
+             s3.delete_object(Bucket='alice-end', Key='deep/dir/big')\ns3.delete_bucket(Bucket='alice-end')",
+        );
+    }
+    lab.python("s3.create_bucket(Bucket='alice-ends')");
+    for round in 0..3 {
+        std::thread::scope(|scope| {
+            for who in ["x", "y"] {
+                let (lab, part) = (&lab, &part);
+                scope.spawn(move || run(lab.client("python3").env("PART", part).args(["-c", UPLOADS, who])));
+            }
+            // Somewhere in the middle of what is being made.
+            let ended = || lab.log().matches("AbortMultipartUpload").count();
+            let before = ended();
+            until("uploads end", || ended() > before + 2);
+            lab.signal("KILL");
+        });
+        lab.stop("KILL");
+        lab.start();
+        until("what was left is removed", || lab.log().matches("is removed").count() == round + 4);
+    }
+    // Clients see everything that there is, and so can remove it.
+    lab.python(
+        "ends = {'Bucket': 'alice-ends'}\n\
+         for up in s3.list_multipart_uploads(**ends).get('Uploads', []):\n    \
+             s3.abort_multipart_upload(**ends, Key=up['Key'], UploadId=up['UploadId'])\n\
+         for item in s3.list_objects_v2(**ends).get('Contents', []):\n    \
+             assert item['Size'] == (5 << 20) + 3\n    s3.delete_object(**ends, Key=item['Key'])",
+    );
+    lab.stop("TERM");
+    assert_eq!(left(&lab), "");
+    lab.start();
+    lab.python("s3.delete_bucket(Bucket='alice-ends')");
 }
