@@ -226,7 +226,11 @@ impl Objects {
 
     /// One change of a key at a time.
     fn alone_with(&self, bucket: &Node, key: &Key) -> MutexGuard<'_, ()> {
-        stripe(&self.keys, &(bucket.ino(), key.path()))
+        self.alone_with_path(bucket, OsStr::new(key.path()))
+    }
+
+    fn alone_with_path(&self, bucket: &Node, path: &OsStr) -> MutexGuard<'_, ()> {
+        stripe(&self.keys, &(bucket.ino(), path))
     }
 
     /// The directory that a key lies in; `None` where it is not, or is none.
@@ -321,12 +325,21 @@ impl Objects {
                 _ => break,
             }
         }
+        let mut changed = None;
         for (at, name) in path.iter().enumerate().take(dirs.len() - 1).rev() {
-            if Attrs::are_of(&dirs[at + 1]).unwrap_or(true) || !remove_if_empty(&dirs[at], name)? {
+            // Another request may make an object of it.
+            let _alone = self.alone_with_path(bucket, &path[..=at].join(OsStr::new("/")));
+            let is_object = match dirs[at].child_if_there(name) {
+                Ok(Some(dir)) => Attrs::are_of(&dir).unwrap_or(true),
+                Ok(None) | Err(_) => true,
+            };
+            if is_object || !remove_if_empty(&dirs[at], name)? {
                 break;
             }
+            changed = Some(&dirs[at]);
         }
-        Ok(())
+        // Else they would come back, empty, after a crash.
+        changed.map_or(Ok(()), |dir| Ok(dir.sync_names().or_else(none_there)?))
     }
 
     /// Changes the tags of an object.

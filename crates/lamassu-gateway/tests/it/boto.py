@@ -331,6 +331,23 @@ def ends():
     s3.delete_bucket(Bucket="alice-e")
 
 
+def directories():
+    """A directory becomes an object while the last object in it is removed: it stays."""
+    s3 = client(max_pool_connections=8)
+    s3.create_bucket(Bucket="alice-dirs")
+    with ThreadPoolExecutor(4) as pool:
+        for n in range(100):
+            for m in range(3):
+                s3.put_object(Bucket="alice-dirs", Key=f"d{n}/{m}", Body=b"x")
+            removals = [pool.submit(s3.delete_object, Bucket="alice-dirs", Key=f"d{n}/{m}") for m in range(3)]
+            s3.put_object(Bucket="alice-dirs", Key=f"d{n}/", Body=b"")
+            for removal in removals:
+                removal.result()
+            s3.head_object(Bucket="alice-dirs", Key=f"d{n}/")
+            s3.delete_object(Bucket="alice-dirs", Key=f"d{n}/")
+    s3.delete_bucket(Bucket="alice-dirs")
+
+
 def copies():
     s3 = client()
     for bucket in ["alice-c", "alice-d"]:

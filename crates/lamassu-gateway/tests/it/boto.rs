@@ -48,6 +48,11 @@ fn uploads_that_end_leave_nothing() {
 }
 
 #[test]
+fn directories_that_are_objects_stay() {
+    checked("directories");
+}
+
+#[test]
 fn copies_and_conditional_writes() {
     checked("copies");
 }
