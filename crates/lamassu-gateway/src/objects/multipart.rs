@@ -7,7 +7,7 @@
 
 use super::attrs::{Attrs, Given, NAME};
 use super::key::Key;
-use super::node::Node;
+use super::node::{Node, Open};
 use super::put::random_name;
 use super::{Guard, ObjectError, Objects, Result, Staged, none_there, stripe};
 use data_encoding::HEXLOWER;
@@ -249,6 +249,20 @@ impl Objects {
         Ok(Some(Part { number, attr: *node.attr(), attrs: Attrs::of(&node)? }))
     }
 
+    /// Opens a part, which is to be the one that was looked at: another may have taken its place since.
+    fn open_part(dir: &Node, part: &Part) -> Result<Open> {
+        let none = |error| match error {
+            VaultError::NotFound | VaultError::Stale => ObjectError::NoPart(part.number),
+            error => error.into(),
+        };
+        let node = dir.child(&part_name(part.number)).map_err(none)?;
+        // The tag is an MD5 of the content: others have another.
+        match node.attr().size == part.attr.size && Attrs::of(&node)? == part.attrs {
+            true => node.open().map_err(none),
+            false => Err(ObjectError::NoPart(part.number)),
+        }
+    }
+
     /// The uploads of a bucket whose keys begin with `prefix`, by key and then by age.
     ///
     /// # Errors
@@ -294,7 +308,7 @@ impl Objects {
         let staged = self.stage(bucket, key, owner)?;
         let (mut hash, mut size) = (Md5::new(), 0);
         for part in &parts {
-            let open = dir.child(&part_name(part.number))?.open()?;
+            let open = Self::open_part(&dir, part)?;
             Self::append(&staged, &open, size, 0..part.attr.size)?;
             size += part.attr.size;
             attrs.add_part(part.attr.size);

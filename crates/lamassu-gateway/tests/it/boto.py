@@ -353,6 +353,37 @@ def copies():
     for bucket in ["alice-c", "alice-d"]:
         s3.create_bucket(Bucket=bucket)
     body = noise(3000001)
+def parts_again():
+    """A part is uploaded anew while the upload is completed: the object is of the parts that were named."""
+    s3, other = client(), client()
+    s3.create_bucket(Bucket="alice-again")
+    part, begun = noise(5 << 20), threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        for n in range(20):
+            key = {"Bucket": "alice-again", "Key": f"k{n}"}
+            up = {**key, "UploadId": s3.create_multipart_upload(**key)["UploadId"]}
+            tags = [s3.upload_part(**up, PartNumber=m + 1, Body=body)["ETag"] for m, body in enumerate([part, part, b"z" * 1000])]
+            parts = [{"PartNumber": m + 1, "ETag": tag} for m, tag in enumerate(tags)]
+
+            def again():
+                begun.wait()
+                try:
+                    for byte in b"!?#":
+                        other.upload_part(**up, PartNumber=3, Body=bytes([byte]) * 1000)
+                except ClientError as error:
+                    assert error.response["Error"]["Code"] == "NoSuchUpload", error
+
+            begun.clear()
+            uploading = pool.submit(again)
+            begun.set()
+            try:
+                s3.complete_multipart_upload(**up, MultipartUpload={"Parts": parts})
+                assert s3.get_object(**key)["Body"].read() == part + part + b"z" * 1000, n
+            except ClientError as error:
+                assert error.response["Error"]["Code"] == "InvalidPart", error
+            uploading.result()
+
+
     s3.put_object(Bucket="alice-c", Key="from", Body=body, Metadata={"a": "1"}, ContentType="text/a", Tagging="t=1")
     source = {"Bucket": "alice-c", "Key": "from"}
     tag = s3.head_object(**source)["ETag"]

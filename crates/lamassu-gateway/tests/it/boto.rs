@@ -53,6 +53,11 @@ fn directories_that_are_objects_stay() {
 }
 
 #[test]
+fn objects_are_made_of_the_parts_that_were_named() {
+    checked("parts_again");
+}
+
+#[test]
 fn copies_and_conditional_writes() {
     checked("copies");
 }
