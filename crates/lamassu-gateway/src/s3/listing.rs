@@ -140,8 +140,8 @@ impl Gateway {
         let max = listed_max(input.max_keys, "max-keys")?;
         let delimiter = delimiter_of(input.delimiter.as_ref());
         let after = input.marker.clone().filter(|marker| !marker.is_empty());
-        let is_group = is_group(after.as_deref(), delimiter.as_deref());
         let prefix = input.prefix.clone().unwrap_or_default();
+        let is_group = is_group(after.as_deref(), delimiter.as_deref(), &prefix);
         let page = self.page(&session, &input.bucket, Query { prefix, delimiter, after, is_group, max }).await?;
         let owner = super::bucket::owner(&session);
         let mut told = Told::of(page, encoding, Some(&owner));
@@ -172,8 +172,8 @@ impl Gateway {
         let max = listed_max(input.max_keys, "max-keys")?;
         let delimiter = delimiter_of(input.delimiter.as_ref());
         let after = input.key_marker.clone().filter(|marker| !marker.is_empty());
-        let is_group = is_group(after.as_deref(), delimiter.as_deref());
         let prefix = input.prefix.clone().unwrap_or_default();
+        let is_group = is_group(after.as_deref(), delimiter.as_deref(), &prefix);
         let page = self.page(&session, &input.bucket, Query { prefix, delimiter, after, is_group, max }).await?;
         let owner = super::bucket::owner(&session);
         let mut told = Told::of(page, encoding, Some(&owner));
@@ -206,9 +206,11 @@ impl Gateway {
     }
 }
 
-/// A marker that is what a group was told as: the page goes on behind the group.
-fn is_group(marker: Option<&str>, delimiter: Option<&str>) -> bool {
-    marker.zip(delimiter).is_some_and(|(marker, delimiter)| marker.ends_with(delimiter))
+/// A marker that is what a group was told as: the page goes on behind the group. Groups end with the first delimiter
+/// behind the prefix; other markers are keys.
+fn is_group(marker: Option<&str>, delimiter: Option<&str>, prefix: &str) -> bool {
+    let rest = marker.and_then(|marker| marker.strip_prefix(prefix));
+    rest.zip(delimiter).and_then(|(rest, delimiter)| rest.split_once(delimiter)).is_some_and(|(_, end)| end.is_empty())
 }
 
 #[cfg(test)]
@@ -221,6 +223,21 @@ mod tests {
             assert_eq!(parse_token(&token_of(&next)).expect("own"), next);
         }
         assert!(parse_token("").is_err() && parse_token("!").is_err() && parse_token("eA").is_err());
+    }
+
+    #[test]
+    fn a_marker_is_a_group_by_what_is_behind_the_prefix() {
+        for (marker, prefix, is_one) in [
+            ("photos/", "", true),
+            ("photos/", "photos/", false),
+            ("photos/sub/", "photos/", true),
+            ("photos/sub/", "ph", false),
+            ("photos/1", "photos/", false),
+            ("other/", "photos/", false),
+        ] {
+            assert_eq!(is_group(Some(marker), Some("/"), prefix), is_one, "{marker} {prefix}");
+        }
+        assert!(!is_group(None, Some("/"), "") && !is_group(Some("a/"), None, ""));
     }
 
     #[test]

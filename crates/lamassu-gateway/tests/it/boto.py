@@ -207,6 +207,28 @@ def lists():
     fails("InvalidArgument", s3.list_objects_v2, Bucket="alice-l", ContinuationToken="garbage")
 
 
+def markers():
+    """Pages of a directory that is an object itself, and so a key that ends with the delimiter."""
+    s3 = client()
+    s3.create_bucket(Bucket="alice-p")
+    for name in ["photos/", "photos/1", "photos/2", "photos/sub/", "photos/sub/3", "photos/t"]:
+        s3.put_object(Bucket="alice-p", Key=name, Body=b"")
+    wanted = ["photos/", "photos/1", "photos/2", "photos/sub/", "photos/t"]
+    of = dict(Bucket="alice-p", Prefix="photos/", Delimiter="/", MaxKeys=1)
+    for call, marker, next_marker, items in [(s3.list_objects, "Marker", "NextMarker", "Contents"),
+                                             (s3.list_object_versions, "KeyMarker", "NextKeyMarker", "Versions"),
+                                             (s3.list_objects_v2, "ContinuationToken", "NextContinuationToken", "Contents")]:
+        found, more = [], {}
+        while len(found) < 9:
+            page = call(**of, **more)
+            found += [item["Key"] for item in page.get(items, [])]
+            found += [group["Prefix"] for group in page.get("CommonPrefixes", [])]
+            if not page["IsTruncated"]:
+                break
+            more = {marker: page[next_marker]}
+        assert found == wanted, (call, found)
+
+
 def multipart():
     s3 = client()
     s3.create_bucket(Bucket="alice-m")
@@ -331,28 +353,6 @@ def ends():
     s3.delete_bucket(Bucket="alice-e")
 
 
-def directories():
-    """A directory becomes an object while the last object in it is removed: it stays."""
-    s3 = client(max_pool_connections=8)
-    s3.create_bucket(Bucket="alice-dirs")
-    with ThreadPoolExecutor(4) as pool:
-        for n in range(100):
-            for m in range(3):
-                s3.put_object(Bucket="alice-dirs", Key=f"d{n}/{m}", Body=b"x")
-            removals = [pool.submit(s3.delete_object, Bucket="alice-dirs", Key=f"d{n}/{m}") for m in range(3)]
-            s3.put_object(Bucket="alice-dirs", Key=f"d{n}/", Body=b"")
-            for removal in removals:
-                removal.result()
-            s3.head_object(Bucket="alice-dirs", Key=f"d{n}/")
-            s3.delete_object(Bucket="alice-dirs", Key=f"d{n}/")
-    s3.delete_bucket(Bucket="alice-dirs")
-
-
-def copies():
-    s3 = client()
-    for bucket in ["alice-c", "alice-d"]:
-        s3.create_bucket(Bucket=bucket)
-    body = noise(3000001)
 def parts_again():
     """A part is uploaded anew while the upload is completed: the object is of the parts that were named."""
     s3, other = client(), client()
@@ -384,6 +384,28 @@ def parts_again():
             uploading.result()
 
 
+def directories():
+    """A directory becomes an object while the last object in it is removed: it stays."""
+    s3 = client(max_pool_connections=8)
+    s3.create_bucket(Bucket="alice-dirs")
+    with ThreadPoolExecutor(4) as pool:
+        for n in range(100):
+            for m in range(3):
+                s3.put_object(Bucket="alice-dirs", Key=f"d{n}/{m}", Body=b"x")
+            removals = [pool.submit(s3.delete_object, Bucket="alice-dirs", Key=f"d{n}/{m}") for m in range(3)]
+            s3.put_object(Bucket="alice-dirs", Key=f"d{n}/", Body=b"")
+            for removal in removals:
+                removal.result()
+            s3.head_object(Bucket="alice-dirs", Key=f"d{n}/")
+            s3.delete_object(Bucket="alice-dirs", Key=f"d{n}/")
+    s3.delete_bucket(Bucket="alice-dirs")
+
+
+def copies():
+    s3 = client()
+    for bucket in ["alice-c", "alice-d"]:
+        s3.create_bucket(Bucket=bucket)
+    body = noise(3000001)
     s3.put_object(Bucket="alice-c", Key="from", Body=body, Metadata={"a": "1"}, ContentType="text/a", Tagging="t=1")
     source = {"Bucket": "alice-c", "Key": "from"}
     tag = s3.head_object(**source)["ETag"]

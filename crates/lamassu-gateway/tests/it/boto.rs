@@ -38,6 +38,11 @@ fn lists_are_those_of_a_model() {
 }
 
 #[test]
+fn pages_go_on_behind_keys_that_end_with_the_delimiter() {
+    checked("markers");
+}
+
+#[test]
 fn objects_are_made_of_parts() {
     checked("multipart");
 }
@@ -48,13 +53,13 @@ fn uploads_that_end_leave_nothing() {
 }
 
 #[test]
-fn directories_that_are_objects_stay() {
-    checked("directories");
+fn objects_are_made_of_the_parts_that_were_named() {
+    checked("parts_again");
 }
 
 #[test]
-fn objects_are_made_of_the_parts_that_were_named() {
-    checked("parts_again");
+fn directories_that_are_objects_stay() {
+    checked("directories");
 }
 
 #[test]
