@@ -1,9 +1,10 @@
 //! Objects that are uploaded in parts. Parts are files of their own, in a directory beside the object-to-be, whose
 //! profile and access lists they so have; the object is made of them by the keys of their blocks.
 //!
-//! An upload has an entry in the bucket's index, which says its key and what was given. It is there while both the entry
-//! and the directory of its parts are. It ends when its directory gets another name, durably; what lies under that name
-//! is removed then, or at the next start. So a crash leaves all of an upload or, after the next start, nothing.
+//! An upload has an entry in the bucket's index, which says its key and what was given. It is there while both the
+//! entry and the directory of its parts are. It ends when its directory gets another name, durably; what lies under
+//! that name is removed then, or at the next start. So a crash leaves all of an upload or, after the next start,
+//! nothing.
 
 use super::attrs::{Attrs, Given, NAME};
 use super::key::Key;
