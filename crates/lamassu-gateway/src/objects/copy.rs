@@ -1,9 +1,9 @@
 //! Copies of objects: by the keys of their blocks, so that nothing is encrypted anew, and the store may share them.
 
-use super::attrs::Attrs;
+use super::attrs::{Attrs, Version};
 use super::key::Key;
 use super::node::Open;
-use super::{Guard, ObjectError, Objects, Result};
+use super::{Guard, ObjectError, Objects, Reader, Result};
 use lamassu_vault::{Attr, Owner};
 use std::ops::Range;
 use std::sync::Arc;
@@ -18,6 +18,9 @@ pub struct Source {
     pub attr: Attr,
 }
 
+/// Whether the source was not changed, what reads the copy, and the attributes to complete.
+pub type CopySum<'a> = dyn FnMut(bool, &mut Reader<'_>, &mut Attrs) -> Result<()> + 'a;
+
 impl Objects {
     /// Opens what is to be copied.
     ///
@@ -28,7 +31,8 @@ impl Objects {
         Ok(Source { open, attrs, attr })
     }
 
-    /// Makes an object of the content of another, with these attributes.
+    /// Makes an object of the content of another, with these attributes. `sum` completes them by the content of the
+    /// copy, and is told whether the source is still the content that its own attributes are of.
     ///
     /// # Errors
     /// As [`Objects::stage`] and [`super::Staged::place`].
@@ -39,6 +43,7 @@ impl Objects {
         owner: Owner,
         guard: &Guard,
         attrs: &mut Attrs,
+        sum: &mut CopySum<'_>,
     ) -> Result<Attr> {
         let Some(open) = &source.open else {
             return match key.is_dir() {
@@ -53,7 +58,11 @@ impl Objects {
             };
         }
         let staged = self.stage(bucket, key, owner)?;
-        Self::append(&staged, open, 0, 0..source.attr.size)?;
+        let size = source.attr.size;
+        Self::append(&staged, open, 0, 0..size)?;
+        // A program in the mount may have written to it meanwhile.
+        let is_same = Version::of(&open.attr()?) == Version::of(&source.attr);
+        sum(is_same, &mut |each| Self::read_through(staged.open(), size, each), attrs)?;
         staged.place(guard, attrs)
     }
 

@@ -16,7 +16,6 @@ pub mod node;
 mod put;
 mod sweep;
 
-pub use copy::Source;
 pub use multipart::{Completed, PARTS_MAX, Part, Reader, Upload};
 pub use put::{Guard, Staged};
 

@@ -6,8 +6,8 @@ use super::body::{self, Received};
 use super::given::{Conditions, Reads, etag, given, guard, key_of, tag_set, tags_of, timestamp};
 use super::sums::{self, Summing, Sums, put_sums};
 use crate::credentials::Right;
+use crate::objects::Guard;
 use crate::objects::attrs::Attrs;
-use crate::objects::{Guard, Source};
 use data_encoding::{BASE64, HEXLOWER};
 use http::HeaderMap;
 use s3s::dto::*;
@@ -145,15 +145,22 @@ impl Gateway {
         if has_new_tags {
             attrs.given.tags = new.tags;
         }
-        // Of content that came from elsewhere it becomes known now what it is.
         let asked = input.checksum_algorithm.as_ref().map(|algorithm| algorithm.as_str().to_owned());
-        let (source, computed) = self.blocking_s3(&session, move |_| with_digests(source, asked.as_deref())).await?;
-        if let Some(received) = computed {
-            (attrs.etag, attrs.checksums) = (received.md5, received.sums);
-            (attrs.parts, attrs.is_composite) = (Vec::new(), false);
-        }
+        let mut summing = Some(Summing::of(asked.as_deref())?);
         let copied = move |objects: &Arc<crate::objects::Objects>| {
-            let attr = objects.copy(&source, (&bucket, &key), owner, &guard, &mut attrs)?;
+            let attr =
+                objects.copy(&source, (&bucket, &key), owner, &guard, &mut attrs, &mut |is_same, read, attrs| {
+                    let is_known = asked.as_ref().is_none_or(|algorithm| attrs.checksums.contains_key(algorithm));
+                    let is_good = is_same && is_known && is_own_tag(attrs);
+                    // Of content that came from elsewhere it becomes known now what it is.
+                    let Some(summing) = summing.take().filter(|_| !is_good) else { return Ok(()) };
+                    let mut digests = body::Digests::new(summing);
+                    read(&mut |data| digests.update(data))?;
+                    let received = digests.finish();
+                    (attrs.etag, attrs.checksums) = (received.md5, received.sums);
+                    (attrs.parts, attrs.is_composite) = (Vec::new(), false);
+                    Ok(())
+                })?;
             Ok((attrs, attr))
         };
         let (attrs, attr) = self.blocking(&session, copied).await?;
@@ -282,17 +289,6 @@ pub(super) fn source_of(
         return Err(s3_error!(NoSuchVersion, "objects have no versions here but \"null\""));
     }
     Ok((bucket.to_string(), key_of(key)?))
-}
-
-/// Reads a source through where digests of it are wanted that are not known.
-fn with_digests(source: Source, algorithm: Option<&str>) -> S3Result<(Source, Option<Received>)> {
-    let is_known = algorithm.is_none_or(|algorithm| source.attrs.checksums.contains_key(algorithm));
-    let Some(open) = source.open.as_ref().filter(|_| !is_known || !is_own_tag(&source.attrs)) else {
-        return Ok((source, None));
-    };
-    let mut digests = body::Digests::new(Summing::of(algorithm)?);
-    crate::objects::Objects::read_through(open, source.attr.size, &mut |data| digests.update(data))?;
-    Ok((source, Some(digests.finish())))
 }
 
 /// Whether the entity tag was made with the object.

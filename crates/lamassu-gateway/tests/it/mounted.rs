@@ -1,11 +1,14 @@
 //! The same data through S3 and through a mount, at the same time.
 
 use crate::boto;
-use crate::lab::{Lab, run};
+use crate::lab::{Lab, noise, run};
 use std::fs;
-use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
+use std::panic::AssertUnwindSafe;
 use std::path::Path;
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 /// A mount that is taken away also where a test fails.
 struct Mount(Lab);
@@ -96,6 +99,41 @@ fn objects_are_files_and_files_are_objects() {
     assert_eq!(fs::read_to_string(dataset.join("in/a")).expect("reads"), "of its own keys");
     assert_eq!(mount.0.stop("TERM"), Some(0), "{}", mount.0.log());
     assert!(!mount.0.path("mnt/alice-m").exists(), "the mount is gone");
+}
+
+#[test]
+fn a_copy_has_the_digests_of_what_was_copied() {
+    let Some(mount) = mounted() else { return };
+    let lab = &mount.0;
+    lab.python("s3.create_bucket(Bucket='alice-w')");
+    let path = lab.path("mnt/alice-w/file");
+    fs::write(&path, noise(4 << 20)).expect("writes");
+    let is_done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let file = fs::File::options().write(true).open(&path).expect("opens");
+            for at in (0..1024_u64).cycle() {
+                if is_done.load(Ordering::Relaxed) {
+                    break;
+                }
+                file.write_all_at(&at.to_le_bytes(), at * 4096).expect("writes");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        });
+        let copied = std::panic::catch_unwind(AssertUnwindSafe(|| {
+            lab.python(
+                "import base64, hashlib\n\
+                 for n in range(10):\n    \
+                     copy = dict(Bucket='alice-w', Key='copy')\n    \
+                     s3.copy_object(**copy, CopySource='alice-w/file', ChecksumAlgorithm='SHA256')\n    \
+                     got = s3.get_object(**copy, ChecksumMode='ENABLED')\n    body = got['Body'].read()\n    \
+                     assert got['ETag'].strip('\"') == hashlib.md5(body).hexdigest(), n\n    \
+                     assert got['ChecksumSHA256'] == base64.b64encode(hashlib.sha256(body).digest()).decode(), n",
+            )
+        }));
+        is_done.store(true, Ordering::Relaxed);
+        copied.expect("the digests are right");
+    });
 }
 
 #[test]
