@@ -275,6 +275,8 @@ fn fault(status: &Status) -> ServerFault {
         return ServerFault::Policy { rule: rule.into(), what: detail };
     }
     match status.code() {
+        // Not a word of the server: its connection broke, in whatever way.
+        Code::Internal if status.source().is_some() => ServerFault::Unreachable { detail },
         Code::NotFound => ServerFault::UnknownVault,
         Code::FailedPrecondition => ServerFault::InUse { by: detail },
         Code::Aborted => ServerFault::Ended,

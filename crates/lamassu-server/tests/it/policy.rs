@@ -361,7 +361,12 @@ fn nonsense_is_refused_and_the_policy_before_stays() {
     reload(&lab, NO_PLAIN, true);
     assert!(test(&lab).code(76).out.contains("protection none by \"no plain\""));
     reload(&lab, "\n[[rule]]\nname = \"x\"\nforbid.protections = [\"nnone\"]\n", false);
-    assert!(lab.log().contains("line 4, forbid.protections") && lab.log().contains("stays in force"), "{}", lab.log());
+    // The log is written behind that.
+    let until = Instant::now() + PATIENCE;
+    while !(lab.log().contains("line 4, forbid.protections") && lab.log().contains("stays in force")) {
+        assert!(Instant::now() < until, "{}", lab.log());
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
     test(&lab).code(76);
     lab.serve(&["policy", "show"]).ok().says("1 rules in force").says("a reload would fail");
     lab.serve(&["run", "--check-config"]).code(13).says("line 4");
