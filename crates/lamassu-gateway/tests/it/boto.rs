@@ -5,7 +5,7 @@ use crate::lab::{Lab, has, run};
 fn checked(name: &str) {
     if is_there() {
         let lab = Lab::new("");
-        run(lab.client("python3").arg(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/boto.py")).arg(name));
+        run(lab.client("/usr/bin/python3").arg(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/boto.py")).arg(name));
     }
 }
 
@@ -15,7 +15,7 @@ pub fn is_there() -> bool {
 }
 
 fn python_has(module: &str) -> bool {
-    let found = std::process::Command::new("python3").args(["-c", &format!("import {module}")]).output().expect("runs");
+    let found = std::process::Command::new("/usr/bin/python3").args(["-c", &format!("import {module}")]).output().expect("runs");
     if !found.status.success() {
         eprintln!("NOTE: python3-{module} is not installed (scripts/setup installs it): NOT tested");
     }

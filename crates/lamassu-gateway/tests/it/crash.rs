@@ -28,7 +28,7 @@ fn objects_are_whole_or_absent_when_the_gateway_is_killed() {
         return;
     }
     let mut lab = Lab::new("");
-    run(lab.client("python3").arg("-c").arg(
+    run(lab.client("/usr/bin/python3").arg("-c").arg(
         "import boto3, os; boto3.client('s3', endpoint_url=os.environ['GATEWAY_URL']).create_bucket(Bucket='alice-crash')",
     ));
     for round in 0..3 {
@@ -37,7 +37,7 @@ fn objects_are_whole_or_absent_when_the_gateway_is_killed() {
             for who in ["x", "y"] {
                 let (said, lab, who) = (&said, &lab, format!("{who}{round}"));
                 scope.spawn(move || {
-                    let out = lab.client("python3").args(["-c", PUTS, &who]).output().expect("it runs");
+                    let out = lab.client("/usr/bin/python3").args(["-c", PUTS, &who]).output().expect("it runs");
                     let lines = String::from_utf8_lossy(&out.stdout).into_owned();
                     said.lock().expect("no panic").push((who, lines));
                 });
@@ -87,7 +87,7 @@ fn check(lab: &Lab, who: &str, lines: &str) {
             "import boto3, os, sys\ns3 = boto3.client('s3', endpoint_url=os.environ['GATEWAY_URL'])\n\
              s3.download_file('alice-crash', 'd/{who}/{slot}', sys.argv[1])"
         );
-        let got = lab.client("python3").args(["-c", &code]).arg(&file).output().expect("it runs");
+        let got = lab.client("/usr/bin/python3").args(["-c", &code]).arg(&file).output().expect("it runs");
         let Ok(found) = std::fs::read(&file) else {
             assert!(!done.contains_key(slot), "{who}/{slot} was answered, and is gone: {got:?}");
             continue;
@@ -111,7 +111,7 @@ fn what_an_upload_has_left_is_removed_and_uploads_go_on() {
         up = {**key, 'UploadId': s3.create_multipart_upload(**key)['UploadId']}\n\
         print(up['UploadId'], s3.upload_part(**up, PartNumber=1, Body=open(os.environ['PART'], 'rb'))['ETag'])";
     let part = lab.path("part");
-    let said = run(lab.client("python3").env("PART", &part).args(["-c", begin]));
+    let said = run(lab.client("/usr/bin/python3").env("PART", &part).args(["-c", begin]));
     lab.stop("KILL");
     lab.start();
     let (id, etag) = said.trim().split_once(' ').expect("two words");
@@ -121,7 +121,7 @@ fn what_an_upload_has_left_is_removed_and_uploads_go_on() {
         parts = [{'PartNumber': 1, 'ETag': sys.argv[2]}, {'PartNumber': 2, 'ETag': last}]\n\
         s3.complete_multipart_upload(**up, MultipartUpload={'Parts': parts})\n\
         assert s3.get_object(**key)['Body'].read() == open(os.environ['PART'], 'rb').read() + b'end'";
-    run(lab.client("python3").env("PART", &part).args(["-c", end, id, etag]));
+    run(lab.client("/usr/bin/python3").env("PART", &part).args(["-c", end, id, etag]));
 }
 
 /// Makes objects of parts, and ends every other upload without, until the gateway is gone.
@@ -177,7 +177,7 @@ fn an_upload_is_there_whole_or_not_at_all_when_the_gateway_is_killed() {
         std::thread::scope(|scope| {
             for who in ["x", "y"] {
                 let (lab, part) = (&lab, &part);
-                scope.spawn(move || run(lab.client("python3").env("PART", part).args(["-c", UPLOADS, who])));
+                scope.spawn(move || run(lab.client("/usr/bin/python3").env("PART", part).args(["-c", UPLOADS, who])));
             }
             // Somewhere in the middle of what is being made.
             let ended = || lab.log().matches("AbortMultipartUpload").count();

@@ -218,7 +218,7 @@ impl Lab {
             URL = os.environ['GATEWAY_URL']\ndef client(url=URL, **more):\n    style = more.pop('style', 'path')\n    \
             config = Config(signature_version='s3v4', retries={'max_attempts': 0}, s3={'addressing_style': style})\n    \
             return boto3.client('s3', endpoint_url=url, config=config, **more)\ns3 = client()\n";
-        run(self.client("python3").arg("-c").arg(HEAD.to_owned() + lines))
+        run(self.client("/usr/bin/python3").arg("-c").arg(HEAD.to_owned() + lines))
     }
 
     /// An address that is signed for one method and path, from the slash on.
