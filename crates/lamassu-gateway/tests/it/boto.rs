@@ -15,7 +15,10 @@ pub fn is_there() -> bool {
 }
 
 fn python_has(module: &str) -> bool {
-    let found = std::process::Command::new("/usr/bin/python3").args(["-c", &format!("import {module}")]).output().expect("runs");
+    let found = std::process::Command::new("/usr/bin/python3")
+        .args(["-c", &format!("import {module}")])
+        .output()
+        .expect("runs");
     if !found.status.success() {
         eprintln!("NOTE: python3-{module} is not installed (scripts/setup installs it): NOT tested");
     }
