@@ -124,6 +124,11 @@ pub fn run(dir: &Path) -> Result<()> {
     runtime.map_err(ServerError::file("start threads for", dir))?.block_on(serve(dir, config))
 }
 
+async fn listen(address: &str) -> Result<TcpListener> {
+    let listening = TcpListener::bind(address).await;
+    listening.map_err(|source| ServerError::Listen { address: address.to_owned(), source })
+}
+
 async fn serve(dir: &Path, config: Config) -> Result<()> {
     let (mut stop, mut quit, mut reload) =
         (on(SignalKind::terminate())?, on(SignalKind::interrupt())?, on(SignalKind::hangup())?);
@@ -159,8 +164,12 @@ async fn serve(dir: &Path, config: Config) -> Result<()> {
         Ok(Arc::new(tls::server(chain, key, keys.clone())?))
     };
     let (renewed, config_of_tls) = watch::channel(make()?);
-    let listener = TcpListener::bind(&config.listen).await;
-    let listener = listener.map_err(|source| ServerError::Listen { address: config.listen.clone(), source })?;
+    // Hosts' address last: whoever reaches it can ask for metrics, too.
+    let monitored = match &config.metrics {
+        Some(address) => Some(listen(address).await?),
+        None => None,
+    };
+    let listener = listen(&config.listen).await?;
     let address = listener.local_addr().map_err(ServerError::file("listen for", dir))?;
     let administered = Administered {
         dir: dir.into(),
@@ -179,9 +188,7 @@ async fn serve(dir: &Path, config: Config) -> Result<()> {
     administer(dir, administered)?;
     webhook.map_or(Ok(()), |webhook| webhook.start(dir))?;
     let free = Arc::new(Semaphore::new(config.connections_max));
-    if let Some(address) = &config.metrics {
-        let listening = TcpListener::bind(address).await;
-        let listener = listening.map_err(|source| ServerError::Listen { address: address.clone(), source })?;
+    if let Some(listener) = monitored {
         let connections = (config.connections_max, free.clone());
         let (metrics, state, vaults, policies) = (metrics.clone(), state.clone(), vaults.clone(), policies.clone());
         let observed = Observed { metrics, state, vaults, policies, connections };

@@ -338,9 +338,9 @@ fn what_is_carried_out_late_takes_nothing_back() {
         return;
     }
     let mut etcd = Etcd::start(3);
-    // The server is to outlive a member that stands still.
+    // The server and its sessions are to outlive a member that stands still.
     etcd.leader_seconds = 15;
-    let mut lab = Lab::new();
+    let mut lab = Lab::with_term(20);
     {
         let (a, b) = (lab.joined("a"), lab.joined("b"));
         let id = lab.vault(a);
