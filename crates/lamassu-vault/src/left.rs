@@ -30,71 +30,75 @@ pub struct Left {
 
 /// A handle that is to be opened again.
 enum LeftHandle {
-    File {
-        ino: Ino,
-        access: Access,
-        /// What was written through it could not be committed: the next call says so.
-        is_lost: bool,
-    },
-    Dir {
-        ino: Ino,
-        parent: Ino,
-        listing: Option<Arc<Snapshot>>,
-    },
-}
-
-impl LeftHandle {
-    /// Fails once if what was written through it is lost.
-    fn tell_lost(&mut self) -> Result<()> {
-        match self {
-            LeftHandle::File { is_lost, .. } if *is_lost => {
-                *is_lost = false;
-                Err(errno("commit what was written in an earlier turn", libc::EIO))
-            }
-            LeftHandle::File { .. } | LeftHandle::Dir { .. } => Ok(()),
-        }
-    }
+    File { ino: Ino, access: Access },
+    Dir { ino: Ino, parent: Ino, listing: Option<Arc<Snapshot>> },
 }
 
 /// All of them, by their ids.
 #[derive(Default)]
 pub(crate) struct LeftHandles {
     is_any: AtomicBool,
-    handles: Mutex<HashMap<u64, LeftHandle>>,
+    all: Mutex<AllLeft>,
+}
+
+#[derive(Default)]
+struct AllLeft {
+    handles: HashMap<u64, LeftHandle>,
+    /// Handles, also those that were opened again, through which something was written that could not be committed.
+    /// An fsync or a write through one fails once. A close fails as well, but each process that inherited the
+    /// descriptor closes it: so that does not count as the report.
+    lost: HashSet<u64>,
 }
 
 impl LeftHandles {
-    fn of(handles: HashMap<u64, LeftHandle>) -> LeftHandles {
-        LeftHandles { is_any: AtomicBool::new(!handles.is_empty()), handles: Mutex::new(handles) }
+    fn of(all: AllLeft) -> LeftHandles {
+        let left = LeftHandles::default();
+        left.change(|now| *now = all);
+        left
+    }
+
+    fn change<T>(&self, change: impl FnOnce(&mut AllLeft) -> T) -> T {
+        let mut all = self.all.lock();
+        let done = change(&mut all);
+        self.is_any.store(!(all.handles.is_empty() && all.lost.is_empty()), Ordering::Release);
+        done
     }
 
     fn replace(&self, by: LeftHandles) {
-        let handles = by.handles.into_inner();
-        self.is_any.store(!handles.is_empty(), Ordering::Release);
-        *self.handles.lock() = handles;
+        self.change(|all| *all = by.all.into_inner());
     }
 
-    fn take(&self) -> HashMap<u64, LeftHandle> {
-        self.is_any.store(false, Ordering::Release);
-        std::mem::take(&mut *self.handles.lock())
+    fn take(&self) -> AllLeft {
+        self.change(std::mem::take)
     }
 
-    /// A handle that was closed before it was used again.
+    /// A handle is closed. `None`: it was opened again, or is of this vault.
     pub fn remove(&self, id: HandleId) -> Option<()> {
         if !self.is_any.load(Ordering::Acquire) {
             return None;
         }
-        let mut handles = self.handles.lock();
-        let removed = handles.remove(&id.0).map(drop);
-        self.is_any.store(!handles.is_empty(), Ordering::Release);
-        removed
+        self.change(|all| {
+            all.lost.remove(&id.0);
+            all.handles.remove(&id.0).map(drop)
+        })
     }
 
-    /// What a sync through a handle says, where everything was committed or is lost.
-    fn synced(&self, id: HandleId) -> Result<()> {
-        match self.handles.lock().get_mut(&id.0) {
-            Some(left) => left.tell_lost(),
-            None => Err(VaultError::BadHandle),
+    /// Fails if what was written through a handle is lost; `once`: and not again.
+    pub fn tell_lost(&self, id: HandleId, once: bool) -> Result<()> {
+        if !self.is_any.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let is_lost = self.change(|all| if once { all.lost.remove(&id.0) } else { all.lost.contains(&id.0) });
+        match is_lost {
+            true => Err(errno("commit what was written in an earlier turn", libc::EIO)),
+            false => Ok(()),
+        }
+    }
+
+    fn has(&self, id: HandleId) -> Result<()> {
+        match self.all.lock().handles.contains_key(&id.0) {
+            true => Ok(()),
+            false => Err(VaultError::BadHandle),
         }
     }
 }
@@ -113,17 +117,27 @@ impl Left {
         self.handles.remove(handle).ok_or(VaultError::BadHandle)
     }
 
-    /// fsync(2) and close(2): what was written is committed, or lost, which is told once.
+    /// fsync(2): what was written is committed, or lost, which is reported once.
     ///
     /// # Errors
     /// That; [`VaultError::BadHandle`].
     pub fn sync(&self, handle: HandleId) -> Result<()> {
-        self.handles.synced(handle)
+        self.handles.has(handle)?;
+        self.handles.tell_lost(handle, true)
+    }
+
+    /// close(2) of one descriptor of a handle: as fsync(2), which still reports a loss after this.
+    ///
+    /// # Errors
+    /// As [`Left::sync`].
+    pub fn flush(&self, handle: HandleId) -> Result<()> {
+        self.handles.has(handle)?;
+        self.handles.tell_lost(handle, false)
     }
 
     /// How many files are open.
     pub fn open_files(&self) -> usize {
-        self.handles.handles.lock().values().filter(|left| matches!(left, LeftHandle::File { .. })).count()
+        self.handles.all.lock().handles.values().filter(|left| matches!(left, LeftHandle::File { .. })).count()
     }
 }
 
@@ -133,7 +147,7 @@ impl Vault {
     /// # Errors
     /// Beside what is left: as [`Vault::close`].
     pub fn leave(&self) -> (Left, Result<()>) {
-        let mut handles = self.left.take();
+        let mut left_handles = self.left.take();
         let open = self.handles.take_all();
         let files: Vec<Arc<OpenFile>> = self.files.all();
         let done = self.close();
@@ -144,13 +158,16 @@ impl Vault {
         for (id, handle) in open {
             let left = match handle {
                 Handle::File { file, access } => {
-                    LeftHandle::File { ino: file.ino, access, is_lost: access.write && lost.contains(&file.ino) }
+                    if access.write && lost.contains(&file.ino) {
+                        left_handles.lost.insert(id);
+                    }
+                    LeftHandle::File { ino: file.ino, access }
                 }
                 Handle::Dir(dir) => LeftHandle::Dir { ino: dir.ino, parent: dir.parent, listing: dir.listing() },
             };
-            handles.insert(id, left);
+            left_handles.handles.insert(id, left);
         }
-        (Left { nodes: self.nodes.lock().take(), handles: LeftHandles::of(handles) }, done)
+        (Left { nodes: self.nodes.lock().take(), handles: LeftHandles::of(left_handles) }, done)
     }
 
     /// Goes on with what an earlier vault over the same tree left. `touched`: what others changed since; `None`: it
@@ -249,12 +266,14 @@ impl Vault {
     }
 
     fn open_again(&self, id: HandleId) -> Result<()> {
-        let mut handles = self.left.handles.lock();
+        self.left.change(|all| self.open_one_again(id, &mut all.handles))
+    }
+
+    fn open_one_again(&self, id: HandleId, handles: &mut HashMap<u64, LeftHandle>) -> Result<()> {
         // Where there is none another call has opened it meanwhile, or it never was.
-        let Some(left) = handles.get_mut(&id.0) else { return Ok(()) };
-        left.tell_lost()?;
+        let Some(left) = handles.get(&id.0) else { return Ok(()) };
         let handle = match left {
-            LeftHandle::File { ino, access, .. } => {
+            LeftHandle::File { ino, access } => {
                 // In a turn that only looks nothing is written.
                 let writes = access.write && !self.options.read_only;
                 let file = match self.acquire(*ino, writes) {
@@ -275,7 +294,6 @@ impl Vault {
         };
         self.handles.put(id, handle);
         handles.remove(&id.0);
-        self.left.is_any.store(!handles.is_empty(), Ordering::Release);
         Ok(())
     }
 }

@@ -402,6 +402,7 @@ impl Vault {
 
     fn writing(&self, handle: HandleId) -> Result<Arc<OpenFile>> {
         let (open, access) = self.file_of(handle)?;
+        self.left.tell_lost(handle, true)?;
         if access.write { Ok(open) } else { Err(VaultError::BadHandle) }
     }
 
@@ -445,6 +446,7 @@ impl Vault {
 
     fn flush_once(&self, handle: HandleId) -> Result<()> {
         let (open, access) = self.file_of(handle)?;
+        self.left.tell_lost(handle, false)?;
         if !access.write || !open.file().is_dirty() {
             return Ok(());
         }

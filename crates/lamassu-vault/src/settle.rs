@@ -444,6 +444,7 @@ impl Vault {
 
     fn fsync_once(&self, handle: HandleId) -> Result<()> {
         let (open, _) = self.file_of(handle)?;
+        self.left.tell_lost(handle, true)?;
         // Frozen: everything is durable already, so the caller need not wait.
         let Some(_pass) = self.sync_pass() else { return Ok(()) };
         if open.is_writable() {

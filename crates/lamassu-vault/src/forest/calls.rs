@@ -277,7 +277,7 @@ impl FileSystem for Forest {
     // Nothing is left to hand on where the vault was closed.
     fn flush(&self, handle: HandleId) -> Result<()> {
         let flush = || self.still_of(handle).map_or(Ok(()), |vault| vault.flush(local_handle(handle)));
-        self.beside_turns(|left| left.sync(handle), flush)
+        self.beside_turns(|left| left.flush(handle), flush)
     }
 
     fn fsync(&self, handle: HandleId, data_only: bool) -> Result<()> {
