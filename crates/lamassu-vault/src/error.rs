@@ -1,6 +1,7 @@
 //! From errors of the store to errors of the vault. The errno is kept wherever no variant says the same.
 
 use crate::VaultError;
+use lamassu_store::StoreError;
 use std::io;
 
 /// Turns an [`io::Error`] of operation `op` into a [`VaultError`].
@@ -35,4 +36,11 @@ pub(crate) fn is_unsupported(e: &io::Error) -> bool {
 /// Whether nothing is there by that name.
 pub(crate) fn is_not_found(e: &io::Error) -> bool {
     e.kind() == io::ErrorKind::NotFound
+}
+
+impl VaultError {
+    /// Whether a rule of the policy of the anchor's server forbids it.
+    pub fn is_of_policy(&self) -> bool {
+        matches!(self, VaultError::Anchor(e) | VaultError::Store(StoreError::Anchor(e)) if e.is_of_policy())
+    }
 }

@@ -11,6 +11,7 @@ use lamassu_rpc::host::{Connection, Turn, Turns};
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::Path;
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -184,6 +185,39 @@ fn what_is_forbidden_is_refused_early_and_what_is_there_may_be_read_and_brought_
     assert_eq!(fs::read_to_string(b.file("moved")).unwrap(), "new");
     lab.serve(&["policy", "check", &format!("@{id}")]).ok();
     unmounted_and_checked(&lab, &[a, b]);
+}
+
+/// What a crash left of files whose profile is forbidden since is no damage, and waits for another profile.
+#[test]
+fn what_was_under_way_is_not_damaged_by_a_policy() {
+    let lab = Lab::new();
+    let ([a, b], _) = shared(&lab);
+    fs::create_dir(a.file("plain")).unwrap();
+    set(a, "--protect none", "plain").ok();
+    let content = "content ".repeat(6000);
+    // With nobody to give the vault to, the host leaves it to the next pass to settle what it has synced.
+    b.umount().ok();
+    let mut file = File::create(a.file("plain/x")).unwrap();
+    file.write_all(content.as_bytes()).unwrap();
+    file.sync_all().unwrap();
+    kill(a.daemon(), "-KILL");
+    drop(file);
+    let _ = Command::new("umount").arg("-l").arg(lab.path("m-a")).status();
+    reload(&lab, NO_PLAIN, true);
+    let repair = format!("check --repair --anchor {} store/v", lab.url());
+    let mut checked = String::new();
+    until("the time of the host that has crashed is up", || {
+        let ran = b.run(&repair);
+        checked = format!("{ran:?}");
+        ran.code == 0
+    });
+    assert!(checked.contains("harmless: /plain/x") && checked.contains("no plain"), "{checked}");
+    mount_shared(b).ok();
+    assert_eq!(fs::read_to_string(b.file("plain/x")).unwrap(), content);
+    set(b, "--protect both", "plain/x").ok();
+    assert_eq!(fs::read_to_string(b.file("plain/x")).unwrap(), content);
+    unmounted_and_checked(&lab, &[b]);
+    assert!(!b.run(&repair).ok().out.contains("harmless"));
 }
 
 #[test]

@@ -62,6 +62,8 @@ pub mod kind {
     pub const MISSING: &str = IntegrityKind::Missing.word();
     /// In an anchored vault: there, and not recorded. It is not shown.
     pub const UNRECORDED: &str = IntegrityKind::Unrecorded.word();
+    /// In a vault whose anchor a server keeps: the policy there forbids to complete what a session left under way.
+    pub const FORBIDDEN: &str = "forbidden";
     /// The store failed.
     pub const IO: &str = "io";
 }
@@ -177,7 +179,11 @@ impl Vault {
         }
         let mut report = checker.report;
         if repair {
-            self.settle_all()?;
+            match self.settle_all() {
+                // Reported by the walk, for each file.
+                Err(error) if error.is_of_policy() => report.unsettled = true,
+                done => done?,
+            }
         }
         if repair && paths.is_empty() && report.is_all_at_rest() {
             self.complete_sessions()?;

@@ -111,6 +111,8 @@ pub struct Tally {
     pub harmless: u64,
     /// Of the kind `io`.
     io: u64,
+    /// Of the kind `forbidden`.
+    forbidden: u64,
     kept_bytes: usize,
 }
 
@@ -137,6 +139,7 @@ impl Report {
         };
         *count += problem.blocks.unwrap_or(1);
         tally.io += u64::from(problem.kind == kind::IO);
+        tally.forbidden += u64::from(problem.kind == kind::FORBIDDEN);
         match tally.kept_bytes.saturating_add(problem.bytes()) {
             bytes if bytes <= KEPT_BYTES_MAX => {
                 tally.kept_bytes = bytes;
@@ -158,6 +161,7 @@ impl Report {
             repaired: before.repaired + counted.repaired,
             harmless: before.harmless + counted.harmless,
             io: before.io + counted.io,
+            forbidden: before.forbidden + counted.forbidden,
             kept_bytes: self.tally.kept_bytes,
         };
     }
@@ -185,6 +189,11 @@ impl Report {
     /// Whether nothing was met that an interruption has left and that is still as it was left.
     pub(super) fn is_all_at_rest(&self) -> bool {
         !self.unsettled && self.tally.io == 0
+    }
+
+    /// Whether a policy forbids to bring something to rest.
+    pub fn is_forbidden(&self) -> bool {
+        self.tally.forbidden > 0
     }
 
     /// Whether something was mended.

@@ -79,9 +79,14 @@ fn checked(ui: &Ui, args: &Args, events: &Events) -> Result<()> {
     let report = check(&served, &args.paths, args.repair, &shown);
     shown.flush();
     drop(shown);
-    served.forest().close()?;
+    let closed = served.forest().close();
     drop(lock);
     let report = report?;
+    match closed {
+        // What the policy forbids stays as it was, as the report says.
+        Err(error) if report.is_forbidden() && error.is_of_policy() => {}
+        closed => closed?,
+    }
     let status = status_of(&report, args.skip_locked);
     let printed = if args.json {
         output::print_json(&Summary { status, report: &report })
