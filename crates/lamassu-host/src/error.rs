@@ -348,6 +348,15 @@ pub enum Error {
     /// The user's: a change of a frozen store.
     #[error("the vault is frozen: `lamassu thaw` it first")]
     Frozen,
+    /// The user's: new blocks would need a server, which a mount from before this host joined one cannot reach.
+    #[error(
+        "this mount cannot reach the server {server}, and every new block would need it: the vault was mounted before \
+         this host had joined a server. Unmount the vault, mount it again, and repeat the command"
+    )]
+    NoNetwork {
+        /// `HOST:PORT`
+        server: String,
+    },
     /// The user's: neither a mount point nor the root of a dataset.
     #[error("this is not the root of a dataset: `lamassu dataset list PATH` shows those there are")]
     NotADataset,

@@ -168,6 +168,7 @@ fn host(error: &Error) -> FaultKind {
         | Error::SharedMount
         | Error::NotAtServer
         | Error::SharedDatasets
+        | Error::NoNetwork { .. }
         | Error::Frozen
         | Error::JobUnderWay
         | Error::NameMax { .. }

@@ -17,6 +17,8 @@ pub trait Surroundings: Send + Sync {
     fn writer_of(&self, dir: &Path) -> Option<PathBuf>;
     /// Whether to give up waiting.
     fn is_interrupted(&self) -> bool;
+    /// Whether this process can still make connections.
+    fn has_network(&self) -> bool;
 }
 
 /// A process that knows of no other and is never interrupted.
@@ -30,6 +32,10 @@ impl Surroundings for Alone {
 
     fn is_interrupted(&self) -> bool {
         false
+    }
+
+    fn has_network(&self) -> bool {
+        true
     }
 }
 

@@ -193,6 +193,10 @@ impl Served {
         let mut header: VaultHeader = update.read()?;
         let mut now = keys.reopen(&header)?;
         let (done, events) = change(&mut now, &mut header)?;
+        let is_new = now.keychain().oblivious() != keys.keychain().oblivious();
+        if let Some(key) = now.keychain().oblivious().filter(|_| is_new && !self.policy().surroundings.has_network()) {
+            return Err(Error::NoNetwork { server: key.server.clone() });
+        }
         update.record(&mut header, &now, &events)?;
         now.saw(&header);
         now.update_ring(vault.ring());

@@ -11,7 +11,6 @@ use lamassu_keys::{KeyState, ServerFault};
 use lamassu_rpc::host::{Connection, KeyRefused};
 use std::io;
 use std::ops::RangeInclusive;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -25,18 +24,10 @@ const STALE_WITHIN: Duration = Duration::from_secs(1);
 /// bounds: writers are told at once, and one that refused the connection, since it starts anew, is soon asked again.
 const DOWN_FOR: RangeInclusive<Duration> = Duration::from_millis(50)..=Duration::from_secs(2);
 
-/// Whether this process has something that asks a server to evaluate.
-static EVALUATES: AtomicBool = AtomicBool::new(false);
-
 /// From now on sources `server://…` are asked in this process, as the host that has joined the servers beside these
 /// anchors. A connection is made for each key, and not before one is asked for.
 pub fn ask_as(anchors: &Anchors) {
     ask_servers_by(Box::new(Joined(anchors.clone())));
-}
-
-/// Whether this process is going to ask a server to evaluate, for blocks that it writes.
-pub fn evaluates() -> bool {
-    EVALUATES.load(Ordering::Relaxed)
 }
 
 struct Joined(Anchors);
@@ -121,9 +112,8 @@ impl Evaluate for Evaluator {
         format!("server://{}/{}", self.server, self.name)
     }
 
-    /// Looks the server's name up, and says that this process needs the network.
+    /// Looks the server's name up.
     fn prepare(&self) {
-        EVALUATES.store(true, Ordering::Relaxed);
         if let Err(error) = self.connection() {
             tracing::warn!(key = self.place(), "new blocks cannot be written until this is mended: {error}");
         }

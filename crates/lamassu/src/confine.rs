@@ -11,6 +11,7 @@
 
 use rustix::thread::{CapabilitySet, CapabilitySets};
 use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// For the files of others: their modes, owners, device nodes. `SYS_ADMIN` to unmount. `IPC_LOCK` for keys that are
 /// made later.
@@ -57,14 +58,23 @@ fn keep_only(kept: CapabilitySet) -> io::Result<()> {
     Ok(rustix::thread::set_capabilities(None, left)?)
 }
 
+/// Whether the filter of this process refuses connections.
+static HAS_NO_NETWORK: AtomicBool = AtomicBool::new(false);
+
+/// Whether this process can still make connections to other machines.
+pub fn has_network() -> bool {
+    !HAS_NO_NETWORK.load(Ordering::Relaxed)
+}
+
 /// With the mount up: no new privileges, and no system call that serving it does not take, for all threads there are.
-/// With `network`: it may make connections, to the server that keeps the vault's anchor, or has the key of its zone.
+/// With `network`: it may make connections, to a server that keeps the vault's anchor, or has the key of a zone.
 pub fn seal(network: bool) {
     if !is_privileged() {
         return;
     }
-    if let Err(error) = filter_system_calls(network) {
-        tracing::debug!(%error, "system calls stay as they are");
+    match filter_system_calls(network) {
+        Ok(()) => HAS_NO_NETWORK.store(!network, Ordering::Relaxed),
+        Err(error) => tracing::debug!(%error, "system calls stay as they are"),
     }
 }
 

@@ -1,7 +1,7 @@
 //! The policy of this program, from its options and its environment; and what it tells people of pins.
 
 use crate::output::Ui;
-use crate::{mounts, signals, text};
+use crate::{confine, mounts, signals, text};
 use lamassu_host::anchors::{Choice, SERVER};
 use lamassu_host::notes::Notes;
 use lamassu_host::pins::{Given, Pin, Succession};
@@ -20,6 +20,10 @@ impl Surroundings for Here {
 
     fn is_interrupted(&self) -> bool {
         signals::interrupted()
+    }
+
+    fn has_network(&self) -> bool {
+        confine::has_network()
     }
 }
 

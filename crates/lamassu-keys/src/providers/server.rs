@@ -7,7 +7,7 @@ use super::Location;
 use crate::fault::ServerFault;
 use crate::source::{Ask, Fetched, Generated, KeyProvider, SourceError};
 use lamassu_crypto::oblivious::{Evaluate, EvaluationFault, Oblivious};
-use lamassu_crypto::oprf::{Element, Evaluation};
+use lamassu_crypto::oprf::{Element, Evaluation, PublicKey};
 use lamassu_crypto::{Secret, SecretBytes};
 use lamassu_format::header::SlotKind;
 use parking_lot::Mutex;
@@ -73,7 +73,14 @@ impl ObliviousKey {
     pub fn open(place: &str) -> Result<ObliviousKey, SourceError> {
         let argument = place.strip_prefix(SCHEME).and_then(|rest| rest.strip_prefix(':'));
         let address = argument.and_then(Address::parse).ok_or(SourceError::NotAServer)?;
-        let public = address.ask(|servers| servers.oblivious(&address.server, &address.name))?;
+        // Before a zone relies on it: nothing could be written with a key that is none.
+        let public = address.ask(|servers| {
+            let public = servers.oblivious(&address.server, &address.name)?;
+            match PublicKey::parse(&public) {
+                Ok(_) => Ok(public),
+                Err(error) => Err(ServerFault::Failing { detail: format!("its public key: {error}") }),
+            }
+        })?;
         Ok(ObliviousKey { server: address.server, name: address.name, public })
     }
 

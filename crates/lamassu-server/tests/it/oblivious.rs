@@ -84,7 +84,8 @@ fn a_file_that_cannot_be_committed_is_lost_alone() {
         let read = fs::read_to_string(host.file("log")).unwrap();
         assert!(read == long, "host {} has {} bytes of {}", host.name, read.len(), long.len());
     }
-    // Its writer is told.
+    // Its writer is told, also if a process that it has started has closed its copy of the descriptor before.
+    drop(log.try_clone().unwrap());
     assert_eq!(log.sync_all().unwrap_err().raw_os_error(), Some(5));
     drop(log);
     [a, b].into_iter().for_each(|host| drop(host.umount().ok()));
@@ -235,6 +236,42 @@ fn who_lost_the_grant_reads_and_writes_nothing_new() {
     a.run("rekey --full store/a").ok();
     a.run("check store/a").ok();
     assert_eq!(a.run("cat store/a more").ok().out.len(), 40 * 4096);
+}
+
+/// A mount by root gives the network up, unless it may need a server later.
+#[test]
+fn a_vault_that_is_mounted_becomes_oblivious() {
+    let lab = lab("");
+    let (a, b) = (lab.joined("a"), lab.host("b"));
+    grant(&lab, "a", "office");
+    a.run("zone create -k raw:file:zone.key mounted.zone").ok();
+    init(a, "mounted.zone", "store/a");
+    init(b, "mounted.zone", "store/b");
+    a.run("mount store/a m-a").ok();
+    b.run("mount store/b m-b").ok();
+    a.write("before", &"before ".repeat(10_000)).unwrap();
+    let oblivious = format!("--oblivious {}/office", lab.url());
+    a.run(&format!("zone rotate --inner -k raw:file:zone.key {oblivious} mounted.zone")).ok();
+    let rotate = |mountpoint: &str| format!("key rotate --inner --zone mounted.zone {OF_ZONE} {mountpoint}");
+    a.run(&rotate("m-a")).ok();
+    a.write("behind", &"behind ".repeat(10_000)).unwrap();
+    assert!(lab.metric("evaluations_total") > 0.0);
+    // This one was mounted by a host that had joined no server.
+    let token = lab.serve(&["enrol", "@b"]).ok().out;
+    let b = lab.host("b");
+    b.with_input(&["host", "join"], &token).ok();
+    grant(&lab, "b", "office");
+    b.run(&rotate("m-b")).code(28).says("mount it again");
+    b.write("as before", &"as before ".repeat(10_000)).unwrap();
+    b.umount().ok();
+    b.run("mount store/b m-b").ok();
+    b.run(&rotate("m-b")).ok();
+    b.write("behind", &"behind ".repeat(10_000)).unwrap();
+    for (host, store) in [(a, "store/a"), (b, "store/b")] {
+        host.umount().ok();
+        host.run(&format!("check {store}")).ok();
+        assert_eq!(host.run(&format!("cat {store} behind")).ok().out, "behind ".repeat(10_000));
+    }
 }
 
 #[test]

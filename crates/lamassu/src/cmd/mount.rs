@@ -318,7 +318,8 @@ fn serve(ui: &Ui, mut plan: Plan, ready: Option<Ready>) -> Result<Code> {
         events.end(LAST_EVENTS);
     })?;
     log::connect();
-    confine::seal(ui.policy.anchors.has_connections() || lamassu_host::served_keys::evaluates());
+    // Its zone, or one of a dataset, may become oblivious later: then every new block needs a server.
+    confine::seal(ui.policy.anchors.has_joined());
     ui.detail(format_args!("{} is mounted on {}", plan.dir.display(), plan.mountpoint.display()));
     let Some(ready) = ready else {
         let ended = mounted.wait();
