@@ -159,7 +159,7 @@ impl dyn Table + '_ {
         &self,
         visit: impl FnMut(Space, &[u8], &[u8]) -> Result<(), E>,
     ) -> Result<(), E> {
-        self.visit_while_good(&Space::OF_VAULT, visit)
+        self.visit_until_error(&Space::OF_VAULT, visit)
     }
 
     /// The same, with the rows that are of this table alone: for a copy that takes its place.
@@ -170,10 +170,10 @@ impl dyn Table + '_ {
         &self,
         visit: impl FnMut(Space, &[u8], &[u8]) -> Result<(), E>,
     ) -> Result<(), E> {
-        self.visit_while_good(&Space::ALL, visit)
+        self.visit_until_error(&Space::ALL, visit)
     }
 
-    fn visit_while_good<E: From<AnchorError>>(
+    fn visit_until_error<E: From<AnchorError>>(
         &self,
         spaces: &[Space],
         mut visit: impl FnMut(Space, &[u8], &[u8]) -> Result<(), E>,

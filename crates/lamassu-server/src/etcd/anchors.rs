@@ -34,7 +34,7 @@ impl EtcdAnchors {
             Ok(())
         })?;
         let anchors = EtcdAnchors(cluster.clone());
-        left.iter().try_for_each(|generation| anchors.remove(generation))?;
+        left.iter().try_for_each(|generation| remove(cluster, generation))?;
         Ok(anchors)
     }
 
@@ -53,11 +53,6 @@ impl EtcdAnchors {
         let found = self.0.get(&self.0.key(&format!("{at}{}", HEXLOWER.encode(id))))?;
         Ok(found.map(|generation| String::from_utf8_lossy(&generation).into_owned()))
     }
-
-    /// Removes the rows of what is nobody's.
-    fn remove(&self, generation: &str) -> Result<()> {
-        remove(&self.0, generation)
-    }
 }
 
 /// A number that nothing has.
@@ -70,6 +65,7 @@ pub fn fresh_number() -> Result<String> {
     Ok(HEXLOWER.encode(&number))
 }
 
+/// Removes the rows of what is nobody's.
 fn remove(cluster: &Cluster, generation: &str) -> Result<()> {
     // Some at a time: as many rows as there can be, at once, would stop etcd for seconds.
     let rows = cluster.key(&format!("{ROWS}{generation}/"));
@@ -131,7 +127,7 @@ impl AnchorStore for EtcdAnchors {
         ops.extend(old.iter().map(|old| Op::Put(self.0.key(&format!("{NEW}{old}")), Vec::new())));
         ops.push(Op::Put(away, generation.into_bytes()));
         self.0.transact(LIST, &ops)?;
-        old.map_or(Ok(()), |old| self.remove(&old)).map(|()| true)
+        old.map_or(Ok(()), |old| remove(&self.0, &old)).map(|()| true)
     }
 
     /// The cluster has a quota, which it does not tell.

@@ -31,35 +31,31 @@
 pub mod anchors;
 pub mod config;
 pub mod lead;
+pub mod origin;
 pub mod state;
+mod transact;
 
 use self::config::EtcdConfig;
+pub use self::transact::Op;
 use crate::{Result, ServerError};
-use etcd_client::{
-    Client, Compare, CompareOp, DeleteOptions, Error, GetOptions, PutOptions, ResponseHeader, Txn, TxnOp, TxnOpResponse,
-};
+use etcd_client::{Client, Error, GetOptions, ResponseHeader};
 use parking_lot::Mutex;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::future::Future;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
+use tokio::sync::oneshot;
 use tonic::Code;
 
-/// Operations of a transaction; etcd takes 128.
-const OPS_MAX: usize = 100;
-/// Bytes of a transaction, and of a part of a journal; etcd takes 1.5 MiB.
-const BYTES_MAX: usize = 1 << 20;
 /// Rows that are read at a time, and what they come to at most: a row of an anchor has up to 32 KiB.
 const ROWS_AT_ONCE: i64 = 500;
 const PAGE_BYTES_MAX: usize = 64 << 20;
 /// How long a member of the cluster that does not answer, or has no leader, is asked again.
 const PATIENCE: Duration = Duration::from_secs(10);
 const AGAIN_AFTER: Duration = Duration::from_millis(50);
-/// Tries that may be under way when an anchor is opened.
-const TRIES_MAX: usize = 8;
 /// For one answer.
 const TIMEOUT: Duration = Duration::from_secs(3);
 /// Should never be said: what runs there does not panic.
@@ -70,20 +66,11 @@ const UNSAFE_VERSIONS: [&str; 3] = ["3.5.0", "3.5.1", "3.5.2"];
 /// A key and its value.
 pub type Pair = (Vec<u8>, Vec<u8>);
 
-/// A change of a key.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Op {
-    /// A value from now on.
-    Put(Vec<u8>, Vec<u8>),
-    /// None any more.
-    Delete(Vec<u8>),
-    /// None for all keys that begin so.
-    DeleteAll(Vec<u8>),
-}
-
 /// The keys of a server in a cluster.
 pub struct Cluster {
     runtime: Handle,
+    /// Dropped, the thread of the runtime ends.
+    _ends: oneshot::Sender<()>,
     client: Client,
     prefix: String,
     name: String,
@@ -100,15 +87,6 @@ pub struct Cluster {
 /// What is known of `last/NAME`: its revision. Locked while a transaction is made.
 #[derive(Default)]
 struct Last(Option<i64>);
-
-/// What became of a try.
-enum Tried {
-    /// With this revision.
-    Done(i64),
-    NotLeading,
-    /// Something else is the last by now.
-    Overtaken,
-}
 
 /// Some rows of a range.
 pub struct Page {
@@ -133,7 +111,8 @@ impl Cluster {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(|error| failed(error.to_string()))?;
         let handle = runtime.handle().clone();
-        let drive = move || runtime.block_on(std::future::pending::<()>());
+        let (ends, ended) = oneshot::channel::<()>();
+        let drive = move || drop(runtime.block_on(ended));
         let started = std::thread::Builder::new().name("etcd".into()).spawn(drive);
         started.map_err(|error| failed(error.to_string()))?;
         let connect = async move { Client::connect(endpoints, Some(options)).await };
@@ -142,6 +121,7 @@ impl Cluster {
         let (office, lasts, seen, cluster, transactions) = Default::default();
         let cluster = Cluster {
             runtime: handle,
+            _ends: ends,
             client,
             prefix: config.prefix.clone(),
             name,
@@ -271,245 +251,6 @@ impl Cluster {
             from.push(0);
         }
     }
-
-    /// One transaction of the leader, on what `name` says: those on one thing are made one after the other.
-    fn transact(&self, name: &str, ops: &[Op]) -> Result<()> {
-        let last = self.lasts.lock().entry(name.to_owned()).or_default().clone();
-        let last = &mut *last.lock();
-        let key = self.key(&format!("last/{name}"));
-        // Where it fails nothing is known: a try may be carried out yet.
-        let known = last.0.take();
-        let before = known.map_or_else(|| self.revision_of(&key), Ok)?;
-        match self.try_to(&key, before, ops)? {
-            Tried::Done(revision) => {
-                last.0 = Some(revision);
-                Ok(())
-            }
-            Tried::NotLeading => Err(ServerError::NotLeading { name: self.name.clone() }),
-            Tried::Overtaken => Err(self.failed("what was given up before was carried out after all: try again")),
-        }
-    }
-
-    fn try_to(&self, key: &[u8], before: i64, ops: &[Op]) -> Result<Tried> {
-        let (leader, office) = (self.key(lead::LEADER), self.office.load(Ordering::Acquire));
-        if office == 0 {
-            return Ok(Tried::NotLeading);
-        }
-        // Nobody else writes this: two processes that make the same number have different offices.
-        let number = self.transactions.fetch_add(1, Ordering::Relaxed);
-        let own = [office.to_le_bytes(), number.to_le_bytes()].concat();
-        let seen = self.seen.load(Ordering::Acquire);
-        let answer = self.ask(|mut client| {
-            let leads = Compare::create_revision(leader.clone(), CompareOp::Equal, office);
-            let is_next = Compare::mod_revision(key, CompareOp::Equal, before);
-            let mut all: Vec<_> = ops.iter().map(Op::to_etcd).collect();
-            all.push(TxnOp::put(key, own.clone(), None));
-            let look = [TxnOp::get(leader.clone(), None), TxnOp::get(key, None)];
-            let txn = Txn::new().when([leads, is_next]).and_then(all).or_else(look);
-            async move { client.txn(txn).await }
-        })?;
-        self.heard(answer.header(), seen)?;
-        if answer.succeeded() {
-            return Ok(Tried::Done(answer.header().map_or(0, |header| header.revision())));
-        }
-        let (mut leads, mut done) = (false, None);
-        for found in answer.op_responses() {
-            let TxnOpResponse::Get(found) = found else { continue };
-            for pair in found.kvs() {
-                leads |= pair.key() == leader && pair.create_revision() == office;
-                // The try before was carried out, and its answer was lost.
-                done = done.or((pair.key() == key && pair.value() == own).then(|| pair.mod_revision()));
-            }
-        }
-        Ok(match done {
-            Some(revision) => Tried::Done(revision),
-            None if leads => Tried::Overtaken,
-            None => Tried::NotLeading,
-        })
-    }
-
-    /// 0: it is not there.
-    fn revision_of(&self, key: &[u8]) -> Result<i64> {
-        let seen = self.seen.load(Ordering::Acquire);
-        let answer = self.ask(|mut client| {
-            let key = key.to_vec();
-            async move { client.get(key, None).await }
-        })?;
-        self.heard(answer.header(), seen)?;
-        Ok(answer.kvs().first().map_or(0, |pair| pair.mod_revision()))
-    }
-
-    /// From here on nothing is carried out that was tried before, and not answered.
-    fn end_tries(&self, name: &str) -> Result<()> {
-        let mut tried = self.transact(name, &[]);
-        // What is carried out in between is one of those: there are not many.
-        for _ in 0..TRIES_MAX {
-            match tried {
-                Err(ServerError::Etcd { .. }) => tried = self.transact(name, &[]),
-                done => return done,
-            }
-        }
-        tried
-    }
-
-    /// Makes changes, whole and durable; as the leader alone. `journal`: whose they are, one commit at a time.
-    ///
-    /// # Errors
-    /// [`ServerError::Etcd`], [`ServerError::NotLeading`]; they may have been made, but for the latter.
-    pub fn commit(&self, journal: &str, ops: Vec<Op>) -> Result<()> {
-        let ops = last_of_each(ops);
-        if fits(&ops) {
-            return if ops.is_empty() { Ok(()) } else { self.transact(journal, &ops) };
-        }
-        self.write_journal(journal, &ops)?;
-        self.commit_in_pieces(journal, ops)?;
-        self.transact(journal, &[Op::DeleteAll(self.journal(journal))])
-    }
-
-    /// Makes changes durable in a journal, from which they are carried out.
-    ///
-    /// # Errors
-    /// As [`Cluster::commit`].
-    pub fn write_journal(&self, journal: &str, ops: &[Op]) -> Result<()> {
-        let (at, packed) = (self.journal(journal), pack(ops));
-        let parts = packed.chunks(BYTES_MAX);
-        let whole = Op::Put([&at[..], WHOLE].concat(), (parts.len() as u64).to_le_bytes().to_vec());
-        for (number, part) in parts.enumerate() {
-            let key = [&at[..], format!("{number:08}").as_bytes()].concat();
-            self.transact(journal, &[Op::Put(key, part.to_vec())])?;
-        }
-        self.transact(journal, &[whole])
-    }
-
-    /// For tests: a journal without its end.
-    ///
-    /// # Errors
-    /// As [`Cluster::commit`].
-    #[doc(hidden)]
-    pub fn write_part_of_journal(&self, journal: &str, part: &[u8]) -> Result<()> {
-        self.transact(journal, &[Op::Put([&self.journal(journal)[..], b"00000000"].concat(), part.to_vec())])
-    }
-
-    /// Makes changes of what nobody reads yet, some of which may be made if this fails.
-    ///
-    /// # Errors
-    /// As [`Cluster::commit`].
-    pub fn commit_in_pieces(&self, name: &str, ops: Vec<Op>) -> Result<()> {
-        let mut piece: Vec<Op> = Vec::new();
-        for op in last_of_each(ops) {
-            piece.push(op);
-            if !fits(&piece) {
-                let last = piece.pop();
-                self.transact(name, &piece)?;
-                piece.clear();
-                piece.extend(last);
-            }
-        }
-        if piece.is_empty() { Ok(()) } else { self.transact(name, &piece) }
-    }
-
-    /// Carries out what a leader before had made durable in a journal, if there is something.
-    ///
-    /// # Errors
-    /// As [`Cluster::commit`]; [`ServerError::Etcd`] also where it makes no sense.
-    pub fn recover(&self, journal: &str) -> Result<()> {
-        self.end_tries(journal)?;
-        let at = self.journal(journal);
-        let (mut packed, mut parts, mut whole) = (Vec::new(), 0u64, None);
-        self.visit(&at, |key, value| {
-            match key {
-                WHOLE => whole = Some(value),
-                _ => {
-                    packed.extend(value);
-                    parts += 1;
-                }
-            }
-            Ok(())
-        })?;
-        if parts == 0 && whole.is_none() {
-            return Ok(());
-        }
-        if let Some(whole) = whole {
-            let ops = (whole == parts.to_le_bytes()).then(|| unpack(&packed)).flatten();
-            let ops = ops.ok_or_else(|| self.failed(format!("the journal {journal} makes no sense")))?;
-            self.commit_in_pieces(journal, ops)?;
-        }
-        self.transact(journal, &[Op::DeleteAll(at)])
-    }
-
-    fn journal(&self, name: &str) -> Vec<u8> {
-        self.key(&format!("journal/{name}/"))
-    }
-}
-
-/// The name in a journal that makes it durable. It sorts behind those of its parts.
-const WHOLE: &[u8] = b"whole";
-
-impl Op {
-    fn to_etcd(&self) -> TxnOp {
-        match self {
-            Op::Put(key, value) => TxnOp::put(key.clone(), value.clone(), None::<PutOptions>),
-            Op::Delete(key) => TxnOp::delete(key.clone(), None),
-            Op::DeleteAll(prefix) => TxnOp::delete(prefix.clone(), Some(DeleteOptions::new().with_prefix())),
-        }
-    }
-
-    fn parts(&self) -> (u8, &[u8], &[u8]) {
-        match self {
-            Op::Put(key, value) => (0, key, value),
-            Op::Delete(key) => (1, key, &[]),
-            Op::DeleteAll(prefix) => (2, prefix, &[]),
-        }
-    }
-}
-
-fn fits(ops: &[Op]) -> bool {
-    let bytes: usize = ops.iter().map(|op| op.parts().1.len() + op.parts().2.len() + 32).sum();
-    // A single one has to be tried as it is.
-    ops.len() <= 1 || (ops.len() <= OPS_MAX && bytes <= BYTES_MAX)
-}
-
-/// The last change of each key: etcd takes no two in a transaction.
-fn last_of_each(mut ops: Vec<Op>) -> Vec<Op> {
-    let mut seen = HashSet::new();
-    ops.reverse();
-    ops.retain(|op| seen.insert(op.parts().1.to_vec()));
-    ops.reverse();
-    ops
-}
-
-/// Each as: its kind, the lengths of its key and value (u32, little-endian), these.
-fn pack(ops: &[Op]) -> Vec<u8> {
-    let mut packed = Vec::new();
-    for (kind, key, value) in ops.iter().map(Op::parts) {
-        packed.push(kind);
-        for part in [key, value] {
-            packed.extend(u32::try_from(part.len()).unwrap_or(u32::MAX).to_le_bytes());
-        }
-        packed.extend(key);
-        packed.extend(value);
-    }
-    packed
-}
-
-/// `None`: that is nothing that was packed.
-fn unpack(mut packed: &[u8]) -> Option<Vec<Op>> {
-    let mut ops = Vec::new();
-    while let Some((kind, rest)) = packed.split_first() {
-        let (key, rest) = rest.split_first_chunk()?;
-        let (value, rest) = rest.split_first_chunk()?;
-        let [key, value] = [key, value].map(|len| u32::from_le_bytes(*len) as usize);
-        let (key, rest) = rest.split_at_checked(key)?;
-        let (value, rest) = rest.split_at_checked(value)?;
-        ops.push(match kind {
-            0 => Op::Put(key.to_vec(), value.to_vec()),
-            1 if value.is_empty() => Op::Delete(key.to_vec()),
-            2 if value.is_empty() => Op::DeleteAll(key.to_vec()),
-            _ => return None,
-        });
-        packed = rest;
-    }
-    Some(ops)
 }
 
 /// The first key behind all that begin so.
