@@ -1,4 +1,4 @@
-//! `lamassu-server keys`: what an administrator says about keys that are kept for hosts.
+//! `lamassu-server keys`: an administrator's commands about keys that are kept for hosts.
 
 use crate::{print_json, shown_time};
 use clap::Subcommand;
@@ -104,12 +104,12 @@ fn asked(dir: &Path, ask_for: KeyRequest) -> Result<KeyAnswer> {
     }
 }
 
-/// What stands there is never repeated: it may be a key typed in the wrong place.
+/// The text is never shown: it may be a key typed in the wrong place.
 fn source(text: &str, role: &'static str) -> Result<KeySource> {
     text.parse().map_err(|source| ServerError::Source { role, source })
 }
 
-/// Nothing is deleted before it is clear that the receipt can be signed and written.
+/// Signing and writing the receipt are checked before anything is deleted.
 fn delete(dir: &Path, key: String, receipt: Option<&Path>, audit_key: Option<String>) -> Result<()> {
     const OPTION: &str = "--audit-key";
     let failed = |source| ServerError::Source { role: OPTION, source };

@@ -201,15 +201,15 @@ impl AlertsChosen {
 }
 
 fn main() -> ExitCode {
-    // Whatever is made is its owner's alone, also where a directory is not.
+    // Everything that is created is private to its owner, even in a directory that is not.
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
-    // No key in a core dump, and none for a tracer. Not being allowed to is no reason to refuse work.
+    // No key in a core dump, and none for a tracer. The server works without these limits too, so failure is ignored.
     let none = rustix::process::Rlimit { current: Some(0), maximum: Some(0) };
     let _ = rustix::process::setrlimit(rustix::process::Resource::Core, none);
     let _ = rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable);
     let command = Args::parse().command;
     let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into());
-    // The heads of the audit log are to be known elsewhere, whatever else is logged. A command has no log.
+    // The heads of the audit log must be known elsewhere, so they are logged at any level. A command has no log.
     let is_server = matches!(command, Command::Run { check_config: false, .. });
     let audit = if is_server { "audit=info" } else { "audit=off" };
     let filter = match audit.parse() {
@@ -400,7 +400,7 @@ fn shown_entry(kept: &ChainedEntry, entry: &Entry) -> String {
     let fields: serde_json::Map<String, serde_json::Value> = serde_json::from_str(&kept.entry).unwrap_or_default();
     let shown = |value: &serde_json::Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
     let rest = fields.iter().filter(|(name, _)| !matches!(&***name, "number" | "time" | "event"));
-    // What is kept may be as somebody wrote it.
+    // An entry may have been changed by someone.
     let rest: Vec<_> = rest.map(|(name, value)| printable(&format!("{name}={}", shown(value)))).collect();
     let event = fields.get("event").map(shown).unwrap_or_default();
     format!("{}  {}  {event}  {}", shown_time(entry.time), entry.number, rest.join(" ")).trim_end().to_owned()
