@@ -132,7 +132,7 @@ impl Driver {
                 return None;
             }
             if self.warned.is_none_or(|at| at.elapsed() > QUIET) {
-                tracing::error!(%error, "this host cannot have the vault now; programs that use it get errors");
+                tracing::error!(%error, "this host cannot get access to the vault; programs that use the mount get errors");
                 self.warned = Some(Instant::now());
             }
             self.requests.fail_waiting();
@@ -183,7 +183,7 @@ impl Driver {
             told.recall(number);
         };
         if let Err(error) = thread::Builder::new().name("lamassu-told".into()).spawn(listen) {
-            tracing::error!(%error, "no thread: the vault is passed on at once");
+            tracing::error!(%error, "cannot start a thread; this host releases the vault at once");
             self.requests.recall(number);
         }
         let mut are_dropped = false;

@@ -8,7 +8,7 @@ use lamassu_lease::{Call, Grant, GrantNo, Mode, Object, Reply, RequestNo};
 
 /// A message that makes no sense.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a message of the peer makes no sense: {0}")]
+#[error("a message of the peer is invalid: {0}")]
 pub struct Garbled(pub &'static str);
 
 type Result<T> = std::result::Result<T, Garbled>;
@@ -154,7 +154,7 @@ pub fn from_call(call: &Call, of: proto::Of) -> proto::Up {
 /// [`Garbled`].
 pub fn to_call(up: proto::Up) -> Result<Call> {
     use proto::up::Said;
-    Ok(match up.said.ok_or(Garbled("nothing is said"))? {
+    Ok(match up.said.ok_or(Garbled("it is empty"))? {
         Said::Begin(_) => return Err(Garbled("a session begins once")),
         Said::Resume(resume) => {
             Call::Resume { held: resume.held.into_iter().map(|grant| to_grant(Some(grant))).collect::<Result<_>>()? }
@@ -210,7 +210,7 @@ pub fn head_of_grant(down: &proto::Down) -> Result<Option<Head>> {
 /// [`Garbled`].
 pub fn to_reply(down: proto::Down) -> Result<Reply> {
     use proto::down::Said;
-    Ok(match down.said.ok_or(Garbled("nothing is said"))? {
+    Ok(match down.said.ok_or(Garbled("it is empty"))? {
         Said::Begun(_) => return Err(Garbled("a session begins once")),
         Said::Alive(beat) => Reply::Alive { beat: beat.beat },
         Said::Granted(granted) => Reply::Granted {

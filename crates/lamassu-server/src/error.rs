@@ -9,7 +9,7 @@ use std::path::PathBuf;
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
     /// The directory has no server's state.
-    #[error("{} is no directory of a server: `lamassu-server init DIR` makes one", dir.display())]
+    #[error("{} is not a server's directory: `lamassu-server init DIR` makes one", dir.display())]
     NoServer {
         /// which
         dir: PathBuf,
@@ -21,7 +21,7 @@ pub enum ServerError {
         dir: PathBuf,
     },
     /// Others than the owner may read the directory.
-    #[error("others own {}, or may look into it, and it holds the server's key: `chmod 700` it", dir.display())]
+    #[error("{} belongs to another user, or others may read it, and it holds the server's key: `chmod 700` it", dir.display())]
     NotPrivate {
         /// which
         dir: PathBuf,
@@ -99,7 +99,9 @@ pub enum ServerError {
         name: String,
     },
     /// The key has not been retired.
-    #[error("key {name} is given to hosts; `lamassu-server keys retire` it first, and see whether anybody misses it")]
+    #[error(
+        "key {name} is in use: retire it first (`lamassu-server keys retire`), and check that no host still needs it"
+    )]
     KeyInUse {
         /// the name
         name: String,
@@ -236,7 +238,7 @@ pub enum ServerError {
         what: &'static str,
     },
     /// The chain of the audit log is broken.
-    #[error("the audit log was changed: entry {number} does not go on from the one before")]
+    #[error("the audit log was changed: entry {number} does not follow the one before")]
     Chain {
         /// which
         number: u64,

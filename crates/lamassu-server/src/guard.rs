@@ -58,7 +58,7 @@ impl Guard {
         let caller = match self.state.who(&peer.key) {
             Some(Who::Token) if path == JOIN => None,
             Some(Who::Token) => {
-                return Err(Status::permission_denied("with a token a host can join, and nothing else"));
+                return Err(Status::permission_denied("a token only allows a host to join"));
             }
             Some(Who::Host { .. }) if path == JOIN => {
                 return Err(Status::permission_denied("this host has joined already"));

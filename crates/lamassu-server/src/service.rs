@@ -108,10 +108,10 @@ impl Service {
             Refused::InUse { by } => Status::failed_precondition(by),
             Refused::Restored { waits_for } => Status::data_loss(waits_for.join(", ")),
             Refused::Ended => Status::aborted("the session has ended"),
-            Refused::OtherHead => Status::out_of_range("the changes go on from another state"),
+            Refused::OtherHead => Status::out_of_range("the changes are based on another state"),
             Refused::Known => Status::already_exists("another anchor of this vault is kept here already"),
             Refused::NoAnchor => Status::invalid_argument("the rows are no anchor of this vault"),
-            Refused::Nonsense => garbled(Garbled("leases are of a vault as a whole")),
+            Refused::Nonsense => garbled(Garbled("this server grants leases of whole vaults only")),
             Refused::Policy { rule, what } => {
                 let mut with = MetadataMap::new();
                 // A rule's name is printable ASCII.
@@ -127,7 +127,7 @@ impl Service {
             Refused::Failed(error) => self.internal(&error),
             Refused::InDoubt(error) => {
                 tracing::error!(%error, "a commit may have been made, or not");
-                Status::unavailable("it may be done, or not: ask again")
+                Status::unavailable("it is unknown whether the change was made: try again")
             }
             Refused::Lost(Lost(error)) => {
                 let _ = self.failed.send(error.to_string());
@@ -139,7 +139,7 @@ impl Service {
 
 /// The calling host.
 pub(crate) fn caller<T>(request: &Request<T>) -> Result<Caller, Status> {
-    request.extensions().get::<Caller>().cloned().ok_or_else(|| Status::unauthenticated("nobody that is known"))
+    request.extensions().get::<Caller>().cloned().ok_or_else(|| Status::unauthenticated("unknown client"))
 }
 
 pub(crate) fn garbled(error: Garbled) -> Status {
@@ -154,12 +154,12 @@ impl Hosts for Service {
         let spki = request.into_inner().spki;
         // A host that names another's key could not use it, but the key's owner would appear under this host's name.
         if !authority::is_ed25519(&spki) || self.state.who(&spki).is_some() {
-            return Err(Status::invalid_argument("the key is none that a host makes, or is known already"));
+            return Err(Status::invalid_argument("this is not an Ed25519 key, or it is known already"));
         }
         let service = self.clone();
         Service::blocking(move || {
             let used = service.state.use_token(&token, seconds(), &spki).map_err(|error| service.internal(&error))?;
-            let host = used.ok_or_else(|| Status::permission_denied("the token was used, or its time is over"))?;
+            let host = used.ok_or_else(|| Status::permission_denied("the token was used, or has expired"))?;
             Ok(Response::new(proto::Joined { host }))
         })
         .await?
@@ -241,9 +241,9 @@ impl Anchors for Service {
         let mut said = request.into_inner();
         let mut next = async || {
             let message = tokio::time::timeout(IDLE_MAX, said.message()).await;
-            message.unwrap_or_else(|_| Err(Status::deadline_exceeded("nothing is said")))
+            message.unwrap_or_else(|_| Err(Status::deadline_exceeded("the client sent nothing in time")))
         };
-        let first = next().await?.ok_or_else(|| garbled(Garbled("nothing is said")))?;
+        let first = next().await?.ok_or_else(|| garbled(Garbled("the stream is empty")))?;
         let id = convert::vault(&first.vault).map_err(garbled)?;
         let known = some_head(&first.head)?;
         let (service, who) = (self.clone(), caller.clone());

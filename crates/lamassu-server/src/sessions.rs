@@ -28,7 +28,8 @@ impl Sessions for Service {
         let caller = caller(&request)?;
         let mut said = request.into_inner();
         let first = tokio::time::timeout(FIRST_TIMEOUT, said.message()).await;
-        let first = first.map_err(|_| Status::deadline_exceeded("nothing is said"))??.and_then(|up| up.said);
+        let first =
+            first.map_err(|_| Status::deadline_exceeded("the client sent nothing in time"))??.and_then(|up| up.said);
         let (replies, answers) = mpsc::channel(REPLIES_MAX);
         let service = self.clone();
         let (mut turns, host) = (false, caller.name.clone());
@@ -93,7 +94,7 @@ impl Sessions for Service {
 /// Sends a message, if the client receives it in time.
 async fn tell(told: &Told, down: Result<proto::Down, Status>) -> Result<(), Status> {
     let sent = tokio::time::timeout(IDLE_MAX, told.send(down)).await;
-    if matches!(sent, Ok(Ok(()))) { Ok(()) } else { Err(Status::cancelled("the client does not listen")) }
+    if matches!(sent, Ok(Ok(()))) { Ok(()) } else { Err(Status::cancelled("the client does not read the replies")) }
 }
 
 /// One connection of a session.
@@ -161,7 +162,7 @@ impl Service {
                     () = async { drop(stopping.wait_for(|is_so| *is_so).await) } => return Err(Status::unavailable("the server ends")),
                     answer = answers.recv() => {
                         // Another connection has replaced this one, or the session has ended.
-                        let Some((answer, head)) = answer else { return Err(Status::aborted("the session is elsewhere")) };
+                        let Some((answer, head)) = answer else { return Err(Status::aborted("the session has ended, or has another connection")) };
                         self.confirm().await?;
                         let down = speaking.with_policy(convert::from_reply(&answer, head)).await?;
                         tell(told, Ok(down)).await?;

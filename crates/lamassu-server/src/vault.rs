@@ -289,7 +289,7 @@ impl Vault {
         if let Some(one) = inner.sessions.values().find(is_in_the_way) {
             let by = match now().0.saturating_sub(one.heard.0) / 1000 {
                 0..=9 => format!("host {}", one.host),
-                seconds => format!("host {}, which was heard of {seconds} s ago", one.host),
+                seconds => format!("host {}, last heard from {seconds} s ago", one.host),
             };
             return Err(Refused::InUse { by });
         }

@@ -253,7 +253,7 @@ fn roots(file: Option<&Path>) -> Result<Vec<Certificate<'static>>> {
 
 /// Checks the URL: https, or this machine. The error says what is wrong.
 pub(crate) fn check_url(url: &str) -> std::result::Result<(), &'static str> {
-    let uri: http::Uri = url.parse().map_err(|_| "it is no URL")?;
+    let uri: http::Uri = url.parse().map_err(|_| "it is not a URL")?;
     let authority = uri.authority().ok_or("it names no host")?;
     if authority.as_str().contains('@') {
         return Err("a user's name or password in it is not sent: the messages are signed");
@@ -266,7 +266,7 @@ pub(crate) fn check_url(url: &str) -> std::result::Result<(), &'static str> {
         None => false,
     };
     if host.is_empty() || !is_whole {
-        return Err("its host or port makes no sense");
+        return Err("its host or port is invalid");
     }
     let is_here = matches!(host, "127.0.0.1" | "[::1]" | "localhost");
     match uri.scheme_str() {

@@ -99,7 +99,7 @@ pub fn join(all: &Path, token: &Token) -> Result<Joined> {
     let joined = joined.map_err(|error| match (error, authority.get()) {
         // The handshake was done, as far as this side sees it: then it is the token that the server does not take.
         (AnchorError::Server { fault: ServerFault::Unreachable { .. }, .. }, Some(_)) => {
-            let detail = "the token was used, or its time is over: `lamassu-server enrol` prints another".into();
+            let detail = "the token was used, or has expired: `lamassu-server enrol` prints another".into();
             connection.error(ServerFault::Refused { detail })
         }
         (error, _) => error,

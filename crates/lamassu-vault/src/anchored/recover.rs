@@ -47,7 +47,7 @@ impl Vault {
             anchored.commit()
         });
         if let Err(error) = done {
-            tracing::error!(%error, "names that were being changed at a crash could not all be put right");
+            tracing::error!(%error, "some renames that a crash interrupted could not be completed");
         }
         Ok(())
     }
