@@ -1,5 +1,5 @@
-//! The server of shared vaults (`docs/sharing.md`). It keeps the anchors of vaults, grants leases of them, and knows the
-//! hosts that may use them.
+//! The server of shared vaults (`docs/sharing.md`). It keeps the anchors of vaults, grants leases of them, and knows
+//! the hosts that may use them.
 //!
 //! | module | what it does |
 //! |---|---|
@@ -37,8 +37,8 @@
 //!
 //! Locks, in this order: the slot of a vault (`vaults`); the vault (`vault`); of the state (`state`) `changing`, then
 //! `restored`, then `hosts` or `database`; with etcd, `committing` of an anchor, then `last` of what a transaction
-//! changes. All other locks (the list of slots, the policy, counters, log limits) are held briefly, and no other lock is
-//! taken under them.
+//! changes. All other locks (the list of slots, the policy, counters, log limits) are held briefly, and no other lock
+//! is taken under them.
 #![forbid(unsafe_code)]
 
 pub mod accept;
