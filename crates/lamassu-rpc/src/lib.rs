@@ -13,7 +13,7 @@
 //!
 //! The async runtime is internal: the functions of `host` block their caller.
 //!
-//! Locks, in this order: `copy` of [`host::turns::Turns`] while a turn is taken; its `attended`, or `commits` of a
+//! Locks, in this order: `copy` of [`host::Turns`] while a turn is taken; its `attended`, or `commits` of a
 //! mirrored table during a commit; the `state` of a session. `limits` and `told_of` of a session are held alone. The
 //! network is never used with `state` held.
 #![forbid(unsafe_code)]
