@@ -1,4 +1,4 @@
-//! What can go wrong in this crate, by whose fault it is. Errors of the crates below keep their types inside.
+//! Errors of this crate, by whose fault they are. Errors of lower crates keep their types inside.
 
 use crate::anchors::ImportError;
 use crate::needing::Needing;
@@ -15,10 +15,10 @@ use std::path::{Path, PathBuf};
 /// The result of this crate's functions.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// An operation on a vault failed. [`crate::Kind`] is what a program does about it.
+/// An operation on a vault failed. [`crate::Kind`] says how a program reacts.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// What the error concerns, where its own text does not say.
+    /// Adds the place to an error whose own text lacks it.
     #[error("{}", .path.display())]
     At {
         /// a file or directory
