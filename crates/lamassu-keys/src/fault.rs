@@ -1,10 +1,10 @@
-//! Why a key server or a token gave no key. Compiled whatever providers the build has, so that tables of errors
-//! need not know.
+//! Why a key server or a token gave no key. Compiled with any set of providers, so that error tables need not depend on
+//! them.
 
 use std::io;
 use std::path::PathBuf;
 
-/// A cause from a library, as it says it.
+/// A library's error.
 pub type Cause = Box<dyn std::error::Error + Send + Sync>;
 
 /// Why a key server gave no key.
