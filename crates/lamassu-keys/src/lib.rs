@@ -21,9 +21,9 @@
 //! | `error` | the errors |
 //! | `testing` | decoders for fuzzers (feature `testing`) |
 //!
-//! Locks: the update lock of a header's file ([`Update`]), then what its witness locks, then the file lock of the
-//! history. The keys in use at servers (`providers::server`) and the loaded PKCS #11 modules have locks of their own,
-//! which are held with no other.
+//! Locks: the update lock of a header's file ([`Update`]) is the outermost. Under it, one after the other, the file
+//! lock of the history and the locks of the witness. The keys in use at servers (`providers::server`) and the loaded
+//! PKCS #11 modules have locks of their own, which are held with no other.
 //!
 //! Never: holds file data, writes a key anywhere but sealed, prints (except the prompt of a `prompt` source on the
 //! terminal).

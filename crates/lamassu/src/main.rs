@@ -15,8 +15,8 @@
 //! | `tree/` | trees of files for copying: local, in a vault, single stored files |
 //! | `distinct`, `store_kind`, `users` | exact counts of distinct digests; advice on a store; users of this machine |
 //!
-//! Locks: those of `signals`, `log` and single commands are held alone. A lock is never taken in a signal handler:
-//! signals arrive on a thread of their own.
+//! Locks: `signals` holds its lock while it carries out what a command has asked for; those of `log` and of single
+//! commands are held alone. Signals arrive on a thread of their own, so no lock is taken in a handler.
 //!
 //! Guarantees: results on standard output, all else on standard error; every failure has a message that says what,
 //! where and what to do next, and the exit code that `docs/cli.md` promises. Never: holds logic that another crate
