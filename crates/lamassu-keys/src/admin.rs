@@ -56,7 +56,8 @@ pub fn verify_signature<H: Header>(header: &H) -> Result<(), KeyError> {
 }
 
 /// Whether the administrator of a header whose signature was verified is one of `pinned`, or has followed one, each
-/// having signed the next: then which. Nothing pinned: whoever it is.
+/// having signed the next. Returns the pinned key that was followed. If nothing is pinned, any administrator is
+/// accepted.
 ///
 /// # Errors
 /// [`KeyError::OtherAdministrator`].

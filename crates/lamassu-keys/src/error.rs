@@ -152,8 +152,8 @@ pub enum KeyError {
         /// memory asked for
         memory_kib: u32,
     },
-    /// The slot's maker, or whoever can write there: it takes more of the machine than a slot may that nothing vouches
-    /// for yet.
+    /// The slot's maker, or someone who can write there: it needs more memory than is granted to a slot that nothing
+    /// vouches for yet.
     #[error(
         "slot {slot} asks for {} MiB of memory (Argon2id), and {} MiB, half of what is free here, is the most that a slot gets unasked; it was not tried, and \
          no other opens with this key",
@@ -203,12 +203,12 @@ pub enum KeyError {
         /// the slot that opened
         slot: u32,
     },
-    /// Whoever has the file key and no administrator's slot, or damage: the MAC is right and the signature is not.
+    /// Someone who has the file key and no administrator's slot, or damage: the MAC is right, but the signature is not.
     #[error(
         "the administrator's signature over the header does not verify: somebody with a use-only slot changed it, or it is damaged; restore it from a backup copy"
     )]
     SignatureInvalid,
-    /// Whoever can write the store: the header is an authentic one from before.
+    /// Someone who can write to the store: the header is authentic, but an older one.
     #[error(
         "the header is older than the one that these keys opened: it was put back, and lacks {lacks}. Nothing was changed. Put the newer one back with `lamassu key restore BACKUP DIR` \
          before the vault is unmounted: until then the mount has all keys, and without it what was written under keys that the header lacks can be read no more. \
@@ -218,7 +218,7 @@ pub enum KeyError {
         /// what of it
         lacks: &'static str,
     },
-    /// Whoever has the file key: another administrator's signature than the one that is pinned, or none.
+    /// Someone who has the file key: the header has another signature than the pinned administrator's, or none.
     #[error(
         "the header is not signed by the administrator that is pinned for this vault ({}); if the administrator did change, correct the pin, otherwise restore the header from a backup copy",
         .found.as_ref().map_or("it has no signature".into(), |key| format!("it is signed by {key}"))

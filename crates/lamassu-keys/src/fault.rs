@@ -67,7 +67,7 @@ pub enum ServerFault {
     /// It has no such object, or shows it to others only (KMIP).
     #[error("it has no such key, or does not show it to us")]
     NoObject,
-    /// The user's, or whoever named them: a name is not enough (KMIP).
+    /// The user's, or that of the person who named the keys: a name is not unique (KMIP).
     #[error("it has more than one key of that name; give the key's identifier: kmip://HOST/ID")]
     ManyObjects,
     /// The user's: a key to be made has the name of one that is there (KMIP).

@@ -72,7 +72,7 @@ fn alerts(of: &Administered) -> Result<String> {
         count += alerts.len();
         Ok(())
     })?;
-    Ok(format!("{count} that nobody has closed"))
+    Ok(format!("{count} open"))
 }
 
 fn audit(of: &Administered) -> Result<String> {

@@ -36,9 +36,9 @@ pub enum KeysCommand {
         /// The key's name
         key: String,
     },
-    /// A key is given to nobody from now on
+    /// Retire a key: no host gets it from now on
     Retire {
-        /// It is given to hosts again
+        /// Reinstate it: hosts can get it again
         #[arg(long)]
         not: bool,
         /// The server's directory

@@ -65,7 +65,7 @@ enum Command {
     /// What hosts found not to be as it was written
     #[command(subcommand)]
     Alerts(AlertsCommand),
-    /// Put the anchor of a vault away that nobody uses: its file is renamed, and hosts find no anchor here
+    /// Put away the anchor of a vault that is not in use: its file is renamed, and hosts find no anchor here
     Forget {
         /// The server's directory
         dir: PathBuf,
@@ -147,12 +147,12 @@ enum HostCommand {
 
 #[derive(Subcommand)]
 enum AlertsCommand {
-    /// List those that nobody has closed, the oldest first
+    /// List open alerts, the oldest first
     List {
         /// Print an alert in a line of JSON
         #[arg(long)]
         json: bool,
-        /// Those alone that nobody has acknowledged
+        /// Only those that are not acknowledged
         #[arg(long)]
         new: bool,
         /// Those of a vault alone, by its id in `lamassu info`

@@ -239,8 +239,8 @@ impl Observed {
         gauge("policy_rules", "Rules of the policy in force", self.policies.now().1.len());
         let alerts = self.state.alert_counts().unwrap_or_default();
         let count = |count: u64| usize::try_from(count).unwrap_or(usize::MAX);
-        gauge("alerts", "Alerts that nobody has closed", count(alerts.open));
-        gauge("alerts_new", "Alerts that nobody has acknowledged", count(alerts.new));
+        gauge("alerts", "Alerts that are open", count(alerts.open));
+        gauge("alerts_new", "Alerts that are not acknowledged", count(alerts.new));
         gauge("alerts_unposted", "Alerts that the webhook has not taken", count(alerts.unposted));
         gauge("sessions", "Sessions that have not ended", sessions);
         gauge("connections", "Connections of hosts", most.saturating_sub(free.available_permits()));

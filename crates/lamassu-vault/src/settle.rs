@@ -206,7 +206,7 @@ impl Vault {
     /// What the store could not do is tried again; what damage forbids never succeeds, and is given up with the last
     /// handle.
     fn failed(&self, open: &OpenFile, e: StoreError, first: &mut First) {
-        // It was removed meanwhile, and nobody has it: there is nothing to commit.
+        // It was removed meanwhile, and is not open: there is nothing to commit.
         if !self.files.get(open.ino).is_some_and(|now| std::ptr::eq(&raw const *now, open)) {
             return;
         }

@@ -51,7 +51,7 @@ impl KeyProvider for Env {
 #[allow(unsafe_code)]
 fn wipe(name: &CStr) {
     // SAFETY: what getenv(3) returns is in the environment that this process began with, and ends with a zero: nothing
-    // in this program sets or removes variables, so it is neither moved nor freed. Nobody else reads the value
+    // in this program sets or removes variables, so it is neither moved nor freed. No other thread reads the value
     // meanwhile, as `KeySource::forget` asks for; looking up other variables compares names alone.
     unsafe {
         let value = libc::getenv(name.as_ptr());

@@ -83,8 +83,8 @@ impl KeyProvider for Fd {
 fn close(fd: RawFd) {
     // Refused if this process has opened it itself.
     if fd > 2 && duplicate(fd).is_ok() {
-        // SAFETY: nothing in this process owns a descriptor that was inherited under a number, and nobody uses it
-        // between that look and this.
+        // SAFETY: nothing in this process owns a descriptor that was inherited under a number, and no other code uses
+        // it between that look and this.
         unsafe { rustix::io::close(fd) };
     }
 }
@@ -96,9 +96,9 @@ fn close(fd: RawFd) {
 /// one cannot have.
 #[allow(unsafe_code)]
 fn duplicate(fd: RawFd) -> io::Result<File> {
-    // SAFETY: the borrow ends with this call, which reads the descriptor table and nothing else: a number that nobody
-    // has open is answered by EBADF. What is then read is shared with the owner of `fd` as with any inherited
-    // descriptor, and no memory is.
+    // SAFETY: the borrow ends with this call, which only reads the descriptor table: EBADF is the answer for a number
+    // that is not open. What is then read is shared with the owner of `fd` as with any inherited descriptor, and no
+    // memory is.
     let borrowed = unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) };
     if rustix::io::fcntl_getfd(borrowed)?.contains(rustix::io::FdFlags::CLOEXEC) {
         return Err(rustix::io::Errno::BADF.into());
