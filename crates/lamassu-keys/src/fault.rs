@@ -88,7 +88,7 @@ pub enum ServerFault {
     /// Some of what it was asked is done, and then something failed (KMIP).
     #[error("{done}; and then: {fault}")]
     Partly {
-        /// what it has done, for people
+        /// the completed steps, as text
         done: String,
         /// what failed
         fault: Box<ServerFault>,
