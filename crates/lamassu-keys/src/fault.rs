@@ -163,9 +163,9 @@ pub enum KeyState {
     PreActive,
     /// To be used.
     Active,
-    /// Revoked, or its time is over.
+    /// Revoked, or past its end.
     Deactivated,
-    /// Revoked: somebody else may know it.
+    /// Revoked, since others may know it.
     Compromised,
     /// Gone.
     Destroyed,

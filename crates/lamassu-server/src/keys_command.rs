@@ -61,7 +61,7 @@ pub enum KeysCommand {
         /// The key's name
         key: String,
     },
-    /// Wrap all keys anew, under the master key that server.toml names now. No server may run
+    /// Wrap all keys again, under the master key that server.toml names now. No server may run
     Rewrap {
         /// The master key before
         #[arg(long, value_name = "SOURCE")]

@@ -35,7 +35,7 @@ enum Command {
         /// Made, if it is not there; must be empty
         dir: PathBuf,
     },
-    /// Serve until SIGTERM; SIGHUP has it read its policy anew, and take a new certificate
+    /// Serve until SIGTERM; at SIGHUP read the policy again, and take a new certificate
     Run {
         /// Read the configuration and the policy, say whether they are good, and end
         #[arg(long)]
