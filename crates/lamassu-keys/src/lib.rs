@@ -10,13 +10,13 @@
 //! | [`recovery`], [`shares`] | recovery keys as words; their shares |
 //! | [`cost`] | measures the cost of Argon2id |
 //! | [`create`], [`dataset`] | headers of vaults, zones and datasets; parent slots |
-//! | [`attempt`](mod@attempt), [`unlock`](mod@unlock) | trying slots; the keys of an opened header, and changes of it |
+//! | [`attempt`], [`unlock`](mod@unlock) | trying slots; the keys of an opened header, and changes of it |
 //! | [`keychain`], `rotate` | epochs of K_in and K_out; rotation and retirement |
 //! | [`admin`] | the administrator's signature |
 //! | [`header_file/`](header_file) | header files: read, replaced, erased; the update lock |
 //! | [`witness`] | what remembers the newest header outside the store |
 //! | [`history/`](history) | the history of a vault's keys |
-//! | [`destroy`], [`receipt`](mod@receipt) | assured delete; its receipts |
+//! | [`destroy`], [`receipt`] | assured delete; its receipts |
 //! | [`date`] | times in readable form |
 //! | `error` | the errors |
 //! | `testing` | decoders for fuzzers (feature `testing`) |
