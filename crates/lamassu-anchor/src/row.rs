@@ -32,9 +32,9 @@ pub struct Row {
 /// The content of an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Content {
-    /// Of a regular file.
+    /// A regular file's row.
     File(FileRow),
-    /// Of a directory.
+    /// A directory.
     Dir {
         /// its directory record
         record: Sealed,
@@ -43,7 +43,7 @@ pub enum Content {
         /// its name there
         name: Token,
     },
-    /// Of a symbolic link: the target as it is stored.
+    /// A symbolic link: the target as it is stored.
     Link(Sealed),
     /// A character device: its device number.
     Char(u64),

@@ -29,13 +29,13 @@ pub enum Error {
     /// Of keys, headers' contents and key sources.
     #[error(transparent)]
     Key(#[from] KeyError),
-    /// Of a header's file.
+    /// An error of a header's file.
     #[error(transparent)]
     File(#[from] FileError),
-    /// Of the history.
+    /// An error of the history.
     #[error(transparent)]
     History(#[from] HistoryError),
-    /// Of the file system.
+    /// An error of the file system.
     #[error(transparent)]
     Vault(#[from] VaultError),
     /// The system gave no random numbers.
@@ -96,7 +96,7 @@ pub enum Error {
         /// why
         source: VaultError,
     },
-    /// Of an export of an anchor that was to be imported.
+    /// An error in an anchor's export, while it is imported.
     #[error(transparent)]
     Import(#[from] ImportError),
     /// The user's, or the system's: nowhere to look for an anchor.
@@ -164,7 +164,7 @@ pub enum Error {
         dir: PathBuf,
     },
     /// A copy of a header says less than is so, and by this slot it cannot be made to say more.
-    #[error("the copy is from before {lacks}, and has to be signed anew to say so")]
+    #[error("the copy is from before {lacks}, and has to be signed again to say so")]
     CannotSignCopy {
         /// before what
         lacks: &'static str,
@@ -368,7 +368,7 @@ pub enum Error {
     },
     /// The user's: no such job to ask about.
     #[error(
-        "the vault was mounted anew since that was begun, or it ended long ago: begin it again, it goes on with what is left"
+        "the vault was mounted again since that was begun, or it ended long ago: begin it again, and it does what is left"
     )]
     NoJob,
     /// The user's: one job at a time.

@@ -91,7 +91,7 @@ pub enum Notice {
     DatasetsNotSaid,
     /// Forced, with a slot that cannot sign.
     #[error(
-        "the copy is from before the vault was anchored, and cannot be signed anew to say that it is: run `lamassu anchor accept` with an administrator's slot"
+        "the copy is from before the vault was anchored, and cannot be signed again to say that it is: run `lamassu anchor accept` with an administrator's slot"
     )]
     AnchorNotSaid,
     /// The present header cannot be read from the store.

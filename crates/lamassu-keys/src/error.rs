@@ -205,7 +205,7 @@ pub enum KeyError {
     },
     /// Someone who has the file key and no administrator's slot, or damage: the MAC is right, but the signature is not.
     #[error(
-        "the administrator's signature over the header does not verify: somebody with a use-only slot changed it, or it is damaged; restore it from a backup copy"
+        "the administrator's signature over the header does not verify: a user of a use-only slot changed it, or it is damaged; restore it from a backup copy"
     )]
     SignatureInvalid,
     /// Someone who can write to the store: the header is authentic, but an older one.
@@ -233,7 +233,7 @@ pub enum KeyError {
         /// the id asked for
         id: u32,
     },
-    /// The user's: use-only means that somebody else may do more.
+    /// The user's mistake: a use-only slot makes sense only where another slot may do more.
     #[error(
         "this header has no administrator, so no slot can be use-only; `lamassu key admin init` makes you its administrator"
     )]

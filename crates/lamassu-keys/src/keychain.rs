@@ -23,7 +23,7 @@ pub struct Epoch {
     oblivious: Option<ObliviousKey>,
 }
 
-/// Who else has an epoch's key, as of its entry into the keychain.
+/// Which other vaults have an epoch's key, as of its entry into the keychain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Whose {
     /// made for this keychain

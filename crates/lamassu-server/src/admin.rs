@@ -205,7 +205,7 @@ pub struct ShownVault {
     pub vault: String,
     /// the hosts that have sessions of it
     pub hosts: Vec<String>,
-    /// Of a vault restored from a backup: the hosts that may have newer rows.
+    /// For a vault restored from a backup: the hosts that may have newer rows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waits_for: Option<BTreeSet<String>>,
 }

@@ -245,7 +245,7 @@ pub enum ServerError {
     },
     /// The audit log has no entry with this head.
     #[error(
-        "the audit log has no entry with the head {head}: it was written anew since that was noted, or no longer has it"
+        "the audit log has no entry with the head {head}: it was rewritten since that was noted, or no longer has it"
     )]
     NoHead {
         /// hex

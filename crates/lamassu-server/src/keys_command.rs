@@ -91,7 +91,7 @@ pub fn run(command: KeysCommand) -> Result<()> {
         KeysCommand::Retire { not, dir, key } => asked(&dir, KeyRequest::Retire { key, is_retired: !not }).map(drop),
         KeysCommand::Delete { receipt, audit_key, dir, key } => delete(&dir, key, receipt.as_deref(), audit_key),
         KeysCommand::Rewrap { from, dir } => {
-            println!("{} keys are wrapped anew", rewrap(&dir, &source(&from, "--from")?)?);
+            println!("{} keys are wrapped again", rewrap(&dir, &source(&from, "--from")?)?);
             Ok(())
         }
     }

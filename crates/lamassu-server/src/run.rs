@@ -144,7 +144,7 @@ async fn serve(dir: &Path, config: Config) -> Result<()> {
     if term != terms.term().0 {
         tracing::warn!(
             seconds = term / 1000,
-            "there are sessions that were told of this longer term, which still counts"
+            "there are sessions that began with this longer term, which still counts"
         );
         terms = Terms::new(term, terms.heartbeat().0, terms.min_hold().0).map_err(wrong)?;
     }
@@ -287,7 +287,7 @@ async fn serve(dir: &Path, config: Config) -> Result<()> {
 fn note_evaluations(state: &State, evaluations: &Evaluations, all: bool) {
     for (host, key, elements) in evaluations.left_to_note(Instant::now(), all) {
         if let Err(error) = state.note_evaluations(&host, &key, elements, false) {
-            tracing::error!(%error, host, key, elements, "the audit log could not be told of evaluations");
+            tracing::error!(%error, host, key, elements, "evaluations could not be written to the audit log");
             evaluations.not_noted(&host, &key, elements);
         }
     }

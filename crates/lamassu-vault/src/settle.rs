@@ -212,7 +212,7 @@ impl Vault {
         }
         let file = self.tag(open.ino);
         if matches!(e, StoreError::Damaged(_)) && self.files.is_idle(open.ino) {
-            tracing::error!(file, error = %e, "given up: the file is damaged where it was to be changed");
+            tracing::error!(file, error = %e, "given up: the file is damaged where the change belongs");
             self.let_go(open.ino, true);
         } else {
             tracing::error!(file, error = %e, "a file could not be committed; it will be tried again");

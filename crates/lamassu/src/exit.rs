@@ -143,7 +143,7 @@ impl Code {
             Code::NotFound => Some("`lamassu ls DIR` lists what the vault holds"),
             Code::KeySource => Some("`lamassu help init` explains key sources"),
             Code::Locked => Some(
-                "unmount it there (to delete lamassu.lock frees nothing); a vault without an anchor can be read beside it: `lamassu mount --read-only`",
+                "unmount it there (to delete lamassu.lock frees nothing); a vault without an anchor can be read meanwhile: `lamassu mount --read-only`",
             ),
             Code::WrongKey => Some("give another --key SOURCE; `lamassu info DIR` lists the key slots"),
             Code::HeaderUnreadable => Some("put the copy from a backup back: `lamassu key restore BACKUP DIR`"),

@@ -40,7 +40,7 @@ impl MemoryTable {
     }
 }
 
-/// Of the rows only.
+/// Hashes the rows only.
 impl Hash for MemoryTable {
     fn hash<H: Hasher>(&self, hasher: &mut H) {
         self.state.lock().rows.hash(hasher);

@@ -1,7 +1,7 @@
 //! The protocol S3: `s3s` parses requests, verifies signatures and writes answers. This module turns requests into
 //! calls of [`Objects`], on threads that may block.
 //!
-//! What S3 has beside objects (policies, life cycles, versions, locks) is refused by name, or told to be not there.
+//! What S3 has besides objects (policies, life cycles, versions, locks) is refused by name, or reported as absent.
 
 mod access;
 mod body;

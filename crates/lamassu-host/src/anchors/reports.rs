@@ -85,7 +85,7 @@ impl ServerSink {
             refused += u32::from(!is_away);
             if refused >= TRIES || self.is_ending() {
                 self.failures.fetch_add(1, Ordering::Relaxed);
-                tracing::error!(target: TARGET, events = events.len(), %error, "the server was not told of what was found");
+                tracing::error!(target: TARGET, events = events.len(), %error, "the findings did not reach the server");
                 return;
             }
             let mut waited = Duration::ZERO;

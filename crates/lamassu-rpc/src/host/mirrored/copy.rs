@@ -75,7 +75,7 @@ pub(crate) fn up_to_date(
             local.commit(&changes.iter().cloned().chain([session.head.change()]).collect::<Vec<_>>())?;
             Ok((local.clone(), Some(changes)))
         }
-        (Fetched::Commits(_), None) => Err(session.connection().garbled("commits that nobody asked for")),
+        (Fetched::Commits(_), None) => Err(session.connection().garbled("commits that were not asked for")),
         (Fetched::All(table), _) => {
             let found = revision(&Arc::new(table), &vault)?.ok_or(AnchorError::Empty)?;
             if let Some(seen) = seen.filter(|seen| found <= *seen) {
