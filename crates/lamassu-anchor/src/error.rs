@@ -82,7 +82,7 @@ pub enum ServerFault {
     },
     /// Its state is older than what this host has seen: it was restored from a backup.
     #[error(
-        "it is at revision {found}, and this host has seen {seen}: its state is older than it was, or another one's"
+        "it is at revision {found}, and this host has seen {seen}: its state is an older one, or another server's"
     )]
     Older {
         /// of the server
@@ -162,7 +162,7 @@ pub enum AnchorError {
         found: u8,
     },
     /// Its file has no vault: it is new, was emptied, or its making was interrupted.
-    #[error("the anchor is empty: it knows no vault; it was emptied, or its making was cut off")]
+    #[error("the anchor is empty: it knows no vault; it was emptied, or making it was interrupted")]
     Empty,
     /// Its bytes are not what a commit wrote: its disk failed, or it was changed.
     #[error("the anchor is damaged: {part}")]
@@ -195,7 +195,7 @@ pub enum AnchorError {
     },
     /// Its file was removed or replaced while it was open: further commits would be lost.
     #[error(
-        "the anchor {} was removed or replaced while it is in use, and nothing is written to what nobody would find: \
+        "the anchor {} was removed or replaced while in use, and commits to a file without a name would be lost: \
          put that file back (docs/freshness.md tells how)",
         path.display()
     )]

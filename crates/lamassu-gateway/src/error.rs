@@ -17,7 +17,7 @@ pub enum GatewayError {
     },
     /// The operator's: others than the gateway could read the secrets, or write them.
     #[error(
-        "{0} has secrets: it is to be a file of this user or root, mode 0600 (or 0400); `chmod 600` it, and change the \
+        "{0} has secrets: it must be a file of this user or root, mode 0600 (or 0400); `chmod 600` it, and change the \
          secrets if others had access"
     )]
     NotPrivate(PathBuf),

@@ -335,12 +335,12 @@ pub enum Error {
     ReadOnlyMount,
     /// The user's: a request about a vault that hosts have in turn.
     #[error(
-        "hosts have this vault in turn, and a shared mount answers no such request: unmount it on all of them, and give \
+        "several hosts use this vault in turn, and a shared mount refuses this: unmount it on all of them, and give \
          its directory"
     )]
     SharedMount,
     /// The user's: a vault that lies on this host alone is to be shared.
-    #[error("the vault's anchor is kept on this host: `lamassu anchor move DIR server://HOST` lets others have it")]
+    #[error("the vault's anchor is kept on this host: `lamassu anchor move DIR server://HOST` lets other hosts use it")]
     NotAtServer,
     /// The user's: a vault is to be shared that cannot be yet.
     #[error("there are datasets in the vault, or may be: such a vault cannot be mounted on several hosts at once yet")]

@@ -115,7 +115,7 @@ pub enum ServerError {
         source: SourceError,
     },
     /// Keys are kept, but no master key is configured.
-    #[error("keys are kept here, and server.toml has no `master_key` that they are wrapped under")]
+    #[error("keys are kept here, and server.toml names no `master_key` to unwrap them")]
     NoMasterKey,
     /// No keys are kept, so a master key has nothing to open.
     #[error("no keys are kept here: `master_key` in server.toml makes a server that is started keep some")]
