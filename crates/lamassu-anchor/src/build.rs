@@ -1,6 +1,6 @@
-//! The anchor of a vault that is there already, made in an empty table while its tree is gone through.
+//! Makes the anchor of an existing vault in an empty table, during a walk of its tree.
 //!
-//! Rows are committed in batches; the row of the vault comes last, so that a table in which this was broken off is no
+//! Rows are committed in batches. The vault's row comes last, so that the table of an interrupted build is not an
 //! anchor.
 
 use crate::queue::{Layer, object_key};
@@ -10,7 +10,7 @@ use crate::{Anchor, AnchorError, ObjectId};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-/// Keys that are committed at once.
+/// Keys in one commit.
 const BATCH_LEN: usize = 10_000;
 
 type Result<T> = std::result::Result<T, AnchorError>;
@@ -23,10 +23,10 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// Of a vault in an empty table. `vault.next_object` is the number that the next object gets.
+    /// For a vault, in an empty table. `vault.next_object` is the number of the next object.
     ///
     /// # Errors
-    /// [`AnchorError::Foreign`] where something is in it; those of the table.
+    /// [`AnchorError::Foreign`] if the table is not empty; those of the table.
     pub fn new(table: Arc<dyn Table>, vault: VaultRow) -> Result<Builder> {
         for space in Space::OF_VAULT {
             let mut is_empty = true;
@@ -46,7 +46,7 @@ impl Builder {
         EntryPlace { dir, name: self.vault.tokens.token(dir, stored) }
     }
 
-    /// A new object, under its first name.
+    /// Adds an object under its first name.
     ///
     /// # Errors
     /// Those of the table.
@@ -62,7 +62,7 @@ impl Builder {
         self.bound().map(|()| object)
     }
 
-    /// Another name of an object.
+    /// Adds another name of an object.
     ///
     /// # Errors
     /// [`AnchorError::Unknown`], [`AnchorError::Damaged`]; those of the table.
@@ -85,7 +85,7 @@ impl Builder {
         self.table.commit(&std::mem::take(&mut self.layer).changes())
     }
 
-    /// The rest, with the root and the vault, of which `session` is the highest session that began.
+    /// Commits the remaining rows, with the root and the vault's row. `session`: the highest session that has begun.
     ///
     /// # Errors
     /// Those of the table.

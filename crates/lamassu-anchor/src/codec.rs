@@ -1,10 +1,10 @@
-//! Bytes of rows: a writer, and a reader that refuses what no writer writes.
+//! Encoding of rows: a writer, and a reader that refuses every other encoding.
 //!
 //! Numbers are LEB128 in the shortest form, so that a row has one encoding.
 
 use crate::Digest;
 
-/// Most bytes of a number.
+/// Longest encoding of a number, in bytes.
 const VARINT_MAX: usize = 10;
 
 /// Appends a number.
@@ -16,7 +16,7 @@ pub(crate) fn put(out: &mut Vec<u8>, mut number: u64) {
     out.push(number as u8);
 }
 
-/// Takes bytes apart from the front. `None` is damage.
+/// Parses bytes from the front. `None` means damage.
 pub(crate) struct Reader<'a>(pub &'a [u8]);
 
 impl<'a> Reader<'a> {
@@ -32,7 +32,7 @@ impl<'a> Reader<'a> {
             number |= bits << shift;
             if byte & 0x80 == 0 {
                 self.0 = &self.0[at + 1..];
-                // The shortest form does not end in zeros.
+                // The shortest form does not end with a zero byte.
                 return (at == 0 || *byte != 0).then_some(number);
             }
         }
@@ -64,7 +64,7 @@ impl<'a> Reader<'a> {
         self.bytes().map(Digest)
     }
 
-    /// That nothing is left.
+    /// Fails unless all bytes were read.
     pub fn end(self) -> Option<()> {
         self.0.is_empty().then_some(())
     }

@@ -1,4 +1,4 @@
-//! What goes wrong with an anchor, by whose fault it is.
+//! Errors of an anchor, by whose fault they are.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -6,15 +6,15 @@ use std::path::{Path, PathBuf};
 /// A part of an anchor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
-    /// What is said of the vault as a whole.
+    /// The vault's row.
     Vault,
     /// The row of an object.
     Row,
     /// An entry of a directory.
     Entry,
-    /// Digests of a tree record.
+    /// Held digests of a tree record.
     Held,
-    /// A change of names that is under way.
+    /// A pending change of names.
     Intent,
 }
 
@@ -30,31 +30,31 @@ impl std::fmt::Display for Part {
     }
 }
 
-/// What goes wrong with the server that keeps an anchor.
+/// Errors of the server that keeps an anchor.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ServerFault {
-    /// It does not answer, or not any more.
+    /// It does not answer.
     #[error("it does not answer: {detail}")]
     Unreachable {
-        /// what the network says
+        /// the network's error
         detail: String,
     },
-    /// It is not the server that this host joined, or the other way round.
+    /// It is not the server that this host joined, or it does not know this host.
     #[error("it is not the server that this host has joined: {detail}")]
     Untrusted {
-        /// what TLS says
+        /// the error of TLS
         detail: String,
     },
     /// This host has not joined it.
     #[error("this host has not joined it")]
     NotJoined,
-    /// This host may not do that there.
+    /// The server refuses this to this host.
     #[error("it refuses: {detail}")]
     Refused {
-        /// what it says
+        /// the server's reason
         detail: String,
     },
-    /// A rule of its policy forbids it.
+    /// A rule of the server's policy forbids it.
     #[error("a rule of its policy forbids {what}: {rule:?}")]
     Policy {
         /// the rule's name
@@ -62,27 +62,27 @@ pub enum ServerFault {
         /// what it forbids
         what: String,
     },
-    /// It keeps no anchor of this vault.
+    /// The server has no anchor of this vault.
     #[error("it keeps no anchor of this vault")]
     UnknownVault,
-    /// Another session has the vault.
+    /// A session of another host is in the way.
     #[error("the vault is in use by {by}")]
     InUse {
         /// the host
         by: String,
     },
-    /// The session has ended there: another host may have the vault by now.
+    /// The session has ended at the server: another host may use the vault now.
     #[error("this mount was silent for too long, and its session has ended: what was not synced is lost")]
     Ended,
-    /// It speaks another version of the protocol.
+    /// The server has another version of the protocol.
     #[error("it speaks another version of the protocol: {detail}")]
     Version {
-        /// what it says
+        /// the server's message
         detail: String,
     },
-    /// It knows less than this host has seen: its state was put back.
+    /// Its state is older than what this host has seen: it was restored from a backup.
     #[error(
-        "it is at revision {found}, and this host has seen {seen}: its state is older than it was, or another one's"
+        "it is at revision {found}, and this host has seen {seen}: its state is an older one, or another server's"
     )]
     Older {
         /// of the server
@@ -90,49 +90,49 @@ pub enum ServerFault {
         /// of this host's copy
         seen: crate::Revision,
     },
-    /// It was put back from a backup, and other hosts may know more of the vault.
+    /// It was restored from a backup, and other hosts may have newer rows.
     #[error("it was put back from a backup, and these hosts may know more of this vault: {waits_for}")]
     Restored {
         /// their names
         waits_for: String,
     },
-    /// It has failed.
+    /// The server failed.
     #[error("it has failed: {detail}")]
     Failed {
-        /// what it says
+        /// its message
         detail: String,
     },
 }
 
-/// Errors of an anchor. None of them changes anything.
+/// Errors of an anchor. After an error nothing has changed.
 #[derive(Debug, thiserror::Error)]
 pub enum AnchorError {
-    /// There is none: it was never made, it was lost, or it lies elsewhere.
+    /// There is no anchor: it was never made, it was lost, or it is elsewhere.
     #[error("there is no anchor at {}", path.display())]
     Missing {
-        /// where it was looked for
+        /// the path
         path: PathBuf,
     },
-    /// There is one already.
+    /// The anchor exists already.
     #[error("there is an anchor at {} already", path.display())]
     Exists {
-        /// where
+        /// the path
         path: PathBuf,
     },
     /// Another process has it open.
     #[error("the anchor {} is in use by another process", path.display())]
     Locked {
-        /// where
+        /// the path
         path: PathBuf,
     },
-    /// Others could change it: it is not a private regular file of ours.
+    /// It is not a private regular file of this user: others could change it.
     #[error("the anchor {} is not a regular file that is yours alone (mode 0600, one name)", path.display())]
     NotPrivate {
-        /// where
+        /// the path
         path: PathBuf,
     },
-    /// It is an older copy of itself, or the vault was written where it was not told: sessions that it never heard of
-    /// wrote to the vault. (A session is announced to the anchor before the store can know of it.)
+    /// It is an older copy of itself, or the vault was written without it: sessions that were not announced to it wrote
+    /// to the vault. (A session is announced to the anchor before the store can know of it.)
     #[error(
         "the anchor is older than the vault, to which {} wrote since: its file was put back, or the vault was written \
          on another machine", sessions(*first, *last)
@@ -143,43 +143,43 @@ pub enum AnchorError {
         /// the last session of the vault
         last: u32,
     },
-    /// It is of another vault.
+    /// It belongs to another vault.
     #[error("the anchor is of another vault")]
     Foreign,
-    /// It was made for a vault of another suite or domain than the header says: whoever made it has lied to its server,
-    /// or the header is another vault's.
+    /// Its suite or domain differs from the header's: the host that made it reported other properties to its server, or
+    /// the header belongs to another vault.
     #[error("the anchor is of a vault of suite {} and domain {}, which the header does not say", suite.name(), domain.name())]
     OtherProperties {
-        /// as it says
+        /// the anchor's
         suite: lamassu_format::Suite,
-        /// as it says
+        /// the anchor's
         domain: lamassu_format::Domain,
     },
-    /// Written by a later Lamassu.
+    /// A later version of Lamassu wrote it.
     #[error("the anchor has version {found}, which is not supported; use a newer lamassu")]
     Version {
         /// version found
         found: u8,
     },
-    /// Its file knows no vault: it is new, or was emptied, or its making was cut off.
-    #[error("the anchor is empty: it knows no vault; it was emptied, or its making was cut off")]
+    /// Its file has no vault: it is new, was emptied, or its making was interrupted.
+    #[error("the anchor is empty: it knows no vault; it was emptied, or making it was interrupted")]
     Empty,
-    /// Its bytes are not what a commit wrote: its disk failed, or somebody changed it.
+    /// Its bytes are not what a commit wrote: its disk failed, or it was changed.
     #[error("the anchor is damaged: {part}")]
     Damaged {
-        /// what does not parse
+        /// the part that does not parse
         part: Part,
     },
     /// Its file does not open or verify as a database.
     #[error("the anchor is damaged: {detail}")]
     Unreadable {
-        /// what the database says
+        /// the database's error
         detail: Box<redb::Error>,
     },
-    /// Its file is damaged so that the database gave up.
+    /// Its file is damaged so that the database panicked.
     #[error("the anchor is damaged: its database cannot go on")]
     Broken,
-    /// An object that it does not know: a fault of the caller, or rows were lost.
+    /// An unknown object: a fault of the caller, or rows were lost.
     #[error("the anchor knows no object {object}")]
     Unknown {
         /// the object
@@ -193,9 +193,9 @@ pub enum AnchorError {
         /// the rule
         rule: &'static str,
     },
-    /// Its file was removed or replaced while it was open: what is written to it nobody would find.
+    /// Its file was removed or replaced while it was open: further commits would be lost.
     #[error(
-        "the anchor {} was removed or replaced while it is in use, and nothing is written to what nobody would find: \
+        "the anchor {} was removed or replaced while in use, and commits to a file without a name would be lost: \
          put that file back (docs/freshness.md tells how)",
         path.display()
     )]
@@ -203,20 +203,20 @@ pub enum AnchorError {
         /// where it was
         path: PathBuf,
     },
-    /// The server that keeps it cannot be asked.
+    /// The server that keeps it cannot be used.
     #[error("the anchor's server {server}: {fault}")]
     Server {
         /// its address
         server: String,
-        /// why
+        /// the reason
         fault: ServerFault,
     },
     /// The system could not read or write it.
     #[error("{op} the anchor {}: {source}", path.display())]
     Io {
-        /// what was tried
+        /// the operation
         op: &'static str,
-        /// where it lies
+        /// the path
         path: PathBuf,
         /// the system's error
         source: io::Error,
@@ -228,7 +228,7 @@ fn sessions(first: u32, last: u32) -> String {
 }
 
 impl AnchorError {
-    /// Whether a rule of its server's policy forbids it.
+    /// Whether a rule of the server's policy forbids it.
     pub fn is_of_policy(&self) -> bool {
         matches!(self, AnchorError::Server { fault: ServerFault::Policy { .. }, .. })
     }

@@ -1,4 +1,4 @@
-//! All rows of an anchor as one stream: to be kept elsewhere, taken to another machine, or compared with another.
+//! All rows of an anchor as one stream: a backup, a move to another machine, or a comparison.
 //!
 //! ```text
 //! offset  bytes
@@ -15,12 +15,12 @@
 //! A row is its table (u8, the place in [`Space::ALL`]), then its key and its value, each behind its length (LEB128).
 //! Rows are strictly ascending by table and key, so that equal anchors have equal digests; the first is the vault's.
 //!
-//! The digest is a chain, so that a stream of any length is read in little memory: it begins as SHA-256 of the head,
-//! each frame makes it SHA-256(digest ‖ frame), and the number of rows closes it. How rows are put into frames is
-//! fixed: the shortest row of frames in which no frame but one of a single row exceeds 64 KiB.
+//! The digest is a chain, so that a stream of any length is read in little memory. It starts as SHA-256 of the head;
+//! each frame changes it to SHA-256(digest ‖ frame); the number of rows closes it. The division into frames is fixed:
+//! each frame takes rows until the next one would exceed 64 KiB; a longer row has a frame of its own.
 //!
-//! Guarantee: what does not parse, does not end, or does not verify is an error. Rows are handed out *before* the end
-//! has been verified: whoever takes them keeps them apart until then.
+//! Guarantee: a stream that does not parse, is incomplete, or does not verify is an error. Rows are passed on *before*
+//! the end is verified: the caller must keep them apart until then.
 
 use crate::codec::{Reader, put};
 use crate::queue::{VAULT_KEY, decode_digests};
@@ -33,54 +33,54 @@ use std::io::{self, Read, Write};
 const MAGIC: &[u8; 15] = b"lamassu anchor\0";
 const VERSION: u8 = 1;
 const HEAD_LEN: usize = 40;
-/// How long a frame gets, unless one row is longer.
+/// Bytes of a frame, unless one row is longer.
 const FRAME_LEN: usize = 64 << 10;
-/// How long one may be.
+/// Most bytes of a frame.
 const FRAME_MAX: usize = 1 << 20;
 /// Bytes of the code at the end.
 const MAC_LEN: usize = 32;
 
-/// What an export is of.
+/// Describes an export.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Exported {
     /// the vault's id
     pub vault: [u8; 16],
-    /// of the anchor
+    /// the anchor's revision
     pub revision: Revision,
-    /// how many rows there are
+    /// the number of rows
     pub rows: u64,
     /// over all of them
     pub digest: [u8; 32],
 }
 
-/// An export cannot be written or read.
+/// Errors of writing or reading an export.
 #[derive(Debug, thiserror::Error)]
 pub enum ExportError {
-    /// Something else than an export.
+    /// The data is not an export.
     #[error("this is no export of an anchor")]
     NotAnExport,
-    /// Written by a later Lamassu.
+    /// A later version of Lamassu wrote it.
     #[error("the export has version {found}, which is not supported; use a newer lamassu")]
     Version {
         /// version found
         found: u8,
     },
-    /// It ends too early, or makes no sense.
+    /// It is incomplete, or invalid.
     #[error("the export is damaged: it makes no sense, or ends, behind {rows} rows")]
     Damaged {
-        /// rows that were good
+        /// valid rows before the damage
         rows: u64,
     },
-    /// Somebody changed it, or it was made under other keys.
+    /// It was changed, or made under other keys.
     #[error("the export does not verify: it was changed, or made under another file key of the vault")]
     Unauthentic,
-    /// Of the anchor.
+    /// An error of the anchor.
     #[error(transparent)]
     Anchor(#[from] AnchorError),
-    /// The system could not read or write it.
+    /// The system could not read or write.
     #[error("cannot {op} the export: {source}")]
     Io {
-        /// what was tried
+        /// the operation
         op: &'static str,
         /// the system's error
         source: io::Error,
@@ -103,7 +103,7 @@ pub fn write(table: &DiskTable, key: &Secret<32>, out: &mut dyn Write) -> Result
         {
             writer = Some(Writer::begin(out, &VaultRow::decode(value)?)?);
         }
-        // The vault's row is the first of all.
+        // The vault's row is the first one.
         let writer = writer.as_mut().ok_or(AnchorError::Empty)?;
         writer.row(space, name, value)
     })?;
@@ -119,7 +119,7 @@ pub fn digest(table: &DiskTable) -> Result<Exported, ExportError> {
     write(table, &Secret::new(&mut [0; 32]), &mut io::sink())
 }
 
-/// Writes rows, which the caller gives in order.
+/// Writes rows, in the order in which the caller passes them.
 pub struct Writer<'a> {
     out: &'a mut dyn Write,
     exported: Exported,
@@ -127,7 +127,7 @@ pub struct Writer<'a> {
 }
 
 impl<'a> Writer<'a> {
-    /// Begins.
+    /// Begins the stream.
     ///
     /// # Errors
     /// [`ExportError::Io`].
@@ -142,10 +142,10 @@ impl<'a> Writer<'a> {
         Ok(Writer { out, exported, frame: Vec::new() })
     }
 
-    /// One row more.
+    /// Writes a row.
     ///
     /// # Errors
-    /// [`ExportError::Io`]; [`ExportError::Damaged`] for one that is longer than any.
+    /// [`ExportError::Io`]; [`ExportError::Damaged`] for a row that is too long.
     pub fn row(&mut self, space: Space, key: &[u8], value: &[u8]) -> Result<(), ExportError> {
         let mut row = vec![number_of(space)];
         for part in [key, value] {
@@ -189,10 +189,10 @@ impl<'a> Writer<'a> {
     }
 }
 
-/// Reads an export of a vault and verifies it. `each` is given every row before that is done.
+/// Reads an export of a vault and verifies it. `each` gets every row before that is complete.
 ///
 /// # Errors
-/// [`ExportError`], [`AnchorError::Foreign`] for that of another vault; what `each` was given is worth nothing then.
+/// [`ExportError`], [`AnchorError::Foreign`] for another vault's; then the rows that `each` got must be discarded.
 pub fn read(
     from: &mut dyn Read,
     vault: &[u8; 16],
@@ -206,7 +206,7 @@ pub fn read(
     }
 }
 
-/// The same without the key, of one vault or of any: nothing is verified but the form.
+/// The same without the key, for one vault or for any. Only the form is checked.
 ///
 /// # Errors
 /// As [`read`], but for [`ExportError::Unauthentic`].
@@ -259,8 +259,8 @@ pub fn parse(
     Ok((Exported { vault, revision, rows: rows.count, digest }, mac))
 }
 
-/// That every row of a table is one that the anchor of this vault could have written. Returns its revision, and how
-/// many rows there are.
+/// Checks that the anchor of this vault could have written every row of a table. Returns its revision, and the number
+/// of rows.
 ///
 /// # Errors
 /// [`ExportError::Damaged`], [`ExportError::Anchor`].
@@ -269,7 +269,7 @@ pub fn check(table: &dyn Table, vault: &[u8; 16]) -> Result<(Revision, u64), Exp
     table.visit_all(|space, key, value| {
         let rows = match &mut rows {
             Some(rows) => rows,
-            // The vault's row is the first of all.
+            // The vault's row is the first one.
             None => {
                 let revision = VaultRow::decode(value)?.revision;
                 rows.insert(Rows { vault: *vault, revision, degree: 0, last: None, count: 0 })
@@ -289,11 +289,11 @@ fn exactly(from: &mut dyn Read, bytes: &mut [u8], rows: u64) -> Result<(), Expor
     })
 }
 
-/// The rows of an export as they are read.
+/// Rows of an export during parsing.
 struct Rows {
     vault: [u8; 16],
     revision: Revision,
-    /// of trees, once the vault's row is read; 0 before
+    /// degree of the trees, once the vault's row was read; 0 before
     degree: usize,
     last: Option<(Space, Vec<u8>)>,
     count: u64,
@@ -324,7 +324,7 @@ impl Rows {
         Ok(())
     }
 
-    /// That an anchor could have written this row.
+    /// Checks that an anchor could have written this row.
     fn check(&mut self, space: Space, key: &[u8], value: &[u8]) -> Option<()> {
         let has_len = |len: usize| (key.len() == len).then_some(());
         match space {
@@ -334,7 +334,7 @@ impl Rows {
                 let is_it = key == VAULT_KEY && vault.vault == self.vault && vault.revision == self.revision;
                 is_it.then_some(())
             }
-            // Without the vault's row there is no anchor.
+            // The vault's row must come first.
             _ if self.degree == 0 => None,
             Space::Objects => has_len(8).and_then(|()| Row::decode(value).ok().map(drop)),
             Space::Open => has_len(8).filter(|()| value.is_empty()),
@@ -367,22 +367,22 @@ fn chained(digest: &[u8; 32], bytes: &[u8]) -> [u8; 32] {
     wrap::sha256(&[&digest[..], bytes].concat())
 }
 
-/// Whether a copy of a vault has what gives rights: device nodes, and set-id bits of files.
+/// Whether a copy of a vault keeps what grants rights: device nodes, and set-id bits of files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rights {
-    /// As the original.
+    /// Kept as in the original.
     Kept,
-    /// Neither.
+    /// Both dropped.
     Dropped,
 }
 
 /// Copies all rows for a copy of the vault in the store: the same objects and names, another id. Its header and its
-/// history are not known yet. The vault's row comes last: a copy that was cut off is no anchor.
+/// history are unset. The vault's row comes last: an interrupted copy is not an anchor.
 ///
 /// # Errors
 /// Those of both tables.
 pub fn copy_to(from: &DiskTable, to: &dyn Table, vault: [u8; 16], rights: Rights) -> Result<(), AnchorError> {
-    /// Rows to a commit.
+    /// Rows in one commit.
     const AT_ONCE: usize = 4096;
     let mut changes = Vec::new();
     let mut own = None;
@@ -414,7 +414,7 @@ pub fn copy_to(from: &DiskTable, to: &dyn Table, vault: [u8; 16], rights: Rights
     to.commit(&changes)
 }
 
-/// A row of a copy without rights; `None`: it has no such row.
+/// A row of a copy without rights; `None`: the row is left out.
 fn without_rights(space: Space, value: &[u8]) -> Result<Option<Vec<u8>>, AnchorError> {
     /// Set-user-id and set-group-id.
     const SET_ID: u32 = 0o6000;
@@ -423,7 +423,7 @@ fn without_rights(space: Space, value: &[u8]) -> Result<Option<Vec<u8>>, AnchorE
         Space::Entries if is_device(Entry::decode(value)?.kind) => Ok(None),
         Space::Objects => {
             let mut row = Row::decode(value)?;
-            // Of a directory it gives no rights.
+            // On a directory these bits grant no rights.
             if row.kind() != ObjectKind::Dir {
                 row.mode &= !SET_ID;
             }

@@ -1,5 +1,5 @@
-//! How far a table has come: a digest over every commit since it was made. A server keeps it in the same commit, so
-//! that a copy of its table knows whether it is whole, and a commit knows what it goes on from.
+//! The head of a table: a digest over every commit since it was made. A server stores it with each commit. By the head,
+//! a copy knows whether it is up to date, and a commit names the state that it is based on.
 
 use crate::AnchorError;
 use crate::table::{Change, Space, Table};
@@ -12,7 +12,7 @@ const KEY: &[u8] = b"head";
 pub struct Head(pub [u8; 32]);
 
 impl Head {
-    /// That of a table which has come so far, after one commit more.
+    /// The head of a table with this head after one more commit.
     pub fn after(self, changes: &[Change]) -> Head {
         let mut bytes = b"lamassu commit".to_vec();
         bytes.extend(self.0);
@@ -27,12 +27,12 @@ impl Head {
         Head(sha256(&bytes))
     }
 
-    /// The change that notes it.
+    /// The change that stores the head.
     pub fn change(self) -> Change {
         Change { space: Space::Head, key: KEY.to_vec(), value: Some(self.0.to_vec()) }
     }
 
-    /// That of a table; `None`: no server knows it.
+    /// The head of a table; `None`: it was never a server's.
     ///
     /// # Errors
     /// Those of the table.
@@ -41,7 +41,7 @@ impl Head {
         Ok(noted.and_then(|bytes| bytes.try_into().ok()).map(Head))
     }
 
-    /// The change after which no server knows the table.
+    /// The change that removes the head, so that the table counts as no server's.
     pub fn none() -> Change {
         Change { space: Space::Head, key: KEY.to_vec(), value: None }
     }

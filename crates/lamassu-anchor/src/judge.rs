@@ -1,7 +1,7 @@
 //! The rules (`docs/freshness.md`, sections 3 and 5): whether what a store shows is current. Pure.
 //!
-//! Nothing here decides what to do about what is stale, and nothing here knows where a digest came from: the caller
-//! gives a leaf that was verified under the row's root, or that the anchor holds.
+//! This module decides only whether data is current, not what to do about stale data. The caller passes in leaf digests
+//! that were verified under the row's root, or that the anchor holds.
 
 use crate::row::{Entry, FileRow, Row};
 use crate::{Digest, ObjectKind, Window};
@@ -10,33 +10,33 @@ use lamassu_format::{FileId, PageNo, SessionTag};
 /// What a store shows as a page of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shown {
-    /// Which page.
+    /// the page
     pub page: PageNo,
-    /// The leaf digest of what is shown; [`Digest::NONE`]: it is absent.
+    /// the leaf digest of the page; [`Digest::NONE`]: it is absent
     pub digest: Digest,
-    /// What its seal says, where it opens.
+    /// the stamp under its seal, if that opens
     pub stamp: Option<Stamp>,
 }
 
-/// What a page says of itself under its seal.
+/// The stamp of a page, under its seal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stamp {
     /// The session that wrote it; 0 in a convergent page.
     pub session: u32,
     /// Random bits of that session.
     pub tag: SessionTag,
-    /// Its number among that session's pages.
+    /// the page's number among that session's pages
     pub sequence: u32,
     /// The id of its file.
     pub file: FileId,
 }
 
-/// How a page stands.
+/// The judgement on a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// J1, J2: as acknowledged. Its pending bits give no choice (A5).
+    /// J1, J2: as acknowledged. Its pending bits are ignored (A5).
     Acknowledged,
-    /// J3: of a session that may have changed the file since. Its pending bits count.
+    /// J3: by a session that may have changed the file since. Its pending bits count.
     InFlight,
     /// J4: a hole of the tree, or past the end.
     Hole,
@@ -44,7 +44,7 @@ pub enum Verdict {
     Stale,
 }
 
-/// Whether a file has one page, so that its root is its leaf and a twin may stand for it.
+/// Whether a file has one page: then its root is its leaf, and a twin may replace it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pages {
     /// One.
@@ -53,11 +53,11 @@ pub enum Pages {
     Several,
 }
 
-/// Judges a page of a file in recovery, or of a clean one. `leaf` is its digest under the row's root. `zero` is the
-/// stamp of page 0, once that page was judged to be in flight.
+/// Judges a page of a clean file, or of a file in recovery. `leaf` is its digest under the row's root. `zero` is the
+/// stamp of page 0, once that was judged to be in flight.
 pub fn page(row: &FileRow, pages: Pages, leaf: Digest, zero: Option<Stamp>, shown: &Shown) -> Verdict {
     let cut = row.open.as_ref().and_then(|open| open.cut).filter(|cut| cut.from <= shown.page);
-    // J5: page 0 says that the shrink came before it, so nothing that was acknowledged is left behind the cut.
+    // J5: by its stamp, page 0 was written after the shrink, so no acknowledged page is left beyond the cut.
     let past = cut.filter(|cut| zero.is_some_and(|zero| is_after(zero, cut.after)));
     let leaf = if past.is_some() { Digest::NONE } else { leaf };
     if shown.digest.is_none() {
@@ -74,36 +74,36 @@ pub fn page(row: &FileRow, pages: Pages, leaf: Digest, zero: Option<Stamp>, show
     }
 }
 
-/// Whether a page was written after a point of a session, in it or in a later one.
+/// Whether a page was written after a point in a session: later in it, or in a later session.
 pub fn is_after(stamp: Stamp, point: Window) -> bool {
     (stamp.session, stamp.sequence) > (point.session, point.covered)
 }
 
-/// J3 without the page: whether a page with this stamp may be of a session that is not acknowledged yet.
+/// J3 for a stamp alone: whether it may be of a session that is not acknowledged yet.
 pub fn is_in_flight(row: &FileRow, stamp: Stamp) -> bool {
     let Some(open) = &row.open else { return false };
-    // A sequence that has reached its end tells no order.
+    // The last sequence number cannot be ordered.
     let is_later = |covered: u32| stamp.sequence > covered && stamp.sequence < u32::MAX;
     let is_of = |window: Window| window.tag == stamp.tag && is_later(window.covered);
     stamp.file == open.file && open.window(stamp.session).is_some_and(is_of)
 }
 
-/// How an entry of the store stands.
+/// The judgement on an entry of the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EntryVerdict {
     /// It names this object.
     Current,
-    /// Both say that there is nothing.
+    /// The anchor and the store both have no entry.
     Nothing,
-    /// N1: the anchor has it, and the store has not.
+    /// N1: only the anchor has it.
     Missing,
-    /// N2: the store has it, and the anchor has not.
+    /// N2: only the store has it.
     Unrecorded,
-    /// The store shows another kind of thing.
+    /// The store shows another kind of object.
     OtherKind,
 }
 
-/// Judges what a store shows under a name: its kind, where there is something.
+/// Judges the kind that a store shows under a name; `None`: it shows no entry.
 pub fn entry(recorded: Option<&Entry>, shown: Option<ObjectKind>) -> EntryVerdict {
     match (recorded, shown) {
         (None, None) => EntryVerdict::Nothing,
@@ -114,7 +114,7 @@ pub fn entry(recorded: Option<&Entry>, shown: Option<ObjectKind>) -> EntryVerdic
     }
 }
 
-/// Whether the attributes that a store shows are current: the digest over all of them.
+/// Whether the attributes that a store shows are current, by the digest over all of them.
 pub fn attributes(row: &Row, seen: Digest) -> bool {
     row.attributes.is_current(seen)
 }

@@ -1,22 +1,23 @@
-//! The anchor of a vault: what a store cannot fake, because something outside the store remembers it
-//! (`docs/freshness.md`).
+//! The anchor of a vault: what a store cannot fake, because it is stored elsewhere (`docs/freshness.md`).
 //!
 //! | module | what it does |
 //! |---|---|
 //! | `types` | digests, object numbers, windows |
-//! | `row`, `codec` | what the anchor knows of an object, an entry, a vault; its bytes |
-//! | `token` | names of the store as the anchor keeps them |
+//! | `row`, `codec` | what the anchor records of an object, an entry, a vault; the encodings |
+//! | `token` | tokens, which stand for names of the store |
 //! | `judge` | the rules: whether what a store shows is current. Pure |
 //! | `anchor/`, `queue` | one vault's rows: what is durable, what is queued, commits |
-//! | `export` | all of it as one stream, to be kept elsewhere |
-//! | `build` | the anchor of a vault that is there already |
-//! | `table/` | where rows lie: memory, memory that crashes, a redb file |
-//! | `head` | how far a table has come: what a server and the copies of its tables compare |
+//! | `touched` | the objects that other writers' commits have changed |
+//! | `export` | all rows as one stream, to be kept elsewhere |
+//! | `build` | makes the anchor of an existing vault |
+//! | `table/` | tables of rows: memory, memory that crashes, a redb file |
+//! | `head` | the digest by which a server's table and its copies are compared |
+//! | `error` | the errors |
 //!
-//! Guarantee: a commit is durable and whole, or it did not happen; what is read is what was queued last. Nothing here
-//! reads or writes the store, holds a key of the vault, or knows a plaintext name.
+//! Guarantee: a commit is durable and atomic, or it did not happen; reads see what was queued last. Nothing here reads
+//! or writes the store, holds a key of the vault, or knows a plaintext name.
 //!
-//! The order of locks is in `anchor`.
+//! Locks: those of an open anchor in the order that `anchor` gives, then those of its table (`table/on_disk`).
 #![forbid(unsafe_code)]
 
 mod anchor;

@@ -1,12 +1,12 @@
-//! What is queued: changes of rows that are in force here and not yet durable.
+//! The queue: changes of rows that are in force in memory and not yet durable.
 //!
-//! * A key has one queued value, the last. What is being committed lies in a second layer until the commit has
-//!   returned, so that a commit which fails loses nothing.
-//! * An entry that is being *made* has a number. It may be committed only after a barrier of the store that began when
-//!   that number had been given (N4): a commit takes entries up to a [`Mark`] and leaves the rest, with all else that
-//!   concerns the same object. That the store has carried out an intent has a number, too: the intent stays until a
-//!   barrier has covered the step.
-//! * Everything else may be committed at any time.
+//! * A key has one queued value, the last. Changes in flight are in a second layer until the commit has returned, so
+//!   that a failed commit loses nothing.
+//! * An entry that is being *made* has a number. It may be committed only after a barrier of the store that began after
+//!   the number was given (N4). So a commit takes entries up to a [`Mark`], and leaves later ones with all other
+//!   changes of the same object. The completion of an intent has a number too: the intent stays until a barrier has
+//!   covered the step.
+//! * All other changes may be committed at any time.
 
 use crate::row::{Entry, EntryPlace, Intent, Row};
 use crate::table::{Change, Space};
@@ -14,12 +14,12 @@ use crate::{AnchorError, Digest, Digests, ObjectId, RecordNo, Token, VaultRow};
 use lamassu_format::Profile;
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-/// Up to which entry a barrier of the store has covered what was made.
+/// The last entry that a barrier of the store has covered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Mark(pub(crate) u64);
 
 impl Mark {
-    /// Before everything: covers no entry.
+    /// Covers no entry.
     pub const NOTHING: Mark = Mark(0);
 }
 
@@ -27,11 +27,11 @@ impl Mark {
 #[derive(Clone, Copy, Debug)]
 struct QueuedEntry {
     value: Option<Entry>,
-    /// What it names, or named before it went.
+    /// The object that it names, or named before its removal.
     object: ObjectId,
-    /// When it was made; 0: it goes, or the store had it before.
+    /// The number of its making; 0: a removal, or an entry that the store had before.
     number: u64,
-    /// That of its removal.
+    /// The intent of its removal.
     intent: Option<u64>,
 }
 
@@ -43,33 +43,33 @@ pub(crate) struct Layer {
     pub held: BTreeMap<(ObjectId, RecordNo), Option<Digests>>,
     intents: BTreeMap<u64, QueuedIntent>,
     entries: BTreeMap<EntryPlace, QueuedEntry>,
-    /// Objects that were changed themselves since their entries were made: a barrier for names does not cover that.
+    /// Objects changed in the store after their entries were made: a barrier for names does not cover such a change.
     changed: HashSet<ObjectId>,
 }
 
-/// A queued intent, or that one was carried out.
+/// A queued intent, or its completion.
 #[derive(Clone, Debug)]
 enum QueuedIntent {
     Noted(Intent),
     CarriedOut {
-        /// When.
+        /// The number given at the completion.
         number: u64,
     },
 }
 
-/// What a commit takes.
+/// The changes that a commit takes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Scope<'a> {
     /// All of it.
     All,
-    /// All but what concerns these objects, of which no queued entry names one.
+    /// All but those of these objects, which no queued entry may name.
     AllBut(&'a HashSet<ObjectId>),
-    /// What concerns these objects: their rows and digests, the entries that name them, and the directories on the way.
+    /// Those of these objects: their rows and held records, the entries that name them, and the directories on the way.
     Objects(&'a HashSet<ObjectId>),
 }
 
 impl Layer {
-    /// That of a change of the vault alone.
+    /// A layer with only a change of the vault's row.
     pub fn of_vault(vault: VaultRow) -> Layer {
         Layer { vault: Some(vault), ..Layer::default() }
     }
@@ -78,12 +78,12 @@ impl Layer {
         self.is_of_vault_alone() && self.vault.is_none()
     }
 
-    /// Whether nothing changes but the vault.
+    /// Whether nothing but the vault's row changes.
     pub fn is_of_vault_alone(&self) -> bool {
         self.objects.is_empty() && self.entries.is_empty() && self.held.is_empty() && self.intents.is_empty()
     }
 
-    /// How many keys change, that of the vault aside.
+    /// The number of keys that change, without the vault's.
     pub fn len(&self) -> usize {
         self.objects.len() + self.entries.len() + self.held.len() + self.intents.len()
     }
@@ -105,18 +105,18 @@ impl Layer {
         self.held.range(first..=last).map(|((_, record), digests)| (*record, digests))
     }
 
-    /// Queues an entry that the store has since `number`.
+    /// Queues an entry that was made in the store before `number` was given.
     pub fn make_entry(&mut self, place: EntryPlace, entry: Entry, number: u64) {
         self.entries.insert(place, QueuedEntry { value: Some(entry), object: entry.object, number, intent: None });
     }
 
-    /// Queues an entry that the store has had before, elsewhere.
+    /// Queues an entry that the store had elsewhere before.
     pub fn move_entry(&mut self, place: EntryPlace, entry: Entry) {
         self.make_entry(place, entry, 0);
     }
 
-    /// Holds back what names an object until a barrier that begins after a number was given: the store's step was for
-    /// the object itself.
+    /// Holds back the entries of an object until a barrier that begins after `number` was given: the store's step was
+    /// for the object itself.
     pub fn hold_back(&mut self, object: ObjectId, number: u64) {
         let names = self.entries.values_mut().filter(|queued| queued.object == object && queued.value.is_some());
         names.for_each(|queued| queued.number = number);
@@ -128,18 +128,18 @@ impl Layer {
         self.changed.contains(&object)
     }
 
-    /// Queues that an entry goes, by an intent.
+    /// Queues the removal of an entry by an intent.
     pub fn remove_entry(&mut self, place: EntryPlace, was: Entry, intent: u64) {
         let queued = QueuedEntry { value: None, object: was.object, number: 0, intent: Some(intent) };
         self.entries.insert(place, queued);
     }
 
-    /// Queues that an entry goes which the store does not have.
+    /// Queues the removal of an entry that the store does not have.
     pub fn drop_entry(&mut self, place: EntryPlace, object: ObjectId) {
         self.entries.insert(place, QueuedEntry { value: None, object, number: 0, intent: None });
     }
 
-    /// Forgets an entry that was never durable.
+    /// Drops an entry that was never durable.
     pub fn forget_entry(&mut self, place: &EntryPlace) {
         self.entries.remove(place);
     }
@@ -149,12 +149,12 @@ impl Layer {
         self.intents.insert(number, QueuedIntent::Noted(intent));
     }
 
-    /// Queues that the store has carried one out.
+    /// Queues the completion of an intent.
     pub fn carried_out(&mut self, intent: u64, number: u64) {
         self.intents.insert(intent, QueuedIntent::CarriedOut { number });
     }
 
-    /// Intents that are noted here.
+    /// The intents in this layer.
     pub fn intents(&self) -> impl Iterator<Item = (u64, Intent)> + '_ {
         self.intents.iter().filter_map(|(number, queued)| match queued {
             QueuedIntent::Noted(intent) => Some((*number, intent.clone())),
@@ -168,7 +168,7 @@ impl Layer {
         self.with_ways_to([object]).iter().any(|object| late.contains(object))
     }
 
-    /// Objects of queued entries of a directory; and of those in directories that go with them.
+    /// Objects of a directory's queued entries, and of those in directories that are removed with them.
     pub fn objects_in(&self, dir: ObjectId) -> HashSet<ObjectId> {
         let (mut objects, mut left) = (HashSet::new(), vec![dir]);
         while let Some(dir) = left.pop() {
@@ -181,7 +181,7 @@ impl Layer {
         objects
     }
 
-    /// Files with queued rows of which no queued entry names one, and whose profile is such.
+    /// Files with queued rows, no queued entry, and a profile for which `is_such` is true.
     pub fn files_of(&self, is_such: impl Fn(Profile) -> bool) -> HashSet<ObjectId> {
         let named: HashSet<_> = self.entries.values().map(|queued| queued.object).collect();
         let is_meant = |(object, row): (&ObjectId, &Option<Row>)| {
@@ -191,13 +191,13 @@ impl Layer {
         self.objects.iter().filter_map(is_meant).collect()
     }
 
-    /// How many queued entries name an object.
+    /// The number of queued entries that name an object.
     pub fn names_of(&self, object: ObjectId) -> usize {
         self.entries.values().filter(|queued| queued.object == object && queued.value.is_some()).count()
     }
 
-    /// Takes out what a commit may make durable, as a layer of its own. Besides: the objects of which a row stays,
-    /// since it counts entries that no barrier covers.
+    /// Takes out what a commit may make durable, as a layer of its own. Also returns the objects whose rows stay
+    /// queued, because they count entries that no barrier covers yet.
     pub fn take(&mut self, scope: Scope<'_>, mark: Mark) -> (Layer, Vec<ObjectId>) {
         let wanted = match scope {
             Scope::All | Scope::AllBut(_) => None,
@@ -214,7 +214,7 @@ impl Layer {
         let held = self.held.extract_if(.., |(object, _), _| is_taken(object)).collect();
         let changed = self.changed.extract_if(is_taken).collect();
         let entries: BTreeMap<_, _> = self.entries.extract_if(.., |_, queued| is_taken(&queued.object)).collect();
-        // An intent goes with its entry.
+        // An intent is committed together with its entry.
         let left: HashSet<u64> = self.entries.values().filter_map(|queued| queued.intent).collect();
         let intents = self.intents.extract_if(.., |intent, queued| match queued {
             QueuedIntent::Noted(_) => !left.contains(intent),
@@ -225,8 +225,8 @@ impl Layer {
         (Layer { vault: self.vault.take(), objects, held, intents, entries, changed }, left_behind)
     }
 
-    /// Puts what is queued of an object into a commit, but for the names that came and went: of these the commit has
-    /// what was durable before. The names stay queued, with the row that counts them.
+    /// Copies the queued changes of an object into a commit, except names that were made or removed: for those the
+    /// commit keeps the durable values. The names stay queued, with the row that counts them.
     pub fn copy_without_names(&mut self, object: ObjectId, durable: &Row, commit: &mut Layer) {
         let Some(Some(row)) = self.objects.get(&object) else { return };
         let row = Row { links: durable.links, ..row.clone() };
@@ -241,7 +241,7 @@ impl Layer {
         self.entries.values().filter(|queued| queued.number > mark.0).map(|queued| queued.object).collect()
     }
 
-    /// These objects, and the directories that queued entries on the way to them lie in.
+    /// These objects, and the directories of queued entries on the way to them.
     fn with_ways_to(&self, objects: impl IntoIterator<Item = ObjectId>) -> HashSet<ObjectId> {
         let mut parents: HashMap<ObjectId, Vec<ObjectId>> = HashMap::new();
         for (place, queued) in self.entries.iter().filter(|(_, queued)| queued.value.is_some()) {
@@ -255,7 +255,7 @@ impl Layer {
         wanted
     }
 
-    /// Puts back what a commit could not make durable, under what was queued meanwhile.
+    /// Puts back what a commit could not make durable, below newer changes.
     pub fn put_back(&mut self, failed: Layer) {
         self.vault = self.vault.take().or(failed.vault);
         for (object, row) in failed.objects {
@@ -302,7 +302,7 @@ impl Layer {
 /// The key of the vault's row.
 pub(crate) const VAULT_KEY: &[u8] = b"vault";
 
-/// Numbers are big-endian in keys, so that tables are in their order.
+/// Numbers in keys are big-endian, so that keys sort by number.
 pub(crate) fn object_key(object: ObjectId) -> Vec<u8> {
     object.0.to_be_bytes().to_vec()
 }
@@ -319,12 +319,12 @@ pub(crate) fn held_key(object: ObjectId, record: RecordNo) -> Vec<u8> {
     key
 }
 
-/// The number at the front of a key.
+/// The number at the start of a key.
 pub(crate) fn number_of(key: &[u8]) -> Option<u64> {
     key.first_chunk().map(|bytes| u64::from_be_bytes(*bytes))
 }
 
-/// What is behind the object's number in a key.
+/// The rest of a key after the object's number.
 pub(crate) fn behind_object<const N: usize>(key: &[u8]) -> Option<[u8; N]> {
     key.get(8..)?.try_into().ok()
 }

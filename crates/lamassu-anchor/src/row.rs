@@ -1,18 +1,18 @@
-//! What the anchor knows: rows of objects, entries, intents, and the row of the vault; and their bytes.
+//! Rows of objects, entries, intents and the vault, and their encodings.
 //!
-//! A row has one encoding. Reading is strict: what no writer writes is damage.
+//! A row has one encoding. Decoding is strict: any other bytes are damage.
 
 use crate::codec::{Reader, put};
 use crate::types::WINDOWS_MAX;
 use crate::{AnchorError, Digest, ObjectId, ObjectKind, Part, Revision, Token, TokenKey, Window, Windows};
 use lamassu_format::{Domain, FileId, PageNo, Profile, SessionTag, Suite};
 
-/// Version of all of it, in the row of the vault.
+/// Version of all encodings, in the vault's row.
 const VERSION: u8 = 1;
 /// Longest stored name, bytes.
 const NAME_LEN_MAX: usize = 255;
 
-/// What is known of an object.
+/// What is recorded of an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Row {
     /// Permission bits (07777).
@@ -21,20 +21,20 @@ pub struct Row {
     pub uid: u32,
     /// Group.
     pub gid: u32,
-    /// How many entries name it.
+    /// Number of entries that name it.
     pub links: u64,
     /// Its content.
     pub content: Content,
-    /// All its sealed attributes.
+    /// The digest of all its sealed attributes.
     pub attributes: Sealed,
 }
 
 /// The content of an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Content {
-    /// Of a regular file.
+    /// A regular file's row.
     File(FileRow),
-    /// Of a directory.
+    /// A directory.
     Dir {
         /// its directory record
         record: Sealed,
@@ -43,11 +43,11 @@ pub enum Content {
         /// its name there
         name: Token,
     },
-    /// Of a symbolic link: the target as it is stored.
+    /// A symbolic link: the target as it is stored.
     Link(Sealed),
-    /// The device number of a device.
+    /// A character device: its device number.
     Char(u64),
-    /// As before.
+    /// A block device: its device number.
     Block(u64),
     /// A named pipe has none.
     Fifo,
@@ -55,19 +55,19 @@ pub enum Content {
     Socket,
 }
 
-/// A digest of something that is replaced whole, by one step of the store.
+/// The digest of a part that one step of the store replaces as a whole.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Sealed {
     /// There is nothing.
     #[default]
     Nothing,
-    /// It is this.
+    /// The digest.
     Is(Digest),
-    /// It is being replaced: both are current until the step is known to be durable.
+    /// It is being replaced: both digests are current until the step is known to be durable.
     Becomes {
-        /// what it was; [`Digest::NONE`]: nothing
+        /// the digest before; [`Digest::NONE`]: nothing
         old: Digest,
-        /// what it will be; [`Digest::NONE`]: nothing
+        /// the digest after; [`Digest::NONE`]: nothing
         new: Digest,
     },
 }
@@ -83,24 +83,24 @@ impl Sealed {
     }
 }
 
-/// The content of a file, as acknowledged, and who may have changed it since.
+/// The committed content of a file, and the sessions that may have changed it since.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FileRow {
     /// Merkle root over its pages.
     pub root: Digest,
     /// Bytes.
     pub size: u64,
-    /// How its blocks are protected. Of a clean file with pages its page 0 says the same.
+    /// The protection of its blocks. Page 0 of a clean file with pages says the same.
     pub profile: Profile,
-    /// Digest of a second page 0 with the same content, of a file of one page.
+    /// Digest of a second page 0 with the same content, for a file of one page.
     pub twin: Option<Digest>,
-    /// Merkle root over its blocks as they lie in the store; `None`: not known.
+    /// Merkle root over its blocks as stored; `None`: unknown.
     pub blocks: Option<Digest>,
     /// Set while the file is open.
     pub open: Option<Open>,
 }
 
-/// That sessions may have changed a file since its root was committed.
+/// Sessions that may have changed a file since its root was committed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Open {
     /// The id that their pages carry.
@@ -111,12 +111,12 @@ pub struct Open {
     pub cut: Option<Cut>,
 }
 
-/// That a session made a file shorter since its root was committed.
+/// A session has made a file shorter since its root was committed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Cut {
-    /// The session and the highest sequence that it had given before.
+    /// The session, and the highest sequence that it had used before.
     pub after: Window,
-    /// The first page that went.
+    /// The first page that was removed.
     pub from: PageNo,
 }
 
@@ -130,13 +130,13 @@ impl Open {
 /// An entry of a directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// What the entry is.
+    /// The kind of the object.
     pub kind: ObjectKind,
-    /// Which object it names.
+    /// The object.
     pub object: ObjectId,
 }
 
-/// A place of the tree.
+/// A place in the tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct EntryPlace {
     /// The directory.
@@ -145,50 +145,50 @@ pub struct EntryPlace {
     pub name: Token,
 }
 
-/// A change of names that the anchor has, and the store perhaps not yet, or not durably. Recovery puts the places of
-/// all intents right together: what is recorded there lies in one of them.
+/// A change of names that is in the anchor, and perhaps not yet durable in the store. Recovery resolves all intents
+/// together: an object is at one of the places that they name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Intent {
-    /// An entry goes.
+    /// An entry is removed.
     Remove {
-        /// where it was
+        /// its place
         at: EntryPlace,
-        /// which one it was
+        /// the entry
         was: Entry,
     },
-    /// An entry moves to another place, over what is there; or two change places.
+    /// An entry moves to another place, which may replace a target; or two entries exchange their places.
     Move {
-        /// from where
+        /// the place before
         from: EntryPlace,
-        /// to where
+        /// the place after
         to: EntryPlace,
-        /// The stored name there: a token does not give it, and nothing may lie there that shows it.
+        /// the stored name there: a token does not reveal it, and the store may have nothing under it
         to_name: Box<[u8]>,
-        /// What becomes of what lies there.
+        /// what happens to the target
         over: Over,
-        /// For recovery, where rows do not tell.
+        /// for recovery, if rows do not tell
         inodes: Inodes,
     },
 }
 
-/// The store's inode numbers of what moves, as the writer saw them. A hint: another store, or the same one mounted
-/// anew, may have others.
+/// Inode numbers in the store of the moved objects, as the writer saw them. A hint: another store, or the same one
+/// mounted again, may have other numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Inodes {
-    /// Of the entry.
+    /// of the entry
     pub source: u64,
-    /// Of what lies where it moves to; 0: nothing does.
+    /// of the target; 0: there is none
     pub target: u64,
 }
 
-/// What becomes of what lies where an entry moves to.
+/// What happens to the target of a move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Over {
-    /// Nothing lies there.
+    /// There is none.
     Nothing,
     /// It is replaced.
     Replaced,
-    /// It goes to where the entry came from.
+    /// It moves to the source's place.
     Exchanged,
 }
 
@@ -196,61 +196,61 @@ impl Over {
     const ALL: [Over; 3] = [Over::Nothing, Over::Replaced, Over::Exchanged];
 }
 
-/// How far the sessions of a vault go. Each is announced here, durably, before the store's record of sessions has it:
-/// so a record that goes further than `last` says that the anchor is an older one, and one that does not go as far as
-/// `recorded` is itself an older one.
+/// The numbers of a vault's sessions. Each session is announced here, durably, before the store's record of sessions
+/// has it. So if the record goes beyond `last`, the anchor is too old; if it does not reach `recorded`, the record is
+/// too old.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Announced {
-    /// The last one that the store's record is known to have.
+    /// The last session that the store's record is known to have.
     pub recorded: u32,
-    /// The last one that was announced; the same, but for a moment, and after an interruption in that.
+    /// The last session that was announced: the same, except briefly, and after an interruption in that time.
     pub last: u32,
 }
 
 impl Announced {
-    /// All up to this one are in the store's record.
+    /// All sessions up to this one are in the store's record.
     pub fn up_to(session: u32) -> Announced {
         Announced { recorded: session, last: session }
     }
 }
 
-/// What is known of the vault as a whole.
+/// What is recorded of the vault as a whole.
 #[derive(Clone, Debug)]
 pub struct VaultRow {
     /// Its id.
     pub vault: [u8; 16],
-    /// How many commits there were.
+    /// The number of commits.
     pub revision: Revision,
     /// The next object's number.
     pub next_object: ObjectId,
     /// The next intent's number.
     pub next_intent: u64,
-    /// The sessions that began.
+    /// The sessions that have begun.
     pub sessions: Announced,
-    /// Its suite, as its header says too.
+    /// Its suite; the header says the same.
     pub suite: Suite,
-    /// Its deduplication domain, as its header says too.
+    /// Its deduplication domain; the header says the same.
     pub domain: Domain,
     /// log2 of the trees' degree.
     pub degree_log2: u8,
-    /// Whether files have a root over their blocks, too, so that all of it can be verified without a key.
+    /// Whether files also have a root over their blocks, so that all of it can be verified without a key.
     pub blocks: bool,
-    /// A writer changes the store, or was interrupted and what it left was not gone over since: entries that are not
+    /// A writer changes the store, or was interrupted, and its remains were not cleaned up since: entries that are not
     /// recorded may be its own.
     pub is_in_use: bool,
     /// The key of tokens.
     pub tokens: TokenKey,
     /// Its header.
     pub header: Sealed,
-    /// How many entries its history has at least, and the digest of the last of them.
+    /// A lower bound of the number of entries in its history, and the digest of the last of them.
     pub history: (u64, Digest),
-    /// The record of its root's permissions.
+    /// The digest of the record of its root's permissions.
     pub root_permissions: Sealed,
 }
 
 impl VaultRow {
-    /// Of a vault of the default suite and domain with nothing but its root, and trees of the usual degree over pages
-    /// alone. Its header, its history and its root's permissions are not known yet.
+    /// The row of a vault with the default suite and domain, only a root, and trees of the usual degree over pages.
+    /// Header, history and the root's permissions are unset.
     pub fn new(vault: [u8; 16], tokens: TokenKey) -> VaultRow {
         VaultRow {
             vault,
@@ -281,7 +281,7 @@ mod flag {
 }
 
 impl Row {
-    /// What it is.
+    /// The kind of the object.
     pub fn kind(&self) -> ObjectKind {
         match self.content {
             Content::File(_) => ObjectKind::File,
@@ -294,13 +294,13 @@ impl Row {
         }
     }
 
-    /// The file that it is.
+    /// The row's file, if it is one.
     pub fn file(&self) -> Option<&FileRow> {
         if let Content::File(file) = &self.content { Some(file) } else { None }
     }
 
-    /// The size of a file, where that is not for its pages to say: it is not open, and it has a page that the anchor
-    /// has seen, or never had one.
+    /// The size of a file, if its pages need not be read for it: the file is not open, and it has a page that the
+    /// anchor knows, or never had a page.
     pub fn size(&self) -> Option<u64> {
         let file = self.file()?;
         let may_lack_its_page = file.root.is_none() && file.twin.is_some();
@@ -311,7 +311,7 @@ impl Row {
         if let Content::File(file) = &mut self.content { Some(file) } else { None }
     }
 
-    /// Its bytes.
+    /// Encodes the row.
     pub fn encode(&self) -> Vec<u8> {
         let flags = self.file().map_or(0, |file| {
             let cut = file.open.as_ref().is_some_and(|open| open.cut.is_some());
@@ -343,7 +343,7 @@ impl Row {
         out
     }
 
-    /// From its bytes.
+    /// Decodes a row.
     ///
     /// # Errors
     /// [`AnchorError::Damaged`].
@@ -356,7 +356,7 @@ fn decode_row(bytes: &[u8]) -> Option<Row> {
     let (&first, rest) = bytes.split_first()?;
     let kind = ObjectKind::of_number(first & flag::KIND)?;
     let has_lone_cut = first & flag::CUT != 0 && first & flag::OPEN == 0;
-    // Each bit has a meaning, of files alone but for the kind.
+    // Each bit has a meaning; all but the kind are for files only.
     if has_lone_cut || (kind != ObjectKind::File && first != kind.number()) {
         return None;
     }
@@ -420,7 +420,7 @@ fn file(from: &mut Reader<'_>, flags: u8) -> Option<FileRow> {
     Some(FileRow { root, size, profile, twin, blocks, open })
 }
 
-/// The default is not written.
+/// The default is not encoded.
 fn profile(from: &mut Reader<'_>) -> Option<Profile> {
     let [number] = from.bytes()?;
     Profile::of_number(number).filter(|profile| !profile.is_default())
@@ -471,14 +471,14 @@ fn sealed(from: &mut Reader<'_>) -> Option<Sealed> {
 }
 
 impl Entry {
-    /// Its bytes.
+    /// Encodes the entry.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = vec![self.kind.number()];
         put(&mut out, self.object.0);
         out
     }
 
-    /// From its bytes.
+    /// Decodes an entry.
     ///
     /// # Errors
     /// [`AnchorError::Damaged`].
@@ -495,7 +495,7 @@ fn entry(from: &mut Reader<'_>) -> Option<Entry> {
 }
 
 impl Intent {
-    /// Its bytes.
+    /// Encodes the intent.
     pub fn encode(&self) -> Vec<u8> {
         let put_place = |out: &mut Vec<u8>, place: &EntryPlace| {
             put(out, place.dir.0);
@@ -519,7 +519,7 @@ impl Intent {
         out
     }
 
-    /// From its bytes.
+    /// Decodes an intent.
     ///
     /// # Errors
     /// [`AnchorError::Damaged`].
@@ -546,7 +546,7 @@ fn intent(from: &mut Reader<'_>) -> Option<Intent> {
 }
 
 impl VaultRow {
-    /// Its bytes.
+    /// Encodes the row.
     pub fn encode(&self) -> Vec<u8> {
         let flags = u8::from(self.blocks) | u8::from(self.is_in_use) << 1;
         let domain = Domain::ALL.iter().position(|domain| *domain == self.domain).unwrap_or_default();
@@ -565,7 +565,7 @@ impl VaultRow {
         out
     }
 
-    /// From its bytes.
+    /// Decodes a row.
     ///
     /// # Errors
     /// [`AnchorError::Version`], [`AnchorError::Damaged`].

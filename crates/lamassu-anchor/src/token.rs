@@ -1,4 +1,4 @@
-//! Tokens: names of the store as the anchor keeps them.
+//! Tokens stand for names of the store in the anchor.
 
 use crate::ObjectId;
 use lamassu_crypto::{Secret, wrap};
@@ -8,7 +8,7 @@ use std::sync::Arc;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Token(pub [u8; 16]);
 
-/// The anchor's own key: not the vault's, so that a scrub without the vault's keys can compute tokens.
+/// The anchor's own key, not the vault's: so a scrub without the vault's keys can compute tokens.
 #[derive(Clone, Debug)]
 pub struct TokenKey(Arc<Secret<32>>);
 
@@ -21,7 +21,7 @@ impl TokenKey {
         TokenKey(Arc::new(Secret::new(&mut bytes)))
     }
 
-    /// A new one.
+    /// Makes a new key.
     ///
     /// # Errors
     /// The system has no randomness.
@@ -33,7 +33,7 @@ impl TokenKey {
         self.0.expose()
     }
 
-    /// The token of what the store calls `stored` in a directory.
+    /// The token of a stored name in a directory.
     pub fn token(&self, dir: ObjectId, stored: &[u8]) -> Token {
         let mut data = Vec::with_capacity(8 + stored.len());
         data.extend(dir.0.to_le_bytes());

@@ -1,28 +1,28 @@
-//! What the changes that other writers committed are about.
+//! The objects and directories that other writers' commits have changed.
 
 use crate::queue::{behind_object, number_of};
 use crate::table::{Change, Space};
 use crate::{Entry, EntryPlace, ObjectId, Token};
 use std::collections::{HashMap, HashSet};
 
-/// Directories whose entries were changed, and where objects lie since.
+/// Directories whose entries were changed, and the new places of objects.
 #[derive(Debug, Default)]
 pub struct Touched {
-    /// by their objects
+    /// directories, by their objects
     pub dirs: HashSet<ObjectId>,
-    /// whose rows, or pages, were changed
+    /// objects whose rows or held records were changed
     pub objects: HashSet<ObjectId>,
-    /// of each object one of the entries that were made
+    /// for each object, one of its new entries
     pub places: HashMap<ObjectId, EntryPlace>,
 }
 
 impl Touched {
-    /// Whether something of an object was changed.
+    /// Whether an object was changed.
     pub fn is_of(&self, object: ObjectId) -> bool {
         self.objects.contains(&object) || self.dirs.contains(&object)
     }
 
-    /// Takes a commit in.
+    /// Adds the changes of a commit.
     pub fn add(&mut self, changes: &[Change]) {
         for change in changes {
             let Some(object) = number_of(&change.key) else { continue };
@@ -33,7 +33,7 @@ impl Touched {
             let dir = object;
             let place = EntryPlace { dir: ObjectId(dir), name: Token(name) };
             self.dirs.insert(place.dir);
-            // An entry that does not parse is met when it is read.
+            // An entry that does not parse is reported when it is read.
             if let Some(Ok(entry)) = change.value.as_deref().map(Entry::decode) {
                 self.places.insert(entry.object, place);
             }

@@ -1,4 +1,4 @@
-//! What rows are made of.
+//! Parts of rows.
 
 use lamassu_format::SessionTag;
 use smallvec::SmallVec;
@@ -22,12 +22,12 @@ macro_rules! number {
 }
 
 number! {
-    /// An object of the vault: a file, directory, link or node. Given by the anchor, never twice.
+    /// An object of the vault: a file, directory, link or node. The anchor gives the numbers, each once.
     ObjectId
 }
 
 number! {
-    /// How many commits the vault's anchor has seen, this one included.
+    /// The number of commits of the vault's anchor, this one included.
     Revision
 }
 
@@ -66,7 +66,7 @@ impl ObjectKind {
         ObjectKind::Socket,
     ];
 
-    /// Its number in a row, below 8.
+    /// The number in a row, below 8.
     pub(crate) fn number(self) -> u8 {
         ObjectKind::ALL.iter().position(|kind| *kind == self).map_or(0, |at| at as u8)
     }
@@ -83,12 +83,12 @@ pub struct Window {
     pub session: u32,
     /// The highest sequence of its pages that the root covers.
     pub covered: u32,
-    /// Random bits of the session: one of a copy of the vault may have the same number.
+    /// Random bits of the session. They tell it from a session with the same number in a copy of the vault.
     pub tag: SessionTag,
 }
 
-/// Those of a file, ascending by session.
+/// The windows of a file, ascending by session.
 pub type Windows = SmallVec<[Window; 1]>;
 
-/// Most windows of a file: before another is added the file is recovered and committed.
+/// Most windows of a file. Before another one is added, the file is recovered and committed.
 pub const WINDOWS_MAX: usize = 32;

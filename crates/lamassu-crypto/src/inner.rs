@@ -129,7 +129,7 @@ impl InnerKey {
         self.keys_of_hashes(hashes, salts, keys);
     }
 
-    /// Of at most [`GROUP`] blocks of an oblivious epoch, what the server is asked for.
+    /// The inputs for the server of at most [`GROUP`] blocks in an oblivious epoch.
     pub(crate) fn inputs_of_group(&self, salts: Salts<'_>, blocks: &[&[u8]], inputs: &mut [Input]) {
         let mut hashes = Zeroizing::new([[0u8; 32]; GROUP]);
         let hashes = &mut hashes[..blocks.len()];

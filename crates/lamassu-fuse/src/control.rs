@@ -138,7 +138,7 @@ pub enum ControlError {
     #[error("already frozen")]
     AlreadyFrozen,
     /// The user's: other hosts would write in between.
-    #[error("hosts have this vault in turn, and one of them alone cannot freeze it: unmount it on all of them")]
+    #[error("several hosts use this vault in turn, and one of them alone cannot freeze it: unmount it on all of them")]
     Shared,
     /// The user's: it is not frozen.
     #[error("not frozen")]

@@ -5,6 +5,18 @@
 //! hold: that is a finding. Keys are fixed: a fuzzer cannot forge a seal, so the targets seal what it makes up, and
 //! what lies behind the seal is reached.
 //!
+//! | module | what its targets read |
+//! |---|---|
+//! | `header`, `keys` | headers, slots, keychains; shares, answers of KMIP servers, histories |
+//! | `file`, `page`, `payload`, `merkle` | backing files; metadata pages; compressed blocks; tree records |
+//! | `tree`, `words` | directory records, links, attributes in a vault; names, key sources, mount options |
+//! | `anchor` | rows and exports of anchors |
+//! | `request` | requests of the kernel |
+//! | `alerts`, `policy`, `served`, `sharing` | what hosts and a server send each other; a server's policy and keys |
+//! | `bytes`, `model` | helpers: choices from input; files whose content is known |
+//!
+//! There are no locks.
+//!
 //! Never: part of the product; touches a disk or the network.
 
 mod alerts;

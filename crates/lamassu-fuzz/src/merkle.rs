@@ -1,4 +1,4 @@
-//! Tree records as the store shows them (`docs/freshness-tree.md`): a cache that nobody believes. Whatever lies there,
+//! Tree records as the store shows them (`docs/freshness-tree.md`): a cache that is never trusted. Whatever lies there,
 //! and whichever pages the store has put back,
 //! * the digest that a tree tells of a page is that under the root, or what was set since;
 //! * with all pages as they were, records that are lost or made up cost nothing but their rebuilding.

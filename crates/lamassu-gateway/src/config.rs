@@ -80,25 +80,25 @@ key = "raw:file:/etc/lamassu/vault.key"
 #requests_per_second = 100
 "#;
 
-/// All of it.
+/// The whole configuration.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
-    /// where the vault lies
+    /// the vault's directory
     pub vault: PathBuf,
-    /// what opens it
+    /// the source of its key
     #[serde(default)]
     key: Option<Secret>,
     /// the directory of the buckets
     #[serde(default = "slash")]
     pub buckets: String,
-    /// where it is mounted
+    /// where it is mounted too
     #[serde(default)]
     pub mountpoint: Option<PathBuf>,
-    /// whether others may use the mount
+    /// whether other users may use the mount
     #[serde(default)]
     pub allow_other: bool,
-    /// whether nothing is changed
+    /// whether it is read-only
     #[serde(default)]
     pub read_only: bool,
     #[serde(default = "credentials")]
@@ -114,13 +114,13 @@ pub struct Config {
     pub tls_key: Option<PathBuf>,
     #[serde(default)]
     plain_http: bool,
-    /// names of the gateway
+    /// domain names of the gateway
     #[serde(default)]
     pub domains: Vec<String>,
-    /// what clients are told to sign for
+    /// the region for which clients must sign
     #[serde(default = "region")]
     pub region: String,
-    /// where monitoring asks
+    /// the address for monitoring
     #[serde(default)]
     pub metrics: Option<String>,
     /// whether the access log has keys
@@ -133,31 +133,31 @@ pub struct Config {
     /// connections at once
     #[serde(default = "connections_max")]
     pub connections_max: usize,
-    /// of one address
+    /// connections at once of one address
     #[serde(default = "connections_of_address_max")]
     pub connections_of_address_max: usize,
-    /// how long a client may do nothing
+    /// how long a client may be idle
     #[serde(default = "idle_seconds")]
     pub idle_seconds: u64,
-    /// how long requests may go on at the end
+    /// how long requests may run after a signal
     #[serde(default = "stop_seconds")]
     pub stop_seconds: u64,
     #[serde(default = "object_gib_max")]
     object_gib_max: u64,
     #[serde(default = "listing_mib_max")]
     listing_mib_max: usize,
-    /// of each tenant
+    /// default limits of a tenant
     #[serde(default)]
     pub limits: Limits,
-    /// of those named
+    /// limits of named tenants
     #[serde(default)]
     pub tenants: HashMap<String, Limits>,
-    /// where it was read
+    /// the file
     #[serde(skip)]
     path: PathBuf,
 }
 
-/// A text that is not shown.
+/// A text that is never shown.
 #[derive(Clone, Deserialize)]
 #[serde(transparent)]
 pub(crate) struct Secret(#[serde(deserialize_with = "wiped")] pub Zeroizing<String>);
@@ -210,7 +210,7 @@ fn listing_mib_max() -> usize {
 }
 
 impl Config {
-    /// Reads one.
+    /// Reads a configuration.
     ///
     /// # Errors
     /// [`GatewayError::Config`], [`GatewayError::File`].
@@ -280,7 +280,7 @@ impl Config {
         Ok(Modes { file: mode("file_mode", &self.file_mode)?, dir: mode("dir_mode", &self.dir_mode)? })
     }
 
-    /// Permissions of what is made.
+    /// Permissions of new files and directories.
     ///
     /// # Errors
     /// [`GatewayError::Config`].
@@ -308,13 +308,13 @@ impl Config {
         self.listing_mib_max << 20
     }
 
-    /// What a tenant may do.
+    /// The limits of a tenant.
     pub fn limits_of(&self, tenant: &str) -> Limits {
         *self.tenants.get(tenant).unwrap_or(&self.limits)
     }
 }
 
-/// What is wrong, and in which line. Not what is in that: it may be a secret.
+/// What is wrong, and in which line. The line itself is not shown: it may contain a secret.
 pub(crate) fn in_line(text: &str, error: &toml::de::Error) -> String {
     let before = error.span().and_then(|span| text.get(..span.start));
     match before {

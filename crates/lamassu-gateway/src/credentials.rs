@@ -1,4 +1,4 @@
-//! Who may use a gateway: access keys, their secrets, rights to buckets, and whose files they make.
+//! The users of a gateway: access keys, secrets, rights to buckets, and the owner of their files.
 
 use crate::config::{Config, Secret, in_line};
 use crate::limits::Tenant;
@@ -63,7 +63,7 @@ struct Entry {
     make_buckets: bool,
 }
 
-/// What a request needs of a bucket.
+/// The right to a bucket that a request needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Right {
     /// to read it
@@ -76,11 +76,11 @@ pub enum Right {
 
 /// A user.
 pub struct User {
-    /// for the log
+    /// its name in the log
     pub name: String,
-    /// whose limits count
+    /// the tenant whose limits apply
     pub tenant: Arc<Tenant>,
-    /// whose files it makes
+    /// the owner of files that it makes
     pub owner: Owner,
     secret: SecretKey,
     read: Vec<String>,
@@ -112,13 +112,13 @@ fn matches(pattern: &str, bucket: &str) -> bool {
     }
 }
 
-/// All of them, by access key.
+/// All users, by access key.
 pub struct Credentials {
     users: HashMap<String, Arc<User>>,
 }
 
 impl Credentials {
-    /// Reads those of a gateway. Tenants of `before` keep what they have used of their limits.
+    /// Reads a gateway's credentials. Tenants in `before` keep the use of their limits.
     ///
     /// # Errors
     /// [`GatewayError::NotPrivate`], [`GatewayError::Config`], [`GatewayError::File`].
@@ -192,7 +192,7 @@ fn own() -> (u32, u32) {
     (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw())
 }
 
-/// The file, if nobody else can read or change it. What is checked is what is read.
+/// Reads the file, if no other user can read or change it. The open file is checked.
 fn read_private(path: &Path) -> Result<Zeroizing<String>> {
     let file = std::fs::File::open(path).map_err(GatewayError::file("open", path))?;
     let st = file.metadata().map_err(GatewayError::file("look at", path))?;

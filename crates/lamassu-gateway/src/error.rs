@@ -1,4 +1,4 @@
-//! What keeps a gateway from starting, or ends it.
+//! Errors that keep a gateway from starting, or end it.
 
 use lamassu_vault::VaultError;
 use std::io;
@@ -7,17 +7,17 @@ use std::path::{Path, PathBuf};
 /// See the module's head.
 #[derive(Debug, thiserror::Error)]
 pub enum GatewayError {
-    /// The operator's: the configuration makes no sense.
+    /// The operator's: the configuration is invalid.
     #[error("{path}: {detail}")]
     Config {
         /// The file.
         path: PathBuf,
-        /// What is wrong, and where; nothing secret.
+        /// What is wrong, and where; no secret.
         detail: String,
     },
     /// The operator's: others than the gateway could read the secrets, or write them.
     #[error(
-        "{0} has secrets: it is to be a file of this user or root, mode 0600 (or 0400); `chmod 600` it, and change the \
+        "{0} has secrets: it must be a file of this user or root, mode 0600 (or 0400); `chmod 600` it, and change the \
          secrets if others had access"
     )]
     NotPrivate(PathBuf),
@@ -32,14 +32,14 @@ pub enum GatewayError {
     /// A file could not be read.
     #[error("cannot {op} {path}: {source}")]
     File {
-        /// What was tried.
+        /// The operation.
         op: &'static str,
         /// The file.
         path: PathBuf,
         /// The system's error.
         source: io::Error,
     },
-    /// The address is taken, or is none of this machine.
+    /// The address is in use, or is not one of this machine.
     #[error("cannot listen on {address}: {source}")]
     Listen {
         /// The address.
@@ -50,7 +50,7 @@ pub enum GatewayError {
     /// The system's: no threads, no signals.
     #[error("cannot {op}: {source}")]
     System {
-        /// What was tried.
+        /// The operation.
         op: &'static str,
         /// The system's error.
         source: io::Error,
@@ -65,7 +65,7 @@ pub enum GatewayError {
     },
 }
 
-/// What a call ends with.
+/// The result of a call.
 pub type Result<T, E = GatewayError> = std::result::Result<T, E>;
 
 impl GatewayError {

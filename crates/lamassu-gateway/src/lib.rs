@@ -1,21 +1,21 @@
 //! Protocols by which clients reach a vault without a mount: objects over S3.
 //!
-//! A gateway is a front-end as a mount is: it calls the [`lamassu_vault::Forest`] of a vault that its process has open,
-//! and that the same process may have mounted at the same time. It guarantees what S3 promises of an object: it is
-//! there whole or not at all, and durable once that was said.
+//! A gateway is a front-end, as a mount is: it calls the [`lamassu_vault::Forest`] of a vault that its process has
+//! open, and that the same process may have mounted at the same time. It guarantees what S3 promises: an object exists
+//! completely or not at all, and is durable once it was acknowledged.
 //!
 //! | module | what |
 //! |---|---|
-//! | `config`, `credentials` | the files of an operator |
-//! | `limits` | what a tenant may do |
-//! | `work` | what blocks, for as long as a request's turn |
+//! | `config`, `credentials` | the operator's files |
+//! | `limits` | the limits of a tenant |
+//! | `work` | blocking work, which holds the turn of its request |
 //! | `objects` | buckets and keys as directories and files: calls that block |
-//! | `s3` | the protocol: requests to those calls, errors to answers |
+//! | `s3` | the protocol: from requests to those calls, from errors to answers |
 //! | `door` | connections: TLS, limits, time-outs |
-//! | `metrics`, `log` | what an operator sees |
-//! | `run` | all of it, until a signal comes |
+//! | `metrics`, `log` | metrics and the access log |
+//! | `run` | runs the gateway until a signal comes |
 //!
-//! Never: reaches around the vault, has a key of it, follows a link, logs a secret. Async stays in this crate.
+//! Never: bypasses the vault, has a key of it, follows a link, logs a secret. Async code stays in this crate.
 
 pub mod config;
 pub mod credentials;

@@ -1,5 +1,5 @@
-//! What a tenant may do: so many requests at once and in a second, so many bytes in a second. One tenant that asks for
-//! more waits, or is told to come back, and hinders no other.
+//! The limits of a tenant: requests at once, requests per second, bytes per second. A tenant that exceeds them waits,
+//! or is told to retry, and does not affect others.
 
 use parking_lot::Mutex;
 use serde::Deserialize;
@@ -7,15 +7,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Those of one tenant.
+/// The limits of one tenant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Limits {
-    /// requests that are answered at once
+    /// requests under way
     pub requests_at_once: u32,
-    /// requests
+    /// requests per second
     pub requests_per_second: u32,
-    /// of objects, in and out
+    /// MiB per second of objects, in and out together
     pub mib_per_second: u32,
 }
 
@@ -39,7 +39,7 @@ impl Limits {
     }
 }
 
-/// What flows in at a rate, and is taken out; at most a second's worth is there.
+/// A token bucket: filled at a constant rate, with at most one second's worth.
 struct Bucket {
     per_second: f64,
     now: Mutex<(Instant, f64)>,
@@ -50,7 +50,7 @@ impl Bucket {
         Bucket { per_second, now: Mutex::new((Instant::now(), per_second)) }
     }
 
-    /// Takes so much, which may be more than is there: how long that takes to flow in.
+    /// Takes an amount, which may exceed the content. Returns how long it takes to refill that.
     fn take(&self, amount: f64) -> Duration {
         let (since, there) = &mut *self.now.lock();
         let elapsed = since.elapsed().as_secs_f64();
@@ -76,7 +76,7 @@ pub struct Tenant {
     bytes: Bucket,
 }
 
-/// One request of a tenant: as long as this lives it goes on.
+/// One request of a tenant, counted while this lives.
 pub struct Turn(#[allow(dead_code)] OwnedSemaphorePermit);
 
 impl Tenant {
@@ -101,7 +101,7 @@ impl Tenant {
         self.requests.take_if_there(1.0).then_some(turn)
     }
 
-    /// Waits until so many bytes may pass.
+    /// Waits until that many bytes may pass.
     pub async fn pass(&self, bytes: usize) {
         let wait = self.bytes.take(bytes as f64);
         if !wait.is_zero() {

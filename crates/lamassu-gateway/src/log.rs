@@ -1,5 +1,5 @@
-//! The access log: one line for each request, when its answer has ended. No secret, no signature, no header; keys of
-//! objects, which are names of files, only where the configuration says so.
+//! The access log: one line for each request, written when its answer has ended. It contains no secret, no signature
+//! and no header. Keys of objects, which are names of files, are logged only if the configuration says so.
 
 use crate::credentials::User;
 use crate::metrics::Metrics;
@@ -8,7 +8,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Where the lines go.
+/// The target of the lines.
 pub const TARGET: &str = "lamassu::access";
 
 #[derive(Default)]
@@ -22,7 +22,7 @@ struct Fields {
     sent: u64,
 }
 
-/// A request that goes on. Clones are one; the last one that is dropped writes the line.
+/// A request under way. Clones share it; dropping the last one writes the line.
 #[derive(Clone)]
 pub struct Entry(Arc<Line>);
 
@@ -43,12 +43,12 @@ impl Entry {
         Entry(Arc::new(Line { id, address, method, begun: Instant::now(), with_keys, metrics, fields }))
     }
 
-    /// The number that an answer has, too.
+    /// The request's number, which its answer has too.
     pub fn id(&self) -> &str {
         &self.0.id
     }
 
-    /// Whose it is, and what it is about.
+    /// Sets the user and the subject of the request.
     pub fn is_of(&self, user: Option<&Arc<User>>, operation: &str, bucket: Option<&str>, key: Option<&str>) {
         let fields = &mut *self.0.fields.lock();
         (fields.user, fields.operation) = (user.cloned(), Some(operation.into()));
@@ -56,22 +56,22 @@ impl Entry {
         fields.key = key.filter(|_| self.0.with_keys).map(String::from);
     }
 
-    /// How it is answered.
+    /// Sets the status of the answer.
     pub fn is_answered(&self, status: http::StatusCode) {
         self.0.fields.lock().status = status.as_u16();
     }
 
-    /// So many bytes came.
+    /// Counts received bytes.
     pub fn received(&self, bytes: usize) {
         self.0.fields.lock().received += bytes as u64;
     }
 
-    /// Whether anything of a body came.
+    /// Whether any of a body was received.
     pub fn has_received(&self) -> bool {
         self.0.fields.lock().received > 0
     }
 
-    /// So many bytes went.
+    /// Counts sent bytes.
     pub fn sent(&self, bytes: usize) {
         self.0.fields.lock().sent += bytes as u64;
     }

@@ -1,5 +1,5 @@
-//! What an operator's monitoring asks: `/metrics` in the text form of OpenMetrics, and `/health`. Counts alone: no name
-//! of a user, a bucket or a key.
+//! Metrics for an operator's monitoring: `/metrics` in the text format of OpenMetrics, and `/health`. Only counts: no
+//! name of a user, a bucket or a key.
 
 use http::{Request, Response, StatusCode, header};
 use http_body_util::Full;
@@ -20,9 +20,9 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 
-/// Connections at once of those who ask.
+/// Connections of monitoring at once.
 const ASKING_MAX: usize = 16;
-/// For one of them, from its first byte to its end.
+/// How long one such connection may take in all.
 const ASKING_TIMEOUT: Duration = Duration::from_secs(10);
 const TEXT: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
@@ -32,7 +32,7 @@ struct Answer {
     status: u16,
 }
 
-/// What is counted. Clones count together.
+/// The gateway's counters. Clones share the counts.
 #[derive(Clone)]
 pub struct Metrics {
     requests: Family<Answer, Counter>,
@@ -47,7 +47,7 @@ impl Default for Metrics {
     fn default() -> Metrics {
         Metrics {
             requests: Family::default(),
-            // From what is in memory to a large object over a slow line: 1 ms to 16 s.
+            // From data in memory to a large object over a slow line: 1 ms to 16 s.
             seconds: Histogram::new(exponential_buckets(0.001, 2.0, 15)),
             received: Counter::default(),
             sent: Counter::default(),
@@ -58,7 +58,7 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// A request has ended. Operations are those that the protocol knows: whoever makes names up makes no series.
+    /// Counts a finished request. Only operations of the protocol are named, so that a client cannot create series.
     pub fn answered(&self, operation: &str, status: u16, (received, sent): (u64, u64), took: Duration) {
         self.requests.get_or_create(&Answer { operation: operation.into(), status }).inc();
         self.seconds.observe(took.as_secs_f64());
@@ -66,12 +66,12 @@ impl Metrics {
         self.sent.inc_by(sent);
     }
 
-    /// A connection was refused: there are too many, or its handshake failed.
+    /// Counts a refused connection: there are too many, or its handshake failed.
     pub fn refused(&self) {
         self.refused.inc();
     }
 
-    /// A connection begins, and ends with what is returned.
+    /// Counts a connection, until the result is dropped.
     pub fn connected(&self) -> Connected {
         self.connections.inc();
         Connected(self.connections.clone())
@@ -92,7 +92,7 @@ impl Metrics {
     }
 }
 
-/// A connection that is open.
+/// An open connection.
 pub struct Connected(Gauge);
 
 impl Drop for Connected {
@@ -122,7 +122,7 @@ fn answer(request: &Request<Incoming>, metrics: &Metrics, health: &Health) -> Re
     response
 }
 
-/// Answers until the process ends. No more than a few at once, and each for a limited time.
+/// Answers until the process ends: a few connections at once, each for a limited time.
 pub async fn serve(listener: TcpListener, metrics: Metrics, health: Health) {
     let turns = Arc::new(Semaphore::new(ASKING_MAX));
     loop {

@@ -1,4 +1,4 @@
-//! A gateway, from its start to a signal.
+//! Runs a gateway from its start to a signal.
 
 use crate::door::{Door, Tls};
 use crate::metrics::{self, Health, Metrics};
@@ -19,11 +19,11 @@ use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 
-/// Between two rounds of the vault's upkeep.
+/// Time between two rounds of the vault's maintenance.
 const ROUND: Duration = Duration::from_secs(2);
 
-/// Reads what a configuration names: whether a gateway could be run by it, as far as that can be told without the
-/// vault.
+/// Reads all files that a configuration names. Checks whether a gateway could run with it, as far as possible without
+/// the vault.
 ///
 /// # Errors
 /// [`GatewayError`].
@@ -51,16 +51,16 @@ fn read_tls(config: &Config) -> Result<Option<Arc<ServerConfig>>> {
     Ok(Some(Arc::new(tls)))
 }
 
-/// What a gateway is run with beside its configuration.
+/// What a gateway needs besides its configuration.
 pub struct Serving {
-    /// whether nothing else maintains the vault: it is not mounted
+    /// whether the gateway must maintain the vault, which is not mounted
     pub maintains: bool,
-    /// called once clients can connect, with where
+    /// called with the address once clients can connect
     pub ready: Box<dyn FnOnce(SocketAddr) + Send>,
 }
 
-/// Serves the buckets of a vault until SIGTERM or SIGINT, or until `ended` says so: the mount of the same process has
-/// ended. The vault is the caller's to close.
+/// Serves the buckets of a vault until SIGTERM or SIGINT, or until `ended` signals that the mount of the same process
+/// has ended. The caller closes the vault.
 ///
 /// # Errors
 /// [`GatewayError`].
@@ -76,7 +76,7 @@ pub fn serve(config: &Config, forest: &Arc<Forest>, serving: Serving, ended: wat
     let runtime = runtime.map_err(|source| GatewayError::System { op: "start threads", source })?;
     let started = Started { credentials, tls, objects };
     let served = runtime.block_on(run(config, started, serving, ended));
-    // Blocking calls under way end before the vault is closed.
+    // Blocking calls under way must end before the vault is closed.
     runtime.shutdown_timeout(Duration::from_secs(60));
     stopping.store(true, Ordering::Relaxed);
     threads.join(forest);
@@ -131,7 +131,7 @@ async fn run(config: &Config, started: Started, serving: Serving, mut ended: wat
     Ok(())
 }
 
-/// Takes credentials and certificate anew. Where they are wrong, those before stay in force.
+/// Reloads credentials and certificate. If they are invalid, the previous ones stay in force.
 fn reload(config: &Config, current: &s3::Current, tls: &Tls) {
     let before = current.read().clone();
     match (Credentials::read(config, Some(&before)), read_tls(config)) {
@@ -155,7 +155,7 @@ fn on(kind: SignalKind) -> Result<Signal> {
     signal(kind).map_err(|source| GatewayError::System { op: "wait for signals", source })
 }
 
-/// What goes on beside requests.
+/// Background threads.
 struct Threads(Vec<std::thread::JoinHandle<()>>);
 
 impl Threads {
@@ -191,7 +191,7 @@ impl Threads {
     }
 }
 
-/// The rounds that a mount makes, where there is none.
+/// The maintenance rounds that a mount would make.
 fn maintain(forest: &Forest, stopping: &AtomicBool) {
     let (upkeep, mut next) = (forest.upkeep(), Instant::now() + ROUND);
     while !stopping.load(Ordering::Relaxed) {

@@ -1,5 +1,5 @@
-//! Blocking work of requests. A client that goes away takes its request with it, but not what a thread does for it: so
-//! the work itself holds the request's turn, and a tenant never has more threads than turns.
+//! Blocking work for requests. A client that goes away ends its request, but not the work of a thread for it. So the
+//! work itself holds the request's turn, and a tenant never has more threads than turns.
 
 use crate::limits::Turn;
 use std::cell::RefCell;
@@ -8,11 +8,11 @@ use tokio::runtime::Handle;
 use tokio::task::{JoinHandle, spawn_blocking};
 
 thread_local! {
-    /// The turn of the request that this thread works for. Set means that the thread may block.
+    /// The turn of the request that this thread works for. If it is set, the thread may block.
     static CURRENT: RefCell<Option<Arc<Turn>>> = const { RefCell::new(None) };
 }
 
-/// Resets [`CURRENT`], also when the work panics.
+/// Resets [`CURRENT`], also if the work panics.
 struct Working;
 
 impl Working {
@@ -33,7 +33,7 @@ pub fn current() -> Option<Arc<Turn>> {
     CURRENT.with_borrow(Clone::clone)
 }
 
-/// Has a thread that may block do the work of a request, whose turn ends with the work at the earliest.
+/// Runs the work of a request on a thread that may block. The request's turn lasts at least as long as the work.
 pub fn spawn<T: Send + 'static>(turn: Arc<Turn>, work: impl FnOnce() -> T + Send + 'static) -> JoinHandle<T> {
     spawn_blocking(move || {
         let _working = Working::begin(Some(turn));
@@ -41,8 +41,8 @@ pub fn spawn<T: Send + 'static>(turn: Arc<Turn>, work: impl FnOnce() -> T + Send
     })
 }
 
-/// Does what may wait for the store when a value is dropped. Clients go away in the middle of their requests, whose
-/// values are then dropped by a thread that must not wait: it leaves this to another one, which holds `turn`.
+/// Runs what may wait for the store when a value is dropped. If a client goes away during its request, values are
+/// dropped by a thread that must not block: then another thread, which holds `turn`, does the work.
 pub fn beside_async(turn: Option<Arc<Turn>>, work: impl FnOnce() + Send + 'static) {
     match Handle::try_current() {
         Ok(runtime) if current().is_none() => {

@@ -1,4 +1,4 @@
-//! The answering side of the control protocol. A request is about the vault whose root was called, or about the
+//! The server's side of the control protocol. A request is about the vault whose root was called, or about the
 //! directory.
 
 use crate::control::counters::Operation;
@@ -15,14 +15,14 @@ use std::path::PathBuf;
 use zeroize::Zeroizing;
 
 impl Served {
-    /// Answers a request of the control protocol. `dir` is the directory that it is about: a transport without
-    /// directories resolves it from a path. Takes as long as the work takes, so a transport calls it on a thread of its
+    /// Answers a request of the control protocol. `dir` is the directory that it is about; a transport without
+    /// directories resolves it from a path. This takes as long as the work, so a transport calls it on a thread of its
     /// own.
     pub fn answer(&self, caller: &Caller, dir: Ino, request: &[u8]) -> Zeroizing<Vec<u8>> {
         let parsed = serde_json::from_slice::<Request>(request);
         let operation = parsed.as_ref().map_or(Operation::Unknown, Operation::from);
         let answered = self.counters().count(operation, || {
-            // The parser's own words may quote a request; the caller has them, the log must not.
+            // The parser's message may quote the request: the caller may see it, the log must not.
             let request = parsed.map_err(|source| Error::UnknownRequest { source })?;
             self.carry_out(caller, dir, request)
         });
@@ -34,7 +34,7 @@ impl Served {
     }
 
     fn carry_out(&self, caller: &Caller, dir: Ino, request: Request) -> Result<Zeroizing<Vec<u8>>> {
-        // What is not listed here is not a delegate's to ask.
+        // Requests that a delegate may make; no others.
         let is_anybodys = matches!(
             request,
             Request::Status {}
@@ -46,7 +46,7 @@ impl Served {
         if !caller.is_owner && !is_anybodys {
             return Err(Error::NotPermitted);
         }
-        // Those that need a turn take it.
+        // Requests that work in a shared mount: those that need a turn take it.
         let works_by_turns = matches!(
             request,
             Request::Status {}

@@ -1,5 +1,5 @@
-//! Checking a vault and the datasets in it: those whose keys are at hand as the vault itself, others as far as that
-//! takes no key.
+//! Checks a vault and the datasets in it. Datasets whose keys are available are checked as the vault itself, others as
+//! far as possible without keys.
 
 use crate::anchors;
 use crate::lock::{self, WriterLock};
@@ -12,11 +12,11 @@ use lamassu_vault::{Dataset, VaultError};
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
-/// Checks a vault that is open, and the datasets in it: all of it, or what lies at and below plain paths. No other
-/// process has the vault open for writing; those of datasets are locked out here, one after the other.
+/// Checks an open vault and the datasets in it: everything, or what is at and below plain paths. No other process may
+/// have the vault open for writing; writers of datasets are locked out here, one dataset at a time.
 ///
 /// # Errors
-/// Those of the store, [`Error::Locked`] among them. What is found is no error.
+/// Those of the store, [`Error::Locked`] among them. Findings are not errors.
 pub fn check(served: &Served, paths: &[PathBuf], repair: bool, shown: &dyn Progress) -> Result<Report> {
     let mut walk = Walk { served, repair, shown, report: Report::default() };
     walk.volume(ROOT_VOLUME, Path::new(""), Path::new(""), paths)?;
@@ -31,7 +31,7 @@ struct Walk<'a> {
     report: Report,
 }
 
-/// Puts the paths of one vault below that of its directory.
+/// Prefixes the paths of one vault with its directory.
 struct Below<'a> {
     shown: &'a dyn Progress,
     plain: &'a Path,
@@ -63,7 +63,8 @@ impl Progress for Below<'_> {
 }
 
 impl Walk<'_> {
-    /// All of a vault, or what lies at and below plain paths in it; `plain` and `stored` are where it lies.
+    /// Checks all of a vault, or what is at and below plain paths in it; `plain` and `stored` are the vault's own
+    /// paths.
     fn volume(&mut self, volume: Number, plain: &Path, stored: &Path, paths: &[PathBuf]) -> Result<()> {
         let vault = self.served.forest().vault(volume).ok_or(VaultError::KeyNotLoaded)?;
         let (mut own, mut within) = (Vec::new(), Vec::new());
@@ -102,13 +103,13 @@ impl Walk<'_> {
         };
         match opened {
             Ok(volume) => {
-                // A repair has opened it as a writer does.
+                // A repair has opened it as a writer, with the lock.
                 let lock = if self.repair { Ok(None) } else { self.lock_out_writers(&stored) };
                 let Some(_lock) = self.locked_out(lock, plain.as_deref(), &stored)? else { return Ok(()) };
                 let paths = if rest.as_os_str().is_empty() { Vec::new() } else { vec![rest] };
                 self.volume(volume, plain.as_deref().unwrap_or(&stored), &stored, &paths)
             }
-            // Refused: by --fips.
+            // Refused by --fips.
             Err(VaultError::KeyNotLoaded | VaultError::Refused(_)) => self.locked(plain.as_deref(), &stored),
             Err(VaultError::Locked) => {
                 Err(self.served.policy().locked(&self.served.keeper().dir(ROOT_VOLUME)?.join(&stored)))
@@ -120,7 +121,7 @@ impl Walk<'_> {
         }
     }
 
-    /// A dataset that does not open. One that is not the newest is not damaged.
+    /// Reports a dataset that does not open. An outdated one is not damaged.
     fn unopened(&mut self, error: &VaultError, plain: Option<&Path>, stored: &Path) {
         let kind = if FaultKind::from(error) == FaultKind::Stale { kind::STALE } else { kind::DATASET };
         let remedy = match (anchors::is_of_vault(error), self.served.keeper().dir(ROOT_VOLUME)) {
@@ -132,15 +133,14 @@ impl Walk<'_> {
         self.say(kind, plain, stored, format!("the dataset does not open: {error}{remedy}"));
     }
 
-    /// It may be opened by itself, by its directory in the store.
+    /// Another process may open it on its own, by its directory in the store.
     fn lock_out_writers(&self, stored: &Path) -> Result<Option<WriterLock>> {
         let dir = self.served.keeper().dir(ROOT_VOLUME)?;
         let lock = || lock::lock_out_writers_of(self.served.policy(), &dir, stored);
         lock::once_closed(self.served.policy(), &dir.join(stored), lock)
     }
 
-    /// The lock of a dataset. `None`: something else lies in its place, which is said; the rest of the vault is
-    /// checked.
+    /// Locks a dataset. `None`: something else is in its place. That is reported, and the rest of the vault is checked.
     fn locked_out(
         &mut self,
         lock: Result<Option<WriterLock>>,
@@ -161,7 +161,7 @@ impl Walk<'_> {
         }
     }
 
-    /// A dataset without keys; those in it are looked through as well.
+    /// Checks a dataset without keys, and those in it.
     fn locked(&mut self, plain: Option<&Path>, stored: &Path) -> Result<()> {
         let lock = self.lock_out_writers(stored);
         let Some(_lock) = self.locked_out(lock, plain, stored)? else { return Ok(()) };
@@ -185,8 +185,8 @@ impl Walk<'_> {
         datasets.iter().try_for_each(|inner| self.locked(None, &stored.join(&inner.stored)))
     }
 
-    /// What is wrong with the history. No repair mends it: the next change of slots or keys sets it aside and says so
-    /// in a new one.
+    /// Reports problems of the history. A repair does not change it: the next change of slots or keys sets it aside and
+    /// records that in a new one.
     fn history(&mut self, volume: Number, events: &Events, plain: &Path, stored: &Path) -> Result<()> {
         let (header, place) = (self.served.forest().header(volume)?, self.served.keeper().place(volume)?);
         let (_, history) = header.verified(|header| {
@@ -209,7 +209,7 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// Of a dataset, by its path in the outermost vault.
+    /// Reports an event of a dataset, by its path in the outermost vault.
     fn say(&mut self, kind: &str, plain: Option<&Path>, stored: &Path, text: String) {
         let path = plain.map(|p| p.display().to_string());
         let problem = Problem { path, kind: kind.into(), text, ..unplaced(stored.as_os_str()) };
@@ -237,7 +237,7 @@ impl Walk<'_> {
     }
 }
 
-/// A problem as an event of the vault that its path begins in; what says that the store failed is none.
+/// Reports a problem as an event of the vault to which its path belongs. A failure of the store is not such an event.
 fn tell(events: &Events, problem: &Problem) {
     if let Some(what) = IntegrityKind::of_word(&problem.kind) {
         events.found(what.at(&*problem.stored, &*problem.text).by(FoundBy::Check));

@@ -1,10 +1,10 @@
-//! Clones and snapshots: a vault's directory copied in the store, blocks shared where the store can, under a header of
+//! Clones and snapshots: a vault's directory is copied in the store, sharing blocks if the store can, under a header of
 //! its own.
 //!
-//! Nothing is decrypted: files carry their block keys. The header comes last, so a copy that was cut off is no vault.
-//! One that failed is removed again.
+//! Nothing is decrypted: files carry their block keys. The header is written last, so an interrupted copy is not a
+//! vault. A failed copy is removed.
 //!
-//! Never: keeps writers away from the original. The caller does, and hands over what does.
+//! This module does not keep writers away from the original: the caller does, and passes in the locks.
 
 mod anchors;
 
@@ -30,7 +30,7 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::{fs, io};
 
-/// The vault that is copied, and what opens it.
+/// The vault that is copied, and its key material.
 pub struct Original {
     dir: PathBuf,
     header: VaultHeader,
@@ -38,48 +38,48 @@ pub struct Original {
     material: Rc<Material>,
 }
 
-/// A copy to be made.
+/// The copy to make.
 #[derive(Clone, Copy, Debug)]
 pub struct NewCopy<'a> {
     /// its keys, and whether it is a snapshot
     pub keys: NewClone,
-    /// of its key slot, for people
+    /// label of its key slot
     pub label: &'a str,
-    /// of its key slot, for passphrases
+    /// cost of its key slot's passphrase
     pub cost: Argon2Params,
-    /// whether it takes what the store says of set-id bits, device nodes, and the directory's owner and mode
+    /// whether to trust the store about set-id bits, device nodes, and the directory's owner and mode
     pub privileges: Privileges,
 }
 
-/// Told how far a copy is.
+/// Receives the progress of a copy.
 pub trait Watch {
-    /// So many bytes more are copied. `false`: stop.
+    /// That many more bytes were copied. `false`: stop.
     fn advance(&mut self, bytes: u64) -> bool;
-    /// After an error, what was made could not be removed again.
+    /// After an error, a part of the copy could not be removed.
     fn left(&mut self, place: &Path, error: &io::Error);
 }
 
-/// A copy that was made.
+/// A finished copy.
 pub struct Done {
     /// the copy, as the original of a further one
     pub copy: Original,
     /// what was copied
     pub copied: Copied,
-    /// the pin of the original's administrator followed a new key
+    /// set if the pin of the original's administrator was updated to a new key
     pub succession: Option<Succession>,
-    /// datasets that have no anchor on this host, whose copies have none either
+    /// datasets without an anchor on this host; their copies have none either
     pub without_anchor: Vec<[u8; 16]>,
-    /// why the original's history does not name the copy
+    /// set if the original's history could not record the copy
     pub unrecorded: Option<KeyError>,
 }
 
 impl Original {
-    /// The vault in `dir`, a path without links, with its header as `keys` opened it, by `material`.
+    /// The vault in `dir`, a path without links. `material` and `keys` opened its header.
     pub fn new(dir: PathBuf, header: VaultHeader, keys: Unlocked, material: Material) -> Original {
         Original { dir, header, keys, material: Rc::new(material) }
     }
 
-    /// Where it lies.
+    /// Its directory.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
@@ -94,12 +94,12 @@ impl Original {
         &self.keys
     }
 
-    /// What opens it.
+    /// Its key material.
     pub fn material(&self) -> &Material {
         &self.material
     }
 
-    /// Makes a copy at `place`. No process writes the original as long as `quiet` lives: it is dropped when nothing
+    /// Makes a copy at `place`. The locks in `quiet` keep writers away from the original. They are dropped when nothing
     /// more of it is read.
     ///
     /// # Errors
@@ -113,7 +113,7 @@ impl Original {
         watch: &mut dyn Watch,
     ) -> Result<Done> {
         let mut succession = None;
-        // A rotation may have come between the key and the quiet: its epoch is needed, too.
+        // A rotation may have happened before the locks were taken: its epoch is needed too.
         let header = Found::at(policy, &self.dir)?.header;
         let newer = match header == self.header {
             true => None,
@@ -155,15 +155,15 @@ impl Original {
         Ok(Done { copy, copied, succession, without_anchor, unrecorded })
     }
 
-    /// What the history of the copy begins with.
+    /// The first entry of the copy's history.
     fn created(&self, keys: &Unlocked, new: &NewCopy<'_>) -> Event {
         let of = if new.keys.snapshot { "snapshot-of" } else { "clone-of" };
         let event = Event::new(EventKind::Created).slot(keys.slot()).detail("kind", self.material.kind().name());
         event.detail(of, hex(&self.header.id()))
     }
 
-    /// A snapshot is never written, so what an interruption left could not be completed in it: the store would keep the
-    /// choices of the crash for ever.
+    /// A snapshot is never written, so an interrupted write of the original could not be completed in it: the store
+    /// would keep the choices of the crash for ever.
     fn refuse_interrupted(&self, keys: &Unlocked) -> Result<()> {
         let (root, ring) = (backend(&self.dir)?.root(), keys.key_ring(self.header.suite())?);
         match lamassu_vault::has_interrupted_sessions(&*root, &ring, &self.header.id()).at(&self.dir)? {
@@ -172,7 +172,7 @@ impl Original {
         }
     }
 
-    /// What an interruption left in the original is in the copy, too, and its own record of sessions says so.
+    /// Interrupted writes of the original are in the copy too, so the copy's record of sessions must say so.
     fn copy_sessions(&self, keys: &Unlocked, top: &Top, copy: (&VaultHeader, &Unlocked)) -> Result<()> {
         let suite = self.header.suite();
         let (from, to) = (backend(&self.dir)?.root(), backend(&top.path())?.root());
@@ -181,7 +181,7 @@ impl Original {
             .map_err(|source| Error::CannotCopySessions { dir: self.dir.clone(), source })
     }
 
-    /// Everything but the header and the record of sessions, durable.
+    /// Copies everything but the header and the record of sessions; durable.
     fn fill(&self, top: &Top, privileges: Privileges, watch: &mut dyn Watch) -> Result<Copied> {
         let (from, to) = (backend(&self.dir)?, backend(&top.path())?);
         let copied = LocalBackend::copy_to(&from, &to, privileges, &mut Chosen(watch))?;
@@ -190,11 +190,11 @@ impl Original {
     }
 }
 
-/// The directory of a copy, held: the owner of the one that it lies in can give its name to another.
+/// The directory of a copy, held open: the owner of its parent could give its name to something else.
 struct Top(OwnedFd);
 
 impl Top {
-    /// Makes it, for its owner alone. `EAGAIN` where something else has its name by then.
+    /// Makes it, private to its owner. `EAGAIN` if something else has its name by then.
     fn make(place: &Path) -> io::Result<Top> {
         fs::DirBuilder::new().mode(0o700).create(place)?;
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -207,13 +207,12 @@ impl Top {
         }
     }
 
-    /// A path to it that needs no name.
+    /// A path that does not depend on its name.
     fn path(&self) -> PathBuf {
         format!("/proc/self/fd/{}", self.0.as_raw_fd()).into()
     }
 
-    /// Removes only what this program made: what is in the directory that it holds, and the name where nothing is left
-    /// below it.
+    /// Removes only what this program made: the content of the held directory, and the name if the directory is empty.
     fn take_back(&self, place: &Path) -> io::Result<()> {
         for entry in fs::read_dir(self.path())? {
             let entry = entry?;
@@ -226,7 +225,7 @@ impl Top {
     }
 }
 
-/// Keeps writers away from a vault that no process has open, and from every dataset in it.
+/// Locks out writers of a vault that no process has open, and of every dataset in it.
 ///
 /// # Errors
 /// Those of [`Found::at`] and [`lock_out_writers_below`].
@@ -238,8 +237,8 @@ pub fn lock_out_all_writers(policy: &Policy, dir: &Path) -> Result<Vec<WriterLoc
     Ok(held)
 }
 
-/// Refuses a place for a copy that is there already, or that lies in one of these directories, which belong to the
-/// original: it would be copied too, or change while it is copied.
+/// Refuses an existing place for a copy, and one in any of these directories, which belong to the original: it would be
+/// copied too, or change during the copy.
 ///
 /// # Errors
 /// [`Error::CloneExists`], [`Error::CloneWithin`], [`Error::NotADirectory`].
@@ -258,10 +257,10 @@ pub fn refuse_place(place: &Path, mut belongs: impl Iterator<Item = PathBuf>) ->
     }
 }
 
-/// Chooses what belongs to the copy.
+/// Chooses what is copied.
 struct Chosen<'a>(&'a mut dyn Watch);
 
-/// Names in the root that are the original's alone. The copy has its own.
+/// Names in the root that are not copied. The copy has its own.
 const NOT_COPIED: [&str; 7] = [
     name::HEADER,
     name::HEADER_NEW,

@@ -1,4 +1,4 @@
-//! How blocks of a vault, a dataset or a zone are compressed: what was asked for, or what is inherited.
+//! The compression of a new vault, dataset or zone: chosen or inherited.
 
 use crate::{Error, Result};
 use lamassu_crypto::compress::version_of;
@@ -6,11 +6,11 @@ use lamassu_format::{Codec, Compression, CompressionError, Suite};
 use std::fmt;
 use std::str::FromStr;
 
-/// What a user asks for: a codec, or none.
+/// The user's choice: a codec, or none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Chosen(pub Option<Codec>);
 
-/// It is none of the words.
+/// The word names no codec.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("expected none, lz4, zstd or zstd:LEVEL, with a level from 1 to 19")]
 pub struct NoCodec;
@@ -41,11 +41,11 @@ impl fmt::Display for Chosen {
     }
 }
 
-/// The compression of something new of this suite and block size: what was asked for, and for the rest that of the zone
-/// or vault that it belongs to, as far as it can have it.
+/// The compression of something new with this suite and block size: as chosen; the rest from the zone or vault that it
+/// belongs to, as far as it fits.
 ///
 /// # Errors
-/// [`Error::Usage`], [`Error::Member`]: what was asked for does not fit.
+/// [`Error::Usage`], [`Error::Member`]: the choice does not fit.
 pub fn of_new(
     chosen: Option<Chosen>,
     round: Option<u32>,

@@ -1,6 +1,6 @@
-//! Making a vault in an empty directory.
+//! Creates a vault in an empty directory.
 //!
-//! The header is written last: without it there is no vault. The caller takes back what was made after an error.
+//! The header is written last: without it there is no vault. After an error the caller undoes what was made.
 
 use crate::anchors::{Choice, Made, NewTrees, disk};
 use crate::open::backend;
@@ -17,11 +17,11 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-/// Mode of a vault directory: other users reach nothing below it.
+/// Mode of a vault directory: other users have no access.
 const PRIVATE: u32 = 0o700;
 const NAME_LEN_MIN: u32 = 64;
 
-/// Refuses a directory in which something lies, and what is no directory.
+/// Refuses a directory that is not empty, and anything that is not a directory.
 ///
 /// # Errors
 /// [`Error::DirNotEmpty`], [`Error::NotADirectory`].
@@ -36,19 +36,19 @@ pub fn refuse_full(dir: &Path) -> Result<()> {
     }
 }
 
-/// The directory, and what is to be undone after an error.
+/// The vault's directory, and what to undo after an error.
 pub struct VaultPlace {
     dir: PathBuf,
     held: File,
     made_dir: bool,
-    /// what the directory said of itself before it became its owner's alone: the root of the tree says so from now on
+    /// the directory's attributes before it became private: they become those of the tree's root
     root: RootRecord,
 }
 
 impl VaultPlace {
-    /// Makes the directory, or takes one that is empty, and makes it its owner's alone: what lies in it is no matter of
-    /// other users. `mode`: that of the root of the tree, where the directory is made. Returns why the directory could
-    /// not be made private, if so.
+    /// Makes the directory, or takes an empty one, and makes it private: other users need no access to what the store
+    /// holds. `mode`: that of the tree's root, if the directory is created. Also returns why the directory could not be
+    /// made private, if so.
     ///
     /// # Errors
     /// As [`refuse_full`].
@@ -69,7 +69,7 @@ impl VaultPlace {
         Ok((VaultPlace { dir: dir.into(), held, made_dir, root }, not_private))
     }
 
-    /// Removes only what this code puts there; the directory was empty.
+    /// Removes only what this code created; the directory was empty.
     pub fn take_back(&self) {
         let files = [
             name::HEADER,
@@ -92,7 +92,7 @@ impl VaultPlace {
         }
     }
 
-    /// The longest name that the store takes, in bytes: for [`NewVault::name_max`].
+    /// The longest name that the store accepts, in bytes: for [`NewVault::name_max`].
     ///
     /// # Errors
     /// [`Error::NameMax`], [`Error::Backing`].
@@ -107,7 +107,7 @@ impl VaultPlace {
     }
 
     /// Makes the tree, the anchor unless the policy goes without one, and the header with its first slot. Returns the
-    /// header, and where the anchor lies.
+    /// header, and the anchor's file.
     ///
     /// # Errors
     /// Those of keys, of the store and of anchors.
@@ -135,7 +135,7 @@ impl VaultPlace {
         Ok((header, anchor.map(Made::keep)))
     }
 
-    /// Makes the vault's anchor, of its tree as it is now, and has the header say so.
+    /// Makes the vault's anchor from its present tree, and records it in the header.
     fn anchor(
         &self,
         policy: &Policy,

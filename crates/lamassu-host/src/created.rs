@@ -1,5 +1,6 @@
-//! What this process has just made in a directory whose owner may rename what is in it at any time. No call that makes
-//! a directory, a link or a node returns it: it is opened afterwards, and nothing is done to what is not like it.
+//! Checks objects that this process has just made in a directory whose owner may rename its entries at any time. No
+//! call that makes a directory, a link or a node returns it. So it is opened afterwards, and used only if it looks like
+//! what was made.
 
 use lamassu_crypto::NoRandom;
 use rustix::fs::{AtFlags, Mode, OFlags};
@@ -7,8 +8,8 @@ use rustix::io::Errno;
 use std::ffi::{CStr, OsString};
 use std::os::fd::BorrowedFd;
 
-/// Whether what was found in, or as, this directory has the owner that this process gives to what it makes there.
-/// Usually that is the user it runs as; NFS gives root's to the user `nobody`, and others know no owners.
+/// Whether an object in this directory, or the directory itself, has the owner that this process's new files get there.
+/// Usually that is the user of the process; NFS maps root to the user `nobody`, and some stores have no owners.
 pub fn is_ours(dir: BorrowedFd<'_>, uid: u32) -> rustix::io::Result<bool> {
     if uid == rustix::process::geteuid().as_raw() {
         return Ok(true);
@@ -21,7 +22,7 @@ pub fn is_ours(dir: BorrowedFd<'_>, uid: u32) -> rustix::io::Result<bool> {
     Ok(st?.st_uid == uid)
 }
 
-/// Whether nothing is in a directory.
+/// Whether a directory is empty.
 pub fn is_empty(dir: BorrowedFd<'_>) -> rustix::io::Result<bool> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let listed = rustix::fs::openat(dir, ".", flags, Mode::empty())?;
@@ -34,7 +35,7 @@ pub fn is_empty(dir: BorrowedFd<'_>) -> rustix::io::Result<bool> {
     Ok(true)
 }
 
-/// A name that nothing has. It is short: one made of the target's could be too long for the store.
+/// An unused name. It is short: one derived from the target's could be too long for the store.
 pub fn temporary_name() -> Result<OsString, NoRandom> {
     let mut number = [0; 4];
     lamassu_crypto::random(&mut number)?;

@@ -1,5 +1,5 @@
-//! Datasets of a server: made, listed, changed, destroyed, unloaded and loaded. A command that opens a vault itself
-//! uses the same, in its own process.
+//! Datasets of a served vault: made, listed, changed, destroyed, unloaded and loaded. A command that opens a vault
+//! itself uses the same code in its own process.
 
 use crate::anchors::Made;
 use crate::compression;
@@ -20,16 +20,16 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
-/// What brings a key of its own: material, and what a guess at a passphrase shall cost.
+/// Key material for a dataset of its own, and the cost of a passphrase.
 pub type Own = (Material, Argon2Params);
 
-/// How much of an answer a list may take; the rest is asked for.
+/// Bytes of an answer for a list; the client asks for the rest.
 const LIST_LEN_MAX: usize = 12 << 10;
-/// Places that could not be looked into are counted, and the first told: as many as this much of an answer holds.
+/// Bytes of an answer for places that could not be read. They are counted, and as many as fit are listed.
 const UNSEEN_LEN_MAX: usize = 3 << 10;
-/// How much of each.
+/// Characters of each.
 const UNSEEN_CHARS_MAX: usize = 150;
-// The rest is for what stands around them.
+// The rest of a message is for the surrounding members.
 const _: () = assert!(LIST_LEN_MAX + UNSEEN_LEN_MAX + 512 <= MESSAGE_LEN_MAX);
 
 impl Datasets {
@@ -39,8 +39,8 @@ impl Datasets {
         self.unseen.push(Unseen { path: cut(shown.display().to_string()), text: cut(error.to_string()) });
     }
 
-    /// Those that come behind `after`, as many as an answer holds. One that is too long by itself is left to the
-    /// sender, who says so.
+    /// The datasets after `after`, as many as fit into an answer. A single one that does not fit is an error of the
+    /// sender.
     fn page(self, after: Option<&str>) -> Result<Datasets> {
         let mut out = Datasets { unseen_count: self.unseen_count, ..Datasets::default() };
         let mut len = 0;
@@ -64,13 +64,13 @@ impl Datasets {
     }
 }
 
-/// How much of an answer it takes.
+/// The length as JSON.
 fn json_len(value: &impl Serialize) -> Result<usize> {
     serde_json::to_vec(value).map(|bytes| bytes.len()).map_err(|source| Error::Unanswerable { source })
 }
 
 impl Served {
-    /// Refuses all but root, the user who mounted, and the directory's owner.
+    /// Refuses callers other than root, the user who mounted, and the directory's owner.
     fn may_work_in(&self, caller: &Caller, dir: Ino) -> Result<()> {
         if caller.is_owner || self.forest().getattr(dir, None)?.uid == caller.uid {
             return Ok(());
@@ -85,7 +85,7 @@ impl Served {
         if caller.is_owner || may()? { Ok(()) } else { Err(Error::NotWritable) }
     }
 
-    /// What a parcel brings, if there is one. Keys of their own are not a delegate's to bring.
+    /// Opens a parcel, if there is one. A delegate may not bring keys.
     pub(crate) fn brought(&self, caller: &Caller, parcel: Option<&Parcel>) -> Result<Option<Own>> {
         match parcel {
             Some(_) if !caller.is_owner => Err(Error::NotPermitted),
@@ -94,7 +94,7 @@ impl Served {
         }
     }
 
-    /// The volume whose root a directory is.
+    /// The volume of which a directory is the root.
     ///
     /// # Errors
     /// [`Error::NotADataset`].
@@ -105,7 +105,7 @@ impl Served {
         }
     }
 
-    /// Makes a dataset. A delegate makes one that inherits, in a directory of its own.
+    /// Makes a dataset. A delegate may make one that inherits, in its own directories.
     pub fn create_dataset(
         &self,
         caller: &Caller,
@@ -142,7 +142,7 @@ impl Served {
         let volume = made.at(Path::new(name))?;
         let event = Event::new(EventKind::DatasetCreated).by(caller.uid).detail("dataset", hex(&id));
         self.note(above, event.detail("name", Path::new(name).display()));
-        // The key is here now, so the dataset opens at once. One that inherits opens when it is entered.
+        // The key is here now, so the dataset is opened at once. One that inherits is opened when it is entered.
         if !spec.inherit {
             let opening = || self.keeper().opening(volume, Some(above), header, keys);
             let opened = self.forest().load(volume, opening);
@@ -151,8 +151,7 @@ impl Served {
         Ok(hex(&id))
     }
 
-    /// Has the header of a vault say that it has datasets. Not taken back: where making the first one fails, the header
-    /// says more than there is.
+    /// Marks in a vault's header that it has datasets. This is not undone if making the first one fails.
     fn has_datasets(&self, volume: Number) -> Result<()> {
         let vault = self.forest().vault(volume).ok_or(VaultError::KeyNotLoaded)?;
         if vault.has_datasets() {
@@ -170,7 +169,7 @@ impl Served {
         own: Option<&Own>,
     ) -> Result<(VaultHeader, lamassu_keys::Unlocked)> {
         let vault = self.forest().vault(above).ok_or(VaultError::KeyNotLoaded)?;
-        // As the header is now: another process may have changed it.
+        // Read again: another process may have changed the header.
         let parent = self.forest().header(above)?;
         let (parent, keys) = parent.verified(|parent| {
             let kept = self.keeper().kept();
@@ -220,7 +219,7 @@ impl Served {
         Ok(made)
     }
 
-    /// In the history of a volume's vault. Where that cannot be written, what was done is done all the same.
+    /// Adds an event to the history of a volume's vault. A failure does not undo what was done.
     fn note(&self, volume: Number, event: Event) {
         let noted = || {
             let (header, place) = (self.forest().header(volume)?, self.keeper().place(volume)?);
@@ -237,8 +236,8 @@ impl Served {
         }
     }
 
-    /// The datasets in a directory of the tree, those in them too where they are loaded; such as come behind `after`,
-    /// as many as an answer holds.
+    /// The datasets below a directory of the tree, including those in loaded datasets: those after `after`, as many as
+    /// fit into an answer.
     pub fn list_datasets(&self, caller: &Caller, dir: Ino, after: Option<&str>) -> Result<Datasets> {
         self.may_work_in(caller, dir)?;
         if self.forest().vault(volume_of(dir)).is_none() {
@@ -271,7 +270,7 @@ impl Served {
                 continue;
             }
             let shown = shown(&plain);
-            // A damaged one does not hide the others.
+            // A damaged dataset does not hide the others.
             if let Err(error) = self.list_one((above, &plain), &shown, eyes, all) {
                 all.not_seen(&shown, error.root_cause());
             }
@@ -286,8 +285,8 @@ impl Served {
         Ok(vault.may_search(local(dir), *uid, &|group| groups.contains(&group))?)
     }
 
-    /// The same of a directory and all above it, up to the first in `open`, by its path in a volume. What cannot be
-    /// told is closed: it must not be shown by mistake.
+    /// The same for a directory and all above it, up to the first one in `open`; by its path in a volume. A directory
+    /// that cannot be checked counts as closed, so that nothing is shown by mistake.
     fn sees_into(&self, eyes: &Eyes, volume: Number, plain: Option<&Path>, open: &mut HashMap<PathBuf, bool>) -> bool {
         let Some(plain) = plain else { return false };
         if matches!(eyes, Eyes::All) {
@@ -345,8 +344,8 @@ impl Served {
         })
     }
 
-    /// Sets properties; those that are `None` stay, `inherit` as a value is what the parent says.
-    /// Returns what to tell of a slot that this removed.
+    /// Sets properties; `None` leaves a property unchanged, the value `inherit` takes the parent's. Returns a
+    /// description of a slot that this removed.
     pub fn set_dataset(
         &self,
         caller: &Caller,
@@ -355,7 +354,7 @@ impl Served {
         inherit: Option<bool>,
     ) -> Result<Option<String>> {
         let volume = self.volume(dir)?;
-        // Its keys change its header: it is opened if it was only seen.
+        // Its keys are needed to change its header: opens it if it was only listed.
         self.forest().at(dir)?;
         let above = self.forest().parent(volume);
         let integrity = known(set.integrity.as_deref(), Verified::from_name)?;
@@ -398,7 +397,7 @@ impl Served {
         })?;
         if let Some(cache) = cache {
             self.keeper().set_cache(volume, cache);
-            // Those in it may say nothing of their own.
+            // Datasets in it may inherit the property.
             for below in self.forest().loaded_below(volume) {
                 let above = self.forest().parent(below);
                 self.forest().set_cached(below, self.keeper().cached_by(below, above))?;
@@ -424,7 +423,7 @@ impl Served {
         Ok(())
     }
 
-    /// Closes a vault and those in it, and lets their keys go.
+    /// Closes a vault and those in it, and drops their keys.
     pub fn unload(&self, caller: &Caller, dir: Ino) -> Result<bool> {
         let volume = self.volume(dir)?;
         if volume == ROOT_VOLUME && !caller.is_owner {
@@ -435,7 +434,7 @@ impl Served {
         Ok(self.forest().unload(volume)?)
     }
 
-    /// Opens a vault again: with the keys of the one it lies in, or with a key that is brought.
+    /// Opens a vault again: with the keys of the vault around it, or with a key in the request.
     pub fn load(&self, caller: &Caller, dir: Ino, brought: Option<(&Material, Option<u32>)>) -> Result<()> {
         let volume = self.volume(dir)?;
         self.may_work_in(caller, dir)?;
@@ -476,7 +475,7 @@ impl Eyes {
     }
 }
 
-/// A value of a property: `None` where it is not named, `Some(None)` where it is to be inherited.
+/// Parses the value of a property: `None` if it is not named, `Some(None)` if it is to be inherited.
 fn known<T>(text: Option<&str>, from_name: impl Fn(&str) -> Option<T>) -> Result<Option<Option<T>>> {
     match text {
         None => Ok(None),
@@ -485,12 +484,12 @@ fn known<T>(text: Option<&str>, from_name: impl Fn(&str) -> Option<T>) -> Result
     }
 }
 
-/// A name, as requests carry it.
+/// A name in the form of requests.
 pub fn name_to_hex(name: &OsStr) -> String {
     hex(name.as_bytes())
 }
 
-/// And back.
+/// The reverse.
 pub fn name_from_hex(hex: &str) -> Result<OsString> {
     let bytes = data_encoding::HEXLOWER.decode(hex.as_bytes()).map_err(|_| Error::GarbledRequest)?;
     Ok(OsString::from_vec(bytes))

@@ -10,18 +10,18 @@ use lamassu_keys::receipt::LeftDataset;
 use lamassu_keys::{Unlocked, header_file, unlock_by_parent};
 use std::path::Path;
 
-/// What becomes of a region when the vault's keys go.
+/// The effect on a region when the vault's keys are destroyed.
 enum Fate {
-    /// It goes on being opened: by slots of its own, by another vault that its parent slot is for, or by what it
-    /// inherits from.
+    /// It can still be opened: by its own slots, by another vault that its parent slot is for, or by what it inherits
+    /// from.
     Opens,
-    /// Its keys go too: those of the datasets in it, where they inherit.
+    /// Its keys are lost too; so are those of datasets in it that inherit.
     Goes(KeyRing),
     /// It has no slot any more.
     Gone,
 }
 
-/// What the slots of a dataset, in a region of that fate, make of it.
+/// The effect on a dataset, by its slots, in a region with this effect.
 fn fate(found: &VaultHeader, above: &Fate) -> Fate {
     if found.keys().slots.iter().any(|slot| slot.kind != SlotKind::Parent) {
         return Fate::Opens;
@@ -29,7 +29,7 @@ fn fate(found: &VaultHeader, above: &Fate) -> Fate {
     match above {
         _ if !inherits(found) => Fate::Gone,
         Fate::Opens => Fate::Opens,
-        // It may have been moved here from another vault, whose keys open it as before.
+        // It may have been moved here from another vault, whose keys still open it.
         Fate::Goes(ring) => {
             let keys = unlock_by_parent(found, ring).and_then(|keys| keys.key_ring(found.suite()));
             keys.map_or(Fate::Opens, Fate::Goes)
@@ -38,13 +38,13 @@ fn fate(found: &VaultHeader, above: &Fate) -> Fate {
     }
 }
 
-/// The header of a dataset, however long its path.
+/// The header of a dataset, whatever the length of its path.
 fn header_of(dir: &Path, stored: &Path) -> Option<VaultHeader> {
     let place = Place::of(dir).and_then(|above| above.below(stored)).ok()?;
     header_file::read(&place.file(name::HEADER)).ok()
 }
 
-/// How many bytes become unreadable with a vault's keys, and the datasets in it that do not.
+/// The number of bytes that become unreadable with a vault's keys, and the datasets in it that do not.
 ///
 /// # Errors
 /// Those of the store.
@@ -60,7 +60,7 @@ pub fn survey(dir: &Path, header: &VaultHeader, keys: &Unlocked) -> Result<(u64,
         }
         let found = header_of(dir, &region.stored);
         let of = found.as_ref();
-        // What cannot be read has to be taken for one that opens.
+        // A region that cannot be read is taken for one that opens.
         let fate = of.map_or(Fate::Opens, |found| fate(found, &fates[region.above]));
         if matches!(fate, Fate::Opens) {
             left.push(LeftDataset {

@@ -1,4 +1,4 @@
-//! What can go wrong in this crate, by whose fault it is. Errors of the crates below keep their types inside.
+//! Errors of this crate, by whose fault they are. Errors of lower crates keep their types inside.
 
 use crate::anchors::ImportError;
 use crate::needing::Needing;
@@ -15,10 +15,10 @@ use std::path::{Path, PathBuf};
 /// The result of this crate's functions.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// An operation on a vault failed. [`crate::Kind`] is what a program does about it.
+/// An operation on a vault failed. [`crate::Kind`] says how a program reacts.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// What the error concerns, where its own text does not say.
+    /// Adds the place to an error whose own text lacks it.
     #[error("{}", .path.display())]
     At {
         /// a file or directory
@@ -29,13 +29,13 @@ pub enum Error {
     /// Of keys, headers' contents and key sources.
     #[error(transparent)]
     Key(#[from] KeyError),
-    /// Of a header's file.
+    /// An error of a header's file.
     #[error(transparent)]
     File(#[from] FileError),
-    /// Of the history.
+    /// An error of the history.
     #[error(transparent)]
     History(#[from] HistoryError),
-    /// Of the file system.
+    /// An error of the file system.
     #[error(transparent)]
     Vault(#[from] VaultError),
     /// The system gave no random numbers.
@@ -96,7 +96,7 @@ pub enum Error {
         /// why
         source: VaultError,
     },
-    /// Of an export of an anchor that was to be imported.
+    /// An error in an anchor's export, while it is imported.
     #[error(transparent)]
     Import(#[from] ImportError),
     /// The user's, or the system's: nowhere to look for an anchor.
@@ -164,7 +164,7 @@ pub enum Error {
         dir: PathBuf,
     },
     /// A copy of a header says less than is so, and by this slot it cannot be made to say more.
-    #[error("the copy is from before {lacks}, and has to be signed anew to say so")]
+    #[error("the copy is from before {lacks}, and has to be signed again to say so")]
     CannotSignCopy {
         /// before what
         lacks: &'static str,
@@ -335,12 +335,12 @@ pub enum Error {
     ReadOnlyMount,
     /// The user's: a request about a vault that hosts have in turn.
     #[error(
-        "hosts have this vault in turn, and a shared mount answers no such request: unmount it on all of them, and give \
+        "several hosts use this vault in turn, and a shared mount refuses this: unmount it on all of them, and give \
          its directory"
     )]
     SharedMount,
     /// The user's: a vault that lies on this host alone is to be shared.
-    #[error("the vault's anchor is kept on this host: `lamassu anchor move DIR server://HOST` lets others have it")]
+    #[error("the vault's anchor is kept on this host: `lamassu anchor move DIR server://HOST` lets other hosts use it")]
     NotAtServer,
     /// The user's: a vault is to be shared that cannot be yet.
     #[error("there are datasets in the vault, or may be: such a vault cannot be mounted on several hosts at once yet")]
@@ -377,7 +377,7 @@ pub enum Error {
     },
     /// The user's: no such job to ask about.
     #[error(
-        "the vault was mounted anew since that was begun, or it ended long ago: begin it again, it goes on with what is left"
+        "the vault was mounted again since that was begun, or it ended long ago: begin it again, and it does what is left"
     )]
     NoJob,
     /// The user's: one job at a time.

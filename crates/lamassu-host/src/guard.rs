@@ -1,5 +1,5 @@
-//! What the kernel caches of a vault that another host can have while it is open here (L3 of `docs/sharing.md`): it is
-//! dropped as soon as this process may not believe it any more.
+//! Drops what the kernel caches of a vault that another host may use while it is open here (L3 of `docs/sharing.md`),
+//! as soon as reads may no longer be valid.
 
 use crate::{Error, Result};
 use lamassu_anchor::Anchor;
@@ -9,11 +9,11 @@ use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::Duration;
 
-/// How often it is looked whether what was in doubt is good again, or has ended: nothing is cached in between.
+/// How often the thread checks whether the session is good again or has ended. Nothing is cached in between.
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
 
-/// Starts a thread that does so, until the vault is closed. `forest` gives what the kernel caches, as long as it is
-/// mounted.
+/// Starts the thread, which runs until the vault is closed. `forest` returns the mounted forest whose content the
+/// kernel caches.
 pub(crate) fn start(forest: impl Fn() -> Option<Arc<Forest>> + Send + 'static, anchor: &Arc<Anchor>) -> Result<()> {
     anchor.has_caches();
     let guard = Guard { forest, anchor: Arc::downgrade(anchor) };
@@ -29,7 +29,7 @@ struct Guard<F> {
 impl<F: Fn() -> Option<Arc<Forest>>> Guard<F> {
     fn run(&self) {
         let mut is_dropped = false;
-        // The anchor is held for no longer than a look at it takes: who closes the vault waits for that.
+        // The anchor is held only briefly: closing the vault waits for that.
         while let Some(anchor) = self.anchor.upgrade() {
             match anchor.standing() {
                 Standing::Good => {
@@ -41,10 +41,10 @@ impl<F: Fn() -> Option<Arc<Forest>>> Guard<F> {
                     is_dropped = true;
                     anchor.caches_are_dropped();
                 }
-                // How that ends is seen above.
+                // The loop sees how that ends.
                 Standing::InDoubt => thread::sleep(LOOK_AGAIN),
                 Standing::Ended => {
-                    // What a call that had ended before put there behind the first time.
+                    // A call that had ended before may have filled a cache after the first time.
                     self.drop_cached();
                     tracing::error!("this host has the vault no longer: unmount it, and mount it again");
                     return;

@@ -1,4 +1,4 @@
-//! Long work in an open vault, on a thread of its own: its progress is asked for, and it can be cancelled.
+//! Long work in an open vault, on a thread of its own. Clients can ask for its progress, and cancel it.
 
 use crate::control::protocol::{Ended, Failed, Progress};
 use crate::{Error, Place, Result};
@@ -12,37 +12,37 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Lines for people that are kept, of each kind, and how much of each.
+/// Lines for the user that are kept, of each kind, and their longest length.
 const LINES_MAX: usize = 20;
 const LINE_CHARS_MAX: usize = 300;
-/// Jobs that are remembered after their end.
+/// Ended jobs that are remembered.
 const ENDED_MAX: usize = 64;
 
-/// What a job does.
+/// The work of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Task {
-    /// To bring everything to the newest keys.
+    /// Re-keys everything to the newest keys.
     Rekey {
         /// also data
         full: bool,
         /// read and written of files; `None`: no limit
         bytes_per_second: Option<u64>,
     },
-    /// To give a file, or what is made in a directory, another profile.
+    /// Gives a file, or new files in a directory, another profile.
     Profile {
-        /// which, as the forest numbers it
+        /// the file or directory, by the forest's number
         ino: Ino,
-        /// what is chosen of it
+        /// the chosen parts
         choice: Choice,
-        /// also of what is in the directory already
+        /// also what is in the directory already
         below: bool,
     },
 }
 
-/// What a job does of a dataset that it meets, by its path in the vault's store.
+/// Called for each dataset that a job finds, with its path in the vault's store.
 pub type OnDataset = Box<dyn Fn(&Job, &Path) -> Result<()> + Send + Sync>;
 
-/// Work under way, or at its end.
+/// A running or ended job.
 pub struct Job {
     task: Task,
     on_dataset: OnDataset,
@@ -61,14 +61,14 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 fn keep(lines: &Mutex<Vec<String>>, line: &str) {
     let mut lines = lock(lines);
     let line: String = line.chars().take(LINE_CHARS_MAX).collect();
-    // A tree is walked through again where it was changed meanwhile.
+    // A tree that was changed meanwhile is walked again.
     if lines.len() < LINES_MAX && !lines.contains(&line) {
         lines.push(line);
     }
 }
 
 impl Job {
-    /// Begins on a thread.
+    /// Starts a job on a thread.
     ///
     /// # Errors
     /// [`Error::NoThread`].
@@ -89,7 +89,7 @@ impl Job {
         });
         let running = job.clone();
         let body = move || {
-            // A panic is a bug. The end is recorded all the same: a waiting command must not wait for ever.
+            // A panic is a bug. The end is recorded nevertheless, since a command that waits must not wait for ever.
             let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| work(&running)));
             let ended = match done.unwrap_or(Err(Error::JobPanicked)) {
                 Ok(done) => Ended::Done(done),
@@ -102,9 +102,9 @@ impl Job {
         Ok(job)
     }
 
-    /// How far it is.
+    /// The job's progress.
     pub fn progress(&self) -> Progress {
-        // First: what it has failed at is complete when it has ended.
+        // Read first: once a job has ended, its failures are complete.
         let ended = lock(&self.ended).clone();
         Progress {
             total: self.total.load(Ordering::Relaxed),
@@ -119,12 +119,12 @@ impl Job {
         lock(&self.ended).is_some()
     }
 
-    /// Ends it soon.
+    /// Cancels the job; it ends soon.
     pub fn cancel(&self) {
         self.cancelled.store(true, Ordering::Relaxed);
     }
 
-    /// Notes what stays as it is, and why.
+    /// Notes something that is left unchanged, and why.
     pub(crate) fn pass_over(&self, line: &str) {
         keep(&self.passed_over, line);
     }
@@ -161,7 +161,7 @@ impl RekeyProgress for Job {
     }
 }
 
-/// Re-keys a vault, written down in its history, where that can be written, which lies in `place`.
+/// Re-keys the vault in `place`, and records that in its history if possible.
 pub(crate) fn rekey(
     job: &Job,
     vault: &Vault,
@@ -191,7 +191,7 @@ pub(crate) fn rekey(
     Ok(done)
 }
 
-/// The number of an entry of the vaults that a process has open, to which a reference is held.
+/// The number of an entry in the open vaults of a process. It holds a reference to the entry.
 pub(crate) struct Named {
     forest: Arc<Forest>,
     ino: Ino,
@@ -213,7 +213,7 @@ impl Named {
     }
 }
 
-/// The same, and its vault.
+/// The same, with its vault.
 pub(crate) struct Held {
     named: Named,
     pub vault: Arc<Vault>,
@@ -221,22 +221,22 @@ pub(crate) struct Held {
 }
 
 impl Held {
-    /// By its plain path in a volume.
+    /// Resolves a plain path in a volume.
     ///
     /// # Errors
-    /// Those of resolving it.
+    /// Those of resolving the path.
     pub fn at(forest: &Arc<Forest>, volume: Number, path: &Path) -> Result<Held> {
         let ino = forest.resolve_from(volume, path.as_os_str())?.attr.ino;
         let named = Named { forest: forest.clone(), ino };
         Ok(Held { vault: forest.at(ino)?, named, ino })
     }
 
-    /// Its number in its own vault.
+    /// The entry's number in its own vault.
     pub fn local(&self) -> Ino {
         local(self.ino)
     }
 
-    /// Without its vault.
+    /// Drops the vault, and keeps the reference.
     pub fn into_named(self) -> Named {
         self.named
     }
@@ -250,10 +250,10 @@ pub(crate) struct Jobs {
 }
 
 impl Jobs {
-    /// The job under way in a volume, if that does the same.
+    /// The running job in a volume, if it does the same.
     ///
     /// # Errors
-    /// [`Error::JobUnderWay`] where it does something else.
+    /// [`Error::JobUnderWay`] if it does something else.
     pub fn under_way(&self, volume: Number, task: Task) -> Result<Option<u64>> {
         let mut under_way = self.all.iter().filter(|(_, (of, job))| *of == volume && !job.has_ended());
         match under_way.next() {
@@ -263,7 +263,7 @@ impl Jobs {
         }
     }
 
-    /// Adds one in a volume; its number.
+    /// Adds a job in a volume; returns its number.
     pub fn add(&mut self, volume: Number, job: Arc<Job>) -> u64 {
         let ended = self.all.iter().filter(|(_, (_, job))| job.has_ended()).map(|(number, _)| *number);
         let ended: Vec<u64> = ended.collect();
@@ -275,7 +275,7 @@ impl Jobs {
         self.last
     }
 
-    /// One, by its number.
+    /// A job, by its number.
     ///
     /// # Errors
     /// [`Error::NoJob`].
@@ -283,7 +283,7 @@ impl Jobs {
         self.all.get(&number).map(|(_, job)| job.clone()).ok_or(Error::NoJob)
     }
 
-    /// All in volumes of a kind.
+    /// All jobs in volumes for which `is_meant` is true.
     pub fn of(&self, is_meant: impl Fn(Number) -> bool) -> impl Iterator<Item = &Arc<Job>> {
         self.all.values().filter(move |(volume, _)| is_meant(*volume)).map(|(_, job)| job)
     }

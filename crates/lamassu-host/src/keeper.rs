@@ -1,5 +1,5 @@
-//! The keys of every vault that is open in this process, by volume: got for datasets as they are entered, let go when
-//! they are unloaded.
+//! The keys of all vaults that are open in this process, by volume. Those of datasets are loaded when a dataset is
+//! entered, and dropped when it is unloaded.
 
 use crate::anchors::{self, Access, NewTrees, check};
 use crate::control::counters::{Counters, Operation};
@@ -18,22 +18,22 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
-/// What is kept of an open vault.
+/// What is kept for an open vault.
 pub struct Kept {
-    /// what opened it
+    /// the keys that opened it
     pub keys: Unlocked,
-    /// what its header says of its datasets' properties where they do not say themselves
+    /// the header's properties for datasets that do not set their own
     integrity: Integrity,
     cached: bool,
-    /// what the header said itself, when it was verified last
+    /// the header's own value when it was last verified
     cache: Option<Caching>,
-    /// what remembers its newest state
+    /// its anchor
     anchor: Option<Arc<Anchor>>,
 }
 
-/// One lock for each vault, by its id. Held while its header is compared with its anchor, or replaced, and while its
-/// history is appended to. So who opens a vault waits for who changes it, and gets what is there then. Taken before
-/// [`Keeper::kept`].
+/// One lock for each vault, by its id. It is held while the vault's header is compared with its anchor, or replaced,
+/// and while its history is appended to. So opening a vault waits for a change of its header, and sees the result.
+/// Taken before [`Keeper::kept`].
 #[derive(Default)]
 struct Headers(Mutex<HashMap<[u8; 16], Arc<Mutex<()>>>>);
 
@@ -43,7 +43,7 @@ impl Headers {
     }
 }
 
-/// How often a header is read that other processes replace meanwhile.
+/// How often a header is read again that other processes replace meanwhile.
 const LOOKS_MAX: u32 = 5;
 
 /// What a vault is opened with.
@@ -55,13 +55,13 @@ struct Newest {
 
 /// See the module's head.
 pub struct Keeper {
-    /// of the mount's own vault, held open: another directory may come to its path, which is absolute
+    /// directory of the mount's own vault, held open: another directory may come to its path, which is absolute
     own: Place,
-    /// how vaults are opened; integrity where no header says more
+    /// how vaults are opened; integrity unless the header asks for more
     options: Options,
-    /// whether the mount leaves contents in the page cache
+    /// whether the mount keeps contents in the page cache
     cached: bool,
-    /// for the histories; `None`: no mount, so loading and unloading are not written down
+    /// for the histories; `None`: no mount, so loading and unloading are not recorded
     mountpoint: Option<PathBuf>,
     policy: Policy,
     counters: Arc<Counters>,
@@ -72,7 +72,7 @@ pub struct Keeper {
 }
 
 impl Keeper {
-    /// For a mount, or for a command that works without one, whose own vault is opened with `options`.
+    /// For a mount, or a command that works without one. The own vault is opened with `options`.
     pub fn new(own: Place, options: Options, cached: bool, mountpoint: Option<PathBuf>, policy: Policy) -> Arc<Keeper> {
         Arc::new_cyclic(|me| Keeper {
             own,
@@ -88,40 +88,40 @@ impl Keeper {
         })
     }
 
-    /// What vaults are opened with.
+    /// The policy under which vaults are opened.
     pub fn policy(&self) -> &Policy {
         &self.policy
     }
 
-    /// Where it goes that something is not as it was written.
+    /// Where integrity events go.
     pub fn events(&self) -> &Events {
         &self.options.events
     }
 
-    /// What is counted in this process.
+    /// The counters of this process.
     pub(crate) fn counters(&self) -> &Arc<Counters> {
         &self.counters
     }
 
-    /// The vaults whose keys these are; once.
+    /// Sets the forest of the vaults whose keys these are; once.
     pub fn serve(&self, forest: &Arc<Forest>) {
-        // There is one forest for one keeper.
+        // A keeper has one forest.
         let _ = self.forest.set(Arc::downgrade(forest));
     }
 
-    /// All of them, held.
+    /// All kept keys, locked.
     pub fn kept(&self) -> MutexGuard<'_, HashMap<Number, Kept>> {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Does what nothing else in this process may do meanwhile with the header or the history of the same vault.
+    /// Runs `work` while no other thread of this process uses the header or the history of the same vault.
     pub(crate) fn alone_with<T>(&self, vault: [u8; 16], work: impl FnOnce() -> T) -> T {
         let lock = self.headers.of(vault);
         let _one = lock.lock().unwrap_or_else(PoisonError::into_inner);
         work()
     }
 
-    /// The directory of a volume's vault, as it is now: to be shown. What is in it is opened through [`Keeper::place`].
+    /// The present directory of a volume's vault, for messages. To open files in it, use [`Keeper::place`].
     pub fn dir(&self, volume: Number) -> Result<PathBuf, VaultError> {
         match volume {
             ROOT_VOLUME => Ok(self.own.dir().into()),
@@ -129,10 +129,10 @@ impl Keeper {
         }
     }
 
-    /// The same, held open: that of the mount's own vault is the one that was opened first, wherever it lies now.
+    /// The same, held open. For the mount's own vault it is the directory that was opened first, wherever it is now.
     ///
     /// # Errors
-    /// [`VaultError::KeyNotLoaded`]; [`Error::Backing`], as where there is a link on the way now.
+    /// [`VaultError::KeyNotLoaded`]; [`Error::Backing`], also if there is a link in the path now.
     pub fn place(&self, volume: Number) -> Result<Place> {
         match volume {
             ROOT_VOLUME => self.own.again(),
@@ -140,10 +140,10 @@ impl Keeper {
         }
     }
 
-    /// The keys are kept of the vault whose store this is.
+    /// Checks that a store is that of the vault whose keys these are.
     ///
     /// # Errors
-    /// [`Error::Backing`] with `ESTALE`: another directory came to its path while it was being opened.
+    /// [`Error::Backing`] with `ESTALE`: another directory came to its path during opening.
     pub(crate) fn require_store(&self, store: &dyn Backend) -> Result<()> {
         let own = backend(&self.own.path())?.root().stat();
         let is_same = own.and_then(|own| Ok(own.is_same(&store.root().stat()?)));
@@ -169,12 +169,11 @@ impl Keeper {
         self.forest()?.vault(volume).ok_or(VaultError::KeyNotLoaded)
     }
 
-    /// What opens a vault with keys that are kept from now on; called where nothing else can open or close the volume.
-    /// `parent`: the volume it lies in. `header`: as it was read; if it was replaced since, the one that is there now
-    /// is what is opened.
+    /// How to open a vault, whose keys are kept from now on. Called while no other thread can open or close the volume.
+    /// `parent`: the volume around it. `header`: as it was read; if it was replaced since, the present one is opened.
     ///
     /// # Errors
-    /// [`Error::NotApproved`]; [`VaultError::Outdated`]; [`KeyError::NoOuterKey`] never, of a vault.
+    /// [`Error::NotApproved`]; [`VaultError::Outdated`]; never [`KeyError::NoOuterKey`] for a vault.
     pub fn opening(
         &self,
         volume: Number,
@@ -203,7 +202,7 @@ impl Keeper {
         let above = parent.and_then(|parent| kept.get(&parent));
         let (integrity, cached) = above.map_or((self.options.integrity, self.cached), |k| (k.integrity, k.cached));
         let integrity = match header.integrity() {
-            // What is inherited holds as far as the suite allows it; full is always allowed.
+            // An inherited setting applies as far as the suite allows it; full is always allowed.
             None if header.suite().is_malleable() => Integrity::Full,
             None => integrity,
             Some(Verified::Full) => Integrity::Full,
@@ -221,8 +220,7 @@ impl Keeper {
         Ok(Opening { header, ring, options, cached })
     }
 
-    /// The header of a volume's vault that is the newest its anchor knows: the one that was read, or the one that was
-    /// put in its place since.
+    /// The newest header of a volume's vault, by its anchor: the one that was read, or the one that has replaced it.
     fn newest(&self, volume: Number, mut header: VaultHeader, mut keys: Unlocked) -> Result<Newest> {
         let mut looks_left = LOOKS_MAX;
         loop {
@@ -241,7 +239,7 @@ impl Keeper {
         }
     }
 
-    /// The anchor of a volume's vault, open, and that header and history are the newest it knows.
+    /// Opens the anchor of a volume's vault, and checks that header and history are the newest that it knows.
     fn anchor(
         &self,
         volume: Number,
@@ -255,7 +253,7 @@ impl Keeper {
         Ok(Some(anchor))
     }
 
-    /// The anchor of a volume is opened anew in each turn: none is kept here.
+    /// Drops the anchor of a volume: each turn opens it again.
     pub(crate) fn forget_anchor(&self, volume: Number) {
         if let Some(kept) = self.kept().get_mut(&volume) {
             kept.anchor = None;
@@ -270,22 +268,22 @@ impl Keeper {
         }
     }
 
-    /// The trees by which the anchor of a volume that is open verifies files; `None`: it has no anchor.
+    /// The trees by which the anchor of an open volume verifies files; `None`: it has no anchor.
     pub(crate) fn trees(&self, volume: Number) -> Option<NewTrees> {
         let kept = self.kept();
         let VaultRow { degree_log2, blocks, .. } = kept.get(&volume)?.anchor.as_ref()?.vault();
         Some(NewTrees { degree_log2, blocks })
     }
 
-    /// The header of a volume says `cache` now: its writer tells.
+    /// The header of a volume now says `cache`; called by its writer.
     pub fn set_cache(&self, volume: Number, cache: Option<Caching>) {
         if let Some(kept) = self.kept().get_mut(&volume) {
             kept.cache = cache;
         }
     }
 
-    /// Whether contents of a volume's files may be cached, now that something has changed above it. What the store says
-    /// meanwhile counts for nothing.
+    /// Whether contents of a volume's files may be cached, after a change above it. The store's present header is not
+    /// asked.
     pub fn cached_by(&self, volume: Number, parent: Option<Number>) -> bool {
         let mut kept = self.kept();
         let above = parent.and_then(|parent| kept.get(&parent)).map_or(self.cached, |k| k.cached);
@@ -296,8 +294,8 @@ impl Keeper {
         cached
     }
 
-    /// The mount is there: that its own vault is loaded is written down now, since of a mount that was refused nothing
-    /// is to be told.
+    /// The mount exists: only now is the loading of its own vault recorded, since a mount that was refused must leave
+    /// no record.
     pub fn mounted(&self) {
         if let Ok(vault) = self.vault(ROOT_VOLUME) {
             self.write_down_or_warn(ROOT_VOLUME, &vault);
@@ -312,8 +310,8 @@ impl Keeper {
         }
     }
 
-    /// Writes down that a vault is loaded now, and, when it is closed, that it no longer is. Where that cannot be
-    /// written the vault is none the worse.
+    /// Records that a vault was loaded, and at its closing that it was unloaded. A failure to record does not affect
+    /// the vault.
     fn write_down(&self, volume: Number, vault: &Vault) -> Result<()> {
         let Some(mountpoint) = self.mountpoint.as_ref().filter(|_| !self.options.read_only) else { return Ok(()) };
         let place = self.place(volume)?;
@@ -332,7 +330,7 @@ impl Keeper {
         let (me, id) = (self.me.clone(), header.id());
         vault.at_close(move || {
             let note = |keeper: &Keeper| {
-                // Where it lies by then: directories are renamed.
+                // Its place at that time: directories can be renamed.
                 let place = keeper.place(volume)?;
                 let mut history = history.moved_to(&place.path());
                 history.note(Event::new(EventKind::Unloaded).slot(slot))?;
@@ -368,26 +366,26 @@ impl Keeper {
         admin::check_pinned(&header, &pinned).map_err(|e| refused(&e))?;
         self.opening(volume, Some(parent), header, keys).map(Some).map_err(|error| match error {
             Error::NotApproved { why } => VaultError::Refused(why),
-            // Opened by itself, by its own directory.
+            // Opened on its own, by its directory in the store.
             Error::Locked { .. } => VaultError::Locked,
             error if anchors::is_locked(&error) => VaultError::Locked,
             // Another process changes it.
             Error::File(FileError::Busy { .. }) => VaultError::Locked,
-            // The anchor's own, or an older state that it shows.
+            // The anchor's error, or an outdated state that it has found.
             Error::Vault(error) => error,
             error => refused(&error),
         })
     }
 }
 
-/// Whether a header is another than the one that `keys` opened, and the slot that they are from is still in it: the
-/// newest header says who may open the vault.
+/// Whether a header replaces the one that `keys` opened: it differs, and still has the slot that they came from. The
+/// newest header decides who may open the vault.
 fn takes_the_place(now: &VaultHeader, opened: &VaultHeader, keys: &Unlocked) -> Result<bool> {
     let is_other = witness::digest(now)? != witness::digest(opened)?;
     Ok(is_other && now.keys().slot(keys.slot()).is_some())
 }
 
-/// The anchor knows how far a history goes that was just appended to.
+/// Tells the anchor the end of a history that was just appended to.
 fn remember(anchor: Option<&Anchor>, history: &History) -> Result<()> {
     if let (Some(anchor), Some(mark)) = (anchor, history.mark()) {
         anchor.history_goes_to(mark.count, Digest(mark.head))?;
@@ -406,7 +404,7 @@ impl Opener for Keeper {
     }
 
     fn opened(&self, volume: Number, vault: &Arc<Vault>) {
-        // The mount's own vault is opened before there is a mount: see `mounted`.
+        // The mount's own vault is opened before the mount exists: see `mounted`.
         if self.forest.get().is_some() {
             self.write_down_or_warn(volume, vault);
         }

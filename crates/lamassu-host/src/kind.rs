@@ -1,4 +1,4 @@
-//! What a program does about an error: the one table from errors to kinds. The command line has an exit code for each
+//! How a program reacts to an error: the one table from errors to kinds. The command line has an exit code for each
 //! kind, and answers to other processes carry the kind.
 //!
 //! Every `match` here is exhaustive on purpose: a new error must choose its kind.
@@ -21,25 +21,25 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum FaultKind {
-    /// The caller's: an argument that makes no sense.
+    /// The caller's: an invalid argument.
     Usage,
     /// No such file or directory in the vault.
     NotFound,
     /// The store below failed.
     Store,
-    /// The directory is no vault, or not one that can be used.
+    /// The directory is not a vault, or not a usable one.
     Directory,
     /// A key source did not give a key.
     KeySource,
     /// Another process writes the vault.
     Locked,
-    /// The key is good, and opens nothing here.
+    /// The key is valid, and opens nothing here.
     WrongKey,
     /// Ended on request before the work was done.
     Interrupted,
     /// An empty passphrase.
     EmptyPassphrase,
-    /// The header cannot be read, or makes no sense.
+    /// The header cannot be read, or is invalid.
     HeaderUnreadable,
     /// The header, or the history, cannot be written.
     HeaderUnwritable,
@@ -51,11 +51,11 @@ pub enum FaultKind {
     KeyServerDown,
     /// A key server's certificate is not trusted.
     KeyServerUntrusted,
-    /// A key server or token does not let this caller have the key.
+    /// A key server or token does not give this caller the key.
     KeyDenied,
     /// A key server or token has no such key.
     KeyMissing,
-    /// A key server or token gave something that is no key.
+    /// A key server's or token's answer is not a key.
     KeyAnswer,
     /// The token is locked.
     TokenLocked,
@@ -69,47 +69,47 @@ pub enum FaultKind {
     KeyNotLoaded,
     /// The vault's keys were destroyed.
     KeysDestroyed,
-    /// A passphrase slot asks for more memory or work than it gets.
+    /// A passphrase slot needs more memory or work than is allowed.
     TooDear,
-    /// What the store shows is not the newest: the anchor knows better.
+    /// The store shows an outdated state, by the anchor.
     Stale,
-    /// The vault is anchored, and its anchor is not where it should be.
+    /// The vault is anchored, and its anchor is missing.
     AnchorMissing,
-    /// The anchor is not of this vault, or not of this state of it, or of a newer program.
+    /// The anchor belongs to another vault, to another state of this one, or to a later version.
     AnchorForeign,
     /// The anchor does not verify.
     AnchorDamaged,
     /// Another process has the anchor open.
     AnchorLocked,
-    /// The disk of the anchor fails, or its file was taken away.
+    /// The disk of the anchor fails, or its file was removed.
     AnchorDisk,
     /// The disk of the anchor, or a quota of it, is full.
     AnchorDiskFull,
     /// The disk of the anchor is read-only.
     AnchorDiskReadOnly,
-    /// The vault was written since the anchor was last told of anything.
+    /// The vault was written since the anchor was last told anything.
     AnchorOlder,
     /// The server that keeps the anchor does not answer.
     AnchorServerDown,
     /// It is not the server that this host has joined, or this host has joined none.
     AnchorServerUntrusted,
-    /// It does not let this host have the anchor, or keeps none of this vault.
+    /// The server refuses the anchor to this host, or has none of this vault.
     AnchorServerRefuses,
-    /// A rule of its policy forbids it.
+    /// A rule of the server's policy forbids it.
     AnchorServerForbids,
     /// This mount's session has ended at the server.
     SessionEnded,
-    /// The server knows less than this host has seen.
+    /// The server's state is older than what this host has seen.
     AnchorServerOlder,
-    /// The server was put back from a backup, and waits for other hosts.
+    /// The server was restored from a backup, and waits for other hosts' reports.
     AnchorServerRestored,
-    /// The server has failed, or speaks another version.
+    /// The server has failed, or has another version.
     AnchorServerFails,
     /// A bug.
     Internal,
     /// The server does not know the request: it is of another version.
     UnknownRequest,
-    /// Anything else, and what a server of another version calls by a name unknown here.
+    /// Anything else, and kinds of another version's server that are unknown here.
     #[serde(other)]
     Other,
 }
@@ -393,7 +393,7 @@ fn vault(error: &VaultError) -> FaultKind {
     }
 }
 
-/// What a program does about an error of an anchor.
+/// The reaction to an error of an anchor.
 pub(crate) fn anchor(error: &AnchorError) -> FaultKind {
     match error {
         AnchorError::Missing { .. } => FaultKind::AnchorMissing,
@@ -439,12 +439,12 @@ fn import(error: &ImportError) -> FaultKind {
     }
 }
 
-/// A witness of headers is this crate's.
+/// An error of a witness is always one of this crate.
 fn witness(error: &(dyn std::error::Error + Send + Sync + 'static)) -> FaultKind {
     error.downcast_ref::<Error>().map_or(FaultKind::Other, host)
 }
 
-/// The store's, unless it carries an error of the anchor: a session begins in both.
+/// An error of the store, unless it carries one of the anchor: a session begins in both.
 fn io(error: &std::io::Error) -> FaultKind {
     let inner = error.get_ref();
     match inner.and_then(|inner| inner.downcast_ref()) {

@@ -6,14 +6,14 @@
 //! | [`policy`] | approved primitives, memory, pins, notes; what the process around a vault knows |
 //! | [`pins`] | whose signature a header must carry |
 //! | [`notes`] | which slots opened last on this host |
-//! | [`anchors`] | what remembers the newest state of vaults, on this host |
+//! | [`anchors`] | the anchors of vaults on this host |
 //! | [`unlock`] | a header, key material, and what opens it |
 //! | [`open`] | from a directory to an open vault |
 //! | [`places`] | where this host keeps anchors, pins and notes |
 //! | [`place`] | a directory of a vault, held open |
-//! | [`created`] | what this process has just made, in a directory that others may change |
-//! | [`store_kind`] | what store lies below a directory |
-//! | [`lock`] | the writer's lock, from outside |
+//! | [`created`] | checks what this process has just made in a directory that others may change |
+//! | [`store_kind`] | the kind of store below a directory |
+//! | [`lock`] | the writer's lock, taken without opening the vault |
 //! | [`keeper`] | the keys of every vault that is open, by volume |
 //! | [`serve`] | a vault that is served, with its datasets: slots, epochs, re-keying |
 //! | [`datasets`] | datasets of a served vault |
@@ -26,11 +26,11 @@
 //! | [`served_keys`] | keys that a server keeps, for sources `server://…` |
 //! | [`create`] | a vault made in an empty directory |
 //! | [`clone`] | a vault copied in the store, under a header of its own |
-//! | [`control`] | the protocol by which other processes ask a server; counters |
-//! | `turns` | a vault that hosts have in turn: this host's are driven |
-//! | `guard` | what the kernel caches of a vault that another host can have meanwhile |
-//! | `answer` | a served vault answers requests |
-//! | [`error`], [`kind`] | one enum of errors, and what a program does about each |
+//! | [`control`] | the control protocol with other processes; counters |
+//! | `turns` | drives this host's turns of a vault that several hosts use |
+//! | `guard` | drops the kernel's caches of a vault that another host may use meanwhile |
+//! | `answer` | answers requests about a served vault |
+//! | [`error`], [`kind`] | one enum of errors, and a program's reaction to each |
 //!
 //! Locks, outer before inner: the jobs of a [`Served`]; of its [`keeper::Keeper`] the lock of a vault's header, then
 //! the kept keys; the update lock of a header's file; the anchors that are open. The forest calls the keeper while it
@@ -38,7 +38,7 @@
 //! forest only for vaults and headers that are there, which takes no such lock. A thread holds the lock of one header
 //! at most.
 //!
-//! Never: reads arguments, asks a person, prints, knows how a request got here.
+//! Never: reads arguments, asks a person, prints, or depends on a transport.
 
 pub mod anchors;
 mod answer;

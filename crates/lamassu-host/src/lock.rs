@@ -1,4 +1,4 @@
-//! The writer's lock of a vault from outside: taken without opening the vault, and waited for while a writer closes.
+//! Takes the writer's lock of a vault without opening the vault, and waits while a writer closes.
 
 use crate::anchors;
 use crate::policy::Policy;
@@ -14,9 +14,9 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// How long a writer that is closing its vault is waited for, and how often it is looked for.
+/// How long to wait for a writer that is closing its vault, and how often to look.
 const CLOSING: Duration = Duration::from_secs(30);
-/// The same of an anchor that is held where the vault is not: by one that closes, or by readers, who may stay.
+/// The same if only the anchor is locked: by a process that is closing, or by readers, who may stay.
 const READING: Duration = Duration::from_secs(3);
 const POLL: Duration = Duration::from_millis(20);
 
@@ -27,8 +27,8 @@ pub struct WriterLock {
     _file: Option<File>,
 }
 
-/// Takes the writer's lock of a vault and changes nothing else in it. `None`: there is nothing to lock, and this
-/// process may not make the lock file.
+/// Takes the writer's lock of a vault, and changes nothing else in it. `None`: there is nothing to lock, and this
+/// process may not create the lock file.
 ///
 /// # Errors
 /// [`Error::Locked`].
@@ -41,7 +41,7 @@ fn lock_in(policy: &Policy, place: &Place) -> Result<Option<WriterLock>> {
     let failed = |op, name| move |source| Error::Backing { op, path: dir.join(name), source };
     let mut opened = open_regular(at, Path::new(lock));
     if matches!(&opened, Err(error) if error.kind() == io::ErrorKind::NotFound) {
-        // As a writer makes it: one that comes now finds it.
+        // Created as a writer would, so that a writer finds it.
         let made = OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::RDWR | OFlags::CREATE | OFlags::EXCL;
         opened = match rustix::fs::openat(at, lock, made, Mode::RUSR | Mode::WUSR) {
             Err(Errno::EXIST) => open_regular(at, Path::new(lock)),
@@ -78,8 +78,8 @@ fn exists(at: BorrowedFd<'_>, name: &str) -> bool {
     rustix::fs::statat(at, name, AtFlags::SYMLINK_NOFOLLOW).is_ok()
 }
 
-/// Takes the writer's lock of every dataset in the vault, since each can be opened by itself, by its directory in the
-/// store. Costs two descriptors for each.
+/// Takes the writer's lock of every dataset in the vault, since each can be opened on its own by its directory in the
+/// store. Each takes two descriptors.
 ///
 /// # Errors
 /// [`Error::Locked`], and those of the store.
@@ -101,8 +101,8 @@ pub fn lock_out_writers_of(policy: &Policy, dir: &Path, stored: &Path) -> Result
     lock_in(policy, &Place::of(dir)?.below(stored)?)
 }
 
-/// As many files open as the system lets this process: for what holds many at once. With `SYS_RESOURCE`, as root has
-/// it, that is as many as any process may have.
+/// Raises the limit of open files to the maximum, for holding many at once. With `SYS_RESOURCE`, as for root, that is
+/// the system's maximum for a process.
 pub fn raise_descriptor_limit() {
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
     let most = std::fs::read_to_string("/proc/sys/fs/nr_open").ok().and_then(|text| text.trim().parse().ok());
@@ -115,12 +115,12 @@ pub fn raise_descriptor_limit() {
     }
 }
 
-/// Tries until the vault is free. umount(8) returns before the daemon has closed the vault, so a writer that is mounted
-/// nowhere may be about to close it.
+/// Repeats `attempt` until the vault is free. umount(8) returns before the daemon has closed the vault, so a writer
+/// without a mount may be about to close it.
 ///
 /// # Errors
-/// Those of `attempt`: [`Error::Locked`] at once where it is known where the vault is open, otherwise after
-/// [`CLOSING`]; [`Error::Interrupted`].
+/// Those of `attempt`: [`Error::Locked`] at once if it is known where the vault is open, otherwise after [`CLOSING`];
+/// [`Error::Interrupted`].
 pub fn once_closed<T>(policy: &Policy, dir: &Path, attempt: impl FnMut() -> Result<T>) -> Result<T> {
     let begun = Instant::now();
     let is_held = |error: &Error| match error.innermost() {
@@ -130,7 +130,7 @@ pub fn once_closed<T>(policy: &Policy, dir: &Path, attempt: impl FnMut() -> Resu
     while_locked(policy, dir, is_held, attempt)
 }
 
-/// The same with an error of the caller's own. `is_locked`: whether it says [`Error::Locked`].
+/// The same with the caller's error type. `is_locked`: whether an error is [`Error::Locked`].
 ///
 /// # Errors
 /// As [`once_closed`].
@@ -157,7 +157,7 @@ pub fn while_locked<T, E: From<Error>>(
 }
 
 impl Policy {
-    /// Another writer has the vault in `dir`: with the place where it is open, if that is known.
+    /// The error for a vault in `dir` that another writer has open, with the place where it is open, if known.
     pub fn locked(&self, dir: &Path) -> Error {
         Error::Locked { dir: dir.into(), mountpoint: self.surroundings.writer_of(dir) }
     }

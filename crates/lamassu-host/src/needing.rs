@@ -1,9 +1,9 @@
-//! What keeps an epoch in a keychain, counted by kind.
+//! Counts what needs an epoch of a keychain, by kind.
 
 use lamassu_vault::check::Problem;
 use std::collections::HashSet;
 
-/// How many of what need an epoch.
+/// Numbers of things that need an epoch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Needing {
     /// data blocks
@@ -14,7 +14,7 @@ pub struct Needing {
     pub others: u64,
     /// parent slots of datasets
     pub slots: u64,
-    /// entries in the store that all but the slots are of
+    /// entries in the store to which these belong, without the slots
     pub entries: usize,
 }
 

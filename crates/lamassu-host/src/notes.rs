@@ -1,9 +1,9 @@
-//! Which slots opened last on this host, and when: the slot that opened last is tried first. Nothing else is believed
-//! of a note: one that is damaged, or another user's, costs time.
+//! Notes on which slots opened last on this host, and when: the slot that opened last is tried first. A note has no
+//! other effect, so a damaged or forged one only costs time.
 //!
-//! A header cannot say when a slot was used without being written at each use, so each host keeps a file of its own for
-//! each header, in a directory that the front-end names; without one, nothing is noted. A note that cannot be written
-//! fails nothing. Never: holds more than the ids of a header and its slots, and times.
+//! A header cannot record the use of a slot without being written each time. So each host keeps a file for each header,
+//! in a directory that the front-end names; without one, nothing is noted. A note that cannot be written is no error. A
+//! note holds only the ids of a header and its slots, and times.
 
 use crate::hex;
 use lamassu_keys::unix_now;
@@ -14,34 +14,34 @@ use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// What is noted of a header.
+/// The notes on a header.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub struct Used {
     /// the slot that opened last
     pub last: Option<u32>,
-    /// when each did: Unix seconds
+    /// when each slot last opened, in Unix seconds
     pub times: BTreeMap<u32, u64>,
 }
 
-/// Where notes are kept.
+/// The place of notes.
 #[derive(Clone, Debug, Default)]
 pub struct Notes {
     dir: Option<PathBuf>,
 }
 
 impl Notes {
-    /// Notes in a directory, which is made when it is needed.
+    /// Notes in a directory, which is created when needed.
     pub fn within(dir: Option<PathBuf>) -> Notes {
         Notes { dir }
     }
 
-    /// What is noted of the header with this id.
+    /// The notes on the header with this id.
     pub fn of(&self, id: &[u8; 16]) -> Used {
         let read = |dir: &PathBuf| std::fs::read(dir.join(file_name(id))).ok();
         self.dir.as_ref().and_then(read).and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default()
     }
 
-    /// Notes that a slot opened its header just now.
+    /// Notes that a slot has just opened its header.
     pub fn opened(&self, id: &[u8; 16], slot: u32) {
         let Some(dir) = &self.dir else { return };
         let mut used = self.of(id);

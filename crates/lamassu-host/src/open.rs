@@ -16,7 +16,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// A vault that was found, not opened yet. The header is not authenticated.
+/// A vault directory with its header, not opened yet. The header is not authenticated.
 pub struct Found {
     /// as given
     pub dir: PathBuf,
@@ -26,26 +26,26 @@ pub struct Found {
 
 /// A vault whose keys are loaded.
 pub struct Unsealed {
-    /// where, and the header
+    /// the directory and the header
     pub found: Found,
     /// the keys
     pub keys: Unlocked,
     pub(crate) policy: Policy,
 }
 
-/// An open vault, and where it lies.
+/// An open vault and its store.
 pub struct Opened {
     /// the tree
     pub vault: Arc<Vault>,
     /// its store
     pub backend: Arc<dyn Backend>,
-    /// whether nothing in it is changed
+    /// whether the vault is open read-only
     pub read_only: bool,
-    /// what remembers its newest state
+    /// its anchor
     pub anchor: Option<Arc<Anchor>>,
 }
 
-/// How a vault is opened when nothing else is said: fully verified, every barrier.
+/// The default options: full verification, every barrier.
 pub fn options(read_only: bool) -> Options {
     Options {
         integrity: Integrity::Full,
@@ -90,7 +90,7 @@ impl Found {
         }
     }
 
-    /// Loads the keys with what a key source gave; `slot`: the one slot to try.
+    /// Unlocks the header with key material; `slot`: the one slot to try.
     ///
     /// # Errors
     /// [`Error::NotApproved`]; those of [`Policy::unlock`].
@@ -106,9 +106,9 @@ impl Found {
     }
 }
 
-/// What a directory without a header is.
+/// The error for a directory without a header.
 fn no_vault(dir: &Path) -> Error {
-    // Not `lamassu.lock`: a process that only looked for another writer may have left one.
+    // `lamassu.lock` is not a sign of a vault: a process that only looked for another writer may have left one.
     let left = [name::DIR_RECORD, name::HISTORY, name::STAGING, name::HEADER_REPLACED, name::HEADER_REPLACING];
     match left.iter().any(|name| dir.join(name).symlink_metadata().is_ok()) {
         true => Error::NoHeader { dir: dir.into() },
@@ -117,12 +117,12 @@ fn no_vault(dir: &Path) -> Error {
 }
 
 impl Unsealed {
-    /// Keys that open a header that was found.
+    /// A vault whose header was opened with these keys.
     pub fn new(found: Found, keys: Unlocked, policy: Policy) -> Unsealed {
         Unsealed { found, keys, policy }
     }
 
-    /// What it is opened under.
+    /// The policy under which it is opened.
     pub fn policy(&self) -> &Policy {
         &self.policy
     }
@@ -136,7 +136,7 @@ impl Unsealed {
         self.open_over(options, backend).map(|opened| opened.vault)
     }
 
-    /// Opens the tree, to serve it. With `quiet`, reading leaves the access times of the stored files as they are.
+    /// Opens the tree in order to serve it. With `quiet`, reads do not change the access times of the stored files.
     ///
     /// # Errors
     /// As [`Unsealed::open`].
@@ -147,7 +147,7 @@ impl Unsealed {
         })
     }
 
-    /// The vault's anchor, open, and that header and history are the newest it knows.
+    /// Opens the vault's anchor, and checks that header and history are the newest that it knows.
     ///
     /// # Errors
     /// Those of [`crate::Anchors::of_header`]; [`VaultError::Outdated`].
@@ -160,7 +160,7 @@ impl Unsealed {
         Ok(anchor)
     }
 
-    /// Opens the tree of a vault for writing without its anchor, which is to be made anew of it.
+    /// Opens the tree for writing without its anchor, which is about to be rebuilt from the tree.
     ///
     /// # Errors
     /// As [`Unsealed::open`].

@@ -1,12 +1,12 @@
-//! Whose signature a vault's header must carry: what this user has pinned, by a key that was given, in a zone file that
-//! was given, or in `known-vaults`.
+//! Pins: the keys that must have signed a vault's header. This user has pinned them by a given key, by a given zone
+//! file, or in `known-vaults`.
 //!
-//! `known-vaults` has a line for each vault: its id and the administrator's public key, in hex, and anything behind
-//! them for people. Where a vault has several lines, one of them has to fit. A file that cannot be read or understood
-//! fails: a pin that is not looked at pins nothing.
+//! `known-vaults` has a line for each vault: its id and the administrator's public key, both in hex, then free text. If
+//! a vault has several lines, one of them must match. A file that cannot be read or parsed is an error: ignoring it
+//! would disable the pins.
 //!
-//! A line follows where the administrator's key is exchanged for another that it has signed. A zone file is believed as
-//! it lies there, like known-vaults: reading its pins takes no key, and its key verifies them.
+//! A pin is updated when the administrator's key is replaced by one that it has signed. A zone file is trusted as it
+//! is, like known-vaults: no key is needed to read its pins.
 
 use crate::{Error, Result, hex};
 use data_encoding::HEXLOWER_PERMISSIVE;
@@ -18,12 +18,12 @@ use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// A pin that counts before known-vaults.
+/// A pin that takes precedence over known-vaults.
 #[derive(Clone, Debug)]
 pub enum Given {
     /// For every vault.
     Key(Public),
-    /// For the vaults that this zone file pins; there must be a pin.
+    /// For the vaults that this zone file pins; a vault without a pin is an error.
     Zone(PathBuf),
 }
 
@@ -34,7 +34,7 @@ pub struct Pins {
     known: Option<PathBuf>,
 }
 
-/// The pinned key of a vault's administrator has signed another, which signs the vault's header now.
+/// The pinned key of a vault's administrator has signed another key, which now signs the vault's header.
 #[derive(Debug)]
 #[must_use = "the user has to be told"]
 pub struct Succession {
@@ -44,36 +44,36 @@ pub struct Succession {
     pub old: Public,
     /// the key that signs now
     pub new: Public,
-    /// what became of the pin
+    /// what happened to the pin
     pub pin: Pin,
 }
 
 /// A pin whose key has a successor.
 #[derive(Debug)]
 pub enum Pin {
-    /// Names the new key from now on, in this file.
+    /// This file now has the new key.
     Follows(PathBuf),
-    /// Stays in this file, which could not be written.
+    /// This file still has the old key: it could not be written.
     Stays(PathBuf, Error),
-    /// Was given, and is to be given anew.
+    /// The pin was given on the command line, and must be given with the new key from now on.
     Given(Given),
 }
 
 /// An administrator's public key in hex.
 ///
 /// # Errors
-/// What is wrong with it.
+/// The reason that it is invalid.
 pub fn parse_key(hex: &str) -> Result<Public, &'static str> {
     bytes(hex).ok_or("an administrator's key is 64 hex digits")
 }
 
 impl Pins {
-    /// `given`: what counts before the file `known`.
+    /// `given`: a pin that takes precedence over the file `known`.
     pub fn new(given: Option<Given>, known: Option<PathBuf>) -> Pins {
         Pins { given, known }
     }
 
-    /// The keys that may have signed the header of a vault; none: nothing is pinned.
+    /// The keys that may have signed the header of a vault; empty: nothing is pinned.
     ///
     /// # Errors
     /// [`Error::Pins`], [`Error::NoZonePin`], [`Error::Local`], [`Error::File`].
@@ -85,7 +85,7 @@ impl Pins {
         }
     }
 
-    /// The same of a dataset, which has an administrator of its own: what was given speaks of the vault it lies in.
+    /// The same for a dataset, which has an administrator of its own: a given pin is about the vault that contains it.
     ///
     /// # Errors
     /// As [`Pins::of`].
@@ -100,7 +100,7 @@ impl Pins {
         }
     }
 
-    /// Refuses a vault's header that another than the pinned administrator has signed; a pin follows a key that the
+    /// Refuses a vault's header unless the pinned administrator has signed it. A pin is updated to a new key that the
     /// pinned one has signed. Zones have no administrator.
     ///
     /// # Errors
@@ -118,7 +118,7 @@ impl Pins {
     fn follow(&self, id: &[u8; 16], old: Public, new: Public) -> Option<Succession> {
         let pin = match (&self.given, &self.known) {
             (Some(given), _) => Pin::Given(given.clone()),
-            // Nothing is pinned, so nothing follows.
+            // Nothing is pinned, so there is no pin to update.
             (None, None) => return None,
             (None, Some(path)) => match replace(path, id, &old, &new) {
                 Ok(()) => Pin::Follows(path.clone()),
@@ -128,7 +128,7 @@ impl Pins {
         Some(Succession { vault: *id, old, new, pin })
     }
 
-    /// Adds a line to known-vaults, unless there is one already; where, or `None` where this user has no place for it.
+    /// Adds a line to known-vaults, unless there is one already. Returns the file; `None`: this user has no such file.
     /// `comment` is one line.
     ///
     /// # Errors
@@ -143,7 +143,7 @@ impl Pins {
         if listed(path, &lines, id)?.contains(key) {
             return Ok(Some(path));
         }
-        // One write, at the end: two programs that add at once both get in.
+        // One write, at the end: two programs that add a line at the same time both succeed.
         let start = if lines.is_empty() || lines.ends_with('\n') { "" } else { "\n" };
         let line = format!("{start}{} {} {comment}\n", hex(id), hex(key));
         let written = || {
@@ -166,7 +166,7 @@ fn of_zone(file: &Path, id: &[u8; 16]) -> Result<Public> {
     pin.map(|pin| pin.admin).ok_or_else(|| Error::NoZonePin { file: file.into(), vault: *id })
 }
 
-/// Writes the file anew, whole or not at all, with `new` in the place of `old`.
+/// Replaces the file atomically, with `new` in place of `old`.
 fn replace(path: &Path, id: &[u8; 16], old: &Public, new: &Public) -> Result<()> {
     let failed = |op| move |source| Error::Local { op, path: path.to_path_buf(), source };
     let lines = std::fs::read_to_string(path).map_err(failed("read"))?;

@@ -1,4 +1,4 @@
-//! A directory of a vault, held open: a link that is put on the way later redirects nothing.
+//! A directory of a vault, held open, so that links which are put in the way later have no effect.
 
 use crate::{Error, Result};
 use rustix::fs::{Mode, OFlags};
@@ -7,7 +7,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-/// A directory of a vault, held open. A store can put a link on the way to it at any time. So files in it are reached
+/// A directory of a vault, held open. The store can put a link in its path at any time. So files in it are reached
 /// through the descriptor, which no link redirects, and never by the directory's name.
 pub struct Place {
     at: OwnedFd,
@@ -21,7 +21,7 @@ impl AsFd for Place {
 }
 
 impl Place {
-    /// The vault that a person named: links on the way to it are theirs, and followed.
+    /// The vault that the user named. Links in that path are the user's, and followed.
     ///
     /// # Errors
     /// [`Error::Backing`].
@@ -33,12 +33,12 @@ impl Place {
     /// A directory in it, by its path in the store.
     ///
     /// # Errors
-    /// [`Error::Backing`], as for a link on the way.
+    /// [`Error::Backing`], also for a link in the path.
     pub fn below(&self, stored: &Path) -> Result<Place> {
         Place::opened(directory_below(self.at.as_fd(), stored), self.dir.join(stored))
     }
 
-    /// The same directory, once more.
+    /// Another handle of the same directory.
     ///
     /// # Errors
     /// [`Error::Backing`]: no descriptor is left.
@@ -53,24 +53,24 @@ impl Place {
         }
     }
 
-    /// The directory as a person knows it: to be shown, not to be opened.
+    /// The directory's path for messages, not for opening.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// The path of a file in it, through the descriptor: good for as long as this is kept.
+    /// The path of a file in it, through the descriptor; valid as long as this is kept.
     pub fn file(&self, name: &str) -> PathBuf {
         self.path().join(name)
     }
 
-    /// The same of the directory itself.
+    /// The same for the directory itself.
     pub fn path(&self) -> PathBuf {
         Path::new("/proc/self/fd").join(self.at.as_raw_fd().to_string())
     }
 }
 
-/// Opens a directory below another one, name by name: the whole path may be longer than the system takes. Follows no
-/// link.
+/// Opens a directory below another one, one name at a time: the whole path may be longer than the system accepts.
+/// Follows no link.
 fn directory_below(at: BorrowedFd<'_>, stored: &Path) -> io::Result<OwnedFd> {
     let mut at = search(at, OsStr::new("."), OFlags::NOFOLLOW)?;
     for component in stored {

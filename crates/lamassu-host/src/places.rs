@@ -1,12 +1,11 @@
-//! Where this host keeps what concerns vaults and is in none of them, for the user that the process runs as.
-//!
+//! Where this host keeps files about vaults, outside of every vault, for the user of this process.
 //! Anchors are in `$STATE_DIRECTORY/anchors`, `$XDG_STATE_HOME/lamassu/anchors`, for root `/var/lib/lamassu/anchors`,
 //! or `~/.local/state/lamassu/anchors`.
 //!
 //! Pins are in `$XDG_CONFIG_HOME/lamassu/known-vaults` or `~/.config/lamassu/known-vaults`; notes of the slots that
 //! opened last below `$STATE_DIRECTORY` (systemd), `$XDG_STATE_HOME/lamassu` or `~/.local/state/lamassu`.
 //!
-//! A variable whose path is relative does not count, as the XDG Base Directory Specification has it.
+//! A variable with a relative path is ignored, as the XDG Base Directory Specification says.
 
 use std::path::PathBuf;
 
@@ -21,7 +20,7 @@ pub fn state() -> Option<PathBuf> {
     given_state().or_else(|| absolute("HOME").map(|home| home.join(".local/state/lamassu")))
 }
 
-/// The directory of anchors. Root's are the machine's: whoever became root, and from where, changes nothing.
+/// The directory of anchors. Root's are the machine's: they do not depend on who became root, and how.
 pub fn anchors() -> Option<PathBuf> {
     const OF_ROOT: &str = "/var/lib/lamassu";
     let of_user = || match rustix::process::geteuid().is_root() {
@@ -35,7 +34,7 @@ fn given_state() -> Option<PathBuf> {
     absolute("STATE_DIRECTORY").or_else(|| absolute("XDG_STATE_HOME").map(|state| state.join("lamassu")))
 }
 
-/// A variable that names a place.
+/// A variable with an absolute path.
 fn absolute(variable: &str) -> Option<PathBuf> {
     std::env::var_os(variable).map(PathBuf::from).filter(|path| path.is_absolute())
 }

@@ -1,5 +1,5 @@
-//! What the vaults of a process may be opened with: whose signature headers must carry, which primitives are allowed,
-//! how much memory a slot gets. A front-end makes one [`Policy`] and hands it to everything that opens a vault.
+//! The policy under which a process opens vaults: whose signature headers must carry, which primitives are allowed, how
+//! much memory a slot gets. A front-end makes one [`Policy`] and passes it to everything that opens a vault.
 
 use crate::anchors::Anchors;
 use crate::notes::Notes;
@@ -11,9 +11,9 @@ use lamassu_format::header::SlotKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// What only the process around a vault knows.
+/// Knowledge that only the surrounding process has.
 pub trait Surroundings: Send + Sync {
-    /// Where on this machine the vault in `dir` is open for writing, as far as that is known.
+    /// Where on this machine the vault in `dir` is open for writing, if known.
     fn writer_of(&self, dir: &Path) -> Option<PathBuf>;
     /// Whether to give up waiting.
     fn is_interrupted(&self) -> bool;
@@ -21,7 +21,7 @@ pub trait Surroundings: Send + Sync {
     fn has_network(&self) -> bool;
 }
 
-/// A process that knows of no other and is never interrupted.
+/// A process that knows no other writer and is never interrupted.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Alone;
 
@@ -44,11 +44,11 @@ impl Surroundings for Alone {
 pub struct Policy {
     approved_only: bool,
     any_memory: bool,
-    /// whose signature headers must carry
+    /// the keys that must have signed headers
     pub pins: Pins,
-    /// which slots opened last
+    /// the notes on slots
     pub notes: Notes,
-    /// what remembers the newest state of vaults
+    /// the anchors
     pub anchors: Anchors,
     pub(crate) surroundings: Arc<dyn Surroundings>,
 }
@@ -83,7 +83,7 @@ impl Policy {
         Policy { pins, notes, ..self }
     }
 
-    /// Whether approved primitives alone are allowed.
+    /// Whether only approved primitives are allowed.
     pub fn is_approved_only(&self) -> bool {
         self.approved_only
     }
@@ -108,8 +108,8 @@ impl Policy {
         self.any_memory
     }
 
-    /// The same, with approved primitives alone (FIPS). Every known-answer test runs on the kernel that this process
-    /// uses. The process has installed [`lamassu_crypto::Provider::APPROVED`] before.
+    /// The same, with approved primitives only (FIPS). Every known-answer test runs on the kernel that this process
+    /// uses. [`lamassu_crypto::Provider::APPROVED`] must have been installed before.
     ///
     /// # Errors
     /// [`Error::SelfTest`].
@@ -129,7 +129,7 @@ impl Policy {
         }
     }
 
-    /// Refuses a vault that seals pages under nonces that SP 800-38D does not take: those of convergent pages are
+    /// Refuses a vault that seals pages under nonces that SP 800-38D does not allow: those of convergent pages are
     /// computed from the content.
     ///
     /// # Errors
@@ -140,7 +140,7 @@ impl Policy {
         if convergent && self.approved_only { Err(Error::NotApproved { why }) } else { Ok(()) }
     }
 
-    /// Refuses keys that take a part from a server's function, which is over a group that no NIST publication has.
+    /// Refuses keys that depend on a server's function, which uses a group that is not in any NIST publication.
     ///
     /// # Errors
     /// [`Error::NotApproved`].
@@ -150,7 +150,7 @@ impl Policy {
         if is_oblivious && self.approved_only { Err(Error::NotApproved { why }) } else { Ok(()) }
     }
 
-    /// Refuses what goes through Argon2id.
+    /// Refuses slots that use Argon2id.
     ///
     /// # Errors
     /// [`Error::NotApproved`].

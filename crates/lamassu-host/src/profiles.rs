@@ -13,11 +13,11 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// What a job does.
+/// The work of a job.
 type Work = Box<dyn FnOnce(&Job) -> Result<Rekeyed> + Send>;
 
 impl ChosenProfile {
-    /// As it travels.
+    /// The form in requests.
     pub fn of(choice: Choice) -> ChosenProfile {
         ChosenProfile {
             protect: choice.protection.map(|one| one.name().to_owned()),
@@ -27,7 +27,7 @@ impl ChosenProfile {
         }
     }
 
-    /// What was chosen.
+    /// Parses the choice.
     pub(crate) fn read(&self) -> Result<Choice> {
         fn named<T>(word: Option<&String>, of: impl Fn(&str) -> Option<T>) -> Result<Option<T>> {
             word.map(|word| of(word).ok_or(Error::GarbledRequest)).transpose()
@@ -51,7 +51,7 @@ impl Held {
 }
 
 impl ShownProfile {
-    /// That of a file, or of what is made in a directory, in a vault of a suite.
+    /// The profile of a file, or of new files in a directory, in a vault of a suite.
     pub fn of(known: KnownProfile, suite: Suite) -> ShownProfile {
         let KnownProfile { profile, is_changing } = known;
         let (method, is_plain) = (profile.method(), profile.protection().is_plain());
@@ -79,7 +79,7 @@ impl Served {
     /// Begins to change the profile at a plain path below the root of a volume, unless the same is under way there.
     ///
     /// # Errors
-    /// [`Error::Profile`]; [`Error::JobUnderWay`]; that of what a server's policy forbids; those of resolving it.
+    /// [`Error::Profile`]; [`Error::JobUnderWay`]; that of a server's policy; those of resolving the path.
     pub fn set_profile(&self, volume: Number, path: &Path, choice: Choice, below: bool) -> Result<ProfileStarted> {
         self.may_begin_job()?;
         let turn = turns::hold(self.forest(), Need::LOOK);
@@ -99,7 +99,7 @@ impl Served {
         };
         let work: Work = match turn {
             None => Box::new(move |job| Ok(held.vault.set_profile(held.local(), choice, below, job)?)),
-            // The vault of a turn is not kept: what is to be changed is, by its reference.
+            // A vault that is open for a turn is not kept: the reference names what is to be changed.
             Some(_) => {
                 let named = held.into_named();
                 Box::new(move |job| in_turns(&named, choice, below, job))
@@ -111,8 +111,8 @@ impl Served {
     }
 }
 
-/// Changes profiles in turns of this host, one after the other, each until another host wants the vault: but something
-/// is done in each.
+/// Changes profiles in turns of this host, one after the other. Each turn lasts until another host wants the vault, and
+/// makes some progress.
 fn in_turns(named: &Named, choice: Choice, below: bool, job: &Job) -> Result<Rekeyed> {
     let forest = named.forest();
     let mut walk = ProfileWalk::default();
@@ -133,7 +133,7 @@ fn in_turns(named: &Named, choice: Choice, below: bool, job: &Job) -> Result<Rek
     gone.map(|()| walk.done())
 }
 
-/// The progress of a job in a turn: it breaks off also when the turn is to end, once something was done.
+/// The progress of a job in a turn: it also stops when the turn is to end, once something was done.
 struct InTurn<'a> {
     job: &'a Job,
     turns: Option<&'a Arc<Turns>>,

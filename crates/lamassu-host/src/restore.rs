@@ -1,7 +1,7 @@
-//! Copies of headers, which a vault cannot be read without: made, and put back.
+//! Copies of headers, without which a vault cannot be read: made, and restored.
 //!
-//! A restore puts nothing in place that has not been proven: the copy opens with the key, its MAC verifies, its keys
-//! open the vault's root directory, and no epoch is lost that the header in place is known to have.
+//! A restore verifies the copy first: it opens with the key, its MAC verifies, its keys open the vault's root
+//! directory, and no epoch is lost that the present header is known to have.
 
 use crate::error::At;
 use crate::open::{backend, options};
@@ -19,11 +19,11 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Puts a copy on record that was made of a vault's header, `bytes`: whoever destroys the keys one day wants to know
-/// which copies are left.
+/// Records in the history that a copy of a vault's header, `bytes`, was made: for a later destruction of keys, the user
+/// wants to know which copies exist.
 ///
 /// # Errors
-/// [`Error::History`]: the copy is none the worse.
+/// [`Error::History`]: the copy itself is valid.
 pub fn record_copy<H: Header>(dir: &Path, header: &H, keys: &Unlocked, copy: &Path, bytes: &[u8]) -> Result<()> {
     let file = std::path::absolute(copy).unwrap_or_else(|_| copy.to_path_buf());
     let event = Event::new(EventKind::BackedUp).slot(keys.slot()).detail("file", file.display());
@@ -31,7 +31,7 @@ pub fn record_copy<H: Header>(dir: &Path, header: &H, keys: &Unlocked, copy: &Pa
     Ok(keys.history(dir, header)?.note(event)?)
 }
 
-/// A copy of a header, read and not verified. Of which kind it is decides what a restore puts back.
+/// A copy of a header, read and not verified. Its kind decides what a restore replaces.
 pub enum Copy {
     /// Of a vault, in whose directory it belongs.
     Vault(Box<VaultHeader>),
@@ -55,46 +55,46 @@ impl Copy {
     }
 }
 
-/// What is put back, and where.
+/// A restore: what, and where to.
 #[derive(Clone, Copy)]
 pub struct Restore<'a> {
-    /// what vaults are opened under
+    /// the policy under which vaults are opened
     pub policy: &'a Policy,
     /// the copy
     pub file: &'a Path,
     /// the vault's directory, or the zone file
     pub dir: &'a Path,
-    /// the one slot of the copy that is tried; else all are
+    /// the one slot of the copy to try; `None`: all
     pub slot: Option<u32>,
-    /// a header of another vault, or one with newer keys, is replaced, too
+    /// also replace a header of another vault, or one with newer keys
     pub force: bool,
-    /// hears what a person has to know, as soon as it is known
+    /// called with what the user must know, as soon as it is known
     pub tell: &'a dyn Fn(&Notice),
 }
 
-/// What a person has to know of a restore that goes on.
+/// What the user must know about a restore that proceeds.
 #[derive(Debug, thiserror::Error)]
 pub enum Notice {
     /// The copy's administrator has a successor.
     #[error("the administrator has another key")]
     Succession(Succession),
-    /// Forced: nothing proves that the header belongs there.
+    /// Forced: nothing proves that the header belongs to the vault.
     #[error("the root directory does not open with this header's keys")]
     RootDoesNotOpen,
-    /// The restored header says more than the copy.
+    /// The restored header says more than the copy: that there are datasets.
     #[error("the copy is from before the first dataset; the restored header says that there are some")]
     HasDatasets,
-    /// Forced, by a slot that cannot sign.
+    /// Forced, with a slot that cannot sign.
     #[error(
         "the copy is from before the first dataset: datasets are not found, and `check --repair` would move what they hold to lamassu.lost, until `key restore --force` is run with an administrator's slot"
     )]
     DatasetsNotSaid,
-    /// Forced, by a slot that cannot sign.
+    /// Forced, with a slot that cannot sign.
     #[error(
-        "the copy is from before the vault was anchored, and cannot be signed anew to say that it is: run `lamassu anchor accept` with an administrator's slot"
+        "the copy is from before the vault was anchored, and cannot be signed again to say that it is: run `lamassu anchor accept` with an administrator's slot"
     )]
     AnchorNotSaid,
-    /// The store does not give the header in place.
+    /// The present header cannot be read from the store.
     #[error("{0}; keys the header in place may have gained since the backup are not known")]
     Unreadable(FileError),
     /// The header in place opens by another key.
@@ -102,23 +102,23 @@ pub enum Notice {
         "the header in place does not open with this key ({0}), so keys it may have gained since the backup are not known"
     )]
     DoesNotOpen(KeyError),
-    /// What was removed is back.
+    /// Slots that had been removed exist again.
     #[error("slots removed since the backup open the vault again: {}", listed(.0))]
     SlotsBack(Vec<u32>),
-    /// What was added is not there any more.
+    /// Slots that had been added no longer exist.
     #[error("slots added since the backup are gone: {}", listed(.0))]
     SlotsGone(Vec<u32>),
-    /// A slot that cannot sign can still put a header back.
+    /// The restore is not in the history: a slot that cannot sign can still restore a header.
     #[error("the history does not record the restore: {0}")]
     NotOnRecord(KeyError),
 }
 
 impl Restore<'_> {
-    /// Puts a copy back that `material` opens. Returns where what was there is kept, if something was.
+    /// Restores a copy that `material` opens. Returns where the replaced header is kept, if there was one.
     ///
     /// # Errors
-    /// [`Error::OtherVault`], [`Error::OtherId`], [`Error::NewerKeys`]; [`Error::Usage`] for a copy that it would
-    /// overwrite; those of keys, of headers' files and of the store. Nothing has changed then.
+    /// [`Error::OtherVault`], [`Error::OtherId`], [`Error::NewerKeys`]; [`Error::Usage`] for a copy that the restore
+    /// would overwrite; those of keys, of headers' files and of the store. Then nothing has changed.
     pub fn put_back(&self, copy: &Copy, material: &Material) -> Result<Option<PathBuf>> {
         match copy {
             Copy::Vault(header) => {
@@ -132,14 +132,14 @@ impl Restore<'_> {
                 self.put(&place, &**header, material, belongs, carry)
             }
             Copy::Zone(zone) => {
-                // A zone file is the user's own: it may be a link to where it lies.
+                // A zone file is the user's own, and may be a link to its place.
                 let place = fs::canonicalize(self.dir).unwrap_or_else(|_| self.dir.to_path_buf());
                 self.put(&place, &**zone, material, |_| Ok(()), |_, _, _| Ok(()))
             }
         }
     }
 
-    /// That the keys open the vault's root directory.
+    /// Checks that the keys open the vault's root directory.
     fn check_root(
         &self,
         backend: Arc<impl lamassu_store::Backend + 'static>,
@@ -161,14 +161,14 @@ impl Restore<'_> {
         }
     }
 
-    /// That there may be datasets is never taken back (format.md, section 4c): without it their directories would be
-    /// taken for damaged ones of the vault's own.
+    /// Keeps the mark that there may be datasets (format.md, section 4c): without it their directories would be taken
+    /// for damaged ones of the vault's own.
     fn carry_datasets(&self, keys: &Unlocked, header: &mut VaultHeader, now: Option<&VaultHeader>) -> Result<()> {
         if header.has_datasets() {
             return Ok(());
         }
         let has_some = match now {
-            // Whoever forces a restore may be mending an earlier one that could not say so.
+            // A forced restore may repair an earlier one that could not set the mark.
             Some(now) if now.has_datasets() || !self.force => now.has_datasets(),
             Some(_) | None => lamassu_vault::has_dataset(self.dir)?,
         };
@@ -184,7 +184,7 @@ impl Restore<'_> {
         Ok(())
     }
 
-    /// Nor is that something outside the store knows the newest state: without it older ones would pass for the newest.
+    /// Keeps the mark that the vault is anchored: without it, older states would pass for the newest.
     fn carry_anchored(&self, keys: &Unlocked, header: &mut VaultHeader, now: Option<&VaultHeader>) -> Result<()> {
         let known = self.policy.anchors.file_of(&header.id())?;
         let is_anchored = now.is_some_and(VaultHeader::is_anchored) || known.is_some_and(|file| file.exists());
@@ -211,7 +211,7 @@ impl Restore<'_> {
             let text = "FILE is a working copy that the restore would overwrite: copy it, and restore the copy";
             return Err(Error::Usage(text));
         }
-        // What an administrator puts back is what is to be: not made of what is there.
+        // A restore decides which header is the newest: it is not based on the present one.
         let update = Update::begin(place, &self.policy.witness())?.decided();
         let unlocked = self.policy.try_slots(header, material, self.slot).at(self.file)?;
         if let Some(succession) = self.policy.pins.check(header).at(self.file)? {
@@ -221,13 +221,13 @@ impl Restore<'_> {
         let mut now = None;
         match update.read::<H>() {
             Ok(found) => {
-                // What the header in place says is believed where the key opens it.
+                // The present header is trusted if the key opens it.
                 let is_authentic = self.compare(&found, header, &unlocked, material)?;
                 now = is_authentic.then_some(found);
             }
-            // What cannot be read is what a restore is for.
+            // An unreadable header is a reason for a restore.
             Err(FileError::Missing { .. } | FileError::Header { .. }) => {}
-            // Nor may a block that the store cannot read any more keep the good copy out.
+            // A block that the store cannot read must not prevent the restore of a good copy.
             Err(error @ FileError::Read { .. }) => (self.tell)(&Notice::Unreadable(error)),
             Err(
                 error @ (FileError::Exists { .. }
@@ -250,7 +250,7 @@ impl Restore<'_> {
         match keys.may_change(header) {
             Ok(()) if is_there => update.record(header, keys, &[event])?,
             Ok(()) => update.create_recorded(header, keys, &[event])?,
-            // A use-only slot cannot sign, and need not: the copy is put back as it was signed.
+            // A use-only slot cannot sign, and need not: the copy is restored as it was signed.
             Err(KeyError::NotAdministrator { slot }) => {
                 if is_there {
                     update.replace(header)?
@@ -267,8 +267,8 @@ impl Restore<'_> {
         Ok(())
     }
 
-    /// The header in place and the one to be restored, where both can be read. Returns whether the former is that
-    /// vault's, and opens.
+    /// Compares the present header with the one to restore, if both can be read. Returns whether the present one
+    /// belongs to that vault, and opens.
     fn compare<H: Header>(&self, now: &H, then: &H, restored: &Unlocked, material: &Material) -> Result<bool> {
         let (file, dir) = (|| self.file.to_path_buf(), || self.dir.to_path_buf());
         if now.keys().id != then.keys().id {
@@ -280,8 +280,8 @@ impl Restore<'_> {
             Ok(present) if !self.force && has_more(&present, restored) => {
                 return Err(Error::NewerKeys { file: file(), dir: dir() });
             }
-            // Slots that were removed would come back, and that is an administrator's to decide while the header in
-            // place is whole.
+            // Slots that were removed would exist again. While the present header is intact, only an administrator may
+            // decide that.
             Ok(present) => present.may_change(now)?,
             Err(error) => (self.tell)(&Notice::DoesNotOpen(error)),
         }
@@ -307,8 +307,8 @@ fn listed(ids: &[u32]) -> String {
     ids.iter().map(u32::to_string).collect::<Vec<_>>().join(", ")
 }
 
-/// Whether `present` has a key that `restored` lacks: data written under it could not be read again. Two rotations of
-/// one copy give epochs of the same number and other keys, so keys are compared, not numbers.
+/// Whether `present` has a key that `restored` lacks: data written under it would become unreadable. Two rotations of
+/// one copy give epochs of the same number with different keys, so keys are compared, not numbers.
 fn has_more(present: &Unlocked, restored: &Unlocked) -> bool {
     let is_same = |a: &Epoch, b: &Epoch| equal(a.key().expose(), b.key().expose());
     let lacks = |had: &[Epoch], has: &[Epoch]| had.iter().any(|e| !has.iter().any(|r| is_same(e, r)));
@@ -322,27 +322,27 @@ fn beside(place: &Path, suffix: &str) -> PathBuf {
     name.into()
 }
 
-/// Whether `file` has the name under which the new header is made, or one of those under which the old is kept, where
-/// an earlier one is overwritten.
+/// Whether `file` is the name under which the new header is made, or one under which old headers are kept, where a
+/// restore would overwrite it.
 fn is_working_copy(file: &Path, place: &Path) -> bool {
     let id = |path: &Path| path.metadata().map(|m| (m.dev(), m.ino())).ok();
     let suffixes = [".new", ".replacing", ".replaced"];
     suffixes.iter().any(|suffix| id(file).is_some() && id(file) == id(&beside(place, suffix)))
 }
 
-/// A second name for what is about to be replaced, damaged or not. No link is followed: the store below may put one in
-/// the way.
+/// Keeps the header that is about to be replaced, damaged or not, under a second name. No link is followed: the store
+/// may put one there.
 fn keep_replaced(place: &Path) -> Result<Option<PathBuf>> {
     if place.symlink_metadata().is_err() {
         return Ok(None);
     }
     let (making, kept) = (beside(place, ".replacing"), beside(place, ".replaced"));
-    // A run that was cut off has left it: another name of what is in place, or a header that was replaced, or
+    // An interrupted run may have left it: another name of the present header, or a header that was replaced or
     // destroyed.
     header_file::erase::replaced(&making)?;
     let failed = |source| FileError::Write { op: "copy", path: place.to_path_buf(), source };
-    // A copy, where the store has no links: the damaged one may be all there is of some slot. What cannot be read is
-    // not copied.
+    // Copied if the store has no links: the damaged header may be the last place of some slot. Unreadable parts are not
+    // copied.
     match fs::hard_link(place, &making).or_else(|_| copy_anew(place, &making)) {
         Err(e) if e.raw_os_error() == Some(libc::EIO) => return Ok(None),
         done => done.map_err(failed)?,

@@ -1,8 +1,7 @@
-//! New keys for new writes, and the end of old ones: epochs of a keychain started, taken over from a zone, listed, and
-//! retired.
+//! New keys for new writes, and the retirement of old ones: epochs of a keychain are started, taken over from a zone,
+//! listed, and retired.
 //!
-//! A retirement is proven: everything in the vault is opened, decrypted and re-hashed with the keys that would be left,
-//! before the epoch goes.
+//! A retirement is proven first: everything in the vault is opened, decrypted and re-hashed with the remaining keys.
 
 use crate::anchors::{Access, check};
 use crate::control::protocol::{Epoch, Epochs};
@@ -24,7 +23,7 @@ use lamassu_vault::{Dataset, Options, Vault};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Starts an epoch, or takes those of a zone over; what the history says of it.
+/// Starts an epoch, or takes over those of a zone. Returns the event for the history.
 pub fn rotate(
     keys: &mut Unlocked,
     header: &mut VaultHeader,
@@ -41,7 +40,7 @@ pub fn rotate(
     Ok(Event::new(EventKind::Rotated).epoch(tier, *newest).detail("zone", hex(&file.id())))
 }
 
-/// What a keychain holds, without its keys.
+/// The epochs of a keychain, without keys.
 pub fn epochs(keychain: &Keychain) -> Epochs {
     let of = |tier| {
         let epochs = keychain.epochs(tier).iter();
@@ -50,7 +49,7 @@ pub fn epochs(keychain: &Keychain) -> Epochs {
     Epochs { inner: of(Tier::Inner), outer: of(Tier::Outer) }
 }
 
-/// A vault that is open nowhere for writing, and whose header only the holder changes.
+/// A vault that no process has open for writing, and whose header only the holder changes.
 pub struct Alone {
     policy: Policy,
     dir: PathBuf,
@@ -59,17 +58,18 @@ pub struct Alone {
     _lock: Option<WriterLock>,
 }
 
-/// What [`Alone::renew`] did.
+/// The result of [`Alone::renew`].
 #[derive(Debug)]
 #[must_use = "the user has to be told which slots are gone"]
 pub struct Renewed {
-    /// the one slot there is now
+    /// the only slot now
     pub slot: u32,
-    /// those there were before beside the one that opened
+    /// the other slots that existed before
     pub gone: Vec<Slot>,
 }
 
-/// Told how far a proof is. A problem is something that needs the epoch: it is whole as long as the epoch stays.
+/// Receives the progress of a proof. A reported problem is something that needs the epoch; it is intact while the epoch
+/// stays.
 pub trait Proof: Progress {
     /// The parent slot of this dataset, a path in the vault or the store, needs the epoch.
     fn dataset(&self, path: &Path);
@@ -88,12 +88,12 @@ impl Alone {
         Ok(Alone { policy: policy.clone(), dir: dir.into(), update, header, _lock: lock })
     }
 
-    /// Its header, as it is and stays until this one changes it.
+    /// Its header before the change.
     pub fn header(&self) -> &VaultHeader {
         &self.header
     }
 
-    /// Refuses what is never written.
+    /// Refuses a snapshot, which is never written.
     ///
     /// # Errors
     /// [`Error::Snapshot`].
@@ -101,7 +101,7 @@ impl Alone {
         if self.header.is_snapshot() { Err(Error::Snapshot) } else { Ok(()) }
     }
 
-    /// Starts an epoch, or takes those of a zone over: see [`rotate`].
+    /// Starts an epoch, or takes over those of a zone: see [`rotate`].
     ///
     /// # Errors
     /// Those of [`rotate`] and of the header's file.
@@ -118,7 +118,7 @@ impl Alone {
         Ok(epochs(keys.keychain()))
     }
 
-    /// Makes a fresh file key, which a slot of `material` alone opens: made like the one that opened.
+    /// Makes a new file key, which only a slot of `material` opens; the slot is like the one that opened.
     ///
     /// # Errors
     /// Those of keys and of the header's file.
@@ -137,7 +137,7 @@ impl Alone {
         Ok(Renewed { slot, gone })
     }
 
-    /// Exchanges the administrator's key for a new one, which the old one signs. Returns the header as it is now, too.
+    /// Replaces the administrator's key by a new one, which the old one signs. Returns the new header too.
     ///
     /// # Errors
     /// Those of keys and of the header's file.
@@ -156,7 +156,7 @@ impl Alone {
         Ok((done, self.header))
     }
 
-    /// Proves that nothing needs an epoch, and takes it out of the keychain. Returns the header without it.
+    /// Proves that nothing needs an epoch, and removes it from the keychain. Returns the header without it.
     ///
     /// # Errors
     /// [`Error::EpochNeeded`], [`Error::LostNotEmpty`]; those of keys, the store, and the header's file.
@@ -169,10 +169,11 @@ impl Alone {
         Ok(self.header)
     }
 
-    /// Opens everything with the keys that would be left.
+    /// Opens everything with the remaining keys.
     fn prove(&self, keys: &Unlocked, tier: Tier, epoch: u32, shown: &dyn Proof) -> Result<()> {
         let ring = keys.ring_without(&self.header, tier, epoch)?;
-        // For writing: the header is replaced when this is proven. Which of two it is is settled then.
+        // For writing: the header is replaced after the proof, and it is settled now which of two headers is the
+        // newest.
         let anchor = self.policy.anchors.of_header(&self.header, Access::Write)?;
         if let Some(anchor) = &anchor {
             check(anchor, Access::Read, &self.header, keys, &self.dir)?;
@@ -192,7 +193,7 @@ impl Alone {
             Tier::Inner => (0, "full"),
         };
         let needing = Needing::of(report.problems.iter().filter(|p| !p.harmless), slots);
-        // Not all problems are kept; all are counted.
+        // Not all problems are stored, but all are counted.
         let Tally { damaged, undone, repaired, .. } = report.tally();
         match damaged + undone + repaired == 0 && needing.is_nothing() {
             true => Ok(()),
@@ -200,7 +201,7 @@ impl Alone {
         }
     }
 
-    /// It is not known which keys the files in lamassu.lost need.
+    /// Refuses while lamassu.lost has files: the keys that they need are unknown.
     fn refuse_lost(&self) -> Result<()> {
         let lost = self.dir.join(name::LOST);
         match std::fs::read_dir(&lost).map(|mut entries| entries.next().is_none()) {
@@ -211,13 +212,13 @@ impl Alone {
         }
     }
 
-    /// Datasets whose parent slot is sealed under the epoch that is to go.
+    /// Counts datasets whose parent slot is sealed under the epoch.
     fn datasets_needing(&self, found: &[Dataset], left: &KeyRing, all: &KeyRing, shown: &dyn Proof) -> Result<usize> {
         let mut needing = 0;
         for dataset in found {
             let dir = self.dir.join(&dataset.stored);
             let header: VaultHeader = header_file::read(&dir.join(name::HEADER))?;
-            // What the newest one needs is not known then.
+            // An outdated header would not show what the newest one needs.
             self.policy.anchors.refuse_older_header(&header).at(&dir)?;
             if parent_epoch(&header, left).is_none() && parent_epoch(&header, all).is_some() {
                 needing += 1;

@@ -1,6 +1,6 @@
-//! One [`Served`] for each vault that a process has open, with the datasets in it: slots, epochs and re-keying. It
-//! keeps the file keys, so slots change without the old key. Each change of a header takes the header's lock, reads the
-//! header again, and is recorded in the history with the user who asked.
+//! A [`Served`] for each vault that a process has open, with the datasets in it: slots, epochs and re-keying. It keeps
+//! the file keys, so slots can be changed without the old key. Each change of a header takes the header's lock, reads
+//! the header again, and is recorded in the history with the user who asked for it.
 
 use crate::control::counters::{Counted, Counters, FrontEnd};
 use crate::control::parcel::Channels;
@@ -21,7 +21,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 impl Unsealed {
-    /// Opens the tree and, as they are entered, the datasets in it.
+    /// Opens the tree, and later each dataset in it when it is entered.
     ///
     /// # Errors
     /// As [`Unsealed::open`].
@@ -33,7 +33,7 @@ impl Unsealed {
     }
 }
 
-/// The vaults that this process has open, with the keys that opened them.
+/// The open vaults of this process, with the keys that opened them.
 pub struct Served {
     forest: Arc<Forest>,
     keeper: Arc<Keeper>,
@@ -42,12 +42,12 @@ pub struct Served {
     counters: Arc<Counters>,
     front_end: OnceLock<Arc<dyn FrontEnd>>,
     jobs: Mutex<Jobs>,
-    /// Asked before the process shuts itself off from /proc.
+    /// Read before the process loses access to /proc.
     pid_namespace: Option<u64>,
 }
 
 impl Served {
-    /// Serves `vault` and the datasets in it. Takes over the keys that opened it; `keeper` is of its directory.
+    /// Serves `vault` and the datasets in it, with the keys that opened it. `keeper` belongs to the same directory.
     pub fn new(unsealed: Unsealed, opened: Opened, keeper: Arc<Keeper>) -> Result<Arc<Served>> {
         let Unsealed { found, keys, policy: _ } = unsealed;
         keeper.require_store(&*opened.backend)?;
@@ -68,17 +68,17 @@ impl Served {
         }))
     }
 
-    /// Drives the turns of this host, of which the vault was opened in the first. To be called before it is mounted:
-    /// the mount has to stop them ([`lamassu_vault::turns::Turns::stop`]).
+    /// Starts driving this host's turns; the vault was opened in the first one. Called before mounting: the mount must
+    /// stop the turns ([`lamassu_vault::turns::Turns::stop`]).
     ///
     /// # Errors
-    /// [`Error::NotAtServer`]; that of a thread that cannot be started.
+    /// [`Error::NotAtServer`]; the error of a thread that cannot be started.
     pub fn take_turns(&self, opening: TurnOpening) -> Result<()> {
         self.keeper.forget_anchor(ROOT_VOLUME);
         turns::start(&self.forest, opening, &self.policy().anchors)
     }
 
-    /// Whether hosts have the vault in turn.
+    /// Whether the vault is used by turns.
     pub(crate) fn is_by_turns(&self) -> bool {
         self.forest.turns().is_some()
     }
@@ -93,14 +93,14 @@ impl Served {
         &self.keeper
     }
 
-    /// What vaults are opened with.
+    /// The policy under which vaults are opened.
     pub(crate) fn policy(&self) -> &Policy {
         self.keeper.policy()
     }
 
-    /// The front-end whose counters a status shows beside those of this crate; once.
+    /// Sets the front-end whose counters a status shows, in addition to this crate's; once.
     pub fn counts_of(&self, front_end: Arc<dyn FrontEnd>) {
-        // One process has one front-end: a second call changes nothing.
+        // A process has one front-end: a second call has no effect.
         let _ = self.front_end.set(front_end);
     }
 
@@ -112,15 +112,15 @@ impl Served {
         &self.counters
     }
 
-    /// Whether nothing is changed.
+    /// Whether the vaults are read-only.
     pub fn is_read_only(&self) -> bool {
         self.read_only
     }
 
-    /// What is told of a volume.
+    /// The status of a volume.
     ///
     /// # Errors
-    /// Those of a volume that is not there.
+    /// Those of a missing volume.
     pub fn status(&self, volume: Number) -> Result<Status> {
         Ok(Status {
             version: env!("CARGO_PKG_VERSION").into(),
@@ -140,13 +140,13 @@ impl Served {
         self.counters.counted().into_iter().chain(front_end.into_iter().flatten()).collect()
     }
 
-    /// Everything into the store, of all vaults that are open. What fails stays in memory, to be tried again; but what
-    /// damage forbids is given up.
+    /// Writes everything to the store, in all open vaults. What fails stays in memory, and is tried again, except for
+    /// what damage makes impossible.
     pub(crate) fn sync(&self) -> Result<()> {
         Ok(self.forest.sync_all()?)
     }
 
-    /// Changes the header of a volume, and gives the open vault the keys it then has.
+    /// Changes the header of a volume, and passes the resulting keys to the open vault.
     pub fn change<T>(
         &self,
         caller: &Caller,
@@ -158,7 +158,7 @@ impl Served {
         })
     }
 
-    /// The same, of what the history need not know.
+    /// The same for a change that is not recorded in the history.
     pub fn change_without_event<T>(
         &self,
         volume: Number,
@@ -271,7 +271,7 @@ impl Served {
         self.jobs().get(number)
     }
 
-    /// That what a job writes may be written.
+    /// Checks that a job may write.
     pub(crate) fn may_begin_job(&self) -> Result<()> {
         match () {
             () if self.read_only => Err(Error::ReadOnlyMount),
@@ -280,8 +280,8 @@ impl Served {
         }
     }
 
-    /// Begins to re-key a volume, with data too and with at most so many bytes of files a second, unless the same is
-    /// under way there; the number of the job.
+    /// Begins to re-key a volume, unless the same job is under way. `full`: also data; `bytes_per_second`: limit for
+    /// files. Returns the job's number.
     ///
     /// # Errors
     /// [`Error::JobUnderWay`]; those of the volume.
@@ -300,7 +300,7 @@ impl Served {
             let kept = kept.get(&volume).ok_or(VaultError::KeyNotLoaded)?;
             kept.keys.history(&place.path(), &header)?
         };
-        // The directory as it is when it is met: it may have been moved. No keys are kept here: they go with the vault.
+        // The dataset's present directory: it may have been moved. No keys are kept here: they go with the vault.
         let keeper = self.keeper.clone();
         let reseal = move |_: &Job, stored: &Path| {
             let above = keeper.vault(volume)?;
@@ -314,7 +314,7 @@ impl Served {
         Ok(jobs.add(volume, started))
     }
 
-    /// Ends the jobs in a volume and in those below it: they are to be closed.
+    /// Ends the jobs in a volume and in those below it, which are about to be closed.
     pub fn end_jobs(&self, volume: Number) {
         self.jobs().of(|number| self.forest.is_below(number, volume)).for_each(|job| job.cancel());
     }

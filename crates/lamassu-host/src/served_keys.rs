@@ -1,5 +1,5 @@
-//! Keys that a Lamassu server keeps (`server://HOST/ID`): asked for, or asked to evaluate, as who this host is at that
-//! server.
+//! Keys that a Lamassu server keeps (`server://HOST/ID`): fetched, or used to evaluate, with this host's identity at
+//! that server.
 
 use crate::Anchors;
 use lamassu_anchor::{AnchorError, ServerFault as Fault};
@@ -14,18 +14,18 @@ use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long a host that has asked for too much waits in all, before it gives up.
+/// How long a host that has exceeded its limit waits in all before it gives up.
 const LIMITED_MAX: Duration = Duration::from_secs(60);
-/// How long at once: what the server says may be anything.
+/// The longest single wait: the server may ask for any time.
 const PAUSE_MAX: Duration = Duration::from_secs(5);
-/// What fails so fast is a connection that was there already, and is tried once more.
+/// A failure within this time suggests a stale connection, so the call is repeated once.
 const STALE_WITHIN: Duration = Duration::from_secs(1);
-/// A server that could not be reached is not asked again for twice as long as it took to find that out, within these
-/// bounds: writers are told at once, and one that refused the connection, since it starts anew, is soon asked again.
+/// After a failure to reach a server, it is not asked again for twice as long as the failure took, within these bounds.
+/// So writers fail at once, and a restarting server, which refuses connections quickly, is soon asked again.
 const DOWN_FOR: RangeInclusive<Duration> = Duration::from_millis(50)..=Duration::from_secs(2);
 
-/// From now on sources `server://…` are asked in this process, as the host that has joined the servers beside these
-/// anchors. A connection is made for each key, and not before one is asked for.
+/// From now on, sources `server://…` in this process use the identity that is stored beside these anchors. Each key has
+/// a connection of its own, made at the first call.
 pub fn ask_as(anchors: &Anchors) {
     ask_servers_by(Box::new(Joined(anchors.clone())));
 }
@@ -53,19 +53,19 @@ impl Servers for Joined {
 
 impl Joined {
     fn connection(&self, server: &str) -> Result<Connection, ServerFault> {
-        // Nowhere to keep who this host is: it has joined nothing.
+        // There is no place for an identity, so this host has joined no server.
         let all = self.0.servers().map_err(|_| ServerFault::NotJoined)?;
         Connection::new(&all, server).map_err(failed)
     }
 }
 
-/// A key that evaluates. Never: waits for more than a minute, but for what the network takes.
+/// An evaluating key. A call waits at most a minute, not counting the network.
 struct Evaluator {
     joined: Joined,
     server: String,
     name: String,
     connection: Mutex<Option<Connection>>,
-    /// since when the server cannot be reached, and why
+    /// since when the server is unreachable, and why
     down: Mutex<Option<(Instant, EvaluationFault)>>,
 }
 
@@ -97,7 +97,7 @@ impl Evaluator {
                 }
                 Err(error) => fault_of(refused(error)),
             };
-            // A connection from before the server was started anew is found out by using it.
+            // Only use shows that a connection is older than the server's restart.
             let may_be_stale = matches!(fault, EvaluationFault::Unreachable { .. }) && begun.elapsed() < STALE_WITHIN;
             if !(is_first && may_be_stale) {
                 return Err(fault);
@@ -112,7 +112,7 @@ impl Evaluate for Evaluator {
         format!("server://{}/{}", self.server, self.name)
     }
 
-    /// Looks the server's name up.
+    /// Resolves the server's name.
     fn prepare(&self) {
         if let Err(error) = self.connection() {
             tracing::warn!(key = self.place(), "new blocks cannot be written until this is mended: {error}");
@@ -184,7 +184,7 @@ fn failed(error: AnchorError) -> ServerFault {
         Fault::Refused { detail } => ServerFault::Refused { detail },
         Fault::Version { .. } => ServerFault::KeepsNone,
         Fault::Failed { detail } => ServerFault::Failing { detail },
-        // Of vaults alone.
+        // Errors about vaults only.
         Fault::UnknownVault
         | Fault::Policy { .. }
         | Fault::InUse { .. }

@@ -1,7 +1,7 @@
 //! Changes of key slots, of an open vault ([`add`], [`remove`], [`replace`]) and of a header alone ([`SlotChange`]).
 //!
-//! A header is changed under its update lock, which is held from before it is read. Each change gives the event that
-//! the history records with it.
+//! A header is changed under its update lock, which is taken before the header is read. Each change returns the event
+//! for the history.
 
 use crate::error::At;
 use crate::{Error, Place, Policy, Result};
@@ -18,7 +18,7 @@ use lamassu_vault::VaultError;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// A label that can be kept and printed.
+/// Checks that a label can be stored and printed.
 ///
 /// # Errors
 /// [`Error::Member`].
@@ -31,14 +31,14 @@ pub fn check_label(label: &str) -> Result<()> {
     Err(Error::Member { option: "--label", rule })
 }
 
-/// Whether a character does something to a line instead of standing in it: control characters, ends of lines and
-/// paragraphs, and those that set the direction of what follows.
+/// Whether a character affects the line that it stands in: control characters, line and paragraph separators, and those
+/// that set the direction of text.
 pub fn is_unsafe(c: char) -> bool {
     const DIRECTIONS: [std::ops::RangeInclusive<char>; 2] = ['\u{202a}'..='\u{202e}', '\u{2066}'..='\u{2069}'];
     c.is_control() || matches!(c, '\u{2028}' | '\u{2029}') || DIRECTIONS.iter().any(|range| range.contains(&c))
 }
 
-/// What the history says of a slot.
+/// The history's event about a slot.
 pub fn about<H: Header>(kind: EventKind, id: u32, header: &H) -> Event {
     let event = Event::new(kind).slot(id);
     match header.keys().slot(id) {
@@ -64,7 +64,7 @@ pub fn add<H: Header + Clone>(
     Ok((id, about(EventKind::SlotAdded, id, header)))
 }
 
-/// Removes a slot. The event tells what it was.
+/// Removes a slot. The event describes it.
 ///
 /// # Errors
 /// [`Error::Key`].
@@ -73,22 +73,22 @@ pub fn remove<H: Header + Clone>(keys: &Unlocked, header: &mut H, id: u32) -> Re
     Ok((keys.remove_slot(header, id)?, event))
 }
 
-/// A slot that takes the place of another, and keeps of it what is `None` here.
+/// A slot that replaces another one. `None` keeps the old slot's value.
 #[derive(Clone, Copy, Debug)]
 pub struct Replacement<'a> {
-    /// what opens it
+    /// the new key material
     pub material: &'a Material,
-    /// for passphrases
+    /// cost, for passphrases
     pub cost: Argon2Params,
-    /// for people
+    /// label
     pub label: Option<&'a str>,
-    /// who may change slots with it
+    /// whether it may change slots
     pub role: Option<Role>,
-    /// from when on it is warned of, in Unix seconds; `None`: never
+    /// when users are warned to renew it, in Unix seconds; `None`: never
     pub expires: Option<u64>,
 }
 
-/// Replaces a slot. Returns the number of the new one, what the old one was, and the event.
+/// Replaces a slot. Returns the new one's number, a description of the old one, and the event.
 ///
 /// # Errors
 /// [`KeyError::NoSlot`] and others of keys.
@@ -110,7 +110,7 @@ fn slot<H: Header>(header: &H, id: u32) -> Result<&Slot> {
     Ok(header.keys().slot(id).ok_or(KeyError::NoSlot { id })?)
 }
 
-/// A header, of a vault or a zone, whose slots the holder changes, once. No other process changes it meanwhile.
+/// A header of a vault or a zone whose slots are about to be changed, once. No other process changes it meanwhile.
 pub struct SlotChange<H> {
     policy: Policy,
     file: PathBuf,
@@ -129,12 +129,12 @@ impl<H: Header + Clone> SlotChange<H> {
         Ok(SlotChange { policy: policy.clone(), file: file.into(), update, header })
     }
 
-    /// The header, as it stays until the change.
+    /// The header before the change.
     pub fn header(&self) -> &H {
         &self.header
     }
 
-    /// Refuses a slot that is not there: before a key is asked for.
+    /// Refuses a missing slot, before a key is asked for.
     ///
     /// # Errors
     /// [`KeyError::NoSlot`].
@@ -193,7 +193,7 @@ impl<H: Header + Clone> SlotChange<H> {
 }
 
 impl SlotChange<VaultHeader> {
-    /// Gives a vault that has none an administrator: the slot that `material` opens. Returns the header as it is now.
+    /// Makes the slot that `material` opens the administrator of a vault without one. Returns the new header.
     ///
     /// # Errors
     /// [`KeyError::HasAdministrator`]; as [`SlotChange::add`].
@@ -204,12 +204,12 @@ impl SlotChange<VaultHeader> {
     }
 }
 
-/// Seals the parent slot of the dataset with this id in `place` under the newest K_out of the vault it lies in, whose
-/// loaded keys are `ring`. One that inherits nothing is left alone.
+/// Seals the parent slot of a dataset under the newest K_out of the vault around it. `ring`: that vault's loaded keys.
+/// A dataset that inherits nothing is left alone. `place` must hold the dataset with this id.
 ///
 /// # Errors
-/// Those of the header's file; [`lamassu_keys::KeyError::OtherParent`]; [`VaultError::Stale`]: another dataset is
-/// there.
+/// Those of the header's file; [`lamassu_keys::KeyError::OtherParent`]; [`VaultError::Stale`]: the directory has
+/// another dataset.
 pub fn reseal_parent_slot(
     (place, id): (&Place, [u8; 16]),
     ring: &KeyRing,

@@ -1,23 +1,23 @@
-//! What store lies below a directory, as far as statfs(2) tells.
+//! The kind of store below a directory, as far as statfs(2) tells.
 
 use rustix::fs::StatFs;
 use serde::Serialize;
 use std::path::Path;
 
-/// A store, recognised.
+/// A recognised store.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct StoreKind {
     /// `zfs`, `xfs`, …; `unknown`
     #[serde(rename = "type")]
     pub name: &'static str,
-    /// the unit it deduplicates, in bytes, where that can be told
+    /// the unit of its deduplication, in bytes, if known
     pub dedup_block: Option<u64>,
-    /// where it keeps what is stored
+    /// where the store keeps data
     #[serde(skip)]
     pub medium: Medium,
 }
 
-/// Where a store keeps what is stored.
+/// Where a store keeps data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Medium {
     /// On disks of this machine.
@@ -49,7 +49,7 @@ const KINDS: &[(u64, &str, Medium)] = &[
     (0x8584_58f6, "ramfs", Medium::Memory),
 ];
 
-/// Asks the kernel; `None` where it does not answer.
+/// Asks the kernel; `None`: no answer.
 pub fn of(dir: &Path) -> Option<StoreKind> {
     let stat: StatFs = rustix::fs::statfs(dir).ok()?;
     // f_type is sign-extended on some architectures: only its low 32 bits are the magic number.
@@ -72,9 +72,9 @@ pub fn classify(fs_type: u64, fs_block: u64) -> StoreKind {
 }
 
 impl StoreKind {
-    /// Whether a server, or another program, keeps what is stored there.
+    /// Whether a server or another program keeps the data.
     pub fn is_served(&self) -> bool {
-        // An overlay lies over directories of this machine.
+        // An overlay is made of directories on this machine.
         self.medium == Medium::Remote && self.name != "overlay"
     }
 }

@@ -1,4 +1,4 @@
-//! What several unit tests need: small vaults, served.
+//! Helpers for unit tests: small vaults, served.
 #![allow(clippy::unwrap_used)] // a panic is a failed test
 
 use crate::anchors::{Anchors, NewTrees};
@@ -61,7 +61,7 @@ pub fn vault(dir: &Path) -> usize {
     usize::try_from(first).unwrap()
 }
 
-/// A mount of it that is up, but not written down yet.
+/// A mount of it that is up, but not recorded yet.
 pub fn served(dir: &Path) -> Arc<Served> {
     served_under(Policy::default(), dir)
 }

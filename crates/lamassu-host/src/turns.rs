@@ -1,7 +1,7 @@
-//! The turns of this host, of a vault that several hosts have (`docs/sharing.md`). A thread waits for requests that
-//! need one, takes it from the server, opens the vault, and closes it when another host wants it.
+//! Drives this host's turns of a vault that several hosts use (`docs/sharing.md`). A thread waits for requests that
+//! need a turn, takes it from the server, opens the vault, and closes it when another host wants it.
 //!
-//! In each turn the vault is opened as if for the first time: nothing that was read in an earlier one is believed.
+//! Each turn opens the vault as if for the first time: nothing that an earlier turn has read is trusted.
 
 use crate::anchors::{Anchors, outdated_header};
 use crate::{Error, Result};
@@ -17,21 +17,21 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How often it is looked whether what is cached may be believed.
+/// How often to check whether caches may still be valid.
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
-/// The longest that is listened at once.
+/// The longest single wait for a message of the server.
 const LISTEN: Duration = Duration::from_secs(3600);
-/// Between two tries to get a turn.
+/// Time between two attempts to get a turn.
 const TRY_AGAIN: Duration = Duration::from_millis(300);
-/// A turn that lasted for so long was not one of many. Then the vault is had alone also for a request that looks, so
-/// that the kernel may keep what it is told. Doubled each time that another host wants it back sooner.
+/// A turn longer than this means little contention. The next turn is then exclusive even for a read, so that the kernel
+/// may cache. Doubled each time another host recalls such a turn sooner.
 const CALM: Duration = Duration::from_secs(1);
-/// The longest that grows to.
+/// The upper limit of that time.
 const CALM_MAX: Duration = Duration::from_secs(300);
-/// Between two warnings.
+/// Minimum time between two warnings.
 const QUIET: Duration = Duration::from_secs(60);
 
-/// What a vault is opened with in each turn.
+/// How the vault is opened in each turn.
 pub struct TurnOpening {
     header: VaultHeader,
     ring: KeyRing,
@@ -39,7 +39,7 @@ pub struct TurnOpening {
 }
 
 impl TurnOpening {
-    /// As a vault was opened in the first one, with this header.
+    /// As the vault was opened in the first turn, with this header.
     ///
     /// # Errors
     /// [`Error::SharedDatasets`].
@@ -54,9 +54,9 @@ impl TurnOpening {
     }
 }
 
-/// Waits until this host has the vault as a request needs it, and keeps it while what comes back is there. `None`: it
-/// is no vault that hosts have in turn, or there will be no further turn. Where no turn can be had now, no vault is
-/// open.
+/// Waits until this host holds the vault as a request needs it, and keeps it while the result is alive. `None`: the
+/// vault is not used by turns, or there will be no further turn. If no turn can be taken now, the result has no open
+/// vault.
 pub(crate) fn hold(forest: &Forest, need: Need) -> Option<Use> {
     let turns = forest.turns()?;
     let (given, got) = mpsc::sync_channel(1);
@@ -69,21 +69,21 @@ struct Driver {
     forest: Arc<Forest>,
     requests: Arc<requests::Turns>,
     opening: TurnOpening,
-    /// What the anchor says of the header that opens it.
+    /// The anchor's record of the header that opens it.
     header: Sealed,
     turns: Arc<Turns>,
-    /// Where the last turn is kept until the vault is closed.
+    /// The last turn is kept there until the vault is closed.
     anchors: Anchors,
-    /// What others changed since the vault was open here last; `None`: it may be anything.
+    /// What others have changed since the vault was last open here; `None`: perhaps everything.
     touched: Option<Touched>,
     warned: Option<Instant>,
     /// See [`CALM`].
     calm: Duration,
-    /// Whether the vault is to be had alone though the next request looks.
+    /// Whether the next turn is exclusive even if the next request only reads.
     is_calm: bool,
 }
 
-/// Starts the thread. The vault is open in the first turn that `anchors` have.
+/// Starts the thread. The vault is open in the first turn, which `anchors` has.
 pub(crate) fn start(forest: &Arc<Forest>, opening: TurnOpening, anchors: &Anchors) -> Result<()> {
     let (turns, first) = anchors.take_turn().ok_or(Error::NotAtServer)?;
     let header = Anchor::open(first.table.clone(), &opening.header.id())?.vault().header;
@@ -103,7 +103,7 @@ pub(crate) fn start(forest: &Arc<Forest>, opening: TurnOpening, anchors: &Anchor
 impl Driver {
     fn run(mut self, first: Turn) {
         let mut turn = Some(first);
-        // Nobody was here before: what the kernel has yet to learn it may keep at once.
+        // The mount is new, so the kernel has nothing outdated: it may cache at once.
         let mut keeps = true;
         while let Some(now) = turn.or_else(|| self.next()) {
             if self.serve(&now, std::mem::take(&mut keeps)) == End::Stopping {
@@ -116,7 +116,7 @@ impl Driver {
         self.requests.over();
     }
 
-    /// The next turn, with the vault open; `None`: the mount ends.
+    /// Takes the next turn and opens the vault; `None`: the mount ends.
     fn next(&mut self) -> Option<Turn> {
         loop {
             let mode = match self.requests.wanted()? {
@@ -132,7 +132,7 @@ impl Driver {
                 return None;
             }
             if self.warned.is_none_or(|at| at.elapsed() > QUIET) {
-                tracing::error!(%error, "this host cannot have the vault now; programs that use it get errors");
+                tracing::error!(%error, "this host cannot get access to the vault; programs that use the mount get errors");
                 self.warned = Some(Instant::now());
             }
             self.requests.fail_waiting();
@@ -140,7 +140,7 @@ impl Driver {
         }
     }
 
-    /// Opens the vault in a turn, which is passed on where that fails.
+    /// Opens the vault in a turn; on failure the turn is passed.
     fn open(&mut self, turn: Turn) -> Result<Turn> {
         match (&turn.changed, &mut self.touched) {
             (Some(changed), Some(touched)) => touched.add(changed),
@@ -166,11 +166,11 @@ impl Driver {
         Ok(turn)
     }
 
-    /// Has requests carried out until the turn is to end, and then closes the vault.
+    /// Lets requests run until the turn is to end, and then closes the vault.
     fn serve(&mut self, turn: &Turn, keeps: bool) -> End {
         let (begun, is_shared) = (Instant::now(), turn.mode() == Mode::Shared && !self.opening.options.read_only);
         let number = self.requests.begin(match turn.mode() {
-            // Where nothing is ever changed, the vault says so.
+            // A read-only vault refuses changes itself.
             Mode::Shared if is_shared => requests::Mode::Look,
             Mode::Shared | Mode::Exclusive => requests::Mode::Change,
         });
@@ -183,7 +183,7 @@ impl Driver {
             told.recall(number);
         };
         if let Err(error) = thread::Builder::new().name("lamassu-told".into()).spawn(listen) {
-            tracing::error!(%error, "no thread: the vault is passed on at once");
+            tracing::error!(%error, "cannot start a thread; this host releases the vault at once");
             self.requests.recall(number);
         }
         let mut are_dropped = false;
@@ -199,7 +199,7 @@ impl Driver {
                 }
                 None if are_dropped => {}
                 None => {
-                    // R3.
+                    // Rule R3.
                     self.expire();
                     self.forest.drop_pages(&self.requests.filled());
                     are_dropped = true;
@@ -222,21 +222,21 @@ impl Driver {
         }
         if let Err(error) = self.forest.end_turn() {
             tracing::error!(%error, "not everything that was written here could be committed: what was not is lost");
-            // The kernel knows of what is lost.
+            // What is lost was visible to the kernel.
             self.touched = None;
         }
         end
     }
 
-    /// The kernel keeps no names and attributes any more. What it cannot be told, since a program holds a directory and
-    /// waits for something else, it forgets by itself.
+    /// Lets the kernel drop names and attributes. If it cannot be told, since a program holds a directory and waits for
+    /// something else, waits until they expire.
     fn expire(&self) {
         let Some(kept) = self.requests.stop_keeping() else { return };
         let (runs_out_in, (tell, told)) = (kept.runs_out_in, mpsc::channel());
         let (forest, requests) = (self.forest.clone(), self.requests.clone());
         let expire = move || {
             forest.expire(&requests, &kept);
-            // Nobody listens where it came too late.
+            // The receiver is gone if the timeout came first.
             let _ = tell.send(());
         };
         match thread::Builder::new().name("lamassu-expire".into()).spawn(expire) {

@@ -1,5 +1,4 @@
-//! Headers and the keys that open them, under a policy. Getting key material from a source or a person is the
-//! front-end's.
+//! Opens headers under a policy. The front-end gets key material from a source or a person.
 
 use crate::error::At;
 use crate::pins::Succession;
@@ -11,15 +10,15 @@ use lamassu_keys::dataset::{inherits, vaults_above};
 use lamassu_keys::{Attempt, KeyError, Material, Slots, Unlocked, admin, header_file, unlock_by_parent};
 use std::path::{Path, PathBuf};
 
-/// The most vaults above a dataset that are tried: a store can nest directories as it likes.
+/// The most vaults above a dataset that are tried: the store can nest directories without limit.
 const ABOVE_MAX: usize = 64;
 
-/// Those directories, the nearest first.
+/// The directories above, nearest first.
 type Above<'a> = dyn Iterator<Item = PathBuf> + 'a;
 
 impl Policy {
-    /// Opens the header in `dir` (of a zone: in that file): by its own slots or, where it is a dataset's, by the vault
-    /// above it in the store. `named`: the one slot to try.
+    /// Opens the header in `dir` (for a zone: in that file) by its own slots or, for a dataset, by the vault around it
+    /// in the store. `named`: the one slot to try.
     ///
     /// # Errors
     /// [`Error::NotApproved`], [`KeyError::WrongKey`] and others of keys, those of [`crate::Pins::check`].
@@ -56,7 +55,7 @@ impl Policy {
         Attempt::new(material).with_any_memory(self.allows_any_memory())
     }
 
-    /// The slot that was named, or all, what opened last first.
+    /// The named slot, or all, starting with the one that opened last.
     fn slots(&self, id: &[u8; 16], named: Option<u32>) -> Slots {
         match (named, self.notes.of(id).last) {
             (Some(slot), _) => Slots::Only(slot),
@@ -65,8 +64,8 @@ impl Policy {
         }
     }
 
-    /// By its own slots, or by the vault above, or that by the one above it. What opened last comes first. All of it is
-    /// one attempt.
+    /// Opens a header by its own slots, or by the vault above, which may itself be opened by the one above it. The way
+    /// that opened last comes first. All of this counts as one attempt.
     fn open<H: Header>(
         &self,
         header: &H,
@@ -92,7 +91,7 @@ impl Policy {
         }
     }
 
-    /// By the vault above; `None` where there is none, or one that this key does not open.
+    /// Opens a header by the vault above; `None`: there is none, or this key does not open it.
     fn by_parent<H: Header>(
         &self,
         header: &H,
@@ -111,7 +110,7 @@ impl Policy {
         Ok(Some(unlock_by_parent(header, &keys.key_ring(parent.suite())?)?))
     }
 
-    /// Verifies the administrator's signature over a header, and that it is the pinned one's.
+    /// Verifies the administrator's signature over a header, and that it is the pinned administrator's.
     ///
     /// # Errors
     /// Those of the signature and of [`crate::Pins::of`].
@@ -121,8 +120,8 @@ impl Policy {
         Ok(())
     }
 
-    /// A destroyed vault opens no more. Anyone who can write to the store can say that keys were destroyed: where the
-    /// vault has an administrator, the header has to be signed, by the right one.
+    /// Refuses a destroyed vault. Anyone who can write to the store can claim that keys were destroyed. So if the vault
+    /// has an administrator, the pinned one must have signed the header.
     ///
     /// # Errors
     /// [`KeyError::Destroyed`]; those of [`Policy::check_signed`].

@@ -56,7 +56,8 @@ pub fn verify_signature<H: Header>(header: &H) -> Result<(), KeyError> {
 }
 
 /// Whether the administrator of a header whose signature was verified is one of `pinned`, or has followed one, each
-/// having signed the next: then which. Nothing pinned: whoever it is.
+/// having signed the next. Returns the pinned key that was followed. If nothing is pinned, any administrator is
+/// accepted.
 ///
 /// # Errors
 /// [`KeyError::OtherAdministrator`].
@@ -101,7 +102,7 @@ pub struct Exchanged {
 }
 
 impl Unlocked {
-    /// Gives a header an administrator's key: the slot that these keys opened, made anew of the same material, is the
+    /// Gives a header an administrator's key: the slot that these keys opened, rebuilt from the same material, is the
     /// administrator's, and every other is for use alone until it is changed.
     ///
     /// # Errors
@@ -137,7 +138,7 @@ impl Unlocked {
         Ok(public)
     }
 
-    /// Gives the administrator a new key, signed by the old one. The slot that these keys opened is made anew, of the
+    /// Gives the administrator a new key, signed by the old one. The slot that these keys opened is rebuilt from the
     /// same material; other administrators' slots go, since their secrets are not known, that of a dataset's parent
     /// too; use-only slots stay. A reader that has seen the new key takes no header that is signed with the old seed.
     ///

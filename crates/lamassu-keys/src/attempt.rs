@@ -1,9 +1,9 @@
-//! Trying the slots of a header with what a source gave (§4).
+//! Trying the slots of a header with key material (§4).
 //!
-//! A slot says itself what Argon2id shall cost, and nothing vouches for that before it has opened. So an attempt has
-//! bounds: what all its derivations together may take, over all headers that belong to it (a dataset's, and those of
-//! the vaults above that may open it), and how much of the memory that is free one of them may. And it has an order:
-//! what opened last comes first, so that in the ordinary case the other slots cost nothing.
+//! A slot names its own Argon2id cost, and nothing vouches for that before the slot has opened. So an attempt has
+//! limits: on the work of all its derivations, over all headers that belong to it (a dataset's, and those of the vaults
+//! above that may open it), and on the memory of each one, as a part of the free memory. It also has an order: the slot
+//! that opened last comes first, so that usually the other slots cost nothing.
 
 use crate::unlock::{INFO, Opened, stretched, unwrap};
 use crate::{KeyError, Material, Unlocked, admin};
@@ -13,27 +13,27 @@ use lamassu_format::header::{Argon2Params, Header, KeyArea, Role, Slot, SlotKind
 /// Which slots of a header are tried.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Slots {
-    /// Those that such a key can open: an administrator's before those for use only.
+    /// All slots that such a key can open: administrators' before use-only ones.
     #[default]
     All,
-    /// The same, beginning with the one that is known to have opened last.
+    /// The same, starting with the one that is known to have opened last.
     First(u32),
     /// This one.
     Only(u32),
 }
 
-/// One attempt to open headers with one key: what it may still take. A header is hostile until it has opened.
+/// One attempt to open headers with one key, and its remaining budget. A header is untrusted until it has opened.
 #[derive(Debug)]
 pub struct Attempt<'a> {
     material: &'a Material,
-    /// what one derivation may have
+    /// memory limit of one derivation
     memory_kib: u32,
-    /// KiB times passes
+    /// remaining work, in KiB times passes
     work_left: u64,
 }
 
-/// Opens `header` with what a source gave: the first slot of that kind that opens, an administrator's before those for
-/// use only; then the MAC, then the keychain.
+/// Opens `header` with key material: the first slot of that kind that opens, administrators' before use-only ones; then
+/// the MAC is verified, then the keychain opened.
 ///
 /// A passphrase is tried on each passphrase slot at the cost that slot names, within the bounds of an [`Attempt`]; a
 /// key on raw, hex and recovery slots alike; a token on the slots it sealed.
@@ -45,13 +45,14 @@ pub fn unlock<H: Header>(header: &H, material: &Material) -> Result<Unlocked, Ke
 }
 
 impl<'a> Attempt<'a> {
-    /// With the bounds of §4: as much work as the slots of one header may ask for, and half of the free memory for each
+    /// With the limits of §4: as much work as the slots of one header may ask for, and half of the free memory for each
+    /// derivation.
     /// derivation.
     pub fn new(material: &'a Material) -> Self {
         Attempt { material, memory_kib: wrap::memory_to_spare_kib(), work_left: Argon2Params::WORK_MAX }
     }
 
-    /// The same; with `any_memory` a derivation may take what the format allows, whatever is free.
+    /// The same; with `any_memory` a derivation may use as much memory as the format allows, whatever is free.
     pub fn with_any_memory(self, any_memory: bool) -> Self {
         Attempt { memory_kib: if any_memory { Argon2Params::MEMORY_KIB_MAX } else { self.memory_kib }, ..self }
     }
@@ -65,12 +66,12 @@ impl<'a> Attempt<'a> {
     ///
     /// # Errors
     /// [`KeyError::WrongKey`], [`KeyError::NoSlotOfKind`], [`KeyError::NoSlot`]; [`KeyError::Argon2Memory`],
-    /// [`KeyError::Argon2Work`] where no slot opens and one was not tried; [`KeyError::HeaderAltered`] where a slot
-    /// opens and the MAC does not verify; [`KeyError::SignatureInvalid`] where the administrator's signature does not;
+    /// [`KeyError::Argon2Work`] if no slot opens and one was not tried; [`KeyError::HeaderAltered`] if a slot opens and
+    /// the MAC does not verify; [`KeyError::SignatureInvalid`] if the administrator's signature does not;
     /// [`KeyError::KeychainInvalid`]; [`KeyError::Argon2`]; [`KeyError::Destroyed`].
     pub fn open<H: Header>(&mut self, header: &H, slots: Slots) -> Result<Unlocked, KeyError> {
         if let Some(destroyed) = header.destroyed() {
-            // Any writer of the store can say so; the administrator's signature tells whether it is true.
+            // Anyone who can write to the store can claim this; the administrator's signature shows whether it is true.
             admin::verify_signature(header)?;
             return Err(KeyError::Destroyed(destroyed));
         }
@@ -81,8 +82,8 @@ impl<'a> Attempt<'a> {
             let opened = match self.open_slot(&keys.id, slot) {
                 Ok(Some(opened)) => opened,
                 Ok(None) => continue,
-                // A token that stumbles over one slot, e.g. another token's, may open the next. So may a passphrase
-                // whose cost is too high in one.
+                // A token that fails on one slot, for example another token's, may open the next. So may a passphrase
+                // whose cost is too high in one slot.
                 Err(error) => {
                     failed.get_or_insert(error);
                     continue;
@@ -101,7 +102,7 @@ impl<'a> Attempt<'a> {
         Err(KeyError::NoSlotOfKind { kind, have })
     }
 
-    /// Those that this key may open.
+    /// The slots that this key may open, in the order of trying.
     fn in_order<'k>(&self, keys: &'k KeyArea, which: Slots) -> Result<Vec<&'k Slot>, KeyError> {
         if let Slots::Only(id) = which {
             let slot = keys.slot(id).ok_or(KeyError::NoSlot { id })?;
@@ -111,12 +112,12 @@ impl<'a> Attempt<'a> {
             };
         }
         let mut slots: Vec<&Slot> = keys.slots.iter().filter(|s| opens(s.kind, self.material)).collect();
-        // One key may open several: what an administrator's lets its holder do, a use-only one must not hide. A role
-        // that was changed shows in the MAC.
+        // One key may open several slots: a use-only one must not hide the rights of an administrator's. A changed role
+        // is detected by the MAC.
         slots.sort_by_key(|s| s.role == Role::Use);
         if let Slots::First(id) = which
             && let Some(at) = slots.iter().position(|s| s.id == id)
-            // Ids ascend: an administrator's slot that is newer was never tried when this one was opened.
+            // Ids ascend: an administrator's slot that is newer than this one was never tried when this one opened.
             && (slots[at].role != Role::Use || slots.iter().all(|s| s.role == Role::Use || s.id < id))
         {
             slots[..=at].rotate_right(1);
@@ -124,13 +125,13 @@ impl<'a> Attempt<'a> {
         Ok(slots)
     }
 
-    /// What the slot holds, or `None` if it is not opened by this source.
+    /// The slot's content, or `None` if this material does not open it.
     fn open_slot(&mut self, id: &[u8; 16], slot: &Slot) -> Result<Option<Opened>, KeyError> {
         let Some(key) = self.wrapping_key(slot)? else { return Ok(None) };
         Ok(unwrap(id, slot, &key))
     }
 
-    /// Steps 1 and 2 of opening a slot; `None` where the material is of another kind, or of another token.
+    /// Steps 1 and 2 of opening a slot; `None` if the material is of another kind, or of another token.
     fn wrapping_key(&mut self, slot: &Slot) -> Result<Option<Secret<32>>, KeyError> {
         match (self.material, slot.argon2, &slot.token) {
             (Material::Key { key, .. }, None, None) => Ok(Some(wrap::hkdf(key.expose(), &slot.salt, INFO))),
@@ -145,7 +146,7 @@ impl<'a> Attempt<'a> {
         }
     }
 
-    /// Whether a derivation may be run, before it takes anything.
+    /// Checks whether a derivation may run, before it uses any memory.
     fn pay(&mut self, slot: u32, cost: Argon2Params) -> Result<(), KeyError> {
         let (memory_kib, spare_kib) = (cost.memory_kib(), self.memory_kib);
         if memory_kib > spare_kib {
@@ -156,7 +157,8 @@ impl<'a> Attempt<'a> {
     }
 }
 
-/// Whether material can open slots of a kind: raw, hex, recovery and recovery-shares are ways to write down the same
+/// Whether material can open slots of this kind: raw, hex, recovery and recovery-shares are different notations of the
+/// same key.
 /// key.
 fn opens(kind: SlotKind, material: &Material) -> bool {
     match material {

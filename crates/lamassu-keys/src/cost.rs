@@ -1,10 +1,10 @@
-//! The cost of Argon2id: measured once, when a passphrase slot is made.
+//! The cost of Argon2id, measured once when a passphrase slot is made.
 
 use lamassu_crypto::wrap;
 use lamassu_format::header::Argon2Params;
 use std::time::Duration;
 
-/// How long opening a slot may take on this machine, unless told otherwise.
+/// How long opening a slot may take on this machine, by default.
 pub const TARGET: Duration = Duration::from_secs(1);
 
 /// Second recommended option of RFC 9106 §4: 64 MiB, 3 passes, 4 lanes.

@@ -1,14 +1,14 @@
-//! Making vault headers and zone files, each with its first slot.
+//! Makes vault headers and zone files, each with its first slot.
 
 use crate::providers::server::ObliviousKey;
 use crate::{KeyError, Keychain, NewSlot, Terms, Tier, Unlocked, ZoneKeys};
 use lamassu_format::header::{Admin, Header, KeyArea, NameMode, Slot, VaultHeader, VaultParams, ZoneFile, ZoneParams};
 use lamassu_format::{Compression, Domain, Geometry, Suite};
 
-/// Id of the slot that a header is made with.
+/// Id of a header's first slot.
 pub(crate) const FIRST_SLOT: u32 = 1;
 
-/// A vault to be made.
+/// A vault to make.
 #[derive(Clone, Copy, Debug)]
 pub struct NewVault<'a> {
     /// suite; that of the zone
@@ -17,60 +17,60 @@ pub struct NewVault<'a> {
     pub geometry: Geometry,
     /// how names are kept
     pub names: NameMode,
-    /// the longest name, in bytes, the store below takes: 64 to 255
+    /// the longest name that the store accepts, in bytes: 64 to 255
     pub name_max: u8,
     /// whether clean one-page files are convergent; not in a salted domain
     pub convergent_small_files: bool,
-    /// how its blocks are compressed
+    /// compression of its blocks
     pub compression: Option<Compression>,
-    /// within which bounds equal blocks are equal; other than the zone's with keys of its own alone
+    /// the bounds within which equal blocks deduplicate; only a vault with keys of its own may differ from the zone
     pub domain: Domain,
-    /// where the keys come from
+    /// the source of the keys
     pub zone: Zone<'a>,
     /// Unix seconds
     pub created: u64,
 }
 
-/// Whose keys a new vault uses.
+/// The keys of a new vault.
 #[derive(Clone, Copy, Debug)]
 pub enum Zone<'a> {
-    /// Fresh ones: it deduplicates with itself alone.
+    /// New keys: it deduplicates only with itself.
     Private,
-    /// Those of a zone.
+    /// The keys of a zone.
     Member {
         /// its file
         file: &'a ZoneFile,
         /// its keys
         keys: &'a Unlocked,
-        /// whose K_out
+        /// the kind of K_out
         outer: Outer,
     },
-    /// Those of a zone that a key server keeps.
+    /// The keys of a zone at a key server.
     Server {
         /// its keys
         keys: &'a ZoneKeys,
-        /// whose K_out
+        /// the kind of K_out
         outer: Outer,
     },
 }
 
-/// Whose K_out a vault of a zone uses.
+/// The K_out of a vault in a zone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outer {
-    /// Its own: it shares deduplication, and nobody with another vault's keys reads it.
+    /// Its own: it shares deduplication, and other vaults' keys cannot read it.
     Own,
     /// The zone's: every vault that shares it can read it.
     Shared,
 }
 
-/// A zone to be made.
+/// A zone to make.
 #[derive(Clone, Copy, Debug)]
 pub struct NewZone {
     /// suite of every vault of the zone
     pub suite: Suite,
-    /// block size, in bytes, its vaults use unless told otherwise
+    /// default block size of its vaults, in bytes
     pub block_size: u32,
-    /// how its vaults compress blocks unless told otherwise
+    /// default compression of its vaults
     pub compression: Option<Compression>,
     /// whether it has a K_out to share
     pub outer: bool,
@@ -82,7 +82,7 @@ pub struct NewZone {
 ///
 /// # Errors
 /// [`KeyError::ZoneSuite`], [`KeyError::NoOuterKey`], [`KeyError::HeaderAltered`] or [`KeyError::OtherHeader`] for the
-/// zone, [`KeyError::DomainNotZone`], [`KeyError::Header`] for values out of bounds or that do not fit one another,
+/// zone, [`KeyError::DomainNotZone`], [`KeyError::Header`] for values out of bounds or that contradict each other,
 /// [`KeyError::Argon2`], [`KeyError::NoRandom`].
 pub fn create_vault(new: &NewVault<'_>, slot: &NewSlot<'_>) -> Result<(VaultHeader, Unlocked), KeyError> {
     if new.domain != Domain::Zone && !matches!(new.zone, Zone::Private) {
@@ -132,19 +132,19 @@ fn member_keychain(new: &NewVault<'_>, file: &ZoneFile, keys: &Unlocked, outer: 
     }
 }
 
-/// A vault to be made as a copy of another.
+/// A copy of a vault to make.
 #[derive(Clone, Copy, Debug)]
 pub struct NewClone {
-    /// Starts an epoch of K_in and one of K_out that the original never has.
+    /// start new epochs of K_in and K_out, which the original never has
     pub new_keys: bool,
-    /// It is never written.
+    /// it is never written
     pub snapshot: bool,
     /// Unix seconds
     pub created: u64,
 }
 
-/// Makes the header of a copy of the vault of `header`, which `keys` opened: another id and file key, one slot (those
-/// of the original are bound to its id), the same epochs. With new keys it leaves its zone. Nothing is written.
+/// Makes the header of a copy of the vault of `header`, which `keys` opened: a new id and file key, one slot (those of
+/// the original are bound to its id), the same epochs. With new keys it leaves its zone. Nothing is written.
 ///
 /// # Errors
 /// [`KeyError::HeaderAltered`] or [`KeyError::OtherHeader`] for the original, [`KeyError::EpochsUsedUp`],
@@ -178,7 +178,7 @@ pub fn create_zone(new: &NewZone, slot: &NewSlot<'_>) -> Result<(ZoneFile, Unloc
     zone_of(new, random_id()?, Keychain::generate(new.outer, new.created)?, slot)
 }
 
-/// Makes a zone whose keys of blocks take a part from this key at a server.
+/// Makes a zone whose block keys depend on this key at a server.
 ///
 /// # Errors
 /// As [`create_zone`]; [`KeyError::SuiteNotOblivious`].
@@ -199,7 +199,7 @@ pub fn check_oblivious(suite: Suite) -> Result<(), KeyError> {
     if suite.takes_salt() { Ok(()) } else { Err(KeyError::SuiteNotOblivious { suite }) }
 }
 
-/// Makes a zone file with the keys of a zone that a key server keeps.
+/// Makes a zone file with the keys of a zone at a key server.
 ///
 /// # Errors
 /// As [`create_zone`].
@@ -228,7 +228,7 @@ fn assemble<H: Header>(
     assemble_with(id, keychain, |keys| keys.make_slot(FIRST_SLOT, slot, Terms::default()), build)
 }
 
-/// A header whose first slot `make` makes.
+/// Makes a header whose first slot is the result of `make`.
 pub(crate) fn assemble_with<H: Header>(
     id: [u8; 16],
     keychain: Keychain,
@@ -237,7 +237,7 @@ pub(crate) fn assemble_with<H: Header>(
 ) -> Result<(H, Unlocked), KeyError> {
     let unlocked = Unlocked::fresh(id, keychain, FIRST_SLOT, H::IS_VAULT)?;
     let slots = vec![make(&unlocked)?];
-    // Whose key it is, signing fills in.
+    // Signing fills in the public key.
     let admin = H::IS_VAULT.then_some(Admin { public: [0; 32], signature: [0; 64], before: Vec::new() });
     let keychain = unlocked.seal_keychain()?;
     let mut header =

@@ -1,11 +1,11 @@
 //! Datasets: vaults that lie in a directory of another vault, their parent (§4).
 //!
 //! A dataset has a keychain of its own, and always a K_out of its own. It *inherits* its wrapping key by a parent slot:
-//! the slot's secret is sealed as a record under a K_out of the parent, so opening the parent opens the
-//! dataset, whatever becomes of the parent's slots, passphrases and file key.
+//! the slot's secret is sealed as a record under a K_out of the parent, so opening the parent opens the dataset,
+//! whatever happens to the parent's slots, passphrases and file key.
 //!
-//! Invariant: a header has one parent slot at most. Taking it away, or the parent's K_out, leaves the dataset to the
-//! keys of its own.
+//! Invariant: a header has at most one parent slot. Without it, or without the parent's K_out, only the dataset's own
+//! keys open it.
 
 use crate::create::{FIRST_SLOT, assemble_with, random_id};
 use crate::unlock::{INFO, unwrap};
@@ -19,7 +19,7 @@ use lamassu_format::header::{
 use lamassu_format::{Compression, Domain, Geometry, Suite, name};
 use std::path::{Path, PathBuf};
 
-/// A dataset to be made.
+/// A dataset to make.
 #[derive(Clone, Copy, Debug)]
 pub struct NewDataset<'a> {
     /// suite; with [`Domain::Zone`] that of the parent
@@ -28,28 +28,28 @@ pub struct NewDataset<'a> {
     pub geometry: Geometry,
     /// how names are kept
     pub names: NameMode,
-    /// within what equal blocks are equal; [`Domain::Zone`]: with the parent, whose K_in it gets
+    /// the bounds within which equal blocks deduplicate; [`Domain::Zone`]: with the parent, whose K_in it gets
     pub domain: Domain,
-    /// how its blocks are compressed
+    /// compression of its blocks
     pub compression: Option<Compression>,
-    /// what is verified on reads; `None`: what the parent says
+    /// what is verified on reads; `None`: as in the parent
     pub integrity: Option<Verified>,
-    /// what stays in the page cache; `None`: what the parent says
+    /// what stays in the page cache; `None`: as in the parent
     pub cache: Option<Caching>,
     /// whether the parent's keys open it
     pub inherit: bool,
-    /// a key of its own; needed unless it inherits
+    /// a key of its own; required unless it inherits
     pub slot: Option<NewSlot<'a>>,
     /// Unix seconds
     pub created: u64,
 }
 
-/// Makes the header of a dataset in the vault of `parent`, which `keys` opened and whose loaded keys are `ring`.
-/// Nothing is written.
+/// Makes the header of a dataset in the vault of `parent`; `keys` opened that, and `ring` has its loaded keys. Nothing
+/// is written.
 ///
 /// # Errors
-/// [`KeyError::NoParentSlot`] where nothing would open it; [`KeyError::ZoneSuite`] for a K_in of another suite;
-/// [`KeyError::NoZoneToShare`] for the domain zone in a parent that has another; [`KeyError::HeaderAltered`] or
+/// [`KeyError::NoParentSlot`] if nothing would open it; [`KeyError::ZoneSuite`] for a K_in of another suite;
+/// [`KeyError::NoZoneToShare`] for the domain zone in a parent with another domain; [`KeyError::HeaderAltered`] or
 /// [`KeyError::OtherHeader`] for the parent; [`KeyError::Header`] for values out of bounds, [`KeyError::Argon2`],
 /// [`KeyError::NoRandom`].
 pub fn create_dataset(
@@ -103,18 +103,18 @@ fn parent_slot<H: Header>(header: &H) -> Option<(&Slot, &[u8; PARENT_RECORD_LEN]
     header.keys().slots.iter().find_map(|slot| Some((slot, slot.parent.as_ref()?)))
 }
 
-/// Whether the parent's keys open this header, as far as it says.
+/// Whether, according to this header, the parent's keys open it.
 pub fn inherits<H: Header>(header: &H) -> bool {
     parent_slot(header).is_some()
 }
 
-/// The directory of the vault that the one in `dir` lies in, as far as the store's directories tell.
+/// The directory of the vault around the one in `dir`, by the store's directories.
 pub fn vault_above(dir: &Path) -> Option<PathBuf> {
     vaults_above(dir).next()
 }
 
-/// The directories of all vaults that the one in `dir` lies in, the nearest first. The path is resolved once: a store
-/// can nest directories as it likes.
+/// The directories of all vaults around the one in `dir`, nearest first. The path is resolved once: a store can nest
+/// directories without limit.
 pub fn vaults_above(dir: &Path) -> impl Iterator<Item = PathBuf> {
     let mut above = dir.canonicalize().unwrap_or_default();
     std::iter::from_fn(move || {
@@ -127,7 +127,7 @@ pub fn vaults_above(dir: &Path) -> impl Iterator<Item = PathBuf> {
     })
 }
 
-/// Which epoch of the parent's K_out the parent slot is sealed under; `None`: there is no slot, or no loaded key is it.
+/// The epoch of the parent's K_out that seals the parent slot; `None`: there is no slot, or no loaded key opens it.
 pub fn parent_epoch(header: &VaultHeader, ring: &KeyRing) -> Option<EpochNumber> {
     let (_, record) = parent_slot(header)?;
     ring.record_epoch(RecordKind::ParentSlot, &header.id(), record)
@@ -136,7 +136,7 @@ pub fn parent_epoch(header: &VaultHeader, ring: &KeyRing) -> Option<EpochNumber>
 /// Opens a dataset's header with the loaded keys of its parent.
 ///
 /// # Errors
-/// [`KeyError::NoParentSlot`], [`KeyError::OtherParent`]; where the slot opens, as [`crate::unlock`].
+/// [`KeyError::NoParentSlot`], [`KeyError::OtherParent`]; if the slot opens, as [`crate::unlock`].
 pub fn unlock_by_parent<H: Header>(header: &H, ring: &KeyRing) -> Result<Unlocked, KeyError> {
     let (slot, record) = parent_slot(header).ok_or(KeyError::NoParentSlot)?;
     let id = header.keys().id;
@@ -158,10 +158,10 @@ impl Unlocked {
         self.edit(header, |next| Self::push_made(next, |id| self.make_parent_slot(id, ring, created)))
     }
 
-    /// Takes that away again.
+    /// Removes the parent slot.
     ///
     /// # Errors
-    /// [`KeyError::NoParentSlot`], and as [`Unlocked::remove_slot`]: not where it is the only slot.
+    /// [`KeyError::NoParentSlot`], and as [`Unlocked::remove_slot`]: not if it is the only slot.
     pub fn remove_parent_slot(&self, header: &mut VaultHeader) -> Result<Removed, KeyError> {
         let id = parent_slot(header).map(|(slot, _)| slot.id).ok_or(KeyError::NoParentSlot)?;
         self.take_slot(header, id)
@@ -190,7 +190,7 @@ impl Unlocked {
         })
     }
 
-    /// Says in the header of a parent that directories of its tree may be datasets. True: it did not yet.
+    /// Marks in a parent's header that directories of its tree may be datasets. True: the mark is new.
     ///
     /// # Errors
     /// As [`Unlocked::add_slot`].
@@ -204,7 +204,7 @@ impl Unlocked {
         })
     }
 
-    /// Says in the header that the vault is anchored from now on. `false`: it said so already.
+    /// Marks in the header that the vault is anchored. False: it was marked already.
     ///
     /// # Errors
     /// As [`Unlocked::add_slot`].
@@ -218,7 +218,7 @@ impl Unlocked {
         })
     }
 
-    /// Sets what is verified on reads, and what stays in the page cache; `None` leaves each to the parent.
+    /// Sets what is verified on reads, and what stays in the page cache; `None` means as in the parent.
     ///
     /// # Errors
     /// As [`Unlocked::add_slot`].
@@ -235,7 +235,7 @@ impl Unlocked {
         })
     }
 
-    /// Sets how new blocks are compressed. What is stored stays as it is.
+    /// Sets the compression of new blocks. Stored blocks do not change.
     ///
     /// # Errors
     /// As [`Unlocked::add_slot`].
@@ -246,7 +246,7 @@ impl Unlocked {
         })
     }
 
-    /// An administrator's slot: opening the parent permits changing the dataset.
+    /// An administrator's slot: the parent's keys permit changing the dataset.
     fn make_parent_slot(&self, id: u32, ring: &KeyRing, created: u64) -> Result<Slot, KeyError> {
         let mut salt = [0u8; 32];
         lamassu_crypto::random(&mut salt)?;

@@ -1,4 +1,4 @@
-//! Times as people read them.
+//! Times in readable form.
 
 /// `2026-01-31T12:00:00Z` (RFC 3339, UTC).
 pub fn time(unix_seconds: i64) -> String {

@@ -38,10 +38,9 @@ pub struct Destruction {
 pub struct Cleared {
     /// files that wrapped keys, and are gone
     pub erased: Vec<Erased>,
-    /// files beside the vault's own that are headers of it: somebody's copies, which were left alone
+    /// files beside the vault's own that are headers of it: copies that a person made, left alone
     pub copies: Vec<String>,
-    /// files that lie where old headers are kept, are none, and have other names: somebody else's, which were left
-    /// alone
+    /// files that lie where old headers are kept, are not headers, and have other names: not Lamassu's, left alone
     pub foreign: Vec<String>,
 }
 

@@ -1,4 +1,4 @@
-//! What can go wrong with keys. No variant holds a secret.
+//! Errors of keys. No variant holds a secret.
 
 use crate::receipt::ReceiptError;
 use crate::{FileError, HistoryError, SourceError, Tier};
@@ -6,11 +6,11 @@ use lamassu_crypto::NoRandom;
 use lamassu_format::header::{Destroyed, HeaderError, SlotKind};
 use lamassu_format::{Domain, Suite};
 
-/// An operation on keys failed. [`KeyError::is_wrong_key`] tells the one case a program answers by asking again.
+/// An operation on keys failed. For [`KeyError::is_wrong_key`] a program can ask again.
 #[derive(Debug, thiserror::Error)]
 pub enum KeyError {
-    /// The user's: the source is good, and no slot opens with it. (Or someone altered that very slot: the two cannot be
-    /// told apart.)
+    /// The user's: the source is valid, but no slot opens with it. (Or someone altered that slot: the two cannot be
+    /// distinguished.)
     #[error("wrong key: of the slots that a {kind} key can open, none opens with it ({tried} tried)", kind = .kind.name())]
     WrongKey {
         /// kind of the material
@@ -26,31 +26,31 @@ pub enum KeyError {
         /// kinds there are
         have: Vec<SlotKind>,
     },
-    /// Whoever can write the store: the key is right and the MAC over the header is not.
+    /// Someone who can write to the store: the key is right, but the MAC over the header is not.
     #[error("the key is right, but the header was altered or damaged; restore it from a backup copy")]
     HeaderAltered,
-    /// A faulty program's: the header is authentic and its keychain does not open or makes no sense.
+    /// A faulty program's: the header is authentic, but its keychain does not open or is invalid.
     #[error("the header is authentic, but its keychain is not valid; restore the header from a backup copy")]
     KeychainInvalid,
     /// The file is no header, is damaged, or is newer than this program.
     #[error(transparent)]
     Header(#[from] HeaderError),
-    /// The program's: keys of one header used on another.
+    /// The program's: keys of one header were used on another.
     #[error("these keys are not those of this header")]
     OtherHeader,
-    /// Whoever destroyed them: no key opens it any more.
+    /// The keys were destroyed: no key opens it any more.
     #[error(
         "its keys were destroyed on {} (receipt {}): nothing opens it any more, but a copy of its header from before: `lamassu key restore`",
         crate::date::time(i64::try_from(.0.time).unwrap_or(i64::MAX / 2)),
         data_encoding::HEXLOWER.encode(&.0.receipt)
     )]
     Destroyed(Destroyed),
-    /// The user's: the destruction came to its end, and left nothing to go on with.
+    /// The user's: the destruction was completed, and there is nothing to continue.
     #[error(
         "the header from before is gone, so it cannot be proven that this key opened it; destroy it with the server's or the token's own tool"
     )]
     NothingToProve,
-    /// Whoever made or changed it, or damage.
+    /// Its author, someone who changed it, or damage.
     #[error("the receipt is not valid: {0}")]
     Receipt(#[from] ReceiptError),
     /// The user's: no such slot.
@@ -74,7 +74,7 @@ pub enum KeyError {
     /// Four thousand million slots were added in this header's life.
     #[error("slot ids are used up in this header")]
     SlotIdsUsedUp,
-    /// The user's: the suite's keys of blocks are as published, and take nothing from a server.
+    /// The user's: the suite's block keys are as published, and do not depend on a server.
     #[error("suite {} has no oblivious keys; aes, blake3 and chacha have", .suite.name())]
     SuiteNotOblivious {
         /// the suite
@@ -83,7 +83,7 @@ pub enum KeyError {
     /// Epochs are numbered in 32 bits.
     #[error("epochs are used up in this keychain")]
     EpochsUsedUp,
-    /// The user's: no such epoch.
+    /// The user's: there is no such epoch.
     #[error("there is no epoch {number} of the {tier} key", tier = .tier.name())]
     NoEpoch {
         /// of which key
@@ -91,7 +91,7 @@ pub enum KeyError {
         /// asked for
         number: u32,
     },
-    /// The user's: what is written now uses it.
+    /// The user's: new data uses this epoch.
     #[error("epoch {number} of the {tier} key is the newest, which new writes use; rotate first", tier = .tier.name())]
     NewestEpoch {
         /// of which key
@@ -108,7 +108,7 @@ pub enum KeyError {
         /// of which key
         tier: Tier,
     },
-    /// The user's: a vault takes over keys of its own zone alone.
+    /// The user's: a vault takes over keys of its own zone only.
     #[error("this vault belongs to another zone")]
     OtherZone,
     /// The user's: the key is shared, and a rotation of one vault alone would end that.
@@ -152,8 +152,8 @@ pub enum KeyError {
         /// memory asked for
         memory_kib: u32,
     },
-    /// The slot's maker, or whoever can write there: it takes more of the machine than a slot may that nothing vouches
-    /// for yet.
+    /// The slot's maker, or someone who can write there: it needs more memory than is granted to a slot that nothing
+    /// vouches for yet.
     #[error(
         "slot {slot} asks for {} MiB of memory (Argon2id), and {} MiB, half of what is free here, is the most that a slot gets unasked; it was not tried, and \
          no other opens with this key",
@@ -203,12 +203,12 @@ pub enum KeyError {
         /// the slot that opened
         slot: u32,
     },
-    /// Whoever has the file key and no administrator's slot, or damage: the MAC is right and the signature is not.
+    /// Someone who has the file key and no administrator's slot, or damage: the MAC is right, but the signature is not.
     #[error(
-        "the administrator's signature over the header does not verify: somebody with a use-only slot changed it, or it is damaged; restore it from a backup copy"
+        "the administrator's signature over the header does not verify: a user of a use-only slot changed it, or it is damaged; restore it from a backup copy"
     )]
     SignatureInvalid,
-    /// Whoever can write the store: the header is an authentic one from before.
+    /// Someone who can write to the store: the header is authentic, but an older one.
     #[error(
         "the header is older than the one that these keys opened: it was put back, and lacks {lacks}. Nothing was changed. Put the newer one back with `lamassu key restore BACKUP DIR` \
          before the vault is unmounted: until then the mount has all keys, and without it what was written under keys that the header lacks can be read no more. \
@@ -218,7 +218,7 @@ pub enum KeyError {
         /// what of it
         lacks: &'static str,
     },
-    /// Whoever has the file key: another administrator's signature than the one that is pinned, or none.
+    /// Someone who has the file key: the header has another signature than the pinned administrator's, or none.
     #[error(
         "the header is not signed by the administrator that is pinned for this vault ({}); if the administrator did change, correct the pin, otherwise restore the header from a backup copy",
         .found.as_ref().map_or("it has no signature".into(), |key| format!("it is signed by {key}"))
@@ -233,7 +233,7 @@ pub enum KeyError {
         /// the id asked for
         id: u32,
     },
-    /// The user's: use-only means that somebody else may do more.
+    /// The user's mistake: a use-only slot makes sense only where another slot may do more.
     #[error(
         "this header has no administrator, so no slot can be use-only; `lamassu key admin init` makes you its administrator"
     )]

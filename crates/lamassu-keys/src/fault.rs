@@ -1,10 +1,10 @@
-//! Why a key server or a token gave no key. Compiled whatever providers the build has, so that tables of errors
-//! need not know.
+//! Why a key server or a token gave no key. Compiled with any set of providers, so that error tables need not depend on
+//! them.
 
 use std::io;
 use std::path::PathBuf;
 
-/// A cause from a library, as it says it.
+/// A library's error.
 pub type Cause = Box<dyn std::error::Error + Send + Sync>;
 
 /// Why a key server gave no key.
@@ -67,7 +67,7 @@ pub enum ServerFault {
     /// It has no such object, or shows it to others only (KMIP).
     #[error("it has no such key, or does not show it to us")]
     NoObject,
-    /// The user's, or whoever named them: a name is not enough (KMIP).
+    /// The user's, or that of the person who named the keys: a name is not unique (KMIP).
     #[error("it has more than one key of that name; give the key's identifier: kmip://HOST/ID")]
     ManyObjects,
     /// The user's: a key to be made has the name of one that is there (KMIP).
@@ -88,7 +88,7 @@ pub enum ServerFault {
     /// Some of what it was asked is done, and then something failed (KMIP).
     #[error("{done}; and then: {fault}")]
     Partly {
-        /// what it has done, for people
+        /// the completed steps, as text
         done: String,
         /// what failed
         fault: Box<ServerFault>,
@@ -163,9 +163,9 @@ pub enum KeyState {
     PreActive,
     /// To be used.
     Active,
-    /// Revoked, or its time is over.
+    /// Revoked, or past its end.
     Deactivated,
-    /// Revoked: somebody else may know it.
+    /// Revoked, since others may know it.
     Compromised,
     /// Gone.
     Destroyed,

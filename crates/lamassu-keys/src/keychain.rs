@@ -23,12 +23,12 @@ pub struct Epoch {
     oblivious: Option<ObliviousKey>,
 }
 
-/// Which others have an epoch's key, from the time it came into the keychain.
+/// Which other vaults have an epoch's key, as of its entry into the keychain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Whose {
     /// made for this keychain
     Own,
-    /// that of a zone, of a key server's zone, or of the vault that a dataset lies in
+    /// from a zone, a key server's zone, or the vault that contains a dataset
     Zones,
 }
 
@@ -48,12 +48,12 @@ impl Epoch {
         &self.key
     }
 
-    /// Whether a zone has it too, or the vault that a dataset lies in: it came from there.
+    /// Whether it came from a zone, or from the vault that contains a dataset, which has it too.
     pub fn is_zones(&self) -> bool {
         self.whose == Whose::Zones
     }
 
-    /// The key at a server that keys of blocks take a part from; `None`: they follow from this key alone.
+    /// The key at a server that block keys depend on; `None`: they depend on this key alone.
     pub fn oblivious(&self) -> Option<&ObliviousKey> {
         self.oblivious.as_ref()
     }
@@ -116,7 +116,7 @@ impl Keychain {
         Ok(Keychain { inner: first()?, outer: if outer { first()? } else { Vec::new() } })
     }
 
-    /// Keys that a server keeps for its zone: epoch 1 of K_in and, if given, of K_out.
+    /// Keys of a zone at a key server: epoch 1 of K_in and, if given, of K_out.
     pub(crate) fn of(inner: &Secret<32>, outer: Option<&Secret<32>>, created: u64) -> Self {
         let first = |key: &Secret<32>| {
             let (number, whose, oblivious) = (1, Whose::Zones, None);
@@ -147,7 +147,7 @@ impl Keychain {
         Keychain { inner: copy(&self.inner), outer: copy(&self.outer) }
     }
 
-    /// Fresh keys, but for K_in, which is the newest of `other`, under its number there.
+    /// New keys, except K_in, which is the newest of `other`, with its number there.
     ///
     /// # Errors
     /// [`KeyError::NoRandom`].
@@ -183,12 +183,12 @@ impl Keychain {
         Ok(number)
     }
 
-    /// The key at a server that the newest K_in goes with.
+    /// The key at a server that belongs to the newest K_in.
     pub fn oblivious(&self) -> Option<&ObliviousKey> {
         self.inner.last().and_then(Epoch::oblivious)
     }
 
-    /// The same keychain; epoch 1 of K_in has this key at a server. For a zone that is being made.
+    /// The same keychain; epoch 1 of K_in depends on this key at a server. For a new zone.
     pub(crate) fn with_oblivious(mut self, key: ObliviousKey) -> Keychain {
         self.inner.iter_mut().for_each(|epoch| epoch.oblivious = Some(key.clone()));
         self
@@ -199,7 +199,7 @@ impl Keychain {
         self.inner.iter().any(|epoch| epoch.oblivious.is_some())
     }
 
-    /// Takes an epoch away: what it sealed or keyed cannot be read again with this keychain. Never the newest.
+    /// Removes an epoch: data under it can no longer be read with this keychain. Never the newest.
     ///
     /// # Errors
     /// [`KeyError::NoEpoch`], [`KeyError::NewestEpoch`].
@@ -213,12 +213,12 @@ impl Keychain {
         Ok(())
     }
 
-    /// Takes over the epochs of `other`, a zone's, that are newer than all of our own; returns their numbers. What both
-    /// have must be the same.
+    /// Takes over the epochs of `other`, a zone's, that are newer than all of its own. Returns their numbers. Epochs
+    /// that both have must be equal.
     ///
     /// # Errors
-    /// [`KeyError::OtherEpochs`] where an epoch of one number is another key, or our newest is newer than all of
-    /// `other`'s.
+    /// [`KeyError::OtherEpochs`] if an epoch with the same number has another key, or the newest one here is newer than
+    /// all of `other`'s.
     pub fn adopt(&mut self, tier: Tier, other: &Keychain) -> Result<Vec<u32>, KeyError> {
         let (ours, theirs) = (self.epochs(tier), other.epochs(tier));
         let newest = ours.last().map_or(0, |e| e.number);
@@ -257,13 +257,13 @@ impl Keychain {
         }
     }
 
-    /// Epochs of K_in, newest first, as a key ring wants them.
+    /// Epochs of K_in, newest first, for a key ring.
     pub(crate) fn inner_newest_first(&self) -> Vec<(u32, Secret<32>, Option<Arc<Oblivious>>)> {
         let loaded = |e: &Epoch| (e.number, e.key.duplicate(), e.oblivious.as_ref().map(server::oblivious));
         self.inner.iter().rev().map(loaded).collect()
     }
 
-    /// Keys of K_out with their numbers, newest first, as a key ring wants them.
+    /// Keys of K_out with their numbers, newest first, for a key ring.
     pub(crate) fn outer_newest_first(&self) -> Vec<(u32, Secret<32>)> {
         self.outer.iter().rev().map(|e| (e.number, e.key.duplicate())).collect()
     }
@@ -318,8 +318,7 @@ impl Keychain {
     }
 }
 
-/// Keys are borrowed from the (wiped) text; a key written with JSON escapes is refused, since it would have to be
-/// copied.
+/// Keys are borrowed from the wiped text. A key with JSON escapes is refused, since it would have to be copied.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct WireKeychain<'a> {
@@ -329,7 +328,7 @@ struct WireKeychain<'a> {
     outer: Vec<WireEpoch<'a>>,
 }
 
-/// A key of a server's that evaluates (§4).
+/// An evaluating key at a server (§4).
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct WireOblivious {
@@ -350,7 +349,7 @@ impl WireOblivious {
 }
 
 impl ObliviousKey {
-    /// The member of its epoch, and the comma before it. Nothing in it needs an escape.
+    /// The member of its epoch, with the comma before it. Nothing in it needs an escape.
     fn to_json(&self) -> String {
         let ObliviousKey { server, name, public } = self;
         let public = HEXLOWER.encode(public);
@@ -364,15 +363,15 @@ struct WireEpoch<'a> {
     created: u64,
     epoch: u32,
     key: &'a str,
-    /// left out where it is not so; of K_in alone
+    /// omitted if `None`; only for K_in
     #[serde(default, deserialize_with = "present")]
     oblivious: Option<WireOblivious>,
-    /// left out where it is not so
+    /// omitted if false
     #[serde(default, deserialize_with = "present")]
     zone: Option<bool>,
 }
 
-/// Null is not the same as left out.
+/// Null differs from an omitted member.
 fn present<'de, T: Deserialize<'de>, D: serde::Deserializer<'de>>(from: D) -> Result<Option<T>, D::Error> {
     T::deserialize(from).map(Some)
 }

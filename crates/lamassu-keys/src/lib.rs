@@ -1,10 +1,31 @@
 //! Key sources, slots and keychains (`docs/format.md` §3, §4).
 //!
 //! A [`source::KeySource`] is a URI; its provider turns it into [`source::Material`]; a slot of a header turns that
-//! into the file key, and the file key opens the keychain. What is unlocked here goes to `lamassu-crypto` as a key
-//! ring.
+//! into the file key, and the file key opens the keychain. The result goes to `lamassu-crypto` as a key ring.
 //!
-//! Never: holds file data, writes a key anywhere but sealed, prints (but for the prompt a `prompt` source shows on the
+//! | module | what it does |
+//! |---|---|
+//! | [`source`], `providers/` | key source URIs; one provider for each location |
+//! | [`fault`] | why a key server or a token gave no key |
+//! | [`recovery`], [`shares`] | recovery keys as words; their shares |
+//! | [`cost`] | measures the cost of Argon2id |
+//! | [`create`], [`dataset`] | headers of vaults, zones and datasets; parent slots |
+//! | [`attempt`], [`unlock`](mod@unlock) | trying slots; the keys of an opened header, and changes of it |
+//! | [`keychain`], `rotate` | epochs of K_in and K_out; rotation and retirement |
+//! | [`admin`] | the administrator's signature |
+//! | [`header_file/`](header_file) | header files: read, replaced, erased; the update lock |
+//! | [`witness`] | what remembers the newest header outside the store |
+//! | [`history/`](history) | the history of a vault's keys |
+//! | [`destroy`], [`receipt`] | assured delete; its receipts |
+//! | [`date`] | times in readable form |
+//! | `error` | the errors |
+//! | `testing` | decoders for fuzzers (feature `testing`) |
+//!
+//! Locks: the update lock of a header's file ([`Update`]) is the outermost. Under it, one after the other, the file
+//! lock of the history and the locks of the witness. The keys in use at servers (`providers::server`) and the loaded
+//! PKCS #11 modules have locks of their own, which are held with no other.
+//!
+//! Never: holds file data, writes a key anywhere but sealed, prints (except the prompt of a `prompt` source on the
 //! terminal).
 #![deny(unsafe_code)]
 

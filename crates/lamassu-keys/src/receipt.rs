@@ -1,8 +1,8 @@
-//! The receipt of an assured delete (§4d): what became unreadable, what was done, and what cannot be known; signed by
-//! an audit key that survives the vault.
+//! The receipt of an assured delete (§4d): what became unreadable, what was done, and what cannot be known. It is
+//! signed by an audit key that survives the vault.
 //!
-//! Guarantees: it reveals no key (epochs stand in it by a one-way digest of 256 random bits), and every word of it is
-//! under the signature.
+//! Guarantees: it reveals no key (epochs are represented by a one-way digest of 256 random bits), and the signature
+//! covers all of it.
 
 pub mod served;
 
@@ -17,7 +17,7 @@ use std::path::Path;
 
 pub use crate::header_file::erase::Erased;
 
-/// What a receipt is of: the member `format`.
+/// The value of the member `format`.
 pub const FORMAT: &str = "lamassu-receipt";
 const VERSION: u32 = 1;
 /// Longest receipt that is read, in bytes: a history of backups can be long.
@@ -38,18 +38,19 @@ pub enum ReceiptError {
     /// Another audit key signed it.
     #[error("it is signed by {found}, not by the audit key that was given")]
     OtherKey {
-        /// the key it names, in hex, or what stands there
+        /// the key it names, in hex, or the text in its place
         found: String,
     },
     /// It was changed.
     #[error("its signature does not verify: it was changed, or the audit key did not sign it")]
     Signature,
-    /// The user's: of another run, or vault.
+    /// The user's: it belongs to another run, or vault.
     #[error("it is the receipt of another destruction")]
     Other,
 }
 
-/// What signs receipts. Derived from a key of a source, so that one that also opens vaults signs nothing else.
+/// The key that signs receipts. It is derived from key material, so that material which also opens vaults signs nothing
+/// else.
 pub struct AuditKey {
     seed: Secret<32>,
 }
@@ -61,7 +62,7 @@ impl std::fmt::Debug for AuditKey {
 }
 
 impl AuditKey {
-    /// From what a source gave: 32 bytes, however they are written.
+    /// From key material of 32 bytes, in any notation.
     ///
     /// # Errors
     /// [`SourceError::RawLength`] for a passphrase, which can be guessed, or a token, which does not give its key.
@@ -72,7 +73,7 @@ impl AuditKey {
         }
     }
 
-    /// What verifies.
+    /// The public key.
     pub fn public(&self) -> [u8; 32] {
         sign::public(&self.seed)
     }
@@ -84,7 +85,7 @@ impl AuditKey {
 pub struct Receipt {
     format: String,
     version: u32,
-    /// random; stands in the destroyed header
+    /// random; also in the destroyed header
     pub id: String,
     /// whether everything was done
     pub complete: bool,
@@ -110,13 +111,13 @@ pub struct Receipt {
     pub stored_bytes: Option<u64>,
     /// files that wrapped keys
     pub erased: Vec<Erased>,
-    /// headers of the vault beside its own files, which were left alone and open it
+    /// other headers of the vault in its directory, which were left and open it
     pub copies_beside: Vec<String>,
-    /// what was destroyed at servers and in tokens
+    /// keys destroyed at servers and in tokens
     pub servers: Vec<AtServer>,
     /// copies of the header on record
     pub backups: Vec<Backup>,
-    /// clones and snapshots on record: they hold the same keys in headers of their own
+    /// recorded clones and snapshots: they hold the same keys in their own headers
     pub clones: Vec<Copied>,
     /// datasets in it that open without its keys
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -130,7 +131,7 @@ pub struct Receipt {
     signature: Option<String>,
 }
 
-/// A form of receipts, and how it is signed.
+/// A kind of receipt.
 trait Form: Clone + Serialize + DeserializeOwned {
     const FORMAT: &'static str;
 
@@ -138,7 +139,7 @@ trait Form: Clone + Serialize + DeserializeOwned {
     fn audit_key(&mut self) -> &mut String;
     fn signature(&mut self) -> &mut Option<String>;
 
-    /// What is signed: the canonical form (§4) without the signature. Its format tells it from those of other forms.
+    /// The signed message: the canonical form (§4) without the signature. Its format distinguishes it from other kinds.
     fn message(&self) -> Vec<u8> {
         let mut unsigned = self.clone();
         *unsigned.signature() = None;
@@ -213,19 +214,19 @@ pub struct GoneEpoch {
     pub epoch: u32,
     /// when it was made
     pub created: u64,
-    /// HKDF of the key: tells whether a key that turns up is this one, and nothing else
+    /// HKDF of the key: identifies the key if a copy turns up, and reveals nothing else
     pub digest: String,
-    /// whether a zone has that key too, as far as the header tells: then it is not gone
+    /// whether a zone shares the key, by the header: then it is not gone
     pub zone_shares: bool,
 }
 
-/// A slot that is erased.
+/// An erased slot.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GoneSlot {
     /// its number
     pub id: u32,
-    /// how its source's bytes became a secret
+    /// notation of its source
     pub kind: String,
     /// for people
     pub label: String,
@@ -233,15 +234,15 @@ pub struct GoneSlot {
     pub created: u64,
 }
 
-/// How far the history went.
+/// The end of the history.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GoneHistory {
-    /// entries that the header had counted
+    /// number of entries that the header had counted
     pub entries: u64,
     /// SHA-256 of the last of them
     pub head: String,
-    /// whether all of it verified when it was read for this receipt
+    /// whether all of it verified when the receipt was made
     pub verified: bool,
 }
 
@@ -257,25 +258,25 @@ pub struct AtServer {
     pub answers: Vec<String>,
 }
 
-/// A copy of the header on record.
+/// A recorded copy of the header.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Backup {
     /// when it was made
     pub time: u64,
-    /// on which machine
+    /// the machine
     pub host: String,
-    /// where it was put
+    /// its file
     pub file: String,
-    /// SHA-256 of it
+    /// its SHA-256
     pub sha256: String,
-    /// numbers of the slots that were in it, whose keys open it; not recorded by early programs
+    /// numbers of its slots, whose keys open it; not recorded by early versions
     pub slots: Option<String>,
-    /// what was found at that place when this was written
+    /// what was found in that place when the receipt was made
     pub now: String,
 }
 
-/// A clone or snapshot on record.
+/// A recorded clone or snapshot.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Copied {
@@ -287,7 +288,7 @@ pub struct Copied {
     pub id: String,
 }
 
-/// A dataset in the vault that the vault's keys are not needed to open: it has slots of its own, or lies in such a one.
+/// A dataset in the vault that opens without the vault's keys: it has its own slots, or is in such a dataset.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LeftDataset {
@@ -295,12 +296,12 @@ pub struct LeftDataset {
     pub stored: String,
     /// its id; `None`: its header could not be read
     pub id: Option<String>,
-    /// whether it has the vault's K_in, as far as its header tells
+    /// whether it has the vault's K_in, by its header
     pub zone_shares: bool,
 }
 
 impl By {
-    /// Whose process this is.
+    /// The user of this process.
     fn this_user() -> By {
         let uid = rustix::process::getuid().as_raw();
         By { uid, user: user_name(uid), host: host_name() }
@@ -308,7 +309,7 @@ impl By {
 }
 
 impl Backup {
-    /// From an entry of the history; looks whether the copy is still there.
+    /// From an entry of the history, with a look at whether the copy still exists.
     pub(crate) fn of(entry: &Entry) -> Backup {
         let detail = |name: &str| entry.details.get(name).cloned();
         let (file, sha256) = (detail("file").unwrap_or_default(), detail("sha256").unwrap_or_default());
@@ -338,7 +339,7 @@ impl Receipt {
         Ok(Receipt::bare(dir, header, destroyed, audit))
     }
 
-    /// A receipt that knows no more than a header without keys says: where a run that was cut off has left none.
+    /// A receipt with only what a header without keys says: for a destruction whose interrupted run has left none.
     pub fn bare(dir: &Path, header: &VaultHeader, destroyed: Destroyed, audit: &AuditKey) -> Receipt {
         Receipt {
             format: FORMAT.into(),
@@ -370,13 +371,13 @@ impl Receipt {
         }
     }
 
-    /// What the header says of it.
+    /// The mark of the receipt for the header.
     pub fn mark(&self) -> Result<Destroyed, ReceiptError> {
         let id = HEXLOWER.decode(self.id.as_bytes()).ok().and_then(|id| id.try_into().ok());
         Ok(Destroyed { time: self.time, receipt: id.ok_or(ReceiptError::Other)? })
     }
 
-    /// What no program can know, for this vault.
+    /// Adds what no program can know about this vault.
     pub(crate) fn tell_limits(&mut self, header: &VaultHeader, keys: &Unlocked) {
         let mut said = vec![
             "Copies of the header that are not on record here: `lamassu key backup` without --key, a copy of the directory, a backup or snapshot of the store. Each opens \
@@ -412,7 +413,7 @@ impl Receipt {
         self.cannot_know = said;
     }
 
-    /// Says which datasets stay as they are, of a vault that has or may have some.
+    /// Adds the datasets that stay readable, for a vault that has or may have some.
     pub fn leave(&mut self, datasets: Vec<LeftDataset>) {
         if datasets.iter().any(|d| d.zone_shares) {
             self.epochs.iter_mut().filter(|e| e.key == Tier::Inner).for_each(|e| e.zone_shares = true);
@@ -428,7 +429,7 @@ impl Receipt {
         );
     }
 
-    /// Signs, in the place of an earlier signature.
+    /// Signs it, replacing an earlier signature.
     pub fn sign(&mut self, audit: &AuditKey) {
         self.put_signature(audit);
     }
@@ -438,7 +439,7 @@ impl Receipt {
         self.indented()
     }
 
-    /// Reads a receipt that the audit key with this public half has signed.
+    /// Parses a receipt, and verifies the signature of the audit key with this public half.
     ///
     /// # Errors
     /// [`ReceiptError`].

@@ -1,8 +1,7 @@
 //! Recovery keys: 32 random bytes as 24 words of BIP-39's English list, for paper.
 //!
-//! The words carry a checksum of 8 bits and are told apart by their first four letters, so a word misread or left out
-//! is found before any slot is tried. How they are written matters little: upper or lower case, numbered or not, on one
-//! line or several.
+//! The words carry a checksum of 8 bits and differ in their first four letters, so a misread or missing word is found
+//! before any slot is tried. The notation is free: upper or lower case, numbered or not, on one line or several.
 
 use crate::shares::{self, Scheme};
 use crate::{Material, SlotKind};
@@ -15,28 +14,28 @@ pub const WORDS: usize = 24;
 /// Letters of the longest word of the list.
 const LETTERS_MAX: usize = 8;
 
-/// Why a text is no recovery key. Never quotes it.
+/// Why a text is not a recovery key. Never quotes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RecoveryError {
-    /// The user's: some word is missing or too many.
+    /// The user's: words are missing, or there are too many.
     #[error("a recovery key has {WORDS} words; these are {found}")]
     Count {
         /// how many
         found: usize,
     },
-    /// The user's: a word that no recovery key has.
+    /// The user's: a word that is not in the list.
     #[error("word {position} is not one a recovery key can have; look at it again")]
     Word {
         /// from 1
         position: usize,
     },
-    /// The user's: words changed places or were misread.
+    /// The user's: words were exchanged or misread.
     #[error("the words do not belong together: one was misread, or two changed places")]
     Checksum,
 }
 
-/// Makes a recovery key: what its slot is made of, and the text to write down. `shares`: in shares of this scheme, for
-/// the header of this id.
+/// Makes a recovery key: the material for its slot, and the text to write down. `shares`: as shares of this scheme, for
+/// the header with this id.
 ///
 /// # Errors
 /// [`NoRandom`].
@@ -52,7 +51,7 @@ pub fn generate(shares: Option<(Scheme, &[u8; 16])>) -> Result<(Material, Secret
 /// The words of a key, separated by single spaces.
 pub fn words(key: &Secret<32>) -> SecretBytes {
     let mut mnemonic = Mnemonic::from_entropy(key.expose()).expect("32 bytes are one of the lengths of BIP-39");
-    // Reserved at once, so that no copy is left behind by a reallocation.
+    // Reserved at once, so that no reallocation leaves a copy behind.
     let mut text = Vec::with_capacity(WORDS * (LETTERS_MAX + 1));
     for (i, word) in mnemonic.words().enumerate() {
         if i > 0 {
@@ -64,7 +63,7 @@ pub fn words(key: &Secret<32>) -> SecretBytes {
     SecretBytes::new(text)
 }
 
-/// The words of a key as a sheet to write down: numbered, four to a line, each line ended.
+/// The words of a key as a sheet to write down: numbered, four to a line.
 pub fn sheet(key: &Secret<32>) -> SecretBytes {
     const A_LINE: usize = 4;
     let words = words(key);
@@ -87,7 +86,7 @@ pub fn sheet(key: &Secret<32>) -> SecretBytes {
     SecretBytes::new(text)
 }
 
-/// A passphrase of ten words and a line end, drawn with 110 of a key's bits: for people who have to type it.
+/// A passphrase of ten words and a line end, made from 110 bits of a key: for people who have to type it.
 pub fn passphrase_of(key: &Secret<32>) -> SecretBytes {
     const PASSPHRASE_WORDS: usize = 10;
     const BITS: usize = 11;
@@ -106,13 +105,13 @@ pub fn passphrase_of(key: &Secret<32>) -> SecretBytes {
     SecretBytes::new(text)
 }
 
-/// The key of words.
+/// The key from its words.
 ///
 /// # Errors
 /// [`RecoveryError`].
 pub fn parse(text: &[u8]) -> Result<Secret<32>, RecoveryError> {
     let lower = Zeroizing::new(text.to_ascii_lowercase());
-    // What is no letter separates: white space, and the numbers and dots of a printed list.
+    // Everything but letters separates: white space, and the numbers and dots of a printed list.
     let found = || lower.split(|b| !b.is_ascii_lowercase()).filter(|w| !w.is_empty());
     let count = found().count();
     if count != WORDS {
@@ -135,7 +134,7 @@ pub fn parse(text: &[u8]) -> Result<Secret<32>, RecoveryError> {
     key
 }
 
-/// The word of the list that a word is, or that its four letters begin.
+/// The word of the list that equals a word, or begins with its four letters.
 pub(crate) fn whole(word: &str) -> Option<&'static str> {
     const TOLD_APART: usize = 4;
     let language = bip39::Language::English;

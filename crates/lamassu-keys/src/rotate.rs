@@ -1,25 +1,25 @@
-//! Rotation of a vault's keys, where a zone may share them, and the retirement of old epochs.
+//! Rotation of a vault's keys, which a zone may share, and the retirement of old epochs.
 //!
-//! The keychain says of every epoch whether it came from a zone (§4).
+//! The keychain records for every epoch whether it came from a zone (§4).
 
 use crate::{Epoch, KeyError, Tier, Unlocked};
 use lamassu_crypto::KeyRing;
 use lamassu_format::header::{Header, VaultHeader, ZoneFile};
 
-/// Whether an epoch of a vault's key is a zone's too. A K_in is as long as the header names a zone, whatever the
-/// keychain says.
+/// Whether a zone shares an epoch of a vault's key. For K_in this is so as long as the header names a zone, whatever
+/// the keychain says.
 pub(crate) fn is_shared(header: &VaultHeader, tier: Tier, epoch: &Epoch) -> bool {
     epoch.is_zones() || (tier == Tier::Inner && header.zone() != header.id())
 }
 
 impl Unlocked {
-    /// Whether the newest key of a tier is a zone's.
+    /// Whether a zone shares the newest key of a tier.
     pub fn is_shared(&self, header: &VaultHeader, tier: Tier) -> bool {
         self.keychain().epochs(tier).last().is_some_and(|epoch| is_shared(header, tier, epoch))
     }
 
-    /// Starts an epoch of a vault's K_in or K_out. With `leave_zone` a shared key is followed by one of the vault's
-    /// own, and, of K_in, the header names no other zone any more.
+    /// Starts an epoch of a vault's K_in or K_out. With `leave_zone`, a shared key is followed by one of the vault's
+    /// own; for K_in the header then names no other zone.
     ///
     /// # Errors
     /// [`KeyError::SharedKey`] without `leave_zone`; as [`Unlocked::rotate`]. Both are then unchanged.
@@ -41,7 +41,7 @@ impl Unlocked {
         })
     }
 
-    /// Takes over the epochs by which the zone is ahead of the vault; returns their numbers, which may be none.
+    /// Takes over the epochs by which the zone is ahead of the vault. Returns their numbers; there may be none.
     ///
     /// # Errors
     /// [`KeyError::OtherZone`], [`KeyError::ZoneSuite`], [`KeyError::OtherEpochs`]; [`KeyError::NoOuterKey`];
@@ -67,7 +67,7 @@ impl Unlocked {
         self.edit_keychain(header, |keychain, _| keychain.adopt(tier, theirs))
     }
 
-    /// Takes an epoch out of the keychain. The caller has proven that nothing needs it ([`Unlocked::ring_without`]).
+    /// Removes an epoch from the keychain. The caller has proven that nothing needs it ([`Unlocked::ring_without`]).
     ///
     /// # Errors
     /// [`KeyError::NoEpoch`], [`KeyError::NewestEpoch`], [`KeyError::HeaderAltered`], [`KeyError::OtherHeader`]. Both
@@ -76,7 +76,7 @@ impl Unlocked {
         self.edit_keychain(header, |keychain, _| keychain.remove(tier, number))
     }
 
-    /// The key ring as it would be without an epoch: what it opens does not need that one.
+    /// The key ring without an epoch: what this ring opens does not need that epoch.
     ///
     /// # Errors
     /// [`KeyError::NoEpoch`], [`KeyError::NewestEpoch`].

@@ -1,11 +1,11 @@
-//! A recovery key in shares (§4b): any `need` of `of` people can put it together, and fewer know nothing of it.
+//! A recovery key in shares (§4b): any `need` of `of` shares give the key, and fewer reveal nothing of it.
 //!
-//! Shamir's scheme byte by byte, by the crate `blahaj`, which is built without a generator of its own: the coefficients
-//! are this program's random numbers, under `--fips` the module's. It wipes what it keeps of them and of the key, and
-//! the stack is overwritten behind it. A share is 30 words of BIP-39's list: its number, how many are needed, which set
-//! it is of, which vault the set is for, 32 bytes, and 34 bits of checksum, so that a word misread, a share of another
-//! set and a share given twice are each found before any slot is tried. The table look-ups of the scheme are not
-//! constant in time: shares are made and joined by a person's command, not for a stranger to measure.
+//! Shamir's scheme byte by byte, by the crate `blahaj`, which is built without its own generator: the coefficients are
+//! this program's random numbers, with `--fips` the module's. It wipes what it keeps of them and of the key, and the
+//! stack is overwritten after it. A share is 30 words of BIP-39's list: its number, how many are needed, the number of
+//! the set, part of the vault's id, 32 bytes, and 34 bits of checksum. So a misread word, a share of another set and a
+//! repeated share are all found before any slot is tried. The table look-ups of the scheme are not constant in time:
+//! shares are made and joined by a person's command, so no stranger can measure it.
 
 use crate::recovery::whole;
 use blahaj::{Share as Point, Sharks};
@@ -26,7 +26,7 @@ const PAYLOAD: usize = 1 + 2 + 2 + 32;
 /// Letters of the longest word of the list.
 const LETTERS_MAX: usize = 8;
 
-/// How many shares there are, and how many it takes.
+/// The number of shares, and how many are needed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Scheme {
     need: u8,
@@ -39,12 +39,12 @@ impl Scheme {
         (need >= 2 && need <= of && of <= SHARES_MAX).then_some(Scheme { need, of })
     }
 
-    /// How many it takes.
+    /// The number of shares that are needed.
     pub fn need(self) -> u8 {
         self.need
     }
 
-    /// How many there are.
+    /// The number of shares.
     pub fn of(self) -> u8 {
         self.of
     }
@@ -62,29 +62,29 @@ impl std::str::FromStr for Scheme {
     }
 }
 
-/// Why texts are no shares that go together. Never quotes them.
+/// Why texts are not shares that fit together. Never quotes them.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ShareError {
-    /// The user's: some word is missing or too many.
+    /// The user's: words are missing, or there are too many.
     #[error("a share has {WORDS} words; the one given {} has {found}", nth(*.place))]
     Count {
-        /// which of those given, from 1
+        /// which text, from 1
         place: usize,
-        /// how many
+        /// number of words
         found: usize,
     },
-    /// The user's: a word that no share has.
+    /// The user's: a word that is not in the list.
     #[error("word {position} of the share given {} is not one a share can have; look at it again", nth(*.place))]
     Word {
-        /// which of those given, from 1
+        /// which text, from 1
         place: usize,
-        /// from 1
+        /// position of the word, from 1
         position: usize,
     },
-    /// The user's: words changed places or were misread.
+    /// The user's: words were exchanged or misread.
     #[error("the words of the share given {} do not belong together: one was misread, or two changed places", nth(*.place))]
     Checksum {
-        /// which of those given, from 1
+        /// which text, from 1
         place: usize,
     },
     /// The user's: shares of two sets.
@@ -108,12 +108,12 @@ pub enum ShareError {
         /// its number
         number: u8,
     },
-    /// The user's: not enough of them.
+    /// The user's: not enough shares.
     #[error("{found} of the {need} shares that are needed; {} more of the same set", need - found)]
     TooFew {
         /// how many there are
         found: u8,
-        /// how many it takes
+        /// how many are needed
         need: u8,
     },
     /// The user's: no shares at all.
@@ -153,10 +153,10 @@ pub fn split(key: &Secret<32>, scheme: Scheme, vault: &[u8; 16]) -> Result<Vec<S
     split_with(key, scheme, vault, lamassu_crypto::random)
 }
 
-/// The sheets of the shares of a set, an empty line between two: see [`split`].
+/// The sheets of a set of shares, with an empty line in between: see [`split`].
 pub(crate) fn sheets(key: &Secret<32>, scheme: Scheme, vault: &[u8; 16]) -> Result<SecretBytes, NoRandom> {
     let sheets: Vec<SecretBytes> = split(key, scheme, vault)?.iter().map(|s| s.sheet(scheme.of)).collect();
-    // Reserved at once, so that no copy is left behind by a reallocation.
+    // Reserved at once, so that no reallocation leaves a copy behind.
     let mut all = Vec::with_capacity(sheets.iter().map(|s| s.len() + 1).sum());
     for (i, sheet) in sheets.iter().enumerate() {
         if i > 0 {
@@ -191,8 +191,7 @@ fn split_with(
     }
 }
 
-/// Random numbers as the library takes them: it knows no failure. The first is kept, and what was made with it is
-/// thrown away.
+/// Random numbers for the library, whose interface has no errors. The first error is kept, and the result is discarded.
 struct Source<F> {
     random: F,
     failed: Option<NoRandom>,
@@ -246,7 +245,7 @@ impl Share {
         bytes
     }
 
-    /// The share as a sheet to write down: a heading, which is no part of it, and the words, numbered, four to a line.
+    /// The share as a sheet to write down: a heading, which is not part of it, and the numbered words, four to a line.
     pub fn sheet(&self, of: u8) -> SecretBytes {
         const A_LINE: usize = 4;
         let list = bip39::Language::English.word_list();
@@ -269,7 +268,7 @@ impl Share {
         SecretBytes::new(text)
     }
 
-    /// A share of its words. `place`: which of several it is, for the error.
+    /// Parses a share from its words. `place`: its position among several, for the error.
     fn parse(words: &[&str], place: usize) -> Result<Share, ShareError> {
         if words.len() != WORDS {
             return Err(ShareError::Count { place, found: words.len() });
@@ -304,7 +303,7 @@ pub fn text_of_payload(payload: &[u8; PAYLOAD]) -> String {
     (0..WORDS).map(|i| list[bits(&*all, i * BITS)]).collect::<Vec<_>>().join(" ")
 }
 
-/// The payload and the 34 bits behind it; what is left of the last byte is zero.
+/// The payload and the 34 bits of checksum; the rest of the last byte is zero.
 fn with_checksum(payload: &[u8; PAYLOAD]) -> Zeroizing<[u8; PAYLOAD + 5]> {
     let mut all = Zeroizing::new([0; PAYLOAD + 5]);
     let mut input = Zeroizing::new([0; 16 + PAYLOAD]);
@@ -326,18 +325,18 @@ fn hex(bytes: [u8; 2]) -> String {
     data_encoding::HEXLOWER.encode(&bytes)
 }
 
-/// Shares as they are given, one after another.
+/// Shares collected so far.
 #[derive(Debug, Default)]
 pub struct Collected {
     shares: Vec<Share>,
 }
 
 impl Collected {
-    /// Takes one share's text, or that of several: what stands between empty lines and lines that begin with `#`, or
-    /// runs of 30 words.
+    /// Adds one share's text, or that of several, separated by empty lines or lines that begin with `#`, or as runs of
+    /// 30 words.
     ///
     /// # Errors
-    /// [`ShareError`]; what was taken before stays.
+    /// [`ShareError`]; what was added before stays.
     pub fn add(&mut self, text: &[u8]) -> Result<(), ShareError> {
         let lower = Zeroizing::new(text.to_ascii_lowercase());
         let mut blocks: Vec<Vec<&str>> = vec![Vec::new()];
@@ -375,7 +374,7 @@ impl Collected {
         Ok(())
     }
 
-    /// How many there are, and how many it takes; nothing is known of that before the first.
+    /// How many shares there are, and how many are needed; unknown before the first.
     pub fn progress(&self) -> Option<(u8, u8)> {
         let need = self.shares.first()?.need;
         Some((u8::try_from(self.shares.len()).unwrap_or(u8::MAX), need))
@@ -409,7 +408,7 @@ impl Share {
     }
 }
 
-/// The key of shares given at once.
+/// The key from shares in one text.
 ///
 /// # Errors
 /// [`ShareError`].

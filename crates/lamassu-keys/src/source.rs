@@ -87,7 +87,7 @@ impl std::fmt::Debug for ZoneKeys {
 }
 
 impl ZoneKeys {
-    /// Of keys that were fetched.
+    /// From keys that were fetched.
     pub fn new(inner: Secret<32>, outer: Secret<32>) -> Self {
         ZoneKeys { inner, outer }
     }
@@ -403,7 +403,7 @@ pub enum SourceError {
     /// A key server gave no key.
     #[error("key server {place}: {fault}")]
     Server {
-        /// its address, without what is nobody else's business
+        /// its address, without a secret part
         place: String,
         /// why
         fault: ServerFault,
@@ -479,8 +479,8 @@ impl KeySource {
         self.provider.can_destroy()
     }
 
-    /// Destroys the key at its server or in its token; returns what those answered, a line each. Other slots, of other
-    /// vaults too, may need it: nobody can tell.
+    /// Destroys the key at its server or in its token; returns their answers, one on each line. Other slots, also of
+    /// other vaults, may need the key: this cannot be known.
     ///
     /// # Errors
     /// As [`KeySource::can_destroy`], and those of the place.

@@ -1,9 +1,8 @@
-//! The keys of an opened header, and changing its slots and keychain (§4). How slots are tried is in
-//! [`crate::attempt`].
+//! The keys of an opened header, and changes of its slots and keychain (§4). [`crate::attempt`] tries the slots.
 //!
-//! Guarantees: nothing but the slots is believed before the MAC is verified; a header is changed only after its MAC was
-//! verified again, whole or not at all, and leaves with a new MAC. Keys that are kept take no header from before the
-//! one they last saw: everything that is written from it would lose what came after.
+//! Guarantees: only the slots are used before the MAC is verified. A header is changed only after its MAC was verified
+//! again, all or nothing, and gets a new MAC. Keys that are kept refuse a header older than the last one they have
+//! seen: writing from it would lose later changes.
 
 use crate::providers::server::ObliviousKey;
 use crate::{KeyError, Keychain, Material, Tier, admin};
@@ -20,17 +19,17 @@ pub(crate) const INFO: &[u8] = b"lamassu v1 slot";
 pub struct Unlocked {
     id: [u8; 16],
     file_key: Secret<32>,
-    /// what signs the header: from an administrator's slot, of a header that has an administrator
+    /// the key that signs the header: from an administrator's slot, if the header has an administrator
     seed: Option<Secret<32>>,
-    /// public key of the administrator whom the header named when it was opened: it may name no other later
+    /// public key of the administrator in the header when it was opened: later headers may name no other
     admin: Option<admin::Public>,
     keychain: Keychain,
     slot: u32,
-    /// of the header that these keys last saw
+    /// state of the last header that these keys have seen
     seen: Seen,
 }
 
-/// How far a header had come: neither goes back in its life, but for a history that begins anew.
+/// The state of a header. Neither number decreases, except when a history starts again.
 #[derive(Clone, Copy, Debug, Default)]
 struct Seen {
     next_slot: u32,
@@ -54,10 +53,10 @@ impl std::fmt::Debug for Unlocked {
     }
 }
 
-/// A slot to be made.
+/// A slot to make.
 #[derive(Clone, Copy, Debug)]
 pub struct NewSlot<'a> {
-    /// what will open it
+    /// the material that will open it
     pub material: &'a Material,
     /// cost of Argon2id; used for passphrases only
     pub cost: Argon2Params,
@@ -67,12 +66,12 @@ pub struct NewSlot<'a> {
     pub created: u64,
 }
 
-/// On what terms a slot is held.
+/// The terms of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Terms {
-    /// whether its holder may change the header; in a header without an administrator's key every holder may
+    /// whether its holder may change the header; without an administrator in the header, every holder may
     pub role: Role,
-    /// Unix seconds from which on it warns that it should be replaced
+    /// Unix seconds from which users are warned to replace it
     pub expires: Option<u64>,
 }
 
@@ -82,7 +81,7 @@ impl Default for Terms {
     }
 }
 
-/// A slot was removed. Tell the user what this shows: it is the only sign that removal is not revocation.
+/// A removed slot. Users must be told: it is the only sign that removal is not revocation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use = "the user has to be told that old copies of the header still open"]
 pub struct Removed {
@@ -99,7 +98,7 @@ impl std::fmt::Display for Removed {
     }
 }
 
-/// The slot that a parent opens is its own business: a key in its place would end the inheritance unseen.
+/// The parent slot has its own operations: a key in its place would silently end the inheritance.
 pub(crate) fn refuse_parent<H: Header>(header: &H, id: u32) -> Result<(), KeyError> {
     match header.keys().slot(id) {
         Some(slot) if slot.kind == SlotKind::Parent => Err(KeyError::ParentSlot { id }),
@@ -108,7 +107,7 @@ pub(crate) fn refuse_parent<H: Header>(header: &H, id: u32) -> Result<(), KeyErr
 }
 
 impl Unlocked {
-    /// A fresh file key for a header that is being made.
+    /// A new file key for a new header.
     pub(crate) fn fresh(id: [u8; 16], keychain: Keychain, slot: u32, signed: bool) -> Result<Self, KeyError> {
         let seed = if signed { Some(sign::seed()?) } else { None };
         let admin = seed.as_ref().map(sign::public);
@@ -130,7 +129,7 @@ impl Unlocked {
         self.slot
     }
 
-    /// The keys for `lamassu-crypto`, of every epoch. `suite` is the header's.
+    /// The key ring for `lamassu-crypto`, with every epoch. `suite` is the header's.
     ///
     /// # Errors
     /// [`KeyError::NoOuterKey`] for a zone that shares K_in alone.
@@ -142,20 +141,20 @@ impl Unlocked {
         Ok(KeyRing::of_epochs(suite, &inner, &outer))
     }
 
-    /// Gives a ring that is in use the epochs of these keys. Those of a zone that shares K_in alone change nothing.
+    /// Adds the epochs of these keys to a ring in use. Those of a zone that shares only K_in change nothing.
     pub fn update_ring(&self, ring: &KeyRing) {
         if !self.keychain.outer().is_empty() {
             ring.add(&self.keychain.inner_newest_first(), &self.keychain.outer_newest_first());
         }
     }
 
-    /// These keys have seen `header`, which they opened, changed or made: none from before is taken any more.
+    /// These keys have seen `header`, which they opened, changed or made: older ones are refused from now on.
     pub fn saw<H: Header>(&mut self, header: &H) {
         self.seen = Seen::of(header);
     }
 
-    /// Whether a header with this keychain is not from before the one that was seen last. Where slots were added since,
-    /// the history may have begun anew.
+    /// Checks that a header with this keychain is not older than the last one seen. If slots were added since, the
+    /// history may have started again.
     fn is_not_before<H: Header>(&self, header: &H, keychain: &Keychain) -> Result<(), KeyError> {
         let now = Seen::of(header);
         let lacks = if !keychain.has_all_of(&self.keychain) {
@@ -170,7 +169,7 @@ impl Unlocked {
         Err(KeyError::OlderHeader { lacks })
     }
 
-    /// The same keys for the header as it is now: another process may have changed it since it was opened.
+    /// The same keys for the present header: another process may have changed it since it was opened.
     ///
     /// # Errors
     /// [`KeyError::OlderHeader`]; [`KeyError::OtherHeader`], [`KeyError::HeaderAltered`],
@@ -219,7 +218,7 @@ impl Unlocked {
         self.take_slot(header, id)
     }
 
-    /// The same for a slot of any kind.
+    /// The same for any slot, including the parent's.
     pub(crate) fn take_slot<H: Header + Clone>(&self, header: &mut H, id: u32) -> Result<Removed, KeyError> {
         self.edit(header, |next| {
             let slots = &mut next.keys_mut().slots;
@@ -248,7 +247,7 @@ impl Unlocked {
         self.change_slot_on(header, id, new, kept.unwrap_or_default())
     }
 
-    /// The same, on terms; [`Unlocked::change_slot`] keeps the role and sets no expiry.
+    /// The same, with terms; [`Unlocked::change_slot`] keeps the role and sets no expiry.
     ///
     /// # Errors
     /// As [`Unlocked::change_slot`]; [`KeyError::LastAdministrator`].
@@ -270,7 +269,7 @@ impl Unlocked {
         })
     }
 
-    /// A slot made by `make`, which is told its id, added to a header.
+    /// Adds a slot to a header; `make` gets its id and returns it.
     pub(crate) fn push_made<H: Header>(
         header: &mut H,
         make: impl FnOnce(u32) -> Result<Slot, KeyError>,
@@ -286,10 +285,10 @@ impl Unlocked {
         Ok(id)
     }
 
-    /// Gives the header a fresh file key and one slot alone, for `new`; returns its id. A holder of the old
-    /// file key, such as anybody with an old slot and a copy of the header, does not open headers made from now on.
-    /// Slots cannot be taken along: their secrets are not known. Nor can the history, which is sealed under the file
-    /// key: the next entry begins a new one, and the old is set aside.
+    /// Gives the header a new file key and a single slot, for `new`. Returns its id. A holder of the old file key, such
+    /// as anyone with an old slot and a copy of the header, cannot open later headers. Other slots cannot be kept,
+    /// since their secrets are unknown. Nor can the history, which is sealed under the file key: it is set aside, and
+    /// the next entry starts a new one.
     ///
     /// # Errors
     /// As [`Unlocked::add_slot`]. Both are then unchanged.
@@ -310,8 +309,8 @@ impl Unlocked {
         Ok(self.slot)
     }
 
-    /// Starts an epoch of K_in or K_out: new writes use it, old data stays readable. An epoch of K_in is oblivious as
-    /// the one before it is. Returns its number.
+    /// Starts an epoch of K_in or K_out: new writes use it, old data stays readable. An epoch of K_in is oblivious if
+    /// the previous one is. Returns its number.
     ///
     /// # Errors
     /// [`KeyError::HeaderAltered`], [`KeyError::OtherHeader`], [`KeyError::NoRandom`], [`KeyError::EpochsUsedUp`]. Both
@@ -321,8 +320,7 @@ impl Unlocked {
         self.edit_keychain(header, |keychain, _| keychain.append_epoch(tier, created, alike))
     }
 
-    /// Starts an epoch of a zone's K_in whose keys take a part from this key at a server; `None`: from none. Returns
-    /// its number.
+    /// Starts an epoch of a zone's K_in whose keys depend on this key at a server; `None`: on none. Returns its number.
     ///
     /// # Errors
     /// As [`Unlocked::rotate`]; [`KeyError::SuiteNotOblivious`].
@@ -338,7 +336,7 @@ impl Unlocked {
         self.edit_keychain(zone, |keychain, _| keychain.append_epoch(Tier::Inner, created, oblivious))
     }
 
-    /// Changes the keychain, and what else of the header goes with it: all or nothing.
+    /// Changes the keychain, and the parts of the header that depend on it: all or nothing.
     pub(crate) fn edit_keychain<H: Header + Clone, T>(
         &mut self,
         header: &mut H,
@@ -359,18 +357,18 @@ impl Unlocked {
         self.id
     }
 
-    /// How far the history goes at least: as far as a header says that is verified, and as these keys have seen.
+    /// The lower bound of the history's length, by a verified header and by what these keys have seen.
     pub(crate) fn mark<H: Header>(&self, header: &H) -> Option<HistoryMark> {
         let said = header.keys().history;
         if Seen::of(header).entries() < self.seen.entries() { self.seen.history } else { said }
     }
 
-    /// What the history is sealed under.
+    /// The key that seals the history.
     pub(crate) fn history_key(&self) -> Secret<32> {
         wrap::hkdf(self.file_key.expose(), b"", b"lamassu v1 history")
     }
 
-    /// What exports of the vault's anchor are verified with.
+    /// The key that verifies exports of the vault's anchor.
     pub fn anchor_export_key(&self) -> Secret<32> {
         wrap::hkdf(self.file_key.expose(), b"", b"lamassu v1 anchor export")
     }
@@ -387,7 +385,7 @@ impl Unlocked {
         }
     }
 
-    /// Notes in the header how far the history goes.
+    /// Stores the end of the history in the header.
     pub(crate) fn set_mark<H: Header + Clone>(&self, header: &mut H, mark: HistoryMark) -> Result<(), KeyError> {
         self.edit(header, |next| {
             next.keys_mut().history = Some(mark);
@@ -395,7 +393,7 @@ impl Unlocked {
         })
     }
 
-    /// Changes a copy of an authentic header and gives it a new MAC; `header` becomes that only if all went well.
+    /// Changes a copy of an authentic header and gives it a new MAC; `header` is replaced by it only on success.
     pub(crate) fn edit<H: Header + Clone, T>(
         &self,
         header: &mut H,
@@ -410,21 +408,21 @@ impl Unlocked {
         Ok(done)
     }
 
-    /// Whether `header` is the one these keys opened, and authentic: with the administrator it had then, since the
-    /// holder of a use-only slot can make one without, or with another.
+    /// Checks that `header` is the one these keys opened, authentic, and with the same administrator: the holder of a
+    /// use-only slot can make a header without one, or with another.
     pub(crate) fn owns<H: Header>(&self, header: &H) -> Result<(), KeyError> {
         if header.keys().id != self.id {
             return Err(KeyError::OtherHeader);
         }
         verify(header, &self.file_key)?;
         if let Some(admin) = &self.admin {
-            // One that has followed is the administrator, too; the seed at hand is then the old one.
+            // A successor of the administrator counts too; then the seed at hand is the old one.
             admin::check_pinned(header, std::slice::from_ref(admin))?;
         }
         admin::verify(header, self.seed_for(header))
     }
 
-    /// The seed, unless the administrator of `header` has another key by now, signed by the one these keys know.
+    /// The seed, unless the administrator of `header` has a new key, signed by the one these keys know.
     fn seed_for<H: Header>(&self, header: &H) -> Option<&Secret<32>> {
         let is_exchanged = header.keys().admin.as_ref().is_some_and(|admin| Some(admin.public) != self.admin);
         self.seed.as_ref().filter(|_| self.admin.is_none() || !is_exchanged)
@@ -447,7 +445,7 @@ impl Unlocked {
         }
     }
 
-    /// The administrator's signature, where there is one, then the MAC, which covers it.
+    /// Makes the administrator's signature, if there is one, then the MAC, which covers it.
     pub(crate) fn sign<H: Header>(&self, header: &mut H) {
         if let Some(seed) = &self.seed {
             admin::sign(header, seed);
@@ -464,7 +462,7 @@ impl Unlocked {
         if terms.role == Role::Use && header.keys().admin.is_none() {
             return Err(KeyError::NoAdministrator);
         }
-        // Before it is run: with it the header would be one that no reader takes.
+        // Checked before Argon2 runs: readers would refuse the resulting header.
         if matches!(new.material, Material::Passphrase(_))
             && header.keys().argon2_work() + new.cost.work() > Argon2Params::WORK_MAX
         {
@@ -511,14 +509,14 @@ impl Unlocked {
     }
 }
 
-/// What a slot holds.
+/// The content of a slot.
 pub(crate) struct Opened {
     file_key: Secret<32>,
     seed: Option<Secret<32>>,
 }
 
 impl Opened {
-    /// The keys of a header, once everything in it that can be verified has been.
+    /// The keys of a header, after verifying everything that can be verified.
     pub(crate) fn verified<H: Header>(self, header: &H, slot: u32) -> Result<Unlocked, KeyError> {
         let Opened { file_key, seed } = self;
         let keys = header.keys();
@@ -530,14 +528,14 @@ impl Opened {
     }
 }
 
-/// What the slot holds, or `None` if that is not its wrapping key.
+/// The slot's content; `None`: this is not its wrapping key.
 pub(crate) fn unwrap(id: &[u8; 16], slot: &Slot, key: &Secret<32>) -> Option<Opened> {
     let opened = wrap::open(key, &slot.nonce, &slot_aad(id, slot.id), &slot.wrapped).ok()?;
     let (file_key, seed) = opened.expose().split_at_checked(32)?;
     Some(Opened { file_key: Secret::from_slice(file_key)?, seed: Secret::from_slice(seed) })
 }
 
-/// The wrapping key of a passphrase.
+/// The wrapping key from a passphrase.
 pub(crate) fn stretched(passphrase: &SecretBytes, salt: &[u8; 32], cost: Argon2Params) -> Result<Secret<32>, KeyError> {
     let memory_kib = cost.memory_kib();
     let secret = wrap::argon2id(passphrase.expose(), salt, cost).ok_or(KeyError::Argon2 { memory_kib })?;

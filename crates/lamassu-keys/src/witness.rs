@@ -1,7 +1,6 @@
-//! What remembers, outside the store, which header and which history of a vault are the newest.
+//! A witness remembers, outside the store, which header and which history of a vault are the newest.
 //!
-//! The trait is here, below its implementations, so that no way of replacing a header goes around it
-//! ([`crate::Update`]).
+//! The trait is here, below its implementations, so that every replacement of a header uses it ([`crate::Update`]).
 
 use lamassu_crypto::wrap;
 use lamassu_format::header::{Header, HeaderError, HistoryMark};
@@ -9,10 +8,10 @@ use std::fmt::Debug;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Why a witness refuses, or cannot remember.
+/// Why a witness refuses, or cannot record something.
 pub type WitnessError = Box<dyn std::error::Error + Send + Sync>;
 
-/// What a new header is made of.
+/// What a new header is based on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Basis {
     /// The header that was read: its digest.
@@ -21,46 +20,47 @@ pub enum Basis {
     Decided,
 }
 
-/// A header that is about to be put in place.
+/// A header that is about to replace another.
 #[derive(Clone, Copy, Debug)]
 pub struct Replacement<'a> {
     /// the directory that the header is in
     pub dir: &'a Path,
     /// the vault's id
     pub id: [u8; 16],
-    /// whether the header says that something remembers the vault's newest state
+    /// whether the header says that the vault is anchored
     pub is_anchored: bool,
-    /// what it is made of
+    /// what it is based on
     pub basis: Basis,
     /// its digest
     pub new: [u8; 32],
-    /// how far the history goes, durably, if that has changed
+    /// the new durable end of the history, if that has changed
     pub history: Option<HistoryMark>,
 }
 
 /// See the module's head.
 ///
-/// Invariant: which header is the newest is changed by nobody but the holder of the right to replace it
-/// ([`crate::Update`]). Who replaces and who settles what an interruption has left would else undo each other's word.
+/// Invariant: only the holder of an update lock ([`crate::Update`]) changes which header is the newest. Otherwise a
+/// replacement and a recovery could undo each other.
 pub trait Witness: Send + Sync + Debug {
-    /// Remembers durably that a header is about to be replaced: from now on both are the newest. Where two were the
-    /// newest already, the one that was read is durable in the store first, since the other is forgotten.
+    /// Records durably that a header is about to be replaced: from now on both are the newest. If two were the newest
+    /// already, the header that was read is made durable in the store first, since the other one is forgotten.
     ///
     /// # Errors
-    /// The header may not be replaced then: it was made of an older one, or nothing can be remembered.
+    /// The header may not be replaced then: it is based on an older one, or nothing can be recorded.
     fn replacing(&self, replacement: &Replacement<'_>) -> Result<Box<dyn Replacing>, WitnessError>;
 }
 
-/// A replacement under way. What it is told to is held until it is dropped, so that no other process gets in between.
+/// A replacement under way. The witness's record stays locked until this is dropped, so that no other process
+/// interferes.
 pub trait Replacing {
-    /// The new header is in place, durably.
+    /// Records that the new header is in place, durably.
     ///
     /// # Errors
-    /// Both are still the newest then.
+    /// Then both are still the newest.
     fn replaced(self: Box<Self>) -> Result<(), WitnessError>;
 }
 
-/// Remembers nothing: of zone files, and of vaults that nothing outside the store remembers.
+/// For zone files, and for vaults without an anchor.
 #[derive(Clone, Copy, Debug, Default)]
 struct Nobody;
 
@@ -81,7 +81,7 @@ pub fn nobody() -> Arc<dyn Witness> {
     Arc::new(Nobody)
 }
 
-/// By what a witness knows a header: a digest over its content, however it is indented.
+/// The digest by which a witness identifies a header: over its content, independent of indentation.
 ///
 /// # Errors
 /// Those of [`Header::to_json`].

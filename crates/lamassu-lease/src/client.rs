@@ -1,66 +1,67 @@
-//! What this host holds, and which of its operations may go on.
+//! The leases of this host, and which of its operations may proceed.
 //!
-//! * An operation begins with [`Client::begin`], and goes on when [`Do::Go`] says so: while a lease of its object is
+//! * An operation begins with [`Client::begin`], and proceeds when [`Do::Go`] says so: while a lease of its object is
 //!   good. Its result counts only if [`Client::finish`] says that the session was good until then.
-//! * A lease that is recalled takes no further operations. When those under way have ended, what was changed is
-//!   committed and caches forget the object ([`Do::Flush`]); then it is released.
-//! * The session is *good* until [`Terms::stop`] after the last heartbeat that was answered had been *sent*. Then
-//!   nothing is done by it. A later answer makes it good again: the server has not ended it. [`Reply::Ended`] is final.
+//! * A recalled lease admits no further operations. When those under way have ended, their changes are committed and
+//!   caches drop the object ([`Do::Flush`]). Then the lease is released.
+//! * The session is *good* until [`Terms::stop`] after the *sending* of the last heartbeat that was answered. After
+//!   that nothing is done by it. A later answer makes it good again, since then the server has not ended it.
+//!   [`Reply::Ended`] is final.
 
 use crate::{Call, Grant, Millis, Mode, Object, Reply, RequestNo, SessionId, Terms};
 use std::collections::{BTreeMap, VecDeque};
 
-/// Heartbeats without an answer that are remembered.
+/// Unanswered heartbeats that are remembered.
 const BEATS_MAX: usize = 64;
 
-/// An operation of this host, by the caller's number.
+/// The number of an operation of this host, chosen by the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Op(pub u64);
 
-/// What is to be done, in this order.
+/// What the caller has to do, in this order.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Do {
-    /// Send this to the server.
+    /// Send a call to the server.
     Send(Call),
-    /// The operation may go on.
+    /// The operation may proceed.
     Go(Ticket),
     /// The operation has failed: the session has ended.
     Fail(Op),
-    /// Commit what was changed of an object, have all caches forget it, or take it for shared; then
+    /// Commit the changes of an object, and let all caches drop it, or keep it as shared. Then call
     /// [`Client::flushed`].
     Flush {
         /// which
         object: Object,
-        /// what is kept
+        /// the mode that is kept
         keeps: Option<Mode>,
     },
-    /// Put right what an earlier holder left of an object, and commit that; then [`Client::taken_over`].
+    /// Recover what an earlier holder left of an object, and commit that. Then call [`Client::taken_over`].
     TakeOver(Object),
-    /// Forget everything. What was not committed is lost.
+    /// Drop everything. Changes that were not committed are lost.
     Lost,
 }
 
-/// That an operation may use its object in this way, until it has ended.
+/// The right of an operation to use its object in a mode, until the operation ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Ticket {
-    /// which operation
+    /// the operation
     pub op: Op,
-    /// of what
+    /// the object
     pub object: Object,
-    /// how
+    /// the mode
     pub mode: Mode,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Lease {
     grant: Grant,
-    /// Operations under way.
+    /// Number of operations under way.
     users: u32,
-    /// What it keeps after the recall, or after the change of mode that an operation of this host wants.
+    /// The mode to keep after a recall, or after an operation of this host needs another mode.
     recalled: Option<Option<Mode>>,
-    /// A flush is under way, after which this is kept.
+    /// Set while a flush is under way: the mode to keep after it.
     flushing: Option<Option<Mode>>,
-    /// It is to be taken over, which is under way.
+    /// A takeover is under way.
     takes_over: bool,
 }
 
@@ -76,21 +77,21 @@ struct Waiting {
 pub struct Client {
     terms: Terms,
     session: SessionId,
-    /// Until then the session is good, by this host's clock.
+    /// The session is good until then, by this host's clock.
     good_until: Millis,
     has_ended: bool,
-    /// When heartbeats were sent that have no answer yet.
+    /// Sending times of heartbeats without an answer.
     beats: BTreeMap<u64, Millis>,
     next_beat: u64,
     next_request: u64,
     leases: BTreeMap<Object, Lease>,
-    /// What was asked for, and how.
+    /// Requests without an answer, and their modes.
     wanted: BTreeMap<Object, (RequestNo, Mode)>,
     waiting: VecDeque<Waiting>,
 }
 
 impl Client {
-    /// A session that the server has begun. `asked`: when it was asked for, by this host's clock.
+    /// A session that the server has begun. `asked`: when it was requested, by this host's clock.
     pub fn new(terms: Terms, session: SessionId, asked: Millis) -> Client {
         Client {
             terms,
@@ -106,32 +107,32 @@ impl Client {
         }
     }
 
-    /// Its session.
+    /// The session's number.
     pub fn session(&self) -> SessionId {
         self.session
     }
 
-    /// Whether what is held may be used now.
+    /// Whether the leases may be used now.
     pub fn is_good(&self, now: Millis) -> bool {
         !self.has_ended && now < self.good_until
     }
 
-    /// Until when, unless an answer comes.
+    /// The time until which the session is good, unless a heartbeat is answered.
     pub fn good_until(&self) -> Millis {
         self.good_until
     }
 
-    /// What is held of an object.
+    /// The mode in which an object is held.
     pub fn mode_of(&self, object: Object) -> Option<Mode> {
         self.leases.get(&object).map(|lease| lease.grant.mode)
     }
 
-    /// Whether somebody else wants what conflicts with what is held of an object.
+    /// Whether the server has recalled the lease of an object.
     pub fn is_recalled(&self, object: Object) -> bool {
         self.leases.get(&object).is_some_and(|lease| lease.recalled.is_some())
     }
 
-    /// A heartbeat is due.
+    /// Makes the heartbeat that is due.
     pub fn beat(&mut self, now: Millis) -> Do {
         let beat = self.next_beat;
         self.next_beat += 1;
@@ -142,7 +143,7 @@ impl Client {
         Do::Send(Call::Heartbeat { beat })
     }
 
-    /// There is a new connection to the server.
+    /// The host has reconnected to the server.
     pub fn connected(&mut self) -> Vec<Do> {
         if self.has_ended {
             return Vec::new();
@@ -164,7 +165,7 @@ impl Client {
         self.go_on(object, now)
     }
 
-    /// An operation has ended. Whether its result counts: otherwise it has failed, whatever it did.
+    /// An operation has ended. Returns whether its result counts; if not, it has failed, whatever it did.
     pub fn finish(&mut self, ticket: Ticket, now: Millis) -> (bool, Vec<Do>) {
         let is_good = self.is_good(now);
         if let Some(lease) = self.leases.get_mut(&ticket.object) {
@@ -173,12 +174,12 @@ impl Client {
         (is_good, self.go_on(ticket.object, now))
     }
 
-    /// What [`Do::Flush`] asked for is done.
+    /// The flush that [`Do::Flush`] asked for is done.
     pub fn flushed(&mut self, object: Object, now: Millis) -> Vec<Do> {
         let Some(lease) = self.leases.get_mut(&object) else { return Vec::new() };
         let Some(keeps) = lease.flushing.take() else { return Vec::new() };
         let grant = lease.grant;
-        // It may have been asked for more meanwhile, which is another flush.
+        // A stronger recall may have arrived meanwhile: then another flush follows.
         lease.recalled = lease.recalled.filter(|asked| *asked < keeps);
         match keeps {
             Some(mode) => lease.grant.mode = mode,
@@ -189,7 +190,7 @@ impl Client {
         all
     }
 
-    /// What [`Do::TakeOver`] asked for is done.
+    /// The takeover that [`Do::TakeOver`] asked for is done.
     pub fn taken_over(&mut self, object: Object, now: Millis) -> Vec<Do> {
         let Some(lease) = self.leases.get_mut(&object).filter(|lease| lease.takes_over) else { return Vec::new() };
         lease.takes_over = false;
@@ -198,9 +199,8 @@ impl Client {
         all
     }
 
-    /// An operation of which no result counts any more ends, or waits no longer, and gives back whatever is held of its
-    /// object, of which it is the only user: what was changed is committed, and all caches have forgotten it. What was
-    /// to be taken over is that yet.
+    /// Ends an operation, or its wait, and releases the lease of its object. It must be the only user, its changes must
+    /// be committed, and caches must have dropped the object. An unfinished takeover stays to be done.
     pub fn give_back(&mut self, op: Op, object: Object, now: Millis) -> Vec<Do> {
         self.waiting.retain(|waiting| waiting.op != op);
         let lease = self.leases.remove(&object).map(|lease| lease.grant);
@@ -209,7 +209,7 @@ impl Client {
         all
     }
 
-    /// The server says something.
+    /// Handles a reply of the server.
     pub fn reply(&mut self, reply: Reply, now: Millis) -> Vec<Do> {
         if self.has_ended {
             return Vec::new();
@@ -217,7 +217,7 @@ impl Client {
         match reply {
             Reply::Alive { beat } => {
                 let Some(sent) = self.beats.get(&beat).copied() else { return Vec::new() };
-                // An answer to a later heartbeat says more.
+                // The answer to a later heartbeat is the stronger one.
                 self.beats.retain(|other, _| *other > beat);
                 self.good_until = self.good_until.max(sent + self.terms.stop());
                 let objects: Vec<_> = self.waiting.iter().map(|waiting| waiting.object).collect();
@@ -251,7 +251,7 @@ impl Client {
         std::iter::once(Do::Lost).chain(failed.into_iter().map(|waiting| Do::Fail(waiting.op))).collect()
     }
 
-    /// What can be done of an object now.
+    /// Does what is possible for an object now.
     fn go_on(&mut self, object: Object, now: Millis) -> Vec<Do> {
         let mut all = Vec::new();
         let mode = self.waiting.iter().filter(|waiting| waiting.object == object).map(|waiting| waiting.mode).max();
@@ -269,8 +269,8 @@ impl Client {
             }
             return all;
         };
-        // A stronger lease is asked for when the weaker one is given back: two that held on to theirs would wait for
-        // each other.
+        // A lease is released before a stronger one is requested: two sessions that kept theirs would wait for each
+        // other.
         if mode > Some(lease.grant.mode) && lease.recalled.is_none() {
             lease.recalled = Some(None);
         }

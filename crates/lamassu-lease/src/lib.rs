@@ -1,17 +1,17 @@
-//! Leases: which host may use what it knows of an object, and for how long (`docs/sharing.md`).
+//! Leases: which host may use an object of a vault, and for how long (`docs/sharing.md`).
 //!
-//! Two state machines without I/O, threads or clocks. Whoever runs one tells it what happened, and when; it answers
-//! with what is to be made durable, and what is to be sent after that.
+//! Two state machines without I/O, threads, clocks or locks. The caller passes in events and the time. It gets back
+//! what to make durable, and what to send after that.
 //!
 //! | module | what it does |
 //! |---|---|
 //! | `types` | objects, sessions, modes, moments, messages |
-//! | `terms` | how long a lease lasts, within the bounds that the proof needs |
-//! | `server` | who holds what: grants, recalls, expiry, takeover, restart |
-//! | `client` | what this host holds: admission of operations, recalls, the end of its session |
+//! | `terms` | how long leases last, within the bounds that the proof needs |
+//! | `server` | the server's side: grants, recalls, expiry, takeover, restart |
+//! | `client` | a host's side: admission of operations, recalls, the end of its session |
 //!
-//! Wrong orders cannot be written: what must be durable before a message is sent is in the same [`server::Step`], and
-//! an operation gets a [`client::Ticket`] only while its lease is good.
+//! Wrong orders cannot be expressed: what must be durable before a message is in the same [`server::Step`] as the
+//! message, and an operation gets a [`client::Ticket`] only while its lease is good.
 
 pub mod client;
 pub mod server;

@@ -1,40 +1,42 @@
-//! Who holds what, as the server of a vault sees it.
+//! The leases of a vault, as its server sees them.
 //!
-//! * **Exclusion.** A lease is granted only if no other session holds one that conflicts. Requests for an object are
-//!   granted in the order of their arrival; one that has to wait has what conflicts recalled.
-//! * **Expiry.** A session that was not heard of for a term has ended, for good: its number is never used again. What
-//!   it held exclusively is *abandoned*: whoever gets it next gets it exclusively, and takes it over first.
-//! * **Holding on.** A holder that was asked to give up something, and still has it a term later, is not answered any
-//!   more when it says that it lives: so it stops, and then its session ends, as if it were silent.
-//! * **Restart.** Sessions, exclusive leases and what is abandoned are durable; shared leases are not. After a restart
-//!   every session counts as heard of at that moment, and nothing is granted exclusively before each has said what it
-//!   holds, or has expired.
+//! * **Exclusion.** A lease is granted only if no other session holds a conflicting one. Requests for an object are
+//!   granted in the order of arrival. If one has to wait, the conflicting leases are recalled.
+//! * **Expiry.** A session without a heartbeat for a term has ended, for good: its number is never used again. The
+//!   objects that it held exclusively are *abandoned*: the next holder gets an exclusive lease, and takes the object
+//!   over first.
+//! * **Holding on.** If a holder has not released a recalled lease after a term, its heartbeats are no longer answered.
+//!   So it stops, and then its session ends, as a silent one.
+//! * **Restart.** Sessions, exclusive leases and abandoned objects are durable; shared leases are not. After a restart
+//!   every session counts as heard of at that moment. Nothing is granted exclusively until each session has reported
+//!   its leases, or has expired.
 //!
-//! What a step changes durably comes before what it says ([`Step`]). A server that cannot make a change durable stops.
+//! The changes of a step are made durable before its replies are sent ([`Step`]). A server that cannot make a change
+//! durable stops.
 
 use crate::{Call, Grant, GrantNo, Millis, Mode, Object, Reply, RequestNo, SessionId, Terms};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-/// Numbers of sessions and grants are counted anew in each run of the server, above this bit.
+/// The number of the run is in the bits from here up, so that numbers of sessions and grants are never repeated.
 const RUN_SHIFT: u32 = 40;
 
 /// What outlives the server's process.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Durable {
-    /// how often the server was started
+    /// how often the server has started
     pub runs: u64,
     /// sessions that have not ended
     pub sessions: BTreeSet<SessionId>,
     /// exclusive leases
     pub exclusive: BTreeMap<Object, (SessionId, GrantNo)>,
-    /// objects whose exclusive holder has expired, until somebody has taken them over
+    /// objects whose exclusive holder has expired, until another session has taken them over
     pub abandoned: BTreeSet<Object>,
 }
 
-/// A change of what is durable.
+/// A change of the durable state.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Change {
-    /// The server has started for the so many'th time.
+    /// The number of the server's run.
     Run(u64),
     /// A session began.
     Began(SessionId),
@@ -42,16 +44,16 @@ pub enum Change {
     Ended(SessionId),
     /// A session holds an object exclusively.
     Exclusive(Object, SessionId, GrantNo),
-    /// Nobody does any longer.
+    /// The exclusive lease of this object was released.
     Released(Object),
-    /// It is to be taken over.
+    /// The object must be taken over.
     Abandoned(Object),
-    /// It has been.
+    /// The object has been taken over.
     TakenOver(Object),
 }
 
 impl Durable {
-    /// Takes a change in.
+    /// Applies a change.
     pub fn apply(&mut self, change: &Change) {
         match *change {
             Change::Run(runs) => self.runs = runs,
@@ -65,7 +67,7 @@ impl Durable {
     }
 }
 
-/// What is to be done: first all changes made durable, together; then the replies sent, in this order.
+/// The result of a call: first all changes are made durable, together; then the replies are sent, in this order.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 #[must_use = "what was changed is not durable, and nobody was told"]
 pub struct Step {
@@ -73,19 +75,19 @@ pub struct Step {
     pub changes: Vec<Change>,
     /// each to its session
     pub replies: Vec<(SessionId, Reply)>,
-    /// of the sessions that end: those that were heard of, and held on to what they were to give up
+    /// sessions that end although they sent heartbeats, since they did not release a recalled lease
     pub held_on: Vec<SessionId>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Session {
-    /// When it was heard of last; of one that is not back, when the server started.
+    /// When it was last heard of; for a session that is not back, when the server started.
     heard: Millis,
-    /// It has said what it holds since the server started.
+    /// It has reported its leases since the server started.
     is_back: bool,
-    /// It said that it lives, and was not answered.
+    /// Its last heartbeat was not answered.
     is_refused: bool,
-    /// It is heard no more ([`Server::turn_out`]).
+    /// Its messages are ignored ([`Server::turn_out`]).
     is_out: bool,
 }
 
@@ -101,9 +103,9 @@ struct Lease {
     mode: Mode,
     number: GrantNo,
     since: Millis,
-    /// What it was asked to keep, if it was asked to give up something.
+    /// The mode that it was asked to keep, if it was recalled.
     recalled: Option<Option<Mode>>,
-    /// When it was first asked to.
+    /// When it was first recalled.
     asked: Option<Millis>,
 }
 
@@ -120,7 +122,7 @@ struct Waiting {
     mode: Mode,
 }
 
-/// An object that somebody holds, or waits for.
+/// An object with leases or waiting requests.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 struct Held {
     leases: BTreeMap<SessionId, Lease>,
@@ -134,12 +136,12 @@ pub struct Server {
     durable: Durable,
     sessions: BTreeMap<SessionId, Session>,
     objects: BTreeMap<Object, Held>,
-    /// Of this run.
+    /// Numbers given in this run.
     given: u64,
 }
 
 impl Server {
-    /// Starts on what is durable, at `now`.
+    /// Starts from the durable state, at `now`.
     pub fn start(terms: Terms, durable: Durable, now: Millis) -> (Server, Step) {
         let sessions = durable.sessions.iter().map(|id| (*id, Session::heard_at(now, false))).collect();
         let mut server = Server { terms, durable, sessions, objects: BTreeMap::new(), given: 0 };
@@ -152,7 +154,7 @@ impl Server {
         (server, step)
     }
 
-    /// What is durable once all changes are.
+    /// The durable state after all changes so far.
     pub fn durable(&self) -> &Durable {
         &self.durable
     }
@@ -166,7 +168,7 @@ impl Server {
         (session, step)
     }
 
-    /// A session says something.
+    /// Handles a call of a session.
     pub fn call(&mut self, session: SessionId, call: Call, now: Millis) -> Step {
         let mut step = self.expire(now);
         let holds_on = self.holds_on(session, now);
@@ -179,11 +181,11 @@ impl Server {
             return step;
         }
         if !known.is_back && !matches!(call, Call::Resume { .. }) {
-            // Of a connection from before the restart, which has ended with it.
+            // The call comes from a connection that ended with the restart.
             return step;
         }
         match call {
-            // An answer would have it believe that it may go on.
+            // An answer would let the session go on.
             Call::Heartbeat { .. } if holds_on => known.is_refused = true,
             Call::Heartbeat { beat } => {
                 known.heard = now;
@@ -193,7 +195,7 @@ impl Server {
             Call::Resume { held } => self.resume(session, &held, now, &mut step),
             Call::Acquire { request, object, mode } => {
                 let held = self.objects.entry(object).or_default();
-                // No client of ours asks twice.
+                // A client sends one request at a time; more are ignored.
                 if held.waiting.iter().all(|waiting| waiting.session != session) {
                     held.waiting.push_back(Waiting { session, request, mode });
                 }
@@ -211,41 +213,42 @@ impl Server {
         step
     }
 
-    /// The process has not run for a while: what sessions said in that time may not have been heard yet, so that all
-    /// count as heard of now. None ends sooner for that.
+    /// The process was suspended. Messages of sessions may still be unread, so that all sessions count as heard of now.
+    /// No session ends sooner for that.
     pub fn was_away(&mut self, now: Millis) {
         self.sessions.values_mut().for_each(|session| session.heard = session.heard.max(now));
     }
 
-    /// Time has passed: what has expired ends, what may be recalled now is.
+    /// Lets time pass: expired sessions end, and leases are recalled whose minimum hold is over.
     pub fn tick(&mut self, now: Millis) -> Step {
         let mut step = self.expire(now);
         self.serve_all(now, &mut step);
         step
     }
 
-    /// When there is something for [`Server::tick`] to do, after this moment.
+    /// The next moment at which [`Server::tick`] has something to do.
     pub fn wake_after(&self, now: Millis) -> Option<Millis> {
         let expiries = self.sessions.values().map(|session| session.heard + self.terms.term());
         let waited_for = self.objects.values().filter(|held| !held.waiting.is_empty());
         let leases = waited_for.flat_map(|held| held.leases.values().filter(|lease| lease.recalled.is_none()));
-        // What could be recalled before is not in the way.
+        // Leases whose minimum hold was over before have been recalled, or do not conflict.
         expiries.chain(leases.map(|lease| lease.since + self.terms.min_hold())).filter(|moment| *moment > now).min()
     }
 
-    /// Whether a session may change an object: whatever else it says of it is refused.
+    /// Whether a session may change an object. Otherwise its changes are refused.
     pub fn may_change(&self, session: SessionId, object: Object) -> bool {
         self.mode_of(session, object) == Some(Mode::Exclusive)
     }
 
-    /// What a session may use of an object.
+    /// The mode in which a session may use an object.
     pub fn mode_of(&self, session: SessionId, object: Object) -> Option<Mode> {
         self.sessions.get(&session).filter(|session| !session.is_out)?;
         self.objects.get(&object)?.leases.get(&session).map(|lease| lease.mode)
     }
 
-    /// A session may do nothing any more. It is told that it has ended, and is heard no more. It may not know that yet:
-    /// so what it holds goes to others only when it has stopped by its own clock, as if it were silent from now on.
+    /// Revokes a session. It is told that it has ended, and its messages are ignored from now on. It may not have
+    /// received that. So its leases are granted to others only after it has stopped by its own clock, as if it were
+    /// silent from now on.
     pub fn turn_out(&mut self, session: SessionId, now: Millis) -> Step {
         let mut step = self.expire(now);
         let holds_something = self.objects.values().any(|held| held.leases.contains_key(&session));
@@ -261,7 +264,7 @@ impl Server {
         step
     }
 
-    /// Ends a session of which somebody else knows that it is gone, as if it had expired.
+    /// Ends a session whose process is known to be gone, as if it had expired.
     pub fn end_session(&mut self, session: SessionId, now: Millis) -> Step {
         let mut step = self.expire(now);
         if self.is_alive(session) {
@@ -271,7 +274,7 @@ impl Server {
         step
     }
 
-    /// Whether an object is to be taken over before anything else is done with it.
+    /// Whether an object must be taken over before anything else is done with it.
     pub fn is_abandoned(&self, object: Object) -> bool {
         self.durable.abandoned.contains(&object)
     }
@@ -281,7 +284,7 @@ impl Server {
         self.sessions.contains_key(&session)
     }
 
-    /// Whether a session has said what it holds since the server started.
+    /// Whether a session has reported its leases since the server started.
     pub fn is_back(&self, session: SessionId) -> bool {
         self.sessions.get(&session).is_some_and(|session| session.is_back)
     }
@@ -301,7 +304,7 @@ impl Server {
         (lease.number == number).then_some(lease.mode)
     }
 
-    /// Whether a session was asked a term ago for what it still holds.
+    /// Whether a session still has a lease that was recalled a term ago.
     fn holds_on(&self, session: SessionId, now: Millis) -> bool {
         let leases = self.objects.values().filter_map(|held| held.leases.get(&session));
         leases.filter_map(|lease| lease.asked).any(|asked| asked + self.terms.term() <= now)
@@ -321,7 +324,7 @@ impl Server {
         step
     }
 
-    /// A session ends; if it has `expired`, it may have left things undone.
+    /// Ends a session. If it has `expired`, it may have left changes unfinished.
     fn end(&mut self, session: SessionId, expired: bool, now: Millis, step: &mut Step) {
         self.sessions.remove(&session);
         let objects: Vec<_> = self.objects.keys().copied().collect();
@@ -336,7 +339,7 @@ impl Server {
             }
         }
         self.change(step, Change::Ended(session));
-        // Also those that waited until every session is back.
+        // Includes requests that waited until every session is back.
         self.serve_all(now, step);
     }
 
@@ -345,13 +348,13 @@ impl Server {
         objects.into_iter().for_each(|object| self.serve(object, now, step));
     }
 
-    /// A session says by a new connection what it holds: it knows best. What it does not name it never got, or has
-    /// released.
+    /// A session reports its leases by a new connection. It knows best: a lease that it does not name it never
+    /// received, or has released.
     fn resume(&mut self, session: SessionId, held: &[Grant], now: Millis, step: &mut Step) {
         let was_back = self.sessions.get(&session).is_some_and(|session| session.is_back);
         let is_so = held.iter().all(|grant| self.may_hold(session, grant, was_back));
         if !is_so {
-            // No client of ours says that. Nothing that it does is believed any more.
+            // A correct client never reports that, so nothing from this one is trusted any more.
             step.replies.push((session, Reply::Ended));
             return self.end(session, true, now, step);
         }
@@ -366,8 +369,8 @@ impl Server {
             let before = entry.leases.remove(&session);
             let grant = said.get(&object);
             if let Some(grant) = grant {
-                // What it was asked to give up may never have reached it: it is asked again. Its time goes on, or it
-                // would not end for who comes back often enough.
+                // A recall may not have reached it, so it is recalled again. The deadline is not reset. Otherwise a
+                // client that reconnects often enough would never meet it.
                 let asked = before.and_then(|before| before.asked);
                 entry.leases.insert(session, Lease { asked, ..Lease::new(grant.mode, grant.number, now) });
             }
@@ -383,8 +386,8 @@ impl Server {
         self.serve_all(now, step);
     }
 
-    /// Whether a session can hold what it says: an exclusive lease is known; a shared one is, or was one before it was
-    /// let go of, or was forgotten by a restart, and then nobody else has the object exclusively.
+    /// Whether a claimed lease is plausible. An exclusive lease must be on record. A shared lease must be on record, or
+    /// may have been lost in a restart if no other session holds the object exclusively.
     fn may_hold(&self, session: SessionId, grant: &Grant, was_back: bool) -> bool {
         let known = self.holds(session, grant.object, grant.number);
         match grant.mode {
@@ -401,7 +404,7 @@ impl Server {
         let Some(was) = self.holds(session, grant.object, grant.number) else { return };
         let Some(held) = self.objects.get_mut(&grant.object) else { return };
         match keeps {
-            // Nobody keeps more than it had.
+            // A release never keeps more than was held.
             Some(Mode::Exclusive) => return,
             Some(Mode::Shared) => {
                 let lease = Lease::new(Mode::Shared, grant.number, now);
@@ -415,7 +418,7 @@ impl Server {
         self.serve(grant.object, now, step);
     }
 
-    /// Grants what can be granted of an object, and recalls what is in the way of the next request.
+    /// Grants the requests for an object that can be granted, and recalls what conflicts with the next one.
     fn serve(&mut self, object: Object, now: Millis, step: &mut Step) {
         while let Some(next) = self.objects.get(&object).and_then(|held| held.waiting.front().copied()) {
             let takes_over = self.is_abandoned(object);
@@ -423,7 +426,7 @@ impl Server {
             if self.recall(object, next.session, mode, now, step) {
                 return;
             }
-            // A session that is not back may hold anything shared.
+            // A session that is not back may hold any shared lease.
             if mode == Mode::Exclusive && self.sessions.values().any(|session| !session.is_back) {
                 return;
             }
@@ -445,7 +448,7 @@ impl Server {
         }
     }
 
-    /// Whether leases of others are in the way; those that were held for long enough are recalled.
+    /// Whether leases of other sessions conflict. Those whose minimum hold is over are recalled.
     fn recall(&mut self, object: Object, session: SessionId, mode: Mode, now: Millis, step: &mut Step) -> bool {
         let Some(held) = self.objects.get_mut(&object) else { return false };
         let keeps = (mode == Mode::Shared).then_some(Mode::Shared);

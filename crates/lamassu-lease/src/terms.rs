@@ -1,40 +1,40 @@
-//! How long a lease lasts.
+//! How long leases last.
 
 use crate::Millis;
 
 /// Spans of time, the same for the server of a vault and its clients.
 ///
-/// The server's clock and a client's may go at different rates: by a tenth, counted from the slower one. So a client
-/// stops after nine tenths of the term, by its own clock, counted from before it sent the heartbeat; the server waits
-/// for the whole term, counted from when the heartbeat had arrived.
+/// The rates of the server's clock and a client's may differ by a tenth of the slower one. A client therefore stops
+/// after nine tenths of the term, by its own clock, from before it sent the heartbeat. The server waits for the whole
+/// term, from the arrival of the heartbeat.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Terms {
-    /// After so long without a heartbeat the server takes a session for ended.
+    /// The server ends a session after this time without a heartbeat.
     term: Millis,
-    /// A client stops so long after it sent the last heartbeat that was answered.
+    /// A client stops this long after sending the last heartbeat that was answered.
     stop: Millis,
-    /// Between heartbeats.
+    /// The time between heartbeats.
     heartbeat: Millis,
-    /// A lease is not recalled before it was held for so long.
+    /// A lease is not recalled before it was held for this long.
     min_hold: Millis,
 }
 
-/// Terms that do not keep what is promised.
+/// Terms that would break the guarantees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TermsError {
-    /// Out of bounds.
+    /// The term is out of bounds.
     #[error("the term of leases must be 5 to 600 seconds, not {0:?} ms")]
     Term(u64),
-    /// Too seldom.
+    /// Heartbeats are too rare.
     #[error("there must be at least three heartbeats in a term of leases: give at most a quarter of it")]
     Heartbeat,
-    /// Others would wait for longer than a term.
+    /// Other sessions could wait for longer than a term.
     #[error("the least time that a lease is held must be at most a tenth of the term")]
     MinHold,
 }
 
 impl Terms {
-    /// Of a term of 30 s: a heartbeat each 5 s, and at least 10 ms of use.
+    /// A term of 30 s, a heartbeat every 5 s, and at least 10 ms of use.
     pub const DEFAULT: Terms =
         Terms { term: Millis(30_000), stop: Millis(27_000), heartbeat: Millis(5_000), min_hold: Millis(10) };
 
@@ -55,33 +55,33 @@ impl Terms {
         Ok(Terms::unchecked(term, term / 10 * 9, heartbeat, min_hold))
     }
 
-    /// Terms that may break what is promised.
+    /// Terms that may break the guarantees.
     pub(crate) const fn unchecked(term: u64, stop: u64, heartbeat: u64, min_hold: u64) -> Terms {
         Terms { term: Millis(term), stop: Millis(stop), heartbeat: Millis(heartbeat), min_hold: Millis(min_hold) }
     }
 
-    /// Terms for a model, whose clocks go at one rate: a few ticks, and a client that stops when it says.
+    /// Terms for a model whose clocks have the same rate: a few ticks, and a given time at which a client stops.
     #[cfg(feature = "testing")]
     pub const fn of_model(term: u64, stop: u64) -> Terms {
         Terms::unchecked(term, stop, 1, 0)
     }
 
-    /// After so long without a heartbeat the server takes a session for ended.
+    /// The server ends a session after this time without a heartbeat.
     pub const fn term(&self) -> Millis {
         self.term
     }
 
-    /// A client stops so long after it sent the last heartbeat that was answered.
+    /// A client stops this long after sending the last heartbeat that was answered.
     pub const fn stop(&self) -> Millis {
         self.stop
     }
 
-    /// Between heartbeats.
+    /// The time between heartbeats.
     pub const fn heartbeat(&self) -> Millis {
         self.heartbeat
     }
 
-    /// A lease is not recalled before it was held for so long.
+    /// A lease is not recalled before it was held for this long.
     pub const fn min_hold(&self) -> Millis {
         self.min_hold
     }

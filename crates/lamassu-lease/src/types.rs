@@ -1,24 +1,24 @@
-//! Objects, sessions, modes, moments, and what clients and the server say to one another.
+//! Objects, sessions, modes, times, and the messages between clients and the server.
 
 use std::ops::Add;
 
-/// An object of a vault: its number in the anchor.
+/// The number of an object of a vault in the anchor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Object(pub u64);
 
-/// One mount of a host. Never given twice.
+/// The number of a host's session. Never used twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SessionId(pub u64);
 
-/// One grant of a lease. Never given twice: what is said of an earlier grant of the same object is recognised.
+/// The number of a grant. Never used twice, so that messages about an earlier grant of the same object are recognised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct GrantNo(pub u64);
 
-/// A client's own number of something that it asks for.
+/// The number that a client gives to a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestNo(pub u64);
 
-/// A moment of one machine's clock, or a span; milliseconds. Moments of two machines are never compared.
+/// A time of one machine's clock, or a span; milliseconds. Times of two machines are never compared.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Millis(pub u64);
 
@@ -33,85 +33,85 @@ impl Add for Millis {
 /// How an object may be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Mode {
-    /// What is known of it may be believed. Others may believe it, too.
+    /// What is cached of it is valid. Other sessions may read it too.
     Shared,
-    /// It may be changed. Nobody else believes anything of it.
+    /// It may be changed. No other session may use it.
     Exclusive,
 }
 
 /// A lease that was granted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Grant {
-    /// of what
+    /// the object
     pub object: Object,
-    /// how it may be used
+    /// the mode
     pub mode: Mode,
-    /// which grant of it
+    /// the number of the grant
     pub number: GrantNo,
 }
 
-/// What a client says. Calls of one session arrive in the order in which they were made, or not at all.
+/// A message of a client. The calls of one session arrive in the order in which they were made, or not at all.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Call {
-    /// It lives. `beat` comes back.
+    /// The session is alive. The answer repeats `beat`.
     Heartbeat {
-        /// the client's number of it, ascending
+        /// the client's number, ascending
         beat: u64,
     },
-    /// It speaks by a new connection, and holds this and nothing else.
+    /// The session has a new connection, and holds these leases and no others.
     Resume {
-        /// what it holds
+        /// its leases
         held: Vec<Grant>,
     },
-    /// It wants a lease.
+    /// Requests a lease.
     Acquire {
         /// the client's number
         request: RequestNo,
-        /// of what
+        /// the object
         object: Object,
-        /// how it is to be used
+        /// the mode
         mode: Mode,
     },
-    /// It holds a lease no longer, or only shared. All that it changed under it is committed.
+    /// Releases a lease, or reduces it to a shared one. All changes under it are committed.
     Release {
-        /// which grant, as it was
+        /// the grant
         grant: Grant,
-        /// what it keeps: nothing, or a shared lease
+        /// what is kept: nothing, or a shared lease
         keeps: Option<Mode>,
     },
-    /// What an earlier holder left is put right, and committed.
+    /// What an earlier holder left has been recovered and committed.
     TakenOver {
-        /// under this grant
+        /// the grant
         grant: Grant,
     },
-    /// It ends. All that it changed is committed.
+    /// The session ends. All its changes are committed.
     Leave,
 }
 
-/// What the server says to one session. Replies arrive in the order in which they were given, or not at all.
+/// A message of the server to one session. Replies arrive in the order in which they were made, or not at all.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Reply {
-    /// The heartbeat has arrived.
+    /// Answers a heartbeat.
     Alive {
-        /// which
+        /// its number
         beat: u64,
     },
-    /// A lease.
+    /// Grants a lease.
     Granted {
-        /// what was asked for; exclusive where it has to be taken over
+        /// the lease; exclusive if the object must be taken over
         grant: Grant,
-        /// which request
+        /// the request
         request: RequestNo,
-        /// An earlier holder ended without releasing it: what it left is to be put right before anything else is done.
+        /// An earlier holder ended without releasing it: what it left must be recovered before anything else is done.
         takes_over: bool,
     },
-    /// Somebody else wants what conflicts with a lease.
+    /// Another session wants a conflicting lease.
     Recall {
-        /// which grant
+        /// the grant
         grant: Grant,
-        /// what it may keep
+        /// what may be kept
         keeps: Option<Mode>,
     },
-    /// The session has expired, or was never there: nothing that it holds is good.
+    /// The session has expired, or never existed: none of its leases is valid.
     Ended,
 }

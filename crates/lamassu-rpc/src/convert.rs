@@ -1,4 +1,4 @@
-//! Messages from and to leases, rows and heads. What a peer sent is checked here, once.
+//! Messages from and to leases, rows and heads. What a peer sent is validated here, and only here.
 
 use crate::{ROWS_MAX, proto};
 use lamassu_anchor::head::Head;
@@ -6,9 +6,9 @@ use lamassu_anchor::table::{self, Change, Space};
 use lamassu_crypto::oprf::{BATCH_MAX, Element};
 use lamassu_lease::{Call, Grant, GrantNo, Mode, Object, Reply, RequestNo};
 
-/// A message that makes no sense.
+/// An invalid message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a message of the peer makes no sense: {0}")]
+#[error("a message of the peer is invalid: {0}")]
 pub struct Garbled(pub &'static str);
 
 type Result<T> = std::result::Result<T, Garbled>;
@@ -17,7 +17,7 @@ type Result<T> = std::result::Result<T, Garbled>;
 const KEY_MAX: usize = 64;
 /// Longest value of a row.
 const VALUE_MAX: usize = 32 << 10;
-/// A message of rows has so many bytes, and at most one row more.
+/// Bytes of a message of rows. One more row may follow.
 const BATCH_LEN: usize = 256 << 10;
 
 /// A vault's id.
@@ -36,7 +36,7 @@ pub fn head(bytes: &[u8]) -> Result<Head> {
     bytes.try_into().map(Head).map_err(|_| Garbled("a head is not 32 bytes"))
 }
 
-/// Elements that are to be evaluated. Whether they are of the group is seen when they are.
+/// Elements to evaluate. Whether each is in the group is checked at its evaluation.
 ///
 /// # Errors
 /// [`Garbled`].
@@ -47,7 +47,7 @@ pub fn elements(packed: &[u8]) -> Result<&[Element]> {
     }
 }
 
-/// Changes of the wire, of which one message may have so many. The head is nobody's to change but the server's.
+/// Parses changes, at most `count_max` in a message. Changes of the head are refused: only the server makes them.
 ///
 /// # Errors
 /// [`Garbled`].
@@ -64,7 +64,7 @@ pub fn to_changes(packed: &[u8], count_max: usize) -> Result<Vec<Change>> {
     }
 }
 
-/// Rows of the wire.
+/// Parses rows.
 ///
 /// # Errors
 /// [`Garbled`].
@@ -76,7 +76,7 @@ pub fn to_rows(packed: &[u8]) -> Result<Vec<Change>> {
     }
 }
 
-/// Rows on their way to the wire, a message at a time.
+/// Packs rows into messages.
 #[derive(Debug, Default)]
 pub struct Batch {
     packed: Vec<u8>,
@@ -84,7 +84,7 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// Takes a row in; a message's worth of them comes out when there are enough.
+    /// Adds a row. Returns a message when there are enough rows.
     pub fn push(&mut self, space: Space, key: &[u8], value: &[u8]) -> Option<Vec<u8>> {
         let row = Change { space, key: key.to_vec(), value: Some(value.to_vec()) };
         self.packed.extend(table::pack([&row]));
@@ -93,13 +93,13 @@ impl Batch {
         is_full.then(|| std::mem::take(self).packed)
     }
 
-    /// What is left.
+    /// The remaining rows.
     pub fn rest(self) -> Vec<u8> {
         self.packed
     }
 }
 
-/// A mode for the wire.
+/// A mode, as a message.
 pub fn from_mode(mode: Mode) -> i32 {
     match mode {
         Mode::Shared => proto::Mode::Shared.into(),
@@ -107,7 +107,7 @@ pub fn from_mode(mode: Mode) -> i32 {
     }
 }
 
-/// A mode of the wire.
+/// A mode, from a message.
 ///
 /// # Errors
 /// [`Garbled`].
@@ -128,7 +128,7 @@ fn to_grant(grant: Option<proto::Grant>) -> Result<Grant> {
     Ok(Grant { object: Object(grant.object), mode: to_mode(grant.mode)?, number: GrantNo(grant.number) })
 }
 
-/// A call of a session, for the wire. A resumption is put together where the vault and the session are known.
+/// A call of a session, as a message. For a resumption, vault and session are filled in.
 pub fn from_call(call: &Call, of: proto::Of) -> proto::Up {
     use proto::up::Said;
     let said = match call {
@@ -148,13 +148,13 @@ pub fn from_call(call: &Call, of: proto::Of) -> proto::Up {
     proto::Up { said: Some(said) }
 }
 
-/// A call of the wire, of a session that has begun.
+/// A call of a session that has begun, from a message.
 ///
 /// # Errors
 /// [`Garbled`].
 pub fn to_call(up: proto::Up) -> Result<Call> {
     use proto::up::Said;
-    Ok(match up.said.ok_or(Garbled("nothing is said"))? {
+    Ok(match up.said.ok_or(Garbled("it is empty"))? {
         Said::Begin(_) => return Err(Garbled("a session begins once")),
         Said::Resume(resume) => {
             Call::Resume { held: resume.held.into_iter().map(|grant| to_grant(Some(grant))).collect::<Result<_>>()? }
@@ -173,7 +173,7 @@ pub fn to_call(up: proto::Up) -> Result<Call> {
     })
 }
 
-/// A reply for the wire; with a grant goes the head of the vault's table.
+/// A reply, as a message. A grant carries the head of the vault's table.
 pub fn from_reply(reply: &Reply, head: Head) -> proto::Down {
     use proto::down::Said;
     let said = match reply {
@@ -192,25 +192,25 @@ pub fn from_reply(reply: &Reply, head: Head) -> proto::Down {
     proto::Down { said: Some(said), policy: None }
 }
 
-/// The head of the vault's table that comes with a grant.
+/// The head of the vault's table in a grant.
 ///
 /// # Errors
 /// [`Garbled`].
 pub fn head_of_grant(down: &proto::Down) -> Result<Option<Head>> {
     match &down.said {
-        // A server of an earlier version names none.
+        // A server of an earlier version sends none.
         Some(proto::down::Said::Granted(granted)) if !granted.head.is_empty() => head(&granted.head).map(Some),
         _ => Ok(None),
     }
 }
 
-/// A reply of the wire, of a session that has begun.
+/// A reply to a session that has begun, from a message.
 ///
 /// # Errors
 /// [`Garbled`].
 pub fn to_reply(down: proto::Down) -> Result<Reply> {
     use proto::down::Said;
-    Ok(match down.said.ok_or(Garbled("nothing is said"))? {
+    Ok(match down.said.ok_or(Garbled("it is empty"))? {
         Said::Begun(_) => return Err(Garbled("a session begins once")),
         Said::Alive(beat) => Reply::Alive { beat: beat.beat },
         Said::Granted(granted) => Reply::Granted {

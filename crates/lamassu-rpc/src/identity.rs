@@ -1,5 +1,5 @@
-//! Who a host is: its key, and the certificate of the server's authority, in a directory for each server that it has
-//! joined.
+//! A host's identity at each server that it has joined: its key, and the certificate of the server's authority, in a
+//! directory for each server.
 
 use crate::tls::TlsError;
 use rcgen::{KeyPair, PKCS_ED25519};
@@ -17,7 +17,7 @@ const AUTHORITY: &str = "authority.der";
 pub struct HostKey(pub(crate) KeyPair);
 
 impl HostKey {
-    /// A new one.
+    /// Makes a new key pair.
     ///
     /// # Errors
     /// [`TlsError::Certificate`].
@@ -25,7 +25,7 @@ impl HostKey {
         Ok(HostKey(KeyPair::generate_for(&PKCS_ED25519)?))
     }
 
-    /// One that is there, as PKCS #8.
+    /// Parses an existing one, as PKCS #8.
     ///
     /// # Errors
     /// [`TlsError::Certificate`].
@@ -45,21 +45,21 @@ impl HostKey {
     }
 }
 
-/// What a host shows to one server.
+/// What a host identifies itself with at one server, and what it trusts.
 pub struct Identity {
     /// its key
     pub key: HostKey,
-    /// who must have signed the server's certificate
+    /// the authority that must have signed the server's certificate
     pub authority: CertificateDer<'static>,
 }
 
 impl Identity {
-    /// The directory of one server's, below that of all.
+    /// The directory for one server, below that for all.
     pub fn dir_of(all: &Path, address: &str) -> PathBuf {
         all.join(address.replace('/', "_"))
     }
 
-    /// Reads one; `None`: this host has not joined that server.
+    /// Reads an identity; `None`: this host has not joined that server.
     ///
     /// # Errors
     /// [`TlsError`].
@@ -74,7 +74,7 @@ impl Identity {
         Ok(Some(Identity { key: HostKey::of(&key)?, authority: read(AUTHORITY)?.into() }))
     }
 
-    /// Keeps this one. The key is written last: without it there is none.
+    /// Stores this identity. The key is written last: without it there is no identity.
     ///
     /// # Errors
     /// [`TlsError::File`].
@@ -86,7 +86,7 @@ impl Identity {
     }
 }
 
-/// Writes a file, whole or not at all.
+/// Writes a file atomically.
 fn put(dir: &Path, name: &str, bytes: &[u8]) -> Result<(), TlsError> {
     let (path, new) = (dir.join(name), dir.join(format!("{name}.new")));
     let put = || {

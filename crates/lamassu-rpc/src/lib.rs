@@ -4,16 +4,18 @@
 //! |---|---|
 //! | `proto` | the messages and services, generated from `proto/lamassu.proto` |
 //! | `convert` | messages from and to leases, rows and heads |
-//! | `token` | what lets a host join: one line |
-//! | `identity` | who a host is: its key, its certificate and the server's authority, in a directory |
+//! | `token` | the token with which a host joins: one line |
+//! | `identity` | a host's identity at a server: its key, and the server's authority, in a directory |
 //! | `tls` | TLS 1.3 with certificates on both sides |
 //! | `limits` | what a server's policy forbids a host |
-//! | `clock` | the clock that leases go by |
-//! | `host/` | a host's side: joining, a connection, a session, the table of an anchor that a server keeps, its keys |
+//! | `clock` | the clock for leases |
+//! | `host/` | the host's side: joining, a connection, a session, a mirrored table, turns, keys at the server |
 //!
-//! The async runtime stays in here: what `host` offers blocks its caller.
+//! The async runtime is internal: the functions of `host` block their caller.
 //!
-//! Locks of a session: its state machine, then what it has received; no call is made with either held.
+//! Locks, in this order: `copy` of [`host::Turns`] while a turn is taken; its `attended`, or `commits` of a
+//! mirrored table during a commit; the `state` of a session. `limits` and `told_of` of a session are held alone. The
+//! network is never used with `state` held.
 #![forbid(unsafe_code)]
 
 pub mod clock;
@@ -30,7 +32,7 @@ pub mod proto {
     tonic::include_proto!("lamassu.v1");
 }
 
-/// Shows nothing of the key.
+/// Does not show the key.
 impl std::fmt::Debug for proto::Key {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Key")
@@ -46,28 +48,28 @@ impl Drop for proto::Key {
 /// The version of the protocol: the package of its messages.
 pub const PROTOCOL: &str = "lamassu.v1";
 
-/// Rows of a table that one message brings, at most.
+/// Rows in one message, at most.
 pub const ROWS_MAX: usize = 1024;
 
-/// Changes of one commit, at most.
+/// Changes in one commit, at most.
 pub const CHANGES_MAX: usize = 200_000;
 
-/// The newest commits, of which a server sends the changes alone to who knows what was before: so many at most.
+/// Newest commits that a server sends as changes only, to a session that has the state before them: at most this many.
 pub const DELTA_COMMITS_MAX: usize = 1024;
 
-/// Bytes of their changes, at most.
+/// Bytes of these changes, at most.
 pub const DELTA_MAX: usize = 4 << 20;
 
-/// Findings of one report, at most.
+/// Findings in one report, at most.
 pub const FINDINGS_MAX: usize = 200;
 
 /// Bytes of one report, at most.
 pub const REPORT_MAX: usize = 1 << 20;
 
-/// Bytes of one message about a key, or of elements that are to be evaluated, at most.
+/// Bytes of one message about a key, or of elements to evaluate, at most.
 pub const KEYS_MESSAGE_MAX: usize = 40 << 10;
 
-/// In the metadata of an answer to who asks for too much: in how many ms it may ask again.
+/// Metadata of a refusal for exceeding the limit: milliseconds until the next try.
 pub const AGAIN: &str = "lamassu-again-ms";
 
 /// Bytes of one message, at most.

@@ -1,8 +1,8 @@
-//! What a server's policy leaves a host in a vault: which profiles files may have that it makes and writes. The rules
-//! stay at the server. A host is told what they come to, by the profiles' numbers, when a session begins and whenever
-//! that has changed, so that it refuses by itself, and early.
+//! The limits that a server's policy sets to a host in a vault: the profiles of files that it may make and write. The
+//! rules stay at the server. A host is told their effect, by numbers of profiles, when a session begins and after each
+//! change. It can then refuse an operation itself, before any work is done.
 //!
-//! Never: decides. The server judges each commit anyway.
+//! The host's check decides nothing: the server judges each commit anyway.
 
 use crate::convert::Garbled;
 use crate::proto;
@@ -11,11 +11,11 @@ use std::sync::Arc;
 
 /// Numbers of profiles.
 const NUMBERS: usize = 1 << Profile::BITS;
-/// Longest name of a rule, in bytes, and longest account of what it forbids.
+/// Longest name of a rule, in bytes.
 pub const RULE_MAX: usize = 64;
-/// See [`RULE_MAX`].
+/// Longest text on what a rule forbids, in bytes.
 pub const WHAT_MAX: usize = 128;
-/// Under which metadata of a status the name of a rule is.
+/// The metadata of a status that holds the name of a rule.
 pub const RULE_KEY: &str = "lamassu-rule";
 
 /// Why something is forbidden.
@@ -31,18 +31,18 @@ pub struct Forbidden {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Limits([Option<Forbidden>; NUMBERS]);
 
-/// Whether a text is one that may stand in a status and in a log.
+/// Whether a text may appear in a status and in a log.
 fn is_plain(text: &str, most: usize) -> bool {
     (1..=most).contains(&text.len()) && text.bytes().all(|byte| byte == b' ' || byte.is_ascii_graphic())
 }
 
-/// Whether a rule can be called so.
+/// Whether this is a valid name of a rule.
 pub fn is_name(name: &str) -> bool {
     is_plain(name, RULE_MAX) && name.trim() == name
 }
 
 impl Limits {
-    /// Of what is decided for each profile that there is.
+    /// The limits from a decision on each existing profile.
     pub fn of(mut decide: impl FnMut(Profile) -> Option<Forbidden>) -> Limits {
         let mut limits = Limits::default();
         for (number, place) in (0_u8..).zip(&mut limits.0) {
@@ -61,7 +61,7 @@ impl Limits {
         self.0.iter().all(Option::is_none)
     }
 
-    /// For the wire.
+    /// As a message.
     pub fn to_proto(&self) -> proto::Policy {
         let said = |(profile, forbidden): (u32, &Option<Forbidden>)| {
             let Forbidden { rule, what } = forbidden.as_ref()?;
@@ -70,7 +70,7 @@ impl Limits {
         proto::Policy { forbidden: (0..).zip(&self.0).filter_map(said).collect() }
     }
 
-    /// Of the wire.
+    /// From a message.
     ///
     /// # Errors
     /// [`Garbled`].

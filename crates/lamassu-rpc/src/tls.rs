@@ -1,9 +1,8 @@
 //! TLS 1.3 with certificates on both sides.
 //!
-//! The server has a certificate of its own authority, for a name that has nothing to do with its address. Hosts are
-//! known by their keys: each shows a certificate that it signed itself, of which nothing but the key is looked at. So
-//! does a host that joins, by the key of its token. Both are verified in the handshake: no byte of anybody else gets
-//! further.
+//! The server has a certificate of its own authority, for a fixed name that is independent of its address. Hosts are
+//! identified by their keys: each shows a self-signed certificate, of which only the key counts. A joining host does
+//! the same with the key of its token. Both sides are verified in the handshake, before any other byte is accepted.
 
 use crate::identity::{HostKey, Identity};
 use lamassu_crypto::wrap::sha256;
@@ -22,22 +21,22 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
-/// The name that every server's certificate is for.
+/// The name in every server's certificate.
 pub const SERVER_NAME: &str = "server.lamassu";
 
-/// What this side's certificates and keys are not good for.
+/// Errors of certificates and keys on this side.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
-    /// It cannot be made, or does not parse.
+    /// A certificate cannot be made, or does not parse.
     #[error("a certificate or its key: {0}")]
     Certificate(#[from] rcgen::Error),
-    /// TLS does not take it.
+    /// TLS does not accept it.
     #[error("TLS: {0}")]
     Tls(#[from] RustlsError),
-    /// TLS does not take who is to be trusted.
+    /// TLS does not accept the trusted authority.
     #[error("TLS: {0}")]
     Verifier(#[from] rustls::server::VerifierBuilderError),
-    /// A file of it cannot be read or written.
+    /// A file cannot be read or written.
     #[error("{}: {source}", path.display())]
     File {
         /// which
@@ -51,7 +50,7 @@ fn provider() -> Arc<CryptoProvider> {
     Arc::new(rustls::crypto::ring::default_provider())
 }
 
-/// The digest of a certificate, by which a token names an authority.
+/// The digest of a certificate. A token identifies an authority by it.
 pub fn digest(certificate: &CertificateDer<'_>) -> [u8; 32] {
     sha256(certificate)
 }
@@ -62,12 +61,12 @@ fn roots(authority: &CertificateDer<'static>) -> Result<Arc<RootCertStore>, Rust
     Ok(Arc::new(roots))
 }
 
-/// The name of the server's certificate, as TLS has it.
+/// The name of the server's certificate, as a type of rustls.
 pub fn server_name() -> ServerName<'static> {
     ServerName::try_from(SERVER_NAME).expect("a name of letters and a dot")
 }
 
-/// How a host that has joined connects.
+/// TLS for a host that has joined.
 ///
 /// # Errors
 /// [`TlsError`].
@@ -76,7 +75,7 @@ pub fn client(identity: &Identity) -> Result<ClientConfig, TlsError> {
     client_with(verifier, &identity.key)
 }
 
-/// How a host connects that has a token alone. The server shows its authority's certificate, which the token names.
+/// TLS for a host that has only a token. The server shows its authority's certificate, which the token identifies.
 ///
 /// # Errors
 /// [`TlsError`].
@@ -93,7 +92,7 @@ fn client_with(verifier: Arc<dyn ServerCertVerifier>, key: &HostKey) -> Result<C
     Ok(config)
 }
 
-/// A server whose authority is known by its digest.
+/// Verifies a server whose authority is known by its digest.
 #[derive(Debug)]
 struct Named {
     authority: [u8; 32],
@@ -140,13 +139,13 @@ impl ServerCertVerifier for Named {
     }
 }
 
-/// Knows the keys of hosts, and of tokens that have not been used.
+/// The public keys of hosts, and of tokens that have not been used.
 pub trait Keys: Send + Sync + std::fmt::Debug {
-    /// Whether this is one of their public keys, a subject public key info.
+    /// Whether this is one of them, a subject public key info.
     fn is_known(&self, spki: &[u8]) -> bool;
 }
 
-/// How the server accepts. `chain`: its certificate, then its authority's.
+/// TLS for the server. `chain`: its certificate, then its authority's.
 ///
 /// # Errors
 /// [`TlsError`].
@@ -159,12 +158,12 @@ pub fn server(
     let verified = versions.with_client_cert_verifier(Arc::new(Known { keys, provider: provider() }));
     let mut config = verified.with_single_cert(chain, key)?;
     config.alpn_protocols = vec![b"h2".to_vec()];
-    // A session that was resumed would not be verified again.
+    // A resumed session would not be verified again.
     config.send_tls13_tickets = 0;
     Ok(config)
 }
 
-/// Whoever has a key that is known.
+/// Accepts any client with a known key.
 #[derive(Debug)]
 struct Known {
     keys: Arc<dyn Keys>,
@@ -183,7 +182,7 @@ impl ClientCertVerifier for Known {
         _: UnixTime,
     ) -> Result<ClientCertVerified, RustlsError> {
         match public_key(end_entity) {
-            // That it has the private key, the signature of the handshake says.
+            // The signature of the handshake proves possession of the private key.
             Some(spki) if self.keys.is_known(&spki) => Ok(ClientCertVerified::assertion()),
             Some(_) => Err(CertificateError::ApplicationVerificationFailure.into()),
             None => Err(CertificateError::BadEncoding.into()),
@@ -220,7 +219,7 @@ pub fn public_key(certificate: &CertificateDer<'_>) -> Option<Vec<u8>> {
     Some(parsed.public_key().raw.to_vec())
 }
 
-/// A subject of one common name.
+/// A subject with one common name.
 pub fn named(name: &str) -> DistinguishedName {
     let mut subject = DistinguishedName::new();
     subject.push(DnType::CommonName, name);

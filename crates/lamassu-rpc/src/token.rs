@@ -1,8 +1,8 @@
-//! What lets a host join: one line, to be used once.
+//! The token with which a host joins: one line, for one use.
 //!
-//! It names the server's address, the digest of its authority's certificate, and 128 random bits. From those comes a
-//! key pair, whose public key alone the server keeps. A host that joins proves by that key, in the TLS handshake, that
-//! it has the token, so that the server talks to nobody whom it does not know.
+//! It has the server's address, the digest of its authority's certificate, and 128 random bits. A key pair is derived
+//! from the random bits; the server stores only its public key. A joining host proves in the TLS handshake that it has
+//! the token, so the server never serves an unknown peer.
 
 use data_encoding::BASE32_NOPAD;
 use lamassu_crypto::wrap::sha256;
@@ -25,20 +25,20 @@ pub struct Token {
     secret: Zeroizing<[u8; SECRET_LEN]>,
 }
 
-/// Says which server it is for, and no more.
+/// Shows only the server's address.
 impl fmt::Debug for Token {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Token").field("address", &self.address).finish_non_exhaustive()
     }
 }
 
-/// A line that is no token.
+/// The line is not a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("this is no token of `lamassu-server enrol`: it was cut off, or changed")]
 pub struct TokenError;
 
 impl Token {
-    /// A new one.
+    /// Makes a new token.
     ///
     /// # Errors
     /// The system has no random numbers.
@@ -48,7 +48,7 @@ impl Token {
         Ok(Token { address: address.into(), authority, secret })
     }
 
-    /// The line.
+    /// The token as a line.
     pub fn line(&self) -> Zeroizing<String> {
         let mut bytes = Zeroizing::new([&self.authority[..], &self.secret[..]].concat());
         let check = sha256(&[self.address.as_bytes(), &bytes].concat());
@@ -56,7 +56,7 @@ impl Token {
         Zeroizing::new(format!("{PREFIX}{}/{}", self.address, BASE32_NOPAD.encode(&bytes)))
     }
 
-    /// The key that proves it, as PKCS #8.
+    /// The private key of the token, as PKCS #8.
     pub fn key(&self) -> Zeroizing<Vec<u8>> {
         let seed = Zeroizing::new(sha256(&[b"lamassu join", &self.secret[..]].concat()));
         // RFC 8410: the seed of an Ed25519 key in a private key info.

@@ -1,5 +1,5 @@
-//! TLS, connections and their limits. A connection gets to the services only when its handshake has said who it is, and
-//! is closed when that is nobody any more.
+//! TLS, connections and their limits. A connection reaches the services after the handshake has identified a known host
+//! or a token. It is closed when that host is revoked.
 
 use crate::counts::{Counted, Counts};
 use crate::metrics::Metrics;
@@ -23,16 +23,16 @@ use tokio_stream::Stream;
 use tokio_stream::wrappers::WatchStream;
 use tonic::transport::server::Connected;
 
-/// For a handshake.
+/// How long a handshake may take.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
-/// Of who is no host, or none any more: long enough to join, or to hear why not.
+/// How long a connection of an unknown or revoked host stays open: long enough to join, or to get the refusal.
 const STAY_OF_OTHERS: Duration = Duration::from_secs(30);
-/// Connections of one host.
+/// Connections of one host at once.
 const OF_ONE_HOST_MAX: usize = 16;
-/// Between two lines of the log that say the same of strangers.
+/// Minimum time between two log lines about refused connections.
 const SAID_EVERY: Duration = Duration::from_secs(10);
 
-/// Who is at the other end: its handshake has proved that it has this key.
+/// The other end of a connection. Its handshake has proved that it has this key.
 #[derive(Clone, Debug)]
 pub struct Peer {
     /// its public key, a subject public key info
@@ -56,16 +56,16 @@ impl Keys for KnownKeys {
     }
 }
 
-/// An encrypted connection of somebody who is known.
+/// An encrypted connection of a host that has joined, or of a token.
 pub struct Connection {
     stream: TlsStream<TcpStream>,
     peer: Peer,
     state: Arc<State>,
-    /// What is known of hosts has changed.
+    /// Signals changes of hosts.
     changes: WatchStream<()>,
-    /// Its time, if it is no host's.
+    /// How long it may stay, if it is not a host's.
     stay: Option<Pin<Box<Sleep>>>,
-    /// One of those that may be open at once.
+    /// Its share of the limits of [`Limits::connections`] and [`OF_ONE_HOST_MAX`].
     _permits: (OwnedSemaphorePermit, Counted<Arc<[u8]>>),
 }
 
@@ -119,7 +119,7 @@ impl AsyncWrite for Connection {
     }
 }
 
-/// How many may do what at once.
+/// Limits on what may be open at once.
 #[derive(Clone)]
 pub struct Limits {
     /// connections of hosts
@@ -133,12 +133,12 @@ pub struct Limits {
 pub struct Door {
     /// the newest configuration of TLS
     tls: watch::Receiver<Arc<ServerConfig>>,
-    /// who is known
+    /// the hosts and tokens that are known
     state: Arc<State>,
     limits: Limits,
     /// connections, by the key of the host
     of_hosts: Counts<Arc<[u8]>>,
-    /// what the log was told of strangers
+    /// limits log lines about refused connections
     refused: Arc<Mutex<Quiet>>,
     metrics: Metrics,
 }
@@ -149,8 +149,8 @@ impl Door {
         Door { tls, state, limits, of_hosts: Counts::default(), refused: Arc::default(), metrics }
     }
 
-    /// Accepts until the receiver is gone. Each connection goes on when its handshake is done; one that is slow hinders
-    /// no other.
+    /// Accepts until the receiver is gone. Each handshake runs in a task of its own, so that a slow one delays no
+    /// other.
     pub async fn accept(self, listener: TcpListener, accepted: mpsc::Sender<io::Result<Connection>>) {
         let handshakes = Handshakes::default();
         loop {
@@ -158,7 +158,7 @@ impl Door {
                 accepted = listener.accept() => match accepted {
                     Ok(accepted) => accepted,
                     Err(error) => {
-                        // Of one connection, or of descriptors: neither ends the server.
+                        // The error concerns one connection, or there are no descriptors left: neither ends the server.
                         tracing::warn!(%error, "a connection could not be accepted");
                         tokio::time::sleep(Duration::from_millis(100)).await;
                         continue;
@@ -195,7 +195,7 @@ impl Door {
     fn connection(&self, stream: TlsStream<TcpStream>, address: SocketAddr) -> Result<Connection, String> {
         let certificate = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
         let key: Arc<[u8]> = certificate.and_then(tls::public_key).ok_or("it has no certificate")?.into();
-        // Before it is looked up: what changes from now on is heard of.
+        // Subscribes before the lookup, so that no change after it is missed.
         let changes = WatchStream::from_changes(self.state.changes());
         let is_host = is_host(self.state.who(&key).as_ref());
         let stay = (!is_host).then(|| Box::pin(tokio::time::sleep(STAY_OF_OTHERS)));
@@ -206,8 +206,8 @@ impl Door {
     }
 }
 
-/// Those under way, by address, the oldest first: of an address that has too many the oldest is given up. A stranger
-/// behind the address of a host does not keep the host out.
+/// Handshakes under way, by address, oldest first. When an address has too many, its oldest one is dropped. A stranger
+/// behind the address of a host therefore cannot keep the host out.
 #[derive(Clone, Default)]
 struct Handshakes(Arc<Mutex<UnderWay>>);
 
@@ -217,7 +217,7 @@ struct UnderWay {
     of: HashMap<IpAddr, VecDeque<(u64, oneshot::Sender<()>)>>,
 }
 
-/// One under way.
+/// A handshake that is under way.
 struct Turn {
     of: Handshakes,
     address: IpAddr,
@@ -225,7 +225,7 @@ struct Turn {
 }
 
 impl Handshakes {
-    /// The receiver hears when it is given up.
+    /// The receiver is notified when this handshake is dropped for a newer one.
     fn begin(&self, address: IpAddr, most: usize) -> (Turn, oneshot::Receiver<()>) {
         let address = network_of(address);
         let (give_up, given_up) = oneshot::channel();
@@ -254,7 +254,7 @@ impl Drop for Turn {
     }
 }
 
-/// Whoever has one IPv6 address has 2⁶⁴ of them.
+/// The unit by which addresses are counted: an IPv6 /64, since one subscriber has 2⁶⁴ addresses.
 fn network_of(address: IpAddr) -> IpAddr {
     match address {
         IpAddr::V6(address) if address.to_ipv4_mapped().is_none() => {
@@ -265,7 +265,7 @@ fn network_of(address: IpAddr) -> IpAddr {
     }
 }
 
-/// Says now and then what strangers could have said without end.
+/// Limits log lines that strangers can cause.
 #[derive(Default)]
 struct Quiet {
     said: Option<Instant>,

@@ -1,5 +1,5 @@
-//! What an administrator asks: of a server that runs, by a socket in its directory that nobody else may open; of one
-//! that does not, by its state. One line of JSON each way.
+//! Requests of an administrator. A running server answers them by a socket in its directory, which only its owner may
+//! open. Without a running server its state answers them. One line of JSON each way.
 
 use crate::alerts::{Alert, Which, printable};
 use crate::anchor_store::AnchorStore;
@@ -34,11 +34,11 @@ use std::time::{Duration, Instant};
 pub const SOCKET: &str = "admin.sock";
 /// Longest request or answer.
 pub const LINE_MAX: u64 = 16 << 20;
-/// How long a server that starts or ends may have the directory without answering.
+/// How long a server that starts or ends may hold the directory without answering.
 const STARTING: Duration = Duration::from_secs(5);
 const AGAIN_AFTER: Duration = Duration::from_millis(20);
 
-/// What is asked.
+/// A request.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "request")]
 pub enum Request {
@@ -51,7 +51,7 @@ pub enum Request {
     },
     /// All hosts.
     Hosts,
-    /// A host may do nothing any more.
+    /// Revokes a host.
     Revoke {
         /// its name
         host: String,
@@ -65,33 +65,33 @@ pub enum Request {
         /// whether it may
         may: bool,
     },
-    /// The anchor of a vault that nobody uses is put away.
+    /// Puts away the anchor of a vault that is not in use.
     Forget {
         /// the vault, hex
         vault: String,
     },
-    /// Which vaults are in use, by whom.
+    /// Which vaults are in use, and by which hosts.
     Status,
     /// Entries of the audit log.
     Audit {
-        /// behind this number
+        /// those after this number
         after: u64,
-        /// so many, or as many as an answer may have
+        /// at most this many, or as many as fit into an answer
         most: usize,
     },
     /// Alerts.
     Alerts {
-        /// behind this number
+        /// those after this number
         after: u64,
     },
-    /// Alerts are known to an administrator.
+    /// Marks alerts as known to an administrator.
     Acknowledge {
         /// which
         alerts: Which,
-        /// what they say of them
+        /// the administrator's note
         note: String,
     },
-    /// Alerts are dealt with.
+    /// Closes alerts.
     Close {
         /// which
         alerts: Which,
@@ -106,9 +106,9 @@ pub enum Request {
         /// what of it
         asked: PolicyRequest,
     },
-    /// Whether what is kept makes sense.
+    /// Whether the server's data is consistent.
     Check,
-    /// All of it: the answer is the stream that [`crate::backup`] describes.
+    /// A backup: the answer is the stream that [`crate::backup`] describes.
     Backup,
 }
 
@@ -117,11 +117,11 @@ const NOTE_MAX: usize = 200;
 /// Entries of the audit log in one answer.
 const ENTRIES_MAX: usize = 10_000;
 
-/// What is answered.
+/// An answer.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "answer")]
 pub enum Answer {
-    /// A token: the line for the host.
+    /// A token, as the line that the host needs.
     Token {
         /// the line
         line: String,
@@ -154,7 +154,7 @@ pub enum Answer {
         /// in order; none: there are no more
         alerts: Vec<Alert>,
     },
-    /// So many were changed.
+    /// How many alerts were changed.
     Changed {
         /// how many
         count: usize,
@@ -169,43 +169,43 @@ pub enum Answer {
         /// what of it
         told: PolicyAnswer,
     },
-    /// What a check has found.
+    /// The result of a check.
     Checked {
-        /// what was looked at
+        /// what is consistent
         good: Vec<String>,
         /// what is wrong
         bad: Vec<String>,
     },
-    /// It is not done.
+    /// The request failed.
     Failed {
-        /// why
+        /// the reason
         message: String,
-        /// with which exit code
+        /// the exit code
         code: u8,
     },
 }
 
-/// A host, for people.
+/// A host, as it is shown.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ShownHost {
     /// its name
     pub host: String,
     /// s since 1970
     pub joined: u64,
-    /// it may do nothing any more
+    /// whether it was revoked
     pub is_revoked: bool,
     /// vaults that it may use, hex
     pub vaults: BTreeSet<String>,
 }
 
-/// A vault, for people.
+/// A vault, as it is shown.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ShownVault {
     /// its id, hex
     pub vault: String,
     /// the hosts that have sessions of it
     pub hosts: Vec<String>,
-    /// It was put back from a backup: the hosts that may know more of it.
+    /// For a vault restored from a backup: the hosts that may have newer rows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waits_for: Option<BTreeSet<String>>,
 }
@@ -213,31 +213,31 @@ pub struct ShownVault {
 /// A vault, and the table of its anchor.
 pub type VaultTable = ([u8; 16], std::result::Result<Arc<dyn Table>, AnchorError>);
 
-/// What answers.
+/// What answers requests.
 #[derive(Clone)]
 pub struct Administered {
     /// the server's directory
     pub dir: PathBuf,
-    /// what is durable
+    /// the durable state
     pub state: Arc<State>,
     /// the anchors
     pub anchors: Arc<dyn AnchorStore>,
-    /// the right to both
+    /// the right to use both
     pub office: Arc<Office>,
-    /// who signs
+    /// the authority that signs
     pub authority: Arc<Authority>,
     /// the configuration
     pub config: Config,
-    /// those that are served
+    /// the vaults, of a running server
     pub vaults: Option<Arc<Vaults>>,
-    /// those in force, of a server that runs
+    /// the policies in force, of a running server
     pub policies: Option<Arc<Policies>>,
-    /// what keys are wrapped under, of a server that runs and keeps some
+    /// the master key, of a running server that keeps keys
     pub master: Option<Arc<Master>>,
 }
 
 impl Administered {
-    /// Of a server that does not run.
+    /// For a server that is not running.
     ///
     /// # Errors
     /// [`ServerError::Running`]; those of the state and the authority.
@@ -250,23 +250,23 @@ impl Administered {
         Ok(Administered { dir: dir.into(), state, anchors, office, authority, config, vaults, policies, master })
     }
 
-    /// The tables of all anchors that are kept here, or why one cannot be read.
+    /// The tables of all anchors that are kept here, or the reason that one cannot be read.
     ///
     /// # Errors
-    /// [`ServerError::File`]; [`ServerError::Database`] that ends a server.
+    /// [`ServerError::File`]; a [`ServerError::Database`] that ends a server.
     pub fn tables(&self) -> Result<Vec<VaultTable>> {
         self.anchors.all()?.into_iter().map(|id| Ok((id, self.table(&id)?))).collect()
     }
 
-    /// The vaults whose anchors should be there and are not.
+    /// The vaults whose anchors should be here and are missing.
     ///
     /// # Errors
-    /// Those of the state, and of where anchors are.
+    /// Those of the state and of the store of anchors.
     pub fn missing(&self) -> Result<Vec<[u8; 16]>> {
         vaults::missing(&*self.anchors, &self.state)
     }
 
-    /// The table of one, or why it cannot be read.
+    /// The table of one vault, or the reason that it cannot be read.
     ///
     /// # Errors
     /// As [`Administered::tables`].
@@ -286,7 +286,7 @@ impl Administered {
         }
     }
 
-    /// Answers.
+    /// Answers a request.
     ///
     /// # Errors
     /// [`ServerError`].
@@ -358,7 +358,7 @@ impl Administered {
             Request::Keys { asked } => crate::keys::admin::answer(self, asked).map(|told| Answer::Keys { told }),
             Request::Policy { asked } => policy::admin::answer(self, asked).map(|told| Answer::Policy { told }),
             Request::Check => check::check(self).map(|Found { good, bad }| Answer::Checked { good, bad }),
-            // It is no line: whoever is asked by one sends it.
+            // A backup is not one line: the caller that handles requests sends its stream.
             Request::Backup => Err(ServerError::NotRunning),
         }
     }
@@ -378,7 +378,7 @@ impl Administered {
     }
 }
 
-/// A vault's id as people write it, in the form that answers have.
+/// A vault's id as people write it, in the form that answers use.
 ///
 /// # Errors
 /// [`ServerError::Garbled`].
@@ -394,7 +394,7 @@ fn chosen(alerts: Which) -> Result<Which> {
     }
 }
 
-/// A vault's id, as people write it.
+/// Parses a vault's id.
 fn checked(vault: &str) -> Result<[u8; 16]> {
     let plain = vault.replace('-', "").to_ascii_lowercase();
     let id = HEXLOWER.decode(plain.as_bytes()).ok().and_then(|id| id.try_into().ok());
@@ -414,7 +414,7 @@ pub fn ask(dir: &Path, request: Request) -> Result<Answer> {
     }
 }
 
-/// Whoever answers.
+/// What answers the request.
 enum Asked {
     Running(UnixStream),
     Directory(Box<Administered>),
@@ -429,7 +429,7 @@ impl Asked {
                 return Ok(Asked::Running(stream));
             }
             match Administered::of(dir) {
-                // It is starting, or ending.
+                // The server is starting or ending.
                 Err(ServerError::Running { .. }) if Instant::now() < until => std::thread::sleep(AGAIN_AFTER),
                 administered => return Ok(Asked::Directory(Box::new(administered?))),
             }
@@ -452,7 +452,7 @@ pub fn back_up(dir: &Path, to: &Path) -> Result<Made> {
             std::thread::scope(|scope| {
                 let sent = scope.spawn(move || backup::send(&administered, &mut BufWriter::new(sends)));
                 let received = backup::receive(&mut BufReader::new(receives), to);
-                // Why it was cut off, if it was.
+                // The error of the sending side, if that failed.
                 match sent.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)) {
                     Err(error) if !matches!(error, ServerError::Backup { .. }) => Err(error),
                     _ => received,
@@ -462,7 +462,7 @@ pub fn back_up(dir: &Path, to: &Path) -> Result<Made> {
     }
 }
 
-/// Reads the audit log and verifies it; `each` looks at its entries. Returns where it comes to.
+/// Reads and verifies the audit log; `each` gets its entries. Returns the end of the chain.
 ///
 /// # Errors
 /// [`ServerError::Chain`]; those of `each`.

@@ -1,5 +1,5 @@
-//! Alerts: what hosts found not to be as it was written. A host reports each of its integrity events
-//! (`docs/alerts.md`); those of one kind at one place of a vault are one alert, which stays until an administrator
+//! Alerts about vaults whose content is not what was written. A host reports each of its integrity events
+//! (`docs/alerts.md`). Events of one kind at one place of a vault make one alert, which stays until an administrator
 //! closes it.
 
 use data_encoding::HEXLOWER;
@@ -7,22 +7,23 @@ use lamassu_crypto::wrap::sha256;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
-/// Alerts that one vault may have; what is found beyond is counted by one more, of the kind [`NOT_KEPT`].
+/// Alerts of one vault at most. Further findings are counted by one more alert, of the kind [`NOT_KEPT`].
 pub const ALERTS_MAX: u64 = 2000;
 /// Names of hosts that an alert has at most.
 pub const HOSTS_MAX: usize = 32;
-/// Bytes of one finding as it comes: of its path and its text, and of it as JSON, in which a byte takes up to six.
+/// Limits on one finding as it arrives: bytes of its path and its text, and of its JSON, in which a byte takes up to
+/// six.
 const PATH_MAX: usize = 4200;
 const TEXT_MAX: usize = 500;
 const FINDING_LEN_MAX: usize = 32 << 10;
-/// Bytes of a path that are kept. A longer one is cut, and told from others by a digest of all of it.
+/// Bytes of a path that are kept. A longer path is cut, and a digest of all of it is appended.
 const PATH_KEPT: usize = 1000;
 /// The kind of an alert that counts findings without an alert of their own.
 pub const NOT_KEPT: &str = "not-kept";
-/// Longest word for a kind, or for what had it found.
+/// Longest word for a kind, and for `found_by`.
 const WORD_MAX: usize = 32;
 
-/// What a host found: an integrity event. Members that are not named here are not kept.
+/// A host's finding: an integrity event. Members that are not listed here are dropped.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Finding {
     /// s since 1970, by the host's clock
@@ -39,7 +40,7 @@ pub struct Finding {
     pub range: Option<Range>,
     /// `read`, `check` or `recovery`
     pub found_by: String,
-    /// `false`: everything reads
+    /// `false`: all data can be read
     pub is_damage: bool,
     /// a sentence for people
     pub text: String,
@@ -63,7 +64,7 @@ pub struct Range {
 }
 
 impl Finding {
-    /// What a host sent; `None`: it makes no sense.
+    /// Parses what a host sent; `None`: it is invalid.
     pub fn parse(text: &str) -> Option<Finding> {
         let finding: Finding = serde_json::from_str(text).ok().filter(|_| text.len() <= FINDING_LEN_MAX)?;
         let are_words = is_word(&finding.kind) && is_word(&finding.found_by) && finding.kind != NOT_KEPT;
@@ -80,7 +81,7 @@ impl Finding {
     }
 }
 
-/// A text without what a terminal acts on, or shows in another order.
+/// A text without characters that control a terminal or change the order of display.
 pub fn printable(text: &str) -> String {
     let acts = |c: char| {
         let is_format = matches!(c, '\u{ad}' | '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}');
@@ -89,7 +90,7 @@ pub fn printable(text: &str) -> String {
     text.chars().map(|c| if acts(c) { char::REPLACEMENT_CHARACTER } else { c }).collect()
 }
 
-/// Words can be printed, and compared in scripts.
+/// Words are printable, and can be compared in scripts.
 fn is_word(word: &str) -> bool {
     let is_good = |c: char| c.is_ascii_lowercase() || c == '-';
     !word.is_empty() && word.len() <= WORD_MAX && word.chars().all(is_good)
@@ -102,37 +103,37 @@ pub struct Alert {
     pub number: u64,
     /// the vault, hex
     pub vault: String,
-    /// how often something was found there
+    /// how often it was found there
     pub count: u64,
     /// when that was reported first, s since 1970, by the server's clock
     pub first: u64,
     /// when it was reported last
     pub last: u64,
-    /// who found it; the first [`HOSTS_MAX`]
+    /// the hosts that found it; the first [`HOSTS_MAX`]
     pub hosts: BTreeSet<String>,
     /// what was found first
     #[serde(flatten)]
     pub finding: Finding,
-    /// The webhook has taken it.
+    /// Whether the webhook has accepted it.
     #[serde(default)]
     pub posted: bool,
-    /// An administrator knows of it.
+    /// Set when an administrator has acknowledged it.
     #[serde(default)]
     pub acknowledged: Option<Acknowledged>,
 }
 
-/// That an administrator knows of an alert.
+/// An administrator's acknowledgement of an alert.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Acknowledged {
     /// since when, s since 1970
     pub at: u64,
-    /// what they said
+    /// the administrator's note
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub note: String,
 }
 
 impl Alert {
-    /// Tells the log of the system.
+    /// Writes it to the system's log.
     pub(crate) fn say(&self) {
         let Finding { kind, path, text, is_damage, .. } = &self.finding;
         let hosts = self.hosts.iter().map(String::as_str).collect::<Vec<_>>().join(",");
@@ -140,13 +141,13 @@ impl Alert {
     }
 }
 
-/// Which alerts an administrator means.
+/// The alerts that an administrator's request is about.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Which {
     /// These.
     Numbers(BTreeSet<u64>),
-    /// All there are, or all of one vault, hex.
+    /// All, or all of one vault.
     All {
         /// of this vault alone
         vault: Option<String>,

@@ -12,12 +12,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The directory of tables in the server's directory.
 pub const DIR: &str = "anchors";
-/// How a file ends that is being put.
+/// Suffix of a file while it is being put.
 const NEW: &str = "new";
-/// How an anchor's file ends that was put away.
+/// Suffix of an anchor's file that was put away.
 const AWAY: &str = "given-up";
 
-/// Tables by vault. Each vault has one, none, or those that were put away.
+/// Tables by vault. A vault has at most one table, and may have tables that were put away.
 pub trait AnchorStore: Send + Sync {
     /// The vaults that have one.
     ///
@@ -25,64 +25,64 @@ pub trait AnchorStore: Send + Sync {
     /// [`ServerError::File`], [`ServerError::Etcd`].
     fn all(&self) -> Result<Vec<[u8; 16]>>;
 
-    /// Whether a vault has one.
+    /// Whether a vault has a table.
     ///
     /// # Errors
     /// As for [`AnchorStore::all`].
     fn has(&self, id: &[u8; 16]) -> Result<bool>;
 
-    /// Whether one of a vault was put away.
+    /// Whether a table of this vault was put away.
     ///
     /// # Errors
     /// As for [`AnchorStore::all`].
     fn has_away(&self, id: &[u8; 16]) -> Result<bool>;
 
-    /// Opens a vault's.
+    /// Opens a vault's table.
     ///
     /// # Errors
     /// [`AnchorError::Missing`], [`AnchorError::Locked`]; those of the table.
     fn open(&self, id: &[u8; 16]) -> std::result::Result<Arc<dyn Table>, AnchorError>;
 
-    /// A new one, which is nobody's until it is put in its place.
+    /// A new table, which no vault has until it is installed.
     ///
     /// # Errors
     /// Those of the table.
     fn begin(&self, id: &[u8; 16]) -> std::result::Result<Box<dyn NewAnchor>, AnchorError>;
 
-    /// Puts a vault's away: it is kept, and found no more. False: it has none.
+    /// Puts a vault's table away: it is kept, but no longer found. False: it has none.
     ///
     /// # Errors
     /// As for [`AnchorStore::all`].
     fn put_away(&self, id: &[u8; 16]) -> Result<bool>;
 
-    /// How many bytes it takes yet, as far as that is known.
+    /// Free space in bytes, as far as that is known.
     fn free(&self) -> u64;
 
-    /// What messages call a vault's.
+    /// The name of a vault's table in messages.
     fn name(&self, id: &[u8; 16]) -> String;
 }
 
-/// A table that is being put. Dropped before it is put in its place, it is gone.
+/// A table that is being put. If it is dropped before it is installed, it is removed.
 pub trait NewAnchor: Send {
     /// The table.
     fn table(&self) -> Arc<dyn Table>;
 
-    /// Puts it in its place, for good, instead of the one that is there. Nobody has the table any more.
+    /// Installs it durably in place of the present table. No reference to the table is left.
     ///
     /// # Errors
     /// [`ServerError::File`], [`ServerError::Etcd`].
     fn install(self: Box<Self>) -> Result<()>;
 }
 
-/// Files, of which a process has each alone.
+/// Tables in files. Each file is open in one process only.
 pub struct Files {
     dir: PathBuf,
-    /// No server runs: nothing is made or changed.
+    /// No server runs: nothing is created or changed.
     is_read_only: bool,
 }
 
 impl Files {
-    /// Those in a server's directory. What was being put when a server ended is removed.
+    /// The tables in a server's directory. What was being put when a server ended is removed.
     ///
     /// # Errors
     /// [`ServerError::File`].
@@ -98,7 +98,7 @@ impl Files {
         Ok(Files { dir, is_read_only: false })
     }
 
-    /// The same to look at, where no server runs.
+    /// The same, read-only, where no server runs.
     pub fn to_look_at(dir: &Path) -> Files {
         Files { dir: dir.join(DIR), is_read_only: true }
     }
@@ -116,7 +116,7 @@ impl AnchorStore for Files {
     fn all(&self) -> Result<Vec<[u8; 16]>> {
         let mut all = Vec::new();
         let entries = match fs::read_dir(&self.dir) {
-            // Of a server that has never run. What should be there is known from the state.
+            // This server has never run. The state knows which tables should be here.
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(all),
             entries => entries.map_err(ServerError::file("list", &self.dir))?,
         };
@@ -180,7 +180,7 @@ struct NewFile {
     place: PathBuf,
 }
 
-/// Removed when it is dropped, if it is there yet.
+/// Removes the file when dropped, if it is still there.
 struct NewPath(PathBuf);
 
 impl Drop for NewPath {
@@ -196,7 +196,7 @@ impl NewAnchor for NewFile {
 
     fn install(self: Box<Self>) -> Result<()> {
         let NewFile { table, path, place } = *self;
-        // Closed before it is in its place.
+        // The table has to be closed before its file is moved.
         drop(table);
         fs::rename(&path.0, &place).map_err(ServerError::file("put in place", &place))?;
         place.parent().map_or(Ok(()), sync)

@@ -1,10 +1,10 @@
-//! The audit log: who was let in, and which host had which vault when. An entry on hosts, tokens and sessions is
-//! made durable in the same transaction as what it tells of: neither is there without the other. One on a file (an
-//! anchor that is put, taken back or put away) follows at once.
+//! The audit log: which hosts were let in, and which host had which vault when. An entry about hosts, tokens or
+//! sessions is made durable in the same transaction as the change that it records. An entry about a file (an anchor
+//! that is put, taken back or put away) follows at once.
 //!
-//! Entries are chained: each has the digest of all up to it, its *head*. A log that was changed, or cut in the middle,
-//! does not verify. One that was written anew from some entry on does; whoever has noted a head elsewhere (the log of
-//! the system gets each) sees that it is not in it.
+//! Entries are chained: each has the digest of the whole log up to it, its *head*. A log that was changed, or cut in
+//! the middle, does not verify. A log that was rewritten from some entry on does verify. Comparing it with a head that
+//! was noted elsewhere shows the change (the system's log gets each head).
 
 use crate::ServerError;
 use crate::state::writing::{WriteTable, Writing};
@@ -21,10 +21,10 @@ pub(crate) const REMOVED: TableDefinition<'static, &'static str, &'static [u8]> 
 const LAST: &str = "last";
 /// How many entries are kept, by default.
 pub const ENTRIES_KEPT: u64 = 1_000_000;
-/// Removed in one transaction, at most: a limit that was lowered is reached after some.
+/// Entries removed in one transaction at most: after a limit was lowered, it takes several to reach it.
 const REMOVED_AT_ONCE: u64 = 1000;
 
-/// What an entry tells.
+/// What an entry records.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", rename_all_fields = "kebab-case", tag = "event")]
 pub enum Event {
@@ -54,7 +54,7 @@ pub enum Event {
         /// its public key, a subject public key info, hex
         key: String,
     },
-    /// A host may do nothing any more.
+    /// A host was revoked.
     Revoked {
         /// the host
         host: String,
@@ -66,14 +66,14 @@ pub enum Event {
         /// the vault, hex
         vault: String,
     },
-    /// It may no longer.
+    /// A host may no longer use a vault.
     GrantEnded {
         /// the host
         host: String,
         /// the vault, hex
         vault: String,
     },
-    /// A host has a vault, together with its anchor's rows.
+    /// A host has begun a session of a vault.
     SessionBegan {
         /// the host
         host: String,
@@ -81,10 +81,10 @@ pub enum Event {
         vault: String,
         /// the session's number
         session: u64,
-        /// whether alone, to write
+        /// whether it may write
         writes: bool,
     },
-    /// It has it no longer.
+    /// A session has ended.
     SessionEnded {
         /// the host
         host: String,
@@ -92,7 +92,7 @@ pub enum Event {
         vault: String,
         /// the session's number
         session: u64,
-        /// for which reason
+        /// the reason
         why: Why,
     },
     /// A host has given the anchor of a vault to the server.
@@ -102,14 +102,14 @@ pub enum Event {
         /// the vault, hex
         vault: String,
     },
-    /// A host has taken it back.
+    /// A host has taken the anchor back.
     AnchorTaken {
         /// the host
         host: String,
         /// the vault, hex
         vault: String,
     },
-    /// An administrator has put it away.
+    /// An administrator has put the anchor away.
     AnchorForgotten {
         /// the vault, hex
         vault: String,
@@ -121,63 +121,63 @@ pub enum Event {
         /// the key's name
         key: String,
     },
-    /// It may no longer.
+    /// A host may no longer have a key.
     KeyGrantEnded {
         /// the host
         host: String,
         /// the key's name
         key: String,
     },
-    /// A host has had a key made.
+    /// A key was made at a host's request.
     KeyMade {
         /// the host
         host: String,
         /// the key's name
         key: String,
     },
-    /// A key evaluates for a host: when it begins to, and from then on once an hour in which it does.
+    /// A key evaluates for a host: noted at the first evaluation, then once in each hour with evaluations.
     KeyEvaluates {
         /// the host
         host: String,
         /// the key's name
         key: String,
-        /// how many elements it was since the entry before
+        /// elements since the previous entry
         elements: u64,
     },
-    /// A host has asked for more evaluations than it may: once an hour.
+    /// A host has exceeded its limit of evaluations: noted once an hour.
     EvaluationsLimited {
         /// the host
         host: String,
         /// the key's name
         key: String,
     },
-    /// A host is given a key.
+    /// A host was given a key.
     KeyGiven {
         /// the host
         host: String,
         /// the key's name
         key: String,
     },
-    /// A key is given to nobody.
+    /// A key was retired: no host gets it.
     KeyRetired {
         /// its name
         key: String,
     },
-    /// It is given to hosts again.
+    /// A retired key was reinstated.
     KeyReinstated {
         /// its name
         key: String,
     },
-    /// A key is gone.
+    /// A key was deleted.
     KeyDeleted {
         /// its name
         key: String,
-        /// tells whether a key that turns up is this one
+        /// identifies the key if a copy turns up
         digest: String,
     },
-    /// Keys are kept from now on, under a master key.
+    /// Keys are kept from now on, wrapped under a master key.
     MasterKeyTaken,
-    /// All keys are wrapped anew, under another master key.
+    /// All keys were rewrapped under another master key.
     KeysRewrapped {
         /// how many
         keys: u64,
@@ -189,7 +189,7 @@ pub enum Event {
         /// of its text: SHA-256, hex
         digest: String,
     },
-    /// The policy forbids what a host has asked for. Told once a minute at most of the same.
+    /// The policy forbids a host's request. The same refusal is noted once a minute at most.
     PolicyRefused {
         /// the host
         host: String,
@@ -199,23 +199,23 @@ pub enum Event {
         rule: String,
         /// what it forbids
         what: String,
-        /// what was asked for: a session, a commit, or to put an anchor
+        /// the request: a session, a commit, or to put an anchor
         at: String,
     },
-    /// A backup of the server is being made: the authority's key leaves.
+    /// A backup of the server is being made: it contains the authority's key.
     BackupBegun,
-    /// This directory was made as a backup: what a server does from here on it does on what the backup has.
+    /// This directory was made as a backup: what the server does from here on is based on the backup's data.
     MadeFromBackup,
-    /// A host has told what it knows of a vault that was put back from a backup.
+    /// A host has reported its state of a vault that was restored from a backup.
     Reconciled {
         /// the host
         host: String,
         /// the vault, hex
         vault: String,
-        /// The host knew more, and the server has that now.
+        /// Whether the host had newer rows, which the server has taken.
         was_newer: bool,
     },
-    /// All hosts have: the vault can be used again.
+    /// All hosts have reported: the vault can be used again.
     Reopened {
         /// the vault, hex
         vault: String,
@@ -224,7 +224,7 @@ pub enum Event {
     AlertAcknowledged {
         /// its number
         alert: u64,
-        /// what they said
+        /// the administrator's note
         #[serde(default, skip_serializing_if = "String::is_empty")]
         note: String,
     },
@@ -239,19 +239,19 @@ pub enum Event {
     },
 }
 
-/// Why a session has ended.
+/// Why a session ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Why {
-    /// The host has said so.
+    /// The host ended it.
     Left,
     /// It was silent for a term.
     Silent,
-    /// It was asked for the vault, and held on to it for a term, though it was heard of.
+    /// It did not release a recalled lease within a term, although it sent heartbeats.
     HeldOn,
-    /// Its process is gone: the same host has begun another.
+    /// Its process is gone: the same host has begun another session.
     Replaced,
-    /// The host may not use the vault any more.
+    /// The host was revoked, or may no longer use the vault.
     Revoked,
 }
 
@@ -262,12 +262,12 @@ pub struct Entry {
     pub number: u64,
     /// s since 1970
     pub time: u64,
-    /// what it tells
+    /// what it records
     #[serde(flatten)]
     pub event: Event,
 }
 
-/// Where a chain has come to: the number and the head of its last entry; both zero before the first.
+/// The end of a chain: the number and the head of its last entry; both zero before the first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ChainEnd {
     /// of the entry
@@ -299,7 +299,7 @@ mod hex {
     }
 }
 
-/// An entry as it is kept.
+/// An entry as it is stored.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ChainedEntry {
     /// of the entry
@@ -310,7 +310,7 @@ pub struct ChainedEntry {
 }
 
 impl ChainedEntry {
-    /// The place of this entry, if it goes on from another.
+    /// The end of the chain with this entry, and the entry, if it follows `place`.
     pub fn after(&self, place: ChainEnd) -> Option<(ChainEnd, Entry)> {
         let entry: Entry = serde_json::from_str(&self.entry).ok()?;
         let is_next = entry.number == place.number + 1 && self.head == head_after(&place.head, &self.entry);
@@ -333,12 +333,12 @@ impl ChainedEntry {
         Some(ChainedEntry { head: *head, entry: std::str::from_utf8(entry).ok()?.to_owned() })
     }
 
-    /// As a row has it.
+    /// The value of its row.
     pub(crate) fn row(&self) -> Vec<u8> {
         [&self.head[..], self.entry.as_bytes()].concat()
     }
 
-    /// Tells the log of the system.
+    /// Writes it to the system's log.
     pub(crate) fn say(&self) {
         tracing::info!(target: "audit", head = HEXLOWER.encode(&self.head), "{}", self.entry);
     }
@@ -351,20 +351,20 @@ fn head_after(head: &[u8; 32], entry: &str) -> [u8; 32] {
 /// Some entries, in order.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Excerpt {
-    /// what the first goes on from, if it is the first of all that there are
+    /// the end of the chain before the first entry, if that is the oldest one kept
     pub begins: Option<ChainEnd>,
     /// the entries
     pub entries: Vec<ChainedEntry>,
 }
 
 impl Excerpt {
-    /// Where the entries come to, whether or not they verify; they go on from `place`.
+    /// The end of the chain after these entries, which follow `place`; not verified.
     pub fn end(&self, place: ChainEnd) -> ChainEnd {
         let end = |last: &ChainedEntry| ChainEnd { number: place.number + self.entries.len() as u64, head: last.head };
         self.entries.last().map_or(place, end)
     }
 
-    /// The entries, if each goes on from the one before, and the first from `place`; and where that comes to.
+    /// The entries and the end of the chain, if each entry follows the one before, and the first follows `place`.
     ///
     /// # Errors
     /// [`ServerError::Chain`].
@@ -379,10 +379,10 @@ impl Excerpt {
     }
 }
 
-/// Adds entries, in the transaction that does what they tell, and removes the oldest above `most`.
+/// Adds entries, in the transaction that makes the changes that they record, and removes the oldest above `most`.
 ///
 /// # Errors
-/// Those of redb; [`redb::Error::Corrupted`] where the last entry makes no sense.
+/// Those of redb; [`redb::Error::Corrupted`] if the last entry is invalid.
 pub(crate) fn append(
     write: &Writing<'_>,
     time: u64,
@@ -423,7 +423,7 @@ pub(crate) fn append(
     Ok(all)
 }
 
-/// What the first entry goes on from; `None`: it makes no sense.
+/// The end of the chain before the first entry that is kept; `None`: it is invalid.
 pub(crate) fn read_removed(
     removed: &impl ReadableTable<&'static str, &'static [u8]>,
 ) -> Result<Option<ChainEnd>, redb::Error> {
@@ -443,7 +443,7 @@ pub(crate) fn put_removed(
     Ok(())
 }
 
-/// The entries behind a number, at most `most`.
+/// The entries after a number, at most `most`.
 ///
 /// # Errors
 /// Those of redb; [`redb::Error::Corrupted`].

@@ -1,4 +1,5 @@
-//! Certificates: the authority that a server makes for itself, and its own. Hosts have none: they are known by keys.
+//! Certificates: the authority that a server makes for itself, and the server's own. Hosts have none: they are
+//! identified by keys.
 
 use crate::{Result, ServerError};
 use lamassu_rpc::tls::{SERVER_NAME, digest, named};
@@ -18,11 +19,12 @@ use zeroize::Zeroizing;
 pub const KEY: &str = "authority.key";
 /// The file of its certificate.
 pub const CERTIFICATE: &str = "authority.der";
-/// How long the authority is good: hosts that have joined know it, and no other.
+/// Validity of the authority: hosts that have joined trust this one only.
 const AUTHORITY_YEARS: u64 = 30;
-/// How long the server's own certificate is good; it makes a new one each time it starts, and each such part of it.
+/// Validity of the server's own certificate. The server makes a new one at each start, and again before this time is
+/// over.
 pub const SERVER_DAYS: u64 = 30;
-/// Clocks of hosts may be behind.
+/// Tolerance for hosts whose clocks are behind.
 const SKEW: Duration = Duration::from_secs(3600);
 const DAY: Duration = Duration::from_secs(24 * 3600);
 
@@ -33,7 +35,7 @@ pub struct Authority {
 }
 
 impl Authority {
-    /// Makes one in a server's directory.
+    /// Makes an authority in a server's directory.
     ///
     /// # Errors
     /// [`ServerError::File`], [`ServerError::Certificate`].
@@ -48,7 +50,7 @@ impl Authority {
         write_new(&dir.join(CERTIFICATE), certificate.der())
     }
 
-    /// Reads that of a server's directory.
+    /// Reads the authority of a server's directory.
     ///
     /// # Errors
     /// As [`Authority::make`].
@@ -71,12 +73,12 @@ impl Authority {
         &self.certificate
     }
 
-    /// What tokens name it by.
+    /// The digest by which tokens name it.
     pub fn digest(&self) -> [u8; 32] {
         digest(&self.certificate)
     }
 
-    /// A certificate for the server, with its key, and the authority's behind it.
+    /// A certificate for the server, followed by the authority's, and the server's key.
     ///
     /// # Errors
     /// [`ServerError::Certificate`].
@@ -92,7 +94,7 @@ impl Authority {
     }
 }
 
-/// Whether this is the public key of Ed25519 that hosts make, a subject public key info (RFC 8410).
+/// Whether this is an Ed25519 public key as hosts make them, a subject public key info (RFC 8410).
 pub fn is_ed25519(spki: &[u8]) -> bool {
     const BEFORE_KEY: [u8; 12] = [0x30, 0x2a, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x03, 0x21, 0x00];
     spki.len() == BEFORE_KEY.len() + 32 && spki.starts_with(&BEFORE_KEY)
@@ -105,7 +107,7 @@ fn valid_for(time: Duration) -> CertificateParams {
     params
 }
 
-/// Writes a new file that is its owner's alone, durable when this returns.
+/// Writes a new file that only its owner may read; durable when this returns.
 pub(crate) fn write_new(path: &Path, bytes: &[u8]) -> Result<()> {
     let write = || {
         let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;

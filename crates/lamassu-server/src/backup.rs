@@ -1,9 +1,8 @@
-//! Backups: a server's directory made of another, while a server runs on that or not. What is in it is as of one moment
-//! for each vault.
+//! A backup is a new server directory, made from one whose server may be running. Each vault in it is as of one moment.
 //!
-//! A backup goes by a stream of *parts*: a frame that names the part ([`Part`], JSON), then the frames of its content.
-//! A frame is its length (u32, little-endian) and as many bytes; a frame of length 0 ends a part, one of length
-//! 2³² - 1 ends it as worth nothing.
+//! A backup is a stream of *parts*: a frame that names the part ([`Part`], JSON), then the frames of its content. A
+//! frame is its length (u32, little-endian) and that many bytes. A frame of length 0 ends a part. One of length 2³² - 1
+//! ends a part whose content is to be discarded.
 
 use crate::admin::Administered;
 use crate::alerts::Alert;
@@ -29,11 +28,11 @@ use zeroize::Zeroizing;
 
 /// Longest frame.
 const FRAME_MAX: u32 = 16 << 20;
-/// Instead of a length: the part is worth nothing.
+/// In place of a length: the part is to be discarded.
 const WORTHLESS: u32 = u32::MAX;
-/// Files as they are. The authority's key is the last that a backup gets: without it no server runs on it.
+/// Files that are copied as they are. The authority's key comes last: without it no server runs on the directory.
 const FILES: [&str; 5] = [config::FILE, policy::FILE, webhook::SECRET, authority::CERTIFICATE, authority::KEY];
-/// What need not be there: a server that runs on the backup makes one.
+/// May be absent: a server that runs on the backup makes a new one.
 const MAY_LACK: &str = webhook::SECRET;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -49,18 +48,18 @@ enum Part {
     Audit,
     /// [`Copied`], JSON, in one frame.
     State,
-    /// All was sent: [`Lacks`], JSON, in one frame.
+    /// The end of the stream: [`Lacks`], JSON, in one frame.
     End,
 }
 
 /// What could not be read.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct Lacks {
-    /// by vault, hex: why
+    /// vault in hex, and the reason
     anchors: Vec<(String, String)>,
 }
 
-/// What a backup has.
+/// What a backup contains.
 #[derive(Clone, Debug, Default)]
 pub struct Made {
     /// how many anchors
@@ -71,13 +70,13 @@ pub struct Made {
     pub lacks: Vec<String>,
 }
 
-/// Sends all of a server.
+/// Sends a backup of a server.
 ///
 /// # Errors
-/// [`ServerError`]; nothing that was received is a backup then.
+/// [`ServerError`]; what was received by then is no backup.
 pub fn send(of: &Administered, to: &mut dyn Write) -> Result<()> {
     of.state.verify()?;
-    // Before the key leaves: what is cut off is told as well.
+    // Noted before the key leaves, so that a stream that is cut off is recorded too.
     of.state.note(Event::BackupBegun)?;
     let to = &mut Sender(to);
     for name in FILES {
@@ -112,7 +111,7 @@ pub fn send(of: &Administered, to: &mut dyn Write) -> Result<()> {
     to.0.flush().map_err(broken)
 }
 
-/// Why rows are sent no further.
+/// Why no more rows are sent.
 enum Stopped {
     Stream(ServerError),
     Table(AnchorError),
@@ -140,7 +139,7 @@ impl Sender<'_> {
         self.0.write_all(&length.to_le_bytes()).map_err(broken)
     }
 
-    /// Nothing: no frame.
+    /// An empty frame is not sent: it would end the part.
     fn frame(&mut self, bytes: &[u8]) -> Result<()> {
         if bytes.is_empty() {
             return Ok(());
@@ -182,16 +181,16 @@ fn garbled(what: &'static str) -> ServerError {
     ServerError::Garbled { detail: format!("the stream of a backup has {what} that does not parse") }
 }
 
-/// Makes a server's directory of what is sent. It is whole when this returns; otherwise there is none.
+/// Makes a server's directory from a stream. It is complete when this returns; after an error there is none.
 ///
 /// # Errors
 /// [`ServerError`].
 pub fn receive(from: &mut dyn Read, dir: &Path) -> Result<Made> {
-    // Nobody else makes a backup there meanwhile.
+    // Locks the directory against another backup.
     let made = run::make_dir(dir)?;
     let received = Receiver { from, dir }.receive();
     received.inspect_err(|_| {
-        // It was empty before.
+        // The directory was empty before, so everything in it is this backup's.
         for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
             let _ = fs::remove_file(entry.path()).or_else(|_| fs::remove_dir_all(entry.path()));
         }
@@ -237,7 +236,7 @@ impl Receiver<'_> {
                         let excerpt: Excerpt = serde_json::from_slice(&excerpt).map_err(|_| garbled("an audit log"))?;
                         place = excerpt.begins.unwrap_or(place);
                         state.put_audit(&excerpt, place)?;
-                        // It is kept as it is, and named.
+                        // A log that does not verify is kept as it is, and reported.
                         place = excerpt.verified(place).map(|(place, _)| place).unwrap_or_else(|error| {
                             is_changed.get_or_insert(error);
                             excerpt.end(place)
@@ -259,7 +258,7 @@ impl Receiver<'_> {
         Ok(Made { anchors: ids.len(), hosts: copied.hosts.len(), lacks })
     }
 
-    /// `None`: a part ends.
+    /// `None`: the end of a part.
     fn frame(&mut self) -> Result<Option<Vec<u8>>> {
         match self.length()? {
             0 => Ok(None),
@@ -282,7 +281,7 @@ impl Receiver<'_> {
         Ok(bytes)
     }
 
-    /// All frames of a part that is short.
+    /// All frames of a short part.
     fn content(&mut self) -> Result<Vec<u8>> {
         let mut content = Vec::new();
         while let Some(frame) = self.frame()? {
@@ -295,7 +294,7 @@ impl Receiver<'_> {
         serde_json::from_slice(&self.content()?).map_err(|_| garbled("a state"))
     }
 
-    /// False: what was sent of it is worth nothing.
+    /// False: the part is to be discarded.
     fn anchor(&mut self, file: &Path, id: &[u8; 16]) -> Result<bool> {
         let table = DiskTable::create(file)?;
         loop {

@@ -1,4 +1,4 @@
-//! Whether what a server keeps makes sense: all rows of its state, the chain of its audit log, all anchors.
+//! Checks that a server's data is consistent: all rows of its state, the chain of its audit log, all anchors.
 
 use crate::Result;
 use crate::admin::Administered;
@@ -9,10 +9,10 @@ use data_encoding::HEXLOWER;
 use lamassu_anchor::export::{self, ExportError};
 use lamassu_anchor::table::Table;
 
-/// What was found.
+/// The result.
 #[derive(Clone, Debug, Default)]
 pub struct Found {
-    /// what was looked at
+    /// what is consistent
     pub good: Vec<String>,
     /// what is wrong
     pub bad: Vec<String>,
@@ -27,10 +27,10 @@ impl Found {
     }
 }
 
-/// Looks at all of it. While an anchor's checksums are verified its commits wait.
+/// Checks everything. Commits of an anchor wait while its checksums are verified.
 ///
 /// # Errors
-/// Where nothing can be looked at.
+/// If nothing can be checked.
 pub fn check(of: &Administered) -> Result<Found> {
     let mut found = Found::default();
     found.takes("hosts and tokens", hosts(of));
@@ -72,7 +72,7 @@ fn alerts(of: &Administered) -> Result<String> {
         count += alerts.len();
         Ok(())
     })?;
-    Ok(format!("{count} that nobody has closed"))
+    Ok(format!("{count} open"))
 }
 
 fn audit(of: &Administered) -> Result<String> {

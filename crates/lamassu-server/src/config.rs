@@ -101,13 +101,13 @@ pub struct Config {
     pub webhook: Option<String>,
     /// authorities for that
     pub webhook_ca: Option<PathBuf>,
-    /// the source of what keys are wrapped under
+    /// the source of the master key
     pub master_key: Option<String>,
-    /// what a host may have evaluated, in a second
+    /// evaluations of a host, per second
     pub evaluations_per_second: u64,
-    /// and at once
+    /// evaluations of a host in one burst
     pub evaluations_burst: u64,
-    /// where state and anchors are, in place of files
+    /// etcd, if state and anchors are there and not in files
     #[cfg(feature = "etcd")]
     pub etcd: Option<EtcdConfig>,
 }
@@ -136,7 +136,7 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Reads that of the server in `dir`.
+    /// Reads the configuration of the server in `dir`.
     ///
     /// # Errors
     /// [`ServerError::Config`], [`ServerError::File`].
@@ -161,7 +161,7 @@ impl Config {
         within("handshakes_max", config.handshakes_max as u64, 1, 1 << 20)?;
         within("audit_entries", config.audit_entries, 1000, 1_000_000_000)?;
         within("evaluations_per_second", config.evaluations_per_second, 1, 1_000_000_000)?;
-        // A batch is as large.
+        // A batch has up to this many elements.
         within("evaluations_burst", config.evaluations_burst, 1024, 1_000_000_000_000)?;
         let is_address = |name: &str, address: &str, such_as: &str| match address.parse::<std::net::SocketAddr>() {
             Ok(_) => Ok(()),
@@ -170,7 +170,7 @@ impl Config {
         is_address("listen", &config.listen, "0.0.0.0:7433")?;
         config.metrics.as_deref().map_or(Ok(()), |address| is_address("metrics", address, "127.0.0.1:9433"))?;
         if let Some(url) = &config.webhook {
-            // Not the address itself, which may hold a secret.
+            // The address itself is not shown: it may hold a secret.
             webhook::check_url(url).map_err(|what| wrong(format!("webhook: {what}")))?;
         }
         #[cfg(feature = "etcd")]
@@ -189,7 +189,7 @@ impl Config {
     /// How long leases last.
     ///
     /// # Errors
-    /// Terms out of the bounds that keep what is promised.
+    /// Terms outside the bounds on which the leases' guarantees rest.
     pub fn terms(&self) -> std::result::Result<Terms, lamassu_lease::TermsError> {
         let millis = |seconds: u64| seconds.saturating_mul(1000);
         Terms::new(millis(self.term_seconds), millis(self.heartbeat_seconds), Terms::DEFAULT.min_hold().0)
@@ -200,11 +200,11 @@ impl Config {
     /// # Errors
     /// [`SourceError`]: it is no source.
     pub fn master_source(&self) -> std::result::Result<Option<KeySource>, SourceError> {
-        // Not what stands there is told, which may be a key typed in the wrong place.
+        // The value is not shown: it may be a key typed in the wrong place.
         self.master_key.as_deref().map(str::parse).transpose()
     }
 
-    /// What tokens name.
+    /// The address that tokens name.
     pub fn reached_at(&self) -> String {
         self.address.clone().unwrap_or_else(|| {
             let port = self.listen.rsplit(':').next().unwrap_or("7433");
@@ -214,12 +214,12 @@ impl Config {
     }
 }
 
-/// What is wrong, and in which line. Not what is in that: it may be an address with a secret.
+/// What is wrong, and in which line. The line itself is not shown: it may be an address with a secret.
 fn in_line(text: &str, error: &toml::de::Error) -> String {
     at_line(text, error.span(), error.message())
 }
 
-/// What is wrong at a place of a text: in which line, and by which key.
+/// What is wrong at a place of a text, with the line and the key.
 pub(crate) fn at_line(text: &str, span: Option<Range<usize>>, what: &str) -> String {
     let Some(before) = span.and_then(|span| text.get(..span.start)) else { return what.into() };
     let number = before.matches('\n').count();

@@ -1,4 +1,4 @@
-//! How many of a kind there are at once: of a host, of an address.
+//! Counts what is in use at once, by host or by address.
 
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -9,7 +9,7 @@ use std::sync::Arc;
 #[derive(Clone, Debug)]
 pub struct Counts<K>(Arc<Mutex<HashMap<K, usize>>>);
 
-/// One that is counted, until it is dropped.
+/// One that is counted until this is dropped.
 #[derive(Debug)]
 pub struct Counted<K: Hash + Eq> {
     counts: Counts<K>,
@@ -23,7 +23,7 @@ impl<K> Default for Counts<K> {
 }
 
 impl<K: Hash + Eq + Clone> Counts<K> {
-    /// One more, unless there are `most` already.
+    /// Counts one more, unless there are `most` already.
     pub fn one_more(&self, key: &K, most: usize) -> Option<Counted<K>> {
         let mut counts = self.0.lock();
         let count = counts.get(key).copied().unwrap_or_default();

@@ -5,34 +5,34 @@ use lamassu_keys::{KeyError, SourceError};
 use std::io;
 use std::path::PathBuf;
 
-/// What goes wrong with a server.
+/// Errors of a server.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
-    /// Its directory has no server's state.
-    #[error("{} is no directory of a server: `lamassu-server init DIR` makes one", dir.display())]
+    /// The directory has no server's state.
+    #[error("{} is not a server's directory: `lamassu-server init DIR` makes one", dir.display())]
     NoServer {
         /// which
         dir: PathBuf,
     },
-    /// Something is there already.
+    /// The directory is not empty.
     #[error("{} is not empty: a server, or a backup of one, needs a directory of its own", dir.display())]
     NotEmpty {
         /// which
         dir: PathBuf,
     },
-    /// Others may look into it.
-    #[error("others own {}, or may look into it, and it holds the server's key: `chmod 700` it", dir.display())]
+    /// Others than the owner may read the directory.
+    #[error("{} belongs to another user, or others may read it, and it holds the server's key: `chmod 700` it", dir.display())]
     NotPrivate {
         /// which
         dir: PathBuf,
     },
-    /// Another process serves it.
+    /// Another process serves the directory.
     #[error("another server runs on {}", dir.display())]
     Running {
         /// which
         dir: PathBuf,
     },
-    /// The configuration makes no sense.
+    /// The configuration is invalid.
     #[error("{}: {detail}", path.display())]
     Config {
         /// its file
@@ -40,7 +40,7 @@ pub enum ServerError {
         /// what is wrong
         detail: String,
     },
-    /// A name that no host can have.
+    /// The name is not valid for a host.
     #[error(
         "{name:?} is no name of a host: 1 to 63 letters, digits, dots and hyphens, beginning with a letter or digit"
     )]
@@ -48,31 +48,31 @@ pub enum ServerError {
         /// the name
         name: String,
     },
-    /// A host of this name is there.
+    /// A host of this name exists.
     #[error("there is a host {name}; revoke it first, or give the new one another name")]
     HostExists {
         /// the name
         name: String,
     },
-    /// No host of this name.
+    /// No host has this name.
     #[error("there is no host {name}; `lamassu-server host list DIR` lists those there are")]
     NoHost {
         /// the name
         name: String,
     },
-    /// No vault of this id.
+    /// No vault has this id.
     #[error("no anchor of vault {id} is kept here")]
     NoVault {
         /// the id, hex
         id: String,
     },
-    /// No alert of this number.
+    /// No alert has this number.
     #[error("there is no alert {number}: `lamassu-server alerts list DIR` lists those there are")]
     NoAlert {
         /// the number
         number: u64,
     },
-    /// A name that no key can have.
+    /// The name is not valid for a key.
     #[error(
         "{name:?} is no name of a key: 1 to 63 letters, digits, dots, hyphens and underscores, beginning with a letter or digit"
     )]
@@ -80,48 +80,50 @@ pub enum ServerError {
         /// the name
         name: String,
     },
-    /// No key of this name.
+    /// No key has this name.
     #[error("there is no key {name}; `lamassu-server keys list DIR` lists those there are")]
     NoKey {
         /// the name
         name: String,
     },
-    /// What is kept of it does not open, or is another key.
+    /// The stored key does not open, or is another key.
     #[error("key {name} does not open as it was wrapped; put a backup back")]
     KeyDamaged {
         /// the name
         name: String,
     },
-    /// It is gone.
+    /// The key was deleted.
     #[error("key {name} was deleted; nothing brings it back")]
     KeyDeleted {
         /// the name
         name: String,
     },
-    /// It is given to hosts.
-    #[error("key {name} is given to hosts; `lamassu-server keys retire` it first, and see whether anybody misses it")]
+    /// The key has not been retired.
+    #[error(
+        "key {name} is in use: retire it first (`lamassu-server keys retire`), and check that no host still needs it"
+    )]
     KeyInUse {
         /// the name
         name: String,
     },
-    /// A key source gives nothing.
+    /// A key source failed.
     #[error("{role}: {source}")]
     Source {
         /// what the key is for
         role: &'static str,
-        /// why
+        /// the reason
         source: SourceError,
     },
-    /// No master key is configured, and there are keys.
-    #[error("keys are kept here, and server.toml has no `master_key` that they are wrapped under")]
+    /// Keys are kept, but no master key is configured.
+    #[error("keys are kept here, and server.toml names no `master_key` to unwrap them")]
     NoMasterKey,
-    /// There is nothing that a master key could open.
+    /// No keys are kept, so a master key has nothing to open.
     #[error("no keys are kept here: `master_key` in server.toml makes a server that is started keep some")]
     NoKeys,
-    /// The master key opens nothing.
+    /// The master key does not open the keys.
     #[error("the master key: {0}")]
     MasterKey(KeyError),
-    /// That is for a server that runs.
+    /// The request needs a running server.
     #[error("no server runs on this directory: `lamassu-server run` it first")]
     NotRunning,
     /// A vault is in use.
@@ -129,24 +131,24 @@ pub enum ServerError {
     InUse {
         /// the id, hex
         vault: String,
-        /// by whom
+        /// the hosts
         by: String,
     },
-    /// What an administrator's client said makes no sense.
+    /// A request of an administrator's client is invalid.
     #[error("the request makes no sense: {detail}")]
     Garbled {
-        /// why
+        /// the reason
         detail: String,
     },
-    /// It told the client what is wrong.
+    /// The server reported an error to the client.
     #[error("{message}")]
     Told {
-        /// what it said
+        /// its message
         message: String,
-        /// with which code
+        /// its exit code
         code: u8,
     },
-    /// The address cannot be listened on.
+    /// The server cannot listen on the address.
     #[error("cannot listen on {address}: {source}")]
     Listen {
         /// where
@@ -154,45 +156,45 @@ pub enum ServerError {
         /// the system's error
         source: io::Error,
     },
-    /// A file of it.
+    /// A file operation failed.
     #[error("{op} {}: {source}", path.display())]
     File {
-        /// what was tried
+        /// the operation
         op: &'static str,
         /// which
         path: PathBuf,
         /// the system's error
         source: io::Error,
     },
-    /// Its database.
+    /// The database failed.
     #[error("the state in {}: {source}", path.display())]
     Database {
         /// which
         path: PathBuf,
-        /// what redb says
+        /// redb's error
         source: Box<redb::Error>,
     },
-    /// What keeps its state, in place of a database.
+    /// etcd failed.
     #[error("{name}: {detail}")]
     Etcd {
         /// where
         name: String,
-        /// what it says
+        /// the reason
         detail: String,
     },
-    /// Another replica leads by now, or may.
+    /// Another replica leads, or may lead.
     #[error("this replica does not lead, and changes nothing in {name}")]
     NotLeading {
         /// where
         name: String,
     },
-    /// There is no state.
+    /// etcd has no state under this prefix.
     #[error("{name} has no state of a server: `lamassu-server to-etcd DIR` moves that of a directory there")]
     NothingInEtcd {
         /// where
         name: String,
     },
-    /// The state is of other servers.
+    /// The state in etcd belongs to servers of another authority.
     #[error(
         "{name} has the state of a server of another authority: give this one another `prefix`, or the directory of a \
          replica of that one"
@@ -201,13 +203,13 @@ pub enum ServerError {
         /// where
         name: String,
     },
-    /// There is a state already.
+    /// etcd has a state under this prefix already.
     #[error("{name} has a state of a server already: give this one another `prefix`")]
     FullEtcd {
         /// where
         name: String,
     },
-    /// The directory has a state of its own, beside that in etcd.
+    /// The directory has a state of its own, in addition to that in etcd.
     #[error(
         "server.toml names {name}, and {} has a state of its own: `lamassu-server to-etcd` moves it there, or take \
          [etcd] out of server.toml",
@@ -224,10 +226,10 @@ pub enum ServerError {
     Elsewhere {
         /// where
         name: String,
-        /// what is known of who leads
+        /// what is known of the leader
         leader: String,
     },
-    /// A row of its database does not parse.
+    /// A row of the database does not parse.
     #[error("the state in {} is damaged: {what}; put a backup back", path.display())]
     Damaged {
         /// which
@@ -236,43 +238,43 @@ pub enum ServerError {
         what: &'static str,
     },
     /// The chain of the audit log is broken.
-    #[error("the audit log was changed: entry {number} does not go on from the one before")]
+    #[error("the audit log was changed: entry {number} does not follow the one before")]
     Chain {
         /// which
         number: u64,
     },
-    /// It has no such head.
+    /// The audit log has no entry with this head.
     #[error(
-        "the audit log has no entry with the head {head}: it was written anew since that was noted, or no longer has it"
+        "the audit log has no entry with the head {head}: it was rewritten since that was noted, or no longer has it"
     )]
     NoHead {
         /// hex
         head: String,
     },
-    /// The stream of a backup.
+    /// The stream of a backup failed.
     #[error("the backup was cut off: {source}; see the server's log")]
     Backup {
         /// the system's error
         source: io::Error,
     },
-    /// The policy forbids what was asked about.
+    /// The policy forbids what was tested.
     #[error("the policy forbids {count} of these: see above")]
     Forbidden {
         /// how many
         count: usize,
     },
-    /// Something is wrong with what a server keeps.
+    /// The server's data is inconsistent.
     #[error("{count} things are wrong: see above; docs/server.md tells what to do")]
     Wrong {
         /// how many
         count: usize,
     },
-    /// An anchor's rows make no sense.
+    /// An anchor's rows are invalid.
     #[error("the anchor {}: {detail}", path.display())]
     BadAnchor {
         /// its file
         path: PathBuf,
-        /// why
+        /// the reason
         detail: String,
     },
     /// An anchor.
@@ -284,7 +286,7 @@ pub enum ServerError {
     /// A certificate.
     #[error("a certificate: {0}")]
     Certificate(#[from] rcgen::Error),
-    /// The system has no random numbers.
+    /// The system provides no random numbers.
     #[error("the system gives no random numbers")]
     NoRandom,
     /// Serving has failed.
@@ -292,7 +294,7 @@ pub enum ServerError {
     Serve(#[from] tonic::transport::Error),
 }
 
-/// With a [`ServerError`].
+/// A result whose error is a [`ServerError`].
 pub type Result<T> = std::result::Result<T, ServerError>;
 
 impl ServerError {

@@ -1,4 +1,4 @@
-//! What stands before the services: nothing of a call is read before its caller may make it, and no caller takes more
+//! The gate before the services: a call is not read before its caller is allowed to make it, and no caller takes more
 //! than its share.
 
 use crate::accept::Peer;
@@ -16,16 +16,16 @@ use tonic::Status;
 use tonic::body::Body;
 use tower::{Layer, Service};
 
-/// The call for who has a token, and for nobody else.
+/// The only call that a token allows.
 const JOIN: &str = "/lamassu.v1.Hosts/Join";
-/// The call that takes as long as its rows take: it has limits of its own.
+/// The call that takes as long as its rows take. It has limits of its own.
 const PUT: &str = "/lamassu.v1.Anchors/Put";
-/// Calls of one host at once. A commit in its way has at most [`lamassu_rpc::MESSAGE_MAX`] in memory, twice.
+/// Calls of one host at once. A commit under way takes at most twice [`lamassu_rpc::MESSAGE_MAX`] of memory.
 const CALLS_MAX: usize = 8;
-/// For a call to be read whole and answered.
+/// How long a call may take to be read and answered.
 const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The host that calls: part of each request that gets to the services.
+/// The calling host. The guard adds it to each request that reaches the services.
 #[derive(Clone, Debug)]
 pub struct Caller {
     /// its name
@@ -34,7 +34,7 @@ pub struct Caller {
     pub key: Arc<[u8]>,
 }
 
-/// The place of a call among those of its caller.
+/// One of the calls that a caller has under way.
 type Place = Counted<Arc<[u8]>>;
 
 /// Makes a [`Guarded`] of a service.
@@ -46,18 +46,19 @@ pub struct Guard {
 }
 
 impl Guard {
-    /// For the hosts in a state.
+    /// A guard for the hosts of a state.
     pub fn new(state: Arc<State>, metrics: Metrics) -> Guard {
         Guard { state, calls: Counts::default(), metrics }
     }
 
-    /// Whether a peer may make a call, and as whom; its place among the calls at once.
+    /// Checks whether a peer may make a call. Returns the calling host, unless it has a token only, and its place among
+    /// the calls under way.
     fn admit(&self, peer: Option<&Peer>, path: &str) -> Result<(Option<Caller>, Place), Status> {
         let peer = peer.ok_or_else(|| Status::unauthenticated("no certificate"))?;
         let caller = match self.state.who(&peer.key) {
             Some(Who::Token) if path == JOIN => None,
             Some(Who::Token) => {
-                return Err(Status::permission_denied("with a token a host can join, and nothing else"));
+                return Err(Status::permission_denied("a token only allows a host to join"));
             }
             Some(Who::Host { .. }) if path == JOIN => {
                 return Err(Status::permission_denied("this host has joined already"));

@@ -1,4 +1,4 @@
-//! `lamassu-server keys`: what an administrator says about keys that are kept for hosts.
+//! `lamassu-server keys`: an administrator's commands about keys that are kept for hosts.
 
 use crate::{print_json, shown_time};
 use clap::Subcommand;
@@ -36,9 +36,9 @@ pub enum KeysCommand {
         /// The key's name
         key: String,
     },
-    /// A key is given to nobody from now on
+    /// Retire a key: no host gets it from now on
     Retire {
-        /// It is given to hosts again
+        /// Reinstate it: hosts can get it again
         #[arg(long)]
         not: bool,
         /// The server's directory
@@ -61,7 +61,7 @@ pub enum KeysCommand {
         /// The key's name
         key: String,
     },
-    /// Wrap all keys anew, under the master key that server.toml names now. No server may run
+    /// Wrap all keys again, under the master key that server.toml names now. No server may run
     Rewrap {
         /// The master key before
         #[arg(long, value_name = "SOURCE")]
@@ -91,7 +91,7 @@ pub fn run(command: KeysCommand) -> Result<()> {
         KeysCommand::Retire { not, dir, key } => asked(&dir, KeyRequest::Retire { key, is_retired: !not }).map(drop),
         KeysCommand::Delete { receipt, audit_key, dir, key } => delete(&dir, key, receipt.as_deref(), audit_key),
         KeysCommand::Rewrap { from, dir } => {
-            println!("{} keys are wrapped anew", rewrap(&dir, &source(&from, "--from")?)?);
+            println!("{} keys are wrapped again", rewrap(&dir, &source(&from, "--from")?)?);
             Ok(())
         }
     }
@@ -104,12 +104,12 @@ fn asked(dir: &Path, ask_for: KeyRequest) -> Result<KeyAnswer> {
     }
 }
 
-/// What stands there is never repeated: it may be a key typed in the wrong place.
+/// The text is never shown: it may be a key typed in the wrong place.
 fn source(text: &str, role: &'static str) -> Result<KeySource> {
     text.parse().map_err(|source| ServerError::Source { role, source })
 }
 
-/// Nothing is deleted before it is clear that the receipt can be signed and written.
+/// Signing and writing the receipt are checked before anything is deleted.
 fn delete(dir: &Path, key: String, receipt: Option<&Path>, audit_key: Option<String>) -> Result<()> {
     const OPTION: &str = "--audit-key";
     let failed = |source| ServerError::Source { role: OPTION, source };

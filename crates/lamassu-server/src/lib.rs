@@ -1,42 +1,44 @@
-//! The server of shared vaults (`docs/sharing.md`): it keeps their anchors, says who may use what and for how long, and
-//! knows the hosts.
+//! The server of shared vaults (`docs/sharing.md`). It keeps the anchors of vaults, grants leases of them, and knows
+//! the hosts that may use them.
 //!
 //! | module | what it does |
 //! |---|---|
-//! | `config` | the configuration's file |
-//! | `error` | what goes wrong, and the exit code of each |
-//! | `audit` | the audit log, a chain |
-//! | `state/` | what outlives the process: hosts, tokens, leases, the audit log, in one redb file or in etcd |
-//! | `authority` | certificates: the authority that hosts know, and the server's own |
-//! | `anchor_store` | where the tables of anchors lie: in files |
-//! | `origin` | state and anchors, opened, wherever they are |
+//! | `config` | the configuration file |
+//! | `error` | the errors, and the exit code of each |
+//! | `audit` | the audit log, a chain of digests |
+//! | `state/` | what outlives the process: hosts, tokens, leases, alerts, keys, the audit log; one redb file, or etcd |
+//! | `authority` | certificates: the authority that hosts trust, and the server's own |
+//! | `anchor_store` | the tables of anchors in files |
+//! | `origin` | opens state and anchors, in files or in etcd |
 //! | `etcd/` | state and anchors in etcd; which replica leads (feature `etcd`) |
-//! | `vaults` | the vaults: opened, put, put away |
-//! | `vault` | one: its anchor's table, its leases, its sessions |
+//! | `vaults` | all vaults: opening, putting, putting away |
+//! | `vault` | one vault: its anchor's table, its leases, its sessions |
 //! | `recent` | the changes of a vault's newest commits |
 //! | `accept` | TLS, connections, their limits |
-//! | `guard` | who may make a call, before anything of it is read; how many at once |
+//! | `guard` | checks the caller before a call is read; limits calls under way |
 //! | `sessions` | the calls of hosts that hold leases |
-//! | `service` | their other calls |
-//! | `counts` | how many of a kind there are at once |
-//! | `alerts`, `webhook` | what hosts found not to be as it was written; where that is posted |
+//! | `service` | the other calls of hosts |
+//! | `counts` | counts what is in use at once |
+//! | `alerts`, `webhook` | alerts from hosts; posting them to a URL |
 //! | `keys/` | keys that are kept for hosts, wrapped under a master key |
 //! | `policy/` | which protections and algorithms hosts may use in which vaults |
-//! | `metrics` | what monitoring asks |
-//! | `backup` | a server's directory made of another, while a server runs on that |
-//! | `check` | whether what is kept makes sense |
-//! | `admin` | what an administrator asks of a server that runs, or of its directory |
-//! | `run` | all of it, until a signal comes |
+//! | `metrics` | what monitoring reads |
+//! | `backup` | makes a new server directory from one whose server may be running |
+//! | `check` | checks that the data is consistent |
+//! | `admin` | requests of an administrator, with or without a running server |
+//! | `run` | makes a directory, and serves it until a signal comes |
 //!
-//! Who calls is known from the handshake ([`accept`]), and looked up again for each call: a host that is revoked is
+//! The caller is known from the handshake ([`accept`]), and looked up again for each call: a host that is revoked is
 //! refused from that moment on. Calls that wait for a disk run on threads of their own.
 //!
-//! What a host can do it can do without limit, if nothing limits it: memory is taken for what was read alone, streams
-//! have a time for each message, and no thread waits for a host but those that [`service`] counts. Administrators are
-//! answered by threads of their own.
+//! Everything that a host can cause is limited: memory is allocated only for bytes that have arrived, each message of a
+//! stream has a time limit, and only threads that [`service`] counts wait for a host. Administrators are answered by
+//! threads of their own.
 //!
-//! Locks, in this order: the slot of a vault, the vault, changes of the state. Nothing is waited for under that of the
-//! policy.
+//! Locks, in this order: the slot of a vault (`vaults`); the vault (`vault`); of the state (`state`) `changing`, then
+//! `restored`, then `hosts` or `database`; with etcd, `committing` of an anchor, then `last` of what a transaction
+//! changes. All other locks (the list of slots, the policy, counters, log limits) are held briefly, and no other lock
+//! is taken under them.
 #![forbid(unsafe_code)]
 
 pub mod accept;

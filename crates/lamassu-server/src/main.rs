@@ -35,7 +35,7 @@ enum Command {
         /// Made, if it is not there; must be empty
         dir: PathBuf,
     },
-    /// Serve until SIGTERM; SIGHUP has it read its policy anew, and take a new certificate
+    /// Serve until SIGTERM; at SIGHUP read the policy again, and take a new certificate
     Run {
         /// Read the configuration and the policy, say whether they are good, and end
         #[arg(long)]
@@ -65,7 +65,7 @@ enum Command {
     /// What hosts found not to be as it was written
     #[command(subcommand)]
     Alerts(AlertsCommand),
-    /// Put the anchor of a vault away that nobody uses: its file is renamed, and hosts find no anchor here
+    /// Put away the anchor of a vault that is not in use: its file is renamed, and hosts find no anchor here
     Forget {
         /// The server's directory
         dir: PathBuf,
@@ -147,12 +147,12 @@ enum HostCommand {
 
 #[derive(Subcommand)]
 enum AlertsCommand {
-    /// List those that nobody has closed, the oldest first
+    /// List open alerts, the oldest first
     List {
         /// Print an alert in a line of JSON
         #[arg(long)]
         json: bool,
-        /// Those alone that nobody has acknowledged
+        /// Only those that are not acknowledged
         #[arg(long)]
         new: bool,
         /// Those of a vault alone, by its id in `lamassu info`
@@ -201,15 +201,15 @@ impl AlertsChosen {
 }
 
 fn main() -> ExitCode {
-    // Whatever is made is its owner's alone, also where a directory is not.
+    // Everything that is created is private to its owner, even in a directory that is not.
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
-    // No key in a core dump, and none for a tracer. Not being allowed to is no reason to refuse work.
+    // No key in a core dump, and none for a tracer. The server works without these limits too, so failure is ignored.
     let none = rustix::process::Rlimit { current: Some(0), maximum: Some(0) };
     let _ = rustix::process::setrlimit(rustix::process::Resource::Core, none);
     let _ = rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable);
     let command = Args::parse().command;
     let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into());
-    // The heads of the audit log are to be known elsewhere, whatever else is logged. A command has no log.
+    // The heads of the audit log must be known elsewhere, so they are logged at any level. A command has no log.
     let is_server = matches!(command, Command::Run { check_config: false, .. });
     let audit = if is_server { "audit=info" } else { "audit=off" };
     let filter = match audit.parse() {
@@ -400,7 +400,7 @@ fn shown_entry(kept: &ChainedEntry, entry: &Entry) -> String {
     let fields: serde_json::Map<String, serde_json::Value> = serde_json::from_str(&kept.entry).unwrap_or_default();
     let shown = |value: &serde_json::Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
     let rest = fields.iter().filter(|(name, _)| !matches!(&***name, "number" | "time" | "event"));
-    // What is kept may be as somebody wrote it.
+    // An entry may have been changed by someone.
     let rest: Vec<_> = rest.map(|(name, value)| printable(&format!("{name}={}", shown(value)))).collect();
     let event = fields.get("event").map(shown).unwrap_or_default();
     format!("{}  {}  {event}  {}", shown_time(entry.time), entry.number, rest.join(" ")).trim_end().to_owned()

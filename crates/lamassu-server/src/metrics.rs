@@ -24,9 +24,9 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 
-/// Connections at once of those who ask.
+/// Connections of monitoring at once.
 const ASKING_MAX: usize = 16;
-/// For one of them, from its first byte to its end.
+/// How long one such connection may take in all.
 const ASKING_TIMEOUT: Duration = Duration::from_secs(10);
 const TEXT: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
@@ -55,7 +55,7 @@ struct Forbidden {
     at: &'static str,
 }
 
-/// What is counted. Cheap to clone; clones count together.
+/// The server's counters. Cheap to clone; all clones share the counts.
 #[derive(Clone)]
 pub struct Metrics {
     calls: Family<Call, Counter>,
@@ -81,7 +81,7 @@ impl Default for Metrics {
             calls: Family::default(),
             commits: Counter::default(),
             rows: Counter::default(),
-            // From a write in a cache to a disk that is ill: 0.2 ms to 6.5 s.
+            // From a write to a cache to a failing disk: 0.2 ms to 6.5 s.
             commit_seconds: Histogram::new(exponential_buckets(0.0002, 2.0, 16)),
             refused: Counter::default(),
             turns: Counter::default(),
@@ -99,9 +99,9 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// A call of this path came.
+    /// Counts a call of this path.
     pub fn called(&self, path: &str, is_admitted: bool) {
-        // Of the protocol's own alone: whoever makes names up makes no series.
+        // Only names of the protocol, so that a client cannot create series.
         const CALLS: [&str; 12] = [
             "Join",
             "Attend",
@@ -122,14 +122,14 @@ impl Metrics {
         self.calls.get_or_create(&Call { call, admitted }).inc();
     }
 
-    /// So many rows are durable, after so long.
+    /// Counts rows that became durable, and how long that took.
     pub fn committed(&self, rows: usize, took: Duration) {
         self.commits.inc();
         self.rows.inc_by(rows as u64);
         self.commit_seconds.observe(took.as_secs_f64());
     }
 
-    /// What was told to sessions.
+    /// Counts a reply to a session.
     pub fn told(&self, reply: &Reply) {
         match reply {
             Reply::Granted { .. } => drop(self.turns.inc()),
@@ -138,63 +138,63 @@ impl Metrics {
         }
     }
 
-    /// So many sessions have ended that held on to what they were asked for.
+    /// Counts sessions that ended because they did not release a recalled lease.
     pub fn held_on(&self, sessions: usize) {
         self.held_on.inc_by(sessions as u64);
     }
 
-    /// A host has reported so many findings.
+    /// Counts findings that a host has reported.
     pub fn found(&self, findings: u64) {
         self.findings.inc_by(findings);
     }
 
-    /// A message was posted to the webhook, and taken or not.
+    /// Counts a message to the webhook, accepted or not.
     pub fn posted(&self, is_taken: bool) {
         self.posts.get_or_create(&Post { taken: if is_taken { "yes" } else { "no" } }).inc();
     }
 
-    /// A host has asked for a key, and was given it or not.
+    /// Counts a host's request for a key, granted or not.
     pub fn asked_for_key(&self, is_given: bool) {
         self.keys.get_or_create(&Asked { given: if is_given { "yes" } else { "no" } }).inc();
     }
 
-    /// The policy forbids what a host has asked for.
+    /// Counts a request that the policy forbids.
     pub fn policy_refused(&self, at: At) {
         self.policy_refusals.get_or_create(&Forbidden { at: at.name() }).inc();
     }
 
-    /// The policy was read again, and taken or not.
+    /// Counts a reload of the policy, accepted or not.
     pub fn policy_read(&self, is_taken: bool) {
         self.policy_reads.get_or_create(&Post { taken: if is_taken { "yes" } else { "no" } }).inc();
     }
 
-    /// So many elements were evaluated.
+    /// Counts evaluated elements.
     pub fn evaluated(&self, elements: usize) {
         self.evaluations.inc_by(elements as u64);
     }
 
-    /// A host has asked for more evaluations than it may.
+    /// Counts a batch that exceeded a host's limit of evaluations.
     pub fn put_off(&self) {
         self.put_off.inc();
     }
 
-    /// A connection was refused before its peer was known.
+    /// Counts a connection that was refused before its peer was known.
     pub fn refused(&self) {
         self.refused.inc();
     }
 }
 
-/// What is looked at when somebody asks.
+/// What is read when monitoring asks.
 pub struct Observed {
     /// what is counted
     pub metrics: Metrics,
-    /// who is known
+    /// the hosts
     pub state: Arc<State>,
     /// what is kept
     pub vaults: Arc<Vaults>,
     /// what hosts may do
     pub policies: Arc<Policies>,
-    /// how many connections there may be, and how many more
+    /// the limit of connections, and how many are left
     pub connections: (usize, Arc<Semaphore>),
 }
 
@@ -233,14 +233,14 @@ impl Observed {
         gauge("hosts_revoked", "Hosts that were revoked", revoked);
         gauge("vaults_open", "Vaults whose anchors are open", vaults.len());
         gauge("vaults_waiting", "Vaults that wait for hosts, behind a restore", self.state.restored().len());
-        // Where the state cannot be read the server's log says so.
+        // If the state cannot be read, the server's log says so.
         let keys = self.state.keys().unwrap_or_default();
         gauge("keys", "Keys that are kept for hosts", keys.values().filter(|key| key.kept().is_some()).count());
         gauge("policy_rules", "Rules of the policy in force", self.policies.now().1.len());
         let alerts = self.state.alert_counts().unwrap_or_default();
         let count = |count: u64| usize::try_from(count).unwrap_or(usize::MAX);
-        gauge("alerts", "Alerts that nobody has closed", count(alerts.open));
-        gauge("alerts_new", "Alerts that nobody has acknowledged", count(alerts.new));
+        gauge("alerts", "Alerts that are open", count(alerts.open));
+        gauge("alerts_new", "Alerts that are not acknowledged", count(alerts.new));
         gauge("alerts_unposted", "Alerts that the webhook has not taken", count(alerts.unposted));
         gauge("sessions", "Sessions that have not ended", sessions);
         gauge("connections", "Connections of hosts", most.saturating_sub(free.available_permits()));
@@ -266,7 +266,7 @@ impl Observed {
     }
 }
 
-/// Answers until the process ends. No more than a few at once, and each for a limited time.
+/// Answers until the process ends: a few connections at once, each for a limited time.
 pub async fn serve(listener: TcpListener, observed: Arc<Observed>) {
     let turns = Arc::new(Semaphore::new(ASKING_MAX));
     loop {

@@ -1,4 +1,4 @@
-//! Where a server's state and anchors are, opened: files in its directory, or etcd; and the right to serve them.
+//! Opens a server's state and anchors, in files of its directory or in etcd, and acquires the right to serve them.
 
 use crate::Result;
 use crate::anchor_store::{AnchorStore, Files};
@@ -11,34 +11,34 @@ use std::sync::Arc;
 #[cfg(feature = "etcd")]
 use crate::etcd::lead::Lead;
 
-/// What is kept.
+/// The opened data.
 pub struct Origin {
-    /// all but anchors
+    /// everything but anchors
     pub state: Arc<State>,
     /// anchors
     pub anchors: Arc<dyn AnchorStore>,
-    /// the right to both
+    /// the right to use both
     pub office: Arc<Office>,
 }
 
-/// The right to serve, which ends where several servers take turns.
+/// The right to serve. With replicas it ends when another one takes over.
 #[derive(Default)]
 pub struct Office {
-    /// `None`: no other can serve what is in this server's directory.
+    /// `None`: the data is in this server's directory, so no other server can serve it.
     #[cfg(feature = "etcd")]
     lead: Option<Arc<Lead>>,
-    /// No other process has the directory.
+    /// Keeps other processes out of the directory.
     _lock: Option<std::fs::File>,
 }
 
 impl Office {
-    /// That of a leader, which has its directory alone.
+    /// A leader's, which holds the lock of its directory.
     #[cfg(feature = "etcd")]
     pub fn of(lead: Arc<Lead>, lock: std::fs::File) -> Office {
         Office { lead: Some(lead), _lock: Some(lock) }
     }
 
-    /// Waits until it is known that this server had the right at a moment after this call. False: it has lost it.
+    /// Waits until it is certain that this server had the right at a moment after this call. False: it has lost it.
     pub async fn confirm(&self) -> bool {
         #[cfg(feature = "etcd")]
         if let Some(lead) = &self.lead {
@@ -47,7 +47,7 @@ impl Office {
         true
     }
 
-    /// Lets another server have it, at once.
+    /// Lets another server take over at once.
     pub fn give_up(&self) {
         #[cfg(feature = "etcd")]
         if let Some(lead) = &self.lead {
@@ -62,22 +62,22 @@ impl Drop for Office {
     }
 }
 
-/// How long a server that has no right to serve waits for it.
+/// How long to wait for the right to serve.
 pub enum Waits<'a> {
-    /// Not at all: an administrator's command, which looks at what is kept, or changes it.
+    /// Not at all: for an administrator's command, which reads or changes the data.
     Not,
-    /// A server: until it has it, or this says that it is to end. `lost` is told, with the reason, when it has it no
-    /// more.
+    /// For a server: until it has the right, or `is_over` says that it is to end. `lost` gets the reason when it loses
+    /// the right.
     Until {
         /// whether to end
         is_over: &'a dyn Fn() -> bool,
-        /// who is told
+        /// gets the reason
         lost: tokio::sync::mpsc::UnboundedSender<String>,
     },
 }
 
 impl Origin {
-    /// Opens it. `None`: what waited is to end.
+    /// Opens the data. `None`: the wait is over without the right.
     ///
     /// # Errors
     /// [`ServerError::Running`], [`ServerError::Damaged`], [`ServerError::Elsewhere`], [`ServerError::Etcd`],

@@ -1,4 +1,4 @@
-//! `lamassu-server policy`: what hosts may do in vaults.
+//! `lamassu-server policy`: an administrator's questions about what hosts may do in vaults.
 
 use crate::print_json;
 use clap::Subcommand;

@@ -1,5 +1,5 @@
-//! The changes of a vault's newest commits, in memory: whoever has a copy that is not much older is sent those alone.
-//! What is not here is in the table.
+//! The changes of a vault's newest commits, in memory. A host whose copy is not much older gets only those. Older
+//! changes are in the table only.
 
 use lamassu_anchor::head::Head;
 use lamassu_anchor::table::{self, Change};
@@ -10,13 +10,13 @@ use std::sync::Arc;
 /// See the module's head.
 #[derive(Default)]
 pub struct Recent {
-    /// The head that each goes on from, and what it changed, packed.
+    /// For each commit, the head that it is based on, and its changes, packed.
     commits: VecDeque<(Head, Arc<[u8]>)>,
     len: usize,
 }
 
 impl Recent {
-    /// A commit went on from `base`, which the newest one here came to.
+    /// Adds a commit based on `base`, which is the head after the newest commit here.
     pub fn push(&mut self, base: Head, changes: &[Change]) {
         let packed: Arc<[u8]> = table::pack(changes).into();
         self.len += packed.len();
@@ -27,7 +27,7 @@ impl Recent {
         }
     }
 
-    /// The commits since a head, in order. `None`: nobody had it, or it is too old.
+    /// The commits since a head, in order. `None`: the head is unknown or too old.
     pub fn since(&self, head: Head) -> Option<Vec<Arc<[u8]>>> {
         let first = self.commits.iter().position(|(base, _)| *base == head)?;
         Some(self.commits.iter().skip(first).map(|(_, packed)| packed.clone()).collect())

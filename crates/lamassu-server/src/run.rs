@@ -1,4 +1,4 @@
-//! Making a server's directory, and serving it until a signal comes.
+//! Makes a server's directory, and serves it until a signal comes.
 
 use crate::accept::{Door, KnownKeys, Limits};
 use crate::admin::{Administered, Answer, LINE_MAX, Request, SOCKET};
@@ -36,11 +36,11 @@ use tokio::sync::{Semaphore, mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Server;
 
-/// How often sessions that are silent are looked for.
+/// How often silent sessions are looked for.
 pub const TICK: Duration = Duration::from_millis(200);
 /// How long calls may go on after a signal.
 const GRACE: Duration = Duration::from_secs(5);
-/// For an administrator's request to be read, and to take its answer.
+/// Time for reading an administrator's request, and for sending its answer.
 const ADMIN_TIMEOUT: Duration = Duration::from_secs(10);
 /// Streams of one connection at once.
 const STREAMS_MAX: u32 = 64;
@@ -57,18 +57,18 @@ pub fn init(dir: &Path) -> Result<()> {
     fs::write(&path, policy::COMMENTED).map_err(ServerError::file("write", &path))?;
     State::make(dir)?;
     webhook::make_secret(dir)?;
-    // Last: without it the directory is no server's.
+    // Last: a directory without it is not a server's.
     Authority::make(dir)
 }
 
-/// A directory that was made or taken, and is nobody else's to fill while this lives.
+/// A directory for a new server, locked against other commands while this lives.
 pub(crate) struct Made {
     /// whether it was made
     pub is_new: bool,
     _lock: fs::File,
 }
 
-/// Makes a directory that is its owner's alone, or takes an empty one of the same owner.
+/// Makes a directory that only its owner may read, or takes an empty one of the same owner.
 ///
 /// # Errors
 /// [`ServerError::NotEmpty`], [`ServerError::NotPrivate`], [`ServerError::File`].
@@ -89,7 +89,7 @@ pub(crate) fn make_dir(dir: &Path) -> Result<Made> {
     Ok(Made { is_new, _lock: lock })
 }
 
-/// That a directory is a server's, and its owner's alone.
+/// Checks that a directory is a server's, and that only its owner may read it.
 ///
 /// # Errors
 /// [`ServerError::NoServer`], [`ServerError::NotPrivate`].
@@ -103,7 +103,7 @@ pub fn check_dir(dir: &Path) -> Result<()> {
     if is_private { Ok(()) } else { Err(ServerError::NotPrivate { dir: dir.into() }) }
 }
 
-/// Whether a server could be run on a directory, by its configuration.
+/// Checks the configuration of a directory: whether a server could run on it.
 ///
 /// # Errors
 /// [`ServerError`].
@@ -113,7 +113,7 @@ pub fn check_config(dir: &Path) -> Result<()> {
     webhook::check(dir, &Config::read(dir)?)
 }
 
-/// Serves until a signal comes, or something cannot be made durable.
+/// Serves until a signal comes, or a change cannot be made durable.
 ///
 /// # Errors
 /// [`ServerError`].
@@ -141,7 +141,7 @@ async fn serve(dir: &Path, config: Config) -> Result<()> {
         _ = quit.recv() => None,
     };
     let Some(Origin { state, anchors, office }) = opened else { return Ok(()) };
-    // Before anybody is answered: it may take a while, and a person.
+    // Before the first call is answered: it may take a while, and may ask a person.
     let master = Master::of(&config, &state)?.map(Arc::new);
     let wrong = |error: TermsError| ServerError::Config { path: dir.join(config::FILE), detail: error.to_string() };
     let mut terms = config.terms().map_err(wrong)?;
@@ -149,7 +149,7 @@ async fn serve(dir: &Path, config: Config) -> Result<()> {
     if term != terms.term().0 {
         tracing::warn!(
             seconds = term / 1000,
-            "there are sessions that were told of this longer term, which still counts"
+            "there are sessions that began with this longer term, which still counts"
         );
         terms = Terms::new(term, terms.heartbeat().0, terms.min_hold().0).map_err(wrong)?;
     }
@@ -257,7 +257,7 @@ async fn serve(dir: &Path, config: Config) -> Result<()> {
             _ = quit.recv() => break None,
             _ = reload.recv() => {
                 let policies = policies.clone();
-                // It waits for the disk. One reload at a time, in the order of the signals.
+                // It waits for the disk. Reloads run one after the other, in the order of the signals.
                 let read = tokio::task::spawn_blocking(move || policies.reload()).await;
                 if let Ok(Err(error)) = read {
                     tracing::error!(%error, "the policy is not taken: the one before stays in force");
@@ -275,12 +275,12 @@ async fn serve(dir: &Path, config: Config) -> Result<()> {
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
     let _ = fs::remove_file(dir.join(SOCKET));
     match why {
-        // Nobody hears any more of what may not be durable.
+        // No more replies are sent: what they say may not be durable.
         Some(error) => Err(ServerError::Told { message: format!("stopped: {error}"), code: 5 }),
         None => {
             let _ = end.send(());
             stop_all.send_replace(true);
-            // Sessions stay: their hosts come back to the next server.
+            // Sessions stay open: their hosts reconnect to the next server.
             let _ = tokio::time::timeout(GRACE, serving).await;
             note_evaluations(&state, &evaluations, true);
             office.give_up();
@@ -290,24 +290,25 @@ async fn serve(dir: &Path, config: Config) -> Result<()> {
     }
 }
 
-/// Tells the audit log of evaluations that it was not told of. What it cannot be told is tried again.
+/// Writes evaluations to the audit log that it does not have yet. Those that cannot be written are tried again.
 fn note_evaluations(state: &State, evaluations: &Evaluations, all: bool) {
     for (host, key, elements) in evaluations.left_to_note(Instant::now(), all) {
         if let Err(error) = state.note_evaluations(&host, &key, elements, false) {
-            tracing::error!(%error, host, key, elements, "the audit log could not be told of evaluations");
+            tracing::error!(%error, host, key, elements, "evaluations could not be written to the audit log");
             evaluations.not_noted(&host, &key, elements);
         }
     }
 }
 
-/// Opens what is kept; where other servers can serve it, when this one is to. Dropped, it waits no longer.
+/// Opens the data. If other replicas can serve it, waits until this one leads. When the future is dropped, the wait
+/// ends.
 async fn open(
     dir: &Path,
     config: &Config,
     authority: &Arc<Authority>,
     lost: mpsc::UnboundedSender<String>,
 ) -> Result<Option<Origin>> {
-    /// Says that it is over when it is dropped.
+    /// Ends the wait when it is dropped.
     struct Over(Arc<AtomicBool>);
     impl Drop for Over {
         fn drop(&mut self) {
@@ -318,7 +319,7 @@ async fn open(
     let (is_over, dir, config, authority) = (over.0.clone(), dir.to_owned(), config.clone(), authority.clone());
     #[cfg(feature = "etcd")]
     if config.etcd.is_some() {
-        // It may stand by for months.
+        // A replica may stand by for months, so systemd is told that it is ready.
         let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready, sd_notify::NotifyState::Status("standing by")]);
     }
     let opens = tokio::task::spawn_blocking(move || {
@@ -334,11 +335,11 @@ fn on(kind: SignalKind) -> Result<tokio::signal::unix::Signal> {
     signal(kind).map_err(ServerError::file("wait for signals in", Path::new(".")))
 }
 
-/// Answers administrators by a socket in the server's directory, which nobody else may enter. By threads that hosts
-/// have no part in: whatever they do, one can be revoked.
+/// Answers administrators by a socket in the server's directory, which only its owner may enter. The threads are
+/// separate from those that serve hosts: hosts cannot block the command that revokes one.
 fn administer(dir: &Path, administered: Administered) -> Result<()> {
     let path = dir.join(SOCKET);
-    // The state is locked: no other server has it.
+    // The state is locked, so no other server uses this socket.
     let _ = fs::remove_file(&path);
     let listener = UnixListener::bind(&path).map_err(ServerError::file("listen on", &path))?;
     let serve = move || {
@@ -378,7 +379,7 @@ fn answer(stream: &UnixStream, administered: &Administered) -> std::io::Result<(
     stream.write_all(&line)
 }
 
-/// All that follows the request is the backup: one that is not whole is none.
+/// The backup follows the request on the same stream. An incomplete one is no backup.
 fn send_backup(stream: &UnixStream, administered: &Administered) -> std::io::Result<()> {
     let mut to = BufWriter::new(stream);
     backup::send(administered, &mut to).map_err(|error| {

@@ -1,5 +1,5 @@
-//! The calls of hosts, but for sessions. The guard has let their callers in; what waits for the disk runs on threads of
-//! its own, and never for longer than the disk takes.
+//! The calls of hosts, except for sessions. The guard has checked their callers. Work that waits for the disk runs on
+//! threads of its own, and never waits for a client.
 
 use crate::accept::Peer;
 use crate::alerts::Finding;
@@ -29,11 +29,11 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::metadata::{MetadataMap, MetadataValue};
 use tonic::{Code, Request, Response, Status, Streaming};
 
-/// Messages that a client may be behind with.
+/// Messages that may be queued for a client.
 const BEHIND_MAX: usize = 8;
-/// How long a client may take for its next message, or to take one.
+/// How long a client may take to send its next message, or to receive one.
 pub(crate) const IDLE_MAX: Duration = Duration::from_secs(30);
-/// Of one host: anchors that are sent, and that come.
+/// Limits for one host: anchors that are being sent, and anchors that are being received.
 const ROWS_AT_ONCE: usize = 4;
 const PUTS_AT_ONCE: usize = 2;
 
@@ -43,25 +43,25 @@ pub(crate) type Outgoing<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Sen
 /// What all calls use.
 #[derive(Clone)]
 pub struct Service {
-    /// what is durable
+    /// the durable state
     pub state: Arc<State>,
     /// the vaults
     pub vaults: Arc<Vaults>,
-    /// The server must end: something could not be made durable.
+    /// where a change that could not be made durable is reported: the server must end
     pub failed: mpsc::UnboundedSender<String>,
-    /// True once the server is to end: sessions are let go of, and come back to the next one.
+    /// true once the server is to end: sessions are released, and reconnect to the next server
     pub stopping: watch::Receiver<bool>,
     /// the right to serve
     pub office: Arc<Office>,
-    /// anchors that are sent, by the key of the host
+    /// anchors that are being sent, by the key of the host
     pub rows: Counts<Arc<[u8]>>,
-    /// anchors that come
+    /// anchors that are being received, by the key of the host
     pub puts: Counts<Arc<[u8]>>,
-    /// what keys are wrapped under, if some are kept
+    /// the master key, if keys are kept
     pub master: Option<Arc<Master>>,
     /// what hosts have evaluated
     pub evaluations: Arc<Evaluations>,
-    /// what is counted
+    /// the server's counters
     pub metrics: Metrics,
 }
 
@@ -71,28 +71,28 @@ pub fn seconds() -> u64 {
 }
 
 impl Service {
-    /// The services, for tonic. Each has its limit of a message: what is longer is not read.
+    /// The service, for tonic. Each service has its limit on a message: a longer one is not read.
     pub fn hosts(&self) -> proto::hosts_server::HostsServer<Service> {
         proto::hosts_server::HostsServer::new(self.clone()).max_decoding_message_size(4096)
     }
 
-    /// The services, for tonic.
+    /// The service, for tonic.
     pub fn sessions(&self) -> proto::sessions_server::SessionsServer<Service> {
         proto::sessions_server::SessionsServer::new(self.clone()).max_decoding_message_size(4096)
     }
 
-    /// The services, for tonic.
+    /// The service, for tonic.
     pub fn anchors(&self) -> proto::anchors_server::AnchorsServer<Service> {
         let anchors = proto::anchors_server::AnchorsServer::new(self.clone());
         anchors.max_decoding_message_size(MESSAGE_MAX).max_encoding_message_size(MESSAGE_MAX)
     }
 
-    /// The services, for tonic.
+    /// The service, for tonic.
     pub fn alerts(&self) -> proto::alerts_server::AlertsServer<Service> {
         proto::alerts_server::AlertsServer::new(self.clone()).max_decoding_message_size(REPORT_MAX)
     }
 
-    /// What does not belong to the runtime's threads. It is short: a client has no part in how long it takes.
+    /// Runs blocking work outside of the runtime's threads. It is short: a client cannot influence how long it takes.
     pub(crate) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, Status> {
         tokio::task::spawn_blocking(work).await.map_err(|_| Status::internal("a thread of the server has ended"))
     }
@@ -108,10 +108,10 @@ impl Service {
             Refused::InUse { by } => Status::failed_precondition(by),
             Refused::Restored { waits_for } => Status::data_loss(waits_for.join(", ")),
             Refused::Ended => Status::aborted("the session has ended"),
-            Refused::OtherHead => Status::out_of_range("the changes go on from another state"),
+            Refused::OtherHead => Status::out_of_range("the changes are based on another state"),
             Refused::Known => Status::already_exists("another anchor of this vault is kept here already"),
             Refused::NoAnchor => Status::invalid_argument("the rows are no anchor of this vault"),
-            Refused::Nonsense => garbled(Garbled("leases are of a vault as a whole")),
+            Refused::Nonsense => garbled(Garbled("this server grants leases of whole vaults only")),
             Refused::Policy { rule, what } => {
                 let mut with = MetadataMap::new();
                 // A rule's name is printable ASCII.
@@ -127,7 +127,7 @@ impl Service {
             Refused::Failed(error) => self.internal(&error),
             Refused::InDoubt(error) => {
                 tracing::error!(%error, "a commit may have been made, or not");
-                Status::unavailable("it may be done, or not: ask again")
+                Status::unavailable("it is unknown whether the change was made: try again")
             }
             Refused::Lost(Lost(error)) => {
                 let _ = self.failed.send(error.to_string());
@@ -137,9 +137,9 @@ impl Service {
     }
 }
 
-/// Who calls.
+/// The calling host.
 pub(crate) fn caller<T>(request: &Request<T>) -> Result<Caller, Status> {
-    request.extensions().get::<Caller>().cloned().ok_or_else(|| Status::unauthenticated("nobody that is known"))
+    request.extensions().get::<Caller>().cloned().ok_or_else(|| Status::unauthenticated("unknown client"))
 }
 
 pub(crate) fn garbled(error: Garbled) -> Status {
@@ -152,14 +152,14 @@ impl Hosts for Service {
         let peer = request.extensions().get::<Peer>().cloned();
         let token = peer.ok_or_else(|| Status::unauthenticated("no certificate"))?.key;
         let spki = request.into_inner().spki;
-        // Whoever names another's key could not use it, but its owner would be known by a name of theirs.
+        // A host that names another's key could not use it, but the key's owner would appear under this host's name.
         if !authority::is_ed25519(&spki) || self.state.who(&spki).is_some() {
-            return Err(Status::invalid_argument("the key is none that a host makes, or is known already"));
+            return Err(Status::invalid_argument("this is not an Ed25519 key, or it is known already"));
         }
         let service = self.clone();
         Service::blocking(move || {
             let used = service.state.use_token(&token, seconds(), &spki).map_err(|error| service.internal(&error))?;
-            let host = used.ok_or_else(|| Status::permission_denied("the token was used, or its time is over"))?;
+            let host = used.ok_or_else(|| Status::permission_denied("the token was used, or has expired"))?;
             Ok(Response::new(proto::Joined { host }))
         })
         .await?
@@ -182,7 +182,7 @@ impl Anchors for Service {
             Service::blocking(move || service.vaults.vault_for(&caller, &id)?.rows(&caller.name, session, since));
         let Rows { head, since, table } = rows.await?.map_err(|refused| self.refused(refused))?;
         let (some, stream) = mpsc::channel(BEHIND_MAX);
-        // A thread of its own: how long it takes is up to the client, in bounds.
+        // A thread of its own: a client influences how long it takes, within bounds.
         let runtime = tokio::runtime::Handle::current();
         let sends = move || {
             let _turn = turn;
@@ -241,9 +241,9 @@ impl Anchors for Service {
         let mut said = request.into_inner();
         let mut next = async || {
             let message = tokio::time::timeout(IDLE_MAX, said.message()).await;
-            message.unwrap_or_else(|_| Err(Status::deadline_exceeded("nothing is said")))
+            message.unwrap_or_else(|_| Err(Status::deadline_exceeded("the client sent nothing in time")))
         };
-        let first = next().await?.ok_or_else(|| garbled(Garbled("nothing is said")))?;
+        let first = next().await?.ok_or_else(|| garbled(Garbled("the stream is empty")))?;
         let id = convert::vault(&first.vault).map_err(garbled)?;
         let known = some_head(&first.head)?;
         let (service, who) = (self.clone(), caller.clone());
@@ -292,11 +292,11 @@ impl Alerts for Service {
         let findings: Option<Vec<_>> = report.events.iter().map(|event| Finding::parse(event)).collect();
         let findings = findings.filter(|findings| findings.len() <= FINDINGS_MAX);
         let findings = findings.ok_or_else(|| garbled(Garbled("a report does not parse, or is too long")))?;
-        // Whatever a host says: counters do not come round.
+        // A host may send any number: this bound keeps the counter from overflowing.
         let lost = report.lost.min(u32::MAX.into());
         let service = self.clone();
         let taken = Service::blocking(move || {
-            // No session is asked for: one may have ended by what was found.
+            // No session is needed: it may have ended because of what was found.
             if !service.state.may_use(&caller.key, &id) {
                 return Err(service.refused(Refused::NotGranted));
             }
@@ -310,7 +310,7 @@ impl Alerts for Service {
     }
 }
 
-/// A head that need not be there.
+/// A head that may be absent.
 fn some_head(bytes: &[u8]) -> Result<Option<Head>, Status> {
     match bytes {
         [] => Ok(None),
@@ -318,7 +318,7 @@ fn some_head(bytes: &[u8]) -> Result<Option<Head>, Status> {
     }
 }
 
-/// Why rows are sent no further.
+/// Why no more rows are sent.
 enum Gone {
     Client,
     Table(lamassu_anchor::AnchorError),

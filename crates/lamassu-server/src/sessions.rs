@@ -1,4 +1,5 @@
-//! Sessions: a stream each way for each. What a session says is heard only while it takes what it is told.
+//! Sessions: one stream each way for each session. The server reads a session's messages only while the session reads
+//! the replies.
 
 use crate::policy::current::PolicyNo;
 use crate::service::{Done, IDLE_MAX, Outgoing, Service, caller, garbled};
@@ -14,7 +15,7 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
-/// For the first message of a stream.
+/// How long the first message of a stream may take.
 const FIRST_TIMEOUT: Duration = Duration::from_secs(10);
 
 type Told = mpsc::Sender<Result<proto::Down, Status>>;
@@ -27,7 +28,8 @@ impl Sessions for Service {
         let caller = caller(&request)?;
         let mut said = request.into_inner();
         let first = tokio::time::timeout(FIRST_TIMEOUT, said.message()).await;
-        let first = first.map_err(|_| Status::deadline_exceeded("nothing is said"))??.and_then(|up| up.said);
+        let first =
+            first.map_err(|_| Status::deadline_exceeded("the client sent nothing in time"))??.and_then(|up| up.said);
         let (replies, answers) = mpsc::channel(REPLIES_MAX);
         let service = self.clone();
         let (mut turns, host) = (false, caller.name.clone());
@@ -89,25 +91,25 @@ impl Sessions for Service {
     }
 }
 
-/// Sends something, if the client takes it in time.
+/// Sends a message, if the client receives it in time.
 async fn tell(told: &Told, down: Result<proto::Down, Status>) -> Result<(), Status> {
     let sent = tokio::time::timeout(IDLE_MAX, told.send(down)).await;
-    if matches!(sent, Ok(Ok(()))) { Ok(()) } else { Err(Status::cancelled("the client does not listen")) }
+    if matches!(sent, Ok(Ok(()))) { Ok(()) } else { Err(Status::cancelled("the client does not read the replies")) }
 }
 
-/// A session by one connection.
+/// One connection of a session.
 struct Speaking {
     vault: Arc<Vault>,
     line: Line,
     host: String,
-    /// The policy that it was told of by this connection.
+    /// The policy that this connection was last told of.
     knows: Option<PolicyNo>,
 }
 
 impl Speaking {
-    /// A reply, with what the policy forbids where that is news.
+    /// Adds to a reply what the policy forbids, if that has changed.
     async fn with_policy(&mut self, down: proto::Down) -> Result<proto::Down, Status> {
-        // It waits for the vault's lock, which is held while a commit is written: seldom.
+        // This waits for the vault's lock, which is held while a commit is written. It happens rarely.
         let (vault, host, mut knows) = (self.vault.clone(), self.host.clone(), self.knows);
         if !vault.is_news(knows) {
             return Ok(down);
@@ -123,7 +125,7 @@ impl Speaking {
 }
 
 impl Service {
-    /// What a session is told holds only where no other server can have taken over before.
+    /// A reply is valid only if no other server can have taken over before it.
     async fn confirm(&self) -> Result<(), Status> {
         match self.office.confirm().await {
             true => Ok(()),
@@ -131,7 +133,8 @@ impl Service {
         }
     }
 
-    /// Has a vault look at its leases before the next tick: hosts that hand it to and fro would wait for it each time.
+    /// Makes a vault look at its leases before the next tick: hosts that pass it to each other would otherwise wait for
+    /// each tick.
     fn wake(&self, vault: Arc<Vault>, after: Duration) {
         let service = self.clone();
         tokio::spawn(async move {
@@ -142,7 +145,7 @@ impl Service {
         });
     }
 
-    /// Until the connection breaks, or the session ends or leaves.
+    /// Serves until the connection breaks, or the session ends or leaves.
     async fn serve(
         &self,
         mut speaking: Speaking,
@@ -158,8 +161,8 @@ impl Service {
                     biased;
                     () = async { drop(stopping.wait_for(|is_so| *is_so).await) } => return Err(Status::unavailable("the server ends")),
                     answer = answers.recv() => {
-                        // Another connection has taken its place, or the session is gone.
-                        let Some((answer, head)) = answer else { return Err(Status::aborted("the session is elsewhere")) };
+                        // Another connection has replaced this one, or the session has ended.
+                        let Some((answer, head)) = answer else { return Err(Status::aborted("the session has ended, or has another connection")) };
                         self.confirm().await?;
                         let down = speaking.with_policy(convert::from_reply(&answer, head)).await?;
                         tell(told, Ok(down)).await?;

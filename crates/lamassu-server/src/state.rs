@@ -1,6 +1,6 @@
-//! What outlives the process: hosts, tokens, who holds what of which vault, alerts, keys, and the audit log. Each
-//! change is one durable transaction, together with what the log tells of it. It is one redb file; or rows elsewhere
-//! ([`Upstream`]), of which this process has a copy in memory.
+//! What outlives the process: hosts, tokens, leases of vaults, alerts, keys, and the audit log. Each change is one
+//! durable transaction, together with its entries in the audit log. The state is one redb file, or rows elsewhere
+//! ([`Upstream`]) of which this process has a copy in memory.
 
 mod alerts;
 mod keys;
@@ -31,13 +31,13 @@ use tokio::sync::watch;
 
 /// Its name in the server's directory.
 pub const FILE: &str = "state.redb";
-/// How long another process may have it for a moment.
+/// How long to wait for another process that has it open.
 pub(crate) const FREE_WITHIN: Duration = Duration::from_secs(3);
 pub(crate) const AGAIN_AFTER: Duration = Duration::from_millis(20);
 /// Entries of the audit log that are read at a time.
 const ENTRIES_AT_ONCE: usize = 1000;
 
-/// A table of bytes by bytes.
+/// A table with bytes as key and value.
 type Bytes = TableDefinition<'static, &'static [u8], &'static [u8]>;
 /// By name: a [`Host`], JSON.
 const HOSTS: TableDefinition<'static, &'static str, &'static [u8]> = TableDefinition::new("hosts");
@@ -47,9 +47,9 @@ const TOKENS: Bytes = TableDefinition::new("tokens");
 const LEASES: Bytes = TableDefinition::new("leases");
 /// See [`RUNS_BEFORE`].
 const NUMBERS: TableDefinition<'static, &'static str, u64> = TableDefinition::new("numbers");
-/// How often a server may have been started, at most, on any vault before this state was made as a backup.
+/// An upper bound of the number of starts on any vault before this state was made as a backup.
 const RUNS_BEFORE: &str = "runs before";
-/// By vault, of those that were put back from a backup: the hosts that may know more of it, JSON.
+/// By vault that was restored from a backup: the hosts that may know more of it, JSON.
 const RESTORED: Bytes = TableDefinition::new("restored");
 
 /// A host that has joined.
@@ -59,7 +59,7 @@ pub struct Host {
     pub key: String,
     /// s since 1970
     pub joined: u64,
-    /// it may do nothing any more
+    /// whether it was revoked
     pub is_revoked: bool,
     /// vaults that it may use, hex
     pub vaults: BTreeSet<String>,
@@ -68,7 +68,7 @@ pub struct Host {
     pub keys: BTreeSet<String>,
 }
 
-/// A token that was not used.
+/// A token that has not been used.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Pending {
     /// the host that it is for
@@ -79,43 +79,43 @@ pub struct Pending {
     pub vaults: BTreeSet<String>,
 }
 
-/// Who has a key.
+/// The owner of a public key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Who {
     /// A host that has joined.
     Host {
         /// its name
         name: String,
-        /// it may do nothing any more
+        /// whether it was revoked
         is_revoked: bool,
     },
-    /// Somebody who may join.
+    /// A token, with which a host may join.
     Token,
 }
 
-/// Its own tables; those of [`alerts`] and [`keys`] are beside them.
+/// Its own tables; those of [`alerts`] and [`keys`] come in addition.
 const TABLES: [&dyn AnyTable; 7] = [&HOSTS, &TOKENS, &LEASES, &RESTORED, &NUMBERS, &audit::ENTRIES, &audit::REMOVED];
 
 fn tables() -> impl Iterator<Item = &'static dyn AnyTable> {
     TABLES.into_iter().chain(alerts::TABLES).chain(keys::TABLES)
 }
 
-/// Where changes are made durable before this process has them.
+/// Where changes are made durable before they are applied here.
 pub trait Upstream: Send + Sync {
-    /// Makes all changes, whole and durable.
+    /// Makes all changes durable, in full.
     ///
     /// # Errors
-    /// It may have made them.
+    /// The changes may have been made despite an error.
     fn commit(&self, changes: &[RowChange]) -> Result<()>;
 }
 
 /// Hosts by name.
 type Hosts = BTreeMap<String, Host>;
 
-/// The open file. Hosts are in memory as well: who calls is looked up without waiting for a disk.
+/// The open state. Hosts are in memory as well, so that a caller is looked up without waiting for a disk.
 pub struct State {
     path: PathBuf,
-    /// `None`: it is durable in the file.
+    /// `None`: the file itself is durable.
     upstream: Option<Arc<dyn Upstream>>,
     /// Locked for writing while its checksums are verified.
     database: RwLock<Database>,
@@ -124,7 +124,7 @@ pub struct State {
     changing: Mutex<()>,
     /// Says that hosts have changed.
     changed: watch::Sender<()>,
-    /// In memory as well: by vault, the hosts that are waited for.
+    /// A copy in memory: by vault, the hosts that have not reported yet.
     restored: RwLock<Restored>,
     audit_entries: AtomicU64,
     /// Rung when there is a new alert.
@@ -146,7 +146,7 @@ impl State {
     /// [`ServerError::Running`], [`ServerError::Damaged`], [`ServerError::Database`].
     pub fn open(dir: &Path) -> Result<State> {
         let path = dir.join(FILE);
-        // A new one would know no host and no lease, and nobody would be told.
+        // A new file would know no host and no lease, and no one would be told.
         match path.metadata() {
             Ok(st) if st.len() > 0 => State::open_file(dir, path),
             _ if path.with_extension("redb.moved").exists() => {
@@ -156,7 +156,7 @@ impl State {
         }
     }
 
-    /// The same for a server: an administrator's command, or a server that ends, may have it for a moment.
+    /// The same for a server: waits while an administrator's command, or a server that is ending, has it open.
     ///
     /// # Errors
     /// As [`State::open`].
@@ -182,7 +182,7 @@ impl State {
         State::of(path, database, None, &[])
     }
 
-    /// A copy in memory of the rows of a state that is durable elsewhere.
+    /// A copy in memory of a state that is durable elsewhere.
     ///
     /// # Errors
     /// [`ServerError::Damaged`], [`ServerError::Database`].
@@ -212,7 +212,7 @@ impl State {
         Ok(state)
     }
 
-    /// Makes the tables, where there are none, and puts rows into them.
+    /// Makes the tables that are missing, and puts rows into them.
     fn fill_tables(&self, rows: &[RowChange]) -> Result<()> {
         let database = self.database.read();
         let write = database.begin_write().map_err(|e| self.failed(e))?;
@@ -243,7 +243,7 @@ impl State {
         Ok(())
     }
 
-    /// Verifies the checksums of all of it. Whoever needs it waits meanwhile.
+    /// Verifies the checksums of the whole file. All other users wait meanwhile.
     ///
     /// # Errors
     /// [`ServerError::Damaged`], [`ServerError::Database`].
@@ -256,7 +256,7 @@ impl State {
         }
     }
 
-    /// From now on so many entries of the audit log are kept.
+    /// Sets how many entries of the audit log are kept.
     pub fn keep_entries(&self, most: u64) {
         self.audit_entries.store(most, Ordering::Relaxed);
     }
@@ -272,7 +272,7 @@ impl State {
         ServerError::Damaged { path: self.path.clone(), what }
     }
 
-    /// One durable transaction. What `work` notes is told by the audit log.
+    /// Runs one durable transaction. The events that `work` adds are written to the audit log.
     fn write<T>(
         &self,
         work: impl FnOnce(&Writing<'_>, &mut Vec<Event>) -> std::result::Result<T, redb::Error>,
@@ -292,7 +292,7 @@ impl State {
         Ok(done)
     }
 
-    /// Has the audit log tell something that changes nothing here.
+    /// Writes an event to the audit log that changes nothing else here.
     ///
     /// # Errors
     /// [`ServerError::Database`].
@@ -303,7 +303,7 @@ impl State {
         })
     }
 
-    /// Reads all of the audit log, an excerpt at a time, with the end of the chain that each goes on from.
+    /// Reads all of the audit log, an excerpt at a time, each with the end of the chain before it.
     ///
     /// # Errors
     /// As [`State::audit`]; those of `each`.
@@ -320,7 +320,7 @@ impl State {
         }
     }
 
-    /// Entries of the audit log behind a number, at most `most`.
+    /// The entries of the audit log after a number, at most `most`.
     ///
     /// # Errors
     /// [`ServerError::Damaged`], [`ServerError::Database`].
@@ -329,7 +329,7 @@ impl State {
     }
 
     fn read<T>(&self, work: impl FnOnce(&redb::ReadTransaction) -> std::result::Result<T, redb::Error>) -> Result<T> {
-        // Held to the end: nothing is verified, or mended, below who reads.
+        // Held to the end, so that no file is verified or repaired while it is read.
         let database = self.database.read();
         let read = database.begin_read().map_err(|e| self.failed(e))?;
         work(&read).map_err(|e| self.failed(e))
@@ -372,7 +372,7 @@ impl State {
         self.hosts().get(name).cloned()
     }
 
-    /// Who has this public key, a subject public key info; `None`: nobody that is known.
+    /// The owner of this public key, a subject public key info; `None`: unknown.
     pub fn who(&self, key: &[u8]) -> Option<Who> {
         let hex = HEXLOWER.encode(key);
         if let Some((name, host)) = self.hosts().iter().find(|(_, host)| host.key == hex) {
@@ -382,18 +382,18 @@ impl State {
         token.is_ok_and(|pending| pending.is_some()).then_some(Who::Token)
     }
 
-    /// Whether this key is that of a host which may use a vault now.
+    /// Whether this key belongs to a host which may use a vault now.
     pub fn may_use(&self, key: &[u8], vault: &[u8; 16]) -> bool {
         let (key, vault) = (HEXLOWER.encode(key), HEXLOWER.encode(vault));
         self.hosts().values().any(|host| host.key == key && !host.is_revoked && host.vaults.contains(&vault))
     }
 
-    /// Hears of each change of hosts.
+    /// Signals each change of hosts.
     pub fn changes(&self) -> watch::Receiver<()> {
         self.changed.subscribe()
     }
 
-    /// Changes a host. Whoever looks afterwards sees that.
+    /// Changes a host. Every later lookup sees the change.
     fn change_host(&self, name: &str, event: Event, change: impl FnOnce(&mut Host)) -> Result<()> {
         let _alone = self.changing.lock();
         let mut hosts = Hosts::clone(&self.hosts());
@@ -412,7 +412,7 @@ impl State {
         self.look_at_restored()
     }
 
-    /// A host may do nothing any more.
+    /// Revokes a host.
     ///
     /// # Errors
     /// [`ServerError::NoHost`], [`ServerError::Database`].
@@ -425,7 +425,7 @@ impl State {
         self.changed.send_replace(());
     }
 
-    /// Notes a token by its public key; those whose time is over go.
+    /// Stores a token by its public key, and removes those that have expired.
     ///
     /// # Errors
     /// [`ServerError::Database`].
@@ -443,7 +443,7 @@ impl State {
         })
     }
 
-    /// Makes the tokens of a host void. False: it had none.
+    /// Makes the tokens of a host void. False: there were none.
     ///
     /// # Errors
     /// [`ServerError::Database`].
@@ -461,7 +461,7 @@ impl State {
         })
     }
 
-    /// A token that is still good.
+    /// A token that has not expired.
     ///
     /// # Errors
     /// [`ServerError::Database`].
@@ -483,7 +483,8 @@ impl State {
         }
     }
 
-    /// Uses a token up for a host with a key: both in one step, so that it is used once. Returns the host's name.
+    /// Uses a token up to add a host with this key. Both are one step, so that a token is used once. Returns the host's
+    /// name.
     ///
     /// # Errors
     /// [`ServerError::Database`].
@@ -512,7 +513,7 @@ impl State {
         Ok(Some(name))
     }
 
-    /// Lets a host use a vault, or no longer.
+    /// Lets a host use a vault, or ends that.
     ///
     /// # Errors
     /// [`ServerError::NoHost`], [`ServerError::Database`].
@@ -529,7 +530,7 @@ impl State {
     }
 }
 
-/// Whether a file is no database, and not that it cannot be read.
+/// Whether the error means that the file is no valid database, and not that it cannot be read.
 fn is_damage(error: &redb::DatabaseError) -> bool {
     use redb::{DatabaseError, StorageError};
     match error {
@@ -541,7 +542,7 @@ fn is_damage(error: &redb::DatabaseError) -> bool {
     }
 }
 
-/// A name that a host can have.
+/// Checks a host's name.
 ///
 /// # Errors
 /// [`ServerError::HostName`].

@@ -1,9 +1,9 @@
-//! One vault: its table, its leases, and who has sessions of it.
+//! One vault: its table, its leases, and its sessions.
 //!
-//! A vault is used as a whole: its sessions hold a lease of [`VAULT`]. One that has it by turns is beside others that
-//! do; any other begins only where nothing conflicts, and keeps what it gets. What changes the leases is durable before
-//! anybody hears of it; where that fails the server ends ([`Lost`]), and starts again on what is durable. A table that
-//! cannot be written concerns its vault alone, which is opened again on what is durable.
+//! A vault is used as a whole: its sessions hold a lease of [`VAULT`]. Sessions by turns share the vault with other
+//! sessions by turns. Any other session starts only if no session conflicts, and keeps its lease until it ends. Changes
+//! of leases are durable before any host learns of them. If that fails, the server ends ([`Lost`]), and restarts from
+//! what is durable. A failed write of a table concerns its vault alone, which is then reopened.
 
 use crate::ServerError;
 use crate::audit::Why;
@@ -32,9 +32,9 @@ use tokio::sync::mpsc::{Sender, error::TrySendError};
 pub const VAULT: Object = Object(0);
 /// Sessions of one host in one vault.
 const SESSIONS_MAX: usize = 16;
-/// Replies that a session may be behind with: its connection is broken then.
+/// Replies that may be queued for a session. Beyond that its connection is dropped.
 pub const REPLIES_MAX: usize = 64;
-/// A tick that is so much later than it should be: the server was stopped, and so was what hosts have said meanwhile.
+/// ms. If a tick is later than this, the process was suspended, and messages of hosts are still unread.
 const PAUSED: u64 = 2000;
 
 /// One vault.
@@ -57,22 +57,22 @@ pub struct Common {
     pub policies: Arc<Policies>,
 }
 
-/// What there is of it under its lock.
+/// The state of the vault, under its lock.
 pub struct Inner {
     table: Arc<dyn Table>,
     head: Head,
     recent: Recent,
     leases: Server,
-    /// The hosts of sessions, and where replies to them go.
+    /// The hosts of sessions, and where their replies go.
     sessions: HashMap<SessionId, Attending>,
-    /// When time has passed last.
+    /// When time was last advanced.
     ticked: Millis,
     is_given_up: bool,
-    /// A commit has failed: what is durable is not known.
+    /// A commit has failed: it is not known what is durable.
     is_in_doubt: bool,
-    /// What it keeps for good: its suite, its domain.
+    /// The properties that a vault keeps for good: its suite, its domain.
     row: VaultRow,
-    /// Files of profiles that the policy forbids, which were opened since the vault was given to a writer last.
+    /// Files with profiles that the policy forbids, opened since the vault was last granted to a writer.
     opened: HashSet<Vec<u8>>,
 }
 
@@ -81,17 +81,17 @@ struct Attending {
     host: String,
     used: Use,
     heard: Millis,
-    /// Its connections so far: what an earlier one says is not heard any more.
+    /// The number of its connections so far: messages of earlier ones are ignored.
     connections: u64,
     replies: Option<Sender<Told>>,
     /// Its host was revoked, or lost its grant.
     is_out: bool,
-    /// The policy that it knew when it was given the vault last, or began; and what that and later ones come to.
+    /// The policy that it knew when it began or was last granted the vault, with the limits of that and later policies.
     knows: PolicyNo,
     limits: LimitsCache,
 }
 
-/// What a session is told, and the head of the vault's table then.
+/// A reply to a session, and the head of the vault's table at that moment.
 pub type Told = (Reply, Head);
 
 /// One connection of a session.
@@ -104,14 +104,14 @@ pub struct Line {
 
 /// A session that has begun.
 pub struct Begun {
-    /// the session, and the connection it speaks by
+    /// the session, and its connection
     pub line: Line,
     /// the head of the vault's table
     pub head: Head,
 }
 
 impl Vault {
-    /// The vault whose anchor is in a table, with the sessions that are durable.
+    /// Opens the vault whose anchor is in a table, with its durable sessions.
     ///
     /// # Errors
     /// [`Refused::Failed`], [`Refused::Lost`].
@@ -156,7 +156,7 @@ impl Vault {
         self.inner.lock().head
     }
 
-    /// Whether a commit has failed: it has to be opened again.
+    /// Whether a commit has failed: then the vault must be reopened.
     pub fn is_in_doubt(&self) -> bool {
         self.inner.lock().is_in_doubt
     }
@@ -166,7 +166,7 @@ impl Vault {
         self.inner.lock().sessions.values().map(|one| one.host.clone()).collect()
     }
 
-    /// Time has passed.
+    /// Lets time pass.
     ///
     /// # Errors
     /// [`Lost`].
@@ -176,7 +176,8 @@ impl Vault {
         self.carry_out(inner, step, None)
     }
 
-    /// Hears the sessions of a host no more. What they hold is others' when the host has certainly stopped.
+    /// Ignores the sessions of a host from now on. Their leases are granted to others when the host has certainly
+    /// stopped.
     ///
     /// # Errors
     /// [`Lost`].
@@ -195,15 +196,15 @@ impl Vault {
         Ok(())
     }
 
-    /// Its table, to look at.
+    /// Its table, for reading.
     pub fn table_to_look_at(&self) -> Arc<dyn Table> {
         self.inner.lock().table.clone()
     }
 
-    /// Has its file put away or replaced, if it may be: it is used no more.
+    /// Lets its file be put away or replaced, if `may_be` allows it. The vault is not used after that.
     ///
     /// # Errors
-    /// Those of both.
+    /// Those of `may_be` and `put_away`.
     pub fn give_up(
         &self,
         may_be: impl FnOnce(&Inner) -> Answer<()>,
@@ -219,8 +220,8 @@ impl Vault {
         Ok(())
     }
 
-    /// First what is to be durable, then what is to be said. `ends`: a session that ends, if it does, for another
-    /// reason than its silence.
+    /// Makes the step's changes durable, then sends its replies. `ends`: the reason why a session ends, if it is not
+    /// silence.
     fn carry_out(
         &self,
         inner: &mut Inner,
@@ -243,13 +244,13 @@ impl Vault {
             self.metrics.told(&reply);
             let Some(one) = inner.sessions.get_mut(&session) else { continue };
             if let Reply::Granted { grant, .. } = &reply {
-                // It is told of the policy with that, if it was not before.
+                // The grant carries the policy, if the session was not told of it before.
                 one.knows = self.policies.number();
                 if grant.mode == Mode::Exclusive {
                     inner.opened.clear();
                 }
             }
-            // Who does not listen comes back by another connection, and is told then.
+            // A client that does not read is disconnected. It gets the reply when it reconnects.
             if let Some(Err(TrySendError::Full(_))) =
                 one.replies.as_ref().map(|replies| replies.try_send((reply, inner.head)))
             {
@@ -261,15 +262,15 @@ impl Vault {
         Ok(())
     }
 
-    /// Begins a session that uses the vault so, if nobody uses it otherwise. `replaces`: a session of the same host
-    /// that is gone.
+    /// Begins a session that uses the vault in this way, unless other sessions conflict. `replaces`: a session of the
+    /// same host whose process is gone.
     ///
     /// # Errors
     /// [`Refused::InUse`], [`Refused::Restored`], [`Refused::TooMuch`], [`Refused::Unknown`], [`Refused::Policy`],
     /// [`Refused::Lost`].
     pub fn begin(&self, caller: &Caller, used: Use, replaces: SessionId, replies: Sender<Told>) -> Answer<Begun> {
         let (host, inner) = (&*caller.name, &mut *self.inner.lock());
-        // Looked up under the lock that a revocation takes behind its own note.
+        // Checked under the lock that a revocation takes after it has changed the state.
         if inner.is_given_up || !self.state.may_use(&caller.key, &self.id) {
             return Err(Refused::Unknown);
         }
@@ -288,7 +289,7 @@ impl Vault {
         if let Some(one) = inner.sessions.values().find(is_in_the_way) {
             let by = match now().0.saturating_sub(one.heard.0) / 1000 {
                 0..=9 => format!("host {}", one.host),
-                seconds => format!("host {}, which was heard of {seconds} s ago", one.host),
+                seconds => format!("host {}, last heard from {seconds} s ago", one.host),
             };
             return Err(Refused::InUse { by });
         }
@@ -297,7 +298,7 @@ impl Vault {
         }
         let subject = Subject::of(host, &inner.row);
         let (knows, policy) = self.policies.now();
-        // What is there may be read, whatever the policy says of it.
+        // Reading is allowed whatever the policy says.
         if let Some(forbidden) = policy.forbids_vault(&subject).filter(|_| used != Use::Reads) {
             return Err(self.policies.refuse(&subject, At::Session, forbidden));
         }
@@ -311,7 +312,7 @@ impl Vault {
         Ok(Begun { line: Line { session, number: 1 }, head: inner.head })
     }
 
-    /// A session speaks by a new connection.
+    /// A session has a new connection.
     ///
     /// # Errors
     /// [`Refused::Ended`].
@@ -323,7 +324,7 @@ impl Vault {
         Ok(Begun { line: Line { session, number: known.connections }, head: inner.head })
     }
 
-    /// A session says something, by its newest connection. What it leaves is durable when this returns.
+    /// Handles a session's message from its newest connection. Its effect is durable when this returns.
     ///
     /// # Errors
     /// [`Refused::Ended`]: there is a newer connection, or no session; [`Refused::Failed`].
@@ -347,8 +348,8 @@ impl Vault {
         Ok(self.carry_out(inner, step, leaves)?)
     }
 
-    /// Makes changes durable that go on from `base`, for a session that has the vault alone. The same changes once more
-    /// are done already.
+    /// Commits changes based on `base`, for a session with an exclusive lease. A repeated commit succeeds without
+    /// effect.
     ///
     /// # Errors
     /// [`Refused::Ended`], [`Refused::OtherHead`], [`Refused::Policy`], [`Refused::NoAnchor`], [`Refused::Failed`],
@@ -370,7 +371,7 @@ impl Vault {
         if let Err(error) = inner.table.commit(&noted) {
             inner.is_in_doubt = true;
             return Err(match inner.table.may_be_in_doubt() {
-                // The host asks for the same again: what was made is found to be, by its head.
+                // The host repeats the commit. If it was made, its head shows that.
                 true => Refused::InDoubt(error.into()),
                 false => error.into(),
             });
@@ -381,7 +382,7 @@ impl Vault {
         Ok(after)
     }
 
-    /// Whether the policy lets a session commit these changes. The files of forbidden profiles that they open.
+    /// Checks the changes of a session against the policy. Returns the files with forbidden profiles that they open.
     fn judge(&self, inner: &mut Inner, session: SessionId, changes: &[Change]) -> Answer<Vec<Vec<u8>>> {
         let Some(one) = inner.sessions.get_mut(&session) else { return Err(Refused::Ended) };
         let subject = Subject::of(&one.host, &inner.row);
@@ -393,12 +394,12 @@ impl Vault {
         }
     }
 
-    /// Whether the policy in force is another one than this.
+    /// Whether the policy has changed since the session was told of `told`.
     pub fn is_news(&self, told: Option<PolicyNo>) -> bool {
         told != Some(self.policies.number())
     }
 
-    /// What the policy in force forbids a host here, if that is another one than it was told of.
+    /// What the policy in force forbids a host here, if it has changed since `told`.
     pub fn tells(&self, host: &str, told: &mut Option<PolicyNo>) -> Option<proto::Policy> {
         if !self.is_news(*told) {
             return None;
@@ -409,14 +410,14 @@ impl Vault {
         Some(policy.limits(&subject).to_proto())
     }
 
-    /// When a lease may be recalled that somebody waits for, if that is before the next tick: in how many ms.
+    /// In how many ms a lease may be recalled that another session waits for, if that is before the next tick.
     pub fn wakes_after(&self) -> Option<u64> {
         let now = now();
         let wake = self.inner.lock().leases.wake_after(now)?;
         Some(wake.0 - now.0).filter(|after| *after < TICK.as_millis() as u64)
     }
 
-    /// The rows, for a session that has a lease of the vault, which has those `since` a head.
+    /// The rows, for a session that has a lease of the vault. `since`: the head of the session's copy.
     ///
     /// # Errors
     /// [`Refused::Ended`].
@@ -434,17 +435,17 @@ impl Vault {
     }
 }
 
-/// What a session is sent of a table.
+/// The rows that a session is sent.
 pub struct Rows {
-    /// how far the table has come
+    /// the head of the table
     pub head: Head,
-    /// the commits since the head that the session has; `None`: it needs all rows
+    /// the commits since the head of the session's copy; `None`: it needs all rows
     pub since: Option<Vec<Arc<[u8]>>>,
     /// all rows
     pub table: Arc<dyn Table>,
 }
 
-/// Leases are of the vault as a whole: no other object has one.
+/// Whether a call is about the vault as a whole: no other object has leases.
 fn is_of_the_vault(call: &Call) -> bool {
     match call {
         Call::Heartbeat { .. } | Call::Leave => true,
@@ -455,24 +456,26 @@ fn is_of_the_vault(call: &Call) -> bool {
 }
 
 impl Inner {
-    /// Time has passed.
+    /// Advances the time of the leases.
     fn tick(&mut self) -> Step {
         let now = self.now();
         self.leases.tick(now)
     }
 
-    /// What the leases are told of time, always by this: a call may come before the tick that would have seen a pause.
+    /// Every use of the leases takes the time from here, since a call may come before the tick that would notice a
+    /// pause.
     fn now(&mut self) -> Millis {
         let now = now();
         if now.0.saturating_sub(self.ticked.0) > PAUSED {
-            // What hosts said meanwhile is on its way: as after a restart all have been heard of now.
+            // Messages that hosts sent during the pause are still unread, so all count as heard of now, as after a
+            // restart.
             self.leases.was_away(now);
         }
         self.ticked = now;
         now
     }
 
-    /// Whether nobody has a session, but for this one.
+    /// Checks that there is no session, except for `but`.
     ///
     /// # Errors
     /// [`Refused::InUse`].

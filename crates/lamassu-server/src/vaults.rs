@@ -20,35 +20,35 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// What stays free on the server's disk for the state, in bytes: a commit is refused before.
+/// Bytes that stay free on the server's disk for the state. A commit that would need them is refused.
 const RESERVE: u64 = 64 << 20;
-/// Between two lines of the log that say so.
+/// Minimum time between two log lines about this.
 const SAID_EVERY: Duration = Duration::from_secs(60);
 
-/// Why a host does not get what it asked for.
+/// Why a host's request is refused.
 #[derive(Debug)]
 pub enum Refused {
     /// The vault is not known here.
     Unknown,
-    /// Another session has it.
+    /// A session of another host is in the way.
     InUse {
         /// the host
         by: String,
     },
-    /// The vault was put back from a backup, and hosts may know more of it.
+    /// The vault was restored from a backup, and some hosts may have newer rows.
     Restored {
-        /// which
+        /// those hosts
         waits_for: Vec<String>,
     },
     /// The session has ended, or has no lease for this.
     Ended,
-    /// The changes go on from another head.
+    /// The changes are based on another head.
     OtherHead,
-    /// The vault is known already.
+    /// The vault has another anchor here already.
     Known,
-    /// The rows are no anchor of this vault.
+    /// The rows are not an anchor of this vault.
     NoAnchor,
-    /// The call makes no sense.
+    /// The call is invalid.
     Nonsense,
     /// A rule of the policy forbids it.
     Policy {
@@ -61,17 +61,17 @@ pub enum Refused {
     NotGranted,
     /// Too much at once.
     TooMuch(&'static str),
-    /// The vault is being opened again, or put.
+    /// The vault is being reopened, or its anchor is being put.
     NotNow,
-    /// The server's disk.
+    /// The server's disk failed.
     Failed(ServerError),
-    /// The same, and what was asked for may be done all the same.
+    /// The same, and the change may have been made nevertheless.
     InDoubt(ServerError),
-    /// See there.
+    /// See [`Lost`].
     Lost(Lost),
 }
 
-/// What could not be made durable may be in memory: the server ends.
+/// A change in memory may not be durable, so the server must end.
 #[derive(Debug)]
 pub struct Lost(pub ServerError);
 
@@ -93,7 +93,7 @@ impl From<AnchorError> for Refused {
     }
 }
 
-/// With a [`Refused`].
+/// A result whose error is a [`Refused`].
 pub type Answer<T> = std::result::Result<T, Refused>;
 
 /// All of them.
@@ -102,28 +102,28 @@ pub struct Vaults {
     terms: Terms,
     common: Common,
     slots: Mutex<HashMap<[u8; 16], Arc<Mutex<Slot>>>>,
-    /// When the log was told that the disk is nearly full.
+    /// When the log was last told that the disk is nearly full.
     said: Mutex<Option<Instant>>,
 }
 
-/// What there is of a vault.
+/// The state of a vault here.
 #[derive(Default)]
 enum Slot {
-    /// Perhaps a file.
+    /// Not open; there may be an anchor.
     #[default]
     Closed,
-    /// Its rows are coming.
+    /// Its rows are being received.
     BeingPut,
     Open(Arc<Vault>),
 }
 
 impl Vaults {
-    /// Those whose anchors are there.
+    /// The vaults whose anchors are in a store.
     pub fn new(anchors: Arc<dyn AnchorStore>, terms: Terms, common: Common) -> Vaults {
         Vaults { anchors, terms, common, slots: Mutex::default(), said: Mutex::default() }
     }
 
-    /// Where their anchors are.
+    /// The store of anchors.
     pub fn anchors(&self) -> &dyn AnchorStore {
         &*self.anchors
     }
@@ -141,7 +141,7 @@ impl Vaults {
         self.slots.lock().entry(*id).or_default().clone()
     }
 
-    /// Those that are open, by slots as they are locked.
+    /// The open vaults, among the slots that `lock` can lock.
     fn opened<'a>(
         slots: &'a [Arc<Mutex<Slot>>],
         lock: impl Fn(&'a Mutex<Slot>) -> Option<MutexGuard<'a, Slot>>,
@@ -157,11 +157,11 @@ impl Vaults {
         self.slots.lock().values().cloned().collect()
     }
 
-    /// Opens all, so that what their sessions held before a restart is watched. One that does not open is said, and
-    /// tried again when it is asked for: the others are served. Returns how many are open.
+    /// Opens all vaults, so that the leases of sessions from before a restart are enforced. One that does not open is
+    /// logged, and tried again at the next call for it. Returns how many are open.
     ///
     /// # Errors
-    /// Those of where the anchors are, and of the state.
+    /// Those of the store of anchors, and of the state.
     pub fn open_all(&self) -> Result<usize> {
         let mut opened = 0;
         for id in missing(self.anchors(), self.state())? {
@@ -180,7 +180,7 @@ impl Vaults {
         Ok(opened)
     }
 
-    /// A vault, opened if it was not.
+    /// A vault, which is opened if necessary.
     ///
     /// # Errors
     /// [`Refused::Unknown`], [`Refused::NotNow`], [`Refused::Failed`], [`Refused::Lost`].
@@ -189,11 +189,11 @@ impl Vaults {
         self.vault_in(id, &mut slot.lock())
     }
 
-    /// The same, in its slot.
+    /// The same, with its slot locked.
     fn vault_in(&self, id: &[u8; 16], slot: &mut Slot) -> Answer<Arc<Vault>> {
         match slot {
             Slot::Open(vault) if !vault.is_in_doubt() => return Ok(vault.clone()),
-            // What uses its table yet keeps it open for a moment.
+            // Another user of its table keeps it open for a moment.
             Slot::Open(_) | Slot::Closed => *slot = Slot::Closed,
             Slot::BeingPut => return Err(Refused::Unknown),
         }
@@ -207,7 +207,7 @@ impl Vaults {
         Ok(vault)
     }
 
-    /// The same for a host, which is told of no vault that it may not use.
+    /// The same for a host. A vault that the host may not use is unknown to it.
     ///
     /// # Errors
     /// As [`Vaults::vault`].
@@ -218,8 +218,8 @@ impl Vaults {
         }
     }
 
-    /// Whether a host is to send the rows that it has of a vault that was put back from a backup: it knows more than
-    /// the server. One that does not has told what it knows.
+    /// Whether a host is to send its rows of a vault that was restored from a backup, since it knows more than the
+    /// server. If it does not, it has reported.
     ///
     /// # Errors
     /// [`Refused::Unknown`], [`Refused::NotNow`], [`Refused::Failed`], [`Refused::Lost`].
@@ -240,8 +240,8 @@ impl Vaults {
         self.state().waits_for(id).is_some_and(|hosts| hosts.contains(&*caller.name))
     }
 
-    /// Begins to take the anchor of a vault: one that is not kept here, or of one that was put back from a backup
-    /// what a host has; `known`: the head of that.
+    /// Begins to receive the anchor of a vault: a new one, or a host's copy of one that was restored from a backup.
+    /// `known`: the head of such a copy.
     ///
     /// # Errors
     /// [`Refused::NotGranted`], [`Refused::NotNow`], [`Refused::TooMuch`], [`Refused::Failed`].
@@ -254,7 +254,7 @@ impl Vaults {
             let slot = self.slot(id);
             let slot = &mut *slot.lock();
             match slot {
-                // One that is there may be the same: what comes is compared at its end.
+                // The present anchor may be the same: the two are compared at the end.
                 Slot::Closed | Slot::Open(_) if self.anchors.has(id)? => false,
                 Slot::Closed => {
                     *slot = Slot::BeingPut;
@@ -263,13 +263,13 @@ impl Vaults {
                 Slot::BeingPut | Slot::Open(_) => return Err(Refused::NotNow),
             }
         };
-        // From here on it is taken back when it is dropped.
+        // From here on, dropping it undoes the slot.
         let mut put = Put { vaults: self.clone(), id: *id, has_slot, new: None, head: Head([0; 32]), known };
         put.new = Some(self.anchors.begin(id)?);
         Ok(put)
     }
 
-    /// Refuses what takes room that the state may need.
+    /// Refuses calls that take space which the state may need.
     ///
     /// # Errors
     /// [`Refused::TooMuch`].
@@ -299,19 +299,19 @@ impl Vaults {
         vault.commit(&of.0.name, of.1, base, changes)
     }
 
-    /// Time has passed, for all that are open.
+    /// Lets time pass for all open vaults.
     ///
     /// # Errors
     /// [`Lost`].
     pub fn tick(&self) -> std::result::Result<(), Lost> {
-        // One that is being opened is not waited for: its time comes with the next tick.
+        // A vault that is being opened is skipped: its time advances with the next tick.
         for vault in Vaults::opened(&self.slots(), Mutex::try_lock) {
             vault.tick()?;
         }
         Ok(())
     }
 
-    /// A host may do nothing any more, or nothing in one vault: its sessions end.
+    /// A host was revoked, or lost its grant of one vault: its sessions end.
     ///
     /// # Errors
     /// [`Lost`].
@@ -329,7 +329,7 @@ impl Vaults {
         opened.iter().map(|vault| (vault.id(), vault.hosts())).collect()
     }
 
-    /// An administrator has the anchor of a vault put away that nobody uses: it is kept under another name.
+    /// Puts the anchor of an unused vault away, for an administrator: it is kept under another name.
     ///
     /// # Errors
     /// [`Refused::Unknown`], [`Refused::InUse`], [`Refused::Failed`].
@@ -350,7 +350,7 @@ impl Vaults {
         Ok(self.state().note_not_kept(id, event).map_err(Lost)?)
     }
 
-    /// Gives up the anchor of a vault that a session has alone: it is kept under another name.
+    /// Puts the anchor away that a session with an exclusive lease has taken back: it is kept under another name.
     ///
     /// # Errors
     /// [`Refused::Ended`], [`Refused::InUse`], [`Refused::Failed`].
@@ -359,20 +359,20 @@ impl Vaults {
         let slot = self.slot(id);
         let slot = &mut *slot.lock();
         let event = Event::AnchorTaken { host: host.into(), vault: HEXLOWER.encode(id) };
-        // Others that have it by turns would go on with what is nobody's.
+        // Other sessions by turns would continue with an anchor that is no longer here.
         let may_be = |inner: &Inner| inner.may_change(session, host).and_then(|()| inner.nobody_has_it(Some(session)));
         vault.give_up(may_be, || self.put_away(id, slot, event))
     }
 }
 
-/// The vaults whose anchors should be there and are not.
+/// The vaults whose anchors should be here and are missing.
 ///
 /// # Errors
-/// Those of both.
+/// Those of the store and of the state.
 pub fn missing(anchors: &dyn AnchorStore, state: &State) -> Result<Vec<[u8; 16]>> {
     let mut missing = Vec::new();
     for id in state.kept()? {
-        // One that was put away is none of them, also where the server was stopped before it noted that.
+        // An anchor that was put away is not missing, even if the server stopped before it recorded that.
         if !anchors.has(&id)? && !anchors.has_away(&id)? {
             missing.push(id);
         }
@@ -380,21 +380,21 @@ pub fn missing(anchors: &dyn AnchorStore, state: &State) -> Result<Vec<[u8; 16]>
     Ok(missing)
 }
 
-/// An anchor on its way here. Dropped before its end, it is taken back.
+/// An anchor that is being received. If it is dropped before its end, the put is undone.
 pub struct Put {
     vaults: Arc<Vaults>,
     id: [u8; 16],
-    /// [`Slot::BeingPut`] is its own.
+    /// Whether [`Slot::BeingPut`] was set by this put.
     has_slot: bool,
-    /// `None`: it is not begun, or finished.
+    /// `None`: not begun yet, or finished.
     new: Option<Box<dyn NewAnchor>>,
     head: Head,
-    /// Of a host's copy of what a server had that is lost.
+    /// The head of a host's copy, if the server's anchor was lost.
     known: Option<Head>,
 }
 
 impl Put {
-    /// Takes some rows.
+    /// Receives some rows.
     ///
     /// # Errors
     /// [`Refused::TooMuch`], [`Refused::Failed`].
@@ -407,7 +407,7 @@ impl Put {
         Ok(())
     }
 
-    /// All rows have come. The same rows once more are here already: an answer that was lost is told again.
+    /// All rows have been received. If the same rows are here already, an earlier answer was lost, and this succeeds.
     ///
     /// # Errors
     /// [`Refused::Known`], [`Refused::NoAnchor`], [`Refused::NotGranted`], [`Refused::Policy`], [`Refused::Failed`].
@@ -420,10 +420,10 @@ impl Put {
         drop(anchor);
         let is_waited_for = self.vaults.waits_for(caller, &self.id);
         if let Some(known) = self.known.filter(|_| is_waited_for) {
-            // It is the same state: other hosts that have come as far need nothing.
+            // The state is the same, so it keeps its head: other hosts with the same state need not send theirs.
             self.head = known;
         }
-        // What was acknowledged once is taken back whatever the policy says by now.
+        // Rows that were acknowledged once are taken back whatever the policy says by now.
         let forbidden = if is_waited_for { None } else { self.forbidden(&*table, &Subject::of(&caller.name, &row))? };
         table.commit(&[self.head.change()])?;
         drop(table);
@@ -440,7 +440,7 @@ impl Put {
         {
             let slot = self.vaults.slot(&self.id);
             let slot = slot.lock();
-            // No other process has them.
+            // No other process opens these anchors.
             if !self.vaults.anchors.has(&self.id)? {
                 if !self.has_slot && matches!(*slot, Slot::BeingPut) {
                     return Err(Refused::NotNow);
@@ -454,7 +454,7 @@ impl Put {
         if there == self.head { Ok(there) } else { Err(Refused::Known) }
     }
 
-    /// Why the policy does not let a host put these rows, if it does not.
+    /// The policy's reason against a host's putting these rows, if there is one.
     fn forbidden(&self, table: &dyn Table, subject: &Subject) -> Answer<Option<Refused>> {
         let policies = &self.vaults.common.policies;
         let (_, policy) = policies.now();
@@ -469,11 +469,11 @@ impl Put {
         Ok(first.map(|forbidden| policies.refuse(subject, At::Anchor, forbidden)))
     }
 
-    /// These rows take the place of what the backup had of a vault that was put back, unless that is newer by now:
-    /// then its head is returned.
+    /// Replaces the rows that came from the backup by these, unless the present rows are newer by now: then returns
+    /// their head.
     fn reconcile(&self, caller: &Caller, new: Box<dyn NewAnchor>, revision: Revision) -> Answer<Head> {
         let vaults = &self.vaults;
-        // Held from the look at what is there to the end: of two hosts the one that has seen less comes to nothing.
+        // Held until the replacement: of two hosts, the one with the older rows must not replace the newer ones.
         let slot = vaults.slot(&self.id);
         let slot = &mut *slot.lock();
         let vault = vaults.vault_in(&self.id, slot)?;

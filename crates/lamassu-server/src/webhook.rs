@@ -1,6 +1,6 @@
-//! The webhook: alerts are posted to an address, signed as [Standard Webhooks](https://www.standardwebhooks.com) say,
-//! again and again until they are taken. What is to be posted is in the state, so a restart forgets nothing, and there
-//! is no more of it than there are alerts.
+//! The webhook: alerts are posted to a URL, signed as [Standard Webhooks](https://www.standardwebhooks.com) say, and
+//! repeated until the receiver accepts them. The queue is in the state, so it survives a restart, and it has at most as
+//! many entries as there are alerts.
 
 use crate::alerts::Alert;
 use crate::config::Config;
@@ -24,19 +24,19 @@ use zeroize::Zeroizing;
 
 /// The file of its secret, in the server's directory.
 pub const SECRET: &str = "webhook.secret";
-/// What a secret begins with.
+/// Prefix of a secret.
 const PREFIX: &str = "whsec_";
 /// Bytes of a secret (Standard Webhooks).
 const SECRET_LEN: std::ops::RangeInclusive<usize> = 24..=64;
-/// Alerts in one message: some 100 KB at most.
+/// Alerts in one message: about 100 KB at most.
 const ALERTS_AT_ONCE: usize = 50;
-/// For one message, from the first packet to the answer.
+/// How long one message may take, from the first packet to the answer.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// Between two tries; doubled each time.
+/// Time before the next attempt; doubled each time.
 const AGAIN_AFTER: Duration = Duration::from_secs(1);
 const AGAIN_AFTER_MOST: Duration = Duration::from_secs(300);
 
-/// Rung when there is something new; who waits looks.
+/// Wakes the posting thread when there are new alerts.
 #[derive(Default)]
 pub struct Bell {
     is_rung: Mutex<bool>,
@@ -44,7 +44,7 @@ pub struct Bell {
 }
 
 impl Bell {
-    /// There is.
+    /// Signals that there are new alerts.
     pub fn ring(&self) {
         *self.is_rung.lock() = true;
         self.changed.notify_all();
@@ -70,7 +70,7 @@ pub fn make_secret(dir: &Path) -> Result<()> {
     authority::write_new(&dir.join(SECRET), line.as_bytes())
 }
 
-/// The same where there is none: of a directory that was put together by hand.
+/// The same if there is no secret: for a directory that was put together by hand.
 ///
 /// # Errors
 /// As [`make_secret`].
@@ -78,7 +78,7 @@ pub fn make_secret_unless_there(dir: &Path) -> Result<()> {
     if dir.join(SECRET).symlink_metadata().is_ok() { Ok(()) } else { make_secret(dir) }
 }
 
-/// Whether alerts could be posted as a configuration says, as far as files tell.
+/// Checks the files that the configured webhook needs.
 ///
 /// # Errors
 /// [`ServerError::Config`], [`ServerError::File`].
@@ -101,7 +101,7 @@ fn read_secret(dir: &Path) -> Result<hmac::Key> {
     Ok(hmac::Key::new(hmac::HMAC_SHA256, &secret))
 }
 
-/// What is posted.
+/// The document that is posted.
 #[derive(Serialize)]
 struct Message<'a> {
     r#type: &'static str,
@@ -119,7 +119,7 @@ struct Signed {
 }
 
 impl Signed {
-    /// Tried again, the same message has the same id.
+    /// A repeated message has the same id.
     fn new(secret: &hmac::Key, message: &Message<'_>, now: u64) -> Signed {
         let body = serde_json::to_vec(message).unwrap_or_default();
         let id = format!("msg_{}", HEXLOWER.encode(&sha256(&body)[..16]));
@@ -141,7 +141,7 @@ pub struct Webhook {
 }
 
 impl Webhook {
-    /// That of a configuration, if it has one. `server`: the digest of the authority.
+    /// The webhook of a configuration, if it has one. `server`: the digest of the authority.
     ///
     /// # Errors
     /// [`ServerError::Config`], [`ServerError::File`].
@@ -173,7 +173,7 @@ impl Webhook {
         Ok(Some(Webhook { url, secret, agent, server, state, metrics }))
     }
 
-    /// Starts its thread. Nobody waits for that: a server that ends forgets nothing.
+    /// Starts its thread. The server does not wait for it at its end: the queue is durable.
     ///
     /// # Errors
     /// [`ServerError::File`].
@@ -182,8 +182,8 @@ impl Webhook {
         started.map(drop).map_err(ServerError::file("start a thread for", dir))
     }
 
-    /// Behind a message that was not taken comes each alert of it by itself, and behind one that is not taken by itself
-    /// the next: what the receiver never takes keeps no other from it.
+    /// If a batch is rejected, its alerts are sent one by one. An alert that is always rejected does not block the
+    /// others.
     fn run(&self) {
         let (mut after, mut most, mut pause) = (0, ALERTS_AT_ONCE, AGAIN_AFTER);
         loop {
@@ -208,7 +208,7 @@ impl Webhook {
                 }
                 (last, Err(error)) => {
                     self.metrics.posted(false);
-                    // No part of the address: it may hold a secret.
+                    // The URL is not logged: it may hold a secret.
                     tracing::warn!(error, again_after_seconds = pause.as_secs(), "the webhook has not taken alerts");
                     std::thread::sleep(pause);
                     pause = (pause * 2).min(AGAIN_AFTER_MOST);
@@ -235,7 +235,7 @@ impl Webhook {
     }
 }
 
-/// The authorities that its server's certificate may be of.
+/// The authorities that may have issued the receiver's certificate.
 fn roots(file: Option<&Path>) -> Result<Vec<Certificate<'static>>> {
     let of = |der: &CertificateDer<'_>| Certificate::from_der(der).to_owned();
     let Some(file) = file else {
@@ -251,22 +251,22 @@ fn roots(file: Option<&Path>) -> Result<Vec<Certificate<'static>>> {
     }
 }
 
-/// Whether alerts may be posted there: by https, or on this machine. Otherwise, what is wrong.
+/// Checks the URL: https, or this machine. The error says what is wrong.
 pub(crate) fn check_url(url: &str) -> std::result::Result<(), &'static str> {
-    let uri: http::Uri = url.parse().map_err(|_| "it is no URL")?;
+    let uri: http::Uri = url.parse().map_err(|_| "it is not a URL")?;
     let authority = uri.authority().ok_or("it names no host")?;
     if authority.as_str().contains('@') {
         return Err("a user's name or password in it is not sent: the messages are signed");
     }
     let host = authority.host();
-    // Nothing else is between the two, or behind them.
+    // Nothing may stand between host and port, or after the port.
     let is_whole = match authority.as_str().strip_prefix(host) {
         Some("") => true,
         Some(port) => port.strip_prefix(':').is_some_and(|port| port.parse::<u16>().is_ok_and(|port| port > 0)),
         None => false,
     };
     if host.is_empty() || !is_whole {
-        return Err("its host or port makes no sense");
+        return Err("its host or port is invalid");
     }
     let is_here = matches!(host, "127.0.0.1" | "[::1]" | "localhost");
     match uri.scheme_str() {

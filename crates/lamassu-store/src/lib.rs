@@ -1,8 +1,17 @@
 //! Encrypted files over a backing store: the backend trait, segments and pages, the commit protocol, recovery.
 //!
-//! `mount_table` is the kernel's table of mounts, which tells what a store lies on.
+//! | module | what it does |
+//! |---|---|
+//! | [`backend/`](backend) | the store: the trait, a directory of this host, and stores for tests |
+//! | [`file/`](file) | an encrypted file; its head has a map of its own |
+//! | [`integrity/`](integrity) | the Merkle tree over the pages of a file |
+//! | [`mount_table`] | the kernel's mount table, which tells on what a store lies |
 //!
-//! Nothing here knows names (it sees stored names as opaque strings) or FUSE.
+//! Locks, in this order: the state of a file and the others that `file/concurrent` lists; under the state's, one of
+//! `Fresh::known`, `AnchoredFiles::closed` and `Sessions::current`. A session that begins holds `current` while the
+//! vault and its anchor take their locks. Innermost are those of a backend, and of memory that is kept for reuse.
+//!
+//! Nothing here knows names (stored names are opaque strings) or FUSE.
 
 pub mod backend;
 pub mod file;

@@ -140,8 +140,8 @@ impl Vault {
     /// stat.
     ///
     /// # Errors
-    /// [`VaultError::Stale`] for an inode that nothing is known of; those of the store. Of a removed one that nobody
-    /// has open, the last state is told.
+    /// [`VaultError::Stale`] for an unknown inode; those of the store. For a removed inode that is not open, the last
+    /// state is returned.
     pub fn getattr(&self, ino: Ino, handle: Option<HandleId>) -> Result<Attr> {
         self.read_current(|| self.attr_of(ino, handle))
     }

@@ -1,10 +1,10 @@
-//! What a vault leaves to the next one over the same tree: its host's turn ends, the vault is closed, and at the next
-//! turn another is opened (`docs/sharing.md`). Programs and the kernel go on with the numbers and handles that they
-//! have.
+//! What a vault leaves to the next one over the same tree: when this host's turn ends, the vault is closed, and the
+//! next turn opens another one (`docs/sharing.md`). Programs and the kernel continue to use their inode numbers and
+//! handles.
 //!
-//! Of each node the names are looked at in the anchor: it goes on under those that are still its own, or that it has
-//! been given meanwhile. A handle is opened again when it is used. What has no name any more is gone with the turn in
-//! which it lost it.
+//! The anchor is asked for the names of each node: the node keeps those that still lead to it, and gets those that it
+//! was given meanwhile. A handle is opened again when it is used. A node without any name is gone with the turn in
+//! which it lost the last one.
 
 use crate::dir::{OpenDir, Snapshot};
 use crate::error::errno;
@@ -28,13 +28,13 @@ pub struct Left {
     handles: LeftHandles,
 }
 
-/// A handle that is to be opened again.
+/// A handle that is opened again when it is used.
 enum LeftHandle {
     File { ino: Ino, access: Access },
     Dir { ino: Ino, parent: Ino, listing: Option<Arc<Snapshot>> },
 }
 
-/// All of them, by their ids.
+/// All left handles, by id.
 #[derive(Default)]
 pub(crate) struct LeftHandles {
     is_any: AtomicBool,
@@ -104,12 +104,12 @@ impl LeftHandles {
 }
 
 impl Left {
-    /// The kernel gives references back.
+    /// The kernel releases references.
     pub fn forget(&mut self, ino: Ino, count: u64) {
         self.nodes.forget(ino, count);
     }
 
-    /// A handle is closed.
+    /// Closes a handle.
     ///
     /// # Errors
     /// [`VaultError::BadHandle`].
@@ -120,7 +120,7 @@ impl Left {
     /// fsync(2): what was written is committed, or lost, which is reported once.
     ///
     /// # Errors
-    /// That; [`VaultError::BadHandle`].
+    /// The loss; [`VaultError::BadHandle`].
     pub fn sync(&self, handle: HandleId) -> Result<()> {
         self.handles.has(handle)?;
         self.handles.tell_lost(handle, true)
@@ -135,17 +135,17 @@ impl Left {
         self.handles.tell_lost(handle, false)
     }
 
-    /// How many files are open.
+    /// The number of open files.
     pub fn open_files(&self) -> usize {
         self.handles.all.lock().handles.values().filter(|left| matches!(left, LeftHandle::File { .. })).count()
     }
 }
 
 impl Vault {
-    /// Closes it, with what is left for the next one. No call is under way, and none comes.
+    /// Closes the vault, and returns what is left for the next one. No call is under way, and none follows.
     ///
     /// # Errors
-    /// Beside what is left: as [`Vault::close`].
+    /// Returned in addition to what is left: as [`Vault::close`].
     pub fn leave(&self) -> (Left, Result<()>) {
         let mut left_handles = self.left.take();
         let open = self.handles.take_all();
@@ -170,11 +170,11 @@ impl Vault {
         (Left { nodes: self.nodes.lock().take(), handles: LeftHandles::of(left_handles) }, done)
     }
 
-    /// Goes on with what an earlier vault over the same tree left. `touched`: what others changed since; `None`: it
-    /// may be anything. No call is under way yet.
+    /// Continues with what an earlier vault over the same tree left. `touched`: what others have changed since; `None`:
+    /// perhaps everything. No call is under way yet.
     ///
     /// # Errors
-    /// Those of the anchor; then nothing was taken up.
+    /// Those of the anchor; then nothing was taken over.
     pub fn take_up(&self, left: Left, touched: Option<&Touched>) -> std::result::Result<(), (Box<Left>, VaultError)> {
         let Left { nodes, handles } = left;
         let own = std::mem::replace(&mut *self.nodes.lock(), nodes);
@@ -186,7 +186,7 @@ impl Vault {
         Ok(())
     }
 
-    /// Whether another host has changed a node since the kernel knows it.
+    /// Whether another host has changed a node since it was given to the kernel.
     pub(crate) fn is_changed_elsewhere(&self, ino: Ino) -> bool {
         self.nodes.lock().is_changed_elsewhere(ino)
     }
@@ -204,7 +204,7 @@ impl Vault {
             }
         }
         let nameless = self.nodes.lock().nameless();
-        // Removed, or moved?
+        // They were removed, or moved.
         let mut moved = HashSet::new();
         for object in nameless {
             match anchored.anchor.row(object) {
@@ -226,13 +226,13 @@ impl Vault {
         places.extend(touched.into_iter().flat_map(|touched| touched.places.iter().map(|(of, place)| (*of, *place))));
         let mut finder = Finder { vault: self, places, listed: HashMap::new() };
         for object in moved {
-            // Where it is not found the calls that ask for it say so.
+            // If it is not found, the calls that need it report that.
             finder.node(object, 0)?;
         }
         Ok(())
     }
 
-    /// The file of a handle, which may be of an earlier vault.
+    /// The file of a handle, which may come from an earlier vault.
     pub(crate) fn file_of(&self, id: HandleId) -> Result<(Arc<OpenFile>, Access)> {
         match self.handles.file(id) {
             Err(VaultError::BadHandle) if self.left.is_any.load(Ordering::Acquire) => {
@@ -243,7 +243,7 @@ impl Vault {
         }
     }
 
-    /// The same of a directory.
+    /// The same for a directory.
     pub(crate) fn dir_of(&self, id: HandleId) -> Result<Arc<OpenDir>> {
         match self.handles.dir(id) {
             Err(VaultError::BadHandle) if self.left.is_any.load(Ordering::Acquire) => {
@@ -254,7 +254,7 @@ impl Vault {
         }
     }
 
-    /// The name by which a node was known here is gone in this turn. Whether another host has given it one more.
+    /// Whether another host has given a new name to a node whose known name is gone.
     fn find_name(&self, ino: Ino) -> Result<bool> {
         let (Some(anchored), Some(object)) = (&self.anchored, self.recorded(ino)?) else { return Ok(false) };
         if self.nodes.lock().is_named(ino) {
@@ -306,7 +306,7 @@ struct Finder<'a> {
 }
 
 impl Finder<'_> {
-    /// The node of an object, with a name, as all above it; `None`: the store does not show it.
+    /// The node of an object, with a name, and of all directories above it; `None`: the store does not show it.
     fn node(&mut self, object: ObjectId, depth: usize) -> Result<Option<Ino>> {
         let (known, above) = {
             let nodes = self.vault.nodes.lock();
@@ -316,7 +316,7 @@ impl Finder<'_> {
         if depth > DEPTH_MAX {
             return Ok(known);
         }
-        // It has its name still, and the directory that lies above it may have been moved.
+        // It still has its name, but a directory above it may have been moved.
         for dir in above {
             self.node(dir, depth + 1)?;
         }
@@ -331,7 +331,7 @@ impl Finder<'_> {
                 _ => return Ok(None),
             },
         };
-        // One that came before may have been taken away again.
+        // The remembered place may have been removed again.
         if anchored.anchor.entry(&place)?.is_none_or(|entry| entry.object != object) {
             return Ok(None);
         }

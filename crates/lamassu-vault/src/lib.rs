@@ -231,7 +231,8 @@ impl Vault {
                 return Err(AnchorError::OtherProperties { suite, domain }.into());
             }
         }
-        // Where the anchor's server says who writes, a host whose session has ended may still hold the store's lock.
+        // If the anchor's server decides which host writes, a host whose session has ended may still hold the store's
+        // lock.
         let is_server_held = options.anchor.as_ref().is_some_and(|anchor| anchor.may_end());
         let lock = match options.read_only {
             true => None,
@@ -317,8 +318,8 @@ impl Vault {
         if self.options.read_only { Ok(()) } else { self.verify_sessions() }
     }
 
-    /// Asks for the record of the root's permissions. One that is not the newest locks nobody out: until it is accepted
-    /// the root is for the user of this process alone.
+    /// Checks the record of the root's permissions. An outdated one does not lock users out: until it is accepted, only
+    /// the user of this process may use the root.
     ///
     /// # Errors
     /// [`VaultError::Outdated`] in an anchored vault.

@@ -206,13 +206,13 @@ impl Vault {
     /// What the store could not do is tried again; what damage forbids never succeeds, and is given up with the last
     /// handle.
     fn failed(&self, open: &OpenFile, e: StoreError, first: &mut First) {
-        // It was removed meanwhile, and nobody has it: there is nothing to commit.
+        // It was removed meanwhile, and is not open: there is nothing to commit.
         if !self.files.get(open.ino).is_some_and(|now| std::ptr::eq(&raw const *now, open)) {
             return;
         }
         let file = self.tag(open.ino);
         if matches!(e, StoreError::Damaged(_)) && self.files.is_idle(open.ino) {
-            tracing::error!(file, error = %e, "given up: the file is damaged where it was to be changed");
+            tracing::error!(file, error = %e, "given up: the file is damaged where the change belongs");
             self.let_go(open.ino, true);
         } else {
             tracing::error!(file, error = %e, "a file could not be committed; it will be tried again");

@@ -1,16 +1,16 @@
-//! A vault that several hosts have in turn (`docs/sharing.md`): requests wait here, without threads, until this host
-//! has it in the way that they need.
+//! Turns of a vault that several hosts use (`docs/sharing.md`). Requests wait here, without a thread each, until this
+//! host holds the vault in the mode that they need.
 //!
-//! A *driver* gets the turns and opens the vault ([`Turns::wanted`], [`Turns::begin`]). When another host wants it, or
-//! a request of this host needs more than a turn that only looks, it stops further requests, has the kernel drop what
-//! it holds, and closes the vault ([`Turns::wait_for_end`], [`Turns::stop_requests`], [`Turns::end`]).
+//! A *driver* takes the turns and opens the vault ([`Turns::wanted`], [`Turns::begin`]). When another host wants the
+//! vault, or a request of this host needs more than a shared turn, the driver stops further requests, lets the kernel
+//! drop its caches, and closes the vault ([`Turns::wait_for_end`], [`Turns::stop_requests`], [`Turns::end`]).
 //!
-//! In a turn that has lasted for a while the kernel may keep names and attributes ([`Turns::keep`]). Before such a turn
-//! ends it has to forget them ([`Turns::stop_keeping`]). That takes locks which callers hold while their requests wait.
-//! So all requests are carried out meanwhile, and nothing more is kept.
+//! In an exclusive turn the kernel may cache names and attributes ([`Turns::keep`]). Before such a turn ends, they are
+//! dropped ([`Turns::stop_keeping`]). Dropping takes locks of the kernel which callers hold while their requests wait.
+//! So all requests are carried out meanwhile, and nothing more is cached.
 //!
-//! Pages that the kernel gets are dropped when the turn ends. Its requests for pages, and its writes of them, hold
-//! locks that dropping them waits for. So they go on while a turn ends, until there is no page left that came from it.
+//! Cached pages are dropped when the turn ends. The kernel's requests for pages, and its writes of them, hold locks
+//! that dropping waits for. So these are carried out while a turn ends, until the kernel has no page of the turn left.
 
 use crate::Ino;
 use parking_lot::{Condvar, Mutex, MutexGuard};
@@ -19,22 +19,22 @@ use std::ffi::OsStr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long the kernel may keep a name or attributes without asking again.
+/// How long the kernel may use a cached name or attributes without asking again.
 pub const KEPT_FOR: Duration = Duration::from_secs(2);
-/// A caller whom the kernel has woken with an answer has taken it in after this time.
+/// The time after which an answer has certainly taken effect in the kernel.
 const TAKEN_IN: Duration = Duration::from_millis(200);
-/// Most names, and most inodes, that the kernel may keep in a turn.
+/// Most names, and most inodes, that the kernel may cache in a turn.
 const KEPT_MAX: usize = 1 << 17;
 
-/// A request with its reply.
+/// A request, which also sends its reply.
 type Job = Box<dyn FnOnce(Use) + Send>;
 
-/// How this host has the vault.
+/// The mode in which this host holds the vault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Mode {
-    /// As others may at the same time.
+    /// Shared: other hosts may read at the same time.
     Look,
-    /// Alone.
+    /// Exclusive.
     Change,
 }
 
@@ -42,34 +42,34 @@ pub enum Mode {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Need {
     mode: Mode,
-    /// It is about pages of a mapped file, and the kernel has locked them.
+    /// The request is about pages of a mapped file, which the kernel has locked.
     is_of_pages: bool,
-    /// The file whose pages the kernel gets.
+    /// The file whose pages the kernel will cache.
     fills: Option<Ino>,
 }
 
 impl Need {
-    /// To look.
+    /// To read.
     pub const LOOK: Need = Need { mode: Mode::Look, is_of_pages: false, fills: None };
     /// To change something.
     pub const CHANGE: Need = Need { mode: Mode::Change, is_of_pages: false, fills: None };
     /// To write pages of a mapped file.
     pub const WRITE_PAGES: Need = Need { mode: Mode::Change, is_of_pages: true, fills: None };
 
-    /// To read pages of a mapped file. Where it may be written they come in a turn that may change: the kernel tells
-    /// nobody when a page is changed, and it has to be able to write it back in the same turn.
+    /// To read pages of a mapped file. If it may be written, the turn must be exclusive: the kernel does not report the
+    /// change of a page, and must be able to write it back in the same turn.
     pub const fn read_pages(ino: Ino, may_be_written: bool) -> Need {
         let mode = if may_be_written { Mode::Change } else { Mode::Look };
         Need { mode, is_of_pages: true, fills: Some(ino) }
     }
 }
 
-/// Why a turn ends.
+/// The reason why a turn ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
     /// Another host wants the vault, or this host's session is over.
     Recalled,
-    /// A request of this host needs more.
+    /// A request of this host needs an exclusive turn.
     TooLittle,
     /// The mount ends.
     Stopping,
@@ -77,41 +77,41 @@ pub enum End {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    /// Another host may have it.
+    /// This host does not hold the vault.
     Away,
     /// Requests are carried out.
     Here(Mode),
-    /// Those of pages are, and those that waited when it began.
+    /// Only requests for pages are, and those that were waiting when the turn began.
     Ending(Mode),
     /// There will be no further turn: requests are carried out, and fail.
     Over,
 }
 
-/// Whether the kernel may keep names and attributes.
+/// Whether the kernel may cache names and attributes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Keeping {
     No,
     Yes,
-    /// It is told to forget them.
+    /// Its caches are being dropped.
     Dropping,
 }
 
-/// A name, or the absence of one, by its directory.
+/// A name in a directory, or its absence.
 type Name = (Ino, Box<OsStr>);
 
-/// What the kernel was told that it may keep.
+/// What the kernel may have cached.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Kept {
-    /// inodes whose attributes it may have
+    /// inodes with cached attributes
     pub inodes: Vec<Ino>,
-    /// how long it is until it has forgotten all of it by itself
+    /// the time after which all of it has expired
     pub runs_out_in: Duration,
 }
 
-/// By what was told: when.
+/// Times at which entries were given to the kernel.
 struct Told<T> {
     told: HashMap<T, Instant>,
-    /// How many there are when it is next looked which of them have run out.
+    /// The number of entries at which expired ones are next removed.
     look_at: usize,
 }
 
@@ -125,7 +125,7 @@ impl<T: Eq + std::hash::Hash> Told<T> {
     /// False: there are too many.
     fn add(&mut self, what: T, now: Instant) -> bool {
         if self.told.len() >= self.look_at {
-            // The kernel counts from a moment that is a little later than ours.
+            // The kernel starts its timeout a little later than this process.
             self.told.retain(|_, at| now.duration_since(*at) < 2 * KEPT_FOR);
             self.look_at = Self::FEW.max(2 * self.told.len());
         }
@@ -149,37 +149,37 @@ struct Waiting {
 
 struct State {
     phase: Phase,
-    /// Of the last turn that began.
+    /// The number of the last turn that began.
     number: u64,
     /// Requests under way.
     users: usize,
     waiting: VecDeque<Waiting>,
-    /// So many of them waited when the turn began.
+    /// How many of the waiting requests were waiting when the turn began.
     due: usize,
-    /// Files whose pages the kernel got in this turn, and whether it may hold any now.
+    /// Files whose pages the kernel has read in this turn, and whether it may have any now.
     filled: HashMap<Ino, bool>,
     keeping: Keeping,
     inodes: Told<Ino>,
     names: Told<Name>,
-    /// Names that the kernel is to forget. A name that is moved here again has another number.
+    /// Names that the kernel still has to drop. A name that is moved here again gets a new number.
     expiring: HashMap<Name, u64>,
     last_told: Option<Instant>,
-    /// Number of the last time at which the kernel was made to forget.
+    /// The number of the last drop of caches.
     dropping: u64,
-    /// Requests under way that began before that.
+    /// Requests under way that began before it.
     older_users: usize,
-    /// Number of the name that came to `expiring` last.
+    /// The number of the last name that was added to `expiring`.
     dropping_names: u64,
-    /// Whether a request came since it was last looked.
+    /// Whether a request came since the last look.
     is_used: bool,
     is_recalled: bool,
     is_stopping: bool,
 }
 
 impl State {
-    /// Whether a turn is enough for a request. A file that is opened for writing in a turn to look is so in the next
-    /// one only: until then pages of it, if it was read before, are as any other's. Dropping them waits for that
-    /// request.
+    /// Whether a turn is enough for a request. Opening a file for writing in a shared turn takes effect in the next
+    /// exclusive turn. Until then its pages, if it was read before, are treated as those of a file open for reading:
+    /// dropping them waits for that request.
     fn is_enough(&self, mode: Mode, need: Need) -> bool {
         need.mode <= mode || need.fills.is_some_and(|ino| self.filled.contains_key(&ino))
     }
@@ -196,7 +196,7 @@ impl State {
         }
     }
 
-    /// The place of the next request that waited and can be carried out.
+    /// The position of the next waiting request that can be carried out.
     fn next(&self) -> Option<usize> {
         let is_due = |at: usize| at < self.due && matches!(self.phase, Phase::Here(_) | Phase::Ending(_));
         let fits = |need: Need| match self.phase {
@@ -218,7 +218,7 @@ impl State {
         self.waiting.iter().map(|waiting| waiting.need.mode).max()
     }
 
-    /// Files of which the kernel may hold pages.
+    /// Files that may have pages in the kernel's cache.
     fn mapped(&self) -> Vec<Ino> {
         self.filled.iter().filter(|(_, has_pages)| **has_pages).map(|(ino, _)| *ino).collect()
     }
@@ -227,18 +227,18 @@ impl State {
 /// See the module's head.
 pub struct Turns {
     state: Mutex<State>,
-    /// Requests that waited may be carried out.
+    /// Waiting requests may have become ready.
     runnable: Condvar,
     /// The driver may have something to do, or has ended.
     driver: Condvar,
-    /// No request is under way. Of its own, since that happens after each request.
+    /// No request is under way. A condition variable of its own, since that happens after each request.
     quiet: Condvar,
 }
 
-/// Held while a request is carried out.
+/// Alive while a request is carried out.
 pub struct Use {
     turns: Arc<Turns>,
-    /// [`State::dropping`] when it began.
+    /// [`State::dropping`] at its beginning.
     dropping: u64,
 }
 
@@ -255,7 +255,7 @@ impl Drop for Use {
 }
 
 impl Turns {
-    /// Requests wait until the first turn.
+    /// Without a turn so far: requests wait for the first one.
     pub fn new() -> Arc<Turns> {
         Arc::new(Turns {
             state: Mutex::new(State {
@@ -285,7 +285,7 @@ impl Turns {
 
     // --- requests
 
-    /// `None`: the request has to wait ([`Turns::run`]).
+    /// Begins a request; `None`: it has to wait ([`Turns::run`]).
     pub fn enter(self: &Arc<Self>, need: Need) -> Option<Use> {
         let mut state = self.state.lock();
         state.admits(need).then(|| self.begin_request(&mut state, need))
@@ -296,7 +296,7 @@ impl Turns {
         state.is_used = true;
         if let Some(ino) = need.fills {
             state.filled.insert(ino, true);
-            // A turn may be enough for others now.
+            // The turn may now be enough for other requests.
             if !state.waiting.is_empty() {
                 self.runnable.notify_all();
             }
@@ -316,7 +316,7 @@ impl Turns {
         self.driver.notify_all();
     }
 
-    /// What a thread does that carries out requests which waited, until the end.
+    /// The loop of a thread that carries out waiting requests, until the end.
     pub fn run_waiting(self: &Arc<Self>) {
         let mut state = self.state.lock();
         loop {
@@ -334,24 +334,24 @@ impl Turns {
         }
     }
 
-    /// Notes, in a request, that the kernel is told attributes that it may keep. False: it must not.
+    /// Called in a request before the kernel is given attributes to cache. False: it must not cache them.
     pub fn may_keep(&self, ino: Ino) -> bool {
         self.tell(|state, now| state.inodes.add(ino, now))
     }
 
-    /// The same of a name, or of its absence.
+    /// The same for a name, or for its absence.
     pub fn may_keep_name(&self, dir: Ino, name: &OsStr) -> bool {
         self.tell(|state, now| state.names.add((dir, name.into()), now))
     }
 
-    /// Notes that the kernel moves what it knows of one name to another one, or exchanges them.
+    /// Notes that the kernel moves a cached name to another one, or exchanges two.
     pub fn is_moved(&self, names: [(Ino, &OsStr); 2]) {
         let state = &mut *self.state.lock();
         let names = names.map(|(dir, name)| (dir, Box::from(name)));
         match state.keeping {
             Keeping::No => {}
             Keeping::Yes => state.names.told.extend(names.map(|name| (name, Instant::now()))),
-            // One that it has forgotten under its old name it does not know under the new one.
+            // If the kernel has dropped the old name, it does not have the new one either.
             Keeping::Dropping if names.iter().any(|name| state.expiring.contains_key(name)) => {
                 for name in names {
                     state.dropping_names += 1;
@@ -372,14 +372,14 @@ impl Turns {
         add(&mut state, now)
     }
 
-    /// Whether the kernel may keep what it is told now.
+    /// Whether the kernel may cache answers now.
     pub fn is_keeping(&self) -> bool {
         self.state.lock().keeping == Keeping::Yes
     }
 
     // --- the driver
 
-    /// Waits until a request needs a turn, and says which; `None`: the mount ends.
+    /// Waits until a request needs a turn, and returns the mode; `None`: the mount ends.
     pub fn wanted(&self) -> Option<Mode> {
         let mut state = self.state.lock();
         loop {
@@ -391,7 +391,7 @@ impl Turns {
         }
     }
 
-    /// The vault is open: requests are carried out. The number of the turn.
+    /// Begins a turn: the vault is open, and requests are carried out. Returns the turn's number.
     pub fn begin(&self, mode: Mode) -> u64 {
         let mut state = self.state.lock();
         (state.phase, state.is_recalled) = (Phase::Here(mode), false);
@@ -403,20 +403,20 @@ impl Turns {
         state.number
     }
 
-    /// The turn with this number is to end, if it is under way: another host wants the vault.
+    /// Lets the turn with this number end, if it is under way: another host wants the vault.
     pub fn recall(&self, number: u64) {
         let mut state = self.state.lock();
         state.is_recalled |= state.number == number;
         self.driver.notify_all();
     }
 
-    /// Whether a request that takes long is to break off: the turn is to end.
+    /// Whether a long request should stop, because the turn is to end.
     pub fn is_to_end(&self) -> bool {
         let state = self.state.lock();
         state.is_stopping || state.is_recalled || !matches!(state.phase, Phase::Here(_))
     }
 
-    /// Waits until the turn is to end; `None`: not yet, after so long.
+    /// Waits until the turn is to end; `None`: not yet, after `at_most`.
     pub fn wait_for_end(&self, at_most: Duration) -> Option<End> {
         let until = Instant::now() + at_most;
         let mut state = self.state.lock();
@@ -432,8 +432,8 @@ impl Turns {
         }
     }
 
-    /// From now on the kernel may keep what it is told, if this turn may change something. (In another one callers wait
-    /// for the next turn, and hold locks that it would take to have the kernel forget.)
+    /// From now on the kernel may cache answers, if the turn is exclusive. (In a shared one, callers wait for the next
+    /// turn while they hold locks that dropping caches would need.)
     pub fn keep(&self) {
         let mut state = self.state.lock();
         if matches!(state.phase, Phase::Here(Mode::Change)) && !state.is_recalled && state.keeping == Keeping::No {
@@ -441,9 +441,9 @@ impl Turns {
         }
     }
 
-    /// Has the kernel told nothing more that it may keep. Returns what it may have, beside names, when all answers have
-    /// reached those who asked; `None`: nothing. Until [`Turns::forgotten`] all requests are carried out, also in a
-    /// turn that is recalled.
+    /// From now on the kernel may cache nothing more. Waits until all answers have reached their callers. Returns what
+    /// the kernel may have cached, except names; `None`: nothing. Until [`Turns::forgotten`] all requests are carried
+    /// out, even in a recalled turn.
     pub fn stop_keeping(&self) -> Option<Kept> {
         let mut state = self.state.lock();
         if state.keeping == Keeping::No {
@@ -466,8 +466,8 @@ impl Turns {
         Some(Kept { inodes, runs_out_in: until(KEPT_FOR + TAKEN_IN) })
     }
 
-    /// Names that the kernel is to forget: `expire` has it do that, and may wait for requests. Renames meanwhile are
-    /// followed.
+    /// Calls `expire` for every name that the kernel has to drop; it may wait for requests. Names that are renamed
+    /// meanwhile are included.
     pub fn expire_names(&self, expire: impl Fn(Ino, &OsStr)) {
         loop {
             let all: Vec<(Name, u64)> = self.state.lock().expiring.clone().into_iter().collect();
@@ -484,24 +484,24 @@ impl Turns {
         }
     }
 
-    /// The kernel has forgotten everything.
+    /// The kernel has dropped everything.
     pub fn forgotten(&self) {
         let mut state = self.state.lock();
         state.keeping = Keeping::No;
         state.expiring.clear();
     }
 
-    /// Whether a request came since this was asked last.
+    /// Whether a request came since the last call.
     pub fn was_used(&self) -> bool {
         std::mem::take(&mut self.state.lock().is_used)
     }
 
-    /// Files of which the kernel may hold pages.
+    /// Files that may have pages in the kernel's cache.
     pub fn filled(&self) -> Vec<Ino> {
         self.state.lock().mapped()
     }
 
-    /// No further request begins but for pages; waits for those under way.
+    /// Stops all new requests except those for pages, and waits for those under way.
     pub fn stop_requests(&self) {
         let mut state = self.state.lock();
         if let Phase::Here(mode) = state.phase {
@@ -511,8 +511,8 @@ impl Turns {
         self.quiet.wait_while(&mut state, |state| !state.is_quiet());
     }
 
-    /// Ends the turn if the kernel holds no page of it any more and asks for none; otherwise the files whose pages it
-    /// is to drop first.
+    /// Ends the turn if the kernel has no page of it and requests none; otherwise returns the files whose pages must be
+    /// dropped first.
     pub fn end(&self) -> Option<Vec<Ino>> {
         let mut state = self.state.lock();
         self.quiet.wait_while(&mut state, |state| !state.is_quiet());
@@ -526,7 +526,7 @@ impl Turns {
         Some(mapped)
     }
 
-    /// There is no turn, and will be none soon: what waits now is carried out without one, and fails.
+    /// There is no turn, and will be none soon: waiting requests are carried out without one, and fail.
     pub fn fail_waiting(self: &Arc<Self>) {
         let failing = std::mem::take(&mut self.state.lock().waiting);
         for Waiting { need, job } in failing {
@@ -537,7 +537,7 @@ impl Turns {
 
     // --- the end of a mount
 
-    /// No further turn begins. Returns when the driver has ended the one under way; requests fail from then on.
+    /// Lets no further turn begin. Returns when the driver has ended the present one; after that, requests fail.
     pub fn stop(&self) {
         let mut state = self.state.lock();
         state.is_stopping = true;
@@ -550,7 +550,7 @@ impl Turns {
         self.state.lock().is_stopping
     }
 
-    /// The driver says that there will be no further turn. What waits is carried out, and fails.
+    /// The driver reports that there will be no further turn. Waiting requests are carried out, and fail.
     pub fn over(&self) {
         let mut state = self.state.lock();
         state.phase = Phase::Over;

@@ -143,7 +143,7 @@ impl Code {
             Code::NotFound => Some("`lamassu ls DIR` lists what the vault holds"),
             Code::KeySource => Some("`lamassu help init` explains key sources"),
             Code::Locked => Some(
-                "unmount it there (to delete lamassu.lock frees nothing); a vault without an anchor can be read beside it: `lamassu mount --read-only`",
+                "unmount it there (to delete lamassu.lock frees nothing); a vault without an anchor can be read meanwhile: `lamassu mount --read-only`",
             ),
             Code::WrongKey => Some("give another --key SOURCE; `lamassu info DIR` lists the key slots"),
             Code::HeaderUnreadable => Some("put the copy from a backup back: `lamassu key restore BACKUP DIR`"),
@@ -217,8 +217,8 @@ impl Code {
                  written since",
             ),
             Code::AnchorServerRestored => Some(
-                "any command on the vault there, `lamassu ls` say, behind `umount` if it was mounted, tells the server what that host knows; of a host that \
-                 is gone for good take the grant away: `lamassu-server host grant --not`",
+                "on each of those hosts run `lamassu umount` (if mounted) and then any command on the vault, for example \
+                 `lamassu ls`; if a host is gone for good, end its grant: `lamassu-server host grant --not`",
             ),
             Code::Internal => Some("this is a bug in lamassu: please report it with the command and this message"),
             Code::Done

@@ -266,14 +266,14 @@ pub enum Fault {
         "nothing is damaged, but ranges named above do not hold what was written last: {problems}; compare them with a backup if an application was told that they were synced"
     )]
     Undone { problems: u64 },
-    /// What a check could not look into. A dataset is what has a header, and whoever can write to the store can put one
-    /// anywhere.
+    /// What a check could not read. A dataset is a directory with a header, and anyone who can write to the store can
+    /// put one anywhere.
     #[error(
         "no damage was found, but datasets named above were not verified, as their keys are not at hand: {datasets}. Check each by its own directory and key \
          (`lamassu path DIR NAME` tells where it lies); what you never made a dataset was made to look like one. --skip-locked leaves them out"
     )]
     NotVerified { datasets: usize },
-    /// The store's, or whoever can write it: the history was changed.
+    /// The fault of the store, or of someone who can write to it: the history was changed.
     #[error("the history of {dir:?} does not verify: {fault}; what is shown is what does")]
     HistoryDamaged { dir: PathBuf, fault: lamassu_keys::history::Fault },
     /// What a check found and mended.

@@ -1,8 +1,26 @@
 //! The `lamassu` command: composition root, progress, messages, exit codes.
 //!
+//! | module | what it does |
+//! |---|---|
+//! | `args`, `fstab` | the command line; the form in which mount(8) calls this program |
+//! | `cmd/` | one module for each command |
+//! | `keys`, `policy`, `open` | key options and unlocking; the policy; vaults as commands name them |
+//! | `mounts`, `served`, `control` | mounts of this machine; their daemons; requests to them by ioctl(2) |
+//! | `job` | long work, in a daemon or in this process |
+//! | `daemon`, `confine`, `private` | leaving the terminal; giving up rights; whether a vault's directory is private |
+//! | `signals` | SIGINT, SIGTERM, SIGHUP and SIGXFSZ |
+//! | `alert/` | the process that runs the command for integrity events |
+//! | `log/`, `output`, `progress`, `text` | logs; results and messages; progress; numbers and times as text |
+//! | `fault`, `exit` | the errors; the exit code and the hint of each |
+//! | `tree/` | trees of files for copying: local, in a vault, single stored files |
+//! | `distinct`, `store_kind`, `users` | exact counts of distinct digests; advice on a store; users of this machine |
+//!
+//! Locks: `signals` holds its lock while it carries out what a command has asked for; those of `log` and of single
+//! commands are held alone. Signals arrive on a thread of their own, so no lock is taken in a handler.
+//!
 //! Guarantees: results on standard output, all else on standard error; every failure has a message that says what,
-//! where and what to do next, and the exit code `docs/cli.md` promises. Never: holds logic another crate needs, shows a
-//! key, panics where it can say what is wrong.
+//! where and what to do next, and the exit code that `docs/cli.md` promises. Never: holds logic that another crate
+//! needs, shows a key, panics where it can report an error.
 #![allow(missing_docs)]
 
 mod alert;
@@ -57,8 +75,7 @@ fn run(argv: Vec<OsString>) -> Code {
     let cli = match args::Cli::try_parse_from(argv) {
         Ok(cli) => cli,
         Err(error) => {
-            // Also for --help and --version, whose text goes to standard output; a reader that is gone is nobody's
-            // loss.
+            // Also for --help and --version, whose text goes to standard output; a closed output is no error.
             let _ = error.print();
             return if error.use_stderr() { Code::Usage } else { Code::Done };
         }

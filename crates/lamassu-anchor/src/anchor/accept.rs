@@ -1,4 +1,4 @@
-//! What a person decides: rows and entries are replaced by what the store shows (`docs/freshness.md`, section 6).
+//! A person's decisions: rows and entries are replaced by what the store shows (`docs/freshness.md`, section 6).
 
 use super::names::held_of;
 use super::{Anchor, Result};
@@ -7,17 +7,17 @@ use crate::row::{Entry, EntryPlace, Row};
 use crate::{AnchorError, ObjectId};
 use std::collections::BTreeMap;
 
-/// Rows and entries as they are from now on; none: they go.
+/// The new rows and entries; `None`: removed.
 #[derive(Clone, Debug, Default)]
 pub struct Decided {
-    /// By object.
+    /// by object
     pub rows: BTreeMap<ObjectId, Option<Row>>,
-    /// By place, with the object that is, or was, there.
+    /// by place, with the object that is, or was, there
     pub entries: BTreeMap<EntryPlace, (ObjectId, Option<Entry>)>,
 }
 
 impl Decided {
-    /// How many keys change.
+    /// The number of keys that change.
     pub fn len(&self) -> usize {
         self.rows.len() + self.entries.len()
     }
@@ -29,7 +29,7 @@ impl Decided {
 }
 
 impl Anchor {
-    /// A number for an object that is decided on. It is never given again.
+    /// A new number for an object. Numbers are never used again.
     pub fn new_object(&self) -> ObjectId {
         let state = &mut *self.state.lock();
         let object = state.vault.next_object;
@@ -38,11 +38,11 @@ impl Anchor {
         object
     }
 
-    /// Replaces rows and entries, durably, with what is held of those objects. Nobody changes the same at that time,
-    /// and nothing of it is queued.
+    /// Replaces rows and entries, durably, and the held records of those objects. No one else may change them at the
+    /// same time, and no change of them may be queued.
     ///
     /// # Errors
-    /// [`AnchorError::Order`] for what is queued; those of the table: nothing has changed then.
+    /// [`AnchorError::Order`] if a change is queued; those of the table: then nothing has changed.
     pub fn decide(&self, decided: Decided) -> Result<()> {
         let _in_order = self.committing.lock();
         let flying = {

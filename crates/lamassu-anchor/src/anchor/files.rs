@@ -12,43 +12,43 @@ use std::collections::{BTreeMap, HashSet};
 
 /// A file whose recorded pages are about to change (A1).
 pub struct Opening {
-    /// Which.
+    /// the file
     pub object: ObjectId,
-    /// The id that new pages carry.
+    /// the id that new pages carry
     pub file: FileId,
-    /// This session, and the highest sequence that it has given so far.
+    /// this session, and the highest sequence that it has used so far
     pub window: Window,
-    /// Every tree record with a leaf that will change, under the committed root.
+    /// every tree record with a leaf that will change, under the committed root
     pub held: Vec<(RecordNo, Digests)>,
-    /// The first page that a shrink is about to take away. Page 0 is the next page of the file that is written.
+    /// the first page that a shrink is about to remove; page 0 is then the next page of the file that is written
     pub cut: Option<PageNo>,
 }
 
-/// What a file is as of a barrier (A4).
+/// The state of a file as of a barrier (A4).
 pub struct FileCommit {
-    /// Which.
+    /// the file
     pub object: ObjectId,
-    /// Its root.
+    /// its root
     pub root: Digest,
-    /// Its size.
+    /// its size
     pub size: u64,
-    /// How its blocks are protected.
+    /// the protection of its blocks
     pub profile: Profile,
-    /// A second page 0 that is as good.
+    /// the digest of a second page 0 with the same content
     pub twin: Option<Digest>,
-    /// The root over its blocks, where it has one and is clean.
+    /// the root over its blocks, if it has one and the file is clean
     pub blocks: Option<Digest>,
-    /// The session that wrote its pages last, and the highest sequence that the barrier covered. `None`: no page with a
-    /// stamp was written since its row was read, so that it is clean.
+    /// the session that last wrote its pages, and the highest sequence that the barrier covered; `None`: no page with a
+    /// stamp was written since the row was read, so the file is clean
     pub window: Option<Window>,
-    /// Tree records that are to be held from now on, under the new root: those that have changed, and may again.
+    /// tree records to hold from now on, under the new root: those that have changed, and may change again
     pub held: Vec<(RecordNo, Digests)>,
-    /// Whether no page was written after that sequence: the file is clean then (A7).
+    /// whether no page was written after that sequence: then the file is clean (A7)
     pub is_clean: bool,
 }
 
 impl Anchor {
-    /// Notes durably that recorded pages of files are about to change (A1). What is durable already costs nothing.
+    /// Notes durably that recorded pages of files are about to change (A1). Does not wait for what is durable already.
     ///
     /// # Errors
     /// [`AnchorError::Unknown`], [`AnchorError::Order`]; those of the table. No page may be written then.
@@ -62,11 +62,11 @@ impl Anchor {
                 }
             }
         }
-        // Also what somebody else has queued and not committed yet.
+        // Includes changes that another thread has queued and not committed yet.
         if objects.is_empty() { Ok(()) } else { self.commit_objects(&objects, Mark(0)) }
     }
 
-    /// True: something is to be made durable.
+    /// Queues an opening. True: it must become durable before pages are written.
     fn queue_opening(&self, state: &mut State, opening: &Opening) -> Result<bool> {
         let object = opening.object;
         let mut row = self.known(state, object)?;
@@ -81,17 +81,18 @@ impl Anchor {
             }
             return Ok(recorded.is_some()); // once its removal is durable, nobody asks for its pages
         }
-        // A2: a file that is not recorded may have a root in the queue, and any commit may take that. So a row never
-        // becomes durable without the records that are to be held under its root. Only the wait is left out.
+        // A2: a file that is not recorded may have a root in the queue, which any commit may take. So its row must
+        // never become durable without the records held under its root. Only the wait is left out.
         let is_held = self.queue_held(state, opening)?;
         let Some(recorded) = recorded else { return Ok(false) };
         let noted = recorded.file().and_then(|file| file.open.as_ref());
-        // The file was clean since, and has another id: pages that carry it are believed by no opening of before.
+        // If the file was clean in between, it has another id: an earlier opening does not accept pages with the new
+        // one.
         let noted = noted.filter(|open| open.file == opening.file && open.window(opening.window.session).is_some());
         Ok(!is_held || noted.is_none_or(|open| !holds_cut(open, opening.cut)))
     }
 
-    /// Queues the tree records of an opening that are not held. True: all of them are held durably, and stay so.
+    /// Queues those tree records of an opening that are not held. True: all are held durably, and stay so.
     fn queue_held(&self, state: &mut State, opening: &Opening) -> Result<bool> {
         let object = opening.object;
         let mut is_held = true;
@@ -107,18 +108,18 @@ impl Anchor {
         Ok(is_held)
     }
 
-    /// The row of an object that is durable, or is becoming so: its opening has to be waited for.
+    /// The row of an object that is durable or in flight: then an opening has to wait for its commit.
     pub(super) fn recorded_row(&self, state: &State, object: ObjectId) -> Result<Option<Row>> {
         let flying = state.flying.as_ref().and_then(|layer| layer.objects.get(&object));
         match flying {
             Some(Some(row)) => Ok(Some(row.clone())),
-            // What flies as gone is there if that commit fails.
+            // An object whose removal is in flight still exists if that commit fails.
             Some(None) | None => self.durable_row(object),
         }
     }
 
-    /// Queues the digest of the first page of a file, which is convergent and about to be written (A6). False: its row
-    /// is durable, or becoming so, and the page has to carry a stamp.
+    /// Queues the digest of a file's first page, which is convergent and about to be written (A6). False: the row is
+    /// durable or in flight, and the page must carry a stamp.
     ///
     /// # Errors
     /// [`AnchorError::Unknown`]; those of the table.
@@ -135,7 +136,8 @@ impl Anchor {
         Ok(true)
     }
 
-    /// Whether a digest is durably that of a second page 0 of a file, which may be written without a stamp (A6).
+    /// Whether a digest is durably recorded as that of a second page 0 of a file, which may be written without a stamp
+    /// (A6).
     ///
     /// # Errors
     /// [`AnchorError::Damaged`]; those of the table.
@@ -144,10 +146,11 @@ impl Anchor {
         Ok(row.as_ref().and_then(Row::file).is_some_and(|file| file.twin == Some(twin)))
     }
 
-    /// Queues what a file is as of a barrier that has returned (A4): durable with the next commit that takes it.
+    /// Queues the state of a file as of a barrier that has returned (A4). It is durable with the next commit that
+    /// includes it.
     ///
     /// # Errors
-    /// [`AnchorError::Unknown`]; [`AnchorError::Order`] where that would lower a sequence (A8); those of the table.
+    /// [`AnchorError::Unknown`]; [`AnchorError::Order`] if that would lower a sequence (A8); those of the table.
     pub fn commit_file(&self, commit: FileCommit) -> Result<()> {
         let object = commit.object;
         let state = &mut *self.state.lock();
@@ -168,7 +171,7 @@ impl Anchor {
         match state.nameless.get_mut(&object) {
             Some(nameless) => nameless.held = held,
             None => {
-                // What is held besides is of an earlier root.
+                // Other held records belong to an earlier root.
                 let earlier = held_of(&*self.table, state, object)?;
                 state.queued.held.extend(earlier.into_iter().map(|record| ((object, record), None)));
                 let held = held.into_iter().map(|(record, digests)| ((object, record), Some(digests)));
@@ -202,7 +205,7 @@ fn holds_cut(open: &Open, cut: Option<PageNo>) -> bool {
     cut.is_none_or(|from| open.cut.is_some_and(|noted| noted.from <= from))
 }
 
-/// Adds a window to a file, if it has none of this session, and a shrink. True: the row has changed.
+/// Adds a window of this session to a file, unless it has one, and a shrink. True: the row has changed.
 fn open_window(file: &mut FileRow, opening: &Opening) -> Result<bool> {
     let order = |rule| AnchorError::Order { object: opening.object, rule };
     let cut = opening.cut.map(|from| Cut { after: opening.window, from });

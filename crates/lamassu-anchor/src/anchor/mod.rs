@@ -1,4 +1,4 @@
-//! The anchor of one vault: reads see what was queued last; commits make it durable.
+//! The anchor of one vault. Reads see what was queued last; commits make it durable.
 //!
 //! | module | what it does |
 //! |---|---|
@@ -6,17 +6,20 @@
 //! | `names` | entries: made, removed, moved (N1 to N4) |
 //! | `files` | files: opened for changes, committed (A1 to A8) |
 //! | `vault` | the vault's header and history |
-//! | `accept` | what a person decides |
-//! | `replace` | records, targets, attributes: replaced whole |
-//! | `together` | commits of some objects, several in one |
+//! | `accept` | a person's decisions |
+//! | `replace` | records, targets and attributes, which are replaced as a whole |
+//! | `together` | group commit of some objects |
 //!
-//! Wrong orders cannot be written. What must be durable before a step of the store returns only when it is. A name
-//! whose removal the store has not carried out cannot be made again. A commit of a file cannot lower a sequence.
+//! Wrong orders cannot be expressed. A call whose effect must be durable before a step of the store returns only when
+//! it is. A name cannot be made again before the store has carried out its removal. A commit of a file cannot lower a
+//! sequence.
 //!
-//! Locks, in this order: `committing`, `state`; `asking` alone, or under the first. A commit holds the second only to
-//! take and to put back what it commits.
-//! What is taken out of the queue flies from the same moment ([`State::fly`]), and it has landed, or is back in the
-//! queue, from the moment that it flies no more: a row is always in one of them or in the table.
+//! Locks, in this order: `committing`, `state`, then the locks of the table ([`crate::table`]). `asking` is held alone,
+//! or under the first. A commit holds `state` only to take the changes and to put them back, not while the table is
+//! written.
+//!
+//! Changes that a commit has taken out of the queue are in flight ([`State::fly`]) until the commit ends. Then they are
+//! in the table, or back in the queue. So every row is always in one of the three.
 
 mod accept;
 mod files;
@@ -50,15 +53,15 @@ pub struct Anchor {
     tokens: TokenKey,
     degree: usize,
     state: Mutex<State>,
-    /// Held by who commits: commits take effect in order (A8).
+    /// Held during a commit: commits take effect in order (A8).
     committing: Mutex<()>,
-    /// Who waits for a commit of some objects.
+    /// Commits of some objects that wait for `committing`.
     asking: together::List,
-    /// The last member: it goes when the table has gone.
+    /// The last member: it is dropped after the table.
     open: Arc<()>,
 }
 
-/// Says which vault it is of, and nothing of what it keeps.
+/// Shows the vault's id, and no content.
 impl fmt::Debug for Anchor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let state = self.state.lock();
@@ -69,47 +72,47 @@ impl fmt::Debug for Anchor {
 struct State {
     vault: VaultRow,
     queued: Layer,
-    /// What is being committed.
+    /// The changes in flight.
     flying: Option<Arc<Layer>>,
-    /// Entries made so far.
+    /// The number of entries made so far.
     made: u64,
     /// Objects without an entry that are still in use.
     nameless: HashMap<ObjectId, Nameless>,
-    /// What is losing its last entry by the move that is being committed.
+    /// The object that loses its last entry by the move that is being committed.
     replacing: Option<Replaced>,
-    /// Changes of names that are durable here, and that the store is to carry out.
+    /// Changes of names that are durable here, for the store to carry out.
     due: BTreeMap<u64, Intent>,
     /// The same, handed out and not carried out yet.
     handed_out: BTreeMap<u64, Intent>,
-    /// Names that a removal has taken away, until the store has carried that out.
+    /// Removed names, until the store has carried out the removal.
     going: HashSet<EntryPlace>,
-    /// What the store has replaced, and no barrier has covered yet.
+    /// Replacements that no barrier covers yet.
     replaced: replace::Replaced,
 }
 
-/// What would be recorded of an object if it had an entry: it may get one again, since a removal that fails in the
-/// store is taken back.
+/// What would be recorded of an object if it had an entry. It may get one again: a removal that fails in the store is
+/// undone.
 struct Nameless {
     row: Row,
     held: BTreeMap<RecordNo, Digests>,
 }
 
-/// An object that loses its last entry, until that is durable: it flies as gone, and what changes of it is queued, so
-/// that nothing is lost if the commit fails.
+/// An object that loses its last entry by a move. Until that is durable, its removal is in flight, and changes of it
+/// are queued. So nothing is lost if the commit fails.
 struct Replaced {
     object: ObjectId,
-    /// Without a link; `None`: nobody uses it any more.
+    /// The object without an entry; `None`: it is no longer in use.
     without: Option<Nameless>,
 }
 
-/// Why a layer is not durable, and the layer.
+/// The error of a commit, and the changes that were in flight.
 type Failed = Box<(AnchorError, Layer)>;
 
 impl Anchor {
-    /// Makes the anchor of a new vault in an empty table: the root alone.
+    /// Makes the anchor of a new vault in an empty table, with the root alone.
     ///
     /// # Errors
-    /// [`AnchorError::Foreign`] where the table has a vault; those of the table.
+    /// [`AnchorError::Foreign`] if the table has a vault; those of the table.
     pub fn create(table: Arc<dyn Table>, vault: VaultRow, root: Row) -> Result<Anchor> {
         if table.get(Space::Vault, VAULT_KEY)?.is_some() {
             return Err(AnchorError::Foreign);
@@ -159,22 +162,22 @@ impl Anchor {
         }
     }
 
-    /// What is there as long as this is open, its end included: when it is gone, the table is let go.
+    /// A reference that lives as long as this anchor. When it is gone, the table is closed.
     pub fn while_open(&self) -> Weak<()> {
         Arc::downgrade(&self.open)
     }
 
-    /// Whether the right to it can end while it is open ([`Table::may_end`]).
+    /// Whether the right to use the table can end while it is open ([`Table::may_end`]).
     pub fn may_end(&self) -> bool {
         self.table.may_end()
     }
 
-    /// Whether what it says may be believed now ([`Table::standing`]).
+    /// Whether reads are valid now ([`Table::standing`]).
     pub fn standing(&self) -> Standing {
         self.table.standing()
     }
 
-    /// Waits until it may ([`Table::wait_until_good`]).
+    /// Waits until reads are valid ([`Table::wait_until_good`]).
     ///
     /// # Errors
     /// [`AnchorError::Server`].
@@ -182,17 +185,17 @@ impl Anchor {
         self.table.wait_until_good()
     }
 
-    /// What it says is cached from now on ([`Table::has_caches`]).
+    /// From now on, what is read may be cached ([`Table::has_caches`]).
     pub fn has_caches(&self) {
         self.table.has_caches();
     }
 
-    /// What was cached by what it said is dropped ([`Table::caches_are_dropped`]).
+    /// Caches were dropped ([`Table::caches_are_dropped`]).
     pub fn caches_are_dropped(&self) {
         self.table.caches_are_dropped();
     }
 
-    /// Returns when it may no longer, and now and then before ([`Table::wait_while_good`]).
+    /// Returns when reads are no longer valid, and now and then before that ([`Table::wait_while_good`]).
     pub fn wait_while_good(&self) {
         self.table.wait_while_good();
     }
@@ -205,27 +208,27 @@ impl Anchor {
         self.table.check_profile(profile)
     }
 
-    /// The token of a stored name.
+    /// The token of a name in the store.
     pub fn token(&self, dir: ObjectId, stored: &[u8]) -> Token {
         self.tokens.token(dir, stored)
     }
 
-    /// Children of a tree record.
+    /// The number of children of a tree record.
     pub fn degree(&self) -> usize {
         self.degree
     }
 
-    /// Whether files have a root over their blocks, too.
+    /// Whether files have a root over their blocks as well.
     pub fn has_blocks(&self) -> bool {
         self.state.lock().vault.blocks
     }
 
-    /// What is known of the vault.
+    /// The row of the vault.
     pub fn vault(&self) -> VaultRow {
         self.state.lock().vault.clone()
     }
 
-    /// Changes what is known of the vault; durable with the next commit.
+    /// Changes the row of the vault; durable with the next commit.
     pub fn change_vault(&self, change: impl FnOnce(&mut VaultRow)) {
         let state = &mut *self.state.lock();
         change(&mut state.vault);
@@ -240,7 +243,7 @@ impl Anchor {
         self.known(&self.state.lock(), object)
     }
 
-    /// Changes an object's row; durable with the next commit that takes it.
+    /// Changes an object's row; durable with the next commit that includes it.
     ///
     /// # Errors
     /// As for [`Anchor::row`].
@@ -266,7 +269,7 @@ impl Anchor {
         self.table.get(Space::Objects, &object_key(object))?.map(|bytes| Row::decode(&bytes)).transpose()
     }
 
-    /// What a name of a directory leads to.
+    /// The entry at a name of a directory.
     ///
     /// # Errors
     /// [`AnchorError::Damaged`]; those of the table.
@@ -284,8 +287,8 @@ impl Anchor {
         self.table.get(Space::Entries, &entry_key(place))?.map(|bytes| Entry::decode(&bytes)).transpose()
     }
 
-    /// All entries of a directory. The caller keeps that directory from changes: what it gets would have been there at
-    /// different moments otherwise.
+    /// All entries of a directory. The caller must prevent changes of the directory: otherwise the entries would be
+    /// from different moments.
     ///
     /// # Errors
     /// As for [`Anchor::entry`].
@@ -303,7 +306,7 @@ impl Anchor {
         Ok(entries)
     }
 
-    /// Whether a directory has no entries. The caller keeps it from changes.
+    /// Whether a directory has no entries. The caller must prevent changes of it.
     ///
     /// # Errors
     /// As for [`Anchor::entry`].
@@ -320,14 +323,15 @@ impl Anchor {
         Ok(is_empty)
     }
 
-    /// Entries of a directory that are in force and not in the table yet. Looked at *before* the table: what a commit
-    /// puts there meanwhile is found twice, not in neither, and no reader waits for a commit's flush.
+    /// Entries of a directory that are in force and not in the table yet. They must be read *before* the table: then an
+    /// entry that is committed meanwhile is found in both, and not in neither. So no reader waits for the flush of a
+    /// commit.
     fn queued_entries(&self, dir: ObjectId) -> BTreeMap<Token, Option<Entry>> {
         let state = self.state.lock();
         state.layers().into_iter().rev().flatten().flat_map(|layer| layer.entries_of(dir)).collect()
     }
 
-    /// The tree records of a file that are held, under its committed root. The caller keeps the file from commits.
+    /// The held tree records of a file, under its committed root. The caller must prevent commits of the file.
     ///
     /// # Errors
     /// [`AnchorError::Damaged`]; those of the table.
@@ -343,7 +347,7 @@ impl Anchor {
         self.held_under(queued, object)
     }
 
-    /// Held records, as they are in the table and as it is queued that they change.
+    /// Held records in the table, with the queued changes applied.
     fn held_under(&self, queued: QueuedHeld, object: ObjectId) -> Result<BTreeMap<RecordNo, Digests>> {
         let mut held = BTreeMap::new();
         self.scan(Space::Held, &object_key(object), Part::Held, |key, value| {
@@ -355,7 +359,7 @@ impl Anchor {
         Ok(held)
     }
 
-    /// Files that are durably open: after a crash those to recover, before anything of them is served.
+    /// Files that are durably open: after a crash they must be recovered before they are read.
     ///
     /// # Errors
     /// Those of the table.
@@ -369,7 +373,7 @@ impl Anchor {
         Ok(open)
     }
 
-    /// Changes of names that the store may lack, as of the last commit.
+    /// Changes of names that the store may not have carried out, as of the last commit.
     ///
     /// # Errors
     /// [`AnchorError::Damaged`]; those of the table.
@@ -383,7 +387,7 @@ impl Anchor {
         Ok(intents)
     }
 
-    /// Visits keys and values, until that breaks; `None` is a key that no writer writes.
+    /// Visits keys and values, until `visit` breaks; the key is `None` if it is invalid.
     fn scan(
         &self,
         space: Space,
@@ -402,23 +406,23 @@ impl Anchor {
         done
     }
 
-    /// Where the queue is: a barrier of the store that begins now covers every entry made so far.
+    /// The current position in the queue: a barrier of the store that begins now covers every entry made so far.
     pub fn mark(&self) -> Mark {
         Mark(self.state.lock().made)
     }
 
-    /// How many changes are queued.
+    /// The number of queued changes.
     pub fn queued(&self) -> usize {
         let state = self.state.lock();
         state.queued.len() + state.replaced.len()
     }
 
-    /// Makes durable what is queued; of entries that were made, those up to a mark that was taken before a barrier of
-    /// the store.
+    /// Makes the queue durable. Of new entries it takes those up to `covered`, a mark that was taken before a barrier
+    /// of the store.
     ///
     /// # Errors
-    /// Those of the table; everything stays queued. Where a rule of the server's policy forbids a part of it, that part
-    /// alone does: one file is in no other's way.
+    /// Those of the table; everything stays queued. If a rule of the server's policy forbids some of it, only that
+    /// stays queued: one file does not block others.
     pub fn commit(&self, covered: Mark) -> Result<()> {
         let _in_order = self.committing.lock();
         self.state.lock().settle_replaced(self, covered)?;
@@ -438,17 +442,17 @@ impl Anchor {
         self.state.lock().queued.objects.contains_key(&object)
     }
 
-    /// Objects of queued changes of a directory's entries, and of those in directories that are removed with them.
+    /// Objects of a directory's queued entries, and of those in directories that are removed with them.
     pub fn queued_in(&self, dir: ObjectId) -> HashSet<ObjectId> {
         self.state.lock().queued.objects_in(dir)
     }
 
-    /// How many queued entries name an object.
+    /// The number of queued entries that name an object.
     pub fn queued_names(&self, object: ObjectId) -> usize {
         self.state.lock().queued.names_of(object)
     }
 
-    /// Where objects lie, by one scan of all entries: of each one place that is committed, and not gone since.
+    /// Places of objects, by one scan of all entries: for each object one committed place that is still in force.
     ///
     /// # Errors
     /// [`AnchorError::Damaged`]; those of the table.
@@ -464,7 +468,7 @@ impl Anchor {
         })?;
         let mut places = HashMap::new();
         for (object, place) in recorded {
-            // It may be gone in what is not committed yet.
+            // A queued change may have removed it.
             if self.entry(&place)?.is_some_and(|entry| entry.object == object) {
                 places.insert(object, place);
             }
@@ -472,14 +476,15 @@ impl Anchor {
         Ok(places)
     }
 
-    /// The caller holds `committing`.
+    /// Commits. The caller holds `committing`.
     fn commit_taken(&self, scope: Scope<'_>, covered: Mark) -> Result<()> {
         let flying = self.fly_queued(&mut self.state.lock(), scope, covered)?;
         self.land(flying)
     }
 
-    /// Has what is queued fly; `None`: nothing is. Of an object that has names which no barrier covers, all but its
-    /// names flies: what is to be known before its pages or attributes change does not wait for them (A1, S1).
+    /// Puts the queue in flight; `None`: it is empty. If an object has names that no barrier covers, everything but its
+    /// names is taken: what must be recorded before its pages or attributes change does not wait for the names (A1,
+    /// S1).
     fn fly_queued(&self, state: &mut State, scope: Scope<'_>, covered: Mark) -> Result<Option<Arc<Layer>>> {
         if state.queued.is_empty() {
             return Ok(None);
@@ -488,7 +493,7 @@ impl Anchor {
         Ok(Some(state.fly(layer)))
     }
 
-    /// Takes out of the queue what is to fly at once.
+    /// Takes out of the queue what one commit includes.
     fn take_queued(&self, state: &mut State, scope: Scope<'_>, covered: Mark) -> Result<Layer> {
         let (mut layer, left_behind) = state.queued.take(scope, covered);
         for object in left_behind {
@@ -506,7 +511,7 @@ impl Anchor {
         Ok(layer)
     }
 
-    /// Makes durable what flies; what cannot be is queued again. The caller holds `committing`.
+    /// Makes the changes in flight durable, or queues them again on an error. The caller holds `committing`.
     fn land(&self, flying: Option<Arc<Layer>>) -> Result<()> {
         let Some(flying) = flying else { return Ok(()) };
         let done = self.table.commit(&flying.changes());
@@ -516,7 +521,7 @@ impl Anchor {
 }
 
 impl State {
-    /// Has a layer fly: it is in force, and about to be durable.
+    /// Puts a layer in flight: it is in force, and about to be durable.
     fn fly(&mut self, mut layer: Layer) -> Arc<Layer> {
         self.vault.revision = Revision(self.vault.revision.0 + 1);
         layer.vault = Some(self.vault.clone());
@@ -525,10 +530,10 @@ impl State {
         layer
     }
 
-    /// What flew is durable, or is given back.
+    /// The changes in flight are durable, or are given back.
     fn landed(&mut self, flying: Arc<Layer>, done: Result<()>) -> std::result::Result<(), Failed> {
         self.flying = None;
-        // Nobody else keeps one: it is looked at under the lock alone.
+        // No other reference exists: readers use it under this lock only.
         let layer = Arc::into_inner(flying).unwrap_or_default();
         match done {
             Ok(()) => {
@@ -545,19 +550,19 @@ impl State {
         error
     }
 
-    /// The row of an object that has lost its last entry, and is still in use.
+    /// The row of an object that has lost its last entry and is still in use.
     fn row_without_entry(&self, object: ObjectId) -> Option<Row> {
         let replaced = self.replacing.as_ref().filter(|replaced| replaced.object == object);
         let nameless = self.nameless.get(&object).or_else(|| replaced?.without.as_ref());
         nameless.map(|nameless| nameless.row.clone())
     }
 
-    /// Queued changes, the newest first.
+    /// Queued changes and those in flight, newest first.
     fn layers(&self) -> [Option<&Layer>; 2] {
         [Some(&self.queued), self.flying.as_deref()]
     }
 
-    /// A row that an object has from now on.
+    /// Queues the new row of an object.
     fn queue_row(&mut self, object: ObjectId, row: Row) {
         match self.nameless.get_mut(&object) {
             Some(nameless) => nameless.row = row,
@@ -565,14 +570,14 @@ impl State {
         }
     }
 
-    /// How held records of an object change.
+    /// The queued changes of an object's held records.
     fn queued_held(&self, object: ObjectId) -> QueuedHeld {
         let held = self.layers().into_iter().rev().flatten().flat_map(|layer| layer.held_of(object));
         held.map(|(record, digests)| (record, digests.clone())).collect()
     }
 
-    /// An object is about to have an entry again: what is held of it is recorded again, and its row is given back to be
-    /// queued.
+    /// An object is about to get an entry again: its held records are queued, and its row is returned for the caller to
+    /// queue.
     fn name_again(&mut self, object: ObjectId) -> Option<Row> {
         let Nameless { row, held } = self.nameless.remove(&object)?;
         self.queued.held.extend(held.into_iter().map(|(record, digests)| ((object, record), Some(digests))));
@@ -580,7 +585,7 @@ impl State {
     }
 }
 
-/// Held records of an object that change; `None`: they are held no longer.
+/// Changes of an object's held records; `None`: no longer held.
 type QueuedHeld = BTreeMap<RecordNo, Option<Digests>>;
 
 fn change_held(held: &mut BTreeMap<RecordNo, Digests>, changes: QueuedHeld) {

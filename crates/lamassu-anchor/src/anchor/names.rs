@@ -1,7 +1,7 @@
 //! Entries: made, removed, moved (`docs/freshness.md`, section 5).
 //!
-//! What is *made* is queued after the store's step. What *goes* is queued, and the store's step follows its commit: see
-//! [`Anchor::due`]. What *moves* is durable before the store's step.
+//! A *new* entry is queued after the store's step. A *removal* is queued, and the store's step follows its commit: see
+//! [`Anchor::due`]. A *move* is durable before the store's step.
 
 use super::{Anchor, Nameless, Replaced, Result, State, change_held};
 use crate::queue::{Layer, Mark, Scope};
@@ -12,43 +12,43 @@ use crate::{AnchorError, Digests, ObjectId, RecordNo};
 use std::collections::{BTreeMap, HashSet};
 use std::ops::ControlFlow;
 
-/// How an entry was made.
+/// The result of making an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Made {
-    /// It is queued.
+    /// The entry is queued.
     Queued(ObjectId),
-    /// A removal of this name is not carried out yet: commit, carry out what is due, and make it then.
+    /// The store has not carried out a removal of this name: commit, carry out what is due, and try again.
     NameIsGoing,
 }
 
-/// What a removal needs of the store.
+/// When the store may carry out a removal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Removal {
     /// There is no such entry.
     NoEntry,
-    /// The store's step may be done at once: the anchor never had the entry durably.
+    /// At once: the entry was never durable.
     Now,
-    /// The store's step is done when this intent is due.
+    /// When this intent is due.
     WhenDue(u64),
 }
 
-/// What a rename needs of the store.
+/// When the store may carry out a rename.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Renamed {
-    /// There is nothing to move, or nothing to exchange it with.
+    /// There is no source, or no target to exchange it with.
     NoEntry,
-    /// The store's step may be done at once: the anchor never had these entries durably.
+    /// At once: these entries were never durable.
     Now,
-    /// It is durable: the store's step may be done; then [`Anchor::carried_out`].
+    /// Now: the intent is durable. Then call [`Anchor::carried_out`].
     Intended(u64),
-    /// What moves, or where it goes, is not covered by a barrier of the store yet. Nothing was changed: take a mark,
-    /// have a barrier, and ask again.
+    /// Not yet: no barrier of the store covers the source or the target. Nothing was changed: take a mark, make a
+    /// barrier, and try again.
     NeedsBarrier,
 }
 
 impl Anchor {
-    /// Queues an object that was just made in the store, under a name. Call [`Anchor::may_make`] before the store's
-    /// step.
+    /// Queues an object under a name, both just made in the store. [`Anchor::may_make`] must be called before the
+    /// store's step.
     ///
     /// # Errors
     /// Those of the table.
@@ -66,7 +66,7 @@ impl Anchor {
         Ok(Made::Queued(object))
     }
 
-    /// Queues another name, just made in the store, of an object.
+    /// Queues another name of an object, just made in the store.
     ///
     /// # Errors
     /// [`AnchorError::Unknown`]; those of the table.
@@ -84,17 +84,17 @@ impl Anchor {
         Ok(Made::Queued(object))
     }
 
-    /// Whether the store has something that was removed, and that it is to let go of.
+    /// Whether the store still has entries whose removal it is to carry out.
     pub fn has_removals(&self) -> bool {
         !self.state.lock().going.is_empty()
     }
 
-    /// Whether a name may be made in the store: no removal of it waits to be carried out.
+    /// Whether a name may be made in the store: no removal of it is pending.
     pub fn may_make(&self, place: &EntryPlace) -> bool {
         !self.state.lock().is_going(place)
     }
 
-    /// Queues the removal of an entry. It is gone for readers at once.
+    /// Queues the removal of an entry. Readers no longer see it.
     ///
     /// # Errors
     /// Those of the table.
@@ -115,7 +115,7 @@ impl Anchor {
         Ok(Removal::WhenDue(number))
     }
 
-    /// Whether an entry is durable, or becoming so: it goes by an intent.
+    /// Whether an entry is durable or in flight: then it is removed by an intent.
     ///
     /// # Errors
     /// Those of the table.
@@ -134,7 +134,7 @@ impl Anchor {
         Ok(row)
     }
 
-    /// Queues the row of an object that has lost an entry; without any it goes, with all that is held of it.
+    /// Queues the row of an object that has lost an entry. Without any entry, its row and its held records are removed.
     fn queue_less(&self, state: &mut State, object: ObjectId, row: Row) -> Result<()> {
         if row.links > 0 {
             state.queue_row(object, row);
@@ -147,7 +147,7 @@ impl Anchor {
         Ok(())
     }
 
-    /// An object without an entry is in use no longer.
+    /// An object without an entry is no longer in use.
     pub fn forget(&self, object: ObjectId) {
         let state = &mut *self.state.lock();
         state.nameless.remove(&object);
@@ -156,7 +156,7 @@ impl Anchor {
         }
     }
 
-    /// What is held of an object, and all the records that the table has or may get of it.
+    /// The held records of an object, and the numbers of all its records that the table has or may get.
     fn held_in(&self, state: &State, object: ObjectId) -> Result<(BTreeMap<RecordNo, Digests>, Vec<RecordNo>)> {
         let records = held_of(&*self.table, state, object)?;
         let held =
@@ -164,11 +164,11 @@ impl Anchor {
         Ok((held, records))
     }
 
-    /// Moves an entry, over what is there, or exchanges two. `to_name` is the stored name that it will have, `inodes`
-    /// the hint for recovery. `covered` is a mark that a barrier of the store has covered.
+    /// Moves an entry, replacing the target if there is one, or exchanges two. `to_name` is the new stored name,
+    /// `inodes` a hint for recovery. `covered` is a mark that a barrier of the store has covered.
     ///
     /// # Errors
-    /// Those of the table: nothing has changed then.
+    /// Those of the table: then nothing has changed.
     pub fn rename(
         &self,
         from: EntryPlace,
@@ -179,7 +179,7 @@ impl Anchor {
     ) -> Result<Renamed> {
         let _in_order = self.committing.lock();
         let looked = self.look_at_ends(&mut self.state.lock(), from, to, is_exchange, covered)?;
-        // What the move builds on becomes durable first, so that the move is a commit of its own.
+        // What the move is based on becomes durable first, so that the move is a commit of its own.
         match looked {
             Looked::Done(renamed) => return Ok(renamed),
             Looked::Ends(ends) => self.commit_taken(Scope::Objects(&ends.objects), covered)?,
@@ -190,7 +190,7 @@ impl Anchor {
                 Looked::Done(renamed) => return Ok(renamed),
                 Looked::Ends(ends) => ends,
             };
-            // Of that, what was queued meanwhile: nothing more can be now.
+            // What was queued of it meanwhile. Nothing more can be queued now.
             let (basis, _) = state.queued.take(Scope::Objects(&ends.objects), covered);
             if !basis.is_of_vault_alone() {
                 let flying = state.fly(basis);
@@ -217,7 +217,7 @@ impl Anchor {
         Ok(Renamed::Intended(number))
     }
 
-    /// What a move is about, unless nothing is to be made durable for it, or not yet.
+    /// The ends of a move, unless nothing must be made durable, or not yet.
     fn look_at_ends(
         &self,
         state: &mut State,
@@ -248,7 +248,7 @@ impl Anchor {
         Ok(Looked::Ends(Ends { source, target, objects }))
     }
 
-    /// What a move changes. The caller holds `committing`, and nothing of it is queued.
+    /// The changes of a move. The caller holds `committing`, and no change of these objects is queued.
     fn move_layer(
         &self,
         state: &mut State,
@@ -299,7 +299,7 @@ impl Anchor {
         Ok((layer, moving))
     }
 
-    /// The row of a directory that is somewhere else from now on.
+    /// The row of a directory at its new place.
     fn moved_dir(&self, state: &State, to: EntryPlace, entry: Entry) -> Result<Option<(ObjectId, Option<Row>)>> {
         let mut row = self.known(state, entry.object)?;
         let Content::Dir { parent, name, .. } = &mut row.content else { return Ok(None) };
@@ -314,7 +314,7 @@ impl Anchor {
         Ok(())
     }
 
-    /// Hands out the removals that are durable: the store carries them out, and then [`Anchor::carried_out`].
+    /// Hands out the removals that are durable. The store carries them out; then call [`Anchor::carried_out`].
     pub fn due(&self) -> BTreeMap<u64, Intent> {
         let state = &mut *self.state.lock();
         let due = std::mem::take(&mut state.due);
@@ -322,7 +322,7 @@ impl Anchor {
         due
     }
 
-    /// The store has carried out changes of names. Recovery knows of them until a barrier has covered that.
+    /// The store has carried out changes of names. Their intents stay until a barrier has covered that.
     pub fn carried_out(&self, intents: impl IntoIterator<Item = u64>) {
         let state = &mut *self.state.lock();
         for intent in intents {
@@ -339,7 +339,7 @@ impl Anchor {
 struct Ends {
     source: Entry,
     target: Option<Entry>,
-    /// Both, and the directories.
+    /// the source, the target, and their directories
     objects: HashSet<ObjectId>,
 }
 
@@ -351,7 +351,7 @@ enum Looked {
 /// A move that is being committed.
 struct Moving {
     number: u64,
-    /// Objects whose rows it changes, and those rows as they were.
+    /// Objects whose rows change, with the rows before.
     before: Vec<(ObjectId, Row)>,
 }
 
@@ -359,7 +359,7 @@ fn source_and_target_are_one(source: &Entry, target: &Option<Entry>) -> bool {
     target.is_some_and(|target| target.object == source.object)
 }
 
-/// Tree records that are held of an object, durably or not.
+/// Numbers of the tree records held of an object, durably or queued.
 pub(super) fn held_of(table: &dyn Table, state: &State, object: ObjectId) -> Result<Vec<RecordNo>> {
     let mut records = Vec::new();
     table.scan(Space::Held, &object_key(object), &mut |key, _| {
@@ -373,7 +373,7 @@ pub(super) fn held_of(table: &dyn Table, state: &State, object: ObjectId) -> Res
 }
 
 impl State {
-    /// A move is durable: what it has replaced has no entry any more, and nothing of it is to be made durable.
+    /// A move is durable: the object that it replaced has no entry any more, and is no longer recorded.
     fn has_moved(&mut self) {
         let Some(Replaced { object, without }) = self.replacing.take() else { return };
         let row = self.queued.objects.remove(&object).flatten();
@@ -386,7 +386,7 @@ impl State {
         self.nameless.insert(object, nameless);
     }
 
-    /// A move could not be committed: what others have changed meanwhile of its objects is changed in what they were.
+    /// A move could not be committed: changes that were queued meanwhile are applied to the rows from before the move.
     fn has_not_moved(&mut self, layer: &Layer, moving: Moving) {
         self.replacing = None;
         self.queued.vault = Some(self.vault.clone());
@@ -418,7 +418,7 @@ impl State {
         number
     }
 
-    /// Whether a removal of this name is not carried out yet.
+    /// Whether the removal of this name has not been carried out yet.
     fn is_going(&self, place: &EntryPlace) -> bool {
         self.going.contains(place)
     }

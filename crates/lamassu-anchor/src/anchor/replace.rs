@@ -1,10 +1,10 @@
-//! What is sealed of an object, replaced by a step of the store: its attributes, a link's target, a directory's record
-//! (`docs/freshness.md`, section 5).
+//! Replacement of sealed parts of an object by one step of the store: its attributes, a link's target, a directory's
+//! record (`docs/freshness.md`, section 5).
 //!
-//! * Before the step the row durably says {old, new}. Of an object that is not recorded yet nothing is waited for: its
-//!   entry is held back until a barrier has covered the step (N4).
-//! * After the step the row says {new}, but not before a barrier has covered the step: until then an honest crash may
-//!   leave either. A second step within that time needs a barrier first, since a row holds two states and no third.
+//! * Before the step the row durably says {old, new}. An object that is not recorded yet needs no wait: its entry is
+//!   held back until a barrier has covered the step (N4).
+//! * The row says {new} only after a barrier has covered the step: until then an honest crash may leave either. A
+//!   second step within that time needs a barrier first, since a row holds only two states.
 
 use super::{Anchor, Result, State};
 use crate::queue::Mark;
@@ -12,7 +12,7 @@ use crate::row::{Content, Row, Sealed};
 use crate::{AnchorError, Digest, ObjectId};
 use std::collections::HashSet;
 
-/// What of an object is replaced whole.
+/// A part of an object that is replaced as a whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum SealedPart {
     /// All its attributes, access lists among them.
@@ -21,30 +21,31 @@ pub enum SealedPart {
     Content,
 }
 
-/// Whether a barrier of the store has begun and succeeded since the caller has seen what it replaces.
+/// Whether a barrier of the store has begun and succeeded after the caller saw what it replaces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Seen {
-    /// Perhaps not.
+    /// Unknown.
     AtSomeTime,
-    /// So it is: what was seen is durable there.
+    /// Yes: what the caller saw is durable.
     BeforeBarrier,
 }
 
-/// What a replacement needs of the store.
+/// What must happen before a replacement's step in the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Replacing {
-    /// The step may be done; then [`Anchor::replaced`].
+    /// The step may be made; then call [`Anchor::replaced`].
     Noted,
-    /// The step before this one is not covered by a barrier. Nothing was changed: have one, commit, and ask again.
+    /// No barrier covers the step before this one. Nothing was changed: make a barrier, commit, and try again.
     NeedsBarrier,
     /// What the store shows is not the newest. Nothing was changed.
     Stale,
 }
 
-/// Replacements whose {new} is not in the row yet.
+/// Replacements whose row does not say {new} yet.
 #[derive(Default)]
 pub(super) struct Replaced {
-    /// Begun by this process: carried out since a number was given, or not known to be.
+    /// Replacements that this process has begun. The number was given after the step of the store; `None`: it may not
+    /// have been made.
     parts: std::collections::HashMap<(ObjectId, SealedPart), Option<u64>>,
 }
 
@@ -54,13 +55,13 @@ impl Replaced {
     }
 }
 
-/// The digest of what is there, or nothing.
+/// A digest as current state; [`Digest::NONE`]: nothing.
 fn is(digest: Digest) -> Sealed {
     if digest.is_none() { Sealed::Nothing } else { Sealed::Is(digest) }
 }
 
 impl Row {
-    /// What is sealed of it; a file, a device, a pipe has no sealed content.
+    /// The sealed state of a part. Files, devices and pipes have no sealed content.
     pub fn sealed(&self, part: SealedPart) -> Sealed {
         match (part, &self.content) {
             (SealedPart::Attributes, _) => self.attributes,
@@ -81,12 +82,12 @@ impl Row {
 }
 
 impl Anchor {
-    /// Notes that a step of the store is about to replace a part of an object, durably where the object is recorded.
-    /// `covered` is a mark that a barrier of the whole store has covered. Steps of one part come one after another:
-    /// that is the caller's to see to.
+    /// Notes that a step of the store is about to replace a part of an object; durably, if the object is recorded.
+    /// `covered` is a mark that a barrier of the whole store has covered. The caller must make the steps for one part
+    /// one after the other.
     ///
     /// # Errors
-    /// [`AnchorError::Unknown`]; those of the table: the step may not be done.
+    /// [`AnchorError::Unknown`]; those of the table: the step may not be made.
     pub fn replacing(
         &self,
         object: ObjectId,
@@ -105,7 +106,8 @@ impl Anchor {
             }
             let is_waited_for = self.is_recorded(state, object)?;
             let is_open = matches!(sealed, Sealed::Becomes { .. }) && seen == Seen::AtSomeTime;
-            // A commit would leave out the row of a directory. One of another object it would take, but for its names.
+            // A commit would leave out the row of a directory. The row of another object would be committed without its
+            // names.
             let is_late = state.queued.is_late(object, covered);
             if is_waited_for && (is_open || is_late) {
                 return Ok(Replacing::NeedsBarrier);
@@ -113,7 +115,7 @@ impl Anchor {
             row.set_sealed(part, if old == new { is(new) } else { Sealed::Becomes { old, new } });
             state.queue_row(object, row);
             state.replaced.parts.insert((object, part), None);
-            // Until its removal is durable a crash could leave what has lost its last name.
+            // Until its removal is durable, a crash could leave an object that has lost its last name.
             let is_going = state.nameless.contains_key(&object) && self.recorded_row(state, object)?.is_some();
             if !is_waited_for && !is_going {
                 return Ok(Replacing::Noted);
@@ -123,10 +125,10 @@ impl Anchor {
         Ok(Replacing::Noted)
     }
 
-    /// The store's step was done.
+    /// The step of the store was made.
     ///
     /// # Errors
-    /// [`AnchorError::Unknown`]; those of the table. The row says {old, new} then.
+    /// [`AnchorError::Unknown`]; those of the table. The row then still says {old, new}.
     pub fn replaced(&self, object: ObjectId, part: SealedPart, new: Digest) -> Result<()> {
         let state = &mut *self.state.lock();
         let mut row = self.known(state, object)?;
@@ -143,8 +145,8 @@ impl Anchor {
         Ok(())
     }
 
-    /// Whether a part of an object was replaced, and no barrier of the whole store is known to have covered that: those
-    /// for the object and its names alone need not.
+    /// Whether a part of an object was replaced without a known barrier of the whole store after it. A barrier for the
+    /// object and its names alone may not cover the replacement.
     pub fn is_replacing(&self, object: ObjectId) -> bool {
         let state = self.state.lock();
         let is_replaced = |part| state.replaced.parts.get(&(object, part)).is_some_and(|number| number.is_some());
@@ -152,7 +154,7 @@ impl Anchor {
         state.queued.is_changed(object) || parts.any(is_replaced)
     }
 
-    /// Queues {new} of what a barrier of the whole store has covered, as [`Anchor::commit`] does.
+    /// Queues {new} for replacements that a barrier of the whole store has covered, as [`Anchor::commit`] does.
     ///
     /// # Errors
     /// Those of the table.
@@ -160,8 +162,8 @@ impl Anchor {
         self.state.lock().settle_replaced(self, covered)
     }
 
-    /// What the store showed of a part when it was first looked at. Where another process left two states, and a
-    /// barrier has covered this one since, it is the one from now on. Whether it is current.
+    /// Notes what the store shows of a part when it is first read. If another process left two states, and a barrier
+    /// has covered this one since, it becomes the only one. Returns whether it is current.
     ///
     /// # Errors
     /// [`AnchorError::Unknown`]; those of the table.
@@ -171,7 +173,7 @@ impl Anchor {
         let sealed = row.sealed(part);
         let own = state.replaced.parts.get(&(object, part));
         let is_current = match (sealed, own) {
-            // This process knows that the store has carried it out: only a crash may still leave the old one.
+            // This process knows that the store has made the step: only a crash may still bring back the old state.
             (Sealed::Becomes { new, .. }, Some(Some(_))) => seen == new,
             _ => sealed.is_current(seen),
         };
@@ -186,7 +188,7 @@ impl Anchor {
     /// Notes durably that the record of the root's permissions is about to be replaced. False: `old` is not current.
     ///
     /// # Errors
-    /// Those of the table: it may not be replaced.
+    /// Those of the table: the record may not be replaced then.
     pub fn replacing_root_permissions(&self, old: Digest, new: Digest) -> Result<bool> {
         if !self.vault().root_permissions.is_current(old) {
             return Ok(false);
@@ -196,19 +198,19 @@ impl Anchor {
         self.commit_objects(&HashSet::new(), Mark::NOTHING).map(|()| true)
     }
 
-    /// It was replaced, and a barrier has covered that: durable with the next commit.
+    /// The record was replaced, and a barrier has covered that. Durable with the next commit.
     pub fn root_permissions_replaced(&self, new: Digest) {
         self.change_vault(|vault| vault.root_permissions = is(new));
     }
 
-    /// Whether the row of an object is durable or becoming so, so that a crash could leave it.
+    /// Whether the row of an object is durable or in flight, so that a crash could leave it.
     fn is_recorded(&self, state: &State, object: ObjectId) -> Result<bool> {
         Ok(!state.nameless.contains_key(&object) && self.recorded_row(state, object)?.is_some())
     }
 }
 
 impl State {
-    /// Queues {new} of what a barrier has covered.
+    /// Queues {new} for replacements that a barrier has covered.
     pub(super) fn settle_replaced(&mut self, anchor: &Anchor, covered: Mark) -> Result<()> {
         let is_covered = |number: &Option<u64>| number.is_some_and(|number| number <= covered.0);
         let done = self.replaced.parts.iter().filter(|(_, number)| is_covered(number));
@@ -221,7 +223,7 @@ impl State {
                         self.queue_row(object, row);
                     }
                 }
-                // It is removed.
+                // The object was removed.
                 Err(AnchorError::Unknown { .. }) => {}
                 Err(error) => return Err(error),
             }

@@ -1,8 +1,7 @@
 //! Group commit: commits of some objects that are asked for while another is under way become one.
 //!
-//! Who asks puts itself on a list, and waits for `committing`. Whoever gets that first commits for all on the list, and
-//! answers them. A group is what its commits would have come to one after the other, so a crash leaves none of them, or
-//! all: of what separate commits may leave, the first and the last.
+//! Each caller adds itself to a list and waits for the lock `committing`. The first to get the lock commits for the
+//! whole list. A group has the effect of its commits in sequence, in one transaction: a crash leaves all or none of it.
 
 use super::{Anchor, Result, State};
 use crate::ObjectId;
@@ -11,22 +10,22 @@ use parking_lot::Mutex;
 use std::collections::HashSet;
 use std::sync::{Arc, OnceLock};
 
-/// Who waits for a commit.
+/// A waiting commit.
 pub(super) struct Asking {
     objects: HashSet<ObjectId>,
     covered: Mark,
-    /// Whether to commit if an entry of the objects is made since the mark.
+    /// Whether to commit even if an entry of the objects was made after the mark.
     even_if_late: bool,
-    /// Whether it was done; nothing: it was not tried, or has failed.
+    /// Whether it was done; empty: not tried yet, or failed.
     answer: OnceLock<bool>,
 }
 
-/// Those who wait.
+/// The waiting commits.
 pub(super) type List = Mutex<Vec<Arc<Asking>>>;
 
 impl Anchor {
-    /// Makes durable what is queued of these objects, and of the way to them: for fsync. Of entries that were made,
-    /// those up to a mark that was taken before a barrier of the store.
+    /// Makes the queued changes of these objects, and of the directories on the way to them, durable: for fsync. Of new
+    /// entries it takes those up to `covered`, a mark that was taken before a barrier of the store.
     ///
     /// # Errors
     /// As for [`Anchor::commit`].
@@ -34,8 +33,8 @@ impl Anchor {
         self.commit_together(objects, covered, true).map(drop)
     }
 
-    /// The same, unless an entry of them, or of a directory on the way, is made since that mark: false, and nothing is
-    /// committed. For an fsync whose barriers were for these objects alone.
+    /// The same, unless one of them, or a directory on the way, has an entry made after that mark: then it returns
+    /// false, and commits nothing. For an fsync whose barriers were for these objects alone.
     ///
     /// # Errors
     /// As for [`Anchor::commit`].
@@ -51,7 +50,7 @@ impl Anchor {
             return Ok(*answer);
         }
         let mut group = std::mem::take(&mut *self.asking.lock());
-        // Where the commit of a group has failed, each of it tries alone, for its own error.
+        // If the commit of a group has failed, each member tries alone, to get its own error.
         if !group.iter().any(|asking| Arc::ptr_eq(asking, &own)) {
             group.push(own.clone());
         }
@@ -66,20 +65,20 @@ impl Anchor {
         };
         self.land(flying)?;
         for (asking, is_done) in group.iter().zip(done) {
-            // Nobody else answers.
+            // Only this thread answers.
             let _ = asking.answer.set(is_done);
         }
         Ok(own.answer.get() == Some(&true))
     }
 
-    /// Takes out of the queue what is asked for. False: it is late, and nothing is.
+    /// Takes the changes of one member out of the queue. False: it has a newer entry, and nothing is taken.
     fn take_asked(&self, state: &mut State, asking: &Asking, into: &mut Layer) -> Result<bool> {
         let Asking { objects, covered, even_if_late, .. } = asking;
         if !even_if_late && objects.iter().any(|object| state.queued.is_late(*object, *covered)) {
             return Ok(false);
         }
         let mut taken = self.take_queued(state, Scope::Objects(objects), *covered)?;
-        // What was taken before lies below.
+        // Changes of earlier members are older.
         taken.put_back(std::mem::take(into));
         *into = taken;
         Ok(true)

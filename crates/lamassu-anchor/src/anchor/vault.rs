@@ -1,4 +1,4 @@
-//! What is known of the vault as a whole: its header and its history (`docs/freshness.md`, section 5).
+//! What is recorded of the vault as a whole: its header, its history, its sessions (`docs/freshness.md`, section 5).
 
 use super::{Anchor, Result, VAULT_KEY};
 use crate::queue::Mark;
@@ -7,26 +7,26 @@ use crate::table::Space;
 use crate::{AnchorError, Digest, ObjectId};
 use std::collections::HashSet;
 
-/// What the store shows of a vault, or is about to.
+/// The header that a replacement is based on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HeaderBasis {
-    /// There is none yet, or a person has decided what it shall be.
+    /// There is none yet, or a person decides what it shall be.
     Decided,
-    /// The header that was read, and to which the change was made.
+    /// The header that was read and changed.
     Read(Digest),
 }
 
 impl Anchor {
-    /// Changes what is known of the vault, durably.
+    /// Changes the vault's row, durably.
     ///
     /// # Errors
-    /// Those of the table; the change is in force here and durable with the next commit.
+    /// Those of the table; the change is then in force in memory, and durable with the next commit.
     pub fn commit_vault(&self, change: impl FnOnce(&mut VaultRow)) -> Result<()> {
         self.change_vault(change);
         self.commit_objects(&HashSet::new(), Mark(0))
     }
 
-    /// The same, where `change` says that it has changed anything: it sees what it changes.
+    /// The same, unless `change` returns false after looking at the row.
     fn commit_vault_if(&self, change: impl FnOnce(&mut VaultRow) -> bool) -> Result<bool> {
         let is_changed = {
             let state = &mut *self.state.lock();
@@ -42,8 +42,8 @@ impl Anchor {
         Ok(is_changed)
     }
 
-    /// Notes durably that the header is about to be replaced, and how far the history goes if that has changed. False:
-    /// the header that the change was made to is not the newest, and nothing is noted.
+    /// Notes durably that the header is about to be replaced, and the new end of the history if that has changed.
+    /// False: the header that the change is based on is not the newest, and nothing is noted.
     ///
     /// # Errors
     /// As [`Anchor::commit_vault`]; the header may not be replaced then.
@@ -53,7 +53,8 @@ impl Anchor {
                 (HeaderBasis::Read(read), header) if !header.is_current(read) => return false,
                 (HeaderBasis::Read(read), _) => read,
                 (HeaderBasis::Decided, Sealed::Nothing) => Digest::NONE,
-                // Which of two it was nobody knows: the newer one then, and what is there goes in any case.
+                // It is unknown which of the two headers is in place. The newer one is taken as the old one here: a
+                // person's decision replaces either.
                 (HeaderBasis::Decided, Sealed::Is(old) | Sealed::Becomes { new: old, .. }) => old,
             };
             vault.header = if old == new { Sealed::Is(new) } else { Sealed::Becomes { old, new } };
@@ -62,8 +63,8 @@ impl Anchor {
         })
     }
 
-    /// The header is this one, durably: where it was being replaced, the other of the two is the newest no more. False:
-    /// it is not the newest itself, and nothing is noted.
+    /// Notes durably that the header is this one: if it was being replaced, the other of the two is no longer current.
+    /// False: this one is not current, and nothing is noted.
     ///
     /// # Errors
     /// As [`Anchor::commit_vault`].
@@ -80,7 +81,7 @@ impl Anchor {
         })
     }
 
-    /// The history goes further than was known.
+    /// Notes that the history has grown.
     ///
     /// # Errors
     /// As [`Anchor::commit_vault`].
@@ -91,10 +92,10 @@ impl Anchor {
         }
     }
 
-    /// That the store's record of sessions, which goes to `recorded`, is one that can be there.
+    /// Checks that the store's record of sessions, which goes up to `recorded`, can be current.
     ///
     /// # Errors
-    /// [`AnchorError::Older`]. False: the record is an older one.
+    /// [`AnchorError::Older`]: the anchor is too old. False: the record is too old.
     pub fn may_be_recorded(&self, recorded: u32) -> Result<bool> {
         let known = self.vault().sessions;
         match recorded > known.last {
@@ -103,10 +104,10 @@ impl Anchor {
         }
     }
 
-    /// Notes durably that a session is about to begin: the store's record of sessions may have it from now on.
+    /// Notes durably that a session is about to begin: from now on the store's record of sessions may have it.
     ///
     /// # Errors
-    /// [`AnchorError::Order`]: its number is not above all that were announced; those of the table.
+    /// [`AnchorError::Order`]: its number is not higher than all announced ones; those of the table.
     pub fn announce_session(&self, session: u32) -> Result<()> {
         if session <= self.vault().sessions.last {
             return Err(AnchorError::Order { object: ObjectId::ROOT, rule: "session numbers ascend" });
@@ -114,14 +115,13 @@ impl Anchor {
         self.commit_vault(|vault| vault.sessions.last = session)
     }
 
-    /// The store's record durably has all sessions up to this one, which was announced. Not waited for: until a commit
-    /// takes it the record may be the one before, too.
+    /// The store's record durably has all sessions up to this one, which was announced. Queued: until it is committed,
+    /// the previous record counts as current too.
     pub fn session_is_recorded(&self, session: u32) {
         self.change_vault(|vault| vault.sessions.recorded = session);
     }
 
-    /// Sessions up to this one are in the store's record, though nobody announced them here: the state that they left
-    /// was accepted.
+    /// A person has accepted a state with sessions up to this one, which were not announced here.
     ///
     /// # Errors
     /// As [`Anchor::commit_vault`].
@@ -135,7 +135,7 @@ impl Anchor {
         }
     }
 
-    /// Whether a writer uses the vault, or was interrupted, as it is durable now: another process may be that writer.
+    /// Whether a writer uses the vault, or was interrupted, by what is durable now: the writer may be another process.
     ///
     /// # Errors
     /// [`AnchorError::Damaged`]; those of the table.
@@ -143,7 +143,7 @@ impl Anchor {
         Ok(self.vault_now()?.is_in_use)
     }
 
-    /// What is durably known of the vault now, where another process may write the anchor.
+    /// The durable row of the vault, read again: another process may write the anchor.
     ///
     /// # Errors
     /// [`AnchorError::Empty`], [`AnchorError::Damaged`]; those of the table.
@@ -152,7 +152,7 @@ impl Anchor {
         VaultRow::decode(&bytes)
     }
 
-    /// That the anchor is of this vault.
+    /// Checks that the anchor belongs to this vault.
     ///
     /// # Errors
     /// [`AnchorError::Foreign`].

@@ -1,4 +1,4 @@
-//! Tables in memory: for tests, and to be asked what a crash would have left.
+//! Tables in memory, for tests. They can show the state that a crash would leave.
 
 use super::{Change, Space, Table, Visit};
 use crate::AnchorError;
@@ -10,7 +10,7 @@ use std::path::Path;
 
 type Rows = BTreeMap<(Space, Vec<u8>), Vec<u8>>;
 
-/// Tables that vanish with the process. A copy has the state of the moment.
+/// Tables that vanish with the process. A clone has the state at its making.
 #[derive(Default)]
 pub struct MemoryTable {
     state: Mutex<State>,
@@ -24,23 +24,23 @@ struct State {
 }
 
 impl MemoryTable {
-    /// How many commits there were.
+    /// The number of commits.
     pub fn commits(&self) -> u64 {
         self.state.lock().commits
     }
 
-    /// Has every commit fail with this errno from now on, or none.
+    /// Makes every commit fail with this errno from now on; `None`: no more.
     pub fn refuse(&self, errno: Option<i32>) {
         self.state.lock().refusing = errno;
     }
 
-    /// How many bytes keys and values take.
+    /// Bytes of all keys and values.
     pub fn bytes(&self) -> usize {
         self.state.lock().rows.iter().map(|((_, key), value)| key.len() + value.len()).sum()
     }
 }
 
-/// Of the rows alone.
+/// Hashes the rows only.
 impl Hash for MemoryTable {
     fn hash<H: Hasher>(&self, hasher: &mut H) {
         self.state.lock().rows.hash(hasher);
@@ -61,7 +61,7 @@ impl Table for MemoryTable {
     fn scan(&self, space: Space, prefix: &[u8], visit: &mut Visit<'_>) -> Result<(), AnchorError> {
         let from = (space, prefix.to_vec());
         let is_meant = |key: &(Space, Vec<u8>)| key.0 == space && key.1.starts_with(prefix);
-        // Copies: `visit` may ask this table.
+        // Copied first: `visit` may use this table.
         let found: Vec<_> = {
             let rows = &self.state.lock().rows;
             let found = rows.range(from..).take_while(|(key, _)| is_meant(key));

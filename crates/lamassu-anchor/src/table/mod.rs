@@ -1,4 +1,4 @@
-//! Where rows lie: ordered tables of bytes, changed by durable commits.
+//! Tables of rows: ordered by key, changed by durable commits.
 
 mod memory;
 mod on_disk;
@@ -17,7 +17,7 @@ use std::ops::ControlFlow;
 /// The tables of an anchor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Space {
-    /// One row: what is known of the vault.
+    /// One row: the vault's.
     Vault,
     /// Rows by object.
     Objects,
@@ -29,7 +29,7 @@ pub enum Space {
     Held,
     /// Changes of names by number.
     Intents,
-    /// One row, of tables that a server keeps and of copies of them: how far they have come ([`crate::head`]).
+    /// One row, in tables that a server keeps and in copies of them: the head ([`crate::head`]).
     Head,
 }
 
@@ -38,26 +38,26 @@ impl Space {
     pub const ALL: [Space; 7] =
         [Space::Vault, Space::Objects, Space::Open, Space::Entries, Space::Held, Space::Intents, Space::Head];
 
-    /// Those that say something of the vault, and not of one table: what is exported, copied, sent.
+    /// Those about the vault, not about one table: they are exported, copied, sent.
     pub const OF_VAULT: [Space; 6] =
         [Space::Vault, Space::Objects, Space::Open, Space::Entries, Space::Held, Space::Intents];
 }
 
-/// A change of one key: a new value, or none.
+/// A change of one key: a new value, or its removal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Change {
-    /// In which table.
+    /// the table
     pub space: Space,
     /// The key.
     pub key: Vec<u8>,
-    /// What it has from now on.
+    /// the new value; `None`: the key is removed
     pub value: Option<Vec<u8>>,
 }
 
-/// What is called with each key and value of a scan.
+/// Called with each key and value of a scan.
 pub type Visit<'a> = dyn FnMut(&[u8], &[u8]) -> ControlFlow<()> + 'a;
 
-/// What is called with each row of several tables.
+/// Called with each row of several tables.
 pub type VisitRow<'a> = dyn FnMut(Space, &[u8], &[u8]) -> ControlFlow<()> + 'a;
 
 /// Ordered tables of bytes. Reads see the last commit that returned.
@@ -74,8 +74,8 @@ pub trait Table: Send + Sync {
     /// As for [`Table::get`].
     fn scan(&self, space: Space, prefix: &[u8], visit: &mut Visit<'_>) -> Result<(), AnchorError>;
 
-    /// Visits all rows of some tables as of one moment, in the order given and of keys, until `visit` breaks. `visit`
-    /// asks nothing of this table. Unless a table says otherwise, nobody commits meanwhile.
+    /// Visits all rows of some tables as of one moment, in the given order and by key, until `visit` breaks. `visit`
+    /// must not use this table. Commits wait meanwhile, unless a table says otherwise.
     ///
     /// # Errors
     /// As for [`Table::get`].
@@ -93,7 +93,7 @@ pub trait Table: Send + Sync {
         Ok(())
     }
 
-    /// Verifies the checksums of all that it holds. False: it has none, or they cannot be told at the moment.
+    /// Verifies all checksums. False: the table has none, or they cannot be verified now.
     ///
     /// # Errors
     /// [`AnchorError::Unreadable`], [`AnchorError::Io`].
@@ -101,28 +101,28 @@ pub trait Table: Send + Sync {
         Ok(false)
     }
 
-    /// Makes all changes, whole and durable, or none.
+    /// Makes all changes durable, or none.
     ///
     /// # Errors
-    /// As for [`Table::get`]; nothing was changed then, unless the table says otherwise ([`Table::may_be_in_doubt`]).
+    /// As for [`Table::get`]; then nothing has changed, unless [`Table::may_be_in_doubt`].
     fn commit(&self, changes: &[Change]) -> Result<(), AnchorError>;
 
-    /// Whether a commit that has failed may have been made, or may be yet.
+    /// Whether a failed commit may have been made, or may still be made.
     fn may_be_in_doubt(&self) -> bool {
         false
     }
 
-    /// Whether the right to the table can end while it is open: then somebody else changes what it says.
+    /// Whether the right to use the table can end while it is open: then another process changes it.
     fn may_end(&self) -> bool {
         false
     }
 
-    /// Whether what it says may be believed, and what is decided by it carried out, now. Never waits.
+    /// Whether reads are valid now, and decisions based on them may be carried out. Never waits.
     fn standing(&self) -> Standing {
         Standing::Good
     }
 
-    /// Waits until it is good, for as long as that may come; where there are caches, not before
+    /// Waits until reads are valid, as long as that is possible. If there are caches, it does not wait before
     /// [`Table::caches_are_dropped`].
     ///
     /// # Errors
@@ -131,17 +131,17 @@ pub trait Table: Send + Sync {
         Ok(())
     }
 
-    /// From now on what it says is cached, as by a kernel, and somebody drops that when it becomes doubtful. Until then
-    /// who asks for it fails and does not wait: dropping waits for calls that are under way.
+    /// From now on what is read may be cached, for example by a kernel; the caller drops the caches when reads may be
+    /// invalid. From now on a call fails at once instead of waiting: dropping caches waits for calls under way.
     fn has_caches(&self) {}
 
-    /// Since it became doubtful, those caches have been dropped.
+    /// Caches were dropped after reads became doubtful.
     fn caches_are_dropped(&self) {}
 
-    /// Returns when it is not good any more, and now and then before.
+    /// Returns when reads are no longer valid, and now and then before that.
     fn wait_while_good(&self) {}
 
-    /// Whether files of this profile may be made and written, as its server's policy has it at the moment. Never waits.
+    /// Whether the server's current policy allows files of this profile to be made and written. Never waits.
     ///
     /// # Errors
     /// [`ServerFault::Policy`](crate::ServerFault::Policy).
@@ -151,7 +151,7 @@ pub trait Table: Send + Sync {
 }
 
 impl dyn Table + '_ {
-    /// Visits all rows of the vault, as [`Table::visit_spaces`] does. `visit` stops it by an error of its own.
+    /// Visits all rows of the vault, as [`Table::visit_spaces`] does. `visit` stops it by its own error.
     ///
     /// # Errors
     /// That of `visit`; those of the table.
@@ -162,7 +162,7 @@ impl dyn Table + '_ {
         self.visit_until_error(&Space::OF_VAULT, visit)
     }
 
-    /// The same, with the rows that are of this table alone: for a copy that takes its place.
+    /// The same, including the rows of this table alone: for a copy that replaces it.
     ///
     /// # Errors
     /// As for `visit_all`.
@@ -187,15 +187,15 @@ impl dyn Table + '_ {
     }
 }
 
-/// What a table is good for, where the right to it can end.
+/// The validity of a table's reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
-    /// It may be believed.
+    /// Reads are valid.
     Good,
-    /// Not now: somebody else may be about to change what it says. It can become good again.
+    /// Not now: another session may be about to change the table. They can become valid again.
     InDoubt,
-    /// Never again: somebody else may have it.
+    /// Never again: another session may use the table.
     Ended,
-    /// Never again: this process has given it up.
+    /// Never again: this process has released it.
     GivenUp,
 }

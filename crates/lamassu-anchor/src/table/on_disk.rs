@@ -1,18 +1,20 @@
 //! Tables in a redb file, on a disk that the store does not own.
 //!
-//! The file is opened once, by descriptor, and used only if it is a regular file that is ours alone. redb locks it: one
-//! process writes; others read beside it, or keep writers out while they read ([`Readers`]).
+//! The file is opened once, by descriptor, and used only if it is a private regular file of this user. redb locks it:
+//! one process writes; others read at the same time, or exclude writers while they read ([`Readers`]).
 //!
-//! * A small commit is a record in front of the database (`log`). A large one goes to the database. So does all that
-//!   was logged, when the log is full and when the file is closed. What was logged lies over what the database has.
-//! * A disk that is full or fails ends nothing: redb gives up its database then, and another is opened on the same file
-//!   (`backend`). A commit that returned an error did not happen. While that cannot be had from the disk, nothing is
-//!   answered, since nobody knows what is durable.
-//! * A commit has to be in the file that the path leads to: what is removed or replaced while it is open would take all
+//! * A small commit is a record in the log in front of the database (`log`). A large one goes to the database, together
+//!   with all logged changes. These go there also when the log is full and when the file is closed. Reads see the
+//!   logged changes on top of the database.
+//! * A full or failing disk ends nothing: redb then gives up its database, and another one is opened on the same file
+//!   (`backend`). A commit that returned an error did not happen. Until the disk answers again, all calls fail: it is
+//!   unknown what is durable.
+//! * A commit fails if the path no longer leads to the open file: a file that was removed or replaced would take all
 //!   further commits with it.
-//! * redb verifies checksums when it repairs a file, not on each read: it answers some damage with a panic. Those are
-//!   caught here and are an error like any other; nothing is asked of that database again. [`DiskTable::verify`] has
-//!   all of them verified.
+//! * redb verifies checksums when it repairs a file, not on each read, and answers some damage with a panic. Panics are
+//!   caught here and become an error; that database is not used again. [`DiskTable::verify`] verifies all checksums.
+//!
+//! Locks, in this order: `position`, `database`, then `logged`, the shared snapshot, and those of the backend.
 
 mod backend;
 mod close;
@@ -49,17 +51,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// Bytes of the file that redb keeps in memory.
+/// Bytes of the file that redb caches.
 const CACHE_BYTES: usize = 16 << 20;
-/// Longest file that is verified whenever it is opened, some 100,000 files of a vault.
+/// Longest file that is verified at each opening: about 100,000 files of a vault.
 const SMALL_LEN: u64 = 16 << 20;
-/// How long a writer takes at most for one record: then the next look at its log differs, or the log is damaged.
+/// The longest time in which a writer writes one record: after that the end of its log has moved, or the log is
+/// damaged.
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
 /// Rows that a scan reads at a time.
 const SCANNED_AT_ONCE: usize = 1024;
 
 type Rows = TableDefinition<'static, &'static [u8], &'static [u8]>;
-/// What is said of the log: by how many transactions it was emptied.
+/// One row: the generation of the log, which is the number of transactions that emptied it.
 const LOG: TableDefinition<'static, &'static str, u64> = TableDefinition::new("log");
 const GENERATION: &str = "generation";
 /// A key and its value.
@@ -77,12 +80,12 @@ fn definition(space: Space) -> Rows {
     })
 }
 
-/// How a file is shared with a process that writes it, by one that only reads.
+/// How a reading process shares the file with a writer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Readers {
-    /// Reads beside it, and sees its commits.
+    /// It reads while a writer has the file open, and sees its commits.
     BesideWriter,
-    /// Neither begins while the other has the file open.
+    /// Neither opens the file while the other has it open.
     InsteadOfWriter,
 }
 
@@ -99,7 +102,7 @@ impl Handle {
         })
     }
 
-    /// To be written through; a reader writes nothing, like a disk that is read-only.
+    /// The database for writing; for a reader the error of a read-only disk.
     fn writer(&self) -> Result<&Database, redb::Error> {
         match self {
             Handle::Writer(database) => Ok(database),
@@ -108,7 +111,7 @@ impl Handle {
     }
 }
 
-/// Who a database is opened for.
+/// The purpose for which a database is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Role {
     Writer,
@@ -138,32 +141,32 @@ pub struct DiskTable {
     role: Role,
     backend: Arc<Backend>,
     database: RwLock<Current>,
-    /// Held by who commits.
+    /// Held during a commit.
     position: Mutex<Position>,
-    /// What was logged: only a writer keeps it. Taken behind `position` and `database`.
+    /// The logged changes; empty in a reader. Taken after `position` and `database`.
     logged: Mutex<Arc<Logged>>,
     /// redb has panicked.
     is_broken: AtomicBool,
 }
 
-/// The database that is open.
+/// The open database.
 struct Current {
     /// `None`: it was given up, and no other could be opened yet.
     handle: Option<Handle>,
-    /// What is read of it.
+    /// The shared snapshot.
     kept: Kept,
-    /// How many were given up before.
+    /// The number of databases that were given up before.
     number: u64,
 }
 
 impl DiskTable {
-    /// Makes a new file, which must not exist.
+    /// Makes a new file.
     ///
     /// # Errors
     /// [`AnchorError::Exists`], [`AnchorError::Io`].
     pub fn create(path: &Path) -> Result<DiskTable, AnchorError> {
         let file = new(path)?;
-        // What holds nothing yet is in the way of who tries again.
+        // A file without content would prevent the next attempt.
         DiskTable::made(file, path).inspect_err(|_| drop(std::fs::remove_file(path)))
     }
 
@@ -183,13 +186,13 @@ impl DiskTable {
     /// [`AnchorError::Io`].
     pub fn open(path: &Path) -> Result<DiskTable, AnchorError> {
         let table = DiskTable::of(existing(path, OFlags::RDWR)?, path)?;
-        // A file that a killed process has just made has no tables yet, and no vault.
+        // A file that a killed process has just made has no tables yet.
         table.make_tables()?;
         table.read_log()?;
         Ok(table)
     }
 
-    /// Opens a file to read it. What a process that was killed has left is mended first, if the file can be written.
+    /// Opens a file for reading. If its last writer was killed, it is repaired first, if the file can be written.
     ///
     /// # Errors
     /// As [`DiskTable::open`]; a commit is refused as on a read-only disk.
@@ -197,14 +200,14 @@ impl DiskTable {
         match DiskTable::reader(path, readers)? {
             Some(table) => Ok(table),
             None => {
-                // Opened for writing, it is mended; closed, it says so.
+                // Opening for writing repairs it, and closing marks it clean.
                 drop(DiskTable::open(path)?);
                 DiskTable::reader(path, readers)?.ok_or_else(|| AnchorError::Locked { path: path.to_owned() })
             }
         }
     }
 
-    /// `None`: its last writer was killed, so that it has to be mended.
+    /// `None`: its last writer was killed, so it must be repaired.
     fn reader(path: &Path, readers: Readers) -> Result<Option<DiskTable>, AnchorError> {
         match DiskTable::with(existing(path, OFlags::RDONLY)?, path, Role::Reader(readers))? {
             Ok(table) => {
@@ -226,7 +229,7 @@ impl DiskTable {
             return Err(AnchorError::Empty);
         }
         log::check_front(&file).map_err(|error| failed("open", error.into(), path))?;
-        // The process may go to another directory.
+        // The process may change its working directory.
         let absolute = std::path::absolute(path).map_err(AnchorError::io("find", path))?;
         let backend = Arc::new(Backend::new(file).map_err(AnchorError::io("open", path))?);
         let opened = fenced(|| role.open(&backend)).ok_or(AnchorError::Broken)?;
@@ -268,7 +271,7 @@ impl DiskTable {
             if !log::is_damaged(&self.backend, &end).map_err(&failed)? {
                 break (logged, end);
             }
-            // A writer beside this may have gone on between the two looks: then it has moved the end.
+            // A concurrent writer may have continued between the two reads: then the end has moved.
             if self.role != Role::Reader(Readers::BesideWriter) || seen == Some(end.number()) {
                 let detail = redb::Error::Corrupted("its log has a record behind one that is not whole".into());
                 return Err(AnchorError::Unreadable { detail: Box::new(detail) });
@@ -277,7 +280,7 @@ impl DiskTable {
             std::thread::sleep(LOOK_AGAIN);
         };
         if self.role == Role::Writer {
-            // A process that was killed may have written the last record and not made it durable.
+            // A killed process may have written the last record without making it durable.
             if !logged.is_empty() {
                 self.backend.flush().map_err(&failed)?;
             }
@@ -287,24 +290,25 @@ impl DiskTable {
         Ok(())
     }
 
-    /// What is committed now.
+    /// The committed state.
     fn view(&self, database: &Handle, kept: &Kept) -> Result<View, redb::Error> {
         if self.role == Role::Writer {
-            // Before the snapshot: what a transaction has just moved into the database is in one of them at least.
+            // Read before the snapshot: changes that a transaction has just moved into the database are then in at
+            // least one.
             let logged = self.logged.lock().clone();
             return Ok(View { snapshot: kept.get(database)?, logged });
         }
         loop {
             let snapshot = Snapshot::of(database)?;
             let (logged, _) = log::read(&self.backend, snapshot.generation)?;
-            // Otherwise the writer has emptied the log meanwhile, and may have begun to write it anew.
+            // If the generation has changed, the writer has emptied the log, and may have begun to write it again.
             if Snapshot::of(database)?.generation == snapshot.generation {
                 return Ok(View { snapshot: Arc::new(snapshot), logged: Arc::new(logged) });
             }
         }
     }
 
-    /// Reads what was committed last, and once more if the database has failed, or had before.
+    /// Reads the committed state. If the database fails, or had failed before, opens another one and reads again.
     fn ask<T>(
         &self,
         op: &'static str,
@@ -320,7 +324,7 @@ impl DiskTable {
         }
     }
 
-    /// Asks the database, unless redb has panicked. An error comes with the number of the database that it is of.
+    /// Uses the database, unless redb has panicked. An error comes with the number of the database.
     fn ask_once<T>(
         &self,
         op: &'static str,
@@ -343,8 +347,8 @@ impl DiskTable {
         }
     }
 
-    /// Opens another database in the place of the one with this number, which has failed, unless somebody has since.
-    /// The transaction that had is rolled back.
+    /// Replaces the failed database with this number by a new one, unless another thread has done so. The transaction
+    /// of the failed one is rolled back.
     fn open_anew(&self, op: &'static str, number: u64) -> Result<(), AnchorError> {
         let current = &mut *self.database.write();
         if self.is_broken.load(Ordering::Acquire) {
@@ -371,28 +375,28 @@ impl DiskTable {
         Ok(())
     }
 
-    /// Whether [`Table::verify`], which reads all of it, takes no time that anybody would notice.
+    /// Whether [`Table::verify`], which reads everything, takes no noticeable time.
     pub fn is_small(&self) -> bool {
         self.backend.file().metadata().is_ok_and(|st| st.len() <= SMALL_LEN)
     }
 
-    /// That the path still leads to the open file: nobody will find another one that it is written to.
+    /// Checks that the path still leads to the open file: otherwise later commits would be lost.
     fn is_in_place(&self) -> Result<(), AnchorError> {
         let open = self.backend.file().metadata().map_err(AnchorError::io("stat", &self.path))?;
         match self.path.symlink_metadata() {
             Ok(there) if (there.dev(), there.ino()) == (open.dev(), open.ino()) => Ok(()),
-            // The path may not be ours to look at.
+            // This process may not be allowed to read the path.
             Err(error) if error.kind() != io::ErrorKind::NotFound => Ok(()),
             Ok(_) | Err(_) => Err(AnchorError::Gone { path: self.path.clone() }),
         }
     }
 
-    /// What redb says: the system's errors are told from damage.
+    /// An error of redb: a system error, or damage.
     fn failed(&self, op: &'static str, error: redb::Error) -> AnchorError {
         failed(op, error, &self.path)
     }
 
-    /// Visits all rows of the vault as of one moment. `visit` stops it by an error of its own.
+    /// Visits all rows of the vault as of one moment. `visit` stops it by its own error.
     ///
     /// # Errors
     /// That of `visit`; those of [`Table::visit_spaces`].
@@ -404,7 +408,7 @@ impl DiskTable {
         table.visit_all(visit)
     }
 
-    /// The next rows of a scan: those that begin with `prefix`, behind the key `after`.
+    /// The next rows of a scan: those that begin with `prefix`, after the key `after`.
     fn rows(&self, space: Space, prefix: &[u8], after: Option<&[u8]>) -> Result<Vec<Row>, AnchorError> {
         self.ask("read", |view| {
             let from = after.map_or(Bound::Included(prefix), Bound::Excluded);
@@ -420,7 +424,8 @@ impl DiskTable {
         })
     }
 
-    /// Makes changes durable in the log. False: they are for the database, which then holds whatever the log does.
+    /// Makes changes durable in the log. False: they must go to the database, which is then right whatever the log
+    /// holds.
     fn log(&self, position: &mut Position, changes: &[Change]) -> bool {
         let Some(record) = position.record(changes) else { return false };
         if self.backend.write_record(&record).is_err() {
@@ -432,7 +437,7 @@ impl DiskTable {
         true
     }
 
-    /// Makes durable in the database what was logged, and changes. The log is empty then.
+    /// Makes the logged changes and these ones durable in the database. The log is empty after that.
     fn store(&self, op: &'static str, position: &mut Position, changes: &[Change]) -> Result<(), AnchorError> {
         self.backend.reserve_again().map_err(AnchorError::io(op, &self.path))?;
         let given_up = Some(self.database.read()).filter(|current| current.handle.is_none());
@@ -449,7 +454,7 @@ impl DiskTable {
                 return Err(error);
             }
             let is_durable = self.backend.last_transaction() != before;
-            // Now, so that what follows finds a database; else when the disk is back.
+            // Opened now, so that the next call finds a database; if the disk fails, a later call opens it.
             match self.open_anew(op, number) {
                 Ok(()) | Err(AnchorError::Io { .. }) if is_durable => {}
                 Ok(()) | Err(AnchorError::Io { .. }) => return Err(error),
@@ -462,13 +467,13 @@ impl DiskTable {
     }
 }
 
-/// Reads some bytes as a record of the log would be, for a fuzzer.
+/// Parses bytes as a record of the log, for a fuzzer.
 #[cfg(feature = "testing")]
 pub fn fuzz_log(bytes: &[u8]) {
     log::fuzz(bytes);
 }
 
-/// Runs what may panic on damage. Nothing that it leaves is looked at again.
+/// Runs what may panic on damage. After a panic its data is not used again.
 fn fenced<T>(work: impl FnOnce() -> T) -> Option<T> {
     catch_unwind(AssertUnwindSafe(work)).ok()
 }
@@ -480,7 +485,7 @@ fn not_opened(error: redb::DatabaseError, path: &Path) -> AnchorError {
     }
 }
 
-/// Whether it says that the file is cut short, or no database: not that the system could not read it.
+/// Whether the error means that the file is truncated, or not a database; not that it could not be read.
 fn is_of_content(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::UnexpectedEof | io::ErrorKind::InvalidData)
 }
@@ -493,7 +498,7 @@ fn failed(op: &'static str, error: redb::Error, path: &Path) -> AnchorError {
     }
 }
 
-/// A transaction of what was logged, of changes over it, and of the generation that makes the log void.
+/// One transaction: the logged changes, further changes, and the generation that makes the log void.
 fn write(
     database: &Handle,
     kept: &Kept,

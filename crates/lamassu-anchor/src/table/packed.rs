@@ -1,4 +1,4 @@
-//! Changes of a table as bytes, one after the other: in the log of its file, and between hosts and a server.
+//! Encoding of changes: in the log of a table's file, and between hosts and a server.
 //!
 //! ```text
 //! table << 1 | whether there is a value   varint
@@ -29,15 +29,15 @@ fn change(reader: &mut Reader<'_>) -> Option<Change> {
     Some(Change { space, key, value })
 }
 
-/// Changes as bytes.
+/// Encodes changes.
 pub fn pack<'a>(changes: impl IntoIterator<Item = &'a Change>) -> Vec<u8> {
     let mut out = Vec::new();
     changes.into_iter().for_each(|change| put_change(&mut out, change));
     out
 }
 
-/// The changes that bytes say, of which there may be so many. `None`: they make no sense, or say more. Memory is taken
-/// for what has been read alone.
+/// Decodes changes, at most `count_max`. `None`: the bytes are invalid, or have more changes. Allocates memory only for
+/// what was read.
 pub fn unpack(bytes: &[u8], count_max: usize) -> Option<Vec<Change>> {
     let (mut reader, mut changes) = (Reader(bytes), Vec::new());
     while !reader.0.is_empty() {

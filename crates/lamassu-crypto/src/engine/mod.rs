@@ -343,7 +343,7 @@ fn open_group(
     let cipher = suite.cipher(keyed.salts.method());
     let mut live = [0usize; GROUP];
     let mut live_count = 0;
-    // Of blocks that are not compressed all is ciphertext.
+    // In blocks that are not compressed, all bytes are ciphertext.
     let mut lens = Lens::whole(block_size);
     let decrypt = |(i, (block, key)): (usize, (&mut [u8], &BlockKey))| {
         let is_compressed = is_compressed(suite.id, key);

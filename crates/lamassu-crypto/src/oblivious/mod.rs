@@ -1,9 +1,10 @@
-//! Oblivious keys of a zone (§10): what a key of a block takes from a server, which learns nothing by giving it.
+//! Oblivious keys of a zone (§10): block keys depend on a server's function; the server learns nothing by evaluating
+//! it.
 //!
 //! In an epoch of K_in that is *oblivious* a block has an *input*, derived from its hash under K_in, and the server's
 //! pseudorandom function of that input is its *token* ([`crate::oprf`]). Its key is the token and a MAC under K_in of
-//! input and token. So a key cannot be derived without the server, and whoever has K_in can verify one without it:
-//! reading never asks.
+//! input and token. So a key cannot be derived without the server, but a holder of K_in can verify one without it:
+//! reading never asks the server.
 //!
 //! Tokens are asked for in batches, each input of a batch once, and kept in a bounded cache in secret memory. The
 //! server is what implements [`Evaluate`]; its answers are believed only with a proof.
@@ -49,7 +50,7 @@ pub enum EvaluationFault {
     /// A server does not tell which.
     #[error("it has no key of that name, or this host was not granted it: `lamassu-server keys grant` there")]
     Unknown,
-    /// An administrator has it used for nobody.
+    /// An administrator has retired it.
     #[error("the key was retired there")]
     Retired,
     /// It is gone for good.

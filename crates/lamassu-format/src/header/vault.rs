@@ -127,7 +127,7 @@ impl VaultHeader {
         self.anchored
     }
 
-    /// Says that it is anchored from now on. This is never taken back: whoever could would put older states back.
+    /// Marks the vault as anchored. This is never undone: undoing it would allow older states to be restored.
     pub fn set_anchored(&mut self) {
         self.anchored = true;
     }

@@ -1,4 +1,4 @@
-//! Bodies on their way: of requests, which may not stall and may not have huge chunks; of answers, which are counted.
+//! Bodies of requests, which may not stall and may not have huge chunks; bodies of answers, which are counted.
 
 use crate::log::Entry;
 use bytes::Bytes;
@@ -11,7 +11,7 @@ use tokio::time::{Instant, Sleep};
 
 /// The largest chunk of a body that is signed chunk by chunk: the protocol holds each until it is verified.
 const CHUNK_MAX: u64 = 8 << 20;
-/// The longest line before a chunk.
+/// The longest line that precedes a chunk.
 const LINE_MAX: usize = 1024;
 
 /// The body of a request.
@@ -25,7 +25,7 @@ pub struct Incoming {
 }
 
 impl Incoming {
-    /// Of a request that may send nothing for `idle`; `is_chunked`: it is signed chunk by chunk.
+    /// For a request that may pause for `idle` at most; `is_chunked`: the body is signed chunk by chunk.
     pub fn new(inner: hyper::body::Incoming, entry: Entry, idle: Duration, is_chunked: bool) -> Incoming {
         let timer = Box::pin(tokio::time::sleep(idle));
         Incoming { inner, entry, idle, timer, is_waiting: false, chunks: is_chunked.then(Chunks::default) }
@@ -66,15 +66,15 @@ impl Body for Incoming {
     }
 }
 
-/// Looks at the lengths of chunks alone (`LENGTH;chunk-signature=…`, CRLF, data, CRLF); that they are right is the
-/// protocol's to verify.
+/// Parses only the lengths of chunks (`LENGTH;chunk-signature=…`, CRLF, data, CRLF); the protocol verifies the
+/// signatures.
 #[derive(Default)]
 struct Chunks {
-    /// The line that is coming.
+    /// The line that is being received.
     line: Vec<u8>,
-    /// Bytes of data that are to come, with the CRLF behind them.
+    /// Bytes of data still to come, including the CRLF after them.
     data: u64,
-    /// The last chunk has come: trailers follow.
+    /// The last chunk was received: trailers follow.
     is_over: bool,
 }
 
@@ -109,14 +109,14 @@ impl Chunks {
     }
 }
 
-/// The body of an answer; its request goes on until it is sent, or its client is gone.
+/// The body of an answer. Its request lasts until the body is sent, or the client is gone.
 pub struct Outgoing {
     inner: s3s::Body,
     entry: Entry,
 }
 
 impl Outgoing {
-    /// Counts into the line of a request.
+    /// Counts bytes for the request's log line.
     pub fn new(inner: s3s::Body, entry: Entry) -> Outgoing {
         Outgoing { inner, entry }
     }

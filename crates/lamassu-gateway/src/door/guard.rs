@@ -1,27 +1,27 @@
-//! What a request must look like before the protocol sees it: what of S3 is not spoken here is refused at once, and
-//! what a signature does not cover does not count.
+//! Checks a request before the protocol handles it: parts of S3 that are not supported are refused at once, and
+//! anything that a signature does not cover is ignored.
 //!
-//! What is decided here is decided by what [`s3s`] reads: names and values of the query are decoded as it decodes them,
-//! and what could be read in two ways (a name that is encoded without need, a value that is no ASCII, a parameter or a
-//! header twice, two signatures) is refused. Nothing passes without one signature of version 4.
+//! The checks apply to what [`s3s`] will read: names and values of the query are decoded as it decodes them. Anything
+//! ambiguous is refused: a name that is encoded without need, a value that is not ASCII, a repeated parameter or
+//! header, two signatures. Every request must have exactly one signature of version 4.
 
 use http::request::Parts;
 use http::{HeaderMap, HeaderName, Method, StatusCode, header};
 use percent_encoding::percent_decode_str;
 use s3s::{S3Error, S3Result, s3_error};
 
-/// Longest time that a presigned address is good, as in S3.
+/// Longest validity of a presigned URL, as in S3.
 const PRESIGNED_SECONDS_MAX: u64 = 7 * 24 * 3600;
-/// Headers of which there is one, in ASCII.
+/// Headers that may occur once, in ASCII.
 const PLAIN: [HeaderName; 4] = [header::AUTHORIZATION, header::CONTENT_TYPE, header::CONTENT_LENGTH, header::HOST];
 /// The same.
 const PLAIN_AMZ: [&str; 5] =
     ["x-amz-content-sha256", "x-amz-date", "x-amz-copy-source", "x-amz-decoded-content-length", "x-amz-security-token"];
 
-/// Refuses it.
+/// Checks a request.
 ///
 /// # Errors
-/// What its client is told.
+/// The error for the client.
 pub fn check(parts: &Parts, object_max: u64) -> S3Result<()> {
     for name in PLAIN.iter().map(HeaderName::as_str).chain(PLAIN_AMZ) {
         let mut values = parts.headers.get_all(name).iter();
@@ -66,11 +66,11 @@ pub fn check(parts: &Parts, object_max: u64) -> S3Result<()> {
     check_length(&parts.headers, object_max)
 }
 
-/// The parameters of an address, decoded.
+/// The decoded parameters of a URL.
 struct Query(Vec<(String, String)>);
 
 impl Query {
-    /// Refuses what another reader could take for something else.
+    /// Refuses parameters that another parser could read differently.
     fn of(query: &str) -> S3Result<Query> {
         let garbled = || s3_error!(InvalidURI, "the query is not UTF-8, percent-encoded");
         let decoded = |text: &str| {
@@ -97,7 +97,7 @@ impl Query {
         self.0.iter().any(|(other, _)| other.eq_ignore_ascii_case(name))
     }
 
-    /// Whether a part of a signature of version 4 is there.
+    /// Whether any part of a signature of version 4 is present.
     fn is_presigned(&self) -> bool {
         ["X-Amz-Algorithm", "X-Amz-Credential", "X-Amz-Signature", "X-Amz-SignedHeaders"]
             .iter()
@@ -110,8 +110,8 @@ fn is_of_signature(name: &str) -> bool {
     name.starts_with("x-amz-") || name == "signature" || name == "awsaccesskeyid"
 }
 
-/// Whether a request is signed for a region that none can be: a client that was told none may say `US`. It is told the
-/// right one, and signs anew.
+/// Whether a request is signed for a region that does not exist: a client without a region may use `US`. It is told the
+/// right one, and signs again.
 pub fn has_no_region(parts: &Parts) -> bool {
     let authorization = parts.headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
     let scope =
@@ -120,11 +120,11 @@ pub fn has_no_region(parts: &Parts) -> bool {
     region.is_some_and(|region| !region.bytes().all(|b| matches!(b, b'a'..=b'z' | b'0'..=b'9' | b'-')))
 }
 
-/// Every header that says what is to be done is signed, as S3 demands: whoever alters a request on its way can add
-/// none.
+/// Checks that every header with a meaning for the request is signed, as S3 demands: someone who alters a request on
+/// its way cannot add one.
 fn check_signed(headers: &HeaderMap, signed: &str) -> S3Result<()> {
     let is_signed = |name: &str| signed.split(';').any(|signed| signed == name);
-    // One that is not there could be added.
+    // A signed header that is absent could be added.
     if let Some(name) = signed.split(';').find(|name| !headers.contains_key(*name)) {
         return Err(s3_error!(InvalidRequest, "the header {name:?} is signed, and not there"));
     }
@@ -148,7 +148,7 @@ fn check_length(headers: &HeaderMap, object_max: u64) -> S3Result<()> {
         match value.to_str().ok().and_then(|value| value.parse::<u64>().ok()) {
             None => return Err(s3_error!(InvalidRequest, "the header {name} is no number")),
             Some(length) if length > object_max && name != header::CONTENT_LENGTH.as_str() => return Err(too_large()),
-            // Chunks with signatures are longer than what is in them.
+            // Signed chunks are longer than their content.
             Some(length) if length / 2 > object_max => return Err(too_large()),
             Some(_) => {}
         }

@@ -1,5 +1,5 @@
-//! Connections of clients: so many in all and of one address, TLS, HTTP/1.1 with time-outs. A client that is slow, or
-//! many that are, keep no thread and no other client waiting.
+//! Connections of clients: limits in all and for each address, TLS, HTTP/1.1 with time-outs. A slow client, or many of
+//! them, block no thread and no other client.
 
 mod body;
 mod guard;
@@ -28,9 +28,9 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio_rustls::TlsAcceptor;
 
-/// For a handshake.
+/// How long a handshake may take.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-/// All headers of a request together, bytes.
+/// Bytes of all headers of a request together.
 const HEADERS_MAX: usize = 64 << 10;
 
 /// The configuration of TLS in force; `None`: plain HTTP.
@@ -50,11 +50,11 @@ pub struct Door {
     of_address_max: usize,
     of_addresses: Mutex<HashMap<IpAddr, usize>>,
     requests: AtomicU64,
-    /// Tells this start of the gateway from others in numbers of requests.
+    /// Distinguishes this start of the gateway from others in numbers of requests.
     start: u32,
 }
 
-/// One connection, of those that may be open.
+/// One open connection, counted in the limits.
 struct Place {
     door: Arc<Door>,
     address: IpAddr,
@@ -75,7 +75,7 @@ impl Drop for Place {
 }
 
 impl Door {
-    /// Hands requests to a service.
+    /// Passes requests to a service.
     pub fn new(config: &Config, service: S3Service, tls: Tls, metrics: Metrics) -> Arc<Door> {
         let since = std::time::SystemTime::now().duration_since(std::time::SystemTime::UNIX_EPOCH).unwrap_or_default();
         Arc::new(Door {
@@ -95,7 +95,7 @@ impl Door {
         })
     }
 
-    /// Accepts until told to stop; what goes on then has `grace` to end.
+    /// Accepts until told to stop. Requests under way then have `grace` to end.
     pub async fn serve(self: Arc<Self>, listener: TcpListener, mut stop: watch::Receiver<bool>, grace: Duration) {
         loop {
             let accepted = tokio::select! {
@@ -108,7 +108,7 @@ impl Door {
                     None => self.metrics.refused(),
                 },
                 Err(error) => {
-                    // Of one connection, or of descriptors: neither ends the gateway.
+                    // The error concerns one connection, or there are no descriptors left: neither ends the gateway.
                     tracing::warn!(%error, "a connection could not be accepted");
                     tokio::time::sleep(Duration::from_millis(100)).await;
                 }
@@ -161,8 +161,8 @@ impl Door {
         let headers = response.headers_mut();
         headers.extend(HeaderValue::try_from(entry.id()).ok().map(|id| (REQUEST_ID, id)));
         if asks && !entry.has_received() {
-            // It waits for "100 Continue", and has this answer in its place. Botocore then takes the status of this one
-            // for that of the next one on the connection.
+            // The client waits for "100 Continue" and gets this answer instead. Botocore then takes its status for that
+            // of the next answer on the connection.
             headers.insert(http::header::CONNECTION, HeaderValue::from_static("close"));
         }
         headers.insert(http::header::SERVER, HeaderValue::from_static("Lamassu"));
@@ -171,7 +171,7 @@ impl Door {
 }
 
 impl Door {
-    /// Which region is signed for: an element that the library's errors do not have.
+    /// Adds the region for signing: an element that the library's errors lack.
     fn tell_region(&self) -> Response<s3s::Body> {
         let text = format!(
             "<?xml version=\"1.0\" encoding=\"UTF-8\"?><Error><Code>AuthorizationHeaderMalformed</Code>\
@@ -226,11 +226,11 @@ async fn speak(
 }
 
 async fn stopped(stop: &mut watch::Receiver<bool>) {
-    // Without a sender there is nobody any more who could say so.
+    // If the sender is gone, no one can ask for the stop any more.
     let _ = stop.wait_for(|stop| *stop).await;
 }
 
-/// Whoever has one IPv6 address has 2⁶⁴ of them.
+/// The unit by which addresses are counted: an IPv6 /64, since one subscriber has 2⁶⁴ addresses.
 fn network_of(address: IpAddr) -> IpAddr {
     match address {
         IpAddr::V6(address) if address.to_ipv4_mapped().is_none() => {

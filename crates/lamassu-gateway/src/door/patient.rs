@@ -1,4 +1,4 @@
-//! A stream whose reader may take nothing for so long, and no longer.
+//! A stream that limits how long its peer may read nothing.
 
 use std::io;
 use std::pin::Pin;
@@ -16,7 +16,7 @@ pub struct Patient<S> {
 }
 
 impl<S> Patient<S> {
-    /// Bounds how long a write may wait.
+    /// Limits how long a write may wait.
     pub fn new(inner: S, idle: Duration) -> Patient<S> {
         Patient { inner, idle, timer: Box::pin(tokio::time::sleep(idle)), is_waiting: false }
     }

@@ -1,6 +1,6 @@
-//! What an object has beside its content, in one sealed attribute of its file: entity tag, headers, user metadata,
-//! tags, checksums. In the namespace `trusted.`, so that in a mount root alone sees it: a user who copies a file with
-//! its attributes does not copy what holds for the other content.
+//! The properties of an object besides its content, in one sealed attribute of its file: entity tag, headers, user
+//! metadata, tags, checksums. It is in the namespace `trusted.`, which only root sees in a mount: a user who copies a
+//! file with its attributes does not copy properties of the other content.
 
 use super::node::Node;
 use lamassu_vault::{Attr, Result, Time};
@@ -11,7 +11,8 @@ use std::collections::BTreeMap;
 /// The attribute's name.
 pub const NAME: &str = "trusted.lamassu.object";
 
-/// Which content the entity tag and the checksums are of. A program that writes to the file in a mount changes it.
+/// The content to which the entity tag and the checksums belong. A program that writes to the file in a mount changes
+/// it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Version {
     size: u64,
@@ -20,14 +21,14 @@ pub struct Version {
 }
 
 impl Version {
-    /// That of a file.
+    /// The version of a file.
     pub fn of(attr: &Attr) -> Version {
         let Time { seconds, nanos } = attr.mtime;
         Version { size: attr.size, seconds, nanos }
     }
 }
 
-/// So many parts of a size, one behind the other.
+/// A number of consecutive parts of one size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Parts {
     /// how many
@@ -36,13 +37,13 @@ pub struct Parts {
     pub size: u64,
 }
 
-/// What is given when an object is made.
+/// Properties that a client gives when an object is made.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Given {
     /// `content-type` and others, by their names
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub headers: BTreeMap<String, String>,
-    /// `x-amz-meta-…`, without that
+    /// `x-amz-meta-…`, without the prefix
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub metadata: BTreeMap<String, String>,
     /// tags
@@ -63,17 +64,17 @@ pub struct Attrs {
     /// by the name of the algorithm (`CRC32C`), in base64
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub checksums: BTreeMap<String, String>,
-    /// whether those are of the parts' checksums
+    /// whether those are checksums of the parts' checksums
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_composite: bool,
-    /// of an object that was made of parts
+    /// of an object made of parts
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub parts: Vec<Parts>,
 }
 
 impl Attrs {
-    /// Those of an object as it is now. Where its file was written by other means, the tag tells one content from
-    /// another, and is no digest of it.
+    /// The properties of an object as it is now. If its file was written by other means, the tag only distinguishes
+    /// contents, and is not a digest.
     ///
     /// # Errors
     /// Those of the vault.
@@ -100,11 +101,11 @@ impl Attrs {
     /// # Errors
     /// Those of the vault.
     pub fn store(&self, node: &Node) -> Result<()> {
-        // Maps of text become JSON always.
+        // Maps of text can always be encoded as JSON.
         node.set_xattr(NAME, &serde_json::to_vec(self).unwrap_or_default())
     }
 
-    /// Bytes from where to where part `number` lies, and how many parts there are.
+    /// The range of part `number`, and the number of parts.
     pub fn part(&self, number: u32) -> Option<(std::ops::Range<u64>, u32)> {
         let count = self.parts.iter().map(|parts| parts.count).sum();
         let (mut first, mut at) = (1, 0);
@@ -118,7 +119,7 @@ impl Attrs {
         None
     }
 
-    /// Counts one part more, behind the others.
+    /// Adds a part at the end.
     pub fn add_part(&mut self, size: u64) {
         match self.parts.last_mut() {
             Some(last) if last.size == size => last.count += 1,
@@ -127,7 +128,7 @@ impl Attrs {
     }
 }
 
-/// The tag of a file that no object was made of. Clients take one with a hyphen for no MD5 of the content.
+/// The tag of a file that was not made as an object. Clients do not take a tag with a hyphen for an MD5 of the content.
 fn foreign(attr: &Attr) -> String {
     let mut hash = Md5::new();
     for number in [attr.ino, attr.size, attr.mtime.seconds as u64, attr.mtime.nanos.into()] {

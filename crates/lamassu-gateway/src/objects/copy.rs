@@ -1,4 +1,5 @@
-//! Copies of objects: by the keys of their blocks, so that nothing is encrypted anew, and the store may share them.
+//! Copies of objects: by the keys of their blocks, so that nothing is encrypted again, and the store may share the
+//! blocks.
 
 use super::attrs::{Attrs, Version};
 use super::key::Key;
@@ -8,21 +9,21 @@ use lamassu_vault::{Attr, Owner};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// What is copied.
+/// The source of a copy.
 pub struct Source {
     /// its file; a directory has none
     pub open: Option<Open>,
-    /// what belongs to it
+    /// its properties
     pub attrs: Attrs,
     /// stat
     pub attr: Attr,
 }
 
-/// Whether the source was not changed, what reads the copy, and the attributes to complete.
+/// Gets whether the source is unchanged, a reader of the copy, and the properties to complete.
 pub type CopySum<'a> = dyn FnMut(bool, &mut Reader<'_>, &mut Attrs) -> Result<()> + 'a;
 
 impl Objects {
-    /// Opens what is to be copied.
+    /// Opens the source of a copy.
     ///
     /// # Errors
     /// As [`Objects::find`].
@@ -31,8 +32,8 @@ impl Objects {
         Ok(Source { open, attrs, attr })
     }
 
-    /// Makes an object of the content of another, with these attributes. `sum` completes them by the content of the
-    /// copy, and is told whether the source is still the content that its own attributes are of.
+    /// Makes an object with the content of another, and with these properties. `sum` completes them by the content of
+    /// the copy. It is told whether the source's own properties still belong to its content.
     ///
     /// # Errors
     /// As [`Objects::stage`] and [`super::Staged::place`].
@@ -66,7 +67,7 @@ impl Objects {
         staged.place(guard, attrs)
     }
 
-    /// Makes a part of an upload of a range of an object.
+    /// Makes a part of an upload from a range of an object.
     ///
     /// # Errors
     /// [`ObjectError::NoUpload`]; those of the vault.

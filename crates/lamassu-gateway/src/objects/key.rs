@@ -1,5 +1,5 @@
-//! Keys of objects as paths: the parts between slashes are names of directories, the last one of a file. A key that no
-//! file system can hold is refused, never turned into another.
+//! Keys of objects as paths: the parts between slashes are names of directories, the last one of a file. A key that is
+//! not a valid path is refused, never changed into another.
 
 use std::ffi::OsStr;
 
@@ -7,21 +7,21 @@ use std::ffi::OsStr;
 pub const KEY_MAX: usize = 1024;
 /// Longest name between two slashes, bytes, as on Linux.
 pub const NAME_MAX: usize = 255;
-/// Names that begin so are the gateway's own: what is being uploaded. Keys do not have them, listings do not show them.
+/// Prefix of the gateway's own names, for uploads in progress. Keys may not contain them, listings do not show them.
 pub const RESERVED: &str = ".lamassu-";
 
-/// A key that a file system can hold.
+/// A key that is a valid path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Key {
     text: String,
-    /// The name ends with a slash: the object is the directory itself, and has no content.
+    /// The key ends with a slash: the object is the directory itself, and has no content.
     is_dir: bool,
 }
 
-/// Why a key cannot be one.
+/// Why a key is not valid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum KeyFault {
-    /// Nothing at all, or more than [`KEY_MAX`].
+    /// Empty, or longer than [`KEY_MAX`].
     #[error("a key has 1 to 1024 bytes")]
     Length,
     /// `a//b`, `/a`.
@@ -56,7 +56,7 @@ impl Key {
         Ok(Key { text: text.into(), is_dir })
     }
 
-    /// As it was given.
+    /// As given.
     pub fn as_str(&self) -> &str {
         &self.text
     }
@@ -66,12 +66,12 @@ impl Key {
         self.is_dir
     }
 
-    /// Without a slash at its end: what lies there in a mount.
+    /// Without the slash at its end: the path in a mount.
     pub fn path(&self) -> &str {
         self.text.strip_suffix('/').unwrap_or(&self.text)
     }
 
-    /// Names of the directories on the way, from the bucket on; for a directory, without its own.
+    /// Names of the directories above it, starting below the bucket; for a directory, without its own.
     pub fn parents(&self) -> impl DoubleEndedIterator<Item = &OsStr> {
         let above = self.path().rsplit_once('/').map(|(above, _)| above);
         above.into_iter().flat_map(|above| above.split('/')).map(OsStr::new)
@@ -94,7 +94,7 @@ fn check_name(name: &str) -> Result<(), KeyFault> {
     }
 }
 
-/// Whether a name in a directory is part of keys: readable text, and not the gateway's own.
+/// The name if it can be part of a key: readable text, and not the gateway's own.
 pub fn shown(name: &OsStr) -> Option<&str> {
     name.to_str().filter(|name| check_name(name).is_ok())
 }

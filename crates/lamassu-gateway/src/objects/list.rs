@@ -1,7 +1,7 @@
 //! Listings: the keys of a bucket in the order of their bytes, page by page.
 //!
-//! A directory's names are sorted as they stand in keys: a directory with its slash. Then a walk in that order meets
-//! keys in theirs. Names of a large directory are kept for the next page, as long as the directory was not changed.
+//! A directory's names are sorted as they appear in keys: a directory with its slash. A walk in that order then yields
+//! keys in their order. Names of a large directory are kept for the next page, unless the directory was changed.
 
 use super::attrs::Attrs;
 use super::key::{self, KEY_MAX};
@@ -14,23 +14,23 @@ use std::ffi::OsStr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-/// Directories with fewer names are listed anew each time.
+/// Directories with fewer names are read again for each page.
 const KEPT_MIN: usize = 256;
-/// A directory that was changed so lately may change again without another time.
+/// A directory changed more recently than this may change again with the same time.
 const SETTLED: Duration = Duration::from_secs(2);
 
-/// What a listing asks for.
+/// The parameters of a listing.
 #[derive(Clone, Debug, Default)]
 pub struct Query {
-    /// keys that begin so
+    /// prefix of keys
     pub prefix: String,
-    /// what keys are grouped at
+    /// keys are grouped up to this delimiter
     pub delimiter: Option<String>,
-    /// keys behind this one alone
+    /// only keys after this one
     pub after: Option<String>,
-    /// and behind all that begin with that
+    /// `after` is a group: only keys after all that begin with it
     pub is_group: bool,
-    /// so many keys and groups
+    /// most keys and groups
     pub max: usize,
 }
 
@@ -38,7 +38,7 @@ pub struct Query {
 pub enum Item {
     /// An object.
     Key(String, Node, Attrs),
-    /// What keys begin with that have the delimiter behind the prefix.
+    /// A group: the common part of keys up to the delimiter after the prefix.
     Group(String),
 }
 
@@ -47,14 +47,14 @@ pub enum Item {
 pub struct Page {
     /// in order
     pub items: Vec<Item>,
-    /// where the next page begins: behind this key, or behind this group
+    /// start of the next page: after this key, or after this group
     pub next: Option<(String, bool)>,
 }
 
-/// Names in a directory, each with what it is, in the order of keys.
+/// Names in a directory, with their kinds, in the order of keys.
 struct Names {
     text: String,
-    /// Where each begins; its end is the next one's begin. A directory's name ends with a slash.
+    /// Start of each name; the next start is its end. A directory's name ends with a slash.
     starts: Vec<u32>,
 }
 
@@ -92,7 +92,7 @@ impl Names {
         self.text.len() + self.starts.len() * size_of::<u32>()
     }
 
-    /// The first that `is_before` does not hold of.
+    /// The first position for which `is_before` is false.
     fn first(&self, is_before: impl Fn(&str) -> bool) -> usize {
         let (mut low, mut high) = (0, self.len());
         while low < high {
@@ -111,7 +111,7 @@ struct Kept {
     names: Arc<Names>,
 }
 
-/// Names that are kept.
+/// Names kept for the next page.
 pub(super) struct Listings {
     kept: Mutex<(LruCache<Ino, Kept>, usize)>,
     bytes_max: usize,
@@ -162,7 +162,7 @@ struct Walk<'a> {
     listings: &'a Listings,
     query: &'a Query,
     page: Page,
-    /// The last group that was met.
+    /// The last group that was found.
     group: Option<String>,
 }
 
@@ -182,10 +182,10 @@ impl Objects {
 }
 
 impl Walk<'_> {
-    /// Goes through a directory, whose keys begin with `path`. Whether there is room for more.
+    /// Walks through a directory, whose keys begin with `path`. Returns whether the page has room for more.
     fn dir(&mut self, dir: &Node, path: &str) -> Result<bool> {
         let names = match self.listings.of(dir) {
-            // It was removed since.
+            // It was removed meanwhile.
             Err(super::ObjectError::Vault(VaultError::NotFound | VaultError::Stale)) if !path.is_empty() => {
                 return Ok(true);
             }
@@ -200,7 +200,7 @@ impl Walk<'_> {
             let prefix = &*self.query.prefix;
             let is_above = full.ends_with('/') && prefix.starts_with(&*full);
             if !is_above && !full.starts_with(prefix) {
-                // The names that begin so lie side by side.
+                // Names with a common prefix are adjacent.
                 if &*full > prefix { break } else { continue }
             }
             if full.len() <= KEY_MAX && !self.entry(dir, &full, name)? {
@@ -210,9 +210,9 @@ impl Walk<'_> {
         Ok(true)
     }
 
-    /// The first name in a directory that has something for this page.
+    /// The position of the first name in a directory that belongs to this page.
     fn begin(&self, names: &Names, path: &str) -> usize {
-        // A directory that the limit lies in is met, too: its name ends where the limit's first one does.
+        // A directory that contains the limit is included: its name ends where the limit's first part does.
         let bound = |limit: &str| match limit.strip_prefix(path) {
             Some(rest) => {
                 let name_end = rest.find('/').map_or(rest.len(), |slash| slash + 1);
@@ -246,7 +246,7 @@ impl Walk<'_> {
         self.dir(&node, full)
     }
 
-    /// Whether nothing of it belongs to this page: the pages before had it.
+    /// Whether all of it belongs to earlier pages.
     fn is_past(&self, full: &str, is_dir: bool) -> bool {
         let Some(after) = self.query.after.as_deref() else { return false };
         match is_dir {

@@ -1,11 +1,11 @@
 //! Objects as files of a vault: buckets are directories in one directory of it, keys are paths below.
 //!
-//! Guarantees: an object is there whole or not at all, also after a crash, and durable when the call returns: it is
-//! written under a name of the gateway's own in the directory it goes to (so it has that directory's profile and access
-//! lists), synced, and renamed. What lies there is never followed where it is a link, and never shown where it is no
-//! file or directory. Calls block; any number of threads may make them.
+//! Guarantees: an object exists completely or not at all, also after a crash, and is durable when the call returns. It
+//! is written under a name of the gateway's own in its directory (so it gets that directory's profile and access
+//! lists), synced, and renamed. Links are never followed, and only files and directories are shown. Calls block; any
+//! number of threads may make them.
 //!
-//! Never: decides who may do what, knows HTTP.
+//! This module does not decide on rights, and does not know HTTP.
 
 pub mod attrs;
 mod copy;
@@ -30,54 +30,54 @@ use std::ffi::{OsStr, OsString};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
-/// Bytes that are read or written at once.
+/// Bytes of one read or write.
 pub const PIECE: usize = 1 << 20;
-/// Locks that keys share.
+/// Number of locks that keys share.
 const STRIPES: usize = 256;
 
-/// Why something could not be done with an object.
+/// Why an operation on an object failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ObjectError {
-    /// The client's: no such bucket.
+    /// The client's: there is no such bucket.
     #[error("there is no such bucket")]
     NoBucket,
-    /// The client's: there is one already.
+    /// The client's: the bucket exists already.
     #[error("the bucket is there already")]
     BucketExists,
-    /// The client's: it is to be empty.
+    /// The client's: the bucket is not empty.
     #[error("the bucket is not empty")]
     BucketNotEmpty,
-    /// The client's: no such object.
+    /// The client's: there is no such object.
     #[error("there is no such key")]
     NoKey,
-    /// The client's: no such upload.
+    /// The client's: there is no such upload.
     #[error("there is no such upload: it may be completed or aborted")]
     NoUpload,
-    /// The client's: a key that no path can be.
+    /// The client's: the key is not a valid path.
     #[error(transparent)]
     Key(#[from] KeyFault),
-    /// The client's: `a` is an object, and `a/b` was to be one.
+    /// The client's: `a` is an object, so `a/b` cannot be one.
     #[error("a part of the key, in front of a slash, is an object: an object is no directory")]
     BelowObject,
-    /// The client's: `a/b` is an object, and `a` was to be one.
+    /// The client's: `a/b` is an object, so `a` cannot be one.
     #[error("there are objects below this key: a directory is no object")]
     AboveObjects,
-    /// The client's: what a condition asks for does not hold.
+    /// The client's: a condition does not hold.
     #[error("a condition of the request does not hold")]
     Precondition,
-    /// The client's: a part that was not uploaded, or another one.
+    /// The client's: a part was not uploaded, or is another one.
     #[error("part {0} was not uploaded, or is another one")]
     NoPart(u32),
-    /// The client's: parts in another order.
+    /// The client's: the parts are not in ascending order.
     #[error("parts are listed by ascending numbers")]
     PartOrder,
-    /// The client's: only the last part may be so small.
+    /// The client's: only the last part may be that small.
     #[error("part {0} has less than 5 MiB, and is not the last one")]
     SmallPart(u32),
     /// The client's: a directory has no content.
     #[error("a key that ends with a slash is a directory, and has no content")]
     DirectoryContent,
-    /// The client's: more headers, metadata and tags than the store keeps with a file.
+    /// The client's: the store cannot keep that many headers, metadata and tags with a file.
     #[error("the store below cannot keep so much metadata with a file")]
     MuchMetadata,
     /// The vault's.
@@ -85,7 +85,7 @@ pub enum ObjectError {
     Vault(VaultError),
 }
 
-/// What a call ends with.
+/// The result of a call.
 pub type Result<T, E = ObjectError> = std::result::Result<T, E>;
 
 impl From<VaultError> for ObjectError {
@@ -94,7 +94,7 @@ impl From<VaultError> for ObjectError {
     }
 }
 
-/// With which permissions files and directories are made.
+/// Permissions of new files and directories.
 #[derive(Clone, Copy, Debug)]
 pub struct Modes {
     /// of files
@@ -106,13 +106,13 @@ pub struct Modes {
 /// See the module's head.
 pub struct Objects {
     fs: Arc<Forest>,
-    /// Where the buckets lie.
+    /// The directory of the buckets.
     root: OsString,
     modes: Modes,
     listings: Listings,
-    /// Changes of one key, one after another.
+    /// Held during a change of a key.
     keys: Vec<Mutex<()>>,
-    /// The same of uploads.
+    /// Held during a change of an upload.
     uploads: Vec<Mutex<()>>,
     /// Names of files that are being written by this process.
     staged: Mutex<HashSet<OsString>>,
@@ -122,15 +122,15 @@ pub struct Objects {
 pub struct Object {
     /// its file
     pub node: Node,
-    /// and what belongs to it
+    /// its properties
     pub attrs: Attrs,
 }
 
 impl Objects {
-    /// The buckets in a directory of a vault.
+    /// Opens the buckets in a directory of a vault.
     ///
     /// # Errors
-    /// Those of a directory that is not there.
+    /// Those of a missing directory.
     pub fn open(fs: Arc<Forest>, root: &str, modes: Modes, listings_max: usize) -> Result<Objects> {
         let locks = || (0..STRIPES).map(|_| Mutex::new(())).collect();
         let (keys, uploads) = (locks(), locks());
@@ -154,7 +154,7 @@ impl Objects {
         self.root().map(drop)
     }
 
-    /// Names of the buckets, in order, each with when it was made or changed.
+    /// The buckets in the order of their names, each with its directory.
     ///
     /// # Errors
     /// Those of the vault.
@@ -197,11 +197,11 @@ impl Objects {
         }
     }
 
-    /// Removes a bucket in which no object is. Uploads under way are aborted, as in S3.
+    /// Removes a bucket without objects. Uploads under way are aborted, as in S3.
     ///
     /// # Errors
     /// [`ObjectError::BucketNotEmpty`], [`ObjectError::NoBucket`]; those of the vault, also for the root of a dataset,
-    /// which is the administrator's to destroy.
+    /// which only the administrator can destroy.
     pub fn remove_bucket(&self, name: &str) -> Result<()> {
         let bucket = self.bucket(name)?;
         let query = list::Query { max: 1, ..list::Query::default() };
@@ -223,7 +223,7 @@ impl Objects {
         }
     }
 
-    /// One change of a key at a time.
+    /// Locks a key for a change.
     fn alone_with(&self, bucket: &Node, key: &Key) -> MutexGuard<'_, ()> {
         self.alone_with_path(bucket, OsStr::new(key.path()))
     }
@@ -232,7 +232,7 @@ impl Objects {
         stripe(&self.keys, &(bucket.ino(), path))
     }
 
-    /// The directory that a key lies in; `None` where it is not, or is none.
+    /// The directory of a key; `None`: it does not exist, or is not a directory.
     fn parent(&self, bucket: &Node, key: &Key) -> Result<Option<Node>> {
         let mut dir = bucket.clone();
         for name in key.parents() {
@@ -258,7 +258,7 @@ impl Objects {
         Ok(Some(Object { node, attrs }))
     }
 
-    /// An object, with its attributes.
+    /// An object, with its properties.
     ///
     /// # Errors
     /// [`ObjectError::NoBucket`], [`ObjectError::NoKey`]; those of the vault.
@@ -268,7 +268,7 @@ impl Objects {
         Self::found_in(&dir, key)?.ok_or(ObjectError::NoKey)
     }
 
-    /// Opens an object for reading. Its attributes are those of the content that is read.
+    /// Opens an object for reading. The properties belong to the content that is read.
     ///
     /// # Errors
     /// As [`Objects::find`].
@@ -285,8 +285,8 @@ impl Objects {
         }
     }
 
-    /// Removes an object. One that is not there is removed already. Directories that are empty then are removed too,
-    /// but for those that were made as objects.
+    /// Removes an object; a missing one counts as removed. Directories that become empty are removed too, unless they
+    /// were made as objects.
     ///
     /// # Errors
     /// [`ObjectError::NoBucket`], [`ObjectError::Precondition`]; those of the vault.
@@ -310,12 +310,12 @@ impl Objects {
         self.prune(&bucket, key)
     }
 
-    /// Removes the directories above a key that are empty, from below.
+    /// Removes the empty directories above a key, starting with the lowest.
     fn prune(&self, bucket: &Node, key: &Key) -> Result<()> {
         self.prune_path(bucket, &key.parents().collect::<Vec<_>>())
     }
 
-    /// Removes the directories on a path in a bucket that are empty, from below.
+    /// Removes the empty directories on a path in a bucket, starting with the lowest.
     fn prune_path(&self, bucket: &Node, path: &[&OsStr]) -> Result<()> {
         let mut dirs = vec![bucket.clone()];
         for name in path {
@@ -326,7 +326,7 @@ impl Objects {
         }
         let mut changed = None;
         for (at, name) in path.iter().enumerate().take(dirs.len() - 1).rev() {
-            // Another request may make an object of it.
+            // Another request may be making an object in it.
             let _alone = self.alone_with_path(bucket, &path[..=at].join(OsStr::new("/")));
             let is_object = match dirs[at].child_if_there(name) {
                 Ok(Some(dir)) => Attrs::are_of(&dir).unwrap_or(true),
@@ -337,7 +337,7 @@ impl Objects {
             }
             changed = Some(&dirs[at]);
         }
-        // Else they would come back, empty, after a crash.
+        // Without this they would exist again, empty, after a crash.
         changed.map_or(Ok(()), |dir| Ok(dir.sync_names().or_else(none_there)?))
     }
 
@@ -360,7 +360,7 @@ fn stripe<'a>(locks: &'a [Mutex<()>], of: &impl Hash) -> MutexGuard<'a, ()> {
     locks[(hash.finish() % STRIPES as u64) as usize].lock()
 }
 
-/// Whether it was empty, and is gone.
+/// Removes a directory if it is empty. Returns whether it is gone.
 fn remove_if_empty(dir: &Node, name: &OsStr) -> Result<bool> {
     match dir.remove_dir(name) {
         Ok(()) => Ok(true),
@@ -369,7 +369,7 @@ fn remove_if_empty(dir: &Node, name: &OsStr) -> Result<bool> {
     }
 }
 
-/// Gone already is gone.
+/// A missing entry counts as removed.
 fn none_there(error: VaultError) -> Result<(), VaultError> {
     match error {
         VaultError::NotFound | VaultError::Stale => Ok(()),
@@ -377,9 +377,9 @@ fn none_there(error: VaultError) -> Result<(), VaultError> {
     }
 }
 
-/// The store's limit of what a file has beside its content.
+/// The error for the store's limit on attributes of a file.
 fn much_metadata(error: VaultError) -> ObjectError {
-    /// ENOSPC is ext4's word for it: its attributes have one block. A store that is full fails elsewhere, too.
+    /// ext4 returns ENOSPC for it: its attributes have one block. A full store fails in other calls too.
     const E2BIG: i32 = 7;
     const ENOSPC: i32 = 28;
     match &error {

@@ -1,10 +1,9 @@
-//! Objects that are uploaded in parts. Parts are files of their own, in a directory beside the object-to-be, whose
-//! profile and access lists they so have; the object is made of them by the keys of their blocks.
+//! Objects that are uploaded in parts. Parts are files in a directory next to the future object, so they have its
+//! profile and access lists. The object is made from them by the keys of their blocks.
 //!
-//! An upload has an entry in the bucket's index, which says its key and what was given. It is there while both the
-//! entry and the directory of its parts are. It ends when its directory gets another name, durably; what lies under
-//! that name is removed then, or at the next start. So a crash leaves all of an upload or, after the next start,
-//! nothing.
+//! An upload has an entry in the bucket's index, with its key and the client's properties. It exists while both the
+//! entry and the directory of its parts exist. It ends when its directory is durably renamed; the renamed directory is
+//! removed then, or at the next start. So a crash leaves all of an upload or, after the next start, nothing.
 
 use super::attrs::{Attrs, Given, NAME};
 use super::key::Key;
@@ -21,9 +20,9 @@ use std::sync::Arc;
 
 /// The directory in a bucket that has an entry for each upload.
 const INDEX: &str = ".lamassu-gateway";
-/// What begins the name of an upload's directory.
+/// Prefix of the name of an upload's directory.
 const PARTS: &str = ".lamassu-upload-";
-/// What begins the name of the directory of an upload that has ended.
+/// Prefix of the name of an ended upload's directory.
 const ENDED: &str = ".lamassu-ended-";
 /// Most parts, as in S3.
 pub const PARTS_MAX: u32 = 10_000;
@@ -31,7 +30,7 @@ pub const PARTS_MAX: u32 = 10_000;
 const PART_MIN: u64 = 5 << 20;
 const INDEX_MODE: u32 = 0o700;
 
-/// What is known of an upload.
+/// The description of an upload.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Upload {
     /// of the object
@@ -40,7 +39,7 @@ pub struct Upload {
     pub given: Given,
     /// when it began, seconds since 1970
     pub begun: u64,
-    /// who began it
+    /// the user who began it
     pub user: String,
     /// the algorithm of checksums, by its name
     pub algorithm: Option<String>,
@@ -61,20 +60,20 @@ pub struct Part {
     pub attrs: Attrs,
 }
 
-/// What the client says of a part when it completes an upload.
+/// The client's data about a part when it completes an upload.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Completed {
     /// from 1
     pub number: u32,
     /// its entity tag
     pub etag: String,
-    /// its checksum, if it says one
+    /// its checksum, if the client sent one
     pub checksum: Option<String>,
 }
 
-/// Calls what it is given with the content of an object, piece by piece.
+/// Calls its argument with the content of an object, piece by piece.
 pub type Reader<'a> = dyn FnMut(&mut dyn FnMut(&[u8])) -> Result<()> + 'a;
-/// Turns the checksums of the parts, and what reads the object, into the checksum of the object.
+/// Computes the checksum of the object from those of the parts, or from the object's content.
 pub type Summed<'a> = dyn FnMut(&[Part], &mut Reader<'_>) -> Result<Option<String>> + 'a;
 
 /// Removes the empty index of a bucket.
@@ -94,18 +93,18 @@ fn ended_name(id: &str) -> OsString {
     format!("{ENDED}{id}").into()
 }
 
-/// The id of the upload whose parts a directory has.
+/// The id of the upload whose parts are in this directory.
 pub(super) fn id_of_dir(name: &OsStr) -> Option<&str> {
     name.to_str()?.strip_prefix(PARTS)
 }
 
-/// Whether a directory is that of an upload that has ended.
+/// Whether a directory belongs to an ended upload.
 pub(super) fn is_ended_dir(name: &OsStr) -> bool {
     name.as_encoded_bytes().starts_with(ENDED.as_bytes())
 }
 
-/// Removes the directory of an upload that has ended. Others may do so at the same time. Parts that are being written
-/// go, too: nobody places them any more.
+/// Removes the directory of an ended upload. Others may do so at the same time. Parts that are still being written are
+/// removed too: they will not be placed.
 pub(super) fn remove_ended(parent: &Node, name: &OsStr) -> Result<()> {
     let Some(dir) = parent.child_if_there(name).or_else(|error| none_there(error).map(|()| None))? else {
         return Ok(());
@@ -118,13 +117,13 @@ pub(super) fn remove_ended(parent: &Node, name: &OsStr) -> Result<()> {
     super::remove_if_empty(parent, name).map(drop)
 }
 
-/// Whether it is one that this gateway could have given.
+/// Whether this gateway could have made this id.
 fn is_id(id: &str) -> bool {
     id.len() == 32 && id.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
 }
 
 impl Objects {
-    /// Begins an upload; its id.
+    /// Begins an upload; returns its id.
     ///
     /// # Errors
     /// As [`Objects::stage`].
@@ -164,7 +163,7 @@ impl Objects {
         Ok(index.sync_names()?)
     }
 
-    /// One change of an upload at a time. It is taken before the lock of a key, never behind it.
+    /// Locks an upload for a change. Taken before the lock of a key, never after it.
     fn alone_with_upload(&self, id: &str) -> MutexGuard<'_, ()> {
         stripe(&self.uploads, &id)
     }
@@ -187,7 +186,7 @@ impl Objects {
         Ok(entry.xattr(NAME)?.and_then(|value| serde_json::from_slice(&value).ok()))
     }
 
-    /// What is known of an upload.
+    /// The description of an upload.
     ///
     /// # Errors
     /// [`ObjectError::NoUpload`], [`ObjectError::NoBucket`]; those of the vault.
@@ -210,7 +209,7 @@ impl Objects {
     /// Puts a part in its place.
     ///
     /// # Errors
-    /// [`ObjectError::NoUpload`] where the upload has ended meanwhile; those of the vault.
+    /// [`ObjectError::NoUpload`] if the upload has ended meanwhile; those of the vault.
     pub fn place_part(
         &self,
         (bucket, key, id): (&str, &Key, &str),
@@ -250,14 +249,14 @@ impl Objects {
         Ok(Some(Part { number, attr: *node.attr(), attrs: Attrs::of(&node)? }))
     }
 
-    /// Opens a part, which is to be the one that was looked at: another may have taken its place since.
+    /// Opens a part, if it is still the one that was listed: another may have replaced it.
     fn open_part(dir: &Node, part: &Part) -> Result<Open> {
         let none = |error| match error {
             VaultError::NotFound | VaultError::Stale => ObjectError::NoPart(part.number),
             error => error.into(),
         };
         let node = dir.child(&part_name(part.number)).map_err(none)?;
-        // The tag is an MD5 of the content: others have another.
+        // The tag is an MD5 of the content, so another content has another tag.
         match node.attr().size == part.attr.size && Attrs::of(&node)? == part.attrs {
             true => node.open().map_err(none),
             false => Err(ObjectError::NoPart(part.number)),
@@ -285,11 +284,11 @@ impl Objects {
         Ok(uploads)
     }
 
-    /// Makes the object of its parts. `sum` says what its checksum is.
+    /// Makes the object from its parts. `sum` computes its checksum.
     ///
     /// # Errors
-    /// [`ObjectError::NoPart`], [`ObjectError::PartOrder`], [`ObjectError::SmallPart`]; as [`Staged::place`]. The
-    /// upload goes on then.
+    /// [`ObjectError::NoPart`], [`ObjectError::PartOrder`], [`ObjectError::SmallPart`]; as [`Staged::place`]. Then the
+    /// upload continues.
     pub fn complete_upload(
         self: &Arc<Self>,
         (bucket, key, id): (&str, &Key, &str),
@@ -328,7 +327,7 @@ impl Objects {
         Ok((attrs, attr))
     }
 
-    /// The object, if it was made of these parts.
+    /// The present object, if it was made from these parts.
     fn completed_before(&self, bucket: &str, key: &Key, completed: &[Completed]) -> Result<(Attrs, Attr)> {
         let mut hash = Md5::new();
         for part in completed {
@@ -370,15 +369,14 @@ impl Objects {
     /// As [`Objects::find_upload`].
     pub fn abort_upload(&self, bucket: &str, key: &Key, id: &str) -> Result<()> {
         let bucket = self.bucket(bucket)?;
-        // Without its directory, too: an earlier end may have come no further.
+        // Also without its directory: an earlier end may have been interrupted.
         let described = self.described(&bucket, id)?.filter(|upload| upload.key == key.as_str());
         described.ok_or(ObjectError::NoUpload)?;
         self.end_upload(&bucket, key, id)?;
         self.prune(&bucket, key)
     }
 
-    /// The other name is durable before the entry goes: without an entry there is no directory that looks like that of
-    /// an upload.
+    /// The new name is durable before the entry is removed: so no directory without an entry looks like an upload's.
     fn end_upload(&self, bucket: &Node, key: &Key, id: &str) -> Result<()> {
         let parent = self.parent(bucket, key)?;
         {
@@ -392,7 +390,7 @@ impl Objects {
         parent.map_or(Ok(()), |parent| remove_ended(&parent, &ended_name(id)))
     }
 
-    /// Removes entries of a bucket's index that no upload belongs to; how many.
+    /// Removes entries of a bucket's index without an upload. Returns their number.
     pub(super) fn sweep_index(&self, bucket: &Node) -> Result<u64> {
         let mut ids = Vec::new();
         if let Some(index) = bucket.child_if_there(OsStr::new(INDEX))? {
@@ -414,7 +412,7 @@ impl Objects {
         Ok(removed)
     }
 
-    /// Removes the directory of an upload in `parent` if the index does not know that there is one; whether it did.
+    /// Removes the directory of an upload in `parent` unless the index knows it. Returns whether it did.
     pub(super) fn sweep_upload(&self, bucket: &Node, parent: &Node, id: &str) -> Result<bool> {
         {
             let _alone = self.alone_with_upload(id);

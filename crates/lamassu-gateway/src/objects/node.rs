@@ -1,4 +1,4 @@
-//! Entries and open files of the vault whose references and handles are given back.
+//! Entries and open files of the vault, whose references and handles are released when they are dropped.
 
 use crate::limits::Turn;
 use crate::work;
@@ -8,7 +8,7 @@ use lamassu_vault::{
 use std::ffi::OsStr;
 use std::sync::Arc;
 
-/// Reading alone.
+/// Read-only access.
 pub const READ: Access = Access { read: true, write: false, truncate: false };
 const READ_WRITE: Access = Access { read: true, write: true, truncate: false };
 
@@ -28,12 +28,12 @@ impl Drop for Held {
 }
 
 impl Node {
-    /// Takes over the reference of an entry.
+    /// Takes over the reference to an entry.
     pub fn new(fs: &Arc<Forest>, entry: Entry) -> Node {
         Node(Arc::new(Held { fs: fs.clone(), attr: entry.attr }))
     }
 
-    /// What lies at a path of the vault.
+    /// The entry at a path of the vault.
     ///
     /// # Errors
     /// Those of [`Forest::resolve`].
@@ -46,7 +46,7 @@ impl Node {
         self.0.attr.ino
     }
 
-    /// What it was when it was looked up.
+    /// Its attributes when it was looked up.
     pub fn attr(&self) -> &Attr {
         &self.0.attr
     }
@@ -61,7 +61,7 @@ impl Node {
         &self.0.fs
     }
 
-    /// What lies in this directory under a name.
+    /// The entry of this directory under a name.
     ///
     /// # Errors
     /// [`VaultError::NotFound`]; [`VaultError::NotDirectory`]; those of the vault.
@@ -72,7 +72,7 @@ impl Node {
         }
     }
 
-    /// The same; `None` where nothing is.
+    /// The same; `None`: there is none.
     ///
     /// # Errors
     /// Those of the vault.
@@ -124,7 +124,7 @@ impl Node {
         done
     }
 
-    /// Gives what lies in this directory another name in it.
+    /// Renames an entry within this directory.
     ///
     /// # Errors
     /// Those of the vault.
@@ -135,7 +135,7 @@ impl Node {
         done
     }
 
-    /// Makes durable which names this directory has.
+    /// Makes the names of this directory durable.
     ///
     /// # Errors
     /// Those of the store.
@@ -145,7 +145,7 @@ impl Node {
         synced.and(self.0.fs.release_dir(handle))
     }
 
-    /// Calls `each` for the entries of this directory but `.` and `..`.
+    /// Calls `each` for the entries of this directory except `.` and `..`.
     ///
     /// # Errors
     /// Those of the vault.
@@ -160,7 +160,7 @@ impl Node {
         listed.and(self.0.fs.release_dir(handle))
     }
 
-    /// An attribute; `None` where it is not.
+    /// An attribute; `None`: it does not exist.
     ///
     /// # Errors
     /// Those of the vault.
@@ -180,7 +180,7 @@ impl Node {
         self.0.fs.set_xattr(self.ino(), OsStr::new(name), value, SetXattr::Any)
     }
 
-    /// Removes an attribute, if it is there.
+    /// Removes an attribute, if it exists.
     ///
     /// # Errors
     /// Those of the vault.
@@ -211,7 +211,7 @@ pub struct Open {
 impl Drop for Open {
     fn drop(&mut self) {
         let (node, handle) = (self.node.clone(), self.handle);
-        // What was written was synced before, or is thrown away.
+        // Written data was synced before, or is discarded.
         work::beside_async(self.turn.take(), move || drop(node.fs().release(handle)));
     }
 }
@@ -234,7 +234,7 @@ impl Open {
         self.node.fs().getattr(self.node.ino(), Some(self.handle))
     }
 
-    /// Reads up to `len` bytes from `offset`; fewer at the end of the file alone.
+    /// Reads up to `len` bytes from `offset`; fewer only at the end of the file.
     ///
     /// # Errors
     /// Those of the vault, damage among them.
@@ -264,7 +264,7 @@ impl Open {
         Ok(())
     }
 
-    /// Hands everything to the store.
+    /// Writes everything to the store.
     ///
     /// # Errors
     /// Those of the store.
@@ -280,11 +280,11 @@ impl Open {
         self.node.fs().fsync(self.handle, false)
     }
 
-    /// Copies a range of another file: by its keys, without looking at the data, as far as the vault can; the rest is
-    /// read and written.
+    /// Copies a range of another file: by its keys, without reading the data, as far as the vault can; the rest is read
+    /// and written.
     ///
     /// # Errors
-    /// [`VaultError::NoData`] where the source has become shorter; those of the vault.
+    /// [`VaultError::NoData`] if the source has become shorter; those of the vault.
     pub fn copy_from(&self, from: &Open, (mut source, mut target): (u64, u64), mut len: u64) -> Result<()> {
         let mut by_keys = true;
         while len > 0 {
@@ -295,7 +295,7 @@ impl Open {
             let done = match copied {
                 Some(done) if done > 0 => done,
                 _ => {
-                    // The rest of a block at the end, or all of it where keys cannot be copied.
+                    // Only the rest of a block at the end, or everything if keys cannot be copied.
                     by_keys = false;
                     let data = from.read(source, usize::try_from(len).unwrap_or(usize::MAX).min(super::PIECE))?;
                     if data.is_empty() {

@@ -1,4 +1,4 @@
-//! How an object comes to be: written under a name of the gateway's own, synced, renamed to its key.
+//! How an object is made: written under a name of the gateway's own, synced, renamed to its key.
 
 use super::attrs::{Attrs, Version};
 use super::key::{Key, RESERVED};
@@ -10,34 +10,34 @@ use lamassu_vault::{Kind, Owner, RenameMode, VaultError};
 use std::ffi::{OsStr, OsString};
 use std::sync::Arc;
 
-/// What begins the names of files that are being written.
+/// Prefix of the names of files that are being written.
 pub(super) const STAGED: &str = ".lamassu-put-";
-/// How often directories are made anew that another request has removed since.
+/// How often directories are made again that another request has removed.
 const ATTEMPTS: usize = 8;
 
 const _: () = assert!(matches!(STAGED.as_bytes(), [b'.', b'l', ..]) && STAGED.len() > RESERVED.len());
 
-/// What has to hold of the object that is there, or is not, when another takes its place.
+/// A condition on the present object before another replaces it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Guard {
-    /// Anything.
+    /// No condition.
     #[default]
     None,
-    /// There is none.
+    /// There is no object.
     Absent,
-    /// There is one.
+    /// There is an object.
     Present,
-    /// There is one with this entity tag.
+    /// The object has this entity tag.
     Tag(String),
-    /// There is none with this entity tag.
+    /// There is no object with this entity tag.
     OtherTag(String),
 }
 
 impl Guard {
-    /// Whether it holds.
+    /// Checks the condition.
     ///
     /// # Errors
-    /// [`ObjectError::Precondition`]; [`ObjectError::NoKey`] where one was to be there.
+    /// [`ObjectError::Precondition`]; [`ObjectError::NoKey`] if an object is required and missing.
     pub fn check(&self, object: Option<&Object>) -> Result<()> {
         match (self, object) {
             (Guard::None, _) | (Guard::Absent | Guard::OtherTag(_), None) | (Guard::Present, Some(_)) => Ok(()),
@@ -49,13 +49,13 @@ impl Guard {
     }
 }
 
-/// A file that is being written, and goes to a key when it is whole. Dropped before, it leaves nothing.
+/// A file that is being written, and is renamed to a key when it is complete. If it is dropped before, nothing remains.
 pub struct Staged {
     objects: Arc<Objects>,
     dir: Node,
     name: OsString,
     open: Open,
-    /// The bucket and the key that it was begun for, where directories may have been made for it.
+    /// The bucket and the key for which it was begun, if directories may have been made for it.
     place: Option<(Node, Key)>,
     is_placed: bool,
     turn: Option<Arc<Turn>>,
@@ -89,12 +89,12 @@ impl Staged {
         &self.open
     }
 
-    /// Puts the object in its place, durably: content, attributes, name. The attributes are completed by which content
-    /// they are of.
+    /// Puts the object in its place, durably: content, attributes, name. The attributes get the version of their
+    /// content.
     ///
     /// # Errors
     /// [`ObjectError::Precondition`], [`ObjectError::BelowObject`], [`ObjectError::AboveObjects`],
-    /// [`ObjectError::MuchMetadata`]; those of the vault. Nothing is changed then.
+    /// [`ObjectError::MuchMetadata`]; those of the vault. Then nothing is changed.
     pub fn place(mut self, guard: &Guard, attrs: &mut Attrs) -> Result<lamassu_vault::Attr> {
         let attr = self.complete(attrs)?;
         let Some((bucket, key)) = self.place.clone() else { return Err(VaultError::Invalid.into()) };
@@ -109,7 +109,7 @@ impl Staged {
         Ok(attr)
     }
 
-    /// Puts what is complete under a name in the directory it was begun in, whatever is there.
+    /// Gives the complete file a name in the directory where it was begun, whatever has that name.
     pub(super) fn place_as(mut self, name: &OsStr) -> Result<()> {
         self.rename_to(name, RenameMode::Replace)?;
         Ok(self.dir.sync_names()?)
@@ -139,7 +139,7 @@ impl Staged {
 }
 
 impl Objects {
-    /// Begins the object of a key: makes the directories above it, and a file in the last one.
+    /// Begins the object of a key: makes the directories above it, and a file in the lowest one.
     ///
     /// # Errors
     /// [`ObjectError::NoBucket`], [`ObjectError::BelowObject`], [`ObjectError::AboveObjects`]; those of the vault.
@@ -155,7 +155,7 @@ impl Objects {
         Ok(Staged { objects: self.clone(), dir, name, open, place, is_placed: false, turn: work::current() })
     }
 
-    /// A file in a directory that is the gateway's own.
+    /// Makes a file in one of the gateway's own directories.
     pub(super) fn stage_in(self: &Arc<Self>, dir: &Node, owner: Owner) -> Result<Staged> {
         let (name, open) = self.new_file(dir, owner)?;
         Ok(Staged {
@@ -171,15 +171,15 @@ impl Objects {
 
     fn new_file(&self, dir: &Node, owner: Owner) -> Result<(OsString, Open)> {
         let name = OsString::from(format!("{STAGED}{}", random_name()?));
-        // Known before it is there: the sweep leaves it alone.
+        // Registered before it exists, so that the sweep leaves it alone.
         self.staged.lock().insert(name.clone());
         let created = dir.create(&name, self.modes.file, owner);
         let open = created.inspect_err(|_| _ = self.staged.lock().remove(&name))?;
         Ok((name, open))
     }
 
-    /// Does something in the directory that a key lies in, which is made with those above it where they are not there.
-    /// Another request may remove them in between, when they are empty.
+    /// Runs `work` in the directory of a key, which is made with those above it if necessary. Another request may
+    /// remove empty directories in between.
     pub(super) fn in_parent<T>(
         &self,
         bucket: &Node,
@@ -220,7 +220,7 @@ impl Objects {
         Ok(dir)
     }
 
-    /// Makes a directory an object, with those above it.
+    /// Makes a directory object, with the directories above it.
     ///
     /// # Errors
     /// As [`Objects::stage`] and [`Staged::place`].
@@ -244,7 +244,7 @@ impl Objects {
         Ok(made)
     }
 
-    /// Copies a range of an open object to the end of what was staged, `at`.
+    /// Copies a range of an open object to offset `at`, the end of the staged file.
     pub(super) fn append(staged: &Staged, from: &Open, at: u64, range: std::ops::Range<u64>) -> Result<()> {
         Ok(staged.open().copy_from(from, (range.start, at), range.end.saturating_sub(range.start))?)
     }

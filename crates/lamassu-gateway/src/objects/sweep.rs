@@ -1,5 +1,5 @@
-//! What a crash has left of objects and uploads is removed at the next start. In the background: it looks at every name
-//! of the buckets.
+//! Removes what a crash has left of objects and uploads at the next start. It runs in the background, because it reads
+//! every name of the buckets.
 
 use super::node::Node;
 use super::put::STAGED;
@@ -8,7 +8,7 @@ use lamassu_vault::Kind;
 use std::ffi::OsString;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// A directory that is to be searched.
+/// A directory to search.
 struct Place {
     bucket: Node,
     /// names on the way from the bucket to it
@@ -17,15 +17,15 @@ struct Place {
 }
 
 impl Objects {
-    /// Removes them, until `stopping`; how many there were.
+    /// Removes leftovers until `stopping`. Returns their number.
     ///
     /// # Errors
-    /// Those of the vault that hinder all of it. A directory that cannot be listed is logged, and left out.
+    /// Those of the vault that prevent the whole sweep. A directory that cannot be listed is logged and skipped.
     pub fn sweep(&self, stopping: &AtomicBool) -> Result<u64> {
         let mut removed = 0;
         let mut places = Vec::new();
         for (_, bucket) in self.buckets()? {
-            // First: a directory that an entry does not lead to is one that the index does not know.
+            // First: then a directory without an entry that leads to it is one that the index does not know.
             removed += self.sweep_index(&bucket).unwrap_or_else(not_searched);
             places.push(Place { bucket: bucket.clone(), path: Vec::new(), dir: bucket });
         }
@@ -46,7 +46,7 @@ impl Objects {
             Kind::File if name.as_encoded_bytes().starts_with(STAGED.as_bytes()) => left.push(name.to_owned()),
             Kind::File | Kind::Symlink | Kind::Fifo | Kind::Socket | Kind::CharDevice | Kind::BlockDevice => {}
         })?;
-        // What is written now was known before its name was there.
+        // Files being written now were registered before their names existed.
         left.retain(|name| !self.staged.lock().contains(name));
         for name in &left {
             dir.unlink(name).or_else(none_there)?;
@@ -66,7 +66,7 @@ impl Objects {
             }
         }
         if removed > 0 {
-            // Directories that were made for it alone. Empty ones without such leftovers may be a program's.
+            // Directories that were made only for it. Empty ones without such leftovers may be a program's.
             self.prune_path(bucket, &path.iter().map(OsString::as_os_str).collect::<Vec<_>>())?;
         }
         Ok(removed)

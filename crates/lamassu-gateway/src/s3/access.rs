@@ -1,5 +1,5 @@
-//! Who may do what: signatures are `s3s`'s to verify, rights are here. Every request goes through
-//! [`Doorkeeper::check`], which knows the operation and the bucket before a body is read.
+//! Access control: `s3s` verifies signatures, rights are checked here. Every request passes [`Doorkeeper::check`],
+//! which knows the operation and the bucket before a body is read.
 
 use crate::credentials::{Credentials, Right, User};
 use crate::limits::Turn;
@@ -16,17 +16,17 @@ use tokio::task::JoinHandle;
 /// The credentials in force.
 pub type Current = Arc<RwLock<Arc<Credentials>>>;
 
-/// What an object has as it is, where there are no versions.
+/// The version of every object: there are no versions.
 pub const NULL_VERSION: &str = "null";
-/// Access lists that say what holds anyway.
+/// Access lists that describe the only behaviour there is.
 const OWN_ACLS: [&str; 3] = ["private", "bucket-owner-full-control", "bucket-owner-read"];
-/// All objects are of one class; this other is one of a time when there were two, which clients still name.
+/// All objects have one storage class; the other name is an old one that clients still use.
 const CLASSES: [&str; 2] = ["STANDARD", "REDUCED_REDUNDANCY"];
 
-/// A request whose user is known. As long as it lives, or work that it has begun, the request counts.
+/// A request with a known user. The request counts while this, or work that it has begun, lives.
 #[derive(Clone)]
 pub struct Session {
-    /// whose it is
+    /// the user
     pub user: Arc<User>,
     turn: Arc<Turn>,
 }
@@ -45,7 +45,7 @@ impl S3Auth for Doorkeeper {
     }
 }
 
-/// What an operation needs, by its name. What is not known here changes something.
+/// The right that an operation needs, by its name. An unknown one counts as a change.
 fn right_of(operation: &str) -> Right {
     match operation {
         "CreateBucket" | "DeleteBucket" => Right::Make,
@@ -84,7 +84,7 @@ impl S3Access for Doorkeeper {
     }
 }
 
-/// What a request may ask for that is not done here: it is refused, never left out silently.
+/// Refuses requests for features that are not supported, instead of ignoring them.
 fn refuse_unsupported(headers: &HeaderMap, uri: &Uri) -> S3Result<()> {
     let text = |name: &str| headers.get(name).map(|value| String::from_utf8_lossy(value.as_bytes()));
     let is_named = |begin: &str| headers.keys().any(|name| name.as_str().starts_with(begin));
@@ -113,7 +113,7 @@ fn refuse_unsupported(headers: &HeaderMap, uri: &Uri) -> S3Result<()> {
     Ok(())
 }
 
-/// The same whether there is such a bucket or not.
+/// The same error whether the bucket exists or not.
 fn refused() -> s3s::S3Error {
     s3_error!(AccessDenied, "this user may not do that with this bucket")
 }
@@ -124,20 +124,20 @@ fn tell_refused(user: &User, operation: &str, bucket: Option<&str>) {
 }
 
 impl Session {
-    /// That of a request, which goes on as long as it.
+    /// The session of a request, which keeps the request counted.
     ///
     /// # Errors
-    /// `AccessDenied`: nobody has admitted the request.
+    /// `AccessDenied`: the request was not admitted.
     pub fn of<T>(req: &mut S3Request<T>) -> S3Result<Session> {
         req.extensions.remove::<Session>().ok_or_else(refused)
     }
 
-    /// Has a thread that may block do work of this request.
+    /// Runs work of this request on a thread that may block.
     pub fn spawn<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> JoinHandle<T> {
         crate::work::spawn(self.turn.clone(), work)
     }
 
-    /// Asks for a right to a second bucket, the source of a copy.
+    /// Checks the right to a second bucket, the source of a copy.
     ///
     /// # Errors
     /// `AccessDenied`.

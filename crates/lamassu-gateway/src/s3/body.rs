@@ -1,5 +1,5 @@
-//! Contents of objects: from a client to a file, and back. Pieces of 1 MiB; while one is written or sent, the next is
-//! received or read. No thread waits for a client.
+//! Contents of objects: from a client to a file, and back. In pieces of 1 MiB; while one is written or sent, the next
+//! one is received or read. No thread waits for a client.
 
 use super::access::Session;
 use super::fault::lost;
@@ -19,7 +19,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use tokio::task::JoinHandle;
 
-/// Digests of what has passed.
+/// Digests of a stream.
 pub struct Digests {
     md5: Md5,
     sums: Summing,
@@ -32,7 +32,7 @@ pub struct Received {
     pub size: u64,
     /// the MD5 of the content, hexadecimal
     pub md5: String,
-    /// checksums that were asked for
+    /// requested checksums
     pub sums: Sums,
 }
 
@@ -56,7 +56,7 @@ impl Digests {
     }
 }
 
-/// The digests of what was written so far; while a piece is written, with the thread that does it.
+/// The digests so far; while a piece is written, its thread has them.
 enum So {
     Far(Box<Digests>),
     Writing(JoinHandle<Result<Box<Digests>, VaultError>>),
@@ -80,10 +80,10 @@ impl So {
     }
 }
 
-/// Writes a body to a file that is staged.
+/// Writes a body to a staged file.
 ///
 /// # Errors
-/// Those of the client: it stops, its signature is wrong, it sends more than `max`; those of the vault.
+/// Errors of the client: it stops, its signature is wrong, it sends more than `max`; those of the vault.
 pub async fn receive(
     session: &Session,
     body: Option<StreamingBlob>,
@@ -101,7 +101,7 @@ pub async fn receive(
             s3_error!(EntityTooLarge, "larger than was said, or than this gateway takes in one request")
         })?;
         session.user.tenant.pass(piece.len()).await;
-        // Whatever size they come in, a piece of ours is never much larger.
+        // Whatever their size, a piece is never much larger than 1 MiB.
         while !piece.is_empty() {
             let room = PIECE.saturating_sub(buffer.len()).max(1);
             buffer.extend_from_slice(&piece.split_to(room.min(piece.len())));
@@ -116,8 +116,7 @@ pub async fn receive(
     Ok(so.done().await?.finish())
 }
 
-/// What went wrong with a body, as far as its client is to know. The library's own errors are known by their texts
-/// alone.
+/// The error of a body, for its client. The library's own errors can only be recognised by their texts.
 fn of_body(error: s3s::StdError) -> S3Error {
     let chain = || std::iter::successors(Some(&*error as &(dyn std::error::Error + 'static)), |error| error.source());
     let kinds = chain().filter_map(|error| error.downcast_ref::<io::Error>().map(io::Error::kind));
@@ -139,7 +138,7 @@ fn of_body(error: s3s::StdError) -> S3Error {
     }
 }
 
-/// Where the next piece is read, and by which thread.
+/// The state of reading the next piece.
 struct Reading {
     open: Arc<Open>,
     session: Session,
@@ -171,7 +170,7 @@ impl Reading {
                 self.session.user.tenant.pass(data.len()).await;
                 Some((Ok(data.into()), self))
             }
-            // The answer has begun: all that is left is to end it where it is, so that the client sees it is not whole.
+            // The answer has begun, so it can only be cut off: the client sees that it is incomplete.
             Err(error) => {
                 tracing::error!(%error, "an object could not be read to its end");
                 Some((Err(error), self))
@@ -187,10 +186,10 @@ pub fn send(session: Session, open: Open, range: Range<u64>) -> StreamingBlob {
     StreamingBlob::wrap(stream::unfold(reading, Reading::piece))
 }
 
-/// Takes in the body of an object that has none.
+/// Receives the body of an object without content.
 ///
 /// # Errors
-/// `InvalidArgument` where it has one; as [`receive`].
+/// `InvalidArgument` if the body is not empty; as [`receive`].
 pub async fn nothing(body: Option<StreamingBlob>, sums: Summing) -> S3Result<Received> {
     let mut body = body.unwrap_or_else(|| StreamingBlob::from(s3s::Body::empty()));
     while let Some(piece) = body.next().await {
@@ -201,7 +200,7 @@ pub async fn nothing(body: Option<StreamingBlob>, sums: Summing) -> S3Result<Rec
     Ok(Digests::new(sums).finish())
 }
 
-/// What was staged, when all of it is written: no thread has it any more.
+/// The staged file, once all of it is written: no thread uses it any more.
 ///
 /// # Errors
 /// `InternalError`: a bug.

@@ -1,4 +1,4 @@
-//! Buckets, and what is asked of them that is the same for all.
+//! Buckets, and their properties that are the same for all.
 
 use super::Gateway;
 use super::access::Session;
@@ -7,16 +7,16 @@ use crate::credentials::Right;
 use s3s::dto::*;
 use s3s::{S3Request, S3Response, S3Result, s3_error};
 
-/// The region that is told as none.
+/// The region that S3 represents by an empty value.
 const FIRST_REGION: &str = "us-east-1";
 
-/// A user, as S3 names owners.
+/// A user in the form of S3's owners.
 pub(super) fn owner(session: &Session) -> Owner {
     let name = &session.user.name;
     Owner { id: Some(name.clone()), display_name: Some(name.clone()) }
 }
 
-/// What every user has that may use a bucket: rights are in the gateway's credentials.
+/// The grants of every user who may use a bucket: the actual rights are in the gateway's credentials.
 fn grants(owner: &Owner) -> Vec<Grant> {
     let grantee = Grantee {
         id: owner.id.clone(),
@@ -79,7 +79,7 @@ impl Gateway {
         Ok(S3Response::with_status(DeleteBucketOutput::default(), http::StatusCode::NO_CONTENT))
     }
 
-    /// That a bucket is there, for what is the same of all.
+    /// Checks that a bucket exists, for a property that is the same for all.
     pub(super) async fn bucket_of<T>(&self, req: &mut S3Request<T>, bucket: String) -> S3Result<Session> {
         let session = Session::of(req)?;
         self.blocking(&session, move |objects| objects.bucket(&bucket)).await?;
@@ -131,7 +131,7 @@ impl Gateway {
     }
 }
 
-/// Whether a directory's name can name a bucket in a request.
+/// Whether the name of a directory can be a bucket in a request.
 fn is_bucket_name(name: &str) -> bool {
     use s3s::validation::{AwsNameValidation, NameValidation};
     AwsNameValidation::new().validate_bucket_name(name)

@@ -1,4 +1,4 @@
-//! What a client is told when something fails: one table, exhaustive on purpose.
+//! Errors as clients see them: one table, exhaustive on purpose.
 
 use crate::objects::ObjectError;
 use crate::objects::key::KeyFault;
@@ -6,7 +6,7 @@ use http::StatusCode;
 use lamassu_vault::VaultError;
 use s3s::{S3Error, S3ErrorCode};
 
-/// In place of what only an operator is told.
+/// Replaces details that only an operator may see.
 const INTERNAL: &str = "the gateway could not do it; its log says why";
 
 impl From<ObjectError> for S3Error {
@@ -38,7 +38,7 @@ impl From<ObjectError> for S3Error {
     }
 }
 
-/// No code of S3 says that a key stands in another's way.
+/// S3 has no code for a key that blocks another one.
 fn conflict(code: &'static str, text: String) -> S3Error {
     let mut error = S3Error::with_message(S3ErrorCode::Custom(code.into()), text);
     error.set_status_code(StatusCode::CONFLICT);
@@ -102,7 +102,7 @@ impl Insufficient for S3Error {
     }
 }
 
-/// A thread that did blocking work has ended by a panic, which its hook has logged.
+/// A thread with blocking work has panicked; the panic hook has logged it.
 pub fn lost(_: tokio::task::JoinError) -> S3Error {
     S3Error::with_message(S3ErrorCode::InternalError, INTERNAL)
 }

@@ -1,4 +1,4 @@
-//! What a request gives an object beside its content, and how it is told again: headers, user metadata, tags.
+//! Properties of an object in requests and answers: headers, user metadata, tags.
 
 use crate::objects::attrs::{Attrs, Given};
 use crate::objects::key::Key;
@@ -19,20 +19,20 @@ const METADATA_MAX: usize = 2048;
 const TAGS_MAX: usize = 10;
 const TAG_KEY_MAX: usize = 128;
 const TAG_VALUE_MAX: usize = 256;
-/// What an object has that was given none.
+/// The type of an object for which none was given.
 pub const CONTENT_TYPE: &str = "binary/octet-stream";
-/// Says how a body is sent, not what the object is.
+/// Describes how a body is sent, not the object.
 const CHUNKED: &str = "aws-chunked";
 
 /// A key of a request.
 ///
 /// # Errors
-/// As [`Key::parse`], as the client is told.
+/// As [`Key::parse`], in the form for clients.
 pub fn key_of(text: &str) -> S3Result<Key> {
     Ok(Key::parse(text).map_err(crate::objects::ObjectError::from)?)
 }
 
-/// What a request gives.
+/// The properties in a request.
 ///
 /// # Errors
 /// `MetadataTooLarge`, `InvalidTag`, `InvalidArgument`.
@@ -63,7 +63,7 @@ fn without_chunked(value: &str) -> String {
     kept.join(", ")
 }
 
-/// Tags as a header has them: `a=1&b=2`.
+/// Tags in a header: `a=1&b=2`.
 fn parse_tags(text: &str) -> S3Result<BTreeMap<String, String>> {
     let decoded = |part: &str| {
         let part = part.replace('+', " ");
@@ -77,7 +77,7 @@ fn parse_tags(text: &str) -> S3Result<BTreeMap<String, String>> {
     check_tags(pairs.collect::<S3Result<Vec<_>>>()?)
 }
 
-/// Tags as a document has them.
+/// Tags in a document.
 ///
 /// # Errors
 /// `InvalidTag`.
@@ -102,7 +102,7 @@ fn check_tags(pairs: Vec<(String, String)>) -> S3Result<BTreeMap<String, String>
     if tags.len() < count { Err(s3_error!(InvalidTag, "two tags have the same key")) } else { Ok(tags) }
 }
 
-/// Tags as they are told.
+/// Tags for an answer.
 pub fn tag_set(attrs: &Attrs) -> Vec<Tag> {
     let tag = |(key, value): (&String, &String)| Tag { key: Some(key.clone()), value: Some(value.clone()) };
     attrs.given.tags.iter().map(tag).collect()
@@ -119,7 +119,7 @@ pub fn etag(attrs: &Attrs) -> ETag {
     ETag::Strong(attrs.etag.clone())
 }
 
-/// Conditions of a request that reads.
+/// Conditions of a read request.
 pub struct Conditions {
     /// `If-Match`
     pub matches: Option<ETagCondition>,
@@ -131,17 +131,17 @@ pub struct Conditions {
     pub unmodified_since: Option<Timestamp>,
 }
 
-/// What a condition that does not hold is answered with.
+/// What a failed condition means.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Reads {
-    /// An object: it is not modified.
+    /// For an object: it is not modified.
     Object,
-    /// The source of a copy, which fails.
+    /// For the source of a copy: the copy fails.
     Source,
 }
 
 impl Conditions {
-    /// Whether they hold (RFC 9110, 13.2.2). Times are compared by the second, as headers say them.
+    /// Checks the conditions (RFC 9110, 13.2.2). Times are compared by the second, as headers have them.
     ///
     /// # Errors
     /// `PreconditionFailed`, `NotModified`.
@@ -177,7 +177,7 @@ impl Conditions {
     }
 }
 
-/// What has to hold of the object that is replaced.
+/// The condition on the object that is replaced.
 ///
 /// # Errors
 /// `NotImplemented` for both conditions at once.

@@ -1,5 +1,5 @@
-//! Buckets that are named as hosts: `BUCKET.DOMAIN` of one of the gateway's domains, whatever the port. Any other name
-//! is one of the gateway itself, and buckets stand in paths: a name that somebody has pointed here is no bucket.
+//! Buckets in host names: `BUCKET.DOMAIN` for one of the gateway's domains, with any port. Any other host name is the
+//! gateway's own, with buckets in paths: a name that someone has pointed here is not a bucket.
 
 use s3s::S3Result;
 use s3s::host::{S3Host, VirtualHost};
@@ -19,7 +19,7 @@ impl S3Host for Hosts {
     }
 }
 
-/// Whether it is the name of a domain, in lower case.
+/// Whether this is a domain name in lower case.
 pub fn is_domain(name: &str) -> bool {
     let is_label = |label: &str| {
         !label.is_empty() && label.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')

@@ -10,10 +10,10 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use s3s::dto::*;
 use s3s::{S3Request, S3Response, S3Result, s3_error};
 
-/// What a key is written with that is encoded: all but these, and slashes stay.
+/// The characters to encode in a key: all but these, and slashes stay.
 const ENCODED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'*').remove(b'/');
 
-/// How keys stand in an answer.
+/// The encoding of keys in an answer.
 #[derive(Clone, Copy)]
 pub(super) struct Encoding(bool);
 
@@ -31,7 +31,7 @@ fn delimiter_of(delimiter: Option<&String>) -> Option<String> {
     delimiter.filter(|delimiter| !delimiter.is_empty()).cloned()
 }
 
-/// Where a page begins, as the page before it tells.
+/// The token for the start of the next page.
 fn token_of((text, is_group): &(String, bool)) -> String {
     let kind = if *is_group { 'g' } else { 'k' };
     BASE64URL_NOPAD.encode(format!("{kind}{text}").as_bytes())
@@ -47,7 +47,7 @@ fn parse_token(token: &str) -> S3Result<(String, bool)> {
     }
 }
 
-/// What a page has, as it is told.
+/// The content of a page, in the form of an answer.
 struct Told {
     objects: Vec<Object>,
     groups: Vec<CommonPrefix>,
@@ -152,7 +152,7 @@ impl Gateway {
             marker: Some(encoding.text(input.marker.as_deref().unwrap_or_default())),
             max_keys: max.try_into().ok(),
             is_truncated: Some(told.next.is_some()),
-            // S3 tells it where there is a delimiter; else it is the last key.
+            // S3 sends it only if there is a delimiter; otherwise it is the last key.
             next_marker: next_marker.filter(|_| input.delimiter.is_some()),
             common_prefixes: told.groups(),
             contents: Some(told.objects),
@@ -206,8 +206,8 @@ impl Gateway {
     }
 }
 
-/// A marker that is what a group was told as: the page goes on behind the group. Groups end with the first delimiter
-/// behind the prefix; other markers are keys.
+/// Whether a marker is a group from an earlier page: the page continues after the group. Groups end with the first
+/// delimiter after the prefix; other markers are keys.
 fn is_group(marker: Option<&str>, delimiter: Option<&str>, prefix: &str) -> bool {
     let rest = marker.and_then(|marker| marker.strip_prefix(prefix));
     rest.zip(delimiter).and_then(|(rest, delimiter)| rest.split_once(delimiter)).is_some_and(|(_, end)| end.is_empty())

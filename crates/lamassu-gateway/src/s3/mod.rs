@@ -1,7 +1,7 @@
-//! The protocol S3: `s3s` parses requests, verifies signatures and writes answers; here a request becomes calls of
-//! [`Objects`], by threads that may block.
+//! The protocol S3: `s3s` parses requests, verifies signatures and writes answers. This module turns requests into
+//! calls of [`Objects`], on threads that may block.
 //!
-//! What S3 has beside objects (policies, life cycles, versions, locks) is refused by name, or told to be not there.
+//! What S3 has besides objects (policies, life cycles, versions, locks) is refused by name, or reported as absent.
 
 mod access;
 mod body;
@@ -28,7 +28,7 @@ use s3s::service::{S3Service, S3ServiceBuilder};
 use s3s::{S3, S3Request, S3Response, S3Result, s3_error};
 use std::sync::Arc;
 
-/// The largest document of a request: a deletion of 1000 keys, an upload of 10,000 parts with checksums.
+/// The largest document in a request: a deletion of 1000 keys, an upload of 10,000 parts with checksums.
 const DOCUMENT_MAX: usize = 4 << 20;
 
 /// See the module's head.
@@ -37,7 +37,7 @@ pub struct Gateway {
     region: String,
 }
 
-/// What answers requests.
+/// The service that answers requests.
 pub fn service(config: &Config, objects: Arc<Objects>, current: Current) -> S3Service {
     let mut builder = S3ServiceBuilder::new(Gateway { objects, region: config.region.clone() });
     builder.set_auth(Doorkeeper(current.clone()));
@@ -47,7 +47,7 @@ pub fn service(config: &Config, objects: Arc<Objects>, current: Current) -> S3Se
     }
     let mut limits = S3Config::default();
     limits.xml_max_body_size = DOCUMENT_MAX;
-    // Forms are refused before (`door/guard.rs`).
+    // Forms are refused earlier (`door/guard.rs`).
     limits.post_object_max_file_size = 0;
     builder.set_config(Arc::new(StaticConfigProvider::new(Arc::new(limits))));
     builder.build()
@@ -72,7 +72,7 @@ impl Gateway {
     }
 }
 
-/// Hands each operation to where it is done.
+/// Dispatches each operation to its module.
 macro_rules! operations {
     (
         done { $($name:ident($input:ident) -> $output:ident = $method:ident;)* }
@@ -139,7 +139,7 @@ operations! {
         list_parts(ListPartsInput) -> ListPartsOutput = list_parts;
         list_multipart_uploads(ListMultipartUploadsInput) -> ListMultipartUploadsOutput = list_uploads;
     }
-    // What no bucket has here.
+    // Properties that no bucket has here.
     absent {
         get_bucket_policy(GetBucketPolicyInput) -> GetBucketPolicyOutput = NoSuchBucketPolicy;
         get_bucket_cors(GetBucketCorsInput) -> GetBucketCorsOutput = NoSuchCORSConfiguration;

@@ -1,4 +1,4 @@
-//! GetObject, HeadObject, and what else tells of one object.
+//! GetObject, HeadObject, and other questions about one object.
 
 use super::Gateway;
 use super::access::Session;
@@ -11,10 +11,10 @@ use s3s::dto::*;
 use s3s::{S3Request, S3Response, S3Result, s3_error};
 use std::ops::Range as Bytes;
 
-/// What is read of an object.
+/// A range of an object.
 struct Piece {
     range: Bytes<u64>,
-    /// told where it is not all of it
+    /// set if it is not the whole object
     content_range: Option<String>,
     parts: Option<u32>,
 }
@@ -48,7 +48,7 @@ impl Piece {
     }
 }
 
-/// Fields that answers about an object share.
+/// Sets the fields that answers about an object share.
 macro_rules! tell {
     ($output:expr, $attrs:expr, $attr:expr, $piece:expr, $mode:expr, $asked:expr) => {{
         let (attrs, asked): (&Attrs, Asked) = ($attrs, $asked);
@@ -76,7 +76,7 @@ macro_rules! tell {
     }};
 }
 
-/// Headers that a request asks an answer to have.
+/// Headers that a request asks for in the answer.
 #[derive(Default)]
 struct Asked {
     content_type: Option<String>,
@@ -100,7 +100,7 @@ macro_rules! asked {
     };
 }
 
-/// Of what the checksum of an object is.
+/// Whether the checksum of an object is of its content or of its parts' checksums.
 pub(super) fn checksum_type(attrs: &Attrs) -> ChecksumType {
     ChecksumType::from_static(if attrs.is_composite { ChecksumType::COMPOSITE } else { ChecksumType::FULL_OBJECT })
 }
@@ -160,7 +160,7 @@ impl Gateway {
         let GetObjectAttributesInput { bucket, key, object_attributes, .. } = req.input;
         let key = key_of(&key)?;
         let found = self.blocking(&session, move |objects| objects.find(&bucket, &key)).await?;
-        // Some clients send one header with all of them, which the library does not take apart.
+        // Some clients send all of them in one header, which the library does not split.
         let wanted = || object_attributes.iter().flat_map(|wanted| wanted.as_str().split(',')).map(str::trim);
         let wants = |name: &str| wanted().any(|wanted| wanted == name);
         let (attrs, attr) = (&found.attrs, found.node.attr());

@@ -1,4 +1,4 @@
-//! Checksums of objects, by the names S3 has for their algorithms. The digests are `s3s`'s.
+//! Checksums of objects, by S3's names of their algorithms. `s3s` computes the digests.
 
 use data_encoding::BASE64;
 use http::HeaderMap;
@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 /// By algorithm, in base64.
 pub type Sums = BTreeMap<String, String>;
 
-/// Names each algorithm: that of S3, its field here and in the library's hasher, its header.
+/// For each algorithm: S3's name, its field here and in the library's hasher, its header.
 macro_rules! algorithms {
     ($with:ident) => {
         $with! {
@@ -35,7 +35,7 @@ macro_rules! define {
             true
         }
 
-        /// Those that a client says of a part.
+        /// The checksums in a client's description of a part.
         pub fn of_part(part: &CompletedPart) -> Sums {
             let all = [$(($name, part.$field.clone())),*];
             all.into_iter().filter_map(|(name, sum)| Some((name.to_owned(), sum?))).collect()
@@ -62,7 +62,7 @@ macro_rules! put_sums {
 }
 pub(super) use put_sums;
 
-/// The checksums that a request's headers or trailers say.
+/// The checksums in a request's headers or trailers.
 pub fn said(headers: &HeaderMap) -> S3Result<Sums> {
     let said = HEADERS.iter().filter_map(|(name, header)| Some((name, headers.get(*header)?)));
     let text = |(name, value): (&&str, &http::HeaderValue)| match value.to_str() {
@@ -72,14 +72,14 @@ pub fn said(headers: &HeaderMap) -> S3Result<Sums> {
     said.map(text).collect()
 }
 
-/// Computes checksums of what passes.
+/// Computes checksums of a stream.
 pub struct Summing(ChecksumHasher);
 
 impl Summing {
-    /// Those of some algorithms.
+    /// For some algorithms.
     ///
     /// # Errors
-    /// `InvalidRequest` for one that is not known.
+    /// `InvalidRequest` for an unknown one.
     pub fn of<'a>(names: impl IntoIterator<Item = &'a str>) -> S3Result<Summing> {
         let mut hasher = ChecksumHasher::default();
         for name in names {
@@ -90,7 +90,7 @@ impl Summing {
         Ok(Summing(hasher))
     }
 
-    /// Those that a request says, or says that its trailers will, or asks for.
+    /// The algorithms in a request: those of its checksums, of announced trailers, and the one it asks for.
     ///
     /// # Errors
     /// As [`Summing::of`].
@@ -102,7 +102,7 @@ impl Summing {
         Summing::of(names)
     }
 
-    /// One more algorithm.
+    /// Adds an algorithm.
     ///
     /// # Errors
     /// As [`Summing::of`].
@@ -128,7 +128,7 @@ fn unknown(name: &str) -> S3Error {
     s3_error!(InvalidRequest, "{name:?} is no algorithm of checksums that is known here")
 }
 
-/// That the trailers came which a request has announced: a body that was cut off in front of them is not whole.
+/// Checks that the announced trailers were received: otherwise the body was cut off before them.
 ///
 /// # Errors
 /// `IncompleteBody`.
@@ -139,7 +139,7 @@ pub fn require_announced(headers: &HeaderMap, came: &Sums) -> S3Result<()> {
     }
 }
 
-/// Algorithms whose checksums are to come behind the body.
+/// Algorithms of checksums that will follow the body.
 fn announced(headers: &HeaderMap) -> impl Iterator<Item = &str> {
     let trailers = headers.get_all("x-amz-trailer").iter().filter_map(|value| value.to_str().ok());
     trailers.flat_map(|value| value.split(',')).filter_map(|header| {
@@ -148,7 +148,7 @@ fn announced(headers: &HeaderMap) -> impl Iterator<Item = &str> {
     })
 }
 
-/// That what was said is what was computed.
+/// Compares the client's checksums with the computed ones.
 ///
 /// # Errors
 /// `BadDigest`; `InvalidRequest` for one that was not computed.
@@ -163,10 +163,10 @@ pub fn compare(said: &Sums, computed: &Sums) -> S3Result<()> {
     Ok(())
 }
 
-/// The checksum of the checksums of parts, with how many those are.
+/// The checksum of the parts' checksums, with the number of parts.
 ///
 /// # Errors
-/// `InvalidPart`, where a part has none.
+/// `InvalidPart`: a part has no checksum.
 pub fn composite<'a>(algorithm: &str, parts: impl ExactSizeIterator<Item = Option<&'a String>>) -> S3Result<String> {
     let (mut sums, count) = (Summing::of([algorithm])?, parts.len());
     for part in parts {

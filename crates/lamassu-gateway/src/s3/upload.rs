@@ -26,7 +26,7 @@ fn number_of(number: i32) -> S3Result<u32> {
     number.ok_or_else(|| s3_error!(InvalidArgument, "parts have numbers from 1 to {PARTS_MAX}"))
 }
 
-/// How many are listed of what was asked for.
+/// The number of entries to list.
 pub(super) fn listed_max(asked: Option<i32>, name: &str) -> S3Result<usize> {
     let asked = asked.unwrap_or(LISTED_MAX as i32);
     let asked = usize::try_from(asked).map_err(|_| s3_error!(InvalidArgument, "{name} is negative"))?;
@@ -322,7 +322,7 @@ impl Gateway {
     }
 }
 
-/// The range of a source that makes a part.
+/// The range of a source that becomes a part.
 fn copied_range(text: Option<&str>, size: u64) -> S3Result<std::ops::Range<u64>> {
     let Some(text) = text else { return Ok(0..size) };
     let wrong = || s3_error!(InvalidArgument, "x-amz-copy-source-range is bytes=FIRST-LAST");
@@ -341,7 +341,7 @@ fn completed_part(part: CompletedPart, algorithm: Option<&str>) -> S3Result<Comp
     Ok(Completed { number, etag, checksum })
 }
 
-/// The checksum of an object, of those of its parts or of its content.
+/// The checksum of an object, from those of its parts or from its content.
 fn sum_of(upload: &Upload, parts: &[Uploaded], read: &mut Reader<'_>) -> S3Result<Option<String>> {
     let Some(algorithm) = &upload.algorithm else { return Ok(None) };
     if !upload.is_full {
@@ -352,11 +352,11 @@ fn sum_of(upload: &Upload, parts: &[Uploaded], read: &mut Reader<'_>) -> S3Resul
     Ok(summing.finish().remove(algorithm))
 }
 
-/// That the checksum of the object is what the client says.
+/// Checks the client's checksum of the object.
 fn check(upload: &Upload, said: &Sums, sum: Option<&str>) -> S3Result<()> {
     let said = upload.algorithm.as_ref().and_then(|algorithm| said.get(algorithm));
     match (said, sum) {
-        // Of checksums of parts some clients leave out how many there are.
+        // Some clients omit the number of parts in a composite checksum.
         (Some(said), Some(sum)) if said != sum && sum.split('-').next() != Some(said) => Err(wrong_sum()),
         _ => Ok(()),
     }

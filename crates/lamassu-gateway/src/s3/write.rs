@@ -17,7 +17,7 @@ use std::sync::Arc;
 /// Most objects of one deletion, as in S3.
 const DELETE_MAX: usize = 1000;
 
-/// How long a body is, without what chunks have beside their data.
+/// The length of a body, without the overhead of chunks.
 ///
 /// # Errors
 /// `MissingContentLength`: a body that ends with its connection may have been cut off.
@@ -27,7 +27,7 @@ pub(super) fn length_of(headers: &HeaderMap) -> S3Result<u64> {
     length.ok_or_else(|| s3_error!(MissingContentLength, "a body has a length"))
 }
 
-/// Compares what was received with what the request says of it: length, MD5, checksums, also those behind the body.
+/// Compares what was received with the request's length, MD5 and checksums, including those after the body.
 pub(super) fn compare(
     received: &Received,
     headers: &HeaderMap,
@@ -79,7 +79,7 @@ impl Gateway {
         let (place, guarded) = ((bucket, key), guard.clone());
         let staged = self
             .blocking(&session, move |objects| {
-                // Before the body comes: most that fail do so here.
+                // Checked before the body is received: most requests that fail do so here.
                 if guarded != Guard::None && guarded != Guard::Absent {
                     guarded.check(Some(&objects.find(&place.0, &place.1)?))?;
                 }
@@ -152,7 +152,7 @@ impl Gateway {
                 objects.copy(&source, (&bucket, &key), owner, &guard, &mut attrs, &mut |is_same, read, attrs| {
                     let is_known = asked.as_ref().is_none_or(|algorithm| attrs.checksums.contains_key(algorithm));
                     let is_good = is_same && is_known && is_own_tag(attrs);
-                    // Of content that came from elsewhere it becomes known now what it is.
+                    // For content that was changed elsewhere, the digests are computed now.
                     let Some(summing) = summing.take().filter(|_| !is_good) else { return Ok(()) };
                     let mut digests = body::Digests::new(summing);
                     read(&mut |data| digests.update(data))?;
@@ -258,7 +258,7 @@ impl Gateway {
     }
 }
 
-/// A condition that the library's input of a copy does not have.
+/// A condition that the library's input of a copy lacks.
 fn condition(headers: &HeaderMap, name: http::HeaderName) -> S3Result<Option<ETagCondition>> {
     let parsed = headers.get(&name).map(|value| ETagCondition::parse_http_header(value.as_bytes()));
     parsed.transpose().map_err(|_| s3_error!(InvalidArgument, "{name} is an entity tag or *"))
@@ -275,7 +275,7 @@ fn delete_one(objects: &Arc<crate::objects::Objects>, bucket: &str, object: &Obj
     Ok(objects.remove(bucket, &key_of(&object.key)?, &guard)?)
 }
 
-/// The bucket and the key of a copy's source, which its user may read.
+/// The bucket and the key of a copy's source, which the user must be allowed to read.
 pub(super) fn source_of(
     session: &Session,
     source: &CopySource,

@@ -1,4 +1,5 @@
-//! Whether a file can be the anchor of a vault: one that the owner of the store can put back, too, protects nothing.
+//! Whether a file can be the anchor of a vault. A place that the store's owner can restore to an older state protects
+//! nothing.
 
 use crate::{Error, Result, store_kind};
 use lamassu_store::mount_table::{MountLine, at};
@@ -6,10 +7,10 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// The type that a mount of this program has in the table of mounts, unless it was given another.
+/// The file system type of this program's mounts in the mount table, unless the user chose another.
 pub const MOUNT_TYPE: &str = "fuse.lamassu";
 
-/// Where a file would lie: the nearest directory above it that is there, without links on the way.
+/// The nearest existing directory above a file, without links.
 fn nearest_dir(file: &Path) -> io::Result<PathBuf> {
     let absolute = std::path::absolute(file)?;
     let above = absolute.ancestors().skip(1).find(|dir| dir.is_dir());
@@ -39,8 +40,8 @@ pub fn check(file: &Path, vault: &Path) -> Result<()> {
     }
 }
 
-/// What to tell of a place where others may remove the anchor's file, and put another in its place: a directory on the
-/// way that they may write to, or that belongs to another user than this and root.
+/// A warning if others could replace the anchor's file: a directory on the way that they may write to, or that belongs
+/// to a user other than this one and root.
 pub fn open_to_others(file: &Path) -> Option<String> {
     const STICKY: u32 = 0o1000;
     let nearest = nearest_dir(file).ok()?;
@@ -62,12 +63,12 @@ pub fn open_to_others(file: &Path) -> Option<String> {
     })
 }
 
-/// The mount that a path without links lies in.
+/// The mount that contains a path without links.
 fn mount_of(path: &Path) -> Option<MountLine> {
     path.ancestors().find_map(at)
 }
 
-/// What to tell of a place that is allowed, and on the store's own disk.
+/// A warning about a place that is allowed, but on the store's own disk.
 pub fn warning(file: &Path, vault: &Path) -> Option<String> {
     let (dir, store) = (nearest_dir(file).ok()?, vault.canonicalize().ok()?);
     is_one_file_system(&dir, &store).then(|| {

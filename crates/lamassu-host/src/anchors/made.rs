@@ -1,4 +1,4 @@
-//! New anchors: for a vault that is being made, and for one that is there already.
+//! New anchors, for a vault that is being created and for an existing one.
 
 use super::place::{make_dir_of, refuse_within, settled};
 use super::{Access, Anchors, Open};
@@ -14,7 +14,7 @@ use lamassu_vault::{Vault, VaultError};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// A watcher that shows nothing: making an anchor of a new vault is quick.
+/// A progress display that shows nothing: making the anchor of a new vault is quick.
 struct Unwatched;
 
 impl RebuildProgress for Unwatched {
@@ -23,7 +23,7 @@ impl RebuildProgress for Unwatched {
     fn damaged(&self, _: &Path, _: &VaultError) {}
 }
 
-/// An anchor that was just made. Dropped before it is [kept](Made::keep), it is taken back.
+/// A new anchor. It is removed unless it is [kept](Made::keep).
 #[must_use = "it is taken back when it is dropped"]
 pub struct Made {
     anchors: Anchors,
@@ -35,12 +35,12 @@ pub struct Made {
 }
 
 impl Made {
-    /// Where it lies.
+    /// Its file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What it is for is done.
+    /// Keeps the anchor.
     pub fn keep(mut self) -> PathBuf {
         self.is_kept = true;
         self.path.clone()
@@ -51,7 +51,7 @@ impl Drop for Made {
     fn drop(&mut self) {
         self.anchor = None;
         if !self.is_kept {
-            // Nothing leads to it: what cannot be removed does no harm.
+            // No record leads to it, so a file that cannot be removed does no harm.
             let _ = std::fs::remove_file(&self.path);
             let _ = self.anchors.forget(&self.vault);
         }
@@ -59,7 +59,7 @@ impl Drop for Made {
 }
 
 impl Anchors {
-    /// Makes the anchor of a new vault whose store is in `dir`, of its tree as it is, in a file that must not exist.
+    /// Makes the anchor of a new vault from its tree, in a new file. `dir`: the vault's store.
     ///
     /// # Errors
     /// [`lamassu_anchor::AnchorError`]; [`Error::AnchorInStore`], [`Error::Local`], [`Error::NoRandom`]; those of the
@@ -80,7 +80,8 @@ impl Anchors {
         })
     }
 
-    /// Makes the anchor of a dataset, empty so far, beside that of the vault it lies in, and has its header say so.
+    /// Makes the anchor of a new, empty dataset, beside that of the vault around it, and records it in the dataset's
+    /// header.
     ///
     /// # Errors
     /// As [`Anchors::make`]; those of keys.
@@ -99,8 +100,8 @@ impl Anchors {
         self.make(header, keys, trees, &file, &place.path())
     }
 
-    /// Makes the anchor of a vault anew, of what its store shows, in the place of the one that it has, or had, or where
-    /// it had none. `vault` is open without an anchor, for writing. Header and history are not known to it yet.
+    /// Rebuilds the anchor of a vault from its store, in place of the present one, if there is one. `vault` is open for
+    /// writing without an anchor. Header and history are unset in the new anchor.
     ///
     /// # Errors
     /// As [`Anchors::make`]; [`lamassu_anchor::AnchorError::Locked`].
@@ -121,7 +122,7 @@ impl Anchors {
             make_dir_of(&file)?;
         }
         refuse_within(&file, dir)?;
-        // Held open, so that no process writes what is about to be replaced.
+        // Held open, so that no process writes the anchor that is about to be replaced.
         let present = super::moved::present(&file, &id)?;
         if let Some(present) = &present {
             let VaultRow { degree_log2, blocks, .. } = present.vault();
@@ -156,7 +157,7 @@ impl Anchors {
         dir: &Path,
         fill: impl FnOnce(Arc<DiskTable>) -> Result<Anchor>,
     ) -> Result<Made> {
-        // A directory that a person names is a person's to make.
+        // A directory that the user chose must exist already.
         if file.parent() == self.dir() {
             make_dir_of(file)?;
         }

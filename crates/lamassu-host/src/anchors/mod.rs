@@ -1,19 +1,19 @@
-//! Where the anchors of this host's vaults lie, opening them, and what they say of headers and histories
+//! The anchors of this host's vaults: where they are, opening them, and checking headers and histories against them
 //! (`docs/freshness.md`).
 //!
 //! | module | what it does |
 //! |---|---|
-//! | [`disk`] | whether a file can be the anchor of a vault: not where the store can put it back |
+//! | [`disk`] | whether a file can be an anchor: the store's owner must not be able to restore it |
 //! | `place` | which file is the anchor of a vault |
-//! | `proof` | a header and a history against the anchor |
-//! | `records` | header, history and record of sessions against the anchor, without a key |
-//! | `made` | a new anchor, taken back if what it is for fails; one made anew of what the store shows |
-//! | `moved` | export, import, another place |
-//! | `served` | anchors that a server keeps, of which this host has copies |
-//! | `reports` | what is found in vaults of those, for the server |
+//! | `proof` | compares a header and a history with the anchor |
+//! | `records` | compares header, history and record of sessions with the anchor, without a key |
+//! | `made` | new anchors, removed again if their purpose fails; anchors rebuilt from the store |
+//! | `moved` | export, import, moving to another place |
+//! | `served` | anchors at a server, with copies on this host |
+//! | `reports` | integrity events for the server |
 //!
-//! One process opens an anchor once: a further call gets the same. A vault whose header says that it is anchored is
-//! not opened without its anchor, unless a person said `none`, and then nothing in it is changed.
+//! A process opens an anchor once: further calls get the same one. A vault whose header says that it is anchored is
+//! opened only with its anchor, unless the user chose `none`; then it is read-only.
 //!
 //! Never: reads a page or a name of the store.
 
@@ -48,25 +48,25 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
-/// How often an anchor is looked for that is being closed.
+/// How often to look for an anchor that is being closed.
 const CLOSING_POLL: Duration = Duration::from_millis(1);
 
-/// What an anchor is opened for.
+/// The purpose of opening an anchor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Nothing is changed; no other process changes anything meanwhile.
+    /// For reading; no other process writes meanwhile.
     Read,
-    /// This process alone has it.
+    /// For writing; no other process uses it.
     Write,
 }
 
 impl Access {
-    /// What opening a vault so takes.
+    /// The access that opening a vault needs.
     pub fn of(read_only: bool) -> Access {
         if read_only { Access::Read } else { Access::Write }
     }
 
-    /// The lease of the vault that it takes.
+    /// The mode of the lease that it needs.
     fn mode(self) -> Mode {
         match self {
             Access::Read => Mode::Shared,
@@ -75,25 +75,25 @@ impl Access {
     }
 }
 
-/// The anchors of this host. Cheap to clone; clones open each anchor once together.
+/// The anchors of this host. Cheap to clone; clones share the open anchors.
 #[derive(Clone, Debug, Default)]
 pub struct Anchors {
     dir: Option<PathBuf>,
     choice: Choice,
-    /// The vault is opened in a turn of this host's.
+    /// The vault is opened by turns.
     by_turns: bool,
     shared: Arc<Shared>,
 }
 
 #[derive(Default)]
 struct Shared {
-    /// The vault that a chosen file is the anchor of: the first that is asked for, which is what the command is about.
+    /// The vault of the chosen file: the first one that is asked for, which is what the command is about.
     chosen_for: OnceLock<[u8; 16]>,
-    /// The tables that servers keep.
+    /// The open tables at servers.
     sessions: Mutex<Vec<Weak<Mirrored>>>,
-    /// The session that has the vault by turns.
+    /// The session by turns.
     turns: OnceLock<Arc<Turns>>,
-    /// Its turn, before somebody drives them and behind that.
+    /// Its turn, before the turns' driver takes it and after the driver has ended.
     turn: Mutex<Option<Turn>>,
     open: Mutex<HashMap<[u8; 16], Open>>,
     reporting: Mutex<Vec<reports::Reporting>>,
@@ -101,7 +101,7 @@ struct Shared {
 
 struct Open {
     anchor: Weak<Anchor>,
-    /// There until the anchor is closed.
+    /// Alive until the anchor is closed.
     while_open: Weak<()>,
     access: Access,
 }
@@ -117,8 +117,7 @@ impl Open {
         Open { anchor: Arc::downgrade(anchor), while_open: anchor.while_open(), access }
     }
 
-    /// The anchor, if it is open. Another thread may be closing it: that is waited for, since its file is locked until
-    /// then.
+    /// The anchor, if it is open. Waits for a thread that is closing it, since its file is locked until then.
     fn get(&self) -> Option<Arc<Anchor>> {
         let anchor = self.anchor.upgrade();
         while anchor.is_none() && self.while_open.strong_count() > 0 {
@@ -141,24 +140,24 @@ impl From<AnchorError> for Error {
 }
 
 impl Anchors {
-    /// Anchors in a directory, which is made when it is needed.
+    /// Anchors in a directory, which is created when needed.
     pub fn within(dir: Option<PathBuf>) -> Anchors {
         Anchors { dir, ..Anchors::default() }
     }
 
-    /// The same, as a person chose for the vault that a command is about.
+    /// The same, with the user's choice for the vault that a command is about.
     #[must_use]
     pub fn chosen(self, choice: Choice) -> Anchors {
         Anchors { choice, ..self }
     }
 
-    /// The same, of a vault that several hosts have in turn.
+    /// The same, for a vault by turns.
     #[must_use]
     pub fn by_turns(self) -> Anchors {
         Anchors { by_turns: true, ..self }
     }
 
-    /// What a person chose.
+    /// The user's choice.
     pub fn choice(&self) -> &Choice {
         &self.choice
     }
@@ -167,7 +166,7 @@ impl Anchors {
         self.shared.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Opens the anchor of a vault, or gives the one that is open.
+    /// Opens the anchor of a vault, or returns the open one.
     ///
     /// # Errors
     /// [`AnchorError`]; [`Error::NoAnchorPlace`], [`Error::Local`].
@@ -194,7 +193,7 @@ impl Anchors {
             Access::Read => DiskTable::open_read_only(&path, Readers::InsteadOfWriter)?,
             Access::Write => DiskTable::open(&path)?,
         };
-        // What its disk has changed would be an alarm about the store, or none.
+        // Verified now: damage by its disk would later look like damage in the store, or not be noticed.
         if table.is_small() {
             table.verify()?;
         }
@@ -203,7 +202,7 @@ impl Anchors {
         Ok(anchor)
     }
 
-    /// The tables of a vault's anchor, to be looked at while a process has it open.
+    /// Opens the tables of a vault's anchor for reading, also while another process has it open.
     ///
     /// # Errors
     /// As [`Anchors::open`].
@@ -212,14 +211,14 @@ impl Anchors {
         self.bring_copy_up_to_date(vault, &path)?;
         let beside = DiskTable::open_read_only(&path, Readers::BesideWriter);
         let table = match beside {
-            // Another reader keeps writers out: it may be joined.
+            // Another reader keeps writers out, but reading beside it is possible.
             Err(AnchorError::Locked { .. }) => DiskTable::open_read_only(&path, Readers::InsteadOfWriter),
             opened => opened,
         }?;
         Ok((path, table))
     }
 
-    /// The same, and with the checksums of all of it compared. False: they were not, beside a writer.
+    /// The same, with all checksums verified. False: they were not, because a writer has it open.
     ///
     /// # Errors
     /// As [`Anchors::open`].
@@ -236,12 +235,11 @@ impl Anchors {
         }
     }
 
-    /// The anchor that a vault with this header is opened with; `None`: it has none, or a person said that it is to be
-    /// read without.
+    /// The anchor for opening a vault with this header; `None`: it has none, or the user chose to read without it.
     ///
     /// # Errors
-    /// As [`Anchors::open`]; [`Error::UnverifiedWrite`], [`Error::NotAnchored`]; [`VaultError::Outdated`] where the
-    /// vault was anchored once.
+    /// As [`Anchors::open`]; [`Error::UnverifiedWrite`], [`Error::NotAnchored`]; [`VaultError::Outdated`] if the vault
+    /// was anchored before.
     pub fn of_header(&self, header: &VaultHeader, access: Access) -> Result<Option<Arc<Anchor>>> {
         let id = header.id();
         match (&self.choice, header.is_anchored()) {
@@ -256,7 +254,7 @@ impl Anchors {
         }
     }
 
-    /// Refuses work on the anchor where the vault is to be read without it.
+    /// Refuses work on the anchor if the user chose to work without it.
     ///
     /// # Errors
     /// [`Error::WithoutAnchor`].
@@ -264,11 +262,11 @@ impl Anchors {
         if matches!(self.choice, Choice::Unverified) { Err(Error::WithoutAnchor) } else { Ok(()) }
     }
 
-    /// That a vault with this header is anchored, for work on its anchor.
+    /// Checks that a vault with this header is anchored, for work on its anchor.
     ///
     /// # Errors
-    /// [`Error::WithoutAnchor`], [`Error::Unanchored`]; [`VaultError::Outdated`] where it was once: the header is from
-    /// before, or was edited.
+    /// [`Error::WithoutAnchor`], [`Error::Unanchored`]; [`VaultError::Outdated`] if it was anchored before: the header
+    /// is older than that, or was edited.
     pub fn require(&self, header: &VaultHeader) -> Result<()> {
         self.are_used()?;
         match header.is_anchored() {
@@ -284,7 +282,7 @@ impl Anchors {
     }
 }
 
-/// What headers are replaced under: see [`Witness`].
+/// Headers are replaced under this witness: see [`Witness`].
 impl Witness for Anchors {
     fn replacing(&self, replacement: &Replacement<'_>) -> Result<Box<dyn Replacing>, WitnessError> {
         let Replacement { dir, id, is_anchored, basis, new, history } = replacement;
@@ -293,7 +291,7 @@ impl Witness for Anchors {
             (Choice::Unverified, true) => return Err(Error::UnverifiedWrite.into()),
             (Choice::Unverified, false) => return Ok(unknown),
             (_, true) => self.open(id, Access::Write)?,
-            // It was anchored once: a person puts an older header back.
+            // It was anchored before: the user restores an older header.
             (_, false) if self.is_there(id)? => self.open(id, Access::Write)?,
             (_, false) => return Ok(unknown),
         };
@@ -313,7 +311,7 @@ impl Witness for Anchors {
     }
 }
 
-/// A header that an anchor, where there is one, knows to be replaced.
+/// A header whose replacement was announced to an anchor, if there is one.
 struct Noted {
     anchor: Option<Arc<Anchor>>,
     new: [u8; 32],
@@ -330,13 +328,13 @@ impl Replacing for Noted {
 }
 
 impl Policy {
-    /// What remembers the newest headers of vaults on this host.
+    /// The witness that remembers the newest headers of vaults on this host.
     pub fn witness(&self) -> Arc<dyn Witness> {
         Arc::new(self.anchors.clone())
     }
 
-    /// The anchor of the vault in `dir`, opened. Where another process has it, the writer's lock tells better than the
-    /// anchor who that is.
+    /// Opens the anchor of the vault in `dir`. If another process has it open, the writer's lock tells more about that
+    /// process than the anchor.
     pub(crate) fn anchor_of(&self, header: &VaultHeader, access: Access, dir: &Path) -> Result<Option<Arc<Anchor>>> {
         if let Choice::File(file) = self.anchors.choice()
             && self.anchors.is_chosen_for(&header.id())
@@ -353,22 +351,22 @@ impl Policy {
     }
 }
 
-/// Whether the header or the history of a vault is not the newest: what `anchor accept` takes without a path.
+/// Whether the header or the history of a vault is outdated: `anchor accept` without a path accepts those.
 pub(crate) fn is_of_vault(error: &VaultError) -> bool {
     matches!(error, VaultError::Outdated { what: proof::HEADER | proof::HISTORY, .. })
 }
 
-/// That a header is not the newest.
+/// The error of an outdated header.
 pub(crate) fn outdated_header() -> Error {
     proof::outdated(proof::HEADER)
 }
 
-/// Whether a header is not the newest.
+/// Whether a header is outdated.
 pub(crate) fn is_older_header(error: &Error) -> bool {
     matches!(error.innermost(), Error::Vault(VaultError::Outdated { what: proof::HEADER, .. }))
 }
 
-/// Whether another process has the anchor.
+/// Whether another process has the anchor open.
 pub(crate) fn is_locked(error: &Error) -> bool {
     matches!(error.innermost(), Error::Vault(VaultError::Anchor(AnchorError::Locked { .. })))
 }

@@ -1,4 +1,4 @@
-//! Anchors that go elsewhere: exported, imported, moved to another file.
+//! Export, import and moving of anchors.
 
 use super::Anchors;
 use super::place::{SERVER, make_dir_of, refuse_within, settled};
@@ -14,27 +14,27 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Rows that an import makes durable at a time.
+/// Rows in one commit of an import.
 const AT_ONCE: usize = 8192;
 
-/// What an import did.
+/// The result of an import.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Imported {
     /// what was imported
     pub exported: Exported,
-    /// where it lies now
+    /// the new anchor's file
     pub path: PathBuf,
-    /// the revision of the anchor whose place it took
+    /// the revision of the anchor that it replaced
     pub replaced: Option<Revision>,
 }
 
-/// An export was not imported.
+/// Why an export was not imported.
 #[derive(Debug, thiserror::Error)]
 pub enum ImportError {
-    /// The export's.
+    /// The export's fault.
     #[error(transparent)]
     Export(#[from] ExportError),
-    /// The user's: what the anchor here knows would be forgotten.
+    /// The user's: newer knowledge of the present anchor would be lost.
     #[error(
         "the export is of revision {found}, and the anchor here of revision {present}; --older takes it all the same"
     )]
@@ -47,7 +47,8 @@ pub enum ImportError {
 }
 
 impl Anchors {
-    /// Puts an export in the place of a vault's anchor, or where there is none. The caller keeps writers out.
+    /// Imports an export as a vault's anchor, in place of an existing one if there is one. The caller must keep writers
+    /// out.
     ///
     /// # Errors
     /// [`crate::Error::Import`], [`AnchorError`], [`crate::Error::AnchorInStore`], [`crate::Error::Local`].
@@ -68,7 +69,7 @@ impl Anchors {
             make_dir_of(&path)?;
         }
         refuse_within(&path, dir)?;
-        // Held open, so that no process writes what is about to be replaced.
+        // Held open, so that no process writes the anchor that is about to be replaced.
         let present = present(&path, vault)?;
         let replaced = present.as_ref().map(|anchor| anchor.vault().revision);
         let at_least = replaced.filter(|_| !takes_older);
@@ -78,7 +79,7 @@ impl Anchors {
         Ok(Imported { exported, path, replaced })
     }
 
-    /// Moves a vault's anchor to another file, which must not exist. The caller keeps writers out.
+    /// Moves a vault's anchor to a new file. The caller must keep writers out.
     ///
     /// # Errors
     /// [`AnchorError`], [`crate::Error::AnchorInStore`], [`crate::Error::Local`].
@@ -95,7 +96,7 @@ impl Anchors {
         Ok((from, to))
     }
 
-    /// Moves a vault's anchor from one file to another, over whatever is there.
+    /// Moves a vault's anchor from one file to another, and replaces an existing file.
     pub(super) fn move_file(&self, vault: &[u8; 16], from: &Path, to: &Path) -> Result<()> {
         let table = Arc::new(DiskTable::open(from)?);
         Anchor::open(table.clone(), vault)?;
@@ -106,7 +107,7 @@ impl Anchors {
     }
 }
 
-/// Refuses a file that is there.
+/// Refuses an existing file.
 pub(super) fn refuse_existing(file: &Path) -> Result<()> {
     match file.symlink_metadata() {
         Ok(_) => Err(AnchorError::Exists { path: file.into() }.into()),
@@ -114,7 +115,7 @@ pub(super) fn refuse_existing(file: &Path) -> Result<()> {
     }
 }
 
-/// Anchors of datasets that were copied with their vault. Dropped before they are kept, they are taken back.
+/// Anchors of datasets that were copied with their vault. Unless [`CopiedDatasets::kept`] is called, they are removed.
 #[derive(Debug, Default)]
 #[must_use = "they are taken back when this is dropped"]
 pub struct CopiedDatasets {
@@ -123,7 +124,7 @@ pub struct CopiedDatasets {
 }
 
 impl CopiedDatasets {
-    /// What they are for is done. Returns the datasets that have no anchor on this host.
+    /// Keeps them. Returns the datasets that have no anchor on this host.
     pub fn kept(mut self) -> Vec<[u8; 16]> {
         self.files.clear();
         std::mem::take(&mut self.missing)
@@ -133,14 +134,14 @@ impl CopiedDatasets {
 impl Drop for CopiedDatasets {
     fn drop(&mut self) {
         for file in &self.files {
-            // Nothing leads to it: what cannot be removed does no harm.
+            // No record leads to it, so a file that cannot be removed does no harm.
             let _ = std::fs::remove_file(file);
         }
     }
 }
 
 impl Anchors {
-    /// Copies the anchors of datasets for the copy `root` of the vault that they lie in.
+    /// Copies the anchors of datasets for `root`, a copy of the vault around them.
     ///
     /// # Errors
     /// [`AnchorError`]; [`crate::Error::Local`], [`crate::Error::NoAnchorPlace`].
@@ -170,7 +171,7 @@ pub(super) fn copy(from: &DiskTable, to: &DiskTable) -> Result<()> {
     Ok(rows.end()?)
 }
 
-/// Rows on their way into a table.
+/// Collects rows for commits to a table.
 struct Batch<'a> {
     to: &'a DiskTable,
     rows: Vec<Change>,
@@ -192,7 +193,7 @@ impl Batch<'_> {
     }
 }
 
-/// The anchor of a vault in a file, held open; `None` where there is none that opens: that is what is to be replaced.
+/// Holds open the anchor of a vault in a file; `None`: there is none, or it does not open and is to be replaced.
 ///
 /// # Errors
 /// [`AnchorError::Locked`].
@@ -204,10 +205,10 @@ pub(super) fn present(file: &Path, vault: &[u8; 16]) -> Result<Option<Anchor>> {
     }
 }
 
-/// Puts a new table, once it is filled, in the place of what is in a file.
+/// Fills a new table, and then replaces a file by it.
 pub(super) fn replace<T>(file: &Path, fill: impl FnOnce(Arc<DiskTable>) -> Result<T>) -> Result<T> {
     let new = suffixed(file, ".new");
-    // Left by a run that was cut off.
+    // An interrupted run may have left it.
     let _ = std::fs::remove_file(&new);
     let filled = DiskTable::create(&new).map_err(Into::into).and_then(|table| fill(Arc::new(table)));
     let done = filled.and_then(|filled| {
@@ -220,7 +221,7 @@ pub(super) fn replace<T>(file: &Path, fill: impl FnOnce(Arc<DiskTable>) -> Resul
     })
 }
 
-/// Fills a table from an export that verifies, of this vault, and of no lower revision.
+/// Fills a table from an export of this vault that verifies, and whose revision is not lower.
 fn fill(
     table: &DiskTable,
     vault: &[u8; 16],

@@ -1,11 +1,11 @@
-//! Which file is the anchor of a vault: the one that a person named, the one that is remembered, or the one in this
+//! Which file is the anchor of a vault: the one that the user chose, the one that is remembered, or the one in this
 //! host's directory of anchors.
 //!
-//! A dataset that is copied with the vault it lies in keeps its id. So the copy's anchor has the ids of both, and is
-//! found where that vault is what a command is about; by itself, the copy is taken for the original.
+//! A dataset that is copied with the vault around it keeps its id. The copy's anchor is therefore named by both ids,
+//! and is found if the command is about that vault. On its own, the copy is taken for the original.
 //!
-//! A place other than the usual, or the server that keeps it, is remembered in a file of one line beside the usual one.
-//! What lies in the vault itself is refused here; `disk` looks for other places that the store owns.
+//! A place other than the usual, or the server that keeps it, is remembered in a file of one line beside the usual
+//! place. A place in the vault itself is refused here; `disk` checks other places that the store's owner controls.
 
 use super::Anchors;
 use crate::{Error, Result, hex};
@@ -19,22 +19,22 @@ use std::path::{Path, PathBuf};
 /// Permissions of the directory of anchors.
 const DIR_MODE: u32 = 0o700;
 
-/// Where a person says that the anchor lies.
+/// The user's choice of an anchor.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Choice {
-    /// Nothing: where it is remembered to be, or in the usual place.
+    /// No choice: the remembered place, or the usual one.
     #[default]
     Remembered,
     /// In this file.
     File(PathBuf),
     /// At this server, `HOST:PORT`; this host has a copy in the usual place.
     Server(String),
-    /// It is to be done without: an anchored vault is read unverified, and a new one gets none.
+    /// Work without it: an anchored vault is read unverified, and a new one gets no anchor.
     Unverified,
 }
 
 impl Anchors {
-    /// The directory of anchors; `None`: this user has no place for one.
+    /// The directory of anchors; `None`: this user has none.
     pub fn dir(&self) -> Option<&Path> {
         self.dir.as_deref()
     }
@@ -48,7 +48,7 @@ impl Anchors {
         self.dir.as_ref().map(|dir| dir.join(format!("{}.place", hex(vault))))
     }
 
-    /// Where the anchor of a dataset lies that was copied with the vault `root`: the copy has the id of the original.
+    /// The place of the anchor of a dataset that was copied with the vault `root`: the copy has the original's id.
     pub(super) fn of_copied(&self, root: &[u8; 16], dataset: &[u8; 16]) -> Option<PathBuf> {
         self.dir.as_ref().map(|dir| dir.join(format!("{}-{}.anchor", hex(root), hex(dataset))))
     }
@@ -58,12 +58,12 @@ impl Anchors {
         self.shared.chosen_for.get_or_init(|| *vault) == vault
     }
 
-    /// Where the anchor of a vault is looked for; `None`: there is no place.
+    /// The file where the anchor of a vault is looked for; `None`: there is no place.
     ///
     /// # Errors
     /// [`Error::Local`].
     pub fn file_of(&self, vault: &[u8; 16]) -> Result<Option<PathBuf>> {
-        // Whatever was chosen, it was chosen for the first.
+        // A choice applies to the first vault only.
         let is_chosen_for = self.is_chosen_for(vault);
         if let Choice::File(file) = &self.choice
             && is_chosen_for
@@ -81,7 +81,7 @@ impl Anchors {
         }
     }
 
-    /// The server that keeps the anchor of a vault, where one does.
+    /// The server that keeps the anchor of a vault, if there is one.
     ///
     /// # Errors
     /// [`Error::Local`].
@@ -100,8 +100,8 @@ impl Anchors {
         })
     }
 
-    /// Remembers which server keeps the anchor of a vault from now on. Without a directory of anchors it has to be
-    /// named each time.
+    /// Remembers the server that keeps the anchor of a vault. Without a directory of anchors, the user must name it
+    /// each time.
     ///
     /// # Errors
     /// [`Error::Local`], [`Error::File`].
@@ -112,7 +112,7 @@ impl Anchors {
         Ok(())
     }
 
-    /// Refuses what concerns a file that this host alone has, where a server keeps the anchor.
+    /// Refuses operations on an anchor's file if a server keeps the anchor.
     ///
     /// # Errors
     /// [`Error::AnchorAtServer`], [`Error::Local`].
@@ -123,8 +123,7 @@ impl Anchors {
         }
     }
 
-    /// Where a new vault's anchor is to lie: as it was chosen, or beside that of the vault it lies in, or in the usual
-    /// place.
+    /// The place for a new vault's anchor: the chosen one, or beside that of the vault around it, or the usual one.
     ///
     /// # Errors
     /// [`Error::NoAnchorPlace`], [`Error::Local`].
@@ -143,8 +142,8 @@ impl Anchors {
         }
     }
 
-    /// Remembers where the anchor of a vault lies from now on. Without a directory of anchors it has to be named each
-    /// time: `false`.
+    /// Remembers the place of a vault's anchor. `false`: there is no directory of anchors, so the user must name it
+    /// each time.
     ///
     /// # Errors
     /// [`Error::Local`], [`Error::File`].
@@ -160,7 +159,7 @@ impl Anchors {
         Ok(true)
     }
 
-    /// Removes the anchor of a vault that is no more.
+    /// Removes the anchor of a vault that no longer exists.
     ///
     /// # Errors
     /// [`Error::Local`].
@@ -176,7 +175,7 @@ impl Anchors {
         self.forget(vault)
     }
 
-    /// Forgets where the anchor of a vault lies, which is gone.
+    /// Forgets the place of a vault's anchor that is gone.
     ///
     /// # Errors
     /// [`Error::Local`].
@@ -185,7 +184,7 @@ impl Anchors {
     }
 }
 
-/// An absolute path without links on the way to the file, which need not be there.
+/// An absolute path without links to a file that need not exist.
 ///
 /// # Errors
 /// [`Error::Local`].
@@ -196,7 +195,7 @@ pub fn settled(file: &Path) -> Result<PathBuf> {
     Ok(parent.canonicalize().map_err(failed)?.join(name))
 }
 
-/// Makes the directory that a file is to lie in, for its owner alone, with those above it.
+/// Makes the private directory for a file, and those above it.
 ///
 /// # Errors
 /// [`Error::Local`].
@@ -206,7 +205,7 @@ pub(super) fn make_dir_of(file: &Path) -> Result<()> {
     made.map_err(|source| Error::Local { op: "make", path: dir.into(), source })
 }
 
-/// Refuses a file in the vault's own directory, which the store can put back with everything else.
+/// Refuses a file in the vault's own directory, which the store could restore to an older state with everything else.
 ///
 /// # Errors
 /// [`Error::AnchorInStore`], [`Error::Local`].
@@ -218,10 +217,10 @@ pub fn refuse_within(file: &Path, vault: &Path) -> Result<()> {
     }
 }
 
-/// How a place begins that is a server.
+/// Prefix of a place that is a server.
 pub const SERVER: &str = "server://";
 
-/// Where an anchor is remembered to be.
+/// A remembered place of an anchor.
 enum Noted {
     File(PathBuf),
     Server(String),
@@ -239,7 +238,7 @@ fn read_note(note: &Path) -> Result<Option<Noted>> {
         return Ok(Some(Noted::Server(server.into())));
     }
     let path = PathBuf::from(std::ffi::OsString::from_vec(line.to_vec()));
-    // A note that is not understood must not lead to the usual place, where an older anchor may lie.
+    // An invalid note must not lead to the usual place, where an older anchor may lie.
     if path.is_absolute() { Ok(Some(Noted::File(path))) } else { Err(failed(io::ErrorKind::InvalidData.into())) }
 }
 

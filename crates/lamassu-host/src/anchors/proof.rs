@@ -1,4 +1,4 @@
-//! A header and a history against what the anchor remembers of them.
+//! Compares a header and a history with the anchor.
 
 use super::{Access, Anchors};
 use crate::open::backend;
@@ -15,7 +15,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long who replaces a header is waited for, and how often is looked.
+/// How long to wait for a process that replaces a header, and how often to look.
 const REPLACING: Duration = Duration::from_secs(5);
 const POLL: Duration = Duration::from_millis(2);
 
@@ -28,8 +28,8 @@ pub(super) fn outdated(what: &'static str) -> Error {
     VaultError::Outdated { what, stored: stored.into() }.into()
 }
 
-/// That a header, which `keys` opened, and the history in `dir` are the newest. For writing, it is settled which of two
-/// headers that is: the caller does not hold the right to replace the header.
+/// Checks that a header, which `keys` opened, and the history in `dir` are the newest. For writing, it also settles
+/// which of two headers is the newest. The caller must not hold the right to replace the header.
 ///
 /// # Errors
 /// [`VaultError::Outdated`]; those of the history's file and of the header's; those of the anchor.
@@ -48,7 +48,7 @@ pub fn check(anchor: &Anchor, access: Access, header: &VaultHeader, keys: &Unloc
         };
         match goes_on {
             // The mode of a dataset's directory may deny it to its owner, which is this process. The header was
-            // compared; the history is when the directory is open.
+            // compared; the history is compared when the directory is open.
             Err(HistoryError::Io { source, .. }) if source.kind() == std::io::ErrorKind::PermissionDenied => {
                 tracing::warn!(dir = %dir.display(), "the history cannot be read, and was not compared with the anchor");
             }
@@ -68,9 +68,9 @@ pub fn check(anchor: &Anchor, access: Access, header: &VaultHeader, keys: &Unloc
     }
 }
 
-/// One of two headers is the newest alone, after an interruption: the one in the store, once the store cannot lose it
-/// any more. Nobody replaces the header meanwhile: who is about to has told the anchor, and would have it say other
-/// than the store.
+/// After an interruption, settles which of two headers is the newest: the one in the store, after the store has made it
+/// durable. The right to replace keeps others from replacing the header meanwhile. A process that is about to do so has
+/// told the anchor, so this call would set the anchor to another header than the store will have.
 fn settle(anchor: &Anchor, seen: Digest, dir: &Path) -> Result<()> {
     let right = right_to_replace(&dir.join(name::HEADER))?;
     let now = Digest(witness::digest(&right.read::<VaultHeader>()?)?);
@@ -81,11 +81,11 @@ fn settle(anchor: &Anchor, seen: Digest, dir: &Path) -> Result<()> {
     if anchor.header_is(seen)? { Ok(()) } else { Err(outdated(HEADER)) }
 }
 
-/// Waits for who replaces the header now, which takes a moment.
+/// Waits for a process that is replacing the header, which takes a moment.
 fn right_to_replace(path: &Path) -> Result<Update> {
     let deadline = Instant::now() + REPLACING;
     loop {
-        // Nothing is put in place with it, so nobody has to know.
+        // Nothing is replaced with it, so no witness is needed.
         match Update::begin(path, &lamassu_keys::nobody()) {
             Err(FileError::Busy { .. }) if Instant::now() < deadline => std::thread::sleep(POLL),
             begun => return Ok(begun?),
@@ -93,14 +93,14 @@ fn right_to_replace(path: &Path) -> Result<Update> {
     }
 }
 
-/// Makes durable which header lies in a directory.
+/// Makes the present header of a directory durable.
 pub(super) fn sync(dir: &Path) -> Result<()> {
     let synced = File::open(dir).and_then(|dir| dir.sync_all());
     synced.map_err(|source| Error::Backing { op: "sync", path: dir.into(), source })
 }
 
-/// That the vault was not written since the anchor was last told of anything, as far as its record of sessions tells.
-/// A record that does not open is told of where it is needed.
+/// Checks, by the vault's record of sessions, that the vault was not written since the anchor was last told anything. A
+/// record that does not open is reported where it is used.
 fn refuse_older(anchor: &Anchor, header: &VaultHeader, keys: &Unlocked, dir: &Path) -> Result<()> {
     // The mode of a dataset's directory may deny it to its owner. The record is compared when the directory is open.
     let Ok(backend) = backend(dir) else { return Ok(()) };
@@ -112,8 +112,8 @@ fn refuse_older(anchor: &Anchor, header: &VaultHeader, keys: &Unlocked, dir: &Pa
 }
 
 impl Anchors {
-    /// Refuses a header that the anchor of its vault knows not to be the newest. One whose anchor cannot be looked at,
-    /// or that is read without, is not refused.
+    /// Refuses a header if the anchor of its vault knows a newer one. If the anchor cannot be read, or the vault is
+    /// opened without it, the header is not refused.
     ///
     /// # Errors
     /// [`VaultError::Outdated`].
@@ -131,7 +131,8 @@ impl Anchors {
 }
 
 impl Policy {
-    /// Refuses to change the header of the vault in `dir` by an older anchor: the newest would not know the change.
+    /// Refuses to change the header of the vault in `dir` with an outdated anchor: the newest anchor would not know the
+    /// change.
     ///
     /// # Errors
     /// [`lamassu_anchor::AnchorError::Older`]; those of the anchor.

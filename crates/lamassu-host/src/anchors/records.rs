@@ -1,5 +1,5 @@
-//! The records of a vault that lie outside its tree, compared with its anchor, without a key: the header, the history
-//! and the record of sessions.
+//! Compares the records outside of a vault's tree with its anchor, without a key: the header, the history and the
+//! record of sessions.
 
 use super::Anchors;
 use crate::{Error, Result};
@@ -13,10 +13,10 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-/// How often the records are read again, if a writer replaces them meanwhile.
+/// How often the records are read again if a writer replaces them meanwhile.
 const LOOKS_MAX: u32 = 5;
 
-/// A record that is not as the anchor knows it.
+/// A record that differs from what the anchor knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecordFinding {
     /// stale, or missing
@@ -27,18 +27,18 @@ pub struct RecordFinding {
     pub what: &'static str,
 }
 
-/// What a comparison found.
+/// The result of a comparison.
 #[derive(Clone, Debug, Default)]
 pub struct ComparedRecords {
-    /// the records that are not as the anchor knows
+    /// the records that differ
     pub findings: Vec<RecordFinding>,
-    /// this process may not read the history, which was not compared
+    /// the history was not compared, because this process may not read it
     pub is_history_unreadable: bool,
 }
 
 impl Anchors {
-    /// The anchor of a dataset, by the dataset's id, to be looked at while it may be in use. `None`: it has none on
-    /// this host.
+    /// Opens the anchor of a dataset for reading, by the dataset's id; it may be in use. `None`: it has none on this
+    /// host.
     ///
     /// # Errors
     /// As [`Anchors::look`].
@@ -52,8 +52,8 @@ impl Anchors {
         Ok(Some(Anchor::open(Arc::new(table), id)?))
     }
 
-    /// Compares the records of a dataset, whose directory in the store is `dir`, with its anchor, which may be in use.
-    /// `None`: it has none on this host.
+    /// Compares the records of a dataset with its anchor, which may be in use. `dir`: its directory in the store.
+    /// `None`: it has no anchor on this host.
     ///
     /// # Errors
     /// As [`compare_records`].
@@ -73,7 +73,7 @@ pub fn compare_records(dir: &Path, anchor: &Anchor) -> Result<ComparedRecords> {
     for _ in 0..LOOKS_MAX {
         let known = anchor.vault_now()?;
         compared = look(dir, &known)?;
-        // A writer may have replaced something in between: the anchor knows of it before the store does.
+        // A writer may have replaced a record in between: the anchor is told of that before the store.
         if compared.findings.is_empty() || anchor.vault_now()?.revision == known.revision {
             break;
         }

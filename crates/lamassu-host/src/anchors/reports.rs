@@ -1,4 +1,4 @@
-//! Integrity events of a vault whose anchor a server keeps: the server hears of each, whichever host finds it.
+//! Reports integrity events of a vault to the server that keeps its anchor.
 
 use super::Anchors;
 use crate::{Error, Result};
@@ -12,28 +12,28 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-/// Bytes of events in one report: less than it may have, as a message has more than their text.
+/// Bytes of events in one report: half of the limit, since a message has more than their text.
 const TEXT_MAX: usize = REPORT_MAX / 2;
-/// Between two tries.
+/// Time between two attempts.
 const AGAIN_AFTER: Duration = Duration::from_secs(1);
-/// Tries, where the server answers, and does not take it.
+/// Attempts if the server answers but refuses.
 const TRIES: u32 = 3;
-/// How often it is looked whether the process ends.
+/// How often to look whether the process ends.
 const LOOK: Duration = Duration::from_millis(50);
-/// How long a process waits at its end for what is on its way.
+/// How long a process waits at its end for reports under way.
 const LAST_REPORTS: Duration = Duration::from_secs(3);
 
-/// Where events of one vault go.
+/// The sink for one vault's events.
 pub(super) struct Reporting {
     vault: [u8; 16],
     events: Events,
 }
 
 impl Anchors {
-    /// From now on the server that keeps a vault's anchor, if one does, gets its events.
+    /// From now on, the vault's events go to the server that keeps its anchor, if there is one.
     ///
     /// # Errors
-    /// [`AnchorError::Server`] where this host has not joined it; [`Error::NoAnchorPlace`]; no thread.
+    /// [`AnchorError::Server`] if this host has not joined it; [`Error::NoAnchorPlace`]; no thread.
     pub fn report_to_server(&self, vault: &[u8; 16], events: &Events) -> Result<()> {
         let Some(server) = self.server_of(vault)? else { return Ok(()) };
         let mut reporting = self.shared.reporting.lock().unwrap_or_else(PoisonError::into_inner);
@@ -53,7 +53,7 @@ impl Anchors {
         Ok(())
     }
 
-    /// At the end of the process: what is to be reported to servers is, if they answer soon.
+    /// Waits at the end of the process until pending reports are sent, if the servers answer soon.
     pub fn end_reports(&self) {
         for known in self.shared.reporting.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
             known.events.end(LAST_REPORTS);
@@ -61,7 +61,7 @@ impl Anchors {
     }
 }
 
-/// Reports events of its vault, again and again until the server takes them.
+/// Reports events of its vault, and repeats until the server accepts them.
 struct ServerSink {
     connection: Connection,
     vault: [u8; 16],
@@ -80,12 +80,12 @@ impl ServerSink {
         let mut refused = 0;
         loop {
             let Err(error) = self.connection.report(&self.vault, events.clone(), lost) else { return };
-            // One that is away comes back.
+            // An unreachable server will come back.
             let is_away = matches!(&error, AnchorError::Server { fault: ServerFault::Unreachable { .. }, .. });
             refused += u32::from(!is_away);
             if refused >= TRIES || self.is_ending() {
                 self.failures.fetch_add(1, Ordering::Relaxed);
-                tracing::error!(target: TARGET, events = events.len(), %error, "the server was not told of what was found");
+                tracing::error!(target: TARGET, events = events.len(), %error, "the findings did not reach the server");
                 return;
             }
             let mut waited = Duration::ZERO;
@@ -99,7 +99,7 @@ impl ServerSink {
 
 impl IntegritySink for ServerSink {
     fn deliver(&self, events: &[IntegrityEvent], mut lost: u64) {
-        // Datasets have servers of their own, or none.
+        // Datasets may have other servers, or none.
         let own = events.iter().filter(|event| event.vault.as_deref() == Some(&*self.id));
         let (mut batch, mut len) = (Vec::new(), 0);
         for text in own.filter_map(|event| serde_json::to_string(event).ok()) {

@@ -1,5 +1,5 @@
-//! Anchors that a server keeps (`docs/sharing.md`). This host has a copy in the usual place, which is as new as its
-//! last session; who this host is at each server lies in a directory beside that of anchors.
+//! Anchors that a server keeps (`docs/sharing.md`). This host has a copy in the usual place, as of its last session.
+//! Its identities at servers are in a directory beside that of anchors.
 
 use super::place::make_dir_of;
 use super::{Access, Anchors};
@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, MutexGuard, PoisonError, Weak};
 
 impl Anchors {
-    /// The directory of who this host is, by server.
+    /// The directory of this host's identities, by server.
     pub(crate) fn servers(&self) -> Result<PathBuf> {
         self.dir().map(|dir| dir.with_file_name("servers")).ok_or(Error::NoAnchorPlace)
     }
@@ -49,18 +49,18 @@ impl Anchors {
         let turn = turns.take(access.mode())?;
         self.remember_server(vault, server)?;
         let table = turn.table.clone();
-        // One command opens one vault so.
+        // A command opens one vault by turns at most.
         let _ = self.shared.turns.set(turns);
         self.keep_turn(turn);
         Ok(table)
     }
 
-    /// The session that has the vault by turns, and its turn.
+    /// The session by turns, and its turn.
     pub(crate) fn take_turn(&self) -> Option<(Arc<Turns>, Turn)> {
         self.shared.turns.get().cloned().zip(self.turn().take())
     }
 
-    /// A turn that ends with the session.
+    /// Keeps a turn, which ends with the session.
     pub(crate) fn keep_turn(&self, turn: Turn) {
         *self.turn() = Some(turn);
     }
@@ -73,7 +73,7 @@ impl Anchors {
         Ok(Connection::new(&self.servers()?, server)?)
     }
 
-    /// The table of a vault's anchor that a server keeps. A server that a person named is remembered.
+    /// The table of an anchor at a server. A server that the user named is remembered.
     pub(super) fn at_server(
         &self,
         server: &str,
@@ -94,8 +94,8 @@ impl Anchors {
         self.shared.sessions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Ends the sessions of this process at servers, so that other hosts have the vaults at once. Nothing more is read
-    /// or written by them.
+    /// Ends the sessions of this process at servers, so that other hosts get the vaults at once. Nothing is read or
+    /// written by them after that.
     pub fn leave_servers(&self) {
         if let Some(turns) = self.shared.turns.get() {
             turns.leave();
@@ -116,8 +116,7 @@ impl Anchors {
         Ok(table)
     }
 
-    /// Before a look at the copy of an anchor that a server keeps: it is as new as the server's, or a process of this
-    /// host is writing it.
+    /// Brings the copy of a server's anchor up to date before it is read, unless a process of this host is writing it.
     pub(super) fn bring_copy_up_to_date(&self, vault: &[u8; 16], copy: &Path) -> Result<()> {
         let Some(server) = self.server_of(vault)? else { return Ok(()) };
         match self.session(&server, vault, Access::Read, copy) {
@@ -126,11 +125,10 @@ impl Anchors {
         }
     }
 
-    /// Gives a vault's anchor to a server. The file that it lies in becomes this host's copy. The caller keeps writers
-    /// out.
+    /// Puts a vault's anchor at a server. Its file becomes this host's copy. The caller must keep writers out.
     ///
-    /// From the first row that goes there on the server is noted, so that nobody here goes on with a file that may be
-    /// the older of two. Broken off, it is done again: the same rows are taken twice.
+    /// The server is remembered before the first row is sent, so that no process of this host continues with a file
+    /// that may be outdated. An interrupted move is repeated: the server accepts the same rows twice.
     ///
     /// # Errors
     /// [`lamassu_anchor::AnchorError`]; [`Error::Local`], [`Error::NoAnchorPlace`], [`Error::AnchorAtServer`].
@@ -142,24 +140,24 @@ impl Anchors {
             None => {}
         }
         let connection = self.connection(server)?;
-        // Whether it answers at all.
+        // Checks that the server answers.
         match Session::begin(&connection, *vault, Mode::Shared, None) {
             Err(AnchorError::Server { fault: ServerFault::UnknownVault, .. }) => {}
             begun => drop(begun?),
         }
         let from = self.file_of(vault)?.ok_or(Error::NoAnchorPlace)?;
         if from != usual {
-            // What lies there is of a move that was cut off: another file is noted.
+            // Any file in the usual place is of an interrupted move: the remembered file is another one.
             make_dir_of(&usual)?;
             self.move_file(vault, &from, &usual)?;
         }
         let table = Arc::new(DiskTable::open(&usual)?);
         Anchor::open(table.clone(), vault)?;
-        // One that another server gave up says how far it came there.
+        // An anchor that was taken back from another server still has that server's head.
         table.commit(&[Head::none()])?;
         self.remember_server(vault, server)?;
         put(&connection, *vault, &table).map_err(|error| match &error {
-            // It says that it has not taken it.
+            // The server says that it has not accepted the anchor.
             AnchorError::Server {
                 fault: ServerFault::Refused { .. } | ServerFault::Policy { .. } | ServerFault::Untrusted { .. },
                 ..
@@ -168,7 +166,7 @@ impl Anchors {
         })
     }
 
-    /// Takes a vault's anchor back from its server, into a file, which must not exist. The caller keeps writers out.
+    /// Takes a vault's anchor back from its server into a new file. The caller must keep writers out.
     ///
     /// # Errors
     /// As [`Anchors::move_to_server`].
@@ -179,7 +177,7 @@ impl Anchors {
         super::moved::replace(to, |new| super::moved::copy(table.copy(), &new))?;
         let taken = give_up(table.session()).map_err(Error::from).and_then(|()| self.remember(vault, to));
         taken.inspect_err(|error| {
-            // An answer that was lost may have been a good one: then this is the anchor.
+            // If the answer was lost, the server may have succeeded: then this file is the anchor.
             if !is_unanswered(error) {
                 let _ = std::fs::remove_file(to);
             }

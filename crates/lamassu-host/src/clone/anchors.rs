@@ -1,4 +1,4 @@
-//! The anchors of a copy: begun as copies of the original's, since its ciphertext is the same.
+//! The anchors of a copy: copies of the original's, since the ciphertext is the same.
 
 use super::{Original, Top};
 use crate::anchors::{Access, Choice, CopiedDatasets, Made, check, disk};
@@ -16,8 +16,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 impl Original {
-    /// The tables of the original's anchor, if it has one, and that its header and history are the newest. A mount that
-    /// is frozen has made everything durable in them.
+    /// The tables of the original's anchor, if it has one, after checking that header and history are the newest. A
+    /// frozen mount has made everything durable in them.
     pub(super) fn anchor(
         &self,
         policy: &Policy,
@@ -35,14 +35,14 @@ impl Original {
         let table = Arc::new(table);
         let anchor = Anchor::open(table.clone(), &id)?;
         check(&anchor, Access::Read, header, keys, &self.dir)?;
-        // A store that was put back whole. Files are copied as they lie there: those that are not the newest are not in
-        // the copy either, by its anchor.
+        // The whole store may have been restored to an older state. Files are copied as they are: those that are
+        // outdated in the original are outdated in the copy too, by its anchor.
         let (root, ring) = (backend(&self.dir)?.root(), keys.key_ring(header.suite())?);
         lamassu_vault::verify_sessions(&*root, &ring, &id, anchor.vault().sessions.recorded)?;
         Ok(Some(table))
     }
 
-    /// The copy's own: the same objects, and names, as its ciphertext is the same.
+    /// Makes the copy's own anchor: the same objects and names, as the ciphertext is the same.
     pub(super) fn copy_anchor(
         &self,
         policy: &Policy,
@@ -60,8 +60,8 @@ impl Original {
         policy.anchors.make_copy(of, copy.id(), rights, &file, &top.path())
     }
 
-    /// Those of the datasets in it, which keep their ids. Their headers are not authenticated: one that names another
-    /// vault gets a copy that nothing leads to.
+    /// Makes those of the datasets in it, which keep their ids. Their headers are not authenticated: one that names
+    /// another vault gets a copy to which no record leads.
     pub(super) fn copy_anchors_below(&self, policy: &Policy, copy: &VaultHeader) -> Result<CopiedDatasets> {
         let mut ids = BTreeSet::new();
         if copy.is_anchored() && copy.has_datasets() {

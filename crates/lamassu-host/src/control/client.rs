@@ -10,32 +10,32 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use zeroize::Zeroizing;
 
-/// Carries a request to a server, and its answer back.
+/// Carries a request to a server, and returns its answer.
 pub trait Transport {
-    /// What hinders that.
+    /// An error of the transport.
     type Error;
 
-    /// Waits for the answer. Neither is longer than [`super::protocol::MESSAGE_LEN_MAX`].
+    /// Sends a request, and waits for the answer. Neither is longer than [`super::protocol::MESSAGE_LEN_MAX`].
     ///
     /// # Errors
-    /// Where there is no answer.
+    /// If there is no answer.
     fn call(&self, request: &[u8]) -> Result<Zeroizing<Vec<u8>>, Self::Error>;
 }
 
-/// A request was not carried out.
+/// Why a request was not carried out.
 #[derive(Debug)]
 pub enum AskError<E> {
-    /// The server was not reached, or its answer did not get here.
+    /// The server was not reached, or its answer did not arrive.
     Transport(E),
-    /// The server's: it says why.
+    /// The server refused or failed, with its reason.
     Told(Failed),
-    /// The server's: its answer makes no sense here.
+    /// The server's answer is invalid.
     Garbled,
-    /// This side's: the request could not be made.
+    /// The request could not be made.
     Here(Error),
 }
 
-/// Asks, and waits for the answer.
+/// Sends a request, and waits for the answer.
 ///
 /// # Errors
 /// See [`AskError`].
@@ -49,17 +49,17 @@ fn call<C: Transport>(server: &C, request: &Request) -> Result<Zeroizing<Vec<u8>
 }
 
 fn read<'a, T: Deserialize<'a>, E>(answer: &'a [u8]) -> Result<T, AskError<E>> {
-    // Not the parser's error: it may quote what must not be shown.
+    // Not the parser's error, which may quote secret content.
     match serde_json::from_slice(answer).map_err(|_| AskError::Garbled)? {
         Answer::Done(value) => Ok(value),
         Answer::Failed(failed) => Err(AskError::Told(failed)),
     }
 }
 
-/// Packs what opens or shall open a slot for a server.
+/// Packs key material for a slot, for a server.
 ///
 /// # Errors
-/// See [`AskError`]; [`Error::Usage`] for a token's key, which cannot travel.
+/// See [`AskError`]; [`Error::Usage`] for a token's key, which cannot be sent.
 pub fn pack<C: Transport>(server: &C, material: &Material, cost: Argon2Params) -> Result<Parcel, AskError<C::Error>> {
     let answer = call(server, &Request::Channel {})?;
     let Channel { number, key } = read(&answer)?;

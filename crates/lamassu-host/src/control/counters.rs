@@ -1,5 +1,4 @@
-//! How often each operation was done, and how long it took: counted with relaxed atomics, read by a status command or a
-//! metrics endpoint.
+//! Counts operations and their total time with relaxed atomics, for a status command or a metrics endpoint.
 
 use super::protocol::Request;
 use serde::{Deserialize, Serialize};
@@ -8,7 +7,7 @@ use std::time::Instant;
 
 macro_rules! operations {
     ($($(#[$doc:meta])* $operation:ident = $name:literal,)*) => {
-        /// What is counted here. A front-end counts its own operations and gives them by [`FrontEnd`].
+        /// The operations counted here. A front-end counts its own, and reports them by [`FrontEnd`].
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         #[repr(usize)]
         pub enum Operation {
@@ -16,10 +15,10 @@ macro_rules! operations {
         }
 
         impl Operation {
-            /// Every one, as declared.
+            /// All operations, in the order of declaration.
             const ALL: [Operation; [$($name),*].len()] = [$(Operation::$operation),*];
 
-            /// As it is listed.
+            /// The name in lists.
             pub const fn name(self) -> &'static str {
                 match self {
                     $(Operation::$operation => $name,)*
@@ -30,9 +29,9 @@ macro_rules! operations {
 }
 
 operations! {
-    /// The keys of a dataset were got, as it was entered.
+    /// The keys of a dataset were loaded, when it was entered.
     OpenDataset = "open-dataset",
-    /// A request that is not understood.
+    /// An unknown request.
     Unknown = "unknown-request",
     /// [`Request::Status`]
     Status = "status",
@@ -100,22 +99,22 @@ impl From<&Request> for Operation {
     }
 }
 
-/// An operation, how often it was done, and how long that took in all.
+/// An operation, with its count and total time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counted {
     /// its name
     pub operation: String,
-    /// with those that failed
+    /// including failed ones
     pub count: u64,
-    /// those that failed
+    /// failed ones
     pub failed: u64,
-    /// microseconds, all of them added up
+    /// total time in microseconds
     pub total_us: u64,
 }
 
 /// A front-end that counts its own operations: a mount its requests, a gateway its calls.
 pub trait FrontEnd: Send + Sync {
-    /// All there were since it started; names of its own.
+    /// All counts since its start, with names of its own.
     fn counted(&self) -> Vec<Counted>;
 }
 
@@ -126,12 +125,12 @@ struct Counter {
     total_ns: AtomicU64,
 }
 
-/// A counter for each [`Operation`]. The three numbers of one are not read at one moment.
+/// A counter for each [`Operation`]. Its three numbers are not read atomically.
 #[derive(Debug, Default)]
 pub struct Counters([Counter; Operation::ALL.len()]);
 
 impl Counters {
-    /// Does it, and counts it once it is done.
+    /// Runs an operation, and counts it at its end.
     pub fn count<T, E>(&self, operation: Operation, work: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
         let started = Instant::now();
         let done = work();
@@ -143,7 +142,7 @@ impl Counters {
         done
     }
 
-    /// Those that were done.
+    /// The operations that occurred.
     pub fn counted(&self) -> Vec<Counted> {
         let of = |(operation, counter): (Operation, &Counter)| Counted {
             operation: operation.name().into(),

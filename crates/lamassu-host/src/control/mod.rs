@@ -1,11 +1,10 @@
-//! The control protocol: what a server of vaults is asked, and answers.
+//! The control protocol between a server of vaults and its clients.
 //!
-//! [`protocol`] has the messages, [`client`] is the client's side, and `Served::answer` the server's. How
-//! bytes get from one to the other is a transport's: a mount carries them by ioctl(2). The client's end implements
-//! [`client::Transport`]; the server's hands requests to `Served::answer`, with the [`protocol::Caller`] as the system
-//! names it.
+//! [`protocol`] has the messages, [`client`] is the client's side, and `Served::answer` the server's. A transport
+//! carries the bytes: a mount uses ioctl(2). The client's end implements [`client::Transport`]; the server's end passes
+//! requests to `Served::answer`, with the [`protocol::Caller`] as the system reports it.
 //!
-//! Never: lets a secret travel in the clear ([`parcel`]).
+//! Secrets are never sent in the clear ([`parcel`]).
 
 pub mod client;
 pub mod counters;

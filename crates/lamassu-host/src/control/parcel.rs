@@ -1,4 +1,4 @@
-//! Secrets on their way to a server.
+//! Secrets in requests to a server.
 
 use super::protocol::{Cost, Parcel};
 use crate::{Error, Policy, Result};
@@ -8,7 +8,7 @@ use lamassu_keys::{Argon2Params, Material, SlotKind};
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Channels that wait for their parcel; the oldest go.
+/// Channels that wait for their parcel; beyond that the oldest are dropped.
 const CHANNELS_MAX: usize = 8;
 
 /// Bytes of a channel's number, too many to guess.
@@ -18,10 +18,10 @@ fn aad(channel: &str) -> Vec<u8> {
     [&b"lamassu v1 call"[..], channel.as_bytes()].concat()
 }
 
-/// Packs what opens a slot.
+/// Packs key material for a slot.
 ///
 /// # Errors
-/// [`Error::Usage`] for a token: its key cannot travel.
+/// [`Error::Usage`] for a token: its key cannot be sent.
 pub fn pack(channel: &str, key: &Secret<32>, material: &Material, cost: Argon2Params) -> Result<Parcel> {
     let content = match material {
         Material::Passphrase(passphrase) => passphrase.expose(),
@@ -40,7 +40,7 @@ pub fn pack(channel: &str, key: &Secret<32>, material: &Material, cost: Argon2Pa
     })
 }
 
-/// The server's end: keys of channels, each for one parcel of the user it was made for.
+/// The server's side: keys of channels, each for one parcel of the user for whom it was made.
 #[derive(Default)]
 pub struct Channels {
     open: Mutex<VecDeque<Channel>>,
@@ -57,7 +57,7 @@ impl Channels {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A new channel, for a user.
+    /// Makes a channel for a user.
     pub fn add(&self, uid: u32) -> Result<(String, Secret<32>)> {
         let key = Secret::random()?;
         let mut number = [0; NUMBER_LEN];
@@ -71,11 +71,11 @@ impl Channels {
         Ok((number, key))
     }
 
-    /// Opens a parcel that a user brings; its channel is closed then. What does not open, or is another user's, closes
-    /// none.
+    /// Opens a parcel of a user, and closes its channel. A parcel that does not open, or belongs to another user,
+    /// closes none.
     ///
     /// # Errors
-    /// [`Error::GarbledRequest`]; [`Error::NotApproved`], whatever the one that asks was started with.
+    /// [`Error::GarbledRequest`]; [`Error::NotApproved`] by this server's policy, whatever the client's is.
     pub fn unpack(&self, policy: &Policy, uid: u32, parcel: &Parcel) -> Result<(Material, Argon2Params)> {
         let opened = self.opened(uid, parcel).ok_or(Error::GarbledRequest)?;
         policy.check_kind(opened.0.kind())?;

@@ -1,7 +1,7 @@
-//! Requests and answers, as JSON. A request with a member that the server does not know is refused with the kind
-//! `unknown-request`: both sides are normally one program.
+//! Requests and answers, as JSON. A request with an unknown member is refused with the kind `unknown-request`: both
+//! sides are normally the same program.
 //!
-//! A secret travels as a [`Parcel`], sealed under a key of the server's that serves once: a transport may read requests
+//! A secret is sent as a [`Parcel`], sealed under a key of the server that is used once: a transport may read requests
 //! into memory that is not wiped.
 
 use super::counters::Counted;
@@ -12,11 +12,11 @@ pub use lamassu_vault::event::Counts as IntegrityCounts;
 use serde::{Deserialize, Serialize};
 use std::os::unix::fs::MetadataExt;
 
-/// The longest request and the longest answer, bytes: what every transport carries.
+/// The longest request and the longest answer, in bytes. Every transport must carry that.
 pub const MESSAGE_LEN_MAX: usize = (1 << 14) - 16;
 
-/// The caller of a request, as the transport knows it. A transport lets through root, the user who started the server,
-/// and delegates whom that user named.
+/// The caller of a request, as the transport knows it. A transport admits root, the user who started the server, and
+/// delegates whom that user named.
 #[derive(Clone, Debug)]
 pub struct Caller {
     /// user
@@ -29,132 +29,131 @@ pub struct Caller {
     pub is_owner: bool,
 }
 
-/// What a server can be asked. `expires` is in Unix seconds; a slot that is `use_only` opens the vault and changes
-/// nothing.
+/// A request to a server. `expires` is in Unix seconds; a slot with `use_only` opens the vault and changes nothing.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "request", rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Request {
-    /// Which vault it serves: a [`Status`].
+    /// Describes the served vault: a [`Status`].
     Status {},
-    /// Everything that was written, in all vaults there, into the store.
+    /// Writes everything to the store, in all vaults there.
     Sync {},
-    /// A key for one parcel: a [`Channel`].
+    /// Makes a key for one parcel: a [`Channel`].
     Channel {},
-    /// One slot more; its id.
+    /// Adds a slot; its id.
     AddSlot {
-        /// what shall open it
+        /// the new slot's key material
         secret: Parcel,
-        /// for people
+        /// label
         label: String,
         /// whether it may change nothing
         use_only: bool,
-        /// when people are told to renew it
+        /// when users are warned to renew it
         expires: Option<u64>,
     },
-    /// One slot in the place of another: a [`Changed`].
+    /// Replaces a slot: a [`Changed`].
     ChangeSlot {
-        /// what shall open it
+        /// the new slot's key material
         secret: Parcel,
-        /// the other one
+        /// the slot to replace
         slot: u32,
-        /// `None`: as the other one's
+        /// `None`: the old one's
         label: Option<String>,
-        /// whether it may change nothing; `false`: as the other one
+        /// whether it may change nothing; `false`: as the old one
         use_only: bool,
-        /// when people are told to renew it
+        /// when users are warned to renew it
         expires: Option<u64>,
     },
-    /// One slot less; what to tell of it.
+    /// Removes a slot; a description of it.
     RemoveSlot {
         /// its id
         slot: u32,
     },
-    /// The epochs of its keychain: [`Epochs`].
+    /// Lists the epochs of the keychain: [`Epochs`].
     Epochs {},
-    /// A new epoch, or those by which a zone is ahead: the [`Epochs`] then.
+    /// Starts an epoch, or takes over those by which a zone is ahead: the resulting [`Epochs`].
     Rotate {
-        /// of which key
+        /// which key
         tier: Tier,
         /// whether a key that is shared with a zone may become the vault's own
         leave_zone: bool,
         /// the zone whose epochs are taken over
         zone: Option<ZoneParcel>,
     },
-    /// To begin re-keying, unless the same is under way: the number of the job.
+    /// Begins to re-key, unless the same job is under way: the job's number.
     RekeyStart {
-        /// data too, not metadata alone
+        /// also data, not only metadata
         full: bool,
         /// read and written of files; `None`: no limit
         bytes_per_second: Option<u64>,
     },
-    /// To begin to change the profile at a path, unless the same is under way: a [`ProfileStarted`].
+    /// Begins to change the profile at a path, unless the same job is under way: a [`ProfileStarted`].
     ProfileStart {
-        /// plain, below the directory that is called; in hex
+        /// plain, below the directory of the call; in hex
         path: String,
-        /// what is chosen
+        /// the chosen parts
         choice: ChosenProfile,
-        /// of a directory: also what is in it already
+        /// for a directory: also for what is in it already
         below: bool,
     },
     /// The profile at a path: a [`ShownProfile`].
     Profile {
-        /// plain, below the directory that is called; in hex
+        /// plain, below the directory of the call; in hex
         path: String,
     },
-    /// How far a job is: a [`Progress`].
+    /// The progress of a job: a [`Progress`].
     JobStatus {
         /// its number
         job: u64,
     },
-    /// To end it.
+    /// Cancels a job.
     JobCancel {
         /// its number
         job: u64,
     },
-    /// A dataset in the directory that is called; its id.
+    /// Makes a dataset in the directory of the call; its id.
     CreateDataset {
         /// in hex
         name: String,
-        /// what it shall be
+        /// its properties
         spec: DatasetSpec,
         /// a key of its own
         secret: Option<Parcel>,
     },
-    /// The datasets below the directory that is called: [`Datasets`].
+    /// Lists the datasets below the directory of the call: [`Datasets`].
     ListDatasets {
-        /// those behind this path alone
+        /// only those after this path
         after: Option<String>,
     },
-    /// Other properties for the dataset whose root is called; what to tell of a slot that this removes.
+    /// Changes properties of the dataset whose root is called; a description of a slot that this removes.
     SetDataset {
-        /// those that are `None` stay
+        /// `None` leaves a property unchanged
         properties: Properties,
-        /// whether the keys of the vault it lies in open it; `None`: as now
+        /// whether the keys of the vault around it open it; `None`: unchanged
         inherit: Option<bool>,
     },
-    /// One dataset less, with all that is in it.
+    /// Removes a dataset with all its content.
     DestroyDataset {
         /// also while files in it are open
         force: bool,
     },
-    /// To close the vault whose root is called, and those in it, and let their keys go. Whether it was open.
+    /// Closes the vault whose root is called, and those in it, and drops their keys; whether it was open.
     Unload {},
-    /// To open it again.
+    /// Opens it again.
     Load {
-        /// `None`: with the keys of the vault it lies in
+        /// `None`: with the keys of the vault around it
         secret: Option<Parcel>,
         /// the one slot to try
         slot: Option<u32>,
     },
 }
 
-/// A dataset to be made; what is left out is as in the vault it lies in.
+/// A dataset to make; omitted values are those of the vault around it.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DatasetSpec {
-    /// whether the keys of the vault it lies in open it
+    /// whether the keys of the vault around it open it
     pub inherit: bool,
-    /// of the slot for a key of its own
+    /// label of the slot for a key of its own
     pub label: String,
     /// deduplication domain
     pub domain: Option<String>,
@@ -164,17 +163,17 @@ pub struct DatasetSpec {
     pub block_size: Option<u32>,
     /// `none`, `lz4`, `zstd:LEVEL`
     pub compress: Option<String>,
-    /// what lengths are rounded up to, bytes
+    /// lengths are rounded up to a multiple of this, bytes
     pub compress_round: Option<u32>,
     /// `encrypted` or `plain`
     pub names: Option<String>,
-    /// what can be changed later
+    /// properties that can be changed later
     pub properties: Properties,
     /// permission bits of its root
     pub mode: u32,
 }
 
-/// Properties that can be changed; `inherit`: what the vault it lies in says.
+/// Properties that can be changed; `inherit` takes the value of the vault around it.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Properties {
@@ -182,36 +181,36 @@ pub struct Properties {
     pub integrity: Option<String>,
     /// `mount`, `none` or `inherit`
     pub cache: Option<String>,
-    /// `none`, `lz4`, `zstd:LEVEL`; not of a new dataset
+    /// `none`, `lz4`, `zstd:LEVEL`; not for a new dataset
     pub compress: Option<String>,
 }
 
-/// Some of the datasets.
+/// A page of a list of datasets.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub struct Datasets {
     /// in the order of their paths
     pub datasets: Vec<Listed>,
-    /// whether there are others behind them
+    /// whether there are more
     pub more: bool,
-    /// directories that could not be looked into: the first of these
+    /// directories that could not be read: the first of them
     pub unseen: Vec<Unseen>,
-    /// all of them
+    /// their total number
     pub unseen_count: usize,
 }
 
-/// A directory in which datasets may lie.
+/// A directory that could not be read.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Unseen {
-    /// below the directory asked for
+    /// below the directory of the request
     pub path: String,
-    /// why
+    /// the reason
     pub text: String,
 }
 
 /// A dataset.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Listed {
-    /// below the directory asked for
+    /// below the directory of the request
     pub path: String,
     /// in hex
     pub id: String,
@@ -235,17 +234,17 @@ pub struct Listed {
     pub cache: Option<String>,
 }
 
-/// How it went.
+/// The result of a request.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Answer<T> {
-    /// Well.
+    /// Done.
     Done(T),
-    /// Not well.
+    /// Failed.
     Failed(Failed),
 }
 
-/// Why something did not go well.
+/// Why a request failed.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Failed {
     /// for programs
@@ -260,14 +259,14 @@ impl From<&Error> for Failed {
     }
 }
 
-/// What a server serves.
+/// A served vault.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Status {
     /// of the program
     pub version: String,
     /// process id
     pub pid: u32,
-    /// of which PID namespace, as [`pid_namespace`] says; `None`: unknown
+    /// the PID namespace of the process, as [`pid_namespace`] says; `None`: unknown
     pub pid_namespace: Option<u64>,
     /// the vault's id, in hex
     pub vault: String,
@@ -275,15 +274,15 @@ pub struct Status {
     pub dir: String,
     /// whether it writes nothing
     pub read_only: bool,
-    /// in it, and in what lies in it
+    /// number of open files, including those in datasets
     pub open_files: usize,
-    /// what the whole server did since it started, by operation; those that were never done are left out
+    /// what the whole server did since its start, by operation; only operations that occurred
     pub operations: Vec<Counted>,
-    /// what the whole server found not to be as it was written, since it started
+    /// integrity events of the whole server since its start
     pub integrity: IntegrityCounts,
 }
 
-/// The PID namespace of this process: process ids mean something in their own one alone. `None`: there is no /proc.
+/// The PID namespace of this process: process ids are valid only in their own namespace. `None`: there is no /proc.
 pub fn pid_namespace() -> Option<u64> {
     std::fs::metadata("/proc/self/ns/pid").ok().map(|of| of.ino())
 }
@@ -291,25 +290,25 @@ pub fn pid_namespace() -> Option<u64> {
 /// A key that seals one parcel.
 #[derive(Serialize, Deserialize)]
 pub struct Channel<'a> {
-    /// to be named in the parcel: 16 random bytes, in hex
+    /// its number, for the parcel: 16 random bytes, in hex
     pub number: &'a str,
     /// in hex
     pub key: &'a str,
 }
 
-/// What opens or shall open a slot, sealed.
+/// Key material for a slot, sealed.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Parcel {
-    /// number of the one whose key seals it
+    /// number of the channel whose key seals it
     pub channel: String,
-    /// of the slot
+    /// kind of the slot
     pub kind: String,
     /// in hex
     pub nonce: String,
     /// in hex
     pub sealed: String,
-    /// what a guess at a passphrase shall cost
+    /// cost of a passphrase
     pub cost: Cost,
 }
 
@@ -319,32 +318,32 @@ pub struct Parcel {
 pub struct Cost {
     /// memory, KiB
     pub memory_kib: u32,
-    /// times that memory is gone through
+    /// passes over the memory
     pub passes: u32,
-    /// threads that may do so at once
+    /// threads
     pub lanes: u32,
 }
 
-/// A zone file, and what opens it.
+/// A zone file, and its key material.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ZoneParcel {
     /// its text
     pub file: String,
-    /// what opens it
+    /// key material that opens it
     pub secret: Parcel,
 }
 
-/// A slot was changed.
+/// The result of changing a slot.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Changed {
-    /// of the new one
+    /// id of the new slot
     pub id: u32,
-    /// what to tell of the old one
+    /// description of the old slot
     pub removed: String,
 }
 
-/// What a keychain holds.
+/// The epochs of a keychain.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Epochs {
     /// of K_in, the oldest first
@@ -362,56 +361,56 @@ pub struct Epoch {
     pub created: u64,
 }
 
-/// What is chosen of a profile, by the names of the command line; what is left out stays.
+/// Chosen parts of a profile, by the names of the command line; omitted parts are unchanged.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ChosenProfile {
-    /// what blocks are protected from
+    /// protection of blocks
     pub protect: Option<String>,
-    /// which keys they have
+    /// kind of block keys
     pub block_keys: Option<String>,
-    /// how they are encrypted
+    /// cipher
     pub cipher: Option<String>,
-    /// how they are hashed
+    /// hash
     pub hash: Option<String>,
 }
 
-/// A change of a profile was begun.
+/// A change of a profile that was begun.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct ProfileStarted {
     /// its number
     pub job: u64,
-    /// the new profile, for people
+    /// the new profile, as text
     pub profile: String,
 }
 
-/// How a file, or what is made in a directory, is protected.
+/// The profile of a file, or of new files in a directory.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ShownProfile {
-    /// what blocks are protected from
+    /// protection of blocks
     pub protect: String,
     /// null: blocks that are stored plain have no keys
     pub block_keys: Option<String>,
     /// null: they are not encrypted
     pub cipher: Option<String>,
-    /// how they are hashed
+    /// hash
     pub hash: String,
-    /// whether a change was begun and not ended
+    /// whether a change is under way
     pub changing: bool,
 }
 
-/// A job under way, or at its end.
+/// The progress of a job.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Progress {
-    /// bytes of the store that lie ahead in all
+    /// bytes of the store to process in all
     pub total: u64,
-    /// of these
+    /// bytes processed so far
     pub done: u64,
     /// what could not be rewritten: the first of these
     pub failures: Vec<String>,
-    /// what stays as it is, and why: the first of these
+    /// what was left unchanged, and why: the first of these
     pub passed_over: Vec<String>,
-    /// `None`: it goes on
+    /// `None`: it is still running
     pub ended: Option<Ended>,
 }
 
@@ -419,8 +418,8 @@ pub struct Progress {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Ended {
-    /// With this done.
+    /// It finished, with this result.
     Done(Rekeyed),
-    /// By an error.
+    /// It failed.
     Failed(Failed),
 }

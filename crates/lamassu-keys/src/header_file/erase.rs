@@ -1,9 +1,8 @@
-//! Taking old headers off the disk: their bytes are overwritten where they lie, before the file system forgets where
-//! that was.
+//! Erases old headers: their bytes are overwritten in place, before the file system forgets where they are.
 //!
-//! This reaches the blocks that the file has now. Where a store writes elsewhere instead (copy-on-write, a snapshot
-//! that shares the blocks, flash behind its translation layer, a journal of data), the old bytes stay:
-//! `docs/threat-model.md` says so, and so does every receipt.
+//! This reaches only the blocks that the file has now. If a store writes elsewhere (copy-on-write, a snapshot that
+//! shares the blocks, flash behind its translation layer, a data journal), the old bytes stay. `docs/threat-model.md`
+//! and every receipt say so.
 
 use super::error::writing;
 use super::steps::{self, Erasing};
@@ -23,27 +22,27 @@ use std::path::{Path, PathBuf};
 pub struct Erased {
     /// its name, in the vault's directory
     pub file: String,
-    /// how many bytes were overwritten and synced
+    /// number of bytes that were overwritten and synced
     pub bytes: u64,
-    /// whether the store then gave their blocks back
+    /// whether the store then freed their blocks
     pub punched: bool,
-    /// other names of the same file (hard links), which lead to the overwritten bytes now
+    /// other names of the same file (hard links), which now lead to the overwritten bytes
     pub other_names: u64,
 }
 
-/// What became of a file.
+/// The result for a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// There is none, or something else than a regular file: that holds no header.
+    /// There is none, or it is not a regular file and so no header.
     Nothing,
     /// Overwritten and removed.
     Erased(Erased),
-    /// It is no header of the vault, and other names lead to it: somebody else's file, which whoever can write the
-    /// store has linked there.
+    /// It is not a header of the vault, and has other names: someone else's file, linked there by someone who can write
+    /// to the store.
     Left,
 }
 
-/// Overwrites a file, syncs it, gives its blocks back and removes it, where an old header of the vault `id` is kept.
+/// Overwrites a file, syncs it, frees its blocks and removes it, if it is an old header of the vault `id`.
 ///
 /// # Errors
 /// [`FileError::Write`].
@@ -60,8 +59,8 @@ pub fn has_left(path: &Path, id: &[u8; 16]) -> bool {
     regular(path).is_ok_and(|found| found.is_some_and(|(file, meta)| may_be_overwritten(&file, &meta, id)))
 }
 
-/// One that has no other name can be what an interrupted run has half overwritten; of others the content has to say
-/// that they are headers of the vault.
+/// A file without another name may be half overwritten by an interrupted run, so it is erased. Others must be headers
+/// of the vault by their content.
 fn may_be_overwritten(file: &File, meta: &Metadata, id: &[u8; 16]) -> bool {
     if meta.nlink() <= 1 {
         return true;
@@ -71,7 +70,7 @@ fn may_be_overwritten(file: &File, meta: &Metadata, id: &[u8; 16]) -> bool {
     is_read && VaultHeader::parse(&bytes).is_ok_and(|header| header.id() == *id)
 }
 
-/// The regular file at `path`, opened once: what is found out about it, and what is done to it, is about the same file.
+/// Opens the regular file at `path` once: all checks and changes then apply to the same file.
 fn regular(path: &Path) -> Result<Option<(File, Metadata)>, FileError> {
     let file = match open(path) {
         Ok(file) => file,
@@ -83,7 +82,7 @@ fn regular(path: &Path) -> Result<Option<(File, Metadata)>, FileError> {
     Ok(meta.is_file().then_some((file, meta)))
 }
 
-/// Erases what is open, which is at `path`.
+/// Erases the open file at `path`.
 fn opened(file: &File, meta: &Metadata, path: &Path) -> Result<Erased, FileError> {
     let file = writable(file).map_err(writing("open", path))?;
     let mut on_disk = OnDisk { path: path.into(), file, punched: false };
@@ -96,8 +95,8 @@ fn opened(file: &File, meta: &Metadata, path: &Path) -> Result<Erased, FileError
     })
 }
 
-/// Takes away what is at `path`, as a rule a header that another one has replaced. It is overwritten before, unless
-/// another name leads to it, which is somebody's copy, or the store may lose the name of the one that replaced it.
+/// Removes what is at `path`, usually a replaced header. It is overwritten first, unless another name leads to it,
+/// which is someone's copy, or the store may lose the name of the header that replaced it.
 ///
 /// # Errors
 /// [`FileError::Write`].
@@ -114,8 +113,8 @@ pub fn replaced(path: &Path) -> Result<(), FileError> {
     }
 }
 
-/// The same of the header `old`, which was open before another one replaced it, and has the name `path` since then.
-/// What is at `path` by now may be another file.
+/// The same for the header `old`, which was open before it was replaced, and has had the name `path` since then. By now
+/// `path` may be another file.
 pub(super) fn replaced_header(old: &File, path: &Path) -> Result<(), FileError> {
     let meta = old.metadata().map_err(writing("stat", path))?;
     let is_there = path.symlink_metadata().is_ok_and(|m| (m.dev(), m.ino()) == (meta.dev(), meta.ino()));
@@ -126,14 +125,14 @@ pub(super) fn replaced_header(old: &File, path: &Path) -> Result<(), FileError> 
     }
 }
 
-/// A file to be looked at, and then to be erased: no link is followed, and nothing is waited for.
+/// Opens a file that is to be checked and then erased: no link is followed, and the call does not block.
 pub(super) fn open(path: &Path) -> io::Result<File> {
     let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32;
     OpenOptions::new().read(true).custom_flags(flags).open(path)
 }
 
-/// The same regular file, for writing. Its owner may have taken that right away: it is lent, to a file that
-/// is erased anyway.
+/// The same regular file, opened for writing. If its owner has removed the write permission, it is set: the file is
+/// erased anyway.
 pub(super) fn writable(file: &File) -> io::Result<File> {
     let again = || OpenOptions::new().write(true).open(format!("/proc/self/fd/{}", file.as_raw_fd()));
     match again() {
@@ -146,29 +145,28 @@ pub(super) fn writable(file: &File) -> io::Result<File> {
     }
 }
 
-/// `f_type` of statfs(2): FUSE, 9p, CIFS and SMB 2. What fsync(2) of a directory says there is nothing that the machine
-/// below has promised.
+/// `f_type` of statfs(2): FUSE, 9p, CIFS and SMB 2. There, fsync(2) of a directory does not guarantee what the machine
+/// below has stored.
 const NAMES_UNSURE: [u64; 4] = [0x6573_5546, 0x0102_1997, 0xFF53_4D42, 0xFE53_4D42];
 
-/// Whether a rename that was synced is durable. Where it may not be, a power cut at the server can bring the old name
-/// back, which must then lead to the old header and not to noise.
+/// Whether a rename that was synced is durable. If not, a power cut at the server can bring the old name back, which
+/// must then lead to the old header and not to noise.
 pub(super) fn keeps_names(path: &Path) -> bool {
     rustix::fs::statfs(path).is_ok_and(|st| !NAMES_UNSURE.contains(&(st.f_type as u64 & 0xffff_ffff)))
 }
 
-/// Overwrites a file that was replaced at `path`, durably, where no name leads to it any more: another name is
-/// somebody's copy.
+/// Overwrites a file that was replaced at `path`, durably, if no name leads to it: another name is someone's copy.
 pub(super) fn unnamed(file: &File, path: &Path) -> Result<(), FileError> {
     let is_unnamed = file.metadata().is_ok_and(|m| m.is_file() && m.nlink() == 0) && keeps_names(path);
     if !is_unnamed {
         return Ok(());
     }
     let done = writable(file).and_then(|file| overwrite(&file).map(|()| file));
-    // A store that cannot give blocks back keeps noise.
+    // A store that cannot free blocks keeps noise.
     done.map(|file| drop(punch(&file))).map_err(writing("overwrite what was at", path))
 }
 
-/// Overwrites a file with random bytes, and syncs it; nothing where it is empty. Never more than a header can have:
+/// Overwrites a file with random bytes, and syncs it; not if it is empty. At most the length of a header is written:
 /// another file could be endless.
 pub(super) fn overwrite(file: &File) -> io::Result<()> {
     const CHUNK: usize = 64 << 10;
@@ -210,7 +208,7 @@ impl Erasing for OnDisk {
     }
 
     fn punch(&mut self) -> Result<(), FileError> {
-        // The bytes are gone already: a store that cannot give blocks back keeps noise.
+        // The bytes are gone already: a store that cannot free blocks keeps noise.
         self.punched = punch(&self.file).is_ok();
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! What goes wrong with the file of a header, by whose fault it is.
+//! Errors of a header's file, by whose fault they are.
 
 use super::shown;
 use crate::witness::WitnessError;
@@ -33,7 +33,7 @@ pub enum FileError {
         /// the file
         path: PathBuf,
     },
-    /// What the file holds is no header.
+    /// The file is not a header.
     #[error("{path:?}: {source}")]
     Header {
         /// the file
@@ -41,7 +41,7 @@ pub enum FileError {
         /// why
         source: HeaderError,
     },
-    /// Whatever remembers the newest header says no, or cannot remember a newer one.
+    /// The witness of the newest header refuses, or cannot record a newer one.
     #[error("{path:?}: {source}")]
     Witness {
         /// the file
@@ -49,7 +49,7 @@ pub enum FileError {
         /// of the witness
         source: WitnessError,
     },
-    /// The store failed, or does not let this user read.
+    /// The store failed, or denies read access.
     #[error("cannot {op} {path:?}: {source}")]
     Read {
         /// what was tried
@@ -59,7 +59,7 @@ pub enum FileError {
         /// why
         source: io::Error,
     },
-    /// The store failed, is full, or does not let this user write.
+    /// The store failed, is full, or denies write access.
     #[error("cannot {op} {path:?}: {source}")]
     Write {
         /// what was tried

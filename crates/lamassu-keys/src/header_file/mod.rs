@@ -1,17 +1,16 @@
-//! Reading and replacing the files headers live in: the vault header and zone files.
+//! Reading and replacing header files: vault headers and zone files.
 //!
-//! A file is replaced whole (§4): written to `PATH.new`, synced, renamed over, directory synced. `PATH.new` is also the
-//! lock of those who change the header: it is held by flock(2) from before the header is read until it is replaced, so
-//! no change is lost; the kernel drops the lock of a program that dies.
+//! A file is replaced as a whole (§4): written to `PATH.new`, synced, renamed over the old one, and the directory
+//! synced. `PATH.new` is also the lock for changes: it is held by flock(2) from before the header is read until it is
+//! replaced, so no change is lost. The kernel releases the lock of a program that dies.
 //!
-//! No header of a vault is put in place without its [`Witness`]: where something outside the store remembers which one
-//! is the newest, it knows durably of the change before the store does, and a change that was made to an older header
-//! is refused.
+//! A vault's header is never replaced without its [`Witness`]. If something outside the store remembers which one is
+//! the newest, it durably knows of the change before the store does, and a change based on an older header is refused.
 //!
-//! What is replaced is overwritten where it lies ([`erase`]): a removed slot, or a destroyed key, must not be left in
-//! blocks that the file system has merely forgotten.
+//! A replaced file is overwritten in place ([`erase`]): a removed slot, or a destroyed key, must not remain in blocks
+//! that the file system has only freed.
 //!
-//! A vault's header lies in the store, which is not trusted: a symbolic link in its place is not followed, and a hard
+//! A vault's header is in the store, which is not trusted: a symbolic link in its place is not followed, and a hard
 //! link in the place of `PATH.new` is not written through. A zone file is the user's, and may be a link.
 
 pub mod erase;
@@ -33,20 +32,20 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use steps::Steps;
 
-/// Permissions of a new header: it holds no key in the clear, yet lets its readers guess at passphrases.
+/// Permissions of a new header: it holds no key in the clear, but lets its readers guess at passphrases.
 const MODE_NEW: u32 = 0o600;
 
-/// Where the descriptors of this process are, by number.
+/// The descriptors of this process, by number.
 const DESCRIPTORS: &str = "/proc/self/fd";
 
-/// A path as a person knows it. One that leads through a directory that this process holds open is named by where that
-/// directory is: the number of a descriptor says nothing, and may be another file's by the time it is used.
+/// A path for messages. A path through a descriptor of this process is shown by the directory's present path: the
+/// number of a descriptor means nothing to a person, and may refer to another file later.
 pub(crate) fn shown(path: &Path) -> PathBuf {
     let Ok(rest) = path.strip_prefix(DESCRIPTORS) else { return path.into() };
     let mut rest = rest.iter();
     let Some(number) = rest.next() else { return path.into() };
     match std::fs::read_link(Path::new(DESCRIPTORS).join(number)) {
-        // A pipe or a socket has no place.
+        // A pipe or a socket has no path.
         Ok(place) if place.is_absolute() => rest.fold(place, |place, name| place.join(name)),
         Ok(_) | Err(_) => path.into(),
     }
@@ -69,7 +68,7 @@ pub fn read_bytes(path: &Path) -> Result<Vec<u8>, FileError> {
     const ATTEMPTS_MAX: usize = 16;
     for _ in 0..ATTEMPTS_MAX {
         let (file, bytes) = read_once(path)?;
-        // What was replaced meanwhile is overwritten, so what was read of it may be noise.
+        // A file that was replaced meanwhile is overwritten, so its bytes may be noise.
         if is_same(&file, path).map_err(reading("stat", path))? {
             return Ok(bytes);
         }
@@ -78,7 +77,7 @@ pub fn read_bytes(path: &Path) -> Result<Vec<u8>, FileError> {
 }
 
 fn read_once(path: &Path) -> Result<(File, Vec<u8>), FileError> {
-    // Without NONBLOCK a fifo put there by the store would hang the open.
+    // Without NONBLOCK, opening a fifo that the store put there would block.
     let mut flags = OFlags::NONBLOCK;
     flags.set(OFlags::NOFOLLOW, lies_in_the_store(path));
     let file = match OpenOptions::new().read(true).custom_flags(flags.bits() as i32).open(path) {
@@ -98,33 +97,33 @@ fn read_once(path: &Path) -> Result<(File, Vec<u8>), FileError> {
     Ok((file, bytes))
 }
 
-/// An exclusive right to replace one header file. Dropped without a commit, it changes nothing.
+/// An exclusive right to replace one header file: its update lock. Dropped without a commit, it changes nothing.
 #[derive(Debug)]
 pub struct Update {
     path: PathBuf,
     new_path: PathBuf,
     new_file: File,
     committed: bool,
-    /// of the header that is put in place
+    /// of the new header
     id: [u8; 16],
     witness: Arc<dyn Witness>,
-    /// the header that was read, which the new one is made of
+    /// digest of the header that was read, on which the new one is based
     basis: OnceLock<[u8; 32]>,
     /// a person has decided which header it shall be
     is_decided: bool,
-    /// how far the history goes with the entries of this change
+    /// the end of the history with the entries of this change
     recorded: OnceLock<HistoryMark>,
 }
 
 impl Update {
-    /// Takes the right to change or make the header at `path`. Read the header after this, not before. Waits for
-    /// nobody. `witness`: what remembers the newest header of a vault; [`witness::nobody`] of a zone file.
+    /// Takes the right to change or create the header at `path`, without waiting. The header must be read after this,
+    /// not before. `witness`: remembers the newest header of a vault; [`witness::nobody`] for a zone file.
     ///
     /// # Errors
     /// [`FileError::Busy`], [`FileError::Write`].
     pub fn begin(path: &Path, witness: &Arc<dyn Witness>) -> Result<Self, FileError> {
         const ATTEMPTS_MAX: usize = 16;
-        // A zone file may be a symbolic link: what it points to is replaced, not the link.
+        // A zone file may be a symbolic link: its target is replaced, not the link.
         let path = match lies_in_the_store(path) {
             true => path.to_path_buf(),
             false => std::fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf()),
@@ -140,8 +139,8 @@ impl Update {
                 Err(std::fs::TryLockError::Error(e)) => return Err(writing("lock", &new_path)(e)),
             }
             match names_of(&new_file, &new_path).map_err(writing("stat", &new_path))? {
-                // Between open and lock, the holder of the lock may have renamed or removed the file: then this lock is
-                // on a file that is no longer there.
+                // Between open and lock, the previous holder may have renamed or removed the file: then this lock is on
+                // a file that is no longer there.
                 None => {}
                 // Not every file system counts names.
                 Some(0 | 1) => {
@@ -159,9 +158,9 @@ impl Update {
                         recorded,
                     });
                 }
-                // No update gives its file a second name, so this one is somebody else's, linked here by whoever can
-                // write to the store, and must not be overwritten. With the lock on it, nobody else puts a file of
-                // theirs into this place meanwhile.
+                // An update never gives its file a second name. So this file is someone else's, linked here by someone
+                // who can write to the store, and must not be overwritten. While its lock is held, no one else puts
+                // another file into this place.
                 Some(2..) => {
                     let path = shown(&new_path);
                     tracing::warn!(path = %path.display(), "a hard link to another file was in the way, and is removed");
@@ -177,7 +176,7 @@ impl Update {
         &self.path
     }
 
-    /// The header as it is now.
+    /// The present header.
     ///
     /// # Errors
     /// [`FileError`].
@@ -185,30 +184,30 @@ impl Update {
         let header: H = read(&self.path)?;
         let digest =
             witness::digest(&header).map_err(|source| FileError::Header { path: shown(&self.path), source })?;
-        // What was read first is what the change is made to.
+        // The first header that is read is the basis of the change.
         self.basis.get_or_init(|| digest);
         Ok(header)
     }
 
-    /// The header that is put in place is a person's decision, whatever is there now.
+    /// The new header is a person's decision, whatever is there now.
     #[must_use]
     pub fn decided(mut self) -> Update {
         self.is_decided = true;
         self
     }
 
-    /// The history goes so far now, durably.
+    /// Notes the new durable end of the history.
     pub(crate) fn history_goes_to(&self, mark: HistoryMark) {
-        // One change is recorded once.
+        // A change is recorded once.
         self.recorded.get_or_init(|| mark);
     }
 
-    /// What remembers the newest header.
+    /// The witness of the newest header.
     pub(crate) fn witness(&self) -> &Arc<dyn Witness> {
         &self.witness
     }
 
-    /// Tells the witness, durably, what is about to be put in place. `None`: a zone file has none.
+    /// Tells the witness, durably, what is about to replace the header. `None`: a zone file has no witness.
     fn announce<H: Header>(&self, header: &H) -> Result<Option<Box<dyn Replacing>>, FileError> {
         if !H::IS_VAULT {
             return Ok(None);
@@ -236,14 +235,14 @@ impl Update {
         }
     }
 
-    /// Replaces the header, keeping its permissions and, where that is allowed, its owner. The old one is overwritten
-    /// where it lies, if it has no other name. That of a vault has a name until then ([`Update::kept_path`]), so that a
-    /// program that is killed leaves none whole in blocks that no name leads to: the next change, or the next attempt
-    /// to destroy the keys, takes it away.
+    /// Replaces the header, keeping its permissions and, if possible, its owner. The old one is overwritten in place,
+    /// unless it has another name. A vault's old header keeps a name until then ([`Update::kept_path`]). So a program
+    /// that is killed leaves no intact header in blocks without a name: the next change, or the next attempt to destroy
+    /// the keys, removes it.
     ///
     /// # Errors
-    /// [`FileError::Missing`], [`FileError::Header`] for values out of bounds, [`FileError::Write`]. The old header is
-    /// then intact, unless only the last step, the sync of the directory, failed.
+    /// [`FileError::Missing`], [`FileError::Header`] for values out of bounds, [`FileError::Write`]. Then the old
+    /// header is intact, unless only the last step, the sync of the directory, failed.
     pub fn replace<H: Header>(self, header: &H) -> Result<(), FileError> {
         let mode = self.take_over_owner()?;
         let (path, kept) = (self.path.clone(), self.kept_path());
@@ -259,29 +258,29 @@ impl Update {
             self.put(header, mode, steps::replace)?;
             old.map_or(Ok(()), |old| erase::unnamed(&old, &path))
         };
-        // The change was made, and a failure here is none of it.
+        // The change was made, so a failure here is not an error of it.
         if let Err(error) = erased {
             tracing::warn!(%error, "the header that was replaced could not be overwritten: the keys of its slots may still open it in the store");
         }
         Ok(())
     }
 
-    /// The same, but the old header, whole, is left under the name of [`Update::kept_path`], for [`erase::file`].
+    /// The same, but the old header stays intact under the name of [`Update::kept_path`], for [`erase::file`].
     ///
     /// # Errors
-    /// As [`Update::replace`]. Where the store has no hard links, the header may be missing after a crash, and
-    /// [`Update::put_back`] puts the kept one back.
+    /// As [`Update::replace`]. If the store has no hard links, the header may be missing after a crash;
+    /// [`Update::put_back`] restores the kept one.
     pub(crate) fn replace_keeping<H: Header>(self, header: &H) -> Result<(), FileError> {
         let mode = self.take_over_owner()?;
         self.put(header, mode, steps::replace_keeping)
     }
 
-    /// Where the old header is kept while it is replaced for good.
+    /// The name of the old header while it is being replaced.
     pub(crate) fn kept_path(&self) -> PathBuf {
         self.path.with_file_name(lamassu_format::name::HEADER_REPLACING)
     }
 
-    /// Gives the old header its second name. One that an earlier attempt has left there is taken away.
+    /// Gives the old header its second name, and removes one that an earlier attempt has left there.
     fn link_kept(&self) -> io::Result<()> {
         let kept = self.kept_path();
         if id_of(&kept).is_some() && id_of(&kept) == id_of(&self.path) {
@@ -301,7 +300,7 @@ impl Update {
         sync_dir_of(&self.path)
     }
 
-    /// Gives the new file the owner of the old; tells the old one's mode.
+    /// Gives the new file the owner of the old one. Returns the old one's mode.
     fn take_over_owner(&self) -> Result<u32, FileError> {
         let old = match self.path.symlink_metadata() {
             Ok(old) => old,
@@ -310,7 +309,7 @@ impl Update {
             }
             Err(e) => return Err(writing("stat", &self.path)(e)),
         };
-        // Only root can give files away; for others the file becomes theirs, as with any editor.
+        // Only root can change the owner of a file; for others the file becomes theirs, as with any editor.
         let _ = std::os::unix::fs::fchown(&self.new_file, Some(old.uid()), Some(old.gid()));
         Ok(old.mode() & 0o777)
     }
@@ -329,7 +328,7 @@ impl Update {
             .map_err(writing("set permissions of", new))?;
         let replacing = self.announce(header)?;
         steps(&mut self, &json)?;
-        // The change was made. A witness that still takes both headers for the newest finds out when it is asked next.
+        // The change was made. A witness for which both headers still are the newest settles that at its next use.
         if let Some(Err(error)) = replacing.map(Replacing::replaced) {
             tracing::warn!(%error, "the anchor does not yet know that the header was replaced");
         }
@@ -357,8 +356,8 @@ impl Steps for Update {
 
     fn keep(&mut self) -> Result<(), FileError> {
         let kept = self.kept_path();
-        // What an earlier attempt left there is overwritten, whatever the store makes of names: the old header gets
-        // that name durably before it loses its own.
+        // What an earlier attempt left there is overwritten, whatever the store does with names: the old header durably
+        // gets that name before it loses its own.
         if id_of(&kept) != id_of(&self.path) && erase::file(&kept, &self.id)? == erase::Outcome::Left {
             std::fs::remove_file(&kept).map_err(writing("remove", &kept))?;
         }
@@ -388,11 +387,11 @@ fn sync_dir_of(path: &Path) -> Result<(), FileError> {
     File::open(dir).and_then(|d| d.sync_all()).map_err(writing("sync directory", dir))
 }
 
-/// Writes a file whole, in the place of what is there, durably: under a name of its own first, beside it, as the
-/// directory is the user's. For its owner alone (mode 0600).
+/// Replaces a file durably, as a whole: it is written under another name in the same directory, which is the user's.
+/// Only its owner may read it (mode 0600).
 ///
 /// # Errors
-/// [`FileError::Write`]; what was there is intact then, unless only the last step, the sync of the directory, failed.
+/// [`FileError::Write`]; then the old file is intact, unless only the last step, the sync of the directory, failed.
 pub fn write_over(path: &Path, bytes: &[u8]) -> Result<(), FileError> {
     let mut unique = [0; 8];
     lamassu_crypto::random(&mut unique).map_err(io::Error::other).map_err(writing("write", path))?;
@@ -406,11 +405,11 @@ pub fn write_over(path: &Path, bytes: &[u8]) -> Result<(), FileError> {
     sync_dir_of(path)
 }
 
-/// Makes a file that holds a key or a header, for its owner alone (mode 0600), durable. Never overwrites: a key that is
-/// gone may have been the last.
+/// Makes a durable file for a key or a header, which only its owner may read (mode 0600). Never overwrites: a lost key
+/// may have been the last one.
 ///
 /// # Errors
-/// [`FileError::Exists`], [`FileError::Write`]; nothing is then left behind.
+/// [`FileError::Exists`], [`FileError::Write`]; then nothing is left behind.
 pub fn write_new(path: &Path, bytes: &[u8]) -> Result<(), FileError> {
     let mut file = match OpenOptions::new().write(true).create_new(true).mode(MODE_NEW).open(path) {
         Ok(file) => file,
@@ -426,7 +425,7 @@ pub fn write_new(path: &Path, bytes: &[u8]) -> Result<(), FileError> {
 impl Drop for Update {
     fn drop(&mut self) {
         if !self.committed {
-            // What stays behind after a failure here is taken over by the next update.
+            // After a failure here, the next update handles what is left.
             let _ = erase::overwrite(&self.new_file);
             let _ = std::fs::remove_file(&self.new_path);
         }
@@ -447,11 +446,11 @@ fn open_new(path: &Path) -> Result<File, FileError> {
         .mode(MODE_NEW)
         .custom_flags(flags)
         .open(path)
-        // A program that died may have left one of a header without write permission.
+        // A program that died may have left a copy of a header without write permission.
         .or_else(|e| match e.kind() {
             io::ErrorKind::PermissionDenied => erase::open(path).and_then(|file| {
                 let meta = file.metadata()?;
-                // One with another name may be anybody's, whose mode is not ours to change; it is not written to.
+                // A file with another name may be someone else's, whose mode must not be changed; it is not written to.
                 if meta.is_file() && meta.nlink() <= 1 { erase::writable(&file) } else { Ok(file) }
             }),
             _ => Err(e),
@@ -461,7 +460,7 @@ fn open_new(path: &Path) -> Result<File, FileError> {
     if meta.is_file() { Ok(file) } else { Err(FileError::NotAFile { path: shown(path) }) }
 }
 
-/// Which file a name leads to.
+/// The file to which a name leads.
 fn id_of(path: &Path) -> Option<(u64, u64)> {
     path.symlink_metadata().map(|m| (m.dev(), m.ino())).ok()
 }
@@ -470,7 +469,7 @@ fn is_same(file: &File, path: &Path) -> io::Result<bool> {
     Ok(names_of(file, path)?.is_some())
 }
 
-/// How many names the file has, where `path` is one of them.
+/// The number of names of the file, if `path` is one of them.
 fn names_of(file: &File, path: &Path) -> io::Result<Option<u64>> {
     let ours = file.metadata()?;
     match path.symlink_metadata() {

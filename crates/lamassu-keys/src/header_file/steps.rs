@@ -1,13 +1,13 @@
-//! How a header is replaced: the order of writes that a crash at any point must not break, apart from what carries it
-//! out.
+//! The order of writes when a header is replaced, which must be safe against a crash at any point, separate from the
+//! code that carries them out.
 //!
-//! Invariant: under the header's name there is, after a crash at any moment, the old header whole or the new one whole.
+//! Invariant: after a crash at any moment, the header's name leads to the complete old header or the complete new one.
 //! The data is durable before the name can lead to it, and the name is durable before the change is reported.
 //!
-//! Where the old header has to be taken off the disk, there is always a name that leads to it until it is overwritten:
-//! it is kept under a second one, durably, before the first is taken away.
+//! If the old header must be erased, some name leads to it until it is overwritten: it durably gets a second name
+//! before it loses the first.
 
-/// What replacing a file takes. `Update` does it on a file system; a model of one, in the tests, crashes between any
+/// The steps of replacing a file. `Update` carries them out on a file system; a model in the tests crashes between any
 /// two of them.
 pub(super) trait Steps {
     type Error;
@@ -19,7 +19,7 @@ pub(super) trait Steps {
     fn sync(&mut self) -> Result<(), Self::Error>;
     /// Gives the old file a second name.
     fn keep(&mut self) -> Result<(), Self::Error>;
-    /// Puts the new file in the place of the old one.
+    /// Renames the new file over the old one.
     fn rename(&mut self) -> Result<(), Self::Error>;
     /// Makes the name durable.
     fn sync_dir(&mut self) -> Result<(), Self::Error>;
@@ -34,7 +34,7 @@ pub(super) fn replace<S: Steps>(steps: &mut S, bytes: &[u8]) -> Result<(), S::Er
     steps.sync_dir()
 }
 
-/// Replaces the file by `bytes`; the old one stays, under its second name.
+/// Replaces the file by `bytes`; the old one stays under its second name.
 pub(super) fn replace_keeping<S: Steps>(steps: &mut S, bytes: &[u8]) -> Result<(), S::Error> {
     steps.truncate()?;
     steps.write(bytes)?;
@@ -45,22 +45,22 @@ pub(super) fn replace_keeping<S: Steps>(steps: &mut S, bytes: &[u8]) -> Result<(
     steps.sync_dir()
 }
 
-/// What taking a file off the disk takes.
+/// The steps of erasing a file.
 pub(super) trait Erasing {
     type Error;
-    /// Writes noise over it.
+    /// Overwrites it with noise.
     fn overwrite(&mut self) -> Result<(), Self::Error>;
-    /// Makes its content durable.
+    /// Makes the content durable.
     fn sync(&mut self) -> Result<(), Self::Error>;
-    /// Gives its blocks back.
+    /// Frees its blocks.
     fn punch(&mut self) -> Result<(), Self::Error>;
-    /// Takes its name away.
+    /// Removes its name.
     fn remove(&mut self) -> Result<(), Self::Error>;
-    /// Makes that durable.
+    /// Makes the removal durable.
     fn sync_dir(&mut self) -> Result<(), Self::Error>;
 }
 
-/// Takes a file off the disk. Its blocks are not given back, nor its name taken away, before they hold noise.
+/// Erases a file. Its blocks are freed, and its name is removed, only after they hold noise.
 pub(super) fn erase<S: Erasing>(steps: &mut S) -> Result<(), S::Error> {
     steps.overwrite()?;
     steps.sync()?;

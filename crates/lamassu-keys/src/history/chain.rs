@@ -10,7 +10,7 @@ use std::io::Read;
 
 /// Length field, nonce, tag.
 const HEAD_LEN: usize = 4 + 24 + 16;
-/// Contents are filled up to a multiple of this, so that their lengths tell nothing of what happened.
+/// Contents are padded to a multiple of this, so that their lengths do not reveal what happened.
 const UNIT: usize = 256;
 /// Longest content.
 const CONTENT_MAX: usize = 64 << 10;
@@ -25,33 +25,33 @@ pub struct Entry {
     pub sequence: u64,
     /// Unix seconds
     pub time: u64,
-    /// what was done: [`super::Kind::name`], or a word that a later program wrote
+    /// the event: [`super::Kind::name`], or a word of a later version
     pub event: String,
-    /// who did it, on `host`
+    /// the user, on `host`
     pub uid: u32,
-    /// the name of that user, where it was known
+    /// the user's name, if known
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
-    /// where
+    /// the machine
     pub host: String,
-    /// the slot it was about
+    /// the slot concerned
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slot: Option<u32>,
     /// `inner` or `outer`
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tier: Option<String>,
-    /// the epoch it was about
+    /// the epoch concerned
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub epoch: Option<u32>,
-    /// more to know
+    /// further details
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub details: BTreeMap<String, String>,
 }
 
-/// How a history does not verify.
+/// Why a history does not verify.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Fault {
-    /// It, or one before it, was changed, removed, inserted, or put in another place.
+    /// It, or one before it, was changed, removed, inserted or moved.
     #[error(
         "entry {sequence} does not verify: it was changed, or entries before it were removed, inserted or reordered"
     )]
@@ -59,15 +59,15 @@ pub enum Fault {
         /// the first that does not open
         sequence: u64,
     },
-    /// Entries that the header has seen are gone.
+    /// Entries that the header has counted are missing.
     #[error("the history was cut off: the header has seen {seen} entries, {found} are there")]
     CutOff {
-        /// how many there were
+        /// how many the header has counted
         seen: u64,
-        /// how many are there
+        /// how many exist
         found: u64,
     },
-    /// Whole chains were exchanged.
+    /// The chain is another one than the header's.
     #[error("entry {sequence} is not the one that the header has seen")]
     OtherHead {
         /// the header's last entry
@@ -75,18 +75,18 @@ pub enum Fault {
     },
 }
 
-/// What was found in a history.
+/// The result of reading a history.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
-    /// those that verify, in order
+    /// the entries that verify, in order
     pub entries: Vec<Entry>,
-    /// why there are no more, or not those there should be
+    /// why the chain ends there, or lacks entries
     pub fault: Option<Fault>,
-    /// bytes behind the last entry, of an append that was interrupted
+    /// bytes after the last entry, of an interrupted append
     pub torn_bytes: u64,
 }
 
-/// Where a chain ends, and what the next entry is bound to.
+/// The end of a chain, to which the next entry is bound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Link {
     pub(super) mark: HistoryMark,
@@ -104,7 +104,7 @@ impl Link {
         Link { mark: HistoryMark { count: self.mark.count + 1, head: wrap::sha256(entry) } }
     }
 
-    /// The bytes of the next entry, and the link behind it.
+    /// The bytes of the next entry, and the chain's end after it.
     pub(super) fn seal(&self, key: &Secret<32>, id: &[u8; 16], entry: &Entry) -> Result<(Vec<u8>, Link), KeyError> {
         let json = |entry: &Entry| serde_json::to_vec(entry).expect("strings and integers always serialise");
         let mut content = json(entry);
@@ -123,7 +123,7 @@ impl Link {
         Ok((bytes, next))
     }
 
-    /// Opens the bytes of the next entry; `None` if they are not that.
+    /// Opens the bytes of the next entry; `None`: they are not the next entry.
     fn open(&self, key: &Secret<32>, id: &[u8; 16], bytes: &[u8]) -> Option<(Entry, Link)> {
         let (head, _) = bytes.split_at_checked(HEAD_LEN)?;
         let nonce = head[4..28].try_into().expect("24 bytes");
@@ -135,7 +135,7 @@ impl Link {
 }
 
 impl Entry {
-    /// What an event becomes, now and here.
+    /// The entry for an event, now and on this machine.
     pub(super) fn of(event: &Event) -> Entry {
         let Event { kind, slot, epoch, uid, details } = event;
         Entry {
@@ -153,18 +153,18 @@ impl Entry {
     }
 }
 
-/// What is found at the end of those entries that verify.
+/// What follows the last entry that verifies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
     /// nothing
     Clean,
-    /// an append that was interrupted: this many bytes that were never an entry
+    /// an interrupted append: that many bytes, which never were an entry
     Torn(u64),
-    /// something that is no entry of this chain
+    /// something that is not an entry of this chain
     Broken,
 }
 
-/// Reads a chain. `input` gives the bytes in order; entries go to `each`.
+/// Reads a chain. `input` yields its bytes in order; entries are passed to `each`.
 pub(super) fn walk(
     mut input: impl Read,
     key: &Secret<32>,
@@ -183,7 +183,7 @@ pub(super) fn walk(
         let plausible = len > 0 && len <= CONTENT_MAX && len.is_multiple_of(UNIT);
         let rest = if plausible { HEAD_LEN - 4 + len } else { ENTRY_MAX };
         input.by_ref().take(rest as u64).read_to_end(&mut bytes)?;
-        // The length is no part of what is sealed: only an entry that is as long as it says is one.
+        // The length is not sealed: an entry is valid only if it is as long as it says.
         let whole = plausible && bytes.len() == HEAD_LEN + len;
         let opened = if whole { link.open(key, id, &bytes) } else { None };
         if let Some((entry, next)) = opened {
@@ -191,7 +191,7 @@ pub(super) fn walk(
             (link, good) = (next, good + bytes.len() as u64);
             continue;
         }
-        // A power cut leaves a part of one entry, or zeros in its place, and nothing behind it.
+        // A power cut leaves part of one entry, or zeros in its place, and nothing after it.
         let mut more = [0u8];
         let is_last = input.read(&mut more)? == 0;
         let torn = is_last && (plausible || bytes.len() < 4 || bytes[..4] == [0; 4]);
@@ -199,8 +199,8 @@ pub(super) fn walk(
     }
 }
 
-/// The digest of an entry, counted from 1, which takes no key; `None` where the chain does not go so far. That the
-/// entries before it are what they were takes the key: it is bound to them.
+/// The digest of an entry, counted from 1, computed without the key; `None`: the chain is shorter. Only the key
+/// verifies the entries before it, to which it is bound.
 pub(super) fn head_at(mut input: impl Read, count: u64) -> std::io::Result<Option<[u8; 32]>> {
     let mut bytes = Vec::with_capacity(4096);
     for sequence in 1..=count {
@@ -233,7 +233,7 @@ pub(crate) fn chain_of(key: &Secret<32>, id: &[u8; 16], contents: &[&[u8]]) -> R
     Ok(chain)
 }
 
-/// How many entries of a chain verify, and how many bytes they are.
+/// The number of entries of a chain that verify, and their length in bytes.
 #[cfg(feature = "testing")]
 pub(crate) fn read_chain(key: &Secret<32>, id: &[u8; 16], chain: &[u8]) -> (usize, usize) {
     let mut seen = 0;

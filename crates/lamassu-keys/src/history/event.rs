@@ -1,34 +1,34 @@
-//! What is written down: events, before they become entries of the chain.
+//! Events, before they become entries of the chain.
 
 use crate::Tier;
 use crate::header_file::shown;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// What was done.
+/// The kind of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EventKind {
     /// the vault was made
     Created,
-    /// a slot more
+    /// a slot was added
     SlotAdded,
-    /// a slot less
+    /// a slot was removed
     SlotRemoved,
-    /// one slot in the place of another
+    /// a slot was replaced
     SlotChanged,
-    /// an administrator's key was made, or a new one
+    /// an administrator's key was set or exchanged
     AdminSet,
-    /// an epoch was begun
+    /// an epoch was started
     Rotated,
-    /// an epoch was taken out of the keychain
+    /// an epoch was removed from the keychain
     Retired,
     /// re-keying was begun
     RekeyBegun,
-    /// re-keying came to its end
+    /// re-keying has finished
     RekeyEnded,
     /// the header was copied
     BackedUp,
-    /// the header was put back from a copy
+    /// the header was restored from a copy
     Restored,
     /// the vault was mounted
     Loaded,
@@ -42,17 +42,17 @@ pub enum EventKind {
     DatasetDestroyed,
     /// a clone or snapshot was made
     Cloned,
-    /// the vault got an anchor, later than it was made
+    /// the vault got an anchor after its creation
     Anchored,
-    /// its anchor was made anew of what the store showed
+    /// its anchor was rebuilt from what the store showed
     AnchorRebuilt,
-    /// what the store showed was taken for the newest
+    /// the store's state was accepted as the newest
     AnchorAccepted,
-    /// an older anchor was put in the place of a newer one
+    /// a newer anchor was replaced by an older one
     AnchorReplaced,
     /// every slot was erased
     KeyDestroyed,
-    /// a history that did not verify was set aside, and this one begun
+    /// a history that did not verify was set aside, and this one started
     Restarted,
 }
 
@@ -87,7 +87,7 @@ impl EventKind {
     }
 }
 
-/// Something done to a vault's keys, to be written down. Holds no secret.
+/// An event about a vault's keys, for the history. Holds no secret.
 #[derive(Clone, Debug)]
 pub struct Event {
     pub(super) kind: EventKind,
@@ -104,28 +104,28 @@ impl Event {
         Event { kind, slot: None, epoch: None, uid, details: BTreeMap::new() }
     }
 
-    /// The slot it is about.
+    /// Sets the slot concerned.
     #[must_use]
     pub fn slot(mut self, id: u32) -> Event {
         self.slot = Some(id);
         self
     }
 
-    /// The epoch it is about.
+    /// Sets the epoch concerned.
     #[must_use]
     pub fn epoch(mut self, tier: Tier, number: u32) -> Event {
         self.epoch = Some((tier, number));
         self
     }
 
-    /// Another user asked for it, e.g. of a mounted vault.
+    /// Sets the user who asked for it, for example in a mounted vault.
     #[must_use]
     pub fn by(mut self, uid: u32) -> Event {
         self.uid = uid;
         self
     }
 
-    /// Something more to know; cut to 1000 characters.
+    /// Adds a detail, cut to 1000 characters.
     #[must_use]
     pub fn detail(mut self, name: &'static str, value: impl std::fmt::Display) -> Event {
         const CHARS_MAX: usize = 1000;
@@ -133,7 +133,7 @@ impl Event {
         self
     }
 
-    /// To the log, under a target of its own, which goes to syslog whatever else is logged.
+    /// Logs it under a target of its own, which goes to syslog at any log level.
     pub(crate) fn announce(&self, path: &Path) {
         let Event { kind, slot, epoch, uid, details } = self;
         let epoch = epoch.map(|(tier, number)| format!("{} {number}", tier.name()));
@@ -143,7 +143,7 @@ impl Event {
     }
 }
 
-/// The name of a user, where /etc/passwd has it.
+/// A user's name, if /etc/passwd has it.
 pub(crate) fn user_name(uid: u32) -> Option<String> {
     let passwd = std::fs::read_to_string("/etc/passwd").ok()?;
     let of = |line: &str| {

@@ -1,4 +1,4 @@
-//! The file a history lives in: locked while it is read or appended to, never followed through a link.
+//! The file of a history: locked while it is read or appended to, never followed through a link.
 
 use super::chain::{self, End, Entry, Fault, Link, Report};
 use super::event::{Event, EventKind};
@@ -14,21 +14,21 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// How long another program's append is waited for; it takes milliseconds.
+/// How long to wait for another program's append, which takes milliseconds.
 const PATIENCE: Duration = Duration::from_secs(10);
 const POLL: Duration = Duration::from_millis(5);
 
 /// A history cannot be read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum HistoryError {
-    /// The store failed, is full, or does not let this user.
+    /// The store failed, is full, or denies access.
     #[error("cannot {op} the history {path:?}: {source}")]
     Io {
-        /// what was tried
+        /// the operation
         op: &'static str,
         /// the file
         path: PathBuf,
-        /// why
+        /// the cause
         source: io::Error,
     },
     /// A directory, link, device or fifo in its place.
@@ -43,21 +43,21 @@ pub enum HistoryError {
         /// the file
         path: PathBuf,
     },
-    /// It does not verify, and an entry behind what does not would say nothing.
+    /// It does not verify, so nothing may be appended.
     #[error("the history {path:?} does not verify: {fault}; `lamassu history` shows what is left of it")]
     Damaged {
         /// the file
         path: PathBuf,
-        /// how
+        /// the fault
         fault: Fault,
     },
 }
 
-/// The history of one vault, the key it is sealed under, and how far it goes at least. Cheap to keep while the vault is
-/// mounted: it opens nothing else.
+/// The history of one vault, its key, and a lower bound of its length. It keeps no other file open, so it can be held
+/// while the vault is mounted.
 ///
-/// Invariant: the mark is that of a header that was verified, or of what was appended here since. Nothing else makes a
-/// history, so none is chained to where an edited header says it ends.
+/// Invariant: the mark comes from a verified header, or from entries appended here since. Nothing else constructs a
+/// history, so no entry is chained to the end that an edited header claims.
 #[derive(Debug)]
 pub struct History {
     path: PathBuf,
@@ -74,11 +74,11 @@ struct Scanned {
     fault: Option<Fault>,
 }
 
-/// Whether the history of the vault in `dir` goes as far as somebody remembers, and is the same there: told without a
-/// key. Whether it verifies is not.
+/// Whether the history of the vault in `dir` reaches a remembered mark, and has the same entry there. No key is needed;
+/// the entries are not verified.
 ///
 /// # Errors
-/// [`HistoryError::Io`]. What is no file, or not there, goes nowhere.
+/// [`HistoryError::Io`]. A missing file, or something that is not a file, reaches no mark.
 pub fn reaches(dir: &Path, remembered: HistoryMark) -> Result<bool, HistoryError> {
     let path = dir.join(name::HISTORY);
     let failed = |op| {
@@ -106,17 +106,17 @@ impl History {
         History { path, id, key, mark }
     }
 
-    /// The same history, where the vault lies now.
+    /// The same history, at the vault's new place.
     pub fn moved_to(self, dir: &Path) -> History {
         History { path: dir.join(name::HISTORY), ..self }
     }
 
-    /// How far it goes at least.
+    /// The lower bound of its length.
     pub fn mark(&self) -> Option<HistoryMark> {
         self.mark
     }
 
-    /// Whether it verifies, and goes at least as far as somebody remembers.
+    /// Whether it verifies, and reaches a remembered mark.
     ///
     /// # Errors
     /// As [`History::read`].
@@ -127,12 +127,12 @@ impl History {
         }
     }
 
-    /// Where it is.
+    /// Its path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Everything that verifies, and what does not. A history that is not there has no entries.
+    /// All entries that verify, and the fault if there is one. A missing history has no entries.
     ///
     /// # Errors
     /// [`HistoryError::Io`], [`HistoryError::NotAFile`], [`HistoryError::Busy`].
@@ -142,7 +142,7 @@ impl History {
             report.fault = self.mark.map(|m| Fault::CutOff { seen: m.count, found: 0 });
             return Ok(report);
         };
-        // A caller that may read and not write still gets a lock: flock(2) asks for no right.
+        // A caller without write permission still gets a lock: flock(2) needs no permission.
         let scanned = self.scan(&file, |entry| report.entries.push(entry))?;
         report.fault = scanned.fault;
         if let End::Torn(bytes) = scanned.end {
@@ -151,7 +151,7 @@ impl History {
         Ok(report)
     }
 
-    /// Appends what does not change the header: that the vault was mounted, that its header was copied.
+    /// Appends an event that does not change the header: a mount, a copy of the header.
     ///
     /// # Errors
     /// [`HistoryError::Damaged`]: nothing is appended to a history that does not verify; and [`HistoryError::Io`],
@@ -166,23 +166,22 @@ impl History {
         Ok(())
     }
 
-    /// Appends, and gives the mark for the header. What does not verify or cannot be read is set aside, so that nobody
-    /// can keep keys from being changed by damaging a log.
+    /// Appends events, and returns the mark for the header. A history that does not verify or cannot be read is set
+    /// aside, so that damaging it cannot prevent changes of keys.
     pub(super) fn append(&mut self, events: &[Event]) -> Result<HistoryMark, KeyError> {
         let elsewhere = "what was there is sealed under an earlier file key, or damaged";
         let fault = match self.open_and_scan() {
-            // One entry alone that does not open looks like one that was torn, and may be the whole history from
-            // before.
+            // A single entry that does not open looks like a torn one, but may be the whole earlier history.
             Ok((_, Scanned { fault: None, len: 0, end: End::Torn(_), .. })) if self.mark.is_none() => elsewhere.into(),
             Ok((file, Scanned { fault: None, link, len, end })) => {
                 return self.extend(&file, &Scanned { fault: None, link, len, end }, events);
             }
-            // Gone, and made anew just now.
+            // It is missing, and was just created again.
             Ok((file, Scanned { fault: Some(fault), link, len: 0, end: End::Clean })) => {
                 let events = self.restarted(&fault.to_string(), None, events);
                 return self.extend(&file, &Scanned { fault: None, link, len: 0, end: End::Clean }, &events);
             }
-            // The header knows of no history, as after its file key was made anew.
+            // The header has no mark, as after its file key was renewed.
             Ok((_, Scanned { fault: Some(Fault::Broken { sequence: 1 }), .. })) if self.mark.is_none() => {
                 elsewhere.into()
             }
@@ -197,7 +196,7 @@ impl History {
         self.extend(&file, &fresh, &events)
     }
 
-    /// The events, behind one that says why the history begins anew.
+    /// The events, after one that says why the history starts again.
     fn restarted(&self, fault: &str, kept_as: Option<&str>, events: &[Event]) -> Vec<Event> {
         let said = Event::new(EventKind::Restarted).detail("fault", fault);
         let said = match kept_as {
@@ -208,7 +207,7 @@ impl History {
         std::iter::once(said).chain(events.iter().cloned()).collect()
     }
 
-    /// Renames what is in the history's place, whatever it is; tells the new name.
+    /// Renames whatever is in the history's place. Returns the new name.
     fn set_aside(&self) -> Result<String, HistoryError> {
         const KEPT_MAX: u32 = 16;
         let kept = (0..KEPT_MAX)
@@ -233,7 +232,7 @@ impl History {
             link = next;
         }
         let mut to = file;
-        // What an interrupted append has left goes first: an entry behind it would never be found.
+        // The rest of an interrupted append is removed first: an entry after it would never be found.
         let written = file
             .set_len(scanned.len)
             .and_then(|()| to.seek(SeekFrom::Start(scanned.len)))
@@ -249,11 +248,11 @@ impl History {
         Ok(link.mark)
     }
 
-    /// A new history belongs to the owner of the header: root may have been first to write it down, and its owner has
-    /// to go on.
+    /// A new history gets the owner of the header: root may have been the first to write to it, and the owner must be
+    /// able to continue.
     fn give_to_owner(&self, file: &File) {
         let Ok(header) = self.path.with_file_name(name::HEADER).symlink_metadata() else { return };
-        // Only root can give files away; for others it is theirs as it is.
+        // Only root can change the owner of a file; other users own it already.
         if std::os::unix::fs::fchown(file, Some(header.uid()), Some(header.gid())).is_ok() {
             let mode = header.mode() & 0o666 | 0o600;
             let _ = file.set_permissions(std::os::unix::fs::PermissionsExt::from_mode(mode));
@@ -285,14 +284,14 @@ impl History {
             _ if end == End::Broken => Some(Fault::Broken { sequence: found + 1 }),
             (Some(mark), Some(seen)) if seen != mark => Some(Fault::OtherHead { sequence: mark.count }),
             (Some(_), Some(_)) | (None, _) => None,
-            // An append is durable before the header counts it: what is torn was never counted.
+            // An append is durable before the header counts it, so a torn entry was never counted.
             (Some(mark), None) if end == End::Clean => Some(Fault::CutOff { seen: mark.count, found }),
             (Some(_), None) => Some(Fault::Broken { sequence: found + 1 }),
         };
         Ok(Scanned { link, len, end, fault })
     }
 
-    /// Opens and locks; `None` where it is not there and is not to be made.
+    /// Opens and locks the file; `None`: it does not exist, and is not to be created.
     fn open(&self, write: bool) -> Result<Option<File>, HistoryError> {
         let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32;
         let deadline = Instant::now() + PATIENCE;
@@ -312,7 +311,7 @@ impl History {
                 return Err(HistoryError::NotAFile { path: shown(&self.path) });
             }
             match file.try_lock() {
-                // Set aside between open and lock: the lock is on a file that is no longer the history.
+                // If it was set aside between open and lock, this lock is on a file that is no longer the history.
                 Ok(()) if self.is_at(&meta) => return Ok(Some(file)),
                 Ok(()) | Err(TryLockError::WouldBlock) if Instant::now() < deadline => std::thread::sleep(POLL),
                 Ok(()) | Err(TryLockError::WouldBlock) => return Err(HistoryError::Busy { path: shown(&self.path) }),

@@ -1,14 +1,14 @@
 //! The history of a vault's keys (§4a): what was done to them, when, where and by whom.
 //!
 //! `lamassu.history` in the vault's root is append-only, sealed under a key derived from the file key, and chained:
-//! each entry is bound to its number and to the bytes of the one before. The header's mark tells how far it went at the
-//! last change of the header, so a changed, removed, inserted or reordered entry is found, and a missing end as far as
-//! the mark goes. Not found is what was cut off behind the mark, nor an old header put back with an old history: that
-//! takes an anchor elsewhere.
+//! each entry is bound to its number and to the bytes of the one before. The header's mark gives its length at the last
+//! change of the header. So changed, removed, inserted or reordered entries are detected, and a missing end as far as
+//! the mark goes. Entries cut off after the mark are not detected, nor an old header restored together with an old
+//! history: that needs an anchor elsewhere.
 //!
-//! Guarantees: an entry is durable before the header that counts it is written, so a crash between the two leaves an
-//! entry more, which is valid. A history that does not verify, or cannot be read, never keeps anyone from changing
-//! keys: it is set aside, and the next one begins with saying so.
+//! Guarantees: an entry is durable before the header that counts it is written, so a crash between the two leaves one
+//! more valid entry. A history that does not verify, or cannot be read, never prevents changes of keys: it is set
+//! aside, and the next one starts by recording that.
 
 mod chain;
 mod event;
@@ -28,8 +28,8 @@ use lamassu_format::name;
 use std::path::Path;
 
 impl Unlocked {
-    /// The history of the vault in `dir`, whose keys these are, and which goes as far at least as `header` says, which
-    /// is verified first, and as the last header that these keys saw. There is no other way to a history.
+    /// The history of the vault in `dir`. Its length is at least that in `header`, which is verified first, and that in
+    /// the last header that these keys have seen. There is no other way to get a history.
     ///
     /// # Errors
     /// [`KeyError::OtherHeader`], [`KeyError::HeaderAltered`], [`KeyError::SignatureInvalid`],
@@ -41,14 +41,13 @@ impl Unlocked {
 }
 
 impl Update {
-    /// Replaces the header after writing down what was done to it: `events` are appended to the vault's history and
-    /// durable before the header, which leaves with a new mark and MAC, is. A zone has no history; its events go to the
-    /// log alone.
+    /// Appends `events` to the vault's history, and then replaces the header, with a new mark and MAC. The events are
+    /// durable before the header is replaced. A zone has no history; its events only go to the log.
     ///
     /// # Errors
-    /// Those of [`Update::replace`]; [`KeyError::History`] where the history cannot be written, and
-    /// [`KeyError::HeaderAltered`], [`KeyError::OtherHeader`], [`KeyError::NotAdministrator`]: nothing was replaced
-    /// then.
+    /// Those of [`Update::replace`]; [`KeyError::History`] if the history cannot be written, and
+    /// [`KeyError::HeaderAltered`], [`KeyError::OtherHeader`], [`KeyError::NotAdministrator`]: then nothing was
+    /// replaced.
     pub fn record<H: Header + Clone>(self, header: &mut H, keys: &Unlocked, events: &[Event]) -> Result<(), KeyError> {
         self.write_down(header, keys, events)?;
         let path = self.path().to_path_buf();
@@ -57,7 +56,7 @@ impl Update {
         Ok(())
     }
 
-    /// The same where there is no header yet.
+    /// The same if there is no header yet.
     ///
     /// # Errors
     /// Those of [`Update::create`], and as [`Update::record`].
@@ -83,7 +82,7 @@ impl Update {
         if !H::IS_VAULT || events.is_empty() {
             return Ok(());
         }
-        // Before anything is written: a caller that may not change the header leaves no entry.
+        // Checked before anything is written: a caller that may not change the header leaves no entry.
         keys.may_change(header)?;
         let dir = self.path().parent().unwrap_or(Path::new("."));
         let mark: HistoryMark = keys.history(dir, header)?.append(events)?;

@@ -9,7 +9,7 @@ use zeroize::Zeroize;
 /// Most bytes a key can have: the longest passphrase and a line end.
 pub(super) const KEY_MAX: usize = PASSPHRASE_MAX + 2;
 
-/// All of `reader` as a key of `kind`, or `None` if it is more than any key has.
+/// Reads all of `reader` as a key of `kind`; `None`: it is longer than any key.
 pub(super) fn read_key(reader: &mut impl Read, kind: SlotKind) -> io::Result<Option<SecretBytes>> {
     // Fifteen shares on their sheets.
     const SHARES_LEN_MAX: usize = 16 << 10;
@@ -21,8 +21,8 @@ pub(super) fn read_key(reader: &mut impl Read, kind: SlotKind) -> io::Result<Opt
     Ok(Some(SecretBytes::new(bytes)))
 }
 
-/// All of `reader` if that is at most `max` bytes. The buffer never grows, so no copy of the secret is left behind by
-/// reallocation.
+/// Reads all of `reader`; `None`: it has more than `max` bytes. The buffer never grows, so no reallocation leaves a
+/// copy of the secret behind.
 pub(super) fn read_bounded(reader: &mut impl Read, max: usize) -> io::Result<Option<Vec<u8>>> {
     let mut buf = vec![0u8; max + 1];
     let mut len = 0;
@@ -52,7 +52,7 @@ fn drop_line_end(bytes: &mut Vec<u8>) {
     }
 }
 
-/// The bytes that percent-encoded text stands for (RFC 3986 §2.1); `None` where a `%` begins no encoding.
+/// Decodes percent-encoded text (RFC 3986 §2.1); `None`: a `%` begins no encoding.
 #[cfg(any(feature = "https", feature = "pkcs11", feature = "kmip"))]
 pub(super) fn percent_decoded(text: &str) -> Option<Vec<u8>> {
     let mut bytes = Vec::with_capacity(text.len());

@@ -1,4 +1,4 @@
-//! `credential:NAME`: a key that systemd hands to a service (`LoadCredential=`, `LoadCredentialEncrypted=`,
+//! `credential:NAME`: a key that systemd passes to a service (`LoadCredential=`, `LoadCredentialEncrypted=`,
 //! `SetCredential=`): the file NAME in `$CREDENTIALS_DIRECTORY`, which only the service can read and which is never on
 //! a disk.
 
@@ -23,7 +23,7 @@ pub(super) const LOCATION: Location = Location {
     },
 };
 
-/// What systemd takes as a name: a file name, no path.
+/// Whether systemd accepts this name: a file name, not a path.
 fn is_name(name: &str) -> bool {
     const NAME_MAX: usize = 255;
     !matches!(name, "" | "." | "..") && name.len() <= NAME_MAX && !name.contains(['/', '\0'])

@@ -1,8 +1,8 @@
 //! `env:NAME`: a passphrase from an environment variable.
 //!
-//! The variable stays in this process's environment, readable by root and by the same user in `/proc`, and children
-//! inherit it, until [`KeyProvider::forget`] overwrites its value where it lies; that of the shell which started it
-//! stays. Prefer a file.
+//! The variable stays in this process's environment until [`KeyProvider::forget`] overwrites its value: root and the
+//! same user can read it in `/proc`, and children inherit it. The copy in the shell that started the process stays.
+//! Prefer a file.
 
 use super::Location;
 use crate::source::{Ask, Fetched, KeyProvider, SourceError};
@@ -22,8 +22,8 @@ pub(super) const LOCATION: Location = Location {
     provider: |argument| argument.filter(|name| is_name(name)).map(|name| Arc::new(Env { name: name.into() }) as _),
 };
 
-/// A name as shells know it. Others are refused, not shown: it may be the passphrase itself, given in place of the
-/// name.
+/// A name that shells accept. Others are refused without being shown: it may be the passphrase itself, given by
+/// mistake.
 fn is_name(name: &str) -> bool {
     !name.is_empty()
         && !name.starts_with(|c: char| c.is_ascii_digit())
@@ -47,11 +47,11 @@ impl KeyProvider for Env {
     }
 }
 
-/// Overwrites the value of a variable with zeros: it is empty then.
+/// Overwrites the value of a variable with zeros: then it is empty.
 #[allow(unsafe_code)]
 fn wipe(name: &CStr) {
     // SAFETY: what getenv(3) returns is in the environment that this process began with, and ends with a zero: nothing
-    // in this program sets or removes variables, so it is neither moved nor freed. Nobody else reads the value
+    // in this program sets or removes variables, so it is neither moved nor freed. No other thread reads the value
     // meanwhile, as `KeySource::forget` asks for; looking up other variables compares names alone.
     unsafe {
         let value = libc::getenv(name.as_ptr());

@@ -1,4 +1,4 @@
-//! `file:PATH`: a key from a file, or from anything else that can be read by path, e.g. `/dev/fd/3`.
+//! `file:PATH`: a key from a file, or from anything else that can be read by a path, for example `/dev/fd/3`.
 
 use super::Location;
 use super::bytes::{KEY_MAX, read_key};

@@ -1,4 +1,4 @@
-//! The locations a key can come from: one provider each, listed in [`LOCATIONS`].
+//! The locations of keys: one provider each, listed in [`LOCATIONS`].
 
 mod bytes;
 mod credential;
@@ -27,15 +27,15 @@ use std::sync::Arc;
 pub struct Location {
     /// its word in a URI
     pub name: &'static str,
-    /// whether that word begins the URI, since one format alone comes from there: `pkcs11:…`, not `FORMAT:pkcs11:…`
+    /// whether the word begins the URI, since only one format comes from there: `pkcs11:…`, not `FORMAT:pkcs11:…`
     pub is_scheme: bool,
-    /// how it is written
+    /// its syntax
     pub usage: &'static str,
     /// the formats that can come from there
     pub kinds: &'static [SlotKind],
     /// whether a person is asked
     pub interactive: bool,
-    /// its provider for an argument, or `None` where that is not one it can have
+    /// its provider for an argument; `None`: the argument is not valid
     pub provider: fn(Option<&str>) -> Option<Arc<dyn KeyProvider>>,
 }
 
@@ -56,11 +56,11 @@ pub static LOCATIONS: &[Location] = &[
     pkcs11::LOCATION,
 ];
 
-/// What can be read as bytes.
+/// The formats that are bytes.
 const READABLE: &[SlotKind] =
     &[SlotKind::Passphrase, SlotKind::Raw, SlotKind::Hex, SlotKind::Recovery, SlotKind::RecoveryShares];
 
-/// How a key of `kind` from `location` is written.
+/// The syntax of a key of `kind` from `location`.
 pub(crate) fn form(kind: SlotKind, location: &Location) -> String {
     if location.is_scheme { location.usage.into() } else { format!("{}:{}", kind.name(), location.usage) }
 }

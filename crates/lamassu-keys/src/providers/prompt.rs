@@ -1,9 +1,9 @@
-//! `prompt`: a passphrase a person types on the terminal, without echo; twice when a slot is made. Or the words of a
-//! recovery key or of its shares, typed or pasted as they were printed, on several lines: no line of them is left for a
-//! shell to run and to remember.
+//! `prompt`: a passphrase that a person types on the terminal, without echo; twice when a slot is made. Or the words of
+//! a recovery key or of its shares, typed or pasted as they were printed, on several lines: no line is left for a shell
+//! to run and to remember.
 //!
-//! Standard input is read only when asked for and only where it is no terminal: then the passphrase is its first line
-//! and is not confirmed.
+//! Standard input is read only on request, and only if it is not a terminal: then the passphrase is its first line, and
+//! is not confirmed.
 
 use super::Location;
 use crate::recovery;
@@ -45,7 +45,7 @@ impl KeyProvider for Prompt {
     }
 }
 
-/// Asks, and asks again where a slot is made.
+/// Asks, and asks again if a slot is made.
 fn typed(
     ask: &Ask<'_>,
     read: &mut dyn FnMut(&str) -> Result<SecretBytes, SourceError>,
@@ -63,7 +63,7 @@ fn typed(
     }
 }
 
-/// The words of a recovery key. Once, for a new slot too: they have a checksum.
+/// The words of a recovery key. Asked once for a new slot too: they have a checksum.
 fn recovery_key(
     ask: &Ask<'_>,
     read: &mut dyn FnMut(&str) -> Result<SecretBytes, SourceError>,
@@ -72,12 +72,12 @@ fn recovery_key(
         0 => read(&format!("Recovery key for {}: ", ask.subject)),
         _ => read(&more(found, recovery::WORDS)),
     })?;
-    // Too few words, or none: their parser says what is missing.
+    // If words are missing, their parser says so.
     Ok(text.unwrap_or_else(|| SecretBytes::new(Vec::new())))
 }
 
-/// Shares, until there are as many as it takes. One that is misread or does not fit ends the attempt: which it was is
-/// said.
+/// Asks for shares until there are enough. A share that is misread or does not fit ends the attempt, and the error
+/// names it.
 fn shares(
     ask: &Ask<'_>,
     read: &mut dyn FnMut(&str) -> Result<SecretBytes, SourceError>,
@@ -94,7 +94,7 @@ fn shares(
             0 => read(&text),
             _ => read(&more(found, shares::WORDS)),
         })?;
-        // No more come: what joins them says what is missing.
+        // There are no more: the error of joining says what is missing.
         let Some(share) = share else { return Ok(SecretBytes::new(std::mem::take(&mut *all))) };
         let before = collected.progress();
         collected.add(share.expose())?;
@@ -105,31 +105,31 @@ fn shares(
     }
 }
 
-/// What is asked for while words are missing.
+/// The prompt while words are missing.
 fn more(found: usize, need: usize) -> String {
     format!("{found} of {need} words; the next ones: ")
 }
 
-/// Most bytes of one text of words: a line of the longest length, and its end.
+/// Most bytes of one text of words: one line of the maximal length, and its end.
 const TEXT_MAX: usize = PASSPHRASE_MAX + 1;
 
-/// What a line that begins with `#` is between the words of a text.
+/// The effect of a line that begins with `#`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Heading {
     Skipped,
-    /// The beginning of another text: words are missing.
+    /// It begins another text, so words are missing.
     Ends,
 }
 
-/// One text of at least `need` words, on as many lines as it takes; each is ended. `read` gets how many words there are
-/// already. An empty line ends the text before, as the end of the input does, but for one at its beginning: sheets are
-/// printed with empty lines between them. `None`: no words came.
+/// Reads one text of at least `need` words, on several lines. `read` gets the number of words so far. An empty line or
+/// the end of the input ends the text, but not an empty line at its start: sheets are printed with empty lines in
+/// between. `None`: there were no words.
 fn lines(
     heading: Heading,
     need: usize,
     read: &mut dyn FnMut(usize) -> Result<SecretBytes, SourceError>,
 ) -> Result<Option<SecretBytes>, SourceError> {
-    // Reserved at once, so that no copy is left behind by a reallocation.
+    // Reserved at once, so that no reallocation leaves a copy behind.
     let mut text = Zeroizing::new(Vec::<u8>::with_capacity(TEXT_MAX));
     let (mut found, mut left, mut may_be_empty) = (0, TEXT_MAX, true);
     while found < need {
@@ -138,7 +138,7 @@ fn lines(
             given => given?,
         };
         let line = given.expose().trim_ascii();
-        // Headings and empty lines count too: what sends those alone comes to an end.
+        // Headings and empty lines count too, so that input of only those ends.
         left = left.checked_sub(line.len() + 1).ok_or(SourceError::PassphraseTooLong { max: PASSPHRASE_MAX })?;
         match line.first() {
             None if found > 0 || !may_be_empty => break,
@@ -155,7 +155,7 @@ fn lines(
     Ok((found > 0).then(|| SecretBytes::new(std::mem::take(&mut *text))))
 }
 
-/// Whether there is nothing more to read.
+/// Whether there is no more input.
 fn is_end(error: &SourceError) -> bool {
     let source = match error {
         SourceError::Stdin { source } | SourceError::Terminal { source } => source,
@@ -164,8 +164,8 @@ fn is_end(error: &SourceError) -> bool {
     source.kind() == io::ErrorKind::UnexpectedEof
 }
 
-/// A secret asked for once, as a passphrase is: on the terminal, or the first line of standard input where that is
-/// none.
+/// A secret that is asked for once, as a passphrase: on the terminal, or from the first line of standard input if that
+/// is not a terminal.
 #[cfg(feature = "pkcs11")]
 pub(super) fn secret(text: &str, ask: &Ask<'_>) -> Result<SecretBytes, SourceError> {
     if ask.stdin && !io::stdin().is_terminal() { stdin_line() } else { ask_terminal(text) }
@@ -178,12 +178,12 @@ fn ask_terminal(text: &str) -> Result<SecretBytes, SourceError> {
 
 fn stdin_line() -> Result<SecretBytes, SourceError> {
     let fail = |source| SourceError::Stdin { source };
-    // Not through `Stdin`: its buffer would keep the passphrase, and swallow what follows the line.
+    // Not by `Stdin`: its buffer would keep the passphrase, and consume what follows the line.
     let mut input = File::from(io::stdin().as_fd().try_clone_to_owned().map_err(fail)?);
     read_line(&mut input, PASSPHRASE_MAX).map_err(fail)?.ok_or(SourceError::PassphraseTooLong { max: PASSPHRASE_MAX })
 }
 
-/// One line without its end, byte by byte, or `None` if it has more than `max` bytes. The buffer never grows.
+/// One line without its end, read byte by byte; `None`: it has more than `max` bytes. The buffer never grows.
 fn read_line(reader: &mut impl Read, max: usize) -> io::Result<Option<SecretBytes>> {
     let mut line = Vec::with_capacity(max + 2);
     let mut byte = [0u8];

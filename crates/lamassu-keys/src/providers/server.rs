@@ -1,7 +1,7 @@
-//! `server:`: a key that a Lamassu server keeps (`docs/server.md`), 32 bytes, which are taken as those of a `raw` key.
+//! `server:`: a key that a Lamassu server keeps (`docs/server.md`), 32 bytes, used like those of a `raw` key.
 //!
-//! This crate does not speak with such servers. A program that does says by whom, once: see [`ask_servers_by`]. Without
-//! that a source is refused when it is asked, and nothing is sent.
+//! This crate does not talk to such servers. A program registers an implementation once: see [`ask_servers_by`].
+//! Without one, a source of this kind is refused, and nothing is sent.
 
 use super::Location;
 use crate::fault::ServerFault;
@@ -14,9 +14,9 @@ use parking_lot::Mutex;
 use std::net::Ipv6Addr;
 use std::sync::{Arc, OnceLock, Weak};
 
-/// The word that begins a source.
+/// The scheme of such a source.
 pub const SCHEME: &str = "server";
-/// Where a server listens unless it is told otherwise.
+/// A server's default port.
 const PORT: u16 = 7433;
 /// Longest name of a key.
 const NAME_MAX: usize = 63;
@@ -30,7 +30,7 @@ pub(super) const LOCATION: Location = Location {
     provider: |argument| argument.and_then(Address::parse).map(|address| Arc::new(address) as _),
 };
 
-/// Speaks with the servers that this host has joined. `server` is HOST:PORT.
+/// Talks to the servers that this host has joined. `server` is HOST:PORT.
 pub trait Servers: Send + Sync {
     /// A key that this host was granted.
     ///
@@ -38,19 +38,19 @@ pub trait Servers: Send + Sync {
     /// [`ServerFault`].
     fn key(&self, server: &str, name: &str) -> Result<Secret<32>, ServerFault>;
 
-    /// Has a key made under a name that this host was granted.
+    /// Lets the server make a key under a name that this host was granted.
     ///
     /// # Errors
     /// [`ServerFault`].
     fn make(&self, server: &str, name: &str) -> Result<(), ServerFault>;
 
-    /// The public key of a key that evaluates, which is made where there is none of a name that this host was granted.
+    /// The public key of an evaluating key. It is made if there is none, and this host was granted the name.
     ///
     /// # Errors
     /// [`ServerFault`].
     fn oblivious(&self, server: &str, name: &str) -> Result<[u8; 32], ServerFault>;
 
-    /// What asks that key. Nothing is asked yet.
+    /// An evaluator that uses that key. Nothing is sent yet.
     fn evaluator(&self, server: &str, name: &str) -> Arc<dyn Evaluate>;
 }
 
@@ -61,12 +61,12 @@ pub struct ObliviousKey {
     pub server: String,
     /// the key's name there
     pub name: String,
-    /// what it is known by
+    /// its public key
     pub public: [u8; 32],
 }
 
 impl ObliviousKey {
-    /// The key at `server://HOST[:PORT]/NAME`, which is made where it is not there.
+    /// Opens the key at `server://HOST[:PORT]/NAME`, which is made if it does not exist.
     ///
     /// # Errors
     /// [`SourceError`].
@@ -84,22 +84,22 @@ impl ObliviousKey {
         Ok(ObliviousKey { server: address.server, name: address.name, public })
     }
 
-    /// As it is written: `server://HOST:PORT/NAME`.
+    /// Its URI: `server://HOST:PORT/NAME`.
     pub fn place(&self) -> String {
         format!("{SCHEME}://{}/{}", self.server, self.name)
     }
 
-    /// Whether it has the one form that addresses have.
+    /// Whether server and name have the canonical form.
     pub(crate) fn is_valid(&self) -> bool {
         let address = Address::parse(&format!("//{}/{}", self.server, self.name));
         address.is_some_and(|address| address.server == self.server && address.name == self.name)
     }
 }
 
-/// Those of this process: rings that go with one key have its known tokens together.
+/// The keys that are in use in this process: rings with the same key share its cached results.
 static IN_USE: Mutex<Vec<(ObliviousKey, Weak<Oblivious>)>> = Mutex::new(Vec::new());
 
-/// What keys of blocks take from a server's key.
+/// The shared object through which block keys use a server's key.
 pub(crate) fn oblivious(key: &ObliviousKey) -> Arc<Oblivious> {
     let mut in_use = IN_USE.lock();
     in_use.retain(|(_, oblivious)| oblivious.strong_count() > 0);
@@ -115,7 +115,7 @@ pub(crate) fn oblivious(key: &ObliviousKey) -> Arc<Oblivious> {
     oblivious
 }
 
-/// In a process that speaks with no servers.
+/// For a process that does not talk to servers.
 struct Nobody {
     place: String,
 }
@@ -132,13 +132,13 @@ impl Evaluate for Nobody {
 
 static SERVERS: OnceLock<Box<dyn Servers>> = OnceLock::new();
 
-/// Who speaks with servers, in all of this process. The first to be named stays.
+/// Registers how this whole process talks to servers. The first call counts.
 pub fn ask_servers_by(servers: Box<dyn Servers>) {
     let _ = SERVERS.set(servers);
 }
 
-/// Whether a key can have this name at a server: 1 to 63 letters, digits, dots, hyphens and underscores, beginning with
-/// a letter or digit.
+/// Whether this is a valid name for a key at a server: 1 to 63 letters, digits, dots, hyphens and underscores,
+/// beginning with a letter or digit.
 pub fn is_name(name: &str) -> bool {
     let is_good = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'-' | b'_');
     name.starts_with(|c: char| c.is_ascii_alphanumeric()) && name.len() <= NAME_MAX && name.bytes().all(is_good)
@@ -147,7 +147,7 @@ pub fn is_name(name: &str) -> bool {
 /// `//HOST[:PORT]/NAME`.
 #[derive(Debug, PartialEq, Eq)]
 struct Address {
-    /// as `lamassu host join` has noted it
+    /// as recorded by `lamassu host join`
     server: String,
     name: String,
 }
@@ -163,7 +163,7 @@ impl Address {
             }
             None => server.split_once(':').map_or(server, |(host, _)| host),
         };
-        // Each label of a host's name is as a name of a key.
+        // Each label of a host name has the form of a key's name.
         let is_host = |host: &str| host.split('.').all(is_name);
         if !(host.starts_with('[') || is_host(host)) || !is_name(name) {
             return None;
@@ -172,7 +172,7 @@ impl Address {
             "" => format!("{host}:{PORT}"),
             port => {
                 let port = port.strip_prefix(':')?;
-                // One form: who this host is lies under that text.
+                // One form only: the identity is stored under this text.
                 port.parse::<u16>().ok().filter(|number| *number > 0 && number.to_string() == port)?;
                 server.to_owned()
             }

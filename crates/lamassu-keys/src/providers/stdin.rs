@@ -1,7 +1,7 @@
-//! `stdin` and `fd:N`: a key from what this process inherits, read to its end.
+//! `stdin` and `fd:N`: a key from an inherited descriptor, read to its end.
 //!
-//! Guarantees: reads nothing through a buffer that would keep the key, and never reads standard input as a key twice:
-//! the second would be empty.
+//! Guarantees: no buffer that would keep the key is used, and standard input is read as a key only once: a second read
+//! would be empty.
 
 use super::Location;
 use super::bytes::{KEY_MAX, read_key};
@@ -78,27 +78,27 @@ impl KeyProvider for Fd {
     }
 }
 
-/// Closes a descriptor that was inherited, but for the standard ones.
+/// Closes an inherited descriptor, except a standard one.
 #[allow(unsafe_code)]
 fn close(fd: RawFd) {
-    // Refused where this process has opened it itself.
+    // Refused if this process has opened it itself.
     if fd > 2 && duplicate(fd).is_ok() {
-        // SAFETY: nothing in this process owns a descriptor that was inherited under a number, and nobody uses it
-        // between that look and this.
+        // SAFETY: nothing in this process owns a descriptor that was inherited under a number, and no other code uses
+        // it between that look and this.
         unsafe { rustix::io::close(fd) };
     }
 }
 
-/// A descriptor of our own for what `fd` is. Opening `/dev/fd/N` instead would ask for the file's permissions again,
-/// which a pipe from another user refuses.
+/// Duplicates the descriptor `fd`. Opening `/dev/fd/N` instead would check the file's permissions again, which fails
+/// for another user's pipe.
 ///
-/// One that this process opened itself is as good as not open: such have close-on-exec set, which no inherited one can
-/// have.
+/// A descriptor that this process opened itself counts as not open: those have close-on-exec set, which an inherited
+/// one cannot have.
 #[allow(unsafe_code)]
 fn duplicate(fd: RawFd) -> io::Result<File> {
-    // SAFETY: the borrow ends with this call, which reads the descriptor table and nothing else: a number that nobody
-    // has open is answered by EBADF. What is then read is shared with the owner of `fd` as with any inherited
-    // descriptor, and no memory is.
+    // SAFETY: the borrow ends with this call, which only reads the descriptor table: EBADF is the answer for a number
+    // that is not open. What is then read is shared with the owner of `fd` as with any inherited descriptor, and no
+    // memory is.
     let borrowed = unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) };
     if rustix::io::fcntl_getfd(borrowed)?.contains(rustix::io::FdFlags::CLOEXEC) {
         return Err(rustix::io::Errno::BADF.into());

@@ -1,7 +1,7 @@
-//! TLS 1.2 and 1.3 to a key server: the options that say whom to trust and who we are, and what an error of TLS means.
+//! TLS 1.2 and 1.3 to a key server: the options for trust and identity, and the meaning of TLS errors.
 //!
-//! Guarantees: a CA named in the options is the only one trusted; a client certificate and its key are proven to belong
-//! together before anything is sent.
+//! Guarantees: a CA in the options is the only one that is trusted; a client certificate and its key are checked to
+//! match before anything is sent.
 
 use super::bytes::percent_decoded;
 use crate::fault::{Cause, ServerFault};
@@ -15,23 +15,23 @@ use std::sync::Arc;
 use std::time::Duration;
 use zeroize::Zeroizing;
 
-/// How long a server may take in all, unless told otherwise.
+/// The default limit for a whole exchange with a server.
 const TIMEOUT_DEFAULT: Duration = Duration::from_secs(10);
 const TIMEOUT_SECS_MAX: u64 = 600;
 
-/// Options of an address, behind its `#`: `ca=FILE&cert=FILE&key=FILE&timeout=SECONDS`. They are never sent.
+/// Options of an address, after its `#`: `ca=FILE&cert=FILE&key=FILE&timeout=SECONDS`. They are never sent.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Options {
-    /// trust this CA alone, not the system's
+    /// trust only this CA, not the system's
     pub ca: Option<PathBuf>,
     /// our certificate and its key
     pub client: Option<(PathBuf, PathBuf)>,
-    /// for everything together, from looking up the name to the last byte
+    /// limit for everything together, from resolving the name to the last byte
     pub timeout: Duration,
 }
 
 impl Options {
-    /// Options joined by `&`; values are percent-encoded where they hold `%`, `&` or `#`.
+    /// Options joined by `&`; `%`, `&` and `#` in values are percent-encoded.
     pub(super) fn parse(text: &str) -> Option<Options> {
         let (mut ca, mut cert, mut key, mut timeout) = (None, None, None, TIMEOUT_DEFAULT);
         for option in text.split('&').filter(|o| !o.is_empty()) {
@@ -50,7 +50,7 @@ impl Options {
         }
         let client = match (cert, key) {
             (Some(cert), Some(key)) => Some((cert, key)),
-            // One PEM file may hold both.
+            // One PEM file may contain both.
             (Some(both), None) => Some((both.clone(), both)),
             (None, None) => None,
             (None, Some(_)) => return None,
@@ -66,22 +66,22 @@ impl Options {
         }
     }
 
-    /// Who we are, if the options say so.
+    /// The client's identity, if the options have one.
     pub(super) fn identity(&self) -> Result<Option<Identity>, SourceError> {
         self.client.as_ref().map(|(cert, key)| Identity::read(cert, key)).transpose()
     }
 
-    /// A client of rustls that does as these options say.
+    /// A configuration of rustls with these options.
     #[cfg(feature = "kmip")]
     pub(super) fn config(&self) -> Result<ClientConfig, SourceError> {
         let mut roots = RootCertStore::empty();
-        // Certificates of the system that cannot be used are not ours to mend; those of a CA file were looked at.
+        // Unusable certificates of the system are skipped; those of a CA file were checked.
         roots.add_parsable_certificates(self.roots()?);
         match self.identity()? {
             Some(Identity { chain, key, pem: _, key_path }) => {
                 client(roots, Some((chain, key))).map_err(|e| unusable(&key_path, e.into()))
             }
-            // There is nothing of ours in it that could be wrong.
+            // Without an identity there is nothing that could be invalid.
             None => Ok(client(roots, None).expect("TLS 1.2 and 1.3 are compiled in")),
         }
     }
@@ -92,17 +92,17 @@ pub(super) fn provider() -> Arc<CryptoProvider> {
     Arc::new(rustls::crypto::ring::default_provider())
 }
 
-/// Our certificate and its key, which belong together.
+/// The client's certificate and its key, which match.
 pub(super) struct Identity {
-    /// our certificate, then those above it
+    /// the certificate, then its issuers
     pub chain: Vec<CertificateDer<'static>>,
     /// the key
     #[cfg_attr(not(feature = "kmip"), allow(dead_code))]
     pub key: PrivateKeyDer<'static>,
-    /// the file it stands in
+    /// the content of the key's file
     #[cfg_attr(not(feature = "https"), allow(dead_code))]
     pub pem: Zeroizing<Vec<u8>>,
-    /// and where that is
+    /// the path of the key's file
     pub key_path: PathBuf,
 }
 
@@ -111,7 +111,7 @@ impl Identity {
         let chain = certificates("client certificate", cert_path)?;
         let pem = Zeroizing::new(std::fs::read(key_path).map_err(|e| unusable(key_path, e.into()))?);
         let key = PrivateKeyDer::from_pem_slice(&pem).map_err(|e| unusable(key_path, e.into()))?;
-        // Before anything is sent, and because some clients of rustls take it for granted.
+        // Before anything is sent, and because some users of rustls rely on it.
         client(RootCertStore::empty(), Some((chain.clone(), key.clone_key())))
             .map_err(|e| unusable(key_path, e.into()))?;
         Ok(Identity { chain, key, pem, key_path: key_path.into() })
@@ -134,7 +134,7 @@ fn unusable(key_path: &Path, source: Cause) -> SourceError {
     SourceError::Auxiliary { role: "client key", path: key_path.into(), source }
 }
 
-/// What an error of TLS says about the server, or about us.
+/// What a TLS error says about the server, or about this client.
 pub(super) fn fault(error: rustls::Error) -> ServerFault {
     match error {
         rustls::Error::InvalidCertificate(_) | rustls::Error::NoCertificatesPresented => {
@@ -155,9 +155,9 @@ pub(super) fn fault(error: rustls::Error) -> ServerFault {
     }
 }
 
-/// What a write says where the server has turned away already. With TLS 1.3 a client has done its part of the handshake
-/// before the server has looked at its certificate: the server may refuse that, and close, while the first request is
-/// on its way. Why it did then waits to be read.
+/// Whether a write failed because the server has closed the connection. With TLS 1.3 a client's handshake is complete
+/// before the server has checked its certificate: the server may refuse that, and close, while the first request is on
+/// its way. The reason can still be read.
 pub(super) fn turned_away(error: &io::Error) -> bool {
     matches!(
         error.kind(),
@@ -170,7 +170,7 @@ fn auxiliary(role: &'static str, path: &Path) -> impl FnOnce(pem::Error) -> Sour
     move |source| SourceError::Auxiliary { role, path, source: Box::new(source) }
 }
 
-/// The certificates of a CA file; every one must be usable.
+/// The certificates of a CA file. Every one must be usable.
 fn pinned(path: &Path) -> Result<Vec<CertificateDer<'static>>, SourceError> {
     let certs = certificates("CA file", path)?;
     let mut store = RootCertStore::empty();

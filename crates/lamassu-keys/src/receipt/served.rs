@@ -5,7 +5,7 @@ use data_encoding::HEXLOWER;
 use lamassu_crypto::{Secret, wrap};
 use serde::{Deserialize, Serialize};
 
-/// What it is of: the member `format`.
+/// The value of the member `format`.
 pub const FORMAT: &str = "lamassu-key-receipt";
 
 /// A receipt. Times are Unix seconds, byte strings hex.
@@ -20,7 +20,7 @@ pub struct KeyReceipt {
     pub by: By,
     /// SHA-256 of the certificate of the server's authority
     pub server: String,
-    /// what the server says
+    /// what the server says about the key
     pub gone: GoneKey,
     /// what cannot be known, in words
     pub cannot_know: Vec<String>,
@@ -31,7 +31,7 @@ pub struct KeyReceipt {
     signature: Option<String>,
 }
 
-/// What a server says of a key that it has deleted.
+/// A server's statement about a key that it has deleted.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GoneKey {
@@ -39,17 +39,17 @@ pub struct GoneKey {
     pub key: String,
     /// when it was made
     pub made: u64,
-    /// the host that had it made
+    /// the host that made it
     pub made_by: String,
-    /// tells whether a key that turns up is this one, and nothing else
+    /// identifies the key if a copy turns up, and reveals nothing else
     pub digest: String,
     /// when it was deleted
     pub deleted: u64,
-    /// hosts that were granted it to the end
+    /// hosts that had a grant at the end
     pub granted: Vec<String>,
     /// hosts that were given it, as far as the audit log goes back, and when last
     pub given: Vec<Given>,
-    /// when backups of the server were made while it was there, as far as the audit log goes back: they have it,
+    /// times of the server's backups while the key existed, as far as the audit log goes back: they have the key,
     /// wrapped
     pub backups: Vec<u64>,
 }
@@ -64,7 +64,7 @@ pub struct Given {
     pub last: u64,
 }
 
-/// What tells whether a key is the one that a receipt is of.
+/// The digest that identifies the key of a receipt.
 pub fn digest(key: &Secret<32>) -> String {
     HEXLOWER.encode(wrap::hkdf::<32>(key.expose(), b"", b"lamassu v1 receipt served key").expose())
 }
@@ -86,7 +86,7 @@ impl Form for KeyReceipt {
 }
 
 impl KeyReceipt {
-    /// A receipt, signed. `server`: the digest of its authority's certificate, hex.
+    /// Makes and signs a receipt. `server`: the digest of its authority's certificate, hex.
     pub fn signed(server: &str, gone: GoneKey, audit: &AuditKey) -> KeyReceipt {
         let mut receipt = KeyReceipt {
             format: FORMAT.into(),
@@ -108,7 +108,7 @@ impl KeyReceipt {
         self.indented()
     }
 
-    /// Reads a receipt that the audit key with this public half has signed.
+    /// Parses a receipt, and verifies the signature of the audit key with this public half.
     ///
     /// # Errors
     /// [`ReceiptError`].

@@ -13,46 +13,46 @@ use tonic::{Code, Response, Status};
 /// Why a server gave no key, or made none.
 #[derive(Debug, thiserror::Error)]
 pub enum KeyRefused {
-    /// There is none of this name, or this host was not granted it: a server does not tell which.
+    /// No key has this name, or this host was not granted it: the server does not say which.
     #[error("there is no such key, or this host was not granted it")]
     Unknown,
-    /// It was made already.
+    /// The key exists already.
     #[error("the key was made already")]
     Exists,
-    /// An administrator has it given to nobody.
+    /// An administrator has retired the key.
     #[error("the key was retired")]
     Retired,
-    /// It is gone.
+    /// The key was deleted.
     #[error("the key was deleted")]
     Deleted,
-    /// The server has no master key, or is an earlier one.
+    /// The server has no master key, or has an earlier version.
     #[error("the server keeps no keys")]
     KeepsNone,
-    /// What came is none.
+    /// The server's answer has the wrong length for a key.
     #[error("what the server gives has {found} bytes, and is no key")]
     Length {
         /// its bytes
         found: usize,
     },
-    /// What comes is no answer to what was asked.
+    /// The server's answer does not fit the request.
     #[error("the server's answer makes no sense")]
     Garbled,
-    /// This host has asked for as much as it may.
+    /// This host has exceeded its limit.
     #[error("this host asks for more than it may")]
     Limited {
-        /// when it may again
+        /// the time until it may ask again
         again: Duration,
     },
-    /// As with any other call.
+    /// An error that any call can have.
     #[error(transparent)]
     Server(#[from] AnchorError),
 }
 
-/// When who is told nothing of it may ask again.
+/// The time until the next request, if the server does not say it.
 const AGAIN_BY_DEFAULT: Duration = Duration::from_millis(50);
 
 impl Connection {
-    /// The key of a name.
+    /// Gets the key with this name.
     ///
     /// # Errors
     /// [`KeyRefused`].
@@ -61,7 +61,7 @@ impl Connection {
         Secret::from_slice(&given.key).ok_or(KeyRefused::Length { found: given.key.len() })
     }
 
-    /// Has a key of a name made.
+    /// Lets the server make a key with this name.
     ///
     /// # Errors
     /// [`KeyRefused`].
@@ -69,7 +69,7 @@ impl Connection {
         self.keys_answer(self.keys().make_key(proto::KeyName { name: name.into() })).map(drop)
     }
 
-    /// The public key of a key that evaluates; it is made if it is not there.
+    /// The public key of an evaluating key, which is made if it does not exist.
     ///
     /// # Errors
     /// [`KeyRefused`].
@@ -78,7 +78,7 @@ impl Connection {
         opened.public.try_into().map_err(|_| KeyRefused::Garbled)
     }
 
-    /// Has a key evaluate up to [`lamassu_crypto::oprf::BATCH_MAX`] blinded elements.
+    /// Lets a key evaluate up to [`lamassu_crypto::oprf::BATCH_MAX`] blinded elements.
     ///
     /// # Errors
     /// [`KeyRefused`].
@@ -113,7 +113,7 @@ impl Connection {
             Code::DataLoss => KeyRefused::Deleted,
             Code::Unimplemented => KeyRefused::KeepsNone,
             _ => match fault(status) {
-                // Of the codes above none is left that speaks of vaults.
+                // The remaining codes are about vaults, and do not apply to keys.
                 ServerFault::Ended => KeyRefused::Server(self.garbled("a session that there is none of")),
                 fault => KeyRefused::Server(self.error(fault)),
             },

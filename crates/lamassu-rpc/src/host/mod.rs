@@ -1,11 +1,11 @@
-//! A host's side: joining, a connection, a session, and the table of an anchor that a server keeps.
+//! The host's side: joining, a connection, a session, and the table of an anchor that a server keeps.
 //!
 //! | module | what it does |
 //! |---|---|
-//! | this one | joining; connections, and what their errors mean |
-//! | `session` | leases: a thread of its own beats, resumes, and ends |
-//! | `mirrored` | the table: read from this host's copy, committed at the server |
-//! | `turns` | a vault that several hosts have by turns |
+//! | this one | joining; connections, and the meaning of their errors |
+//! | `session` | leases: a task sends heartbeats, reconnects, and ends the session |
+//! | `mirrored` | a table that is read from this host's copy, and committed at the server |
+//! | `turns` | a vault that several hosts use by turns |
 //! | `keys` | keys that a server keeps |
 
 mod keys;
@@ -45,20 +45,21 @@ use tokio_rustls::client::TlsStream;
 use tonic::transport::{Channel, Endpoint, Uri};
 use tonic::{Code, Status};
 
-/// For the network to answer, and for a handshake.
+/// How long connecting may take, and how long a handshake.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Where a server has several addresses: the next one is tried after this time (as RFC 8305 recommends).
+/// If a server has several addresses, the time before the next one is tried (as RFC 8305 recommends).
 const NEXT_AFTER: Duration = Duration::from_millis(250);
-/// A connection that shows no life for so long is given up.
+/// A connection without any sign of life for this long is closed.
 const DEAD_AFTER: Duration = Duration::from_secs(5);
-/// For one call.
+/// How long one call may take.
 const CALL_TIMEOUT: Duration = Duration::from_secs(20);
 /// Longest name of a host.
 const NAME_MAX: usize = 63;
 
 type Result<T> = std::result::Result<T, AnchorError>;
 
-/// The threads that drive connections. Started with the first one: a process that forks has none before.
+/// The threads that drive connections. They start with the first connection, so that a process that forks before has
+/// none.
 fn runtime() -> Result<&'static Runtime> {
     static RUNTIME: OnceLock<io::Result<Runtime>> = OnceLock::new();
     let build = || Builder::new_multi_thread().worker_threads(1).thread_name("lamassu-rpc").enable_all().build();
@@ -68,21 +69,21 @@ fn runtime() -> Result<&'static Runtime> {
     })
 }
 
-/// Waits for a future, from a thread that is not the runtime's.
+/// Waits for a future, from a thread outside of the runtime.
 fn wait<T>(future: impl Future<Output = T>) -> Result<T> {
     Ok(runtime()?.block_on(future))
 }
 
-/// What this host found out when it joined.
+/// The result of joining.
 #[derive(Debug)]
 pub struct Joined {
-    /// the host's name, as the server has it
+    /// the host's name at the server
     pub host: String,
     /// the server's address
     pub server: String,
 }
 
-/// Joins a server with a token; what is found out is kept below `all`.
+/// Joins a server with a token. The identity is stored below `all`.
 ///
 /// # Errors
 /// [`AnchorError::Server`].
@@ -97,9 +98,9 @@ pub fn join(all: &Path, token: &Token) -> Result<Joined> {
     let request = proto::PublicKey { spki: key.public() };
     let joined = connection.call(HostsClient::new(connection.channel.clone()).join(request));
     let joined = joined.map_err(|error| match (error, authority.get()) {
-        // The handshake was done, as far as this side sees it: then it is the token that the server does not take.
+        // The handshake succeeded on this side, so the server did not accept the token.
         (AnchorError::Server { fault: ServerFault::Unreachable { .. }, .. }, Some(_)) => {
-            let detail = "the token was used, or its time is over: `lamassu-server enrol` prints another".into();
+            let detail = "the token was used, or has expired: `lamassu-server enrol` prints another".into();
             connection.error(ServerFault::Refused { detail })
         }
         (error, _) => error,
@@ -117,15 +118,15 @@ pub fn join(all: &Path, token: &Token) -> Result<Joined> {
     Ok(Joined { host, server: server.clone() })
 }
 
-/// A connection to a server that this host has joined. Cheap to clone; it comes back by itself.
+/// A connection to a server that this host has joined. Cheap to clone; it reconnects by itself.
 #[derive(Clone, Debug)]
 pub struct Connection {
     server: Arc<str>,
     channel: Channel,
 }
 
-/// A connection to the first of these that takes one. Of several servers one serves; another may be stopped, or gone
-/// without a word: so they are tried beside each other, one a little after the other.
+/// Connects to the first of these addresses that answers. Of several servers only one serves; another may have stopped
+/// or be unreachable. So attempts overlap, each starting a little after the one before.
 async fn connect_any(addresses: &[SocketAddr], tls: &TlsConnector) -> io::Result<TlsStream<TcpStream>> {
     let mut tries = JoinSet::new();
     for (number, address) in (0..).zip(addresses.iter().copied()) {
@@ -149,7 +150,7 @@ async fn connect_any(addresses: &[SocketAddr], tls: &TlsConnector) -> io::Result
 }
 
 impl Connection {
-    /// To the server at `server`, `HOST:PORT`, as who this host is there.
+    /// Connects to the server at `server`, `HOST:PORT`, with this host's identity there.
     ///
     /// # Errors
     /// [`AnchorError::Server`].
@@ -160,7 +161,7 @@ impl Connection {
         Connection::with(server, tls::client(&identity.ok_or_else(not_joined)?).map_err(failed)?, None)
     }
 
-    /// `shown`: gets the certificates that the server shows.
+    /// `shown` receives the certificates of the server.
     fn with(
         server: &str,
         config: ClientConfig,
@@ -168,7 +169,7 @@ impl Connection {
     ) -> Result<Connection> {
         let unreachable =
             |detail: String| AnchorError::Server { server: server.into(), fault: ServerFault::Unreachable { detail } };
-        // Once: a process that is confined later finds no names any more.
+        // Resolved once: a process that is confined later cannot resolve names any more.
         let addresses: Arc<[SocketAddr]> =
             server.to_socket_addrs().map_err(|error| unreachable(error.to_string()))?.collect();
         let tls = TlsConnector::from(Arc::new(config));
@@ -208,22 +209,22 @@ impl Connection {
         SessionsClient::new(self.channel.clone())
     }
 
-    /// Reports integrity events of a vault, each a JSON document (`docs/alerts.md`), and how many more there were that
-    /// are forgotten. No more than [`crate::FINDINGS_MAX`], and [`crate::REPORT_MAX`] bytes.
+    /// Reports integrity events of a vault, each a JSON document (`docs/alerts.md`), and the number of further events
+    /// that were dropped. At most [`crate::FINDINGS_MAX`] events, and [`crate::REPORT_MAX`] bytes.
     ///
     /// # Errors
-    /// [`AnchorError::Server`]: the server may have it all the same.
+    /// [`AnchorError::Server`]: the server may have received it nevertheless.
     pub fn report(&self, vault: &[u8; 16], events: Vec<String>, lost: u64) -> Result<()> {
         let findings = proto::Findings { vault: vault.to_vec(), events, lost };
         self.call(AlertsClient::new(self.channel.clone()).report(findings)).map(drop)
     }
 
-    /// One call, within its time.
+    /// Makes one call, with a time limit.
     fn call<T>(&self, call: impl Future<Output = std::result::Result<tonic::Response<T>, Status>>) -> Result<T> {
         self.answer(call)?.map_err(|status| self.failed(&status))
     }
 
-    /// The same, for who looks at the status.
+    /// The same, but returns the status.
     fn answer<T>(
         &self,
         call: impl Future<Output = std::result::Result<tonic::Response<T>, Status>>,
@@ -233,7 +234,7 @@ impl Connection {
         Ok(done.map(tonic::Response::into_inner))
     }
 
-    /// The next message of a stream, within its time.
+    /// The next message of a stream, with a time limit.
     fn in_time<T>(&self, message: impl Future<Output = std::result::Result<T, Status>>) -> Result<T> {
         let done = wait(async { tokio::time::timeout(CALL_TIMEOUT, message).await })?;
         done.unwrap_or_else(|_| Err(Status::unavailable("no answer in time"))).map_err(|status| self.failed(&status))
@@ -247,13 +248,13 @@ impl Connection {
         self.error(ServerFault::Failed { detail: format!("a message of it makes no sense: {what}") })
     }
 
-    /// What a status means.
+    /// The error that a status stands for.
     fn failed(&self, status: &Status) -> AnchorError {
         self.error(fault(status))
     }
 }
 
-/// What this host itself got wrong.
+/// An error in this host's own files.
 fn own(server: &str, error: &TlsError) -> AnchorError {
     AnchorError::Server { server: server.into(), fault: ServerFault::Failed { detail: error.to_string() } }
 }
@@ -262,7 +263,7 @@ fn fault(status: &Status) -> ServerFault {
     if let Some(error) = cause::<rustls::Error>(status) {
         let detail = error.to_string();
         return match error {
-            // The server's word on this host's key.
+            // The server rejected this host's key.
             rustls::Error::AlertReceived(_) => ServerFault::Refused { detail },
             _ => ServerFault::Untrusted { detail },
         };
@@ -275,7 +276,7 @@ fn fault(status: &Status) -> ServerFault {
         return ServerFault::Policy { rule: rule.into(), what: detail };
     }
     match status.code() {
-        // Not a word of the server: its connection broke, in whatever way.
+        // The status was not sent by the server: the connection broke.
         Code::Internal if status.source().is_some() => ServerFault::Unreachable { detail },
         Code::NotFound => ServerFault::UnknownVault,
         Code::FailedPrecondition => ServerFault::InUse { by: detail },
@@ -290,7 +291,7 @@ fn fault(status: &Status) -> ServerFault {
     }
 }
 
-/// The first of an error's causes that is of this type, also where the system's error carries it.
+/// The first error of this type among a status's causes, also inside an [`io::Error`].
 fn cause<T: StdError + 'static>(status: &Status) -> Option<&T> {
     let mut next = status.source();
     while let Some(error) = next {

@@ -1,7 +1,7 @@
-//! A vault by turns: any number of hosts have it whole, one after the other, or read it together (rules R1 to R13 of
+//! A vault by turns: several hosts use it as a whole, one after the other, or read it together (rules R1 to R13 of
 //! `docs/sharing.md`).
 //!
-//! Lock: the copy, which who takes a turn holds until it has it.
+//! Locks: `copy` is held while a turn is being taken, then `attended`.
 
 use super::mirrored::copy::{existing, noted, session_of, up_to_date};
 use super::mirrored::reconcile;
@@ -17,10 +17,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// Sessions that end one after the other while a turn is waited for.
+/// Sessions that may end while one turn is waited for.
 const SESSIONS_MAX: usize = 8;
 
-/// A session that has the vault by turns. Dropped, or by [`Turns::leave`], it ends.
+/// A session that uses the vault by turns. It ends when this is dropped, or by [`Turns::leave`].
 pub struct Turns {
     connection: Connection,
     vault: [u8; 16],
@@ -30,35 +30,35 @@ pub struct Turns {
     has_left: AtomicBool,
 }
 
-/// This host's copy of the table, which is locked as long as it is open.
+/// This host's copy of the table. Its file is locked while it is open.
 struct Copy {
     table: Option<Arc<DiskTable>>,
-    /// Who wrote it last.
+    /// The table that last wrote it.
     last: Weak<Mirrored>,
 }
 
 /// What the holder of a turn is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Told {
-    /// Another host wants the vault: pass it on soon, within a term at most.
+    /// Another host wants the vault: release it soon, within a term at most.
     Recalled,
-    /// The turn is over: the session has ended, and what was not committed is lost.
+    /// The turn is over: the session has ended, and changes that were not committed are lost.
     Ended,
 }
 
-/// One turn. Dropped, it is passed.
+/// One turn. Dropping it releases the vault.
 pub struct Turn {
     /// the table of this turn, for [`lamassu_anchor::Anchor::open`]
     pub table: Arc<Mirrored>,
-    /// An earlier holder ended without passing the vault: what it left is to be put right before anything else, then
-    /// [`Turn::taken_over`]. The turn is exclusive, whatever was asked for.
+    /// An earlier holder ended without releasing the vault: what it left must be recovered first, then
+    /// [`Turn::taken_over`] is called. The turn is exclusive, whatever mode was requested.
     pub takes_over: bool,
     /// head of the table when the turn began
     pub head: Head,
-    /// What was changed since this host's copy was written last, in order; `None`: perhaps everything.
+    /// The changes since this host's copy was last written, in order; `None`: unknown, so perhaps everything changed.
     pub changed: Option<Vec<Change>>,
     mode: Mode,
-    /// The session does not end before.
+    /// Keeps the session alive.
     _turns: Arc<Turns>,
 }
 
@@ -66,7 +66,7 @@ fn fault(error: &AnchorError) -> Option<&ServerFault> {
     if let AnchorError::Server { fault, .. } = error { Some(fault) } else { None }
 }
 
-/// Does something again until a server that is away is back, for so long.
+/// Repeats a call while the server is unreachable, for a limited time.
 fn patiently<T>(patience: Duration, mut act: impl FnMut() -> Result<T>) -> Result<T> {
     let until = Instant::now() + patience;
     loop {
@@ -80,13 +80,13 @@ fn patiently<T>(patience: Duration, mut act: impl FnMut() -> Result<T>) -> Resul
 }
 
 impl Turns {
-    /// Begins a session, which has nothing yet. The copy in `file` is this process's alone from now on.
+    /// Begins a session, which holds nothing yet. From now on only this process uses the copy in `file`.
     ///
     /// # Errors
     /// As [`Mirrored::open`].
     pub fn begin(connection: &Connection, vault: [u8; 16], file: &Path) -> Result<Arc<Turns>> {
         let table = match DiskTable::open(file) {
-            // It is there, so that it can be locked.
+            // Created now, so that it can be locked.
             Err(AnchorError::Missing { .. }) => Some(Arc::new(DiskTable::create(file)?)),
             opened => existing(opened)?,
         };
@@ -103,11 +103,11 @@ impl Turns {
         }))
     }
 
-    /// Waits until this host has the vault in this mode, and brings the copy up to date. Waits for the turn before to
-    /// be passed, too. Where the session has ended another one is begun.
+    /// Waits until this host holds the vault in this mode, and brings the copy up to date. An earlier turn of this host
+    /// must have been passed. If the session has ended, another one begins.
     ///
     /// # Errors
-    /// [`lamassu_anchor::AnchorError::Server`]: `Unreachable` after a term of silence, `Ended` behind [`Turns::leave`];
+    /// [`lamassu_anchor::AnchorError::Server`]: `Unreachable` after a term of silence, `Ended` after [`Turns::leave`];
     /// those of the copy.
     pub fn take(self: &Arc<Self>, mode: Mode) -> Result<Turn> {
         let copy = &mut *self.copy.lock();
@@ -144,7 +144,7 @@ impl Turns {
         Ok(Turn { table, takes_over, head, changed, mode, _turns: self.clone() })
     }
 
-    /// Ends the session, and a turn with it. Nothing is taken by it any more.
+    /// Ends the session, and its turn. No further turn can be taken.
     pub fn leave(&self) {
         self.has_left.store(true, Ordering::SeqCst);
         let attended = self.attended.lock().clone();
@@ -153,7 +153,8 @@ impl Turns {
 }
 
 impl Copy {
-    /// Begins a session, which is noted in the copy. A server that was put back from a backup is told what this knows.
+    /// Begins a session, and stores its number in the copy. A server that was restored from a backup is told what the
+    /// copy has.
     fn attend(&mut self, connection: &Connection, vault: [u8; 16], replaces: Option<u64>) -> Result<Arc<Attended>> {
         let begin = || Attended::begin(connection, vault, Use::ByTurns, replaces);
         let attended = match begin() {
@@ -175,7 +176,7 @@ impl Copy {
         vault: [u8; 16],
         file: &Path,
     ) -> Result<(Arc<DiskTable>, Option<Vec<Change>>)> {
-        // A turn that has ended under its holder.
+        // The last turn may have ended while its holder still has the table.
         if let Some(last) = self.last.upgrade() {
             last.close();
         }
@@ -188,49 +189,49 @@ impl Copy {
     }
 }
 
-/// Waits for what the holder of a turn is told, on another thread. It does not keep the turn.
+/// Waits on another thread for what the holder of a turn is told. It does not keep the turn alive.
 pub struct Listener(Arc<Mirrored>);
 
 impl Listener {
-    /// As [`Turn::wait`]; of a turn that was passed: that it is over.
+    /// As [`Turn::wait`]; [`Told::Ended`] if the turn was passed.
     pub fn wait(&self, time: Duration) -> Option<Told> {
         self.0.session().wait_to_be_told(time)
     }
 }
 
 impl Turn {
-    /// To be told on another thread.
+    /// A listener for another thread.
     pub fn listener(&self) -> Listener {
         Listener(self.table.clone())
     }
 
-    /// How the vault is held.
+    /// The mode in which the vault is held.
     pub fn mode(&self) -> Mode {
         self.mode
     }
 
-    /// What the holder is told, once that is something; `None`: nothing, for so long.
+    /// What the holder is told; `None`: nothing within `time`.
     pub fn wait(&self, time: Duration) -> Option<Told> {
         self.table.session().wait_to_be_told(time)
     }
 
-    /// The same, now.
+    /// The same, without waiting.
     pub fn told(&self) -> Option<Told> {
         self.wait(Duration::ZERO)
     }
 
-    /// What an earlier holder left is put right, and committed.
+    /// Reports that what an earlier holder left has been recovered and committed.
     pub fn taken_over(&self) {
         self.table.session().taken_over();
     }
 
-    /// All is committed, and nothing is cached any more: the vault goes on. The table of this turn fails every call
-    /// with `Ended` from now on.
+    /// Releases the vault. All changes must be committed, and nothing may be cached. From now on every call of this
+    /// turn's table fails with `Ended`.
     pub fn pass(self) {
         drop(self);
     }
 
-    /// Whether what the table says may be believed now.
+    /// Whether reads of the table are valid now.
     pub fn is_good(&self) -> bool {
         self.table.standing() == Standing::Good
     }

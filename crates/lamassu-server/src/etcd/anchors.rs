@@ -1,4 +1,4 @@
-//! The rows of anchors in etcd. What puts an anchor in the place of another changes one key: its generation.
+//! The rows of anchors in etcd. An anchor replaces another by a change of one key: the vault's generation.
 
 use super::{Cluster, Op, behind};
 use crate::anchor_store::{AnchorStore, NewAnchor};
@@ -12,7 +12,7 @@ use std::io;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-/// The name of the list of anchors, among what transactions are made on.
+/// The name of the list of anchors in `last/NAME`.
 const LIST: &str = "anchors";
 const ANCHORS: &str = "anchors/";
 const AWAY: &str = "away/";
@@ -23,7 +23,7 @@ const ROWS: &str = "rows/";
 pub struct EtcdAnchors(Arc<Cluster>);
 
 impl EtcdAnchors {
-    /// Those in a cluster; as the leader. What was being put when another led is removed.
+    /// The anchors in a cluster; for the leader. Rows that were being put under an earlier leader are removed.
     ///
     /// # Errors
     /// [`ServerError::Etcd`], [`ServerError::NotLeading`].
@@ -38,7 +38,7 @@ impl EtcdAnchors {
         Ok(anchors)
     }
 
-    /// The same where there are none: what a move that was cut off has left is removed.
+    /// The same where there are none: rows that an interrupted move left are removed.
     ///
     /// # Errors
     /// As [`EtcdAnchors::open`].
@@ -55,7 +55,7 @@ impl EtcdAnchors {
     }
 }
 
-/// A number that nothing has.
+/// A number that is in use nowhere.
 ///
 /// # Errors
 /// [`ServerError::NoRandom`].
@@ -65,9 +65,9 @@ pub fn fresh_number() -> Result<String> {
     Ok(HEXLOWER.encode(&number))
 }
 
-/// Removes the rows of what is nobody's.
+/// Removes rows that belong to no anchor.
 fn remove(cluster: &Cluster, generation: &str) -> Result<()> {
-    // Some at a time: as many rows as there can be, at once, would stop etcd for seconds.
+    // In batches: deleting that many rows at once would block etcd for seconds.
     let rows = cluster.key(&format!("{ROWS}{generation}/"));
     loop {
         let page = cluster.page(&rows, &behind(&rows), 0)?;
@@ -118,11 +118,11 @@ impl AnchorStore for EtcdAnchors {
     fn put_away(&self, id: &[u8; 16]) -> Result<bool> {
         let Some(generation) = self.generation(ANCHORS, id)? else { return Ok(false) };
         let id = HEXLOWER.encode(id);
-        // A commit that was cut off belongs to it.
+        // An interrupted commit belongs to the anchor.
         self.0.recover(&generation)?;
         let mut ops = vec![Op::Delete(self.0.key(&format!("{ANCHORS}{id}")))];
         let away = self.0.key(&format!("{AWAY}{id}"));
-        // One is kept, as of files.
+        // One anchor that was put away is kept for each vault, as with files.
         let old = self.0.get(&away)?.map(|old| String::from_utf8_lossy(&old).into_owned());
         ops.extend(old.iter().map(|old| Op::Put(self.0.key(&format!("{NEW}{old}")), Vec::new())));
         ops.push(Op::Put(away, generation.into_bytes()));
@@ -130,7 +130,7 @@ impl AnchorStore for EtcdAnchors {
         old.map_or(Ok(()), |old| remove(&self.0, &old)).map(|()| true)
     }
 
-    /// The cluster has a quota, which it does not tell.
+    /// The cluster's quota cannot be read.
     fn free(&self) -> u64 {
         u64::MAX
     }
@@ -142,7 +142,7 @@ impl AnchorStore for EtcdAnchors {
 
 struct NewRows {
     cluster: Arc<Cluster>,
-    /// `None`: it is in its place.
+    /// `None`: it is installed.
     generation: Option<String>,
     id: [u8; 16],
     table: Arc<EtcdTable>,
@@ -170,19 +170,19 @@ impl NewAnchor for NewRows {
 impl Drop for NewRows {
     fn drop(&mut self) {
         if let Some(generation) = self.generation.take() {
-            // What stays is removed by the next leader.
+            // What remains is removed by the next leader.
             let _ = remove(&self.cluster, &generation);
         }
     }
 }
 
-/// The tables of an anchor.
+/// The table of an anchor.
 struct EtcdTable {
     cluster: Arc<Cluster>,
     generation: String,
-    /// Nobody has it yet but who puts it: a commit may be cut off.
+    /// Only the put that creates it uses it yet, so its commits need not be atomic.
     is_new: bool,
-    /// Held for writing by a commit: a journal is carried out in pieces.
+    /// Held for writing by a commit, which a journal carries out in pieces.
     committing: RwLock<()>,
 }
 
@@ -198,8 +198,8 @@ impl EtcdTable {
         all
     }
 
-    /// Visits rows whose keys begin so. `revision`: 0, or what an earlier part of the same visit was of. Returns
-    /// whether it was stopped, and of what it was.
+    /// Visits rows whose keys have this prefix. `revision`: 0, or the revision of an earlier part of the same visit.
+    /// Returns whether the visit was stopped, and its revision.
     fn visit(
         &self,
         space: Space,
@@ -212,7 +212,7 @@ impl EtcdTable {
         let to = behind(&from);
         loop {
             let page = {
-                // Not in the middle of a commit. Later pages are of the same revision.
+                // The first page must not fall into a commit. Later pages have the same revision.
                 let _whole = (revision == 0).then(|| self.committing.read());
                 self.cluster.page(&from, &to, revision)?
             };

@@ -1,4 +1,4 @@
-//! Where etcd is, and who asks it.
+//! The configuration of etcd: its members, and the credentials.
 
 use crate::{Result, ServerError};
 use etcd_client::{Certificate, ConnectOptions, Identity, TlsOptions};
@@ -15,15 +15,15 @@ use zeroize::Zeroizing;
 pub struct EtcdConfig {
     /// the members, as URLs
     pub endpoints: Vec<String>,
-    /// what all keys of this server begin with, before a slash: one word, so that no server's keys lie below another's
+    /// prefix of all keys of this server, before a slash: one word, so that no server's keys are below another's
     #[serde(default = "default_prefix")]
     pub prefix: String,
-    /// how long a leader that is silent leads yet, s
+    /// how long a silent leader still leads, s
     #[serde(default = "default_seconds")]
     pub leader_seconds: u64,
-    /// authorities that the members' certificates may be of, PEM
+    /// authorities for the members' certificates, PEM
     ca: Option<PathBuf>,
-    /// the server's own certificate there, and its key, PEM
+    /// the server's own certificate, and its key, PEM
     certificate: Option<PathBuf>,
     key: Option<PathBuf>,
     /// a user of etcd, and a file with its password
@@ -40,15 +40,15 @@ fn default_seconds() -> u64 {
 }
 
 impl EtcdConfig {
-    /// What messages call it.
+    /// The name in messages.
     pub fn name(&self) -> String {
         format!("etcd at {}", self.endpoints.join(", "))
     }
 
-    /// What is wrong with it.
+    /// Checks the values.
     ///
     /// # Errors
-    /// In words.
+    /// What is wrong, in words.
     pub fn check(&self) -> std::result::Result<(), String> {
         let is_https = |url: &String| url.starts_with("https://");
         let is_here = |url: &str| {
@@ -61,7 +61,7 @@ impl EtcdConfig {
             return Err("endpoints: name the members, such as \"https://etcd1.example:2379\"".into());
         }
         if let Some(url) = self.endpoints.iter().find(|url| !is_https(url) && !is_here(url)) {
-            // Who is between could change what hosts trust.
+            // An attacker in between could change what hosts trust.
             return Err(format!(
                 "endpoints: {url:?} must begin with https:// (http:// is for members on this machine)"
             ));

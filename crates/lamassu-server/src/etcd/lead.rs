@@ -1,13 +1,13 @@
 //! Which replica leads.
 //!
-//! A leader has made the key `leader`, bound to an etcd lease that it keeps alive. When it is gone another makes it.
-//! Its create revision is compared by each transaction, so that a former leader changes nothing any more, whatever it
-//! knows.
+//! The leader has created the key `leader`, bound to an etcd lease that it keeps alive. When the key is gone, another
+//! replica creates it. Each transaction compares the key's create revision, so that a former leader changes nothing any
+//! more, whatever it believes.
 //!
-//! What a session is told changes nothing in etcd: that its host was heard, that it has a lease. So no reply leaves a
-//! replica before etcd has said, since the reply was made, that it leads ([`Lead::confirm`]). Then every term that a
-//! host counts on began, by the host's sending, before another replica could take over; and who takes over gives what
-//! hosts may still have to nobody for a term, as a server that starts again.
+//! Replies to sessions change nothing in etcd: that a host was heard, that it has a lease. So no reply leaves a replica
+//! until etcd has confirmed, after the reply was made, that the replica leads ([`Lead::confirm`]). A host counts its
+//! term from when it sent its message. So every such term began before another replica could take over. The new leader
+//! grants to others nothing that hosts may still hold until a term has passed, as a restarted server does.
 
 use super::{Cluster, TIMEOUT, said};
 use crate::{Result, ServerError};
@@ -17,22 +17,22 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use tokio::sync::{mpsc::UnboundedSender, watch};
 
-/// The key of who leads.
+/// The key that names the leader.
 pub const LEADER: &str = "leader";
-/// How often a replica that stands by looks whether somebody leads.
+/// How often a standby looks whether there is a leader.
 const LOOKS: Duration = Duration::from_millis(250);
 
-/// Leading. It ends with the process, or when etcd says so.
+/// The right to lead. It ends with the process, or when etcd reports so.
 pub struct Lead {
     cluster: Arc<Cluster>,
     lease: i64,
-    /// How many answers are waited for, and how many of them have come.
+    /// The number of the newest request for confirmation, and of the newest one that was confirmed.
     asked: watch::Sender<u64>,
     confirmed: watch::Receiver<u64>,
 }
 
 impl Cluster {
-    /// Who leads, if somebody does: the address of that.
+    /// The address of the leader, if there is one.
     ///
     /// # Errors
     /// [`ServerError::Etcd`].
@@ -41,7 +41,7 @@ impl Cluster {
         Ok(leader.map(|address| String::from_utf8_lossy(&address).into_owned()))
     }
 
-    /// Leads from now on, if nobody else does.
+    /// Becomes the leader, if there is none.
     fn try_to_lead(&self, address: &str, seconds: u64) -> Result<Option<i64>> {
         if self.leader()?.is_some() {
             return Ok(None);
@@ -52,7 +52,7 @@ impl Cluster {
         let taken = self.ask(|mut client| {
             let is_free = Compare::create_revision(key.clone(), CompareOp::Equal, 0);
             let put = TxnOp::put(key.clone(), address.clone(), Some(PutOptions::new().with_lease(lease)));
-            // One that was made, and whose answer was lost, is found here.
+            // A transaction that succeeded without an answer is found by the read below.
             let txn = Txn::new().when([is_free]).and_then([put]);
             async move { client.txn(txn).await }
         })?;
@@ -75,7 +75,7 @@ impl Cluster {
 }
 
 impl Lead {
-    /// Stands by until nobody else leads, and leads. `is_over`: this replica is to end. `None`: it is.
+    /// Stands by until there is no leader, and becomes it. `is_over`: this replica is to end. `None`: it ended.
     ///
     /// # Errors
     /// [`ServerError::Etcd`].
@@ -99,7 +99,7 @@ impl Lead {
                         last = leader;
                     }
                 }
-                // The cluster may be starting, or have no majority for a while.
+                // The cluster may be starting, or may have lost its majority for a while.
                 Err(ServerError::Etcd { detail, .. }) => {
                     tracing::warn!(%detail, "standing by: {} does not answer", cluster.name);
                 }
@@ -125,7 +125,8 @@ impl Lead {
         Ok(Some(lead))
     }
 
-    /// Waits until etcd has said that this replica led at a moment after this call. False: it does not lead, and ends.
+    /// Waits until etcd has confirmed that this replica led at a moment after this call. False: it does not lead, and
+    /// ends.
     pub async fn confirm(&self) -> bool {
         let mut number = 0;
         self.asked.send_modify(|asked| {
@@ -136,7 +137,7 @@ impl Lead {
         confirmed.wait_for(|confirmed| *confirmed >= number).await.is_ok()
     }
 
-    /// Lets another lead, at once.
+    /// Lets another replica lead at once.
     pub fn give_up(&self) {
         if self.cluster.office.swap(0, Ordering::AcqRel) == 0 {
             return;
@@ -146,14 +147,14 @@ impl Lead {
     }
 }
 
-/// Keeps a lease alive until it is not. Returns why.
+/// Keeps a lease alive. Returns the reason when that fails.
 async fn keep_alive(cluster: &Cluster, lease: i64, term: Duration) -> String {
     let mut last = Instant::now();
     let mut open: Option<(LeaseKeeper, LeaseKeepAliveStream)> = None;
     loop {
         if open.is_none() {
             let mut client = cluster.client.clone();
-            // By then another member may be asked, in time.
+            // Leaves time to ask another member before the lease expires.
             let opened = tokio::time::timeout(term / 4, client.lease_keep_alive(lease)).await;
             open = opened.ok().and_then(|done| done.ok());
         }
@@ -166,7 +167,7 @@ async fn keep_alive(cluster: &Cluster, lease: i64, term: Duration) -> String {
             match tokio::time::timeout(term / 4, kept).await.ok().flatten() {
                 Some(answer) if answer.ttl() > 0 => last = sent,
                 Some(_) => return "etcd has ended the lease of this leader".into(),
-                // By another connection the next time.
+                // Reconnects for the next attempt.
                 None => open = None,
             }
         }
@@ -177,7 +178,7 @@ async fn keep_alive(cluster: &Cluster, lease: i64, term: Duration) -> String {
     }
 }
 
-/// Answers whether this replica leads, as often as it is asked, many at once. Returns why it does not any more.
+/// Confirms that this replica leads, for many requests at once. Returns the reason when it no longer leads.
 async fn answer(
     cluster: &Cluster,
     mut asks: watch::Receiver<u64>,
@@ -187,7 +188,7 @@ async fn answer(
     let (key, office) = (cluster.key(LEADER), cluster.office.load(Ordering::Acquire));
     let mut last = Instant::now();
     loop {
-        // Asked of nobody, it is looked now and then all the same.
+        // Checks now and then also without a request.
         let _ = tokio::time::timeout(term / 3, asks.changed()).await;
         let asked = *asks.borrow_and_update();
         let mut client = cluster.client.clone();
@@ -207,7 +208,7 @@ async fn answer(
             Ok(Err(error)) => tracing::debug!(error = said(&error), "asking who leads"),
             Err(_) => {}
         }
-        // Who waits for an answer is asked about again.
+        // Requests without an answer are tried again.
         if *confirms.borrow() < asked {
             if last.elapsed() > term {
                 return format!("{} has not answered for {} s", cluster.name, term.as_secs());

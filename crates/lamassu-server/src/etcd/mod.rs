@@ -1,32 +1,32 @@
-//! State and anchors in etcd, so that another server goes on where one has ended.
+//! State and anchors in etcd, so that another server can take over when one ends.
 //!
 //! Several servers, *replicas*, have the same directory (authority, policy) and the same cluster. One of them leads and
-//! serves; the others stand by. What the leader knows beyond etcd is what a server knows beyond its disk, so that a
-//! replica that takes over is a server that starts again ([`lamassu_lease::server`]).
+//! serves; the others stand by. The leader keeps in memory what a single server keeps in memory beyond its disk. A
+//! replica that takes over is therefore like a server that restarts ([`lamassu_lease::server`]).
 //!
 //! | key, behind the prefix and a slash | value |
 //! |---|---|
-//! | `leader` | the address of who leads; it is bound to an etcd lease. Its create revision is the leader's *term of office* |
-//! | `authority` | the digest of the authority; without it there is no state |
-//! | `moved` | the number of the move that has put the state here |
+//! | `leader` | the address of the leader, bound to an etcd lease. Its create revision is the leader's *term of office* |
+//! | `authority` | the digest of the authority; if it is missing, there is no state |
+//! | `moved` | the number of the move that put the state here |
 //! | `state/TABLE/KEY` | a row of [`crate::state`] |
 //! | `anchors/VAULT` | the generation whose rows are the vault's anchor |
-//! | `away/VAULT` | the same, of one that was put away |
-//! | `new/GENERATION` | its rows are being put, or are nobody's any more |
+//! | `away/VAULT` | the same, of an anchor that was put away |
+//! | `new/GENERATION` | its rows are being put, or belong to no anchor any more |
 //! | `rows/GENERATION/SPACE KEY` | a row of an anchor |
 //! | `journal/NAME/NUMBER`, `journal/NAME/whole` | a commit that is too large for one transaction |
 //! | `last/NAME` | the number of the last transaction on the state (`state`), an anchor (its generation), or the list of anchors (`anchors`) |
 //!
-//! Fencing: every transaction compares the create revision of `leader` with the term of office of its maker. An etcd
-//! lease may end early, and its holder may not know ([`lead`]); a transaction of its holder then changes nothing.
+//! Fencing: every transaction compares the create revision of `leader` with its sender's term of office. An etcd lease
+//! may end early without its holder's knowing ([`lead`]); a transaction of that holder then changes nothing.
 //!
-//! A transaction that is not answered is made again, by another member, and the first try of it may be carried out much
-//! later. So each also compares the revision of `last/NAME`, and changes it: it is done once, and never behind a later
-//! one. Who opens an anchor changes it first: nothing that was tried before is done after that.
+//! A transaction without an answer is repeated through another member, and its first attempt may be carried out much
+//! later. So each transaction also compares the revision of `last/NAME`, and changes it: it takes effect once, and
+//! never after a later one. Opening an anchor changes it first, so that no earlier attempt takes effect after that.
 //!
-//! A commit too large for one transaction is written to its journal first. With `whole` it is durable; then it is
-//! carried out, in as many transactions as it takes, and again by the next leader, if it was cut off. Nobody reads
-//! before.
+//! A commit too large for one transaction is written to its journal first. With `whole` it is durable. It is then
+//! carried out in as many transactions as it takes, and the next leader repeats it if it was cut off. No reader sees
+//! the rows before that.
 
 pub mod anchors;
 pub mod config;
@@ -50,17 +50,17 @@ use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tonic::Code;
 
-/// Rows that are read at a time, and what they come to at most: a row of an anchor has up to 32 KiB.
+/// Rows that are read at a time, and their bytes at most: a row of an anchor has up to 32 KiB.
 const ROWS_AT_ONCE: i64 = 500;
 const PAGE_BYTES_MAX: usize = 64 << 20;
-/// How long a member of the cluster that does not answer, or has no leader, is asked again.
+/// How long a call is repeated while members do not answer or have no leader.
 const PATIENCE: Duration = Duration::from_secs(10);
 const AGAIN_AFTER: Duration = Duration::from_millis(50);
-/// For one answer.
+/// How long one answer may take.
 const TIMEOUT: Duration = Duration::from_secs(3);
-/// Should never be said: what runs there does not panic.
+/// Should never appear: what runs there does not panic.
 const THREAD: &str = "the thread that asks it has ended";
-/// Members of these versions can lose what they acknowledged (etcd's issue 13766).
+/// Versions whose members can lose what they acknowledged (etcd's issue 13766).
 const UNSAFE_VERSIONS: [&str; 3] = ["3.5.0", "3.5.1", "3.5.2"];
 
 /// A key and its value.
@@ -69,7 +69,7 @@ pub type Pair = (Vec<u8>, Vec<u8>);
 /// The keys of a server in a cluster.
 pub struct Cluster {
     runtime: Handle,
-    /// Dropped, the thread of the runtime ends.
+    /// When it is dropped, the runtime's thread ends.
     _ends: oneshot::Sender<()>,
     client: Client,
     prefix: String,
@@ -77,14 +77,14 @@ pub struct Cluster {
     /// The create revision of `leader` while this process leads; 0: it does not.
     office: AtomicI64,
     lasts: Mutex<HashMap<String, Arc<Mutex<Last>>>>,
-    /// The highest revision that was heard of, and of which cluster it is; 0: none yet.
+    /// The highest revision that was seen, and its cluster's id; 0: none yet.
     seen: AtomicI64,
     cluster: AtomicU64,
-    /// Of the last transaction that was made, with which no other begins that a process makes.
+    /// A counter, so that each transaction of this process has a number of its own.
     transactions: AtomicU64,
 }
 
-/// What is known of `last/NAME`: its revision. Locked while a transaction is made.
+/// The revision of `last/NAME`, if known. Locked during a transaction.
 #[derive(Default)]
 struct Last(Option<i64>);
 
@@ -107,7 +107,7 @@ impl Cluster {
         let (endpoints, options) = (config.endpoints.clone(), config.options(dir)?);
         let name = config.name();
         let failed = |detail: String| ServerError::Etcd { name: config.name(), detail };
-        // A runtime of its own: who waits for etcd may be a thread of another.
+        // A runtime of its own: the waiting thread may belong to another one.
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(|error| failed(error.to_string()))?;
         let handle = runtime.handle().clone();
@@ -150,8 +150,8 @@ impl Cluster {
         ServerError::Etcd { name: self.name.clone(), detail: detail.into() }
     }
 
-    /// That an answer is of the cluster that was asked, and not of a state that was put back: revisions never fall.
-    /// `before`: the highest that was known when it was asked.
+    /// Checks that an answer comes from the same cluster, and not from a restored older state: revisions never fall.
+    /// `before`: the highest revision that was known at the request.
     fn heard(&self, header: Option<&ResponseHeader>, before: i64) -> Result<()> {
         let (revision, cluster) = header.map_or((0, 0), |header| (header.revision(), header.cluster_id()));
         let known = self
@@ -165,7 +165,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// What messages call it.
+    /// The cluster's name in messages.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -174,7 +174,7 @@ impl Cluster {
         format!("{}/{rest}", self.prefix).into_bytes()
     }
 
-    /// Asks, again and again where a member does not answer. What is asked may be done more than once.
+    /// Makes a request, and repeats it if a member does not answer. It may be carried out more than once.
     fn ask<T, F>(&self, ask: impl Fn(Client) -> F) -> Result<T>
     where
         T: Send + 'static,
@@ -212,7 +212,7 @@ impl Cluster {
         Ok(answer.take_kvs().pop().map(|pair| pair.into_key_value().1))
     }
 
-    /// The first rows whose keys are `from` to `to`, the latter excluded, as of a revision; 0: as of now.
+    /// The first rows with keys from `from` to before `to`, as of a revision; 0: as of now.
     ///
     /// # Errors
     /// [`ServerError::Etcd`].
@@ -232,7 +232,7 @@ impl Cluster {
         Ok(Page { pairs, has_more, revision })
     }
 
-    /// Visits all rows whose keys begin so, as of one moment.
+    /// Visits all rows whose keys have this prefix, as of one moment.
     ///
     /// # Errors
     /// [`ServerError::Etcd`]; those of `visit`.
@@ -253,7 +253,7 @@ impl Cluster {
     }
 }
 
-/// The first key behind all that begin so.
+/// The first key after all keys with this prefix.
 pub fn behind(prefix: &[u8]) -> Vec<u8> {
     let mut behind = prefix.to_vec();
     while let Some(last) = behind.last_mut() {
@@ -265,11 +265,11 @@ pub fn behind(prefix: &[u8]) -> Vec<u8> {
             None => drop(behind.pop()),
         }
     }
-    // To etcd: all keys.
+    // For etcd: to the end of all keys.
     vec![0]
 }
 
-/// Why nothing is answered.
+/// Why there is no answer.
 enum Asked {
     Failed(Error),
     Silent,
@@ -282,8 +282,8 @@ async fn in_time<T>(asked: impl Future<Output = std::result::Result<T, Error>>) 
     }
 }
 
-/// Has a runtime of another thread do something, and waits for it. For any thread, also one of another runtime. `None`:
-/// it has panicked.
+/// Runs a future on the runtime of another thread, and waits for it. Any thread may call it, also one of another
+/// runtime. `None`: the future panicked.
 fn wait<T: Send + 'static>(runtime: &Handle, work: impl Future<Output = T> + Send + 'static) -> Option<T> {
     let (done, result) = std::sync::mpsc::sync_channel(1);
     runtime.spawn(async move {
@@ -292,12 +292,12 @@ fn wait<T: Send + 'static>(runtime: &Handle, work: impl Future<Output = T> + Sen
     result.recv().ok()
 }
 
-/// Whether a member may answer that the next time, or another does.
+/// Whether the same member may answer later, or another member now.
 fn is_passing(error: &Error) -> bool {
     match error {
         Error::GRpcStatus(status) => match status.code() {
             Code::Unavailable | Code::DeadlineExceeded | Code::Cancelled | Code::Aborted | Code::Internal => true,
-            // A member that has lost its leader says so.
+            // A member that has lost its leader answers so.
             Code::Unknown => !status.message().contains("duplicate key"),
             _ => false,
         },

@@ -1,4 +1,4 @@
-//! State and anchors in etcd, opened; and moved there.
+//! Opens state and anchors in etcd, and moves them there.
 
 use super::Cluster;
 use super::anchors::{self, EtcdAnchors};
@@ -19,14 +19,14 @@ use std::time::{Duration, Instant};
 
 /// Rows of an anchor that are moved at a time.
 const AT_ONCE: usize = 5000;
-/// How the files end whose content is in etcd.
+/// Suffix of files whose content has moved to etcd.
 const MOVED: &str = "moved";
-/// Until etcd is tried again that does not answer.
+/// Time before etcd is tried again when it does not answer.
 const CONNECTS_AGAIN: Duration = Duration::from_secs(1);
-/// What a move that is under way is noted in.
+/// The file that records a move that is under way.
 const MOVE: &str = "to-etcd";
 
-/// That no other process uses this directory, while the file is open.
+/// Locks the directory against other processes, while the file is open.
 fn lock(dir: &Path) -> Result<fs::File> {
     use rustix::fs::{FlockOperation, flock};
     let lock = fs::File::open(dir).map_err(ServerError::file("open", dir))?;
@@ -34,7 +34,7 @@ fn lock(dir: &Path) -> Result<fs::File> {
     Ok(lock)
 }
 
-/// Opens them, as [`Origin::open`] does.
+/// Opens state and anchors, as [`Origin::open`] does.
 ///
 /// # Errors
 /// As for that.
@@ -61,7 +61,7 @@ pub fn open(
     let (address, seconds) = (config.reached_at(), etcd.leader_seconds);
     let cluster = loop {
         match (connect(), waits) {
-            // It may be starting, too.
+            // etcd may be starting as well.
             (Err(ServerError::Etcd { name, detail }), Waits::Until { is_over, .. }) => {
                 tracing::warn!(detail, "standing by: {name}");
                 if is_over() {
@@ -88,7 +88,7 @@ pub fn open(
     Ok(Some(Origin { state: Arc::new(state), anchors, office }))
 }
 
-/// The same for a server: an administrator's command, or a server that ends, may have it for a moment.
+/// The same for a server: waits while an administrator's command, or a server that is ending, has the lock.
 fn lock_when_free(dir: &Path) -> Result<fs::File> {
     let until = Instant::now() + state::FREE_WITHIN;
     loop {
@@ -99,7 +99,7 @@ fn lock_when_free(dir: &Path) -> Result<fs::File> {
     }
 }
 
-/// Why a command is not carried out where a server runs that does not answer.
+/// Why a command fails if a server runs that does not answer.
 fn stands_by(dir: &Path, etcd: &EtcdConfig) -> Result<ServerError> {
     let cluster = Cluster::connect(dir, etcd)?;
     Ok(match cluster.leader()? {
@@ -113,14 +113,14 @@ fn elsewhere(cluster: &Cluster, leader: Option<String>) -> ServerError {
     ServerError::Elsewhere { name: cluster.name().to_owned(), leader }
 }
 
-/// Leads for a command, if nobody does.
+/// Leads for a command, if there is no leader.
 fn lead_now(cluster: &Arc<Cluster>, address: &str, seconds: u64) -> Result<Arc<Lead>> {
     let elsewhere = |leader| elsewhere(cluster, leader);
     let leader = cluster.leader()?;
     if leader.is_some() {
         return Err(elsewhere(leader));
     }
-    // Once: who comes first has it.
+    // One attempt only: the first to come leads.
     let tried = std::cell::Cell::new(false);
     let (lost, _) = tokio::sync::mpsc::unbounded_channel();
     let lead = Lead::take(cluster, (address, seconds), lost, || tried.replace(true))?;
@@ -130,15 +130,16 @@ fn lead_now(cluster: &Arc<Cluster>, address: &str, seconds: u64) -> Result<Arc<L
     }
 }
 
-/// What was moved.
+/// The result of a move.
 #[derive(Clone, Copy, Debug)]
 pub struct Moved {
     /// how many anchors
     pub anchors: usize,
 }
 
-/// Moves the state and the anchors of a server that does not run into the cluster that its configuration names,
-/// which has none of this prefix. Until the end of it they are in the directory; cut off, it is begun anew.
+/// Moves the state and the anchors of a server into the cluster that its configuration names. The server must not be
+/// running, and the cluster must have no state under this prefix. The directory keeps them until the end; an
+/// interrupted move starts again.
 ///
 /// # Errors
 /// [`ServerError::Config`], [`ServerError::Running`], [`ServerError::FullEtcd`]; those of both.
@@ -155,9 +156,9 @@ pub fn to_etcd(dir: &Path) -> Result<Moved> {
     let authority = HEXLOWER.encode(&Authority::read(dir)?.digest());
     let cluster = Cluster::connect(dir, etcd)?;
     let lead = lead_now(&cluster, &config.reached_at(), etcd.leader_seconds)?;
-    // Looked up as the leader: nobody else puts one meanwhile.
+    // Checked as the leader: no other process writes a state meanwhile.
     if cluster.has_state()? {
-        // Cut off behind its last transaction.
+        // Interrupted after its last transaction.
         let is_own = cluster.was_moved_by(&number)?;
         drop(state);
         return match is_own {
@@ -187,7 +188,7 @@ pub fn to_etcd(dir: &Path) -> Result<Moved> {
     put_files_away(dir, &lead).map(|()| moved)
 }
 
-/// The number of the move of a directory, which is noted there until it is done.
+/// The number of a directory's move, which is stored there until the move is done.
 fn move_number(dir: &Path) -> Result<String> {
     let path = dir.join(MOVE);
     if let Ok(number) = fs::read_to_string(&path) {
@@ -199,7 +200,7 @@ fn move_number(dir: &Path) -> Result<String> {
     Ok(number)
 }
 
-/// The files whose content is in etcd get other names, the state last: with it in its place the move is not done.
+/// Renames the files whose content is in etcd, the state last: while that is in place, the move is not done.
 fn put_files_away(dir: &Path, lead: &Lead) -> Result<()> {
     for name in [anchor_store::DIR, state::FILE] {
         let (from, to) = (dir.join(name), dir.join(format!("{name}.{MOVED}")));

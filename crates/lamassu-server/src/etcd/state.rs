@@ -6,19 +6,19 @@ use crate::state::writing::RowChange;
 use crate::{Result, ServerError, state};
 use std::sync::Arc;
 
-/// What messages call the journal of the state.
+/// The state's name in `last/NAME` and `journal/NAME`.
 const JOURNAL: &str = "state";
-/// What all its keys begin with.
+/// Prefix of the keys of all rows.
 const ROWS: &str = "state/";
-/// Whose state it is.
+/// The key that names the authority of the state's servers.
 const AUTHORITY: &str = "authority";
-/// Who has put it here.
+/// The key with the number of the move that put the state here.
 const MOVED: &str = "moved";
-/// Rows that are put at a time.
+/// Rows that are written at a time.
 const AT_ONCE: usize = 5000;
 
 impl Cluster {
-    /// That the state here is of the servers of an authority.
+    /// Checks that the state belongs to the servers of this authority.
     ///
     /// # Errors
     /// [`ServerError::NothingInEtcd`], [`ServerError::OtherInEtcd`], [`ServerError::Etcd`].
@@ -30,7 +30,7 @@ impl Cluster {
         }
     }
 
-    /// Whether there is a state of any server.
+    /// Whether there is any server's state.
     ///
     /// # Errors
     /// [`ServerError::Etcd`].
@@ -46,7 +46,7 @@ impl Cluster {
         Ok(self.get(&self.key(MOVED))?.is_some_and(|moved| moved == number.as_bytes()))
     }
 
-    /// From here on what is here is the state of the servers of an authority, which the move of a number has put here.
+    /// Declares the rows here to be the state of the servers of an authority, put by the move with this number.
     ///
     /// # Errors
     /// [`ServerError::Etcd`], [`ServerError::NotLeading`].
@@ -55,7 +55,7 @@ impl Cluster {
         self.transact(JOURNAL, &ops.map(|(key, value)| Op::Put(self.key(key), value.as_bytes().to_vec())))
     }
 
-    /// Opens the state; as the leader.
+    /// Opens the state; for the leader.
     ///
     /// # Errors
     /// [`ServerError::Etcd`], [`ServerError::NotLeading`], [`ServerError::Damaged`].
@@ -74,12 +74,12 @@ impl Cluster {
         State::copy_of(self.name.clone().into(), self.clone(), &rows)
     }
 
-    /// Puts all rows of a state where there is none.
+    /// Writes all rows of a state. There must be no state yet.
     ///
     /// # Errors
     /// [`ServerError::Etcd`], [`ServerError::NotLeading`]; those of the state.
     pub fn put_state(&self, state: &State) -> Result<()> {
-        // Of one that was cut off.
+        // Removes what an interrupted move left.
         self.transact(JOURNAL, &[Op::DeleteAll(self.key(ROWS))])?;
         let mut ops = Vec::new();
         state.visit_rows(|row| {

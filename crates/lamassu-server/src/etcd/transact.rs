@@ -1,4 +1,5 @@
-//! Transactions of the leader, and the journals of those that are too large for one. The module above says why.
+//! Transactions of the leader, and the journals of commits that are too large for one transaction. See the parent
+//! module.
 
 use super::{Cluster, lead};
 use crate::{Result, ServerError};
@@ -10,36 +11,37 @@ use std::sync::atomic::Ordering;
 const OPS_MAX: usize = 100;
 /// Bytes of a transaction, and of a part of a journal; etcd takes 1.5 MiB.
 const BYTES_MAX: usize = 1 << 20;
-/// Tries that may be under way when an anchor is opened.
+/// Attempts that may still be under way when an anchor is opened.
 const TRIES_MAX: usize = 8;
 
 /// A change of a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Op {
-    /// A value from now on.
+    /// Sets a value.
     Put(Vec<u8>, Vec<u8>),
-    /// None any more.
+    /// Removes a key.
     Delete(Vec<u8>),
-    /// None for all keys that begin so.
+    /// Removes all keys with this prefix.
     DeleteAll(Vec<u8>),
 }
 
-/// What became of a try.
+/// The result of an attempt.
 enum Tried {
-    /// With this revision.
+    /// Done, at this revision.
     Done(i64),
     NotLeading,
-    /// Something else is the last by now.
+    /// A later transaction has been made.
     Overtaken,
 }
 
 impl Cluster {
-    /// One transaction of the leader, on what `name` says: those on one thing are made one after the other.
+    /// Makes one transaction of the leader, on what `name` says. Transactions on the same name are made one after the
+    /// other.
     pub(super) fn transact(&self, name: &str, ops: &[Op]) -> Result<()> {
         let last = self.lasts.lock().entry(name.to_owned()).or_default().clone();
         let last = &mut *last.lock();
         let key = self.key(&format!("last/{name}"));
-        // Where it fails nothing is known: a try may be carried out yet.
+        // After a failure the revision is unknown: the attempt may still be carried out.
         let known = last.0.take();
         let before = known.map_or_else(|| self.revision_of(&key), Ok)?;
         match self.try_to(&key, before, ops)? {
@@ -48,7 +50,7 @@ impl Cluster {
                 Ok(())
             }
             Tried::NotLeading => Err(ServerError::NotLeading { name: self.name.clone() }),
-            Tried::Overtaken => Err(self.failed("what was given up before was carried out after all: try again")),
+            Tried::Overtaken => Err(self.failed("an earlier attempt was carried out after all: try again")),
         }
     }
 
@@ -57,7 +59,7 @@ impl Cluster {
         if office == 0 {
             return Ok(Tried::NotLeading);
         }
-        // Nobody else writes this: two processes that make the same number have different offices.
+        // The value is unique: two processes with the same number have different terms of office.
         let number = self.transactions.fetch_add(1, Ordering::Relaxed);
         let own = [office.to_le_bytes(), number.to_le_bytes()].concat();
         let seen = self.seen.load(Ordering::Acquire);
@@ -79,7 +81,7 @@ impl Cluster {
             let TxnOpResponse::Get(found) = found else { continue };
             for pair in found.kvs() {
                 leads |= pair.key() == leader && pair.create_revision() == office;
-                // The try before was carried out, and its answer was lost.
+                // The attempt before was carried out, and its answer was lost.
                 done = done.or((pair.key() == key && pair.value() == own).then(|| pair.mod_revision()));
             }
         }
@@ -90,7 +92,7 @@ impl Cluster {
         })
     }
 
-    /// 0: it is not there.
+    /// 0: the key does not exist.
     fn revision_of(&self, key: &[u8]) -> Result<i64> {
         let seen = self.seen.load(Ordering::Acquire);
         let answer = self.ask(|mut client| {
@@ -101,10 +103,10 @@ impl Cluster {
         Ok(answer.kvs().first().map_or(0, |pair| pair.mod_revision()))
     }
 
-    /// From here on nothing is carried out that was tried before, and not answered.
+    /// Makes sure that no earlier attempt without an answer is carried out after this.
     fn end_tries(&self, name: &str) -> Result<()> {
         let mut tried = self.transact(name, &[]);
-        // What is carried out in between is one of those: there are not many.
+        // An attempt that overtakes this is one of those, and there are few.
         for _ in 0..TRIES_MAX {
             match tried {
                 Err(ServerError::Etcd { .. }) => tried = self.transact(name, &[]),
@@ -114,10 +116,11 @@ impl Cluster {
         tried
     }
 
-    /// Makes changes, whole and durable; as the leader alone. `journal`: whose they are, one commit at a time.
+    /// Makes changes durable and atomic; for the leader only. `journal`: what they belong to; one commit of it at a
+    /// time.
     ///
     /// # Errors
-    /// [`ServerError::Etcd`], [`ServerError::NotLeading`]; they may have been made, but for the latter.
+    /// [`ServerError::Etcd`]: they may have been made; [`ServerError::NotLeading`]: they were not.
     pub fn commit(&self, journal: &str, ops: Vec<Op>) -> Result<()> {
         let ops = last_of_each(ops);
         if fits(&ops) {
@@ -128,7 +131,7 @@ impl Cluster {
         self.transact(journal, &[Op::DeleteAll(self.journal(journal))])
     }
 
-    /// Makes changes durable in a journal, from which they are carried out.
+    /// Writes changes to a journal, from which they can be carried out. They are durable when this returns.
     ///
     /// # Errors
     /// As [`Cluster::commit`].
@@ -143,7 +146,7 @@ impl Cluster {
         self.transact(journal, &[whole])
     }
 
-    /// For tests: a journal without its end.
+    /// For tests: an unfinished journal.
     ///
     /// # Errors
     /// As [`Cluster::commit`].
@@ -152,7 +155,7 @@ impl Cluster {
         self.transact(journal, &[Op::Put([&self.journal(journal)[..], b"00000000"].concat(), part.to_vec())])
     }
 
-    /// Makes changes of what nobody reads yet, some of which may be made if this fails.
+    /// Makes changes that no reader sees yet. Some of them may be made if this fails.
     ///
     /// # Errors
     /// As [`Cluster::commit`].
@@ -170,10 +173,10 @@ impl Cluster {
         if piece.is_empty() { Ok(()) } else { self.transact(name, &piece) }
     }
 
-    /// Carries out what a leader before had made durable in a journal, if there is something.
+    /// Carries out a complete journal that an earlier leader left, if there is one.
     ///
     /// # Errors
-    /// As [`Cluster::commit`]; [`ServerError::Etcd`] also where it makes no sense.
+    /// As [`Cluster::commit`]; [`ServerError::Etcd`] also if the journal is invalid.
     pub fn recover(&self, journal: &str) -> Result<()> {
         self.end_tries(journal)?;
         let at = self.journal(journal);
@@ -193,7 +196,7 @@ impl Cluster {
         }
         if let Some(whole) = whole {
             let ops = (whole == parts.to_le_bytes()).then(|| unpack(&packed)).flatten();
-            let ops = ops.ok_or_else(|| self.failed(format!("the journal {journal} makes no sense")))?;
+            let ops = ops.ok_or_else(|| self.failed(format!("the journal {journal} is invalid")))?;
             self.commit_in_pieces(journal, ops)?;
         }
         self.transact(journal, &[Op::DeleteAll(at)])
@@ -204,7 +207,7 @@ impl Cluster {
     }
 }
 
-/// The name in a journal that makes it durable. It sorts behind those of its parts.
+/// The key in a journal that makes it durable. It sorts after the keys of the parts.
 const WHOLE: &[u8] = b"whole";
 
 impl Op {
@@ -227,11 +230,11 @@ impl Op {
 
 fn fits(ops: &[Op]) -> bool {
     let bytes: usize = ops.iter().map(|op| op.parts().1.len() + op.parts().2.len() + 32).sum();
-    // A single one has to be tried as it is.
+    // A single operation is tried whatever its size.
     ops.len() <= 1 || (ops.len() <= OPS_MAX && bytes <= BYTES_MAX)
 }
 
-/// The last change of each key: etcd takes no two in a transaction.
+/// The last change of each key: etcd does not accept two in one transaction.
 fn last_of_each(mut ops: Vec<Op>) -> Vec<Op> {
     let mut seen = HashSet::new();
     ops.reverse();
@@ -240,7 +243,7 @@ fn last_of_each(mut ops: Vec<Op>) -> Vec<Op> {
     ops
 }
 
-/// Each as: its kind, the lengths of its key and value (u32, little-endian), these.
+/// For each change: its kind, the lengths of its key and value (u32, little-endian), the key, the value.
 fn pack(ops: &[Op]) -> Vec<u8> {
     let mut packed = Vec::new();
     for (kind, key, value) in ops.iter().map(Op::parts) {
@@ -254,7 +257,7 @@ fn pack(ops: &[Op]) -> Vec<u8> {
     packed
 }
 
-/// `None`: that is nothing that was packed.
+/// `None`: the bytes are not a packed list.
 fn unpack(mut packed: &[u8]) -> Option<Vec<Op>> {
     let mut ops = Vec::new();
     while let Some((kind, rest)) = packed.split_first() {

@@ -1,4 +1,4 @@
-//! What an administrator asks about keys: who may have which; that one is given to nobody, or gone; another master key.
+//! An administrator's requests about keys: grants, retirement, deletion, and another master key.
 
 use super::{Master, load, source_in};
 use crate::admin::Administered;
@@ -13,13 +13,13 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// What is asked.
+/// A request.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "about")]
 pub enum KeyRequest {
     /// All keys.
     List,
-    /// A host may have a key, and make it if it is not there; or no longer.
+    /// Grants a host a key, which it may also make; or ends the grant.
     Grant {
         /// the host's name
         host: String,
@@ -28,21 +28,21 @@ pub enum KeyRequest {
         /// whether it may
         may: bool,
     },
-    /// A key is given to nobody; or to who was granted it, again.
+    /// Retires a key, or reinstates it.
     Retire {
         /// its name
         key: String,
-        /// whether to nobody
+        /// whether the key is retired
         is_retired: bool,
     },
-    /// A key that was retired is gone.
+    /// Deletes a key that was retired.
     Delete {
         /// its name
         key: String,
     },
 }
 
-/// What is answered.
+/// An answer.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "about")]
 pub enum KeyAnswer {
@@ -53,39 +53,39 @@ pub enum KeyAnswer {
     },
     /// It is done.
     Done {
-        /// whether there is a key of this name
+        /// whether a key of this name exists
         is_there: bool,
     },
-    /// A key is gone.
+    /// The key was deleted.
     Gone {
         /// the digest of the certificate of the server's authority, hex
         server: String,
-        /// what is told of it
+        /// what is known of it
         gone: GoneKey,
     },
 }
 
-/// A key, for people.
+/// A key, as it is shown.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ShownKey {
     /// its name
     pub key: String,
-    /// whether it evaluates for hosts, and is given to none
+    /// whether it evaluates for hosts, and no host gets it
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub evaluates: bool,
-    /// `active`, `retired`, `deleted`; `granted`: it was not made yet
+    /// `active`, `retired`, `deleted`; `granted`: not made yet
     pub state: String,
     /// s since 1970
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub made: Option<u64>,
-    /// the host that had it made
+    /// the host that made it
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub made_by: Option<String>,
     /// hosts that may have it
     pub hosts: Vec<String>,
 }
 
-/// Answers.
+/// Answers a request.
 ///
 /// # Errors
 /// [`ServerError`].
@@ -141,7 +141,7 @@ fn shown(of: &Administered) -> Result<Vec<ShownKey>> {
     Ok(keys.into_iter().map(shown).collect())
 }
 
-/// Assured delete. Of a key that is gone it tells the same again.
+/// Assured delete. For a key that was deleted before it gives the same answer again.
 fn delete(of: &Administered, name: &str) -> Result<KeyAnswer> {
     if let Some(Key::Active(kept) | Key::Retired(kept)) = of.state.key(name)? {
         let mut gone = GoneKey {
@@ -163,12 +163,12 @@ fn delete(of: &Administered, name: &str) -> Result<KeyAnswer> {
     }
 }
 
-/// What the audit log has of a key that is going to be gone.
+/// Adds what the audit log has about a key that is about to be deleted.
 fn look_back(of: &Administered, gone: &mut GoneKey) -> Result<()> {
     let mut given = BTreeMap::new();
     of.state.read_audit(|_, excerpt| {
         for kept in &excerpt.entries {
-            // One that was changed tells nothing.
+            // An entry that was changed is skipped.
             let Ok(Entry { time, event, .. }) = serde_json::from_str(&kept.entry) else { continue };
             match event {
                 Event::KeyGiven { host, key } if key == gone.key => drop(given.insert(host, time)),
@@ -182,7 +182,7 @@ fn look_back(of: &Administered, gone: &mut GoneKey) -> Result<()> {
     Ok(())
 }
 
-/// Whether each key opens, and is the one that was made. `None`: none are kept.
+/// Checks that each key opens, and is the one that was made. `None`: none are kept.
 ///
 /// # Errors
 /// [`ServerError`].
@@ -208,8 +208,8 @@ pub fn check(of: &Administered) -> Result<Option<String>> {
     Ok(Some(format!("{count}, and each opens")))
 }
 
-/// Wraps all keys of a server that does not run under the master key that its configuration names now; `from`: the one
-/// before. Returns how many.
+/// Rewraps all keys under the master key that the configuration names now; `from`: the previous one. The server must
+/// not be running. Returns how many.
 ///
 /// # Errors
 /// [`ServerError`]; [`ServerError::Running`].

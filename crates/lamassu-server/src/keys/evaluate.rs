@@ -1,19 +1,20 @@
-//! Keys that evaluate for hosts: how much a host may ask for, and what is noted of it.
+//! Keys that evaluate for hosts: the limits, and what the audit log records.
 //!
-//! A host has an allowance, which grows with time up to a bound. A batch is answered whole where anything is left of
-//! it; what it takes too much has to grow back first. So a host is slowed down, and none is starved by the size of its
-//! batches. Nothing of this is durable: a server that starts anew begins with full allowances.
+//! A host has an allowance, which grows with time up to a bound. A batch is answered if at least one element of the
+//! allowance is left. It may make the allowance negative, which must recover before the next batch. So a host is slowed
+//! down, and a large batch is still answered. Allowances are in memory only: a restarted server begins with full ones.
 
 use crate::config::Config;
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-/// How often the audit log tells of a host and a key: what a server that is killed has not told is of so long.
+/// How often the audit log is written for a host and a key. A server that is killed loses at most the counts of this
+/// time.
 pub const NOTED_EVERY: Duration = Duration::from_secs(60);
-/// How often it tells that a host asks for too much.
+/// How often the audit log notes that a host exceeds its limit.
 const LIMIT_NOTED_EVERY: Duration = Duration::from_secs(3600);
-/// A host that has to wait is told at least so long.
+/// Shortest wait that a host is told.
 const AGAIN_MIN: Duration = Duration::from_millis(10);
 
 /// See the module's head.
@@ -33,10 +34,10 @@ struct Allowance {
 
 #[derive(Debug, Default)]
 struct Noted {
-    /// when it was told of evaluations, and how many there were that it was not told of
+    /// when evaluations were last noted, and how many there were since
     evaluates: Option<Instant>,
     elements: u64,
-    /// when it was told of the limit
+    /// when the limit was last noted
     limited: Option<Instant>,
 }
 
@@ -51,7 +52,7 @@ impl Evaluations {
         }
     }
 
-    /// Takes a batch off a host's allowance; `Err`: in how long it may ask again.
+    /// Takes a batch off a host's allowance; `Err`: the time until it may ask again.
     pub fn take(&self, host: &str, elements: usize, now: Instant) -> Result<(), Duration> {
         let mut hosts = self.hosts.lock();
         let full = || Allowance { left: self.burst, since: now };
@@ -66,8 +67,7 @@ impl Evaluations {
         Ok(())
     }
 
-    /// Whether the audit log has to tell of what a host asks for, before it is answered: of how many elements since it
-    /// last did, these included.
+    /// Counts elements. `Some`: the audit log must record so many, these included, before the batch is answered.
     pub fn to_note(&self, host: &str, key: &str, elements: usize, now: Instant) -> Option<u64> {
         let mut noted = self.noted.lock();
         let noted = noted.entry((host.to_owned(), key.to_owned())).or_default();
@@ -75,7 +75,7 @@ impl Evaluations {
         noted.take_if_due(now)
     }
 
-    /// The log could not be told of these.
+    /// Counts elements again that could not be recorded.
     pub fn not_noted(&self, host: &str, key: &str, elements: u64) {
         let mut noted = self.noted.lock();
         let noted = noted.entry((host.to_owned(), key.to_owned())).or_default();
@@ -83,8 +83,8 @@ impl Evaluations {
         noted.elements += elements;
     }
 
-    /// What the log has to be told of hosts that have asked for nothing since, by host and key. `all`: also what would
-    /// have time, since the server ends.
+    /// The counts that are due for hosts without newer batches, by host and key. `all`: also those that are not due,
+    /// since the server ends.
     pub fn left_to_note(&self, now: Instant, all: bool) -> Vec<(String, String, u64)> {
         let mut left = Vec::new();
         for ((host, key), noted) in &mut *self.noted.lock() {
@@ -98,7 +98,7 @@ impl Evaluations {
         left
     }
 
-    /// Whether the audit log has to tell that a host asks for too much.
+    /// Whether the audit log must record that a host exceeds its limit.
     pub fn is_limit_to_note(&self, host: &str, key: &str, now: Instant) -> bool {
         let mut noted = self.noted.lock();
         let noted = noted.entry((host.to_owned(), key.to_owned())).or_default();

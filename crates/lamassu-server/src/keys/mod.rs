@@ -2,16 +2,17 @@
 //!
 //! | module | what it does |
 //! |---|---|
-//! | this one | the master key: what keys are wrapped under, and from where that comes |
+//! | this one | the master key, under which keys are wrapped, and its source |
 //! | `service` | the calls of hosts |
-//! | `evaluate` | how much a host may have evaluated, of keys that are never given |
-//! | `admin` | what an administrator asks; assured delete; another master key |
+//! | `evaluate` | limits on evaluations by keys that never leave the server |
+//! | `admin` | requests of an administrator; assured delete; another master key |
 //!
-//! All keys are wrapped under one, which lies in the state in the form of a zone file (`docs/format.md`, section 4): it
-//! opens with the master key, whatever its source, as a vault does with the key of a slot. A key is bound to its name.
+//! All keys are wrapped under one key, which is stored in the state in the form of a zone file (`docs/format.md`,
+//! section 4). The zone opens with the master key, whatever its source, as a vault opens with the key of a slot. A
+//! wrapped key is bound to its name.
 //!
-//! Never: a key on disk that is not wrapped; a key in a log, an error or an answer to an administrator; a key to a host
-//! before the audit log has that it was given.
+//! Never: a key on disk that is not wrapped; a key in a log, an error or an answer to an administrator; a key sent to a
+//! host before the audit log records it.
 
 pub mod admin;
 pub mod evaluate;
@@ -30,18 +31,18 @@ use lamassu_keys::{
 };
 
 const NONCE_LEN: usize = 24;
-/// What a master key is for, where a person is asked.
+/// The purpose of a master key, in a prompt.
 const SUBJECT: &str = "the keys of lamassu-server";
 
-/// What keys are wrapped under.
+/// The key that wraps all others.
 #[derive(Debug)]
 pub struct Master {
     key: Secret<32>,
 }
 
 impl Master {
-    /// That of a server, by its configuration. One that keeps no keys yet keeps some from now on. `None`: it keeps
-    /// none.
+    /// The master of a server, by its configuration. A server without keys makes a zone for them. `None`: it keeps no
+    /// keys.
     ///
     /// # Errors
     /// [`ServerError::Source`], [`ServerError::MasterKey`], [`ServerError::NoMasterKey`]; those of the state.
@@ -61,7 +62,7 @@ impl Master {
         Master::open(&zone, &load(&source, Purpose::Unlock)?).map(Some)
     }
 
-    /// A new one, and what holds it.
+    /// A new one, and the zone that holds it.
     ///
     /// # Errors
     /// [`ServerError::MasterKey`].
@@ -71,7 +72,7 @@ impl Master {
             _ => cost::FALLBACK,
         };
         let slot = NewSlot { material, cost, label: "master key", created: unix_now() };
-        // Of these K_in alone is used.
+        // Only K_in of the zone is used.
         let new = NewZone { suite: Suite::Aes, block_size: 4096, compression: None, outer: false, created: unix_now() };
         let made = create_zone(&new, &slot).and_then(|(file, keys)| Ok((file.to_json()?, keys)));
         let (zone, keys) = made.map_err(ServerError::MasterKey)?;
@@ -79,7 +80,7 @@ impl Master {
         Ok((zone, Master::within(&keys)?))
     }
 
-    /// The one that `zone` holds.
+    /// The one in `zone`.
     ///
     /// # Errors
     /// [`ServerError::MasterKey`].
@@ -94,7 +95,7 @@ impl Master {
         Ok(Master { key: wrap::hkdf(newest.key().expose(), b"", b"lamassu v1 served keys") })
     }
 
-    /// Wraps a key, for its name alone.
+    /// Wraps a key, bound to its name.
     ///
     /// # Errors
     /// [`ServerError::NoRandom`].
@@ -103,7 +104,7 @@ impl Master {
         Ok(HEXLOWER.encode(&[&sealed.0[..], &sealed.1].concat()))
     }
 
-    /// And back; `None`: it is another's, or was changed.
+    /// Unwraps a key; `None`: it belongs to another name, or was changed.
     pub fn unwrap(&self, name: &str, wrapped: &str) -> Option<Secret<32>> {
         let bytes = HEXLOWER.decode(wrapped.as_bytes()).ok()?;
         let (nonce, sealed) = bytes.split_first_chunk::<NONCE_LEN>()?;

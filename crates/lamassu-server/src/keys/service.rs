@@ -1,5 +1,4 @@
-//! The calls of hosts that are about keys. Of a key that is not granted to it a host is told what it is told of one
-//! that there is not.
+//! The calls of hosts about keys. A host cannot distinguish a key that it was not granted from one that does not exist.
 
 use super::Master;
 use crate::service::{Done, Service, caller, garbled, seconds};
@@ -18,11 +17,11 @@ use tonic::{Request, Response, Status};
 
 type Asked<T> = Result<T, KeyRefusal>;
 
-/// What the keys of RFC 9497 are derived for, from what is kept.
+/// Info for deriving the keys of RFC 9497 from stored seeds.
 const OBLIVIOUS: &[u8] = b"lamassu v1 oblivious zone";
 
 impl Service {
-    /// The services, for tonic.
+    /// The service, for tonic.
     pub fn keys(&self) -> KeysServer<Service> {
         KeysServer::new(self.clone()).max_decoding_message_size(KEYS_MESSAGE_MAX)
     }
@@ -31,7 +30,7 @@ impl Service {
         self.master.clone().ok_or_else(|| Status::unimplemented("no keys are kept here"))
     }
 
-    /// What may be said to a host, before anything is changed: most of what is refused takes no transaction.
+    /// Checks without a transaction whether a host may have a key: most refusals need none.
     fn look(&self, host: &Caller, name: &str) -> ServerResult<Asked<Option<Key>>> {
         if !self.state.may_have_key(host, name) {
             return Ok(Err(KeyRefusal::Unknown));
@@ -63,7 +62,7 @@ impl Service {
         }
     }
 
-    /// A key that evaluates, for a host that was granted it.
+    /// The evaluating key that a host was granted.
     fn evaluator(&self, host: &Caller, name: &str, master: &Master) -> ServerResult<Asked<ServerKey>> {
         let kept = match self.look(host, name)? {
             Ok(Some(Key::Active(kept))) if kept.r#use == Use::Evaluates => kept,
@@ -76,10 +75,10 @@ impl Service {
         Ok(seed.map(|seed| ServerKey::derive(&seed, OBLIVIOUS)))
     }
 
-    /// The same; it is made if it is not there.
+    /// The same; the key is made if it does not exist.
     fn opened(&self, host: &Caller, name: &str, master: &Master) -> ServerResult<Asked<ServerKey>> {
         match self.evaluator(host, name, master)? {
-            // Or another call makes it meanwhile.
+            // Another call may have made it meanwhile.
             Err(KeyRefusal::Unknown) => match self.made(host, name, master, Use::Evaluates)? {
                 Ok(()) | Err(KeyRefusal::Exists) => self.evaluator(host, name, master),
                 Err(refusal) => Ok(Err(refusal)),
@@ -88,7 +87,7 @@ impl Service {
         }
     }
 
-    /// Evaluates a batch, within what the host may have.
+    /// Evaluates a batch, within the host's limit.
     fn evaluated(&self, host: &Caller, of: &proto::Blinded, master: &Master) -> Result<proto::Evaluated, Status> {
         let name = &of.name;
         let elements = convert::elements(&of.elements).map_err(garbled)?;
@@ -101,7 +100,8 @@ impl Service {
             if self.evaluations.is_limit_to_note(&host.name, name, now) {
                 self.state.note_evaluations(&host.name, name, 0, true).map_err(internal)?;
             }
-            let mut status = Status::resource_exhausted("this host has asked for as many evaluations as it may");
+            let mut status =
+                Status::resource_exhausted("this host has reached its limit of evaluations (`evaluations_per_second`)");
             let millis = u64::try_from(again.as_millis()).unwrap_or(u64::MAX);
             status.metadata_mut().insert(AGAIN, millis.into());
             return Err(status);

@@ -1,5 +1,5 @@
-//! What an administrator asks of the policy: which rules there are, what they come to for a host and a vault, and which
-//! files do not keep to it.
+//! An administrator's requests about the policy: its rules, their effect on a host and a vault, and the files that do
+//! not comply.
 
 use super::{Patterns, Policy, Rule, Subject, Words, violations};
 use crate::admin::{Administered, id_of};
@@ -15,34 +15,34 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-/// Files of one vault that are named in an answer.
+/// Files of one vault in an answer at most.
 const FOUND_MAX: usize = 10_000;
 
-/// What is asked.
+/// A request.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "about")]
 pub enum PolicyRequest {
     /// The rules.
     Show,
-    /// What is decided of a host in a vault.
+    /// Whether a host may have files of certain profiles in a vault.
     Test {
         /// the host's name
         host: String,
         /// the vault, hex
         vault: String,
-        /// parts of a profile, by commas; without: all profiles
+        /// parts of a profile, separated by commas; `None`: all profiles
         profile: Option<String>,
-        /// by what the file says, not by what is in force
+        /// use the file, not the policy in force
         file: bool,
     },
-    /// Which files do not keep to it.
+    /// Which files do not comply.
     Check {
         /// the vault, hex
         vault: String,
     },
 }
 
-/// What is answered.
+/// An answer.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "about")]
 pub enum PolicyAnswer {
@@ -50,33 +50,33 @@ pub enum PolicyAnswer {
     Rules {
         /// in the order of the file
         rules: Vec<ShownRule>,
-        /// They are in force: of a server that runs. The file may say something else by now.
+        /// Whether they are in force: so for a running server. The file may have changed since.
         in_force: bool,
-        /// what is to be said of the file
+        /// a remark on the file
         note: Option<String>,
     },
-    /// What is decided.
+    /// Whether profiles are allowed.
     Decided {
         /// by profile
         decided: Vec<Decided>,
     },
-    /// Files that do not keep to it.
+    /// Files that do not comply.
     Found {
         /// by object
         files: Vec<Violation>,
-        /// so many more
+        /// how many more there are
         more: u64,
     },
 }
 
-/// A rule, for people.
+/// A rule, as it is shown.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ShownRule {
     /// its name
     pub rule: String,
-    /// of which hosts
+    /// patterns of hosts
     pub hosts: Vec<String>,
-    /// of which vaults
+    /// patterns of vaults
     pub vaults: Vec<String>,
     /// by aspect
     pub forbids: BTreeMap<String, Vec<String>>,
@@ -89,7 +89,7 @@ pub struct ShownRule {
 pub struct Decided {
     /// for people
     pub profile: String,
-    /// the rules that forbid it, each with what; none: it may
+    /// the rules that forbid it, each with what it forbids; empty: it is allowed
     pub forbidden: Vec<(String, String)>,
 }
 
@@ -102,11 +102,11 @@ pub struct Violation {
     pub profile: String,
     /// the first rule that forbids it
     pub rule: String,
-    /// the hosts for which that is so
+    /// the hosts to which that applies
     pub hosts: BTreeSet<String>,
 }
 
-/// All words of a rule, by aspect: those that are forbidden, or those that are required.
+/// The values that a rule forbids or requires, by aspect.
 fn aspects(rule: &Rule, required: bool) -> BTreeMap<String, Vec<String>> {
     fn names<T: Copy>(words: &Words<T>, required: bool, name: fn(T) -> &'static str) -> Vec<String> {
         let values = if required { words.required.as_deref().unwrap_or_default() } else { &words.forbidden };
@@ -130,7 +130,7 @@ fn shown(patterns: &Patterns) -> Vec<String> {
 }
 
 impl Policy {
-    /// For people.
+    /// The rules, as they are shown.
     fn shown(&self) -> Vec<ShownRule> {
         let shown = |rule: &Rule| ShownRule {
             rule: rule.name.clone(),
@@ -143,11 +143,11 @@ impl Policy {
     }
 }
 
-/// The profile that is meant by some of its parts, in a vault of a suite.
+/// The profile given by some of its parts, in a vault of a suite.
 fn profile_of(parts: &str, suite: Suite) -> std::result::Result<Profile, String> {
     let mut choice = Choice::default();
     for part in parts.split(',').map(str::trim) {
-        // No word is a part of two kinds.
+        // No word names parts of two kinds.
         let is_first = if let Some(word) = Protection::from_name(part) {
             choice.protection.replace(word).is_none()
         } else if let Some(word) = KeyKind::from_name(part) {
@@ -166,7 +166,7 @@ fn profile_of(parts: &str, suite: Suite) -> std::result::Result<Profile, String>
     choice.over(Profile::DEFAULT, suite).map_err(|error| error.to_string())
 }
 
-/// Answers.
+/// Answers a request.
 ///
 /// # Errors
 /// [`ServerError`].

@@ -1,12 +1,11 @@
-//! The policy in force, and those that were before it.
+//! The policy in force, and earlier ones.
 //!
-//! A new policy counts at once for whatever begins behind it: a session, a turn, an anchor that is put. What is under
-//! way is told of it with the next reply, and may commit for two terms more what the policy allows that it began under:
-//! a host that keeps to what it is told has committed by then what it had queued. So a reload costs no honest host
+//! A new policy applies at once to whatever begins after it: a session, a turn, an anchor that is put. A session under
+//! way is told of it with the next reply. For two more terms it may commit what the policy allows under which it began.
+//! By then a host that follows what it is told has committed what it had queued, so a reload costs no honest host
 //! anything.
 //!
-//! The text in force is kept beside the file, so that a server that starts with another one knows what hosts were told
-//! last.
+//! The text in force is also stored in a file of its own, so that a restarted server knows what hosts were last told.
 
 use super::{FILE, Policy, Subject, parse};
 use crate::audit::Event;
@@ -26,28 +25,28 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// The text that was in force last, in the server's directory.
+/// The text in force, in the server's directory.
 const APPLIED: &str = "policy.applied";
-/// The text before that. The file is as old as that policy is out of force.
+/// The previous text. The file's age is the time since that policy was replaced.
 const BEFORE: &str = "policy.before";
-/// Between two entries of the audit log on the same.
+/// Minimum time between two entries of the audit log about the same refusal.
 const NOTED_EVERY: Duration = Duration::from_secs(60);
-/// Different refusals that are remembered for that.
+/// Refusals that are remembered for that.
 const NOTED_MAX: usize = 10_000;
 
-/// Where something was refused.
+/// The request that was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum At {
-    /// A session was to begin.
+    /// To begin a session.
     Session,
-    /// Rows were to be committed.
+    /// To commit rows.
     Commit,
-    /// An anchor was to be put.
+    /// To put an anchor.
     Anchor,
 }
 
 impl At {
-    /// As the audit log and the metrics have it.
+    /// Its name in the audit log and the metrics.
     pub const fn name(self) -> &'static str {
         match self {
             At::Session => "session",
@@ -57,14 +56,14 @@ impl At {
     }
 }
 
-/// How many policies there were before.
+/// The number of a policy: how many there were before it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PolicyNo(u64);
 
 struct Earlier {
     number: PolicyNo,
     policy: Arc<Policy>,
-    /// It counts for nobody from then on.
+    /// From then on it counts for no session.
     until: Millis,
 }
 
@@ -75,7 +74,7 @@ struct Inner {
     earlier: Vec<Earlier>,
 }
 
-/// What was refused, to whom.
+/// The host, the vault, the rule, and the request of a refusal.
 type Noted = (String, String, Arc<str>, At);
 
 /// See the module's head.
@@ -88,7 +87,7 @@ pub struct Policies {
     metrics: Metrics,
 }
 
-/// Whether a file was written within a time, or so it seems: the clock may have been set.
+/// Whether a file was written within this time. A time in the future counts too, since the clock may have been set.
 fn is_younger(path: &Path, time: Millis) -> bool {
     let written = path.metadata().and_then(|metadata| metadata.modified());
     written.is_ok_and(|at| at.elapsed().map_or(true, |age| age < Duration::from_millis(time.0)))
@@ -99,16 +98,16 @@ fn digest(text: &str) -> String {
 }
 
 impl Policies {
-    /// That in a server's directory.
+    /// The policies of a server's directory.
     ///
     /// # Errors
     /// [`ServerError::Config`], [`ServerError::File`].
     pub fn start(dir: &Path, terms: Terms, (state, metrics): (Arc<State>, Metrics)) -> Result<Policies> {
         let (policy, text) = Policy::read(dir)?;
-        // One that does not parse, of a later version say, is one that nobody goes by.
+        // A text that does not parse, for example of a later version, was never in force here.
         let applied = super::file::read_text(dir, APPLIED)?.unwrap_or_default();
         let grace = Millis(2 * terms.term().0);
-        // Sessions that come back may have begun under the policy before: they have their grace anew.
+        // Sessions that reconnect may have begun under the previous policy: their grace starts again.
         let before = match is_younger(&dir.join(BEFORE), grace) {
             true => super::file::read_text(dir, BEFORE)?,
             false => None,
@@ -125,7 +124,7 @@ impl Policies {
         Ok(policies)
     }
 
-    /// Takes what the file says now. What makes no sense changes nothing.
+    /// Applies the file's current text. An invalid file changes nothing.
     ///
     /// # Errors
     /// [`ServerError::Config`], [`ServerError::File`].
@@ -140,7 +139,7 @@ impl Policies {
             return Ok(());
         }
         let (path, before) = (self.dir.join(APPLIED), self.dir.join(BEFORE));
-        // What is lost of them at a crash is the grace of those that were told of the one before.
+        // A crash loses these files, and so the grace of sessions that were told of the previous policy.
         fs::write(&before, &self.inner.read().text).map_err(ServerError::file("write", &before))?;
         fs::write(&path, &text).map_err(ServerError::file("write", &path))?;
         let rules = policy.len() as u64;
@@ -155,7 +154,7 @@ impl Policies {
         Ok(())
     }
 
-    /// Another policy is in force.
+    /// Puts another policy in force.
     fn follow(&self, policy: Policy, text: String) {
         let inner = &mut *self.inner.write();
         let at = now();
@@ -166,13 +165,13 @@ impl Policies {
         (inner.now, inner.text) = (Arc::new(policy), text);
     }
 
-    /// That in force.
+    /// The policy in force.
     pub fn now(&self) -> (PolicyNo, Arc<Policy>) {
         let inner = self.inner.read();
         (inner.number, inner.now.clone())
     }
 
-    /// The number of that in force.
+    /// The number of the policy in force.
     pub fn number(&self) -> PolicyNo {
         self.inner.read().number
     }
@@ -182,8 +181,8 @@ impl Policies {
         self.inner.read().text.clone()
     }
 
-    /// What a host may do in a vault that was told of a policy: by that in force, and by each since the one it knew for
-    /// as long as that counts. That in force comes first.
+    /// The limits of a host in a vault that was told of policy `known`: those of the policy in force first, then those
+    /// of each policy since `known` that still counts.
     pub fn limits(&self, subject: &Subject, known: PolicyNo, cache: &mut LimitsCache) -> Vec<Arc<Limits>> {
         let inner = self.inner.read();
         let at = now();
@@ -194,7 +193,7 @@ impl Policies {
         all.into_iter().map(|(_, limits)| limits).collect()
     }
 
-    /// Notes that something was refused, and makes the answer of it.
+    /// Records a refusal, and returns the error for it.
     pub fn refuse(&self, subject: &Subject, at: At, Forbidden { rule, what }: Forbidden) -> Refused {
         self.metrics.policy_refused(at);
         let (host, vault) = (subject.host.clone(), subject.vault.clone());
@@ -208,7 +207,7 @@ impl Policies {
         Refused::Policy { rule: rule.to_string(), what: what.to_string() }
     }
 
-    /// Once in a while: a host can be refused as often as it likes.
+    /// Whether a refusal is to be recorded: not each time, since a host can be refused as often as it likes.
     fn is_to_be_noted(&self, what: Noted) -> bool {
         let noted = &mut *self.noted.lock();
         if noted.get(&what).is_some_and(|at| at.elapsed() < NOTED_EVERY) {
@@ -223,7 +222,7 @@ impl Policies {
         true
     }
 
-    /// Whether the file says something else than what is in force; an error: what is wrong with it.
+    /// Whether the file differs from the policy in force; an error: what is wrong with the file.
     ///
     /// # Errors
     /// [`ServerError::Config`], [`ServerError::File`].
@@ -231,13 +230,13 @@ impl Policies {
         Ok(Policy::read(&self.dir)?.1 != self.text())
     }
 
-    /// The file's name, for people.
+    /// The file's path, for messages.
     pub fn path(&self) -> PathBuf {
         self.dir.join(FILE)
     }
 }
 
-/// What policies come to for one host and vault.
+/// The limits for one host and vault, by policy.
 #[derive(Default)]
 pub struct LimitsCache(HashMap<PolicyNo, Arc<Limits>>);
 

@@ -1,5 +1,5 @@
-//! `policy.toml`: what an administrator writes. Whatever makes no sense is refused with its line: a rule that is read
-//! otherwise than it was meant would forbid nothing.
+//! `policy.toml`, as an administrator writes it. Anything invalid is refused with its line: a rule that is misread
+//! would forbid nothing.
 
 use super::{Patterns, Policy, Rule, Words};
 use crate::config::at_line;
@@ -16,7 +16,7 @@ use toml::Spanned;
 
 /// Its name in the server's directory.
 pub const FILE: &str = "policy.toml";
-/// Longest file, in bytes: the answer of `policy show` has all of it.
+/// Longest file, in bytes: the answer of `policy show` contains all of it.
 const LEN_MAX: usize = 1 << 20;
 const RULES_MAX: usize = 1000;
 
@@ -100,7 +100,7 @@ fn wrong<T>(span: Range<usize>, what: impl Into<String>) -> Found<T> {
     Err(Wrong(span, what.into()))
 }
 
-/// What patterns are of.
+/// The kind of names that patterns match.
 #[derive(Clone, Copy)]
 struct Kind {
     names: &'static str,
@@ -180,7 +180,7 @@ impl Kind {
     }
 }
 
-/// The values of a list, of which each has a name.
+/// The values of a list, each by its name.
 fn values<T: Copy + PartialEq>(list: &List, all: &[T], name: fn(T) -> &'static str) -> Found<Option<Vec<T>>> {
     let Some(list) = list else { return Ok(None) };
     if list.get_ref().is_empty() {
@@ -250,7 +250,7 @@ fn policy(read: Read) -> Found<Policy> {
     Ok(Policy { rules })
 }
 
-/// The policy that a text says.
+/// Parses a policy.
 ///
 /// # Errors
 /// What is wrong, and in which line.
@@ -259,14 +259,14 @@ pub fn parse(text: &str) -> std::result::Result<Policy, String> {
     policy(read).map_err(|Wrong(span, what)| at_line(text, (span != (0..0)).then_some(span), &what))
 }
 
-/// The text in a server's directory, if it is there.
+/// The text in a server's directory, if it exists.
 ///
 /// # Errors
 /// [`ServerError::Config`], [`ServerError::File`].
 pub(super) fn read_text(dir: &Path, name: &str) -> Result<Option<String>> {
     let path = dir.join(name);
     let wrong = |detail: &str| ServerError::Config { path: path.clone(), detail: detail.into() };
-    // A pipe would be waited for.
+    // Opening a pipe would block.
     if path.metadata().is_ok_and(|metadata| !metadata.is_file()) {
         return Err(wrong("it is no regular file"));
     }
@@ -280,12 +280,13 @@ pub(super) fn read_text(dir: &Path, name: &str) -> Result<Option<String>> {
 }
 
 impl Policy {
-    /// Reads that of the server in `dir`, and its text.
+    /// Reads the policy of the server in `dir`, and its text.
     ///
     /// # Errors
     /// [`ServerError::Config`], [`ServerError::File`].
     pub fn read(dir: &Path) -> Result<(Policy, String)> {
-        // A file that somebody is about to replace, or a link that leads nowhere, is no policy without rules.
+        // A missing file is an error: it may be about to be replaced, or be a dangling link. It does not mean a policy
+        // without rules.
         let text = read_text(dir, FILE)?.ok_or_else(|| ServerError::Config {
             path: dir.join(FILE),
             detail: "there is no such file; an empty one has no rules".into(),

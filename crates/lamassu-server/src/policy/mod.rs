@@ -2,17 +2,17 @@
 //!
 //! | module | what it does |
 //! |---|---|
-//! | this one | rules, and what they come to for a host, a vault and a profile. Pure |
+//! | this one | rules, and their effect on a host, a vault and a profile. Pure |
 //! | `file` | `policy.toml`: what an administrator writes |
-//! | `current` | the policy in force, and those before it for as long as they still count |
-//! | `rows` | whether a commit, or an anchor that is put, keeps to it |
-//! | `admin` | what an administrator asks of it |
+//! | `current` | the policy in force, and earlier ones while they still count |
+//! | `rows` | whether the rows of a commit, or of an anchor that is put, comply |
+//! | `admin` | requests of an administrator |
 //!
-//! A rule forbids, or mandates: then everything else is forbidden. No rule allows what another one forbids, so their
-//! order decides nothing but whose name is told. Without rules everything is allowed.
+//! A rule forbids values, or mandates some and so forbids all others. No rule allows what another one forbids, so the
+//! order of rules only decides which name is reported. Without rules everything is allowed.
 //!
-//! What is decided by: the suite and the domain of a vault, which its row has since it was put here and keeps, and the
-//! profile in the row of each file. A host that lies about its data is not found out by that: it says so in no row.
+//! A decision depends on the suite and the domain of a vault, which its row fixes when it is put here, and on the
+//! profile in the row of each file. A host that lies about its data is not detected: no row shows it.
 
 pub mod admin;
 pub mod current;
@@ -51,11 +51,11 @@ struct Rule {
     keys: Words<KeyKind>,
 }
 
-/// What a rule says of one aspect.
+/// What a rule says about one aspect.
 #[derive(Clone, Debug)]
 struct Words<T> {
     forbidden: Vec<T>,
-    /// nothing: anything is as good
+    /// none: every value complies
     required: Option<Vec<T>>,
 }
 
@@ -64,16 +64,16 @@ impl<T: PartialEq> Words<T> {
         self.forbidden.contains(word) || self.required.as_ref().is_some_and(|required| !required.contains(word))
     }
 
-    /// The same where there is no such thing: what is mandated is lacking.
+    /// The same for an absent value: it violates a mandate.
     fn forbids_nothing(&self) -> bool {
         self.required.is_some()
     }
 }
 
-/// Names that a rule is about.
+/// Names that a rule applies to.
 #[derive(Clone, Debug, Default)]
 struct Patterns {
-    /// none: all
+    /// empty: all
     those: Vec<String>,
     but: Vec<String>,
 }
@@ -112,7 +112,7 @@ pub struct Subject {
 }
 
 impl Subject {
-    /// A vault with this row.
+    /// The vault that has this row.
     pub fn of(host: &str, row: &VaultRow) -> Subject {
         Subject { host: host.into(), vault: HEXLOWER.encode(&row.vault), suite: row.suite, domain: row.domain }
     }
@@ -134,18 +134,18 @@ impl Policy {
         self.rules.iter().filter(is_about)
     }
 
-    /// Why a host may not use a vault at all, but to read it.
+    /// Why a host may only read a vault, if that is so.
     pub fn forbids_vault(&self, subject: &Subject) -> Option<Forbidden> {
         self.about(subject).find_map(|rule| rule.forbids_vault(subject))
     }
 
-    /// All reasons why a host may have no files of a profile in a vault, by the rules in their order.
+    /// All reasons why a host may have no files of a profile in a vault, in the order of the rules.
     pub fn reasons<'a>(&'a self, subject: &'a Subject, profile: Profile) -> impl Iterator<Item = Forbidden> + use<'a> {
         let reason = move |rule: &Rule| rule.forbids_vault(subject).or_else(|| rule.forbids(subject.suite, profile));
         self.about(subject).filter_map(reason)
     }
 
-    /// What a host is told of it.
+    /// The limits of a host in a vault, as it is told of them.
     pub fn limits(&self, subject: &Subject) -> Limits {
         match self.is_empty() {
             true => Limits::default(),

@@ -1,15 +1,15 @@
-//! Whether rows keep to a policy.
+//! Whether rows comply with a policy.
 //!
 //! | a row of a file | is |
 //! |---|---|
-//! | whose profile is allowed | taken |
-//! | whose profile is forbidden, of a file that is new, or had another profile | refused |
-//! | whose profile was forbidden already, with the same content | taken: names, modes, owners, attributes may change, and it is settled |
-//! | the same, and the file is opened | taken: it may be brought to another profile |
-//! | the same, with other content, of a file that an earlier turn left open | taken: it is what a crash left, or what was written before the policy came |
+//! | with an allowed profile | accepted |
+//! | with a forbidden profile, of a file that is new, or had another profile | refused |
+//! | with a profile that was forbidden already, and the same content | accepted: names, modes, owners and attributes may change, and the file may be settled |
+//! | the same, and the file is opened | accepted: it may be converted to another profile |
+//! | the same, with other content, of a file that an earlier turn left open | accepted: a crash left it, or it was written before the policy came |
 //! | the same, with other content | refused |
 //!
-//! So what is there can be read, moved, removed, recovered and brought to an allowed profile, and not written.
+//! So existing files can be read, moved, removed, recovered and converted to an allowed profile, but not written.
 
 use super::{Policy, Subject};
 use lamassu_anchor::row::FileRow;
@@ -21,27 +21,27 @@ use std::collections::HashSet;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-/// What becomes of changes.
+/// The decision on changes.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Judged {
-    /// They may be committed. These files of forbidden profiles are opened by them: their keys.
+    /// The changes may be committed. The keys of the files with forbidden profiles that they open.
     Good(Vec<Vec<u8>>),
     /// A rule forbids them.
     Forbidden(Forbidden),
-    /// They are no rows of this vault, or change what a vault keeps for good.
+    /// They are not rows of this vault, or change what a vault keeps for good.
     Nonsense,
 }
 
-/// Whether two rows in turn are of the same content. A file of one page may have two roots, as it was written and as it
-/// is settled, and goes from the one to the other, or to either alone; what its blocks come to is learnt later.
+/// Whether two successive rows have the same content. A file of one page may have two roots, the one as written and the
+/// one as settled. It changes from one to the other, or to either alone; the count of blocks becomes known later.
 fn has_same_content(before: &FileRow, after: &FileRow) -> bool {
     let FileRow { root, size, profile, twin, blocks: _, open: _ } = after;
     let is_known = |root: &Digest| *root == before.root || before.twin.as_ref() == Some(root);
     (*size, *profile) == (before.size, before.profile) && is_known(root) && twin.as_ref().is_none_or(is_known)
 }
 
-/// Judges changes of a table before they are made. `limits`: each of them will do. `opened`: the files of forbidden
-/// profiles that were opened in this turn.
+/// Judges changes of a table before they are made. They comply if any of `limits` allows them. `opened`: the files of
+/// forbidden profiles that were opened in this turn.
 ///
 /// # Errors
 /// Those of the table.
@@ -84,14 +84,14 @@ pub fn judge(
     Ok(Judged::Good(opens))
 }
 
-/// Why none of these limits allows a profile, as the first has it.
+/// The first reason against a profile, unless some of these limits allow it.
 fn forbidden(limits: &[Arc<Limits>], profile: Profile) -> Option<Forbidden> {
     let is_forbidden = |limits: &Arc<Limits>| limits.forbids(profile).is_some();
     let first = limits.first()?.forbids(profile)?;
     limits.iter().all(is_forbidden).then(|| first.clone())
 }
 
-/// The files whose profiles a policy forbids; `found` ends it by breaking.
+/// Calls `found` for the files whose profiles a policy forbids, until it breaks.
 ///
 /// # Errors
 /// Those of the table; [`AnchorError::Damaged`].

@@ -1,4 +1,5 @@
-//! Alerts that nobody has closed, which of them are new, and which are to be posted.
+//! Open alerts: those that no administrator has closed, which of them are new, and which the webhook has not accepted
+//! yet.
 
 use super::writing::{AnyTable, WriteTable, Writing};
 use super::{NUMBERS, State};
@@ -14,13 +15,13 @@ use std::collections::BTreeSet;
 const ALERTS: TableDefinition<'static, u64, &'static [u8]> = TableDefinition::new("alerts");
 /// By vault and [`place`]: the number of the alert.
 const PLACES: super::Bytes = TableDefinition::new("places of alerts");
-/// Numbers of those that nobody has acknowledged.
+/// Numbers of alerts that are not acknowledged.
 const NEW: TableDefinition<'static, u64, ()> = TableDefinition::new("new alerts");
-/// Numbers of those that are to be posted.
+/// Numbers of alerts that are to be posted.
 const UNPOSTED: TableDefinition<'static, u64, ()> = TableDefinition::new("unposted alerts");
 /// By vault: how many alerts it has, u64 little-endian.
 const COUNTS: super::Bytes = TableDefinition::new("alerts by vault");
-/// The last number that was given, among the server's numbers.
+/// The last number given to an alert, among the server's numbers.
 pub(super) const LAST: &str = "last alert";
 
 /// Alerts that are read at a time.
@@ -35,19 +36,19 @@ fn damaged() -> redb::Error {
     redb::Error::Corrupted("an alert".into())
 }
 
-/// What an alert is about: findings of one kind at one place of a vault, that are damage or not.
+/// The key of an alert: the vault, the kind, the place, and whether it is damage.
 fn place(vault: &[u8; 16], finding: &Finding) -> Vec<u8> {
     let Finding { kind, path, is_damage, .. } = finding;
     let digest = sha256_of(&[kind.as_bytes(), &[0, u8::from(*is_damage)], path.as_bytes()]);
     [&vault[..], &digest].concat()
 }
 
-/// How many there are.
+/// Counts of alerts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AlertCounts {
     /// all
     pub open: u64,
-    /// those that nobody has acknowledged
+    /// those that are not acknowledged
     pub new: u64,
     /// those that are to be posted
     pub unposted: u64,
@@ -99,7 +100,7 @@ impl<'t> Alerts<'t> {
         Ok(())
     }
 
-    /// One that is not there yet.
+    /// Adds a new alert.
     fn add(&mut self, vault: &[u8; 16], alert: &Alert) -> Rows<()> {
         self.put(alert)?;
         self.places.insert(&place(vault, &alert.finding)[..], &alert.number.to_le_bytes()[..])?;
@@ -117,8 +118,7 @@ impl<'t> Alerts<'t> {
         self.set_count(&vault, count)
     }
 
-    /// Counts a finding, `times` times: by the alert that is there, or by a new one, if there is room. Returns a new
-    /// one.
+    /// Counts a finding, `times` times, in its alert or in a new one if there is room. Returns a new one.
     fn found(&mut self, vault: &[u8; 16], host: &str, finding: &Finding, times: u64, now: u64) -> Rows<Found> {
         let key = place(vault, finding);
         let number = self.places.get(&key[..])?.map(|row| row.value().try_into().map(u64::from_le_bytes));
@@ -154,7 +154,7 @@ impl<'t> Alerts<'t> {
         Ok(Found::New(Box::new(alert)))
     }
 
-    /// Those that are meant, or the first number that none has.
+    /// The alerts that are meant, or the first number that none has.
     fn chosen(&self, which: &Which) -> Rows<std::result::Result<Vec<Alert>, u64>> {
         match which {
             Which::Numbers(numbers) => {
@@ -192,7 +192,7 @@ fn id_of(alert: &Alert) -> Rows<[u8; 16]> {
     id.ok_or_else(damaged)
 }
 
-/// What counts findings that have no alert of their own.
+/// The finding of the alert that counts findings without an alert of their own.
 fn not_kept(now: u64) -> Finding {
     Finding {
         time: now,
@@ -207,8 +207,8 @@ fn not_kept(now: u64) -> Finding {
 }
 
 impl State {
-    /// A host has found something in a vault; `lost`: and so much more, of which it has no more to tell. Returns how
-    /// many alerts are new.
+    /// A host has reported findings in a vault. `lost`: how many more it found, without details. Returns the number of
+    /// new alerts.
     ///
     /// # Errors
     /// [`ServerError::Database`], [`ServerError::Damaged`].
@@ -242,7 +242,7 @@ impl State {
         Ok(raised.len())
     }
 
-    /// Alerts behind a number, in order, at most `most`.
+    /// The alerts after a number, in order, at most `most`.
     ///
     /// # Errors
     /// [`ServerError::Database`], [`ServerError::Damaged`].
@@ -270,7 +270,7 @@ impl State {
         }
     }
 
-    /// How many there are.
+    /// Counts the alerts.
     ///
     /// # Errors
     /// [`ServerError::Database`].
@@ -284,7 +284,7 @@ impl State {
         })
     }
 
-    /// An administrator knows of alerts; returns how many. All of them, or none.
+    /// Acknowledges alerts, all of them or none. Returns how many.
     ///
     /// # Errors
     /// [`ServerError::NoAlert`], [`ServerError::Database`], [`ServerError::Damaged`].
@@ -300,7 +300,7 @@ impl State {
         })
     }
 
-    /// Alerts are dealt with, and go; returns how many. What is found there later is a new alert. All of them, or none.
+    /// Closes alerts, all of them or none. Returns how many. A later finding at the same place makes a new alert.
     ///
     /// # Errors
     /// As [`State::acknowledge`].
@@ -334,7 +334,7 @@ impl State {
         changed.map_err(|number| ServerError::NoAlert { number })
     }
 
-    /// Alerts behind a number that are to be posted, in order, at most `most`.
+    /// The alerts after a number that are to be posted, in order, at most `most`.
     ///
     /// # Errors
     /// [`ServerError::Database`], [`ServerError::Damaged`].
@@ -349,7 +349,7 @@ impl State {
         })
     }
 
-    /// These were posted.
+    /// Notes that these alerts were posted.
     ///
     /// # Errors
     /// [`ServerError::Database`].
@@ -358,7 +358,7 @@ impl State {
             let mut tables = Alerts::open(write)?;
             for alert in alerts {
                 tables.unposted.remove(alert.number)?;
-                // It may be closed by now, or changed.
+                // It may have been closed or changed meanwhile.
                 if let Some(mut alert) = tables.get(alert.number)? {
                     alert.posted = true;
                     tables.put(&alert)?;
@@ -368,7 +368,7 @@ impl State {
         })
     }
 
-    /// Puts alerts of another state here, which has none.
+    /// Puts the alerts of another state into this one, which has none.
     ///
     /// # Errors
     /// [`ServerError::Database`], [`ServerError::Damaged`].

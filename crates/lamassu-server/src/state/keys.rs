@@ -1,7 +1,7 @@
-//! Keys that are kept for hosts, wrapped, and what they are wrapped under.
+//! Keys that are kept for hosts, wrapped, and the zone that they are wrapped under.
 //!
-//! What the database has left of a key that is gone, or of how keys were wrapped before, stays in free pages of its
-//! file until they are used again: wrapped, and of no use without the master key of its time.
+//! When a key is deleted or rewrapped, its old bytes stay in free pages of the database file until these are reused.
+//! They are wrapped, and of no use without the master key of their time.
 
 use super::writing::{AnyTable, Writing};
 use super::{HOSTS, Host, State};
@@ -19,45 +19,45 @@ use std::collections::BTreeMap;
 const KEYS: TableDefinition<'static, &'static str, &'static [u8]> = TableDefinition::new("keys");
 /// [`ZONE`].
 const MASTER: TableDefinition<'static, &'static str, &'static [u8]> = TableDefinition::new("master key");
-/// What holds the key that keys are wrapped under.
+/// The row of the zone whose key wraps the others.
 const ZONE: &str = "zone";
 
-/// A key.
+/// A key, by its state.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "state")]
 pub enum Key {
-    /// It is given to hosts that were granted it.
+    /// Hosts that were granted it can get it.
     Active(KeptKey),
-    /// It is given to nobody.
+    /// No host can get it.
     Retired(KeptKey),
-    /// It is gone.
+    /// The key was deleted.
     Deleted(GoneKey),
 }
 
-/// A key that is there.
+/// A key that was not deleted.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KeptKey {
     /// s since 1970
     pub made: u64,
-    /// the host that had it made
+    /// the host that made it
     pub made_by: String,
     /// see [`lamassu_keys::receipt::served::digest`]
     pub digest: String,
     /// what it is for
     #[serde(default, skip_serializing_if = "Use::is_given")]
     pub r#use: Use,
-    /// as it is wrapped
+    /// the wrapped key
     wrapped: String,
 }
 
-/// What a key is for. That never changes.
+/// The use of a key, which never changes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Use {
     /// it is given to hosts
     #[default]
     Given,
-    /// it evaluates for hosts, and is given to none
+    /// it evaluates for hosts, and no host gets it
     Evaluates,
 }
 
@@ -68,14 +68,14 @@ impl Use {
 }
 
 impl KeptKey {
-    /// As it is wrapped.
+    /// The wrapped key.
     pub fn wrapped(&self) -> &str {
         &self.wrapped
     }
 }
 
 impl Key {
-    /// What is kept of it, if it is there.
+    /// What is kept of the key, unless it was deleted.
     pub fn kept(&self) -> Option<&KeptKey> {
         match self {
             Key::Active(kept) | Key::Retired(kept) => Some(kept),
@@ -98,18 +98,18 @@ pub struct CopiedKeys {
     keys: BTreeMap<String, Key>,
 }
 
-/// Why a host gets no key, or none is made for it.
+/// Why a host is refused a key, or its making.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyRefusal {
-    /// There is none, or the host was not granted it.
+    /// There is no such key, or it was not granted to the host.
     Unknown,
-    /// It was made already.
+    /// The key exists already.
     Exists,
-    /// It is given to nobody.
+    /// The key is retired.
     Retired,
-    /// It is gone.
+    /// The key was deleted.
     Deleted,
-    /// What is kept of it does not open.
+    /// The stored key does not open.
     Damaged,
 }
 
@@ -138,7 +138,7 @@ fn get(write: &Writing<'_>, name: &str) -> Rows<Option<Key>> {
     row.map(|row| parsed(&row)).transpose()
 }
 
-/// As of this moment: a host that is revoked, or loses its grant, meanwhile gets nothing behind that.
+/// Checked in the transaction: a host that is revoked, or loses its grant, gets nothing after that.
 fn is_granted(write: &Writing<'_>, to: &Caller, name: &str) -> Rows<bool> {
     let row = write.open_table(HOSTS)?.get(&*to.name)?.map(|row| row.value().to_vec());
     let host: Option<Host> = row.map(|row| serde_json::from_slice(&row).map_err(|_| damaged())).transpose()?;
@@ -150,7 +150,7 @@ fn may_have(host: &Host, key: &[u8], name: &str) -> bool {
 }
 
 impl State {
-    /// What holds the key that all keys are wrapped under, if there is one.
+    /// The zone whose key wraps all others, if there is one.
     ///
     /// # Errors
     /// [`ServerError::Damaged`], [`ServerError::Database`].
@@ -175,12 +175,12 @@ impl State {
         row.map(|row| parsed(&row)).transpose().map_err(|error| self.failed(error))
     }
 
-    /// Whether a host was granted a key, which need not be there.
+    /// Whether a host was granted a key, which may not exist yet.
     pub fn may_have_key(&self, host: &Caller, name: &str) -> bool {
         self.host(&host.name).is_some_and(|known| may_have(&known, &host.key, name))
     }
 
-    /// Lets a host have a key, and make it if it is not there; or no longer.
+    /// Grants a host a key, which it may also make; or ends the grant.
     ///
     /// # Errors
     /// [`ServerError::NoHost`], [`ServerError::Database`].
@@ -196,7 +196,7 @@ impl State {
         })
     }
 
-    /// Keeps what holds the key that all keys are going to be wrapped under. There is none yet.
+    /// Stores the zone whose key will wrap all others. There must be none yet.
     ///
     /// # Errors
     /// [`ServerError::Database`].
@@ -208,7 +208,7 @@ impl State {
         })
     }
 
-    /// Keeps a new key of a name that the host was granted. `key`: how it is wrapped, its digest, what it is for.
+    /// Stores a new key under a name that the host was granted. `key`: the wrapped key, its digest, its use.
     ///
     /// # Errors
     /// [`ServerError::Damaged`], [`ServerError::Database`].
@@ -229,7 +229,7 @@ impl State {
         })
     }
 
-    /// A key for a host that was granted it. The audit log has that when this returns.
+    /// Gives a key to a host that was granted it. The audit log has that when this returns.
     ///
     /// # Errors
     /// [`ServerError::Damaged`], [`ServerError::Database`].
@@ -245,7 +245,7 @@ impl State {
             }
             let kept = match get(write, name)? {
                 Some(Key::Active(kept)) if kept.r#use == Use::Given => kept,
-                // One that evaluates is no key that is given.
+                // A key that evaluates is never given out.
                 Some(Key::Active(_)) => return Ok(Err(KeyRefusal::Unknown)),
                 Some(Key::Retired(_)) => return Ok(Err(KeyRefusal::Retired)),
                 Some(Key::Deleted(_)) => return Ok(Err(KeyRefusal::Deleted)),
@@ -257,7 +257,7 @@ impl State {
         })
     }
 
-    /// Notes that a key evaluates for a host: so many elements since it was noted last. The audit log has it when this
+    /// Notes how many elements a key has evaluated for a host since the last note. The audit log has it when this
     /// returns.
     ///
     /// # Errors
@@ -273,7 +273,7 @@ impl State {
         })
     }
 
-    /// Changes a key that is there.
+    /// Changes a key that was not deleted.
     fn change_key(&self, name: &str, change: impl FnOnce(KeptKey, bool, &mut Vec<Event>) -> Result<Key>) -> Result<()> {
         let no_key = || ServerError::NoKey { name: name.into() };
         self.write(|write, events| {
@@ -290,7 +290,7 @@ impl State {
         })?
     }
 
-    /// A key is given to nobody from now on; or to who was granted it, again.
+    /// Retires a key, or reinstates it.
     ///
     /// # Errors
     /// [`ServerError::NoKey`], [`ServerError::KeyDeleted`], [`ServerError::Database`].
@@ -302,7 +302,7 @@ impl State {
         })
     }
 
-    /// A key that was retired is gone.
+    /// Deletes a key that was retired.
     ///
     /// # Errors
     /// [`ServerError::NoKey`], [`ServerError::KeyDeleted`], [`ServerError::KeyInUse`], [`ServerError::Database`].
@@ -316,10 +316,10 @@ impl State {
         })
     }
 
-    /// Wraps all keys anew, under what `zone` holds. Returns how many.
+    /// Rewraps all keys under the key of `zone`. Returns how many.
     ///
     /// # Errors
-    /// [`ServerError::Damaged`], [`ServerError::Database`]; nothing is changed where one key does not open.
+    /// [`ServerError::Damaged`], [`ServerError::Database`]; nothing is changed if a key does not open.
     pub fn rewrap(&self, zone: &str, mut rewrap: impl FnMut(&str, &str) -> Option<String>) -> Result<u64> {
         let keys = self.keys()?;
         self.write(|write, events| {
@@ -336,7 +336,7 @@ impl State {
         })
     }
 
-    /// What a backup has of keys.
+    /// The keys, for a backup.
     ///
     /// # Errors
     /// [`ServerError::Damaged`], [`ServerError::Database`].
@@ -362,7 +362,7 @@ fn all(read: &redb::ReadTransaction) -> Rows<BTreeMap<String, Key>> {
     Ok(keys)
 }
 
-/// Makes these the keys of a backup.
+/// Fills the state of a backup with keys.
 pub(super) fn fill(write: &Writing<'_>, copied: &CopiedKeys) -> Rows<()> {
     write.open_table(MASTER)?.insert(ZONE, copied.zone.as_bytes())?;
     copied.keys.iter().try_for_each(|(name, key)| put(write, name, key))

@@ -1,4 +1,4 @@
-//! Who holds what of which vault.
+//! The leases of vaults, and the vaults whose anchors are kept here.
 
 use super::{LEASES, NUMBERS, RESTORED, RUNS_BEFORE, State};
 use crate::Result;
@@ -15,20 +15,20 @@ const ABANDONED: u8 = 3;
 /// The vault's anchor is kept here.
 pub(super) const KEPT: u8 = 4;
 
-/// The term that sessions were told, ms, among the server's numbers.
+/// The term that sessions were told, in ms, among the server's numbers.
 const TERM: &str = "term";
 
-/// Behind the host of a session that has its vault by turns. No name of a host has it.
+/// Follows the host's name in the row of a session by turns. No host's name contains it.
 const BY_TURNS: char = '\0';
 
 /// How a session uses its vault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Use {
-    /// It reads.
+    /// To read.
     Reads,
-    /// It has it alone.
+    /// Exclusively, to write.
     Writes,
-    /// It has it by turns.
+    /// By turns with other sessions.
     ByTurns,
 }
 
@@ -37,14 +37,14 @@ pub enum Use {
 pub struct Lasting {
     /// its number
     pub session: SessionId,
-    /// whose it is
+    /// its host
     pub host: String,
-    /// whether it has its vault by turns
+    /// whether it takes turns
     pub by_turns: bool,
 }
 
 impl State {
-    /// What is durable of the leases of a vault; and its sessions.
+    /// The durable leases of a vault, and its sessions.
     ///
     /// # Errors
     /// [`ServerError::Database`], [`ServerError::Damaged`].
@@ -61,7 +61,7 @@ impl State {
             }
             Ok(rows)
         })?;
-        // Numbers of sessions begin above all that a server has given which this one is a backup of.
+        // Numbers of sessions begin above all that the server of which this is a backup has given.
         let before = self.read(|read| Ok(read.open_table(NUMBERS)?.get(RUNS_BEFORE)?.map(|row| row.value())))?;
         let (mut durable, mut sessions) =
             (Durable { runs: before.unwrap_or_default(), ..Durable::default() }, Vec::new());
@@ -93,8 +93,8 @@ impl State {
         Ok((durable, sessions))
     }
 
-    /// The term that sessions count on from now on, ms: the one that is configured, or a longer one that sessions were
-    /// told of which have not ended.
+    /// The term that sessions count on from now on, ms: the configured one, or a longer one that sessions were told of
+    /// which have not ended.
     ///
     /// # Errors
     /// [`ServerError::Database`].
@@ -119,7 +119,7 @@ impl State {
         Ok(self.of_kind(KEPT)?.into_iter().map(|(vault, _)| vault).collect())
     }
 
-    /// A host has put the anchor of a vault here.
+    /// Notes that a host has put the anchor of a vault here.
     ///
     /// # Errors
     /// [`ServerError::Database`].
@@ -131,7 +131,7 @@ impl State {
         })
     }
 
-    /// The anchor of a vault is kept here no longer: nobody is waited for.
+    /// Notes that the anchor of a vault is no longer kept here: no host has to report its state.
     ///
     /// # Errors
     /// [`ServerError::Database`].
@@ -146,7 +146,7 @@ impl State {
         Ok(())
     }
 
-    /// The vaults whose anchors are or were kept here, and how often a server was started on each.
+    /// The vaults whose anchors are or were kept here, and how often a server has started on each.
     ///
     /// # Errors
     /// [`ServerError::Database`], [`ServerError::Damaged`].
@@ -158,7 +158,7 @@ impl State {
         self.of_kind(RUNS)?.into_iter().map(parsed).collect()
     }
 
-    /// By vault, the rows that each has one of.
+    /// The rows of this kind: the vault, and the value.
     fn of_kind(&self, kind: u8) -> Result<Vec<([u8; 16], Vec<u8>)>> {
         let parsed = |(key, value): (Vec<u8>, Vec<u8>)| {
             let vault = *key.first_chunk().ok_or_else(|| self.damaged("a lease"))?;
@@ -168,8 +168,8 @@ impl State {
         rows.filter(|(key, _)| key.get(16) == Some(&kind)).map(parsed).collect()
     }
 
-    /// Makes changes of the leases of a vault durable, together. `host_of` names the host of a session, and how that
-    /// uses the vault; `why` tells why sessions end.
+    /// Makes changes of a vault's leases durable, together. `host_of` names the host of a session and how it uses the
+    /// vault; `why` says why a session ends.
     ///
     /// # Errors
     /// [`ServerError::Database`].
@@ -225,7 +225,7 @@ impl State {
     }
 }
 
-/// The vault, the kind, and the number of the session or object.
+/// The key of a row: the vault, the kind, and the number of the session or object.
 pub(super) fn lease_key(vault: &[u8; 16], kind: u8, number: u64) -> Vec<u8> {
     [&vault[..], &[kind], &number.to_be_bytes()].concat()
 }

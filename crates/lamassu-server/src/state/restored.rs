@@ -1,5 +1,5 @@
-//! Vaults that were put back from a backup. What the server has of them may be older than what hosts have seen: each
-//! waits until every host that may use it has told what it knows.
+//! Vaults that were restored from a backup. The server's rows may be older than what hosts have seen. Each vault is
+//! unavailable until every host that may use it has reported its state.
 
 use super::keys::{self, CopiedKeys};
 use super::leases::{KEPT, lease_key};
@@ -12,10 +12,10 @@ use redb::ReadableTable;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// How often a server may have been started since a backup was made: numbers of its sessions are never used again.
+/// More starts than a server can have had since the backup was made, so that no number of a session is used twice.
 const RUNS_MISSED: u64 = 1 << 16;
 
-/// The number of the run and the hosts of a vault, for a backup.
+/// What a backup has of the state, except for alerts and the audit log.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Copied {
     /// all hosts
@@ -29,11 +29,11 @@ pub struct Copied {
     pub(super) keys: Option<CopiedKeys>,
 }
 
-/// Vaults that were put back, and the hosts that may know more of each.
+/// Vaults that were restored, and the hosts of each that have not reported yet.
 pub(super) type Restored = BTreeMap<[u8; 16], BTreeSet<String>>;
 
-/// A host may use a vault from now on: if that was put back, the host may know more of it, for it could use the vault
-/// before the server was lost.
+/// A host was granted a vault. If that is being restored, the host must report too: it may have used the vault before
+/// the server was lost.
 pub(super) fn wait_also_for(write: &Writing<'_>, vault: &str, host: &str) -> std::result::Result<(), redb::Error> {
     let id = HEXLOWER.decode(vault.as_bytes()).map_err(|_| damaged())?;
     let mut restored = write.open_table(RESTORED)?;
@@ -58,7 +58,7 @@ impl State {
         self.rows(RESTORED)?.into_iter().map(parsed).collect()
     }
 
-    /// What is in memory of them is what is durable.
+    /// Brings the copy in memory up to date.
     pub(super) fn look_at_restored(&self) -> Result<()> {
         let mut restored = self.restored.write();
         if !restored.is_empty() {
@@ -67,8 +67,8 @@ impl State {
         Ok(())
     }
 
-    /// Who is waited for before a vault can be used that was put back from a backup: hosts that may use it, and may
-    /// know more of it. `None`: it can be used.
+    /// The hosts that must report before a restored vault can be used: those that may use it and have not reported.
+    /// `None`: the vault is not being restored.
     pub fn waits_for(&self, vault: &[u8; 16]) -> Option<BTreeSet<String>> {
         let restored = self.restored.read();
         let (hosts, id) = (self.hosts(), HEXLOWER.encode(vault));
@@ -77,18 +77,18 @@ impl State {
         restored.get(vault).map(|waits_for| waits_for.iter().filter(may_use).cloned().collect())
     }
 
-    /// Vaults that wait so.
+    /// Vaults that are being restored.
     pub fn restored(&self) -> Vec<[u8; 16]> {
         self.restored.read().keys().copied().collect()
     }
 
-    /// A host has told what it knows of a vault that was put back. False: nobody waited for it.
+    /// A host has reported its state of a restored vault. False: its report was not awaited.
     ///
     /// # Errors
     /// [`ServerError::Database`].
     pub fn reconciled(&self, vault: &[u8; 16], host: &str, was_newer: bool) -> Result<bool> {
         let mut restored = self.restored.write();
-        // As it is durable: a grant that is being made may have added to it.
+        // Read in the transaction: a concurrent grant may have added a host.
         let left = self.write(|write, events| {
             let mut table = write.open_table(RESTORED)?;
             let Some(row) = table.get(&vault[..])?.map(|row| row.value().to_vec()) else { return Ok(None) };
@@ -103,7 +103,7 @@ impl State {
         Ok(left.map(|left| restored.insert(*vault, left)).is_some())
     }
 
-    /// Who is still waited for; nobody: the vault can be used from now on, if it could not before.
+    /// The hosts that have not reported yet. Empty: the vault can be used.
     ///
     /// # Errors
     /// [`ServerError::Database`].
@@ -111,7 +111,7 @@ impl State {
         if !self.restored.read().contains_key(vault) {
             return Ok(BTreeSet::new());
         }
-        // Nobody is let in between the look and the end of the wait, who would have to be waited for.
+        // No grant can add a host between this look and the removal of the row.
         let _alone = self.changing.lock();
         let waits_for = self.waits_for(vault).unwrap_or_default();
         if waits_for.is_empty() {
@@ -125,7 +125,7 @@ impl State {
         Ok(waits_for)
     }
 
-    /// What a backup has of this, but for the audit log.
+    /// What a backup has of the state, except for the audit log.
     ///
     /// # Errors
     /// [`ServerError::Database`], [`ServerError::Damaged`].
@@ -136,8 +136,8 @@ impl State {
         Ok(Copied { hosts, runs, last_alert: last.unwrap_or_default(), keys })
     }
 
-    /// Makes this the state of a backup: of other sessions than the server's that goes on. Each vault waits for the
-    /// hosts that may use it.
+    /// Makes this the state of a backup, whose sessions are not those of the original server. Each vault is unavailable
+    /// until the hosts that may use it have reported.
     ///
     /// # Errors
     /// [`ServerError::Database`].
@@ -148,7 +148,7 @@ impl State {
             for (name, host) in &copied.hosts {
                 hosts.insert(&**name, &serde_json::to_vec(host).unwrap_or_default()[..])?;
             }
-            // Of all vaults, also those that have never been here: their anchors may have come since.
+            // Numbers of all vaults, also of those that were never here: their anchors may have come since the backup.
             let most = copied.runs.values().copied().max().unwrap_or_default() + RUNS_MISSED;
             let mut numbers = write.open_table(NUMBERS)?;
             numbers.insert(RUNS_BEFORE, most)?;
@@ -166,7 +166,7 @@ impl State {
         })
     }
 
-    /// Puts entries of another audit log here, which has none behind them.
+    /// Puts the entries of another audit log here. No entries may follow them.
     ///
     /// # Errors
     /// [`ServerError::Database`].

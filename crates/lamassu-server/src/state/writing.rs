@@ -1,4 +1,4 @@
-//! A transaction that knows which rows it changes, so that they can be made durable elsewhere first.
+//! A transaction that records the rows it changes, so that they can first be made durable elsewhere.
 
 use redb::{
     AccessGuard, Key, ReadTransaction, ReadableTable, StorageError, Table, TableDefinition, TableError, TableHandle,
@@ -8,30 +8,30 @@ use std::borrow::Borrow;
 use std::cell::RefCell;
 use std::ops::Deref;
 
-/// A row of some table, or that there is none any more.
+/// A changed row, or its removal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RowChange {
     /// the table's name
     pub table: String,
     /// the key
     pub key: Vec<u8>,
-    /// what it has from now on
+    /// the new value; `None`: the row is removed
     pub value: Option<Vec<u8>>,
 }
 
-/// A transaction, in place of redb's.
+/// A write transaction that records changes, in place of redb's.
 pub struct Writing<'t> {
     transaction: &'t WriteTransaction,
     changes: RefCell<Vec<RowChange>>,
 }
 
 impl<'t> Writing<'t> {
-    /// One that has changed nothing yet.
+    /// A transaction without changes so far.
     pub fn of(transaction: &'t WriteTransaction) -> Writing<'t> {
         Writing { transaction, changes: RefCell::default() }
     }
 
-    /// As redb's.
+    /// As redb's method.
     pub fn open_table<'w, K: Key + 'static, V: Value + 'static>(
         &'w self,
         table: TableDefinition<'_, K, V>,
@@ -39,13 +39,13 @@ impl<'t> Writing<'t> {
         Ok(WriteTable { table: self.transaction.open_table(table)?, changes: &self.changes })
     }
 
-    /// What was changed, in order.
+    /// The changes, in order.
     pub fn into_changes(self) -> Vec<RowChange> {
         self.changes.into_inner()
     }
 }
 
-/// A table of such a transaction. It is read as redb's own, and changed by these methods alone.
+/// A table of such a transaction. It is read as redb's own, and changed only by these methods.
 pub struct WriteTable<'w, K: Key + 'static, V: Value + 'static> {
     table: Table<'w, K, V>,
     changes: &'w RefCell<Vec<RowChange>>,
@@ -68,7 +68,7 @@ impl<K: Key + 'static, V: Value + 'static> WriteTable<'_, K, V> {
         });
     }
 
-    /// As redb's; what was there is not returned.
+    /// As redb's method, without the previous value.
     pub fn insert<'k, 'v>(
         &mut self,
         key: impl Borrow<K::SelfType<'k>>,
@@ -78,7 +78,7 @@ impl<K: Key + 'static, V: Value + 'static> WriteTable<'_, K, V> {
         self.table.insert(key, value).map(drop)
     }
 
-    /// As redb's.
+    /// As redb's method.
     pub fn remove<'k>(
         &mut self,
         key: impl Borrow<K::SelfType<'k>>,
@@ -87,7 +87,7 @@ impl<K: Key + 'static, V: Value + 'static> WriteTable<'_, K, V> {
         self.table.remove(key)
     }
 
-    /// As redb's.
+    /// As redb's method.
     pub fn retain(
         &mut self,
         mut is_kept: impl for<'f> FnMut(K::SelfType<'f>, V::SelfType<'f>) -> bool,
@@ -104,18 +104,18 @@ impl<K: Key + 'static, V: Value + 'static> WriteTable<'_, K, V> {
     }
 }
 
-/// A table of any types, whose rows come as bytes.
+/// A table whose types are erased: keys and values are bytes.
 pub trait AnyTable: Sync {
     /// Its name.
     fn name(&self) -> &str;
 
-    /// Makes it, where it is not there.
+    /// Creates the table if it is missing.
     fn make(&self, transaction: &WriteTransaction) -> Result<(), TableError>;
 
-    /// All its rows, behind `rows`.
+    /// Appends all its rows to `rows`.
     fn visit(&self, read: &ReadTransaction, rows: &mut Vec<RowChange>) -> Result<(), redb::Error>;
 
-    /// False: they are no key and value of this table.
+    /// False: the bytes are not a key and value of this table.
     fn put(&self, transaction: &WriteTransaction, key: &[u8], value: &[u8]) -> Result<bool, redb::Error>;
 }
 
@@ -147,7 +147,7 @@ impl<K: Key + Sync + 'static, V: Value + Sync + 'static> AnyTable for TableDefin
     }
 }
 
-/// Whether bytes are a value of a type: redb panics where they are none.
+/// Whether bytes are a value of this type: redb panics if they are not.
 fn is_of<T: Value>(bytes: &[u8]) -> bool {
     let is_text = T::type_name() != <&str>::type_name() || std::str::from_utf8(bytes).is_ok();
     is_text && T::fixed_width().is_none_or(|width| width == bytes.len())

@@ -230,7 +230,7 @@ fn another_master_key_and_a_wrong_one() {
     set_master(&lab, Some("other-master"));
     lab.serve(&["keys", "rewrap", "--from", &raw(&lab, "audit")]).code(12);
     let done = lab.serve(&["keys", "rewrap", "--from", &from]).ok();
-    assert_eq!(done.out, "1 keys are wrapped anew\n");
+    assert_eq!(done.out, "1 keys are wrapped again\n");
     lab.serve(&["keys", "rewrap", "--from", &from]).code(12);
     lab.serve(&["check"]).ok();
     lab.start();

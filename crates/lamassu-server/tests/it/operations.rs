@@ -85,7 +85,7 @@ fn the_audit_log_tells_who_had_what_and_shows_that_it_was_changed() {
     let head = entries[2].1["head"].as_str().unwrap();
     assert!(lab.log().contains(head));
     lab.serve(&["audit", "--includes", head]).ok();
-    lab.serve(&["audit", "--includes", &"0".repeat(64)]).code(30).says("written anew");
+    lab.serve(&["audit", "--includes", &"0".repeat(64)]).code(30).says("it was rewritten");
     let shown = lab.serve(&["audit", "--after", "3"]).ok().out;
     assert_eq!(shown.lines().count(), entries.len() - 3);
     assert!(shown.contains("Z  4  ") && shown.contains("  revoked  host=b"), "{shown}");

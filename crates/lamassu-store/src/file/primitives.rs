@@ -1,9 +1,9 @@
 //! The primitives that every operation on an open file is made of: read, barrier, page read, page write, shorten,
 //! punch.
 //!
-//! A primitive does one thing to the backing file and notes it in the state. It decides nothing, repairs nothing and
-//! calls nothing outside of this module: when a page is loaded or recovered, what a failed barrier costs, and which
-//! order of steps keeps which invariant is up to its callers.
+//! A primitive does one thing to the backing file and notes it in the state. It repairs nothing. In an anchored vault,
+//! reading and writing a page also consults and tells `fresh` (rules A1, A3 and A6). When a page is loaded or
+//! recovered, what a failed barrier costs, and which order of steps keeps which invariant is up to the callers.
 
 use super::concurrent::Concurrent;
 use super::fresh::{Fresh, digest_of};

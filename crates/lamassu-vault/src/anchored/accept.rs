@@ -1,7 +1,7 @@
-//! What a person accepts: the store's state at a path is the newest from now on (`docs/freshness.md`, section 6).
+//! Accepting: a person decides that the store's state at a path is the newest (`docs/freshness.md`, section 6).
 //!
-//! The directories on the way there are verified, not accepted. What does not open is not accepted. A new state keeps
-//! the mode and the owner that its row says; what was not recorded has those that the store shows.
+//! Directories on the way are verified, not accepted. Nothing is accepted that does not open. A new state keeps the
+//! mode and the owner in its row; an unrecorded entry gets those that the store shows.
 
 use super::Anchored;
 use super::take::{Taken, Taker};
@@ -19,32 +19,32 @@ use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Keys that are committed at once.
+/// Keys in one commit.
 const BATCH_LEN: usize = 10_000;
 
-/// What was accepted.
+/// The result of accepting.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Accepted {
-    /// Objects whose content, record or attributes were not the newest.
+    /// Objects whose content, record or attributes were outdated.
     pub changed: u64,
-    /// Entries that were not recorded, or that were of another kind.
+    /// Entries that were not recorded, or had another kind.
     pub added: u64,
-    /// Entries that the store lacks, with all below them.
+    /// Entries missing in the store, with everything below them.
     pub removed: u64,
     /// Entries that were the newest already.
     pub kept: u64,
-    /// What does not open, and stays as it was.
+    /// Entries that do not open, and stay as they were.
     pub damaged: u64,
 }
 
 impl Vault {
-    /// Takes what the store shows at a plain path for the newest, durably; `recursive`: all below a directory, too. An
-    /// un-anchored vault has nothing to accept.
+    /// Durably accepts what the store shows at a plain path as the newest; `recursive`: also everything below a
+    /// directory. A vault without an anchor has nothing to accept.
     ///
     /// # Errors
-    /// [`VaultError::NotFound`] where the store and the anchor have nothing; [`VaultError::Outdated`] for a directory
-    /// on the way; [`VaultError::Damaged`] for what does not open; [`VaultError::Refused`] where something of it is in
-    /// use, or the vault is not anchored; [`VaultError::Anchor`], those of the store.
+    /// [`VaultError::NotFound`] if neither the store nor the anchor has something there; [`VaultError::Outdated`] for a
+    /// directory on the way; [`VaultError::Damaged`] for what does not open; [`VaultError::Refused`] if some of it is
+    /// in use, or the vault is not anchored; [`VaultError::Anchor`], those of the store.
     pub fn accept(&self, path: &OsStr, recursive: bool) -> Result<Accepted> {
         let _pass = self.change()?;
         let anchored = self.anchored.as_ref().ok_or(VaultError::Refused("the vault is not anchored"))?;
@@ -68,7 +68,7 @@ impl Vault {
             }
             None => run.root(recursive)?,
         }
-        // What was completed in files has to be there before it is said to be.
+        // Completed writes of files must be durable before the anchor says so.
         self.sync_store()?;
         run.flush()?;
         let (is_all, done) = (recursive && components(path)?.is_empty(), run.done);
@@ -78,7 +78,7 @@ impl Vault {
         Ok(done)
     }
 
-    /// That there is something at a plain path to accept: in the store, or in the anchor. Changes nothing.
+    /// Checks that there is something to accept at a plain path, in the store or in the anchor. Changes nothing.
     ///
     /// # Errors
     /// As [`Vault::accept`].
@@ -92,7 +92,7 @@ impl Vault {
         dir.stat_entry(&name).map(drop).map_err(io("stat"))
     }
 
-    /// The directory that a path leads to, and the stored name in it; `None`: the root. The way is verified.
+    /// The directory of a path, and the stored name in it; `None`: the root. The directories on the way are verified.
     #[allow(clippy::type_complexity)]
     fn way_to(
         &self,
@@ -118,7 +118,7 @@ impl Vault {
         Ok(Some((dir, object, kept, stored)))
     }
 
-    /// The stored name of an entry of a directory, whose record is the newest.
+    /// The stored name of an entry of a directory whose record is the newest.
     fn sealed_in(&self, dir: &dyn BackendDir, object: ObjectId, name: &OsStr, stored: &Path) -> Result<OsString> {
         let damaged = |_| super::take::damaged("directory record", stored);
         let text = self.record_text(dir).map_err(damaged)?;
@@ -129,10 +129,10 @@ impl Vault {
     }
 }
 
-/// Something that is to be accepted.
+/// Something to accept.
 struct Item {
     dir: Arc<dyn BackendDir>,
-    /// That directory.
+    /// the object of that directory
     object: ObjectId,
     name: OsString,
     stored: PathBuf,
@@ -143,7 +143,7 @@ struct Run<'a> {
     anchored: &'a Anchored,
     taker: Taker<'a>,
     decided: Decided,
-    /// Inodes with several names that were met.
+    /// Inodes with several names that were found so far.
     seen: HashMap<StoreId, ObjectId>,
     done: Accepted,
 }
@@ -174,7 +174,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Accepts entries, and where asked all below them.
+    /// Accepts entries and, if `recursive`, everything below them.
     fn below(&mut self, mut items: Vec<Item>, recursive: bool, is_named: bool) -> Result<()> {
         let mut is_named = is_named;
         while let Some(item) = items.pop() {
@@ -198,7 +198,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// What is in a directory. What only the anchor has goes.
+    /// The entries of a directory. Those that only the anchor has are removed.
     fn items(&mut self, dir: &Arc<dyn BackendDir>, object: ObjectId, stored: &Path) -> Result<Vec<Item>> {
         let listed = dir.read_dir().map_err(io("list a directory"))?.into_iter();
         let names = listed.map(|entry| entry.name).filter(|name| is_entry(self.vault.name_mode, name));
@@ -215,11 +215,12 @@ impl Run<'_> {
             }
         }
         let item = |name: OsString| Item { dir: dir.clone(), object, stored: stored.join(&name), name };
-        // Those that are recorded are taken first: another one may be another name of theirs.
+        // Recorded ones are returned last, so that they are taken first: another entry may be another name of the same
+        // object.
         Ok(names.into_values().chain(recorded).map(item).collect())
     }
 
-    /// Accepts an entry. A directory to go into, and its object.
+    /// Accepts an entry. Returns the directory to enter, with its object.
     fn entry(&mut self, item: Item) -> Result<Option<(Arc<dyn BackendDir>, ObjectId)>> {
         let place = self.anchored.place(item.object, &item.name);
         let recorded = self.anchored.anchor.entry(&place)?;
@@ -277,7 +278,7 @@ impl Run<'_> {
         Ok(dir.map(|dir| (dir, object)))
     }
 
-    /// What is known of an inode was of another state.
+    /// Forgets what was known of an inode, which belongs to another state.
     fn let_go(&self, st: &Stat) -> Result<()> {
         let Some(ino) = self.vault.nodes.lock().find(StoreId::from(st)).filter(|ino| *ino != ROOT) else {
             return Ok(());
@@ -290,7 +291,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// An entry that was not recorded: another name of an object that was met, or an object of its own.
+    /// Adds an unrecorded entry: another name of an object found before, or a new object.
     fn add(&mut self, place: EntryPlace, mut row: Row, known: Option<ObjectId>) -> Result<ObjectId> {
         let object = match known {
             Some(object) => {
@@ -308,7 +309,7 @@ impl Run<'_> {
         Ok(object)
     }
 
-    /// The object has this content and these attributes. Whether it had others.
+    /// Sets the content and the attributes of an object. Returns whether they have changed.
     fn replace(&mut self, object: ObjectId, shown: Row) -> Result<bool> {
         let before = self.row(object)?;
         let is_newest = |part| before.sealed(part).is_current(shown_digest(&shown, part));
@@ -339,7 +340,7 @@ impl Run<'_> {
         Ok(true)
     }
 
-    /// An entry goes, with all that is recorded below it.
+    /// Removes an entry, with everything recorded below it.
     fn remove(&mut self, place: EntryPlace, entry: Entry) -> Result<()> {
         let mut left = vec![(place, entry)];
         while let Some((place, entry)) = left.pop() {

@@ -1,4 +1,4 @@
-//! Commits of the anchor: what a barrier of the store has covered becomes durable there (N4, N5, A4).
+//! Commits of the anchor: changes that a barrier of the store has covered become durable there (N4, N5, A4).
 
 use super::Anchored;
 use crate::open::{Millis, OpenFile};
@@ -10,17 +10,17 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Changes that are queued for the anchor are committed at the latest so long after the first of them.
+/// Queued changes are committed at the latest this long after the first of them.
 pub(crate) const ANCHOR_AFTER: Millis = 5_000;
-/// Passes until nothing is queued and nothing is due: a removal takes a commit, its step in the store a barrier, and
-/// the end of its intent another commit.
+/// Passes until nothing is queued or due: a removal needs a commit, a barrier after its step in the store, and another
+/// commit for the end of its intent.
 const PASSES_MAX: usize = 6;
-/// Barriers for an fsync beside which names are made all the time.
+/// Barriers for an fsync while other calls keep making names.
 const FSYNC_TRIES_MAX: usize = 4;
 
-/// A file, and up to where a pass's barrier covers it.
+/// A file, and its mark that a pass's barrier covers.
 type Marked = (file::Mark, Arc<OpenFile>);
-/// One that is not covered, and why.
+/// A file that is not covered, and the reason.
 type Failed = (Arc<OpenFile>, StoreError);
 
 fn not_covered() -> StoreError {
@@ -28,32 +28,32 @@ fn not_covered() -> StoreError {
     StoreError::Io { op: "settle", offset: 0, source }
 }
 
-/// What a barrier of the whole store will have covered.
+/// What a barrier of the whole store will cover.
 pub(crate) struct Begun {
     mark: Mark,
     closed: ClosedFiles,
 }
 
 impl Anchored {
-    /// Up to where a barrier of the whole store has covered names.
+    /// The mark of the last barrier of the whole store for names.
     pub fn covered(&self) -> Mark {
         *self.covered.lock()
     }
 
-    /// To be called when something was queued.
+    /// Called when a change was queued.
     pub fn touched(&self, now: Millis) {
-        // Only the first counts; a race between two firsts is between equals.
+        // Only the first change counts; if two race, either will do.
         if self.queued_since.load(Ordering::Relaxed) == 0 {
             self.queued_since.store(now, Ordering::Relaxed);
         }
     }
 
-    /// To be called before a barrier of the whole store.
+    /// Called before a barrier of the whole store.
     pub fn before_barrier(&self) -> Begun {
         Begun { mark: self.anchor.mark(), closed: self.files.closed() }
     }
 
-    /// After it has succeeded.
+    /// Called after the barrier has succeeded.
     ///
     /// # Errors
     /// Those of the anchor.
@@ -68,9 +68,9 @@ impl Anchored {
     /// Commits what barriers of the whole store have covered.
     ///
     /// # Errors
-    /// Those of the anchor: everything stays queued.
+    /// Those of the anchor: then everything stays queued.
     pub fn commit(&self) -> Result<()> {
-        // Before: what is queued meanwhile sets it again.
+        // Cleared first: a change that is queued meanwhile sets it again.
         let since = self.queued_since.swap(0, Ordering::Relaxed);
         let done = self.anchor.commit(self.covered());
         if done.is_err() || self.anchor.queued() > 0 {
@@ -89,8 +89,8 @@ impl Anchored {
 }
 
 impl Vault {
-    /// A barrier of the whole store, and a commit of what it has covered; what is due is carried out. The caller holds
-    /// no lock of the tree. Does nothing in an un-anchored vault.
+    /// Makes a barrier of the whole store, commits what it has covered, and carries out what is due. The caller must
+    /// hold no lock of the tree. Does nothing in a vault without an anchor.
     ///
     /// # Errors
     /// [`crate::VaultError::Anchor`]; those of the store. Nothing is lost: it is tried again.
@@ -108,8 +108,8 @@ impl Vault {
         self.anchored.as_ref().is_some_and(|anchored| anchored.anchor.has_removals())
     }
 
-    /// Makes a call, and once more if the store was full: what was removed leaves it after the anchor's next commit,
-    /// and may be what takes the room. The caller holds no lock of the tree, and no pass.
+    /// Makes a call, and repeats it once if the store was full: removed entries leave the store only after the anchor's
+    /// next commit, and may take the space. The caller must hold no lock of the tree, and be in no pass.
     pub(crate) fn with_room<T>(&self, call: impl Fn() -> Result<T>) -> Result<T> {
         match call() {
             Err(error) if is_full(&error) && self.has_removals() => {
@@ -119,7 +119,7 @@ impl Vault {
                 if !made {
                     return Err(error);
                 }
-                // What was refused for want of room may be tried at once.
+                // Writes that were refused for lack of space may be tried at once.
                 *self.overfull.lock() = None;
                 for open in self.files.all() {
                     open.file().space_came_back();
@@ -130,7 +130,7 @@ impl Vault {
         }
     }
 
-    /// The same if something has been queued for long enough.
+    /// The same if a change has been queued for long enough.
     pub(crate) fn commit_anchor_at(&self, now: Millis) -> Result<()> {
         match &self.anchored {
             Some(anchored) if anchored.is_late(now) => self.commit_anchor(),
@@ -138,11 +138,11 @@ impl Vault {
         }
     }
 
-    /// Until the anchor knows all that there is, and the store has carried out what it was told. The caller has settled
-    /// all files that can be; no call changes anything, or what is changed meanwhile may be left.
+    /// Repeats until the anchor has recorded everything, and the store has carried out all removals. The caller has
+    /// settled all files that can be settled. Changes made meanwhile may be left.
     ///
     /// # Errors
-    /// As [`Vault::commit_anchor`]; where it is about a file, the anchor knows the rest.
+    /// As [`Vault::commit_anchor`]; if the error is about one file, everything else is recorded.
     pub(crate) fn anchor_all(&self) -> Result<()> {
         let Some(anchored) = &self.anchored else { return Ok(()) };
         let mut of_file = Ok(());
@@ -170,8 +170,8 @@ impl Vault {
         of_file
     }
 
-    /// Part of a settling pass: commits what the pass's barrier has covered of these files. Those that come back first
-    /// may be settled; the others may not be until they are covered.
+    /// Part of a settling pass: commits what the pass's barrier has covered of these files. The files in the first
+    /// result may be settled; the others only after they are covered.
     pub(crate) fn commit_covered(&self, marked: Vec<Marked>, is_synced: bool) -> (Vec<Marked>, Vec<Failed>) {
         let Some(anchored) = &self.anchored else { return (marked, Vec::new()) };
         let not_now = |(_, open): Marked| (open, not_covered());
@@ -194,7 +194,7 @@ impl Vault {
                     && !anchored.anchor.has_queued(object)
             };
             bad.extend(good.extract_if(.., |marked| !is_done(marked)).map(not_now));
-            // One of them says why.
+            // One of them carries the error.
             if let (Some((_, failed)), crate::VaultError::Anchor(error)) = (bad.get_mut(first), error) {
                 *failed = StoreError::Anchor(error);
             }
@@ -202,8 +202,9 @@ impl Vault {
         (good, bad)
     }
 
-    /// What an fsync waits for beside the store: the anchor has the object, and the way to it, durably. `sync_way` has
-    /// the store sync that way, and tells whether all of it was. Called when the object itself is synced.
+    /// What an fsync needs besides the store: the object and the directories on the way to it are durable in the
+    /// anchor. `sync_way` syncs these in the store, and returns whether all were synced. Called after the object itself
+    /// was synced.
     ///
     /// # Errors
     /// [`crate::VaultError::Anchor`]; those of the store.
@@ -213,7 +214,7 @@ impl Vault {
         self.anchor_objects(&only, &|anchored| anchored.anchor.queued_names(object) <= 1, &sync_way)
     }
 
-    /// The same of a directory that is synced: all that was changed in it.
+    /// The same for a directory: all changes in it.
     ///
     /// # Errors
     /// As [`Vault::anchor_object`].
@@ -224,7 +225,7 @@ impl Vault {
             objects.insert(dir);
             objects
         };
-        // Another name of what lies in it may be in a directory that is not synced.
+        // Another name of an object in it may be in a directory that is not synced.
         let is_way_enough = |anchored: &Anchored| {
             in_it(anchored).into_iter().filter(|object| *object != dir).all(|o| anchored.anchor.queued_names(o) <= 1)
         };
@@ -240,7 +241,7 @@ impl Vault {
         let waits = self.options.freshness == Freshness::Fsync;
         let Some(anchored) = self.anchored.as_ref().filter(|_| waits) else { return sync_way().map(drop) };
         let mark = anchored.anchor.mark();
-        // Nothing says that the barriers so far have covered attributes.
+        // The barriers so far may not have covered attributes.
         let is_replaced = objects(anchored).into_iter().any(|object| anchored.anchor.is_replacing(object));
         let is_synced = sync_way()? && is_way_enough(anchored) && !is_replaced;
         if is_synced && anchored.anchor.commit_unless_late(&objects(anchored), mark)? {
@@ -253,13 +254,13 @@ impl Vault {
                 return Ok(());
             }
         }
-        // Names of it are made faster than the store syncs: with the tree still, this barrier covers all.
+        // Names are made faster than the store syncs: with the tree locked, this barrier covers all.
         let _still = self.tree.write();
         self.sync_store()?;
         anchored.commit()
     }
 
-    /// Tells the anchor of objects that are no longer in use.
+    /// Tells the anchor which objects are no longer in use.
     pub(crate) fn forget_objects(&self) {
         let Some(anchored) = &self.anchored else { return };
         let unused = self.nodes.lock().take_unused();
@@ -268,7 +269,7 @@ impl Vault {
         }
     }
 
-    /// The same of what lost its last name and was no node.
+    /// The same for an object without a node that has lost its last name.
     pub(crate) fn forget_object(&self, object: ObjectId) {
         if let Some(anchored) = &self.anchored {
             anchored.forget(object);
@@ -288,7 +289,7 @@ fn is_full(error: &crate::VaultError) -> bool {
 
 impl Anchored {
     fn forget(&self, object: ObjectId) {
-        // Another node may be the object by now, under the same name.
+        // By now another node may be the object, under the same name.
         if self.anchor.row(object).is_ok_and(|row| row.links == 0) {
             self.anchor.forget(object);
             self.trees.remove(object);

@@ -1,4 +1,5 @@
-//! Entries that go: gone for users at once, and from the store once the anchor has that durably.
+//! Removal of entries: users no longer see them at once; the store removes them once the removal is durable in the
+//! anchor.
 
 use super::Anchored;
 use crate::dirs::Dir;
@@ -16,52 +17,52 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::OsString;
 use std::sync::Arc;
 
-/// An entry that is gone for users, and not from the store.
+/// An entry that is removed for users, but not yet in the store.
 pub(crate) struct Departing {
     pub dir: Arc<Dir>,
     pub stored: StoredName,
-    /// What was found there: nothing else is removed.
+    /// its stat when it was removed: nothing else is removed
     pub st: Stat,
-    /// The rest of a long link target.
+    /// the second part of a long link target
     pub rest: Option<OsString>,
-    /// Whether its object has no other name.
+    /// whether its object has no other name
     pub is_last: bool,
-    /// The root of a dataset, which goes with all that is in it.
+    /// whether it is the root of a dataset, which is removed with its content
     pub is_dataset: bool,
 }
 
-/// All of them, by the number of their intent.
+/// All pending removals, by the number of their intent.
 #[derive(Default)]
 pub(crate) struct Departures {
     state: Mutex<State>,
 }
 
-/// So many more are taken on before the thread that maintains the vault is woken.
+/// Number of new ones after which the maintenance thread is woken.
 const BATCH: usize = 256;
-/// Most that wait; with more, a removal takes part in carrying them out.
+/// Most pending ones; beyond that, a removal helps to carry them out.
 const WAITING_MAX: usize = 8192;
 
-/// Whether departures are to be carried out.
+/// Whether removals should be carried out.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Pressure {
     None,
     /// In the background.
     Some,
-    /// At once: memory is bounded, and so are descriptors.
+    /// At once: memory and descriptors are limited.
     Full,
 }
 
 #[derive(Default)]
 struct State {
     waiting: BTreeMap<u64, Arc<Departing>>,
-    /// Files that are open no more, and that keep what a writer left in them until they have no name: a file that is
-    /// dropped before counts as one that was left unsettled.
+    /// Closed files with unsettled content, kept until they have no name: dropped earlier, they would count as left
+    /// unsettled.
     kept: HashMap<Ino, Vec<Arc<OpenFile>>>,
     /// By the nodes that lost their last name.
     nodes: HashMap<Ino, u64>,
     /// Intents that the anchor has handed out.
     due: BTreeSet<u64>,
-    /// How many a pass has left waiting.
+    /// The number that a pass has left.
     left: usize,
 }
 
@@ -80,7 +81,7 @@ impl Departures {
         }
     }
 
-    /// A pass has ended.
+    /// Notes the end of a pass.
     fn note_pass(&self) {
         let state = &mut *self.state.lock();
         state.left = state.waiting.len();
@@ -92,7 +93,7 @@ impl Departures {
         state.nodes.extend(node.map(|node| (node, number)));
     }
 
-    /// A node lost its last name at once: what waits to be removed besides are other names of it.
+    /// A node lost its last name at once: its pending removals are other names of it.
     fn lost_last(&self, node: Ino, id: StoreId) {
         let state = &mut *self.state.lock();
         let other = state.waiting.iter().rfind(|(_, departing)| StoreId::from(&departing.st) == id);
@@ -101,7 +102,7 @@ impl Departures {
         }
     }
 
-    /// Keeps a file whose node is among them.
+    /// Keeps a file if its node is among them.
     pub fn keep(&self, open: Arc<OpenFile>) {
         let state = &mut *self.state.lock();
         if state.nodes.contains_key(&open.ino) {
@@ -109,7 +110,7 @@ impl Departures {
         }
     }
 
-    /// What is due, of what was just handed out and before.
+    /// The due removals: those just handed out, and earlier ones.
     fn due(&self, new: impl IntoIterator<Item = u64>) -> Vec<(u64, Arc<Departing>)> {
         let state = &mut *self.state.lock();
         state.due.extend(new);
@@ -135,11 +136,11 @@ impl Departures {
 }
 
 impl Vault {
-    /// Takes an entry away: from the store at once, or when the anchor's commit is durable. `departing.is_last` is
-    /// found here. Returns whether its object has no other name.
+    /// Removes an entry: from the store at once, or after the anchor's commit. `departing.is_last` is set here. Returns
+    /// whether its object has no other name.
     ///
     /// # Errors
-    /// [`VaultError::Anchor`]; those of the store, where its step is done at once. The entry is there then.
+    /// [`VaultError::Anchor`]; those of the store, if its step is made at once. Then the entry still exists.
     pub(crate) fn depart(&self, departing: Departing) -> Result<bool> {
         let Some(anchored) = &self.anchored else {
             let is_last = departing.st.kind == Kind::Dir || departing.st.nlink <= 1;
@@ -174,7 +175,7 @@ impl Vault {
         Ok(is_last)
     }
 
-    /// An inode has lost its last name, in the store, too: but that may still have others, which wait to be removed.
+    /// An inode has lost its last name in the store too, unless other names still have pending removals.
     pub(crate) fn lost_last_name(&self, st: &Stat) {
         let Some(anchored) = self.anchored.as_ref().filter(|_| st.nlink > 1) else { return };
         let id = StoreId::from(st);
@@ -208,7 +209,7 @@ impl Vault {
         }
     }
 
-    /// What is left in a directory that is empty for users is not recorded.
+    /// Moves away what is left in a directory that is empty for users: it is not recorded.
     fn clear_unrecorded(&self, departing: &Departing) -> Result<()> {
         let Departing { dir, stored, st, .. } = departing;
         let Some(anchored) = &self.anchored else { return Ok(()) };
@@ -221,7 +222,7 @@ impl Vault {
             if crate::staging::goes_along(&entry.name) {
                 continue;
             }
-            // It could not be removed when it was due, and is tried again.
+            // Its removal failed when it was due, and is tried again.
             if node.is_some_and(|node| anchored.departures.is_waiting_in(node)) {
                 return Err(errno("remove a directory", libc::ENOTEMPTY));
             }
@@ -231,8 +232,8 @@ impl Vault {
         Ok(())
     }
 
-    /// Makes removals durable, with all else that a barrier has covered, and carries them out. The caller holds no lock
-    /// of the tree.
+    /// Makes removals durable, with everything else that a barrier has covered, and carries them out. The caller must
+    /// hold no lock of the tree.
     ///
     /// # Errors
     /// [`VaultError::Anchor`]; those of the store.
@@ -242,14 +243,14 @@ impl Vault {
         self.carry_out().map(drop)
     }
 
-    /// The same for a name that is wanted, which was tried so often. What was removed may have another name that no
-    /// barrier covers yet: then it takes one.
+    /// The same for a name that is to be used again; `tried`: the number of attempts. A removed object may have another
+    /// name that no barrier covers: later attempts make a barrier first.
     pub(crate) fn let_go_of_names(&self, tried: usize) -> Result<()> {
         if tried == 0 { self.commit_removals() } else { self.commit_anchor() }
     }
 
-    /// The same if many wait: in the background, or here where they are too many. A failure is logged: it is tried
-    /// again.
+    /// The same if many removals are pending: in the background, or here if there are too many. A failure is logged,
+    /// and tried again.
     pub(crate) fn bound_departures(&self) {
         let Some(anchored) = &self.anchored else { return };
         let pressure = || anchored.departures.pressure(self.idle_max);
@@ -268,10 +269,10 @@ impl Vault {
         }
     }
 
-    /// The same for upkeep.
+    /// The same in the maintenance thread.
     ///
     /// # Errors
-    /// [`VaultError::Anchor`]; those of the store: it is tried again.
+    /// [`VaultError::Anchor`]; those of the store. It is tried again.
     pub(crate) fn work_off_departures(&self) -> Result<()> {
         let pressure = |anchored: &Anchored| anchored.departures.pressure(self.idle_max);
         match self.anchored.as_ref().map_or(Pressure::None, pressure) {
@@ -280,11 +281,11 @@ impl Vault {
         }
     }
 
-    /// Has the store carry out what the anchor has durably. Returns whether anything was. The caller holds no lock of
-    /// the tree.
+    /// Lets the store carry out the removals that are durable in the anchor. Returns whether there were any. The caller
+    /// must hold no lock of the tree.
     ///
     /// # Errors
-    /// The first of those of the store: what failed is tried again.
+    /// The first error of the store: what failed is tried again.
     pub(crate) fn carry_out(&self) -> Result<bool> {
         let Some(anchored) = &self.anchored else { return Ok(false) };
         let _one_at_a_time = anchored.carrying.lock();
@@ -330,7 +331,7 @@ impl Vault {
             self.remove_rest(departing);
             return Ok(());
         };
-        // Since it was removed for users, its directory may have lost the permission: we lend it.
+        // The directory may have lost its write permission since the removal: it is set for a moment.
         let lent = dir.handle.lending().filter(|_| st.kind != Kind::Dir).map(|lent| lent.unlink(&stored.name));
         match lent {
             Some(Ok(())) => Ok(()),

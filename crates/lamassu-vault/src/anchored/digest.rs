@@ -1,5 +1,5 @@
-//! Digests of what is sealed and kept whole: directory records, link targets, attributes (`docs/freshness.md`,
-//! section 2).
+//! Digests of sealed parts that are replaced as a whole: directory records, link targets, attributes
+//! (`docs/freshness.md`, section 2).
 
 use lamassu_anchor::Digest;
 use lamassu_crypto::wrap;
@@ -7,18 +7,17 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 
-/// Before a text, so that its digest is never that of a page or of a tree record.
+/// Prefix of a text, so that its digest differs from that of any page or tree record.
 const TEXT: u8 = 2;
-/// Before attributes.
+/// Prefix of attributes.
 const ATTRIBUTES: u8 = 3;
-/// Before the id of a dataset. 4 is before a block.
+/// Prefix of a dataset's id. 4 is the prefix of a block.
 const DATASET: u8 = 5;
 
-/// Sealed attributes of one object: names and values as they are stored.
+/// Sealed attributes of one object: names and values as stored.
 pub(crate) type StoredAttrs = BTreeMap<OsString, Vec<u8>>;
 
-/// The digest of a text as it lies in the store: SHA-256(0x02 ‖ text). The text of a long link target is its head, then
-/// its rest.
+/// The digest of a text as stored: SHA-256(0x02 ‖ text). A long link target's text is its first part, then the rest.
 pub(crate) fn digest_of_text(text: &[u8]) -> Digest {
     let mut bytes = Vec::with_capacity(1 + text.len());
     bytes.push(TEXT);
@@ -26,28 +25,28 @@ pub(crate) fn digest_of_text(text: &[u8]) -> Digest {
     Digest(wrap::sha256(&bytes))
 }
 
-/// The digest of a stored link target: that of its text, and behind it the rest of a long one.
+/// The digest of a stored link target: its text, and the rest of a long one.
 pub(crate) fn digest_of_link(text: &[u8], rest: Option<&[u8]>) -> Digest {
     digest_of_text(&[text, rest.unwrap_or_default()].concat())
 }
 
-/// The digest of all sealed attributes of an object: SHA-256 over 0x03 and, for each, ascending by stored name, name
-/// and value, each after its length as u32. Without any: none.
+/// The digest of all sealed attributes of an object: SHA-256 over 0x03 and, for each one, ascending by stored name,
+/// name and value, each after its length as u32. Without attributes: [`Digest::NONE`].
 pub(crate) fn digest_of_attributes(attrs: &StoredAttrs) -> Digest {
     if attrs.is_empty() {
         return Digest::NONE;
     }
     let mut bytes = vec![ATTRIBUTES];
     for part in attrs.iter().flat_map(|(name, value)| [name.as_bytes(), value]) {
-        // No store takes a name or value that long.
+        // No store accepts a name or value that long.
         bytes.extend((part.len() as u32).to_le_bytes());
         bytes.extend(part);
     }
     Digest(wrap::sha256(&bytes))
 }
 
-/// What stands for the content of a directory that is a dataset: SHA-256(0x05 ‖ its id). Its record, header and entries
-/// are its own anchor's affair; which dataset lies in a place is that of the vault around it.
+/// The digest for the content of a directory that is a dataset: SHA-256(0x05 ‖ its id). Its record, header and entries
+/// are in its own anchor; the outer vault's anchor records which dataset is in which place.
 pub(crate) fn digest_of_dataset(id: &[u8; 16]) -> Digest {
     Digest(wrap::sha256(&[&[DATASET][..], id].concat()))
 }

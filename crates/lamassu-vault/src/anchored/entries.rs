@@ -1,4 +1,4 @@
-//! What a name leads to, and what is served of it: by the anchor (N1, N2).
+//! What a name leads to, and what users see of it, by the anchor (N1, N2).
 
 use super::object_kind;
 use crate::dirs::Dir;
@@ -15,11 +15,11 @@ use lamassu_store::backend::{Listed, Stat};
 use std::ffi::OsStr;
 use std::path::Path;
 
-/// Of how many unrecorded entries, or entries whose mode the store does not take, it is remembered that they were told.
+/// How many reported entries are remembered, so that each is reported once.
 const TOLD_MAX: usize = 65_536;
 
 impl Vault {
-    /// What the store has under a name.
+    /// The store's entry under a name.
     pub(crate) fn shown(&self, dir: &Dir, stored: &OsStr) -> Result<Option<Stat>> {
         match dir.handle.stat_entry(stored) {
             Err(e) if is_not_found(&e) => Ok(None),
@@ -27,8 +27,8 @@ impl Vault {
         }
     }
 
-    /// Which object a name leads to, where the store shows a thing of this kind there; 0 in an un-anchored vault.
-    /// `None`: nothing is there for users.
+    /// The object to which a name leads, if the store shows an entry of this kind there; 0 in a vault without an
+    /// anchor. `None`: users see nothing there.
     ///
     /// # Errors
     /// [`VaultError::Outdated`], [`VaultError::Anchor`].
@@ -43,7 +43,7 @@ impl Vault {
             EntryVerdict::Missing => Err(self.outdated_as(IntegrityKind::Missing, "entry", path())),
             EntryVerdict::OtherKind => Err(self.outdated_as(IntegrityKind::OtherKind, "entry", path())),
             EntryVerdict::Unrecorded => {
-                // What is going is still there for a moment.
+                // A removed entry stays in the store for a moment.
                 let is_new = anchored.anchor.may_make(&place) && anchored.tell(place);
                 if is_new {
                     self.tell(self.unrecorded_event(path()));
@@ -53,8 +53,8 @@ impl Vault {
         }
     }
 
-    /// Of an entry that is not recorded, which is not shown. After an interruption it is most likely what a writer was
-    /// making, and no damage then.
+    /// The event for an unrecorded entry, which users do not see. After an interruption it is most likely what a writer
+    /// was making, and then not damage.
     fn unrecorded_event(&self, path: String) -> IntegrityEvent {
         match self.is_after_crash() {
             false => {
@@ -70,13 +70,13 @@ impl Vault {
         }
     }
 
-    /// What the store lists of a directory, and the objects that the anchor has there besides.
+    /// The store's entries of a directory, and the objects that only the anchor has there.
     ///
     /// # Errors
     /// [`VaultError::Anchor`]; those of the store.
     pub(crate) fn listed(&self, ino: Ino) -> Result<(Vec<Listed>, Vec<ObjectId>)> {
         let _tree = self.tree.read();
-        // An entry is made, and taken away, in the store and in the anchor under this lock.
+        // Entries are made and removed in the store and in the anchor under this lock.
         let _names = self.names_of(ino).read();
         let dir = self.dir(ino)?;
         let entries = dir.handle.read_dir().map_err(io("list a directory"))?;
@@ -88,7 +88,7 @@ impl Vault {
         Ok((entries, recorded.into_values().map(|entry| entry.object).collect()))
     }
 
-    /// What lies under a name of a directory that need be no node.
+    /// The entry under a name of a directory that may have no node.
     ///
     /// # Errors
     /// [`VaultError::NotFound`]; those of [`Vault::judged`] and of the store.
@@ -115,7 +115,7 @@ impl Vault {
         }
     }
 
-    /// The entry under a stored name: its stat, and its object.
+    /// The entry under a stored name: its stat and its object.
     ///
     /// # Errors
     /// [`VaultError::NotFound`]; those of [`Vault::judged`] and of the store.
@@ -124,7 +124,7 @@ impl Vault {
         self.found_as(dir, stored, shown)?.ok_or(VaultError::NotFound)
     }
 
-    /// The same of what the store has just shown. `None`: nothing is there for users.
+    /// The same for an entry that the store has just shown. `None`: users see nothing there.
     ///
     /// # Errors
     /// Those of [`Vault::judged`].
@@ -135,7 +135,7 @@ impl Vault {
         Ok(Some((st, object)))
     }
 
-    /// A backing inode that is known as one object is no other.
+    /// Refuses a second object for a known inode of the store.
     fn refuse_other_object(&self, dir: &Dir, stored: &OsStr, st: &Stat, object: ObjectId) -> Result<()> {
         let known = {
             let nodes = self.nodes.lock();
@@ -147,7 +147,7 @@ impl Vault {
         }
     }
 
-    /// The error for a node that is not under its name: where the anchor has it there, it is missing.
+    /// The error for a node that is not under its name: if the anchor has it there, it is missing.
     pub(crate) fn gone(&self, link: &Link, object: ObjectId) -> VaultError {
         let Some(anchored) = &self.anchored else { return VaultError::Stale };
         let dir = self.nodes.lock().object(link.parent);
@@ -158,7 +158,8 @@ impl Vault {
         }
     }
 
-    /// A stat with what the row of the node's object says instead of the store. The root's permissions are a record's.
+    /// A stat in which the row of the node's object replaces the store's values. The root's permissions are in a
+    /// record.
     ///
     /// # Errors
     /// [`VaultError::Anchor`].
@@ -169,7 +170,7 @@ impl Vault {
         Ok(self.row_of(ino)?.map_or(st, |row| as_recorded(&row, st)))
     }
 
-    /// Gives an entry of the store the mode and the owner that its row says, where it has others.
+    /// Gives an entry of the store the mode and the owner in its row, if they differ.
     pub(crate) fn mend(&self, ino: Ino, dir: &Dir, stored: &OsStr, st: &Stat) -> Result<()> {
         let Some(anchored) = self.anchored.as_ref().filter(|_| !self.options.read_only && ino != ROOT) else {
             return Ok(());
@@ -182,7 +183,7 @@ impl Vault {
         else {
             return Ok(());
         };
-        // The store may have been seen in the middle of a change, which it has made and the row does not say yet.
+        // Another call may have changed the store, and not the row yet.
         let _changes = anchored.mode_of(ino).lock();
         let Some(row) = self.row_of(ino)? else { return Ok(()) };
         let held = hold(dir, stored, st);
@@ -211,10 +212,10 @@ impl Vault {
         Ok(())
     }
 
-    /// Has the store change the mode or the owner of a node, and notes it in the node's row.
+    /// Changes the mode or the owner of a node in the store, and then in its row.
     ///
     /// # Errors
-    /// That of the step; [`VaultError::Anchor`].
+    /// Those of the step; [`VaultError::Anchor`].
     pub(crate) fn change_mode(
         &self,
         ino: Ino,
@@ -226,7 +227,7 @@ impl Vault {
         self.record_change(ino, change)
     }
 
-    /// Notes a new mode or owner of a node, which the store has already.
+    /// Records a new mode or owner of a node, which the store has already.
     ///
     /// # Errors
     /// [`VaultError::Anchor`].
@@ -238,26 +239,26 @@ impl Vault {
         Ok(())
     }
 
-    /// The size of a file that this process has closed and the anchor does not know yet.
+    /// The size of a file that this process has closed and the anchor has not recorded yet.
     pub(crate) fn remembered_size(&self, ino: Ino) -> Option<u64> {
         let anchored = self.anchored.as_ref()?;
         anchored.files.remembered_size(self.nodes.lock().object(ino))
     }
 }
 
-/// Attributes as the row says, but for those of the root, whose are not in it.
+/// Attributes as in the row; not for the root, whose row does not have them.
 pub(crate) fn over_row(attr: Attr, row: Option<Row>) -> Attr {
     let Some(row) = row.filter(|_| attr.ino != ROOT) else { return attr };
     Attr { mode: row.mode, uid: row.uid, gid: row.gid, nlink: row.links, rdev: device(&row), ..attr }
 }
 
 impl super::Anchored {
-    /// Held while the mode or the owner of a node changes, in the store and in its row.
+    /// Held while the mode or the owner of a node changes in the store and in its row.
     fn mode_of(&self, ino: Ino) -> &parking_lot::Mutex<()> {
         &self.mode_locks[(ino % crate::STRIPES as u64) as usize]
     }
 
-    /// Whether an unrecorded entry is told of for the first time.
+    /// Whether an unrecorded entry is reported for the first time.
     fn tell(&self, place: lamassu_anchor::EntryPlace) -> bool {
         let mut told = self.told.lock();
         told.len() < TOLD_MAX && told.insert(place)
@@ -276,7 +277,7 @@ impl super::Anchored {
     }
 }
 
-/// Whether the store has the mode and the owner that a row says.
+/// Whether the store has the mode and the owner of a row.
 fn is_as_recorded(row: &Row, st: &Stat) -> bool {
     (st.kind == Kind::Symlink || st.mode == row.mode) && (st.uid, st.gid) == (row.uid, row.gid)
 }

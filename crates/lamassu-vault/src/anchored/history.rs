@@ -1,7 +1,7 @@
-//! The moves that recovery finds as intents: how many of them the store has kept, and where everything lay after each.
+//! The moves that recovery finds as intents: how many of them the store has kept, and where everything was after each.
 //!
-//! The store does moves in the order of their intents, and after a crash it has kept the first so many of them. How
-//! many is not recorded: it is the number for which everything that is recorded lies where it then should.
+//! The store makes moves in the order of their intents, and after a crash it has kept the first n of them. The number n
+//! is not recorded: it is the one for which every recorded object is where it should be.
 
 use lamassu_anchor::row::{Inodes, Intent, Over};
 use lamassu_anchor::{Entry, EntryPlace, ObjectId};
@@ -19,12 +19,12 @@ pub(super) struct Move {
     inodes: Inodes,
 }
 
-/// All moves and removals.
+/// All moves and removals, in order.
 pub(super) struct History {
     pub moves: Vec<Move>,
-    /// Where entries were that went, which they were, and how many of the moves came before.
+    /// Removed entries: their place, the entry, and the number of moves before the removal.
     removed: Vec<(EntryPlace, Entry, usize)>,
-    /// Every place that is named.
+    /// Every place in them.
     pub places: BTreeSet<EntryPlace>,
     by_object: HashMap<ObjectId, usize>,
 }
@@ -52,7 +52,8 @@ impl History {
         history
     }
 
-    /// Where that lay when the store had done `kept` moves, which lies at a place after `until` of them. `None`: it was
+    /// Where the object at a place after `until` moves was when the store had made `kept` moves. `None`: it was made
+    /// there since.
     /// made there since.
     fn back(&self, place: EntryPlace, until: usize, kept: usize) -> Option<EntryPlace> {
         let mut at = place;
@@ -66,12 +67,12 @@ impl History {
         Some(at)
     }
 
-    /// Where what is recorded at a place lay then.
+    /// Where the object recorded at a place was then.
     pub fn recorded_at(&self, place: EntryPlace, kept: usize) -> Option<EntryPlace> {
         self.back(place, self.moves.len(), kept)
     }
 
-    /// The inode number that what is recorded at a place had in the store when it was moved last; `None`: it was not.
+    /// The inode number in the store of the object recorded at a place, at its last move; `None`: it was not moved.
     pub fn inode_of(&self, place: EntryPlace) -> Option<u64> {
         let last = self.moves.iter().rfind(|done| done.to == place || done.from == place)?;
         match (last.to == place, last.over) {
@@ -81,14 +82,14 @@ impl History {
         }
     }
 
-    /// Where an object lay then that was removed later.
+    /// Where an object was then that was removed later.
     pub fn removed_at(&self, object: ObjectId, kept: usize) -> Option<EntryPlace> {
         let (place, _, until) = self.removed.get(*self.by_object.get(&object)?)?;
         self.back(*place, *until, kept)
     }
 
-    /// What must lie somewhere if the store has done no more than so many moves, since it is moved or removed behind
-    /// them: where, and of a move its inode number.
+    /// What must exist if the store has made no more than `kept` moves, since a later one moves or removes it: the
+    /// place and, for a move, the inode number.
     pub fn still_there(&self, kept: usize) -> Vec<(EntryPlace, Option<u64>)> {
         let moves = self.moves.iter().enumerate().skip(kept);
         let moved = moves.filter_map(|(number, of)| Some((self.back(of.from, number, kept)?, Some(of.inodes.source))));
@@ -97,7 +98,7 @@ impl History {
         moved.chain(removed).collect()
     }
 
-    /// Where something may have lain then that is recorded nowhere: it was removed later, or replaced.
+    /// Places of objects that are recorded nowhere: they were removed or replaced later.
     pub fn leaving(&self, kept: usize) -> BTreeSet<EntryPlace> {
         let removed = self.removed.iter().filter_map(|(place, _, until)| self.back(*place, *until, kept));
         let later = self.moves.iter().enumerate().skip(kept).filter(|(_, of)| of.over == Over::Replaced);
@@ -105,12 +106,12 @@ impl History {
         removed.chain(replaced).collect()
     }
 
-    /// Where what was removed is when all moves are done.
+    /// Where removed objects are after all moves.
     pub fn removed(&self) -> impl Iterator<Item = EntryPlace> + '_ {
         self.removed.iter().filter_map(|(place, _, until)| self.forward(*place, *until))
     }
 
-    /// Where that lies after all moves, which lay at a place after `until` of them. `None`: another took its place.
+    /// Where the object at a place after `until` moves is after all moves. `None`: another one has replaced it.
     fn forward(&self, place: EntryPlace, until: usize) -> Option<EntryPlace> {
         let mut at = place;
         for done in self.moves.get(until..).unwrap_or_default() {

@@ -1,5 +1,5 @@
-//! Where recovery finds what is recorded, if the store has kept so many moves: directories by their objects, entries by
-//! their tokens; and whether what lies there is what is recorded.
+//! Where recovery finds recorded objects if the store has kept a given number of moves: directories by their objects,
+//! entries by their tokens; and whether what is there matches the record.
 
 use super::history::History;
 use super::{Anchored, digest_of_dataset, digest_of_text, object_kind};
@@ -20,7 +20,7 @@ use std::sync::Arc;
 /// A directory deeper than this is not looked for: its names stay as they are.
 const DEPTH_MAX: usize = 1_000;
 
-/// What lies in one of the places.
+/// An entry in one of the places.
 #[derive(Clone)]
 pub(super) struct Item {
     pub dir: Arc<dyn BackendDir>,
@@ -34,7 +34,7 @@ impl Item {
     }
 }
 
-/// The store as it would have to be if so many moves were kept.
+/// The store as it would be if it had kept `kept` moves.
 pub(super) struct Located<'a> {
     vault: &'a Vault,
     anchored: &'a Anchored,
@@ -51,7 +51,7 @@ impl<'a> Located<'a> {
         Located { vault, anchored, history, kept, dirs, looked_for: HashSet::new(), listed: HashMap::new() }
     }
 
-    /// What lies in a place.
+    /// The entry at a place.
     pub fn item(&mut self, place: EntryPlace) -> Option<Item> {
         let dir = self.dir(place.dir)?;
         let name = self.name_in(place, &dir)?;
@@ -75,12 +75,12 @@ impl<'a> Located<'a> {
         listed.get(&place.name).cloned()
     }
 
-    /// A directory, where it lies then.
+    /// A directory at its place then.
     pub fn dir(&mut self, object: ObjectId) -> Option<Arc<dyn BackendDir>> {
         if let Some(dir) = self.dirs.get(&object) {
             return Some(dir.clone());
         }
-        // A directory does not lie in itself.
+        // A directory cannot contain itself.
         if self.looked_for.len() >= DEPTH_MAX || !self.looked_for.insert(object) {
             return None;
         }
@@ -97,7 +97,7 @@ impl<'a> Located<'a> {
         dir
     }
 
-    /// Whether what lies somewhere is what an entry names, by its row.
+    /// Whether an item is the object of an entry, by its row.
     pub fn fits(&self, entry: &Entry, item: &Item) -> bool {
         let Ok(row) = self.anchored.anchor.row(entry.object) else { return false };
         if object_kind(item.st.kind) != entry.kind || row.kind() != entry.kind {
@@ -112,16 +112,16 @@ impl<'a> Located<'a> {
         }
     }
 
-    /// A file is what its row says if its first page is.
+    /// A file matches its row if its first page does.
     fn is_file(&self, object: ObjectId, item: &Item) -> bool {
         let Ok(Some(backing)) = item.dir.open_same(&item.name, &item.st, false) else { return false };
         let tag = item.name.to_string_lossy();
-        // What a place does not hold is no damage.
+        // A mismatch here is no damage.
         let file = File::open_object(self.vault.ctx_silent.clone(), backing, item.st.len, &tag, object);
         file.is_ok_and(|file| file.read_at(0, &mut [0]).is_ok())
     }
 
-    /// A directory by its record; where it has none, by what is recorded in it.
+    /// A directory matches by its record; if it has none, by the entries recorded in it.
     fn is_dir(&self, object: ObjectId, record: Sealed, item: &Item) -> bool {
         let Some(dir) = opened(item) else { return false };
         if record != Sealed::Nothing {

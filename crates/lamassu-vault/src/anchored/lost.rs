@@ -1,4 +1,4 @@
-//! What is not recorded (N2) goes to `lamassu.lost`, by its stored name, with its companion.
+//! Unrecorded entries (N2) are moved to `lamassu.lost`, under their stored names, with their companions.
 
 use crate::check::{lost_dir, place_in_lost};
 use crate::dirs::Dir;
@@ -13,10 +13,10 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::atomic::Ordering;
 
 impl Vault {
-    /// Whether an earlier writer was interrupted: what it was making may be there without being recorded.
+    /// Whether an earlier writer was interrupted: entries that it was making may exist without being recorded.
     pub(crate) fn is_after_crash(&self) -> bool {
         let is_noted = |anchored: &super::Anchored| anchored.after_crash.load(Ordering::Relaxed);
-        // A writer is in use itself, and has noted how it found the vault.
+        // A writer itself uses the vault, and has noted the state at opening.
         let is_left = |anchored: &super::Anchored| self.options.read_only && anchored.anchor.vault().is_in_use;
         self.anchored.as_ref().is_some_and(|anchored| is_noted(anchored) || is_left(anchored))
             || !self.left_open().is_empty()
@@ -31,8 +31,8 @@ impl Vault {
         self.move_handle_to_lost(&*dir.handle, stored, &entry)
     }
 
-    /// Unrecorded entries of a directory were met: told, and moved away where an earlier writer may have made them. The
-    /// caller holds no lock of the tree.
+    /// Reports unrecorded entries of a directory, and moves them away if an earlier writer may have made them. The
+    /// caller must hold no lock of the tree.
     pub(crate) fn meet_unrecorded(&self, dir: &Dir, names: &[OsString]) {
         let Some(anchored) = self.anchored.as_ref().filter(|_| !names.is_empty()) else { return };
         let may_move = !self.options.read_only && anchored.after_crash.load(Ordering::Relaxed);
@@ -40,7 +40,7 @@ impl Vault {
         let _tree = self.tree.read();
         let _names = self.names_of(dir.ino).write();
         for name in names {
-            // It may be recorded, gone or on its way out by now; and this tells of it.
+            // By now it may be recorded, gone or about to go. This also reports it.
             let is_left = self.shown(dir, name).and_then(|shown| {
                 let is_judged = self.judged(dir, name, shown.map(|st| st.kind))?.is_none();
                 Ok(shown.is_some() && is_judged && !self.is_going(dir, name))
@@ -54,7 +54,7 @@ impl Vault {
         }
     }
 
-    /// The same of a name that led to nothing.
+    /// The same for a name that led to nothing.
     pub(crate) fn meet_unrecorded_name(&self, parent: Ino, name: &OsStr) {
         if !self.anchored.as_ref().is_some_and(|anchored| anchored.after_crash.load(Ordering::Relaxed)) {
             return;
@@ -65,7 +65,7 @@ impl Vault {
         }
     }
 
-    /// The same of an entry of a directory that is no node. `entry` names it in the log.
+    /// The same for an entry of a directory without a node. `entry`: its name in the log.
     pub(crate) fn move_handle_to_lost(&self, dir: &dyn BackendDir, stored: &OsStr, entry: &str) -> Result<()> {
         let lost = lost_dir(&*self.dirs.root().handle)?;
         let place = || place_in_lost(&*lost, dir, stored);
@@ -87,7 +87,7 @@ impl Vault {
     }
 }
 
-/// Moving a directory takes write permission on it.
+/// Moving a directory needs write permission on it.
 fn make_movable(dir: &dyn BackendDir, stored: &OsStr) -> stdio::Result<()> {
     let held = dir.hold(stored)?;
     let st = held.stat()?;

@@ -1,4 +1,4 @@
-//! Entries that are made: the store's step first, then a queued entry and row.
+//! New entries: the store's step first, then a queued entry and row.
 
 use crate::attr::Wanted;
 use crate::dirs::Dir;
@@ -10,31 +10,31 @@ use lamassu_anchor::{Digest, EntryPlace, Made, ObjectId, Row};
 use lamassu_format::Profile;
 use lamassu_store::backend::Stat;
 
-/// How often a name is tried whose removal is under way.
+/// Attempts to make a name whose removal is under way.
 pub(crate) const TRIES_MAX: usize = 16;
 
-/// What was just made in the store.
+/// An object that was just made in the store.
 pub(crate) struct Fresh {
     pub st: Stat,
-    /// The mode that it was given; a symbolic link has none.
+    /// the mode it was given; a symbolic link has none
     pub mode: Option<u32>,
-    /// A directory's record, or a link's stored target; nothing for other kinds.
+    /// a directory's record, or a link's stored target; [`Digest::NONE`] for other kinds
     pub content: Digest,
-    /// All its sealed attributes.
+    /// all its sealed attributes
     pub attributes: Sealed,
-    /// The device number that was asked for.
+    /// the requested device number
     pub rdev: u64,
-    /// How the blocks of a file are protected.
+    /// the protection of a file's blocks
     pub profile: Profile,
 }
 
 impl Fresh {
-    /// Something without a content and without attributes.
+    /// An object without content and attributes.
     pub fn new(st: Stat, mode: Option<u32>) -> Fresh {
         Fresh { st, mode, content: Digest::NONE, attributes: Sealed::Nothing, rdev: 0, profile: Profile::DEFAULT }
     }
 
-    /// Its row. Nothing of it is what the store says, but the kind.
+    /// Its row. Only the kind is taken from the store.
     fn row(&self, place: &EntryPlace, wanted: &Wanted) -> Row {
         let sealed = if self.content.is_none() { Sealed::Nothing } else { Sealed::Is(self.content) };
         let content = match self.st.kind {
@@ -52,11 +52,11 @@ impl Fresh {
 }
 
 impl Vault {
-    /// Whether a name may be made in the store now; false: what is going must be carried out first, which a caller does
-    /// which holds no lock ([`Vault::commit_removals`]). What is not recorded is moved out of the way.
+    /// Whether a name may be made in the store now. False: pending removals must be carried out first, which a caller
+    /// does without holding a lock ([`Vault::commit_removals`]). An unrecorded entry is moved out of the way.
     ///
     /// # Errors
-    /// [`VaultError::Outdated`] for an entry that is missing; those of the store.
+    /// [`VaultError::Outdated`] for a missing entry; those of the store.
     pub(crate) fn may_make(&self, dir: &Dir, stored: &StoredName) -> Result<bool> {
         let Some(anchored) = &self.anchored else { return Ok(true) };
         if !anchored.anchor.may_make(&anchored.place(dir.object, &stored.name)) {
@@ -64,15 +64,15 @@ impl Vault {
         }
         let shown = self.shown(dir, &stored.name)?;
         match self.judged(dir, &stored.name, shown.map(|st| st.kind))? {
-            // The store says so.
+            // The store will report it.
             Some(_) => Ok(true),
             None if shown.is_some() => self.move_to_lost(dir, &stored.name).map(|()| true),
             None => Ok(true),
         }
     }
 
-    /// Records what was just made under a name, which [`Vault::may_make`] has allowed. Its object; 0 in an un-anchored
-    /// vault.
+    /// Records a new object under a name that [`Vault::may_make`] has allowed. Returns the object; 0 in a vault without
+    /// an anchor.
     ///
     /// # Errors
     /// [`VaultError::Anchor`].
@@ -105,7 +105,7 @@ impl super::Anchored {
         self.touched(now);
         match made {
             Made::Queued(object) => Ok(object),
-            // No removal of it began since it was asked: the caller holds the directory's lock.
+            // No removal of it can have begun meanwhile: the caller holds the directory's lock.
             Made::NameIsGoing => Err(errno("record an entry", libc::EBUSY)),
         }
     }

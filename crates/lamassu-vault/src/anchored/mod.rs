@@ -1,18 +1,19 @@
-//! An anchored vault (`docs/freshness.md`): what is served is what the anchor says, and the anchor is told in the right
-//! order. Nothing here is reached in an un-anchored vault.
+//! An anchored vault (`docs/freshness.md`): users see what the anchor says, and the anchor is told in the right order.
+//! This module is not used in a vault without an anchor.
 //!
 //! | module | what it does |
 //! |---|---|
-//! | this one | what an anchored vault keeps; rows of nodes; what is stale |
+//! | this one | the state of an anchored vault; rows of nodes; outdated objects |
 //! | `entries` | what names lead to; modes and owners |
-//! | `make`, `moves`, `depart` | entries that are made, that move, and that go |
-//! | `lost` | what is not recorded |
-//! | `recover`, `history`, `locate` | what a crash left |
+//! | `make`, `moves`, `depart` | entries that are made, moved, and removed |
+//! | `lost` | unrecorded entries |
+//! | `recover`, `history`, `locate` | recovery of names after a crash |
 //! | `commit` | commits of the anchor, and what fsync waits for |
-//! | `sealed` | records, link targets, attributes: read by their digests, replaced in order |
-//! | `rebuild`, `accept`, `take` | anchors of what is there already; what a person accepts |
-//! | `digest` | those digests |
-//! | `trees` | where tree records of files lie |
+//! | `sealed` | records, link targets, attributes: verified by their digests, replaced in order |
+//! | `rebuild`, `accept`, `take` | anchors of existing vaults; a person's acceptance |
+//! | `digest` | the digests |
+//! | `trees` | where tree records of files are stored |
+//! | `used` | whether a writer uses the vault |
 
 pub(crate) mod accept;
 mod commit;
@@ -54,38 +55,39 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
-/// Files that earlier writers left open: as objects, and once one is needed by where they lie.
+/// Files that earlier writers left open: as objects and, once one is needed, by place.
 #[derive(Default)]
 struct ToRecover {
     objects: HashSet<ObjectId>,
     places: Vec<EntryPlace>,
 }
 
-/// What an anchored vault keeps.
+/// The state of an anchored vault.
 pub(crate) struct Anchored {
     pub anchor: Arc<Anchor>,
     pub files: Arc<AnchoredFiles>,
     trees: Arc<TreeFiles>,
-    /// Up to where a barrier of the whole store has covered names.
+    /// The mark of the last barrier of the whole store for names.
     covered: Mutex<Mark>,
-    /// When the first change was queued that is not committed; 0: there is none.
+    /// When the first uncommitted change was queued; 0: there is none.
     queued_since: AtomicU64,
     departures: depart::Departures,
-    /// One pass of carrying out at a time.
+    /// Held during a pass that carries out removals.
     carrying: Mutex<()>,
-    /// An earlier writer ended without closing the vault: what is not recorded is likely what it made last.
+    /// An earlier writer ended without closing the vault: unrecorded entries are probably its last ones.
     after_crash: AtomicBool,
-    /// The anchor says durably that this process uses the vault.
+    /// The anchor durably says that this process uses the vault.
     in_use: AtomicBool,
     /// Files that earlier writers left open.
     to_recover: Mutex<ToRecover>,
-    /// Unrecorded entries that people were told of.
+    /// Unrecorded entries that were reported.
     told: Mutex<HashSet<EntryPlace>>,
-    /// Nodes whose mode or owner the store does not take.
+    /// Nodes whose mode or owner the store does not accept.
     unmendable: Mutex<HashSet<Ino>>,
-    /// Attributes of a node are looked at together, and change alone.
+    /// Held shared to read a node's attributes as a whole, and exclusively to change them.
     attrs_locks: [RwLock<()>; crate::STRIPES],
-    /// The mode and the owner of a node change in the store and in its row together: a lookup mends one by the other.
+    /// Held while the mode and the owner of a node change in the store and in its row: a lookup corrects one by the
+    /// other.
     mode_locks: [Mutex<()>; crate::STRIPES],
 }
 
@@ -113,7 +115,7 @@ impl Anchored {
         }
     }
 
-    /// Keeps a file that has lost its last name until the store knows.
+    /// Keeps a file that has lost its last name until the store has removed it.
     pub fn keep(&self, open: Arc<OpenFile>) {
         self.departures.keep(open);
     }
@@ -122,7 +124,7 @@ impl Anchored {
         self.to_recover.lock().objects.extend(objects);
     }
 
-    /// The next of these files, by where they lie.
+    /// The next of these files, by place.
     fn next_open(&self, most: usize) -> Result<Vec<EntryPlace>> {
         let to_recover = &mut *self.to_recover.lock();
         if !to_recover.objects.is_empty() {
@@ -133,13 +135,13 @@ impl Anchored {
         Ok(to_recover.places.split_off(left))
     }
 
-    /// Where an entry of the store is in the anchor.
+    /// The anchor's place of an entry of the store.
     pub fn place(&self, dir: ObjectId, stored: &OsStr) -> EntryPlace {
         EntryPlace { dir, name: self.anchor.token(dir, stored.as_bytes()) }
     }
 }
 
-/// What the anchor calls a kind.
+/// The anchor's kind for a kind of the vault.
 pub(crate) fn object_kind(kind: Kind) -> ObjectKind {
     match kind {
         Kind::File => ObjectKind::File,
@@ -152,7 +154,7 @@ pub(crate) fn object_kind(kind: Kind) -> ObjectKind {
     }
 }
 
-/// What users call it.
+/// The reverse.
 pub(crate) fn kind(kind: ObjectKind) -> Kind {
     match kind {
         ObjectKind::File => Kind::File,
@@ -166,7 +168,7 @@ pub(crate) fn kind(kind: ObjectKind) -> Kind {
 }
 
 impl Vault {
-    /// The row of a node's object; `None` in an un-anchored vault.
+    /// The row of a node's object; `None` in a vault without an anchor.
     ///
     /// # Errors
     /// [`VaultError::Anchor`].
@@ -176,7 +178,7 @@ impl Vault {
         Ok(Some(anchored.anchor.row(object)?))
     }
 
-    /// The object of a node, if the anchor has it under a name.
+    /// The object of a node, if the anchor has a name for it.
     ///
     /// # Errors
     /// [`VaultError::Anchor`].
@@ -190,13 +192,13 @@ impl Vault {
         }
     }
 
-    /// The error, and the event, for what is not the newest: `what` is under the name `stored` of a directory.
+    /// The error, and the event, for an outdated object: `what` is under the name `stored` of a directory.
     pub(crate) fn outdated(&self, what: &'static str, parent: Ino, stored: &OsStr) -> VaultError {
         let stored = self.path_in(parent, stored).display().to_string();
         self.outdated_as(IntegrityKind::Stale, what, stored)
     }
 
-    /// The same of a kind of its own.
+    /// The same with a kind of its own.
     pub(crate) fn outdated_as(&self, kind: IntegrityKind, what: &'static str, stored: String) -> VaultError {
         let (path, inode) = place_of(&stored);
         let event = kind.at(path, format!("{what}: the store shows another state than the newest"));

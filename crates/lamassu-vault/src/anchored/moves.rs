@@ -1,4 +1,4 @@
-//! Entries that move: the anchor has it durably, and then the store moves them (N4, N5).
+//! Moves of entries: durable in the anchor first, then made in the store (N4, N5).
 
 use crate::dirs::Dir;
 use crate::inode::StoreId;
@@ -9,10 +9,10 @@ use lamassu_store::backend::Stat;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 
-/// A move that the store may carry out now.
+/// A move that the store may make now.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Moving {
-    /// Its intent, where the anchor has it durably.
+    /// its intent, if the anchor has it durably
     intent: Option<u64>,
 }
 
@@ -20,14 +20,14 @@ pub(crate) struct Moving {
 type Place<'a> = (&'a Dir, &'a OsStr);
 
 impl Vault {
-    /// Whether what was removed from a name has not left the store yet.
+    /// Whether an entry removed from a name is still in the store.
     pub(crate) fn is_going(&self, dir: &Dir, stored: &OsStr) -> bool {
         let going = |anchored: &super::Anchored| !anchored.anchor.may_make(&anchored.place(dir.object, stored));
         self.anchored.as_ref().is_some_and(going)
     }
 
-    /// Whether what has this name leaves the store as soon as it is removed: the anchor never had it durably. What lay
-    /// in a directory may have been made durable without it, and leaves later.
+    /// Whether the entry under a name leaves the store as soon as it is removed: it was never durable in the anchor.
+    /// Entries inside such a directory may be durable, and leave later.
     ///
     /// # Errors
     /// [`VaultError::Anchor`].
@@ -36,7 +36,7 @@ impl Vault {
         Ok(!anchored.anchor.has_durably(&anchored.place(dir.object, stored))?)
     }
 
-    /// Whether what was removed from a directory that is known has not left the store.
+    /// Whether an entry removed from a known directory is still in the store.
     pub(crate) fn has_going_in(&self, dir: StoreId) -> bool {
         let Some(anchored) = self.anchored.as_ref().filter(|anchored| anchored.departures.len() > 0) else {
             return false;
@@ -45,7 +45,7 @@ impl Vault {
         node.is_some_and(|node| anchored.departures.is_waiting_in(node))
     }
 
-    /// Whether an inode has lost its last name; asked after it has lost one.
+    /// Whether an inode has lost its last name; called after it has lost one.
     ///
     /// # Errors
     /// [`VaultError::Anchor`].
@@ -56,8 +56,8 @@ impl Vault {
         }
     }
 
-    /// Has the anchor record a move, before the store's step. `None`: a barrier of the whole store has to come first,
-    /// and nothing was recorded.
+    /// Records a move in the anchor, before the store's step. `None`: a barrier of the whole store must come first, and
+    /// nothing was recorded.
     ///
     /// # Errors
     /// [`VaultError::Anchor`]; [`VaultError::NotFound`].
@@ -81,15 +81,15 @@ impl Vault {
         }
     }
 
-    /// The store has moved what was to move.
+    /// The store has made the move.
     pub(crate) fn has_moved(&self, moving: &Moving) {
         if let Some(anchored) = &self.anchored {
             anchored.anchor.carried_out(moving.intent);
         }
     }
 
-    /// The store has not moved anything: the anchor takes it back. Where that fails, recovery moves what is there to
-    /// where the anchor has it.
+    /// The store has not made the move: the anchor undoes it. If that fails, recovery moves the object to where the
+    /// anchor has it.
     pub(crate) fn take_move_back(
         &self,
         from: Place<'_>,

@@ -1,5 +1,5 @@
-//! The anchor of a vault that is there already: of a new one with its root alone, and after an anchor was lost. What
-//! the store shows is taken, and nothing is known of what was before.
+//! Makes the anchor of an existing vault: of a new one with its root alone, or after an anchor was lost. The store's
+//! state is taken as the newest; nothing is known of earlier states.
 
 use super::take::{Taken, Taker, damaged};
 use crate::error::io;
@@ -20,7 +20,7 @@ use std::io as stdio;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Degree of trees unless a person says another: 16 children.
+/// Default degree of trees: 16 children.
 pub const DEGREE_LOG2: u8 = 4;
 
 /// The trees by which an anchor verifies files.
@@ -28,7 +28,7 @@ pub const DEGREE_LOG2: u8 = 4;
 pub struct NewTrees {
     /// log2 of their degree, 1 to 8
     pub degree_log2: u8,
-    /// whether files have a root over their blocks, too
+    /// whether files also have a root over their blocks
     pub blocks: bool,
 }
 
@@ -38,11 +38,11 @@ impl Default for NewTrees {
     }
 }
 
-/// Told how far the making of an anchor is; may end it.
+/// Receives the progress; may cancel.
 pub trait RebuildProgress: Send + Sync {
-    /// More was taken: objects, and bytes of files.
+    /// More objects, and bytes of files, were processed.
     fn advance(&self, objects: u64, bytes: u64);
-    /// Something that does not open, by its path in the store: it is left out, with all that is below it.
+    /// An object that does not open, by its path in the store: it is left out, with everything below it.
     fn damaged(&self, stored: &Path, error: &VaultError);
     /// Whether to end now.
     fn is_cancelled(&self) -> bool {
@@ -50,7 +50,7 @@ pub trait RebuildProgress: Send + Sync {
     }
 }
 
-/// What an anchor was made of.
+/// What an anchor was made from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rebuilt {
     /// Objects, the root among them.
@@ -63,19 +63,18 @@ pub struct Rebuilt {
     pub bytes: u64,
     /// Datasets, which have anchors of their own.
     pub datasets: u64,
-    /// What does not open and was left out.
+    /// Objects that do not open and were left out.
     pub damaged: u64,
 }
 
-/// Makes the anchor of an existing vault in an empty table, from what its store shows. The vault is open without an
-/// anchor, for writing, so that what interruptions left can be completed; nothing in it is in use. Each name, record
-/// and page is opened; blocks are not read. Header and history are the caller's to note.
+/// Makes the anchor of an existing vault in an empty table, from what its store shows. The vault is open for writing
+/// without an anchor, so that interrupted writes can be completed; nothing in it is in use. Each name, record and page
+/// is opened; blocks are not read. The caller records header and history.
 ///
 /// # Errors
-/// [`VaultError::Refused`] for a vault that is open with an anchor, or where it was cancelled; [`VaultError::Invalid`]
-/// for a degree that no tree has;
-/// [`VaultError::Damaged`] where the record of the root, or of sessions, does not open; [`VaultError::Anchor`]: `table`
-/// is not empty, or fails. The table is no anchor then.
+/// [`VaultError::Refused`] for a vault that is open with an anchor, or if it was cancelled; [`VaultError::Invalid`] for
+/// an invalid degree; [`VaultError::Damaged`] if the record of the root, or of sessions, does not open;
+/// [`VaultError::Anchor`]: `table` is not empty, or fails. Then the table is not an anchor.
 pub fn rebuild(
     vault: &Vault,
     header: &VaultHeader,
@@ -115,10 +114,10 @@ pub fn rebuild(
         return Err(VaultError::Refused("the anchor was not made: cancelled"));
     }
     if !vault.options.read_only {
-        // What was completed has to be there before it is said to be.
+        // Completed writes must be durable before the anchor says so.
         vault.sync_store()?;
     }
-    // What was completed was of a session, too.
+    // Completed writes belong to a session too.
     let session = vault.book.last().unwrap_or_default();
     Ok((rebuild.builder.finish(root, session)?, rebuild.done))
 }
@@ -128,7 +127,7 @@ struct Rebuild<'a> {
     taker: Taker<'a>,
     builder: Builder,
     progress: &'a dyn RebuildProgress,
-    /// Inodes with several names, of which some are still to come.
+    /// Inodes with several names, some of which were not found yet.
     linked: HashMap<StoreId, (ObjectId, u64)>,
     done: Rebuilt,
 }

@@ -1,12 +1,12 @@
-//! Recovery when a vault is opened for writing (N3), before anything of it is served.
+//! Recovery when a vault is opened for writing (N3), before any of it is served.
 //!
-//! The moves that intents name are looked at *together*: everything that is recorded is where the store had it after
-//! the first so many of them (`history`). The rest of them is done again, in order, so that another crash in between
-//! leaves what a crash leaves. What is left under the name of a removal is removed; what is left otherwise is
-//! unrecorded. The intents go when a barrier has covered all of it.
+//! Moves are resolved together. The store has carried out the first n of them, in order; `history` finds n. The rest
+//! are made again, in order, so that another crash in between leaves a state of the same form. Objects left under the
+//! name of a removal are removed; other leftovers are unrecorded. The intents are removed after a barrier has covered
+//! all of it.
 //!
-//! What cannot be done is told, and its intents stay for the next time. Nothing is lost by that: what is not where it
-//! is recorded is missing, and an error when it is looked at.
+//! What cannot be done is logged, and its intents stay for the next time. Nothing is lost by that: an object that is
+//! not where it is recorded is missing, and an error when it is used.
 
 use super::Anchored;
 use super::history::{History, Move};
@@ -27,7 +27,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 impl Vault {
-    /// Puts right what an earlier writer had under way, and notes which files it left open.
+    /// Completes the moves and removals of an earlier writer, and notes which files it left open.
     ///
     /// # Errors
     /// [`VaultError::Anchor`].
@@ -47,7 +47,7 @@ impl Vault {
             anchored.commit()
         });
         if let Err(error) = done {
-            tracing::error!(%error, "names that were being changed at a crash could not all be put right");
+            tracing::error!(%error, "some renames that a crash interrupted could not be completed");
         }
         Ok(())
     }
@@ -69,7 +69,7 @@ impl Vault {
         work.clear_rest(&unrecorded)
     }
 
-    /// The moves that the store has not carried out, and that are not put right yet.
+    /// The moves that the store has not made, and that are not recovered yet.
     ///
     /// # Errors
     /// [`VaultError::Anchor`].
@@ -92,11 +92,11 @@ impl Vault {
         Ok(left)
     }
 
-    /// How many of the moves the store has kept: for that number most of what is recorded lies where it should, and
-    /// least lies elsewhere. Rows do not tell a file whose content nobody synced from another one. Where they leave a
-    /// choice the inodes decide: what was moved has kept its own, and what was made in its old place has another. Of
-    /// what was moved and then removed nothing is recorded: there it counts whether all is still there that would have
-    /// to be.
+    /// How many of the moves the store has kept: the number for which most recorded objects are where they should be,
+    /// and fewest are elsewhere. Rows do not identify a file whose content was never synced. Where they leave a choice,
+    /// inode numbers decide: a moved object has kept its own, and an object made in its old place has another. Nothing
+    /// is recorded of objects that were moved and then removed: for those it counts whether everything still exists
+    /// that would have to.
     fn how_many_were_kept<'a>(
         &'a self,
         anchored: &'a Anchored,
@@ -104,7 +104,7 @@ impl Vault {
         recorded: &BTreeMap<EntryPlace, Entry>,
     ) -> (usize, Located<'a>) {
         let mut best: Option<(Faults, usize, Located<'a>)> = None;
-        // The last ones first: a store mostly keeps all.
+        // The highest numbers first: usually a store has kept all.
         for kept in (0..=history.moves.len()).rev() {
             let mut located = Located::new(self, anchored, history, kept);
             let mut taken = history.leaving(kept);
@@ -137,29 +137,29 @@ impl Vault {
     }
 }
 
-/// What speaks against a number of moves, the gravest first.
+/// What speaks against a number of moves, the most important first.
 #[derive(Default, PartialEq, Eq, PartialOrd, Ord)]
 struct Faults {
-    /// It is recorded, and lies elsewhere.
+    /// Recorded objects that are elsewhere.
     misplaced: usize,
-    /// It is recorded, and has another inode.
+    /// Recorded objects with another inode number.
     strange: usize,
-    /// It was to be moved or removed behind them, and is not there.
+    /// Missing objects that a later move or removal needs.
     absent: usize,
-    /// It is too much.
+    /// Unexpected objects.
     left: usize,
 }
 
-/// Moves that an interruption came into, after the anchor and before the store.
+/// Interrupted moves: recorded by the anchor, and not made by the store.
 #[derive(Default)]
 pub(crate) struct MovesLeft {
-    /// Their places, and what is recorded elsewhere and still lies there.
+    /// Their places, and objects recorded elsewhere that are still there.
     pub places: HashMap<EntryPlace, Option<Entry>>,
-    /// Those of the places of which what is recorded lies nowhere.
+    /// Those of the places whose recorded object is nowhere.
     pub absent: HashSet<EntryPlace>,
 }
 
-/// What the anchor has in the places that are named.
+/// The anchor's entries in the named places.
 fn recorded_in(anchored: &Anchored, history: &History) -> Result<BTreeMap<EntryPlace, Entry>> {
     let mut recorded = BTreeMap::new();
     for place in &history.places {
@@ -168,7 +168,7 @@ fn recorded_in(anchored: &Anchored, history: &History) -> Result<BTreeMap<EntryP
     Ok(recorded)
 }
 
-/// A place in the store: its directory, and the stored name, where that is known.
+/// A place in the store: its directory, and the stored name, if known.
 struct Spot {
     dir: Arc<dyn BackendDir>,
     name: Option<OsString>,
@@ -180,7 +180,7 @@ impl Spot {
         Some(Spot { dir: located.dir(place.dir)?, name })
     }
 
-    /// What lies there now.
+    /// The entry that is there now.
     fn item(&self) -> Result<Option<Item>> {
         let Some(name) = &self.name else { return Ok(None) };
         match self.dir.stat_entry(name) {
@@ -190,7 +190,7 @@ impl Spot {
     }
 }
 
-/// What is done to the store. Directories that were located stay open, wherever they move.
+/// The work on the store. Located directories stay open, wherever they move.
 struct Work<'a> {
     vault: &'a Vault,
     places: HashMap<EntryPlace, Spot>,
@@ -201,7 +201,7 @@ impl Work<'_> {
         self.places.get(place).map_or(Ok(None), Spot::item)
     }
 
-    /// Does a move that the store has lost.
+    /// Makes a move again that the store has lost.
     fn redo(&mut self, undone: &Move) -> Result<()> {
         let Some(item) = self.item(&undone.from)? else { return Ok(()) };
         let Some(spot) = self.places.get_mut(&undone.to) else {
@@ -219,14 +219,14 @@ impl Work<'_> {
             Some(_) if undone.over == Over::Exchanged => moved(RenameMode::Exchange),
             Some(there) if !there.is_dir() && !item.is_dir() => moved(RenameMode::Replace),
             Some(there) => {
-                // As a rename over an empty directory is done.
+                // As for a rename over an empty directory.
                 moved(RenameMode::Exchange)?;
                 self.discard(&Item { st: there.st, ..item })
             }
         }
     }
 
-    /// Takes away what is recorded nowhere: an empty directory holds nothing, the rest goes to `lamassu.lost`.
+    /// Removes what is recorded nowhere: an empty directory is deleted, everything else goes to `lamassu.lost`.
     fn discard(&self, item: &Item) -> Result<()> {
         if item.is_dir() && is_entry_empty(&*item.dir, &item.name).unwrap_or(false) {
             self.vault.unstage_dir(&*item.dir, &item.name, &item.st)?;
@@ -236,8 +236,8 @@ impl Work<'_> {
         self.vault.move_handle_to_lost(&*item.dir, &item.name, &entry)
     }
 
-    /// Removes what is left under the names of removals: a directory after what is in it. One that is not empty goes to
-    /// `lamassu.lost`.
+    /// Removes what is left under the names of removals: the content of a directory before the directory. One that is
+    /// not empty goes to `lamassu.lost`.
     fn clear(&self, removed: &BTreeSet<EntryPlace>) -> Result<()> {
         let mut dirs = Vec::new();
         for place in removed {
@@ -250,7 +250,7 @@ impl Work<'_> {
                 None => {}
             }
         }
-        // Some lie in others, so as long as one of them is empty it is the turn of another.
+        // Some are inside others, so this repeats as long as one of them is empty.
         loop {
             let before = dirs.len();
             let mut left = Vec::new();
@@ -275,7 +275,7 @@ impl Work<'_> {
         }
     }
 
-    /// What lies in places where nothing is recorded.
+    /// Clears places where nothing is recorded.
     fn clear_rest(&self, unrecorded: &[&EntryPlace]) -> Result<()> {
         for place in unrecorded {
             if let Some(item) = self.item(place)? {
@@ -298,7 +298,7 @@ fn companion_of(vault: &Vault, name: &OsStr) -> Option<OsString> {
 const RECOVERED_AT_ONCE: usize = 16;
 
 impl Vault {
-    /// Recovers some of the files that earlier writers left open: opening them does it.
+    /// Recovers some of the files that earlier writers left open, by opening them.
     ///
     /// # Errors
     /// [`VaultError::Anchor`]. A file that cannot be recovered is reported, and is an error when it is opened.
@@ -323,7 +323,7 @@ impl Vault {
         opened
     }
 
-    /// The node of what is recorded at a place, with a reference.
+    /// The node of the object recorded at a place, with a reference.
     fn reach(&self, anchored: &Anchored, place: EntryPlace) -> Result<crate::Ino> {
         let mut way = vec![place];
         while let Some(last) = way.last().copied().filter(|last| last.dir != lamassu_anchor::ObjectId::ROOT) {

@@ -1,8 +1,9 @@
-//! What is sealed and replaced whole: directory records, link targets, attributes, access lists among them.
+//! Sealed parts that are replaced as a whole: directory records, link targets, attributes, including access lists.
 //!
-//! It is read by its digest: what the store shows is the newest, or an error. It is changed step by step, and each step
-//! of the store stands between the anchor's commit of {old, new} and the note that it was done: [`Vault::replacing`] is
-//! the only way to write one. A change that takes several calls of the store is several such steps.
+//! A part is verified by its digest: what the store shows is the newest, or it is an error. A change is made in steps:
+//! before each step of the store the anchor durably has {old, new}, and after it the step is noted.
+//! [`Vault::replacing`] is the only way to write a part. A change that needs several calls of the store is several such
+//! steps.
 
 use super::take::shown;
 use super::{StoredAttrs, digest_of_attributes, digest_of_dataset, digest_of_link, digest_of_text};
@@ -15,13 +16,13 @@ use lamassu_anchor::{Digest, ObjectId, Replacing, SealedPart, Seen};
 use parking_lot::{RwLockReadGuard, RwLockWriteGuard};
 use std::ffi::OsStr;
 
-/// How often a barrier is tried while names of the object are made.
+/// Attempts at a barrier while other calls make names of the object.
 const TRIES_MAX: usize = 8;
 
 /// A stored link target.
 pub(crate) struct ShownLink {
     pub text: Vec<u8>,
-    /// That of a long one, where it is there.
+    /// the rest of a long one, if it exists
     pub rest: Option<Vec<u8>>,
 }
 
@@ -32,12 +33,12 @@ impl ShownLink {
 }
 
 impl Vault {
-    /// The error, and the event, for what is not the newest of an object.
+    /// The error, and the event, for an outdated part of an object.
     pub(crate) fn outdated_at(&self, what: &'static str, stored: String) -> VaultError {
         self.outdated_as(IntegrityKind::Stale, what, stored)
     }
 
-    /// Whether what the store shows of an object is the newest; yes in an un-anchored vault.
+    /// Whether what the store shows of an object is the newest; true in a vault without an anchor.
     ///
     /// # Errors
     /// [`VaultError::Anchor`].
@@ -51,7 +52,7 @@ impl Vault {
         Ok(is_newest)
     }
 
-    /// Refuses a directory record that is not the newest; `text` is none where it is missing.
+    /// Refuses an outdated directory record; `text`: `None` if it is missing.
     ///
     /// # Errors
     /// [`VaultError::Outdated`], [`VaultError::Anchor`].
@@ -68,7 +69,7 @@ impl Vault {
         }
     }
 
-    /// Refuses a dataset that is not the one that was put there last.
+    /// Refuses a dataset unless it is the one that was last put there.
     ///
     /// # Errors
     /// [`VaultError::Outdated`], [`VaultError::Anchor`].
@@ -80,7 +81,7 @@ impl Vault {
         }
     }
 
-    /// The target that the store shows of a link, which is the newest.
+    /// The target of a link in the store, verified as the newest.
     ///
     /// # Errors
     /// [`VaultError::Outdated`], [`VaultError::Anchor`], those of the store.
@@ -88,8 +89,8 @@ impl Vault {
         self.newest_link(object, dir, name)?.ok_or_else(|| self.outdated("link target", dir.ino, name))
     }
 
-    /// The same of a node, by one of its names. Where that was removed meanwhile, and another link was made there of
-    /// the same inode number, this one is [`VaultError::Stale`].
+    /// The same for a node, by one of its names. If that name was removed meanwhile, and another link with the same
+    /// inode number was made there, the result is [`VaultError::Stale`].
     pub(crate) fn stored_link_of(&self, ino: Ino, dir: &Dir, name: &OsStr) -> Result<ShownLink> {
         let object = self.nodes.lock().object(ino);
         match self.newest_link(object, dir, name)? {
@@ -99,14 +100,14 @@ impl Vault {
         }
     }
 
-    /// `None`: the store shows another than the newest.
+    /// `None`: the store shows an outdated one.
     fn newest_link(&self, object: ObjectId, dir: &Dir, name: &OsStr) -> Result<Option<ShownLink>> {
         let link = symlink::shown(&self.ctx.ring, &*dir.handle, name).map_err(io("read a link"))?;
         let is_newest = self.anchored.is_none() || self.is_newest(object, SealedPart::Content, link.digest())?;
         Ok(is_newest.then_some(link))
     }
 
-    /// Which link lies somewhere; 0 in an un-anchored vault.
+    /// The object of a link at a place; 0 in a vault without an anchor.
     ///
     /// # Errors
     /// [`VaultError::NotFound`], [`VaultError::Anchor`].
@@ -116,23 +117,22 @@ impl Vault {
         entry.map(|entry| entry.object).ok_or(VaultError::NotFound)
     }
 
-    /// Keeps other calls from changing the attributes of a node. Taken by the calls that look at them, not by what
-    /// those are made of.
+    /// Keeps other calls from changing the attributes of a node. Taken by calls that read them, not by their helpers.
     pub(crate) fn attrs_still(&self, ino: Ino) -> Option<RwLockReadGuard<'_, ()>> {
         let anchored = self.anchored.as_ref()?;
         let object = self.nodes.lock().object(ino);
         Some(anchored.attrs_of(object).read())
     }
 
-    /// Keeps other calls from looking at the attributes of a node.
+    /// Keeps other calls from reading the attributes of a node.
     pub(crate) fn attrs_alone(&self, ino: Ino) -> Option<RwLockWriteGuard<'_, ()>> {
         let anchored = self.anchored.as_ref()?;
         let object = self.nodes.lock().object(ino);
         Some(anchored.attrs_of(object).write())
     }
 
-    /// All sealed attributes of a node, which are the newest; `None` in an un-anchored vault. The caller has them held
-    /// still.
+    /// All sealed attributes of a node, verified as the newest; `None` in a vault without an anchor. The caller must
+    /// keep them from changing.
     ///
     /// # Errors
     /// [`VaultError::Outdated`], [`VaultError::Anchor`], those of the store.
@@ -142,7 +142,7 @@ impl Vault {
         }
         let object = self.nodes.lock().object(ino);
         let attrs = shown(|| target.list_xattr(), |attr| target.get_xattr(attr))?;
-        // What was looked at by a name that the node has lost meanwhile may be those of another one.
+        // Attributes read by a name that the node has lost meanwhile may be those of another node.
         let is_still_its = || match target {
             Target::Entry { dir, name, .. } => self.nodes.lock().has_name(ino, dir.ino, name),
             Target::Open(_) | Target::Root(..) | Target::Dir(_) => true,
@@ -154,8 +154,8 @@ impl Vault {
         }
     }
 
-    /// One step of a change of attributes: sets or removes one by `step`. `attrs` are those that were verified, and
-    /// after it those that there are.
+    /// One step of a change of attributes: `step` sets or removes one. `attrs` are the verified ones and, after the
+    /// call, the present ones.
     ///
     /// # Errors
     /// [`VaultError::Outdated`], [`VaultError::Anchor`], those of the step.
@@ -178,11 +178,11 @@ impl Vault {
         Ok(())
     }
 
-    /// Replaces what is sealed of an object by one step of the store: the anchor durably has both states first. In an
-    /// un-anchored vault the step alone. No other call replaces the same.
+    /// Replaces a sealed part of an object by one step of the store: the anchor durably has both states first. In a
+    /// vault without an anchor only the step is made. No other call may replace the same part.
     ///
     /// # Errors
-    /// [`VaultError::Outdated`], [`VaultError::Anchor`], those of the step and of the store. Where the step fails, both
+    /// [`VaultError::Outdated`], [`VaultError::Anchor`], those of the step and of the store. If the step fails, both
     /// states stay current.
     pub(crate) fn replacing<T>(
         &self,

@@ -1,5 +1,4 @@
-//! What the store shows, as a row: for an anchor that is made, and for what is accepted. What does not open is damage,
-//! and no row.
+//! Rows from what the store shows: for a new anchor, and for accepting. What does not open is damage, and gives no row.
 
 use super::{StoredAttrs, digest_of_attributes, digest_of_dataset, digest_of_text};
 use crate::error::io;
@@ -18,20 +17,20 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 
-/// What of a vault is taken as it is.
+/// Takes a vault's objects as they are.
 pub(super) struct Taker<'a> {
     vault: &'a Vault,
-    /// Files as in an un-anchored vault.
+    /// Files are opened as in a vault without an anchor.
     files: Arc<FileContext>,
     shape: Shape,
 }
 
-/// An entry that is taken.
+/// An entry as the store shows it.
 pub(super) struct Taken {
     pub st: Stat,
-    /// Its parent and name are the caller's to say.
+    /// Without parent and name, which the caller sets.
     pub row: Row,
-    /// A directory to go into; none for a dataset, which has an anchor of its own.
+    /// A directory to enter; `None` for a dataset, which has an anchor of its own.
     pub dir: Option<Arc<dyn BackendDir>>,
 }
 
@@ -163,7 +162,7 @@ pub(super) fn damaged(what: &'static str, stored: &Path) -> VaultError {
     VaultError::Damaged { what, stored: stored.display().to_string() }
 }
 
-/// All sealed attributes that the store shows. One that goes while it is looked at is not there.
+/// All sealed attributes in the store. One that is removed meanwhile is left out.
 ///
 /// # Errors
 /// Those of the store.

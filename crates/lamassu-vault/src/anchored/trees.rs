@@ -1,6 +1,7 @@
-//! Where the tree records of files lie in the store: `lamassu.tree/xx/<object>`, in hexadecimal, `xx` its last two
-//! digits, `.blocks` behind it for the tree over blocks (`docs/format.md`). A cache: never synced, believed in nothing.
-//! What cannot be read there reads as zeros, which costs a rebuild from the pages; so does what cannot be written.
+//! The tree records of files in the store: `lamassu.tree/xx/<object>`, in hexadecimal, where `xx` is its last two
+//! digits, with `.blocks` appended for the tree over blocks (`docs/format.md`). They are a cache: never synced, never
+//! trusted. Records that cannot be read count as zeros, which costs a rebuild from the pages; so do records that cannot
+//! be written.
 
 use crate::staging::PRIVATE;
 use lamassu_anchor::ObjectId;
@@ -20,8 +21,8 @@ use std::sync::Arc;
 pub(crate) struct TreeFiles {
     root: Arc<dyn BackendDir>,
     read_only: bool,
-    /// Directories `xx` that were not there when they were looked for, so that what is removed needs no look: most
-    /// files have no records. Records that are made in one end that.
+    /// Directories `xx` that did not exist at the last look, so that a removal need not look again: most files have no
+    /// records. An entry is removed when a record is made there.
     absent: Arc<Mutex<HashSet<OsString>>>,
 }
 
@@ -30,7 +31,7 @@ impl TreeFiles {
         TreeFiles { root, read_only, absent: Arc::default() }
     }
 
-    /// Removes the records of an object that is gone. One that stays does no harm: no object gets its number.
+    /// Removes the records of an object that is gone. A leftover does no harm: the number is never used again.
     pub fn remove(&self, object: ObjectId) {
         let (dir, _) = place((object, TreeOf::Pages));
         if self.absent.lock().contains(&dir) {
@@ -56,7 +57,7 @@ impl TreeFiles {
         self.root.open_dir(OsStr::new(TREE))?.open_dir(&dir)?.open_file(&name, write)
     }
 
-    /// The directory of all records. Users see the root's times, which are not of what is made for ourselves.
+    /// The directory of all records. Users see the root's times, which internal files must not change.
     fn made_tree(&self) -> io::Result<Arc<dyn BackendDir>> {
         match self.root.open_dir(OsStr::new(TREE)) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => {}
@@ -114,7 +115,7 @@ struct TreeRecords {
 
 enum Open {
     Unknown,
-    /// Nothing readable is there.
+    /// There is no readable file.
     Absent,
     File(Arc<dyn BackendFile>),
 }

@@ -1,19 +1,19 @@
-//! Whether a writer uses the vault: the anchor says so durably from before the writer's first change of the store to
-//! the moment when everything is recorded. In between the store has entries that the anchor does not have yet, and
-//! after an interruption it keeps them.
+//! Whether a writer uses the vault: the anchor durably says so from before the writer's first change of the store until
+//! everything is recorded. In between, the store has entries that the anchor does not have yet, and after an
+//! interruption they remain.
 
 use super::Anchored;
 use crate::{Result, Vault};
 use std::sync::atomic::Ordering;
 
 impl Anchored {
-    /// To be called before a change of the store. Waits for the anchor the first time.
+    /// Called before a change of the store. The first call waits for the anchor.
     ///
     /// # Errors
-    /// Those of the anchor: nothing may be changed.
+    /// Those of the anchor: then nothing may be changed.
     pub fn note_in_use(&self) -> Result<()> {
         if !self.in_use.load(Ordering::Acquire) {
-            // What is only queued, since a commit failed, is known to this process alone.
+            // A change that is only queued, since a commit failed, is known to this process alone.
             if !self.anchor.vault().is_in_use || !self.anchor.is_in_use_now()? {
                 self.anchor.commit_vault(|vault| vault.is_in_use = true)?;
             }
@@ -22,14 +22,14 @@ impl Anchored {
         Ok(())
     }
 
-    /// To be called when everything is recorded and no call changes anything. What an interrupted writer left may lie
-    /// anywhere, so that then the vault stays in use until a repair has gone over all of it.
+    /// Called when everything is recorded and no call changes anything. Leftovers of an interrupted writer may be
+    /// anywhere, so after an interruption the vault stays in use until a repair has gone over all of it.
     fn note_out_of_use(&self) -> Result<()> {
         let is_over = self.anchor.queued() == 0 && !self.after_crash.load(Ordering::Acquire);
         if is_over && self.anchor.vault().is_in_use {
             let done = self.anchor.commit_vault(|vault| vault.is_in_use = false);
             if done.is_err() {
-                // A later commit must not say so beside changes of the store.
+                // A later commit must not say so while the store is being changed.
                 self.anchor.change_vault(|vault| vault.is_in_use = true);
             }
             done?;
@@ -40,7 +40,7 @@ impl Anchored {
 }
 
 impl Vault {
-    /// Everything is in the store and in the anchor, and no call changes anything.
+    /// Called when everything is in the store and in the anchor, and no call changes anything.
     pub(crate) fn note_out_of_use(&self) {
         let done = self.anchored.as_ref().map_or(Ok(()), Anchored::note_out_of_use);
         if let Err(error) = done {
@@ -48,7 +48,7 @@ impl Vault {
         }
     }
 
-    /// After a repair of the whole vault: what an interrupted writer left unrecorded was moved away.
+    /// After a repair of the whole vault: unrecorded leftovers of an interrupted writer were moved away.
     pub(crate) fn note_gone_over(&self) {
         if let Some(anchored) = &self.anchored {
             anchored.after_crash.store(false, Ordering::Release);

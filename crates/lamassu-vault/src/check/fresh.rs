@@ -85,8 +85,8 @@ impl Checker<'_> {
         self.note(at, kind::MISSING, Found::Harmless, text.to_owned());
     }
 
-    /// An entry that the anchor does not have. After an interruption it may be one that was being made: nobody was told
-    /// that it lasts, and a repair moves it out of the way. It is shown in no case.
+    /// An entry that the anchor does not have. After an interruption it may be one that was being made. It was not
+    /// acknowledged as durable, and a repair moves it out of the way. Users never see it.
     fn unrecorded(&mut self, at: &Located) {
         let (found, text) = match (self.vault.is_after_crash(), self.repair) {
             (false, _) => (

@@ -326,7 +326,7 @@ impl FileSystem for Forest {
         })
     }
 
-    // The root of a dataset that cannot be looked at is listed without attributes: who asks for it is told why.
+    // The root of a dataset that cannot be read is listed without attributes: a call for it gets the error.
     fn read_dir_plus(
         &self,
         handle: HandleId,

@@ -309,7 +309,7 @@ impl Forest {
             return Err(VaultError::Frozen);
         }
         if self.waits_in().is_some() {
-            return Err(VaultError::Refused("hosts have this vault in turn: unmount it, and its keys are gone here"));
+            return Err(VaultError::Refused("hosts use this vault in turn: unmount it, and its keys are gone here"));
         }
         let by_request: Vec<Number> =
             self.at_or_below(number).iter().filter(|s| s.state() == State::Unloaded).map(|s| s.number).collect();

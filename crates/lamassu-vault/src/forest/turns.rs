@@ -57,7 +57,7 @@ impl Forest {
     /// Closes the vault at the end of a turn. No request is under way.
     ///
     /// # Errors
-    /// The first thing that could not be committed, which is lost. Whoever wrote it is told.
+    /// The first change that could not be committed. It is lost, and the program that wrote it gets an error.
     pub fn end_turn(&self) -> Result<()> {
         let Some(by_turns) = self.by_turns.get() else { return Ok(()) };
         let mut left = by_turns.left.write();

@@ -109,9 +109,9 @@ struct RekeyRun<'a> {
     batch: Batch,
     /// It was cancelled, and left something out.
     is_cut: bool,
-    /// Of the directory that a walk was broken off in: the files that are done.
+    /// the finished files of the directory in which a walk was interrupted
     files: HashSet<ObjectId>,
-    /// A file that it was broken off in, and the page to go on from.
+    /// the file in which it was interrupted, and the page to continue with
     half: Option<(ObjectId, PageNo)>,
 }
 

@@ -161,7 +161,7 @@ impl RekeyRun<'_> {
         }
     }
 
-    /// What of a file goes on from turn to turn is kept by: its object.
+    /// The key under which a file's progress is kept from turn to turn: its object.
     pub(super) fn object(&self, ino: Ino) -> Option<ObjectId> {
         self.vault.anchored.as_ref().map(|_| self.vault.nodes.lock().object(ino))
     }

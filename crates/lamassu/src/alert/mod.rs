@@ -26,7 +26,7 @@ use std::process::{Command, Stdio};
 
 /// The word that makes a process of this program a broker. Any other caller gets the end of its own standard input.
 pub const WORD: &str = "__integrity-broker";
-/// Who is told, in the environment of the broker alone.
+/// The command, only in the environment of the broker.
 const COMMAND: &str = "LAMASSU_ALERT_COMMAND";
 const MOUNTPOINT: &str = "LAMASSU_MOUNTPOINT";
 const VAULT: &str = "LAMASSU_VAULT";

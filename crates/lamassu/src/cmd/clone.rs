@@ -69,8 +69,8 @@ struct Common {
     /// Label of the copy's key slot, for people
     #[arg(short, long, default_value = LABEL_DEFAULT)]
     label: String,
-    /// Take set-id bits, device nodes, and owner and mode of the vault's directory as the store has them; whoever can
-    /// write to the store chooses them
+    /// Take set-id bits, device nodes, and owner and mode of the vault's directory as the store has them; anyone who
+    /// can write to the store chooses them
     #[arg(long)]
     trust_store: bool,
     /// Print one JSON document

@@ -53,7 +53,7 @@ pub struct Args {
     #[arg(short, long, visible_short_alias = 'R')]
     recursive: bool,
     /// Out of a vault: take set-id bits, device nodes, owners, whole modes and attributes that give privilege as the
-    /// store has them; whoever can write to the store chooses them
+    /// store has them; anyone who can write to the store chooses them
     #[arg(long)]
     trust_store: bool,
     /// The vault, what to copy, and where to

@@ -502,7 +502,7 @@ fn print(l: &Leak) -> Result<()> {
         out.push_str(&format!("  {name:<12} {value}\n"));
     }
     if let Some(profiles) = &l.profiles {
-        out.push_str("of which by profile, which it is not told:\n");
+        out.push_str("of which by profile, which the store does not know:\n");
         profiles.iter().for_each(|of| out.push_str(&of.told()));
         out.push_str(&format!("  {} files tell no profile\n", l.profile_unknown.unwrap_or_default()));
     }

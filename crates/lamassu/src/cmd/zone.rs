@@ -76,9 +76,9 @@ pub struct Create {
     /// that do not reach the server
     #[arg(long, value_name = "SOURCE")]
     from: Option<SourceText>,
-    /// Let the keys of blocks take a part from this key at a Lamassu server, server://HOST/ID, which the server makes
-    /// and gives to nobody: who leaves can then confirm no guesses. To write new content takes the server, to read does
-    /// not
+    /// Let the keys of blocks depend on this key at a Lamassu server, server://HOST/ID. The server makes the key and
+    /// gives it to no host, so someone who has left cannot confirm guesses. Writing new content needs the server,
+    /// reading does not
     #[arg(long, value_name = "SERVER", conflicts_with = "from")]
     oblivious: Option<String>,
     /// Label of the first key slot, for people

@@ -559,7 +559,7 @@ fn what_is_wrong_with_a_path_is_said() {
     for line in ["check m", "ls m", "leak m", "key backup m copy"] {
         b.run(line).code(6).says(b.path("v").to_str().unwrap()).says("give the vault's own directory");
     }
-    b.run("check v").code(11).says("can be read beside it");
+    b.run("check v").code(11).says("can be read meanwhile");
     b.unmount("m");
     b.run("key backup v copy").ok();
     fs::remove_file(b.path("v/lamassu.vault")).unwrap();

@@ -1,14 +1,14 @@
-//! The open file: the log at its front, behind it what redb reads and writes, and its locks, which outlive a database
-//! that has failed.
+//! The open file: the log in its first part, after it the data of redb, and redb's locks, which outlive a database that
+//! has failed.
 //!
-//! redb gives up a database at the first error of its disk. So another is opened on the same file, and meanwhile:
+//! redb gives up a database at the first error of its disk. Then another one is opened on the same file. Until it is:
 //!
-//! * Locks stay. They belong to the open file, which is one throughout: nobody else gets in between.
-//! * A transaction that has failed is rolled back, whatever of it had arrived. redb never writes over what its last
-//!   durable transaction refers to, so that the header of that one is all it takes.
+//! * Locks stay. They belong to the open file, which stays the same, so that no other process gets the file.
+//! * A failed transaction is rolled back, whatever of it was written. redb never overwrites what its last durable
+//!   transaction refers to, so restoring that transaction's header is enough.
 //!
-//! The file is longer before redb learns of it only where the disk has the room: a full disk shows before anything of a
-//! transaction is written, wherever the file system can reserve.
+//! Before redb sees a longer file, space is reserved if the file system can do that. So a full disk is noticed before a
+//! transaction writes anything.
 
 use super::log::{DATABASE_AT, Record};
 use parking_lot::Mutex;
@@ -23,10 +23,10 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Bytes at the front of the database that tell which transaction is the last.
+/// Bytes at the start of the database that say which transaction is the last.
 const HEADER_LEN: usize = 320;
-/// The byte of them whose lowest bit says in which of two places that transaction is described: each one changes it, in
-/// its last write before a barrier.
+/// The byte of the header whose lowest bit selects one of two descriptions of the last transaction. Each transaction
+/// changes it, in its last write before a barrier.
 const LAST_AT: usize = 9;
 
 type Range = (Bound<u64>, Bound<u64>);
@@ -39,9 +39,9 @@ pub(super) struct Backend {
     redb: FileBackend,
     locks: Mutex<Locks>,
     header: Mutex<Header>,
-    /// Bytes that the file could not be made longer by.
+    /// Bytes by which the file could not be extended.
     short_of: AtomicU64,
-    /// Bytes that were written to the database.
+    /// Bytes written to the database.
     written: AtomicU64,
     #[cfg(test)]
     pub fails: Mutex<Option<Fails>>,
@@ -49,7 +49,7 @@ pub(super) struct Backend {
     pub traced: Mutex<Option<Vec<Traced>>>,
 }
 
-/// What was done to the file, for tests.
+/// Operations on the file, for tests.
 #[cfg(test)]
 #[derive(Clone, Debug)]
 pub(super) enum Traced {
@@ -61,24 +61,24 @@ pub(super) enum Traced {
 #[derive(Debug, Default)]
 struct Locks {
     held: HashSet<Range>,
-    /// Those that stay locked, whatever redb says: a database is being exchanged for another.
+    /// Locks that stay held whatever redb does, while one database replaces another.
     kept: HashSet<Range>,
 }
 
 #[derive(Debug, Default)]
 struct Header {
-    /// As it was written last; empty while the file has none.
+    /// The header as last written; empty while the file has none.
     written: Vec<u8>,
-    /// The same, as of the last barrier.
+    /// The header as of the last barrier.
     durable: Vec<u8>,
 }
 
-/// Has calls fail, for tests.
+/// Makes calls fail, for tests.
 #[cfg(test)]
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Fails {
     pub call: &'static str,
-    /// So many succeed before.
+    /// Number of calls that succeed first.
     pub after: u32,
     pub errno: i32,
 }
@@ -128,7 +128,7 @@ impl Backend {
     pub fn flush(&self) -> io::Result<()> {
         self.check("sync")?;
         self.file.sync_data()?;
-        // XFS that shuts down may answer well although nothing was kept; it does not tell what a file is any more.
+        // After XFS has shut down, fsync may succeed although data was lost; stat then fails.
         self.file.metadata()?;
         #[cfg(test)]
         self.trace(|| Traced::Flushed);
@@ -147,39 +147,39 @@ impl Backend {
         &self.file
     }
 
-    /// How long the database is.
+    /// The length of the database.
     pub fn database_len(&self) -> io::Result<u64> {
         Ok(self.file.metadata()?.len().saturating_sub(DATABASE_AT))
     }
 
-    /// Bytes that were written to the database since the file was opened.
+    /// Bytes written to the database since the file was opened.
     pub fn written(&self) -> u64 {
         self.written.load(Ordering::Relaxed)
     }
 
-    /// From now on the locks that are held stay. To be called with no transaction under way.
+    /// From now on held locks stay. No transaction may be under way.
     pub fn keep_locks(&self) {
         let locks = &mut *self.locks.lock();
         locks.kept.extend(locks.held.iter().copied());
     }
 
-    /// A database has them again.
+    /// A database owns the locks again.
     pub fn leave_locks(&self) {
         self.locks.lock().kept.clear();
     }
 
-    /// Lets go of all locks: no database will use the file again.
+    /// Releases all locks: no database will use the file again.
     pub fn release(&self) {
-        // Closing the file does the same, later where a process that is just being started has a copy of it.
+        // Closing the file does the same, but later if a process that is being started has a copy of it.
         let _ = self.redb.close();
     }
 
-    /// Another one after each transaction that has become durable, whatever failed behind that.
+    /// A value that changes with each durable transaction, whatever failed after that.
     pub fn last_transaction(&self) -> Option<u8> {
         self.header.lock().durable.get(LAST_AT).map(|byte| byte & 1)
     }
 
-    /// Takes back what a transaction wrote that has failed.
+    /// Undoes the writes of a failed transaction.
     pub fn roll_back(&self) -> io::Result<()> {
         let header = &mut *self.header.lock();
         if header.written != header.durable && !header.durable.is_empty() {
@@ -187,11 +187,11 @@ impl Backend {
             self.write_at(DATABASE_AT, &header.durable)?;
             header.written.clone_from(&header.durable);
         }
-        // Also of what is as it was, a barrier that failed tells nothing.
+        // Needed even if the header is unchanged: after a failed barrier nothing is known.
         self.flush()
     }
 
-    /// Fails as the disk would if the file still cannot be made longer: nothing need be begun then.
+    /// Fails if the file still cannot be extended: then a transaction need not be begun.
     pub fn reserve_again(&self) -> io::Result<()> {
         match self.short_of.load(Ordering::Acquire) {
             0 => Ok(()),
@@ -199,7 +199,7 @@ impl Backend {
         }
     }
 
-    /// Reserves room behind the end of the file, where the file system can. Its length stays: redb knows only lengths
+    /// Reserves space after the end of the file, if the file system can. The length stays: redb accepts only lengths
     /// that it chose itself, and a crash must leave one of those.
     fn reserve(&self, end: u64, more: u64) -> io::Result<()> {
         let reserved = self.check("reserve").and_then(|()| {
@@ -218,7 +218,7 @@ impl Backend {
         }
     }
 
-    /// Fails where a test wants it.
+    /// Fails where a test asks for it.
     #[cfg(test)]
     fn check(&self, call: &'static str) -> io::Result<()> {
         let fails = &mut *self.fails.lock();
@@ -237,7 +237,7 @@ impl Backend {
     }
 }
 
-/// What a database has of it.
+/// The backend as redb sees it.
 #[derive(Clone, Debug)]
 pub(super) struct Shared(pub Arc<Backend>);
 
@@ -250,7 +250,7 @@ impl Shared {
     }
 }
 
-/// Where in the file a byte of the database is.
+/// The place in the file of a byte of the database.
 fn in_file(offset: u64) -> io::Result<u64> {
     offset.checked_add(DATABASE_AT).ok_or_else(|| io::ErrorKind::InvalidInput.into())
 }
@@ -274,7 +274,7 @@ impl StorageBackend for Shared {
             self.0.reserve(now, len - now)?;
             return self.0.redb.set_len(len);
         }
-        // A file that stays longer does no harm, and the transaction that no longer needs the room is durable.
+        // A longer file does no harm, and the transaction that no longer needs the space is durable.
         let _ = self.0.redb.set_len(len);
         Ok(())
     }
@@ -289,7 +289,7 @@ impl StorageBackend for Shared {
     fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
         let at = usize::try_from(offset).unwrap_or(usize::MAX);
         if at < HEADER_LEN {
-            // Before: of a write that fails part may arrive.
+            // Noted first: a write that fails may still have been made in part.
             let header = &mut *self.0.header.lock();
             header.written.resize(HEADER_LEN, 0);
             let len = data.len().min(HEADER_LEN - at);
@@ -300,7 +300,7 @@ impl StorageBackend for Shared {
         self.0.write_at(in_file(offset)?, data)
     }
 
-    /// The table lets go of the locks, when it ends.
+    /// The table releases the locks when it ends.
     fn close(&self) -> io::Result<()> {
         Ok(())
     }

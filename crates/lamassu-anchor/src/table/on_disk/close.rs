@@ -1,10 +1,10 @@
-//! The end of a table: what was logged goes to the database, and the pages that it does not need go to the system.
+//! The end of a table: logged changes are moved to the database, and unused pages are given back to the system.
 //!
 //! redb keeps the pages that its transactions free, and a file that was filled by many of them is up to twice as long
 //! as what it holds. So a writer that has written much compacts the database when it closes it.
 //!
-//! * The transactions of a compaction move pages and change no row. Whenever it is cut off or fails, the rows are what
-//!   they were, and the next process mends the database as after any kill. So its errors are nobody's.
+//! * The transactions of a compaction move pages and change no row. Whenever it is interrupted or fails, the rows are
+//!   unchanged, and the next process repairs the database as after any kill. So its errors are ignored.
 //! * It reads all of the database, and writes less than that. So it comes after a process that has written a good part
 //!   of it itself, and not in a database beyond [`COMPACTED_LEN_MAX`].
 //! * Where another process reads, pages cannot be moved: then it is left to the next writer.

@@ -1,4 +1,4 @@
-//! The file itself: opened once, by descriptor, and used only if it is a regular file that is ours alone.
+//! The file itself: opened once, by descriptor, and used only if it is a private regular file of this user.
 
 use crate::AnchorError;
 use rustix::fs::{Mode, OFlags};
@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 /// Permissions of the file.
 pub const FILE_MODE: u32 = 0o600;
 
-/// Makes a file, which must not exist.
+/// Makes a new file.
 pub(super) fn new(path: &Path) -> Result<File, AnchorError> {
     let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let file = rustix::fs::open(path, flags, Mode::from_raw_mode(FILE_MODE)).map_err(|errno| match errno {
@@ -19,7 +19,7 @@ pub(super) fn new(path: &Path) -> Result<File, AnchorError> {
     Ok(file.into())
 }
 
-/// A file that is there, whatever it is; waits for nothing, and follows no link.
+/// Opens an existing file of any type. Does not block, and follows no link.
 pub(super) fn existing(path: &Path, access: OFlags) -> Result<File, AnchorError> {
     let flags = access | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let file = rustix::fs::open(path, flags, Mode::empty()).map_err(|errno| match errno {
@@ -31,7 +31,7 @@ pub(super) fn existing(path: &Path, access: OFlags) -> Result<File, AnchorError>
     Ok(file.into())
 }
 
-/// The file, if it is a regular one that is ours alone.
+/// Returns the file if it is a private regular file of this user.
 pub(super) fn private(file: File, path: &Path) -> Result<File, AnchorError> {
     let st = file.metadata().map_err(AnchorError::io("stat", path))?;
     let is_ours = st.uid() == rustix::process::geteuid().as_raw();

@@ -1,8 +1,8 @@
-//! Commits as a log in front of the database: a small one is a single write and a single flush of its changes, where
-//! redb writes pages of several trees and flushes twice.
+//! A log of commits in front of the database. A small commit is one write and one flush of its changes, where redb
+//! writes pages of several trees and flushes twice.
 //!
-//! The log is the front of the file, a fixed number of blocks that were written when the file was made, so that a
-//! commit allocates nothing and its flush writes no metadata of the file system:
+//! The log is the first part of the file, a fixed number of blocks that were written when the file was made. So a
+//! commit allocates nothing, and its flush writes no metadata of the file system:
 //!
 //! ```text
 //! block 0     magic of the file
@@ -10,12 +10,12 @@
 //!             magic (8) ‖ generation (8) ‖ sequence (8) ‖ length (8) ‖ SHA-256 of all but itself (32) ‖ changes
 //! ```
 //!
-//! * The **generation** is that of the database, a row of its own there. A commit to the database takes in all that was
-//!   logged, and raises the generation in the same transaction: every record in the log is void from then on.
-//! * **Sequences** ascend from 0 in a generation. The log ends with the first record that is not valid. A commit
-//!   returns when its record is durable, and no record shares a block with another one: a crash can only tear the last
-//!   record, of a commit that has not returned.
-//! * A record behind the end of the log says that one before it was damaged.
+//! * The **generation** is stored in the database. A commit to the database includes everything that was logged, and
+//!   raises the generation in the same transaction: from then on all records in the log are void.
+//! * **Sequences** ascend from 0 in a generation. The log ends at the first record that is not valid. A commit returns
+//!   when its record is durable, and no two records share a block. So a crash can tear only the last record, whose
+//!   commit has not returned.
+//! * A valid record beyond the end of the log means that one before it was damaged.
 
 use super::super::packed::{pack, unpack};
 use super::super::{Change, Space};
@@ -27,33 +27,33 @@ use std::io;
 use std::ops::Bound;
 use std::os::unix::fs::FileExt;
 
-/// What is written, and torn, as a whole.
+/// The unit of writing, and of tearing.
 pub(super) const BLOCK_LEN: usize = 4096;
-/// Blocks of the log, and the one with the file's magic.
+/// Number of blocks of the log, with the one for the file's magic.
 const BLOCKS: u64 = 256;
 /// Where the database begins in the file.
 pub(super) const DATABASE_AT: u64 = BLOCKS * BLOCK_LEN as u64;
-/// Longest record: what changes more goes to the database at once, since it would be written twice.
+/// Longest record. Larger changes go to the database directly, since they would be written twice.
 const RECORD_MAX: usize = 8 * BLOCK_LEN;
-/// At the front of the file.
+/// The first bytes of the file.
 const FILE_MAGIC: &[u8; 16] = b"LAMASSU ANCHOR\0\x01";
-/// At the front of a record.
+/// The first bytes of a record.
 const MAGIC: &[u8; 8] = b"ANCHORED";
 const HEAD_LEN: usize = 64;
 /// Bytes of the head that the digest covers.
 const COVERED_LEN: usize = 32;
 
-/// Makes the front of a new file.
+/// Writes the first part of a new file.
 pub(super) fn make_front(file: &File) -> io::Result<()> {
     let mut front = vec![0; DATABASE_AT as usize];
     front[..FILE_MAGIC.len()].copy_from_slice(FILE_MAGIC);
     file.write_all_at(&front, 0)
 }
 
-/// Looks at the front of a file.
+/// Checks the first part of a file.
 ///
 /// # Errors
-/// [`io::ErrorKind::UnexpectedEof`]: the file is shorter. [`io::ErrorKind::InvalidData`]: it is no anchor.
+/// [`io::ErrorKind::UnexpectedEof`]: the file is too short. [`io::ErrorKind::InvalidData`]: it is not an anchor.
 pub(super) fn check_front(file: &File) -> io::Result<()> {
     let mut magic = [0; FILE_MAGIC.len()];
     file.read_exact_at(&mut magic, 0)?;
@@ -64,7 +64,7 @@ pub(super) fn check_front(file: &File) -> io::Result<()> {
     }
 }
 
-/// What was logged and is not in the database yet: the newest value of each key, `None` where it has gone.
+/// Logged changes that are not in the database yet: the newest value of each key, `None` if it was removed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Logged(BTreeMap<(Space, Vec<u8>), Option<Vec<u8>>>);
 
@@ -73,17 +73,17 @@ impl Logged {
         self.0.is_empty()
     }
 
-    /// Takes in a commit.
+    /// Adds the changes of a commit.
     pub fn take(&mut self, changes: impl IntoIterator<Item = Change>) {
         self.0.extend(changes.into_iter().map(|Change { space, key, value }| ((space, key), value)));
     }
 
-    /// What a key has, if it was changed.
+    /// The logged value of a key; the outer `None`: it was not changed.
     pub fn get(&self, space: Space, key: &[u8]) -> Option<Option<&[u8]>> {
         self.0.get(&(space, key.to_vec())).map(Option::as_deref)
     }
 
-    /// The keys of a table that were changed, ascending.
+    /// The changed keys of a table, ascending.
     pub fn range(&self, space: Space, from: Bound<&[u8]>) -> impl Iterator<Item = (&[u8], Option<&[u8]>)> {
         let from = match from {
             Bound::Unbounded => Bound::Included((space, Vec::new())),
@@ -93,40 +93,40 @@ impl Logged {
         in_space.map(|((_, key), value)| (&key[..], value.as_deref()))
     }
 
-    /// All of it.
+    /// All changes.
     pub fn changes(&self) -> impl Iterator<Item = (Space, &[u8], Option<&[u8]>)> {
         self.0.iter().map(|((space, key), value)| (*space, &key[..], value.as_deref()))
     }
 }
 
-/// Where the next record goes.
+/// The position of the next record.
 #[derive(Debug, Default)]
 pub(super) struct Position {
     pub generation: u64,
     sequence: u64,
     block: u64,
-    /// It cannot be told what is durable, since a write or a flush has failed: the next commit goes to the database.
+    /// A write or a flush has failed, so it is unknown what is durable: the next commit goes to the database.
     pub is_in_doubt: bool,
 }
 
-/// A record, and where it goes.
+/// A record, and its place.
 pub(super) struct Record {
     pub at: u64,
     pub bytes: Vec<u8>,
 }
 
 impl Position {
-    /// The front of an empty log.
+    /// The start of an empty log.
     pub fn front_of(generation: u64) -> Position {
         Position { generation, sequence: 0, block: 1, is_in_doubt: false }
     }
 
-    /// Which record is the next.
+    /// The generation and the sequence of the next record.
     pub fn number(&self) -> (u64, u64) {
         (self.generation, self.sequence)
     }
 
-    /// The record of a commit; `None`: it is one for the database.
+    /// The record of a commit; `None`: it goes to the database.
     pub fn record(&self, changes: &[Change]) -> Option<Record> {
         let len: usize =
             changes.iter().map(|change| change.key.len() + change.value.as_ref().map_or(0, Vec::len)).sum();
@@ -138,7 +138,7 @@ impl Position {
         is_fitting.then(|| Record { at: self.block * BLOCK_LEN as u64, bytes })
     }
 
-    /// A record of this length is durable.
+    /// A record of this length was made durable.
     pub fn advance(&mut self, len: usize) {
         self.sequence += 1;
         self.block += blocks_of(len);
@@ -163,12 +163,12 @@ fn encode(generation: u64, sequence: u64, changes: &[Change]) -> Vec<u8> {
     bytes
 }
 
-/// Over a record without padding.
+/// The digest of a record without padding.
 fn digest_of(record: &[u8]) -> [u8; 32] {
     sha256(&[&record[..COVERED_LEN], &record[HEAD_LEN..]].concat())
 }
 
-/// A record at the front of some bytes.
+/// A record at the start of some bytes.
 struct Parsed {
     generation: u64,
     sequence: u64,
@@ -176,7 +176,7 @@ struct Parsed {
     changes: Vec<Change>,
 }
 
-/// `None`: there is none, or not the whole of one.
+/// `None`: the bytes do not start with a complete record.
 fn parse(bytes: &[u8]) -> Option<Parsed> {
     let head: &[u8; HEAD_LEN] = bytes.first_chunk()?;
     if !head.starts_with(MAGIC) {
@@ -193,7 +193,7 @@ fn parse(bytes: &[u8]) -> Option<Parsed> {
     Some(Parsed { generation, sequence, len, changes })
 }
 
-/// What the log holds of a generation, and where it goes on.
+/// Reads the records of a generation, and the end of the log.
 pub(super) fn read(backend: &Backend, generation: u64) -> io::Result<(Logged, Position)> {
     let (mut logged, mut position) = (Logged::default(), Position::front_of(generation));
     let mut bytes = vec![0; RECORD_MAX];
@@ -216,7 +216,7 @@ pub(super) fn read(backend: &Backend, generation: u64) -> io::Result<(Logged, Po
     Ok((logged, position))
 }
 
-/// Whether a record lies behind the end of the log, which damage alone explains. No process may be writing it.
+/// Whether a record follows the end of the log, which only damage explains. No process may be writing the log.
 pub(super) fn is_damaged(backend: &Backend, end: &Position) -> io::Result<bool> {
     let at = end.block * BLOCK_LEN as u64;
     let mut rest = vec![0; usize::try_from(DATABASE_AT.saturating_sub(at)).unwrap_or(0)];
@@ -225,7 +225,7 @@ pub(super) fn is_damaged(backend: &Backend, end: &Position) -> io::Result<bool> 
     Ok((0..rest.len()).step_by(BLOCK_LEN).any(|at| parse(&rest[at..]).is_some_and(later)))
 }
 
-/// A record is read, or there is none: for a fuzzer.
+/// Parses a record, for a fuzzer.
 #[cfg(feature = "testing")]
 pub(super) fn fuzz(bytes: &[u8]) {
     if let Some(Parsed { generation, sequence, len, changes }) = parse(bytes) {

@@ -1,4 +1,4 @@
-//! The database of a file as redb may mend it while it verifies it: what is written stays in memory.
+//! A backend for verifying a file's database: what redb writes to repair it stays in memory.
 
 use super::log::DATABASE_AT;
 use parking_lot::Mutex;
@@ -10,7 +10,7 @@ use std::os::unix::fs::FileExt;
 
 const CHUNK_LEN: usize = 4096;
 
-/// See the module's head. The file must not change meanwhile.
+/// See the module's head. The file must not change while this is used.
 #[derive(Debug)]
 pub(super) struct Overlay {
     file: File,
@@ -20,7 +20,7 @@ pub(super) struct Overlay {
 #[derive(Debug)]
 struct State {
     len: u64,
-    /// By number, those that were written.
+    /// Written chunks, by number.
     chunks: HashMap<u64, [u8; CHUNK_LEN]>,
 }
 
@@ -31,7 +31,7 @@ impl Overlay {
         Ok(Overlay { file, state: Mutex::new(State { len, chunks: HashMap::new() }) })
     }
 
-    /// A chunk as the file has it, filled up with zeros.
+    /// A chunk as in the file, padded with zeros.
     fn chunk(&self, number: u64) -> io::Result<[u8; CHUNK_LEN]> {
         let mut chunk = [0; CHUNK_LEN];
         let (mut at, mut filled) = (DATABASE_AT + number * CHUNK_LEN as u64, 0);
@@ -47,7 +47,7 @@ impl Overlay {
     }
 }
 
-/// The parts of a range that lie in one chunk each: its number, where in it, how many bytes.
+/// Divides a range by chunks: the chunk's number, the offset in it, the number of bytes.
 fn parts(offset: u64, len: usize) -> impl Iterator<Item = (u64, usize, usize)> {
     let end = offset + len as u64;
     let mut at = offset;
@@ -107,7 +107,7 @@ impl StorageBackend for Overlay {
         Ok(())
     }
 
-    // What is verified is locked by whoever has it open.
+    // The process that has the file open holds its locks.
 
     fn try_lock_range(&self, _: std::ops::Bound<u64>, _: std::ops::Bound<u64>) -> Result<bool, redb::BackendError> {
         Ok(true)

@@ -1,9 +1,10 @@
-//! The tables as of the last commit: those of the database, opened once for all that is read until its next
-//! transaction, and over them what was logged since. To begin a transaction of redb for each read would take four locks
-//! of the file, which readers in other processes make necessary, and five times as long as the read itself.
+//! The tables as of the last commit: a snapshot of the database, which all reads share until its next transaction, and
+//! the logged changes on top. Beginning a transaction of redb for each read would take four file locks, which readers
+//! in other processes make necessary, and five times as long as the read itself.
 //!
-//! Only the process that writes keeps one: no other process changes what it reads. One is dropped before a transaction,
-//! since it would keep the pages that the transaction before has freed, and one that was made meanwhile behind it.
+//! Only the writing process keeps a snapshot, since no other process changes what it reads. A snapshot is dropped
+//! before a transaction, because it would keep the pages that the previous transaction freed. A snapshot that a read
+//! has made meanwhile is dropped after it.
 
 use super::super::Space;
 use super::log::Logged;
@@ -18,7 +19,7 @@ type Rows = ReadOnlyTable<&'static [u8], &'static [u8]>;
 /// All tables of the database at one moment.
 pub(super) struct Snapshot {
     rows: Vec<(Space, Rows)>,
-    /// The generation of what is logged over it.
+    /// The generation of the log on top of it.
     pub generation: u64,
 }
 
@@ -38,7 +39,7 @@ impl Snapshot {
     }
 }
 
-/// What is read: a snapshot, and what was logged since.
+/// What a read sees: a snapshot, and the logged changes.
 pub(super) struct View {
     pub snapshot: Arc<Snapshot>,
     pub logged: Arc<Logged>,
@@ -87,7 +88,7 @@ pub(super) struct Kept {
 }
 
 impl Kept {
-    /// The one that is kept, or a new one.
+    /// The shared snapshot, or a new one.
     pub fn get(&self, database: &Handle) -> Result<Arc<Snapshot>, redb::Error> {
         let mut kept = self.snapshot.lock();
         if let Some(snapshot) = &*kept {
@@ -98,7 +99,7 @@ impl Kept {
         Ok(snapshot)
     }
 
-    /// Lets go of it: what is read from now on is what was committed before this call, or later.
+    /// Drops it: later reads see what was committed before this call, or later.
     pub fn forget(&self) {
         drop(self.snapshot.lock().take());
     }

@@ -1,24 +1,24 @@
 //! The address of a key on a web server, and its options.
 //!
-//! `//HOST[:PORT]/PATH[?QUERY][#ca=FILE&cert=FILE&key=FILE&timeout=SECONDS]`. Options stand in the fragment, which is
-//! never sent to a server; their values are percent-encoded where they hold `%`, `&` or `#`. A user name or password in
-//! the address is refused: arguments are seen by other users.
+//! `//HOST[:PORT]/PATH[?QUERY][#ca=FILE&cert=FILE&key=FILE&timeout=SECONDS]`. The options are in the fragment, which is
+//! never sent to a server; `%`, `&` and `#` in their values are percent-encoded. A user name or password in the address
+//! is refused: other users can see process arguments.
 
 use crate::providers::tls::Options;
 
-/// What is asked, and how.
+/// A request's address and options.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Address {
     /// `https://…` without options
     pub url: String,
-    /// `https://HOST/PATH`, for messages: a query may hold what is nobody else's business
+    /// `https://HOST/PATH`, for messages: a query may hold a secret
     pub shown: String,
-    /// whom to trust, who we are, and how long it may take
+    /// trust, identity and time limit
     pub options: Options,
 }
 
 impl Address {
-    /// The address after `https:`, or `None` if it is none.
+    /// Parses what follows `https:`; `None`: it is not valid.
     pub(super) fn parse(text: &str) -> Option<Address> {
         let (address, options) = match text.split_once('#') {
             Some((address, options)) => (address, Some(options)),
@@ -35,7 +35,7 @@ impl Address {
         let uri: ureq::http::Uri = url.parse().ok()?;
         let host = uri.host().filter(|h| !h.is_empty())?;
         if authority != host {
-            // Whatever follows the host is a port, and one there can be.
+            // What follows the host must be a valid port.
             uri.port_u16().filter(|port| *port > 0)?;
         }
         let shown = format!("https://{authority}{}", uri.path());

@@ -1,8 +1,8 @@
 //! `https:`: a key from a web server, by one GET over TLS 1.2 or 1.3.
 //!
-//! Guarantees: the server's certificate is verified against the CA named, or the system's; redirects are not followed
-//! and no proxy is used, so the key comes from the host that was named or not at all; the answer is bounded in size and
-//! in time. Never: sends a cookie, a key or the options.
+//! Guarantees: the server's certificate is verified against the given CA, or the system's. Redirects are not followed
+//! and no proxy is used, so the key comes from the named host or not at all. The answer is limited in size and time. No
+//! cookie, key or option is sent.
 //!
 //! The answer passes through the TLS library's buffers, which are not wiped.
 
@@ -39,7 +39,7 @@ impl KeyProvider for Https {
         let agent = self.agent()?;
         let mut answer = agent.get(&self.address.url).call().map_err(|e| failed(self.fault(e)))?;
         accepted(answer.status().as_u16()).map_err(failed)?;
-        // An answer cut short is an error of the reader: a key is never a part of one.
+        // A truncated answer is an error of the reader: a part of a key is never accepted.
         match read_key(&mut answer.body_mut().as_reader(), kind) {
             Ok(Some(bytes)) => Ok(Fetched::bytes(bytes)),
             Ok(None) => Err(failed(ServerFault::TooLong { max: KEY_MAX })),
@@ -48,7 +48,7 @@ impl KeyProvider for Https {
     }
 }
 
-/// Whether a status is that of a key.
+/// Whether a status means that a key follows.
 fn accepted(status: u16) -> Result<(), ServerFault> {
     match status {
         200 => Ok(()),
@@ -113,7 +113,7 @@ impl Https {
         }
     }
 
-    /// A reader's errors carry those of the layers below inside.
+    /// The errors of lower layers are inside the reader's.
     fn io_fault(&self, error: io::Error) -> ServerFault {
         if let Some(inner) = error.get_ref()
             && (inner.is::<rustls::Error>() || inner.is::<ureq::Error>())

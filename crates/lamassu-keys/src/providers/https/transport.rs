@@ -1,5 +1,5 @@
-//! What carries requests: TLS over TCP, no proxies. A request to a server that has turned away ([`tls::turned_away`])
-//! "succeeds": the read that follows hears why, or that there is nothing more.
+//! The transport of requests: TLS over TCP, no proxies. A write to a server that has closed the connection
+//! ([`tls::turned_away`]) succeeds: the read that follows gets the reason, or the end.
 
 use crate::providers::tls;
 use ureq::config::Config;

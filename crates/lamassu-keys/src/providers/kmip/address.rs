@@ -1,38 +1,38 @@
 //! The address of a key on a KMIP server, and its options.
 //!
-//! `//HOST[:PORT]/ID`, `//HOST[:PORT]/?name=NAME` or `//HOST[:PORT]/?zone=ZONE`, each with options behind a `#` as of
-//! `https:`. What stands there is percent-encoded where it holds `%`, `&`, `#` or `?`. A user name or password in the
-//! address is refused: arguments are seen by other users.
+//! `//HOST[:PORT]/ID`, `//HOST[:PORT]/?name=NAME` or `//HOST[:PORT]/?zone=ZONE`, each with options after a `#` as for
+//! `https:`. `%`, `&`, `#` and `?` in the parts are percent-encoded. A user name or password in the address is refused:
+//! other users can see process arguments.
 
 use crate::providers::bytes::percent_decoded;
 use crate::providers::tls::Options;
 use rustls::pki_types::ServerName;
 
-/// The port that IANA gave to KMIP.
+/// KMIP's port, assigned by IANA.
 const PORT: u16 = 5696;
 /// Longest identifier, name or zone, in bytes.
 const TEXT_MAX: usize = 255;
-/// Longest zone, in bytes: names are made of it.
+/// Longest zone, in bytes: names of keys contain it.
 const ZONE_MAX: usize = 128;
 
-/// What is asked, and how.
+/// A request's address and options.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Address {
     /// name or number, without brackets
     pub host: String,
-    /// as TLS wants it
+    /// in the form for TLS
     pub server_name: ServerName<'static>,
-    /// where it listens
+    /// its port
     pub port: u16,
-    /// which key
+    /// the key
     pub wanted: Wanted,
     /// `kmip://HOST[:PORT]/…` without options, for messages
     pub shown: String,
-    /// whom to trust, who we are, and how long it may take
+    /// trust, identity and time limit
     pub options: Options,
 }
 
-/// Which key is meant.
+/// The key that is meant.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Wanted {
     /// By the identifier that the server gave it.
@@ -41,12 +41,12 @@ pub(super) enum Wanted {
     Name(String),
     /// K_in and K_out of an isolation zone.
     Zone(String),
-    /// None of these: one that is to be made.
+    /// None of these: for a key that is to be made.
     Nameless,
 }
 
 impl Address {
-    /// The address after `kmip:`, or `None` if it is none.
+    /// Parses what follows `kmip:`; `None`: it is not valid.
     pub(super) fn parse(text: &str) -> Option<Address> {
         let (address, options) = text.split_once('#').unwrap_or((text, ""));
         let (authority, path) = address.strip_prefix("//")?.split_once('/')?;
@@ -69,7 +69,7 @@ impl Address {
 
 fn host_and_port(authority: &str) -> Option<(&str, u16)> {
     let (host, port) = match authority.strip_prefix('[') {
-        // An IPv6 number has colons of its own.
+        // An IPv6 address contains colons.
         Some(rest) => {
             let (host, port) = rest.split_once(']')?;
             host.parse::<std::net::Ipv6Addr>().ok()?;
@@ -82,7 +82,7 @@ fn host_and_port(authority: &str) -> Option<(&str, u16)> {
     Some((host, port))
 }
 
-/// A text that can be sent and shown.
+/// Decodes a text that can be sent and shown.
 fn decoded(text: &str) -> Option<String> {
     if text.contains(['&', '?']) {
         return None;

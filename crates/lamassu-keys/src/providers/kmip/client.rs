@@ -1,9 +1,9 @@
-//! A session with a KMIP server: one TLS connection, one request and one answer after another (KMIP 1.2, which servers
-//! of later versions speak too).
+//! A session with a KMIP server: one TLS connection, with one request and answer after another (KMIP 1.2, which servers
+//! of later versions also support).
 //!
-//! Guarantees: everything together ends at the deadline, also where the server sends a byte now and then; no answer
-//! longer than [`ANSWER_MAX`] is read; an answer is wiped when it was read. Never: sends a key; believes a text of the
-//! server's (what is shown of it is cut and escaped).
+//! Guarantees: everything together ends at the deadline, even if the server sends a byte now and then; no answer longer
+//! than [`ANSWER_MAX`] is read; an answer is wiped after it was read. No key is sent. Text of the server is not
+//! trusted: what is shown of it is cut and escaped.
 //!
 //! The answer passes through the TLS library's buffers, which are not wiped.
 
@@ -24,7 +24,7 @@ pub(super) const ANSWER_MAX: usize = 64 << 10;
 /// Version 1.2.
 const VERSION: (i32, i32) = (1, 2);
 
-/// What is asked of the server (§9.1.3.2.27).
+/// Operations (§9.1.3.2.27).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Operation {
     Create = 1,
@@ -78,7 +78,7 @@ impl Session {
         Ok(session)
     }
 
-    /// Asks one thing. `payload` writes the request's payload.
+    /// Makes one request. `payload` writes its payload.
     pub(super) fn call(
         &mut self,
         operation: Operation,
@@ -89,7 +89,7 @@ impl Session {
         Ok(Answer { operation, bytes })
     }
 
-    /// Sends a message and reads one; `None` if that is too long.
+    /// Sends a message and reads one; `None`: the answer is too long.
     fn exchange(&mut self, request: &[u8]) -> io::Result<Option<Zeroizing<Vec<u8>>>> {
         self.tls.write_all(request)?;
         self.tls.flush()?;
@@ -111,7 +111,7 @@ impl Session {
     fn fault(&self, error: io::Error) -> ServerFault {
         let inner = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
         match inner {
-            // Some servers say no more than this where they miss our certificate.
+            // Some servers send only this alert if they want a client certificate.
             Some(rustls::Error::AlertReceived(AlertDescription::HandshakeFailure)) if !self.has_identity => {
                 ServerFault::Unwelcome { source: Box::new(error) }
             }
@@ -129,20 +129,20 @@ fn io_fault(error: io::Error, timeout: Duration) -> ServerFault {
     }
 }
 
-/// A connection whose every read and write ends at the deadline. Writing to a server that has [turned
-/// away](tls::turned_away) "succeeds": the read that follows hears why, or that there is nothing more.
+/// A connection whose reads and writes end at the deadline. A write to a server that has [closed the
+/// connection](tls::turned_away) succeeds: the read that follows gets the reason, or the end.
 struct Timed {
     tcp: TcpStream,
     until: Instant,
 }
 
-/// What is left until a deadline.
+/// The time left until a deadline.
 fn left(until: Instant) -> io::Result<Duration> {
     let left = until.saturating_duration_since(Instant::now());
     if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
 }
 
-/// A socket says "would block" where its time is over.
+/// A socket returns "would block" at a timeout.
 fn over(error: io::Error) -> io::Error {
     if error.kind() == io::ErrorKind::WouldBlock { io::ErrorKind::TimedOut.into() } else { error }
 }
@@ -168,13 +168,13 @@ impl Write for Timed {
     }
 }
 
-/// The first of the host's addresses that answers.
+/// Connects to the first of the host's addresses that answers.
 fn connect(address: &Address, until: Instant) -> io::Result<TcpStream> {
     let mut last = io::Error::new(io::ErrorKind::NotFound, "no such host");
     for to in resolve(address, until)? {
         match TcpStream::connect_timeout(&to, left(until)?) {
             Ok(tcp) => {
-                // Every message is a question, written whole.
+                // Each message is a request, written as a whole.
                 tcp.set_nodelay(true)?;
                 return Ok(tcp);
             }
@@ -184,7 +184,7 @@ fn connect(address: &Address, until: Instant) -> io::Result<TcpStream> {
     Err(last)
 }
 
-/// The resolver takes no deadline, so it runs on a thread that is left to itself where it takes too long.
+/// The resolver has no deadline, so it runs on a thread that is abandoned if it takes too long.
 fn resolve(address: &Address, until: Instant) -> io::Result<Vec<SocketAddr>> {
     let (sender, receiver) = mpsc::channel();
     let (host, port) = (address.host.clone(), address.port);
@@ -219,14 +219,14 @@ fn request(operation: Operation, payload: impl FnOnce(&mut Writer)) -> Vec<u8> {
     w.finish()
 }
 
-/// What the server said.
+/// The server's answer.
 pub(super) struct Answer {
     operation: Operation,
     bytes: Zeroizing<Vec<u8>>,
 }
 
 impl Answer {
-    /// An answer read elsewhere, for tests of what is done with one.
+    /// An answer from elsewhere, for tests.
     #[cfg(any(test, feature = "testing"))]
     pub(super) fn of(operation: Operation, bytes: Vec<u8>) -> Answer {
         Answer { operation, bytes: Zeroizing::new(bytes) }
@@ -249,7 +249,7 @@ impl Answer {
         Ok(item.child(tag::RESPONSE_PAYLOAD)?)
     }
 
-    /// What a Result Reason (§9.1.3.2.29, and its successors in 2.1) means.
+    /// The meaning of a Result Reason (§9.1.3.2.29, and its successors in 2.1).
     fn refused(&self, reason: u32, said: &str) -> ServerFault {
         let op = self.operation.words();
         match reason {

@@ -1,8 +1,8 @@
-//! `kmip:`: a key from a KMIP server, by TLS 1.2 or 1.3 and, as a rule, a client certificate.
+//! `kmip:`: a key from a KMIP server, by TLS 1.2 or 1.3 and usually with a client certificate.
 //!
-//! The server keeps an AES key of 256 bits, which is taken as the 32 bytes of a `raw` key; it is made, and destroyed,
-//! there on request. Only a key that the server calls active is used: one that was revoked or destroyed opens nothing
-//! any more. Every question has a deadline and every answer a limit; see [`client`].
+//! The server keeps an AES key of 256 bits, which is used as the 32 bytes of a `raw` key. It can be made and destroyed
+//! there on request. Only a key in the state active is used: a revoked or destroyed key opens nothing. Every request
+//! has a deadline and every answer a size limit; see [`client`].
 
 mod address;
 mod client;
@@ -87,7 +87,7 @@ impl KeyProvider for Kmip {
 }
 
 impl Kmip {
-    /// Does something with the server; what goes wrong is its.
+    /// Runs `work` in a session with the server, and attributes its errors to the server.
     fn session<T>(&self, work: impl FnOnce(&mut Session) -> Result<T, ServerFault>) -> Result<T, SourceError> {
         let mut session = Session::open(&self.address)?;
         work(&mut session).map_err(|fault| SourceError::Server { place: self.address.shown.clone(), fault })
@@ -100,7 +100,7 @@ fn named(session: &mut Session, attributes: &[Attribute<'_>]) -> Result<Secret<3
     usable(session, &id)
 }
 
-/// A key, if it is one that may be used.
+/// A key, if it is in a usable state.
 fn usable(session: &mut Session, id: &str) -> Result<Secret<32>, ServerFault> {
     match session.state(id)? {
         KeyState::Active => session.get(id),
@@ -108,19 +108,19 @@ fn usable(session: &mut Session, id: &str) -> Result<Secret<32>, ServerFault> {
     }
 }
 
-/// Revokes a key where that has not been done, destroys it, and asks what became of it. One that a server remembers as
-/// destroyed is gone: nothing is asked of it, since servers refuse to destroy a key again in many words.
+/// Revokes a key if necessary, destroys it, and asks for its state. A key that the server lists as destroyed is gone:
+/// nothing more is requested, since servers refuse a second destruction with different errors.
 fn destroy(session: &mut Session, id: &str) -> Result<Vec<String>, ServerFault> {
     let mut said = Vec::new();
     match destroy_telling(session, id, &mut said) {
         Ok(()) => Ok(said),
         Err(fault) if said.is_empty() => Err(fault),
-        // What was done cannot be found out again, and is for the receipt.
+        // What was done cannot be found out again, and is needed for the receipt.
         Err(fault) => Err(ServerFault::Partly { done: said.join("; "), fault: Box::new(fault) }),
     }
 }
 
-/// `said`: what is done, step by step.
+/// `said` collects what was done, step by step.
 fn destroy_telling(session: &mut Session, id: &str, said: &mut Vec<String>) -> Result<(), ServerFault> {
     match session.state(id)? {
         KeyState::Destroyed => return Err(ServerFault::KeyState(KeyState::Destroyed)),
@@ -139,8 +139,8 @@ fn destroy_telling(session: &mut Session, id: &str, said: &mut Vec<String>) -> R
     Ok(())
 }
 
-/// What a server that has said yes says of the key afterwards, if that is that it is gone. A server can say yes and do
-/// nothing.
+/// The state that the server reports after a successful destruction, if it means that the key is gone. A server can
+/// report success and do nothing.
 fn gone(state: Result<KeyState, ServerFault>) -> Result<Option<KeyState>, ServerFault> {
     match state {
         Err(ServerFault::NoObject) => Ok(None),
@@ -150,10 +150,10 @@ fn gone(state: Result<KeyState, ServerFault>) -> Result<Option<KeyState>, Server
     }
 }
 
-/// Lets the server make a key that nothing there is mistaken for; returns its identifier. It can be used then.
+/// Makes a key at the server whose attributes no other object has. Returns its identifier. The key is usable.
 fn make(session: &mut Session, usage: Usage, attributes: &[Attribute<'_>]) -> Result<String, ServerFault> {
     let found_by = named_by(attributes);
-    // Names should be unique there, and not every server sees to it.
+    // Names should be unique there, but not every server enforces that.
     if !found_by.is_empty() {
         match session.locate(&found_by) {
             Err(ServerFault::NoObject) => {}
@@ -163,7 +163,7 @@ fn make(session: &mut Session, usage: Usage, attributes: &[Attribute<'_>]) -> Re
     }
     let id = session.create(usage, attributes)?;
     session.activate(&id)?;
-    // Before anything is sealed with it: whether it can be used, and whether somebody else made one of that name
+    // Before anything is sealed with it: checks that it is usable, and that no other client has made one with that name
     // meanwhile.
     if !found_by.is_empty() {
         session.locate(&found_by)?;
@@ -172,7 +172,7 @@ fn make(session: &mut Session, usage: Usage, attributes: &[Attribute<'_>]) -> Re
     Ok(id)
 }
 
-/// Those of a key's attributes that it is found by.
+/// The attributes by which a key is found.
 fn named_by<'a>(attributes: &[Attribute<'a>]) -> Vec<Attribute<'a>> {
     attributes.iter().copied().filter(|a| matches!(a, Attribute::Name(_) | Attribute::Group(_))).collect()
 }

@@ -1,16 +1,16 @@
-//! The operations of KMIP that a key takes: Locate, Get Attributes, Get, Create, Add Attribute, Activate, Revoke,
-//! Destroy (KMIP 1.2 §4).
+//! The KMIP operations for keys: Locate, Get Attributes, Get, Create, Add Attribute, Activate, Revoke, Destroy (KMIP
+//! 1.2 §4).
 
 use super::client::{Answer, Operation, Session};
 use super::ttlv::{Item, Malformed, Writer, tag};
 use crate::fault::{KeyState, ServerFault};
 use lamassu_crypto::Secret;
 
-/// Bytes of a key that Lamassu can use.
+/// Bytes of a usable key.
 const KEY_LEN: usize = 32;
-/// Longest identifier that is taken from a server, in bytes.
+/// Longest identifier that is accepted from a server, in bytes.
 const ID_MAX: usize = 255;
-/// More than one is ambiguous already.
+/// More than one is ambiguous.
 const FOUND_MAX: i32 = 2;
 
 /// Enumerations of §9.1.3.2.
@@ -23,7 +23,7 @@ mod number {
     pub const FORMAT_TRANSPARENT_SYMMETRIC: u32 = 7;
 }
 
-/// What a key may be used for (§9.1.3.3.1).
+/// The uses of a key (§9.1.3.3.1).
 #[derive(Clone, Copy)]
 pub(super) enum Usage {
     /// it wraps another key
@@ -83,7 +83,7 @@ impl Session {
         located(&answer)
     }
 
-    /// What the server says of a key's life.
+    /// The state of a key.
     pub(super) fn state(&mut self, id: &str) -> Result<KeyState, ServerFault> {
         let answer = self.call(Operation::GetAttributes, |w| {
             w.text(tag::UNIQUE_IDENTIFIER, id);
@@ -92,13 +92,13 @@ impl Session {
         state(&answer)
     }
 
-    /// A key of 32 bytes, as it is.
+    /// Gets a key of 32 bytes.
     pub(super) fn get(&mut self, id: &str) -> Result<Secret<32>, ServerFault> {
         let answer = self.call(Operation::Get, |w| w.text(tag::UNIQUE_IDENTIFIER, id))?;
         key(&answer)
     }
 
-    /// Lets the server make a key of 32 bytes; returns its identifier. It is not active yet.
+    /// Makes a key of 32 bytes at the server. Returns its identifier. It is not active yet.
     pub(super) fn create(&mut self, usage: Usage, attributes: &[Attribute<'_>]) -> Result<String, ServerFault> {
         let answer = self.call(Operation::Create, |w| {
             w.enumeration(tag::OBJECT_TYPE, number::SYMMETRIC_KEY);
@@ -112,7 +112,7 @@ impl Session {
         identifier(answer.payload()?.child(tag::UNIQUE_IDENTIFIER)?)
     }
 
-    /// Says one thing more about a key.
+    /// Adds an attribute to a key.
     pub(super) fn add(&mut self, id: &str, extra: Attribute<'_>) -> Result<(), ServerFault> {
         let answer = self.call(Operation::AddAttribute, |w| {
             w.text(tag::UNIQUE_IDENTIFIER, id);
@@ -121,7 +121,7 @@ impl Session {
         answer.payload().map(drop)
     }
 
-    /// Begins a key's life.
+    /// Activates a key.
     pub(super) fn activate(&mut self, id: &str) -> Result<(), ServerFault> {
         let answer = self.call(Operation::Activate, |w| w.text(tag::UNIQUE_IDENTIFIER, id))?;
         answer.payload().map(drop)
@@ -129,7 +129,7 @@ impl Session {
 }
 
 impl Session {
-    /// Ends a key's life: what is active cannot be destroyed.
+    /// Revokes a key: an active one cannot be destroyed.
     pub(super) fn revoke(&mut self, id: &str) -> Result<(), ServerFault> {
         let answer = self.call(Operation::Revoke, |w| {
             w.text(tag::UNIQUE_IDENTIFIER, id);
@@ -178,7 +178,7 @@ fn state(answer: &Answer) -> Result<KeyState, ServerFault> {
             return Ok(KeyState::of(item.child(tag::ATTRIBUTE_VALUE)?.enumeration()?));
         }
     }
-    // An object without a state, such as a certificate's request or opaque data, is no key.
+    // An object without a state, for example a certificate request or opaque data, is not a key.
     Err(ServerFault::NoState)
 }
 

@@ -1,8 +1,7 @@
 //! TTLV, the encoding of KMIP (KMIP 1.2 §9.1): tag, type, length, value, each item padded to a multiple of eight bytes.
 //!
-//! Only what this client sends and reads. Guarantees: reading borrows from the answer and makes no copy, so a key in it
-//! is wiped with it; every length is checked against what is there before it is used; nothing recurses; an item that
-//! was not asked for is skipped, whatever it is.
+//! Only what this client sends and reads. Guarantees: parsing borrows from the answer and makes no copy, so a key in it
+//! is wiped with it; every length is checked before it is used; there is no recursion; unknown items are skipped.
 
 /// Tags of §9.1.3.1 that are used here.
 pub(super) mod tag {
@@ -53,16 +52,16 @@ const ENUMERATION: u8 = 5;
 const TEXT: u8 = 7;
 const BYTES: u8 = 8;
 
-/// Why an answer is no answer. The server's fault.
+/// Why an answer is invalid. The server's fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Malformed {
-    /// An item reaches past the end of what holds it.
+    /// An item extends past the end of its container.
     #[error("item {tag:06x} of its answer is cut short")]
     Cut {
-        /// its tag, zero where that is cut too
+        /// its tag, zero if that is cut off too
         tag: u32,
     },
-    /// An item has another type, or another length, than its tag wants.
+    /// An item's type or length does not fit its tag.
     #[error("item {tag:06x} of its answer has type {found}, or a length that this type does not have")]
     Type {
         /// its tag
@@ -70,7 +69,7 @@ pub(super) enum Malformed {
         /// its type
         found: u8,
     },
-    /// An item that belongs there is not.
+    /// A required item is missing.
     #[error("its answer lacks item {tag:06x}")]
     Lacks {
         /// the tag looked for
@@ -91,7 +90,7 @@ impl Writer {
     fn head(&mut self, tag: u32, kind: u8, len: usize) {
         self.0.extend_from_slice(&tag.to_be_bytes()[1..]);
         self.0.push(kind);
-        // What this program sends is short: names are bounded by the address's parser.
+        // Messages of this program are short: the address's parser limits names.
         self.0.extend_from_slice(&u32::try_from(len).unwrap_or(u32::MAX).to_be_bytes());
     }
 
@@ -132,7 +131,7 @@ impl Writer {
 
 #[cfg(test)]
 impl Writer {
-    /// A Byte String: only servers send those.
+    /// A Byte String: only servers send them.
     pub(super) fn bytes(&mut self, tag: u32, value: &[u8]) {
         self.head(tag, BYTES, value.len());
         self.0.extend_from_slice(value);
@@ -149,7 +148,7 @@ pub(super) struct Item<'a> {
 }
 
 impl<'a> Item<'a> {
-    /// The item at the front of `bytes`, and what follows it.
+    /// The item at the start of `bytes`, and the rest.
     pub(super) fn split(bytes: &'a [u8]) -> Result<(Item<'a>, &'a [u8]), Malformed> {
         let Some(([t0, t1, t2, kind, l0, l1, l2, l3], rest)) = bytes.split_first_chunk::<HEAD_LEN>() else {
             return Err(Malformed::Cut { tag: 0 });
@@ -158,13 +157,13 @@ impl<'a> Item<'a> {
         let cut = Malformed::Cut { tag };
         let len = usize::try_from(u32::from_be_bytes([*l0, *l1, *l2, *l3])).map_err(|_| cut)?;
         let value = rest.get(..len).ok_or(cut)?;
-        // Padding that the end of the answer cuts off is none that anybody misses.
+        // Padding that is cut off at the end of the answer is not needed.
         let padded = len.checked_next_multiple_of(ALIGN).ok_or(cut)?;
         let rest = rest.get(padded..).unwrap_or_default();
         Ok((Item { tag, kind: *kind, value }, rest))
     }
 
-    /// What a structure holds, in order.
+    /// The items of a structure, in order.
     pub(super) fn children(&self) -> Result<Children<'a>, Malformed> {
         Ok(Children(self.value_of(STRUCTURE)?))
     }
@@ -224,7 +223,7 @@ impl<'a> Item<'a> {
     }
 }
 
-/// Items one after another, up to the first that is none.
+/// Consecutive items, up to the first invalid one.
 pub(super) struct Children<'a>(&'a [u8]);
 
 impl<'a> Iterator for Children<'a> {

@@ -1,7 +1,8 @@
-//! K_in and K_out of an isolation zone, kept by the server as in section 3 of the paper (docs/format.md, section 4).
+//! K_in and K_out of an isolation zone at a KMIP server, as in section 3 of the paper (docs/format.md, section 4).
 //!
-//! The zone stands in what every server knows: Name, Object Group and Application Specific Information; and, where the
-//! server takes custom attributes, in the paper's integer attribute. The keys are found by their names and their group.
+//! The zone's name is in attributes that every server knows: Name, Object Group and Application Specific Information.
+//! If the server accepts custom attributes, it is also in the paper's integer attribute. The keys are found by their
+//! names and their group.
 
 use super::client::Session;
 use super::operations::{Attribute, Usage};
@@ -9,7 +10,7 @@ use super::{make, named};
 use crate::fault::ServerFault;
 use crate::source::ZoneKeys;
 
-/// Application Specific Information belongs to whoever its namespace names.
+/// The namespace that owns the Application Specific Information.
 const NAMESPACE: &str = "lamassu-isolation-zone";
 /// The paper's attribute: an integer.
 const CUSTOM: &str = "x-Isolation-Zone";
@@ -21,7 +22,7 @@ enum Role {
     Outer,
 }
 
-/// What a key of a zone is called.
+/// The names of a zone's key.
 struct Called {
     name: String,
     group: String,
@@ -59,8 +60,8 @@ pub(super) fn keys(session: &mut Session, zone: &str) -> Result<ZoneKeys, Server
     Ok(ZoneKeys::new(inner, outer))
 }
 
-/// Makes those of a zone's keys that are missing, after an attempt that was cut off, say; returns the identifiers of
-/// what was made.
+/// Makes the keys of a zone that are missing, for example after an interrupted attempt. Returns the identifiers of the
+/// new ones.
 pub(super) fn make_missing(session: &mut Session, zone: &str) -> Result<Vec<String>, ServerFault> {
     let mut made = Vec::new();
     for role in [Role::Inner, Role::Outer] {
@@ -75,8 +76,8 @@ pub(super) fn make_missing(session: &mut Session, zone: &str) -> Result<Vec<Stri
     }
     if let Ok(number) = zone.parse() {
         for id in &made {
-            // For people and other programs. A server that takes no such attribute has the zone in three others; one
-            // that went away is noticed below.
+            // For people and other programs. If the server does not accept this attribute, the zone's name is in three
+            // others. A server that is gone is noticed below.
             let _ = session.add(id, Attribute::Custom(CUSTOM, number));
         }
     }

@@ -1,10 +1,10 @@
 //! `pkcs11:`: a key inside a token, which unwraps a slot's secret there and never leaves it.
 //!
-//! A slot holds 32 random bytes sealed by the token's key (RSA-OAEP or AES-GCM); opening it takes the token, its PIN,
-//! and that key. Sealing is proven by unsealing before anything is kept. A PIN is tried once a run: tokens count wrong
-//! ones.
+//! A slot holds 32 random bytes sealed by the token's key (RSA-OAEP or AES-GCM). Opening it needs the token, its PIN,
+//! and that key. After sealing, unsealing is tested before anything is stored. A PIN is tried once in a run: tokens
+//! count wrong ones.
 //!
-//! A module is loaded once and stays loaded: tokens of one process share its sessions and its login.
+//! A module is loaded once and stays loaded. All users of a token in this process share its sessions and its login.
 
 mod session;
 mod uri;
@@ -36,7 +36,7 @@ pub(super) const LOCATION: Location = Location {
     provider: |argument| argument.and_then(Uri::parse).map(|uri| Arc::new(Provider { uri }) as _),
 };
 
-/// What asks all modules that the system knows.
+/// The module that passes calls to all modules that the system knows.
 const PROXY: &str = "p11-kit-proxy.so";
 
 struct Provider {
@@ -58,17 +58,17 @@ impl KeyProvider for Provider {
     }
 }
 
-/// The token did something else than it was asked to.
+/// An unexpected error of the token.
 fn failed(op: &'static str) -> impl FnOnce(Error) -> TokenFault {
     move |e| TokenFault::Failed { op, source: Box::new(e) }
 }
 
-/// The module of a path, loaded and started once.
+/// The module at a path, loaded and initialised once.
 fn module(path: Option<&Path>) -> Result<Pkcs11, TokenFault> {
     static LOADED: Mutex<Option<HashMap<PathBuf, Pkcs11>>> = Mutex::new(None);
     let given = path.is_some();
     let path = path.unwrap_or(Path::new(PROXY));
-    // A panic elsewhere cannot leave the map half changed.
+    // A panic elsewhere cannot leave the map in an invalid state.
     let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
     let loaded = loaded.get_or_insert_default();
     if let Some(module) = loaded.get(path) {
@@ -80,7 +80,7 @@ fn module(path: Option<&Path>) -> Result<Pkcs11, TokenFault> {
     };
     let module = Pkcs11::new(path).map_err(unusable)?;
     match module.initialize(CInitializeArgs::new(CInitializeFlags::OS_LOCKING_OK)) {
-        // Another name of a module that is loaded already.
+        // It is loaded already, under another name.
         Ok(()) | Err(Error::Pkcs11(RvError::CryptokiAlreadyInitialized, _)) => {}
         Err(e) => return Err(unusable(e)),
     }
@@ -89,7 +89,7 @@ fn module(path: Option<&Path>) -> Result<Pkcs11, TokenFault> {
 }
 
 impl Provider {
-    /// The key, in a session of its own that is logged in.
+    /// The key, in a logged-in session of its own.
     fn key(
         &self,
         ask: &Ask<'_>,
@@ -104,11 +104,11 @@ impl Provider {
         Ok(TokenKey::find(session, &self.uri)?)
     }
 
-    /// The one token that the URI means.
+    /// The one token that matches the URI.
     fn token(&self, module: &Pkcs11) -> Result<(Slot, TokenInfo), TokenFault> {
         let mut found = Vec::new();
         for slot in module.get_slots_with_initialized_token().map_err(failed("list tokens"))? {
-            // A token that is being pulled out is one that does not match.
+            // A token that is being removed does not match.
             let Ok(info) = module.get_token_info(slot) else { continue };
             if self.means(slot, &info) {
                 found.push((slot, info));
@@ -149,7 +149,7 @@ impl Provider {
         }
         let pin = match &self.uri.pin_source {
             Some(path) => Some(pin_file(path)?),
-            // The token has a keypad of its own.
+            // The token has its own keypad.
             None if info.protected_authentication_path() => None,
             None => Some(pin_typed(info, ask)?),
         };

@@ -1,4 +1,4 @@
-//! A key of a token, in a session that is logged in: sealing and unsealing 32 bytes with it.
+//! A key of a token, in a logged-in session: sealing and unsealing 32 bytes with it.
 
 use super::failed;
 use super::uri::{Class, Uri};
@@ -17,13 +17,13 @@ use zeroize::Zeroizing;
 const GCM_NONCE: usize = 12;
 const GCM_TAG_BITS: u64 = 128;
 
-/// A key that can be used.
+/// A key that is ready for use.
 pub(super) struct TokenKey {
     session: Session,
     /// what unseals
     key: ObjectHandle,
     kind: KeyKind,
-    /// label and id, to find the public half by
+    /// label and id, to find the public half
     named: Vec<Attribute>,
 }
 
@@ -34,7 +34,7 @@ enum KeyKind {
 }
 
 impl TokenKey {
-    /// The one key that the URI means.
+    /// The one key that matches the URI.
     pub(super) fn find(session: Session, uri: &Uri) -> Result<TokenKey, TokenFault> {
         let mut named = Vec::new();
         named.extend(uri.object.clone().map(Attribute::Label));
@@ -60,7 +60,7 @@ impl TokenKey {
         }
     }
 
-    /// Destroys the key, and its public half; tells what was done. The session has to be one that may write.
+    /// Destroys the key and its public half. Returns what was done. The session must be able to write.
     pub(super) fn destroy(&self) -> Result<Vec<String>, TokenFault> {
         let public = if self.kind == KeyKind::Rsa { self.public_half(&self.public_keys()?) } else { None };
         self.session.destroy_object(self.key).map_err(failed("destroy the key"))?;
@@ -68,7 +68,7 @@ impl TokenKey {
             KeyKind::Rsa => "destroyed the private key".to_string(),
             KeyKind::Aes => "destroyed the secret key".to_string(),
         }];
-        // Without the private half it opens nothing.
+        // Without the private half, the public one opens nothing.
         match public.map(|public| self.session.destroy_object(public)) {
             None => {}
             Some(Ok(())) => said.push("destroyed its public half".into()),
@@ -79,8 +79,8 @@ impl TokenKey {
         Ok(said)
     }
 
-    /// What encrypts: the key itself, or its public half. A token that does not tell which that is may have one of the
-    /// same name; what it seals is tried.
+    /// The key that encrypts: the key itself, or its public half. If the token does not tell which public key belongs
+    /// to it, one with the same name is used; the sealing is tested.
     fn sealing_key(&self) -> Result<ObjectHandle, TokenFault> {
         if self.kind == KeyKind::Aes {
             return Ok(self.key);
@@ -90,7 +90,7 @@ impl TokenKey {
         half.ok_or(TokenFault::NoObject { wanted: "public key" })
     }
 
-    /// RSA public keys of the name that was given, which may be that of other pairs too.
+    /// RSA public keys with the given name; some may belong to other pairs.
     fn public_keys(&self) -> Result<Vec<ObjectHandle>, TokenFault> {
         let mut template = self.named.clone();
         template.push(Attribute::Class(ObjectClass::PUBLIC_KEY));
@@ -98,7 +98,7 @@ impl TokenKey {
         self.session.find_objects(&template).map_err(failed("list its keys"))
     }
 
-    /// That of the key's own pair, by the modulus.
+    /// The public key of the same pair, by the modulus.
     fn public_half(&self, among: &[ObjectHandle]) -> Option<ObjectHandle> {
         let modulus = |key| match self.session.get_attributes(key, &[AttributeType::Modulus]).ok()?.pop() {
             Some(Attribute::Modulus(modulus)) if !modulus.is_empty() => Some(modulus),
@@ -122,7 +122,7 @@ impl TokenKey {
                 let params = GcmParams::new(&mut nonce, &[], GCM_TAG_BITS.into()).map_err(failed("encrypt"))?;
                 let ciphertext = self.session.encrypt(&Mechanism::AesGcm(params), key, plain);
                 sealed.extend(ciphertext.map_err(failed("encrypt"))?);
-                // A token may have put a nonce of its own in place of ours.
+                // Some tokens replace the nonce by their own.
                 sealed[..GCM_NONCE].copy_from_slice(&nonce);
                 sealed
             }
@@ -133,7 +133,7 @@ impl TokenKey {
         Ok(TokenSealed { mechanism, sealed })
     }
 
-    /// The plaintext, or `None` where the ciphertext is another key's.
+    /// The plaintext, or `None` if another key made the ciphertext.
     fn decrypt(&self, sealed: &TokenSealed) -> Result<Option<Zeroizing<Vec<u8>>>, TokenFault> {
         let plain = match (sealed.mechanism, self.kind) {
             (TokenMechanism::RsaOaepSha256 | TokenMechanism::RsaOaepSha1, KeyKind::Rsa) => {
@@ -171,8 +171,8 @@ impl Token for TokenKey {
                     continue;
                 }
             };
-            // Public keys are often used in software, where more mechanisms work than in the token; and a public key
-            // may be another pair's.
+            // Public keys are often used in software, which supports more mechanisms than the token; and a public key
+            // may belong to another pair.
             match self.unseal(&sealed) {
                 Ok(Some(opened)) if lamassu_crypto::wrap::equal(opened.expose(), secret.expose()) => return Ok(sealed),
                 Ok(_) => last = TokenFault::Unsuitable.into(),
@@ -187,7 +187,7 @@ impl Token for TokenKey {
     }
 }
 
-/// RSA or AES, where the key may decrypt.
+/// RSA or AES, if the key can decrypt.
 fn kind_of(session: &Session, key: ObjectHandle) -> Option<KeyKind> {
     let attributes = session.get_attributes(key, &[AttributeType::KeyType, AttributeType::Decrypt]).ok()?;
     attributes.contains(&Attribute::Decrypt(true)).then_some(())?;
@@ -206,8 +206,8 @@ fn oaep(mechanism: TokenMechanism) -> Mechanism<'static> {
     Mechanism::RsaPkcsOaep(PkcsOaepParams::new(hash, mgf, PkcsOaepSource::empty()))
 }
 
-/// Whether an error says that a ciphertext does not open, rather than that the token failed. Tokens do not agree on the
-/// code.
+/// Whether an error means that a ciphertext does not open, and not that the token failed. Tokens use different codes
+/// for that.
 fn is_anothers(e: &Error) -> bool {
     matches!(
         e,

@@ -1,12 +1,12 @@
-//! PKCS #11 URIs (RFC 7512): which token, which key, which module, and where the PIN is.
+//! PKCS #11 URIs (RFC 7512): the token, the key, the module, and the source of the PIN.
 //!
-//! `pin-value`, a PIN in the URI itself, is refused: process arguments are seen by other users. So is a `pin-source`
-//! that would run a program.
+//! `pin-value`, a PIN in the URI itself, is refused: other users can see process arguments. So is a `pin-source` that
+//! would run a program.
 
 use crate::providers::bytes::percent_decoded;
 use std::path::PathBuf;
 
-/// What a URI says. What it does not say matches everything.
+/// A parsed URI. What it does not name matches everything.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Uri {
     pub token: Option<String>,
@@ -24,7 +24,7 @@ pub(super) struct Uri {
     pub pin_source: Option<PathBuf>,
 }
 
-/// Which class of key.
+/// The class of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Class {
     Private,
@@ -32,7 +32,7 @@ pub(super) enum Class {
 }
 
 impl Uri {
-    /// What stands after `pkcs11:`, or `None` where it is no such URI, or one that holds a PIN.
+    /// Parses what follows `pkcs11:`; `None`: it is not such a URI, or contains a PIN.
     pub(super) fn parse(text: &str) -> Option<Uri> {
         let (path, query) = text.split_once('?').unwrap_or((text, ""));
         let mut uri = Uri::default();
@@ -75,7 +75,7 @@ impl Uri {
     }
 }
 
-/// An attribute stands once.
+/// An attribute may occur once.
 fn set<T>(place: &mut Option<T>, value: T) -> Option<()> {
     place.replace(value).is_none().then_some(())
 }

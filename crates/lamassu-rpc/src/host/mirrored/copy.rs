@@ -1,8 +1,8 @@
-//! This host's copy of a table that a server keeps: how it gets to where that is.
+//! This host's copy of a table that a server keeps, and how it is brought up to date.
 //!
-//! Of a server that still has the newest commits a copy takes those that it lacks: they lead from the copy's head to
-//! the session's, by the digest that the head is, or are not taken. Otherwise all rows come, into a file of their own,
-//! which takes the place of the copy when it is whole.
+//! If the server still has the commits that the copy lacks, the copy takes those. It verifies by the digests that they
+//! lead from its own head to the session's head. Otherwise all rows are fetched into a new file, which replaces the
+//! copy when it is complete.
 
 use super::put::in_messages;
 use crate::convert;
@@ -16,12 +16,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// More rows than an anchor of a thousand million files has are no anchor's.
+/// Limit on rows that a server may send: an anchor of 10⁹ files has fewer.
 const ROWS_OF_A_TABLE_MAX: u64 = 1 << 33;
-/// Under which the copy keeps the number of the session that writes it.
+/// The key under which the copy stores the number of the session that writes it.
 const SESSION: &[u8] = b"session";
 
-/// One that may be missing.
+/// A copy that may be missing.
 pub(crate) fn existing(opened: Result<DiskTable>) -> Result<Option<Arc<DiskTable>>> {
     match opened {
         Err(AnchorError::Missing { .. } | AnchorError::Empty) => Ok(None),
@@ -29,17 +29,17 @@ pub(crate) fn existing(opened: Result<DiskTable>) -> Result<Option<Arc<DiskTable
     }
 }
 
-/// The session that wrote a copy last.
+/// The session that last wrote a copy.
 pub(crate) fn session_of(table: &DiskTable) -> Result<Option<u64>> {
     Ok(table.get(Space::Head, SESSION)?.and_then(|bytes| bytes.try_into().ok()).map(u64::from_le_bytes))
 }
 
-/// The change that notes it.
+/// The change that stores the session's number.
 pub(crate) fn noted(session: u64) -> Change {
     Change { space: Space::Head, key: SESSION.to_vec(), value: Some(session.to_le_bytes().to_vec()) }
 }
 
-/// How far the anchor in a table has come; `None`: there is none.
+/// The revision of the anchor in a table; `None`: the table is empty.
 pub(super) fn revision(table: &Arc<DiskTable>, vault: &[u8; 16]) -> Result<Option<Revision>> {
     match Anchor::open(table.clone(), vault) {
         Ok(anchor) => Ok(Some(anchor.vault().revision)),
@@ -48,8 +48,8 @@ pub(super) fn revision(table: &Arc<DiskTable>, vault: &[u8; 16]) -> Result<Optio
     }
 }
 
-/// The copy as the session found the server's table; and what was changed in it for that, in order, where that is
-/// known.
+/// The copy, equal to the server's table as of the session's grant, and the changes that were applied to it, in order;
+/// `None`: they are unknown.
 pub(crate) fn up_to_date(
     session: &Session,
     vault: [u8; 16],
@@ -59,7 +59,7 @@ pub(crate) fn up_to_date(
     let known = local.as_ref().map(|local| Head::of(&**local)).transpose()?.flatten();
     let seen = match &local {
         Some(local) if known == Some(session.head) => return Ok((local.clone(), Some(Vec::new()))),
-        // It went to the server, and the answer was lost.
+        // The copy was put at the server, and the answer was lost.
         Some(local) if known.is_none() && in_messages(local, drop)? == session.head => {
             local.commit(&[session.head.change()])?;
             return Ok((local.clone(), Some(Vec::new())));
@@ -68,14 +68,14 @@ pub(crate) fn up_to_date(
         None => None,
     };
     let new = beside(file);
-    // Left by a run that was cut off.
+    // An interrupted run may have left it.
     let _ = fs::remove_file(&new);
     let placed = fetch(session, known, &new).and_then(|fetched| match (fetched, &local) {
         (Fetched::Commits(changes), Some(local)) => {
             local.commit(&changes.iter().cloned().chain([session.head.change()]).collect::<Vec<_>>())?;
             Ok((local.clone(), Some(changes)))
         }
-        (Fetched::Commits(_), None) => Err(session.connection().garbled("commits that nobody asked for")),
+        (Fetched::Commits(_), None) => Err(session.connection().garbled("commits that were not asked for")),
         (Fetched::All(table), _) => {
             let found = revision(&Arc::new(table), &vault)?.ok_or(AnchorError::Empty)?;
             if let Some(seen) = seen.filter(|seen| found <= *seen) {
@@ -99,13 +99,13 @@ fn beside(file: &Path) -> PathBuf {
 
 /// What a server sends of its table.
 enum Fetched {
-    /// In a new file.
+    /// All rows, in a new file.
     All(DiskTable),
-    /// What was changed since the head that it was told.
+    /// The changes since the head in the request.
     Commits(Vec<Change>),
 }
 
-/// What the server's table has more than one that had come to a head, or all of it, into a new file.
+/// Fetches the changes since a head, or all rows, into a new file.
 fn fetch(session: &Session, since: Option<Head>, new: &Path) -> Result<Fetched> {
     let connection = session.connection();
     let garbled = |error: convert::Garbled| connection.garbled(error.0);
@@ -127,7 +127,7 @@ fn fetch(session: &Session, since: Option<Head>, new: &Path) -> Result<Fetched> 
         }
         None => Fetched::All(fetch_all(session, first, next, new)?),
     };
-    // What was read counts if nobody can have changed it meanwhile.
+    // The result counts if no other session can have changed the table meanwhile.
     session.wait_until_good().map(|()| fetched)
 }
 
@@ -155,7 +155,7 @@ fn fetch_all(
     Ok(table)
 }
 
-/// Commits, one after the other, and the head that they come to.
+/// Successive commits, and the head after them.
 struct Delta {
     head: Head,
     commits: usize,
@@ -181,7 +181,7 @@ impl Delta {
         self.changes.extend(changes);
         Ok(())
     }
-    /// What they changed, if they came to this head.
+    /// Their changes, if they lead to this head.
     fn finish(self, head: Head) -> std::result::Result<Vec<Change>, convert::Garbled> {
         match self.head == head {
             true => Ok(self.changes),

@@ -1,10 +1,10 @@
 //! The table of an anchor that a server keeps: read from a copy on this host, committed at the server first.
 //!
-//! * The copy is as the server's table was when its **head** was noted in it ([`lamassu_anchor::head`]). A session that
-//!   gets the vault compares the two, and fetches what was changed since, or all rows, where they differ.
-//! * A commit says which head it goes on from. The server takes it once, however often it is sent: an answer that was
-//!   lost leaves no doubt for longer than the next commit.
-//! * What is read counts only while the session is good, before and after (rule R4 of `docs/sharing.md`).
+//! * The copy is the server's table as of the **head** that is stored in it ([`lamassu_anchor::head`]). A session that
+//!   is granted the vault compares the heads. If they differ, it fetches the changes since, or all rows.
+//! * A commit names the head that it is based on. The server applies it once, however often it is sent. After a lost
+//!   answer, the next commit settles whether the server had it.
+//! * A read counts only if the session is good before and after it (rule R4 of `docs/sharing.md`).
 
 pub(super) mod copy;
 mod put;
@@ -25,12 +25,12 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Between two tries of a commit.
+/// Time between two attempts at a commit.
 const AGAIN_AFTER: Duration = Duration::from_millis(200);
 
 /// See the module's head.
 pub struct Mirrored {
-    /// Ends first: a process of this host that finds the copy free finds the vault free, too.
+    /// Dropped first: when another process of this host finds the copy unlocked, the vault is released too.
     session: Session,
     local: Arc<DiskTable>,
     commits: Mutex<Commits>,
@@ -38,17 +38,17 @@ pub struct Mirrored {
 
 struct Commits {
     head: Head,
-    /// Of which nobody knows whether the server has it.
+    /// Changes of a commit without an answer: the server may have them or not.
     unsettled: Option<Vec<Change>>,
-    /// What the server has and the copy has not: it could not be written.
+    /// Changes that the server has and the copy lacks, since writing the copy failed.
     behind: Vec<Change>,
-    /// The copy is another's to write.
+    /// Another table writes the copy now.
     is_closed: bool,
 }
 
 impl Mirrored {
-    /// Begins a session, and brings the copy in `file` up to date. A server that was put back from a backup is told
-    /// what the copy knows.
+    /// Begins a session, and brings the copy in `file` up to date. A server that was restored from a backup is told
+    /// what the copy has.
     ///
     /// # Errors
     /// [`AnchorError::Server`]; those of the copy.
@@ -65,7 +65,7 @@ impl Mirrored {
     fn begin(connection: &Connection, vault: [u8; 16], mode: Mode, file: &Path) -> Result<Mirrored> {
         let (session, local) = match mode {
             Mode::Exclusive => {
-                // Locked before: whoever wrote it is gone.
+                // The copy is locked before the session begins: the process that wrote it is gone.
                 let local = existing(DiskTable::open(file))?;
                 let earlier = local.as_deref().map(session_of).transpose()?.flatten();
                 let session = Session::begin(connection, vault, mode, earlier)?;
@@ -75,10 +75,10 @@ impl Mirrored {
             }
             Mode::Shared => {
                 let reader = || DiskTable::open_read_only(file, Readers::InsteadOfWriter);
-                // No process of this host writes it: whoever did is gone.
+                // No process of this host writes it: the one that did is gone.
                 let there = existing(reader());
                 let earlier = there.as_ref().ok().and_then(Option::as_deref).map(session_of).transpose()?.flatten();
-                // What the server says comes first.
+                // The server's refusal takes precedence over errors of the copy.
                 let session = Session::begin(connection, vault, mode, earlier)?;
                 let there = there?;
                 let is_current = match &there {
@@ -97,13 +97,13 @@ impl Mirrored {
         Ok(Mirrored::of(session, local))
     }
 
-    /// Of what a session has, and a copy that is as it is there.
+    /// From a session and a copy that is up to date with the server's table.
     pub(super) fn of(session: Session, local: Arc<DiskTable>) -> Mirrored {
         let commits = Commits { head: session.head, unsettled: None, behind: Vec::new(), is_closed: false };
         Mirrored { local, session, commits: Mutex::new(commits) }
     }
 
-    /// Nothing more gets into the copy by this. Waits for a commit that is under way.
+    /// Lets this table write nothing more to the copy. Waits for a commit that is under way.
     pub(super) fn close(&self) {
         self.commits.lock().is_closed = true;
     }
@@ -118,14 +118,14 @@ impl Mirrored {
         &self.local
     }
 
-    /// What `read` gives, if the session is good until then.
+    /// The result of `read`, if the session is good before and after it.
     fn reading<T>(&self, read: impl FnOnce() -> Result<T>) -> Result<T> {
         self.session.wait_until_good()?;
         let done = read()?;
         self.session.wait_until_good().map(|()| done)
     }
 
-    /// Has the server make changes durable that go on from `head`, for as long as the session may come back.
+    /// Makes changes based on `head` durable at the server. Retries as long as the session may recover.
     fn commit_at_server(&self, head: Head, changes: &[Change]) -> Result<Head> {
         let connection = self.session.connection();
         let request =
@@ -161,8 +161,8 @@ impl Mirrored {
         self.catch_up(commits)
     }
 
-    /// Brings the copy to where the server is. Where that fails the commit has failed, for its caller keeps what it was
-    /// about, so that reads see it; and it is tried again with the next one.
+    /// Applies to the copy what the server has. A failure makes the commit fail, so that its caller keeps the changes
+    /// in memory and reads see them. The next commit tries again.
     fn catch_up(&self, commits: &mut Commits) -> Result<()> {
         self.local.commit(&commits.behind)?;
         commits.behind.clear();

@@ -1,4 +1,4 @@
-//! A whole table on its way to a server, and back from it.
+//! Sends a whole table to a server, and takes the anchor back from it.
 
 use super::copy::{existing, revision};
 use crate::convert::{self, Batch};
@@ -11,10 +11,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// For the server's answer when all rows have gone to it.
+/// How long the server may take to answer after all rows were sent.
 const PUT_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Tells a server that was put back from a backup what this host's copy knows of a vault.
+/// Reports what this host's copy has of a vault to a server that was restored from a backup.
 pub(crate) fn reconcile(connection: &Connection, vault: [u8; 16], copy: Option<Arc<DiskTable>>) -> Result<()> {
     let copy = match copy {
         Some(copy) => revision(&copy, &vault)?.map(|revision| (revision, copy)),
@@ -30,14 +30,14 @@ pub(crate) fn reconcile(connection: &Connection, vault: [u8; 16], copy: Option<A
     match copy.filter(|_| wanted.rows) {
         Some((_, copy)) => {
             let (sent, has) = send_rows(connection, vault, &copy, head)?;
-            // Another host may have known more meanwhile: then the session fetches that.
+            // Another host may have reported a newer state meanwhile: then the session fetches that.
             if head.is_none() && sent == has { copy.commit(&[sent.change()]) } else { Ok(()) }
         }
         None => Ok(()),
     }
 }
 
-/// Gives a server the anchor of a vault that it does not know: all rows of a table, which becomes the copy.
+/// Puts the anchor of a vault that the server does not have: all rows of a table, which becomes the copy.
 ///
 /// # Errors
 /// [`AnchorError::Server`]; those of the table.
@@ -48,8 +48,8 @@ pub fn put(connection: &Connection, vault: [u8; 16], table: &DiskTable) -> Resul
     }
 }
 
-/// Sends all rows of a table, which has this head if a server knew it. Returns the head that the rows come to, and that
-/// which the server has then.
+/// Sends all rows of a table; `head`: its head, if it was a server's. Returns the head computed from the rows, and the
+/// head that the server has after that.
 fn send_rows(connection: &Connection, vault: [u8; 16], table: &DiskTable, head: Option<Head>) -> Result<(Head, Head)> {
     let (up, rows) = tokio::sync::mpsc::channel(4);
     let all_gone = tokio::sync::Notify::new();
@@ -61,7 +61,7 @@ fn send_rows(connection: &Connection, vault: [u8; 16], table: &DiskTable, head: 
                 tokio::pin!(put);
                 tokio::select! {
                     answer = &mut put => answer,
-                    // All has gone: now its time runs.
+                    // All rows were sent: the time limit starts.
                     () = async { all_gone.notified().await; tokio::time::sleep(PUT_TIMEOUT).await } => {
                         Err(tonic::Status::unavailable("no answer in time"))
                     }
@@ -70,7 +70,7 @@ fn send_rows(connection: &Connection, vault: [u8; 16], table: &DiskTable, head: 
             sent.map_err(|status| connection.failed(&status))
         });
         let (mut vault, mut head) = (vault.to_vec(), head.map_or(Vec::new(), |head| head.0.to_vec()));
-        // A server that has refused takes nothing more: its answer says why.
+        // A server that has refused reads no further. Its answer has the reason.
         let send = |rows| {
             let (vault, head) = (std::mem::take(&mut vault), std::mem::take(&mut head));
             drop(up.blocking_send(proto::PutRequest { vault, rows, head }));
@@ -83,7 +83,7 @@ fn send_rows(connection: &Connection, vault: [u8; 16], table: &DiskTable, head: 
     })
 }
 
-/// The rows of a table in the messages that bring them to a server, and the head that it has there at first.
+/// Passes the rows of a table to `message`, in the packing of the put. Returns the head that a server gives them.
 pub(super) fn in_messages(table: &DiskTable, mut message: impl FnMut(Vec<u8>)) -> Result<Head> {
     let (mut batch, mut head) = (Batch::default(), Head([0; 32]));
     let mut next = |rows: Vec<u8>| {
@@ -98,7 +98,7 @@ pub(super) fn in_messages(table: &DiskTable, mut message: impl FnMut(Vec<u8>)) -
     Ok(head)
 }
 
-/// Whether a copy was to be given to a server, and nobody here knows whether that has it.
+/// Whether the result of putting this copy at a server is unknown.
 ///
 /// # Errors
 /// Those of the table.
@@ -109,7 +109,7 @@ pub fn is_on_its_way(copy: &Path) -> Result<bool> {
     }
 }
 
-/// Has the server give up the anchor of a vault that a session has alone.
+/// Lets the server put away the anchor of a vault that a session holds exclusively.
 ///
 /// # Errors
 /// [`AnchorError::Server`].

@@ -1,9 +1,9 @@
-//! A session: one vault, used as a whole, once or by turns. `serve` is what it says and hears; here is what it is for.
+//! A session: one vault, used as a whole, once or by turns. `serve` has the messages. This module has the API.
 //!
 //! | | |
 //! |---|---|
-//! | [`Attended`] | one that has begun, and has nothing yet; dropped, it ends |
-//! | [`Session`] | the vault as such a session has it: until it ends, or the turn is over |
+//! | [`Attended`] | a session that has begun, and holds nothing yet; dropping it ends the session |
+//! | [`Session`] | the vault as held by such a session, until it ends or the turn is over |
 
 mod serve;
 
@@ -26,36 +26,36 @@ use tokio::sync::Notify;
 
 /// The vault as a whole.
 const VAULT: Object = Object(0);
-/// Between two tries to connect.
+/// Time between two attempts to connect.
 pub(super) const AGAIN_AFTER: Duration = Duration::from_millis(300);
-/// How long whoever has the vault may take to end, once its mount is gone.
+/// How long to wait for another mount's session to end, after that mount is gone.
 const LEAVING: Duration = Duration::from_secs(2);
-/// For the last words of a session.
+/// How long ending a session may take.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(3);
-/// The longest wait for a moment of the clock.
+/// The longest wait before the clock is read again.
 const LOOK_AT_CLOCK: Duration = Duration::from_secs(1);
-/// Between two lines of the log on one rule.
+/// Minimum time between two log lines about the same rule.
 const SAID_EVERY: Duration = Duration::from_secs(60);
-/// What nobody waits for.
+/// The operation of no caller.
 const NOBODY: Op = Op(0);
 
-/// The vault, as a session has it.
+/// The vault, as held by a session.
 pub struct Session {
     shared: Arc<Shared>,
-    /// Which time it is that the session has it.
+    /// The operation that holds the vault: each grant is a new one.
     op: Op,
-    /// It ends with this.
+    /// The session ends when this is dropped.
     _ends: Option<Attended>,
     /// the head of the vault's table when it was granted
     pub head: Head,
-    /// An earlier session ended without saying so.
+    /// An earlier session ended without releasing the vault.
     pub takes_over: bool,
 }
 
-/// A session. Dropped, it ends.
+/// A session. Dropping it ends the session.
 pub(super) struct Attended(Arc<Shared>);
 
-/// How a session is going to use the vault.
+/// How a session will use the vault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Use {
     Once(Mode),
@@ -69,43 +69,43 @@ struct Shared {
     terms: Terms,
     /// What the server's policy forbids.
     limits: RwLock<Limits>,
-    /// When the log was told that something is forbidden, by rule.
+    /// When each rule was last logged.
     told_of: Mutex<HashMap<Arc<str>, Instant>>,
     state: Mutex<State>,
     /// The state has changed.
     changed: Condvar,
-    /// There is something to send, or the session is to end.
+    /// There is a call to send, or the session is to end.
     kick: Notify,
 }
 
 struct State {
     client: Client,
     outbox: VecDeque<Call>,
-    /// The head of the vault's table when that was granted last.
+    /// The head of the vault's table at the last grant.
     head: Head,
-    /// Who waits for the vault.
+    /// The operation that waits for the vault.
     asked: Option<Op>,
-    /// Who has it.
+    /// The operation that holds it.
     given: Option<Given>,
     next_op: u64,
     is_lost: bool,
     is_leaving: bool,
     has_left: bool,
     has_caches: bool,
-    /// Until when it was good when caches were dropped last.
+    /// The value of `good_until` when caches were last dropped.
     dropped_at: Option<Millis>,
 }
 
-/// That the vault is there.
+/// A grant of the vault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Given {
     op: Op,
-    /// An earlier session has left it as it was.
+    /// An earlier session ended without releasing it.
     takes_over: bool,
 }
 
 impl State {
-    /// As who has or had it sees it.
+    /// The session's state for the operation that holds, or held, the vault.
     fn standing(&self, op: Op) -> Standing {
         match () {
             () if self.is_leaving => Standing::GivenUp,
@@ -193,18 +193,18 @@ impl Attended {
         Ok(Attended(shared))
     }
 
-    /// Its number.
+    /// The session's number.
     pub(super) fn number(&self) -> u64 {
         self.0.session.0
     }
 
-    /// How long what needs the server waits for it.
+    /// How long calls that need the server wait for it.
     pub(super) fn patience(&self) -> Duration {
         Duration::from_millis(self.0.terms.term().0)
     }
 
-    /// Waits until the vault is there, in this mode, and until who has it from this session gives it back: for as long
-    /// as the server answers now and then.
+    /// Waits until this session is granted the vault in this mode. An earlier holder in this session must have released
+    /// it. Gives up after a term without an answer.
     ///
     /// # Errors
     /// [`ServerFault::Ended`]; [`ServerFault::Unreachable`] after a term of silence.
@@ -241,7 +241,7 @@ impl Attended {
         Ok(Session { shared: shared.clone(), op, _ends: None, head: state.head, takes_over: given.takes_over })
     }
 
-    /// Ends it: the server hears of it, if it answers soon. Nothing is read or written by it afterwards.
+    /// Ends the session. The server is told, if it answers soon. Nothing is read or written by the session afterwards.
     pub(super) fn leave(&self) {
         self.0.leave();
     }
@@ -254,25 +254,25 @@ impl Drop for Attended {
 }
 
 impl Session {
-    /// Begins a session that reads the vault, or has it alone, until it ends. `replaces`: a session of this host whose
-    /// process is gone.
+    /// Begins a session that holds the vault until it ends, to read or exclusively. `replaces`: a session of this host
+    /// whose process is gone.
     ///
     /// # Errors
     /// [`lamassu_anchor::AnchorError::Server`].
     pub fn begin(connection: &Connection, vault: [u8; 16], mode: Mode, replaces: Option<u64>) -> Result<Session> {
         let attended = Attended::begin(connection, vault, Use::Once(mode), replaces)?;
         let session = attended.take(mode)?;
-        // What was left is in the rows: whoever opens the vault puts it right.
+        // What an earlier session left is in the rows: opening the vault recovers it.
         session.taken_over();
         Ok(Session { _ends: Some(attended), ..session })
     }
 
-    /// Its number.
+    /// The session's number.
     pub fn number(&self) -> u64 {
         self.shared.session.0
     }
 
-    /// The connection that it uses.
+    /// The session's connection.
     pub fn connection(&self) -> &Connection {
         &self.shared.connection
     }
@@ -281,13 +281,13 @@ impl Session {
         self.shared.of()
     }
 
-    /// How the vault is held; `None`: not any more.
+    /// The mode in which the vault is held; `None`: it is no longer held.
     pub(super) fn mode(&self) -> Option<Mode> {
         let state = self.shared.state.lock();
         state.client.mode_of(VAULT).filter(|_| state.given.is_some_and(|given| given.op == self.op))
     }
 
-    /// What an earlier session has left is put right.
+    /// Reports that what an earlier session left has been recovered.
     pub(super) fn taken_over(&self) {
         let state = &mut self.shared.state.lock();
         if state.given.is_some_and(|given| given.op == self.op) {
@@ -296,7 +296,7 @@ impl Session {
         }
     }
 
-    /// All is committed, and nothing is cached: others may have the vault.
+    /// Releases the vault. All changes must be committed, and nothing may be cached.
     pub(super) fn give_back(&self) {
         let state = &mut self.shared.state.lock();
         if state.given.is_some_and(|given| given.op == self.op) {
@@ -306,7 +306,7 @@ impl Session {
         }
     }
 
-    /// What who has the vault is told, once that is something, or so much time has passed.
+    /// Waits until the holder is told something. `None` after `time`.
     pub(super) fn wait_to_be_told(&self, time: Duration) -> Option<Told> {
         let state = &mut self.shared.state.lock();
         let until = Instant::now() + time;
@@ -322,34 +322,35 @@ impl Session {
         }
     }
 
-    /// Whether what is held may be used now (rule R3 of `docs/sharing.md`). Never waits.
+    /// Whether the vault may be used now (rule R3 of `docs/sharing.md`). Never waits.
     pub fn standing(&self) -> Standing {
         self.shared.state.lock().standing(self.op)
     }
 
-    /// Returns when it is not good any more, and now and then before.
+    /// Returns when the session is no longer good, and now and then before that.
     pub fn wait_while_good(&self) {
         let state = &mut self.shared.state.lock();
         if state.standing(self.op) == Standing::Good {
-            // By a clock that does not stop while the machine sleeps, which a wait's does.
+            // CLOCK_BOOTTIME: a condition variable's clock stops while the machine sleeps.
             let left = Duration::from_millis(state.client.good_until().0.saturating_sub(clock::now().0));
             self.shared.changed.wait_for(state, left.min(LOOK_AT_CLOCK));
         }
     }
 
-    /// What it says is cached from now on.
+    /// From now on, what is read by this session may be cached.
     pub fn has_caches(&self) {
         self.shared.state.lock().has_caches = true;
     }
 
-    /// What was cached by what it said is dropped: from now on who asks for it waits for it.
+    /// Caches were dropped. From now on callers wait until the session is good.
     pub fn caches_are_dropped(&self) {
         let mut state = self.shared.state.lock();
         state.dropped_at = Some(state.client.good_until());
     }
 
-    /// Waits until it is good: until a term after it was last, however many wait one after the other. Before caches are
-    /// dropped it does not wait: see [`lamassu_anchor::table::Table::caches_are_dropped`].
+    /// Waits until the session is good again, at most a term from when it last was. The limit is shared by all waiters.
+    /// If there are caches that have not been dropped, it fails instead of waiting: see
+    /// [`lamassu_anchor::table::Table::caches_are_dropped`].
     ///
     /// # Errors
     /// [`ServerFault::Ended`], [`ServerFault::Unreachable`].
@@ -373,7 +374,7 @@ impl Session {
         }
     }
 
-    /// Whether the server's policy, as it was told last, lets this host make and write files of a profile.
+    /// Whether the server's policy, as last reported, lets this host make and write files of a profile.
     ///
     /// # Errors
     /// [`ServerFault::Policy`].
@@ -394,12 +395,12 @@ impl Session {
         Err(self.shared.connection.error(ServerFault::Policy { rule: rule.to_string(), what: what.to_string() }))
     }
 
-    /// How long what needs the server waits for it.
+    /// How long calls that need the server wait for it.
     pub fn patience(&self) -> Duration {
         Duration::from_millis(self.shared.terms.term().0)
     }
 
-    /// Ends the session: the server hears of it, if it answers soon. Nothing is read or written by it afterwards.
+    /// Ends the session. The server is told, if it answers soon. Nothing is read or written by the session afterwards.
     pub fn leave(&self) {
         self.shared.leave();
     }

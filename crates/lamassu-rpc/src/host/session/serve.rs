@@ -1,4 +1,5 @@
-//! What a session says and hears: a task of the runtime beats, comes back after a broken connection, and ends.
+//! The messages of a session: a task of the runtime sends heartbeats, reconnects after a broken connection, and ends
+//! the session.
 
 use super::{AGAIN_AFTER, Given, LEAVE_TIMEOUT, Shared, State, VAULT};
 use crate::host::{Connection, Result};
@@ -14,13 +15,13 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
 
-/// Calls that wait for the network.
+/// Calls that may be queued for the network.
 const OUTBOX: usize = 64;
 
-/// One connection, each way.
+/// One connection: the sender and the receiver.
 pub(super) type Said = (mpsc::Sender<proto::Up>, Streaming<proto::Down>);
 
-/// Opens a stream whose first words are these, and takes the first that comes.
+/// Opens a stream with a first message, and waits for the first reply.
 pub(super) async fn attend(connection: &Connection, first: proto::Up) -> Result<(Said, proto::Begun, Option<Limits>)> {
     let (up, said) = mpsc::channel(OUTBOX);
     let _ = up.send(first).await;
@@ -41,7 +42,7 @@ impl Shared {
         proto::Of { vault: self.vault.to_vec(), session: self.session.0 }
     }
 
-    /// Does what the state machine asks for.
+    /// Carries out what the state machine asks for.
     pub(super) fn carry_out(&self, state: &mut State, dos: Vec<Do>) {
         let mut dos = VecDeque::from(dos);
         while let Some(next) = dos.pop_front() {
@@ -52,12 +53,12 @@ impl Shared {
                     state.is_lost = true;
                     state.given = None;
                 }
-                // Nobody uses it: who has the vault gives it back (`Session::give_back`).
+                // No operation uses the lease: the holder releases it by `Session::give_back`.
                 Do::Flush { object, .. } => dos.extend(state.client.flushed(object, clock::now())),
                 Do::TakeOver(_) => state.given = state.asked.map(|op| Given { op, takes_over: true }),
             }
         }
-        // It was asked for by who has stopped to wait.
+        // The caller that asked for it no longer waits.
         if state.given.is_none() && state.asked.is_none() && state.client.mode_of(VAULT).is_some() {
             let dos = state.client.give_back(super::NOBODY, VAULT, clock::now());
             state.outbox.extend(dos.into_iter().filter_map(|next| match next {
@@ -69,7 +70,7 @@ impl Shared {
         self.kick.notify_one();
     }
 
-    /// Until the session has ended.
+    /// Serves until the session has ended.
     pub(super) async fn serve(self: Arc<Shared>, first: Said) {
         let mut said = Some(first);
         loop {
@@ -108,7 +109,7 @@ impl Shared {
         }
     }
 
-    /// The server has said what its policy forbids, if it has.
+    /// Stores the limits of the server's policy, if the server has sent them.
     fn limit(&self, limits: Option<Limits>) {
         let Some(limits) = limits else { return };
         let now = &mut *self.limits.write();
@@ -134,7 +135,7 @@ impl Shared {
         self.carry_out(&mut state, dos);
     }
 
-    /// By one connection, until it breaks or the session ends.
+    /// Serves by one connection, until it breaks or the session ends.
     async fn talk(&self, up: mpsc::Sender<proto::Up>, mut down: Streaming<proto::Down>) {
         let mut beats = tokio::time::interval(Duration::from_millis(self.terms.heartbeat().0));
         beats.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -149,7 +150,7 @@ impl Shared {
             if self.state.lock().is_leaving {
                 let _ = up.send(convert::from_call(&Call::Leave, self.of())).await;
                 drop(up);
-                // The server closes the stream when it has noted that.
+                // The server closes the stream when it has recorded the end.
                 let _ = tokio::time::timeout(LEAVE_TIMEOUT, async { while let Ok(Some(_)) = down.message().await {} })
                     .await;
                 return;
@@ -158,7 +159,7 @@ impl Shared {
                 said = down.message() => {
                     let Ok(Some(said)) = said else { return };
                     let Ok(limits) = said.policy.as_ref().map(Limits::from_proto).transpose() else { return };
-                    // Before what is granted: that is used by it.
+                    // Before the grant, which may be used at once.
                     self.limit(limits);
                     let (Ok(head), Ok(reply)) = (convert::head_of_grant(&said), convert::to_reply(said)) else { return };
                     let mut state = self.state.lock();

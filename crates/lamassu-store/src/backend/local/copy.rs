@@ -6,8 +6,8 @@
 //! device nodes) is left out and counted, unless [`Privileges::Kept`] says otherwise.
 //!
 //! The copy is changed by descriptor alone, of what this has just made and looked at: files by that which created them,
-//! directories opened and seen to be new, everything else held with `O_PATH` and seen to be what was made. Nobody else
-//! gets at names in it before it is done: the directory copied to is its maker's alone until the end.
+//! directories opened and seen to be new, everything else held with `O_PATH` and seen to be what was made. No other
+//! user reaches names in it before it is done: the target directory is private to its maker until the end.
 //!
 //! Never: syncs, looks into files, writes into the source.
 

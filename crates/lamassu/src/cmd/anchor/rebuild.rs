@@ -100,7 +100,7 @@ fn report(ui: &Ui, args: &Rebuild, file: PathBuf, rebuilt: &Rebuilt) -> Result<(
         text::bytes(bytes)
     ));
     if datasets > 0 {
-        ui.note(format_args!("{datasets} datasets have anchors of their own: `lamassu anchor rebuild` of their directories in the store makes those anew"));
+        ui.note(format_args!("{datasets} datasets have anchors of their own: `lamassu anchor rebuild` of their directories in the store rebuilds those"));
     }
     if damaged > 0 {
         ui.warn(format_args!("what does not open is left out, and stays unreadable: {damaged} entries; `lamassu anchor accept DIR PATH` takes one in when it is restored"));

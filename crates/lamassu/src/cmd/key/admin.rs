@@ -122,7 +122,7 @@ fn init(ui: &Ui, args: &Init) -> Result<()> {
     let others = header.keys().slots.iter().filter(|s| s.role == Role::Use).count();
     if others > 0 {
         ui.note(format_args!(
-            "{others} other slots are use-only: they open the vault; `lamassu key change --slot N` makes one anew"
+            "{others} other slots are use-only: they open the vault; `lamassu key change --slot N` rebuilds one"
         ));
     }
     tell(ui, &header, &args.dir);

@@ -284,7 +284,7 @@ impl Proof for Shown<'_> {
     fn dataset(&self, path: &Path) {
         self.meter.suspend(|| {
             self.ui.warn(format_args!(
-                "the parent slot of the dataset {} needs it: `lamassu rekey --outer` seals it anew",
+                "the parent slot of the dataset {} needs it: `lamassu rekey --outer` seals it again",
                 path.display()
             ));
         });
