@@ -28,8 +28,8 @@ impl Anchors {
         Ok(join(&self.servers()?, token)?)
     }
 
-    /// Whether this host has joined a server. Otherwise nothing in this process ever needs the network: who this host is
-    /// at a server stands there.
+    /// Whether this host has joined a server. If not, nothing in this process ever needs the network: it has no
+    /// identity at any server.
     pub fn has_joined(&self) -> bool {
         let entries = self.servers().ok().and_then(|dir| std::fs::read_dir(dir).ok());
         entries.is_some_and(|mut entries| entries.next().is_some())
