@@ -81,9 +81,7 @@ pub enum ServerFault {
         detail: String,
     },
     /// Its state is older than what this host has seen: it was restored from a backup.
-    #[error(
-        "it is at revision {found}, and this host has seen {seen}: its state is an older one, or another server's"
-    )]
+    #[error("it is at revision {found}, and this host has seen {seen}: its state is an older one, or another server's")]
     Older {
         /// of the server
         found: crate::Revision,
