@@ -9,8 +9,8 @@ help: ## lists the targets
 setup: ## installs what is missing: Debian packages, the Rust toolchain, cargo-deny
 	scripts/setup
 
-build: ## builds `lamassu` and `lamassu-server`, optimised
-	cargo build --locked --release --package lamassu --package lamassu-server
+build: ## builds `lamassu`, `lamassu-server` and nbdkit's plugin, optimised
+	cargo build --locked --release --package lamassu --package lamassu-server --package lamassu-nbdkit
 
 # `make build` as the user, then `make install` as root. Packagers set DESTDIR, and PREFIX=/usr.
 PREFIX ?= /usr/local
@@ -20,13 +20,16 @@ bindir = $(DESTDIR)$(PREFIX)/bin
 sharedir = $(DESTDIR)$(PREFIX)/share
 unitdir = $(DESTDIR)$(PREFIX)/lib/systemd/system
 sysusersdir = $(DESTDIR)$(PREFIX)/lib/sysusers.d
+plugindir = $(DESTDIR)$(PREFIX)/lib/lamassu
 program = $(or $(CARGO_TARGET_DIR),target)/release/lamassu
+plugin = $(dir $(program))liblamassu_nbdkit.so
 completions = bash-completion/completions/lamassu zsh/site-functions/_lamassu fish/vendor_completions.d/lamassu.fish
 
-install: ## installs the programs, links for mount(8), shell completions, the units of server and gateway (PREFIX=/usr/local DESTDIR=)
+install: ## installs the programs, nbdkit's plugin, links for mount(8), shell completions, the units of server and gateway (PREFIX=/usr/local DESTDIR=)
 	@test -x $(program) || { echo "there is no $(program): run make build first" >&2; exit 1; }
 	install -D -m 755 $(program) $(bindir)/lamassu
 	install -D -m 755 $(program)-server $(bindir)/lamassu-server
+	install -D -m 644 $(plugin) $(plugindir)/nbdkit-lamassu-plugin.so
 	install -d $(unitdir) $(sysusersdir)
 	sed 's|/usr/local/bin/|$(PREFIX)/bin/|' dist/lamassu-server.service > $(unitdir)/lamassu-server.service
 	sed 's|/usr/local/bin/|$(PREFIX)/bin/|' dist/lamassu-gateway@.service > $(unitdir)/lamassu-gateway@.service
@@ -39,7 +42,7 @@ install: ## installs the programs, links for mount(8), shell completions, the un
 	$(program) completions fish > $(sharedir)/$(word 3,$(completions))
 
 uninstall: ## removes what `make install` installed (same PREFIX and DESTDIR)
-	rm -f $(bindir)/lamassu $(bindir)/lamassu-server $(unitdir)/lamassu-server.service $(unitdir)/lamassu-gateway@.service $(sysusersdir)/lamassu-server.conf $(addprefix $(DESTDIR)$(SBINDIR)/,mount.fuse.lamassu mount.lamassu) $(addprefix $(sharedir)/,$(completions))
+	rm -f $(bindir)/lamassu $(bindir)/lamassu-server $(plugindir)/nbdkit-lamassu-plugin.so $(unitdir)/lamassu-server.service $(unitdir)/lamassu-gateway@.service $(sysusersdir)/lamassu-server.conf $(addprefix $(DESTDIR)$(SBINDIR)/,mount.fuse.lamassu mount.lamassu) $(addprefix $(sharedir)/,$(completions))
 
 demo: setup build ## shows on real data that the ciphertext deduplicates (a few minutes)
 	scripts/demo

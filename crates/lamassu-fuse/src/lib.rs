@@ -1,7 +1,8 @@
 //! FUSE front-end: translates kernel requests into calls of a [`FileSystem`](lamassu_vault::FileSystem).
 //!
 //! Guarantees: every request gets exactly one reply, also when the file system below panics (`EIO`) or is frozen (the
-//! reply comes after the thaw, while reads go on); every error has one errno, from one exhaustive table ([`errno_of`]).
+//! reply comes after the thaw, while reads go on); every error has one errno, from the vault's one exhaustive table
+//! ([`errno_of`]).
 //!
 //! Never: decides what an operation means (that is the vault's), keeps file data, waits on its own mount from a request
 //! handler.
@@ -13,7 +14,6 @@
 //! * `tuning`: what is done for speed with the host's settings, off the way of requests.
 //! * `options`: the words of `-o`.
 //! * `control`: freeze, thaw, status and calls of other processes, by ioctl.
-//! * `errno`: the table from errors to errno values.
 //!
 //! Order of locks; a lock is taken only while locks to its left in its own line are held:
 //!
@@ -31,13 +31,12 @@
 
 mod adapter;
 pub mod control;
-mod errno;
 mod mount;
 mod options;
 mod tuning;
 
 pub use adapter::RequestCount;
-pub use errno::errno_of;
+pub use lamassu_vault::errno_of;
 pub use mount::{MountError, Mounted, Unmounter, mount, mount_answering};
 #[cfg(feature = "testing")]
 pub use mount::{Served, serve};

@@ -14,13 +14,10 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
-
-/// Time between two rounds of the vault's maintenance.
-const ROUND: Duration = Duration::from_secs(2);
 
 /// Reads all files that a configuration names. Checks whether a gateway could run with it, as far as possible without
 /// the vault.
@@ -174,7 +171,7 @@ impl Threads {
         };
         if maintains {
             let (forest, stopping) = (forest.clone(), stopping.clone());
-            spawn("lamassu-upkeep", Box::new(move || maintain(&forest, &stopping)))?;
+            spawn("lamassu-upkeep", Box::new(move || lamassu_vault::keep_up(&*forest, &stopping)))?;
         }
         if !read_only {
             let (objects, stopping) = (objects.clone(), stopping.clone());
@@ -187,23 +184,6 @@ impl Threads {
         forest.upkeep().want();
         for thread in self.0 {
             let _ = thread.join();
-        }
-    }
-}
-
-/// The maintenance rounds that a mount would make.
-fn maintain(forest: &Forest, stopping: &AtomicBool) {
-    let (upkeep, mut next) = (forest.upkeep(), Instant::now() + ROUND);
-    while !stopping.load(Ordering::Relaxed) {
-        let is_wanted = upkeep.wait_until(next);
-        if is_wanted && let Err(error) = forest.work_off() {
-            tracing::error!(%error, "work in the background failed; it is tried again");
-        }
-        if Instant::now() >= next {
-            if let Err(error) = forest.maintain() {
-                tracing::error!(%error, "a background commit failed; it is tried again");
-            }
-            next = Instant::now() + ROUND;
         }
     }
 }

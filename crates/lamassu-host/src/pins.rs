@@ -73,6 +73,11 @@ impl Pins {
         Pins { given, known }
     }
 
+    /// What counts before `known-vaults`.
+    pub fn given(&self) -> Option<&Given> {
+        self.given.as_ref()
+    }
+
     /// The keys that may have signed the header of a vault; empty: nothing is pinned.
     ///
     /// # Errors

@@ -130,6 +130,8 @@ file_system! {
         fn flush(&self, handle: HandleId) -> Result<()> = Ok(());
         /// The memory that the listing of an open directory takes until it is closed, bytes.
         fn listing_bytes(&self, handle: HandleId) -> usize = 0;
+        /// Where the data that lies at `offset` ends: at a hole, or at `until`, beyond which nothing is looked at.
+        fn data_until(&self, handle: HandleId, offset: u64, until: u64) -> Result<u64> = Err(crate::VaultError::Invalid);
         /// Copies a range between open files, (handle, offset) each, without looking at the data; `None`: not possible
         /// here. May copy less.
         fn copy_range(&self, from: (HandleId, u64), to: (HandleId, u64), len: u64) -> Result<Option<u64>> = Ok(None);

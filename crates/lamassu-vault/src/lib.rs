@@ -8,7 +8,7 @@
 //!
 //! | module | what it does |
 //! |---|---|
-//! | `types`, `error`, `file_system` | types and errors of the API; the trait that front-ends call |
+//! | `types`, `error`, `errno`, `file_system` | types and errors of the API; the trait that front-ends call |
 //! | `tree`, `rename`, `symlink`, `dir`, `path` | make, find, rename, remove entries; links; listings; paths |
 //! | `inode`, `target`, `attr`, `xattr`, `acl` | the table of inodes; what an operation acts on; stat and attributes |
 //! | `open`, `nameless`, `settle` | open files and handles; files without a name; commit, settle, fsync |
@@ -50,6 +50,7 @@ pub mod check;
 mod dataset;
 mod dir;
 mod dirs;
+mod errno;
 mod error;
 pub mod event;
 mod file_system;
@@ -80,6 +81,7 @@ pub mod walk;
 mod xattr;
 
 pub use dataset::{Dataset, Sighted};
+pub use errno::errno_of;
 pub use file_system::FileSystem;
 #[cfg(feature = "testing")]
 pub use file_system::Panics;
@@ -92,7 +94,7 @@ pub use session::{
     accept_sessions, copy_sessions, has_interrupted_sessions, last_session, shown_ranges, verify_sessions,
 };
 pub use types::*;
-pub use upkeep::Upkeep;
+pub use upkeep::{Upkeep, keep_up};
 pub use xattr::is_listed_for;
 
 use crate::anchored::Anchored;

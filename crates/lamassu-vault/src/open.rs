@@ -532,4 +532,14 @@ impl Vault {
         });
         found?.ok_or(VaultError::NoData)
     }
+
+    /// Where the data that lies at `offset` ends: at a hole, or at `until`, beyond which nothing is looked at.
+    ///
+    /// # Errors
+    /// [`VaultError::NoData`] past the end.
+    pub fn data_until(&self, handle: HandleId, offset: u64, until: u64) -> Result<u64> {
+        let (open, _) = self.file_of(handle)?;
+        let file = open.file();
+        self.read_current(|| Ok(file.seek_hole_before(offset, until)?))?.ok_or(VaultError::NoData)
+    }
 }

@@ -1,8 +1,13 @@
 //! Wakes the thread that maintains vaults, where there is work before its next round.
 
+use crate::FileSystem;
 use parking_lot::{Condvar, Mutex};
 use std::sync::Arc;
-use std::time::Instant;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// Between two rounds of maintenance.
+const ROUND: Duration = Duration::from_secs(2);
 
 #[derive(Debug, Default)]
 struct Shared {
@@ -30,10 +35,27 @@ impl Upkeep {
     }
 }
 
+/// The rounds of a front-end that serves a file system without a mount, until `stopping` is set and upkeep is wanted
+/// once more.
+pub fn keep_up(fs: &dyn FileSystem, stopping: &AtomicBool) {
+    let (upkeep, mut next) = (fs.upkeep(), Instant::now() + ROUND);
+    while !stopping.load(Ordering::Relaxed) {
+        let is_wanted = upkeep.wait_until(next);
+        if is_wanted && let Err(error) = fs.work_off() {
+            tracing::error!(%error, "work in the background failed; it is tried again");
+        }
+        if Instant::now() >= next {
+            if let Err(error) = fs.maintain() {
+                tracing::error!(%error, "a background commit failed; it is tried again");
+            }
+            next = Instant::now() + ROUND;
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
 
     #[test]
     fn a_wish_ends_one_wait_whenever_it_was_made() {

@@ -62,7 +62,7 @@ pub struct Global {
 }
 
 fn anchor_parser() -> impl TypedValueParser<Value = Choice> {
-    OsStringValueParser::new().map(policy::anchor_choice)
+    OsStringValueParser::new().map(Choice::from_argument)
 }
 
 impl Global {
@@ -95,6 +95,9 @@ pub enum Command {
     /// Serve a vault by other protocols than that of a mount: objects over S3
     #[command(subcommand)]
     Gateway(cmd::gateway::GatewayCommand),
+    /// Make, list, resize, copy, destroy or export volumes: block devices in a vault
+    #[command(subcommand)]
+    Volume(cmd::volume::VolumeCommand),
     /// Unmount a vault, and wait until everything is in the store
     #[command(visible_alias = "unmount")]
     Umount(cmd::umount::Args),

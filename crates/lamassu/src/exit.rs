@@ -12,6 +12,7 @@ use lamassu_host::{Error as HostError, FaultKind};
 use lamassu_keys::FileError;
 use lamassu_store::StoreError;
 use lamassu_vault::VaultError;
+use lamassu_volume::VolumeError;
 
 /// How the program ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,6 +32,7 @@ pub enum Code {
     Listen = 14,
     Interrupted = 15,
     NoFuse = 19,
+    NoNbdkit = 20,
     EmptyPassphrase = 22,
     HeaderUnreadable = 23,
     HeaderUnwritable = 24,
@@ -73,7 +75,7 @@ pub enum Code {
 
 impl Code {
     /// Every code, ascending.
-    pub const ALL: [Code; 52] = [
+    pub const ALL: [Code; 53] = [
         Code::Done,
         Code::Other,
         Code::Usage,
@@ -88,6 +90,7 @@ impl Code {
         Code::Listen,
         Code::Interrupted,
         Code::NoFuse,
+        Code::NoNbdkit,
         Code::EmptyPassphrase,
         Code::HeaderUnreadable,
         Code::HeaderUnwritable,
@@ -159,6 +162,9 @@ impl Code {
             Code::NoFuse => {
                 Some("FUSE needs /dev/fuse and, for others than root, the program fusermount3 (package fuse3)")
             }
+            Code::NoNbdkit => Some(
+                "`lamassu volume export` needs nbdkit (package nbdkit) and its plugin, which `make install` installs; --print-command shows what is run",
+            ),
             Code::KeyRevoked => Some("another slot's key may open the vault: `lamassu key list DIR` lists the slots"),
             Code::TooDear => Some(
                 "`lamassu info DIR` lists the slots: --key-slot N tries one alone, another --key may cost less; --argon2-any-memory gives a slot what it asks for: only if you know who made it",
@@ -300,6 +306,8 @@ fn says_what_to_do(fault: &Fault) -> bool {
         | Fault::RetireMounted { .. }
         | Fault::OtherDigest { .. }
         | Fault::Umount { .. }
+        | Fault::Volume(VolumeError::NotFound(_))
+        | Fault::NbdkitEnded { .. }
         | Fault::Mount(MountError::HelperRefused(_)) => true,
         Fault::Host(host) => match host.innermost() {
             HostError::File(FileError::Missing { .. })
@@ -376,6 +384,8 @@ fn code(fault: &Fault) -> Code {
         Fault::Mount(e) => mount(e),
         Fault::MountOption(_) => Code::Usage,
         Fault::Gateway(e) => gateway(e),
+        Fault::Volume(e) => FaultKind::from(e).into(),
+        Fault::NoNbdkit { .. } | Fault::NoPlugin { .. } | Fault::NbdkitEnded { .. } => Code::NoNbdkit,
         Fault::Control(e) => control(e),
         Fault::System(_) | Fault::Json(_) | Fault::Other(_) | Fault::WorkerKilled { .. } => Code::Other,
         Fault::NoRegularFile { .. } | Fault::TooDeep { .. } | Fault::LiesInItself { .. } => Code::Other,

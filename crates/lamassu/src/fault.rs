@@ -156,6 +156,18 @@ pub enum Fault {
     /// Of a gateway.
     #[error(transparent)]
     Gateway(#[from] lamassu_gateway::GatewayError),
+    /// Of volumes.
+    #[error(transparent)]
+    Volume(#[from] lamassu_volume::VolumeError),
+    /// The user's: nbdkit is not installed.
+    #[error("cannot run {program:?}: {source}")]
+    NoNbdkit { program: PathBuf, source: io::Error },
+    /// The user's: the plugin is not installed.
+    #[error("there is no plugin of nbdkit beside this program, which is in {dir:?}: --plugin FILE names it")]
+    NoPlugin { dir: PathBuf },
+    /// nbdkit could not start, or was killed; it has said why.
+    #[error("nbdkit has ended ({status}); what it said stands above")]
+    NbdkitEnded { status: ExitStatus },
     /// The user's: of the words of `-o`.
     #[error(transparent)]
     MountOption(#[from] OptionError),

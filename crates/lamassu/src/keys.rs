@@ -68,6 +68,12 @@ impl SourceText {
         self.0.is_empty()
     }
 
+    /// The text, which is a source: for an argument of another process.
+    pub fn checked(&self, option: &'static str) -> Result<&str> {
+        self.parse(option)?;
+        Ok(&self.0)
+    }
+
     /// The source.
     pub fn parse(&self, option: &'static str) -> Result<KeySource> {
         self.0.parse().context(option)

@@ -2,11 +2,10 @@
 
 use crate::output::Ui;
 use crate::{confine, mounts, signals, text};
-use lamassu_host::anchors::{Choice, SERVER};
+use lamassu_host::anchors::Choice;
 use lamassu_host::notes::Notes;
 use lamassu_host::pins::{Given, Pin, Succession};
 use lamassu_host::{Anchors, Pins, Policy, Surroundings, places};
-use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -34,16 +33,6 @@ pub fn of_this_process(given: Option<Given>, any_memory: bool, anchor: Option<Ch
     let anchors = Anchors::within(places::anchors()).chosen(anchor.unwrap_or_default());
     let policy = Policy::default().with(pins, Notes::within(places::state())).with_any_memory(any_memory);
     policy.anchored_by(anchors).within(Arc::new(Here))
-}
-
-/// Where an anchor lies, for clap and `-o`.
-pub fn anchor_choice(text: OsString) -> Choice {
-    match text.to_str().map(|text| (text, text.strip_prefix(SERVER))) {
-        Some(("none", _)) => Choice::Unverified,
-        Some((_, Some(server))) => Choice::Server(server.into()),
-        // A daemon works in another directory.
-        _ => Choice::File(std::path::absolute(&text).unwrap_or_else(|_| text.into())),
-    }
 }
 
 /// An administrator's public key, for clap.

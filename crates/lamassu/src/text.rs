@@ -51,6 +51,24 @@ fn parse_size(text: &str) -> Option<u32> {
     digits.parse::<u32>().ok()?.checked_mul(factor)
 }
 
+/// Parses the size of a volume: `10485760`, `20G`, `1.5` is none; powers of 1024.
+pub fn parse_volume_size(text: &str) -> Result<u64, String> {
+    const RULE: &str = "a number of bytes, such as 10485760, 512M, 20G or 1T";
+    let lower = text.trim().to_ascii_lowercase();
+    let digits_end = lower.find(|c: char| !c.is_ascii_digit()).unwrap_or(lower.len());
+    let (digits, unit) = lower.split_at(digits_end);
+    let shift = match unit {
+        "" | "b" => 0,
+        "k" | "kb" | "kib" => 10,
+        "m" | "mb" | "mib" => 20,
+        "g" | "gb" | "gib" => 30,
+        "t" | "tb" | "tib" => 40,
+        "p" | "pb" | "pib" => 50,
+        _ => return Err(RULE.into()),
+    };
+    digits.parse::<u64>().ok().and_then(|n| n.checked_mul(1 << shift)).ok_or_else(|| RULE.into())
+}
+
 /// Parses a number of bytes a second: `500K`, `50M`, `1G`; powers of 1024.
 pub fn parse_rate(text: &str) -> Result<u64, String> {
     const RULE: &str = "a number of bytes a second, such as 500K, 50M or 1G";
@@ -201,6 +219,16 @@ mod tests {
         assert_eq!((parse_batch("16M"), parse_batch("5000")), (Ok(16 << 20), Ok(5000)));
         for bad in ["0", "1023", "257M", "4G", ""] {
             assert!(parse_batch(bad).unwrap_err().contains("256M"), "{bad}");
+        }
+    }
+
+    #[test]
+    fn sizes_of_volumes() {
+        for (text, size) in [("512", 512), ("20G", 20 << 30), ("1t", 1 << 40), ("3KiB", 3072)] {
+            assert_eq!(parse_volume_size(text), Ok(size), "{text}");
+        }
+        for bad in ["", "G", "1.5G", "-1", "20 apples", "99999999P"] {
+            assert!(parse_volume_size(bad).is_err(), "{bad}");
         }
     }
 

@@ -18,8 +18,9 @@ from .summary import paragraph, summary
 from .sweeps import growth, sweeps
 from .timed import durable, small
 from .tree import tree
+from .volumes import volumes
 
-EXPERIMENTS = ("mount", "small", "durable", "space", "network", "stages", "slots", "integrity", "tree", "sweeps", "growth", "ciphers", "shared", "server")
+EXPERIMENTS = ("mount", "small", "durable", "space", "network", "stages", "slots", "integrity", "tree", "sweeps", "growth", "ciphers", "shared", "server", "volumes")
 # Why an experiment leaves out a peer.
 LEFT_OUT = {("durable", "cryfs"): "it answers fsync(2) without syncing anything of its store", ("network", "cryfs"): "its blocks are files of 16 KiB, each of which would cross the link",
             ("network", "bindfs"): "`sshfs alone` and `plainfs` show what is there without encryption"}
@@ -109,4 +110,4 @@ def left_out(results):
 
 
 SECTIONS = {"mount": mount, "small": small, "durable": durable, "space": space, "network": network, "stages": stages, "slots": slots,
-            "integrity": integrity, "tree": tree, "sweeps": sweeps, "growth": growth, "ciphers": ciphers, "shared": shared, "server": server}
+            "integrity": integrity, "tree": tree, "sweeps": sweeps, "growth": growth, "ciphers": ciphers, "shared": shared, "server": server, "volumes": volumes}

@@ -25,7 +25,7 @@ pub(crate) use cache::KernelCache;
 pub use counts::RequestCount;
 
 use crate::control::Calls;
-use crate::errno::errno_of;
+use crate::errno_of;
 use crate::options::{CacheMode, MountOptions};
 use crate::tuning::{DirtyLimits, Tuning};
 use counts::Counts;

@@ -10,6 +10,7 @@
 use super::Anchors;
 use crate::{Error, Result, hex};
 use lamassu_keys::header_file;
+use std::ffi::OsString;
 use std::fs::DirBuilder;
 use std::io;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -31,6 +32,30 @@ pub enum Choice {
     Server(String),
     /// Work without it: an anchored vault is read unverified, and a new one gets no anchor.
     Unverified,
+}
+
+/// What stands for [`Choice::Unverified`] where a person says it.
+const UNVERIFIED: &str = "none";
+
+impl Choice {
+    /// As a person writes it. A path counts from the working directory of now: a daemon works in another one.
+    pub fn from_argument(text: OsString) -> Choice {
+        match text.to_str().map(|text| (text, text.strip_prefix(SERVER))) {
+            Some((UNVERIFIED, _)) => Choice::Unverified,
+            Some((_, Some(server))) => Choice::Server(server.into()),
+            _ => Choice::File(std::path::absolute(&text).unwrap_or_else(|_| text.into())),
+        }
+    }
+
+    /// The same the other way round; `None`: nothing was said.
+    pub fn to_argument(&self) -> Option<OsString> {
+        match self {
+            Choice::Remembered => None,
+            Choice::File(file) => Some(file.into()),
+            Choice::Server(server) => Some(format!("{SERVER}{server}").into()),
+            Choice::Unverified => Some(UNVERIFIED.into()),
+        }
+    }
 }
 
 impl Anchors {
@@ -237,7 +262,7 @@ fn read_note(note: &Path) -> Result<Option<Noted>> {
     if let Some(server) = std::str::from_utf8(line).ok().and_then(|line| line.strip_prefix(SERVER)) {
         return Ok(Some(Noted::Server(server.into())));
     }
-    let path = PathBuf::from(std::ffi::OsString::from_vec(line.to_vec()));
+    let path = PathBuf::from(OsString::from_vec(line.to_vec()));
     // An invalid note must not lead to the usual place, where an older anchor may lie.
     if path.is_absolute() { Ok(Some(Noted::File(path))) } else { Err(failed(io::ErrorKind::InvalidData.into())) }
 }

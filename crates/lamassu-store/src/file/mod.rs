@@ -361,7 +361,13 @@ impl File {
 
     /// First hole at or after `offset`; the end counts as one. `None` past the end.
     pub fn seek_hole(&self, offset: u64) -> Result<Option<u64>, StoreError> {
-        self.core.seek_hole(&mut self.exclusive(), offset)
+        self.core.seek_hole(&mut self.exclusive(), offset, u64::MAX)
+    }
+
+    /// The same, of which one at or after `until` is not looked for: `until` stands for it. A file without holes is
+    /// gone through block by block, so a caller that needs a part of it says which.
+    pub fn seek_hole_before(&self, offset: u64, until: u64) -> Result<Option<u64>, StoreError> {
+        self.core.seek_hole(&mut self.exclusive(), offset, until)
     }
 
     /// Hands buffered writes to the store, without making them durable.

@@ -28,14 +28,16 @@ impl Core {
         Ok(buffered.map(|b| offset.max(geo.block_start(b))))
     }
 
-    /// First offset at or after `offset` that is a hole; the end of the file is one.
-    pub fn seek_hole(&self, st: &mut State, offset: u64) -> Result<Option<u64>, StoreError> {
+    /// First offset at or after `offset` that is a hole; the end of the file is one. One at or after `until` is not
+    /// looked for, and `until` is returned.
+    pub fn seek_hole(&self, st: &mut State, offset: u64, until: u64) -> Result<Option<u64>, StoreError> {
         if offset >= st.sizes.logical() {
             return Ok(None);
         }
         let geo = *self.geo();
+        let until = until.min(st.sizes.logical());
         let mut block = geo.block_at(offset);
-        while block < geo.end_block(st.sizes.logical()) {
+        while block < geo.end_block(until) {
             if st.inherited.lost_from().is_some_and(|from| geo.page_start(geo.page_of(block)) >= from) {
                 break; // all damaged, which counts as data, however far the size goes
             }
@@ -52,7 +54,7 @@ impl Core {
                 _ => block.next(),
             };
         }
-        Ok(Some(st.sizes.logical()))
+        Ok(Some(until))
     }
 
     /// Whether a block is data; its page must be in memory or absent.

@@ -306,6 +306,10 @@ impl FileSystem for Forest {
         self.of(handle)?.seek(local_handle(handle), offset, whence)
     }
 
+    fn data_until(&self, handle: HandleId, offset: u64, until: u64) -> Result<u64> {
+        self.of(handle)?.data_until(local_handle(handle), offset, until)
+    }
+
     // The root of a dataset whose key is not loaded opens too, so that it can be addressed, and lists nothing.
     fn open_dir(&self, ino: Ino) -> Result<HandleId> {
         let volume = volume_of(ino);

@@ -28,6 +28,7 @@ pub mod scrub;
 pub mod selftest;
 pub mod speed;
 pub mod umount;
+pub mod volume;
 pub mod zone;
 
 use crate::args::Command;
@@ -47,6 +48,7 @@ pub fn run(ui: &Ui, command: Command) -> Result<Code> {
         Command::Zone(zone) => zone::run(ui, zone),
         Command::Mount(args) => return mount::run(ui, args),
         Command::Gateway(command) => return gateway::run(ui, command),
+        Command::Volume(command) => return volume::run(ui, command),
         Command::Umount(args) => return umount::run(ui, args),
         Command::Key(key) => key::run(ui, key),
         Command::Dataset(command) => dataset::run(ui, command),

@@ -12,7 +12,6 @@ use crate::log;
 use crate::mounts;
 use crate::open;
 use crate::output::Ui;
-use crate::policy;
 use crate::private::{self, Access};
 use crate::signals;
 use crate::users;
@@ -207,7 +206,7 @@ impl Plan {
                 match word.split_once('=') {
                     Some(("key", source)) => key = Some(SourceText::from(source)),
                     Some(("integrity", value)) => vault.integrity = parse::<IntegrityArg>("integrity", value)?.into(),
-                    Some(("anchor", file)) => anchor = Some(policy::anchor_choice(file.into())),
+                    Some(("anchor", file)) => anchor = Some(Choice::from_argument(file.into())),
                     Some(("freshness", value)) => vault.freshness = parse::<FreshnessArg>("freshness", value)?.into(),
                     Some(("durability", value)) => {
                         vault.durability = parse::<DurabilityArg>("durability", value)?.into()

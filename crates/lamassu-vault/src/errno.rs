@@ -1,7 +1,7 @@
-//! The one table from the vault's errors to errno values.
+//! The one table from the vault's errors to errno values, for front-ends that answer with those.
 
+use crate::VaultError;
 use lamassu_store::StoreError;
-use lamassu_vault::VaultError;
 
 /// The errno of an error. Exhaustive on purpose: a new kind of error must choose its errno here.
 pub fn errno_of(error: &VaultError) -> i32 {

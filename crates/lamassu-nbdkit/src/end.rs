@@ -1,0 +1,66 @@
+//! The end of the server: nbdkit waits until every client has gone or asks for something, which an idle one may never
+//! do. What it answers requests under way with is left to it; that nothing more is read from clients is done here.
+
+use crate::abi;
+use crate::failure::Result;
+use rustix::net::{Shutdown, SocketAddrAny, getsockname, shutdown, sockopt};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
+use signal_hook::iterator::Signals;
+use std::time::Duration;
+
+/// How long clients have to go by themselves.
+const GRACE: Duration = Duration::from_secs(1);
+
+/// Starts the thread that waits for the signals that end nbdkit. Its own handlers are called before.
+pub fn watch() -> Result<()> {
+    let mut signals = Signals::new([SIGHUP, SIGINT, SIGQUIT, SIGTERM])?;
+    let doors = doors();
+    let wait = move || {
+        if signals.forever().next().is_some() {
+            // A client that is being let in at this moment is in the next round.
+            loop {
+                std::thread::sleep(GRACE);
+                hang_up(&doors);
+            }
+        }
+    };
+    std::thread::Builder::new().name("lamassu-end".into()).spawn(wait)?;
+    Ok(())
+}
+
+/// The descriptors of this process.
+fn descriptors() -> Vec<i32> {
+    let Ok(entries) = std::fs::read_dir("/proc/self/fd") else { return Vec::new() };
+    entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect()
+}
+
+/// Where this process listens.
+fn doors() -> Vec<SocketAddrAny> {
+    let listens = |fd: i32| {
+        let fd = abi::borrowed(fd);
+        sockopt::socket_acceptconn(fd).ok().filter(|listens| *listens)?;
+        getsockname(fd).ok()
+    };
+    descriptors().into_iter().filter_map(listens).collect()
+}
+
+/// Reads nothing more from those who came in by these doors. They may still be answered.
+fn hang_up(doors: &[SocketAddrAny]) {
+    for fd in descriptors().into_iter().map(abi::borrowed) {
+        let came_in = |at: SocketAddrAny| doors.iter().any(|door| is_of(&at, door));
+        let is_client = matches!(sockopt::socket_acceptconn(fd), Ok(false)) && getsockname(fd).is_ok_and(came_in);
+        if is_client {
+            // It may have gone by itself.
+            let _ = shutdown(fd, Shutdown::Read);
+        }
+    }
+}
+
+/// Whether an address is that of a door, or one of the machine's own where the door is open on all of them.
+fn is_of(at: &SocketAddrAny, door: &SocketAddrAny) -> bool {
+    let port = |address: &SocketAddrAny| match std::net::SocketAddr::try_from(address.clone()) {
+        Ok(address) => Some(address.port()),
+        Err(_) => None,
+    };
+    at == door || port(at).is_some_and(|number| port(door) == Some(number))
+}

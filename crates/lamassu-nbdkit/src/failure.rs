@@ -1,0 +1,95 @@
+//! Why a callback fails.
+
+use lamassu_host::control::protocol::Failed;
+use lamassu_host::{Error as HostError, FaultKind};
+use lamassu_keys::{KeyError, SourceError};
+use lamassu_vault::VaultError;
+use lamassu_volume::VolumeError;
+use std::io::Write;
+use std::os::fd::OwnedFd;
+
+/// See the module's head.
+#[derive(Debug, thiserror::Error)]
+pub enum Failure {
+    /// The operator's: a parameter that makes no sense.
+    #[error("{0}")]
+    Setting(String),
+    /// A client's: an export that there is not. The name is the client's, and is not repeated.
+    #[error("there is no such export")]
+    NoExport,
+    /// A client's: zeros as data, and faster than by writing them. Clients ask it to find that out.
+    #[error("zeros that are to take space are written like other data")]
+    NotFast,
+    /// Of a vault or its keys.
+    #[error("{}", .0.message())]
+    Host(#[from] HostError),
+    /// Of a volume.
+    #[error(transparent)]
+    Volume(#[from] VolumeError),
+    /// The system's.
+    #[error(transparent)]
+    System(#[from] std::io::Error),
+    /// The process that started nbdkit was told, and says it.
+    #[error("the vaults could not be opened")]
+    Told,
+    /// Ours: a bug.
+    #[error("internal error: a bug in Lamassu's plugin, please report it")]
+    Panicked,
+}
+
+/// What a callback ends with.
+pub type Result<T, E = Failure> = std::result::Result<T, E>;
+
+impl From<VaultError> for Failure {
+    fn from(error: VaultError) -> Failure {
+        VolumeError::from(error).into()
+    }
+}
+
+impl From<SourceError> for Failure {
+    fn from(error: SourceError) -> Failure {
+        HostError::from(KeyError::from(error)).into()
+    }
+}
+
+impl Failure {
+    /// What nbdkit answers with.
+    pub fn errno(&self) -> i32 {
+        match self {
+            Failure::Setting(_) => libc::EINVAL,
+            Failure::NoExport => libc::ENOENT,
+            Failure::NotFast => libc::EOPNOTSUPP,
+            Failure::Volume(error) => error.errno(),
+            Failure::Host(_) | Failure::System(_) | Failure::Told | Failure::Panicked => libc::EIO,
+        }
+    }
+
+    fn kind(&self) -> FaultKind {
+        match self {
+            Failure::Setting(_) => FaultKind::Usage,
+            Failure::NoExport => FaultKind::NotFound,
+            Failure::NotFast => FaultKind::Other,
+            Failure::Host(error) => error.into(),
+            Failure::Volume(error) => error.into(),
+            Failure::System(_) | Failure::Told => FaultKind::Other,
+            Failure::Panicked => FaultKind::Internal,
+        }
+    }
+}
+
+/// Where the process that started nbdkit waits for how it went: one line of JSON, `null` where vaults are served.
+pub struct Report(std::fs::File);
+
+impl Report {
+    pub fn new(to: OwnedFd) -> Report {
+        Report(to.into())
+    }
+
+    /// Tells it. Where nobody waits any more, that is nobody's loss.
+    pub fn tell<T>(mut self, how: &Result<T>) {
+        let failed = how.as_ref().err().map(|error| Failed { kind: error.kind(), message: error.to_string() });
+        if let Ok(line) = serde_json::to_string(&failed) {
+            let _ = self.0.write_all(line.as_bytes());
+        }
+    }
+}

@@ -1,0 +1,206 @@
+//! Vaults that are open, and their exports.
+
+use crate::failure::{Failure, Result};
+use crate::settings::{Settings, VaultSettings};
+use lamassu_crypto::Provider;
+use lamassu_host::notes::Notes;
+use lamassu_host::{Anchors, Found, Pins, Policy, Served, options, places};
+use lamassu_keys::{Ask, KeySource, Purpose};
+use lamassu_vault::{FileSystem, Forest, keep_up};
+use lamassu_volume::{Name, Volume, Volumes};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+
+/// What opens a vault where nothing else is said.
+const KEY: &str = "LAMASSU_KEY";
+const PROMPT: &str = "passphrase:prompt";
+
+/// A vault, and the thread that maintains it.
+struct OpenVault {
+    settings: VaultSettings,
+    served: Arc<Served>,
+    policy: Policy,
+    stopping: Arc<AtomicBool>,
+    upkeep: Option<JoinHandle<()>>,
+}
+
+/// All of them.
+pub struct Opened {
+    vaults: Vec<OpenVault>,
+}
+
+/// A volume that clients can ask for.
+pub struct Export {
+    pub name: String,
+    pub description: String,
+}
+
+impl Opened {
+    /// Opens the vaults. What was opened before one that cannot be is closed again.
+    ///
+    /// # Errors
+    /// Those of keys and vaults; [`lamassu_volume::VolumeError::NotFound`] of a volume that was named.
+    pub fn open(settings: Settings) -> Result<Opened> {
+        let mut opened = Opened { vaults: Vec::new() };
+        if settings.fips {
+            let late = |_| Failure::Setting("fips: this process has used other cryptography before".into());
+            Provider::APPROVED.install().map_err(late)?;
+        }
+        lamassu_host::lock::raise_descriptor_limit();
+        for vault in settings.vaults {
+            let pins = Pins::new(settings.given.clone(), places::known_vaults());
+            let anchors = Anchors::within(places::anchors()).chosen(vault.anchor.clone());
+            let policy = Policy::default().with(pins, Notes::within(places::state()));
+            let mut policy = policy.with_any_memory(settings.any_memory).anchored_by(anchors);
+            if settings.fips {
+                policy = policy.approved_only()?;
+            }
+            lamassu_host::served_keys::ask_as(&policy.anchors);
+            opened.vaults.push(OpenVault::open(vault, policy)?);
+            if let Some(vault) = opened.vaults.last() {
+                vault.check()?;
+            }
+        }
+        Ok(opened)
+    }
+
+    /// All exports, by name.
+    ///
+    /// # Errors
+    /// Those of the vaults.
+    pub fn exports(&self) -> Result<Vec<Export>> {
+        let mut found = Vec::new();
+        for vault in &self.vaults {
+            let infos = vault.volumes().list(&mut |odd| tracing::debug!(%odd, "not exported"))?;
+            for info in infos.into_iter().filter(|info| vault.exports(&info.name)) {
+                let what = if info.name.is_snapshot() { "snapshot" } else { "volume" };
+                let description = format!("{what}, {} bytes, blocks of {}", info.size, info.block_size.bytes());
+                found.push(Export { name: vault.shown(&info.name), description });
+            }
+        }
+        Ok(found)
+    }
+
+    /// What a client gets that names no export: the one there is.
+    ///
+    /// # Errors
+    /// Those of the vaults.
+    pub fn default_export(&self) -> Result<Option<String>> {
+        let mut all = self.exports()?;
+        Ok(if all.len() == 1 { all.pop().map(|export| export.name) } else { None })
+    }
+
+    /// Opens the volume that an export is of.
+    ///
+    /// # Errors
+    /// [`Failure::NoExport`]; those of the vault.
+    pub fn volume(&self, export: &str, read_only: bool) -> Result<Volume> {
+        let of = |vault: &OpenVault| match &vault.settings.name {
+            Some(name) => export.strip_prefix(name.as_str())?.strip_prefix('/').map(str::to_owned),
+            None => Some(export.to_owned()),
+        };
+        let found = self.vaults.iter().find_map(|vault| Some((vault, of(vault)?.parse::<Name>().ok()?)));
+        let (vault, name) = found.filter(|(vault, name)| vault.exports(name)).ok_or(Failure::NoExport)?;
+        match vault.volumes().open(&name, read_only || vault.read_only()) {
+            Err(lamassu_volume::VolumeError::NotFound(_)) => Err(Failure::NoExport),
+            volume => Ok(volume?),
+        }
+    }
+
+    /// Commits everything, and closes the vaults: the last first.
+    ///
+    /// # Errors
+    /// The first thing that could not be committed; everything is closed nevertheless.
+    pub fn close(mut self) -> Result<()> {
+        let mut first = Ok(());
+        while let Some(vault) = self.vaults.pop() {
+            first = first.and(vault.close());
+        }
+        first
+    }
+}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        while let Some(vault) = self.vaults.pop() {
+            let _ = vault.close();
+        }
+    }
+}
+
+impl OpenVault {
+    fn open(settings: VaultSettings, policy: Policy) -> Result<OpenVault> {
+        let found = Found::at(&policy, &settings.dir)?;
+        policy.check_suite(found.header.suite())?;
+        let source = match &settings.key {
+            Some(source) => source.clone(),
+            None => std::env::var(KEY).as_deref().unwrap_or(PROMPT).parse::<KeySource>()?,
+        };
+        policy.check_kind(source.kind())?;
+        let subject = settings.dir.display().to_string();
+        let loaded = source.load(&Ask { subject: &subject, purpose: Purpose::Unlock, stdin: true })?;
+        loaded.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
+        let options = options(settings.read_only || found.header.is_snapshot());
+        let (unsealed, succession) = found.unlock(&policy, &loaded.material, settings.slot)?;
+        if succession.is_some() {
+            tracing::warn!(vault = %subject, "the vault's administrator has another key, which the pinned one has signed");
+        }
+        if !lamassu_crypto::secret::memory_is_locked() {
+            tracing::warn!("keys may reach the swap space: their memory could not be locked; raise `ulimit -l`");
+        }
+        let read_only = options.read_only;
+        let served = unsealed.open_forest(options)?;
+        let stopping = Arc::new(AtomicBool::new(false));
+        let mut vault = OpenVault { settings, served, policy, stopping, upkeep: None };
+        if let Some(root) = vault.forest().vault(lamassu_vault::forest::ROOT_VOLUME) {
+            root.verify_root()?;
+        }
+        if !read_only {
+            let (forest, stopping) = (vault.forest().clone(), vault.stopping.clone());
+            let thread = std::thread::Builder::new().name("lamassu-upkeep".into());
+            vault.upkeep = Some(thread.spawn(move || keep_up(&*forest, &stopping))?);
+        }
+        Ok(vault)
+    }
+
+    /// That the volumes that were named are there.
+    fn check(&self) -> Result<()> {
+        self.settings.volumes.iter().try_for_each(|name| Ok(self.volumes().info(name).map(drop)?))
+    }
+
+    fn forest(&self) -> &Arc<Forest> {
+        self.served.forest()
+    }
+
+    fn read_only(&self) -> bool {
+        self.served.is_read_only()
+    }
+
+    fn volumes(&self) -> Volumes {
+        Volumes::of(self.forest())
+    }
+
+    fn exports(&self, name: &Name) -> bool {
+        self.settings.volumes.is_empty() || self.settings.volumes.contains(name)
+    }
+
+    fn shown(&self, volume: &Name) -> String {
+        match &self.settings.name {
+            Some(name) => format!("{name}/{volume}"),
+            None => volume.to_string(),
+        }
+    }
+
+    fn close(mut self) -> Result<()> {
+        self.stopping.store(true, Ordering::Relaxed);
+        self.forest().upkeep().want();
+        if let Some(upkeep) = self.upkeep.take() {
+            let _ = upkeep.join();
+        }
+        let closed = self.forest().close();
+        self.policy.anchors.leave_servers();
+        self.policy.anchors.end_reports();
+        Ok(closed?)
+    }
+}

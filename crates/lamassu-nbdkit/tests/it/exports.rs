@@ -1,0 +1,148 @@
+//! The command `volume export`: what it refuses and why, who can connect, several vaults at once.
+
+use crate::lab::{Lab, has, python, run};
+use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt;
+use std::process::Command;
+
+impl Lab {
+    /// Runs an export that ends by itself, with this code; what it said.
+    #[track_caller]
+    fn refused(&self, code: i32, args: &[&str]) -> String {
+        let words = self.export_words(args);
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        self.code(code, &words).1
+    }
+}
+
+#[test]
+fn an_export_that_cannot_be_says_why_with_its_code() {
+    if !has(&["nbdkit"]) {
+        return;
+    }
+    let lab = Lab::new();
+    lab.ok(&["volume", "create", "v", "a", "1M"]);
+    std::fs::write(lab.path("other"), [7; 32]).unwrap();
+    let socket = ["--socket", "s"];
+    let with = |more: &[&'static str]| -> Vec<&'static str> { socket.iter().chain(more).copied().collect() };
+    lab.refused(12, &with(&["-k", "raw:file:other", "v"]));
+    lab.refused(9, &with(&["-k", "raw:file:none", "v"]));
+    let said = lab.refused(2, &with(&["-k", "my secret words", "v"]));
+    assert!(!said.contains("secret"), "{said}");
+    lab.refused(3, &with(&["--volume", "b", "v"]));
+    lab.refused(6, &with(&["."]));
+    lab.refused(2, &with(&["--volume", "a", "v", "v2=v"]));
+    lab.refused(2, &["v"]);
+    lab.refused(20, &with(&["--nbdkit", "no-such-program", "v"]));
+    lab.refused(20, &with(&["--filter", "no-such-filter", "v"]));
+    assert!(lab.refused(2, &["--listen", "0.0.0.0:0", "v"]).contains("--tls-psk"));
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    lab.refused(20, &["--listen", &taken.local_addr().unwrap().to_string(), "v"]);
+    // One writer of a vault: neither a second export, nor a command, nor a mount while it is exported.
+    let served = lab.export(&["v"]);
+    std::fs::create_dir(lab.path("m")).unwrap();
+    // Each waits for a writer that may be about to close the vault, so they wait together.
+    std::thread::scope(|s| {
+        s.spawn(|| lab.refused(11, &["--socket", "s2", "v"]));
+        s.spawn(|| lab.code(11, &["volume", "create", "v", "b", "1M"]));
+        s.spawn(|| lab.code(11, &["mount", "v", "m"]));
+    });
+    served.stop();
+    assert!(!lab.path("s").exists());
+    lab.ok(&["volume", "create", "v", "b", "1M"]);
+}
+
+#[test]
+fn several_vaults_are_exported_side_by_side() {
+    if !has(&["nbdkit", "nbdinfo"]) {
+        return;
+    }
+    let lab = Lab::new();
+    lab.vault("w", "key2");
+    for (vault, key, volume) in [("v", "key", "a"), ("v", "key", "b"), ("w", "key2", "a")] {
+        lab.ok(&["volume", "create", "-k", &lab.source(key), vault, volume, "1M"]);
+    }
+    let (one, two) = (lab.source("key"), lab.source("key2"));
+    let served = lab.export(&["-k", &one, "-k", &two, "first=v", "w"]);
+    assert_eq!(lab.path("s").metadata().unwrap().permissions().mode() & 0o022, 0);
+    let list = run("nbdinfo", &["--list", "--json", &served.uri("")]);
+    let list: serde_json::Value = serde_json::from_str(&list).unwrap();
+    let names: Vec<_> =
+        list["exports"].as_array().unwrap().iter().map(|e| e["export-name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["first/a", "first/b", "w/a"]);
+    // Each is its own: what is written to one is in no other.
+    python(
+        "import nbd, sys\n\
+         uris = sys.argv[1:]\n\
+         for n, uri in enumerate(uris):\n\
+         \x20   h = nbd.NBD(); h.connect_uri(uri); h.pwrite(bytes([n + 1]) * 4096, 8192); h.flush(); h.shutdown()\n\
+         for n, uri in enumerate(uris):\n\
+         \x20   h = nbd.NBD(); h.connect_uri(uri); assert h.pread(4096, 8192) == bytes([n + 1]) * 4096; h.shutdown()\n",
+        &[&served.uri("first/a"), &served.uri("first/b"), &served.uri("w/a")],
+    );
+    for unknown in ["", "a", "first", "first/c", "w/b", "first/a@s", "../v/a"] {
+        let out = Command::new("nbdinfo").arg(served.uri(unknown)).output().unwrap();
+        assert!(!out.status.success(), "{unknown:?}");
+    }
+    served.stop();
+    // Of one vault the volume's name is enough, and where there is one volume, none.
+    let served = lab.export(&["-k", &two, "w"]);
+    assert_eq!(run("nbdinfo", &["--size", &served.uri("")]).trim(), "1048576");
+    assert_eq!(run("nbdinfo", &["--size", &served.uri("a")]).trim(), "1048576");
+    served.stop();
+}
+
+#[test]
+fn clients_without_the_right_certificate_or_key_are_refused() {
+    if !has(&["nbdkit", "nbdinfo", "psktool", "certtool"]) {
+        return;
+    }
+    let lab = Lab::new();
+    lab.ok(&["volume", "create", "v", "a", "1M"]);
+    let psk = lab.text_path("keys.psk");
+    run("psktool", &["-u", "alice", "-p", &psk]);
+    let other = lab.text_path("other.psk");
+    run("psktool", &["-u", "alice", "-p", &other]);
+    let tls = |uri: String, query: &str| {
+        format!("{}&{query}", uri.replace("nbd+unix", "nbds+unix").replace("//", "//alice@"))
+    };
+    let served = lab.export(&["--tls-psk", &psk, "v"]);
+    assert_eq!(run("nbdinfo", &["--size", &tls(served.uri("a"), &format!("tls-psk-file={psk}"))]).trim(), "1048576");
+    let refused = |uri: &str| !Command::new("nbdinfo").arg(uri).output().unwrap().status.success();
+    assert!(refused(&tls(served.uri("a"), &format!("tls-psk-file={other}"))));
+    assert!(refused(&served.uri("a")), "without TLS");
+    served.stop();
+    // Certificates: of an authority, the server, a client that it signed, and one that another authority signed.
+    std::fs::create_dir(lab.path("pki")).unwrap();
+    run("sh", &["-c", &format!("cd {}/pki && {CERTIFICATES}", lab.path("").display())]);
+    let served = lab.export(&["--tls-certificates", "pki", "--tls-verify-peer", "v"]);
+    let with = |dir: &str| {
+        let uri = served.uri("a").replace("nbd+unix", "nbds+unix").replace("//", "//localhost");
+        format!("{uri}&tls-certificates={}", lab.path("pki").join(dir).display())
+    };
+    let connect = |uri: &str| {
+        let script = "import nbd, sys\nh = nbd.NBD(); h.set_uri_allow_local_file(True); h.connect_uri(sys.argv[1])\n\
+                      assert h.get_tls_negotiated(); h.pwrite(b'x' * 512, 0)\n";
+        Command::new("/usr/bin/python3").args(["-c", script, uri]).output().unwrap()
+    };
+    let good = connect(&with("client"));
+    assert!(good.status.success(), "{}", String::from_utf8_lossy(&good.stderr));
+    assert!(!connect(&with("stranger")).status.success());
+    served.stop();
+}
+
+/// Makes what `--tls-certificates` takes, and a directory for each of two clients.
+const CERTIFICATES: &str = "set -e
+authority() { printf 'cn = test\\nca\\ncert_signing_key\\n' > ca.info
+  certtool --generate-privkey --outfile $1-key.pem
+  certtool --generate-self-signed --load-privkey $1-key.pem --template ca.info --outfile $1-cert.pem; }
+signed() { printf \"cn = localhost\\ndns_name = localhost\\nsigning_key\\nencryption_key\\n$4\\n\" > $3.info
+  certtool --generate-privkey --outfile $2/$3-key.pem
+  certtool --generate-certificate --load-ca-certificate $1-cert.pem --load-ca-privkey $1-key.pem \\
+    --load-privkey $2/$3-key.pem --template $3.info --outfile $2/$3-cert.pem; }
+mkdir client stranger
+authority ca; authority other
+signed ca . server tls_www_server
+signed ca client client tls_www_client
+signed other stranger client tls_www_client
+cp ca-cert.pem client; cp ca-cert.pem stranger";

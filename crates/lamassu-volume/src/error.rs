@@ -1,0 +1,98 @@
+//! What can go wrong with volumes.
+
+use crate::{DIRECTORY, Name, SIZE_MAX};
+use lamassu_host::FaultKind;
+use lamassu_vault::VaultError;
+
+/// See the module's head.
+#[derive(Debug, thiserror::Error)]
+pub enum VolumeError {
+    /// The user's: no such volume.
+    #[error("there is no volume {0}; `lamassu volume list DIR` lists those there are")]
+    NotFound(Name),
+    /// The user's: the name is taken.
+    #[error("there is a volume {0} already")]
+    Exists(Name),
+    /// The user's: not a name of a volume.
+    #[error(
+        "{0:?} names no volume: letters, digits, `.`, `_` and `-`, at most 100, the first a letter or digit; \
+         VOLUME@SNAPSHOT is a snapshot"
+    )]
+    BadName(String),
+    /// The user's: a size that no volume has.
+    #[error("a volume has 1 to {max} blocks of {block} bytes, and {size} bytes are no such number", max = SIZE_MAX / u64::from(*.block))]
+    BadSize {
+        /// bytes asked for
+        size: u64,
+        /// bytes of a block
+        block: u32,
+    },
+    /// The user's: a volume would lose what lies behind its new end.
+    #[error("{name} has {now} bytes, and {wanted} would cut off what lies behind; --shrink does that")]
+    Shrinks {
+        /// the volume
+        name: Name,
+        /// its bytes
+        now: u64,
+        /// bytes asked for
+        wanted: u64,
+    },
+    /// The user's: a snapshot is never written, nor has it snapshots.
+    #[error("{0} is a snapshot, which is never written; `lamassu volume clone` makes a volume of it")]
+    IsSnapshot(Name),
+    /// The user's: a volume with snapshots.
+    #[error("{name} has {count} snapshots: destroy those first, or give --snapshots")]
+    HasSnapshots {
+        /// the volume
+        name: Name,
+        /// how many
+        count: usize,
+    },
+    /// A program's, in a mount: a file where volumes lie is none.
+    #[error("{what:?} in {DIRECTORY} of the vault is no volume: {why}")]
+    NotAVolume {
+        /// name of the file
+        what: String,
+        /// what is wrong
+        why: &'static str,
+    },
+    /// The caller's: bytes that the volume does not have.
+    #[error("the range lies behind the end of the volume")]
+    Range,
+    /// The vault's.
+    #[error(transparent)]
+    Vault(#[from] VaultError),
+}
+
+/// Result of a call.
+pub type Result<T, E = VolumeError> = std::result::Result<T, E>;
+
+impl From<&VolumeError> for FaultKind {
+    fn from(error: &VolumeError) -> FaultKind {
+        match error {
+            VolumeError::NotFound(_) => FaultKind::NotFound,
+            VolumeError::BadName(_) | VolumeError::BadSize { .. } | VolumeError::Range => FaultKind::Usage,
+            VolumeError::Exists(_)
+            | VolumeError::Shrinks { .. }
+            | VolumeError::IsSnapshot(_)
+            | VolumeError::HasSnapshots { .. } => FaultKind::Refused,
+            VolumeError::NotAVolume { .. } => FaultKind::Other,
+            VolumeError::Vault(error) => error.into(),
+        }
+    }
+}
+
+impl VolumeError {
+    /// The errno of an error: [`lamassu_vault::errno_of`] for those of the vault.
+    pub fn errno(&self) -> i32 {
+        match self {
+            VolumeError::NotFound(_) => libc::ENOENT,
+            VolumeError::Exists(_) => libc::EEXIST,
+            VolumeError::BadName(_) | VolumeError::BadSize { .. } | VolumeError::Range => libc::EINVAL,
+            VolumeError::IsSnapshot(_) => libc::EROFS,
+            VolumeError::Shrinks { .. } | VolumeError::HasSnapshots { .. } => libc::EPERM,
+            VolumeError::NotAVolume { .. } => libc::EIO,
+            VolumeError::Vault(error) => lamassu_vault::errno_of(error),
+        }
+    }
+}

@@ -1,0 +1,182 @@
+//! A volume that is open.
+
+use crate::held::Open;
+use crate::{BlockSize, Info, Result, VolumeError};
+use lamassu_vault::{Fallocate, FileSystem};
+
+/// Data that one look at the layout of a volume goes through at most: the vault looks at each block of them.
+const LOOKED_AT_MAX: u64 = 256 << 20;
+/// Zeros that are written at once.
+static ZEROS: [u8; 128 << 10] = [0; 128 << 10];
+
+/// How a range is to be made zeros.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Zeros {
+    /// As holes, which take no space in the store.
+    Holes,
+    /// As data, so that a later write finds its space in the store.
+    Data,
+}
+
+/// What a run of a volume is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Extent {
+    /// It takes space in the store.
+    Data,
+    /// It reads as zeros, and takes none.
+    Hole,
+}
+
+/// Bytes that are alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Run {
+    /// where they begin
+    pub offset: u64,
+    /// how many; not 0
+    pub len: u64,
+    /// what they are
+    pub extent: Extent,
+}
+
+/// See the module's head. All that have one volume of a vault open share one file of it: what a call has written, all
+/// calls after it read, and a flush covers what was written by any of them.
+pub struct Volume {
+    file: Open,
+    info: Info,
+    read_only: bool,
+}
+
+impl Volume {
+    pub(crate) fn new(file: Open, info: Info, read_only: bool) -> Volume {
+        Volume { file, info, read_only }
+    }
+
+    /// Bytes.
+    pub fn size(&self) -> u64 {
+        self.info.size
+    }
+
+    /// Bytes of a block.
+    pub fn block_size(&self) -> BlockSize {
+        self.info.block_size
+    }
+
+    /// Whether nothing can be written: a snapshot, or opened so.
+    pub fn is_read_only(&self) -> bool {
+        self.read_only
+    }
+
+    /// Best size of reads and writes, bytes: the vault's block, or that of the volume if it is larger.
+    pub fn preferred(&self) -> u32 {
+        self.file.node.attr.block_size.max(self.info.block_size.bytes())
+    }
+
+    fn within(&self, offset: u64, len: u64) -> Result<u64> {
+        offset.checked_add(len).filter(|end| *end <= self.info.size).ok_or(VolumeError::Range)
+    }
+
+    fn may_write(&self, offset: u64, len: u64) -> Result<()> {
+        match self.read_only {
+            true => Err(VolumeError::IsSnapshot(self.info.name.clone())),
+            false => self.within(offset, len).map(drop),
+        }
+    }
+
+    /// Fills `buf` from `offset`.
+    ///
+    /// # Errors
+    /// Those of the vault, damage among them.
+    pub fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
+        self.within(offset, buf.len() as u64)?;
+        Ok(self.file.read(offset, buf)?)
+    }
+
+    /// Writes `data` at `offset`; with `durable` it is in the store when the call returns, and so is all that was
+    /// written to the volume before.
+    ///
+    /// # Errors
+    /// Those of the vault. Some of it may be written.
+    pub fn write(&self, offset: u64, data: &[u8], durable: bool) -> Result<()> {
+        self.may_write(offset, data.len() as u64)?;
+        self.file.write(offset, data)?;
+        self.flush_if(durable)
+    }
+
+    /// Makes durable what calls that have returned wrote to this volume, whoever made them.
+    ///
+    /// # Errors
+    /// Those of the store; what failed is tried again by the next call.
+    pub fn flush(&self) -> Result<()> {
+        match self.read_only {
+            true => Ok(()),
+            false => Ok(self.file.sync()?),
+        }
+    }
+
+    fn flush_if(&self, durable: bool) -> Result<()> {
+        if durable { self.flush() } else { Ok(()) }
+    }
+
+    /// Gives the space of a range back. It reads as zeros from then on.
+    ///
+    /// # Errors
+    /// As [`Volume::write`].
+    pub fn trim(&self, offset: u64, len: u64, durable: bool) -> Result<()> {
+        self.zero(offset, len, Zeros::Holes, durable)
+    }
+
+    /// Makes a range zeros.
+    ///
+    /// # Errors
+    /// As [`Volume::write`].
+    pub fn zero(&self, offset: u64, len: u64, zeros: Zeros, durable: bool) -> Result<()> {
+        self.may_write(offset, len)?;
+        if len == 0 {
+            return Ok(());
+        }
+        match zeros {
+            Zeros::Holes => self.file.fs().fallocate(self.file.handle, Fallocate::Punch, offset, len)?,
+            Zeros::Data => {
+                let (mut at, end) = (offset, offset + len);
+                while at < end {
+                    let n = (end - at).min(ZEROS.len() as u64);
+                    self.file.write(at, &ZEROS[..n as usize])?;
+                    at += n;
+                }
+            }
+        }
+        self.flush_if(durable)
+    }
+
+    /// Calls `each` for the runs of a range, in order and without gaps, until it answers false or enough was looked at:
+    /// they may end before the range does, never before its first byte.
+    ///
+    /// # Errors
+    /// Those of the vault, and of `each`.
+    pub fn runs<E: From<VolumeError>>(
+        &self,
+        offset: u64,
+        len: u64,
+        each: &mut dyn FnMut(Run) -> Result<bool, E>,
+    ) -> Result<(), E> {
+        let vault = |error| E::from(VolumeError::Vault(error));
+        let end = self.within(offset, len).map_err(E::from)?;
+        let (mut at, mut looked_at) = (offset, 0);
+        while at < end && looked_at < LOOKED_AT_MAX {
+            let data = self.file.data_from(at).map_err(vault)?.unwrap_or(end).min(end);
+            if data > at && !each(Run { offset: at, len: data - at, extent: Extent::Hole })? {
+                break;
+            }
+            if data == end {
+                break;
+            }
+            let until = end.min(data + (LOOKED_AT_MAX - looked_at));
+            at = self.file.fs().data_until(self.file.handle, data, until).map_err(vault)?;
+            looked_at += at - data;
+            if at > data && !each(Run { offset: data, len: at - data, extent: Extent::Data })? {
+                break;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,281 @@
+//! The volumes of a vault: made, listed, resized, copied, destroyed. Whoever calls this is the vault's only writer, but
+//! for programs in a mount of the same process.
+
+use crate::held::{Held, Open};
+use crate::{BlockSize, DIRECTORY, Name, Result, Volume, VolumeError};
+use lamassu_vault::{Access, FileSystem, Forest, Kind, Owner, ROOT, RenameMode, SetXattr, Time, VaultError};
+use serde::{Deserialize, Serialize};
+use std::ffi::OsStr;
+use std::sync::Arc;
+
+/// Most bytes of a volume: 1 PiB. What a vault can hold in one file is more.
+pub const SIZE_MAX: u64 = 1 << 50;
+/// The sealed attribute of a volume's file.
+const ATTRIBUTE: &str = "trusted.lamassu.volume";
+
+/// What that attribute holds, as JSON.
+#[derive(Serialize, Deserialize)]
+struct Attributes {
+    block_size: BlockSize,
+}
+
+/// What a volume is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Info {
+    /// its name
+    pub name: Name,
+    /// bytes
+    pub size: u64,
+    /// bytes of a block
+    pub block_size: BlockSize,
+    /// bytes that its file takes in the store, as the store counts them: shared ones too
+    pub stored: u64,
+    /// when it was last written; of a snapshot, when it was made
+    pub written: Time,
+}
+
+/// See the module's head.
+pub struct Volumes {
+    fs: Arc<Forest>,
+}
+
+impl Volumes {
+    /// Those of an open vault.
+    pub fn of(fs: &Arc<Forest>) -> Volumes {
+        Volumes { fs: fs.clone() }
+    }
+
+    fn directory(&self) -> Result<Option<Held>> {
+        match self.fs.lookup(ROOT, OsStr::new(DIRECTORY)) {
+            Ok(entry) if entry.attr.kind == Kind::Dir => Ok(Some(Held::new(&self.fs, entry))),
+            Ok(entry) => {
+                drop(Held::new(&self.fs, entry));
+                Err(VaultError::NotDirectory.into())
+            }
+            Err(VaultError::NotFound) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn made_directory(&self) -> Result<Held> {
+        if let Some(directory) = self.directory()? {
+            return Ok(directory);
+        }
+        let entry = self.fs.mkdir(ROOT, OsStr::new(DIRECTORY), 0o700, owner())?;
+        self.fs.changed_beside_kernel(ROOT, OsStr::new(DIRECTORY));
+        Ok(Held::new(&self.fs, entry))
+    }
+
+    /// The file of a volume that is there.
+    fn file(&self, name: &Name) -> Result<(Held, Info)> {
+        let missing = || VolumeError::NotFound(name.clone());
+        let directory = self.directory()?.ok_or_else(missing)?;
+        let file = directory.child(&name.file())?.ok_or_else(missing)?;
+        let info = self.described(name, &file)?;
+        Ok((file, info))
+    }
+
+    fn described(&self, name: &Name, file: &Held) -> Result<Info> {
+        let wrong = |why| VolumeError::NotAVolume { what: name.to_string(), why };
+        if file.attr.kind != Kind::File {
+            return Err(wrong("it is no regular file"));
+        }
+        let attribute = match self.fs.get_xattr(file.ino(), OsStr::new(ATTRIBUTE)) {
+            Err(VaultError::NoAttribute) => return Err(wrong("`lamassu volume create` has not made it")),
+            attribute => attribute?,
+        };
+        let Attributes { block_size } =
+            serde_json::from_slice(&attribute).map_err(|_| wrong("its attribute makes no sense"))?;
+        let attr = &file.attr;
+        let info =
+            Info { name: name.clone(), size: attr.size, block_size, stored: attr.blocks * 512, written: attr.mtime };
+        match info.size.is_multiple_of(u64::from(block_size.bytes())) && info.size > 0 {
+            true => Ok(info),
+            false => Err(wrong("its size is no multiple of its blocks")),
+        }
+    }
+
+    /// What a volume is.
+    ///
+    /// # Errors
+    /// [`VolumeError::NotFound`], [`VolumeError::NotAVolume`]; those of the vault.
+    pub fn info(&self, name: &Name) -> Result<Info> {
+        self.file(name).map(|(_, info)| info)
+    }
+
+    /// All volumes and snapshots, by name; `odd` is told of each file that is none.
+    ///
+    /// # Errors
+    /// Those of the vault.
+    pub fn list(&self, odd: &mut dyn FnMut(VolumeError)) -> Result<Vec<Info>> {
+        let mut found = Vec::new();
+        let Some(directory) = self.directory()? else { return Ok(found) };
+        for file in directory.names()? {
+            let text = file.to_string_lossy();
+            if Name::is_staged(&text) {
+                continue;
+            }
+            let Ok(name) = text.parse() else {
+                odd(VolumeError::NotAVolume { what: text.into(), why: "no volume has such a name" });
+                continue;
+            };
+            match self.info(&name) {
+                Ok(info) => found.push(info),
+                Err(error @ VolumeError::NotAVolume { .. }) => odd(error),
+                Err(error) => return Err(error),
+            }
+        }
+        found.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+        Ok(found)
+    }
+
+    /// Makes a volume that reads as zeros, and takes no space yet.
+    ///
+    /// # Errors
+    /// [`VolumeError::BadSize`], [`VolumeError::IsSnapshot`], [`VolumeError::Exists`]; those of the vault.
+    pub fn create(&self, name: &Name, size: u64, block_size: BlockSize) -> Result<()> {
+        check_size(size, block_size)?;
+        if name.is_snapshot() {
+            return Err(VolumeError::IsSnapshot(name.clone()));
+        }
+        self.make(name, 0o600, &Attributes { block_size }, |file| file.set_size(size))
+    }
+
+    /// Makes a file, filled by `fill`, under a name of its own, and gives it its name when everything in it is durable.
+    fn make(
+        &self,
+        name: &Name,
+        mode: u32,
+        attributes: &Attributes,
+        fill: impl FnOnce(&Open) -> lamassu_vault::Result<()>,
+    ) -> Result<()> {
+        let directory = self.made_directory()?;
+        if directory.child(&name.file())?.is_some() {
+            return Err(VolumeError::Exists(name.clone()));
+        }
+        let staged = name.staged();
+        // What a crash has left.
+        match self.fs.unlink(directory.ino(), &staged) {
+            Ok(()) | Err(VaultError::NotFound) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let access = Access { read: true, write: true, truncate: false };
+        let (entry, handle) = self.fs.create(directory.ino(), &staged, mode, access, owner())?;
+        let file = Open { node: Held::new(&self.fs, entry), handle };
+        let filled = fill(&file).map_err(VolumeError::from).and_then(|()| {
+            let value = serde_json::to_vec(attributes).map_err(|_| VaultError::Invalid)?;
+            self.fs.set_xattr(file.node.ino(), OsStr::new(ATTRIBUTE), &value, SetXattr::Any)?;
+            file.fs().fsync(file.handle, false)?;
+            Ok(self.fs.rename(directory.ino(), &staged, directory.ino(), &name.file(), RenameMode::NoReplace)?)
+        });
+        if let Err(error) = filled {
+            let _ = self.fs.unlink(directory.ino(), &staged);
+            return Err(match error {
+                VolumeError::Vault(VaultError::Exists) => VolumeError::Exists(name.clone()),
+                error => error,
+            });
+        }
+        self.fs.changed_beside_kernel(directory.ino(), &name.file());
+        Ok(directory.sync_names()?)
+    }
+
+    /// Changes the size of a volume: what is added reads as zeros. With `shrink` it may become smaller.
+    ///
+    /// # Errors
+    /// [`VolumeError::NotFound`], [`VolumeError::IsSnapshot`], [`VolumeError::BadSize`], [`VolumeError::Shrinks`];
+    /// those of the vault.
+    pub fn resize(&self, name: &Name, size: u64, shrink: bool) -> Result<()> {
+        if name.is_snapshot() {
+            return Err(VolumeError::IsSnapshot(name.clone()));
+        }
+        let (file, info) = self.file(name)?;
+        check_size(size, info.block_size)?;
+        if size < info.size && !shrink {
+            return Err(VolumeError::Shrinks { name: name.clone(), now: info.size, wanted: size });
+        }
+        let file = file.open(true)?;
+        file.set_size(size)?;
+        Ok(file.sync()?)
+    }
+
+    /// Makes a snapshot of a volume as it is.
+    ///
+    /// # Errors
+    /// As [`Volumes::clone_to`].
+    pub fn snapshot(&self, name: &Name, snapshot: &str) -> Result<Name> {
+        let snapshot = name.at(snapshot)?;
+        self.copy(name, &snapshot, 0o400)?;
+        Ok(snapshot)
+    }
+
+    /// Makes a volume with the content of another, or of a snapshot: by the keys of blocks, so that nothing is
+    /// encrypted again, and the store may share the blocks.
+    ///
+    /// # Errors
+    /// [`VolumeError::NotFound`], [`VolumeError::IsSnapshot`], [`VolumeError::Exists`]; those of the vault.
+    pub fn clone_to(&self, name: &Name, to: &Name) -> Result<()> {
+        match to.is_snapshot() {
+            true => Err(VolumeError::IsSnapshot(to.clone())),
+            false => self.copy(name, to, 0o600),
+        }
+    }
+
+    fn copy(&self, name: &Name, to: &Name, mode: u32) -> Result<()> {
+        let (file, info) = self.file(name)?;
+        let from = file.open(false)?;
+        self.make(to, mode, &Attributes { block_size: info.block_size }, |file| {
+            file.set_size(info.size)?;
+            file.copy_all(&from, info.size)
+        })
+    }
+
+    /// Removes a volume, with its snapshots if `snapshots` says so, or one snapshot. How many were removed.
+    ///
+    /// # Errors
+    /// [`VolumeError::NotFound`], [`VolumeError::HasSnapshots`]; those of the vault.
+    pub fn destroy(&self, name: &Name, snapshots: bool) -> Result<usize> {
+        let missing = || VolumeError::NotFound(name.clone());
+        let directory = self.directory()?.ok_or_else(missing)?;
+        if directory.child(&name.file())?.is_none() {
+            return Err(missing());
+        }
+        let is_below = |other: &Name| !name.is_snapshot() && other.is_snapshot() && other.volume() == name.volume();
+        let names = directory.names()?;
+        let names = names.iter().filter_map(|file| file.to_str()?.parse::<Name>().ok());
+        let below: Vec<Name> = names.filter(is_below).collect();
+        if !below.is_empty() && !snapshots {
+            return Err(VolumeError::HasSnapshots { name: name.clone(), count: below.len() });
+        }
+        // The volume last: a crash leaves one that can be destroyed again.
+        for one in below.iter().chain([name]) {
+            self.fs.unlink(directory.ino(), &one.file())?;
+            self.fs.changed_beside_kernel(directory.ino(), &one.file());
+        }
+        directory.sync_names()?;
+        Ok(below.len() + 1)
+    }
+
+    /// Opens a volume. Snapshots are opened for reading, whatever is asked for.
+    ///
+    /// # Errors
+    /// [`VolumeError::NotFound`], [`VolumeError::NotAVolume`]; those of the vault.
+    pub fn open(&self, name: &Name, read_only: bool) -> Result<Volume> {
+        let (file, info) = self.file(name)?;
+        let read_only = read_only || name.is_snapshot();
+        Ok(Volume::new(file.open(!read_only)?, info, read_only))
+    }
+}
+
+fn check_size(size: u64, block_size: BlockSize) -> Result<()> {
+    let block = block_size.bytes();
+    match size.is_multiple_of(u64::from(block)) && (1..=SIZE_MAX).contains(&size) {
+        true => Ok(()),
+        false => Err(VolumeError::BadSize { size, block }),
+    }
+}
+
+/// Whoever runs this program.
+fn owner() -> Owner {
+    let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+    Owner { uid, gid, umask: 0 }
+}

@@ -1,0 +1,283 @@
+//! `lamassu volume export`: starts nbdkit with this program's plugin, and waits for its end.
+//!
+//! The plugin opens the vaults, in nbdkit's process: no data pass through this one. It tells by a pipe how that went,
+//! so that a failure has its exit code.
+
+use crate::fault::{Fault, Result};
+use crate::keys::SourceText;
+use crate::open;
+use crate::output::{Ui, print};
+use crate::signals;
+use lamassu_host::Error as HostError;
+use lamassu_host::control::protocol::Failed;
+use lamassu_host::pins::Given;
+use lamassu_volume::Name;
+use rustix::io::{FdFlags, fcntl_setfd};
+use rustix::pipe::{PipeFlags, pipe_with};
+use rustix::process::{Pid, Signal, kill_process};
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io::Read;
+use std::net::SocketAddr;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::FileTypeExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+const EXAMPLES: &str = "\
+Examples:
+  lamassu volume export --socket /run/vm1.sock /srv/store/vault
+  lamassu volume export --listen 0.0.0.0:10809 --tls-certificates /etc/pki/nbd --tls-verify-peer /srv/store/vault
+  lamassu volume export --listen 127.0.0.1:10809 a=/disk1/vault b=/disk2/vault
+  lamassu volume export -k raw:file:/root/a.key -k raw:file:/root/b.key --socket /run/nbd.sock a=/disk1/a b=/disk2/b
+  lamassu volume export --socket /run/vm1.sock --filter rate /srv/store/vault -- rate=100M
+Clients name an export by the volume, nbd+unix:///vm1?socket=/run/vm1.sock; of several vaults by VAULT/VOLUME. SIGTERM
+ends it: what was written is committed, and the vaults are closed. docs/volumes.md says more.";
+
+/// The plugin as cargo builds it, and as it is installed.
+const PLUGIN_BUILT: &str = "liblamassu_nbdkit.so";
+const PLUGIN_INSTALLED: &str = "../lib/lamassu/nbdkit-lamassu-plugin.so";
+
+/// Options of `volume export`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = EXAMPLES, after_long_help = help())]
+pub struct Args {
+    /// What opens the vaults: once for all, or as often as there are vaults, in their order [default:
+    /// passphrase:prompt] [env: LAMASSU_KEY]
+    #[arg(short, long, value_name = "SOURCE")]
+    key: Vec<SourceText>,
+    /// A local socket that clients connect to; only this user can
+    #[arg(long, value_name = "FILE", required_unless_present = "listen", conflicts_with = "listen")]
+    socket: Option<PathBuf>,
+    /// A TCP address that clients connect to; the usual port is 10809
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    listen: Option<SocketAddr>,
+    /// Require TLS: the directory with ca-cert.pem, server-cert.pem and server-key.pem
+    #[arg(long, value_name = "DIR")]
+    tls_certificates: Option<PathBuf>,
+    /// Refuse clients whose certificate the same authority has not signed
+    #[arg(long, requires = "tls_certificates")]
+    tls_verify_peer: bool,
+    /// Require TLS: the file with the keys of clients (psktool makes it)
+    #[arg(long, value_name = "FILE", conflicts_with = "tls_certificates")]
+    tls_psk: Option<PathBuf>,
+    /// Let clients of other machines connect without TLS: whoever listens on the network reads everything
+    #[arg(long)]
+    no_tls: bool,
+    /// Export this volume or snapshot of the one vault; again for others [default: all]
+    #[arg(long = "volume", value_name = "VOLUME")]
+    volumes: Vec<String>,
+    /// Write nothing
+    #[arg(long)]
+    read_only: bool,
+    /// Requests of one client that are worked on at once [default: nbdkit's]
+    #[arg(long, value_name = "N")]
+    threads: Option<u16>,
+    /// One of nbdkit's filters, again for others; the outermost first
+    #[arg(long = "filter", value_name = "NAME")]
+    filters: Vec<OsString>,
+    /// Written when clients can connect
+    #[arg(long, value_name = "FILE")]
+    pidfile: Option<PathBuf>,
+    /// The program [default: nbdkit]
+    #[arg(long, value_name = "PROGRAM", default_value = "nbdkit", hide_default_value = true)]
+    nbdkit: PathBuf,
+    /// The plugin [default: the one installed with this program]
+    #[arg(long, value_name = "FILE")]
+    plugin: Option<PathBuf>,
+    /// Print the command that would be run, and end
+    #[arg(long)]
+    print_command: bool,
+    /// The vault; several: NAME=DIR, or DIR for the name of the directory
+    #[arg(required = true, value_name = "[NAME=]DIR")]
+    vaults: Vec<OsString>,
+    /// Parameters of the filters
+    #[arg(last = true, value_name = "PARAMETER=VALUE")]
+    parameters: Vec<OsString>,
+}
+
+fn help() -> String {
+    format!("{EXAMPLES}\n\n{}", crate::keys::HELP)
+}
+
+pub fn run(ui: &Ui, args: &Args) -> Result<()> {
+    let words = args.words(ui)?;
+    if args.print_command {
+        let quoted = |word: &OsString| format!("'{}'", word.to_string_lossy().replace('\'', "'\\''"));
+        let line: Vec<String> = [args.nbdkit.clone().into()].iter().chain(&words).map(quoted).collect();
+        return print(line.join(" "));
+    }
+    if let Some(socket) = &args.socket {
+        remove_dead(socket);
+    }
+    open::raise_descriptor_limit();
+    let (read, write) = pipe_with(PipeFlags::CLOEXEC).map_err(std::io::Error::from)?;
+    fcntl_setfd(&write, FdFlags::empty()).map_err(std::io::Error::from)?;
+    let mut command = Command::new(&args.nbdkit);
+    command.args(&words).arg(format!("report={}", write.as_raw_fd())).args(&args.parameters).stdout(Stdio::null());
+    let started = command.spawn().map_err(|source| Fault::NoNbdkit { program: args.nbdkit.clone(), source });
+    let child = started?;
+    drop(write);
+    let done = served(ui, args, child, read);
+    // nbdkit leaves it.
+    if let Some(socket) = &args.socket {
+        remove_dead(socket);
+    }
+    done
+}
+
+/// Waits until vaults are served, then for the end.
+fn served(ui: &Ui, args: &Args, mut child: Child, report: OwnedFd) -> Result<()> {
+    let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+    signals::call(move || {
+        if let Some(pid) = pid {
+            let _ = kill_process(pid, Signal::TERM);
+        }
+    });
+    let mut said = String::new();
+    File::from(report).read_to_string(&mut said)?;
+    // An error: it ended before it called the plugin.
+    let told = serde_json::from_str::<Option<Failed>>(&said);
+    if let Ok(None) = told {
+        match (&args.socket, args.listen) {
+            (Some(socket), _) => ui.note(format_args!("serving on {}", socket.display())),
+            (None, address) => address.iter().for_each(|address| ui.note(format_args!("serving on {address}"))),
+        }
+    }
+    let status = child.wait();
+    // Its number may be another's now.
+    signals::flag_only();
+    let status = status?;
+    match told {
+        Ok(Some(failed)) => Err(Fault::Told(failed).into()),
+        Ok(None) if status.success() => Ok(()),
+        Ok(None) | Err(_) => Err(Fault::NbdkitEnded { status }.into()),
+    }
+}
+
+/// Removes a socket that nobody listens on any more: what a server that was killed has left.
+fn remove_dead(socket: &Path) {
+    let is_socket = socket.symlink_metadata().is_ok_and(|st| st.file_type().is_socket());
+    let is_dead = || UnixStream::connect(socket).is_err_and(|e| e.kind() == std::io::ErrorKind::ConnectionRefused);
+    if is_socket && is_dead() {
+        // What cannot be removed nbdkit cannot bind, and says so.
+        let _ = std::fs::remove_file(socket);
+    }
+}
+
+/// `KEY=VALUE`.
+fn parameter(key: &str, value: impl AsRef<OsStr>) -> OsString {
+    let mut word = OsString::from(format!("{key}="));
+    word.push(value);
+    word
+}
+
+impl Args {
+    /// nbdkit's arguments, but for the descriptor of the report and the filters' parameters.
+    fn words(&self, ui: &Ui) -> Result<Vec<OsString>> {
+        self.check_tls()?;
+        // With its parent it ends, so that no vault stays open that nobody knows of.
+        let mut words: Vec<OsString> = vec!["--foreground".into(), "--exit-with-parent".into()];
+        let mut option = |name: &str, value: Option<&OsStr>| {
+            if let Some(value) = value {
+                words.extend([OsString::from(name), value.into()]);
+            }
+        };
+        option("--unix", self.socket.as_ref().map(|path| path.as_os_str()));
+        if let Some(address) = self.listen {
+            option("--ipaddr", Some(address.ip().to_string().as_ref()));
+            option("--port", Some(address.port().to_string().as_ref()));
+        }
+        option("--tls-certificates", self.tls_certificates.as_ref().map(|path| path.as_os_str()));
+        option("--tls-psk", self.tls_psk.as_ref().map(|path| path.as_os_str()));
+        option("--threads", self.threads.map(|n| n.to_string()).as_deref().map(OsStr::new));
+        option("--pidfile", self.pidfile.as_ref().map(|path| path.as_os_str()));
+        self.filters.iter().for_each(|filter| option("--filter", Some(filter)));
+        if self.tls_certificates.is_some() || self.tls_psk.is_some() {
+            words.push("--tls=require".into());
+        }
+        if self.tls_verify_peer {
+            words.push("--tls-verify-peer".into());
+        }
+        words.push(self.plugin()?.into());
+        words.extend(policy(ui));
+        self.vault_words(ui, &mut words)?;
+        Ok(words)
+    }
+
+    fn check_tls(&self) -> Result<()> {
+        let has_tls = self.tls_certificates.is_some() || self.tls_psk.is_some();
+        match self.listen {
+            Some(address) if !has_tls && !self.no_tls && !address.ip().is_loopback() => Err(HostError::Usage(
+                "others on the network would read everything: give --tls-certificates DIR or --tls-psk FILE, or --no-tls if the network is yours alone",
+            )
+            .into()),
+            _ => Ok(()),
+        }
+    }
+
+    fn vault_words(&self, ui: &Ui, words: &mut Vec<OsString>) -> Result<()> {
+        if !self.volumes.is_empty() && self.vaults.len() > 1 {
+            return Err(HostError::Usage("--volume is for one vault: of several, all volumes are exported").into());
+        }
+        if self.key.len() > 1 && self.key.len() != self.vaults.len() {
+            return Err(HostError::Usage("give --key once for all vaults, or once for each").into());
+        }
+        for (n, vault) in self.vaults.iter().enumerate() {
+            let (name, dir) = match vault.to_str().and_then(|text| text.split_once('=')) {
+                Some((name, dir)) if !name.contains('/') => (Some(name), Path::new(dir)),
+                _ => (None, Path::new(vault)),
+            };
+            let dir = dir.canonicalize().map_err(|source| HostError::NotADirectory { dir: dir.into(), source })?;
+            words.push(parameter("vault", &dir));
+            if let Some(anchor) = ui.policy.anchors.choice().to_argument() {
+                words.push(parameter("anchor", anchor));
+            }
+            if let Some(name) = name {
+                words.push(parameter("name", name));
+            }
+            if let Some(key) = self.key.get(n).or(self.key.first()) {
+                // What makes no sense may be a passphrase, and does not become an argument of another process.
+                words.push(parameter("key", key.checked("--key")?));
+            }
+            for volume in &self.volumes {
+                words.push(parameter("volume", volume.parse::<Name>()?.to_string()));
+            }
+            if self.read_only {
+                words.push("read-only=true".into());
+            }
+        }
+        Ok(())
+    }
+
+    fn plugin(&self) -> Result<PathBuf> {
+        if let Some(plugin) = &self.plugin {
+            return Ok(std::path::absolute(plugin)?);
+        }
+        let program = std::env::current_exe()?;
+        let dir = program.parent().unwrap_or(Path::new("/"));
+        let places = [PLUGIN_BUILT, PLUGIN_INSTALLED].map(|place| dir.join(place));
+        match places.iter().find(|place| place.exists()) {
+            Some(place) => Ok(place.clone()),
+            None => Err(Fault::NoPlugin { dir: dir.into() }.into()),
+        }
+    }
+}
+
+/// What this process was told of every vault.
+fn policy(ui: &Ui) -> Vec<OsString> {
+    let mut words = Vec::new();
+    match ui.policy.pins.given() {
+        Some(Given::Key(key)) => words.push(parameter("admin-key", crate::text::hex(key))),
+        Some(Given::Zone(file)) => words.push(parameter("admin-zone", file)),
+        None => {}
+    }
+    if ui.policy.allows_any_memory() {
+        words.push("argon2-any-memory=true".into());
+    }
+    if ui.policy.is_approved_only() {
+        words.push("fips=true".into());
+    }
+    words
+}

@@ -1,0 +1,113 @@
+"""Volumes over NBD: Lamassu's plugin of nbdkit, beside qemu-nbd with a LUKS image and nbdkit's plain file plugin.
+
+Server and client (fio's nbd engine) are processes of this machine, over a local socket; the stores lie on its disk. Each system has a volume of the same size, which
+was written once before. A run is one workload of all systems, one after the other.
+"""
+
+import json
+import os
+import pathlib
+import secrets
+import shutil
+import subprocess
+import tempfile
+import time
+
+from demolib.schemes import write_secret
+from demolib.shell import DemoError, Undo, have, run, say
+
+from . import measure
+
+SYSTEMS = ("lamassu", "luks", "file")
+WORKLOADS = {"random writes, 4 KiB": ("randwrite", "4k"), "sequential writes, 1 MiB": ("write", "1m"),
+             "random reads, 4 KiB": ("randread", "4k"), "sequential reads, 1 MiB": ("read", "1m")}
+DEPTH = 16
+PLUGIN = "liblamassu_nbdkit.so"
+
+
+def run_all(bench):
+    # Beside the program, or where cargo builds it for tests.
+    beside = pathlib.Path(bench.program).resolve().parent
+    plugin = next((place for place in (beside / PLUGIN, beside / "deps" / PLUGIN) if place.exists()), None)
+    if plugin is None:
+        raise DemoError(f"{beside / PLUGIN} is not there: `make build` builds it")
+    if missing := [program for program in ("nbdkit", "qemu-nbd", "qemu-img") if not have(program)]:
+        raise DemoError(f"not installed: {', '.join(missing)} (`make setup` installs it)")
+    mib, seconds, samples = bench.size(512, 16), bench.size(6, 1), []
+    with Undo() as undo:
+        work = pathlib.Path(tempfile.mkdtemp(prefix="volumes-", dir=bench.work))
+        undo.callback(shutil.rmtree, work, ignore_errors=True)
+        servers = {name: make(bench, name, work, plugin, mib) for name in SYSTEMS}
+        for name in SYSTEMS:
+            with Undo() as served:
+                fio(start(served, servers[name], work, name), "write", "1m", mib, None)
+        for number, name in measure.alternating(list(SYSTEMS), bench.runs, bench.minutes):
+            with Undo() as served:
+                uri = start(served, servers[name], work, name)
+                for workload, (kind, block) in WORKLOADS.items():
+                    samples.append({"system": name, "run": number, "workload": workload, "mib_s": fio(uri, kind, block, mib, seconds)})
+            say(f"volumes, run {number + 1} of {bench.runs}, {name}: " + ", ".join(f"{s['workload']} {s['mib_s']:.0f} MiB/s" for s in samples[-len(WORKLOADS):]))
+    return {"size_mib": mib, "seconds": seconds, "depth": DEPTH, "runs": 1 + samples[-1]["run"], "samples": samples}
+
+
+def make(bench, name, work, plugin, mib):
+    """Makes a volume of a system; the command that serves it at the socket {socket}."""
+    key = work / f"{name}.key"
+    if name == "lamassu":
+        write_secret(key, secrets.token_bytes(32))
+        env = {"LAMASSU_KEY": f"raw:file:{key}", "XDG_STATE_HOME": str(work / "state"), "HOME": str(work)}
+        run(bench.program, "-q", "init", work / "vault", env=env)
+        run(bench.program, "-q", "volume", "create", "--block-size", "4096", work / "vault", "a", f"{mib}M", env=env)
+        return [("nbdkit", "--foreground", "--unix", "{socket}", plugin, f"vault={work / 'vault'}"), env]
+    if name == "luks":
+        image, secret = work / "luks.img", f"secret,id=k,file={key},format=raw"
+        write_secret(key, secrets.token_hex(32).encode("ascii"))
+        run("qemu-img", "create", "-q", "--object", secret, "-f", "luks", "-o", "key-secret=k,cipher-alg=aes-256,cipher-mode=xts,iter-time=10", image, f"{mib}M")
+        opened = f"driver=luks,key-secret=k,file.driver=file,file.filename={image},file.discard=unmap"
+        return [("qemu-nbd", "--persistent", "--shared=0", "--export-name=a", "--socket", "{socket}", "--cache=writeback", "--aio=threads", "--object", secret,
+                 "--image-opts", opened), {}]
+    plain = work / "plain.img"
+    with open(plain, "wb") as file:
+        file.truncate(mib << 20)
+    # It serves its one file whatever name is asked for.
+    return [("nbdkit", "--foreground", "--unix", "{socket}", "file", plain), {}]
+
+
+def start(undo, server, work, name):
+    """Serves until `undo`; where."""
+    command, env = server
+    socket = work / f"{name}.sock"
+    argv = [str(word).format(socket=socket) for word in command]
+    with open(work / f"{name}.log", "ab") as log:
+        running = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env={**os.environ, **env})
+
+    def end():
+        running.terminate()
+        running.wait()
+        socket.unlink(missing_ok=True)
+
+    undo.callback(end)
+    for _ in range(600):
+        if socket.exists():
+            return f"nbd+unix:///a?socket={socket}"
+        if running.poll() is not None:
+            break
+        time.sleep(0.1)
+    raise DemoError(f"{name} does not serve: {(work / f'{name}.log').read_text(errors='replace')[-500:]}")
+
+
+def fio(uri, kind, block, mib, seconds):
+    """MiB in a second. What was written is flushed at the end of a pass, which counts."""
+    argv = ["fio", "--name=a", "--ioengine=nbd", f"--uri={uri}", f"--rw={kind}", f"--bs={block}", f"--iodepth={DEPTH}", f"--size={mib}M", "--end_fsync=1",
+            "--randrepeat=0", "--refill_buffers=1", "--output-format=json"]
+    if seconds:
+        argv += ["--time_based=1", f"--runtime={seconds}"]
+    begun = time.monotonic()
+    said = run(*argv).stdout
+    job = json.loads(said[said.index("{\n"):])["jobs"][0]  # the engine greets first
+    took = time.monotonic() - begun
+    if job["error"]:
+        raise DemoError(f"fio: error {job['error']}")
+    moved = job["read"]["io_bytes"] + job["write"]["io_bytes"]
+    # By the clock of the whole pass where it writes: fio's own rate leaves the last flush out.
+    return moved / 2**20 / (max(took, job["write"]["runtime"] / 1000) if "write" in kind else job["read"]["runtime"] / 1000)
