@@ -75,7 +75,7 @@ struct Plugin {
     thread_model_of: Unused,
     can_fast_zero: Can,
     preconnect: Unused,
-    get_ready: Unused,
+    get_ready: Option<extern "C" fn() -> c_int>,
     after_fork: Option<extern "C" fn() -> c_int>,
     list_exports: Option<extern "C" fn(c_int, c_int, *mut c_void) -> c_int>,
     default_export: Option<extern "C" fn(c_int, c_int) -> *const c_char>,
@@ -151,7 +151,7 @@ fn described() -> Plugin {
         thread_model_of: None,
         can_fast_zero: Some(always),
         preconnect: None,
-        get_ready: None,
+        get_ready: Some(get_ready),
         after_fork: Some(after_fork),
         list_exports: Some(list_exports),
         default_export: Some(default_export),
@@ -238,6 +238,10 @@ extern "C" fn config(key: *const c_char, value: *const c_char) -> c_int {
 
 extern "C" fn config_complete() -> c_int {
     status(guarded(plugin::config_complete))
+}
+
+extern "C" fn get_ready() -> c_int {
+    status(guarded(plugin::get_ready))
 }
 
 extern "C" fn after_fork() -> c_int {

@@ -3,6 +3,7 @@
 
 use crate::abi;
 use crate::failure::Result;
+use crate::plugin;
 use rustix::net::{Shutdown, SocketAddrAny, getsockname, shutdown, sockopt};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -10,6 +11,8 @@ use std::time::Duration;
 
 /// How long clients have to go by themselves.
 const GRACE: Duration = Duration::from_secs(1);
+/// After so many of these, a client that does not take its answers is cut off.
+const PATIENCE: u32 = 10;
 
 /// Starts the thread that waits for the signals that end nbdkit. Its own handlers are called before.
 pub fn watch() -> Result<()> {
@@ -18,9 +21,13 @@ pub fn watch() -> Result<()> {
     let wait = move || {
         if signals.forever().next().is_some() {
             // A client that is being let in at this moment is in the next round.
-            loop {
+            for round in 1u32.. {
                 std::thread::sleep(GRACE);
-                hang_up(&doors);
+                if round == PATIENCE {
+                    // nbdkit may not survive it: see `docs/volumes.md`, "Limits".
+                    plugin::commit();
+                }
+                hang_up(&doors, if round < PATIENCE { Shutdown::Read } else { Shutdown::Both });
             }
         }
     };
@@ -44,14 +51,15 @@ fn doors() -> Vec<SocketAddrAny> {
     descriptors().into_iter().filter_map(listens).collect()
 }
 
-/// Reads nothing more from those who came in by these doors. They may still be answered.
-fn hang_up(doors: &[SocketAddrAny]) {
+/// Shuts down the connections that came in by these doors. With [`Shutdown::Read`] nothing more is read from them, and
+/// requests under way are still answered.
+fn hang_up(doors: &[SocketAddrAny], how: Shutdown) {
     for fd in descriptors().into_iter().map(abi::borrowed) {
         let came_in = |at: SocketAddrAny| doors.iter().any(|door| is_of(&at, door));
         let is_client = matches!(sockopt::socket_acceptconn(fd), Ok(false)) && getsockname(fd).is_ok_and(came_in);
         if is_client {
             // It may have gone by itself.
-            let _ = shutdown(fd, Shutdown::Read);
+            let _ = shutdown(fd, how);
         }
     }
 }

@@ -5,7 +5,7 @@ use crate::settings::{Settings, VaultSettings};
 use lamassu_crypto::Provider;
 use lamassu_host::notes::Notes;
 use lamassu_host::{Anchors, Found, Pins, Policy, Served, options, places};
-use lamassu_keys::{Ask, KeySource, Purpose};
+use lamassu_keys::{Ask, KeySource, Loaded, Purpose};
 use lamassu_vault::{FileSystem, Forest, keep_up};
 use lamassu_volume::{Name, Volume, Volumes};
 use std::sync::Arc;
@@ -36,28 +36,63 @@ pub struct Export {
     pub description: String,
 }
 
+/// A vault that is about to be opened, and what its key source gave.
+pub struct Prepared {
+    settings: VaultSettings,
+    policy: Policy,
+    loaded: Loaded,
+}
+
+/// Asks the key sources of all vaults: they may need the terminal.
+///
+/// # Errors
+/// Those of keys; of a vault that is not there.
+pub fn prepare(settings: Settings) -> Result<Vec<Prepared>> {
+    if settings.fips {
+        let late = |_| Failure::Setting("fips: this process has used other cryptography before".into());
+        Provider::APPROVED.install().map_err(late)?;
+    }
+    let mut prepared = Vec::new();
+    for vault in settings.vaults {
+        let pins = Pins::new(settings.given.clone(), places::known_vaults());
+        let anchors = Anchors::within(places::anchors()).chosen(vault.anchor.clone());
+        let policy = Policy::default().with(pins, Notes::within(places::state()));
+        let mut policy = policy.with_any_memory(settings.any_memory).anchored_by(anchors);
+        if settings.fips {
+            policy = policy.approved_only()?;
+        }
+        lamassu_host::served_keys::ask_as(&policy.anchors);
+        prepared.push(Prepared::of(vault, policy)?);
+    }
+    Ok(prepared)
+}
+
+impl Prepared {
+    fn of(settings: VaultSettings, policy: Policy) -> Result<Prepared> {
+        let found = Found::at(&policy, &settings.dir)?;
+        policy.check_suite(found.header.suite())?;
+        let source = match &settings.key {
+            Some(source) => source.clone(),
+            None => std::env::var(KEY).as_deref().unwrap_or(PROMPT).parse::<KeySource>()?,
+        };
+        policy.check_kind(source.kind())?;
+        let subject = settings.dir.display().to_string();
+        let loaded = source.load(&Ask { subject: &subject, purpose: Purpose::Unlock, stdin: true })?;
+        loaded.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
+        Ok(Prepared { settings, policy, loaded })
+    }
+}
+
 impl Opened {
     /// Opens the vaults. What was opened before one that cannot be is closed again.
     ///
     /// # Errors
-    /// Those of keys and vaults; [`lamassu_volume::VolumeError::NotFound`] of a volume that was named.
-    pub fn open(settings: Settings) -> Result<Opened> {
+    /// Those of vaults; [`lamassu_volume::VolumeError::NotFound`] of a volume that was named.
+    pub fn open(prepared: Vec<Prepared>) -> Result<Opened> {
         let mut opened = Opened { vaults: Vec::new() };
-        if settings.fips {
-            let late = |_| Failure::Setting("fips: this process has used other cryptography before".into());
-            Provider::APPROVED.install().map_err(late)?;
-        }
         lamassu_host::lock::raise_descriptor_limit();
-        for vault in settings.vaults {
-            let pins = Pins::new(settings.given.clone(), places::known_vaults());
-            let anchors = Anchors::within(places::anchors()).chosen(vault.anchor.clone());
-            let policy = Policy::default().with(pins, Notes::within(places::state()));
-            let mut policy = policy.with_any_memory(settings.any_memory).anchored_by(anchors);
-            if settings.fips {
-                policy = policy.approved_only()?;
-            }
-            lamassu_host::served_keys::ask_as(&policy.anchors);
-            opened.vaults.push(OpenVault::open(vault, policy)?);
+        for vault in prepared {
+            opened.vaults.push(OpenVault::open(vault)?);
             if let Some(vault) = opened.vaults.last() {
                 vault.check()?;
             }
@@ -108,6 +143,15 @@ impl Opened {
         }
     }
 
+    /// Commits everything.
+    ///
+    /// # Errors
+    /// The first thing that could not be committed; everything else is.
+    pub fn commit(&self) -> Result<()> {
+        let all = self.vaults.iter().map(|vault| Ok(vault.forest().sync_all()?));
+        all.fold(Ok(()), |first, done| first.and(done))
+    }
+
     /// Commits everything, and closes the vaults: the last first.
     ///
     /// # Errors
@@ -130,21 +174,13 @@ impl Drop for Opened {
 }
 
 impl OpenVault {
-    fn open(settings: VaultSettings, policy: Policy) -> Result<OpenVault> {
+    fn open(prepared: Prepared) -> Result<OpenVault> {
+        let Prepared { settings, policy, loaded } = prepared;
         let found = Found::at(&policy, &settings.dir)?;
-        policy.check_suite(found.header.suite())?;
-        let source = match &settings.key {
-            Some(source) => source.clone(),
-            None => std::env::var(KEY).as_deref().unwrap_or(PROMPT).parse::<KeySource>()?,
-        };
-        policy.check_kind(source.kind())?;
-        let subject = settings.dir.display().to_string();
-        let loaded = source.load(&Ask { subject: &subject, purpose: Purpose::Unlock, stdin: true })?;
-        loaded.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
         let options = options(settings.read_only || found.header.is_snapshot());
         let (unsealed, succession) = found.unlock(&policy, &loaded.material, settings.slot)?;
         if succession.is_some() {
-            tracing::warn!(vault = %subject, "the vault's administrator has another key, which the pinned one has signed");
+            tracing::warn!(vault = %settings.dir.display(), "the vault's administrator has another key, which the pinned one has signed");
         }
         if !lamassu_crypto::secret::memory_is_locked() {
             tracing::warn!("keys may reach the swap space: their memory could not be locked; raise `ulimit -l`");

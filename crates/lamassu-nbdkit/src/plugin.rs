@@ -3,7 +3,7 @@
 use crate::end;
 use crate::failure::{Failure, Report, Result};
 use crate::log;
-use crate::opened::{Export, Opened};
+use crate::opened::{Export, Opened, Prepared, prepare};
 use crate::settings::Settings;
 use lamassu_volume::{Extent, Volume, Zeros};
 use parking_lot::{Mutex, RwLock};
@@ -12,7 +12,12 @@ use std::sync::OnceLock;
 /// Largest request that is answered, bytes: nbdkit's own bound.
 pub const REQUEST_MAX: u32 = 64 << 20;
 
+/// The exit code of a server that could not close a vault, which `lamassu volume export` knows; nbdkit's own failures
+/// are 1.
+const NOT_CLOSED: i32 = 5;
+
 static SETTINGS: Mutex<Option<Settings>> = Mutex::new(None);
+static PREPARED: Mutex<Vec<Prepared>> = Mutex::new(Vec::new());
 static OPENED: RwLock<Option<Opened>> = RwLock::new(None);
 /// Where the failure of the start is told.
 static REPORT: OnceLock<Mutex<Option<Report>>> = OnceLock::new();
@@ -34,31 +39,56 @@ pub fn config_complete() -> Result<()> {
     SETTINGS.lock().get_or_insert_default().complete()
 }
 
-/// nbdkit serves in this process: opens the vaults, and tells who waits for it.
-pub fn after_fork() -> Result<()> {
+/// nbdkit is about to serve, and still has its standard input and the terminal: asks for the keys.
+pub fn get_ready() -> Result<()> {
     log::start();
     let settings = SETTINGS.lock().take().unwrap_or_default();
     if let Some(to) = settings.report {
         let report = crate::abi::descriptor(to)?;
         let _ = REPORT.set(Mutex::new(Some(Report::new(report))));
     }
-    let opened = Opened::open(settings).and_then(|opened| {
-        *OPENED.write() = Some(opened);
-        end::watch()
-    });
-    if let Some(report) = REPORT.get().and_then(|report| report.lock().take()) {
-        report.tell(&opened);
-        return opened.map_err(|_| Failure::Told);
+    match prepare(settings) {
+        Ok(prepared) => *PREPARED.lock() = prepared,
+        failed => return told(failed.map(drop)),
     }
-    opened
+    Ok(())
 }
 
-/// No client is left.
+/// nbdkit serves in this process: opens the vaults, and reports that to the process that waits for it.
+pub fn after_fork() -> Result<()> {
+    let prepared = std::mem::take(&mut *PREPARED.lock());
+    told(Opened::open(prepared).and_then(|opened| {
+        *OPENED.write() = Some(opened);
+        end::watch()
+    }))
+}
+
+/// Reports how the start went, if a process waits for that.
+fn told(how: Result<()>) -> Result<()> {
+    match REPORT.get().and_then(|report| report.lock().take()) {
+        Some(report) => {
+            report.tell(&how);
+            how.map_err(|_| Failure::Told)
+        }
+        None => how,
+    }
+}
+
+/// Writes everything to the store.
+pub fn commit() {
+    if let Err(error) = opened(Opened::commit) {
+        tracing::error!(%error, "a vault cannot be committed");
+    }
+}
+
+/// No client is left. If a vault cannot be closed, data that were answered are lost: nbdkit has no way to end with a
+/// failure, so this ends the process.
 pub fn cleanup() {
     if let Some(opened) = OPENED.write().take()
         && let Err(error) = opened.close()
     {
-        tracing::error!(%error, "a vault was not closed as it should be: what was not flushed may be lost");
+        tracing::error!(%error, "a vault was not closed as it should be: data that were not flushed may be lost");
+        std::process::exit(NOT_CLOSED);
     }
 }
 

@@ -1,9 +1,11 @@
 //! The command `volume export`: what it refuses and why, who can connect, several vaults at once.
 
-use crate::lab::{Lab, has, python, run};
+use crate::lab::{Lab, has, python, run, until};
+use std::io::Write;
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
-use std::process::Command;
+use std::os::unix::net::UnixStream;
+use std::process::{Command, Stdio};
 
 impl Lab {
     /// Runs an export that ends by itself, with this code; what it said.
@@ -23,6 +25,8 @@ fn an_export_that_cannot_be_says_why_with_its_code() {
     let lab = Lab::new();
     lab.ok(&["volume", "create", "v", "a", "1M"]);
     std::fs::write(lab.path("other"), [7; 32]).unwrap();
+    std::fs::write(lab.path("words"), "some words").unwrap();
+    std::fs::set_permissions(lab.path("words"), PermissionsExt::from_mode(0o600)).unwrap();
     let socket = ["--socket", "s"];
     let with = |more: &[&'static str]| -> Vec<&'static str> { socket.iter().chain(more).copied().collect() };
     lab.refused(12, &with(&["-k", "raw:file:other", "v"]));
@@ -35,9 +39,22 @@ fn an_export_that_cannot_be_says_why_with_its_code() {
     lab.refused(2, &["v"]);
     lab.refused(20, &with(&["--nbdkit", "no-such-program", "v"]));
     lab.refused(20, &with(&["--filter", "no-such-filter", "v"]));
-    assert!(lab.refused(2, &["--listen", "0.0.0.0:0", "v"]).contains("--tls-psk"));
+    for address in ["0.0.0.0:0", "127.0.0.1:0"] {
+        assert!(lab.refused(2, &["--listen", address, "v"]).contains("--tls-psk"));
+    }
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
-    lab.refused(20, &["--listen", &taken.local_addr().unwrap().to_string(), "v"]);
+    lab.refused(20, &["--no-tls", "--listen", &taken.local_addr().unwrap().to_string(), "v"]);
+    // The key may come by standard input, of which nbdkit leaves nothing once it serves.
+    lab.ok(&["init", "--key", "passphrase:file:words", "w"]);
+    let words = ["--socket", "s", "-k", "passphrase:stdin", "w"];
+    let mut by_stdin = lab.command(&lab.export_words(&words)).stdin(Stdio::piped()).spawn().unwrap();
+    by_stdin.stdin.take().unwrap().write_all(b"some words\n").unwrap();
+    until("the export is served", || {
+        assert!(by_stdin.try_wait().unwrap().is_none());
+        UnixStream::connect(lab.path("s")).is_ok()
+    });
+    run("kill", &["-TERM", &by_stdin.id().to_string()]);
+    assert!(by_stdin.wait().unwrap().success());
     // One writer of a vault: neither a second export, nor a command, nor a mount while it is exported.
     let served = lab.export(&["v"]);
     std::fs::create_dir(lab.path("m")).unwrap();

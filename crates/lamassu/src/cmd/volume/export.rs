@@ -8,9 +8,9 @@ use crate::keys::SourceText;
 use crate::open;
 use crate::output::{Ui, print};
 use crate::signals;
-use lamassu_host::Error as HostError;
 use lamassu_host::control::protocol::Failed;
 use lamassu_host::pins::Given;
+use lamassu_host::{Error as HostError, FaultKind};
 use lamassu_volume::Name;
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::pipe::{PipeFlags, pipe_with};
@@ -29,7 +29,7 @@ const EXAMPLES: &str = "\
 Examples:
   lamassu volume export --socket /run/vm1.sock /srv/store/vault
   lamassu volume export --listen 0.0.0.0:10809 --tls-certificates /etc/pki/nbd --tls-verify-peer /srv/store/vault
-  lamassu volume export --listen 127.0.0.1:10809 a=/disk1/vault b=/disk2/vault
+  lamassu volume export --socket /run/nbd.sock a=/disk1/vault b=/disk2/vault
   lamassu volume export -k raw:file:/root/a.key -k raw:file:/root/b.key --socket /run/nbd.sock a=/disk1/a b=/disk2/b
   lamassu volume export --socket /run/vm1.sock --filter rate /srv/store/vault -- rate=100M
 Clients name an export by the volume, nbd+unix:///vm1?socket=/run/vm1.sock; of several vaults by VAULT/VOLUME. SIGTERM
@@ -38,6 +38,8 @@ ends it: what was written is committed, and the vaults are closed. docs/volumes.
 /// The plugin as cargo builds it, and as it is installed.
 const PLUGIN_BUILT: &str = "liblamassu_nbdkit.so";
 const PLUGIN_INSTALLED: &str = "../lib/lamassu/nbdkit-lamassu-plugin.so";
+/// With which code a plugin ends nbdkit that could not close a vault.
+const NOT_CLOSED: i32 = 5;
 
 /// Options of `volume export`.
 #[derive(clap::Args, Debug)]
@@ -62,7 +64,8 @@ pub struct Args {
     /// Require TLS: the file with the keys of clients (psktool makes it)
     #[arg(long, value_name = "FILE", conflicts_with = "tls_certificates")]
     tls_psk: Option<PathBuf>,
-    /// Let clients of other machines connect without TLS: whoever listens on the network reads everything
+    /// Listen without TLS: whoever reaches the port reads and writes everything, on a loopback address every user of
+    /// this machine
     #[arg(long)]
     no_tls: bool,
     /// Export this volume or snapshot of the one vault; again for others [default: all]
@@ -71,9 +74,10 @@ pub struct Args {
     /// Write nothing
     #[arg(long)]
     read_only: bool,
-    /// Requests of one client that are worked on at once [default: nbdkit's]
-    #[arg(long, value_name = "N")]
-    threads: Option<u16>,
+    /// Requests of one connection that are worked on at once. With more than one, nbdkit 1.32 ends if a client goes
+    /// away in the middle of its answers
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
+    threads: u16,
     /// One of nbdkit's filters, again for others; the outermost first
     #[arg(long = "filter", value_name = "NAME")]
     filters: Vec<OsString>,
@@ -152,6 +156,13 @@ fn served(ui: &Ui, args: &Args, mut child: Child, report: OwnedFd) -> Result<()>
     match told {
         Ok(Some(failed)) => Err(Fault::Told(failed).into()),
         Ok(None) if status.success() => Ok(()),
+        Ok(None) if status.code() == Some(NOT_CLOSED) => {
+            let message =
+                "a vault could not be closed at the end (the log says why): data that clients had not flushed \
+                           are lost; what was flushed is there"
+                    .into();
+            Err(Fault::Told(Failed { kind: FaultKind::Store, message }).into())
+        }
         Ok(None) | Err(_) => Err(Fault::NbdkitEnded { status }.into()),
     }
 }
@@ -191,7 +202,7 @@ impl Args {
         }
         option("--tls-certificates", self.tls_certificates.as_ref().map(|path| path.as_os_str()));
         option("--tls-psk", self.tls_psk.as_ref().map(|path| path.as_os_str()));
-        option("--threads", self.threads.map(|n| n.to_string()).as_deref().map(OsStr::new));
+        option("--threads", Some(self.threads.to_string().as_ref()));
         option("--pidfile", self.pidfile.as_ref().map(|path| path.as_os_str()));
         self.filters.iter().for_each(|filter| option("--filter", Some(filter)));
         if self.tls_certificates.is_some() || self.tls_psk.is_some() {
@@ -209,11 +220,13 @@ impl Args {
     fn check_tls(&self) -> Result<()> {
         let has_tls = self.tls_certificates.is_some() || self.tls_psk.is_some();
         match self.listen {
-            Some(address) if !has_tls && !self.no_tls && !address.ip().is_loopback() => Err(HostError::Usage(
-                "others on the network would read everything: give --tls-certificates DIR or --tls-psk FILE, or --no-tls if the network is yours alone",
+            Some(_) if !has_tls && !self.no_tls => Err(HostError::Usage(
+                "whoever reaches the port would read and write everything, on a loopback address every user of this \
+                 machine: give --tls-certificates DIR or --tls-psk FILE, or --socket PATH instead; --no-tls if all who \
+                 reach it may",
             )
             .into()),
-            _ => Ok(()),
+            Some(_) | None => Ok(()),
         }
     }
 
