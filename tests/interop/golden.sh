@@ -44,7 +44,7 @@ count() { # NAME COMMAND…: its output must be the tree, and it must have nothi
     fi
 }
 count plain reader tree-hash --plain --xattrs "$work/plain"
-for suite in aes paper blake3 chacha aes-file aes-none blake3-none chacha-file; do
+for suite in aes paper blake3 chacha aes-file aes-none blake3-none chacha-file aes-lz4 blake3-zstd; do
     rm -rf "$work/vault"
     unpack "$suite"
     for source in raw:key.raw hex:key.hex passphrase:key.passphrase; do

@@ -13,7 +13,7 @@ import queue
 import random
 import time
 
-from lab import Failure, Lab, call, program
+from lab import Failure, Lab, call, program, some_bytes
 
 PROCESSES = 4
 DIRS, NAMES, SUBDIRS = 4, 60, 10
@@ -45,13 +45,13 @@ class Calls:
 
     def create(self):
         with open(self.name(), "wb", buffering=0) as file:
-            file.write(self.rng.randbytes(self.rng.choice(LENGTHS)))
+            file.write(some_bytes(self.rng, self.rng.choice(LENGTHS)))
             self.sync(file.fileno())
 
     def change(self):
         with open(self.name(), "r+b", buffering=0) as file:
             file.truncate(self.rng.choice((0, 100, 5000, 700_000)))
-            os.pwrite(file.fileno(), self.rng.randbytes(6000), 3000)
+            os.pwrite(file.fileno(), some_bytes(self.rng, 6000), 3000)
 
     def read(self):
         with open(self.name(), "rb") as file:

@@ -5,7 +5,7 @@ import os
 import random
 import time
 
-from lab import DAMAGED, Failure, Lab
+from lab import DAMAGED, Failure, Lab, some_bytes
 
 BLOCK = 4096
 PAGE_BLOCKS = 116  # at the default 8 reserved slots, docs/format.md section 8
@@ -155,7 +155,7 @@ def full_once(rng, cache, options):
     with Lab("xfs", megabytes=320) as lab:
         vault = lab.vault("v", *options)
         vault.mount("-c", cache)
-        content, piece, data = rng.randbytes(20 << 20), rng.randbytes(3 << 20), rng.randbytes(BLOCK)
+        content, piece, data = some_bytes(rng, 20 << 20), some_bytes(rng, 3 << 20), rng.randbytes(BLOCK)
         (vault.mnt / "keep").write_bytes(content)
         os.sync()
         synced = fill(vault.mnt / "fill", piece)
@@ -184,7 +184,7 @@ def full(seed, seconds):
     until = time.monotonic() + seconds
     times = 0
     while times == 0 or time.monotonic() < until:
-        cache, options = (("writeback", ()), ("through", ("-b", "64K")), ("none", ("-R", "2")))[times % 3]
+        cache, options = (("writeback", ()), ("through", ("-b", "64K", "--compress", "lz4")), ("none", ("-R", "2")))[times % 3]
         try:
             full_once(rng, cache, options)
         except Failure as failure:

@@ -46,7 +46,9 @@ class Fsx:
         self.direct = None
         self.weights = dict(self.WEIGHTS)
         self.wants_direct = direct
-        self.pool = random.Random(seed ^ 0x5EED).randbytes(1 << 20)
+        pool = random.Random(seed ^ 0x5EED).randbytes(1 << 20)
+        # A quarter of it compresses: bytes of four values.
+        self.pool = pool[1 << 18 :] + bytes(byte & 0x18 for byte in pool[: 1 << 18])
 
     # --- plumbing
 
@@ -79,7 +81,7 @@ class Fsx:
         return offset, length
 
     def data(self, length):
-        """Random bytes; now and then one byte repeated, which makes equal blocks."""
+        """Random bytes, some of which compress; now and then one byte repeated, which makes equal blocks."""
         if self.rng.random() < 0.15:
             return bytes((self.rng.randrange(256),)) * length
         start = self.rng.randrange(len(self.pool))

@@ -15,7 +15,7 @@ import random
 import signal
 import time
 
-from lab import CRASHED, REPAIRED, Failure, Lab
+from lab import CRASHED, REPAIRED, Failure, Lab, some_bytes
 
 BLOCK = 4096
 FILE_BLOCKS_MAX = 300  # nearly three pages of 116 blocks
@@ -113,7 +113,7 @@ def write_blocks(seed, path, out, cut):
                 length = rng.choice((1, 40, 3000, BLOCK, 9000, 60_000))
                 if rng.random() < 0.4:
                     offset, length = offset - offset % BLOCK, length + -length % BLOCK
-                data = rng.randbytes(length)
+                data = some_bytes(rng, length)
                 model.begin_write(offset, data)
                 os.pwrite(fd, data, offset)
             elif what < 0.80:
@@ -213,7 +213,7 @@ def change_names(seed, path, out, _cut):
             counter += 1
             if rng.random() < 0.35 or len(model.tree) < 5:
                 # A new file: complete once it is closed. Before that it may be there without its content.
-                name, content = f"{counter:x}", rng.randbytes(rng.choice((0, 10, 4000, 5000, 30_000)))
+                name, content = f"{counter:x}", some_bytes(rng, rng.choice((0, 10, 4000, 5000, 30_000)))
                 model.under_way = model.tree | {name: ...}
                 save(path / name, content)
                 model.under_way = model.tree | {name: content}

@@ -35,6 +35,8 @@ MAKE = {
 XFS_IOC_GOINGDOWN = 0x8004587D
 XFS_FSOP_GOING_FLAGS_NOLOGFLUSH = 2
 
+# What makes four letters of all bytes: they have two bits each.
+LETTERS = b"gate" * 64
 
 AT_FDCWD = -100
 RENAME_NOREPLACE, RENAME_EXCHANGE = 1, 2
@@ -54,6 +56,12 @@ def program():
     """The binary under test: $LAMASSU, or the release build."""
     target = os.environ.get("CARGO_TARGET_DIR", ROOT / "target")
     return os.environ.get("LAMASSU", str(pathlib.Path(target) / "release" / "lamassu"))
+
+
+def some_bytes(rng, length):
+    """Random bytes, every other time of four letters alone: these compress."""
+    data = rng.randbytes(length)
+    return data.translate(LETTERS) if rng.random() < 0.5 else data
 
 
 def call(*command, expect=(0,), limit=COMMAND_SECONDS_MAX):
@@ -143,6 +151,9 @@ class Lab:
         """Makes a vault with these options of `init`."""
         vault = Vault(self, name)
         self.vaults.append(vault)
+        codec = os.environ.get("TORTURE_COMPRESS")
+        if codec and not {"paper", "--compress"} & set(options):
+            options = (*options, "--compress", codec)
         call(*self.run_as, program(), "init", "-q", "-k", self.source, *options, str(vault.dir))
         return vault
 

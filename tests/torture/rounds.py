@@ -7,14 +7,15 @@ import time
 
 from lab import ROOT, Failure, Lab
 
-# Cache modes and vaults that between them have every suite, two block sizes, and small and plain names.
+# Cache modes and vaults that between them have every suite, block sizes, small and plain names, and both codecs.
 SETUPS = (
     ("writeback", ()),
-    ("none", ("-s", "blake3", "-b", "64K")),
+    ("none", ("-s", "blake3", "-b", "64K", "--compress", "zstd")),
     ("through", ("-s", "chacha", "-R", "2")),
     ("writeback", ("-s", "paper", "-b", "8K", "--small-files", "random")),
     ("through", ("-b", "64K", "-n", "plain")),
     ("none", ()),
+    ("writeback", ("-b", "16K", "--compress", "lz4")),
 )
 
 # Within the tail, a few blocks, two pages, several pages.

@@ -15,13 +15,19 @@ import subprocess
 import threading
 import time
 import traceback
+from functools import partial
 
-from lab import CRASHED, RENAME_EXCHANGE, RENAME_NOREPLACE, REPAIRED, Failure, Lab, renameat2
+from lab import CRASHED, RENAME_EXCHANGE, RENAME_NOREPLACE, REPAIRED, Failure, Lab, renameat2, some_bytes
 
 BLOCK = 4096
 NAMES = 5
 # What `init` is given: leaf kinds, ciphers with and without keys at random, block sizes.
-SETUPS = ((), ("--tree-leaves", "blocks"), ("--tree-leaves", "blocks", "-R", "1"), ("-s", "blake3", "--tree-leaves", "blocks"))
+SETUPS = (
+    (),
+    ("--tree-leaves", "blocks"),
+    ("--tree-leaves", "blocks", "-R", "1"),
+    ("-s", "blake3", "--tree-leaves", "blocks", "--compress", "lz4"),
+)
 MOUNTS = ((), (), ("--freshness", "interval"), ("-c", "through"))
 
 
@@ -59,7 +65,7 @@ def write(rng, top, fresh):
             if what < 0.7:
                 offset = rng.choice((0, size, rng.randrange(size + 1), rng.randrange(3 * BLOCK), rng.randrange(150 * BLOCK)))
                 # Zeros among it: they are stored otherwise.
-                data = rng.choice((bytes, rng.randbytes, rng.randbytes, rng.randbytes))(rng.choice((1, 100, BLOCK, 3 * BLOCK, 70_000)))
+                data = rng.choice((bytes, *[partial(some_bytes, rng)] * 3))(rng.choice((1, 100, BLOCK, 3 * BLOCK, 70_000)))
                 os.pwrite(fd, data, offset)
             elif what < 0.85:
                 os.ftruncate(fd, rng.choice((0, rng.randrange(size + 1), size + rng.randrange(200_000))))

@@ -1,5 +1,6 @@
-//! Real vaults, mounted: the whole suite over three kinds of vault, one for each cache mode, and what only a vault can
-//! show. Two of the kinds have an anchor, and so has every vault below whose store is not changed under it.
+//! Real vaults, mounted: the whole suite over four kinds of vault, one for each cache mode and one that compresses,
+//! and what only a vault can show. Three of the kinds have an anchor, and so has every vault below whose store is not
+//! changed under it.
 
 #![allow(clippy::unwrap_used)] // helpers of tests are tests
 
@@ -8,9 +9,10 @@ mod suite;
 
 use lamassu_anchor::Anchor;
 use lamassu_anchor::table::MemoryTable;
+use lamassu_crypto::compress::version_of;
 use lamassu_crypto::{KeyRing, Secret};
 use lamassu_format::header::{KeyArea, NameMode, SealedKeychain, VaultHeader, VaultParams};
-use lamassu_format::{Domain, Geometry, Suite};
+use lamassu_format::{Codec, Compression, Domain, Geometry, Suite};
 use lamassu_fuse::control::Root;
 use lamassu_fuse::{CacheMode, MountOptions, Mounted};
 use lamassu_store::Backend;
@@ -32,6 +34,7 @@ struct Recipe {
     names: NameMode,
     block_size: u32,
     cache: CacheMode,
+    codec: Option<Codec>,
     is_anchored: bool,
 }
 
@@ -40,6 +43,7 @@ const DEFAULT: Recipe = Recipe {
     names: NameMode::Encrypted,
     block_size: 4096,
     cache: CacheMode::WriteBack,
+    codec: None,
     is_anchored: true,
 };
 
@@ -59,7 +63,7 @@ impl Recipe {
             created: 0,
         };
         let keychain = SealedKeychain { nonce: [0; 24], sealed: Vec::new(), oblivious: false };
-        VaultHeader::new(
+        let mut header = VaultHeader::new(
             params,
             KeyArea {
                 id: [1; 16],
@@ -70,7 +74,14 @@ impl Recipe {
                 admin: None,
                 mac: [0; 32],
             },
-        )
+        );
+        header.set_compression(self.compression());
+        header
+    }
+
+    fn compression(&self) -> Option<Compression> {
+        let (codec, round) = (self.codec?, Compression::default_round(self.block_size));
+        Some(Compression::new(codec, version_of(codec), round, (self.suite, self.block_size)).unwrap())
     }
 
     fn ring(&self) -> KeyRing {
@@ -336,6 +347,12 @@ mod through_chacha_plain_names {
     suite_tests!(with lists |test, body| {
         let recipe = Recipe { suite: Suite::Chacha, names: NameMode::Plain, cache: CacheMode::Through, ..DEFAULT };
         super::with(recipe, test, body);
+    });
+}
+mod compressed_large_blocks {
+    use super::{Codec, DEFAULT, Recipe};
+    suite_tests!(with lists |test, body| {
+        super::with(Recipe { block_size: 32_768, codec: Some(Codec::Zstd(1)), ..DEFAULT }, test, body);
     });
 }
 mod uncached_blake3_large_blocks {

@@ -56,10 +56,10 @@ pub fn of_new(
         (Some(Chosen(Some(codec))), _) => (codec, version_of(codec)),
         (None, Some(inherited)) if suite.marks_compressed() => (inherited.codec(), inherited.version()),
         (None, _) if round.is_some() => {
-            return Err(Error::Usage("--compress-round is for what is compressed: give --compress, too"));
+            return Err(Error::Usage("nothing is compressed whose lengths could be rounded: give a codec, too"));
         }
         (Some(Chosen(None)), _) if round.is_some() => {
-            return Err(Error::Usage("nothing is rounded with --compress none: leave out --compress-round"));
+            return Err(Error::Usage("without compression no lengths are rounded: leave out what to round up to"));
         }
         (Some(Chosen(None)) | None, _) => return Ok(None),
     };
@@ -69,11 +69,12 @@ pub fn of_new(
     match Compression::new(codec, version, round, (suite, block_size)) {
         Ok(compression) => Ok(Some(compression)),
         Err(CompressionError::Paper) => Err(Error::Usage(
-            "suite paper, as published, has no bit in its keys that could mark compressed blocks: choose another suite, or --compress none",
+            "suite paper, as published, has no bit in its keys that could mark compressed blocks: choose another suite, or no compression",
         )),
-        Err(CompressionError::Round) => {
-            Err(Error::Member { option: "--compress-round", rule: "a power of two from 512 to half a block" })
-        }
+        Err(CompressionError::Round) => Err(Error::Member {
+            option: "what lengths of compressed blocks are rounded up to",
+            rule: "a power of two from 512 to half a block",
+        }),
     }
 }
 

@@ -2,7 +2,7 @@
 //! itself uses the same code in its own process.
 
 use crate::anchors::Made;
-use crate::compression;
+use crate::compression::{self, Chosen};
 use crate::control::protocol::{Caller, DatasetSpec, Datasets, Listed, MESSAGE_LEN_MAX, Parcel, Properties, Unseen};
 use crate::error::At;
 use crate::serve::Served;
@@ -375,11 +375,13 @@ impl Served {
                     .detail("integrity", integrity.map_or("inherit", Verified::name))
                     .detail("cache", cache.map_or("inherit", Caching::name));
             }
-            if let Some(chosen) = chosen {
+            if chosen.is_some() || set.compress_round.is_some() {
                 let fits = (header.suite(), header.geometry().block_size() as u32);
-                let compression = compression::of_new(Some(chosen), None, header.compression(), fits)?;
+                let compression = compression::of_new(chosen, set.compress_round, header.compression(), fits)?;
                 keys.set_compression(header, compression)?;
-                event = event.detail("compress", chosen.to_string());
+                let (codec, round) = compression.map(|c| (c.codec(), c.round())).unzip();
+                event = event.detail("compress", Chosen(codec).to_string());
+                event = round.into_iter().fold(event, |event, round| event.detail("compress_round", round));
             }
             let mut removed = None;
             match inherit {

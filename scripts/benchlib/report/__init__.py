@@ -4,6 +4,7 @@ import json
 import os
 
 from .ciphers import ciphers
+from .compression import compression
 from .figures import PEERS, names
 from .glance import glance
 from .integrity import integrity
@@ -20,7 +21,7 @@ from .timed import durable, small
 from .tree import tree
 from .volumes import volumes
 
-EXPERIMENTS = ("mount", "small", "durable", "space", "network", "stages", "slots", "integrity", "tree", "sweeps", "growth", "ciphers", "shared", "server", "volumes")
+EXPERIMENTS = ("mount", "small", "durable", "space", "network", "stages", "slots", "integrity", "tree", "sweeps", "growth", "ciphers", "shared", "server", "volumes", "compression")
 # Why an experiment leaves out a peer.
 LEFT_OUT = {("durable", "cryfs"): "it answers fsync(2) without syncing anything of its store", ("network", "cryfs"): "its blocks are files of 16 KiB, each of which would cross the link",
             ("network", "bindfs"): "`sshfs alone` and `plainfs` show what is there without encryption"}
@@ -110,4 +111,5 @@ def left_out(results):
 
 
 SECTIONS = {"mount": mount, "small": small, "durable": durable, "space": space, "network": network, "stages": stages, "slots": slots,
-            "integrity": integrity, "tree": tree, "sweeps": sweeps, "growth": growth, "ciphers": ciphers, "shared": shared, "server": server, "volumes": volumes}
+            "integrity": integrity, "tree": tree, "sweeps": sweeps, "growth": growth, "ciphers": ciphers, "shared": shared, "server": server, "volumes": volumes,
+            "compression": compression}

@@ -5,6 +5,8 @@ import textwrap
 
 from .. import published
 from ..plots import bars, lines
+from .compression import tables as of_compression
+from .compression import told as told_of_compression
 from .figures import PEERS, SURE, best, by, median, names, number, rate, rates, table, values
 from .glance import factors, lost_in_sweeps, sorted_out
 from .server import figures as of_server
@@ -19,7 +21,7 @@ TIMED = {"small": "Many small files", "durable": "Synced writes and overwriting"
 
 
 def summary(results, plots, title, method):
-    figures = (mount(results, plots), timed(results, "small", plots), timed(results, "durable", plots), space(results, plots), several_hosts(results), a_server(results), some_volumes(results), ciphers(results, plots))
+    figures = (mount(results, plots), timed(results, "small", plots), timed(results, "durable", plots), space(results, plots), several_hosts(results), a_server(results), some_volumes(results), compression(results), ciphers(results, plots))
     return "\n\n".join([title, glance(results), *(part for part in figures if part), method, rest(results)]) + "\n"
 
 
@@ -143,6 +145,11 @@ def some_volumes(results):
 def a_server(results):
     result = results.get("server")
     return f"## A server by itself\n\n{paragraph(told_of_server(result))}\n\n{of_server(result)}" if result else ""
+
+
+def compression(results):
+    result = results.get("compression")
+    return f"## Compression\n\n{paragraph(told_of_compression(result))}\n\n{of_compression(result)}" if result else ""
 
 
 def ciphers(results, plots):

@@ -132,7 +132,7 @@ pub fn sizes_and_times_follow_writes(dir: &Path) {
         last_modification: Timespec { tv_sec: 1, tv_nsec: 0 },
     };
     rustix::fs::futimens(&file, &zero).unwrap();
-    file.write_all_at(&[1; 12_345], 100_000).unwrap();
+    file.write_all_at(&super::support::pattern(12_345, 1), 100_000).unwrap();
     let meta = fs::metadata(&path).unwrap();
     assert_eq!(meta.len(), 112_345);
     assert!(meta.mtime() > 1_600_000_000);

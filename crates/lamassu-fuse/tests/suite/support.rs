@@ -22,7 +22,7 @@ pub fn in_child(test: &str, dir: &Path) {
     assert!(out.status.success() && text.contains("1 passed"), "{text}");
 }
 
-/// Bytes that tell their own position.
+/// Bytes that tell their own position. Those of an even seed compress.
 pub fn pattern(len: usize, seed: u64) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     (0..len)
@@ -30,7 +30,7 @@ pub fn pattern(len: usize, seed: u64) -> Vec<u8> {
             state ^= state << 13;
             state ^= state >> 7;
             state ^= state << 17;
-            state as u8
+            if seed.is_multiple_of(2) { b'a' + (state & 3) as u8 } else { state as u8 }
         })
         .collect()
 }

@@ -183,6 +183,8 @@ pub struct Properties {
     pub cache: Option<String>,
     /// `none`, `lz4`, `zstd:LEVEL`; not for a new dataset
     pub compress: Option<String>,
+    /// what lengths are rounded up to, bytes; not of a new dataset
+    pub compress_round: Option<u32>,
 }
 
 /// A page of a list of datasets.

@@ -89,7 +89,12 @@ impl Core {
                 return Ok(());
             }
             let left = (st.buffer.len(), goal.unwritten.len());
-            self.run(st, round, &mut goal)?;
+            if let Err(error) = self.run(st, round, &mut goal) {
+                if error.is_out_of_space() && !st.slack.is_empty() {
+                    let _ = self.sync_data(st); // frees zeros: the next try may find room
+                }
+                return Err(error);
+            }
             if (st.buffer.len(), goal.unwritten.len()) == left {
                 // A page without room for what must change under it. The planner never makes one. Should it ever, an
                 // error is better than an endless loop.

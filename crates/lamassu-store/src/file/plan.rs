@@ -18,9 +18,10 @@ const ROUND_LEN_MAX: usize = 16 << 20;
 /// How a block's content changes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Change {
-    /// There was no content: a hole, or a block that is lost anyway.
+    /// There was no content: a hole.
     Fill,
-    /// Durable content is replaced; its key is kept until the new data is durable.
+    /// Durable content is replaced; its key is kept until the new data is durable. So it is of a block that is lost:
+    /// until its new data is durable it reads as damage, and not as a hole.
     Replace,
     /// Bytes that were the page's tail get a data block (I7).
     LeaveTail,
@@ -197,8 +198,11 @@ impl Core {
         let first = geo.first_block(g);
         let mut room = (SLOTS - page.keys.len() - tail_slots).min(geo.reserved()).saturating_sub(page.previous.len());
         if room == 0 {
-            // Only lost blocks hold previous keys now; new content goes before what cannot be opened anyway.
-            (page.replaced, page.previous) = (0, Keys::default());
+            // Only lost blocks hold previous keys now; new content goes before what cannot be opened anyway. They stay
+            // damage by their keys, which nothing that is there verifies under.
+            let holding = page.replaced;
+            (page.pending, page.replaced, page.previous) = (page.pending & !holding, 0, Keys::default());
+            lost &= !holding;
             room = (SLOTS - page.keys.len() - tail_slots).min(geo.reserved());
         }
         for (block, dirty) in st.buffer.range(first..first + geo.blocks_per_page()) {
@@ -209,6 +213,8 @@ impl Core {
             let bit = 1u128 << i;
             let keyed = page.keys.is_keyed(i);
             let replaces = keyed && lost & bit == 0;
+            // It has its previous key already.
+            let replaces_lost = lost & page.replaced & bit != 0;
             let leaves = old_tail == Some(block);
             match dirty {
                 Dirty::Hole if !keyed && lost & bit == 0 => {
@@ -220,7 +226,7 @@ impl Core {
                 Dirty::Hole => round.punches.push(block),
                 Dirty::Data(_) | Dirty::Sealed(_) | Dirty::Copied(_) => {
                     *budget = budget.saturating_sub(1);
-                    let change = match (leaves, replaces) {
+                    let change = match (leaves, replaces || replaces_lost) {
                         (true, _) => Change::LeaveTail,
                         (_, true) => Change::Replace,
                         (_, false) => Change::Fill,

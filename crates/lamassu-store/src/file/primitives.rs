@@ -135,7 +135,13 @@ impl Core {
             st.marks.note_barrier_time(start.elapsed());
         }
         st.note_barrier();
-        Ok(())
+        if st.slack.is_empty() {
+            return Ok(());
+        }
+        self.keeping_mtime(st, |core, st| {
+            core.punch_slack(st);
+            Ok(())
+        })
     }
 
     /// Reads, opens and parses page `g`, without looking at the rest of the file.
@@ -394,7 +400,8 @@ impl Core {
     }
 
     /// Frees the zeros behind compressed blocks that a barrier has covered. Nothing depends on it: it changes no
-    /// content, so a crash finds the same before and after. A store that cannot is not asked again.
+    /// content, so a crash finds the same before and after, and no mark counts it. A store that cannot is not asked
+    /// again.
     pub fn punch_slack(&self, st: &mut State) {
         let (durable, end) = (st.marks.durable(), st.space.len());
         for range in st.slack.take_durable(durable) {
@@ -402,7 +409,6 @@ impl Core {
             if range.start < until && self.backing.punch(range.start, until - range.start).is_err() {
                 return st.slack.give_up();
             }
-            st.marks.advance();
         }
     }
 

@@ -9,10 +9,11 @@
 //! | 2 | blocks are sealed; nothing is written | |
 //! | 3 | bytes that leave a tail are written to their block, and made durable | I7 |
 //! | 4 | holes that are filled are made zero below the end of the backing file, durably | I6 |
-//! | 5 | a page 0 of this session is made durable, before pages past the last one | I4 |
-//! | 6 | pages are written: new keys, `pending`, previous keys | I1, I2, I12, I13 |
-//! | 7 | barrier, if anything is replaced or punched, or if earlier failures left a doubt | I1, I8, I11 |
-//! | 8 | data is written and holes are punched | I13 |
+//! | 5 | the store reserves the places of compressed blocks that are replaced | |
+//! | 6 | a page 0 of this session is made durable, before pages past the last one | I4 |
+//! | 7 | pages are written: new keys, `pending`, previous keys | I1, I2, I12, I13 |
+//! | 8 | barrier, if anything is replaced or punched, or if earlier failures left a doubt | I1, I8, I11 |
+//! | 9 | data is written and holes are punched | I13 |
 //! | on failure | what each block holds is found out as after a crash | I2, I11 |
 
 use super::ciphertext::{Ciphertext, Stretch};
@@ -21,7 +22,8 @@ use super::primitives::{Core, PageId};
 use super::recover::keep_bits;
 use super::state::{Held, Mark, PageState, SizeFields, State};
 use super::types::StoreError;
-use lamassu_format::{BlockNo, Keys, PAGE_LEN, Page, PageNo, SlotKey};
+use lamassu_crypto::compress::stored_len;
+use lamassu_format::{BlockNo, Keys, PAGE_LEN, Page, PageNo, SlotKey, is_compressed};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -35,10 +37,11 @@ impl Core {
         let sealed = self.seal(st, &round)?; // step 2
         let left = self.leave_tails(st, &mut round, &sealed)?; // step 3
         self.clear_holes(st, &round, &left)?; // step 4
-        self.id_before_pages(st, &round)?; // step 5
+        self.reserve_places(st, &round)?; // step 5
+        self.id_before_pages(st, &round)?; // step 6
         self.key_pages(&mut round, &sealed.keys);
         let since = st.marks.written();
-        // Steps 6 to 8.
+        // Steps 7 to 9.
         let done = self.write_pages(st, &mut round, goal).and_then(|()| self.write_content(st, &round, &sealed, &left));
         if let Err(error) = done {
             self.undo(st, since, &round);
@@ -143,7 +146,58 @@ impl Core {
         Ok(())
     }
 
-    /// Step 5, I4: before a page past the last one is written, a page 0 of this session is durable, with the file's id
+    /// Step 5: of the place of a compressed block the store may keep a part. A write of the whole of it that finds no
+    /// space would have destroyed what is replaced, so the space is found before anything says that it is replaced.
+    fn reserve_places(&self, st: &mut State, round: &Round) -> Result<(), StoreError> {
+        let suite = self.ctx.ring.suite();
+        let is_short = |block: BlockNo| {
+            let (g, i) = self.geo().slot_of(block);
+            let page = &round.pages.get(&g).expect("data lies under a planned page").page;
+            let of = |key: Option<SlotKey>| key.is_some_and(|key| is_compressed(suite, &key.as_batch()[0]));
+            of(page.keys.get(i)) || of(page.previous_key(i))
+        };
+        if self.ctx.block_len() <= PAGE_LEN {
+            return Ok(());
+        }
+        for (_, first, count) in self.runs(round, |block, change| change == Change::Replace && is_short(block)) {
+            let (from, len) = (self.geo().block_offset(first), count as u64 * self.geo().block_size());
+            st.slack.forget(from..from + len); // not to be punched before they are written
+            match self.reserve(st, first, count) {
+                // What was written before has zeros that need not be kept: a barrier frees them.
+                Err(error) if error.is_out_of_space() && !st.slack.is_empty() => {
+                    self.sync_data(st)?;
+                    self.reserve(st, first, count)?;
+                }
+                done => done?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Reserves the places of some blocks. Where the store has no call for it, the zeros behind each ciphertext are
+    /// written.
+    fn reserve(&self, st: &mut State, first: BlockNo, count: usize) -> Result<(), StoreError> {
+        let (from, len) = (self.geo().block_offset(first), self.ctx.block_len());
+        match self.backing.allocate(from, (count * len) as u64) {
+            Err(e) if e.raw_os_error() == Some(libc::EOPNOTSUPP) => {}
+            done => return done.map_err(StoreError::io("allocate", from)),
+        }
+        let mut bytes = vec![0; len];
+        for block in (0..count).map(|at| first + at as u64) {
+            let offset = self.geo().block_offset(block);
+            // What cannot be read is about to be replaced.
+            if self.read_padded(offset, &mut bytes).is_err() {
+                continue;
+            }
+            let stored = stored_len(&bytes).next_multiple_of(PAGE_LEN);
+            if stored < len {
+                self.write_zeros(st, offset + stored as u64, offset + len as u64)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Step 6, I4: before a page past the last one is written, a page 0 of this session is durable, with the file's id
     /// and without `cut`. The size that it says of a file of one page is durable then, too, and becomes the floor (I5).
     fn id_before_pages(&self, st: &mut State, round: &Round) -> Result<(), StoreError> {
         let old_last = st.last_page(self.geo());
@@ -171,7 +225,8 @@ impl Core {
         for (n, (block, change)) in round.data.iter().enumerate() {
             let (g, i) = self.geo().slot_of(*block);
             let planned = round.pages.get_mut(&g).expect("data lies under a planned page");
-            if *change != Change::Replace || !planned.page.keys.is_same(i, keys, n) {
+            let is_lost = planned.page.pending >> i & 1 == 1;
+            if *change != Change::Replace || is_lost || !planned.page.keys.is_same(i, keys, n) {
                 note_change(&mut planned.page, i, *change);
                 planned.page.keys.copy_from(i, keys, n);
                 planned.must_write = true;
@@ -180,14 +235,14 @@ impl Core {
         for block in &round.punches {
             let (g, i) = self.geo().slot_of(*block);
             let planned = round.pages.get_mut(&g).expect("punches lie under a planned page");
-            let lost = planned.page.pending >> i & 1 == 1;
-            note_change(&mut planned.page, i, if lost { Change::Fill } else { Change::Replace });
+            let is_lost = planned.page.pending >> i & 1 == 1;
+            note_change(&mut planned.page, i, if is_lost { Change::Fill } else { Change::Replace });
             planned.page.keys.set(i, &SlotKey::HOLE);
             planned.must_write = true;
         }
     }
 
-    /// Step 6. The pages name new data as `pending` before that data is written, so a crash leaves candidates for each
+    /// Step 7. The pages name new data as `pending` before that data is written, so a crash leaves candidates for each
     /// block (I1). Each is one aligned write, under an open session (I12, I13).
     ///
     /// The last page is first where the file gets new ones, so that one write alone jumps past the end of the backing
@@ -228,7 +283,7 @@ impl Core {
         Ok(())
     }
 
-    /// Steps 7 and 8: the barrier between pages and data, where one is needed, and the data. Each page notes the mark
+    /// Steps 8 and 9: the barrier between pages and data, where one is needed, and the data. Each page notes the mark
     /// of the data under it, so that its pending bits stay until a barrier covers that data (I3).
     fn write_content(
         &self,
@@ -361,14 +416,10 @@ impl Core {
 /// Marks slot `i`, which is about to get a new key: it is pending, and the key of a replaced block is kept.
 fn note_change(page: &mut Page, i: usize, change: Change) {
     let bit = 1u128 << i;
-    if page.replaced & bit != 0 {
-        // A lost block: what its previous key opened is given up with the block.
-        let keep = page.pending & !bit;
-        keep_bits(page, keep);
-    }
     match change {
         Change::LeaveTail => {}
         Change::Fill => page.pending |= bit,
+        Change::Replace if page.replaced & bit != 0 => page.pending |= bit, // it was lost
         Change::Replace => {
             let rank = (page.replaced & (bit - 1)).count_ones() as usize;
             page.pending |= bit;

@@ -183,6 +183,15 @@ impl StoreError {
     pub(super) fn io(op: &'static str, offset: u64) -> impl FnOnce(std::io::Error) -> StoreError {
         move |source| StoreError::Io { op, offset, source }
     }
+
+    /// Whether the store has no space left, or none for this user.
+    pub(super) fn is_out_of_space(&self) -> bool {
+        let code = match self {
+            StoreError::Io { source, .. } => source.raw_os_error(),
+            _ => None,
+        };
+        matches!(code, Some(libc::ENOSPC | libc::EDQUOT))
+    }
 }
 
 /// How much is verified on read (L7).

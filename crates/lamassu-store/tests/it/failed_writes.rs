@@ -2,6 +2,7 @@
 
 use crate::common;
 use common::{Rng, Setup, create_in, fill, raw};
+use lamassu_format::Codec;
 use lamassu_store::Backend;
 use lamassu_store::backend::crash::{CrashBackend, CrashSim};
 use lamassu_store::backend::fault::{Call, Fault, FaultBackend};
@@ -152,5 +153,103 @@ fn what_recovery_found_is_durable_although_a_barrier_failed() {
             file.read_at(0, &mut back).unwrap_or_else(|e| panic!("state {n}, settled {settled}: {e}"));
             assert!(back == new, "state {n}, settled {settled}: not what fsync returned for");
         }
+    }
+}
+
+/// Compressed blocks of which the store keeps a part are replaced by ones that do not compress, and the store has no
+/// space left for them: nothing of what was synced is written over.
+#[test]
+fn a_full_store_keeps_what_compressed_blocks_were() {
+    const LEN: usize = 16 << 10;
+    // Whether the store has a call to reserve space.
+    for has_call in [true, false] {
+        let memory = Arc::new(MemoryBackend::new());
+        let store = FaultBackend::new(memory.clone());
+        let setup = Setup { block_size: LEN as u32, reserved: 8, codec: Some(Codec::Lz4), ..Setup::default() };
+        let file = File::create(setup.context(), create_in(&store), "test").expect("creates");
+        let old = fill(8 * LEN, &mut Rng(1));
+        file.write_at(0, &old).expect("writes");
+        file.settle_now().expect("settles");
+        // An fsync frees the zeros behind what was replaced, and a reader never sees that.
+        file.write_at(0, &fill(8 * LEN, &mut Rng(3))).expect("writes");
+        file.sync().expect("syncs");
+        assert!(store.faults().calls(Call::Punch) > 0);
+        file.write_at(0, &old).expect("writes");
+        file.settle_now().expect("settles");
+        let written = store.faults().calls(Call::Write);
+        // Behind the ciphertext of the first block.
+        store.faults().rule(move |c| match c.call {
+            Call::Allocate => Some(Fault::Errno(if has_call { libc::ENOSPC } else { libc::EOPNOTSUPP })),
+            Call::Write => Some(Fault::Errno(libc::ENOSPC)),
+            _ => None,
+        });
+        let new: Vec<u8> = (0..2 * LEN).scan(Rng(2), |rng, _| Some(rng.next() as u8)).collect();
+        file.write_at(0, &new).expect("is buffered");
+        for _ in 0..3 {
+            file.sync().expect_err("there is no space");
+        }
+        let tried = store.faults().calls(Call::Write) - written;
+        assert!(if has_call { tried == 0 } else { tried > 0 }, "{tried}");
+        let again = File::open(setup.context(), raw(&memory.snapshot()), "again").expect("opens");
+        let mut back = vec![0; old.len()];
+        again.read_at(0, &mut back).expect("reads");
+        assert!(back == old);
+        assert_eq!(again.check(false, &mut |_| {}).expect("checks").damage, []);
+        // There is space again.
+        store.faults().clear_rules();
+        sync(&file);
+        let again = File::open(setup.context(), raw(&memory.snapshot()), "again").expect("opens");
+        again.read_at(0, &mut back).expect("reads");
+        assert!(back[..new.len()] == new && back[new.len()..] == old[new.len()..]);
+    }
+}
+
+/// A write that stops in the middle of a block has destroyed what was there. Whatever is tried then, and fails, the
+/// block is damage until its new content has arrived: not a hole.
+#[test]
+fn a_torn_block_reads_as_damage_until_it_is_whole() {
+    for (reserved, codec) in [(8, None), (1, None), (8, Some(Codec::Lz4)), (1, Some(Codec::Lz4))] {
+        let memory = Arc::new(MemoryBackend::new());
+        let store = FaultBackend::new(memory.clone());
+        let setup = Setup { block_size: 8192, reserved, codec, ..Setup::default() };
+        let file = File::create(setup.context(), create_in(&store), "test").expect("creates");
+        let old = fill(6 * 8192, &mut Rng(1));
+        file.write_at(0, &old).expect("writes");
+        file.settle_now().expect("settles");
+        let opened = || File::open(setup.context(), raw(&memory.snapshot()), "again").expect("opens");
+        let mut contents = vec![old.clone()];
+        for (block, tries) in [(1u64, 3), (2, 2), (1, 2), (3, 1)] {
+            let new: Vec<u8> = (0..8192).scan(Rng(block + tries), |rng, _| Some(rng.next() as u8)).collect();
+            let mut next = contents[contents.len() - 1].clone();
+            next[block as usize * 8192..][..8192].copy_from_slice(&new);
+            contents.push(next);
+            file.write_at(block * 8192, &new).expect("is buffered");
+            for number in 0..tries {
+                // Pages go through; of data the first call a piece, and the next ones none.
+                let is_first = number == 0;
+                store.faults().rule(move |c| match c.call {
+                    Call::Write if c.offset % 4096 == 0 && c.len >= 8192 => {
+                        Some(if is_first { Fault::Short(4096) } else { Fault::Errno(libc::ENOSPC) })
+                    }
+                    _ => None,
+                });
+                file.sync().expect_err("fails");
+                store.faults().clear_rules();
+                let again = opened();
+                for at in 0..6 {
+                    let mut back = vec![0; 8192];
+                    if again.read_at(at * 8192, &mut back).is_ok() {
+                        let is = |content: &Vec<u8>| content[at as usize * 8192..][..8192] == back;
+                        assert!(contents.iter().any(is), "R {reserved} {codec:?}: block {at} is what it never was");
+                    }
+                }
+                assert_ne!(again.check(false, &mut |_| {}).expect("checks").damage, [], "R {reserved}, {codec:?}");
+            }
+        }
+        sync(&file);
+        let mut back = vec![0; old.len()];
+        opened().read_at(0, &mut back).expect("reads");
+        assert!(&back == contents.last().expect("one"), "R {reserved} {codec:?}");
+        assert_eq!(opened().check(false, &mut |_| {}).expect("checks").damage, []);
     }
 }

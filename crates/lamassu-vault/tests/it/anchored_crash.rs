@@ -7,6 +7,7 @@ mod barriers;
 use common::anchored::*;
 use common::*;
 use lamassu_anchor::table::{MemoryTable, Table};
+use lamassu_format::Codec;
 use lamassu_store::backend::crash::CrashLog;
 use lamassu_store::backend::{CrashBackend, CrashSim, MemoryBackend};
 use lamassu_store::{Backend, BackendDir};
@@ -77,7 +78,7 @@ type Step<'a> = (&'a str, &'a dyn Fn(&Vault));
 /// all of it, one that is called `ack` and a path that path, and one that is called `fsync` and a path the content
 /// there.
 fn run(recipe: Recipe, steps: &[Step<'_>]) -> Run {
-    let crash = Arc::new(CrashBackend::new());
+    let crash = Arc::new(CrashBackend::with_granularity(recipe.block_size.into()));
     let watched = Watched::over(&crash);
     let (lab, v) = Lab::over(recipe, crash.clone(), watched.clone());
     v.sync_all().unwrap();
@@ -169,7 +170,7 @@ impl Run {
         let mut count = 0;
         for (at, left) in all_of(&sim, self.states[0].0) {
             for table in self.anchors(at) {
-                let crash = Arc::new(CrashBackend::over(&left, 4096));
+                let crash = Arc::new(CrashBackend::over(&left, self.lab.recipe.block_size.into()));
                 let watched = Watched::of(table, &crash);
                 watched.states.lock().push((0, watched.table.clone()));
                 let (backend, table): (Arc<dyn Backend>, Arc<dyn Table>) = (crash.clone(), watched.clone());
@@ -538,8 +539,12 @@ fn so_it_is_after_any_steps() {
         let steps: Vec<_> = (0..24).map(|number| random_step(&mut dice, number)).collect();
         let _seed = Told(format!("seed {seed}: {:#?}", steps.iter().map(|(name, _)| name).collect::<Vec<_>>()));
         let steps: Vec<Step<'_>> = steps.iter().map(|(name, step)| (&**name, &**step)).collect();
+        let recipe = match seed % 3 {
+            1 => Recipe { block_size: 16384, codec: Some(Codec::Lz4), ..Recipe::default() },
+            _ => Recipe::default(),
+        };
         // With plain names a directory in which nothing is recorded is as good as another.
-        states += run(Recipe::default(), &steps).survive(seed % 2 == 0) as u64;
+        states += run(recipe, &steps).survive(seed % 2 == 0) as u64;
     }
     println!("so_it_is_after_any_steps: {states} states after crashes of a vault");
     assert!(states >= 4_000 * scale, "{states}");

@@ -7,6 +7,7 @@ use crate::common;
 
 use common::steps::{VOID, steps, tree};
 use common::*;
+use lamassu_format::Codec;
 use lamassu_store::Backend;
 use lamassu_store::backend::{CrashBackend, CrashSim, MemoryBackend};
 use lamassu_store::file::DamageKind;
@@ -184,6 +185,13 @@ fn a_whole_workload_survives_power_cuts_anywhere_in_the_narrowest_domain() {
 fn a_whole_workload_survives_power_cuts_anywhere_in_large_blocks() {
     for block_size in [65536, 1 << 20] {
         whole_workload(Recipe { block_size, ..Recipe::default() });
+    }
+}
+
+#[test]
+fn a_whole_workload_survives_power_cuts_anywhere_compressed() {
+    for (block_size, codec) in [(8192, Codec::Lz4), (65536, Codec::Zstd(1))] {
+        whole_workload(Recipe { block_size, reserved: 2, codec: Some(codec), ..Recipe::default() });
     }
 }
 

@@ -164,7 +164,7 @@ fn what_a_full_store_does_not_take_is_bounded() {
 #[test]
 fn a_byte_counts_as_the_block_that_it_takes() {
     let (fault, backend) = faulty();
-    let v = Recipe { block_size: 1 << 20, ..Recipe::default() }.anchored().make(&backend);
+    let v = Recipe { block_size: 1 << 20, codec: None, ..Recipe::default() }.anchored().make(&backend);
     for file in 0..30 {
         let (_, h) = v.new_file(&format!("f{file}"));
         // Too little for a file to be committed by itself.

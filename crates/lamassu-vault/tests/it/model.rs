@@ -6,6 +6,7 @@ use crate::common;
 use common::anchored::open_anchored;
 use common::*;
 use lamassu_anchor::table::{MemoryTable, Table};
+use lamassu_format::Codec;
 use lamassu_store::Backend;
 use lamassu_store::backend::{CrashBackend, CrashSim, MemoryBackend};
 use lamassu_vault::*;
@@ -566,6 +567,11 @@ fn cases(default: u32) -> u32 {
     std::env::var("LAMASSU_MODEL_SCALE").ok().and_then(|s| s.parse().ok()).map_or(default, |scale: u32| default * scale)
 }
 
+/// Compression: none, or that of the mode, or one.
+fn codec() -> impl Strategy<Value = Option<Codec>> {
+    prop::sample::select(vec![codec_of_mode(), Some(Codec::Lz4), Some(Codec::Zstd(1))])
+}
+
 /// Plays operations in memory, where crashes can be had.
 fn run(recipe: Recipe, ops: &[Op]) {
     let crash = Arc::new(CrashBackend::with_granularity(recipe.block_size.into()));
@@ -607,8 +613,9 @@ proptest! {
     }
 
     #[test]
-    fn so_it_is_with_plain_names_and_other_blocks(ops in prop::collection::vec(op(), 1..40)) {
-        run(Recipe { block_size: 16384, suite: lamassu_format::Suite::Chacha, ..Recipe::plain() }, &ops);
+    fn so_it_is_with_plain_names_and_other_blocks(ops in prop::collection::vec(op(), 1..40), codec in codec()) {
+        let recipe = Recipe { block_size: 16384, suite: lamassu_format::Suite::Chacha, codec, ..Recipe::plain() };
+        run(recipe, &ops);
     }
 }
 
@@ -616,8 +623,12 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: cases(40), ..ProptestConfig::default() })]
 
     #[test]
-    fn so_it_is_with_an_anchor(ops in prop::collection::vec(op(), 1..150), is_plain: bool) {
+    fn so_it_is_with_an_anchor(ops in prop::collection::vec(op(), 1..150), is_plain: bool, codec in codec()) {
         let recipe = if is_plain { Recipe::plain() } else { Recipe { reserved: 2, ..Recipe::default() } };
+        let recipe = match codec {
+            Some(_) => Recipe { block_size: 8192, codec, ..recipe },
+            None => recipe,
+        };
         let crash = Arc::new(CrashBackend::with_granularity(recipe.block_size.into()));
         play_with(recipe, crash.clone(), Some(crash), Some(Arc::new(MemoryTable::default())), &ops);
     }
@@ -628,8 +639,8 @@ proptest! {
     }
 
     #[test]
-    fn so_it_is_with_large_blocks(ops in prop::collection::vec(op(), 1..60), block_size in prop::sample::select(&[65536, 1 << 20])) {
-        run(Recipe { block_size, ..Recipe::default() }, &ops);
+    fn so_it_is_with_large_blocks(ops in prop::collection::vec(op(), 1..60), block_size in prop::sample::select(&[65536, 1 << 20]), codec in codec()) {
+        run(Recipe { block_size, codec, ..Recipe::default() }, &ops);
     }
 
     #[test]

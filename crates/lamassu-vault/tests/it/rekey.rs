@@ -4,6 +4,7 @@ use crate::common;
 
 use common::steps::tree;
 use common::*;
+use lamassu_format::{Codec, Suite};
 use lamassu_store::Backend;
 use lamassu_store::backend::{CrashBackend, CrashSim, MemoryBackend};
 use lamassu_vault::*;
@@ -60,6 +61,7 @@ fn rotate(v: &Vault, recipe: &Recipe, inner: &[u8], outer: &[u8]) {
     v.ring().replace(&epochs(inner, 1), &epochs(outer, 2));
 }
 
+/// Bytes of which every other 5,000 compress.
 fn noise(len: usize, seed: u64) -> Vec<u8> {
     let mut x = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut next = || {
@@ -68,7 +70,7 @@ fn noise(len: usize, seed: u64) -> Vec<u8> {
         x ^= x << 17;
         x as u8
     };
-    (0..len).map(|_| next()).collect()
+    (0..len).map(|at| if at / 5000 % 2 == 0 { next() } else { next() & 3 }).collect()
 }
 
 /// Something of everything. `attributes`: where the store has them.
@@ -133,7 +135,8 @@ fn nothing_is_seen_to_change_and_the_newest_keys_are_enough() {
     let recipes = [
         Recipe::default(),
         Recipe::plain(),
-        Recipe { suite: lamassu_format::Suite::Blake3, block_size: 65536, name_max: 143, ..Recipe::default() },
+        Recipe { suite: Suite::Blake3, block_size: 65536, name_max: 143, ..Recipe::default() },
+        Recipe { suite: Suite::Chacha, block_size: 16384, codec: Some(Codec::Lz4), ..Recipe::default() },
     ];
     for recipe in recipes.map(Recipe::anchored) {
         let (_dir, backend) = local();
@@ -382,8 +385,16 @@ fn directories_that_the_store_exchanges_meanwhile_are_named() {
 /// completes the first. Without an anchor, whose own crashes `anchored_attrs_crash` plays.
 #[test]
 fn a_crash_at_any_change_leaves_the_same_tree() {
-    let recipe = Recipe { reserved: 62, ..Recipe::default() };
-    let crash = Arc::new(CrashBackend::new());
+    crashes_at_any_change(Recipe { reserved: 62, ..Recipe::default() });
+}
+
+#[test]
+fn a_crash_at_any_change_leaves_the_same_tree_compressed() {
+    crashes_at_any_change(Recipe { reserved: 62, block_size: 8192, codec: Some(Codec::Lz4), ..Recipe::default() });
+}
+
+fn crashes_at_any_change(recipe: Recipe) {
+    let crash = Arc::new(CrashBackend::with_granularity(recipe.block_size.into()));
     let backend: Arc<dyn Backend> = crash.clone();
     let v = recipe.make(&backend);
     for dir in ["a", "a/b"] {
@@ -414,7 +425,7 @@ fn a_crash_at_any_change_leaves_the_same_tree() {
             states += 1;
         }
     }
-    println!("a_crash_at_any_change_leaves_the_same_tree: {states} crash states");
+    println!("a_crash_at_any_change_leaves_the_same_tree, blocks of {}: {states} crash states", recipe.block_size);
     assert!(states > 300, "{states}");
 }
 

@@ -45,7 +45,8 @@ Examples:
   lamassu dataset set /mnt/projects inherit=no           takes the parent's slot away; add a key of its own first
   lamassu dataset set /srv/store/vault . compress=zstd && lamassu rekey --full /srv/store/vault
       of the vault itself: new blocks are compressed from the next time on, and `rekey` brings old ones to that
-Properties: integrity=full|metadata|inherit, cache=mount|none|inherit, compress=none|lz4|zstd|zstd:LEVEL, inherit=yes|no";
+Properties: integrity=full|metadata|inherit, cache=mount|none|inherit, compress=none|lz4|zstd|zstd:LEVEL,
+  compress-round=BYTES, inherit=yes|no";
 
 const DESTROY_EXAMPLES: &str = "\
 Examples:
@@ -298,7 +299,11 @@ fn create(ui: &Ui, args: &Create) -> Result<()> {
         names: args.names.map(word),
         compress: args.compress.map(|chosen| chosen.to_string()),
         compress_round: args.compress_round,
-        properties: Properties { integrity: args.integrity.map(word), cache: args.cache.map(word), compress: None },
+        properties: Properties {
+            integrity: args.integrity.map(word),
+            cache: args.cache.map(word),
+            ..Properties::default()
+        },
         mode: mode(),
     };
     let (site, name) = Site::of_new(ui, &args.key, &args.places)?;
@@ -388,12 +393,13 @@ fn set(ui: &Ui, args: &Set) -> Result<()> {
     let places: Vec<PathBuf> = places.into_iter().map(PathBuf::from).collect();
     if values.is_empty() || places.is_empty() || places.len() > 2 {
         return Err(HostError::Usage(
-            "give the dataset, then properties as name=value: integrity, cache, compress, inherit",
+            "give the dataset, then properties as name=value: integrity, cache, compress, compress-round, inherit",
         )
         .into());
     }
     let (properties, inherit) = parse(&values)?;
-    let (changes_integrity, changes_compression) = (properties.integrity.is_some(), properties.compress.is_some());
+    let changes_integrity = properties.integrity.is_some();
+    let changes_compression = properties.compress.is_some() || properties.compress_round.is_some();
     let site = Site::of(ui, &args.key, &places, false, Links::Refused)?;
     let removed: Option<String> = match &site {
         Site::Mount(dir) => served::ask(dir, &Request::SetDataset { properties, inherit })?,
@@ -416,7 +422,7 @@ fn set(ui: &Ui, args: &Set) -> Result<()> {
     Ok(())
 }
 
-const NAMES: [&str; 4] = ["integrity", "cache", "compress", "inherit"];
+const NAMES: [&str; 5] = ["integrity", "cache", "compress", "compress-round", "inherit"];
 
 fn parse(values: &[&OsString]) -> Result<(Properties, Option<bool>)> {
     let (mut properties, mut inherit) = (Properties::default(), None);
@@ -426,12 +432,16 @@ fn parse(values: &[&OsString]) -> Result<(Properties, Option<bool>)> {
             ("integrity", "full" | "metadata" | "inherit") => properties.integrity = Some(value.into()),
             ("cache", "mount" | "none" | "inherit") => properties.cache = Some(value.into()),
             ("compress", codec) if codec.parse::<Chosen>().is_ok() => properties.compress = Some(codec.into()),
+            ("compress-round", bytes) if text::parse_round(bytes).is_ok() => {
+                properties.compress_round = text::parse_round(bytes).ok();
+            }
             ("inherit", "yes") => inherit = Some(true),
             ("inherit", "no") => inherit = Some(false),
             _ => {
                 return Err(HostError::Usage(
                     "properties are integrity=full|metadata|inherit, cache=mount|none|inherit, \
-                     compress=none|lz4|zstd|zstd:LEVEL (a level from 1 to 19), inherit=yes|no",
+                     compress=none|lz4|zstd|zstd:LEVEL (a level from 1 to 19), compress-round=BYTES (a power of two \
+                     from 512 to half a block), inherit=yes|no",
                 )
                 .into());
             }

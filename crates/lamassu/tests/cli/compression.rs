@@ -108,6 +108,7 @@ fn the_store_keeps_less() {
         over.write_all_at(&random[..300], 100_000).unwrap();
         over.sync_all().unwrap();
         drop(over);
+        assert!(allocated(&b.path("v/over")) < 2 << 20, "{suite} {codec}: before the unmount");
         b.unmount("m");
         b.run("check v").ok();
         let stored = |name: &str| b.path("v").join(name);
@@ -154,7 +155,22 @@ fn another_codec() {
     }
     assert!(sizes[0] < 3 << 19 && sizes[1] < sizes[0], "{sizes:?}");
     b.run("dataset set v . compress=zstd:30").code(2);
+    // Larger steps show less of the contents, and save less.
+    for refused in ["32K,", "64K", "48K", "256", "none"] {
+        b.run(&format!("dataset set v . compress-round={refused}")).code(2);
+    }
+    b.run("dataset set v . compress-round=32K").ok();
+    let info = b.run("info --json v").ok().json();
+    assert_eq!((&info["compression"]["level"], &info["compression"]["round"]), (&9.into(), &32768.into()));
+    assert_eq!(b.run("rekey --full --json v").ok().json()["blocks"], 32);
+    b.run("check v").ok();
+    let leak = b.run("leak --json v").ok().json();
+    let lengths: Vec<_> = leak["lengths"].as_object().unwrap().keys().cloned().collect();
+    assert_eq!(lengths, ["32768", "65536"], "{leak}");
+    assert!(allocated(&stored) > sizes[1]);
+    b.run("dataset set v . compress=none compress-round=4K").code(2);
     b.run("dataset set v . compress=none").ok();
+    b.run("dataset set v . compress-round=4K").code(2);
     b.run("rekey --full v").ok();
     b.run("check v").ok();
     assert!(allocated(&stored) >= 2 << 20);

@@ -47,7 +47,9 @@ fn golden_vaults_open_for_ever_after() {
     unpack("plain", &dir);
     let want = sorted_tree(&dir.join("plain"));
     assert!(want.len() > 10, "the plain tree has {} files", want.len());
-    for suite in ["aes", "paper", "blake3", "chacha", "aes-file", "aes-none", "blake3-none", "chacha-file"] {
+    let of_domains = ["aes-file", "aes-none", "blake3-none", "chacha-file"];
+    let compressed = ["aes-lz4", "blake3-zstd"];
+    for suite in ["aes", "paper", "blake3", "chacha"].iter().chain(&of_domains).chain(&compressed) {
         let at = bench.dir(&format!("golden-{suite}"));
         unpack(suite, &at);
         let vault = at.join("vault");

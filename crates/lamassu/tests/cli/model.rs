@@ -534,11 +534,20 @@ fn in_large_blocks() {
 }
 
 #[test]
+fn compressed() {
+    compare("compressed", "-b 16K --compress zstd", "");
+}
+
+#[test]
 fn without_an_anchor() {
     compare("without_an_anchor", "--anchor none", "");
 }
 
 #[test]
 fn without_an_anchor_or_encrypted_names() {
-    compare("without_an_anchor_or_encrypted_names", "--anchor none --names plain -b 64K", "--cache none");
+    compare(
+        "without_an_anchor_or_encrypted_names",
+        "--anchor none --names plain -b 64K --compress lz4",
+        "--cache none",
+    );
 }

@@ -1,7 +1,7 @@
 //! A directory with a key and what a test makes of it, and ways to run the program.
 
 use serde_json::Value;
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -106,9 +106,12 @@ impl Bench {
 
     /// The program in this directory, its key `key` unless an option says otherwise.
     pub fn command<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> Command {
+        let args: Vec<_> = args.into_iter().map(|arg| arg.as_ref().to_owned()).collect();
+        let mode = compress_mode(&args);
         let mut command = Command::new(env!("CARGO_BIN_EXE_lamassu"));
         command
             .args(args)
+            .args(mode.iter().flat_map(|codec| ["--compress", codec]))
             .current_dir(self.dir.path())
             .env_clear()
             .env("PATH", std::env::var_os("PATH").unwrap_or_default())
@@ -166,6 +169,14 @@ impl Bench {
         let ran = self.run(&format!("path {vault} {plain}")).ok();
         self.path(vault).join(ran.text().trim_end())
     }
+}
+
+/// `LAMASSU_TEST_COMPRESS`, the codec of each vault that a test makes and says nothing about.
+fn compress_mode(args: &[OsString]) -> Option<String> {
+    let says = |word: &str| args.iter().any(|arg| arg == word);
+    let is_init = args.first().is_some_and(|command| command == "init");
+    let may = is_init && !["paper", "--compress", "--zone", "--help"].iter().any(|word| says(word));
+    may.then(|| std::env::var("LAMASSU_TEST_COMPRESS").ok())?
 }
 
 /// Bytes that do not repeat.

@@ -36,6 +36,11 @@ impl Slack {
         }
     }
 
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.ranges.is_empty()
+    }
+
     /// Nothing is known of any range.
     pub fn clear(&mut self) {
         self.ranges.clear();

@@ -18,6 +18,7 @@ use common::{Quiet, Recipe};
 use lamassu_anchor::row::{Content, Sealed};
 use lamassu_anchor::table::{Change, MemoryTable, Space, Table};
 use lamassu_anchor::{Digest, Row};
+use lamassu_format::Codec;
 use lamassu_store::backend::{CrashBackend, CrashSim, MemoryBackend};
 use lamassu_vault::Vault;
 use oracle::{Ack, History, Lie, Moment, State, View};
@@ -94,7 +95,7 @@ impl Life {
         is_anchored: bool,
         dice: &mut Dice,
     ) -> Life {
-        let crash = Arc::new(CrashBackend::over(base, 4096));
+        let crash = Arc::new(CrashBackend::over(base, recipe.block_size.into()));
         let watched = Watched::of(table.clone(), &crash);
         watched.states.lock().push((0, table));
         let table: Option<Arc<dyn Table>> = if is_anchored { Some(watched.clone()) } else { None };
@@ -346,6 +347,12 @@ fn try_all(seed: u64, without: Without, done: &mut Done) {
     // With plain names a crash may exchange two directories in which nothing is recorded: such a vault lives once.
     let is_plain = seed % 4 == 3;
     let recipe = Recipe { reserved: 62, ..if is_plain { Recipe::plain() } else { Recipe::default() } };
+    // A quarter of them compresses, in blocks whose ciphertext may end within them.
+    let recipe = match seed % 8 {
+        2 => Recipe { block_size: 8192, codec: Some(Codec::Lz4), ..recipe },
+        7 => Recipe { block_size: 16384, codec: Some(Codec::Zstd(1)), ..recipe },
+        _ => recipe,
+    };
     let life = Life::new(recipe, is_anchored, &mut dice);
     attack(&life, without, 40, &mut dice, done);
     if !is_plain {

@@ -119,11 +119,12 @@ fn path(dice: &mut Dice, there: &[String]) -> String {
 /// Files that are kept open.
 type Held = Vec<(Ino, HandleId)>;
 
-/// Bytes that nothing else has.
+/// Bytes that nothing else has. Those of a third of the steps do not compress.
 fn bytes(number: u64, len: usize) -> Vec<u8> {
-    let words =
-        (0..len as u64).map(|at| (number + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left((at % 64) as u32));
-    words.map(|word| word as u8 | 1).collect()
+    let word = |at: u64| (number + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left((at % 64) as u32);
+    let mut noise = Dice(number);
+    let byte = |at: u64| if number % 3 == 0 { noise.roll(256) as u8 } else { word(at) as u8 };
+    (0..len as u64).map(byte).map(|byte| byte | 1).collect()
 }
 
 /// Takes a step. One that cannot be taken where it fell is not.

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 /// The names that are used, and asked for also where nothing lists them.
 pub const NAMES: [&str; 4] = ["a", "b", "c", LONG];
-/// Bytes of a block, and of what an error is told of.
+/// Bytes of a block, or of a part of a larger one, and of what an error is told of.
 pub const BLOCK: usize = 4096;
 /// No file of these tests is longer. The size of one that is, is a lie, and it is not read.
 const SIZE_MAX: u64 = 4 << 20;

@@ -8,9 +8,10 @@ pub mod steps;
 pub mod wood;
 
 use lamassu_anchor::table::{MemoryTable, Table};
+use lamassu_crypto::compress::version_of;
 use lamassu_crypto::{KeyRing, Secret};
 use lamassu_format::header::{KeyArea, NameMode, SealedKeychain, VaultHeader, VaultParams};
-use lamassu_format::{Domain, Geometry, Suite};
+use lamassu_format::{Codec, Compression, Domain, Geometry, Suite};
 use lamassu_store::Backend;
 use lamassu_store::backend::{LocalBackend, MemoryBackend};
 use lamassu_vault::{
@@ -34,6 +35,8 @@ pub struct Recipe {
     pub block_size: u32,
     pub reserved: u16,
     pub domain: Domain,
+    /// What blocks are compressed by.
+    pub codec: Option<Codec>,
     /// The table of its anchor, where [`Recipe::make`] and [`Recipe::open`] go by one. Kept for ever: recipes are
     /// copied.
     pub table: Option<&'static Arc<dyn Table>>,
@@ -48,6 +51,7 @@ impl Default for Recipe {
             block_size: 4096,
             reserved: 8,
             domain: Domain::Zone,
+            codec: codec_of_mode(),
             table: None,
         }
     }
@@ -70,7 +74,7 @@ impl Recipe {
             created: 0,
         };
         let keychain = SealedKeychain { nonce: [0; 24], sealed: Vec::new(), oblivious: false };
-        VaultHeader::new(
+        let mut header = VaultHeader::new(
             params,
             KeyArea {
                 id: [1; 16],
@@ -81,7 +85,9 @@ impl Recipe {
                 history: None,
                 mac: [0; 32],
             },
-        )
+        );
+        header.set_compression(compression(self.codec, self.suite, self.block_size));
+        header
     }
 
     pub fn ring(&self) -> KeyRing {
@@ -130,6 +136,23 @@ impl Recipe {
         let anchor = self.table.map(|table| anchored::anchor(self, table));
         Options { anchor, ..options(read_only) }
     }
+}
+
+/// `LAMASSU_TEST_COMPRESS`, `lz4` or `zstd`: every vault compresses that a test does not want otherwise.
+pub fn codec_of_mode() -> Option<Codec> {
+    match std::env::var("LAMASSU_TEST_COMPRESS").as_deref() {
+        Ok("lz4") => Some(Codec::Lz4),
+        Ok("zstd") => Some(Codec::Zstd(1)),
+        Ok(other) => panic!("LAMASSU_TEST_COMPRESS is {other:?}, not lz4 or zstd"),
+        Err(_) => None,
+    }
+}
+
+/// Compression by the codec that is linked, with the default rounding, where the suite has it.
+pub fn compression(codec: Option<Codec>, suite: Suite, block_size: u32) -> Option<Compression> {
+    let codec = codec.filter(|_| suite.marks_compressed())?;
+    let round = Compression::default_round(block_size);
+    Some(Compression::new(codec, version_of(codec), round, (suite, block_size)).unwrap())
 }
 
 /// Keys of epochs; `salt` tells K_in from K_out. Epoch 1 is that of [`Recipe::ring`].

@@ -1,7 +1,7 @@
 //! A vault with datasets, over a directory of this host, with anchors or without, and who opens them.
 
 use super::anchored::{Findings, new_anchor};
-use super::{RO, RW, local, me, n, options};
+use super::{RO, RW, codec_of_mode, compression, local, me, n, options};
 use lamassu_anchor::Anchor;
 use lamassu_anchor::table::{MemoryTable, Table};
 use lamassu_crypto::SecretBytes;
@@ -104,7 +104,7 @@ fn make_wood(names: NameMode, wrap: impl FnOnce(Arc<dyn Backend>) -> Arc<dyn Bac
         names,
         name_max: 255,
         convergent_small_files: true,
-        compression: None,
+        compression: compression(codec_of_mode(), Suite::Aes, 4096),
         domain: Domain::Zone,
         zone: Zone::Private,
         created: 1,

@@ -58,6 +58,7 @@ fn new_header() -> (VaultHeader, Unlocked) {
         names: NameMode::Encrypted,
         name_max: 255,
         convergent_small_files: true,
+        // What a cut within a block damages would depend on its length.
         compression: None,
         domain: Domain::Zone,
         zone: Zone::Private,
