@@ -22,7 +22,8 @@ unitdir = $(DESTDIR)$(PREFIX)/lib/systemd/system
 sysusersdir = $(DESTDIR)$(PREFIX)/lib/sysusers.d
 plugindir = $(DESTDIR)$(PREFIX)/lib/lamassu
 program = $(or $(CARGO_TARGET_DIR),target)/release/lamassu
-plugin = $(dir $(program))liblamassu_nbdkit.so
+# A build of tests alone leaves it in deps.
+plugin = $(or $(wildcard $(dir $(program))liblamassu_nbdkit.so),$(dir $(program))deps/liblamassu_nbdkit.so)
 completions = bash-completion/completions/lamassu zsh/site-functions/_lamassu fish/vendor_completions.d/lamassu.fish
 
 install: ## installs the programs, nbdkit's plugin, links for mount(8), shell completions, the units of server and gateway (PREFIX=/usr/local DESTDIR=)

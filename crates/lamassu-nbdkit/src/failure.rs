@@ -85,11 +85,12 @@ impl Report {
         Report(to.into())
     }
 
-    /// Tells it. Where nobody waits any more, that is nobody's loss.
-    pub fn tell<T>(mut self, how: &Result<T>) {
+    /// Reports it.
+    ///
+    /// # Errors
+    /// The process that waited has ended.
+    pub fn tell<T>(mut self, how: &Result<T>) -> std::io::Result<()> {
         let failed = how.as_ref().err().map(|error| Failed { kind: error.kind(), message: error.to_string() });
-        if let Ok(line) = serde_json::to_string(&failed) {
-            let _ = self.0.write_all(line.as_bytes());
-        }
+        self.0.write_all(serde_json::to_string(&failed)?.as_bytes())
     }
 }

@@ -148,8 +148,11 @@ impl Opened {
     /// # Errors
     /// The first thing that could not be committed; everything else is.
     pub fn commit(&self) -> Result<()> {
-        let all = self.vaults.iter().map(|vault| Ok(vault.forest().sync_all()?));
-        all.fold(Ok(()), |first, done| first.and(done))
+        let mut first = Ok(());
+        for vault in &self.vaults {
+            first = first.and(vault.forest().sync_all().map_err(Failure::from));
+        }
+        first
     }
 
     /// Commits everything, and closes the vaults: the last first.

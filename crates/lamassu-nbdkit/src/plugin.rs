@@ -66,10 +66,16 @@ pub fn after_fork() -> Result<()> {
 /// Reports how the start went, if a process waits for that.
 fn told(how: Result<()>) -> Result<()> {
     match REPORT.get().and_then(|report| report.lock().take()) {
-        Some(report) => {
-            report.tell(&how);
-            how.map_err(|_| Failure::Told)
-        }
+        Some(report) => match report.tell(&how) {
+            Ok(()) => how.map_err(|_| Failure::Told),
+            // It ended before nbdkit could ask to be ended with it: no server stays behind that nobody knows of.
+            Err(error) => {
+                if let Some(opened) = OPENED.write().take() {
+                    opened.close()?;
+                }
+                Err(error.into())
+            }
+        },
         None => how,
     }
 }

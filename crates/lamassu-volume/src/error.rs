@@ -56,6 +56,15 @@ pub enum VolumeError {
         /// what is wrong
         why: &'static str,
     },
+    /// Another user's, in a mount: the directory of volumes could be changed by them.
+    #[error(
+        "{DIRECTORY} of the vault belongs to user {uid}, or others may write to it: they could exchange volumes. Mount \
+         the vault, and give the directory to its owner with mode 0700"
+    )]
+    NotOurs {
+        /// its owner
+        uid: u32,
+    },
     /// The caller's: bytes that the volume does not have.
     #[error("the range lies behind the end of the volume")]
     Range,
@@ -75,7 +84,8 @@ impl From<&VolumeError> for FaultKind {
             VolumeError::Exists(_)
             | VolumeError::Shrinks { .. }
             | VolumeError::IsSnapshot(_)
-            | VolumeError::HasSnapshots { .. } => FaultKind::Refused,
+            | VolumeError::HasSnapshots { .. }
+            | VolumeError::NotOurs { .. } => FaultKind::Refused,
             VolumeError::NotAVolume { .. } => FaultKind::Other,
             VolumeError::Vault(error) => error.into(),
         }
@@ -90,7 +100,7 @@ impl VolumeError {
             VolumeError::Exists(_) => libc::EEXIST,
             VolumeError::BadName(_) | VolumeError::BadSize { .. } | VolumeError::Range => libc::EINVAL,
             VolumeError::IsSnapshot(_) => libc::EROFS,
-            VolumeError::Shrinks { .. } | VolumeError::HasSnapshots { .. } => libc::EPERM,
+            VolumeError::Shrinks { .. } | VolumeError::HasSnapshots { .. } | VolumeError::NotOurs { .. } => libc::EPERM,
             VolumeError::NotAVolume { .. } => libc::EIO,
             VolumeError::Vault(error) => lamassu_vault::errno_of(error),
         }

@@ -47,7 +47,15 @@ impl Volumes {
 
     fn directory(&self) -> Result<Option<Held>> {
         match self.fs.lookup(ROOT, OsStr::new(DIRECTORY)) {
-            Ok(entry) if entry.attr.kind == Kind::Dir => Ok(Some(Held::new(&self.fs, entry))),
+            Ok(entry) if entry.attr.kind == Kind::Dir => {
+                let directory = Held::new(&self.fs, entry);
+                // In a mount others may have made it first, and could exchange the volumes of tenants.
+                let owners = [0, owner().uid, self.fs.getattr(ROOT, None)?.uid];
+                match owners.contains(&directory.attr.uid) && directory.attr.mode & 0o022 == 0 {
+                    true => Ok(Some(directory)),
+                    false => Err(VolumeError::NotOurs { uid: directory.attr.uid }),
+                }
+            }
             Ok(entry) => {
                 drop(Held::new(&self.fs, entry));
                 Err(VaultError::NotDirectory.into())

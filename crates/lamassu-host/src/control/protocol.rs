@@ -115,7 +115,7 @@ pub enum Request {
         /// in hex
         name: String,
         /// its properties
-        spec: DatasetSpec,
+        spec: Box<DatasetSpec>,
         /// a key of its own
         secret: Option<Parcel>,
     },

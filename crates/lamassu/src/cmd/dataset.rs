@@ -319,7 +319,7 @@ fn create(ui: &Ui, args: &Create) -> Result<()> {
     let made = match &site {
         Site::Mount(parent) => {
             let secret = own.as_ref().map(|(material, cost)| served::pack(parent, material, *cost)).transpose()?;
-            served::ask(parent, &Request::CreateDataset { name: name_to_hex(&name), spec, secret })
+            served::ask(parent, &Request::CreateDataset { name: name_to_hex(&name), spec: Box::new(spec), secret })
         }
         Site::Here { served, path: parent } => {
             at(served, parent).and_then(|dir| Ok(served.create_dataset(&me(), dir, &name, &spec, own.as_ref())?))

@@ -123,7 +123,7 @@ type Held = Vec<(Ino, HandleId)>;
 fn bytes(number: u64, len: usize) -> Vec<u8> {
     let word = |at: u64| (number + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left((at % 64) as u32);
     let mut noise = Dice(number);
-    let byte = |at: u64| if number % 3 == 0 { noise.roll(256) as u8 } else { word(at) as u8 };
+    let byte = |at: u64| if number.is_multiple_of(3) { noise.roll(256) as u8 } else { word(at) as u8 };
     (0..len as u64).map(byte).map(|byte| byte | 1).collect()
 }
 
