@@ -293,7 +293,7 @@ impl Vault {
     /// Sets a list, and with the access list the mode. The caller holds the tree lock.
     pub(crate) fn set_acl(&self, ino: Ino, which: Which, value: &[u8], flags: SetXattr) -> Result<()> {
         let Some(acl) = Acl::parse(value).ok_or(VaultError::Invalid)? else { return self.remove_acl(ino, which) };
-        let (target, st) = self.target(ino)?;
+        let (target, st) = self.target_to_change(ino, None)?;
         match (which, st.kind) {
             (_, Kind::Symlink) => Err(VaultError::Unsupported),
             (Which::Default, Kind::Dir) => self.store_attr(&target, ino, which.name(), value, flags),
@@ -345,7 +345,7 @@ impl Vault {
 
     /// Removes a list; that there is none is as good. The mode stays.
     pub(crate) fn remove_acl(&self, ino: Ino, which: Which) -> Result<()> {
-        let (target, _) = self.target(ino)?;
+        let (target, _) = self.target_to_change(ino, None)?;
         self.drop_list(ino, &target, which)
     }
 

@@ -187,7 +187,7 @@ impl Vault {
             self.set_size(ino, handle, size)?;
         }
         let _tree = self.tree.read();
-        let (target, st) = self.target(ino)?;
+        let (target, st) = self.target_to_change(ino, set.by)?;
         if set.uid.is_some() || set.gid.is_some() {
             self.set_owner(ino, &target, st.kind, (set.uid, set.gid))?;
         }

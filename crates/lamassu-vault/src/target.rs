@@ -92,6 +92,28 @@ impl Vault {
     }
 }
 
+impl Vault {
+    /// As [`Vault::target`], for a change that a user asks for: `by`, if that is known.
+    ///
+    /// The kernel permits it by the owner in the row. If the store shows another owner, another entry may lie there: a
+    /// user who can write to a directory of the store can put one of root's in the place of their own. Root may change
+    /// it nevertheless, as a crash may have left an owner that the row does not have.
+    pub(crate) fn target_to_change(&self, ino: Ino, by: Option<u32>) -> Result<(Target, Stat)> {
+        let (target, st) = self.target(ino)?;
+        if self.anchored.is_some() && by != Some(0) && rustix::process::geteuid().is_root() {
+            let shown = match &target {
+                Target::Entry { st, .. } => *st,
+                Target::Open(open) => open.file().stat().map_err(io("stat"))?,
+                Target::Root(..) | Target::Dir(_) => st,
+            };
+            if (shown.uid, shown.gid) != (st.uid, st.gid) {
+                return Err(self.outdated_at("owner of", self.tag(ino)));
+            }
+        }
+        Ok((target, st))
+    }
+}
+
 /// Holds the entry that was found under a name; `ESTALE` if it is another one's by now.
 pub(crate) fn hold(dir: &Dir, name: &OsStr, st: &Stat) -> stdio::Result<Arc<dyn BackendEntry>> {
     dir.handle.hold_same(name, st)?.ok_or_else(|| stdio::Error::from_raw_os_error(libc::ESTALE))

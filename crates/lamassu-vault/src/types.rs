@@ -85,6 +85,8 @@ pub struct SetAttr {
     pub atime: Option<SetTime>,
     /// modification time
     pub mtime: Option<SetTime>,
+    /// the user who asks; `None`: one who has no more rights than others
+    pub by: Option<u32>,
 }
 
 /// How a file is opened.

@@ -201,7 +201,7 @@ impl Vault {
             return self.set_acl(ino, which, value, mode);
         }
         check_namespace(name)?;
-        let (target, _) = self.target(ino)?;
+        let (target, _) = self.target_to_change(ino, None)?;
         self.store_attr(&target, ino, name, value, mode)
     }
 
@@ -317,7 +317,7 @@ impl Vault {
         if let Some(which) = Which::of(name) {
             return self.remove_acl(ino, which);
         }
-        let (target, _) = self.target(ino)?;
+        let (target, _) = self.target_to_change(ino, None)?;
         if self.drop_attr(&target, ino, name)? { Ok(()) } else { Err(absent(name)) }
     }
 

@@ -77,8 +77,9 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
         reply: ReplyAttr,
     ) {
         let mode = mode.map(|m| m & 0o7777);
-        let set = SetAttr { mode, uid, gid, size, atime: set_time(atime), mtime: set_time(mtime) };
         let (handle, caller) = (fh.map(|fh| HandleId(fh.0)), Caller::of(req));
+        let by = Some(req.uid());
+        let set = SetAttr { mode, uid, gid, size, atime: set_time(atime), mtime: set_time(mtime), by };
         // Callers cannot set ctime: it comes with the times that the kernel kept while it gathered writes.
         let from_cache = ctime.is_some();
         let job = move |s: &Shared<F>| match s.setattr(ino.0, handle, set, caller) {

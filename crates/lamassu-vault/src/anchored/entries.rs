@@ -170,7 +170,12 @@ impl Vault {
         Ok(self.row_of(ino)?.map_or(st, |row| as_recorded(&row, st)))
     }
 
-    /// Gives an entry of the store the mode and the owner in its row, if they differ.
+    /// Takes from an entry of the store the permissions that its row does not have.
+    ///
+    /// Nothing is ever granted. A user who can write to a directory of the store can put another entry there, one of
+    /// root's, say: with the owner and the mode of the row it would be theirs. Through the vault all attributes are
+    /// those of the row, whatever the store has. Nor is such an entry changed at the request of its owner by the row
+    /// ([`Vault::target_to_change`]).
     pub(crate) fn mend(&self, ino: Ino, dir: &Dir, stored: &OsStr, st: &Stat) -> Result<()> {
         let Some(anchored) = self.anchored.as_ref().filter(|_| !self.options.read_only && ino != ROOT) else {
             return Ok(());
@@ -186,27 +191,21 @@ impl Vault {
         // Another call may have changed the store, and not the row yet.
         let _changes = anchored.mode_of(ino).lock();
         let Some(row) = self.row_of(ino)? else { return Ok(()) };
-        let held = hold(dir, stored, st);
-        if held.as_ref().is_ok_and(|held| held.stat().is_ok_and(|st| is_as_recorded(&row, &st))) {
+        let held = hold(dir, stored, st).and_then(|held| Ok((held.stat()?, held)));
+        if held.as_ref().is_ok_and(|(st, _)| is_as_recorded(&row, st)) {
             return Ok(());
         }
         let entry = self.path_in(dir.ino, stored).display().to_string();
-        let text = "the store shows another mode or owner than the newest: mended";
+        let text = "the store shows another mode or owner than the newest, which is shown";
         match self.is_after_crash() {
             true => tracing::info!(entry, "{text}"), // most likely a change that nobody had synced
             false => tracing::warn!(entry, "{text}"),
         }
-        let mended = held.and_then(|held| {
-            if (st.uid, st.gid) != (row.uid, row.gid) {
-                held.set_owner(Some(row.uid), Some(row.gid))?;
-            }
-            if st.kind != Kind::Symlink {
-                held.set_mode(row.mode)?;
-            }
-            held.stat()
+        let narrowed = held.and_then(|(st, held)| match takes_only(&row, &st) {
+            true => held.set_mode(row.mode).and_then(|()| held.stat()),
+            false => Ok(st),
         });
-        if !mended.as_ref().is_ok_and(|st| is_as_recorded(&row, st)) {
-            tracing::warn!(entry, error = ?mended.err(), "the store does not take the mode or owner; the newest is shown");
+        if !narrowed.is_ok_and(|st| is_as_recorded(&row, &st)) {
             anchored.note_unmendable(ino);
         }
         Ok(())
@@ -280,6 +279,11 @@ impl super::Anchored {
 /// Whether the store has the mode and the owner of a row.
 fn is_as_recorded(row: &Row, st: &Stat) -> bool {
     (st.kind == Kind::Symlink || st.mode == row.mode) && (st.uid, st.gid) == (row.uid, row.gid)
+}
+
+/// Whether the mode of a row gives nobody anything that the store's entry does not.
+fn takes_only(row: &Row, st: &Stat) -> bool {
+    st.kind != Kind::Symlink && (st.uid, st.gid) == (row.uid, row.gid) && row.mode & !st.mode == 0
 }
 
 fn as_recorded(row: &Row, st: Stat) -> Stat {
