@@ -288,7 +288,13 @@ impl Vault {
         };
         match st.kind {
             Kind::File => {
-                let may_mend = !self.options.read_only && !self.is_frozen() && st.mode & libc::S_IWUSR != 0;
+                // Another entry may lie here than the one whose row lets the caller write.
+                let is_theirs = self.shows_owner(ino, &st)?;
+                if write && !is_theirs {
+                    return Err(self.outdated_at("owner of", self.tag(ino)));
+                }
+                let may_mend =
+                    is_theirs && !self.options.read_only && !self.is_frozen() && st.mode & libc::S_IWUSR != 0;
                 let open = |write| dir.handle.open_same(&name, &st, write).map(|file| (file, write));
                 let mended = if may_mend && !write { open(true).ok() } else { None };
                 // Since `place` the name may have gone, or have been given to another file.

@@ -100,17 +100,25 @@ impl Vault {
     /// it nevertheless, as a crash may have left an owner that the row does not have.
     pub(crate) fn target_to_change(&self, ino: Ino, by: Option<u32>) -> Result<(Target, Stat)> {
         let (target, st) = self.target(ino)?;
-        if self.anchored.is_some() && by != Some(0) && rustix::process::geteuid().is_root() {
-            let shown = match &target {
-                Target::Entry { st, .. } => *st,
-                Target::Open(open) => open.file().stat().map_err(io("stat"))?,
-                Target::Root(..) | Target::Dir(_) => st,
-            };
-            if (shown.uid, shown.gid) != (st.uid, st.gid) {
-                return Err(self.outdated_at("owner of", self.tag(ino)));
-            }
+        let shown = match &target {
+            Target::Entry { st, .. } => *st,
+            Target::Open(open) => open.file().stat().map_err(io("stat"))?,
+            Target::Root(..) | Target::Dir(_) => return Ok((target, st)),
+        };
+        if by != Some(0) && !self.shows_owner(ino, &shown)? {
+            return Err(self.outdated_at("owner of", self.tag(ino)));
         }
         Ok((target, st))
+    }
+
+    /// Whether the store shows the owner that the row has. Asked where it matters alone: a process that is not root's
+    /// cannot give away what is another's.
+    pub(crate) fn shows_owner(&self, ino: Ino, st: &Stat) -> Result<bool> {
+        if self.anchored.is_none() || !rustix::process::geteuid().is_root() {
+            return Ok(true);
+        }
+        let row = self.over_row(ino, *st)?;
+        Ok((st.uid, st.gid) == (row.uid, row.gid))
     }
 }
 
