@@ -291,7 +291,7 @@ impl Vault {
                 // Another entry may lie here than the one whose row lets the caller write.
                 let is_theirs = self.shows_owner(ino, &st)?;
                 if write && !is_theirs {
-                    return Err(self.outdated_at("owner of", self.tag(ino)));
+                    return Err(self.outdated_at("owner", self.tag(ino)));
                 }
                 let may_mend =
                     is_theirs && !self.options.read_only && !self.is_frozen() && st.mode & libc::S_IWUSR != 0;

@@ -106,7 +106,7 @@ impl Vault {
             Target::Root(..) | Target::Dir(_) => return Ok((target, st)),
         };
         if by != Some(0) && !self.shows_owner(ino, &shown)? {
-            return Err(self.outdated_at("owner of", self.tag(ino)));
+            return Err(self.outdated_at("owner", self.tag(ino)));
         }
         Ok((target, st))
     }
