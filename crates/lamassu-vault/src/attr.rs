@@ -248,7 +248,7 @@ impl Vault {
             Some(_) => return Err(VaultError::Invalid),
             None => return Err(VaultError::Stale),
         }
-        let open = self.acquire(ino, true)?;
+        let open = self.acquire_to_change(ino)?;
         let done = open.file().truncate(size).and_then(|()| open.file().flush());
         open.touched(self.now());
         self.unhold(&open);

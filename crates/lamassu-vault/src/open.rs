@@ -236,6 +236,18 @@ impl Vault {
         Ok(self.insert_held(ino, file, writable))
     }
 
+    /// As [`Vault::acquire`], for a write that a user asks for: not of a file that the store shows under another owner
+    /// ([`Vault::target_to_change`]).
+    pub(crate) fn acquire_to_change(&self, ino: Ino) -> Result<Arc<OpenFile>> {
+        let open = self.acquire(ino, true)?;
+        let shown = open.file().backing().stat().map_err(io("stat"));
+        if let Err(e) = shown.and_then(|shown| self.must_show_owner(ino, &shown)) {
+            self.unhold(&open);
+            return Err(e);
+        }
+        Ok(open)
+    }
+
     /// Puts a file just opened or created into the table.
     pub(crate) fn insert_held(&self, ino: Ino, file: File, writable: bool) -> Arc<OpenFile> {
         let open = OpenFile::new(ino, file, writable);
@@ -288,13 +300,7 @@ impl Vault {
         };
         match st.kind {
             Kind::File => {
-                // Another entry may lie here than the one whose row lets the caller write.
-                let is_theirs = self.shows_owner(ino, &st)?;
-                if write && !is_theirs {
-                    return Err(self.outdated_at("owner", self.tag(ino)));
-                }
-                let may_mend =
-                    is_theirs && !self.options.read_only && !self.is_frozen() && st.mode & libc::S_IWUSR != 0;
+                let may_mend = !self.options.read_only && !self.is_frozen() && st.mode & libc::S_IWUSR != 0;
                 let open = |write| dir.handle.open_same(&name, &st, write).map(|file| (file, write));
                 let mended = if may_mend && !write { open(true).ok() } else { None };
                 // Since `place` the name may have gone, or have been given to another file.
@@ -384,7 +390,7 @@ impl Vault {
     pub fn open_file(&self, ino: Ino, access: Access) -> Result<HandleId> {
         let write = access.write || access.truncate;
         let _pass = if write { Some(self.change()?) } else { None };
-        let open = self.acquire(ino, write)?;
+        let open = if write { self.acquire_to_change(ino)? } else { self.acquire(ino, false)? };
         let mut done = if write { self.ctx.check_allowed(open.file().profile().0) } else { Ok(()) };
         if access.truncate && done.is_ok() {
             done = open.file().truncate(0);

@@ -105,20 +105,23 @@ impl Vault {
             Target::Open(open) => open.file().stat().map_err(io("stat"))?,
             Target::Root(..) | Target::Dir(_) => return Ok((target, st)),
         };
-        if by != Some(0) && !self.shows_owner(ino, &shown)? {
-            return Err(self.outdated_at("owner", self.tag(ino)));
+        if by != Some(0) {
+            self.must_show_owner(ino, &shown)?;
         }
         Ok((target, st))
     }
 
-    /// Whether the store shows the owner that the row has. Asked where it matters alone: a process that is not root's
-    /// cannot give away what is another's.
-    pub(crate) fn shows_owner(&self, ino: Ino, st: &Stat) -> Result<bool> {
+    /// `ESTALE` unless the store shows the owner that the row has. Asked where it matters alone: a process that is not
+    /// root's cannot change what is another's.
+    pub(crate) fn must_show_owner(&self, ino: Ino, shown: &Stat) -> Result<()> {
         if self.anchored.is_none() || !rustix::process::geteuid().is_root() {
-            return Ok(true);
+            return Ok(());
         }
-        let row = self.over_row(ino, *st)?;
-        Ok((st.uid, st.gid) == (row.uid, row.gid))
+        let row = self.over_row(ino, *shown)?;
+        match (shown.uid, shown.gid) == (row.uid, row.gid) {
+            true => Ok(()),
+            false => Err(self.outdated_at("owner", self.tag(ino))),
+        }
     }
 }
 

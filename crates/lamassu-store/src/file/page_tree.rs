@@ -21,26 +21,32 @@ pub(super) type SealedPage = Box<[u8; PAGE_LEN]>;
 /// Unhashed pages, of all files of this process, from which on pages are hashed at once: 16 MiB.
 const UNHASHED_MAX: usize = 4096;
 
-/// Unhashed pages, of all files of this process.
-static UNHASHED: AtomicUsize = AtomicUsize::new(0);
+/// How many unhashed pages there are, of several files.
+type Count = AtomicUsize;
+
+/// Those of all files of this process: what is bounded is its memory.
+static UNHASHED: Count = Count::new(0);
 
 /// A page as it was written, counted while this lives.
-struct Unhashed(SealedPage);
+struct Unhashed {
+    bytes: SealedPage,
+    count: &'static Count,
+}
 
 impl Unhashed {
     /// `None`: there are too many.
-    fn new(bytes: &SealedPage) -> Option<Unhashed> {
-        if UNHASHED.fetch_add(1, Ordering::Relaxed) >= UNHASHED_MAX {
-            UNHASHED.fetch_sub(1, Ordering::Relaxed);
+    fn new(bytes: &SealedPage, count: &'static Count) -> Option<Unhashed> {
+        if count.fetch_add(1, Ordering::Relaxed) >= UNHASHED_MAX {
+            count.fetch_sub(1, Ordering::Relaxed);
             return None;
         }
-        Some(Unhashed(bytes.clone()))
+        Some(Unhashed { bytes: bytes.clone(), count })
     }
 }
 
 impl Drop for Unhashed {
     fn drop(&mut self) {
-        UNHASHED.fetch_sub(1, Ordering::Relaxed);
+        self.count.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -56,11 +62,16 @@ enum Was {
 pub(super) struct PageTree {
     tree: Tree,
     unhashed: BTreeMap<PageNo, Unhashed>,
+    count: &'static Count,
 }
 
 impl PageTree {
     pub fn new(tree: Tree) -> PageTree {
-        PageTree { tree, unhashed: BTreeMap::new() }
+        PageTree::counted(tree, &UNHASHED)
+    }
+
+    fn counted(tree: Tree, count: &'static Count) -> PageTree {
+        PageTree { tree, unhashed: BTreeMap::new(), count }
     }
 
     /// How many pages it spans.
@@ -74,7 +85,7 @@ impl PageTree {
             Some(before) => Was::Unhashed(before),
             None => Was::Hashed(self.tree.leaf(page, leaves)?),
         };
-        let unhashed = if self.tree.is_noted(page) { Unhashed::new(bytes) } else { None };
+        let unhashed = if self.tree.is_noted(page) { Unhashed::new(bytes, self.count) } else { None };
         match unhashed {
             Some(unhashed) => drop(self.unhashed.insert(page, unhashed)),
             None => self.tree.set(page, digest_of(page, bytes), leaves)?,
@@ -87,15 +98,15 @@ impl PageTree {
         self.unhashed.remove(&page);
         match before.0 {
             Was::Hashed(digest) => self.tree.set_noted(page, digest),
-            Was::Unhashed(bytes) => drop(self.unhashed.insert(page, bytes)),
+            Was::Unhashed(before) => drop(self.unhashed.insert(page, before)),
         }
         digest_of(page, bytes)
     }
 
     /// The digest of a page: what was set last, or what the root says.
     pub fn leaf(&mut self, page: PageNo, leaves: &dyn Leaves) -> Result<Digest, TreeError> {
-        if let Some(bytes) = self.unhashed.remove(&page) {
-            self.tree.set_noted(page, digest_of(page, &bytes.0));
+        if let Some(unhashed) = self.unhashed.remove(&page) {
+            self.tree.set_noted(page, digest_of(page, &unhashed.bytes));
         }
         self.tree.leaf(page, leaves)
     }
@@ -153,8 +164,8 @@ impl PageTree {
 
     /// The tree, with the digest of each page.
     fn hashed(&mut self) -> &mut Tree {
-        for (page, bytes) in std::mem::take(&mut self.unhashed) {
-            self.tree.set_noted(page, digest_of(page, &bytes.0));
+        for (page, unhashed) in std::mem::take(&mut self.unhashed) {
+            self.tree.set_noted(page, digest_of(page, &unhashed.bytes));
         }
         &mut self.tree
     }
@@ -195,13 +206,14 @@ mod tests {
     /// the digest of each page at once.
     #[test]
     fn whoever_asks_finds_the_digest_of_the_last_write() {
+        static COUNT: Count = Count::new(0);
         let mut random = 1_u64;
         let mut next = |below: u64| {
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             (random >> 33) % below
         };
         for _ in 0..200 {
-            let (mut lazy, mut eager) = (PageTree::new(tree()), tree());
+            let (mut lazy, mut eager) = (PageTree::counted(tree(), &COUNT), tree());
             let mut was_unhashed = false;
             for n in 0..120 {
                 let page = PageNo(next(21));
@@ -245,7 +257,8 @@ mod tests {
 
     #[test]
     fn with_too_many_unhashed_pages_one_is_hashed_at_once() {
-        let mut lazy = PageTree::new(tree());
+        static COUNT: Count = Count::new(0);
+        let mut lazy = PageTree::counted(tree(), &COUNT);
         for page in 0..UNHASHED_MAX as u64 + 8 {
             lazy.write(PageNo(page), &bytes(page), &NoPages).unwrap();
             lazy.write(PageNo(page), &bytes(page + 1), &NoPages).unwrap();
