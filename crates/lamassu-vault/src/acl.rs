@@ -6,11 +6,11 @@
 //! chmod is one change and no crash leaves the two at odds: what the stored list says of these three is replaced
 //! whenever it is read.
 
+use crate::attr_value::Holder;
 use crate::dirs::Dir;
 use crate::error::{errno, io};
 use crate::event::IntegrityKind;
 use crate::target::Target;
-use crate::xattr::Holder;
 use crate::{Ino, Kind, Result, SetXattr, Vault, VaultError};
 use std::ffi::OsStr;
 use std::io as stdio;

@@ -1,13 +1,28 @@
 //! A volume that is open.
 
 use crate::held::Open;
-use crate::{BlockSize, Info, Result, VolumeError};
-use lamassu_vault::{Fallocate, FileSystem};
+use crate::{BlockSize, Name, Result, VolumeError};
+use lamassu_vault::{Fallocate, FileSystem, Time};
 
 /// Data that one look at the layout of a volume goes through at most: the vault looks at each block of them.
 const LOOKED_AT_MAX: u64 = 256 << 20;
 /// Zeros that are written at once.
 static ZEROS: [u8; 128 << 10] = [0; 128 << 10];
+
+/// What a volume is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Info {
+    /// its name
+    pub name: Name,
+    /// bytes
+    pub size: u64,
+    /// bytes of a block
+    pub block_size: BlockSize,
+    /// bytes that its file takes in the store, as the store counts them: shared ones too
+    pub stored: u64,
+    /// when it was last written; of a snapshot, when it was made
+    pub written: Time,
+}
 
 /// How a range is to be made zeros.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

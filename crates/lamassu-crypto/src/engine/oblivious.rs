@@ -4,7 +4,8 @@
 //! save is small beside what the server's function costs.
 
 use super::Engine;
-use crate::inner::{GROUP, Lens};
+use crate::inner::Lens;
+use crate::kernel::GROUP;
 use crate::oblivious::{NotEvaluated, Oblivious};
 use crate::stages::{Stage, timed};
 use crate::{BlockKey, InnerKey, Salts};
