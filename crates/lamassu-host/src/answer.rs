@@ -51,6 +51,12 @@ impl Served {
             request,
             Request::Status {}
                 | Request::Sync {}
+                | Request::Channel {}
+                | Request::AddSlot { .. }
+                | Request::ChangeSlot { .. }
+                | Request::RemoveSlot { .. }
+                | Request::Epochs {}
+                | Request::Rotate { .. }
                 | Request::Profile { .. }
                 | Request::ProfileStart { .. }
                 | Request::JobStatus { .. }

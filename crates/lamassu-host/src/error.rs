@@ -339,6 +339,9 @@ pub enum Error {
          its directory"
     )]
     SharedMount,
+    /// A change of a vault that hosts use by turns, while this host cannot have it.
+    #[error("this host cannot get access to the vault now: its log says why. Nothing was changed; try again later")]
+    NoTurn,
     /// The user's: a vault that lies on this host alone is to be shared.
     #[error("the vault's anchor is kept on this host: `lamassu anchor move DIR server://HOST` lets other hosts use it")]
     NotAtServer,

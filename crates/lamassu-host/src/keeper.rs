@@ -5,6 +5,7 @@ use crate::anchors::{self, Access, NewTrees, check};
 use crate::control::counters::{Counters, Operation};
 use crate::{Error, Place, Policy, Result, backend, guard};
 use lamassu_anchor::{Anchor, Digest, VaultRow};
+use lamassu_crypto::KeyRing;
 use lamassu_format::header::{Caching, Header, VaultHeader, Verified};
 use lamassu_format::name;
 use lamassu_keys::history::EventKind;
@@ -17,6 +18,7 @@ use std::collections::HashMap;
 use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::time::{Duration, Instant};
 
 /// What is kept for an open vault.
 pub struct Kept {
@@ -43,6 +45,9 @@ impl Headers {
     }
 }
 
+/// How long the store may take to show the header that another host has put there, and how often to look.
+const SHOWN_WITHIN: Duration = Duration::from_secs(2);
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
 /// How often a header is read again that other processes replace meanwhile.
 const LOOKS_MAX: u32 = 5;
 
@@ -251,6 +256,58 @@ impl Keeper {
         let Some(anchor) = self.policy.anchor_of(header, access, &dir)? else { return Ok(None) };
         check(&anchor, access, header, keys, &self.place(volume)?.path())?;
         Ok(Some(anchor))
+    }
+
+    /// Checks that this process can use new keys in place of those that it had.
+    ///
+    /// # Errors
+    /// [`Error::NoNetwork`].
+    pub(crate) fn can_use(&self, now: &Unlocked, before: &Unlocked) -> Result<()> {
+        let key = now.keychain().oblivious().filter(|key| before.keychain().oblivious() != Some(*key));
+        match key {
+            Some(key) if !self.policy.surroundings.has_network() => {
+                Err(Error::NoNetwork { server: key.server.clone() })
+            }
+            Some(_) | None => Ok(()),
+        }
+    }
+
+    /// Takes over the header of a vault that hosts use by turns, which another host has replaced. Called in a turn,
+    /// with the turn's anchor. Epochs that it has in addition come into `ring`.
+    ///
+    /// # Errors
+    /// [`VaultError::Outdated`] if the store does not show the newest; those of keys that this process cannot use.
+    pub(crate) fn take_header(&self, anchor: &Anchor, access: Access, ring: &KeyRing) -> Result<VaultHeader> {
+        let until = Instant::now() + SHOWN_WITHIN;
+        loop {
+            match self.shown_header(anchor, access, ring) {
+                // A network file system may show the one before for a moment.
+                Err(error) if anchors::is_older_header(&error) && Instant::now() < until => {
+                    std::thread::sleep(LOOK_AGAIN);
+                }
+                header => return header,
+            }
+        }
+    }
+
+    fn shown_header(&self, anchor: &Anchor, access: Access, ring: &KeyRing) -> Result<VaultHeader> {
+        let place = self.place(ROOT_VOLUME)?;
+        let header: VaultHeader = header_file::read(&place.file(name::HEADER))?;
+        if header.has_datasets() {
+            return Err(Error::SharedDatasets);
+        }
+        self.alone_with(header.id(), || {
+            let mut kept = self.kept();
+            let keys = &mut kept.get_mut(&ROOT_VOLUME).ok_or(VaultError::KeyNotLoaded)?.keys;
+            let mut now = keys.reopen(&header)?;
+            check(anchor, access, &header, &now, &place.path())?;
+            self.policy.check_oblivious(header.keys().keychain.oblivious)?;
+            self.can_use(&now, keys)?;
+            now.saw(&header);
+            now.update_ring(ring);
+            *keys = now;
+            Ok(header)
+        })
     }
 
     /// Drops the anchor of a volume: each turn opens it again.

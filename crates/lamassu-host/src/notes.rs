@@ -56,7 +56,9 @@ impl Notes {
 fn write(dir: &Path, id: &[u8; 16], used: &Used) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
     let (path, new) = (dir.join(file_name(id)), dir.join(format!("{}.{}", file_name(id), std::process::id())));
-    let mut file = File::options().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
+    // One of a process that was killed. The directory may be another user's, who has put a link there: none is followed.
+    let _ = std::fs::remove_file(&new);
+    let mut file = File::options().write(true).create_new(true).mode(0o600).open(&new)?;
     file.write_all(&serde_json::to_vec(used)?)?;
     std::fs::rename(new, path)
 }

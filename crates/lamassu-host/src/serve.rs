@@ -16,6 +16,7 @@ use lamassu_format::header::{Header, VaultHeader, ZoneFile};
 use lamassu_format::name;
 use lamassu_keys::{Event, KeyError, NewSlot, Role, Terms, Tier, Unlocked, Update, header_file, unix_now};
 use lamassu_vault::forest::{Number, ROOT_VOLUME};
+use lamassu_vault::turns::Need;
 use lamassu_vault::{FileSystem, Forest, Options, VaultError};
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -75,7 +76,7 @@ impl Served {
     /// [`Error::NotAtServer`]; the error of a thread that cannot be started.
     pub fn take_turns(&self, opening: TurnOpening) -> Result<()> {
         self.keeper.forget_anchor(ROOT_VOLUME);
-        turns::start(&self.forest, opening, &self.policy().anchors)
+        turns::start(&self.forest, opening, &self.keeper)
     }
 
     /// Whether the vault is used by turns.
@@ -175,6 +176,9 @@ impl Served {
         if self.read_only {
             return Err(Error::ReadOnlyMount);
         }
+        // Before the locks below, which the beginning of a turn takes, too. Other hosts see the change in their next
+        // turn.
+        let _turn = turns::hold(&self.forest, Need::CHANGE);
         let _unfrozen = self.forest.unfrozen().map_err(|_| Error::Frozen)?;
         let id = self.forest.volume(volume)?.id;
         self.keeper.alone_with(id, || self.changed_alone(volume, change))
@@ -185,7 +189,8 @@ impl Served {
         volume: Number,
         change: impl FnOnce(&mut Unlocked, &mut VaultHeader) -> Result<(T, Vec<Event>)>,
     ) -> Result<T> {
-        let vault = self.forest.vault(volume).ok_or(VaultError::KeyNotLoaded)?;
+        let away = || if self.is_by_turns() { Error::NoTurn } else { VaultError::KeyNotLoaded.into() };
+        let vault = self.forest.vault(volume).ok_or_else(away)?;
         let place = self.keeper.place(volume)?;
         let mut all = self.keeper.kept();
         let keys = &mut all.get_mut(&volume).ok_or(VaultError::KeyNotLoaded)?.keys;
@@ -193,10 +198,7 @@ impl Served {
         let mut header: VaultHeader = update.read()?;
         let mut now = keys.reopen(&header)?;
         let (done, events) = change(&mut now, &mut header)?;
-        let is_new = now.keychain().oblivious() != keys.keychain().oblivious();
-        if let Some(key) = now.keychain().oblivious().filter(|_| is_new && !self.policy().surroundings.has_network()) {
-            return Err(Error::NoNetwork { server: key.server.clone() });
-        }
+        self.keeper.can_use(&now, keys)?;
         update.record(&mut header, &now, &events)?;
         now.saw(&header);
         now.update_ring(vault.ring());

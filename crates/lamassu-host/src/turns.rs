@@ -3,7 +3,8 @@
 //!
 //! Each turn opens the vault as if for the first time: nothing that an earlier turn has read is trusted.
 
-use crate::anchors::{Anchors, outdated_header};
+use crate::anchors::Access;
+use crate::keeper::Keeper;
 use crate::{Error, Result};
 use lamassu_anchor::row::Sealed;
 use lamassu_anchor::{Anchor, Touched};
@@ -72,8 +73,8 @@ struct Driver {
     /// The anchor's record of the header that opens it.
     header: Sealed,
     turns: Arc<Turns>,
-    /// The last turn is kept there until the vault is closed.
-    anchors: Anchors,
+    /// Its anchors keep the last turn until the vault is closed.
+    keeper: Arc<Keeper>,
     /// What others have changed since the vault was last open here; `None`: perhaps everything.
     touched: Option<Touched>,
     warned: Option<Instant>,
@@ -84,8 +85,8 @@ struct Driver {
 }
 
 /// Starts the thread. The vault is open in the first turn, which `anchors` has.
-pub(crate) fn start(forest: &Arc<Forest>, opening: TurnOpening, anchors: &Anchors) -> Result<()> {
-    let (turns, first) = anchors.take_turn().ok_or(Error::NotAtServer)?;
+pub(crate) fn start(forest: &Arc<Forest>, opening: TurnOpening, keeper: &Arc<Keeper>) -> Result<()> {
+    let (turns, first) = keeper.policy().anchors.take_turn().ok_or(Error::NotAtServer)?;
     let header = Anchor::open(first.table.clone(), &opening.header.id())?.vault().header;
     let requests = requests::Turns::new();
     forest.take_turns(requests.clone());
@@ -93,9 +94,9 @@ pub(crate) fn start(forest: &Arc<Forest>, opening: TurnOpening, anchors: &Anchor
         first.taken_over();
     }
     let touched = Some(Touched::default());
-    let (forest, anchors) = (forest.clone(), anchors.clone());
+    let (forest, keeper) = (forest.clone(), keeper.clone());
     let driver =
-        Driver { forest, requests, opening, header, turns, anchors, touched, warned: None, calm: CALM, is_calm: true };
+        Driver { forest, requests, opening, header, turns, keeper, touched, warned: None, calm: CALM, is_calm: true };
     let started = thread::Builder::new().name("lamassu-turns".into()).spawn(move || driver.run(first));
     started.map(drop).map_err(|source| Error::Vault(VaultError::Io { op: "start a thread", source }))
 }
@@ -107,7 +108,7 @@ impl Driver {
         let mut keeps = true;
         while let Some(now) = turn.or_else(|| self.next()) {
             if self.serve(&now, std::mem::take(&mut keeps)) == End::Stopping {
-                self.anchors.keep_turn(now);
+                self.keeper.policy().anchors.keep_turn(now);
                 break;
             }
             now.pass();
@@ -147,12 +148,16 @@ impl Driver {
             (None, touched) => *touched = None,
             (Some(_), None) => {}
         }
-        let TurnOpening { header, ring, options } = &self.opening;
-        let anchor = Arc::new(Anchor::open(turn.table.clone(), &header.id())?);
+        let id = self.opening.header.id();
+        let anchor = Arc::new(Anchor::open(turn.table.clone(), &id)?);
+        let read_only = self.opening.options.read_only || turn.mode() == Mode::Shared;
         if anchor.vault().header != self.header {
-            return Err(outdated_header());
+            self.opening.header = self.keeper.take_header(&anchor, Access::of(read_only), &self.opening.ring)?;
+            self.header = anchor.vault().header;
         }
-        let read_only = options.read_only || turn.mode() == Mode::Shared;
+        // Whoever replaces the header in this turn tells this anchor.
+        self.keeper.policy().anchors.opened_in_turn(&id, &anchor, Access::of(read_only));
+        let TurnOpening { header, ring, options } = &self.opening;
         let options = Options { anchor: Some(anchor), read_only, ..options.clone() };
         self.forest.begin_turn(header, ring.clone(), options, self.touched.as_ref())?;
         self.touched = Some(Touched::default());

@@ -144,6 +144,9 @@ impl Vault {
                 path().display().to_string()
             })?;
         }
+        if self.name_mode == NameMode::Plain && dir.ino != ROOT {
+            self.must_be_its_own(dir.object, &dir.handle.stat().map_err(io("stat"))?)?;
+        }
         let names = read.and_then(|text| self.names_of_text(text)).map_err(|fault| {
             let stored = path().display().to_string();
             let text = format!("a directory record does not open: {fault}");

@@ -236,12 +236,11 @@ impl Vault {
         Ok(self.insert_held(ino, file, writable))
     }
 
-    /// As [`Vault::acquire`], for a write that a user asks for: not of a file that the store shows under another owner
-    /// ([`Vault::target_to_change`]).
+    /// As [`Vault::acquire`], for a write that a user asks for: not of a file that may be another one
+    /// ([`Vault::must_be_its_own`]).
     pub(crate) fn acquire_to_change(&self, ino: Ino) -> Result<Arc<OpenFile>> {
         let open = self.acquire(ino, true)?;
-        let shown = open.file().backing().stat().map_err(io("stat"));
-        if let Err(e) = shown.and_then(|shown| self.must_show_owner(ino, &shown)) {
+        if let Err(e) = self.must_be_identified(&open) {
             self.unhold(&open);
             return Err(e);
         }

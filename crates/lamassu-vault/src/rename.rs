@@ -103,6 +103,11 @@ impl Vault {
             // The same name, or two names of one file: POSIX says that nothing happens.
             return Ok(None);
         }
+        for end in [&from, &to] {
+            if let Some(st) = end.st.filter(|_| end.is_dir()) {
+                self.must_be_its_own_dir(&end.dir, &end.stored.name, &st, end.object)?;
+            }
+        }
         if self.is_going(&to.dir, &to.stored.name) || to.id().is_some_and(|id| self.has_going_in(id)) {
             return Ok(Some(Blocked::Going));
         }

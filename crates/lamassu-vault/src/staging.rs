@@ -22,7 +22,7 @@ use lamassu_anchor::Digest;
 use lamassu_anchor::row::Sealed;
 use lamassu_format::Profile;
 use lamassu_format::header::NameMode;
-use lamassu_format::name::{COMPANION_PREFIX, HEADER, HISTORY, LOCK, STAGING};
+use lamassu_format::name::{COMPANION_PREFIX, HEADER, HISTORY, LOCK, LOST, STAGING};
 use lamassu_store::BackendDir;
 use lamassu_store::backend::Stat;
 use std::ffi::{OsStr, OsString};
@@ -32,6 +32,8 @@ use std::sync::Arc;
 
 /// Before a random name: a dataset that is being made or destroyed. With all that is in it it is no part of the tree.
 const DATASET_PREFIX: &str = "dataset-";
+/// A user of whom nothing is known, and that no process has.
+const NOBODY: u32 = 65_534;
 /// Before a random name: an empty file, made to see whose it is.
 const PROBE_PREFIX: &str = "probe-";
 
@@ -169,6 +171,9 @@ pub(crate) struct Staging {
 struct Made {
     /// Its owner, which is not us everywhere (NFS with `root_squash`).
     uid: u32,
+    /// Whether the store keeps the owners that we give. Where it does not (a FAT, many SMB mounts, NFS with
+    /// `root_squash`), all entries have the one that it shows.
+    keeps_owners: bool,
     /// Whether it is private. Stores without modes (FAT, many SMB mounts) show the same mode for everything: the
     /// options of that mount decide which users may enter, and no mode tells our directories from others.
     keeps_modes: bool,
@@ -185,6 +190,13 @@ impl Made {
 const NOT_OURS: VaultError = VaultError::Refused(
     "the directory lamassu.staging of the vault belongs to another user, or others may enter it (its mode is not 0700), \
      and what lies in it would be deleted: nothing was; look at what it is, then move it away (a new one is made), or \
+     give it to the user that opens the vault, with mode 0700",
+);
+
+/// The same of the directory for what is put away.
+const LOST_NOT_OURS: VaultError = VaultError::Refused(
+    "the directory lamassu.lost of the vault belongs to another user, or others may enter it (its mode is not 0700), \
+     and what is found without a name would be theirs: look at what it is, then move it away (a new one is made), or \
      give it to the user that opens the vault, with mode 0700",
 );
 
@@ -223,7 +235,7 @@ pub(crate) fn is_open_to_others(root: &dyn BackendDir, staging: &dyn BackendDir)
             Err(e) if is_not_found(&e) => continue,
             other => other.map_err(io("stat a file of the vault"))?,
         };
-        let made = made.get_or_insert(Made { uid: st.uid, keeps_modes: false });
+        let made = made.get_or_insert(Made { uid: st.uid, keeps_owners: false, keeps_modes: false });
         made.keeps_modes |= st.mode & 0o077 == 0;
     }
     let st = staging.stat().map_err(io("stat lamassu.staging"))?;
@@ -241,9 +253,11 @@ fn probe(dir: &dyn BackendDir) -> Result<Made> {
         other => other.map_err(io("create a file in lamassu.staging"))?,
     };
     let st = probe.stat().map_err(io("stat"));
+    let given = probe.set_owner(Some(NOBODY), None).and_then(|()| probe.stat());
     dir.unlink(&name).map_err(io("remove a file of lamassu.staging"))?;
     let st = st?;
-    Ok(Made { uid: st.uid, keeps_modes: st.mode & 0o077 == 0 })
+    let keeps_owners = given.is_ok_and(|given| given.uid == NOBODY);
+    Ok(Made { uid: st.uid, keeps_owners, keeps_modes: st.mode & 0o077 == 0 })
 }
 
 /// Whether a name is a prefix and what [`random_name`] makes.
@@ -271,6 +285,31 @@ impl Vault {
         // The root of a dataset may be shut.
         let opened = open(&*lending(&self.dirs.root().handle))?;
         Ok(self.staging.get_or_init(|| opened))
+    }
+
+    /// Opens `lamassu.lost` of the vault's directory, which is made if it is not there. Like the staging directory it
+    /// has to be ours alone: what is moved there may be another user's.
+    ///
+    /// # Errors
+    /// [`VaultError::Refused`] if it is not; those of the store.
+    pub(crate) fn lost_dir(&self) -> Result<Arc<dyn BackendDir>> {
+        let (root, made) = (&self.dirs.root().handle, self.staging()?.made);
+        match root.make_dir(OsStr::new(LOST), PRIVATE) {
+            Err(e) if e.kind() != stdio::ErrorKind::AlreadyExists => return Err(io("create lamassu.lost")(e)),
+            _ => {}
+        }
+        let lost = root.open_dir(OsStr::new(LOST)).map_err(|source| match source.raw_os_error() {
+            // The store's doing, and no path of a user's.
+            Some(libc::ENOTDIR | libc::ELOOP) => {
+                let source = stdio::Error::from_raw_os_error(libc::EIO);
+                VaultError::Io { op: "open lamassu.lost, which has to be a directory", source }
+            }
+            _ => io("open lamassu.lost")(source),
+        })?;
+        match made.may_be(&lost.stat().map_err(io("stat lamassu.lost"))?) {
+            true => Ok(lost),
+            false => Err(LOST_NOT_OURS),
+        }
     }
 
     /// Deletes what an interrupted mkdir or rmdir left. Returns how many directories went.
@@ -403,6 +442,11 @@ impl Vault {
 pub(crate) type Workshop = (Arc<dyn BackendDir>, OsString, u64);
 
 impl Staging {
+    /// See [`Made::keeps_owners`].
+    pub fn keeps_owners(&self) -> bool {
+        self.made.keeps_owners
+    }
+
     /// Deletes what an interrupted change left under a name.
     fn clear(&self, name: &OsStr) -> stdio::Result<()> {
         let st = self.dir.stat_entry(name)?;
@@ -477,7 +521,8 @@ mod tests {
     fn a_mode_tells_nothing_on_a_store_without_modes() {
         let base = MemoryBackend::new().root().stat().unwrap();
         let st = |uid, mode| Stat { uid, mode, ..base };
-        let (kept, forced) = (Made { uid: 7, keeps_modes: true }, Made { uid: 7, keeps_modes: false });
+        let made = |keeps_modes| Made { uid: 7, keeps_owners: true, keeps_modes };
+        let (kept, forced) = (made(true), made(false));
         assert!(kept.may_be(&st(7, 0o700)) && !kept.may_be(&st(7, 0o755)) && !kept.may_be(&st(8, 0o700)));
         assert!(forced.may_be(&st(7, 0o755)) && !forced.may_be(&st(8, 0o755)));
     }

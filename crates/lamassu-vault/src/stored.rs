@@ -1,9 +1,8 @@
-//! Steps on entries of the store that know nothing of a vault: what lies in a directory, moves that replace nothing,
-//! `lamassu.lost`.
+//! Steps on entries of the store that know nothing of a vault: what lies in a directory, moves that replace nothing.
 
-use crate::error::{io, is_not_found, is_unsupported};
-use crate::{RenameMode, Result, VaultError};
-use lamassu_format::name::{COMPANION_PREFIX, DIR_RECORD, LINK_PREFIX, LOST};
+use crate::RenameMode;
+use crate::error::{is_not_found, is_unsupported};
+use lamassu_format::name::{COMPANION_PREFIX, DIR_RECORD, LINK_PREFIX};
 use lamassu_store::BackendDir;
 use std::ffi::{OsStr, OsString};
 use std::io as stdio;
@@ -54,22 +53,6 @@ pub(crate) fn rename_no_replace(
         },
         other => other,
     }
-}
-
-/// Opens `lamassu.lost` of a vault's directory, which is made if it is not there.
-pub(crate) fn lost_dir(root: &dyn BackendDir) -> Result<Arc<dyn BackendDir>> {
-    match root.make_dir(OsStr::new(LOST), 0o700) {
-        Err(e) if e.kind() != stdio::ErrorKind::AlreadyExists => return Err(io("create lamassu.lost")(e)),
-        _ => {}
-    }
-    root.open_dir(OsStr::new(LOST)).map_err(|source| match source.raw_os_error() {
-        // The store's doing, and no path of a user's.
-        Some(libc::ENOTDIR | libc::ELOOP) => {
-            let source = stdio::Error::from_raw_os_error(libc::EIO);
-            VaultError::Io { op: "open lamassu.lost, which has to be a directory", source }
-        }
-        _ => io("open lamassu.lost")(source),
-    })
 }
 
 /// Moves an entry of a directory there, by its name as far as that is free. Returns its name there.

@@ -1,10 +1,17 @@
 //! What an operation on an inode acts on: its open file, or its entry in a backing directory.
 
+use crate::digests::{digest_of_dataset, digest_of_text};
 use crate::dirs::Dir;
-use crate::error::{io, is_not_found};
+use crate::error::{errno, io, is_not_found};
+use crate::names::DirFault;
 use crate::open::OpenFile;
 use crate::root::RootPermissions;
-use crate::{Ino, ROOT, Result, SetTime, Vault, VaultError};
+use crate::stored::lending;
+use crate::walk::header_id;
+use crate::{Ino, Kind, ROOT, Result, SetTime, Vault, VaultError};
+use lamassu_anchor::{AnchorError, Digest, ObjectId, Row, SealedPart};
+use lamassu_format::PAGE_LEN;
+use lamassu_format::header::NameMode;
 use lamassu_store::backend::Stat;
 use lamassu_store::{BackendEntry, StoreError};
 use std::ffi::{OsStr, OsString};
@@ -95,34 +102,106 @@ impl Vault {
 impl Vault {
     /// As [`Vault::target`], for a change that a user asks for: `by`, if that is known.
     ///
-    /// The kernel permits it by the owner in the row. If the store shows another owner, another entry may lie there: a
-    /// user who can write to a directory of the store can put one of root's in the place of their own. Root may change
-    /// it nevertheless, as a crash may have left an owner that the row does not have.
+    /// The kernel permits it by the owner in the row: see [`Vault::must_be_its_own`]. Root may change any entry, and so
+    /// mends an owner that differs.
     pub(crate) fn target_to_change(&self, ino: Ino, by: Option<u32>) -> Result<(Target, Stat)> {
         let (target, st) = self.target(ino)?;
-        let shown = match &target {
-            Target::Entry { st, .. } => *st,
-            Target::Open(open) => open.file().stat().map_err(io("stat"))?,
-            Target::Root(..) | Target::Dir(_) => return Ok((target, st)),
-        };
-        if by != Some(0) {
-            self.must_show_owner(ino, &shown)?;
+        let object = || self.nodes.lock().object(ino);
+        match &target {
+            _ if by == Some(0) => {}
+            Target::Entry { st, .. } => self.must_be_its_own(object(), st)?,
+            Target::Open(open) => self.must_be_identified(open)?,
+            Target::Root(..) | Target::Dir(_) => {}
         }
         Ok((target, st))
     }
 
-    /// `ESTALE` unless the store shows the owner that the row has. Asked where it matters alone: a process that is not
-    /// root's cannot change what is another's.
-    pub(crate) fn must_show_owner(&self, ino: Ino, shown: &Stat) -> Result<()> {
+    /// Refuses an open file that may be another one than that of its row.
+    ///
+    /// # Errors
+    /// `EPERM`.
+    pub(crate) fn must_be_identified(&self, open: &OpenFile) -> Result<()> {
+        let shown = open.file().backing().stat().map_err(io("stat"))?;
+        let Some(row) = self.row_if_another(self.nodes.lock().object(open.ino), &shown)? else { return Ok(()) };
+        // Of an empty file the row has no page.
+        let has_content = row.file().is_some_and(|file| file.size > 0);
+        match has_content && open.file().is_identified()? {
+            true => Ok(()),
+            false => Err(another(&shown)),
+        }
+    }
+
+    /// Refuses an entry that may be another one than that of its row. A user who can write to a directory of the store
+    /// can put another user's entry in the place of one of their own, and has no right to it: their rights go by the
+    /// row. Content tells files apart, and records directories whose names are encrypted. Others are told apart by
+    /// their owner alone.
+    ///
+    /// Asked only where it matters: in a process of root's, over a store that keeps owners. A crash may have left the
+    /// owner of before, or the one of after, in a row: such an entry waits until root gives it an owner. So this is no
+    /// finding.
+    ///
+    /// # Errors
+    /// `EPERM`.
+    pub(crate) fn must_be_its_own(&self, object: ObjectId, shown: &Stat) -> Result<()> {
+        match self.row_if_another(object, shown)? {
+            None => Ok(()),
+            Some(_) => Err(another(shown)),
+        }
+    }
+
+    /// The row of an object, if an entry with this stat may be another one.
+    fn row_if_another(&self, object: ObjectId, shown: &Stat) -> Result<Option<Row>> {
+        let Some(anchored) = self.anchored.as_ref().filter(|_| rustix::process::geteuid().is_root()) else {
+            return Ok(None);
+        };
+        let row = match anchored.anchor.row(object) {
+            Err(AnchorError::Unknown { .. }) => return Ok(None),
+            row => row?,
+        };
+        // It may have names that only others may remove. (An empty one, which has a page at most, has nothing to lose.)
+        let has_more_names = shown.kind == Kind::File && shown.len > PAGE_LEN as u64 && shown.nlink > row.links;
+        // What is root's by its row gives nobody else a right.
+        let has_owner = row.uid == shown.uid || row.uid == 0 || !self.staging()?.keeps_owners();
+        Ok((has_more_names || !has_owner).then_some(row))
+    }
+
+    /// Refuses a directory that is to be moved or removed and may be another one than that of its row: see
+    /// [`Vault::must_be_its_own`].
+    ///
+    /// # Errors
+    /// [`VaultError::Outdated`]; `EPERM`; those of the store.
+    pub(crate) fn must_be_its_own_dir(&self, dir: &Dir, stored: &OsStr, st: &Stat, object: ObjectId) -> Result<()> {
         if self.anchored.is_none() || !rustix::process::geteuid().is_root() {
             return Ok(());
         }
-        let row = self.over_row(ino, *shown)?;
-        match (shown.uid, shown.gid) == (row.uid, row.gid) {
+        let handle = lending(&dir.handle.open_dir(stored).map_err(io("open a directory"))?);
+        if !handle.stat().map_err(io("stat"))?.is_same(st) {
+            return Err(VaultError::Stale);
+        }
+        let shown = match header_id(&*handle) {
+            Ok(Some(id)) => digest_of_dataset(&id),
+            Ok(None) | Err(_) if self.name_mode == NameMode::Plain => return self.must_be_its_own(object, st),
+            Ok(None) | Err(_) => match self.record_text(&*handle) {
+                Err(DirFault::Unreadable(e)) => return Err(io("read a directory record")(e)),
+                text => text.ok().flatten().map_or(Digest::NONE, |text| digest_of_text(&text)),
+            },
+        };
+        match self.is_newest(object, SealedPart::Content, shown)? {
             true => Ok(()),
-            false => Err(self.outdated_at("owner", self.tag(ino))),
+            false => Err(self.outdated_at("directory record", self.path_in(dir.ino, stored).display().to_string())),
         }
     }
+}
+
+/// The error of an entry that may be another one than that of its row.
+fn another(shown: &Stat) -> VaultError {
+    tracing::warn!(
+        inode = shown.ino,
+        uid = shown.uid,
+        "the store shows an entry under another owner than the newest, or with more names: it may be another entry, and \
+         is not changed; if it is the right one, chown it as root"
+    );
+    errno("change an entry that may be another's", libc::EPERM)
 }
 
 /// Holds the entry that was found under a name; `ESTALE` if it is another one's by now.

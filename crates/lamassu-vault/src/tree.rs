@@ -354,6 +354,7 @@ impl Vault {
             }
             let held = hold(&from, &from_name, &st).map_err(io("link"))?;
             let object = self.nodes.lock().object(ino);
+            self.must_be_its_own(object, &st)?;
             self.create_with(dir, stored, || held.link(&*dir.handle, &stored.name).map_err(io("link")))?;
             self.record_link(dir, stored, object)?;
             // Known by this name before a lookup can find it there.
@@ -446,6 +447,7 @@ impl Vault {
             return Err(VaultError::NotDirectory);
         }
         self.require_empty(&dir, &stored.name, object)?;
+        self.must_be_its_own_dir(&dir, &stored.name, &st, object)?;
         if self.leaves_at_once(&dir, &stored.name)? && self.has_going_in(StoreId::from(&st)) {
             return Ok(false);
         }

@@ -132,7 +132,7 @@ fn modules(name: &str) -> BTreeMap<String, BTreeSet<String>> {
     }
     // `pub use module::{A, B};`, over any number of lines.
     let lib = std::fs::read_to_string(root.join("lib.rs")).unwrap_or_default();
-    let passed: HashMap<&str, &str> = (lib.split("\npub use ").chain(lib.split("\npub(crate) use ")).skip(1))
+    let passed: HashMap<&str, &str> = (lib.split("\npub use ").skip(1).chain(lib.split("\npub(crate) use ").skip(1)))
         .filter_map(|rest| rest.split_once(';')?.0.split_once("::"))
         .flat_map(|(module, names)| names.split(|c: char| !c.is_alphanumeric() && c != '_').map(move |n| (n, module)))
         .collect();

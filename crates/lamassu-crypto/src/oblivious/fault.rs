@@ -13,7 +13,7 @@ pub enum KeyServerFault {
         detail: String,
     },
     /// It is not the server that this host has joined.
-    #[error("it is not the server that this host has joined: {detail}")]
+    #[error("it is not the server that this host has joined: {detail}; nothing was sent")]
     Untrusted {
         /// what is wrong
         detail: String,

@@ -169,12 +169,16 @@ impl Anchors {
     /// Opens the anchor of a vault, or returns the open one.
     ///
     /// # Errors
-    /// [`AnchorError`]; [`Error::NoAnchorPlace`], [`Error::Local`].
+    /// [`AnchorError`]; [`Error::NoAnchorPlace`], [`Error::Local`]; [`Error::NoTurn`] between turns, or in one for
+    /// reading.
     pub fn open(&self, vault: &[u8; 16], access: Access) -> Result<Arc<Anchor>> {
         let mut opened = self.opened();
         let there = opened.get(vault).and_then(|open| Some((open.get()?, open.access)));
         if let Some((anchor, _)) = there.filter(|(_, has)| access == Access::Read || *has == Access::Write) {
             return Ok(anchor);
+        }
+        if self.shared.turns.get().is_some() {
+            return Err(Error::NoTurn);
         }
         let path = self.file_of(vault)?.ok_or(Error::NoAnchorPlace)?;
         if let Some(server) = self.server_of(vault)? {
@@ -200,6 +204,11 @@ impl Anchors {
         let anchor = Arc::new(Anchor::open(Arc::new(table), vault)?);
         opened.insert(*vault, Open::of(&anchor, access));
         Ok(anchor)
+    }
+
+    /// The anchor of a vault in a turn of this host. It is the open one until the turn ends.
+    pub(crate) fn opened_in_turn(&self, vault: &[u8; 16], anchor: &Arc<Anchor>, access: Access) {
+        self.opened().insert(*vault, Open::of(anchor, access));
     }
 
     /// Opens the tables of a vault's anchor for reading, also while another process has it open.
@@ -354,11 +363,6 @@ impl Policy {
 /// Whether the header or the history of a vault is outdated: `anchor accept` without a path accepts those.
 pub(crate) fn is_of_vault(error: &VaultError) -> bool {
     matches!(error, VaultError::Outdated { what: proof::HEADER | proof::HISTORY, .. })
-}
-
-/// The error of an outdated header.
-pub(crate) fn outdated_header() -> Error {
-    proof::outdated(proof::HEADER)
 }
 
 /// Whether a header is outdated.

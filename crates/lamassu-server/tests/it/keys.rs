@@ -83,7 +83,7 @@ fn a_key_is_made_at_the_server_and_opens_a_vault_for_who_was_granted_it() {
     let mut lab = lab();
     let (a, _) = (lab.joined("a"), lab.joined("b"));
     let (k, k2) = (key(&lab, "k"), key(&lab, "k2"));
-    a.run(&format!("key generate {k}")).code(43).says("does not show it to us");
+    a.run(&format!("key generate {k}")).code(43).says("was not granted it");
     lab.serve(&["keys", "grant", "@a", "@k"]).ok().says("host a may make it");
     lab.serve(&["keys", "grant", "@nobody", "@k"]).code(3);
     lab.serve(&["keys", "grant", "@a", "@../k"]).code(2);
@@ -170,13 +170,13 @@ fn a_key_that_was_deleted_opens_nothing_and_its_receipt_verifies() {
     assert!(!receipt.exists());
     delete(&lab, "receipt", "nothing").code(3);
     lab.serve(&["keys", "retire", "@k"]).ok();
-    a.run(&format!("ls -k {k} store/v")).code(47).says("revoked");
+    a.run(&format!("ls -k {k} store/v")).code(47).says("retired");
     lab.serve(&["keys", "retire", "--not", "@k"]).ok();
     a.run(&format!("ls -k {k} store/v")).ok();
     lab.serve(&["keys", "retire", "@k"]).ok();
     assert!(of_k.iter().all(|text| has(&lab, text)));
     delete(&lab, "receipt", "k").ok();
-    a.run(&format!("ls -k {k} store/v")).code(47).says("destroyed");
+    a.run(&format!("ls -k {k} store/v")).code(47).says("deleted");
     a.run(&format!("key generate {k}")).code(47);
     a.run(&format!("ls -k {other} store/w")).ok();
     lab.serve(&["keys", "retire", "@k"]).code(47);
@@ -309,7 +309,7 @@ fn a_server_without_a_master_key_keeps_none_and_another_server_is_not_asked() {
     fs::write(other.path("server/server.toml"), config).unwrap();
     other.port = lab.port;
     other.start();
-    lab.host("a").run(&format!("key generate {k}")).code(41).says("not trusted");
+    lab.host("a").run(&format!("key generate {k}")).code(41).says("not the server that this host has joined");
 }
 
 /// A host that asks for keys of others is told what it is told of those that there are not, and is not in the log.

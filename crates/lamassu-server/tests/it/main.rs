@@ -12,5 +12,6 @@ mod keys;
 mod oblivious;
 mod operations;
 mod policy;
+mod rotation;
 mod shared;
 mod turns;

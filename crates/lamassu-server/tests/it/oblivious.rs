@@ -124,7 +124,7 @@ fn audit(lab: &Lab, event: &str, host: &str, key: &str) -> usize {
 fn hosts_deduplicate_by_the_server_and_read_without_it() {
     let mut lab = lab("");
     let (a, b) = (lab.joined("a"), lab.joined("b"));
-    zone(a, "office", "office.zone").code(43).says("does not show it to us");
+    zone(a, "office", "office.zone").code(43).says("was not granted it");
     a.run(&format!("zone create -k raw:file:zone.key -s paper --oblivious {}/office z", lab.url())).code(28);
     a.run("zone create -k raw:file:zone.key --oblivious kmip://x/y z").code(2).says("server://HOST");
     ["a", "b"].into_iter().for_each(|host| grant(&lab, host, "office"));

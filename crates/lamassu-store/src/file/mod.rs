@@ -492,6 +492,19 @@ impl File {
         (st.identity.profile(), st.identity.is_changing())
     }
 
+    /// Whether its first page is there and was verified: for a file with an anchor, that it is the one of this object.
+    /// A file without pages cannot be told from another.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub fn is_identified(&self) -> Result<bool, StoreError> {
+        match self.core.good_page(&mut self.exclusive(), PageNo::ZERO) {
+            Ok(page) => Ok(page.is_some()),
+            Err(StoreError::Damaged(_)) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Gives a file that has no page its profile: that of its directory. An object of the anchor has it in its row.
     ///
     /// # Errors

@@ -336,7 +336,10 @@ impl Run<'_> {
             return Ok(false);
         }
         self.anchored.files.forget(object);
-        self.decided.rows.insert(object, Some(Row { content, attributes: shown.attributes, ..before }));
+        // Content of another owner is not that of the row, whose owner and mode would give it away.
+        let of = if shown.uid == before.uid { &before } else { &shown };
+        let (uid, gid, mode) = (of.uid, of.gid, of.mode);
+        self.decided.rows.insert(object, Some(Row { content, attributes: shown.attributes, uid, gid, mode, ..before }));
         Ok(true)
     }
 

@@ -9,8 +9,9 @@ use crate::names::StoredName;
 use crate::open::OpenFile;
 use crate::record::remove_companion;
 use crate::stored::lending;
-use crate::{Ino, Kind, Result, Vault, symlink};
+use crate::{Ino, Kind, Result, Vault, VaultError, symlink};
 use lamassu_anchor::Removal;
+use lamassu_format::header::NameMode;
 use lamassu_store::backend::Stat;
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -41,6 +42,9 @@ pub(crate) struct Departures {
 const BATCH: usize = 256;
 /// Most pending ones; beyond that, a removal helps to carry them out.
 const WAITING_MAX: usize = 8192;
+
+/// Most entries that nobody recorded and that the removal of a directory moves away at a time: others wait for it.
+const UNRECORDED_MAX: usize = 1000;
 
 /// Whether removals should be carried out.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -150,13 +154,13 @@ impl Vault {
             return Ok(is_last);
         };
         let place = anchored.place(departing.dir.object, &departing.stored.name);
-        let object = anchored.anchor.entry(&place)?.map(|entry| entry.object).ok_or(crate::VaultError::NotFound)?;
+        let object = anchored.anchor.entry(&place)?.map(|entry| entry.object).ok_or(VaultError::NotFound)?;
         let removal = anchored.anchor.remove(place)?;
         anchored.touched(self.now());
         let is_last = anchored.anchor.row(object)?.links == 0;
         let departing = Departing { is_last, ..departing };
         match removal {
-            Removal::NoEntry => return Err(crate::VaultError::NotFound),
+            Removal::NoEntry => return Err(VaultError::NotFound),
             Removal::WhenDue(number) => {
                 let node = self.nodes.lock().find(StoreId::from(&departing.st)).filter(|_| is_last);
                 anchored.departures.add(number, departing, node);
@@ -209,7 +213,12 @@ impl Vault {
         }
     }
 
-    /// Moves away what is left in a directory that is empty for users: it is not recorded.
+    /// Moves away what is left in a directory that is empty for users: it is not recorded. Whether the directory is
+    /// that of its row was verified when it was removed. With plain names nothing but owners tells that: there, nothing
+    /// of root's is moved, and nothing of another user's than the one who has the directory.
+    ///
+    /// # Errors
+    /// [`VaultError::NotEmpty`]: something stays, or there is more than is moved at a time.
     fn clear_unrecorded(&self, departing: &Departing) -> Result<()> {
         let Departing { dir, stored, st, .. } = departing;
         let Some(anchored) = &self.anchored else { return Ok(()) };
@@ -218,6 +227,8 @@ impl Vault {
             return Ok(());
         }
         let node = self.nodes.lock().find(StoreId::from(st));
+        let go_by_owners = self.name_mode == NameMode::Plain && rustix::process::geteuid().is_root();
+        let mut moved = 0;
         for entry in handle.read_dir().map_err(io("list a directory"))? {
             if crate::stored::goes_along(&entry.name) {
                 continue;
@@ -226,6 +237,16 @@ impl Vault {
             if node.is_some_and(|node| anchored.departures.is_waiting_in(node)) {
                 return Err(errno("remove a directory", libc::ENOTEMPTY));
             }
+            if moved == UNRECORDED_MAX {
+                return Err(VaultError::NotEmpty);
+            }
+            if go_by_owners {
+                let uid = handle.stat_entry(&entry.name).map_err(io("stat"))?.uid;
+                if uid == 0 || uid != st.uid {
+                    return Err(VaultError::NotEmpty);
+                }
+            }
+            moved += 1;
             let path = self.path_in(dir.ino, &stored.name).join(&entry.name).display().to_string();
             self.move_handle_to_lost(&*handle, &entry.name, &path)?;
         }
@@ -331,6 +352,15 @@ impl Vault {
             self.remove_rest(departing);
             return Ok(());
         };
+        // It is gone for users. What they have put into it in the store, or something else, keeps it there.
+        if st.kind == Kind::Dir && matches!(error, VaultError::NotEmpty) {
+            let entry = self.path_in(dir.ino, &stored.name).display().to_string();
+            tracing::warn!(
+                entry,
+                "a directory that was removed is not empty in the store: it stays there, and is not shown"
+            );
+            return Ok(());
+        }
         // The directory may have lost its write permission since the removal: it is set for a moment.
         let lent = dir.handle.lending().filter(|_| st.kind != Kind::Dir).map(|lent| lent.unlink(&stored.name));
         match lent {

@@ -2,8 +2,9 @@
 
 use crate::dirs::Dir;
 use crate::error::{io, is_not_found};
-use crate::stored::{PRIVATE, lost_dir, place_in_lost};
-use crate::{Ino, Kind, Result, Vault};
+use crate::stored::{PRIVATE, place_in_lost};
+use crate::{Ino, Kind, Result, Vault, VaultError};
+use lamassu_format::header::NameMode;
 use lamassu_format::name::{LOST, Stored, classify, companion_name};
 use lamassu_store::BackendDir;
 use std::ffi::{OsStr, OsString};
@@ -24,8 +25,15 @@ impl Vault {
     /// Moves an unrecorded entry of a directory to `lamassu.lost`. The caller holds the directory's lock.
     ///
     /// # Errors
-    /// Those of the store.
+    /// Those of the store. [`VaultError::Exists`]: names are plain, and it is not the directory's owner's. Another user
+    /// may have put it there, who has no right to it.
     pub(crate) fn move_to_lost(&self, dir: &Dir, stored: &OsStr) -> Result<()> {
+        if self.name_mode == NameMode::Plain && rustix::process::geteuid().is_root() {
+            let uid = dir.handle.stat_entry(stored).map_err(io("stat"))?.uid;
+            if uid != dir.handle.stat().map_err(io("stat"))?.uid && self.staging()?.keeps_owners() {
+                return Err(VaultError::Exists);
+            }
+        }
         let entry = self.path_in(dir.ino, stored).display().to_string();
         self.move_handle_to_lost(&*dir.handle, stored, &entry)
     }
@@ -66,7 +74,7 @@ impl Vault {
 
     /// The same for an entry of a directory without a node. `entry`: its name in the log.
     pub(crate) fn move_handle_to_lost(&self, dir: &dyn BackendDir, stored: &OsStr, entry: &str) -> Result<()> {
-        let lost = lost_dir(&*self.dirs.root().handle)?;
+        let lost = self.lost_dir()?;
         let place = || place_in_lost(&*lost, dir, stored);
         let name = match place() {
             Err(e) if e.raw_os_error() == Some(libc::EACCES) => make_movable(dir, stored).and_then(|()| place()),

@@ -4,7 +4,7 @@ use super::{Checker, Found, Located, Result, kind};
 use crate::Kind;
 use crate::error::{io, is_not_found};
 use crate::record::read_text;
-use crate::stored::{lost_dir, place_in_lost};
+use crate::stored::place_in_lost;
 use crate::symlink;
 use lamassu_format::header::NameMode;
 use lamassu_format::name::{LOST, ROOT_RECORD, SESSIONS, Stored, classify, companion_name};
@@ -79,7 +79,7 @@ impl Checker<'_> {
     /// Moves an entry to `lamassu.lost`, with what its name or target has beside it, and notes that. False: it stays,
     /// which is noted too.
     pub(super) fn move_to_lost(&mut self, at: &Located, kind: &str, text: String) -> bool {
-        let moved = lost_dir(&*self.vault.dirs.root().handle).and_then(|lost| {
+        let moved = self.vault.lost_dir().and_then(|lost| {
             self.copy_link_rest(at, &*lost)?;
             let name = place_in_lost(&*lost, &*at.dir, &at.name).map_err(io("move to lamassu.lost"))?;
             self.move_companion(at, &*lost);

@@ -12,7 +12,7 @@ use lamassu_vault::*;
 use std::ffi::OsStr;
 use std::sync::Arc;
 
-fn both(test: impl Fn(Lab, Vault)) {
+pub fn both(test: impl Fn(Lab, Vault)) {
     for recipe in [Recipe::default(), Recipe::plain()] {
         let (lab, vault) = Lab::new(recipe);
         test(lab, vault);
@@ -312,106 +312,6 @@ fn a_hard_link_stays_with_its_file() {
         assert_outdated(v.find("c"));
         assert_eq!(v.find("a").unwrap().attr.nlink, 2);
         v.release(handle).unwrap();
-    });
-}
-
-#[test]
-fn modes_and_owners_are_the_newest_and_nothing_in_the_store_is_given_away() {
-    both(|lab, v| {
-        v.new_file("f");
-        v.dir("d");
-        v.mknod(ROOT, n("p"), Kind::Fifo, 0o600, 0, me()).unwrap();
-        v.setattr(v.ino("f"), None, &SetAttr { mode: Some(0o640), uid: Some(7), ..SetAttr::default() }).unwrap();
-        v.close().unwrap();
-        let reader = lab.read_only();
-        let v = lab.open();
-        let (root, f) = lab.stored(&v, "f");
-        let d = lab.stored(&v, "d").1;
-        let p = lab.stored(&v, "p").1;
-        root.set_mode_entry(&f, 0o4777).unwrap();
-        root.set_owner_entry(&f, Some(8), None).unwrap();
-        root.set_mode_entry(&d, 0o777).unwrap();
-        root.set_owner_entry(&p, None, Some(99)).unwrap();
-        for v in [&reader, &v] {
-            let attr = v.find("f").unwrap().attr;
-            assert_eq!((attr.mode, attr.uid), (0o640, 7));
-            assert_eq!(v.find("d").unwrap().attr.mode, 0o755);
-            assert_eq!(v.find("d").unwrap().attr.nlink, 1);
-            assert_eq!(v.find("p").unwrap().attr.gid, me().gid);
-        }
-        // In the store permissions are taken away, and nothing is given to anybody.
-        let st = root.stat_entry(&f).unwrap();
-        assert_eq!((st.mode, st.uid), (0o4777, 8));
-        assert_eq!(root.stat_entry(&d).unwrap().mode, 0o755);
-        assert_eq!(root.stat_entry(&p).unwrap().gid, 99);
-        root.set_mode_entry(&d, 0o700).unwrap();
-        assert_eq!(lab.read_only().find("d").unwrap().attr.mode, 0o755);
-        assert_eq!(v.find("d").unwrap().attr.mode, 0o755);
-        assert_eq!(root.stat_entry(&d).unwrap().mode, 0o700);
-        // Also of what is open, and of what is known by its number. For writing it is not opened under another owner.
-        let ino = v.ino("f");
-        if rustix::process::geteuid().is_root() {
-            v.open_file(ino, RW).unwrap_err();
-        }
-        root.set_owner_entry(&f, Some(7), None).unwrap();
-        let handle = v.open_file(ino, RW).unwrap();
-        root.set_mode_entry(&f, 0o777).unwrap();
-        assert_eq!(v.getattr(ino, Some(handle)).unwrap().mode, 0o640);
-        assert_eq!(v.getattr(v.ino("d"), None).unwrap().mode, 0o755);
-        v.release(handle).unwrap();
-    });
-}
-
-/// A user who can write to a directory of the store puts an entry of root's in the place of one of their own.
-#[test]
-fn what_lies_in_the_place_of_an_entry_is_not_given_to_its_owner() {
-    if !rustix::process::geteuid().is_root() {
-        eprintln!("NOTE: only root's vaults can give entries away: NOT tested");
-        return;
-    }
-    both(|lab, v| {
-        let theirs = SetAttr { mode: Some(0o777), uid: Some(7), gid: Some(7), ..SetAttr::default() };
-        for (name, mine) in [("d", "my d"), ("p", "my p"), ("f", "my f")] {
-            for name in [name, mine] {
-                match &name[name.len() - 1..] {
-                    "d" => drop(v.dir(name)),
-                    "p" => drop(v.mknod(ROOT, n(name), Kind::Fifo, 0o600, 0, me()).unwrap()),
-                    _ => drop(v.new_file(name)),
-                }
-                let private = SetAttr { mode: Some(0o700), ..SetAttr::default() };
-                v.setattr(v.ino(name), None, &private).unwrap();
-            }
-            v.setattr(v.ino(name), None, &theirs).unwrap();
-        }
-        let (root, _) = lab.stored(&v, "d");
-        let pairs = [("d", "my d"), ("p", "my p"), ("f", "my f")]
-            .map(|(name, mine)| (name, lab.stored(&v, name).1, lab.stored(&v, mine).1));
-        v.close().unwrap();
-        for (_, theirs, mine) in &pairs {
-            root.rename(theirs, &*root, mine, RenameMode::Exchange).unwrap();
-        }
-        let v = lab.open();
-        for (name, stored, _) in &pairs {
-            // Whatever is shown, and whatever its owner asks for.
-            if let Ok(found) = v.find(name) {
-                for by in [None, Some(7)] {
-                    let set = SetAttr { by, ..theirs };
-                    v.setattr(found.attr.ino, None, &set).unwrap_err();
-                    let touch = SetAttr { mtime: Some(SetTime::Now), by, ..SetAttr::default() };
-                    v.setattr(found.attr.ino, None, &touch).unwrap_err();
-                }
-                v.set_xattr(found.attr.ino, n("user.note"), b"theirs", SetXattr::Any).unwrap_err();
-                if found.attr.kind == Kind::File {
-                    // Read, it may be recovered as its row says. Nothing is written into it for that.
-                    v.open_file(found.attr.ino, RO).and_then(|handle| v.release(handle)).ok();
-                    v.open_file(found.attr.ino, RW).unwrap_err();
-                    v.setattr(found.attr.ino, None, &SetAttr { size: Some(9000), ..SetAttr::default() }).unwrap_err();
-                }
-            }
-            let st = root.stat_entry(stored).unwrap();
-            assert_eq!((st.uid, st.gid, st.mode), (me().uid, me().gid, 0o700), "{name}");
-            assert!(st.kind != Kind::File || st.len == 0, "{name}");
-        }
     });
 }
 
