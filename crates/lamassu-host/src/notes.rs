@@ -56,7 +56,8 @@ impl Notes {
 fn write(dir: &Path, id: &[u8; 16], used: &Used) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
     let (path, new) = (dir.join(file_name(id)), dir.join(format!("{}.{}", file_name(id), std::process::id())));
-    // One of a process that was killed. The directory may be another user's, who has put a link there: none is followed.
+    // One of a process that was killed. The directory may be another user's, who has put a link there: it is not
+    // followed.
     let _ = std::fs::remove_file(&new);
     let mut file = File::options().write(true).create_new(true).mode(0o600).open(&new)?;
     file.write_all(&serde_json::to_vec(used)?)?;
