@@ -1,8 +1,8 @@
-//! Listings: a snapshot of the stored names when a listing starts, at first or after a rewind; names open as they are
-//! handed out.
+//! Listings. A listing takes a snapshot of the stored names at its start and after a rewind. Names are opened when they
+//! are handed out.
 //!
-//! A snapshot lives until its handle is closed, so it is kept small, and its size is told ([`Vault::listing_bytes`]):
-//! front-ends bound what a user holds.
+//! A snapshot lives until its handle is closed, so it is kept small. [`Vault::listing_bytes`] gives its size, so that
+//! front-ends can limit what a user holds.
 
 use crate::dirs::Dir;
 use crate::error::{io, is_not_found};
@@ -24,10 +24,10 @@ const FIRST: u64 = 2;
 /// An open directory.
 pub(crate) struct OpenDir {
     pub ino: Ino,
-    /// None: it was removed before it was opened, and lists nothing.
+    /// `None`: the directory was removed before it was opened, and lists nothing.
     pub dir: Option<Arc<Dir>>,
     pub parent: Ino,
-    /// What the listing under way goes through. None before the first: entries made between opendir(3) and rewinddir(3)
+    /// The snapshot of the current listing. `None` before the first: entries made between opendir(3) and rewinddir(3)
     /// belong to it.
     entries: Mutex<Option<Arc<Snapshot>>>,
 }
@@ -36,11 +36,11 @@ pub(crate) struct OpenDir {
 pub(crate) struct Snapshot {
     names: Box<[u8]>,
     rows: Box<[Row]>,
-    /// The anchor has entries that the store did not show, or whose names it did not.
+    /// The anchor has entries that the store did not show, or whose names it did not show.
     is_incomplete: AtomicBool,
 }
 
-/// An entry without its name, which ends at `end` and begins where the one before ends.
+/// An entry without its name. The name ends at `end`, and begins where the name before ends.
 struct Row {
     end: usize,
     ino: u64,
@@ -69,7 +69,7 @@ impl Snapshot {
         self.names.len() + size_of_val(&*self.rows)
     }
 
-    /// The entries from one on, with their places.
+    /// The entries from `first` on, with their indices.
     fn from(&self, first: usize) -> impl Iterator<Item = (usize, Listed<'_>)> {
         let begin = |index: usize| index.checked_sub(1).map_or(0, |before| self.rows[before].end);
         self.rows.iter().enumerate().skip(first).map(move |(index, row)| {
@@ -84,7 +84,7 @@ impl OpenDir {
         OpenDir { ino, dir, parent, entries: Mutex::new(entries) }
     }
 
-    /// What the listing under way goes through.
+    /// The snapshot of the current listing.
     pub fn listing(&self) -> Option<Arc<Snapshot>> {
         self.entries.lock().clone()
     }
@@ -102,7 +102,7 @@ impl OpenDir {
     }
 }
 
-/// What a listing goes through.
+/// An element of a listing.
 enum Item<'a> {
     /// `.` or `..`.
     Dot(DirEntry),
@@ -110,12 +110,12 @@ enum Item<'a> {
     Named(Listed<'a>, OsString),
 }
 
-/// Takes the directory, what it holds at a place, and the cookie that comes after it; false: it has enough.
+/// Takes the directory, an element, and the cookie that comes after it. False: it has enough.
 type Each<'a> = &'a mut dyn FnMut(&Dir, Item<'_>, u64) -> Result<bool>;
 
 impl Vault {
-    /// Opens a directory for listing. One that was removed since the front-end found it opens, too, as on a local file
-    /// system: its name may belong to another one by now, so that no error would be right.
+    /// Opens a directory for listing. A directory that was removed since the front-end found it opens too, as on a
+    /// local file system: another directory may have its name by now, so no error would be right.
     ///
     /// # Errors
     /// [`VaultError::NotDirectory`], [`VaultError::Stale`], [`VaultError::Damaged`] if its record does not open, those
@@ -136,7 +136,7 @@ impl Vault {
     /// them.
     ///
     /// # Errors
-    /// [`VaultError::BadHandle`], those of the store. [`VaultError::Outdated`] at the end, when all that is there was
+    /// [`VaultError::BadHandle`], those of the store. [`VaultError::Outdated`] at the end, after all entries were
     /// handed out, if the store lacks entries.
     pub fn read_dir(&self, handle: HandleId, cookie: u64, fill: &mut dyn FnMut(&DirEntry, u64) -> bool) -> Result<()> {
         let open = self.dir_of(handle)?;
@@ -151,8 +151,8 @@ impl Vault {
         })
     }
 
-    /// The same with what [`Vault::lookup`] finds of each entry, but for `.` and `..`, and with a reference to it,
-    /// which `fill` takes over whatever it returns. What was removed since the listing began is left out.
+    /// The same, with what [`Vault::lookup`] finds of each entry except `.` and `..`, and with a reference to it.
+    /// `fill` takes over the reference whatever it returns. Entries removed since the listing began are left out.
     ///
     /// # Errors
     /// Those of [`Vault::read_dir`]; entries that `fill` has taken may have come before.
@@ -170,7 +170,7 @@ impl Vault {
                     Ok(entry) => entry,
                     // It was removed since the listing began.
                     Err(VaultError::NotFound) if !self.is_recorded(dir, listed.name)? => return Ok(true),
-                    // Its name is there; looking at it gives the error.
+                    // Its name is listed. Looking the entry up gives the error.
                     Err(_) => {
                         let kind = listed.kind.unwrap_or(Kind::File);
                         let ino = self.nodes.lock().shown(dir.dev, listed.ino);
@@ -199,7 +199,7 @@ impl Vault {
         let names = self.names(dir)?;
         let from = cookie.saturating_sub(FIRST);
         let skipped = usize::try_from(from).map_err(|_| VaultError::Invalid)?;
-        // Any cookie may be asked for (seekdir(3)): where there are no entries left, none is counted on from.
+        // Any cookie may be asked for (seekdir(3)), also one past the last entry.
         for (index, listed) in entries.from(skipped) {
             let at = index as u64 + FIRST + 1;
             match names.open(&*dir.handle, listed.name) {
@@ -231,7 +231,7 @@ impl Vault {
         Ok(anchored.anchor.entry(&anchored.place(dir.object, stored))?.is_some())
     }
 
-    /// What users are shown of a directory: of an anchored vault what the anchor has, as far as the store shows it.
+    /// The entries that users see in a directory: in an anchored vault those that the anchor has and the store shows.
     fn snapshot(&self, dir: &Dir) -> Result<Snapshot> {
         let Some(anchored) = &self.anchored else {
             return Ok(Snapshot::of(dir.handle.read_dir().map_err(|e| self.not_listed(dir, e))?));
@@ -254,8 +254,9 @@ impl Vault {
         Ok(Snapshot { is_incomplete: AtomicBool::new(!recorded.is_empty()), ..Snapshot::of(shown) })
     }
 
-    /// Why a directory cannot be listed. The store says of one that it removed that there is none, which programs take
-    /// for the end of a listing (readdir(3)): it is said here only of one that was removed through the vault.
+    /// The error of a directory that cannot be listed. The store answers `ENOENT` for a directory that it removed,
+    /// which programs take for the end of a listing (readdir(3)). It is returned only for a directory that was removed
+    /// through the vault.
     fn not_listed(&self, dir: &Dir, error: stdio::Error) -> VaultError {
         if !is_not_found(&error) || self.has_left(dir.ino) {
             return io("list a directory")(error);

@@ -1,4 +1,4 @@
-//! What `--repair` does to the tree: clears leftovers, and takes what has no name any more out of it.
+//! What `--repair` does to the tree: it clears leftovers, and moves entries that no longer have a name out of it.
 
 use super::{Checker, Found, Located, Result, kind};
 use crate::error::{io, is_not_found};
@@ -14,7 +14,7 @@ use std::io as stdio;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
-/// Names tried for one thing in `lamassu.lost`.
+/// How many names are tried for one entry in `lamassu.lost`.
 const TRIES_MAX: u32 = 10_000;
 
 /// For a walk without progress.
@@ -27,9 +27,8 @@ impl super::Progress for Unwatched {
 }
 
 impl Checker<'_> {
-    /// The record of sessions. A new one begins behind the highest number that any page carries: another walk over the
-    /// whole tree finds that first. It knows of no interruption, since removing the record must gain an attacker
-    /// nothing.
+    /// Repairs the record of sessions. A new record begins after the highest number in any page, which another walk
+    /// over the whole tree finds first. It has no open session: an attacker must gain nothing by removing the record.
     pub(super) fn sessions(&mut self) -> Result<()> {
         let root = self.root();
         let at = Located { name: SESSIONS.into(), stored: SESSIONS.into(), plain: None, object: None, ..root };
@@ -54,8 +53,8 @@ impl Checker<'_> {
         Ok(())
     }
 
-    /// The record of the root's permissions. A new one says what the vault directory says, which is the stricter: its
-    /// owner's alone.
+    /// Repairs the record of the root's permissions. A new one has the permissions of the vault directory, which are
+    /// the strictest: its owner's alone.
     pub(super) fn root_permissions(&mut self) -> Result<()> {
         let permissions = &self.vault.root_permissions;
         let root = self.root();
@@ -81,8 +80,8 @@ impl Checker<'_> {
         self.note(at, kind, found, text.to_owned());
     }
 
-    /// Moves an entry to `lamassu.lost`, with what its name or target has beside it, and notes that. False: it stays,
-    /// which is noted too.
+    /// Moves an entry to `lamassu.lost`, with the companion of its name or the rest of its target, and notes that.
+    /// False: it stays, which is noted too.
     pub(super) fn move_to_lost(&mut self, at: &Located, kind: &str, text: String) -> bool {
         let moved = lost_dir(&*self.vault.dirs.root().handle).and_then(|lost| {
             self.copy_link_rest(at, &*lost)?;
@@ -103,21 +102,21 @@ impl Checker<'_> {
         }
     }
 
-    /// The end of a long link target, copied: another name of the link may need the original, which otherwise is a
-    /// leftover now.
+    /// Copies the rest of a long link target: another name of the link may need the original. Otherwise the original is
+    /// a leftover now.
     fn copy_link_rest(&self, at: &Located, lost: &dyn BackendDir) -> Result<()> {
         let ring = &self.vault.ctx.ring;
         let rest = at.dir.stat_entry(&at.name).ok().and_then(|st| symlink::rest_of(ring, &*at.dir, &at.name, &st));
         let Some(rest) = rest else { return Ok(()) };
         let text = read_text(&*at.dir, &at.name).map_err(io("read a link"))?;
         match symlink::open(ring, &*at.dir, &text) {
-            // What the store would not read now is not left behind as a leftover: then the link stays, too.
+            // If the store cannot read the rest now, the link stays too, so that the rest does not become a leftover.
             Ok(_) | Err(symlink::LinkFault::Rest) => symlink::copy_rest(&rest, &*at.dir, lost),
             Err(_) => Ok(()),
         }
     }
 
-    /// The companion of a long name goes where its entry went, whatever is in it.
+    /// Moves the companion of a long name after its entry, whatever its content.
     fn move_companion(&self, at: &Located, lost: &dyn BackendDir) {
         if let Stored::Long(hash) = classify(self.vault.name_mode, at.name.as_bytes()) {
             let name = OsString::from(companion_name(&hash));
@@ -138,7 +137,7 @@ pub(crate) fn lost_dir(root: &dyn BackendDir) -> Result<Arc<dyn BackendDir>> {
         _ => {}
     }
     root.open_dir(OsStr::new(LOST)).map_err(|source| match source.raw_os_error() {
-        // The store's doing, and no path of a user's.
+        // The store made it. It is not a path of a user.
         Some(libc::ENOTDIR | libc::ELOOP) => {
             let source = stdio::Error::from_raw_os_error(libc::EIO);
             VaultError::Io { op: "open lamassu.lost, which has to be a directory", source }
@@ -155,13 +154,13 @@ pub(super) fn is_lost_taken(root: &dyn BackendDir) -> Result<bool> {
     }
 }
 
-/// Moves an entry of a directory there, by its name as far as that is free. Returns its name there.
+/// Moves an entry of a directory to `lost`, under its name if that is free. Returns its name there.
 pub(crate) fn place_in_lost(lost: &dyn BackendDir, dir: &dyn BackendDir, entry: &OsStr) -> stdio::Result<OsString> {
     let mut name = entry.to_owned();
     for i in 1..TRIES_MAX {
         match rename_no_replace(dir, entry, lost, &name) {
             Err(e) if e.kind() == stdio::ErrorKind::AlreadyExists => {
-                // Short enough for every store: the end of a long name is of no use here.
+                // Short enough for every store: the end of a long name is not needed here.
                 let base = entry.to_string_lossy().chars().take(200).collect::<String>();
                 name = format!("{base}.{i}").into();
             }
