@@ -457,7 +457,7 @@ impl NodeTable {
         Some(ino)
     }
 
-    /// A new backing inode has replaced an old one: its names move to the new one.
+    /// A new backing inode, made in the place of the old one, takes over its node.
     pub fn exchanged(&mut self, old: StoreId, new: StoreId) {
         if let Some(stale) = self.at(new.number()) {
             // The store reuses the number: the known node was removed by another program.

@@ -82,7 +82,8 @@ impl NodeTable {
         links.map(|link| self.object(link.parent)).collect()
     }
 
-    /// What lies at (parent, name) is this object, whose node may be there already: then the name is one of its.
+    /// Notes that the entry at (parent, name) is this object. If the object has a node already, the name is added to
+    /// it.
     pub fn met(&mut self, parent: Ino, name: &OsStr, st: &Stat, object: ObjectId) -> Option<Ino> {
         if let Some(ino) = self.of_object(object) {
             self.add_link(ino, parent, name);
@@ -90,13 +91,13 @@ impl NodeTable {
         }
         let found = self.reference(parent, name, st, object, None).ok()?;
         if let Some(node) = self.nodes.get_mut(&found.ino) {
-            // Held by what lies in it.
+            // The entries in it hold it.
             node.lookups -= 1;
         }
         Some(found.ino)
     }
 
-    /// Another host has removed it.
+    /// Notes that another host has removed it.
     pub fn is_gone(&mut self, ino: Ino) {
         if ino != ROOT {
             self.bury(ino);
