@@ -14,7 +14,7 @@ use std::sync::Arc;
 /// See the module's head. An open file works without a name, too.
 pub(crate) enum Target {
     Open(Arc<OpenFile>),
-    /// With the stat by which it was found: it is held anew for each change, and compared.
+    /// With the stat that was found. For each change the entry is held and compared with it.
     Entry {
         dir: Arc<Dir>,
         name: OsString,
@@ -27,7 +27,7 @@ pub(crate) enum Target {
 }
 
 impl Vault {
-    /// Where `ino` lies: any of its names that still leads to it. The caller holds the tree lock.
+    /// A place of `ino`: any of its names that still leads to it. The caller holds the tree lock.
     pub(crate) fn place(&self, ino: Ino) -> Result<(Arc<Dir>, OsString, Stat)> {
         let (links, id) = {
             let nodes = self.nodes.lock();
@@ -49,7 +49,7 @@ impl Vault {
         Err(VaultError::Stale)
     }
 
-    /// Whether a node that is nowhere should be somewhere.
+    /// The error if the anchor has a place for a node that was not found.
     fn refuse_missing(&self, ino: Ino) -> Result<()> {
         let (links, object) = {
             let nodes = self.nodes.lock();
@@ -93,7 +93,7 @@ impl Vault {
 }
 
 impl Vault {
-    /// As [`Vault::target`], for a change that a user asks for: `by`, if that is known.
+    /// As [`Vault::target`], for a change by a user: `by`, if known.
     ///
     /// The kernel permits it by the owner in the row. If the store shows another owner, another entry may lie there: a
     /// user who can write to a directory of the store can put one of root's in the place of their own. Root may change
@@ -111,8 +111,8 @@ impl Vault {
         Ok((target, st))
     }
 
-    /// `ESTALE` unless the store shows the owner that the row has. Asked where it matters alone: a process that is not
-    /// root's cannot change what is another's.
+    /// Fails unless the store shows the owner in the row. Checked only in a process of root: another process cannot
+    /// change entries of other users.
     pub(crate) fn must_show_owner(&self, ino: Ino, shown: &Stat) -> Result<()> {
         if self.anchored.is_none() || !rustix::process::geteuid().is_root() {
             return Ok(());
@@ -125,7 +125,7 @@ impl Vault {
     }
 }
 
-/// Holds the entry that was found under a name; `ESTALE` if it is another one's by now.
+/// Holds the entry that was found under a name; `ESTALE` if the name leads to another entry by now.
 pub(crate) fn hold(dir: &Dir, name: &OsStr, st: &Stat) -> stdio::Result<Arc<dyn BackendEntry>> {
     dir.handle.hold_same(name, st)?.ok_or_else(|| stdio::Error::from_raw_os_error(libc::ESTALE))
 }

@@ -25,8 +25,7 @@ pub struct Owner {
     pub uid: u32,
     /// group
     pub gid: u32,
-    /// What is taken from the mode asked for, where no default access control list decides; 0 where that has been done
-    /// already.
+    /// The umask, which applies unless a default access control list decides; 0 if it has been applied already.
     pub umask: u32,
 }
 
@@ -85,7 +84,7 @@ pub struct SetAttr {
     pub atime: Option<SetTime>,
     /// modification time
     pub mtime: Option<SetTime>,
-    /// the user who asks; `None`: one who has no more rights than others
+    /// the user who asks; `None`: an unprivileged user
     pub by: Option<u32>,
 }
 
