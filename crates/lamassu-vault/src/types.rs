@@ -155,23 +155,23 @@ pub struct Options {
     pub durability: Durability,
     /// never write
     pub read_only: bool,
-    /// approved primitives alone: files whose hash is none do not open
+    /// approved primitives alone: files whose hash is not approved do not open
     pub approved_only: bool,
     /// cipher threads, 0: as many as processors
     pub threads: usize,
     /// ciphers in place of those threads
     pub device: Option<Arc<dyn Device>>,
-    /// what outside of the store remembers the newest state; `None`: an un-anchored vault
+    /// the anchor, which remembers the newest state outside the store; `None`: an un-anchored vault
     pub anchor: Option<Arc<Anchor>>,
     /// when the anchor knows what an fsync covers
     pub freshness: Freshness,
-    /// where it goes that something is not as it was written; by default to the log alone
+    /// where integrity events go; by default to the log alone
     pub events: Events,
-    /// what is told where work is to be done in the background
+    /// how work in the background is asked for
     pub upkeep: Upkeep,
 }
 
-/// When the anchor of a vault comes to know of changes.
+/// When the anchor of a vault learns of changes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Freshness {
     /// An fsync waits for a commit of the anchor.
@@ -235,7 +235,7 @@ pub enum VaultError {
     /// From one dataset to another.
     #[error("in another dataset")]
     OtherDataset,
-    /// What lies there is the root of a dataset.
+    /// The entry is the root of a dataset.
     #[error("a dataset lies there; `lamassu dataset destroy PATH` removes one")]
     DatasetRoot,
     /// Nothing is opened, loaded or unloaded until the thaw.
@@ -249,7 +249,7 @@ pub enum VaultError {
         /// path or name in the store
         stored: String,
     },
-    /// What the store shows there is not the newest: the anchor knows better.
+    /// What the store shows there is not the newest, by the anchor.
     #[error("stale {what}: {stored}: the store shows another state than the newest")]
     Outdated {
         /// entry, directory record, link target, attributes, permissions
@@ -260,7 +260,7 @@ pub enum VaultError {
     /// The anchor failed.
     #[error(transparent)]
     Anchor(#[from] lamassu_anchor::AnchorError),
-    /// Mode, suite or feature do not go together.
+    /// Mode, suite or feature cannot be combined.
     #[error("{0}")]
     Refused(&'static str),
     /// An encrypted file failed.

@@ -1,5 +1,5 @@
-//! Extended attributes (`docs/format.md` §7): names and values sealed, whatever their namespace; what the store itself
-//! keeps is not shown. Access control lists go through `acl`, which keeps them in step with the mode.
+//! Extended attributes (`docs/format.md` §7): names and values are sealed, whatever their namespace. Attributes of the
+//! store itself are not shown. Access control lists go through `acl`, which keeps them consistent with the mode.
 
 use crate::acl::Which;
 use crate::anchored::StoredAttrs;
@@ -20,11 +20,11 @@ const VALUE_MAX: usize = 65_536;
 /// Longest name, plain or stored, as in Linux.
 const NAME_MAX: usize = 255;
 
-/// Namespaces of attributes, beside access control lists. What else local file systems have (`system.nfs4_acl`,
-/// `btrfs.compression`) acts on the one that has it.
+/// Namespaces of attributes, besides access control lists. Others that local file systems have (`system.nfs4_acl`,
+/// `btrfs.compression`) act on that file system itself.
 const NAMESPACES: [&[u8]; 3] = [b"user.", b"trusted.", b"security."];
 
-/// As the kernel's `xattr_resolve_name` of a local file system: another namespace is not supported, and a namespace
+/// As the kernel's `xattr_resolve_name` for a local file system: other namespaces are not supported, and a namespace
 /// alone is no name.
 fn check_namespace(name: &OsStr) -> Result<()> {
     match NAMESPACES.iter().find_map(|namespace| name.as_bytes().strip_prefix(*namespace)) {
@@ -34,13 +34,13 @@ fn check_namespace(name: &OsStr) -> Result<()> {
     }
 }
 
-/// Whether a list of names that this user asks for has an attribute: those of `trusted.` are for root alone, their
-/// names too, as on local file systems.
+/// Whether a list of names for this user includes an attribute: names of `trusted.` are listed for root alone, as on
+/// local file systems.
 pub fn is_listed_for(uid: u32, name: &[u8]) -> bool {
     uid == 0 || !name.starts_with(b"trusted.")
 }
 
-/// What is said of an attribute that is not there.
+/// The error for an attribute that does not exist.
 fn absent(name: &OsStr) -> VaultError {
     check_namespace(name).err().unwrap_or(VaultError::NoAttribute)
 }
@@ -49,17 +49,17 @@ fn is_absent(e: &stdio::Error) -> bool {
     e.raw_os_error() == Some(libc::ENODATA)
 }
 
-/// What a value is bound to beside the name of its attribute (`docs/adr/0009-what-attributes-are-bound-to.md`).
+/// What a value is bound to in addition to the name of its attribute (`docs/adr/0009-what-attributes-are-bound-to.md`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Holder {
-    /// A file has no id that lasts as long as it does: any file.
+    /// Any file: a file has no id that lasts as long as the file.
     File,
-    /// A directory, by the id in its record. With plain names there is none: any directory.
+    /// A directory, by the id in its record. Any directory with plain names, which has no id.
     Dir(Option<[u8; 16]>),
 }
 
-/// The context of a value's seal: its stored name, and behind it what no name holds, a slash and the id, for a
-/// directory.
+/// The context of a value's seal: its stored name; for a directory followed by a slash, which no name contains, and the
+/// id.
 fn context(stored: &OsStr, holder: Holder) -> Vec<u8> {
     let mut context = stored.as_bytes().to_vec();
     if let Holder::Dir(id) = holder {
@@ -90,7 +90,7 @@ pub(crate) fn seal_value(ring: &KeyRing, stored: &OsStr, holder: Holder, value: 
 }
 
 /// The plain name of a stored attribute: `None` if it is not one of the format's. A name with a zero byte, which would
-/// be two in a listing, counts as one that was never sealed.
+/// be two names in a listing, counts as one that was never sealed.
 pub(crate) fn open_name(ring: &KeyRing, stored: &OsStr) -> Option<std::result::Result<Vec<u8>, OpenError>> {
     let raw = stored.as_bytes();
     if !raw.starts_with(lamassu_format::name::XATTR_PREFIX.as_bytes()) {
@@ -101,7 +101,7 @@ pub(crate) fn open_name(ring: &KeyRing, stored: &OsStr) -> Option<std::result::R
 }
 
 impl Vault {
-    /// What the attributes of `ino`, which is `target`, are bound to. The caller holds the tree lock.
+    /// The holder to which the attributes of `ino`, which is `target`, are bound. The caller holds the tree lock.
     pub(crate) fn holder(&self, target: &Target, ino: Ino) -> Result<Holder> {
         let dir = match target {
             Target::Root(dir, _) | Target::Dir(dir) => dir.clone(),
@@ -128,8 +128,8 @@ impl Vault {
     /// The value of an attribute. One whose name has no known namespace may have been set by an earlier version.
     ///
     /// # Errors
-    /// [`VaultError::NoAttribute`], [`VaultError::Unsupported`] where there is none in a namespace that is not known,
-    /// [`VaultError::Damaged`], those of the store.
+    /// [`VaultError::NoAttribute`]; [`VaultError::Unsupported`] if there is none and the namespace is unknown;
+    /// [`VaultError::Damaged`]; those of the store.
     pub fn get_xattr(&self, ino: Ino, name: &OsStr) -> Result<Vec<u8>> {
         self.read_current(|| self.xattr_of(ino, name))
     }
@@ -150,7 +150,7 @@ impl Vault {
     /// The value of an attribute as it was set.
     pub(crate) fn sealed_attr(&self, target: &Target, ino: Ino, name: &OsStr) -> Result<Vec<u8>> {
         let stored = match self.stored_attrs(name) {
-            // Nothing so long can be there.
+            // No attribute can have so long a name.
             Err(VaultError::NameTooLong) if name.len() <= NAME_MAX => return Err(VaultError::NoAttribute),
             other => other?,
         };
@@ -168,10 +168,10 @@ impl Vault {
                         .map_err(|e| self.damaged_attr(ino, attr, e));
                 }
                 Err(e) if is_absent(&e) => {}
-                // The store has no attributes here at all (a symbolic link, a device): then this one is not there.
+                // The store has no attributes here at all (a symbolic link, a device), so not this one.
                 Err(e) if matches!(e.raw_os_error(), Some(libc::EPERM | libc::EOPNOTSUPP)) => {}
-                // An owner who is not root may list the attributes of a file of mode 000, but read none: what is not
-                // listed is not there.
+                // An owner other than root may list the attributes of a file of mode 000, but not read them. An
+                // attribute that is not listed does not exist.
                 Err(e) if e.raw_os_error() == Some(libc::EACCES) && !is_listed(target, attr) => {}
                 Err(e) => return Err(io("get an attribute")(e)),
             }
@@ -189,10 +189,10 @@ impl Vault {
     /// Sets an attribute.
     ///
     /// # Errors
-    /// [`VaultError::Exists`] and [`VaultError::NoAttribute`] as `mode` says, `E2BIG` for more than 64 KiB, those of
-    /// the store: what it refuses for symbolic links and devices is refused here. [`VaultError::Invalid`] for an access
-    /// control list that is none, [`VaultError::Unsupported`] for other names than those of `user.`, `trusted.`,
-    /// `security.` and access control lists.
+    /// [`VaultError::Exists`] and [`VaultError::NoAttribute`] by `mode`; `E2BIG` for more than 64 KiB; those of the
+    /// store, which refuses attributes of symbolic links and devices; [`VaultError::Invalid`] for a malformed access
+    /// control list; [`VaultError::Unsupported`] for names other than those of `user.`, `trusted.`, `security.` and
+    /// access control lists.
     pub fn set_xattr(&self, ino: Ino, name: &OsStr, value: &[u8], mode: SetXattr) -> Result<()> {
         let _pass = self.change()?;
         let _tree = self.tree.read();
@@ -308,7 +308,7 @@ impl Vault {
     /// Removes an attribute.
     ///
     /// # Errors
-    /// [`VaultError::NoAttribute`] (but for access control lists), [`VaultError::Unsupported`] as for
+    /// [`VaultError::NoAttribute`] (not for access control lists), [`VaultError::Unsupported`] as for
     /// [`Vault::get_xattr`], those of the store.
     pub fn remove_xattr(&self, ino: Ino, name: &OsStr) -> Result<()> {
         let _pass = self.change()?;
@@ -321,7 +321,7 @@ impl Vault {
         if self.drop_attr(&target, ino, name)? { Ok(()) } else { Err(absent(name)) }
     }
 
-    /// Whether there was one.
+    /// Removes an attribute. Returns whether there was one.
     pub(crate) fn drop_attr(&self, target: &Target, ino: Ino, name: &OsStr) -> Result<bool> {
         let stored = self.stored_attrs(name)?;
         let mut found = false;
@@ -335,7 +335,7 @@ impl Vault {
             if found {
                 return Ok(true);
             }
-            // The store says whether there could be one.
+            // The store decides whether there can be one.
         }
         for attr in &stored {
             found |= remove_if_there(target, attr)?;
