@@ -1,8 +1,9 @@
-//! How blocks of a file are keyed and stored: by its profile, and while that is being changed in one of several ways.
+//! How blocks of a file are keyed and stored: by the file's profile, or in one of several forms while the profile is
+//! being changed.
 //!
-//! Which way rules is what the sealed pages say (`docs/format.md` §9). Blocks of a file whose profile is being changed
-//! are tried in each way that the vault has, and always verified: a slot's key fits one content in one way alone, so
-//! trying gives the store no choice.
+//! The sealed pages decide which (`docs/format.md` §9). Blocks of a file whose profile is being changed are tried in
+//! each form that the vault has, and always verified. A slot's key fits one content in one form only, so trying gives
+//! the store no choice.
 
 use super::primitives::Core;
 use super::state::Identity;
@@ -17,19 +18,19 @@ use std::sync::atomic::Ordering;
 struct Form {
     /// The domain whose salt goes into its key; `None`: it is stored as it is.
     encrypted: Option<Domain>,
-    /// Its hash, and its cipher where it is encrypted.
+    /// Its hash, and its cipher if it is encrypted.
     method: Method,
 }
 
-/// The ways that blocks of a file or a page may be stored in.
+/// The forms that blocks of a file or a page may have.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Forms {
     file: FileId,
-    /// That of new blocks.
+    /// The form of new blocks.
     first: Form,
     /// How new blocks are compressed.
     compression: Option<Compression>,
-    /// What else old ones may be in: all ways.
+    /// Whether old blocks may have any other form.
     may_differ: bool,
 }
 
@@ -48,7 +49,7 @@ impl Form {
         salts.by(self.method)
     }
 
-    /// All that a vault has.
+    /// All forms of a vault.
     fn all(ctx: &FileContext) -> impl Iterator<Item = Form> {
         let suite = ctx.ring.suite();
         let has_salted = !ctx.domain.is_salted() && suite.takes_salt();
