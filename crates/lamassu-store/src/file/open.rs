@@ -186,7 +186,8 @@ impl Core {
             // A closed session has raised the floor. So this page 0 is an older one, and the pages above its floor must
             // exist nevertheless.
             _ if last > PageNo::ZERO && !page.cut && !interrupted => recorded,
-            // This page 0 is also older if the interrupted session wrote a page past the one that was the last before.
+            // Before it wrote a page past the last one, the interrupted session wrote page 0 (I4). So this page 0, of a
+            // session that is not open, is an older one.
             _ if st.pages.unresolved(last).is_some() && !self.ctx.sessions.may_be_interrupted(page.session) => {
                 page.size.max(geo.page_start(last))
             }

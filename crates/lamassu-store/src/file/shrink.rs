@@ -292,8 +292,9 @@ impl Core {
         self.write_page(st, g, page, lost, SizeFields { size, floor, ..st.sizes.fields() }, PageId::AsFits)?;
         st.sizes.set_stored(size);
         if gives_up_pending {
-            // I8: a crash may leave the earlier page. It accepts the earlier content or zeros, but no later data. If
-            // that data is written into zeros, no other step waits.
+            // I8: a crash may leave the earlier page, which accepts the earlier content or zeros, but no later data. So
+            // later data waits for this page. If that data is written where zeros are already, no other step makes it
+            // wait.
             st.marks.hold_data_back();
         }
         Ok(())
