@@ -1,8 +1,7 @@
-//! The cipher and the hash of a file's blocks (§10): those of its vault's suite, or others that the suite allows beside
-//! them.
+//! The cipher and the hash of a file's blocks (§10): those of its vault's suite, or others that the suite allows.
 //!
-//! A [`Method`] says what differs from the suite, so that 0 stands for the suite's own and each effective pair has one
-//! value.
+//! A [`Method`] states the difference from the suite, so that 0 stands for the suite's own, and each pair of cipher and
+//! hash has one value.
 
 use crate::profile::ProfileError;
 use crate::{Suite, words};
@@ -37,7 +36,7 @@ words! {
     Hash { Sha256 = "sha-256", Blake3 = "blake3" }
 }
 
-/// What of a suite's cipher and hash a file has differently.
+/// The difference of a file's cipher and hash from the suite's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Method {
     has_short_key: bool,
@@ -84,10 +83,10 @@ impl Method {
         Ok(method)
     }
 
-    /// Whether a vault of this suite can have files like that.
+    /// Whether a vault of this suite can have files of this method.
     ///
     /// # Errors
-    /// What it does not have.
+    /// What the suite does not have.
     pub const fn check(self, suite: Suite) -> Result<(), ProfileError> {
         if self.has_short_key && !suite.takes_short_keys() {
             return Err(ProfileError::NoCipher(suite, Cipher::Aes128));
@@ -98,7 +97,7 @@ impl Method {
         Ok(())
     }
 
-    /// All that a suite has, its own first.
+    /// All methods of a suite, its own first.
     pub fn all(suite: Suite) -> impl Iterator<Item = Method> {
         Method::ALL.into_iter().filter(move |method| method.check(suite).is_ok())
     }
@@ -118,7 +117,7 @@ impl Method {
         self.has_other_hash
     }
 
-    /// The same with the suite's cipher: what blocks that are stored plain have.
+    /// The same with the suite's cipher: the method of plain blocks.
     pub const fn without_cipher(self) -> Method {
         Method { has_short_key: false, ..self }
     }
