@@ -31,10 +31,10 @@ pub enum Provider {
 pub struct ProviderInUse;
 
 impl Provider {
-    /// The one that computes where approved primitives alone are allowed: the FIPS module, where it is built in.
+    /// The provider for approved primitives alone: the FIPS module, if it is built in.
     #[cfg(feature = "fips")]
     pub const APPROVED: Provider = Provider::Module;
-    /// The one that computes where approved primitives alone are allowed: the FIPS module, where it is built in.
+    /// The provider for approved primitives alone: the FIPS module, if it is built in.
     #[cfg(not(feature = "fips"))]
     pub const APPROVED: Provider = Provider::Own;
 

@@ -149,7 +149,7 @@ impl Profile {
         self.method.check(suite)
     }
 
-    /// What blocks are protected from.
+    /// How blocks are protected.
     pub const fn protection(self) -> Protection {
         self.protection
     }
@@ -208,7 +208,7 @@ impl Profile {
 /// The parts of a profile that are chosen; the others stay as they are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Choice {
-    /// What blocks are protected from.
+    /// How blocks are protected.
     pub protection: Option<Protection>,
     /// Which keys they have.
     pub key: Option<KeyKind>,

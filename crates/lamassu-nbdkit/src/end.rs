@@ -64,7 +64,8 @@ fn hang_up(doors: &[SocketAddrAny], how: Shutdown) {
     }
 }
 
-/// Whether a connection's local address belongs to a listening one, which may be the wildcard address.
+/// Whether a connection's local address belongs to a listening one. Compared by the port, since that may be the
+/// wildcard address.
 fn is_of(at: &SocketAddrAny, door: &SocketAddrAny) -> bool {
     let port = |address: &SocketAddrAny| match std::net::SocketAddr::try_from(address.clone()) {
         Ok(address) => Some(address.port()),

@@ -19,7 +19,7 @@ struct Attributes {
     block_size: BlockSize,
 }
 
-/// What a volume is.
+/// The properties of a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Info {
     /// its name
@@ -103,7 +103,7 @@ impl Volumes {
         }
     }
 
-    /// What a volume is.
+    /// The properties of a volume.
     ///
     /// # Errors
     /// [`VolumeError::NotFound`], [`VolumeError::NotAVolume`]; those of the vault.
