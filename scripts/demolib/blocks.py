@@ -1,4 +1,4 @@
-"""4 KiB blocks of the files below a directory: counting the distinct ones, and sharing the equal ones.
+"""Blocks of the files below a directory, of 4 KiB by default: counting the distinct ones, and sharing the equal ones.
 
 `survey` knows nothing of the store and so checks the store's own figures; `share_equal_blocks` hands the kernel each
 block that duperemove leaves (it skips files under one block and some blocks of partly shared extents). The kernel
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 BLOCK = 4096
 READ = 1 << 20
+LONGEST = 16 << 20  # a range that the kernel shares at once
 # linux/fs.h: _IOWR(0x94, 54, struct file_dedupe_range), _IOWR('f', 11, struct fiemap)
 FIDEDUPERANGE = 0xC0189436
 FS_IOC_FIEMAP = 0xC020660B
@@ -29,20 +30,21 @@ def files_below(root):
                 yield path
 
 
-def data_blocks(fd, size):
-    """(index, bytes) of each block outside holes; the last one may be short."""
+def data_blocks(fd, size, of=BLOCK):
+    """(index, bytes) of each block outside holes; the last one may be short. Larger ones may have holes within them, which are zeros."""
     offset = 0
     while offset < size:
         try:
-            offset = os.lseek(fd, offset, os.SEEK_DATA) // BLOCK * BLOCK
+            data = os.lseek(fd, offset, os.SEEK_DATA)
         except OSError:  # ENXIO: only a hole is left
             return
-        end = min(size, os.lseek(fd, offset, os.SEEK_HOLE))
+        offset = data // of * of
+        end = min(size, -(-os.lseek(fd, data, os.SEEK_HOLE) // of) * of)
         while offset < end:
             piece = os.pread(fd, min(READ, end - offset), offset)
-            for at in range(0, len(piece), BLOCK):
-                yield (offset + at) // BLOCK, piece[at : at + BLOCK]
-            offset += (len(piece) + BLOCK - 1) // BLOCK * BLOCK
+            for at in range(0, len(piece), of):
+                yield (offset + at) // of, piece[at : at + of]
+            offset += (len(piece) + of - 1) // of * of
 
 
 def digest(block):
@@ -97,19 +99,19 @@ def dedupe_range(source, source_at, target, target_at, length):
     return status == 0 and done == length
 
 
-def share_equal_blocks(root):
+def share_equal_blocks(root, of=BLOCK):
     """Shares every block below `root` with the first one equal to it. Returns how many ranges the kernel refused."""
     first, refused = {}, 0
     for path in files_below(root):
         fd = os.open(path, os.O_RDONLY)  # the owner may share blocks of a read-only file
         try:
             size = os.fstat(fd).st_size
-            runs = repeated_runs(first, path, size, fd)
+            runs = repeated_runs(first, path, size, fd, of)
             for source, source_index, index, count in runs:
-                length = min(count * BLOCK, size - index * BLOCK)
+                length = min(count * of, size - index * of)
                 source_fd = os.open(source, os.O_RDONLY)
                 try:
-                    refused += not dedupe_range(source_fd, source_index * BLOCK, fd, index * BLOCK, length)
+                    refused += not dedupe_range(source_fd, source_index * of, fd, index * of, length)
                 finally:
                     os.close(source_fd)
         finally:
@@ -117,16 +119,16 @@ def share_equal_blocks(root):
     return refused
 
 
-def repeated_runs(first, path, size, fd):
+def repeated_runs(first, path, size, fd, of):
     """Blocks of `path` seen before and not yet shared, as runs [source path, source index, index, count] of at most 16 MiB."""
     runs, physical = [], physical_blocks(fd)
-    for index, block in data_blocks(fd, size):
+    for index, block in data_blocks(fd, size, of):
         # A short last block can only be shared with one of the same length.
-        seen = first.setdefault((digest(block), len(block)), (path, index, physical.get(index)))
-        if seen[2] == physical.get(index):
+        seen = first.setdefault((digest(block), len(block)), (path, index, physical.get(index * of // BLOCK)))
+        if seen[2] == physical.get(index * of // BLOCK):
             continue
         last = runs[-1] if runs else None
-        if last and last[0] == seen[0] and last[1] + last[3] == seen[1] and last[2] + last[3] == index and last[3] < 4096:
+        if last and last[0] == seen[0] and last[1] + last[3] == seen[1] and last[2] + last[3] == index and last[3] * of < LONGEST:
             last[3] += 1
         else:
             runs.append([seen[0], seen[1], index, 1])

@@ -14,40 +14,52 @@ from .shell import DemoError, Undo, as_root, have, run, say, unmount
 DUPEREMOVE_SECONDS_MAX = 90
 
 
-class XfsStore:
-    """An XFS image, mounted. Space is what the file system itself says is in use, above the freshly made one."""
+class LoopStore:
+    """A fresh file system in an image, mounted. Space is what it says itself is in use, above the freshly made one."""
+
+    def __init__(self, undo, work, size, suffix, make, options):
+        self.options = f"loop,noatime{options}"
+        self.image = tempfile.mktemp(suffix=suffix, dir=work)
+        self.path = tempfile.mkdtemp(prefix="store-", dir=work)
+        undo.callback(os.rmdir, self.path)
+        with open(self.image, "wb") as file:
+            file.truncate(size)
+        undo.callback(os.unlink, self.image)
+        run(*make, self.image)
+        undo.callback(unmount, self.path, lambda at: as_root("umount", at, check=False))
+        self._mount()
+        as_root("chown", f"{os.geteuid()}:{os.getegid()}", self.path)
+        self._empty = self._used_bytes()
+
+    def _mount(self):
+        as_root("mount", "-o", self.options, self.image, self.path)
+
+    def used(self):
+        """Bytes in use. A remount first settles what is reserved ahead of writers and freed in the background."""
+        as_root("sync", "-f", self.path)
+        unmount(self.path, lambda at: as_root("umount", at, check=False))
+        self._mount()
+        return self._used_bytes() - self._empty
+
+    def deduplicate_all(self, of=BLOCK):
+        refused = share_equal_blocks(self.path, of)
+        if refused:
+            raise DemoError(f"the kernel refused to share {refused} ranges of equal blocks")
+
+
+class XfsStore(LoopStore):
+    """XFS with reflink."""
 
     kind = "XFS with reflink on a loop device"
 
     def __init__(self, undo, work, size, exact=True):
         """`exact`: space is what matters here; else speed, with the options that people mount it with."""
         # Without allocsize XFS fills the holes of a sparse file with space it reserved ahead of the writer, and keeps it.
-        self.options = f"loop,noatime,allocsize={BLOCK}" if exact else "loop,noatime"
-        self.image = tempfile.mktemp(suffix=".xfs", dir=work)
-        self.path = tempfile.mkdtemp(prefix="store-", dir=work)
-        undo.callback(os.rmdir, self.path)
-        with open(self.image, "wb") as file:
-            file.truncate(size)
-        undo.callback(os.unlink, self.image)
-        run("mkfs.xfs", "-q", "-m", "reflink=1,rmapbt=0", self.image)
-        undo.callback(unmount, self.path, lambda at: as_root("umount", at, check=False))
-        self._mount()
-        as_root("chown", f"{os.geteuid()}:{os.getegid()}", self.path)
-        self._empty = self._used_blocks()
+        super().__init__(undo, work, size, ".xfs", ("mkfs.xfs", "-q", "-m", "reflink=1,rmapbt=0"), f",allocsize={BLOCK}" if exact else "")
 
-    def _mount(self):
-        as_root("mount", "-o", self.options, self.image, self.path)
-
-    def _used_blocks(self):
+    def _used_bytes(self):
         found = os.statvfs(self.path)
         return (found.f_blocks - found.f_bfree) * found.f_frsize
-
-    def used(self):
-        """Bytes in use. A remount first settles what XFS reserved ahead of writers and frees in the background."""
-        as_root("sync", "-f", self.path)
-        unmount(self.path, lambda at: as_root("umount", at, check=False))
-        self._mount()
-        return self._used_blocks() - self._empty
 
     def duperemove(self, hashes):
         """duperemove in blocks of 4 KiB over everything; false if its time ran out. `hashes`: a directory in memory.
@@ -62,10 +74,18 @@ class XfsStore:
             raise DemoError(f"duperemove ended with status {ended.returncode}: {ended.stderr[-300:]}")
         return ended.returncode == 0
 
-    def deduplicate_all(self):
-        refused = share_equal_blocks(self.path)
-        if refused:
-            raise DemoError(f"the kernel refused to share {refused} ranges of equal blocks")
+
+class BtrfsStore(LoopStore):
+    """btrfs that compresses."""
+
+    kind = "btrfs with compress-force=zstd on a loop device"
+
+    def __init__(self, undo, work, size):
+        super().__init__(undo, work, size, ".btrfs", ("mkfs.btrfs", "-q", "-m", "single", "-d", "single"), ",compress-force=zstd")
+
+    def _used_bytes(self):
+        shown = as_root("btrfs", "filesystem", "df", "-b", self.path).stdout
+        return sum(int(line.rsplit("used=", 1)[1]) for line in shown.splitlines() if line.startswith(("Data", "Metadata", "System")))
 
 
 class PlainStore:

@@ -1,7 +1,7 @@
 //! How fast blocks of 4 KiB are sealed under an oblivious K_in, by one core of a host, and by one core of its server:
 //! `oblivious [BLOCKS]`. Both are in this process, without a network, and each by the processor's time that it took.
 
-use lamassu_crypto::oblivious::{Evaluate, EvaluationFault, Oblivious};
+use lamassu_crypto::oblivious::{Evaluate, KeyServerFault, Oblivious};
 use lamassu_crypto::oprf::{Element, Evaluation, ServerKey};
 use lamassu_crypto::{Engine, KeyRing, Salts, Secret, Suite};
 use rustix::time::{ClockId, clock_gettime};
@@ -24,9 +24,9 @@ impl Evaluate for Server {
         "server://here/zone".into()
     }
 
-    fn evaluate(&self, blinded: &[Element]) -> Result<Evaluation, EvaluationFault> {
+    fn evaluate(&self, blinded: &[Element]) -> Result<Evaluation, KeyServerFault> {
         let begun = taken(ClockId::ThreadCPUTime);
-        let evaluation = self.key.evaluate(blinded).map_err(|_| EvaluationFault::NoRandom)?;
+        let evaluation = self.key.evaluate(blinded).map_err(|_| KeyServerFault::NoRandom)?;
         let took = taken(ClockId::ThreadCPUTime) - begun;
         self.nanos.fetch_add(took.as_nanos() as u64, Ordering::Relaxed);
         Ok(evaluation)

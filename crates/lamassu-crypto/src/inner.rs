@@ -5,7 +5,7 @@
 //! ([`Salts`]).
 
 use crate::compress;
-use crate::kernel::Kernel;
+use crate::kernel::{GROUP, Kernel};
 use crate::oblivious::{Input, Oblivious, Token};
 use crate::salt::Salts;
 use crate::secret::{Secret, without_trace};
@@ -15,9 +15,6 @@ use crate::{BlockKey, Suite};
 use lamassu_format::Method;
 use std::sync::{Arc, OnceLock};
 use zeroize::Zeroizing;
-
-/// Blocks that go through the kernels together: as many as the widest kernel has lanes.
-pub(crate) const GROUP: usize = 16;
 
 /// K_in of one epoch, expanded for a suite.
 pub struct InnerKey {

@@ -4,6 +4,7 @@
 //!
 //! | module | what it holds |
 //! |---|---|
+//! | `aead` | the trait of AEADs |
 //! | `suite/` | the suites, each a value: a block cipher, a KDF, an AEAD |
 //! | [`inner`] | K_in of one epoch: convergent encryption of data blocks |
 //! | [`salt`] | what a block's key depends on in addition to its content, by deduplication domain |
@@ -28,9 +29,11 @@
 //! * `ring::KeyRing`: the epochs. A reader takes a reference and releases the lock.
 //! * `secret::arena`: the free pieces. Innermost: secrets are made and dropped under any other lock.
 
+mod aead;
 mod argon;
 pub mod compress;
 pub mod engine;
+mod hex;
 pub mod inner;
 pub mod kernel;
 #[cfg(feature = "fips")]

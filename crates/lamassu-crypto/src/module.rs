@@ -108,7 +108,7 @@ pub(crate) fn gcm_open(
 
 #[cfg(test)]
 mod tests {
-    use crate::suite::Aead;
+    use crate::aead::Aead;
     use crate::xaes::Xaes;
     use crate::{Provider, Secret, Unauthentic, wrap};
     use proptest::prelude::*;

@@ -2,9 +2,10 @@
 //!
 //! Pages and records share one head: nonce (24 bytes), tag (16), epoch tag (16), then ciphertext.
 
+use crate::aead::Aead;
 use crate::name::{siv_open, siv_seal};
 use crate::secret::{Secret, without_trace};
-use crate::suite::{Aead, CipherSuite};
+use crate::suite::CipherSuite;
 use crate::{NoRandom, Suite, Unauthentic, derive, wrap};
 use lamassu_format::{PAGE_LEN, PageAad, VERSION};
 

@@ -3,12 +3,14 @@
 //! The test runs on the kernels that this process uses. The answers are from the standards named at each, and from
 //! `testdata/vectors/`.
 
+use crate::aead::Aead;
 use crate::argon::argon2id;
+use crate::hex::hex;
 use crate::kernel::{AES_128, AES_256, Kernel};
 use crate::name::{siv_open, siv_seal};
 use crate::oprf::{Element, PublicKey, ServerKey};
 use crate::suite::chacha::XChaCha;
-use crate::suite::{Aead, CipherSuite, KnownAnswer};
+use crate::suite::{CipherSuite, KnownAnswer};
 use crate::xaes::Xaes;
 use crate::{Engine, InnerKey, KeyRing, Keyed, Provider, Salts, Secret, Suite, Verify, sign, wrap};
 use chacha20::ChaCha20;
@@ -292,26 +294,6 @@ fn suite_passes(kernel: Kernel, suite: &CipherSuite, answer: &KnownAnswer) -> bo
     let keyed = Keyed { keys: &keys, salts };
     let failed = Engine::with_kernel(1, kernel).open(&ring, &mut blocks, 4096, keyed, Verify::Full);
     failed == [7] && blocks.iter().all(|&b| b == 0)
-}
-
-/// Bytes of a hex constant.
-pub(crate) const fn hex<const N: usize>(digits: &str) -> [u8; N] {
-    const fn value(digit: u8) -> u8 {
-        match digit {
-            b'0'..=b'9' => digit - b'0',
-            b'a'..=b'f' => digit - b'a' + 10,
-            _ => panic!("a hex digit"),
-        }
-    }
-    let digits = digits.as_bytes();
-    assert!(digits.len() == 2 * N);
-    let mut out = [0; N];
-    let mut i = 0;
-    while i < N {
-        out[i] = value(digits[2 * i]) << 4 | value(digits[2 * i + 1]);
-        i += 1;
-    }
-    out
 }
 
 #[cfg(test)]

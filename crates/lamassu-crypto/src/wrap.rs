@@ -1,7 +1,7 @@
 //! The primitives of headers (§4): HKDF, HMAC, XAES-256-GCM, and Argon2id, which is in `argon`.
 
+use crate::aead::Aead;
 use crate::secret::{Secret, SecretBytes, without_trace};
-use crate::suite::Aead;
 use crate::xaes::Xaes;
 use crate::{NoRandom, Provider, Unauthentic, random};
 use hkdf::Hkdf;

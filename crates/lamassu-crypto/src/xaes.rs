@@ -1,7 +1,7 @@
 //! XAES-256-GCM (C2SP): AES-256-GCM with 192-bit nonces, so that random nonces never run out (§2).
 
+use crate::aead::Aead;
 use crate::secret::{Locked, Secret};
-use crate::suite::Aead;
 use crate::{Provider, Unauthentic};
 use aes::Aes256;
 use aes::cipher::{Block, BlockCipherEncrypt, KeyInit};

@@ -5,7 +5,7 @@
 //!
 //! | module | section | what it holds |
 //! |---|---|---|
-//! | [`suite`], [`domain`] | 2, 10 | names, numbers and properties of cipher suites and deduplication domains |
+//! | [`algorithm`], [`suite`], [`domain`] | 2, 10 | names, numbers and properties of ciphers, hashes, cipher suites and deduplication domains |
 //! | [`header`] | 4 | vault header and zone file: JSON, its bounds, the canonical form under the MAC |
 //! | [`name`] | 6, 7 | names in the store, and names that a file may have |
 //! | [`record`] | 6 | the record of a directory |
@@ -19,6 +19,7 @@
 //! | [`number`], `words` | | numbers of pages and blocks, ids of files; the words of a header |
 #![forbid(unsafe_code)]
 
+pub mod algorithm;
 pub mod compression;
 pub mod domain;
 pub mod geometry;
@@ -36,12 +37,13 @@ pub mod suite;
 pub mod tree;
 mod words;
 
+pub use algorithm::{Cipher, Hash};
 pub use compression::{Codec, CodecVersion, Compression, CompressionError, is_compressed};
 pub use domain::Domain;
 pub use geometry::{Geometry, PageAad};
 pub use header::{Header, NameMode, VaultHeader, ZoneFile};
 pub use keys::{Keys, SlotKey};
-pub use method::{Cipher, Hash, Method};
+pub use method::Method;
 pub use number::{BlockNo, FileId, PageNo, SessionTag};
 pub use page::{Page, PageError};
 pub use profile::Profile;

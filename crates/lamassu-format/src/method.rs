@@ -3,37 +3,26 @@
 //! A [`Method`] states the difference from the suite, so that 0 stands for the suite's own, and each pair of cipher and
 //! hash has one value.
 
-use crate::profile::ProfileError;
-use crate::{Suite, words};
+use crate::{Cipher, Hash, Suite};
 
-/// A cipher of blocks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Cipher {
-    /// AES with keys of 256 bits.
-    Aes256,
-    /// AES with keys of 128 bits.
-    Aes128,
-    /// ChaCha20.
-    Chacha20,
+/// What a suite does not have.
+#[derive(Debug, thiserror::Error, PartialEq, Eq, Clone, Copy)]
+pub enum MethodError {
+    /// The suite has another cipher, or is kept as it was published.
+    #[error("suite {} has no files under {}: {}", .0.name(), .1.name(), why_no_cipher(*.0))]
+    NoCipher(Suite, Cipher),
+    /// The suite is kept as it was published.
+    #[error("suite {} is kept as the paper has it, so it does not hash with {}", .0.name(), .1.name())]
+    NoHash(Suite, Hash),
 }
 
-words! {
-    /// Every cipher.
-    Cipher { Aes256 = "aes-256", Aes128 = "aes-128", Chacha20 = "chacha20" }
-}
-
-/// A hash of blocks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Hash {
-    /// SHA-256.
-    Sha256,
-    /// BLAKE3, keyed by the zone.
-    Blake3,
-}
-
-words! {
-    /// Every hash.
-    Hash { Sha256 = "sha-256", Blake3 = "blake3" }
+/// Why a suite has no other ciphers.
+const fn why_no_cipher(suite: Suite) -> &'static str {
+    match (suite.cipher(), suite.takes_short_keys()) {
+        (Cipher::Chacha20, _) => "its cipher is chacha20",
+        (_, true) => "its ciphers are aes-256 and aes-128",
+        (_, false) => "it is kept as the paper has it, with aes-256",
+    }
 }
 
 /// The difference of a file's cipher and hash from the suite's.
@@ -62,23 +51,23 @@ impl Method {
     /// The same with a cipher, by name.
     ///
     /// # Errors
-    /// [`ProfileError::NoCipher`].
-    pub fn with_cipher(self, suite: Suite, cipher: Cipher) -> Result<Method, ProfileError> {
+    /// [`MethodError::NoCipher`].
+    pub fn with_cipher(self, suite: Suite, cipher: Cipher) -> Result<Method, MethodError> {
         let method = Method { has_short_key: cipher != suite.cipher(), ..self };
         if method.cipher(suite) == cipher && (!method.has_short_key || suite.takes_short_keys()) {
             return Ok(method);
         }
-        Err(ProfileError::NoCipher(suite, cipher))
+        Err(MethodError::NoCipher(suite, cipher))
     }
 
     /// The same with a hash.
     ///
     /// # Errors
-    /// [`ProfileError::NoHash`].
-    pub fn with_hash(self, suite: Suite, hash: Hash) -> Result<Method, ProfileError> {
+    /// [`MethodError::NoHash`].
+    pub fn with_hash(self, suite: Suite, hash: Hash) -> Result<Method, MethodError> {
         let method = Method { has_other_hash: hash != suite.hash(), ..self };
         if method.has_other_hash && !suite.takes_other_hash() {
-            return Err(ProfileError::NoHash(suite, hash));
+            return Err(MethodError::NoHash(suite, hash));
         }
         Ok(method)
     }
@@ -87,12 +76,12 @@ impl Method {
     ///
     /// # Errors
     /// What the suite does not have.
-    pub const fn check(self, suite: Suite) -> Result<(), ProfileError> {
+    pub const fn check(self, suite: Suite) -> Result<(), MethodError> {
         if self.has_short_key && !suite.takes_short_keys() {
-            return Err(ProfileError::NoCipher(suite, Cipher::Aes128));
+            return Err(MethodError::NoCipher(suite, Cipher::Aes128));
         }
         if self.has_other_hash && !suite.takes_other_hash() {
-            return Err(ProfileError::NoHash(suite, self.hash(suite)));
+            return Err(MethodError::NoHash(suite, self.hash(suite)));
         }
         Ok(())
     }
@@ -167,10 +156,10 @@ mod tests {
             (Suite::Chacha, Cipher::Aes128),
             (Suite::Chacha, Cipher::Aes256),
         ] {
-            assert_eq!(cipher(suite, lacks), Err(ProfileError::NoCipher(suite, lacks)));
+            assert_eq!(cipher(suite, lacks), Err(MethodError::NoCipher(suite, lacks)));
         }
         let hash = Method::OF_SUITE.with_hash(Suite::Paper, Hash::Blake3);
-        assert_eq!(hash, Err(ProfileError::NoHash(Suite::Paper, Hash::Blake3)));
-        assert!(ProfileError::NoHash(Suite::Paper, Hash::Blake3).to_string().contains("paper"));
+        assert_eq!(hash, Err(MethodError::NoHash(Suite::Paper, Hash::Blake3)));
+        assert!(MethodError::NoHash(Suite::Paper, Hash::Blake3).to_string().contains("paper"));
     }
 }

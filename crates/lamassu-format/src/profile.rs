@@ -4,6 +4,7 @@
 //! A profile is sealed: in every page of a file, and in the record of a directory. A reader goes only by the sealed
 //! profile, so a store cannot make a file look less protected than it is.
 
+use crate::method::MethodError;
 use crate::{Cipher, Domain, Hash, Method, Suite, words};
 
 /// How a file's blocks are protected.
@@ -78,27 +79,15 @@ pub enum ProfileError {
     /// Plain blocks have no cipher.
     #[error("blocks that are stored plain are not encrypted: leave the cipher out, or protect with both or encrypt")]
     PlainCipher,
-    /// The suite has another cipher, or is kept as it was published.
-    #[error("suite {} has no files under {}: {}", .0.name(), .1.name(), why_no_cipher(*.0))]
-    NoCipher(Suite, Cipher),
-    /// The suite is kept as it was published.
-    #[error("suite {} is kept as the paper has it, so it does not hash with {}", .0.name(), .1.name())]
-    NoHash(Suite, Hash),
+    /// The suite has no such cipher or hash.
+    #[error(transparent)]
+    Method(#[from] MethodError),
     /// The KDF of the suite takes no salt.
     #[error("suite {} derives its keys without a salt, so it has no random ones", .0.name())]
     NoSalt(Suite),
     /// The cipher of the suite lets chosen bits be flipped.
     #[error("the cipher of suite {} is malleable, so it does not encrypt without verifying: use both", .0.name())]
     Malleable(Suite),
-}
-
-/// Why a suite has no other ciphers.
-const fn why_no_cipher(suite: Suite) -> &'static str {
-    match (suite.cipher(), suite.takes_short_keys()) {
-        (Cipher::Chacha20, _) => "its cipher is chacha20",
-        (_, true) => "its ciphers are aes-256 and aes-128",
-        (_, false) => "it is kept as the paper has it, with aes-256",
-    }
 }
 
 impl Profile {
@@ -146,7 +135,10 @@ impl Profile {
         if matches!(self.protection, Protection::Encrypt) && suite.is_malleable() {
             return Err(ProfileError::Malleable(suite));
         }
-        self.method.check(suite)
+        match self.method.check(suite) {
+            Ok(()) => Ok(()),
+            Err(error) => Err(ProfileError::Method(error)),
+        }
     }
 
     /// How blocks are protected.
@@ -307,7 +299,7 @@ mod tests {
             for method in Method::ALL {
                 assert_eq!(
                     random.by(method).unwrap().check(suite).is_ok(),
-                    random.check(suite).and(method.check(suite)).is_ok()
+                    random.check(suite).is_ok() && method.check(suite).is_ok()
                 );
             }
             assert_eq!(random.check(suite).is_ok(), suite.takes_salt());

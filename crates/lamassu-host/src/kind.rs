@@ -7,7 +7,7 @@ use crate::Error;
 use crate::anchors::ImportError;
 use lamassu_anchor::export::ExportError;
 use lamassu_anchor::{AnchorError, ServerFault as AnchorServerFault};
-use lamassu_crypto::oblivious::EvaluationFault;
+use lamassu_crypto::oblivious::KeyServerFault;
 use lamassu_format::header::HeaderError;
 use lamassu_keys::receipt::ReceiptError;
 use lamassu_keys::{FileError, HistoryError, KeyError, KeyState, ServerFault, SourceError, TokenFault};
@@ -294,16 +294,15 @@ fn server(fault: &ServerFault) -> FaultKind {
     match fault {
         ServerFault::Unreachable { .. } | ServerFault::Timeout { .. } => FaultKind::KeyServerDown,
         ServerFault::Untrusted { .. } => FaultKind::KeyServerUntrusted,
-        ServerFault::Unwelcome { .. }
-        | ServerFault::Denied { .. }
-        | ServerFault::NotPermitted { .. }
-        | ServerFault::NotJoined
-        | ServerFault::Refused { .. } => FaultKind::KeyDenied,
+        ServerFault::Unwelcome { .. } | ServerFault::Denied { .. } | ServerFault::NotPermitted { .. } => {
+            FaultKind::KeyDenied
+        }
         ServerFault::Missing { .. } | ServerFault::NoObject => FaultKind::KeyMissing,
         ServerFault::ManyObjects | ServerFault::Unnamed | ServerFault::IdGiven => FaultKind::KeySource,
         ServerFault::NameTaken => FaultKind::Refused,
         ServerFault::KeyState(state) => key_state(*state),
         ServerFault::Partly { done: _, fault } => server(fault),
+        ServerFault::Lamassu(fault) => lamassu_server(fault),
         ServerFault::Redirect { .. }
         | ServerFault::Status { .. }
         | ServerFault::NotDestroyed(_)
@@ -313,8 +312,6 @@ fn server(fault: &ServerFault) -> FaultKind {
         | ServerFault::KeyLength { .. }
         | ServerFault::Failed { .. }
         | ServerFault::TooLong { .. }
-        | ServerFault::KeepsNone
-        | ServerFault::Failing { .. }
         | ServerFault::Protocol { .. } => FaultKind::KeyAnswer,
     }
 }
@@ -460,22 +457,23 @@ fn store(error: &StoreError) -> FaultKind {
         StoreError::Damaged(_) => FaultKind::Damaged,
         StoreError::Io { op: _, offset: _, source } => io(source),
         StoreError::NotApproved(_) => FaultKind::Refused,
-        StoreError::NotEvaluated(e) => evaluation(&e.fault),
+        StoreError::NotEvaluated(e) => lamassu_server(&e.fault),
         StoreError::ReadOnly | StoreError::TooLarge | StoreError::NoRandom(_) => FaultKind::Other,
     }
 }
 
-fn evaluation(fault: &EvaluationFault) -> FaultKind {
+fn lamassu_server(fault: &KeyServerFault) -> FaultKind {
     match fault {
-        EvaluationFault::Unreachable { .. } => FaultKind::KeyServerDown,
-        EvaluationFault::Untrusted { .. } => FaultKind::KeyServerUntrusted,
-        EvaluationFault::NotJoined | EvaluationFault::Refused { .. } | EvaluationFault::Limited => FaultKind::KeyDenied,
-        EvaluationFault::Unknown => FaultKind::KeyMissing,
-        EvaluationFault::Retired | EvaluationFault::Deleted => FaultKind::KeyRevoked,
-        EvaluationFault::KeepsNone | EvaluationFault::Failing { .. } | EvaluationFault::Wrong(_) => {
-            FaultKind::KeyAnswer
+        KeyServerFault::Unreachable { .. } => FaultKind::KeyServerDown,
+        KeyServerFault::Untrusted { .. } => FaultKind::KeyServerUntrusted,
+        KeyServerFault::NotJoined | KeyServerFault::Refused { .. } | KeyServerFault::Limited { .. } => {
+            FaultKind::KeyDenied
         }
-        EvaluationFault::NoRandom => FaultKind::Other,
+        KeyServerFault::Unknown => FaultKind::KeyMissing,
+        KeyServerFault::Exists => FaultKind::Refused,
+        KeyServerFault::Retired | KeyServerFault::Deleted => FaultKind::KeyRevoked,
+        KeyServerFault::KeepsNone | KeyServerFault::Failing { .. } | KeyServerFault::Wrong(_) => FaultKind::KeyAnswer,
+        KeyServerFault::NoRandom => FaultKind::Other,
     }
 }
 

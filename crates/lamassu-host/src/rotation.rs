@@ -13,7 +13,7 @@ use crate::{Error, Policy, Result, WriterLock, hex};
 use lamassu_crypto::KeyRing;
 use lamassu_format::header::{Header, Slot, VaultHeader, ZoneFile};
 use lamassu_format::name;
-use lamassu_keys::admin::Exchanged;
+use lamassu_keys::administrator::Exchanged;
 use lamassu_keys::dataset::parent_epoch;
 use lamassu_keys::history::EventKind;
 use lamassu_keys::{Event, Keychain, Material, NewSlot, Tier, Unlocked, Update, cost, header_file, unix_now};

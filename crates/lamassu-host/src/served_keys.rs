@@ -2,14 +2,11 @@
 //! that server.
 
 use crate::Anchors;
-use lamassu_anchor::{AnchorError, ServerFault as Fault};
 use lamassu_crypto::Secret;
-use lamassu_crypto::oblivious::{Evaluate, EvaluationFault};
+use lamassu_crypto::oblivious::{Evaluate, KeyServerFault};
 use lamassu_crypto::oprf::{Element, Evaluation};
 use lamassu_keys::providers::server::{Servers, ask_servers_by};
-use lamassu_keys::{KeyState, ServerFault};
-use lamassu_rpc::host::{Connection, KeyRefused};
-use std::io;
+use lamassu_rpc::host::{Connection, unanswered};
 use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -33,16 +30,16 @@ pub fn ask_as(anchors: &Anchors) {
 struct Joined(Anchors);
 
 impl Servers for Joined {
-    fn key(&self, server: &str, name: &str) -> Result<Secret<32>, ServerFault> {
-        self.connection(server)?.key(name).map_err(refused)
+    fn key(&self, server: &str, name: &str) -> Result<Secret<32>, KeyServerFault> {
+        self.connection(server)?.key(name)
     }
 
-    fn make(&self, server: &str, name: &str) -> Result<(), ServerFault> {
-        self.connection(server)?.make_key(name).map_err(refused)
+    fn make(&self, server: &str, name: &str) -> Result<(), KeyServerFault> {
+        self.connection(server)?.make_key(name)
     }
 
-    fn oblivious(&self, server: &str, name: &str) -> Result<[u8; 32], ServerFault> {
-        self.connection(server)?.open_oblivious(name).map_err(refused)
+    fn oblivious(&self, server: &str, name: &str) -> Result<[u8; 32], KeyServerFault> {
+        self.connection(server)?.open_oblivious(name)
     }
 
     fn evaluator(&self, server: &str, name: &str) -> Arc<dyn Evaluate> {
@@ -52,10 +49,10 @@ impl Servers for Joined {
 }
 
 impl Joined {
-    fn connection(&self, server: &str) -> Result<Connection, ServerFault> {
+    fn connection(&self, server: &str) -> Result<Connection, KeyServerFault> {
         // There is no place for an identity, so this host has joined no server.
-        let all = self.0.servers().map_err(|_| ServerFault::NotJoined)?;
-        Connection::new(&all, server).map_err(failed)
+        let all = self.0.servers().map_err(|_| KeyServerFault::NotJoined)?;
+        Connection::new(&all, server).map_err(unanswered)
     }
 }
 
@@ -66,20 +63,20 @@ struct Evaluator {
     name: String,
     connection: Mutex<Option<Connection>>,
     /// since when the server is unreachable, and why
-    down: Mutex<Option<(Instant, EvaluationFault)>>,
+    down: Mutex<Option<(Instant, KeyServerFault)>>,
 }
 
 impl Evaluator {
-    fn connection(&self) -> Result<Connection, EvaluationFault> {
+    fn connection(&self) -> Result<Connection, KeyServerFault> {
         let mut connection = self.connection.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(connection) = &*connection {
             return Ok(connection.clone());
         }
-        let made = self.joined.connection(&self.server).map_err(fault_of)?;
+        let made = self.joined.connection(&self.server)?;
         Ok(connection.insert(made).clone())
     }
 
-    fn ask(&self, blinded: &[Element]) -> Result<Evaluation, EvaluationFault> {
+    fn ask(&self, blinded: &[Element]) -> Result<Evaluation, KeyServerFault> {
         let connection = self.connection()?;
         let begun = Instant::now();
         let end = begun + LIMITED_MAX;
@@ -87,18 +84,18 @@ impl Evaluator {
         loop {
             let fault = match connection.evaluate(&self.name, blinded) {
                 Ok(evaluation) => return Ok(evaluation),
-                Err(KeyRefused::Limited { again }) => {
+                Err(KeyServerFault::Limited { again }) => {
                     let pause = again.min(PAUSE_MAX);
                     if Instant::now() + pause > end {
-                        return Err(EvaluationFault::Limited);
+                        return Err(KeyServerFault::Limited { again });
                     }
                     std::thread::sleep(pause);
                     continue;
                 }
-                Err(error) => fault_of(refused(error)),
+                Err(fault) => fault,
             };
             // Only use shows that a connection is older than the server's restart.
-            let may_be_stale = matches!(fault, EvaluationFault::Unreachable { .. }) && begun.elapsed() < STALE_WITHIN;
+            let may_be_stale = matches!(fault, KeyServerFault::Unreachable { .. }) && begun.elapsed() < STALE_WITHIN;
             if !(is_first && may_be_stale) {
                 return Err(fault);
             }
@@ -119,7 +116,7 @@ impl Evaluate for Evaluator {
         }
     }
 
-    fn evaluate(&self, blinded: &[Element]) -> Result<Evaluation, EvaluationFault> {
+    fn evaluate(&self, blinded: &[Element]) -> Result<Evaluation, KeyServerFault> {
         let down = || self.down.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((until, fault)) = &*down()
             && Instant::now() < *until
@@ -129,7 +126,7 @@ impl Evaluate for Evaluator {
         let begun = Instant::now();
         let asked = self.ask(blinded);
         let was_down = match &asked {
-            Err(fault @ EvaluationFault::Unreachable { .. }) => {
+            Err(fault @ KeyServerFault::Unreachable { .. }) => {
                 let down_for = (2 * begun.elapsed()).clamp(*DOWN_FOR.start(), *DOWN_FOR.end());
                 down().replace((Instant::now() + down_for, fault.clone()))
             }
@@ -143,53 +140,5 @@ impl Evaluate for Evaluator {
             (Ok(_), None) | (Err(_), Some(_)) => {}
         }
         asked
-    }
-}
-
-fn fault_of(fault: ServerFault) -> EvaluationFault {
-    match fault {
-        ServerFault::Unreachable { source } => EvaluationFault::Unreachable { detail: source.to_string() },
-        ServerFault::Untrusted { source } => EvaluationFault::Untrusted { detail: source.to_string() },
-        ServerFault::NotJoined => EvaluationFault::NotJoined,
-        ServerFault::Refused { detail } => EvaluationFault::Refused { detail },
-        ServerFault::NoObject | ServerFault::NameTaken => EvaluationFault::Unknown,
-        ServerFault::KeyState(KeyState::Destroyed) => EvaluationFault::Deleted,
-        ServerFault::KeyState(_) => EvaluationFault::Retired,
-        ServerFault::KeepsNone => EvaluationFault::KeepsNone,
-        other => EvaluationFault::Failing { detail: other.to_string() },
-    }
-}
-
-fn refused(refused: KeyRefused) -> ServerFault {
-    match refused {
-        KeyRefused::Unknown => ServerFault::NoObject,
-        KeyRefused::Exists => ServerFault::NameTaken,
-        KeyRefused::Retired => ServerFault::KeyState(KeyState::Deactivated),
-        KeyRefused::Deleted => ServerFault::KeyState(KeyState::Destroyed),
-        KeyRefused::KeepsNone => ServerFault::KeepsNone,
-        KeyRefused::Length { found } => ServerFault::KeyLength { found },
-        KeyRefused::Garbled | KeyRefused::Limited { .. } => ServerFault::Failing { detail: refused.to_string() },
-        KeyRefused::Server(error) => failed(error),
-    }
-}
-
-fn failed(error: AnchorError) -> ServerFault {
-    let AnchorError::Server { server: _, fault } = error else {
-        return ServerFault::Failing { detail: error.to_string() };
-    };
-    match fault {
-        Fault::Unreachable { detail } => ServerFault::Unreachable { source: io::Error::other(detail) },
-        Fault::Untrusted { detail } => ServerFault::Untrusted { source: detail.into() },
-        Fault::NotJoined => ServerFault::NotJoined,
-        Fault::Refused { detail } => ServerFault::Refused { detail },
-        Fault::Version { .. } => ServerFault::KeepsNone,
-        Fault::Failed { detail } => ServerFault::Failing { detail },
-        // Errors about vaults only.
-        Fault::UnknownVault
-        | Fault::Policy { .. }
-        | Fault::InUse { .. }
-        | Fault::Ended
-        | Fault::Older { .. }
-        | Fault::Restored { .. } => ServerFault::Failing { detail: fault.to_string() },
     }
 }

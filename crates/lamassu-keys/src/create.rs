@@ -1,9 +1,11 @@
 //! Makes vault headers and zone files, each with its first slot.
 
+use crate::keychain::check_oblivious;
 use crate::providers::server::ObliviousKey;
 use crate::{KeyError, Keychain, NewSlot, Terms, Tier, Unlocked, ZoneKeys};
+use lamassu_format::Suite;
 use lamassu_format::header::{Admin, Header, KeyArea, NameMode, Slot, VaultHeader, VaultParams, ZoneFile, ZoneParams};
-use lamassu_format::{Compression, Domain, Geometry, Suite};
+use lamassu_format::{Compression, Domain, Geometry};
 
 /// Id of a header's first slot.
 pub(crate) const FIRST_SLOT: u32 = 1;
@@ -189,14 +191,6 @@ pub fn create_oblivious_zone(
 ) -> Result<(ZoneFile, Unlocked), KeyError> {
     check_oblivious(new.suite)?;
     zone_of(new, random_id()?, Keychain::generate(new.outer, new.created)?.with_oblivious(key), slot)
-}
-
-/// Refuses a suite that has no oblivious keys.
-///
-/// # Errors
-/// [`KeyError::SuiteNotOblivious`].
-pub fn check_oblivious(suite: Suite) -> Result<(), KeyError> {
-    if suite.takes_salt() { Ok(()) } else { Err(KeyError::SuiteNotOblivious { suite }) }
 }
 
 /// Makes a zone file with the keys of a zone at a key server.

@@ -1,6 +1,7 @@
 //! Why a key server or a token gave no key. Compiled with any set of providers, so that error tables need not depend on
 //! them.
 
+use lamassu_crypto::oblivious::KeyServerFault;
 use std::io;
 use std::path::PathBuf;
 
@@ -128,26 +129,9 @@ pub enum ServerFault {
         /// most bytes
         max: usize,
     },
-    /// The user's: it gives keys to hosts that have joined it (Lamassu).
-    #[error(
-        "this host has not joined it: `lamassu-server enrol` there prints a token, `lamassu host join` here takes it"
-    )]
-    NotJoined,
-    /// It knows this host, and gives it nothing (Lamassu).
-    #[error("it refuses this host: {detail}")]
-    Refused {
-        /// what it says
-        detail: String,
-    },
-    /// It keeps no keys, or speaks another version of the protocol (Lamassu).
-    #[error("it keeps no keys: no `master_key` is configured there, or it is of an earlier version")]
-    KeepsNone,
-    /// It failed, and says no more (Lamassu).
-    #[error("it has failed: {detail}")]
-    Failing {
-        /// what it says
-        detail: String,
-    },
+    /// A Lamassu server gave no key.
+    #[error(transparent)]
+    Lamassu(#[from] KeyServerFault),
     /// It does not speak TLS or HTTP as it should.
     #[error("it does not speak as a key server does: {source}")]
     Protocol {

@@ -3,11 +3,12 @@
 //! Guarantees: epochs ascend, K_in has at least one. The serialised form lives in wiped memory only, and no error
 //! quotes it.
 
-use crate::KeyError;
 use crate::providers::server::{self, ObliviousKey};
+use crate::{KeyError, Tier};
 use data_encoding::HEXLOWER;
 use lamassu_crypto::oblivious::Oblivious;
 use lamassu_crypto::{Secret, SecretBytes, wrap};
+use lamassu_format::Suite;
 use lamassu_format::header::SealedKeychain;
 use serde::Deserialize;
 use std::io::Write;
@@ -79,24 +80,12 @@ impl std::fmt::Debug for Epoch {
     }
 }
 
-/// Which of the two keys.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Tier {
-    /// K_in
-    Inner,
-    /// K_out
-    Outer,
-}
-
-impl Tier {
-    /// `inner` or `outer`: its name on the command line.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Tier::Inner => "inner",
-            Tier::Outer => "outer",
-        }
-    }
+/// Refuses a suite that has no oblivious keys.
+///
+/// # Errors
+/// [`KeyError::SuiteNotOblivious`].
+pub fn check_oblivious(suite: Suite) -> Result<(), KeyError> {
+    if suite.takes_salt() { Ok(()) } else { Err(KeyError::SuiteNotOblivious { suite }) }
 }
 
 /// Every epoch of K_in and K_out of a vault or zone.

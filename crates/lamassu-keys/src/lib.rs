@@ -12,7 +12,8 @@
 //! | [`create`], [`dataset`] | headers of vaults, zones and datasets; parent slots |
 //! | [`attempt`], [`unlock`](mod@unlock) | trying slots; the keys of an opened header, and changes of it |
 //! | [`keychain`], `rotate` | epochs of K_in and K_out; rotation and retirement |
-//! | [`admin`] | the administrator's signature |
+//! | `tier`, `slot`, `words` | the two keys; what a new slot is made of; the words of recovery keys |
+//! | [`admin`], [`administrator`] | the administrator's signature; naming and exchanging the administrator |
 //! | [`header_file/`](header_file) | header files: read, replaced, erased; the update lock |
 //! | [`witness`] | what remembers the newest header outside the store |
 //! | [`history/`](history) | the history of a vault's keys |
@@ -30,6 +31,7 @@
 #![deny(unsafe_code)]
 
 pub mod admin;
+pub mod administrator;
 pub mod attempt;
 pub mod cost;
 pub mod create;
@@ -46,11 +48,14 @@ pub mod receipt;
 pub mod recovery;
 mod rotate;
 pub mod shares;
+mod slot;
 pub mod source;
 #[cfg(feature = "testing")]
 pub mod testing;
+mod tier;
 pub mod unlock;
 pub mod witness;
+mod words;
 
 pub use attempt::{Attempt, Slots, unlock};
 pub use create::{
@@ -61,11 +66,13 @@ pub use error::KeyError;
 pub use fault::{KeyState, ServerFault, TokenFault};
 pub use header_file::{FileError, Update};
 pub use history::{Event, History, HistoryError};
-pub use keychain::{Epoch, Keychain, Tier};
+pub use keychain::{Epoch, Keychain};
 pub use lamassu_format::header::{Argon2Params, Role, SlotKind};
 pub use providers::server::ObliviousKey;
+pub use slot::{NewSlot, Terms};
 pub use source::{Ask, Generated, KeySource, Loaded, Material, Purpose, SourceError, Warning, ZoneKeys};
-pub use unlock::{NewSlot, Removed, Terms, Unlocked};
+pub use tier::Tier;
+pub use unlock::{Removed, Unlocked};
 pub use witness::{Witness, nobody};
 
 /// The time, in Unix seconds, for the `created` members. A clock before 1970 counts as 1970.

@@ -4,6 +4,7 @@
 //! before any slot is tried. The notation is free: upper or lower case, numbered or not, on one line or several.
 
 use crate::shares::{self, Scheme};
+use crate::words::whole;
 use crate::{Material, SlotKind};
 use bip39::Mnemonic;
 use lamassu_crypto::{NoRandom, Secret, SecretBytes};
@@ -132,20 +133,6 @@ pub fn parse(text: &[u8]) -> Result<Secret<32>, RecoveryError> {
     entropy.zeroize();
     mnemonic.zeroize();
     key
-}
-
-/// The word of the list that equals a word, or begins with its four letters.
-pub(crate) fn whole(word: &str) -> Option<&'static str> {
-    const TOLD_APART: usize = 4;
-    let language = bip39::Language::English;
-    if let Some(i) = language.find_word(word) {
-        return Some(language.word_list()[usize::from(i)]);
-    }
-    if word.len() < TOLD_APART {
-        return None;
-    }
-    let mut found = language.word_list().iter().filter(|w| w.starts_with(word));
-    found.next().filter(|_| found.next().is_none()).copied()
 }
 
 #[cfg(test)]

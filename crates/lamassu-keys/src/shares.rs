@@ -7,7 +7,7 @@
 //! repeated share are all found before any slot is tried. The table look-ups of the scheme are not constant in time:
 //! shares are made and joined by a person's command, so no stranger can measure it.
 
-use crate::recovery::whole;
+use crate::words::whole;
 use blahaj::{Share as Point, Sharks};
 use lamassu_crypto::secret::without_trace;
 use lamassu_crypto::{NoRandom, Secret, SecretBytes, wrap};

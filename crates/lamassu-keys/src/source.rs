@@ -9,6 +9,7 @@ use crate::fault::{Cause, KeyState, ServerFault, TokenFault};
 use crate::providers::{LOCATIONS, Location, form};
 use crate::{recovery, shares};
 use data_encoding::HEXLOWER_PERMISSIVE;
+use lamassu_crypto::oblivious::KeyServerFault;
 use lamassu_crypto::{Secret, SecretBytes, wrap};
 use lamassu_format::header::{SlotKind, TokenSealed};
 use std::path::PathBuf;
@@ -421,8 +422,12 @@ impl SourceError {
     pub fn is_gone(&self) -> bool {
         matches!(
             self,
-            SourceError::Server { fault: ServerFault::NoObject | ServerFault::KeyState(KeyState::Destroyed), .. }
-                | SourceError::Token(TokenFault::NoObject { .. })
+            SourceError::Server {
+                fault: ServerFault::NoObject
+                    | ServerFault::KeyState(KeyState::Destroyed)
+                    | ServerFault::Lamassu(KeyServerFault::Unknown | KeyServerFault::Deleted),
+                ..
+            } | SourceError::Token(TokenFault::NoObject { .. })
         )
     }
 
@@ -430,7 +435,11 @@ impl SourceError {
     pub fn is_revoked(&self) -> bool {
         matches!(
             self,
-            SourceError::Server { fault: ServerFault::KeyState(KeyState::Deactivated | KeyState::Compromised), .. }
+            SourceError::Server {
+                fault: ServerFault::KeyState(KeyState::Deactivated | KeyState::Compromised)
+                    | ServerFault::Lamassu(KeyServerFault::Retired),
+                ..
+            }
         )
     }
 }

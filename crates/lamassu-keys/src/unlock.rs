@@ -4,13 +4,13 @@
 //! again, all or nothing, and gets a new MAC. Keys that are kept refuse a header older than the last one they have
 //! seen: writing from it would lose later changes.
 
+use crate::keychain::check_oblivious;
 use crate::providers::server::ObliviousKey;
-use crate::{KeyError, Keychain, Material, Tier, admin};
+use crate::slot::refuse_parent;
+use crate::{KeyError, Keychain, Material, NewSlot, Terms, Tier, admin};
 use lamassu_crypto::{KeyRing, Secret, SecretBytes, sign, wrap};
 use lamassu_format::Suite;
-use lamassu_format::header::{
-    Argon2Params, Header, HistoryMark, Role, SLOTS_MAX, Slot, SlotKind, ZoneFile, check_label,
-};
+use lamassu_format::header::{Argon2Params, Header, HistoryMark, Role, SLOTS_MAX, Slot, ZoneFile, check_label};
 
 /// Binds a wrapping key to its use.
 pub(crate) const INFO: &[u8] = b"lamassu v1 slot";
@@ -53,34 +53,6 @@ impl std::fmt::Debug for Unlocked {
     }
 }
 
-/// A slot to make.
-#[derive(Clone, Copy, Debug)]
-pub struct NewSlot<'a> {
-    /// the material that will open it
-    pub material: &'a Material,
-    /// cost of Argon2id; used for passphrases only
-    pub cost: Argon2Params,
-    /// for people; at most 255 bytes without control characters
-    pub label: &'a str,
-    /// Unix seconds
-    pub created: u64,
-}
-
-/// The terms of a slot.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Terms {
-    /// whether its holder may change the header; without an administrator in the header, every holder may
-    pub role: Role,
-    /// Unix seconds from which users are warned to replace it
-    pub expires: Option<u64>,
-}
-
-impl Default for Terms {
-    fn default() -> Self {
-        Terms { role: Role::Administrator, expires: None }
-    }
-}
-
 /// A removed slot. Users must be told: it is the only sign that removal is not revocation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use = "the user has to be told that old copies of the header still open"]
@@ -95,14 +67,6 @@ impl std::fmt::Display for Removed {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "slot {} ({:?}) is removed from this header. ", self.id, self.label)?;
         f.write_str("An older copy of the header (a backup, a snapshot) still opens with its key, and with it all data whose keys it holds")
-    }
-}
-
-/// The parent slot has its own operations: a key in its place would silently end the inheritance.
-pub(crate) fn refuse_parent<H: Header>(header: &H, id: u32) -> Result<(), KeyError> {
-    match header.keys().slot(id) {
-        Some(slot) if slot.kind == SlotKind::Parent => Err(KeyError::ParentSlot { id }),
-        Some(_) | None => Ok(()),
     }
 }
 
@@ -331,7 +295,7 @@ impl Unlocked {
         created: u64,
     ) -> Result<u32, KeyError> {
         if oblivious.is_some() {
-            crate::create::check_oblivious(zone.suite())?;
+            check_oblivious(zone.suite())?;
         }
         self.edit_keychain(zone, |keychain, _| keychain.append_epoch(Tier::Inner, created, oblivious))
     }

@@ -3,7 +3,6 @@
 
 use crate::abi;
 use crate::failure::Result;
-use crate::plugin;
 use rustix::net::{Shutdown, SocketAddrAny, getsockname, shutdown, sockopt};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -14,8 +13,9 @@ const GRACE: Duration = Duration::from_secs(1);
 /// After this many of these periods, a client that does not take its answers is disconnected.
 const PATIENCE: u32 = 10;
 
-/// Starts the thread that waits for the signals that end nbdkit. Its own handlers are called before.
-pub fn watch() -> Result<()> {
+/// Starts the thread that waits for the signals that end nbdkit. Its own handlers are called before. `commit`: makes
+/// what clients wrote durable.
+pub fn watch(commit: fn()) -> Result<()> {
     let mut signals = Signals::new([SIGHUP, SIGINT, SIGQUIT, SIGTERM])?;
     let doors = doors();
     let wait = move || {
@@ -25,7 +25,7 @@ pub fn watch() -> Result<()> {
                 std::thread::sleep(GRACE);
                 if round == PATIENCE {
                     // nbdkit may not survive it: see `docs/volumes.md`, "Limits".
-                    plugin::commit();
+                    commit();
                 }
                 hang_up(&doors, if round < PATIENCE { Shutdown::Read } else { Shutdown::Both });
             }

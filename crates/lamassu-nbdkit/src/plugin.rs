@@ -59,7 +59,7 @@ pub fn after_fork() -> Result<()> {
     let prepared = std::mem::take(&mut *PREPARED.lock());
     told(Opened::open(prepared).and_then(|opened| {
         *OPENED.write() = Some(opened);
-        end::watch()
+        end::watch(commit)
     }))
 }
 

@@ -1,7 +1,7 @@
 //! A host's identity at each server that it has joined: its key, and the certificate of the server's authority, in a
 //! directory for each server.
 
-use crate::tls::TlsError;
+use crate::TlsError;
 use rcgen::{KeyPair, PKCS_ED25519};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 use std::fs::{self, DirBuilder, OpenOptions};

@@ -3,6 +3,7 @@
 //! | module | what it does |
 //! |---|---|
 //! | `proto` | the messages and services, generated from `proto/lamassu.proto` |
+//! | `error` | errors of certificates and keys |
 //! | `convert` | messages from and to leases, rows and heads |
 //! | `token` | the token with which a host joins: one line |
 //! | `identity` | a host's identity at a server: its key, and the server's authority, in a directory |
@@ -20,11 +21,14 @@
 
 pub mod clock;
 pub mod convert;
+mod error;
 pub mod host;
 pub mod identity;
 pub mod limits;
 pub mod tls;
 pub mod token;
+
+pub use error::TlsError;
 
 /// The messages and services of `proto/lamassu.proto`.
 #[allow(missing_docs, clippy::doc_markdown, rust_2018_idioms)]

@@ -4,6 +4,7 @@
 //! identified by their keys: each shows a self-signed certificate, of which only the key counts. A joining host does
 //! the same with the key of its token. Both sides are verified in the handshake, before any other byte is accepted.
 
+use crate::TlsError;
 use crate::identity::{HostKey, Identity};
 use lamassu_crypto::wrap::sha256;
 use rcgen::{CertificateParams, DistinguishedName, DnType};
@@ -17,34 +18,11 @@ use rustls::{
     CertificateError, ClientConfig, DigitallySignedStruct, DistinguishedName as SubjectName, Error as RustlsError,
     RootCertStore, ServerConfig, SignatureScheme,
 };
-use std::path::PathBuf;
 use std::sync::Arc;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
 /// The name in every server's certificate.
 pub const SERVER_NAME: &str = "server.lamassu";
-
-/// Errors of certificates and keys on this side.
-#[derive(Debug, thiserror::Error)]
-pub enum TlsError {
-    /// A certificate cannot be made, or does not parse.
-    #[error("a certificate or its key: {0}")]
-    Certificate(#[from] rcgen::Error),
-    /// TLS does not accept it.
-    #[error("TLS: {0}")]
-    Tls(#[from] RustlsError),
-    /// TLS does not accept the trusted authority.
-    #[error("TLS: {0}")]
-    Verifier(#[from] rustls::server::VerifierBuilderError),
-    /// A file cannot be read or written.
-    #[error("{}: {source}", path.display())]
-    File {
-        /// which
-        path: PathBuf,
-        /// the system's error
-        source: std::io::Error,
-    },
-}
 
 fn provider() -> Arc<CryptoProvider> {
     Arc::new(rustls::crypto::ring::default_provider())

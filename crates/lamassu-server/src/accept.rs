@@ -1,6 +1,7 @@
 //! TLS, connections and their limits. A connection reaches the services after the handshake has identified a known host
 //! or a token. It is closed when that host is revoked.
 
+use crate::caller::Peer;
 use crate::counts::{Counted, Counts};
 use crate::metrics::Metrics;
 use crate::state::{State, Who};
@@ -31,15 +32,6 @@ const STAY_OF_OTHERS: Duration = Duration::from_secs(30);
 const OF_ONE_HOST_MAX: usize = 16;
 /// Minimum time between two log lines about refused connections.
 const SAID_EVERY: Duration = Duration::from_secs(10);
-
-/// The other end of a connection. Its handshake has proved that it has this key.
-#[derive(Clone, Debug)]
-pub struct Peer {
-    /// its public key, a subject public key info
-    pub key: Arc<[u8]>,
-    /// from where
-    pub address: SocketAddr,
-}
 
 /// The keys that a state knows.
 pub struct KnownKeys(pub Arc<State>);

@@ -1,33 +1,28 @@
 //! Requests of an administrator. A running server answers them by a socket in its directory, which only its owner may
 //! open. Without a running server its state answers them. One line of JSON each way.
 
+pub mod keys;
+pub mod policy;
+
+use self::keys::{KeyAnswer, KeyRequest};
+use self::policy::{PolicyAnswer, PolicyRequest};
+use crate::administered::Administered;
 use crate::alerts::{Alert, Which, printable};
-use crate::anchor_store::AnchorStore;
 use crate::audit::{ChainEnd, ChainedEntry, Entry, Excerpt};
-use crate::authority::Authority;
 use crate::backup::{self, Made};
 use crate::check::{self, Found};
-use crate::config::Config;
-use crate::keys::Master;
-use crate::keys::admin::{KeyAnswer, KeyRequest};
-use crate::origin::{Office, Origin, Waits};
-use crate::policy::admin::{PolicyAnswer, PolicyRequest};
-use crate::policy::{self, Policies};
-use crate::service::seconds;
-use crate::state::{ALERTS_AT_ONCE, Pending, State, check_name};
-use crate::vaults::{self, Lost, Refused, Vaults};
-use crate::{Result, ServerError};
+use crate::refused::{Lost, Refused};
+use crate::state::{ALERTS_AT_ONCE, Pending, check_name};
+use crate::{Result, ServerError, dir};
 use data_encoding::HEXLOWER;
-use lamassu_anchor::AnchorError;
-use lamassu_anchor::table::Table;
+use lamassu_keys::unix_now;
 use lamassu_rpc::identity::HostKey;
 use lamassu_rpc::token::Token;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, BufWriter, Read, Write};
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// The socket's name in the server's directory.
@@ -210,82 +205,7 @@ pub struct ShownVault {
     pub waits_for: Option<BTreeSet<String>>,
 }
 
-/// A vault, and the table of its anchor.
-pub type VaultTable = ([u8; 16], std::result::Result<Arc<dyn Table>, AnchorError>);
-
-/// What answers requests.
-#[derive(Clone)]
-pub struct Administered {
-    /// the server's directory
-    pub dir: PathBuf,
-    /// the durable state
-    pub state: Arc<State>,
-    /// the anchors
-    pub anchors: Arc<dyn AnchorStore>,
-    /// the right to use both
-    pub office: Arc<Office>,
-    /// the authority that signs
-    pub authority: Arc<Authority>,
-    /// the configuration
-    pub config: Config,
-    /// the vaults, of a running server
-    pub vaults: Option<Arc<Vaults>>,
-    /// the policies in force, of a running server
-    pub policies: Option<Arc<Policies>>,
-    /// the master key, of a running server that keeps keys
-    pub master: Option<Arc<Master>>,
-}
-
 impl Administered {
-    /// For a server that is not running.
-    ///
-    /// # Errors
-    /// [`ServerError::Running`]; those of the state and the authority.
-    pub fn of(dir: &Path) -> Result<Administered> {
-        crate::run::check_dir(dir)?;
-        let (config, authority) = (Config::read(dir)?, Arc::new(Authority::read(dir)?));
-        let opened = Origin::open(dir, &config, &authority, &Waits::Not)?;
-        let Origin { state, anchors, office } = opened.ok_or(ServerError::NotRunning)?;
-        let (vaults, policies, master) = (None, None, None);
-        Ok(Administered { dir: dir.into(), state, anchors, office, authority, config, vaults, policies, master })
-    }
-
-    /// The tables of all anchors that are kept here, or the reason that one cannot be read.
-    ///
-    /// # Errors
-    /// [`ServerError::File`]; a [`ServerError::Database`] that ends a server.
-    pub fn tables(&self) -> Result<Vec<VaultTable>> {
-        self.anchors.all()?.into_iter().map(|id| Ok((id, self.table(&id)?))).collect()
-    }
-
-    /// The vaults whose anchors should be here and are missing.
-    ///
-    /// # Errors
-    /// Those of the state and of the store of anchors.
-    pub fn missing(&self) -> Result<Vec<[u8; 16]>> {
-        vaults::missing(&*self.anchors, &self.state)
-    }
-
-    /// The table of one vault, or the reason that it cannot be read.
-    ///
-    /// # Errors
-    /// As [`Administered::tables`].
-    pub fn table(&self, id: &[u8; 16]) -> Result<std::result::Result<Arc<dyn Table>, AnchorError>> {
-        let Some(vaults) = &self.vaults else {
-            return Ok(self.anchors.open(id));
-        };
-        let path = || self.anchors.name(id).into();
-        match vaults.vault(id) {
-            Ok(vault) => Ok(Ok(vault.table_to_look_at())),
-            Err(Refused::Lost(Lost(ServerError::Anchor(error))) | Refused::Failed(ServerError::Anchor(error))) => {
-                Ok(Err(error))
-            }
-            Err(Refused::Lost(Lost(error)) | Refused::Failed(error)) => Err(error),
-            Err(Refused::Unknown) => Ok(Err(AnchorError::Missing { path: path() })),
-            Err(_) => Ok(Err(AnchorError::Locked { path: path() })),
-        }
-    }
-
     /// Answers a request.
     ///
     /// # Errors
@@ -352,11 +272,11 @@ impl Administered {
                 if note.len() > NOTE_MAX {
                     return Err(ServerError::Garbled { detail: format!("a note has at most {NOTE_MAX} bytes") });
                 }
-                Ok(Answer::Changed { count: self.state.acknowledge(&chosen(alerts)?, &printable(&note), seconds())? })
+                Ok(Answer::Changed { count: self.state.acknowledge(&chosen(alerts)?, &printable(&note), unix_now())? })
             }
             Request::Close { alerts } => Ok(Answer::Changed { count: self.state.close(&chosen(alerts)?)? }),
-            Request::Keys { asked } => crate::keys::admin::answer(self, asked).map(|told| Answer::Keys { told }),
-            Request::Policy { asked } => policy::admin::answer(self, asked).map(|told| Answer::Policy { told }),
+            Request::Keys { asked } => keys::answer(self, asked).map(|told| Answer::Keys { told }),
+            Request::Policy { asked } => policy::answer(self, asked).map(|told| Answer::Policy { told }),
             Request::Check => check::check(self).map(|Found { good, bad }| Answer::Checked { good, bad }),
             // A backup is not one line: the caller that handles requests sends its stream.
             Request::Backup => Err(ServerError::NotRunning),
@@ -371,9 +291,9 @@ impl Administered {
         }
         let token =
             Token::new(&self.config.reached_at(), self.authority.digest()).map_err(|_| ServerError::NoRandom)?;
-        let until = seconds() + self.config.token_hours * 3600;
+        let until = unix_now() + self.config.token_hours * 3600;
         let key = HostKey::of(&token.key())?;
-        self.state.put_token(&key.public(), &Pending { host, until, vaults }, seconds())?;
+        self.state.put_token(&key.public(), &Pending { host, until, vaults }, unix_now())?;
         Ok(Answer::Token { line: token.line().to_string(), until })
     }
 }
@@ -422,7 +342,7 @@ enum Asked {
 
 impl Asked {
     fn of(dir: &Path) -> Result<Asked> {
-        crate::run::check_dir(dir)?;
+        dir::check_dir(dir)?;
         let until = Instant::now() + STARTING;
         loop {
             if let Ok(stream) = UnixStream::connect(dir.join(SOCKET)) {

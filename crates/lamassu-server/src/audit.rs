@@ -7,7 +7,7 @@
 //! was noted elsewhere shows the change (the system's log gets each head).
 
 use crate::ServerError;
-use crate::state::writing::{WriteTable, Writing};
+use crate::writing::{WriteTable, Writing};
 use data_encoding::HEXLOWER;
 use lamassu_crypto::wrap::sha256;
 use redb::{ReadableTable, TableDefinition};

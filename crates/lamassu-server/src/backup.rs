@@ -4,7 +4,7 @@
 //! frame is its length (u32, little-endian) and that many bytes. A frame of length 0 ends a part. One of length 2³² - 1
 //! ends a part whose content is to be discarded.
 
-use crate::admin::Administered;
+use crate::administered::Administered;
 use crate::alerts::Alert;
 use crate::anchor_store::{self, file_of};
 use crate::audit::{ChainEnd, Event, Excerpt};
@@ -12,7 +12,7 @@ use crate::authority;
 use crate::config;
 use crate::policy;
 use crate::state::{Copied, State};
-use crate::{Result, ServerError, run, webhook};
+use crate::{Result, ServerError, dir, webhook};
 use data_encoding::HEXLOWER;
 use lamassu_anchor::export;
 use lamassu_anchor::table::{self, DiskTable, Table};
@@ -187,7 +187,7 @@ fn garbled(what: &'static str) -> ServerError {
 /// [`ServerError`].
 pub fn receive(from: &mut dyn Read, dir: &Path) -> Result<Made> {
     // Locks the directory against another backup.
-    let made = run::make_dir(dir)?;
+    let made = dir::make_dir(dir)?;
     let received = Receiver { from, dir }.receive();
     received.inspect_err(|_| {
         // The directory was empty before, so everything in it is this backup's.
@@ -322,6 +322,7 @@ impl Receiver<'_> {
 mod tests {
     use super::*;
     use crate::admin::back_up;
+    use crate::run;
 
     #[test]
     fn a_stream_that_is_cut_or_changed_leaves_nothing_or_a_directory_that_opens() {
@@ -334,7 +335,7 @@ mod tests {
             let received = receive(&mut &stream[..], &to);
             assert_eq!(to.exists(), received.is_ok(), "{received:?}");
             if received.is_ok() {
-                run::check_dir(&to).expect("is a server's");
+                dir::check_dir(&to).expect("is a server's");
                 fs::remove_dir_all(&to).expect("removes");
             }
             received.is_ok()
@@ -351,6 +352,6 @@ mod tests {
         // One that is there is not touched.
         back_up(&server, &to).expect("makes");
         assert_eq!(receive(&mut &stream[..], &to).expect_err("is not empty").code(), 6);
-        run::check_dir(&to).expect("is a server's");
+        dir::check_dir(&to).expect("is a server's");
     }
 }

@@ -1,13 +1,15 @@
 //! Checks that a server's data is consistent: all rows of its state, the chain of its audit log, all anchors.
 
-use crate::Result;
-use crate::admin::Administered;
+use crate::administered::Administered;
 use crate::audit::ChainEnd;
-use crate::keys;
+use crate::keys::{Master, load, source_in};
 use crate::policy::Policy;
+use crate::{Result, ServerError};
 use data_encoding::HEXLOWER;
 use lamassu_anchor::export::{self, ExportError};
 use lamassu_anchor::table::Table;
+use lamassu_keys::Purpose;
+use lamassu_keys::receipt::served::digest;
 
 /// The result.
 #[derive(Clone, Debug, Default)]
@@ -37,7 +39,7 @@ pub fn check(of: &Administered) -> Result<Found> {
     found.takes("leases", leases(of));
     found.takes("policy", Policy::read(&of.dir).map(|(policy, _)| format!("{} rules", policy.len())));
     found.takes("alerts", alerts(of));
-    if let Some(checked) = keys::admin::check(of).transpose() {
+    if let Some(checked) = keys(of).transpose() {
         found.takes("keys", checked);
     }
     found.takes("audit log", audit(of));
@@ -64,6 +66,29 @@ fn leases(of: &Administered) -> Result<String> {
         sessions += of.state.leases(&id)?.1.len();
     }
     Ok(format!("{sessions} sessions, {vaults} vaults that are or were kept here"))
+}
+
+/// Checks that each key opens, and is the one that was made. `None`: none are kept.
+fn keys(of: &Administered) -> Result<Option<String>> {
+    let keys = of.state.keys()?;
+    let count = keys.values().filter(|key| key.kept().is_some()).count();
+    let Some(zone) = of.state.zone()? else {
+        return if keys.is_empty() { Ok(None) } else { Err(ServerError::NoKeys) };
+    };
+    let opened = match (&of.master, source_in(&of.config)?) {
+        (Some(_), _) => None,
+        (None, Some(source)) => Some(Master::open(&zone, &load(&source, Purpose::Unlock)?)?),
+        (None, None) if count == 0 => return Ok(Some("none that is not deleted".into())),
+        (None, None) => return Err(ServerError::NoMasterKey),
+    };
+    let master = of.master.as_deref().or(opened.as_ref());
+    for (name, kept) in keys.iter().filter_map(|(name, key)| Some((name, key.kept()?))) {
+        let key = master.and_then(|master| master.unwrap(name, kept.wrapped()));
+        if key.is_none_or(|key| digest(&key) != kept.digest) {
+            return Err(ServerError::KeyDamaged { name: name.clone() });
+        }
+    }
+    Ok(Some(format!("{count}, and each opens")))
 }
 
 fn alerts(of: &Administered) -> Result<String> {

@@ -2,7 +2,7 @@
 
 #[cfg(feature = "etcd")]
 use crate::etcd::config::EtcdConfig;
-use crate::{Result, ServerError, webhook};
+use crate::{Result, ServerError};
 use lamassu_keys::{KeySource, SourceError};
 use lamassu_lease::Terms;
 use serde::Deserialize;
@@ -171,7 +171,7 @@ impl Config {
         config.metrics.as_deref().map_or(Ok(()), |address| is_address("metrics", address, "127.0.0.1:9433"))?;
         if let Some(url) = &config.webhook {
             // The address itself is not shown: it may hold a secret.
-            webhook::check_url(url).map_err(|what| wrong(format!("webhook: {what}")))?;
+            check_url(url).map_err(|what| wrong(format!("webhook: {what}")))?;
         }
         #[cfg(feature = "etcd")]
         if let Some(etcd) = &config.etcd {
@@ -235,6 +235,31 @@ fn is_host_and_port(address: &str) -> bool {
         None => !host.is_empty() && host.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '.' | '-')),
     };
     is_host && port.parse::<u16>().is_ok_and(|port| port > 0)
+}
+
+/// Checks the URL of a webhook: https, or this machine. The error says what is wrong.
+fn check_url(url: &str) -> std::result::Result<(), &'static str> {
+    let uri: http::Uri = url.parse().map_err(|_| "it is not a URL")?;
+    let authority = uri.authority().ok_or("it names no host")?;
+    if authority.as_str().contains('@') {
+        return Err("a user's name or password in it is not sent: the messages are signed");
+    }
+    let host = authority.host();
+    // Nothing may stand between host and port, or after the port.
+    let is_whole = match authority.as_str().strip_prefix(host) {
+        Some("") => true,
+        Some(port) => port.strip_prefix(':').is_some_and(|port| port.parse::<u16>().is_ok_and(|port| port > 0)),
+        None => false,
+    };
+    if host.is_empty() || !is_whole {
+        return Err("its host or port is invalid");
+    }
+    let is_here = matches!(host, "127.0.0.1" | "[::1]" | "localhost");
+    match uri.scheme_str() {
+        Some("https") => Ok(()),
+        Some("http") if is_here => Ok(()),
+        _ => Err("it must be https, or http on this machine"),
+    }
 }
 
 #[cfg(test)]
@@ -314,6 +339,31 @@ mod tests {
         assert!(error.to_string().contains("all defaults") && error.code() == 13, "{error}");
         for good in ["keeper:7433", "10.0.0.1:1", "[2001:db8::1]:7433"] {
             assert!(is_host_and_port(good), "{good}");
+        }
+    }
+
+    #[test]
+    fn alerts_are_posted_by_https_or_on_this_machine() {
+        for good in
+            ["https://alerts.example.org/x?y=1", "http://127.0.0.1:8080/", "http://[::1]:1/a", "http://localhost"]
+        {
+            assert_eq!(check_url(good), Ok(()), "{good}");
+        }
+        for bad in [
+            "http://alerts.example.org/",
+            "ftp://x/",
+            "x",
+            "",
+            "https://me:pw@x/",
+            "http://127.0.0.1.evil.org/",
+            "http://127.0.0.1:99999/",
+            "http://localhost:0/",
+            "http://127.0.0.1:8080evil/",
+            "https://x:-1/",
+            "https://:443/",
+            "http://[::1].evil/",
+        ] {
+            assert!(check_url(bad).is_err(), "{bad}");
         }
     }
 }

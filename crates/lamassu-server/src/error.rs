@@ -282,7 +282,7 @@ pub enum ServerError {
     Anchor(#[from] AnchorError),
     /// A certificate or TLS.
     #[error(transparent)]
-    Tls(#[from] lamassu_rpc::tls::TlsError),
+    Tls(#[from] lamassu_rpc::TlsError),
     /// A certificate.
     #[error("a certificate: {0}")]
     Certificate(#[from] rcgen::Error),

@@ -1,7 +1,7 @@
 //! The gate before the services: a call is not read before its caller is allowed to make it, and no caller takes more
 //! than its share.
 
-use crate::accept::Peer;
+use crate::caller::{Caller, Peer};
 use crate::counts::{Counted, Counts};
 use crate::metrics::Metrics;
 use crate::state::{State, Who};
@@ -24,15 +24,6 @@ const PUT: &str = "/lamassu.v1.Anchors/Put";
 const CALLS_MAX: usize = 8;
 /// How long a call may take to be read and answered.
 const CALL_TIMEOUT: Duration = Duration::from_secs(30);
-
-/// The calling host. The guard adds it to each request that reaches the services.
-#[derive(Clone, Debug)]
-pub struct Caller {
-    /// its name
-    pub name: String,
-    /// its public key
-    pub key: Arc<[u8]>,
-}
 
 /// One of the calls that a caller has under way.
 type Place = Counted<Arc<[u8]>>;

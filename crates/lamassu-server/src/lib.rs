@@ -3,30 +3,36 @@
 //!
 //! | module | what it does |
 //! |---|---|
-//! | `config` | the configuration file |
 //! | `error` | the errors, and the exit code of each |
-//! | `audit` | the audit log, a chain of digests |
+//! | `dir` | the directory of a server |
+//! | `alerts` | alerts from hosts |
+//! | `writing`, `audit` | a transaction that records its changes; the audit log, a chain of digests |
 //! | `state/` | what outlives the process: hosts, tokens, leases, alerts, keys, the audit log; one redb file, or etcd |
 //! | `authority` | certificates: the authority that hosts trust, and the server's own |
 //! | `anchor_store` | the tables of anchors in files |
-//! | `origin` | opens state and anchors, in files or in etcd |
 //! | `etcd/` | state and anchors in etcd; which replica leads (feature `etcd`) |
-//! | `vaults` | all vaults: opening, putting, putting away |
-//! | `vault` | one vault: its anchor's table, its leases, its sessions |
+//! | `config` | the configuration file |
+//! | `origin/` | opens state and anchors, in files or in etcd |
+//! | `caller` | the other end of a connection, and the host that calls |
+//! | `refused` | why a request of a host is refused |
+//! | `metrics` | the server's counters |
+//! | `keys/` | the master key, under which keys for hosts are wrapped; limits of evaluations |
+//! | `policy/` | which protections and algorithms hosts may use in which vaults |
 //! | `recent` | the changes of a vault's newest commits |
+//! | `vault` | one vault: its anchor's table, its leases, its sessions |
+//! | `vaults` | all vaults: opening, putting, putting away |
+//! | `counts` | counts what is in use at once |
 //! | `accept` | TLS, connections, their limits |
 //! | `guard` | checks the caller before a call is read; limits calls under way |
-//! | `sessions` | the calls of hosts that hold leases |
-//! | `service` | the other calls of hosts |
-//! | `counts` | counts what is in use at once |
-//! | `alerts`, `webhook` | alerts from hosts; posting them to a URL |
-//! | `keys/` | keys that are kept for hosts, wrapped under a master key |
-//! | `policy/` | which protections and algorithms hosts may use in which vaults |
-//! | `metrics` | what monitoring reads |
-//! | `backup` | makes a new server directory from one whose server may be running |
-//! | `check` | checks that the data is consistent |
-//! | `admin` | requests of an administrator, with or without a running server |
+//! | `service/`, `sessions` | the calls of hosts; those of hosts that hold leases |
+//! | `webhook` | posts alerts to a URL |
+//! | `monitoring` | what monitoring reads |
+//! | `administered` | what an administrator's requests are answered from, with or without a running server |
+//! | `backup`, `check` | makes a new server directory from another one; checks that the data is consistent |
+//! | `admin/` | requests of an administrator |
 //! | `run` | makes a directory, and serves it until a signal comes |
+//!
+//! A module names only modules above it.
 //!
 //! The caller is known from the handshake ([`accept`]), and looked up again for each call: a host that is revoked is
 //! refused from that moment on. Calls that wait for a disk run on threads of their own.
@@ -43,23 +49,28 @@
 
 pub mod accept;
 pub mod admin;
+pub mod administered;
 pub mod alerts;
 pub mod anchor_store;
 pub mod audit;
 pub mod authority;
 pub mod backup;
+pub mod caller;
 pub mod check;
 pub mod config;
 pub mod counts;
+pub mod dir;
 pub mod error;
 #[cfg(feature = "etcd")]
 pub mod etcd;
 pub mod guard;
 pub mod keys;
 pub mod metrics;
+pub mod monitoring;
 pub mod origin;
 pub mod policy;
 pub mod recent;
+pub mod refused;
 pub mod run;
 pub mod service;
 pub mod sessions;
@@ -67,5 +78,6 @@ pub mod state;
 pub mod vault;
 pub mod vaults;
 pub mod webhook;
+pub mod writing;
 
 pub use error::{Result, ServerError};

@@ -282,7 +282,7 @@ fn carry_out(command: Command) -> Result<()> {
         }
         #[cfg(feature = "etcd")]
         Command::ToEtcd { dir } => {
-            let moved = lamassu_server::etcd::origin::to_etcd(&dir)?;
+            let moved = lamassu_server::origin::etcd::to_etcd(&dir)?;
             println!("moved, with {} anchors: lamassu-server run {}", moved.anchors, dir.display());
             Ok(())
         }

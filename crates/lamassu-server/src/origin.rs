@@ -1,5 +1,8 @@
 //! Opens a server's state and anchors, in files of its directory or in etcd, and acquires the right to serve them.
 
+#[cfg(feature = "etcd")]
+pub mod etcd;
+
 use crate::Result;
 use crate::anchor_store::{AnchorStore, Files};
 use crate::authority::Authority;
@@ -85,12 +88,7 @@ impl Origin {
     pub fn open(dir: &Path, config: &Config, authority: &Authority, waits: &Waits<'_>) -> Result<Option<Origin>> {
         #[cfg(feature = "etcd")]
         if let Some(etcd) = &config.etcd {
-            return crate::etcd::origin::open(
-                dir,
-                (config, etcd),
-                &data_encoding::HEXLOWER.encode(&authority.digest()),
-                waits,
-            );
+            return etcd::open(dir, (config, etcd), &data_encoding::HEXLOWER.encode(&authority.digest()), waits);
         }
         let _ = authority;
         let (state, anchors) = match waits {

@@ -2,8 +2,9 @@
 
 use crate::print_json;
 use clap::Subcommand;
+use lamassu_server::admin::policy::{Decided, PolicyAnswer, PolicyRequest, Violation};
 use lamassu_server::admin::{Answer, Request, ask};
-use lamassu_server::policy::admin::{Decided, PolicyAnswer, PolicyRequest, ShownRule, Violation};
+use lamassu_server::policy::ShownRule;
 use lamassu_server::{Result, ServerError};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -1,30 +1,33 @@
 //! Makes a server's directory, and serves it until a signal comes.
 
 use crate::accept::{Door, KnownKeys, Limits};
-use crate::admin::{Administered, Answer, LINE_MAX, Request, SOCKET};
+use crate::admin::{Answer, LINE_MAX, Request, SOCKET};
+use crate::administered::Administered;
 use crate::audit::Event;
 use crate::authority::{Authority, SERVER_DAYS};
 use crate::backup;
 use crate::config::{self, Config};
 use crate::counts::Counts;
+use crate::dir::{check_dir, make_dir};
 use crate::guard::Guard;
 use crate::keys::Master;
 use crate::keys::evaluate::{self, Evaluations};
-use crate::metrics::{self, Metrics, Observed};
+use crate::metrics::Metrics;
+use crate::monitoring::{self, Observed};
 use crate::origin::{Origin, Waits};
 use crate::policy::{self, Policies, Policy};
+use crate::refused::Lost;
 use crate::service::Service;
 use crate::state::State;
-use crate::vault::Common;
-use crate::vaults::{Lost, Vaults};
+use crate::vault::{Common, TICK};
+use crate::vaults::Vaults;
 use crate::webhook::{self, Webhook};
 use crate::{Result, ServerError};
 use lamassu_lease::{Terms, TermsError};
 use lamassu_rpc::tls::{self, Keys};
 use rustls::ServerConfig;
-use std::fs::{self, DirBuilder, Permissions};
+use std::fs;
 use std::io::{BufRead, BufReader, BufWriter, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::Arc;
@@ -36,8 +39,6 @@ use tokio::sync::{Semaphore, mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Server;
 
-/// How often silent sessions are looked for.
-pub const TICK: Duration = Duration::from_millis(200);
 /// How long calls may go on after a signal.
 const GRACE: Duration = Duration::from_secs(5);
 /// Time for reading an administrator's request, and for sending its answer.
@@ -59,48 +60,6 @@ pub fn init(dir: &Path) -> Result<()> {
     webhook::make_secret(dir)?;
     // Last: a directory without it is not a server's.
     Authority::make(dir)
-}
-
-/// A directory for a new server, locked against other commands while this lives.
-pub(crate) struct Made {
-    /// whether it was made
-    pub is_new: bool,
-    _lock: fs::File,
-}
-
-/// Makes a directory that only its owner may read, or takes an empty one of the same owner.
-///
-/// # Errors
-/// [`ServerError::NotEmpty`], [`ServerError::NotPrivate`], [`ServerError::File`].
-pub(crate) fn make_dir(dir: &Path) -> Result<Made> {
-    let is_new = dir.symlink_metadata().is_err();
-    let made = DirBuilder::new().recursive(true).mode(0o700).create(dir);
-    made.map_err(ServerError::file("make", dir))?;
-    let lock = fs::File::open(dir).map_err(ServerError::file("open", dir))?;
-    if lock.metadata().map_err(ServerError::file("look at", dir))?.uid() != rustix::process::geteuid().as_raw() {
-        return Err(ServerError::NotPrivate { dir: dir.into() });
-    }
-    let not_empty = || ServerError::NotEmpty { dir: dir.into() };
-    rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive).map_err(|_| not_empty())?;
-    if fs::read_dir(dir).map_err(ServerError::file("list", dir))?.next().is_some() {
-        return Err(not_empty());
-    }
-    lock.set_permissions(Permissions::from_mode(0o700)).map_err(ServerError::file("chmod", dir))?;
-    Ok(Made { is_new, _lock: lock })
-}
-
-/// Checks that a directory is a server's, and that only its owner may read it.
-///
-/// # Errors
-/// [`ServerError::NoServer`], [`ServerError::NotPrivate`].
-pub fn check_dir(dir: &Path) -> Result<()> {
-    let no_server = || ServerError::NoServer { dir: dir.into() };
-    let st = dir.metadata().map_err(|_| no_server())?;
-    if !dir.join("authority.key").is_file() {
-        return Err(no_server());
-    }
-    let is_private = st.mode() & 0o077 == 0 && st.uid() == rustix::process::geteuid().as_raw();
-    if is_private { Ok(()) } else { Err(ServerError::NotPrivate { dir: dir.into() }) }
 }
 
 /// Checks the configuration of a directory: whether a server could run on it.
@@ -192,7 +151,7 @@ async fn serve(dir: &Path, config: Config) -> Result<()> {
         let connections = (config.connections_max, free.clone());
         let (metrics, state, vaults, policies) = (metrics.clone(), state.clone(), vaults.clone(), policies.clone());
         let observed = Observed { metrics, state, vaults, policies, connections };
-        tokio::spawn(metrics::serve(listener, Arc::new(observed)));
+        tokio::spawn(monitoring::serve(listener, Arc::new(observed)));
     }
     let (stop_all, stopping) = watch::channel(false);
     let evaluations = Arc::new(Evaluations::new(&config));

@@ -1,20 +1,23 @@
 //! The calls of hosts, except for sessions. The guard has checked their callers. Work that waits for the disk runs on
 //! threads of its own, and never waits for a client.
 
-use crate::accept::Peer;
+mod keys;
+
 use crate::alerts::Finding;
 use crate::authority;
+use crate::caller::{Caller, Peer};
 use crate::counts::Counts;
-use crate::guard::Caller;
 use crate::keys::Master;
 use crate::keys::evaluate::Evaluations;
 use crate::metrics::Metrics;
 use crate::origin::Office;
+use crate::refused::{Lost, Refused};
 use crate::state::State;
 use crate::vault::Rows;
-use crate::vaults::{Lost, Refused, Vaults};
+use crate::vaults::Vaults;
 use lamassu_anchor::Revision;
 use lamassu_anchor::head::Head;
+use lamassu_keys::unix_now;
 use lamassu_lease::SessionId;
 use lamassu_rpc::convert::{self, Batch, Garbled};
 use lamassu_rpc::limits::RULE_KEY;
@@ -22,7 +25,7 @@ use lamassu_rpc::proto::{self, alerts_server::Alerts, anchors_server::Anchors, h
 use lamassu_rpc::{CHANGES_MAX, FINDINGS_MAX, MESSAGE_MAX, REPORT_MAX};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, watch};
 use tokio_stream::Stream;
 use tokio_stream::wrappers::ReceiverStream;
@@ -63,11 +66,6 @@ pub struct Service {
     pub evaluations: Arc<Evaluations>,
     /// the server's counters
     pub metrics: Metrics,
-}
-
-/// Now, in s since 1970.
-pub fn seconds() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
 }
 
 impl Service {
@@ -158,7 +156,7 @@ impl Hosts for Service {
         }
         let service = self.clone();
         Service::blocking(move || {
-            let used = service.state.use_token(&token, seconds(), &spki).map_err(|error| service.internal(&error))?;
+            let used = service.state.use_token(&token, unix_now(), &spki).map_err(|error| service.internal(&error))?;
             let host = used.ok_or_else(|| Status::permission_denied("the token was used, or has expired"))?;
             Ok(Response::new(proto::Joined { host }))
         })
@@ -302,7 +300,7 @@ impl Alerts for Service {
             }
             service.vaults.check_room().map_err(|refused| service.refused(refused))?;
             service.metrics.found(findings.len() as u64 + lost);
-            let taken = service.state.take_findings((&id, &caller.name), &findings, lost, seconds());
+            let taken = service.state.take_findings((&id, &caller.name), &findings, lost, unix_now());
             taken.map_err(|error| service.internal(&error))
         });
         taken.await??;

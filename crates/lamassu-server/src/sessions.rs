@@ -2,10 +2,10 @@
 //! the replies.
 
 use crate::policy::current::PolicyNo;
+use crate::refused::Refused;
 use crate::service::{Done, IDLE_MAX, Outgoing, Service, caller, garbled};
 use crate::state::leases::Use;
 use crate::vault::{self, Begun, Line, REPLIES_MAX, Vault};
-use crate::vaults::Refused;
 use lamassu_lease::{Call, Mode, Reply, SessionId};
 use lamassu_rpc::convert::{self, Garbled};
 use lamassu_rpc::proto::{self, sessions_server::Sessions};

@@ -3,21 +3,21 @@
 //! ([`Upstream`]) of which this process has a copy in memory.
 
 mod alerts;
+pub mod bell;
 mod keys;
 pub mod leases;
 mod restored;
-pub mod writing;
 
 pub use self::alerts::{ALERTS_AT_ONCE, AlertCounts};
 pub use self::keys::{KeptKey, Key, KeyRefusal, Use};
 pub use self::restored::Copied;
 use self::restored::Restored;
-use self::writing::{AnyTable, RowChange, Writing};
 use crate::audit::{self, ChainEnd, Event};
-use crate::service::seconds;
-use crate::webhook::Bell;
+use crate::writing::{AnyTable, RowChange, Writing};
 use crate::{Result, ServerError};
+use bell::Bell;
 use data_encoding::HEXLOWER;
+use lamassu_keys::unix_now;
 use parking_lot::{Mutex, RwLock};
 use redb::backends::InMemoryBackend;
 use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition};
@@ -282,7 +282,7 @@ impl State {
         let (mut events, writing) = (Vec::new(), Writing::of(&write));
         let done = work(&writing, &mut events).map_err(|e| self.failed(e))?;
         let most = self.audit_entries.load(Ordering::Relaxed);
-        let noted = audit::append(&writing, seconds(), events, most).map_err(|e| self.failed(e))?;
+        let noted = audit::append(&writing, unix_now(), events, most).map_err(|e| self.failed(e))?;
         let changes = writing.into_changes();
         if let Some(upstream) = &self.upstream {
             upstream.commit(&changes)?;
@@ -378,7 +378,7 @@ impl State {
         if let Some((name, host)) = self.hosts().iter().find(|(_, host)| host.key == hex) {
             return Some(Who::Host { name: name.clone(), is_revoked: host.is_revoked });
         }
-        let token = self.token(key, seconds());
+        let token = self.token(key, unix_now());
         token.is_ok_and(|pending| pending.is_some()).then_some(Who::Token)
     }
 

@@ -7,15 +7,14 @@
 
 use crate::ServerError;
 use crate::audit::Why;
-use crate::guard::Caller;
+use crate::caller::Caller;
 use crate::metrics::Metrics;
 use crate::policy::current::{LimitsCache, PolicyNo};
-use crate::policy::{self, At, Judged, Policies, Subject};
+use crate::policy::{self, Judged, Policies, Subject};
 use crate::recent::Recent;
-use crate::run::TICK;
+use crate::refused::{Answer, At, Lost, Refused};
 use crate::state::State;
 use crate::state::leases::{Lasting, Use};
-use crate::vaults::{Answer, Lost, Refused};
 use lamassu_anchor::head::Head;
 use lamassu_anchor::table::{Change, Table};
 use lamassu_anchor::{Anchor, AnchorError, VaultRow};
@@ -26,8 +25,11 @@ use lamassu_rpc::proto;
 use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::sync::mpsc::{Sender, error::TrySendError};
 
+/// How often silent sessions are looked for.
+pub const TICK: Duration = Duration::from_millis(200);
 /// The vault as a whole.
 pub const VAULT: Object = Object(0);
 /// Sessions of one host in one vault.

@@ -2,13 +2,14 @@
 //!
 //! Locks: a slot of [`Vaults`], then the inside of its vault, then those of the state.
 
+use crate::Result;
 use crate::anchor_store::{AnchorStore, NewAnchor};
 use crate::audit::Event;
-use crate::guard::Caller;
-use crate::policy::{self, At, Subject};
+use crate::caller::Caller;
+use crate::policy::{self, Subject};
+use crate::refused::{Answer, At, Lost, Refused};
 use crate::state::State;
 use crate::vault::{Common, Inner, Vault};
-use crate::{Result, ServerError};
 use data_encoding::HEXLOWER;
 use lamassu_anchor::head::Head;
 use lamassu_anchor::table::{Change, Table};
@@ -24,77 +25,6 @@ use std::time::{Duration, Instant};
 const RESERVE: u64 = 64 << 20;
 /// Minimum time between two log lines about this.
 const SAID_EVERY: Duration = Duration::from_secs(60);
-
-/// Why a host's request is refused.
-#[derive(Debug)]
-pub enum Refused {
-    /// The vault is not known here.
-    Unknown,
-    /// A session of another host is in the way.
-    InUse {
-        /// the host
-        by: String,
-    },
-    /// The vault was restored from a backup, and some hosts may have newer rows.
-    Restored {
-        /// those hosts
-        waits_for: Vec<String>,
-    },
-    /// The session has ended, or has no lease for this.
-    Ended,
-    /// The changes are based on another head.
-    OtherHead,
-    /// The vault has another anchor here already.
-    Known,
-    /// The rows are not an anchor of this vault.
-    NoAnchor,
-    /// The call is invalid.
-    Nonsense,
-    /// A rule of the policy forbids it.
-    Policy {
-        /// its name
-        rule: String,
-        /// what it forbids
-        what: String,
-    },
-    /// This host may not use the vault.
-    NotGranted,
-    /// Too much at once.
-    TooMuch(&'static str),
-    /// The vault is being reopened, or its anchor is being put.
-    NotNow,
-    /// The server's disk failed.
-    Failed(ServerError),
-    /// The same, and the change may have been made nevertheless.
-    InDoubt(ServerError),
-    /// See [`Lost`].
-    Lost(Lost),
-}
-
-/// A change in memory may not be durable, so the server must end.
-#[derive(Debug)]
-pub struct Lost(pub ServerError);
-
-impl From<Lost> for Refused {
-    fn from(lost: Lost) -> Refused {
-        Refused::Lost(lost)
-    }
-}
-
-impl From<ServerError> for Refused {
-    fn from(error: ServerError) -> Refused {
-        Refused::Failed(error)
-    }
-}
-
-impl From<AnchorError> for Refused {
-    fn from(error: AnchorError) -> Refused {
-        Refused::Failed(error.into())
-    }
-}
-
-/// A result whose error is a [`Refused`].
-pub type Answer<T> = std::result::Result<T, Refused>;
 
 /// All of them.
 pub struct Vaults {

@@ -6,11 +6,11 @@
 //! chmod is one change, and no crash leaves list and mode inconsistent: a read replaces these three entries of the
 //! stored list by the mode.
 
+use crate::attr_value::Holder;
 use crate::dirs::Dir;
 use crate::error::{errno, io};
 use crate::event::IntegrityKind;
 use crate::target::Target;
-use crate::xattr::Holder;
 use crate::{Ino, Kind, Result, SetXattr, Vault, VaultError};
 use std::ffi::OsStr;
 use std::io as stdio;

@@ -1,14 +1,15 @@
 //! stat, and changes of what it shows. Everything is the backing entry's, except the size, which is the plain size. In
 //! an anchored vault kind, mode, owner, links and device are the row's.
 
-use crate::acl::Inherited;
-use crate::anchored::{Fresh, StoredAttrs, digest_of_attributes, over_row};
+use crate::anchored::{Fresh, over_row};
+use crate::attr_value::Holder;
+use crate::digests::{StoredAttrs, digest_of_attributes};
 use crate::dirs::Dir;
 use crate::error::io;
 use crate::event::IntegrityEvent;
 use crate::inode::CachedSize;
 use crate::target::Target;
-use crate::xattr::Holder;
+use crate::wanted::Wanted;
 use crate::{Attr, HandleId, Ino, Kind, Result, SetAttr, SetTime, StatFs, Vault, VaultError};
 use lamassu_anchor::Row;
 use lamassu_anchor::row::Sealed;
@@ -372,23 +373,5 @@ impl New<'_> {
             New::File(file) => file.set_mode(mode),
             New::Entry(entry) => entry.set_mode(mode),
         }
-    }
-}
-
-/// Owner, mode and access control lists of a new entry.
-#[derive(Clone, Debug)]
-pub(crate) struct Wanted {
-    pub uid: u32,
-    pub gid: u32,
-    pub mode: Option<u32>,
-    pub inherited: Option<Inherited>,
-}
-
-impl Wanted {
-    /// What has to be changed of an entry with stat `st`.
-    pub fn owner_change(&self, st: &Stat) -> Option<(Option<u32>, Option<u32>)> {
-        let uid = (st.uid != self.uid).then_some(self.uid);
-        let gid = (st.gid != self.gid).then_some(self.gid);
-        (uid.is_some() || gid.is_some()).then_some((uid, gid))
     }
 }

@@ -1,15 +1,17 @@
 //! Directories of a tree that are vaults of their own: recognised, made whole and removed whole. Their content belongs
 //! to their own vault (`forest`).
 
-use crate::anchored::{Departing, Fresh, digest_of_dataset};
-use crate::attr::Wanted;
+use crate::anchored::{Departing, Fresh};
+use crate::digests::digest_of_dataset;
 use crate::error::{errno, io, is_not_found};
 use crate::event::IntegrityKind;
 use crate::inode::StoreId;
 use crate::names::Names;
 use crate::record::{RecordFault, remove_companion};
-use crate::staging::{PRIVATE, dataset_name, delete_tree, lending, rename_no_replace};
+use crate::staging::{dataset_name, delete_tree};
+use crate::stored::{PRIVATE, lending, rename_no_replace};
 use crate::walk::{Failed, Met, Visit, has_header, header_id, walk};
+use crate::wanted::Wanted;
 use crate::{Entry, Ino, Kind, Owner, ROOT, Result, Vault, VaultError};
 use lamassu_anchor::Digest;
 use lamassu_format::name::{DIR_RECORD, STAGING};

@@ -7,100 +7,17 @@
 use crate::dirs::Dir;
 use crate::error::{io, is_not_found};
 use crate::event::IntegrityKind;
+use crate::listing::{Listed, OpenDir, Snapshot};
 use crate::open::Handle;
 use crate::{DirEntry, Entry, HandleId, Ino, Kind, ROOT, Result, Vault, VaultError};
-use crate::{anchored, walk};
+use crate::{digests, walk};
 use lamassu_store::backend;
-use parking_lot::Mutex;
 use std::ffi::{OsStr, OsString};
 use std::io as stdio;
-use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Cookies of the entries begin here; 1 and 2 come after `.` and `..`.
 const FIRST: u64 = 2;
-
-/// An open directory.
-pub(crate) struct OpenDir {
-    pub ino: Ino,
-    /// `None`: the directory was removed before it was opened, and lists nothing.
-    pub dir: Option<Arc<Dir>>,
-    pub parent: Ino,
-    /// The snapshot of the current listing. `None` before the first: entries made between opendir(3) and rewinddir(3)
-    /// belong to it.
-    entries: Mutex<Option<Arc<Snapshot>>>,
-}
-
-/// The entries of a directory at one time; all names in one piece of memory.
-pub(crate) struct Snapshot {
-    names: Box<[u8]>,
-    rows: Box<[Row]>,
-    /// The anchor has entries that the store did not show, or whose names it did not show.
-    is_incomplete: AtomicBool,
-}
-
-/// An entry without its name. The name ends at `end`, and begins where the name before ends.
-struct Row {
-    end: usize,
-    ino: u64,
-    kind: Option<Kind>,
-}
-
-/// An entry of the store.
-struct Listed<'a> {
-    name: &'a OsStr,
-    ino: u64,
-    kind: Option<Kind>,
-}
-
-impl Snapshot {
-    fn of(entries: Vec<backend::Listed>) -> Self {
-        let mut names = Vec::with_capacity(entries.iter().map(|entry| entry.name.len()).sum());
-        let mut row = |entry: backend::Listed| {
-            names.extend_from_slice(entry.name.as_bytes());
-            Row { end: names.len(), ino: entry.ino, kind: entry.kind }
-        };
-        let rows: Vec<_> = entries.into_iter().map(&mut row).collect();
-        Snapshot { names: names.into(), rows: rows.into(), is_incomplete: AtomicBool::new(false) }
-    }
-
-    fn bytes(&self) -> usize {
-        self.names.len() + size_of_val(&*self.rows)
-    }
-
-    /// The entries from `first` on, with their indices.
-    fn from(&self, first: usize) -> impl Iterator<Item = (usize, Listed<'_>)> {
-        let begin = |index: usize| index.checked_sub(1).map_or(0, |before| self.rows[before].end);
-        self.rows.iter().enumerate().skip(first).map(move |(index, row)| {
-            let name = OsStr::from_bytes(&self.names[begin(index)..row.end]);
-            (index, Listed { name, ino: row.ino, kind: row.kind })
-        })
-    }
-}
-
-impl OpenDir {
-    pub fn new(ino: Ino, dir: Option<Arc<Dir>>, parent: Ino, entries: Option<Arc<Snapshot>>) -> OpenDir {
-        OpenDir { ino, dir, parent, entries: Mutex::new(entries) }
-    }
-
-    /// The snapshot of the current listing.
-    pub fn listing(&self) -> Option<Arc<Snapshot>> {
-        self.entries.lock().clone()
-    }
-
-    /// The snapshot, taken anew by `take` at the start and at a rewind.
-    fn entries(&self, cookie: u64, take: impl FnOnce() -> Result<Snapshot>) -> Result<Arc<Snapshot>> {
-        if cookie > 0
-            && let Some(entries) = &*self.entries.lock()
-        {
-            return Ok(entries.clone());
-        }
-        let entries = Arc::new(take()?);
-        *self.entries.lock() = Some(entries.clone());
-        Ok(entries)
-    }
-}
 
 /// An element of a listing.
 enum Item<'a> {
@@ -214,12 +131,12 @@ impl Vault {
                     let text = format!("left out of a listing, its name does not open: {fault}");
                     self.tell(IntegrityKind::from(&fault).at(path, text).of_inode(listed.ino));
                     if self.is_recorded(dir, listed.name)? {
-                        entries.is_incomplete.store(true, Ordering::Relaxed);
+                        entries.lacks_one();
                     }
                 }
             }
         }
-        match entries.is_incomplete.load(Ordering::Relaxed) {
+        match entries.is_incomplete() {
             true => Err(self.outdated("listing", open.ino, OsStr::new(""))),
             false => Ok(()),
         }
@@ -234,7 +151,7 @@ impl Vault {
     /// The entries that users see in a directory: in an anchored vault those that the anchor has and the store shows.
     fn snapshot(&self, dir: &Dir) -> Result<Snapshot> {
         let Some(anchored) = &self.anchored else {
-            return Ok(Snapshot::of(dir.handle.read_dir().map_err(|e| self.not_listed(dir, e))?));
+            return Ok(Snapshot::of(dir.handle.read_dir().map_err(|e| self.not_listed(dir, e))?, false));
         };
         let (entries, mut recorded) = {
             let _tree = self.tree.read();
@@ -245,13 +162,13 @@ impl Vault {
         let (mut shown, mut unrecorded) = (Vec::with_capacity(recorded.len()), Vec::new());
         for entry in entries {
             match recorded.remove(&anchored.place(dir.object, &entry.name).name) {
-                Some(of) => shown.push(backend::Listed { kind: Some(anchored::kind(of.kind)), ..entry }),
+                Some(of) => shown.push(backend::Listed { kind: Some(digests::kind(of.kind)), ..entry }),
                 None if walk::is_entry(self.name_mode, &entry.name) => unrecorded.push(entry.name),
                 None => {}
             }
         }
         self.meet_unrecorded(dir, &unrecorded);
-        Ok(Snapshot { is_incomplete: AtomicBool::new(!recorded.is_empty()), ..Snapshot::of(shown) })
+        Ok(Snapshot::of(shown, !recorded.is_empty()))
     }
 
     /// The error of a directory that cannot be listed. The store answers `ENOENT` for a directory that it removed,
@@ -270,7 +187,7 @@ impl Vault {
     /// The memory that the listing of an open directory takes until it is closed, bytes.
     pub fn listing_bytes(&self, handle: HandleId) -> usize {
         let open = self.dir_of(handle).ok();
-        open.and_then(|open| open.entries.lock().as_ref().map(|entries| entries.bytes())).unwrap_or_default()
+        open.and_then(|open| open.listing()).map_or(0, |entries| entries.bytes())
     }
 
     /// Closes a directory.
@@ -286,24 +203,5 @@ impl Vault {
             self.nodes.lock().unpin(open.ino);
         }
         Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_snapshot_gives_its_entries_from_any_place_and_takes_little_more_than_their_names() {
-        let entry = |(name, ino): (&str, u64)| backend::Listed { name: name.into(), ino, kind: Some(Kind::File) };
-        let names = [("a", 1), ("", 2), ("long", 3)];
-        let snapshot = Snapshot::of(names.into_iter().map(entry).collect());
-        let from =
-            |first| snapshot.from(first).map(|(at, e)| (at, e.name.to_str().unwrap(), e.ino)).collect::<Vec<_>>();
-        assert_eq!(from(0), [(0, "a", 1), (1, "", 2), (2, "long", 3)]);
-        assert_eq!((from(2), from(3), from(usize::MAX)), (vec![(2, "long", 3)], vec![], vec![]));
-        assert_eq!(snapshot.bytes(), "along".len() + 3 * size_of::<Row>());
-        assert!(size_of::<Row>() <= 24);
-        assert_eq!(Snapshot::of(Vec::new()).from(0).count(), 0);
     }
 }

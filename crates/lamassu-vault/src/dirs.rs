@@ -6,7 +6,7 @@ use crate::event::IntegrityKind;
 use crate::inode::{DEPTH_MAX, Link, NodeTable, StoreId};
 use crate::names::{self, DirFault, Names, StoredName};
 use crate::record;
-use crate::staging::lending;
+use crate::stored::lending;
 use crate::{Ino, Kind, ROOT, Result, Vault, VaultError};
 use lamassu_anchor::ObjectId;
 use lamassu_format::Profile;

@@ -6,9 +6,9 @@
 //! was given meanwhile. A handle is opened again when it is used. A node without any name is gone with the turn in
 //! which it lost the last one.
 
-use crate::dir::{OpenDir, Snapshot};
 use crate::error::errno;
 use crate::inode::NodeTable;
+use crate::listing::{OpenDir, Snapshot};
 use crate::open::{Handle, OpenFile};
 use crate::{Access, HandleId, Ino, Result, Vault, VaultError};
 use lamassu_anchor::row::Content;

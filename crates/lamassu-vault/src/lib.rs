@@ -9,12 +9,16 @@
 //! | module | what it does |
 //! |---|---|
 //! | `types`, `error`, `errno`, `file_system` | types and errors of the API; the trait that front-ends call |
-//! | `tree`, `rename`, `symlink`, `dir`, `path` | make, find, rename, remove entries; links; listings; paths |
-//! | `inode`, `target`, `attr`, `xattr`, `acl` | the table of inodes; what an operation acts on; stat and attributes |
+//! | `tree`, `rename`, `symlink`, `path` | make, find, rename, remove entries; links; paths |
+//! | `listing`, `dir` | snapshots of directories; listings |
+//! | `inode`, `target`, `wanted`, `attr` | the table of inodes; what an operation acts on; what a new entry has; stat |
+//! | `attr_value`, `xattr`, `acl` | extended attributes, as stored and as shown; access control lists |
 //! | `open`, `nameless`, `settle` | open files and handles; files without a name; commit, settle, fsync |
 //! | `names`, `dirs`, `record` | stored names and companions; open directories; sealed records |
 //! | `root`, `session` | the records of the root's permissions and of sessions |
+//! | `stored` | steps on entries of the store that know nothing of a vault |
 //! | `staging` | where entries are made, and deleted, out of reach of other users |
+//! | `digests` | what an anchor compares |
 //! | `anchored` | what the vault's anchor says, and what it is told (`docs/freshness.md`) |
 //! | `turns`, `left` | turns of several hosts: waiting requests; numbers and handles from turn to turn (`docs/sharing.md`) |
 //! | `gate`, `upkeep` | how `freeze` and `close` wait for changes; work in the background |
@@ -46,8 +50,10 @@ mod acl;
 pub mod anchor;
 mod anchored;
 mod attr;
+mod attr_value;
 pub mod check;
 mod dataset;
+mod digests;
 mod dir;
 mod dirs;
 mod errno;
@@ -58,6 +64,7 @@ pub mod forest;
 mod gate;
 mod inode;
 mod left;
+mod listing;
 mod nameless;
 mod names;
 mod open;
@@ -71,6 +78,7 @@ pub mod scrub;
 mod session;
 mod settle;
 mod staging;
+mod stored;
 mod symlink;
 mod target;
 mod tree;
@@ -78,6 +86,7 @@ pub mod turns;
 pub mod types;
 mod upkeep;
 pub mod walk;
+mod wanted;
 mod xattr;
 
 pub use dataset::{Dataset, Sighted};

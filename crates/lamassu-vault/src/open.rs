@@ -144,7 +144,7 @@ impl OpenFiles {
 #[derive(Clone)]
 pub(crate) enum Handle {
     File { file: Arc<OpenFile>, access: Access },
-    Dir(Arc<crate::dir::OpenDir>),
+    Dir(Arc<crate::listing::OpenDir>),
 }
 
 /// Ids of handles are never reused in a process, so a handle of a closed vault is invalid in every other.
@@ -189,7 +189,7 @@ impl Handles {
         }
     }
 
-    pub fn dir(&self, id: HandleId) -> Result<Arc<crate::dir::OpenDir>> {
+    pub fn dir(&self, id: HandleId) -> Result<Arc<crate::listing::OpenDir>> {
         match self.open.read().get(&id.0) {
             Some(Handle::Dir(dir)) => Ok(dir.clone()),
             Some(Handle::File { .. }) | None => Err(VaultError::BadHandle),

@@ -7,7 +7,7 @@ use crate::error::{errno, io};
 use crate::inode::StoreId;
 use crate::names::StoredName;
 use crate::record::remove_companion;
-use crate::staging::rename_no_replace;
+use crate::stored::rename_no_replace;
 use crate::symlink;
 use crate::{Ino, Kind, RenameMode, Result, Vault, VaultError};
 use lamassu_anchor::ObjectId;

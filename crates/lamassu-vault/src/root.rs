@@ -14,7 +14,7 @@
 //! dataset that is mounted by itself, is for the user of the process alone until chmod makes a record.
 
 use crate::Result;
-use crate::anchored::digest_of_text;
+use crate::digests::digest_of_text;
 use crate::error::{io, is_not_found};
 use crate::event::{Events, IntegrityKind};
 use crate::record::{ROOT, RecordFault, read_text, write_text};

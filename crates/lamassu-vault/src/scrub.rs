@@ -11,8 +11,9 @@ mod told;
 
 pub use told::{ScrubFinding, ScrubWatch, Scrubbed};
 
-use crate::anchored::{
-    StoredAttrs, TreeFiles, digest_of_attributes, digest_of_dataset, digest_of_link, digest_of_text, object_kind,
+use crate::anchored::TreeFiles;
+use crate::digests::{
+    StoredAttrs, digest_of_attributes, digest_of_dataset, digest_of_link, digest_of_text, object_kind,
 };
 use crate::error::{io, is_not_found};
 use crate::event::{EventRange, Events, FoundBy, IntegrityEvent, IntegrityKind};

@@ -9,27 +9,26 @@
 //! it open. So it is compared with what was looked up, and its owner is changed. Entries that are deleted below it are
 //! compared with the listing.
 
-use crate::anchored::{Fresh, digest_of_text};
-use crate::attr::Wanted;
+use crate::anchored::Fresh;
+use crate::attr_value::Holder;
+use crate::digests::digest_of_text;
 use crate::dirs::Dir;
-use crate::error::{errno, io, is_not_found, is_unsupported};
+use crate::error::{errno, io, is_not_found};
 use crate::names;
-use crate::xattr::Holder;
-use crate::{Kind, RenameMode, Result, Vault, VaultError};
+use crate::stored::{PRIVATE, goes_along, lending, rename_no_replace};
+use crate::wanted::Wanted;
+use crate::{Kind, Result, Vault, VaultError};
 use lamassu_anchor::Digest;
 use lamassu_anchor::row::Sealed;
 use lamassu_format::Profile;
 use lamassu_format::header::NameMode;
-use lamassu_format::name::{COMPANION_PREFIX, DIR_RECORD, HEADER, HISTORY, LINK_PREFIX, LOCK, STAGING};
+use lamassu_format::name::{COMPANION_PREFIX, HEADER, HISTORY, LOCK, STAGING};
 use lamassu_store::BackendDir;
 use lamassu_store::backend::Stat;
 use std::ffi::{OsStr, OsString};
 use std::io as stdio;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
-
-/// Permissions of a directory for this process alone.
-pub(crate) const PRIVATE: u32 = 0o700;
 
 /// Prefix of a random name: a dataset that is being made or destroyed. Nothing in it is part of the tree.
 const DATASET_PREFIX: &str = "dataset-";
@@ -131,29 +130,6 @@ fn make_fresh(staging: &Staging, name: &OsStr) -> Result<Arc<dyn BackendDir>> {
     let dir = staging.dir.open_dir(name).map_err(failed())?;
     let st = dir.stat().map_err(failed())?;
     if staging.made.may_be(&st) && dir.read_dir().map_err(failed())?.is_empty() { Ok(dir) } else { Err(NOT_OURS) }
-}
-
-/// Whether an entry may be deleted with its directory: a record, or a companion without its entry.
-pub(crate) fn goes_along(name: &OsStr) -> bool {
-    let name = name.as_bytes();
-    name == DIR_RECORD.as_bytes()
-        || [COMPANION_PREFIX, LINK_PREFIX].iter().any(|prefix| name.starts_with(prefix.as_bytes()))
-}
-
-/// Whether a directory holds nothing that is a part of the tree.
-pub(crate) fn is_empty(dir: &dyn BackendDir) -> stdio::Result<bool> {
-    Ok(dir.read_dir()?.iter().all(|e| goes_along(&e.name)))
-}
-
-/// A directory that can be looked into even if its mode denies that to its owner, which is this process: see
-/// [`BackendDir::lending`]. For callers that may change the store.
-pub(crate) fn lending(dir: &Arc<dyn BackendDir>) -> Arc<dyn BackendDir> {
-    dir.lending().unwrap_or_else(|| dir.clone())
-}
-
-/// Whether an entry of `parent` is a directory that holds nothing: rmdir needs no permission to look into it.
-pub(crate) fn is_entry_empty(parent: &dyn BackendDir, name: &OsStr) -> stdio::Result<bool> {
-    is_empty(&*lending(&parent.open_dir(name)?))
 }
 
 /// Deletes the empty directory `name` of the staging directory.
@@ -470,23 +446,6 @@ impl Staging {
             }
         }
         Ok(())
-    }
-}
-
-/// rename that fails with EEXIST, even if the store has no such rename: callers hold the lock of the directory.
-pub(crate) fn rename_no_replace(
-    from: &dyn BackendDir,
-    name: &OsStr,
-    to: &dyn BackendDir,
-    to_name: &OsStr,
-) -> stdio::Result<()> {
-    match from.rename(name, to, to_name, RenameMode::NoReplace) {
-        Err(e) if is_unsupported(&e) && e.raw_os_error() != Some(libc::EPERM) => match to.stat_entry(to_name) {
-            Err(absent) if is_not_found(&absent) => from.rename(name, to, to_name, RenameMode::Replace),
-            Ok(_) => Err(stdio::Error::from_raw_os_error(libc::EEXIST)),
-            Err(other) => Err(other),
-        },
-        other => other,
     }
 }
 

@@ -1,7 +1,7 @@
 //! Targets of symbolic links (`docs/format.md` §7): sealed, the long ones with their rest in a companion of the same
 //! directory.
 
-use crate::anchored::{ShownLink, digest_of_link};
+use crate::digests::{ShownLink, digest_of_link};
 use crate::dirs::Dir;
 use crate::error::{errno, io, is_not_found};
 use crate::event::IntegrityKind;

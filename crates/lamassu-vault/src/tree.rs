@@ -4,7 +4,7 @@
 //! change where other threads find entries. Under it, the lock `names_of(parent)` orders changes within one directory.
 
 use crate::anchored::{Departing, Fresh, TRIES_MAX};
-use crate::attr::{New, Wanted};
+use crate::attr::New;
 use crate::dirs::Dir;
 use crate::error::{errno, io};
 use crate::inode::{Met, Referenced, StoreId};
@@ -12,8 +12,10 @@ use crate::names::StoredName;
 use crate::open::Handle;
 use crate::record::remove_companion;
 use crate::staging;
+use crate::stored::{is_entry_empty, rename_no_replace};
 use crate::symlink;
 use crate::target::hold;
+use crate::wanted::Wanted;
 use crate::{Access, Entry, HandleId, Ino, Kind, Owner, Result, Vault, VaultError};
 use lamassu_anchor::ObjectId;
 use lamassu_store::backend::Stat;
@@ -179,7 +181,7 @@ impl Vault {
         let placed = || {
             let held = shop.hold(&temp).map_err(io("hold"))?;
             let fresh = self.own_new(New::Entry(&*held), wanted)?;
-            staging::rename_no_replace(&*shop, &temp, &*dir.handle, stored).map_err(io("create"))?;
+            rename_no_replace(&*shop, &temp, &*dir.handle, stored).map_err(io("create"))?;
             // The move may have changed its change time.
             Ok(Fresh { st: held.stat().map_err(io("stat"))?, ..fresh })
         };
@@ -455,7 +457,7 @@ impl Vault {
         if let Some(anchored) = &self.anchored {
             return if anchored.anchor.is_empty(object)? { Ok(()) } else { Err(VaultError::NotEmpty) };
         }
-        match staging::is_entry_empty(&*parent.handle, stored).map_err(io("list a directory"))? {
+        match is_entry_empty(&*parent.handle, stored).map_err(io("list a directory"))? {
             true => Ok(()),
             false => Err(VaultError::NotEmpty),
         }

@@ -25,11 +25,14 @@ mod volumes;
 
 pub use error::{Result, VolumeError};
 pub use name::Name;
-pub use volume::{Extent, Run, Volume, Zeros};
-pub use volumes::{Info, SIZE_MAX, Volumes};
+pub use volume::{Extent, Info, Run, Volume, Zeros};
+pub use volumes::Volumes;
 
 /// Where in a vault its volumes lie.
 pub const DIRECTORY: &str = ".lamassu-volumes";
+
+/// Most bytes of a volume: 1 PiB. A vault can hold more in one file.
+pub const SIZE_MAX: u64 = 1 << 50;
 
 /// The sector size of a volume: the smallest unit in which a client reads and writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]

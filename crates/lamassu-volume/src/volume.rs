@@ -1,13 +1,28 @@
 //! An open volume.
 
 use crate::held::Open;
-use crate::{BlockSize, Info, Result, VolumeError};
-use lamassu_vault::{Fallocate, FileSystem};
+use crate::{BlockSize, Name, Result, VolumeError};
+use lamassu_vault::{Fallocate, FileSystem, Time};
 
 /// Most data that one request for the layout of a volume goes through: the vault checks each of their blocks.
 const LOOKED_AT_MAX: u64 = 256 << 20;
 /// Zeros that are written at once.
 static ZEROS: [u8; 128 << 10] = [0; 128 << 10];
+
+/// The properties of a volume.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Info {
+    /// its name
+    pub name: Name,
+    /// bytes
+    pub size: u64,
+    /// bytes of a block
+    pub block_size: BlockSize,
+    /// bytes that its file takes in the store, as the store counts them: shared ones too
+    pub stored: u64,
+    /// when it was last written; of a snapshot, when it was made
+    pub written: Time,
+}
 
 /// How a range is made zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,14 +2,13 @@
 //! programs in a mount of the same process.
 
 use crate::held::{Held, Open};
-use crate::{BlockSize, DIRECTORY, Name, Result, Volume, VolumeError};
-use lamassu_vault::{Access, FileSystem, Forest, Kind, Owner, ROOT, RenameMode, SetXattr, Time, VaultError};
+use crate::volume::Info;
+use crate::{BlockSize, DIRECTORY, Name, Result, SIZE_MAX, Volume, VolumeError};
+use lamassu_vault::{Access, FileSystem, Forest, Kind, Owner, ROOT, RenameMode, SetXattr, VaultError};
 use serde::{Deserialize, Serialize};
 use std::ffi::OsStr;
 use std::sync::Arc;
 
-/// Most bytes of a volume: 1 PiB. A vault can hold more in one file.
-pub const SIZE_MAX: u64 = 1 << 50;
 /// The sealed attribute of a volume's file.
 const ATTRIBUTE: &str = "trusted.lamassu.volume";
 
@@ -17,21 +16,6 @@ const ATTRIBUTE: &str = "trusted.lamassu.volume";
 #[derive(Serialize, Deserialize)]
 struct Attributes {
     block_size: BlockSize,
-}
-
-/// The properties of a volume.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Info {
-    /// its name
-    pub name: Name,
-    /// bytes
-    pub size: u64,
-    /// bytes of a block
-    pub block_size: BlockSize,
-    /// bytes that its file takes in the store, as the store counts them: shared ones too
-    pub stored: u64,
-    /// when it was last written; of a snapshot, when it was made
-    pub written: Time,
 }
 
 /// See the module's head.

@@ -10,6 +10,7 @@ from .glance import glance
 from .integrity import integrity
 from .mount import mount
 from .network import network
+from .savings import savings
 from .server import server
 from .shared import shared
 from .slots import slots
@@ -21,7 +22,7 @@ from .timed import durable, small
 from .tree import tree
 from .volumes import volumes
 
-EXPERIMENTS = ("mount", "small", "durable", "space", "network", "stages", "slots", "integrity", "tree", "sweeps", "growth", "ciphers", "shared", "server", "volumes", "compression")
+EXPERIMENTS = ("mount", "small", "durable", "space", "network", "stages", "slots", "integrity", "tree", "sweeps", "growth", "ciphers", "shared", "server", "volumes", "compression", "savings")
 # Why an experiment leaves out a peer.
 LEFT_OUT = {("durable", "cryfs"): "it answers fsync(2) without syncing anything of its store", ("network", "cryfs"): "its blocks are files of 16 KiB, each of which would cross the link",
             ("network", "bindfs"): "`sshfs alone` and `plainfs` show what is there without encryption"}
@@ -112,4 +113,4 @@ def left_out(results):
 
 SECTIONS = {"mount": mount, "small": small, "durable": durable, "space": space, "network": network, "stages": stages, "slots": slots,
             "integrity": integrity, "tree": tree, "sweeps": sweeps, "growth": growth, "ciphers": ciphers, "shared": shared, "server": server, "volumes": volumes,
-            "compression": compression}
+            "compression": compression, "savings": savings}

@@ -9,6 +9,8 @@ from .compression import tables as of_compression
 from .compression import told as told_of_compression
 from .figures import PEERS, SURE, best, by, median, names, number, rate, rates, table, values
 from .glance import factors, lost_in_sweeps, sorted_out
+from .savings import tables as of_savings
+from .savings import told as told_of_savings
 from .server import figures as of_server
 from .server import told as told_of_server
 from .shared import figures as of_shared
@@ -21,7 +23,7 @@ TIMED = {"small": "Many small files", "durable": "Synced writes and overwriting"
 
 
 def summary(results, plots, title, method):
-    figures = (mount(results, plots), timed(results, "small", plots), timed(results, "durable", plots), space(results, plots), several_hosts(results), a_server(results), some_volumes(results), compression(results), ciphers(results, plots))
+    figures = (mount(results, plots), timed(results, "small", plots), timed(results, "durable", plots), space(results, plots), several_hosts(results), a_server(results), some_volumes(results), compression(results), savings(results), ciphers(results, plots))
     return "\n\n".join([title, glance(results), *(part for part in figures if part), method, rest(results)]) + "\n"
 
 
@@ -150,6 +152,11 @@ def a_server(results):
 def compression(results):
     result = results.get("compression")
     return f"## Compression\n\n{paragraph(told_of_compression(result))}\n\n{of_compression(result)}" if result else ""
+
+
+def savings(results):
+    result = results.get("savings")
+    return f"## Savings\n\n{paragraph(told_of_savings(result))}\n\n{of_savings(result)}" if result else ""
 
 
 def ciphers(results, plots):

@@ -23,8 +23,8 @@ mod sync;
 mod tests;
 
 use crate::compress;
-use crate::inner::{GROUP, Group, Lens, check_shape};
-use crate::kernel::Kernel;
+use crate::inner::{Group, Lens, check_shape};
+use crate::kernel::{GROUP, Kernel};
 use crate::oblivious::NotEvaluated;
 use crate::secret::without_trace;
 use crate::stages::{Stage, timed};

@@ -4,7 +4,8 @@
 //! would save little compared with the cost of the server's function.
 
 use super::Engine;
-use crate::inner::{GROUP, Lens};
+use crate::inner::Lens;
+use crate::kernel::GROUP;
 use crate::oblivious::{NotEvaluated, Oblivious};
 use crate::stages::{Stage, timed};
 use crate::{BlockKey, InnerKey, Salts};

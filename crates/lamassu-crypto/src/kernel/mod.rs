@@ -23,6 +23,9 @@ use std::fmt;
 pub(crate) use aes::RoundKeys;
 pub use aes::{AES_128, AES_256};
 
+/// Blocks that go through the kernels together: as many as the widest kernel has lanes.
+pub(crate) const GROUP: usize = 16;
+
 /// How AES runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum AesKernel {

@@ -10,12 +10,15 @@
 //! [`Evaluate`] is the interface to the server; its answers are accepted only with a proof.
 
 mod cache;
+mod fault;
 
 use crate::oprf::{BATCH_MAX, Element, Evaluation, OprfError, PublicKey};
 use cache::Cache;
 use parking_lot::Mutex;
 use std::sync::{Arc, OnceLock};
 use zeroize::Zeroizing;
+
+pub use fault::KeyServerFault;
 
 /// The part of a block's key that comes from the server.
 pub type Token = [u8; 16];
@@ -27,61 +30,6 @@ const UNDER_WAY_MAX: usize = 2;
 /// The least number of inputs of such a batch. Proofs of smaller batches cost more for each input.
 const PART_MIN: usize = 256;
 
-/// Why there is no token.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum EvaluationFault {
-    /// The server or the network is down, or the name is wrong.
-    #[error("it cannot be reached: {detail}")]
-    Unreachable {
-        /// why
-        detail: String,
-    },
-    /// It is not the server that this host has joined.
-    #[error("it is not the server that this host has joined: {detail}")]
-    Untrusted {
-        /// what is wrong
-        detail: String,
-    },
-    /// This host has not joined the server.
-    #[error(
-        "this host has not joined it: `lamassu-server enrol` there prints a token, `lamassu host join` here takes it"
-    )]
-    NotJoined,
-    /// There is no such key, or this host was not granted it: the server does not tell which.
-    #[error("it has no key of that name, or this host was not granted it: `lamassu-server keys grant` there")]
-    Unknown,
-    /// An administrator has retired it.
-    #[error("the key was retired there")]
-    Retired,
-    /// The key is gone for ever.
-    #[error("the key was deleted there: `lamassu zone rotate --oblivious` names another")]
-    Deleted,
-    /// It keeps no keys, or is of an earlier version.
-    #[error("it keeps no keys: no `master_key` is configured there, or it is of an earlier version")]
-    KeepsNone,
-    /// This host has exceeded its limit, and waiting did not help.
-    #[error("this host asks for more than its limit there allows (`evaluations_per_second`)")]
-    Limited,
-    /// The server knows this host, and refuses it.
-    #[error("it refuses this host: {detail}")]
-    Refused {
-        /// what it says
-        detail: String,
-    },
-    /// The server failed.
-    #[error("it has failed: {detail}")]
-    Failing {
-        /// what it says
-        detail: String,
-    },
-    /// The answer was not computed with the key of the zone.
-    #[error("it does not answer with the key of this zone: {0}")]
-    Wrong(#[from] OprfError),
-    /// No randomness to blind with.
-    #[error("no randomness from the kernel")]
-    NoRandom,
-}
-
 /// New blocks cannot be keyed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no oblivious keys from {server}: {fault}. What is stored can be read; new blocks wait until this is mended")]
@@ -89,7 +37,7 @@ pub struct NotEvaluated {
     /// the key's place, `server://HOST:PORT/NAME`
     pub server: String,
     /// the reason
-    pub fault: EvaluationFault,
+    pub fault: KeyServerFault,
 }
 
 /// A server that evaluates.
@@ -103,8 +51,8 @@ pub trait Evaluate: Send + Sync {
     /// Evaluates up to [`BATCH_MAX`] elements. Waits, within bounds.
     ///
     /// # Errors
-    /// [`EvaluationFault`].
-    fn evaluate(&self, blinded: &[Element]) -> Result<Evaluation, EvaluationFault>;
+    /// [`KeyServerFault`].
+    fn evaluate(&self, blinded: &[Element]) -> Result<Evaluation, KeyServerFault>;
 }
 
 /// A server's function, by its public key, and the cache of tokens.
@@ -162,7 +110,7 @@ impl Oblivious {
     }
 
     /// Asks for the tokens of the inputs at the first index of each group, in several batches if they are many.
-    fn ask(&self, inputs: &[Input], asked: &[Vec<usize>]) -> Result<Zeroizing<Vec<Token>>, EvaluationFault> {
+    fn ask(&self, inputs: &[Input], asked: &[Vec<usize>]) -> Result<Zeroizing<Vec<Token>>, KeyServerFault> {
         let inputs: Vec<&Input> = asked.iter().map(|same| &inputs[same[0]]).collect();
         let mut found = Zeroizing::new(vec![[0; 16]; inputs.len()]);
         let part = inputs.len().div_ceil(UNDER_WAY_MAX).clamp(PART_MIN, BATCH_MAX);
@@ -188,9 +136,9 @@ impl Oblivious {
     }
 
     /// One batch.
-    fn ask_at_once(&self, inputs: &[&Input], tokens: &mut [Token]) -> Result<(), EvaluationFault> {
+    fn ask_at_once(&self, inputs: &[&Input], tokens: &mut [Token]) -> Result<(), KeyServerFault> {
         let public = self.parsed.get_or_init(|| PublicKey::parse(&self.public)).as_ref().map_err(|error| *error)?;
-        let blinded = public.blind(inputs).map_err(|_| EvaluationFault::NoRandom)?;
+        let blinded = public.blind(inputs).map_err(|_| KeyServerFault::NoRandom)?;
         let evaluation = self.server.evaluate(blinded.elements())?;
         let outputs = public.finalize(inputs, &blinded, &evaluation)?;
         for (token, output) in tokens.iter_mut().zip(outputs.iter()) {

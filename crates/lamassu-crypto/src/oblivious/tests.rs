@@ -9,7 +9,7 @@ pub(crate) struct Served {
     key: ServerKey,
     pub elements: AtomicUsize,
     pub calls: AtomicUsize,
-    pub fault: Mutex<Option<EvaluationFault>>,
+    pub fault: Mutex<Option<KeyServerFault>>,
 }
 
 impl Served {
@@ -32,13 +32,13 @@ impl Evaluate for Served {
         "server://test/zone".into()
     }
 
-    fn evaluate(&self, blinded: &[Element]) -> Result<Evaluation, EvaluationFault> {
+    fn evaluate(&self, blinded: &[Element]) -> Result<Evaluation, KeyServerFault> {
         if let Some(fault) = self.fault.lock().clone() {
             return Err(fault);
         }
         self.calls.fetch_add(1, Ordering::Relaxed);
         self.elements.fetch_add(blinded.len(), Ordering::Relaxed);
-        self.key.evaluate(blinded).map_err(|error| EvaluationFault::Failing { detail: error.to_string() })
+        self.key.evaluate(blinded).map_err(|error| KeyServerFault::Failing { detail: error.to_string() })
     }
 }
 
@@ -69,7 +69,7 @@ fn keys_are_equal_for_all_hosts_and_open_without_the_server() {
     let served = Served::new(3);
     let nobody: Arc<dyn Evaluate> = {
         let down = Served::new(4);
-        *down.fault.lock() = Some(EvaluationFault::KeepsNone);
+        *down.fault.lock() = Some(KeyServerFault::KeepsNone);
         down
     };
     let numbers = [BlockNo(7), BlockNo(9), BlockNo(11)];
@@ -153,7 +153,7 @@ fn what_is_known_is_not_asked_for_again() {
 #[test]
 fn without_the_server_nothing_is_sealed_and_nothing_stays() {
     let served = Served::new(3);
-    *served.fault.lock() = Some(EvaluationFault::Unreachable { detail: "no route".into() });
+    *served.fault.lock() = Some(KeyServerFault::Unreachable { detail: "no route".into() });
     let key = ring(Suite::Aes, 9, Some(served.oblivious())).inner();
     let (plain, mut stored, mut keys) = (blocks(&[1, 2]), vec![0; 8192], vec![[0; 32]; 2]);
     let refused = Engine::new(1).seal_to(&key, Salts::EMPTY, &plain, &mut stored, 4096, &mut keys);
@@ -172,7 +172,7 @@ fn a_server_with_another_key_is_found_out() {
     let key = ring(Suite::Aes, 9, Some(Arc::new(other))).inner();
     let mut stored = blocks(&[1]);
     let refused = Engine::new(1).seal(&key, Salts::EMPTY, &mut stored, 4096, &mut [[0; 32]]).expect_err("is another");
-    assert_eq!(refused.fault, EvaluationFault::Wrong(OprfError::Proof));
+    assert_eq!(refused.fault, KeyServerFault::Wrong(OprfError::Proof));
 }
 
 #[test]

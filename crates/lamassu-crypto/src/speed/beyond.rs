@@ -2,7 +2,8 @@
 
 use super::{Op, Plan, Row, measure_one, rate};
 use crate::engine::loop_back::{DEPTH, LoopBack};
-use crate::inner::{GROUP, Group, Lens};
+use crate::inner::{Group, Lens};
+use crate::kernel::GROUP;
 use crate::{BlockKey, Engine, InnerKey, KeyRing, NoRandom, Salts, Secret};
 use std::hint::black_box;
 use std::sync::Arc;

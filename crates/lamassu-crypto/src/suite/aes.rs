@@ -1,11 +1,10 @@
 //! Suite `aes`: SHA-256, an SP 800-108 KDF over AES-256-CMAC, AES-256-CBC, XAES-256-GCM. The approved one.
 
 use super::{BlockCipher, BlockKdf, CipherSuite, KnownAnswer};
-use crate::inner::GROUP;
-use crate::kernel::{AES_128, AES_256, Kernel, RoundKeys};
+use crate::hex::hex;
+use crate::kernel::{AES_128, AES_256, GROUP, Kernel, RoundKeys};
 use crate::salt::{SALT_MAX, Salts};
 use crate::secret::Locked;
-use crate::selftest::hex;
 use crate::xaes::{Xaes, doubled};
 use crate::{BlockKey, derive};
 use lamassu_format::{Method, Suite};

@@ -1,10 +1,10 @@
 //! Suite `blake3`: keyed BLAKE3 for H and K, AES-256-CTR, XAES-256-GCM.
 
 use super::{BlockCipher, BlockKdf, CipherSuite, KnownAnswer};
+use crate::hex::hex;
 use crate::kernel::{AES_128, AES_256, Kernel};
 use crate::salt::{SALT_MAX, Salts};
 use crate::secret::Secret;
-use crate::selftest::hex;
 use crate::xaes::Xaes;
 use crate::{BlockKey, derive};
 use lamassu_format::{Method, Suite};

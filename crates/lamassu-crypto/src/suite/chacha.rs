@@ -2,9 +2,9 @@
 
 use super::blake3::KeyedHash;
 use super::{Aead, BlockCipher, CipherSuite, KnownAnswer};
+use crate::hex::hex;
 use crate::kernel::Kernel;
 use crate::secret::{Locked, Secret};
-use crate::selftest::hex;
 use crate::{BlockKey, Unauthentic, derive};
 use chacha20::ChaCha20;
 use chacha20::cipher::{KeyIvInit, StreamCipher};

@@ -26,7 +26,7 @@ impl BlockHash {
         matches!(self, BlockHash::Blake3(_))
     }
 
-    /// H of at most [`crate::inner::GROUP`] blocks.
+    /// H of at most [`crate::kernel::GROUP`] blocks.
     pub(crate) fn of(&self, kernel: Kernel, blocks: &[&[u8]], hashes: &mut [[u8; 32]]) {
         match self {
             BlockHash::Sha256 => kernel.sha256(blocks, hashes),

@@ -24,10 +24,11 @@ mod tests;
 
 pub(crate) use hash::BlockHash;
 
+use crate::aead::Aead;
 use crate::kernel::Kernel;
 use crate::salt::Salts;
 use crate::secret::Secret;
-use crate::{BlockKey, Suite, Unauthentic};
+use crate::{BlockKey, Suite};
 use lamassu_format::{Hash, Method};
 use std::borrow::Cow;
 
@@ -64,27 +65,18 @@ pub(crate) struct KnownAnswer {
 
 /// Encrypts blocks, each under a key of its own, without an IV: a key has one plaintext.
 pub(crate) trait BlockCipher: Sync {
-    /// Encrypts a group in place: `keys.len()` blocks of equal length, at most [`crate::inner::GROUP`]. Encrypts the
-    /// first `lens` bytes of each, whole cipher blocks; the bytes behind them are zero and stay so.
+    /// Encrypts a group in place: `keys.len()` blocks of equal length, at most [`crate::kernel::GROUP`]. Of each the
+    /// first `lens` bytes, whole cipher blocks; what is behind them is zero and stays so.
     fn encrypt(&self, kernel: Kernel, keys: &[BlockKey], group: &mut [u8], lens: &[usize]);
 
     /// Decrypts one block in place.
     fn decrypt(&self, kernel: Kernel, key: &BlockKey, block: &mut [u8]);
 }
 
-/// K_in of one epoch, expanded for one method: what derives keys of blocks, at most [`crate::inner::GROUP`] at once.
+/// K_in of one epoch, expanded for one method: what derives keys of blocks, at most [`crate::kernel::GROUP`] at once.
 pub(crate) trait BlockKdf: Send + Sync {
     /// K of each H, before the bits that the format fixes.
     fn keys(&self, kernel: Kernel, hashes: &[[u8; 32]], salts: Salts<'_>, keys: &mut [BlockKey]);
-}
-
-/// An AEAD with nonces of 24 bytes and tags of 16.
-pub(crate) trait Aead: Send + Sync {
-    /// Encrypts in place; returns the tag.
-    fn seal(&self, nonce: &[u8; 24], aad: &[u8], content: &mut [u8]) -> [u8; 16];
-
-    /// Decrypts in place. On failure the content is unspecified.
-    fn open(&self, nonce: &[u8; 24], aad: &[u8], content: &mut [u8], tag: &[u8; 16]) -> Result<(), Unauthentic>;
 }
 
 impl CipherSuite {

@@ -2,10 +2,10 @@
 
 use super::{BlockKdf, CipherSuite, KnownAnswer, aes};
 use crate::BlockKey;
+use crate::hex::hex;
 use crate::kernel::{AES_256, Kernel, RoundKeys};
 use crate::salt::Salts;
 use crate::secret::{Locked, Secret};
-use crate::selftest::hex;
 use crate::xaes::Xaes;
 use lamassu_format::{Method, Suite};
 

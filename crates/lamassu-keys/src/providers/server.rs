@@ -4,9 +4,8 @@
 //! Without one, a source of this kind is refused, and nothing is sent.
 
 use super::Location;
-use crate::fault::ServerFault;
 use crate::source::{Ask, Fetched, Generated, KeyProvider, SourceError};
-use lamassu_crypto::oblivious::{Evaluate, EvaluationFault, Oblivious};
+use lamassu_crypto::oblivious::{Evaluate, KeyServerFault, Oblivious};
 use lamassu_crypto::oprf::{Element, Evaluation, PublicKey};
 use lamassu_crypto::{Secret, SecretBytes};
 use lamassu_format::header::SlotKind;
@@ -35,20 +34,20 @@ pub trait Servers: Send + Sync {
     /// A key that this host was granted.
     ///
     /// # Errors
-    /// [`ServerFault`].
-    fn key(&self, server: &str, name: &str) -> Result<Secret<32>, ServerFault>;
+    /// [`KeyServerFault`].
+    fn key(&self, server: &str, name: &str) -> Result<Secret<32>, KeyServerFault>;
 
     /// Lets the server make a key under a name that this host was granted.
     ///
     /// # Errors
-    /// [`ServerFault`].
-    fn make(&self, server: &str, name: &str) -> Result<(), ServerFault>;
+    /// [`KeyServerFault`].
+    fn make(&self, server: &str, name: &str) -> Result<(), KeyServerFault>;
 
     /// The public key of an evaluating key. It is made if there is none, and this host was granted the name.
     ///
     /// # Errors
-    /// [`ServerFault`].
-    fn oblivious(&self, server: &str, name: &str) -> Result<[u8; 32], ServerFault>;
+    /// [`KeyServerFault`].
+    fn oblivious(&self, server: &str, name: &str) -> Result<[u8; 32], KeyServerFault>;
 
     /// An evaluator that uses that key. Nothing is sent yet.
     fn evaluator(&self, server: &str, name: &str) -> Arc<dyn Evaluate>;
@@ -78,7 +77,7 @@ impl ObliviousKey {
             let public = servers.oblivious(&address.server, &address.name)?;
             match PublicKey::parse(&public) {
                 Ok(_) => Ok(public),
-                Err(error) => Err(ServerFault::Failing { detail: format!("its public key: {error}") }),
+                Err(error) => Err(KeyServerFault::Failing { detail: format!("its public key: {error}") }),
             }
         })?;
         Ok(ObliviousKey { server: address.server, name: address.name, public })
@@ -96,7 +95,7 @@ impl ObliviousKey {
     }
 }
 
-/// The keys that are in use in this process: rings with the same key share its cached results.
+/// The keys that are in use in this process: rings with the same key share its cached results. A cache by value.
 static IN_USE: Mutex<Vec<(ObliviousKey, Weak<Oblivious>)>> = Mutex::new(Vec::new());
 
 /// The shared object through which block keys use a server's key.
@@ -125,11 +124,13 @@ impl Evaluate for Nobody {
         self.place.clone()
     }
 
-    fn evaluate(&self, _: &[Element]) -> Result<Evaluation, EvaluationFault> {
-        Err(EvaluationFault::Unreachable { detail: "this program speaks with no servers".into() })
+    fn evaluate(&self, _: &[Element]) -> Result<Evaluation, KeyServerFault> {
+        Err(KeyServerFault::Unreachable { detail: "this program speaks with no servers".into() })
     }
 }
 
+/// How this process talks to servers. Set once, where a program is put together, since a host has one identity at each
+/// server, whatever vault a process asks for. Key sources are parsed in many places; none of them knows of servers.
 static SERVERS: OnceLock<Box<dyn Servers>> = OnceLock::new();
 
 /// Registers how this whole process talks to servers. The first call counts.
@@ -180,10 +181,10 @@ impl Address {
         Some(Address { server, name: name.to_owned() })
     }
 
-    fn ask<T>(&self, ask: impl FnOnce(&dyn Servers) -> Result<T, ServerFault>) -> Result<T, SourceError> {
+    fn ask<T>(&self, ask: impl FnOnce(&dyn Servers) -> Result<T, KeyServerFault>) -> Result<T, SourceError> {
         let servers = SERVERS.get().ok_or(SourceError::NoServers)?;
         let place = || format!("{SCHEME}://{}/{}", self.server, self.name);
-        ask(&**servers).map_err(|fault| SourceError::Server { place: place(), fault })
+        ask(&**servers).map_err(|fault| SourceError::Server { place: place(), fault: fault.into() })
     }
 }
 

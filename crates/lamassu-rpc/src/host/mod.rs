@@ -13,7 +13,7 @@ mod mirrored;
 mod session;
 mod turns;
 
-pub use keys::KeyRefused;
+pub use keys::unanswered;
 pub use mirrored::{Mirrored, give_up, is_on_its_way, put};
 pub use session::Session;
 pub use turns::{Listener, Told, Turn, Turns};
@@ -24,9 +24,9 @@ use crate::proto::alerts_client::AlertsClient;
 use crate::proto::anchors_client::AnchorsClient;
 use crate::proto::hosts_client::HostsClient;
 use crate::proto::sessions_client::SessionsClient;
-use crate::tls::{self, TlsError};
+
 use crate::token::Token;
-use crate::{MESSAGE_MAX, proto};
+use crate::{MESSAGE_MAX, TlsError, proto, tls};
 use hyper_util::rt::TokioIo;
 use lamassu_anchor::{AnchorError, ServerFault};
 use rustls::ClientConfig;

@@ -31,7 +31,6 @@
 pub mod anchors;
 pub mod config;
 pub mod lead;
-pub mod origin;
 pub mod state;
 mod transact;
 

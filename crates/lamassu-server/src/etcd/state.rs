@@ -2,7 +2,7 @@
 
 use super::{Cluster, Op};
 use crate::state::State;
-use crate::state::writing::RowChange;
+use crate::writing::RowChange;
 use crate::{Result, ServerError, state};
 use std::sync::Arc;
 

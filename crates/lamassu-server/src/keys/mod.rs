@@ -3,9 +3,7 @@
 //! | module | what it does |
 //! |---|---|
 //! | this one | the master key, under which keys are wrapped, and its source |
-//! | `service` | the calls of hosts |
 //! | `evaluate` | limits on evaluations by keys that never leave the server |
-//! | `admin` | requests of an administrator; assured delete; another master key |
 //!
 //! All keys are wrapped under one key, which is stored in the state in the form of a zone file (`docs/format.md`,
 //! section 4). The zone opens with the master key, whatever its source, as a vault opens with the key of a slot. A
@@ -14,9 +12,7 @@
 //! Never: a key on disk that is not wrapped; a key in a log, an error or an answer to an administrator; a key sent to a
 //! host before the audit log records it.
 
-pub mod admin;
 pub mod evaluate;
-mod service;
 
 use crate::config::Config;
 use crate::state::State;
@@ -124,11 +120,19 @@ fn has_keys(state: &State) -> Result<bool> {
     Ok(state.keys()?.values().any(|key| key.kept().is_some()))
 }
 
-fn source_in(config: &Config) -> Result<Option<KeySource>> {
+/// Where the master key is, if keys are kept.
+///
+/// # Errors
+/// [`ServerError::Source`].
+pub fn source_in(config: &Config) -> Result<Option<KeySource>> {
     config.master_source().map_err(|source| ServerError::Source { role: "master_key", source })
 }
 
-fn load(source: &KeySource, purpose: Purpose) -> Result<Material> {
+/// Asks a source for a master key.
+///
+/// # Errors
+/// [`ServerError::Source`].
+pub fn load(source: &KeySource, purpose: Purpose) -> Result<Material> {
     let loaded = source.load(&Ask { subject: SUBJECT, purpose, stdin: true });
     let loaded = loaded.map_err(|source| ServerError::Source { role: "the master key", source })?;
     loaded.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));

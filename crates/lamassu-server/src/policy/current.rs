@@ -10,8 +10,8 @@
 use super::{FILE, Policy, Subject, parse};
 use crate::audit::Event;
 use crate::metrics::Metrics;
+use crate::refused::{At, Lost, Refused};
 use crate::state::State;
-use crate::vaults::{Lost, Refused};
 use crate::{Result, ServerError};
 use data_encoding::HEXLOWER;
 use lamassu_crypto::wrap::sha256;
@@ -33,28 +33,6 @@ const BEFORE: &str = "policy.before";
 const NOTED_EVERY: Duration = Duration::from_secs(60);
 /// Refusals that are remembered for that.
 const NOTED_MAX: usize = 10_000;
-
-/// The request that was refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum At {
-    /// To begin a session.
-    Session,
-    /// To commit rows.
-    Commit,
-    /// To put an anchor.
-    Anchor,
-}
-
-impl At {
-    /// Its name in the audit log and the metrics.
-    pub const fn name(self) -> &'static str {
-        match self {
-            At::Session => "session",
-            At::Commit => "commit",
-            At::Anchor => "anchor",
-        }
-    }
-}
 
 /// The number of a policy: how many there were before it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -5,8 +5,8 @@
 //! | this one | rules, and their effect on a host, a vault and a profile. Pure |
 //! | `file` | `policy.toml`: what an administrator writes |
 //! | `current` | the policy in force, and earlier ones while they still count |
+//! | `shown` | rules, as administrators see them |
 //! | `rows` | whether the rows of a commit, or of an anchor that is put, comply |
-//! | `admin` | requests of an administrator |
 //!
 //! A rule forbids values, or mandates some and so forbids all others. No rule allows what another one forbids, so the
 //! order of rules only decides which name is reported. Without rules everything is allowed.
@@ -14,16 +14,17 @@
 //! A decision depends on the suite and the domain of a vault, which its row fixes when it is put here, and on the
 //! profile in the row of each file. A host that lies about its data is not detected: no row shows it.
 
-pub mod admin;
 pub mod current;
 mod file;
 mod rows;
+mod shown;
 #[cfg(test)]
 mod tests;
 
-pub use current::{At, Policies};
+pub use current::Policies;
 pub use file::{COMMENTED, FILE, parse};
 pub use rows::{Judged, judge, violations};
+pub use shown::ShownRule;
 
 use data_encoding::HEXLOWER;
 use lamassu_anchor::VaultRow;

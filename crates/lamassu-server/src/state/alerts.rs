@@ -1,10 +1,10 @@
 //! Open alerts: those that no administrator has closed, which of them are new, and which the webhook has not accepted
 //! yet.
 
-use super::writing::{AnyTable, WriteTable, Writing};
 use super::{NUMBERS, State};
 use crate::alerts::{ALERTS_MAX, Acknowledged, Alert, Finding, HOSTS_MAX, NOT_KEPT, Which};
 use crate::audit::Event;
+use crate::writing::{AnyTable, WriteTable, Writing};
 use crate::{Result, ServerError};
 use data_encoding::HEXLOWER;
 use lamassu_crypto::wrap::sha256_of;

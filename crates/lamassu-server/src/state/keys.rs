@@ -3,10 +3,10 @@
 //! When a key is deleted or rewrapped, its old bytes stay in free pages of the database file until these are reused.
 //! They are wrapped, and of no use without the master key of their time.
 
-use super::writing::{AnyTable, Writing};
 use super::{HOSTS, Host, State};
 use crate::audit::Event;
-use crate::guard::Caller;
+use crate::caller::Caller;
+use crate::writing::{AnyTable, Writing};
 use crate::{Result, ServerError};
 use data_encoding::HEXLOWER;
 use lamassu_crypto::Secret;

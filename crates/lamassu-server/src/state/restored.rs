@@ -3,10 +3,10 @@
 
 use super::keys::{self, CopiedKeys};
 use super::leases::{KEPT, lease_key};
-use super::writing::Writing;
 use super::{HOSTS, Host, LEASES, NUMBERS, RESTORED, RUNS_BEFORE, State, alerts};
 use crate::Result;
 use crate::audit::{self, ChainEnd, Event};
+use crate::writing::Writing;
 use data_encoding::HEXLOWER;
 use redb::ReadableTable;
 use serde::{Deserialize, Serialize};

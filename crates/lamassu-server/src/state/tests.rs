@@ -53,7 +53,7 @@ fn a_key_is_a_hosts_until_it_is_revoked_or_joins_anew() {
     let state = State::make(dir.path()).expect("opens");
     let vault = [5; 16];
     let pending =
-        Pending { host: "one".into(), until: seconds() + 100, vaults: BTreeSet::from([HEXLOWER.encode(&vault)]) };
+        Pending { host: "one".into(), until: unix_now() + 100, vaults: BTreeSet::from([HEXLOWER.encode(&vault)]) };
     state.put_token(b"t", &pending, 0).expect("writes");
     assert_eq!((state.who(b"t"), state.who(b"k")), (Some(Who::Token), None));
     let mut changes = state.changes();
@@ -99,7 +99,7 @@ fn audit_of(state: &State) -> Result<(Vec<crate::audit::Entry>, crate::audit::Ch
 fn the_audit_log_keeps_its_chain_when_the_oldest_entries_go() {
     let dir = tempfile::tempdir().expect("a directory");
     let state = State::make(dir.path()).expect("opens");
-    let pending = Pending { host: "one".into(), until: seconds() + 100, vaults: BTreeSet::new() };
+    let pending = Pending { host: "one".into(), until: unix_now() + 100, vaults: BTreeSet::new() };
     state.put_token(b"t", &pending, 0).expect("writes");
     state.use_token(b"t", 0, b"k").expect("writes").expect("is good");
     state.grant("one", "0a", true).expect("writes");

@@ -244,7 +244,7 @@ impl Run<'_> {
         st: &Stat,
     ) -> Result<Option<(Arc<dyn BackendDir>, ObjectId)>> {
         self.let_go(st)?;
-        let same = recorded.filter(|entry| entry.kind == super::object_kind(st.kind));
+        let same = recorded.filter(|entry| entry.kind == crate::digests::object_kind(st.kind));
         let known = self.seen.get(&StoreId::from(st)).copied();
         if same.is_some_and(|entry| known == Some(entry.object)) {
             self.done.kept += 1;

@@ -8,7 +8,7 @@ use crate::inode::StoreId;
 use crate::names::StoredName;
 use crate::open::OpenFile;
 use crate::record::remove_companion;
-use crate::staging::lending;
+use crate::stored::lending;
 use crate::{Ino, Kind, Result, Vault, symlink};
 use lamassu_anchor::Removal;
 use lamassu_store::backend::Stat;
@@ -219,7 +219,7 @@ impl Vault {
         }
         let node = self.nodes.lock().find(StoreId::from(st));
         for entry in handle.read_dir().map_err(io("list a directory"))? {
-            if crate::staging::goes_along(&entry.name) {
+            if crate::stored::goes_along(&entry.name) {
                 continue;
             }
             // Its removal failed when it was due, and is tried again.

@@ -1,6 +1,6 @@
 //! What a name leads to, and what users see of it, by the anchor (N1, N2).
 
-use super::object_kind;
+use crate::digests::object_kind;
 use crate::dirs::Dir;
 use crate::error::{io, is_not_found};
 use crate::event::{FoundBy, IntegrityEvent, IntegrityKind};

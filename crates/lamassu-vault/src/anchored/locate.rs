@@ -1,8 +1,9 @@
 //! Where recovery finds recorded objects if the store has kept a given number of moves: directories by their objects,
 //! entries by their tokens; and whether what is there matches the record.
 
+use super::Anchored;
 use super::history::History;
-use super::{Anchored, digest_of_dataset, digest_of_text, object_kind};
+use crate::digests::{digest_of_dataset, digest_of_text, object_kind};
 use crate::error::is_not_found;
 use crate::record::read_text;
 use crate::walk::header_id;

@@ -1,9 +1,8 @@
 //! Unrecorded entries (N2) are moved to `lamassu.lost`, under their stored names, with their companions.
 
-use crate::check::{lost_dir, place_in_lost};
 use crate::dirs::Dir;
 use crate::error::{io, is_not_found};
-use crate::staging::PRIVATE;
+use crate::stored::{PRIVATE, lost_dir, place_in_lost};
 use crate::{Ino, Kind, Result, Vault};
 use lamassu_format::name::{LOST, Stored, classify, companion_name};
 use lamassu_store::BackendDir;

@@ -1,9 +1,9 @@
 //! New entries: the store's step first, then a queued entry and row.
 
-use crate::attr::Wanted;
 use crate::dirs::Dir;
 use crate::error::errno;
 use crate::names::StoredName;
+use crate::wanted::Wanted;
 use crate::{Kind, Result, Vault};
 use lamassu_anchor::row::{Content, FileRow, Sealed};
 use lamassu_anchor::{Digest, EntryPlace, Made, ObjectId, Row};

@@ -18,7 +18,6 @@
 pub(crate) mod accept;
 mod commit;
 mod depart;
-mod digest;
 mod entries;
 mod history;
 mod locate;
@@ -33,19 +32,17 @@ mod trees;
 mod used;
 
 pub(crate) use depart::Departing;
-pub(crate) use digest::{StoredAttrs, digest_of_attributes, digest_of_dataset, digest_of_link, digest_of_text};
 pub(crate) use entries::over_row;
 pub(crate) use make::{Fresh, TRIES_MAX};
 pub(crate) use moves::Moving;
 pub(crate) use recover::MovesLeft;
-pub(crate) use sealed::ShownLink;
 pub(crate) use take::shown as shown_attrs;
 pub(crate) use trees::TreeFiles;
 
 use crate::event::{IntegrityEvent, IntegrityKind, place_of};
 use crate::open::OpenFile;
-use crate::{Ino, Kind, Result, Vault, VaultError};
-use lamassu_anchor::{Anchor, AnchorError, EntryPlace, Mark, ObjectId, ObjectKind, Row};
+use crate::{Ino, Result, Vault, VaultError};
+use lamassu_anchor::{Anchor, AnchorError, EntryPlace, Mark, ObjectId, Row};
 use lamassu_store::BackendDir;
 use lamassu_store::file::AnchoredFiles;
 use parking_lot::{Mutex, RwLock};
@@ -138,32 +135,6 @@ impl Anchored {
     /// The anchor's place of an entry of the store.
     pub fn place(&self, dir: ObjectId, stored: &OsStr) -> EntryPlace {
         EntryPlace { dir, name: self.anchor.token(dir, stored.as_bytes()) }
-    }
-}
-
-/// The anchor's kind for a kind of the vault.
-pub(crate) fn object_kind(kind: Kind) -> ObjectKind {
-    match kind {
-        Kind::File => ObjectKind::File,
-        Kind::Dir => ObjectKind::Dir,
-        Kind::Symlink => ObjectKind::Link,
-        Kind::Fifo => ObjectKind::Fifo,
-        Kind::Socket => ObjectKind::Socket,
-        Kind::CharDevice => ObjectKind::Char,
-        Kind::BlockDevice => ObjectKind::Block,
-    }
-}
-
-/// The reverse.
-pub(crate) fn kind(kind: ObjectKind) -> Kind {
-    match kind {
-        ObjectKind::File => Kind::File,
-        ObjectKind::Dir => Kind::Dir,
-        ObjectKind::Link => Kind::Symlink,
-        ObjectKind::Fifo => Kind::Fifo,
-        ObjectKind::Socket => Kind::Socket,
-        ObjectKind::Char => Kind::CharDevice,
-        ObjectKind::Block => Kind::BlockDevice,
     }
 }
 

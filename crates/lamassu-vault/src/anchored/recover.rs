@@ -13,7 +13,7 @@ use super::history::{History, Move};
 use super::locate::{Item, Located};
 use crate::error::{io, is_not_found};
 use crate::record::remove_companion;
-use crate::staging::{is_entry_empty, rename_no_replace};
+use crate::stored::{is_entry_empty, rename_no_replace};
 use crate::symlink;
 use crate::{RenameMode, Result, Vault, VaultError};
 use lamassu_anchor::row::{Intent, Over};

@@ -6,7 +6,7 @@
 //! steps.
 
 use super::take::shown;
-use super::{StoredAttrs, digest_of_attributes, digest_of_dataset, digest_of_link, digest_of_text};
+use crate::digests::{ShownLink, StoredAttrs, digest_of_attributes, digest_of_dataset, digest_of_text};
 use crate::dirs::Dir;
 use crate::error::{errno, io};
 use crate::event::IntegrityKind;
@@ -18,19 +18,6 @@ use std::ffi::OsStr;
 
 /// Attempts at a barrier while other calls make names of the object.
 const TRIES_MAX: usize = 8;
-
-/// A stored link target.
-pub(crate) struct ShownLink {
-    pub text: Vec<u8>,
-    /// the rest of a long one, if it exists
-    pub rest: Option<Vec<u8>>,
-}
-
-impl ShownLink {
-    pub fn digest(&self) -> Digest {
-        digest_of_link(&self.text, self.rest.as_deref())
-    }
-}
 
 impl Vault {
     /// The error, and the event, for an outdated part of an object.

@@ -1,9 +1,9 @@
 //! Rows from what the store shows: for a new anchor, and for accepting. What does not open is damage, and gives no row.
 
-use super::{StoredAttrs, digest_of_attributes, digest_of_dataset, digest_of_text};
+use crate::attr_value::{Holder, open_name, open_value};
+use crate::digests::{StoredAttrs, digest_of_attributes, digest_of_dataset, digest_of_text};
 use crate::error::io;
 use crate::walk::{has_header, header_id};
-use crate::xattr::{Holder, open_name, open_value};
 use crate::{Kind, Result, Vault, VaultError, symlink};
 use lamassu_anchor::row::{Content, FileRow, Sealed};
 use lamassu_anchor::{Digest, ObjectId, Row, Token};

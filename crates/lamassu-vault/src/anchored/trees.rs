@@ -3,7 +3,7 @@
 //! trusted. Records that cannot be read count as zeros, which costs a rebuild from the pages; so do records that cannot
 //! be written.
 
-use crate::staging::PRIVATE;
+use crate::stored::PRIVATE;
 use lamassu_anchor::ObjectId;
 use lamassu_format::name::TREE;
 use lamassu_store::backend::SetTime;

@@ -2,14 +2,14 @@
 
 use super::runs::{DamageRun, runs};
 use super::{Checker, Found, Located, Problem, kind};
-use crate::anchored::digest_of_dataset;
+use crate::attr_value::Holder;
+use crate::digests::digest_of_dataset;
 use crate::error::is_not_found;
 use crate::event::{EventRange, IntegrityEvent};
 use crate::inode::StoreId;
 use crate::symlink::{self, LinkFault};
 use crate::walk::{has_header, header_id};
-use crate::xattr::Holder;
-use crate::{Dataset, Kind, VaultError, xattr};
+use crate::{Dataset, Kind, VaultError, attr_value};
 use lamassu_anchor::SealedPart;
 use lamassu_format::name::{LINK_PREFIX, decode};
 use lamassu_store::backend::Stat;
@@ -301,7 +301,7 @@ impl Checker<'_> {
             }
         };
         let ring = &self.vault.ctx.ring;
-        let is_ours = |attr: &OsString| xattr::open_name(ring, attr).is_some();
+        let is_ours = |attr: &OsString| attr_value::open_name(ring, attr).is_some();
         if !listed.iter().any(is_ours) {
             return;
         }
@@ -310,11 +310,11 @@ impl Checker<'_> {
         for attr in listed {
             let ring = &self.vault.ctx.ring;
             let shown = attr.to_string_lossy();
-            let fault = match xattr::open_name(ring, &attr) {
+            let fault = match attr_value::open_name(ring, &attr) {
                 None => continue,
                 Some(Err(e)) => Some((kind::XATTR, format!("the name of {shown} does not open: {e}"))),
                 Some(Ok(_)) => match held.as_ref().map_or_else(|| dir.get_xattr(&attr), |held| held.get_xattr(&attr)) {
-                    Ok(value) => xattr::open_value(ring, &attr, holder, &value)
+                    Ok(value) => attr_value::open_value(ring, &attr, holder, &value)
                         .err()
                         .map(|e| (kind::XATTR, format!("the value of {shown} does not open: {e}"))),
                     // The attribute is not verified: an owner other than root can list the attributes of a file of mode

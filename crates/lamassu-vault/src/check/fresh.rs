@@ -3,7 +3,7 @@
 //! None of this is repaired: only a person decides that what the store shows is the newest (`Vault::accept`).
 
 use super::{Checker, Found, Located, kind};
-use crate::anchored::object_kind;
+use crate::digests::object_kind;
 use crate::{Kind, Result};
 use lamassu_anchor::judge::{self, EntryVerdict};
 use lamassu_anchor::{Digest, Entry, EntryPlace, ObjectId, SealedPart, Token};
@@ -152,7 +152,7 @@ impl Checker<'_> {
             return Ok(true);
         }
         let shown = match self.vault.record_text(dir) {
-            Ok(text) => text.map_or(Digest::NONE, |text| crate::anchored::digest_of_text(&text)),
+            Ok(text) => text.map_or(Digest::NONE, |text| crate::digests::digest_of_text(&text)),
             Err(crate::record::RecordFault::Missing | crate::record::RecordFault::NotARecord) => Digest::NONE,
             // The error is reported where the record is opened.
             Err(_) => return Ok(true),
@@ -178,7 +178,7 @@ impl Checker<'_> {
         };
         match look() {
             Ok(attrs) => {
-                let shown = crate::anchored::digest_of_attributes(&attrs);
+                let shown = crate::digests::digest_of_attributes(&attrs);
                 self.is_newest(at, SealedPart::Attributes, shown, "its attributes are")
             }
             Err(error) => {

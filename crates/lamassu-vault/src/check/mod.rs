@@ -14,7 +14,6 @@ mod runs;
 mod walk;
 
 pub use locked::check_locked;
-pub(crate) use repair::{lost_dir, place_in_lost};
 pub use report::{Problem, Progress, Report, Tally};
 
 use crate::anchored::MovesLeft;

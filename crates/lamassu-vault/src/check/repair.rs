@@ -1,21 +1,16 @@
 //! What `--repair` does to the tree: it clears leftovers, and moves entries that no longer have a name out of it.
 
 use super::{Checker, Found, Located, Result, kind};
+use crate::Kind;
 use crate::error::{io, is_not_found};
 use crate::record::read_text;
-use crate::staging::rename_no_replace;
+use crate::stored::{lost_dir, place_in_lost};
 use crate::symlink;
-use crate::{Kind, VaultError};
 use lamassu_format::header::NameMode;
 use lamassu_format::name::{LOST, ROOT_RECORD, SESSIONS, Stored, classify, companion_name};
 use lamassu_store::BackendDir;
 use std::ffi::{OsStr, OsString};
-use std::io as stdio;
 use std::os::unix::ffi::OsStrExt;
-use std::sync::Arc;
-
-/// How many names are tried for one entry in `lamassu.lost`.
-const TRIES_MAX: u32 = 10_000;
 
 /// For a walk without progress.
 struct Unwatched;
@@ -130,42 +125,10 @@ impl Checker<'_> {
     }
 }
 
-/// Opens `lamassu.lost` of a vault's directory, which is made if it is not there.
-pub(crate) fn lost_dir(root: &dyn BackendDir) -> Result<Arc<dyn BackendDir>> {
-    match root.make_dir(OsStr::new(LOST), 0o700) {
-        Err(e) if e.kind() != stdio::ErrorKind::AlreadyExists => return Err(io("create lamassu.lost")(e)),
-        _ => {}
-    }
-    root.open_dir(OsStr::new(LOST)).map_err(|source| match source.raw_os_error() {
-        // The store made it. It is not a path of a user.
-        Some(libc::ENOTDIR | libc::ELOOP) => {
-            let source = stdio::Error::from_raw_os_error(libc::EIO);
-            VaultError::Io { op: "open lamassu.lost, which has to be a directory", source }
-        }
-        _ => io("open lamassu.lost")(source),
-    })
-}
-
 /// Whether something else lies where `lamassu.lost` belongs.
 pub(super) fn is_lost_taken(root: &dyn BackendDir) -> Result<bool> {
     match root.stat_entry(OsStr::new(LOST)) {
         Err(e) if is_not_found(&e) => Ok(false),
         st => Ok(st.map_err(io("stat lamassu.lost"))?.kind != Kind::Dir),
     }
-}
-
-/// Moves an entry of a directory to `lost`, under its name if that is free. Returns its name there.
-pub(crate) fn place_in_lost(lost: &dyn BackendDir, dir: &dyn BackendDir, entry: &OsStr) -> stdio::Result<OsString> {
-    let mut name = entry.to_owned();
-    for i in 1..TRIES_MAX {
-        match rename_no_replace(dir, entry, lost, &name) {
-            Err(e) if e.kind() == stdio::ErrorKind::AlreadyExists => {
-                // Short enough for every store: the end of a long name is not needed here.
-                let base = entry.to_string_lossy().chars().take(200).collect::<String>();
-                name = format!("{base}.{i}").into();
-            }
-            other => return other.map(|()| name),
-        }
-    }
-    Err(stdio::ErrorKind::AlreadyExists.into())
 }

@@ -2,11 +2,11 @@
 //! leaves one or both, of equal value.
 
 use super::RekeyRun;
-use crate::anchored::StoredAttrs;
+use crate::attr_value::{open_name, open_value, value_epoch};
+use crate::digests::StoredAttrs;
 use crate::error::io;
 use crate::event::IntegrityKind;
 use crate::target::Target;
-use crate::xattr::{open_name, open_value, value_epoch};
 use crate::{Ino, Kind, Result, VaultError};
 use lamassu_format::name::xattr_name;
 use std::ffi::{OsStr, OsString};
@@ -106,7 +106,7 @@ impl RekeyRun<'_> {
             return Ok(Todo::Nothing);
         }
         let value = open_value(ring, attr, holder, &value).map_err(|_| damaged())?;
-        let sealed = crate::xattr::seal_value(ring, &newest, holder, &value)?;
+        let sealed = crate::attr_value::seal_value(ring, &newest, holder, &value)?;
         Ok(Todo::Reseal { newest, sealed })
     }
 }

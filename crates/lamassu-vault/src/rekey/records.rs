@@ -4,7 +4,7 @@
 
 use super::RekeyRun;
 use super::links::StagedLink;
-use crate::anchored::digest_of_text;
+use crate::digests::digest_of_text;
 use crate::error::io;
 use crate::event::IntegrityKind;
 use crate::{Ino, RenameMode, Result, Vault, VaultError};

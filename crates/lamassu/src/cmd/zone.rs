@@ -10,7 +10,7 @@ use lamassu_format::Suite;
 use lamassu_format::header::{Header, ZoneFile};
 use lamassu_host::compression::{self, Chosen};
 use lamassu_host::slots::check_label;
-use lamassu_keys::create::check_oblivious;
+use lamassu_keys::keychain::check_oblivious;
 use lamassu_keys::{
     NewSlot, NewZone, ObliviousKey, Purpose, Update, copy_zone, create_oblivious_zone, create_zone, header_file,
     unix_now,

@@ -1,6 +1,6 @@
 use super::*;
-use crate::service::seconds;
 use crate::state::Pending;
+use lamassu_keys::unix_now;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use std::sync::Arc;
 fn a_key_is_given_to_who_was_granted_it_until_it_is_gone() {
     let dir = tempfile::tempdir().expect("a directory");
     let state = State::make(dir.path()).expect("opens");
-    let pending = Pending { host: "one".into(), until: seconds() + 100, vaults: BTreeSet::new() };
+    let pending = Pending { host: "one".into(), until: unix_now() + 100, vaults: BTreeSet::new() };
     state.put_token(b"t", &pending, 0).expect("writes");
     state.use_token(b"t", 0, b"k").expect("writes").expect("is good");
     let host = Caller { name: "one".into(), key: Arc::from(&b"k"[..]) };

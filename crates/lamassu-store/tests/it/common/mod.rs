@@ -5,7 +5,7 @@ pub mod anchor;
 pub mod crash;
 
 use lamassu_crypto::compress::version_of;
-use lamassu_crypto::oblivious::{Evaluate, EvaluationFault, Oblivious};
+use lamassu_crypto::oblivious::{Evaluate, KeyServerFault, Oblivious};
 use lamassu_crypto::oprf::{Element, Evaluation, ServerKey};
 use lamassu_crypto::{Engine, KeyRing, Secret};
 use lamassu_format::{Codec, Compression, Domain, Geometry, PageNo, Profile, Suite};
@@ -95,12 +95,12 @@ impl Evaluate for &'static Server {
         "server://test/zone".into()
     }
 
-    fn evaluate(&self, blinded: &[Element]) -> Result<Evaluation, EvaluationFault> {
+    fn evaluate(&self, blinded: &[Element]) -> Result<Evaluation, KeyServerFault> {
         let nth = self.calls.fetch_add(1, Ordering::Relaxed) + 1;
         if self.is_down.load(Ordering::Relaxed)
             || self.fails > 0 && nth.is_multiple_of(self.fails) && !self.is_mended.load(Ordering::Relaxed)
         {
-            return Err(EvaluationFault::Unreachable { detail: "it is down".into() });
+            return Err(KeyServerFault::Unreachable { detail: "it is down".into() });
         }
         let key = ServerKey::derive(&Secret::new(&mut [3; 32]), b"test");
         Ok(key.evaluate(blinded).expect("evaluates"))

@@ -1,14 +1,14 @@
 //! An administrator's requests about keys: grants, retirement, deletion, and another master key.
 
-use super::{Master, load, source_in};
-use crate::admin::Administered;
+use crate::administered::Administered;
 use crate::audit::{Entry, Event};
+use crate::keys::{Master, load, source_in};
 use crate::state::{Key, Use};
 use crate::{Result, ServerError};
 use data_encoding::HEXLOWER;
 use lamassu_keys::providers::server::is_name;
-use lamassu_keys::receipt::served::{Given, GoneKey, digest};
-use lamassu_keys::{KeySource, Purpose};
+use lamassu_keys::receipt::served::{Given, GoneKey};
+use lamassu_keys::{KeySource, Purpose, unix_now};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -149,7 +149,7 @@ fn delete(of: &Administered, name: &str) -> Result<KeyAnswer> {
             made: kept.made,
             made_by: kept.made_by.clone(),
             digest: kept.digest.clone(),
-            deleted: crate::service::seconds(),
+            deleted: unix_now(),
             granted: granted(of, name),
             given: Vec::new(),
             backups: Vec::new(),
@@ -180,32 +180,6 @@ fn look_back(of: &Administered, gone: &mut GoneKey) -> Result<()> {
     })?;
     gone.given = given.into_iter().map(|(host, last)| Given { host, last }).collect();
     Ok(())
-}
-
-/// Checks that each key opens, and is the one that was made. `None`: none are kept.
-///
-/// # Errors
-/// [`ServerError`].
-pub fn check(of: &Administered) -> Result<Option<String>> {
-    let keys = of.state.keys()?;
-    let count = keys.values().filter(|key| key.kept().is_some()).count();
-    let Some(zone) = of.state.zone()? else {
-        return if keys.is_empty() { Ok(None) } else { Err(ServerError::NoKeys) };
-    };
-    let opened = match (&of.master, source_in(&of.config)?) {
-        (Some(_), _) => None,
-        (None, Some(source)) => Some(Master::open(&zone, &load(&source, Purpose::Unlock)?)?),
-        (None, None) if count == 0 => return Ok(Some("none that is not deleted".into())),
-        (None, None) => return Err(ServerError::NoMasterKey),
-    };
-    let master = of.master.as_deref().or(opened.as_ref());
-    for (name, kept) in keys.iter().filter_map(|(name, key)| Some((name, key.kept()?))) {
-        let key = master.and_then(|master| master.unwrap(name, kept.wrapped()));
-        if key.is_none_or(|key| digest(&key) != kept.digest) {
-            return Err(ServerError::KeyDamaged { name: name.clone() });
-        }
-    }
-    Ok(Some(format!("{count}, and each opens")))
 }
 
 /// Rewraps all keys under the master key that the configuration names now; `from`: the previous one. The server must

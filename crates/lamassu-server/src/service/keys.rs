@@ -1,13 +1,15 @@
 //! The calls of hosts about keys. A host cannot distinguish a key that it was not granted from one that does not exist.
 
-use super::Master;
-use crate::service::{Done, Service, caller, garbled, seconds};
+use super::{Done, Service, caller, garbled};
+use crate::Result as ServerResult;
+use crate::caller::Caller;
+use crate::keys::Master;
 use crate::state::{Key, KeyRefusal, Use};
-use crate::{Result as ServerResult, guard::Caller};
 use lamassu_crypto::Secret;
 use lamassu_crypto::oprf::{EvaluateError, ServerKey};
 use lamassu_keys::providers::server::is_name;
 use lamassu_keys::receipt::served::digest;
+use lamassu_keys::unix_now;
 use lamassu_rpc::convert::{self, Garbled};
 use lamassu_rpc::proto::{self, keys_server::Keys, keys_server::KeysServer};
 use lamassu_rpc::{AGAIN, KEYS_MESSAGE_MAX};
@@ -49,7 +51,7 @@ impl Service {
         }
         let key = Secret::random().map_err(|_| crate::ServerError::NoRandom)?;
         let wrapped = master.wrap(name, &key)?;
-        self.state.make_key(host, name, seconds(), (&wrapped, digest(&key), r#use))
+        self.state.make_key(host, name, unix_now(), (&wrapped, digest(&key), r#use))
     }
 
     fn given(&self, host: &Caller, name: &str, master: &Master) -> ServerResult<Asked<Secret<32>>> {

@@ -1,15 +1,15 @@
 //! Opens state and anchors in etcd, and moves them there.
 
-use super::Cluster;
-use super::anchors::{self, EtcdAnchors};
-use super::config::EtcdConfig;
-use super::lead::Lead;
+use super::{Office, Origin, Waits};
 use crate::anchor_store::{self, AnchorStore, Files};
 use crate::authority::{self, Authority};
 use crate::config::{self, Config};
-use crate::origin::{Office, Origin, Waits};
+use crate::etcd::Cluster;
+use crate::etcd::anchors::{self, EtcdAnchors};
+use crate::etcd::config::EtcdConfig;
+use crate::etcd::lead::Lead;
 use crate::state::{self, State};
-use crate::{Result, ServerError, run};
+use crate::{Result, ServerError, dir};
 use data_encoding::HEXLOWER;
 use lamassu_anchor::table::Change;
 use std::fs;
@@ -144,7 +144,7 @@ pub struct Moved {
 /// # Errors
 /// [`ServerError::Config`], [`ServerError::Running`], [`ServerError::FullEtcd`]; those of both.
 pub fn to_etcd(dir: &Path) -> Result<Moved> {
-    run::check_dir(dir)?;
+    dir::check_dir(dir)?;
     let config = Config::read(dir)?;
     let etcd = config.etcd.as_ref().ok_or_else(|| ServerError::Config {
         path: dir.join(config::FILE),

@@ -1,7 +1,8 @@
-//! Digests of sealed parts that are replaced as a whole: directory records, link targets, attributes
-//! (`docs/freshness.md`, section 2).
+//! What an anchor compares: digests of sealed parts that are replaced as a whole (directory records, link targets,
+//! attributes; `docs/freshness.md`, section 2), and kinds of objects.
 
-use lamassu_anchor::Digest;
+use crate::Kind;
+use lamassu_anchor::{Digest, ObjectKind};
 use lamassu_crypto::wrap;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -49,6 +50,45 @@ pub(crate) fn digest_of_attributes(attrs: &StoredAttrs) -> Digest {
 /// are in its own anchor; the outer vault's anchor records which dataset is in which place.
 pub(crate) fn digest_of_dataset(id: &[u8; 16]) -> Digest {
     Digest(wrap::sha256(&[&[DATASET][..], id].concat()))
+}
+
+/// A stored link target.
+pub(crate) struct ShownLink {
+    pub text: Vec<u8>,
+    /// the rest of a long one, if it exists
+    pub rest: Option<Vec<u8>>,
+}
+
+impl ShownLink {
+    pub fn digest(&self) -> Digest {
+        digest_of_link(&self.text, self.rest.as_deref())
+    }
+}
+
+/// The anchor's kind for a kind of the vault.
+pub(crate) fn object_kind(kind: Kind) -> ObjectKind {
+    match kind {
+        Kind::File => ObjectKind::File,
+        Kind::Dir => ObjectKind::Dir,
+        Kind::Symlink => ObjectKind::Link,
+        Kind::Fifo => ObjectKind::Fifo,
+        Kind::Socket => ObjectKind::Socket,
+        Kind::CharDevice => ObjectKind::Char,
+        Kind::BlockDevice => ObjectKind::Block,
+    }
+}
+
+/// The reverse.
+pub(crate) fn kind(kind: ObjectKind) -> Kind {
+    match kind {
+        ObjectKind::File => Kind::File,
+        ObjectKind::Dir => Kind::Dir,
+        ObjectKind::Link => Kind::Symlink,
+        ObjectKind::Fifo => Kind::Fifo,
+        ObjectKind::Socket => Kind::Socket,
+        ObjectKind::Char => Kind::CharDevice,
+        ObjectKind::Block => Kind::BlockDevice,
+    }
 }
 
 #[cfg(test)]

@@ -1,0 +1,93 @@
+//! What an administrator's requests are answered from: a running server, or its directory alone.
+
+use crate::anchor_store::AnchorStore;
+use crate::authority::Authority;
+use crate::config::Config;
+use crate::keys::Master;
+use crate::origin::{Office, Origin, Waits};
+use crate::policy::Policies;
+use crate::refused::{Lost, Refused};
+use crate::state::State;
+use crate::vaults::{self, Vaults};
+use crate::{Result, ServerError, dir};
+use lamassu_anchor::AnchorError;
+use lamassu_anchor::table::Table;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// A vault, and the table of its anchor.
+pub type VaultTable = ([u8; 16], std::result::Result<Arc<dyn Table>, AnchorError>);
+
+/// What answers requests.
+#[derive(Clone)]
+pub struct Administered {
+    /// the server's directory
+    pub dir: PathBuf,
+    /// the durable state
+    pub state: Arc<State>,
+    /// the anchors
+    pub anchors: Arc<dyn AnchorStore>,
+    /// the right to use both
+    pub office: Arc<Office>,
+    /// the authority that signs
+    pub authority: Arc<Authority>,
+    /// the configuration
+    pub config: Config,
+    /// the vaults, of a running server
+    pub vaults: Option<Arc<Vaults>>,
+    /// the policies in force, of a running server
+    pub policies: Option<Arc<Policies>>,
+    /// the master key, of a running server that keeps keys
+    pub master: Option<Arc<Master>>,
+}
+
+impl Administered {
+    /// For a server that is not running.
+    ///
+    /// # Errors
+    /// [`ServerError::Running`]; those of the state and the authority.
+    pub fn of(dir: &Path) -> Result<Administered> {
+        dir::check_dir(dir)?;
+        let (config, authority) = (Config::read(dir)?, Arc::new(Authority::read(dir)?));
+        let opened = Origin::open(dir, &config, &authority, &Waits::Not)?;
+        let Origin { state, anchors, office } = opened.ok_or(ServerError::NotRunning)?;
+        let (vaults, policies, master) = (None, None, None);
+        Ok(Administered { dir: dir.into(), state, anchors, office, authority, config, vaults, policies, master })
+    }
+
+    /// The tables of all anchors that are kept here, or the reason that one cannot be read.
+    ///
+    /// # Errors
+    /// [`ServerError::File`]; a [`ServerError::Database`] that ends a server.
+    pub fn tables(&self) -> Result<Vec<VaultTable>> {
+        self.anchors.all()?.into_iter().map(|id| Ok((id, self.table(&id)?))).collect()
+    }
+
+    /// The vaults whose anchors should be here and are missing.
+    ///
+    /// # Errors
+    /// Those of the state and of the store of anchors.
+    pub fn missing(&self) -> Result<Vec<[u8; 16]>> {
+        vaults::missing(&*self.anchors, &self.state)
+    }
+
+    /// The table of one vault, or the reason that it cannot be read.
+    ///
+    /// # Errors
+    /// As [`Administered::tables`].
+    pub fn table(&self, id: &[u8; 16]) -> Result<std::result::Result<Arc<dyn Table>, AnchorError>> {
+        let Some(vaults) = &self.vaults else {
+            return Ok(self.anchors.open(id));
+        };
+        let path = || self.anchors.name(id).into();
+        match vaults.vault(id) {
+            Ok(vault) => Ok(Ok(vault.table_to_look_at())),
+            Err(Refused::Lost(Lost(ServerError::Anchor(error))) | Refused::Failed(ServerError::Anchor(error))) => {
+                Ok(Err(error))
+            }
+            Err(Refused::Lost(Lost(error)) | Refused::Failed(error)) => Err(error),
+            Err(Refused::Unknown) => Ok(Err(AnchorError::Missing { path: path() })),
+            Err(_) => Ok(Err(AnchorError::Locked { path: path() })),
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! What an operator's monitoring asks: `/metrics` in the text form of OpenMetrics, and `/health`. Counts only: no name
+//! of a host, no vault, no key.
+
+use crate::metrics::Metrics;
+use crate::policy::Policies;
+use crate::state::State;
+use crate::vaults::Vaults;
+use http::{Request, Response, StatusCode, header};
+use http_body_util::Full;
+use hyper::body::{Bytes, Incoming};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry;
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
+
+/// Connections of monitoring at once.
+const ASKING_MAX: usize = 16;
+/// How long one such connection may take in all.
+const ASKING_TIMEOUT: Duration = Duration::from_secs(10);
+const TEXT: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// What is read when monitoring asks.
+pub struct Observed {
+    /// what is counted
+    pub metrics: Metrics,
+    /// the hosts
+    pub state: Arc<State>,
+    /// what is kept
+    pub vaults: Arc<Vaults>,
+    /// what hosts may do
+    pub policies: Arc<Policies>,
+    /// the limit of connections, and how many are left
+    pub connections: (usize, Arc<Semaphore>),
+}
+
+impl Observed {
+    fn text(&self) -> Result<String, std::fmt::Error> {
+        let mut all = Registry::with_prefix("lamassu_server");
+        self.metrics.register(&mut all);
+        let mut gauge = |name: &str, help: &str, value: usize| {
+            let gauge: Gauge = Gauge::default();
+            gauge.set(value.try_into().unwrap_or(i64::MAX));
+            all.register(name, help, gauge);
+        };
+        let hosts = self.state.hosts();
+        let revoked = hosts.values().filter(|host| host.is_revoked).count();
+        let vaults = self.vaults.in_use();
+        let sessions = vaults.iter().map(|(_, hosts)| hosts.len()).sum();
+        let (most, free) = &self.connections;
+        gauge("hosts", "Hosts that have joined and are not revoked", hosts.len() - revoked);
+        gauge("hosts_revoked", "Hosts that were revoked", revoked);
+        gauge("vaults_open", "Vaults whose anchors are open", vaults.len());
+        gauge("vaults_waiting", "Vaults that wait for hosts, behind a restore", self.state.restored().len());
+        // If the state cannot be read, the server's log says so.
+        let keys = self.state.keys().unwrap_or_default();
+        gauge("keys", "Keys that are kept for hosts", keys.values().filter(|key| key.kept().is_some()).count());
+        gauge("policy_rules", "Rules of the policy in force", self.policies.now().1.len());
+        let alerts = self.state.alert_counts().unwrap_or_default();
+        let count = |count: u64| usize::try_from(count).unwrap_or(usize::MAX);
+        gauge("alerts", "Alerts that are open", count(alerts.open));
+        gauge("alerts_new", "Alerts that are not acknowledged", count(alerts.new));
+        gauge("alerts_unposted", "Alerts that the webhook has not taken", count(alerts.unposted));
+        gauge("sessions", "Sessions that have not ended", sessions);
+        gauge("connections", "Connections of hosts", most.saturating_sub(free.available_permits()));
+        gauge("connections_max", "Most connections of hosts", *most);
+        let mut text = String::new();
+        encode(&mut text, &all)?;
+        Ok(text)
+    }
+
+    fn answer(&self, request: &Request<Incoming>) -> Response<Full<Bytes>> {
+        let (status, kind, text) = match request.uri().path() {
+            "/metrics" => match self.text() {
+                Ok(text) => (StatusCode::OK, TEXT, text),
+                Err(_) => (StatusCode::INTERNAL_SERVER_ERROR, "text/plain", "no memory for it\n".into()),
+            },
+            "/health" => (StatusCode::OK, "text/plain", "ok\n".into()),
+            _ => (StatusCode::NOT_FOUND, "text/plain", "there are /metrics and /health\n".into()),
+        };
+        let mut response = Response::new(Full::from(text));
+        *response.status_mut() = status;
+        response.headers_mut().insert(header::CONTENT_TYPE, header::HeaderValue::from_static(kind));
+        response
+    }
+}
+
+/// Answers until the process ends: a few connections at once, each for a limited time.
+pub async fn serve(listener: TcpListener, observed: Arc<Observed>) {
+    let turns = Arc::new(Semaphore::new(ASKING_MAX));
+    loop {
+        let Ok(turn) = turns.clone().acquire_owned().await else { return };
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                tracing::warn!(%error, "a connection could not be accepted");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                continue;
+            }
+        };
+        let observed = observed.clone();
+        tokio::spawn(async move {
+            let _turn = turn;
+            let answer = service_fn(|request| {
+                let observed = observed.clone();
+                // It waits for locks of vaults, which are held while a commit is written.
+                async move {
+                    let asked = tokio::task::spawn_blocking(move || observed.answer(&request)).await;
+                    Ok::<_, Infallible>(asked.unwrap_or_else(|_| Response::new(Full::from("a thread has ended\n"))))
+                }
+            });
+            let mut http = http1::Builder::new();
+            http.timer(TokioTimer::new()).header_read_timeout(ASKING_TIMEOUT).keep_alive(false).max_buf_size(16 << 10);
+            let served = http.serve_connection(TokioIo::new(stream), answer);
+            let _ = tokio::time::timeout(ASKING_TIMEOUT, served).await;
+        });
+    }
+}

@@ -1,0 +1,97 @@
+//! Why a request of a host is refused.
+
+use crate::ServerError;
+use lamassu_anchor::AnchorError;
+
+/// Why a host's request is refused.
+#[derive(Debug)]
+pub enum Refused {
+    /// The vault is not known here.
+    Unknown,
+    /// A session of another host is in the way.
+    InUse {
+        /// the host
+        by: String,
+    },
+    /// The vault was restored from a backup, and some hosts may have newer rows.
+    Restored {
+        /// those hosts
+        waits_for: Vec<String>,
+    },
+    /// The session has ended, or has no lease for this.
+    Ended,
+    /// The changes are based on another head.
+    OtherHead,
+    /// The vault has another anchor here already.
+    Known,
+    /// The rows are not an anchor of this vault.
+    NoAnchor,
+    /// The call is invalid.
+    Nonsense,
+    /// A rule of the policy forbids it.
+    Policy {
+        /// its name
+        rule: String,
+        /// what it forbids
+        what: String,
+    },
+    /// This host may not use the vault.
+    NotGranted,
+    /// Too much at once.
+    TooMuch(&'static str),
+    /// The vault is being reopened, or its anchor is being put.
+    NotNow,
+    /// The server's disk failed.
+    Failed(ServerError),
+    /// The same, and the change may have been made nevertheless.
+    InDoubt(ServerError),
+    /// See [`Lost`].
+    Lost(Lost),
+}
+
+/// A change in memory may not be durable, so the server must end.
+#[derive(Debug)]
+pub struct Lost(pub ServerError);
+
+impl From<Lost> for Refused {
+    fn from(lost: Lost) -> Refused {
+        Refused::Lost(lost)
+    }
+}
+
+impl From<ServerError> for Refused {
+    fn from(error: ServerError) -> Refused {
+        Refused::Failed(error)
+    }
+}
+
+impl From<AnchorError> for Refused {
+    fn from(error: AnchorError) -> Refused {
+        Refused::Failed(error.into())
+    }
+}
+
+/// A result whose error is a [`Refused`].
+pub type Answer<T> = std::result::Result<T, Refused>;
+
+/// The request that a policy refuses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum At {
+    /// To begin a session.
+    Session,
+    /// To commit rows.
+    Commit,
+    /// To put an anchor.
+    Anchor,
+}
+
+impl At {
+    /// Its name in the audit log and the metrics.
+    pub const fn name(self) -> &'static str {
+        match self {
+            At::Session => "session",
+            At::Commit => "commit",
+            At::Anchor => "anchor",
+        }
+    }
+}

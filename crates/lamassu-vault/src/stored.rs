@@ -1,0 +1,89 @@
+//! Steps on entries of the store that know nothing of a vault: what lies in a directory, moves that replace nothing,
+//! `lamassu.lost`.
+
+use crate::error::{io, is_not_found, is_unsupported};
+use crate::{RenameMode, Result, VaultError};
+use lamassu_format::name::{COMPANION_PREFIX, DIR_RECORD, LINK_PREFIX, LOST};
+use lamassu_store::BackendDir;
+use std::ffi::{OsStr, OsString};
+use std::io as stdio;
+use std::os::unix::ffi::OsStrExt;
+use std::sync::Arc;
+
+/// Permissions of a directory for this process alone.
+pub(crate) const PRIVATE: u32 = 0o700;
+
+/// How many names are tried for one entry in `lamassu.lost`.
+const TRIES_MAX: u32 = 10_000;
+
+/// Whether an entry may be deleted with its directory: a record, or a companion without its entry.
+pub(crate) fn goes_along(name: &OsStr) -> bool {
+    let name = name.as_bytes();
+    name == DIR_RECORD.as_bytes()
+        || [COMPANION_PREFIX, LINK_PREFIX].iter().any(|prefix| name.starts_with(prefix.as_bytes()))
+}
+
+/// Whether a directory holds nothing that is a part of the tree.
+pub(crate) fn is_empty(dir: &dyn BackendDir) -> stdio::Result<bool> {
+    Ok(dir.read_dir()?.iter().all(|e| goes_along(&e.name)))
+}
+
+/// A directory that can be looked into even if its mode denies that to its owner, which is this process: see
+/// [`BackendDir::lending`]. For callers that may change the store.
+pub(crate) fn lending(dir: &Arc<dyn BackendDir>) -> Arc<dyn BackendDir> {
+    dir.lending().unwrap_or_else(|| dir.clone())
+}
+
+/// Whether an entry of `parent` is a directory that holds nothing: rmdir needs no permission to look into it.
+pub(crate) fn is_entry_empty(parent: &dyn BackendDir, name: &OsStr) -> stdio::Result<bool> {
+    is_empty(&*lending(&parent.open_dir(name)?))
+}
+
+/// rename that fails with EEXIST, even if the store has no such rename: callers hold the lock of the directory.
+pub(crate) fn rename_no_replace(
+    from: &dyn BackendDir,
+    name: &OsStr,
+    to: &dyn BackendDir,
+    to_name: &OsStr,
+) -> stdio::Result<()> {
+    match from.rename(name, to, to_name, RenameMode::NoReplace) {
+        Err(e) if is_unsupported(&e) && e.raw_os_error() != Some(libc::EPERM) => match to.stat_entry(to_name) {
+            Err(absent) if is_not_found(&absent) => from.rename(name, to, to_name, RenameMode::Replace),
+            Ok(_) => Err(stdio::Error::from_raw_os_error(libc::EEXIST)),
+            Err(other) => Err(other),
+        },
+        other => other,
+    }
+}
+
+/// Opens `lamassu.lost` of a vault's directory, which is made if it is not there.
+pub(crate) fn lost_dir(root: &dyn BackendDir) -> Result<Arc<dyn BackendDir>> {
+    match root.make_dir(OsStr::new(LOST), 0o700) {
+        Err(e) if e.kind() != stdio::ErrorKind::AlreadyExists => return Err(io("create lamassu.lost")(e)),
+        _ => {}
+    }
+    root.open_dir(OsStr::new(LOST)).map_err(|source| match source.raw_os_error() {
+        // The store made it. It is not a path of a user.
+        Some(libc::ENOTDIR | libc::ELOOP) => {
+            let source = stdio::Error::from_raw_os_error(libc::EIO);
+            VaultError::Io { op: "open lamassu.lost, which has to be a directory", source }
+        }
+        _ => io("open lamassu.lost")(source),
+    })
+}
+
+/// Moves an entry of a directory to `lost`, under its name if that is free. Returns its name there.
+pub(crate) fn place_in_lost(lost: &dyn BackendDir, dir: &dyn BackendDir, entry: &OsStr) -> stdio::Result<OsString> {
+    let mut name = entry.to_owned();
+    for i in 1..TRIES_MAX {
+        match rename_no_replace(dir, entry, lost, &name) {
+            Err(e) if e.kind() == stdio::ErrorKind::AlreadyExists => {
+                // Short enough for every store: the end of a long name is not needed here.
+                let base = entry.to_string_lossy().chars().take(200).collect::<String>();
+                name = format!("{base}.{i}").into();
+            }
+            other => return other.map(|()| name),
+        }
+    }
+    Err(stdio::ErrorKind::AlreadyExists.into())
+}
