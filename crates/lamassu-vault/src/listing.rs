@@ -43,7 +43,7 @@ pub(crate) struct Listed<'a> {
 }
 
 impl Snapshot {
-    /// Those of a directory; `is_incomplete`: the anchor has others.
+    /// A snapshot of these entries; `is_incomplete`: the anchor has others.
     pub fn of(entries: Vec<backend::Listed>, is_incomplete: bool) -> Self {
         let mut names = Vec::with_capacity(entries.iter().map(|entry| entry.name.len()).sum());
         let mut row = |entry: backend::Listed| {
@@ -73,7 +73,7 @@ impl Snapshot {
         self.is_incomplete.store(true, Ordering::Relaxed);
     }
 
-    /// Whether the anchor has entries that the store did not show, or whose names it did not.
+    /// Whether the anchor has entries that the store did not show, or whose names it did not show.
     pub fn is_incomplete(&self) -> bool {
         self.is_incomplete.load(Ordering::Relaxed)
     }

@@ -1,4 +1,4 @@
-//! Steps on entries of the store that know nothing of a vault: what lies in a directory, moves that replace nothing,
+//! Operations on entries of the store that need no vault: whether a directory is empty, moves that replace nothing,
 //! `lamassu.lost`.
 
 use crate::error::{io, is_not_found, is_unsupported};

@@ -65,8 +65,8 @@ pub(crate) struct KnownAnswer {
 
 /// Encrypts blocks, each under a key of its own, without an IV: a key has one plaintext.
 pub(crate) trait BlockCipher: Sync {
-    /// Encrypts a group in place: `keys.len()` blocks of equal length, at most [`crate::kernel::GROUP`]. Of each the
-    /// first `lens` bytes, whole cipher blocks; what is behind them is zero and stays so.
+    /// Encrypts a group in place: `keys.len()` blocks of equal length, at most [`crate::kernel::GROUP`]. Encrypts the
+    /// first `lens` bytes of each, whole cipher blocks; the bytes behind them are zero and stay so.
     fn encrypt(&self, kernel: Kernel, keys: &[BlockKey], group: &mut [u8], lens: &[usize]);
 
     /// Decrypts one block in place.
