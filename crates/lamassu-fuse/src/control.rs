@@ -58,7 +58,7 @@ pub struct Status {
     pub waiting: u64,
     /// Writes received so far from the kernel's page cache.
     pub cache_writes: u64,
-    /// Of these, not answered yet.
+    /// How many of them are not answered yet.
     pub cache_writes_in_flight: u64,
 }
 
@@ -152,7 +152,7 @@ pub enum ControlError {
     LeadsAway {
         /// As given.
         path: std::path::PathBuf,
-        /// Where it leads.
+        /// The path that it leads to.
         target: std::path::PathBuf,
     },
     /// Another user's mount: its answers may be false.
@@ -164,7 +164,7 @@ pub enum ControlError {
     /// The system's.
     #[error("{op}: {source}")]
     Io {
-        /// What was tried.
+        /// The operation that failed.
         op: &'static str,
         /// Its error.
         source: io::Error,

@@ -426,7 +426,7 @@ impl Vault {
         self.anchored.as_ref().map_or(Ok(()), |anchored| Ok(anchored.anchor.wait_until_good()?))
     }
 
-    /// What it was opened with.
+    /// The options it was opened with.
     pub fn options(&self) -> &Options {
         &self.options
     }

@@ -29,7 +29,7 @@ struct End {
     rest: Option<OsString>,
 }
 
-/// What has to come before a rename.
+/// The step that is necessary before a rename.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Blocked {
     /// An entry removed from there must first leave the store.

@@ -269,7 +269,7 @@ pub enum VaultError {
     /// The store failed.
     #[error("{op}: {source}")]
     Io {
-        /// What was tried.
+        /// The operation that failed.
         op: &'static str,
         /// The store's error, with its errno.
         source: std::io::Error,

@@ -49,7 +49,7 @@ struct Returned {
     contents: Option<Box<Contents>>,
 }
 
-/// What a job is about.
+/// The content of a job.
 pub(super) struct Contents {
     pub work: Work,
     pub blocks: Zeroizing<Vec<u8>>,

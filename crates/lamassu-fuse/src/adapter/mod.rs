@@ -88,7 +88,7 @@ pub(crate) struct Shared<F> {
     gate: Gate,
     /// Serialises freeze and thaw.
     admin: Mutex<()>,
-    /// What is open.
+    /// The open files and directories.
     uses: Mutex<HashMap<Ino, Uses>>,
     descriptors: Descriptors,
     /// Direct handles through which file capabilities were removed already.

@@ -62,12 +62,12 @@ impl Asked {
         }
     }
 
-    /// Where it was when it was opened, without links.
+    /// Its path when it was opened, without links.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Where its mount is.
+    /// The directory that its mount is on.
     pub fn mountpoint(&self) -> &Path {
         &self.mount.mountpoint
     }

@@ -163,7 +163,7 @@ fn check_mountpoint(mountpoint: &Path, options: &MountOptions) -> Result<PathBuf
 }
 
 impl Mounted {
-    /// Where, as an absolute path without links.
+    /// The mount point, as an absolute path without links.
     pub fn mountpoint(&self) -> &Path {
         self.unmounter.id.path()
     }
@@ -173,7 +173,7 @@ impl Mounted {
         (self.cache)()
     }
 
-    /// What tells how often each request came, for as long as the mount lives.
+    /// A function that returns how often each request came, for as long as the mount lives.
     pub fn request_counts(&self) -> Arc<dyn Fn() -> Vec<RequestCount> + Send + Sync> {
         self.counted.clone()
     }

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 /// If a read of the store takes this long, a thread for each record is worth it.
 const SLOW: Duration = Duration::from_micros(150);
-/// What a measured read counts against all before it: 1 in so many.
+/// A measured read changes the average by 1/`WEIGHT` of its difference.
 const WEIGHT: u64 = 4;
 
 /// When tree records are fetched.

@@ -88,8 +88,8 @@ struct Published {
     mtime: Option<Time>,
     /// The backing file's modification time while Lamassu itself changes that file: to be set again.
     kept: Option<Time>,
-    /// What it was last set to, if nothing has changed it since. A `stat` that asked the store in between shows this
-    /// time.
+    /// The time it was last set to, if nothing has changed it since. A `stat` that asked the store in between shows
+    /// this time.
     known: Option<Time>,
     /// Something has to be committed.
     is_dirty: bool,

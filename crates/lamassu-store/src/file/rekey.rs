@@ -219,7 +219,7 @@ impl Core {
         self.ctx.engine.seal_to(&self.ctx.ring.inner(), keyed.salts, opened, &mut sealed, len, keys.raw_mut())?;
         let is_other = |i: &usize| keyed.keys[*i] != [0; 32] && keyed.keys[*i] != keys.raw()[*i];
         let failed = std::mem::take(found);
-        // Those that failed were opened to zeros.
+        // Blocks that failed to open are zeros here.
         let others = (0..keyed.keys.len()).filter(|i| failed.binary_search(i).is_ok() || is_other(i));
         found.extend(others);
         Ok(())

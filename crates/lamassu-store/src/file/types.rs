@@ -117,7 +117,7 @@ impl DamageKind {
 /// One damage, as reported and logged: where in the file, and what.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Damage {
-    /// What.
+    /// The kind of damage.
     pub kind: DamageKind,
     /// Segment number.
     pub segment: u64,
@@ -151,7 +151,7 @@ pub enum StoreError {
     /// The store failed.
     #[error("{op} at {offset}: {source}")]
     Io {
-        /// What was tried.
+        /// The operation that failed.
         op: &'static str,
         /// Offset in the backing file.
         offset: u64,

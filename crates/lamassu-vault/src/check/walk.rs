@@ -28,7 +28,7 @@ pub(super) struct Here {
     names: Option<Names>,
     beside: Beside,
     links: Links,
-    /// What is recorded in it, and was not found yet.
+    /// The entries that are recorded in it and were not found yet.
     left: Left,
 }
 

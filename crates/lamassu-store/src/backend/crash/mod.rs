@@ -72,7 +72,7 @@ pub enum Op {
         ino: u64,
         /// Bytes from the start of the file.
         offset: u64,
-        /// What was written.
+        /// The bytes written.
         data: Arc<[u8]>,
     },
     /// One piece of a punch.
@@ -107,9 +107,9 @@ impl Op {
 /// An operation and when it happened, by the clock of the store.
 #[derive(Clone, Debug)]
 pub struct Record {
-    /// What.
+    /// The operation.
     pub op: Op,
-    /// When.
+    /// Its time.
     pub time: Time,
 }
 

@@ -422,7 +422,7 @@ enum As {
     Original,
     /// The original's, but a link has no mode.
     Link,
-    /// Those it was made with: only its maker can enter it, whatever modes the store has for entries below.
+    /// The ones it was made with: only its maker can enter it, whatever modes the store has for entries below.
     Made,
 }
 

@@ -82,7 +82,7 @@ struct Shared {
     live: RwLock<Live>,
     clock: Clock,
     observer: Option<Arc<dyn Observer>>,
-    /// The one lock there is, whatever its name.
+    /// The only lock: all names are the same lock.
     locked: Arc<AtomicBool>,
 }
 
