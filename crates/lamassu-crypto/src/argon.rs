@@ -99,7 +99,7 @@ const GROUPS: [(&str, &str, [&str; 2]); 2] = [
     ("/sys/fs/cgroup/memory", ":memory:/", ["memory.limit_in_bytes", "memory.usage_in_bytes"]),
 ];
 
-/// What the narrowest of this process's control groups leaves. `None`: none limits memory, or none can be read.
+/// The memory left in the narrowest of this process's control groups. `None`: none limits memory, or none can be read.
 fn group_memory_kib() -> Option<u64> {
     let groups = std::fs::read_to_string("/proc/self/cgroup").ok()?;
     let narrowest = |(root, before, [max, current]): (&str, &str, [&str; 2])| {
@@ -114,7 +114,7 @@ fn group_memory_kib() -> Option<u64> {
     GROUPS.into_iter().filter_map(narrowest).min()
 }
 
-/// What one group leaves, by its files of cgroups(7). Its page cache can be reclaimed.
+/// The memory left in one group, by its files of cgroups(7). Its page cache can be reclaimed.
 fn group_left_kib(max: &str, current: &str, stat: &str) -> Option<u64> {
     let (max, current): (u64, u64) = (max.trim().parse().ok()?, current.trim().parse().ok()?);
     let cache = ["inactive_file ", "active_file "].iter().filter_map(|name| {

@@ -21,18 +21,19 @@ pub struct InnerKey {
     suite: &'static CipherSuite,
     kernel: Kernel,
     k_in: Secret<32>,
-    /// What its keys take a part from; `None`: they follow from K_in alone.
+    /// The server on which its keys depend; `None`: they follow from K_in alone.
     oblivious: Option<Arc<Oblivious>>,
-    /// By [`Method::index`]: most vaults use that of the suite alone, so the others are expanded when they are needed.
+    /// By [`Method::index`]: most vaults use only the suite's own method, so the others are expanded when they are
+    /// needed.
     expanded: [OnceLock<Expanded>; Method::ALL.len()],
 }
 
 /// K_in, expanded for a method.
 struct Expanded {
     hash: BlockHash,
-    /// Keys; in an oblivious epoch inputs of the server's function.
+    /// Derives keys; in an oblivious epoch the inputs of the server's function.
     kdf: Box<dyn BlockKdf>,
-    /// In an oblivious epoch: the other half of a key, of its input and its token.
+    /// In an oblivious epoch: derives the other half of a key, from its input and its token.
     check: Option<Box<dyn BlockKdf>>,
 }
 
@@ -59,7 +60,7 @@ impl InnerKey {
         key
     }
 
-    /// What its keys take a part from.
+    /// The server on which its keys depend.
     pub fn oblivious(&self) -> Option<&Arc<Oblivious>> {
         self.oblivious.as_ref()
     }
@@ -86,11 +87,11 @@ impl InnerKey {
         })
     }
 
-    /// Derives the keys and encrypts in place; blocks that are to be stored plain keep their content, and get their
-    /// hash for a key. `blocks` is `keys.len()` blocks of `block_size` bytes.
+    /// Derives the keys and encrypts in place. Plain blocks keep their content, and get their hash as key. `blocks` is
+    /// `keys.len()` blocks of `block_size` bytes.
     ///
     /// # Panics
-    /// If the epoch is oblivious, and the blocks are to be encrypted: [`crate::Engine`] asks the server.
+    /// If the epoch is oblivious and the blocks are not plain: only [`crate::Engine`] asks the server.
     pub fn seal(&self, salts: Salts<'_>, blocks: &mut [u8], block_size: usize, keys: &mut [BlockKey]) {
         check_shape(blocks.len(), block_size, keys.len());
         assert!(self.oblivious.is_none() || salts.is_plain(), "oblivious keys follow from no hash alone");
@@ -107,7 +108,7 @@ impl InnerKey {
         }
     }
 
-    /// Encrypts 1 to [`GROUP`] blocks in place, under keys that are known already.
+    /// Encrypts 1 to [`GROUP`] blocks in place, under given keys.
     pub(crate) fn encrypt_group(&self, method: Method, group: &mut [u8], keys: &[BlockKey], lens: &Lens) {
         self.suite.cipher(method).encrypt(self.kernel, keys, group, lens.of_first(keys.len()));
     }
@@ -134,20 +135,20 @@ impl InnerKey {
         without_trace(|| self.by(salts.method()).kdf.keys(self.kernel, hashes, salts, inputs));
     }
 
-    /// The keys that at most [`GROUP`] inputs and their tokens make.
+    /// The keys for at most [`GROUP`] inputs and their tokens.
     pub(crate) fn keys_of_tokens(&self, method: Method, inputs: &[Input], tokens: &[Token], keys: &mut [BlockKey]) {
         let check = self.by(method).check.as_ref().expect("an oblivious epoch has it");
         without_trace(|| check.keys(self.kernel, inputs, Salts::of_tokens(tokens), keys));
         for (key, token) in keys.iter_mut().zip(tokens) {
-            // The token, and the first half of what was derived.
+            // The token, followed by the first half of the derived bytes.
             key.copy_within(..16, 16);
             key[..16].copy_from_slice(token);
             self.suite.finish(key);
         }
     }
 
-    /// The keys that blocks with these hashes must have, at most [`GROUP`], if those that they are stored with are
-    /// right. What an oblivious key took from the server is in it.
+    /// The keys that at most [`GROUP`] blocks with these hashes must have, if their stored keys are right. An oblivious
+    /// key contains its token.
     pub(crate) fn expected_keys<'k>(
         &self,
         hashes: &[[u8; 32]],
@@ -176,7 +177,7 @@ impl InnerKey {
         self.by(method).hash.of(self.kernel, blocks, hashes);
     }
 
-    /// K of each H, at most [`GROUP`]; of plain blocks H itself.
+    /// K of each H, at most [`GROUP`]; for plain blocks H itself.
     pub(crate) fn keys_of_hashes(&self, hashes: &[[u8; 32]], salts: Salts<'_>, keys: &mut [BlockKey]) {
         match salts.is_plain() {
             true => keys.copy_from_slice(&hashes[..keys.len()]),
@@ -186,7 +187,7 @@ impl InnerKey {
     }
 }
 
-/// Panics where the caller's slices do not fit one another. That is an error in the program, whatever a file holds.
+/// Panics if the caller's slices do not fit one another. That is a bug in the program, whatever a file contains.
 pub(crate) fn check_shape(bytes: usize, block_size: usize, keys: usize) {
     assert!(block_size > 0 && block_size.is_multiple_of(16), "a block is whole cipher blocks");
     assert_eq!(bytes, keys * block_size, "one key a block");
@@ -205,7 +206,7 @@ impl Lens {
         Lens { block_size, lens: [block_size; GROUP] }
     }
 
-    /// Puts the payloads of blocks in their places, where they are to be compressed and that saves enough.
+    /// Replaces blocks by their payloads, if `salts` asks for compression and it saves enough.
     pub(crate) fn packing(salts: Salts<'_>, group: &mut [u8], block_size: usize) -> Lens {
         let mut lens = Lens::whole(block_size);
         if let Some(compression) = salts.compression() {
@@ -233,7 +234,7 @@ impl Lens {
         self.lens[at] < self.block_size
     }
 
-    /// What is encrypted of each block of a group.
+    /// The bytes of each block of a group that are encrypted.
     pub(crate) fn of<'a>(&self, group: &'a [u8]) -> Group<'a> {
         Group::of(group.chunks_exact(self.block_size).zip(self.lens).map(|(block, len)| &block[..len]))
     }

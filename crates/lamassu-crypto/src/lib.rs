@@ -7,10 +7,10 @@
 //! | `aead` | the trait of AEADs |
 //! | `suite/` | the suites, each a value: a block cipher, a KDF, an AEAD |
 //! | [`inner`] | K_in of one epoch: convergent encryption of data blocks |
-//! | [`salt`] | what a block's key depends on besides its content, by deduplication domain |
+//! | [`salt`] | what a block's key depends on in addition to its content, by deduplication domain |
 //! | [`compress`] | blocks compressed before they are encrypted: payloads |
 //! | [`outer`], [`name`] | K_out of one epoch: pages, records, attribute names; names in directories |
-//! | [`oblivious`], [`oprf`] | keys that take a part of a server's: tokens and their cache; RFC 9497 |
+//! | [`oblivious`], [`oprf`] | keys that depend on a server: tokens and their cache; RFC 9497 |
 //! | [`ring`] | every loaded epoch of both keys of a vault |
 //! | [`engine`] | batches of blocks over worker threads (`pool`), or over an accelerator (`device`) |
 //! | [`kernel`] | block ciphers and hashes over many blocks at once, chosen by the processor's features |
@@ -23,8 +23,8 @@
 //! Locks, in their order. No lock is held while blocks are hashed or encrypted.
 //!
 //! * The engine's queue of chunks (`Engine::each`), and what failed in a batch: held for one step.
-//! * `oblivious::Oblivious`: which batch is next, and what failed; the tokens that are known. Neither is held while a
-//!   server is asked.
+//! * `oblivious::Oblivious`: which batch is next, and what failed; the cache of tokens. Neither is held during a
+//!   request to the server.
 //! * `engine::pool`: the queue of offers, then the state of one batch. Neither is held while the other is taken.
 //! * `ring::KeyRing`: the epochs. A reader takes a reference and releases the lock.
 //! * `secret::arena`: the free pieces. Innermost: secrets are made and dropped under any other lock.
@@ -64,7 +64,7 @@ pub use salt::{Keyed, Salts};
 pub use secret::{Secret, SecretBytes};
 pub use suite::{unapproved, unapproved_hash};
 
-/// An AEAD or MAC check failed. It says nothing more, on purpose.
+/// An AEAD or MAC check failed. It gives no details, on purpose.
 #[derive(Debug, thiserror::Error, PartialEq, Eq, Clone, Copy)]
 #[error("authentication failed")]
 pub struct Unauthentic;
@@ -74,7 +74,7 @@ pub struct Unauthentic;
 #[error("no randomness from the kernel: {0}")]
 pub struct NoRandom(#[from] getrandom::Error);
 
-/// Fills `buf` from getrandom(2), or by the FIPS module where that is used.
+/// Fills `buf` from getrandom(2), or by the FIPS module if that is used.
 ///
 /// # Errors
 /// [`NoRandom`]: `buf` is then unspecified and must not be used.

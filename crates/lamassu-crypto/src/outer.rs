@@ -83,8 +83,7 @@ impl OuterKey {
         self.page.seal(nonce, &aad.0, page);
     }
 
-    /// Whether the epoch tag says that this key sealed the page, by its first [`HEAD_LEN`] bytes; false if there are
-    /// fewer.
+    /// Whether this key sealed the page, by the epoch tag in its first [`HEAD_LEN`] bytes; false if there are fewer.
     pub fn matches_page(&self, aad: &PageAad, page: &[u8]) -> bool {
         self.page.matches(&aad.0, page)
     }
@@ -117,7 +116,7 @@ impl OuterKey {
         record
     }
 
-    /// Whether the epoch tag says that this key sealed the record.
+    /// Whether this key sealed the record, by its epoch tag.
     pub fn matches_record(&self, kind: RecordKind, context: &[u8], record: &[u8]) -> bool {
         self.record.matches(&self.record_aad(kind, context), record)
     }
@@ -169,7 +168,7 @@ impl Sealer {
         *prf.first_chunk().expect("32 bytes have a first 16")
     }
 
-    /// Seals what follows the head, and writes the head. `sealed` is at least a head long.
+    /// Seals the bytes after the head, and writes the head. `sealed` is at least a head long.
     fn seal(&self, nonce: &[u8; NONCE_LEN], aad: &[u8], sealed: &mut [u8]) {
         let (head, content) = sealed.split_at_mut(HEAD_LEN);
         let tag = without_trace(|| self.aead.seal(nonce, aad, content));
@@ -195,7 +194,7 @@ struct Head<'a> {
     epoch_tag: &'a [u8; TAG_LEN],
 }
 
-/// `None` where it is too short.
+/// `None` if it is too short.
 fn head(sealed: &[u8]) -> Option<Head<'_>> {
     let (nonce, rest) = sealed.split_first_chunk()?;
     let (tag, rest) = rest.split_first_chunk()?;

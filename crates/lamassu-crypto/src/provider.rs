@@ -6,9 +6,8 @@
 //! * The claim is one about the process. The module's self-tests, its approved mode, and its error state, which ends
 //!   the process, belong to the process. A process that also holds keys expanded by other code could not make the
 //!   claim.
-//! * Hashes, MACs and random bytes are asked for in every crate, often where there is no vault: in sources of keys, in
-//!   histories and receipts. A value that is handed down through all of them could be forgotten in one place, and
-//!   nothing would show it.
+//! * Every crate uses hashes, MACs and random bytes, often without a vault: in key sources, in histories and receipts.
+//!   A value that is passed through all of them could be forgotten in one place, and nothing would show that.
 //!
 //! Both give equal bytes. Each [`Kernel`](crate::kernel::Kernel) belongs to one of them, so that tests compare them.
 
@@ -32,14 +31,14 @@ pub enum Provider {
 pub struct ProviderInUse;
 
 impl Provider {
-    /// The one that computes where approved primitives alone are allowed: the FIPS module, where it is built in.
+    /// The provider for approved primitives alone: the FIPS module, if it is built in.
     #[cfg(feature = "fips")]
     pub const APPROVED: Provider = Provider::Module;
-    /// The one that computes where approved primitives alone are allowed: the FIPS module, where it is built in.
+    /// The provider for approved primitives alone: the FIPS module, if it is built in.
     #[cfg(not(feature = "fips"))]
     pub const APPROVED: Provider = Provider::Own;
 
-    /// Chooses for this process. Whether the module is in its approved mode is for [`crate::selftest`] to say.
+    /// Chooses the provider for this process. [`crate::selftest`] tells whether the module is in its approved mode.
     ///
     /// # Errors
     /// [`ProviderInUse`]: another one was installed, or used.

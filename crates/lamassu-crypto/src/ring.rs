@@ -35,7 +35,8 @@ struct Epochs {
     outer: Vec<Numbered<OuterKey>>,
 }
 
-/// An epoch of K_in, to be loaded: its number, its key, and what its keys take a part from, if it is oblivious.
+/// An epoch of K_in, to be loaded: its number, its key, and the server on which its block keys depend, if it is
+/// oblivious.
 pub trait InnerEpoch {
     /// The number.
     fn number(&self) -> EpochNumber;
@@ -196,7 +197,7 @@ impl KeyRing {
         self.epochs.read().inner[0].1.clone()
     }
 
-    /// Before anything is written in a process that will be confined: see [`Oblivious::prepare`].
+    /// To be called before a process is confined in which blocks will be written: see [`Oblivious::prepare`].
     pub fn prepare(&self) {
         if let Some(oblivious) = self.inner().oblivious() {
             oblivious.prepare();
@@ -256,7 +257,7 @@ impl KeyRing {
     /// Opens a record under the epoch that sealed it.
     ///
     /// # Errors
-    /// As [`OpenError`] says.
+    /// [`OpenError`].
     pub fn open_record(&self, kind: RecordKind, context: &[u8], record: &[u8]) -> Result<Vec<u8>, OpenError> {
         if record.len() < HEAD_LEN {
             return Err(OpenError::Truncated);

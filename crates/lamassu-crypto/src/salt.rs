@@ -1,5 +1,5 @@
-//! What a block's key depends on besides its content and K_in (§10): the salt, by deduplication domain, the method, and
-//! how the block is compressed.
+//! What a block's key depends on in addition to its content and K_in (§10): the salt, by deduplication domain, the
+//! method, and how the block is compressed.
 
 use crate::BlockKey;
 use crate::oblivious::Token;
@@ -24,7 +24,7 @@ pub struct Salts<'a> {
 enum Numbers<'a> {
     From(BlockNo),
     Each(&'a [BlockNo]),
-    /// No numbers, but what stands in the place of the salt itself.
+    /// No numbers: tokens, which take the place of the salt.
     Tokens(&'a [Token]),
 }
 
@@ -38,7 +38,7 @@ impl<'a> Salts<'a> {
         method: Method::OF_SUITE,
         compression: None,
     };
-    /// Of blocks that are stored as they are: in the place of a key they have their hash, and no salt goes into it.
+    /// For plain blocks: their key is their hash, without a salt.
     pub const PLAIN: Salts<'static> = Salts { is_plain: true, ..Salts::EMPTY };
 
     /// Salts of consecutive blocks of a file, from block `first` on.
@@ -51,7 +51,7 @@ impl<'a> Salts<'a> {
         Salts { domain, file, numbers: Numbers::Each(numbers), ..Salts::EMPTY }
     }
 
-    /// Tokens in the place of salts, for what verifies a key that has one in it ([`crate::oblivious`]).
+    /// Tokens in the place of salts, to verify keys that contain one ([`crate::oblivious`]).
     pub(crate) fn of_tokens(tokens: &'a [Token]) -> Salts<'a> {
         Salts { domain: Domain::File, numbers: Numbers::Tokens(tokens), ..Salts::EMPTY }
     }
@@ -72,13 +72,13 @@ impl<'a> Salts<'a> {
         self.method
     }
 
-    /// The same for blocks that are compressed before they are sealed, where they are encrypted. To open them, the keys
-    /// tell.
+    /// The same with compression of encrypted blocks before they are sealed. When blocks are opened, their keys tell
+    /// whether they are compressed.
     pub const fn compressed(self, compression: Option<Compression>) -> Salts<'a> {
         Salts { compression, ..self }
     }
 
-    /// How blocks are compressed that are sealed.
+    /// How blocks are compressed when they are sealed.
     pub(crate) fn compression(self) -> Option<Compression> {
         self.compression.filter(|_| !self.is_plain)
     }
@@ -168,7 +168,7 @@ pub struct Keyed<'a> {
 }
 
 impl<'a> Keyed<'a> {
-    /// Keys that no salt went into.
+    /// Keys without salts.
     pub fn unsalted(keys: &'a [BlockKey]) -> Keyed<'a> {
         Keyed { keys, salts: Salts::EMPTY }
     }

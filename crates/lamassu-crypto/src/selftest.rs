@@ -32,13 +32,13 @@ pub struct SelfTestFailure {
 /// A test of one primitive, and whether it passes.
 type Test = (&'static str, fn(Kernel) -> bool);
 
-/// Whether the FIPS module says that it is in its approved mode: its own self-tests have passed.
+/// The test whether the FIPS module is in its approved mode: its own self-tests have passed.
 const MODULE: &str = "FIPS mode";
 
-/// Runs every known answer where approved primitives alone are allowed.
+/// Runs every known answer, for a process that may use only approved primitives.
 ///
 /// # Errors
-/// As [`run_on`]; and "FIPS mode" where the FIPS module is built in and was not installed.
+/// As [`run_on`]; and "FIPS mode" if the FIPS module is built in and was not installed.
 pub fn run_approved() -> Result<(), SelfTestFailure> {
     let kernel = Kernel::best();
     match Provider::current() == Provider::APPROVED {
@@ -180,7 +180,7 @@ fn cbc(kernel: Kernel) -> bool {
     )
 }
 
-/// SP 800-38A, F.2.1. What is behind the key is no part of it.
+/// SP 800-38A, F.2.1. The bytes behind the key are not part of it.
 fn cbc_128(kernel: Kernel) -> bool {
     let key = hex("2b7e151628aed2a6abf7158809cf4f3cffffffffffffffffffffffffffffffff");
     cbc_passes::<AES_128>(kernel, &key, hex("7649abac8119b246cee98e9b12e9197d5086cb9b507219ee95db113a917678b2"))

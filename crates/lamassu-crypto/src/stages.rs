@@ -1,6 +1,6 @@
 //! The time of the data path by stage: those of Figure 9 of the Lamassu paper.
 //!
-//! Only builds with the feature `measure` count it. In others [`timed`] only does the work.
+//! Only builds with the feature `measure` count the time. In others [`timed`] only does the work.
 
 /// What a thread is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,7 +13,7 @@ pub enum Stage {
     Key,
     /// Waiting for the store below.
     Store,
-    /// Compressing blocks, and making them whole again.
+    /// Compressing and decompressing blocks.
     Compress,
 }
 
@@ -58,7 +58,7 @@ mod measured {
         ON.load(Relaxed).then(|| Times(NANOS.each_ref().map(|nanos| Duration::from_nanos(nanos.load(Relaxed)))))
     }
 
-    /// What [`times`] tells; shown as `encrypt=S decrypt=S key=S store=S compress=S`, in seconds.
+    /// The result of [`times`]; shown as `encrypt=S decrypt=S key=S store=S compress=S`, in seconds.
     pub struct Times(pub [Duration; 5]);
 
     impl fmt::Display for Times {

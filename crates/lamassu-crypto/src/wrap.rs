@@ -1,4 +1,4 @@
-//! What headers need (§4): HKDF, HMAC, XAES-256-GCM, and Argon2id, which is in `argon`.
+//! The primitives of headers (§4): HKDF, HMAC, XAES-256-GCM, and Argon2id, which is in `argon`.
 
 use crate::aead::Aead;
 use crate::secret::{Secret, SecretBytes, without_trace};

@@ -1,20 +1,20 @@
 //! How the blocks of a vault are compressed before they are encrypted (§10): a property of its header.
 //!
-//! It says how a writer makes blocks. A reader needs none of it: the key of a block tells whether the block is
-//! compressed, and the payload by what.
+//! It tells a writer how to make blocks. A reader does not need it: the key of a block tells whether the block is
+//! compressed, and the payload tells the codec.
 
 use crate::{BlockKey, Suite};
 use std::fmt;
 use std::str::FromStr;
 
-/// Bytes of a payload's head: the codec, the length of what it made.
+/// Bytes of a payload's head: the codec, and the length of its output.
 pub const PAYLOAD_HEAD_LEN: usize = 4;
-/// What lengths of payloads may be rounded up to, at the least.
+/// The smallest number of bytes to which lengths of payloads may be rounded up.
 pub const ROUND_MIN: u32 = 512;
-/// What they are rounded up to unless told otherwise, where that is less than a block: what a store allocates.
+/// The default for that, if it is less than a block: the unit in which stores allocate.
 const ROUND_DEFAULT: u32 = 4096;
 
-/// What compresses a block.
+/// The codec that compresses a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Codec {
     /// A block of LZ4.
@@ -45,7 +45,7 @@ impl Codec {
         }
     }
 
-    /// The level, where the codec has levels.
+    /// The level, if the codec has levels.
     pub const fn level(self) -> Option<u8> {
         match self {
             Codec::Lz4 => None,
@@ -87,7 +87,7 @@ impl fmt::Display for CodecVersion {
     }
 }
 
-/// It is not three numbers without leading zeros and points between them.
+/// The text is not three numbers without leading zeros, separated by dots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NoVersion;
 
@@ -114,7 +114,7 @@ pub struct Compression {
 /// Why there is no such compression.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CompressionError {
-    /// Its keys have no bit to spare.
+    /// The suite's keys have no spare bit.
     #[error("not in suite \"paper\", whose keys have no bit that could mark compressed blocks")]
     Paper,
     /// Lengths cannot be rounded up to this.
@@ -126,7 +126,7 @@ impl Compression {
     /// Compression by `codec`, of this version; lengths are rounded up to a multiple of `round` bytes.
     ///
     /// # Errors
-    /// [`CompressionError`], where the suite or the block size does not allow it.
+    /// [`CompressionError`], if the suite or the block size does not allow it.
     pub fn new(
         codec: Codec,
         version: CodecVersion,
@@ -138,7 +138,7 @@ impl Compression {
         Ok(compression)
     }
 
-    /// What lengths are rounded up to in blocks of this size, unless told otherwise.
+    /// The default to which lengths are rounded up in blocks of this size.
     pub const fn default_round(block_size: u32) -> u32 {
         if block_size > ROUND_DEFAULT { ROUND_DEFAULT } else { block_size / 8 }
     }
@@ -155,7 +155,7 @@ impl Compression {
         if is_round { Ok(()) } else { Err(CompressionError::Round) }
     }
 
-    /// What compresses.
+    /// The codec.
     pub const fn codec(self) -> Codec {
         self.codec
     }
@@ -165,13 +165,13 @@ impl Compression {
         self.version
     }
 
-    /// What lengths are rounded up to, bytes.
+    /// To how many bytes lengths are rounded up.
     pub const fn round(self) -> u32 {
         self.round
     }
 
-    /// Bytes that are encrypted where the codec made `compressed` bytes of a block, if that saves enough: an eighth of
-    /// the block.
+    /// How many bytes are encrypted if the codec compresses a block to `compressed` bytes. `None` if that saves less
+    /// than an eighth of the block.
     pub fn payload_len(self, compressed: usize, block_size: usize) -> Option<usize> {
         let len = (PAYLOAD_HEAD_LEN + compressed).next_multiple_of(self.round as usize);
         (len <= Self::payload_max(block_size)).then_some(len)

@@ -1,8 +1,8 @@
-//! Deduplication domains (§10): within which bounds equal blocks are equal in the store.
+//! Deduplication domains (§10): the scope in which equal blocks are equal in the store.
 
 use crate::{Suite, words};
 
-/// What shares equal blocks. It is chosen when a vault is made, and never changes.
+/// The scope in which blocks are shared. It is chosen when a vault is made, and never changes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Domain {
     /// Every vault that has the zone's K_in.
@@ -23,12 +23,12 @@ words! {
 
 impl Domain {
     /// Whether a block's key depends on the file it is in. Then a vault has no convergent pages, every page names its
-    /// file, and ciphertext means nothing in another file.
+    /// file, and ciphertext cannot be used in another file.
     pub const fn is_salted(self) -> bool {
         matches!(self, Domain::File | Domain::None)
     }
 
-    /// Whether a suite can keep it.
+    /// Whether a suite supports it.
     pub fn is_for(self, suite: Suite) -> bool {
         !self.is_salted() || suite.takes_salt()
     }

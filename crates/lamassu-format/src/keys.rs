@@ -164,8 +164,8 @@ impl Keys {
         self.insert(self.0.len(), key);
     }
 
-    /// Makes room for `len` slots. If the list has to move, its old memory is wiped: the allocator would leave the keys
-    /// there.
+    /// Makes room for `len` slots. If the list has to move, its old memory is wiped, since the allocator would leave
+    /// the keys there.
     fn reserve(&mut self, len: usize) {
         if len > self.0.capacity() {
             let mut moved = Vec::with_capacity(len.next_power_of_two());

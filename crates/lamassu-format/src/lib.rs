@@ -58,7 +58,7 @@ pub(crate) use words::words;
 pub const PAGE_LEN: usize = 4096;
 /// Bytes of a block key (§10).
 pub const KEY_LEN: usize = 32;
-/// A block's key as the ciphers take it. What a key slot holds is a [`SlotKey`].
+/// A block's key as the ciphers take it. A key slot holds a [`SlotKey`].
 pub type BlockKey = [u8; KEY_LEN];
 /// Format version written to AAD and headers.
 pub const VERSION: u16 = 1;

@@ -1,8 +1,7 @@
-//! The cipher and the hash of a file's blocks (§10): those of its vault's suite, or others that the suite allows beside
-//! them.
+//! The cipher and the hash of a file's blocks (§10): those of its vault's suite, or others that the suite allows.
 //!
-//! A [`Method`] says what differs from the suite, so that 0 stands for the suite's own and each effective pair has one
-//! value.
+//! A [`Method`] states the difference from the suite, so that 0 stands for the suite's own, and each pair of cipher and
+//! hash has one value.
 
 use crate::{Cipher, Hash, Suite};
 
@@ -17,7 +16,7 @@ pub enum MethodError {
     NoHash(Suite, Hash),
 }
 
-/// Why a suite has no other cipher than those that it has.
+/// Why a suite has no other ciphers.
 const fn why_no_cipher(suite: Suite) -> &'static str {
     match (suite.cipher(), suite.takes_short_keys()) {
         (Cipher::Chacha20, _) => "its cipher is chacha20",
@@ -26,7 +25,7 @@ const fn why_no_cipher(suite: Suite) -> &'static str {
     }
 }
 
-/// What of a suite's cipher and hash a file has differently.
+/// The difference of a file's cipher and hash from the suite's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Method {
     has_short_key: bool,
@@ -73,10 +72,10 @@ impl Method {
         Ok(method)
     }
 
-    /// Whether a vault of this suite can have files like that.
+    /// Whether a vault of this suite can have files of this method.
     ///
     /// # Errors
-    /// What it does not have.
+    /// What the suite does not have.
     pub const fn check(self, suite: Suite) -> Result<(), MethodError> {
         if self.has_short_key && !suite.takes_short_keys() {
             return Err(MethodError::NoCipher(suite, Cipher::Aes128));
@@ -87,7 +86,7 @@ impl Method {
         Ok(())
     }
 
-    /// All that a suite has, its own first.
+    /// All methods of a suite, its own first.
     pub fn all(suite: Suite) -> impl Iterator<Item = Method> {
         Method::ALL.into_iter().filter(move |method| method.check(suite).is_ok())
     }
@@ -107,7 +106,7 @@ impl Method {
         self.has_other_hash
     }
 
-    /// The same with the suite's cipher: what blocks that are stored plain have.
+    /// The same with the suite's cipher: the method of plain blocks.
     pub const fn without_cipher(self) -> Method {
         Method { has_short_key: false, ..self }
     }

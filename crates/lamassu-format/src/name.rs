@@ -86,11 +86,11 @@ pub enum Stored {
     LinkRest([u8; 16]),
     /// An entry of a vault with plain names. Its name is the stored one.
     Plain,
-    /// Neither the format's nor a name that it could have written. `check` reports it, and it is never shown.
+    /// Neither a name of the format nor one that a vault could have written. `check` reports it, and it is never shown.
     Foreign,
 }
 
-/// What `name` means in a directory of a vault with this name mode. Whether it opens is another question.
+/// What `name` means in a directory of a vault with this name mode. It may still not open.
 pub fn classify(mode: NameMode, name: &[u8]) -> Stored {
     match name.strip_prefix(RESERVED_PREFIX.as_bytes()) {
         Some(_) => classify_reserved(mode, name),

@@ -17,7 +17,7 @@ macro_rules! number {
                 $name(self.0 + 1)
             }
 
-            /// Those from this one up to `end`, without it.
+            /// The numbers from this one up to `end`, exclusive.
             pub fn until(self, end: $name) -> impl DoubleEndedIterator<Item = $name> + Clone {
                 (self.0..end.0).map($name)
             }
@@ -58,12 +58,12 @@ number! {
     BlockNo
 }
 
-/// Random bits of a session. Its number alone does not tell it from a session of a copy of the vault.
+/// Random bits of a session. Its number alone does not distinguish it from a session of a copy of the vault.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SessionTag(pub [u8; 6]);
 
 impl SessionTag {
-    /// That of a page without a session.
+    /// The tag of a page without a session.
     pub const NONE: SessionTag = SessionTag([0; 6]);
 }
 

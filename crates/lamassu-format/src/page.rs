@@ -40,7 +40,7 @@ const _: () = assert!(
 /// Why a page with a good seal is not a page: a faulty or newer program wrote it.
 #[derive(Debug, thiserror::Error, PartialEq, Eq, Clone, Copy)]
 pub enum PageError {
-    /// A flag that does not belong to this page, or a profile that there is not.
+    /// A flag that does not belong to this page, or a profile that does not exist.
     #[error("page has flags {0:#x} that version 1 does not allow here")]
     Flags(u16),
     /// More key slots in use than the page has blocks.
@@ -79,8 +79,8 @@ pub struct Page {
     pub cut: bool,
     /// How its blocks are protected.
     pub profile: Profile,
-    /// The profile is being changed: blocks of this page may still be as another profile has them. In page 0 it says
-    /// that of the whole file, and other pages may have other profiles.
+    /// The profile is being changed: blocks of this page may still have the form of another profile. In page 0 it
+    /// applies to the whole file: other pages may have other profiles.
     pub changing: bool,
     /// Blocks whose data is not known to be durable, bit i for slot i.
     pub pending: u128,
@@ -141,7 +141,7 @@ impl Page {
         }
     }
 
-    /// Takes away what tells who wrote it: a convergent page has no id, session or sequence.
+    /// Clears id, session and sequence: a convergent page has none.
     pub fn clear_stamp(&mut self) {
         (self.file_id, self.session, self.session_tag, self.sequence) = (FileId::NONE, 0, SessionTag::NONE, 0);
     }

@@ -1,13 +1,13 @@
 //! The profile of a file (§9): how its blocks are protected, under which kind of key, by which cipher and hash.
 //! Directories have one for the files that are made in them (§6).
 //!
-//! A profile is sealed where it holds: in every page of a file, in the record of a directory. A reader goes by what is
-//! sealed and by nothing else, so that a store cannot say that a file is less protected than it is.
+//! A profile is sealed: in every page of a file, and in the record of a directory. A reader goes only by the sealed
+//! profile, so a store cannot make a file look less protected than it is.
 
 use crate::method::MethodError;
 use crate::{Cipher, Domain, Hash, Method, Suite, words};
 
-/// What a file's blocks are protected from.
+/// How a file's blocks are protected.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Protection {
     /// Encrypted, and hashed again on each read.
@@ -50,10 +50,10 @@ impl Protection {
 /// Which keys a file's blocks have.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum KeyKind {
-    /// Those that follow from the block, as far as the vault's domain reaches.
+    /// Keys that follow from the block, within the vault's domain.
     #[default]
     Convergent,
-    /// The file's secret id goes into them too: no other file has equal blocks.
+    /// Keys that also depend on the file's secret id: no other file has equal blocks.
     Random,
 }
 
@@ -70,13 +70,13 @@ pub struct Profile {
     method: Method,
 }
 
-/// Why a vault has no files of a profile.
+/// Why a vault cannot have files of a profile.
 #[derive(Debug, thiserror::Error, PartialEq, Eq, Clone, Copy)]
 pub enum ProfileError {
-    /// There is no key.
+    /// Plain blocks have no key.
     #[error("blocks that are stored plain have no key: leave the kind of key out, or protect with both or encrypt")]
     PlainKey,
-    /// There is no cipher.
+    /// Plain blocks have no cipher.
     #[error("blocks that are stored plain are not encrypted: leave the cipher out, or protect with both or encrypt")]
     PlainCipher,
     /// The suite has no such cipher or hash.
@@ -91,7 +91,7 @@ pub enum ProfileError {
 }
 
 impl Profile {
-    /// What files have unless another one is chosen.
+    /// The profile of files unless another one is chosen.
     pub const DEFAULT: Profile =
         Profile { protection: Protection::Both, key: KeyKind::Convergent, method: Method::OF_SUITE };
     /// Bits of its number.
@@ -124,7 +124,7 @@ impl Profile {
         Ok(Profile { method, ..self })
     }
 
-    /// Whether a vault of this suite can have files like that.
+    /// Whether a vault of this suite can have files of this profile.
     ///
     /// # Errors
     /// Why not.
@@ -141,7 +141,7 @@ impl Profile {
         }
     }
 
-    /// What blocks are protected from.
+    /// How blocks are protected.
     pub const fn protection(self) -> Protection {
         self.protection
     }
@@ -151,7 +151,7 @@ impl Profile {
         self.key
     }
 
-    /// What of its suite's cipher and hash they have differently.
+    /// The difference of their cipher and hash from the suite's.
     pub const fn method(self) -> Method {
         self.method
     }
@@ -161,7 +161,7 @@ impl Profile {
         self == Profile::DEFAULT
     }
 
-    /// What goes into the keys of its blocks, in a vault of a domain.
+    /// The domain whose salt goes into the keys of its blocks, in a vault of domain `of_vault`.
     pub const fn domain(self, of_vault: Domain) -> Domain {
         match (self.key, of_vault) {
             (KeyKind::Random, Domain::Zone | Domain::Family) => Domain::File,
@@ -190,16 +190,17 @@ impl Profile {
         Profile::new(protection, key).and_then(|profile| profile.by(method)).ok()
     }
 
-    /// For people, in a vault of a suite: `both, convergent` and so on, and what is not the suite's.
+    /// For people, in a vault of a suite: `both, convergent` and so on, and the cipher and hash that are not the
+    /// suite's.
     pub fn named(self, suite: Suite) -> Named {
         Named { profile: self, suite }
     }
 }
 
-/// What is chosen of a profile; the rest stays as it is.
+/// The parts of a profile that are chosen; the others stay as they are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Choice {
-    /// What blocks are protected from.
+    /// How blocks are protected.
     pub protection: Option<Protection>,
     /// Which keys they have.
     pub key: Option<KeyKind>,
@@ -221,7 +222,7 @@ impl Choice {
         }
     }
 
-    /// A profile with what was chosen, the rest as in another one, in a vault of that suite.
+    /// A profile with the chosen parts, and the others from `before`, in a vault of that suite.
     ///
     /// # Errors
     /// [`ProfileError`].

@@ -11,7 +11,7 @@ pub const RANGES_MAX: usize = 64;
 const HEAD_LEN: usize = 8;
 const RANGE_LEN: usize = 8;
 
-/// From this Unix time on (in the year 2105), numbers are consecutive: a clock that is so wrong must not use them up.
+/// From this Unix time on (in the year 2105), numbers are consecutive: a clock that is this wrong must not use them up.
 pub const CLOCK_MAX: u32 = u32::MAX - (1 << 24) + 1;
 
 /// The sessions of a vault.
@@ -52,7 +52,7 @@ impl SessionRecord {
         SessionRecord { last: last.max(number_at(now)), open: Vec::new() }
     }
 
-    /// Numbers up to this one were given, whatever the record knew.
+    /// Notes that numbers up to this one were given, even if the record did not know that.
     pub fn go_on_behind(&mut self, last: u32) {
         self.last = self.last.max(last);
     }
@@ -73,8 +73,8 @@ impl SessionRecord {
     }
 
     /// Begins a session at `now` (Unix seconds) and returns its number: that time, or the next number if that is
-    /// higher. So no number is given twice, not by a record older than the vault, nor by that of another copy. `None`
-    /// if no number is left.
+    /// higher. So no number is given twice, neither by a record older than the vault, nor by the record of another
+    /// copy. `None` if no number is left.
     #[must_use]
     pub fn begin(&mut self, now: u64) -> Option<u32> {
         let next = self.last.checked_add(1)?.max(number_at(now));
@@ -101,7 +101,7 @@ impl SessionRecord {
         }
     }
 
-    /// Closes all sessions but `except`.
+    /// Closes all sessions except `except`.
     pub fn close_all_but(&mut self, except: Option<u32>) {
         let kept = except.filter(|session| self.is_open(*session));
         self.open = kept.map(|session| (session, session)).into_iter().collect();

@@ -23,7 +23,7 @@ struct Properties {
     cipher: Cipher,
     hash: Hash,
     is_malleable: bool,
-    /// Nothing in it may differ from what was published: its KDF has no place for a salt or a label.
+    /// It stays as it was published: its KDF has no place for a salt or a label.
     is_as_published: bool,
 }
 
@@ -84,8 +84,8 @@ impl Suite {
         self.properties().is_malleable
     }
 
-    /// Whether the last bit of a block's key marks a block that was compressed before it was encrypted (§10). Where it
-    /// does not, no block is compressed.
+    /// Whether the last bit of a block's key marks a block that was compressed before it was encrypted (§10). If not,
+    /// no block of the suite is compressed.
     pub const fn marks_compressed(self) -> bool {
         !self.properties().is_as_published
     }

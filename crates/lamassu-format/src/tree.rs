@@ -1,9 +1,9 @@
 //! The shape of the Merkle tree over a file's pages (`docs/freshness-tree.md`): which record covers which pages, and
-//! where it lies in a tree file. Numbers alone: nothing is hashed here.
+//! where it lies in a tree file. Only numbers: nothing is hashed here.
 //!
 //! Leaves are pages. A *record* holds the digests of its k children: of pages at level 1, of records of the level below
-//! above that. Records are numbered in pre-order over the tree of maximum depth, so that a number never depends on how
-//! long the file is, and what is read in sequence lies in sequence.
+//! above that. Records are numbered in pre-order over the tree of maximum depth. So a number does not depend on the
+//! length of the file, and records that are read in sequence lie in sequence.
 
 use crate::PageNo;
 use std::fmt;
@@ -11,21 +11,21 @@ use std::fmt;
 /// Bytes of a digest.
 pub const DIGEST_LEN: usize = 32;
 
-/// SHA-256 of something; all zero stands for nothing: an absent page, a record without children.
+/// A SHA-256 digest; all zero means none: an absent page, a record without children.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Digest(pub [u8; DIGEST_LEN]);
 
 impl Digest {
-    /// Of nothing.
+    /// No digest.
     pub const NONE: Digest = Digest([0; DIGEST_LEN]);
 
-    /// Whether it is that of nothing.
+    /// Whether it is [`Digest::NONE`].
     pub fn is_none(self) -> bool {
         self == Digest::NONE
     }
 }
 
-/// The first eight bytes tell two apart.
+/// The first eight bytes suffice to distinguish digests.
 impl fmt::Debug for Digest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0[..8].iter().try_for_each(|byte| write!(f, "{byte:02x}"))
@@ -65,7 +65,7 @@ pub struct RecordPlace {
 }
 
 impl Shape {
-    /// `None` for a degree that no tree has.
+    /// `None` for an invalid degree.
     pub fn new(degree: usize) -> Option<Shape> {
         let is_degree = degree.is_power_of_two() && (2..=256).contains(&degree);
         is_degree.then(|| Shape { degree_log2: degree.ilog2() })
@@ -115,7 +115,7 @@ impl Shape {
         RecordPlace { level, index: page.0 >> self.span_log2(level) }
     }
 
-    /// Which child of the record of a level a page lies below.
+    /// The index of the child below which a page lies, in the record of a level.
     pub fn child_of(self, page: PageNo, level: u32) -> usize {
         (page.0 >> self.span_log2(level - 1)) as usize & (self.degree() - 1)
     }
@@ -136,7 +136,7 @@ impl Shape {
         (0..level).fold(0, |records, _| (records << self.degree_log2) + 1)
     }
 
-    /// The number of a record: 1 for each step down from the top, and all the subtrees that are passed by.
+    /// The number of a record: 1 for each step down from the top, plus the sizes of the skipped subtrees.
     pub fn number(self, place: RecordPlace) -> RecordNo {
         let digit =
             |level: u32| (place.index >> ((level - place.level) * self.degree_log2)) & (self.degree() as u64 - 1);

@@ -1,12 +1,11 @@
-//! Controlling a mounted file system from another process, by ioctl(2) on the mount's root directory; `CALL` also on
-//! any other, which it is then about.
+//! Controlling a mounted file system from another process, by ioctl(2) on the mount's root directory. `CALL` can also
+//! go to any other directory, and is then about that one.
 //!
 //! `FREEZE` and `THAW` carry no argument; `STATUS` answers a [`Status`]; `CALL` carries bytes to the daemon of the
-//! mount, and its answer back. They are for root and for the user who mounted; calls also for delegates that they
-//! named.
+//! mount, and its answer back. Root and the user who mounted may use them; delegates that they named may use calls.
 //!
-//! Never: knows what a call says ([`Calls`] are given by the program that mounts), keeps one after it was answered,
-//! goes by a path that may lead elsewhere by then ([`Root`], [`Asked`]).
+//! Never: interprets a call ([`Calls`] are given by the program that mounts), keeps one after it was answered, uses a
+//! path that may lead elsewhere by then ([`Root`], [`Asked`]).
 
 mod asked;
 
@@ -36,7 +35,7 @@ pub const LAMASSU_IOC_STATUS: u32 = 2 << 30 | (STATUS_BYTES as u32) << 16 | MAGI
 pub const LAMASSU_IOC_CALL: u32 = 3 << 30 | (CALL_BYTES as u32) << 16 | MAGIC << 8 | 0x50;
 
 const STATUS_BYTES: usize = 32;
-/// The most that the size field of an ioctl number tells.
+/// The largest size that the size field of an ioctl number can hold.
 pub(crate) const CALL_BYTES: usize = (1 << 14) - 1;
 const LENGTH_BYTES: usize = 4;
 /// The longest call and the longest answer, bytes.
@@ -44,13 +43,13 @@ pub const CALL_LEN_MAX: usize = CALL_BYTES - LENGTH_BYTES;
 /// How long [`Root::freeze`] waits for the kernel's own queue to run dry before it freezes anyway.
 const DRAIN_MAX: Duration = Duration::from_secs(30);
 
-/// The operation that [`ControlError::Io`] names where there is no such directory, or it may not be opened.
+/// The operation that [`ControlError::Io`] names if there is no such directory, or it may not be opened.
 const OPEN: &str = "open mount point";
 
-/// The operation that [`ControlError::Io`] names where the page cache could not be written back.
+/// The operation that [`ControlError::Io`] names if the page cache could not be written back.
 pub const SYNCFS: &str = "syncfs";
 
-/// What a mount says of itself.
+/// The status of a mount.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Status {
     /// Changes wait for a thaw.
@@ -59,7 +58,7 @@ pub struct Status {
     pub waiting: u64,
     /// Writes received so far from the kernel's page cache.
     pub cache_writes: u64,
-    /// Of these, not answered yet.
+    /// How many of them are not answered yet.
     pub cache_writes_in_flight: u64,
 }
 
@@ -79,21 +78,21 @@ impl Status {
     }
 }
 
-/// A caller: root, the user who mounted, or one of the delegates named then. Others never get here.
+/// A caller: root, the user who mounted, or one of the delegates named at the mount. Others are refused before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Caller {
     /// User.
     pub uid: u32,
     /// Group.
     pub gid: u32,
-    /// Process; 0 where the daemon cannot see it.
+    /// Process; 0 if the daemon cannot see it.
     pub pid: u32,
     /// Root or the user who mounted; a delegate may do what the server lets it do.
     pub is_owner: bool,
 }
 
 impl Caller {
-    /// The groups that the caller is in: its own, and those beside it as far as the daemon can see the process.
+    /// The groups of the caller: its own, and the supplementary ones if the daemon can see the process.
     pub fn groups(&self) -> Vec<u32> {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid)).unwrap_or_default();
         std::iter::once(self.gid).chain(groups_of(&status)).collect()
@@ -122,7 +121,7 @@ pub(crate) fn frame(bytes: &[u8]) -> Option<Zeroizing<Vec<u8>>> {
     Some(framed)
 }
 
-/// What a frame carries; `None` where it makes no sense.
+/// The content of a frame; `None` if it is malformed.
 pub(crate) fn framed(frame: &[u8]) -> Option<&[u8]> {
     let (len, rest) = frame.split_first_chunk::<LENGTH_BYTES>()?;
     rest.get(..u32::from_ne_bytes(*len) as usize)
@@ -146,17 +145,17 @@ pub enum ControlError {
     /// The user's: only root and the user who mounted may do this.
     #[error("only root and the user who mounted may do this")]
     NotPermitted,
-    /// The user's, or the fault of the owner of a directory on the way: what the path leads to is not what it says.
+    /// The user's, or the fault of the owner of a directory on the way: the path leads elsewhere than it says.
     #[error(
         "{path:?} leads to {target:?}, by a symbolic link or `..`, and the owner of the directory can exchange links; give {target:?} itself, if that is meant"
     )]
     LeadsAway {
         /// As given.
         path: std::path::PathBuf,
-        /// Where it leads.
+        /// The path that it leads to.
         target: std::path::PathBuf,
     },
-    /// Somebody else's mount: what it answers may be made up.
+    /// Another user's mount: its answers may be false.
     #[error("{0:?} lies in a mount of another user: only the daemons of root's mounts and of your own are asked")]
     Strangers(std::path::PathBuf),
     /// The program's: a call or an answer that one ioctl cannot carry.
@@ -165,15 +164,15 @@ pub enum ControlError {
     /// The system's.
     #[error("{op}: {source}")]
     Io {
-        /// What was tried.
+        /// The operation that failed.
         op: &'static str,
         /// Its error.
         source: io::Error,
     },
 }
 
-/// The root of a mount, opened once: what is asked of it goes there, whatever becomes of its name. The daemon of a
-/// stranger's mount may answer what it likes.
+/// The root of a mount, opened once: requests go there, even if its name leads elsewhere later. The daemon of another
+/// user's mount may answer anything.
 pub struct Root {
     dir: File,
     path: PathBuf,
@@ -195,8 +194,8 @@ impl Root {
         mount_id(&self.dir).ok().flatten()
     }
 
-    /// Makes everything written so far, also what only the kernel's page cache holds, arrive in the backing store, and
-    /// holds further changes back until [`Root::thaw`]. Reads go on.
+    /// Makes everything written so far arrive in the backing store, including dirty pages of the kernel, and holds
+    /// further changes back until [`Root::thaw`]. Reads go on.
     ///
     /// # Errors
     /// [`ControlError`].
@@ -216,11 +215,11 @@ impl Root {
         self.plain_call(LAMASSU_IOC_THAW, "thaw")
     }
 
-    /// Has the kernel hand over what its page cache holds, as [`Root::freeze`] does first.
+    /// Makes the kernel write its dirty pages back, as [`Root::freeze`] does first.
     ///
     /// # Errors
-    /// [`ControlError::Io`] of `syncfs` where something that was written through the mount so far, also before this
-    /// call, was refused: the kernel says so once, and keeps none of it.
+    /// [`ControlError::Io`] of `syncfs` if a write through the mount was refused, even before this call: the kernel
+    /// reports that once, and keeps none of the data.
     pub fn write_back(&self) -> Result<(), ControlError> {
         let synced = rustix::fs::syncfs(&self.dir).map_err(|e| ControlError::Io { op: SYNCFS, source: e.into() });
         self.drain()?;
@@ -256,7 +255,7 @@ impl Root {
         if rc < 0 { Err(failed(&self.path, "status")) } else { Ok(Status::from_words(words)) }
     }
 
-    /// Asks the program that serves it: for what is no secret, and where the answer need not be believed.
+    /// Calls the program that serves it. Only for requests without secrets, and if the answer need not be trusted.
     ///
     /// # Errors
     /// [`ControlError`].
@@ -271,7 +270,7 @@ impl Root {
     }
 }
 
-/// Asks the program that serves the mount in which a directory lies, and waits for its answer. The memory of both the
+/// Calls the program that serves the mount in which a directory lies, and waits for its answer. The memory of both the
 /// frame and the answer is wiped when dropped.
 ///
 /// # Errors

@@ -4,14 +4,14 @@
 //! reply comes after the thaw, while reads go on); every error has one errno, from the vault's one exhaustive table
 //! ([`errno_of`]).
 //!
-//! Never: decides what an operation means (that is the vault's), keeps file data, waits on its own mount from a request
+//! Never: decides what an operation means (the vault does), keeps file data, waits on its own mount from a request
 //! handler.
 //!
 //! Modules:
 //!
 //! * `mount`: mounting, waiting for the end, unmounting; the start of the FUSE session.
-//! * `adapter`: one short method for each kernel request, and what all of them share (`Shared`).
-//! * `tuning`: what is done for speed with the host's settings, off the way of requests.
+//! * `adapter`: one short method for each kernel request, and their shared state (`Shared`).
+//! * `tuning`: settings of the host that make mounts faster, outside the path of requests.
 //! * `options`: the words of `-o`.
 //! * `control`: freeze, thaw, status and calls of other processes, by ioctl.
 //!

@@ -27,10 +27,10 @@ impl std::str::FromStr for CacheMode {
 /// Whether processors are kept from sleeping while many requests come (docs/semantics.md, "Mount options").
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum KeepAwake {
-    /// They sleep as the kernel sees fit.
+    /// They sleep as the kernel decides.
     #[default]
     Never,
-    /// They are kept awake; an error where the user may not ask for that.
+    /// They are kept awake; an error if the user may not ask for that.
     Always,
 }
 
@@ -45,16 +45,16 @@ impl std::str::FromStr for KeepAwake {
     }
 }
 
-/// An option that cannot be obeyed.
+/// An option that cannot be applied.
 #[derive(Debug, thiserror::Error)]
 pub enum OptionError {
     /// The user's: not an option of ours.
     #[error("unknown mount option `{0}`")]
     Unknown(String),
-    /// The user's: known, but it cannot be had here.
+    /// The user's: known, but not supported here.
     #[error("mount option `{0}` is not supported")]
     Unsupported(&'static str),
-    /// The user's: the value makes no sense.
+    /// The user's: the value is invalid.
     #[error("mount option `{option}` cannot be `{value}`")]
     BadValue {
         /// The option.
@@ -140,8 +140,8 @@ impl Default for MountOptions {
 }
 
 impl MountOptions {
-    /// Applies one `-o` argument: options separated by commas. Later ones win. What only mount(8) and systemd read
-    /// (`noauto`, `_netdev`, `x-…`, …) is accepted and ignored, so that a line of fstab can be passed as it is.
+    /// Applies one `-o` argument: options separated by commas. Later ones win. Options for mount(8) and systemd
+    /// (`noauto`, `_netdev`, `x-…`, …) are accepted and ignored, so that a line of fstab can be passed as it is.
     pub fn apply(&mut self, argument: &str) -> Result<(), OptionError> {
         argument.split(',').filter(|word| !word.is_empty()).try_for_each(|word| self.apply_word(word))
     }

@@ -2,7 +2,7 @@
 //! code. Every callback catches panics, tells nbdkit the errno and the message, and calls `plugin`.
 //!
 //! nbdkit promises: pointers that it passes are valid until the callback returns; a handle is one that `open` has
-//! returned, and no callback of it is under way when `close` is called; buffers have `count` bytes, and nobody else
+//! returned, and no callback of it is under way when `close` is called; buffers have `count` bytes, and no other thread
 //! uses them meanwhile.
 
 use crate::failure::{Failure, Result};
@@ -29,12 +29,11 @@ const EXTENT_HOLE_ZERO: u32 = 3;
 const NEVER: c_int = 0;
 const ALWAYS: c_int = 1;
 
-/// A callback that this plugin has not, of whatever type.
+/// A callback that this plugin does not have, of any type.
 type Unused = Option<unsafe extern "C" fn()>;
 type Can = Option<extern "C" fn(*mut c_void) -> c_int>;
 
-/// `struct nbdkit_plugin`. nbdkit looks at as many bytes as `struct_size` says, so the fields of later versions may be
-/// left out.
+/// `struct nbdkit_plugin`. nbdkit reads `struct_size` bytes, so the fields of later versions may be left out.
 #[repr(C)]
 struct Plugin {
     struct_size: u64,
@@ -103,7 +102,7 @@ unsafe extern "C" {
 
 static PLUGIN: OnceLock<Plugin> = OnceLock::new();
 
-/// What nbdkit looks up when it has loaded this library.
+/// The symbol that nbdkit looks up when it has loaded this library.
 #[unsafe(no_mangle)]
 pub extern "C" fn plugin_init() -> *const c_void {
     ptr::from_ref(PLUGIN.get_or_init(described)).cast()
@@ -168,7 +167,7 @@ pub fn say(text: &str) {
     unsafe { nbdkit_error(c"%s".as_ptr(), text.as_ptr()) }
 }
 
-/// The descriptor of a number that whoever started nbdkit has left open for this plugin.
+/// The descriptor with a number that the process which started nbdkit has left open for this plugin.
 pub fn descriptor(number: c_int) -> io::Result<OwnedFd> {
     // SAFETY: only asks whether the number is a descriptor.
     if unsafe { libc::fcntl(number, libc::F_SETFD, libc::FD_CLOEXEC) } < 0 {
@@ -185,9 +184,10 @@ pub fn borrowed<'a>(number: c_int) -> BorrowedFd<'a> {
     unsafe { BorrowedFd::borrow_raw(number) }
 }
 
-/// Runs a callback's work. `None`: it failed, which nbdkit was told.
+/// Runs a callback's work. `None`: it failed, and nbdkit has the error.
 fn guarded<T>(work: impl FnOnce() -> Result<T>) -> Option<T> {
-    // What a panic has left half done is behind locks of the vault, which take it as it is; a request is answered EIO.
+    // State that a panic left incomplete is behind locks of the vault, which are not poisoned. The request is answered
+    // EIO.
     let done = catch_unwind(AssertUnwindSafe(work)).unwrap_or(Err(Failure::Panicked));
     match done {
         Ok(value) => Some(value),

@@ -1,5 +1,5 @@
-//! The end of the server: nbdkit waits until every client has gone or asks for something, which an idle one may never
-//! do. What it answers requests under way with is left to it; that nothing more is read from clients is done here.
+//! The end of the server. nbdkit waits until every client has disconnected or sends a request, which an idle client may
+//! never do. So this module stops reading from clients; nbdkit still answers requests under way.
 
 use crate::abi;
 use crate::failure::Result;
@@ -8,9 +8,9 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::time::Duration;
 
-/// How long clients have to go by themselves.
+/// How long clients have to disconnect by themselves.
 const GRACE: Duration = Duration::from_secs(1);
-/// After so many of these, a client that does not take its answers is cut off.
+/// After this many of these periods, a client that does not take its answers is disconnected.
 const PATIENCE: u32 = 10;
 
 /// Starts the thread that waits for the signals that end nbdkit. Its own handlers are called before. `commit`: makes
@@ -20,7 +20,7 @@ pub fn watch(commit: fn()) -> Result<()> {
     let doors = doors();
     let wait = move || {
         if signals.forever().next().is_some() {
-            // A client that is being let in at this moment is in the next round.
+            // A client that is being accepted at this moment is handled in the next round.
             for round in 1u32.. {
                 std::thread::sleep(GRACE);
                 if round == PATIENCE {
@@ -41,7 +41,7 @@ fn descriptors() -> Vec<i32> {
     entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect()
 }
 
-/// Where this process listens.
+/// The addresses on which this process listens.
 fn doors() -> Vec<SocketAddrAny> {
     let listens = |fd: i32| {
         let fd = abi::borrowed(fd);
@@ -51,20 +51,21 @@ fn doors() -> Vec<SocketAddrAny> {
     descriptors().into_iter().filter_map(listens).collect()
 }
 
-/// Shuts down the connections that came in by these doors. With [`Shutdown::Read`] nothing more is read from them, and
-/// requests under way are still answered.
+/// Shuts down the connections to these addresses. With [`Shutdown::Read`] nothing more is read from them, and requests
+/// under way are still answered.
 fn hang_up(doors: &[SocketAddrAny], how: Shutdown) {
     for fd in descriptors().into_iter().map(abi::borrowed) {
         let came_in = |at: SocketAddrAny| doors.iter().any(|door| is_of(&at, door));
         let is_client = matches!(sockopt::socket_acceptconn(fd), Ok(false)) && getsockname(fd).is_ok_and(came_in);
         if is_client {
-            // It may have gone by itself.
+            // It may have disconnected by itself.
             let _ = shutdown(fd, how);
         }
     }
 }
 
-/// Whether an address is that of a door, or one of the machine's own where the door is open on all of them.
+/// Whether a connection's local address belongs to a listening one. Compared by the port, since that may be the
+/// wildcard address.
 fn is_of(at: &SocketAddrAny, door: &SocketAddrAny) -> bool {
     let port = |address: &SocketAddrAny| match std::net::SocketAddr::try_from(address.clone()) {
         Ok(address) => Some(address.port()),

@@ -11,13 +11,13 @@ use std::os::fd::OwnedFd;
 /// See the module's head.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
-    /// The operator's: a parameter that makes no sense.
+    /// The operator's: an invalid parameter.
     #[error("{0}")]
     Setting(String),
-    /// A client's: an export that there is not. The name is the client's, and is not repeated.
+    /// A client's: an export that does not exist. The name comes from the client, and is not repeated.
     #[error("there is no such export")]
     NoExport,
-    /// A client's: zeros as data, and faster than by writing them. Clients ask it to find that out.
+    /// A client's: zeros as data, faster than writing them. Clients ask this to find out whether it is possible.
     #[error("zeros that are to take space are written like other data")]
     NotFast,
     /// Of a vault or its keys.
@@ -29,15 +29,15 @@ pub enum Failure {
     /// The system's.
     #[error(transparent)]
     System(#[from] std::io::Error),
-    /// The process that started nbdkit was told, and says it.
+    /// The process that started nbdkit has the error, and reports it.
     #[error("the vaults could not be opened")]
     Told,
-    /// Ours: a bug.
+    /// The program's: a bug.
     #[error("internal error: a bug in Lamassu's plugin, please report it")]
     Panicked,
 }
 
-/// What a callback ends with.
+/// Result of a callback.
 pub type Result<T, E = Failure> = std::result::Result<T, E>;
 
 impl From<VaultError> for Failure {
@@ -53,7 +53,7 @@ impl From<SourceError> for Failure {
 }
 
 impl Failure {
-    /// What nbdkit answers with.
+    /// The errno that nbdkit answers.
     pub fn errno(&self) -> i32 {
         match self {
             Failure::Setting(_) => libc::EINVAL,
@@ -77,7 +77,8 @@ impl Failure {
     }
 }
 
-/// Where the process that started nbdkit waits for how it went: one line of JSON, `null` where vaults are served.
+/// The pipe on which the process that started nbdkit waits for the outcome: one line of JSON, `null` if vaults are
+/// served.
 pub struct Report(std::fs::File);
 
 impl Report {

@@ -1,4 +1,4 @@
-//! Vaults that are open, and their exports.
+//! Open vaults, and their exports.
 
 use crate::failure::{Failure, Result};
 use crate::settings::{Settings, VaultSettings};
@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
-/// What opens a vault where nothing else is said.
+/// The environment variable with the default key source.
 const KEY: &str = "LAMASSU_KEY";
 const PROMPT: &str = "passphrase:prompt";
 
@@ -25,7 +25,7 @@ struct OpenVault {
     upkeep: Option<JoinHandle<()>>,
 }
 
-/// All of them.
+/// All open vaults.
 pub struct Opened {
     vaults: Vec<OpenVault>,
 }
@@ -36,7 +36,7 @@ pub struct Export {
     pub description: String,
 }
 
-/// A vault that is about to be opened, and what its key source gave.
+/// A vault that is about to be opened, with the material of its key source.
 pub struct Prepared {
     settings: VaultSettings,
     policy: Policy,
@@ -46,7 +46,7 @@ pub struct Prepared {
 /// Asks the key sources of all vaults: they may need the terminal.
 ///
 /// # Errors
-/// Those of keys; of a vault that is not there.
+/// Those of keys; a vault does not exist.
 pub fn prepare(settings: Settings) -> Result<Vec<Prepared>> {
     if settings.fips {
         let late = |_| Failure::Setting("fips: this process has used other cryptography before".into());
@@ -84,10 +84,10 @@ impl Prepared {
 }
 
 impl Opened {
-    /// Opens the vaults. What was opened before one that cannot be is closed again.
+    /// Opens the vaults. If one cannot be opened, those opened before are closed again.
     ///
     /// # Errors
-    /// Those of vaults; [`lamassu_volume::VolumeError::NotFound`] of a volume that was named.
+    /// Those of vaults; [`lamassu_volume::VolumeError::NotFound`] for a volume that was named.
     pub fn open(prepared: Vec<Prepared>) -> Result<Opened> {
         let mut opened = Opened { vaults: Vec::new() };
         lamassu_host::lock::raise_descriptor_limit();
@@ -117,7 +117,7 @@ impl Opened {
         Ok(found)
     }
 
-    /// What a client gets that names no export: the one there is.
+    /// The export for a client that names none: the only one, if there is only one.
     ///
     /// # Errors
     /// Those of the vaults.
@@ -126,7 +126,7 @@ impl Opened {
         Ok(if all.len() == 1 { all.pop().map(|export| export.name) } else { None })
     }
 
-    /// Opens the volume that an export is of.
+    /// Opens the volume of an export.
     ///
     /// # Errors
     /// [`Failure::NoExport`]; those of the vault.
@@ -146,7 +146,7 @@ impl Opened {
     /// Commits everything.
     ///
     /// # Errors
-    /// The first thing that could not be committed; everything else is.
+    /// The first failed commit; everything else is committed.
     pub fn commit(&self) -> Result<()> {
         let mut first = Ok(());
         for vault in &self.vaults {
@@ -158,7 +158,7 @@ impl Opened {
     /// Commits everything, and closes the vaults: the last first.
     ///
     /// # Errors
-    /// The first thing that could not be committed; everything is closed nevertheless.
+    /// The first failed commit; everything is closed nevertheless.
     pub fn close(mut self) -> Result<()> {
         let mut first = Ok(());
         while let Some(vault) = self.vaults.pop() {
@@ -203,7 +203,7 @@ impl OpenVault {
         Ok(vault)
     }
 
-    /// That the volumes that were named are there.
+    /// Checks that the named volumes exist.
     fn check(&self) -> Result<()> {
         self.settings.volumes.iter().try_for_each(|name| Ok(self.volumes().info(name).map(drop)?))
     }

@@ -1,4 +1,4 @@
-//! What each callback does, in safe code. `abi` calls these.
+//! The work of each callback, in safe code. `abi` calls these functions.
 
 use crate::end;
 use crate::failure::{Failure, Report, Result};
@@ -9,7 +9,7 @@ use lamassu_volume::{Extent, Volume, Zeros};
 use parking_lot::{Mutex, RwLock};
 use std::sync::OnceLock;
 
-/// Largest request that is answered, bytes: nbdkit's own bound.
+/// Largest accepted request, bytes: nbdkit's own limit.
 pub const REQUEST_MAX: u32 = 64 << 20;
 
 /// The exit code of a server that could not close a vault, which `lamassu volume export` knows; nbdkit's own failures
@@ -19,10 +19,10 @@ const NOT_CLOSED: i32 = 5;
 static SETTINGS: Mutex<Option<Settings>> = Mutex::new(None);
 static PREPARED: Mutex<Vec<Prepared>> = Mutex::new(Vec::new());
 static OPENED: RwLock<Option<Opened>> = RwLock::new(None);
-/// Where the failure of the start is told.
+/// Where the outcome of the start is reported.
 static REPORT: OnceLock<Mutex<Option<Report>>> = OnceLock::new();
 
-/// A core dump or a tracer must not get at keys.
+/// Keeps keys out of core dumps and away from tracers.
 pub fn load() {
     if let Err(error) = lamassu_crypto::secret::harden_process() {
         crate::abi::say(&format!("core dumps could not be switched off: {error}"));
@@ -34,7 +34,7 @@ pub fn config(key: &str, value: &str) -> Result<()> {
     SETTINGS.lock().get_or_insert_default().take(key, value)
 }
 
-/// All were taken.
+/// All parameters were taken.
 pub fn config_complete() -> Result<()> {
     SETTINGS.lock().get_or_insert_default().complete()
 }
@@ -68,7 +68,8 @@ fn told(how: Result<()>) -> Result<()> {
     match REPORT.get().and_then(|report| report.lock().take()) {
         Some(report) => match report.tell(&how) {
             Ok(()) => how.map_err(|_| Failure::Told),
-            // It ended before nbdkit could ask to be ended with it: no server stays behind that nobody knows of.
+            // The waiting process ended before nbdkit could ask to be ended with it. So this process ends too: no
+            // unknown server stays behind.
             Err(error) => {
                 if let Some(opened) = OPENED.write().take() {
                     opened.close()?;
@@ -87,7 +88,7 @@ pub fn commit() {
     }
 }
 
-/// No client is left. If a vault cannot be closed, data that were answered are lost: nbdkit has no way to end with a
+/// No client is left. If a vault cannot be closed, data of answered requests are lost. nbdkit has no way to end with a
 /// failure, so this ends the process.
 pub fn cleanup() {
     if let Some(opened) = OPENED.write().take()
@@ -157,7 +158,7 @@ impl Connection {
         Ok(self.volume.zero(offset, len, zeros, durable)?)
     }
 
-    /// Tells `add` of the runs of a range, of the first alone where `one` says so.
+    /// Calls `add` for the runs of a range; for the first alone if `one` is true.
     pub fn extents(
         &self,
         offset: u64,

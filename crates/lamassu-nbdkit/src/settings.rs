@@ -1,4 +1,5 @@
-//! What stands on nbdkit's command line: `vault=DIR` begins a vault, and what follows is of that vault.
+//! The parameters on nbdkit's command line: `vault=DIR` begins a vault, and the parameters after it belong to that
+//! vault.
 
 use crate::failure::{Failure, Result};
 use lamassu_host::anchors::Choice;
@@ -36,7 +37,7 @@ pub struct VaultSettings {
     pub anchor: Choice,
 }
 
-/// All of it.
+/// All parameters.
 #[derive(Debug, Default)]
 pub struct Settings {
     pub vaults: Vec<VaultSettings>,
@@ -96,7 +97,7 @@ impl Settings {
         Ok(())
     }
 
-    /// Whether that is enough, and makes sense together: names for the exports of several vaults.
+    /// Checks that the parameters are complete and consistent: several vaults need names for their exports.
     ///
     /// # Errors
     /// [`Failure::Setting`].

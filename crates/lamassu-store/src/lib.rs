@@ -5,7 +5,7 @@
 //! | [`backend/`](backend) | the store: the trait, a directory of this host, and stores for tests |
 //! | [`file/`](file) | an encrypted file; its head has a map of its own |
 //! | [`integrity/`](integrity) | the Merkle tree over the pages of a file |
-//! | [`mount_table`] | the kernel's mount table, which tells on what a store lies |
+//! | [`mount_table`] | the kernel's mount table, which tells the file system of a store |
 //!
 //! Locks, in this order: the state of a file and the others that `file/concurrent` lists; under the state's, one of
 //! `Fresh::known`, `AnchoredFiles::closed` and `Sessions::current`. A session that begins holds `current` while the

@@ -10,17 +10,17 @@ use std::path::{Path, PathBuf};
 /// A mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MountLine {
-    /// Its number, as long as it is there.
+    /// Its number, while it exists.
     pub id: u64,
     /// The number of its file system, as major:minor.
     pub device: String,
-    /// Where it is.
+    /// Its mount point.
     pub mountpoint: PathBuf,
     /// The mount's options; `ro` or `rw` first.
     pub options: String,
     /// `fuse.lamassu`, `ext4`, …
     pub fs_type: String,
-    /// What is mounted, by the name that it was mounted under.
+    /// The source, by the name given at the mount.
     pub source: PathBuf,
     /// The file system's options.
     pub super_options: String,
@@ -38,7 +38,7 @@ impl MountLine {
         words.find_map(|word| word.strip_prefix("user_id=")).and_then(|id| id.parse().ok())
     }
 
-    /// Whether root mounted it, or the user of this process: what others mount may say of itself what it likes.
+    /// Whether root mounted it, or the user of this process: mounts of other users may give any name and type.
     pub fn is_trusted(&self) -> bool {
         self.user().is_some_and(|id| id == 0 || id == rustix::process::geteuid().as_raw())
     }
@@ -72,7 +72,7 @@ pub fn at(mountpoint: &Path) -> Option<MountLine> {
 /// The mounts that another process sees.
 ///
 /// # Errors
-/// Those of reading: there is no such process, or this one may not look.
+/// Those of reading: there is no such process, or this one may not read its mounts.
 pub fn mounts_of(process: u32) -> io::Result<Vec<MountLine>> {
     read(&process.to_string())
 }

@@ -1,10 +1,10 @@
 //! POSIX access control lists: extended attributes `system.posix_acl_access` and `system.posix_acl_default`, sealed
 //! like any other (`docs/format.md` §7).
 //!
-//! The front-end's kernel enforces them; here they are kept, inherited, and held in step with the mode. The backing
-//! entry's mode is the truth of what the owner, the mask (without one: the owning group) and others may do, so that
-//! chmod is one change and no crash leaves the two at odds: what the stored list says of these three is replaced
-//! whenever it is read.
+//! The front-end's kernel enforces them. This module stores and inherits them, and keeps them consistent with the mode.
+//! The backing entry's mode decides what the owner, the mask (without one: the owning group) and others may do. So
+//! chmod is one change, and no crash leaves list and mode inconsistent: a read replaces these three entries of the
+//! stored list by the mode.
 
 use crate::attr_value::Holder;
 use crate::dirs::Dir;
@@ -146,8 +146,8 @@ impl Acl {
         Acl(vec![entry(USER_OBJ, 6), entry(GROUP_OBJ, 3), entry(OTHER, 0)])
     }
 
-    /// Whether it grants all of `wanted` (as the bits of a mode's last digit) to a user in some groups, as acl(5) has
-    /// it: the first class that the user is of decides, and of groups any.
+    /// Whether it grants all of `wanted` (bits as in a mode's last digit) to a user in some groups, by the rules of
+    /// acl(5): the first class that the user belongs to decides; among groups one that grants it suffices.
     fn grants(&self, wanted: u32, (owner, group): (u32, u32), uid: u32, is_in_group: &dyn Fn(u32) -> bool) -> bool {
         let mask = self.perm(MASK).unwrap_or(7);
         let gives = |perm: u32| perm & wanted == wanted;
@@ -169,8 +169,8 @@ impl Acl {
         }
     }
 
-    /// Group and other bits of a mode that grants no user more than the list, although without it a named user counts
-    /// as one of the owning group or of the others, and a member of a named group as one of the others.
+    /// Group and other bits of a mode that grants no user more than the list does. Without the list a named user counts
+    /// as a member of the owning group or as other, and a member of a named group as other.
     fn least_mode(&self) -> u32 {
         let mask = self.perm(MASK).unwrap_or(7);
         let least = |tags: &[u16]| {
@@ -191,7 +191,7 @@ pub(crate) struct Inherited {
 }
 
 impl Inherited {
-    /// The mode of the new entry, of the mode asked for; the mask of the process plays no part.
+    /// The mode of the new entry, from the mode asked for. The umask of the process is not applied.
     pub fn mode(&self, asked: u32) -> u32 {
         asked & (self.acl.mode() | !0o777)
     }
@@ -201,8 +201,8 @@ impl Inherited {
         !self.acl.is_minimal()
     }
 
-    /// Stores the lists by `set`. Returns the mode: where the store keeps no attributes (of fifos and devices, say) one
-    /// which grants no user more than the list would.
+    /// Stores the lists by `set`. Returns the mode. If the store keeps no attributes (of fifos and devices, for
+    /// example), the mode grants no user more than the list would.
     pub fn store(
         &self,
         vault: &Vault,
@@ -272,7 +272,7 @@ impl Vault {
     /// kernel decides for the mount.
     ///
     /// # Errors
-    /// [`VaultError::Damaged`] for a list that is none, and those of the store.
+    /// [`VaultError::Damaged`] for a value that is not a list; those of the store.
     pub fn may_search(&self, dir: Ino, uid: u32, is_in_group: &dyn Fn(u32) -> bool) -> Result<bool> {
         const READ_AND_SEARCH: u32 = 5;
         self.may(READ_AND_SEARCH, dir, uid, is_in_group)
@@ -343,7 +343,7 @@ impl Vault {
         if both == new { Ok(()) } else { set_mode(new) }
     }
 
-    /// Removes a list; that there is none is as good. The mode stays.
+    /// Removes a list. It is no error if there is none. The mode stays.
     pub(crate) fn remove_acl(&self, ino: Ino, which: Which) -> Result<()> {
         let (target, _) = self.target_to_change(ino, None)?;
         self.drop_list(ino, &target, which)
@@ -352,8 +352,8 @@ impl Vault {
     fn drop_list(&self, ino: Ino, target: &Target, which: Which) -> Result<()> {
         self.drop_attr(target, ino, which.name()).map(drop).or_else(|error| {
             match self.sealed_attr(target, ino, which.name()) {
-                // Fifos and devices have no attributes below, and neither has anything on some stores: any change is
-                // refused, also where nothing is to be done.
+                // Fifos and devices have no attributes in the store, and on some stores no entry has: the store refuses
+                // any change, even one without effect.
                 Err(VaultError::NoAttribute | VaultError::Unsupported) => Ok(()),
                 _ => Err(error),
             }

@@ -1,5 +1,4 @@
-//! Anchors of vaults: how one comes to be for a vault that is there already, and what a person accepts
-//! (`docs/freshness.md`, section 6).
+//! Anchors of existing vaults: making one, and what a person accepts as the newest (`docs/freshness.md`, section 6).
 
 pub use crate::anchored::accept::Accepted;
 pub use crate::anchored::rebuild::{DEGREE_LOG2, NewTrees, RebuildProgress, Rebuilt, rebuild};

@@ -1,4 +1,5 @@
-//! stat and its changes. Everything is the backing entry's own but the size, which is the plain one.
+//! stat, and changes of what it shows. Everything is the backing entry's, except the size, which is the plain size. In
+//! an anchored vault kind, mode, owner, links and device are the row's.
 
 use crate::anchored::{Fresh, over_row};
 use crate::attr_value::Holder;
@@ -21,11 +22,11 @@ use std::cell::RefCell;
 use std::ffi::OsStr;
 use std::sync::Arc;
 
-/// Units that a file with unwritten buffers is said to take at least: with none, tar and cp would take it for one hole.
+/// The least `st_blocks` of a file with unwritten buffers: with 0, tar and cp would take the file for one hole.
 const DIRTY_BLOCKS_MIN: u64 = 8;
 
 impl Attr {
-    /// What the store says of an entry, but for its number, size, and the size of its blocks.
+    /// The store's stat of an entry, except its number, size and block size.
     pub(crate) fn new(ino: Ino, st: &Stat, size: u64, block_size: u32) -> Attr {
         Attr {
             ino,
@@ -65,12 +66,12 @@ impl Vault {
     /// Attributes of node `ino`, which is the entry `stored` and whose stat is `st`.
     ///
     /// # Errors
-    /// In an anchored vault [`VaultError::Anchor`], and why the size of a closed file is not known.
+    /// In an anchored vault [`VaultError::Anchor`], and the reason why the size of a closed file is unknown.
     pub(crate) fn attr_of_entry(&self, ino: Ino, dir: &Dir, stored: &OsStr, st: &Stat) -> Result<Attr> {
         if let Some(open) = self.files.get(ino) {
             return self.attr_of_open(ino, &open.file(), st);
         }
-        // In this order: what is not remembered any more is in the row.
+        // In this order: a size that is no longer remembered is in the row.
         let remembered = self.remembered_size(ino);
         let row = self.row_of(ino)?;
         let size = match st.kind {
@@ -84,7 +85,7 @@ impl Vault {
         Ok(over_row(self.attr(ino, st, size), row))
     }
 
-    /// A guess where it cannot be known; an error in an anchored vault, which guesses nothing.
+    /// If it cannot be known: a guess, or in an anchored vault an error.
     fn size_of_closed(&self, ino: Ino, dir: &Dir, stored: &OsStr, st: &Stat) -> Result<u64> {
         if st.len == 0 && self.anchored.is_none() {
             return Ok(0);
@@ -117,20 +118,19 @@ impl Vault {
 
     /// The size that a backing file records. `st`: its stat.
     fn size_in(&self, ino: Ino, backing: Arc<dyn BackendFile>, st: &Stat) -> Result<u64> {
-        // The caller has the error; what an interruption left is told when the file is opened.
+        // The caller gets the error. What an interruption left is reported when the file is opened.
         let object = self.nodes.lock().object(ino);
         Ok(File::recorded_size(self.ctx_silent.clone(), backing, st.len, "", object)?)
     }
 
-    /// Remembers the size of a closed file that was opened when it was looked at. A failure is logged when the size is
-    /// asked for.
+    /// Remembers the size of a closed file that was opened for this. A failure is logged when the size is asked for.
     pub(crate) fn remember_size(&self, ino: Ino, st: &Stat, backing: Arc<dyn BackendFile>) {
         if let Ok(size) = self.size_in(ino, backing, st) {
             self.nodes.lock().set_cached_size(ino, CachedSize::new(st, size));
         }
     }
 
-    /// The plain size that a backing length allows at most.
+    /// The largest plain size that a backing length allows.
     fn size_guess(&self, len: u64) -> u64 {
         let g = self.ctx.geometry;
         let (whole, rest) = (len / g.segment_len(), len % g.segment_len());
@@ -180,8 +180,8 @@ impl Vault {
     /// chmod, chown, truncate, utimens, in that order of effect: owner, mode, size, times.
     ///
     /// # Errors
-    /// [`VaultError::Unsupported`] for the mode of a symbolic link, [`VaultError::IsDirectory`] or
-    /// [`VaultError::Invalid`] for the size of what is no file, those of the store.
+    /// [`VaultError::Unsupported`] for the mode of a symbolic link; [`VaultError::IsDirectory`] or
+    /// [`VaultError::Invalid`] for the size of an entry that is not a file; those of the store.
     pub fn setattr(&self, ino: Ino, handle: Option<HandleId>, set: &SetAttr) -> Result<Attr> {
         let _pass = self.change()?;
         if let Some(size) = set.size {
@@ -205,14 +205,14 @@ impl Vault {
         self.getattr_locked(ino)
     }
 
-    /// chmod of a target, which the anchor hears of.
+    /// chmod of a target, reported to the anchor.
     pub(crate) fn set_mode(&self, ino: Ino, target: &Target, mode: u32) -> Result<()> {
         self.refuse_stale_root(target)?;
         let step = || target.set_mode(mode).map_err(io("set the mode"));
         self.change_mode(ino, step, |row| row.mode = mode)
     }
 
-    /// The same of chown; `None` leaves. As in every store, no file keeps a set-id bit for another owner.
+    /// The same for chown; `None` leaves a value. As on every file system, a change of owner clears set-id bits.
     fn set_owner(&self, ino: Ino, target: &Target, kind: Kind, (uid, gid): (Option<u32>, Option<u32>)) -> Result<()> {
         self.refuse_stale_root(target)?;
         let step = || target.set_owner(uid, gid).map_err(io("set the owner"));
@@ -225,7 +225,7 @@ impl Vault {
         })
     }
 
-    /// What is not the newest is not changed, which would pass it off as such.
+    /// Attributes that are not the newest must not be changed: the change would make them the newest.
     fn refuse_stale_root(&self, target: &Target) -> Result<()> {
         if matches!(target, Target::Root(..)) { self.verify_root_permissions() } else { Ok(()) }
     }
@@ -256,8 +256,8 @@ impl Vault {
         Ok(done?)
     }
 
-    /// statfs: what the store has, in its own units, less the share that pages take of it: what is said to be free can
-    /// be filled with contents. Names are 255 bytes at most, plain ones as long as the store takes.
+    /// statfs: the store's space in the store's units, less the share that pages take, so that all of the free space
+    /// can be filled with contents. Names have at most 255 bytes; plain names are as long as the store allows.
     ///
     /// # Errors
     /// Those of the store.
@@ -319,8 +319,9 @@ impl Vault {
         Ok((Some(mode), if digest.is_none() { Sealed::Nothing } else { Sealed::Is(digest) }))
     }
 
-    /// What a new entry of `kind` in `dir` gets: group and, for directories, the setgid bit pass on from a setgid
-    /// parent; the parent's default access control list decides with the mode, the caller's mask where there is none.
+    /// Owner, mode and lists of a new entry of `kind` in `dir`. A setgid parent passes on its group and, to
+    /// directories, the setgid bit. The parent's default access control list limits the mode; without one the caller's
+    /// umask does.
     pub(crate) fn wanted(&self, dir: &Arc<Dir>, kind: Kind, mode: u32, owner: crate::Owner) -> Result<Wanted> {
         let parent = self.dir_stat(dir)?;
         let inherits = parent.mode & libc::S_ISGID != 0;

@@ -8,17 +8,17 @@ use lamassu_format::name::parse_xattr_name;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 
-/// What a value is bound to beside the name of its attribute (`docs/adr/0009-what-attributes-are-bound-to.md`).
+/// What a value is bound to in addition to the name of its attribute (`docs/adr/0009-what-attributes-are-bound-to.md`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Holder {
-    /// A file has no id that lasts as long as it does: any file.
+    /// Any file: a file has no id that lasts as long as the file.
     File,
-    /// A directory, by the id in its record. With plain names there is none: any directory.
+    /// A directory, by the id in its record. Any directory with plain names, which has no id.
     Dir(Option<[u8; 16]>),
 }
 
-/// The context of a value's seal: its stored name, and behind it what no name holds, a slash and the id, for a
-/// directory.
+/// The context of a value's seal: its stored name; for a directory followed by a slash, which no name contains, and the
+/// id.
 fn context(stored: &OsStr, holder: Holder) -> Vec<u8> {
     let mut context = stored.as_bytes().to_vec();
     if let Holder::Dir(id) = holder {
@@ -49,7 +49,7 @@ pub(crate) fn seal_value(ring: &KeyRing, stored: &OsStr, holder: Holder, value: 
 }
 
 /// The plain name of a stored attribute: `None` if it is not one of the format's. A name with a zero byte, which would
-/// be two in a listing, counts as one that was never sealed.
+/// be two names in a listing, counts as one that was never sealed.
 pub(crate) fn open_name(ring: &KeyRing, stored: &OsStr) -> Option<std::result::Result<Vec<u8>, OpenError>> {
     let raw = stored.as_bytes();
     if !raw.starts_with(lamassu_format::name::XATTR_PREFIX.as_bytes()) {

@@ -1,5 +1,5 @@
-//! Directories of a tree that are vaults of their own: told apart, made whole and removed whole. What is in them is
-//! their own vault's (`forest`).
+//! Directories of a tree that are vaults of their own: recognised, made whole and removed whole. Their content belongs
+//! to their own vault (`forest`).
 
 use crate::anchored::{Departing, Fresh};
 use crate::digests::digest_of_dataset;
@@ -26,7 +26,7 @@ use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// A dataset met in a walk.
+/// A dataset that a walk found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Dataset {
     /// Plain path, where it is known.
@@ -35,7 +35,7 @@ pub struct Dataset {
     pub stored: PathBuf,
 }
 
-/// What a walk met.
+/// What a walk found.
 #[derive(Debug, Default)]
 pub struct Sighted {
     /// by plain path
@@ -44,11 +44,11 @@ pub struct Sighted {
     pub unseen: Vec<(PathBuf, VaultError)>,
 }
 
-/// How many directories that deny search are remembered to be datasets or not.
+/// For how many directories that deny search it is remembered whether they are datasets.
 const SHUT_MAX: NonZeroUsize = NonZeroUsize::new(1024).unwrap();
 
-/// Which are dataset roots, and which are not, among directories that take a lent permission to be looked into: for as
-/// long as their change time is still this one.
+/// Whether directories that deny search are dataset roots; looking into one takes a lent permission. An entry is valid
+/// while the directory has this change time.
 pub(crate) struct Shut(Mutex<LruCache<StoreId, (Time, bool)>>);
 
 impl Default for Shut {
@@ -63,7 +63,7 @@ impl Vault {
         self.datasets.load(Ordering::Acquire)
     }
 
-    /// They may from now on: the header says so.
+    /// From now on directories may be datasets: the header says so.
     pub fn allow_datasets(&self) {
         self.datasets.store(true, Ordering::Release);
     }
@@ -78,11 +78,10 @@ impl Vault {
         let dir = self.dir(ino)?.handle.clone();
         match has_header(&*dir) {
             Err(e) if e.kind() == stdio::ErrorKind::PermissionDenied => {}
-            // No error makes it a directory of the vault's own: then others' contents were read and made with the wrong
-            // keys.
+            // No error makes it a directory of this vault: contents would be read and made there with the wrong keys.
             seen => return Ok(seen.map_err(io("look for a dataset's header"))?.then_some(dir)),
         }
-        // Then no user enters the directory: this vault sets no mode that would let one in.
+        // No user enters the directory then: this vault sets no mode that would permit it.
         if self.options.read_only {
             return Ok(None);
         }
@@ -98,12 +97,11 @@ impl Vault {
         Ok(is_dataset.then_some(dir))
     }
 
-    /// Looks into a directory. Where its mode denies that to its owner, which is this process, it is lent the
-    /// permission for each call of `look`, where this vault may change something: the look is denied in one that is
-    /// read-only.
+    /// Looks into a directory. If its mode denies that to its owner, which is this process, the directory is given the
+    /// permission for the time of each call of `look`. A read-only vault changes nothing, so the look is denied there.
     ///
     /// # Errors
-    /// Those of the store; [`VaultError::Frozen`] where a permission would have to be lent.
+    /// Those of the store; [`VaultError::Frozen`] if a permission would have to be lent.
     pub(crate) fn look_into<T>(
         &self,
         dir: &Arc<dyn BackendDir>,
@@ -114,7 +112,7 @@ impl Vault {
             Err(e) if e.kind() == stdio::ErrorKind::PermissionDenied && !self.options.read_only => {}
             done => return done.map_err(io(op)),
         }
-        // Not waited for: callers here change nothing, and may hold locks that others wait for.
+        // Does not wait: the callers change nothing, and may hold locks that others wait for.
         let pass = self.gate.try_enter();
         if self.closed.load(Ordering::Acquire) {
             return Err(VaultError::ReadOnly);
@@ -123,7 +121,7 @@ impl Vault {
         look(&*lending(dir)).map_err(io(op))
     }
 
-    /// A dataset's root was looked into again, which may have moved its change time.
+    /// A dataset's root was looked into again, which may have advanced its change time.
     pub(crate) fn seen_again(&self, ino: Ino) {
         let _tree = self.tree.read();
         let Ok(dir) = self.dir(ino) else { return };
@@ -148,7 +146,7 @@ impl Vault {
         Some((link.parent, name))
     }
 
-    /// Plain names of what lies in the root, as far as it is in use.
+    /// Plain names of the root's entries that are in use.
     pub(crate) fn names_in_root(&self) -> Vec<OsString> {
         let stored = self.nodes.lock().names_in(ROOT);
         let root = self.dirs.root();
@@ -177,7 +175,7 @@ impl Vault {
         let _pass = self.change()?;
         self.commit_anchor()?;
         let made = self.make_recorded_dataset(parent, name, mode, owner, fill)?;
-        // What is synced in it is its own anchor's. That it is there is this one's: it is durable from the beginning.
+        // Its contents are recorded by its own anchor, its existence by this one: so it is durable from the beginning.
         self.commit_anchor()?;
         Ok(made)
     }
@@ -214,7 +212,8 @@ impl Vault {
             let set = || made.set_mode(wanted.mode.unwrap_or(PRIVATE)).map_err(io("set the mode"));
             let done = set().and_then(|()| dir.handle.sync().map_err(io("sync a directory")));
             if let Err(error) = done {
-                // Out of the tree again, and then its companion; what cannot be taken out stays, with its name.
+                // Taken out of the tree again, and then its companion. If it cannot be taken out, it stays, with its
+                // name.
                 let _ = made.set_mode(PRIVATE);
                 rename_no_replace(&*dir.handle, &stored.name, staging, &temp).map_err(io("take a dataset back"))?;
                 stored.companion.iter().for_each(|companion| remove_companion(&*dir.handle, &companion.name));
@@ -231,7 +230,7 @@ impl Vault {
         })?;
         let st = made.stat().map_err(io("stat"))?;
         self.unsynced.add(StoreId::from(&st));
-        // The number may have been another directory's, and the store's clock be coarse.
+        // Another directory may have had this number, and the store's clock may be too coarse to tell them apart.
         self.shut.0.lock().pop(&StoreId::from(&st));
         let content = match &self.anchored {
             Some(_) => {
@@ -258,7 +257,7 @@ impl Vault {
         let backend = made.as_backend(true).map_err(io("create a dataset"))?;
         fill(&*backend, &Path::new(STAGING).join(temp))?;
         backend.sync().map_err(io("sync the store"))?;
-        // Last: what belongs to another user is not cleared away after a crash.
+        // Last: after a crash, entries of another user are not cleared away.
         let st = made.stat().map_err(io("stat"))?;
         if let Some((uid, gid)) = wanted.owner_change(&st) {
             made.set_owner(uid, gid).map_err(io("set the owner"))?;
@@ -266,12 +265,12 @@ impl Vault {
         Ok(made)
     }
 
-    /// Takes a dataset out of the tree, with everything in it, and deletes it. `id` is its root's: another that has the
-    /// name by now stays.
+    /// Takes a dataset out of the tree, with everything in it, and deletes it. `id` is its root's: another dataset that
+    /// has the name by now stays.
     ///
     /// # Errors
-    /// [`VaultError::NotFound`]; [`VaultError::Invalid`] for what is no dataset; those of the store. What fails after
-    /// it has left the tree is done when the vault is next opened for writing, and is logged.
+    /// [`VaultError::NotFound`]; [`VaultError::Invalid`] if it is not a dataset; those of the store. If deleting fails
+    /// after it has left the tree, that is logged, and done when the vault is next opened for writing.
     pub(crate) fn remove_dataset(&self, parent: Ino, name: &OsStr, id: StoreId) -> Result<()> {
         let _pass = self.change()?;
         let (staging, temp) = (self.staging()?, dataset_name()?);
@@ -306,7 +305,7 @@ impl Vault {
                 remove_companion(&*dir.handle, &companion.name);
             }
             self.entry_gone(&dir, &stored.name, &st, true, object);
-            // Its number may become another directory's.
+            // Another directory may get its number.
             self.shut.0.lock().pop(&id);
             dir.handle.sync().map_err(io("sync a directory"))?;
         }
@@ -328,11 +327,11 @@ impl Vault {
         Ok(())
     }
 
-    /// The datasets in this tree, below a directory of it; those within them are theirs to list.
+    /// The datasets in this tree, below a directory of it, without those inside them.
     ///
     /// # Errors
-    /// [`VaultError::Stale`] for a directory nothing is known of, and as [`Vault::plain_path`]. What cannot be looked
-    /// into, the directory itself too, is in [`Sighted::unseen`].
+    /// [`VaultError::Stale`] for an unknown directory, and as [`Vault::plain_path`]. Directories that cannot be looked
+    /// into, this one included, are in [`Sighted::unseen`].
     pub fn datasets(&self, below: Ino) -> Result<Sighted> {
         if !self.has_datasets() {
             return Ok(Sighted::default());
@@ -360,7 +359,7 @@ impl Vault {
             let Component::Normal(name) = part else { return Ok(None) };
             dir = match dir.open_dir(name) {
                 Ok(below) => below,
-                // A file, or nothing: it lies in no dataset.
+                // A file, or absent: it lies in no dataset.
                 Err(_) => return Ok(None),
             };
             walked.push(name);
@@ -400,21 +399,21 @@ impl Vault {
     }
 }
 
-/// A search for datasets. A directory hands on the plain paths of those in it.
+/// A search for datasets. A directory passes its plain path on to those in it.
 struct Search<'a> {
     vault: &'a Vault,
     found: Sighted,
 }
 
 impl Search<'_> {
-    /// Looks into a directory: how its names are kept; `None` of a dataset.
+    /// Looks into a directory. Returns how its names are kept; `None` for a dataset.
     fn look(&self, at: &Met<PathBuf>, dir: &Arc<dyn BackendDir>) -> Result<Option<Names>> {
         if !at.is_root() && has_header(&**dir).map_err(io("look for a dataset's header"))? {
             return Ok(None);
         }
         let is_gone = || !at.name.is_empty() && at.above.stat_entry(&at.name).is_err_and(|e| is_not_found(&e));
         let names = self.vault.read_names(&**dir).map_err(|fault| match fault {
-            // Datasets may lie below it all the same.
+            // Datasets may lie below it nevertheless.
             RecordFault::Missing if is_gone() => VaultError::NotFound,
             RecordFault::Unreadable(e) => io("read a directory record")(e),
             _ => damaged(self.vault, &at.stored),
@@ -423,7 +422,7 @@ impl Search<'_> {
     }
 
     fn note_unseen(&mut self, at: &Met<PathBuf>, error: VaultError) {
-        // One that is gone by now is passed over.
+        // A directory that is gone by now is skipped.
         if !matches!(error, VaultError::NotFound) {
             self.found.unseen.push((at.passed.clone(), error));
         }
@@ -461,7 +460,7 @@ impl Visit for Search<'_> {
             Some(kind) => kind == Kind::Dir,
             None => dir.stat_entry(&entry.name).is_ok_and(|st| st.kind == Kind::Dir),
         };
-        // What has no name here is not shown either; `check` names it.
+        // An entry whose name does not open is not shown either; `check` names it.
         let shown = if is_dir { names.open(&**dir, &entry.name).ok().flatten() } else { None };
         Ok(shown.map(|shown| at.passed.join(shown)))
     }

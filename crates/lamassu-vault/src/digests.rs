@@ -78,7 +78,7 @@ pub(crate) fn object_kind(kind: Kind) -> ObjectKind {
     }
 }
 
-/// The reverse.
+/// The vault's kind for a kind of the anchor.
 pub(crate) fn kind(kind: ObjectKind) -> Kind {
     match kind {
         ObjectKind::File => Kind::File,

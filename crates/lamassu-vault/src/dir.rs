@@ -1,8 +1,8 @@
-//! Listings: a snapshot of the stored names when a listing starts, at first or after a rewind; names open as they are
-//! handed out.
+//! Listings. A listing takes a snapshot of the stored names at its start and after a rewind. Names are opened when they
+//! are handed out.
 //!
-//! A snapshot lives until its handle is closed, so it is kept small, and its size is told ([`Vault::listing_bytes`]):
-//! front-ends bound what a user holds.
+//! A snapshot lives until its handle is closed, so it is kept small. [`Vault::listing_bytes`] gives its size, so that
+//! front-ends can limit what a user holds.
 
 use crate::dirs::Dir;
 use crate::error::{io, is_not_found};
@@ -19,7 +19,7 @@ use std::sync::Arc;
 /// Cookies of the entries begin here; 1 and 2 come after `.` and `..`.
 const FIRST: u64 = 2;
 
-/// What a listing goes through.
+/// An element of a listing.
 enum Item<'a> {
     /// `.` or `..`.
     Dot(DirEntry),
@@ -27,12 +27,12 @@ enum Item<'a> {
     Named(Listed<'a>, OsString),
 }
 
-/// Takes the directory, what it holds at a place, and the cookie that comes after it; false: it has enough.
+/// Takes the directory, an element, and the cookie that comes after it. False: it has enough.
 type Each<'a> = &'a mut dyn FnMut(&Dir, Item<'_>, u64) -> Result<bool>;
 
 impl Vault {
-    /// Opens a directory for listing. One that was removed since the front-end found it opens, too, as on a local file
-    /// system: its name may belong to another one by now, so that no error would be right.
+    /// Opens a directory for listing. A directory that was removed since the front-end found it opens too, as on a
+    /// local file system: another directory may have its name by now, so no error would be right.
     ///
     /// # Errors
     /// [`VaultError::NotDirectory`], [`VaultError::Stale`], [`VaultError::Damaged`] if its record does not open, those
@@ -53,7 +53,7 @@ impl Vault {
     /// them.
     ///
     /// # Errors
-    /// [`VaultError::BadHandle`], those of the store. [`VaultError::Outdated`] at the end, when all that is there was
+    /// [`VaultError::BadHandle`], those of the store. [`VaultError::Outdated`] at the end, after all entries were
     /// handed out, if the store lacks entries.
     pub fn read_dir(&self, handle: HandleId, cookie: u64, fill: &mut dyn FnMut(&DirEntry, u64) -> bool) -> Result<()> {
         let open = self.dir_of(handle)?;
@@ -68,8 +68,8 @@ impl Vault {
         })
     }
 
-    /// The same with what [`Vault::lookup`] finds of each entry, but for `.` and `..`, and with a reference to it,
-    /// which `fill` takes over whatever it returns. What was removed since the listing began is left out.
+    /// The same, with what [`Vault::lookup`] finds of each entry except `.` and `..`, and with a reference to it.
+    /// `fill` takes over the reference whatever it returns. Entries removed since the listing began are left out.
     ///
     /// # Errors
     /// Those of [`Vault::read_dir`]; entries that `fill` has taken may have come before.
@@ -87,7 +87,7 @@ impl Vault {
                     Ok(entry) => entry,
                     // It was removed since the listing began.
                     Err(VaultError::NotFound) if !self.is_recorded(dir, listed.name)? => return Ok(true),
-                    // Its name is there; looking at it gives the error.
+                    // Its name is listed. Looking the entry up gives the error.
                     Err(_) => {
                         let kind = listed.kind.unwrap_or(Kind::File);
                         let ino = self.nodes.lock().shown(dir.dev, listed.ino);
@@ -116,7 +116,7 @@ impl Vault {
         let names = self.names(dir)?;
         let from = cookie.saturating_sub(FIRST);
         let skipped = usize::try_from(from).map_err(|_| VaultError::Invalid)?;
-        // Any cookie may be asked for (seekdir(3)): where there are no entries left, none is counted on from.
+        // Any cookie may be asked for (seekdir(3)), also one past the last entry.
         for (index, listed) in entries.from(skipped) {
             let at = index as u64 + FIRST + 1;
             match names.open(&*dir.handle, listed.name) {
@@ -148,7 +148,7 @@ impl Vault {
         Ok(anchored.anchor.entry(&anchored.place(dir.object, stored))?.is_some())
     }
 
-    /// What users are shown of a directory: of an anchored vault what the anchor has, as far as the store shows it.
+    /// The entries that users see in a directory: in an anchored vault those that the anchor has and the store shows.
     fn snapshot(&self, dir: &Dir) -> Result<Snapshot> {
         let Some(anchored) = &self.anchored else {
             return Ok(Snapshot::of(dir.handle.read_dir().map_err(|e| self.not_listed(dir, e))?, false));
@@ -171,8 +171,9 @@ impl Vault {
         Ok(Snapshot::of(shown, !recorded.is_empty()))
     }
 
-    /// Why a directory cannot be listed. The store says of one that it removed that there is none, which programs take
-    /// for the end of a listing (readdir(3)): it is said here only of one that was removed through the vault.
+    /// The error of a directory that cannot be listed. The store answers `ENOENT` for a directory that it removed,
+    /// which programs take for the end of a listing (readdir(3)). It is returned only for a directory that was removed
+    /// through the vault.
     fn not_listed(&self, dir: &Dir, error: stdio::Error) -> VaultError {
         if !is_not_found(&error) || self.has_left(dir.ino) {
             return io("list a directory")(error);

@@ -23,7 +23,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-/// How long a directory takes to be removed, once that has begun.
+/// How long the removal of a directory takes at most, once it has begun.
 const REMOVAL_MAX: Duration = Duration::from_secs(1);
 
 /// An open backing directory.
@@ -34,7 +34,7 @@ pub(crate) struct Dir {
     pub object: ObjectId,
     pub handle: Arc<dyn BackendDir>,
     names: OnceLock<Names>,
-    /// The number of the profile of what is made in it, once `names` is known: that of its record.
+    /// The number of the profile for new entries, from its record, once `names` is known.
     profile: AtomicU8,
 }
 
@@ -77,7 +77,7 @@ impl Dirs {
     }
 }
 
-/// What has to be opened: directories below one another, the deepest first.
+/// The directories that have to be opened, one below the other, the deepest first.
 type Chain = Vec<(Ino, Link, StoreId)>;
 
 /// The directories on the way from an open one to `ino`.
@@ -128,7 +128,7 @@ impl Vault {
         }
         let read = match self.record_text(&*dir.handle) {
             // The owner of a directory without search permission may still list it and use its attributes, whose seal
-            // names its id.
+            // has the directory's id.
             Err(DirFault::Unreadable(e)) if e.kind() == ErrorKind::PermissionDenied && !self.is_read_only() => {
                 self.record_text(&*lending(&dir.handle))
             }
@@ -138,7 +138,7 @@ impl Vault {
             return Err(VaultError::Stale);
         }
         let path = || self.path_in(dir.ino, OsStr::new(DIR_RECORD));
-        // Also where names are plain: there may be a dataset's place.
+        // Also with plain names: it may be the place of a dataset.
         if let Ok(_) | Err(DirFault::Missing | DirFault::NotARecord) = read {
             self.verify_record(dir.object, read.as_ref().ok().and_then(|t| t.as_deref()), &|| {
                 path().display().to_string()
@@ -159,10 +159,10 @@ impl Vault {
         }))
     }
 
-    /// Whether a directory was removed, and its record with it, since it was opened. By its own node: the store cannot
-    /// say so. The caller may hold the tree's lock.
+    /// Whether a directory was removed, with its record, since it was opened. Its node tells; the store cannot. The
+    /// caller may hold the tree's lock.
     pub(crate) fn has_left(&self, ino: Ino) -> bool {
-        // A removal under way is waited for. Where this takes longer, this thread holds the lock itself.
+        // Waits for a removal under way. If this takes longer, this thread holds the lock itself.
         let _tree = self.tree.try_read_for(REMOVAL_MAX);
         ino != ROOT && self.nodes.lock().first_link(ino).is_none()
     }
@@ -172,18 +172,18 @@ impl Vault {
         self.has_left(ino) && self.nodes.lock().last_stat(ino).is_some_and(|st| st.kind == Kind::Dir)
     }
 
-    /// The profile of what is made in `dir`.
+    /// The profile of new entries of `dir`.
     pub(crate) fn profile_in(&self, dir: &Dir) -> Result<Profile> {
         self.names(dir)?;
         Ok(Profile::of_number(dir.profile.load(Ordering::Acquire)).unwrap_or_default())
     }
 
-    /// The record of `dir` says this profile from now on.
+    /// Notes that the record of `dir` has a new profile.
     ///
     /// # Errors
     /// Those of [`Vault::names`].
     pub(crate) fn profile_changed(&self, dir: &Dir, profile: Profile) -> Result<()> {
-        self.names(dir)?; // the record is not read for the first time behind this
+        self.names(dir)?; // so that the record is not read for the first time later
         dir.profile.store(profile.number(), Ordering::Release);
         Ok(())
     }
@@ -193,7 +193,7 @@ impl Vault {
         self.record_text(handle).and_then(|text| self.names_of_text(text))
     }
 
-    /// The text of a directory's record; none where names are plain.
+    /// The text of a directory's record; `None` if names are plain.
     pub(crate) fn record_text(&self, handle: &dyn BackendDir) -> std::result::Result<Option<Vec<u8>>, DirFault> {
         match self.name_mode {
             NameMode::Plain => Ok(None),

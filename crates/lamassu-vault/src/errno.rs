@@ -39,14 +39,14 @@ pub fn errno_of(error: &VaultError) -> i32 {
     }
 }
 
-/// That of the system's error in an error, if it is of the system: a full disk of the anchor is a full disk.
+/// The errno of the system's error in an error, if there is one: a full disk of the anchor is a full disk.
 fn of_cause(error: &(dyn std::error::Error + 'static)) -> i32 {
     let mut causes = std::iter::successors(Some(error), |cause| cause.source());
     causes.find_map(|cause| cause.downcast_ref()).map_or(libc::EIO, raw)
 }
 
-/// The store's own errno, but for three. After `ENOSYS` the kernel would never ask again; `EINTR` and `EAGAIN` would
-/// ask the caller to retry. An error without one has that of its cause.
+/// The store's own errno, except for three. After `ENOSYS` the kernel would never ask again; `EINTR` and `EAGAIN` would
+/// make the caller retry. An error without an errno has that of its cause.
 fn raw(error: &std::io::Error) -> i32 {
     match error.raw_os_error() {
         Some(libc::ENOSYS) => libc::EOPNOTSUPP,

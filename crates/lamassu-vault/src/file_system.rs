@@ -1,4 +1,4 @@
-//! The one list of what a front-end may ask of a file system.
+//! The one list of operations that a front-end may call.
 
 use crate::{
     Access, Attr, DirEntry, Entry, Fallocate, HandleId, Ino, Kind, Owner, RenameMode, Result, SetAttr, SetXattr,
@@ -7,8 +7,8 @@ use crate::{
 use std::ffi::OsStr;
 use std::sync::Arc;
 
-/// Declares [`FileSystem`] and implements it for [`Vault`] by the inherent methods of the same names. `provided`: with
-/// a default. `own`: with one that a vault which stands alone keeps.
+/// Declares [`FileSystem`], and implements it for [`Vault`] by the inherent methods of the same names. `provided`:
+/// methods with a default. `own`: methods whose default a single vault keeps.
 macro_rules! file_system {
     (
         $($(#[$doc:meta])* fn $name:ident(&self $(, $arg:ident: $type:ty)*) $(-> $out:ty)?;)*
@@ -93,8 +93,8 @@ file_system! {
     fn open_dir(&self, ino: Ino) -> Result<HandleId>;
     /// Lists from a cookie until `fill` answers false.
     fn read_dir(&self, handle: HandleId, cookie: u64, fill: &mut dyn FnMut(&DirEntry, u64) -> bool) -> Result<()>;
-    /// The same with what [`FileSystem::lookup`] finds of each entry but `.` and `..`, and a reference to it, which
-    /// `fill` takes over whatever it answers.
+    /// The same, with what [`FileSystem::lookup`] finds of each entry except `.` and `..`, and with a reference to it,
+    /// which `fill` takes over whatever it answers.
     fn read_dir_plus(
         &self, handle: HandleId, cookie: u64, fill: &mut dyn FnMut(&DirEntry, Option<Entry>, u64) -> bool
     ) -> Result<()>;
@@ -116,7 +116,8 @@ file_system! {
         /// Whether access control lists are kept, inherited and held in step with the mode, so that the kernel may
         /// enforce them.
         fn keeps_acls(&self) -> bool = false;
-        /// Whether writing a file may wait for a server, long, for the keys of its blocks: then others are not to wait.
+        /// Whether writing a file may wait long for a server, for the keys of its blocks. Other requests must not wait
+        /// for it then.
         fn waits_for_keys(&self, ino: Ino) -> bool = false;
         /// Ends the use of the file system; called once, after the last request.
         fn close(&self) -> Result<()> = Ok(());
@@ -124,15 +125,15 @@ file_system! {
         fn maintain(&self) -> Result<()> = Ok(());
         /// Ends a freeze.
         fn thaw(&self) -> Result<()> = Ok(());
-        /// Writes at the end, wherever that is by now.
+        /// Writes at the current end of the file.
         fn append(&self, handle: HandleId, data: &[u8]) -> Result<usize> = Err(crate::VaultError::Invalid);
         /// One close(2).
         fn flush(&self, handle: HandleId) -> Result<()> = Ok(());
         /// The memory that the listing of an open directory takes until it is closed, bytes.
         fn listing_bytes(&self, handle: HandleId) -> usize = 0;
-        /// Where the data that lies at `offset` ends: at a hole, or at `until`, beyond which nothing is looked at.
+        /// Where the data at `offset` ends: at a hole, or at `until`, where the search stops.
         fn data_until(&self, handle: HandleId, offset: u64, until: u64) -> Result<u64> = Err(crate::VaultError::Invalid);
-        /// Copies a range between open files, (handle, offset) each, without looking at the data; `None`: not possible
+        /// Copies a range between open files, (handle, offset) each, without reading the data; `None`: not possible
         /// here. May copy less.
         fn copy_range(&self, from: (HandleId, u64), to: (HandleId, u64), len: u64) -> Result<Option<u64>> = Ok(None);
     }
@@ -142,21 +143,21 @@ file_system! {
             let _ = ino;
             true
         }
-        /// Where requests wait for a turn, if other hosts have the file system in between. Then it is asked for nothing
-        /// without one, but to give references back, to sync, and to close what is open.
+        /// Where requests wait for a turn, if several hosts take turns. Without a turn only these calls are made:
+        /// giving references back, syncs, and closing handles.
         fn turns(&self) -> Option<&Arc<Turns>> {
             None
         }
-        /// Which wish for upkeep [`FileSystem::work_off`] answers.
+        /// The signal that asks for a call of [`FileSystem::work_off`].
         fn upkeep(&self) -> Upkeep {
             Upkeep::default()
         }
-        /// Called when upkeep is wanted: does in the background what calls would have to do later.
+        /// Called when there is upkeep: does in the background what calls would have to do later.
         fn work_off(&self) -> Result<()> {
             Ok(())
         }
-        /// Called as often as [`FileSystem::maintain`], while changes can go on: it may wait for them. Unloads what has
-        /// been idle for long enough.
+        /// Called as often as [`FileSystem::maintain`], while changes can go on, since it may wait for them. Unloads
+        /// what has been idle for long enough.
         fn unload_idle(&self) -> Result<()> {
             Ok(())
         }

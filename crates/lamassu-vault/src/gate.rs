@@ -48,8 +48,7 @@ impl Gate {
         })
     }
 
-    /// For syncs: `None` once everything is durable and stays so. While that is being brought about, waits for the
-    /// outcome.
+    /// For syncs: `None` once everything is durable and stays so. Waits while a freeze makes it durable.
     pub fn enter_unless_still(&self) -> Option<Pass<'_>> {
         let mut s = self.state.lock();
         self.changed.wait_while(&mut s, |s| s.frozen && !s.still);
@@ -59,7 +58,7 @@ impl Gate {
         })
     }
 
-    /// Tells that everything is durable behind the closed gate.
+    /// Notes that everything is durable behind the closed gate.
     pub fn now_still(&self) {
         let mut s = self.state.lock();
         s.still = s.frozen;

@@ -1,17 +1,17 @@
 //! The node table: which inode numbers are in use, and where in the store each one lies.
 //!
 //! A node lives while a front-end holds references to it, while a file of it is open, or while a living node lies below
-//! it. It knows its places as (parent, stored name) pairs, so renames and hard links cost nothing and no file
-//! descriptor is held. An inode number never names two things at once: a node whose last link went away keeps its
-//! number while it is referred to (a *zombie*), and a new entry that the store gives the same number gets another one.
-//! A store gives the number of a removed inode to a new one, and removes behind our back: so what was just made is new
-//! whatever its number ([`NodeTable::reference_new`]), and inodes of one number are told apart by their birth time.
-//! Where the store has none, a file with one link that is met under another name than the one known is taken for
-//! another, unless it is open, which keeps its number from being given again. The kernel outlives the table of a vault
-//! that is unloaded and loaded again, and tells inodes apart by number and generation: so neither a generation nor a
-//! number of ours is ever used by two tables of a process. Nothing here touches the store.
+//! it. It knows its names as (parent, stored name) pairs, so renames and hard links cost nothing and no file descriptor
+//! is held. An inode number never names two things at once: a node whose last link went away keeps its number while it
+//! is referred to (a *zombie*), and a new entry that the store gives the same number gets another one. A store reuses
+//! the number of a removed inode, and other programs remove entries in the store. So a newly made entry is a new node
+//! whatever its number ([`NodeTable::reference_new`]), and inodes with the same number are told apart by their birth
+//! time. If the store has no birth times, a file with one link that is found under another name than the known one
+//! counts as another file, unless it is open: the number of an open file is not reused. The kernel outlives the table
+//! of a vault that is unloaded and loaded again, and identifies an inode by number and generation. So no generation,
+//! and no number of ours, is ever used by two tables of a process. Nothing here touches the store.
 //!
-//! The kernel remembers as many inodes as its memory allows, millions of them, and each is a node here: they are kept
+//! The kernel remembers as many inodes as its memory allows, possibly millions. Each is a node here, so nodes are kept
 //! small.
 //!
 //! In an anchored vault a node has the number that its object has in the anchor, and an object has one node at a time.
@@ -26,10 +26,10 @@ use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// Numbers from here on are ours.
+/// Numbers from here on are given by this module.
 const ALTERNATIVE: u64 = 1 << 63;
-/// The store's own numbers below this are used as they are. The bits from here to [`ALTERNATIVE`] are the volume's,
-/// where vaults lie in one another (`forest`).
+/// The store's own numbers below this are used as they are. The bits from here to [`ALTERNATIVE`] are the volume's
+/// number in a `forest`.
 pub(crate) const OWN_MAX: u64 = 1 << 48;
 /// A path deeper than this is a loop that was made in the store.
 pub(crate) const DEPTH_MAX: usize = 65_536;
@@ -57,7 +57,7 @@ pub(crate) struct StoreId {
 }
 
 impl StoreId {
-    /// Whether an entry with this stat is the inode: as [`Stat::is_same`], whose word it is where one of the two has no
+    /// Whether an entry with this stat is the inode. As [`Stat::is_same`], which decides alone if one of the two has no
     /// birth time.
     pub fn is_of(self, st: &Stat) -> bool {
         self.number() == (st.dev, st.ino) && may_be_one(self.born, st.born)
@@ -115,7 +115,7 @@ impl CachedSize {
 pub(crate) struct Referenced {
     pub ino: Ino,
     pub generation: u64,
-    /// The number was not in use before: what is cached by it is not of this node.
+    /// The number was not in use before: caches under this number belong to another node.
     pub is_new: bool,
 }
 
@@ -124,7 +124,7 @@ struct Node {
     id: StoreId,
     kind: Kind,
     links: Links,
-    /// At its highest it stays: then the node does, too.
+    /// Saturates at the maximum; the node then stays for ever.
     lookups: u32,
     /// Nodes below, open files.
     pins: u32,
@@ -134,24 +134,24 @@ struct Node {
     object: ObjectId,
     /// False for a zombie: the store's inode is gone, or will be when its last file is closed.
     live: bool,
-    /// What stat said last, without links, for a zombie whose removal we saw.
+    /// The last stat, with no links, of a zombie that was removed through the vault.
     last: Option<Box<Stat>>,
-    /// Another host has changed it since the kernel knows it.
+    /// Another host has changed it since the kernel learnt of it.
     is_changed_elsewhere: bool,
 }
 
-/// Why something is not the node that it looked like.
+/// Why an entry is not the expected node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Met {
-    /// Its number is known as that of another inode, which has this node.
+    /// Its number belongs to another inode, which has this node.
     OtherInode(Ino),
-    /// The anchor calls it another object than it was called before, or another inode, which is open, is that object.
+    /// The anchor has it as another object than before, or another inode, which is open, is that object.
     OtherObject,
 }
 
 /// See the module's head.
 pub(crate) struct NodeTable {
-    /// Boxed: a table has up to twice as many places as it has entries.
+    /// Boxed: a table has up to twice as many slots as entries.
     nodes: HashMap<Ino, Box<Node>>,
     /// Living nodes that have another number than the store's own.
     by_store: HashMap<StoreNumber, Ino>,
@@ -160,7 +160,7 @@ pub(crate) struct NodeTable {
     /// Objects of zombies that nothing refers to any more.
     unused: Vec<ObjectId>,
     root_dev: u64,
-    /// That of nodes made now.
+    /// The generation of new nodes.
     generation: u32,
 }
 
@@ -243,7 +243,7 @@ impl NodeTable {
         self.nodes.get(&ino).is_some_and(|n| n.lookups > 0)
     }
 
-    /// What is left to say of a zombie.
+    /// The last stat of a zombie.
     pub fn last_stat(&self, ino: Ino) -> Option<Stat> {
         self.nodes.get(&ino)?.last.as_deref().copied()
     }
@@ -277,12 +277,12 @@ impl NodeTable {
         }
     }
 
-    /// Finds or makes the node of what lies at (parent, name), which is this object of the anchor, and counts one
+    /// Finds or makes the node of the entry at (parent, name), which is this object of the anchor, and counts one
     /// lookup of it.
     ///
     /// # Errors
-    /// [`Met::OtherInode`]: the stat may be older than that node. A caller that looks again, and finds the same, knows
-    /// that the other is `gone`. [`Met::OtherObject`].
+    /// [`Met::OtherInode`]: the stat may be older than that node. A caller that repeats the look-up, and finds the
+    /// same, knows that the other is `gone`. [`Met::OtherObject`].
     pub fn reference(
         &mut self,
         parent: Ino,
@@ -308,7 +308,7 @@ impl NodeTable {
         Ok(self.count(known, parent, name, st, object))
     }
 
-    /// An object has one node. Another inode that was it before is not, unless it is open.
+    /// An object has one node. Another inode that had this object before loses it, unless it is open.
     fn make_way_for(&mut self, object: ObjectId) -> std::result::Result<(), Met> {
         let Some(before) = self.by_object.get(&object).copied() else { return Ok(()) };
         let is_open = self.nodes.get(&before).is_some_and(|n| n.kind == Kind::File && n.pins > 0);
@@ -319,7 +319,7 @@ impl NodeTable {
         Ok(())
     }
 
-    /// The same of what was just made there: whatever is known by its number was removed behind the vault's back.
+    /// The same for an entry that was just made. A known node with its number was removed by another program.
     pub fn reference_new(&mut self, parent: Ino, name: &OsStr, st: &Stat, object: ObjectId) -> Referenced {
         let known = self.at((st.dev, st.ino)).filter(|&ino| {
             if ino != ROOT {
@@ -330,7 +330,7 @@ impl NodeTable {
         self.count(known, parent, name, st, object)
     }
 
-    /// Whether what lies at (parent, name) is the inode of a node, whose number it has.
+    /// Whether the entry at (parent, name) is the inode of the node that has its number.
     fn is_met_again(&self, ino: Ino, parent: Ino, name: &OsStr, st: &Stat) -> bool {
         // The root is held open.
         let Some(node) = self.nodes.get(&ino).filter(|_| ino != ROOT) else { return true };
@@ -349,7 +349,7 @@ impl NodeTable {
         self.add_link(ino, parent, name);
         let node = self.nodes.get_mut(&ino);
         let generation = node.map(|n| {
-            // What the kernel did not refer to it does not know.
+            // The kernel knows nothing of an inode to which it holds no reference.
             n.is_changed_elsewhere &= n.lookups > 0;
             n.lookups = n.lookups.saturating_add(1);
             n.generation
@@ -457,10 +457,10 @@ impl NodeTable {
         Some(ino)
     }
 
-    /// The entries of a backing inode are those of another one from now on, made in its place.
+    /// A new backing inode, made in the place of the old one, takes over its node.
     pub fn exchanged(&mut self, old: StoreId, new: StoreId) {
         if let Some(stale) = self.at(new.number()) {
-            // The store reuses the number: what was known by it was removed behind the vault's back.
+            // The store reuses the number: the known node was removed by another program.
             self.bury(stale);
         }
         let Some(ino) = self.find(old) else { return };

@@ -20,9 +20,9 @@
 //! | `staging` | where entries are made, and deleted, out of reach of other users |
 //! | `digests` | what an anchor compares |
 //! | `anchored` | what the vault's anchor says, and what it is told (`docs/freshness.md`) |
-//! | `turns`, `left` | a vault that hosts have in turn: requests wait; numbers and handles go on (`docs/sharing.md`) |
-//! | `gate`, `upkeep` | `freeze` and `close` against changes under way; work in the background |
-//! | `event` | what is found damaged: counted, logged, handed on |
+//! | `turns`, `left` | turns of several hosts: waiting requests; numbers and handles from turn to turn (`docs/sharing.md`) |
+//! | `gate`, `upkeep` | how `freeze` and `close` wait for changes; work in the background |
+//! | `event` | integrity events: counted, logged, delivered |
 //! | `walk`, `regions`, `check`, `rekey` | walks over the whole tree: sizes, datasets; verify and repair; re-keying |
 //! | `scrub` | the whole store against the anchor, without keys |
 //! | `dataset`, `forest` | directories that are vaults of their own; several vaults as one file system |
@@ -36,15 +36,15 @@
 //! 3. `Vault::closing`: the gate is being closed, or is closed
 //! 4. `Vault::gate`: a change holds a pass. Taken before every other lock of a change
 //! 5. `Vault::open_locks`: opening an inode, by number
-//! 6. `Vault::tree`: shared to go from a name or number to an entry, exclusive to change where others find theirs
+//! 6. `Vault::tree`: shared to find an entry by a name or number, exclusive to change where entries are found
 //! 7. `Vault::names_locks`: changes within one directory
 //! 8. `Vault::workshop`, or `Anchored::attrs_locks`: the attributes of one node
 //! 9. `Vault::settling`: one pass of commits and barriers. Never taken by a thread that holds `tree`
 //! 10. the lock of a `lamassu_store::File`, and of the records in `root` and `session`
 //! 11. `Vault::nodes`, then the cache in `dirs`
 //!
-//! All others (tables of files and handles, `unsynced`, `shut`, `overfull`, …) are held for one look or change, and no
-//! other lock is taken under them.
+//! All others (tables of files and handles, `unsynced`, `shut`, `overfull`, …) are held for one access, and no other
+//! lock is taken under them.
 
 mod acl;
 pub mod anchor;
@@ -124,12 +124,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-/// Most directories held open, and most closed files held until they are settled; fewer where the process may have few
+/// Most directories held open, and most closed files held until they are settled; fewer if the process may have few
 /// descriptors.
 const DIRS_MAX: usize = 1024;
 const IDLE_MAX: usize = 512;
 const HELD_MIN: usize = 32;
-/// Locks that directories, and inodes being opened, share out among themselves.
+/// Number of locks for directories, and for inodes that are being opened; each is shared by several.
 const STRIPES: usize = 64;
 
 /// An open vault. Methods take `&self` and may be called from many threads.
@@ -138,7 +138,7 @@ pub struct Vault {
     /// For files opened for writing, and for those opened for reading alone.
     ctx: Arc<FileContext>,
     ctx_read: Arc<FileContext>,
-    /// For looks at files that report nothing: the caller knows what to make of what it finds.
+    /// For files that report no events: the caller interprets what it finds.
     ctx_silent: Arc<FileContext>,
     options: Options,
     name_mode: NameMode,
@@ -155,7 +155,7 @@ pub struct Vault {
     nameless: nameless::Nameless,
     idle_max: usize,
     gate: gate::Gate,
-    /// Shared by what finds entries, exclusive for what changes where others find theirs (see `tree`).
+    /// Held shared to find entries, exclusively to change where entries are found (see `tree`).
     tree: RwLock<()>,
     names_locks: [RwLock<()>; STRIPES],
     open_locks: [Mutex<()>; STRIPES],
@@ -164,7 +164,7 @@ pub struct Vault {
     workshop: Mutex<Option<staging::Workshop>>,
     /// Held while the gate is closed or being closed.
     closing: Mutex<()>,
-    /// When everything was found settled, and has been since; 0: it is not.
+    /// Since when everything has been settled; 0: it is not.
     quiet_since: AtomicU64,
     book: Arc<session::Book>,
     /// `None`: an un-anchored vault.
@@ -172,14 +172,14 @@ pub struct Vault {
     root_permissions: Arc<root::RootPermissions>,
     /// One re-keying at a time.
     rekeying: Mutex<()>,
-    /// Renames and links so far: what a walk over the tree may have missed.
+    /// Count of renames and links: a walk over the tree may have missed entries if it has changed.
     moves: AtomicU64,
     unsynced: settle::Unsynced,
     /// How many barriers of the whole store have failed.
     barriers_failed: AtomicU64,
     /// Bytes written since the buffers were last added up.
     written: AtomicU64,
-    /// Set while that is more than it may be.
+    /// Set while the buffers exceed their limit.
     overfull: Mutex<Option<settle::Overfull>>,
     started: Instant,
     closed: AtomicBool,
@@ -187,7 +187,7 @@ pub struct Vault {
     parting: Mutex<Option<Parting>>,
 }
 
-/// What is called at the end.
+/// A callback at the end.
 type Parting = Box<dyn FnOnce() + Send>;
 
 impl Vault {
@@ -214,8 +214,8 @@ impl Vault {
     ///
     /// # Errors
     /// [`VaultError::Locked`], [`VaultError::Refused`] for `metadata` integrity with a malleable suite or a snapshot
-    /// not opened read-only, those of the store. A root whose record does not open is an error of the calls that need
-    /// it, so that `check` can say so; [`Vault::verify_root`] asks for it.
+    /// not opened read-only, those of the store. If the record of the root does not open, the calls that need it fail,
+    /// not this one, so that `check` can report it; [`Vault::verify_root`] checks it.
     pub fn open(backend: Arc<dyn Backend>, header: &VaultHeader, ring: KeyRing, options: Options) -> Result<Vault> {
         let engine = engine(&options);
         Self::open_with(backend, header, ring, options, engine, root::Top::FileSystem)
@@ -305,10 +305,10 @@ impl Vault {
             lock: Mutex::new(lock),
             parting: Mutex::new(None),
         };
-        // Nothing is served by an older anchor, and what it knows to be under way was completed long ago.
+        // An older anchor must not serve anything: the changes that it has as pending were completed long ago.
         vault.book.is_newest()?;
         if !vault.options.read_only {
-            // What an earlier process left in the page cache becomes durable: `lamassu_store::file` counts on it.
+            // Makes durable what an earlier process left in the page cache: `lamassu_store::file` relies on it.
             vault.backend.sync().map_err(io("sync the store"))?;
             vault.root_permissions.settle()?;
             vault.clear_staging()?;
@@ -325,7 +325,7 @@ impl Vault {
     /// [`VaultError::Damaged`], which names the record.
     pub fn verify_root(&self) -> Result<()> {
         self.names(self.dirs.root())?;
-        // An older record in the store hinders no reader: each object is judged by the anchor.
+        // A reader does not need the newest record: each object is judged by the anchor.
         if self.options.read_only { Ok(()) } else { self.verify_sessions() }
     }
 
@@ -341,13 +341,13 @@ impl Vault {
         }
     }
 
-    /// Has `parting` called once by [`Vault::close`], when everything is in the store and the writer's lock is still
+    /// Sets a callback that [`Vault::close`] calls once, when everything is in the store and the writer's lock is still
     /// held.
     pub fn at_close(&self, parting: impl FnOnce() + Send + 'static) {
         *self.parting.lock() = Some(Box::new(parting));
     }
 
-    /// Commits, settles and closes everything, releases the lock. Handles are void after it. The second call does
+    /// Commits, settles and closes everything, releases the lock. Handles are invalid after it. A second call does
     /// nothing.
     ///
     /// # Errors
@@ -356,7 +356,7 @@ impl Vault {
         if self.closed.swap(true, Ordering::AcqRel) {
             return Ok(());
         }
-        // Nothing starts any more; what is under way ends first.
+        // No new change starts; changes under way end first.
         let closing = self.closing.lock();
         self.gate.open();
         self.gate.close();
@@ -389,7 +389,7 @@ impl Vault {
         self.ctx.engine.clone()
     }
 
-    /// Whether the keys of new blocks take a part from a server.
+    /// Whether the keys of new blocks depend on a server.
     pub fn waits_for_keys(&self, _: Ino) -> bool {
         self.ctx.ring.inner().oblivious().is_some()
     }
@@ -400,7 +400,8 @@ impl Vault {
     }
 
     /// Admission of a change: refuses it, or holds off `freeze` until the pass is dropped. Waits while frozen. Never
-    /// taken twice by one call: between the two, `freeze` would wait for the first and the second for `thaw`.
+    /// taken twice by one call: in between, `freeze` would wait for the first pass, and the second would wait for
+    /// `thaw`.
     fn change(&self) -> Result<gate::Pass<'_>> {
         if self.options.read_only {
             return Err(VaultError::ReadOnly);
@@ -413,8 +414,8 @@ impl Vault {
         Ok(pass)
     }
 
-    /// What a call reads, if this process may believe it when the call ends (R4 of `docs/sharing.md`): another host may
-    /// have changed the vault meanwhile. An error that says what is there, or is not, is a result, too.
+    /// The result of a read, if it is still valid when the call ends (R4 of `docs/sharing.md`): another host may have
+    /// changed the vault meanwhile. An error that says whether an entry exists is a result, too.
     fn read_current<T>(&self, read: impl FnOnce() -> Result<T>) -> Result<T> {
         let done = read();
         self.verify_current()?;
@@ -425,7 +426,7 @@ impl Vault {
         self.anchored.as_ref().map_or(Ok(()), |anchored| Ok(anchored.anchor.wait_until_good()?))
     }
 
-    /// What it was opened with.
+    /// The options it was opened with.
     pub fn options(&self) -> &Options {
         &self.options
     }
@@ -473,12 +474,12 @@ pub fn open_orphan(
     Ok(File::open(if options.read_only { ctx_read } else { ctx }, backing, tag)?)
 }
 
-/// The writer's lock, on [`LOCK`] and on the staging directory: people delete the file when they read that another
+/// The writer's lock, on [`LOCK`] and on the staging directory: people delete the file when they are told that another
 /// writer has the vault open.
 fn take_lock(backend: &dyn Backend) -> Result<Box<dyn Any + Send + Sync>> {
     backend.try_lock(OsStr::new(LOCK)).map_err(|e| match e.kind() {
         std::io::ErrorKind::WouldBlock => VaultError::Locked,
-        // The store's doing, and no path of a user's.
+        // The store made it. It is not a path of a user.
         _ if matches!(
             e.raw_os_error(),
             Some(libc::EINVAL | libc::EISDIR | libc::ENOTDIR | libc::ELOOP | libc::ENOENT)
@@ -505,7 +506,7 @@ fn engine(options: &Options) -> Arc<Engine> {
     Arc::new(Engine::new(threads))
 }
 
-/// What all files share: as the vault was opened, and read-only.
+/// The context that all files share: as the vault was opened, and read-only.
 fn contexts(
     header: &VaultHeader,
     ring: KeyRing,

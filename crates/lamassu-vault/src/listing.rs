@@ -12,10 +12,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// An open directory.
 pub(crate) struct OpenDir {
     pub ino: Ino,
-    /// None: it was removed before it was opened, and lists nothing.
+    /// `None`: the directory was removed before it was opened, and lists nothing.
     pub dir: Option<Arc<Dir>>,
     pub parent: Ino,
-    /// What the listing under way goes through. None before the first: entries made between opendir(3) and rewinddir(3)
+    /// The snapshot of the current listing. `None` before the first: entries made between opendir(3) and rewinddir(3)
     /// belong to it.
     entries: Mutex<Option<Arc<Snapshot>>>,
 }
@@ -24,11 +24,11 @@ pub(crate) struct OpenDir {
 pub(crate) struct Snapshot {
     names: Box<[u8]>,
     rows: Box<[Row]>,
-    /// The anchor has entries that the store did not show, or whose names it did not.
+    /// The anchor has entries that the store did not show, or whose names it did not show.
     is_incomplete: AtomicBool,
 }
 
-/// An entry without its name, which ends at `end` and begins where the one before ends.
+/// An entry without its name. The name ends at `end`, and begins where the name before ends.
 struct Row {
     end: usize,
     ino: u64,
@@ -43,7 +43,7 @@ pub(crate) struct Listed<'a> {
 }
 
 impl Snapshot {
-    /// Those of a directory; `is_incomplete`: the anchor has others.
+    /// A snapshot of these entries; `is_incomplete`: the anchor has others.
     pub fn of(entries: Vec<backend::Listed>, is_incomplete: bool) -> Self {
         let mut names = Vec::with_capacity(entries.iter().map(|entry| entry.name.len()).sum());
         let mut row = |entry: backend::Listed| {
@@ -59,7 +59,7 @@ impl Snapshot {
         self.names.len() + size_of_val(&*self.rows)
     }
 
-    /// The entries from one on, with their places.
+    /// The entries from `first` on, with their indices.
     pub fn from(&self, first: usize) -> impl Iterator<Item = (usize, Listed<'_>)> {
         let begin = |index: usize| index.checked_sub(1).map_or(0, |before| self.rows[before].end);
         self.rows.iter().enumerate().skip(first).map(move |(index, row)| {
@@ -73,7 +73,7 @@ impl Snapshot {
         self.is_incomplete.store(true, Ordering::Relaxed);
     }
 
-    /// Whether the anchor has entries that the store did not show, or whose names it did not.
+    /// Whether the anchor has entries that the store did not show, or whose names it did not show.
     pub fn is_incomplete(&self) -> bool {
         self.is_incomplete.load(Ordering::Relaxed)
     }
@@ -84,7 +84,7 @@ impl OpenDir {
         OpenDir { ino, dir, parent, entries: Mutex::new(entries) }
     }
 
-    /// What the listing under way goes through.
+    /// The snapshot of the current listing.
     pub fn listing(&self) -> Option<Arc<Snapshot>> {
         self.entries.lock().clone()
     }

@@ -1,14 +1,14 @@
-//! Files that a rename(2) took the last name from, but which the kernel still refers to.
+//! Files whose last name a rename(2) has replaced, but which the kernel still refers to.
 //!
-//! Between finding a name and opening what it leads to, the kernel may pass on another process's rename over it. On a
-//! local file system that open succeeds, since an inode lives as long as it is referred to; here the backing inode
-//! would be gone with its name. The kernel looks a second time after `ESTALE`, but under a program that replaces a file
-//! again and again the second time fails too. So the backing file is opened before the name goes, and kept until the
-//! kernel forgets the inode, which it does at once unless it is about to open it. (After unlink(2) the second look
-//! finds nothing, which is right: nothing is kept.)
+//! Between looking up a name and opening the file, the kernel may pass on another process's rename over that name. On a
+//! local file system the open succeeds, since an inode lives while it is referred to. Here the backing inode would be
+//! gone with its name. The kernel repeats the look-up after `ESTALE`, but while a program replaces the file again and
+//! again the second one fails too. So the backing file is opened before the name goes, and kept until the kernel
+//! forgets the inode, which it does at once unless it is about to open it. (After unlink(2) the second look-up finds
+//! nothing, which is right, so nothing is kept.)
 //!
-//! What such a file holds that was never committed is known to this process alone: no barrier and no commit of the
-//! anchor is for a file without a name. So it stays in the table of files, too, until the kernel has forgotten it.
+//! Uncommitted data of such a file exist in this process alone: barriers and commits of the anchor do not cover a file
+//! without a name. So the file also stays in the table of files until the kernel has forgotten it.
 
 use crate::inode::StoreId;
 use crate::open::OpenFile;
@@ -20,7 +20,7 @@ use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::sync::Arc;
 
-/// Most files kept; with more, the race is lost as it would be on NFS (`ESTALE`). Descriptors are dear.
+/// Most files kept, since each takes a descriptor. Beyond that the open fails as on NFS (`ESTALE`).
 const KEPT_MAX: usize = 256;
 
 /// A backing file, and whether it may be written through.
@@ -47,9 +47,9 @@ impl Nameless {
 }
 
 impl Vault {
-    /// To be called before another takes the name of the entry `name` with stat `st`: keeps its backing file if that is
-    /// the last name of a file that the kernel refers to. Returns its inode number then: if the name stays, give that
-    /// to [`Nameless::remove`].
+    /// To be called before the entry `name` with stat `st` is replaced. If that is the last name of a file that the
+    /// kernel refers to, keeps the backing file, and returns the inode number. If the name stays after all, give the
+    /// number to [`Nameless::remove`].
     pub(crate) fn keep_nameless(&self, dir: &dyn BackendDir, name: &OsStr, st: &Stat) -> Option<Ino> {
         if st.kind != Kind::File || st.nlink > 1 {
             return None;
@@ -74,7 +74,7 @@ impl Vault {
         self.nameless.get(ino).is_some() && self.nodes.lock().is_referred_to(ino)
     }
 
-    /// To be called when references were given back: the file goes with the last of them.
+    /// To be called when references were given back. The file is dropped with the last one.
     pub(crate) fn forget_nameless(&self, ino: Ino) {
         if self.nameless.get(ino).is_some() && !self.nodes.lock().is_referred_to(ino) {
             self.let_go(ino, true);
@@ -85,8 +85,8 @@ impl Vault {
         }
     }
 
-    /// Such a file as something to stat, for a caller that will not write. Nothing is reported: what a writer left in
-    /// it unsettled goes with it.
+    /// Such a file, for stat, by a caller that will not write. Nothing is reported: unsettled data of a writer are lost
+    /// with the file.
     pub(crate) fn open_nameless(&self, ino: Ino) -> Option<Arc<OpenFile>> {
         let (backing, _) = self.nameless.get(ino)?;
         let len = backing.stat().ok()?.len;

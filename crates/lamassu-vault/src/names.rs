@@ -17,13 +17,13 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
 /// How the names of one directory are kept.
 pub(crate) enum Names {
-    /// As they are; at most that many bytes.
+    /// Stored as they are, with at most `name_max` bytes.
     Plain { name_max: usize },
     /// Sealed.
     Sealed { key: NameKey, name_max: usize, profile: Profile },
 }
 
-/// A stored name, and what has to stand beside it.
+/// A stored name, and its companion if it needs one.
 #[derive(Debug, Clone)]
 pub(crate) struct StoredName {
     pub name: OsString,
@@ -86,7 +86,7 @@ impl Names {
         }
     }
 
-    /// The profile of what is made in the directory, as its record says; the default where it has none.
+    /// The profile for new entries of the directory, from its record; the default if it has none.
     pub fn profile(&self) -> Profile {
         match self {
             Names::Plain { .. } => Profile::DEFAULT,
@@ -150,7 +150,7 @@ fn open_sealed(key: &NameKey, sealed: &[u8]) -> std::result::Result<OsString, Na
 }
 
 impl Companion {
-    /// Makes the companion unless it stands already. True: it was made now.
+    /// Makes the companion unless it exists. True: it was made now.
     pub fn ensure(&self, dir: &dyn BackendDir) -> Result<bool> {
         match write_text(dir, &self.name, &self.text) {
             Ok(()) => Ok(true),
@@ -158,7 +158,7 @@ impl Companion {
                 if read_text(dir, &self.name).is_ok_and(|t| t == self.text.as_bytes()) {
                     return Ok(false);
                 }
-                // Damaged: its name says what must be in it, so it can be made anew.
+                // Damaged: its name determines its content, so it can be made anew.
                 dir.unlink(&self.name).map_err(io("replace a companion"))?;
                 write_text(dir, &self.name, &self.text).map_err(io("create a companion"))?;
                 Ok(true)
@@ -176,7 +176,7 @@ pub(crate) struct NewRecord {
     pub text: String,
 }
 
-/// Makes the record of a new directory, in which things are made with this profile.
+/// Makes the record of a new directory, with this profile for new entries.
 pub(crate) fn create_record(ring: &KeyRing, dir: &dyn BackendDir, profile: Profile) -> Result<NewRecord> {
     let mut id = [0; 16];
     lamassu_crypto::random(&mut id)?;

@@ -20,9 +20,9 @@ pub(crate) struct OpenFile {
     pub ino: Ino,
     file: RwLock<Arc<File>>,
     writable: AtomicBool,
-    /// When the first write that is not handed to the store yet was made.
+    /// When the oldest write that is not yet in the store was made.
     pub dirty_since: AtomicU64,
-    /// When the first write that is not settled yet was made.
+    /// When the oldest write that is not yet settled was made.
     pub unsettled_since: AtomicU64,
 }
 
@@ -52,7 +52,7 @@ impl OpenFile {
 
     /// To be called after each change of content.
     pub fn touched(&self, now: Millis) {
-        // Only the first of several counts; a race between two firsts is between equals.
+        // Only the first of several counts. If two threads race to be first, either time is right.
         for since in [&self.dirty_since, &self.unsettled_since] {
             if since.load(Ordering::Relaxed) == 0 {
                 since.store(now, Ordering::Relaxed);
@@ -60,7 +60,7 @@ impl OpenFile {
         }
     }
 
-    /// Hands buffers to the store.
+    /// Writes buffers to the store.
     pub fn flush(&self) -> std::result::Result<(), StoreError> {
         // Cleared first: a write that comes in between sets it again.
         self.dirty_since.store(0, Ordering::Relaxed);
@@ -108,9 +108,9 @@ impl OpenFiles {
         })
     }
 
-    /// Takes a file without handles out of the table if it `may_go`. That is asked under the lock, so no write comes in
-    /// between. It is put away under the lock, too: others may refer to it for a while yet, and a call that opens it
-    /// meanwhile begins with what it left.
+    /// Takes a file without handles out of the table if `may_go`. That is asked under the lock, so no write comes in
+    /// between. The file is also put away under the lock: other threads may still refer to it, and a call that opens it
+    /// meanwhile continues from the state that it left.
     fn remove_idle(&self, ino: Ino, may_go: impl Fn(&OpenFile) -> bool) -> Option<Arc<OpenFile>> {
         let mut files = self.files.lock();
         let go = files.get(&ino).is_some_and(|s| s.handles == 0 && may_go(&s.file));
@@ -140,14 +140,14 @@ impl OpenFiles {
     }
 }
 
-/// What a handle names.
+/// What a handle refers to.
 #[derive(Clone)]
 pub(crate) enum Handle {
     File { file: Arc<OpenFile>, access: Access },
     Dir(Arc<crate::listing::OpenDir>),
 }
 
-/// Ids of handles are never used again in a process: one of a vault that was closed is not another's.
+/// Ids of handles are never reused in a process, so a handle of a closed vault is invalid in every other.
 static HANDLES: AtomicU64 = AtomicU64::new(1);
 
 /// An id that no other handle has.
@@ -168,7 +168,7 @@ impl Handles {
         id
     }
 
-    /// The same of a handle that has an id.
+    /// The same for a handle that has an id.
     pub fn put(&self, id: HandleId, handle: Handle) {
         self.open.write().insert(id.0, handle);
     }
@@ -196,7 +196,7 @@ impl Handles {
         }
     }
 
-    /// How many files are open, but for those of [`crate::left`].
+    /// How many files are open, without those of [`crate::left`].
     pub fn files(&self) -> usize {
         self.open.read().values().filter(|h| matches!(h, Handle::File { .. })).count()
     }
@@ -216,7 +216,7 @@ impl Vault {
     }
 
     /// The open file of `ino`, held once more; opened if it was not. Two opens of one inode never overlap: the second
-    /// would cut the backing file to a length the first has outgrown.
+    /// would cut the backing file to a length that the first has exceeded since.
     pub(crate) fn acquire(&self, ino: Ino, write: bool) -> Result<Arc<OpenFile>> {
         let _opening = self.opening(ino).lock();
         if let Some(open) = self.files.get_and_hold(ino) {
@@ -255,7 +255,7 @@ impl Vault {
         open
     }
 
-    /// The file of an inode; `profile`: that of its directory, which it has if nothing in it says another.
+    /// The file of an inode. `profile`: that of its directory, which holds if the file has no page.
     pub(crate) fn new_file(
         &self,
         ino: Ino,
@@ -286,8 +286,9 @@ impl Vault {
         Ok(File::open_object(ctx.clone(), backing, len, tag, object)?)
     }
 
-    /// Opens a backing file; says whether for writing, and which profile its directory has. A writer's vault opens for
-    /// writing also what is only read, where the mode allows it: an interrupted commit is completed when it is met.
+    /// Opens a backing file. Returns whether it is open for writing, and the profile of its directory. A writer's vault
+    /// also opens files that are only read for writing, if the mode allows it: an interrupted commit is completed when
+    /// it is found.
     fn open_backing(&self, ino: Ino, write: bool) -> Result<(Arc<dyn BackendFile>, bool, Profile)> {
         let _tree = self.tree.read();
         if ino == ROOT {
@@ -302,7 +303,7 @@ impl Vault {
                 let may_mend = !self.options.read_only && !self.is_frozen() && st.mode & libc::S_IWUSR != 0;
                 let open = |write| dir.handle.open_same(&name, &st, write).map(|file| (file, write));
                 let mended = if may_mend && !write { open(true).ok() } else { None };
-                // Since `place` the name may have gone, or have been given to another file.
+                // Since `place` the name may have been removed, or given to another file.
                 match mended.map_or_else(|| open(write), Ok) {
                     Ok((Some(file), writable)) => {
                         // A longer file has a page, which says its profile.
@@ -321,7 +322,7 @@ impl Vault {
         }
     }
 
-    /// The backing file of what was found by a name that it lost before it was opened.
+    /// The backing file of an inode that lost its name between look-up and open.
     fn backing_without_name(&self, ino: Ino, write: bool) -> Result<(Arc<dyn BackendFile>, bool, Profile)> {
         match self.nameless.get(ino) {
             Some((_, false)) if write => Err(errno("open", libc::EACCES)),
@@ -330,7 +331,7 @@ impl Vault {
         }
     }
 
-    /// Gives a hold back; the last one lets the file go, or leaves it in the table until it is settled.
+    /// Gives a hold back. With the last one the file is dropped, or stays in the table until it is settled.
     pub(crate) fn unhold(&self, open: &Arc<OpenFile>) {
         if !self.files.unhold(open.ino) {
             return;
@@ -352,12 +353,12 @@ impl Vault {
     }
 
     /// Takes a file without handles out of the table, unless something in it is not settled. With `force` unsettled
-    /// data is lost, which is right for a removed file and for one that fails for good.
+    /// data are lost, which is right for a removed file and for one that fails permanently.
     pub(crate) fn let_go(&self, ino: Ino, force: bool) {
         self.let_go_if(ino, |f| force || !f.is_unsettled());
     }
 
-    /// The same where `may_go`. No other thread can change that in between.
+    /// The same if `may_go`. No other thread can change that in between.
     pub(crate) fn let_go_if(&self, ino: Ino, may_go: impl Fn(&OpenFile) -> bool) {
         let Some(open) = self.files.remove_idle(ino, may_go) else { return };
         let file = open.file();
@@ -447,7 +448,7 @@ impl Vault {
         Ok(done.map(|_| data.len())?)
     }
 
-    /// close(2) of one descriptor: hands buffers to the store, reports what failed.
+    /// close(2) of one descriptor: writes buffers to the store, and reports errors.
     ///
     /// # Errors
     /// Those of the store.
@@ -468,7 +469,7 @@ impl Vault {
     /// Closes a handle.
     ///
     /// # Errors
-    /// [`VaultError::BadHandle`]; what the store said when buffers were handed to it (they stay, and are tried again).
+    /// [`VaultError::BadHandle`]; the store's error when buffers were written (they stay, and are written again).
     pub fn release(&self, handle: HandleId) -> Result<()> {
         if self.left.remove(handle).is_some() {
             return Ok(());
@@ -521,8 +522,8 @@ impl Vault {
         let (source, _) = self.file_of(from.0)?;
         let target = self.writing(to.0)?;
         let _pass = self.change()?;
-        // Copied blocks keep their keys, which may be of an older epoch: a walk under way may have passed by. Told
-        // before and after.
+        // Copied blocks keep their keys, which may be of an older epoch, and a re-keying may have passed this file
+        // already. Counted before and after.
         self.moves.fetch_add(1, Ordering::AcqRel);
         let done = target.file().copy_from(&source.file(), from.1, to.1, len);
         self.moves.fetch_add(1, Ordering::AcqRel);
@@ -544,7 +545,7 @@ impl Vault {
         found?.ok_or(VaultError::NoData)
     }
 
-    /// Where the data that lies at `offset` ends: at a hole, or at `until`, beyond which nothing is looked at.
+    /// Where the data at `offset` ends: at a hole, or at `until`, where the search stops.
     ///
     /// # Errors
     /// [`VaultError::NoData`] past the end.

@@ -42,7 +42,7 @@ impl Vault {
         Ok(cur)
     }
 
-    /// Path in the store of what lies at a plain path.
+    /// Path in the store of the entry at a plain path.
     ///
     /// # Errors
     /// As [`Vault::resolve`].
@@ -64,7 +64,7 @@ impl Vault {
         found.map(|()| stored)
     }
 
-    /// Plain path of what lies at a path in the store, relative to the vault's directory.
+    /// Plain path of the entry at a path in the store, relative to the vault's directory.
     ///
     /// # Errors
     /// [`VaultError::Invalid`] for a path that leaves the vault, [`VaultError::InvalidName`] for the format's own

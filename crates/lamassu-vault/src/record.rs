@@ -1,7 +1,7 @@
 //! The vault's own sealed records: their text in the store, their seal and their content.
 //!
-//! A record is a short text in base64url, kept as the target of a symbolic link, or as a regular file where the store
-//! has no symbolic links. Either way it appears whole. Companions (`names`, `symlink`) are kept in the same way.
+//! A record is a short text in base64url, kept as the target of a symbolic link, or as a regular file if the store has
+//! no symbolic links. Either way it appears whole. Companions (`names`, `symlink`) are kept in the same way.
 
 use crate::Result;
 use crate::error::{is_not_found, is_unsupported};
@@ -17,17 +17,17 @@ use std::os::unix::ffi::OsStringExt;
 /// Longest text of a record or companion that is kept as a file: that of a symbolic link.
 const TEXT_MAX: usize = 8191;
 
-/// One type of record: its name in the store, and what its seal says that it is.
+/// One type of record: its name in the store, and the kind in its seal.
 pub(crate) struct RecordType {
     pub name: &'static str,
     kind: RecordKind,
 }
 
-/// Of a directory: its id, and the secret of its names.
+/// A directory's: its id, and the secret of its names.
 pub(crate) const DIRECTORY: RecordType = RecordType { name: DIR_RECORD, kind: RecordKind::Directory };
-/// Of the root's permissions.
+/// The root's permissions.
 pub(crate) const ROOT: RecordType = RecordType { name: ROOT_RECORD, kind: RecordKind::Root };
-/// Of sessions.
+/// The record of sessions.
 pub(crate) const SESSIONS: RecordType = RecordType { name: SESSIONS_RECORD, kind: RecordKind::Sessions };
 
 /// Why a record does not open. `E`: why its content is refused.
@@ -51,7 +51,7 @@ impl<E> From<stdio::Error> for RecordFault<E> {
     fn from(e: stdio::Error) -> Self {
         match e.raw_os_error() {
             Some(libc::ENOENT) => RecordFault::Missing,
-            // A directory, or what else is neither a link nor a file.
+            // A directory, or another entry that is neither link nor file.
             Some(libc::EISDIR | libc::EINVAL) => RecordFault::NotARecord,
             _ => RecordFault::Unreadable(e),
         }
@@ -59,7 +59,7 @@ impl<E> From<stdio::Error> for RecordFault<E> {
 }
 
 impl RecordType {
-    /// Reads and opens the record in a directory. `context`: what its seal is bound to besides.
+    /// Reads and opens the record in a directory. `context`: what its seal is bound to in addition.
     pub fn read<T, E>(
         &self,
         dir: &dyn BackendDir,
@@ -130,7 +130,7 @@ pub(crate) fn write_file(dir: &dyn BackendDir, name: &OsStr, text: &str) -> stdi
     let file = dir.create_file(name)?;
     let written = file.write_at(0, text.as_bytes()).and_then(|()| file.sync_data());
     if written.is_err() {
-        remove_companion(dir, name); // half a text is none
+        remove_companion(dir, name); // an incomplete text must not stay
     }
     written
 }

@@ -1,5 +1,4 @@
-//! What lies in a vault's directory in the store, found without any key: the datasets in it, and how many bytes each
-//! takes.
+//! The datasets in a vault's directory in the store, and how many bytes each takes, found without any key.
 
 use crate::error::{io, is_not_found};
 use crate::walk::{Failed, Met, Visit, has_header, walk};
@@ -11,7 +10,7 @@ use std::io as stdio;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// What of a file has to be gone through.
+/// How many bytes of a file have to be read.
 pub(crate) fn bytes_of(st: &Stat) -> u64 {
     st.len.min(st.blocks.saturating_mul(512).max(4096))
 }
@@ -39,18 +38,18 @@ pub struct Region {
     pub bytes: u64,
 }
 
-/// The vault in a directory, first, and all datasets in it, each behind the one it lies in. Takes no key, so it goes by
-/// what lies in the store, and not by what the header says.
+/// The vault in a directory, first, and all datasets in it, each after the one it lies in. It uses no key, so it goes
+/// by the entries of the store, not by the header.
 ///
 /// # Errors
-/// Those of the store, for the directory itself; what cannot be looked into counts nothing.
+/// Those of the store, for the directory itself. Directories that cannot be read count as empty.
 pub fn regions(dir: &Path) -> Result<Vec<Region>> {
     let mut found = Regions(vec![Region { stored: PathBuf::new(), above: 0, bytes: 0 }]);
     walk(Met::first(root(dir)?, PathBuf::new(), 0), &mut found)?;
     Ok(found.0)
 }
 
-/// A directory hands on the region that it lies in, and keeps its own.
+/// The region of each directory is passed on to those in it.
 struct Regions(Vec<Region>);
 
 impl Visit for Regions {
@@ -90,10 +89,10 @@ impl Visit for Regions {
     }
 }
 
-/// Paths in the store of all datasets in the vault in a directory, those not counted that are being made or removed.
+/// Paths in the store of all datasets in the vault in a directory, without those that are being made or removed.
 ///
 /// # Errors
-/// Those of the store: none is left out because it could not be looked into.
+/// Those of the store: a directory that cannot be read is an error here.
 pub fn datasets_below(dir: &Path) -> Result<Vec<PathBuf>> {
     datasets(dir, true)
 }
@@ -112,7 +111,7 @@ fn datasets(dir: &Path, wants_all: bool) -> Result<Vec<PathBuf>> {
     Ok(datasets.found)
 }
 
-/// Paths of datasets: all of them, or the first and no error.
+/// Paths of datasets: all of them, or only the first, and then without errors.
 struct Datasets {
     found: Vec<PathBuf>,
     wants_all: bool,

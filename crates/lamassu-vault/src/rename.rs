@@ -1,5 +1,5 @@
-//! Renames: names sealed anew under the new parent's key, companions first on arrival and last on departure,
-//! directories over empty ones.
+//! Renames. The name is sealed anew under the new parent's key. Companions arrive before their entry and leave after
+//! it. A directory may replace an empty one.
 
 use crate::anchored::{Moving, TRIES_MAX};
 use crate::dirs::Dir;
@@ -21,18 +21,18 @@ struct End {
     dir: Arc<Dir>,
     stored: StoredName,
     st: Option<Stat>,
-    /// What lies there in the anchor; 0: nothing, or an un-anchored vault.
+    /// The object that the anchor has there; 0: none, or an un-anchored vault.
     object: ObjectId,
-    /// Something that is not recorded lies there.
+    /// An unrecorded entry lies there.
     is_in_the_way: bool,
     /// Name of the rest of a long link target.
     rest: Option<OsString>,
 }
 
-/// What has to come before a rename.
+/// The step that is necessary before a rename.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Blocked {
-    /// What was removed from there must leave the store.
+    /// An entry removed from there must first leave the store.
     Going,
     /// A barrier of the whole store.
     Barrier,
@@ -55,7 +55,7 @@ impl End {
         (self.dir.ino, &self.stored.name)
     }
 
-    /// Whether what was there has another name in this directory; asked after it has gone.
+    /// Whether the link that was there has another name in this directory; asked after this name is gone.
     fn is_left_behind(&self) -> bool {
         self.st.is_some_and(|st| st.nlink > 1 && symlink::is_named_in(&*self.dir.handle, &st))
     }
@@ -149,7 +149,7 @@ impl Vault {
         Ok(())
     }
 
-    /// What has to stand at the destination before the entry comes.
+    /// Makes what the destination needs before the entry arrives.
     fn prepare_arrival(&self, from: &End, to: &End) -> Result<()> {
         if let Some(rest) = &from.rest
             && from.dir.ino != to.dir.ino
@@ -213,7 +213,7 @@ impl Vault {
         });
         if !matches!(moved, Ok(true)) {
             kept.inspect(|ino| self.nameless.remove(*ino));
-            // An entry that is there needs it, and lacked it.
+            // An existing entry needs it, and lacked it.
             let is_needed = to.st.is_some() || matches!(moved, Err(VaultError::Exists));
             if let (true, Some(companion)) = (companion_made && !is_needed, &to.stored.companion) {
                 remove_companion(&*to.dir.handle, &companion.name);
@@ -246,7 +246,7 @@ impl Vault {
         Ok(None)
     }
 
-    /// What has to be durable before the anchor knows that an entry is to arrive: recovery needs it.
+    /// Makes durable what recovery needs, before the anchor learns that an entry is to arrive.
     fn sync_beside(&self, to: &End) -> Result<()> {
         match self.anchored {
             Some(_) => to.dir.handle.sync().map_err(io("sync a directory")),
@@ -254,14 +254,14 @@ impl Vault {
         }
     }
 
-    /// Has the anchor record a move, before the store's step. `None`: a barrier has to come first, and nothing was
+    /// Makes the anchor record a move, before the store's step. `None`: a barrier must come first, and nothing was
     /// done.
     fn ask(&self, from: &End, to: &End, is_exchange: bool) -> Result<Option<Moving>> {
         let places = ((&*from.dir, &*from.stored.name), (&*to.dir, &*to.stored.name));
         self.record_move(places.0, places.1, is_exchange, inodes_of(from, to))
     }
 
-    /// Tells the anchor what became of the store's step; where that failed, everything is where it was.
+    /// Tells the anchor the outcome of the store's step. If that failed, everything is where it was.
     fn answer(&self, from: &End, to: &End, is_exchange: bool, asked: Moving, done: Result<()>) -> Result<()> {
         match &done {
             Ok(()) => self.has_moved(&asked),
@@ -281,8 +281,8 @@ impl Vault {
         match (from.is_dir(), &to.st) {
             (_, None) => rename_no_replace(&**source, name, &**target, to_name).map_err(io("rename")),
             (false, Some(_)) => source.rename(name, &**target, to_name, RenameMode::Replace).map_err(io("rename")),
-            // An empty directory still has its record, so the store would not replace it. The two change places: at no
-            // time is the target missing.
+            // An empty directory still has its record, so the store would not replace it. The two are exchanged, so the
+            // target is never missing.
             (true, Some(st)) => match source.rename(name, &**target, to_name, RenameMode::Exchange) {
                 Ok(()) => self.unstage_dir(&**source, name, st).inspect_err(|_| {
                     if let Err(error) = source.rename(name, &**target, to_name, RenameMode::Exchange) {

@@ -7,11 +7,11 @@
 //! shows the directory's permissions too, which are the stricter ones, until chmod or `check --repair` makes a new
 //! record.
 //!
-//! In an anchored vault the record is the newest, or it is stale: then the root is for the user of the process alone
-//! (mode 0700), and chmod is refused, until it is accepted. It is replaced between the commit of {old, new} to the
-//! anchor and a barrier. The store chooses what a directory says. So a dataset in an anchored vault shows what the
-//! anchor says of its directory, which is an entry there; and an anchored vault without a record, as a dataset that is
-//! mounted by itself, is for the user of the process alone until chmod makes one.
+//! In an anchored vault a record that is not the newest is stale: until it is accepted, the root is for the user of the
+//! process alone (mode 0700), and chmod is refused. The record is replaced between the commit of {old, new} to the
+//! anchor and a barrier. The store chooses the permissions of a directory. So a dataset in an anchored vault shows
+//! those that the anchor has of its directory, which is an entry there. An anchored vault without a record, such as a
+//! dataset that is mounted by itself, is for the user of the process alone until chmod makes a record.
 
 use crate::Result;
 use crate::digests::digest_of_text;
@@ -38,15 +38,15 @@ type RootFault = RecordFault<RootRecordError>;
 enum Source {
     /// There is no record: from the directory.
     Directory,
-    /// The record does not open, and why. Shown are those of the directory.
+    /// The record does not open, and why. The directory's permissions are shown.
     Damaged(RootFault),
     Record(RootRecord),
-    /// There is no record. It is a dataset's root: what the anchor of the vault above says of this entry.
+    /// There is no record. It is a dataset's root: the permissions that the parent vault's anchor has of this entry.
     Entry(RootRecord),
-    /// There is no record, and the store chooses what the directory says. Shown is what is for the process's user
+    /// There is no record, and the store chooses the directory's permissions. The root is shown as the process's user's
     /// alone.
     Unrecorded,
-    /// It is not the newest, or it is gone. Shown is what is for the process's user alone.
+    /// The record is not the newest, or it is gone. The root is shown as the process's user's alone.
     Stale,
 }
 
@@ -70,7 +70,7 @@ impl ShownPermissions {
     }
 }
 
-/// The permissions of a loaded root. Changes are serialised by the lock of what is shown.
+/// The permissions of a loaded root. The lock of the shown permissions serialises changes.
 pub(crate) struct RootPermissions {
     dir: Arc<dyn BackendDir>,
     ring: KeyRing,
@@ -79,17 +79,18 @@ pub(crate) struct RootPermissions {
     shown: ShownPermissions,
 }
 
-/// What a root is the root of.
+/// What this root is the root of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Top {
-    /// The whole file system: a change makes the record where there is none.
+    /// The whole file system: a change makes the record if there is none.
     FileSystem,
     /// A dataset inside another vault.
     Dataset,
 }
 
 impl RootPermissions {
-    /// Those of the vault below `dir`. A record that does not open, or is not the newest, is an event.
+    /// The permissions of the vault below `dir`. A record that does not open, or is not the newest, is reported as an
+    /// event.
     pub fn open(
         dir: Arc<dyn BackendDir>,
         ring: KeyRing,
@@ -99,7 +100,7 @@ impl RootPermissions {
     ) -> RootPermissions {
         let text = shown_text(&*dir);
         let is_newest = anchor.as_ref().is_none_or(|anchor| match &text {
-            // It may be denied to a dataset's owner, below.
+            // Its owner may lack the permission in a dataset: see below.
             Err(error) => top == Top::Dataset && error.kind() == stdio::ErrorKind::PermissionDenied,
             Ok(text) => anchor.vault().root_permissions.is_current(digest(text.as_deref())),
         });
@@ -139,7 +140,8 @@ impl RootPermissions {
         &self.shown
     }
 
-    /// The root is a dataset's: without a record it shows what the anchor of the vault above says of its entry.
+    /// The root is a dataset's: without a record it shows the permissions that the parent vault's anchor has of its
+    /// entry.
     pub fn follow(&self, entry: RootRecord) {
         let mut source = self.shown.0.lock();
         if matches!(*source, Source::Directory) {
@@ -147,7 +149,7 @@ impl RootPermissions {
         }
     }
 
-    /// Why the record does not open, where there is one that does not.
+    /// Why the record does not open, if it does not.
     pub fn fault(&self) -> Option<String> {
         match &*self.shown.0.lock() {
             Source::Damaged(fault) => Some(fault.to_string()),
@@ -155,7 +157,8 @@ impl RootPermissions {
         }
     }
 
-    /// An earlier process ended while it replaced the record: what the store shows, which a barrier has covered, it is.
+    /// After a process that ended while it replaced the record: the record that the store shows, which a barrier has
+    /// covered, is the newest.
     pub fn settle(&self) -> Result<()> {
         let Some(anchor) = &self.anchor else { return Ok(()) };
         let _shown = self.shown.0.lock();
@@ -173,7 +176,7 @@ impl RootPermissions {
         matches!(&*self.shown.0.lock(), Source::Stale)
     }
 
-    /// Takes what the store shows for the newest, durably. Whether that is something else than before.
+    /// Accepts durably what the store shows as the newest. Returns whether that differs from before.
     pub fn accept(&self) -> Result<bool> {
         let Some(anchor) = &self.anchor else { return Ok(false) };
         let mut source = self.shown.0.lock();
@@ -205,7 +208,7 @@ impl RootPermissions {
         self.change(set, |dir| dir.set_owner(uid, gid))
     }
 
-    /// Replaces a record that does not open by one that says what the directory says.
+    /// Replaces a record that does not open by one with the directory's permissions.
     pub fn renew(&self) -> Result<()> {
         self.change(|_| {}, |_| Ok(())).map_err(io("write the record of the root's permissions"))
     }
@@ -246,13 +249,13 @@ impl RootPermissions {
         Ok(())
     }
 
-    /// Replaces the record. The caller holds what is shown.
+    /// Replaces the record. The caller holds the lock of the shown permissions.
     fn write(&self, record: RootRecord) -> stdio::Result<()> {
         let Some(anchor) = &self.anchor else { return write(&*self.dir, &self.ring, record) };
         let text = ROOT.seal(&self.ring, &[], &record.encode()).map_err(stdio::Error::other)?;
         let (old, new) = (digest(shown_text(&*self.dir)?.as_deref()), digest(Some(text.as_bytes())));
         if matches!(anchor.vault().root_permissions, Sealed::Becomes { .. }) {
-            // What an earlier replacement left is durable before it counts as the old one.
+            // The state that an earlier replacement left must be durable before it counts as the old one.
             self.dir.sync()?;
         }
         if !anchor.replacing_root_permissions(old, new).map_err(stdio::Error::other)? {
@@ -265,7 +268,7 @@ impl RootPermissions {
     }
 }
 
-/// The text of the record; none where it is missing.
+/// The text of the record; `None` if it is missing.
 fn shown_text(dir: &dyn BackendDir) -> stdio::Result<Option<Vec<u8>>> {
     match read_text(dir, OsStr::new(ROOT_RECORD)) {
         Err(e) if is_not_found(&e) => Ok(None),
@@ -277,7 +280,7 @@ fn digest(text: Option<&[u8]>) -> Digest {
     text.map_or(Digest::NONE, digest_of_text)
 }
 
-/// The digest of the record of a vault's root, as the store shows it; none where it is missing.
+/// The digest of the root's record as the store shows it; that of no record if it is missing.
 ///
 /// # Errors
 /// Those of the store.
@@ -303,7 +306,7 @@ pub fn create_root_record(root: &dyn BackendDir, ring: &KeyRing, record: RootRec
     write(root, ring, record).map_err(io("write the record of the root's permissions"))
 }
 
-/// Replaces the record whole, by a rename. The root's times stay, but for the change time: chmod(2) changes no other.
+/// Replaces the record whole, by a rename. The root's times stay, except the change time, as with chmod(2).
 fn write(dir: &dyn BackendDir, ring: &KeyRing, record: RootRecord) -> stdio::Result<()> {
     write_sealed(dir, &ROOT.seal(ring, &[], &record.encode()).map_err(stdio::Error::other)?)
 }

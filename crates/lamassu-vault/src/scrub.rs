@@ -1,9 +1,9 @@
 //! A scrub without keys: the whole store is compared with the anchor (`docs/freshness.md`, section 6a).
 //!
-//! It knows no key of the vault, so it sees stored names alone, and tokens of them. It compares every entry and its
-//! kind, every directory record, link target and attribute by its digest, and every file with its row. Each finding is
-//! an integrity event. It changes nothing and repairs nothing, and does not go into datasets, which have anchors of
-//! their own: it tells where they lie.
+//! It has no key of the vault, so it sees only stored names, and their tokens. It compares every entry and its kind,
+//! every directory record, link target and attribute by its digest, and every file with its row. Each finding is an
+//! integrity event. It changes nothing and repairs nothing. Datasets have anchors of their own: it reports where they
+//! lie, and does not enter them.
 //!
 //! Never: opens a seal, follows a link, takes what the store shows for the newest.
 
@@ -41,11 +41,11 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Compares the store below `root` with an anchor. The header is believed as far as the anchor knows it. `events` take
-/// what is found, under the id of this vault.
+/// Compares the store below `root` with an anchor. The header is trusted as far as the anchor knows it. `events` gets
+/// the findings, under the id of this vault.
 ///
 /// # Errors
-/// Those of the anchor and of the store's root. What fails in a directory or file is a finding of its own.
+/// Those of the anchor and of the store's root. A failure in a directory or file is a finding of its own.
 pub fn scrub(
     root: Arc<dyn BackendDir>,
     header: &VaultHeader,
@@ -79,17 +79,17 @@ struct Scrub<'a> {
     context: ScrubContext,
     /// Places of removals that the store has not carried out.
     going: HashSet<EntryPlace>,
-    /// The entry that is looked at, and its place.
+    /// The current entry, and its place.
     here: Option<(EntryPlace, Entry)>,
-    /// Files with several names that were gone through, each in the inode that the name leads to: the store can make a
-    /// name lead to another.
+    /// Files with several names that were verified, with the inode that the name leads to: the store can make a name
+    /// lead to another inode.
     seen: HashSet<(ObjectId, StoreId)>,
     events: Events,
     watch: &'a mut dyn ScrubWatch,
     done: Scrubbed,
 }
 
-/// A directory as the anchor had it when the one above was gone through.
+/// A directory as the anchor had it when its parent was walked.
 #[derive(Clone, Copy)]
 struct Recorded {
     object: ObjectId,
@@ -99,15 +99,15 @@ struct Recorded {
 
 impl Visit for Scrub<'_> {
     type Passed = Recorded;
-    /// Entries that were not met yet.
+    /// Recorded entries that were not found yet.
     type Here = BTreeMap<Token, Entry>;
     type Error = crate::VaultError;
 
     fn enter(&mut self, at: &Met<Recorded>, dir: &Arc<dyn BackendDir>) -> Result<Option<Self::Here>> {
         let object = at.passed.object;
         let Some(row) = self.row(object)? else { return Ok(None) };
-        // What was opened by the name may be another directory by now: nothing in it is compared with what was recorded
-        // here. A writer says that one goes before it goes.
+        // Another directory may have been opened by this name by now, so its content is not compared with this row. A
+        // writer records that a directory leaves before it leaves.
         if !self.is_still_there(&at.passed)? {
             self.done.unfinished += 1;
             return Ok(None);
@@ -168,7 +168,7 @@ impl Visit for Scrub<'_> {
             self.tell(IntegrityKind::Companion, path.clone(), what);
         }
         if st.kind == Kind::Dir {
-            // The one that lay here before would not be what is recorded, and neither would all that is in it.
+            // The directory that lay here before would not match the row, nor would its content.
             let is_moving = self.is_moving(&place, &recorded);
             self.done.unfinished += u64::from(is_moving);
             let below = Recorded { object: recorded.object, at: Some((place, recorded)) };
@@ -182,12 +182,12 @@ impl Visit for Scrub<'_> {
     }
 
     fn leave(&mut self, at: &Met<Recorded>, dir: &Arc<dyn BackendDir>, mut here: Self::Here) {
-        // Not all entries were met.
+        // Not all entries were visited.
         if self.watch.is_stopped() {
             return;
         }
         let object = at.passed.object;
-        // What was elsewhere when the directory was listed may have come back.
+        // Entries that were elsewhere during the listing may have come back.
         if !here.is_empty() {
             for listed in dir.read_dir().unwrap_or_default() {
                 here.remove(&self.anchor.token(object, listed.name.as_bytes()));
@@ -218,7 +218,7 @@ impl Visit for Scrub<'_> {
 }
 
 impl Scrub<'_> {
-    /// Whether the anchor has a directory where it had it when its entry was read.
+    /// Whether the anchor still has a directory where its entry was read.
     fn is_still_there(&self, dir: &Recorded) -> Result<bool> {
         let Some((place, entry)) = dir.at else { return Ok(true) };
         Ok(self.anchor.entry(&place)?.is_some_and(|now| now.object == entry.object))
@@ -229,7 +229,7 @@ impl Scrub<'_> {
         dir.at.is_some_and(|(place, entry)| self.has_gone(place, &entry))
     }
 
-    /// Compares a directory with its row. False: it is not gone into.
+    /// Compares a directory with its row. False: do not enter it.
     fn directory(&mut self, at: &Met<Recorded>, dir: &Arc<dyn BackendDir>, row: &Row) -> bool {
         let object = at.passed.object;
         if !at.is_root() && has_header(&**dir).unwrap_or(false) {
@@ -261,7 +261,7 @@ impl Scrub<'_> {
         true
     }
 
-    /// The record of the root's permissions. A writer may be replacing it.
+    /// Compares the record of the root's permissions. A writer may be replacing it.
     fn root_permissions(&mut self, root: &dyn BackendDir) {
         let known = || self.anchor.vault_now().map(|vault| vault.root_permissions);
         let before = known();
@@ -275,7 +275,7 @@ impl Scrub<'_> {
         }
     }
 
-    /// The row of an object that an entry named a moment ago. `None`: a writer has removed it since.
+    /// The row of an object that a recently read entry names. `None`: a writer has removed it since.
     fn row(&mut self, object: ObjectId) -> Result<Option<Row>> {
         match self.anchor.row(object) {
             Err(AnchorError::Unknown { .. }) if self.anchor.is_in_use_now()? => {
@@ -303,8 +303,8 @@ impl Scrub<'_> {
         self.watch.found(&ScrubFinding { kind: Some(kind), path, what });
     }
 
-    /// Tells of what is not as its row says, unless a writer has changed the row since it was read, or moves something
-    /// to or from there: the anchor knows of both before the store does.
+    /// Reports an object that differs from its row, unless a writer has changed the row since it was read, or is moving
+    /// an entry to or from there: the anchor records both before the store changes.
     fn tell_stale(&mut self, object: ObjectId, row: &Row, path: PathBuf, what: impl Into<String>) {
         self.tell_stale_range(object, row, path, None, what);
     }
@@ -325,17 +325,17 @@ impl Scrub<'_> {
         }
     }
 
-    /// Whether an entry that was not recorded when its directory was listed may be a writer's. A writer says that it
-    /// uses the vault before it makes anything, and records all before it ends: so this is asked after the entry was
-    /// seen, and in this order.
+    /// Whether an entry that was not recorded when its directory was listed may be a writer's. A writer records that it
+    /// uses the vault before it makes anything, and records all entries before it ends. So this is asked after the
+    /// entry was seen, and in this order.
     fn is_unfinished(&mut self, place: &EntryPlace) -> Result<bool> {
         let is_in_use = self.anchor.is_in_use_now()?;
         self.done.unfinished += u64::from(is_in_use);
         Ok(is_in_use || self.anchor.entry(place)?.is_some())
     }
 
-    /// Whether an entry that is not there has been removed or moved meanwhile, or is about to be moved there: the
-    /// anchor knows of both before the store does.
+    /// Whether an absent entry has been removed or moved meanwhile, or is about to be moved there: the anchor records
+    /// both before the store changes.
     fn has_gone(&mut self, place: EntryPlace, entry: &Entry) -> bool {
         let now = self.anchor.entry(&place).unwrap_or(Some(*entry));
         if now.is_none_or(|now| now.object != entry.object) {
@@ -346,7 +346,7 @@ impl Scrub<'_> {
         is_moving
     }
 
-    /// Whether a writer moves something to a place or from there, or did when it was interrupted.
+    /// Whether a writer is moving an entry to or from a place, or was when it was interrupted.
     fn is_moving(&self, place: &EntryPlace, entry: &Entry) -> bool {
         let moves = |intent: Intent| matches!(intent, Intent::Move { from, to, .. } if from == *place || to == *place);
         let is_other = || self.anchor.entry(place).is_ok_and(|now| now != Some(*entry));
@@ -354,7 +354,7 @@ impl Scrub<'_> {
             && (is_other() || self.anchor.intents().is_ok_and(|intents| intents.into_values().any(moves)))
     }
 
-    /// Whether the companion of a long name holds it. That takes no key: it is bound to the stored name by a hash.
+    /// Whether the companion of a long name fits the stored name. That takes no key: a hash binds the two.
     fn has_name(&self, dir: &dyn BackendDir, stored: &OsStr) -> bool {
         let Stored::Long(hash) = classify(self.names, stored.as_bytes()) else { return true };
         let text = read_text(dir, OsStr::new(&companion_name(&hash)));
@@ -367,7 +367,7 @@ impl Scrub<'_> {
         self.watch.found(&ScrubFinding { kind: None, path, what: error.to_string() });
     }
 
-    /// What is no directory.
+    /// Compares an entry that is not a directory with its row.
     fn object(&mut self, dir: &dyn BackendDir, name: &OsStr, (path, st): (&Path, &Stat), object: ObjectId, row: &Row) {
         match &row.content {
             Content::File(file) => {
@@ -410,7 +410,7 @@ impl Scrub<'_> {
             }
             Content::Link(target) => {
                 let is_newest = self.link_digests(dir, name).iter().any(|digest| target.is_current(*digest));
-                // A long one lies in two files. While a writer replaces both, they may be of different targets.
+                // A long target lies in two files. While a writer replaces both, they may belong to different targets.
                 let is_replaced = matches!(target, Sealed::Becomes { .. });
                 match is_newest {
                     true => {}
@@ -452,7 +452,7 @@ impl Scrub<'_> {
         self.attributes(path, (object, row), || backing.list_xattr(), |attr| backing.get_xattr(attr));
     }
 
-    /// Whether all that was looked at since then is as the anchor says.
+    /// Whether everything verified since `before` matches the anchor.
     fn has_verified_all_since(&self, before: &Scrubbed) -> bool {
         let untold =
             |done: &Scrubbed| (done.findings, done.failures, done.unfinished, done.open_pages, done.unverified_blocks);
@@ -479,8 +479,8 @@ impl Scrub<'_> {
         }
     }
 
-    /// The digests that a link target may have: the rest of a long one lies under a name that only keys tell, so each
-    /// rest of the directory is tried.
+    /// The possible digests of a link target. The rest of a long target lies under a name that only keys reveal, so
+    /// each rest in the directory is tried.
     fn link_digests(&self, dir: &dyn BackendDir, name: &OsStr) -> Vec<Digest> {
         let Ok(text) = read_text(dir, name) else { return Vec::new() };
         if text.first() != Some(&b'.') {

@@ -2,8 +2,8 @@
 //!
 //! It has a directory of its own, since the process that serves a vault may lack the permission to write to its root.
 //! The record is replaced whole, by a rename, and durable before a session counts as begun or closed. It is sealed
-//! under K_out for this vault alone. Without it nothing is written, and nothing that an interruption may have left is
-//! believed: `check --repair` makes a new one.
+//! under K_out for this vault alone. Without it nothing is written, and no pending state counts: `check --repair` makes
+//! a new one.
 
 use crate::error::{io, is_not_found};
 use crate::event::IntegrityKind;
@@ -26,7 +26,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 /// Others may read the record, as they may read the vault; what is in it is sealed.
 const PLACE_MODE: u32 = 0o755;
-/// How often a reader looks for a newer record when it meets a page of a session that it does not know.
+/// How often at most a reader looks for a newer record when it finds a page of a session that it does not know.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
 type SessionsFault = RecordFault<SessionsError>;
@@ -36,7 +36,7 @@ pub(crate) struct Book {
     root: Arc<dyn BackendDir>,
     ring: KeyRing,
     vault: [u8; 16],
-    /// Where the vault is anchored.
+    /// The vault's anchor, if it has one.
     anchor: Option<Arc<Anchor>>,
     kept: Mutex<Kept>,
 }
@@ -63,8 +63,8 @@ impl Book {
         Book { root, ring, vault, anchor, kept: Mutex::new(Kept { record, looked: Instant::now() }) }
     }
 
-    /// Why it does not open, where it does not; and whether another may take its place, should the keys be the vault's:
-    /// a newer program's may not.
+    /// Why it does not open, if it does not, and whether it may be replaced if the keys are the vault's. A newer
+    /// program's record may not be.
     pub fn fault(&self) -> Option<(String, bool)> {
         let kept = self.kept.lock();
         let fault = kept.record.as_ref().err()?;
@@ -75,25 +75,25 @@ impl Book {
         Some((fault.to_string(), may_go))
     }
 
-    /// Whether it is the newest, by the anchor: true in an un-anchored vault, and of a record that does not open.
+    /// Whether it is the newest, by the anchor. True in an un-anchored vault, and for a record that does not open.
     ///
     /// # Errors
-    /// [`AnchorError::Older`]: it is the anchor that is not.
+    /// [`AnchorError::Older`]: the anchor is not the newest.
     pub fn is_newest(&self) -> std::result::Result<bool, AnchorError> {
         self.anchor.as_ref().zip(self.last()).map_or(Ok(true), |(anchor, last)| anchor.may_be_recorded(last))
     }
 
-    /// The highest number that was given, where the record opens.
+    /// The highest number that was given, if the record opens.
     pub fn last(&self) -> Option<u32> {
         self.kept.lock().record.as_ref().ok().map(SessionRecord::last)
     }
 
-    /// How many sessions were interrupted, and not completed since: first and last of each range.
+    /// The sessions that were interrupted and not completed since: first and last of each range.
     pub fn interrupted(&self) -> Vec<(u32, u32)> {
         self.kept.lock().record.as_ref().map(|record| record.open().to_vec()).unwrap_or_default()
     }
 
-    /// Makes a record where none opens. `last` is the highest number that any page carries.
+    /// Makes a new record if none opens. `last` is the highest number in any page.
     pub fn renew(&self, last: u32) -> Result<()> {
         let last = self.anchor.as_ref().map_or(last, |anchor| last.max(anchor.vault().sessions.last));
         let record = SessionRecord::after(last, now());
@@ -105,7 +105,7 @@ impl Book {
         Ok(self.anchor.as_ref().map_or(Ok(()), |anchor| anchor.sessions_go_to(last))?)
     }
 
-    /// Closes all sessions but the one under way: everything they left is completed, durably.
+    /// Closes all sessions except the current one. Everything they left has been completed durably.
     pub fn complete(&self, under_way: Option<u32>) -> Result<()> {
         self.change(|record| record.close_all_but(under_way)).map_err(io("write the record of sessions"))
     }
@@ -142,7 +142,7 @@ impl SessionKeeper for Book {
             if !anchor.may_be_recorded(record.last()).map_err(stdio::Error::other)? {
                 return Err(stdio::Error::other(outdated()));
             }
-            // An announced session may have got no further.
+            // A session may have been announced, and then not begun.
             record.go_on_behind(anchor.vault().sessions.last);
         }
         let session = record.begin(now());
@@ -164,7 +164,7 @@ impl SessionKeeper for Book {
     fn standing(&self, session: u32) -> Standing {
         let mut kept = self.kept.lock();
         let is_later = |kept: &Kept| kept.record.as_ref().is_ok_and(|record| session > record.last());
-        // A writer may have begun one since this reader looked.
+        // A writer may have begun a session since this reader read the record.
         if is_later(&kept) && kept.looked.elapsed() >= LOOK_AGAIN {
             kept.looked = Instant::now();
             if let Ok(record) = read(&*self.root, &self.ring, &self.vault) {
@@ -184,7 +184,7 @@ fn now() -> u64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
-/// The record's directory; also where the root's mode denies search to its owner, which is this process.
+/// The record's directory, even if the root's mode denies search to its owner, which is this process.
 fn place(root: &dyn BackendDir) -> stdio::Result<Arc<dyn BackendDir>> {
     let open = |dir: &dyn BackendDir| dir.open_dir(OsStr::new(SESSIONS));
     match open(root) {
@@ -193,7 +193,7 @@ fn place(root: &dyn BackendDir) -> stdio::Result<Arc<dyn BackendDir>> {
     }
 }
 
-/// The same, made where it is missing.
+/// The same, made if it is missing.
 fn make_place(root: &dyn BackendDir) -> stdio::Result<Arc<dyn BackendDir>> {
     let make = |dir: &dyn BackendDir| dir.make_dir(OsStr::new(SESSIONS), PLACE_MODE);
     match place(root) {
@@ -232,7 +232,7 @@ fn new_name() -> stdio::Result<OsString> {
     Ok(name)
 }
 
-/// Removes what an interruption left, and what was put there to be in the way. What cannot be removed does no harm.
+/// Removes what an interruption left, and entries that block the name. If one cannot be removed, it is harmless.
 fn clear(dir: &dyn BackendDir) {
     let left = dir.read_dir().unwrap_or_default().into_iter();
     for entry in left.filter(|e| e.name.as_bytes().starts_with(SESSIONS_NEW.as_bytes())) {
@@ -243,7 +243,8 @@ fn clear(dir: &dyn BackendDir) {
     }
 }
 
-/// Puts a record that is whole in the place of the one before. A directory there, which no record is, is put aside.
+/// Puts a complete record in the place of the old one. A directory under that name is moved aside, since it is no
+/// record.
 fn give_name(dir: &dyn BackendDir, new: &OsStr) -> stdio::Result<()> {
     let record = OsStr::new(SESSIONS_RECORD);
     match dir.rename(new, dir, record, RenameMode::Replace) {
@@ -277,7 +278,7 @@ pub fn last_session(root: &dyn BackendDir, ring: &KeyRing, vault: &[u8; 16]) -> 
     read(root, ring, vault).map(|record| record.last()).map_err(|_| damaged())
 }
 
-/// That the record of the vault with this id below `root` knows all sessions up to one.
+/// Verifies that the record of the vault with this id below `root` knows all sessions up to `last`.
 ///
 /// # Errors
 /// [`VaultError::Outdated`]; as [`last_session`].
@@ -298,9 +299,9 @@ pub fn copy_sessions(
     write(to.0, to.1, to.2, &record).map_err(io("write the record of sessions"))
 }
 
-/// Takes the record of the vault with this id below `root` for the newest, though sessions began that it
-/// does not know. What it says of interrupted ones stays, since they may have left what was restored with it. Whether
-/// it was an older one. [`last_session`] tells how far it goes then.
+/// Accepts the record of the vault with this id below `root` as the newest, although sessions began that it does not
+/// know. Its interrupted sessions stay, since the restored files may have their pending state. Returns whether it was
+/// an older record. [`last_session`] then gives its last session.
 ///
 /// # Errors
 /// [`VaultError::Damaged`] where it does not open; those of the store.
@@ -338,7 +339,7 @@ fn damaged() -> VaultError {
 }
 
 impl Vault {
-    /// Asks for the record of sessions, without which nothing is written.
+    /// Fails unless the record of sessions opens: without it nothing is written.
     pub(crate) fn verify_sessions(&self) -> Result<()> {
         let Some((fault, _)) = self.book.fault() else {
             if self.book.is_newest()? {
@@ -352,7 +353,7 @@ impl Vault {
         Err(damaged())
     }
 
-    /// Tells people of sessions that were interrupted.
+    /// Logs sessions that were interrupted.
     pub(crate) fn tell_interrupted(&self) {
         let interrupted = self.book.interrupted();
         if interrupted.is_empty() {
@@ -369,8 +370,8 @@ impl Vault {
         );
     }
 
-    /// Ends the session under way, if everything that was written is settled. The caller has closed the gate, settled
-    /// all, and then had a barrier of the whole store. A failure of the store is told.
+    /// Ends the current session, if everything that was written is settled. The caller has closed the gate, settled
+    /// all, and then issued a barrier of the whole store. A failure of the store is logged.
     pub(crate) fn end_session(&self) -> Ended {
         let sessions = &self.ctx.sessions;
         if self.options.read_only {
@@ -409,14 +410,14 @@ impl Vault {
         }
     }
 
-    /// Sessions that were not closed, but for the one under way: first and last of each range.
+    /// Sessions that were not closed, without the current one: first and last of each range.
     pub(crate) fn left_open(&self) -> Vec<(u32, u32)> {
         let under_way = self.ctx.sessions.under_way();
         let is_own = |range: &(u32, u32)| range.0 == range.1 && Some(range.0) == under_way;
         self.book.interrupted().into_iter().filter(|range| !is_own(range)).collect()
     }
 
-    /// After a repair of the whole vault that left nothing undone: no earlier session is believed any more.
+    /// After a complete repair of the whole vault: pending state of earlier sessions no longer counts.
     pub(crate) fn complete_sessions(&self) -> Result<()> {
         if self.left_open().is_empty() {
             return Ok(());

@@ -1,5 +1,5 @@
-//! Committing, settling, syncing: when buffers go to the store, when pending bits are cleared, and what fsync covers
-//! besides the file.
+//! Committing, settling, syncing: when buffers go to the store, when pending bits are cleared, and what fsync covers in
+//! addition to the file.
 //!
 //! One barrier of the whole store serves any number of files: their marks are taken before it, and each is settled up
 //! to its mark after it.
@@ -21,20 +21,20 @@ const COMMIT_AFTER: Millis = 5_000;
 /// Files whose oldest unsettled write is older than this are settled: within 30 s even if `maintain` comes every few
 /// seconds only.
 const SETTLE_AFTER: Millis = 20_000;
-/// Bytes that all files together may buffer, and how many may be written before that is looked at again.
+/// Bytes that all files together may buffer, and how many bytes may be written between two checks of that.
 const BUFFERS_MAX: u64 = 256 << 20;
 const BUFFERS_LOOK_EVERY: u64 = 32 << 20;
-/// A session whose writes have all been settled for so long is closed: what a store keeps of it is good for nothing
-/// then.
+/// A session whose writes have all been settled for this time is closed: then its pages, if a store kept them, have no
+/// pending state any more.
 const CLOSE_AFTER: Millis = 60_000;
 /// With more unsynced names than this, `maintain` syncs the store to forget them.
 const UNSYNCED_MAX: usize = 65_536;
 
-/// How long writes are refused at once after the store took too little of what is buffered: all of it is sealed for
-/// each attempt.
+/// After the store took too little of the buffers, writes are refused without an attempt for this time: each attempt
+/// seals all of it again.
 const OVERFULL: Duration = Duration::from_secs(1);
 
-/// That more is buffered than may be, since the store does not take it.
+/// The buffers exceed their limit, since the store does not take them.
 #[derive(Clone, Copy)]
 pub(crate) struct Overfull {
     since: Instant,
@@ -52,7 +52,7 @@ fn errno_of(error: &StoreError) -> Option<i32> {
 /// Entries that were made or moved in this mount and whose parent directory is not known to be synced since.
 #[derive(Default)]
 pub(crate) struct Unsynced {
-    /// Each with its number; what a sync covers has none above the last one given before it began.
+    /// Each with its number. A sync covers the numbers that were given before it began.
     entries: Mutex<(HashMap<StoreId, u64>, u64)>,
 }
 
@@ -107,7 +107,7 @@ impl First {
     }
 }
 
-/// Settles what the store's barrier has covered; with a barrier of the file's own where that one did not count for it.
+/// Settles what the store's barrier has covered, with a barrier of the file's own if that one did not count for it.
 fn settle_file(open: &OpenFile, mark: Mark) -> std::result::Result<(), StoreError> {
     let file = open.file();
     file.settle(mark)?;
@@ -116,14 +116,14 @@ fn settle_file(open: &OpenFile, mark: Mark) -> std::result::Result<(), StoreErro
 }
 
 impl Vault {
-    /// A barrier for the whole store. On success every name made before it is durable. On failure every open file hears
-    /// of it: the store tells once only.
+    /// A barrier for the whole store. On success every name made before it is durable. A failure is noted in every open
+    /// file, since the store reports it only once.
     pub(crate) fn sync_store(&self) -> Result<()> {
         let begun = self.anchored.as_ref().map(|anchored| (anchored, anchored.before_barrier()));
         let last = self.unsynced.last();
         let done = self.backend.sync().map_err(io("sync the store"));
         match &done {
-            // Not before: an fsync meanwhile must still find the file's name among the unsynced ones.
+            // Only now: an fsync meanwhile must still find the file's name among the unsynced ones.
             Ok(()) => self.unsynced.all_synced(last),
             Err(_) => {
                 self.barriers_failed.fetch_add(1, Ordering::AcqRel);
@@ -136,14 +136,13 @@ impl Vault {
         begun.map_or(Ok(()), |(anchored, begun)| anchored.after_barrier(begun))
     }
 
-    /// Everything durable, by `settle`, tried a second time where the store failed: it tells of a lost barrier once,
-    /// and what that concerns in open files is then written again. But it may also concern a small file that was closed
-    /// a moment before, which is in memory no more. So a lost barrier is reported, whatever comes of the second
-    /// attempt.
+    /// Makes everything durable by `settle`, with a second attempt if the store failed. The store reports a lost
+    /// barrier once; open files then write again what it concerns. But it may also concern a small file that was closed
+    /// before, and is no longer in memory. So a lost barrier is reported whatever the second attempt gives.
     pub(crate) fn settle_twice(&self, settle: impl Fn(&Self) -> Result<()>) -> Result<()> {
         let failed_before = self.barriers_failed.load(Ordering::Acquire);
         let Err(first) = settle(self) else { return Ok(()) };
-        // What is damaged was given up with the first attempt: the second knows nothing of it.
+        // The first attempt gave damaged data up, so the second would not report it.
         let is_damaged = matches!(first, VaultError::Damaged { .. } | VaultError::Store(StoreError::Damaged(_)));
         let is_lost = is_damaged || self.barriers_failed.load(Ordering::Acquire) != failed_before;
         match settle(self) {
@@ -152,8 +151,8 @@ impl Vault {
         }
     }
 
-    /// Commits and settles `files`, and lets go of those without handles. Files that fail stay as they are, to be tried
-    /// again.
+    /// Commits and settles `files`, and drops those without handles. Files that fail stay as they are, for the next
+    /// attempt.
     fn settle(&self, files: Vec<Arc<OpenFile>>) -> Result<()> {
         let done = self.settle_marked(files);
         // A removal may be due now.
@@ -165,11 +164,11 @@ impl Vault {
         let mut first = First(Ok(()));
         let mut marked = Vec::with_capacity(files.len());
         for open in files {
-            // Another pass may have settled it and let it go; if it is open again, that is another `File`.
+            // Another pass may have settled and dropped it; if it is open again, that is another `File`.
             if !self.files.get(open.ino).is_some_and(|now| Arc::ptr_eq(&now, &open)) {
                 continue;
             }
-            // Before the commit: a write that comes in beside it sets it again.
+            // Before the commit: a concurrent write sets it again.
             let since = open.unsettled_since.swap(0, Ordering::Relaxed);
             match open.flush() {
                 Ok(()) => marked.push((open.file().covered_mark(), open)),
@@ -182,7 +181,7 @@ impl Vault {
         if marked.is_empty() && first.0.is_err() {
             return first.0;
         }
-        // Also where another pass has settled all of them: its barrier may have begun before what was written last.
+        // Even if another pass has settled all of them: its barrier may have begun before the last write.
         let synced = self.sync_store();
         let is_synced = synced.is_ok();
         first.note(synced);
@@ -192,7 +191,7 @@ impl Vault {
         }
         for (mark, open) in marked {
             match settle_file(&open, mark) {
-                // What still is unsettled, and was not written since, holds a damaged block, which settles never.
+                // A file that is still unsettled, and was not written since, has a damaged block, which never settles.
                 Ok(()) => self.let_go_if(open.ino, |open| {
                     let is_stuck = open.unsettled_since.load(Ordering::Relaxed) == 0 && !open.file().is_dirty();
                     is_stuck || !open.is_unsettled()
@@ -203,8 +202,8 @@ impl Vault {
         first.0
     }
 
-    /// What the store could not do is tried again; what damage forbids never succeeds, and is given up with the last
-    /// handle.
+    /// Failures of the store are tried again. A commit that damage prevents never succeeds, and is given up with the
+    /// last handle.
     fn failed(&self, open: &OpenFile, e: StoreError, first: &mut First) {
         // It was removed meanwhile, and is not open: there is nothing to commit.
         if !self.files.get(open.ino).is_some_and(|now| std::ptr::eq(&raw const *now, open)) {
@@ -221,12 +220,12 @@ impl Vault {
         first.note(Err(e.into()));
     }
 
-    /// To be called before `len` bytes are written at `offset`. Keeps the buffers of all files together within bounds:
-    /// every so many bytes, the largest are committed.
+    /// To be called before `len` bytes are written at `offset`. Keeps the buffers of all files together within a limit:
+    /// after every [`BUFFERS_LOOK_EVERY`] bytes the largest are committed if necessary.
     ///
     /// # Errors
-    /// What the store says where it takes too little of that: nothing more may be buffered then. It is asked again
-    /// after a while.
+    /// The store's error if it takes too little of them: then nothing more may be buffered. After a while it is tried
+    /// again.
     pub(crate) fn bound_buffers(&self, offset: u64, len: usize) -> Result<()> {
         let overfull = *self.overfull.lock();
         match overfull {
@@ -259,7 +258,7 @@ impl Vault {
         if is_over { Err(refused(errno)) } else { Ok(()) }
     }
 
-    /// Counts the blocks of a write; whether it is too early to look again at what is buffered.
+    /// Counts the blocks of a write. Returns whether it is too early to check the buffers again.
     fn written_little(&self, offset: u64, len: u64) -> bool {
         let size = self.ctx.geometry.block_size();
         // A byte takes a whole block.
@@ -286,7 +285,8 @@ impl Vault {
         done
     }
 
-    /// Everything committed, durable and settled, without asking the gate. What fails stays as it is; all else is done.
+    /// Commits, makes durable and settles everything, without passing the gate. Files that fail stay as they are; all
+    /// others are done.
     pub(crate) fn settle_all(&self) -> Result<()> {
         let files = self.unsettled(self.files.all());
         let mut first = First(Ok(()));
@@ -295,7 +295,7 @@ impl Vault {
         } else if self.anchored.is_none() {
             first.note(self.sync_store());
         }
-        // Also where a file could not be committed: the others are not to wait for it, or be lost with it.
+        // Even if a file could not be committed: the others must not wait for it, or be lost with it.
         first.note(self.anchor_all());
         first.0
     }
@@ -315,7 +315,7 @@ impl Vault {
         let mut first = First(Ok(()));
         for open in rest.iter().filter(|f| older(&f.dirty_since, COMMIT_AFTER)) {
             match open.flush() {
-                // One that was closed while the store took nothing, and has nothing to settle.
+                // A file that was closed while the store failed, and has nothing left to settle.
                 Ok(()) => self.let_go(open.ino, false),
                 Err(e) => self.failed(open, e, &mut first),
             }
@@ -330,8 +330,8 @@ impl Vault {
         first.0
     }
 
-    /// Ends the session under way once nothing was written for a while. Changes wait for as long as a barrier with
-    /// nothing to cover takes.
+    /// Ends the current session if nothing was written for a while. Changes wait for the time of a barrier that has
+    /// nothing to write.
     fn close_quiet_session(&self, now: Millis) -> Result<()> {
         if !self.ctx.sessions.is_under_way() || self.files.all().iter().any(|f| f.is_unsettled()) {
             self.quiet_since.store(0, Ordering::Relaxed);
@@ -347,7 +347,7 @@ impl Vault {
         };
         self.quiet_since.store(0, Ordering::Relaxed);
         if !self.gate.close() {
-            return Ok(()); // frozen: it was ended then
+            return Ok(()); // frozen: the freeze has ended it
         }
         // Again, now that no thread writes.
         let done = self.settle_all().and_then(|()| self.sync_store());
@@ -358,7 +358,7 @@ impl Vault {
         done
     }
 
-    /// Does in the background what calls would have to do later: to be called when [`crate::Upkeep`] is wanted.
+    /// Does in the background what calls would have to do later. To be called when [`crate::Upkeep`] asks for it.
     ///
     /// # Errors
     /// As [`Vault::maintain`].
@@ -375,13 +375,13 @@ impl Vault {
     /// write, gives memory back.
     ///
     /// # Errors
-    /// The first of what went wrong; the rest was done, and what failed is tried again next time.
+    /// The first failure. The rest was done, and what failed is tried again next time.
     pub fn maintain(&self) -> Result<()> {
         lamassu_store::file::trim_spare();
         self.maintain_at(self.now())
     }
 
-    /// Everything committed, durable and settled.
+    /// Commits, makes durable and settles everything.
     ///
     /// # Errors
     /// As [`Vault::maintain`].
@@ -403,11 +403,11 @@ impl Vault {
         if self.options.read_only || !self.gate.close() {
             return Ok(());
         }
-        // The second barrier is for copies of what lies below the page cache.
+        // The second barrier is for copies that are made below the page cache.
         let done = self.settle_all().and_then(|()| self.sync_store());
         match done {
             Ok(()) => {
-                // A copy made now holds nothing that is under way, and says so.
+                // A copy made now contains no change under way, and its record of sessions says so.
                 self.close_workshop();
                 self.end_session_for_good();
                 self.gate.now_still();
@@ -417,7 +417,7 @@ impl Vault {
         done
     }
 
-    /// Lets changes go on.
+    /// Ends the freeze.
     ///
     /// # Errors
     /// None today.
@@ -431,7 +431,7 @@ impl Vault {
         self.gate.is_closed()
     }
 
-    /// fsync(2): the file, and every directory above it whose entry on the way to it was made in this mount and not
+    /// fsync(2): the file, and every directory above it in which an entry of its path was made in this mount and not
     /// synced since.
     ///
     /// # Errors
@@ -471,17 +471,17 @@ impl Vault {
         })
     }
 
-    /// `None` where nothing can be left to sync: read-only, or frozen.
+    /// `None` if nothing can be left to sync: read-only, or frozen.
     fn sync_pass(&self) -> Option<crate::gate::Pass<'_>> {
         if self.options.read_only { None } else { self.gate.enter_unless_still() }
     }
 
-    /// Syncs the directories on the way to an inode whose entries on it may not be. False: one of them is not where it
-    /// was, and not synced.
+    /// Syncs the directories on the path of an inode whose entries there may not be synced. False: one of them has
+    /// moved, and is not synced.
     fn sync_way_to(&self, ino: Ino) -> Result<bool> {
         let _tree = self.tree.read();
         let mut is_synced = true;
-        // Removed meanwhile: it has no name that would have to last.
+        // Removed meanwhile: it has no name to make durable.
         let Some(chain) = self.nodes.lock().ancestry(ino) else { return Ok(true) };
         for pair in chain.windows(2) {
             let [below, parent] = pair else { continue };

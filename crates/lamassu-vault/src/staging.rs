@@ -1,13 +1,13 @@
 //! The staging directory: directories appear in the tree whole, with their record, and disappear whole.
 //!
-//! Nothing here is part of the tree, so what a crash leaves is cleared when the vault is opened for writing. Only what
-//! Lamassu itself puts here is deleted. Anything else stays and is reported.
+//! Nothing here is part of the tree, so leftovers of a crash are cleared when the vault is opened for writing. Only
+//! entries that Lamassu itself puts here are deleted. Anything else stays and is reported.
 //!
 //! The owner of the directory that the vault lies in can replace the staging directory by another. So the staging
 //! directory is opened once, used only if it is ours and closed to other users ([`open`]), and held open. Other users
-//! then cannot change what lies in it. What is moved into it from the tree may belong to a user that still has it open.
-//! So it is compared with what was looked up, and its owner is changed. What is deleted below it is compared with what
-//! was listed.
+//! then cannot change its content. A directory that is moved into it from the tree may belong to a user who still has
+//! it open. So it is compared with what was looked up, and its owner is changed. Entries that are deleted below it are
+//! compared with the listing.
 
 use crate::anchored::Fresh;
 use crate::attr_value::Holder;
@@ -30,7 +30,7 @@ use std::io as stdio;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
-/// Before a random name: a dataset that is being made or destroyed. With all that is in it it is no part of the tree.
+/// Prefix of a random name: a dataset that is being made or destroyed. Nothing in it is part of the tree.
 const DATASET_PREFIX: &str = "dataset-";
 /// A user of whom nothing is known, and that no process has.
 const NOBODY: u32 = 65_534;
@@ -44,8 +44,8 @@ pub(crate) fn dataset_name() -> Result<OsString> {
     Ok(name)
 }
 
-/// A directory that is being deleted: opened, with its name, its device and the directories in it that are left, by
-/// name and inode number.
+/// A directory that is being deleted: its open handle, its name, its device, and the directories left in it, by name
+/// and inode number.
 struct Emptied {
     dir: Arc<dyn BackendDir>,
     name: OsString,
@@ -53,12 +53,12 @@ struct Emptied {
     left: Vec<(OsString, u64)>,
 }
 
-/// Deletes a directory with all that is in it, without going deeper than memory allows. Directories are lent the
-/// permission to be emptied.
+/// Deletes a directory with everything in it, in bounded memory. Directories without the permission to be emptied are
+/// given it.
 ///
 /// # Errors
-/// Those of the store. `ESTALE` where a directory is not the one that was listed, or lies on another device: nothing in
-/// it was deleted.
+/// Those of the store. `ESTALE` if a directory is not the one that was listed, or lies on another device: nothing in it
+/// was deleted.
 pub(crate) fn delete_tree(parent: &dyn BackendDir, name: &OsStr) -> stdio::Result<()> {
     let top = parent.stat_entry(name)?;
     // Directories on the way down.
@@ -79,7 +79,7 @@ pub(crate) fn delete_tree(parent: &dyn BackendDir, name: &OsStr) -> stdio::Resul
     Ok(())
 }
 
-/// A directory, which has this device and number, with nothing left in it but directories.
+/// Opens a directory, which has this device and number, and deletes everything in it except directories.
 fn emptied_of_files(parent: &dyn BackendDir, name: &OsStr, listed: (u64, u64)) -> stdio::Result<Emptied> {
     let dir = enter(parent, name, listed)?;
     let mut left = Vec::new();
@@ -103,7 +103,7 @@ fn stale() -> stdio::Error {
     stdio::Error::from_raw_os_error(libc::ESTALE)
 }
 
-/// Gives a directory the mode that lets only its owner in. Anything else keeps its mode.
+/// Gives a directory the mode that admits only its owner. Other entries keep their mode.
 fn make_private(parent: &dyn BackendDir, name: &OsStr) -> stdio::Result<()> {
     let held = parent.hold(name)?;
     let st = held.stat()?;
@@ -166,27 +166,27 @@ pub(crate) struct Staging {
     made: Made,
 }
 
-/// What the store says of a private file that we make.
+/// The store's stat of a private file that this process makes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Made {
-    /// Its owner, which is not us everywhere (NFS with `root_squash`).
+    /// Its owner, which may be another user (NFS with `root_squash`).
     uid: u32,
     /// Whether the store keeps the owners that we give. Where it does not (a FAT, many SMB mounts, NFS with
     /// `root_squash`), all entries have the one that it shows.
     keeps_owners: bool,
     /// Whether it is private. Stores without modes (FAT, many SMB mounts) show the same mode for everything: the
-    /// options of that mount decide which users may enter, and no mode tells our directories from others.
+    /// options of that mount decide which users may enter, and a mode does not distinguish our directories from others.
     keeps_modes: bool,
 }
 
 impl Made {
-    /// Whether a directory can be ours, and ours alone.
+    /// Whether a directory can belong to this process's user, and to no other.
     fn may_be(self, st: &Stat) -> bool {
         st.uid == self.uid && (!self.keeps_modes || st.mode & 0o077 == 0)
     }
 }
 
-/// The error where the staging directory may belong to another user.
+/// The error if the staging directory may belong to another user.
 const NOT_OURS: VaultError = VaultError::Refused(
     "the directory lamassu.staging of the vault belongs to another user, or others may enter it (its mode is not 0700), \
      and what lies in it would be deleted: nothing was; look at what it is, then move it away (a new one is made), or \
@@ -223,8 +223,8 @@ fn open(root: &dyn BackendDir) -> Result<Staging> {
     if made.may_be(&st) { Ok(Staging { dir, made }) } else { Err(NOT_OURS) }
 }
 
-/// Whether a staging directory is not its owner's alone, as far as the store shows without a file being made: a writer
-/// refuses it. Other files that a writer made privately stand for the one that [`probe`] makes.
+/// Whether a staging directory is open to other users, so that a writer refuses it. This makes no file: instead of the
+/// one that [`probe`] makes, other files that a writer has made privately are examined.
 ///
 /// # Errors
 /// Those of the store.
@@ -242,13 +242,13 @@ pub(crate) fn is_open_to_others(root: &dyn BackendDir, staging: &dyn BackendDir)
     Ok(made.is_some_and(|made| !made.may_be(&st)))
 }
 
-/// Makes a private file and looks at it. By the descriptor that made it: in a directory of another user a name could
-/// lead to something else of that user.
+/// Makes a private file and stats it, by the descriptor that made it: in a directory of another user the name could
+/// lead to another entry of that user.
 fn probe(dir: &dyn BackendDir) -> Result<Made> {
     let mut name = OsString::from(PROBE_PREFIX);
     name.push(random_name()?);
     let probe = match dir.create_file(&name) {
-        // Not even we may: it is not ours.
+        // This process may not write to it, so it is another user's.
         Err(e) if e.kind() == stdio::ErrorKind::PermissionDenied => return Err(NOT_OURS),
         other => other.map_err(io("create a file in lamassu.staging"))?,
     };
@@ -274,7 +274,7 @@ pub(crate) fn random_name() -> Result<OsString> {
 }
 
 impl Vault {
-    /// The staging directory, opened the first time: later, and whatever its name leads to by then, it is the same.
+    /// The staging directory. It is opened once, and stays the same whatever its name leads to later.
     ///
     /// # Errors
     /// As [`open`].
@@ -282,7 +282,7 @@ impl Vault {
         if let Some(staging) = self.staging.get() {
             return Ok(staging);
         }
-        // The root of a dataset may be shut.
+        // The root of a dataset may deny search.
         let opened = open(&*lending(&self.dirs.root().handle))?;
         Ok(self.staging.get_or_init(|| opened))
     }
@@ -334,13 +334,13 @@ impl Vault {
         Ok((make_fresh(self.staging()?, &name)?, name))
     }
 
-    /// The same for a dataset on its way in.
+    /// The same for a dataset that is being made.
     pub(crate) fn staged_dataset(&self) -> Result<(Arc<dyn BackendDir>, OsString)> {
         let name = dataset_name()?;
         Ok((make_fresh(self.staging()?, &name)?, name))
     }
 
-    /// Deletes one with what was not taken out of it.
+    /// Deletes such a directory with what is left in it.
     pub(crate) fn drop_staged_dir(&self, name: &OsStr) {
         let done = self.staging().and_then(|staging| delete(&*staging.dir, name).map_err(io("remove a directory")));
         if let Err(error) = done {
@@ -400,8 +400,8 @@ impl Vault {
         Ok((mode, record, attributes))
     }
 
-    /// Takes an empty directory out of the tree and deletes it. What fails after it has left the tree is not an error
-    /// of the caller's.
+    /// Takes an empty directory out of the tree and deletes it. A failure after it has left the tree is not reported to
+    /// the caller.
     pub(crate) fn unstage_dir(&self, parent: &dyn BackendDir, stored: &OsStr, st: &Stat) -> Result<()> {
         let staging = self.staging()?;
         let name = random_name()?;
@@ -413,9 +413,9 @@ impl Vault {
         Ok(())
     }
 
-    /// A directory that no other user can write to, and a fresh name in it. What is made there is held, and given an
-    /// owner and a mode, before it is moved to its place. It is kept for the next one, until the vault is closed; what
-    /// a crash leaves in it is cleared as everything there is.
+    /// A directory that no other user can write to, and a fresh name in it. An entry that is made there is held, and
+    /// given an owner and a mode, before it is moved to its place. The directory is kept until the vault is closed.
+    /// Leftovers of a crash in it are cleared like everything in staging.
     pub(crate) fn workshop(&self) -> Result<(Arc<dyn BackendDir>, OsString)> {
         let mut shop = self.workshop.lock();
         let (dir, _, made) = match &mut *shop {
@@ -429,7 +429,7 @@ impl Vault {
         Ok((dir.clone(), format!("{COMPANION_PREFIX}{made}").into()))
     }
 
-    /// Takes the workshop away.
+    /// Removes the workshop.
     pub(crate) fn close_workshop(&self) {
         if let Some((dir, name, _)) = self.workshop.lock().take() {
             drop(dir);
@@ -450,7 +450,7 @@ impl Staging {
     /// Deletes what an interrupted change left under a name.
     fn clear(&self, name: &OsStr) -> stdio::Result<()> {
         let st = self.dir.stat_entry(name)?;
-        // A directory gets its owner before its place: without anything in it, it may be deleted.
+        // A directory gets its owner before it is moved to its place: so if it is empty, it may be deleted.
         if st.uid != self.made.uid && !is_random(name, "") {
             return Err(stdio::Error::from_raw_os_error(libc::EPERM));
         }
@@ -461,9 +461,9 @@ impl Staging {
         }
     }
 
-    /// Moves the directory that had this stat a moment ago here, under the name `to`, to be deleted. It is ours from
-    /// then on, so that its owner cannot enter it any more, and that a writer after a crash knows it. Another one that
-    /// has come to be under its name meanwhile is put back: `ESTALE`.
+    /// Moves the directory that was found with this stat here, under the name `to`, to be deleted. Its owner becomes
+    /// this process's user, so that its former owner can no longer enter it, and a writer after a crash recognises it.
+    /// If another directory has its name by now, that is put back: `ESTALE`.
     pub fn take_out(&self, parent: &dyn BackendDir, stored: &OsStr, st: &Stat, to: &OsStr) -> stdio::Result<()> {
         match rename_no_replace(parent, stored, &*self.dir, to) {
             // Ours, but not writable: moving a directory takes write permission on it.
@@ -479,7 +479,7 @@ impl Staging {
             return Err(stale());
         }
         if moved.uid != self.made.uid {
-            // It has left the tree: that it cannot be given to us is no error of the caller's.
+            // It has left the tree: a failure to change its owner is not reported to the caller.
             let given = self.dir.hold(to).and_then(|held| {
                 held.set_owner(Some(self.made.uid), None)?;
                 held.set_mode(PRIVATE)
@@ -493,7 +493,7 @@ impl Staging {
     }
 }
 
-/// The error of an operation that a directory does not take.
+/// The error of an operation that is not possible on a directory.
 pub(crate) fn is_directory(op: &'static str, kind: Kind) -> Result<()> {
     if kind == Kind::Dir { Err(errno(op, libc::EPERM)) } else { Ok(()) }
 }

@@ -9,13 +9,13 @@ use std::io as stdio;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
-/// Permissions of a directory that only we work in.
+/// Permissions of a directory for this process alone.
 pub(crate) const PRIVATE: u32 = 0o700;
 
-/// Names tried for one thing in `lamassu.lost`.
+/// How many names are tried for one entry in `lamassu.lost`.
 const TRIES_MAX: u32 = 10_000;
 
-/// Whether an entry may go with its directory: a record, or a companion whose entry is not there.
+/// Whether an entry may be deleted with its directory: a record, or a companion without its entry.
 pub(crate) fn goes_along(name: &OsStr) -> bool {
     let name = name.as_bytes();
     name == DIR_RECORD.as_bytes()
@@ -27,8 +27,8 @@ pub(crate) fn is_empty(dir: &dyn BackendDir) -> stdio::Result<bool> {
     Ok(dir.read_dir()?.iter().all(|e| goes_along(&e.name)))
 }
 
-/// A directory that can be looked into even where its mode denies that to its owner, which is this process: see
-/// [`BackendDir::lending`]. For callers that may change something here.
+/// A directory that can be looked into even if its mode denies that to its owner, which is this process: see
+/// [`BackendDir::lending`]. For callers that may change the store.
 pub(crate) fn lending(dir: &Arc<dyn BackendDir>) -> Arc<dyn BackendDir> {
     dir.lending().unwrap_or_else(|| dir.clone())
 }
@@ -38,7 +38,7 @@ pub(crate) fn is_entry_empty(parent: &dyn BackendDir, name: &OsStr) -> stdio::Re
     is_empty(&*lending(&parent.open_dir(name)?))
 }
 
-/// rename that fails with EEXIST, also where the store has no such rename: callers hold the lock of the directory.
+/// rename that fails with EEXIST, even if the store has no such rename: callers hold the lock of the directory.
 pub(crate) fn rename_no_replace(
     from: &dyn BackendDir,
     name: &OsStr,
@@ -61,7 +61,7 @@ pub(crate) fn place_in_lost(lost: &dyn BackendDir, dir: &dyn BackendDir, entry: 
     for i in 1..TRIES_MAX {
         match rename_no_replace(dir, entry, lost, &name) {
             Err(e) if e.kind() == stdio::ErrorKind::AlreadyExists => {
-                // Short enough for every store: the end of a long name is of no use here.
+                // Short enough for every store: the end of a long name is not needed here.
                 let base = entry.to_string_lossy().chars().take(200).collect::<String>();
                 name = format!("{base}.{i}").into();
             }

@@ -20,7 +20,7 @@ use std::os::unix::ffi::OsStrExt;
 
 /// Longest plain target, as in Linux.
 const TARGET_MAX: usize = 4095;
-/// Longest stored target: what every store takes (XFS no more than 1023 bytes).
+/// Longest stored target that every store takes (XFS: 1023 bytes).
 const TEXT_MAX: usize = 1023;
 /// Bytes a sealed record adds.
 const RECORD_OVERHEAD: usize = 56;
@@ -31,7 +31,7 @@ const HEAD_LEN: usize = 16 + 2 + HEAD_PART;
 /// Length of a stored long target: a dot, then the head. Some short target has this length too.
 const HEAD_TEXT_LEN: u64 = 1 + encoded_len(RECORD_OVERHEAD + HEAD_LEN) as u64;
 const _: () = assert!(HEAD_TEXT_LEN <= TEXT_MAX as u64);
-/// What a long target's text begins with; never part of b64.
+/// The first byte of a long target's text; never part of b64.
 const LONG_MARK: u8 = b'.';
 
 /// A target as it is stored.
@@ -75,7 +75,7 @@ pub(crate) fn seal(ring: &KeyRing, target: &[u8]) -> Result<StoredTarget> {
 }
 
 impl StoredTarget {
-    /// What the link itself says.
+    /// The text of the link itself.
     pub fn text(&self) -> &OsStr {
         OsStr::new(&self.text)
     }
@@ -85,7 +85,7 @@ impl StoredTarget {
         digest_of_link(self.text.as_bytes(), self.rest.as_ref().map(|(_, text)| text.as_bytes()))
     }
 
-    /// Makes the rest of a long target, unless it is there.
+    /// Makes the rest of a long target, unless it exists.
     pub fn create_rest(&self, dir: &dyn BackendDir) -> stdio::Result<()> {
         let Some((rest, text)) = &self.rest else { return Ok(()) };
         match record::write_file(dir, rest, text) {
@@ -94,7 +94,7 @@ impl StoredTarget {
         }
     }
 
-    /// Removes the rest of a link that did not come to be.
+    /// Removes the rest of a link that could not be made.
     pub fn remove_rest(&self, dir: &dyn BackendDir) {
         if let Some((rest, _)) = &self.rest {
             record::remove_companion(dir, rest);
@@ -140,8 +140,8 @@ pub(crate) fn is_newest(ring: &KeyRing, dir: &dyn BackendDir, text: &[u8]) -> bo
     }
 }
 
-/// The target that a directory shows under a name, as it is stored: with its rest, where its head opens and that is
-/// there.
+/// The target that a directory shows under a name, as it is stored; with its rest, if its head opens and the rest
+/// exists.
 pub(crate) fn shown(ring: &KeyRing, dir: &dyn BackendDir, name: &OsStr) -> stdio::Result<ShownLink> {
     let text = dir.read_link(name)?.into_encoded_bytes();
     Ok(ShownLink { rest: rest_text(ring, dir, &text), text })
@@ -192,7 +192,7 @@ pub(crate) fn rest_of(ring: &KeyRing, dir: &dyn BackendDir, stored: &OsStr, st: 
     Some(link_rest_name(&head.id).into())
 }
 
-/// Copies the rest of a long target from one directory to another before its link goes there. It may be there already.
+/// Copies the rest of a long target to another directory before its link is moved there. It may exist there already.
 pub(crate) fn copy_rest(rest: &OsStr, from: &dyn BackendDir, to: &dyn BackendDir) -> Result<()> {
     let text = match read_text(from, rest) {
         Ok(text) => text,
@@ -207,8 +207,8 @@ pub(crate) fn copy_rest(rest: &OsStr, from: &dyn BackendDir, to: &dyn BackendDir
     }
 }
 
-/// Whether a directory has a name of this symbolic link; to be asked while no name can come. If that cannot be told it
-/// has one, so that nothing is removed that is needed.
+/// Whether a directory has a name of this symbolic link; to be asked while no name can be added. True if that cannot be
+/// determined, so that no needed rest is removed.
 pub(crate) fn is_named_in(dir: &dyn BackendDir, link: &Stat) -> bool {
     let is_it = |name: &OsStr| match dir.stat_entry(name) {
         Ok(st) => st.is_same(link),
@@ -221,8 +221,8 @@ pub(crate) fn is_named_in(dir: &dyn BackendDir, link: &Stat) -> bool {
 }
 
 impl Vault {
-    /// Length of a link's plain target: from the stored length alone, but for the one length that two kinds of target
-    /// share. In an anchored vault from the target, which is the newest.
+    /// Length of a link's plain target: from the stored length alone, except for the one length that short and long
+    /// targets share. In an anchored vault from the target, once that is verified as the newest.
     ///
     /// # Errors
     /// Those of [`Vault::stored_link_of`], in an anchored vault.

@@ -21,7 +21,7 @@ use std::sync::Arc;
 /// See the module's head. An open file works without a name, too.
 pub(crate) enum Target {
     Open(Arc<OpenFile>),
-    /// With the stat by which it was found: it is held anew for each change, and compared.
+    /// With the stat that was found. For each change the entry is held and compared with it.
     Entry {
         dir: Arc<Dir>,
         name: OsString,
@@ -34,7 +34,7 @@ pub(crate) enum Target {
 }
 
 impl Vault {
-    /// Where `ino` lies: any of its names that still leads to it. The caller holds the tree lock.
+    /// A place of `ino`: any of its names that still leads to it. The caller holds the tree lock.
     pub(crate) fn place(&self, ino: Ino) -> Result<(Arc<Dir>, OsString, Stat)> {
         let (links, id) = {
             let nodes = self.nodes.lock();
@@ -56,7 +56,7 @@ impl Vault {
         Err(VaultError::Stale)
     }
 
-    /// Whether a node that is nowhere should be somewhere.
+    /// The error if the anchor has a place for a node that was not found.
     fn refuse_missing(&self, ino: Ino) -> Result<()> {
         let (links, object) = {
             let nodes = self.nodes.lock();
@@ -100,7 +100,7 @@ impl Vault {
 }
 
 impl Vault {
-    /// As [`Vault::target`], for a change that a user asks for: `by`, if that is known.
+    /// As [`Vault::target`], for a change by a user: `by`, if known.
     ///
     /// The kernel permits it by the owner in the row: see [`Vault::must_be_its_own`]. Root may change any entry, and so
     /// mends an owner that differs.

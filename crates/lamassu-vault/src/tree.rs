@@ -1,8 +1,7 @@
 //! Making, finding and removing entries. Renames are in `rename`.
 //!
-//! Locks: `tree` is shared by everything that goes from a name or a number to an entry, and exclusive for renames and
-//! rmdir, which change what lies where for others. Below it, one lock of `names_of(parent)` orders changes within one
-//! directory.
+//! Locks: `tree` is held shared to find an entry by a name or number, and exclusively by renames and rmdir, which
+//! change where other threads find entries. Under it, the lock `names_of(parent)` orders changes within one directory.
 
 use crate::anchored::{Departing, Fresh, TRIES_MAX};
 use crate::attr::New;
@@ -24,7 +23,7 @@ use lamassu_store::{BackendDir, BackendFile, File};
 use std::ffi::{OsStr, OsString};
 use std::sync::Arc;
 
-/// How often an entry is looked at if its number is known as that of another inode.
+/// How often an entry is looked up if its number is known as that of another inode.
 const LOOKS_MAX: usize = 8;
 
 impl Vault {
@@ -37,14 +36,14 @@ impl Vault {
         self.entry_of(&found, dir, stored, &st)
     }
 
-    /// What is told of a node to which a reference was counted; it is given back where that fails.
+    /// The entry of a node to which a reference was counted. The reference is given back on failure.
     fn entry_of(&self, found: &Referenced, dir: &Dir, stored: &OsStr, st: &Stat) -> Result<Entry> {
         let attr = self.mend(found.ino, dir, stored, st).and_then(|()| self.attr_of_entry(found.ino, dir, stored, st));
         let attr = attr.inspect_err(|_| self.forget(found.ino, 1))?;
         Ok(Entry { attr, generation: found.generation })
     }
 
-    /// The same of what was just made, and is this object of the anchor.
+    /// The same for an entry that was just made, and is this object of the anchor.
     pub(crate) fn new_entry(&self, dir: &Dir, stored: &OsStr, st: &Stat, object: ObjectId) -> Result<Entry> {
         let found = self.nodes.lock().reference_new(dir.ino, stored, st, object);
         if st.kind == Kind::Dir {
@@ -53,7 +52,7 @@ impl Vault {
         self.entry_of(&found, dir, stored, st)
     }
 
-    /// Counts one reference to the entry `stored`. Returns its node, and its stat where that is another by now.
+    /// Counts one reference to the entry `stored`. Returns its node and its stat, which may have changed.
     ///
     /// # Errors
     /// Those of the store; [`VaultError::Stale`] for an entry that keeps being exchanged; those of [`Vault::judged`].
@@ -69,8 +68,8 @@ impl Vault {
                     }
                     return Ok((found, st));
                 }
-                // The stat may be the older one. After this one the node cannot be newer, so if it still is another's,
-                // that one is gone.
+                // The stat may be older than the node. After a new stat the node cannot be newer, so if it still
+                // belongs to another inode, that inode is gone.
                 Err(Met::OtherObject) => return Err(self.outdated("entry", dir.ino, stored)),
                 Err(Met::OtherInode(other)) => {
                     gone = Some(other);
@@ -104,7 +103,7 @@ impl Vault {
         let _names = self.names_of(parent).read();
         let dir = self.dir(parent)?;
         let stored = match self.stored(&dir, name) {
-            // Nothing can be there by such a name.
+            // No entry can have such a name.
             Err(VaultError::InvalidName) => return Err(VaultError::NotFound),
             other => other?,
         };
@@ -116,12 +115,12 @@ impl Vault {
         self.entry(&dir, &stored.name, &shown.ok_or(VaultError::NotFound)?)
     }
 
-    /// The same of what a listing shows by its stored name and the store's number. A file that nothing is known of yet
-    /// is opened as it is looked at: its size is in it.
+    /// The same for a listed entry, by its stored name and the store's number. An unknown file is opened at once, since
+    /// its size is in it.
     pub(crate) fn entry_stored(&self, dir: &Dir, stored: &OsStr, number: u64) -> Result<Entry> {
         let _tree = self.tree.read();
         let _names = self.names_of(dir.ino).read();
-        // Where there is an anchor, that mostly knows the size.
+        // An anchor mostly knows the size.
         let is_known = self.anchored.is_some() || self.nodes.lock().is_known(dir.dev, number);
         let (st, opened) = match is_known {
             true => dir.handle.stat_entry(stored).map(|st| (st, None)),
@@ -150,8 +149,8 @@ impl Vault {
         self.forget_objects();
     }
 
-    /// What every creation has in common: the companion of a long name first, `make`, and the companion away again if
-    /// that failed.
+    /// The common part of all creations: makes the companion of a long name, calls `make`, and removes the companion
+    /// again if that failed.
     pub(crate) fn create_with<T>(&self, dir: &Dir, stored: &StoredName, make: impl FnOnce() -> Result<T>) -> Result<T> {
         let companion_made = match &stored.companion {
             Some(companion) => companion.ensure(&*dir.handle)?,
@@ -159,7 +158,7 @@ impl Vault {
         };
         let made = make();
         match (&made, &stored.companion) {
-            // The entry that exists needs it, and lacked it.
+            // The existing entry needs it, and lacked it.
             (Err(VaultError::Exists) | Ok(_), _) | (_, None) => {}
             (Err(_), Some(companion)) if companion_made => remove_companion(&*dir.handle, &companion.name),
             (Err(_), Some(_)) => {}
@@ -168,8 +167,8 @@ impl Vault {
     }
 
     /// Makes an entry by `make` where no other user can reach it, gives it its owner and mode there, and moves it to
-    /// its place. A call that makes a node or a link returns no descriptor: in a directory of a user, who could
-    /// exchange what was made, the exchange would go unnoticed.
+    /// its place. A call that makes a node or a link returns no descriptor. So in a user's directory the user could
+    /// exchange the new entry unnoticed.
     fn make_and_place(
         &self,
         dir: &Dir,
@@ -183,7 +182,7 @@ impl Vault {
             let held = shop.hold(&temp).map_err(io("hold"))?;
             let fresh = self.own_new(New::Entry(&*held), wanted)?;
             rename_no_replace(&*shop, &temp, &*dir.handle, stored).map_err(io("create"))?;
-            // Moved, it may have another change time.
+            // The move may have changed its change time.
             Ok(Fresh { st: held.stat().map_err(io("stat"))?, ..fresh })
         };
         placed().inspect_err(|_| {
@@ -248,7 +247,7 @@ impl Vault {
                 open.touched(self.now());
                 Ok((self.entry_of(&found, dir, &stored.name, &st), open))
             })?;
-            // Not under the locks of the tree: it may settle others.
+            // Not under the locks of the tree: it may settle other files.
             let entry = entry.inspect_err(|_| self.unhold(&open))?;
             Ok((entry, self.handles.add(Handle::File { file: open, access })))
         })
@@ -320,7 +319,7 @@ impl Vault {
         })
     }
 
-    /// Admission, locks and stored name of a new entry of a directory.
+    /// Calls `make` with admission, locks and the stored name of a new entry.
     fn make<T>(&self, parent: Ino, name: &OsStr, make: impl FnOnce(&Arc<Dir>, &StoredName) -> Result<T>) -> Result<T> {
         let _pass = self.change()?;
         for tried in 0..TRIES_MAX {
@@ -357,7 +356,7 @@ impl Vault {
             self.must_be_its_own(object, &st)?;
             self.create_with(dir, stored, || held.link(&*dir.handle, &stored.name).map_err(io("link")))?;
             self.record_link(dir, stored, object)?;
-            // Known by this name before a lookup can find it there.
+            // The node must have this name before a lookup can find it there.
             self.nodes.lock().add_link(ino, dir.ino, &stored.name);
             let st = held.stat().map_err(io("stat"))?;
             self.unsynced.add(StoreId::from(&st));
@@ -387,7 +386,7 @@ impl Vault {
         Ok(())
     }
 
-    /// The entry `stored` with stat `st` (before), which is this object of the anchor, leaves `dir`.
+    /// Removes the entry `stored`, which had the stat `st` and is this object of the anchor, from `dir`.
     fn take_away(
         &self,
         dir: &Arc<Dir>,
@@ -403,8 +402,8 @@ impl Vault {
         Ok(())
     }
 
-    /// The entry `stored` with stat `st` (before) is gone from `dir`, and was the last one of its inode or not: the
-    /// node table hears of it.
+    /// Tells the node table that the entry `stored`, which had the stat `st`, is gone from `dir`; `last`: it was the
+    /// inode's last one.
     pub(crate) fn entry_gone(&self, dir: &Dir, stored: &OsStr, st: &Stat, last: bool, object: ObjectId) {
         let id = StoreId::from(st);
         if last {
@@ -415,7 +414,7 @@ impl Vault {
             (None, _) if last => self.forget_object(object),
             (None, _) => {}
             (Some(ino), Kind::Dir) => self.dirs.drop_dir(ino),
-            // It has no handles: what waits to be committed need not be.
+            // It has no handles, so its buffers need not be committed.
             (Some(ino), _) => self.let_go(ino, !self.may_be_opened_nameless(ino)),
         }
         self.forget_objects();
@@ -437,7 +436,7 @@ impl Vault {
         Err(errno("rmdir", libc::EBUSY))
     }
 
-    /// False: what was removed from it must leave the store first.
+    /// False: entries that were removed from it must leave the store first.
     fn try_rmdir(&self, parent: Ino, name: &OsStr) -> Result<bool> {
         let _tree = self.tree.write();
         let dir = self.dir(parent)?;
@@ -455,7 +454,7 @@ impl Vault {
         Ok(true)
     }
 
-    /// Whether a directory, which is this object of the anchor, is empty: by the anchor where there is one.
+    /// Fails unless a directory, which is this object of the anchor, is empty: by the anchor if there is one.
     pub(crate) fn require_empty(&self, parent: &Dir, stored: &OsStr, object: ObjectId) -> Result<()> {
         if let Some(anchored) = &self.anchored {
             return if anchored.anchor.is_empty(object)? { Ok(()) } else { Err(VaultError::NotEmpty) };

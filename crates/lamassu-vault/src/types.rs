@@ -25,8 +25,7 @@ pub struct Owner {
     pub uid: u32,
     /// group
     pub gid: u32,
-    /// What is taken from the mode asked for, where no default access control list decides; 0 where that has been done
-    /// already.
+    /// The umask, which applies unless a default access control list decides; 0 if it has been applied already.
     pub umask: u32,
 }
 
@@ -85,7 +84,7 @@ pub struct SetAttr {
     pub atime: Option<SetTime>,
     /// modification time
     pub mtime: Option<SetTime>,
-    /// the user who asks; `None`: one who has no more rights than others
+    /// the user who asks; `None`: an unprivileged user
     pub by: Option<u32>,
 }
 
@@ -156,23 +155,23 @@ pub struct Options {
     pub durability: Durability,
     /// never write
     pub read_only: bool,
-    /// approved primitives alone: files whose hash is none do not open
+    /// approved primitives alone: files whose hash is not approved do not open
     pub approved_only: bool,
     /// cipher threads, 0: as many as processors
     pub threads: usize,
     /// ciphers in place of those threads
     pub device: Option<Arc<dyn Device>>,
-    /// what outside of the store remembers the newest state; `None`: an un-anchored vault
+    /// the anchor, which remembers the newest state outside the store; `None`: an un-anchored vault
     pub anchor: Option<Arc<Anchor>>,
     /// when the anchor knows what an fsync covers
     pub freshness: Freshness,
-    /// where it goes that something is not as it was written; by default to the log alone
+    /// where integrity events go; by default to the log alone
     pub events: Events,
-    /// what is told where work is to be done in the background
+    /// how work in the background is asked for
     pub upkeep: Upkeep,
 }
 
-/// When the anchor of a vault comes to know of changes.
+/// When the anchor of a vault learns of changes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Freshness {
     /// An fsync waits for a commit of the anchor.
@@ -236,7 +235,7 @@ pub enum VaultError {
     /// From one dataset to another.
     #[error("in another dataset")]
     OtherDataset,
-    /// What lies there is the root of a dataset.
+    /// The entry is the root of a dataset.
     #[error("a dataset lies there; `lamassu dataset destroy PATH` removes one")]
     DatasetRoot,
     /// Nothing is opened, loaded or unloaded until the thaw.
@@ -250,7 +249,7 @@ pub enum VaultError {
         /// path or name in the store
         stored: String,
     },
-    /// What the store shows there is not the newest: the anchor knows better.
+    /// What the store shows there is not the newest, by the anchor.
     #[error("stale {what}: {stored}: the store shows another state than the newest")]
     Outdated {
         /// entry, directory record, link target, attributes, permissions
@@ -261,7 +260,7 @@ pub enum VaultError {
     /// The anchor failed.
     #[error(transparent)]
     Anchor(#[from] lamassu_anchor::AnchorError),
-    /// Mode, suite or feature do not go together.
+    /// Mode, suite or feature cannot be combined.
     #[error("{0}")]
     Refused(&'static str),
     /// An encrypted file failed.
@@ -270,7 +269,7 @@ pub enum VaultError {
     /// The store failed.
     #[error("{op}: {source}")]
     Io {
-        /// What was tried.
+        /// The operation that failed.
         op: &'static str,
         /// The store's error, with its errno.
         source: std::io::Error,

@@ -1,4 +1,4 @@
-//! Wakes the thread that maintains vaults, where there is work before its next round.
+//! Wakes the thread that maintains vaults if there is work before its next round.
 
 use crate::FileSystem;
 use parking_lot::{Condvar, Mutex};
@@ -15,19 +15,19 @@ struct Shared {
     changed: Condvar,
 }
 
-/// The wish for upkeep. Clones are one: all vaults of a process share it with the thread that waits here. Without such
-/// a thread a vault does by itself what must be done.
+/// A signal that asks for upkeep. Clones share it: all vaults of a process, and the thread that waits for it. Without
+/// such a thread a vault does necessary work itself.
 #[derive(Clone, Debug, Default)]
 pub struct Upkeep(Arc<Shared>);
 
 impl Upkeep {
-    /// Ends the wait under way, or the next one.
+    /// Asks for upkeep: ends the current wait, or the next one.
     pub fn want(&self) {
         *self.0.is_wanted.lock() = true;
         self.0.changed.notify_one();
     }
 
-    /// Waits until upkeep is wanted, or until then. Whether it is wanted; from then on it is not.
+    /// Waits until upkeep is asked for, or until `deadline`. Returns whether it was asked for, and clears that.
     pub fn wait_until(&self, deadline: Instant) -> bool {
         let mut is_wanted = self.0.is_wanted.lock();
         self.0.changed.wait_while_until(&mut is_wanted, |is_wanted| !*is_wanted, deadline);
@@ -35,8 +35,8 @@ impl Upkeep {
     }
 }
 
-/// The rounds of a front-end that serves a file system without a mount, until `stopping` is set and upkeep is wanted
-/// once more.
+/// The rounds of maintenance for a front-end that serves a file system without a mount. Ends when `stopping` is set and
+/// upkeep is asked for once more.
 pub fn keep_up(fs: &dyn FileSystem, stopping: &AtomicBool) {
     let (upkeep, mut next) = (fs.upkeep(), Instant::now() + ROUND);
     while !stopping.load(Ordering::Relaxed) {

@@ -1,14 +1,13 @@
-//! Walking the directories of a vault in the store: one loop for everything that looks at each of
-//! them, also from outside this crate.
+//! Walking the directories of a vault in the store: one loop for all walks, also of other crates.
 //!
 //! A directory is opened in the one above it and never by its path, which in the store may be longer than the system
-//! takes. The walk holds open the directories on the way to the one that is visited, and of each the names that are
-//! left: no recursion, and no deeper than `DEPTH_MAX`.
+//! takes. The walk holds the directories on the way to the current one open, with the names that are left in each. It
+//! does not recurse, and goes no deeper than `DEPTH_MAX`.
 //!
-//! Errors: the visitor is told of a directory that cannot be opened or listed ([`Visit::failed`]). It notes that, or
-//! ends the walk with an error of its own. Nothing is left out without its knowledge.
+//! Errors: [`Visit::failed`] is called for a directory that cannot be opened or listed. The visitor notes that, or ends
+//! the walk with an error of its own. No directory is left out silently.
 //!
-//! Never: follows a link, reads what is in a file, changes anything.
+//! Never: follows a link, reads a file, changes anything.
 
 use crate::error::is_not_found;
 use crate::inode::{DEPTH_MAX, StoreId};
@@ -25,13 +24,13 @@ use std::sync::Arc;
 
 /// A directory to be visited.
 pub struct Met<P> {
-    /// The directory it lies in; where `name` is empty, the directory itself.
+    /// The directory it lies in; if `name` is empty, the directory itself.
     pub above: Arc<dyn BackendDir>,
     /// Its name there.
     pub name: OsString,
     /// Path in the store.
     pub stored: PathBuf,
-    /// What the visit of the one above it hands on.
+    /// What the visit of its parent passes on.
     pub passed: P,
 }
 
@@ -56,11 +55,11 @@ pub enum Failed {
     List,
 }
 
-/// What a walk is made for.
+/// What a walk does with the directories.
 pub trait Visit {
     /// What is known of a directory before it is opened.
     type Passed;
-    /// What is kept while the entries of a directory are gone through.
+    /// What is kept while the entries of a directory are walked.
     type Here;
     /// What ends a walk.
     type Error;
@@ -70,7 +69,7 @@ pub trait Visit {
         above.open_dir(name)
     }
 
-    /// A directory is open. `None`: it is not gone into.
+    /// A directory is open. `None`: do not enter it.
     fn enter(&mut self, at: &Met<Self::Passed>, dir: &Arc<dyn BackendDir>) -> Result<Option<Self::Here>, Self::Error>;
 
     /// An entry of it. `Some`: a directory that is to be visited, after all entries of this one.
@@ -82,10 +81,10 @@ pub trait Visit {
         entry: &Listed,
     ) -> Result<Option<Self::Passed>, Self::Error>;
 
-    /// All its entries were gone through.
+    /// All its entries were visited.
     fn leave(&mut self, _at: &Met<Self::Passed>, _dir: &Arc<dyn BackendDir>, _here: Self::Here) {}
 
-    /// A directory cannot be opened or listed: that counts nothing, or it ends the walk with an error.
+    /// A directory cannot be opened or listed. By default that is ignored; an error ends the walk.
     fn failed(&mut self, _at: &Met<Self::Passed>, _what: Failed, _error: io::Error) -> Result<(), Self::Error> {
         Ok(())
     }
@@ -135,7 +134,7 @@ fn next<P>(levels: &mut Vec<Level<P>>) -> Option<Met<P>> {
     None
 }
 
-/// An open directory, and those in it; `None`: it is not gone into.
+/// An open directory, and those in it; `None`: do not enter it.
 type Opened<P> = Option<(Arc<dyn BackendDir>, Vec<(OsString, P)>)>;
 
 fn directory<V: Visit>(met: &Met<V::Passed>, may_open: bool, visit: &mut V) -> Result<Opened<V::Passed>, V::Error> {
@@ -179,7 +178,7 @@ pub(crate) fn read_header_bytes(dir: &dyn BackendDir) -> io::Result<Vec<u8>> {
         let file = dir.open_file(OsStr::new(HEADER), false)?;
         let mut bytes = vec![0; HEADER_MAX + 1];
         let len = file.read_at(0, &mut bytes)?;
-        // What was replaced meanwhile is overwritten, so what was read of it may be noise.
+        // A header that is replaced is overwritten, so the bytes that were read may be noise.
         if StoreId::from(&file.stat()?) == StoreId::from(&dir.stat_entry(OsStr::new(HEADER))?) {
             bytes.truncate(len);
             return Ok(bytes);
@@ -188,7 +187,7 @@ pub(crate) fn read_header_bytes(dir: &dyn BackendDir) -> io::Result<Vec<u8>> {
     Err(io::ErrorKind::ResourceBusy.into())
 }
 
-/// The id in the header of the vault that lies in this directory. Not authenticated; none in one that does not parse.
+/// The id in the header of the vault that lies in this directory. Not authenticated; `None` if it does not parse.
 pub(crate) fn header_id(dir: &dyn BackendDir) -> io::Result<Option<[u8; 16]>> {
     Ok(VaultHeader::parse(&read_header_bytes(dir)?).ok().map(|header| header.id()))
 }
@@ -198,13 +197,12 @@ pub(crate) fn is_entry(mode: NameMode, name: &OsStr) -> bool {
     matches!(classify(mode, name.as_bytes()), Stored::Sealed(_) | Stored::Long(_) | Stored::Plain)
 }
 
-/// How much lies ahead of a walk through a tree. What cannot be looked into counts nothing: it is noted when its turn
-/// comes.
+/// Counts what a walk over a tree will find. Directories that cannot be read count nothing: the walk itself notes them.
 pub(crate) struct Ahead<'a> {
     pub mode: NameMode,
-    /// Whether datasets are left to their own vaults.
+    /// Whether datasets are skipped.
     pub skips_datasets: bool,
-    /// What of an entry counts, in bytes.
+    /// How many bytes an entry counts.
     pub measure: fn(&Stat) -> u64,
     pub is_stopped: &'a dyn Fn() -> bool,
     /// Entries but directories.
@@ -215,7 +213,7 @@ pub(crate) struct Ahead<'a> {
 impl Ahead<'_> {
     pub fn add(&mut self, st: &Stat) {
         self.entries += 1;
-        // Saturating: what a store says of its files need not be so.
+        // Saturating: sizes that a store claims need not be true.
         self.bytes = self.bytes.saturating_add((self.measure)(st));
     }
 }

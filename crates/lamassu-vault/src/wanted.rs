@@ -1,4 +1,4 @@
-//! What a new entry is to have.
+//! The attributes that a new entry gets.
 
 use crate::acl::Inherited;
 use lamassu_store::backend::Stat;
@@ -13,7 +13,7 @@ pub(crate) struct Wanted {
 }
 
 impl Wanted {
-    /// What has to be changed of an entry with stat `st`.
+    /// The new owner and group, each only if that of `st` differs. `None`: neither differs.
     pub fn owner_change(&self, st: &Stat) -> Option<(Option<u32>, Option<u32>)> {
         let uid = (st.uid != self.uid).then_some(self.uid);
         let gid = (st.gid != self.gid).then_some(self.gid);

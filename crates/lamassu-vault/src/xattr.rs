@@ -1,5 +1,5 @@
-//! Extended attributes (`docs/format.md` §7): names and values sealed, whatever their namespace; what the store itself
-//! keeps is not shown. Access control lists go through `acl`, which keeps them in step with the mode.
+//! Extended attributes (`docs/format.md` §7): names and values are sealed, whatever their namespace. Attributes of the
+//! store itself are not shown. Access control lists go through `acl`, which keeps them consistent with the mode.
 
 use crate::acl::Which;
 use crate::attr_value::{Holder, open_name, open_value, seal_value};
@@ -19,11 +19,11 @@ const VALUE_MAX: usize = 65_536;
 /// Longest name, plain or stored, as in Linux.
 const NAME_MAX: usize = 255;
 
-/// Namespaces of attributes, beside access control lists. What else local file systems have (`system.nfs4_acl`,
-/// `btrfs.compression`) acts on the one that has it.
+/// Namespaces of attributes, besides access control lists. Others that local file systems have (`system.nfs4_acl`,
+/// `btrfs.compression`) act on that file system itself.
 const NAMESPACES: [&[u8]; 3] = [b"user.", b"trusted.", b"security."];
 
-/// As the kernel's `xattr_resolve_name` of a local file system: another namespace is not supported, and a namespace
+/// As the kernel's `xattr_resolve_name` for a local file system: other namespaces are not supported, and a namespace
 /// alone is no name.
 fn check_namespace(name: &OsStr) -> Result<()> {
     match NAMESPACES.iter().find_map(|namespace| name.as_bytes().strip_prefix(*namespace)) {
@@ -33,13 +33,13 @@ fn check_namespace(name: &OsStr) -> Result<()> {
     }
 }
 
-/// Whether a list of names that this user asks for has an attribute: those of `trusted.` are for root alone, their
-/// names too, as on local file systems.
+/// Whether a list of names for this user includes an attribute: names of `trusted.` are listed for root alone, as on
+/// local file systems.
 pub fn is_listed_for(uid: u32, name: &[u8]) -> bool {
     uid == 0 || !name.starts_with(b"trusted.")
 }
 
-/// What is said of an attribute that is not there.
+/// The error for an attribute that does not exist.
 fn absent(name: &OsStr) -> VaultError {
     check_namespace(name).err().unwrap_or(VaultError::NoAttribute)
 }
@@ -49,7 +49,7 @@ fn is_absent(e: &stdio::Error) -> bool {
 }
 
 impl Vault {
-    /// What the attributes of `ino`, which is `target`, are bound to. The caller holds the tree lock.
+    /// The holder to which the attributes of `ino`, which is `target`, are bound. The caller holds the tree lock.
     pub(crate) fn holder(&self, target: &Target, ino: Ino) -> Result<Holder> {
         let dir = match target {
             Target::Root(dir, _) | Target::Dir(dir) => dir.clone(),
@@ -76,8 +76,8 @@ impl Vault {
     /// The value of an attribute. One whose name has no known namespace may have been set by an earlier version.
     ///
     /// # Errors
-    /// [`VaultError::NoAttribute`], [`VaultError::Unsupported`] where there is none in a namespace that is not known,
-    /// [`VaultError::Damaged`], those of the store.
+    /// [`VaultError::NoAttribute`]; [`VaultError::Unsupported`] if there is none and the namespace is unknown;
+    /// [`VaultError::Damaged`]; those of the store.
     pub fn get_xattr(&self, ino: Ino, name: &OsStr) -> Result<Vec<u8>> {
         self.read_current(|| self.xattr_of(ino, name))
     }
@@ -98,7 +98,7 @@ impl Vault {
     /// The value of an attribute as it was set.
     pub(crate) fn sealed_attr(&self, target: &Target, ino: Ino, name: &OsStr) -> Result<Vec<u8>> {
         let stored = match self.stored_attrs(name) {
-            // Nothing so long can be there.
+            // No attribute can have so long a name.
             Err(VaultError::NameTooLong) if name.len() <= NAME_MAX => return Err(VaultError::NoAttribute),
             other => other?,
         };
@@ -116,10 +116,10 @@ impl Vault {
                         .map_err(|e| self.damaged_attr(ino, attr, e));
                 }
                 Err(e) if is_absent(&e) => {}
-                // The store has no attributes here at all (a symbolic link, a device): then this one is not there.
+                // The store has no attributes here at all (a symbolic link, a device), so not this one.
                 Err(e) if matches!(e.raw_os_error(), Some(libc::EPERM | libc::EOPNOTSUPP)) => {}
-                // An owner who is not root may list the attributes of a file of mode 000, but read none: what is not
-                // listed is not there.
+                // An owner other than root may list the attributes of a file of mode 000, but not read them. An
+                // attribute that is not listed does not exist.
                 Err(e) if e.raw_os_error() == Some(libc::EACCES) && !is_listed(target, attr) => {}
                 Err(e) => return Err(io("get an attribute")(e)),
             }
@@ -137,10 +137,10 @@ impl Vault {
     /// Sets an attribute.
     ///
     /// # Errors
-    /// [`VaultError::Exists`] and [`VaultError::NoAttribute`] as `mode` says, `E2BIG` for more than 64 KiB, those of
-    /// the store: what it refuses for symbolic links and devices is refused here. [`VaultError::Invalid`] for an access
-    /// control list that is none, [`VaultError::Unsupported`] for other names than those of `user.`, `trusted.`,
-    /// `security.` and access control lists.
+    /// [`VaultError::Exists`] and [`VaultError::NoAttribute`] by `mode`; `E2BIG` for more than 64 KiB; those of the
+    /// store, which refuses attributes of symbolic links and devices; [`VaultError::Invalid`] for a malformed access
+    /// control list; [`VaultError::Unsupported`] for names other than those of `user.`, `trusted.`, `security.` and
+    /// access control lists.
     pub fn set_xattr(&self, ino: Ino, name: &OsStr, value: &[u8], mode: SetXattr) -> Result<()> {
         let _pass = self.change()?;
         let _tree = self.tree.read();
@@ -256,7 +256,7 @@ impl Vault {
     /// Removes an attribute.
     ///
     /// # Errors
-    /// [`VaultError::NoAttribute`] (but for access control lists), [`VaultError::Unsupported`] as for
+    /// [`VaultError::NoAttribute`] (not for access control lists), [`VaultError::Unsupported`] as for
     /// [`Vault::get_xattr`], those of the store.
     pub fn remove_xattr(&self, ino: Ino, name: &OsStr) -> Result<()> {
         let _pass = self.change()?;
@@ -269,7 +269,7 @@ impl Vault {
         if self.drop_attr(&target, ino, name)? { Ok(()) } else { Err(absent(name)) }
     }
 
-    /// Whether there was one.
+    /// Removes an attribute. Returns whether there was one.
     pub(crate) fn drop_attr(&self, target: &Target, ino: Ino, name: &OsStr) -> Result<bool> {
         let stored = self.stored_attrs(name)?;
         let mut found = false;
@@ -283,7 +283,7 @@ impl Vault {
             if found {
                 return Ok(true);
             }
-            // The store says whether there could be one.
+            // The store decides whether there can be one.
         }
         for attr in &stored {
             found |= remove_if_there(target, attr)?;

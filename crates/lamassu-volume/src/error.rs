@@ -19,7 +19,7 @@ pub enum VolumeError {
          VOLUME@SNAPSHOT is a snapshot"
     )]
     BadName(String),
-    /// The user's: a size that no volume has.
+    /// The user's: a size that no volume can have.
     #[error("a volume has 1 to {max} blocks of {block} bytes, and {size} bytes are no such number", max = SIZE_MAX / u64::from(*.block))]
     BadSize {
         /// bytes asked for
@@ -27,7 +27,7 @@ pub enum VolumeError {
         /// bytes of a block
         block: u32,
     },
-    /// The user's: a volume would lose what lies behind its new end.
+    /// The user's: a volume would lose the data past its new end.
     #[error("{name} has {now} bytes, and {wanted} would cut off what lies behind; --shrink does that")]
     Shrinks {
         /// the volume
@@ -37,7 +37,7 @@ pub enum VolumeError {
         /// bytes asked for
         wanted: u64,
     },
-    /// The user's: a snapshot is never written, nor has it snapshots.
+    /// The user's: a snapshot cannot be written, and has no snapshots.
     #[error("{0} is a snapshot, which is never written; `lamassu volume clone` makes a volume of it")]
     IsSnapshot(Name),
     /// The user's: a volume with snapshots.
@@ -48,7 +48,7 @@ pub enum VolumeError {
         /// how many
         count: usize,
     },
-    /// A program's, in a mount: a file where volumes lie is none.
+    /// A program's, in a mount: a file in the directory of volumes is not a volume.
     #[error("{what:?} in {DIRECTORY} of the vault is no volume: {why}")]
     NotAVolume {
         /// name of the file
@@ -56,7 +56,7 @@ pub enum VolumeError {
         /// what is wrong
         why: &'static str,
     },
-    /// Another user's, in a mount: the directory of volumes could be changed by them.
+    /// Another user's, in a mount: they could change the directory of volumes.
     #[error(
         "{DIRECTORY} of the vault belongs to user {uid}, or others may write to it: they could exchange volumes. Mount \
          the vault, and give the directory to its owner with mode 0700"

@@ -1,10 +1,10 @@
-//! Entries and open files of a vault whose references and handles are given back.
+//! Entries and open files of a vault that give their references and handles back when dropped.
 
 use lamassu_vault::{Access, Attr, Entry, FileSystem, Forest, HandleId, Ino, Result, SetAttr, VaultError, Whence};
 use std::ffi::OsStr;
 use std::sync::Arc;
 
-/// Bytes that are copied at once where keys cannot be.
+/// Bytes that are copied at once if blocks cannot be copied by their keys.
 const PIECE: usize = 1 << 20;
 
 /// An entry, with a reference to it.
@@ -29,7 +29,7 @@ impl Held {
         self.attr.ino
     }
 
-    /// What lies in this directory under a name; `None` where nothing does.
+    /// The entry of this directory with a name; `None` if there is none.
     pub fn child(&self, name: &OsStr) -> Result<Option<Held>> {
         match self.fs.lookup(self.ino(), name) {
             Ok(entry) => Ok(Some(Held::new(&self.fs, entry))),
@@ -38,14 +38,14 @@ impl Held {
         }
     }
 
-    /// Makes durable which names this directory has.
+    /// Makes the names in this directory durable.
     pub fn sync_names(&self) -> Result<()> {
         let handle = self.fs.open_dir(self.ino())?;
         let synced = self.fs.fsync_dir(handle);
         synced.and(self.fs.release_dir(handle))
     }
 
-    /// The names in this directory but `.` and `..`.
+    /// The names in this directory except `.` and `..`.
     pub fn names(&self) -> Result<Vec<std::ffi::OsString>> {
         let mut names = Vec::new();
         let handle = self.fs.open_dir(self.ino())?;
@@ -75,7 +75,8 @@ pub struct Open {
 
 impl Drop for Open {
     fn drop(&mut self) {
-        // What was promised to be durable was synced; the rest the vault keeps, and tries again until it is closed.
+        // Data that were promised to be durable are synced. The vault keeps the rest, and tries again until it is
+        // closed.
         let _ = self.node.fs.release(self.handle);
     }
 }
@@ -119,7 +120,7 @@ impl Open {
         Ok(())
     }
 
-    /// Where data lie at or behind `offset`; `None`: nowhere before the end.
+    /// The first data at or after `offset`; `None`: no data before the end.
     pub fn data_from(&self, offset: u64) -> Result<Option<u64>> {
         match self.fs().seek(self.handle, offset, Whence::Data) {
             Ok(at) => Ok(Some(at)),
@@ -128,8 +129,8 @@ impl Open {
         }
     }
 
-    /// Copies all data of another file to the same places: by the keys of blocks where that can be done, so that
-    /// nothing is encrypted again and the store may share it. Holes stay holes.
+    /// Copies all data of another file to the same offsets: by the keys of blocks if possible, so that nothing is
+    /// encrypted again and the store may share the blocks. Holes stay holes.
     pub fn copy_all(&self, from: &Open, size: u64) -> Result<()> {
         let mut at = 0;
         while let Some(start) = from.data_from(at)? {

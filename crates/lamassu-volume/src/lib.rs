@@ -1,20 +1,20 @@
-//! Volumes of a vault: a block device's worth of data in a sparse file of it (docs/volumes.md).
+//! Volumes of a vault: disk images, each in a sparse file of the vault (docs/volumes.md).
 //!
-//! Volumes lie in one directory of the vault, [`DIRECTORY`], each in a file of its name; a snapshot is a copy by the
-//! keys of its blocks in a file `VOLUME@SNAPSHOT`. What a volume is beside its bytes (the size of its blocks) is in one
-//! sealed attribute of its file. Calls block; any number of threads may make them.
+//! Volumes lie in one directory of the vault, [`DIRECTORY`], each in a file of its name. A snapshot is a copy, by the
+//! keys of its blocks, in a file `VOLUME@SNAPSHOT`. The block size of a volume is in a sealed attribute of its file.
+//! Calls block; any number of threads may make them.
 //!
-//! Guarantees: a volume is there whole or not at all, also after a crash; a snapshot is never written; no byte outside
-//! a volume's size is read or written.
+//! Guarantees: a volume exists completely or not at all, also after a crash; a snapshot is never written; no byte
+//! outside a volume's size is read or written.
 //!
-//! Never: reaches around the vault, has a key, knows a protocol.
+//! Never: bypasses the vault, has a key, knows a protocol.
 //!
 //! | module | what |
 //! |---|---|
 //! | `name` | names of volumes and snapshots |
-//! | `held` | entries and open files whose references are given back |
-//! | `volumes` | made, listed, resized, copied, destroyed |
-//! | `volume` | one that is open: reads, writes, flushes, holes |
+//! | `held` | entries and open files that give their references back |
+//! | `volumes` | makes, lists, resizes, copies and destroys volumes |
+//! | `volume` | an open volume: reads, writes, flushes, holes |
 //! | `error` | what can go wrong, and what a program does about it |
 
 mod error;
@@ -31,16 +31,16 @@ pub use volumes::Volumes;
 /// Where in a vault its volumes lie.
 pub const DIRECTORY: &str = ".lamassu-volumes";
 
-/// Most bytes of a volume: 1 PiB. What a vault can hold in one file is more.
+/// Most bytes of a volume: 1 PiB. A vault can hold more in one file.
 pub const SIZE_MAX: u64 = 1 << 50;
 
-/// Bytes that a client of a volume reads and writes at once: what its sectors are.
+/// The sector size of a volume: the smallest unit in which a client reads and writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(try_from = "u32", into = "u32")]
 pub enum BlockSize {
-    /// 512: what every guest can boot from.
+    /// 512: every guest can boot from it.
     B512,
-    /// 4096: what the vault writes at once.
+    /// 4096: the smallest unit in which a vault writes.
     B4096,
 }
 

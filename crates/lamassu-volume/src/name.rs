@@ -7,9 +7,9 @@ use std::str::FromStr;
 
 /// Most bytes of a volume's name, and of a snapshot's.
 const PART_MAX: usize = 100;
-/// What stands between both.
+/// The separator between the two.
 const AT: char = '@';
-/// What names of files begin with that are being written. No volume's does.
+/// Prefix of files that are being written. No volume has it.
 const STAGED: &str = ".new-";
 
 /// A volume, `VOLUME`, or a snapshot of one, `VOLUME@SNAPSHOT`.
@@ -46,12 +46,12 @@ impl Name {
         self.to_string().into()
     }
 
-    /// That of its file while it is written.
+    /// The name of its file while it is written.
     pub(crate) fn staged(&self) -> OsString {
         format!("{STAGED}{self}").into()
     }
 
-    /// Whether a file is one that was being written.
+    /// Whether a file name is that of a file being written.
     pub(crate) fn is_staged(file: &str) -> bool {
         file.starts_with(STAGED)
     }

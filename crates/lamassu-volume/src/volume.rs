@@ -1,15 +1,15 @@
-//! A volume that is open.
+//! An open volume.
 
 use crate::held::Open;
 use crate::{BlockSize, Name, Result, VolumeError};
 use lamassu_vault::{Fallocate, FileSystem, Time};
 
-/// Data that one look at the layout of a volume goes through at most: the vault looks at each block of them.
+/// Most data that one request for the layout of a volume goes through: the vault checks each of their blocks.
 const LOOKED_AT_MAX: u64 = 256 << 20;
 /// Zeros that are written at once.
 static ZEROS: [u8; 128 << 10] = [0; 128 << 10];
 
-/// What a volume is.
+/// The properties of a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Info {
     /// its name
@@ -24,7 +24,7 @@ pub struct Info {
     pub written: Time,
 }
 
-/// How a range is to be made zeros.
+/// How a range is made zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Zeros {
     /// As holes, which take no space in the store.
@@ -33,7 +33,7 @@ pub enum Zeros {
     Data,
 }
 
-/// What a run of a volume is.
+/// The kind of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Extent {
     /// It takes space in the store.
@@ -42,19 +42,19 @@ pub enum Extent {
     Hole,
 }
 
-/// Bytes that are alike.
+/// A run of bytes of the same kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Run {
     /// where they begin
     pub offset: u64,
     /// how many; not 0
     pub len: u64,
-    /// what they are
+    /// their kind
     pub extent: Extent,
 }
 
-/// See the module's head. All that have one volume of a vault open share one file of it: what a call has written, all
-/// calls after it read, and a flush covers what was written by any of them.
+/// See the module's head. All openings of one volume of a vault share one file. What a call has written, all later
+/// calls read, and a flush covers the writes of all of them.
 pub struct Volume {
     file: Open,
     info: Info,
@@ -76,7 +76,7 @@ impl Volume {
         self.info.block_size
     }
 
-    /// Whether nothing can be written: a snapshot, or opened so.
+    /// Whether it cannot be written: it is a snapshot, or was opened for reading.
     pub fn is_read_only(&self) -> bool {
         self.read_only
     }
@@ -100,7 +100,7 @@ impl Volume {
     /// Fills `buf` from `offset`.
     ///
     /// # Errors
-    /// Those of the vault, damage among them.
+    /// Those of the vault, including damage.
     pub fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
         self.within(offset, buf.len() as u64)?;
         Ok(self.file.read(offset, buf)?)
@@ -117,7 +117,7 @@ impl Volume {
         self.flush_if(durable)
     }
 
-    /// Makes durable what calls that have returned wrote to this volume, whoever made them.
+    /// Makes durable everything that calls which have returned wrote to this volume, through any opening.
     ///
     /// # Errors
     /// Those of the store; what failed is tried again by the next call.
@@ -163,8 +163,8 @@ impl Volume {
         self.flush_if(durable)
     }
 
-    /// Calls `each` for the runs of a range, in order and without gaps, until it answers false or enough was looked at:
-    /// they may end before the range does, never before its first byte.
+    /// Calls `each` for the runs of a range, in order and without gaps, until it answers false or the limit is reached.
+    /// The runs may end before the range does, but cover at least its first byte.
     ///
     /// # Errors
     /// Those of the vault, and of `each`.

@@ -1,5 +1,5 @@
-//! The volumes of a vault: made, listed, resized, copied, destroyed. Whoever calls this is the vault's only writer, but
-//! for programs in a mount of the same process.
+//! Makes, lists, resizes, copies and destroys the volumes of a vault. The caller is the vault's only writer, except for
+//! programs in a mount of the same process.
 
 use crate::held::{Held, Open};
 use crate::volume::Info;
@@ -12,7 +12,7 @@ use std::sync::Arc;
 /// The sealed attribute of a volume's file.
 const ATTRIBUTE: &str = "trusted.lamassu.volume";
 
-/// What that attribute holds, as JSON.
+/// The content of that attribute, as JSON.
 #[derive(Serialize, Deserialize)]
 struct Attributes {
     block_size: BlockSize,
@@ -33,7 +33,7 @@ impl Volumes {
         match self.fs.lookup(ROOT, OsStr::new(DIRECTORY)) {
             Ok(entry) if entry.attr.kind == Kind::Dir => {
                 let directory = Held::new(&self.fs, entry);
-                // In a mount others may have made it first, and could exchange the volumes of tenants.
+                // In a mount other users may have made it first, and could exchange volumes.
                 let owners = [0, owner().uid, self.fs.getattr(ROOT, None)?.uid];
                 match owners.contains(&directory.attr.uid) && directory.attr.mode & 0o022 == 0 {
                     true => Ok(Some(directory)),
@@ -58,7 +58,7 @@ impl Volumes {
         Ok(Held::new(&self.fs, entry))
     }
 
-    /// The file of a volume that is there.
+    /// The file of an existing volume.
     fn file(&self, name: &Name) -> Result<(Held, Info)> {
         let missing = || VolumeError::NotFound(name.clone());
         let directory = self.directory()?.ok_or_else(missing)?;
@@ -87,7 +87,7 @@ impl Volumes {
         }
     }
 
-    /// What a volume is.
+    /// The properties of a volume.
     ///
     /// # Errors
     /// [`VolumeError::NotFound`], [`VolumeError::NotAVolume`]; those of the vault.
@@ -95,7 +95,7 @@ impl Volumes {
         self.file(name).map(|(_, info)| info)
     }
 
-    /// All volumes and snapshots, by name; `odd` is told of each file that is none.
+    /// All volumes and snapshots, by name; `odd` is called for each other file.
     ///
     /// # Errors
     /// Those of the vault.
@@ -133,7 +133,7 @@ impl Volumes {
         self.make(name, 0o600, &Attributes { block_size }, |file| file.set_size(size))
     }
 
-    /// Makes a file, filled by `fill`, under a name of its own, and gives it its name when everything in it is durable.
+    /// Makes a file, filled by `fill`, under a temporary name, and renames it when its content is durable.
     fn make(
         &self,
         name: &Name,
@@ -146,7 +146,7 @@ impl Volumes {
             return Err(VolumeError::Exists(name.clone()));
         }
         let staged = name.staged();
-        // What a crash has left.
+        // A leftover of a crash.
         match self.fs.unlink(directory.ino(), &staged) {
             Ok(()) | Err(VaultError::NotFound) => {}
             Err(error) => return Err(error.into()),
@@ -171,7 +171,7 @@ impl Volumes {
         Ok(directory.sync_names()?)
     }
 
-    /// Changes the size of a volume: what is added reads as zeros. With `shrink` it may become smaller.
+    /// Changes the size of a volume: an added range reads as zeros. With `shrink` it may become smaller.
     ///
     /// # Errors
     /// [`VolumeError::NotFound`], [`VolumeError::IsSnapshot`], [`VolumeError::BadSize`], [`VolumeError::Shrinks`];
@@ -221,7 +221,7 @@ impl Volumes {
         })
     }
 
-    /// Removes a volume, with its snapshots if `snapshots` says so, or one snapshot. How many were removed.
+    /// Removes a volume, with its snapshots if `snapshots` is true, or one snapshot. Returns how many were removed.
     ///
     /// # Errors
     /// [`VolumeError::NotFound`], [`VolumeError::HasSnapshots`]; those of the vault.
@@ -238,7 +238,7 @@ impl Volumes {
         if !below.is_empty() && !snapshots {
             return Err(VolumeError::HasSnapshots { name: name.clone(), count: below.len() });
         }
-        // The volume last: a crash leaves one that can be destroyed again.
+        // The volume last, so that after a crash it can be destroyed again.
         for one in below.iter().chain([name]) {
             self.fs.unlink(directory.ino(), &one.file())?;
             self.fs.changed_beside_kernel(directory.ino(), &one.file());
@@ -247,7 +247,7 @@ impl Volumes {
         Ok(below.len() + 1)
     }
 
-    /// Opens a volume. Snapshots are opened for reading, whatever is asked for.
+    /// Opens a volume. Snapshots are always opened for reading.
     ///
     /// # Errors
     /// [`VolumeError::NotFound`], [`VolumeError::NotAVolume`]; those of the vault.
@@ -266,7 +266,7 @@ fn check_size(size: u64, block_size: BlockSize) -> Result<()> {
     }
 }
 
-/// Whoever runs this program.
+/// The user of this process.
 fn owner() -> Owner {
     let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
     Owner { uid, gid, umask: 0 }

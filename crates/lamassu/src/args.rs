@@ -165,7 +165,7 @@ mod tests {
     use super::*;
     use clap::CommandFactory;
 
-    /// Every command that does something by itself, with the words that call it.
+    /// Every command without subcommands, with the words that call it.
     fn leaves() -> Vec<(String, clap::Command)> {
         fn below(command: &clap::Command, words: &str, found: &mut Vec<(String, clap::Command)>) {
             for sub in command.get_subcommands() {
@@ -210,7 +210,7 @@ mod tests {
         }
     }
 
-    /// docs/cli.md begins with a table of all there are.
+    /// docs/cli.md begins with a table of all commands.
     #[test]
     fn the_documentation_has_every_command() {
         let page = include_str!("../../../docs/cli.md");

@@ -1,20 +1,20 @@
-//! What a mounting process gives up, so that an attacker who takes it over by a flaw has less to use.
+//! The rights that a mounting process gives up, so that an attacker who takes it over by a flaw can do less.
 //!
-//! Every process of this program is without core dumps and tracers (`lamassu_crypto::secret::harden_process`). One that
-//! mounts as root keeps, beside that, only the capabilities a file system server needs, and, once the mount is up,
-//! system calls that none of its work takes are refused: running programs, looking into other processes, sockets but
+//! Every process of this program is without core dumps and tracers (`lamassu_crypto::secret::harden_process`). A
+//! process that mounts as root also keeps only the capabilities that a file system server needs. Once the mount is up,
+//! system calls that it does not need are refused: running programs, inspecting other processes, sockets other than
 //! local ones, kernel modules, mounting.
 //!
-//! A process of an ordinary user keeps what it has: it unmounts by `fusermount3`, which is set-uid, and "no new
-//! privileges", without which the kernel takes no filter from it, would take that away. Landlock is not used: it
-//! forbids umount(2) to the process that it confines. Never: fails a mount; what the kernel does not grant is logged.
+//! A process of an ordinary user keeps its rights: it unmounts by `fusermount3`, which is set-uid. A filter would need
+//! "no new privileges", which would make that impossible. Landlock is not used: it forbids umount(2) to the process
+//! that it confines. Never: makes a mount fail; a refusal of the kernel is logged.
 
 use rustix::thread::{CapabilitySet, CapabilitySets};
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// For the files of others: their modes, owners, device nodes. `SYS_ADMIN` to unmount. `IPC_LOCK` for keys that are
-/// made later.
+/// For files of other users: modes, owners, device nodes. `SYS_ADMIN` to unmount. `IPC_LOCK` for keys that are made
+/// later.
 const KEPT: CapabilitySet = CapabilitySet::CHOWN
     .union(CapabilitySet::DAC_OVERRIDE)
     .union(CapabilitySet::DAC_READ_SEARCH)
@@ -30,7 +30,8 @@ fn is_privileged() -> bool {
         && rustix::thread::capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_ADMIN))
 }
 
-/// Drops the capabilities that serving a vault does not take. Before any thread starts: they belong to threads.
+/// Drops the capabilities that serving a vault does not need. To be called before any thread starts, since each thread
+/// has its own.
 pub fn drop_capabilities() {
     if !is_privileged() {
         return;
@@ -44,7 +45,7 @@ fn keep_only(kept: CapabilitySet) -> io::Result<()> {
     rustix::thread::clear_ambient_capability_set()?;
     for capability in CapabilitySet::all().difference(kept).iter() {
         match rustix::thread::remove_capability_from_bounding_set(capability) {
-            // One that this kernel does not know, or none of ours to give up (no SETPCAP).
+            // This kernel does not know it, or this process may not drop it (no SETPCAP).
             Ok(()) | Err(rustix::io::Errno::INVAL | rustix::io::Errno::PERM) => {}
             Err(error) => return Err(error.into()),
         }
@@ -66,8 +67,8 @@ pub fn has_network() -> bool {
     !HAS_NO_NETWORK.load(Ordering::Relaxed)
 }
 
-/// With the mount up: no new privileges, and no system call that serving it does not take, for all threads there are.
-/// With `network`: it may make connections, to a server that keeps the vault's anchor, or has the key of a zone.
+/// Once the mount is up: forbids new privileges, and system calls that serving does not need, for all threads. With
+/// `network`: connections are allowed, to a server that keeps the vault's anchor or the key of a zone.
 pub fn seal(network: bool) {
     if !is_privileged() {
         return;
@@ -78,8 +79,8 @@ pub fn seal(network: bool) {
     }
 }
 
-/// Refused with `EPERM`. A list of what is not needed, not of what is: the standard library may use another call
-/// tomorrow.
+/// Refused with `EPERM`. A list of calls that are not needed, not of those that are: a later standard library may use
+/// other calls.
 const REFUSED: &[libc::c_long] = &[
     // other programs, other processes
     libc::SYS_execve,
@@ -112,7 +113,7 @@ const REFUSED: &[libc::c_long] = &[
     libc::SYS_clock_settime,
     libc::SYS_sethostname,
     libc::SYS_setdomainname,
-    // mounts, and files by another way than their directory
+    // mounts, and files by other ways than their directory
     libc::SYS_mount,
     libc::SYS_fsopen,
     libc::SYS_fsconfig,
@@ -133,16 +134,17 @@ const ARCHITECTURE: Option<u32> = Some(0xc000_00b7); // AUDIT_ARCH_AARCH64
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 const ARCHITECTURE: Option<u32> = None;
 
-/// The calls of x86-64's other ABI lie from here.
+/// The first call number of x86-64's other ABI.
 const X32_FIRST: u32 = 0x4000_0000;
 
-/// Offsets in `struct seccomp_data`. Of the 64-bit argument the low half, on machines that are little-endian, as both
-/// above.
+/// Offsets in `struct seccomp_data`. For the 64-bit argument its low half, on little-endian machines, as the two above
+/// are.
 const NUMBER: u32 = 0;
 const ARCH: u32 = 4;
 const FIRST_ARGUMENT: u32 = 16;
 
-/// What clone(2) can make beside a thread or a process: mount, cgroup, UTS, IPC, user, PID and network namespaces.
+/// What clone(2) can make in addition to a thread or a process: mount, cgroup, UTS, IPC, user, PID and network
+/// namespaces.
 const NEW_NAMESPACES: u32 = (libc::CLONE_NEWNS
     | libc::CLONE_NEWCGROUP
     | libc::CLONE_NEWUTS
@@ -157,7 +159,7 @@ const IF_AT_LEAST: u16 = (libc::BPF_JMP | libc::BPF_JGE | libc::BPF_K) as u16;
 const IF_ANY_BIT: u16 = (libc::BPF_JMP | libc::BPF_JSET | libc::BPF_K) as u16;
 const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
 
-/// The filter, as a program of the classic BPF machine: straight on, each question with its refusal right behind it.
+/// The filter, as a program of the classic BPF machine: a sequence of tests, each followed by its refusal.
 fn program(architecture: u32, network: bool) -> Vec<libc::sock_filter> {
     let step = |code, k, jt, jf| libc::sock_filter { code, jt, jf, k };
     let refuse = step(RETURN, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32, 0, 0);
@@ -167,13 +169,13 @@ fn program(architecture: u32, network: bool) -> Vec<libc::sock_filter> {
     for number in REFUSED {
         steps.extend([step(IF_EQUAL, *number as u32, 0, 1), refuse]);
     }
-    // clone3(2) keeps its flags in memory, where no filter can look: as on a kernel without it, so that the C library
-    // takes clone(2), whose flags come first.
+    // clone3(2) has its flags in memory, which no filter can read. It fails as on a kernel without it, so that the C
+    // library uses clone(2), whose flags are an argument.
     let unknown = step(RETURN, libc::SECCOMP_RET_ERRNO | libc::ENOSYS as u32, 0, 0);
     steps.extend([step(IF_EQUAL, libc::SYS_clone3 as u32, 0, 1), unknown]);
     steps.extend([step(IF_EQUAL, libc::SYS_clone as u32, 0, 4), step(LOAD, FIRST_ARGUMENT, 0, 0)]);
     steps.extend([step(IF_ANY_BIT, NEW_NAMESPACES, 0, 1), refuse, allow]);
-    // Sockets: to the system log, and no further than what the vault's anchor and its zone's key take.
+    // Sockets: for the system log and, with `network`, for the server of the vault's anchor or its zone's key.
     let families = if network { &[libc::AF_UNIX, libc::AF_INET, libc::AF_INET6][..] } else { &[libc::AF_UNIX] };
     let behind = families.len() as u8 + 2;
     steps.extend([step(IF_EQUAL, libc::SYS_socket as u32, 0, behind), step(LOAD, FIRST_ARGUMENT, 0, 0)]);
@@ -189,7 +191,7 @@ fn filter_system_calls(network: bool) -> io::Result<()> {
     rustix::thread::set_no_new_privs(true)?;
     let mut steps = program(architecture, network);
     let program = libc::sock_fprog { len: steps.len() as u16, filter: steps.as_mut_ptr() };
-    // For all threads, and without the mitigation of speculation that old kernels add to every filter.
+    // For all threads, and without the mitigation of speculative execution that old kernels add to every filter.
     let flags = libc::SECCOMP_FILTER_FLAG_TSYNC | libc::SECCOMP_FILTER_FLAG_SPEC_ALLOW;
     // SAFETY: `program` and the steps it points to live until the call returns; the kernel copies them.
     match unsafe { libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, flags, &raw const program) } {
@@ -207,7 +209,7 @@ mod tests {
 
     const CHILD: &str = "LAMASSU_TEST_CONFINED";
 
-    /// In a process of its own: confinement is for good.
+    /// In a process of its own, since confinement cannot be undone.
     #[test]
     fn what_is_given_up_is_gone() {
         if std::env::var_os(CHILD).is_some() {
@@ -226,7 +228,7 @@ mod tests {
     fn confined() {
         let (ask, asked) = std::sync::mpsc::channel::<()>();
         drop_capabilities();
-        // A thread that is there already is confined with the others.
+        // A thread that exists already is confined with the others.
         let earlier = std::thread::spawn(move || {
             asked.recv().unwrap();
             try_what_is_refused();
@@ -235,7 +237,7 @@ mod tests {
         try_what_is_refused();
         ask.send(()).unwrap();
         earlier.join().unwrap();
-        // What is needed goes on working.
+        // Needed calls still work.
         std::os::unix::net::UnixDatagram::unbound().unwrap();
         std::thread::spawn(|| std::fs::read("/proc/self/status").unwrap()).join().unwrap();
         let none = rustix::mount::unmount("/nothing is here", rustix::mount::UnmountFlags::empty());

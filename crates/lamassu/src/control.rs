@@ -1,8 +1,7 @@
-//! The control protocol over a mount: requests and answers are carried by ioctl(2), between this process and the one
-//! that serves the mount.
+//! The control protocol over a mount: ioctl(2) carries requests and answers between this process and the one that
+//! serves the mount.
 //!
-//! Never: sends a secret to the daemon of a mount that neither root nor this user has made, believes what such a daemon
-//! says.
+//! Never: sends a secret to the daemon of a mount that neither root nor this user has made, or trusts its answers.
 
 use lamassu_fuse::RequestCount;
 use lamassu_fuse::control::{self, Asked, CALL_LEN_MAX, Calls, ControlError, Root};
@@ -16,10 +15,10 @@ use std::path::Path;
 use std::sync::Arc;
 use zeroize::Zeroizing;
 
-// An ioctl carries every message.
+// Every message fits an ioctl.
 const _: () = assert!(MESSAGE_LEN_MAX <= CALL_LEN_MAX);
 
-/// A directory in a mount of root's or of this user: its daemon is asked, about this directory.
+/// A directory in a mount of root or of this user: requests go to its daemon, about this directory.
 struct Mounted<'a>(&'a Asked);
 
 impl Transport for Mounted<'_> {
@@ -30,7 +29,7 @@ impl Transport for Mounted<'_> {
     }
 }
 
-/// A mount of whomever.
+/// A mount of any user.
 struct Strangers<'a>(&'a Path);
 
 impl Transport for Strangers<'_> {
@@ -49,7 +48,7 @@ pub fn ask<T: DeserializeOwned>(dir: &Asked, request: &Request) -> Result<T, Ask
     client::ask(&Mounted(dir), request)
 }
 
-/// Packs what opens or shall open a slot for the daemon of a mount.
+/// Packs the material for a slot, existing or new, for the daemon of a mount.
 ///
 /// # Errors
 /// See [`AskError`].
@@ -57,7 +56,7 @@ pub fn pack(dir: &Asked, material: &Material, cost: Argon2Params) -> Result<Parc
     client::pack(&Mounted(dir), material, cost)
 }
 
-/// What the daemon of any user's mount serves: it may say what it likes.
+/// The status by the daemon of any user's mount: it may be false.
 ///
 /// # Errors
 /// See [`AskError`].
@@ -65,7 +64,7 @@ pub fn claimed_status(mountpoint: &Path) -> Result<Status, AskError<ControlError
     client::ask(&Strangers(mountpoint), &Request::Status {})
 }
 
-/// Has the daemon of any user's mount write everything into the store.
+/// Makes the daemon of any user's mount write everything to the store.
 ///
 /// # Errors
 /// See [`AskError`].
@@ -73,12 +72,11 @@ pub fn sync(mountpoint: &Path) -> Result<(), AskError<ControlError>> {
     client::ask(&Strangers(mountpoint), &Request::Sync {})
 }
 
-/// What answers the calls of a mount.
+/// The function that answers calls of a mount.
 pub fn answering(served: &Arc<Served>) -> Calls {
     let served = served.clone();
     Arc::new(move |caller, dir, request| {
-        // The groups of a process that this one cannot see, beside its own, count as none. Owners are not asked for
-        // theirs.
+        // If this process cannot see the caller's, only the caller's own group counts. Owners need no groups.
         let groups = if caller.is_owner { Vec::new() } else { caller.groups() };
         let caller = Caller { uid: caller.uid, gid: caller.gid, groups, is_owner: caller.is_owner };
         served.answer(&caller, dir, request)

@@ -1,4 +1,4 @@
-//! Leaving the terminal: the first process waits until the second has mounted, or has failed and said why.
+//! Leaving the terminal: the first process waits until the second has mounted, or has failed and printed why.
 //!
 //! The fork comes before any thread and before any key. The second process asks for the passphrase itself (it is still
 //! on the terminal then), so no secret crosses a process boundary, and its exit code becomes that of the first.
@@ -25,7 +25,7 @@ pub struct Waiter {
     pipe: OwnedFd,
 }
 
-/// The second process's end. Dropped without a word, it means failure.
+/// The second process's end. If it is dropped without [`Ready::tell`], that means failure.
 pub struct Ready {
     pipe: OwnedFd,
 }
@@ -81,7 +81,7 @@ impl Waiter {
                 Ok(None) => {}
                 Ok(Some((_, status))) => {
                     return match (status.exit_status(), status.terminating_signal()) {
-                        // It ended well before it could tell: it was unmounted at once.
+                        // It ended without error before it could tell: it was unmounted at once.
                         (Some(number), _) => Ok(Code::from_number(number)),
                         (None, signal) => Err(Fault::DaemonKilled { signal: signal.unwrap_or(0) }.into()),
                     };
@@ -102,7 +102,7 @@ impl Ready {
         rustix::stdio::dup2_stdin(&null)?;
         rustix::stdio::dup2_stdout(&null)?;
         rustix::stdio::dup2_stderr(&null)?;
-        // The first process may have been killed; the mount is good all the same.
+        // The first process may have been killed; the mount works nevertheless.
         let _ = rustix::io::write(&self.pipe, &[1]);
         Ok(())
     }

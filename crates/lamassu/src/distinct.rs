@@ -1,8 +1,8 @@
-//! Counting distinct things exactly, however many there are: an external sort of their digests.
+//! Counts distinct items exactly, in any number: an external sort of their digests.
 //!
-//! Memory is bounded by the limit given and by the read buffers of the runs on disk; the disk by 40 bytes for each
-//! thing. Runs are merged in tiers, so that their number, and that of open files, grows with the logarithm of what is
-//! counted. Digests are 128 bits of BLAKE3, so "exactly" means: but for one chance in 2⁶⁴ at 2³² things.
+//! Memory is bounded by the given limit and the read buffers of the runs on disk; disk space by 40 bytes for each item.
+//! Runs are merged in tiers, so that their number, and that of open files, grows with the logarithm of the count.
+//! Digests are 128 bits of BLAKE3, so "exactly" means: except for one chance in 2⁶⁴ at 2³² items.
 
 use crate::fault::Result;
 use lamassu_host::Error as HostError;
@@ -17,15 +17,14 @@ use std::sync::OnceLock;
 const RECORD: usize = 20;
 /// Read buffer of a run, in bytes.
 const RUN_BUFFER: usize = 64 << 10;
-/// As many runs of one tier are merged into one of the next.
+/// So many runs of one tier are merged into one of the next.
 const FAN_IN: usize = 16;
 
-/// A digest, and how many bytes the thing has.
+/// A digest, and the length of the item in bytes.
 type Item = (u128, u32);
 
-/// A hash that is begun, of bytes and of what they are: equal bytes of different `domain`s differ. Keyed at random in
-/// each run of the program: digests of what is nowhere else in the clear go to a disk, where no reader shall confirm
-/// guesses by them.
+/// Begins a hash of bytes in a `domain`: equal bytes of different domains have different digests. The key is random in
+/// each run of the program: digests of secret data go to a disk, and must not let a reader confirm guesses.
 pub fn hasher(domain: u8) -> Result<blake3::Hasher> {
     static KEY: OnceLock<[u8; 32]> = OnceLock::new();
     let key = match KEY.get() {
@@ -41,19 +40,19 @@ pub fn hasher(domain: u8) -> Result<blake3::Hasher> {
     Ok(hasher)
 }
 
-/// The digest of what a hasher was given.
+/// The digest of the hashed bytes.
 pub fn finish(hasher: &blake3::Hasher) -> u128 {
     let hash = hasher.finalize();
     let (first, _) = hash.as_bytes().split_first_chunk().expect("a hash has 32 bytes");
     u128::from_le_bytes(*first)
 }
 
-/// A digest of bytes and of what they are.
+/// The digest of bytes in a domain.
 pub fn digest(domain: u8, bytes: &[u8]) -> Result<u128> {
     Ok(finish(hasher(domain)?.update(bytes)))
 }
 
-/// Things, to be counted.
+/// Items to count.
 pub struct Distinct {
     items: Vec<Item>,
     items_max: usize,
@@ -62,16 +61,16 @@ pub struct Distinct {
     dir: PathBuf,
 }
 
-/// What was counted.
+/// The counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counted {
     /// all
     pub count: u64,
     /// bytes of all
     pub bytes: u64,
-    /// different ones
+    /// distinct ones
     pub distinct: u64,
-    /// bytes of one of each
+    /// bytes of the distinct ones
     pub distinct_bytes: u64,
     /// of these, how many occur more than once
     pub repeated: u64,
@@ -86,7 +85,7 @@ impl Distinct {
         Distinct { items: Vec::new(), items_max, tiers: Vec::new(), dir: dir.into() }
     }
 
-    /// One more thing.
+    /// Adds an item.
     pub fn add(&mut self, digest: u128, bytes: u32) -> Result<()> {
         self.items.push((digest, bytes));
         if self.items.len() >= self.items_max {
@@ -194,14 +193,14 @@ fn read_item(run: &mut impl Read) -> io::Result<Option<Item>> {
     Ok(Some((digest, u32::from_le_bytes(bytes.try_into().expect("4 of 20 bytes")))))
 }
 
-/// A file that is gone when it is closed.
+/// A file without a name, which is removed when it is closed.
 fn unnamed(dir: &Path) -> io::Result<File> {
     use rustix::fs::{Mode, OFlags};
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
     if let Ok(fd) = rustix::fs::open(dir, flags, Mode::RUSR | Mode::WUSR) {
         return Ok(File::from(fd));
     }
-    // Not every file system can: then a name for a moment.
+    // Not every file system supports that: then it has a name for a moment.
     let path = dir.join(format!(".lamassu-{}-{:x}", std::process::id(), rand_u64()?));
     let file = File::options().read(true).write(true).create_new(true).mode(0o600).open(&path)?;
     std::fs::remove_file(&path)?;

@@ -131,7 +131,7 @@ impl Code {
         Code::AnchorServerForbids,
     ];
 
-    /// The code of a number that a process of ours ended with.
+    /// The code of a number with which a process of this program ended.
     pub fn from_number(number: i32) -> Code {
         Code::ALL.into_iter().find(|c| i32::from(c.number()) == number).unwrap_or(Code::Other)
     }
@@ -140,7 +140,7 @@ impl Code {
         self as u8
     }
 
-    /// What to do next, as far as the code tells.
+    /// What to do next, by the code.
     const fn hint(self) -> Option<&'static str> {
         match self {
             Code::NotFound => Some("`lamassu ls DIR` lists what the vault holds"),
@@ -254,8 +254,7 @@ impl Code {
     }
 }
 
-/// What to do next, where the message alone does not say it: as the code has it, unless one of the causes is better
-/// served otherwise.
+/// What to do next, if the message does not say it: the code's hint, unless one of the causes has a better one.
 pub fn hint(error: &Error) -> Option<&'static str> {
     if is_of_dead_mount(error) {
         return Some(DEAD_MOUNT);
@@ -275,7 +274,7 @@ const DEAD_MOUNT: &str = "the process that served a mount there is gone: `lamass
 const IN_USE_ELSEWHERE: &str =
     "unmount it there, or wait: a host that was killed or is out of touch loses the vault when its term is over";
 
-/// Another host has a vault whose anchor a server keeps.
+/// Whether another host holds a vault whose anchor a server keeps.
 fn is_in_use_elsewhere(error: &Error) -> bool {
     let Fault::Host(host) = error.fault() else { return false };
     matches!(
@@ -291,8 +290,8 @@ fn is_of_dead_mount(error: &Error) -> bool {
     !says_it_itself && sources.any(|source| source.raw_os_error() == Some(libc::ENOTCONN))
 }
 
-/// Whether the hint of the code would be wrong beside a fault, or a repetition. Hints are extras: what is not listed
-/// here has that of its code.
+/// Whether the hint of the code would be wrong for a fault, or a repetition. A fault that is not listed here has the
+/// hint of its code.
 fn says_what_to_do(fault: &Fault) -> bool {
     match fault {
         Fault::DamageLeft { .. }
@@ -312,7 +311,7 @@ fn says_what_to_do(fault: &Fault) -> bool {
         Fault::Host(host) => match host.innermost() {
             HostError::File(FileError::Missing { .. })
             | HostError::Vault(VaultError::Store(StoreError::NotEvaluated(_))) => true,
-            // Nothing is damaged where a file cannot be read by this user.
+            // A file that this user may not read is no damage.
             HostError::File(FileError::Read { op: _, path: _, source }) => {
                 source.kind() == std::io::ErrorKind::PermissionDenied
             }
@@ -495,7 +494,7 @@ mod tests {
         assert!(said.to_string().contains("lamassu umount m") && hint(&said.into()).is_none());
     }
 
-    /// docs/cli.md is what scripts rely on: each code is in its table, and nothing else is.
+    /// Scripts rely on docs/cli.md: its table has each code, and no others.
     #[test]
     fn the_documentation_has_the_same_numbers() {
         let page = include_str!("../../../docs/cli.md");

@@ -1,5 +1,5 @@
-//! What can go wrong in the command line: one enum, which holds the errors of the crates below, and an [`Error`] that
-//! says where. Nothing else is a failure here, so [`crate::exit`] needs one `match`.
+//! The errors of the command line: one enum, which holds the errors of the crates below, and an [`Error`] that adds
+//! where it happened. There are no other error types here, so [`crate::exit`] needs one `match`.
 
 use lamassu_crypto::NoRandom;
 use lamassu_crypto::selftest::SelfTestFailure;
@@ -36,7 +36,7 @@ impl<E: Into<Fault>> From<E> for Error {
 }
 
 impl Error {
-    /// Says where.
+    /// Adds where it happened.
     pub fn context(mut self, place: impl Display) -> Error {
         self.context.push(place.to_string());
         self
@@ -58,7 +58,7 @@ impl Error {
     }
 }
 
-/// What is outermost.
+/// The outermost text.
 impl Display for Error {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self.context.last() {
@@ -74,7 +74,7 @@ impl std::fmt::Debug for Error {
     }
 }
 
-/// Says where a failure happened.
+/// Adds to an error where it happened.
 pub trait Context<T> {
     /// Puts a text before that of the fault.
     fn context(self, place: impl Display) -> Result<T>;
@@ -144,7 +144,7 @@ impl From<StoreError> for Fault {
     }
 }
 
-/// A fault of this program's own making, or its user's.
+/// What went wrong.
 #[derive(Debug, thiserror::Error)]
 pub enum Fault {
     /// Of vaults, keys, files, and the store below.
@@ -165,36 +165,36 @@ pub enum Fault {
     /// The user's: the plugin is not installed.
     #[error("there is no plugin of nbdkit beside this program, which is in {dir:?}: --plugin FILE names it")]
     NoPlugin { dir: PathBuf },
-    /// nbdkit could not start, or was killed; it has said why.
+    /// nbdkit could not start, or was killed; its messages say why.
     #[error("nbdkit has ended ({status}); what it said stands above")]
     NbdkitEnded { status: ExitStatus },
-    /// The user's: of the words of `-o`.
+    /// The user's: a word of `-o`.
     #[error(transparent)]
     MountOption(#[from] OptionError),
     /// Of reaching a mount.
     #[error(transparent)]
     Control(#[from] ControlError),
-    /// The system's; what was tried is said before it.
+    /// The system's; the context says what was tried.
     #[error(transparent)]
     System(#[from] io::Error),
     /// JSON that could not be written.
     #[error(transparent)]
     Json(#[from] serde_json::Error),
-    /// Something that this text says.
+    /// Another failure, described by this text.
     #[error("{0}")]
     Other(&'static str),
     /// The user's: something that a file cannot replace.
     #[error("{path} is there already, and no regular file")]
     NoRegularFile { path: String },
-    /// The user's: a file that `scrub --state` would replace, and remove in the end.
+    /// The user's: a file that `scrub --state` would replace, and remove at the end.
     #[error(
         "{path:?} is not the state of a scrub of this vault, and is left as it is: name a file outside the vault that does not exist yet"
     )]
     NotAScrubState { path: PathBuf },
-    /// The user's: a tree deeper than is copied.
+    /// The user's: a tree deeper than the limit.
     #[error("{path}: more than {max} directories deep; what is in it is left out")]
     TooDeep { path: String, max: usize },
-    /// The store's: a directory that is met again below itself.
+    /// The store's: a directory that contains itself.
     #[error("{path}: is one of the directories that it lies in; what is in it is left out")]
     LiesInItself { path: String },
     /// The process that unmounts was killed.
@@ -221,13 +221,13 @@ pub enum Fault {
          it behind the mount; {mend}, then mount again. The mount's root keeps its own mode: chmod MOUNTPOINT changes that"
     )]
     OpenStore { dir: PathBuf, mode: u32, uid: u32, mend: String },
-    /// The user's: nothing of ours is mounted there.
+    /// The user's: no Lamassu mount is there.
     #[error("{path:?} is not the mount point of a Lamassu vault; `findmnt -t fuse.lamassu` lists those there are")]
     NotAMount { path: PathBuf },
     /// The user's: files are open there.
     #[error("{path:?} is busy: end the programs that use it (`fuser -vm` lists them), or unmount with --lazy")]
     MountBusy { path: PathBuf },
-    /// The store's, or the anchor's: what was written through the mount is not all in it.
+    /// The store's, or the anchor's: not everything written through the mount is in it.
     #[error(
         "nothing was unmounted, since not everything that was written to {path:?} could be put into {}: {}. The daemon keeps it, and its \
          log names the files: {}, and unmount again; `lamassu umount --lazy` gives up what cannot be written",
@@ -235,51 +235,51 @@ pub enum Fault {
     )]
     Unwritten {
         path: PathBuf,
-        /// as the daemon says it
+        /// the daemon's error
         failed: Failed,
     },
     /// Standard output did not take a secret that is shown once.
     #[error("the key could not be printed ({reason}), {undone}")]
     Unprinted { reason: String, undone: String },
-    /// The reader of standard output has closed it, and wants no more.
+    /// The reader of standard output has closed it.
     #[error("standard output was closed")]
     ReaderGone,
-    /// What a check found and could not mend.
+    /// Damage that a check found and could not repair.
     #[error("problems left: {problems}; restore the files named above from a backup")]
     DamageLeft { problems: u64 },
-    /// What a check found that is not the newest.
+    /// Stale objects that a check found.
     #[error(
         "not the newest, as the anchor knows: {problems} problems, named above; restore those files, or `lamassu anchor accept` what was put \
          back on purpose"
     )]
     CheckStale { problems: u64 },
-    /// What was not accepted with the vault that they lie in.
+    /// Datasets that were not accepted with the vault that they lie in.
     #[error("nothing was accepted of {datasets} datasets, named above, whose header or history is not the newest")]
     DatasetsStale { datasets: usize },
-    /// What a scrub found that is not as the anchor says.
+    /// Differences from the anchor that a scrub found.
     #[error(
         "not as the anchor says: {findings} places, named above; restore them, or `lamassu anchor accept` what was put back on purpose"
     )]
     ScrubStale { findings: u64 },
-    /// What a scrub without keys cannot tell.
+    /// Objects that a scrub could not verify without keys.
     #[error(
         "nothing is stale, but some of it cannot be verified without a key: {pages} pages of open files, {blocks} blocks whose tree records are \
          lost, and all in {datasets} datasets whose anchors are not on this machine (`lamassu anchor import`; --skip-unanchored leaves them out)"
     )]
     ScrubUnverified { pages: u64, blocks: u64, datasets: usize },
-    /// The store's: a dataset that was exchanged while a scrub was on its way to it.
+    /// The store's: a dataset that was exchanged before a scrub reached it.
     #[error("another dataset lies in {dir:?} than a moment ago")]
     DatasetExchanged { dir: PathBuf },
     /// What a scrub could not read.
     #[error("nothing is stale, but the store could not be read at {places} places, named above")]
     ScrubUnreadable { places: u64 },
-    /// What a check found that reads, and not as it was written last.
+    /// Ranges that a check found readable, but not as they were written last.
     #[error(
         "nothing is damaged, but ranges named above do not hold what was written last: {problems}; compare them with a backup if an application was told that they were synced"
     )]
     Undone { problems: u64 },
-    /// What a check could not read. A dataset is a directory with a header, and anyone who can write to the store can
-    /// put one anywhere.
+    /// Datasets that a check could not verify. A dataset is a directory with a header, and anyone who can write to the
+    /// store can put one anywhere.
     #[error(
         "no damage was found, but datasets named above were not verified, as their keys are not at hand: {datasets}. Check each by its own directory and key \
          (`lamassu path DIR NAME` tells where it lies); what you never made a dataset was made to look like one. --skip-locked leaves them out"
@@ -288,49 +288,49 @@ pub enum Fault {
     /// The fault of the store, or of someone who can write to it: the history was changed.
     #[error("the history of {dir:?} does not verify: {fault}; what is shown is what does")]
     HistoryDamaged { dir: PathBuf, fault: lamassu_keys::history::Fault },
-    /// What a check found and mended.
+    /// Damage that a check found and repaired.
     #[error("problems mended: {problems}; the vault is clean now")]
     Repaired { problems: u64 },
-    /// The user's: a path outside the vault that is missing, or that is something else than is wanted.
+    /// The user's: a path outside the vault that is missing, or leads to the wrong kind of entry.
     #[error("{path:?}: {source}")]
     LocalPath { path: PathBuf, source: VaultError },
-    /// What was just made is not what has its name now.
+    /// A new entry was exchanged for another while it was made.
     #[error(
         "{path:?} was exchanged for something else while it was made: entries are being moved about in that directory"
     )]
     Moved { path: PathBuf },
-    /// The store's word: which device a node is of.
+    /// A device node, whose device number only the store gives.
     #[error("is a device node, and nothing vouches for what the store says there; --trust-store makes it")]
     DeviceNode,
     /// Something killed the daemon before the mount was usable.
     #[error("the mount process was killed by signal {signal} before the mount was usable")]
     DaemonKilled { signal: i32 },
-    /// The user's: nothing of ours is mounted there.
+    /// The user's: no Lamassu mount is there.
     #[error("{path:?} does not lie in a mounted vault; without a mount, give the vault and the path in it: VAULT PATH")]
     NotInAMount { path: PathBuf },
-    /// The user's: nothing there, in a mount of ours.
+    /// The user's: no such path in a Lamassu mount.
     #[error("{path:?} does not exist: there is no {missing:?} in the mounted vault")]
     MissingInMount { path: PathBuf, missing: PathBuf },
     /// The user's: the way leads through a dataset, or a vault, that is not loaded.
     #[error("{path:?} lies in {above:?}, whose key is not loaded: `lamassu key load {above:?}` first")]
     AboveNotLoaded { path: PathBuf, above: PathBuf },
-    /// Somebody's: the anchor is not what it was when the digest was written down.
+    /// The anchor is not in the state in which its digest was written down.
     #[error("the anchor's digest is {found} (revision {revision}), and not {expected}")]
     OtherDigest { expected: String, found: String, revision: u64 },
     /// The user's: not in /etc/passwd.
     #[error("there is no user {user:?} on this machine; give a name of /etc/passwd, or a number")]
     NoSuchUser { user: String },
-    /// Some objects stay as they were, or are between two states.
+    /// Some objects were not rewritten, or are between two states.
     #[error("objects that could not be rewritten: {failed}; `lamassu check` tells what is wrong with them")]
     NotRewritten { failed: u64 },
-    /// The tree was not gone through as a whole.
+    /// The tree was not walked completely.
     #[error("files were made or renamed faster than the tree could be gone through: run it again")]
     JobIncomplete,
     /// The user's: a proof needs a vault that is not being written.
     #[error("the vault is mounted on {mountpoint:?}: unmount it, and give its directory")]
     RetireMounted { mountpoint: PathBuf },
-    /// The store's, or a daemon's that says what is not so: the keys that would go are not those of the dataset that
-    /// was named.
+    /// The store's, or that of a daemon with a false answer: the keys that would be destroyed are not those of the
+    /// named dataset.
     #[error(
         "the header in {dir:?} is not that of the dataset that was to be destroyed; nothing was: `lamassu info` of both tells which is which, and `lamassu key destroy {dir:?}` destroys this one"
     )]
@@ -338,10 +338,10 @@ pub enum Fault {
     /// A key server or token did not destroy its key: everything else was done.
     #[error("the vault's keys are destroyed, but not the key of {sources}; the receipt says what was answered")]
     LeftAtServer { sources: String },
-    /// The daemon of a mount did not do what it was asked to; its own words.
+    /// The daemon of a mount refused or failed; its own error.
     #[error("{}", .0.message)]
     Told(Failed),
-    /// The daemon's answer makes no sense.
+    /// The daemon's answer is malformed.
     #[error("the process that serves {path:?} gave an answer that makes no sense: it is of another version")]
     GarbledAnswer { path: PathBuf },
     /// Some of several files failed; each was named when it did.
@@ -355,7 +355,7 @@ pub enum Fault {
     Umount { path: PathBuf, reason: String },
 }
 
-/// What to do about a mount point that cannot be used.
+/// Advice about a mount point that cannot be used.
 fn mountpoint_advice(path: &Path, source: &io::Error) -> String {
     match source.raw_os_error() {
         Some(libc::ENOENT) => "; make the directory first".into(),

@@ -1,6 +1,6 @@
-//! mount(8)'s view of this program: started as `mount.fuse.lamassu` or `mount.lamassu` it takes `SOURCE MOUNTPOINT
-//! [-sfnv] [-o OPTIONS]`, and so a line of fstab. mount.fuse3(8), which serves types without a helper of their own,
-//! starts plain `lamassu` with the same words.
+//! The mount helper: started as `mount.fuse.lamassu` or `mount.lamassu`, this program takes `SOURCE MOUNTPOINT [-sfnv]
+//! [-o OPTIONS]` from mount(8), and so a line of fstab. mount.fuse3(8), which is used for types without a helper of
+//! their own, starts plain `lamassu` with the same arguments.
 
 use lamassu_host::Error as HostError;
 use std::ffi::OsString;
@@ -9,7 +9,7 @@ use std::path::Path;
 
 const NAMES: [&str; 3] = ["mount.lamassu", "mount.fuse.lamassu", "mount.fuse3.lamassu"];
 
-/// The command line of `lamassu mount`, if this is mount(8) calling; otherwise what was given.
+/// The command line of `lamassu mount`, if mount(8) is the caller; otherwise the given one.
 pub fn rewrite(argv: Vec<OsString>) -> Result<Vec<OsString>, HostError> {
     if !is_helper(&argv) {
         return Ok(argv);
@@ -24,7 +24,7 @@ pub fn rewrite(argv: Vec<OsString>) -> Result<Vec<OsString>, HostError> {
                 let words = rest.next().ok_or(HostError::Usage("-o needs options after it"))?;
                 out.extend(["-o".into(), if by_name { words } else { without_defaults(words) }]);
             }
-            // The type, which we know.
+            // The type, which is known.
             Some("-t" | "-N") => drop(rest.next()),
             Some(flags) if flags.len() > 1 && flags.starts_with('-') => {
                 for flag in flags.chars().skip(1) {
@@ -39,7 +39,8 @@ pub fn rewrite(argv: Vec<OsString>) -> Result<Vec<OsString>, HostError> {
     Ok(out)
 }
 
-/// By its name; or, as mount.fuse3 calls, by an absolute path where else a command stands: no command begins with `/`.
+/// Whether mount(8) is the caller: by this program's name; or, with mount.fuse3, by an absolute path in the place of
+/// the command, since no command begins with `/`.
 fn is_helper(argv: &[OsString]) -> bool {
     is_named_helper(argv) || argv.get(1).is_some_and(|a| a.as_bytes().starts_with(b"/"))
 }
@@ -49,8 +50,8 @@ fn is_named_helper(argv: &[OsString]) -> bool {
     NAMES.iter().any(|n| name == *n)
 }
 
-/// mount.fuse3 puts `dev` and `suid` among the words of root, whether anybody asked for them or not: who wants them
-/// writes `allow_dev`, `allow_suid`.
+/// mount.fuse3 adds `dev` and `suid` to root's options by itself, so they are ignored: `allow_dev` and `allow_suid` ask
+/// for them.
 fn without_defaults(words: OsString) -> OsString {
     let mut kept: Vec<&[u8]> = Vec::new();
     for word in words.as_bytes().split(|b| *b == b',') {
@@ -62,7 +63,7 @@ fn without_defaults(words: OsString) -> OsString {
     OsString::from_vec(kept.join(&b','))
 }
 
-/// What a flag of mount(8) is here; `None` for one that changes nothing: FUSE mounts stand in no mtab (`-n`).
+/// The option for a flag of mount(8); `None` for a flag without effect: FUSE mounts are not in an mtab (`-n`).
 fn flag_of(flag: char) -> Result<Option<&'static str>, HostError> {
     match flag {
         'v' => Ok(Some("-v")),

@@ -1,4 +1,5 @@
-//! Long work in a vault: in a mounted one by its daemon, otherwise here. Watched to its end; an interruption ends it.
+//! Long work in a vault: in a mounted vault by its daemon, otherwise in this process. It is watched to its end; an
+//! interruption ends it.
 
 use crate::fault::{Fault, Result};
 use crate::keys::KeyArg;
@@ -25,14 +26,14 @@ pub enum Worker {
 /// Words for people.
 #[derive(Clone, Copy)]
 pub struct Words {
-    /// what is done to the bytes that a meter shows
+    /// the verb for the bytes that a meter shows
     pub done: &'static str,
-    /// what is said of an object that fails
+    /// the text for an object that fails
     pub failed: &'static str,
 }
 
 impl Worker {
-    /// The daemon of the vault, or the vault opened here.
+    /// The daemon of the vault, or the vault opened in this process.
     pub fn of(ui: &Ui, dir: &Path, key: &KeyArg, read_only: bool) -> Result<Worker> {
         Ok(match served::of(dir) {
             Some(mountpoint) => Worker::Daemon(mountpoint),
@@ -40,10 +41,10 @@ impl Worker {
         })
     }
 
-    /// Watches a job to its end. What was done is told also where that is not all: whether it is, says the second.
+    /// Watches a job to its end. Returns what was done, even if the job failed, and whether it succeeded.
     ///
     /// # Errors
-    /// That by which it ended.
+    /// The error that ended watching.
     pub fn watch(&self, ui: &Ui, job: u64, words: Words) -> Result<(Rekeyed, Result<()>)> {
         // From here on Ctrl-C ends the work, not only this process: a daemon would go on.
         signals::flag_only();
@@ -99,7 +100,7 @@ impl Worker {
         }
     }
 
-    /// Closes what was opened here.
+    /// Closes the vault if it was opened in this process.
     pub fn close(self) -> Result<()> {
         match self {
             Worker::Daemon(_) => Ok(()),

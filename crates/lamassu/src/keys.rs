@@ -1,7 +1,7 @@
 //! Key sources as options, and unlocking headers with them.
 //!
-//! The text of a source is never repeated in a message, and clap never sees it fail: it may be a passphrase typed in
-//! the wrong place.
+//! The text of a source is never repeated in a message, and clap does not parse it: it may be a passphrase typed in the
+//! wrong place.
 
 use crate::fault::{Context, Result};
 use crate::output::Ui;
@@ -15,7 +15,7 @@ use std::io::{self, IsTerminal};
 use std::path::Path;
 use std::time::Duration;
 
-/// What is asked when no source is given.
+/// The default source.
 const DEFAULT: &str = "passphrase:prompt";
 /// How often a person may type a passphrase.
 const ATTEMPTS_MAX: u32 = 3;
@@ -46,7 +46,7 @@ Key sources (SOURCE):
                          a key that stays inside a token and unwraps the slot there (RFC 7512)
 Passphrases go through Argon2id. A key is never an argument: other users see those.";
 
-/// A SOURCE as typed. Has no `Display`, and its `Debug` hides it.
+/// A SOURCE as typed. It has no `Display`, and its `Debug` hides it.
 #[derive(Clone)]
 pub struct SourceText(String);
 
@@ -63,12 +63,12 @@ impl From<&str> for SourceText {
 }
 
 impl SourceText {
-    /// Whether nothing stands there.
+    /// Whether it is empty.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The text, which is a source: for an argument of another process.
+    /// The text, checked to be a source, for an argument of another process.
     pub fn checked(&self, option: &'static str) -> Result<&str> {
         self.parse(option)?;
         Ok(&self.0)
@@ -80,8 +80,8 @@ impl SourceText {
     }
 }
 
-/// `--key` of a vault, or of a zone where a command takes either. The environment is looked at here and not by clap:
-/// which variable counts depends on what is opened, and a word of `-o` comes before it.
+/// `--key` of a vault, or of a zone if a command takes either. The environment is read here and not by clap: which
+/// variable counts depends on the kind of header, and `key=` of `-o` takes precedence over it.
 #[derive(clap::Args, Clone, Debug)]
 pub struct KeyArg {
     /// What opens the vault [default: passphrase:prompt] [env: LAMASSU_KEY]
@@ -91,7 +91,7 @@ pub struct KeyArg {
     /// tried first, then the others
     #[arg(long, value_name = "N")]
     key_slot: Option<u32>,
-    /// Whether standard input is read as data, so that no question is asked there.
+    /// Whether standard input is read as data, so that no prompt may read it.
     #[arg(skip)]
     stdin_is_data: bool,
 }
@@ -113,28 +113,28 @@ impl KeyArg {
         Ok(if self.stdin_is_data { source.leaving_stdin() } else { source })
     }
 
-    /// The source, for the slot that was named.
+    /// The source, with the named slot.
     pub fn with<'a>(&self, source: &'a KeySource) -> Opener<'a> {
         Opener { source, slot: self.key_slot }
     }
 
-    /// The slot that was named.
+    /// The named slot.
     pub fn slot(&self) -> Option<u32> {
         self.key_slot
     }
 
-    /// The same, of a command that reads standard input itself.
+    /// The same, for a command that reads standard input itself.
     pub fn leaving_stdin(self) -> KeyArg {
         KeyArg { stdin_is_data: true, ..self }
     }
 
-    /// Whether a key was named on the command line: what LAMASSU_KEY says may be meant for other commands.
+    /// Whether a key was named on the command line: LAMASSU_KEY may be meant for other commands.
     pub fn is_typed(&self) -> bool {
         self.key.is_some() || self.key_slot.is_some()
     }
 
-    /// A `key=` of `-o` counts where `--key` is not given, and before LAMASSU_KEY, which may have been meant for
-    /// another mount.
+    /// Adds `key=` of `-o`: it counts if `--key` is not given, and before LAMASSU_KEY, which may be meant for another
+    /// mount.
     pub fn or(self, other: Option<SourceText>) -> KeyArg {
         KeyArg { key: self.key.or(other), ..self }
     }
@@ -145,12 +145,12 @@ pub fn source_or_prompt(text: Option<&SourceText>, option: &'static str) -> Resu
     text.unwrap_or(&SourceText(DEFAULT.into())).parse(option)
 }
 
-/// Gets what opens or makes a slot. `subject` is what the prompt names.
+/// Gets the material that opens or makes a slot. The prompt names `subject`.
 pub fn load(ui: &Ui, source: &KeySource, subject: &str, purpose: Purpose) -> Result<Material> {
     ui.policy.check_kind(source.kind())?;
     let loaded = match source.load(&Ask { subject, purpose, stdin: true }) {
         Ok(loaded) => loaded,
-        // Ctrl-C at the prompt; the thread that waits for signals may be later than this one.
+        // Ctrl-C at the prompt; the thread that waits for signals may run after this one.
         Err(SourceError::Terminal { source } | SourceError::Stdin { source })
             if source.kind() == io::ErrorKind::Interrupted =>
         {
@@ -162,7 +162,7 @@ pub fn load(ui: &Ui, source: &KeySource, subject: &str, purpose: Purpose) -> Res
     Ok(loaded.material)
 }
 
-/// What opens a header: a source, for any slot or for one alone.
+/// What opens a header: a source, for all slots or for one.
 #[derive(Clone, Copy, Debug)]
 pub struct Opener<'a> {
     source: &'a KeySource,
@@ -175,17 +175,17 @@ impl<'a> From<&'a KeySource> for Opener<'a> {
     }
 }
 
-/// Opens a header with what a source gave, by its own slots.
+/// Opens a header with a source's material, by its own slots.
 pub fn try_slots<H: Header>(ui: &Ui, header: &H, material: &Material, named: Option<u32>) -> Result<Unlocked> {
     Ok(ui.policy.try_slots(header, material, named)?)
 }
 
-/// Opens a header; a person who mistypes is asked again.
+/// Opens a header. After a wrong passphrase at the prompt, asks again.
 pub fn unlock<'a, H: Header>(ui: &Ui, header: &H, opener: impl Into<Opener<'a>>, subject: &Path) -> Result<Unlocked> {
     unlock_and_keep(ui, header, opener, subject).map(|(unlocked, _)| unlocked)
 }
 
-/// The same; what opened it is returned too, to make a slot of.
+/// The same; also returns the material that opened it, to make a slot of.
 pub fn unlock_and_keep<'a, H: Header>(
     ui: &Ui,
     header: &H,
@@ -231,7 +231,7 @@ pub fn check_pinned<H: Header>(ui: &Ui, header: &H) -> Result<()> {
     Ok(())
 }
 
-/// How much a guess at a passphrase shall cost.
+/// The cost of a guess at a passphrase.
 #[derive(clap::Args, Clone, Debug)]
 pub struct CostArg {
     /// How long Argon2id may take on this machine to turn the passphrase into a key, in milliseconds; measured now,
@@ -245,7 +245,7 @@ fn cost_default_ms() -> u32 {
 }
 
 impl CostArg {
-    /// Measured for passphrases; others cost nothing.
+    /// Measures the cost for passphrases; other material needs none.
     pub fn measure(&self, ui: &Ui, material: &Material) -> Argon2Params {
         if material.kind() != SlotKind::Passphrase {
             return cost::FALLBACK;

@@ -15,8 +15,8 @@
 //! | `tree/` | trees of files for copying: local, in a vault, single stored files |
 //! | `distinct`, `store_kind`, `users` | exact counts of distinct digests; advice on a store; users of this machine |
 //!
-//! Locks: `signals` holds its lock while it carries out what a command has asked for; those of `log` and of single
-//! commands are held alone. Signals arrive on a thread of their own, so no lock is taken in a handler.
+//! Locks: `signals` holds its lock while it calls what a command has registered; those of `log` and of single commands
+//! are held alone. Signals arrive on a thread of their own, so no lock is taken in a handler.
 //!
 //! Guarantees: results on standard output, all else on standard error; every failure has a message that says what,
 //! where and what to do next, and the exit code that `docs/cli.md` promises. Never: holds logic that another crate
@@ -62,8 +62,7 @@ fn main() -> ExitCode {
 }
 
 fn run(argv: Vec<OsString>) -> Code {
-    // Before anything else: a core dump or a tracer must not get at keys. Not being allowed to is no reason to refuse
-    // work.
+    // Before anything else: keeps keys out of core dumps and away from tracers. A failure is no reason to refuse work.
     let hardened = lamassu_crypto::secret::harden_process();
     if argv.get(1).is_some_and(|word| word == alert::WORD) {
         return alert::serve();
@@ -81,7 +80,7 @@ fn run(argv: Vec<OsString>) -> Code {
         }
     };
     if cli.global.fips() {
-        // The process's one choice of a provider of cryptography, made here and nowhere else.
+        // The process's only choice of a provider of cryptography.
         Provider::APPROVED.install().expect("nothing is computed before the command line is read");
     }
     let mut ui = cli.global.ui();
@@ -118,7 +117,7 @@ fn failed(error: &crate::fault::Error) -> Code {
     code
 }
 
-/// A panic is a bug of ours: it is said as that, in one line, without a backtrace over the user's screen.
+/// A panic is a bug in Lamassu, and is reported as one, in one line, without a backtrace.
 fn set_panic_hook() {
     std::panic::set_hook(Box::new(|info| {
         let place = info.location().map(|l| format!(" at {}:{}", l.file(), l.line())).unwrap_or_default();

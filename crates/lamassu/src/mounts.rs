@@ -1,8 +1,8 @@
 //! The mounts of this machine, from the kernel's table ([`mount_table`]).
 //!
-//! The table says which vault a mount shows, unless `-o fsname=` changed that. Then the mount's daemon is asked, for a
-//! limited time. It is also asked whether it has the vault open for writing where the table says read-only, which a
-//! mount can have become later.
+//! The table has the vault of a mount, unless `-o fsname=` changed that. Then the mount's daemon is asked, for a
+//! limited time. If the table says read-only, the daemon is also asked whether it has the vault open for writing, since
+//! a mount can become read-only later.
 
 use crate::control;
 use crate::fault::{Fault, Result};
@@ -17,16 +17,16 @@ use std::path::{Component, Path, PathBuf};
 use std::sync::mpsc;
 use std::time::Duration;
 
-/// The type a mount of ours has, unless `-o subtype=` said otherwise.
+/// The type of a Lamassu mount, unless `-o subtype=` changed it.
 pub use lamassu_host::anchors::MOUNT_TYPE as TYPE;
-/// How long a daemon may take to say what it serves.
+/// How long a daemon may take to answer.
 const ANSWER_MAX: Duration = Duration::from_secs(2);
 
 /// A mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mount(MountLine);
 
-/// The fields of [`MountLine`]; the source of one of ours is the vault's directory, unless `-o fsname=` said otherwise.
+/// The fields of [`MountLine`]. The source of a Lamassu mount is the vault's directory, unless `-o fsname=` changed it.
 impl Deref for Mount {
     type Target = MountLine;
 
@@ -36,13 +36,13 @@ impl Deref for Mount {
 }
 
 impl Mount {
-    /// Whether its daemon may write the vault. Where the daemon says nothing, what the table says counts.
+    /// Whether its daemon may write the vault. If the daemon does not answer, the table counts.
     fn may_write(&self) -> bool {
         !self.is_read_only() || self.asked(Mount::status).is_some_and(|status| !status.read_only)
     }
 
-    /// The directory of its vault, by its daemon, where the table says something else. `None`: the table says it, or
-    /// it does not answer.
+    /// The directory of its vault, by its daemon, if the table has something else. `None`: the table has it, or the
+    /// daemon does not answer.
     fn renamed(&self) -> Option<PathBuf> {
         self.asked(|mount| {
             if has_vault(&mount.source) {
@@ -52,8 +52,8 @@ impl Mount {
         })
     }
 
-    /// What asking gives, in the time there is. The daemon of a stranger is not asked: it may say what it likes, or
-    /// nothing for ever; and a mount that another covers is reached by no path.
+    /// The result of `ask`, within the time limit. Daemons of other users are not asked: they may answer anything, or
+    /// never. A mount that another one covers cannot be reached by a path.
     fn asked<T: Send + 'static>(&self, ask: impl FnOnce(&Mount) -> Option<T> + Send + 'static) -> Option<T> {
         if !self.is_trusted() || !self.is_on_top() {
             return None;
@@ -68,23 +68,23 @@ impl Mount {
         at(&self.mountpoint).is_some_and(|top| top.device == self.device)
     }
 
-    /// What its daemon says, waiting for ever if need be.
+    /// Its daemon's status; waits without limit.
     fn status(&self) -> Option<Status> {
         control::ask(&self.root()?, &Request::Status {}).ok()
     }
 
-    /// Its root, to ask its daemon: `None` if it is not to be trusted, or another mount covers it.
+    /// Its root, for requests to its daemon: `None` if the daemon is not trusted, or another mount covers it.
     pub fn root(&self) -> Option<Asked> {
         Asked::open(&self.mountpoint, Links::Followed).ok().filter(|root| root.mount() == self.id)
     }
 
-    /// The directory of its vault, as far as that is known.
+    /// The directory of its vault, if known.
     pub fn vault(&self) -> PathBuf {
         self.renamed().unwrap_or_else(|| self.source.clone())
     }
 
-    /// The processes that see its file system, one of each mount namespace, as far as this process may look: the lowest
-    /// number, and its name.
+    /// The processes that see its file system, one of each mount namespace, as far as this process may find out: the
+    /// lowest number, and its name.
     pub fn seen_by(&self) -> Vec<(u32, String)> {
         let Ok(entries) = std::fs::read_dir("/proc") else { return Vec::new() };
         let mut numbers: Vec<u32> = entries.flatten().filter_map(|e| e.file_name().to_str()?.parse().ok()).collect();
@@ -104,22 +104,22 @@ impl Mount {
         found
     }
 
-    /// Whether it can be what it says, a mount of the vault in a directory below `dir`. Nothing outside of `dir` is
-    /// looked at.
+    /// Whether its claim can be true that it is a mount of a vault in a directory below `dir`. Does not access anything
+    /// outside of `dir`.
     fn is_of_one_below(&self, dir: &Path) -> bool {
         let is_plain = self.source.components().all(|c| matches!(c, Component::RootDir | Component::Normal(_)));
         is_plain && self.source != dir && self.source.starts_with(dir) && self.is_believed_of(&self.source)
     }
 
-    /// Whether it is believed that it is a mount of the vault in `dir`, a path without links: a stranger's word counts
-    /// where a vault lies there that is the stranger's.
+    /// Whether it counts as a mount of the vault in `dir`, a path without links. The claim of another user's mount
+    /// counts only if that user owns a vault there.
     pub fn is_believed_of(&self, dir: &Path) -> bool {
         let owns = |id| dir.symlink_metadata().is_ok_and(|m| m.is_dir() && m.uid() == id);
         self.is_trusted() || (self.user().is_some_and(owns) && has_vault(dir))
     }
 }
 
-/// Whether a vault lies in a directory, given by its whole path.
+/// Whether a vault lies in a directory, given by its full path.
 pub fn has_vault(dir: &Path) -> bool {
     dir.is_absolute() && dir.join(name::HEADER).symlink_metadata().is_ok_and(|m| m.is_file())
 }
@@ -139,8 +139,8 @@ pub fn of_id(id: u64) -> Option<Mount> {
     all().into_iter().find(|m| m.id == id)
 }
 
-/// Where the vault in `dir` is mounted for writing: by root or the user of this process, if one of these has done so,
-/// else by the owner of `dir`. What other users mount counts for nothing: they could say so of any vault.
+/// Where the vault in `dir` is mounted for writing: by root or the user of this process, or otherwise by the owner of
+/// `dir`. Mounts of other users do not count: they could claim any vault.
 pub fn of_vault(dir: &Path) -> Option<Mount> {
     let dir = dir.canonicalize().ok()?;
     let is_of = |m: &Mount| m.source == dir && m.may_write();
@@ -152,21 +152,21 @@ pub fn of_dataset_in(dir: &Path) -> Option<Mount> {
     find(|m| m.is_of_one_below(dir) && m.may_write())
 }
 
-/// Where the vault in `dir` is mounted, read-only too, as far as that is believed: for what is refused then, and cannot
-/// be taken back.
+/// Where the vault in `dir` is mounted, also read-only, if that counts: for commands that are refused then because they
+/// cannot be undone.
 pub fn any_of_vault(dir: &Path) -> Option<Mount> {
     let dir = dir.canonicalize().ok()?;
     find(|m| m.source == dir && m.is_believed_of(&dir))
 }
 
-/// A mount of which a stranger says so.
+/// A mount that another user claims to be of the vault.
 pub fn claimed_of_vault(dir: &Path) -> Option<Mount> {
     let dir = dir.canonicalize().ok()?;
     ours().find(|m| m.source == dir && !m.is_believed_of(&dir))
 }
 
-/// The path without links, and the mount of ours that is there. The mount itself is asked only where its type does not
-/// tell: its daemon may be dead.
+/// The path without links, and the Lamassu mount there. The mount itself is asked only if its type does not tell: its
+/// daemon may be dead.
 pub fn ours_at(given: &Path) -> Result<(PathBuf, Mount), Fault> {
     let (path, mount) = fuse_at(given)?;
     let answers = || Root::open(&path).and_then(|root| root.status()).is_ok();
@@ -174,14 +174,14 @@ pub fn ours_at(given: &Path) -> Result<(PathBuf, Mount), Fault> {
     if is_ours { Ok((path, mount)) } else { Err(Fault::NotAMount { path: given.into() }) }
 }
 
-/// The root of the mount of ours at a path, opened: of that mount, and no other that came to be there meanwhile.
+/// Opens the root of the Lamassu mount at a path: of that mount, not of one that was put there meanwhile.
 pub fn root_at(given: &Path) -> Result<Root> {
     let (path, mount) = ours_at(given)?;
     let root = Root::open(&path)?;
     if root.mount() == Some(mount.id) { Ok(root) } else { Err(Fault::NotAMount { path: given.into() }.into()) }
 }
 
-/// The path without links, and the mount that is there, ours or another of FUSE. It is not asked anything.
+/// The path without links, and the FUSE mount there, Lamassu's or another. It is not asked anything.
 pub fn fuse_at(given: &Path) -> Result<(PathBuf, Mount), Fault> {
     let not_ours = || Fault::NotAMount { path: given.into() };
     let path = match (given.parent(), given.file_name()) {
@@ -201,7 +201,7 @@ fn ours() -> impl Iterator<Item = Mount> {
     all().into_iter().filter(|m| m.fs_type == TYPE)
 }
 
-/// The first mount of a vault that is as wanted. Its source is the vault's directory.
+/// The first mount of a vault for which `wanted` is true. Its source is the vault's directory.
 fn find(wanted: impl Fn(&Mount) -> bool) -> Option<Mount> {
     let renamed = |mount: Mount| mount.renamed().map(|source| Mount(MountLine { source, ..mount.0 }));
     ours().find(|m| wanted(m)).or_else(|| ours().filter_map(renamed).find(|m| wanted(m)))
@@ -211,7 +211,7 @@ fn find(wanted: impl Fn(&Mount) -> bool) -> Option<Mount> {
 mod tests {
     use super::*;
 
-    /// Whoever may mount FUSE chooses what mountinfo says of it.
+    /// A user who may mount FUSE chooses what mountinfo shows.
     #[test]
     fn a_stranger_mounts_no_dataset_that_is_not_the_strangers() {
         let vault = tempfile::tempdir().unwrap();

@@ -19,7 +19,7 @@ pub fn found(ui: &Ui, dir: &Path) -> Result<Found> {
     Found::at(&ui.policy, dir).map_err(|error| explained(dir, error))
 }
 
-/// Why there is no vault in a directory, where the mounts of this machine know better than the directory.
+/// The error for a directory without a vault, improved by what the mounts of this machine tell.
 pub fn explained(dir: &Path, error: Error) -> crate::fault::Error {
     match error {
         Error::NotADirectory { .. } => served::hidden(dir).map_or(error.into(), Into::into),
@@ -49,18 +49,18 @@ pub fn forest(ui: &Ui, dir: &Path, key: &KeyArg, read_only: bool) -> Result<Arc<
     Ok(served.forest().clone())
 }
 
-/// Tries until the vault is free: see [`lock::while_locked`].
+/// Repeats `attempt` until the vault is free: see [`lock::while_locked`].
 pub fn once_closed<T>(ui: &Ui, dir: &Path, attempt: impl FnMut() -> Result<T>) -> Result<T> {
     let is_locked = |error: &crate::fault::Error| matches!(error.fault(), Fault::Host(Error::Locked { .. }));
     lock::while_locked(&ui.policy, dir, is_locked, attempt)
 }
 
-/// The writer's lock of a vault, waited for while a writer closes.
+/// Takes the writer's lock of a vault; waits while a writer closes.
 pub fn lock_out_writers(ui: &Ui, dir: &Path) -> Result<Option<WriterLock>> {
     Ok(lock::once_closed(&ui.policy, dir, || lock::lock_out_writers(&ui.policy, dir))?)
 }
 
-/// Reading one stored file, without its vault's tree: where its header is.
+/// Options for reading one stored file without its vault's tree: where the header is.
 #[derive(clap::Args, Clone, Debug)]
 pub struct OrphanArg {
     /// Read single stored files, given by the paths of their ciphertext, with this vault header (lamassu.vault, or a
@@ -73,7 +73,7 @@ pub struct OrphanArg {
 }
 
 impl OrphanArg {
-    /// The header for stored files, and the paths that are left; `None`: DIR is a vault to be opened, and the paths are
+    /// The header for stored files, and the remaining paths; `None`: DIR is a vault to be opened, and the paths are
     /// plain.
     pub fn found<'p>(&self, ui: &Ui, places: &'p [PathBuf]) -> Result<Option<(Found, &'p [PathBuf])>> {
         if let Some(path) = &self.header {

@@ -1,7 +1,7 @@
-//! Where this program speaks: results to standard output, everything else to standard error.
+//! The output of this program: results to standard output, everything else to standard error.
 //!
-//! What goes to standard error is one line for each message, whatever names it quotes: the one place that writes it
-//! escapes all that could make more of it.
+//! Each message to standard error is one line, whatever names it quotes: the only function that writes it escapes
+//! everything else.
 
 use crate::fault::{Error, Fault, Result};
 use lamassu_host::Error as HostError;
@@ -10,7 +10,7 @@ use lamassu_host::anchors::Choice;
 use serde::Serialize;
 use std::io::{self, IsTerminal, Write};
 
-/// What every command is given: how much is said, and the policy that vaults are opened under.
+/// What every command gets: the verbosity, and the policy for opening vaults.
 #[derive(Clone, Debug, Default)]
 pub struct Ui {
     /// errors only
@@ -22,25 +22,25 @@ pub struct Ui {
 }
 
 impl Ui {
-    /// For what tells of the store as it is, whether or not that is the newest.
+    /// The same without the anchor, for commands that show the store as it is, newest or not.
     pub fn without_anchor(&self) -> Ui {
         let anchors = self.policy.anchors.clone().chosen(Choice::Unverified);
         Ui { policy: self.policy.clone().anchored_by(anchors), ..self.clone() }
     }
 
-    /// Something worth knowing; not with `--quiet`.
+    /// Prints a note; not with `--quiet`.
     pub fn note(&self, text: impl std::fmt::Display) {
         if !self.quiet {
             say(format_args!("{text}"));
         }
     }
 
-    /// Something wrong that does not stop the work. Said even with `--quiet`.
+    /// Prints a warning about something that does not stop the work, even with `--quiet`.
     pub fn warn(&self, text: impl std::fmt::Display) {
         say(format_args!("lamassu: warning: {text}"));
     }
 
-    /// Only with `--verbose`.
+    /// Prints a detail, only with `--verbose`.
     pub fn detail(&self, text: impl std::fmt::Display) {
         if self.verbose > 0 && !self.quiet {
             say(format_args!("{text}"));
@@ -48,13 +48,13 @@ impl Ui {
     }
 }
 
-/// One line to standard error, whatever is in it; where that is closed it is lost.
+/// Prints one line to standard error, whatever the text contains. If standard error is closed, the line is lost.
 pub fn say(text: std::fmt::Arguments<'_>) {
     let line = crate::text::printable(&text.to_string()) + "\n";
     let _ = io::stderr().lock().write_all(line.as_bytes());
 }
 
-/// The message of a failed command.
+/// Prints the message of a failed command.
 pub fn say_error(error: &Error) {
     say(format_args!("lamassu: {}", message(error)));
 }
@@ -64,19 +64,19 @@ pub fn message(error: &Error) -> String {
     error.message()
 }
 
-/// A text to standard output.
+/// Prints a text to standard output.
 pub fn print(text: impl std::fmt::Display) -> Result<()> {
     let mut out = io::stdout().lock();
     written(writeln!(out, "{text}").and_then(|()| out.flush()))
 }
 
-/// Bytes to standard output.
+/// Prints bytes to standard output.
 pub fn print_bytes(bytes: &[u8]) -> Result<()> {
     let mut out = io::stdout().lock();
     written(out.write_all(bytes).and_then(|()| out.flush()))
 }
 
-/// One JSON document to standard output.
+/// Prints one JSON document to standard output.
 pub fn print_json(value: &impl Serialize) -> Result<()> {
     print(serde_json::to_string_pretty(value)?)
 }
@@ -90,7 +90,7 @@ fn written(result: io::Result<()>) -> Result<()> {
     }
 }
 
-/// A name for people: characters that would move the cursor of a terminal are escaped where there is one.
+/// A name for people: at a terminal, characters that would move the cursor are escaped.
 pub fn shown(name: &std::ffi::OsStr) -> String {
     use std::os::unix::ffi::OsStrExt;
     if !io::stdout().is_terminal() {

@@ -1,4 +1,4 @@
-//! The policy of this program, from its options and its environment; and what it tells people of pins.
+//! The policy of this program, from its options and its environment; and messages about pins.
 
 use crate::output::Ui;
 use crate::{confine, mounts, signals, text};
@@ -26,8 +26,8 @@ impl Surroundings for Here {
     }
 }
 
-/// `given`: whose signature headers must carry, where an option says so. `anchor`: where the vault's anchor lies, where
-/// one does.
+/// `given`: whose signature headers must carry, if an option says so. `anchor`: where the vault's anchor lies, if an
+/// option says so.
 pub fn of_this_process(given: Option<Given>, any_memory: bool, anchor: Option<Choice>) -> Policy {
     let pins = Pins::new(given, places::known_vaults());
     let anchors = Anchors::within(places::anchors()).chosen(anchor.unwrap_or_default());
@@ -40,7 +40,7 @@ pub fn parse_key(hex: &str) -> Result<[u8; 32], String> {
     lamassu_host::pins::parse_key(hex).map_err(Into::into)
 }
 
-/// Says that an administrator's key has a successor, and what became of the pin.
+/// Prints that an administrator's key has a successor, and whether the pin follows it.
 pub fn tell(ui: &Ui, succession: &Succession) {
     let Succession { vault, old, new, pin } = succession;
     let change = format!(

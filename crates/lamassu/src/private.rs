@@ -1,7 +1,7 @@
-//! Whether a vault directory is its owner's alone, as a mount for other users wants it.
+//! Whether a vault directory is its owner's alone, as a mount for other users requires.
 //!
 //! A user who can search the vault directory owns some of the entries below it, and can exchange them while the daemon
-//! works on them. The parents of the directory do not count: they may be opened later.
+//! works on them. Permissions of parent directories do not count: they may be changed later.
 
 use crate::fault::Fault;
 use crate::mounts;
@@ -9,11 +9,12 @@ use lamassu_host::Error as HostError;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-/// Search permission of the group and of others. Where there is an access control list, the group's is the list's mask.
+/// Search permission of the group and of others. If there is an access control list, the group's bit is the list's
+/// mask.
 pub const SEARCH_BY_OTHERS: u32 = 0o011;
 const MODE_BITS: u32 = 0o7777;
 
-/// What decides.
+/// The owner and mode that decide.
 #[derive(Clone, Copy)]
 pub struct Access {
     pub mode: u32,
@@ -34,10 +35,10 @@ impl Access {
     }
 }
 
-/// Refuses a vault that users beside the one of this process, and root, can search. `opened`: what the open directory
-/// says, where it is open by now; the path can lead elsewhere later.
+/// Refuses a vault that users other than root and the one of this process can search. `opened`: owner and mode of the
+/// open directory, if it is open already; the path can lead elsewhere later.
 ///
-/// A dataset is private if the directory of a vault that it lies in is.
+/// A dataset is also private if the directory of a vault that it lies in is.
 pub fn check(dir: &Path, opened: Option<Access>) -> Result<(), Fault> {
     let unusable = |source| HostError::NotADirectory { dir: dir.into(), source };
     let access = opened.map_or_else(|| Access::of(dir).map_err(unusable), Ok)?;

@@ -1,17 +1,17 @@
-//! Progress on standard error, once the work has taken a second: on a terminal a bar; elsewhere nothing, since cron
-//! sends mail of it, or with `--verbose` a line a minute.
+//! Progress on standard error, once the work has taken a second. On a terminal it is a bar. Elsewhere there is none,
+//! since cron would send mail of it, or with `--verbose` a line a minute.
 
 use crate::output::{self, Ui, has_terminal};
 use indicatif::{HumanBytes, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long a person waits without wondering.
+/// How long nothing is shown.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// Between two lines.
 const BETWEEN_LINES: Duration = Duration::from_secs(60);
 
-/// A bar in bytes, or a counter where the end is not known.
+/// A bar in bytes, or a counter if the total is not known.
 pub struct Meter {
     bar: ProgressBar,
     started: Instant,
@@ -21,7 +21,7 @@ pub struct Meter {
     lines: Option<Lines>,
 }
 
-/// Lines where there is no terminal.
+/// Lines, if there is no terminal.
 struct Lines {
     /// Milliseconds after the beginning when the next one is due.
     next_ms: AtomicU64,
@@ -32,7 +32,7 @@ impl Lines {
         Lines { next_ms: AtomicU64::new(millis(PATIENCE)) }
     }
 
-    /// Whether a line is written now, so long after the beginning. Of several threads that ask, one is told so.
+    /// Whether a line is due at this time after the beginning. If several threads ask, only one gets true.
     fn is_due(&self, elapsed: Duration) -> bool {
         let (now, due) = (millis(elapsed), self.next_ms.load(Ordering::Relaxed));
         let next = now.saturating_add(millis(BETWEEN_LINES));
@@ -45,7 +45,7 @@ fn millis(time: Duration) -> u64 {
 }
 
 impl Meter {
-    /// A meter of bytes; `what` stands before it.
+    /// A meter of bytes, labelled `what`.
     pub fn bytes(ui: &Ui, what: &'static str) -> Meter {
         let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::hidden());
         bar.set_style(style("{prefix} {bytes} ({bytes_per_sec}) {wide_msg}"));
@@ -55,7 +55,7 @@ impl Meter {
         Meter { bar, started: Instant::now(), allowed, shown: AtomicBool::new(false), what, lines }
     }
 
-    /// Now the end is known.
+    /// Sets the total, once it is known.
     pub fn set_total(&self, bytes: u64) {
         self.bar.set_style(style("{prefix} [{bar:30}] {bytes}/{total_bytes} ({bytes_per_sec}, {eta} left) {wide_msg}"));
         self.bar.set_length(bytes);
@@ -85,13 +85,13 @@ impl Meter {
         }
     }
 
-    /// So much is done in all.
+    /// Sets how much is done in all.
     pub fn reach(&self, bytes: u64) {
         self.bar.set_position(bytes);
         self.show_after_a_while();
     }
 
-    /// What is being worked on.
+    /// Shows what is being worked on.
     pub fn set_message(&self, text: String) {
         self.bar.set_message(crate::text::printable(&text));
     }

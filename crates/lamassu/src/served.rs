@@ -1,4 +1,4 @@
-//! The daemons of mounts, as commands find and ask them.
+//! Finds the daemons of mounts, and sends them requests.
 //!
 //! Root and the user who mounted may ask. A request fails with the exit code and the message that the command would
 //! have given without a mount.
@@ -14,8 +14,8 @@ use serde::de::DeserializeOwned;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// The mount point of ours that a path is, or the root of a dataset in a mount of ours; commands that take a vault's
-/// directory ask the daemon there, if root or this user has mounted it.
+/// The directory at a path, if it is a Lamassu mount point, or the root of a dataset in a Lamassu mount, that root or
+/// this user has mounted. Commands that take a vault's directory ask the daemon there.
 pub fn at(path: &Path) -> Option<Asked> {
     let asked = Asked::open(path, Links::Followed).ok()?;
     let is_ours = asked.fs_type() == mounts::TYPE;
@@ -24,7 +24,7 @@ pub fn at(path: &Path) -> Option<Asked> {
     ((is_ours && is_root) || ((is_ours || is_root) && answers(&asked))).then_some(asked)
 }
 
-/// The directory, if it is one in a mount of ours that root or this user has mounted.
+/// The directory, if it lies in a Lamassu mount that root or this user has mounted.
 ///
 /// # Errors
 /// [`ControlError::LeadsAway`].
@@ -36,7 +36,7 @@ pub fn within(path: &Path, links: Links) -> Result<Option<Asked>> {
     }
 }
 
-/// The same of a path that has to lie in one.
+/// The same for a path that must lie in one.
 ///
 /// # Errors
 /// [`Fault::NotInAMount`], [`Fault::AboveNotLoaded`]; as [`within`].
@@ -48,7 +48,7 @@ fn is_within(path: &Path) -> bool {
     within(path, Links::Followed).is_ok_and(|asked| asked.is_some())
 }
 
-/// Why a path does not lie in one.
+/// The error for a path that does not lie in one.
 pub fn not_within(path: &Path) -> Fault {
     let lies_within = |path: &Path| path.canonicalize().is_ok_and(|path| path.parent().is_some_and(is_within));
     match hidden(path).or_else(|| missing(path)) {
@@ -59,7 +59,7 @@ pub fn not_within(path: &Path) -> Fault {
     }
 }
 
-/// The fault of a path of which the way leads into a mount of ours, and ends there.
+/// The fault of a path that leads into a Lamassu mount and does not exist there.
 fn missing(path: &Path) -> Option<Fault> {
     let is_missing = |path: &Path| path.canonicalize().is_err_and(|e| e.kind() == io::ErrorKind::NotFound);
     let absolute = std::path::absolute(path).ok()?;
@@ -67,7 +67,7 @@ fn missing(path: &Path) -> Option<Fault> {
     is_within(missing.parent()?).then(|| Fault::MissingInMount { path: path.into(), missing: missing.into() })
 }
 
-/// The fault of a path that cannot be followed, since a dataset on the way or the mount's own vault is not loaded.
+/// The fault of a path that cannot be followed because a dataset on the way, or the mount's own vault, is not loaded.
 pub fn hidden(path: &Path) -> Option<Fault> {
     let is_hidden = |path: &Path| path.canonicalize().is_err_and(|e| e.raw_os_error() == Some(libc::ENOKEY));
     if !is_hidden(path) {
@@ -78,7 +78,7 @@ pub fn hidden(path: &Path) -> Option<Fault> {
     is_within(&above).then(|| Fault::AboveNotLoaded { path: path.into(), above })
 }
 
-/// As [`at`], or where the vault in that directory is mounted for writing: for what a daemon must know of.
+/// As [`at`], or where the vault in that directory is mounted for writing: for changes of which a daemon must know.
 pub fn of(path: &Path) -> Option<Asked> {
     at(path).or_else(|| mounts::of_vault(path)?.root())
 }
@@ -94,17 +94,17 @@ pub fn dir_of(path: &Path) -> Result<PathBuf> {
 /// Asks the daemon of a mount.
 ///
 /// # Errors
-/// What it answers ([`Fault::Told`]), or what hinders asking.
+/// The daemon's error ([`Fault::Told`]), or why it could not be asked.
 pub fn ask<T: DeserializeOwned>(dir: &Asked, request: &Request) -> Result<T> {
     control::ask(dir, request).map_err(|error| not_asked(dir.path(), error))
 }
 
-/// Packs what opens or shall open a slot for the daemon of a mount.
+/// Packs the material for a slot, existing or new, for the daemon of a mount.
 pub fn pack(dir: &Asked, material: &Material, cost: Argon2Params) -> Result<Parcel> {
     control::pack(dir, material, cost).map_err(|error| not_asked(dir.path(), error))
 }
 
-/// Why a daemon did not do what it was asked, for people.
+/// The error of a request to a daemon, for people.
 pub fn not_asked(dir: &Path, error: AskError<ControlError>) -> crate::fault::Error {
     match error {
         AskError::Transport(error) => hindered(dir, error),
@@ -116,8 +116,8 @@ pub fn not_asked(dir: &Path, error: AskError<ControlError>) -> crate::fault::Err
     }
 }
 
-/// What hinders asking: the directory lies below what is not loaded, is that of a dataset which a frozen mount does not
-/// open, or is not there.
+/// Why a daemon could not be asked: the directory lies below a dataset that is not loaded, is that of a dataset which a
+/// frozen mount does not open, or does not exist.
 fn hindered(dir: &Path, error: ControlError) -> crate::fault::Error {
     let errno = match &error {
         ControlError::Io { op: _, source } => source.raw_os_error(),

@@ -1,4 +1,4 @@
-//! SIGINT, SIGTERM and SIGHUP; and SIGXFSZ, which no write is to end the process by.
+//! SIGINT, SIGTERM and SIGHUP; and SIGXFSZ, by which a write must not end the process.
 //!
 //! Most commands simply end, with the code for it and the terminal as it was (a prompt switches echo off). Commands
 //! that change a vault ask [`interrupted`] and end cleanly; a second signal ends them at once, which the commit
@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::Duration;
 
-/// How long the last word may take.
+/// How long the last message may take.
 const SAYING_MAX: Duration = Duration::from_millis(500);
 
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
@@ -25,7 +25,7 @@ enum OnSignal {
     /// End the process.
     #[default]
     Exit,
-    /// Let the command find out and end in good order.
+    /// Set a flag: the command checks it and ends in good order.
     Flag,
     /// Call this, off the signal's own stack.
     Call(Box<dyn FnMut() + Send>),
@@ -43,13 +43,13 @@ pub fn start() {
             on_signal(terminal.as_ref());
         }
     };
-    // Without the thread signals would be lost; then the default action is better, and `Signals` is dropped with the
+    // Without the thread signals would be lost. Then the default action is better: `Signals` is dropped with the
     // closure.
     let _ = std::thread::Builder::new().name("signals".into()).spawn(wait);
 }
 
-/// Catches SIGXFSZ, and does nothing: then a write past the limit of file sizes (ulimit -f) fails with EFBIG, and a
-/// child process has the default again.
+/// Catches SIGXFSZ without doing anything: so a write past the limit of file sizes (ulimit -f) fails with EFBIG, and a
+/// child process has the default action again.
 pub fn survive_file_size_limit() {
     let _ = signal_hook::flag::register(SIGXFSZ, Arc::default());
 }
@@ -57,7 +57,7 @@ pub fn survive_file_size_limit() {
 fn on_signal(terminal: Option<&Termios>) {
     let mut on_signal = ON_SIGNAL.lock().unwrap_or_else(PoisonError::into_inner);
     let again = match &*on_signal {
-        // Not for the command to find out: it would say so a second time.
+        // Do not set the flag: the command would print the message a second time.
         OnSignal::Exit => true,
         OnSignal::Flag | OnSignal::Call(_) => INTERRUPTED.swap(true, Ordering::AcqRel),
     };
@@ -74,12 +74,12 @@ fn on_signal(terminal: Option<&Termios>) {
     }
 }
 
-/// As commands say it that end in good order. The reader of standard error may have stopped, and the end must come all
-/// the same.
+/// Prints the same message as commands that end in good order. The reader of standard error may have stopped, and the
+/// process must end nevertheless.
 fn say_stopped() {
     let (tell, told) = mpsc::channel();
     let say = move || {
-        // A prompt, or a bar, may stand on the line.
+        // A prompt, or a bar, may be on the line.
         if output::has_terminal() {
             output::say(format_args!(""));
         }

@@ -1,9 +1,9 @@
-//! What to tell of the store below a vault: whether a block size matches what it deduplicates.
+//! Advice about the store below a vault: whether a block size fits its units of deduplication.
 
 use crate::text;
 use lamassu_host::store_kind::{Medium, StoreKind};
 
-/// What the user should be told about `block_size` on this store: a warning, or nothing.
+/// A warning about `block_size` on this store, if there is reason for one.
 pub fn advice(store: &StoreKind, block_size: u32) -> Option<String> {
     let block_size = u64::from(block_size);
     match (store.dedup_block, store.medium) {
@@ -26,7 +26,7 @@ pub fn advice(store: &StoreKind, block_size: u32) -> Option<String> {
     }
 }
 
-/// Something worth knowing that is no warning.
+/// A remark that is no warning.
 pub fn remark(store: &StoreKind) -> Option<String> {
     (store.medium == Medium::Remote).then(|| {
         format!("cannot see what lies behind {}: the block size should be the unit its server deduplicates", store.name)

@@ -14,25 +14,25 @@ pub fn parse_block_size(text: &str) -> Result<u32, String> {
     parse_size(text).filter(|n| Geometry::new(*n, 1).is_some()).ok_or_else(|| RULE.into())
 }
 
-/// The same for measurements, which go below what a vault can have.
+/// The same for measurements, which allow sizes below those of vaults.
 pub fn parse_measured_block_size(text: &str) -> Result<u32, String> {
     const RULE: &str = "a power of two from 1024 (1K) to 1048576 (1M)";
     let fits = |n: &u32| n.is_power_of_two() && (1 << 10..=1 << 20).contains(n);
     parse_size(text).filter(fits).ok_or_else(|| RULE.into())
 }
 
-/// What lengths of compressed blocks are rounded up to.
+/// Parses to how many bytes lengths of compressed blocks are rounded up.
 pub fn parse_round(text: &str) -> Result<u32, String> {
     const RULE: &str = "a power of two from 512 to half a block, such as 4K";
     parse_size(text).filter(|n| n.is_power_of_two() && *n >= ROUND_MIN).ok_or_else(|| RULE.into())
 }
 
-/// What compresses blocks: see [`Chosen`].
+/// Parses a compression: see [`Chosen`].
 pub fn parse_compression(text: &str) -> Result<Chosen, String> {
     text.parse().map_err(|error: NoCodec| error.to_string())
 }
 
-/// Bytes of a batch of blocks, for measurements.
+/// Parses the bytes of a batch of blocks, for measurements.
 pub fn parse_batch(text: &str) -> Result<u32, String> {
     const RULE: &str = "a number of bytes from 1K to 256M, such as 16M";
     parse_size(text).filter(|n| (1 << 10..=256 << 20).contains(n)).ok_or_else(|| RULE.into())
@@ -51,7 +51,7 @@ fn parse_size(text: &str) -> Option<u32> {
     digits.parse::<u32>().ok()?.checked_mul(factor)
 }
 
-/// Parses the size of a volume: `10485760`, `20G`, `1.5` is none; powers of 1024.
+/// Parses the size of a volume: `10485760`, `20G`, but not `1.5`; powers of 1024.
 pub fn parse_volume_size(text: &str) -> Result<u64, String> {
     const RULE: &str = "a number of bytes, such as 10485760, 512M, 20G or 1T";
     let lower = text.trim().to_ascii_lowercase();
@@ -131,7 +131,7 @@ pub fn parse_expiry(text: &str, now: u64) -> Result<Option<u64>, String> {
     }
     let number = |part: &str| part.parse::<i64>().map_err(|_| RULE.to_string());
     let date = (number(year)?, number(month)?, number(day)?);
-    // The inverse is exact, so a day that no month has is found by not coming back.
+    // The inverse is exact, so an impossible day shows by a different result.
     let days = days_of(date);
     if civil(days) != date || days < 0 {
         return Err(RULE.into());
@@ -141,7 +141,7 @@ pub fn parse_expiry(text: &str, now: u64) -> Result<Option<u64>, String> {
 
 const DAY: u64 = 86400;
 
-/// The inverse of [`civil`] for dates there are.
+/// The inverse of [`civil`] for possible dates.
 fn days_of((year, month, day): (i64, i64, i64)) -> i64 {
     let (year, month_from_march) = if month > 2 { (year, month - 3) } else { (year - 1, month + 9) };
     let (era, year_of_era) = (year.div_euclid(400), year.rem_euclid(400));
@@ -149,7 +149,7 @@ fn days_of((year, month, day): (i64, i64, i64)) -> i64 {
     era * 146_097 + year_of_era * 365 + year_of_era / 4 - year_of_era / 100 + day_of_year - 719_468
 }
 
-/// What a slot's owner should know: it expires within 30 days, or has.
+/// A warning for a slot's owner if it expires within 30 days, or has expired.
 pub fn expiry_warning(slot: &Slot, now: u64) -> Option<String> {
     const AHEAD: u64 = 30 * DAY;
     let expires = slot.expires?;
@@ -171,8 +171,8 @@ pub fn date(unix_seconds: u64) -> String {
     time(i64::try_from(unix_seconds).unwrap_or(i64::MAX / 2)).chars().take_while(|c| *c != 'T').collect()
 }
 
-/// A text from the store on one line: characters that could forge lines, move a cursor or turn what follows around are
-/// escaped.
+/// A text from the store on one line: characters that could forge lines, move a cursor or reverse the following text
+/// are escaped.
 pub fn printable(text: &str) -> String {
     text.chars().map(|c| if is_unsafe(c) { c.escape_default().to_string() } else { c.to_string() }).collect()
 }

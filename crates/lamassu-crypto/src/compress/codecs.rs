@@ -5,10 +5,10 @@ use lz4_flex::block::{CompressTable, compress_into_with_table, decompress_into, 
 use zeroize::Zeroize;
 use zstd_safe::{CCtx, CParameter, DCtx};
 
-/// The release of `lz4_flex`: that which Cargo.toml pins.
+/// The release of `lz4_flex` that Cargo.toml pins.
 const LZ4_VERSION: CodecVersion = CodecVersion(0, 14, 2);
 
-/// From this length on LZ4 finds matches by another table, whose matches are others.
+/// From this length on LZ4 uses another table, which finds other matches.
 const LZ4_LARGE: usize = u16::MAX as usize;
 
 /// The release of a codec that is linked.
@@ -25,17 +25,17 @@ pub fn version_of(codec: Codec) -> CodecVersion {
 /// Working memory.
 #[derive(Default)]
 pub(super) struct Codecs {
-    /// By length of block. One table for both would depend on which came first.
+    /// By length of block. With one table for both, the result would depend on which length came first.
     lz4_small: Option<CompressTable>,
     lz4_large: Option<CompressTable>,
     zstd: Option<(u8, CCtx<'static>)>,
     un_zstd: Option<DCtx<'static>>,
-    /// What a codec made, or is about to read.
+    /// The output of a codec, or its input for decompression.
     scratch: Vec<u8>,
 }
 
 impl Codecs {
-    /// Compresses a block; what it made is [`Codecs::made`].
+    /// Compresses a block; the output is in [`Codecs::made`].
     pub fn lz4(&mut self, block: &[u8]) -> Option<usize> {
         let out = room(&mut self.scratch, get_maximum_output_size(block.len()));
         let table = match block.len() < LZ4_LARGE {
@@ -45,9 +45,9 @@ impl Codecs {
         compress_into_with_table(block, out, table).ok()
     }
 
-    /// The same. `None` also where there is no memory for it.
+    /// The same. `None` also if there is no memory for it.
     pub fn zstd(&mut self, level: u8, block: &[u8]) -> Option<usize> {
-        // As much as it may need: with less, it takes other decisions.
+        // As much as it may need: with less room it would make other decisions.
         let out = room(&mut self.scratch, zstd_safe::compress_bound(block.len()));
         if self.zstd.as_ref().is_none_or(|(of, _)| *of != level) {
             let mut context = CCtx::try_create()?;
@@ -58,17 +58,17 @@ impl Codecs {
         context.compress2(out, block).ok()
     }
 
-    /// The first bytes that were made.
+    /// The first bytes of the output.
     pub fn made(&self, len: usize) -> &[u8] {
         &self.scratch[..len]
     }
 
-    /// Takes a payload out of the place where its block goes.
+    /// Copies a payload out of the place where its block goes.
     pub fn hold(&mut self, payload: &[u8]) {
         room(&mut self.scratch, payload.len()).copy_from_slice(payload);
     }
 
-    /// Decompresses what is held, `len` bytes, into a block. Returns how much it made.
+    /// Decompresses the held `len` bytes into a block. Returns the length of the output.
     pub fn un_lz4(&mut self, len: usize, block: &mut [u8]) -> Option<usize> {
         decompress_into(&self.scratch[..len], block).ok()
     }
@@ -79,7 +79,7 @@ impl Codecs {
         context.decompress(block, &self.scratch[..len]).ok()
     }
 
-    /// Wipes the first bytes of what was made or held.
+    /// Wipes the first bytes of the output or of what is held.
     pub fn wipe(&mut self, len: usize) {
         let len = len.min(self.scratch.len());
         self.scratch[..len].zeroize();

@@ -3,10 +3,11 @@
 //! Guarantees:
 //!
 //! * Equal blocks make equal payloads, on every machine and whatever the thread has compressed before: the codecs'
-//!   releases are pinned, and `testdata/vectors/payloads.json` has what they made. Deduplication depends on it,
-//!   security does not: a key comes from the hash of what is encrypted.
-//! * [`unpack`] gets only what was verified against its key. It writes a block, no more, whatever the payload says.
-//! * What a codec has made is wiped. Its own working memory is not: it keeps parts of blocks until they are
+//!   releases are pinned, and `testdata/vectors/payloads.json` has their output. Deduplication depends on it, security
+//!   does not: a key comes from the hash of what is encrypted.
+//! * [`unpack`] gets only payloads that were verified against their keys. It writes one block at most, whatever the
+//!   payload says.
+//! * The output of a codec is wiped. Its own working memory is not: it keeps parts of blocks until they are
 //!   overwritten.
 
 mod codecs;
@@ -37,7 +38,7 @@ pub fn is_of_other_version(compression: Compression) -> bool {
 #[error("no payload of a compressed block")]
 pub struct NoPayload;
 
-/// Bytes that would be encrypted of a block: those of its payload, or all.
+/// How many bytes would be encrypted for a block: those of its payload, or all.
 pub fn packed_len(compression: Compression, block: &[u8]) -> usize {
     CODECS.with_borrow_mut(|codecs| {
         let made = made_of(codecs, compression, block);
@@ -47,8 +48,8 @@ pub fn packed_len(compression: Compression, block: &[u8]) -> usize {
     })
 }
 
-/// Puts the payload of a block in its place, and zeros behind it, if that saves enough. Returns how many bytes are to
-/// be encrypted: those of the payload, or all.
+/// If that saves enough, replaces a block by its payload, followed by zeros. Returns how many bytes must be encrypted:
+/// those of the payload, or all.
 pub fn pack(compression: Compression, block: &mut [u8]) -> usize {
     CODECS.with_borrow_mut(|codecs| {
         let Some(made) = made_of(codecs, compression, block) else { return block.len() };
@@ -66,7 +67,8 @@ pub fn pack(compression: Compression, block: &mut [u8]) -> usize {
     })
 }
 
-/// How many bytes the codec makes of a block, where it is worth a try and comes to less than the block.
+/// The length of the codec's output for a block, if compression is worth a try and the output is shorter than the
+/// block.
 fn made_of(codecs: &mut Codecs, compression: Compression, block: &[u8]) -> Option<usize> {
     if sample::looks_random(block) {
         return None;
@@ -78,7 +80,7 @@ fn made_of(codecs: &mut Codecs, compression: Compression, block: &[u8]) -> Optio
     .filter(|made| *made < block.len())
 }
 
-/// Makes the block again whose payload is its first `len` bytes.
+/// Replaces a payload, the first `len` bytes, by its block.
 ///
 /// # Errors
 /// [`NoPayload`]; the block is unspecified then.
@@ -98,13 +100,13 @@ pub fn unpack(block: &mut [u8], len: usize) -> Result<(), NoPayload> {
             _ => None,
         };
         codecs.wipe(made);
-        // A block is made whole, so nothing of what was in its place before is left.
+        // The whole block is written, so nothing of the payload is left in its place.
         done.filter(|done| *done == block.len()).map(drop).ok_or(NoPayload)
     })
 }
 
-/// Bytes of a stored block up to the last that is not zero, in whole cipher blocks: how much of a compressed block is
-/// ciphertext. (The last cipher block of one is all zero with a probability of 2⁻¹²⁸.)
+/// Bytes of a stored block up to the last one that is not zero, in whole cipher blocks: the ciphertext of a compressed
+/// block. (Its last cipher block is all zero with a probability of 2⁻¹²⁸.)
 pub fn stored_len(block: &[u8]) -> usize {
     let is_zero = |bytes: &[u8]| bytes.iter().fold(0, |all, byte| all | byte) == 0;
     let mut len = block.len();

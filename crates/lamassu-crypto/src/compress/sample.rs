@@ -1,18 +1,19 @@
-//! Whether a block is worth a try. It is a function of the block alone: the same block is always compressed, or never.
+//! Whether compressing a block is worth a try. This depends on the block alone, so the same block is always compressed,
+//! or never.
 
-/// Bytes that are looked at, by the length of the block.
+/// Bytes of the sample, by the length of the block.
 fn sample_len(block_len: usize) -> usize {
     (block_len / 16).clamp(256, 1024)
 }
 
-/// Bytes looked at in one place.
+/// Bytes of the sample in one place.
 const WORD: usize = 8;
 
-/// The χ² that random bytes, whose mean is 255 and whose standard deviation is 23, pass once in a million blocks.
+/// The limit of χ² that blocks of random bytes (mean 255, standard deviation 23) exceed once in a million blocks.
 const CHI_SQUARED_MAX: usize = 370;
 
-/// Whether its bytes are spread as those of ciphertext or of compressed data are: such a block is left alone. Of a
-/// block that is one fifth text they are not. (What repeats and looks random otherwise is left alone, too.)
+/// Whether the bytes of a block are distributed like those of ciphertext or of compressed data: such a block is not
+/// compressed. In a block that is one fifth text they are not. (Repeated random data are not compressed either.)
 pub(super) fn looks_random(block: &[u8]) -> bool {
     let len = sample_len(block.len());
     if block.len() < len {

@@ -5,7 +5,8 @@
 //! (prepare, cipher, complete). Blocks travel in memory of their own, as they do to a card.
 //!
 //! A device can cost time, but no data: if it loses a job or returns it undone, the submitting thread does that job
-//! itself, from the original. A device is trusted as the processor is: what it seals wrongly is found when it is read.
+//! itself, from the original. A device is trusted like the processor: if it seals wrongly, that is found when the block
+//! is read.
 
 use super::open_blocks;
 use crate::kernel::Kernel;
@@ -17,7 +18,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use zeroize::Zeroizing;
 
-/// What ciphers jobs.
+/// An accelerator for jobs.
 pub trait Device: std::fmt::Debug + Send + Sync {
     /// One word, for tables.
     fn name(&self) -> &'static str;
@@ -48,7 +49,7 @@ struct Returned {
     contents: Option<Box<Contents>>,
 }
 
-/// What a job is about.
+/// The content of a job.
 pub(super) struct Contents {
     pub work: Work,
     pub blocks: Zeroizing<Vec<u8>>,
@@ -58,11 +59,11 @@ pub(super) struct Contents {
     pub done: bool,
 }
 
-/// What is to be done with the blocks.
+/// The work to do with the blocks.
 pub(super) enum Work {
     /// Derive the keys, encrypt.
     Seal(Arc<InnerKey>),
-    /// Decrypt and verify; which have failed is the result.
+    /// Decrypt and verify; the result is which blocks have failed.
     Open { ring: KeyRing, kernel: Kernel, verify: Verify, failed: Vec<usize> },
 }
 

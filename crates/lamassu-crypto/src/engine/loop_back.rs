@@ -1,4 +1,4 @@
-//! A device that is no device: threads behind a bounded ring, which take jobs and give them back as a card does.
+//! A simulated device: threads behind a bounded ring, which take jobs and give them back as a card does.
 //!
 //! For tests, and to measure what the way to a device costs (feature `measure`).
 
@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
-/// Jobs in the ring of a loop-back device. Two would keep it busy while the submitter is; more take up what the
-/// scheduler does.
+/// Jobs in the ring of a loop-back device. Two would keep it busy while the submitter works; more absorb delays of the
+/// scheduler.
 pub const DEPTH: usize = 8;
 
 /// See the module's head.

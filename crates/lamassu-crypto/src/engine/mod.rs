@@ -44,8 +44,7 @@ use zeroize::Zeroizing;
 pub enum Verify {
     /// Decrypt, re-hash, compare (L7 `full`).
     Full,
-    /// Decrypt alone; but compressed blocks are checked all the same: a decompressor gets nothing that is not
-    /// authentic.
+    /// Decrypt alone. Compressed blocks are verified nevertheless: a decompressor gets only authentic data.
     No,
 }
 
@@ -86,7 +85,7 @@ impl Engine {
     /// Derives keys and encrypts a batch in place.
     ///
     /// # Errors
-    /// [`NotEvaluated`], where the epoch of the key is oblivious: the blocks are zeros then.
+    /// [`NotEvaluated`], if the epoch of the key is oblivious: the blocks are zeros then.
     ///
     /// # Panics
     /// Unless `blocks.len() == keys.len() * block_size`.
@@ -125,8 +124,8 @@ impl Engine {
         self.seal_fetched(key, salts, sealed, block_size, keys, fetch)
     }
 
-    /// [`Engine::seal`] of a batch that is not there yet. `fetch` gets the index of the first of some blocks, and
-    /// brings their plaintext into place, as in [`Engine::open_fetched`].
+    /// [`Engine::seal`] of a batch that is not in memory yet. `fetch` gets the index of the first of some blocks, and
+    /// writes their plaintext into place, as in [`Engine::open_fetched`].
     ///
     /// # Errors
     /// As [`Engine::seal`].
@@ -161,8 +160,8 @@ impl Engine {
 
     /// Decrypts a batch in place and verifies it under any K_in epoch of `ring`. Returns the indices of the blocks that
     /// failed, ascending; their bytes in `blocks` are zeroed. Blocks with an all-zero key are zeroed and never fail.
-    /// Blocks whose keys mark them as compressed (§10) are decompressed; of plain blocks no key is so marked, and one
-    /// that is fails. In a malleable suite every encrypted block is verified, whatever `verify` says.
+    /// Blocks whose keys mark them as compressed (§10) are decompressed. A plain block whose key has the mark fails. In
+    /// a malleable suite every encrypted block is verified, whatever `verify` says.
     ///
     /// # Panics
     /// Unless `blocks.len() == keys.len() * block_size`.
@@ -178,8 +177,8 @@ impl Engine {
         self.open_as_told(ring, blocks, block_size, keyed, verify)
     }
 
-    /// [`Engine::open`] of a batch that is not there yet. `fetch` gets the index of the first of some blocks, and
-    /// brings their ciphertext into place. It runs just before these blocks are opened, on the same thread, so that
+    /// [`Engine::open`] of a batch that is not in memory yet. `fetch` gets the index of the first of some blocks, and
+    /// writes their ciphertext into place. It runs just before these blocks are opened, on the same thread, so that
     /// they are still in that processor's cache. It may leave out blocks with an all-zero key. If it fails, the batch
     /// fails with the error of the lowest blocks that were tried, and the content of `blocks` is undefined.
     ///
@@ -198,7 +197,7 @@ impl Engine {
         self.fetch_and_open(ring, blocks, block_size, keyed, verify, fetch)
     }
 
-    /// [`Engine::open`] that skips verification in a malleable suite too, to measure decryption alone.
+    /// [`Engine::open`] that also skips verification in a malleable suite, to measure decryption alone.
     pub(crate) fn open_as_told(
         &self,
         ring: &KeyRing,
@@ -291,7 +290,7 @@ impl Engine {
     }
 }
 
-/// What may be left out of `verify`: a malleable cipher is never read without its hash.
+/// The verification that is actually done: blocks of a malleable cipher are always verified.
 fn allowed(ring: &KeyRing, keyed: Keyed<'_>, verify: Verify) -> Verify {
     if ring.suite().is_malleable() && !keyed.salts.is_plain() { Verify::Full } else { verify }
 }
@@ -373,7 +372,7 @@ fn open_group(
     let verified = timed(Stage::Key, || verify_blocks(ring, blocks, &lens, keyed, live));
     for (&i, verified) in live.iter().zip(verified) {
         let block = &mut blocks[i * block_size..][..block_size];
-        // Nothing is decompressed but what a holder of the keys made.
+        // Only payloads that a holder of the keys made are decompressed.
         let unpack = |block: &mut [u8]| timed(Stage::Compress, || compress::unpack(block, lens.at(i)).is_ok());
         if !bool::from(verified) || (is_compressed(suite.id, &keys[i]) && !unpack(block)) {
             block.fill(0);

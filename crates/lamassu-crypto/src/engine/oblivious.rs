@@ -1,7 +1,7 @@
 //! Batches under an oblivious K_in: all blocks are hashed, the server is asked once for all, then they are encrypted.
 //!
-//! The plaintext is fetched once, and what was hashed is what is encrypted. A device takes no part in it: what it would
-//! save is small beside what the server's function costs.
+//! The plaintext is fetched once, so the bytes that are encrypted are those that were hashed. A device is not used: it
+//! would save little compared with the cost of the server's function.
 
 use super::Engine;
 use crate::inner::Lens;
@@ -12,7 +12,7 @@ use crate::{BlockKey, InnerKey, Salts};
 use zeroize::{Zeroize, Zeroizing};
 
 impl Engine {
-    /// [`Engine::seal_fetched`] under an oblivious key. Where the server gives no tokens the blocks are wiped.
+    /// [`Engine::seal_fetched`] under an oblivious key. If the server gives no tokens, the blocks are wiped.
     pub(super) fn seal_obliviously(
         &self,
         (key, oblivious): (&InnerKey, &Oblivious),
@@ -40,7 +40,7 @@ impl Engine {
                 timed(Stage::Key, || key.inputs_of_group(salts, plain.as_slice(), inputs));
             }
         });
-        // No time of this process's: not a stage.
+        // Waiting for the server is not counted as a stage.
         if let Err(error) = oblivious.tokens(&inputs, &mut tokens) {
             blocks.zeroize();
             return Err(error);
@@ -63,7 +63,7 @@ impl Engine {
     }
 }
 
-/// How many groups the chunks of a batch have: of all but the last as many.
+/// How many groups the chunks of a batch have; all chunks except the last have the same number.
 fn groups_in(blocks: usize, per_chunk: usize) -> usize {
     blocks / per_chunk * per_chunk.div_ceil(GROUP) + (blocks % per_chunk).div_ceil(GROUP)
 }

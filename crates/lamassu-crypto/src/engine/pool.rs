@@ -23,8 +23,8 @@ use std::time::{Duration, Instant};
 type Panic = Box<dyn Any + Send>;
 
 /// How long a thread spins before it sleeps. A sleeping thread is back after 5 to 100 µs, the longer times if an idle
-/// processor has to be woken through the hypervisor; a chunk takes 30. So a submitter spins for the end of the last
-/// chunks, and a worker for the next batch if the one before came as soon.
+/// processor has to be woken through the hypervisor; a chunk takes 30. So a submitter spins until the last chunks are
+/// done, and a worker spins for the next batch if the one before came as quickly.
 pub(super) const LINGER: Duration = Duration::from_micros(20);
 
 /// Which thread does a share of the work.
@@ -72,9 +72,9 @@ impl Pool {
         self.workers.len()
     }
 
-    /// Runs `work` here and on up to `helpers` idle workers at once, and tells it on which side it runs. Returns when
-    /// every thread that began it has finished. `work` shares the batch out between its callers, so the batch is done
-    /// when all of them have returned, however many there are.
+    /// Runs `work` here and on up to `helpers` idle workers at once, and passes it the side on which it runs. Returns
+    /// when every thread that began it has finished. `work` shares the batch out between its callers, so the batch is
+    /// done when all of them have returned, however many there are.
     pub(super) fn run(&self, helpers: usize, work: &(dyn Fn(Side) + Sync)) {
         let batch = Arc::new(Batch::new(work));
         self.shared.offer(&batch, helpers);

@@ -1,7 +1,7 @@
-//! Tokens that are known, in secret memory of a fixed size.
+//! A cache of tokens, in secret memory of a fixed size.
 //!
-//! A table of sets of a few entries, the newest first in each: the oldest goes. Inputs are pseudorandom, so their first
-//! bytes say which set they belong to.
+//! A table of sets of a few entries, the newest first in each; the oldest is dropped. Inputs are pseudorandom, so their
+//! first bytes choose the set.
 
 use super::{Input, Token};
 use crate::SecretBytes;
@@ -28,7 +28,7 @@ impl Cache {
         &mut self.table.expose_mut()[at * SET_LEN..][..SET_LEN]
     }
 
-    /// Fills in the token of an input; whether it is known.
+    /// Fills in the token of an input. Returns whether it is known.
     pub fn get(&mut self, input: &Input, token: &mut Token) -> bool {
         let set = self.set_of(input);
         let Some(at) = set.chunks_exact(ENTRY_LEN).position(|entry| entry[..32] == *input) else { return false };

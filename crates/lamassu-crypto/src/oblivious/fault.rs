@@ -1,4 +1,4 @@
-//! What a Lamassu server answers in place of a key or an evaluation.
+//! The errors of a Lamassu server that is asked for a key or an evaluation.
 
 use crate::oprf::OprfError;
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 /// Why a Lamassu server gave no key, made none, or evaluated nothing with one.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum KeyServerFault {
-    /// It is down, the network is, or the name is wrong.
+    /// The server or the network is down, or the name is wrong.
     #[error("it cannot be reached: {detail}")]
     Unreachable {
         /// why
@@ -26,7 +26,7 @@ pub enum KeyServerFault {
     /// No key has this name, or this host was not granted it: the server does not say which.
     #[error("it has no key of that name, or this host was not granted it: `lamassu-server keys grant` there")]
     Unknown,
-    /// A key to be made exists already, or a key is of the other use.
+    /// A key of this name exists: it was to be made, or it has the other use.
     #[error("it has a key of that name already; nothing was made")]
     Exists,
     /// An administrator has retired the key.

@@ -6,8 +6,8 @@
 //! input and token. So a key cannot be derived without the server, but a holder of K_in can verify one without it:
 //! reading never asks the server.
 //!
-//! Tokens are asked for in batches, each input of a batch once, and kept in a bounded cache in secret memory. The
-//! server is what implements [`Evaluate`]; its answers are believed only with a proof.
+//! Tokens are asked for in batches, each input of a batch once, and kept in a bounded cache in secret memory.
+//! [`Evaluate`] is the interface to the server; its answers are accepted only with a proof.
 
 mod cache;
 mod fault;
@@ -20,14 +20,14 @@ use zeroize::Zeroizing;
 
 pub use fault::KeyServerFault;
 
-/// What the key of a block takes from the server.
+/// The part of a block's key that comes from the server.
 pub type Token = [u8; 16];
-/// What the server's function is evaluated for: derived from a block's hash.
+/// The input of the server's function, derived from a block's hash.
 pub type Input = [u8; 32];
 
-/// Batches of one call that are under way at once: while one is on its way another is blinded.
+/// Most batches of one call that are under way at once: while the server handles one, another is blinded.
 const UNDER_WAY_MAX: usize = 2;
-/// Fewest inputs of a batch that is cut off for that. Proofs of smaller batches cost more for each input.
+/// The least number of inputs of such a batch. Proofs of smaller batches cost more for each input.
 const PART_MIN: usize = 256;
 
 /// New blocks cannot be keyed.
@@ -36,16 +36,16 @@ const PART_MIN: usize = 256;
 pub struct NotEvaluated {
     /// the key's place, `server://HOST:PORT/NAME`
     pub server: String,
-    /// what it is about
+    /// the reason
     pub fault: KeyServerFault,
 }
 
 /// A server that evaluates.
 pub trait Evaluate: Send + Sync {
-    /// Where it is, for people: `server://HOST:PORT/NAME`.
+    /// Its address, for people: `server://HOST:PORT/NAME`.
     fn place(&self) -> String;
 
-    /// Makes ready to ask, as far as a process can no longer do that once it is confined. Asks nothing.
+    /// Prepares requests, as far as a confined process can no longer do that. Sends nothing.
     fn prepare(&self) {}
 
     /// Evaluates up to [`BATCH_MAX`] elements. Waits, within bounds.
@@ -55,7 +55,7 @@ pub trait Evaluate: Send + Sync {
     fn evaluate(&self, blinded: &[Element]) -> Result<Evaluation, KeyServerFault>;
 }
 
-/// A server's function, by its public key, and the tokens that are known.
+/// A server's function, by its public key, and the cache of tokens.
 pub struct Oblivious {
     public: Element,
     parsed: OnceLock<Result<PublicKey, OprfError>>,
@@ -70,7 +70,7 @@ impl std::fmt::Debug for Oblivious {
 }
 
 impl Oblivious {
-    /// The function of the key that is known by `public`, at `server`. Nothing is asked yet.
+    /// The function of the key with this public key, at `server`. Sends nothing yet.
     pub fn new(public: Element, server: Arc<dyn Evaluate>) -> Oblivious {
         Oblivious { public, parsed: OnceLock::new(), server, cache: Mutex::default() }
     }
@@ -99,7 +99,7 @@ impl Oblivious {
         Ok(())
     }
 
-    /// Fills in what is known. Returns the places of the others, those of equal inputs together.
+    /// Fills in cached tokens. Returns the indices of the other inputs, those of equal inputs together.
     fn look_up(&self, inputs: &[Input], tokens: &mut [Token]) -> Vec<Vec<usize>> {
         let mut missing: Vec<usize> = match &mut *self.cache.lock() {
             Some(cache) => (0..inputs.len()).filter(|at| !cache.get(&inputs[*at], &mut tokens[*at])).collect(),
@@ -109,7 +109,7 @@ impl Oblivious {
         missing.chunk_by(|a, b| inputs[*a] == inputs[*b]).map(<[usize]>::to_vec).collect()
     }
 
-    /// The tokens of the inputs at the first of each of these places, in several batches where they are many.
+    /// Asks for the tokens of the inputs at the first index of each group, in several batches if they are many.
     fn ask(&self, inputs: &[Input], asked: &[Vec<usize>]) -> Result<Zeroizing<Vec<Token>>, KeyServerFault> {
         let inputs: Vec<&Input> = asked.iter().map(|same| &inputs[same[0]]).collect();
         let mut found = Zeroizing::new(vec![[0; 16]; inputs.len()]);
@@ -127,7 +127,7 @@ impl Oblivious {
         let others = inputs.len().div_ceil(part).min(UNDER_WAY_MAX) - 1;
         std::thread::scope(|scope| {
             for _ in 0..others {
-                // One that cannot be started is not needed.
+                // If the thread cannot be started, it is not needed.
                 let _ = std::thread::Builder::new().name("oblivious".into()).spawn_scoped(scope, work);
             }
             work();

@@ -12,7 +12,7 @@ use curve25519_dalek::scalar::Scalar;
 use sha2::{Digest, Sha512};
 use zeroize::Zeroizing;
 
-/// What a server is known by.
+/// The public key of a server.
 pub struct PublicKey {
     encoded: Element,
     /// its multiples, by which unblinding takes half as long
@@ -25,7 +25,7 @@ impl std::fmt::Debug for PublicKey {
     }
 }
 
-/// Inputs on their way to a server, for which nothing of them can be seen.
+/// Blinded inputs, which reveal nothing to the server.
 pub struct Blinded {
     points: Vec<RistrettoPoint>,
     elements: Vec<Element>,
@@ -33,7 +33,7 @@ pub struct Blinded {
 }
 
 impl Blinded {
-    /// What is sent.
+    /// The elements to send.
     pub fn elements(&self) -> &[Element] {
         &self.elements
     }
@@ -49,12 +49,12 @@ impl PublicKey {
         Ok(PublicKey { encoded: *encoded, table: Box::new(RistrettoBasepointTable::create(&point)) })
     }
 
-    /// Blinds inputs: to the hash of each a random multiple of the generator is added, so that what is sent is an
-    /// element that any input could have given, with equal probability.
+    /// Blinds inputs: adds a random multiple of the generator to the hash of each. So every input gives each element
+    /// with equal probability.
     ///
-    /// The RFC multiplies the hash by a random scalar instead, which hides as much, and whose inverse takes that away
-    /// again: two multiplications of arbitrary points, where this has two of fixed ones. It needs the server's public
-    /// key to unblind, and is as good only where that key is known beforehand, as here.
+    /// The RFC multiplies the hash by a random scalar instead, which hides as much, and unblinds by the inverse. That
+    /// takes two multiplications of arbitrary points; this takes two of fixed points. Unblinding here needs the
+    /// server's public key, so it is as secure only if that key is known beforehand, as it is here.
     ///
     /// # Errors
     /// [`NoRandom`].
@@ -73,7 +73,7 @@ impl PublicKey {
         Ok(Blinded { points, elements, factors })
     }
 
-    /// The outputs, of what was blinded of these inputs, once the proof has verified.
+    /// The outputs for these inputs, from `blinded`, once the proof has verified.
     ///
     /// # Errors
     /// [`OprfError`].
@@ -94,7 +94,7 @@ impl PublicKey {
         Ok(without_trace(|| Zeroizing::new(outputs.collect())))
     }
 
-    /// VerifyProof, of what was sent, as points and as it was encoded; the evaluated elements.
+    /// VerifyProof, for the elements that were sent, as points and as encoded. Returns the evaluated elements.
     pub(super) fn verified(
         &self,
         (sent, blinded): (&[RistrettoPoint], &[Element]),

@@ -1,5 +1,5 @@
-//! VOPRF(ristretto255, SHA-512) of RFC 9497: a server that has a key evaluates a pseudorandom function for a client,
-//! learns neither input nor output, and proves that it used the key it is known by.
+//! VOPRF(ristretto255, SHA-512) of RFC 9497: a server with a key evaluates a pseudorandom function for a client, learns
+//! neither input nor output, and proves that it used the key that belongs to its public key.
 //!
 //! | module | whose part |
 //! |---|---|
@@ -7,7 +7,7 @@
 //! | `client` | blinds inputs, verifies the proof, unblinds |
 //! | `server` | derives its key, evaluates, proves |
 //!
-//! The group is `curve25519-dalek`'s. What is here is the protocol alone, for reasons that
+//! The group is `curve25519-dalek`'s. Only the protocol is implemented here, for reasons that
 //! `docs/adr/0016-oblivious-zone-keys.md` gives. Messages and outputs are those of the RFC, whose vectors `tests` has;
 //! the client blinds by addition, where the RFC multiplies: see [`PublicKey::blind`].
 
@@ -26,31 +26,31 @@ use curve25519_dalek::traits::{IsIdentity, VartimeMultiscalarMul};
 use sha2::{Digest, Sha512};
 use std::sync::LazyLock;
 
-/// Most elements of a batch: its proof numbers them in 16 bits, and a server bounds what one call costs it.
+/// Most elements of a batch: its proof numbers them in 16 bits, and a server limits the cost of one call.
 pub const BATCH_MAX: usize = 1024;
 
-/// A group element as it travels.
+/// The encoding of a group element.
 pub type Element = [u8; 32];
 
 /// `contextString`: version, mode 1 (VOPRF), the suite.
 const CONTEXT: &[u8] = b"OPRFV1-\x01-ristretto255-SHA512";
 
-/// What a server answers.
+/// A server's answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Evaluation {
     /// For each blinded element, in their order.
     pub elements: Vec<Element>,
-    /// That all were multiplied by the server's key: two scalars.
+    /// The proof that all were multiplied by the server's key: two scalars.
     pub proof: [u8; 64],
 }
 
-/// What came is no evaluation of what was sent, under the key that was expected.
+/// The answer is not an evaluation of the request under the expected key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OprfError {
     /// Not an encoding of an element of the group, or that of its identity.
     #[error("no element of the group")]
     Element,
-    /// None, or more than [`BATCH_MAX`]; or not as many as were sent.
+    /// No elements, or more than [`BATCH_MAX`], or not as many as were sent.
     #[error("not as many elements as there must be")]
     Count,
     /// The proof does not verify: another key was used, or none.
@@ -128,7 +128,7 @@ fn factors(public: &Element, blinded: &[Element], evaluated: &[Element]) -> Vec<
     blinded.iter().zip(evaluated).enumerate().map(factor).collect()
 }
 
-/// The sum of points, each times its factor. Both are known to everybody.
+/// The sum of points, each times its factor. Both are public.
 fn composite(factors: &[Scalar], points: &[RistrettoPoint]) -> RistrettoPoint {
     RistrettoPoint::vartime_multiscalar_mul(factors, points)
 }

@@ -11,7 +11,7 @@ use zeroize::{Zeroize, Zeroizing};
 /// The key of a server.
 #[derive(Debug)]
 pub struct ServerKey {
-    /// the scalar, and half of it
+    /// the scalar; `half` is half of it
     key: Secret<32>,
     half: Secret<32>,
     public: Element,
@@ -20,7 +20,7 @@ pub struct ServerKey {
 /// Why a server does not evaluate.
 #[derive(Debug, thiserror::Error)]
 pub enum EvaluateError {
-    /// What it was sent.
+    /// The request is malformed.
     #[error(transparent)]
     Oprf(#[from] OprfError),
     /// No randomness for the proof.
@@ -46,7 +46,7 @@ impl ServerKey {
         })
     }
 
-    /// What clients know it by.
+    /// Its public key.
     pub fn public(&self) -> &Element {
         &self.public
     }
@@ -66,7 +66,8 @@ impl ServerKey {
         without_trace(|| {
             let scalar = |secret: &Secret<32>| Zeroizing::new(Scalar::from_bytes_mod_order(*secret.expose()));
             let (key, half) = (scalar(&self.key), scalar(&self.half));
-            // The double of what is half of it: many points are doubled and encoded at a fraction of the cost of one.
+            // Multiplies by half the key and doubles the result: many points are doubled and encoded together, at a
+            // fraction of the cost for each.
             let halves: Vec<RistrettoPoint> = points.iter().map(|point| point * *half).collect();
             let encoded = RistrettoPoint::double_and_compress_batch(&halves);
             let elements: Vec<Element> = encoded.into_iter().map(|element| element.to_bytes()).collect();

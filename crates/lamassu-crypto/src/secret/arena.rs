@@ -2,7 +2,7 @@
 //!
 //! `RLIMIT_MEMLOCK` may be 64 KiB for an ordinary user, and the kernel locks whole pages. So small secrets share pages
 //! by size class, and a locked page is kept for the next secret. Every page is excluded from core dumps. A page that
-//! cannot be locked is used all the same, and [`memory_is_locked`] then says so: a mount without locked memory is a
+//! cannot be locked is used nevertheless, and [`memory_is_locked`] then tells: a mount without locked memory is a
 //! warning, not a failure.
 //!
 //! Invariant: free bytes are zero. A [`Piece`] wipes itself before it is returned.
@@ -95,7 +95,7 @@ fn class_size(class: usize) -> usize {
     1 << (class as u32 + CLASS_MIN_LOG2)
 }
 
-/// Class of a size, or `None` where it takes pages of its own.
+/// Class of a size, or `None` if it takes pages of its own.
 fn class_of(size: usize) -> Option<usize> {
     let log2 = size.next_power_of_two().trailing_zeros().max(CLASS_MIN_LOG2);
     (log2 <= CLASS_MAX_LOG2).then(|| (log2 - CLASS_MIN_LOG2) as usize)

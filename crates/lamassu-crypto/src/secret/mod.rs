@@ -126,7 +126,7 @@ pub(crate) struct Locked<T> {
 }
 
 impl<T> Locked<T> {
-    /// Moves `value` in. The caller answers for what the move leaves on the stack: prefer [`Locked::fill`] where a type
+    /// Moves `value` in. The caller must wipe what the move leaves on the stack: prefer [`Locked::fill`] if the type
     /// allows it.
     pub(crate) fn new(value: T) -> Self {
         let piece = Piece::new(size_of::<T>(), align_of::<T>());
@@ -170,7 +170,7 @@ unsafe impl<T: Sync> Sync for Locked<T> {}
 /// Keeps this process out of core dumps and away from other processes' ptrace: `PR_SET_DUMPABLE` 0 and `RLIMIT_CORE` 0.
 ///
 /// # Errors
-/// What the kernel said; the process is then as it was, or half hardened.
+/// The kernel's error; the process is then unchanged, or partly hardened.
 pub fn harden_process() -> std::io::Result<()> {
     use rustix::process::{DumpableBehavior, Resource, Rlimit, set_dumpable_behavior, setrlimit};
     setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) })?;

@@ -1,4 +1,4 @@
-//! What ciphers leave on the stack: spilled registers, moved values, frames of functions that have returned.
+//! Wipes what ciphers leave on the stack: spilled registers, moved values, frames of functions that have returned.
 //!
 //! Ciphers expand keys into locals and keep them in vector registers, which compilers spill as they like, and they do
 //! not wipe them. So the work runs in a frame of its own, and the stack below the caller is overwritten afterwards.
@@ -8,8 +8,8 @@ use std::hint::black_box;
 /// How far below the caller's frame is overwritten. The kernels with sixteen lanes use the most, about 5 KiB.
 const DEPTH: usize = 12 << 10;
 
-/// Does work with keys, and overwrites what it leaves on the stack. The result and the captured values are the
-/// caller's.
+/// Does work with keys, and overwrites what it leaves on the stack. The caller is responsible for the result and the
+/// captured values.
 pub fn without_trace<T>(work: impl FnOnce() -> T) -> T {
     let done = apart(work);
     wipe();

@@ -86,7 +86,7 @@ pub struct Plan<'a> {
 /// [`NoRandom`]: keys and data are random.
 ///
 /// # Panics
-/// Where a kernel gives wrong bytes: nothing that it did could then be trusted.
+/// If a kernel gives wrong bytes.
 pub fn measure(plan: &Plan<'_>, mut row: impl FnMut(Row)) -> Result<(), NoRandom> {
     for &suite in plan.suites {
         let (k_in, k_out) = (Secret::random()?, Secret::random()?);
@@ -124,8 +124,8 @@ fn measure_one(
     let mut work = plain;
     let mut scratch = keys.clone();
     for op in [Op::Seal, Op::Open, Op::OpenUnverified] {
-        // Sealing what was sealed costs the same, so nothing is copied for it. The input of `Open` must verify: each
-        // chunk is copied just before it is opened, as a file's is read.
+        // Sealing sealed blocks again costs the same, so nothing is copied for it. The input of `Open` must verify:
+        // each chunk is copied just before it is opened, as a file's is read.
         let gb_per_s = rate(plan.duration, work.len(), || match op {
             Op::Seal => engine.seal(key, salts, &mut work, size, &mut scratch).expect(ASKS_NOBODY),
             Op::Open => {

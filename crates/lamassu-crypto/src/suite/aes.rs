@@ -52,7 +52,7 @@ pub(super) static SUITE: CipherSuite = CipherSuite {
 pub(super) struct Cbc<const N: usize>;
 
 impl<const N: usize> BlockCipher for Cbc<N> {
-    /// All lanes go on to the end of the longest: the kernels take lanes of one length, and the others would idle.
+    /// All lanes run to the end of the longest: the kernels take lanes of one length, and the others would idle.
     fn encrypt(&self, kernel: Kernel, keys: &[BlockKey], group: &mut [u8], lens: &[usize]) {
         let longest = lens.iter().max().copied().unwrap_or_default();
         let blocks = group.chunks_exact_mut(group.len() / keys.len());
@@ -97,7 +97,7 @@ impl BlockKdf for Locked<CmacKey> {
         let salt_end = SALT_AT + salts.len();
         let len = salt_end + 4;
         let padded = len.next_multiple_of(16);
-        // What both counters have in common. The last cipher block has the subkey of CMAC in it.
+        // The common part of both inputs. The subkey of CMAC is in the last cipher block.
         let mut inputs = Zeroizing::new([[0; INPUT_MAX]; GROUP]);
         for (at, (input, h)) in inputs.iter_mut().zip(hashes).enumerate() {
             input[4..HASH_AT].copy_from_slice(b"lamassu\0");

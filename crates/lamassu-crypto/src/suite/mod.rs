@@ -38,7 +38,7 @@ pub(crate) struct CipherSuite {
     pub(crate) id: Suite,
     /// Encrypts blocks under their keys.
     cipher: &'static dyn BlockCipher,
-    /// The same with keys of 128 bits, where files may have them.
+    /// The same with keys of 128 bits, if files may have them.
     short_cipher: Option<&'static dyn BlockCipher>,
     /// Expands K_in, for one [`purpose`].
     pub(crate) expand: fn(Kernel, &Secret<32>, &str) -> Box<dyn BlockKdf>,
@@ -48,12 +48,12 @@ pub(crate) struct CipherSuite {
     pub(crate) unapproved: Option<&'static str>,
     /// The K_in of the self-test.
     pub(crate) known_k_in: [u8; 32],
-    /// What it expects by each method of the suite, its own first.
+    /// The known answers for each method of the suite, its own first.
     pub(crate) known_answers: &'static [KnownAnswer],
 }
 
-/// One block of 4096 zero bytes: a row of `testdata/vectors/blocks.json`, or of `methods.json` where the method is not
-/// the suite's.
+/// One block of 4096 zero bytes: a row of `testdata/vectors/blocks.json`, or of `methods.json` if the method is not the
+/// suite's.
 pub(crate) struct KnownAnswer {
     /// The name in reports: the suite, and what is not the suite's.
     pub(crate) name: &'static str,
@@ -65,8 +65,8 @@ pub(crate) struct KnownAnswer {
 
 /// Encrypts blocks, each under a key of its own, without an IV: a key has one plaintext.
 pub(crate) trait BlockCipher: Sync {
-    /// Encrypts a group in place: `keys.len()` blocks of equal length, at most [`crate::kernel::GROUP`]. Of each the
-    /// first `lens` bytes, whole cipher blocks; what is behind them is zero and stays so.
+    /// Encrypts a group in place: `keys.len()` blocks of equal length, at most [`crate::kernel::GROUP`]. Encrypts the
+    /// first `lens` bytes of each, whole cipher blocks; the bytes behind them are zero and stay so.
     fn encrypt(&self, kernel: Kernel, keys: &[BlockKey], group: &mut [u8], lens: &[usize]);
 
     /// Decrypts one block in place.
@@ -101,7 +101,7 @@ impl CipherSuite {
         }
     }
 
-    /// Sets the bits of K that the format fixes (§10), of a block that is not compressed. K is never all zero, which
+    /// Sets the bits of K that the format fixes (§10), for a block that is not compressed. K is never all zero, which
     /// stands for a hole.
     pub(crate) fn finish(&self, key: &mut BlockKey) {
         if self.id.marks_compressed() {
@@ -132,8 +132,8 @@ pub fn unapproved_hash(hash: Hash) -> Option<&'static str> {
     }
 }
 
-/// What the key is derived for under which a method derives keys of blocks (§10). It names the cipher and the hash
-/// where they are not the suite's.
+/// The purpose of the key under which a method derives keys of blocks (§10). It names the cipher and the hash if they
+/// are not the suite's.
 pub(crate) fn purpose(suite: Suite, method: Method) -> Cow<'static, str> {
     const OF_SUITE: &str = "block key";
     let cipher = method.has_short_key().then(|| method.cipher(suite).name());

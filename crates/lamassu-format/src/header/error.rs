@@ -1,7 +1,7 @@
 //! Why a header is refused.
 
-/// Why bytes are no vault header or zone file. The file is in the clear and not authenticated, so texts taken from it
-/// are escaped.
+/// Why bytes are not a vault header or zone file. The file is in the clear and not authenticated, so texts from it are
+/// escaped.
 #[derive(Debug, thiserror::Error)]
 pub enum HeaderError {
     /// More than [`super::HEADER_MAX`] bytes: not a header.
@@ -13,18 +13,18 @@ pub enum HeaderError {
     /// Not JSON, or not with exactly the members of §4: damaged, cut short, or not a header at all.
     #[error("not a valid header: {0}")]
     Json(JsonFault),
-    /// Some other file: e.g. a zone file where a vault header is wanted.
+    /// Another kind of file, for example a zone file instead of a vault header.
     #[error("this is a {found:?} file, not a {expected:?} file")]
     WrongFormat {
         /// what is wanted
         expected: &'static str,
-        /// what it says it is
+        /// its own `format`
         found: String,
     },
     /// Written by a later Lamassu.
     #[error("format version {found} is not supported (this program knows version {known}); use a newer lamassu", known = crate::VERSION)]
     Version {
-        /// the version it says
+        /// the version in the file
         found: u64,
     },
     /// Written by a later Lamassu, with something this one must not ignore.
@@ -41,7 +41,7 @@ pub enum HeaderError {
         /// what it must be
         rule: &'static str,
     },
-    /// Slots whose total work would keep the machine busy for longer than those of any writer: hostile.
+    /// Slots whose total work exceeds what any writer makes: hostile.
     #[error(
         "its slots ask for {asked} GiB of memory to be filled by Argon2id (memory times passes, of all together), and {max} GiB is the most: no program of \
          ours makes such slots, so somebody who can write there did; no key was tried",

@@ -43,7 +43,7 @@ mod sealed {
     }
 }
 
-/// What vault headers and zone files have in common, so that other crates handle slots, keychain and MAC once.
+/// The common part of vault headers and zone files, so that other crates handle slots, keychain and MAC once.
 pub trait Header: Sized + PartialEq + std::fmt::Debug + sealed::Members {
     /// The member `format`.
     const FORMAT: &'static str;
@@ -61,7 +61,7 @@ pub trait Header: Sized + PartialEq + std::fmt::Debug + sealed::Members {
     /// The bytes to store, indented to be read. They are parsed again first, so nothing unreadable is ever written.
     ///
     /// # Errors
-    /// [`HeaderError`] where `self` breaks a bound of §4, e.g. a label too long.
+    /// [`HeaderError`] if `self` violates a bound of §4, for example by a label that is too long.
     fn to_json(&self) -> Result<Vec<u8>, HeaderError> {
         let json = wire::to_vec(&self.wire());
         let again = Self::parse(&json)?;
@@ -93,7 +93,7 @@ pub trait Header: Sized + PartialEq + std::fmt::Debug + sealed::Members {
         None
     }
 
-    /// Whether something outside the store remembers its newest state. No zone's is.
+    /// Whether something outside the store remembers its newest state. Never for a zone.
     fn is_anchored(&self) -> bool {
         false
     }

@@ -147,7 +147,7 @@ pub struct Slot {
     pub token: Option<TokenSealed>,
     /// present exactly for [`SlotKind::Parent`]: the secret, in a record sealed under a K_out of the parent vault
     pub parent: Option<[u8; PARENT_RECORD_LEN]>,
-    /// what its holder may do; [`Role::Administrator`] where the header has no `admin`
+    /// what its holder may do; [`Role::Administrator`] if the header has no `admin`
     pub role: Role,
     /// Unix seconds from which the slot should be replaced: warns, refuses nothing
     pub expires: Option<u64>,

@@ -65,7 +65,7 @@ pub struct VaultParams {
     pub name_max: u8,
     /// whether clean one-page files are convergent; never in a salted domain
     pub convergent_small_files: bool,
-    /// within which bounds equal blocks are equal
+    /// the scope in which equal blocks are equal
     pub domain: Domain,
     /// Unix seconds
     pub created: u64,
@@ -122,7 +122,7 @@ impl VaultHeader {
         self.datasets
     }
 
-    /// Whether something outside the store remembers its newest state, so that nothing is believed without it.
+    /// Whether an anchor outside the store remembers its newest state, so that nothing is current without it.
     pub fn is_anchored(&self) -> bool {
         self.anchored
     }
@@ -132,8 +132,8 @@ impl VaultHeader {
         self.anchored = true;
     }
 
-    /// This header with another's settings: datasets allowed or not, anchored or not, integrity, caching and
-    /// compression.
+    /// This header with the settings of another: whether datasets are allowed, whether it is anchored, integrity,
+    /// caching and compression.
     #[must_use]
     pub fn alike(self, other: &VaultHeader) -> Self {
         let VaultHeader { datasets, anchored, integrity, cache, compression, .. } = *other;
@@ -145,7 +145,7 @@ impl VaultHeader {
         self.datasets = true;
     }
 
-    /// What reads verify. `None`: as the parent vault, or the mount, says.
+    /// What reads verify. `None`: as for the parent vault, or the mount.
     pub fn integrity(&self) -> Option<Verified> {
         self.integrity
     }
@@ -155,7 +155,7 @@ impl VaultHeader {
         self.integrity = integrity;
     }
 
-    /// Whether plaintext may stay in the page cache. `None`: as the parent vault, or the mount, says.
+    /// Whether plaintext may stay in the page cache. `None`: as for the parent vault, or the mount.
     pub fn cache(&self) -> Option<Caching> {
         self.cache
     }
@@ -165,13 +165,12 @@ impl VaultHeader {
         self.cache = cache;
     }
 
-    /// How new blocks are compressed. `None`: they are not. What is stored already may be compressed otherwise.
+    /// How new blocks are compressed. `None`: they are not. Stored blocks may be compressed in another way.
     pub fn compression(&self) -> Option<Compression> {
         self.compression
     }
 
-    /// Sets how new blocks are compressed. What does not fit suite and block size is refused when the header is
-    /// written.
+    /// Sets how new blocks are compressed. If that does not fit suite and block size, writing the header fails.
     pub fn set_compression(&mut self, compression: Option<Compression>) {
         self.compression = compression;
     }
@@ -349,7 +348,7 @@ impl Header for VaultHeader {
     }
 }
 
-/// The domain that a header names, if it fits the rest. The widest domain is named by no member.
+/// The domain that a header names, if it fits the rest. The widest domain is the one without a member.
 fn domain(name: Option<&str>, suite: Suite, convergent_small_files: bool) -> Result<Domain, HeaderError> {
     let fail = |rule| Err(HeaderError::Member { member: "domain", rule });
     let domain = match name.map(Domain::from_name) {

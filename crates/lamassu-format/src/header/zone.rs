@@ -34,7 +34,7 @@ impl ZoneFile {
         ZoneFile { params, pins: Vec::new(), keys }
     }
 
-    /// The administrators of vaults that the zone's members shall trust.
+    /// The administrators of vaults whom the zone's members should trust.
     pub fn pins(&self) -> &[AdminPin] {
         &self.pins
     }
@@ -60,7 +60,8 @@ impl ZoneFile {
         self.params.block_size
     }
 
-    /// How its vaults compress blocks unless told otherwise. Only those that do it alike deduplicate with one another.
+    /// How its vaults compress blocks unless told otherwise. Only vaults with the same compression deduplicate with one
+    /// another.
     pub fn compression(&self) -> Option<Compression> {
         self.params.compression
     }

@@ -1,9 +1,9 @@
 //! Access control lists.
 //!
 //! Under `FUSE_POSIX_ACL` the kernel (`fs/fuse/acl.c`) checks whether the caller may set a list and whether it is well
-//! formed, and enforces it. The file system keeps the list, inherits it and holds the mode in step (`lamassu-vault`).
-//! This module refuses lists where the kernel does not enforce them, and clears the set-group-id bit when a caller
-//! outside the group sets an access list.
+//! formed, and enforces it. The file system stores and inherits the list, and keeps the mode consistent with it
+//! (`lamassu-vault`). This module refuses lists if the kernel does not enforce them, and clears the set-group-id bit
+//! when a caller outside the group sets an access list.
 //!
 //! The kernel asks for that by `FUSE_SETXATTR_ACL_KILL_SGID`, a member of the request's longer form
 //! (`FUSE_SETXATTR_EXT`) that `fuser` 0.18 does not decode. So the caller's groups are looked up here.
@@ -64,7 +64,7 @@ impl<F: FileSystem> Shared<F> {
         Ok(())
     }
 
-    /// The owner of a new entry. Where lists are not enforced, the kernel has already applied the mask.
+    /// The owner of a new entry. If lists are not enforced, the kernel has already applied the umask.
     pub(super) fn owner(&self, req: &Request, umask: u32) -> Owner {
         let umask = if self.acls.load(Ordering::Relaxed) { umask } else { 0 };
         Owner { uid: req.uid(), gid: req.gid(), umask }

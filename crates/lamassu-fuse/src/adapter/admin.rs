@@ -1,4 +1,4 @@
-//! Freeze, thaw, status and calls; and seeking for data and holes, which first needs what the kernel still holds.
+//! Freeze, thaw, status and calls; and seeking for data and holes, which first needs the kernel's dirty pages.
 //!
 //! All of these may wait for other requests of the same mount, so they run on threads of their own and never on a
 //! request thread.
@@ -17,7 +17,7 @@ use zeroize::Zeroizing;
 pub(super) struct IoctlRequest<'a> {
     pub command: u32,
     pub input: &'a [u8],
-    /// Bytes there is room for in the answer.
+    /// The most bytes that the answer may have.
     pub out_size: u32,
 }
 
@@ -58,7 +58,7 @@ impl<F: FileSystem> Shared<F> {
         Caller { uid, gid: req.gid(), pid: req.pid(), is_owner: uid == 0 || uid == self.owner }
     }
 
-    /// Hands a call on, and its answer back.
+    /// Passes a call on, and its answer back.
     fn call(self: &Arc<Self>, caller: Caller, dir: Ino, input: &[u8], out_size: u32, reply: ReplyIoctl) {
         let Some(calls) = self.calls.clone() else { return reply.error(Errno::ENOTTY) };
         let Some(request) = control::framed(input) else { return reply.error(Errno::EINVAL) };
@@ -136,8 +136,8 @@ impl<F: FileSystem> Shared<F> {
         });
     }
 
-    /// Has the kernel ask for the attributes before it uses them again. Takes none of its locks on the inode or on
-    /// pages, so any thread may call it.
+    /// Makes the kernel ask for the attributes before it uses them again. The kernel takes no lock on the inode or on
+    /// pages for it, so any thread may call this.
     pub(super) fn forget_attributes(&self, ino: Ino) {
         if let Some(notifier) = self.notifier.get()
             && let Err(error) = notifier.inval_inode(INodeNo(ino), -1, 0)
@@ -146,8 +146,8 @@ impl<F: FileSystem> Shared<F> {
         }
     }
 
-    /// Has the kernel write back and drop `len` bytes of its pages from `offset` on, 0: all of them. Waits for requests
-    /// of this mount: never to be called on a request thread.
+    /// Makes the kernel write back and drop `len` bytes of its pages from `offset` on, 0: all of them. Waits for
+    /// requests of this mount: never to be called on a request thread.
     pub(super) fn push_out(&self, ino: Ino, offset: u64, len: u64) {
         if let Some(notifier) = self.notifier.get()
             && let Err(error) = notifier.inval_inode(INodeNo(ino), offset as i64, len as i64)
@@ -156,7 +156,7 @@ impl<F: FileSystem> Shared<F> {
         }
     }
 
-    /// On a thread of its own. If there can be none, the dropped reply answers EIO.
+    /// Runs a job on a thread of its own. If none can be started, the dropped reply answers EIO.
     pub(super) fn aside(self: &Arc<Self>, op: &'static str, job: impl FnOnce(&Self) + Send + 'static) {
         let shared = self.clone();
         let body = move || _ = guarded(op, || job(&shared));

@@ -23,7 +23,7 @@ pub(crate) struct KernelCache<F>(pub(crate) Weak<Shared<F>>);
 impl<F: FileSystem> Cache for KernelCache<F> {
     fn drop_inode(&self, ino: Ino) {
         let Some(shared) = self.0.upgrade() else { return };
-        // What is being put into the page cache came from the vault that is unloaded.
+        // A window that is being put into the page cache comes from the vault that is unloaded.
         shared.tuning.wait_filled(ino);
         shared.push_out(ino, 0, 0);
         if ino == ROOT {
@@ -63,7 +63,7 @@ impl<F: FileSystem> Shared<F> {
         }
     }
 
-    /// How long the kernel may believe that a name is not there.
+    /// How long the kernel may cache that a name does not exist.
     pub(super) fn absent(&self, parent: Ino, name: &OsStr) -> Duration {
         if parent != ROOT || self.fs.turns().is_some() {
             return self.name_ttl(parent, name);

@@ -25,7 +25,7 @@ pub(super) fn file_attr(a: &Attr) -> FileAttr {
     }
 }
 
-/// The entry that says "no such name, and you may remember that".
+/// The entry that means "no such name, and you may cache that".
 pub(super) fn negative_entry() -> FileAttr {
     let t = SystemTime::UNIX_EPOCH;
     FileAttr {
@@ -86,8 +86,8 @@ fn system_time(t: Time) -> SystemTime {
     whole.and_then(|w| w.checked_add(nanos)).unwrap_or(SystemTime::UNIX_EPOCH)
 }
 
-/// The request's seconds and nanoseconds again, from what `fuser` made of them. Nanoseconds count forward, before 1970
-/// too. Every value of 64 bits is accepted.
+/// The request's seconds and nanoseconds, recovered from the form that `fuser` gives them. Nanoseconds count forward,
+/// before 1970 too. Every value of 64 bits is accepted.
 pub(super) fn set_time(t: Option<TimeOrNow>) -> Option<SetTime> {
     t.map(|t| match t {
         TimeOrNow::Now => SetTime::Now,
@@ -108,8 +108,8 @@ fn before_epoch(distance: Duration) -> Time {
 }
 
 /// How to open for these flags. With the write-back cache the kernel reads through write-only handles (to fill partial
-/// pages), so a handle for writing is one for reading too. `O_APPEND` plays no part: the kernel knows the size and
-/// sends offsets.
+/// pages), so a handle for writing is also one for reading. `O_APPEND` is ignored: the kernel knows the size and sends
+/// offsets.
 pub(super) fn access(flags: OpenFlags, write_back: bool) -> Access {
     let (read, write) = match flags.0 & libc::O_ACCMODE {
         libc::O_WRONLY => (write_back, true),
@@ -135,8 +135,8 @@ pub(super) fn fallocate(mode: i32) -> Option<Fallocate> {
     }
 }
 
-/// The mode without the bits that a change by an ordinary user clears: set-uid; set-gid where the group may execute, or
-/// where the user is not of the group (as `setattr_should_drop_sgid` in Linux' fs/attr.c). `None`: none is set.
+/// The mode without the bits that a change by an ordinary user clears: set-uid; set-gid if the group may execute, or if
+/// the user is not in the group (as `setattr_should_drop_sgid` in Linux' fs/attr.c). `None`: none is set.
 pub(super) fn without_privileges(attr: &Attr, is_in_group: impl FnOnce(u32) -> bool) -> Option<u32> {
     let mut mode = attr.mode & !libc::S_ISUID;
     if mode & libc::S_ISGID != 0 && (mode & libc::S_IXGRP != 0 || !is_in_group(attr.gid)) {

@@ -1,6 +1,6 @@
 //! How often each request came, how often it failed, and how long it took: relaxed atomics, read by a status command.
 //!
-//! Time is that of the handler on its thread, without what a request waits for in the kernel or during a freeze.
+//! The time is that of the handler on its thread, without waits in the kernel or during a freeze.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -46,7 +46,7 @@ const REQUESTS: [&str; 35] = [
 ];
 
 thread_local! {
-    /// Whether the request that this thread is at has failed.
+    /// Whether the request that this thread handles has failed.
     static FAILED: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -57,7 +57,7 @@ pub struct RequestCount {
     pub name: &'static str,
     /// How many came.
     pub count: u64,
-    /// How many were answered with an error. That the name of a look-up, or an attribute, is not there is none.
+    /// How many were answered with an error. A look-up of an absent name, or of an absent attribute, does not count.
     pub failed: u64,
     /// Microseconds, all of them added up.
     pub total_us: u64,
@@ -79,13 +79,13 @@ impl Default for Counts {
     }
 }
 
-/// Notes that the request which this thread is at fails.
+/// Notes that the request which this thread handles fails.
 pub(super) fn note_failure() {
     FAILED.set(true);
 }
 
 impl Counts {
-    /// Does what a request asks for, and counts it.
+    /// Carries a request out, and counts it.
     pub fn count<T>(&self, request: &'static str, body: impl FnOnce() -> T) -> T {
         let Ok(at) = REQUESTS.binary_search(&request) else { return body() };
         FAILED.set(false);
@@ -98,7 +98,7 @@ impl Counts {
         done
     }
 
-    /// Those that came.
+    /// The requests that have come.
     pub fn counted(&self) -> Vec<RequestCount> {
         let of = |(name, counter): (&'static str, &Counter)| RequestCount {
             name,

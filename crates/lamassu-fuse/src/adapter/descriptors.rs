@@ -1,17 +1,17 @@
-//! The descriptors of this process, and its memory for listings, shared out among the users of a mount.
+//! Limits, for each user of a mount, the descriptors of this process and its memory for listings.
 //!
 //! An open file and an open directory take descriptors of this process, and the process has a limit of them. Requests
 //! of users other than root and the one who mounted open something only while a reserve is left ([`reserve`]); the
-//! others get `ENFILE`. The reserve is for directories on the way of lookups, for what renames keep, for staging, and
-//! for root. One of these users holds a quarter of the limit at most, and gets `EMFILE` beyond that.
+//! others get `ENFILE`. The reserve is for directories that lookups open, for files that renames keep open, for
+//! staging, and for root. One of these users holds a quarter of the limit at most, and gets `EMFILE` beyond that.
 //!
-//! The reserve is measured, not counted: the system gives out the lowest number that is free, so the number of a fresh
-//! descriptor says whether all below it are taken, whatever took them. Requests under way at the same time may each
+//! The reserve is measured, not counted: the system gives out the lowest free number, so the number of a fresh
+//! descriptor tells whether all below it are in use, for whatever purpose. Requests under way at the same time may each
 //! take one more.
 //!
-//! A directory that is listed takes memory until it is closed. A listing that these users begin is refused (`ENOMEM`)
-//! while what they hold already takes [`LISTED_MAX`], or that of all of them [`LISTED_MAX_ALL`]. So they take that much
-//! and the last listing at most; again, requests under way at the same time may each take one more.
+//! The listing of a directory takes memory until the directory is closed. A user's new listing is refused (`ENOMEM`)
+//! while the user's listings take [`LISTED_MAX`], or those of all limited users [`LISTED_MAX_ALL`]. So at most the last
+//! listing exceeds these limits; again, requests under way at the same time may each take one more.
 
 use super::acl::Caller;
 use lamassu_vault::{HandleId, Ino, Result, VaultError};
@@ -26,12 +26,12 @@ use std::time::{Duration, Instant};
 /// Between two warnings.
 const QUIET: Duration = Duration::from_secs(60);
 
-/// Bytes of listings of one user, beyond which none is begun.
+/// Bytes of listings of one user, beyond which no new one is begun.
 const LISTED_MAX: u64 = 128 << 20;
 /// The same of all limited users.
 const LISTED_MAX_ALL: u64 = 4 * LISTED_MAX;
 
-/// What a handle is of.
+/// What a handle has opened.
 enum Opened {
     File(Ino),
     /// With the bytes of its listing.
@@ -67,13 +67,14 @@ struct State {
 pub(super) struct Descriptors {
     /// The user who mounted.
     owner: u32,
-    /// To be copied: the number of the copy tells how many are in use.
+    /// Is duplicated: the number of the duplicate tells how many descriptors are in use.
     probe: File,
     state: Mutex<State>,
 }
 
-/// How many descriptors of `limit` are kept back: one in sixteen, and always those that the vault caches directories
-/// with and keeps files of renames with (`lamassu-vault`, `DIRS_MAX` and `nameless`), and some for what is under way.
+/// How many descriptors of `limit` are kept in reserve: one in sixteen; but at least those that the vault uses for
+/// cached directories and for files that renames keep (`lamassu-vault`, `DIRS_MAX` and `nameless`), and some for
+/// requests under way.
 fn reserve(limit: u64) -> u64 {
     let kept_by_vault = limit.min(8192) / 8 + 256;
     (limit / 16).max(kept_by_vault + 64).min(limit / 2)
@@ -167,8 +168,8 @@ impl Descriptors {
         }
     }
 
-    /// Whether a listing may go on from a cookie, and whether that may begin it: then [`Descriptors::listed`] has to
-    /// be called after it.
+    /// Checks whether a listing may continue from a cookie. Returns whether that begins a listing: then
+    /// [`Descriptors::listed`] must be called after it.
     ///
     /// # Errors
     /// [`VaultError::Io`] with `ENOMEM`.
@@ -195,7 +196,7 @@ impl Descriptors {
         Err(VaultError::Io { op: "list a directory", source: io::Error::from_raw_os_error(libc::ENOMEM) })
     }
 
-    /// Notes what the listing of a directory takes now.
+    /// Notes how much memory the listing of a directory takes now.
     pub fn listed(&self, handle: HandleId, bytes: usize) {
         let mut state = self.state.lock();
         let State { held: all, handles, listed, .. } = &mut *state;

@@ -1,8 +1,8 @@
 //! Opening, reading, writing, and the clearing of set-uid and set-gid bits (`FUSE_HANDLE_KILLPRIV_V2`).
 //!
-//! With that capability the kernel leaves clearing these bits to the adapter. On a write it says when
-//! (`FUSE_WRITE_KILL_SUIDGID`). On truncation it says so too, but `fuser` 0.18 does not pass those flags on
-//! (`FATTR_KILL_SUIDGID`, `FUSE_OPEN_KILL_SUIDGID`): there, every caller but root counts as lacking `CAP_FSETID`. On
+//! With that capability the kernel leaves clearing these bits to the adapter. It sets a flag in writes
+//! (`FUSE_WRITE_KILL_SUIDGID`) and in truncations. But `fuser` 0.18 does not pass on those of truncations
+//! (`FATTR_KILL_SUIDGID`, `FUSE_OPEN_KILL_SUIDGID`): there every caller except root counts as lacking `CAP_FSETID`. On
 //! chown the bits are always cleared.
 
 use super::acl::Caller;
@@ -49,8 +49,8 @@ impl<F: FileSystem> Shared<F> {
         !self.may_cache(flags) || flags.0 & libc::O_DIRECT != 0 || self.uncached.read().contains(&handle.0)
     }
 
-    /// Whether the page cache is used for files that are opened so. By turns not for writing: a write into the page
-    /// cache holds locks of pages, which are dropped before there is a turn for it.
+    /// Whether the page cache is used for files opened with these flags. With turns, not for writing: a write into the
+    /// page cache would hold locks of pages, which must be dropped before the turn that it waits for.
     fn may_cache(&self, flags: OpenFlags) -> bool {
         let is_for_reading = flags.0 & libc::O_ACCMODE == libc::O_RDONLY;
         self.cache != CacheMode::None && (is_for_reading || self.fs.turns().is_none())
@@ -172,14 +172,14 @@ impl<F: FileSystem> Shared<F> {
         }
     }
 
-    /// `direct`: the request is a read(2) past the page cache. If it came from the page cache instead, a short answer
-    /// would be filled up with zeros, and asking for pages would wait for the very page that this request is to fill.
+    /// `direct`: the request is a read(2) past the page cache. If the request came from the page cache instead, a short
+    /// answer would be filled up with zeros, and invalidating pages would wait for the page that this request fills.
     pub(super) fn read(self: &Arc<Self>, ino: Ino, handle: HandleId, at: Range<u64>, direct: bool, reply: ReplyData) {
         let writeback = self.cache == CacheMode::WriteBack;
         self.read_into_buffer(handle, at.clone(), direct, |result| match result {
-            // Before a direct read the kernel writes back only the pages of its range. Where the file seems to end
-            // within the range, its end may lie in dirty pages behind it. They are written back first; otherwise the
-            // caller would see an end that is not one.
+            // Before a direct read the kernel writes back only the pages of its range. If the file seems to end within
+            // the range, its true end may lie in dirty pages behind it. They are written back first; otherwise the
+            // caller would see a wrong end.
             Ok(bytes) if direct && writeback && bytes.len() < (at.end - at.start) as usize && self.is_written(ino) => {
                 self.aside("read", move |shared| {
                     shared.push_out(ino, at.start, 0);
@@ -201,8 +201,8 @@ impl<F: FileSystem> Shared<F> {
         });
     }
 
-    /// Reads until the buffer is full or the file ends. The kernel takes a short answer for the end of the file and
-    /// fills up with zeros. So a part that cannot be read must fail the whole request. (The kernel then asks again page
+    /// Reads until the buffer is full or the file ends. The kernel takes a short answer for the end of the file, and
+    /// fills up with zeros. So if a part cannot be read, the whole request must fail. (The kernel then asks again page
     /// by page.)
     pub(super) fn read_full(&self, handle: HandleId, offset: u64, buffer: &mut [u8], direct: bool) -> Result<usize> {
         let mut done = 0;
@@ -210,7 +210,7 @@ impl<F: FileSystem> Shared<F> {
             match self.fs.read(handle, offset + done as u64, &mut buffer[done..]) {
                 Ok(0) => break,
                 Ok(n) => done += n,
-                // read(2) itself may be short where nothing is cached.
+                // read(2) itself may be short if nothing is cached.
                 Err(_) if direct && done > 0 => break,
                 Err(error) => return Err(error),
             }
@@ -228,7 +228,7 @@ impl<F: FileSystem> Shared<F> {
         let done = self.write_all(request, data);
         let written = u32::try_from(data.len()).unwrap_or(u32::MAX);
         match done {
-            // The kernel has dropped the pages of the range before it asked us, but not what was read into them since.
+            // The kernel dropped the pages of the range before this request, but pages may have been read in since.
             Ok(()) if self.is_direct_write(&request) && self.is_cached(request.ino) => {
                 self.aside("write", move |shared| {
                     shared.push_out(request.ino, request.offset, written.into());
@@ -241,8 +241,8 @@ impl<F: FileSystem> Shared<F> {
         drop(counted);
     }
 
-    /// The same where it may wait for keys: on a thread of its own, since there are few for requests, and others want
-    /// to read meanwhile.
+    /// The same for a write that may wait for keys: on a thread of its own, since there are few request threads, and
+    /// others must be able to read meanwhile.
     pub(super) fn write_aside(
         self: &Arc<Self>,
         need: Need,
@@ -286,7 +286,7 @@ impl<F: FileSystem> Shared<F> {
         if direct && self.without_capability.lock().insert(handle.0) {
             self.drop_capability(ino)?;
         }
-        // Where other hosts write, too, the kernel does not know where a file ends.
+        // If other hosts write too, the kernel does not know where a file ends.
         let appends = direct && open_flags.0 & libc::O_APPEND != 0 && self.fs.turns().is_some();
         let mut done = if appends { self.fs.append(handle, data)? } else { 0 };
         while done < data.len() {
@@ -313,8 +313,8 @@ impl<F: FileSystem> Shared<F> {
         Ok(())
     }
 
-    /// Removes file capabilities, as a direct write must; for other writes the kernel does it. Looks before it removes:
-    /// even the removal of an attribute that does not exist takes a right that daemons of ordinary users lack.
+    /// Removes file capabilities, as a direct write must; for other writes the kernel does it. Checks first whether
+    /// there is one: even the removal of an absent attribute takes a right that daemons of ordinary users lack.
     fn drop_capability(&self, ino: Ino) -> Result<()> {
         let name = OsStr::new("security.capability");
         match self.fs.get_xattr(ino, name) {

@@ -1,4 +1,4 @@
-//! Holds changes back while the file system is frozen, without holding request threads.
+//! Holds changes back while the file system is frozen, without blocking request threads.
 //!
 //! A change either passes at once ([`Gate::enter`]) or is queued with everything it needs to reply ([`Gate::defer`]);
 //! one thread ([`Gate::run_deferred`]) carries queued changes out in their order after the thaw. While any wait, later
@@ -87,7 +87,8 @@ impl Gate {
         (state.frozen, state.queue.len())
     }
 
-    /// Makes [`Gate::run_deferred`] return once nothing waits; also what a frozen gate holds is carried out.
+    /// Makes [`Gate::run_deferred`] return once nothing waits. Changes that a frozen gate holds back are carried out as
+    /// well.
     pub(super) fn stop(&self) {
         let mut state = self.state.lock();
         state.frozen = false;

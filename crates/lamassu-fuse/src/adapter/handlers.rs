@@ -22,7 +22,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-/// The longest read. The kernel asks for [`crate::MountOptions::max_read`] at most; room is made for whatever is asked.
+/// The longest read that is accepted. The kernel asks for at most [`crate::MountOptions::max_read`]; a buffer of the
+/// requested length is allocated.
 const READ_LEN_MAX: u32 = 16 << 20;
 /// Bytes copied for one request: the caller asks again for the rest, and can be interrupted in between.
 const COPY_LEN_MAX: u64 = 256 << 20;
@@ -187,12 +188,12 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
         let (shared, caller) = (self.0.clone(), Caller::of(req));
         self.0.change(parent.0, "create", move |s| {
             match s.create(parent.0, &name, mode & 0o7777, flags, owner, caller) {
-                // Another caller may have created and read the file before: then it may be on its way into the page
+                // Another caller may have created and read the file before: then it may just be being put into the page
                 // cache.
                 Ok((entry, handle)) => shared.after_fill(entry.attr.ino, "create", move |s| {
                     let attr = file_attr(&entry.attr);
                     let how = s.open_reply_flags(handle, flags);
-                    // One TTL for name and attributes: the smaller of both.
+                    // There is one TTL for name and attributes: the smaller of the two.
                     let ttl = s.ttl(entry.attr.ino).min(s.name_ttl(parent.0, &name));
                     reply.created(&ttl, &attr, Generation(entry.generation), FileHandle(handle.0), how);
                 }),
@@ -284,7 +285,7 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
         }
         let turns = self.0.fs.turns();
         let turn = turns.and_then(|turns| turns.enter(need));
-        // Most writes go on at once, and their data is not copied.
+        // Most writes are carried out at once, without a copy of their data.
         if turns.is_none() == turn.is_none()
             && let Some(_pass) = self.0.gate.enter()
         {
@@ -416,7 +417,7 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
             });
             match listed {
                 Err(error) if is_empty => reply.error(failed("readdir", &error)),
-                // What was listed before is not held back; the next request gets the error.
+                // Entries listed before the error are sent; the next request gets the error.
                 Ok(()) | Err(_) => reply.ok(),
             }
         });

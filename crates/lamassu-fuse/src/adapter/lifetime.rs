@@ -1,4 +1,5 @@
-//! The start of a mount and its end: the threads that live as long, periodic commits, the close of the file system.
+//! The start of a mount and its end: the threads that live as long as the mount, periodic commits, the close of the
+//! file system.
 
 use super::{Shared, guarded};
 use crate::tuning;
@@ -15,7 +16,7 @@ const IN_TURN: usize = 4;
 
 #[derive(Default)]
 struct State {
-    /// The threads run and the file system is in use: it is to be closed at the end.
+    /// The threads run and the file system is in use, so it must be closed at the end.
     live: bool,
     /// Carries out changes that waited for a thaw.
     deferred: Option<JoinHandle<()>>,
@@ -111,7 +112,7 @@ impl<F: FileSystem> tuning::Mount for Shared<F> {
 
     fn with_handle(&self, ino: Ino, body: &mut dyn FnMut(HandleId)) {
         guarded("read ahead", || {
-            // Held until the window is in the page cache: the turn does not end before, and then drops it.
+            // Held until the window is in the page cache: so the turn ends after that, and its end drops the window.
             let turn = match self.fs.turns() {
                 Some(turns) => match self.keeps().then(|| turns.enter(Need::read_pages(ino, false))).flatten() {
                     Some(turn) => Some(turn),

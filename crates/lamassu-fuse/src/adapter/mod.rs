@@ -1,11 +1,10 @@
 //! The adapter: kernel requests in, calls of a [`FileSystem`] out.
 //!
-//! `handlers` is the list of requests, one short method each. `file_io` reads, writes and takes set-uid bits away where
-//! the kernel asks for it; `uses` counts open files; `reply` has what answers have in common; `convert` is between the
-//! kernel's types and the vault's; `acl` says what access control lists mean to the kernel; `admin` answers ioctls and
-//! seeks; `counts` counts requests; `cache` takes from the kernel what it caches of vaults that are unloaded; `gate`
-//! holds changes back during a freeze; `syncs` has threads for syncs; `lifetime` starts the threads of a mount and ends
-//! them.
+//! `handlers` is the list of requests, one short method each. `file_io` reads, writes and clears set-uid bits when the
+//! kernel asks for it; `uses` counts open files; `reply` has the common parts of answers; `convert` converts between
+//! the kernel's types and the vault's; `acl` handles access control lists; `admin` answers ioctls and seeks; `counts`
+//! counts requests; `cache` makes the kernel drop its caches of vaults that are unloaded; `gate` holds changes back
+//! during a freeze; `syncs` has threads for syncs; `lifetime` starts the threads of a mount and ends them.
 
 mod acl;
 mod admin;
@@ -56,7 +55,7 @@ const MAX_WRITE: u32 = 1 << 20;
 /// Requests the kernel may have under way in the background (read-ahead, write-back).
 const MAX_BACKGROUND: u16 = 64;
 
-/// Capabilities wanted in every cache mode, where the kernel has them. Not `FUSE_ATOMIC_O_TRUNC`: with it an open with
+/// Capabilities asked for in every cache mode, if the kernel has them. Not `FUSE_ATOMIC_O_TRUNC`: with it an open with
 /// `O_RDONLY | O_TRUNC` empties a running program, and only then the kernel refuses the open (`ETXTBSY`).
 const WANTED: InitFlags = InitFlags::FUSE_ASYNC_READ
     .union(InitFlags::FUSE_PARALLEL_DIROPS)
@@ -72,30 +71,30 @@ const WANTED: InitFlags = InitFlags::FUSE_ASYNC_READ
 /// it: the file system does.
 const ACLS: InitFlags = InitFlags::FUSE_POSIX_ACL.union(InitFlags::FUSE_DONT_MASK);
 
-/// What every request needs; also held by requests that wait for a thaw.
+/// State that every request needs; also held by requests that wait for a thaw.
 pub(crate) struct Shared<F> {
     fs: Arc<F>,
     cache: CacheMode,
-    /// Whether the kernel can be made to look names up again, of what hosts have by turns.
+    /// With turns: whether the kernel can be made to look names up again.
     may_keep: AtomicBool,
     /// The user who mounted.
     owner: u32,
     /// Other users who may call, see [`crate::control::Caller`].
     delegates: Vec<u32>,
-    /// Names that the kernel was told are not in the root.
+    /// Names for which the kernel was told that they are not in the root.
     absent: Mutex<HashSet<OsString>>,
     /// Whether the kernel enforces access control lists.
     acls: AtomicBool,
     gate: Gate,
     /// Serialises freeze and thaw.
     admin: Mutex<()>,
-    /// What is open.
+    /// The open files and directories.
     uses: Mutex<HashMap<Ino, Uses>>,
     descriptors: Descriptors,
-    /// Direct handles through which file capabilities were taken away already.
+    /// Direct handles through which file capabilities were removed already.
     without_capability: Mutex<HashSet<u64>>,
-    /// Handles of files that were opened past the page cache because their vault wanted it. That wish may change while
-    /// they are open, the handle may not.
+    /// Handles of files that were opened without the page cache because their vault asked for that. The vault's setting
+    /// may change while they are open; the handle stays direct.
     uncached: RwLock<HashSet<u64>>,
     notifier: OnceLock<Notifier>,
     cache_writes: AtomicU64,
@@ -113,7 +112,7 @@ pub(crate) struct Shared<F> {
 pub(crate) struct Adapter<F: FileSystem>(pub(crate) Arc<Shared<F>>);
 
 impl<F: FileSystem> Shared<F> {
-    /// An error only where processors are to be kept awake and cannot be, and without a descriptor.
+    /// Errors: processors cannot be kept awake although that is asked for, or there is no descriptor left.
     pub(crate) fn new(
         fs: Arc<F>,
         options: &MountOptions,
@@ -121,7 +120,7 @@ impl<F: FileSystem> Shared<F> {
         calls: Option<Calls>,
     ) -> std::io::Result<Arc<Self>> {
         let tuning = Arc::new(Tuning::new(options.keep_awake, fs.upkeep())?);
-        // Other hosts would not see what the kernel has yet to write.
+        // Other hosts would not see dirty pages of the kernel.
         let cache = match options.cache {
             CacheMode::WriteBack if fs.turns().is_some() => CacheMode::Through,
             cache => cache,
@@ -168,23 +167,23 @@ impl<F: FileSystem> Shared<F> {
         self.counts.counted()
     }
 
-    /// The way to tell the kernel to drop what it caches.
+    /// Sets the notifier that makes the kernel drop its caches.
     pub(crate) fn set_notifier(&self, notifier: Notifier) {
         // Set once, by `mount`; a second one would be of the same session.
         let _ = self.notifier.set(notifier);
     }
 
-    /// Where the kernel is told how many dirty pages it may hold.
+    /// Sets the files that limit the kernel's dirty pages.
     pub(crate) fn set_dirty_limits(&self, limits: DirtyLimits) {
         self.tuning.set_dirty_limits(limits);
     }
 
-    /// What the last close of the file system failed with.
+    /// The error of the last close of the file system.
     pub(crate) fn close_error(&self) -> Option<VaultError> {
         self.closed.lock().take()
     }
 
-    /// Carries a request out now, or in this host's next turn, if hosts have the file system in turn.
+    /// Carries a request out now or, if several hosts take turns, in this host's next turn.
     fn in_turn(self: &Arc<Self>, need: Need, job: impl FnOnce(&Arc<Self>) + Send + 'static) {
         let Some(turns) = self.fs.turns() else { return job(self) };
         let shared = self.clone();
@@ -194,7 +193,7 @@ impl<F: FileSystem> Shared<F> {
         });
     }
 
-    /// Carries out what changes nothing.
+    /// Carries out a request that changes nothing.
     fn look(self: &Arc<Self>, op: &'static str, job: impl FnOnce(&Arc<Self>) + Send + 'static) {
         self.in_turn(Need::LOOK, move |shared| _ = shared.answer(op, || job(shared)));
     }
@@ -213,8 +212,7 @@ impl<F: FileSystem> Shared<F> {
         self.gate.defer(ino, Box::new(move || _ = shared.serve(op, || job(&shared))));
     }
 
-    /// Carries out what changes nothing in a frozen file system, but must not overtake waiting changes of the same
-    /// inode.
+    /// Carries out a request that may run while frozen, but must not overtake waiting changes of the same inode.
     fn in_order(self: &Arc<Self>, ino: Ino, op: &'static str, job: impl FnOnce(&Self) + Send + 'static) {
         if !self.gate.holds(ino) {
             self.answer(op, || job(self));
@@ -224,7 +222,7 @@ impl<F: FileSystem> Shared<F> {
         self.gate.defer(ino, Box::new(move || _ = shared.serve(op, || job(&shared))));
     }
 
-    /// The same of a sync, which waits for disks: it keeps no other request from being served.
+    /// The same for a sync, which waits for disks: it does not delay other requests.
     fn sync(self: &Arc<Self>, ino: Ino, op: &'static str, job: impl FnOnce(&Self) + Send + 'static) {
         let shared = self.clone();
         self.tuning.request();
@@ -251,8 +249,7 @@ impl<F: FileSystem> Adapter<F> {
         }
         let refused = config.add_capabilities(wanted & config.capabilities()).is_err();
         debug_assert!(!refused, "only offered capabilities are asked for");
-        // A value that is not allowed is answered with the nearest one that is. The kernel's default stays then, which
-        // works too.
+        // An invalid value gives an error with the nearest valid one. Then the kernel's default stays, which works too.
         let _ = config.set_max_write(MAX_WRITE);
         let _ = config.set_max_background(MAX_BACKGROUND);
         if let Err(most) = config.set_max_readahead(MAX_WRITE) {
@@ -278,7 +275,7 @@ fn guarded<T>(op: &'static str, body: impl FnOnce() -> T) -> Option<T> {
     }
 }
 
-/// The errno to reply with; what an administrator should see is logged.
+/// The errno to reply with. Errors that concern an administrator are logged.
 fn failed(op: &'static str, error: &VaultError) -> Errno {
     let errno = errno_of(error);
     if errno != libc::ENODATA {

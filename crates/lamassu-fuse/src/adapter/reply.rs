@@ -1,4 +1,4 @@
-//! Answers that several requests have in common, and listings with attributes.
+//! Common parts of answers, and listings with attributes.
 
 use super::convert::{file_attr, file_type, negative_entry};
 use super::{Adapter, Shared, failed};
@@ -79,7 +79,7 @@ impl<F: FileSystem> Adapter<F> {
                 }
                 None => {
                     // Node 0: the kernel links the name to no inode, and looks it up when it is used. The number in the
-                    // listing may be of a file that this name is not (a link the store has made).
+                    // listing may belong to another file (a link that the store has made).
                     let attr =
                         fuser::FileAttr { ino: INodeNo(listed.ino), kind: file_type(listed.kind), ..negative_entry() };
                     reply.add(INodeNo(0), next, &listed.name, &Duration::ZERO, &attr, Generation(0))
@@ -90,7 +90,7 @@ impl<F: FileSystem> Adapter<F> {
         };
         let listed = match shared.keeps() {
             true => shared.read_dir_plus(handle, cookie, &mut add),
-            // The kernel would ask again for each.
+            // With attributes the kernel would ask again for each entry.
             false => shared.read_dir(handle, cookie, &mut |listed, next| add(listed, None, next)),
         };
         match listed {

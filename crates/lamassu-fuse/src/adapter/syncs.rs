@@ -1,6 +1,6 @@
-//! Syncs at once. A sync waits for disks, several barriers long, and there are few request threads. So the first takes
-//! the thread that it came by, as nothing is faster for a program that syncs by itself. While that waits, others go to
-//! threads of their own: requests go on meanwhile, and syncs that wait together share commits of the anchor.
+//! Concurrent syncs. A sync waits for several barriers of the disk, and there are few request threads. So the first
+//! sync runs on its request thread, which is the fastest way for a single program that syncs. Meanwhile other syncs run
+//! on threads of their own: requests go on, and syncs that wait at the same time share commits of the anchor.
 
 use super::gate::Job;
 use parking_lot::{Condvar, Mutex, MutexGuard};
@@ -9,9 +9,9 @@ use std::sync::Arc;
 use std::thread::Builder;
 use std::time::Duration;
 
-/// Threads for syncs, at most; what comes when all are busy waits for one.
+/// Most threads for syncs. If all are busy, a sync waits for one.
 const THREADS_MAX: usize = 16;
-/// A thread without work ends after so long.
+/// A thread without work ends after this time.
 const IDLE: Duration = Duration::from_secs(5);
 
 #[derive(Default)]
@@ -19,7 +19,7 @@ struct State {
     /// A request thread is in a sync.
     is_first_busy: bool,
     queue: VecDeque<Job>,
-    /// Threads that there are, and those of them that wait for work.
+    /// Threads that exist, and how many of them wait for work.
     threads: usize,
     idle: usize,
     is_stopping: bool,
@@ -31,7 +31,7 @@ pub(super) struct Syncs {
     changed: Condvar,
 }
 
-/// A sync on the thread that it came by: while this lives, others go elsewhere.
+/// A sync on its request thread: while this lives, others run on other threads.
 struct First<'a>(&'a Syncs);
 
 impl Drop for First<'_> {
@@ -58,7 +58,7 @@ impl Syncs {
         drop(first);
     }
 
-    /// Whether there is a thread for one sync more, now or later; one is started if all are busy.
+    /// Whether there is a thread for one more sync, now or later; one is started if all are busy.
     fn has_thread(self: &Arc<Self>, state: &mut State) -> bool {
         if state.idle <= state.queue.len() && state.threads < THREADS_MAX {
             let syncs = self.clone();
@@ -68,7 +68,7 @@ impl Syncs {
         state.threads > 0
     }
 
-    /// What a thread does.
+    /// The work of a thread.
     fn work(&self) {
         let mut state = self.state.lock();
         while let Some(sync) = self.next(&mut state) {

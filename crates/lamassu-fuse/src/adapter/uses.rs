@@ -1,8 +1,8 @@
 //! The open files, and what the kernel may hold of their contents.
 //!
-//! A file that is being put into the page cache (`tuning::windows`) is not open for writing: else old bytes could
-//! replace new ones. So what opens a file for writing or sets its size counts as a writer first ([`Claim`]), and then
-//! waits for the end of a fill under way.
+//! A file that is being put into the page cache (`tuning::windows`) is not open for writing: otherwise old bytes could
+//! replace new ones. So a request that opens a file for writing or sets its size first counts as a writer ([`Claim`]),
+//! and then waits for the end of a fill under way.
 
 use super::{Shared, TTL, TTL_WRITE_BACK};
 use crate::options::CacheMode;
@@ -19,7 +19,7 @@ pub(super) struct Uses {
     handles: u32,
     /// Handles for writing: only through one of these can the kernel hold data that the file system below has not seen.
     writers: u32,
-    /// One of them, since the first was opened, could bring contents into the page cache.
+    /// Since the first was opened, one of them could bring contents into the page cache.
     cached: bool,
 }
 
@@ -40,7 +40,7 @@ impl<F: FileSystem> Drop for Claim<F> {
 }
 
 impl<F: FileSystem> Shared<F> {
-    /// How long the attributes of an inode hold.
+    /// How long the attributes of an inode may be cached.
     pub(super) fn ttl(&self, ino: Ino) -> Duration {
         if let Some(turns) = self.fs.turns() {
             let may_keep = self.keeps_in(turns) && !self.is_written(ino) && self.fs.may_cache(ino);
@@ -54,7 +54,7 @@ impl<F: FileSystem> Shared<F> {
         }
     }
 
-    /// How long a name holds, or its absence.
+    /// How long a name, or its absence, may be cached.
     pub(super) fn name_ttl(&self, dir: Ino, name: &OsStr) -> Duration {
         match self.fs.turns() {
             Some(turns) if self.keeps_in(turns) && turns.may_keep_name(dir, name) => KEPT_FOR,
@@ -68,12 +68,12 @@ impl<F: FileSystem> Shared<F> {
         self.cache != CacheMode::None && self.may_keep.load(Ordering::Relaxed) && turns.is_keeping()
     }
 
-    /// The same, where a turn is needed for it.
+    /// The same, if a turn is needed for it.
     pub(super) fn keeps(&self) -> bool {
         self.fs.turns().is_none_or(|turns| self.keeps_in(turns))
     }
 
-    /// A name was moved: the kernel has what it knows of it under the new one.
+    /// A name was moved: the kernel keeps its cached state under the new name.
     pub(super) fn moved(&self, names: [(Ino, &OsStr); 2]) {
         if let Some(turns) = self.fs.turns() {
             turns.is_moved(names);
@@ -85,7 +85,7 @@ impl<F: FileSystem> Shared<F> {
         self.uses.lock().get(&ino).is_some_and(|uses| uses.writers > 0)
     }
 
-    /// Whether the kernel may hold contents of this file that came from here since it was opened.
+    /// Whether the kernel may cache contents of this file that were read since it was opened.
     pub(super) fn is_cached(&self, ino: Ino) -> bool {
         self.uses.lock().get(&ino).is_some_and(|uses| uses.cached)
     }
@@ -105,8 +105,8 @@ impl<F: FileSystem> Shared<F> {
         }
     }
 
-    /// Ends a use. The last one drops contents from the page cache that must not stay there, as those of a file that
-    /// was mapped.
+    /// Ends a use. The last one drops contents from the page cache that must not stay there, such as those of a file
+    /// that was mapped.
     pub(super) fn drop_use(self: &Arc<Self>, ino: Ino, writes: bool) {
         let mut all = self.uses.lock();
         let Some(uses) = all.get_mut(&ino) else { return };
@@ -137,7 +137,7 @@ impl<F: FileSystem> Shared<F> {
         op: &'static str,
         job: impl FnOnce(&Arc<Self>, Claim<F>) + Send + 'static,
     ) {
-        // In this order: a fill that begins looks for claims after it can be seen here.
+        // In this order: a beginning fill checks for claims after it has become visible here.
         let claim = Claim::new(self, ino);
         let shared = self.clone();
         self.after_fill(ino, op, move |_| job(&shared, claim));

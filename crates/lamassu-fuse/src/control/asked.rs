@@ -1,10 +1,11 @@
-//! The directory that calls are about, held open: opened once, and looked up in the table of mounts by what was opened.
+//! The directory that calls are about. It is opened once and held open, and its mount is found in the mount table by
+//! the open directory.
 //!
 //! Guarantees: it lies in a FUSE mount that root or the user of this process has mounted, and every call goes there,
-//! whatever becomes of its name. The owner of a directory on the way can exchange it for a link to a mount of their
-//! own, which answers what it likes, and learns what it is sent.
+//! even if its name leads elsewhere later. The owner of a directory on the way could exchange it for a link to a mount
+//! of their own, which could answer anything and learn what it is sent.
 //!
-//! Never: asks the file system anything while that is not known.
+//! Never: asks the file system anything before that is known.
 
 use super::{ControlError, OPEN, Root};
 use lamassu_store::mount_table::{MountLine, mount_id, mounts};
@@ -16,10 +17,10 @@ use std::path::{Path, PathBuf};
 /// Whether a path may lead elsewhere than it says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Links {
-    /// It may: nothing is lost by it.
+    /// It may: that does no harm.
     Followed,
-    /// It may not, neither as its last component nor anywhere in the mount. Links on the way to the mount are root's or
-    /// the user's own matter.
+    /// No link may be its last component, or lie anywhere in the mount. Links on the way to the mount are those of root
+    /// or of the user.
     Refused,
 }
 
@@ -36,10 +37,10 @@ impl Asked {
     /// Opens a directory.
     ///
     /// # Errors
-    /// [`ControlError::NotMounted`] where no FUSE mount is, [`ControlError::Strangers`], [`ControlError::LeadsAway`],
-    /// [`ControlError::Io`].
+    /// [`ControlError::NotMounted`] if there is no FUSE mount, [`ControlError::Strangers`],
+    /// [`ControlError::LeadsAway`], [`ControlError::Io`].
     pub fn open(path: &Path, links: Links) -> Result<Asked, ControlError> {
-        // With a slash at the end the kernel would follow a link all the same.
+        // With a slash at the end the kernel would follow a link nevertheless.
         let given: PathBuf = path.components().collect();
         let dir = match (open(&given, links), links) {
             (Ok(dir), _) => dir,
@@ -61,12 +62,12 @@ impl Asked {
         }
     }
 
-    /// Where it was when it was opened, without links.
+    /// Its path when it was opened, without links.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Where its mount is.
+    /// The directory that its mount is on.
     pub fn mountpoint(&self) -> &Path {
         &self.mount.mountpoint
     }
@@ -81,7 +82,7 @@ impl Asked {
         &self.mount.fs_type
     }
 
-    /// The directory itself, opened for calls: its name may be another's by now.
+    /// The directory itself, opened for calls: its name may lead to another one by now.
     ///
     /// # Errors
     /// [`ControlError::Io`].
@@ -92,7 +93,7 @@ impl Asked {
         Ok(Root { dir: dir.into(), path: self.path.clone() })
     }
 
-    /// Whether a path says that it is this: from the mount's root on it has the same names, and what comes before is
+    /// Whether a path names this directory: from the mount's root on it has the same names, and its beginning leads to
     /// that root.
     fn is_what(&self, given: &Path) -> bool {
         let below = self.path.strip_prefix(&self.mount.mountpoint).unwrap_or(&self.path);
@@ -120,7 +121,7 @@ fn led_away(path: &Path) -> Option<ControlError> {
     Some(ControlError::LeadsAway { path: path.into(), target: path.canonicalize().unwrap_or(link) })
 }
 
-/// The path of what is open, and the mount that it lies in, if this process sees that.
+/// The path of the open directory, and the mount that it lies in, if this process sees that.
 fn place_of(dir: &OwnedFd) -> Result<(PathBuf, Option<MountLine>), ControlError> {
     let number = dir.as_raw_fd();
     let read = || -> io::Result<(PathBuf, Option<MountLine>)> {

@@ -1,8 +1,8 @@
 //! Mounting, waiting for the end, unmounting.
 //!
 //! The mount itself is made here rather than by `fuser`: its session, when it mounts for one user, refuses requests of
-//! any other uid, also the kernel's own (uid 0) that write times back later, which would lose them. The kernel does
-//! that check better.
+//! any other uid. That includes the kernel's own (uid 0), which write times back later, so the times would be lost. The
+//! kernel checks the user itself.
 
 #[cfg(feature = "testing")]
 mod served;
@@ -79,7 +79,7 @@ pub struct Mounted {
 }
 
 /// Unmounts; can be cloned and sent to another thread, such as one that waits for signals. It does not keep the file
-/// system: once the mount has ended, that is gone.
+/// system alive after the end of the mount.
 #[derive(Clone)]
 pub struct Unmounter {
     id: Arc<MountId>,
@@ -163,7 +163,7 @@ fn check_mountpoint(mountpoint: &Path, options: &MountOptions) -> Result<PathBuf
 }
 
 impl Mounted {
-    /// Where, as an absolute path without links.
+    /// The mount point, as an absolute path without links.
     pub fn mountpoint(&self) -> &Path {
         self.unmounter.id.path()
     }
@@ -173,7 +173,7 @@ impl Mounted {
         (self.cache)()
     }
 
-    /// What tells how often each request came, for as long as the mount lives.
+    /// A function that returns how often each request came, for as long as the mount lives.
     pub fn request_counts(&self) -> Arc<dyn Fn() -> Vec<RequestCount> + Send + Sync> {
         self.counted.clone()
     }
@@ -183,7 +183,7 @@ impl Mounted {
         self.unmounter.clone()
     }
 
-    /// Waits until the mount is gone, whatever ended it, and the file system is closed.
+    /// Waits until the mount has ended, for whatever reason, and the file system is closed.
     pub fn wait(mut self) -> Result<(), MountError> {
         let ended = match self.session.take() {
             Some(session) => session.join(),

@@ -1,4 +1,4 @@
-//! A session without a kernel: the other end of a socket takes its place. For fuzzing.
+//! A session without a kernel: requests come over a socket. For fuzzing.
 
 use super::start;
 use crate::adapter::Shared;
@@ -28,7 +28,7 @@ impl Served {
         self.0.guard.is_finished()
     }
 
-    /// Waits for the end, once the other end of the socket is closed. How the session took that does not matter.
+    /// Waits for the end, once the other end of the socket is closed. Errors of the session are ignored.
     pub fn wait(self) {
         drop(self.0.join());
     }

@@ -1,4 +1,4 @@
-//! mount(2), umount(2), their set-uid helper fusermount3, and what /proc and /sys say of a mount. No libfuse.
+//! mount(2), umount(2), their set-uid helper fusermount3, and the entries of a mount in /proc and /sys. No libfuse.
 
 use super::MountError;
 use crate::options::MountOptions;
@@ -30,7 +30,7 @@ impl fmt::Display for HelperMessage {
 
 impl std::error::Error for HelperMessage {}
 
-/// Mounts and returns the device the kernel sends requests to: by mount(2) where we may, else by fusermount3.
+/// Mounts, and returns the device from which requests are read: by mount(2) if permitted, otherwise by fusermount3.
 pub(super) fn attach(path: &Path, options: &MountOptions) -> Result<OwnedFd, MountError> {
     match attach_directly(path, options) {
         Err(MountError::Mount { source, .. } | MountError::NoFuse(source))
@@ -125,7 +125,7 @@ fn helper_options(options: &MountOptions) -> String {
     words.join(",")
 }
 
-/// The descriptor the helper sends. An end of the stream without one means that it refused.
+/// The descriptor that the helper sends. An end of the stream without one means that the helper refused.
 fn receive_descriptor(socket: &OwnedFd) -> io::Result<OwnedFd> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -147,8 +147,8 @@ fn receive_descriptor(socket: &OwnedFd) -> io::Result<OwnedFd> {
         .ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
 }
 
-/// Unmounts what is mounted at `path`. Its parent is open, so that renames above it lead to no other mount; the mount
-/// point itself cannot be renamed while something is mounted there.
+/// Unmounts the mount at `path`. Its parent is open, so that renames above it cannot lead to another mount; the mount
+/// point itself cannot be renamed while it is in use.
 fn detach(parent: &OwnedFd, path: &Path, lazy: bool) -> Result<(), MountError> {
     let flags = if lazy { UnmountFlags::DETACH } else { UnmountFlags::empty() };
     let held =
@@ -187,8 +187,8 @@ pub(super) struct MountId {
     numbers: Option<Numbers>,
 }
 
-/// What the kernel calls a mount, and the file system that it shows (`major:minor`): the first is given again, the
-/// second tells its uses apart.
+/// The kernel's number of a mount, and that of its file system (`major:minor`). The kernel reuses the first; the second
+/// distinguishes two mounts with the same number.
 #[derive(Clone, PartialEq, Eq)]
 struct Numbers {
     mount: u64,
@@ -237,14 +237,14 @@ impl MountId {
         }
     }
 
-    /// After a mount that no thread serves: nothing can be done about an error here.
+    /// After a failed start, when no thread serves the mount: errors are ignored.
     pub(super) fn detach_quietly(&self) {
         if let Err(error) = self.detach(true) {
             tracing::warn!(%error, "unmount failed");
         }
     }
 
-    /// Whether this mount is what a place leads to. The kernel says so without asking the mount, which may hang.
+    /// Whether a path leads to this mount. The kernel answers without asking the mount, which may hang.
     fn is_topmost(&self, parent: &OwnedFd, place: &Path) -> io::Result<bool> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let top = rustix::fs::openat(parent, place.file_name().unwrap_or_default(), flags, Mode::empty())?;

@@ -1,7 +1,7 @@
 //! Keeps idle processors from sleeping while many requests come (`keep_awake=always`, off by default).
 //!
-//! A request wakes a thread of the daemon, and its answer wakes the caller. In a virtual machine an idle processor has
-//! left for the hypervisor, and waking it takes longer than a small request does. During a burst of requests the kernel
+//! A request wakes a thread of the daemon, and its answer wakes the caller. In a virtual machine the hypervisor takes
+//! an idle processor away, and waking it takes longer than a small request does. During a burst of requests the kernel
 //! is therefore asked, by its interface for quality of service, for idle processors that wait without sleeping
 //! (`/dev/cpu_dma_latency`, Documentation/power/pm_qos_interface.rst). The request ends with the descriptor, however
 //! this process ends.
@@ -18,7 +18,7 @@ const DEVICE: &str = "/dev/cpu_dma_latency";
 /// This many requests within [`BURST`] begin a burst.
 const BURST_LEN: u64 = 16;
 const BURST: Duration = Duration::from_millis(10);
-/// Time between two looks at a burst.
+/// Time between two checks of a burst.
 const ROUND: Duration = Duration::from_millis(10);
 /// A burst goes on while at least this many requests come in a round.
 const GOES_ON: u64 = 4;

@@ -40,8 +40,8 @@ const JUDGED: u32 = 64;
 const JUDGED_BYTES: u64 = 4 << 20;
 const SMALL: u64 = 32 << 10;
 const LARGE: u64 = 128 << 10;
-/// How long without a request sequential and random writes end. Random writes are given longer: the kernel writes
-/// everything back after half a minute.
+/// After this time without a request sequential and random writes count as ended. Random writes get longer: the kernel
+/// writes everything back after half a minute.
 pub(super) const PAUSES: [Duration; 2] = [Duration::from_secs(2), Duration::from_secs(60)];
 
 /// The limits of a mount in /sys.
@@ -57,7 +57,7 @@ pub(crate) struct DirtyLimits {
 }
 
 impl DirtyLimits {
-    /// Opens the files; an error where this process may not, or where they do not contain what the kernel sets.
+    /// Opens the files; an error if this process may not, or if they do not contain the kernel's defaults.
     pub(crate) fn of_device(device: &str) -> io::Result<Self> {
         let path = |name: &str| format!("/sys/class/bdi/{device}/{name}");
         let open = |name: &str| File::options().read(true).write(true).open(path(name));
@@ -121,7 +121,7 @@ impl DirtyLimits {
         let set_min = || self.min.write_all_at(format!("{sure}\n").as_bytes(), 0);
         let set_max = || self.max.write_all_at(format!("{}\n", (share / self.unit).max(1)).as_bytes(), 0);
         // In this order the lower limit is never above the upper one, which the kernel refuses. It also refuses a
-        // minimum where others have it all.
+        // minimum if other devices have all of it.
         match kind {
             LimitKind::Random => set_max().and_then(|()| set_min()),
             LimitKind::Unknown | LimitKind::Sequential => set_min().and_then(|()| set_max()),

@@ -1,9 +1,9 @@
-//! What is done for speed with the host's settings: nothing here changes what a request means or answers.
+//! Settings of the host that make mounts faster. Nothing here changes the meaning of a request or its answer.
 //!
-//! [`Tuning`] is the one object. The adapter tells it of requests at three points ([`Tuning::request`],
-//! [`Tuning::write_back`], [`Tuning::cached_read`]), and asks it before a file is changed whether a part of the file is
-//! being put into the page cache ([`Tuning::is_filling`], [`Tuning::wait_filled`]). All else happens on threads of its
-//! own, between [`Tuning::start`] and [`Tuning::stop`].
+//! [`Tuning`] is the one object. The adapter reports requests to it at three points ([`Tuning::request`],
+//! [`Tuning::write_back`], [`Tuning::cached_read`]). Before a file is changed it asks whether a part of the file is
+//! being put into the page cache ([`Tuning::is_filling`], [`Tuning::wait_filled`]). Everything else happens on threads
+//! of its own, between [`Tuning::start`] and [`Tuning::stop`].
 //!
 //! `awake` keeps processors from sleeping during bursts of requests; `dirty` sets how many dirty pages the kernel may
 //! hold; `windows` puts parts of files into the page cache that are read at random.
@@ -31,14 +31,14 @@ const ROUND: Duration = Duration::from_secs(2);
 /// After this many rounds, memory that was freed is given back.
 const TRIM_EVERY: u32 = 15;
 
-/// What the tuning needs of the mount. None of this is called on a request thread. A panic in the file system below
-/// does not get out of [`Mount::maintain`] and [`Mount::with_handle`].
+/// What the tuning needs of the mount. None of this is called on a request thread. [`Mount::maintain`] and
+/// [`Mount::with_handle`] catch panics of the file system below.
 pub(crate) trait Mount: Send + Sync {
     /// One round of the file system's own upkeep.
     fn maintain(&self);
-    /// What it wants done between rounds.
+    /// Does the file system's work that is due between rounds.
     fn work_off(&self);
-    /// Runs `body` with a handle for reading; not at all where there is none.
+    /// Runs `body` with a handle for reading; does nothing if there is none.
     fn with_handle(&self, ino: Ino, body: &mut dyn FnMut(HandleId));
     /// Whether the page cache may be filled with contents of this file: it is not open for writing, and its contents
     /// may stay in memory.
@@ -61,12 +61,12 @@ pub(crate) struct Tuning {
     dirty: DirtyShare,
     windows: Windows,
     state: Mutex<State>,
-    /// Woken for work between rounds, and for the end.
+    /// Wakes the thread for work between rounds, and for the end.
     upkeep: Upkeep,
 }
 
 impl Tuning {
-    /// An error only where processors are to be kept awake and cannot be.
+    /// An error only if processors cannot be kept awake although that is asked for.
     pub(crate) fn new(keep_awake: KeepAwake, upkeep: Upkeep) -> io::Result<Self> {
         Ok(Tuning {
             awake: Awake::new(keep_awake)?,
@@ -77,7 +77,7 @@ impl Tuning {
         })
     }
 
-    /// Where the kernel is told how many dirty pages it may hold.
+    /// Sets the files that limit the kernel's dirty pages.
     pub(crate) fn set_dirty_limits(&self, limits: DirtyLimits) {
         self.dirty.set_limits(limits);
     }
@@ -162,8 +162,8 @@ impl Tuning {
     }
 }
 
-/// Without this, what buffers took at their largest stays with the process: the C library returns memory by itself only
-/// from the end of the heap.
+/// Without this the process keeps the memory of its largest buffers: the C library returns memory by itself only from
+/// the end of the heap.
 fn give_memory_back() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     // SAFETY: releases pages that no allocation uses; safe to call from any thread at any time (malloc_trim(3)).

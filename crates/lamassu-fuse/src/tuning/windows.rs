@@ -4,10 +4,10 @@
 //! block is fetched and verified by itself. A whole window is verified at several times that rate, and none of its
 //! blocks is asked for again.
 //!
-//! Never fills with what must not stay in memory. Never puts old bytes over new ones: a window is filled only while the
-//! file is not open for writing, so that no page of it can be dirty. What opens the file for writing, or sets its size,
-//! waits for the end of a fill under way (`adapter::uses`). Never on a request thread: the kernel may hold a page that
-//! is to be filled until the read of it has been answered.
+//! Never fills with contents that must not stay in memory. Never puts old bytes over new ones: a window is filled only
+//! while the file is not open for writing, so that no page of it can be dirty. A request that opens the file for
+//! writing, or sets its size, waits for the end of a fill under way (`adapter::uses`). Never on a request thread: the
+//! kernel may hold a page that is to be filled until the read of it has been answered.
 
 use super::Mount;
 use lamassu_vault::{HandleId, Ino};
@@ -131,14 +131,14 @@ impl Windows {
     fn fill(&self, mount: &dyn Mount, ino: Ino, handle: HandleId, offset: u64, buffer: &mut [u8]) {
         let _filling = {
             let mut state = self.state.lock();
-            // Asked under this lock: a writer that comes later sees the fill, and waits for its end.
+            // Checked under this lock: a writer that comes later sees the fill, and waits for its end.
             if !mount.may_fill(ino) {
                 return;
             }
             state.filling = Some(ino);
             Filling(self)
         };
-        // What cannot be read is reported to the caller that asks for it.
+        // A failed read is reported to the caller that asks for the data.
         if let Some(len) = mount.read(handle, offset, buffer).filter(|len| *len > 0) {
             mount.fill(ino, offset, &buffer[..len]);
         }

@@ -5,15 +5,15 @@
 //! operating system's errno.
 //!
 //! **Entries are held, not named.** Any user with write permission to a directory of the store can exchange its entries
-//! at any moment: what a name leads to after it was looked at is that user's choice. So no owner, mode, time or
+//! at any moment, so that user chooses what a name leads to after it was looked up. So no owner, mode, time or
 //! attribute is ever changed by name. It is changed through the descriptor that made a file, through an open directory,
-//! or through an entry that is held ([`BackendDir::hold_same`]) and was compared with what was looked up. What has a
-//! name alone, when it is made (nodes, links, directories), is made in a directory that no other user can write to, and
-//! then moved to its place.
+//! or through an entry that is held ([`BackendDir::hold_same`]) and was compared with what was looked up. Entries that
+//! are made without a descriptor (nodes, links, directories) are made in a directory that no other user can write to,
+//! and then moved to their place.
 //!
-//! Moving and removing go by name, as they must: an entry that was exchanged is then another one of the same directory,
-//! which the user who exchanged it could have moved or removed directly. What was moved to be deleted is compared
-//! before it is.
+//! Moving and removing can only go by name. An exchanged entry is then another one of the same directory, which the
+//! user who exchanged it could have moved or removed directly. An entry that was moved to be deleted is compared before
+//! it is deleted.
 
 #[cfg(any(test, feature = "testing"))]
 pub mod crash;
@@ -39,8 +39,8 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
-/// Refuses what is not one path component, so that no caller's mistake and no hostile name can leave the directory it
-/// names.
+/// Refuses a name that is not one path component, so that neither a caller's mistake nor a hostile name can leave the
+/// directory.
 pub(crate) fn check_name(name: &OsStr) -> io::Result<&OsStr> {
     let bytes = name.as_bytes();
     if bytes.is_empty() || bytes == b"." || bytes == b".." || bytes.iter().any(|b| matches!(b, b'/' | 0)) {
@@ -119,8 +119,8 @@ pub struct Stat {
     pub mtime: Time,
     /// change time
     pub ctime: Time,
-    /// When it was made, in ns since 1970 (modulo 2^64); 0: the store does not tell. It cannot be set: it tells an
-    /// inode from an earlier one of the same number.
+    /// When it was made, in ns since 1970 (modulo 2^64); 0: unknown. It cannot be set, so it distinguishes an inode
+    /// from an earlier one of the same number.
     pub born: u64,
 }
 
@@ -130,8 +130,8 @@ impl Stat {
         self.kind == Kind::File && self.len > 0
     }
 
-    /// Whether both are of one inode: the number alone may have been another's, where a store gives numbers again. A
-    /// birth time that one of them lacks says nothing.
+    /// Whether both are of one inode. The number alone is not enough, since a store may reuse numbers. A birth time
+    /// that one of them lacks is ignored.
     pub fn is_same(&self, other: &Stat) -> bool {
         (self.dev, self.ino, self.kind) == (other.dev, other.ino, other.kind) && may_be_one(self.born, other.born)
     }
@@ -196,8 +196,8 @@ pub struct Listed {
     pub kind: Option<Kind>,
 }
 
-/// What open files, open directories and held entries have in common. All methods act on the object that is open or
-/// held, whatever its name leads to by now.
+/// The common operations of open files, open directories and held entries. All methods act on the object that is open
+/// or held, whatever its name leads to by now.
 pub trait BackendNode: Send + Sync {
     /// stat.
     fn stat(&self) -> io::Result<Stat>;
@@ -224,7 +224,7 @@ pub trait BackendFile: BackendNode {
     /// Writes all of `data`.
     fn write_at(&self, offset: u64, data: &[u8]) -> io::Result<()>;
 
-    /// The same for bytes that lie in several places: one write as far as the store can tell.
+    /// The same for bytes in several buffers: one write to the store.
     fn write_vectored_at(&self, offset: u64, parts: &[&[u8]]) -> io::Result<()> {
         match parts {
             [data] => self.write_at(offset, data),
@@ -232,7 +232,7 @@ pub trait BackendFile: BackendNode {
         }
     }
     /// Writes `len` bytes at `offset` that lie at `from_offset` of another file of this store or another. A store that
-    /// can shares their blocks instead. `EIO` where the other file ends before.
+    /// can do so shares their blocks instead. `EIO` if the other file ends before that.
     fn copy_from(&self, from: &dyn BackendFile, from_offset: u64, offset: u64, len: u64) -> io::Result<()> {
         copy_through_memory(self, from, from_offset, offset, len)
     }
@@ -243,7 +243,7 @@ pub trait BackendFile: BackendNode {
     }
     /// ftruncate.
     fn set_len(&self, len: u64) -> io::Result<()>;
-    /// `EFBIG` where no file of the store can be so long. Changes nothing.
+    /// `EFBIG` if no file of the store can be so long. Changes nothing.
     fn check_len(&self, _len: u64) -> io::Result<()> {
         Ok(())
     }
@@ -251,7 +251,7 @@ pub trait BackendFile: BackendNode {
     fn sync_data(&self) -> io::Result<()>;
     /// fsync.
     fn sync_all(&self) -> io::Result<()>;
-    /// Frees a range; it reads as zeros. Never changes the length. Where the store cannot: `EOPNOTSUPP`.
+    /// Frees a range; it reads as zeros. Never changes the length. `EOPNOTSUPP` if the store cannot.
     fn punch(&self, offset: u64, len: u64) -> io::Result<()>;
     /// Reserves space without changing the length.
     fn allocate(&self, offset: u64, len: u64) -> io::Result<()>;
@@ -262,7 +262,7 @@ pub trait BackendFile: BackendNode {
     fn seek_hole(&self, offset: u64) -> io::Result<Option<u64>>;
 }
 
-/// [`BackendFile::copy_from`] for stores that know nothing better.
+/// [`BackendFile::copy_from`] for stores without a better way.
 pub(crate) fn copy_through_memory<F: BackendFile + ?Sized>(
     to: &F,
     from: &dyn BackendFile,
@@ -284,8 +284,7 @@ pub(crate) fn copy_through_memory<F: BackendFile + ?Sized>(
     Ok(())
 }
 
-/// An entry of a directory that is held: whatever its name leads to by now, this is what is looked at and changed. It
-/// is not open.
+/// A held entry of a directory: calls read and change this entry, whatever its name leads to by now. It is not open.
 pub trait BackendEntry: BackendNode {
     /// link(2): another name of it, `to_name` in `to`.
     fn link(&self, to: &dyn BackendDir, to_name: &OsStr) -> io::Result<()>;
@@ -348,19 +347,20 @@ pub trait BackendDir: BackendNode {
     }
     /// Opens a subdirectory (never through a link).
     fn open_dir(&self, name: &OsStr) -> io::Result<Arc<dyn BackendDir>>;
-    /// Opens a regular file; `write` false opens read-only. A file that its owner may not read is still opened where
-    /// the owner is us.
+    /// Opens a regular file; `write` false opens read-only. A file of this process's user is opened even if its mode
+    /// denies that.
     fn open_file(&self, name: &OsStr, write: bool) -> io::Result<Arc<dyn BackendFile>>;
-    /// The same of the regular file that stat has just shown under this name; `None` if it is another one's by now.
+    /// The same for the regular file that stat has just shown under this name; `None` if the name leads to another one
+    /// by now.
     fn open_same(&self, name: &OsStr, seen: &Stat, write: bool) -> io::Result<Option<Arc<dyn BackendFile>>> {
         let file = self.open_file(name, write)?;
         let now = file.stat()?;
         Ok(now.is_same(seen).then_some(file))
     }
     /// Creates a regular file (O_EXCL) and opens it for reading and writing. It is its owner's alone (mode 0600) until
-    /// the caller gives it, through what is returned, an owner and then a mode.
+    /// the caller gives it an owner and then a mode, through the returned file.
     fn create_file(&self, name: &OsStr) -> io::Result<Arc<dyn BackendFile>>;
-    /// mkdir. Without bits for others it can be given to an owner before anybody else reaches it.
+    /// mkdir. Without permissions for others it can be given to its owner before any other user reaches it.
     fn make_dir(&self, name: &OsStr, mode: u32) -> io::Result<()>;
     /// mknod of a fifo, socket or device, with mode 0600. To be held, given an owner and a mode, and moved to its
     /// place.
@@ -371,7 +371,7 @@ pub trait BackendDir: BackendNode {
     fn read_link(&self, name: &OsStr) -> io::Result<OsString>;
     /// Holds an entry of whatever kind, never what a link leads to.
     fn hold(&self, name: &OsStr) -> io::Result<Arc<dyn BackendEntry>>;
-    /// The same of the entry that stat has just shown under this name; `None` if it is another one's by now.
+    /// The same for the entry that stat has just shown under this name; `None` if the name leads to another one by now.
     fn hold_same(&self, name: &OsStr, seen: &Stat) -> io::Result<Option<Arc<dyn BackendEntry>>> {
         let held = self.hold(name)?;
         let now = held.stat()?;
@@ -385,27 +385,27 @@ pub trait BackendDir: BackendNode {
     fn remove_dir(&self, name: &OsStr) -> io::Result<()>;
     /// lstat of an entry.
     fn stat_entry(&self, name: &OsStr) -> io::Result<Stat>;
-    /// lstat of an entry; if it is a regular file that is not empty, also the file itself, opened for reading. One look
-    /// serves both.
+    /// lstat of an entry; if it is a regular file that is not empty, also the file itself, opened for reading. One
+    /// look-up serves both.
     fn stat_and_open(&self, name: &OsStr) -> io::Result<(Stat, Option<Arc<dyn BackendFile>>)> {
         let st = self.stat_entry(name)?;
         let opened = if st.is_full_file() { self.open_same(name, &st, false).ok().flatten() } else { None };
         Ok((st, opened))
     }
-    /// Entries but `.` and `..`, in the store's order.
+    /// Entries except `.` and `..`, in the store's order.
     fn read_dir(&self) -> io::Result<Vec<Listed>>;
     /// fsync of the directory.
     fn sync(&self) -> io::Result<()>;
-    /// This directory as a store of its own: that of a vault which lies in another's tree. `write` false: to read
-    /// alone, also where it may be searched and not listed. `EOPNOTSUPP` where the store has no such thing.
+    /// This directory as a store of its own, for a vault that lies in another's tree. `write` false: for reading alone,
+    /// even if the directory may be searched and not listed. `EOPNOTSUPP` if the store cannot do that.
     fn as_backend(&self, write: bool) -> io::Result<Arc<dyn Backend>> {
         let _ = write;
         Err(errno(libc::EOPNOTSUPP))
     }
-    /// This directory for looking into it although its owner, this process's user, may not: opening, reading links,
-    /// stat and making of directories in it, listing it, and `as_backend` lend it the permission, each for the moment
-    /// of one system call, which no stat of this process shows and which undoes no chmod. What is opened so lends
-    /// nothing. `None` where the store denies nothing.
+    /// This directory, for calls in it although its mode denies them to its owner, this process's user. Opening,
+    /// reading links, stat, making directories, listing, and `as_backend` lend it the permission, each for the time of
+    /// one system call. No stat of this process shows the lent mode, and lending undoes no chmod. Directories that are
+    /// opened through it lend nothing. `None` if the store never denies access.
     fn lending(&self) -> Option<Arc<dyn BackendDir>> {
         None
     }
@@ -421,10 +421,10 @@ pub trait Backend: Send + Sync {
     fn stat_fs(&self) -> io::Result<StatFs>;
     /// syncfs: a barrier for everything so far.
     fn sync(&self) -> io::Result<()>;
-    /// Takes an exclusive lock on the file `name` in the root (created if missing) and, where the store can, on the
-    /// staging directory, as a file can be removed; held until the returned guard is dropped. Somebody else holds
-    /// either: [`io::ErrorKind::WouldBlock`]. It excludes other processes and other opens in this one. A store that is
-    /// a directory of another lends as [`BackendDir::lending`] for it.
+    /// Takes an exclusive lock on the file `name` in the root (created if missing) and, if the store can, on the
+    /// staging directory, since a file can be removed. Held until the returned guard is dropped.
+    /// [`io::ErrorKind::WouldBlock`] if either is held already. It excludes other processes and other opens in this
+    /// one. A store that is a directory of another lends for it, as [`BackendDir::lending`] does.
     fn try_lock(&self, name: &OsStr) -> io::Result<Box<dyn std::any::Any + Send + Sync>> {
         let _ = name;
         Err(io::ErrorKind::Unsupported.into())

@@ -9,19 +9,19 @@ use lamassu_anchor::Digest;
 use lamassu_format::PageNo;
 use std::collections::HashSet;
 
-/// What comes of a file that a barrier has covered.
+/// What is expected of a file after a barrier has covered it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Outlook {
-    /// It is likely to be written again, as after an fsync(2). Its row stays open where it is, since to open it again
-    /// would take a commit of the anchor before the next write.
+    /// It is likely to be written again, as after an fsync(2). Its row stays open if it is open: opening it again would
+    /// take a commit of the anchor before the next write.
     GoesOn,
-    /// It is to be clean if it can be.
+    /// It should become clean if possible.
     Rests,
 }
 
 impl Core {
-    /// A4: queues what the file is. To be called after a barrier that covered it up to `mark`. A9: a write since that
-    /// mark voids it, and nothing is queued; neither is it while anything is uncertain.
+    /// A4: queues the state of the file. To be called after a barrier that covered it up to `mark`. A9: nothing is
+    /// queued if a write came after that mark, or while anything is uncertain.
     pub fn covered(&self, st: &mut State, mark: Mark, outlook: Outlook) -> Result<(), StoreError> {
         let Some(fresh) = &self.fresh else { return Ok(()) };
         if self.ctx.read_only || !fresh.is_ahead() || fresh.is_put_away() {
@@ -37,20 +37,20 @@ impl Core {
             true => 0,
             false => st.last_page(self.geo()).0 + 1,
         };
-        // A7: what carries no stamp is clean.
+        // A7: a page without a stamp is clean.
         let is_clean = (is_done && outlook == Outlook::Rests) || !fresh.has_stamped();
-        // The root over blocks of a file that goes on changing would soon be another.
+        // If the file keeps changing, its root over blocks would soon be outdated.
         let blocks = if is_clean { self.block_root(st).unwrap_or_default() } else { None };
         let (size, profile) = (st.sizes.stored(), st.identity.profile());
         fresh.commit(&*self.backing, pages, (size, profile), (twin, blocks), is_clean)
     }
 
-    /// A file that is closed leaves behind what no commit covers.
+    /// Remembers, for a file that is closed, the state that no commit covers yet.
     pub fn put_away(&self, st: &mut State) {
         let Some(fresh) = self.fresh.as_ref().filter(|fresh| !self.ctx.read_only && !fresh.is_put_away()) else {
             return;
         };
-        // What is left unsettled is recovered when it is opened again, as after a crash.
+        // An unsettled state is recovered when the file is opened again, as after a crash.
         if self.is_settled(st) && fresh.is_ahead() && fresh.is_certain() {
             // Without it a scrub without keys verifies less of the file.
             let blocks = self.block_root(st).unwrap_or_default();
@@ -77,7 +77,7 @@ impl Core {
         self.fresh.as_ref().is_none_or(|fresh| fresh.may_be_convergent())
     }
 
-    /// A barrier, and then what the file is, durably in the anchor.
+    /// Issues a barrier, and then commits the file's state to the anchor.
     pub fn anchor_now(&self, st: &mut State) -> Result<(), StoreError> {
         let Some(fresh) = &self.fresh else { return Ok(()) };
         self.sync_data(st)?;
@@ -90,16 +90,16 @@ impl Core {
         Ok(fresh.files().anchor().commit_objects(&object, lamassu_anchor::Mark::NOTHING)?)
     }
 
-    /// After a barrier of this file's own that covered everything: what it is, durably in the anchor, so that what
-    /// builds on it may follow.
+    /// After the file's own barrier that covered everything: commits the file's state to the anchor, so that changes
+    /// that depend on it may follow.
     pub fn anchor_covered(&self, st: &mut State, outlook: Outlook) -> Result<(), StoreError> {
         let Some(fresh) = &self.fresh else { return Ok(()) };
         self.covered(st, st.marks.written(), outlook)?;
         self.wait_for_anchor(fresh)
     }
 
-    /// Commits first where the anchor takes no further window, or no second shrink, or cannot hold what a shrink of a
-    /// high tree leaves behind.
+    /// Commits first if the anchor takes no further window or no second shrink, or cannot hold the remains of a shrink
+    /// of a high tree.
     pub fn make_room_in_anchor(&self, st: &mut State, cut: Option<PageNo>) -> Result<(), StoreError> {
         let Some(fresh) = &self.fresh else { return Ok(()) };
         let session = self.ctx.sessions.under_way().unwrap_or(0);
@@ -115,13 +115,14 @@ impl Core {
         }
     }
 
-    /// Resolves what a crash has left in a file that is opened for writing, and has the anchor know the result durably,
-    /// before anything of it is served: so the store chooses once. Where a page stays uncertain the row stays open.
+    /// Resolves what a crash has left in a file that is opened for writing, and commits the result to the anchor before
+    /// anything of the file is served. So the store can choose only once. If a page stays uncertain, the row stays
+    /// open.
     pub fn recover(&self, st: &mut State) -> Result<(), StoreError> {
         let Some(fresh) = self.fresh.as_ref().filter(|fresh| fresh.must_recover()) else { return Ok(()) };
         let pages: Vec<PageNo> = fresh.known().in_flight.iter().copied().collect();
         for g in pages {
-            // Damage of one page hinders no other. It is told when the page is read.
+            // Damage of one page does not affect others. It is reported when the page is read.
             match self.page(st, g) {
                 Ok(_) | Err(StoreError::Damaged(_)) => {}
                 Err(error) => return Err(error),

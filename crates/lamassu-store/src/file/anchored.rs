@@ -1,9 +1,9 @@
-//! What the files of an anchored vault share (`docs/freshness.md`, section 3): the anchor, where tree records lie, and
-//! the files that were closed before the anchor could know what they are.
+//! State that the files of an anchored vault share (`docs/freshness.md`, section 3): the anchor, where tree records
+//! lie, and the files that were closed before the anchor could learn their state.
 //!
-//! A file is closed as soon as its pages are as they stay. Its last pages may not be durable then, so that no commit of
-//! the anchor may say what they are (A4). Until a barrier of the whole store has covered them it is remembered here:
-//! the process knows every page that it wrote, also after it has closed the file.
+//! A file is closed as soon as its pages are final. Its last pages may not be durable then, and no commit of the anchor
+//! may record them (A4). Until a barrier of the whole store has covered them, the file is remembered here, so that the
+//! process knows every page that it wrote.
 
 use super::beside::{Fetching, ReadTime};
 use crate::integrity::Records;
@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// Where the tree records of files lie: a cache, believed in nothing.
+/// Where the tree records of files lie: a cache that is never trusted.
 pub trait Trees: Send + Sync {
     /// Those of one of a file's trees.
     fn records(&self, object: ObjectId, of: TreeOf) -> Arc<dyn Records>;
@@ -29,7 +29,7 @@ pub enum TreeOf {
     Blocks,
 }
 
-/// What a file is whose last pages no commit of the anchor covers.
+/// The state of a closed file whose last pages no commit of the anchor covers.
 #[derive(Clone, Debug)]
 pub(super) struct ClosedFile {
     pub root: Digest,
@@ -38,9 +38,9 @@ pub(super) struct ClosedFile {
     pub profile: Profile,
     /// The session that wrote its pages last, and the highest sequence. `None`: no page with a stamp.
     pub last: Option<Window>,
-    /// The root over its blocks, where that is known.
+    /// The root over its blocks, if that is known.
     pub blocks: Option<Digest>,
-    /// Tells it from the same file, closed again.
+    /// Distinguishes it from the same file, closed again.
     pub number: u64,
 }
 
@@ -50,7 +50,7 @@ struct Closed {
     numbers: u64,
 }
 
-/// What the files of an anchored vault share.
+/// See the module's head.
 pub struct AnchoredFiles {
     anchor: Arc<Anchor>,
     trees: Arc<dyn Trees>,
@@ -78,9 +78,9 @@ impl AnchoredFiles {
         AnchoredFiles::with(anchor, trees, Fetching::default())
     }
 
-    /// The same, with tree records fetched like this.
+    /// The same, with a choice of how tree records are fetched.
     pub fn with(anchor: Arc<Anchor>, trees: Arc<dyn Trees>, fetching: Fetching) -> Arc<AnchoredFiles> {
-        // A degree that no tree has is refused with the row of the vault.
+        // An invalid degree is refused with the row of the vault.
         let shape = Shape::new(anchor.degree()).unwrap_or_default();
         let has_blocks = anchor.has_blocks();
         let (read_time, closed) = Default::default();
@@ -118,8 +118,8 @@ impl AnchoredFiles {
         ClosedFiles(self.closed.lock().files.iter().map(|(object, file)| (*object, file.number)).collect())
     }
 
-    /// To be called after that barrier has succeeded: what those files are is queued for the anchor's next commit. A
-    /// file that was opened again meanwhile is not among them.
+    /// To be called after that barrier has succeeded: queues the states of those files for the anchor's next commit,
+    /// except files that were opened again meanwhile.
     ///
     /// # Errors
     /// Those of the anchor; the files stay remembered.
@@ -146,7 +146,7 @@ impl AnchoredFiles {
         closed.files.insert(object, ClosedFile { number: closed.numbers, ..file });
     }
 
-    /// What is remembered of a file that is opened; a writer takes it over.
+    /// The remembered state of a file that is opened; a writer takes it over.
     pub(super) fn remembered(&self, object: ObjectId, takes_over: bool) -> Option<ClosedFile> {
         let files = &mut self.closed.lock().files;
         if takes_over { files.remove(&object) } else { files.get(&object).cloned() }

@@ -1,7 +1,7 @@
-//! Barriers, and what a barrier that failed costs (I11).
+//! Barriers, and the repair after a barrier that failed (I11).
 //!
-//! After a failed barrier the kernel may have dropped what it could not write, and shows it all the same. So the next
-//! barrier counts only after everything uncovered was read back, verified and written again.
+//! After a failed barrier the kernel may have dropped data that it could not write, although reads still show them. So
+//! the next barrier counts only after everything uncovered was read back, verified and written again.
 
 use super::primitives::{Core, PageId};
 use super::state::{Held, State};

@@ -1,5 +1,5 @@
-//! Tree records are fetched beside the page that needs them (paper 002, section 4.4): where a read of the store takes
-//! its time, as over a network, verifying a page costs no second wait after the page's own.
+//! Tree records are fetched at the same time as the page that needs them (paper 002, section 4.4). If reads of the
+//! store are slow, as over a network, verifying a page then costs no second wait after the page's own.
 //!
 //! Records that are fetched this way are verified like any others. On a store that answers from memory the records are
 //! read after the page, since threads cost more than that.
@@ -12,18 +12,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// From how long a read of the store takes on, it is worth a thread for each record.
+/// If a read of the store takes this long, a thread for each record is worth it.
 const SLOW: Duration = Duration::from_micros(150);
-/// What a measured read counts against all before it: 1 in so many.
+/// A measured read changes the average by 1/`WEIGHT` of its difference.
 const WEIGHT: u64 = 4;
 
 /// When tree records are fetched.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Fetching {
-    /// Beside the page, where the store takes its time.
+    /// At the same time as the page, if the store is slow.
     #[default]
     Beside,
-    /// After it. For measuring what the other one gains.
+    /// After the page. For measuring the gain of the other one.
     InSeries,
 }
 
@@ -35,7 +35,7 @@ impl ReadTime {
     fn note(&self, took: Duration) {
         let took = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX / WEIGHT);
         let before = self.0.load(Ordering::Relaxed);
-        // A hint: of two readers at once one may be forgotten.
+        // A hint: with two readers at once, one measurement may be lost.
         self.0.store(before - before / WEIGHT + took / WEIGHT, Ordering::Relaxed);
     }
 
@@ -59,7 +59,7 @@ impl Wanted {
 }
 
 impl Fresh {
-    /// Reads a page by `read`, and beside it the tree records that telling its digest takes.
+    /// Reads a page by `read`, and at the same time the tree records that verifying its digest takes.
     pub fn read_beside<T>(&self, page: PageNo, read: impl FnOnce() -> T) -> T {
         let timed = || {
             let begun = Instant::now();
@@ -72,7 +72,7 @@ impl Fresh {
         let Some(wanted) = wanted else { return timed() };
         let wanted = &wanted;
         std::thread::scope(|scope| {
-            // A thread that cannot be started is a record that is read later.
+            // If a thread cannot be started, its record is read later.
             let start = |offset: &u64| {
                 let offset = *offset;
                 std::thread::Builder::new().spawn_scoped(scope, move || wanted.read(offset)).ok()

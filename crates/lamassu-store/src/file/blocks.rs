@@ -1,11 +1,11 @@
 //! The second tree of a file: over its blocks as they lie in the store, for vaults whose anchor wants one. With it a
 //! whole store can be verified without a key ([`super::scrub`]).
 //!
-//! A block is hashed when its file becomes clean, and only after it was verified under its key: what a store shows then
-//! for a block that was written is the block, or an error. A file with a block that does not verify has no known root.
-//! A slot without a key has no digest, whatever lies there.
+//! A block is hashed when its file becomes clean, and only after it was verified under its key: so the digest is that
+//! of the block that was written. A file with a block that does not verify has no known root. A slot without a key has
+//! no digest, whatever the store has there.
 //!
-//! After a crash the root is not known until the file becomes clean again, and then all of its blocks are read once.
+//! After a crash the root is unknown until the file becomes clean again. Then all of its blocks are read once.
 
 use super::form::Numbers;
 use super::primitives::Core;
@@ -18,8 +18,8 @@ use lamassu_format::{BlockNo, Digest, Geometry, PageNo};
 use std::collections::BTreeSet;
 use std::io;
 
-/// The digest of a block as it lies in the store: H(0x04 ‖ block number as u64 ‖ stored bytes). None where those are
-/// all zeros, as in a hole, and as zeros are that a profile stores plain: a store cannot tell the two apart.
+/// The digest of a block as it lies in the store: H(0x04 ‖ block number as u64 ‖ stored bytes). No digest if those are
+/// all zeros, as in a hole, and as zeros that a profile stores plain: in the store the two are the same.
 pub(super) fn block_digest(block: BlockNo, stored: &[u8]) -> Digest {
     if stored.iter().all(|byte| *byte == 0) {
         return Digest::NONE;
@@ -46,11 +46,11 @@ impl StoreBlocks<'_> {
         Ok(block_digest(block, &bytes))
     }
 
-    /// The first block from one on that may be there.
+    /// The first block from `from` on that may be present.
     pub fn next_present(&self, from: BlockNo) -> io::Result<Option<BlockNo>> {
         let geo = self.geometry;
         let Some(data) = self.backing.seek_data(geo.block_offset(from))? else { return Ok(None) };
-        // What lies in the pages of a segment is before its first block.
+        // An offset in the pages of a segment lies before its first block.
         let within = (data % geo.segment_len()).saturating_sub(geo.block_size()) / geo.block_size();
         let blocks = (geo.segment_len() - geo.block_size()) / geo.block_size();
         Ok(Some(BlockNo(data / geo.segment_len() * blocks + within).max(from)))
@@ -71,11 +71,11 @@ impl Leaves for StoreBlocks<'_> {
 /// What is known of the tree over blocks.
 #[derive(Default)]
 pub(super) struct BlockTree {
-    /// As of the last root that was known; `None`: none was.
+    /// The tree of the last known root; `None`: there was none.
     pub tree: Option<Tree>,
-    /// Pages whose blocks may have changed since.
+    /// Pages whose blocks may have changed since then.
     pub changed: BTreeSet<PageNo>,
-    /// The file has been as short as this since: blocks under pages from there on are gone, whatever its size is now.
+    /// The file was cut here since then: blocks under pages from there on are gone, whatever its size is now.
     pub cut_at: Option<PageNo>,
 }
 
@@ -98,8 +98,8 @@ impl From<StoreError> for HashError {
 }
 
 impl Core {
-    /// The root over the blocks of a file as it is, where its vault wants one. Everything that was written is covered
-    /// by a barrier, or will be before the root is committed.
+    /// The root over the blocks of a file in its present state, if its vault wants one. Everything that was written is
+    /// covered by a barrier, or will be before the root is committed.
     pub fn block_root(&self, st: &mut State) -> Result<Option<Digest>, StoreError> {
         let Some(fresh) = self.fresh.as_ref().filter(|fresh| fresh.files().has_blocks()) else { return Ok(None) };
         let BlockTree { tree, changed, cut_at } = std::mem::take(&mut fresh.known().blocks);
@@ -109,7 +109,7 @@ impl Core {
             let leaves = StoreBlocks { backing: &*self.backing, geometry: self.geo() };
             let cut = tree.truncate(kept, &leaves);
             hashed = match cut.map_err(HashError::from).and_then(|()| self.hash_blocks(st, tree, Some(&changed))) {
-                // Its records are lost, and something lies where no block is: all of it once more.
+                // Its records are lost, and the store has data where there is no block: hash all blocks again.
                 Err(HashError::Tree(TreeError::Stale(_))) => None,
                 done => Some(done),
             };
@@ -127,7 +127,7 @@ impl Core {
         Ok(Some(root))
     }
 
-    /// Sets the digests of the blocks under some pages, or under all; `None` where one of them does not verify.
+    /// Sets the digests of the blocks under some pages, or under all; `None` if one of them does not verify.
     fn hash_blocks(
         &self,
         st: &mut State,
@@ -156,7 +156,7 @@ impl Core {
         Ok(Some(tree))
     }
 
-    /// The digests of the blocks under a page; `None` where one of them does not verify.
+    /// The digests of the blocks under a page; `None` if one of them does not verify.
     fn block_digests(&self, st: &mut State, page: PageNo) -> Result<Option<Vec<Digest>>, StoreError> {
         let geo = *self.geo();
         let first = geo.first_block(page);

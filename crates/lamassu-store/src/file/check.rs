@@ -19,8 +19,8 @@ impl Core {
             unsealed_empty: st.identity.is_unsealed_empty(),
             ..FileCheck::default()
         };
-        // An interrupted shrink cannot always be completed where pages are damaged. That is reported with the damage,
-        // and hinders nothing else.
+        // An interrupted shrink cannot always be completed if pages are damaged. That is reported with the damage, and
+        // does not stop the check.
         let damage = |done| match done {
             Err(error @ StoreError::Damaged(_)) => Ok(Some(error)),
             done => done.map(|()| None),
@@ -34,7 +34,7 @@ impl Core {
             self.note_unwritten(st, next, g);
             next = g.next();
             if st.inherited.lost_from().is_some_and(|from| geo.page_start(g) >= from) {
-                break; // nothing is there, however far the size goes: one damage for all of it
+                break; // nothing follows in the store up to the size: one damage for all of it
             }
             match self.page(st, g)? {
                 PageState::Absent => {}
@@ -71,8 +71,8 @@ impl Core {
         }
     }
 
-    /// Notes the pages that an interrupted session may have written, of a run that is absent. The first page of the run
-    /// was looked at, and noted, already.
+    /// Notes the pages of an absent run that an interrupted session may have written. The first page of the run was
+    /// examined and noted already.
     fn note_unwritten(&self, st: &mut State, from: PageNo, until: PageNo) {
         let span = self.geo().page_span();
         let first = from.max(PageNo(st.sizes.floor().div_ceil(span)));

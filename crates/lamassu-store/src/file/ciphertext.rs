@@ -57,7 +57,7 @@ impl Stretch {
 
 impl Ciphertext {
     /// The stretches of `count` blocks from the `n`th on, which lie together from block `first` on. Zeros behind
-    /// ciphertext are left out where `leaves_zeros` says that they are there already.
+    /// ciphertext are not written if `leaves_zeros` says that the store has zeros there already.
     pub fn stretches(
         &self,
         first: BlockNo,
@@ -91,8 +91,8 @@ impl Ciphertext {
         }
     }
 
-    /// The first of `count` blocks from the `n`th on that one call writes: up to one behind whose ciphertext zeros
-    /// follow that `leaves_zeros` says are there already.
+    /// The blocks from the `n`th on, at most `count`, that one call writes. They end with a block whose trailing zeros
+    /// are not written, as `leaves_zeros` says.
     fn stretch(&self, n: usize, count: usize, leaves_zeros: impl Fn(usize) -> bool) -> Stretch {
         let cut = (n..n + count).filter(|at| leaves_zeros(*at)).find_map(|at| {
             let zeros = self.zeros_behind(at);
@@ -101,8 +101,8 @@ impl Ciphertext {
         cut.unwrap_or(Stretch { n, count, bytes: count * self.len })
     }
 
-    /// Bytes of zeros behind the ciphertext of a compressed block, in whole pages: what a store need not keep. Nothing
-    /// is known of a block in another file.
+    /// Bytes of zeros behind the ciphertext of a compressed block, in whole pages, which a store need not keep. 0 for a
+    /// block in another file, whose ciphertext is not known here.
     pub fn zeros_behind(&self, n: usize) -> usize {
         if self.len <= PAGE_LEN || !is_compressed(self.suite, &self.keys.raw()[n]) {
             return 0;
@@ -115,7 +115,7 @@ impl Ciphertext {
         self.len - stored.next_multiple_of(PAGE_LEN)
     }
 
-    /// The ciphertext of `count` blocks from the `n`th on, in as few pieces as it lies in.
+    /// The ciphertext of `count` blocks from the `n`th on, in as few pieces as possible.
     fn parts(&self, n: usize, count: usize) -> Vec<&[u8]> {
         let mut parts = Vec::new();
         let mut at = n;
@@ -205,7 +205,7 @@ impl Core {
         let salts = self.forms(&st.identity).salts(Numbers::Each(&numbers));
         let mut scratch = SCRATCH.take();
         if let Some(more) = (plain.len() * len).checked_sub(scratch.len()) {
-            scratch.reserve_exact(more); // capacity beyond what is needed could pass what is kept
+            scratch.reserve_exact(more); // more capacity than needed could exceed the limit of what is kept
             scratch.resize(plain.len() * len, 0);
         }
         let fetch = |first: usize, blocks: &mut [u8]| {

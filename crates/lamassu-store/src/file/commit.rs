@@ -74,7 +74,7 @@ impl Core {
         Ok(())
     }
 
-    /// Brings what is buffered to the store, and the size in the pages to `size`, in as many rounds as it takes.
+    /// Writes the buffer to the store, and sets the size in the pages to `size`, in as many rounds as necessary.
     fn rounds(&self, st: &mut State, size: u64) -> Result<(), StoreError> {
         let mut goal = self.goal(st, size)?;
         loop {
@@ -139,8 +139,7 @@ impl Core {
         let stored = st.sizes.stored();
         let block = self.geo().block_at(stored);
         let buffered = st.buffer.set_aside();
-        // Content that the file had when it was that long, not what is buffered now: no block is ever a mixture of
-        // versions.
+        // The content that the file had at that length, not the buffered one: no block is ever a mixture of versions.
         let old = match st.shrink.take_last_block(block) {
             Some(bytes) => Ok(bytes),
             None => self.load_block_within(st, block, stored),
@@ -178,7 +177,7 @@ impl Core {
 fn note_outcome(st: &mut State, done: &Result<(), StoreError>) {
     match done {
         Err(StoreError::Io { source, .. }) => st.buffer.note_refused(source.raw_os_error()),
-        // Nothing was written, and nothing is until the server of the zone's keys answers.
+        // Nothing was written, and nothing will be until the server of the zone's keys answers.
         Err(StoreError::NotEvaluated(_)) => st.buffer.note_refused(Some(libc::EIO)),
         Ok(()) => st.buffer.forget_refusal(),
         Err(_) => {}

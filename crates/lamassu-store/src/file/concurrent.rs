@@ -1,4 +1,4 @@
-//! What other threads do while a commit runs: read, write whole blocks, look at attributes.
+//! What other threads may do while a commit runs: read, write whole blocks, read attributes.
 //!
 //! A commit holds the lock of the file's state over barriers, perhaps for seconds. Other threads need not wait for it.
 //! Attributes lie outside the state ([`Published`]). While a commit is *open* ([`Core::open_to_others`]), readers use a
@@ -8,10 +8,9 @@
 //!
 //! Invariants:
 //! * A commit, a barrier and a settling of a sound state change no content, and stop at the first error. They change
-//!   bytes on disk under buffered blocks (the last block is one, where the file grows), and the snapshot has those in
-//!   its buffer. Every other block holds under the old pages what it holds under the new ones. Operations that may
-//!   change content are never opened: the repair of a failure ([`Core::is_sound`]), truncation, punching, copying,
-//!   re-keying.
+//!   bytes on disk under buffered blocks (the last block is one, if the file grows), and the snapshot has those in its
+//!   buffer. Every other block holds under the old pages what it holds under the new ones. Operations that may change
+//!   content are never opened: the repair of a failure ([`Core::is_sound`]), truncation, punching, copying, re-keying.
 //! * A write into the overlay can fail later only as any buffered write can: it fills whole blocks, under pages that
 //!   are good or past the end, and the store can hold a file of that length.
 //! * Readers and writers hold the lock of `snapshot` while they work; closing takes the snapshot away first.
@@ -34,9 +33,9 @@ use std::time::Duration;
 const OVERLAY_LEN_MAX: usize = 16 << 20;
 /// Bytes buffered from which on a commit takes long enough to be opened, barriers or not.
 const OPEN_LEN_MIN: usize = 1 << 20;
-/// How long a thread waits for the state before it looks whether a commit has been opened.
+/// How long a thread waits for the state before it checks whether a commit has been opened.
 pub(super) const PATIENCE: Duration = Duration::from_millis(1);
-/// How often it looks before it queues for the lock: the holder of the state may open a commit at any time.
+/// How often it checks before it queues for the lock: the holder of the state may open a commit at any time.
 const TRIES_MAX: u32 = 100;
 
 /// What can be used of a file without the lock of its state.
@@ -50,7 +49,7 @@ pub(super) struct Concurrent {
     snapshot: RwLock<Option<State>>,
 }
 
-/// What became of an attempt to work without the lock of the state.
+/// The outcome of an attempt to work without the lock of the state.
 pub(super) enum Attempt<T> {
     Done(T),
     /// The operation needs the state.
@@ -89,8 +88,8 @@ struct Published {
     mtime: Option<Time>,
     /// The backing file's modification time while Lamassu itself changes that file: to be set again.
     kept: Option<Time>,
-    /// What it was last set to, if nothing has changed it since. A `stat` that asked the store in between shows this
-    /// time.
+    /// The time it was last set to, if nothing has changed it since. A `stat` that asked the store in between shows
+    /// this time.
     known: Option<Time>,
     /// Something has to be committed.
     is_dirty: bool,
@@ -160,7 +159,7 @@ impl Drop for OpenCommit<'_> {
 }
 
 impl Core {
-    /// Publishes what the state says.
+    /// Publishes size, times and buffers of the state.
     pub fn publish(&self, st: &State) {
         self.profile_hint.store(st.identity.profile().number(), Ordering::Release);
         if self.is_salted(&st.identity) {
@@ -214,7 +213,7 @@ impl Core {
         }
     }
 
-    /// Sets the time of buffered writes, where there is nothing to be committed but that.
+    /// Sets the time of buffered writes, if nothing else has to be committed.
     pub fn set_mtime(&self) -> Result<(), StoreError> {
         let _times = self.concurrent.times.lock();
         let time = self.concurrent.published.lock().mtime;
@@ -231,7 +230,7 @@ impl Core {
         done
     }
 
-    /// Sets times now; what is committed later leaves the modification time as it is.
+    /// Sets times now; later commits leave the modification time as it is.
     pub fn set_times(&self, atime: SetTime, mtime: SetTime) -> Result<(), StoreError> {
         if self.ctx.read_only {
             return Err(StoreError::ReadOnly);
@@ -290,7 +289,7 @@ impl Core {
         self.buffered_len(st) >= OPEN_LEN_MIN || (has_barriers && st.marks.is_barrier_at_least(PATIENCE))
     }
 
-    /// Whether a block that is buffered may replace one that is stored. Looks at what is in memory alone.
+    /// Whether a buffered block may replace a stored one, by what is in memory alone.
     fn may_replace(&self, st: &State, block: BlockNo) -> bool {
         let (g, i) = self.geo().slot_of(block);
         match st.pages.get(g) {
@@ -376,8 +375,8 @@ impl Core {
         Attempt::Done(())
     }
 
-    /// Whether nothing is left of a failure, of a crash or of damage. Otherwise the next commit or settling repairs
-    /// that first, which may change what blocks hold, and pages that readers of a snapshot would look at.
+    /// Whether no failure, crash or damage is left to repair. Otherwise the next commit or settling repairs it first,
+    /// which may change the content of blocks, and pages that readers of a snapshot use.
     fn is_sound(&self, st: &State) -> bool {
         st.inherited.is_prepared()
             && !st.shrink.has_open_steps()
@@ -422,7 +421,7 @@ mod tests {
     use std::cell::Cell;
     use std::convert::Infallible;
 
-    /// A lock that the last try got is handed on. Releasing it and queueing would be to wait for oneself.
+    /// A lock that the last attempt got is passed on. Releasing it and queueing would make the thread wait for itself.
     #[test]
     fn the_state_is_handed_on_whenever_it_comes() {
         for at in [0, 1, 2, TRIES_MAX - 1, TRIES_MAX, TRIES_MAX + 1] {

@@ -5,8 +5,8 @@
 //! first, with `pending` bits, and recovery after a crash hashes the content. Nothing is verified on the way: a damaged
 //! block is copied as it is, and reported when it is read.
 //!
-//! The source is locked against writers until the target's blocks are in the store, so what is copied is what its pages
-//! say.
+//! The source is locked against writers until the target's blocks are in the store, so the copied blocks fit the keys
+//! in its pages.
 
 use super::File;
 use super::block::Block;
@@ -43,8 +43,8 @@ impl CopiedBlock {
         self.offset == other.offset + len as u64 && Arc::ptr_eq(&self.backing, &other.backing)
     }
 
-    /// Copies it, and what follows it, `count` blocks of `size` bytes in all. Its file may end where the ciphertext of
-    /// the last one does, and zeros follow: that block is written whole, by one write (I13).
+    /// Copies this block and those that follow it, `count` blocks of `size` bytes in all. If its file ends with the
+    /// ciphertext of the last block, zeros follow: that block is written whole, by one write (I13).
     pub fn copy_to(&self, to: &dyn BackendFile, offset: u64, count: usize, size: usize) -> io::Result<()> {
         let len = (count * size) as u64;
         let there = self.backing.stat()?.len.saturating_sub(self.offset);
@@ -89,7 +89,7 @@ pub(super) fn copy(from: &File, to: &File, from_offset: u64, offset: u64, len: u
     if !source.buffer.is_empty() || source.failures.needs_rewrite() {
         return Ok(None);
     }
-    // A block is stored as its file's profile has it.
+    // The form of a block depends on its file's profile.
     let is_final = |st: &State| !st.identity.is_changing() && !from.core.is_salted(&st.identity);
     if source.identity.profile() != st.identity.profile() || !is_final(&source) || !is_final(&st) {
         return Ok(None);
@@ -100,9 +100,9 @@ pub(super) fn copy(from: &File, to: &File, from_offset: u64, offset: u64, len: u
         return Ok(None);
     }
     let first_there = geo.block_at(offset);
-    // Content that was written before the copy must survive its failure. Blocks of the copy replace what is buffered in
-    // their place, and are dropped where the copy fails, so that is committed first. What is buffered elsewhere stays,
-    // and goes to the store with the copy.
+    // Content that was written before the copy must survive a failed copy. Blocks of the copy replace buffered blocks
+    // in their place, and are dropped if the copy fails. So those buffered blocks are committed first. Other buffered
+    // blocks stay, and go to the store with the copy.
     let there = first_there..BlockNo(first_there.0.saturating_add(blocks.end - blocks.start));
     if st.buffer.first_in(there).is_some() {
         to.core.commit(&mut st)?;
@@ -151,9 +151,9 @@ fn copy_piece(
     };
     let done = put_copies(to, st, there, &found, copied);
     if done.is_err() {
-        // The source may change from here on, so no copy may stay buffered. A block that was not reached keeps what it
-        // had. One that was reached in part holds neither its old content nor the new; it gets the new from here, to be
-        // written again.
+        // The source may change from here on, so no copy may stay buffered. A block that was not reached keeps its
+        // content. A block that was written in part holds neither the old content nor the new; it gets the new content
+        // here, to be written again.
         let copies = st.buffer.drop_copies();
         st.sizes.set_logical(before.max(st.sizes.stored()));
         for block in copies.into_iter().filter(|block| to.is_lost(st, *block)).collect::<Vec<_>>() {

@@ -1,7 +1,7 @@
 //! A backing file that takes changes only while this process may make them.
 //!
-//! The anchor of a shared vault belongs to a session, which can end while this process runs: another host has the vault
-//! then (`docs/sharing.md`, L4). What is decided by the anchor is not carried out behind that.
+//! The anchor of a shared vault belongs to a session, which can end while this process runs. Then another host may hold
+//! the vault (`docs/sharing.md`, L4), and changes that this process had decided on must not be carried out.
 
 use crate::backend::{BackendFile, BackendNode, SetTime, Stat};
 use lamassu_anchor::Anchor;
@@ -18,7 +18,7 @@ pub(super) struct Fenced {
 }
 
 impl Fenced {
-    /// The file itself where the anchor cannot end.
+    /// Returns the file itself if the anchor's session cannot end.
     pub fn of(inner: Arc<dyn BackendFile>, anchor: &Arc<Anchor>) -> Arc<dyn BackendFile> {
         match anchor.may_end() {
             true => Arc::new(Fenced { inner, anchor: anchor.clone() }),
@@ -132,7 +132,7 @@ mod tests {
     use lamassu_anchor::{AnchorError, TokenKey};
     use std::sync::atomic::{AtomicBool, Ordering};
 
-    /// A table whose session can end.
+    /// A test table whose session can end.
     #[derive(Default)]
     struct Ending {
         rows: MemoryTable,

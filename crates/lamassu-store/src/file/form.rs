@@ -1,8 +1,9 @@
-//! How blocks of a file are keyed and stored: by its profile, and while that is being changed in one of several ways.
+//! How blocks of a file are keyed and stored: by the file's profile, or in one of several forms while the profile is
+//! being changed.
 //!
-//! Which way rules is what the sealed pages say (`docs/format.md` §9). Blocks of a file whose profile is being changed
-//! are tried in each way that the vault has, and always verified: a slot's key fits one content in one way alone, so
-//! trying gives the store no choice.
+//! The sealed pages decide which (`docs/format.md` §9). Blocks of a file whose profile is being changed are tried in
+//! each form that the vault has, and always verified. A slot's key fits one content in one form only, so trying gives
+//! the store no choice.
 
 use super::primitives::Core;
 use super::state::Identity;
@@ -17,19 +18,19 @@ use std::sync::atomic::Ordering;
 struct Form {
     /// The domain whose salt goes into its key; `None`: it is stored as it is.
     encrypted: Option<Domain>,
-    /// Its hash, and its cipher where it is encrypted.
+    /// Its hash, and its cipher if it is encrypted.
     method: Method,
 }
 
-/// The ways that blocks of a file or a page may be stored in.
+/// The forms that blocks of a file or a page may have.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Forms {
     file: FileId,
-    /// That of new blocks.
+    /// The form of new blocks.
     first: Form,
     /// How new blocks are compressed.
     compression: Option<Compression>,
-    /// What else old ones may be in: all ways.
+    /// Whether old blocks may have any other form.
     may_differ: bool,
 }
 
@@ -48,7 +49,7 @@ impl Form {
         salts.by(self.method)
     }
 
-    /// All that a vault has.
+    /// All forms of a vault.
     fn all(ctx: &FileContext) -> impl Iterator<Item = Form> {
         let suite = ctx.ring.suite();
         let has_salted = !ctx.domain.is_salted() && suite.takes_salt();
@@ -96,7 +97,7 @@ impl Core {
         Forms { file: identity.id(), first, compression, may_differ }
     }
 
-    /// Those of the blocks that a page names, by what it says itself.
+    /// The forms of the blocks that a page names, by its own profile.
     pub fn forms_of(&self, page: &Page) -> Forms {
         let first = Form::of(page.profile, &self.ctx);
         Forms { file: page.file_id, first, compression: self.ctx.compression, may_differ: page.changing }
@@ -117,8 +118,8 @@ impl Core {
         if identity.is_changing() { Verify::Full } else { self.verify_in(identity.profile()) }
     }
 
-    /// What reads check of a file of this profile. What a mount leaves out it leaves out of files of the default alone:
-    /// blocks that are plain are verified wherever their profile says so.
+    /// What reads of a file of this profile verify. A mount's `metadata` integrity applies only to files of the profile
+    /// `both`: plain blocks are verified whenever their profile says so.
     pub fn verify_in(&self, profile: Profile) -> Verify {
         let is_left_out = match profile.protection() {
             Protection::Both => self.ctx.integrity == Integrity::Metadata && !self.ctx.ring.suite().is_malleable(),
@@ -129,8 +130,8 @@ impl Core {
         if is_left_out { Verify::No } else { Verify::Full }
     }
 
-    /// Opens and verifies blocks in place, in the first of the forms that fits; returns those that fit none. Those are
-    /// zeros then.
+    /// Opens and verifies blocks in place, in the first of the forms that fits. Returns those that fit none, which are
+    /// zeroed.
     pub fn open_blocks(&self, forms: Forms, bytes: &mut [u8], keys: &[BlockKey], numbers: Numbers<'_>) -> Vec<usize> {
         let len = self.ctx.block_len();
         let stored = forms.may_differ.then(|| bytes.to_vec());
@@ -145,7 +146,7 @@ impl Core {
         failed
     }
 
-    /// Opens one block in another form than the first; whether it fits one.
+    /// Opens one block in another form than the first. Returns whether it fits one.
     pub fn open_otherwise(
         &self,
         forms: Forms,
@@ -154,7 +155,7 @@ impl Core {
         number: BlockNo,
     ) -> bool {
         let (len, keys) = (self.ctx.block_len(), std::slice::from_ref(key));
-        // Most blocks that are tried are in the form that the last one was in.
+        // Most blocks are in the same form as the one before.
         let hint = usize::from(self.form_hint.load(Ordering::Relaxed));
         let others = Form::all(&self.ctx).enumerate().filter(|(at, _)| *at != hint);
         let mut tried = Form::all(&self.ctx).enumerate().skip(hint).take(1).chain(others);

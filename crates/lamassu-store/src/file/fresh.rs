@@ -2,14 +2,14 @@
 //! its pages are accepted.
 //!
 //! Invariants:
-//! * The tree tells the digest of every page as this process wrote it last, or as it is under the committed root. A
-//!   page is accepted if it has that digest, and only so.
+//! * The tree has the digest of every page as this process wrote it last, or as it is under the committed root. A page
+//!   is accepted only if it has that digest.
 //! * A page that was accepted because a crash may have left it is `in flight` until its pending bits are resolved. No
-//!   root is committed before that: from then on pending bits give no choice (A5).
-//! * If a write of a page failed, the store may have the old bytes or the new ones: both are accepted until one was
-//!   seen, and no root is committed meanwhile.
+//!   root is committed before that: after a commit, pending bits must give the store no choice (A5).
+//! * If a write of a page failed, the store may have the old bytes or the new ones. Both are accepted until one of them
+//!   was read, and no root is committed meanwhile.
 //!
-//! The lock here is taken with or without that of the file's state, and never held while the anchor is waited for.
+//! The lock here is taken with or without that of the file's state, and never held while waiting for the anchor.
 
 use super::anchored::{AnchoredFiles, ClosedFile, TreeOf};
 use super::blocks::BlockTree;
@@ -35,7 +35,7 @@ pub(super) struct StorePages<'a> {
 }
 
 impl StorePages<'_> {
-    /// The bytes of a page; zeros where there are none.
+    /// The bytes of a page; zeros past the end.
     pub fn read(&self, page: PageNo) -> io::Result<[u8; PAGE_LEN]> {
         let mut bytes = [0; PAGE_LEN];
         let got = self.backing.read_at(self.geometry.page_offset(page), &mut bytes)?;
@@ -44,7 +44,7 @@ impl StorePages<'_> {
     }
 }
 
-/// The digest of a page as it lies in the store; none where it is absent.
+/// The digest of a page as it lies in the store; that of no page if it is absent.
 pub(super) fn digest_of(page: PageNo, bytes: &[u8; PAGE_LEN]) -> Digest {
     if bytes.iter().all(|byte| *byte == 0) { Digest::NONE } else { leaf_digest(page, bytes) }
 }
@@ -74,27 +74,28 @@ pub(super) struct Known {
     pub tree: PageTree,
     /// As the anchor has it, queued changes included.
     pub row: FileRow,
-    /// The size, where that is not for the pages to say.
+    /// The size, if the pages do not determine it.
     pub size: Option<u64>,
-    /// The profile: of a file without pages, and where the size is known.
+    /// The profile of a file without pages, or whose size is set here.
     profile: Profile,
     /// A crash may have changed it since its root was committed.
     pub is_interrupted: bool,
-    /// Pages that are accepted because of that, and whose pending bits were not looked at.
+    /// Pages that are accepted because of that, and whose pending bits are not resolved yet.
     pub in_flight: BTreeSet<PageNo>,
     /// Pages whose last write failed, as they would be.
     doubtful: BTreeMap<PageNo, Digest>,
-    /// The session that has its window in the row.
+    /// The session whose window is in the row.
     opened: Option<u32>,
     /// Tree records that the anchor holds.
     held: BTreeSet<RecordNo>,
     /// The session that wrote pages since the last commit, and the highest sequence; `None`: none with a stamp.
     last: Option<Window>,
-    /// Pages were written, or taken over, since the last commit.
+    /// Whether pages were written, or taken over, since the last commit.
     is_ahead: bool,
-    /// A crash has left it to the store whether its first page is there (A6), and no commit says which yet.
+    /// After a crash the store could choose whether the first page exists (A6), and no commit has recorded the choice
+    /// yet.
     has_chosen: bool,
-    /// The file is closed: another that was opened since tells the anchor what it is.
+    /// The file is closed: if it was opened again, the new `File` reports to the anchor.
     is_put_away: bool,
     /// The tree over its blocks, in vaults that have one.
     pub blocks: BlockTree,
@@ -106,18 +107,18 @@ impl Known {
         self.is_ahead
     }
 
-    /// Size and profile, where that is not for the pages to say; the profile is that of a file without pages otherwise.
+    /// Size and profile, if the pages do not determine them. Otherwise the profile is the one for a file without pages.
     pub fn told(&self) -> (Option<u64>, Profile) {
         (self.size, self.profile)
     }
 
-    /// The file has its first page, which its root does not tell of, or never had it.
+    /// Page 0 exists although the root does not have it, or it never existed.
     pub fn note_chosen(&mut self) {
         (self.is_ahead, self.has_chosen) = (true, true);
     }
 }
 
-/// A page write that the tree knows of.
+/// A page write that is noted in the tree.
 pub(super) struct NotedWrite {
     page: PageNo,
     before: Before,
@@ -129,14 +130,14 @@ fn page_tree(files: &AnchoredFiles, object: ObjectId, root: Digest, pages: u64) 
 }
 
 impl Fresh {
-    /// What the anchor knows of an object, and what this process remembers. A writer takes that over.
+    /// From the anchor's row of an object, and what this process remembers of it. A writer takes the latter over.
     pub fn open(
         files: Arc<AnchoredFiles>,
         object: ObjectId,
         geometry: Geometry,
         writes: bool,
     ) -> Result<Fresh, StoreError> {
-        // In this order: what is not remembered any more is in the row.
+        // In this order: what is no longer remembered is in the row.
         let remembered = files.remembered(object, writes);
         let row = files.anchor().row(object)?;
         let row = row.file().ok_or(AnchorError::Unknown { object })?.clone();
@@ -173,7 +174,7 @@ impl Fresh {
         Ok(fresh)
     }
 
-    /// The tree over blocks, of which nothing is known.
+    /// An empty tree over blocks.
     pub fn new_block_tree(&self) -> Tree {
         self.block_tree(Digest::NONE, 0)
     }
@@ -232,7 +233,7 @@ impl Fresh {
         Ok(true)
     }
 
-    /// The first page from one on that has a digest. A range of which that cannot be told begins with one that has.
+    /// The first page from `from` on that has a digest. If that is unknown for a range, its first page counts.
     pub fn next_page(&self, backing: &dyn BackendFile, from: PageNo) -> Result<Option<PageNo>, StoreError> {
         match self.known.lock().tree.next_leaf(from, &self.pages(backing)) {
             Ok(next) => Ok(next),
@@ -241,12 +242,12 @@ impl Fresh {
         }
     }
 
-    /// Whether what an interruption leaves in a page is believed.
+    /// Whether the pending state of a page counts.
     pub fn is_in_flight(&self, page: PageNo) -> bool {
         self.known.lock().in_flight.contains(&page)
     }
 
-    /// The pending bits of a page were looked at: there were none.
+    /// Notes that the pending bits of a page were examined: there were none.
     pub fn note_resolved(&self, page: PageNo) {
         self.known.lock().in_flight.remove(&page);
     }
@@ -256,19 +257,20 @@ impl Fresh {
         self.known.lock().is_interrupted
     }
 
-    /// Whether a crash has left something to the store, and no commit says yet what it is.
+    /// Whether a crash has left a choice to the store that no commit has recorded yet.
     pub fn must_recover(&self) -> bool {
         let known = self.known.lock();
         known.is_interrupted || known.has_chosen
     }
 
-    /// The id that pages have to carry, where the row names one.
+    /// The id that pages must carry, if the row names one.
     pub fn file_id(&self) -> Option<FileId> {
         self.known.lock().row.open.as_ref().map(|open| open.file)
     }
 
-    /// A1: waits until the anchor durably knows that these pages are about to be written by a session, and what their
-    /// neighbours are. `cut`: so is a shrink, and pages from there on go. What is known already costs nothing.
+    /// A1: waits until the anchor durably knows that a session is about to write these pages, and the digests of their
+    /// neighbours. `cut`: a shrink is announced too, and pages from `cut` on are removed. Does not wait for what the
+    /// anchor knows already.
     pub fn open_pages(
         &self,
         backing: &dyn BackendFile,
@@ -319,15 +321,16 @@ impl Fresh {
         self.files.shape().height(self.known.lock().tree.pages()) > 1
     }
 
-    /// Whether a convergent page, which carries no stamp, may be one that the anchor knows (A6): not worth sealing
-    /// otherwise.
+    /// Whether the anchor may know a convergent page of this file, which carries no stamp (A6). If not, it is not worth
+    /// sealing.
     pub fn may_be_convergent(&self) -> bool {
         let known = self.known.lock();
         let is_first = known.tree.pages() == 0 && !known.is_ahead && known.row.open.is_none();
         is_first || known.row.twin.is_some()
     }
 
-    /// A6: whether this convergent page may be written. The first page of a new file is made known for that.
+    /// A6: whether this convergent page may be written. The first page of a new file is announced to the anchor for
+    /// that.
     pub fn may_write_convergent(&self, digest: Digest, size: u64) -> Result<bool, StoreError> {
         let (is_first, is_twin) = {
             let known = self.known.lock();
@@ -369,14 +372,14 @@ impl Fresh {
         known.doubtful.remove(&noted.page);
     }
 
-    /// The write has failed: the store may have the page all the same.
+    /// The write has failed, but the store may have the page nevertheless.
     pub fn note_failed(&self, noted: NotedWrite, bytes: &SealedPage) {
         let known = &mut *self.known.lock();
         let digest = known.tree.take_back(noted.page, bytes, noted.before);
         known.doubtful.insert(noted.page, digest);
     }
 
-    /// Pages from one on are gone.
+    /// Notes that only the first `pages` pages are left.
     pub fn truncate(&self, backing: &dyn BackendFile, pages: u64) -> Result<(), StoreError> {
         let known = &mut *self.known.lock();
         if known.tree.pages() > pages {
@@ -389,7 +392,7 @@ impl Fresh {
         known.tree.truncate(pages, &self.pages(backing)).map_err(|error| self.failed(error))
     }
 
-    /// All pages are gone, also those that were not what the tree says.
+    /// Notes that all pages are gone, including those that did not match the tree.
     pub fn clear(&self) {
         let known = &mut *self.known.lock();
         known.tree = page_tree(&self.files, self.object, Digest::NONE, 0);
@@ -399,13 +402,13 @@ impl Fresh {
         known.in_flight.clear();
     }
 
-    /// Whether the anchor does not know the file as it is.
+    /// Whether the anchor lacks the file's present state.
     pub fn is_ahead(&self) -> bool {
         let known = self.known.lock();
         known.is_ahead || known.row.open.is_some()
     }
 
-    /// Whether nothing forbids to commit a root.
+    /// Whether a root may be committed.
     pub fn is_certain(&self) -> bool {
         let known = self.known.lock();
         known.in_flight.is_empty() && known.doubtful.is_empty()
@@ -416,8 +419,8 @@ impl Fresh {
         self.known.lock().last.is_some()
     }
 
-    /// A4: queues what the file is, as of a barrier that has covered every page of it. `pages`: how many it has;
-    /// `twin`: the digest of the convergent page that comes next; `blocks`: the root over its blocks; `is_clean`: no
+    /// A4: queues the file's state as of a barrier that has covered every page of it. `pages`: how many it has; `twin`:
+    /// the digest of the convergent page that will be written next; `blocks`: the root over its blocks; `is_clean`: no
     /// other page is about to be written (A7).
     pub fn commit(
         &self,
@@ -431,7 +434,7 @@ impl Fresh {
         if known.tree.pages() > pages {
             known.tree.truncate(pages, &self.pages(backing)).map_err(|error| self.failed(error))?;
         }
-        // The last page may be absent yet, after a crash in a shrink: the size goes by it, and so does the tree's.
+        // After a crash in a shrink the last page may be absent. The size includes it, so the tree must too.
         known.tree.extend_to(pages);
         let sealed = known.tree.seal();
         let window = known.last;
@@ -440,7 +443,7 @@ impl Fresh {
         let (object, root) = (self.object, sealed.root);
         let commit = FileCommit { object, root, size, profile, twin, blocks, window, held, is_clean };
         match self.files.anchor().commit_file(commit) {
-            Err(AnchorError::Unknown { .. }) => return Ok(()), // it is removed
+            Err(AnchorError::Unknown { .. }) => return Ok(()), // it was removed
             done => done?,
         }
         known.tree.committed();
@@ -463,12 +466,12 @@ impl Fresh {
         self.known.lock().is_put_away
     }
 
-    /// It is.
+    /// Notes that it is.
     pub fn note_put_away(&self) {
         self.known.lock().is_put_away = true;
     }
 
-    /// The file is closed as it is: what no commit covers is remembered, records go to their file.
+    /// The file is closed in its present state: remembers what no commit covers, and writes records to their file.
     pub fn remember(&self, (size, profile): (u64, Profile), blocks: Option<Digest>) {
         let known = &mut *self.known.lock();
         let sealed = known.tree.seal();

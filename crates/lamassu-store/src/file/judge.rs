@@ -1,8 +1,8 @@
 //! Opening a file of an anchored vault: which of its pages are accepted, and what its size is.
 //!
-//! The row says both for a clean file. In a file that a crash may have changed, each page is judged
-//! (`docs/freshness.md`, sections 3 and 4): those under the tree records that the anchor holds, and those behind the
-//! end that it knows. No other page can have changed, so the cost does not grow with the file.
+//! For a clean file the row has both. In a file that a crash may have changed, these pages are judged
+//! (`docs/freshness.md`, sections 3 and 4): those under the tree records that the anchor holds, and those past the end
+//! that it knows. No other page can have changed, so the cost does not grow with the file.
 
 use super::fresh::{Fresh, Known, digest_of};
 use super::primitives::Core;
@@ -16,7 +16,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 impl Core {
-    /// What pages and row say of a file whose freshness is known.
+    /// Opens a file whose freshness is known, from its pages and its row.
     pub fn open_anchored(&self, fresh: &Fresh, st: &mut State) -> Result<(), StoreError> {
         self.take_first_page(fresh)?;
         let judged = if fresh.is_interrupted() { self.judge_pages(fresh)? } else { Judged::default() };
@@ -27,7 +27,7 @@ impl Core {
                 st.identity.set_profile(profile, false);
                 return Ok(());
             }
-            // The row says what protects the file.
+            // The row has the file's profile.
             PageState::Good(held) if size.is_some() && held.page().profile != profile => {
                 PageState::Bad(DamageKind::Stale)
             }
@@ -77,13 +77,13 @@ impl Core {
                 st.pages.put_unresolved(PageNo::ZERO, page);
             }
             PageState::Bad(kind) => st.pages.put(PageNo::ZERO, PageState::Bad(kind)),
-            // The tree says that there is a page 0.
+            // The tree has a page 0.
             PageState::Absent => st.pages.put(PageNo::ZERO, PageState::Bad(DamageKind::Stale)),
         }
     }
 
-    /// The size that accepted pages give a file after a crash, of which `last` is the last. Where that one is not
-    /// accepted it was committed, and the row has the size.
+    /// The size of a file after a crash, by its accepted pages, of which `last` is the last. If that page is not
+    /// accepted, it was committed, and the row has the size.
     fn size_after_crash(
         &self,
         fresh: &Fresh,
@@ -115,8 +115,8 @@ impl Core {
         }
     }
 
-    /// J2: takes the second page 0 of a file of one page for the first, where the store shows that one. Of a file whose
-    /// first page a crash may have taken (A6), what the store shows now is what it is from then on.
+    /// J2: accepts the second page 0 of a file of one page in place of the first, if the store shows that one. If a
+    /// crash may have taken the first page of a file (A6), what the store shows now is the file from then on.
     fn take_first_page(&self, fresh: &Fresh) -> Result<(), StoreError> {
         let known = &mut *fresh.known();
         let Some(twin) = known.row.twin.filter(|_| known.tree.pages() <= 1 && !known.is_ahead()) else { return Ok(()) };
@@ -127,9 +127,9 @@ impl Core {
         if digest == twin {
             known.tree.set(PageNo::ZERO, twin, &leaves).map_err(|error| fresh.failed(error))?;
         } else if is_new && known.size.is_some() {
-            known.size = Some(0); // its first page was never there
+            known.size = Some(0); // its first page never existed
         }
-        // Where something else lies there, that is stale, and nothing is chosen.
+        // If another page lies there, it is stale, and nothing is chosen.
         if is_new && (digest == twin || digest.is_none()) {
             known.note_chosen();
         }
@@ -151,8 +151,8 @@ impl Core {
             pages.extend(first.until(PageNo((first.0 + shape.span(1)).min(committed))));
         }
         if let Err(error) = known.tree.hold(held, &leaves) {
-            // What the anchor holds is not what its root says, or the store has none of it: those pages are not
-            // accepted, and told of when they are read.
+            // The held records do not fit the root, or the store lacks them: those pages are not accepted, and are
+            // reported when they are read.
             let _ = fresh.failed(error);
         }
         let zero = self.judge_page(fresh, known, &row, PageNo::ZERO, None)?;
@@ -177,7 +177,7 @@ impl Core {
         Ok(Judged { last: last.or(zero.map(|_| PageNo::ZERO)), is_cut: past.is_some() })
     }
 
-    /// Judges one page, and notes it in the tree where it is in flight; returns its stamp then.
+    /// Judges one page. If it is in flight, notes it in the tree and returns its stamp.
     fn judge_page(
         &self,
         fresh: &Fresh,
@@ -187,19 +187,19 @@ impl Core {
         zero: Option<Stamp>,
     ) -> Result<Option<Stamp>, StoreError> {
         let leaves = fresh.pages(&*self.backing);
-        // A page whose leaf cannot be told may still be in flight: no digest is that of what cannot be told.
+        // A page whose leaf is unknown may still be in flight. `UNKNOWN` is the digest of no page.
         let leaf = known.tree.leaf(page, &leaves).unwrap_or(UNKNOWN);
         let shown = self.shown(fresh, page)?;
         let pages = if row.size <= self.geo().page_span() { Pages::One } else { Pages::Several };
         match judge::page(row, pages, leaf, zero, &shown) {
             Verdict::InFlight => {
                 if known.tree.set(page, shown.digest, &leaves).is_err() {
-                    return Ok(None); // its neighbours cannot be told, so it cannot be kept beside them
+                    return Ok(None); // its neighbours' digests are unknown, so its own cannot be set
                 }
                 known.in_flight.insert(page);
                 Ok(shown.stamp)
             }
-            // The tree knows them, or they stay what they are: not accepted.
+            // The tree has them already, or they stay unaccepted.
             Verdict::Acknowledged | Verdict::Hole | Verdict::Stale => Ok(None),
         }
     }
@@ -223,23 +223,24 @@ impl Core {
 /// What judging the pages of a file has shown.
 #[derive(Default)]
 struct Judged {
-    /// The last page as it is accepted.
+    /// The last accepted page.
     last: Option<PageNo>,
-    /// The file was made shorter, and no commit covers that. (Where one does, page 0 may say `cut` all the same: that
-    /// goes when the file is settled.)
+    /// The file was made shorter, and no commit covers that. (If one does, page 0 may still have `cut` until the file
+    /// is settled.)
     is_cut: bool,
 }
 
-/// Stands for a leaf that cannot be told. Nothing hashes to it.
+/// Stands for an unknown leaf. Nothing hashes to it.
 const UNKNOWN: Digest = Digest([0xff; 32]);
 
-/// From where on nothing is left of a file, where an accepted page 0 was written after the shrink that its row notes.
+/// The page from which on a file has nothing left, if an accepted page 0 was written after the shrink that its row
+/// notes.
 fn past_cut(row: &FileRow, zero: Option<Stamp>) -> Option<PageNo> {
     let cut = row.open.as_ref()?.cut?;
     zero.is_some_and(|zero| judge::is_after(zero, cut.after)).then_some(cut.from)
 }
 
-/// The first page from one on that the store shows.
+/// The first page from `from` on that the store shows.
 fn next_shown(leaves: &dyn crate::integrity::Leaves, from: PageNo) -> std::io::Result<Option<PageNo>> {
     let mut at = from;
     while let Some(page) = leaves.next_present(at)? {

@@ -4,8 +4,8 @@
 //! becomes unreadable, provided the store writes B bytes atomically where it replaces data and 4096 bytes for pages.
 //! Damage is an error for the range it concerns, never wrong data.
 //!
-//! Writers must have issued a [`crate::Backend::sync`] after they took the vault's lock: what an earlier process left
-//! in the page cache then is durable, and the clean state of a page means what it says.
+//! Writers must have issued a [`crate::Backend::sync`] after they took the vault's lock: then what an earlier process
+//! left in the page cache is durable, and a page without pending bits is really clean.
 //!
 //! | module | what it does |
 //! |---|---|
@@ -20,7 +20,7 @@
 //! | `check`, `rekey` | verifying a whole file; bringing it to the newest keys |
 //! | `concurrent`, `presealed` | what runs during a commit; blocks sealed before the lock is taken |
 //! | `anchored`, `fresh`, `page_tree`, `judge`, `anchor_commit` | files of anchored vaults: what is current, what a crash left, what the anchor learns |
-//! | `survey` | what an anchor would say of a file |
+//! | `survey` | the row that an anchor would have of a file |
 //! | `session`, `types`, `block` | sessions of writers; shared types and errors; memory for plaintext |
 //!
 //! The invariants I1 to I14 that comments name are those of `docs/format.md` section 13. The order of locks is in
@@ -98,14 +98,14 @@ pub struct File {
 }
 
 impl File {
-    /// Opens a backing file. `tag` names it in reports. Reads page 0 and the last page; damage there is not an error
-    /// here: the file opens, and what is damaged reads as an error. Writes nothing.
+    /// Opens a backing file. `tag` names it in reports. Reads page 0 and the last page. Damage there does not prevent
+    /// opening; reads of the damaged ranges give errors. Writes nothing.
     pub fn open(ctx: Arc<FileContext>, backing: Arc<dyn BackendFile>, tag: &str) -> Result<File, StoreError> {
         let len = backing.stat().map_err(StoreError::io("stat", 0))?.len;
         Self::open_with_len(ctx, backing, len, tag)
     }
 
-    /// The same of a backing file whose stat has just shown this length.
+    /// The same for a backing file whose stat has just shown this length.
     pub fn open_with_len(
         ctx: Arc<FileContext>,
         backing: Arc<dyn BackendFile>,
@@ -115,8 +115,8 @@ impl File {
         Self::open_core(Core::new(ctx, backing, tag, None), len)
     }
 
-    /// The size that the pages of a backing file record, whose stat has just shown this length. Files have one that do
-    /// not open because their blocks are hashed by what is not approved: no block is looked at.
+    /// The size in the pages of a backing file whose stat has just shown this length. It reads no block, so it also
+    /// works for files that do not open because their hash is not approved.
     ///
     /// # Errors
     /// As [`File::open_object`].
@@ -145,8 +145,8 @@ impl File {
         Ok(File { core, chunk_len, lost_barriers, state: RwLock::new(state) })
     }
 
-    /// Opens the backing file of an object of the anchor, whose stat has just shown this length. Where sessions that
-    /// ended may have changed it since its row was committed, it is recovered first: each of its pages is judged.
+    /// Opens the backing file of an object of the anchor, whose stat has just shown this length. If sessions that ended
+    /// may have changed it since its row was committed, it is recovered first: its pages are judged.
     ///
     /// # Errors
     /// As [`File::open`]; [`StoreError::Anchor`].
@@ -185,9 +185,9 @@ impl File {
         Ok(file)
     }
 
-    /// After a barrier that covered this file up to `mark`: what it is now is queued for the anchor (A4), unless it was
-    /// written since that mark. To be called before the anchor's commit, and [`File::settle`] after that. Does nothing
-    /// in an un-anchored vault.
+    /// After a barrier that covered this file up to `mark`: queues its state for the anchor (A4), unless it was written
+    /// since that mark. To be called before the anchor's commit; [`File::settle`] is called after it. Does nothing in
+    /// an un-anchored vault.
     ///
     /// # Errors
     /// Those of the anchor.
@@ -196,7 +196,7 @@ impl File {
         self.core.covered(&mut st, mark, anchor_commit::Outlook::Rests)
     }
 
-    /// Whether the anchor knows the file as it is; true in an un-anchored vault.
+    /// Whether the anchor has the file's present state; true in an un-anchored vault.
     pub fn is_anchored(&self) -> bool {
         self.core.fresh.as_ref().is_none_or(|fresh| !fresh.is_ahead())
     }
@@ -280,8 +280,8 @@ impl File {
         }
     }
 
-    /// The id and the profile that blocks are sealed with before the lock is taken; no id where none goes into their
-    /// keys.
+    /// The id and the profile with which blocks are sealed before the lock is taken; no id if the keys do not depend on
+    /// it.
     fn sealed_as(&self) -> Result<(FileId, Profile), StoreError> {
         let profile = Profile::of_number(self.core.profile_hint.load(Ordering::Acquire)).unwrap_or_default();
         if !form::is_salted(&self.core.ctx, profile) {
@@ -307,9 +307,9 @@ impl File {
     }
 
     /// Copies whole blocks of another file without decrypting them: keys into the pages, ciphertext from store to
-    /// store, which may share it. The blocks are committed like any others. Fewer bytes than asked for are copied where
-    /// a block's content is no ciphertext, or a tail follows. `None`: no byte, and the caller copies as usual; always
-    /// so where a block's key depends on its file. Both files must be of one vault.
+    /// store, which may share it. The blocks are committed like any others. Fewer bytes than asked for are copied if a
+    /// block's content is not in ciphertext, or a tail follows. `None`: no byte was copied, and the caller must read
+    /// and write. Always so if a block's key depends on its file. Both files must be of one vault.
     pub fn copy_from(&self, from: &File, from_offset: u64, offset: u64, len: u64) -> Result<Option<u64>, StoreError> {
         copy::copy(from, self, from_offset, offset, len)
     }
@@ -364,13 +364,13 @@ impl File {
         self.core.seek_hole(&mut self.exclusive(), offset, u64::MAX)
     }
 
-    /// The same, of which one at or after `until` is not looked for: `until` stands for it. A file without holes is
-    /// gone through block by block, so a caller that needs a part of it says which.
+    /// The same, but the search stops at `until`, which is returned then. A file without holes is searched block by
+    /// block, so a caller that needs only a part gives a limit.
     pub fn seek_hole_before(&self, offset: u64, until: u64) -> Result<Option<u64>, StoreError> {
         self.core.seek_hole(&mut self.exclusive(), offset, until)
     }
 
-    /// Hands buffered writes to the store, without making them durable.
+    /// Writes the buffer to the store, without making it durable.
     pub fn flush(&self) -> Result<(), StoreError> {
         if self.core.ctx.read_only {
             return Ok(());
@@ -476,9 +476,9 @@ impl File {
         self.core.set_times(atime, mtime)
     }
 
-    /// Brings pages, and with [`Rekey::Full`] blocks, to the newest keys, from page `from` on (0 first) as many as a
-    /// step holds; call it again with [`RekeyStep::next`] until that is `None`. What has the newest keys already is not
-    /// written. Damage is counted and stays as it is. Nothing is made durable but what the commit protocol asks for.
+    /// Brings pages, and with [`Rekey::Full`] blocks, to the newest keys: from page `from` on (first 0), as many as fit
+    /// in a step. Call it again with [`RekeyStep::next`] until that is `None`. Pages and blocks under the newest keys
+    /// are not written. Damage is counted and stays. It makes durable only what the commit protocol requires.
     ///
     /// # Errors
     /// Those of the store; [`StoreError::Damaged`] where the file cannot be written at all; [`StoreError::ReadOnly`].
@@ -521,9 +521,9 @@ impl File {
         Ok(())
     }
 
-    /// Begins to give the file another profile, durably. `true`: then [`File::rekey`] with [`Rekey::Profile`] has to go
-    /// through the file, from page 0 on, and if it has met no damage [`File::end_profile`] ends it. Broken off, the
-    /// file is whole, and can be begun with again.
+    /// Begins to give the file another profile, durably. `true`: [`File::rekey`] with [`Rekey::Profile`] must then
+    /// process the file from page 0 on, and [`File::end_profile`] ends the change if there was no damage. If it is
+    /// interrupted, the file is whole, and the change can be begun again.
     ///
     /// # Errors
     /// As [`File::rekey`].
@@ -532,7 +532,7 @@ impl File {
         self.core.begin_profile(&mut self.exclusive(), profile)
     }
 
-    /// Ends a change of profile; `false`: pages are left that say another one.
+    /// Ends a change of profile; `false`: some pages still have another one.
     ///
     /// # Errors
     /// As [`File::rekey`].
@@ -540,25 +540,25 @@ impl File {
         self.core.end_profile(&mut self.exclusive())
     }
 
-    /// Whether every page that this file has written is as it stays, but for damaged blocks; on disk once a barrier has
+    /// Whether every page that this file has written is final, except for damaged blocks; on disk once a barrier has
     /// covered it.
     pub fn is_settled(&self) -> bool {
         self.core.ctx.read_only
             || (!self.is_dirty() && self.state.try_read().is_some_and(|st| self.core.is_settled(&st)))
     }
 
-    /// The file is closed, also where somebody still refers to it: from here on it tells the anchor nothing, and
-    /// the next open takes over what it knows. To be called before that, when no call changes it any more.
+    /// Closes the file, even if other threads still refer to it. From here on it reports nothing to the anchor, and the
+    /// next open takes over its state. To be called before that open, when no call changes the file any more.
     pub fn put_away(&self) {
         self.core.put_away(&mut self.exclusive());
     }
 
-    /// What an anchor would say of the file as the store shows it. Every page is opened, and what an interruption left
-    /// is completed; of an anchored file, whose pages are judged, that is what its row says.
+    /// The row that an anchor would have of the file as the store shows it. Opens every page, and completes what an
+    /// interruption left. For an anchored file, whose pages are judged, the result is its row.
     ///
     /// # Errors
-    /// [`StoreError::Damaged`] for the first page that does not open; [`StoreError::ReadOnly`] where something would
-    /// have to be completed and may not be; those of the store.
+    /// [`StoreError::Damaged`] for the first page that does not open; [`StoreError::ReadOnly`] if an interruption would
+    /// have to be completed; those of the store.
     pub fn survey(&self, shape: Shape) -> Result<Surveyed, StoreError> {
         self.core.survey(&mut self.exclusive(), shape)
     }
@@ -576,7 +576,7 @@ impl Drop for File {
             return;
         }
         let st = self.state.get_mut();
-        // Not when it is put away: the store may be about to remove its last name, and then it is never opened again.
+        // Not in `put_away`: the store may be about to remove its last name, and then it is never opened again.
         let has_name = || self.core.backing.stat().map_or(true, |st| st.nlink > 0);
         if !self.core.is_settled(st) && has_name() {
             self.core.ctx.sessions.note_left_behind();

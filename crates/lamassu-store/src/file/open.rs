@@ -8,13 +8,13 @@ use super::types::{DamageKind, StoreError};
 use lamassu_format::{PAGE_LEN, Page, PageNo};
 use std::sync::Arc;
 
-/// Segments without a page that are looked through for the last page, holes apart.
+/// How many segments without a page are searched for the last page, besides holes.
 const ABSENT_MAX: u32 = 1 << 16;
 
-/// Pages that are looked at for one that was written after a shrink.
+/// How many pages are tried to find one that was written after a shrink.
 const CUT_TRIES_MAX: u32 = 16;
 
-/// What the pages say about the size.
+/// The size by the pages.
 #[derive(Default)]
 struct Found {
     stored: u64,
@@ -25,7 +25,7 @@ struct Found {
 }
 
 impl Core {
-    /// Reads page 0 and the last page, and decides what the size is. Damage is kept for the reads that meet it.
+    /// Reads page 0 and the last page, and decides the size. Damage is kept for the reads that touch it.
     pub fn open_state(&self, len: u64) -> Result<State, StoreError> {
         let mut st = State { space: Space::new(len), ..State::default() };
         if let Some(fresh) = &self.fresh {
@@ -54,7 +54,7 @@ impl Core {
         };
         let present = self.size_in_last_page(&mut st, last)?;
         let zero = match zero {
-            // A session that was closed has brought page 0 to its end, so this one is from before.
+            // A closed session has completed page 0, so this page 0 is an older one.
             PageState::Good(held)
                 if last > PageNo::ZERO
                     && !self.is_interrupted(&st, last)
@@ -81,8 +81,8 @@ impl Core {
         Ok(st)
     }
 
-    /// Tells of a shrink that an interruption has left to be completed; `written_by`: the session of page 0. What this
-    /// process itself has left, in a file without a name that it closed and opens again, it completes without a word.
+    /// Reports an interrupted shrink; `written_by`: the session of page 0. Not reported if this process left it itself,
+    /// in a file without a name that it closed and opens again.
     pub fn note_shortened(&self, st: &mut State, written_by: Option<u32>) {
         if written_by.is_none() || written_by != self.ctx.sessions.under_way() {
             let last = st.last_page(self.geo());
@@ -91,8 +91,8 @@ impl Core {
     }
 
     /// Whether a page past the end that page 0 records with `cut` was written after it: then the shrink was completed
-    /// before, and page 0 is an older one. The store can take such pages away, or damage them: then it has taken what
-    /// they held, and the shrink is reported.
+    /// before, and page 0 is an older one. The store can remove or damage such pages. Then their content is lost, and
+    /// the shrink is reported.
     fn is_cut_stale(&self, zero: &Page, len: u64) -> Result<bool, StoreError> {
         let last = self.geo().last_page(zero.size.min(self.geo().size_max()));
         let mut until = len;
@@ -113,7 +113,7 @@ impl Core {
         Ok(false)
     }
 
-    /// What page 0, if it is good, and a last page that records the size `present` say.
+    /// The size by page 0, if it is good, and by a last page that records the size `present`.
     fn decide_size(&self, st: &mut State, zero: Option<&Page>, last: PageNo, present: u64) -> Found {
         let by_length = self.size_by_length(st.space.len());
         let found = match zero {
@@ -121,19 +121,19 @@ impl Core {
             None if last == PageNo::ZERO => {
                 Found { stored: by_length.clamp(1, self.geo().page_span()), ..Found::default() }
             }
-            // Page 0 would say whether pages may be absent. Without it none may, and what they held is not known to be
+            // Only page 0 says whether pages may be absent. Without it none may, and absent pages are not known to be
             // zeros.
             None => Found { stored: present, floor: present, ..Found::default() },
         };
         match found.stored > self.geo().size_max() {
-            // No honest writer makes one; offsets beyond would overflow.
+            // No honest writer makes such a size: offsets beyond it would overflow.
             true => Found { stored: by_length.max(1), lost_from: Some(0), ..found },
             false => found,
         }
     }
 
-    /// The size that page `last` records; 0 for page 0, which is looked at elsewhere. A bad one is estimated from the
-    /// length. Keeps the page, or its damage, and the file's id.
+    /// The size that page `last` records; 0 for page 0, which is handled elsewhere. If the page is bad, the size is
+    /// estimated from the length. Keeps the page, or its damage, and the file's id.
     fn size_in_last_page(&self, st: &mut State, last: PageNo) -> Result<u64, StoreError> {
         if last == PageNo::ZERO {
             return Ok(0);
@@ -155,7 +155,7 @@ impl Core {
         Ok(self.size_by_length(st.space.len()).clamp(start + 1, end))
     }
 
-    /// What a good page 0 says, given a last page that records the size `present`.
+    /// The size by a good page 0, given a last page that records the size `present`.
     fn found_by_page_zero(&self, st: &mut State, page: &Page, last: PageNo, present: u64) -> Found {
         let geo = *self.geo();
         let is_same_file = page.file_id == st.identity.id() && !page.file_id.is_none();
@@ -183,11 +183,11 @@ impl Core {
         let interrupted = last > PageNo::ZERO && self.is_interrupted(st, last);
         let floor = match geo.last_page(recorded) {
             PageNo::ZERO => 0,
-            // A session that was closed has raised the floor. So this page 0 is an older one, and the pages above its
-            // floor must be there all the same.
+            // A closed session has raised the floor. So this page 0 is an older one, and the pages above its floor must
+            // exist nevertheless.
             _ if last > PageNo::ZERO && !page.cut && !interrupted => recorded,
-            // Nor was this page 0 there when the interrupted session wrote a page past the one that was the last
-            // before.
+            // Before it wrote a page past the last one, the interrupted session wrote page 0 (I4). So this page 0, of a
+            // session that is not open, is an older one.
             _ if st.pages.unresolved(last).is_some() && !self.ctx.sessions.may_be_interrupted(page.session) => {
                 page.size.max(geo.page_start(last))
             }
@@ -207,7 +207,7 @@ impl Core {
         st.pages.unresolved(last).is_none_or(|page| self.ctx.sessions.may_be_interrupted(page.session))
     }
 
-    /// A size to show when no page records it: what the data blocks present amount to.
+    /// A size to show if no page records it: that of the data blocks present.
     fn size_by_length(&self, len: u64) -> u64 {
         let geo = self.geo();
         let (segment, within) = (len / geo.segment_len(), len % geo.segment_len());
@@ -217,8 +217,8 @@ impl Core {
     /// The highest page that is neither past the end nor all zeros; 0 if there is none above.
     ///
     /// # Errors
-    /// The store knows no holes, and shows a file with too many segments without a page at its end to be read. No
-    /// writer leaves such a file.
+    /// The store has no holes, and the file ends with too many segments without a page to be read. No writer leaves
+    /// such a file.
     fn last_page_present(&self, len: u64) -> Result<PageNo, StoreError> {
         let geo = *self.geo();
         let pages = geo.pages_per_segment();

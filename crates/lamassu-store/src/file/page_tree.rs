@@ -4,7 +4,7 @@
 //! Invariants:
 //! * A page that is *unhashed* lies in a record that is noted already ([`Tree::is_noted`]), so that its digest can be
 //!   set at any later time, and cannot fail.
-//! * Nothing reads the digest of an unhashed page from the tree: what asks for one page hashes that one, and what asks
+//! * The digest of an unhashed page is never read from the tree: a request for one page hashes that page, and a request
 //!   for records or the root hashes all.
 
 use super::fresh::digest_of;
@@ -18,16 +18,16 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// The bytes of a sealed page.
 pub(super) type SealedPage = Box<[u8; PAGE_LEN]>;
 
-/// Unhashed pages, of all files of this process, from which on pages are hashed at once: 16 MiB.
+/// Most unhashed pages of all files of this process, 16 MiB. Beyond that pages are hashed at once.
 const UNHASHED_MAX: usize = 4096;
 
-/// How many unhashed pages there are, of several files.
+/// A count of unhashed pages of several files.
 type Count = AtomicUsize;
 
-/// Those of all files of this process: what is bounded is its memory.
+/// The count for all files of this process, since its memory is limited.
 static UNHASHED: Count = Count::new(0);
 
-/// A page as it was written, counted while this lives.
+/// The bytes of a page as it was written; counted while this value lives.
 struct Unhashed {
     bytes: SealedPage,
     count: &'static Count,
@@ -50,7 +50,7 @@ impl Drop for Unhashed {
     }
 }
 
-/// What a page was before it was written.
+/// The state of a page before it was written.
 pub(super) struct Before(Was);
 
 enum Was {
@@ -79,7 +79,7 @@ impl PageTree {
         self.tree.pages()
     }
 
-    /// Notes a page that is about to be written; returns what it was.
+    /// Notes a page that is about to be written; returns its state before.
     pub fn write(&mut self, page: PageNo, bytes: &SealedPage, leaves: &dyn Leaves) -> Result<Before, TreeError> {
         let before = match self.unhashed.remove(&page) {
             Some(before) => Was::Unhashed(before),
@@ -93,7 +93,7 @@ impl PageTree {
         Ok(Before(before))
     }
 
-    /// The write has failed. The page is noted as it was before; returns the digest of what was to be written.
+    /// The write has failed. Notes the page as it was before, and returns the digest of what was to be written.
     pub fn take_back(&mut self, page: PageNo, bytes: &SealedPage, before: Before) -> Digest {
         self.unhashed.remove(&page);
         match before.0 {
@@ -103,7 +103,7 @@ impl PageTree {
         digest_of(page, bytes)
     }
 
-    /// The digest of a page: what was set last, or what the root says.
+    /// The digest of a page: the one that was set last, or the one under the root.
     pub fn leaf(&mut self, page: PageNo, leaves: &dyn Leaves) -> Result<Digest, TreeError> {
         if let Some(unhashed) = self.unhashed.remove(&page) {
             self.tree.set_noted(page, digest_of(page, &unhashed.bytes));
@@ -111,14 +111,14 @@ impl PageTree {
         self.tree.leaf(page, leaves)
     }
 
-    /// Notes the digest of a page; none: it goes.
+    /// Notes the digest of a page; the digest of no page removes it.
     pub fn set(&mut self, page: PageNo, digest: Digest, leaves: &dyn Leaves) -> Result<(), TreeError> {
         self.tree.set(page, digest, leaves)?;
         self.unhashed.remove(&page);
         Ok(())
     }
 
-    /// See [`Tree::record_before`]. A record with unhashed pages is not asked: what it was is kept.
+    /// See [`Tree::record_before`]. Records with unhashed pages keep their earlier state.
     pub fn record_before(
         &mut self,
         page: PageNo,
@@ -137,17 +137,17 @@ impl PageTree {
         self.hashed().hold(held, leaves)
     }
 
-    /// The first page from one on that has a digest.
+    /// The first page from `from` on that has a digest.
     pub fn next_leaf(&mut self, from: PageNo, leaves: &dyn Leaves) -> Result<Option<PageNo>, TreeError> {
         self.hashed().next_leaf(from, leaves)
     }
 
-    /// Pages from one on are gone.
+    /// Notes that only the first `pages` pages are left.
     pub fn truncate(&mut self, pages: u64, leaves: &dyn Leaves) -> Result<(), TreeError> {
         self.hashed().truncate(pages, leaves)
     }
 
-    /// Makes it span at least so many pages, absent ones at its end.
+    /// Makes it span at least `pages` pages, with absent ones at its end.
     pub fn extend_to(&mut self, pages: u64) {
         self.hashed().extend_to(pages);
     }

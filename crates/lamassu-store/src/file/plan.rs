@@ -1,7 +1,7 @@
 //! Planning a round of a commit: which pages are written, which blocks change under them, and how.
 //!
 //! The plan decides which previous keys a page keeps, so it keeps I2: a block whose data no barrier has covered gets
-//! one before it is keyed anew ([`Core::wants_barrier`]). It writes nothing but through that barrier.
+//! one before it is keyed anew ([`Core::wants_barrier`]). It writes nothing except through that barrier.
 
 use super::block::Block;
 use super::primitives::Core;
@@ -20,8 +20,8 @@ const ROUND_LEN_MAX: usize = 16 << 20;
 pub(super) enum Change {
     /// There was no content: a hole.
     Fill,
-    /// Durable content is replaced; its key is kept until the new data is durable. So it is of a block that is lost:
-    /// until its new data is durable it reads as damage, and not as a hole.
+    /// Durable content is replaced; its key is kept until the new data is durable. The same for a lost block: until its
+    /// new data is durable it reads as damage, not as a hole.
     Replace,
     /// Bytes that were the page's tail get a data block (I7).
     LeaveTail,
@@ -47,7 +47,7 @@ pub(super) struct Round {
     pub absorbed: Vec<BlockNo>,
 }
 
-/// What a commit aims at, the same in all its rounds.
+/// The goal of a commit, the same in all its rounds.
 pub(super) struct Goal {
     /// The size that the pages give the file in the end.
     pub size: u64,
@@ -59,7 +59,7 @@ pub(super) struct Goal {
 }
 
 impl Core {
-    /// What has to happen to bring `size` and the buffered blocks to the pages.
+    /// The changes that bring `size` and the buffered blocks to the pages.
     pub fn goal(&self, st: &mut State, size: u64) -> Result<Goal, StoreError> {
         let geo = *self.geo();
         let last = geo.last_page(size);
@@ -71,10 +71,10 @@ impl Core {
             pages.insert(last);
         }
         let zero_is_absent = matches!(self.page(st, PageNo::ZERO)?, PageState::Absent);
-        // I11: what is on disk in place of these pages is not known.
+        // I11: the content of these pages on disk is unknown.
         pages.extend(st.failures.uncertain_pages().range(..=last));
         if last > old_last && self.is_short(st, old_last)? {
-            pages.insert(old_last); // also where the file grows by a hole: a page that others follow has all its blocks
+            pages.insert(old_last); // even if the file grows by a hole: a page that others follow has all its blocks
         }
         let skipped = old_last.next().until(last).any(|g| !pages.contains(&g));
         if zero_is_absent || is_cut || (skipped && !st.sizes.is_sparse()) {
@@ -92,7 +92,7 @@ impl Core {
         Ok(self.page(st, g)?.good().is_some_and(|held| self.lacks_blocks(held.page(), g, u64::MAX)))
     }
 
-    /// The pages with buffered blocks, found from one to the next: a page has many.
+    /// The pages with buffered blocks; skips from page to page, since a page has many blocks.
     fn dirty_pages(&self, st: &State) -> BTreeSet<PageNo> {
         let geo = self.geo();
         let next = |from: BlockNo| st.buffer.first_in(from..).map(|b| geo.page_of(b));
@@ -163,7 +163,8 @@ impl Core {
     }
 
     /// Whether a page needs a barrier before it is written again. I2: an uncovered block that is keyed anew has to be
-    /// durable first, since its key becomes a previous key. Previous keys that are still kept need one for their room.
+    /// durable first, since its key becomes a previous key. If previous keys fill the page, a barrier frees their
+    /// slots.
     fn wants_barrier(&self, st: &State, g: PageNo) -> bool {
         let Some(held) = st.pages.good(g).filter(|held| held.is_uncovered(&st.marks)) else { return false };
         let first = self.geo().first_block(g);
@@ -198,8 +199,8 @@ impl Core {
         let first = geo.first_block(g);
         let mut room = (SLOTS - page.keys.len() - tail_slots).min(geo.reserved()).saturating_sub(page.previous.len());
         if room == 0 {
-            // Only lost blocks hold previous keys now; new content goes before what cannot be opened anyway. They stay
-            // damage by their keys, which nothing that is there verifies under.
+            // Only lost blocks hold previous keys now. New content takes precedence over content that cannot be opened
+            // anyway. Those blocks stay damaged, since nothing in the store verifies under their keys.
             let holding = page.replaced;
             (page.pending, page.replaced, page.previous) = (page.pending & !holding, 0, Keys::default());
             lost &= !holding;
@@ -240,7 +241,7 @@ impl Core {
         Ok(PlannedPage { page, lost, must_write: goal.unwritten.contains(&g) })
     }
 
-    /// Gives the page the slots and the tail that the goal's size implies.
+    /// Gives the page the slots and the tail for the goal's size.
     fn shape(&self, st: &State, goal: &Goal, g: PageNo, page: &mut Page, round: &mut Round) {
         let geo = *self.geo();
         let blocks = geo.end_block(goal.size).0.saturating_sub(geo.first_block(g).0);

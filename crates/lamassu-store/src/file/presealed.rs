@@ -13,13 +13,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// Bytes of whole blocks from which on a write is sealed before the commit: what gives the cipher engine full lanes.
+/// A write of at least this many bytes of whole blocks is sealed before the commit: enough for full lanes of the cipher
+/// engine.
 const PRESEAL_LEN_MIN: u64 = 64 << 10;
 
-/// Bytes of chunk memory kept for use again, as many as a file buffers: fresh memory of that size costs a page fault
-/// for every 4096 bytes.
+/// Bytes of chunk memory kept for reuse, as many as a file buffers: fresh memory of that size costs a page fault for
+/// every 4096 bytes.
 const SPARE_LEN_MAX: usize = 64 << 20;
-/// Memory that was not needed for so long is freed.
+/// Memory that was not needed for this time is freed.
 const SPARE_FOR: Duration = Duration::from_secs(2);
 
 /// Chunk memory that is not in use. It has held ciphertext, never plaintext alone.
@@ -29,7 +30,7 @@ struct Spare {
     memory: Vec<Vec<u8>>,
     /// Bytes in all.
     len: usize,
-    /// The least number of bytes that were spare since then.
+    /// The least number of spare bytes since then.
     unused: usize,
     since: Option<Instant>,
 }
@@ -62,7 +63,7 @@ impl Drop for Chunk {
 
 impl Spare {
     fn take(&mut self, len: usize) -> Option<Vec<u8>> {
-        // Not much more than is needed: all memory of a chunk counts as buffered.
+        // Not much more than needed: all memory of a chunk counts as buffered.
         let at = self.memory.iter().rposition(|m| (len..=2 * len).contains(&m.len()))?;
         let memory = self.memory.remove(at);
         self.len -= memory.len();
@@ -76,7 +77,7 @@ impl Spare {
             return Vec::new();
         }
         let mut unused = Vec::new();
-        // The oldest: the newest are taken first.
+        // The oldest first: the newest are used first.
         while self.unused > 0 && !self.memory.is_empty() {
             let memory = self.memory.remove(0);
             self.len -= memory.len();
@@ -118,7 +119,7 @@ impl SealedBlock {
         &self.chunk.keys.raw()[self.n]
     }
 
-    /// Its ciphertext, and if `len` is more than a block that of those behind it in its chunk.
+    /// Its ciphertext; if `len` is more than a block, also that of the blocks behind it in its chunk.
     pub fn bytes(&self, len: usize) -> &[u8] {
         &self.chunk.memory[self.start..][..len]
     }
@@ -132,7 +133,7 @@ impl SealedBlock {
 /// The whole blocks of one write, sealed.
 #[derive(Default)]
 pub(super) struct Presealed {
-    /// The id of the file that the blocks were sealed for, where that goes into their keys.
+    /// The id of the file that the blocks were sealed for, if their keys depend on it.
     file_id: FileId,
     /// Its profile.
     profile: Profile,
@@ -143,8 +144,8 @@ pub(super) struct Presealed {
 }
 
 impl Presealed {
-    /// Whether they were sealed for this file, its id and profile, where these matter, and under the newest K_in. The
-    /// file may have been emptied since, and a re-keying may already have passed the place that they go to.
+    /// Whether they were sealed for this file (its id and profile, if these matter) and under the newest K_in. The file
+    /// may have been emptied since, and a re-keying may already have passed their place.
     pub fn is_for(&self, ctx: &FileContext, identity: &Identity) -> bool {
         let Some(inner) = &self.inner else { return true };
         let is_same = !is_salted(ctx, self.profile) || self.file_id == identity.id();

@@ -2,8 +2,8 @@
 //! punch.
 //!
 //! A primitive does one thing to the backing file and notes it in the state. It repairs nothing. In an anchored vault,
-//! reading and writing a page also consults and tells `fresh` (rules A1, A3 and A6). When a page is loaded or
-//! recovered, what a failed barrier costs, and which order of steps keeps which invariant is up to the callers.
+//! reading and writing a page also consults and updates `fresh` (rules A1, A3 and A6). The callers decide when a page
+//! is loaded or recovered, how a failed barrier is repaired, and which order of steps keeps which invariant.
 
 use super::concurrent::Concurrent;
 use super::fresh::{Fresh, digest_of};
@@ -23,13 +23,13 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::time::Instant;
 use zeroize::Zeroize;
 
-/// Damages reported per open file; a file with more is damaged enough.
+/// Most damages reported for each open file.
 const REPORTED_MAX: usize = 1024;
 
 /// Which id a page carries.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum PageId {
-    /// The file's, unless the page can be convergent, which has none.
+    /// The file's, unless the page can be convergent: such a page has none.
     AsFits,
     /// The file's, because other pages follow (I4).
     OfFile,
@@ -41,18 +41,18 @@ pub(super) struct Core {
     pub backing: Arc<dyn BackendFile>,
     tag: String,
     clock: AtomicU64,
-    /// The file's id as it was last, to seal blocks without the lock of the state; zero: not known. A hint: the file
-    /// may have been emptied since.
+    /// The last known id of the file, to seal blocks without the lock of the state; zero: unknown. A hint: the file may
+    /// have been emptied since.
     pub id_hint: Mutex<FileId>,
-    /// The number of the file's profile as it was last, for the same use.
+    /// The last known number of the file's profile, for the same use.
     pub profile_hint: AtomicU8,
-    /// The form that a block of a file whose profile is being changed was found in last: it is tried first.
+    /// While the profile of the file is being changed: the form of the last block that was found, which is tried first.
     pub form_hint: AtomicU8,
     /// Damage that was reported already.
     reported: Mutex<HashSet<Damage>>,
     /// What other threads see and do during a commit.
     pub concurrent: Concurrent,
-    /// What the anchor knows of the file; `None`: nothing does.
+    /// What the anchor knows of the file; `None`: un-anchored.
     pub fresh: Option<Fresh>,
 }
 
@@ -87,7 +87,7 @@ impl Core {
     pub fn damaged(&self, kind: DamageKind, page: PageNo, block: Option<BlockNo>) -> StoreError {
         let damage = self.damage(kind, page, block);
         let mut reported = self.reported.lock();
-        // Once for each open file: a reader tries again, in smaller pieces.
+        // Once for each open file: a reader repeats the read in smaller pieces.
         if reported.len() < REPORTED_MAX && reported.insert(damage) {
             (self.ctx.report)(&self.tag, &damage);
         }
@@ -162,7 +162,7 @@ impl Core {
                 Some(_) | None => opened,
             });
         };
-        // Also what is absent; of what does not open its own fault is told.
+        // Also for an absent page. A page that does not open has a fault of its own, which is reported instead.
         let is_stale = !matches!(opened, PageState::Bad(_)) && !fresh.is_current(&*self.backing, g, digest)?;
         Ok(if is_stale { PageState::Bad(DamageKind::Stale) } else { opened })
     }
@@ -193,8 +193,7 @@ impl Core {
     }
 
     /// Seals and writes page `g`, and keeps it as the one on disk. Its size, id, profile, session and sequence are set
-    /// here, from `fields` and `id`. The sizes in the state are the caller's to change; the floor is changed with page
-    /// 0.
+    /// here, from `fields` and `id`. The caller changes the sizes in the state; the floor changes with page 0.
     pub fn write_page(
         &self,
         st: &mut State,
@@ -258,8 +257,7 @@ impl Core {
         self.ctx.convergent_small_files && !is_random && !identity.is_changing()
     }
 
-    /// Page 0 sealed so that its ciphertext follows from its content, where it may be written so: in an anchored vault
-    /// only if the anchor knows it (A6).
+    /// Page 0 sealed as a convergent page, if it may be written: in an anchored vault only if the anchor knows it (A6).
     fn convergent_page(&self, page: &Page) -> Result<Option<SealedPage>, StoreError> {
         let Some(fresh) = &self.fresh else { return Ok(Some(self.seal_convergent(page))) };
         if !fresh.may_be_convergent() {
@@ -270,7 +268,7 @@ impl Core {
         Ok(may_be.then_some(bytes))
     }
 
-    /// Page 0 sealed so, whether or not it may be written.
+    /// Page 0 sealed as a convergent page, whether or not it may be written.
     pub fn seal_convergent(&self, page: &Page) -> SealedPage {
         let mut page = page.clone();
         page.clear_stamp();
@@ -314,8 +312,8 @@ impl Core {
         fresh.open_pages(&*self.backing, pages, (st.identity.ensure_id()?, window), cut)
     }
 
-    /// A1 for pages that are about to be written one after another: the anchor is waited for once. `cut`: so is a
-    /// shrink, and page 0 is the next page that is written. Does nothing in an un-anchored vault.
+    /// A1 for pages that are about to be written one after another, with one wait for the anchor. `cut`: a shrink is
+    /// announced too, and page 0 is the next page that is written. Does nothing in an un-anchored vault.
     pub fn open_pages(
         &self,
         st: &mut State,
@@ -333,7 +331,7 @@ impl Core {
     fn size_field(&self, g: PageNo, page: &Page, fields: SizeFields) -> u64 {
         let geo = self.geo();
         if !page.tail.is_empty() {
-            // The tail's length follows from this field, also where a crash has left a tail in a page that is not the
+            // The tail's length follows from this field, even if a crash has left a tail in a page that is not the
             // last.
             let block = geo.first_block(g) + page.keys.len() as u64;
             return geo.block_start(block) + page.tail.len() as u64;
@@ -369,14 +367,14 @@ impl Core {
         st.pages.put(g, PageState::Good(Arc::new(held)));
     }
 
-    /// Notes a write that failed, and that the store may have done all the same, or in part.
+    /// Notes a write that failed, but that the store may have done, completely or in part.
     pub fn note_failed_write(&self, st: &mut State, offset: u64, len: u64) {
         st.marks.advance();
         st.slack.clear();
         st.space.note_failed(offset, len, self.backing.stat().ok().map(|found| found.len));
     }
 
-    /// Sets the length of the backing file. The caller sees to I8: what lay past the new end is given up.
+    /// Sets the length of the backing file. The caller keeps I8 for the space past the new end.
     pub fn set_backing_len(&self, st: &mut State, len: u64) -> Result<(), StoreError> {
         self.backing.set_len(len).map_err(StoreError::io("truncate", len))?;
         st.marks.advance();
@@ -386,7 +384,7 @@ impl Core {
         Ok(())
     }
 
-    /// Makes a range of the backing file read as zeros, and frees it where the store can.
+    /// Makes a range of the backing file read as zeros, and frees it if the store can.
     pub fn punch(&self, st: &mut State, offset: u64, len: u64) -> Result<(), StoreError> {
         match self.backing.punch(offset, len) {
             Err(e) if e.raw_os_error() == Some(libc::EOPNOTSUPP) => {
@@ -399,9 +397,8 @@ impl Core {
         Ok(())
     }
 
-    /// Frees the zeros behind compressed blocks that a barrier has covered. Nothing depends on it: it changes no
-    /// content, so a crash finds the same before and after, and no mark counts it. A store that cannot is not asked
-    /// again.
+    /// Frees the zeros behind compressed blocks that a barrier has covered. It changes no content, so a crash before or
+    /// after it makes no difference, and no mark counts it. If the store cannot punch, it is not tried again.
     pub fn punch_slack(&self, st: &mut State) {
         let (durable, end) = (st.marks.durable(), st.space.len());
         for range in st.slack.take_durable(durable) {
@@ -412,7 +409,7 @@ impl Core {
         }
     }
 
-    /// Writes zeros, where a range that reads as zeros may be none on disk since a barrier failed.
+    /// Writes zeros if a barrier failed, since a range that reads as zeros may have other bytes on disk then.
     pub fn write_zeros(&self, st: &mut State, from: u64, until: u64) -> Result<(), StoreError> {
         self.backing.write_at(from, &vec![0; (until - from) as usize]).map_err(StoreError::io("write", from))?;
         st.note_block_write(from, until - from);
@@ -420,8 +417,8 @@ impl Core {
     }
 }
 
-/// Gives a page that is about to be written the profile of its file. Blocks that it named under another one are there
-/// still, and it says so.
+/// Gives a page that is about to be written the profile of its file. If it names blocks of another profile, it gets
+/// `changing`.
 fn set_profile(page: &mut Page, g: PageNo, identity: &Identity) {
     if g == PageNo::ZERO {
         page.changing = identity.is_changing();
@@ -431,7 +428,7 @@ fn set_profile(page: &mut Page, g: PageNo, identity: &Identity) {
     page.profile = identity.profile();
 }
 
-/// Whether a slot that was being punched is no longer: until that is durable, recovery expects zeros there.
+/// Whether a slot that was being punched no longer is: until that is durable, recovery expects zeros there.
 fn ends_a_punch(old: &Page, new: &Page) -> bool {
     let punched = |page: &Page, i: usize| page.pending >> i & 1 == 1 && page.keys.is_hole(i);
     (0..old.keys.len().min(new.keys.len())).any(|i| punched(old, i) && !punched(new, i))

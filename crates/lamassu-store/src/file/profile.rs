@@ -1,14 +1,14 @@
-//! Changing the profile of a file that is there (I14).
+//! Changing the profile of an existing file (I14).
 //!
 //! | step | what is durable after it |
 //! |---|---|
-//! | [`Core::begin_profile`] | page 0 says the new profile, and that it is being changed: pages and blocks of other profiles are allowed, and tried |
-//! | [`Rekey::Profile`], step by step | every block is stored as the new profile has it, and every page says so |
-//! | [`Core::end_profile`] | page 0 says that all is done: from then on a page of another profile is an older one, and damage |
+//! | [`Core::begin_profile`] | page 0 has the new profile, and `changing`: pages and blocks of other profiles are allowed, and tried |
+//! | [`Rekey::Profile`], step by step | every block is stored in the form of the new profile, and every page has that profile |
+//! | [`Core::end_profile`] | page 0 is without `changing`: from then on a page of another profile is an older one, and damage |
 //!
-//! Everything that is written from the first step on is sealed under the new profile. Broken off at any moment the file
-//! is whole, and the same change, or another, goes on with what is left. Content, size and modification time never
-//! change.
+//! Everything that is written from the first step on is sealed under the new profile. If the change is interrupted at
+//! any moment, the file is whole, and the same change, or another, continues with the rest. Content, size and
+//! modification time never change.
 //!
 //! [`Rekey::Profile`]: super::rekey::Rekey::Profile
 
@@ -26,7 +26,7 @@ impl Core {
         if before == (profile, false) {
             return Ok(false);
         }
-        self.commit(st)?; // what is buffered may be sealed already
+        self.commit(st)?; // buffered blocks may be sealed already
         if !matches!(self.page(st, PageNo::ZERO)?, PageState::Good(_)) {
             // A file without a page: it has no blocks, and gets its page with the profile.
             st.identity.set_profile(profile, false);
@@ -37,13 +37,13 @@ impl Core {
         st.identity.set_profile(profile, true);
         let done = self.write_page_zero_durably(st);
         if done.is_err() {
-            // Page 0 may say so already: nothing else is of the new profile then, and none will be.
+            // Page 0 may have the new profile on disk already. Nothing else has it then, and nothing will.
             st.identity.set_profile(before.0, before.1);
         }
         done.map(|()| true)
     }
 
-    /// Ends the change, if every page is of the new profile. Page 0 must have been gone through without damage.
+    /// Ends the change if every page has the new profile. The whole file must have been processed without damage.
     pub fn end_profile(&self, st: &mut State) -> Result<bool, StoreError> {
         if !st.identity.is_changing() {
             return Ok(true);
@@ -59,7 +59,7 @@ impl Core {
             }
             st.evict(self.geo());
         }
-        self.settle_now(st)?; // what they say is durable before page 0 goes by it
+        self.settle_now(st)?; // they must be durable before page 0 relies on them
         st.identity.set_profile(profile, false);
         let done = self.write_page_zero_durably(st);
         if done.is_err() {
@@ -68,8 +68,8 @@ impl Core {
         done.map(|()| true)
     }
 
-    /// Writes pages again that still say another profile, or that their blocks may be of one, although none is:
-    /// those of `whole`.
+    /// Writes those pages of `whole` again that still have another profile or `changing`, although none of their blocks
+    /// is in another form.
     pub fn note_changed(&self, st: &mut State, whole: &[PageNo], step: &mut RekeyStep) -> Result<(), StoreError> {
         let profile = st.identity.profile();
         let is_open = |st: &State, g: &PageNo| st.pages.good(*g).is_some_and(Held::is_open);
@@ -109,7 +109,7 @@ impl Core {
     }
 }
 
-/// Whether a page and the blocks under it are of a profile.
+/// Whether a page and the blocks under it have a profile.
 fn is_changed(held: &Held, profile: Profile) -> bool {
     held.page().profile == profile && !held.page().changing
 }

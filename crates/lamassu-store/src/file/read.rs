@@ -54,7 +54,7 @@ impl<'a> View<'a> {
         View { st, loaded: Vec::new(), size: st.sizes.logical(), overlay: BTreeMap::new() }
     }
 
-    /// The same file, `size` bytes long; blocks in `overlay` rule over all others.
+    /// The same file, `size` bytes long; blocks in `overlay` take precedence over all others.
     pub fn with(self, size: u64, overlay: BTreeMap<BlockNo, Dirty>) -> View<'a> {
         View { size, overlay, ..self }
     }
@@ -72,9 +72,9 @@ struct Batch<'a> {
     keys: Keys,
     /// The sealed ones that are still in the buffer, ascending.
     buffered: Vec<(usize, &'a SealedBlock)>,
-    /// What the others are, unless zeros.
+    /// The other blocks, unless they are zeros.
     others: Vec<(usize, Source<'a>)>,
-    /// Blocks that the backing file turned out to be too short for.
+    /// Blocks for which the backing file is too short.
     missing: Mutex<Vec<usize>>,
 }
 
@@ -170,7 +170,7 @@ impl Core {
             return Source::of(dirty);
         }
         match entry {
-            // Past the pages on disk, or a caller forgot to load it: then better an error than zeros.
+            // Within the file, but not loaded by the caller: an error is better than zeros.
             None if st.is_within(self.geo(), self.geo().page_of(b)) => Source::Bad(DamageKind::PageMissing),
             None | Some(PageState::Absent) => Source::Zeros,
             Some(PageState::Bad(kind)) => Source::Bad(*kind),
@@ -183,8 +183,8 @@ impl Core {
         }
     }
 
-    /// A hole, but not past what the store still holds of a truncated file, nor past what is known of the size: nothing
-    /// is known to be a hole there.
+    /// A hole; but damage past the rest of a file whose end the store has lost, and past the known part of the size,
+    /// where nothing is known to be a hole.
     fn hole_or_lost<'a>(&self, st: &State, b: BlockNo) -> Source<'a> {
         let at = self.geo().block_start(b);
         match (st.inherited.lost_from(), st.inherited.unknown_from()) {
@@ -221,7 +221,7 @@ impl Core {
         };
         let mut damage: Vec<(usize, DamageKind)> = failed.iter().map(|at| (*at, kind(at))).collect();
         for at in missing.iter().filter(|at| !failed.contains(at)) {
-            // Only reachable without re-hashing: bytes that are not there decrypt to nonsense.
+            // Only reachable without hashing: missing bytes decrypt to nonsense.
             out[at * len..][..len].fill(0);
             damage.push((*at, DamageKind::BlockMissing));
         }
@@ -236,8 +236,8 @@ impl Core {
         damage.into_iter().try_for_each(|(at, kind)| bad(first + at as u64, kind))
     }
 
-    /// Reads the blocks of a batch again that have `failed`, in the forms that they may have been stored in before the
-    /// profile of their file began to change; those that fit one are taken out.
+    /// Reads the blocks of a batch that have `failed` again, in the forms that they may have had before the profile of
+    /// their file began to change. Takes those that fit out of `failed`.
     fn read_otherwise(
         &self,
         batch: &Batch<'_>,
@@ -261,7 +261,7 @@ impl Core {
         Ok(())
     }
 
-    /// Brings the ciphertext of some blocks of a batch, those from index `at` on, to where they belong in it.
+    /// Reads the ciphertext of some blocks of a batch, from index `at` on, into its place.
     fn fetch(&self, batch: &Batch<'_>, at: usize, bytes: &mut [u8]) -> Result<(), StoreError> {
         let len = self.ctx.block_len();
         let end = at + bytes.len() / len;
@@ -309,7 +309,7 @@ impl Core {
         }
     }
 
-    /// Reads where nothing is damaged; `None` otherwise, without a report.
+    /// Reads if nothing is damaged; `None` otherwise, without a report.
     pub fn read_undamaged(&self, view: &View<'_>, offset: u64, buf: &mut [u8]) -> Result<Option<usize>, StoreError> {
         let mut bad =
             |block: BlockNo, kind| Err(StoreError::Damaged(self.damage(kind, self.geo().page_of(block), Some(block))));
@@ -324,7 +324,7 @@ impl Core {
         Err(self.damaged(kind, self.geo().page_of(block), Some(block)))
     }
 
-    /// Reads up to `buf.len()` bytes at `offset`, doing to the pages what has to be done first.
+    /// Reads up to `buf.len()` bytes at `offset`, after loading and resolving the pages.
     pub fn read_alone(&self, st: &mut State, offset: u64, buf: &mut [u8]) -> Result<usize, StoreError> {
         let Some((first, last)) = self.touched(st.sizes.logical(), offset, buf.len()) else { return Ok(0) };
         self.load_pages(st, first, last)?;

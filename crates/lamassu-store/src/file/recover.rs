@@ -1,10 +1,10 @@
-//! Loading pages, and what an interrupted commit left in them (`docs/format.md` §12).
+//! Loading pages, and resolving what an interrupted commit left in them (`docs/format.md` §12).
 //!
 //! What an interruption leaves is accepted only in pages of interrupted sessions ([`super::session`]).
 //!
-//! Recovery is lazy: the first load of a page with pending bits resolves it. It keeps I10, since what it finds is made
-//! durable before anything new is written under the page, and I11, since a page whose write failed here is resolved the
-//! same way.
+//! Recovery is lazy: the first load of a page with pending bits resolves it. It keeps I10: the content that it finds is
+//! made durable before anything new is written under the page. It keeps I11: a page whose write failed in this process
+//! is resolved in the same way.
 
 use super::form::Numbers;
 use super::primitives::{Core, PageId};
@@ -40,7 +40,7 @@ impl Core {
         }
     }
 
-    /// Takes over what readers have loaded. The first step of every caller that gets the state alone.
+    /// Takes over the pages that readers have loaded. The first step of every caller that gets the state alone.
     pub fn take_shared(&self, st: &mut State) {
         if st.pages.take_shared() {
             st.evict(self.geo());
@@ -92,8 +92,7 @@ impl Core {
         st.inherited.is_interrupted() && g > PageNo::ZERO && (from..until).contains(&start) && !st.sizes.is_sparse()
     }
 
-    /// Whether a page has fewer than all the blocks that belong to it in a file of `size`: it is from when the file
-    /// ended in it.
+    /// Whether a page has fewer blocks than belong to it in a file of `size`: it was written when the file ended in it.
     pub fn lacks_blocks(&self, page: &Page, g: PageNo, size: u64) -> bool {
         let geo = self.geo();
         let blocks = geo.end_block(size).0.saturating_sub(geo.first_block(g).0).min(geo.blocks_per_page());
@@ -105,15 +104,15 @@ impl Core {
         !st.inherited.is_truncated() && g < st.last_page(self.geo())
     }
 
-    /// Up to which size page `g` must have its blocks. Beyond what was known durable an interrupted session may not
-    /// have written the page that it had to.
+    /// Up to which size page `g` must have its blocks. Beyond the size that was known durable, an interrupted session
+    /// may have left the page unwritten.
     fn told_size(&self, st: &State, g: PageNo) -> u64 {
         let floor = st.sizes.floor();
         let is_open = st.inherited.is_interrupted() && floor < st.inherited.size();
         if is_open || st.failures.uncertain_pages().contains(&g) { floor } else { st.sizes.stored() }
     }
 
-    /// From which block on a page is as it was before an interrupted session made the file longer.
+    /// From which block on a page has the state before an interrupted session made the file longer.
     fn unwritten_from(&self, st: &State, g: PageNo, page: &Page) -> Option<BlockNo> {
         let may_be_short = st.inherited.is_interrupted() && self.is_followed(st, g);
         let is_short = may_be_short && self.lacks_blocks(page, g, st.inherited.size().min(st.sizes.stored()));
@@ -129,7 +128,7 @@ impl Core {
         }
     }
 
-    /// Loads a page without changing the state; `None` where that would have to change.
+    /// Loads a page without changing the state; `None` if the state would have to change.
     pub fn load_clean_page(&self, st: &State, g: PageNo) -> Result<Option<PageState>, StoreError> {
         if g == PageNo::ZERO || st.identity.id().is_none() || st.pages.unresolved(g).is_some() {
             return Ok(None);
@@ -144,8 +143,7 @@ impl Core {
         }
     }
 
-    /// What a page read from disk is at its place in the file: slots past the size dropped, pages of other files
-    /// refused.
+    /// A page that was read, in its place in the file: slots past the size are dropped, pages of other files refused.
     fn place_page(&self, st: &State, g: PageNo, entry: PageState) -> PageState {
         let geo = *self.geo();
         let id = st.identity.id();
@@ -180,9 +178,9 @@ impl Core {
     }
 
     /// Whether the data of pending blocks may be missing: their session was interrupted, or the page was written here
-    /// by a write that failed. Otherwise all of it arrived long ago, and the session left another page than this. The
-    /// keys of this page then hold for its blocks, without a choice; where blocks are not hashed on each read, these
-    /// are hashed once all the same.
+    /// by a write that failed. Otherwise all of it arrived long ago, and the session left a later page than this. Then
+    /// the keys of this page hold for its blocks, without a choice. If blocks are not hashed on each read, these are
+    /// hashed once nevertheless.
     fn is_believed(&self, st: &State, g: PageNo, page: &Page) -> bool {
         let is_interrupted = || match &self.fresh {
             Some(fresh) => fresh.is_in_flight(g),
@@ -235,30 +233,30 @@ impl Core {
             }
         }
         keep_bits(&mut page, lost);
-        // What is left of a truncated file must not be overwritten.
+        // The rest of a file whose end the store has lost must not be overwritten.
         if self.ctx.read_only || st.inherited.is_truncated() {
             return Ok(PageState::Good(Arc::new(Held::new(page, lost))));
         }
         self.keeping_mtime(st, |core, st| {
-            // I10: what was found is durable before the page that relies on it alone is written (I1).
+            // I10: the content that was found must be durable before a page that relies on it alone is written (I1).
             if !st.inherited.is_durable() || st.failures.any_barrier_lost() {
                 if st.failures.any_barrier_lost() {
-                    // I11: the kernel takes pages that it failed to write for clean, and shows them all the same. So
-                    // they are written again.
+                    // I11: the kernel treats pages that it failed to write as clean, and still shows them. So they are
+                    // written again.
                     core.write_found_again(st, g, &page, found)?;
                 }
                 core.barrier(st)?;
                 st.inherited.note_durable();
             }
             core.write_page(st, g, page, lost, st.sizes.fields(), PageId::AsFits)?;
-            // I10: until the page is durable recovery chooses among the old candidates, and new data is none of them.
+            // I10: until the page is durable, recovery chooses among the old candidates, and new data is none of them.
             st.marks.hold_data_back();
             Ok(())
         })?;
         st.pages.take(g).ok_or(StoreError::ReadOnly)
     }
 
-    /// Writes the blocks that recovery has found to where they are.
+    /// Writes the blocks that recovery has found again, in their place.
     fn write_found_again(&self, st: &mut State, g: PageNo, page: &Page, found: u128) -> Result<(), StoreError> {
         let keyed = |i: &usize| found >> i & 1 == 1 && page.keys.is_keyed(*i);
         for i in (0..page.keys.len()).filter(keyed) {
@@ -271,8 +269,8 @@ impl Core {
         Ok(())
     }
 
-    /// What a pending block's bytes verify as; `None` if it is lost. Only the new key counts where the page is not
-    /// `believed` ([`Core::is_believed`]).
+    /// The key under which a pending block's bytes verify; `None` if it is lost. Only the new key counts if the page is
+    /// not `believed` ([`Core::is_believed`]).
     pub fn resolve_block(
         &self,
         g: PageNo,
@@ -292,8 +290,8 @@ impl Core {
                     return Ok(Some(Resolved { key, is_new }));
                 }
             } else if let Some(opened) = self.opened(&bytes, &key, page, block) {
-                // Zeros that are stored as they are verify also where they never arrived, behind the end of the store's
-                // file. A hole says the same, and needs no data.
+                // Plain zeros also verify if they never arrived, past the end of the store's file. A hole has the same
+                // content, and needs no data.
                 let key = if is_zero && self::is_zero(&opened) { SlotKey::HOLE } else { key };
                 return Ok(Some(Resolved { key, is_new }));
             }
@@ -301,13 +299,13 @@ impl Core {
         Ok(None)
     }
 
-    /// Whether a block is pending and holds none of what its page has keys for.
+    /// Whether a block is pending and its content fits none of the keys in its page.
     pub fn is_lost(&self, st: &State, block: BlockNo) -> bool {
         let (g, i) = self.geo().slot_of(block);
         st.pages.good(g).is_some_and(|held| held.is_lost(i))
     }
 
-    /// Whether a block as it is stored verifies under `key`, which is of this page.
+    /// Whether a stored block verifies under `key`, which is of this page.
     pub fn block_matches(&self, stored: &[u8], key: &SlotKey, page: &Page, block: BlockNo) -> bool {
         self.opened(stored, key, page, block).is_some()
     }
@@ -319,11 +317,11 @@ impl Core {
     }
 }
 
-/// What a pending block is.
+/// The outcome for a pending block.
 pub(super) struct Resolved {
-    /// The key of what is there, or the hole key where that is zeros.
+    /// The key of the content, or the hole key if that is zeros.
     pub key: SlotKey,
-    /// It is what the page says, not what was there before.
+    /// It is the new content, not the previous one.
     pub is_new: bool,
 }
 
@@ -349,7 +347,7 @@ pub(super) fn keep_bits(page: &mut Page, keep: u128) {
     page.previous = previous;
 }
 
-/// Drops what lies past the size: key slots, their bits, the tail or its end.
+/// Drops everything past the size: key slots, their bits, the tail or its end.
 pub(super) fn clip(page: &mut Page, blocks: usize, size: u64, geo: &lamassu_format::Geometry, g: PageNo) {
     let used = page.keys.len();
     if !page.tail.is_empty() {

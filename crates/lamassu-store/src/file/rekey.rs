@@ -1,6 +1,5 @@
 //! Re-keying: pages sealed under an older K_out are sealed again, and on demand blocks under an older K_in are
-//! encrypted again. In the same way a file's blocks and pages are brought to a profile that it got
-//! ([`super::profile`]).
+//! encrypted again. In the same way a file's blocks and pages are brought to a new profile ([`super::profile`]).
 //!
 //! It goes from page to page in steps, so that other threads can use the file in between. Pages and blocks under the
 //! newest keys are left alone: after a crash, or a second time, it continues with what is left. A page is replaced by
@@ -15,18 +14,18 @@ use super::types::{DamageKind, StoreError};
 use lamassu_crypto::{KeyRing, Keyed, Verify};
 use lamassu_format::{BlockNo, Keys, PAGE_LEN, PageNo, SlotKey, is_compressed};
 
-/// Pages looked at in a step that re-seals; of these, pages written.
+/// Most pages that a step examines, when it re-seals pages.
 const STEP_PAGES_MAX: u64 = 1024;
 const STEP_SEALED_MAX: usize = 128;
-/// Bytes of blocks looked at in a step that re-encrypts. Large: every R-th of a page's blocks takes two barriers, for
-/// all pages of the step together.
+/// Bytes of blocks examined in a step that re-encrypts. Large, because each R blocks of a page take two barriers, which
+/// all pages of the step share.
 const STEP_LEN_MAX: u64 = 32 << 20;
 /// Bytes of blocks opened at once.
 const CHUNK_LEN: usize = 4 << 20;
 /// Bytes of a page that tell the epoch.
 const HEAD_LEN: usize = lamassu_crypto::outer::HEAD_LEN;
 
-/// What is brought to the newest epoch.
+/// What is brought to the newest keys or the new profile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rekey {
     /// Pages, to the newest K_out.
@@ -52,7 +51,7 @@ pub struct RekeyStep {
     pub damaged: u64,
     /// Bytes read from the store.
     pub read: u64,
-    /// Bytes written to it, but for the second page write of a commit.
+    /// Bytes written to it, without the second page write of a commit.
     pub written: u64,
 }
 
@@ -120,7 +119,7 @@ impl Core {
     fn reseal_old(&self, st: &mut State, seen: &[PageNo], step: &mut RekeyStep) -> Result<(), StoreError> {
         let mut old = Vec::new();
         for &g in seen {
-            // A page that went with the end of the file is not there any more.
+            // A page that was removed with the end of the file does not exist any more.
             if self.is_of_older_seal(g, step)? && matches!(self.page(st, g)?, PageState::Good(_)) {
                 old.push(g);
             }
@@ -148,8 +147,8 @@ impl Core {
         })
     }
 
-    /// Puts the blocks of a page that the keys in `good` do not verify, or that are not stored as the profile of the
-    /// file or the compression of the vault has them, into the buffer, from where a commit seals them anew.
+    /// Puts blocks of a page into the buffer, from where a commit seals them anew: those that do not verify under the
+    /// keys in `good`, and those that are not in the form of the file's profile or the vault's compression.
     fn gather_old_blocks(
         &self,
         st: &mut State,
@@ -167,7 +166,7 @@ impl Core {
             let first = self.geo().first_block(g) + (n * per_chunk) as u64;
             let mut wanted = Keys::from(keys);
             for i in 0..wanted.len() {
-                // What is buffered is going to be written anyway.
+                // Buffered blocks will be written anyway.
                 if lost >> (n * per_chunk + i) & 1 == 1 || st.buffer.contains(first + i as u64) {
                     wanted.set(i, &SlotKey::HOLE);
                 }
@@ -204,8 +203,8 @@ impl Core {
         Ok(())
     }
 
-    /// Adds to `found` the blocks that were opened, and would get other keys if they were sealed now, since they are
-    /// compressed otherwise. Where neither a new nor an old block is compressed, nothing is sealed to find out.
+    /// Adds to `found` those opened blocks that would get other keys if they were sealed now, because of another
+    /// compression. If neither new nor old blocks are compressed, nothing is sealed to find out.
     fn add_otherwise_compressed(
         &self,
         opened: &[u8],
@@ -220,7 +219,7 @@ impl Core {
         self.ctx.engine.seal_to(&self.ctx.ring.inner(), keyed.salts, opened, &mut sealed, len, keys.raw_mut())?;
         let is_other = |i: &usize| keyed.keys[*i] != [0; 32] && keyed.keys[*i] != keys.raw()[*i];
         let failed = std::mem::take(found);
-        // Those that failed were opened to zeros.
+        // Blocks that failed to open are zeros here.
         let others = (0..keyed.keys.len()).filter(|i| failed.binary_search(i).is_ok() || is_other(i));
         found.extend(others);
         Ok(())

@@ -14,7 +14,7 @@
 //! | 7 | pages are written: new keys, `pending`, previous keys | I1, I2, I12, I13 |
 //! | 8 | barrier, if anything is replaced or punched, or if earlier failures left a doubt | I1, I8, I11 |
 //! | 9 | data is written and holes are punched | I13 |
-//! | on failure | what each block holds is found out as after a crash | I2, I11 |
+//! | on failure | the content of each block is resolved as after a crash | I2, I11 |
 
 use super::ciphertext::{Ciphertext, Stretch};
 use super::plan::{Change, Goal, Round};
@@ -30,7 +30,7 @@ use std::sync::Arc;
 impl Core {
     /// Writes one round: its pages, then its data.
     pub fn run(&self, st: &mut State, mut round: Round, goal: &mut Goal) -> Result<(), StoreError> {
-        // Step 1, I8: what gave up space is durable before anything is written there.
+        // Step 1, I8: the release of space is durable before anything is written there.
         if st.marks.holds_data_back() && self.touches_given_up(st, &round) {
             self.barrier(st)?;
         }
@@ -89,9 +89,9 @@ impl Core {
         Ok(written)
     }
 
-    /// Step 4, I6: where a hole is filled below the end of the backing file, the bytes there are zero, durably, before
-    /// the page with the new key is written. Otherwise recovery could not tell a hole from a block whose data never
-    /// arrived.
+    /// Step 4, I6: if a hole is filled below the end of the backing file, the bytes there are made zero, durably,
+    /// before the page with the new key is written. Otherwise recovery could not tell a hole from a block whose data
+    /// never arrived.
     fn clear_holes(&self, st: &mut State, round: &Round, left: &BTreeSet<BlockNo>) -> Result<(), StoreError> {
         let mut punched = false;
         for (_, first, count) in self.runs(round, |b, change| change == Change::Fill && !left.contains(&b)) {
@@ -99,7 +99,7 @@ impl Core {
             let end = from + count as u64 * self.geo().block_size();
             let until = end.min(st.space.len());
             if st.failures.any_barrier_lost() {
-                // What reads as zeros may be what a failed barrier has lost.
+                // A range that reads as zeros may have other bytes on disk after a failed barrier.
                 self.write_zeros(st, from, end)?;
                 punched = true;
             } else if from < until && !self.is_zero(st, from, until)? {
@@ -146,8 +146,9 @@ impl Core {
         Ok(())
     }
 
-    /// Step 5: of the place of a compressed block the store may keep a part. A write of the whole of it that finds no
-    /// space would have destroyed what is replaced, so the space is found before anything says that it is replaced.
+    /// Step 5: the store may keep only a part of the place of a compressed block. A write of the whole block that finds
+    /// no space would destroy the replaced content. So the space is allocated before any page says that the block is
+    /// replaced.
     fn reserve_places(&self, st: &mut State, round: &Round) -> Result<(), StoreError> {
         let suite = self.ctx.ring.suite();
         let is_short = |block: BlockNo| {
@@ -161,9 +162,9 @@ impl Core {
         }
         for (_, first, count) in self.runs(round, |block, change| change == Change::Replace && is_short(block)) {
             let (from, len) = (self.geo().block_offset(first), count as u64 * self.geo().block_size());
-            st.slack.forget(from..from + len); // not to be punched before they are written
+            st.slack.forget(from..from + len); // must not be punched before they are written
             match self.reserve(st, first, count) {
-                // What was written before has zeros that need not be kept: a barrier frees them.
+                // Earlier compressed blocks have zeros that need not be kept: a barrier lets them be freed.
                 Err(error) if error.is_out_of_space() && !st.slack.is_empty() => {
                     self.sync_data(st)?;
                     self.reserve(st, first, count)?;
@@ -174,8 +175,7 @@ impl Core {
         Ok(())
     }
 
-    /// Reserves the places of some blocks. Where the store has no call for it, the zeros behind each ciphertext are
-    /// written.
+    /// Reserves the places of some blocks. If the store cannot allocate, writes the zeros behind each ciphertext.
     fn reserve(&self, st: &mut State, first: BlockNo, count: usize) -> Result<(), StoreError> {
         let (from, len) = (self.geo().block_offset(first), self.ctx.block_len());
         match self.backing.allocate(from, (count * len) as u64) {
@@ -185,7 +185,7 @@ impl Core {
         let mut bytes = vec![0; len];
         for block in (0..count).map(|at| first + at as u64) {
             let offset = self.geo().block_offset(block);
-            // What cannot be read is about to be replaced.
+            // A block that cannot be read is about to be replaced.
             if self.read_padded(offset, &mut bytes).is_err() {
                 continue;
             }
@@ -198,7 +198,7 @@ impl Core {
     }
 
     /// Step 6, I4: before a page past the last one is written, a page 0 of this session is durable, with the file's id
-    /// and without `cut`. The size that it says of a file of one page is durable then, too, and becomes the floor (I5).
+    /// and without `cut`. The size that it has for a file of one page is durable then, too, and becomes the floor (I5).
     fn id_before_pages(&self, st: &mut State, round: &Round) -> Result<(), StoreError> {
         let old_last = st.last_page(self.geo());
         if round.pages.keys().all(|g| *g <= old_last) {
@@ -220,7 +220,7 @@ impl Core {
 
     /// Puts the new keys into the planned pages. Each new key is `pending`, and a replaced block's previous key, which
     /// the plan knows to be durable, is kept as well (I1, I2). A data block that keeps its key is written again as it
-    /// was, which is how a block that rotted in the store heals, and needs no commit.
+    /// was. That repairs a block that the store had damaged, and changes nothing in its page.
     fn key_pages(&self, round: &mut Round, keys: &Keys) {
         for (n, (block, change)) in round.data.iter().enumerate() {
             let (g, i) = self.geo().slot_of(*block);
@@ -245,7 +245,7 @@ impl Core {
     /// Step 7. The pages name new data as `pending` before that data is written, so a crash leaves candidates for each
     /// block (I1). Each is one aligned write, under an open session (I12, I13).
     ///
-    /// The last page is first where the file gets new ones, so that one write alone jumps past the end of the backing
+    /// If the file gets new pages, the last one is written first, so that only one write is past the end of the backing
     /// file. With each such jump XFS allocates what it had reserved behind the last one, apart from the data that comes
     /// there (4000 extents a GiB instead of a dozen).
     fn write_pages(&self, st: &mut State, round: &mut Round, goal: &mut Goal) -> Result<(), StoreError> {
@@ -266,7 +266,7 @@ impl Core {
                 st.sizes.set_stored(reached);
                 let old_last = geo.last_page(old);
                 if goal.unwritten.contains(&old_last) {
-                    st.failures.note_page(old_last); // it must not stay as it is while others follow
+                    st.failures.note_page(old_last); // it must not stay short while other pages follow
                 }
                 if new_pages && reached > old {
                     // Pages before the last may be absent. They are holes, not damage, if the last one becomes durable.
@@ -283,8 +283,8 @@ impl Core {
         Ok(())
     }
 
-    /// Steps 8 and 9: the barrier between pages and data, where one is needed, and the data. Each page notes the mark
-    /// of the data under it, so that its pending bits stay until a barrier covers that data (I3).
+    /// Steps 8 and 9: the barrier between pages and data, if one is needed, and the data. Each page notes the mark of
+    /// the data under it, so that its pending bits stay until a barrier covers that data (I3).
     fn write_content(
         &self,
         st: &mut State,
@@ -303,11 +303,11 @@ impl Core {
         }
         let mut stretches = Vec::new();
         for (n, first, count) in self.runs(round, |b, _| !left.contains(&b)) {
-            // I6: in a hole that is filled there are zeros.
+            // I6: a hole that is filled has zeros.
             stretches.extend(sealed.stretches(first, (n, count), |n| round.data[n].1 == Change::Fill));
         }
-        // With each write that makes the file longer XFS reserves 64 KiB behind it, and allocates them: what is left
-        // out there. So the end of the file comes first.
+        // With each write that makes the file longer XFS allocates 64 KiB behind it, also the zeros that are not
+        // written. So the end of the file is written first.
         let has_gaps = stretches.iter().any(|(_, stretch)| stretch.has_zeros_left_out(sealed));
         if has_gaps && stretches.last().is_some_and(|(first, _)| self.geo().block_offset(*first) >= st.space.len()) {
             stretches.rotate_right(1);
@@ -337,8 +337,8 @@ impl Core {
         runs
     }
 
-    /// Writes blocks that lie together. Zeros behind ciphertext that are not left out are noted, to be punched when
-    /// that is safe.
+    /// Writes blocks that lie together. Zeros behind ciphertext that are written are noted, to be punched when that is
+    /// safe.
     fn write_stretch(
         &self,
         st: &mut State,
@@ -368,9 +368,9 @@ impl Core {
         Ok(())
     }
 
-    /// A round failed after pages of it were written, from mark `since` on. I11: what each of its blocks holds now is
-    /// found out as after a crash, since a write that failed may have been done in part. Otherwise the next round would
-    /// take keys of content that never arrived for keys of durable content (I2). The blocks stay buffered.
+    /// A round failed after pages of it were written, from mark `since` on. I11: the content of each of its blocks is
+    /// resolved as after a crash, since a failed write may have been done in part. Otherwise the next round would take
+    /// keys of content that never arrived for keys of durable content (I2). The blocks stay buffered.
     fn undo(&self, st: &mut State, since: Mark, round: &Round) {
         st.marks.advance(); // the write that failed may have happened
         let blocks = round.data.iter().map(|(b, _)| b).chain(&round.punches);
@@ -382,19 +382,20 @@ impl Core {
             let Some(held) = st.pages.good(g).filter(|held| held.write_mark() > since) else { continue };
             let (page, lost) = self.page_after_failure(g, held, bits);
             if self.write_page(st, g, page.clone(), lost, st.sizes.fields(), PageId::AsFits).is_err() {
-                // The one on disk names all the candidates; the next commit writes it again.
+                // The page on disk names all the candidates; the next commit writes it again.
                 let now = st.marks.written();
                 st.pages.put(g, PageState::Good(Arc::new(Held::written(page, lost, now, now))));
             }
             st.marks.advance();
             st.pages.note_data(g, st.marks.written());
         }
-        // I8: pages that may be on disk name keys that are given up. No new data before what says so is durable.
+        // I8: pages that may be on disk name keys that are given up. No new data may be written before the new pages
+        // are durable.
         st.marks.give_up_space();
         st.failures.note_round();
     }
 
-    /// What a page must say after data writes under it failed, those of the slots in `bits`; and which blocks are lost.
+    /// The page after data writes to the slots in `bits` failed, and which blocks are lost.
     fn page_after_failure(&self, g: PageNo, held: &Held, bits: u128) -> (Page, u128) {
         let (mut page, mut lost) = (held.page().clone(), held.lost());
         let mut keep = page.pending;

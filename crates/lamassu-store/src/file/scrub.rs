@@ -1,7 +1,7 @@
 //! Verifying a file against its row in the anchor, without any key (`docs/freshness.md`, section 6).
 //!
 //! Every page is read and hashed, and compared with the tree under the row's root. Blocks are bound by keys in the
-//! pages, which are not read here: they are verified where the row has a root over blocks ([`super::blocks`]).
+//! pages, which are not read here: they are verified if the row has a root over blocks ([`super::blocks`]).
 
 use super::anchored::{TreeOf, Trees};
 use super::blocks::StoreBlocks;
@@ -16,12 +16,12 @@ use std::cell::RefCell;
 use std::io;
 use std::sync::Arc;
 
-/// Clean records in memory: a file is gone through once, from the front.
+/// Bytes of clean records in memory: a file is read once, from the front.
 const RECORDS_LEN: usize = 64 << 10;
 /// Ranges that a file's report names at most.
 const RANGES_MAX: usize = 64;
 
-/// Pages or blocks that are not what the anchor says.
+/// Pages or blocks that do not match the anchor.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StaleRanges {
     /// First and last of each run, the first runs.
@@ -31,7 +31,7 @@ pub struct StaleRanges {
 }
 
 impl StaleRanges {
-    /// Those from `first` on, before `end`.
+    /// Adds those from `first` on, before `end`.
     fn note(&mut self, first: u64, end: u64) {
         self.count += end - first;
         let more = self.runs.len() < RANGES_MAX;
@@ -46,36 +46,36 @@ impl StaleRanges {
 /// What a scrub of one file found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FileScrub {
-    /// Pages that are as the anchor says.
+    /// Pages that match the anchor.
     pub pages: u64,
-    /// Blocks that are.
+    /// Blocks that match it.
     pub blocks: u64,
-    /// Pages that are not.
+    /// Pages that do not.
     pub stale_pages: StaleRanges,
-    /// Blocks that are not.
+    /// Blocks that do not.
     pub stale_blocks: StaleRanges,
-    /// Blocks of which that cannot be told: the tree records of the file are lost, and something lies where no block
-    /// is. They are made anew when the file is written, or checked with keys.
+    /// Blocks that cannot be verified: the tree records of the file are lost, and the store has data where there is no
+    /// block. The records are made anew when the file is written, or checked with keys.
     pub unverified_blocks: u64,
-    /// Pages that a session which has the file open, or left it so, may have written: without a key they cannot be told
-    /// from stale ones.
+    /// Pages that a session may have written which has the file open, or left it open: without a key they cannot be
+    /// distinguished from stale ones.
     pub open_pages: u64,
     /// Whether the anchor has a root over its blocks, so that they were verified, too.
     pub has_blocks: bool,
 }
 
-/// What a scrub of files needs to know of their vault.
+/// What a scrub of files needs of their vault.
 #[derive(Clone)]
 pub struct ScrubContext {
     /// Geometry of the vault.
     pub geometry: Geometry,
     /// Shape of its trees.
     pub shape: Shape,
-    /// Where tree records lie: believed in nothing.
+    /// Where tree records lie; never trusted.
     pub trees: Arc<dyn Trees>,
 }
 
-/// What was told one by one.
+/// The results for single pages or blocks.
 #[derive(Default)]
 struct Seen {
     good: u64,
@@ -83,7 +83,7 @@ struct Seen {
     unverified: u64,
 }
 
-/// Leaves of a tree that are read for a scrub, each counted before it is read; also those that the tree reads to make
+/// Leaves of a tree that are read for a scrub. Each is counted before it is read, also when the tree reads it to make
 /// lost records anew.
 struct Told<'a> {
     leaves: &'a dyn Leaves,
@@ -137,7 +137,7 @@ impl ScrubContext {
             let told = Told { leaves: &blocks, bytes: self.geometry.block_size(), progress: told.progress };
             match self.is_whole(&told, root, count)? {
                 Some(good) => found.blocks = good,
-                // What lies in a slot without a key has no digest, and does not matter.
+                // Data in the place of a slot without a key has no digest, and does not matter.
                 None => {
                     let seen = self.tell(&told, (object, TreeOf::Blocks), root, count)?;
                     (found.blocks, found.stale_blocks) = (seen.good, seen.stale);
@@ -148,7 +148,7 @@ impl ScrubContext {
         Ok(found)
     }
 
-    /// Whether all that the store shows of the first `count` hashes to a root: then how many there are.
+    /// If everything that the store shows of the first `count` leaves hashes to the root: how many there are.
     fn is_whole(&self, told: &Told<'_>, root: Digest, count: u64) -> io::Result<Option<u64>> {
         let mut shown = Tree::new(self.shape, Digest::NONE, 0, Arc::new(MemoryRecords::default()), RECORDS_LEN);
         let (mut at, mut there) = (PageNo::ZERO, 0);
@@ -163,7 +163,7 @@ impl ScrubContext {
         Ok(is_whole.then_some(there))
     }
 
-    /// Tells one by one, by the tree under the root.
+    /// Verifies leaves one by one, by the tree under the root.
     fn tell(&self, told: &Told<'_>, (object, of): (ObjectId, TreeOf), root: Digest, count: u64) -> io::Result<Seen> {
         let mut tree = Tree::new(self.shape, root, count, self.trees.records(object, of), RECORDS_LEN);
         let mut seen = Seen::default();
@@ -182,8 +182,8 @@ impl ScrubContext {
             // Blocks that nothing refers to may lie anywhere.
             let shown = if of == TreeOf::Pages { told.next_present(at)? } else { None };
             let expected = match expected {
-                // The records over them are lost, and what the store shows does not give them: none of these is told
-                // from the others, so they are looked at together, once.
+                // The records over these leaves are lost, and the leaves in the store do not give them. So these leaves
+                // cannot be distinguished, and are handled together.
                 Err(stale) if shown.is_none_or(|shown| stale.first <= shown) => {
                     let first = stale.first.max(at).0;
                     let end = stale.first.0.saturating_add(stale.pages).min(count.max(1));

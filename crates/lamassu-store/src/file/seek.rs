@@ -28,8 +28,8 @@ impl Core {
         Ok(buffered.map(|b| offset.max(geo.block_start(b))))
     }
 
-    /// First offset at or after `offset` that is a hole; the end of the file is one. One at or after `until` is not
-    /// looked for, and `until` is returned.
+    /// First offset at or after `offset` that is a hole; the end of the file is one. The search stops at `until`, which
+    /// is returned then.
     pub fn seek_hole(&self, st: &mut State, offset: u64, until: u64) -> Result<Option<u64>, StoreError> {
         if offset >= st.sizes.logical() {
             return Ok(None);

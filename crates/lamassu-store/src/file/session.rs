@@ -1,14 +1,14 @@
 //! Sessions (`docs/format.md` §12): which session wrote a page, and whether its interrupted state is accepted.
 //!
-//! A page may name keys of data that has not arrived yet. It carries the number of the session that wrote it so. What
-//! an interruption may leave in such a page (a block that is old or new or a hole, pages that are absent above the
-//! floor, a half-done shrink) is accepted while that session is open: it began and was not closed. Any other session
-//! counts only by its final state. So a store that puts an older page back gets no choice of contents.
+//! A page may name keys of data that has not arrived yet. It carries the number of the session that wrote it. What an
+//! interruption may leave in such a page (a block that is old or new or a hole, pages that are absent above the floor,
+//! a half-done shrink) is accepted while that session is open: it began and was not closed. Any other session counts
+//! only by its final state. So a store that puts an older page back gets no choice of contents.
 //!
 //! * A session's number is durable in the vault's record before the first page that carries it is written.
 //! * A session is closed only when every page it wrote is durable and settled.
-//! * The current session is believed only after one of its files was closed unsettled: nothing else can have left an
-//!   incomplete state.
+//! * The current session counts as interrupted only after one of its files was closed unsettled: nothing else can have
+//!   left an incomplete state.
 
 use lamassu_format::SessionTag;
 use parking_lot::{RwLock, RwLockReadGuard};
@@ -28,11 +28,11 @@ pub trait SessionKeeper: Send + Sync {
     /// # Errors
     /// Those of the store; the session then stays open.
     fn close(&self, session: u32) -> io::Result<()>;
-    /// What the record says of a session.
+    /// The state of a session, by the record.
     fn standing(&self, session: u32) -> Standing;
 }
 
-/// What is known of a session.
+/// The state of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
     /// It began and was not closed.
@@ -46,7 +46,7 @@ pub enum Standing {
 /// How [`Sessions::end`] has left the current session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
-    /// None is open any more.
+    /// No session is open any more.
     Closed,
     /// It left something behind, and stays open.
     LeftOpen,
@@ -63,7 +63,7 @@ pub struct Sessions {
     left_behind: AtomicBool,
 }
 
-/// The session under way: its number, 0: none, and its random bits.
+/// The current session: its number (0: none), and its random bits.
 #[derive(Clone, Copy, Default)]
 struct Current {
     session: u32,
@@ -82,7 +82,7 @@ impl Stamp<'_> {
         self.current.session
     }
 
-    /// Random bits, that no other session has: not even one of a copy of the vault that has the same number.
+    /// Random bits that no other session has, not even a session with the same number in a copy of the vault.
     pub fn tag(&self) -> SessionTag {
         self.current.tag
     }
@@ -92,8 +92,8 @@ impl Stamp<'_> {
         self.written.load(Ordering::Acquire)
     }
 
-    /// How many pages the session has written with the one that gets this number: of two pages of a file it says which
-    /// is the later. The highest number is that of all that come after it.
+    /// The sequence number for the next page: the count of pages that the session has written. It orders two pages of a
+    /// file. After the highest number, all further pages get that number.
     pub fn next_sequence(&self) -> u32 {
         let next = |written: u32| Some(written.saturating_add(1));
         self.written.fetch_update(Ordering::AcqRel, Ordering::Acquire, next).unwrap_or(u32::MAX).saturating_add(1)
@@ -106,7 +106,7 @@ impl Sessions {
         Sessions { keeper, current: RwLock::default(), written: AtomicU32::new(0), left_behind: AtomicBool::new(false) }
     }
 
-    /// For a single file without its vault: whatever its pages say is believed, and nothing is written.
+    /// For a single file without its vault: pending state of all sessions counts, and nothing is written.
     pub fn of_stray_file() -> Sessions {
         struct Believing;
         impl SessionKeeper for Believing {
@@ -196,7 +196,7 @@ impl Sessions {
         self.left_behind.store(true, Ordering::Release);
     }
 
-    /// What is known of the session of a page that was read; 0 is none, which nothing interrupts. The caller holds no
+    /// The state of the session of a page that was read; 0 is no session, and counts as closed. The caller holds no
     /// [`Stamp`].
     pub fn standing(&self, session: u32) -> Standing {
         if session == 0 {
@@ -209,7 +209,7 @@ impl Sessions {
         self.keeper.standing(session)
     }
 
-    /// Whether what an interruption leaves is believed of a page of this session.
+    /// Whether pending state counts in pages of this session.
     pub fn may_be_interrupted(&self, session: u32) -> bool {
         self.standing(session) == Standing::Open
     }

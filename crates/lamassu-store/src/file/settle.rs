@@ -1,4 +1,4 @@
-//! Settling, after a barrier: pages stop saying that something is under way.
+//! Settling, after a barrier: pages are written again without their pending state.
 //!
 //! | step | what it does | keeps |
 //! |---|---|---|
@@ -8,7 +8,7 @@
 //! | 4 | pending bits cleared in pages whose data a barrier has covered | I3 |
 //! | 5 | zeros behind compressed blocks punched that a barrier has covered | I13 |
 //!
-//! Nothing that is written here needs a barrier after it: until it is durable the pages on disk describe the same
+//! Nothing that is written here needs a barrier after it: until it is durable, the pages on disk describe the same
 //! content.
 
 use super::anchor_commit::Outlook;
@@ -20,7 +20,7 @@ use super::types::StoreError;
 use lamassu_format::page::TAG_AT;
 use lamassu_format::{Page, PageNo};
 
-/// Pages that one settling reads to see whether they are there.
+/// Most pages that one settling reads to see whether they exist.
 const DENSE_LOOKS_MAX: u32 = 1024;
 
 impl Core {
@@ -34,14 +34,14 @@ impl Core {
         self.is_under_way(st) || is_random || st.shrink.has_excess()
     }
 
-    /// Whether every page that was written here is as it stays. What was never written here is another session's.
+    /// Whether every page that this process has written is final. Other pages belong to other sessions.
     pub fn is_settled(&self, st: &State) -> bool {
         !st.marks.has_written() || (st.failures.is_clear() && !self.is_under_way(st))
     }
 
-    /// Whether pages on disk say what holds only until they settle. What nothing can settle does not count: a damaged
-    /// last page, say, records no size that the floor could be raised to. Otherwise a store that damages a page kept
-    /// the session open.
+    /// Whether pages on disk have state that only settling removes. State that cannot be settled does not count: for
+    /// example, a damaged last page records no size to which the floor could be raised. Otherwise a store could keep
+    /// the session open by damaging a page.
     fn is_under_way(&self, st: &State) -> bool {
         let is_known = st.inherited.unknown_from().is_none() && !self.is_mute(st);
         let has_floor = st.last_page(self.geo()) > PageNo::ZERO;
@@ -49,7 +49,7 @@ impl Core {
         st.shrink.is_cut() || st.failures.needs_rewrite() || is_floor_low || st.pages.has_open()
     }
 
-    /// Whether nothing can be written: page 0 is unreadable, or the store has lost the end.
+    /// Whether the file cannot be written: page 0 is unreadable, or the store has lost the end.
     fn is_mute(&self, st: &State) -> bool {
         st.inherited.is_truncated() || st.pages.is_bad(PageNo::ZERO)
     }
@@ -102,7 +102,7 @@ impl Core {
         })
     }
 
-    /// Writes a page as it is now, without the pending bits of what a barrier has covered.
+    /// Writes a page in its present state, without the pending bits that a barrier has covered.
     pub fn settle_page(&self, st: &mut State, g: PageNo) -> Result<(), StoreError> {
         let (is_cut, fields) = (st.shrink.is_cut(), st.sizes.fields());
         self.settle_page_as(st, g, is_cut, fields)
@@ -118,8 +118,8 @@ impl Core {
         self.write_page(st, g, page, lost, fields, PageId::AsFits)
     }
 
-    /// A good page, to be written again with a change: without the pending bits of what a barrier has covered (A9), and
-    /// with its lost blocks.
+    /// A good page, to be written again with a change: without the pending bits that a barrier has covered (A9); and
+    /// its lost blocks.
     pub fn page_as_covered(&self, st: &mut State, g: PageNo) -> Result<Option<(Page, u128)>, StoreError> {
         self.good_page(st, g)?;
         let Some(held) = st.pages.good(g) else { return Ok(None) };
@@ -133,7 +133,7 @@ impl Core {
     /// Step 3.
     fn settle_page_zero(&self, st: &mut State) -> Result<(), StoreError> {
         if let PageState::Bad(_) = self.page(st, PageNo::ZERO)? {
-            return Ok(()); // it has no floor that could be raised; the other pages settle without it
+            return Ok(()); // it has no floor to raise; the other pages settle without it
         }
         // I5: a barrier has covered the pages that record this size. A page whose write failed may still be from before
         // the file grew.
@@ -169,9 +169,9 @@ impl Core {
         Ok(())
     }
 
-    /// Whether no page of the file is absent, durably: then page 0 need not say `sparse`, which allows that a page is
-    /// taken away. Goes on where it came to the last time, since a page that is there goes with the end of the file
-    /// alone.
+    /// Whether no page of the file is absent, durably: then page 0 does not need `sparse`, which allows a store to
+    /// remove a page. Continues where it stopped the last time: a page that exists is removed only with the end of the
+    /// file.
     fn is_dense(&self, st: &mut State) -> Result<bool, StoreError> {
         if !st.failures.uncertain_pages().is_empty() {
             return Ok(false);
@@ -196,7 +196,7 @@ impl Core {
         Ok(true)
     }
 
-    /// Whether a page lies in the place of page `g`: every one that was written begins with a nonce.
+    /// Whether a page lies in the place of page `g`: every written page begins with a nonce.
     fn has_nonce(&self, g: PageNo) -> Result<bool, StoreError> {
         let mut nonce = [0; TAG_AT];
         let got = self.read_padded(self.geo().page_offset(g), &mut nonce)?;
@@ -204,8 +204,8 @@ impl Core {
     }
 
     /// To be called before the floor is raised to `durable` (I5). A crash may have left pages above the old floor
-    /// absent, or as they were before the file grew past them. Below the new one only `sparse` allows the first, and
-    /// nothing the second. What this process wrote it knows to be there.
+    /// absent, or in the state before the file grew past them. Below the new floor only `sparse` allows the former, and
+    /// nothing allows the latter. Pages that this process wrote are known to exist.
     pub fn mend_above_floor(&self, st: &mut State, durable: u64) -> Result<(), StoreError> {
         if st.sizes.floor() >= st.inherited.size() {
             return Ok(());
@@ -219,7 +219,7 @@ impl Core {
             }
             let Some(g) = found.filter(|g| *g <= last) else { break };
             mended |= self.mend_short_page(st, g)?;
-            // A run of pages of which nothing is known may be as long as the store likes.
+            // The store decides how long a run of unknown pages is.
             next = self.end_of_bad(st, g)?;
         }
         if mended {
@@ -230,8 +230,8 @@ impl Core {
         Ok(())
     }
 
-    /// Brings a page that is not the last to its end. A tail goes to its block with the next commit, and the page with
-    /// it.
+    /// Completes a page that is not the last. A tail goes to its block with the next commit, which also writes the
+    /// page.
     fn mend_short_page(&self, st: &mut State, g: PageNo) -> Result<bool, StoreError> {
         let geo = *self.geo();
         if g >= st.last_page(&geo) {
@@ -256,7 +256,7 @@ impl Core {
         Ok(true)
     }
 
-    /// Whether [`Core::mend_above_floor`] may come to load pages that are not known yet.
+    /// Whether [`Core::mend_above_floor`] may have to load pages that are not known yet.
     pub fn may_lack_pages(&self, st: &State) -> bool {
         let inherited = st.inherited.size();
         st.sizes.floor() < inherited && self.geo().last_page(inherited) > PageNo::ZERO

@@ -6,7 +6,7 @@
 //! |---|---|---|
 //! | 1 | barrier: every page below the new size is durable | I10 |
 //! | 2 | page 0 is written with `cut` and the new size as floor | I5, I10 |
-//! | 3 | barrier: from here on the new size rules, whatever is left of the rest | I5, I10 |
+//! | 3 | barrier: from here on the new size holds, even if the remaining steps are not done | I5, I10 |
 //! | 4 | the last page is written without the slots past the size, pages past it are made void | I8 |
 //! | 5 | the backing file is shortened | I8 |
 //! | later | a commit or settling writes page 0 without `cut`, after a barrier | I10 |
@@ -49,10 +49,10 @@ impl Core {
             self.free_tails_before(st, size)?;
             shrunk = self.shrink_on_disk(st, size);
             if shrunk.is_err() && st.sizes.stored() > size {
-                return shrunk; // nothing happened: what is buffered stays, too
+                return shrunk; // nothing happened: the buffer stays, too
             }
         }
-        // Once page 0 says so the size rules, even if a later step failed and has to be repeated.
+        // Once page 0 has the new size it holds, even if a later step failed and has to be repeated.
         let block = self.geo().block_at(size);
         self.unseal(st, block)?;
         st.buffer.drop_from(self.geo().end_block(size));
@@ -67,7 +67,7 @@ impl Core {
     }
 
     /// A crash may have left a tail in a page that is not the last. The size field of such a page belongs to its tail,
-    /// and can record neither where page 0 cuts nor where the file ends. So the tail goes to its block first.
+    /// so it can record neither the cut of page 0 nor the end of the file. So the tail goes to its block first.
     fn free_tails_before(&self, st: &mut State, size: u64) -> Result<(), StoreError> {
         let geo = *self.geo();
         let mut found = false;
@@ -101,7 +101,8 @@ impl Core {
                 fresh.clear();
             }
             if !was_one_page {
-                // I8. Of one page nothing is left to be written on: the next page written covers all that was there.
+                // I8. A file of one page has no blocks left to overwrite: the next page that is written covers the old
+                // one.
                 st.marks.hold_data_back();
             }
             st.pages.clear();
@@ -118,9 +119,9 @@ impl Core {
         Ok(())
     }
 
-    /// In an anchored vault a file is emptied by a shrink like any other: its page 0 stays, and says so. False: there
-    /// is no page 0, or it cannot be told what it is. Then the file is emptied whole, and what a crash leaves of that
-    /// is no worse than it was. Nothing is given up before the anchor knows that the file is being changed.
+    /// In an anchored vault a file is emptied by a shrink like any other: its page 0 stays, and records the size.
+    /// False: there is no page 0, or it is damaged. Then the file is emptied by one ftruncate, and a crash leaves
+    /// nothing worse than before. Nothing is given up before the anchor knows that the file is being changed.
     fn shrink_to_nothing(&self, st: &mut State) -> Result<bool, StoreError> {
         let is_there = !st.identity.is_unsealed_empty() && !matches!(self.page(st, PageNo::ZERO)?, PageState::Bad(_));
         if is_there {
@@ -136,9 +137,9 @@ impl Core {
                     self.note_change();
                     return Ok(true);
                 }
-                // This host may not have the file any more.
+                // This host may no longer hold the vault.
                 Err(error) if matches!(error, StoreError::Anchor(_)) || !self.may_change() => return Err(error),
-                // The store could not do it so, or what is there is damaged.
+                // The store could not do it in this way, or the file is damaged.
                 Err(_) if st.sizes.stored() == 0 => return Ok(false),
                 Err(_) => {}
             }
@@ -157,14 +158,14 @@ impl Core {
         let (old_last, last) = (st.last_page(&geo), geo.last_page(size));
         st.shrink.forget_ragged();
         if old_last == PageNo::ZERO {
-            // One page before and after: one atomic write. The space is given back when that is durable (I8). A `cut`
-            // that stands goes on to stand: the pages of an earlier, longer file may not be gone yet (I10).
+            // One page before and after: one atomic write. The space is given back when that is durable (I8). An
+            // existing `cut` stays: the pages of an earlier, longer file may not be gone yet (I10).
             self.write_last_page(st, size, st.shrink.is_cut())?;
             st.shrink.note_excess();
             return Ok(());
         }
         if st.marks.has_uncovered() {
-            self.barrier(st)?; // step 1, I10: what page 0 says with `cut` is a floor, too
+            self.barrier(st)?; // step 1, I10: the size in a page 0 with `cut` is a floor, too
         }
         self.make_room_in_anchor(st, Some(last.next()))?;
         // Step 2, I5: the floor is lowered before anything below the old one is given up.
@@ -209,7 +210,7 @@ impl Core {
         Ok(())
     }
 
-    /// Backing length that the size on disk and the last page's tail imply: everything in use ends there.
+    /// The backing length by the size on disk and the last page's tail: everything in use ends there.
     pub fn implied_len(&self, st: &mut State) -> Result<u64, StoreError> {
         let geo = *self.geo();
         let g = st.last_page(&geo);
@@ -291,8 +292,9 @@ impl Core {
         self.write_page(st, g, page, lost, SizeFields { size, floor, ..st.sizes.fields() }, PageId::AsFits)?;
         st.sizes.set_stored(size);
         if gives_up_pending {
-            // I8: the page from before may be what a crash leaves. It knows what was there, or zeros, and no data that
-            // comes next. Where that data finds zeros already no other step waits.
+            // I8: a crash may leave the earlier page, which accepts the earlier content or zeros, but no later data. So
+            // later data waits for this page. If that data is written where zeros are already, no other step makes it
+            // wait.
             st.marks.hold_data_back();
         }
         Ok(())

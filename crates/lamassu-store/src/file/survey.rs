@@ -1,4 +1,5 @@
-//! What an anchor would say of a file as the store shows it: for an anchor that is made, or told anew.
+//! The row that an anchor would have of a file as the store shows it: for an anchor that is made, or for accepting a
+//! file.
 
 use super::fresh::StorePages;
 use super::primitives::Core;
@@ -8,7 +9,7 @@ use crate::integrity::{Leaves, RootOf};
 use lamassu_format::tree::Shape;
 use lamassu_format::{Digest, PageNo, Profile};
 
-/// A file, as it is.
+/// The result for one file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Surveyed {
     /// Merkle root over its pages.

@@ -1,4 +1,4 @@
-//! What files of a vault share, and how damage and failure are reported.
+//! State that files of a vault share, and how damage and failures are reported.
 
 use super::anchored::AnchoredFiles;
 use super::session::Sessions;
@@ -7,7 +7,7 @@ use lamassu_crypto::{Engine, KeyRing};
 use lamassu_format::{BlockNo, Compression, Domain, Geometry, PageNo, Profile};
 use std::sync::Arc;
 
-/// What a damaged range turned out to be.
+/// The kind of a damage, or of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum DamageKind {
     /// A page's seal is broken.
@@ -18,7 +18,7 @@ pub enum DamageKind {
     PageFormat,
     /// A page of another file.
     PageOfOtherFile,
-    /// A page that must be there is not.
+    /// A page that must exist does not.
     PageMissing,
     /// A block does not hash to its key.
     BlockHash,
@@ -31,12 +31,12 @@ pub enum DamageKind {
     /// A page in a state that only an interrupted session leaves, of a session that was not interrupted: an older page
     /// was put back.
     PageStale,
-    /// What the store shows is not the newest: something older, or other, that its keys once sealed. Known from the
-    /// anchor.
+    /// What the store shows is not the newest, by the anchor: an older state, or another one that the vault's keys once
+    /// sealed.
     Stale,
-    /// No damage: a write of an interrupted session is not there. The range reads as a hole.
+    /// No damage: a write of an interrupted session is missing. The range reads as a hole.
     Unwritten,
-    /// No damage: a write of an interrupted session is not there. The range reads as it was before.
+    /// No damage: a write of an interrupted session is missing. The range reads as it was before.
     Reverted,
     /// No damage: an interrupted session made the file shorter, and what lay past its end is void.
     Shortened,
@@ -95,7 +95,7 @@ impl DamageKind {
         }
     }
 
-    /// Whether the range can be read: the finding is no damage, and is reported all the same.
+    /// Whether the range can be read: the finding is no damage, but is reported.
     pub const fn is_readable(self) -> bool {
         match self {
             DamageKind::Unwritten | DamageKind::Reverted | DamageKind::Shortened | DamageKind::UnknownSession => true,
@@ -117,13 +117,13 @@ impl DamageKind {
 /// One damage, as reported and logged: where in the file, and what.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Damage {
-    /// What.
+    /// The kind of damage.
     pub kind: DamageKind,
     /// Segment number.
     pub segment: u64,
     /// Page number in the file.
     pub page: PageNo,
-    /// How many pages from that one on; more than one where a check finds a run of pages missing.
+    /// How many pages from that one on; more than one if a check finds a run of missing pages.
     pub pages: u64,
     /// Block number in the file, if it concerns one block.
     pub block: Option<BlockNo>,
@@ -151,7 +151,7 @@ pub enum StoreError {
     /// The store failed.
     #[error("{op} at {offset}: {source}")]
     Io {
-        /// What was tried.
+        /// The operation that failed.
         op: &'static str,
         /// Offset in the backing file.
         offset: u64,
@@ -164,7 +164,7 @@ pub enum StoreError {
     /// Past the largest size of the geometry.
     #[error("file too large")]
     TooLarge,
-    /// The hash of the file's profile is not approved, and this process may use approved primitives alone.
+    /// The hash of the file's profile is not approved, and this process may use only approved primitives.
     #[error("approved primitives alone are allowed (--fips): {0}")]
     NotApproved(&'static str),
     /// No randomness.
@@ -173,7 +173,7 @@ pub enum StoreError {
     /// New blocks cannot be keyed: the server of the zone's oblivious keys gives none. Nothing was written.
     #[error(transparent)]
     NotEvaluated(#[from] lamassu_crypto::oblivious::NotEvaluated),
-    /// The anchor failed: what it would have to remember is not written to the store.
+    /// The anchor failed. A change that it would have to remember is not written to the store.
     #[error(transparent)]
     Anchor(#[from] AnchorError),
 }
@@ -208,17 +208,17 @@ pub enum Integrity {
 pub enum Durability {
     /// All of them.
     Ordered,
-    /// None but at fsync: safe against a killed process, not against a power cut.
+    /// Only those of fsync: safe against a killed process, not against a power cut.
     Relaxed,
 }
 
 /// How reports name a file: whatever the caller gave at open (a path, an inode).
 pub type FileTag = str;
 
-/// Where damage is reported to, as it is met.
+/// Gets damage when it is found.
 pub type Reporter = Arc<dyn Fn(&FileTag, &Damage) + Send + Sync>;
 
-/// What all files of a vault share.
+/// State that all files of a vault share.
 #[derive(Clone)]
 pub struct FileContext {
     /// Keys.
@@ -233,28 +233,28 @@ pub struct FileContext {
     pub durability: Durability,
     /// Deduplication domain.
     pub domain: Domain,
-    /// How new blocks are compressed. Stored ones say it themselves.
+    /// How new blocks are compressed. A stored block has its own codec.
     pub compression: Option<Compression>,
-    /// Whether clean one-page files get convergent pages; never where the domain is salted.
+    /// Whether clean one-page files get convergent pages; never if the domain is salted.
     pub convergent_small_files: bool,
     /// Nothing is ever written.
     pub read_only: bool,
-    /// Approved primitives alone (FIPS): files whose hash is none do not open. One that is being brought to another
-    /// hash does: until that is done, what is left is verified by the earlier one, so that no block is taken for
-    /// damage.
+    /// Approved primitives alone (FIPS): files whose hash is not approved do not open. A file whose hash is being
+    /// changed does: until that is done, the remaining blocks are verified by the earlier hash, so that none is taken
+    /// for damage.
     pub approved_only: bool,
     /// Which session writes pages, and which were interrupted.
     pub sessions: Arc<Sessions>,
-    /// What outside of the store remembers the newest state of files; `None`: an un-anchored vault.
+    /// The anchored files of the vault; `None`: an un-anchored vault.
     pub anchored: Option<Arc<AnchoredFiles>>,
-    /// Called for every damage met.
+    /// Called for every damage that is found.
     pub report: Reporter,
 }
 
 #[cfg(any(test, feature = "testing"))]
 impl FileContext {
-    /// For a file by itself, in programs that measure: with the defaults of a vault, keys that everybody knows,
-    /// and damage on standard error.
+    /// For a single file in programs that measure: with the defaults of a vault, publicly known keys, and damage on
+    /// standard error.
     pub fn to_measure(suite: lamassu_format::Suite) -> FileContext {
         let key = |byte| lamassu_crypto::Secret::new(&mut [byte; 32]);
         FileContext {
@@ -280,7 +280,7 @@ impl FileContext {
         self.geometry.block_size() as usize
     }
 
-    /// Refuses a profile by whose hash this process may not work.
+    /// Refuses a profile whose hash this process may not use.
     ///
     /// # Errors
     /// [`StoreError::NotApproved`].
@@ -291,8 +291,8 @@ impl FileContext {
         }
     }
 
-    /// Refuses a profile of which no file may be made or written: also what the policy of the anchor's server forbids.
-    /// What is there may be read.
+    /// Refuses a profile that no new or written file may have, also by the policy of the anchor's server. Existing
+    /// files may be read.
     ///
     /// # Errors
     /// [`StoreError::NotApproved`]; [`StoreError::Anchor`] with [`lamassu_anchor::ServerFault::Policy`].
@@ -315,12 +315,13 @@ pub struct FileCheck {
     pub recovered: u64,
     /// Empty file whose page was never written.
     pub unsealed_empty: bool,
-    /// Backing bytes past what the metadata implies (a lost append, or a shrink whose space was not given back yet).
+    /// Backing bytes past the length that the metadata implies (a lost append, or a shrink whose space was not given
+    /// back yet).
     pub excess: u64,
     /// Everything found damaged.
     pub damage: Vec<Damage>,
-    /// Findings that are readable but worth a report ([`DamageKind::is_readable`]): writes of an interrupted session
-    /// that are not there, pages of sessions that the record does not know.
+    /// Findings that are readable but worth a report ([`DamageKind::is_readable`]): missing writes of an interrupted
+    /// session, pages of sessions that the record does not know.
     pub undone: Vec<Damage>,
     /// An interrupted commit or shrink is still incomplete.
     pub unsettled: bool,

@@ -13,17 +13,17 @@ use std::time::Duration;
 pub(super) const PIECE_LEN: usize = 4 << 20;
 /// Bytes buffered before a commit that needs no barrier: appends and filled holes.
 const APPEND_BUFFER_LEN: usize = 16 << 20;
-/// Bytes buffered before a commit that replaces blocks, where a barrier costs something: replacing a whole page takes
-/// ⌈N/R⌉ rounds of barriers, for few pages or for many.
+/// Bytes buffered before a commit that replaces blocks, if a barrier takes time: replacing a whole page takes ⌈N/R⌉
+/// rounds of barriers, for few pages or for many.
 pub(super) const REPLACE_BUFFER_LEN: usize = 64 << 20;
-/// A barrier that takes less than this in the mean costs next to nothing: a store in memory, or one that does not lose
-/// its write cache. There the commit is made early, while fewer writers wait for it.
+/// A barrier that takes less than this on average costs almost nothing: a store in memory, or one that does not lose
+/// its write cache. Then the commit is made early, while fewer writers wait for it.
 const BARRIER_CHEAP: Duration = Duration::from_micros(50);
-/// Bytes buffered from which on a growing file takes no more, once the store has refused a commit.
+/// After the store has refused a commit, a growing file takes no more than this many buffered bytes.
 const REFUSED_BUFFER_LEN: usize = 4 << 20;
 
 impl Core {
-    /// To be called before a change that a caller asks for: of a file that may be written, by its profile.
+    /// To be called before a change that a caller asks for. Checks that the file's profile may be written.
     pub fn prepare_write(&self, st: &mut State) -> Result<(), StoreError> {
         self.check_writable(st)?;
         self.prepare_change(st)
@@ -56,7 +56,7 @@ impl Core {
         }
         self.good_page(st, PageNo::ZERO)?;
         // I6: a lost append leaves bytes past the end that the metadata implies, and they would lie under a hole. A bad
-        // last page implies nothing.
+        // last page does not tell the end.
         let last_is_bad = matches!(self.page(st, st.last_page(self.geo()))?, PageState::Bad(_));
         let implied = if st.identity.is_unsealed_empty() { 0 } else { self.implied_len(st)? };
         if st.space.len() > implied && !last_is_bad {
@@ -87,7 +87,7 @@ impl Core {
             return Err(StoreError::io("write", offset)(std::io::Error::from_raw_os_error(errno)));
         }
         if is_full {
-            self.commit(st)?; // it failed before, or many write at once: first the store takes what is buffered
+            self.commit(st)?; // a commit failed before, or many threads write: the buffer goes to the store first
         }
         if offset > st.sizes.logical() {
             self.grow(st, offset)?;
@@ -119,15 +119,15 @@ impl Core {
             return Ok(());
         }
         match self.open_to_others(st, Core::commit) {
-            // This write is in the buffer and stays there: an append that failed and still happened would be made
-            // twice. The next one is refused, and flush and sync try again and report.
+            // This write is in the buffer and stays there: if an append failed and still happened, the application
+            // would repeat it. The next write is refused, and flush and sync try again and report the error.
             Err(StoreError::Io { .. } | StoreError::NotEvaluated(_)) if st.buffer.is_refused() => Ok(()),
             other => other,
         }
     }
 
-    /// Whether a file of `size` can be stored. Nothing is buffered that no commit could write: it would keep back
-    /// everything else that is buffered.
+    /// Whether a file of `size` can be stored. Data that no commit could write must not be buffered: it would block the
+    /// rest of the buffer.
     pub fn check_size(&self, st: &mut State, size: u64) -> Result<(), StoreError> {
         let geo = self.geo();
         if size > geo.size_max() {
@@ -219,7 +219,7 @@ impl Core {
         if self.is_full(st) { self.commit(st) } else { Ok(()) }
     }
 
-    /// Makes the file longer; what is new reads as zeros. The bytes behind the end of the old last block are made zero.
+    /// Makes the file longer; the new range reads as zeros. The bytes past the old end in the last block are made zero.
     pub fn grow(&self, st: &mut State, size: u64) -> Result<(), StoreError> {
         self.check_size(st, size)?;
         self.good_page(st, st.last_page(self.geo()))?;
@@ -298,7 +298,7 @@ impl Core {
     }
 
     /// The page after the damaged page `g`, or after the run of missing pages that begins with it: a store can make a
-    /// hole of any length in a file, in no space.
+    /// hole of any length without using space.
     pub fn end_of_bad(&self, st: &mut State, g: PageNo) -> Result<PageNo, StoreError> {
         let geo = *self.geo();
         if !matches!(self.page(st, g)?, PageState::Bad(DamageKind::PageMissing)) || g == PageNo::ZERO {
@@ -318,7 +318,7 @@ impl Core {
     pub fn next_page(&self, st: &mut State, mut g: PageNo) -> Result<Option<PageNo>, StoreError> {
         let geo = *self.geo();
         if let Some(fresh) = &self.fresh {
-            // Which pages there are is not the store's to say.
+            // The tree, not the store, tells which pages exist.
             let next = fresh.next_page(&*self.backing, g)?.filter(|next| *next <= st.last_page(&geo));
             return next.map(|next| self.page(st, next).map(|_| next)).transpose();
         }
@@ -329,7 +329,7 @@ impl Core {
             if !matches!(self.page(st, g)?, PageState::Absent) {
                 return Ok(Some(g));
             }
-            // A hole of many segments is skipped in one step, but not past where absent pages are no holes any more.
+            // A hole of many segments is skipped in one step, but only as far as absent pages are holes.
             let unknown =
                 st.inherited.unknown_from().map(|from| PageNo(from / geo.page_span())).filter(|first| g < *first);
             let offset = geo.page_offset(g);

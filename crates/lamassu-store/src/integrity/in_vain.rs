@@ -1,9 +1,9 @@
-//! What pages were read for in vain.
+//! Remembers which record could not be rebuilt from pages.
 //!
-//! A record that its file does not have is made anew from pages. Where they do not give it, it cannot be had, and
-//! neither can the digests of any of these pages. So a store that changes one page of a long file and drops its records
-//! would have all of them read again for each page that is asked for. What took many is therefore remembered for a
-//! while; after that they are read once more, and what was put right is seen.
+//! A record that is missing in its file is rebuilt from pages. If the pages do not give it, the record is unavailable,
+//! and so are the digests of all these pages. So a store that changes one page of a long file and drops its records
+//! would cause all pages to be read again for each page that is asked for. A failure that took many pages is therefore
+//! remembered for a while. After that the pages are read again, and a repair is noticed.
 
 use super::tree::{Leaves, Stale};
 use lamassu_format::tree::RecordPlace;
@@ -12,12 +12,13 @@ use std::cell::Cell;
 use std::io;
 use std::time::{Duration, Instant};
 
-/// From so many pages on it is remembered.
+/// A failure that took at least this many pages is remembered.
 const PAGES_MIN: u64 = 256;
-/// For so many times as long as it took: little of the time goes to what cannot be had.
+/// It is remembered for this many times as long as it took, so that only a small part of the time is spent on
+/// unavailable records.
 const REST: u32 = 10;
 
-/// The last record that could not be had, and took much to find out.
+/// The last unavailable record that took many pages to find out.
 #[derive(Default)]
 pub(super) struct InVain(Option<Box<Last>>);
 
@@ -28,13 +29,13 @@ struct Last {
 }
 
 impl InVain {
-    /// What was found of a record with this digest, if that is not long ago.
+    /// The failure of a record with this digest, if it is recent.
     pub fn known(&self, place: RecordPlace, expected: Digest) -> Option<Stale> {
         let last = self.0.as_ref().filter(|last| last.place == place && last.stale.expected == expected)?;
         (Instant::now() < last.until).then_some(last.stale)
     }
 
-    /// A record could not be had.
+    /// Notes that a record is unavailable.
     pub fn note(&mut self, place: RecordPlace, stale: Stale, pages: &Counted<'_>) {
         if pages.read.get() >= PAGES_MIN {
             let rest = pages.begun.elapsed().checked_mul(REST).unwrap_or(Duration::ZERO);

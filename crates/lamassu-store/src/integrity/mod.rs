@@ -1,8 +1,8 @@
 //! The Merkle tree over the pages of one file (`docs/freshness-tree.md`).
 //!
 //! Guarantees: a digest that [`Tree`] gives for a page is that under the committed root, or the one set since; a record
-//! from the store is used only if its digest is what the record above it says. The file of records is a *cache*: it is
-//! never synced, and one that is lost, older, foreign or made up costs a rebuild from the pages.
+//! from the store is used only if its digest is the one in the record above it. The file of records is a *cache*: it is
+//! never synced, and a record that is lost, older, foreign or forged costs a rebuild from the pages.
 //!
 //! Never: decides whether a page is current (`lamassu_anchor::judge` does), keeps more clean records than it may.
 

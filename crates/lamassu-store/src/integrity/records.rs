@@ -6,9 +6,9 @@ use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
 
-/// A file of tree records, which may be anything.
+/// A file of tree records, whose content is not trusted.
 pub trait Records: Send + Sync {
-    /// Reads a record; what lies past the end is zero.
+    /// Reads a record; bytes past the end are zero.
     ///
     /// # Errors
     /// Those of the store.
@@ -35,7 +35,7 @@ impl Records for FileRecords {
     }
 }
 
-/// Memory: for a file whose records are kept nowhere, and for tests.
+/// In memory: for a file whose records are not stored, and for tests.
 #[derive(Default)]
 pub struct MemoryRecords {
     records: Mutex<HashMap<u64, Vec<u8>>>,
@@ -53,7 +53,7 @@ impl MemoryRecords {
         self.records.lock().iter_mut().for_each(|(offset, record)| change(*offset, record));
     }
 
-    /// Loses all of it.
+    /// Loses all records.
     pub fn clear(&self) {
         self.records.lock().clear();
     }

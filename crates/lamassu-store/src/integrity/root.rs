@@ -1,4 +1,4 @@
-//! The root over all pages of a file that is gone through once, from front to back: memory for one record a level.
+//! Computes the root over all pages of a file in one pass, from front to back, with memory for one record a level.
 
 use super::record_digest;
 use lamassu_format::tree::Shape;
@@ -14,12 +14,12 @@ pub struct RootOf {
 }
 
 impl RootOf {
-    /// Over no page yet.
+    /// Begins without pages.
     pub fn new(shape: Shape) -> RootOf {
         RootOf { shape, levels: Vec::new(), first: Digest::NONE }
     }
 
-    /// The next page that is there; ascending.
+    /// Adds the next existing page; ascending.
     pub fn add(&mut self, page: PageNo, digest: Digest) {
         if page == PageNo::ZERO {
             self.first = digest;
@@ -49,7 +49,7 @@ impl RootOf {
         vec![Digest::NONE; self.shape.degree()]
     }
 
-    /// The root of a file that spans so many pages.
+    /// The root of a file that spans `pages` pages.
     pub fn finish(mut self, pages: u64) -> Digest {
         let height = self.shape.height(pages) as usize;
         if height == 0 {

@@ -1,10 +1,10 @@
 //! The tree of an open file.
 //!
-//! * A record that is *in memory* was verified, or follows from what was set. A *changed* one, and every record above
-//!   it, stays in memory until it is committed; of clean ones as many as there is room for.
+//! * A record that is *in memory* was verified, or follows from digests that were set. A *changed* record, and every
+//!   record above it, stays in memory until it is committed. Clean records stay while there is room.
 //! * Digests of changed records are not computed before a root is asked for.
-//! * What a record of pages was when the tree was last sealed is kept as long as pages of it change: an anchor holds it
-//!   (rule A1 of `docs/freshness.md`), and a commit moves it on.
+//! * While pages of a record change, its state at the last seal is kept, since an anchor holds that (rule A1 of
+//!   `docs/freshness.md`). A commit replaces it by the new state.
 
 use super::in_vain::{Counted, InVain};
 use super::{Records, record_digest};
@@ -17,36 +17,36 @@ use std::sync::Arc;
 
 /// Digests of pages, for rebuilding records.
 pub trait Leaves {
-    /// The digest of a page as it lies in the store; none where it is absent.
+    /// The digest of a page as it lies in the store; that of no page if it is absent.
     ///
     /// # Errors
     /// Those of the store.
     fn leaf(&self, page: PageNo) -> io::Result<Digest>;
 
-    /// The first page from one on that may be present; `None` past the last. What it passes by is absent.
+    /// The first page from `from` on that may be present; `None` past the last. Skipped pages are absent.
     ///
     /// # Errors
     /// Those of the store.
     fn next_present(&self, from: PageNo) -> io::Result<Option<PageNo>>;
 }
 
-/// Pages that are not what the root says, all together or some of them.
+/// Pages of which at least one does not fit the root.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stale {
     /// the first
     pub first: PageNo,
     /// how many
     pub pages: u64,
-    /// what the tree says of them
+    /// their digest by the tree
     pub expected: Digest,
-    /// what they have
+    /// their digest in the store
     pub found: Digest,
 }
 
-/// Why a digest is not known.
+/// Why a digest is unknown.
 #[derive(Debug, thiserror::Error)]
 pub enum TreeError {
-    /// The store's: pages are not those of the root, and no record tells which of them.
+    /// The store's: pages do not fit the root, and no record tells which of them.
     #[error("pages {} to {} are not the newest: their digest is {:?}, not {:?}", .0.first, .0.first.0 + .0.pages - 1, .0.found, .0.expected)]
     Stale(Stale),
     /// The store failed.
@@ -63,7 +63,7 @@ fn failed(op: &'static str) -> impl Fn(io::Error) -> TreeError {
     move |source| TreeError::Io { op, source }
 }
 
-/// The tree as of a mark, to be committed once a barrier of the store has covered it.
+/// The tree at a mark, to be committed once a barrier of the store has covered that.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sealed {
     /// Its root.
@@ -85,22 +85,21 @@ pub struct Tree {
     shape: Shape,
     file: Arc<dyn Records>,
     pages: u64,
-    /// The digest of what covers all pages: of the page itself where there is one, else of the top record unless that
-    /// is dirty.
+    /// The digest that covers all pages: that of the page itself if there is only one, otherwise that of the top record
+    /// unless it is dirty.
     top: Digest,
     changed: HashMap<RecordPlace, Record>,
     clean: LruCache<RecordPlace, Record>,
     clean_max: usize,
-    /// How many pages of those that it had when it was last sealed, or made, were not cut off since.
+    /// How many of the pages at the last seal, or at the beginning, were not cut off since.
     sealed_pages: u64,
-    /// Records of pages that were changed since, as they were then. Those past its end then are not needed: nothing was
-    /// there.
+    /// Records of pages that were changed since, in their state then. Records past the end at that time are not needed.
     before: BTreeMap<RecordNo, Children>,
     /// Records of pages that were changed since.
     touched: BTreeSet<RecordNo>,
-    /// Those that were changed before that seal, and since the last commit.
+    /// Records that were changed before that seal, and after the last commit.
     sealing: BTreeSet<RecordNo>,
-    /// Records that were fetched beside a page, by their offsets in the file. Not verified.
+    /// Records that were fetched with a page, by their offsets in the file. Not verified.
     brought: BTreeMap<u64, Vec<u8>>,
     in_vain: InVain,
 }
@@ -131,13 +130,13 @@ impl Tree {
         self.file.clone()
     }
 
-    /// Takes records that the caller has read from there, by their offsets: the next look for one of them need not read
+    /// Takes records that the caller has read from there, by their offsets, so that the next use of one need not read
     /// it. They replace those of the call before.
     pub fn bring(&mut self, records: impl IntoIterator<Item = (u64, Vec<u8>)>) {
         self.brought = records.into_iter().collect();
     }
 
-    /// Makes it span at least so many pages, absent ones at its end.
+    /// Makes it span at least `pages` pages, with absent ones at its end.
     pub fn extend_to(&mut self, pages: u64) {
         if pages > self.pages {
             self.grow(pages);
@@ -153,10 +152,10 @@ impl Tree {
         self.shape.height(self.pages)
     }
 
-    /// The digest of a page: what was set last, or what the root says.
+    /// The digest of a page: the one that was set last, or the one under the root.
     ///
     /// # Errors
-    /// [`TreeError`]: where the page's own record cannot be had, it may have any digest.
+    /// [`TreeError`]: the page's own record is unavailable, so the page may have any digest.
     pub fn leaf(&mut self, page: PageNo, leaves: &dyn Leaves) -> Result<Digest, TreeError> {
         match self.height() {
             _ if page.0 >= self.pages => Ok(Digest::NONE),
@@ -170,7 +169,7 @@ impl Tree {
         }
     }
 
-    /// The records of the store that telling the digests of these pages takes: to be fetched beside the pages.
+    /// The records in the store that are needed for the digests of these pages: to be fetched with the pages.
     pub fn wanted(&self, pages: impl IntoIterator<Item = PageNo>) -> BTreeSet<u64> {
         let mut offsets = BTreeSet::new();
         for page in pages.into_iter().filter(|page| page.0 < self.pages) {
@@ -181,7 +180,7 @@ impl Tree {
         offsets
     }
 
-    /// Notes the digest of a page that is about to be written; none: it goes.
+    /// Notes the digest of a page that is about to be written; the digest of no page removes it.
     ///
     /// # Errors
     /// [`TreeError`]: nothing was noted.
@@ -203,8 +202,8 @@ impl Tree {
         Ok(())
     }
 
-    /// Whether the record of pages in which a page lies is in memory and stays there until it is committed, and what it
-    /// was before is kept: [`Tree::set_noted`] may set the page's digest, now or later.
+    /// Whether the record of a page is in memory until it is committed, and its earlier state is kept: then
+    /// [`Tree::set_noted`] may set the page's digest, now or later.
     pub fn is_noted(&self, page: PageNo) -> bool {
         if page.0 >= self.pages || self.height() == 0 {
             return page.0 < self.pages;
@@ -223,8 +222,8 @@ impl Tree {
         self.change(place, |children| children[child] = digest);
     }
 
-    /// The record of pages in which a page lies, as of the last seal: what an anchor is to hold before the page is
-    /// changed. `None`: there was none, since one page is its own root, or since the record lies past the end.
+    /// The record of a page, at the last seal: an anchor must hold it before the page is changed. `None`: there was
+    /// none, because a single page is its own root, or because the record lies past the end.
     ///
     /// # Errors
     /// [`TreeError`].
@@ -245,8 +244,8 @@ impl Tree {
         Ok(Some((number, self.children(place).into())))
     }
 
-    /// The records of every level on the way to a page, as of the last commit: what an anchor is to hold before pages
-    /// behind that one are cut off, since what they told of those above cannot be told again. Nothing was changed since
+    /// The records of every level on the way to a page, at the last commit: an anchor must hold them before pages after
+    /// that one are cut off, since the records above cannot be rebuilt without those pages. Nothing was changed since
     /// that commit.
     ///
     /// # Errors
@@ -261,8 +260,8 @@ impl Tree {
         Ok(way)
     }
 
-    /// Takes over the records of pages that an anchor holds, as they were under the root: since then their pages may
-    /// have changed. To be called before anything else, by recovery.
+    /// Takes over the records of pages that an anchor holds, in their state under the root: their pages may have
+    /// changed since. To be called by recovery, before anything else.
     ///
     /// # Errors
     /// [`TreeError`].
@@ -279,19 +278,19 @@ impl Tree {
         Ok(())
     }
 
-    /// The first page from one on that has a digest.
+    /// The first page from `from` on that has a digest.
     ///
     /// # Errors
-    /// [`TreeError`]: which pages are there cannot be told for the range that it names.
+    /// [`TreeError`]: for the range that it names it is unknown which pages exist.
     pub fn next_leaf(&mut self, from: PageNo, leaves: &dyn Leaves) -> Result<Option<PageNo>, TreeError> {
-        self.root(); // what was changed is in the records above it, too
+        self.root(); // so that changes are in the records above, too
         let mut at = from;
         while at.0 < self.pages {
             let height = self.height();
             if height == 0 {
                 return Ok((!self.top.is_none()).then_some(at));
             }
-            // Up, for as long as nothing more lies below a record; then on with the next one.
+            // Goes up while nothing more lies below a record, and then on to the next one.
             let mut skipped = 1;
             for level in 1..=height {
                 let place = self.shape.record_of(at, level);
@@ -320,7 +319,7 @@ impl Tree {
         (start + child as u64 * self.shape.span(level - 1)).saturating_sub(page.0)
     }
 
-    /// Whether a record of pages was there when the tree was last sealed.
+    /// Whether a record of pages existed at the last seal.
     fn was_there(&self, place: RecordPlace) -> bool {
         self.shape.height(self.sealed_pages) > 0 && self.shape.first_page(place).0 < self.sealed_pages
     }
@@ -333,14 +332,14 @@ impl Tree {
         }
     }
 
-    /// The tree becomes longer. What was the top is the first child of a new one.
+    /// The tree becomes longer: the old top is the first child of a new one.
     fn grow(&mut self, pages: u64) {
         let (old, new) = (self.height(), self.shape.height(pages));
         for level in old + 1..=new {
             let place = RecordPlace { level, index: 0 };
             let mut children = vec![Digest::NONE; self.shape.degree()].into_boxed_slice();
             if level == old + 1 {
-                // The digest of a changed top is not known yet; it comes with the next root.
+                // The digest of a changed top is not computed yet; it comes with the next root.
                 children[0] = self.top;
             }
             if level == 1 {
@@ -351,7 +350,7 @@ impl Tree {
         self.pages = pages;
     }
 
-    /// The file becomes shorter: pages from one on are gone.
+    /// The file becomes shorter: only the first `pages` pages are left.
     ///
     /// # Errors
     /// [`TreeError`]: nothing has changed.
@@ -360,7 +359,7 @@ impl Tree {
             return Ok(());
         }
         let (old, new) = (self.height(), self.shape.height(pages));
-        // The way to the new last page, and the digest of what stays of the top.
+        // The way to the new last page, and the digest of the rest of the top.
         let last = PageNo(pages.saturating_sub(1));
         if old > 0 {
             self.pinned(last, leaves)?;
@@ -373,7 +372,7 @@ impl Tree {
         for level in 1..=old {
             let place = self.shape.record_of(last, level);
             let child = self.shape.child_of(last, level);
-            // Above the page itself nothing is kept of a file without pages.
+            // A file without pages keeps no record.
             let kept = if pages == 0 { 0 } else { child + 1 };
             if level == 1 {
                 self.keep_before(place);
@@ -386,7 +385,7 @@ impl Tree {
         let gone: Vec<RecordPlace> = self.clean.iter().map(|(place, _)| *place).filter(|place| !stays(place)).collect();
         gone.iter().for_each(|place| drop(self.clean.pop(place)));
         (self.top, self.pages) = (kept, pages);
-        // What was behind a cut is void: nothing there is compared with what it was.
+        // Pages behind a cut are void, and are not compared with their earlier state.
         self.sealed_pages = self.sealed_pages.min(pages);
         Ok(())
     }
@@ -411,7 +410,7 @@ impl Tree {
         self.top
     }
 
-    /// The tree as it is, to be committed after a barrier.
+    /// The present tree, to be committed after a barrier.
     pub fn seal(&mut self) -> Sealed {
         let root = self.root();
         self.before.clear();
@@ -419,7 +418,7 @@ impl Tree {
         self.sealing.append(&mut self.touched);
         let places = self.sealing.iter().filter_map(|number| Some((*number, self.shape.place(*number)?)));
         let there = places.filter(|(_, place)| self.was_there(*place));
-        // One that is not in memory was cut off, and lies in a hole since the file became longer again.
+        // A record that is not in memory was cut off, and lies in a hole since the file became longer again.
         let known = there.filter_map(|(number, place)| Some((number, &self.changed.get(&place)?.children)));
         let changed = known.map(|(number, children)| (number, children.clone())).collect();
         Sealed { root, pages: self.pages, changed }
@@ -429,12 +428,12 @@ impl Tree {
     pub fn committed(&mut self) {
         self.sealing.clear();
         self.root();
-        // What was changed since that seal stays.
+        // Records that were changed since that seal stay.
         let (shape, touched) = (self.shape, &self.touched);
         let is_done = |place: &RecordPlace| !touched.contains(&shape.number(*place));
         for (place, record) in self.changed.extract_if(|place, _| is_done(place)) {
             let bytes: Vec<u8> = record.children.iter().flat_map(|child| child.0).collect();
-            // It is a cache: what it does not take is rebuilt.
+            // It is a cache: a record that cannot be written is rebuilt later.
             let _ = self.file.write(shape.offset(shape.number(place)), &bytes);
             keep(&mut self.clean, self.clean_max, place, record);
         }
@@ -458,7 +457,7 @@ impl Tree {
         }
     }
 
-    /// The record of pages in which a page lies, which stays in memory with all above it until it is committed.
+    /// The record of a page, which stays in memory with all records above it until it is committed.
     fn pinned(&mut self, page: PageNo, leaves: &dyn Leaves) -> Result<RecordPlace, TreeError> {
         for level in (1..=self.height()).rev() {
             let place = self.shape.record_of(page, level);
@@ -478,7 +477,7 @@ impl Tree {
         let known = way.iter().position(|place| self.is_known(place));
         let shape = self.shape;
         let below = |children: &[Digest], level| children.get(shape.child_of(page, level)).copied();
-        // Those below the lowest that is known, from above.
+        // Loads the records below the lowest known one, from the top down.
         let mut expected = match known {
             Some(at) => below(self.children(way[at]), way[at].level).unwrap_or_default(),
             None => self.top,
@@ -489,7 +488,7 @@ impl Tree {
             expected = below(&children, place.level).unwrap_or_default();
             loaded.push((*place, Record { children, is_dirty: false }));
         }
-        // The one that was asked for comes last, and stays.
+        // The requested record comes last, so that it stays.
         loaded.into_iter().for_each(|(place, record)| keep(&mut self.clean, self.clean_max, place, record));
         Ok(())
     }
@@ -505,7 +504,7 @@ impl Tree {
         }
         let offset = self.shape.offset(self.shape.number(place));
         let as_expected = |bytes: &[u8]| self.shape.children(bytes).filter(is_expected);
-        // What was fetched may be from before this process wrote the record.
+        // A fetched record may be from before this process wrote it.
         if let Some(children) = self.brought.remove(&offset).as_deref().and_then(as_expected) {
             return Ok(children);
         }
@@ -532,7 +531,7 @@ impl Tree {
         Ok(children)
     }
 
-    /// The first page from one on that may have had a digest when the tree was last sealed.
+    /// The first page from `from` on that may have had a digest at the last seal.
     fn next_rebuilt(&self, from: PageNo, leaves: &dyn Leaves) -> Result<Option<PageNo>, TreeError> {
         let present = leaves.next_present(from).map_err(failed("find a page"))?;
         let number = self.shape.number(self.shape.record_of(from, 1));
@@ -542,12 +541,12 @@ impl Tree {
         Ok(present.into_iter().chain(held).min())
     }
 
-    /// A record as the pages in the store say, or as it is held.
+    /// A record rebuilt from the pages in the store, or as it is held.
     fn rebuilt(&self, place: RecordPlace, leaves: &dyn Leaves) -> Result<Children, TreeError> {
         let mut children = vec![Digest::NONE; self.shape.degree()].into_boxed_slice();
         let first = self.shape.first_page(place).0;
         let end = (first + self.shape.span(place.level)).min(self.pages);
-        // What is held of the levels above may be of an earlier root.
+        // Held records of the levels above may belong to an earlier root.
         if let Some(held) = self.before.get(&self.shape.number(place)).filter(|_| place.level == 1) {
             return Ok(held.clone());
         }
@@ -567,8 +566,8 @@ impl Tree {
     }
 }
 
-/// Keeps a clean record, and as many others as there is room for. The table is not made larger than it has to be: most
-/// files have no record at all.
+/// Keeps a clean record, and others while there is room. The table is only as large as necessary: most files have no
+/// record at all.
 fn keep(clean: &mut LruCache<RecordPlace, Record>, most: usize, place: RecordPlace, record: Record) {
     clean.put(place, record);
     while clean.len() > most {

@@ -22,7 +22,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What the symbolic links of one directory need beside them.
+/// The rests that the symbolic links of one directory need.
 #[derive(Default)]
 pub(super) struct Links {
     /// Ids of their rests.
@@ -31,12 +31,12 @@ pub(super) struct Links {
     pub unknown: u64,
 }
 
-/// How often an entry is looked for that the listing had. A check has the vault to itself, so no honest process moves
-/// anything. An attacker that keeps exchanging entries must not have one passed over.
+/// How often an entry of the listing is looked for. A check has the vault to itself, so no honest process moves
+/// entries. An attacker that keeps exchanging entries must not make the check skip one.
 const LOOKS_MAX: u32 = 20;
 const BETWEEN_LOOKS: Duration = Duration::from_millis(1);
 
-/// Looks for an entry again where it is not found.
+/// Repeats a look-up that does not find the entry.
 pub(super) fn looked_at<T>(mut look: impl FnMut() -> std::io::Result<T>) -> std::io::Result<T> {
     for _ in 1..LOOKS_MAX {
         match look() {
@@ -48,8 +48,8 @@ pub(super) fn looked_at<T>(mut look: impl FnMut() -> std::io::Result<T>) -> std:
 }
 
 impl Checker<'_> {
-    /// Checks an entry; its kind is `None` if it could not be looked at, which is noted. What lies in a directory is
-    /// not visited here.
+    /// Checks an entry. Returns its kind; `None` if it could not be looked at, which is noted. Does not descend into a
+    /// directory.
     pub(super) fn check_entry(&mut self, at: &Located, listed: Option<Kind>, links: &mut Links) -> Option<Kind> {
         let st = match looked_at(|| at.dir.stat_entry(&at.name)) {
             Ok(st) => st,
@@ -70,7 +70,8 @@ impl Checker<'_> {
             match self.seen.entry(StoreId::from(&st)) {
                 MapEntry::Vacant(first) => _ = first.insert(at.object),
                 MapEntry::Occupied(seen) if *seen.get() == at.object => return Some(st.kind),
-                // One of the names is right at most: this one's own row is not looked at, since equal content would do.
+                // At most one of the names is right. This name's own row is not compared, since equal content would
+                // match it.
                 MapEntry::Occupied(_) => {
                     self.stale(at, "a link to another file lies here");
                     return Some(st.kind);
@@ -81,7 +82,7 @@ impl Checker<'_> {
             let look = |dir: Arc<dyn BackendDir>| Ok(has_header(&*dir)?.then(|| header_id(&*dir).ok().flatten()));
             match at.dir.open_dir(&at.name).and_then(look) {
                 Ok(Some(id)) => {
-                    // One that does not parse is reported when it is gone into.
+                    // A header that does not parse is reported when the dataset is entered.
                     if let Some(shown) = id.map(|id| digest_of_dataset(&id))
                         && !self.is_newest(at, SealedPart::Content, shown, "the dataset here is").unwrap_or(false)
                     {
@@ -90,7 +91,7 @@ impl Checker<'_> {
                     self.report.datasets.push(Dataset { plain: at.plain.clone(), stored: at.stored.clone() });
                     return None;
                 }
-                // Nothing in it is taken for ours, least of all by a repair.
+                // Nothing in it is treated as this vault's, least of all by a repair.
                 Err(e) if !is_not_found(&e) => {
                     self.note_io(at, "whether the directory is a dataset cannot be seen", &e);
                     return None;
@@ -122,7 +123,7 @@ impl Checker<'_> {
             let digest = link.digest();
             let judged = self.is_newest(at, SealedPart::Content, digest, "the target is");
             if !self.went(at, judged) {
-                // The rest of the newest target is not this one's.
+                // The rest belongs to the newest target, not to this one.
                 links.unknown += 1;
                 return;
             }
@@ -142,7 +143,7 @@ impl Checker<'_> {
         if let Err(error) = &verified
             && error.is_of_policy()
         {
-            // What it holds verifies as well as before: it is the change that is refused.
+            // The content still verifies. Only the change is refused.
             let text = format!("what a session left under way stays so: {error}; `lamassu profile set` mends that");
             self.note(at, kind::FORBIDDEN, Found::Harmless, text);
             self.report.unsettled = true;
@@ -153,7 +154,7 @@ impl Checker<'_> {
             if !matches!(verified, Err(VaultError::NotFound | VaultError::Stale)) {
                 break;
             }
-            // Another entry has its name by now. Whatever it is, it is verified before the check says that all is well.
+            // Another entry has its name now. It is verified as well, before the check reports success.
             std::thread::sleep(BETWEEN_LOOKS);
             verified = match at.dir.stat_entry(&at.name) {
                 Ok(st) => self.verify(at, &st, repair, &mut |bytes| progress.advance(0, bytes)),
@@ -200,7 +201,7 @@ impl Checker<'_> {
             let opened = at.dir.open_same(&at.name, st, write).map_err(crate::error::io("open"))?;
             opened.ok_or(VaultError::Stale)
         };
-        // A file that must not be written to is verified all the same.
+        // A file that must not be written is verified nevertheless.
         let (backing, write) = match repair {
             true => open(true).map(|f| (f, true)).or_else(|_| open(false).map(|f| (f, false)))?,
             false => (open(false)?, false),
@@ -218,7 +219,7 @@ impl Checker<'_> {
         let geo = &self.vault.ctx.geometry;
         let d = &Damage { pages: run.pages, ..run.first };
         let range = match (d.kind, d.block) {
-            // Where a page, or its last block, was cut is not known.
+            // It is unknown where a page, or its last block, was cut.
             (DamageKind::Truncated | DamageKind::Shortened | DamageKind::UnknownSession, _) => None,
             (_, Some(block)) => Some((block, run.blocks)),
             (_, None) => Some((geo.first_block(d.page), d.pages.saturating_mul(geo.blocks_per_page()))),
@@ -269,7 +270,7 @@ impl Checker<'_> {
         Some(Holder::Dir(self.vault.read_names(&*opened).ok()?.dir_id()))
     }
 
-    /// Whether something is as it should be; that it could not be told is noted.
+    /// The outcome of a judgement. An error is noted as a problem.
     fn went(&mut self, at: &Located, judged: crate::Result<bool>) -> bool {
         judged.unwrap_or_else(|error| {
             self.note_io(at, "it cannot be compared with the anchor", &error);
@@ -304,7 +305,7 @@ impl Checker<'_> {
         if !listed.iter().any(is_ours) {
             return;
         }
-        // A record that does not open is reported for itself; the attributes go with it.
+        // A record that does not open is reported by itself, and makes the attributes unverifiable.
         let Some(holder) = self.holder(at, dir, name, of) else { return };
         for attr in listed {
             let ring = &self.vault.ctx.ring;
@@ -316,8 +317,8 @@ impl Checker<'_> {
                     Ok(value) => attr_value::open_value(ring, &attr, holder, &value)
                         .err()
                         .map(|e| (kind::XATTR, format!("the value of {shown} does not open: {e}"))),
-                    // Nothing is known of the attribute then: an owner who is not root may list those of a file of mode
-                    // 000, but read none.
+                    // The attribute is not verified: an owner other than root can list the attributes of a file of mode
+                    // 000, but not read them.
                     Err(e) => Some((kind::IO, format!("the attribute {shown} could not be read: {e}"))),
                 },
             };

@@ -1,7 +1,6 @@
-//! What a check of an anchored vault says besides: what is not the newest, what is missing, what is not recorded.
+//! What a check of an anchored vault reports in addition: what is not the newest, missing, or not recorded.
 //!
-//! Nothing of it is mended: what the store shows is taken for the newest by a person's decision alone
-//! (`Vault::accept`).
+//! None of this is repaired: only a person decides that what the store shows is the newest (`Vault::accept`).
 
 use super::{Checker, Found, Located, kind};
 use crate::digests::object_kind;
@@ -25,7 +24,7 @@ impl Checker<'_> {
         }
     }
 
-    /// Notes what is not the newest. Whether it is.
+    /// Whether a sealed part is the newest. If not, that is noted.
     pub(super) fn is_newest(&mut self, at: &Located, part: SealedPart, shown: Digest, what: &str) -> Result<bool> {
         let Some(object) = at.object.filter(|_| self.vault.anchored.is_some()) else { return Ok(true) };
         let is_newest = self.vault.is_newest(object, part, shown)?;
@@ -39,7 +38,7 @@ impl Checker<'_> {
         self.note(at, kind::STALE, Found::Damage, format!("{text}; see `lamassu anchor accept`"));
     }
 
-    /// Judges an entry of a directory. Its object, or 0 in an un-anchored vault; `None`: it is not looked at any
+    /// Judges an entry of a directory. Returns its object (`None` inside: un-anchored); `None`: do not look at it
     /// further.
     pub(super) fn judge(
         &mut self,
@@ -60,7 +59,7 @@ impl Checker<'_> {
             recorded = lies_here;
         }
         let shown = listed.or_else(|| at.dir.stat_entry(&at.name).ok().map(|st| st.kind));
-        // What cannot be looked at is told where it is looked at.
+        // An entry that cannot be read is reported where it is read.
         let Some(shown) = shown else { return Ok(Some(recorded.map(|entry| entry.object))) };
         match judge::entry(recorded.as_ref(), Some(object_kind(shown))) {
             EntryVerdict::Current => Ok(Some(recorded.map(|entry| entry.object))),
@@ -69,7 +68,7 @@ impl Checker<'_> {
                 self.note(at, kind::OTHER_KIND, Found::Damage, text.to_owned());
                 Ok(None)
             }
-            // It was removed, and is about to go.
+            // It was removed, and the store's removal is pending.
             EntryVerdict::Unrecorded if !anchored.anchor.may_make(&place) => Ok(None),
             EntryVerdict::Unrecorded | EntryVerdict::Nothing | EntryVerdict::Missing => {
                 self.unrecorded(at);
@@ -78,15 +77,15 @@ impl Checker<'_> {
         }
     }
 
-    /// A place of a move that an interruption came into.
+    /// A place of a move that was interrupted.
     fn unfinished(&mut self, at: &Located) {
         let text = "a rename that goes from or to here was interrupted: the next mount, or `lamassu check --repair`, \
                     completes it";
         self.note(at, kind::MISSING, Found::Harmless, text.to_owned());
     }
 
-    /// An entry that the anchor does not have. After an interruption it may be one that was being made. It was not
-    /// acknowledged as durable, and a repair moves it out of the way. Users never see it.
+    /// An entry that the anchor does not have. After an interruption it may be one that was being made. It was never
+    /// acknowledged as durable, and a repair moves it away. Users never see it.
     fn unrecorded(&mut self, at: &Located) {
         let (found, text) = match (self.vault.is_after_crash(), self.repair) {
             (false, _) => (
@@ -147,7 +146,7 @@ impl Checker<'_> {
         Ok(Some(object))
     }
 
-    /// The record of a directory that is about to be gone through. Whether it is the newest.
+    /// Whether the record of a directory is the newest, before the directory is walked.
     pub(super) fn is_record_newest(&mut self, at: &Located, dir: &dyn BackendDir) -> Result<bool> {
         if self.vault.anchored.is_none() || at.object.is_none() {
             return Ok(true);
@@ -155,13 +154,13 @@ impl Checker<'_> {
         let shown = match self.vault.record_text(dir) {
             Ok(text) => text.map_or(Digest::NONE, |text| crate::digests::digest_of_text(&text)),
             Err(crate::record::RecordFault::Missing | crate::record::RecordFault::NotARecord) => Digest::NONE,
-            // It is told where the record is opened.
+            // The error is reported where the record is opened.
             Err(_) => return Ok(true),
         };
         self.is_newest(at, SealedPart::Content, shown, "its directory record is")
     }
 
-    /// The attributes of an entry of a directory, or of that itself. Whether they are the newest.
+    /// Whether the attributes of a directory's entry, or of the directory itself, are the newest.
     pub(super) fn are_attrs_newest(
         &mut self,
         at: &Located,

@@ -1,7 +1,6 @@
-//! What can be said of a vault whose keys are not loaded: that its directories have records, and its files the lengths
-//! that files here have.
+//! Checks a vault without its keys: directories have records, and files have lengths that files of a vault can have.
 //!
-//! Says nothing of contents, names or attributes, nor whether anything is missing: that takes the keys.
+//! It verifies no contents, names or attributes, and cannot tell whether anything is missing: that takes the keys.
 
 use super::entry::looked_at;
 use super::{Problem, Report, kind, listing};
@@ -16,7 +15,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Looks through the tree of a vault without its keys. Datasets in it are listed and not gone into.
+/// Walks the tree of a vault without its keys. Datasets in it are listed but not entered.
 ///
 /// # Errors
 /// Those of the store, for the root.
@@ -26,7 +25,7 @@ pub fn check_locked(root: Arc<dyn BackendDir>, header: &VaultHeader) -> Result<R
     Ok(look.report)
 }
 
-/// A look through the tree.
+/// A walk over the tree.
 struct Look {
     mode: NameMode,
     report: Report,

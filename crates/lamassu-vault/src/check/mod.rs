@@ -1,8 +1,9 @@
 //! `lamassu check`: verifies every record, name, target, attribute, page and block of a tree, names what is wrong, and
-//! mends what can be mended.
+//! repairs what can be repaired.
 //!
-//! Repair completes interrupted commits, clears leftovers, and moves to `lamassu.lost` what cannot be named any more.
-//! It never deletes or changes content: damaged files stay where they are, readable but for the damage.
+//! Repair completes interrupted commits, clears leftovers, and moves entries that no longer have a name to
+//! `lamassu.lost`. It never deletes or changes content: damaged files stay where they are, readable except for the
+//! damage.
 
 mod entry;
 mod fresh;
@@ -26,7 +27,7 @@ use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Stable words for problems of the tree: those of [`IntegrityKind`], and one for what is no event.
+/// Stable words for problems of the tree: those of [`IntegrityKind`], and two for problems that are no events.
 pub mod kind {
     use crate::event::IntegrityKind;
 
@@ -46,22 +47,21 @@ pub mod kind {
     pub const STAGING: &str = IntegrityKind::Staging.word();
     /// A dataset does not open, or its header does not parse.
     pub const DATASET: &str = IntegrityKind::Dataset.word();
-    /// A file whose length no file has; said without keys.
+    /// A file whose length no file of a vault has; found without keys.
     pub const LENGTH: &str = IntegrityKind::Length.word();
     /// The record of sessions is missing or does not open.
     pub const SESSIONS: &str = IntegrityKind::Sessions.word();
     /// The record of the root's permissions does not open.
     pub const ROOT: &str = IntegrityKind::RootPermissions.word();
-    /// In an anchored vault: not the newest. A content, a record, a target, attributes of an older state or another
-    /// object's.
+    /// In an anchored vault: content, a record, a target or attributes are of an older state or of another object.
     pub const STALE: &str = IntegrityKind::Stale.word();
-    /// In an anchored vault: something of another kind than what was put here last.
+    /// In an anchored vault: an entry of another kind than the recorded one.
     pub const OTHER_KIND: &str = IntegrityKind::OtherKind.word();
-    /// In an anchored vault: recorded in this directory, and not there.
+    /// In an anchored vault: an entry is recorded in this directory, and absent in the store.
     pub const MISSING: &str = IntegrityKind::Missing.word();
-    /// In an anchored vault: there, and not recorded. It is not shown.
+    /// In an anchored vault: an entry is in the store, and not recorded. It is not shown.
     pub const UNRECORDED: &str = IntegrityKind::Unrecorded.word();
-    /// In a vault whose anchor a server keeps: the policy there forbids to complete what a session left under way.
+    /// In a vault whose anchor a server keeps: the policy forbids to complete an interrupted commit.
     pub const FORBIDDEN: &str = "forbidden";
     /// The store failed.
     pub const IO: &str = "io";
@@ -74,13 +74,13 @@ struct Located {
     dir: Arc<dyn BackendDir>,
     name: OsString,
     stored: PathBuf,
-    /// `None` where a name on the way does not open.
+    /// `None` if a name on the way does not open.
     plain: Option<PathBuf>,
-    /// What it is in the anchor; `None`: in an un-anchored vault, or it is not recorded.
+    /// Its object in the anchor; `None` in an un-anchored vault, or if it is not recorded.
     object: Option<ObjectId>,
 }
 
-/// What is handed on about a directory to be gone through.
+/// What is known of a directory before it is walked.
 #[derive(Clone, Default)]
 struct Known {
     plain: Option<PathBuf>,
@@ -130,7 +130,7 @@ impl<'a> Checker<'a> {
         );
     }
 
-    /// An entry of a listing that is gone, or another one, each time it is looked at. Nothing is known of it then.
+    /// An entry of a listing that was gone or replaced at each attempt to open it. It is not verified.
     fn note_moving(&mut self, at: &Located) {
         self.report.unsettled = true;
         let text = "was removed or exchanged each time it was looked at, so it is not verified: keep other users and \
@@ -157,7 +157,7 @@ impl Vault {
     ///
     /// # Errors
     /// [`VaultError::ReadOnly`] for a repair of a read-only vault; those of [`Vault::resolve`] for the paths given.
-    /// What is found wrong is no error but in the [`Report`].
+    /// Problems are not errors: they are in the [`Report`].
     pub fn check(&self, paths: &[&OsStr], repair: bool, progress: &dyn Progress) -> Result<Report> {
         let pass = if repair { Some(self.change()?) } else { None };
         if !self.options.read_only && !self.is_frozen() {
@@ -224,7 +224,7 @@ impl Located {
         self.stored.as_os_str().is_empty()
     }
 
-    /// Something in directory `dir`, which lies here.
+    /// The entry `name` of directory `dir`, which lies at `self`.
     fn below(&self, dir: &Arc<dyn BackendDir>, name: &OsStr, plain: Option<&OsStr>) -> Located {
         Located {
             dir: dir.clone(),

@@ -1,4 +1,4 @@
-//! What `--repair` does to the tree: clears leftovers, and takes what has no name any more out of it.
+//! What `--repair` does to the tree: it clears leftovers, and moves entries that no longer have a name out of it.
 
 use super::{Checker, Found, Located, Result, kind};
 use crate::Kind;
@@ -22,9 +22,8 @@ impl super::Progress for Unwatched {
 }
 
 impl Checker<'_> {
-    /// The record of sessions. A new one begins behind the highest number that any page carries: another walk over the
-    /// whole tree finds that first. It knows of no interruption, since removing the record must gain an attacker
-    /// nothing.
+    /// Repairs the record of sessions. A new record begins after the highest number in any page, which another walk
+    /// over the whole tree finds first. It has no open session: an attacker must gain nothing by removing the record.
     pub(super) fn sessions(&mut self) -> Result<()> {
         let root = self.root();
         let at = Located { name: SESSIONS.into(), stored: SESSIONS.into(), plain: None, object: None, ..root };
@@ -49,8 +48,8 @@ impl Checker<'_> {
         Ok(())
     }
 
-    /// The record of the root's permissions. A new one says what the vault directory says, which is the stricter: its
-    /// owner's alone.
+    /// Repairs the record of the root's permissions. A new one has the permissions of the vault directory, which are
+    /// the strictest: its owner's alone.
     pub(super) fn root_permissions(&mut self) -> Result<()> {
         let permissions = &self.vault.root_permissions;
         let root = self.root();
@@ -76,8 +75,8 @@ impl Checker<'_> {
         self.note(at, kind, found, text.to_owned());
     }
 
-    /// Moves an entry to `lamassu.lost`, with what its name or target has beside it, and notes that. False: it stays,
-    /// which is noted too.
+    /// Moves an entry to `lamassu.lost`, with the companion of its name or the rest of its target, and notes that.
+    /// False: it stays, which is noted too.
     pub(super) fn move_to_lost(&mut self, at: &Located, kind: &str, text: String) -> bool {
         let moved = self.vault.lost_dir().and_then(|lost| {
             self.copy_link_rest(at, &*lost)?;
@@ -98,21 +97,21 @@ impl Checker<'_> {
         }
     }
 
-    /// The end of a long link target, copied: another name of the link may need the original, which otherwise is a
-    /// leftover now.
+    /// Copies the rest of a long link target: another name of the link may need the original. Otherwise the original is
+    /// a leftover now.
     fn copy_link_rest(&self, at: &Located, lost: &dyn BackendDir) -> Result<()> {
         let ring = &self.vault.ctx.ring;
         let rest = at.dir.stat_entry(&at.name).ok().and_then(|st| symlink::rest_of(ring, &*at.dir, &at.name, &st));
         let Some(rest) = rest else { return Ok(()) };
         let text = read_text(&*at.dir, &at.name).map_err(io("read a link"))?;
         match symlink::open(ring, &*at.dir, &text) {
-            // What the store would not read now is not left behind as a leftover: then the link stays, too.
+            // If the store cannot read the rest now, the link stays too, so that the rest does not become a leftover.
             Ok(_) | Err(symlink::LinkFault::Rest) => symlink::copy_rest(&rest, &*at.dir, lost),
             Err(_) => Ok(()),
         }
     }
 
-    /// The companion of a long name goes where its entry went, whatever is in it.
+    /// Moves the companion of a long name after its entry, whatever its content.
     fn move_companion(&self, at: &Located, lost: &dyn BackendDir) {
         if let Stored::Long(hash) = classify(self.vault.name_mode, at.name.as_bytes()) {
             let name = OsString::from(companion_name(&hash));

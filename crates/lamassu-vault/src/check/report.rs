@@ -4,7 +4,7 @@ use super::kind;
 
 /// Progress of a check, in files and backing bytes.
 pub trait Progress: Send + Sync {
-    /// How much lies ahead, when known.
+    /// The total, once it is known.
     fn total(&self, files: u64, bytes: u64);
     /// More done.
     fn advance(&self, files: u64, bytes: u64);
@@ -33,17 +33,17 @@ pub struct Problem {
     /// How many blocks from that one on, where it is more than one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub blocks: Option<u64>,
-    /// Where in the file's content that begins, in bytes. All that a page or block can hold is meant, also past the end
-    /// of a short file; none where a file lost its end.
+    /// Where the problem begins in the file's content, in bytes. The range covers the whole page or block, also past
+    /// the end of a short file. `None` if the file lost its end.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub offset: Option<u64>,
-    /// How many bytes of the content it concerns.
+    /// How many bytes of the content are concerned.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub length: Option<u64>,
-    /// Whether `--repair` mended it, or moved it to `lamassu.lost`.
+    /// Whether `--repair` repaired it, or moved it to `lamassu.lost`.
     pub repaired: bool,
-    /// The range reads, and not as it was written last: a write of an interrupted session is not there. Or a file is of
-    /// a session that the record does not know.
+    /// The range can be read, but not as it was written last: a write of an interrupted session is missing. Or the file
+    /// is of a session that the record does not know.
     pub undone: bool,
     /// Nothing is lost or unreadable: what an interrupted change left behind, or files that are no part of the tree.
     pub harmless: bool,
@@ -74,36 +74,36 @@ pub struct Report {
     /// The highest number of a session that a page carries.
     #[serde(skip)]
     pub last_session: u32,
-    /// Sessions that were not closed, first and last of each range: what they left under way is believed until a repair
-    /// of the whole vault has completed it.
+    /// Sessions that were not closed, first and last of each range. Their pending state counts until a repair of the
+    /// whole vault has completed it.
     pub open_sessions: Vec<(u32, u32)>,
-    /// Some file could not be brought to rest.
+    /// Some file could not be settled.
     #[serde(skip)]
     pub unsettled: bool,
-    /// Datasets met, which were not gone into.
+    /// Datasets that were found, and not entered.
     #[serde(skip)]
     pub datasets: Vec<crate::Dataset>,
-    /// Datasets whose keys are not at hand: looked at as far as that takes none.
+    /// Datasets whose keys are not available: checked as far as possible without keys.
     pub locked: Vec<String>,
-    /// Everything wrong, but for what `problems_left_out` counts.
+    /// All problems, except those that `problems_left_out` counts.
     pub problems: Vec<Problem>,
-    /// Problems that were told and counted, and are not kept: how many there are is the store's choice.
+    /// Problems that were reported and counted, but not kept: a store can cause any number of them.
     pub problems_left_out: u64,
     #[serde(skip)]
     tally: Tally,
 }
 
-/// Bytes that problems take which are kept, about.
+/// About how many bytes the kept problems may take.
 const KEPT_BYTES_MAX: usize = 64 << 20;
 
-/// How many problems of each kind there are, those that are not kept among them.
+/// How many problems of each kind there are, including those that are not kept.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Tally {
-    /// Damaged, and not mended.
+    /// Damaged, and not repaired.
     pub damaged: u64,
-    /// Those among them that are as somebody wrote them once, and not the newest, as the anchor knows.
+    /// How many of these are not the newest, as the anchor knows.
     pub stale: u64,
-    /// Reads, and not as it was written last.
+    /// Readable, but not as it was written last.
     pub undone: u64,
     /// Mended.
     pub repaired: u64,
@@ -124,7 +124,7 @@ impl Problem {
 }
 
 impl Report {
-    /// Counts a problem, each block of a run, and keeps it while there is room.
+    /// Counts a problem, a run by its blocks, and keeps it if there is room.
     pub fn add(&mut self, problem: Problem) {
         let tally = &mut self.tally;
         let is_left = !(problem.repaired || problem.undone || problem.harmless);
@@ -149,7 +149,7 @@ impl Report {
         }
     }
 
-    /// Counts what another report counts, and takes its problems over as `placed` gives them.
+    /// Adds the counts of another report, and its problems as `placed` changes them.
     pub fn add_problems_of(&mut self, other: &Report, placed: impl Fn(&Problem) -> Problem) {
         let (before, counted) = (self.tally, other.tally);
         other.problems.iter().for_each(|problem| self.add(placed(problem)));
@@ -171,32 +171,32 @@ impl Report {
         self.tally
     }
 
-    /// Whether something is damaged that was not mended.
+    /// Whether something is damaged and was not repaired.
     pub fn is_damaged(&self) -> bool {
         self.tally.damaged > 0
     }
 
-    /// Whether something is not the newest, and all that is damaged is that.
+    /// Whether something is stale, and nothing is damaged otherwise.
     pub fn is_stale(&self) -> bool {
         self.tally.stale > 0 && self.tally.stale == self.tally.damaged
     }
 
-    /// Whether something reads, and not as it was written last.
+    /// Whether something can be read, but not as it was written last.
     pub fn is_undone(&self) -> bool {
         self.tally.undone > 0
     }
 
-    /// Whether nothing was met that an interruption has left and that is still as it was left.
+    /// Whether nothing remains unsettled that an interruption left.
     pub(super) fn is_all_at_rest(&self) -> bool {
         !self.unsettled && self.tally.io == 0
     }
 
-    /// Whether a policy forbids to bring something to rest.
+    /// Whether a policy forbids to complete something.
     pub fn is_forbidden(&self) -> bool {
         self.tally.forbidden > 0
     }
 
-    /// Whether something was mended.
+    /// Whether something was repaired.
     pub fn is_repaired(&self) -> bool {
         self.tally.repaired > 0
     }

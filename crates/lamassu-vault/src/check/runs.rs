@@ -1,5 +1,5 @@
-//! Damage of one kind that goes on from block to block, or from page to page, is one thing to report: a file has as
-//! many blocks as its store says.
+//! Joins damage of one kind in consecutive blocks or pages into one report: the store decides how many blocks a file
+//! has.
 
 use lamassu_store::file::{Damage, DamageKind};
 
@@ -7,9 +7,9 @@ use lamassu_store::file::{Damage, DamageKind};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct DamageRun {
     pub first: Damage,
-    /// Blocks from the first on, where it is of blocks.
+    /// How many blocks, if it is damage of blocks.
     pub blocks: u64,
-    /// Pages from the first on.
+    /// How many pages.
     pub pages: u64,
 }
 
@@ -20,7 +20,7 @@ impl From<Damage> for DamageRun {
 }
 
 impl DamageRun {
-    /// Takes in what goes on where this ends. False: it does not.
+    /// Extends the run by damage that begins where it ends. False: `next` does not continue it.
     fn takes(&mut self, next: &Damage) -> bool {
         let Damage { kind, segment: _, page, pages, block } = *next;
         if kind != self.first.kind || matches!(kind, DamageKind::Truncated | DamageKind::UnknownSession) {

@@ -21,14 +21,14 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// What is known of a directory while its entries are gone through.
+/// What is known of a directory while its entries are walked.
 pub(super) struct Here {
     at: Located,
     /// `None` where its record does not open.
     names: Option<Names>,
     beside: Beside,
     links: Links,
-    /// What is recorded in it, and was not met.
+    /// The entries that are recorded in it and were not found yet.
     left: Left,
 }
 
@@ -73,7 +73,7 @@ impl Checker<'_> {
         Ok(())
     }
 
-    /// How much lies ahead: entries but directories, and their backing bytes.
+    /// Counts the total: entries except directories, and their backing bytes.
     fn count<'p>(&self, places: impl Iterator<Item = &'p Located>) -> Result<()> {
         let mut ahead = Ahead {
             mode: self.vault.name_mode,
@@ -117,7 +117,7 @@ impl Checker<'_> {
         false
     }
 
-    /// Opens the name of what the listing shows; `None` for what is no entry, or was moved away.
+    /// Opens the name of a listed entry; `None` if it is not an entry of the tree, or was moved away.
     fn name(&mut self, here: &mut Here, dir: &Arc<dyn BackendDir>, e: &Listed) -> Option<Located> {
         let Here { at, names, beside, .. } = here;
         let unnamed = at.below(dir, &e.name, None);
@@ -125,8 +125,8 @@ impl Checker<'_> {
             Stored::Root if at.is_root() => return None,
             Stored::DirRecord => return None,
             Stored::Root | Stored::Foreign => {
-                // What begins as our own names do is of no concern to the tree; anything else may have been an entry,
-                // its name altered.
+                // Names with the reserved prefix do not concern the tree. Any other may be an entry whose name was
+                // altered.
                 let ours = e.name.as_bytes().starts_with(RESERVED_PREFIX.as_bytes());
                 let found = if ours { Found::Harmless } else { Found::Damage };
                 let text = "something that this version of Lamassu did not write; move it out of the vault's directory";
@@ -164,14 +164,14 @@ impl Checker<'_> {
         Some(at)
     }
 
-    /// Companions whose entries are not there.
+    /// Companions without an entry.
     fn leftovers(&mut self, at: &Located, dir: &Arc<dyn BackendDir>, beside: Beside, links: &Links) {
         let orphans = beside.companions.into_iter().filter(|(hash, name)| {
             debug_assert_eq!(name, OsStr::new(&companion_name(hash)));
             !beside.longs.contains(hash)
         });
         let mut orphans: Vec<OsString> = orphans.map(|(_, name)| name).collect();
-        // Where the head of a link does not open, the owner of a rest is not known.
+        // If the head of a link does not open, it is unknown whose rest this is.
         if links.unknown == 0 {
             orphans.extend(beside.rests.into_iter().filter(|(id, _)| !links.rests.contains(id)).map(|(_, name)| name));
         }
@@ -194,13 +194,13 @@ impl Checker<'_> {
             other => other.map_err(crate::error::io("open lamassu.staging"))?,
         };
         let at = root.below(&root.dir, OsStr::new(lamassu_format::name::STAGING), None);
-        // A writer would not have opened the vault: it is said here for those who read it alone.
+        // A writer would have refused to open the vault. This reports it to a read-only check.
         if self.vault.options.read_only && crate::staging::is_open_to_others(&*root.dir, &*staging)? {
             self.note(&at, kind::STAGING, Found::Damage, OPEN_TO_OTHERS.to_owned());
         }
         for e in staging.read_dir().map_err(listing)? {
             let place = at.below(&staging, &e.name, None);
-            // A writer has cleared what was its own when it opened the vault: this is something else, or we are
+            // A writer clears its own leftovers when it opens the vault. So this is something else, or the vault is
             // read-only.
             let text = "left by an interrupted mkdir or rmdir; the next writer clears it away".to_owned();
             let strange = !self.vault.options.read_only;

@@ -1,4 +1,4 @@
-//! Where all events go through.
+//! All events pass through this module.
 
 use super::limit::{Known, Limit};
 use super::queue::Queue;
@@ -14,26 +14,27 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Target of the lines in the log. What writes lines need not bound these: they are bounded here.
+/// Target of the lines in the log. Their number is limited here, so a writer of logs need not limit it.
 pub const TARGET: &str = "lamassu::integrity";
-/// The same of what a command prints as it finds it (`check`, `scrub`): the log decides who needs a line of it besides.
+/// The target of findings that a command prints itself (`check`, `scrub`): the log decides whether it needs a line,
+/// too.
 pub const TARGET_PRINTED: &str = "lamassu::integrity::printed";
 
-/// After so long the log is told how much was left out of it.
+/// After this time a line in the log says how much was left out.
 const SUMMARY: Duration = Duration::from_secs(1);
 
-/// Where events go: shared by all vaults that were opened with clones of it. The default counts and logs alone.
+/// Takes events. Shared by all vaults that were opened with clones of it. The default only counts and logs.
 #[derive(Clone, Default)]
 pub struct Events {
     shared: Arc<Shared>,
-    /// Id of the vault it is of, in hex.
+    /// Id of the vault that reports, in hex.
     vault: Option<Arc<str>>,
 }
 
 struct Shared {
     state: Mutex<State>,
     hash: RandomState,
-    /// To each sink.
+    /// One for each sink.
     queues: Mutex<Vec<Arc<Queue>>>,
     has_ended: AtomicBool,
 }
@@ -44,9 +45,9 @@ struct State {
     known: Known,
     limit: Limit,
     suppressed: u64,
-    /// Whether the one left out last is printed.
+    /// Whether the line that was left out last is of a printed finding.
     is_printed: bool,
-    /// Whether a thread is about to tell how much was left out.
+    /// Whether a thread is about to log how much was left out.
     is_summary_due: bool,
 }
 
@@ -57,11 +58,11 @@ pub struct KindCount {
     pub kind: String,
     /// events
     pub count: u64,
-    /// how often one of these was met again, within ten minutes
+    /// how often one of these occurred again within ten minutes
     pub repeated: u64,
 }
 
-/// What there was since the process began.
+/// Counts since the process began.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counts {
     /// by kind; those that were never found are left out
@@ -105,7 +106,7 @@ impl Events {
         Ok(events)
     }
 
-    /// From now on a sink gets all that is found, of all vaults that share this. A thread of its own delivers to it.
+    /// From now on a sink gets all events of all vaults that share this. A thread of its own delivers to it.
     ///
     /// # Errors
     /// No thread.
@@ -114,12 +115,12 @@ impl Events {
         Ok(())
     }
 
-    /// Whether both are of the same counts and sinks.
+    /// Whether both share the same counts and sinks.
     pub fn is_same_as(&self, other: &Events) -> bool {
         Arc::ptr_eq(&self.shared, &other.shared)
     }
 
-    /// The same of one vault, by its id: what is told of events that name none.
+    /// The same for one vault: events that name no vault get this id.
     #[must_use]
     pub fn of_vault(&self, id: &[u8; 16]) -> Events {
         Events { shared: self.shared.clone(), vault: Some(hex(id).into()) }
@@ -161,7 +162,7 @@ impl Events {
         }
     }
 
-    /// What files report to. What was opened without a tag is looked at by a caller that tells by itself.
+    /// What files report to. A file that was opened without a tag reports nothing: its caller does.
     pub(crate) fn reporter(&self) -> Reporter {
         let events = self.clone();
         Arc::new(move |tag, damage| {
@@ -171,7 +172,7 @@ impl Events {
         })
     }
 
-    /// What there was.
+    /// The counts.
     pub fn counts(&self) -> Counts {
         let state = self.shared.state.lock();
         let named = |(word, count): (&&str, &KindCount)| KindCount { kind: (*word).to_owned(), ..count.clone() };
@@ -183,9 +184,9 @@ impl Events {
         }
     }
 
-    /// At the end of the process: delivers what waits, for so long at most, and tells what was left out of the log.
+    /// At the end of the process: delivers waiting events for at most `wait`, and logs how many lines were left out.
     pub fn end(&self, wait: Duration) {
-        // Who ends it again has waited already.
+        // A second call does not wait again.
         let wait = if self.shared.has_ended.swap(true, Ordering::Relaxed) { Duration::ZERO } else { wait };
         let until = Instant::now() + wait;
         for queue in self.shared.queues() {
@@ -196,7 +197,7 @@ impl Events {
 }
 
 impl Shared {
-    /// No thread holds the lock while it waits for the writer of a log.
+    /// A copy, so that no thread holds the lock while it waits for the writer of a log.
     fn queues(&self) -> Vec<Arc<Queue>> {
         self.queues.lock().clone()
     }
@@ -206,7 +207,7 @@ impl Shared {
         let later = Arc::downgrade(shared);
         let tell = move || {
             std::thread::sleep(SUMMARY);
-            // A process that ends has told it by then.
+            // If the process has ended this, it has logged the summary.
             later.upgrade().iter().for_each(|shared| shared.tell_suppressed());
         };
         if std::thread::Builder::new().name("integrity-log".into()).spawn(tell).is_err() {

@@ -1,18 +1,18 @@
-//! How much of what is found goes to the log, and when something was found before.
+//! Limits how many events go to the log, and recognises events that occurred before.
 //!
-//! A store can have everything damaged, and a user can read it all, so both are bounded: lines by the second and by
-//! object, memory by number. What is not written is counted.
+//! A store can damage everything, and a user can read it all. So lines are limited by second and by object, and memory
+//! by number. Lines that are not written are counted.
 
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 /// Lines a second.
 const LINES_MAX: u32 = 20;
-/// Lines a minute of one object.
+/// Lines a minute about one object.
 const OF_ONE_OBJECT_MAX: u32 = 5;
-/// Objects that are told apart; beyond that, all others are one.
+/// Objects that are distinguished; all others count as one.
 const OBJECTS_MAX: usize = 1024;
-/// For so long the same event is not a new one.
+/// For this time the same event is not a new one.
 const KNOWN_FOR: Duration = Duration::from_secs(600);
 /// Events that are remembered as known.
 const KNOWN_MAX: usize = 1 << 16;
@@ -20,7 +20,7 @@ const KNOWN_MAX: usize = 1 << 16;
 const SECOND: Duration = Duration::from_secs(1);
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// Events met lately, by hash.
+/// Recent events, by hash.
 pub(super) struct Known {
     events: HashSet<u64>,
     since: Instant,
@@ -31,8 +31,8 @@ impl Known {
         Known { events: HashSet::new(), since: now }
     }
 
-    /// Whether an event is a new one. Where there is no room to remember it is new each time: it may be told twice, and
-    /// never not at all.
+    /// Whether an event is new. If there is no room to remember it, it is new each time: it may be reported twice, but
+    /// is never lost.
     pub fn is_new(&mut self, event: u64, now: Instant) -> bool {
         if now.duration_since(self.since) >= KNOWN_FOR || self.events.len() >= KNOWN_MAX {
             self.events.clear();
@@ -77,7 +77,7 @@ impl Limit {
         true
     }
 
-    /// Events that were not written since this was asked last.
+    /// How many events were not written since the last call.
     pub fn take_suppressed(&mut self) -> u64 {
         std::mem::take(&mut self.suppressed)
     }

@@ -1,10 +1,10 @@
-//! What is found not to be as it was written: one type for all of it, one way that all of it goes.
+//! Integrity events: one type for everything that is found not to be as it was written, and one path for all of them.
 //!
-//! Code that finds damage calls [`Events::found`], and writes no log of its own. The event is counted, always; written
-//! to the log, as far as that may grow ([`limit`]); and queued for a sink ([`queue`]), which never blocks the finder.
+//! Code that finds damage calls [`Events::found`], and writes no log of its own. The event is always counted; written
+//! to the log within limits ([`limit`]); and queued for a sink ([`queue`]), which never blocks the finder.
 //!
-//! An event names objects as the store does. It holds no key, no content, and no plaintext name, but where the vault
-//! keeps names plain (`--names plain`), or the store itself changed a name to one.
+//! An event names objects as the store does. It holds no key, no content, and no plaintext name, except in a vault with
+//! plain names (`--names plain`), or if the store itself changed a stored name to one.
 
 mod hub;
 mod limit;
@@ -18,12 +18,12 @@ use lamassu_store::file::{Damage, DamageKind};
 use serde::{Serialize, Serializer};
 use std::time::{Duration, SystemTime};
 
-/// Bytes of a path that an event keeps: the store says how long paths are.
+/// Bytes of a path that an event keeps: the store decides how long paths are.
 const PATH_MAX: usize = 4096;
 
 macro_rules! kinds {
     ($($(#[$doc:meta])* $kind:ident = $word:literal,)*) => {
-        /// What an event tells of. The words are stable, and those of `check`.
+        /// What an event reports. The words are stable, and the same as those of `check`.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub enum IntegrityKind {
             /// The content of a file.
@@ -32,7 +32,7 @@ macro_rules! kinds {
         }
 
         impl IntegrityKind {
-            /// All but those of contents.
+            /// All except those of contents.
             const OF_THE_TREE: &[IntegrityKind] = &[$(IntegrityKind::$kind),*];
 
             /// The stable word.
@@ -65,7 +65,7 @@ kinds! {
     Staging = "staging",
     /// A dataset does not open.
     Dataset = "dataset",
-    /// A file whose length no file has.
+    /// A file whose length no file of a vault has.
     Length = "length",
     /// The record of sessions is missing or does not open.
     Sessions = "sessions",
@@ -87,12 +87,12 @@ kinds! {
 }
 
 impl IntegrityKind {
-    /// The kind of the tree with this word; `None` for those of contents, and for failures that are no event.
+    /// The kind of the tree with this word; `None` for kinds of contents, and for failures that are no event.
     pub fn of_word(word: &str) -> Option<IntegrityKind> {
         Self::OF_THE_TREE.iter().copied().find(|kind| kind.word() == word)
     }
 
-    /// How an event is begun that tells of something that does not open, or is gone.
+    /// Begins an event about something that does not open, or is gone.
     pub fn at(self, path: impl Into<String>, text: impl Into<String>) -> IntegrityEvent {
         IntegrityEvent {
             time: SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or(Duration::ZERO).as_secs(),
@@ -120,7 +120,7 @@ impl Serialize for IntegrityKind {
     }
 }
 
-/// What had it found.
+/// What found it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum FoundBy {
@@ -130,7 +130,7 @@ pub enum FoundBy {
     Check,
     /// `scrub`.
     Scrub,
-    /// Completing what an interruption has left.
+    /// The recovery after an interruption.
     Recovery,
 }
 
@@ -145,7 +145,7 @@ impl FoundBy {
         }
     }
 
-    /// Whether it prints what it finds, so that a person at its terminal needs no line of the log.
+    /// Whether it prints its findings, so that a person at its terminal needs no line of the log.
     const fn is_printed(self) -> bool {
         match self {
             FoundBy::Check | FoundBy::Scrub => true,
@@ -187,9 +187,9 @@ pub struct IntegrityEvent {
     pub inode: Option<u64>,
     /// which part of a file
     pub range: Option<EventRange>,
-    /// what had it found
+    /// what found it
     pub found_by: FoundBy,
-    /// `false`: everything reads, and not all as it was written last, or something lies there that does no harm
+    /// `false`: everything can be read, but not all as it was written last; or something harmless lies in the store
     pub is_damage: bool,
     /// a sentence for people
     pub text: String,
@@ -221,24 +221,24 @@ impl IntegrityEvent {
         }
     }
 
-    /// The same of an object with this number.
+    /// The same with the inode's number.
     pub fn of_inode(self, inode: u64) -> IntegrityEvent {
         IntegrityEvent { inode: Some(inode), ..self }
     }
 
-    /// The same found by something else.
+    /// The same with another finder.
     pub fn by(self, found_by: FoundBy) -> IntegrityEvent {
         IntegrityEvent { found_by, ..self }
     }
 
-    /// Bytes it takes, about.
+    /// About how many bytes it takes.
     fn bytes(&self) -> usize {
         size_of::<IntegrityEvent>() + self.path.len() + self.text.len() + self.vault.as_ref().map_or(0, String::len)
     }
 }
 
 impl EventRange {
-    /// Of a damage, and of as many blocks from its block on.
+    /// The range of a damage that extends over `blocks` blocks.
     pub fn of(damage: &Damage, blocks: u64) -> EventRange {
         EventRange {
             segment: damage.segment,
@@ -264,24 +264,24 @@ impl EventRange {
 }
 
 impl Vault {
-    /// Where what is found in this vault goes.
+    /// Where events of this vault go.
     pub fn events(&self) -> &Events {
         &self.options.events
     }
 
-    /// Takes what was found not to be as it was written.
+    /// Reports an event.
     pub(crate) fn tell(&self, event: IntegrityEvent) {
         self.options.events.found(event);
     }
 
-    /// The same of a node.
+    /// Reports an event about a node.
     pub(crate) fn tell_at(&self, ino: Ino, what: IntegrityKind, text: impl Into<String>) {
         let path = self.nodes.lock().stored_path(ino).unwrap_or_default();
         self.tell(what.at(path.display().to_string(), text).of_inode(ino));
     }
 }
 
-/// What the two parts of `Vault::tag` say.
+/// The two parts of a `Vault::tag`: the path in the store, and the inode.
 pub(crate) fn place_of(tag: &str) -> (&str, Option<u64>) {
     let number = |rest: &str| rest.strip_suffix(')')?.parse().ok();
     match tag.rsplit_once("(inode ").and_then(|(path, rest)| Some((path, number(rest)?))) {
@@ -298,16 +298,16 @@ fn shortened(mut path: String) -> String {
     path
 }
 
-/// Takes events. Told by a thread of its own, so it may take its time.
+/// Takes events. A thread of its own calls it, so it may block.
 pub trait IntegritySink: Send + Sync {
-    /// Some events, the oldest first. `lost`: how many there were since the last call that had no room in the queue.
-    /// They are counted and may be in the log, and nothing more will be told of them.
+    /// Takes some events, the oldest first. `lost`: how many events since the last call had no room in the queue. They
+    /// are counted and may be in the log, but are never delivered.
     fn deliver(&self, events: &[IntegrityEvent], lost: u64);
 
-    /// From now on the process ends: nothing is waited for.
+    /// The process is ending: do not wait for anything from now on.
     fn end(&self) {}
 
-    /// How often what was delivered did not arrive.
+    /// How many deliveries failed.
     fn failures(&self) -> u64 {
         0
     }

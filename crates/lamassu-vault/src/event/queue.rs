@@ -23,7 +23,7 @@ pub(super) struct Queue {
 struct Waiting {
     events: VecDeque<IntegrityEvent>,
     bytes: usize,
-    /// Since the last delivery, and in all.
+    /// Events lost since the last delivery.
     lost: u64,
     lost_in_all: u64,
     is_ending: bool,
@@ -47,7 +47,7 @@ impl Queue {
             waiting.lost += 1;
             waiting.lost_in_all += 1;
             let is_first = waiting.lost == 1;
-            // No thread waits here for the writer of the log.
+            // So that no thread waits with the lock for the writer of the log.
             drop(waiting);
             if is_first {
                 let text = "events are found faster than they are delivered: some are counted, and not delivered";
@@ -78,7 +78,7 @@ impl Queue {
         }
     }
 
-    /// Delivers what waits, for so long at most. Whether it could.
+    /// Delivers the waiting events, for at most `wait`. Whether all were delivered.
     pub fn end(&self, wait: Duration) -> bool {
         let until = Instant::now() + wait;
         self.sink.end();
@@ -108,7 +108,7 @@ impl Queue {
 }
 
 impl Waiting {
-    /// Some of the oldest.
+    /// Takes some of the oldest events.
     fn take(&mut self) -> Vec<IntegrityEvent> {
         let (mut batch, mut taken) = (Vec::new(), 0);
         while batch.len() < BATCH_MAX && taken < BATCH_BYTES_MAX {

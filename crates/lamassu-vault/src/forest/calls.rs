@@ -1,5 +1,5 @@
-//! The calls of a file system, each handed to the vault whose number it carries, its numbers turned into those of the
-//! whole.
+//! The calls of a file system. Each goes to the vault whose volume number it carries, and the numbers in the answer
+//! become those of the whole.
 
 use super::{Forest, Number, ROOT_VOLUME, State, global, global_handle, local, local_handle, volume_of};
 use crate::error::{errno, io};
@@ -18,10 +18,10 @@ use std::sync::atomic::Ordering;
 /// What a directory shows of its parent.
 const PARENT: &str = "..";
 
-/// How what a directory shows of itself, and its entries, are numbered in the whole.
+/// How a directory's `.`, `..` and entries are numbered in the whole.
 struct Dots {
     volume: Number,
-    /// Of the root of a dataset, the directory that it lies in.
+    /// For the root of a dataset: the directory that it lies in.
     above: Option<Ino>,
 }
 
@@ -35,14 +35,14 @@ fn is_dot(entry: &DirEntry) -> bool {
     entry.name == "." || entry.name == PARENT
 }
 
-/// What the calls share.
+/// Helpers of the calls.
 impl Forest {
     fn attr(volume: Number, result: Result<Attr>) -> Result<Attr> {
         result.map(|attr| Attr { ino: global(volume, attr.ino), ..attr })
     }
 
-    /// The mode and the owner of a dataset's root are its entry's, in the vault it lies in: its anchor is told when
-    /// they may have changed. A look-up meanwhile gives the store the old ones once more, and the next one the new.
+    /// The mode and owner of a dataset's root belong to its entry in the vault it lies in. That vault's anchor learns
+    /// of them when they may have changed. A look-up before that still shows the old ones.
     fn root_changed(&self, ino: Ino, vault: &Vault) -> Result<()> {
         let volume = volume_of(ino);
         if volume == ROOT_VOLUME || local(ino) != ROOT {
@@ -54,12 +54,12 @@ impl Forest {
         above.record_change(entry, |row| (row.mode, row.uid, row.gid) = (mode & MODE_BITS, uid, gid))
     }
 
-    /// The vault an open handle is of.
+    /// The vault of an open handle.
     fn of(&self, handle: HandleId) -> Result<Arc<Vault>> {
         self.at(handle.0)
     }
 
-    /// The same; `None` where the vault is closed, which is no error.
+    /// The same; `None` if the vault is closed, which is no error.
     fn still_of(&self, handle: HandleId) -> Option<Arc<Vault>> {
         self.vault(volume_of(handle.0))
     }
@@ -115,7 +115,7 @@ impl FileSystem for Forest {
     }
 
     fn maintain(&self) -> Result<()> {
-        // Also where nothing is loaded any more.
+        // Also if nothing is loaded any more.
         lamassu_store::file::trim_spare();
         self.beside_turns(|_| Ok(()), || self.each_loaded(Vault::maintain))
     }
@@ -128,7 +128,7 @@ impl FileSystem for Forest {
         self.beside_turns(|_| Ok(()), || self.each_loaded(Vault::work_off))
     }
 
-    // Unloads everything when the time for that is over.
+    // Unloads everything when the idle time is over.
     fn unload_idle(&self) -> Result<()> {
         if !self.is_idle() {
             return Ok(());
@@ -143,12 +143,12 @@ impl FileSystem for Forest {
         if self.waits_in().is_some() {
             return Err(errno("freeze what hosts have in turn", libc::EXDEV));
         }
-        // Not waited for: unloading waits for requests of the kernel, which a front-end holds back while it freezes.
+        // Does not wait: unloading waits for requests of the kernel, which a front-end holds back while it freezes.
         let Some(_one) = self.changing.try_lock() else { return Err(errno("freeze", libc::EBUSY)) };
         self.frozen.store(true, Ordering::Release);
         drop(self.opens.write());
         self.each_loaded(Vault::freeze).inspect_err(|_| {
-            // Nothing is frozen where not everything is.
+            // If one cannot be frozen, none stays frozen.
             let _ = self.each_loaded(Vault::thaw);
             self.frozen.store(false, Ordering::Release);
         })
@@ -274,7 +274,7 @@ impl FileSystem for Forest {
         self.waits_in()
     }
 
-    // Nothing is left to hand on where the vault was closed.
+    // A vault that was closed has nothing left to write.
     fn flush(&self, handle: HandleId) -> Result<()> {
         let flush = || self.still_of(handle).map_or(Ok(()), |vault| vault.flush(local_handle(handle)));
         self.beside_turns(|left| left.flush(handle), flush)
@@ -294,7 +294,7 @@ impl FileSystem for Forest {
         self.of(handle)?.fallocate(local_handle(handle), mode, offset, len)
     }
 
-    // Between datasets the caller has to read and write: their keys are others.
+    // Between datasets the caller has to read and write: their keys differ.
     fn copy_range(&self, from: (HandleId, u64), to: (HandleId, u64), len: u64) -> Result<Option<u64>> {
         if volume_of(from.0.0) != volume_of(to.0.0) {
             return Ok(None);
@@ -371,7 +371,7 @@ impl FileSystem for Forest {
     fn set_xattr(&self, ino: Ino, name: &OsStr, value: &[u8], mode: SetXattr) -> Result<()> {
         let vault = self.at(ino)?;
         vault.set_xattr(local(ino), name, value, mode)?;
-        // An access list has a mode in it.
+        // An access list contains a mode.
         self.root_changed(ino, &vault)
     }
 

@@ -1,15 +1,15 @@
-//! Vaults that lie in one another, as one file system: each *dataset* is a [`Vault`] of its own, met at a directory of
-//! the one it lies in.
+//! Nested vaults as one file system: each *dataset* is a [`Vault`] of its own, reached through a directory of the one
+//! it lies in.
 //!
 //! Every vault in use is a *volume* with a number: 0 is the mount's own, a dataset's comes from its id, so that inode
-//! numbers are the same over mounts and reloads. Bits 48 to 62 of inode numbers and handle ids are the volume's number,
-//! the rest is the vault's own business: routing looks at the number alone, takes one short lock and clones one
-//! reference. A vault does not know of it.
+//! numbers stay the same over mounts and reloads. Bits 48 to 62 of inode numbers and handle ids are the volume's
+//! number; the rest belongs to the vault. Routing uses the number alone, takes one short lock and clones one reference.
+//! A vault knows nothing of it.
 //!
-//! A volume is *sighted* when its header was read, *loaded* when its vault is open, *locked* where no key for it was
+//! A volume is *sighted* when its header was read, *loaded* when its vault is open, *locked* when no key for it was
 //! found, and *unloaded* by request. It is opened at the first operation inside, not when it is merely listed.
 //!
-//! The mount's own vault may be one that hosts have in turn: then another `Vault` is opened for each turn (`turns`).
+//! Several hosts may take turns with the mount's own vault: then a new `Vault` is opened for each turn (`turns`).
 //!
 //! Locks: `changing` is taken by loading and unloading alone, never by a request: a thread that holds it waits for
 //! requests to end, and for the kernel, which waits for requests too.
@@ -48,7 +48,7 @@ const SHIFT: u32 = OWN_MAX.trailing_zeros();
 /// The most volumes: the highest bit is that of a vault's own alternative numbers.
 const NUMBER_MAX: Number = 0x7fff;
 const MASK: u64 = (NUMBER_MAX as u64) << SHIFT;
-/// What is damaged where the header of a dataset does not open.
+/// What is reported as damaged if the header of a dataset does not open.
 const DATASET_HEADER: &str = "dataset header";
 
 /// The number within its vault.
@@ -61,7 +61,7 @@ pub fn volume_of(number: u64) -> Number {
     ((number & MASK) >> SHIFT) as Number
 }
 
-/// A number of a vault as one of the whole.
+/// A vault's number as a number of the whole.
 fn global(volume: Number, number: u64) -> u64 {
     number & !MASK | u64::from(volume) << SHIFT
 }
@@ -86,29 +86,29 @@ pub struct Opening {
     pub cached: bool,
 }
 
-/// Gets the keys of datasets, and is told what becomes of them: the composition root.
+/// Gets the keys of datasets, and learns when their vaults are opened and closed: the composition root.
 pub trait Opener: Send + Sync {
-    /// The keys of a dataset whose header was read and is not authenticated, and which lies in `parent`. `None`: there
-    /// is no key for it here, it is locked.
+    /// The keys of a dataset that lies in `parent`. Its header was read, but is not authenticated. `None`: there is no
+    /// key for it here; it is locked.
     ///
     /// # Errors
     /// Anything but a missing key; it is asked again at the next operation inside.
     fn open(&self, volume: Number, parent: (Number, &Vault), header: VaultHeader) -> Result<Option<Opening>>;
     /// The vault of a volume is open.
     fn opened(&self, volume: Number, vault: &Arc<Vault>);
-    /// The vault of a volume is closed, or could not be opened: whatever holds its keys lets them go.
+    /// The vault of a volume is closed, or could not be opened: its keys must be dropped.
     fn unloading(&self, volume: Number);
 }
 
-/// What keeps file contents, attributes and names beside a vault: the kernel. Its calls may wait for requests.
+/// A cache of file contents, attributes and names outside the vault: the kernel's. Its calls may wait for requests.
 pub trait Cache: Send + Sync {
-    /// Writes back what is not here yet, and drops contents and attributes.
+    /// Writes back dirty contents, and drops contents and attributes.
     fn drop_inode(&self, ino: Ino);
-    /// Drops a name, and all it knows below it.
+    /// Drops a name, and everything below it.
     fn drop_entry(&self, parent: Ino, name: &OsStr);
-    /// Asks for attributes before it uses them again.
+    /// Makes the cache ask for attributes before it uses them again.
     fn expire_attributes(&self, ino: Ino);
-    /// Looks a name up before it uses it again.
+    /// Makes the cache look a name up before it uses it again.
     fn expire_entry(&self, parent: Ino, name: &OsStr);
 }
 
@@ -125,17 +125,17 @@ pub struct Forest {
     /// Cipher threads, of all vaults together.
     engine: Arc<Engine>,
     changing: Mutex<()>,
-    /// Shared while a vault is opened, or its header changed: what freezes waits for those.
+    /// Held shared while a vault is opened, or its header changed: a freeze waits for these.
     opens: RwLock<()>,
     frozen: AtomicBool,
-    /// A request came since the last look.
+    /// Whether a request came since the last check for idleness.
     used: AtomicBool,
     idle: Mutex<Idle>,
-    /// Other hosts have the mount's own vault in between.
+    /// Set if other hosts take turns with the mount's own vault.
     by_turns: OnceLock<turns::ByTurns>,
 }
 
-/// When everything is unloaded by itself.
+/// When everything is unloaded because it is idle.
 struct Idle {
     after: Option<std::time::Duration>,
     since: Instant,
@@ -177,15 +177,14 @@ impl Forest {
         }))
     }
 
-    /// What to tell when vaults are unloaded; once.
+    /// The cache to notify when vaults are unloaded; set once.
     pub fn set_cache(&self, cache: Box<dyn Cache>) {
-        // A second one would be of the same mount.
+        // A second one would belong to the same mount.
         let _ = self.cache.set(cache);
     }
 
-    /// Has the kernel forget what it knows of a name and of the directory it is in: a call has changed them that did
-    /// not come from there, but from another front-end of the same process. Not to be called by what answers the
-    /// kernel.
+    /// Makes the kernel forget a name and the directory it is in, after another front-end of the same process has
+    /// changed them. Must not be called by a thread that answers the kernel.
     pub fn changed_beside_kernel(&self, parent: Ino, name: &OsStr) {
         if let Some(cache) = self.cache.get() {
             cache.drop_entry(parent, name);
@@ -253,7 +252,7 @@ impl Forest {
         local(ino) == ROOT
     }
 
-    /// The volume that one lies in; `None` of the mount's own, and where that is not open.
+    /// The volume that this one lies in; `None` for the mount's own, and if that volume is not open.
     pub fn parent(&self, volume: Number) -> Option<Number> {
         self.slot(volume).ok()?.place().map(|(parent, _)| parent)
     }
@@ -296,7 +295,8 @@ impl Forest {
         Ok(at)
     }
 
-    /// Path in the store of what lies at a plain path, through datasets. The root of one takes no key of it.
+    /// Path in the store of the entry at a plain path, through datasets. For the root of a dataset its key is not
+    /// needed.
     ///
     /// # Errors
     /// As [`Forest::resolve`].
@@ -317,7 +317,7 @@ impl Forest {
         }
     }
 
-    /// Plain path of what lies at a path in the store, relative to the vault's directory, through datasets.
+    /// Plain path of the entry at a path in the store, relative to the vault's directory, through datasets.
     ///
     /// # Errors
     /// As [`Vault::plain_path`], and those of [`Forest::at`].
@@ -345,7 +345,7 @@ impl Forest {
         vault.plain_path(&vault.stored_path_of(local(dir)).ok_or(VaultError::Stale)?)
     }
 
-    /// Puts an entry of `vault` into the numbers of the whole; one that is the root of a dataset becomes that.
+    /// Gives an entry of `vault` its numbers in the whole. The entry of a dataset becomes the dataset's root.
     fn entered(&self, vault: &Vault, volume: Number, mut entry: Entry) -> Result<Entry> {
         if entry.attr.kind == Kind::Dir && vault.has_datasets() {
             match self.crossed(vault, volume, entry.attr.ino) {
@@ -361,8 +361,8 @@ impl Forest {
         Ok(entry)
     }
 
-    /// The dataset whose root is the directory `ino` of `vault`. Takes over the reference to that: one is kept for as
-    /// long as the volume is known, so that its place is, and others are given back.
+    /// The dataset whose root is the directory `ino` of `vault`. Takes over the reference to that directory: one
+    /// reference is kept while the volume is known, so that its place stays known; others are given back.
     fn crossed(&self, vault: &Vault, volume: Number, ino: Ino) -> Result<Option<Arc<KnownVolume>>> {
         let Some(dir) = vault.dataset_at(ino)? else { return Ok(None) };
         let store = StoreId::from(&dir.stat().map_err(io("stat a directory"))?);
@@ -374,7 +374,7 @@ impl Forest {
         let header = read_header(Some(vault), &dir).inspect_err(|error| tell_damage(vault, ino, error))?;
         vault.verify_dataset(ino, &header.id())?;
         let slot = self.sight(vault, header.id(), store, &dir)?;
-        // One at a time: what follows asks for the places of others.
+        // One at a time: the code below asks for the places of other volumes.
         let mut crossings = self.crossings.write();
         if self.is_below(volume, slot.number) {
             let stored = vault.stored_path_of(ino).unwrap_or_default().display().to_string();
@@ -390,8 +390,8 @@ impl Forest {
         Ok(Some(slot))
     }
 
-    /// The volume of a dataset: the one it has, or a new one. Its number comes from its id; where that is taken, by a
-    /// copy of it for one, it is the next.
+    /// The volume of a dataset: the one it has, or a new one. Its number comes from its id. If that is taken, for
+    /// example by a copy of the dataset, it is the next free one.
     fn sight(
         &self,
         above: &Vault,
@@ -420,7 +420,7 @@ impl Forest {
         Ok(slot)
     }
 
-    /// What the anchor of the vault above says of the entry that is a dataset's root.
+    /// The row that the parent vault's anchor has of a dataset's root.
     fn entry_row(&self, slot: &KnownVolume) -> Result<Option<Row>> {
         let above = slot.place().and_then(|(parent, ino)| Some((self.vault(parent)?, ino)));
         above.map_or(Ok(None), |(above, ino)| above.row_of(ino))
@@ -457,16 +457,16 @@ impl Forest {
     }
 }
 
-/// What the store says, not verified: it decides nothing.
+/// Data of the store that is not verified: no decision may depend on it.
 pub struct Unverified<H>(H);
 
 impl<H> Unverified<H> {
-    /// For people to look at.
+    /// The value, to be shown to people.
     pub fn described(&self) -> &H {
         &self.0
     }
 
-    /// What it is once `by` has verified it, and what that gives.
+    /// The value once `by` has verified it, with the result of `by`.
     ///
     /// # Errors
     /// Those of `by`.
@@ -484,7 +484,8 @@ fn tell_damage(vault: &Vault, ino: Ino, error: &VaultError) {
     }
 }
 
-/// Reads the header in a directory, which a vault may lend the permission for that. Not authenticated.
+/// Reads the header in a directory, with a permission that `lender` may grant for the time. The header is not
+/// authenticated.
 fn read_header(lender: Option<&Vault>, dir: &Arc<dyn BackendDir>) -> Result<VaultHeader> {
     const READ: &str = "read a dataset's header";
     let damaged = |what: String| VaultError::Damaged { what: DATASET_HEADER, stored: what };

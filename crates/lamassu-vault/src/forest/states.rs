@@ -1,4 +1,4 @@
-//! Volumes and their states: opening, unloading, loading, and what concerns all of them at once.
+//! Volumes and their states: opening, unloading, loading, and operations on all volumes at once.
 
 use super::{Cache, Forest, Number, Opening, ROOT_VOLUME, Unverified, global, read_header, tell_damage};
 use crate::error::io;
@@ -16,13 +16,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long an unloaded vault is waited for that requests still use: they end by themselves, and the last takes the
-/// keys with it.
+/// How long unloading waits for a vault that requests still use. They end by themselves, and the last one drops the
+/// keys.
 const ENDING: Duration = Duration::from_secs(10);
 const POLL: Duration = Duration::from_millis(1);
-/// References that unloading itself has to the vault: its own, and [`Owed::ending`].
+/// References to the vault that unloading itself holds: its own, and [`Owed::ending`].
 const HELD_HERE: usize = 2;
-/// Threads that have the kernel forget.
+/// Threads that make the kernel drop its caches.
 const DROPPING: usize = 16;
 
 /// What a volume is at a moment.
@@ -62,19 +62,19 @@ pub(super) struct KnownVolume {
     pub id: [u8; 16],
     pub store: StoreId,
     pub backend: Arc<dyn Backend>,
-    /// The volume it lies in, and its directory's number there; unknown while that is not open.
+    /// The volume it lies in, and its directory's number there; `None` while that volume is not open.
     place: Mutex<Option<(Number, Ino)>>,
     inside: RwLock<Inside>,
     /// One opening at a time.
     opening: Mutex<()>,
     owed: Mutex<Owed>,
     cached: AtomicBool,
-    /// What the root showed when the vault was open last.
+    /// The root's permissions when the vault was open last.
     permissions: Mutex<Option<ShownPermissions>>,
 }
 
-/// References the kernel holds to numbers of vaults of a volume that are closed: given back, they are not those of the
-/// open one.
+/// The kernel's references to numbers of a volume's closed vaults. When they are given back, they must not be
+/// subtracted from those of the open vault.
 #[derive(Default)]
 struct Owed {
     counts: HashMap<Ino, u64>,
@@ -112,13 +112,13 @@ impl KnownVolume {
         }
     }
 
-    /// Its vault is open from now on.
+    /// Notes that its vault is open.
     pub fn set_loaded(&self, vault: Arc<Vault>) {
         *self.permissions.lock() = Some(vault.root_permissions.shown().clone());
         *self.inside.write() = Inside::Loaded(vault);
     }
 
-    /// Its vault, which is about to be closed; another one is going to be opened in its place.
+    /// Takes its vault, which is about to be closed and replaced by another.
     pub fn take_loaded(&self) -> Option<Arc<Vault>> {
         let inside = &mut *self.inside.write();
         match std::mem::replace(inside, Inside::Sighted) {
@@ -143,7 +143,7 @@ impl KnownVolume {
         *self.place.lock()
     }
 
-    /// True: it was not known, so that the caller's reference to it is kept.
+    /// Sets the place. True: it was not known, so the caller's reference to the directory must be kept.
     pub fn set_place(&self, parent: Number, ino: Ino) -> bool {
         self.place.lock().replace((parent, ino)) != Some((parent, ino))
     }
@@ -169,13 +169,14 @@ impl KnownVolume {
         if count == 0 {
             return;
         }
-        // Under the lock: a vault whose references are being counted has this one or has it not.
+        // Under the lock, so that a vault whose references are being counted either includes this one or does not.
         if let Some(vault) = owed.ending.clone().or_else(|| self.loaded()) {
             vault.forget(ino, count);
         }
     }
 
-    /// The root while its vault is not open: as its backing directory has it, with the permissions that it showed last.
+    /// stat of the root while its vault is not open: from its backing directory, with the permissions that it showed
+    /// last.
     pub fn backing_attr(&self) -> Result<Attr> {
         const BLOCK_SIZE: u32 = 4096;
         let st = self.backend.root().stat().map_err(io("stat"))?;
@@ -185,7 +186,7 @@ impl KnownVolume {
     }
 }
 
-/// Has the kernel forget names in the root of the mount, and all below them.
+/// Makes the kernel drop names in the root of the mount, and everything below them.
 fn drop_names(cache: &dyn Cache, names: &[OsString]) {
     names.iter().for_each(|name| cache.drop_entry(global(ROOT_VOLUME, ROOT), name));
 }
@@ -251,8 +252,8 @@ impl Forest {
         read_header(slot.loaded().or_else(above).as_deref(), &slot.backend.root()).map(Unverified)
     }
 
-    /// Says whether the kernel may keep contents of files of a volume, of those opened from now on; what it may not
-    /// keep any more it is told to drop.
+    /// Sets whether the kernel may cache contents of a volume's files that are opened from now on. Contents that it may
+    /// no longer cache are dropped.
     ///
     /// # Errors
     /// [`VaultError::Stale`].
@@ -294,12 +295,12 @@ impl Forest {
         open + self.left_open()
     }
 
-    /// Closes a volume and those in it, deepest first, and lets their keys go. What the kernel holds of them is written
-    /// back before, and dropped. Files that are open there can no longer be read or written. Returns whether any was
+    /// Closes a volume and those in it, deepest first, and drops their keys. The kernel first writes back and drops
+    /// what it caches of them. Files that are open there can no longer be read or written. Returns whether any was
     /// open.
     ///
     /// # Errors
-    /// [`VaultError::Frozen`]; the first thing that could not be committed: all are closed nevertheless.
+    /// [`VaultError::Frozen`]; the first failed commit: all are closed nevertheless.
     pub fn unload(&self, number: Number) -> Result<bool> {
         self.unload_by(&self.changing.lock(), number)
     }
@@ -317,7 +318,7 @@ impl Forest {
         let mut any = false;
         let slots = loop {
             let slots = self.at_or_below(number);
-            // An opening under way has ended then, and none begins.
+            // After this no opening is under way, and none begins.
             for slot in &slots {
                 let _opening = slot.opening.lock();
                 if slot.loaded().is_none() {
@@ -334,7 +335,7 @@ impl Forest {
                 done = done.and(closed);
             }
         };
-        // What was closed because it lay in another opens again with it.
+        // Volumes that were closed because they lie in another open again with it.
         for slot in slots.iter().filter(|s| s.number != number) {
             *slot.place.lock() = None;
             if !by_request.contains(&slot.number) {
@@ -347,15 +348,15 @@ impl Forest {
     }
 
     fn unload_one(&self, slot: &KnownVolume, vault: Arc<Vault>) -> Result<()> {
-        // First with the keys: what the kernel has not written yet needs them.
+        // First, while the keys are loaded: dirty data of the kernel need them.
         self.drop_cached(slot, &vault);
-        // References that are given back from here on are still this vault's, until they are counted.
+        // References that are given back from here on still belong to this vault, until they are counted.
         slot.owed.lock().ending = Some(vault.clone());
         {
             let _opening = slot.opening.lock();
             *slot.inside.write() = Inside::Unloaded;
         }
-        // References that requests under way hand out are counted too, and their names are not shown any more.
+        // References that requests under way hand out are counted too, and their names are no longer shown.
         let until = Instant::now() + ENDING;
         while Arc::strong_count(&vault) > HELD_HERE && Instant::now() < until {
             std::thread::sleep(POLL);
@@ -368,7 +369,7 @@ impl Forest {
         }
         let names = self.names_in_root(slot, &vault);
         let place = self.plain_place(slot.number);
-        // Its end is written down with its keys: they go after that.
+        // Closing seals its last records with its keys, so the keys are dropped after that.
         let closed = vault.close();
         self.opener.unloading(slot.number);
         self.drop_cached(slot, &vault);
@@ -386,8 +387,8 @@ impl Forest {
         closed
     }
 
-    /// Has the kernel forget all that it caches of open vaults: by several threads, so that a call that holds a page or
-    /// a directory delays what it holds alone.
+    /// Makes the kernel drop all that it caches of open vaults. Several threads do it, so that a request that holds a
+    /// page or a directory delays only that one.
     pub fn drop_all_cached(&self) {
         let Some(cache) = self.cache.get() else { return };
         let mut known: Vec<Ino> = Vec::new();
@@ -410,7 +411,7 @@ impl Forest {
         });
     }
 
-    /// Names with which the kernel drops all names of a volume. Those of a dataset go with the name of its root.
+    /// Names that make the kernel drop all names of a volume. A dataset's names go with the name of its root.
     fn names_in_root(&self, slot: &KnownVolume, vault: &Vault) -> Vec<OsString> {
         if slot.number == ROOT_VOLUME { vault.names_in_root() } else { Vec::new() }
     }
@@ -421,12 +422,12 @@ impl Forest {
         known.into_iter().for_each(|ino| cache.drop_inode(global(slot.number, ino)));
     }
 
-    /// Opens a volume with keys that the caller brings: `opening` is asked for them when it is certain that it may be
+    /// Opens a volume with the caller's keys. `opening` is called for them once it is certain that the volume may be
     /// opened.
     ///
     /// # Errors
-    /// Those of `opening` and of [`Vault::open`]; [`VaultError::Refused`] where it is open, [`VaultError::Frozen`],
-    /// [`VaultError::KeyNotLoaded`] where the vault it lies in is not.
+    /// Those of `opening` and of [`Vault::open`]; [`VaultError::Refused`] if it is open, [`VaultError::Frozen`],
+    /// [`VaultError::KeyNotLoaded`] if the vault it lies in is not open.
     pub fn load<E: From<VaultError>>(
         &self,
         number: Number,
@@ -446,10 +447,10 @@ impl Forest {
         Ok(vault)
     }
 
-    /// Opens a volume with what the opener has for it.
+    /// Opens a volume with the opener's keys.
     ///
     /// # Errors
-    /// [`VaultError::KeyNotLoaded`] where it has nothing, and as [`Forest::load`].
+    /// [`VaultError::KeyNotLoaded`] if the opener has none, and as [`Forest::load`].
     pub fn load_again(&self, number: Number) -> Result<Arc<Vault>> {
         let _one = self.changing.lock();
         let slot = self.slot(number)?;
@@ -502,7 +503,7 @@ impl Forest {
         let entry = vault.make_dataset(super::local(parent), name, mode, owner, fill)?;
         let entry = self.entered(&vault, super::volume_of(parent), entry)?;
         if let Some(cache) = self.cache.get() {
-            // It may be known not to be there.
+            // The kernel may have cached that the name does not exist.
             cache.drop_entry(parent, name);
             cache.drop_inode(parent);
         }
@@ -531,7 +532,7 @@ impl Forest {
             tracing::warn!(%error, "a dataset that is destroyed could not be committed");
         }
         let (dir, name) = self.plain_place(number).ok_or(VaultError::KeyNotLoaded)?;
-        // It may be renamed meanwhile, and another one have its name.
+        // It may have been renamed meanwhile, and another one may have its name.
         self.at(dir)?.remove_dataset(super::local(dir), &name, slot.store)?;
         self.table.write().remove(&number);
         self.crossings.write().retain(|_, n| *n != number);
@@ -542,7 +543,7 @@ impl Forest {
         Ok(())
     }
 
-    /// After how long without a request and without an open file everything is unloaded.
+    /// Sets after how long without requests and open files everything is unloaded.
     pub fn unload_after(&self, idle: Duration) {
         self.idle.lock().after = Some(idle);
     }
@@ -563,7 +564,7 @@ impl Forest {
 
     pub(super) fn each_loaded(&self, mut call: impl FnMut(&Vault) -> Result<()>) -> Result<()> {
         let loaded: Vec<_> = self.at_or_below(ROOT_VOLUME).iter().filter_map(|s| s.loaded()).collect();
-        // All of them, whatever one fails with.
+        // All of them, even if one fails.
         let mut done = Ok(());
         for vault in &loaded {
             let now = call(vault);
@@ -580,8 +581,8 @@ impl Forest {
         self.beside_turns(|_| Ok(()), || self.each_loaded(Vault::sync_all))
     }
 
-    /// Holds off a freeze until what this returns is dropped: for what writes to the store beside the vaults, such as
-    /// their headers.
+    /// Holds off a freeze until the returned value is dropped: for code that writes to the store outside the vaults,
+    /// such as to their headers.
     ///
     /// # Errors
     /// [`VaultError::Frozen`].

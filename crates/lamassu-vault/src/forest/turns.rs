@@ -1,5 +1,5 @@
-//! The mount's own vault as one that hosts have in turn: each turn opens a vault over the same tree, which goes on with
-//! the numbers and handles that the one before has left.
+//! The mount's own vault, if several hosts take turns with it. Each turn opens a vault over the same tree, which takes
+//! over the numbers and handles of the vault of the turn before.
 
 use super::Forest;
 use crate::error::errno;
@@ -16,22 +16,23 @@ use std::sync::Arc;
 /// See the module's head.
 pub(super) struct ByTurns {
     turns: Arc<Turns>,
-    /// What the last vault has left, while none is open. Shared by what is done beside turns; exclusive to begin one,
-    /// and to end it.
+    /// State that the last vault has left, while none is open. Held shared by operations without a turn, exclusively to
+    /// begin or end a turn.
     left: RwLock<Option<Mutex<Left>>>,
 }
 
 impl Forest {
-    /// The vault that is open is that of this host's first turn; once. Requests wait in `turns` for the next ones.
+    /// Starts taking turns; called once. The open vault is that of this host's first turn. Requests wait in `turns` for
+    /// the next ones.
     pub fn take_turns(&self, turns: Arc<Turns>) {
         // There is one driver of turns.
         let _ = self.by_turns.set(ByTurns { turns, left: RwLock::default() });
     }
 
-    /// Opens the vault for a turn. `touched`: what others changed since the last one; `None`: it may be anything.
+    /// Opens the vault for a turn. `touched`: objects that other hosts changed since the last turn; `None`: unknown.
     ///
     /// # Errors
-    /// Those of opening it, and of the anchor: then it is as before.
+    /// Those of opening it, and of the anchor. Then the state is as before.
     pub fn begin_turn(
         &self,
         header: &VaultHeader,
@@ -67,23 +68,23 @@ impl Forest {
         done
     }
 
-    /// Has the kernel write back and drop all pages of these files. Waits for its requests.
+    /// Makes the kernel write back and drop all pages of these files. Waits for its requests.
     pub fn drop_pages(&self, files: &[Ino]) {
         if let Some(cache) = self.cache.get() {
             files.iter().for_each(|ino| cache.drop_inode(*ino));
         }
     }
 
-    /// Has the kernel ask again for names and attributes. Waits for its requests.
+    /// Makes the kernel ask again for names and attributes. Waits for its requests.
     pub fn expire(&self, turns: &Turns, kept: &Kept) {
         let Some(cache) = self.cache.get() else { return };
         kept.inodes.iter().for_each(|ino| cache.expire_attributes(*ino));
         turns.expire_names(|dir, name| cache.expire_entry(dir, name));
     }
 
-    /// Whether the kernel may keep anything of an inode. If another host has changed it since the kernel knows it, and
-    /// the kernel is made to forget it while it asks, then the kernel takes no notice of the answer, and goes on with
-    /// what it knew before that change.
+    /// Whether the kernel may cache anything of an inode. If another host has changed the inode since the kernel learnt
+    /// of it, and the kernel is told to drop it while a request for it is under way, the kernel ignores the answer and
+    /// keeps the attributes from before the change.
     pub(super) fn is_as_known(&self, ino: Ino) -> bool {
         match self.by_turns.get() {
             Some(_) => self.root.loaded().is_some_and(|vault| !vault.is_changed_elsewhere(ino)),
@@ -91,7 +92,7 @@ impl Forest {
         }
     }
 
-    /// What needs no turn: done by what is left where no vault is open.
+    /// Does an operation that needs no turn: on the left state if no vault is open.
     pub(super) fn beside_turns<T>(&self, away: impl FnOnce(&mut Left) -> T, here: impl FnOnce() -> T) -> T {
         let Some(by_turns) = self.by_turns.get() else { return here() };
         match &*by_turns.left.read() {
@@ -104,7 +105,7 @@ impl Forest {
         self.by_turns.get().map(|by_turns| &by_turns.turns)
     }
 
-    /// How many files are open that a vault has left.
+    /// How many files are open in the state that a vault has left.
     pub(super) fn left_open(&self) -> usize {
         let by_turns = self.by_turns.get();
         by_turns.and_then(|by_turns| Some(by_turns.left.read().as_ref()?.lock().open_files())).unwrap_or_default()

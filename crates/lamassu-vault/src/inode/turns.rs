@@ -1,5 +1,5 @@
-//! A table that outlives its vault: between two of its host's turns nothing is open by it, and other hosts make, move
-//! and remove what it names.
+//! A table that outlives its vault. Between two turns of its host nothing is open through it, and other hosts make,
+//! move and remove entries that it names.
 
 use super::{Link, NodeTable, StoreId};
 use crate::{Ino, ROOT};
@@ -17,8 +17,8 @@ pub struct Named {
 }
 
 impl NodeTable {
-    /// The table for the next vault: files and directories are closed, so that a node is held by references, and by
-    /// names below it.
+    /// Takes the table for the next vault. Files and directories are closed, so only references, and nodes below, keep
+    /// a node.
     pub fn take(&mut self) -> NodeTable {
         let root = self.nodes.get(&ROOT).map_or(StoreId { dev: self.root_dev, ino: ROOT, born: 0 }, |root| root.id);
         let mut table = std::mem::replace(self, NodeTable::of_root(root));
@@ -34,7 +34,7 @@ impl NodeTable {
         table
     }
 
-    /// The names in directories of which `is_wanted` says so, by their objects.
+    /// The names in directories for whose objects `is_wanted` is true.
     pub fn named_in(&self, is_wanted: impl Fn(ObjectId) -> bool) -> Vec<Named> {
         let mut found = Vec::new();
         for (ino, node) in self.nodes.iter().filter(|(_, node)| node.live) {
@@ -48,19 +48,19 @@ impl NodeTable {
         found
     }
 
-    /// Notes of which nodes the kernel may know what is not so any more.
+    /// Marks the nodes of which the kernel may have an outdated state.
     pub fn changed_elsewhere(&mut self, is_changed: impl Fn(ObjectId) -> bool) {
         for node in self.nodes.values_mut() {
             node.is_changed_elsewhere |= is_changed(node.object);
         }
     }
 
-    /// Whether another host has changed it since the kernel knows it.
+    /// Whether another host has changed it since the kernel learnt of it.
     pub fn is_changed_elsewhere(&self, ino: Ino) -> bool {
         self.nodes.get(&ino).is_none_or(|node| node.is_changed_elsewhere)
     }
 
-    /// Objects of nodes that have lost the names that were known of them, and may have others.
+    /// Objects of nodes that have lost their known names, and may have others.
     pub fn nameless(&self) -> Vec<ObjectId> {
         let nodes = self.nodes.iter().filter(|(ino, node)| **ino != ROOT && node.live && node.links.is_empty());
         nodes.map(|(_, node)| node.object).collect()
@@ -82,7 +82,8 @@ impl NodeTable {
         links.map(|link| self.object(link.parent)).collect()
     }
 
-    /// What lies at (parent, name) is this object, whose node may be there already: then the name is one of its.
+    /// Notes that the entry at (parent, name) is this object. If the object has a node already, the name is added to
+    /// it.
     pub fn met(&mut self, parent: Ino, name: &OsStr, st: &Stat, object: ObjectId) -> Option<Ino> {
         if let Some(ino) = self.of_object(object) {
             self.add_link(ino, parent, name);
@@ -90,13 +91,13 @@ impl NodeTable {
         }
         let found = self.reference(parent, name, st, object, None).ok()?;
         if let Some(node) = self.nodes.get_mut(&found.ino) {
-            // Held by what lies in it.
+            // The entries in it hold it.
             node.lookups -= 1;
         }
         Some(found.ino)
     }
 
-    /// Another host has removed it.
+    /// Notes that another host has removed it.
     pub fn is_gone(&mut self, ino: Ino) {
         if ino != ROOT {
             self.bury(ino);

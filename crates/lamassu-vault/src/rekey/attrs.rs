@@ -15,7 +15,7 @@ use std::io as stdio;
 /// What has to be done about one stored attribute.
 enum Todo {
     Nothing,
-    /// Both are there: a crash, or a change between two rotations, left the older.
+    /// Both exist: a crash, or a change between two rotations, left the older one.
     Remove,
     Reseal {
         newest: OsString,
@@ -24,7 +24,7 @@ enum Todo {
 }
 
 impl RekeyRun<'_> {
-    /// Seals the attributes of an inode anew that are under an older key.
+    /// Seals those attributes of an inode anew that are under an older key.
     pub(super) fn attributes(&mut self, ino: Ino) -> Result<()> {
         let vault = self.vault;
         let is_old = {
@@ -38,7 +38,7 @@ impl RekeyRun<'_> {
         if !is_old {
             return Ok(());
         }
-        // Setting an attribute takes the tree lock shared. So none is set between the read here and the write.
+        // Setting an attribute takes the tree lock shared, so none is set between the read here and the write.
         let _pass = vault.change()?;
         let _tree = vault.tree.write();
         let _alone = vault.attrs_alone(ino);
@@ -119,7 +119,7 @@ fn stored(target: &Target) -> Result<Vec<OsString>> {
 }
 
 /// Changes an attribute of an entry whose mode denies writing to its owner, which is this process. The permission is
-/// lent for the moment.
+/// granted for the time of the change.
 fn permitted(target: &Target, mode: u32, change: impl Fn() -> stdio::Result<()>) -> Result<()> {
     const LENT: u32 = 0o200;
     let done = match change() {

@@ -17,7 +17,7 @@ use std::collections::{HashMap, HashSet};
 use std::ffi::{OsStr, OsString};
 use std::sync::Arc;
 
-/// A link that is made and waits to be put into place. Holds a reference to its node.
+/// A link that is made and not yet put into place. Holds a reference to its node.
 pub(super) struct StagedLink {
     pub ino: Ino,
     id: StoreId,
@@ -35,7 +35,7 @@ pub(super) struct LinkGroups {
 
 impl LinkGroups {
     pub fn add(&mut self, vault: &Vault, id: StoreId, parent: Ino, name: &OsStr) {
-        // A directory that was moved meanwhile may be met again.
+        // A directory that was moved meanwhile may be visited again.
         if self.names.entry(id).or_default().insert((parent, name.to_owned())) {
             vault.nodes.lock().add_reference(parent);
         }
@@ -79,7 +79,7 @@ impl RekeyRun<'_> {
         Ok(Some((symlink::seal(ring, &plain)?, link.digest())))
     }
 
-    /// The new link, in the staging directory, like the old one in all but its target.
+    /// Makes the new link in the staging directory. It differs from the old one only in its target.
     fn make_link(&mut self, target: &StoredTarget, st: &Stat) -> Result<OsString> {
         let _pass = self.vault.change()?;
         let (staged, temp) = self.batch.place(self.vault)?;
@@ -100,7 +100,7 @@ impl RekeyRun<'_> {
         let _tree = vault.tree.write();
         let (dir, name, st) = vault.place(link.ino)?;
         if !link.id.is_of(&st) || st.nlink > 1 {
-            return Ok(()); // it got another name meanwhile: the next walk sees that
+            return Ok(()); // it got another name meanwhile: the next walk finds it
         }
         let object = vault.object_at(&dir, &name)?;
         let digests = (link.old, link.target.digest());
@@ -133,7 +133,7 @@ impl RekeyRun<'_> {
         Ok((new, old))
     }
 
-    /// The node of the old link is that of the new one from now on.
+    /// The new link takes over the node of the old one.
     fn exchanged(&self, old: StoreId, new: &Stat) {
         self.vault.nodes.lock().exchanged(old, StoreId::from(new));
         self.vault.unsynced.add(StoreId::from(new));
@@ -202,7 +202,8 @@ impl RekeyRun<'_> {
 }
 
 impl RekeyRun<'_> {
-    /// Puts a new link, staged under a name, in the places of an old one. Rests of the old one, by their directories.
+    /// Puts a new link, staged under a name, in all places of an old one. Returns the rests of the old one, by their
+    /// directories.
     fn put_all(
         &self,
         old: StoreId,
@@ -212,7 +213,7 @@ impl RekeyRun<'_> {
     ) -> Result<Vec<(Arc<Dir>, OsString)>> {
         let mut olds = Vec::new();
         for (dir, name) in places {
-            // Never a link that was put there by now: its rest is the one that is needed.
+            // Not if another link is there by now: that link needs its rest.
             if !old.is_of(&dir.handle.stat_entry(name).map_err(io("stat"))?) {
                 continue;
             }

@@ -1,14 +1,14 @@
-//! Re-keying a whole vault while it is in use: what an older K_out seals is sealed under the newest one, and on demand
-//! data is encrypted under the newest K_in.
+//! Re-keying a whole vault while it is in use: records and pages under an older K_out are sealed under the newest one,
+//! and on demand data are encrypted under the newest K_in.
 //!
-//! Every object tells its own epoch, so nothing has to be remembered: broken off at any moment, a later run goes on
-//! with what is left, and does nothing where nothing is. Names in directories are under the directories' own secrets
-//! and stay as they are. Contents, sizes and modification times never change.
+//! Every object has its own epoch, so no progress has to be recorded: if a run is interrupted at any moment, a later
+//! run does the rest. Names in directories are under the directories' own secrets and stay as they are. Contents, sizes
+//! and modification times never change.
 //!
-//! In an anchored vault, what the anchor has of a directory and the store does not show is named, and counts as failed.
+//! In an anchored vault, entries that the anchor has and the store does not show are named, and count as failed.
 //!
-//! What is moved by others from where the walk has not been to where it was is found by walking again, as long as
-//! anything was renamed meanwhile.
+//! An entry may be moved from a directory that the walk has not reached to one that it has left. So the walk is
+//! repeated if anything was renamed meanwhile.
 
 mod attrs;
 mod links;
@@ -40,24 +40,23 @@ use std::time::{Duration, Instant};
 pub use lamassu_store::file::Rekey;
 pub use profile::{KnownProfile, ProfileWalk};
 
-/// Walks over a tree in which things are renamed all the while.
+/// Most walks over a tree in which entries keep being renamed.
 const WALKS_MAX: usize = 5;
 const UNDER_WAY: VaultError = VaultError::Refused("the vault is being re-keyed, or profiles in it are being changed");
-/// How long a throttled run sleeps before it looks whether it was cancelled.
+/// How long a throttled run sleeps before it checks whether it was cancelled.
 const NAP: Duration = Duration::from_millis(50);
 
 /// Progress of a re-keying, which can end it.
 pub trait RekeyProgress: Send + Sync {
-    /// How much lies ahead, in bytes of the store. Said anew if the tree is walked again.
+    /// The total, in bytes of the store. Called again if the tree is walked again.
     fn total(&self, bytes: u64);
     /// More done.
     fn advance(&self, bytes: u64);
-    /// Something that could not be re-keyed: where it is stored, and why. The rest goes on.
+    /// An object could not be re-keyed: its path in the store, and why. The run continues.
     fn failed(&self, stored: &str, error: &VaultError);
-    /// Something that stays as it is, since it cannot have what was chosen: where it is stored, and why.
+    /// An object cannot have the chosen profile, and stays as it is: its path in the store, and why.
     fn passed_over(&self, stored: &str, why: &ProfileError);
-    /// A dataset lies there, a path in the store: its parent slot may be sealed under an older key. It is not gone
-    /// into.
+    /// A dataset lies at this path in the store. Its parent slot may be sealed under an older key. It is not entered.
     fn dataset(&self, stored: &std::path::Path) -> Result<()>;
     /// Whether to end now; what is done stays done.
     fn is_cancelled(&self) -> bool;
@@ -82,8 +81,8 @@ pub struct Rekeyed {
     pub written: u64,
     /// Objects that could not be re-keyed: they are damaged, or the store failed.
     pub failed: u64,
-    /// Whether the whole tree was gone through. False if it was cancelled, or changed faster than it could be walked:
-    /// run it again.
+    /// Whether the whole tree was walked. False if the run was cancelled, or the tree changed faster than it could be
+    /// walked: run it again.
     pub complete: bool,
 }
 
@@ -97,7 +96,7 @@ impl Rekeyed {
 struct RekeyRun<'a> {
     vault: &'a Vault,
     work: Rekey,
-    /// What everything gets of a profile, where that is the work.
+    /// The parts of a profile to set, if this run changes profiles.
     choice: Option<Choice>,
     bytes_per_second: Option<u64>,
     progress: &'a dyn RekeyProgress,
@@ -107,7 +106,7 @@ struct RekeyRun<'a> {
     seen: HashSet<StoreId>,
     groups: LinkGroups,
     batch: Batch,
-    /// It was cancelled, and left something out.
+    /// It was cancelled before it was complete.
     is_cut: bool,
     /// the finished files of the directory in which a walk was interrupted
     files: HashSet<ObjectId>,
@@ -134,7 +133,7 @@ impl<'a> RekeyRun<'a> {
         }
     }
 
-    /// Whether to end now, with something left out.
+    /// Whether to end now, incomplete.
     fn is_cancelled(&mut self) -> bool {
         self.is_cut |= self.progress.is_cancelled();
         self.is_cut
@@ -142,18 +141,18 @@ impl<'a> RekeyRun<'a> {
 }
 
 impl Vault {
-    /// Brings everything to the newest keys, reading and writing at most so many bytes of files a second, while others
-    /// use the vault.
+    /// Brings everything to the newest keys while the vault is in use, reading and writing at most `bytes_per_second`
+    /// of files.
     ///
     /// # Errors
-    /// [`VaultError::ReadOnly`]; [`VaultError::Refused`] if one is under way; those of the store where it fails as a
-    /// whole. What fails in single objects is counted.
+    /// [`VaultError::ReadOnly`]; [`VaultError::Refused`] if one is under way; those of the store if the whole run
+    /// fails. Failures of single objects are counted.
     pub fn rekey(&self, work: Rekey, bytes_per_second: Option<u64>, progress: &dyn RekeyProgress) -> Result<Rekeyed> {
         drop(self.change()?);
         let _one = self.rekeying.try_lock().ok_or(UNDER_WAY)?;
         let mut run = RekeyRun { bytes_per_second, ..RekeyRun::new(self, work, progress) };
         run.walks()?;
-        // What was written becomes durable before the caller learns that the old keys are no longer needed.
+        // Everything written must be durable before the caller learns that the old keys are no longer needed.
         let _pass = self.change()?;
         self.book.reseal()?;
         self.root_permissions.reseal()?;
@@ -182,7 +181,7 @@ impl RekeyRun<'_> {
             if self.progress.is_cancelled() {
                 return Ok(());
             }
-            // A rotation in the middle leaves what came before it under the epoch that was the newest then.
+            // After a rotation in the middle, objects done before it are under the epoch that was the newest then.
             if self.vault.ring().newest() == newest && (quiet || self.done.changed() == changed) {
                 self.done.complete = true;
                 return Ok(());
@@ -212,8 +211,8 @@ impl RekeyRun<'_> {
         }
     }
 
-    /// An object that is gone is passed over, unless the anchor still has it. One that fails is counted. A vault that
-    /// was closed ends the run.
+    /// Handles the result for an object. An object that is gone is skipped, unless the anchor still has it. A failure
+    /// is counted. A closed vault ends the run.
     fn note(&mut self, ino: Ino, result: Result<()>) -> Result<()> {
         match result {
             Ok(()) => Ok(()),
@@ -282,8 +281,8 @@ impl RekeyRun<'_> {
         Ok(())
     }
 
-    /// What the store does not show stays under the keys that it has, and may be shown again when they are gone: it is
-    /// no success. A token gives no name.
+    /// An object that the store does not show stays under its old keys, and the store may show it again when they are
+    /// gone: so it counts as failed. Its name is unknown, since there is only a token.
     fn withheld(&mut self, at: Ino, object: ObjectId) {
         let at = self.vault.tag(at);
         self.vault.outdated_as(IntegrityKind::Missing, "entry", at.clone());
@@ -347,7 +346,7 @@ impl RekeyRun<'_> {
             other => other?,
         };
         let done = self.steps(&open, share);
-        // A write may have taken set-id bits away, where we are not privileged.
+        // Without privileges, a write may have cleared set-id bits.
         let now = open.file().backing().stat();
         if now.is_ok_and(|now| st.mode & 0o6000 != 0 && now.mode == st.mode & !0o6000) {
             let _ = open.file().backing().set_mode(st.mode);
@@ -373,7 +372,7 @@ impl RekeyRun<'_> {
         }
         while let Some(page) = from {
             if self.is_cancelled() {
-                // Where something was damaged all of it is gone through again.
+                // If something was damaged, the whole file is walked again.
                 self.half = object.filter(|_| damaged == 0).map(|object| (object, page));
                 return Ok(());
             }
@@ -393,12 +392,12 @@ impl RekeyRun<'_> {
             self.pace();
             if from.is_none() && damaged == 0 && half.take().is_some() {
                 let _pass = self.vault.change()?;
-                // What lies before may have been written since.
+                // Pages before it may have been written since.
                 from = (!open.file().end_profile()?).then_some(PageNo::ZERO);
             }
         }
         if damaged == 0 && self.work != Rekey::Outer {
-            // Also of a change that was interrupted, and that re-keying has carried on.
+            // Also for an interrupted change of the profile, which re-keying has continued.
             let _pass = self.vault.change()?;
             damaged += u64::from(!open.file().end_profile()?);
         }
@@ -408,7 +407,7 @@ impl RekeyRun<'_> {
         }
     }
 
-    /// Waits where more was read and written than is allowed by now.
+    /// Waits if more was read and written than the limit allows by now.
     fn pace(&self) {
         let Some(limit) = self.bytes_per_second else { return };
         let due = Duration::from_secs_f64((self.done.read + self.done.written) as f64 / limit.max(1) as f64);
@@ -434,8 +433,8 @@ impl RekeyRun<'_> {
 }
 
 impl Vault {
-    /// Opens for writing a file that its owner, which is this process, may only read. The permission is lent for the
-    /// moment.
+    /// Opens for writing a file that its owner, which is this process, may only read. The permission is granted for the
+    /// time of the call.
     fn acquire_read_only(&self, ino: Ino) -> Result<Arc<crate::open::OpenFile>> {
         const LENT: u32 = 0o200;
         let mode = {

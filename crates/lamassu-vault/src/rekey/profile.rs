@@ -1,7 +1,7 @@
-//! Profiles of files and directories: what they are, and how they are changed, by the same walk as re-keying.
+//! Shows and changes the profiles of files and directories, by the same walk as re-keying.
 //!
-//! A file keeps its profile wherever it is moved to. A directory has one for what is made in it, in its record: sealed,
-//! and in an anchored vault the anchor has its digest. So a store can choose neither.
+//! A file keeps its profile wherever it is moved. A directory's record has one for its new entries. The record is
+//! sealed, and in an anchored vault the anchor has its digest. So a store can choose neither.
 
 use super::RekeyRun;
 use crate::inode::StoreId;
@@ -14,27 +14,27 @@ use lamassu_format::{PageNo, Profile};
 use lamassu_store::backend::Stat;
 use std::collections::HashSet;
 
-/// Walks over a tree in which things are made and changed all the while.
+/// Most walks over a tree in which entries keep being made and changed.
 const WALKS_MAX: usize = 5;
 
 /// What is known of the profile of a file or directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KnownProfile {
-    /// That of the blocks of a file, or of what is made in a directory.
+    /// The profile of a file's blocks, or of a directory's new entries.
     pub profile: Profile,
-    /// A change was begun, and not ended: blocks of a file may still be as before.
+    /// A change was begun, but not completed: some blocks of the file may be in the old form.
     pub is_changing: bool,
 }
 
-/// How far a change of profiles has come, from turn to turn.
+/// The progress of a change of profiles, kept from turn to turn.
 #[derive(Default)]
 pub struct ProfileWalk {
-    /// Directories to go through, each with a reference but the root.
+    /// Directories still to walk, each with a reference except the root.
     todo: Vec<Ino>,
     walks: usize,
-    /// How much was changed when this walk began.
+    /// The count of changes when this walk began.
     changed: u64,
-    /// How much lies ahead is looked at before: that takes a walk through all of it.
+    /// Whether the total is computed first, which takes a walk over everything.
     tells_total: bool,
     seen: HashSet<StoreId>,
     files: HashSet<ObjectId>,
@@ -43,22 +43,22 @@ pub struct ProfileWalk {
 }
 
 impl ProfileWalk {
-    /// What was done so far.
+    /// The work done so far.
     pub fn done(&self) -> Rekeyed {
         self.done
     }
 
-    /// The directories that it has references to, once it goes no further: the caller gives them back.
+    /// The directories to which it has references, when it ends: the caller gives them back.
     pub fn left(&mut self) -> Vec<Ino> {
         std::mem::take(&mut self.todo).into_iter().filter(|ino| *ino != ROOT).collect()
     }
 }
 
 impl Vault {
-    /// The profile of a file, or of what is made in a directory.
+    /// The profile of a file, or of a directory's new entries.
     ///
     /// # Errors
-    /// [`VaultError::Invalid`] for what has none; those of opening it.
+    /// [`VaultError::Invalid`] for entries of other kinds; those of opening it.
     pub fn profile(&self, ino: Ino) -> Result<KnownProfile> {
         match self.kind_of(ino)? {
             Kind::Dir => {
@@ -76,13 +76,13 @@ impl Vault {
         }
     }
 
-    /// Gives a file another profile, or a directory one for what will be made in it; `below`: also everything that is
-    /// in that directory already, of which each keeps what is not chosen. While others use the vault, and resumably:
-    /// broken off, what is done stays done, and every file is whole.
+    /// Changes the profile of a file, or of a directory's new entries; `below`: also of everything in that directory.
+    /// Each keeps the parts that are not chosen. The vault may be in use meanwhile. If the change is interrupted, what
+    /// is done stays done, every file is whole, and a later call continues.
     ///
     /// # Errors
-    /// [`VaultError::Refused`] where the vault cannot keep it; [`lamassu_store::StoreError::NotApproved`]; that of what
-    /// the policy of the anchor's server forbids; as [`Vault::rekey`].
+    /// [`VaultError::Refused`] if the vault cannot keep it; [`lamassu_store::StoreError::NotApproved`]; the error for
+    /// profiles that the policy of the anchor's server forbids; as [`Vault::rekey`].
     pub fn set_profile(&self, ino: Ino, choice: Choice, below: bool, progress: &dyn RekeyProgress) -> Result<Rekeyed> {
         let mut walk = ProfileWalk { tells_total: true, ..ProfileWalk::default() };
         let gone = self.set_profile_in_turn(ino, choice, below, (&mut walk, progress));
@@ -90,8 +90,8 @@ impl Vault {
         gone.map(|_| walk.done)
     }
 
-    /// The same by turns of a vault that several hosts have: goes on with a walk until its progress says that it is
-    /// cancelled. True: it is done.
+    /// The same in turns, for a vault that several hosts share: continues a walk until `progress` cancels it. True: it
+    /// is done.
     ///
     /// # Errors
     /// As [`Vault::set_profile`].
@@ -128,7 +128,7 @@ impl Vault {
         Ok(!is_cut)
     }
 
-    /// Whether a file, or what is made in a directory, may have what is chosen.
+    /// Whether a file, or a directory's new entries, may have the chosen profile.
     ///
     /// # Errors
     /// As [`Vault::set_profile`].
@@ -145,8 +145,8 @@ impl Vault {
 }
 
 impl RekeyRun<'_> {
-    /// The profile that an object gets which has another one: that one where nothing is chosen, or where it cannot have
-    /// what is.
+    /// The profile that an object gets which has `before`: the same one if nothing is chosen, or if it cannot have the
+    /// choice.
     pub(super) fn chosen(&self, ino: Ino, before: Profile) -> Result<Profile> {
         let Some(choice) = self.choice else { return Ok(before) };
         match choice.over(before, self.vault.ctx.ring.suite()) {
@@ -166,7 +166,7 @@ impl RekeyRun<'_> {
         self.vault.anchored.as_ref().map(|_| self.vault.nodes.lock().object(ino))
     }
 
-    /// A file, unless this walk has been at it.
+    /// Changes a file, unless this walk has done it already.
     pub(super) fn file_once(&mut self, ino: Ino, st: &Stat) -> Result<()> {
         let (object, id) = (self.object(ino), (st.nlink > 1).then(|| StoreId::from(st)));
         let is_done = object.is_some_and(|object| self.files.contains(&object));
@@ -194,8 +194,8 @@ impl RekeyRun<'_> {
         Ok(())
     }
 
-    /// A directory, and all that lies below it: walked through until a walk finds nothing to do, since things may be
-    /// made in a directory before its record is put into place.
+    /// Changes a directory and everything below it. Walks until a walk finds nothing to do, since entries may be made
+    /// in a directory before its record is put into place.
     fn directories(&mut self, ino: Ino, below: bool, walk: &mut ProfileWalk) -> Result<()> {
         if !below {
             let staged = self.stage_record(ino);
@@ -236,8 +236,8 @@ impl RekeyRun<'_> {
         }
     }
 
-    /// Goes through directories until none is left, or it is broken off: then the one that it was in stays, and what
-    /// was done of it is known.
+    /// Walks directories until none is left or it is interrupted. Then the current directory stays in the list, with
+    /// what was done of it.
     fn go_on(&mut self, walk: &mut ProfileWalk) -> Result<()> {
         while let Some(&ino) = walk.todo.last() {
             if self.is_cancelled() {

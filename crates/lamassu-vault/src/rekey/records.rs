@@ -1,6 +1,6 @@
 //! Directory records, sealed anew or with another profile, and the batch in which records and links are replaced:
-//! staged, made durable together by one barrier, then renamed into place. A record is all there is of a directory's
-//! names, so the one that replaces it is durable before it does.
+//! staged, made durable together by one barrier, then renamed into place. Without its record a directory's names are
+//! lost, so a new record is durable before it replaces the old one.
 
 use super::RekeyRun;
 use super::links::StagedLink;
@@ -22,21 +22,21 @@ use std::sync::Arc;
 /// Replacements that share a barrier.
 const BATCH_MAX: usize = 256;
 
-/// A record that is made and waits to be put into place. Holds a reference to its node.
+/// A record that is made and not yet put into place. Holds a reference to its node.
 pub(super) struct StagedRecord {
     ino: Ino,
     temp: OsString,
-    /// Of the record that it replaces, and of it.
+    /// The digests of the record that it replaces, and of itself.
     digests: (Digest, Digest),
-    /// What it says.
+    /// Its profile.
     profile: Profile,
 }
 
-/// What waits for the barrier.
+/// Replacements that wait for the barrier.
 #[derive(Default)]
 pub(super) struct Batch {
-    /// A directory below `lamassu.staging`, and its name there: what a crash leaves in it is cleared as everything
-    /// there is.
+    /// A directory below `lamassu.staging`, and its name there. What a crash leaves in it is cleared like everything
+    /// there.
     dir: Option<(Arc<dyn BackendDir>, OsString)>,
     next: u64,
     records: Vec<StagedRecord>,
@@ -59,7 +59,7 @@ impl Batch {
             }
         };
         self.next += 1;
-        // Named as what `staging` clears away with a directory.
+        // A name of the kind that `staging` clears with a directory.
         Ok((dir, format!("{COMPANION_PREFIX}{}", self.next).into()))
     }
 
@@ -67,7 +67,7 @@ impl Batch {
         self.links.push(link);
     }
 
-    /// Gives up what waits, and the directory.
+    /// Drops the waiting replacements, and the directory.
     pub fn clear(&mut self, vault: &Vault) {
         for ino in self.records.drain(..).map(|record| record.ino).chain(self.links.drain(..).map(|l| l.ino)) {
             vault.forget(ino, 1);
@@ -110,7 +110,7 @@ impl RekeyRun<'_> {
         Ok(())
     }
 
-    /// The barrier, and everything that waits for it put into place.
+    /// Issues the barrier, and puts all waiting replacements into place.
     pub(super) fn flush(&mut self) -> Result<()> {
         let (records, links) = (std::mem::take(&mut self.batch.records), std::mem::take(&mut self.batch.links));
         if records.is_empty() && links.is_empty() {
@@ -161,8 +161,8 @@ fn damaged(vault: &Vault, ino: Ino) -> VaultError {
     VaultError::Damaged { what: "directory record", stored: vault.tag(ino) }
 }
 
-/// Renames over what is there. The directory keeps its modification time; one that its owner may not write is lent the
-/// permission for the moment.
+/// Renames over the existing entry. The directory keeps its modification time. If its owner may not write to it, the
+/// permission is granted for the time of the call.
 pub(super) fn replace(from: &dyn BackendDir, temp: &OsStr, dir: &dyn BackendDir, name: &OsStr) -> Result<()> {
     const LENT: u32 = 0o300;
     let before = dir.stat().map_err(io("stat a directory"))?;

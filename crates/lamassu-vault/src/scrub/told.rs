@@ -1,65 +1,64 @@
-//! What a scrub tells while it goes on, and what it counts.
+//! What a scrub reports while it runs, and what it counts.
 
 use crate::event::IntegrityKind;
 use lamassu_anchor::ObjectId;
 use std::ops::AddAssign;
 use std::path::{Path, PathBuf};
 
-/// What a scrub tells, and asks, while it goes on.
+/// Gets reports of a running scrub, and answers its questions.
 pub trait ScrubWatch {
     /// Bytes were read.
     fn read(&mut self, bytes: u64);
-    /// Something is not as the anchor says.
+    /// Something differs from the anchor.
     fn found(&mut self, finding: &ScrubFinding);
-    /// A dataset lies there, which has an anchor of its own: the one with this id, as the anchor knows.
+    /// A dataset with this id, by the anchor, lies there. It has an anchor of its own.
     fn dataset(&mut self, stored: &Path, id: [u8; 16]);
-    /// A file is as the anchor says, all of it. What was found, or could not be told, is to be told again by a scrub
-    /// that goes on.
+    /// All of a file matches the anchor. Not called for files with findings, or not fully verified: a scrub that
+    /// continues verifies them again.
     fn verified(&mut self, object: ObjectId);
-    /// Whether a file was verified before, by a scrub that goes on here.
+    /// Whether an earlier scrub, which this one continues, has verified a file.
     fn is_verified(&self, object: ObjectId) -> bool;
     /// Whether to end now. Asked before each entry, and in a file before each page or block.
     fn is_stopped(&self) -> bool;
 }
 
-/// Something that is not as the anchor says.
+/// Something that differs from the anchor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ScrubFinding {
-    /// What; `None`: it could not be looked at.
+    /// The kind; `None`: it could not be read.
     pub kind: Option<IntegrityKind>,
     /// Path in the store. An entry that is missing has no name here: its token stands for it.
     pub path: PathBuf,
-    /// What of it, for people.
+    /// A description for people.
     pub what: String,
 }
 
 /// What a scrub has verified.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Scrubbed {
-    /// Entries that are as the anchor says, directories among them.
+    /// Entries that match the anchor, including directories.
     pub entries: u64,
-    /// Files that were gone through.
+    /// Files that were verified.
     pub files: u64,
-    /// Files that an earlier scrub, which this one continues, went through.
+    /// Files that an earlier scrub, which this one continues, has verified.
     pub skipped: u64,
-    /// Pages that are as the anchor says.
+    /// Pages that match the anchor.
     pub pages: u64,
-    /// Blocks that are.
+    /// Blocks that match the anchor.
     pub blocks: u64,
     /// Files without a root over their blocks: their pages alone were verified.
     pub files_without_blocks: u64,
-    /// Blocks that cannot be told, since the tree records of their files are lost.
+    /// Blocks that cannot be verified, since the tree records of their files are lost.
     pub unverified_blocks: u64,
     /// Files that are open, or were left so by a crash.
     pub open_files: u64,
-    /// Pages of those that are not under the root.
+    /// Pages of open files that the root does not cover.
     pub open_pages: u64,
-    /// Entries and moves that a writer has not finished, or was making when it was interrupted: the anchor does not
-    /// know them yet.
+    /// Entries and moves that a writer has not finished, or had not when it was interrupted.
     pub unfinished: u64,
-    /// Datasets that were met, which have anchors of their own.
+    /// Datasets that were found; they have anchors of their own.
     pub datasets: u64,
-    /// What could not be looked at.
+    /// What could not be read.
     pub failures: u64,
     /// Findings.
     pub findings: u64,

@@ -1,4 +1,4 @@
-//! The broker: runs the command, one at a time, each for a while at most, and starts one a second at most.
+//! The broker: runs one command at a time, limits how long it may run, and starts at most one a second.
 //!
 //! When the mount's process is gone, it finishes what it was given, and ends.
 
@@ -14,16 +14,16 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-/// For so long a command may run.
+/// How long a command may run.
 const RUN_MAX: Duration = Duration::from_secs(10);
 /// Between two starts.
 const BETWEEN_STARTS: Duration = Duration::from_secs(1);
 const POLL: Duration = Duration::from_millis(10);
 
-/// What this process is for.
+/// Runs the broker in this process.
 pub fn serve() -> Code {
     close_all_others();
-    // A signal of the terminal is for the mount, which ends in good order.
+    // Signals of the terminal are for the mount, which ends in good order.
     let _ = rustix::process::setsid();
     let Ok(socket) = io::stdin().as_fd().try_clone_to_owned() else { return Code::Usage };
     let (mut socket, Some(command)) = (UnixStream::from(socket), std::env::var_os(COMMAND)) else {
@@ -33,13 +33,13 @@ pub fn serve() -> Code {
         let started = Instant::now();
         let failure = run(&command, &call).err().map(|error| error.to_string());
         std::thread::sleep(BETWEEN_STARTS.saturating_sub(started.elapsed()));
-        // Where the daemon no longer listens, what it was told before is still to be read.
+        // If the daemon no longer listens, calls that it has sent are still read.
         let _ = send(&mut socket, &Answer { failure });
     }
     Code::Done
 }
 
-/// What the process that mounts was given open stays with it: one of them may be where the key is read.
+/// Descriptors that the mounting process inherited must stay with it: the key may be read from one of them.
 fn close_all_others() {
     let listed = std::fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
     let numbers = listed.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
@@ -60,7 +60,7 @@ fn run(command: &std::ffi::OsStr, call: &Call) -> io::Result<()> {
         .stdin(Stdio::from(file_of(&call.input)?))
         .stdout(Stdio::null())
         .stderr(Stdio::null())
-        // A group of its own, so that what it starts is ended with it.
+        // A process group of its own, so that its child processes are ended with it.
         .process_group(0);
     // SAFETY: between fork and exec one system call is made, prctl(2), and no memory is allocated.
     unsafe { shell.pre_exec(|| Ok(rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?)) };
@@ -91,7 +91,7 @@ fn wait(child: &mut Child) -> io::Result<Option<ExitStatus>> {
     }
 }
 
-/// A text as a file: a command that does not read its input blocks nothing.
+/// A text as a file, so that a command that does not read its input blocks nothing.
 fn file_of(text: &str) -> io::Result<OwnedFd> {
     let mut file = File::from(rustix::fs::memfd_create("event", MemfdFlags::CLOEXEC)?);
     file.write_all(text.as_bytes())?;

@@ -1,4 +1,4 @@
-//! The mount's end: events that wait are given to the broker together, and its answer is awaited before the next.
+//! The mount's end: gives waiting events to the broker together, and waits for its answer before the next call.
 
 use super::{Answer, Call, receive, send};
 use lamassu_vault::event::{IntegrityEvent, IntegritySink, TARGET};
@@ -9,18 +9,18 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-/// For so long a frame may take to be written. A broker that is busy reads nothing, and the socket holds some frames.
+/// How long writing a frame may take. A busy broker reads nothing, and the socket holds some frames.
 const SEND_MAX: Duration = Duration::from_secs(15);
 const SEND_MAX_AT_THE_END: Duration = Duration::from_secs(1);
 const BETWEEN_FAILURES: Duration = Duration::from_secs(1);
-/// How often it is looked whether the process ends.
+/// How often it is checked whether the process ends.
 const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
-/// Has a broker run the command.
+/// Makes a broker run the command.
 pub struct CommandSink {
     broker: Mutex<UnixStream>,
     is_ending: AtomicBool,
-    /// Whether the end waits for the command as before it.
+    /// Whether the end of the process waits for the command.
     is_waited_for: bool,
     failures: AtomicU64,
 }
@@ -31,12 +31,12 @@ impl CommandSink {
         CommandSink { broker: Mutex::new(broker), is_ending, is_waited_for: false, failures }
     }
 
-    /// One whose command is to have run when the process ends: that it failed is told.
+    /// A sink for which the end of the process waits for the command, so that its failure is reported.
     pub fn that_is_waited_for(broker: UnixStream) -> CommandSink {
         CommandSink { is_waited_for: true, ..CommandSink::new(broker) }
     }
 
-    /// What the broker says of it.
+    /// Sends a call, and returns the broker's answer.
     fn run(&self, call: &Call) -> io::Result<Answer> {
         let mut broker = self.broker.lock().unwrap_or_else(PoisonError::into_inner);
         let is_ending = || self.is_ending.load(Ordering::Acquire);
@@ -52,7 +52,7 @@ impl CommandSink {
                 Err(error) => return Err(error.into()),
             }
         }
-        // The broker runs it, and no process is left to hear how that goes.
+        // The broker runs it, and no process is left to get the result.
         Ok(Answer { failure: None })
     }
 
@@ -80,7 +80,7 @@ impl IntegritySink for CommandSink {
             Ok(Answer { failure: Some(failure) }) => self.tell_failure(events.len(), &failure),
             Err(error) => {
                 self.tell_failure(events.len(), &format!("its process does not answer: {error}"));
-                // One that is gone takes no time, and fails each time.
+                // A broker that is gone takes no time, and fails each time.
                 if !self.is_ending.load(Ordering::Acquire) {
                     std::thread::sleep(BETWEEN_FAILURES);
                 }

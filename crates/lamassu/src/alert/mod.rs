@@ -1,9 +1,9 @@
-//! `--on-integrity-failure`: a command that is told of integrity events.
+//! `--on-integrity-failure`: a command that gets integrity events.
 //!
-//! The process that serves a mount must run no program ([`crate::confine`]), so a small process beside it does, the
-//! *broker*: this program started anew, before any key is loaded, with a socket to its parent as standard input and
-//! nothing else open. It has no name that another process could call, the environment of a login at most, and no key.
-//! The two speak in frames of JSON: a [`Call`] down, an [`Answer`] up.
+//! The process that serves a mount must not run programs ([`crate::confine`]), so a small process does, the *broker*:
+//! this program started anew, before any key is loaded, with a socket to its parent as standard input and nothing else
+//! open. Other processes cannot reach it. It has at most the environment of a login, and no key. The two exchange
+//! frames of JSON: a [`Call`] to the broker, an [`Answer`] back.
 
 mod broker;
 mod command;
@@ -24,14 +24,15 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// The word that makes a process of this program a broker. Any other caller gets the end of its own standard input.
+/// The argument that makes a process of this program a broker. Another caller gains nothing by it: the broker would
+/// only run that caller's own command.
 pub const WORD: &str = "__integrity-broker";
 /// The command, only in the environment of the broker.
 const COMMAND: &str = "LAMASSU_ALERT_COMMAND";
 const MOUNTPOINT: &str = "LAMASSU_MOUNTPOINT";
 const VAULT: &str = "LAMASSU_VAULT";
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-/// What is kept of the environment.
+/// The variables that are kept of the environment.
 const KEPT: [&str; 3] = ["HOME", "USER", "LOGNAME"];
 /// The longest frame; events of a batch take less.
 const FRAME_MAX: usize = 16 << 20;
@@ -43,19 +44,19 @@ struct Call {
     kinds: String,
     /// events that had no room in the queue
     lost: u64,
-    /// what it reads
+    /// its standard input
     input: String,
 }
 
-/// How that went.
+/// The outcome.
 #[derive(Debug, Serialize, Deserialize)]
 struct Answer {
-    /// `None`: well
+    /// `None`: it succeeded
     failure: Option<String>,
 }
 
-/// Starts a broker, which ends by itself when its socket is closed. Before the process has keys, or less rights than
-/// the user who started it: the command has those of that user.
+/// Starts a broker, which ends by itself when its socket is closed. To be called before the process has keys, and
+/// before it gives up rights: the command has the rights of the user who started the process.
 pub fn start_broker(command: &str, vault: &Path, mountpoint: Option<&Path>) -> Result<UnixStream> {
     const WHAT: &str = "cannot start the process that runs the command of --on-integrity-failure";
     let (ours, theirs) = UnixStream::pair().context(WHAT)?;

@@ -1,4 +1,4 @@
-//! Integrity events of commands that end by themselves, `check` and `scrub`: where they go, and that they arrive.
+//! Integrity events of the commands `check` and `scrub`: where they go, and waiting until they have arrived.
 
 use super::{CommandSink, start_broker};
 use crate::fault::{Context, Error, Fault, Result};
@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long the end waits for the command: for one that hangs, and for one more.
+/// How long the end waits for the command: enough for one that hangs and another one.
 const LAST_EVENTS: Duration = Duration::from_secs(30);
 
 /// The option.
@@ -31,11 +31,11 @@ pub struct Told {
 }
 
 impl Told {
-    /// Events of a command on the vault in `dir`. Before the process has keys.
+    /// Events of a command on the vault in `dir`. To be called before the process has keys.
     pub fn start(arg: &AlertArg, dir: &Path, found_by: FoundBy) -> Result<Told> {
         let events = match &arg.on_integrity_failure {
             Some(command) => {
-                // It runs in another directory.
+                // The broker runs in another directory.
                 let dir = std::path::absolute(dir).context("cannot tell where the vault lies")?;
                 let broker = start_broker(command, &dir, None)?;
                 Events::with_sink(Arc::new(CommandSink::that_is_waited_for(broker)))?
@@ -49,7 +49,7 @@ impl Told {
         &self.events
     }
 
-    /// The command is done. Delivers what waits, which a reader of the results need not wait for.
+    /// The command is done. Delivers waiting events, after the results are printed.
     pub fn end<T>(self, done: Result<T>) -> Result<T> {
         if let Err(error) = &done {
             tell_refusal(&self.events, &self.dir, self.found_by, error);
@@ -59,7 +59,7 @@ impl Told {
     }
 }
 
-/// A vault that is refused since it is not the newest is an event, too: of the vault as a whole.
+/// Reports a vault that is refused because it is not the newest: an event about the vault as a whole.
 pub fn tell_refusal(events: &Events, dir: &Path, found_by: FoundBy, error: &Error) {
     let Fault::Host(host) = error.fault() else { return };
     if FaultKind::from(host) != FaultKind::Stale {

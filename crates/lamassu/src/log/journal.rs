@@ -1,8 +1,8 @@
 //! Integrity events in the systemd journal, field by field, in its native protocol
 //! (https://systemd.io/JOURNAL_NATIVE_PROTOCOL): `journalctl LAMASSU_KIND=block-hash`.
 //!
-//! Written by hand, as the datagrams to syslog are: the crates for it connect to a fixed place, which no test can put
-//! another in, and it takes thirty lines. What the journal does not take goes to syslog.
+//! Implemented here, like the datagrams to syslog: crates for it connect to a fixed socket, which tests cannot replace,
+//! and it takes thirty lines. Events that the journal does not take go to syslog.
 
 use super::socket::Socket;
 use super::{is_detached, is_printed, to_syslog};
@@ -22,8 +22,8 @@ const PLACE: &str = "/run/systemd/journal/socket";
 static JOURNAL: OnceLock<Option<Socket>> = OnceLock::new();
 static IS_STDERR: OnceLock<bool> = OnceLock::new();
 
-/// Whether integrity events go to the journal: there is one, and standard error leads to it, or nowhere. What a command
-/// prints itself goes there where no person sees that.
+/// Whether integrity events go to the journal: if there is one, and standard error leads to it, or nowhere. Findings
+/// that a command prints itself go there if there is no terminal.
 pub fn takes_events(meta: &Metadata<'_>) -> bool {
     let is_wanted = match is_printed(meta) {
         true => !has_terminal(),
@@ -32,8 +32,8 @@ pub fn takes_events(meta: &Metadata<'_>) -> bool {
     is_wanted && socket().is_some()
 }
 
-/// Connects, if there is a journal. `LAMASSU_JOURNAL` names another socket; where only another syslog is named, that is
-/// meant to have everything.
+/// Connects, if there is a journal. `LAMASSU_JOURNAL` names another socket. If only another syslog is named, that gets
+/// everything.
 pub fn socket() -> Option<&'static Socket> {
     let connect = || {
         let place = match std::env::var_os("LAMASSU_JOURNAL") {
@@ -46,7 +46,7 @@ pub fn socket() -> Option<&'static Socket> {
     JOURNAL.get_or_init(connect).as_ref()
 }
 
-/// As systemd says it to its services: JOURNAL_STREAM is device and inode.
+/// Whether standard error is the journal. systemd tells its services: JOURNAL_STREAM is device and inode.
 fn is_stderr() -> bool {
     let Ok(stream) = std::env::var("JOURNAL_STREAM") else { return false };
     let Ok(stderr) = std::fs::metadata("/proc/self/fd/2") else { return false };
@@ -88,7 +88,7 @@ impl Fields {
         out
     }
 
-    /// For people, who see the message alone.
+    /// The line for people, who see only the message.
     fn line(&self) -> String {
         let shown = self.values.iter().map(|(name, value)| format!(" {name}={value}"));
         format!("{}{}", self.text, shown.collect::<String>())

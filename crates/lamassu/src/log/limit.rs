@@ -1,10 +1,10 @@
-//! A bound of what a mount writes to the log: its users choose how often a request fails, and the log is the
+//! Limits what a mount writes to the log: users can cause any number of failing requests, and the log is the
 //! administrator's.
 //!
 //! One place in the program writes the same warning or error at most [`SAME`] times a minute, and at most [`BURST`]
-//! different lines, then one a second. So a flood of one kind does not hide another kind. What is left out is counted,
-//! and the counts are written after a minute at most, and when the process ends. Only a process that has left its
-//! terminal is bound: commands, and a mount in the foreground, write every line. Never: leaves out key events.
+//! different lines, then one a second. So a flood of one kind does not hide another kind. Lines that are left out are
+//! counted, and the counts are written after a minute at most, and when the process ends. Only a process that has left
+//! its terminal is limited: commands, and a mount in the foreground, write every line. Never: leaves out key events.
 
 use super::{is_detached, is_integrity_event, is_key_event};
 use std::collections::HashMap;
@@ -18,20 +18,20 @@ use tracing::subscriber::Interest;
 use tracing::{Event, Level, Metadata};
 use tracing_subscriber::layer::{Context, Filter};
 
-/// Times the same line is written in a minute.
+/// How often the same line may be written in a minute.
 const SAME: u32 = 5;
-/// Different lines of a kind that are written before there is one a second.
+/// How many different lines of a kind may be written before the limit of one a second.
 const BURST: u32 = 60;
 const MINUTE: Duration = Duration::from_secs(60);
 const SECOND: Duration = Duration::from_secs(1);
-/// Bytes kept of a line to say what was left out.
+/// Bytes kept of an example of the lines that were left out.
 const LIKE_MAX: usize = 400;
 
 static LIMIT: LazyLock<Limit> = LazyLock::new(Limit::default);
 
 /// The lines of one place in the program.
 struct LineKind {
-    /// Lines that may be written now, and when the last of them was added.
+    /// How many lines may be written now, and when that was last increased.
     left: u32,
     added: Instant,
     /// How often lines, by their hash, were written since then.
@@ -40,7 +40,7 @@ struct LineKind {
     level: Level,
     repeated: u64,
     others: u64,
-    /// One of those left out.
+    /// An example of those left out.
     like: String,
 }
 
@@ -55,10 +55,10 @@ struct LeftOut {
 
 #[derive(Default)]
 struct Limit {
-    /// By the address of what describes the place: it is static.
+    /// By the address of the static description of the place.
     kinds: Mutex<HashMap<usize, LineKind>>,
     hash: RandomState,
-    /// Something was left out.
+    /// Signals that a line was left out.
     begun: Condvar,
 }
 
@@ -88,7 +88,7 @@ impl LineKind {
             return false;
         }
         self.left -= 1;
-        // No more than may be written in a minute.
+        // Has at most as many entries as lines that may be written in a minute.
         *self.written.entry(line).or_default() += 1;
         true
     }
@@ -110,7 +110,7 @@ impl Limit {
         admitted
     }
 
-    /// What was left out since this was asked last.
+    /// Takes the counts of lines left out since the last call.
     fn take(kinds: &mut HashMap<usize, LineKind>) -> Vec<LeftOut> {
         let some = kinds.values_mut().filter(|kind| kind.repeated + kind.others > 0);
         some.map(|kind| LeftOut {
@@ -122,7 +122,7 @@ impl Limit {
         .collect()
     }
 
-    /// Waits until something was left out.
+    /// Waits until a line was left out.
     fn wait(&self) {
         let nothing =
             |kinds: &mut HashMap<usize, LineKind>| kinds.values().all(|kind| kind.repeated + kind.others == 0);
@@ -130,7 +130,7 @@ impl Limit {
     }
 }
 
-/// Writes the counts of what was left out, if anything was.
+/// Writes the counts of lines that were left out, if there are any.
 pub fn tell() {
     let left_out = Limit::take(&mut LIMIT.kinds());
     for LeftOut { level, repeated, others, like } in left_out {
@@ -182,7 +182,7 @@ impl<S> Filter<S> for Limited {
     }
 }
 
-/// Its own lines, key events, and integrity events, which have a bound of their own.
+/// The counts themselves, key events, and integrity events, which have a limit of their own.
 fn is_bounded_elsewhere(meta: &Metadata<'_>) -> bool {
     meta.target() == module_path!() || is_key_event(meta) || is_integrity_event(meta)
 }

@@ -1,8 +1,7 @@
 //! Logs: to standard error, to a file, and, once a mount has left its terminal, to syslog, so that integrity errors
 //! reach the administrator. Key events (target `lamassu::key`) go to syslog from every command. `LAMASSU_SYSLOG` names
-//! another socket than /dev/log. Integrity events go to the journal instead where there is one, with their fields.
-//! Those that a command prints itself (`check`, `scrub`) go there where there is no terminal, and never to standard
-//! error.
+//! another socket than /dev/log. Integrity events go to the journal instead if there is one, with their fields. Those
+//! that a command prints itself (`check`, `scrub`) go there if there is no terminal, and never to standard error.
 //!
 //! This module decides where a line goes: [`Log::line`] and [`journal::takes_events`].
 
@@ -30,7 +29,7 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer};
 
-/// Whether there is no terminal any more.
+/// Whether the process has left its terminal.
 static DETACHED: AtomicBool = AtomicBool::new(false);
 /// Made by [`connect`], or at the first message.
 static SYSLOG: OnceLock<Option<Socket>> = OnceLock::new();
@@ -44,7 +43,7 @@ pub fn start(ui: &Ui, file: Option<&Path>) -> Result<()> {
         (false, 2) => "debug",
         (false, _) => "trace",
     };
-    // The library that speaks S3 logs each request that fails, with what its client has sent.
+    // The S3 library logs each failing request, with data that its client has sent.
     let filter = EnvFilter::try_from_env("LAMASSU_LOG").unwrap_or_else(|_| EnvFilter::new(format!("{level},s3s=off")));
     let open = |path: &Path| {
         File::options().append(true).create(true).open(path).map_err(|source| HostError::Local {
@@ -61,48 +60,49 @@ pub fn start(ui: &Ui, file: Option<&Path>) -> Result<()> {
         // syslog has its own clock, and a person at a terminal knows the time.
         false => lines.without_time().boxed(),
     };
-    // Key events go to syslog whatever else is logged.
+    // Key events go to syslog whatever the filter.
     let keys =
         fmt::layer().with_ansi(false).with_target(false).without_time().with_writer(|| Line::Syslog(Level::INFO));
     let keys = keys.with_filter(filter_fn(is_key_event).with_max_level_hint(LevelFilter::INFO));
     let lines = lines.with_filter(filter.and(Limited));
-    // As key events do, whatever else is logged.
+    // As key events do, whatever the filter.
     let only = filter_fn(is_integrity_event).with_max_level_hint(LevelFilter::WARN);
     let journal = (!timed).then(|| Journal.with_filter(only));
     let layers = tracing_subscriber::registry().with(lines).with(keys).with(journal);
     let started = layers.with(filter_fn(is_fit_for_a_log)).try_init();
-    // A second start can only be a mistake of ours; the first then stays.
+    // A second start can only be a bug; the first logger then stays.
     debug_assert!(started.is_ok());
     Ok(())
 }
 
-/// Libraries log what passes through them when they are asked to say all: bodies of answers, which hold keys, and names
-/// of files. No filter that a user sets brings that out.
+/// With a filter for everything, libraries log the data that pass through them: bodies of answers, which hold keys, and
+/// names of files. No filter that a user sets enables that.
 fn is_fit_for_a_log(event: &Metadata<'_>) -> bool {
     event.target().starts_with("lamassu") || *event.level() <= Level::INFO
 }
 
-/// What was done to keys: see `lamassu_keys::history`.
+/// Whether it is a change of keys: see `lamassu_keys::history`.
 pub fn is_key_event(event: &Metadata<'_>) -> bool {
     event.target() == "lamassu::key" && *event.level() <= Level::INFO
 }
 
-/// What is damaged: see `lamassu_vault::event`, which bounds how much there is of it.
+/// Whether it is an integrity event: see `lamassu_vault::event`, which limits their number.
 pub fn is_integrity_event(event: &Metadata<'_>) -> bool {
     (event.target() == TARGET || is_printed(event)) && *event.level() <= Level::WARN
 }
 
-/// What is damaged, and was printed by the command that found it.
+/// Whether it is an integrity event that the command prints itself.
 pub fn is_printed(event: &Metadata<'_>) -> bool {
     event.target() == TARGET_PRINTED
 }
 
-/// Connects to the system's logs while everything is allowed still; a file that was named makes them needless.
+/// Connects to the system's logs before the process is confined; not needed with `--log-file`.
 pub fn connect() {
     let _ = (syslog(), journal::socket());
 }
 
-/// From now on standard error leads nowhere, and users of the mount cause most lines.
+/// The process has left its terminal: from now on standard error leads nowhere, and users of the mount cause most
+/// lines.
 pub fn detach() {
     DETACHED.store(true, Ordering::Release);
     limit::start();
@@ -121,7 +121,7 @@ enum Line {
     File(Arc<File>),
     Stderr,
     Syslog(Level),
-    /// syslog or the journal has it already
+    /// syslog or the journal gets it
     Nowhere,
 }
 
@@ -173,8 +173,8 @@ impl Write for Line {
     }
 }
 
-/// One datagram to /dev/log, in the form of syslog(3). Without a listener it is lost: a daemon has no other place to
-/// say it.
+/// One datagram to /dev/log, in the form of syslog(3). Without a listener it is lost: a daemon has no other place for
+/// it.
 fn to_syslog(level: Level, text: &str) {
     const FACILITY_DAEMON: u8 = 3 << 3;
     let Some(socket) = syslog() else { return };

@@ -9,7 +9,7 @@ pub struct Socket {
 }
 
 impl Socket {
-    /// Connects, if somebody listens there. If not, each message tries again: a log is started anew at times.
+    /// Connects, if there is a listener. If not, each message tries again, since a log may be restarted.
     pub fn to(place: PathBuf) -> Option<Socket> {
         let socket = UnixDatagram::unbound().ok()?;
         // A full log must not stop the file system.
@@ -22,7 +22,7 @@ impl Socket {
         self.socket.peer_addr().is_ok()
     }
 
-    /// Whether it could be sent.
+    /// Sends a message. Returns whether it could be sent.
     pub fn send(&self, message: &[u8]) -> bool {
         let sent = || self.socket.send(message).is_ok();
         sent() || (self.socket.connect(&self.place).is_ok() && sent())

@@ -1,8 +1,8 @@
 //! Copying from tree to tree: contents with their holes, modes, times, extended attributes, links, further names of a
-//! file, and, where the source is trusted with them, owners (as root) and device nodes.
+//! file; if the source is trusted with them, also owners (as root) and device nodes.
 //!
-//! A copy takes no more room than what is there: a file with several names is copied once where the target can link,
-//! and a directory that lies in itself is refused.
+//! A copy takes no more space than the source: a file with several names is copied once if the target can link, and a
+//! directory that contains itself is refused.
 
 use super::grants::{Grants, LeftOut};
 use super::whole::{link_whole, make_whole, write_whole};
@@ -18,9 +18,9 @@ use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-/// A directory deeper than this, below where a command begins, is not gone into. A writer of the store makes a
-/// valid tree of any depth, and resolving every path in it anew takes time with the square of the depth; PATH_MAX
-/// leaves other programs room for 2048 names in a path.
+/// A directory deeper than this, below where a command begins, is not entered. A writer of the store can make a valid
+/// tree of any depth, and resolving every path in it takes time with the square of the depth. PATH_MAX allows other
+/// programs 2048 names in a path.
 pub const DEPTH_MAX: usize = 2000;
 
 /// The error for a directory deeper than [`DEPTH_MAX`].
@@ -43,13 +43,13 @@ pub fn in_store(name: String) -> crate::fault::Error {
 pub struct Copier<'a> {
     pub ui: &'a Ui,
     pub from: &'a dyn Tree,
-    /// Both are one tree: then a file must not be copied onto itself.
+    /// Source and target are one tree: then a file must not be copied onto itself.
     pub same_tree: bool,
-    /// (st_dev, st_ino) of the vault's directory: ciphertext that is neither copied, which would never end, nor
-    /// written.
+    /// (st_dev, st_ino) of the vault's directory: its ciphertext is not copied, which would never end, and not
+    /// overwritten.
     pub store: Option<(u64, u64)>,
     pub recursive: bool,
-    /// One entry is asked for, and it is no directory: its failure is that of the command, which names it.
+    /// One entry is asked for, and it is not a directory: its failure is the command's, whose message names it.
     pub alone: bool,
     pub grants: Grants,
     pub left_out: LeftOut,
@@ -63,8 +63,8 @@ pub struct Copier<'a> {
     pub first: Option<crate::fault::Error>,
 }
 
-/// The names on the way from the directory that is copied into to an entry. Those of one directory share theirs: paths
-/// of their own would need memory with the square of the depth.
+/// The names from the target directory down to an entry. Entries of one directory share theirs: separate paths would
+/// need memory with the square of the depth.
 struct Trail {
     above: Option<Rc<Trail>>,
     name: OsString,
@@ -81,11 +81,11 @@ pub struct Linked {
 struct Level {
     source: PathBuf,
     target: Box<dyn Dir>,
-    /// `None`: it is the one that is copied into.
+    /// `None`: it is the target directory itself.
     trail: Option<Rc<Trail>>,
     /// For messages.
     name: String,
-    /// It was made here, and was not there already.
+    /// It was made by this copy, and did not exist before.
     is_new: bool,
     meta: Meta,
     left: std::vec::IntoIter<OsString>,
@@ -96,15 +96,15 @@ struct Level {
 pub enum CopyPlace<'d> {
     /// To this name in a directory.
     Named(&'d dyn Dir, &'d OsStr),
-    /// To the tree's own directory at this path, which is there: what is in the source goes into it.
+    /// To the existing directory at this path: the content of the source goes into it.
     Itself(&'d dyn Tree, &'d Path),
 }
 
 impl Copier<'_> {
-    /// Copies an entry and what is below it. One that fails is named and counted, and the others go on; an error is for
-    /// what concerns them all.
+    /// Copies an entry and everything below it. A failing entry is named and counted, and the others are copied; an
+    /// error is returned for failures that concern all.
     ///
-    /// Without recursion: the depth of a tree is its maker's choice.
+    /// Without recursion: the source decides the depth of a tree.
     pub fn copy(&mut self, source: &Path, target: CopyPlace<'_>) -> Result<()> {
         let mut levels = Vec::new();
         levels.extend(self.entry(source, target, &[], target.dir())?);
@@ -125,8 +125,8 @@ impl Copier<'_> {
         Ok(())
     }
 
-    /// Copies an entry in these directories, the first of which is the one that was named. A directory is only begun:
-    /// what is in it is still to be copied.
+    /// Copies an entry in these directories, the first of which is the named one. A directory is only begun: its
+    /// content is copied later.
     fn entry(
         &mut self,
         source: &Path,
@@ -140,7 +140,7 @@ impl Copier<'_> {
         Ok(self.note(begun)?.flatten())
     }
 
-    /// Names and counts a failure; an error is for what concerns all entries.
+    /// Names and counts a failure; returns an error for failures that concern all entries.
     fn note<T>(&mut self, done: Result<T>) -> Result<Option<T>> {
         let error = match done {
             Ok(value) => return Ok(Some(value)),
@@ -196,8 +196,8 @@ impl Copier<'_> {
         Ok(None)
     }
 
-    /// Whether this is the vault's own directory, come upon below what was named. An error where it, or what lies in
-    /// it, was named itself.
+    /// Whether this is the vault's own directory, found below the named source. An error if it, or an entry in it, was
+    /// named itself.
     fn leaves_out(&self, source: &Path, meta: &Meta, depth: usize) -> Result<bool> {
         let Some(store) = self.store else { return Ok(false) };
         if depth == 0 && meta.kind != Kind::Symlink && self.from.lies_in(source, store) {
@@ -222,7 +222,7 @@ impl Copier<'_> {
         if above.iter().any(|level| level.meta.ino == meta.ino) {
             return Err(lies_in_itself(&self.from.name(source)));
         }
-        // Listed before anything is made: a directory copied into itself then has an end.
+        // Listed before anything is made, so that copying a directory into itself ends.
         let names = self.from.list(source)?;
         let trail = match target {
             CopyPlace::Itself(..) => None,
@@ -238,7 +238,8 @@ impl Copier<'_> {
         Ok(Level { source: source.into(), target, trail, name, is_new, meta, left: names.into_iter() })
     }
 
-    /// A file that was copied already under another name gets this one too. Where that cannot be it is copied again.
+    /// A file that was copied already under another name gets this name too. If the target cannot link, it is copied
+    /// again.
     fn copy_or_link(
         &mut self,
         source: &Path,
@@ -281,7 +282,7 @@ impl Copier<'_> {
         Ok(made)
     }
 
-    /// Copies what has no contents: a link, or what `mknod` makes.
+    /// Copies an entry without contents: a link, or an entry that `mknod` makes.
     fn copy_node(
         &self,
         source: &Path,
@@ -290,12 +291,12 @@ impl Copier<'_> {
         make: &dyn Fn(&OsStr) -> Result<Box<dyn Node>>,
     ) -> Result<()> {
         let old = dir.stat(target)?;
-        // As with files.
+        // As for files.
         let attributes = make_whole(dir, target, old, make, |node| Ok(self.finish(source, &*node, meta)))?;
         attributes.with_context(|| dir.name(target))
     }
 
-    /// A directory that was there already is not the source's to describe, unless that is trusted.
+    /// A directory that existed before keeps its mode and owner, unless the source is trusted.
     fn finish_dir(&self, level: &Level) -> Result<()> {
         if !level.is_new && self.grants != Grants::Kept {
             return Ok(());
@@ -303,7 +304,7 @@ impl Copier<'_> {
         self.finish(&level.source, &*level.target, &level.meta).with_context(|| level.name.clone())
     }
 
-    /// The owner comes first, since setting it takes set-id bits and capabilities away; the mode last, since an access
+    /// The owner comes first, since setting it clears set-id bits and capabilities; the mode last, since an access
     /// control list sets one too.
     fn finish(&self, source: &Path, node: &dyn Node, meta: &Meta) -> Result<()> {
         if self.grants.keeps_owner(meta, &self.left_out) {
@@ -314,7 +315,7 @@ impl Copier<'_> {
                 continue;
             }
             if let Err(error) = node.set_xattr(&name, &value) {
-                // A store without attributes takes the file all the same.
+                // If the target cannot store attributes, the file is copied nevertheless.
                 let (of, why) = (self.from.name(source), crate::output::message(&error));
                 self.meter.suspend(|| self.ui.warn(format_args!("attribute {name:?} of {of} is not kept: {why}")));
             }
@@ -325,8 +326,8 @@ impl Copier<'_> {
 }
 
 impl Linked {
-    /// Gives it the name `name` in `dir`, a directory at or below `top`, where the trail begins. Each step is one name
-    /// in an open directory.
+    /// Gives it the name `name` in `dir`, a directory at or below `top`, where the trail begins. Each step opens one
+    /// name in an open directory.
     fn link(&self, top: &dyn Dir, dir: &dyn Dir, name: &OsStr) -> Result<()> {
         let mut names = Vec::new();
         let mut above = self.trail.above.as_ref();
@@ -343,7 +344,7 @@ impl Linked {
 }
 
 impl<'d> CopyPlace<'d> {
-    /// The directory that it lies in, where it is one that is held.
+    /// The directory that it lies in, if that is held.
     fn dir(&self) -> Option<&'d dyn Dir> {
         match self {
             CopyPlace::Named(dir, _) => Some(*dir),
@@ -358,7 +359,7 @@ impl<'d> CopyPlace<'d> {
         }
     }
 
-    /// [`Meta::ino`] of what is there.
+    /// [`Meta::ino`] of the existing entry.
     fn ino(&self) -> Result<Option<(u64, u64)>> {
         match self {
             CopyPlace::Named(dir, name) => Ok(dir.stat(name)?.map(|meta| meta.ino)),
@@ -366,7 +367,7 @@ impl<'d> CopyPlace<'d> {
         }
     }
 
-    /// Opens it as a directory, made where nothing is there, with its name, and whether it was made.
+    /// Opens it as a directory, made if it does not exist. Returns it with its name, and whether it was made.
     fn open(&self) -> Result<(Box<dyn Dir>, String, bool)> {
         let (dir, is_new) = match self {
             CopyPlace::Itself(tree, path) => (tree.dir(path)?, false),

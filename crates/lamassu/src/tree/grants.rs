@@ -1,7 +1,7 @@
 //! The parts of a copied entry that give rights on the host, and whether they are kept.
 //!
-//! Types, modes, owners and device numbers in a vault are what its store says (`docs/threat-model.md`). A copy out of
-//! it, above all one by root, makes none of them live unless it is told to.
+//! The store decides types, modes, owners and device numbers in a vault (`docs/threat-model.md`). A copy out of it,
+//! above all by root, gives none of them effect unless it is told to.
 
 use super::Meta;
 use crate::fault::Fault;
@@ -12,9 +12,9 @@ use std::cell::Cell;
 /// Whether set-id bits, device nodes, owners, and attributes that give privilege are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Grants {
-    /// The source is trusted with them.
+    /// They are kept: the source is trusted with them.
     Kept,
-    /// They are left out. Modes lose this mask; a directory that is there already stays as it is.
+    /// They are left out. Modes lose this mask; an existing directory stays as it is.
     LeftOut { mask: u32 },
 }
 
@@ -26,8 +26,8 @@ pub struct LeftOut {
     owners: Cell<u64>,
 }
 
-/// Of users, and access control lists, which give no more than the mode's group bits: the mode is set after them.
-/// Others belong to the system they are from, or give privilege.
+/// Whether an attribute is one of users, or an access control list, which gives no more than the mode's group bits,
+/// since the mode is set after it. Other attributes belong to their own system, or give privilege.
 pub fn is_harmless(attribute: &[u8]) -> bool {
     attribute.starts_with(b"user.") || attribute.starts_with(b"system.posix_acl_")
 }
@@ -38,7 +38,7 @@ impl Grants {
         match self {
             Grants::Kept => meta.mode,
             Grants::LeftOut { mask } => {
-                // They give no rights on a directory, and there is nothing to tell.
+                // On a directory they give no rights, so there is nothing to report.
                 if meta.kind != Kind::Dir && meta.mode & 0o6000 != 0 {
                     add(&left_out.set_id);
                 }
@@ -47,10 +47,10 @@ impl Grants {
         }
     }
 
-    /// Whether an entry gets the owner it has where it comes from.
+    /// Whether an entry gets the owner that it has in the source.
     pub fn keeps_owner(self, meta: &Meta, left_out: &LeftOut) -> bool {
         let keeps = self == Grants::Kept;
-        // Others give nothing away in any case.
+        // Other users cannot change owners in any case.
         let user = rustix::process::geteuid();
         if !keeps && user.is_root() && meta.uid != user.as_raw() {
             add(&left_out.owners);
@@ -67,7 +67,7 @@ impl Grants {
         keeps
     }
 
-    /// Refuses a device node that would be what the store says.
+    /// Refuses a device node whose device number would come from the store.
     pub fn check_kind(self, meta: &Meta) -> Result<(), Fault> {
         match (self, meta.kind) {
             (Grants::LeftOut { .. }, Kind::CharDevice | Kind::BlockDevice) => Err(Fault::DeviceNode),

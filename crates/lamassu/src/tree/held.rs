@@ -1,10 +1,10 @@
-//! Local directories that are written to, and entries in them, by descriptor alone.
+//! Local directories that are written to, and entries in them, only by descriptors.
 //!
-//! The owner of a directory may rename what is in it at any time, and the copy may be root's. So a path is resolved
-//! once, for the directory that the user named; below it one name at a time is opened, no link is followed, and owner,
-//! mode, times and attributes go to a descriptor. A file is changed by the one that created it. No call returns a
-//! descriptor of a directory, a link or a node: those are opened after they were made, and nothing is done to what does
-//! not match.
+//! The owner of a directory may rename entries in it at any time, and the copy may run as root. So a path is resolved
+//! once, for the directory that the user named. Below it one name at a time is opened, no link is followed, and owner,
+//! mode, times and attributes are set by a descriptor. A file is changed by the descriptor that created it. No call
+//! returns a descriptor of a new directory, link or node: those are opened after they were made, and an entry that does
+//! not match is not changed.
 
 use super::local::{failed, meta_of};
 use super::{Dir, Meta, Node, Output};
@@ -56,7 +56,7 @@ impl Node for Held {
     }
 
     fn set_xattr(&self, name: &OsStr, value: &[u8]) -> Result<()> {
-        // Followed is the link of /proc alone, and not one that is held.
+        // Only the link of /proc is followed, not a held link.
         Ok(rustix::fs::setxattr(self.path(), name, value, XattrFlags::empty()).map_err(io::Error::from)?)
     }
 
@@ -97,7 +97,7 @@ pub struct LocalDir {
 }
 
 impl LocalDir {
-    /// Opens the one that the user named, following links.
+    /// Opens the directory that the user named, following links.
     pub fn open(path: &Path) -> Result<LocalDir> {
         let named = if path.as_os_str().is_empty() { Path::new(".") } else { path };
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -118,7 +118,7 @@ impl LocalDir {
         move |e| failed(op, &path)(e.into())
     }
 
-    /// Opens what was just made under this name, and refuses what is something else by now.
+    /// Opens the entry that was just made under this name, and refuses another one that has the name by now.
     fn hold(&self, name: &OsStr, is_it: impl FnOnce(&OwnedFd, &Meta) -> rustix::io::Result<bool>) -> Result<Held> {
         let fd = rustix::fs::openat(self.fd(), name, HOLD, Mode::empty()).map_err(self.failed("open", name))?;
         let seen = rustix::fs::fstat(&fd).and_then(|st| {
@@ -221,7 +221,7 @@ impl Dir for LocalDir {
         if held.ino()? != ino {
             return Err(Fault::Moved { path: self.at(name) }.into());
         }
-        // Followed is the link of /proc alone: what is linked is what was held.
+        // Only the link of /proc is followed, so the held entry is linked.
         let linked = rustix::fs::linkat(CWD, held.path(), self.fd(), name, AtFlags::SYMLINK_FOLLOW);
         Ok(linked.map_err(self.failed("link", name))?)
     }
@@ -240,20 +240,20 @@ impl Dir for LocalDir {
             return Ok(rustix::fs::renameat(dir, from, dir, to).map_err(self.failed("replace", to))?);
         }
         let renamed = match rustix::fs::renameat_with(dir, from, dir, to, RenameFlags::NOREPLACE) {
-            // NFS and a few others know no flags. The caller has just seen that nothing is there.
+            // NFS and a few others do not support flags. The caller has just checked that the name is free.
             Err(Errno::INVAL | Errno::NOSYS) => rustix::fs::renameat(dir, from, dir, to),
             other => other,
         };
         Ok(renamed.map_err(self.failed("make", to))?)
     }
 
-    /// A link of /proc, as /dev/stdout leads to one, stands for what a process has open: no file that is meant by its
-    /// name. Where a link leads that cannot be followed is not known.
+    /// A link of /proc (/dev/stdout leads to one) stands for a descriptor of a process, not for a file with that name.
+    /// If a link cannot be followed, its target is unknown.
     fn leads_to_no_file(&self, link: &OsStr) -> bool {
         let flags = OFlags::PATH | OFlags::CLOEXEC;
         let led_to = match rustix::fs::openat2(self.fd(), link, flags, Mode::empty(), ResolveFlags::NO_MAGICLINKS) {
             Ok(file) => rustix::fs::fstat(file),
-            // Linux before 5.6, and sandboxes that do not know the call.
+            // Linux before 5.6, and sandboxes without the call.
             Err(Errno::NOSYS | Errno::PERM) => rustix::fs::statat(self.fd(), link, AtFlags::empty()),
             Err(error) => Err(error),
         };
@@ -311,8 +311,8 @@ impl Output for NewFile {
     }
 }
 
-/// close(2) with its result, which `File` ignores: NFS and FUSE say there what they could not write. They do so for
-/// each descriptor of a file, so a second one is closed to be told.
+/// close(2) with its result, which `File` ignores: NFS and FUSE report failed writes there. They do so for each
+/// descriptor of a file, so a duplicate is closed to get the result.
 fn close(file: File) -> io::Result<()> {
     // SAFETY: the descriptor is open, and since `file` has given it up nothing else closes it.
     match unsafe { libc::close(file.into_raw_fd()) } {

@@ -81,7 +81,7 @@ impl Tree for Local {
         Ok(fs::read_link(path).map_err(failed("read the link", path))?.into_os_string())
     }
 
-    /// Of users, and access control lists; others belong to this system or need its root.
+    /// Attributes of users, and access control lists; others belong to this system or need root.
     fn xattrs(&self, path: &Path) -> Result<Vec<(OsString, Vec<u8>)>> {
         let fail = |e: Errno| failed("read attributes of", path)(e.into());
         let mut names = vec![0u8; 64 << 10];
@@ -101,7 +101,7 @@ impl Tree for Local {
     }
 
     fn open(&self, path: &Path) -> Result<Box<dyn Input + '_>> {
-        // What stat has just seen is a regular file; a link or fifo in its place is neither followed nor waited for.
+        // stat has just shown a regular file; a link in its place is not followed, and a fifo does not block.
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
         let file = rustix::fs::open(path, flags, Mode::empty()).map_err(|e| failed("open", path)(e.into()))?;
         Ok(Box::new(LocalFile { file: file.into(), path: path.into() }))
@@ -149,11 +149,11 @@ impl Input for LocalFile {
 
 /// Pieces of standard input that are read ahead.
 const AHEAD_MAX: usize = 4;
-/// How long a signal waits at most while nothing comes.
+/// How long a signal waits at most while no input comes.
 const POLL: Duration = Duration::from_millis(100);
 
-/// Standard input, which has no offsets: handed on as it comes. A thread of its own reads it: that may take for ever,
-/// and a signal has to end it in good order.
+/// Standard input, which has no offsets, is passed on as it comes. A thread of its own reads it: a read may block for
+/// ever, and a signal must end the command in good order.
 pub fn read_stdin(mut sink: impl FnMut(u64, &[u8]) -> Result<()>) -> Result<()> {
     const FAILED: &str = "cannot read standard input";
     let (sender, pieces) = mpsc::sync_channel(AHEAD_MAX);
@@ -171,13 +171,13 @@ pub fn read_stdin(mut sink: impl FnMut(u64, &[u8]) -> Result<()>) -> Result<()> 
                 at += data.len() as u64;
             }
             Err(RecvTimeoutError::Timeout) => {}
-            // The end is said. A thread that is gone without that is not the end.
+            // The end is sent explicitly. If the thread is gone without that, it is an error.
             Err(RecvTimeoutError::Disconnected) => return Err(Fault::Other(FAILED).into()),
         }
     }
 }
 
-/// Sends what is read; an empty piece, or an error, is the last.
+/// Sends the pieces that are read; an empty piece, or an error, is the last.
 fn send_stdin(to: &SyncSender<io::Result<Vec<u8>>>) {
     let mut buf = vec![0u8; super::CHUNK];
     let mut input = io::stdin().lock();
@@ -187,7 +187,7 @@ fn send_stdin(to: &SyncSender<io::Result<Vec<u8>>>) {
             read => read.map(|n| buf[..n].to_vec()),
         };
         let is_last = piece.as_ref().map_or(true, Vec::is_empty);
-        // A receiver that takes no more has failed.
+        // A receiver that is gone has failed.
         if to.send(piece).is_err() || is_last {
             return;
         }

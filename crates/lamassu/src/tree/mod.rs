@@ -1,8 +1,8 @@
 //! Trees of files to copy between: the local file system, an open vault, single stored files. One set of traits, so
 //! that copying is written once.
 //!
-//! What is read has paths. What is written is held: a directory is opened once, entries in it go by one name, and what
-//! is set is set of the entry that was made.
+//! Sources are read by paths. Targets are held: a directory is opened once, entries in it go by one name, and
+//! attributes are set on the entry that was made.
 
 pub mod copy;
 pub mod grants;
@@ -21,7 +21,7 @@ use std::ffi::{OsStr, OsString};
 use std::ops::Range;
 use std::path::Path;
 
-/// What is kept of an entry when it is copied.
+/// The metadata of an entry that a copy keeps.
 #[derive(Clone, Copy, Debug)]
 pub struct Meta {
     pub kind: Kind,
@@ -35,7 +35,7 @@ pub struct Meta {
     pub size: u64,
     pub atime: Time,
     pub mtime: Time,
-    /// tells an entry from another in the same tree
+    /// distinguishes entries of the same tree
     pub ino: (u64, u64),
     /// names that the entry has
     pub links: u64,
@@ -45,7 +45,7 @@ pub struct Meta {
 pub trait Tree {
     /// A path as messages name it.
     fn name(&self, path: &Path) -> String;
-    /// The error for a path that is missing, or that is something else than is wanted.
+    /// The error for a path that is missing, or leads to the wrong kind of entry.
     fn fault(&self, path: &Path, what: VaultError) -> Error {
         Error::from(what).context(self.name(path))
     }
@@ -59,30 +59,30 @@ pub trait Tree {
     fn xattrs(&self, path: &Path) -> Result<Vec<(OsString, Vec<u8>)>>;
     /// Opens a regular file for reading.
     fn open(&self, path: &Path) -> Result<Box<dyn Input + '_>>;
-    /// Opens the directory at a path, to write in it. Links are followed where the tree has them: the path is what the
-    /// user named.
+    /// Opens the directory at a path, to write in it. Links are followed if the tree has them, since the user named the
+    /// path.
     fn dir(&self, path: &Path) -> Result<Box<dyn Dir>>;
-    /// Whether a path is the local directory with this (st_dev, st_ino), or lies in it. Links on the way, and that it
-    /// is itself, are followed.
+    /// Whether a path is the local directory with this (st_dev, st_ino), or lies in it. Links are followed, including
+    /// the last component.
     fn lies_in(&self, _path: &Path, _dir: (u64, u64)) -> bool {
         false
     }
 }
 
-/// An entry that was made, or is a directory that was opened: what is set is set of that entry, whatever has its name
-/// by now. Errors say why alone: the caller knows what it is about.
+/// An entry that was made, or a directory that was opened. Calls change this entry, even if another one has its name by
+/// now. Errors only say why: the caller adds which entry it is.
 pub trait Node {
     /// Its [`Meta::ino`].
     fn ino(&self) -> Result<(u64, u64)>;
-    /// As root alone; from others it has no effect.
+    /// Only for root; for other users it has no effect.
     fn set_owner(&self, uid: u32, gid: u32) -> Result<()>;
     fn set_xattr(&self, name: &OsStr, value: &[u8]) -> Result<()>;
     fn set_times(&self, atime: Time, mtime: Time) -> Result<()>;
-    /// Links have none: nothing is done.
+    /// Does nothing for links, which have no mode.
     fn set_mode(&self, mode: u32) -> Result<()>;
 }
 
-/// An open directory that is written to. Names in it are single ones, and links are not followed.
+/// An open directory that is written to. Names are single components, and links are not followed.
 pub trait Dir: Node {
     /// The path of an entry, as messages name it.
     fn name(&self, name: &OsStr) -> String;
@@ -100,20 +100,20 @@ pub trait Dir: Node {
     fn make_symlink(&self, name: &OsStr, target: &OsStr) -> Result<Box<dyn Node>>;
     /// Makes a device node, fifo or socket, for its owner alone.
     fn make_node(&self, name: &OsStr, meta: &Meta) -> Result<Box<dyn Node>>;
-    /// Gives the file `file` in `from`, a directory of the same tree, a further name here. Fails if it is not the one
-    /// with this [`Meta::ino`] any more, and where the tree cannot do that.
+    /// Gives the file `file` in `from`, a directory of the same tree, a further name here. Fails if it no longer has
+    /// this [`Meta::ino`], or if the tree cannot link.
     fn link(&self, from: &dyn Dir, file: &OsStr, ino: (u64, u64), name: &OsStr) -> Result<()>;
-    /// Its descriptor, where it is a local directory.
+    /// Its descriptor, if it is a local directory.
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         None
     }
-    /// Removes what is not a directory.
+    /// Removes an entry that is not a directory.
     fn remove(&self, name: &OsStr) -> Result<()>;
-    /// Gives what is no directory another name: in place of what has that name, or, unless `replaces`, only while
-    /// nothing has it.
+    /// Renames an entry that is not a directory. With `replaces` it may replace another entry; otherwise the name must
+    /// be free.
     fn rename(&self, from: &OsStr, to: &OsStr, replaces: bool) -> Result<()>;
-    /// Whether a symbolic link leads to something else than a regular file or nothing. Where those of a vault lead is
-    /// only known where it is mounted.
+    /// Whether a symbolic link leads to anything other than a regular file or nothing. Targets of a vault's links are
+    /// known only in a mount.
     fn leads_to_no_file(&self, _link: &OsStr) -> bool {
         false
     }
@@ -125,8 +125,8 @@ pub trait Input {
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<usize>;
     /// The next range with data at or after `offset`: start and end. `None`: only a hole is left.
     fn next_data(&self, offset: u64) -> Result<Option<(u64, u64)>>;
-    /// Bytes, as stat says now. What can be read may be more or less: files of /proc have none, some of /sys a whole
-    /// page, and others change.
+    /// The present size by stat, in bytes. More or less may be readable: files of /proc have size 0, some of /sys a
+    /// whole page, and others change.
     fn size(&self) -> Result<u64>;
 }
 
@@ -134,22 +134,24 @@ pub trait Input {
 pub trait Output: Node {
     fn write_at(&self, offset: u64, data: &[u8]) -> Result<()>;
     fn set_len(&self, len: u64) -> Result<()>;
-    /// Reports what could not be written; `durable`: only once a power cut would not take it. After the last write.
+    /// Reports failed writes; `durable`: returns only when the data would survive a power cut. To be called after the
+    /// last write.
     fn flush(&self, durable: bool) -> Result<()>;
 }
 
-/// Whether an error is damage of the range read, so that the rest may still be good.
+/// Whether an error is damage of the range that was read, so that the rest may still be good.
 pub fn is_damage(error: &Error) -> bool {
     matches!(error.fault(), Fault::Host(HostError::Vault(VaultError::Store(StoreError::Damaged(_)))))
 }
 
 /// Bytes read at once.
 pub const CHUNK: usize = 1 << 20;
-/// Bytes read at once where a chunk holds damage: the smallest block.
+/// Bytes read at once if a chunk has damage: the smallest block.
 const GRAIN: usize = 4096;
 
-/// Hands every range of data, in order, to `sink`, and returns how long the file is: the end is where a read finds it,
-/// and the size tells of holes alone. A damaged range is an error only once everything before it was handed on.
+/// Passes every range of data, in order, to `sink`, and returns the length of the file. Reads find the end of the data;
+/// the size is used only for a hole at the end. A damaged range gives an error only after everything before it was
+/// passed on.
 pub fn read_data(input: &dyn Input, mut sink: impl FnMut(u64, &[u8]) -> Result<()>) -> Result<u64> {
     let mut buf = vec![0u8; CHUNK];
     // Where the last range ended.
@@ -157,20 +159,20 @@ pub fn read_data(input: &dyn Input, mut sink: impl FnMut(u64, &[u8]) -> Result<(
     loop {
         let (start, end) = match input.next_data(done)? {
             Some(range) => range,
-            // A hole up to the size is all that is left, as far as is known: behind that the file is read until it
-            // gives nothing.
+            // Only a hole up to the size is left, as far as is known. After it the file is read until a read gives
+            // nothing.
             None => (input.size()?.max(done), u64::MAX),
         };
         let reached = read_range(input, start..end, &mut buf, &mut sink)?;
         if reached < end {
-            // Nothing at the start of a range: it may have shrunk to somewhere in the hole before it.
+            // A read at the start of a range gave nothing: the file may have shrunk into the hole before it.
             return if reached > start { Ok(reached) } else { Ok(input.size()?.min(start).max(done)) };
         }
         done = end;
     }
 }
 
-/// Hands a range on in chunks. Returns where it, or the file, ended.
+/// Passes a range on in chunks. Returns where it, or the file, ended.
 fn read_range(
     input: &dyn Input,
     range: Range<u64>,
@@ -181,7 +183,7 @@ fn read_range(
     while at < range.end {
         let want = CHUNK.min(usize::try_from(range.end - at).unwrap_or(CHUNK));
         let n = match input.read_at(at, &mut buf[..want]) {
-            // Again in small pieces: what comes before the damage is good.
+            // Reads again in small pieces: the data before the damage are good.
             Err(error) if is_damage(&error) && want > GRAIN => input.read_at(at, &mut buf[..GRAIN])?,
             other => other?,
         };
@@ -198,7 +200,7 @@ fn read_range(
 mod tests {
     use super::*;
 
-    /// A file whose size and data are not what can be read.
+    /// A file whose size and data differ from what can be read.
     struct Said<'a> {
         content: &'a [u8],
         data: Option<(u64, u64)>,

@@ -17,7 +17,7 @@ pub struct VaultTree(pub Arc<Forest>);
 const READ: Access = Access { read: true, write: false, truncate: false };
 const WRITE: Access = Access { read: true, write: true, truncate: true };
 
-/// An entry whose reference is given back.
+/// An entry whose reference is given back when dropped.
 struct Held {
     vault: Arc<Forest>,
     entry: Entry,
@@ -267,7 +267,7 @@ impl Dir for VaultDir {
     }
 }
 
-/// Calls `each` for the entries of a directory but `.` and `..`.
+/// Calls `each` for the entries of a directory except `.` and `..`.
 pub fn list(vault: &Forest, dir: Ino, each: &mut dyn FnMut(&OsStr, Kind)) -> lamassu_vault::Result<()> {
     let handle = vault.open_dir(dir)?;
     let listed = vault.read_dir(handle, 0, &mut |entry, _| {

@@ -1,6 +1,6 @@
-//! Making an entry whole or not at all. It is made under a temporary name beside its own, which it gets once it is
-//! complete: what has that name already stays until then, and nothing unfinished ever has it. An error leaves nothing
-//! behind; a kill leaves at most the temporary name, which is not needed.
+//! Makes an entry completely or not at all. It is made under a temporary name in the same directory, and renamed once
+//! it is complete. Until then an existing entry stays, and no incomplete entry ever has the name. An error leaves
+//! nothing behind; a kill leaves at most the temporary name, which is safe to delete.
 
 use super::{Dir, Meta, Node, Output};
 use crate::fault::{Fault, Result};
@@ -8,10 +8,9 @@ use lamassu_host::created::temporary_name;
 use lamassu_vault::{Kind, VaultError};
 use std::ffi::OsStr;
 
-/// Has `write` fill the file `target`, which is empty at first, and `describe` do the rest, before it has its name. A
-/// file that is there already is replaced, and so is a link that leads to one or to nothing; the new contents are
-/// durable before that, so that a power cut leaves the one or the other. Anything else stays: /dev/null is not meant to
-/// become a file.
+/// Makes the file `target`: `write` fills it, and `describe` sets its metadata, before it gets its name. An existing
+/// file is replaced, and so is a link to a file or to nothing. The new contents are durable before that, so that a
+/// power cut leaves the old file or the new one. Other entries are not replaced: /dev/null must not become a file.
 pub fn write_whole<T>(
     dir: &dyn Dir,
     target: &OsStr,
@@ -27,12 +26,12 @@ pub fn write_whole<T>(
     })
 }
 
-/// Has `link` give a file that is complete the name `target` too, under the same conditions.
+/// Calls `link` to give a complete file the name `target` too, under the same conditions.
 pub fn link_whole(dir: &dyn Dir, target: &OsStr, link: impl FnOnce(&OsStr) -> Result<()>) -> Result<()> {
     make_whole(dir, target, replaceable(dir, target)?, link, Ok)
 }
 
-/// What has this name, where a file may replace it.
+/// The existing entry of this name, if a file may replace it; otherwise an error.
 fn replaceable(dir: &dyn Dir, target: &OsStr) -> Result<Option<Meta>> {
     let old = dir.stat(target)?;
     let is_no_file = match old.map(|old| old.kind) {
@@ -46,8 +45,8 @@ fn replaceable(dir: &dyn Dir, target: &OsStr) -> Result<Option<Meta>> {
     Ok(old)
 }
 
-/// Has `make` make `target`, in place of `old`, and `fill` do the rest. `make` gets the name that it has until it is
-/// complete. No directory is replaced.
+/// Makes `target` in place of `old`: `make` makes it under a temporary name, which it gets, and `fill` completes it.
+/// Directories are not replaced.
 pub fn make_whole<M, T>(
     dir: &dyn Dir,
     target: &OsStr,
@@ -62,7 +61,7 @@ pub fn make_whole<M, T>(
     let made = make(&place).and_then(|made| {
         let filled = fill(made);
         let renamed = filled.and_then(|value| dir.rename(&place, target, old.is_some()).map(|()| value));
-        // Only what was made here is removed, so not after an error of `make`.
+        // Removes only an entry that was made here, so not after an error of `make`.
         renamed.inspect_err(|_| {
             let _ = dir.remove(&place);
         })
@@ -89,7 +88,7 @@ mod tests {
     fn what_is_there_stays_until_the_file_is_complete() {
         let dir = tempfile::tempdir().unwrap();
         let names = || fs::read_dir(dir.path()).unwrap().count();
-        // As long as a name can be.
+        // The longest possible name.
         let name = "n".repeat(255);
         let target = dir.path().join(&name);
         let write = |fails: bool, text: &'static [u8]| {
@@ -159,7 +158,7 @@ mod tests {
             let old = held.stat("link".as_ref()).unwrap();
             make_whole(&held, "link".as_ref(), old, |place| held.make_symlink(place, to.as_ref()), |_| Ok(()))
         };
-        // A link to nothing is none that can be made.
+        // A link with an empty target cannot be made.
         let error = crate::output::message(&make("").unwrap_err());
         assert!(error.contains("stays as it was: cannot make link"), "{error}");
         assert_eq!(fs::read_link(&link).unwrap(), Path::new("old"));

@@ -119,8 +119,8 @@ impl Dirty {
         }
     }
 
-    /// A barrier: brings the covered content up to date, but for pages a failed barrier took for clean. False if none
-    /// of those is left.
+    /// A barrier: brings the covered content up to date, except pages that a failed barrier took for clean. False if
+    /// none of those is left.
     pub(super) fn cover(&mut self, covered: &mut Content) -> bool {
         self.pages.retain(|&number, page| {
             // The lengths are covered, and with them what they cut.
@@ -182,7 +182,7 @@ fn choose_block(
     choice: &mut dyn Choice,
     mut keep: impl FnMut(u64, &[Version]),
 ) {
-    // A piece stands in every page of it, but in pages covered since.
+    // A piece is in all of its pages, except those covered since.
     let versions = block.iter().flat_map(|(_, page)| &page.versions);
     let mut wholes: Vec<u64> = versions.filter(|v| v.whole).map(|v| v.seq).collect();
     wholes.sort_unstable();
@@ -199,7 +199,7 @@ fn choose_block(
         let least = certain(page, applied).max(versions.iter().filter(|v| v.seq <= from).count());
         let most = versions.iter().filter(|v| v.seq < before).count();
         let mut count = choice.pick(least, most.max(least));
-        // What a `set_len` that was not applied did to the page alone did not happen.
+        // If a `set_len` was not applied, its change of the page alone did not happen either.
         while count > least && matches!(versions[count - 1].cause, Cause::SetLen(_)) {
             count -= 1;
         }

@@ -5,37 +5,36 @@
 //!
 //! * **Kill, or atomic snapshot**, after any record: [`CrashSim::prefixes`]. All changes so far, none later.
 //! * **Power cut** after any record: [`CrashSim::at`], then [`CrashPoint::random_state`]. What barriers covered is
-//!   there; of the rest, anything the model below allows.
+//!   kept; the rest is as the model below allows.
 //!
 //! Everything is deterministic: the same workload gives the same log, the same log, index and seed the same state.
 //!
 //! # The model of a power cut
 //!
 //! *Pieces.* A write of a file is recorded in pieces: with granularity G (a power of two, 4096 unless set), every
-//! aligned range of G bytes that one call covers entirely is one piece, also where the call covers several, and so is
-//! the beginning of such a range where a call ends in it; what is left is cut at 4096-byte borders. A punch is cut in
-//! the same way, but for beginnings, of what was not a hole. Such a piece is applied wholly or not at all. A prefix,
-//! too, ends between pieces.
+//! aligned range of G bytes that one call covers entirely is one piece, even if the call covers several. If a call ends
+//! within such a range, the covered beginning of the range is one piece. The rest is cut at 4096-byte borders. A punch
+//! is cut in the same way, but without such beginnings, and only where there was no hole. A piece is applied wholly or
+//! not at all. A prefix, too, ends between pieces.
 //!
 //! *Barriers.* `sync_data` and `sync_all` of a file cover all earlier pieces and lengths of that file.
 //! `Backend::sync` covers everything. A sync of a directory covers no bytes of files. Covered changes are all
 //! applied.
 //!
-//! *Bytes not covered.* Each 4096-byte page is on its own: it is as it was after some number of the changes that
-//! touched it, from the covered ones only to all of them, whatever became of the pages beside it (dropping and
-//! reordering alike). Changes of one page are never reordered among themselves, as a page cache holds one image of
-//! it. Pages of a G-aligned block are tied together by pieces of more than one page: such a piece is in all of its
-//! pages or in none.
+//! *Bytes not covered.* Each 4096-byte page is independent of its neighbours (so writes are dropped and reordered): it
+//! has the state after some number of the changes that touched it, from the covered ones only to all of them. Changes
+//! of one page are never reordered, as a page cache holds one image of it. A piece of more than one page is in all of
+//! its pages or in none.
 //!
-//! *Length.* The `set_len` calls of a file not covered are applied up to some number of them, in order (one field of
-//! an inode). An applied one holds for every page it cut or zeroed; one that was not applied leaves old bytes, also
-//! beside pages written after it. The length is that of the last applied `set_len`, or else the covered one, grown to
-//! the end of every later write that was applied.
+//! *Length.* The uncovered `set_len` calls of a file are applied up to some number of them, in order (one field of an
+//! inode). An applied call holds for every page that it cut or zeroed. A call that was not applied leaves old bytes,
+//! even next to pages written after it. The length is that of the last applied `set_len`, or else the covered one,
+//! grown to the end of every later write that was applied.
 //!
-//! *Names.* Operations on names happen in one order; a crash loses a suffix of it, never more than is not durable.
-//! One is durable, and all earlier ones with it, once one of its directories was synced after it (for a creation: the
+//! *Names.* Operations on names happen in one order; a crash loses a suffix of it, never more than is not durable. An
+//! operation is durable, with all earlier ones, once one of its directories was synced after it (for a creation: the
 //! parent), or after `Backend::sync`, or, for the creation of a file, after a sync of the file. A file whose creation
-//! is lost takes its bytes along; one whose removal is lost has them.
+//! is lost loses its bytes; a file whose removal is lost has them.
 //!
 //! *Attributes* (mode, owner, times, extended attributes) of each inode are applied up to some number of them, in
 //! order. `sync_all` of a file, a sync of the directory itself and `Backend::sync` cover them.
@@ -73,7 +72,7 @@ pub enum Op {
         ino: u64,
         /// Bytes from the start of the file.
         offset: u64,
-        /// What was written.
+        /// The bytes written.
         data: Arc<[u8]>,
     },
     /// One piece of a punch.
@@ -108,13 +107,13 @@ impl Op {
 /// An operation and when it happened, by the clock of the store.
 #[derive(Clone, Debug)]
 pub struct Record {
-    /// What.
+    /// The operation.
     pub op: Op,
-    /// When.
+    /// Its time.
     pub time: Time,
 }
 
-/// What was recorded up to some moment, and what there was at the beginning.
+/// The records up to some moment, and the state at the beginning.
 #[derive(Clone)]
 pub struct CrashLog {
     base: Tree,
@@ -128,8 +127,8 @@ impl CrashLog {
         &self.records
     }
 
-    /// The log as it would be if the store had been used otherwise: for tests that prove that a simulation finds
-    /// mistakes. Names must stay in their order.
+    /// The log with changed records, as if the store had been used in another way: for tests that prove that a
+    /// simulation finds mistakes. Operations on names must stay in order.
     pub fn edited(&self, edit: impl FnOnce(&mut [Record])) -> CrashLog {
         let mut records = self.records.to_vec();
         edit(&mut records);
@@ -173,8 +172,8 @@ impl CrashBackend {
         CrashBackend { memory: MemoryBackend::observed(base.clone(), recorder.clone()), recorder, base }
     }
 
-    /// The next `count` syncs, of whatever, fail with `errno`, and what they should have covered stays at risk (see
-    /// the module).
+    /// The next `count` syncs of any kind fail with `errno`, and what they should have covered stays at risk (see the
+    /// module).
     pub fn fail_syncs(&self, count: u64, errno: i32) {
         self.recorder.fail_syncs(count, errno);
     }

@@ -44,7 +44,7 @@ impl Recorder {
     }
 }
 
-/// Cuts a range into pieces: offsets and lengths, ascending. The beginning of a block is one, too.
+/// Cuts a range into pieces: offsets and lengths, ascending. The covered beginning of a block is a piece, too.
 fn pieces(offset: u64, len: u64, granularity: u64) -> impl Iterator<Item = (u64, u64)> {
     let end = offset + len;
     let mut at = offset;

@@ -112,12 +112,12 @@ impl CrashPoint<'_> {
         self.build(&mut Random::new(seed))
     }
 
-    /// What is left if everything is lost that may be.
+    /// The state in which everything is lost that may be lost.
     pub fn least_state(&self) -> MemoryBackend {
         self.build(&mut Least)
     }
 
-    /// What is left if nothing is lost, but what failed barriers covered no more.
+    /// The state in which nothing is lost except what failed barriers no longer cover.
     pub fn most_state(&self) -> MemoryBackend {
         self.build(&mut Most)
     }
@@ -149,7 +149,7 @@ impl CrashPoint<'_> {
     }
 }
 
-/// Applies one record as it happened. What concerns a file without a name is void.
+/// Applies one record as it happened. Records of a file without a name have no effect.
 fn replay(tree: &mut Tree, record: &Record) {
     let now = record.time;
     match &record.op {
@@ -304,11 +304,11 @@ impl Choice for Most {
     }
 }
 
-/// SplitMix64 (Steele, Lea, Flood 2014), and how much this state tends to keep: states in which nearly all or nearly
-/// nothing survives are as likely as mixed ones.
+/// SplitMix64 (Steele, Lea, Flood 2014), with the fraction that this state tends to keep: states in which nearly all or
+/// nearly nothing survives are as likely as mixed ones.
 struct Random {
     state: u64,
-    /// Of 8.
+    /// Of 8: how much is kept.
     keeps: u64,
 }
 

@@ -4,8 +4,8 @@
 //! answers decides. A call that fails never reaches the store below, except a torn write, of which a beginning does.
 //! Rules see the number of the call, so a schedule is a closure.
 //!
-//! A sync that fails here leaves the store below unsynced; whether what it should have covered can be covered later
-//! is for that store to say (`CrashBackend::fail_syncs` says no, as Linux does).
+//! A sync that fails here leaves the store below unsynced. Whether a later sync can cover the same data depends on that
+//! store (with `CrashBackend::fail_syncs` it cannot, as in Linux).
 
 mod wrap;
 
@@ -127,11 +127,11 @@ pub struct Context<'a> {
     pub changes: u64,
     /// Bytes all writes were asked to write so far, this one included.
     pub bytes_written: u64,
-    /// The entry, where the call names one.
+    /// The entry, if the call names one.
     pub name: Option<&'a OsStr>,
-    /// Offset in the file, where there is one; the new length for `set_len`.
+    /// Offset in the file, if there is one; the new length for `set_len`.
     pub offset: u64,
-    /// Bytes, where there are some.
+    /// Bytes, if there are any.
     pub len: u64,
 }
 
@@ -140,10 +140,10 @@ pub struct Context<'a> {
 pub enum Fault {
     /// It fails with this errno.
     Errno(i32),
-    /// A write is done whole, and then fails with this errno. Other calls do not know it, and go through.
+    /// A write is done completely, and then fails with this errno. Other calls ignore this, and succeed.
     After(i32),
-    /// A read answers at most so many bytes; a write writes so many, then fails with `EIO`. Other calls do not know
-    /// it, and go through.
+    /// A read returns at most so many bytes; a write writes so many, then fails with `EIO`. Other calls ignore this,
+    /// and succeed.
     Short(usize),
 }
 
@@ -248,7 +248,7 @@ impl Faults {
         self.rules.read().iter().find_map(|rule| rule(&context))
     }
 
-    /// For calls that go through or fail.
+    /// For calls that either succeed or fail.
     fn pass(&self, call: Call, name: Option<&OsStr>, offset: u64, len: u64) -> io::Result<()> {
         match self.enter(call, name, offset, len) {
             Some(Fault::Errno(code)) => Err(errno(code)),

@@ -8,11 +8,11 @@ use std::ffi::{OsStr, OsString};
 use std::io;
 use std::sync::Arc;
 
-/// Something of the store below, and the faults that calls of it meet.
+/// An object of the store below, and the faults that its calls pass through.
 pub(super) struct Faulty<T: ?Sized> {
     inner: Arc<T>,
     faults: Arc<Faults>,
-    /// what faults know it by: for an entry the name under which it was found
+    /// the name that rules see: for an entry the one under which it was found
     name: Option<OsString>,
     /// what a stat of it counts as
     stat: Call,
@@ -149,7 +149,7 @@ impl FaultDir {
     }
 }
 
-/// What the other directory of a link or rename wraps. One that wraps nothing is another device, as it is to the
+/// The directory that the other directory of a link or rename wraps. If that wraps nothing, it is another device to the
 /// store below.
 fn unwrap(dir: &dyn BackendDir) -> &dyn BackendDir {
     dir.as_any().downcast_ref::<FaultDir>().map_or(dir, |dir| &*dir.inner)

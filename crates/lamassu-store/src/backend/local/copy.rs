@@ -1,15 +1,16 @@
 //! Copying a directory of the store whole, as it is: ciphertext, names, links, attributes and times, without any key.
 //!
-//! Files share their blocks with the source where the store can do that (FICLONE), and are copied with their holes
-//! where it cannot. Nothing follows a symbolic link. What an unprivileged user may not set (owners, trusted attributes)
-//! is counted, not an error. What the store's word alone would give a program or a user on this host (set-id bits,
-//! device nodes) is left out and counted, unless [`Privileges::Kept`] says otherwise.
+//! Files share their blocks with the source if the store can do that (FICLONE), and are copied with their holes
+//! otherwise. Nothing follows a symbolic link. Owners and trusted attributes that an unprivileged user may not set are
+//! counted; they are no error. Set-id bits and device nodes give rights on this host and are not verified: they are
+//! left out and counted, unless [`Privileges::Kept`] is given.
 //!
-//! The copy is changed by descriptor alone, of what this has just made and looked at: files by that which created them,
-//! directories opened and seen to be new, everything else held with `O_PATH` and seen to be what was made. No other
-//! user reaches names in it before it is done: the target directory is private to its maker until the end.
+//! The copy is changed only by descriptors of entries that this module has just made and checked: files by the
+//! descriptor that created them, directories opened and found to be new, other entries held with `O_PATH` and found to
+//! be the ones that were made. No other user reaches names in it before it is done: the target directory is private to
+//! its maker until the end.
 //!
-//! Never: syncs, looks into files, writes into the source.
+//! Never: syncs, interprets the content of files, writes into the source.
 
 use super::xattr::Target;
 use super::{LocalBackend, kind_of, mode, next_data, retry, stat_at, stat_fd, stat_of};
@@ -22,7 +23,7 @@ use std::ffi::{OsStr, OsString};
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Bytes copied at once where the store cannot share them.
+/// Bytes copied at once if the store cannot share them.
 const PIECE_LEN: usize = 1 << 20;
 
 /// What was copied.
@@ -32,7 +33,7 @@ pub struct Copied {
     pub shared: u64,
     /// Regular files that were copied.
     pub copied: u64,
-    /// Bytes of those, holes left out.
+    /// Bytes of those, without holes.
     pub copied_bytes: u64,
     /// Further names of files counted above.
     pub links: u64,
@@ -40,7 +41,7 @@ pub struct Copied {
     pub directories: u64,
     /// Symbolic links, fifos, sockets, devices.
     pub others: u64,
-    /// Entries whose owner could not be kept: only root gives files away.
+    /// Entries whose owner could not be kept: only root can change owners.
     pub owners_lost: u64,
     /// Attributes of the store's own that could not be set.
     pub attributes_lost: u64,
@@ -50,11 +51,10 @@ pub struct Copied {
     pub devices_left_out: u64,
 }
 
-/// What becomes of modes and entries that give rights on this host, which the store chooses and nothing vouches for.
+/// How to treat modes and entries that give rights on this host: the store chooses them, and nothing verifies them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Privileges {
-    /// Set-id bits and device nodes are left out, and the directory copied to keeps the owner and mode it was made
-    /// with.
+    /// Set-id bits and device nodes are left out, and the target directory keeps the owner and mode it was made with.
     Dropped,
     /// All is taken as the store has it.
     Kept,
@@ -73,7 +73,7 @@ pub enum CopyError {
         /// why
         source: io::Error,
     },
-    /// The store has another entry under this name than a moment ago, although no process of Lamassu writes the vault.
+    /// The store has replaced the entry of this name, although no process of Lamassu writes the vault.
     #[error(
         "{path:?} was exchanged for another entry while it was copied: keep other users from changing the store, and copy again"
     )]
@@ -81,22 +81,22 @@ pub enum CopyError {
         /// relative to the directory that is copied
         path: PathBuf,
     },
-    /// [`Watch::advance`] said so.
+    /// [`Watch::advance`] asked for it.
     #[error("stopped before the copy was done")]
     Stopped,
 }
 
-/// What is told while a tree is copied.
+/// Gets the progress of a copy.
 pub trait Watch {
-    /// Whether `name` in the directory `dir` (relative to the source) is to be copied, and what is below it.
+    /// Whether `name` in the directory `dir` (relative to the source) is to be copied, with everything below it.
     fn wants(&mut self, dir: &Path, name: &OsStr) -> bool;
-    /// So many files and bytes more are done. False: stop.
+    /// Further files and bytes are done. False: stop.
     fn advance(&mut self, files: u64, bytes: u64) -> bool;
 }
 
 impl LocalBackend {
     /// Copies everything below this directory into `to`, which must be an empty directory; attributes and times of the
-    /// directory itself too, and its owner and mode where privileges are kept.
+    /// directory itself too, and its owner and mode if privileges are kept.
     ///
     /// # Errors
     /// [`CopyError`].
@@ -238,8 +238,8 @@ impl Copy<'_> {
         level(from, to, item.path.to_path_buf())
     }
 
-    /// A further name of a file that is there already. Its first name is walked to name by name: the path may be longer
-    /// than a path can be.
+    /// Makes a further name of a file that was copied already. Its first name is reached component by component, since
+    /// the path may exceed the limit of the system.
     fn link(&self, first: &Path, item: &Item<'_>) -> Result<(), CopyError> {
         let mut dir = retry(|| rustix::fs::openat(self.root, ".", DIR, Mode::empty())).map_err(item.failed("open"))?;
         for name in first.parent().into_iter().flatten() {
@@ -288,7 +288,7 @@ impl Copy<'_> {
                 self.can_share = false;
                 Ok(false)
             }
-            // Some attribute of the file is in the way.
+            // An attribute of the file prevents it.
             Err(Errno::INVAL) => Ok(false),
             Err(e) => Err(e),
         }
@@ -356,7 +356,7 @@ impl Copy<'_> {
         st.mode & !SET_ID
     }
 
-    /// After what is in it, which would change its times.
+    /// Called after its content was copied, which would change its times.
     fn finish_dir(&mut self, level: &Level) -> Result<(), CopyError> {
         let (from, to) = (Target::Open(level.from.as_fd()), Target::Open(level.to.as_fd()));
         let is_top = level.path.as_os_str().is_empty();
@@ -367,8 +367,8 @@ impl Copy<'_> {
         rustix::fs::futimens(&level.to, &times(&level.st)).map_err(failed("set the times of the copy of", &level.path))
     }
 
-    /// Owner first, since it takes set-user-id bits and capabilities away; then mode and attributes, of which an access
-    /// control list may change the mode.
+    /// Owner first, since a change of it clears set-user-id bits and capabilities; then mode and attributes, among
+    /// which an access control list may change the mode.
     fn attributes(
         &mut self,
         from: &Target<'_>,
@@ -389,8 +389,8 @@ impl Copy<'_> {
             let mode = self.mode_kept(st);
             mode::chmod_fd(copy, mode).map_err(failed_io("set the mode of the copy of", path))?;
         }
-        // A vault's own attributes alone: others, such as a file's capabilities, are what the store says, and nothing
-        // vouches for that.
+        // Only the vault's own attributes: the store chooses others, such as a file's capabilities, and nothing
+        // verifies them.
         let mut wanted = listed(from).map_err(failed_io("list the attributes of", path))?;
         wanted.retain(|name| name.as_encoded_bytes().starts_with(lamassu_format::name::XATTR_PREFIX.as_bytes()));
         for name in listed(to).map_err(failed_io("list the attributes of the copy of", path))? {
@@ -407,7 +407,7 @@ impl Copy<'_> {
     }
 }
 
-/// What is to be made of an entry of the copy, which is held.
+/// The changes of an entry of the copy, which is held.
 struct Changed<'a> {
     /// the original's
     st: &'a Stat,
@@ -422,7 +422,7 @@ enum As {
     Original,
     /// The original's, but a link has no mode.
     Link,
-    /// Those it was made with: only its maker gets in, whatever the store says of entries below.
+    /// The ones it was made with: only its maker can enter it, whatever modes the store has for entries below.
     Made,
 }
 
@@ -445,7 +445,7 @@ fn hold(item: &Item<'_>) -> rustix::io::Result<OwnedFd> {
     }
 }
 
-/// Opens what is to be copied of a directory.
+/// Opens a directory and lists its entries to be copied.
 fn level(from: OwnedFd, to: OwnedFd, path: PathBuf) -> Result<Level, CopyError> {
     let st = stat_of(&stat_fd(from.as_fd()).map_err(failed("stat", &path))?).map_err(failed_io("stat", &path))?;
     let mut names: Vec<OsString> =

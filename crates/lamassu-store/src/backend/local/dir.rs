@@ -20,9 +20,9 @@ use std::sync::Arc;
 const LIST_BYTES: usize = 64 << 10;
 
 pub(super) struct LocalDir {
-    /// Read-only, or `O_PATH` where the directory may be searched but not read.
+    /// Read-only, or `O_PATH` if the directory may be searched but not read.
     fd: Arc<OwnedFd>,
-    /// The root, for a barrier where `fd` cannot be synced.
+    /// The root, for a barrier if `fd` cannot be synced.
     root: Arc<OwnedFd>,
     remote: Option<Arc<Remote>>,
     /// Reading leaves access times alone.
@@ -44,7 +44,7 @@ impl LocalDir {
         }
     }
 
-    /// Opens a directory for reading. Access times of what belongs to others can be left alone by root only.
+    /// Opens a directory for reading. Only root can leave access times of other users' entries unchanged.
     fn open(&self, name: &OsStr, flags: OFlags) -> rustix::io::Result<OwnedFd> {
         let open = |flags| retry(|| rustix::fs::openat(self.fd(), name, flags, Mode::empty()));
         self.search(|| match open(if self.quiet { flags | OFlags::NOATIME } else { flags }) {
@@ -70,7 +70,7 @@ impl LocalDir {
         Ok(Some(LocalFile { handle: Handle::new(fd, access, self.remote.clone()) }))
     }
 
-    /// What has this name, by an `O_PATH` descriptor: nothing is opened.
+    /// The entry of this name, by an `O_PATH` descriptor: nothing is opened.
     fn hold_fd(&self, name: &OsStr) -> rustix::io::Result<OwnedFd> {
         self.search(|| super::hold(self.fd(), name))
     }
@@ -162,7 +162,7 @@ impl BackendDir for LocalDir {
     fn create_file(&self, name: &OsStr) -> io::Result<Arc<dyn BackendFile>> {
         check_name(name)?;
         let mut flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        // It is this process's alone: it is being made.
+        // It belongs to this process alone: it is being made.
         flags.set(OFlags::NOATIME, self.quiet);
         let fd = retry(|| rustix::fs::openat(self.fd(), name, flags, Mode::RUSR | Mode::WUSR))?;
         Ok(Arc::new(LocalFile { handle: Handle::new(fd, OFlags::RDWR, self.remote.clone()) }))
@@ -208,8 +208,8 @@ impl BackendDir for LocalDir {
             RenameMode::Exchange => RenameFlags::EXCHANGE,
         };
         match rustix::fs::renameat_with(from, name, to, to_name, flags) {
-            // NFS and a few others know no flags. A vault has one writer, and it holds its own lock over both names
-            // here.
+            // NFS and a few others do not support flags. A vault has one writer, which holds its own lock over both
+            // names here.
             Err(Errno::INVAL | Errno::NOSYS) if mode == RenameMode::NoReplace => {
                 match rustix::fs::statat(to, to_name, AtFlags::SYMLINK_NOFOLLOW) {
                     Ok(_) => Err(Errno::EXIST.into()),
@@ -260,17 +260,17 @@ impl BackendDir for LocalDir {
 
     fn sync(&self) -> io::Result<()> {
         match barrier(self.fd(), |fd| rustix::fs::fsync(fd)) {
-            // An `O_PATH` descriptor cannot be synced, and the directory may not be opened better: the whole store,
-            // then.
+            // An `O_PATH` descriptor cannot be synced, and this process may not open the directory in another way. So
+            // the whole store is synced.
             Err(Errno::BADF) => Ok(barrier(self.root.as_fd(), |fd| rustix::fs::syncfs(fd))?),
-            // Some file systems know no fsync of a directory, because they need none.
+            // Some file systems have no fsync of a directory, because they need none.
             Err(Errno::INVAL) => Ok(()),
             other => Ok(other?),
         }
     }
 
     fn as_backend(&self, write: bool) -> io::Result<Arc<dyn Backend>> {
-        // Opened anew: this descriptor may be for searching alone.
+        // Opened again: this descriptor may be for searching alone.
         let open = |access| {
             let flags = access | OFlags::DIRECTORY | OFlags::CLOEXEC;
             self.search(|| retry(|| rustix::fs::openat(self.fd(), ".", flags, Mode::empty())))

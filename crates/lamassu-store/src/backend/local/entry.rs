@@ -14,12 +14,12 @@ use std::io;
 
 pub(super) struct LocalEntry {
     pub(super) fd: OwnedFd,
-    /// The store may tell two names of one file apart.
+    /// The store may show two names of one file as two files.
     pub(super) is_remote: bool,
 }
 
 impl LocalEntry {
-    /// The magic link of the descriptor leads to what is held, a symbolic link too, and no further.
+    /// The magic link of the descriptor leads to the held entry itself, even if that is a symbolic link.
     fn target(&self) -> Target<'_> {
         Target::followed(self.fd.as_fd())
     }
@@ -35,7 +35,7 @@ impl BackendNode for LocalEntry {
     }
 
     fn set_mode(&self, mode: u32) -> io::Result<()> {
-        // What the kernel makes of a link's mode depends on the file system.
+        // Whether a link's mode can be set depends on the file system.
         if self.stat()?.kind == Kind::Symlink {
             return Err(Errno::OPNOTSUPP.into());
         }
@@ -67,10 +67,10 @@ impl BackendNode for LocalEntry {
 impl BackendEntry for LocalEntry {
     fn link(&self, to: &dyn BackendDir, to_name: &OsStr) -> io::Result<()> {
         let (to, to_name) = (local(to)?.fd(), check_name(to_name)?);
-        // By way of /proc: AT_EMPTY_PATH takes a capability.
+        // Through /proc: AT_EMPTY_PATH takes a capability.
         rustix::fs::linkat(CWD, proc_path(self.fd.as_fd()), to, to_name, AtFlags::SYMLINK_FOLLOW)?;
-        // A store that gives two names of one file two numbers (sshfs) would have it opened twice, and each would ruin
-        // the other's pages.
+        // A store that gives two names of one file two numbers (sshfs) would have the file opened twice, and the two
+        // would destroy each other's pages.
         if self.is_remote {
             let old = rustix::fs::fstat(&self.fd).map(|s| (s.st_dev, s.st_ino));
             let new = rustix::fs::statat(to, to_name, AtFlags::SYMLINK_NOFOLLOW).map(|s| (s.st_dev, s.st_ino));

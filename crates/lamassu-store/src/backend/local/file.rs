@@ -143,8 +143,7 @@ impl BackendFile for LocalFile {
         if getrlimit(Resource::Fsize).current.is_some_and(|limit| len > limit) {
             return Err(Errno::FBIG.into());
         }
-        // The kernel sets no file position that lies past what the file system can hold. Nothing here uses the
-        // position.
+        // The kernel refuses a file position past the file system's limit. Nothing here uses the position.
         match self.handle.read(|fd| rustix::fs::seek(fd, SeekFrom::Start(len))) {
             Err(Errno::INVAL) => Err(Errno::FBIG.into()),
             other => Ok(other.map(drop)?),
@@ -171,7 +170,7 @@ impl BackendFile for LocalFile {
         if len == 0 {
             return Ok(());
         }
-        // Space alone: nothing that a barrier would have to cover.
+        // Only space: there is nothing for a barrier to cover.
         Ok(self.handle.read(|fd| rustix::fs::fallocate(fd, FallocateFlags::KEEP_SIZE, offset, len))?)
     }
 

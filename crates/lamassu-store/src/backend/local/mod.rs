@@ -1,8 +1,8 @@
 //! A backing store that is a directory of this host's file system.
 //!
 //! Every operation is relative to an open directory and names one component in it. Nothing follows a symbolic link,
-//! neither in the last component nor before it, so links put in place of entries of the store cannot make Lamassu
-//! read or write outside of it. The path given to [`LocalBackend::open`] alone is followed: it is the user's.
+//! neither in the last component nor before it, so links put in place of entries of the store cannot make Lamassu read
+//! or write outside of it. Links are followed only in the path given to [`LocalBackend::open`], which is the user's.
 //!
 //! Modes given to `make_dir` pass through the process's umask, as everywhere; a daemon that serves other processes'
 //! modes sets its umask to 0 first.
@@ -41,16 +41,16 @@ use std::sync::Arc;
 /// A directory of the local file system as a backing store.
 pub struct LocalBackend {
     root: Arc<OwnedFd>,
-    /// Of stores whose syncfs(2) is no barrier.
+    /// For stores whose syncfs(2) is no barrier.
     remote: Option<Arc<Remote>>,
     quiet: bool,
-    /// It is a directory of another store, which its owner, this process's user, may have shut.
+    /// It is a directory of another store. Its owner, this process's user, may have removed the own search permission.
     inner: bool,
 }
 
 impl LocalBackend {
-    /// Opens the directory `path` (following links in it, as it is the user's own word). `ENOENT`, `ENOTDIR`,
-    /// `EACCES` as open(2).
+    /// Opens the directory `path` (following links in it, since the user gave it). `ENOENT`, `ENOTDIR`, `EACCES` as
+    /// open(2).
     pub fn open(path: impl AsRef<Path>) -> io::Result<LocalBackend> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = retry(|| rustix::fs::open(path.as_ref(), flags, Mode::empty()))?;
@@ -62,8 +62,7 @@ impl LocalBackend {
         Ok(LocalBackend { root: Arc::new(root), remote, quiet, inner })
     }
 
-    /// Reading files and directories leaves their access times alone, as far as the system lets us (`O_NOATIME`: one's
-    /// own, or as root).
+    /// Makes reads leave access times unchanged, as far as the system permits (`O_NOATIME`: own files, or as root).
     #[must_use]
     pub fn without_access_times(self) -> LocalBackend {
         LocalBackend { quiet: true, ..self }
@@ -111,14 +110,15 @@ impl Backend for LocalBackend {
             Err(Errno::ACCESS) if self.inner => mode::lend_dir(root, || make_staging(root))?,
             other => other?,
         };
-        // Dropped in this order: the next holder of the file's lock finds the directory's free.
+        // Dropped in this order, so that the next holder of the file's lock finds the directory's lock free.
         Ok(Box::new((lock_where_possible(staging)?, file)))
     }
 }
 
-/// Takes an exclusive lock on the staging directory in a vault's, beside that on the lock file, which people delete. It
-/// is its owner's alone, so that other users cannot hold writers up with it, as they could with the vault's directory.
-/// `None` where it is missing, which it is only without a writer, or where the store locks no directories.
+/// Takes an exclusive lock on a vault's staging directory, in addition to the one on the lock file, which people
+/// delete. The staging directory is its owner's alone, so that other users cannot block writers by a lock, as they
+/// could with the vault's directory. `None` if it is missing, which means that there is no writer, or if the store
+/// cannot lock directories.
 ///
 /// # Errors
 /// [`io::ErrorKind::WouldBlock`]: another process holds it. Those of the store.
@@ -129,8 +129,8 @@ pub fn lock_staging(dir: impl AsFd) -> io::Result<Option<Lock>> {
     }
 }
 
-/// The staging directory, made where it is missing: copies that leave out empty directories lose it, and a writer
-/// without it would hold half a lock.
+/// The staging directory, made if it is missing: copies without empty directories lose it, and a writer without it
+/// would hold only one of the two locks.
 fn make_staging(dir: BorrowedFd<'_>) -> rustix::io::Result<OwnedFd> {
     match open_staging(dir) {
         Err(Errno::NOENT) => {}
@@ -142,7 +142,7 @@ fn make_staging(dir: BorrowedFd<'_>) -> rustix::io::Result<OwnedFd> {
     }
 }
 
-/// The file of a lock, made where it is missing; never anything else that has its name.
+/// The file of a lock, made if it is missing. Never opens an entry of another kind that has its name.
 fn open_or_make(dir: BorrowedFd<'_>, name: &OsStr) -> rustix::io::Result<OwnedFd> {
     const ATTEMPTS_MAX: usize = 16;
     let made = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -160,23 +160,22 @@ fn open_or_make(dir: BorrowedFd<'_>, name: &OsStr) -> rustix::io::Result<OwnedFd
     Err(Errno::AGAIN)
 }
 
-/// What has this name, by an `O_PATH` descriptor: it is not opened, and no link is followed.
+/// The entry of this name, by an `O_PATH` descriptor: it is not opened, and no link is followed.
 fn hold(dir: impl AsFd, name: impl rustix::path::Arg + Copy) -> rustix::io::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     retry(|| rustix::fs::openat(&dir, name, flags, Mode::empty()))
 }
 
-/// Opens a regular file of a store for reading, by its path below `dir`. Whatever else has that name is not opened,
-/// also if it is put there this moment.
+/// Opens a regular file of a store for reading, by its path below `dir`. Never opens an entry of another kind, even if
+/// it is put there at this moment.
 ///
 /// # Errors
-/// `EISDIR`, `ELOOP` for a link in the last component, `EINVAL` for what else is no regular file, and those of the
-/// store.
+/// `EISDIR`, `ELOOP` for a link in the last component, `EINVAL` for other kinds of entries, and those of the store.
 pub fn open_regular(dir: impl AsFd, path: &Path) -> io::Result<std::fs::File> {
     Ok(mode::open_regular_as_it_is(hold(dir, path)?.as_fd(), OFlags::RDONLY)?.into())
 }
 
-/// The same of an entry of an open directory, which no link leads away from. No mode is changed for it.
+/// The same for an entry of an open directory, without following links. No mode is changed for it.
 ///
 /// # Errors
 /// As [`open_regular`]; `EOPNOTSUPP` in a store that is not local.
@@ -192,14 +191,15 @@ fn open_staging(dir: BorrowedFd<'_>) -> rustix::io::Result<OwnedFd> {
 fn lock_where_possible(dir: OwnedFd) -> io::Result<Option<Lock>> {
     match Lock::take(dir) {
         Ok(lock) => Ok(Some(lock)),
-        // These say nothing of what the store can do.
+        // These errors do not mean that the store cannot lock directories.
         Err(error @ (Errno::WOULDBLOCK | Errno::NOMEM | Errno::IO | Errno::STALE)) => Err(error.into()),
-        // NFS locks for writing only what is open for writing, which no directory is; others know no locks at all.
+        // For an exclusive lock NFS needs a descriptor open for writing, which a directory cannot have. Other stores
+        // have no locks at all.
         Err(_) => Ok(None),
     }
 }
 
-/// A held flock(2). Given back by word and not by closing alone: a child process between fork and exec has the
+/// A held flock(2). It is released explicitly, not only by closing: a child process between fork and exec has the
 /// descriptor too.
 #[must_use = "dropped, it is given back"]
 pub struct Lock(OwnedFd);
@@ -228,9 +228,9 @@ fn retry<T>(mut call: impl FnMut() -> rustix::io::Result<T>) -> rustix::io::Resu
     }
 }
 
-/// A barrier, and then a look whether the store is still there. XFS that shuts down while fsync(2) of a file that grew
-/// waits may answer that all is well although its log is never written; fstat(2) fails from then on. An anchor on
-/// another device must not learn that such a barrier has covered anything.
+/// A barrier, and then a check that the store still works. If XFS shuts down during fsync(2) of a file that grew, fsync
+/// may succeed although the log is never written; fstat(2) fails from then on. An anchor on another device must not
+/// learn that such a barrier has covered anything.
 fn barrier(
     fd: BorrowedFd<'_>,
     mut sync: impl FnMut(BorrowedFd<'_>) -> rustix::io::Result<()>,
@@ -240,11 +240,11 @@ fn barrier(
 }
 
 /// Where the next stretch of data from `at` on begins and ends (SEEK_DATA, SEEK_HOLE) in a file of `len` bytes; `len`
-/// twice where only a hole follows. A store that knows no holes has one stretch, up to `len`. What begins before `len`
-/// ends behind `at`, so that a caller which goes on from there comes to an end. Moves the descriptor's own position.
+/// twice if only a hole follows. A store without holes has one stretch, up to `len`. A stretch that begins before `len`
+/// ends after `at`, so that a caller's loop terminates. Moves the descriptor's own position.
 ///
 /// # Errors
-/// Those of lseek(2), and where a store answers with places that go backwards.
+/// Those of lseek(2), and an error if the store's answers go backwards.
 pub fn next_data(file: impl AsFd, at: u64, len: u64) -> io::Result<(u64, u64)> {
     let start = match retry(|| rustix::fs::seek(&file, SeekFrom::Data(at))) {
         Ok(start) => start,
@@ -254,7 +254,7 @@ pub fn next_data(file: impl AsFd, at: u64, len: u64) -> io::Result<(u64, u64)> {
     };
     let end = match retry(|| rustix::fs::seek(&file, SeekFrom::Hole(start))) {
         Ok(end) => end,
-        // It has shrunk since: reading it says so.
+        // It has shrunk since: the read will report it.
         Err(Errno::NXIO) => len,
         Err(e) => return Err(e.into()),
     };
@@ -279,7 +279,7 @@ fn kind_of(file_type: FileType) -> Option<Kind> {
     }
 }
 
-/// lstat of an entry, with its birth time where the store has one.
+/// lstat of an entry, with its birth time if the store has one.
 fn stat_at(dir: BorrowedFd<'_>, name: &OsStr) -> rustix::io::Result<Statx> {
     rustix::fs::statx(dir, name, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::BASIC_STATS | StatxFlags::BTIME)
 }

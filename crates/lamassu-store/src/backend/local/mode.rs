@@ -1,11 +1,11 @@
-//! Permission bits of entries without following links, and opening files and looking into directories whose owner has
-//! taken the permission from himself.
+//! Permission bits of entries, set without following links. Opening files and looking into directories whose owner has
+//! removed the own permission.
 //!
-//! Lamassu keeps an application's mode on the backing file. A daemon that is not root then meets files of its own
-//! user that it may not read or write, yet an application may hold them open (a file created with mode 0400, say).
-//! Such a file gets the missing bits for the moment of one open(2), and a directory for that of one call that goes into
-//! it. All of it works on a descriptor (an `O_PATH` one of a file), so the bits go to the very file that was looked at,
-//! whatever happens to its name meanwhile.
+//! Lamassu keeps an application's mode on the backing file. A daemon that is not root then meets files of its own user
+//! that it may not read or write, yet an application may hold them open (a file created with mode 0400, say). Such a
+//! file is lent the missing bits for the time of one open(2), a directory for the time of one call that looks up a name
+//! in it. This works on a descriptor (of a file an `O_PATH` one), so the bits go to the file that was checked, whatever
+//! happens to its name meanwhile.
 
 use super::{retry, stat_fd, stat_of};
 use crate::backend::{Kind, Stat};
@@ -17,12 +17,13 @@ use std::ffi::CStr;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Written while a mode is lent; read when a mode is set, so that giving a lent mode back never undoes a chmod.
+/// Locked exclusively while a mode is lent, and shared while a mode is set, so that restoring a lent mode never undoes
+/// a chmod.
 static LENDING: RwLock<()> = RwLock::new(());
 /// Odd while a mode is lent. A reader that sees it change may have seen the lent bits.
 static LENT: AtomicU64 = AtomicU64::new(0);
 
-/// What a directory is lent.
+/// The bits that a directory is lent.
 const OWNER_BITS: u32 = 0o700;
 
 pub(super) fn proc_path(fd: BorrowedFd<'_>) -> String {
@@ -61,19 +62,19 @@ fn chmod_through_proc(fd: BorrowedFd<'_>, mode: u32) -> rustix::io::Result<()> {
     rustix::fs::chmod(proc_path(fd), Mode::from_raw_mode(mode))
 }
 
-/// Opens a regular file, and never anything else: what has the name is held with `O_PATH`, its stat has shown `kind`,
-/// and then that very inode is opened. A device or a fifo that is put in its place is not opened, which could have
-/// effects of its own.
+/// Opens a regular file, and never another kind of entry: the entry is held with `O_PATH`, its stat has shown `kind`,
+/// and then that inode is opened. A device or a fifo that is put in its place is not opened, since opening it could
+/// have side effects.
 ///
 /// A file of ours that refuses us with `EACCES` is lent the owner bits that the access takes.
 ///
 /// # Errors
-/// `EISDIR`, `ELOOP`, `EINVAL` for what is no regular file, and those of the store.
+/// `EISDIR`, `ELOOP`, `EINVAL` for other kinds of entries, and those of the store.
 pub(super) fn open_regular(held: BorrowedFd<'_>, kind: Kind, access: OFlags) -> io::Result<OwnedFd> {
     refuse_irregular(kind)?;
     let flags = access | OFlags::CLOEXEC | OFlags::NOCTTY;
     let opened = match open_held(held, flags) {
-        // Access times of what belongs to others can be left alone by root only.
+        // Only root can leave access times of other users' files unchanged.
         Err(Errno::PERM) if flags.contains(OFlags::NOATIME) => open_held(held, flags - OFlags::NOATIME),
         opened => opened,
     };
@@ -97,7 +98,7 @@ fn open_lending(held: BorrowedFd<'_>, flags: OFlags) -> io::Result<OwnedFd> {
         return Err(Errno::ACCESS.into());
     }
     if stat.mode & needed == needed {
-        // Another mode by now: someone's chmod came first.
+        // The mode has changed: another thread's chmod came first.
         return Ok(open_held(held, flags)?);
     }
     Ok(lend(held, &stat, needed, || open_held(held, flags))?)
@@ -113,8 +114,9 @@ fn refuse_irregular(kind: Kind) -> rustix::io::Result<()> {
     }
 }
 
-/// Runs a call that goes into a directory of ours which refused us with `EACCES`, lending it the owner bits it lacks.
-/// `EACCES` again if it is not ours. The call takes none of the locks here: no [`steady`], no other lending.
+/// Runs a call in a directory that was denied with `EACCES`, and lends the directory the missing owner bits for it.
+/// `EACCES` again if the directory is another user's. The call takes none of the locks here: no [`steady`], no other
+/// lending.
 pub(super) fn lend_dir<T>(dir: BorrowedFd<'_>, call: impl FnOnce() -> rustix::io::Result<T>) -> rustix::io::Result<T> {
     let _alone = LENDING.write();
     let stat = stat_of(&stat_fd(dir)?).map_err(|_| Errno::IO)?;

@@ -1,12 +1,12 @@
-//! Stores behind FUSE and network protocols: what the kernel's calls do not do for them.
+//! Stores behind FUSE and network protocols: makes up for what the kernel's calls do not do for them.
 //!
-//! * syncfs(2) reaches only as far as this host there: a barrier of the whole store is one fdatasync(2) for each file
-//!   that was written.
-//! * A connection that was lost and made again (sshfs with `reconnect`) leaves open files behind that fail for ever: a
-//!   call that fails so is made again on the file opened anew. What was written before and not synced may never have
-//!   arrived, so the next barrier of such a file fails.
+//! * syncfs(2) flushes only this host there, so a barrier of the whole store is one fdatasync(2) for each file that was
+//!   written.
+//! * After a connection was lost and made again (sshfs with `reconnect`), open files fail for ever. A call that fails
+//!   in this way is repeated on the file, opened again. Writes before that without a sync may never have arrived, so
+//!   the next barrier of such a file fails.
 //!
-//! Files of other stores pass through here untouched.
+//! Files of other stores are not affected.
 
 use super::retry;
 use lamassu_crypto::stages::{Stage, timed};
@@ -20,17 +20,17 @@ use std::sync::{Arc, Weak};
 /// `f_type` of statfs(2): FUSE, 9p, CIFS and SMB 2. NFS and Ceph commit on syncfs(2).
 const KINDS: [u64; 4] = [0x6573_5546, 0x0102_1997, 0xFF53_4D42, 0xFE53_4D42];
 
-/// What the files of one such store share.
+/// State that the files of one such store share.
 #[derive(Default)]
 pub(super) struct Remote {
-    /// Every file that was opened for writing, as far as it is still open.
+    /// Every file that is open for writing.
     files: Mutex<Vec<Weak<Handle>>>,
     /// A file was closed whose writes could not be made durable: the next barrier of the store fails.
     lost: AtomicBool,
 }
 
 impl Remote {
-    /// `None`: syncfs(2) does what it says on this store.
+    /// `None`: syncfs(2) is a barrier on this store.
     pub(super) fn new(fs_type: u64) -> Option<Arc<Remote>> {
         KINDS.contains(&fs_type).then(Arc::default)
     }
@@ -65,9 +65,8 @@ pub(super) struct Handle {
     /// Calls that wrote, and how many of them the last barrier covered.
     writes: AtomicU64,
     synced: AtomicU64,
-    /// What was written before the file was opened anew may be lost. Set before the new open file is in place, and
-    /// taken back by the file's own barrier alone: a barrier of the store must not hide it from an fsync that goes on
-    /// beside it.
+    /// Writes from before the file was opened again may be lost. Set before the new open file is in place, and cleared
+    /// only by the file's own barrier: a barrier of the store must not hide it from a concurrent fsync.
     gap: AtomicBool,
 }
 
@@ -134,7 +133,7 @@ impl Handle {
         done
     }
 
-    /// `own`: writes that this call has counted, and that it makes again if the first try was in vain.
+    /// `own`: writes that this call has counted, and that it repeats if the first attempt failed.
     fn call<T>(
         &self,
         own: u64,

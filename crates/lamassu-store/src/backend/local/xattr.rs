@@ -1,7 +1,7 @@
 //! Extended attributes of an open file or directory, or of an entry that is held.
 //!
-//! Linux before 6.13 has no calls for `O_PATH` descriptors; the magic link `/proc/self/fd/N` leads to what one holds,
-//! and no further.
+//! Linux before 6.13 has no calls for `O_PATH` descriptors. The magic link `/proc/self/fd/N` leads to the held entry
+//! itself.
 
 use super::mode::proc_path;
 use rustix::fd::BorrowedFd;
@@ -20,7 +20,7 @@ pub(super) enum Target<'a> {
 }
 
 impl Target<'_> {
-    /// What a descriptor of any kind holds.
+    /// The entry that a descriptor of any kind holds.
     pub(super) fn followed(fd: BorrowedFd<'_>) -> Target<'static> {
         Target::Followed(proc_path(fd))
     }

@@ -1,8 +1,8 @@
 //! A backing store in memory, for tests: a whole tree with the semantics of a local file system of Linux, as root
 //! sees it (permission bits are kept, not obeyed). `allocate` reserves nothing; access times change only when set.
 //!
-//! Changes pass through one lock, in one order, and an observer sees each of them in that order. The recording
-//! backend is made of that.
+//! Changes pass through one lock, in one order, and an observer sees each of them in that order. The recording backend
+//! is built on this.
 
 mod content;
 mod handle;
@@ -82,7 +82,7 @@ struct Shared {
     live: RwLock<Live>,
     clock: Clock,
     observer: Option<Arc<dyn Observer>>,
-    /// The one lock there is, whatever its name.
+    /// The only lock: all names are the same lock.
     locked: Arc<AtomicBool>,
 }
 
@@ -112,7 +112,7 @@ impl MemoryBackend {
         Self::from_tree(Tree::new(Clock::System.now()))
     }
 
-    /// The same, with something else done about numbers.
+    /// The same, with another policy for inode numbers.
     pub fn with_numbers(numbers: Numbers) -> MemoryBackend {
         let mut tree = Tree::new(Clock::System.now());
         tree.numbers = numbers;

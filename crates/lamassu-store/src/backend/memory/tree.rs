@@ -127,7 +127,7 @@ impl Node {
     }
 }
 
-/// What a store does about the numbers of inodes.
+/// How a store gives inode numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Numbers {
     /// Each is used once.
@@ -196,7 +196,7 @@ impl Tree {
         self.entries(dir)?.get(name).copied().ok_or(Errno::NOENT.into())
     }
 
-    /// Frees nodes that no name leads to, but those `kept` says are open.
+    /// Frees nodes without a name, except those that `kept` says are open.
     pub(in crate::backend) fn free_orphan(&mut self, ino: u64) {
         if let Some(slot) = self.nodes.get_mut(ino as usize)
             && slot.as_ref().is_some_and(|n| n.nlink == 0)

@@ -3,8 +3,8 @@
 //! Invariants:
 //! * The id is zero until one is needed: by the first block that is sealed in a salted domain, otherwise by the first
 //!   page that is not convergent. From then on it stays until the file is emptied.
-//! * The profile is that of page 0, or of the first page that opens; of a file without a page it is what it was made
-//!   with. It changes through [`Identity::set_profile`] alone, and blocks are sealed under no other.
+//! * The profile is that of page 0, or of the first page that opens; for a file without a page it is the one that the
+//!   file was made with. It changes only through [`Identity::set_profile`], and blocks are sealed under no other.
 //! * A file that was created or emptied here gets a page with the next commit, although it may hold nothing.
 //! * `zero_of` names a session only while page 0 on disk is of that session and without `cut`: pages past the last one
 //!   may then be written, once that is durable (I4).
@@ -19,7 +19,7 @@ use lamassu_format::{FileId, Page, Profile};
 pub(in crate::file) struct Identity {
     id: FileId,
     profile: Profile,
-    /// Pages and blocks may still be as another profile has them.
+    /// Pages and blocks may still have the form of another profile.
     changing: bool,
     /// The file must have a page although it may be empty.
     wants_page: bool,
@@ -27,7 +27,7 @@ pub(in crate::file) struct Identity {
     made_at: Option<Mark>,
     /// The backing file is empty, or a zeroed page that stands for an empty file.
     unsealed_empty: bool,
-    /// The session that page 0 was written by, without `cut`, and the mark of the first such write.
+    /// The session that wrote page 0 without `cut`, and the mark of the first such write.
     zero_of: Option<(u32, Mark)>,
 }
 
@@ -48,7 +48,8 @@ impl Identity {
         self.id
     }
 
-    /// The file's id, made now if there is none. Page 0 must have been looked at: a damaged one may have had another.
+    /// The file's id, made now if there is none. Page 0 must have been read before: a damaged one may have had another
+    /// id.
     pub fn ensure_id(&mut self) -> Result<FileId, StoreError> {
         if self.id.is_none() {
             lamassu_crypto::random(&mut self.id.0)?;
@@ -66,7 +67,7 @@ impl Identity {
         (self.id, self.profile, self.changing) = (page.file_id, page.profile, page.changing);
     }
 
-    /// A later page opened, and page 0 is not known. It may say that the profile is being changed.
+    /// A later page opened, and page 0 is unreadable. Page 0 may have `changing`.
     pub fn found_page(&mut self, page: &Page) {
         (self.id, self.profile, self.changing) = (page.file_id, page.profile, true);
     }
@@ -76,18 +77,18 @@ impl Identity {
         self.profile
     }
 
-    /// Whether pages and blocks may still be as another profile has them.
+    /// Whether pages and blocks may still have the form of another profile.
     pub fn is_changing(&self) -> bool {
         self.changing
     }
 
-    /// From now on blocks are sealed under this profile; `changing`: others may be there.
+    /// From now on blocks are sealed under this profile; `changing`: existing ones may have others.
     pub fn set_profile(&mut self, profile: Profile, changing: bool) {
         (self.profile, self.changing) = (profile, changing);
     }
 
-    /// Whether a page that follows page 0 may be one of the file, by its profile. One of another profile is from before
-    /// that was changed.
+    /// Whether a page after page 0 may belong to the file, by its profile. A page of another profile is from before a
+    /// change of profile.
     pub fn allows(&self, page: &Page) -> bool {
         self.changing || (page.profile == self.profile && !page.changing)
     }
@@ -97,7 +98,7 @@ impl Identity {
         self.unsealed_empty = true;
     }
 
-    /// Page 0 was written so, at this mark.
+    /// Page 0 was written as `page`, at this mark.
     pub fn note_page_zero(&mut self, page: &Page, mark: Mark) {
         self.unsealed_empty = false;
         match self.zero_of {
@@ -125,7 +126,7 @@ impl Identity {
     /// The backing file was cut to nothing: the id of a page that is gone goes with it.
     pub fn note_cut_to_nothing(&mut self) {
         self.id = FileId::NONE;
-        self.changing = false; // nothing is left
+        self.changing = false; // the file is empty
         self.unsealed_empty = true;
     }
 
@@ -140,7 +141,7 @@ impl Identity {
         self.made_at.is_some_and(|made| marks.durable() <= made)
     }
 
-    /// The next commit writes page 0, whatever else there is to be written.
+    /// The next commit writes page 0, even if nothing else has to be written.
     pub fn want_page(&mut self) {
         self.wants_page = true;
     }

@@ -4,17 +4,17 @@
 //! * Nothing is written before `prepared`: the backing file then ends where its metadata says.
 //! * What recovery finds is made durable before anything is written under the same page (I10): `is_durable` says
 //!   whether a barrier since open has covered what an earlier process wrote.
-//! * A file that the store has truncated is not written, so that what it still says is kept.
-//! * `undone` holds what can be read and is worth telling; damage is reported elsewhere.
+//! * A file that the store has truncated is not written, so that the rest is kept.
+//! * `undone` holds findings about readable ranges; damage is reported elsewhere.
 
 use crate::file::types::Damage;
 use lamassu_format::PageNo;
 use std::collections::BTreeSet;
 
-/// What interrupted sessions have left undone, kept per open file.
+/// Most findings of interrupted sessions that are kept per open file.
 const UNDONE_MAX: usize = 1 << 16;
 
-/// What was in the file when it was opened.
+/// The state of the file when it was opened.
 #[derive(Default)]
 pub(in crate::file) struct Inherited {
     size: u64,
@@ -29,7 +29,7 @@ pub(in crate::file) struct Inherited {
 
 impl Inherited {
     /// What opening found. `lost_from`: where the store lost the end of the file. `unknown_from`: the last page is
-    /// damaged, and nothing past this offset says how far the file goes, nor that an empty page or slot is a hole.
+    /// damaged, so past this offset the end of the file is unknown, and an empty page or slot may not be a hole.
     /// `interrupted`: the last page is of an interrupted session, so pages above the floor may never have arrived.
     pub fn opened(size: u64, interrupted: bool, lost_from: Option<u64>, unknown_from: Option<u64>) -> Inherited {
         Inherited { size, interrupted, lost_from, unknown_from, ..Inherited::default() }
@@ -55,7 +55,7 @@ impl Inherited {
         self.lost_from.is_some()
     }
 
-    /// The file is emptied, which is how a user gets rid of one that the store truncated.
+    /// The file is emptied, which a user does to write a file again that the store truncated.
     pub fn forget_truncation(&mut self) {
         self.lost_from = None;
     }
@@ -81,7 +81,7 @@ impl Inherited {
         self.prepared
     }
 
-    /// The backing file has been cut to what its metadata implies.
+    /// The backing file was cut to the length that its metadata implies.
     pub fn note_prepared(&mut self) {
         self.prepared = true;
     }

@@ -1,4 +1,4 @@
-//! How far writes to the backing file have come, and how far barriers have made them durable.
+//! Which writes to the backing file were made, and which of them barriers have made durable.
 //!
 //! A [`Mark`] counts the writes to the backing file since the file was opened. A page remembers the mark of its own
 //! last write and the mark of the last data write under it.
@@ -28,7 +28,7 @@ pub(in crate::file) struct Marks {
     shortened: Mark,
     /// The size in the pages when a caller took this mark: the next floor.
     floor_candidate: Option<(Mark, u64)>,
-    /// Time that a barrier takes that has something to cover: a moving average.
+    /// Time of a barrier that has something to cover: a moving average.
     barrier_took: Option<Duration>,
 }
 

@@ -5,7 +5,7 @@
 //! | [`Identity`] | the file's id, whether it was made here, whether it has a page |
 //! | [`Sizes`] | the size for users, the size on disk, the floor |
 //! | [`Shrink`] | what a shrink has left to do |
-//! | [`Marks`] | how far writes have come, and how far barriers have made them durable |
+//! | [`Marks`] | which writes were made, and which of them are durable |
 //! | [`Failures`] | writes and barriers that failed |
 //! | [`Space`] | the backing file's length, and where it reads as zeros |
 //! | [`Slack`] | zeros behind compressed blocks that take space in the store |
@@ -13,7 +13,7 @@
 //! | [`Buffer`] | buffered changes |
 //! | [`Inherited`] | what earlier sessions and the store left |
 //!
-//! What concerns several parts at once is here. Nothing in this module does I/O.
+//! Operations on several parts at once are here. Nothing in this module does I/O.
 
 mod buffer;
 mod failures;
@@ -57,7 +57,7 @@ pub(super) struct State {
 }
 
 impl State {
-    /// What readers need of it while a commit changes it. Pages and contents are shared, not copied.
+    /// The part that readers need while a commit changes the state. Pages and contents are shared, not copied.
     pub fn snapshot(&self) -> State {
         State {
             identity: self.identity.snapshot(),

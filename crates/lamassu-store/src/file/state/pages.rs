@@ -5,7 +5,7 @@
 //! * Void pages past the size are never kept.
 //! * Pages in `shared` are as good as those in `known`. `shared` is empty while one caller holds the state alone
 //!   ([`Pages::take_shared`]); readers fill it under the shared lock, or under an open commit.
-//! * A page with pending bits, or one that no barrier has covered, is never evicted: nothing else remembers its marks.
+//! * A page with pending bits, or one that no barrier has covered, is never evicted: its marks are kept nowhere else.
 
 use super::{Mark, Marks};
 use crate::file::types::DamageKind;
@@ -21,7 +21,7 @@ const CLEAN_PAGES_MAX: usize = 1024;
 /// The same once all files together hold [`ALL_PAGES_MAX`].
 const CLEAN_PAGES_SHARE: usize = 128;
 
-/// Pages in memory, of all files of this process, from which on each keeps its share alone: about 40 MiB.
+/// Pages in memory of all files of this process: about 40 MiB. Beyond that each file keeps only its share.
 const ALL_PAGES_MAX: usize = 8192;
 
 /// Pages in memory, of all files of this process.
@@ -32,7 +32,7 @@ fn are_too_many(count: usize) -> bool {
     count >= CLEAN_PAGES_MAX || (count >= CLEAN_PAGES_SHARE && ALL_PAGES.load(Ordering::Relaxed) >= ALL_PAGES_MAX)
 }
 
-/// A page in memory, counted while this lives.
+/// Counts a page in memory while this lives.
 struct Counted;
 
 impl Counted {
@@ -154,7 +154,7 @@ impl Held {
     }
 }
 
-/// What lies where a page belongs. Cheap to clone: a page is shared until one of its owners changes it.
+/// The content of a page's place. Cheap to clone: a page is shared until one of its owners changes it.
 #[derive(Clone)]
 pub(in crate::file) enum PageState {
     Absent,
@@ -222,7 +222,7 @@ impl Pages {
         self.known.iter().filter(|(_, entry)| entry.good().is_some_and(&choose)).map(|(g, _)| *g).collect()
     }
 
-    /// Keeps what page `g` turned out to be.
+    /// Keeps the state of page `g`.
     pub fn put(&mut self, g: PageNo, entry: PageState) {
         self.known.insert(g, entry);
     }
@@ -232,7 +232,7 @@ impl Pages {
         self.known.remove(&g)
     }
 
-    /// The write of page `g` failed: one that was absent may be there all the same.
+    /// The write of page `g` failed: if it was absent, it may exist nevertheless.
     pub fn forget_absent(&mut self, g: PageNo) {
         if let Some(PageState::Absent) = self.known.get(&g) {
             self.known.remove(&g);
@@ -291,8 +291,8 @@ impl Pages {
         shared.insert(g, entry);
     }
 
-    /// Takes over what readers have loaded; returns whether that was anything. The first step with the state held
-    /// alone.
+    /// Takes over the pages that readers have loaded; returns whether there were any. The first step of a caller that
+    /// holds the state alone.
     pub fn take_shared(&mut self) -> bool {
         let shared = std::mem::take(self.shared.get_mut());
         let is_any = !shared.is_empty();
@@ -313,7 +313,7 @@ impl Pages {
             return;
         }
         let clean = |(g, entry): (&PageNo, &PageState)| match entry {
-            PageState::Bad(_) if *g == PageNo::ZERO || *g == last => None, // decided at open, from both
+            PageState::Bad(_) if *g == PageNo::ZERO || *g == last => None, // decided at open, from page 0 and the last page
             PageState::Good(held) if *g != PageNo::ZERO && held.page.pending == 0 && held.is_durable(marks) => {
                 Some((held.used_at.load(Ordering::Relaxed), *g))
             }

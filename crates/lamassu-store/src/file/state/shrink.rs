@@ -1,11 +1,11 @@
-//! What a shrink has left to do: the steps after `cut`, bytes past the size in the last block, space to give back.
+//! The remaining steps of a shrink: the steps after `cut`, bytes past the size in the last block, space to give back.
 //!
 //! Invariants:
-//! * `cut` is what page 0 on disk says. It stands until the steps after it are durable (I10).
+//! * `cut` is the flag of page 0 on disk. It stays until the steps after it are durable (I10).
 //! * `steps_open` says that these steps are still to be done, or to be repeated after a failed barrier.
 //! * `ragged` is `Some(false)` only while the last block on disk is known to hold zeros past the size (I9).
-//! * `last_block` is the buffered content of the last block as the last shrink left it: what goes to disk before the
-//!   size grows again. It is kept until a commit is complete.
+//! * `last_block` is the buffered content of the last block as the last shrink left it. It goes to disk before the size
+//!   grows again. It is kept until a commit is complete.
 
 use crate::file::block::Block;
 use lamassu_format::BlockNo;
@@ -21,12 +21,12 @@ pub(in crate::file) struct Shrink {
 }
 
 impl Shrink {
-    /// Page 0 of a file that was just opened says `cut`, or does not.
+    /// For a file that was just opened; `cut`: whether its page 0 has the flag.
     pub fn opened(cut: bool) -> Shrink {
         Shrink { cut, steps_open: cut, ..Shrink::default() }
     }
 
-    /// Whether page 0 on disk says `cut`.
+    /// Whether page 0 on disk has `cut`.
     pub fn is_cut(&self) -> bool {
         self.cut
     }

@@ -1,15 +1,15 @@
-//! The sizes of a file: what its users see, what its pages on disk say, and what is known durable (`docs/format.md`
-//! §9).
+//! The sizes of a file: the one that users see, the one in its pages on disk, and the one known durable
+//! (`docs/format.md` §9).
 //!
 //! Invariants:
 //! * `stored` is the size that the pages on disk give the file. It changes with a page write that succeeded, never
 //!   before.
-//! * In a file of several pages `floor` is a size known durable: what page 0 on disk says, or what it may say next
-//!   (I5).
-//! * Page 0 on disk says `sparse`, or is written so before a barrier raises the floor past an absent page. It says so
-//!   no longer only once every page was seen to be there, durably.
-//! * All pages below `dense_until` were seen to be there, durably. A page that is there goes with the end of the file
-//!   alone, so this falls only with the last page.
+//! * In a file of several pages `floor` is a size known durable: the one in page 0 on disk, or the one that page 0 may
+//!   get next (I5).
+//! * Page 0 on disk has `sparse`, or is written with it before the floor is raised past an absent page. The flag is
+//!   cleared only after every page was found to exist, durably.
+//! * All pages below `dense_until` were found to exist, durably. An existing page is removed only with the end of the
+//!   file, so this decreases only with the last page.
 
 use lamassu_format::PageNo;
 
@@ -24,7 +24,7 @@ pub(in crate::file) struct Sizes {
 }
 
 impl Sizes {
-    /// As the pages of a file that was just opened give them.
+    /// From the pages of a file that was just opened.
     pub fn opened(stored: u64, floor: u64, sparse: bool) -> Sizes {
         Sizes { logical: stored, stored, floor, sparse, dense_until: PageNo::ZERO }
     }
@@ -59,7 +59,7 @@ impl Sizes {
         self.floor
     }
 
-    /// Page 0 says this floor, or the size that it said alone is durable.
+    /// Page 0 has this floor, or its size as the only page is durable.
     pub fn set_floor(&mut self, floor: u64) {
         self.floor = floor;
     }
@@ -74,17 +74,17 @@ impl Sizes {
         self.sparse = true;
     }
 
-    /// Page 0 says that no page below the floor may be absent.
+    /// Page 0 is without `sparse`: no page below the floor may be absent.
     pub fn note_dense(&mut self) {
         self.sparse = false;
     }
 
-    /// The first page that was not seen to be there, durably.
+    /// The first page that was not yet found to exist, durably.
     pub fn dense_until(&self) -> PageNo {
         self.dense_until
     }
 
-    /// The page [`Sizes::dense_until`] is there, durably.
+    /// The page [`Sizes::dense_until`] exists, durably.
     pub fn note_dense_page(&mut self) {
         self.dense_until = self.dense_until.next();
     }
@@ -99,13 +99,13 @@ impl Sizes {
         *self = Sizes::default();
     }
 
-    /// What a page write says about the sizes when it changes nothing about them.
+    /// The fields for a page write that changes no size.
     pub fn fields(&self) -> SizeFields {
         SizeFields { size: self.stored, floor: self.floor, sparse: self.sparse }
     }
 }
 
-/// What a page write says about the size of its file.
+/// The sizes that a page write records.
 #[derive(Clone, Copy)]
 pub(in crate::file) struct SizeFields {
     /// The size of the file.

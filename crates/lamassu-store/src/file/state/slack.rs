@@ -1,10 +1,10 @@
-//! Zeros behind the ciphertext of compressed blocks that were written out, because something else lay there before. The
+//! Zeros behind the ciphertext of compressed blocks that had to be written, because other data lay there before. The
 //! store need not keep them.
 //!
 //! Invariants:
-//! * A range reads as zeros, durably once a barrier has covered its mark. What is written there, or may have been,
-//!   takes it out before.
-//! * To forget a range is always right: it costs space.
+//! * A range reads as zeros, durably once a barrier has covered its mark. It is forgotten before anything is written
+//!   there, or may have been.
+//! * Forgetting a range is always safe: it only costs space.
 
 use super::Mark;
 use rangemap::RangeMap;
@@ -22,14 +22,14 @@ pub(in crate::file) struct Slack {
 }
 
 impl Slack {
-    /// Zeros were written there, by the write with this mark.
+    /// Zeros were written in `range`, by the write with this mark.
     pub fn note(&mut self, range: Range<u64>, mark: Mark) {
         if !self.is_given_up && self.ranges.len() < RANGES_MAX {
             self.ranges.insert(range, mark);
         }
     }
 
-    /// Something else may be there.
+    /// Other data may be in `range`.
     pub fn forget(&mut self, range: Range<u64>) {
         if !self.ranges.is_empty() && !range.is_empty() {
             self.ranges.remove(range);
@@ -41,7 +41,7 @@ impl Slack {
         self.ranges.is_empty()
     }
 
-    /// Nothing is known of any range.
+    /// Forgets all ranges.
     pub fn clear(&mut self) {
         self.ranges.clear();
     }

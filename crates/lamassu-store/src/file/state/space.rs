@@ -2,8 +2,8 @@
 //!
 //! Invariants:
 //! * `len` is the length of the backing file, or more after a write that failed and may still happen.
-//! * Every block in a range of `zeros` reads as zeros (I6). Whether a hole is one on disk, too, after a failed barrier,
-//!   is a question for [`super::Failures`].
+//! * Every block in a range of `zeros` reads as zeros (I6). After a failed barrier, [`super::Failures`] tells whether a
+//!   hole is trusted to be one on disk.
 
 use super::zeros::Zeros;
 use lamassu_format::PAGE_LEN;
@@ -24,7 +24,7 @@ impl Space {
         Space { len, ..Space::default() }
     }
 
-    /// What readers of a snapshot need.
+    /// The part that readers of a snapshot need.
     pub fn snapshot(&self) -> Space {
         Space { len: self.len, possible_len: self.possible_len, zeros: Zeros::default() }
     }
@@ -58,8 +58,8 @@ impl Space {
         self.len = self.len.max(end);
     }
 
-    /// A write failed that the store may have done all the same, in whole or in part, or may do later. `found` is the
-    /// length that the store reports now.
+    /// A write failed that the store may have done, completely or in part, or may do later. `found` is the length that
+    /// the store reports now.
     pub fn note_failed(&mut self, offset: u64, len: u64, found: Option<u64>) {
         let before = self.len;
         self.zeros.failed(offset..offset + len);

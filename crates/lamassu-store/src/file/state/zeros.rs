@@ -1,9 +1,9 @@
 //! Where a backing file is known to read as zeros.
 //!
-//! A hole that is filled must read as zeros first (I6), and to look costs: not every store can search for holes (sshfs,
-//! NFS 3, exFAT), and there every block of it would be read. Most holes are of our own making: the first round of a
-//! large commit writes the last page, the others fill what lies before it, and write-back hands blocks over in any
-//! order.
+//! A hole that is filled must read as zeros first (I6), and checking that is costly: some stores cannot search for
+//! holes (sshfs, NFS 3, exFAT), and there every block of it would be read. Most holes are made by this process: the
+//! first round of a large commit writes the last page, the others fill the space before it, and write-back brings
+//! blocks in any order.
 
 use rangemap::RangeSet;
 use std::ops::Range;
@@ -15,7 +15,7 @@ const RANGES_MAX: usize = 128;
 #[derive(Default)]
 pub(super) struct Zeros {
     ranges: RangeSet<u64>,
-    /// A write has failed, and may still arrive: what has never been written is no longer known.
+    /// A write has failed, and may still arrive: it is no longer known which ranges were never written.
     write_failed: bool,
 }
 
@@ -43,7 +43,7 @@ impl Zeros {
         }
     }
 
-    /// A write failed there, and the store may have done it all the same, or do it later.
+    /// A write failed there, but the store may have done it, or may do it later.
     pub fn failed(&mut self, range: Range<u64>) {
         self.write_failed = true;
         self.wrote(range);
