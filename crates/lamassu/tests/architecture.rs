@@ -6,14 +6,16 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Libraries that are for few crates: what the others never do.
-const FOR_FEW: [(&str, &[&str]); 7] = [
+const FOR_FEW: [(&str, &[&str]); 9] = [
     ("fuser", &["lamassu-fuse"]),
     ("clap", &["lamassu", "lamassu-server"]),
     ("indicatif", &["lamassu"]),
-    ("redb", &["lamassu-anchor", "lamassu-server"]),
+    ("redb", &["lamassu-access", "lamassu-anchor", "lamassu-server"]),
     ("tokio", &["lamassu-rpc", "lamassu-server", "lamassu-gateway"]),
     ("tonic", &["lamassu-rpc", "lamassu-server"]),
     ("s3s", &["lamassu-gateway"]),
+    ("cedar-policy", &["lamassu-access"]),
+    ("pasetors", &["lamassu-access"]),
 ];
 
 /// The crates in the order of the table.
