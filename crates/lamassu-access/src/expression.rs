@@ -240,12 +240,9 @@ impl Translator<'_> {
 
     fn contains(&mut self, of: &Json) -> Translated {
         let (left, right) = (part(of, "left")?, part(of, "right")?);
-        match (self.attribute(left), literal(right)) {
-            (Some((name, Kind::Set)), Some(Literal::Text(text))) => {
-                let token = self.tokens.text(name, &text);
-                return Ok(self.has_token(token));
-            }
-            _ => {}
+        if let (Some((name, Kind::Set)), Some(Literal::Text(text))) = (self.attribute(left), literal(right)) {
+            let token = self.tokens.text(name, &text);
+            return Ok(self.has_token(token));
         }
         match (literals(left), self.attribute(right)) {
             (Some(all), Some((name, Kind::Text))) => {
