@@ -1,7 +1,7 @@
 # `make help` lists the targets. Everything goes to target/ (or CARGO_TARGET_DIR).
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build install uninstall demo demo-shared passthrough bench-programs test test-fips torture soak fuzz lint setup-bench bench bench-paper bench-smoke clean
+.PHONY: help setup build install uninstall demo demo-gateway demo-shared passthrough bench-programs test test-fips torture soak fuzz lint setup-bench bench bench-paper bench-smoke clean
 
 help: ## lists the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -26,7 +26,7 @@ program = $(or $(CARGO_TARGET_DIR),target)/release/lamassu
 plugin = $(or $(wildcard $(dir $(program))liblamassu_nbdkit.so),$(dir $(program))deps/liblamassu_nbdkit.so)
 completions = bash-completion/completions/lamassu zsh/site-functions/_lamassu fish/vendor_completions.d/lamassu.fish
 
-install: ## installs the programs, nbdkit's plugin, links for mount(8), shell completions, the units of server and gateway (PREFIX=/usr/local DESTDIR=)
+install: ## installs the programs, nbdkit's plugin, links for mount(8), shell completions, the units of server, gateway and proxy (PREFIX=/usr/local DESTDIR=)
 	@test -x $(program) || { echo "there is no $(program): run make build first" >&2; exit 1; }
 	install -D -m 755 $(program) $(bindir)/lamassu
 	install -D -m 755 $(program)-server $(bindir)/lamassu-server
@@ -34,7 +34,9 @@ install: ## installs the programs, nbdkit's plugin, links for mount(8), shell co
 	install -d $(unitdir) $(sysusersdir)
 	sed 's|/usr/local/bin/|$(PREFIX)/bin/|' dist/lamassu-server.service > $(unitdir)/lamassu-server.service
 	sed 's|/usr/local/bin/|$(PREFIX)/bin/|' dist/lamassu-gateway@.service > $(unitdir)/lamassu-gateway@.service
+	sed 's|/usr/local/bin/|$(PREFIX)/bin/|' dist/lamassu-proxy.service > $(unitdir)/lamassu-proxy.service
 	install -m 644 dist/lamassu-server.sysusers $(sysusersdir)/lamassu-server.conf
+	install -m 644 dist/lamassu-proxy.sysusers $(sysusersdir)/lamassu-proxy.conf
 	install -d $(DESTDIR)$(SBINDIR) $(addprefix $(sharedir)/,$(dir $(completions)))
 	ln -sf $(PREFIX)/bin/lamassu $(DESTDIR)$(SBINDIR)/mount.fuse.lamassu
 	ln -sf $(PREFIX)/bin/lamassu $(DESTDIR)$(SBINDIR)/mount.lamassu
@@ -43,13 +45,16 @@ install: ## installs the programs, nbdkit's plugin, links for mount(8), shell co
 	$(program) completions fish > $(sharedir)/$(word 3,$(completions))
 
 uninstall: ## removes what `make install` installed (same PREFIX and DESTDIR)
-	rm -f $(bindir)/lamassu $(bindir)/lamassu-server $(plugindir)/nbdkit-lamassu-plugin.so $(unitdir)/lamassu-server.service $(unitdir)/lamassu-gateway@.service $(sysusersdir)/lamassu-server.conf $(addprefix $(DESTDIR)$(SBINDIR)/,mount.fuse.lamassu mount.lamassu) $(addprefix $(sharedir)/,$(completions))
+	rm -f $(bindir)/lamassu $(bindir)/lamassu-server $(plugindir)/nbdkit-lamassu-plugin.so $(unitdir)/lamassu-server.service $(unitdir)/lamassu-gateway@.service $(unitdir)/lamassu-proxy.service $(sysusersdir)/lamassu-server.conf $(sysusersdir)/lamassu-proxy.conf $(addprefix $(DESTDIR)$(SBINDIR)/,mount.fuse.lamassu mount.lamassu) $(addprefix $(sharedir)/,$(completions))
 
 demo: setup build ## shows on real data that the ciphertext deduplicates (a few minutes)
 	scripts/demo
 
 demo-shared: setup build ## shows a vault that two hosts share under a trusted server (a minute; as root)
 	scripts/demo-shared
+
+demo-gateway: setup build ## shows access control at a provider that cannot read by what it decides (half a minute)
+	scripts/demo-gateway
 
 passthrough: ## builds the mount without encryption that benchmarks and xfstests compare with
 	cargo build --locked --release --package lamassu-fuse --example passthrough

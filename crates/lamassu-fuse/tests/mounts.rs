@@ -2,12 +2,9 @@
 
 #![allow(clippy::unwrap_used)] // helpers of tests are tests
 
-#[path = "../examples/passthrough/plain/mod.rs"]
-mod plain;
-
 use lamassu_fuse::control::{ControlError, Root};
 use lamassu_fuse::{CacheMode, MountError, MountOptions, Mounted};
-use plain::PlainFs;
+use lamassu_plain::PlainFs;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -30,6 +27,7 @@ fn fixture(options: &MountOptions) -> Option<Fixture> {
     }
     let dirs = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
     let [store, point] = [dirs[0].path().to_path_buf(), dirs[1].path().to_path_buf()];
+    rustix::process::umask(rustix::fs::Mode::empty());
     let fs = Arc::new(PlainFs::open(&store).unwrap());
     let mounted = lamassu_fuse::mount(fs, &point, options).unwrap();
     Some(Fixture { mounted, store, point, _dirs: dirs })

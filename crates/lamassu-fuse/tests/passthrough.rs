@@ -3,13 +3,11 @@
 
 #![allow(clippy::unwrap_used)] // helpers of tests are tests
 
-#[path = "../examples/passthrough/plain/mod.rs"]
-mod plain;
 #[macro_use]
 mod suite;
 
 use lamassu_fuse::{CacheMode, MountOptions, Mounted};
-use plain::PlainFs;
+use lamassu_plain::PlainFs;
 use std::path::Path;
 use std::process::Stdio;
 use std::sync::Arc;
@@ -36,6 +34,7 @@ struct Fixture {
 impl Fixture {
     fn new(options: &MountOptions) -> Fixture {
         let (store, point) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        rustix::process::umask(rustix::fs::Mode::empty());
         let fs = Arc::new(PlainFs::open(store.path()).unwrap());
         let mounted = lamassu_fuse::mount(fs, point.path(), options).unwrap();
         Fixture { mounted: Some(mounted), _dirs: [store, point] }

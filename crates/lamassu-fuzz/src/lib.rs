@@ -12,6 +12,7 @@
 //! | `tree`, `words` | directory records, links, attributes in a vault; names, key sources, mount options |
 //! | `anchor` | rows and exports of anchors |
 //! | `request` | requests of the kernel |
+//! | `access` | credentials, publications and rules of a provider's access proxy |
 //! | `alerts`, `policy`, `served`, `sharing` | what hosts and a server send each other; a server's policy and keys |
 //! | `bytes`, `model` | helpers: choices from input; files whose content is known |
 //!
@@ -19,6 +20,7 @@
 //!
 //! Never: part of the product; touches a disk or the network.
 
+mod access;
 mod alerts;
 mod anchor;
 mod bytes;
@@ -77,6 +79,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "served_keys", run: served::served_keys },
     Target { name: "policy", run: policy::policy },
     Target { name: "evaluations", run: served::evaluations },
+    Target { name: "access", run: access::access },
 ];
 
 /// Runs one target by its name.

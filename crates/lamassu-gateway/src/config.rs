@@ -1,12 +1,12 @@
 //! The configuration of a gateway: one file.
 
+use crate::front::Front;
 use crate::limits::Limits;
 use crate::objects::Modes;
 use crate::{GatewayError, Result};
 use serde::Deserialize;
 use std::collections::HashMap;
 use std::io::ErrorKind;
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use zeroize::Zeroizing;
 
@@ -178,10 +178,10 @@ fn slash() -> String {
 fn credentials() -> PathBuf {
     "credentials.toml".into()
 }
-fn listen() -> String {
+pub(crate) fn listen() -> String {
     "127.0.0.1:9000".into()
 }
-fn region() -> String {
+pub(crate) fn region() -> String {
     "us-east-1".into()
 }
 fn file_mode() -> String {
@@ -190,22 +190,22 @@ fn file_mode() -> String {
 fn dir_mode() -> String {
     "0750".into()
 }
-fn connections_max() -> usize {
+pub(crate) fn connections_max() -> usize {
     1024
 }
-fn connections_of_address_max() -> usize {
+pub(crate) fn connections_of_address_max() -> usize {
     256
 }
-fn idle_seconds() -> u64 {
+pub(crate) fn idle_seconds() -> u64 {
     30
 }
-fn stop_seconds() -> u64 {
+pub(crate) fn stop_seconds() -> u64 {
     20
 }
-fn object_gib_max() -> u64 {
+pub(crate) fn object_gib_max() -> u64 {
     5
 }
-fn listing_mib_max() -> usize {
+pub(crate) fn listing_mib_max() -> usize {
     256
 }
 
@@ -228,43 +228,29 @@ impl Config {
     }
 
     fn check(&self) -> std::result::Result<(), String> {
-        let within = |name: &str, value: u64, least: u64, most: u64| match (least..=most).contains(&value) {
-            true => Ok(()),
-            false => Err(format!("{name} must be {least} to {most}, not {value}")),
-        };
-        within("connections_max", self.connections_max as u64, 1, 1 << 20)?;
-        within("connections_of_address_max", self.connections_of_address_max as u64, 1, 1 << 20)?;
-        within("idle_seconds", self.idle_seconds, 1, 3600)?;
-        within("stop_seconds", self.stop_seconds, 0, 3600)?;
-        within("object_gib_max", self.object_gib_max, 1, 5120)?;
-        within("listing_mib_max", self.listing_mib_max as u64, 1, 1 << 20)?;
+        self.front().check()?;
         for (name, limits) in std::iter::once(("limits", &self.limits)).chain(self.named_limits()) {
             limits.check().map_err(|what| format!("{name}: {what}"))?;
         }
-        let address = |name: &str, text: &str| {
-            let parsed = text.parse::<SocketAddr>();
-            parsed.map_err(|error| format!("{name} = {text:?}: {error}; give an address and a port, 127.0.0.1:9000"))
-        };
-        let listen = address("listen", &self.listen)?;
-        self.metrics.as_deref().map_or(Ok(()), |metrics| address("metrics", metrics).map(drop))?;
-        match (&self.tls_certificate, &self.tls_key) {
-            (Some(_), Some(_)) => {}
-            (None, None) if listen.ip().is_loopback() || self.plain_http => {}
-            (None, None) => {
-                return Err(format!(
-                    "listen = {:?} is for other machines: give tls_certificate and tls_key, or say plain_http = true",
-                    self.listen
-                ));
-            }
-            (Some(_), None) | (None, Some(_)) => return Err("tls_certificate and tls_key go together".into()),
-        }
-        self.modes_of()?;
-        if self.region.is_empty() || !self.region.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-') {
-            return Err(format!("region = {:?}: letters, digits and hyphens alone", self.region));
-        }
-        match self.domains.iter().find(|name| !crate::s3::is_domain(name)) {
-            Some(name) => Err(format!("domains: {name:?} is no name of a domain, in lower case")),
-            None => Ok(()),
+        self.modes_of().map(drop)
+    }
+
+    /// Where and how clients connect.
+    pub(crate) fn front(&self) -> Front {
+        Front {
+            listen: self.listen.clone(),
+            tls: (self.tls_certificate.clone(), self.tls_key.clone()),
+            plain_http: self.plain_http,
+            domains: self.domains.clone(),
+            region: self.region.clone(),
+            metrics: self.metrics.clone(),
+            log_keys: self.log_keys,
+            connections_max: self.connections_max,
+            connections_of_address_max: self.connections_of_address_max,
+            idle_seconds: self.idle_seconds,
+            stop_seconds: self.stop_seconds,
+            object_gib_max: self.object_gib_max,
+            listing_mib_max: self.listing_mib_max,
         }
     }
 
@@ -296,16 +282,6 @@ impl Config {
     /// The file of credentials.
     pub fn credentials(&self) -> PathBuf {
         self.path.parent().unwrap_or(Path::new("")).join(&self.credentials)
-    }
-
-    /// Largest object in one request, bytes.
-    pub fn object_max(&self) -> u64 {
-        self.object_gib_max << 30
-    }
-
-    /// Memory for names, bytes.
-    pub fn listing_max(&self) -> usize {
-        self.listing_mib_max << 20
     }
 
     /// The limits of a tenant.

@@ -3,6 +3,7 @@
 use crate::config::{Config, Secret, in_line};
 use crate::limits::Tenant;
 use crate::{GatewayError, Result};
+use lamassu_access::Action;
 use lamassu_vault::Owner;
 use s3s::auth::SecretKey;
 use serde::Deserialize;
@@ -74,6 +75,17 @@ pub enum Right {
     Make,
 }
 
+/// Decides whether a key, or a folder, may be used.
+pub type Judge = Box<dyn Fn(Action, &str) -> bool + Send + Sync>;
+
+/// What a user may do.
+enum Rights {
+    /// with buckets, by their names
+    Buckets { read: Vec<String>, write: Vec<String>, make_buckets: bool },
+    /// with keys in one bucket
+    Keys { bucket: String, access_key: String, judge: Judge },
+}
+
 /// A user.
 pub struct User {
     /// its name in the log
@@ -83,20 +95,48 @@ pub struct User {
     /// the owner of files that it makes
     pub owner: Owner,
     secret: SecretKey,
-    read: Vec<String>,
-    write: Vec<String>,
-    make_buckets: bool,
+    rights: Rights,
 }
 
 impl User {
-    /// Whether it has a right to a bucket.
+    /// The holder of a credential: access key and secret. May use keys in the tenant's bucket.
+    pub fn of_credential(
+        name: String,
+        tenant: Arc<Tenant>,
+        (access_key, secret): (String, SecretKey),
+        judge: Judge,
+    ) -> User {
+        let (uid, gid) = own();
+        let rights = Rights::Keys { bucket: tenant.name().into(), access_key, judge };
+        User { name, tenant, owner: Owner { uid, gid, umask: 0 }, secret, rights }
+    }
+
+    /// Whether it is the holder of the credential with this access key.
+    pub fn holds(&self, other: &str) -> bool {
+        matches!(&self.rights, Rights::Keys { access_key, .. } if access_key == other)
+    }
+
+    /// Whether it has a right to a bucket, or to some keys in it.
     pub fn may(&self, right: Right, bucket: &str) -> bool {
         let any = |names: &[String]| names.iter().any(|name| matches(name, bucket));
-        match right {
-            Right::Read => any(&self.read) || any(&self.write),
-            Right::Write => any(&self.write),
-            Right::Make => self.make_buckets && any(&self.write),
+        match &self.rights {
+            Rights::Buckets { read, write, make_buckets } => match right {
+                Right::Read => any(read) || any(write),
+                Right::Write => any(write),
+                Right::Make => *make_buckets && any(write),
+            },
+            Rights::Keys { bucket: own, .. } => right != Right::Make && bucket == own,
         }
+    }
+
+    /// Whether it may do something with a key, or with a folder: a key up to a slash; the empty one is the bucket.
+    pub fn may_use(&self, action: Action, bucket: &str, key: &str) -> bool {
+        let right = if matches!(action, Action::Read | Action::List) { Right::Read } else { Right::Write };
+        self.may(right, bucket)
+            && match &self.rights {
+                Rights::Buckets { .. } => true,
+                Rights::Keys { judge, .. } => judge(action, key.strip_suffix('/').unwrap_or(key)),
+            }
     }
 
     /// Its secret.
@@ -181,9 +221,7 @@ impl Entry {
             tenant,
             owner: Owner { uid: self.uid.unwrap_or(own_uid), gid: self.gid.unwrap_or(own_gid), umask: 0 },
             secret: SecretKey::from(self.secret_key.0.as_str()),
-            read: self.read,
-            write: self.write,
-            make_buckets: self.make_buckets,
+            rights: Rights::Buckets { read: self.read, write: self.write, make_buckets: self.make_buckets },
         }
     }
 }
@@ -193,7 +231,7 @@ fn own() -> (u32, u32) {
 }
 
 /// Reads the file, if no other user can read or change it. The open file is checked.
-fn read_private(path: &Path) -> Result<Zeroizing<String>> {
+pub(crate) fn read_private(path: &Path) -> Result<Zeroizing<String>> {
     let file = std::fs::File::open(path).map_err(GatewayError::file("open", path))?;
     let st = file.metadata().map_err(GatewayError::file("look at", path))?;
     let (own_uid, _) = own();

@@ -21,6 +21,9 @@ pub enum GatewayError {
          secrets if others had access"
     )]
     NotPrivate(PathBuf),
+    /// The operator's: a directory that others than the proxy can use.
+    #[error("{0} must be a directory of this user, mode 0700: nobody else may reach the objects beside the proxy")]
+    NotOwn(PathBuf),
     /// The operator's: certificate or key cannot be used.
     #[error("{path}: {detail}")]
     Tls {

@@ -9,11 +9,13 @@
 //! | `config`, `credentials` | the operator's files |
 //! | `limits` | the limits of a tenant |
 //! | `work` | blocking work, which holds the turn of its request |
+//! | `front` | where clients connect: the part of a configuration that every gateway has |
 //! | `objects` | buckets and keys as directories and files: calls that block |
 //! | `s3` | the protocol: from requests to those calls, from errors to answers |
 //! | `door` | connections: TLS, limits, time-outs |
 //! | `metrics`, `log` | metrics and the access log |
 //! | `run` | runs the gateway until a signal comes |
+//! | `provider` | the access proxy of a provider, over a plain directory: who may come decides on tokens |
 //!
 //! Never: bypasses the vault, has a key of it, follows a link, logs a secret. Async code stays in this crate.
 
@@ -21,10 +23,12 @@ pub mod config;
 pub mod credentials;
 mod door;
 mod error;
+mod front;
 mod limits;
 mod log;
 mod metrics;
 mod objects;
+pub mod provider;
 mod run;
 mod s3;
 mod work;

@@ -1,17 +1,15 @@
 //! Runs a gateway from its start to a signal.
 
-use crate::door::{Door, Tls};
+use crate::door::{Admit, Door, Tls};
+use crate::front::Front;
 use crate::metrics::{self, Health, Metrics};
 use crate::objects::{ObjectError, Objects};
+use crate::s3::Users;
 use crate::{Config, Credentials, GatewayError, Result, s3};
 use lamassu_vault::{FileSystem, Forest, VaultError};
 use parking_lot::RwLock;
-use rustls::ServerConfig;
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use s3s::service::S3Service;
 use std::net::SocketAddr;
-use std::os::unix::fs::MetadataExt;
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -26,26 +24,7 @@ use tokio::sync::watch;
 /// [`GatewayError`].
 pub fn check(config: &Config) -> Result<()> {
     Credentials::read(config, None)?;
-    read_tls(config).map(drop)
-}
-
-fn read_tls(config: &Config) -> Result<Option<Arc<ServerConfig>>> {
-    let (Some(certificate), Some(key)) = (&config.tls_certificate, &config.tls_key) else { return Ok(None) };
-    let wrong = |path: &Path, detail: String| GatewayError::Tls { path: path.into(), detail };
-    let chain =
-        CertificateDer::pem_file_iter(certificate).and_then(Iterator::collect::<std::result::Result<Vec<_>, _>>);
-    let chain = chain.map_err(|error| wrong(certificate, error.to_string()))?;
-    let st = std::fs::metadata(key).map_err(GatewayError::file("look at", key))?;
-    if st.mode() & 0o077 != 0 {
-        return Err(GatewayError::NotPrivate(key.clone()));
-    }
-    let private = PrivateKeyDer::from_pem_file(key).map_err(|error| wrong(key, error.to_string()))?;
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let builder = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
-    let builder = builder.map_err(|error| wrong(certificate, error.to_string()))?.with_no_client_auth();
-    let mut tls = builder.with_single_cert(chain, private).map_err(|error| wrong(certificate, error.to_string()))?;
-    tls.alpn_protocols = vec![b"http/1.1".to_vec()];
-    Ok(Some(Arc::new(tls)))
+    config.front().read_tls().map(drop)
 }
 
 /// What a gateway needs besides its configuration.
@@ -63,16 +42,27 @@ pub struct Serving {
 /// [`GatewayError`].
 pub fn serve(config: &Config, forest: &Arc<Forest>, serving: Serving, ended: watch::Receiver<bool>) -> Result<()> {
     let credentials = Credentials::read(config, None)?;
-    let tls = read_tls(config)?;
-    let objects = Objects::open(forest.clone(), &config.buckets, config.modes()?, config.listing_max());
+    let (front, tls) = (config.front(), config.front().read_tls()?);
+    let objects = Objects::open(forest.clone(), &config.buckets, config.modes()?, front.listing_max());
     let objects = Arc::new(objects.map_err(|error| of_buckets(&config.buckets, error))?);
     let stopping = Arc::new(AtomicBool::new(false));
     let threads =
         Threads::start(forest, &objects, serving.maintains && !config.read_only, &stopping, config.read_only)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let runtime = runtime.map_err(|source| GatewayError::System { op: "start threads", source })?;
-    let started = Started { credentials, tls, objects };
-    let served = runtime.block_on(run(config, started, serving, ended));
+    let current = Arc::new(RwLock::new(Arc::new(credentials)));
+    let tls: Tls = Arc::new(RwLock::new(tls));
+    let service = s3::service(&front, objects.clone(), Users::Known(current.clone()));
+    let attending = Attending {
+        front,
+        service,
+        admit: None,
+        tls: tls.clone(),
+        health: Arc::new(move || objects.check().map_err(|error| error.to_string())),
+        ready: serving.ready,
+        reload: Box::new(move |config| reload(config, &current, &tls)),
+    };
+    let served = runtime.block_on(attend(config, attending, ended));
     // Blocking calls under way must end before the vault is closed.
     runtime.shutdown_timeout(Duration::from_secs(60));
     stopping.store(true, Ordering::Relaxed);
@@ -80,7 +70,7 @@ pub fn serve(config: &Config, forest: &Arc<Forest>, serving: Serving, ended: wat
     served
 }
 
-fn of_buckets(path: &str, error: ObjectError) -> GatewayError {
+pub(crate) fn of_buckets(path: &str, error: ObjectError) -> GatewayError {
     let source = match error {
         ObjectError::Vault(source) => source,
         _ => VaultError::Invalid,
@@ -88,29 +78,41 @@ fn of_buckets(path: &str, error: ObjectError) -> GatewayError {
     GatewayError::Buckets { path: path.into(), source }
 }
 
-struct Started {
-    credentials: Credentials,
-    tls: Option<Arc<ServerConfig>>,
-    objects: Arc<Objects>,
+/// What is served, of a configuration C, and how.
+pub(crate) struct Attending<C> {
+    /// where clients connect
+    pub front: Front,
+    /// answers them
+    pub service: S3Service,
+    /// who may come, where that is not in the service
+    pub admit: Option<Arc<dyn Admit>>,
+    /// the certificate in force
+    pub tls: Tls,
+    /// for monitoring
+    pub health: Health,
+    /// called with the address
+    pub ready: Box<dyn FnOnce(SocketAddr) + Send>,
+    /// called after SIGHUP
+    pub reload: Box<dyn Fn(&C) + Send>,
 }
 
-async fn run(config: &Config, started: Started, serving: Serving, mut ended: watch::Receiver<bool>) -> Result<()> {
+/// Serves until SIGTERM, SIGINT, or `ended`.
+///
+/// # Errors
+/// [`GatewayError::Listen`], [`GatewayError::System`].
+pub(crate) async fn attend<C>(config: &C, of: Attending<C>, mut ended: watch::Receiver<bool>) -> Result<()> {
     let (mut term, mut int, mut hup) =
         (on(SignalKind::terminate())?, on(SignalKind::interrupt())?, on(SignalKind::hangup())?);
-    let Started { credentials, tls, objects } = started;
-    let current = Arc::new(RwLock::new(Arc::new(credentials)));
-    let (tls, metrics): (Tls, Metrics) = (Arc::new(RwLock::new(tls)), Metrics::default());
-    let service = s3::service(config, objects.clone(), current.clone());
-    let door = Door::new(config, service, tls.clone(), metrics.clone());
-    let listener = listen(&config.listen).await?;
+    let metrics = Metrics::default();
+    let door = Door::new(&of.front, of.service, of.admit, of.tls, metrics.clone());
+    let listener = listen(&of.front.listen).await?;
     let address = listener.local_addr().map_err(|source| GatewayError::System { op: "listen", source })?;
-    if let Some(asked) = &config.metrics {
-        let health: Health = Arc::new(move || objects.check().map_err(|error| error.to_string()));
-        tokio::spawn(metrics::serve(listen(asked).await?, metrics, health));
+    if let Some(asked) = &of.front.metrics {
+        tokio::spawn(metrics::serve(listen(asked).await?, metrics, of.health));
     }
     let (stop, stopping) = watch::channel(false);
-    let serving_all = tokio::spawn(door.serve(listener, stopping, Duration::from_secs(config.stop_seconds)));
-    (serving.ready)(address);
+    let serving_all = tokio::spawn(door.serve(listener, stopping, Duration::from_secs(of.front.stop_seconds)));
+    (of.ready)(address);
     tracing::info!(%address, "serving");
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
     loop {
@@ -118,7 +120,7 @@ async fn run(config: &Config, started: Started, serving: Serving, mut ended: wat
             _ = term.recv() => break,
             _ = int.recv() => break,
             Ok(_) = ended.wait_for(|ended| *ended) => break,
-            _ = hup.recv() => reload(config, &current, &tls),
+            _ = hup.recv() => (of.reload)(config),
         }
     }
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
@@ -131,7 +133,7 @@ async fn run(config: &Config, started: Started, serving: Serving, mut ended: wat
 /// Reloads credentials and certificate. If they are invalid, the previous ones stay in force.
 fn reload(config: &Config, current: &s3::Current, tls: &Tls) {
     let before = current.read().clone();
-    match (Credentials::read(config, Some(&before)), read_tls(config)) {
+    match (Credentials::read(config, Some(&before)), config.front().read_tls()) {
         (Ok(credentials), Ok(read)) => {
             *current.write() = Arc::new(credentials);
             *tls.write() = read;
@@ -174,8 +176,7 @@ impl Threads {
             spawn("lamassu-upkeep", Box::new(move || lamassu_vault::keep_up(&*forest, &stopping)))?;
         }
         if !read_only {
-            let (objects, stopping) = (objects.clone(), stopping.clone());
-            spawn("lamassu-sweep", Box::new(move || sweep(&objects, &stopping)))?;
+            threads.push(sweeps(objects, stopping)?);
         }
         Ok(Threads(threads))
     }
@@ -186,6 +187,16 @@ impl Threads {
             let _ = thread.join();
         }
     }
+}
+
+/// A thread that removes what an earlier end has left.
+///
+/// # Errors
+/// [`GatewayError::System`].
+pub(crate) fn sweeps(objects: &Arc<Objects>, stopping: &Arc<AtomicBool>) -> Result<std::thread::JoinHandle<()>> {
+    let (objects, stopping) = (objects.clone(), stopping.clone());
+    let thread = std::thread::Builder::new().name("lamassu-sweep".into()).spawn(move || sweep(&objects, &stopping));
+    thread.map_err(|source| GatewayError::System { op: "start a thread", source })
 }
 
 fn sweep(objects: &Objects, stopping: &AtomicBool) {

@@ -92,9 +92,12 @@ pub enum Command {
     Zone(cmd::zone::Zone),
     /// Mount a vault
     Mount(cmd::mount::Args),
-    /// Serve a vault by other protocols than that of a mount: objects over S3
+    /// Serve a vault, or a provider's store of ciphertext, over S3
     #[command(subcommand)]
     Gateway(cmd::gateway::GatewayCommand),
+    /// Decide who may do what with objects at a provider, which evaluates that and cannot read it
+    #[command(subcommand)]
+    Policy(cmd::policy::PolicyCommand),
     /// Make, list, resize, copy, destroy or export volumes: block devices in a vault
     #[command(subcommand)]
     Volume(cmd::volume::VolumeCommand),

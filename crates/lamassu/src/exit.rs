@@ -4,6 +4,7 @@
 //! its number.
 
 use crate::fault::{Error, Fault};
+use lamassu_access::AccessError;
 use lamassu_anchor::{AnchorError, ServerFault};
 use lamassu_fuse::MountError;
 use lamassu_fuse::control::ControlError;
@@ -306,6 +307,7 @@ fn says_what_to_do(fault: &Fault) -> bool {
         | Fault::OtherDigest { .. }
         | Fault::Umount { .. }
         | Fault::Volume(VolumeError::NotFound(_))
+        | Fault::Access(_)
         | Fault::NbdkitEnded { .. }
         | Fault::Mount(MountError::HelperRefused(_)) => true,
         Fault::Host(host) => match host.innermost() {
@@ -383,6 +385,7 @@ fn code(fault: &Fault) -> Code {
         Fault::Mount(e) => mount(e),
         Fault::MountOption(_) => Code::Usage,
         Fault::Gateway(e) => gateway(e),
+        Fault::Access(e) => access(e),
         Fault::Volume(e) => FaultKind::from(e).into(),
         Fault::NoNbdkit { .. } | Fault::NoPlugin { .. } | Fault::NbdkitEnded { .. } => Code::NoNbdkit,
         Fault::Control(e) => control(e),
@@ -437,10 +440,27 @@ fn mount(error: &MountError) -> Code {
 fn gateway(error: &GatewayError) -> Code {
     match error {
         GatewayError::Config { .. } | GatewayError::NotPrivate(_) | GatewayError::Tls { .. } => Code::Configuration,
+        GatewayError::NotOwn(_) => Code::Configuration,
         GatewayError::File { .. } => Code::Configuration,
         GatewayError::Listen { .. } => Code::Listen,
         GatewayError::System { .. } => Code::Other,
         GatewayError::Buckets { path: _, source } => FaultKind::from(source).into(),
+    }
+}
+
+fn access(error: &AccessError) -> Code {
+    match error {
+        AccessError::Name(_) | AccessError::NotDeclared(_) | AccessError::Value { .. } => Code::Usage,
+        AccessError::Key { .. } | AccessError::Argument(_) => Code::Usage,
+        AccessError::Rule { .. } => Code::Configuration,
+        AccessError::NotFound { .. } => Code::NotFound,
+        AccessError::Unpublished | AccessError::InUse { .. } | AccessError::NotPrivate(_) => Code::Refused,
+        AccessError::Document { .. } | AccessError::Damaged { .. } | AccessError::Chain { .. } => Code::Damaged,
+        AccessError::NotEmpty(_) | AccessError::Missing(_) => Code::Dir,
+        AccessError::Locked(_) => Code::Locked,
+        AccessError::Database { .. } | AccessError::File { .. } => Code::Other,
+        // These are the host's.
+        AccessError::MasterKey(_) | AccessError::NoRandom(_) => Code::Other,
     }
 }
 

@@ -1,6 +1,7 @@
 //! The errors of the command line: one enum, which holds the errors of the crates below, and an [`Error`] that adds
 //! where it happened. There are no other error types here, so [`crate::exit`] needs one `match`.
 
+use lamassu_access::AccessError;
 use lamassu_crypto::NoRandom;
 use lamassu_crypto::selftest::SelfTestFailure;
 use lamassu_format::header::HeaderError;
@@ -132,6 +133,16 @@ impl From<ReceiptError> for Fault {
     }
 }
 
+impl From<AccessError> for Fault {
+    fn from(error: AccessError) -> Self {
+        match error {
+            AccessError::MasterKey(error) => error.into(),
+            AccessError::NoRandom(error) => error.into(),
+            error => Fault::Access(error),
+        }
+    }
+}
+
 impl From<Errno> for Fault {
     fn from(error: Errno) -> Self {
         io::Error::from(error).into()
@@ -156,6 +167,9 @@ pub enum Fault {
     /// Of a gateway.
     #[error(transparent)]
     Gateway(#[from] lamassu_gateway::GatewayError),
+    /// Of a policy manager.
+    #[error(transparent)]
+    Access(AccessError),
     /// Of volumes.
     #[error(transparent)]
     Volume(#[from] lamassu_volume::VolumeError),

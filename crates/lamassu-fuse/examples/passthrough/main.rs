@@ -3,10 +3,10 @@
 //! For benchmarks and tests alone. It encrypts nothing and verifies nothing, so it is no part of the program that users
 //! get.
 
-mod plain;
-
 use lamassu_fuse::{MountOptions, mount};
-use plain::PlainFs;
+use lamassu_plain::PlainFs;
+use rustix::fs::Mode;
+use rustix::process::{Resource, Rlimit};
 use std::error::Error;
 use std::path::Path;
 use std::sync::Arc;
@@ -27,7 +27,25 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
         options.apply(words)?;
     }
+    // The kernel has applied the caller's by the time a request arrives.
+    rustix::process::umask(Mode::empty());
+    raise_descriptor_limit();
     let fs = Arc::new(PlainFs::open(Path::new(dir))?);
     mount(fs, Path::new(point), &options)?.wait()?;
     Ok(())
+}
+
+/// Up to `fs.nr_open` for root, up to the hard limit for other users.
+fn raise_descriptor_limit() {
+    let now = rustix::process::getrlimit(Resource::Nofile);
+    let most = std::fs::read_to_string("/proc/sys/fs/nr_open").ok().and_then(|s| s.trim().parse::<u64>().ok());
+    if let Some(most) = most.filter(|most| now.maximum.is_some_and(|max| *most > max)) {
+        let all = Rlimit { current: Some(most), maximum: Some(most) };
+        if rustix::process::setrlimit(Resource::Nofile, all).is_ok() {
+            return;
+        }
+    }
+    if let Err(error) = rustix::process::setrlimit(Resource::Nofile, Rlimit { current: now.maximum, ..now }) {
+        tracing::debug!(%error, "the limit on open files stays as it is");
+    }
 }

@@ -1,4 +1,4 @@
-//! Tokens, messages of sessions, reports.
+//! Tokens, messages of sessions, reports, policies; what access proxies take.
 
 use super::Seeds;
 use lamassu_crypto::Secret;
@@ -12,6 +12,7 @@ use prost::Message;
 const FIRST_GRANT: u64 = (1 << 40) + 4;
 
 pub fn sharing(seeds: &mut Seeds) {
+    access(seeds);
     // Of the authority 05…05, with the secret 07…07.
     let code = "AUCQKBIFAUCQKBIFAUCQKBIFAUCQKBIFAUCQKBIFAUCQKBIFAUCQOBYHA4DQOBYHA4DQOBYHA4DQP7KV";
     let line = format!("lamassu-join:server.example:7433/{code}");
@@ -75,6 +76,25 @@ fn findings(seeds: &mut Seeds) {
         batch(1, elements, &[9; 64]),
     ]);
     policies(seeds);
+}
+
+/// What the access proxy of a provider takes, and a tenant's rules.
+fn access(seeds: &mut Seeds) {
+    let signed = lamassu_access::Status { seq: 1, bundle: 1, time: 5, revoked: ["0".repeat(32)].into() };
+    let signed = signed.sign(&lamassu_crypto::Secret::new(&mut [9; 32]), "acme").unwrap_or_default();
+    let policy = r#"{"effect":"forbid","principal":{"op":"==","entity":{"type":"P","id":"x"}},"action":{"op":"in","entities":[{"type":"Action","id":"read"}]},"resource":{"op":"in","entity":{"type":"K","id":"a"}},"conditions":[{"kind":"when","body":{"containsAny":{"left":{".":{"left":{"Var":"principal"},"attr":"t"}},"right":{"Set":[{"Value":"a"}]}}}},{"kind":"unless","body":{"!":{"arg":{"Value":false}}}}]}"#;
+    let bundle = format!(r#"{{"seq":1,"epoch":1,"vocabulary":"v","time":5,"policies":[{policy}]}}"#);
+    let claims = format!(
+        r#"{{"id":"{0}","sub":"x","tokens":["a"],"epoch":1,"vocabulary":"v","begins":900,"ends":1500,"told":"{0}{0}"}}"#,
+        "0".repeat(32)
+    );
+    let rule = "permit(principal == User::\"x\", action in [Action::\"read\", Action::\"list\"], resource in Key::\"a\") \
+        when { principal has dept && [\"a\", \"b\"].contains(principal.dept) || principal.teams.containsAll([\"c\"]) } \
+        unless { principal has level && principal.level >= -3 };\nforbid(principal, action, resource is Key in \
+        Key::\"a/b\") when { !(principal has level) || (if 3 > principal.level then true else resource == Key::\"a\") };";
+    let all =
+        [(0, &*signed), (1, &bundle), (2, &claims), (3, rule)].map(|(kind, text)| [&[kind], text.as_bytes()].concat());
+    seeds.entry("access").or_default().extend(all);
 }
 
 /// A server's policy, and what a host is told of one.

@@ -66,6 +66,19 @@ pub fn check(parts: &Parts, object_max: u64) -> S3Result<()> {
     check_length(&parts.headers, object_max)
 }
 
+/// The session token of a request that has passed the checks: from its header, or from a presigned URL.
+///
+/// # Errors
+/// `InvalidRequest`: there are both.
+pub fn session_token(parts: &Parts) -> S3Result<Option<String>> {
+    let query = Query::of(parts.uri.query().unwrap_or_default())?;
+    let header = parts.headers.get("x-amz-security-token").and_then(|value| value.to_str().ok());
+    match (header, query.get("X-Amz-Security-Token")) {
+        (Some(_), Some(_)) => Err(s3_error!(InvalidRequest, "a request has one session token")),
+        (token, None) | (None, token) => Ok(token.map(String::from)),
+    }
+}
+
 /// The decoded parameters of a URL.
 struct Query(Vec<(String, String)>);
 

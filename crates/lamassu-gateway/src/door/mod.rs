@@ -5,9 +5,11 @@ mod body;
 mod guard;
 mod patient;
 
-use crate::Config;
+use crate::credentials::User;
+use crate::front::Front;
 use crate::log::Entry;
 use crate::metrics::Metrics;
+use crate::s3::ADMITTED;
 use body::{Incoming, Outgoing};
 use http::{HeaderValue, Request, Response};
 use hyper::server::conn::http1;
@@ -16,6 +18,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use parking_lot::{Mutex, RwLock};
 use patient::Patient;
 use rustls::ServerConfig;
+use s3s::S3Result;
 use s3s::service::S3Service;
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -36,9 +39,19 @@ const HEADERS_MAX: usize = 64 << 10;
 /// The configuration of TLS in force; `None`: plain HTTP.
 pub type Tls = Arc<RwLock<Option<Arc<ServerConfig>>>>;
 
+/// Decides who may come, by what a request brings with it.
+pub trait Admit: Send + Sync {
+    /// The user of a session token, which is none of the protocol's: the request's signature is verified afterwards.
+    ///
+    /// # Errors
+    /// The error for the client.
+    fn admit(&self, session_token: Option<&str>) -> S3Result<Arc<User>>;
+}
+
 /// See the module's head.
 pub struct Door {
     service: S3Service,
+    admit: Option<Arc<dyn Admit>>,
     tls: Tls,
     metrics: Metrics,
     idle: Duration,
@@ -75,20 +88,27 @@ impl Drop for Place {
 }
 
 impl Door {
-    /// Passes requests to a service.
-    pub fn new(config: &Config, service: S3Service, tls: Tls, metrics: Metrics) -> Arc<Door> {
+    /// Passes requests to a service, those of users who are admitted.
+    pub fn new(
+        front: &Front,
+        service: S3Service,
+        admit: Option<Arc<dyn Admit>>,
+        tls: Tls,
+        metrics: Metrics,
+    ) -> Arc<Door> {
         let since = std::time::SystemTime::now().duration_since(std::time::SystemTime::UNIX_EPOCH).unwrap_or_default();
         Arc::new(Door {
             service,
+            admit,
             tls,
             metrics,
-            idle: Duration::from_secs(config.idle_seconds),
-            object_max: config.object_max(),
-            with_keys: config.log_keys,
-            region: config.region.clone(),
-            connections: Arc::new(Semaphore::new(config.connections_max)),
-            connections_max: config.connections_max,
-            of_address_max: config.connections_of_address_max,
+            idle: Duration::from_secs(front.idle_seconds),
+            object_max: front.object_max(),
+            with_keys: front.log_keys,
+            region: front.region.clone(),
+            connections: Arc::new(Semaphore::new(front.connections_max)),
+            connections_max: front.connections_max,
+            of_address_max: front.connections_of_address_max,
             of_addresses: Mutex::default(),
             requests: AtomicU64::new(0),
             start: since.as_secs() as u32,
@@ -139,15 +159,20 @@ impl Door {
         let entry = Entry::new(id, address, request.method().clone(), self.with_keys, self.metrics.clone());
         let (mut parts, body) = request.into_parts();
         let asks = parts.headers.contains_key(http::header::EXPECT);
-        let answered: Result<_, s3s::StdError> = match guard::check(&parts, self.object_max) {
-            Ok(()) if guard::has_no_region(&parts) => Ok(self.tell_region()),
-            Ok(()) => {
+        let passed = guard::check(&parts, self.object_max).and_then(|()| self.admitted(&parts));
+        let answered: Result<_, s3s::StdError> = match passed {
+            Ok(_) if guard::has_no_region(&parts) => Ok(self.tell_region()),
+            Ok(user) => {
                 let hash = parts.headers.get("x-amz-content-sha256");
                 let is_chunked = hash.is_some_and(|hash| hash.as_bytes().starts_with(b"STREAMING-"));
                 let body = Incoming::new(body, entry.clone(), self.idle, is_chunked);
                 parts.extensions.insert(entry.clone());
                 let request = Request::from_parts(parts, s3s::Body::http_body_unsync(body));
-                self.service.call(request).await.map_err(Into::into)
+                let answered = match user {
+                    Some(user) => ADMITTED.scope(user, self.service.call(request)).await,
+                    None => self.service.call(request).await,
+                };
+                answered.map_err(Into::into)
             }
             Err(refused) => refused.to_http_response().map_err(Into::into),
         };
@@ -171,6 +196,11 @@ impl Door {
 }
 
 impl Door {
+    fn admitted(&self, parts: &http::request::Parts) -> S3Result<Option<Arc<User>>> {
+        let Some(admit) = &self.admit else { return Ok(None) };
+        admit.admit(guard::session_token(parts)?.as_deref()).map(Some)
+    }
+
     /// Adds the region for signing: an element that the library's errors lack.
     fn tell_region(&self) -> Response<s3s::Body> {
         let text = format!(

@@ -1,6 +1,6 @@
 //! The properties of an object besides its content, in one sealed attribute of its file: entity tag, headers, user
-//! metadata, tags, checksums. It is in the namespace `trusted.`, which only root sees in a mount: a user who copies a
-//! file with its attributes does not copy properties of the other content.
+//! metadata, tags, checksums. In a vault it is in the namespace `trusted.`, which only root sees in a mount: a user who
+//! copies a file with its attributes does not copy properties of the other content.
 
 use super::node::Node;
 use lamassu_vault::{Attr, Result, Time};
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// The attribute's name.
-pub const NAME: &str = "trusted.lamassu.object";
+pub const NAME: &str = "lamassu.object";
 
 /// The content to which the entity tag and the checksums belong. A program that writes to the file in a mount changes
 /// it.

@@ -7,7 +7,7 @@ use super::attrs::Attrs;
 use super::key::{self, KEY_MAX};
 use super::node::Node;
 use super::{Objects, Result};
-use lamassu_vault::{FileSystem, Ino, Kind, Time, VaultError};
+use lamassu_vault::{Ino, Kind, Time, VaultError};
 use lru::LruCache;
 use parking_lot::Mutex;
 use std::ffi::OsStr;
@@ -164,16 +164,23 @@ struct Walk<'a> {
     page: Page,
     /// The last group that was found.
     group: Option<String>,
+    may_list: &'a dyn Fn(&str) -> bool,
+}
+
+/// The folder that a prefix asks for: up to its last slash.
+pub fn folder_of(prefix: &str) -> &str {
+    prefix.rfind('/').map_or("", |slash| &prefix[..=slash])
 }
 
 impl Objects {
-    /// A page of a listing.
+    /// A page of a listing. Of a folder that the caller may not list, by its path with a slash at its end, nothing is
+    /// in it.
     ///
     /// # Errors
     /// [`super::ObjectError::NoBucket`]; those of the vault.
-    pub fn list(&self, bucket: &str, query: &Query) -> Result<Page> {
+    pub fn list(&self, bucket: &str, query: &Query, may_list: &dyn Fn(&str) -> bool) -> Result<Page> {
         let bucket = self.bucket(bucket)?;
-        let mut walk = Walk { listings: &self.listings, query, page: Page::default(), group: None };
+        let mut walk = Walk { listings: &self.listings, query, page: Page::default(), group: None, may_list };
         if query.max > 0 {
             walk.dir(&bucket, "")?;
         }
@@ -184,6 +191,10 @@ impl Objects {
 impl Walk<'_> {
     /// Walks through a directory, whose keys begin with `path`. Returns whether the page has room for more.
     fn dir(&mut self, dir: &Node, path: &str) -> Result<bool> {
+        // Those above the prefix are only passed through.
+        if path.starts_with(folder_of(&self.query.prefix)) && !(self.may_list)(path) {
+            return Ok(true);
+        }
         let names = match self.listings.of(dir) {
             // It was removed meanwhile.
             Err(super::ObjectError::Vault(VaultError::NotFound | VaultError::Stale)) if !path.is_empty() => {

@@ -21,8 +21,9 @@ pub use put::{Guard, Staged};
 
 use attrs::Attrs;
 use key::{Key, KeyFault};
-use lamassu_vault::{Forest, Kind, Owner, VaultError};
+use lamassu_vault::{Kind, Owner, VaultError};
 use list::Listings;
+pub use node::Tree;
 use node::{Node, Open};
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashSet;
@@ -105,7 +106,7 @@ pub struct Modes {
 
 /// See the module's head.
 pub struct Objects {
-    fs: Arc<Forest>,
+    fs: Arc<dyn Tree>,
     /// The directory of the buckets.
     root: OsString,
     modes: Modes,
@@ -131,7 +132,7 @@ impl Objects {
     ///
     /// # Errors
     /// Those of a missing directory.
-    pub fn open(fs: Arc<Forest>, root: &str, modes: Modes, listings_max: usize) -> Result<Objects> {
+    pub fn open(fs: Arc<dyn Tree>, root: &str, modes: Modes, listings_max: usize) -> Result<Objects> {
         let locks = || (0..STRIPES).map(|_| Mutex::new(())).collect();
         let (keys, uploads) = (locks(), locks());
         let (listings, staged) = (Listings::new(listings_max), Mutex::default());
@@ -205,7 +206,7 @@ impl Objects {
     pub fn remove_bucket(&self, name: &str) -> Result<()> {
         let bucket = self.bucket(name)?;
         let query = list::Query { max: 1, ..list::Query::default() };
-        if !self.list(name, &query)?.items.is_empty() {
+        if !self.list(name, &query, &|_| true)?.items.is_empty() {
             return Err(ObjectError::BucketNotEmpty);
         }
         for (id, upload) in self.uploads(name, "")? {

@@ -2,8 +2,9 @@
 
 use crate::limits::Turn;
 use crate::work;
+use lamassu_plain::PlainFs;
 use lamassu_vault::{
-    Access, Attr, Entry, FileSystem, Forest, HandleId, Ino, Kind, Owner, RenameMode, Result, SetXattr, VaultError,
+    Access, Attr, Entry, FileSystem, Forest, HandleId, Ino, Kind, Owner, ROOT, RenameMode, Result, SetXattr, VaultError,
 };
 use std::ffi::OsStr;
 use std::sync::Arc;
@@ -12,12 +13,51 @@ use std::sync::Arc;
 pub const READ: Access = Access { read: true, write: false, truncate: false };
 const READ_WRITE: Access = Access { read: true, write: true, truncate: false };
 
+/// What objects are kept in: a vault with its datasets, or the directory of a provider.
+pub trait Tree: FileSystem {
+    /// The entry at a path; adds a reference.
+    ///
+    /// # Errors
+    /// Those of a lookup.
+    fn at(&self, path: &OsStr) -> Result<Entry>;
+    /// Makes the kernel forget what it knows of a name, where the tree is mounted too.
+    fn changed(&self, parent: Ino, name: &OsStr);
+    /// The namespace of attributes: one that programs in a mount do not reach, where there is a mount.
+    fn namespace(&self) -> &'static str;
+}
+
+impl Tree for Forest {
+    fn at(&self, path: &OsStr) -> Result<Entry> {
+        self.resolve(path)
+    }
+    fn changed(&self, parent: Ino, name: &OsStr) {
+        self.changed_beside_kernel(parent, name);
+    }
+    fn namespace(&self) -> &'static str {
+        "trusted."
+    }
+}
+
+impl Tree for PlainFs {
+    fn at(&self, path: &OsStr) -> Result<Entry> {
+        match path.to_str() {
+            Some("/") => Ok(Entry { attr: self.getattr(ROOT, None)?, generation: 0 }),
+            _ => Err(VaultError::NotFound),
+        }
+    }
+    fn changed(&self, _: Ino, _: &OsStr) {}
+    fn namespace(&self) -> &'static str {
+        // Those of root alone a provider's user cannot set; nobody else reaches the directory.
+        "user."
+    }
+}
+
 /// An entry, with a reference to it. Cheap to clone.
 #[derive(Clone)]
 pub struct Node(Arc<Held>);
 
 struct Held {
-    fs: Arc<Forest>,
+    fs: Arc<dyn Tree>,
     attr: Attr,
 }
 
@@ -29,16 +69,16 @@ impl Drop for Held {
 
 impl Node {
     /// Takes over the reference to an entry.
-    pub fn new(fs: &Arc<Forest>, entry: Entry) -> Node {
+    pub fn new(fs: &Arc<dyn Tree>, entry: Entry) -> Node {
         Node(Arc::new(Held { fs: fs.clone(), attr: entry.attr }))
     }
 
     /// The entry at a path of the vault.
     ///
     /// # Errors
-    /// Those of [`Forest::resolve`].
-    pub fn at(fs: &Arc<Forest>, path: &OsStr) -> Result<Node> {
-        Ok(Node::new(fs, fs.resolve(path)?))
+    /// Those of [`Tree::at`].
+    pub fn at(fs: &Arc<dyn Tree>, path: &OsStr) -> Result<Node> {
+        Ok(Node::new(fs, fs.at(path)?))
     }
 
     /// Its number.
@@ -57,7 +97,7 @@ impl Node {
     }
 
     /// The file system it lies in.
-    pub fn fs(&self) -> &Arc<Forest> {
+    pub fn fs(&self) -> &Arc<dyn Tree> {
         &self.0.fs
     }
 
@@ -90,7 +130,7 @@ impl Node {
     /// [`VaultError::Exists`]; those of the vault.
     pub fn make_dir(&self, name: &OsStr, mode: u32, owner: Owner) -> Result<Node> {
         let made = Node::new(&self.0.fs, self.0.fs.mkdir(self.ino(), name, mode, owner)?);
-        self.0.fs.changed_beside_kernel(self.ino(), name);
+        self.0.fs.changed(self.ino(), name);
         Ok(made)
     }
 
@@ -100,7 +140,7 @@ impl Node {
     /// [`VaultError::Exists`]; those of the vault.
     pub fn create(&self, name: &OsStr, mode: u32, owner: Owner) -> Result<Open> {
         let (entry, handle) = self.0.fs.create(self.ino(), name, mode, READ_WRITE, owner)?;
-        self.0.fs.changed_beside_kernel(self.ino(), name);
+        self.0.fs.changed(self.ino(), name);
         Ok(Open::new(Node::new(&self.0.fs, entry), handle))
     }
 
@@ -110,7 +150,7 @@ impl Node {
     /// Those of the vault.
     pub fn unlink(&self, name: &OsStr) -> Result<()> {
         let done = self.0.fs.unlink(self.ino(), name);
-        self.0.fs.changed_beside_kernel(self.ino(), name);
+        self.0.fs.changed(self.ino(), name);
         done
     }
 
@@ -120,7 +160,7 @@ impl Node {
     /// [`VaultError::NotEmpty`]; those of the vault.
     pub fn remove_dir(&self, name: &OsStr) -> Result<()> {
         let done = self.0.fs.rmdir(self.ino(), name);
-        self.0.fs.changed_beside_kernel(self.ino(), name);
+        self.0.fs.changed(self.ino(), name);
         done
     }
 
@@ -130,8 +170,8 @@ impl Node {
     /// Those of the vault.
     pub fn rename(&self, name: &OsStr, new: &OsStr, mode: RenameMode) -> Result<()> {
         let done = self.0.fs.rename(self.ino(), name, self.ino(), new, mode);
-        self.0.fs.changed_beside_kernel(self.ino(), name);
-        self.0.fs.changed_beside_kernel(self.ino(), new);
+        self.0.fs.changed(self.ino(), name);
+        self.0.fs.changed(self.ino(), new);
         done
     }
 
@@ -160,12 +200,16 @@ impl Node {
         listed.and(self.0.fs.release_dir(handle))
     }
 
-    /// An attribute; `None`: it does not exist.
+    fn named(&self, name: &str) -> String {
+        format!("{}{name}", self.0.fs.namespace())
+    }
+
+    /// An attribute, by its name in the namespace; `None`: it does not exist.
     ///
     /// # Errors
     /// Those of the vault.
     pub fn xattr(&self, name: &str) -> Result<Option<Vec<u8>>> {
-        match self.0.fs.get_xattr(self.ino(), OsStr::new(name)) {
+        match self.0.fs.get_xattr(self.ino(), OsStr::new(&self.named(name))) {
             Ok(value) => Ok(Some(value)),
             Err(VaultError::NoAttribute) => Ok(None),
             Err(error) => Err(error),
@@ -177,7 +221,7 @@ impl Node {
     /// # Errors
     /// Those of the vault.
     pub fn set_xattr(&self, name: &str, value: &[u8]) -> Result<()> {
-        self.0.fs.set_xattr(self.ino(), OsStr::new(name), value, SetXattr::Any)
+        self.0.fs.set_xattr(self.ino(), OsStr::new(&self.named(name)), value, SetXattr::Any)
     }
 
     /// Removes an attribute, if it exists.
@@ -185,7 +229,7 @@ impl Node {
     /// # Errors
     /// Those of the vault.
     pub fn remove_xattr(&self, name: &str) -> Result<()> {
-        match self.0.fs.remove_xattr(self.ino(), OsStr::new(name)) {
+        match self.0.fs.remove_xattr(self.ino(), OsStr::new(&self.named(name))) {
             Ok(()) | Err(VaultError::NoAttribute) => Ok(()),
             Err(error) => Err(error),
         }

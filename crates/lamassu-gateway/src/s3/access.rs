@@ -1,10 +1,12 @@
 //! Access control: `s3s` verifies signatures, rights are checked here. Every request passes [`Doorkeeper::check`],
-//! which knows the operation and the bucket before a body is read.
+//! which knows the operation, the bucket and the key before a body is read. What else a request names is checked where
+//! it is known: the source of a copy, keys in a document, folders of a listing.
 
 use crate::credentials::{Credentials, Right, User};
 use crate::limits::Turn;
 use crate::log::Entry;
 use http::{HeaderMap, Uri};
+use lamassu_access::Action;
 use parking_lot::RwLock;
 use s3s::access::{S3Access, S3AccessContext};
 use s3s::auth::{S3Auth, SecretKey};
@@ -15,6 +17,29 @@ use tokio::task::JoinHandle;
 
 /// The credentials in force.
 pub type Current = Arc<RwLock<Arc<Credentials>>>;
+
+tokio::task_local! {
+    /// The holder of the credential that the request under way brought with it.
+    pub static ADMITTED: Arc<User>;
+}
+
+/// Who may come.
+#[derive(Clone)]
+pub enum Users {
+    /// users with access keys of this gateway
+    Known(Current),
+    /// who was admitted by a credential: [`ADMITTED`]
+    Admitted,
+}
+
+impl Users {
+    fn of(&self, access_key: &str) -> Option<Arc<User>> {
+        match self {
+            Users::Known(current) => current.read().user(access_key).cloned(),
+            Users::Admitted => ADMITTED.try_with(Clone::clone).ok().filter(|user| user.holds(access_key)),
+        }
+    }
+}
 
 /// The version of every object: there are no versions.
 pub const NULL_VERSION: &str = "null";
@@ -33,12 +58,12 @@ pub struct Session {
 
 /// See the module's head.
 #[derive(Clone)]
-pub struct Doorkeeper(pub Current);
+pub struct Doorkeeper(pub Users);
 
 #[async_trait::async_trait]
 impl S3Auth for Doorkeeper {
     async fn get_secret_key(&self, access_key: &str) -> S3Result<SecretKey> {
-        match self.0.read().user(access_key) {
+        match self.0.of(access_key) {
             Some(user) => Ok(user.secret()),
             None => Err(s3_error!(InvalidAccessKeyId, "this gateway does not know the access key")),
         }
@@ -54,6 +79,16 @@ fn right_of(operation: &str) -> Right {
     }
 }
 
+/// What an operation does with the key in its path.
+fn action_of(operation: &str) -> Action {
+    match operation {
+        "ListParts" | "AbortMultipartUpload" => Action::Write,
+        "DeleteObject" => Action::Delete,
+        _ if right_of(operation) == Right::Read => Action::Read,
+        _ => Action::Write,
+    }
+}
+
 #[async_trait::async_trait]
 impl S3Access for Doorkeeper {
     async fn check(&self, cx: &mut S3AccessContext<'_>) -> S3Result<()> {
@@ -63,14 +98,18 @@ impl S3Access for Doorkeeper {
             S3Path::Bucket { bucket } => (Some(bucket.to_string()), None),
             S3Path::Object { bucket, key } => (Some(bucket.to_string()), Some(key.to_string())),
         };
-        let user = cx.credentials().and_then(|credentials| self.0.read().user(&credentials.access_key).cloned());
+        let user = cx.credentials().and_then(|credentials| self.0.of(&credentials.access_key));
         if let Some(entry) = cx.extensions_mut().get::<Entry>() {
             entry.is_of(user.as_ref(), &operation, bucket.as_deref(), key.as_deref());
         }
         let Some(user) = user else {
             return Err(s3_error!(AccessDenied, "a request is signed"));
         };
-        let is_allowed = bucket.as_ref().is_none_or(|bucket| user.may(right_of(&operation), bucket));
+        let is_allowed = match (&bucket, &key) {
+            (Some(bucket), Some(key)) => user.may_use(action_of(&operation), bucket, key),
+            (Some(bucket), None) => user.may(right_of(&operation), bucket),
+            (None, _) => true,
+        };
         if !is_allowed || (bucket.is_none() && operation != "ListBuckets") {
             tell_refused(&user, &operation, bucket.as_deref());
             return Err(refused());
@@ -114,7 +153,7 @@ fn refuse_unsupported(headers: &HeaderMap, uri: &Uri) -> S3Result<()> {
 }
 
 /// The same error whether the bucket exists or not.
-fn refused() -> s3s::S3Error {
+pub fn refused() -> s3s::S3Error {
     s3_error!(AccessDenied, "this user may not do that with this bucket")
 }
 
@@ -137,12 +176,12 @@ impl Session {
         crate::work::spawn(self.turn.clone(), work)
     }
 
-    /// Checks the right to a second bucket, the source of a copy.
+    /// Checks the right to another key than that in the path, or to a folder.
     ///
     /// # Errors
     /// `AccessDenied`.
-    pub fn require(&self, right: Right, operation: &str, bucket: &str) -> S3Result<()> {
-        if self.user.may(right, bucket) {
+    pub fn require(&self, action: Action, operation: &str, bucket: &str, key: &str) -> S3Result<()> {
+        if self.user.may_use(action, bucket, key) {
             return Ok(());
         }
         tell_refused(&self.user, operation, Some(bucket));
@@ -163,5 +202,15 @@ mod tests {
             assert_eq!(right_of(operation), Right::Write, "{operation}");
         }
         assert_eq!(right_of("DeleteBucket"), Right::Make);
+        for (operation, action) in [
+            ("GetObjectTagging", Action::Read),
+            ("UploadPartCopy", Action::Write),
+            ("ListParts", Action::Write),
+            ("DeleteObjectTagging", Action::Write),
+            ("DeleteObject", Action::Delete),
+            ("RestoreObject", Action::Write),
+        ] {
+            assert_eq!(action_of(operation), action, "{operation}");
+        }
     }
 }

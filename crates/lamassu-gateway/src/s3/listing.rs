@@ -4,11 +4,14 @@ use super::Gateway;
 use super::access::{NULL_VERSION, Session};
 use super::given::{etag, timestamp};
 use super::upload::listed_max;
-use crate::objects::list::{Item, Page, Query};
+use crate::objects::Objects;
+use crate::objects::list::{Item, Page, Query, folder_of};
 use data_encoding::BASE64URL_NOPAD;
+use lamassu_access::Action;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use s3s::dto::*;
 use s3s::{S3Request, S3Response, S3Result, s3_error};
+use std::sync::Arc;
 
 /// The characters to encode in a key: all but these, and slashes stay.
 const ENCODED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'*').remove(b'/');
@@ -91,8 +94,12 @@ impl Told {
 
 impl Gateway {
     async fn page(&self, session: &Session, bucket: &str, query: Query) -> S3Result<Page> {
-        let bucket = bucket.to_owned();
-        self.blocking(session, move |objects| objects.list(&bucket, &query)).await
+        session.require(Action::List, "List", bucket, folder_of(&query.prefix))?;
+        let (bucket, user) = (bucket.to_owned(), session.user.clone());
+        let listed = move |objects: &Arc<Objects>| {
+            objects.list(&bucket, &query, &|folder| user.may_use(Action::List, &bucket, folder))
+        };
+        self.blocking(session, listed).await
     }
 
     pub(super) async fn list_v2(

@@ -15,10 +15,9 @@ mod sums;
 mod upload;
 mod write;
 
-pub use access::Current;
-pub use host::is_domain;
+pub use access::{ADMITTED, Current, Users};
 
-use crate::Config;
+use crate::front::Front;
 use crate::objects::{ObjectError, Objects};
 use access::{Doorkeeper, Session};
 use fault::lost;
@@ -38,12 +37,12 @@ pub struct Gateway {
 }
 
 /// The service that answers requests.
-pub fn service(config: &Config, objects: Arc<Objects>, current: Current) -> S3Service {
-    let mut builder = S3ServiceBuilder::new(Gateway { objects, region: config.region.clone() });
-    builder.set_auth(Doorkeeper(current.clone()));
-    builder.set_access(Doorkeeper(current));
-    if !config.domains.is_empty() {
-        builder.set_host(host::Hosts(config.domains.clone()));
+pub fn service(front: &Front, objects: Arc<Objects>, users: Users) -> S3Service {
+    let mut builder = S3ServiceBuilder::new(Gateway { objects, region: front.region.clone() });
+    builder.set_auth(Doorkeeper(users.clone()));
+    builder.set_access(Doorkeeper(users));
+    if !front.domains.is_empty() {
+        builder.set_host(host::Hosts(front.domains.clone()));
     }
     let mut limits = S3Config::default();
     limits.xml_max_body_size = DOCUMENT_MAX;

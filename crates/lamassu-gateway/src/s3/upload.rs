@@ -10,7 +10,9 @@ use super::sums::{self, Summing, Sums, put_sums};
 use super::write::{compare, length_of, source_of};
 use crate::objects::attrs::Attrs;
 use crate::objects::key::Key;
+use crate::objects::list::folder_of;
 use crate::objects::{Completed, ObjectError, Objects, PARTS_MAX, Part as Uploaded, Reader, Upload};
+use lamassu_access::Action;
 use lamassu_vault::Time;
 use s3s::dto::*;
 use s3s::{S3Error, S3Request, S3Response, S3Result, s3_error};
@@ -268,8 +270,11 @@ impl Gateway {
         let input = req.input;
         let encoding = Encoding::of(input.encoding_type.as_ref());
         let max = listed_max(input.max_uploads, "max-uploads")?;
+        let asked = folder_of(input.prefix.as_deref().unwrap_or_default());
+        session.require(Action::List, "ListMultipartUploads", &input.bucket, asked)?;
         let (bucket, prefix) = (input.bucket.clone(), input.prefix.clone().unwrap_or_default());
         let mut uploads = self.blocking(&session, move |objects| objects.uploads(&bucket, &prefix)).await?;
+        uploads.retain(|(_, upload)| session.user.may_use(Action::List, &input.bucket, folder_of(&upload.key)));
         if let Some(marker) = &input.key_marker {
             let id_marker = input.upload_id_marker.as_ref();
             let behind = uploads.iter().position(|(id, upload)| upload.key == *marker && Some(id) == id_marker);

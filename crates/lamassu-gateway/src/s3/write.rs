@@ -5,11 +5,11 @@ use super::access::{NULL_VERSION, Session};
 use super::body::{self, Received};
 use super::given::{Conditions, Reads, etag, given, guard, key_of, tag_set, tags_of, timestamp};
 use super::sums::{self, Summing, Sums, put_sums};
-use crate::credentials::Right;
 use crate::objects::Guard;
 use crate::objects::attrs::Attrs;
 use data_encoding::{BASE64, HEXLOWER};
 use http::HeaderMap;
+use lamassu_access::Action;
 use s3s::dto::*;
 use s3s::{S3Request, S3Response, S3Result, TrailingHeaders, s3_error};
 use std::sync::Arc;
@@ -196,12 +196,16 @@ impl Gateway {
         if delete.objects.is_empty() || delete.objects.len() > DELETE_MAX {
             return Err(s3_error!(MalformedXML, "1 to {DELETE_MAX} objects are deleted at once"));
         }
-        let is_quiet = delete.quiet == Some(true);
+        let (is_quiet, user) = (delete.quiet == Some(true), session.user.clone());
         let removed = move |objects: &Arc<crate::objects::Objects>| {
             objects.bucket(&bucket)?;
             let (mut deleted, mut errors) = (Vec::new(), Vec::new());
             for object in delete.objects {
-                match delete_one(objects, &bucket, &object) {
+                let done = match user.may_use(Action::Delete, &bucket, &object.key) {
+                    true => delete_one(objects, &bucket, &object),
+                    false => Err(super::access::refused()),
+                };
+                match done {
                     Ok(()) if is_quiet => {}
                     Ok(()) => deleted.push(DeletedObject { key: Some(object.key), ..Default::default() }),
                     Err(error) => errors.push(Error {
@@ -284,7 +288,7 @@ pub(super) fn source_of(
     let CopySource::Bucket { bucket, key, version_id } = source else {
         return Err(s3_error!(NotImplemented, "objects are copied from buckets of this gateway alone"));
     };
-    session.require(Right::Read, operation, bucket)?;
+    session.require(Action::Read, operation, bucket, key)?;
     if version_id.as_ref().is_some_and(|version| &**version != NULL_VERSION) {
         return Err(s3_error!(NoSuchVersion, "objects have no versions here but \"null\""));
     }

@@ -7,3 +7,4 @@ mod doors;
 mod lab;
 mod mounted;
 mod operation;
+mod provider;

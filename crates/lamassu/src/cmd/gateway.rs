@@ -12,6 +12,7 @@ use crate::output::{Ui, print};
 use crate::private::{self, Access};
 use crate::signals;
 use lamassu_fuse::{CacheMode, MountError, MountOptions, Unmounter};
+use lamassu_gateway::provider::{self, ProviderConfig};
 use lamassu_gateway::{Config, Serving, config, credentials, watch};
 use lamassu_host::Error as HostError;
 use lamassu_host::{Keeper, Place, Served};
@@ -29,11 +30,21 @@ Examples:
 With -v each request is logged. SIGHUP: credentials and certificate are read again; SIGTERM: requests end, then the vault
 is closed. docs/gateway.md says more.";
 
-/// How a vault is served.
+const PROVIDER_EXAMPLES: &str = "\
+Examples:
+  lamassu gateway config --provider > /etc/lamassu/proxy.toml
+  lamassu gateway provider --config /etc/lamassu/proxy.toml --public-key
+  lamassu gateway provider --config /etc/lamassu/proxy.toml --check-config
+  lamassu -v gateway provider --config /etc/lamassu/proxy.toml
+The tenants' side is `lamassu policy`. docs/access.md says more.";
+
+/// How a vault, or a provider's store, is served.
 #[derive(clap::Subcommand, Debug)]
 pub enum GatewayCommand {
     /// Serve the directories of a vault as buckets, over S3
     S3(Args),
+    /// Serve a provider's directory of ciphertext objects over S3: tenants' rules over tokens decide who may do what
+    Provider(ProviderArgs),
     /// Print a configuration with every option, commented
     Config(ConfigArgs),
 }
@@ -52,6 +63,22 @@ pub struct Args {
     check_config: bool,
 }
 
+/// Options of `gateway provider`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = PROVIDER_EXAMPLES)]
+pub struct ProviderArgs {
+    /// The configuration; `lamassu gateway config --provider` prints one
+    #[arg(long, value_name = "FILE")]
+    config: PathBuf,
+    /// Read the configuration and what it names, say what is wrong, and end
+    #[arg(long)]
+    check_config: bool,
+    /// Print the proxy's public key, which tenants need for `lamassu policy init`, and end; the first time it makes the
+    /// key
+    #[arg(long, conflicts_with = "check_config")]
+    public_key: bool,
+}
+
 /// Options of `gateway config`.
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
@@ -59,6 +86,9 @@ pub struct ConfigArgs {
     /// Credentials in its place
     #[arg(long)]
     credentials: bool,
+    /// That of `gateway provider` in its place
+    #[arg(long, conflicts_with = "credentials")]
+    provider: bool,
 }
 
 fn help() -> String {
@@ -68,9 +98,15 @@ fn help() -> String {
 pub fn run(ui: &Ui, command: GatewayCommand) -> Result<Code> {
     match command {
         GatewayCommand::Config(args) => {
-            print(if args.credentials { credentials::COMMENTED } else { config::COMMENTED }.trim_end())?;
+            let text = match (args.credentials, args.provider) {
+                (true, _) => credentials::COMMENTED,
+                (_, true) => provider::config::COMMENTED,
+                (false, false) => config::COMMENTED,
+            };
+            print(text.trim_end())?;
         }
         GatewayCommand::S3(args) => serve(ui, &args)?,
+        GatewayCommand::Provider(args) => serve_provider(ui, &args)?,
     }
     Ok(Code::Done)
 }
@@ -95,6 +131,27 @@ fn serve(ui: &Ui, args: &Args) -> Result<()> {
     ui.policy.anchors.leave_servers();
     served?;
     closed
+}
+
+fn serve_provider(ui: &Ui, args: &ProviderArgs) -> Result<()> {
+    let config = ProviderConfig::read(&args.config)?;
+    if args.public_key {
+        return print(provider::public_key(&config)?);
+    }
+    provider::check(&config)?;
+    if args.check_config {
+        ui.note(format_args!("{} is good", args.config.display()));
+        return Ok(());
+    }
+    open::raise_descriptor_limit();
+    confine::drop_capabilities();
+    signals::survive_file_size_limit();
+    log::connect();
+    confine::seal(true);
+    // Modes of objects are those that the proxy says.
+    rustix::process::umask(rustix::fs::Mode::empty());
+    let told = ui.clone();
+    Ok(provider::serve(&config, Box::new(move |address| told.note(format_args!("serving on {address}"))))?)
 }
 
 /// A vault that this process has open, and mounted if that is wanted.

@@ -20,6 +20,7 @@ pub mod leak;
 pub mod ls;
 pub mod mount;
 pub mod path;
+pub mod policy;
 pub mod profile;
 pub mod receipt;
 pub mod rekey;
@@ -48,6 +49,7 @@ pub fn run(ui: &Ui, command: Command) -> Result<Code> {
         Command::Zone(zone) => zone::run(ui, zone),
         Command::Mount(args) => return mount::run(ui, args),
         Command::Gateway(command) => return gateway::run(ui, command),
+        Command::Policy(command) => policy::run(ui, command),
         Command::Volume(command) => return volume::run(ui, command),
         Command::Umount(args) => return umount::run(ui, args),
         Command::Key(key) => key::run(ui, key),

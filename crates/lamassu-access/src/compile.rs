@@ -1,0 +1,227 @@
+//! From rules in Cedar over plain attributes to rules over tokens, which is what the provider gets.
+
+use crate::attribute::schema;
+use crate::expression::{KEY, PERSON, Translator};
+use crate::names::Names;
+use crate::token::{Cuts, TokenKey};
+use crate::{AccessError, Declarations, Result};
+use cedar_policy::{Policy, PolicyId, PolicySet, ValidationMode, Validator};
+use data_encoding::HEXLOWER;
+use lamassu_crypto::wrap;
+use serde_json::{Value as Json, json};
+use std::collections::{BTreeMap, BTreeSet};
+use std::str::FromStr;
+
+/// Rules by name: Cedar, one statement or several each.
+pub type Rules = BTreeMap<String, String>;
+
+/// What is published, and what credentials are made by.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Compiled {
+    /// Cedar's JSON format, without names, comments and annotations, in an order that tells nothing
+    pub policies: Vec<Json>,
+    /// tokens that they ask for: a credential has no others
+    pub vocabulary: BTreeSet<String>,
+    /// numbers that attributes are compared with
+    pub cuts: Cuts,
+}
+
+impl Compiled {
+    /// Names the vocabulary. A credential that was made for another one may lack a token that a rule now forbids by, so
+    /// it is refused.
+    pub fn vocabulary_digest(&self) -> String {
+        let all: Vec<&str> = self.vocabulary.iter().map(String::as_str).collect();
+        HEXLOWER.encode(&wrap::sha256(all.join("\n").as_bytes())[..16])
+    }
+}
+
+/// The statements of a rule, which are valid for the declared attributes.
+///
+/// # Errors
+/// [`AccessError::Rule`].
+pub fn parse(rule: &str, text: &str, declared: &Declarations) -> Result<Vec<Policy>> {
+    let wrong = |detail: String| AccessError::Rule { rule: rule.into(), detail };
+    let set = PolicySet::from_str(text).map_err(|errors| wrong(in_lines(text, &errors)))?;
+    if set.templates().next().is_some() {
+        return Err(wrong("a template, with ?principal or ?resource, is no rule".into()));
+    }
+    let validated = Validator::new(schema(declared)?).validate(&set, ValidationMode::default());
+    if let Some(error) = validated.validation_errors().next() {
+        return Err(wrong(error.to_string()));
+    }
+    let policies: Vec<Policy> = set.policies().cloned().collect();
+    match policies.is_empty() {
+        true => Err(wrong("it has no statement; `permit(principal, action, resource) when { … };` is one".into())),
+        false => Ok(policies),
+    }
+}
+
+fn in_lines(text: &str, errors: &cedar_policy::ParseErrors) -> String {
+    let all = errors.iter().map(|error| {
+        use miette::Diagnostic;
+        let at = error.labels().and_then(|mut labels| labels.next()).map(|label| label.offset());
+        let before = at.and_then(|at| text.get(..at));
+        match before {
+            Some(before) => format!("line {}: {error}", before.matches('\n').count() + 1),
+            None => error.to_string(),
+        }
+    });
+    all.collect::<Vec<_>>().join("; ")
+}
+
+/// All statements of all rules, for decisions over plain attributes.
+///
+/// # Errors
+/// [`AccessError::Rule`].
+pub fn plain(rules: &Rules, declared: &Declarations) -> Result<PolicySet> {
+    let mut all = PolicySet::new();
+    for (name, text) in rules {
+        for (at, policy) in parse(name, text, declared)?.into_iter().enumerate() {
+            let wrong = |error: cedar_policy::PolicySetError| AccessError::Rule {
+                rule: name.clone(),
+                detail: error.to_string(),
+            };
+            all.add(policy.new_id(PolicyId::new(format!("{name} {at}")))).map_err(wrong)?;
+        }
+    }
+    Ok(all)
+}
+
+/// Compiles rules.
+///
+/// # Errors
+/// [`AccessError::Rule`].
+pub fn compile(rules: &Rules, declared: &Declarations, tokens: &TokenKey, names: &Names) -> Result<Compiled> {
+    let mut translator =
+        Translator { declared, tokens, names, cuts: Cuts::new(), is_collecting: true, vocabulary: BTreeSet::new() };
+    let mut parsed = Vec::new();
+    for (name, text) in rules {
+        for policy in parse(name, text, declared)? {
+            let wrong = |detail: String| AccessError::Rule { rule: name.clone(), detail };
+            let plain = policy.to_json().map_err(|error| wrong(error.to_string()))?;
+            translate(&mut translator, &plain).map_err(wrong)?;
+            parsed.push((name, plain));
+        }
+    }
+    (translator.is_collecting, translator.vocabulary) = (false, BTreeSet::new());
+    let mut policies = Vec::new();
+    for (name, plain) in parsed {
+        let translated = translate(&mut translator, &plain);
+        policies.push(translated.map_err(|detail| AccessError::Rule { rule: name.clone(), detail })?);
+    }
+    policies.sort_by_cached_key(Json::to_string);
+    policies.dedup();
+    Ok(Compiled { policies, vocabulary: translator.vocabulary, cuts: translator.cuts })
+}
+
+fn translate(to: &mut Translator<'_>, from: &Json) -> std::result::Result<Json, String> {
+    let scopes =
+        ["principal", "action", "resource"].map(|variable| Ok((variable, scope(to, variable, &from[variable])?)));
+    let mut policy = json!({ "effect": from["effect"] });
+    for scope in scopes {
+        let (variable, scope) = scope.map_err(|error: String| error)?;
+        policy[variable] = scope;
+    }
+    let empty = Vec::new();
+    let conditions = from["conditions"]
+        .as_array()
+        .unwrap_or(&empty)
+        .iter()
+        .map(|condition| Ok(json!({ "kind": condition["kind"], "body": to.boolean(&condition["body"])? })));
+    policy["conditions"] = Json::Array(conditions.collect::<std::result::Result<_, String>>()?);
+    Ok(policy)
+}
+
+fn scope(to: &mut Translator<'_>, variable: &str, from: &Json) -> std::result::Result<Json, String> {
+    let mut named = |entity: &Json, is_in: bool| {
+        let text = |name: &str| entity[name].as_str().unwrap_or_default();
+        let (kind, id) = to.named(variable, text("type"), text("id"), is_in)?;
+        Ok::<_, String>(json!({ "type": kind, "id": id }))
+    };
+    match from["op"].as_str() {
+        Some("All") => Ok(json!({ "op": "All" })),
+        Some("==") => Ok(json!({ "op": "==", "entity": named(&from["entity"], false)? })),
+        Some("in") => match from["entities"].as_array() {
+            Some(all) => {
+                let all = all.iter().map(|entity| named(entity, true)).collect::<std::result::Result<Vec<_>, _>>()?;
+                Ok(json!({ "op": "in", "entities": all }))
+            }
+            None => Ok(json!({ "op": "in", "entity": named(&from["entity"], true)? })),
+        },
+        Some("is") => {
+            let kind = match (variable, from["entity_type"].as_str()) {
+                ("principal", Some("User")) => PERSON,
+                ("resource", Some("Key")) => KEY,
+                _ => return Err(format!("{variable} is of another type")),
+            };
+            match from.get("in") {
+                None => Ok(json!({ "op": "is", "entity_type": kind })),
+                Some(of) => {
+                    let entity = named(&of["entity"], true)?;
+                    Ok(json!({ "op": "is", "entity_type": kind, "in": { "entity": entity } }))
+                }
+            }
+        }
+        _ => Err(format!("the scope of {variable} cannot be decided on tokens")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Kind;
+    use lamassu_crypto::Secret;
+
+    fn declared() -> Declarations {
+        [("dept".into(), Kind::Text), ("projects".into(), Kind::Set), ("level".into(), Kind::Number)].into()
+    }
+
+    fn compiled(text: &str) -> Result<Compiled> {
+        let root = Secret::new(&mut [1; 32]);
+        let rules = [("r".to_owned(), text.to_owned())].into();
+        compile(&rules, &declared(), &TokenKey::of(&root, 1), &Names::of(&root))
+    }
+
+    #[test]
+    fn nothing_plain_is_in_what_is_published() {
+        let text = "// the finance department\n@id(\"finance rule\")\npermit(principal == User::\"alice\", action in \
+            [Action::\"read\", Action::\"list\"], resource in Key::\"reports/q1\") when { principal has dept && \
+            [\"finance\", \"audit\"].contains(principal.dept) && principal.projects.containsAny([\"apollo\"]) } unless \
+            { principal has level && principal.level < 1234 };";
+        let all = compiled(text).expect("compiles");
+        let said = serde_json::to_string(&all.policies).expect("JSON");
+        for plain in ["alice", "reports", "q1", "dept", "finance", "audit", "projects", "apollo", "level", "1234"] {
+            assert!(!said.contains(plain), "{plain}: {said}");
+        }
+        assert_eq!(all.cuts["level"], [1234].into());
+        assert_eq!(all.vocabulary.len(), 7);
+        // What the second pass makes goes by all rules.
+        assert_eq!(compiled(text).expect("compiles"), all);
+        for (at, policy) in all.policies.iter().enumerate() {
+            Policy::from_json(Some(PolicyId::new(at.to_string())), policy.clone()).expect("Cedar takes it");
+        }
+    }
+
+    #[test]
+    fn what_tokens_cannot_express_is_refused_by_name() {
+        let when = |condition: &str| format!("permit(principal, action, resource) when {{ {condition} }};");
+        for (text, said) in [
+            ("permit(principal".to_owned(), "line 1"),
+            (String::new(), "no statement"),
+            (when("principal.dept == \"x\""), "dept"),
+            (when("principal has colour"), "colour"),
+            (when("principal has dept && principal.dept like \"fin*\""), "like"),
+            (when("principal has level && principal.level + 1 > 3"), "number with a literal"),
+            (when("principal.projects == [\"a\"]"), "literal"),
+            ("permit(principal in Group::\"a\", action, resource);".into(), "Group"),
+            ("permit(principal, action == Action::\"burn\", resource);".into(), "burn"),
+            ("permit(principal, action, resource in Key::\"a//b\");".into(), "slash"),
+            ("permit(principal, action, resource in Key::\"a/\");".into(), "without a slash"),
+            ("permit(principal, action, resource == Stored::\"a\");".into(), "Stored"),
+            ("permit(principal == ?principal, action, resource);".into(), "template"),
+        ] {
+            let error = compiled(&text).expect_err(&text).to_string();
+            assert!(error.starts_with("rule \"r\"") && error.contains(said), "{text}: {error}");
+        }
+    }
+}

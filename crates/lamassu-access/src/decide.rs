@@ -1,0 +1,54 @@
+//! The proxy's side of a decision: rules over tokens, the tokens of a credential, a key as it is stored. No key of the
+//! tenant's is needed.
+
+use crate::attribute::{above, decided, request, uid};
+use crate::expression::{KEY, PERSON, TOKENS};
+use crate::{AccessError, Action, Bundle, Claims, Result};
+use cedar_policy::{Entities, Entity, Policy, PolicyId, PolicySet, RestrictedExpression};
+use std::collections::{HashMap, HashSet};
+
+/// Most statements of a bundle.
+const POLICIES_MAX: usize = 10_000;
+
+/// A bundle that is in force.
+pub struct Decider {
+    bundle: Bundle,
+    policies: PolicySet,
+}
+
+impl Decider {
+    /// Of a bundle whose signature is verified.
+    ///
+    /// # Errors
+    /// [`AccessError::Document`]: it is not Cedar.
+    pub fn of(bundle: Bundle) -> Result<Decider> {
+        let wrong = |detail| AccessError::Document { what: "the bundle", detail };
+        if bundle.policies.len() > POLICIES_MAX {
+            return Err(wrong("it has more than 10,000 statements"));
+        }
+        let mut policies = PolicySet::new();
+        for (at, policy) in bundle.policies.iter().enumerate() {
+            let policy = Policy::from_json(Some(PolicyId::new(at.to_string())), policy.clone());
+            let policy = policy.map_err(|_| wrong("a statement is not in Cedar's JSON format"))?;
+            policies.add(policy).map_err(|_| wrong("two statements are one"))?;
+        }
+        Ok(Decider { bundle, policies })
+    }
+
+    /// The bundle.
+    pub fn bundle(&self) -> &Bundle {
+        &self.bundle
+    }
+
+    /// Decides. `key`: as the provider has it, without a slash at its end; the empty one is the bucket itself.
+    pub fn allows(&self, claims: &Claims, action: Action, key: &str) -> bool {
+        let tokens = claims.tokens.iter().cloned().map(RestrictedExpression::new_string);
+        let attributes = HashMap::from([(TOKENS.to_owned(), RestrictedExpression::new_set(tokens))]);
+        let (principal, resource) = (uid(PERSON, &claims.sub), uid(KEY, key));
+        let Ok(person) = Entity::new(principal.clone(), attributes, HashSet::new()) else { return false };
+        let folders = above(key).map(|folder| uid(KEY, folder)).collect();
+        let object = Entity::new_no_attrs(resource.clone(), folders);
+        let Ok(entities) = Entities::from_entities([person, object], None) else { return false };
+        request(principal, action, resource).is_some_and(|request| decided(&request, &self.policies, entities))
+    }
+}

@@ -1,0 +1,197 @@
+//! Publications and credentials, and what the rules decide.
+
+use super::audit::Event;
+use super::files::place;
+use super::rows::{put, remove};
+use super::{ISSUED, Issued, META, Manager, Published, STANDING, Standing, revoke_all, seed_of};
+use crate::bundle::{BUNDLE_FILE, STATUS_FILE};
+use crate::compile;
+use crate::credential::{Grant, issue};
+use crate::names::Names;
+use crate::token::TokenKey;
+use crate::{AccessError, Action, Attributes, Bundle, Claims, Credential, Decider, Result, Status, attribute};
+use data_encoding::HEXLOWER;
+use lamassu_crypto::Secret;
+use std::collections::BTreeSet;
+use std::path::Path;
+
+impl Manager {
+    /// Publishes the present rules, if they are not those that are published, and the present revocations, into a
+    /// directory: without `to`, where it was done last.
+    ///
+    /// # Errors
+    /// [`AccessError::Rule`]; [`AccessError::Argument`]: it was never said where to; those of files.
+    pub fn publish(&self, to: Option<&Path>, now: u64) -> Result<Published> {
+        let (root, mut standing, compiled) = (self.root()?, self.standing()?, self.compiled()?);
+        let seed = seed_of(root);
+        let to = to.map(Path::to_owned).or_else(|| standing.to.clone());
+        let to = to.ok_or_else(|| AccessError::Argument("it was never said where to publish: --to DIR".into()))?;
+        let to = to.canonicalize().map_err(AccessError::file("look at", &to))?;
+        let is_new = standing.compiled() != compiled || standing.published_epoch != standing.epoch;
+        let mut events = Vec::new();
+        if is_new {
+            standing.bundle = next_number(standing.bundle, now);
+            standing.published_epoch = standing.epoch;
+            let bundle = Bundle {
+                seq: standing.bundle,
+                epoch: standing.epoch,
+                vocabulary: compiled.vocabulary_digest(),
+                time: now,
+                policies: compiled.policies.clone(),
+            };
+            standing.signed = bundle.sign(&seed, &self.config.bucket)?;
+            let (bundle, epoch, statements) = (standing.bundle, standing.epoch, compiled.policies.len());
+            events.push(Event::Published { bundle, epoch, statements });
+            (standing.policies, standing.vocabulary, standing.cuts) =
+                (compiled.policies, compiled.vocabulary, compiled.cuts);
+        }
+        let over: Vec<String> =
+            self.issued()?.into_iter().filter(|(_, one)| one.ends <= now).map(|(id, _)| id).collect();
+        let revoked = self.issued()?.into_iter().filter(|(_, one)| one.is_revoked && one.ends > now);
+        standing.status = next_number(standing.status, now);
+        standing.to = Some(to.clone());
+        let revoked: BTreeSet<String> = revoked.map(|(id, _)| id).collect();
+        let status = Status { seq: standing.status, bundle: standing.bundle, time: now, revoked };
+        let signed = status.sign(&seed, &self.config.bucket)?;
+        // Numbers are used up before anybody sees them.
+        self.change(now, |write| {
+            over.iter().try_for_each(|id| remove(write, ISSUED, id))?;
+            put(write, META, STANDING, &standing).map(|()| events)
+        })?;
+        place(&to, BUNDLE_FILE, &standing.signed)?;
+        place(&to, STATUS_FILE, &signed)?;
+        Ok(Published { bundle: standing.bundle, is_new, status: status.seq, revoked: status.revoked.len(), to })
+    }
+
+    /// Issues a credential for what is published.
+    ///
+    /// # Errors
+    /// [`AccessError::NotFound`], [`AccessError::Unpublished`], [`AccessError::Argument`].
+    pub fn issue(&self, person: &str, seconds: u64, now: u64) -> Result<Credential> {
+        let (root, standing) = (self.root()?, self.standing()?);
+        let people = self.people()?;
+        let attributes = people.get(person);
+        let attributes = attributes.ok_or_else(|| AccessError::NotFound { what: "person", name: person.into() })?;
+        if standing.published_epoch == 0 || standing.published_epoch != standing.epoch {
+            return Err(AccessError::Unpublished);
+        }
+        let proxy = HEXLOWER.decode(self.config.proxy.as_bytes()).ok().and_then(|key| key.try_into().ok());
+        let proxy: [u8; 32] =
+            proxy.ok_or_else(|| AccessError::Damaged { path: self.path.clone(), what: "the proxy's key" })?;
+        let seed = seed_of(root);
+        let credential = issue(
+            &seed,
+            &self.config.bucket,
+            &proxy,
+            self.grant(root, &standing, (person, attributes), now, seconds)?,
+        )?;
+        let kept = Issued { person: person.into(), ends: credential.ends, is_revoked: false };
+        let id = credential.access_key.clone();
+        let event = Event::Issued { person: person.into(), credential: id.clone(), ends: credential.ends };
+        // Recorded before anybody has it.
+        self.change(now, |write| put(write, ISSUED, &id, &kept).map(|()| vec![event]))?;
+        Ok(credential)
+    }
+
+    fn grant(
+        &self,
+        root: &Secret<32>,
+        standing: &Standing,
+        (person, attributes): (&str, &Attributes),
+        now: u64,
+        seconds: u64,
+    ) -> Result<Grant> {
+        let key = TokenKey::of(root, standing.epoch);
+        let all = key.of_attributes(&self.attributes()?, attributes, &standing.cuts);
+        let token = key.person(person);
+        Ok(Grant {
+            person: standing.vocabulary.contains(&token).then_some(token),
+            tokens: all.intersection(&standing.vocabulary).cloned().collect(),
+            epoch: standing.epoch,
+            vocabulary: standing.compiled().vocabulary_digest(),
+            now,
+            seconds,
+        })
+    }
+
+    /// Revokes a credential by its number, or all of a person; their numbers. The next publication tells the proxy.
+    ///
+    /// # Errors
+    /// [`AccessError::NotFound`].
+    pub fn revoke(&self, what: &str, now: u64) -> Result<Vec<String>> {
+        let mut found = self.issued()?;
+        found.retain(|id, one| (id == what || one.person == what) && !one.is_revoked && one.ends > now);
+        if found.is_empty() {
+            return Err(AccessError::NotFound { what: "person or credential with time left", name: what.into() });
+        }
+        self.change(now, |write| revoke_all(write, &found))?;
+        Ok(found.into_keys().collect())
+    }
+
+    /// Begins an epoch: other tokens, no credential before it is good. It is in force once it is published.
+    ///
+    /// # Errors
+    /// Those of the database.
+    pub fn rotate(&self, now: u64) -> Result<u64> {
+        let mut standing = self.standing()?;
+        standing.epoch += 1;
+        let epoch = standing.epoch;
+        self.change(now, |write| put(write, META, STANDING, &standing).map(|()| vec![Event::Rotated { epoch }]))?;
+        Ok(epoch)
+    }
+
+    /// A key as it is at the provider.
+    ///
+    /// # Errors
+    /// [`AccessError::Key`].
+    pub fn seal_key(&self, plain: &str) -> Result<String> {
+        Names::of(self.root()?).seal(plain)
+    }
+
+    /// And back.
+    ///
+    /// # Errors
+    /// [`AccessError::Key`].
+    pub fn open_key(&self, sealed: &str) -> Result<String> {
+        Names::of(self.root()?).open(sealed)
+    }
+
+    /// Decides by the present rules, published or not: over attributes, and as the proxy would over tokens.
+    ///
+    /// # Errors
+    /// [`AccessError::NotFound`], [`AccessError::Rule`], [`AccessError::Key`].
+    pub fn test(&self, person: &str, action: Action, key: &str) -> Result<(bool, bool)> {
+        let (root, declared, people) = (self.root()?, self.attributes()?, self.people()?);
+        let attributes =
+            people.get(person).ok_or_else(|| AccessError::NotFound { what: "person", name: person.into() })?;
+        let (plain, compiled, stored) =
+            (compile::plain(&self.rules()?, &declared)?, self.compiled()?, self.seal_key(key)?);
+        let in_the_clear = attribute::decide(&plain, &declared, (person, attributes), action, (key, &stored))?;
+        let standing = Standing {
+            policies: compiled.policies.clone(),
+            vocabulary: compiled.vocabulary.clone(),
+            cuts: compiled.cuts.clone(),
+            ..self.standing()?
+        };
+        let grant = self.grant(root, &standing, (person, attributes), 0, 1)?;
+        let claims = Claims {
+            id: String::new(),
+            sub: grant.person.unwrap_or_default(),
+            tokens: grant.tokens,
+            epoch: grant.epoch,
+            vocabulary: grant.vocabulary,
+            begins: 0,
+            ends: 0,
+            told: String::new(),
+        };
+        let vocabulary = claims.vocabulary.clone();
+        let bundle = Bundle { seq: 0, epoch: claims.epoch, vocabulary, time: 0, policies: compiled.policies };
+        let path = stored.strip_suffix('/').unwrap_or(&stored);
+        Ok((in_the_clear, Decider::of(bundle)?.allows(&claims, action, path)))
+    }
+}
+
+/// Numbers follow the clock: those of a database that was put back from a backup go on above the ones that were used.
+fn next_number(last: u64, now: u64) -> u64 {
+    (last + 1).max(now)
+}

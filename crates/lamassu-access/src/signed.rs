@@ -1,0 +1,129 @@
+//! Documents that a tenant signs: PASETO v4.public, JSON under Ed25519. The version fixes the algorithm, so that a
+//! document cannot choose one. What a document is for goes into the signature and is not sent (the implicit assertion):
+//! none can be passed off as one of another kind. The footer names the tenant's bucket, by which the proxy finds the
+//! key.
+
+use crate::{AccessError, Result};
+use lamassu_crypto::{Secret, sign};
+use pasetors::Public;
+use pasetors::keys::{AsymmetricPublicKey, AsymmetricSecretKey};
+use pasetors::token::UntrustedToken;
+use pasetors::version4::{PublicToken, V4};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use zeroize::Zeroizing;
+
+/// What a document is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// a person's
+    Credential,
+    /// rules over tokens
+    Bundle,
+    /// revocations
+    Status,
+}
+
+impl Purpose {
+    const fn assertion(self) -> &'static [u8] {
+        match self {
+            Purpose::Credential => b"lamassu access credential v1",
+            Purpose::Bundle => b"lamassu access bundle v1",
+            Purpose::Status => b"lamassu access status v1",
+        }
+    }
+
+    const fn name(self) -> &'static str {
+        match self {
+            Purpose::Credential => "the credential",
+            Purpose::Bundle => "the bundle",
+            Purpose::Status => "the status",
+        }
+    }
+
+    /// Longest document, bytes.
+    pub const fn most(self) -> usize {
+        match self {
+            Purpose::Credential => 16 << 10,
+            Purpose::Bundle => 8 << 20,
+            Purpose::Status => 4 << 20,
+        }
+    }
+
+    fn wrong(self, detail: &'static str) -> AccessError {
+        AccessError::Document { what: self.name(), detail }
+    }
+}
+
+/// Signs a document.
+///
+/// # Errors
+/// [`AccessError::Document`]: it is too long.
+pub fn seal(seed: &Secret<32>, purpose: Purpose, bucket: &str, document: &impl Serialize) -> Result<String> {
+    let text = serde_json::to_vec(document).map_err(|_| purpose.wrong("it cannot be written as JSON"))?;
+    let mut pair = Zeroizing::new([0; 64]);
+    pair[..32].copy_from_slice(seed.expose());
+    pair[32..].copy_from_slice(&sign::public(seed));
+    let key = AsymmetricSecretKey::<V4>::from(&pair[..]).map_err(|_| purpose.wrong("the key is not one"))?;
+    let signed = PublicToken::sign(&key, &text, Some(bucket.as_bytes()), Some(purpose.assertion()));
+    let signed = signed.map_err(|_| purpose.wrong("it cannot be signed"))?;
+    match signed.len() <= purpose.most() {
+        true => Ok(signed),
+        false => Err(purpose.wrong("it is too long")),
+    }
+}
+
+/// Verifies a document.
+///
+/// # Errors
+/// [`AccessError::Document`].
+pub fn open<T: DeserializeOwned>(public: &[u8; 32], purpose: Purpose, bucket: &str, text: &str) -> Result<T> {
+    if text.len() > purpose.most() {
+        return Err(purpose.wrong("it is too long"));
+    }
+    let untrusted = UntrustedToken::<Public, V4>::try_from(text.trim_end());
+    let untrusted = untrusted.map_err(|_| purpose.wrong("it is no signed document (PASETO v4.public)"))?;
+    let key = AsymmetricPublicKey::<V4>::from(&public[..]).map_err(|_| purpose.wrong("the key is not one"))?;
+    let verified = PublicToken::verify(&key, &untrusted, Some(bucket.as_bytes()), Some(purpose.assertion()));
+    let verified = verified.map_err(|_| purpose.wrong("it is not signed by the tenant of this bucket"))?;
+    serde_json::from_str(verified.payload()).map_err(|_| purpose.wrong("it is not what this version knows"))
+}
+
+/// The bucket whose tenant a document says it is of: not verified.
+pub fn claimed_bucket(text: &str) -> Option<String> {
+    if text.len() > Purpose::Credential.most() {
+        return None;
+    }
+    let untrusted = UntrustedToken::<Public, V4>::try_from(text).ok()?;
+    Some(std::str::from_utf8(untrusted.untrusted_footer()).ok()?.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn documents_are_of_one_signer_purpose_and_bucket() {
+        let seed = Secret::new(&mut [5; 32]);
+        let public = sign::public(&seed);
+        let text = seal(&seed, Purpose::Status, "acme", &vec![1, 2]).expect("signs");
+        let read =
+            |public: &[u8; 32], purpose, bucket: &str, text: &str| open::<Vec<u8>>(public, purpose, bucket, text);
+        assert_eq!(read(&public, Purpose::Status, "acme", &text).expect("verifies"), [1, 2]);
+        assert_eq!(claimed_bucket(&text).as_deref(), Some("acme"));
+        assert!(read(&public, Purpose::Bundle, "acme", &text).is_err());
+        assert!(read(&public, Purpose::Status, "other", &text).is_err());
+        assert!(read(&sign::public(&Secret::new(&mut [6; 32])), Purpose::Status, "acme", &text).is_err());
+        for at in 0..text.len() {
+            let mut changed = text.clone().into_bytes();
+            changed[at] = if changed[at] == b'A' { b'B' } else { b'A' };
+            let changed = String::from_utf8(changed).expect("ASCII");
+            assert!(read(&public, Purpose::Status, "acme", &changed).is_err(), "at {at}");
+        }
+        // The key without its signature, and other versions of PASETO.
+        for wrong in ["", "v4.public.", "v4.local.AAAA", &text.replacen("v4", "v3", 1), &text[..40]] {
+            assert!(read(&public, Purpose::Status, "acme", wrong).is_err());
+            assert!(claimed_bucket(wrong).is_none());
+        }
+    }
+}

@@ -1,0 +1,182 @@
+//! The policy manager: its database, its publications, its trail.
+
+use lamassu_access::bundle::{BUNDLE_FILE, STATUS_FILE};
+use lamassu_access::manager::Manager;
+use lamassu_access::{AccessError, Action, Bundle, Claims, Decider, Kind, Refusal, Status, Value, kem};
+use lamassu_crypto::Secret;
+use lamassu_keys::{Ask, KeySource, Material, Purpose};
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+const RULE: &str = "permit(principal, action, resource in Key::\"reports\") \
+    when { principal has dept && principal.dept == \"finance\" };";
+
+struct Lab {
+    dir: tempfile::TempDir,
+}
+
+fn material(byte: u8) -> Material {
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    fs::write(file.path(), [byte; 32]).expect("writes");
+    let source: KeySource = format!("raw:file:{}", file.path().display()).parse().expect("a source");
+    source.load(&Ask { subject: "a test", purpose: Purpose::Unlock, stdin: false }).expect("loads").material
+}
+
+fn proxy() -> Secret<32> {
+    Secret::new(&mut [8; 32])
+}
+
+impl Lab {
+    fn new() -> (Lab, Manager) {
+        let lab = Lab { dir: tempfile::tempdir().expect("a directory") };
+        fs::create_dir(lab.out()).expect("a directory");
+        let manager = Manager::init(&lab.policy(), "acme", &kem::public(&proxy()), &material(1), 100).expect("makes");
+        manager.set_attribute("dept", Kind::Text, 100).expect("declares");
+        (lab, manager)
+    }
+
+    fn policy(&self) -> PathBuf {
+        self.dir.path().join("policy")
+    }
+
+    fn out(&self) -> PathBuf {
+        self.dir.path().join("out")
+    }
+}
+
+fn public(manager: &Manager) -> [u8; 32] {
+    hex(manager.public())
+}
+
+fn hex(hex: &str) -> [u8; 32] {
+    let byte = |at: usize| u8::from_str_radix(&hex[2 * at..2 * at + 2], 16).expect("digits");
+    std::array::from_fn(byte)
+}
+
+fn published(manager: &Manager, out: &Path) -> (Bundle, Status) {
+    let text = |name: &str| fs::read_to_string(out.join(name)).expect("reads");
+    (
+        Bundle::verify(&public(manager), "acme", &text(BUNDLE_FILE)).expect("verifies"),
+        Status::verify(&public(manager), "acme", &text(STATUS_FILE)).expect("verifies"),
+    )
+}
+
+fn person(dept: &str) -> lamassu_access::Attributes {
+    [("dept".to_owned(), Value::Text(dept.into()))].into()
+}
+
+#[test]
+fn from_rules_to_a_decision_and_its_end() {
+    let (lab, manager) = Lab::new();
+    let out = lab.out();
+    manager.set_person("alice", &person("finance"), 100).expect("sets");
+    manager.set_rule("finance", RULE, 100).expect("writes");
+    assert!(matches!(manager.issue("alice", 600, 100), Err(AccessError::Unpublished)));
+    assert!(manager.publish(None, 100).is_err(), "nobody said where to");
+    let first = manager.publish(Some(&out), 100).expect("publishes");
+    assert!(first.is_new && first.bundle == 100 && first.status == 100);
+    let issued = manager.issue("alice", 600, 100).expect("issues");
+    let claims = Claims::verify(&public(&manager), "acme", &issued.session_token).expect("verifies");
+    assert_eq!(*claims.secret(&proxy()).expect("a secret"), *issued.secret);
+    let (bundle, status) = published(&manager, &out);
+    assert_eq!(claims.check(&bundle, &status, 100, 600), Ok(()));
+    let decider = Decider::of(bundle.clone()).expect("Cedar");
+    let key = manager.seal_key("reports/q1").expect("a key");
+    assert!(decider.allows(&claims, Action::Read, &key));
+    assert!(!decider.allows(&claims, Action::Read, &manager.seal_key("other/q1").expect("a key")));
+    assert!(!decider.allows(&claims, Action::Read, "reports/q1"));
+    assert_eq!(manager.test("alice", Action::Read, "reports/q1").expect("decides"), (true, true));
+    assert_eq!(manager.test("alice", Action::Read, "other").expect("decides"), (false, false));
+    // The same again: the rules stay as they are.
+    let second = manager.publish(None, 50).expect("publishes");
+    assert!(!second.is_new && second.bundle == 100 && second.status == 101, "whatever the clock says");
+    // Other attributes revoke.
+    assert_eq!(manager.set_person("alice", &person("finance"), 110).expect("sets").len(), 0);
+    assert_eq!(manager.set_person("alice", &person("law"), 110).expect("sets"), std::slice::from_ref(&claims.id));
+    manager.publish(None, 120).expect("publishes");
+    let (bundle, status) = published(&manager, &out);
+    assert_eq!(claims.check(&bundle, &status, 120, 600), Err(Refusal::Revoked));
+    // A revocation is listed until the credential's own end.
+    manager.publish(None, 700).expect("publishes");
+    assert!(published(&manager, &out).1.revoked.is_empty());
+    let again = manager.issue("alice", 600, 700).expect("issues");
+    assert_eq!(manager.revoke(&again.access_key, 710).expect("revokes"), std::slice::from_ref(&again.access_key));
+    assert!(matches!(manager.revoke("alice", 710), Err(AccessError::NotFound { .. })));
+    // An epoch: none from before is good, and tokens are others.
+    let before = manager.issue("alice", 600, 710).expect("issues");
+    assert_eq!(manager.rotate(720).expect("rotates"), 2);
+    assert!(matches!(manager.issue("alice", 600, 720), Err(AccessError::Unpublished)));
+    assert!(manager.publish(None, 720).expect("publishes").is_new);
+    let (bundle, status) = published(&manager, &out);
+    let before = Claims::verify(&public(&manager), "acme", &before.session_token).expect("verifies");
+    assert_eq!(before.check(&bundle, &status, 720, 600), Err(Refusal::Outdated));
+    let after = manager.issue("alice", 600, 720).expect("issues");
+    let after = Claims::verify(&public(&manager), "acme", &after.session_token).expect("verifies");
+    assert!(before.tokens.is_disjoint(&after.tokens));
+    // The trail has all of it.
+    let trail = manager.audit().expect("verifies");
+    assert!(trail.iter().enumerate().all(|(at, (entry, _))| entry.number == at as u64 + 1));
+    let said = trail.iter().map(|(entry, _)| serde_json::to_string(entry).expect("JSON")).collect::<String>();
+    for event in ["made", "attribute-set", "person-set", "rule-set", "published", "issued", "revoked", "rotated"] {
+        assert!(said.contains(&format!("\"event\":\"{event}\"")), "{event}");
+    }
+    assert!(!said.contains(&*issued.secret));
+}
+
+#[test]
+fn a_new_rule_voids_credentials_that_may_lack_its_tokens() {
+    let (lab, manager) = Lab::new();
+    manager.set_person("alice", &person("finance"), 100).expect("sets");
+    manager.set_rule("all", "permit(principal, action, resource);", 100).expect("writes");
+    manager.publish(Some(&lab.out()), 100).expect("publishes");
+    let issued = manager.issue("alice", 600, 100).expect("issues");
+    let claims = Claims::verify(&public(&manager), "acme", &issued.session_token).expect("verifies");
+    assert!(claims.tokens.is_empty(), "no rule asks for any");
+    let forbid = RULE.replace("permit", "forbid");
+    manager.set_rule("finance", &forbid, 110).expect("writes");
+    manager.publish(None, 110).expect("publishes");
+    let (bundle, status) = published(&manager, &lab.out());
+    assert_eq!(claims.check(&bundle, &status, 110, 600), Err(Refusal::Outdated));
+}
+
+#[test]
+fn keys_open_by_their_source_and_the_directory_is_private() {
+    let (lab, manager) = Lab::new();
+    let key = manager.seal_key("a/b").expect("a key");
+    drop(manager);
+    let mut manager = Manager::open(&lab.policy()).expect("opens");
+    assert!(manager.seal_key("a/b").is_err(), "its keys are not loaded");
+    assert_eq!(manager.attributes().expect("reads").len(), 1);
+    assert!(manager.unlock(&material(2)).is_err());
+    manager.unlock(&material(1)).expect("opens");
+    assert_eq!(manager.open_key(&key).expect("opens"), "a/b");
+    let keys = manager.close().expect("closes");
+    assert_eq!(Manager::open_with(&lab.policy(), &keys).expect("opens").seal_key("a/b").expect("a key"), key);
+    // What is on the disk has no key in it.
+    let stored = fs::read(lab.policy().join("policy.redb")).expect("reads");
+    assert!(!stored.windows(32).any(|bytes| bytes == [1; 32]));
+    assert!(matches!(Manager::init(&lab.policy(), "acme", &[9; 32], &material(1), 1), Err(AccessError::NotEmpty(_))));
+    assert!(matches!(Manager::open(lab.dir.path()), Err(AccessError::Missing(_))));
+    fs::set_permissions(lab.policy(), PermissionsExt::from_mode(0o750)).expect("chmod");
+    assert!(matches!(Manager::open(&lab.policy()), Err(AccessError::NotPrivate(_))));
+}
+
+#[test]
+fn what_is_used_stays() {
+    let (_lab, manager) = Lab::new();
+    manager.set_rule("finance", RULE, 100).expect("writes");
+    let by_rule = manager.remove_attribute("dept", 100).expect_err("used").to_string();
+    assert!(by_rule.contains("the rule \"finance\""), "{by_rule}");
+    assert!(manager.set_attribute("dept", Kind::Set, 100).is_err());
+    manager.set_attribute("dept", Kind::Text, 100).expect("as it is");
+    manager.remove_rule("finance", 100).expect("removes");
+    manager.set_person("alice", &person("law"), 100).expect("sets");
+    assert!(manager.remove_attribute("dept", 100).expect_err("used").to_string().contains("alice"));
+    manager.remove_person("alice", 100).expect("removes");
+    manager.remove_attribute("dept", 100).expect("removes");
+    assert!(manager.set_rule("finance", RULE, 100).is_err(), "it goes by no attribute that is declared");
+    for wrong in [manager.remove_person("alice", 1).map(drop), manager.remove_rule("finance", 1)] {
+        assert!(matches!(wrong, Err(AccessError::NotFound { .. })));
+    }
+}

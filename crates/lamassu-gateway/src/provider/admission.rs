@@ -1,0 +1,90 @@
+//! Who may come: the holder of a credential that the tenant of a bucket has signed.
+
+use super::published::{Absent, Customer};
+use crate::credentials::User;
+use crate::door::Admit;
+use lamassu_access::{Claims, Refusal, credential};
+use lamassu_crypto::Secret;
+use s3s::auth::SecretKey;
+use s3s::{S3Error, S3Result, s3_error};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+/// Characters of a holder's name in the log.
+const NAME_LEN: usize = 8;
+
+/// See the module's head.
+pub struct Admission {
+    /// the proxy's
+    pub private: Secret<32>,
+    /// tenants by bucket
+    pub customers: HashMap<String, Arc<Customer>>,
+    /// the longest life of a credential
+    pub credential_seconds_max: u64,
+    /// the greatest age of a list of revocations
+    pub status_seconds_max: u64,
+}
+
+/// s since 1970.
+pub fn now() -> u64 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs()
+}
+
+impl Admit for Admission {
+    fn admit(&self, session_token: Option<&str>) -> S3Result<Arc<User>> {
+        let Some(token) = session_token else {
+            return Err(s3_error!(
+                AccessDenied,
+                "a request has a session token: the tenant issues one with its credential"
+            ));
+        };
+        let (bucket, refusal) = match self.user_of(token) {
+            Ok(user) => return Ok(Arc::new(user)),
+            Err(refused) => refused,
+        };
+        tracing::warn!(bucket = bucket.as_deref().unwrap_or("-"), "refused: {refusal}");
+        Err(refusal.into())
+    }
+}
+
+impl Admission {
+    fn user_of(&self, token: &str) -> Result<User, (Option<String>, Refused)> {
+        let claimed = credential::claimed_bucket(token);
+        let customer = claimed.as_ref().and_then(|bucket| self.customers.get(bucket));
+        let customer = customer.ok_or((None, Refused::Credential(Refusal::Forged)))?;
+        self.user(customer, token, now()).map_err(|refused| (Some(customer.config.bucket.clone()), refused))
+    }
+
+    fn user(&self, customer: &Customer, token: &str, now: u64) -> Result<User, Refused> {
+        let claims = Claims::verify(&customer.config.key, &customer.config.bucket, token)?;
+        let found = customer.in_force(now, self.status_seconds_max)?;
+        claims.check(found.decider.bundle(), &found.status, now, self.credential_seconds_max)?;
+        let secret = SecretKey::from(claims.secret(&self.private)?.as_str());
+        let name = claims.sub.chars().take(NAME_LEN).collect();
+        let key = (claims.id.clone(), secret);
+        let judge = Box::new(move |action, key: &str| found.decider.allows(&claims, action, key));
+        Ok(User::of_credential(name, customer.tenant.clone(), key, judge))
+    }
+}
+
+/// Why a request is not served.
+#[derive(Debug, thiserror::Error)]
+enum Refused {
+    #[error(transparent)]
+    Credential(#[from] Refusal),
+    #[error(transparent)]
+    Absent(#[from] Absent),
+}
+
+impl From<Refused> for S3Error {
+    fn from(refused: Refused) -> S3Error {
+        let said = refused.to_string();
+        match refused {
+            Refused::Credential(Refusal::Forged | Refusal::Time) => s3_error!(InvalidToken, "{said}"),
+            Refused::Credential(Refusal::Expired | Refusal::Outdated) => s3_error!(ExpiredToken, "{said}"),
+            Refused::Credential(Refusal::Revoked) => s3_error!(AccessDenied, "{said}"),
+            Refused::Absent(_) => s3_error!(ServiceUnavailable, "{said}"),
+        }
+    }
+}

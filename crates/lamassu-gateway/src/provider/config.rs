@@ -1,0 +1,270 @@
+//! The configuration of an access proxy: one file.
+
+use crate::config::{
+    connections_max, connections_of_address_max, idle_seconds, in_line, listen, listing_mib_max, object_gib_max,
+    region, stop_seconds,
+};
+use crate::front::Front;
+use crate::limits::Limits;
+use crate::{GatewayError, Result};
+use data_encoding::HEXLOWER;
+use serde::Deserialize;
+use std::collections::HashSet;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+/// A configuration with every option, as `lamassu gateway config --provider` prints it.
+pub const COMMENTED: &str = r#"# Configuration of `lamassu gateway provider`.
+# A line that is commented out shows the default.
+
+# The directory of the objects: a bucket of each tenant is a directory in it. This user's alone.
+store = "/srv/lamassu/store"
+# The directory of the proxy's key, and of what it has seen of the tenants' publications. This user's alone; on a disk
+# that lasts.
+state = "/var/lib/lamassu/proxy"
+
+# Where clients connect.
+#listen = "127.0.0.1:9000"
+
+# The certificate (PEM, with those above it) and its key. Without, plain HTTP, for clients on this machine alone; with
+# `plain_http`, for others too: who sees their requests can send them again for 15 minutes.
+#tls_certificate = "/etc/lamassu/proxy.crt"
+#tls_key = "/etc/lamassu/proxy.key"
+#plain_http = false
+
+# Names of this proxy under which buckets may be named as hosts: BUCKET.s3.example.org. Without, as paths alone.
+#domains = ["s3.example.org"]
+#region = "us-east-1"
+
+# Where monitoring asks for /metrics (OpenMetrics) and /health, by plain HTTP. Without, nowhere.
+#metrics = "127.0.0.1:9434"
+
+# Whether the access log has keys of objects: they are sealed.
+#log_keys = false
+
+# Connections at once, in all and of one address; how long a client may send nothing in the middle of a request, or take
+# nothing of an answer; how long requests may go on after SIGTERM.
+#connections_max = 1024
+#connections_of_address_max = 256
+#idle_seconds = 30
+#stop_seconds = 20
+
+# The largest object in one request, GiB; memory for names of large directories between pages of listings, MiB.
+#object_gib_max = 5
+#listing_mib_max = 256
+
+# The longest life of a credential that is taken, and the greatest age of a tenant's list of revocations: with an older
+# one, no request of the tenant is served.
+#credential_seconds_max = 43200
+#status_seconds_max = 60
+
+# A tenant: its bucket; its public key, as `lamassu policy show` prints it; the directory into which it publishes
+# (`lamassu policy publish`), by whatever carries files. Whoever can write there can make the proxy refuse the tenant's
+# requests, and nothing else.
+[[tenant]]
+bucket = "acme"
+key = "0000000000000000000000000000000000000000000000000000000000000000"
+published = "/srv/lamassu/published/acme"
+# What it may do at once. Each request takes up to 10 MiB of memory.
+#limits = { requests_at_once = 64, requests_per_second = 1000, mib_per_second = 10000 }
+"#;
+
+/// The whole configuration.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ProviderConfig {
+    /// the directory of the buckets
+    pub store: PathBuf,
+    /// the directory of the proxy's key
+    pub state: PathBuf,
+    #[serde(default = "listen")]
+    listen: String,
+    tls_certificate: Option<PathBuf>,
+    tls_key: Option<PathBuf>,
+    #[serde(default)]
+    plain_http: bool,
+    #[serde(default)]
+    domains: Vec<String>,
+    #[serde(default = "region")]
+    region: String,
+    metrics: Option<String>,
+    #[serde(default)]
+    log_keys: bool,
+    #[serde(default = "connections_max")]
+    connections_max: usize,
+    #[serde(default = "connections_of_address_max")]
+    connections_of_address_max: usize,
+    #[serde(default = "idle_seconds")]
+    idle_seconds: u64,
+    #[serde(default = "stop_seconds")]
+    stop_seconds: u64,
+    #[serde(default = "object_gib_max")]
+    object_gib_max: u64,
+    #[serde(default = "listing_mib_max")]
+    listing_mib_max: usize,
+    /// the longest life of a credential
+    #[serde(default = "credential_seconds_max")]
+    pub credential_seconds_max: u64,
+    /// the greatest age of a list of revocations
+    #[serde(default = "status_seconds_max")]
+    pub status_seconds_max: u64,
+    #[serde(default)]
+    tenant: Vec<Entry>,
+}
+
+fn credential_seconds_max() -> u64 {
+    12 * 3600
+}
+fn status_seconds_max() -> u64 {
+    60
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Entry {
+    bucket: String,
+    key: String,
+    published: PathBuf,
+    #[serde(default)]
+    limits: Limits,
+}
+
+/// A tenant.
+#[derive(Clone, Debug)]
+pub struct TenantConfig {
+    /// its bucket
+    pub bucket: String,
+    /// its public key
+    pub key: [u8; 32],
+    /// where it publishes
+    pub published: PathBuf,
+    /// its limits
+    pub limits: Limits,
+}
+
+impl Entry {
+    fn tenant(&self) -> std::result::Result<TenantConfig, String> {
+        let Entry { bucket, key, published, limits } = self.clone();
+        let wrong = |what: String| format!("tenant {bucket:?}: {what}");
+        if !lamassu_access::manager::is_bucket(&bucket) {
+            return Err(wrong("a bucket's name has 3 to 63 small letters, digits and hyphens".into()));
+        }
+        limits.check().map_err(|what| wrong(format!("limits: {what}")))?;
+        let key = HEXLOWER.decode(key.as_bytes()).ok().and_then(|key| key.try_into().ok());
+        let key = key.ok_or_else(|| wrong("key is a public key: 64 hexadecimal digits".into()))?;
+        Ok(TenantConfig { bucket, key, published, limits })
+    }
+}
+
+impl ProviderConfig {
+    /// Reads a configuration.
+    ///
+    /// # Errors
+    /// [`GatewayError::Config`], [`GatewayError::File`].
+    pub fn read(path: &Path) -> Result<ProviderConfig> {
+        let wrong = |detail: String| GatewayError::Config { path: path.into(), detail };
+        let text = std::fs::read_to_string(path).map_err(|source| match source.kind() {
+            ErrorKind::NotFound => {
+                wrong("there is no such file; `lamassu gateway config --provider` prints one".into())
+            }
+            ErrorKind::InvalidData => wrong("it is no text (UTF-8)".into()),
+            _ => GatewayError::file("read", path)(source),
+        })?;
+        let config: ProviderConfig = toml::from_str(&text).map_err(|error| wrong(in_line(&text, &error)))?;
+        config.check().map_err(wrong)?;
+        Ok(config)
+    }
+
+    fn check(&self) -> std::result::Result<(), String> {
+        self.front().check()?;
+        let most = lamassu_access::credential::SECONDS_MAX;
+        if !(60..=most).contains(&self.credential_seconds_max) {
+            return Err(format!("credential_seconds_max must be 60 to {most}, not {}", self.credential_seconds_max));
+        }
+        if !(5..=3600).contains(&self.status_seconds_max) {
+            return Err(format!("status_seconds_max must be 5 to 3600, not {}", self.status_seconds_max));
+        }
+        if self.tenant.is_empty() {
+            return Err("there is no [[tenant]]".into());
+        }
+        let mut buckets = HashSet::new();
+        match self.tenants()?.iter().find(|tenant| !buckets.insert(tenant.bucket.clone())) {
+            Some(tenant) => Err(format!("two tenants have the bucket {:?}", tenant.bucket)),
+            None => Ok(()),
+        }
+    }
+
+    /// The tenants.
+    ///
+    /// # Errors
+    /// What is wrong with one.
+    pub fn tenants(&self) -> std::result::Result<Vec<TenantConfig>, String> {
+        self.tenant.iter().map(Entry::tenant).collect()
+    }
+
+    /// Where and how clients connect.
+    pub(super) fn front(&self) -> Front {
+        Front {
+            listen: self.listen.clone(),
+            tls: (self.tls_certificate.clone(), self.tls_key.clone()),
+            plain_http: self.plain_http,
+            domains: self.domains.clone(),
+            region: self.region.clone(),
+            metrics: self.metrics.clone(),
+            log_keys: self.log_keys,
+            connections_max: self.connections_max,
+            connections_of_address_max: self.connections_of_address_max,
+            idle_seconds: self.idle_seconds,
+            stop_seconds: self.stop_seconds,
+            object_gib_max: self.object_gib_max,
+            listing_mib_max: self.listing_mib_max,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> Result<ProviderConfig> {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("proxy.toml");
+        std::fs::write(&path, text).expect("writes");
+        ProviderConfig::read(&path)
+    }
+
+    #[test]
+    fn the_commented_file_says_the_defaults() {
+        let commented = read(COMMENTED).expect("good");
+        let own = ["tls_", "domains", "metrics"];
+        let all: String = COMMENTED
+            .split_inclusive('\n')
+            .map(|line| match line.strip_prefix('#') {
+                Some(option) if !option.starts_with(' ') && !own.iter().any(|own| option.starts_with(own)) => option,
+                _ => line,
+            })
+            .collect();
+        assert_eq!(format!("{:?}", read(&all).expect("good")), format!("{commented:?}"));
+    }
+
+    #[test]
+    fn nonsense_is_refused() {
+        let key = "0".repeat(64);
+        let tenant = |lines: &str| format!("store = \"/s\"\nstate = \"/t\"\n[[tenant]]\npublished = \"/p\"\n{lines}\n");
+        let good = tenant(&format!("bucket = \"acme\"\nkey = \"{key}\""));
+        assert!(read(&good).is_ok());
+        for (text, said) in [
+            ("store = \"/s\"\nstate = \"/t\"\n".to_owned(), "no [[tenant]]"),
+            (format!("colour = 1\n{good}"), "unknown"),
+            (format!("status_seconds_max = 0\n{good}"), "5 to 3600"),
+            (format!("credential_seconds_max = 0\n{good}"), "60 to"),
+            (format!("listen = \"0.0.0.0:1\"\n{good}"), "plain_http"),
+            (tenant(&format!("bucket = \"A\"\nkey = \"{key}\"")), "3 to 63"),
+            (tenant("bucket = \"acme\"\nkey = \"00\""), "64 hexadecimal"),
+            (format!("{good}[[tenant]]\npublished = \"/q\"\nbucket = \"acme\"\nkey = \"{key}\"\n"), "two tenants"),
+        ] {
+            let error = read(&text).expect_err(said).to_string();
+            assert!(error.contains(said), "{said}: {error}");
+        }
+    }
+}

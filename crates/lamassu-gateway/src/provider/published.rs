@@ -1,0 +1,281 @@
+//! What a tenant has published: its rules over tokens, and its list of revocations. Read again every second; taken if
+//! it is signed by the tenant, and not older than what was taken before, also by an earlier start of the proxy.
+
+use super::config::TenantConfig;
+use crate::limits::Tenant;
+use crate::{GatewayError, Result};
+use data_encoding::HEXLOWER;
+use lamassu_access::bundle::{BUNDLE_FILE, STATUS_FILE};
+use lamassu_access::credential::SKEW;
+use lamassu_access::{AccessError, Bundle, Decider, Status};
+use parking_lot::{Mutex, RwLock};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Its name in the directory of the proxy's state.
+const SEEN_FILE: &str = "seen.json";
+
+/// The newest numbers that were taken of a tenant.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+struct Seen {
+    bundle: u64,
+    /// of its text: SHA-256, hex
+    digest: String,
+    status: u64,
+}
+
+/// What was seen of all tenants, by bucket; in memory and on disk.
+pub struct Memory {
+    path: PathBuf,
+    seen: Mutex<BTreeMap<String, Seen>>,
+}
+
+impl Memory {
+    /// Reads it. A missing file is that of a new proxy.
+    ///
+    /// # Errors
+    /// [`GatewayError::File`], [`GatewayError::Config`].
+    pub fn open(state: &Path) -> Result<Memory> {
+        let path = state.join(SEEN_FILE);
+        let seen = match fs::read(&path) {
+            Ok(text) => serde_json::from_slice(&text).map_err(|_| GatewayError::Config {
+                path: path.clone(),
+                detail: "it is damaged: put it back from a backup; without it, older publications would be taken"
+                    .into(),
+            })?,
+            Err(error) if error.kind() == ErrorKind::NotFound => BTreeMap::new(),
+            Err(error) => return Err(GatewayError::file("read", &path)(error)),
+        };
+        Ok(Memory { path, seen: Mutex::new(seen) })
+    }
+
+    fn of(&self, bucket: &str) -> Seen {
+        self.seen.lock().get(bucket).cloned().unwrap_or_default()
+    }
+
+    /// Remembers durably.
+    fn remember(&self, bucket: &str, seen: Seen) -> std::io::Result<()> {
+        let all = &mut *self.seen.lock();
+        let before = all.insert(bucket.into(), seen);
+        let written = || {
+            let new = self.path.with_extension("new");
+            let mut file = fs::File::options().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
+            file.write_all(&serde_json::to_vec(&all)?)?;
+            file.sync_all()?;
+            fs::rename(&new, &self.path)?;
+            self.path.parent().map_or(Ok(()), |dir| fs::File::open(dir)?.sync_all())
+        };
+        written().inspect_err(|_| match before {
+            Some(before) => drop(all.insert(bucket.into(), before)),
+            None => drop(all.remove(bucket)),
+        })
+    }
+}
+
+/// Why nothing of a tenant is in force.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Absent {
+    /// Nothing was published, or nothing that is taken.
+    #[error("the tenant has published no rules")]
+    Nothing,
+    /// The list of revocations is too old.
+    #[error("the tenant's list of revocations is too old")]
+    Old,
+    /// The list names a newer bundle than the one that is here.
+    #[error("the tenant has published newer rules than those that are here")]
+    Withheld,
+}
+
+/// What is in force.
+#[derive(Clone)]
+pub struct InForce {
+    /// rules
+    pub decider: Arc<Decider>,
+    /// revocations
+    pub status: Arc<Status>,
+}
+
+#[derive(Default)]
+struct Taken {
+    bundle: Option<(String, Arc<Decider>)>,
+    status: Option<(String, Arc<Status>)>,
+    /// The last error, said once.
+    error: Option<String>,
+}
+
+/// A tenant of the proxy.
+pub struct Customer {
+    /// its bucket, key and directory
+    pub config: TenantConfig,
+    /// its limits
+    pub tenant: Arc<Tenant>,
+    taken: RwLock<Taken>,
+}
+
+impl Customer {
+    /// A tenant of which nothing was read yet.
+    pub fn new(config: TenantConfig) -> Customer {
+        let tenant = Arc::new(Tenant::new(&config.bucket, config.limits));
+        Customer { config, tenant, taken: RwLock::default() }
+    }
+
+    /// What is in force, if the list of revocations is not older than `age_max`, seconds.
+    ///
+    /// # Errors
+    /// [`Absent`].
+    pub fn in_force(&self, now: u64, age_max: u64) -> std::result::Result<InForce, Absent> {
+        let taken = self.taken.read();
+        let (Some((_, decider)), Some((_, status))) = (&taken.bundle, &taken.status) else {
+            return Err(Absent::Nothing);
+        };
+        match () {
+            () if now.saturating_sub(status.time) > age_max => Err(Absent::Old),
+            () if decider.bundle().seq < status.bundle => Err(Absent::Withheld),
+            () => Ok(InForce { decider: decider.clone(), status: status.clone() }),
+        }
+    }
+
+    /// Reads what is published, and takes what is new.
+    pub fn read(&self, memory: &Memory, now: u64) {
+        let bucket = &self.config.bucket;
+        // The tenant places the bundle first: a status that is here has its bundle here.
+        let error = self.read_status(memory, now).and_then(|()| self.read_bundle(memory)).err();
+        let said = &mut self.taken.write().error;
+        match &error {
+            Some(error) if said.as_ref() != Some(error) => tracing::warn!(bucket, "not taken: {error}"),
+            _ => {}
+        }
+        *said = error;
+    }
+
+    fn text(&self, name: &str, most: usize) -> std::result::Result<String, String> {
+        let path = self.config.published.join(name);
+        let failed = |error: std::io::Error| format!("cannot read {}: {error}", path.display());
+        // No FIFO that somebody has put there is waited for.
+        let nonblock = rustix::fs::OFlags::NONBLOCK.bits() as i32;
+        let file = fs::File::options().read(true).custom_flags(nonblock).open(&path).map_err(failed)?;
+        if !file.metadata().map_err(failed)?.is_file() {
+            return Err(format!("{} is no regular file", path.display()));
+        }
+        let mut text = String::new();
+        file.take(most as u64 + 1).read_to_string(&mut text).map_err(failed)?;
+        Ok(text)
+    }
+
+    fn read_status(&self, memory: &Memory, now: u64) -> std::result::Result<(), String> {
+        let text = self.text(STATUS_FILE, Status::most())?;
+        if self.taken.read().status.as_ref().is_some_and(|(before, _)| *before == text) {
+            return Ok(());
+        }
+        let (bucket, seen) = (&self.config.bucket, memory.of(&self.config.bucket));
+        let status = Status::verify(&self.config.key, bucket, &text).map_err(|error| error.to_string())?;
+        if status.seq < seen.status {
+            return Err(format!("the status has number {}, and {} was taken before", status.seq, seen.status));
+        }
+        if status.time > now + SKEW {
+            return Err("the status is of the future: the clock here or the tenant's is wrong".into());
+        }
+        let seen = Seen { status: status.seq, ..seen };
+        memory.remember(bucket, seen).map_err(|error| format!("cannot remember it: {error}"))?;
+        self.taken.write().status = Some((text, Arc::new(status)));
+        Ok(())
+    }
+
+    fn read_bundle(&self, memory: &Memory) -> std::result::Result<(), String> {
+        let text = self.text(BUNDLE_FILE, Bundle::most())?;
+        if self.taken.read().bundle.as_ref().is_some_and(|(before, _)| *before == text) {
+            return Ok(());
+        }
+        let (bucket, seen) = (&self.config.bucket, memory.of(&self.config.bucket));
+        let said = |error: AccessError| error.to_string();
+        let bundle = Bundle::verify(&self.config.key, bucket, &text).map_err(said)?;
+        let (seq, digest) = (bundle.seq, HEXLOWER.encode(&lamassu_crypto::wrap::sha256(text.as_bytes())));
+        if seq < seen.bundle || (seq == seen.bundle && digest != seen.digest) {
+            return Err(format!("the bundle has number {seq}, and {} was taken before", seen.bundle));
+        }
+        let (epoch, statements) = (bundle.epoch, bundle.policies.len());
+        let decider = Decider::of(bundle).map_err(said)?;
+        memory
+            .remember(bucket, Seen { bundle: seq, digest, ..seen })
+            .map_err(|error| format!("cannot remember it: {error}"))?;
+        self.taken.write().bundle = Some((text, Arc::new(decider)));
+        tracing::info!(bucket, seq, epoch, statements, "rules are in force");
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::limits::Limits;
+    use lamassu_crypto::{Secret, sign};
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn what_is_older_is_never_taken_again() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let (seed, stranger) = (Secret::new(&mut [5; 32]), Secret::new(&mut [6; 32]));
+        let customer = |published: &Path| {
+            Customer::new(TenantConfig {
+                bucket: "acme".into(),
+                key: sign::public(&seed),
+                published: published.into(),
+                limits: Limits::default(),
+            })
+        };
+        let bundle = |seq, seed: &Secret<32>, epoch| {
+            let bundle = Bundle { seq, epoch, vocabulary: String::new(), time: 100, policies: Vec::new() };
+            fs::write(dir.path().join(BUNDLE_FILE), bundle.sign(seed, "acme").expect("signs")).expect("writes");
+        };
+        let status = |seq, bundle, time| {
+            let status = Status { seq, bundle, time, revoked: BTreeSet::new() };
+            fs::write(dir.path().join(STATUS_FILE), status.sign(&seed, "acme").expect("signs")).expect("writes");
+        };
+        let memory = Memory::open(dir.path()).expect("opens");
+        let one = customer(dir.path());
+        one.read(&memory, 100);
+        assert_eq!(one.in_force(100, 60).err(), Some(Absent::Nothing));
+        bundle(2, &seed, 1);
+        status(7, 2, 100);
+        one.read(&memory, 100);
+        assert_eq!(one.in_force(160, 60).expect("in force").decider.bundle().seq, 2);
+        assert_eq!(one.in_force(161, 60).err(), Some(Absent::Old));
+        // Older ones, those of strangers, another one of the same number, one of the future.
+        status(6, 2, 160);
+        one.read(&memory, 160);
+        assert_eq!(one.in_force(161, 60).err(), Some(Absent::Old));
+        status(8, 2, 1000);
+        one.read(&memory, 160);
+        assert_eq!(one.in_force(161, 60).err(), Some(Absent::Old));
+        status(8, 2, 160);
+        for (seq, seed, epoch) in [(1, &seed, 1), (3, &stranger, 1), (2, &seed, 9)] {
+            bundle(seq, seed, epoch);
+            one.read(&memory, 160);
+            let found = one.in_force(161, 60).expect("in force");
+            assert_eq!((found.decider.bundle().seq, found.decider.bundle().epoch), (2, 1));
+        }
+        status(9, 3, 160);
+        one.read(&memory, 160);
+        assert_eq!(one.in_force(161, 60).err(), Some(Absent::Withheld));
+        bundle(3, &seed, 1);
+        one.read(&memory, 160);
+        assert_eq!(one.in_force(161, 60).expect("in force").decider.bundle().seq, 3);
+        // After a restart.
+        let (memory, again) = (Memory::open(dir.path()).expect("opens"), customer(dir.path()));
+        status(8, 2, 160);
+        bundle(2, &seed, 1);
+        again.read(&memory, 160);
+        assert_eq!(again.in_force(161, 60).err(), Some(Absent::Nothing));
+        status(9, 3, 160);
+        bundle(3, &seed, 1);
+        again.read(&memory, 160);
+        assert!(again.in_force(161, 60).is_ok());
+        fs::write(dir.path().join(SEEN_FILE), "{").expect("writes");
+        assert!(Memory::open(dir.path()).is_err());
+    }
+}

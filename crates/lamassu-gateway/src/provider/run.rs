@@ -1,0 +1,178 @@
+//! Runs the proxy from its start to a signal.
+
+use super::ProviderConfig;
+use super::admission::{Admission, now};
+use super::published::{Customer, Memory};
+use crate::door::Tls;
+use crate::objects::{Modes, Objects};
+use crate::run::{Attending, attend, of_buckets};
+use crate::s3::Users;
+use crate::{GatewayError, Result, s3, watch};
+use data_encoding::HEXLOWER;
+use lamassu_access::kem;
+use lamassu_crypto::{Secret, secret::without_trace};
+use lamassu_plain::PlainFs;
+use parking_lot::RwLock;
+use std::collections::HashMap;
+use std::fs;
+use std::io::{ErrorKind, Read, Write};
+use std::net::SocketAddr;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+use zeroize::Zeroizing;
+
+/// Its name in the directory of the proxy's state: 32 bytes.
+const KEY_FILE: &str = "proxy.key";
+/// Objects and folders are the proxy's user's alone.
+const MODES: Modes = Modes { file: 0o600, dir: 0o700 };
+/// How often publications are read.
+const READ_EVERY: Duration = Duration::from_secs(1);
+
+/// Reads all files that a configuration names, and the tenants' publications as far as they are there.
+///
+/// # Errors
+/// [`GatewayError`].
+pub fn check(config: &ProviderConfig) -> Result<()> {
+    config.front().read_tls()?;
+    for dir in [&config.store, &config.state] {
+        if dir.exists() {
+            check_private(dir)?;
+        }
+    }
+    if config.state.join(KEY_FILE).exists() {
+        drop(read_key(&config.state)?);
+        drop(Memory::open(&config.state)?);
+    }
+    Ok(())
+}
+
+/// The proxy's public key, for `lamassu policy init`; makes the key if there is none.
+///
+/// # Errors
+/// [`GatewayError::File`], [`GatewayError::NotPrivate`].
+pub fn public_key(config: &ProviderConfig) -> Result<String> {
+    make_private(&config.state)?;
+    Ok(HEXLOWER.encode(&kem::public(&read_key(&config.state)?)))
+}
+
+/// Serves until SIGTERM or SIGINT. `ready` is called with the address.
+///
+/// # Errors
+/// [`GatewayError`].
+pub fn serve(config: &ProviderConfig, ready: Box<dyn FnOnce(SocketAddr) + Send>) -> Result<()> {
+    make_private(&config.state)?;
+    make_private(&config.store)?;
+    let (private, memory) = (read_key(&config.state)?, Memory::open(&config.state)?);
+    let (front, tls) = (config.front(), config.front().read_tls()?);
+    let path = &config.store;
+    let fs =
+        PlainFs::open(path).map_err(|source| GatewayError::Buckets { path: path.display().to_string(), source })?;
+    let objects = Objects::open(Arc::new(fs), "/", MODES, front.listing_max());
+    let objects = Arc::new(objects.map_err(|error| of_buckets("/", error))?);
+    let tenants = config.tenants().map_err(|detail| GatewayError::Config { path: path.clone(), detail })?;
+    for tenant in &tenants {
+        make_private(&path.join(&tenant.bucket))?;
+    }
+    let customers: Vec<_> = tenants.into_iter().map(|tenant| Arc::new(Customer::new(tenant))).collect();
+    customers.iter().for_each(|customer| customer.read(&memory, now()));
+    let admission = Admission {
+        private,
+        customers: customers.iter().map(|one| (one.config.bucket.clone(), one.clone())).collect::<HashMap<_, _>>(),
+        credential_seconds_max: config.credential_seconds_max,
+        status_seconds_max: config.status_seconds_max,
+    };
+    let stopping = Arc::new(AtomicBool::new(false));
+    let threads = [reads(customers, memory, stopping.clone())?, crate::run::sweeps(&objects, &stopping)?];
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    let runtime = runtime.map_err(|source| GatewayError::System { op: "start threads", source })?;
+    let tls: Tls = Arc::new(RwLock::new(tls));
+    let reloaded = tls.clone();
+    let attending = Attending {
+        service: s3::service(&front, objects.clone(), Users::Admitted),
+        front,
+        admit: Some(Arc::new(admission)),
+        tls,
+        health: Arc::new(move || objects.check().map_err(|error| error.to_string())),
+        ready,
+        reload: Box::new(move |config: &ProviderConfig| reload(config, &reloaded)),
+    };
+    // Nothing else ends it.
+    let (_ends, ended) = watch::channel(false);
+    let served = runtime.block_on(attend(config, attending, ended));
+    runtime.shutdown_timeout(Duration::from_secs(60));
+    stopping.store(true, Ordering::Relaxed);
+    for thread in threads {
+        thread.thread().unpark();
+        let _ = thread.join();
+    }
+    served
+}
+
+/// A thread that reads publications.
+fn reads(
+    customers: Vec<Arc<Customer>>,
+    memory: Memory,
+    stopping: Arc<AtomicBool>,
+) -> Result<std::thread::JoinHandle<()>> {
+    let thread = std::thread::Builder::new().name("lamassu-published".into()).spawn(move || {
+        while !stopping.load(Ordering::Relaxed) {
+            customers.iter().for_each(|customer| customer.read(&memory, now()));
+            std::thread::park_timeout(READ_EVERY);
+        }
+    });
+    thread.map_err(|source| GatewayError::System { op: "start a thread", source })
+}
+
+/// Reloads the certificate.
+fn reload(config: &ProviderConfig, tls: &Tls) {
+    match config.front().read_tls() {
+        Ok(read) => {
+            *tls.write() = read;
+            tracing::info!("the certificate was read again");
+        }
+        Err(error) => tracing::error!(%error, "the certificate is not taken: the one before stays in force"),
+    }
+}
+
+/// Makes a directory of this user's alone, or sees that it is.
+fn make_private(dir: &Path) -> Result<()> {
+    match fs::DirBuilder::new().mode(0o700).create(dir) {
+        Err(error) if error.kind() != ErrorKind::AlreadyExists => Err(GatewayError::file("make", dir)(error)),
+        _ => check_private(dir),
+    }
+}
+
+fn check_private(dir: &Path) -> Result<()> {
+    let st = fs::metadata(dir).map_err(GatewayError::file("look at", dir))?;
+    let is_own = st.uid() == rustix::process::geteuid().as_raw();
+    if st.is_dir() && st.mode() & 0o077 == 0 && is_own { Ok(()) } else { Err(GatewayError::NotOwn(dir.into())) }
+}
+
+/// The proxy's private key; a new one, if there is none.
+fn read_key(state: &Path) -> Result<Secret<32>> {
+    let path = state.join(KEY_FILE);
+    let failed = |op| GatewayError::file(op, &path);
+    let opened = match fs::File::open(&path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => None,
+        opened => Some(opened.map_err(failed("open"))?),
+    };
+    let Some(file) = opened else {
+        let key = Secret::random().map_err(|error| failed("make")(std::io::Error::other(error)))?;
+        let mut file =
+            fs::File::options().write(true).create_new(true).mode(0o600).open(&path).map_err(failed("make"))?;
+        without_trace(|| file.write_all(key.expose())).map_err(failed("write"))?;
+        file.sync_all().and_then(|()| fs::File::open(state)?.sync_all()).map_err(failed("sync"))?;
+        return Ok(key);
+    };
+    let st = file.metadata().map_err(failed("look at"))?;
+    if !st.is_file() || st.mode() & 0o077 != 0 || st.uid() != rustix::process::geteuid().as_raw() {
+        return Err(GatewayError::NotPrivate(path));
+    }
+    let mut bytes = Zeroizing::new(Vec::with_capacity(64));
+    file.take(33).read_to_end(&mut bytes).map_err(failed("read"))?;
+    let wrong = || GatewayError::Config { path: path.clone(), detail: "the proxy's key has 32 bytes".into() };
+    Secret::from_slice(&bytes).ok_or_else(wrong)
+}

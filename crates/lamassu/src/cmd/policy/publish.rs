@@ -1,0 +1,205 @@
+//! What changes something at the provider: a manager's start, publications, credentials.
+
+use super::{DirArg, KeyArg, now};
+use crate::fault::Result;
+use crate::keys;
+use crate::output::{Ui, print, print_json};
+use crate::{policy, signals};
+use lamassu_access::manager::{Manager, Published};
+use lamassu_keys::{Purpose, date};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+const INIT_EXAMPLES: &str = "\
+Examples:
+  lamassu policy init --bucket acme --provider HEX /var/lib/acme/policy
+  lamassu policy init -k raw:file:/root/policy.key --bucket acme --provider HEX /var/lib/acme/policy
+The provider says HEX: `lamassu gateway provider --public-key`. It is told what this prints: the tenant's public key.";
+
+const PUBLISH_EXAMPLES: &str = "\
+Examples:
+  lamassu policy publish --to /mnt/provider/acme /var/lib/acme/policy
+  lamassu policy publish --every 15 /var/lib/acme/policy
+A proxy serves nobody with a list of revocations that is older than a minute: let --every run as a service.";
+
+const ISSUE_EXAMPLES: &str = "\
+Examples:
+  lamassu policy issue /var/lib/acme/policy alice
+  lamassu policy issue --env --minutes 15 /var/lib/acme/policy alice
+In ~/.aws/config:
+  credential_process = lamassu policy issue -k raw:file:/root/policy.key /var/lib/acme/policy alice";
+
+const REVOKE_EXAMPLES: &str = "\
+Examples:
+  lamassu policy revoke /var/lib/acme/policy alice
+  lamassu policy revoke /var/lib/acme/policy 0123456789ABCDEF0123456789ABCDEF
+It publishes at once, where it was done last.";
+
+const ROTATE_EXAMPLES: &str = "\
+Examples:
+  lamassu policy rotate /var/lib/acme/policy
+It publishes at once, where it was done last. Then everybody needs another credential.";
+
+/// Options of `policy init`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = INIT_EXAMPLES, after_long_help = init_help())]
+pub struct Init {
+    #[command(flatten)]
+    key: KeyArg,
+    /// The tenant's bucket at the provider
+    #[arg(long, value_name = "NAME")]
+    bucket: String,
+    /// The public key of the provider's proxy
+    #[arg(long, value_name = "HEX", value_parser = policy::parse_key)]
+    provider: [u8; 32],
+    #[command(flatten)]
+    dir: DirArg,
+}
+
+fn init_help() -> String {
+    format!("{INIT_EXAMPLES}\n\n{}", keys::HELP)
+}
+
+/// Options of `policy publish`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = PUBLISH_EXAMPLES)]
+pub struct Publish {
+    #[command(flatten)]
+    key: KeyArg,
+    /// The directory that the provider reads [default: where it was done last]
+    #[arg(long, value_name = "DIRECTORY")]
+    to: Option<PathBuf>,
+    /// Publish again and again, every so many seconds, until a signal comes
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=3600))]
+    every: Option<u64>,
+    #[command(flatten)]
+    dir: DirArg,
+}
+
+/// Options of `policy issue`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = ISSUE_EXAMPLES)]
+pub struct Issue {
+    #[command(flatten)]
+    key: KeyArg,
+    /// How long it is good for
+    #[arg(long, value_name = "N", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=2160), conflicts_with = "seconds")]
+    minutes: u64,
+    /// The same in seconds
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=129_600))]
+    seconds: Option<u64>,
+    /// For a shell: export AWS_ACCESS_KEY_ID=…; otherwise JSON as `credential_process` of the AWS tools wants it
+    #[arg(long)]
+    env: bool,
+    #[command(flatten)]
+    dir: DirArg,
+    /// The person
+    person: String,
+}
+
+/// Options of `policy revoke`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = REVOKE_EXAMPLES)]
+pub struct Revoke {
+    #[command(flatten)]
+    key: KeyArg,
+    #[command(flatten)]
+    dir: DirArg,
+    /// A person, or the number of a credential: its access key
+    what: String,
+}
+
+/// Options of `policy rotate`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = ROTATE_EXAMPLES)]
+pub struct Rotate {
+    #[command(flatten)]
+    key: KeyArg,
+    #[command(flatten)]
+    dir: DirArg,
+}
+
+pub fn init(ui: &Ui, args: &Init) -> Result<()> {
+    let dir = &args.dir.dir;
+    let material = args.key.load(ui, dir, Purpose::Create)?;
+    let manager = Manager::init(dir, &args.bucket, &args.provider, &material, now())?;
+    ui.note("the provider needs this public key, for the bucket:");
+    print(manager.public())
+}
+
+fn tell(ui: &Ui, done: &Published) {
+    let Published { bundle, is_new, status, revoked, to } = done;
+    let text = format_args!(
+        "published to {}: rules {bundle}{}, status {status}, revoked credentials {revoked}",
+        to.display(),
+        if *is_new { " (new)" } else { "" }
+    )
+    .to_string();
+    if *is_new { ui.note(text) } else { ui.detail(text) }
+}
+
+pub fn publish(ui: &Ui, args: &Publish) -> Result<()> {
+    let manager = args.key.open(ui, &args.dir.dir)?;
+    tell(ui, &manager.publish(args.to.as_deref(), now())?);
+    let Some(every) = args.every else { return Ok(()) };
+    let keys = manager.close()?;
+    signals::flag_only();
+    let every = Duration::from_secs(every);
+    let mut next = Instant::now() + every;
+    while !signals::interrupted() {
+        if Instant::now() < next {
+            std::thread::sleep(Duration::from_millis(100));
+            continue;
+        }
+        next += every;
+        // What fails now may work the next time; meanwhile the proxy refuses.
+        let done = Manager::open_with(&args.dir.dir, &keys).and_then(|manager| manager.publish(None, now()));
+        match done {
+            Ok(done) => tell(ui, &done),
+            Err(error) => ui.warn(format_args!("not published: {error}")),
+        }
+    }
+    Ok(())
+}
+
+pub fn issue(ui: &Ui, args: &Issue) -> Result<()> {
+    let manager = args.key.open(ui, &args.dir.dir)?;
+    let seconds = args.seconds.unwrap_or(args.minutes * 60);
+    let issued = manager.issue(&args.person, seconds, now())?;
+    if args.env {
+        return print(format_args!(
+            "export AWS_ACCESS_KEY_ID={}\nexport AWS_SECRET_ACCESS_KEY={}\nexport AWS_SESSION_TOKEN={}",
+            issued.access_key, *issued.secret, issued.session_token
+        ));
+    }
+    print_json(&serde_json::json!({
+        "Version": 1,
+        "AccessKeyId": issued.access_key,
+        "SecretAccessKey": *issued.secret,
+        "SessionToken": issued.session_token,
+        "Expiration": date::time(i64::try_from(issued.ends).unwrap_or(i64::MAX)),
+    }))
+}
+
+/// Publishes where it was done last; before the first time there is nobody to be told.
+fn publish_again(ui: &Ui, manager: &Manager) -> Result<()> {
+    match manager.in_force()? {
+        (_, _, Some(_)) => tell(ui, &manager.publish(None, now())?),
+        (_, _, None) => ui.note("nothing was published yet"),
+    }
+    Ok(())
+}
+
+pub fn revoke(ui: &Ui, args: &Revoke) -> Result<()> {
+    let manager = args.key.open(ui, &args.dir.dir)?;
+    let revoked = manager.revoke(&args.what, now())?;
+    ui.note(format_args!("revoked credentials: {}", revoked.len()));
+    publish_again(ui, &manager)
+}
+
+pub fn rotate(ui: &Ui, args: &Rotate) -> Result<()> {
+    let manager = args.key.open(ui, &args.dir.dir)?;
+    let epoch = manager.rotate(now())?;
+    ui.note(format_args!("epoch {epoch}"));
+    publish_again(ui, &manager)
+}
