@@ -88,7 +88,7 @@ fn sources(dir: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(dir).expect("a directory").map(|entry| entry.expect("an entry").path());
     let all = entries.flat_map(|path| if path.is_dir() { sources(&path) } else { vec![path] });
     // Modules of unit tests name what they like.
-    all.filter(|path| !path.file_name().is_some_and(|name| name == "tests.rs")).collect()
+    all.filter(|path| path.file_name().is_none_or(|name| name != "tests.rs")).collect()
 }
 
 /// The words behind every `crate::`, those in braces too; without comments and unit tests.
