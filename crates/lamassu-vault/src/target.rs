@@ -159,7 +159,8 @@ impl Vault {
             row => row?,
         };
         // It may have names that only others may remove. (An empty one, which has a page at most, has nothing to lose.)
-        let has_more_names = shown.kind == Kind::File && shown.len > PAGE_LEN as u64 && shown.nlink > row.links;
+        let has_content = shown.len > PAGE_LEN as u64 || row.file().is_some_and(|file| file.size > 0);
+        let has_more_names = shown.kind == Kind::File && has_content && shown.nlink > row.links;
         // What is root's by its row gives nobody else a right.
         let has_owner = row.uid == shown.uid || row.uid == 0 || !self.staging()?.keeps_owners();
         Ok((has_more_names || !has_owner).then_some(row))
