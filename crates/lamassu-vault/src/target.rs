@@ -8,7 +8,7 @@ use crate::open::OpenFile;
 use crate::root::RootPermissions;
 use crate::stored::lending;
 use crate::walk::header_id;
-use crate::{Ino, Kind, ROOT, Result, SetTime, Vault, VaultError};
+use crate::{Ino, ROOT, Result, SetTime, Vault, VaultError};
 use lamassu_anchor::{AnchorError, Digest, ObjectId, Row, SealedPart};
 use lamassu_format::PAGE_LEN;
 use lamassu_format::header::NameMode;
@@ -122,10 +122,14 @@ impl Vault {
     /// `EPERM`.
     pub(crate) fn must_be_identified(&self, open: &OpenFile) -> Result<()> {
         let shown = open.file().backing().stat().map_err(io("stat"))?;
-        let Some(row) = self.row_if_another(self.nodes.lock().object(open.ino), &shown)? else { return Ok(()) };
+        let Some((row, has_owner)) = self.row_of_shown(self.nodes.lock().object(open.ino), &shown)? else {
+            return Ok(());
+        };
         // Of an empty file the row has no page.
         let has_content = row.file().is_some_and(|file| file.size > 0);
-        match has_content && open.file().is_identified()? {
+        // It may have names that only others may remove. (An empty one, which has a page at most, has nothing to lose.)
+        let has_more_names = (has_content || shown.len > PAGE_LEN as u64) && shown.nlink > row.links;
+        match (has_owner && !has_more_names) || (has_content && open.file().is_identified()?) {
             true => Ok(()),
             false => Err(another(&shown)),
         }
@@ -143,14 +147,15 @@ impl Vault {
     /// # Errors
     /// `EPERM`.
     pub(crate) fn must_be_its_own(&self, object: ObjectId, shown: &Stat) -> Result<()> {
-        match self.row_if_another(object, shown)? {
-            None => Ok(()),
-            Some(_) => Err(another(shown)),
+        match self.row_of_shown(object, shown)? {
+            Some((_, false)) => Err(another(shown)),
+            Some((_, true)) | None => Ok(()),
         }
     }
 
-    /// The row of an object, if an entry with this stat may be another one.
-    fn row_if_another(&self, object: ObjectId, shown: &Stat) -> Result<Option<Row>> {
+    /// The row of an object, and whether an entry with this stat may be the object's by its owner. `None`: nothing is
+    /// asked.
+    fn row_of_shown(&self, object: ObjectId, shown: &Stat) -> Result<Option<(Row, bool)>> {
         let Some(anchored) = self.anchored.as_ref().filter(|_| rustix::process::geteuid().is_root()) else {
             return Ok(None);
         };
@@ -158,12 +163,9 @@ impl Vault {
             Err(AnchorError::Unknown { .. }) => return Ok(None),
             row => row?,
         };
-        // It may have names that only others may remove. (An empty one, which has a page at most, has nothing to lose.)
-        let has_content = shown.len > PAGE_LEN as u64 || row.file().is_some_and(|file| file.size > 0);
-        let has_more_names = shown.kind == Kind::File && has_content && shown.nlink > row.links;
         // What is root's by its row gives nobody else a right.
         let has_owner = row.uid == shown.uid || row.uid == 0 || !self.staging()?.keeps_owners();
-        Ok((has_more_names || !has_owner).then_some(row))
+        Ok(Some((row, has_owner)))
     }
 
     /// Refuses a directory that is to be moved or removed and may be another one than that of its row: see

@@ -249,6 +249,28 @@ fn another_file_with_more_names_is_not_emptied() {
     });
 }
 
+/// A name that was removed stays in the store until the anchor has that: the file has more names there for a while.
+#[test]
+fn a_file_that_has_just_lost_a_name_is_changed_and_linked() {
+    both(|_, v| {
+        let (_, handle) = v.new_file("f");
+        v.write(handle, 0, &[1; 9000]).unwrap();
+        v.release(handle).unwrap();
+        give(&v, "f", if rustix::process::geteuid().is_root() { 7 } else { me().uid });
+        v.link(v.ino("f"), ROOT, n("g")).unwrap();
+        v.sync_all().unwrap();
+        rm(&v, "g").unwrap();
+        let f = v.ino("f");
+        v.setattr(f, None, &SetAttr { mode: Some(0o600), ..SetAttr::default() }).unwrap();
+        v.set_xattr(f, n("user.note"), b"x", SetXattr::Any).unwrap();
+        v.link(f, ROOT, n("h")).unwrap();
+        let handle = v.open_file(f, RW).unwrap();
+        v.release(handle).unwrap();
+        v.setattr(f, None, &SetAttr { size: Some(0), ..SetAttr::default() }).unwrap();
+        v.close().unwrap();
+    });
+}
+
 /// A store with one owner for all (FAT, SMB, NFS with `root_squash`) tells nothing by owners, and gives nothing away.
 #[test]
 fn over_a_store_that_keeps_no_owners_files_are_written_as_anywhere() {
