@@ -12,6 +12,13 @@ use serde_json::{Value as Json, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::str::FromStr;
 
+/// How deep operators and brackets of a statement may lie in one another. A bundle is read to a depth of 128 values.
+const DEPTH_MAX: usize = 100;
+/// Most `&&`, `||` and `!` in one rule: Cedar's parser goes into itself for each.
+const OPERATORS_MAX: usize = 200;
+/// Most statements of all rules: what a proxy takes.
+pub const STATEMENTS_MAX: usize = 10_000;
+
 /// Rules by name: Cedar, one statement or several each.
 pub type Rules = BTreeMap<String, String>;
 
@@ -41,6 +48,11 @@ impl Compiled {
 /// [`AccessError::Rule`].
 pub fn parse(rule: &str, text: &str, declared: &Declarations) -> Result<Vec<Policy>> {
     let wrong = |detail: String| AccessError::Rule { rule: rule.into(), detail };
+    if is_too_deep(text) {
+        return Err(wrong(format!(
+            "it has more than {OPERATORS_MAX} operators, or brackets too deep in one another: {SPLIT}"
+        )));
+    }
     let set = PolicySet::from_str(text).map_err(|errors| wrong(in_lines(text, &errors)))?;
     if set.templates().next().is_some() {
         return Err(wrong("a template, with ?principal or ?resource, is no rule".into()));
@@ -53,6 +65,33 @@ pub fn parse(rule: &str, text: &str, declared: &Declarations) -> Result<Vec<Poli
     match policies.is_empty() {
         true => Err(wrong("it has no statement; `permit(principal, action, resource) when { … };` is one".into())),
         false => Ok(policies),
+    }
+}
+
+/// What helps against a condition that is too large.
+const SPLIT: &str = "write several statements instead, or a list with contains";
+
+/// Whether a text is not to be parsed. Signs within texts and comments count, too.
+fn is_too_deep(text: &str) -> bool {
+    let operators = text.matches("&&").count() + text.matches("||").count() + text.matches('!').count();
+    let (mut depth, mut deepest) = (0_usize, 0);
+    for c in text.chars() {
+        match c {
+            '(' | '[' | '{' => depth += 1,
+            ')' | ']' | '}' => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        deepest = deepest.max(depth);
+    }
+    operators > OPERATORS_MAX || deepest > DEPTH_MAX
+}
+
+/// How deep values lie in one another.
+fn depth(value: &Json) -> usize {
+    match value {
+        Json::Array(all) => 1 + all.iter().map(depth).max().unwrap_or_default(),
+        Json::Object(all) => 1 + all.values().map(depth).max().unwrap_or_default(),
+        _ => 1,
     }
 }
 
@@ -106,8 +145,15 @@ pub fn compile(rules: &Rules, declared: &Declarations, tokens: &TokenKey, names:
     (translator.is_collecting, translator.vocabulary) = (false, BTreeSet::new());
     let mut policies = Vec::new();
     for (name, plain) in parsed {
-        let translated = translate(&mut translator, &plain);
-        policies.push(translated.map_err(|detail| AccessError::Rule { rule: name.clone(), detail })?);
+        let wrong = |detail: String| AccessError::Rule { rule: name.clone(), detail };
+        let translated = translate(&mut translator, &plain).map_err(wrong)?;
+        if depth(&translated) > DEPTH_MAX {
+            return Err(wrong(format!("a condition has too many operators within one another: {SPLIT}")));
+        }
+        if policies.len() >= STATEMENTS_MAX {
+            return Err(wrong(format!("there are more than {STATEMENTS_MAX} statements in all rules")));
+        }
+        policies.push(translated);
     }
     policies.sort_by_cached_key(Json::to_string);
     policies.dedup();
@@ -202,6 +248,36 @@ mod tests {
         }
     }
 
+    /// What compiles can be read again: from the manager's database, and by a proxy.
+    #[test]
+    fn large_conditions_are_refused_or_can_be_read() {
+        let chain = |operator: &str, count: usize| {
+            let all = vec!["principal.projects.contains(\"a\")"; count].join(operator);
+            format!("permit(principal, action, resource) when {{ {all} }};")
+        };
+        let mut refused = 0;
+        for count in [1, 10, 40, 45, 48, 50, 55, 60, 62, 100, 150, 300, 900] {
+            for operator in [" || ", " && "] {
+                match compiled(&chain(operator, count)) {
+                    Ok(all) => {
+                        let kept = serde_json::to_vec(&serde_json::json!({ "standing": [{ "all": all.policies }] }));
+                        serde_json::from_slice::<Json>(&kept.expect("JSON")).expect("it can be read");
+                    }
+                    Err(error) => {
+                        assert!(error.to_string().contains("several statements"), "{error}");
+                        refused += 1;
+                    }
+                }
+            }
+        }
+        assert!((4..20).contains(&refused), "{refused}");
+        let deep =
+            format!("permit(principal, action, resource) when {{ {}true{} }};", "(".repeat(3000), ")".repeat(3000));
+        compiled(&deep).expect_err("too deep");
+        let not = format!("permit(principal, action, resource) when {{ {}true }};", "! ".repeat(3000));
+        compiled(&not).expect_err("too deep");
+    }
+
     #[test]
     fn what_tokens_cannot_express_is_refused_by_name() {
         let when = |condition: &str| format!("permit(principal, action, resource) when {{ {condition} }};");
@@ -217,7 +293,7 @@ mod tests {
             ("permit(principal, action == Action::\"burn\", resource);".into(), "burn"),
             ("permit(principal, action, resource in Key::\"a//b\");".into(), "slash"),
             ("permit(principal, action, resource in Key::\"a/\");".into(), "without a slash"),
-            ("permit(principal, action, resource == Stored::\"a\");".into(), "Stored"),
+            ("permit(principal, action, resource == Stored::\"a\");".into(), "as it is stored"),
             ("permit(principal == ?principal, action, resource);".into(), "template"),
         ] {
             let error = compiled(&text).expect_err(&text).to_string();

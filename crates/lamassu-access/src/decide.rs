@@ -2,13 +2,11 @@
 //! tenant's is needed.
 
 use crate::attribute::{above, decided, request, uid};
+use crate::compile::STATEMENTS_MAX;
 use crate::expression::{KEY, PERSON, TOKENS};
 use crate::{AccessError, Action, Bundle, Claims, Result};
 use cedar_policy::{Entities, Entity, Policy, PolicyId, PolicySet, RestrictedExpression};
 use std::collections::{HashMap, HashSet};
-
-/// Most statements of a bundle.
-const POLICIES_MAX: usize = 10_000;
 
 /// A bundle that is in force.
 pub struct Decider {
@@ -23,7 +21,7 @@ impl Decider {
     /// [`AccessError::Document`]: it is not Cedar.
     pub fn of(bundle: Bundle) -> Result<Decider> {
         let wrong = |detail| AccessError::Document { what: "the bundle", detail };
-        if bundle.policies.len() > POLICIES_MAX {
+        if bundle.policies.len() > STATEMENTS_MAX {
             return Err(wrong("it has more than 10,000 statements"));
         }
         let mut policies = PolicySet::new();

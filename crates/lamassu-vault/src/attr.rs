@@ -249,7 +249,7 @@ impl Vault {
             Some(_) => return Err(VaultError::Invalid),
             None => return Err(VaultError::Stale),
         }
-        let open = self.acquire_to_change(ino)?;
+        let open = self.acquire_to_change(ino, size == 0)?;
         let done = open.file().truncate(size).and_then(|()| open.file().flush());
         open.touched(self.now());
         self.unhold(&open);

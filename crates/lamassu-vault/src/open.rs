@@ -238,9 +238,9 @@ impl Vault {
 
     /// As [`Vault::acquire`], for a write that a user asks for: not of a file that may be another one
     /// ([`Vault::must_be_its_own`]).
-    pub(crate) fn acquire_to_change(&self, ino: Ino) -> Result<Arc<OpenFile>> {
+    pub(crate) fn acquire_to_change(&self, ino: Ino, empties: bool) -> Result<Arc<OpenFile>> {
         let open = self.acquire(ino, true)?;
-        if let Err(e) = self.must_be_identified(&open) {
+        if let Err(e) = self.must_be_identified(&open, empties) {
             self.unhold(&open);
             return Err(e);
         }
@@ -390,7 +390,7 @@ impl Vault {
     pub fn open_file(&self, ino: Ino, access: Access) -> Result<HandleId> {
         let write = access.write || access.truncate;
         let _pass = if write { Some(self.change()?) } else { None };
-        let open = if write { self.acquire_to_change(ino)? } else { self.acquire(ino, false)? };
+        let open = if write { self.acquire_to_change(ino, access.truncate)? } else { self.acquire(ino, false)? };
         let mut done = if write { self.ctx.check_allowed(open.file().profile().0) } else { Ok(()) };
         if access.truncate && done.is_ok() {
             done = open.file().truncate(0);

@@ -10,7 +10,6 @@ use crate::stored::lending;
 use crate::walk::header_id;
 use crate::{Ino, ROOT, Result, SetTime, Vault, VaultError};
 use lamassu_anchor::{AnchorError, Digest, ObjectId, Row, SealedPart};
-use lamassu_format::PAGE_LEN;
 use lamassu_format::header::NameMode;
 use lamassu_store::backend::Stat;
 use lamassu_store::{BackendEntry, StoreError};
@@ -110,25 +109,26 @@ impl Vault {
         match &target {
             _ if by == Some(0) => {}
             Target::Entry { st, .. } => self.must_be_its_own(object(), st)?,
-            Target::Open(open) => self.must_be_identified(open)?,
+            Target::Open(open) => self.must_be_identified(open, false)?,
             Target::Root(..) | Target::Dir(_) => {}
         }
         Ok((target, st))
     }
 
-    /// Refuses an open file that may be another one than that of its row.
+    /// Refuses an open file that may be another one than that of its row. `empties`: all of it is to go, which no page
+    /// has to be read for.
     ///
     /// # Errors
     /// `EPERM`.
-    pub(crate) fn must_be_identified(&self, open: &OpenFile) -> Result<()> {
+    pub(crate) fn must_be_identified(&self, open: &OpenFile, empties: bool) -> Result<()> {
         let shown = open.file().backing().stat().map_err(io("stat"))?;
         let Some((row, has_owner)) = self.row_of_shown(self.nodes.lock().object(open.ino), &shown)? else {
             return Ok(());
         };
         // Of an empty file the row has no page.
         let has_content = row.file().is_some_and(|file| file.size > 0);
-        // It may have names that only others may remove. (An empty one, which has a page at most, has nothing to lose.)
-        let has_more_names = (has_content || shown.len > PAGE_LEN as u64) && shown.nlink > row.links;
+        // It may have names that only others may remove. What was written here was identified then.
+        let has_more_names = empties && has_content && !open.file().is_dirty() && shown.nlink > row.links;
         match (has_owner && !has_more_names) || (has_content && open.file().is_identified()?) {
             true => Ok(()),
             false => Err(another(&shown)),

@@ -1,9 +1,11 @@
 //! Files and directories of a manager.
 
 use crate::{AccessError, Result};
+use data_encoding::HEXLOWER;
+use lamassu_crypto::Secret;
 use std::fs;
 use std::io::Write;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
 /// Refuses a directory that others can use.
@@ -12,16 +14,24 @@ pub fn check_private(dir: &Path) -> Result<()> {
     if st.mode() & 0o077 != 0 { Err(AccessError::NotPrivate(dir.into())) } else { Ok(()) }
 }
 
-/// Replaces a file as a whole, durably.
+/// Replaces a file as a whole, durably. The directory may be another's, who may have put links or fifos there: the new
+/// file has a name that cannot be guessed, and is made, never opened.
 pub fn place(dir: &Path, name: &str, text: &str) -> Result<()> {
-    let (path, new) = (dir.join(name), dir.join(format!(".{name}.new")));
+    let number = Secret::<16>::random()?;
+    let (path, new) = (dir.join(name), dir.join(format!(".{name}.{}", HEXLOWER.encode(number.expose()))));
     let written = || {
-        let mut file = fs::File::create(&new)?;
+        let mut file = fs::File::options().write(true).create_new(true).mode(0o644).open(&new)?;
+        // The provider's proxy reads it, whatever the umask here.
+        file.set_permissions(fs::Permissions::from_mode(0o644))?;
         file.write_all(text.as_bytes())?;
         file.sync_all()?;
         fs::rename(&new, &path)
     };
-    written().map_err(AccessError::file("write", &path))?;
+    let written = written().map_err(AccessError::file("write", &path));
+    if written.is_err() {
+        let _ = fs::remove_file(&new);
+    }
+    written?;
     sync_dir(dir)
 }
 

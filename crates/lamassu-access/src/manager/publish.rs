@@ -6,7 +6,7 @@ use super::rows::{put, remove};
 use super::{ISSUED, Issued, META, Manager, Published, STANDING, Standing, revoke_all, seed_of};
 use crate::bundle::{BUNDLE_FILE, STATUS_FILE};
 use crate::compile;
-use crate::credential::{Grant, issue};
+use crate::credential::{Grant, SKEW, issue};
 use crate::names::Names;
 use crate::token::TokenKey;
 use crate::{AccessError, Action, Attributes, Bundle, Claims, Credential, Decider, Result, Status, attribute};
@@ -45,9 +45,10 @@ impl Manager {
             (standing.policies, standing.vocabulary, standing.cuts) =
                 (compiled.policies, compiled.vocabulary, compiled.cuts);
         }
+        // A proxy takes a credential for as long after its end as clocks may differ.
         let over: Vec<String> =
-            self.issued()?.into_iter().filter(|(_, one)| one.ends <= now).map(|(id, _)| id).collect();
-        let revoked = self.issued()?.into_iter().filter(|(_, one)| one.is_revoked && one.ends > now);
+            self.issued()?.into_iter().filter(|(_, one)| one.ends + SKEW <= now).map(|(id, _)| id).collect();
+        let revoked = self.issued()?.into_iter().filter(|(_, one)| one.is_revoked && one.ends + SKEW > now);
         standing.status = next_number(standing.status, now);
         standing.to = Some(to.clone());
         let revoked: BTreeSet<String> = revoked.map(|(id, _)| id).collect();

@@ -55,7 +55,7 @@ fn an_epoch_that_one_host_begins_is_known_to_all() {
     assert_eq!((epochs(a), epochs(b)), ((2, 2), (2, 2)));
     // A slot is used on any host.
     let key = lab.path("other.key");
-    fs::write(&key, [7; 32]).unwrap();
+    fs::write(&key, [9; 32]).unwrap();
     fs::set_permissions(&key, Permissions::from_mode(0o600)).unwrap();
     a.run("key add --new-key raw:file:other.key --label other m-a").ok();
     assert!(b.run("key list m-b").ok().out.contains("other"));

@@ -257,6 +257,15 @@ fn a_file_that_has_just_lost_a_name_is_changed_and_linked() {
         v.write(handle, 0, &[1; 9000]).unwrap();
         v.release(handle).unwrap();
         give(&v, "f", if rustix::process::geteuid().is_root() { 7 } else { me().uid });
+        // Before anything of it is committed, and after.
+        for name in ["g", "i"] {
+            v.link(v.ino("f"), ROOT, n(name)).unwrap();
+            rm(&v, name).unwrap();
+            let handle = v.open_file(v.ino("f"), RW).unwrap();
+            v.write(handle, 9000, &[2; 20_000]).unwrap();
+            v.release(handle).unwrap();
+            v.sync_all().unwrap();
+        }
         v.link(v.ino("f"), ROOT, n("g")).unwrap();
         v.sync_all().unwrap();
         rm(&v, "g").unwrap();
