@@ -12,10 +12,12 @@ use serde_json::{Value as Json, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::str::FromStr;
 
-/// How deep operators and brackets of a statement may lie in one another. A bundle is read to a depth of 128 values.
+/// How deep values of a compiled statement may lie in one another. A bundle is read to a depth of 128.
 const DEPTH_MAX: usize = 100;
-/// Most `&&`, `||` and `!` in one rule: Cedar's parser goes into itself for each.
-const OPERATORS_MAX: usize = 200;
+/// Most `&&`, `||` and `!` in one statement, and how deep its brackets may lie in one another: Cedar's parser and the
+/// translation call themselves for each.
+const OPERATORS_MAX: usize = 40;
+const BRACKETS_MAX: usize = 20;
 /// Most statements of all rules: what a proxy takes.
 pub const STATEMENTS_MAX: usize = 10_000;
 
@@ -50,7 +52,8 @@ pub fn parse(rule: &str, text: &str, declared: &Declarations) -> Result<Vec<Poli
     let wrong = |detail: String| AccessError::Rule { rule: rule.into(), detail };
     if is_too_deep(text) {
         return Err(wrong(format!(
-            "it has more than {OPERATORS_MAX} operators, or brackets too deep in one another: {SPLIT}"
+            "a statement has more than {OPERATORS_MAX} of &&, || and !, or more than {BRACKETS_MAX} brackets in one \
+             another: {SPLIT}"
         )));
     }
     let set = PolicySet::from_str(text).map_err(|errors| wrong(in_lines(text, &errors)))?;
@@ -73,17 +76,18 @@ const SPLIT: &str = "write several statements instead, or a list with contains";
 
 /// Whether a text is not to be parsed. Signs within texts and comments count, too.
 fn is_too_deep(text: &str) -> bool {
-    let operators = text.matches("&&").count() + text.matches("||").count() + text.matches('!').count();
-    let (mut depth, mut deepest) = (0_usize, 0);
-    for c in text.chars() {
+    let mut depth = 0_usize;
+    let deepest = text.chars().fold(0, |deepest, c| {
         match c {
             '(' | '[' | '{' => depth += 1,
             ')' | ']' | '}' => depth = depth.saturating_sub(1),
             _ => {}
         }
-        deepest = deepest.max(depth);
-    }
-    operators > OPERATORS_MAX || deepest > DEPTH_MAX
+        deepest.max(depth)
+    });
+    let operators =
+        |statement: &str| ["&&", "||", "!"].iter().map(|sign| statement.matches(sign).count()).sum::<usize>();
+    deepest > BRACKETS_MAX || text.split(';').any(|statement| operators(statement) > OPERATORS_MAX)
 }
 
 /// How deep values lie in one another.
@@ -270,7 +274,7 @@ mod tests {
                 }
             }
         }
-        assert!((4..20).contains(&refused), "{refused}");
+        assert!((4..=20).contains(&refused), "{refused}");
         let deep =
             format!("permit(principal, action, resource) when {{ {}true{} }};", "(".repeat(3000), ")".repeat(3000));
         compiled(&deep).expect_err("too deep");
