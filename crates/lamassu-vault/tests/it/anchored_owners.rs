@@ -297,6 +297,11 @@ fn over_a_store_that_keeps_no_owners_files_are_written_as_anywhere() {
         d.set_owner_entry(&f, Some(3), Some(3)).unwrap();
         root.set_owner_entry(&dir, Some(3), Some(3)).unwrap();
         faults.rule(|c| (c.call == Call::SetOwner).then_some(Fault::Errno(libc::EPERM)));
+        // A reader asks by no file of its own.
+        let (reader, changes) = (lab.read_only(), faults.changes());
+        assert_eq!(reader.list("d"), ["f"]);
+        assert_eq!((reader.get("d/f"), faults.changes()), (Vec::new(), changes));
+        drop(reader);
         let v = lab.open();
         assert_eq!(v.find("d/f").unwrap().attr.uid, 7);
         let handle = v.open_file(v.ino("d/f"), RW).unwrap();
