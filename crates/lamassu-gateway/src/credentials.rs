@@ -1,20 +1,15 @@
 //! The users of a gateway: access keys, secrets, rights to buckets, and the owner of their files.
 
-use crate::config::{Config, Secret, in_line};
+use crate::config::Config;
 use crate::limits::Tenant;
+use crate::secrets::{Secret, in_line, read_private};
 use crate::{GatewayError, Result};
 use lamassu_vault::Owner;
 use s3s::auth::SecretKey;
 use serde::Deserialize;
 use std::collections::HashMap;
-use std::io::Read;
-use std::os::unix::fs::MetadataExt;
-use std::path::Path;
 use std::sync::Arc;
-use zeroize::Zeroizing;
 
-/// Longest file that is read.
-const FILE_MAX: u64 = 16 << 20;
 /// Shortest secret.
 const SECRET_MIN: usize = 16;
 
@@ -190,19 +185,6 @@ impl Entry {
 
 fn own() -> (u32, u32) {
     (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw())
-}
-
-/// Reads the file, if no other user can read or change it. The open file is checked.
-fn read_private(path: &Path) -> Result<Zeroizing<String>> {
-    let file = std::fs::File::open(path).map_err(GatewayError::file("open", path))?;
-    let st = file.metadata().map_err(GatewayError::file("look at", path))?;
-    let (own_uid, _) = own();
-    if !st.is_file() || st.mode() & 0o077 != 0 || (st.uid() != own_uid && st.uid() != 0) {
-        return Err(GatewayError::NotPrivate(path.into()));
-    }
-    let mut text = Zeroizing::new(String::new());
-    file.take(FILE_MAX).read_to_string(&mut text).map_err(GatewayError::file("read", path))?;
-    Ok(text)
 }
 
 #[cfg(test)]

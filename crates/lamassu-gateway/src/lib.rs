@@ -7,15 +7,18 @@
 //! | module | what |
 //! |---|---|
 //! | `config`, `credentials` | the operator's files |
+//! | `secrets` | files that others must not read |
 //! | `limits` | the limits of a tenant |
 //! | `work` | blocking work, which holds the turn of its request |
 //! | `objects` | buckets and keys as directories and files: calls that block |
+//! | `remote` | the same as objects at a provider of S3, each a ciphertext object: calls that block |
 //! | `s3` | the protocol: from requests to those calls, from errors to answers |
 //! | `door` | connections: TLS, limits, time-outs |
 //! | `metrics`, `log` | metrics and the access log |
 //! | `run` | runs the gateway until a signal comes |
 //!
-//! Never: bypasses the vault, has a key of it, follows a link, logs a secret. Async code stays in this crate.
+//! Never: bypasses the vault, has a key of it (the vault seals what lies at a provider, too), follows a link, logs a
+//! secret. Async code stays in this crate.
 
 pub mod config;
 pub mod credentials;
@@ -25,8 +28,10 @@ mod limits;
 mod log;
 mod metrics;
 mod objects;
+mod remote;
 mod run;
 mod s3;
+mod secrets;
 mod work;
 
 pub use config::Config;

@@ -3,7 +3,9 @@
 use crate::door::{Door, Tls};
 use crate::metrics::{self, Health, Metrics};
 use crate::objects::{ObjectError, Objects};
+use crate::remote::{Remote, RemoteError};
 use crate::{Config, Credentials, GatewayError, Result, s3};
+use lamassu_vault::detached::Detached;
 use lamassu_vault::{FileSystem, Forest, VaultError};
 use parking_lot::RwLock;
 use rustls::ServerConfig;
@@ -26,6 +28,7 @@ use tokio::sync::watch;
 /// [`GatewayError`].
 pub fn check(config: &Config) -> Result<()> {
     Credentials::read(config, None)?;
+    config.settings()?;
     read_tls(config).map(drop)
 }
 
@@ -64,20 +67,18 @@ pub struct Serving {
 pub fn serve(config: &Config, forest: &Arc<Forest>, serving: Serving, ended: watch::Receiver<bool>) -> Result<()> {
     let credentials = Credentials::read(config, None)?;
     let tls = read_tls(config)?;
-    let objects = Objects::open(forest.clone(), &config.buckets, config.modes()?, config.listing_max());
-    let objects = Arc::new(objects.map_err(|error| of_buckets(&config.buckets, error))?);
+    let served = Served::open(config, forest)?;
     let stopping = Arc::new(AtomicBool::new(false));
-    let threads =
-        Threads::start(forest, &objects, serving.maintains && !config.read_only, &stopping, config.read_only)?;
+    let threads = Threads::start(forest, &served, serving.maintains && !config.read_only, &stopping, config.read_only)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let runtime = runtime.map_err(|source| GatewayError::System { op: "start threads", source })?;
-    let started = Started { credentials, tls, objects };
-    let served = runtime.block_on(run(config, started, serving, ended));
+    let started = Started { credentials, tls, served };
+    let ended = runtime.block_on(run(config, started, serving, ended));
     // Blocking calls under way must end before the vault is closed.
     runtime.shutdown_timeout(Duration::from_secs(60));
     stopping.store(true, Ordering::Relaxed);
     threads.join(forest);
-    served
+    ended
 }
 
 fn of_buckets(path: &str, error: ObjectError) -> GatewayError {
@@ -88,24 +89,72 @@ fn of_buckets(path: &str, error: ObjectError) -> GatewayError {
     GatewayError::Buckets { path: path.into(), source }
 }
 
+/// Where objects are.
+#[derive(Clone)]
+enum Served {
+    /// files of the vault
+    Files(Arc<Objects>),
+    /// ciphertext objects at a provider
+    Remote(Arc<Remote>),
+}
+
+impl Served {
+    fn open(config: &Config, forest: &Arc<Forest>) -> Result<Served> {
+        let (Some(backend), Some(settings)) = (&config.backend, config.settings()?) else {
+            let objects = Objects::open(forest.clone(), &config.buckets, config.modes()?, config.listing_max());
+            return Ok(Served::Files(Arc::new(objects.map_err(|error| of_buckets(&config.buckets, error))?)));
+        };
+        let unfit = |source| GatewayError::Unfit { backend: backend.clone(), source };
+        let files = forest.at(lamassu_vault::ROOT).and_then(Detached::of).map_err(unfit)?;
+        let remote = Remote::open(files, &settings, config.listing_max());
+        let failed = |error: RemoteError| GatewayError::Provider {
+            backend: backend.clone(),
+            may_pass: error.may_pass(),
+            detail: error.to_string(),
+        };
+        Ok(Served::Remote(Arc::new(remote.map_err(failed)?)))
+    }
+
+    fn health(&self) -> std::result::Result<(), String> {
+        match self {
+            Served::Files(objects) => objects.check().map_err(|error| error.to_string()),
+            Served::Remote(remote) => remote.check().map_err(|error| error.to_string()),
+        }
+    }
+
+    fn sweep(&self, stopping: &AtomicBool) {
+        let swept = match self {
+            Served::Files(objects) => objects.sweep(stopping).map_err(|error| error.to_string()),
+            Served::Remote(remote) => remote.sweep().map_err(|error| error.to_string()),
+        };
+        match swept {
+            Ok(removed) => tracing::info!(removed, "what an earlier end had left of objects is removed"),
+            Err(error) => tracing::warn!(%error, "the buckets were not searched for what an earlier end has left"),
+        }
+    }
+}
+
 struct Started {
     credentials: Credentials,
     tls: Option<Arc<ServerConfig>>,
-    objects: Arc<Objects>,
+    served: Served,
 }
 
 async fn run(config: &Config, started: Started, serving: Serving, mut ended: watch::Receiver<bool>) -> Result<()> {
     let (mut term, mut int, mut hup) =
         (on(SignalKind::terminate())?, on(SignalKind::interrupt())?, on(SignalKind::hangup())?);
-    let Started { credentials, tls, objects } = started;
+    let Started { credentials, tls, served } = started;
     let current = Arc::new(RwLock::new(Arc::new(credentials)));
     let (tls, metrics): (Tls, Metrics) = (Arc::new(RwLock::new(tls)), Metrics::default());
-    let service = s3::service(config, objects.clone(), current.clone());
+    let service = match &served {
+        Served::Files(objects) => s3::service(config, objects.clone(), current.clone()),
+        Served::Remote(remote) => s3::remote_service(config, remote.clone(), current.clone()),
+    };
     let door = Door::new(config, service, tls.clone(), metrics.clone());
     let listener = listen(&config.listen).await?;
     let address = listener.local_addr().map_err(|source| GatewayError::System { op: "listen", source })?;
     if let Some(asked) = &config.metrics {
-        let health: Health = Arc::new(move || objects.check().map_err(|error| error.to_string()));
+        let health: Health = Arc::new(move || served.health());
         tokio::spawn(metrics::serve(listen(asked).await?, metrics, health));
     }
     let (stop, stopping) = watch::channel(false);
@@ -158,7 +207,7 @@ struct Threads(Vec<std::thread::JoinHandle<()>>);
 impl Threads {
     fn start(
         forest: &Arc<Forest>,
-        objects: &Arc<Objects>,
+        served: &Served,
         maintains: bool,
         stopping: &Arc<AtomicBool>,
         read_only: bool,
@@ -174,8 +223,8 @@ impl Threads {
             spawn("lamassu-upkeep", Box::new(move || lamassu_vault::keep_up(&*forest, &stopping)))?;
         }
         if !read_only {
-            let (objects, stopping) = (objects.clone(), stopping.clone());
-            spawn("lamassu-sweep", Box::new(move || sweep(&objects, &stopping)))?;
+            let (served, stopping) = (served.clone(), stopping.clone());
+            spawn("lamassu-sweep", Box::new(move || served.sweep(&stopping)))?;
         }
         Ok(Threads(threads))
     }
@@ -185,12 +234,5 @@ impl Threads {
         for thread in self.0 {
             let _ = thread.join();
         }
-    }
-}
-
-fn sweep(objects: &Objects, stopping: &AtomicBool) {
-    match objects.sweep(stopping) {
-        Ok(removed) => tracing::info!(removed, "what an earlier end had left of objects is removed"),
-        Err(error) => tracing::warn!(%error, "the buckets were not searched for what an earlier end has left"),
     }
 }
