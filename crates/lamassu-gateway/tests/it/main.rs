@@ -7,3 +7,5 @@ mod doors;
 mod lab;
 mod mounted;
 mod operation;
+mod provider;
+mod remote;
