@@ -442,7 +442,11 @@ fn gateway(error: &GatewayError) -> Code {
         GatewayError::Listen { .. } => Code::Listen,
         GatewayError::System { .. } => Code::Other,
         GatewayError::Provider { backend: _, detail: _, may_pass } => {
-            if *may_pass { Code::Store } else { Code::Configuration }
+            if *may_pass {
+                Code::Store
+            } else {
+                Code::Configuration
+            }
         }
         GatewayError::Buckets { path: _, source } | GatewayError::Unfit { backend: _, source } => {
             FaultKind::from(source).into()
