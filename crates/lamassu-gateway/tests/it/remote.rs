@@ -315,7 +315,7 @@ fn memory_is_bounded() {
                  return (self.left.to_bytes(8, 'little') * (n // 8 + 1))[:n]\n\
          from boto3.s3.transfer import TransferConfig\n\
          at_once = TransferConfig(multipart_threshold=2 << 30)\n\
-         s3.upload_fileobj(Zeros(1 << 30), 'alice-b', 'parts')\n\
+         s3.upload_fileobj(Zeros(200 << 20), 'alice-b', 'parts')\n\
          open(os.path.expanduser('~/large'), 'wb').write(os.urandom(1 << 20) * 1024)\n\
          s3.upload_file(os.path.expanduser('~/large'), 'alice-b', 'whole', Config=at_once)\n\
          s3.download_file('alice-b', 'whole', os.path.expanduser('~/back'))",
