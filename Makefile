@@ -73,6 +73,7 @@ test-fips: ## builds with the FIPS module of AWS-LC (feature `fips`; takes cmake
 torture: build ## random operations, killed daemons, power cuts, damage, failing stores, sshfs, backups, in real mounts (10 minutes); then millions of simulated crashes
 	tests/torture/run
 	tests/torture/simulate
+	cargo test --locked --release -p lamassu-gateway --test it -- --ignored --nocapture remote::
 
 soak: build ## half an hour of mixed load, with the daemon's memory measured
 	tests/torture/run --seconds 1800 soak

@@ -41,6 +41,18 @@ impl NameKey {
     }
 }
 
+/// Secret and id of a directory that has no record: they follow from those of the directory above it and from its name
+/// (§6c). So a path alone tells all keys that it takes to open it.
+pub fn derived_directory(above: &Secret<32>, id: &[u8; 16], name: &[u8]) -> (Secret<32>, [u8; 16]) {
+    let info = [b"lamassu v1 directory ", id.as_slice(), name].concat();
+    let derived: Secret<48> = wrap::hkdf(above.expose(), b"", &info);
+    let (secret, child) = derived.expose().split_at(32);
+    let secret = Secret::filled_by(|bytes: &mut [u8; 32]| bytes.copy_from_slice(secret));
+    let mut id = [0; 16];
+    id.copy_from_slice(child);
+    (secret, id)
+}
+
 /// AES-SIV (RFC 5297) with one associated-data string: SIV ‖ ciphertext.
 pub(crate) fn siv_seal(key: &Secret<64>, aad: &[u8], content: &[u8]) -> Vec<u8> {
     let sealed = without_trace(|| Aes256Siv::new(key.expose().into()).encrypt([aad], content));
@@ -70,6 +82,19 @@ mod tests {
         let sealed = siv_seal(&key, &ad, &content);
         assert_eq!(HEXLOWER.encode(&sealed), "f125274c598065cfc26b0e71575029088b035217e380cac8919ee800c126");
         assert_eq!(siv_open(&key, &ad, &sealed).unwrap(), content);
+    }
+
+    #[test]
+    fn directories_without_a_record_are_told_apart_by_their_paths() {
+        let (secret, id) = (Secret::new(&mut [3; 32]), [1; 16]);
+        let (one, one_id) = derived_directory(&secret, &id, b"a");
+        let (again, again_id) = derived_directory(&secret, &id, b"a");
+        assert_eq!((one.expose(), one_id), (again.expose(), again_id));
+        let (other, other_id) = derived_directory(&secret, &[2; 16], b"a");
+        let (below, below_id) = derived_directory(&one, &one_id, b"a");
+        for (key, key_id) in [(&other, other_id), (&below, below_id)] {
+            assert!(key.expose() != one.expose() && key_id != one_id);
+        }
     }
 
     #[test]

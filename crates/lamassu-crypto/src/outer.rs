@@ -35,6 +35,8 @@ pub enum RecordKind {
     Sessions = 7,
     /// 8
     Root = 8,
+    /// 9
+    Object = 9,
 }
 
 /// K_out of one epoch, expanded for a suite.

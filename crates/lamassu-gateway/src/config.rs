@@ -3,12 +3,13 @@
 use crate::front::Front;
 use crate::limits::Limits;
 use crate::objects::Modes;
+use crate::remote::{Provider, Settings};
+use crate::secrets::{Secret, in_line};
 use crate::{GatewayError, Result};
 use serde::Deserialize;
 use std::collections::HashMap;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
-use zeroize::Zeroizing;
 
 /// A configuration with every option, as `lamassu gateway config` prints it.
 pub const COMMENTED: &str = r#"# Configuration of `lamassu gateway s3`. A line that is commented out shows the default.
@@ -19,6 +20,10 @@ key = "raw:file:/etc/lamassu/vault.key"
 
 # The directory in the vault whose directories, datasets too, are the buckets.
 #buckets = "/"
+
+# Objects at a provider of S3 in place of files of the vault: each is one ciphertext object below this bucket and prefix.
+# The vault has the keys, then, and nothing else. [provider] below says more.
+#backend = "s3://BUCKET/PREFIX"
 
 # Where the vault is mounted at the same time, by the same process. Without, nowhere. Others than the gateway's user may
 # use the mount with `allow_other`.
@@ -69,9 +74,29 @@ key = "raw:file:/etc/lamassu/vault.key"
 # Memory for names of large directories between pages of listings, MiB.
 #listing_mib_max = 256
 
-# What each tenant may do at once. Each request takes up to 10 MiB of memory.
+# The provider of `backend`.
+#[provider]
+# Where it is. Without, Amazon's address of the region. http:// is for this machine alone, or with `plain_http`.
+#endpoint = "https://s3.example.org"
+#region = "us-east-1"
+# Whether the bucket is named in paths; otherwise as a host.
+#path_style = true
+# The gateway's access_key and secret_key there, and token if there is one: a file that is nobody else's, mode 0600.
+# Without, from AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN.
+#credentials = "provider.toml"
+# The certificates that its certificate is verified by (PEM). Without, those of the system.
+#ca = "/etc/lamassu/provider-ca.pem"
+#plain_http = false
+# How often a request is repeated that got no answer or that the provider was too busy for; and how long it may send
+# nothing, or take nothing.
+#retries = 5
+#timeout_seconds = 60
+
+# What each tenant may do at once. Each request takes up to 10 MiB of memory, an upload to a provider up to 50.
 [limits]
 #requests_at_once = 64
+# Of these, of one user: others get their turn beside one who fills all.
+#requests_of_user_at_once = 48
 #requests_per_second = 1000
 #mib_per_second = 10000
 
@@ -92,6 +117,12 @@ pub struct Config {
     /// the directory of the buckets
     #[serde(default = "slash")]
     pub buckets: String,
+    /// where objects are instead, `s3://BUCKET/PREFIX`
+    #[serde(default)]
+    pub backend: Option<String>,
+    /// the provider there
+    #[serde(default)]
+    provider: Provider,
     /// where it is mounted too
     #[serde(default)]
     pub mountpoint: Option<PathBuf>,
@@ -157,21 +188,6 @@ pub struct Config {
     path: PathBuf,
 }
 
-/// A text that is never shown.
-#[derive(Clone, Deserialize)]
-#[serde(transparent)]
-pub(crate) struct Secret(#[serde(deserialize_with = "wiped")] pub Zeroizing<String>);
-
-fn wiped<'de, D: serde::Deserializer<'de>>(from: D) -> std::result::Result<Zeroizing<String>, D::Error> {
-    String::deserialize(from).map(Zeroizing::new)
-}
-
-impl std::fmt::Debug for Secret {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Secret")
-    }
-}
-
 fn slash() -> String {
     "/".into()
 }
@@ -232,7 +248,17 @@ impl Config {
         for (name, limits) in std::iter::once(("limits", &self.limits)).chain(self.named_limits()) {
             limits.check().map_err(|what| format!("{name}: {what}"))?;
         }
+        self.check_backend()?;
         self.modes_of().map(drop)
+    }
+
+    fn check_backend(&self) -> std::result::Result<(), String> {
+        let Some(backend) = &self.backend else { return Ok(()) };
+        self.provider.check(backend)?;
+        if self.mountpoint.is_some() || self.buckets != "/" {
+            return Err("backend goes with neither mountpoint nor buckets: objects are not files of the vault".into());
+        }
+        Ok(())
     }
 
     /// Where and how clients connect.
@@ -279,6 +305,14 @@ impl Config {
         self.key.as_ref().map(|key| key.0.as_str())
     }
 
+    /// The provider of the objects, with what the files say that its lines name.
+    ///
+    /// # Errors
+    /// [`GatewayError`].
+    pub(crate) fn settings(&self) -> Result<Option<Settings>> {
+        self.backend.as_ref().map(|backend| self.provider.settings(backend, &self.path)).transpose()
+    }
+
     /// The file of credentials.
     pub fn credentials(&self) -> PathBuf {
         self.path.parent().unwrap_or(Path::new("")).join(&self.credentials)
@@ -287,15 +321,6 @@ impl Config {
     /// The limits of a tenant.
     pub fn limits_of(&self, tenant: &str) -> Limits {
         *self.tenants.get(tenant).unwrap_or(&self.limits)
-    }
-}
-
-/// What is wrong, and in which line. The line itself is not shown: it may contain a secret.
-pub(crate) fn in_line(text: &str, error: &toml::de::Error) -> String {
-    let before = error.span().and_then(|span| text.get(..span.start));
-    match before {
-        Some(before) => format!("line {}: {}", before.matches('\n').count() + 1, error.message()),
-        None => error.message().into(),
     }
 }
 
@@ -314,10 +339,11 @@ mod tests {
     fn the_commented_file_says_the_defaults() {
         let commented = read(COMMENTED).expect("good");
         let own = ["mountpoint", "tls_", "domains", "metrics", "[tenants", "requests_per_second = 100\n"];
+        let own = own.iter().chain(&["backend", "endpoint", "credentials = \"provider", "ca = "]);
         let all: String = COMMENTED
             .split_inclusive('\n')
             .map(|line| match line.strip_prefix('#') {
-                Some(option) if !option.starts_with(' ') && !own.iter().any(|own| option.starts_with(own)) => option,
+                Some(option) if !option.starts_with(' ') && !own.clone().any(|own| option.starts_with(own)) => option,
                 _ => line,
             })
             .collect();
@@ -338,6 +364,9 @@ mod tests {
             ("domains = [\"a_b\"]", "domains"),
             ("region = \"\"", "region"),
             ("key = 5", "line 2"),
+            ("backend = \"bucket\"", "s3://BUCKET"),
+            ("backend = \"s3://b\"\nmountpoint = \"/m\"", "neither"),
+            ("backend = \"s3://b\"\nprovider.endpoint = \"http://s3.example.org\"", "plain_http"),
             ("limits.requests_at_once = 0", "requests_at_once"),
             ("tenants.a.colour = 0", "unknown"),
         ] {

@@ -1,21 +1,16 @@
 //! The users of a gateway: access keys, secrets, rights to buckets, and the owner of their files.
 
-use crate::config::{Config, Secret, in_line};
+use crate::config::Config;
 use crate::limits::Tenant;
+use crate::secrets::{Secret, in_line, read_private};
 use crate::{GatewayError, Result};
 use lamassu_access::Action;
 use lamassu_vault::Owner;
 use s3s::auth::SecretKey;
 use serde::Deserialize;
 use std::collections::HashMap;
-use std::io::Read;
-use std::os::unix::fs::MetadataExt;
-use std::path::Path;
 use std::sync::Arc;
-use zeroize::Zeroizing;
 
-/// Longest file that is read.
-const FILE_MAX: u64 = 16 << 20;
 /// Shortest secret.
 const SECRET_MIN: usize = 16;
 
@@ -78,12 +73,15 @@ pub enum Right {
 /// Decides whether a key, or a folder, may be used.
 pub type Judge = Box<dyn Fn(Action, &str) -> bool + Send + Sync>;
 
+/// Decides whether a credential is in force still.
+pub type InForce = Box<dyn Fn() -> bool + Send + Sync>;
+
 /// What a user may do.
 enum Rights {
     /// with buckets, by their names
     Buckets { read: Vec<String>, write: Vec<String>, make_buckets: bool },
     /// with keys in one bucket
-    Keys { bucket: String, access_key: String, judge: Judge },
+    Keys { bucket: String, access_key: String, judge: Judge, in_force: InForce },
 }
 
 /// A user.
@@ -104,10 +102,10 @@ impl User {
         name: String,
         tenant: Arc<Tenant>,
         (access_key, secret): (String, SecretKey),
-        judge: Judge,
+        (judge, in_force): (Judge, InForce),
     ) -> User {
         let (uid, gid) = own();
-        let rights = Rights::Keys { bucket: tenant.name().into(), access_key, judge };
+        let rights = Rights::Keys { bucket: tenant.name().into(), access_key, judge, in_force };
         User { name, tenant, owner: Owner { uid, gid, umask: 0 }, secret, rights }
     }
 
@@ -137,6 +135,14 @@ impl User {
                 Rights::Buckets { .. } => true,
                 Rights::Keys { judge, .. } => judge(action, key.strip_suffix('/').unwrap_or(key)),
             }
+    }
+
+    /// Whether it may go on with what it has begun: its credential is neither revoked nor expired by now.
+    pub fn may_go_on(&self) -> bool {
+        match &self.rights {
+            Rights::Buckets { .. } => true,
+            Rights::Keys { in_force, .. } => in_force(),
+        }
     }
 
     /// Its secret.
@@ -228,19 +234,6 @@ impl Entry {
 
 fn own() -> (u32, u32) {
     (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw())
-}
-
-/// Reads the file, if no other user can read or change it. The open file is checked.
-pub(crate) fn read_private(path: &Path) -> Result<Zeroizing<String>> {
-    let file = std::fs::File::open(path).map_err(GatewayError::file("open", path))?;
-    let st = file.metadata().map_err(GatewayError::file("look at", path))?;
-    let (own_uid, _) = own();
-    if !st.is_file() || st.mode() & 0o077 != 0 || (st.uid() != own_uid && st.uid() != 0) {
-        return Err(GatewayError::NotPrivate(path.into()));
-    }
-    let mut text = Zeroizing::new(String::new());
-    file.take(FILE_MAX).read_to_string(&mut text).map_err(GatewayError::file("read", path))?;
-    Ok(text)
 }
 
 #[cfg(test)]

@@ -58,6 +58,24 @@ pub enum GatewayError {
         /// The system's error.
         source: io::Error,
     },
+    /// The provider does not answer, or refuses the gateway.
+    #[error("backend = {backend:?}: {detail}")]
+    Provider {
+        /// As configured.
+        backend: String,
+        /// What it said, or why nothing came.
+        detail: String,
+        /// Whether the same may work later.
+        may_pass: bool,
+    },
+    /// The vault cannot be used for objects at a provider.
+    #[error("backend = {backend:?}: {source}")]
+    Unfit {
+        /// As configured.
+        backend: String,
+        /// Why not.
+        source: VaultError,
+    },
     /// The directory of the buckets cannot be used.
     #[error("buckets = {path:?}: {source}; it is a directory in the vault, / for all of it")]
     Buckets {

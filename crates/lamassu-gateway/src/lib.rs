@@ -7,17 +7,20 @@
 //! | module | what |
 //! |---|---|
 //! | `config`, `credentials` | the operator's files |
+//! | `secrets` | files that others must not read |
 //! | `limits` | the limits of a tenant |
 //! | `work` | blocking work, which holds the turn of its request |
 //! | `front` | where clients connect: the part of a configuration that every gateway has |
 //! | `objects` | buckets and keys as directories and files: calls that block |
+//! | `remote` | the same as objects at a provider of S3, each a ciphertext object: calls that block |
 //! | `s3` | the protocol: from requests to those calls, from errors to answers |
 //! | `door` | connections: TLS, limits, time-outs |
 //! | `metrics`, `log` | metrics and the access log |
 //! | `run` | runs the gateway until a signal comes |
 //! | `provider` | the access proxy of a provider, over a plain directory: who may come decides on tokens |
 //!
-//! Never: bypasses the vault, has a key of it, follows a link, logs a secret. Async code stays in this crate.
+//! Never: bypasses the vault, has a key of it (the vault seals what lies at a provider, too), follows a link, logs a
+//! secret. Async code stays in this crate.
 
 pub mod config;
 pub mod credentials;
@@ -29,8 +32,10 @@ mod log;
 mod metrics;
 mod objects;
 pub mod provider;
+mod remote;
 mod run;
 mod s3;
+mod secrets;
 mod work;
 
 pub use config::Config;

@@ -4,8 +4,10 @@ use crate::door::{Admit, Door, Tls};
 use crate::front::Front;
 use crate::metrics::{self, Health, Metrics};
 use crate::objects::{ObjectError, Objects};
+use crate::remote::{Remote, RemoteError};
 use crate::s3::Users;
 use crate::{Config, Credentials, GatewayError, Result, s3};
+use lamassu_vault::detached::Detached;
 use lamassu_vault::{FileSystem, Forest, VaultError};
 use parking_lot::RwLock;
 use s3s::service::S3Service;
@@ -24,6 +26,7 @@ use tokio::sync::watch;
 /// [`GatewayError`].
 pub fn check(config: &Config) -> Result<()> {
     Credentials::read(config, None)?;
+    config.settings()?;
     config.front().read_tls().map(drop)
 }
 
@@ -43,31 +46,29 @@ pub struct Serving {
 pub fn serve(config: &Config, forest: &Arc<Forest>, serving: Serving, ended: watch::Receiver<bool>) -> Result<()> {
     let credentials = Credentials::read(config, None)?;
     let (front, tls) = (config.front(), config.front().read_tls()?);
-    let objects = Objects::open(forest.clone(), &config.buckets, config.modes()?, front.listing_max());
-    let objects = Arc::new(objects.map_err(|error| of_buckets(&config.buckets, error))?);
+    let served = Served::open(config, forest)?;
     let stopping = Arc::new(AtomicBool::new(false));
-    let threads =
-        Threads::start(forest, &objects, serving.maintains && !config.read_only, &stopping, config.read_only)?;
+    let threads = Threads::start(forest, &served, serving.maintains && !config.read_only, &stopping, config.read_only)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let runtime = runtime.map_err(|source| GatewayError::System { op: "start threads", source })?;
     let current = Arc::new(RwLock::new(Arc::new(credentials)));
     let tls: Tls = Arc::new(RwLock::new(tls));
-    let service = s3::service(&front, objects.clone(), Users::Known(current.clone()));
+    let service = served.service(&front, current.clone());
     let attending = Attending {
         front,
         service,
         admit: None,
         tls: tls.clone(),
-        health: Arc::new(move || objects.check().map_err(|error| error.to_string())),
+        health: Arc::new(move || served.health()),
         ready: serving.ready,
         reload: Box::new(move |config| reload(config, &current, &tls)),
     };
-    let served = runtime.block_on(attend(config, attending, ended));
+    let ended = runtime.block_on(attend(config, attending, ended));
     // Blocking calls under way must end before the vault is closed.
     runtime.shutdown_timeout(Duration::from_secs(60));
     stopping.store(true, Ordering::Relaxed);
     threads.join(forest);
-    served
+    ended
 }
 
 pub(crate) fn of_buckets(path: &str, error: ObjectError) -> GatewayError {
@@ -76,6 +77,59 @@ pub(crate) fn of_buckets(path: &str, error: ObjectError) -> GatewayError {
         _ => VaultError::Invalid,
     };
     GatewayError::Buckets { path: path.into(), source }
+}
+
+/// Where objects are.
+#[derive(Clone)]
+pub(crate) enum Served {
+    /// files of the vault
+    Files(Arc<Objects>),
+    /// ciphertext objects at a provider
+    Remote(Arc<Remote>),
+}
+
+impl Served {
+    fn open(config: &Config, forest: &Arc<Forest>) -> Result<Served> {
+        let listings_max = config.front().listing_max();
+        let (Some(backend), Some(settings)) = (&config.backend, config.settings()?) else {
+            let objects = Objects::open(forest.clone(), &config.buckets, config.modes()?, listings_max);
+            return Ok(Served::Files(Arc::new(objects.map_err(|error| of_buckets(&config.buckets, error))?)));
+        };
+        let unfit = |source| GatewayError::Unfit { backend: backend.clone(), source };
+        let files = forest.at(lamassu_vault::ROOT).and_then(Detached::of).map_err(unfit)?;
+        let remote = Remote::open(files, &settings, listings_max);
+        let failed = |error: RemoteError| GatewayError::Provider {
+            backend: backend.clone(),
+            may_pass: error.may_pass(),
+            detail: error.to_string(),
+        };
+        Ok(Served::Remote(Arc::new(remote.map_err(failed)?)))
+    }
+
+    fn service(&self, front: &Front, current: s3::Current) -> S3Service {
+        match self {
+            Served::Files(objects) => s3::service(front, objects.clone(), Users::Known(current)),
+            Served::Remote(remote) => s3::remote_service(front, remote.clone(), current),
+        }
+    }
+
+    fn health(&self) -> std::result::Result<(), String> {
+        match self {
+            Served::Files(objects) => objects.check().map_err(|error| error.to_string()),
+            Served::Remote(remote) => remote.check().map_err(|error| error.to_string()),
+        }
+    }
+
+    fn sweep(&self, stopping: &AtomicBool) {
+        let swept = match self {
+            Served::Files(objects) => objects.sweep(stopping).map_err(|error| error.to_string()),
+            Served::Remote(remote) => remote.sweep().map_err(|error| error.to_string()),
+        };
+        match swept {
+            Ok(removed) => tracing::info!(removed, "what an earlier end had left of objects is removed"),
+            Err(error) => tracing::warn!(%error, "the buckets were not searched for what an earlier end has left"),
+        }
+    }
 }
 
 /// What is served, of a configuration C, and how.
@@ -160,7 +214,7 @@ struct Threads(Vec<std::thread::JoinHandle<()>>);
 impl Threads {
     fn start(
         forest: &Arc<Forest>,
-        objects: &Arc<Objects>,
+        served: &Served,
         maintains: bool,
         stopping: &Arc<AtomicBool>,
         read_only: bool,
@@ -176,7 +230,7 @@ impl Threads {
             spawn("lamassu-upkeep", Box::new(move || lamassu_vault::keep_up(&*forest, &stopping)))?;
         }
         if !read_only {
-            threads.push(sweeps(objects, stopping)?);
+            threads.push(sweeps(served.clone(), stopping)?);
         }
         Ok(Threads(threads))
     }
@@ -193,15 +247,8 @@ impl Threads {
 ///
 /// # Errors
 /// [`GatewayError::System`].
-pub(crate) fn sweeps(objects: &Arc<Objects>, stopping: &Arc<AtomicBool>) -> Result<std::thread::JoinHandle<()>> {
-    let (objects, stopping) = (objects.clone(), stopping.clone());
-    let thread = std::thread::Builder::new().name("lamassu-sweep".into()).spawn(move || sweep(&objects, &stopping));
+pub(crate) fn sweeps(served: Served, stopping: &Arc<AtomicBool>) -> Result<std::thread::JoinHandle<()>> {
+    let stopping = stopping.clone();
+    let thread = std::thread::Builder::new().name("lamassu-sweep".into()).spawn(move || served.sweep(&stopping));
     thread.map_err(|source| GatewayError::System { op: "start a thread", source })
-}
-
-fn sweep(objects: &Objects, stopping: &AtomicBool) {
-    match objects.sweep(stopping) {
-        Ok(removed) => tracing::info!(removed, "what an earlier end had left of objects is removed"),
-        Err(error) => tracing::warn!(%error, "the buckets were not searched for what an earlier end has left"),
-    }
 }

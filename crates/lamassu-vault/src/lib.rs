@@ -25,6 +25,7 @@
 //! | `event` | integrity events: counted, logged, delivered |
 //! | `walk`, `regions`, `check`, `rekey` | walks over the whole tree: sizes, datasets; verify and repair; re-keying |
 //! | `scrub` | the whole store against the anchor, without keys |
+//! | `detached` | files outside the vault's directory, each by itself: sealed and opened as a stream |
 //! | `dataset`, `forest` | directories that are vaults of their own; several vaults as one file system |
 //!
 //! # Order of locks
@@ -53,6 +54,7 @@ mod attr;
 mod attr_value;
 pub mod check;
 mod dataset;
+pub mod detached;
 mod digests;
 mod dir;
 mod dirs;

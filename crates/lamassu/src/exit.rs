@@ -444,7 +444,16 @@ fn gateway(error: &GatewayError) -> Code {
         GatewayError::File { .. } => Code::Configuration,
         GatewayError::Listen { .. } => Code::Listen,
         GatewayError::System { .. } => Code::Other,
-        GatewayError::Buckets { path: _, source } => FaultKind::from(source).into(),
+        GatewayError::Provider { backend: _, detail: _, may_pass } => {
+            if *may_pass {
+                Code::Store
+            } else {
+                Code::Configuration
+            }
+        }
+        GatewayError::Buckets { path: _, source } | GatewayError::Unfit { backend: _, source } => {
+            FaultKind::from(source).into()
+        }
     }
 }
 

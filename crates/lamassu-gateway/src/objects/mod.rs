@@ -17,6 +17,7 @@ mod put;
 mod sweep;
 
 pub use multipart::{Completed, PARTS_MAX, Part, Reader, Upload};
+pub(crate) use put::random_name;
 pub use put::{Guard, Staged};
 
 use attrs::Attrs;

@@ -268,7 +268,7 @@ impl Objects {
 }
 
 /// 128 random bits, for a name.
-pub(super) fn random_name() -> Result<String> {
+pub(crate) fn random_name() -> Result<String> {
     let mut bytes = [0; 16];
     let mut filled = 0;
     while filled < bytes.len() {

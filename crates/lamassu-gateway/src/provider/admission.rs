@@ -1,6 +1,6 @@
 //! Who may come: the holder of a credential that the tenant of a bucket has signed.
 
-use super::published::{Absent, Customer};
+use super::published::{Absent, Customer, InForce};
 use crate::credentials::User;
 use crate::door::Admit;
 use lamassu_access::{Claims, Refusal, credential};
@@ -20,10 +20,26 @@ pub struct Admission {
     pub private: Secret<32>,
     /// tenants by bucket
     pub customers: HashMap<String, Arc<Customer>>,
+    /// how old things may be
+    pub most: Most,
+}
+
+/// The greatest ages, seconds.
+#[derive(Clone, Copy)]
+pub struct Most {
     /// the longest life of a credential
-    pub credential_seconds_max: u64,
+    pub credential_seconds: u64,
     /// the greatest age of a list of revocations
-    pub status_seconds_max: u64,
+    pub status_seconds: u64,
+}
+
+impl Most {
+    /// Checks a credential against what its tenant has published.
+    fn check(self, customer: &Customer, claims: &Claims, now: u64) -> Result<InForce, Refused> {
+        let found = customer.in_force(now, self.status_seconds)?;
+        claims.check(found.decider.bundle(), &found.status, now, self.credential_seconds)?;
+        Ok(found)
+    }
 }
 
 /// s since 1970.
@@ -56,15 +72,18 @@ impl Admission {
         self.user(customer, token, now()).map_err(|refused| (Some(customer.config.bucket.clone()), refused))
     }
 
-    fn user(&self, customer: &Customer, token: &str, now: u64) -> Result<User, Refused> {
+    fn user(&self, customer: &Arc<Customer>, token: &str, now: u64) -> Result<User, Refused> {
         let claims = Claims::verify(&customer.config.key, &customer.config.bucket, token)?;
-        let found = customer.in_force(now, self.status_seconds_max)?;
-        claims.check(found.decider.bundle(), &found.status, now, self.credential_seconds_max)?;
+        let found = self.most.check(customer, &claims, now)?;
         let secret = SecretKey::from(claims.secret(&self.private)?.as_str());
         let name = claims.sub.chars().take(NAME_LEN).collect();
         let key = (claims.id.clone(), secret);
-        let judge = Box::new(move |action, key: &str| found.decider.allows(&claims, action, key));
-        Ok(User::of_credential(name, customer.tenant.clone(), key, judge))
+        let (claims, customer) = (Arc::new(claims), customer.clone());
+        let (of, tenant, most) = (claims.clone(), customer.tenant.clone(), self.most);
+        let judge = Box::new(move |action, key: &str| found.decider.allows(&of, action, key));
+        // By what is published then. Long requests ask it again and again.
+        let in_force = Box::new(move || most.check(&customer, &claims, self::now()).is_ok());
+        Ok(User::of_credential(name, tenant, key, (judge, in_force)))
     }
 }
 

@@ -1,11 +1,12 @@
 //! The configuration of an access proxy: one file.
 
 use crate::config::{
-    connections_max, connections_of_address_max, idle_seconds, in_line, listen, listing_mib_max, object_gib_max,
-    region, stop_seconds,
+    connections_max, connections_of_address_max, idle_seconds, listen, listing_mib_max, object_gib_max, region,
+    stop_seconds,
 };
 use crate::front::Front;
 use crate::limits::Limits;
+use crate::secrets::in_line;
 use crate::{GatewayError, Result};
 use data_encoding::HEXLOWER;
 use serde::Deserialize;
@@ -65,8 +66,8 @@ state = "/var/lib/lamassu/proxy"
 bucket = "acme"
 key = "0000000000000000000000000000000000000000000000000000000000000000"
 published = "/srv/lamassu/published/acme"
-# What it may do at once. Each request takes up to 10 MiB of memory.
-#limits = { requests_at_once = 64, requests_per_second = 1000, mib_per_second = 10000 }
+# What it may do at once, and one user of it. Each request takes up to 10 MiB of memory.
+#limits = { requests_at_once = 64, requests_of_user_at_once = 48, requests_per_second = 1000, mib_per_second = 10000 }
 "#;
 
 /// The whole configuration.

@@ -1,11 +1,11 @@
 //! Runs the proxy from its start to a signal.
 
 use super::ProviderConfig;
-use super::admission::{Admission, now};
+use super::admission::{Admission, Most, now};
 use super::published::{Customer, Memory};
 use crate::door::Tls;
 use crate::objects::{Modes, Objects};
-use crate::run::{Attending, attend, of_buckets};
+use crate::run::{Attending, Served, attend, of_buckets, sweeps};
 use crate::s3::Users;
 use crate::{GatewayError, Result, s3, watch};
 use data_encoding::HEXLOWER;
@@ -81,11 +81,10 @@ pub fn serve(config: &ProviderConfig, ready: Box<dyn FnOnce(SocketAddr) + Send>)
     let admission = Admission {
         private,
         customers: customers.iter().map(|one| (one.config.bucket.clone(), one.clone())).collect::<HashMap<_, _>>(),
-        credential_seconds_max: config.credential_seconds_max,
-        status_seconds_max: config.status_seconds_max,
+        most: Most { credential_seconds: config.credential_seconds_max, status_seconds: config.status_seconds_max },
     };
     let stopping = Arc::new(AtomicBool::new(false));
-    let threads = [reads(customers, memory, stopping.clone())?, crate::run::sweeps(&objects, &stopping)?];
+    let threads = [reads(customers, memory, stopping.clone())?, sweeps(Served::Files(objects.clone()), &stopping)?];
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let runtime = runtime.map_err(|source| GatewayError::System { op: "start threads", source })?;
     let tls: Tls = Arc::new(RwLock::new(tls));

@@ -115,8 +115,8 @@ impl S3Access for Doorkeeper {
             return Err(refused());
         }
         refuse_unsupported(cx.headers(), cx.uri())?;
-        let Some(turn) = user.tenant.begin() else {
-            return Err(s3_error!(SlowDown, "this tenant has too many requests: try again"));
+        let Some(turn) = user.tenant.begin(&user.name) else {
+            return Err(s3_error!(SlowDown, "this user or its tenant has too many requests: try again"));
         };
         cx.extensions_mut().insert(Session { user, turn: Arc::new(turn) });
         Ok(())
@@ -169,6 +169,17 @@ impl Session {
     /// `AccessDenied`: the request was not admitted.
     pub fn of<T>(req: &mut S3Request<T>) -> S3Result<Session> {
         req.extensions.remove::<Session>().ok_or_else(refused)
+    }
+
+    /// Checks whether a long request may go on.
+    ///
+    /// # Errors
+    /// `AccessDenied`: the credential is no longer in force.
+    pub fn may_go_on(&self) -> S3Result<()> {
+        match self.user.may_go_on() {
+            true => Ok(()),
+            false => Err(s3_error!(AccessDenied, "the credential is no longer in force")),
+        }
     }
 
     /// Runs work of this request on a thread that may block.

@@ -10,7 +10,6 @@ use bytes::{Bytes, BytesMut};
 use data_encoding::HEXLOWER;
 use futures_util::StreamExt;
 use futures_util::stream;
-use lamassu_vault::VaultError;
 use s3s::crypto::{Checksum as _, Md5};
 use s3s::dto::StreamingBlob;
 use s3s::{S3Error, S3ErrorCode, S3Result, s3_error};
@@ -18,6 +17,36 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 use tokio::task::JoinHandle;
+
+/// Takes the content of an object, from its beginning to its end. Calls block.
+pub trait Sink: Send + Sync + 'static {
+    /// Adds `data`, which belongs at `at`, the end.
+    ///
+    /// # Errors
+    /// In the form for clients.
+    fn add(&self, at: u64, data: &[u8]) -> S3Result<()>;
+}
+
+/// Gives the content of an object. Calls block.
+pub trait Content: Send + Sync + 'static {
+    /// Reads; short only at the end.
+    ///
+    /// # Errors
+    /// For the log: the answer has begun.
+    fn piece(&self, at: u64, len: usize) -> io::Result<Vec<u8>>;
+}
+
+impl Sink for Staged {
+    fn add(&self, at: u64, data: &[u8]) -> S3Result<()> {
+        Ok(self.open().write(at, data).map_err(ObjectError::from)?)
+    }
+}
+
+impl Content for Open {
+    fn piece(&self, at: u64, len: usize) -> io::Result<Vec<u8>> {
+        self.read(at, len).map_err(io::Error::other)
+    }
+}
 
 /// Digests of a stream.
 pub struct Digests {
@@ -59,35 +88,35 @@ impl Digests {
 /// The digests so far; while a piece is written, its thread has them.
 enum So {
     Far(Box<Digests>),
-    Writing(JoinHandle<Result<Box<Digests>, VaultError>>),
+    Writing(JoinHandle<S3Result<Box<Digests>>>),
 }
 
 impl So {
     async fn done(self) -> S3Result<Box<Digests>> {
         match self {
             So::Far(digests) => Ok(digests),
-            So::Writing(thread) => Ok(thread.await.map_err(lost)?.map_err(ObjectError::from)?),
+            So::Writing(thread) => thread.await.map_err(lost)?,
         }
     }
 
-    async fn write(self, session: &Session, staged: &Arc<Staged>, data: Bytes) -> S3Result<So> {
-        let (mut digests, staged) = (self.done().await?, staged.clone());
+    async fn write(self, session: &Session, sink: &Arc<impl Sink>, data: Bytes) -> S3Result<So> {
+        let (mut digests, sink) = (self.done().await?, sink.clone());
         Ok(So::Writing(session.spawn(move || {
-            staged.open().write(digests.size, &data)?;
+            sink.add(digests.size, &data)?;
             digests.update(&data);
             Ok(digests)
         })))
     }
 }
 
-/// Writes a body to a staged file.
+/// Writes a body to what takes it.
 ///
 /// # Errors
 /// Errors of the client: it stops, its signature is wrong, it sends more than `max`; those of the vault.
 pub async fn receive(
     session: &Session,
     body: Option<StreamingBlob>,
-    staged: &Arc<Staged>,
+    sink: &Arc<impl Sink>,
     sums: Summing,
     max: u64,
 ) -> S3Result<Received> {
@@ -101,18 +130,20 @@ pub async fn receive(
             s3_error!(EntityTooLarge, "larger than was said, or than this gateway takes in one request")
         })?;
         session.user.tenant.pass(piece.len()).await;
+        session.may_go_on()?;
         // Whatever their size, a piece is never much larger than 1 MiB.
         while !piece.is_empty() {
             let room = PIECE.saturating_sub(buffer.len()).max(1);
             buffer.extend_from_slice(&piece.split_to(room.min(piece.len())));
             if buffer.len() >= PIECE {
-                so = so.write(session, staged, buffer.split().freeze()).await?;
+                so = so.write(session, sink, buffer.split().freeze()).await?;
             }
         }
     }
     if !buffer.is_empty() {
-        so = so.write(session, staged, buffer.freeze()).await?;
+        so = so.write(session, sink, buffer.freeze()).await?;
     }
+    session.may_go_on()?;
     Ok(so.done().await?.finish())
 }
 
@@ -139,14 +170,14 @@ fn of_body(error: s3s::StdError) -> S3Error {
 }
 
 /// The state of reading the next piece.
-struct Reading {
-    open: Arc<Open>,
+struct Reading<C> {
+    open: Arc<C>,
     session: Session,
     range: Range<u64>,
-    next: Option<JoinHandle<Result<Vec<u8>, VaultError>>>,
+    next: Option<JoinHandle<io::Result<Vec<u8>>>>,
 }
 
-impl Reading {
+impl<C: Content> Reading<C> {
     /// Begins to read the next piece.
     fn begin(&mut self) {
         let len = (self.range.end - self.range.start).min(PIECE as u64);
@@ -156,14 +187,18 @@ impl Reading {
         let (open, at) = (self.open.clone(), self.range.start);
         self.range.start += len;
         self.next = Some(self.session.spawn(move || {
-            let data = open.read(at, len as usize)?;
-            if data.len() as u64 == len { Ok(data) } else { Err(VaultError::NoData) }
+            let data = open.piece(at, len as usize)?;
+            if data.len() as u64 == len { Ok(data) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
         }));
     }
 
-    async fn piece(mut self) -> Option<(io::Result<Bytes>, Reading)> {
+    async fn piece(mut self) -> Option<(io::Result<Bytes>, Reading<C>)> {
         let thread = self.next.take()?;
-        let read = thread.await.map_err(io::Error::other).and_then(|read| read.map_err(io::Error::other));
+        let read = thread.await.map_err(io::Error::other).and_then(|read| read);
+        if !self.session.user.may_go_on() {
+            tracing::warn!(user = %self.session.user.name, "an answer is cut off: the credential is no longer in force");
+            return Some((Err(io::ErrorKind::PermissionDenied.into()), self));
+        }
         match read {
             Ok(data) => {
                 self.begin();
@@ -179,8 +214,8 @@ impl Reading {
     }
 }
 
-/// A range of an open file as a body. The request counts until it is sent.
-pub fn send(session: Session, open: Open, range: Range<u64>) -> StreamingBlob {
+/// A range of an open object as a body. The request counts until it is sent.
+pub fn send(session: Session, open: impl Content, range: Range<u64>) -> StreamingBlob {
     let mut reading = Reading { open: Arc::new(open), session, range, next: None };
     reading.begin();
     StreamingBlob::wrap(stream::unfold(reading, Reading::piece))
@@ -204,6 +239,6 @@ pub async fn nothing(body: Option<StreamingBlob>, sums: Summing) -> S3Result<Rec
 ///
 /// # Errors
 /// `InternalError`: a bug.
-pub fn sole(staged: Arc<Staged>) -> S3Result<Staged> {
+pub fn sole<S>(staged: Arc<S>) -> S3Result<S> {
     Arc::try_unwrap(staged).map_err(|_| s3_error!(InternalError, "what was written is in use still"))
 }

@@ -8,7 +8,7 @@ use s3s::dto::*;
 use s3s::{S3Request, S3Response, S3Result, s3_error};
 
 /// The region that S3 represents by an empty value.
-const FIRST_REGION: &str = "us-east-1";
+pub(super) const FIRST_REGION: &str = "us-east-1";
 
 /// A user in the form of S3's owners.
 pub(super) fn owner(session: &Session) -> Owner {
@@ -17,7 +17,7 @@ pub(super) fn owner(session: &Session) -> Owner {
 }
 
 /// The grants of every user who may use a bucket: the actual rights are in the gateway's credentials.
-fn grants(owner: &Owner) -> Vec<Grant> {
+pub(super) fn grants(owner: &Owner) -> Vec<Grant> {
     let grantee = Grantee {
         id: owner.id.clone(),
         display_name: owner.display_name.clone(),
@@ -132,7 +132,7 @@ impl Gateway {
 }
 
 /// Whether the name of a directory can be a bucket in a request.
-fn is_bucket_name(name: &str) -> bool {
+pub(super) fn is_bucket_name(name: &str) -> bool {
     use s3s::validation::{AwsNameValidation, NameValidation};
     AwsNameValidation::new().validate_bucket_name(name)
 }

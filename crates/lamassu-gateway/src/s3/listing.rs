@@ -5,7 +5,8 @@ use super::access::{NULL_VERSION, Session};
 use super::given::{etag, timestamp};
 use super::upload::listed_max;
 use crate::objects::Objects;
-use crate::objects::list::{Item, Page, Query, folder_of};
+use crate::objects::attrs::Attrs;
+use crate::objects::list::{Item, Query, folder_of};
 use data_encoding::BASE64URL_NOPAD;
 use lamassu_access::Action;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
@@ -50,6 +51,28 @@ fn parse_token(token: &str) -> S3Result<(String, bool)> {
     }
 }
 
+/// An object of a listing.
+pub(super) struct Row {
+    pub key: String,
+    pub size: u64,
+    pub mtime: lamassu_vault::Time,
+    pub attrs: Attrs,
+}
+
+/// A page: objects, and groups; where the next one begins.
+#[derive(Default)]
+pub(super) struct Rows {
+    pub keys: Vec<Row>,
+    pub groups: Vec<String>,
+    pub next: Option<(String, bool)>,
+}
+
+/// Whatever lists keys. What the user may not list is not in a page.
+#[async_trait::async_trait]
+pub(super) trait Listing: Send + Sync {
+    async fn rows(&self, session: &Session, bucket: &str, query: Query) -> S3Result<Rows>;
+}
+
 /// The content of a page, in the form of an answer.
 struct Told {
     objects: Vec<Object>,
@@ -58,28 +81,23 @@ struct Told {
 }
 
 impl Told {
-    fn of(page: Page, encoding: Encoding, owner: Option<&Owner>) -> Told {
-        let mut told = Told { objects: Vec::new(), groups: Vec::new(), next: page.next };
-        for item in page.items {
-            match item {
-                Item::Group(group) => told.groups.push(CommonPrefix { prefix: Some(encoding.text(&group)) }),
-                Item::Key(key, node, attrs) => {
-                    let size = if node.is_dir() { 0 } else { node.attr().size };
-                    let sums = attrs.checksums.keys().map(|name| ChecksumAlgorithm::from(name.clone()));
-                    told.objects.push(Object {
-                        key: Some(encoding.text(&key)),
-                        size: size.try_into().ok(),
-                        e_tag: Some(etag(&attrs)),
-                        last_modified: Some(timestamp(node.attr().mtime)),
-                        storage_class: Some(ObjectStorageClass::from_static(ObjectStorageClass::STANDARD)),
-                        checksum_algorithm: (!attrs.checksums.is_empty()).then(|| sums.collect()),
-                        owner: owner.cloned(),
-                        ..Default::default()
-                    });
-                }
+    fn of(rows: Rows, encoding: Encoding, owner: Option<&Owner>) -> Told {
+        let groups = rows.groups.iter().map(|group| CommonPrefix { prefix: Some(encoding.text(group)) });
+        let object = |Row { key, size, mtime, attrs }| {
+            let attrs: Attrs = attrs;
+            let sums = attrs.checksums.keys().map(|name| ChecksumAlgorithm::from(name.clone()));
+            Object {
+                key: Some(encoding.text(&key)),
+                size: size.try_into().ok(),
+                e_tag: Some(etag(&attrs)),
+                last_modified: Some(timestamp(mtime)),
+                storage_class: Some(ObjectStorageClass::from_static(ObjectStorageClass::STANDARD)),
+                checksum_algorithm: (!attrs.checksums.is_empty()).then(|| sums.collect()),
+                owner: owner.cloned(),
+                ..Default::default()
             }
-        }
-        told
+        };
+        Told { groups: groups.collect(), objects: rows.keys.into_iter().map(object).collect(), next: rows.next }
     }
 
     fn count(&self) -> Option<i32> {
@@ -92,20 +110,38 @@ impl Told {
     }
 }
 
-impl Gateway {
-    async fn page(&self, session: &Session, bucket: &str, query: Query) -> S3Result<Page> {
-        session.require(Action::List, "List", bucket, folder_of(&query.prefix))?;
+#[async_trait::async_trait]
+impl Listing for Gateway {
+    async fn rows(&self, session: &Session, bucket: &str, query: Query) -> S3Result<Rows> {
         let (bucket, user) = (bucket.to_owned(), session.user.clone());
         let listed = move |objects: &Arc<Objects>| {
             objects.list(&bucket, &query, &|folder| user.may_use(Action::List, &bucket, folder))
         };
-        self.blocking(session, listed).await
+        let page = self.blocking(session, listed).await?;
+        let mut rows = Rows { next: page.next, ..Rows::default() };
+        for item in page.items {
+            match item {
+                Item::Group(group) => rows.groups.push(group),
+                Item::Key(key, node, attrs) => {
+                    let size = if node.is_dir() { 0 } else { node.attr().size };
+                    rows.keys.push(Row { key, size, mtime: node.attr().mtime, attrs });
+                }
+            }
+        }
+        Ok(rows)
+    }
+}
+
+/// The requests that list, for whatever lists.
+#[async_trait::async_trait]
+pub(super) trait Lists: Listing {
+    /// A page, if the user may list the folder that is asked for.
+    async fn page(&self, session: &Session, bucket: &str, query: Query) -> S3Result<Rows> {
+        session.require(Action::List, "List", bucket, folder_of(&query.prefix))?;
+        self.rows(session, bucket, query).await
     }
 
-    pub(super) async fn list_v2(
-        &self,
-        mut req: S3Request<ListObjectsV2Input>,
-    ) -> S3Result<S3Response<ListObjectsV2Output>> {
+    async fn list_v2(&self, mut req: S3Request<ListObjectsV2Input>) -> S3Result<S3Response<ListObjectsV2Output>> {
         let session = Session::of(&mut req)?;
         let input = req.input;
         let encoding = Encoding::of(input.encoding_type.as_ref());
@@ -137,10 +173,7 @@ impl Gateway {
         }))
     }
 
-    pub(super) async fn list_v1(
-        &self,
-        mut req: S3Request<ListObjectsInput>,
-    ) -> S3Result<S3Response<ListObjectsOutput>> {
+    async fn list_v1(&self, mut req: S3Request<ListObjectsInput>) -> S3Result<S3Response<ListObjectsOutput>> {
         let session = Session::of(&mut req)?;
         let input = req.input;
         let encoding = Encoding::of(input.encoding_type.as_ref());
@@ -169,7 +202,7 @@ impl Gateway {
         }))
     }
 
-    pub(super) async fn list_versions(
+    async fn list_versions(
         &self,
         mut req: S3Request<ListObjectVersionsInput>,
     ) -> S3Result<S3Response<ListObjectVersionsOutput>> {
@@ -212,6 +245,8 @@ impl Gateway {
         }))
     }
 }
+
+impl<L: Listing> Lists for L {}
 
 /// Whether a marker is a group from an earlier page: the page continues after the group. Groups end with the first
 /// delimiter after the prefix; other markers are keys.

@@ -12,15 +12,15 @@ use s3s::{S3Request, S3Response, S3Result, s3_error};
 use std::ops::Range as Bytes;
 
 /// A range of an object.
-struct Piece {
-    range: Bytes<u64>,
+pub(super) struct Piece {
+    pub range: Bytes<u64>,
     /// set if it is not the whole object
-    content_range: Option<String>,
-    parts: Option<u32>,
+    pub content_range: Option<String>,
+    pub parts: Option<u32>,
 }
 
 impl Piece {
-    fn of(attrs: &Attrs, size: u64, range: Option<&Range>, part: Option<i32>) -> S3Result<Piece> {
+    pub fn of(attrs: &Attrs, size: u64, range: Option<&Range>, part: Option<i32>) -> S3Result<Piece> {
         let (range, parts) = match (range, part) {
             (Some(_), Some(_)) => return Err(s3_error!(InvalidRequest, "a range and the number of a part at once")),
             (Some(range), None) => (Some(range.check(size)?), None),
@@ -78,13 +78,13 @@ macro_rules! tell {
 
 /// Headers that a request asks for in the answer.
 #[derive(Default)]
-struct Asked {
-    content_type: Option<String>,
-    content_encoding: Option<String>,
-    content_language: Option<String>,
-    content_disposition: Option<String>,
-    cache_control: Option<String>,
-    expires: Option<Timestamp>,
+pub(super) struct Asked {
+    pub content_type: Option<String>,
+    pub content_encoding: Option<String>,
+    pub content_language: Option<String>,
+    pub content_disposition: Option<String>,
+    pub cache_control: Option<String>,
+    pub expires: Option<Timestamp>,
 }
 
 macro_rules! asked {
@@ -115,6 +115,8 @@ macro_rules! conditions {
         }
     };
 }
+
+pub(super) use {asked, conditions, tell};
 
 impl Gateway {
     pub(super) async fn get(&self, mut req: S3Request<GetObjectInput>) -> S3Result<S3Response<GetObjectOutput>> {
@@ -160,30 +162,41 @@ impl Gateway {
         let GetObjectAttributesInput { bucket, key, object_attributes, .. } = req.input;
         let key = key_of(&key)?;
         let found = self.blocking(&session, move |objects| objects.find(&bucket, &key)).await?;
-        // Some clients send all of them in one header, which the library does not split.
-        let wanted = || object_attributes.iter().flat_map(|wanted| wanted.as_str().split(',')).map(str::trim);
-        let wants = |name: &str| wanted().any(|wanted| wanted == name);
-        let (attrs, attr) = (&found.attrs, found.node.attr());
-        let mut output = GetObjectAttributesOutput { last_modified: Some(timestamp(attr.mtime)), ..Default::default() };
-        if wants(ObjectAttributes::ETAG) {
-            output.e_tag = Some(etag(attrs));
-        }
-        if wants(ObjectAttributes::OBJECT_SIZE) {
-            output.object_size = i64::try_from(if found.node.is_dir() { 0 } else { attr.size }).ok();
-        }
-        if wants(ObjectAttributes::STORAGE_CLASS) {
-            output.storage_class = Some(StorageClass::from_static(StorageClass::STANDARD));
-        }
-        if wants(ObjectAttributes::CHECKSUM) && !attrs.checksums.is_empty() {
-            let mut sums = Checksum { checksum_type: Some(checksum_type(attrs)), ..Checksum::default() };
-            put_sums!(sums, &attrs.checksums);
-            output.checksum = Some(sums);
-        }
-        let count: u32 = attrs.parts.iter().map(|parts| parts.count).sum();
-        if wants(ObjectAttributes::OBJECT_PARTS) && count > 0 {
-            let total_parts_count = count.try_into().ok();
-            output.object_parts = Some(GetObjectAttributesParts { total_parts_count, ..Default::default() });
-        }
-        Ok(S3Response::new(output))
+        let size = if found.node.is_dir() { 0 } else { found.node.attr().size };
+        let changed = timestamp(found.node.attr().mtime);
+        Ok(S3Response::new(attributes_of(&found.attrs, size, changed, &object_attributes)))
     }
+}
+
+/// The answer about the attributes that are wanted.
+pub(super) fn attributes_of(
+    attrs: &Attrs,
+    size: u64,
+    changed: Timestamp,
+    wanted: &[ObjectAttributes],
+) -> GetObjectAttributesOutput {
+    // Some clients send all of them in one header, which the library does not split.
+    let all = || wanted.iter().flat_map(|wanted| wanted.as_str().split(',')).map(str::trim);
+    let wants = |name: &str| all().any(|wanted| wanted == name);
+    let mut output = GetObjectAttributesOutput { last_modified: Some(changed), ..Default::default() };
+    if wants(ObjectAttributes::ETAG) {
+        output.e_tag = Some(etag(attrs));
+    }
+    if wants(ObjectAttributes::OBJECT_SIZE) {
+        output.object_size = i64::try_from(size).ok();
+    }
+    if wants(ObjectAttributes::STORAGE_CLASS) {
+        output.storage_class = Some(StorageClass::from_static(StorageClass::STANDARD));
+    }
+    if wants(ObjectAttributes::CHECKSUM) && !attrs.checksums.is_empty() {
+        let mut sums = Checksum { checksum_type: Some(checksum_type(attrs)), ..Checksum::default() };
+        put_sums!(sums, &attrs.checksums);
+        output.checksum = Some(sums);
+    }
+    let count: u32 = attrs.parts.iter().map(|parts| parts.count).sum();
+    if wants(ObjectAttributes::OBJECT_PARTS) && count > 0 {
+        let total_parts_count = count.try_into().ok();
+        output.object_parts = Some(GetObjectAttributesParts { total_parts_count, ..Default::default() });
+    }
+    output
 }

@@ -8,7 +8,7 @@ use super::listing::Encoding;
 use super::read::checksum_type;
 use super::sums::{self, Summing, Sums, put_sums};
 use super::write::{compare, length_of, source_of};
-use crate::objects::attrs::Attrs;
+use crate::objects::attrs::{Attrs, Given};
 use crate::objects::key::Key;
 use crate::objects::list::folder_of;
 use crate::objects::{Completed, ObjectError, Objects, PARTS_MAX, Part as Uploaded, Reader, Upload};
@@ -23,7 +23,7 @@ use std::time::SystemTime;
 /// Most parts or uploads that one answer lists, as in S3.
 const LISTED_MAX: usize = 1000;
 
-fn number_of(number: i32) -> S3Result<u32> {
+pub(super) fn number_of(number: i32) -> S3Result<u32> {
     let number = u32::try_from(number).ok().filter(|number| (1..=PARTS_MAX).contains(number));
     number.ok_or_else(|| s3_error!(InvalidArgument, "parts have numbers from 1 to {PARTS_MAX}"))
 }
@@ -42,38 +42,12 @@ impl Gateway {
     ) -> S3Result<S3Response<CreateMultipartUploadOutput>> {
         let session = Session::of(&mut req)?;
         let (headers, input) = (req.headers, req.input);
-        let key = key_of(&input.key)?;
-        let algorithm = input.checksum_algorithm.as_ref().map(|algorithm| algorithm.as_str().to_owned());
-        Summing::of(algorithm.as_deref())?;
-        let kind = input.checksum_type.as_ref().map(ChecksumType::as_str);
-        let is_full = match (algorithm.as_deref(), kind) {
-            (Some("CRC64NVME"), None) | (Some(_), Some(ChecksumType::FULL_OBJECT)) => true,
-            (_, Some(_)) if algorithm.is_none() => {
-                return Err(s3_error!(InvalidRequest, "x-amz-checksum-type goes with x-amz-checksum-algorithm"));
-            }
-            _ => false,
-        };
-        let begun = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
-        let upload = Upload {
-            key: key.as_str().into(),
-            given: given(&headers, input.metadata.as_ref(), input.tagging.as_deref())?,
-            begun,
-            user: session.user.name.clone(),
-            algorithm,
-            is_full,
-        };
-        let (bucket, owner) = (input.bucket.clone(), session.user.owner);
-        let (algorithm, is_full) = (upload.algorithm.clone(), upload.is_full);
-        let id = self.blocking(&session, move |objects| objects.begin_upload(&bucket, &upload, owner)).await?;
-        let kind = if is_full { ChecksumType::FULL_OBJECT } else { ChecksumType::COMPOSITE };
-        Ok(S3Response::new(CreateMultipartUploadOutput {
-            bucket: Some(input.bucket),
-            key: Some(input.key),
-            upload_id: Some(id),
-            checksum_type: algorithm.as_ref().map(|_| ChecksumType::from_static(kind)),
-            checksum_algorithm: algorithm.map(ChecksumAlgorithm::from),
-            ..Default::default()
-        }))
+        key_of(&input.key)?;
+        let given = given(&headers, input.metadata.as_ref(), input.tagging.as_deref())?;
+        let upload = upload_of(&input, given, &session)?;
+        let (bucket, owner, begins) = (input.bucket.clone(), session.user.owner, upload.clone());
+        let id = self.blocking(&session, move |objects| objects.begin_upload(&bucket, &begins, owner)).await?;
+        Ok(S3Response::new(begun(input, upload, id)))
     }
 
     pub(super) async fn part(&self, mut req: S3Request<UploadPartInput>) -> S3Result<S3Response<UploadPartOutput>> {
@@ -224,42 +198,15 @@ impl Gateway {
     pub(super) async fn list_parts(&self, mut req: S3Request<ListPartsInput>) -> S3Result<S3Response<ListPartsOutput>> {
         let session = Session::of(&mut req)?;
         let input = req.input;
-        let max = listed_max(input.max_parts, "max-parts")?;
-        let after = u32::try_from(input.part_number_marker.unwrap_or(0)).unwrap_or(0);
         let (key, bucket, id) = (key_of(&input.key)?, input.bucket.clone(), input.upload_id.clone());
-        let (upload, mut parts) = self.blocking(&session, move |objects| objects.parts(&bucket, &key, &id)).await?;
-        parts.retain(|part| part.number > after);
-        let is_truncated = parts.len() > max;
-        parts.truncate(max);
-        let told = |part: &Uploaded| {
-            let mut told = Part {
-                part_number: part.number.try_into().ok(),
-                e_tag: Some(etag(&part.attrs)),
-                size: part.attr.size.try_into().ok(),
-                last_modified: Some(timestamp(part.attr.mtime)),
-                ..Default::default()
-            };
-            put_sums!(told, &part.attrs.checksums);
-            told
+        let (upload, parts) = self.blocking(&session, move |objects| objects.parts(&bucket, &key, &id)).await?;
+        let parted = |part: Uploaded| Parted {
+            number: part.number,
+            size: part.attr.size,
+            mtime: part.attr.mtime,
+            attrs: part.attrs,
         };
-        let kind = if upload.is_full { ChecksumType::FULL_OBJECT } else { ChecksumType::COMPOSITE };
-        let owner = super::bucket::owner(&session);
-        Ok(S3Response::new(ListPartsOutput {
-            bucket: Some(input.bucket),
-            key: Some(input.key),
-            upload_id: Some(input.upload_id),
-            max_parts: max.try_into().ok(),
-            part_number_marker: Some(after.try_into().unwrap_or(0)),
-            next_part_number_marker: parts.last().filter(|_| is_truncated).and_then(|part| part.number.try_into().ok()),
-            is_truncated: Some(is_truncated),
-            parts: Some(parts.iter().map(told).collect()),
-            checksum_type: upload.algorithm.as_ref().map(|_| ChecksumType::from_static(kind)),
-            checksum_algorithm: upload.algorithm.map(ChecksumAlgorithm::from),
-            initiator: Some(Initiator { id: Some(upload.user.clone()), display_name: Some(upload.user) }),
-            owner: Some(owner),
-            storage_class: Some(StorageClass::from_static(StorageClass::STANDARD)),
-            ..Default::default()
-        }))
+        Ok(S3Response::new(listed_parts(input, upload, parts.into_iter().map(parted).collect(), &session)?))
     }
 
     pub(super) async fn list_uploads(
@@ -268,67 +215,156 @@ impl Gateway {
     ) -> S3Result<S3Response<ListMultipartUploadsOutput>> {
         let session = Session::of(&mut req)?;
         let input = req.input;
-        let encoding = Encoding::of(input.encoding_type.as_ref());
-        let max = listed_max(input.max_uploads, "max-uploads")?;
-        let asked = folder_of(input.prefix.as_deref().unwrap_or_default());
-        session.require(Action::List, "ListMultipartUploads", &input.bucket, asked)?;
         let (bucket, prefix) = (input.bucket.clone(), input.prefix.clone().unwrap_or_default());
-        let mut uploads = self.blocking(&session, move |objects| objects.uploads(&bucket, &prefix)).await?;
-        uploads.retain(|(_, upload)| session.user.may_use(Action::List, &input.bucket, folder_of(&upload.key)));
-        if let Some(marker) = &input.key_marker {
-            let id_marker = input.upload_id_marker.as_ref();
-            let behind = uploads.iter().position(|(id, upload)| upload.key == *marker && Some(id) == id_marker);
-            match behind {
-                Some(at) => drop(uploads.drain(..=at)),
-                None => uploads.retain(|(_, upload)| upload.key > *marker),
-            }
-        }
-        let prefix = input.prefix.as_deref().unwrap_or_default();
-        let delimiter = input.delimiter.as_deref().filter(|delimiter| !delimiter.is_empty());
-        let mut groups: BTreeMap<String, ()> = BTreeMap::new();
-        uploads.retain(|(_, upload)| {
-            let rest = upload.key.strip_prefix(prefix).unwrap_or_default();
-            let group = delimiter.and_then(|delimiter| Some((rest.find(delimiter)?, delimiter.len())));
-            let Some((at, len)) = group else { return true };
-            groups.insert(upload.key[..prefix.len() + at + len].into(), ());
-            false
-        });
-        let is_truncated = uploads.len() > max;
-        uploads.truncate(max);
-        let last = uploads.last().filter(|_| is_truncated);
-        let (next_key_marker, next_upload_id_marker) =
-            (last.map(|(_, upload)| encoding.text(&upload.key)), last.map(|(id, _)| id.clone()));
-        let told = |(id, upload): (String, Upload)| MultipartUpload {
-            upload_id: Some(id),
-            key: Some(encoding.text(&upload.key)),
-            initiated: Some(timestamp(Time { seconds: upload.begun.try_into().unwrap_or(0), nanos: 0 })),
-            initiator: Some(Initiator { id: Some(upload.user.clone()), display_name: Some(upload.user.clone()) }),
-            owner: Some(Owner { id: Some(upload.user.clone()), display_name: Some(upload.user) }),
-            storage_class: Some(StorageClass::from_static(StorageClass::STANDARD)),
-            ..Default::default()
-        };
-        let common_prefixes: Vec<_> =
-            groups.into_keys().map(|group| CommonPrefix { prefix: Some(encoding.text(&group)) }).collect();
-        Ok(S3Response::new(ListMultipartUploadsOutput {
-            bucket: Some(input.bucket),
-            prefix: input.prefix.map(|prefix| encoding.text(&prefix)),
-            delimiter: input.delimiter.map(|delimiter| encoding.text(&delimiter)),
-            key_marker: input.key_marker.map(|marker| encoding.text(&marker)),
-            upload_id_marker: input.upload_id_marker,
-            encoding_type: input.encoding_type,
-            max_uploads: max.try_into().ok(),
-            is_truncated: Some(is_truncated),
-            next_key_marker,
-            next_upload_id_marker,
-            uploads: Some(uploads.into_iter().map(told).collect()),
-            common_prefixes: (!common_prefixes.is_empty()).then_some(common_prefixes),
-            ..Default::default()
-        }))
+        let uploads = self.blocking(&session, move |objects| objects.uploads(&bucket, &prefix)).await?;
+        Ok(S3Response::new(list_uploads_of(input, uploads, &session)?))
     }
 }
 
+/// The description of an upload that is asked for.
+pub(super) fn upload_of(input: &CreateMultipartUploadInput, given: Given, session: &Session) -> S3Result<Upload> {
+    let algorithm = input.checksum_algorithm.as_ref().map(|algorithm| algorithm.as_str().to_owned());
+    Summing::of(algorithm.as_deref())?;
+    let kind = input.checksum_type.as_ref().map(ChecksumType::as_str);
+    let is_full = match (algorithm.as_deref(), kind) {
+        (Some("CRC64NVME"), None) | (Some(_), Some(ChecksumType::FULL_OBJECT)) => true,
+        (_, Some(_)) if algorithm.is_none() => {
+            return Err(s3_error!(InvalidRequest, "x-amz-checksum-type goes with x-amz-checksum-algorithm"));
+        }
+        _ => false,
+    };
+    let begun = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
+    Ok(Upload { key: input.key.clone(), given, begun, user: session.user.name.clone(), algorithm, is_full })
+}
+
+/// The answer to a request that has begun an upload.
+pub(super) fn begun(input: CreateMultipartUploadInput, upload: Upload, id: String) -> CreateMultipartUploadOutput {
+    let kind = if upload.is_full { ChecksumType::FULL_OBJECT } else { ChecksumType::COMPOSITE };
+    CreateMultipartUploadOutput {
+        bucket: Some(input.bucket),
+        key: Some(input.key),
+        upload_id: Some(id),
+        checksum_type: upload.algorithm.as_ref().map(|_| ChecksumType::from_static(kind)),
+        checksum_algorithm: upload.algorithm.map(ChecksumAlgorithm::from),
+        ..Default::default()
+    }
+}
+
+/// A part that was uploaded.
+pub(super) struct Parted {
+    pub number: u32,
+    pub size: u64,
+    pub mtime: Time,
+    pub attrs: Attrs,
+}
+
+/// A page of the parts of an upload.
+pub(super) fn listed_parts(
+    input: ListPartsInput,
+    upload: Upload,
+    mut parts: Vec<Parted>,
+    session: &Session,
+) -> S3Result<ListPartsOutput> {
+    let max = listed_max(input.max_parts, "max-parts")?;
+    let after = u32::try_from(input.part_number_marker.unwrap_or(0)).unwrap_or(0);
+    parts.retain(|part| part.number > after);
+    let is_truncated = parts.len() > max;
+    parts.truncate(max);
+    let told = |part: &Parted| {
+        let mut told = Part {
+            part_number: part.number.try_into().ok(),
+            e_tag: Some(etag(&part.attrs)),
+            size: part.size.try_into().ok(),
+            last_modified: Some(timestamp(part.mtime)),
+            ..Default::default()
+        };
+        put_sums!(told, &part.attrs.checksums);
+        told
+    };
+    let kind = if upload.is_full { ChecksumType::FULL_OBJECT } else { ChecksumType::COMPOSITE };
+    let owner = super::bucket::owner(session);
+    Ok(ListPartsOutput {
+        bucket: Some(input.bucket),
+        key: Some(input.key),
+        upload_id: Some(input.upload_id),
+        max_parts: max.try_into().ok(),
+        part_number_marker: Some(after.try_into().unwrap_or(0)),
+        next_part_number_marker: parts.last().filter(|_| is_truncated).and_then(|part| part.number.try_into().ok()),
+        is_truncated: Some(is_truncated),
+        parts: Some(parts.iter().map(told).collect()),
+        checksum_type: upload.algorithm.as_ref().map(|_| ChecksumType::from_static(kind)),
+        checksum_algorithm: upload.algorithm.map(ChecksumAlgorithm::from),
+        initiator: Some(Initiator { id: Some(upload.user.clone()), display_name: Some(upload.user) }),
+        owner: Some(owner),
+        storage_class: Some(StorageClass::from_static(StorageClass::STANDARD)),
+        ..Default::default()
+    })
+}
+
+/// A page of uploads, which are sorted: those of folders that the user may list.
+pub(super) fn list_uploads_of(
+    input: ListMultipartUploadsInput,
+    mut uploads: Vec<(String, Upload)>,
+    session: &Session,
+) -> S3Result<ListMultipartUploadsOutput> {
+    let asked = folder_of(input.prefix.as_deref().unwrap_or_default());
+    session.require(Action::List, "ListMultipartUploads", &input.bucket, asked)?;
+    uploads.retain(|(_, upload)| session.user.may_use(Action::List, &input.bucket, folder_of(&upload.key)));
+    let encoding = Encoding::of(input.encoding_type.as_ref());
+    let max = listed_max(input.max_uploads, "max-uploads")?;
+    if let Some(marker) = &input.key_marker {
+        let id_marker = input.upload_id_marker.as_ref();
+        let behind = uploads.iter().position(|(id, upload)| upload.key == *marker && Some(id) == id_marker);
+        match behind {
+            Some(at) => drop(uploads.drain(..=at)),
+            None => uploads.retain(|(_, upload)| upload.key > *marker),
+        }
+    }
+    let prefix = input.prefix.as_deref().unwrap_or_default();
+    let delimiter = input.delimiter.as_deref().filter(|delimiter| !delimiter.is_empty());
+    let mut groups: BTreeMap<String, ()> = BTreeMap::new();
+    uploads.retain(|(_, upload)| {
+        let rest = upload.key.strip_prefix(prefix).unwrap_or_default();
+        let group = delimiter.and_then(|delimiter| Some((rest.find(delimiter)?, delimiter.len())));
+        let Some((at, len)) = group else { return true };
+        groups.insert(upload.key[..prefix.len() + at + len].into(), ());
+        false
+    });
+    let is_truncated = uploads.len() > max;
+    uploads.truncate(max);
+    let last = uploads.last().filter(|_| is_truncated);
+    let (next_key_marker, next_upload_id_marker) =
+        (last.map(|(_, upload)| encoding.text(&upload.key)), last.map(|(id, _)| id.clone()));
+    let told = |(id, upload): (String, Upload)| MultipartUpload {
+        upload_id: Some(id),
+        key: Some(encoding.text(&upload.key)),
+        initiated: Some(timestamp(Time { seconds: upload.begun.try_into().unwrap_or(0), nanos: 0 })),
+        initiator: Some(Initiator { id: Some(upload.user.clone()), display_name: Some(upload.user.clone()) }),
+        owner: Some(Owner { id: Some(upload.user.clone()), display_name: Some(upload.user) }),
+        storage_class: Some(StorageClass::from_static(StorageClass::STANDARD)),
+        ..Default::default()
+    };
+    let common_prefixes: Vec<_> =
+        groups.into_keys().map(|group| CommonPrefix { prefix: Some(encoding.text(&group)) }).collect();
+    Ok(ListMultipartUploadsOutput {
+        bucket: Some(input.bucket),
+        prefix: input.prefix.map(|prefix| encoding.text(&prefix)),
+        delimiter: input.delimiter.map(|delimiter| encoding.text(&delimiter)),
+        key_marker: input.key_marker.map(|marker| encoding.text(&marker)),
+        upload_id_marker: input.upload_id_marker,
+        encoding_type: input.encoding_type,
+        max_uploads: max.try_into().ok(),
+        is_truncated: Some(is_truncated),
+        next_key_marker,
+        next_upload_id_marker,
+        uploads: Some(uploads.into_iter().map(told).collect()),
+        common_prefixes: (!common_prefixes.is_empty()).then_some(common_prefixes),
+        ..Default::default()
+    })
+}
+
 /// The range of a source that becomes a part.
-fn copied_range(text: Option<&str>, size: u64) -> S3Result<std::ops::Range<u64>> {
+pub(super) fn copied_range(text: Option<&str>, size: u64) -> S3Result<std::ops::Range<u64>> {
     let Some(text) = text else { return Ok(0..size) };
     let wrong = || s3_error!(InvalidArgument, "x-amz-copy-source-range is bytes=FIRST-LAST");
     match Range::parse(text).map_err(|_| wrong())? {
@@ -338,7 +374,7 @@ fn copied_range(text: Option<&str>, size: u64) -> S3Result<std::ops::Range<u64>>
     }
 }
 
-fn completed_part(part: CompletedPart, algorithm: Option<&str>) -> S3Result<Completed> {
+pub(super) fn completed_part(part: CompletedPart, algorithm: Option<&str>) -> S3Result<Completed> {
     let number = part.part_number.ok_or_else(|| s3_error!(MalformedXML, "a part has no number"))?;
     let etag = part.e_tag.clone().ok_or_else(|| s3_error!(MalformedXML, "a part has no entity tag"))?.into_value();
     let number = u32::try_from(number).map_err(|_| s3_error!(InvalidPart, "parts have numbers from 1"))?;
@@ -367,6 +403,6 @@ fn check(upload: &Upload, said: &Sums, sum: Option<&str>) -> S3Result<()> {
     }
 }
 
-fn wrong_sum() -> S3Error {
+pub(super) fn wrong_sum() -> S3Error {
     s3_error!(BadDigest, "the object has another checksum")
 }

@@ -15,7 +15,7 @@ use s3s::{S3Request, S3Response, S3Result, TrailingHeaders, s3_error};
 use std::sync::Arc;
 
 /// Most objects of one deletion, as in S3.
-const DELETE_MAX: usize = 1000;
+pub(super) const DELETE_MAX: usize = 1000;
 
 /// The length of a body, without the overhead of chunks.
 ///
@@ -116,11 +116,6 @@ impl Gateway {
         let (key, bucket, owner) = (key_of(&input.key)?, input.bucket, session.user.owner);
         let guard =
             guard(condition(&headers, http::header::IF_MATCH)?, condition(&headers, http::header::IF_NONE_MATCH)?)?;
-        let replaces = |directive: Option<&str>| match directive {
-            None | Some("COPY") => Ok(false),
-            Some("REPLACE") => Ok(true),
-            Some(_) => Err(s3_error!(InvalidArgument, "a directive is COPY or REPLACE")),
-        };
         let new = given(&headers, input.metadata.as_ref(), input.tagging.as_deref())?;
         let is_new = replaces(input.metadata_directive.as_ref().map(MetadataDirective::as_str))?;
         let has_new_tags = replaces(input.tagging_directive.as_ref().map(TaggingDirective::as_str))?;
@@ -262,8 +257,17 @@ impl Gateway {
     }
 }
 
+/// Whether a copy gets new properties in place of those of its source.
+pub(super) fn replaces(directive: Option<&str>) -> S3Result<bool> {
+    match directive {
+        None | Some("COPY") => Ok(false),
+        Some("REPLACE") => Ok(true),
+        Some(_) => Err(s3_error!(InvalidArgument, "a directive is COPY or REPLACE")),
+    }
+}
+
 /// A condition that the library's input of a copy lacks.
-fn condition(headers: &HeaderMap, name: http::HeaderName) -> S3Result<Option<ETagCondition>> {
+pub(super) fn condition(headers: &HeaderMap, name: http::HeaderName) -> S3Result<Option<ETagCondition>> {
     let parsed = headers.get(&name).map(|value| ETagCondition::parse_http_header(value.as_bytes()));
     parsed.transpose().map_err(|_| s3_error!(InvalidArgument, "{name} is an entity tag or *"))
 }
@@ -285,6 +289,12 @@ pub(super) fn source_of(
     source: &CopySource,
     operation: &str,
 ) -> S3Result<(String, crate::objects::key::Key)> {
+    let (bucket, key) = named_source(session, source, operation)?;
+    Ok((bucket, key_of(&key)?))
+}
+
+/// The same, with the key as it was sent.
+pub(super) fn named_source(session: &Session, source: &CopySource, operation: &str) -> S3Result<(String, String)> {
     let CopySource::Bucket { bucket, key, version_id } = source else {
         return Err(s3_error!(NotImplemented, "objects are copied from buckets of this gateway alone"));
     };
@@ -292,15 +302,15 @@ pub(super) fn source_of(
     if version_id.as_ref().is_some_and(|version| &**version != NULL_VERSION) {
         return Err(s3_error!(NoSuchVersion, "objects have no versions here but \"null\""));
     }
-    Ok((bucket.to_string(), key_of(key)?))
+    Ok((bucket.to_string(), key.to_string()))
 }
 
 /// Whether the entity tag was made with the object.
-fn is_own_tag(attrs: &Attrs) -> bool {
+pub(super) fn is_own_tag(attrs: &Attrs) -> bool {
     !attrs.etag.contains('-') || !attrs.parts.is_empty()
 }
 
-fn put_output(attrs: &Attrs) -> PutObjectOutput {
+pub(super) fn put_output(attrs: &Attrs) -> PutObjectOutput {
     let mut output = PutObjectOutput { e_tag: Some(etag(attrs)), ..Default::default() };
     let sums: &Sums = &attrs.checksums;
     put_sums!(output, sums);

@@ -30,11 +30,14 @@ fn assert_same(one: &Path, other: &Path) {
 
 #[test]
 fn aws_cli() {
-    if !has("aws") {
-        return;
+    if has("aws") {
+        by_aws_cli(&Lab::new(""));
     }
-    let lab = Lab::new("");
-    let (tree, back, url) = (tree(&lab), lab.path("back"), lab.url());
+}
+
+/// What that program does, to a gateway of whatever kind.
+pub fn by_aws_cli(lab: &Lab) {
+    let (tree, back, url) = (tree(lab), lab.path("back"), lab.url());
     let aws = |args: &[&str]| run(lab.client("aws").args(["--endpoint-url", &url]).args(args));
     let path = |path: &Path| path.to_str().expect("a name").to_owned();
     aws(&["s3", "mb", "s3://alice-aws"]);
@@ -53,11 +56,14 @@ fn aws_cli() {
 
 #[test]
 fn s3cmd() {
-    if !has("s3cmd") {
-        return;
+    if has("s3cmd") {
+        by_s3cmd(&Lab::new(""));
     }
-    let lab = Lab::new("");
-    let (tree, host) = (tree(&lab), format!("127.0.0.1:{}", lab.port));
+}
+
+/// What that program does, to a gateway of whatever kind.
+pub fn by_s3cmd(lab: &Lab) {
+    let (tree, host) = (tree(lab), format!("127.0.0.1:{}", lab.port));
     lab.write(
         "s3cfg",
         &format!(
@@ -81,11 +87,14 @@ fn s3cmd() {
 
 #[test]
 fn rclone() {
-    if !has("rclone") {
-        return;
+    if has("rclone") {
+        by_rclone(&Lab::new(""));
     }
-    let lab = Lab::new("");
-    let tree = tree(&lab);
+}
+
+/// What that program does, to a gateway of whatever kind.
+pub fn by_rclone(lab: &Lab) {
+    let tree = tree(lab);
     lab.write(
         "rclone.conf",
         &format!(
@@ -113,11 +122,14 @@ fn rclone() {
 
 #[test]
 fn restic() {
-    if !has("restic") {
-        return;
+    if has("restic") {
+        by_restic(&Lab::new(""));
     }
-    let lab = Lab::new("");
-    let tree = tree(&lab);
+}
+
+/// What that program does, to a gateway of whatever kind.
+pub fn by_restic(lab: &Lab) {
+    let tree = tree(lab);
     let restic = |args: &[&str]| {
         let mut command = lab.client("restic");
         command.env("RESTIC_REPOSITORY", format!("s3:{}/alice-restic/repo", lab.url())).env("RESTIC_PASSWORD", "p");

@@ -39,6 +39,8 @@ read = ["alice-*"]
 pub struct Lab {
     pub dir: tempfile::TempDir,
     pub port: u16,
+    /// where the objects are, in place of the vault
+    pub provider: Option<crate::providers::Provider>,
     gateway: Option<Child>,
 }
 
@@ -99,7 +101,7 @@ impl Lab {
             fs::create_dir(path(name)).expect("a directory");
         }
         let port = free_port();
-        let lab = Lab { dir, port, gateway: None };
+        let lab = Lab { dir, port, provider: None, gateway: None };
         let key = lab.dir.path().join("vault.key");
         run(lab.lamassu().args(["key", "generate"]).arg(&key));
         let source = format!("raw:file:{}", key.display());

@@ -8,3 +8,5 @@ mod lab;
 mod mounted;
 mod operation;
 mod provider;
+mod providers;
+mod remote;

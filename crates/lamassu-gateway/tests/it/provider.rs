@@ -443,6 +443,45 @@ fn credentials_end_and_are_not_made_up() {
     assert!(!provider.log().contains("panick") && !provider.log().contains(&*again.field("SecretAccessKey")));
 }
 
+/// An upload and an answer that have begun when their credential is revoked.
+#[test]
+fn what_has_begun_ends_with_its_credential() {
+    if !boto::is_there() {
+        return;
+    }
+    let provider = Provider::new("status_seconds_max = 600\n");
+    let (key, large) = (provider.key("acme", "homestead/alice/x"), provider.key("acme", "homestead/alice/y"));
+    let (alice, other) = (provider.issue("acme", "alice", &[]), provider.issue("acme", "alice", &[]));
+    let (begun, go) = (provider.path("begun"), provider.path("go"));
+    let lines = format!(
+        "import http.client, os, urllib.parse\nB, KEY, LARGE, N = 'acme', '{key}', '{large}', 32 << 20\n\
+         s3.put_object(Bucket=B, Key=KEY, Body=b'old')\ns3.put_object(Bucket=B, Key=LARGE, Body=bytes(N))\n\
+         def open_url(method, key):\n    \
+             url = urllib.parse.urlsplit(s3.generate_presigned_url(method, Params={{'Bucket': B, 'Key': key}}))\n    \
+             return http.client.HTTPConnection(url.netloc, timeout=60), url.path + '?' + url.query\n\
+         put, path = open_url('put_object', KEY)\n\
+         put.putrequest('PUT', path)\nput.putheader('content-length', str(N))\nput.endheaders()\nput.send(bytes(N // 2))\n\
+         get, path = open_url('get_object', LARGE)\n\
+         get.request('GET', path)\nanswer = get.getresponse()\nassert answer.status == 200, answer.status\nanswer.read(1)\n\
+         open({begun:?}, 'w').close()\nwhile not os.path.exists({go:?}): time.sleep(0.05)\n\
+         becomes('AccessDenied', 'ok', s3.get_object, Bucket=B, Key=KEY)\n\
+         try:\n    put.send(bytes(N // 2))\nexcept OSError: pass\n\
+         try: said = put.getresponse()\nexcept OSError: said = None\n\
+         assert said is None or (said.status == 403 and b'no longer in force' in said.read()), said.status\n\
+         try:\n    answer.read()\n    assert False, 'all of it came'\nexcept (http.client.IncompleteRead, OSError): pass\n"
+    );
+    std::thread::scope(|threads| {
+        let client = threads.spawn(|| provider.python(&alice, &lines));
+        until("both have begun", || begun.exists() || client.is_finished());
+        run(provider.policy("acme", &["revoke"]).arg(provider.manager("acme")).arg(alice.field("AccessKeyId")));
+        provider.publish("acme");
+        fs::write(&go, "").expect("writes");
+    });
+    let unchanged = format!("assert s3.get_object(Bucket='acme', Key='{key}')['Body'].read() == b'old'\n");
+    provider.python(&other, &unchanged);
+    assert!(provider.log().contains("an answer is cut off"));
+}
+
 #[test]
 fn an_old_list_of_revocations_serves_nobody_and_strangers_change_nothing() {
     if !boto::is_there() {

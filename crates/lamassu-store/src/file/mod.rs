@@ -224,6 +224,20 @@ impl File {
         self.core.published_size()
     }
 
+    /// The id that all pages of the file carry. A file that is written gets one now if it has none; it loses it again
+    /// when it comes to be one convergent page.
+    ///
+    /// # Errors
+    /// Those of the store; no randomness.
+    pub fn id(&self) -> Result<FileId, StoreError> {
+        let mut st = self.exclusive();
+        if self.core.ctx.read_only {
+            return Ok(st.identity.id());
+        }
+        self.core.prepare_write(&mut st)?;
+        st.identity.ensure_id()
+    }
+
     /// Reads; short only at the end. Holes read as zeros. A read that touches damage is an error as a whole.
     pub fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<usize, StoreError> {
         let mut done = 0;

@@ -1,0 +1,512 @@
+//! The provider's S3: requests, retries, and what its answers mean. `rusty_s3` signs, `ureq` sends; calls block.
+//!
+//! A request is repeated if no answer came, or one that says that another may do better. All of them can be repeated:
+//! a second time they change nothing. Where a condition makes that untrue, the caller looks at what is there.
+
+use super::error::{RemoteError, Result};
+use super::settings::Settings;
+use data_encoding::BASE64;
+use http::{HeaderMap, Method, Request};
+use rusty_s3::actions::{CreateMultipartUpload, ListObjectsV2};
+use rusty_s3::{Bucket, Credentials, S3Action};
+use s3s::crypto::{Checksum as _, Md5};
+use serde::Deserialize;
+use std::io::Read;
+use std::ops::Range;
+use std::time::Duration;
+use ureq::Agent;
+use url::Url;
+
+/// How long a signature is good for.
+const SIGNED_FOR: Duration = Duration::from_secs(900);
+/// The first wait before a request is repeated; each is twice as long as the one before, up to the longest.
+const WAIT_FIRST: Duration = Duration::from_millis(100);
+const WAIT_LONGEST: Duration = Duration::from_secs(5);
+/// The largest answer.
+const ANSWER_MAX: u64 = 64 << 20;
+/// The largest document with an error.
+const DOCUMENT_MAX: usize = 64 << 10;
+/// The header with the sealed properties of an object.
+const PROPERTIES: &str = "x-amz-meta-lamassu";
+
+/// See the module's head.
+pub struct Client {
+    agent: Agent,
+    bucket: Bucket,
+    credentials: Credentials,
+    retries: u32,
+}
+
+/// A condition on what is replaced, which the provider checks.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Unless {
+    /// nothing
+    #[default]
+    Nothing,
+    /// something is there
+    Present,
+    /// something else is there than what has this tag of the provider's
+    Other(String),
+}
+
+/// What a provider tells of an object.
+#[derive(Clone, Debug)]
+pub struct Found {
+    /// bytes of ciphertext
+    pub size: u64,
+    /// the provider's entity tag, without quotes
+    pub etag: String,
+    /// when it was stored, as in the header
+    pub modified: String,
+    /// the sealed properties
+    pub properties: String,
+}
+
+/// An entry of a listing.
+pub struct Listed {
+    /// the whole name
+    pub name: String,
+    /// the provider's entity tag, without quotes, and when it was stored, RFC 3339; some leave a tag out
+    pub stored: Option<(String, String)>,
+}
+
+/// The document of a listing, of which not every provider sends all. (What `rusty_s3` has for it requires more.)
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Document {
+    #[serde(default)]
+    contents: Vec<Contents>,
+    #[serde(default)]
+    common_prefixes: Vec<Common>,
+    next_continuation_token: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Contents {
+    key: String,
+    #[serde(rename = "ETag")]
+    etag: Option<String>,
+    last_modified: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Common {
+    prefix: String,
+}
+
+/// A page of a listing.
+#[derive(Default)]
+pub struct Page {
+    /// objects
+    pub objects: Vec<Listed>,
+    /// what objects have in common up to the next slash
+    pub prefixes: Vec<String>,
+    /// where the next page begins
+    pub next: Option<String>,
+}
+
+struct Answer {
+    status: u16,
+    headers: HeaderMap,
+    body: Vec<u8>,
+}
+
+/// A signed request without its body.
+struct Signed {
+    method: Method,
+    url: Url,
+    headers: Vec<(&'static str, String)>,
+}
+
+impl Answer {
+    fn header(&self, name: &str) -> Option<&str> {
+        self.headers.get(name)?.to_str().ok()
+    }
+
+    fn text(&self) -> String {
+        String::from_utf8_lossy(&self.body).into_owned()
+    }
+
+    /// Whether an answer of success has an error in its document: CompleteMultipartUpload and CopyObject have such.
+    fn is_fault(&self) -> bool {
+        self.body.len() <= DOCUMENT_MAX && self.body.starts_with(b"<") && self.text().contains("<Error>")
+    }
+
+    fn etag(&self) -> Result<String> {
+        let etag = self.header("etag").map(|etag| etag.trim_matches('"').to_owned());
+        etag.filter(|etag| !etag.is_empty()).ok_or_else(|| RemoteError::Answer("there is no entity tag".into()))
+    }
+
+    /// The tag in the document of an answer.
+    fn etag_within(&self, what: &str) -> Result<String> {
+        let text = self.text();
+        let etag = element(&text, "ETag").map(|etag| etag.replace("&quot;", "\"").trim_matches('"').to_owned());
+        etag.ok_or_else(|| RemoteError::Answer(format!("{what}: there is no entity tag")))
+    }
+
+    fn found(&self) -> Result<Found> {
+        let length = match self.header("content-range").and_then(|range| range.rsplit_once('/')) {
+            Some((_, length)) => Some(length),
+            None => self.header("content-length"),
+        };
+        let size = length.and_then(|length| length.parse().ok());
+        Ok(Found {
+            size: size.ok_or_else(|| RemoteError::Answer("there is no length".into()))?,
+            etag: self.etag()?,
+            modified: self.header("last-modified").unwrap_or_default().into(),
+            properties: self.header(PROPERTIES).unwrap_or_default().into(),
+        })
+    }
+}
+
+/// The text of an element of a document that has it once.
+fn element<'a>(document: &'a str, name: &str) -> Option<&'a str> {
+    let (_, rest) = document.split_once(&format!("<{name}>"))?;
+    Some(rest.split_once('<')?.0)
+}
+
+/// What a status and a document other than success mean.
+fn fault(status: u16, document: &str, what: &str) -> RemoteError {
+    let code = element(document, "Code").unwrap_or_default();
+    let text = || match element(document, "Message") {
+        Some(message) => format!("{what}: {status} {code}: {message}"),
+        None => format!("{what}: {status} {code}"),
+    };
+    match (status, code) {
+        (_, "NoSuchBucket") => RemoteError::NoBackend(text()),
+        (_, "NoSuchUpload") => RemoteError::NoUpload,
+        (300..=399, _) | (_, "AuthorizationHeaderMalformed" | "PermanentRedirect") => RemoteError::Elsewhere(text()),
+        (401 | 403, _) => RemoteError::Denied(text()),
+        (404, _) => RemoteError::NoKey,
+        // Objects here have a page at least, and ranges lie within what was said to be there.
+        (416, _) => RemoteError::Damaged(text()),
+        (409, "ConditionalRequestConflict") | (412, _) => RemoteError::Precondition,
+        (501, _) | (_, "NotImplemented") => RemoteError::Unsupported(text()),
+        (408 | 429 | 500..=599, _) | (_, "RequestTimeout" | "SlowDown" | "InternalError") => RemoteError::Busy(text()),
+        _ => RemoteError::Answer(text()),
+    }
+}
+
+fn no_answer(error: ureq::Error) -> RemoteError {
+    match error {
+        ureq::Error::Tls(text) => RemoteError::Tls(text.into()),
+        ureq::Error::Rustls(error) => RemoteError::Tls(error.to_string()),
+        ureq::Error::Io(error) if error.get_ref().is_some_and(|inner| inner.is::<rustls::Error>()) => {
+            RemoteError::Tls(error.to_string())
+        }
+        error => RemoteError::Unreachable(error.to_string()),
+    }
+}
+
+impl Client {
+    pub fn new(settings: &Settings) -> Client {
+        let (bucket, credentials) = (settings.bucket.clone(), settings.credentials.clone());
+        Client { agent: settings.agent.clone(), bucket, credentials, retries: settings.retries }
+    }
+
+    fn once(&self, signed: &Signed, body: Option<&[u8]>) -> Result<Answer> {
+        let mut request = Request::builder().method(signed.method.clone()).uri(signed.url.as_str());
+        for (name, value) in &signed.headers {
+            request = request.header(*name, value);
+        }
+        let malformed = |error: http::Error| RemoteError::Answer(format!("a request cannot be made: {error}"));
+        let answer = match body {
+            Some(body) => self.agent.run(request.body(body).map_err(malformed)?),
+            None => self.agent.run(request.body(()).map_err(malformed)?),
+        };
+        let (head, body) = answer.map_err(no_answer)?.into_parts();
+        let mut bytes = Vec::new();
+        let cut = |error: std::io::Error| RemoteError::Unreachable(format!("an answer was cut off: {error}"));
+        body.into_reader().take(ANSWER_MAX).read_to_end(&mut bytes).map_err(cut)?;
+        Ok(Answer { status: head.status.as_u16(), headers: head.headers, body: bytes })
+    }
+
+    /// Sends a request until it is answered for good. `what` says in errors what was tried.
+    fn send(&self, what: &str, sign: impl Fn() -> Signed, body: Option<&[u8]>) -> Result<Answer> {
+        let mut wait = WAIT_FIRST;
+        let mut tries = 0;
+        loop {
+            let answer = self.once(&sign(), body).and_then(|answer| match answer.status {
+                200..=299 if !answer.is_fault() => Ok(answer),
+                200..=299 => Err(fault(500, &answer.text(), what)),
+                status => Err(fault(status, &answer.text(), what)),
+            });
+            match answer {
+                Err(error) if error.may_pass() && tries < self.retries => {
+                    tries += 1;
+                    tracing::info!(%error, tries, "a request to the provider is repeated");
+                    std::thread::sleep(wait);
+                    wait = (wait * 2).min(WAIT_LONGEST);
+                }
+                done => return done,
+            }
+        }
+    }
+
+    fn signed<'a>(action: &impl S3Action<'a>, method: Method, headers: Vec<(&'static str, String)>) -> Signed {
+        Signed { method, url: action.sign(SIGNED_FOR), headers }
+    }
+
+    /// Checks that the bucket is there.
+    ///
+    /// # Errors
+    /// [`RemoteError::NoBackend`]; those of the provider.
+    pub fn check(&self) -> Result<()> {
+        let sign = || Self::signed(&self.bucket.head_bucket(Some(&self.credentials)), Method::HEAD, Vec::new());
+        match self.send("HeadBucket", sign, None) {
+            Ok(_) => Ok(()),
+            Err(RemoteError::NoKey) => Err(RemoteError::NoBackend(self.bucket.name().into())),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// What the provider has under a name.
+    ///
+    /// # Errors
+    /// [`RemoteError::NoKey`]; those of the provider.
+    pub fn head(&self, name: &str) -> Result<Found> {
+        let sign = || Self::signed(&self.bucket.head_object(Some(&self.credentials), name), Method::HEAD, Vec::new());
+        self.send("HeadObject", sign, None)?.found()
+    }
+
+    /// Bytes of an object, fewer where it ends; of the state with this tag, if one is given.
+    ///
+    /// # Errors
+    /// [`RemoteError::NoKey`]; [`RemoteError::Precondition`]: it has another tag by now; those of the provider.
+    pub fn get(&self, name: &str, range: Range<u64>, etag: Option<&str>) -> Result<(Vec<u8>, Found)> {
+        let mut headers = vec![("range", format!("bytes={}-{}", range.start, range.end.saturating_sub(1)))];
+        headers.extend(etag.map(|etag| ("if-match", format!("\"{etag}\""))));
+        let sign =
+            || Self::signed(&self.bucket.get_object(Some(&self.credentials), name), Method::GET, headers.clone());
+        let answer = self.send("GetObject", sign, None)?;
+        let found = answer.found()?;
+        if etag.is_some_and(|etag| etag != found.etag) {
+            return Err(RemoteError::Precondition);
+        }
+        // A provider may answer with all of a small object.
+        let mut body = answer.body;
+        if answer.status == 200 {
+            body.drain(..usize::try_from(range.start).unwrap_or(usize::MAX).min(body.len()));
+        }
+        body.truncate(usize::try_from(range.end - range.start).unwrap_or(usize::MAX));
+        Ok((body, found))
+    }
+
+    /// Stores an object whole. Returns its tag.
+    ///
+    /// # Errors
+    /// [`RemoteError::Precondition`]; those of the provider.
+    pub fn put(&self, name: &str, body: &[u8], properties: &str, unless: &Unless) -> Result<String> {
+        self.conditional(name, properties, unless, |client, unless| {
+            let mut action = client.bucket.put_object(Some(&client.credentials), name);
+            let mut headers = vec![("content-md5", md5(body)), ("content-type", "application/octet-stream".into())];
+            if !properties.is_empty() {
+                headers.push((PROPERTIES, properties.into()));
+            }
+            for (header, value) in &headers {
+                action.headers_mut().insert(*header, value.clone());
+            }
+            headers.extend(condition(unless));
+            let sign = || Self::signed(&action, Method::PUT, headers.clone());
+            client.send("PutObject", sign, Some(body))?.etag()
+        })
+    }
+
+    /// Runs a change under a condition. A provider that does not know conditions is asked without; if an answer was
+    /// lost, the repeated request may fail by the change of the first one, which is then found there.
+    fn conditional(
+        &self,
+        name: &str,
+        properties: &str,
+        unless: &Unless,
+        change: impl Fn(&Client, &Unless) -> Result<String>,
+    ) -> Result<String> {
+        match change(self, unless) {
+            Err(RemoteError::Unsupported(text)) if *unless != Unless::Nothing => {
+                tracing::warn!(%text, "the provider knows no conditions: other gateways may change the same object");
+                change(self, &Unless::Nothing)
+            }
+            Err(error @ (RemoteError::Precondition | RemoteError::NoUpload)) => match self.head(name) {
+                Ok(found) if !properties.is_empty() && found.properties == properties => Ok(found.etag),
+                _ => Err(error),
+            },
+            done => done,
+        }
+    }
+
+    /// Copies an object of this tag at the provider, with other properties. Returns the copy's tag.
+    ///
+    /// # Errors
+    /// [`RemoteError::NoKey`], [`RemoteError::Precondition`]; those of the provider.
+    pub fn copy(&self, from: &str, etag: &str, name: &str, properties: &str) -> Result<String> {
+        let mut action = self.bucket.put_object(Some(&self.credentials), name);
+        let headers = vec![
+            ("x-amz-copy-source", format!("/{}/{from}", self.bucket.name())),
+            ("x-amz-copy-source-if-match", format!("\"{etag}\"")),
+            ("x-amz-metadata-directive", "REPLACE".into()),
+            (PROPERTIES, properties.into()),
+        ];
+        for (header, value) in &headers {
+            action.headers_mut().insert(*header, value.clone());
+        }
+        let sign = || Self::signed(&action, Method::PUT, headers.clone());
+        self.send("CopyObject", sign, Some(&[]))?.etag_within("CopyObject")
+    }
+
+    /// Removes an object, whether it is there or not.
+    ///
+    /// # Errors
+    /// Those of the provider.
+    pub fn delete(&self, name: &str) -> Result<()> {
+        let sign =
+            || Self::signed(&self.bucket.delete_object(Some(&self.credentials), name), Method::DELETE, Vec::new());
+        match self.send("DeleteObject", sign, None) {
+            Ok(_) | Err(RemoteError::NoKey) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// A page of names that begin with `prefix`, at most 1000; in groups up to the next slash, if `grouped`.
+    ///
+    /// # Errors
+    /// Those of the provider.
+    pub fn list(&self, prefix: &str, grouped: bool, from: Option<&str>, max: usize) -> Result<Page> {
+        let mut action = ListObjectsV2::new(&self.bucket, Some(&self.credentials));
+        // Names here are sealed ones: letters, digits, `-`, `_`, dots and slashes.
+        action.query_mut().remove("encoding-type");
+        action.with_prefix(prefix);
+        action.with_max_keys(max);
+        if grouped {
+            action.with_delimiter("/");
+        }
+        if let Some(token) = from {
+            action.with_continuation_token(token);
+        }
+        let sign = || Self::signed(&action, Method::GET, Vec::new());
+        let answer = self.send("ListObjectsV2", sign, None)?;
+        let parsed: Document = quick_xml::de::from_reader(&*answer.body)
+            .map_err(|error| RemoteError::Answer(format!("ListObjectsV2: {error}")))?;
+        let tag = |etag: String| etag.trim_matches('"').to_owned();
+        let objects = parsed.contents.into_iter().map(|object| Listed {
+            name: object.key,
+            stored: object.etag.map(tag).filter(|etag| !etag.is_empty()).zip(object.last_modified),
+        });
+        Ok(Page {
+            objects: objects.collect(),
+            prefixes: parsed.common_prefixes.into_iter().map(|common| common.prefix).collect(),
+            next: parsed.next_continuation_token.filter(|next| !next.is_empty()),
+        })
+    }
+
+    /// Begins an upload in parts; its id.
+    ///
+    /// # Errors
+    /// Those of the provider.
+    pub fn begin(&self, name: &str, properties: &str) -> Result<String> {
+        let mut action = self.bucket.create_multipart_upload(Some(&self.credentials), name);
+        let headers = vec![("content-type", "application/octet-stream".to_owned()), (PROPERTIES, properties.into())];
+        for (header, value) in &headers {
+            action.headers_mut().insert(*header, value.clone());
+        }
+        let sign = || Self::signed(&action, Method::POST, headers.clone());
+        let answer = self.send("CreateMultipartUpload", sign, Some(&[]))?;
+        let parsed = CreateMultipartUpload::parse_response(&answer.body);
+        let parsed = parsed.map_err(|error| RemoteError::Answer(format!("CreateMultipartUpload: {error}")))?;
+        Ok(parsed.upload_id().into())
+    }
+
+    /// Uploads a part, from 1; its tag.
+    ///
+    /// # Errors
+    /// Those of the provider.
+    pub fn part(&self, name: &str, upload: &str, number: u16, body: &[u8]) -> Result<String> {
+        let mut action = self.bucket.upload_part(Some(&self.credentials), name, number, upload);
+        let headers = vec![("content-md5", md5(body))];
+        for (header, value) in &headers {
+            action.headers_mut().insert(*header, value.clone());
+        }
+        let sign = || Self::signed(&action, Method::PUT, headers.clone());
+        self.send("UploadPart", sign, Some(body))?.etag()
+    }
+
+    /// Makes the object of its parts, whose tags these are in their order. Returns its tag.
+    ///
+    /// # Errors
+    /// [`RemoteError::Precondition`]; those of the provider.
+    pub fn complete(
+        &self,
+        name: &str,
+        upload: &str,
+        etags: &[String],
+        properties: &str,
+        unless: &Unless,
+    ) -> Result<String> {
+        let quoted: Vec<String> = etags.iter().map(|etag| format!("\"{etag}\"")).collect();
+        self.conditional(name, properties, unless, |client, unless| {
+            let headers: Vec<_> = condition(unless).into_iter().collect();
+            let action = || {
+                let etags = quoted.iter().map(String::as_str);
+                client.bucket.complete_multipart_upload(Some(&client.credentials), name, upload, etags)
+            };
+            let sign = || Self::signed(&action(), Method::POST, headers.clone());
+            let body = action().body();
+            client.send("CompleteMultipartUpload", sign, Some(body.as_bytes()))?.etag_within("CompleteMultipartUpload")
+        })
+    }
+
+    /// Gives an upload up.
+    ///
+    /// # Errors
+    /// Those of the provider.
+    pub fn abort(&self, name: &str, upload: &str) -> Result<()> {
+        let action = self.bucket.abort_multipart_upload(Some(&self.credentials), name, upload);
+        let sign = || Self::signed(&action, Method::DELETE, Vec::new());
+        match self.send("AbortMultipartUpload", sign, None) {
+            Ok(_) | Err(RemoteError::NoUpload | RemoteError::NoKey) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+fn md5(body: &[u8]) -> String {
+    let mut md5 = Md5::new();
+    md5.update(body);
+    BASE64.encode(md5.finalize().as_ref())
+}
+
+fn condition(unless: &Unless) -> Option<(&'static str, String)> {
+    match unless {
+        Unless::Nothing => None,
+        Unless::Present => Some(("if-none-match", "*".into())),
+        Unless::Other(etag) => Some(("if-match", format!("\"{etag}\""))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_mean_what_they_say() {
+        let document =
+            |code: &str| format!("<?xml version=\"1.0\"?><Error><Code>{code}</Code><Message>m</Message></Error>");
+        for (status, code, said) in [
+            (403, "AccessDenied", "refuses the gateway: Get: 403 AccessDenied: m"),
+            (404, "NoSuchBucket", "no such bucket"),
+            (404, "NoSuchKey", "no such key"),
+            (301, "PermanentRedirect", "another endpoint"),
+            (400, "AuthorizationHeaderMalformed", "another endpoint"),
+            (503, "SlowDown", "busy"),
+            (200, "InternalError", "busy"),
+            (412, "PreconditionFailed", "condition"),
+            (501, "NotImplemented", "not support"),
+            (400, "InvalidPart", "not understood"),
+        ] {
+            let text = fault(status, &document(code), "Get").to_string();
+            assert!(text.contains(said), "{code}: {text}");
+        }
+        assert!(fault(503, "", "").may_pass() && !fault(403, "", "").may_pass());
+    }
+}

@@ -1,0 +1,302 @@
+//! Listings in the order of keys. A provider lists in the order of sealed names, which says nothing about keys: so all
+//! names below the prefix are asked for, opened, and the smallest that fit are kept, sorted. Pages go on from those in
+//! memory, until a page is younger than it may be or the kept names end; then all are asked for again.
+//!
+//! In memory are at most `listing_mib_max` of names; a bucket may have more.
+
+use super::client::Listed;
+use super::error::{RemoteError, Result};
+use super::objects::Shown;
+use super::{Remote, at_once};
+use crate::objects::list::Query;
+use lru::LruCache;
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+/// How long names that were listed serve further pages of the same listing. What this gateway changes meanwhile is
+/// seen at once, what others change, after this time.
+const KEPT: Duration = Duration::from_secs(60);
+/// What an entry takes besides its texts, bytes.
+const ENTRY: usize = 64;
+/// Listings that are kept.
+const KEPT_MAX: std::num::NonZeroUsize = std::num::NonZeroUsize::new(64).unwrap();
+
+/// An entry of a listing.
+pub enum Item {
+    /// An object.
+    Key(String, Shown),
+    /// The common part of keys up to the delimiter after the prefix.
+    Group(String),
+}
+
+/// A page.
+pub struct Page {
+    /// in order
+    pub items: Vec<Item>,
+    /// start of the next page: after this key, or after this group
+    pub next: Option<(String, bool)>,
+}
+
+/// An object in a listing: the provider's name, tag and time; nothing for a group, or if it was stored after the
+/// listing.
+#[derive(Clone)]
+struct Entry {
+    is_group: bool,
+    stored: Option<(String, String)>,
+}
+
+/// Which listing it is: bucket, prefix, delimiter.
+type Which = (String, String, Option<String>);
+
+/// The smallest names of a listing after some name.
+struct Kept {
+    names: BTreeMap<String, Entry>,
+    bytes: usize,
+    /// Where it begins: all names after this one are here, up to the last one if it is cut.
+    after: Option<String>,
+    is_cut: bool,
+    taken: Instant,
+}
+
+/// Names in memory.
+pub struct Listings {
+    kept: Mutex<LruCache<Which, Kept>>,
+    bytes_max: usize,
+}
+
+impl Kept {
+    fn weight(name: &str, entry: &Entry) -> usize {
+        let stored = entry.stored.as_ref().map_or(0, |(etag, modified)| etag.len() + modified.len());
+        ENTRY + name.len() + stored
+    }
+
+    fn add(&mut self, name: String, entry: Entry, bytes_max: usize) {
+        if self.is_cut && self.names.last_key_value().is_some_and(|(last, _)| name > *last) {
+            return;
+        }
+        self.bytes += Self::weight(&name, &entry);
+        if let Some(before) = self.names.insert(name.clone(), entry) {
+            self.bytes -= Self::weight(&name, &before);
+        }
+        while self.bytes > bytes_max && self.names.len() > 1 {
+            let Some((name, entry)) = self.names.pop_last() else { break };
+            self.bytes -= Self::weight(&name, &entry);
+            self.is_cut = true;
+        }
+    }
+}
+
+impl Listings {
+    pub fn new(bytes_max: usize) -> Listings {
+        Listings { kept: Mutex::new(LruCache::new(KEPT_MAX)), bytes_max }
+    }
+
+    /// Keeps what is listed later in step with a change of this gateway's.
+    pub fn changed(&self, bucket: &str, key: &str, is_there: bool) {
+        let mut kept = self.kept.lock();
+        let mut stale = Vec::new();
+        for (which, kept) in kept.iter_mut() {
+            let (of, prefix, delimiter) = which;
+            if of != bucket || !key.starts_with(prefix.as_str()) {
+                continue;
+            }
+            match (name_of(key, prefix, delimiter.as_deref()), is_there) {
+                // Whether a group has other keys is not known here.
+                ((_, true), false) => stale.push(which.clone()),
+                ((name, is_group), true) => kept.add(name, Entry { is_group, stored: None }, self.bytes_max),
+                ((name, false), false) => {
+                    if let Some(entry) = kept.names.remove(&name) {
+                        kept.bytes -= Kept::weight(&name, &entry);
+                    }
+                }
+            }
+        }
+        stale.iter().for_each(|which| drop(kept.pop(which)));
+    }
+
+    /// Keeps a listing, and drops others until all together fit.
+    fn keep(&self, which: Which, listing: Kept) {
+        let mut kept = self.kept.lock();
+        kept.put(which, listing);
+        while kept.len() > 1 && kept.iter().map(|(_, kept)| kept.bytes).sum::<usize>() > self.bytes_max {
+            kept.pop_lru();
+        }
+    }
+}
+
+/// The name of a key in a listing, and whether that is a group.
+fn name_of(key: &str, prefix: &str, delimiter: Option<&str>) -> (String, bool) {
+    let rest = key.strip_prefix(prefix).unwrap_or_default();
+    match delimiter.and_then(|delimiter| Some(rest.find(delimiter)? + delimiter.len())) {
+        Some(len) => (key[..prefix.len() + len].to_owned(), true),
+        None => (key.to_owned(), false),
+    }
+}
+
+impl Remote {
+    /// A page of the keys of a bucket.
+    ///
+    /// # Errors
+    /// [`RemoteError::NoBucket`]; those of the provider.
+    pub fn list(&self, bucket: &str, query: &Query) -> Result<Page> {
+        self.bucket(bucket)?;
+        if query.max == 0 {
+            return Ok(Page { items: Vec::new(), next: None });
+        }
+        let which = (bucket.to_owned(), query.prefix.clone(), query.delimiter.clone());
+        let (entries, next) = match self.page_kept(&which, query) {
+            Some(page) => page,
+            None => {
+                let listing = self.collect(bucket, query)?;
+                let page = page_of(&listing, query).unwrap_or_default();
+                self.listings.keep(which, listing);
+                page
+            }
+        };
+        let shown = at_once(&entries, |(name, entry)| self.shown(bucket, name, entry))?;
+        Ok(Page { items: shown.into_iter().flatten().collect(), next })
+    }
+
+    /// A page after the first, of what is in memory; `None`: it is not.
+    fn page_kept(&self, which: &Which, query: &Query) -> Option<Entries> {
+        query.after.as_ref()?;
+        let mut kept = self.listings.kept.lock();
+        let listing = kept.get(which).filter(|kept| kept.taken.elapsed() < KEPT)?;
+        (listing.after.is_none() || listing.after <= query.after).then(|| page_of(listing, query)).flatten()
+    }
+
+    /// All names after where the page begins, or the smallest of them.
+    fn collect(&self, bucket: &str, query: &Query) -> Result<Kept> {
+        let mut opener = self.opener(bucket);
+        let sealed = opener.sealed_prefix(&query.prefix);
+        let grouped = query.delimiter.as_deref() == Some("/");
+        let after = query.after.clone();
+        let taken = Instant::now();
+        let mut listing = Kept { names: BTreeMap::new(), bytes: 0, after, is_cut: false, taken };
+        let mut next: Option<String> = None;
+        let marker = self.name(&self.marker(bucket));
+        loop {
+            let page = self.client.list(&sealed, grouped, next.as_deref(), 1000)?;
+            let keys = page.objects.into_iter().map(|Listed { name, stored }| (name, stored));
+            for (name, stored) in keys.chain(page.prefixes.into_iter().map(|prefix| (prefix, None))) {
+                let Some(key) = opener.key(&name) else {
+                    if name != marker {
+                        tracing::warn!(name, "an object in the bucket is no object of the vault's: it is not listed");
+                    }
+                    continue;
+                };
+                if !key.starts_with(&query.prefix) || is_behind(&key, query) {
+                    continue;
+                }
+                let (shown, is_group) = name_of(&key, &query.prefix, query.delimiter.as_deref());
+                let stored = stored.filter(|_| !is_group);
+                listing.add(shown, Entry { is_group, stored }, self.listings.bytes_max);
+            }
+            next = page.next;
+            if next.is_none() {
+                return Ok(listing);
+            }
+        }
+    }
+
+    /// What is told of an entry; nothing if it is gone by now.
+    fn shown(&self, bucket: &str, name: &str, entry: &Entry) -> Result<Option<Item>> {
+        if entry.is_group {
+            return Ok(Some(Item::Group(name.into())));
+        }
+        let place = self.place(bucket, name)?;
+        if let Some((etag, modified)) = &entry.stored
+            && let Some(properties) = self.known(&place, etag)
+        {
+            let shown = Shown::at(etag, modified, &properties);
+            return Ok(Some(Item::Key(name.into(), shown)));
+        }
+        match self.found(&place) {
+            Ok((found, properties)) => Ok(Some(Item::Key(name.into(), Shown::of(&found, &properties)))),
+            Err(RemoteError::NoKey) => Ok(None),
+            Err(RemoteError::Damaged(what)) => {
+                tracing::error!(what, "an object at the provider is damaged: it is not listed");
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// Entries of a page, and where the next one begins.
+type Entries = (Vec<(String, Entry)>, Option<(String, bool)>);
+
+/// Whether a key lies before a page's beginning.
+fn is_behind(key: &str, query: &Query) -> bool {
+    query.after.as_deref().is_some_and(|after| key <= after || (query.is_group && key.starts_with(after)))
+}
+
+/// A page of names in memory; `None`: they end before the page does, and there may be more.
+fn page_of(listing: &Kept, query: &Query) -> Option<Entries> {
+    use std::ops::Bound::{Excluded, Unbounded};
+    let from = query.after.as_deref().map_or(Unbounded, Excluded);
+    let mut names = listing.names.range::<str, _>((from, Unbounded)).filter(|(name, _)| !is_behind(name, query));
+    let page: Vec<(String, Entry)> =
+        names.by_ref().take(query.max).map(|(name, entry)| (name.clone(), entry.clone())).collect();
+    let is_more = names.next().is_some() || listing.is_cut;
+    if page.is_empty() && is_more {
+        return None;
+    }
+    let next = page.last().filter(|_| is_more).map(|(name, entry)| (name.clone(), entry.is_group));
+    Some((page, next))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn kept(names: &[&str], bytes_max: usize) -> Kept {
+        let (after, taken) = (None, Instant::now());
+        let mut kept = Kept { names: BTreeMap::new(), bytes: 0, after, is_cut: false, taken };
+        for name in names {
+            kept.add((*name).into(), Entry { is_group: name.ends_with('/'), stored: None }, bytes_max);
+        }
+        kept
+    }
+
+    fn names(entries: &Entries) -> Vec<&str> {
+        entries.0.iter().map(|(name, _)| name.as_str()).collect()
+    }
+
+    #[test]
+    fn pages_go_on_behind_keys_and_groups() {
+        let listing = kept(&["b", "a", "g/", "g0", "c"], usize::MAX);
+        let query = |after: Option<&str>, is_group, max| Query {
+            after: after.map(String::from),
+            is_group,
+            max,
+            ..Query::default()
+        };
+        let page = page_of(&listing, &query(None, false, 2)).expect("there");
+        assert_eq!((names(&page), page.1.clone()), (vec!["a", "b"], Some(("b".into(), false))));
+        let page = page_of(&listing, &query(Some("b"), false, 2)).expect("there");
+        assert_eq!((names(&page), page.1.clone()), (vec!["c", "g/"], Some(("g/".into(), true))));
+        let page = page_of(&listing, &query(Some("g/"), true, 2)).expect("there");
+        assert_eq!((names(&page), page.1.clone()), (vec!["g0"], None));
+    }
+
+    #[test]
+    fn the_smallest_names_are_kept() {
+        let listing = kept(&["d", "a", "c", "b", "e"], 2 * (ENTRY + 1));
+        assert!(listing.is_cut && listing.bytes <= 2 * (ENTRY + 1));
+        let query = Query { max: 5, ..Query::default() };
+        let page = page_of(&listing, &query).expect("there");
+        assert_eq!((names(&page), page.1.clone()), (vec!["a", "b"], Some(("b".into(), false))));
+        let query = Query { after: Some("b".into()), max: 5, ..Query::default() };
+        assert!(page_of(&listing, &query).is_none(), "there may be more");
+    }
+
+    #[test]
+    fn names_are_grouped() {
+        assert_eq!(name_of("a/b/c", "a/", Some("/")), ("a/b/".into(), true));
+        assert_eq!(name_of("a/b", "a/", Some("/")), ("a/b".into(), false));
+        assert_eq!(name_of("a//b", "", Some("//")), ("a//".into(), true));
+        assert_eq!(name_of("a/b", "a/b", Some("/")), ("a/b".into(), false));
+    }
+}

@@ -1,0 +1,265 @@
+//! Objects in front of a provider's S3: each is one ciphertext object in format v1 under a sealed name.
+//!
+//! Guarantees: an object exists completely or not at all, since the provider makes it in one step, and what a client
+//! gets of it verifies under the vault's keys: as what was stored, whole, under this key. An older state that a
+//! provider puts back verifies, too, and what a listing leaves out is not noticed (`docs/threat-model.md`).
+//!
+//! | module | what |
+//! |---|---|
+//! | `settings` | the operator's lines |
+//! | `client` | the provider's S3: requests, retries, errors |
+//! | `place` | keys to sealed names, and back |
+//! | `properties` | what is sealed beside an object |
+//! | `source` | bytes of an object that is read |
+//! | `upload` | an object that is being stored |
+//! | `objects` | calls on objects |
+//! | `list` | listings in the order of keys |
+//! | `multipart` | clients' uploads in parts |
+//!
+//! Calls block. This module does not decide on rights, and does not know HTTP towards clients.
+
+mod client;
+mod error;
+pub mod list;
+pub mod multipart;
+pub mod objects;
+mod place;
+pub mod properties;
+pub mod settings;
+mod source;
+pub mod upload;
+
+pub use error::{RemoteError, Result};
+pub use settings::{Provider, Settings};
+
+use client::{Client, Unless};
+use lamassu_vault::detached::Detached;
+use list::Listings;
+use lru::LruCache;
+use parking_lot::{Mutex, MutexGuard};
+use properties::Properties;
+use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Number of locks that keys share.
+const STRIPES: usize = 256;
+/// Objects whose properties are kept in memory: 25 MiB, if clients give little with them.
+const KNOWN_MAX: NonZeroUsize = NonZeroUsize::new(50_000).unwrap();
+/// How long a bucket that was there is taken to be there.
+const BUCKET_KNOWN: Duration = Duration::from_secs(30);
+/// The object that stands for a bucket. No sealed name has a dot.
+const BUCKET: &str = "lamassu.bucket";
+/// The header's copy at the provider.
+const HEADER: &str = "lamassu.vault";
+/// The copy of the record of the vault's root.
+const RECORD: &str = "lamassu.dir";
+/// Requests to the provider at once for one request of a client.
+const AT_ONCE: usize = 16;
+
+/// See the module's head.
+pub struct Remote {
+    files: Detached,
+    client: Arc<Client>,
+    prefix: String,
+    /// Held while a condition is checked and the object is replaced.
+    keys: Vec<Mutex<()>>,
+    known: Mutex<LruCache<String, (String, Arc<Properties>)>>,
+    buckets: Mutex<HashMap<String, Instant>>,
+    listings: Listings,
+}
+
+impl Remote {
+    /// Opens the provider's bucket, which must be empty there or hold objects of the same vault.
+    ///
+    /// # Errors
+    /// Those of the provider; [`RemoteError::Answer`]: another vault's objects lie there.
+    pub fn open(files: Detached, settings: &Settings, listing_max: usize) -> Result<Remote> {
+        let client = Arc::new(Client::new(settings));
+        let remote = Remote {
+            files,
+            client,
+            prefix: settings.prefix.clone(),
+            keys: std::iter::repeat_with(Mutex::default).take(STRIPES).collect(),
+            known: Mutex::new(LruCache::new(KNOWN_MAX)),
+            buckets: Mutex::default(),
+            listings: Listings::new(listing_max),
+        };
+        remote.client.check()?;
+        remote.leave_header()?;
+        Ok(remote)
+    }
+
+    /// Leaves copies of the header and of the root's record at the provider, so that the key and what lies there are
+    /// all that it takes to read objects and names.
+    fn leave_header(&self) -> Result<()> {
+        let (name, own) = (self.name(HEADER), self.files.header());
+        match self.client.get(&name, 0..(1 << 20), None) {
+            Ok((found, _)) if id_of(&found) != id_of(own) => {
+                let text = format!("{name} there is another vault's: give this one a bucket or a prefix of its own");
+                return Err(RemoteError::Answer(text));
+            }
+            Ok((found, _)) if found == own => {}
+            Ok(_) | Err(RemoteError::NoKey) => self.leave(&name, own)?,
+            Err(error) => return Err(error),
+        }
+        let (name, own) = (self.name(RECORD), self.files.record());
+        match self.client.get(&name, 0..(1 << 20), None) {
+            Ok((found, _)) if found == own => Ok(()),
+            Ok(_) | Err(RemoteError::NoKey) => self.leave(&name, own),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn leave(&self, name: &str, content: &[u8]) -> Result<()> {
+        if self.files.is_read_only() {
+            return Ok(());
+        }
+        self.client.put(name, content, "", &Unless::Nothing).map(drop)
+    }
+
+    /// Whether the provider answers.
+    ///
+    /// # Errors
+    /// Those of the provider.
+    pub fn check(&self) -> Result<()> {
+        self.client.list(&self.prefix, true, None, 1).map(drop)
+    }
+
+    fn writable(&self) -> Result<()> {
+        if self.files.is_read_only() { Err(RemoteError::ReadOnly) } else { Ok(()) }
+    }
+
+    /// The provider's name of a place.
+    fn name(&self, place: &str) -> String {
+        format!("{}{place}", self.prefix)
+    }
+
+    fn alone_with(&self, place: &str) -> MutexGuard<'_, ()> {
+        let mut hash = DefaultHasher::new();
+        place.hash(&mut hash);
+        self.keys[hash.finish() as usize % STRIPES].lock()
+    }
+
+    /// Buckets, with the times when they were made.
+    ///
+    /// # Errors
+    /// Those of the provider.
+    pub fn buckets(&self) -> Result<Vec<(String, String)>> {
+        let (mut found, mut next) = (Vec::new(), None::<String>);
+        loop {
+            let page = self.client.list(&self.prefix, true, next.as_deref(), 1000)?;
+            for prefix in page.prefixes {
+                let stored = prefix.strip_prefix(&self.prefix).unwrap_or_default().trim_end_matches('/').to_owned();
+                let opened = self.files.top().open(&stored).and_then(|name| String::from_utf8(name).ok());
+                let Some(name) = opened else { continue };
+                match self.client.head(&self.name(&format!("{stored}/{BUCKET}"))) {
+                    Ok(marker) => found.push((name, marker.modified)),
+                    Err(RemoteError::NoKey) => {}
+                    Err(error) => return Err(error),
+                }
+            }
+            next = page.next;
+            if next.is_none() {
+                found.sort_unstable();
+                return Ok(found);
+            }
+        }
+    }
+
+    fn marker(&self, bucket: &str) -> String {
+        format!("{}/{BUCKET}", self.files.top().seal(bucket.as_bytes()))
+    }
+
+    /// Checks that a bucket exists.
+    ///
+    /// # Errors
+    /// [`RemoteError::NoBucket`]; those of the provider.
+    pub fn bucket(&self, bucket: &str) -> Result<()> {
+        if self.buckets.lock().get(bucket).is_some_and(|seen| seen.elapsed() < BUCKET_KNOWN) {
+            return Ok(());
+        }
+        match self.client.head(&self.name(&self.marker(bucket))) {
+            Ok(_) => {
+                self.buckets.lock().insert(bucket.into(), Instant::now());
+                Ok(())
+            }
+            Err(RemoteError::NoKey) => Err(RemoteError::NoBucket),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Makes a bucket.
+    ///
+    /// # Errors
+    /// [`RemoteError::BucketExists`]; those of the provider.
+    pub fn make_bucket(&self, bucket: &str) -> Result<()> {
+        self.writable()?;
+        let place = self.marker(bucket);
+        let _alone = self.alone_with(&place);
+        match self.client.head(&self.name(&place)) {
+            Ok(_) => return Err(RemoteError::BucketExists),
+            Err(RemoteError::NoKey) => {}
+            Err(error) => return Err(error),
+        }
+        let sealed = self.files.seal_properties(&place, b"{}")?;
+        match self.client.put(&self.name(&place), sealed.as_bytes(), &sealed, &Unless::Present) {
+            Ok(_) => Ok(()),
+            Err(RemoteError::Precondition) => Err(RemoteError::BucketExists),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Removes an empty bucket. Its uploads end.
+    ///
+    /// # Errors
+    /// [`RemoteError::NoBucket`], [`RemoteError::BucketNotEmpty`]; those of the provider.
+    pub fn remove_bucket(&self, bucket: &str) -> Result<()> {
+        self.writable()?;
+        self.bucket(bucket)?;
+        let place = self.marker(bucket);
+        let _alone = self.alone_with(&place);
+        let (name, dir) = (self.name(&place), place.trim_end_matches(BUCKET));
+        let page = self.client.list(&self.name(dir), false, None, 2)?;
+        if page.objects.iter().any(|object| object.name != name) {
+            return Err(RemoteError::BucketNotEmpty);
+        }
+        self.end_uploads_of(bucket)?;
+        self.client.delete(&name)?;
+        self.buckets.lock().remove(bucket);
+        Ok(())
+    }
+}
+
+/// The id in a header.
+fn id_of(header: &[u8]) -> Option<String> {
+    let parsed: serde_json::Value = serde_json::from_slice(header).ok()?;
+    Some(parsed.get("id")?.as_str()?.to_owned())
+}
+
+/// Runs `each` for every item, a few at once; the first error, or the results in the items' order.
+fn at_once<T: Sync, R: Send>(items: &[T], each: impl Fn(&T) -> Result<R> + Sync) -> Result<Vec<R>> {
+    let threads = AT_ONCE.min(items.len());
+    if threads <= 1 {
+        return items.iter().map(each).collect();
+    }
+    let next = std::sync::atomic::AtomicUsize::new(0);
+    let done: Mutex<Vec<(usize, Result<R>)>> = Mutex::new(Vec::with_capacity(items.len()));
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                loop {
+                    let at = next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                    let Some(item) = items.get(at) else { return };
+                    let result = each(item);
+                    done.lock().push((at, result));
+                }
+            });
+        }
+    });
+    let mut done = done.into_inner();
+    done.sort_unstable_by_key(|(at, _)| *at);
+    done.into_iter().map(|(_, result)| result).collect()
+}

@@ -1,0 +1,318 @@
+//! Clients' uploads in parts. A client's parts end where it likes, in the middle of a page: so each is stored as an
+//! object of its own under `lamassu.uploads/`, and when the upload is completed, they are read and sealed again as one.
+//! What comes and goes between gateway and provider is three times the content.
+//!
+//! An upload exists while its record does. Parts without one are removed at the next start.
+
+use super::error::{RemoteError, Result};
+use super::objects::Shown;
+use super::upload::Upload as Storing;
+use super::{Remote, at_once};
+use crate::objects::attrs::Attrs;
+use crate::objects::{Completed, Guard, PIECE, Upload};
+use data_encoding::HEXLOWER;
+use s3s::crypto::{Checksum as _, Md5};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+/// Where uploads lie. No sealed name has a dot.
+const UPLOADS: &str = "lamassu.uploads";
+/// An upload's record.
+const RECORD: &str = "upload";
+/// Smallest part but the last, as in S3.
+const PART_MIN: u64 = 5 << 20;
+
+/// A part that was uploaded.
+pub struct Part {
+    /// from 1
+    pub number: u32,
+    /// what it is
+    pub shown: Shown,
+    place: String,
+    /// the provider's tag: a part that is uploaded again has another one
+    stored: String,
+}
+
+/// Whether a tag is an MD5.
+fn md5_of(tag: &str) -> Option<Vec<u8>> {
+    HEXLOWER.decode(tag.as_bytes()).ok().filter(|md5| md5.len() == 16)
+}
+
+impl Remote {
+    fn uploads_of(&self, bucket: &str) -> String {
+        format!("{UPLOADS}/{}", self.files.top().seal(bucket.as_bytes()))
+    }
+
+    fn upload_place(&self, bucket: &str, id: &str) -> Result<String> {
+        let is_id = id.len() == 32 && id.bytes().all(|b| b.is_ascii_hexdigit());
+        if is_id { Ok(format!("{}/{id}", self.uploads_of(bucket))) } else { Err(RemoteError::NoUpload) }
+    }
+
+    /// Begins an upload; its id.
+    ///
+    /// # Errors
+    /// [`RemoteError::NoBucket`]; those of the provider.
+    pub fn begin_upload(&self, bucket: &str, upload: &Upload) -> Result<String> {
+        self.writable()?;
+        self.place(bucket, &upload.key)?;
+        self.bucket(bucket)?;
+        let id = crate::objects::random_name().map_err(|error| RemoteError::Answer(error.to_string()))?;
+        // Maps of text can always be encoded as JSON.
+        let content = serde_json::to_vec(upload).unwrap_or_default();
+        self.put_record(&format!("{}/{RECORD}", self.upload_place(bucket, &id)?), &content)?;
+        Ok(id)
+    }
+
+    /// The record of an upload to a key.
+    ///
+    /// # Errors
+    /// [`RemoteError::NoUpload`]; those of the provider.
+    pub fn find_upload(&self, bucket: &str, key: &str, id: &str) -> Result<Upload> {
+        let record = match self.record(&format!("{}/{RECORD}", self.upload_place(bucket, id)?)) {
+            Err(RemoteError::NoKey) => return Err(RemoteError::NoUpload),
+            record => record?,
+        };
+        let upload: Upload =
+            serde_json::from_slice(&record).map_err(|error| RemoteError::Damaged(error.to_string()))?;
+        if upload.key == key { Ok(upload) } else { Err(RemoteError::NoUpload) }
+    }
+
+    /// Begins to store a part.
+    ///
+    /// # Errors
+    /// As [`Remote::begin`]; [`RemoteError::NoUpload`].
+    pub fn stage_part(
+        self: &Arc<Self>,
+        (bucket, key, id): (&str, &str, &str),
+        number: u32,
+        size: u64,
+        attrs: Attrs,
+    ) -> Result<(Upload, Storing)> {
+        let upload = self.find_upload(bucket, key, id)?;
+        let place = format!("{}/{number:05}", self.upload_place(bucket, id)?);
+        Ok((upload, self.begin(place, size, attrs)?))
+    }
+
+    /// The parts of an upload, in their order.
+    ///
+    /// # Errors
+    /// [`RemoteError::NoUpload`]; those of the provider.
+    pub fn parts(&self, bucket: &str, key: &str, id: &str) -> Result<(Upload, Vec<Part>)> {
+        let upload = self.find_upload(bucket, key, id)?;
+        let dir = self.upload_place(bucket, id)?;
+        let names = self.below(&dir)?;
+        let numbers: Vec<u32> = names.iter().filter_map(|name| name.parse().ok()).collect();
+        let part = |number: &u32| {
+            let place = format!("{dir}/{number:05}");
+            let (found, properties) = self.found(&place)?;
+            Ok(Part { number: *number, shown: Shown::of(&found, &properties), place, stored: found.etag })
+        };
+        Ok((upload, at_once(&numbers, part)?))
+    }
+
+    /// The names of objects below a place, without it.
+    fn below(&self, place: &str) -> Result<Vec<String>> {
+        let prefix = self.name(place) + "/";
+        let (mut names, mut next) = (Vec::new(), None::<String>);
+        loop {
+            let page = self.client.list(&prefix, false, next.as_deref(), 1000)?;
+            let found = page.objects.iter().filter_map(|object| object.name.strip_prefix(&prefix));
+            names.extend(found.map(String::from));
+            next = page.next;
+            if next.is_none() {
+                return Ok(names);
+            }
+        }
+    }
+
+    /// Uploads to keys with a prefix, by key and time.
+    ///
+    /// # Errors
+    /// [`RemoteError::NoBucket`]; those of the provider.
+    pub fn uploads(&self, bucket: &str, prefix: &str) -> Result<Vec<(String, Upload)>> {
+        self.bucket(bucket)?;
+        let dir = self.uploads_of(bucket);
+        let names = self.below(&dir)?;
+        let ids: Vec<&str> = names.iter().filter_map(|name| name.strip_suffix("/upload")).collect();
+        let read = |id: &&str| match self.record(&format!("{dir}/{id}/{RECORD}")) {
+            Ok(record) => Ok(serde_json::from_slice::<Upload>(&record).ok().map(|upload| ((*id).to_owned(), upload))),
+            Err(RemoteError::NoKey) => Ok(None),
+            Err(error) => Err(error),
+        };
+        let mut found: Vec<_> = at_once(&ids, read)?.into_iter().flatten().collect();
+        found.retain(|(_, upload)| upload.key.starts_with(prefix));
+        found.sort_unstable_by(|(id, one), (other_id, other)| {
+            (&one.key, one.begun, id).cmp(&(&other.key, other.begun, other_id))
+        });
+        Ok(found)
+    }
+
+    /// Gives an upload up.
+    ///
+    /// # Errors
+    /// [`RemoteError::NoUpload`]; those of the provider.
+    pub fn abort_upload(&self, bucket: &str, key: &str, id: &str) -> Result<()> {
+        self.writable()?;
+        self.find_upload(bucket, key, id)?;
+        self.end_upload(&self.upload_place(bucket, id)?)
+    }
+
+    /// The record first: without it there is no upload.
+    fn end_upload(&self, place: &str) -> Result<()> {
+        self.client.delete(&self.name(&format!("{place}/{RECORD}")))?;
+        let names = self.below(place)?;
+        at_once(&names, |name| self.client.delete(&self.name(&format!("{place}/{name}")))).map(drop)
+    }
+
+    pub(super) fn end_uploads_of(&self, bucket: &str) -> Result<()> {
+        let dir = self.uploads_of(bucket);
+        let ids: BTreeSet<String> =
+            self.below(&dir)?.iter().filter_map(|name| Some(name.split_once('/')?.0.into())).collect();
+        ids.iter().try_for_each(|id| self.end_upload(&format!("{dir}/{id}")))
+    }
+
+    /// Removes parts of uploads that have ended; how many.
+    ///
+    /// # Errors
+    /// Those of the provider.
+    pub fn sweep(&self) -> Result<u64> {
+        let mut uploads: BTreeMap<String, (bool, Vec<String>)> = BTreeMap::new();
+        for name in self.below(UPLOADS)? {
+            let Some((dir, last)) = name.rsplit_once('/') else { continue };
+            let (is_there, parts) = uploads.entry(dir.into()).or_default();
+            match last {
+                RECORD => *is_there = true,
+                _ => parts.push(format!("{UPLOADS}/{name}")),
+            }
+        }
+        let ended: Vec<String> =
+            uploads.into_values().filter(|(is_there, _)| !is_there).flat_map(|(_, parts)| parts).collect();
+        at_once(&ended, |place| self.client.delete(&self.name(place)))?;
+        Ok(ended.len() as u64)
+    }
+
+    /// Makes the object of the parts that the client names. `attrs` says what it gets besides its tag, from its parts;
+    /// `each` gets its content, and `check` is asked when all of it was read: an error ends it, and nothing is changed.
+    ///
+    /// # Errors
+    /// [`RemoteError::NoUpload`], [`RemoteError::NoPart`], [`RemoteError::PartOrder`], [`RemoteError::SmallPart`],
+    /// [`RemoteError::Precondition`]; those of the provider, of `attrs` and of `check`.
+    pub fn complete_upload<E: From<RemoteError>>(
+        self: &Arc<Self>,
+        (bucket, key, id): (&str, &str, &str),
+        completed: &[Completed],
+        guard: &Guard,
+        attrs: impl FnOnce(&Upload, &[Part]) -> Result<Attrs, E>,
+        each: &mut dyn FnMut(&[u8]),
+        check: impl FnOnce() -> Result<(), E>,
+    ) -> Result<Attrs, E> {
+        self.writable()?;
+        let (upload, there) = self.parts(bucket, key, id)?;
+        let parts = chosen(there, completed)?;
+        let mut attrs = attrs(&upload, &parts)?;
+        attrs.given = upload.given.clone();
+        attrs.etag = parts_tag(&parts).unwrap_or_default();
+        parts.iter().for_each(|part| attrs.add_part(part.shown.size));
+        let size = parts.iter().map(|part| part.shown.size).sum();
+        let storing = self.stage(bucket, key, size, guard, attrs.clone())?;
+        for part in &parts {
+            self.pour(part, &storing, each)?;
+        }
+        check()?;
+        let attrs = storing.place(guard, &attrs)?;
+        self.changed(bucket, key, true);
+        if let Err(error) = self.end_upload(&self.upload_place(bucket, id)?) {
+            tracing::warn!(%error, "an upload is completed, and what is left of it could not be removed");
+        }
+        Ok(attrs)
+    }
+
+    /// The object of an upload that was completed, for a client that has lost the answer and asks again.
+    ///
+    /// # Errors
+    /// [`RemoteError::NoUpload`]: the object is another one; those of the provider.
+    pub fn completed_before(&self, bucket: &str, key: &str, completed: &[Completed]) -> Result<Attrs> {
+        let tags: Option<Vec<Vec<u8>>> = completed.iter().map(|part| md5_of(&part.etag)).collect();
+        let tag = tags.map(|tags| tag_of(&tags)).ok_or(RemoteError::NoUpload)?;
+        match self.find(bucket, key) {
+            Ok(shown) if shown.attrs.etag == tag => Ok(shown.attrs),
+            Ok(_) | Err(RemoteError::NoKey) => Err(RemoteError::NoUpload),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Ends a part. One of an upload that has ended meanwhile is removed again.
+    ///
+    /// # Errors
+    /// [`RemoteError::NoUpload`]; as [`Storing::place`].
+    pub fn place_part(
+        &self,
+        (bucket, key, id): (&str, &str, &str),
+        number: u32,
+        part: &Storing,
+        attrs: &Attrs,
+    ) -> Result<Attrs> {
+        let attrs = part.place(&Guard::None, attrs)?;
+        if let Err(error) = self.find_upload(bucket, key, id) {
+            self.client.delete(&self.name(&format!("{}/{number:05}", self.upload_place(bucket, id)?)))?;
+            return Err(error);
+        }
+        Ok(attrs)
+    }
+
+    /// Reads a part, and adds it to what is stored.
+    fn pour(&self, part: &Part, storing: &Storing, each: &mut dyn FnMut(&[u8])) -> Result<()> {
+        let reading = match self.reading(&part.place) {
+            Ok(reading) if reading.is_of(&part.stored) => reading,
+            Ok(_) | Err(RemoteError::NoKey) => return Err(RemoteError::NoPart(part.number)),
+            Err(error) => return Err(error),
+        };
+        let open = self.open_for(reading, &(0..part.shown.size))?;
+        let mut at = 0;
+        while at < part.shown.size {
+            let piece = open.read(at, PIECE)?;
+            if piece.is_empty() {
+                return Err(RemoteError::Damaged(format!("{}: it ends too early", part.place)));
+            }
+            each(&piece);
+            storing.write(&piece)?;
+            at += piece.len() as u64;
+        }
+        Ok(())
+    }
+}
+
+/// The parts that the client names, if it may.
+fn chosen(there: Vec<Part>, completed: &[Completed]) -> Result<Vec<Part>> {
+    if completed.windows(2).any(|pair| pair[0].number >= pair[1].number) {
+        return Err(RemoteError::PartOrder);
+    }
+    let mut there: BTreeMap<u32, Part> = there.into_iter().map(|part| (part.number, part)).collect();
+    let mut parts = Vec::with_capacity(completed.len());
+    for (at, named) in completed.iter().enumerate() {
+        let part = there.remove(&named.number).filter(|part| {
+            let sums = &part.shown.attrs.checksums;
+            let is_sum = named.checksum.as_ref().is_none_or(|said| sums.values().any(|sum| sum == said));
+            part.shown.attrs.etag == named.etag && is_sum
+        });
+        let part = part.ok_or(RemoteError::NoPart(named.number))?;
+        if part.shown.size < PART_MIN && at + 1 < completed.len() {
+            return Err(RemoteError::SmallPart(part.number));
+        }
+        parts.push(part);
+    }
+    Ok(parts)
+}
+
+/// The tag of an object in parts; `None`: the MD5 of a part is not known.
+fn parts_tag(parts: &[Part]) -> Option<String> {
+    let tags: Option<Vec<Vec<u8>>> = parts.iter().map(|part| md5_of(&part.shown.attrs.etag)).collect();
+    tags.map(|tags| tag_of(&tags))
+}
+
+/// The same of parts with these MD5s, as S3 makes it.
+fn tag_of(tags: &[Vec<u8>]) -> String {
+    let mut md5 = Md5::new();
+    tags.iter().for_each(|tag| md5.update(tag));
+    format!("{}-{}", HEXLOWER.encode(md5.finalize().as_ref()), tags.len())
+}

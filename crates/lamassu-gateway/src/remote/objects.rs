@@ -1,0 +1,249 @@
+//! Calls on one object.
+
+use super::client::{Found, Unless};
+use super::error::{RemoteError, Result};
+use super::properties::Properties;
+use super::source::{Object, Place};
+use super::upload::Upload;
+use super::{Remote, at_once};
+use crate::objects::Guard;
+use crate::objects::attrs::Attrs;
+use lamassu_vault::Time;
+use lamassu_vault::detached::Opened;
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// What is fetched of an object before it is known how large it is: one that is no larger takes one request.
+const BEGINNING: u64 = 512 << 10;
+/// A page, which every object begins with.
+const PAGE: u64 = 4096;
+/// The largest object that providers copy at once.
+const COPY_MAX: u64 = 5 << 30;
+
+/// An object, as clients see it.
+#[derive(Clone)]
+pub struct Shown {
+    /// entity tag, headers, metadata, tags, checksums
+    pub attrs: Attrs,
+    /// bytes
+    pub size: u64,
+    /// when it was stored, by the provider's clock
+    pub mtime: Time,
+}
+
+/// An object that is read.
+pub struct Open {
+    opened: Opened,
+}
+
+impl Open {
+    /// Reads; short only at the end.
+    ///
+    /// # Errors
+    /// Damage; those of the provider.
+    pub fn read(&self, at: u64, len: usize) -> Result<Vec<u8>> {
+        Ok(self.opened.read(at, len)?)
+    }
+}
+
+/// The time in a header.
+pub fn time_of(text: &str) -> Time {
+    use s3s::dto::{Timestamp, TimestampFormat};
+    let parsed = Timestamp::parse(TimestampFormat::HttpDate, text)
+        .or_else(|_| Timestamp::parse(TimestampFormat::DateTime, text));
+    let seconds = parsed.ok().map_or(0, |parsed| time::OffsetDateTime::from(parsed).unix_timestamp());
+    Time { seconds, nanos: 0 }
+}
+
+impl Shown {
+    pub(super) fn of(found: &Found, properties: &Properties) -> Shown {
+        Shown::at(&found.etag, &found.modified, properties)
+    }
+
+    /// The same of the provider's tag and time.
+    pub(super) fn at(etag: &str, modified: &str, properties: &Properties) -> Shown {
+        let stored = properties.stored.map(|seconds| Time { seconds, nanos: 0 });
+        let mtime = stored.unwrap_or_else(|| time_of(modified));
+        Shown { attrs: properties.attrs(etag), size: properties.size, mtime }
+    }
+}
+
+impl Remote {
+    /// What lies at a place.
+    pub(super) fn found(&self, place: &str) -> Result<(Found, Arc<Properties>)> {
+        let found = self.client.head(&self.name(place))?;
+        let properties = self.opened(place, &found)?;
+        Ok((found, properties))
+    }
+
+    /// An error that says that the bucket is missing, if that is why the key is.
+    fn or_no_bucket<T>(&self, bucket: &str, done: Result<T>) -> Result<T> {
+        match done {
+            Err(RemoteError::NoKey) => self.bucket(bucket).and(Err(RemoteError::NoKey)),
+            done => done,
+        }
+    }
+
+    /// An object.
+    ///
+    /// # Errors
+    /// [`RemoteError::NoKey`], [`RemoteError::NoBucket`], [`RemoteError::Damaged`]; those of the provider.
+    pub fn find(&self, bucket: &str, key: &str) -> Result<Shown> {
+        let place = self.place(bucket, key)?;
+        let (found, properties) = self.or_no_bucket(bucket, self.found(&place))?;
+        Ok(Shown::of(&found, &properties))
+    }
+
+    /// An object to be read. `likely`: where, if the request says it; of a range that is counted from the end it does
+    /// not.
+    ///
+    /// # Errors
+    /// As [`Remote::find`].
+    pub fn read(&self, bucket: &str, key: &str, likely: Option<u64>) -> Result<(Shown, Reading)> {
+        let place = self.place(bucket, key)?;
+        let first = if likely.is_some_and(|at| at > BEGINNING) { PAGE } else { BEGINNING };
+        let got = self.client.get(&self.name(&place), 0..first, None);
+        let (beginning, found) = self.or_no_bucket(bucket, got)?;
+        let properties = self.opened(&place, &found)?;
+        Ok((Shown::of(&found, &properties), Reading { place, found, properties, beginning }))
+    }
+
+    /// The same of a place whose object will be read whole.
+    pub(super) fn reading(&self, place: &str) -> Result<Reading> {
+        let (beginning, found) = self.client.get(&self.name(place), 0..BEGINNING, None)?;
+        let properties = self.opened(place, &found)?;
+        Ok(Reading { place: place.into(), found, properties, beginning })
+    }
+
+    /// Opens what was found, for a range of it.
+    ///
+    /// # Errors
+    /// [`RemoteError::Damaged`]; those of the provider.
+    pub fn open_for(&self, reading: Reading, range: &Range<u64>) -> Result<Open> {
+        let Reading { place, found, properties, beginning } = reading;
+        let name = self.name(&place);
+        let lies = Place { client: self.client.clone(), name: name.clone(), etag: found.etag, size: found.size };
+        let source = Object::new(lies, self.files.sealed_range(range), beginning);
+        let opened = self.files.open(Arc::new(source), &properties.identity, properties.size, &name)?;
+        Ok(Open { opened })
+    }
+
+    /// Begins to store an object.
+    ///
+    /// # Errors
+    /// [`RemoteError::NoBucket`], [`RemoteError::Precondition`]; as [`Remote::begin`].
+    pub fn stage(self: &Arc<Self>, bucket: &str, key: &str, size: u64, guard: &Guard, attrs: Attrs) -> Result<Upload> {
+        self.writable()?;
+        let place = self.place(bucket, key)?;
+        self.bucket(bucket)?;
+        // Checked before the body is received: most requests that fail do so here.
+        self.unless(&place, guard)?;
+        self.begin(place, size, attrs)
+    }
+
+    /// Notes that a key is there or not, for listings that go on.
+    pub fn changed(&self, bucket: &str, key: &str, is_there: bool) {
+        self.listings.changed(bucket, key, is_there);
+    }
+
+    /// Removes an object; one that is not there is no error without a condition.
+    ///
+    /// # Errors
+    /// [`RemoteError::Precondition`]; those of the provider.
+    pub fn remove(&self, bucket: &str, key: &str, guard: &Guard) -> Result<()> {
+        self.writable()?;
+        let place = self.place(bucket, key)?;
+        self.bucket(bucket)?;
+        let _alone = self.alone_with(&place);
+        self.unless(&place, guard)?;
+        self.client.delete(&self.name(&place))?;
+        self.known.lock().pop(&place);
+        self.changed(bucket, key, false);
+        Ok(())
+    }
+
+    /// Removes several, a few at once. The results are in the order of the keys.
+    pub fn remove_all(&self, bucket: &str, keys: &[(String, Guard)]) -> Vec<Result<()>> {
+        let removed = at_once(keys, |(key, guard)| Ok(self.remove(bucket, key, guard)));
+        removed.unwrap_or_default()
+    }
+
+    /// Copies an object at the provider, which is told no more than that the contents are equal; nothing is encrypted
+    /// again. With `keeps_time` the copy is as old as its source. `change` gets the attributes of the source, and makes
+    /// those of the copy of them.
+    ///
+    /// # Errors
+    /// [`RemoteError::NoKey`], [`RemoteError::Precondition`], [`RemoteError::LargeCopy`]; those of the provider, and of
+    /// `change`.
+    pub fn copy<E: From<RemoteError>>(
+        &self,
+        (from, from_key): (&str, &str),
+        (bucket, key): (&str, &str),
+        guard: &Guard,
+        keeps_time: bool,
+        change: impl FnOnce(&Shown) -> Result<Attrs, E>,
+    ) -> Result<Shown, E> {
+        self.writable()?;
+        let (from_place, place) = (self.place(from, from_key)?, self.place(bucket, key)?);
+        self.bucket(bucket)?;
+        let (found, of) = self.or_no_bucket(from, self.found(&from_place))?;
+        if found.size > COPY_MAX {
+            return Err(RemoteError::LargeCopy.into());
+        }
+        let source = Shown::of(&found, &of);
+        let attrs = change(&source)?;
+        let mut properties = Properties::new(&attrs, of.size, of.identity);
+        properties.stored = keeps_time.then_some(source.mtime.seconds);
+        let sealed = self.seal(&place, &properties)?;
+        let _alone = self.alone_with(&place);
+        self.unless(&place, guard)?;
+        let etag = self.client.copy(&self.name(&from_place), &found.etag, &self.name(&place), &sealed)?;
+        let attrs = properties.attrs(&etag);
+        self.known.lock().put(place.clone(), (etag, Arc::new(properties)));
+        self.changed(bucket, key, true);
+        let mtime = Time::now();
+        Ok(Shown { attrs, size: of.size, mtime })
+    }
+
+    /// Sets the tags of an object: a copy of it to itself, with other properties.
+    ///
+    /// # Errors
+    /// As [`Remote::copy`].
+    pub fn set_tags(&self, bucket: &str, key: &str, tags: BTreeMap<String, String>) -> Result<()> {
+        let set = |shown: &Shown| {
+            let mut attrs = shown.attrs.clone();
+            attrs.given.tags = tags;
+            Ok::<_, RemoteError>(attrs)
+        };
+        self.copy((bucket, key), (bucket, key), &Guard::None, true, set).map(drop)
+    }
+
+    /// Stores a small thing of the gateway's own.
+    pub(super) fn put_record(&self, place: &str, content: &[u8]) -> Result<()> {
+        let sealed = self.files.seal_properties(place, content)?;
+        self.client.put(&self.name(place), sealed.as_bytes(), "", &Unless::Nothing).map(drop)
+    }
+
+    /// And back.
+    pub(super) fn record(&self, place: &str) -> Result<Vec<u8>> {
+        let (text, _) = self.client.get(&self.name(place), 0..(1 << 20), None)?;
+        let text = std::str::from_utf8(&text).unwrap_or_default();
+        Ok(self.files.open_properties(place, text)?)
+    }
+}
+
+/// An object that was found, with its beginning.
+pub struct Reading {
+    place: String,
+    found: Found,
+    properties: Arc<Properties>,
+    beginning: Vec<u8>,
+}
+
+impl Reading {
+    /// Whether it is the state with this tag of the provider's.
+    pub(super) fn is_of(&self, etag: &str) -> bool {
+        self.found.etag == etag
+    }
+}

@@ -1,0 +1,106 @@
+//! Where the object of a key lies: its bucket and each component of the key, sealed, with slashes between. The keys of
+//! the names follow from the path, so nothing is asked of the provider.
+//!
+//! A component may be whatever a client sends: empty, `.`, `..`. So keys that are no paths are keys like others, and no
+//! two keys have one name.
+
+use super::Remote;
+use super::error::{RemoteError, Result};
+use lamassu_vault::detached::Directory;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// The longest name that providers take, bytes.
+const NAME_MAX: usize = 1024;
+/// Directories that are kept open during a listing.
+const OPEN_MAX: usize = 4096;
+
+/// What opens names of objects in one bucket.
+pub struct Opener {
+    /// the provider's name of the bucket, with a slash
+    root: String,
+    bucket: Arc<Directory>,
+    /// by sealed path with its slash: the directory, and its plain path
+    open: HashMap<String, (Arc<Directory>, String)>,
+}
+
+impl Remote {
+    /// The place of a key.
+    ///
+    /// # Errors
+    /// [`RemoteError::Key`].
+    pub(super) fn place(&self, bucket: &str, key: &str) -> Result<String> {
+        if key.contains('\0') {
+            return Err(RemoteError::Key("a key has no zero bytes"));
+        }
+        let mut place = self.files.top().seal(bucket.as_bytes());
+        let mut dir = self.files.top().child(bucket.as_bytes());
+        let mut components = key.split('/').peekable();
+        while let Some(component) = components.next() {
+            place.push('/');
+            place.push_str(&dir.seal(component.as_bytes()));
+            if components.peek().is_some() {
+                dir = dir.child(component.as_bytes());
+            }
+        }
+        match self.prefix.len() + place.len() > NAME_MAX {
+            true => {
+                Err(RemoteError::Key("the sealed form of the key has more than 1024 bytes, which no provider takes"))
+            }
+            false => Ok(place),
+        }
+    }
+
+    pub(super) fn opener(&self, bucket: &str) -> Opener {
+        let root = self.name(&self.files.top().seal(bucket.as_bytes())) + "/";
+        let bucket = Arc::new(self.files.top().child(bucket.as_bytes()));
+        Opener { root, bucket, open: HashMap::new() }
+    }
+}
+
+impl Opener {
+    /// The prefix of the names of all keys in the directories that a prefix of keys names whole.
+    pub fn sealed_prefix(&self, prefix: &str) -> String {
+        let (mut sealed, mut dir) = (self.root.clone(), self.bucket.clone());
+        let mut components = prefix.split('/').peekable();
+        while let Some(component) = components.next() {
+            if components.peek().is_none() {
+                break;
+            }
+            sealed = sealed + &dir.seal(component.as_bytes()) + "/";
+            dir = Arc::new(dir.child(component.as_bytes()));
+        }
+        sealed
+    }
+
+    /// The key of a provider's name, also of one that ends with a slash; `None`: it is none of this bucket's.
+    pub fn key(&mut self, name: &str) -> Option<String> {
+        let path = name.strip_prefix(&self.root)?.to_owned();
+        if let Some(dir) = path.strip_suffix('/') {
+            return Some(self.directory(dir)?.1);
+        }
+        let (above, last) = path.rsplit_once('/').unwrap_or(("", &path));
+        let (dir, plain) = self.directory(above)?;
+        Some(plain + &String::from_utf8(dir.open(last)?).ok()?)
+    }
+
+    /// The directory of a sealed path, without a slash at its end, and its plain path with one; the bucket's is empty.
+    fn directory(&mut self, path: &str) -> Option<(Arc<Directory>, String)> {
+        if path.is_empty() {
+            return Some((self.bucket.clone(), String::new()));
+        }
+        if let Some((dir, plain)) = self.open.get(path) {
+            return Some((dir.clone(), plain.clone()));
+        }
+        let (above, last) = path.rsplit_once('/').unwrap_or(("", path));
+        let (dir, plain) = self.directory(above)?;
+        let name = dir.open(last)?;
+        let plain = plain + std::str::from_utf8(&name).ok()? + "/";
+        let opened = (Arc::new(dir.child(&name)), plain);
+        if self.open.len() >= OPEN_MAX {
+            self.open.clear();
+        }
+        self.open.insert(path.into(), opened.clone());
+        Some(opened)
+    }
+}

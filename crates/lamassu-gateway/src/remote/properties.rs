@@ -1,0 +1,164 @@
+//! What is sealed beside an object, in the provider's user metadata: its size, which file it is, and the client's
+//! properties. Sealed for its place, so that a provider cannot show it under another key.
+
+use super::Remote;
+use super::client::Found;
+use super::error::{RemoteError, Result};
+use crate::objects::attrs::{Attrs, Given, Parts};
+use data_encoding::BASE64URL_NOPAD;
+use lamassu_vault::detached::Identity;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Most bytes of user metadata that providers keep with an object, name and value.
+const METADATA_MAX: usize = 2048;
+/// The metadata's name, which counts.
+const NAME_LEN: usize = "lamassu".len();
+
+/// See the module's head.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Properties {
+    /// bytes of plaintext
+    #[serde(rename = "s")]
+    pub size: u64,
+    /// the file
+    #[serde(rename = "f", with = "identity")]
+    pub identity: Identity,
+    /// the entity tag without quotes; empty: it was not known when the object was begun, and follows from the
+    /// provider's
+    #[serde(rename = "e", default, skip_serializing_if = "String::is_empty")]
+    pub etag: String,
+    /// when the content was stored, seconds since 1970, if the provider's time is that of a later change of tags
+    #[serde(rename = "m", default, skip_serializing_if = "Option::is_none")]
+    pub stored: Option<i64>,
+    /// what the client gave
+    #[serde(flatten)]
+    pub given: Given,
+    /// checksums, by algorithm
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub checksums: BTreeMap<String, String>,
+    /// whether they are of the parts' checksums
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_composite: bool,
+    /// the client's parts
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub parts: Vec<Parts>,
+}
+
+/// As text: a letter for the kind, then the bytes.
+mod identity {
+    use super::{BASE64URL_NOPAD, Identity};
+    use serde::de::Error;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub fn serialize<S: Serializer>(identity: &Identity, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_str(&match identity {
+            Identity::Head(bytes) => format!("h{}", BASE64URL_NOPAD.encode(bytes)),
+            Identity::Id(bytes) => format!("i{}", BASE64URL_NOPAD.encode(bytes)),
+        })
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Identity, D::Error> {
+        let text = String::deserialize(from)?;
+        let bytes = |text: &str| BASE64URL_NOPAD.decode(text.as_bytes()).map_err(D::Error::custom);
+        let wrong = |_| D::Error::custom("an identity of another length");
+        match (text.strip_prefix('h'), text.strip_prefix('i')) {
+            (Some(head), _) => bytes(head)?.try_into().map(Identity::Head).map_err(wrong),
+            (_, Some(id)) => bytes(id)?.try_into().map(Identity::Id).map_err(wrong),
+            (None, None) => Err(D::Error::custom("an unknown identity")),
+        }
+    }
+}
+
+impl Properties {
+    /// Those that an upload begins with.
+    pub fn new(attrs: &Attrs, size: u64, identity: Identity) -> Properties {
+        Properties {
+            size,
+            identity,
+            etag: attrs.etag.clone(),
+            stored: None,
+            given: attrs.given.clone(),
+            checksums: attrs.checksums.clone(),
+            is_composite: attrs.is_composite,
+            parts: attrs.parts.clone(),
+        }
+    }
+
+    /// In the form that answers are made of. `etag`: the provider's.
+    pub fn attrs(&self, etag: &str) -> Attrs {
+        let etag = match (self.etag.is_empty(), etag.contains('-')) {
+            (false, _) => self.etag.clone(),
+            // Clients do not take a tag with a hyphen for an MD5 of the content.
+            (true, true) => etag.into(),
+            (true, false) => format!("{etag}-1"),
+        };
+        Attrs {
+            etag,
+            given: self.given.clone(),
+            checksums: self.checksums.clone(),
+            is_composite: self.is_composite,
+            parts: self.parts.clone(),
+            ..Attrs::default()
+        }
+    }
+}
+
+impl Remote {
+    /// The sealed text.
+    ///
+    /// # Errors
+    /// [`RemoteError::MuchMetadata`].
+    pub(super) fn seal(&self, place: &str, properties: &Properties) -> Result<String> {
+        // Maps of text can always be encoded as JSON.
+        let content = serde_json::to_vec(properties).unwrap_or_default();
+        let sealed = self.files.seal_properties(place, &content)?;
+        if sealed.len() + NAME_LEN > METADATA_MAX { Err(RemoteError::MuchMetadata) } else { Ok(sealed) }
+    }
+
+    /// The properties of what was found at a place.
+    ///
+    /// # Errors
+    /// [`RemoteError::Damaged`].
+    pub(super) fn opened(&self, place: &str, found: &Found) -> Result<Arc<Properties>> {
+        let damaged = |what: String| RemoteError::Damaged(format!("{}: {what}", self.name(place)));
+        let content = self.files.open_properties(place, &found.properties);
+        let content = content.map_err(|error| damaged(error.to_string()))?;
+        let parsed: Properties = serde_json::from_slice(&content).map_err(|error| damaged(error.to_string()))?;
+        let parsed = Arc::new(parsed);
+        self.known.lock().put(place.into(), (found.etag.clone(), parsed.clone()));
+        Ok(parsed)
+    }
+
+    /// The properties of the state with this tag, if they are in memory.
+    pub(super) fn known(&self, place: &str, etag: &str) -> Option<Arc<Properties>> {
+        let mut known = self.known.lock();
+        let (of, properties) = known.get(place)?;
+        (of == etag).then(|| properties.clone())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn they_are_text_and_come_back() {
+        let given = Given { metadata: [("a".into(), "b".into())].into(), ..Given::default() };
+        let attrs = Attrs { etag: "e".into(), given, is_composite: true, ..Attrs::default() };
+        for identity in [Identity::Head([7; 40]), Identity::Id([9; 16])] {
+            let properties = Properties::new(&attrs, 5, identity);
+            let text = serde_json::to_string(&properties).expect("JSON");
+            assert_eq!(serde_json::from_str::<Properties>(&text).expect("parses"), properties);
+            assert_eq!(properties.attrs("x"), attrs);
+        }
+        assert!(serde_json::from_str::<Properties>(r#"{"s":1,"f":"iAAAA"}"#).is_err());
+    }
+
+    #[test]
+    fn a_tag_that_follows_from_the_providers_is_no_md5() {
+        let properties = Properties::new(&Attrs::default(), 5, Identity::Id([9; 16]));
+        assert_eq!((properties.attrs("ab").etag, properties.attrs("ab-3").etag), ("ab-1".into(), "ab-3".into()));
+    }
+}

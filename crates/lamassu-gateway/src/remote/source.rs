@@ -1,0 +1,136 @@
+//! The bytes of an object that is read: fetched by ranges, more at once the longer it is read on and on. What was
+//! fetched last is in memory, since pages are asked for in front of their blocks.
+
+use super::client::Client;
+use super::error::Result;
+use lamassu_vault::detached::Source;
+use parking_lot::Mutex;
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// What is fetched at once: first, and most.
+const FETCHED_FIRST: u64 = 256 << 10;
+const FETCHED_MOST: u64 = 4 << 20;
+/// How far ahead of what is in memory a read may be for what lies between to be fetched, too.
+const GAP_MAX: u64 = 2 << 20;
+/// Bytes of a page, and of the smallest block.
+const PAGE: u64 = 4096;
+/// Most that is in memory.
+const HELD_MAX: usize = 9 << 20;
+
+/// Where the provider has it.
+pub struct Place {
+    /// the provider's
+    pub client: Arc<Client>,
+    /// the whole name
+    pub name: String,
+    /// the state that is read
+    pub etag: String,
+    /// bytes
+    pub size: u64,
+}
+
+/// See the module's head.
+pub struct Object {
+    place: Place,
+    /// what will be read, in the sealed form
+    wanted: Range<u64>,
+    held: Mutex<Held>,
+}
+
+struct Held {
+    start: u64,
+    bytes: Vec<u8>,
+    next: u64,
+}
+
+impl Held {
+    fn end(&self) -> u64 {
+        self.start + self.bytes.len() as u64
+    }
+
+    fn give(&self, offset: u64, buf: &mut [u8]) -> bool {
+        let within = offset.checked_sub(self.start).and_then(|at| usize::try_from(at).ok());
+        match within.and_then(|at| self.bytes.get(at..at + buf.len())) {
+            Some(bytes) => {
+                buf.copy_from_slice(bytes);
+                true
+            }
+            None => false,
+        }
+    }
+}
+
+impl Object {
+    /// An object of which the beginning was fetched.
+    pub fn new(place: Place, wanted: Range<u64>, beginning: Vec<u8>) -> Object {
+        let wanted = wanted.start.min(place.size)..wanted.end.min(place.size);
+        Object { place, wanted, held: Mutex::new(Held { start: 0, bytes: beginning, next: FETCHED_FIRST }) }
+    }
+
+    fn fetch(&self, range: Range<u64>) -> Result<Vec<u8>> {
+        let range = range.start..range.end.min(self.place.size);
+        Ok(self.place.client.get(&self.place.name, range, Some(&self.place.etag))?.0)
+    }
+
+    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
+        let mut held = self.held.lock();
+        if held.give(offset, buf) {
+            return Ok(());
+        }
+        let end = offset + buf.len() as u64;
+        let goes_on = !held.bytes.is_empty() && offset >= held.start && offset <= held.end() + GAP_MAX;
+        let (wanted, is_page) = (&self.wanted, buf.len() as u64 <= PAGE);
+        let is_near = offset + GAP_MAX >= wanted.start && offset < wanted.start + GAP_MAX;
+        let begins = !is_page || (is_near && wanted.end - wanted.start > FETCHED_FIRST);
+        match (goes_on, begins) {
+            (true, _) => {}
+            (false, true) => *held = Held { start: offset, bytes: Vec::new(), next: held.next },
+            // One page far from what is read, or one block.
+            (false, false) => {
+                drop(held);
+                let bytes = self.fetch(offset..end)?;
+                let len = bytes.len().min(buf.len());
+                buf[..len].copy_from_slice(&bytes[..len]);
+                buf[len..].fill(0);
+                return Ok(());
+            }
+        }
+        while held.end() < end {
+            let from = held.end();
+            let most = (from + held.next).min(self.wanted.end.max(end)).max(end.min(from + FETCHED_MOST));
+            let bytes = self.fetch(from..most)?;
+            if bytes.is_empty() {
+                break;
+            }
+            held.bytes.extend_from_slice(&bytes);
+            held.next = (held.next * 2).min(FETCHED_MOST);
+        }
+        if !held.give(offset, buf) {
+            let at = usize::try_from(offset - held.start).unwrap_or(usize::MAX);
+            let there = held.bytes.get(at..).unwrap_or_default();
+            let len = there.len().min(buf.len());
+            buf[..len].copy_from_slice(&there[..len]);
+            buf[len..].fill(0);
+        }
+        let excess = held.bytes.len().saturating_sub(HELD_MAX);
+        held.bytes.drain(..excess);
+        held.start += excess as u64;
+        Ok(())
+    }
+}
+
+impl Source for Object {
+    fn size(&self) -> u64 {
+        self.place.size
+    }
+
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
+        let len = usize::try_from(self.place.size.saturating_sub(offset)).unwrap_or(usize::MAX).min(buf.len());
+        if len > 0 {
+            self.read(offset, &mut buf[..len]).map_err(io::Error::other)?;
+        }
+        Ok(len)
+    }
+}
