@@ -442,6 +442,11 @@ impl Vault {
 pub(crate) type Workshop = (Arc<dyn BackendDir>, OsString, u64);
 
 impl Staging {
+    /// See [`Made::keeps_modes`].
+    pub fn keeps_modes(&self) -> bool {
+        self.made.keeps_modes
+    }
+
     /// See [`Made::keeps_owners`].
     pub fn keeps_owners(&self) -> bool {
         self.made.keeps_owners

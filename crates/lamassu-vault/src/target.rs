@@ -127,8 +127,9 @@ impl Vault {
         };
         // Of an empty file the row has no page.
         let has_content = row.file().is_some_and(|file| file.size > 0);
-        // It may have names that only others may remove. What was written here was identified then.
-        let has_more_names = empties && has_content && !open.file().is_dirty() && shown.nlink > row.links;
+        // It may have names that only others may remove. What was written here was identified then, and what is empty
+        // loses nothing.
+        let has_more_names = empties && shown.len > 0 && !open.file().is_dirty() && shown.nlink > row.links;
         match (has_owner && !has_more_names) || (has_content && open.file().is_identified()?) {
             true => Ok(()),
             false => Err(another(&shown)),
@@ -153,6 +154,21 @@ impl Vault {
         }
     }
 
+    /// The same for a directory whose names are plain. Root has private ones and ones that all may write to, of one
+    /// owner: so the store may not show fewer permissions of one of root's than its row has.
+    ///
+    /// # Errors
+    /// `EPERM`.
+    pub(crate) fn must_be_its_own_plain_dir(&self, object: ObjectId, shown: &Stat) -> Result<()> {
+        self.must_be_its_own(object, shown)?;
+        match self.row_of_shown(object, shown)? {
+            Some((row, _)) if shown.uid == 0 && row.mode & !shown.mode != 0 && self.staging()?.keeps_modes() => {
+                Err(another(shown))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// The row of an object, and whether an entry with this stat may be the object's by its owner. `None`: nothing is
     /// asked.
     fn row_of_shown(&self, object: ObjectId, shown: &Stat) -> Result<Option<(Row, bool)>> {
@@ -163,8 +179,7 @@ impl Vault {
             Err(AnchorError::Unknown { .. }) => return Ok(None),
             row => row?,
         };
-        // What is root's by its row gives nobody else a right.
-        let has_owner = row.uid == shown.uid || row.uid == 0 || !self.staging()?.keeps_owners();
+        let has_owner = row.uid == shown.uid || !self.staging()?.keeps_owners();
         Ok(Some((row, has_owner)))
     }
 
@@ -183,7 +198,9 @@ impl Vault {
         }
         let shown = match header_id(&*handle) {
             Ok(Some(id)) => digest_of_dataset(&id),
-            Ok(None) | Err(_) if self.name_mode == NameMode::Plain => return self.must_be_its_own(object, st),
+            Ok(None) | Err(_) if self.name_mode == NameMode::Plain => {
+                return self.must_be_its_own_plain_dir(object, st);
+            }
             Ok(None) | Err(_) => match self.record_text(&*handle) {
                 Err(DirFault::Unreadable(e)) => return Err(io("read a directory record")(e)),
                 text => text.ok().flatten().map_or(Digest::NONE, |text| digest_of_text(&text)),
@@ -201,8 +218,8 @@ fn another(shown: &Stat) -> VaultError {
     tracing::warn!(
         inode = shown.ino,
         uid = shown.uid,
-        "the store shows an entry under another owner than the newest, or with more names: it may be another entry, and \
-         is not changed; if it is the right one, chown it as root"
+        "the store shows an entry under another owner than the newest, with more names, or with fewer permissions: it may \
+         be another entry, and is not changed; if it is the right one, chown or chmod it as root"
     );
     errno("change an entry that may be another's", libc::EPERM)
 }

@@ -240,15 +240,13 @@ impl Vault {
             if moved == UNRECORDED_MAX {
                 return Err(VaultError::NotEmpty);
             }
-            if go_by_owners {
-                let uid = handle.stat_entry(&entry.name).map_err(io("stat"))?.uid;
-                if uid == 0 || uid != st.uid {
-                    return Err(VaultError::NotEmpty);
-                }
+            let inside = handle.stat_entry(&entry.name).map_err(io("stat"))?;
+            if go_by_owners && (inside.uid == 0 || inside.uid != st.uid) {
+                return Err(VaultError::NotEmpty);
             }
             moved += 1;
             let path = self.path_in(dir.ino, &stored.name).join(&entry.name).display().to_string();
-            self.move_handle_to_lost(&*handle, &entry.name, &path)?;
+            self.move_handle_to_lost(&*handle, &entry.name, &inside, &path)?;
         }
         Ok(())
     }

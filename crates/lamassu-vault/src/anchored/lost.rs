@@ -2,11 +2,12 @@
 
 use crate::dirs::Dir;
 use crate::error::{io, is_not_found};
-use crate::stored::{PRIVATE, place_in_lost};
+use crate::stored::{PRIVATE, place_in_lost, rename_no_replace};
 use crate::{Ino, Kind, Result, Vault, VaultError};
 use lamassu_format::header::NameMode;
 use lamassu_format::name::{LOST, Stored, classify, companion_name};
 use lamassu_store::BackendDir;
+use lamassu_store::backend::Stat;
 use std::ffi::{OsStr, OsString};
 use std::io as stdio;
 use std::os::unix::ffi::OsStrExt;
@@ -28,14 +29,16 @@ impl Vault {
     /// Those of the store. [`VaultError::Exists`]: names are plain, and it is not the directory's owner's. Another user
     /// may have put it there, who has no right to it.
     pub(crate) fn move_to_lost(&self, dir: &Dir, stored: &OsStr) -> Result<()> {
-        if self.name_mode == NameMode::Plain && rustix::process::geteuid().is_root() {
-            let uid = dir.handle.stat_entry(stored).map_err(io("stat"))?.uid;
-            if uid != dir.handle.stat().map_err(io("stat"))?.uid && self.staging()?.keeps_owners() {
-                return Err(VaultError::Exists);
-            }
+        let st = dir.handle.stat_entry(stored).map_err(io("stat"))?;
+        if self.name_mode == NameMode::Plain
+            && rustix::process::geteuid().is_root()
+            && st.uid != dir.handle.stat().map_err(io("stat"))?.uid
+            && self.staging()?.keeps_owners()
+        {
+            return Err(VaultError::Exists);
         }
         let entry = self.path_in(dir.ino, stored).display().to_string();
-        self.move_handle_to_lost(&*dir.handle, stored, &entry)
+        self.move_handle_to_lost(&*dir.handle, stored, &st, &entry)
     }
 
     /// Reports unrecorded entries of a directory, and moves them away if an earlier writer may have made them. The
@@ -73,7 +76,17 @@ impl Vault {
     }
 
     /// The same for an entry of a directory without a node. `entry`: its name in the log.
-    pub(crate) fn move_handle_to_lost(&self, dir: &dyn BackendDir, stored: &OsStr, entry: &str) -> Result<()> {
+    ///
+    /// # Errors
+    /// Those of the store. [`VaultError::Stale`]: the name led to another entry than that of this stat, and leads there
+    /// again.
+    pub(crate) fn move_handle_to_lost(
+        &self,
+        dir: &dyn BackendDir,
+        stored: &OsStr,
+        st: &Stat,
+        entry: &str,
+    ) -> Result<()> {
         let lost = self.lost_dir()?;
         let place = || place_in_lost(&*lost, dir, stored);
         let name = match place() {
@@ -81,6 +94,11 @@ impl Vault {
             placed => placed,
         };
         let name = name.map_err(io("move to lamassu.lost"))?;
+        let moved = lost.stat_entry(&name).map_err(io("stat what was moved to lamassu.lost"))?;
+        if !moved.is_same(st) {
+            rename_no_replace(&*lost, &name, dir, stored).map_err(io("put back from lamassu.lost"))?;
+            return Err(VaultError::Stale);
+        }
         if let Stored::Long(hash) = classify(self.name_mode, stored.as_bytes()) {
             let companion = OsString::from(companion_name(&hash));
             if let Err(error) = place_in_lost(&*lost, dir, &companion)

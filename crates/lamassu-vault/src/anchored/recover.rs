@@ -233,7 +233,7 @@ impl Work<'_> {
             return Ok(());
         }
         let entry = item.name.to_string_lossy().into_owned();
-        self.vault.move_handle_to_lost(&*item.dir, &item.name, &entry)
+        self.vault.move_handle_to_lost(&*item.dir, &item.name, &item.st, &entry)
     }
 
     /// Removes what is left under the names of removals: the content of a directory before the directory. One that is

@@ -4,6 +4,7 @@
 
 use super::{Checker, Found, Located, kind};
 use crate::digests::object_kind;
+use crate::error::io;
 use crate::{Kind, Result};
 use lamassu_anchor::judge::{self, EntryVerdict};
 use lamassu_anchor::{Digest, Entry, EntryPlace, ObjectId, SealedPart, Token};
@@ -100,7 +101,8 @@ impl Checker<'_> {
             ),
             (true, true) => {
                 let entry = at.stored.display().to_string();
-                match self.vault.move_handle_to_lost(&*at.dir, &at.name, &entry) {
+                let st = at.dir.stat_entry(&at.name).map_err(io("stat"));
+                match st.and_then(|st| self.vault.move_handle_to_lost(&*at.dir, &at.name, &st, &entry)) {
                     Ok(()) => (Found::Mended, "it is not recorded: it was moved to lamassu.lost"),
                     Err(error) => {
                         let text = format!("it is not recorded, and it could not be moved to lamassu.lost: {error}");

@@ -249,6 +249,74 @@ fn another_file_with_more_names_is_not_emptied() {
     });
 }
 
+/// The same in the place of an empty file, whose row has no page: by the owner, and by the number of names.
+#[test]
+fn another_file_with_more_names_is_not_emptied_in_the_place_of_an_empty_one() {
+    if !is_root() {
+        return;
+    }
+    for owner in [me().uid, 7] {
+        both(|lab, v| {
+            let (_, handle) = v.new_file("g");
+            v.write(handle, 0, b"g").unwrap();
+            v.release(handle).unwrap();
+            v.link(v.ino("g"), ROOT, n("also g")).unwrap();
+            v.new_file("f");
+            give(&v, "f", me().uid);
+            give(&v, "g", owner);
+            let (root, f) = lab.stored(&v, "f");
+            let g = lab.stored(&v, "g").1;
+            v.close().unwrap();
+            root.rename(&f, &*root, &g, RenameMode::Exchange).unwrap();
+            let v = lab.open();
+            if let Ok(entry) = v.find("f") {
+                v.open_file(entry.attr.ino, Access { truncate: true, ..RW }).unwrap_err();
+                let empty = SetAttr { size: Some(0), ..SetAttr::default() };
+                v.setattr(entry.attr.ino, None, &empty).unwrap_err();
+            }
+            let _ = v.close();
+            root.rename(&f, &*root, &g, RenameMode::Exchange).unwrap();
+            assert_eq!(lab.open().get("also g"), b"g");
+        });
+    }
+}
+
+/// With plain names nothing but owner and mode tells directories apart: one that all may write to is root's, and a
+/// private one of root's or of another user's lies in its place.
+#[test]
+fn a_private_directory_with_plain_names_is_not_opened_in_the_place_of_one_of_root_s() {
+    if !is_root() {
+        return;
+    }
+    for owner in [0, 8] {
+        let (lab, v) = Lab::new(Recipe::plain());
+        for name in ["shared", "private", "private/sub", "other"] {
+            v.dir(name);
+        }
+        v.new_file("private/f");
+        give(&v, "private", owner);
+        give(&v, "other", 7);
+        for (name, mode) in [("shared", 0o777), ("private", 0o700)] {
+            v.setattr(v.ino(name), None, &SetAttr { mode: Some(mode), ..SetAttr::default() }).unwrap();
+        }
+        let root = lab.stored(&v, "shared").0;
+        v.close().unwrap();
+        root.rename(n("shared"), &*root, n("private"), RenameMode::Exchange).unwrap();
+        let v = lab.open();
+        let shared = v.find("shared").unwrap().attr.ino;
+        v.create(shared, n("f"), 0o600, RW, me()).map(drop).unwrap_err();
+        v.mkdir(shared, n("sub"), 0o700, me()).map(drop).unwrap_err();
+        mv(&v, "other", "shared", RenameMode::Replace).unwrap_err();
+        mv(&v, "shared", "other/here", RenameMode::NoReplace).unwrap_err();
+        rmdir(&v, "shared").unwrap_err();
+        let _ = v.close();
+        root.rename(n("shared"), &*root, n("private"), RenameMode::Exchange).unwrap();
+        let v = lab.open();
+        v.find("private/f").unwrap();
+        v.find("private/sub").unwrap();
+    }
+}
+
 /// A name that was removed stays in the store until the anchor has that: the file has more names there for a while.
 #[test]
 fn a_file_that_has_just_lost_a_name_is_changed_and_linked() {
