@@ -3,6 +3,7 @@
 
 use parking_lot::Mutex;
 use serde::Deserialize;
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -13,6 +14,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 pub struct Limits {
     /// requests under way
     pub requests_at_once: u32,
+    /// of these, of one user
+    pub requests_of_user_at_once: u32,
     /// requests per second
     pub requests_per_second: u32,
     /// MiB per second of objects, in and out together
@@ -21,7 +24,7 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        Limits { requests_at_once: 64, requests_per_second: 1000, mib_per_second: 10_000 }
+        Limits { requests_at_once: 64, requests_of_user_at_once: 48, requests_per_second: 1000, mib_per_second: 10_000 }
     }
 }
 
@@ -29,6 +32,7 @@ impl Limits {
     pub(crate) fn check(&self) -> Result<(), String> {
         let all = [
             ("requests_at_once", self.requests_at_once, 100_000),
+            ("requests_of_user_at_once", self.requests_of_user_at_once, 100_000),
             ("requests_per_second", self.requests_per_second, 1_000_000),
             ("mib_per_second", self.mib_per_second, 1_000_000),
         ];
@@ -72,12 +76,31 @@ impl Bucket {
 pub struct Tenant {
     name: String,
     at_once: Arc<Semaphore>,
+    /// Requests under way of users that have any.
+    of_users: Mutex<HashMap<String, u32>>,
+    of_user_max: u32,
     requests: Bucket,
     bytes: Bucket,
 }
 
-/// One request of a tenant, counted while this lives.
-pub struct Turn(#[allow(dead_code)] OwnedSemaphorePermit);
+/// One request of a user of a tenant, counted while this lives.
+pub struct Turn {
+    tenant: Arc<Tenant>,
+    user: String,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        let of_users = &mut *self.tenant.of_users.lock();
+        if let Some(count) = of_users.get_mut(&self.user) {
+            *count -= 1;
+            if *count == 0 {
+                of_users.remove(&self.user);
+            }
+        }
+    }
+}
 
 impl Tenant {
     /// A tenant, with its limits.
@@ -85,6 +108,8 @@ impl Tenant {
         Tenant {
             name: name.into(),
             at_once: Arc::new(Semaphore::new(limits.requests_at_once as usize)),
+            of_users: Mutex::default(),
+            of_user_max: limits.requests_of_user_at_once,
             requests: Bucket::new(limits.requests_per_second.into()),
             bytes: Bucket::new(f64::from(limits.mib_per_second) * f64::from(1 << 20)),
         }
@@ -95,9 +120,18 @@ impl Tenant {
         &self.name
     }
 
-    /// Begins a request; `None`: there are too many.
-    pub fn begin(&self) -> Option<Turn> {
-        let turn = Turn(self.at_once.clone().try_acquire_owned().ok()?);
+    /// Begins a request of a user; `None`: there are too many, of the user or of all.
+    pub fn begin(self: &Arc<Self>, user: &str) -> Option<Turn> {
+        let permit = self.at_once.clone().try_acquire_owned().ok()?;
+        {
+            let of_users = &mut *self.of_users.lock();
+            let count = of_users.entry(user.into()).or_default();
+            if *count >= self.of_user_max {
+                return None;
+            }
+            *count += 1;
+        }
+        let turn = Turn { tenant: self.clone(), user: user.into(), _permit: permit };
         self.requests.take_if_there(1.0).then_some(turn)
     }
 
@@ -120,13 +154,27 @@ mod tests {
         bucket.now.lock().1 = 2.0;
         // At most a second's worth.
         assert!(!bucket.take_if_there(2.0));
-        let tenant = Tenant::new("t", Limits { requests_at_once: 2, ..Limits::default() });
-        let (one, two) = (tenant.begin(), tenant.begin());
-        assert!(one.is_some() && two.is_some() && tenant.begin().is_none());
+        let tenant = Arc::new(Tenant::new("t", Limits { requests_at_once: 2, ..Limits::default() }));
+        let (one, two) = (tenant.begin("a"), tenant.begin("a"));
+        assert!(one.is_some() && two.is_some() && tenant.begin("b").is_none());
         drop(one);
-        assert!(tenant.begin().is_some());
+        assert!(tenant.begin("a").is_some());
         let slow = Tenant::new("t", Limits { requests_per_second: 1, ..Limits::default() });
         slow.requests.now.lock().1 = 0.0;
         assert!(slow.requests.take(0.5) > Duration::ZERO);
+    }
+
+    #[test]
+    fn one_user_leaves_room_for_others() {
+        let limits = Limits { requests_at_once: 3, requests_of_user_at_once: 2, ..Limits::default() };
+        let tenant = Arc::new(Tenant::new("t", limits));
+        let turns = [tenant.begin("a"), tenant.begin("a")];
+        assert!(turns.iter().all(Option::is_some) && tenant.begin("a").is_none());
+        let other = tenant.begin("b");
+        assert!(other.is_some() && tenant.begin("c").is_none());
+        drop(turns);
+        assert!(tenant.begin("a").is_some());
+        drop(other);
+        assert!(tenant.of_users.lock().is_empty());
     }
 }

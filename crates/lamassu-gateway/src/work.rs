@@ -61,12 +61,12 @@ mod tests {
     use crate::limits::{Limits, Tenant};
     use std::sync::mpsc;
 
-    fn one_at_once() -> Tenant {
-        Tenant::new("t", Limits { requests_at_once: 1, ..Limits::default() })
+    fn one_at_once() -> Arc<Tenant> {
+        Arc::new(Tenant::new("t", Limits { requests_at_once: 1, ..Limits::default() }))
     }
 
-    async fn is_given_back(tenant: &Tenant) {
-        while tenant.begin().is_none() {
+    async fn is_given_back(tenant: &Arc<Tenant>) {
+        while tenant.begin("u").is_none() {
             tokio::task::yield_now().await;
         }
     }
@@ -74,12 +74,12 @@ mod tests {
     #[tokio::test]
     async fn a_request_that_is_given_up_counts_as_long_as_its_work_goes_on() {
         let tenant = one_at_once();
-        let turn = Arc::new(tenant.begin().expect("the first"));
+        let turn = Arc::new(tenant.begin("u").expect("the first"));
         let (end, ended) = mpsc::channel::<()>();
         let work = spawn(turn.clone(), move || ended.recv());
         // The client hangs up.
         drop((turn, work));
-        assert!(tenant.begin().is_none());
+        assert!(tenant.begin("u").is_none());
         end.send(()).expect("it waits");
         is_given_back(&tenant).await;
     }
@@ -87,7 +87,7 @@ mod tests {
     #[tokio::test]
     async fn what_is_left_to_another_thread_counts_too() {
         let tenant = one_at_once();
-        let turn = Arc::new(tenant.begin().expect("the first"));
+        let turn = Arc::new(tenant.begin("u").expect("the first"));
         let found = spawn(turn, || {
             // A thread that may block does it itself.
             let thread = std::thread::current().id();
@@ -99,7 +99,7 @@ mod tests {
         assert!(is_done && turn.is_some() && current().is_none());
         let (end, ended) = mpsc::channel::<()>();
         beside_async(turn, move || ended.recv().expect("it is sent"));
-        assert!(tenant.begin().is_none());
+        assert!(tenant.begin("u").is_none());
         end.send(()).expect("it waits");
         is_given_back(&tenant).await;
     }
