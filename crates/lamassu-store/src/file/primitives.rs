@@ -398,8 +398,8 @@ impl Core {
     }
 
     /// Frees the zeros behind compressed blocks that a barrier has covered. It changes no content, so a crash before or
-    /// after it makes no difference, and no mark counts it. A store that cannot punch is not asked again. After any other
-    /// failure, such as a full store's, the rest waits for the next barrier.
+    /// after it makes no difference, and no mark counts it. A store that cannot punch is not asked again. After any
+    /// other failure, such as a full store's, the rest waits for the next barrier.
     pub fn punch_slack(&self, st: &mut State) {
         let end = st.space.len();
         for range in st.slack.durable(st.marks.durable()) {

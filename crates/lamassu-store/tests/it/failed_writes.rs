@@ -4,10 +4,10 @@ use crate::common;
 use common::{Rng, Setup, create_in, fill, raw};
 use lamassu_format::Codec;
 use lamassu_store::Backend;
+use lamassu_store::backend::LocalBackend;
 use lamassu_store::backend::crash::{CrashBackend, CrashSim};
 use lamassu_store::backend::fault::{Call, Fault, FaultBackend};
 use lamassu_store::backend::memory::MemoryBackend;
-use lamassu_store::backend::LocalBackend;
 use lamassu_store::file::File;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
@@ -211,12 +211,14 @@ fn a_full_store_keeps_what_compressed_blocks_were() {
 #[test]
 fn a_failed_punch_is_tried_again_after_the_next_barrier() {
     const LEN: usize = 64 << 10;
-    for (errno, is_asked_again) in [(libc::ENOSPC, true), (libc::EIO, true), (libc::EINTR, true), (libc::EOPNOTSUPP, false)] {
+    let cases = [(libc::ENOSPC, true), (libc::EIO, true), (libc::EINTR, true), (libc::EOPNOTSUPP, false)];
+    for (errno, is_asked_again) in cases {
         let dir = tempfile::tempdir().unwrap();
         let store = FaultBackend::new(Arc::new(LocalBackend::open(dir.path()).expect("a store")));
         let setup = Setup { block_size: LEN as u32, reserved: 8, codec: Some(Codec::Lz4), ..Setup::default() };
         let file = File::create(setup.context(), create_in(&store), "test").expect("creates");
-        let disk_use = || dir.path().read_dir().unwrap().map(|e| e.unwrap().metadata().unwrap().blocks() * 512).sum::<u64>();
+        let disk_use =
+            || dir.path().read_dir().unwrap().map(|e| e.unwrap().metadata().unwrap().blocks() * 512).sum::<u64>();
         let random: Vec<u8> = (0..8 * LEN).scan(Rng(1), |rng, _| Some(rng.next() as u8)).collect();
         let text = fill(8 * LEN, &mut Rng(2));
         // What does not compress fills its places: what replaces it has zeros behind it that were written.
