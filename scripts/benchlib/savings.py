@@ -18,14 +18,15 @@ from demolib.store import BtrfsStore, XfsStore
 from . import measure
 from .systems import Lamassu
 
-CODECS = ("none", "lz4", "zstd")
-BLOCKS = {"4K": 4 << 10, "64K": 64 << 10}
+BLOCKS = {"4K": 4 << 10, "64K": 64 << 10, "128K": 128 << 10}
+# (block, codec). What btrfs compresses at once is 128 KiB.
+VAULTS = [(block, codec) for block in ("4K", "64K") for codec in ("none", "lz4", "zstd")] + [("64K", "zstd:9"), ("128K", "zstd")]
 # Rows of the second dump that are other than in the first.
 CHANGED_EVERY = 50
 
 
 def run_all(bench):
-    mega, samples, sizes = bench.size(100, 6), [], {}
+    mega, samples, sizes, files = bench.size(100, 6), [], {}, {}
     stores = {"XFS": XfsStore, "btrfs, zstd": BtrfsStore} if have("mkfs.btrfs") else {"XFS": XfsStore}
     with tempfile.TemporaryDirectory(dir=bench.work) as folder:
         for kind, make in list(KINDS.items())[:bench.size(len(KINDS), 1)]:
@@ -37,6 +38,7 @@ def run_all(bench):
                 say(f"NOTE: no {kind}: {str(error).splitlines()[-1]}")
                 continue
             sizes[kind] = size_of(path)
+            files[kind] = sum(len(names) for _, _, names in os.walk(path))
             for store, of in stores.items():
                 for system, block in all_systems(bench, store):
                     used = saved(bench, of, system, BLOCKS[block], path, sizes[kind])
@@ -44,17 +46,16 @@ def run_all(bench):
                     samples.append({"data": kind, "store": store, "system": name, "used": used})
                     say(f"savings, {kind}, {store}, {name}: {sizes[kind] / 1e6:.0f} MB take {used / 1e6:.0f} MB")
             shutil.rmtree(path)
-    return {"sizes": sizes, "samples": samples, "unit": "bytes"}
+    return {"sizes": sizes, "files": files, "samples": samples, "unit": "bytes"}
 
 
 def all_systems(bench, store):
     """(system, block size); None is the files as they are."""
     yield None, "64K"
-    for block in BLOCKS:
-        for codec in CODECS:
-            # Blocks of 4 KiB get smaller only where the store below compresses.
-            if (block == "64K" or store != "XFS") and bench.size(True, (block, codec) == ("64K", "zstd")):
-                yield Lamassu(bench.keys, bench.program, init=["-b", block, "--compress", codec], name=f"{codec}, {block}"), block
+    for block, codec in VAULTS:
+        # Blocks of 4 KiB get smaller only where the store below compresses.
+        if (block != "4K" or store != "XFS") and bench.size(True, (block, codec) == ("64K", "zstd")):
+            yield Lamassu(bench.keys, bench.program, init=["-b", block, "--compress", codec], name=f"{codec}, {block}"), block
 
 
 def saved(bench, store_of, system, block, path, size):

@@ -2,9 +2,15 @@
 
 from .figures import by, names, table
 
+PLAIN = "plain files, 64K"
+# Per cent that a vault may save less than plain files on the same store.
+TARGET_POINTS = 3
+# Of the header and keys of a file.
+PAGE = 4096
+
 
 def told(result):
-    sizes = ", ".join(f"{kind} {size / 1e6:.0f} MB" for kind, size in result["sizes"].items())
+    sizes = ", ".join(f"{kind} {size / 1e6:.0f} MB in {result['files'][kind]} files" for kind, size in result["sizes"].items())
     return (f"Of {sizes}: per cent that are saved by sharing equal blocks and, in some columns, compressing, as the store counts what is in use, its metadata and "
             "Lamassu's included. `plain` is the files as they are, shared in blocks of 64 KiB. `scripts/bench savings`.")
 
@@ -15,13 +21,27 @@ def tables(result):
     for store in names(samples, "store"):
         of = by(samples, store=store)
         systems = names(of, "system")
-        rows = [[kind, *(f"{percent(by(of, data=kind, system=system), size):.1f}" for system in systems)] for kind, size in result["sizes"].items()]
-        found.append(table([store, *(system.replace("plain files, 64K", "plain") for system in systems)], rows))
+        rows = [[kind, *(f"{saved(of, kind, system, result):.1f}" for system in systems)] for kind in result["sizes"]]
+        found.append(table([store, *(system.replace(PLAIN, "plain") for system in systems)], rows))
     return "\n\n".join(found)
 
 
-def percent(samples, size):
-    return 100 * (1 - samples[0]["used"] / size)
+def saved(samples, kind, system, result):
+    return 100 * (1 - by(samples, data=kind, system=system)[0]["used"] / result["sizes"][kind])
+
+
+def against_plain(result):
+    """(table, sentences): how many points vaults that compress save more or less than plain files on the store that compresses."""
+    of = [s for s in result["samples"] if s["store"] != "XFS"]
+    systems = [system for system in names(of, "system") if system != PLAIN and not system.startswith("none")]
+    if not systems:
+        return "", ""
+    points = {system: {kind: saved(of, kind, system, result) - saved(of, kind, PLAIN, result) for kind in result["sizes"]} for system in systems}
+    page = {kind: 100 * PAGE * result["files"][kind] / size for kind, size in result["sizes"].items()}
+    rows = [[kind, *(f"{points[system][kind]:+.1f}" for system in systems), f"{page[kind]:.1f}"] for kind in result["sizes"]]
+    missed = {system: [kind for kind in page if points[system][kind] < -TARGET_POINTS] for system in systems}
+    said = " ".join(f"{system}: {'missed with ' + ', '.join(kinds) if kinds else 'met with all'}." for system, kinds in missed.items())
+    return table(["points", *systems, "a page for each file"], rows), said
 
 
 def savings(results, plots):

@@ -9,6 +9,7 @@ from .compression import tables as of_compression
 from .compression import told as told_of_compression
 from .figures import PEERS, SURE, best, by, median, names, number, rate, rates, table, values
 from .glance import factors, lost_in_sweeps, sorted_out
+from .savings import TARGET_POINTS, against_plain
 from .savings import tables as of_savings
 from .savings import told as told_of_savings
 from .server import figures as of_server
@@ -156,7 +157,12 @@ def compression(results):
 
 def savings(results):
     result = results.get("savings")
-    return f"## Savings\n\n{paragraph(told_of_savings(result))}\n\n{of_savings(result)}" if result else ""
+    if not result:
+        return ""
+    points, said = against_plain(result)
+    target = ("On the store that compresses, vaults that compress against plain files there, in points; the last column is what a page of 4096 bytes for each file comes to at most "
+              f"(equal small files share theirs). The target is to save at most {TARGET_POINTS} points less. {said} [stores.md](../stores.md#what-compression-saves) has the reasons.")
+    return "\n\n".join(["## Savings", paragraph(told_of_savings(result)), of_savings(result), *([paragraph(target), points] if points else [])])
 
 
 def ciphers(results, plots):

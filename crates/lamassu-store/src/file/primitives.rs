@@ -398,13 +398,17 @@ impl Core {
     }
 
     /// Frees the zeros behind compressed blocks that a barrier has covered. It changes no content, so a crash before or
-    /// after it makes no difference, and no mark counts it. If the store cannot punch, it is not tried again.
+    /// after it makes no difference, and no mark counts it. A store that cannot punch is not asked again. After any
+    /// other failure, such as a full store's, the rest waits for the next barrier.
     pub fn punch_slack(&self, st: &mut State) {
-        let (durable, end) = (st.marks.durable(), st.space.len());
-        for range in st.slack.take_durable(durable) {
+        let end = st.space.len();
+        for range in st.slack.durable(st.marks.durable()) {
             let until = range.end.min(end);
-            if range.start < until && self.backing.punch(range.start, until - range.start).is_err() {
-                return st.slack.give_up();
+            let done = if range.start < until { self.backing.punch(range.start, until - range.start) } else { Ok(()) };
+            match done {
+                Ok(()) => st.slack.forget(range),
+                Err(e) if e.raw_os_error() == Some(libc::EOPNOTSUPP) => return st.slack.give_up(),
+                Err(_) => return,
             }
         }
     }

@@ -4,10 +4,12 @@ use crate::common;
 use common::{Rng, Setup, create_in, fill, raw};
 use lamassu_format::Codec;
 use lamassu_store::Backend;
+use lamassu_store::backend::LocalBackend;
 use lamassu_store::backend::crash::{CrashBackend, CrashSim};
 use lamassu_store::backend::fault::{Call, Fault, FaultBackend};
 use lamassu_store::backend::memory::MemoryBackend;
 use lamassu_store::file::File;
+use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
 const BLOCK: u64 = 4096;
@@ -201,6 +203,48 @@ fn a_full_store_keeps_what_compressed_blocks_were() {
         let again = File::open(setup.context(), raw(&memory.snapshot()), "again").expect("opens");
         again.read_at(0, &mut back).expect("reads");
         assert!(back[..new.len()] == new && back[new.len()..] == old[new.len()..]);
+    }
+}
+
+/// Zeros behind compressed blocks that could not be freed once are freed after a later barrier. Only a store that says
+/// that it cannot punch is not asked again.
+#[test]
+fn a_failed_punch_is_tried_again_after_the_next_barrier() {
+    const LEN: usize = 64 << 10;
+    let cases = [(libc::ENOSPC, true), (libc::EIO, true), (libc::EINTR, true), (libc::EOPNOTSUPP, false)];
+    for (errno, is_asked_again) in cases {
+        let dir = tempfile::tempdir().unwrap();
+        let store = FaultBackend::new(Arc::new(LocalBackend::open(dir.path()).expect("a store")));
+        let setup = Setup { block_size: LEN as u32, reserved: 8, codec: Some(Codec::Lz4), ..Setup::default() };
+        let file = File::create(setup.context(), create_in(&store), "test").expect("creates");
+        let disk_use =
+            || dir.path().read_dir().unwrap().map(|e| e.unwrap().metadata().unwrap().blocks() * 512).sum::<u64>();
+        let random: Vec<u8> = (0..8 * LEN).scan(Rng(1), |rng, _| Some(rng.next() as u8)).collect();
+        let text = fill(8 * LEN, &mut Rng(2));
+        // What does not compress fills its places: what replaces it has zeros behind it that were written.
+        file.write_at(0, &random).expect("writes");
+        file.settle_now().expect("settles");
+        store.faults().rule(move |c| (c.call == Call::Punch).then_some(Fault::Errno(errno)));
+        file.write_at(0, &text).expect("writes");
+        file.sync().expect("syncs, whether it frees or not");
+        let full = disk_use();
+        assert!(full >= 8 * LEN as u64, "{full}");
+        let asked = store.faults().calls(Call::Punch);
+        assert!(asked > 0);
+        store.faults().clear_rules();
+        file.write_at(9 * LEN as u64, &text[..10]).expect("writes elsewhere");
+        file.sync().expect("syncs");
+        assert_eq!(store.faults().calls(Call::Punch) > asked, is_asked_again, "errno {errno}");
+        let left = disk_use();
+        assert_eq!(left < full / 2, is_asked_again, "errno {errno}: {left} of {full} bytes");
+        let mut back = vec![0; text.len()];
+        file.read_at(0, &mut back).expect("reads");
+        assert!(back == text);
+        drop(file);
+        let again = File::open(setup.context(), raw(&store), "again").expect("opens");
+        again.read_at(0, &mut back).expect("reads");
+        assert!(back == text);
+        assert_eq!(again.check(false, &mut |_| {}).expect("checks").damage, []);
     }
 }
 

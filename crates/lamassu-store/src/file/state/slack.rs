@@ -46,12 +46,9 @@ impl Slack {
         self.ranges.clear();
     }
 
-    /// The ranges that are durable, with this mark or an earlier one; they are forgotten.
-    pub fn take_durable(&mut self, durable: Mark) -> Vec<Range<u64>> {
-        let is_durable = |(_, mark): &(&Range<u64>, &Mark)| **mark <= durable;
-        let ranges: Vec<_> = self.ranges.iter().filter(is_durable).map(|(range, _)| range.clone()).collect();
-        ranges.iter().for_each(|range| self.ranges.remove(range.clone()));
-        ranges
+    /// The ranges that are durable, with this mark or an earlier one.
+    pub fn durable(&self, durable: Mark) -> Vec<Range<u64>> {
+        self.ranges.iter().filter(|(_, mark)| **mark <= durable).map(|(range, _)| range.clone()).collect()
     }
 
     /// The store cannot free them.
