@@ -75,6 +75,10 @@ impl Opener {
 
     /// The key of a provider's name, also of one that ends with a slash; `None`: it is none of this bucket's.
     pub fn key(&mut self, name: &str) -> Option<String> {
+        // What a provider lists may be anything: the depth of the recursion below is bounded by this.
+        if name.len() > NAME_MAX {
+            return None;
+        }
         let path = name.strip_prefix(&self.root)?.to_owned();
         if let Some(dir) = path.strip_suffix('/') {
             return Some(self.directory(dir)?.1);
