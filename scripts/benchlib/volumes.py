@@ -28,11 +28,7 @@ PLUGIN = "liblamassu_nbdkit.so"
 
 
 def run_all(bench):
-    # Beside the program, or where cargo builds it for tests.
-    beside = pathlib.Path(bench.program).resolve().parent
-    plugin = next((place for place in (beside / PLUGIN, beside / "deps" / PLUGIN) if place.exists()), None)
-    if plugin is None:
-        raise DemoError(f"{beside / PLUGIN} is not there: `make build` builds it")
+    plugin = plugin_of(bench)
     if missing := [program for program in ("nbdkit", "qemu-nbd", "qemu-img") if not have(program)]:
         raise DemoError(f"not installed: {', '.join(missing)} (`make setup` installs it)")
     mib, seconds, samples = bench.size(512, 16), bench.size(6, 1), []
@@ -53,6 +49,15 @@ def run_all(bench):
                     samples.append({"system": name, "run": number, "workload": workload, "mib_s": mib_s, "us_4k": cost})
             say(f"volumes, run {number + 1} of {bench.runs}, {name}: " + ", ".join(f"{s['workload']} {s['mib_s']:.0f} MiB/s" for s in samples[-len(WORKLOADS):]))
     return {"size_mib": mib, "seconds": seconds, "depth": DEPTH, "runs": 1 + samples[-1]["run"], "samples": samples}
+
+
+def plugin_of(bench):
+    """nbdkit's plugin: beside the program, or where cargo builds it for tests."""
+    beside = pathlib.Path(bench.program).resolve().parent
+    plugin = next((place for place in (beside / PLUGIN, beside / "deps" / PLUGIN) if place.exists()), None)
+    if plugin is None:
+        raise DemoError(f"{beside / PLUGIN} is not there: `make build` builds it")
+    return plugin
 
 
 def make(bench, name, work, plugin, mib):
