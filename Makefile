@@ -1,7 +1,7 @@
 # `make help` lists the targets. Everything goes to target/ (or CARGO_TARGET_DIR).
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build install uninstall demo demo-gateway demo-shared passthrough bench-programs test test-fips torture soak fuzz lint setup-bench bench bench-paper bench-smoke clean
+.PHONY: help setup build install uninstall demo demo-gateway demo-shared passthrough bench-programs test test-fips torture torture-guest soak fuzz lint setup-bench bench bench-paper bench-smoke clean
 
 help: ## lists the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -74,6 +74,10 @@ test-fips: ## builds with the FIPS module of AWS-LC (feature `fips`; takes cmake
 torture: build ## random operations, killed daemons, power cuts, damage, failing stores, sshfs, backups, in real mounts (10 minutes); then millions of simulated crashes
 	tests/torture/run
 	tests/torture/simulate
+
+torture-guest: build ## a whole Debian on a volume: booted from NBD in qemu, written to, its server killed; two versions deduplicated (six minutes; as root)
+	scripts/setup --guest
+	tests/torture/guest
 
 soak: build ## half an hour of mixed load, with the daemon's memory measured
 	tests/torture/run --seconds 1800 soak
