@@ -1,7 +1,7 @@
 # `make help` lists the targets. Everything goes to target/ (or CARGO_TARGET_DIR).
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build install uninstall demo demo-gateway demo-shared passthrough bench-programs test test-fips torture soak fuzz lint setup-bench bench bench-paper bench-smoke clean
+.PHONY: help setup build install uninstall demo demo-gateway demo-shared passthrough bench-programs test test-fips torture torture-guest soak fuzz lint setup-bench bench bench-paper bench-smoke clean
 
 help: ## lists the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -26,7 +26,7 @@ program = $(or $(CARGO_TARGET_DIR),target)/release/lamassu
 plugin = $(or $(wildcard $(dir $(program))liblamassu_nbdkit.so),$(dir $(program))deps/liblamassu_nbdkit.so)
 completions = bash-completion/completions/lamassu zsh/site-functions/_lamassu fish/vendor_completions.d/lamassu.fish
 
-install: ## installs the programs, nbdkit's plugin, links for mount(8), shell completions, the units of server, gateway and proxy (PREFIX=/usr/local DESTDIR=)
+install: ## installs the programs, nbdkit's plugin, links for mount(8), shell completions, the units of server, gateway, proxy and volumes (PREFIX=/usr/local DESTDIR=)
 	@test -x $(program) || { echo "there is no $(program): run make build first" >&2; exit 1; }
 	install -D -m 755 $(program) $(bindir)/lamassu
 	install -D -m 755 $(program)-server $(bindir)/lamassu-server
@@ -35,6 +35,7 @@ install: ## installs the programs, nbdkit's plugin, links for mount(8), shell co
 	sed 's|/usr/local/bin/|$(PREFIX)/bin/|' dist/lamassu-server.service > $(unitdir)/lamassu-server.service
 	sed 's|/usr/local/bin/|$(PREFIX)/bin/|' dist/lamassu-gateway@.service > $(unitdir)/lamassu-gateway@.service
 	sed 's|/usr/local/bin/|$(PREFIX)/bin/|' dist/lamassu-proxy.service > $(unitdir)/lamassu-proxy.service
+	sed 's|/usr/local/bin/|$(PREFIX)/bin/|' dist/lamassu-volumes@.service > $(unitdir)/lamassu-volumes@.service
 	install -m 644 dist/lamassu-server.sysusers $(sysusersdir)/lamassu-server.conf
 	install -m 644 dist/lamassu-proxy.sysusers $(sysusersdir)/lamassu-proxy.conf
 	install -d $(DESTDIR)$(SBINDIR) $(addprefix $(sharedir)/,$(dir $(completions)))
@@ -45,7 +46,7 @@ install: ## installs the programs, nbdkit's plugin, links for mount(8), shell co
 	$(program) completions fish > $(sharedir)/$(word 3,$(completions))
 
 uninstall: ## removes what `make install` installed (same PREFIX and DESTDIR)
-	rm -f $(bindir)/lamassu $(bindir)/lamassu-server $(plugindir)/nbdkit-lamassu-plugin.so $(unitdir)/lamassu-server.service $(unitdir)/lamassu-gateway@.service $(unitdir)/lamassu-proxy.service $(sysusersdir)/lamassu-server.conf $(sysusersdir)/lamassu-proxy.conf $(addprefix $(DESTDIR)$(SBINDIR)/,mount.fuse.lamassu mount.lamassu) $(addprefix $(sharedir)/,$(completions))
+	rm -f $(bindir)/lamassu $(bindir)/lamassu-server $(plugindir)/nbdkit-lamassu-plugin.so $(unitdir)/lamassu-server.service $(unitdir)/lamassu-gateway@.service $(unitdir)/lamassu-proxy.service $(unitdir)/lamassu-volumes@.service $(sysusersdir)/lamassu-server.conf $(sysusersdir)/lamassu-proxy.conf $(addprefix $(DESTDIR)$(SBINDIR)/,mount.fuse.lamassu mount.lamassu) $(addprefix $(sharedir)/,$(completions))
 
 demo: setup build ## shows on real data that the ciphertext deduplicates (a few minutes)
 	scripts/demo
@@ -74,6 +75,10 @@ torture: build ## random operations, killed daemons, power cuts, damage, failing
 	tests/torture/run
 	tests/torture/simulate
 	cargo test --locked --release -p lamassu-gateway --test it -- --ignored --nocapture remote::
+
+torture-guest: build ## a whole Debian on a volume: booted from NBD in qemu, written to, its server killed; two versions deduplicated (six minutes; as root)
+	scripts/setup --guest
+	tests/torture/guest
 
 soak: build ## half an hour of mixed load, with the daemon's memory measured
 	tests/torture/run --seconds 1800 soak

@@ -16,13 +16,14 @@ from .shared import shared
 from .slots import slots
 from .space import space
 from .stages import stages
+from .study import study
 from .summary import paragraph, summary
 from .sweeps import growth, sweeps
 from .timed import durable, small
 from .tree import tree
 from .volumes import volumes
 
-EXPERIMENTS = ("mount", "small", "durable", "space", "network", "stages", "slots", "integrity", "tree", "sweeps", "growth", "ciphers", "shared", "server", "volumes", "compression", "savings")
+EXPERIMENTS = ("mount", "small", "durable", "space", "network", "stages", "slots", "integrity", "tree", "sweeps", "growth", "ciphers", "shared", "server", "volumes", "study", "compression", "savings")
 # Why an experiment leaves out a peer.
 LEFT_OUT = {("durable", "cryfs"): "it answers fsync(2) without syncing anything of its store", ("network", "cryfs"): "its blocks are files of 16 KiB, each of which would cross the link",
             ("network", "bindfs"): "`sshfs alone` and `plainfs` show what is there without encryption"}
@@ -112,5 +113,5 @@ def left_out(results):
 
 
 SECTIONS = {"mount": mount, "small": small, "durable": durable, "space": space, "network": network, "stages": stages, "slots": slots,
-            "integrity": integrity, "tree": tree, "sweeps": sweeps, "growth": growth, "ciphers": ciphers, "shared": shared, "server": server, "volumes": volumes,
+            "integrity": integrity, "tree": tree, "sweeps": sweeps, "growth": growth, "ciphers": ciphers, "shared": shared, "server": server, "volumes": volumes, "study": study,
             "compression": compression, "savings": savings}

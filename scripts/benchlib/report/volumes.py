@@ -2,7 +2,7 @@
 
 from .figures import by, median, names, number, runs, table
 
-TITLE = {"lamassu": "`volume export`", "luks": "qemu-nbd, LUKS", "file": "nbdkit, plain file"}
+TITLE = {"lamassu": "`volume export`", "lamassu-62": "with 62 slots", "luks": "qemu-nbd, LUKS", "file": "nbdkit, plain file"}
 
 
 def figures(result):
@@ -13,7 +13,9 @@ def figures(result):
         return median(by(samples, system=system, workload=workload), "mib_s")
 
     rows = [[w, *(number(rate(w, s)) for s in systems), *(number(rate(w, "lamassu") / rate(w, s)) for s in ("luks", "file"))] for w in workloads]
-    return table(["MiB/s", *(TITLE[s] for s in systems), "÷ LUKS", "÷ plain"], rows)
+    costs = [[w, *(number(median(by(samples, system=s, workload=w), "us_4k")) for s in systems)] for w in workloads]
+    rates = table(["MiB/s", *(TITLE[s] for s in systems), "÷ LUKS", "÷ plain"], rows)
+    return rates + "\n\n" + table(["server's processor time, µs for 4 KiB", *(TITLE[s] for s in systems)], costs)
 
 
 def told(result):
