@@ -175,17 +175,19 @@ const THERE_AND_BACK: &str = "s3.create_bucket(Bucket='alice-b')\n\
 /// Connections that are cut in the middle of requests and of answers: clients notice nothing.
 #[test]
 fn connections_that_are_cut_are_made_again() {
-    for kind in KINDS.into_iter().filter(|kind| kind.is_there()) {
-        let mut lab = Lab::remote_without_gateway(kind, "");
-        let provider = lab.cloud().port;
-        let between = providers::cutting(provider, 20);
-        let configured = fs::read_to_string(lab.path("gateway.toml")).expect("its configuration");
-        lab.write("gateway.toml", &configured.replace(&provider.to_string(), &between.to_string()));
-        lab.start();
-        lab.data("noise", 30 << 20);
-        lab.python(THERE_AND_BACK);
-        assert!(lab.log().contains("repeated"), "{kind:?}: {}", lab.log());
+    let kind = Kind::S3sFs;
+    if !kind.is_there() {
+        return;
     }
+    let mut lab = Lab::remote_without_gateway(kind, "");
+    let provider = lab.cloud().port;
+    let between = providers::cutting(provider, 20);
+    let configured = fs::read_to_string(lab.path("gateway.toml")).expect("its configuration");
+    lab.write("gateway.toml", &configured.replace(&provider.to_string(), &between.to_string()));
+    lab.start();
+    lab.data("noise", 30 << 20);
+    lab.python(THERE_AND_BACK);
+    assert!(lab.log().contains("repeated"), "{}", lab.log());
 }
 
 /// A provider that is restarted while objects are put and read: the client notices nothing.
