@@ -35,6 +35,7 @@ install: ## installs the programs, nbdkit's plugin, links for mount(8), shell co
 	sed 's|/usr/local/bin/|$(PREFIX)/bin/|' dist/lamassu-server.service > $(unitdir)/lamassu-server.service
 	sed 's|/usr/local/bin/|$(PREFIX)/bin/|' dist/lamassu-gateway@.service > $(unitdir)/lamassu-gateway@.service
 	sed 's|/usr/local/bin/|$(PREFIX)/bin/|' dist/lamassu-proxy.service > $(unitdir)/lamassu-proxy.service
+	sed 's|/usr/local/bin/|$(PREFIX)/bin/|' dist/lamassu-publish@.service > $(unitdir)/lamassu-publish@.service
 	sed 's|/usr/local/bin/|$(PREFIX)/bin/|' dist/lamassu-volumes@.service > $(unitdir)/lamassu-volumes@.service
 	install -m 644 dist/lamassu-server.sysusers $(sysusersdir)/lamassu-server.conf
 	install -m 644 dist/lamassu-proxy.sysusers $(sysusersdir)/lamassu-proxy.conf
@@ -46,7 +47,7 @@ install: ## installs the programs, nbdkit's plugin, links for mount(8), shell co
 	$(program) completions fish > $(sharedir)/$(word 3,$(completions))
 
 uninstall: ## removes what `make install` installed (same PREFIX and DESTDIR)
-	rm -f $(bindir)/lamassu $(bindir)/lamassu-server $(plugindir)/nbdkit-lamassu-plugin.so $(unitdir)/lamassu-server.service $(unitdir)/lamassu-gateway@.service $(unitdir)/lamassu-proxy.service $(unitdir)/lamassu-volumes@.service $(sysusersdir)/lamassu-server.conf $(sysusersdir)/lamassu-proxy.conf $(addprefix $(DESTDIR)$(SBINDIR)/,mount.fuse.lamassu mount.lamassu) $(addprefix $(sharedir)/,$(completions))
+	rm -f $(bindir)/lamassu $(bindir)/lamassu-server $(plugindir)/nbdkit-lamassu-plugin.so $(unitdir)/lamassu-server.service $(unitdir)/lamassu-gateway@.service $(unitdir)/lamassu-proxy.service $(unitdir)/lamassu-publish@.service $(unitdir)/lamassu-volumes@.service $(sysusersdir)/lamassu-server.conf $(sysusersdir)/lamassu-proxy.conf $(addprefix $(DESTDIR)$(SBINDIR)/,mount.fuse.lamassu mount.lamassu) $(addprefix $(sharedir)/,$(completions))
 
 demo: setup build ## shows on real data that the ciphertext deduplicates (a few minutes)
 	scripts/demo

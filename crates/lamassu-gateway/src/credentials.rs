@@ -6,6 +6,7 @@ use crate::secrets::{Secret, in_line, read_private};
 use crate::{GatewayError, Result};
 use lamassu_access::Action;
 use lamassu_vault::Owner;
+use s3s::S3Result;
 use s3s::auth::SecretKey;
 use serde::Deserialize;
 use std::collections::HashMap;
@@ -73,8 +74,8 @@ pub enum Right {
 /// Decides whether a key, or a folder, may be used.
 pub type Judge = Box<dyn Fn(Action, &str) -> bool + Send + Sync>;
 
-/// Decides whether a credential is in force still.
-pub type InForce = Box<dyn Fn() -> bool + Send + Sync>;
+/// Decides whether a credential is in force still; otherwise the error for its holder.
+pub type InForce = Box<dyn Fn() -> S3Result<()> + Send + Sync>;
 
 /// What a user may do.
 enum Rights {
@@ -138,9 +139,12 @@ impl User {
     }
 
     /// Whether it may go on with what it has begun: its credential is neither revoked nor expired by now.
-    pub fn may_go_on(&self) -> bool {
+    ///
+    /// # Errors
+    /// For the holder.
+    pub fn may_go_on(&self) -> S3Result<()> {
         match &self.rights {
-            Rights::Buckets { .. } => true,
+            Rights::Buckets { .. } => Ok(()),
             Rights::Keys { in_force, .. } => in_force(),
         }
     }

@@ -123,7 +123,7 @@ impl Served {
     fn sweep(&self, stopping: &AtomicBool) {
         let swept = match self {
             Served::Files(objects) => objects.sweep(stopping).map_err(|error| error.to_string()),
-            Served::Remote(remote) => remote.sweep().map_err(|error| error.to_string()),
+            Served::Remote(remote) => remote.sweep(stopping).map_err(|error| error.to_string()),
         };
         match swept {
             Ok(removed) => tracing::info!(removed, "what an earlier end had left of objects is removed"),

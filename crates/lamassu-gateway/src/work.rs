@@ -3,21 +3,27 @@
 
 use crate::limits::Turn;
 use std::cell::RefCell;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll};
 use tokio::runtime::Handle;
-use tokio::task::{JoinHandle, spawn_blocking};
+use tokio::task::{JoinError, JoinHandle, spawn_blocking};
 
 thread_local! {
     /// The turn of the request that this thread works for. If it is set, the thread may block.
     static CURRENT: RefCell<Option<Arc<Turn>>> = const { RefCell::new(None) };
+    /// Whether the request's client is there no more.
+    static GIVEN_UP: RefCell<Option<Arc<AtomicBool>>> = const { RefCell::new(None) };
 }
 
-/// Resets [`CURRENT`], also if the work panics.
+/// Resets [`CURRENT`] and [`GIVEN_UP`], also if the work panics.
 struct Working;
 
 impl Working {
-    fn begin(turn: Option<Arc<Turn>>) -> Working {
+    fn begin(turn: Option<Arc<Turn>>, given_up: Option<Arc<AtomicBool>>) -> Working {
         CURRENT.set(turn);
+        GIVEN_UP.set(given_up);
         Working
     }
 }
@@ -25,7 +31,34 @@ impl Working {
 impl Drop for Working {
     fn drop(&mut self) {
         CURRENT.set(None);
+        GIVEN_UP.set(None);
     }
+}
+
+/// Work on another thread, and its result. If this is dropped before, the work is given up: it goes on, but may ask
+/// [`is_wanted`].
+pub struct Work<T> {
+    thread: JoinHandle<T>,
+    given_up: Arc<AtomicBool>,
+}
+
+impl<T> Future for Work<T> {
+    type Output = Result<T, JoinError>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        Pin::new(&mut self.thread).poll(cx)
+    }
+}
+
+impl<T> Drop for Work<T> {
+    fn drop(&mut self) {
+        self.given_up.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Whether somebody waits still for what this thread does for a request. Work without an end in sight asks.
+pub fn is_wanted() -> bool {
+    GIVEN_UP.with_borrow(|given_up| given_up.as_ref().is_none_or(|given_up| !given_up.load(Ordering::Relaxed)))
 }
 
 /// The turn of the request that this thread works for.
@@ -34,11 +67,14 @@ pub fn current() -> Option<Arc<Turn>> {
 }
 
 /// Runs the work of a request on a thread that may block. The request's turn lasts at least as long as the work.
-pub fn spawn<T: Send + 'static>(turn: Arc<Turn>, work: impl FnOnce() -> T + Send + 'static) -> JoinHandle<T> {
-    spawn_blocking(move || {
-        let _working = Working::begin(Some(turn));
+pub fn spawn<T: Send + 'static>(turn: Arc<Turn>, work: impl FnOnce() -> T + Send + 'static) -> Work<T> {
+    let given_up = Arc::new(AtomicBool::new(false));
+    let told = given_up.clone();
+    let thread = spawn_blocking(move || {
+        let _working = Working::begin(Some(turn), Some(told));
         work()
-    })
+    });
+    Work { thread, given_up }
 }
 
 /// Runs what may wait for the store when a value is dropped. If a client goes away during its request, values are
@@ -47,7 +83,7 @@ pub fn beside_async(turn: Option<Arc<Turn>>, work: impl FnOnce() + Send + 'stati
     match Handle::try_current() {
         Ok(runtime) if current().is_none() => {
             drop(runtime.spawn_blocking(move || {
-                let _working = Working::begin(turn);
+                let _working = Working::begin(turn, None);
                 work();
             }));
         }
@@ -63,6 +99,22 @@ mod tests {
 
     fn one_at_once() -> Arc<Tenant> {
         Arc::new(Tenant::new("t", Limits { requests_at_once: 1, ..Limits::default() }))
+    }
+
+    #[tokio::test]
+    async fn work_learns_that_it_is_given_up() {
+        let tenant = one_at_once();
+        let turn = Arc::new(tenant.begin("u").expect("the first"));
+        assert!(spawn(turn.clone(), is_wanted).await.expect("no panic") && is_wanted());
+        let (tell, told) = mpsc::channel();
+        let work = spawn(turn, move || {
+            while is_wanted() {
+                std::thread::yield_now();
+            }
+            tell.send(()).expect("it is waited for");
+        });
+        drop(work);
+        tokio::task::spawn_blocking(move || told.recv()).await.expect("no panic").expect("it ends");
     }
 
     async fn is_given_back(tenant: &Arc<Tenant>) {

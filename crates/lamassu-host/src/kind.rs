@@ -197,7 +197,7 @@ fn host(error: &Error) -> FaultKind {
 fn key(error: &KeyError) -> FaultKind {
     match error {
         KeyError::WrongKey { .. } | KeyError::NoSlotOfKind { .. } => FaultKind::WrongKey,
-        KeyError::HeaderAltered | KeyError::KeychainInvalid | KeyError::OlderHeader { .. } => {
+        KeyError::HeaderAltered | KeyError::KeychainInvalid | KeyError::OtherHeader | KeyError::OlderHeader { .. } => {
             FaultKind::HeaderUnreadable
         }
         KeyError::Header(e) => header(e),
@@ -231,7 +231,6 @@ fn key(error: &KeyError) -> FaultKind {
         KeyError::Argon2 { .. } | KeyError::Argon2Memory { .. } | KeyError::Argon2Work { .. } => FaultKind::TooDear,
         KeyError::SlotsTooDear { .. } => FaultKind::Refused,
         KeyError::NoRandom(_) => FaultKind::Other,
-        KeyError::OtherHeader => FaultKind::Internal,
         KeyError::Source(e) => source(e),
         KeyError::File(e) => file(e),
     }

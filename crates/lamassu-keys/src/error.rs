@@ -35,8 +35,8 @@ pub enum KeyError {
     /// The file is no header, is damaged, or is newer than this program.
     #[error(transparent)]
     Header(#[from] HeaderError),
-    /// The program's: keys of one header were used on another.
-    #[error("these keys are not those of this header")]
+    /// Another header lies in the place of that which the keys were loaded from.
+    #[error("the header is another vault's: its keys are not those that are loaded; put the vault's own back")]
     OtherHeader,
     /// The keys were destroyed: no key opens it any more.
     #[error(

@@ -145,7 +145,8 @@ impl Vault {
             })?;
         }
         if self.name_mode == NameMode::Plain && dir.ino != ROOT {
-            self.must_be_its_own_plain_dir(dir.object, &dir.handle.stat().map_err(io("stat"))?)?;
+            let st = dir.handle.stat().map_err(io("stat"))?;
+            self.must_be_its_own_plain_dir(dir.object, &st, crate::target::ENTERED)?;
         }
         let names = read.and_then(|text| self.names_of_text(text)).map_err(|fault| {
             let stored = path().display().to_string();

@@ -266,6 +266,12 @@ fn is_random(name: &OsStr, prefix: &str) -> bool {
     random.is_some_and(|hex| hex.len() == 32 && hex.iter().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f')))
 }
 
+/// Whether Lamassu gives such names to what it puts here. The directory may be another one of root's, which the owner
+/// of a dataset's root has renamed: in that, other names lie.
+pub(crate) fn is_put_here(name: &OsStr) -> bool {
+    ["", DATASET_PREFIX, PROBE_PREFIX].iter().any(|prefix| is_random(name, prefix))
+}
+
 /// A name that is used nowhere else.
 pub(crate) fn random_name() -> Result<OsString> {
     let mut raw = [0; 16];
@@ -456,7 +462,7 @@ impl Staging {
     fn clear(&self, name: &OsStr) -> stdio::Result<()> {
         let st = self.dir.stat_entry(name)?;
         // A directory gets its owner before it is moved to its place: so if it is empty, it may be deleted.
-        if st.uid != self.made.uid && !is_random(name, "") {
+        if !is_put_here(name) || (st.uid != self.made.uid && !is_random(name, "")) {
             return Err(stdio::Error::from_raw_os_error(libc::EPERM));
         }
         match st.kind {

@@ -17,6 +17,11 @@ use std::ffi::{OsStr, OsString};
 use std::io as stdio;
 use std::sync::Arc;
 
+/// Permissions by which a directory of root's is told from another where others write to it, and where it is moved or
+/// removed. A crash within seconds of root's `chmod` leaves such a difference, too: so as few as possible.
+pub(crate) const ENTERED: u32 = 0o022;
+const MOVED: u32 = 0o777;
+
 /// See the module's head. An open file works without a name, too.
 pub(crate) enum Target {
     Open(Arc<OpenFile>),
@@ -132,7 +137,7 @@ impl Vault {
         let has_more_names = empties && shown.len > 0 && !open.file().is_dirty() && shown.nlink > row.links;
         match (has_owner && !has_more_names) || (has_content && open.file().is_identified()?) {
             true => Ok(()),
-            false => Err(another(&shown)),
+            false => Err(unidentified(&shown)),
         }
     }
 
@@ -149,23 +154,22 @@ impl Vault {
     /// `EPERM`.
     pub(crate) fn must_be_its_own(&self, object: ObjectId, shown: &Stat) -> Result<()> {
         match self.row_of_shown(object, shown)? {
-            Some((_, false)) => Err(another(shown)),
+            Some((_, false)) => Err(unidentified(shown)),
             Some((_, true)) | None => Ok(()),
         }
     }
 
-    /// The same for a directory whose names are plain. Root has private ones and ones that all may write to, of one
-    /// owner: so the store may not show fewer permissions of one of root's than its row has.
+    /// The same for a directory whose names are plain. Root has private ones and ones that others may write to, of one
+    /// owner: so the store may not show fewer of these permissions of one of root's than its row has.
     ///
     /// # Errors
     /// `EPERM`.
-    pub(crate) fn must_be_its_own_plain_dir(&self, object: ObjectId, shown: &Stat) -> Result<()> {
+    pub(crate) fn must_be_its_own_plain_dir(&self, object: ObjectId, shown: &Stat, permissions: u32) -> Result<()> {
         self.must_be_its_own(object, shown)?;
+        let has_fewer = |row: &Row| shown.uid == 0 && row.mode & !shown.mode & permissions != 0;
         match self.row_of_shown(object, shown)? {
-            Some((row, _)) if shown.uid == 0 && row.mode & !shown.mode != 0 && self.staging()?.keeps_modes() => {
-                Err(another(shown))
-            }
-            _ => Ok(()),
+            Some((row, _)) if has_fewer(&row) && self.staging()?.keeps_modes() => Err(unidentified(shown)),
+            Some(_) | None => Ok(()),
         }
     }
 
@@ -199,7 +203,7 @@ impl Vault {
         let shown = match header_id(&*handle) {
             Ok(Some(id)) => digest_of_dataset(&id),
             Ok(None) | Err(_) if self.name_mode == NameMode::Plain => {
-                return self.must_be_its_own_plain_dir(object, st);
+                return self.must_be_its_own_plain_dir(object, st, MOVED);
             }
             Ok(None) | Err(_) => match self.record_text(&*handle) {
                 Err(DirFault::Unreadable(e)) => return Err(io("read a directory record")(e)),
@@ -214,7 +218,7 @@ impl Vault {
 }
 
 /// The error of an entry that may be another one than that of its row.
-fn another(shown: &Stat) -> VaultError {
+fn unidentified(shown: &Stat) -> VaultError {
     tracing::warn!(
         inode = shown.ino,
         uid = shown.uid,

@@ -306,6 +306,7 @@ fn says_what_to_do(fault: &Fault) -> bool {
         | Fault::RetireMounted { .. }
         | Fault::OtherDigest { .. }
         | Fault::Umount { .. }
+        | Fault::FailingMount { .. }
         | Fault::Volume(VolumeError::NotFound(_))
         | Fault::Access(_)
         | Fault::NbdkitEnded { .. }
@@ -406,7 +407,7 @@ fn code(fault: &Fault) -> Code {
         Fault::Undone { .. } => Code::Undone,
         Fault::ScrubStale { .. } | Fault::CheckStale { .. } | Fault::DatasetsStale { .. } => Code::Stale,
         Fault::ScrubUnverified { .. } => Code::Unverified,
-        Fault::ScrubUnreadable { .. } | Fault::DatasetExchanged { .. } => Code::Store,
+        Fault::ScrubUnreadable { .. } | Fault::DatasetExchanged { .. } | Fault::FailingMount { .. } => Code::Store,
         Fault::Unprinted { .. } => Code::Other,
         Fault::LocalPath { path: _, source } => FaultKind::from(source).into(),
         Fault::Moved { .. } | Fault::DaemonKilled { .. } => Code::Other,

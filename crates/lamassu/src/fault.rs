@@ -358,6 +358,12 @@ pub enum Fault {
     /// The daemon's answer is malformed.
     #[error("the process that serves {path:?} gave an answer that makes no sense: it is of another version")]
     GarbledAnswer { path: PathBuf },
+    /// A mount fails, so its daemon cannot be asked.
+    #[error(
+        "{path:?} answers with an I/O error: its store, or the server of a shared vault, does not answer or is not what it \
+         was; the mount's log says which: the journal, syslog, or its --log-file"
+    )]
+    FailingMount { path: PathBuf },
     /// Some of several files failed; each was named when it did.
     #[error("{failed} of {all} could not be done")]
     SomeFailed { failed: usize, all: usize },

@@ -117,7 +117,7 @@ pub fn not_asked(dir: &Path, error: AskError<ControlError>) -> crate::fault::Err
 }
 
 /// Why a daemon could not be asked: the directory lies below a dataset that is not loaded, is that of a dataset which a
-/// frozen mount does not open, or does not exist.
+/// frozen mount does not open, does not exist, or is of a mount that fails.
 fn hindered(dir: &Path, error: ControlError) -> crate::fault::Error {
     let errno = match &error {
         ControlError::Io { op: _, source } => source.raw_os_error(),
@@ -132,6 +132,7 @@ fn hindered(dir: &Path, error: ControlError) -> crate::fault::Error {
     };
     match errno {
         Some(libc::EBUSY) => lamassu_host::Error::Frozen.into(),
+        Some(libc::EIO) => Fault::FailingMount { path: dir.into() }.into(),
         Some(libc::ENOKEY) => hidden(dir).map_or_else(|| error.into(), Into::into),
         Some(libc::ENOENT) => missing(dir).map_or_else(|| error.into(), Into::into),
         _ => error.into(),

@@ -82,7 +82,7 @@ impl Admission {
         let (of, tenant, most) = (claims.clone(), customer.tenant.clone(), self.most);
         let judge = Box::new(move |action, key: &str| found.decider.allows(&of, action, key));
         // By what is published then. Long requests ask it again and again.
-        let in_force = Box::new(move || most.check(&customer, &claims, self::now()).is_ok());
+        let in_force = Box::new(move || Ok(most.check(&customer, &claims, self::now()).map(drop)?));
         Ok(User::of_credential(name, tenant, key, (judge, in_force)))
     }
 }

@@ -5,12 +5,15 @@
 
 use super::error::{RemoteError, Result};
 use super::settings::Settings;
+use crate::work;
 use data_encoding::BASE64;
 use http::{HeaderMap, Method, Request};
 use rusty_s3::actions::{CreateMultipartUpload, ListObjectsV2};
 use rusty_s3::{Bucket, Credentials, S3Action};
 use s3s::crypto::{Checksum as _, Md5};
 use serde::Deserialize;
+use std::collections::HashSet;
+use std::hash::{BuildHasher, RandomState};
 use std::io::Read;
 use std::ops::Range;
 use std::time::Duration;
@@ -35,6 +38,8 @@ pub struct Client {
     bucket: Bucket,
     credentials: Credentials,
     retries: u32,
+    /// hashes what a provider says, which it cannot foresee
+    tokens: RandomState,
 }
 
 /// A condition on what is replaced, which the provider checks.
@@ -131,7 +136,8 @@ impl Answer {
 
     /// Whether an answer of success has an error in its document: CompleteMultipartUpload and CopyObject have such.
     fn is_fault(&self) -> bool {
-        self.body.len() <= DOCUMENT_MAX && self.body.starts_with(b"<") && self.text().contains("<Error>")
+        let is_document = self.body.trim_ascii_start().starts_with(b"<");
+        self.body.len() <= DOCUMENT_MAX && is_document && self.text().contains("<Error>")
     }
 
     fn etag(&self) -> Result<String> {
@@ -203,7 +209,13 @@ fn no_answer(error: ureq::Error) -> RemoteError {
 impl Client {
     pub fn new(settings: &Settings) -> Client {
         let (bucket, credentials) = (settings.bucket.clone(), settings.credentials.clone());
-        Client { agent: settings.agent.clone(), bucket, credentials, retries: settings.retries }
+        Client {
+            agent: settings.agent.clone(),
+            bucket,
+            credentials,
+            retries: settings.retries,
+            tokens: RandomState::new(),
+        }
     }
 
     fn once(&self, signed: &Signed, body: Option<&[u8]>) -> Result<Answer> {
@@ -385,7 +397,14 @@ impl Client {
             action.with_continuation_token(token);
         }
         let sign = || Self::signed(&action, Method::GET, Vec::new());
-        let answer = self.send("ListObjectsV2", sign, None)?;
+        let answer = self.send("ListObjectsV2", sign, None).map_err(|error| match error {
+            // Not of an object: the endpoint answers something else.
+            RemoteError::NoKey | RemoteError::Precondition => RemoteError::Answer(format!("ListObjectsV2: {error}")),
+            error => error,
+        })?;
+        if !answer.text().contains("<ListBucketResult") {
+            return Err(RemoteError::Answer("ListObjectsV2: the document is no listing".into()));
+        }
         let parsed: Document = quick_xml::de::from_reader(&*answer.body)
             .map_err(|error| RemoteError::Answer(format!("ListObjectsV2: {error}")))?;
         let tag = |etag: String| etag.trim_matches('"').to_owned();
@@ -398,6 +417,27 @@ impl Client {
             prefixes: parsed.common_prefixes.into_iter().map(|common| common.prefix).collect(),
             next: parsed.next_continuation_token.filter(|next| !next.is_empty()),
         })
+    }
+
+    /// All pages of names, as [`Client::list`] has them, for a request whose client waits. A provider may list without
+    /// an end: so nothing is listed for a client that is there no more.
+    ///
+    /// # Errors
+    /// Those of the provider, and of `each`. [`RemoteError::GivenUp`]. [`RemoteError::Answer`]: it lists in a circle.
+    pub fn pages(&self, prefix: &str, grouped: bool, mut each: impl FnMut(Page) -> Result<()>) -> Result<()> {
+        let (mut seen, mut next) = (HashSet::new(), None::<String>);
+        loop {
+            if !work::is_wanted() {
+                return Err(RemoteError::GivenUp);
+            }
+            let mut page = self.list(prefix, grouped, next.as_deref(), 1000)?;
+            next = page.next.take();
+            each(page)?;
+            let Some(token) = &next else { return Ok(()) };
+            if !seen.insert(self.tokens.hash_one(token)) {
+                return Err(RemoteError::Answer("ListObjectsV2: it lists in a circle".into()));
+            }
+        }
     }
 
     /// Begins an upload in parts; its id.

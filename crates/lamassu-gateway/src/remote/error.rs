@@ -46,6 +46,9 @@ pub enum RemoteError {
     /// The client's: a provider copies no object that large at once.
     #[error("objects of more than 5 GiB are not copied at the provider: upload it again, in parts")]
     LargeCopy,
+    /// The client is gone.
+    #[error("the client is gone")]
+    GivenUp,
     /// The gateway changes nothing.
     #[error("the gateway serves this read-only")]
     ReadOnly,

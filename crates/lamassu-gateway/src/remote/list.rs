@@ -19,6 +19,8 @@ use std::time::{Duration, Instant};
 const KEPT: Duration = Duration::from_secs(60);
 /// What an entry takes besides its texts, bytes.
 const ENTRY: usize = 64;
+/// Characters of a provider's name in the log.
+const NAME_SHOWN: usize = 200;
 /// Listings that are kept.
 const KEPT_MAX: std::num::NonZeroUsize = std::num::NonZeroUsize::new(64).unwrap();
 
@@ -174,14 +176,13 @@ impl Remote {
         let after = query.after.clone();
         let taken = Instant::now();
         let mut listing = Kept { names: BTreeMap::new(), bytes: 0, after, is_cut: false, taken };
-        let mut next: Option<String> = None;
         let marker = self.name(&self.marker(bucket));
-        loop {
-            let page = self.client.list(&sealed, grouped, next.as_deref(), 1000)?;
+        self.client.pages(&sealed, grouped, |page| {
             let keys = page.objects.into_iter().map(|Listed { name, stored }| (name, stored));
             for (name, stored) in keys.chain(page.prefixes.into_iter().map(|prefix| (prefix, None))) {
                 let Some(key) = opener.key(&name) else {
                     if name != marker {
+                        let name: String = name.chars().take(NAME_SHOWN).collect();
                         tracing::warn!(name, "an object in the bucket is no object of the vault's: it is not listed");
                     }
                     continue;
@@ -193,11 +194,9 @@ impl Remote {
                 let stored = stored.filter(|_| !is_group);
                 listing.add(shown, Entry { is_group, stored }, self.listings.bytes_max);
             }
-            next = page.next;
-            if next.is_none() {
-                return Ok(listing);
-            }
-        }
+            Ok(())
+        })?;
+        Ok(listing)
     }
 
     /// What is told of an entry; nothing if it is gone by now.

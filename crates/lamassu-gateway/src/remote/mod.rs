@@ -36,7 +36,7 @@ use client::{Client, Unless};
 use lamassu_vault::detached::Detached;
 use list::Listings;
 use lru::LruCache;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::{Mutex, MutexGuard, RwLock, RwLockReadGuard};
 use properties::Properties;
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -66,6 +66,8 @@ pub struct Remote {
     prefix: String,
     /// Held while a condition is checked and the object is replaced.
     keys: Vec<Mutex<()>>,
+    /// Held for writing while a bucket is removed, for reading while an object of it is placed.
+    kept: Vec<RwLock<()>>,
     known: Mutex<LruCache<String, (String, Arc<Properties>)>>,
     buckets: Mutex<HashMap<String, Instant>>,
     listings: Listings,
@@ -83,6 +85,7 @@ impl Remote {
             client,
             prefix: settings.prefix.clone(),
             keys: std::iter::repeat_with(Mutex::default).take(STRIPES).collect(),
+            kept: std::iter::repeat_with(RwLock::default).take(STRIPES).collect(),
             known: Mutex::new(LruCache::new(KNOWN_MAX)),
             buckets: Mutex::default(),
             listings: Listings::new(listing_max),
@@ -138,9 +141,24 @@ impl Remote {
     }
 
     fn alone_with(&self, place: &str) -> MutexGuard<'_, ()> {
-        let mut hash = DefaultHasher::new();
-        place.hash(&mut hash);
-        self.keys[hash.finish() as usize % STRIPES].lock()
+        self.keys[stripe_of(place)].lock()
+    }
+
+    /// The same of two places.
+    fn alone_with_both(&self, one: &str, other: &str) -> (MutexGuard<'_, ()>, Option<MutexGuard<'_, ()>>) {
+        let (one, other) = (stripe_of(one), stripe_of(other));
+        let first = self.keys[one.min(other)].lock();
+        (first, (one != other).then(|| self.keys[one.max(other)].lock()))
+    }
+
+    /// Keeps a bucket from being removed while an object is put there. Taken before the lock of a key.
+    ///
+    /// # Errors
+    /// [`RemoteError::NoBucket`]; those of the provider.
+    fn keep_bucket(&self, bucket: &str) -> Result<RwLockReadGuard<'_, ()>> {
+        let kept = self.kept[stripe_of(bucket)].read();
+        self.bucket(bucket)?;
+        Ok(kept)
     }
 
     /// Buckets, with the times when they were made.
@@ -148,9 +166,8 @@ impl Remote {
     /// # Errors
     /// Those of the provider.
     pub fn buckets(&self) -> Result<Vec<(String, String)>> {
-        let (mut found, mut next) = (Vec::new(), None::<String>);
-        loop {
-            let page = self.client.list(&self.prefix, true, next.as_deref(), 1000)?;
+        let mut found = Vec::new();
+        self.client.pages(&self.prefix, true, |page| {
             for prefix in page.prefixes {
                 let stored = prefix.strip_prefix(&self.prefix).unwrap_or_default().trim_end_matches('/').to_owned();
                 let opened = self.files.top().open(&stored).and_then(|name| String::from_utf8(name).ok());
@@ -161,12 +178,10 @@ impl Remote {
                     Err(error) => return Err(error),
                 }
             }
-            next = page.next;
-            if next.is_none() {
-                found.sort_unstable();
-                return Ok(found);
-            }
-        }
+            Ok(())
+        })?;
+        found.sort_unstable();
+        Ok(found)
     }
 
     fn marker(&self, bucket: &str) -> String {
@@ -220,6 +235,7 @@ impl Remote {
         self.writable()?;
         self.bucket(bucket)?;
         let place = self.marker(bucket);
+        let _kept = self.kept[stripe_of(bucket)].write();
         let _alone = self.alone_with(&place);
         let (name, dir) = (self.name(&place), place.trim_end_matches(BUCKET));
         let page = self.client.list(&self.name(dir), false, None, 2)?;
@@ -231,6 +247,13 @@ impl Remote {
         self.buckets.lock().remove(bucket);
         Ok(())
     }
+}
+
+/// The lock for a place or a bucket, of those that all share.
+fn stripe_of(place: &str) -> usize {
+    let mut hash = DefaultHasher::new();
+    place.hash(&mut hash);
+    hash.finish() as usize % STRIPES
 }
 
 /// The id in a header.

@@ -14,11 +14,14 @@ use data_encoding::HEXLOWER;
 use s3s::crypto::{Checksum as _, Md5};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Where uploads lie. No sealed name has a dot.
 const UPLOADS: &str = "lamassu.uploads";
 /// An upload's record.
 const RECORD: &str = "upload";
+/// Most names of uploads and parts that are taken from a provider, which may list what it likes.
+const NAMES_MAX: usize = 1_000_000;
 /// Smallest part but the last, as in S3.
 const PART_MIN: u64 = 5 << 20;
 
@@ -90,7 +93,7 @@ impl Remote {
     ) -> Result<(Upload, Storing)> {
         let upload = self.find_upload(bucket, key, id)?;
         let place = format!("{}/{number:05}", self.upload_place(bucket, id)?);
-        Ok((upload, self.begin(place, size, attrs)?))
+        Ok((upload, self.begin(place, None, size, attrs)?))
     }
 
     /// The parts of an upload, in their order.
@@ -110,19 +113,27 @@ impl Remote {
         Ok((upload, at_once(&numbers, part)?))
     }
 
-    /// The names of objects below a place, without it.
-    fn below(&self, place: &str) -> Result<Vec<String>> {
+    /// The names of objects below a place, without it; as long as `go_on` says so.
+    ///
+    /// # Errors
+    /// Those of the provider; [`RemoteError::GivenUp`]; [`RemoteError::Answer`]: there are too many.
+    fn below_while(&self, place: &str, go_on: &dyn Fn() -> bool) -> Result<Vec<String>> {
         let prefix = self.name(place) + "/";
-        let (mut names, mut next) = (Vec::new(), None::<String>);
-        loop {
-            let page = self.client.list(&prefix, false, next.as_deref(), 1000)?;
+        let mut names = Vec::new();
+        self.client.pages(&prefix, false, |page| {
             let found = page.objects.iter().filter_map(|object| object.name.strip_prefix(&prefix));
             names.extend(found.map(String::from));
-            next = page.next;
-            if next.is_none() {
-                return Ok(names);
+            match () {
+                () if !go_on() => Err(RemoteError::GivenUp),
+                () if names.len() > NAMES_MAX => Err(RemoteError::Answer(format!("too many names below {prefix}"))),
+                () => Ok(()),
             }
-        }
+        })?;
+        Ok(names)
+    }
+
+    fn below(&self, place: &str) -> Result<Vec<String>> {
+        self.below_while(place, &|| true)
     }
 
     /// Uploads to keys with a prefix, by key and time.
@@ -175,9 +186,9 @@ impl Remote {
     ///
     /// # Errors
     /// Those of the provider.
-    pub fn sweep(&self) -> Result<u64> {
+    pub fn sweep(&self, stopping: &AtomicBool) -> Result<u64> {
         let mut uploads: BTreeMap<String, (bool, Vec<String>)> = BTreeMap::new();
-        for name in self.below(UPLOADS)? {
+        for name in self.below_while(UPLOADS, &|| !stopping.load(Ordering::Relaxed))? {
             let Some((dir, last)) = name.rsplit_once('/') else { continue };
             let (is_there, parts) = uploads.entry(dir.into()).or_default();
             match last {

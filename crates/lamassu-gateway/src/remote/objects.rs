@@ -13,13 +13,19 @@ use lamassu_vault::detached::Opened;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
+use time::OffsetDateTime;
 
 /// What is fetched of an object before it is known how large it is: one that is no larger takes one request.
 const BEGINNING: u64 = 512 << 10;
 /// A page, which every object begins with.
 const PAGE: u64 = 4096;
+/// How often a copy is begun whose source is changed meanwhile.
+const COPY_TRIES: usize = 16;
 /// The largest object that providers copy at once.
 const COPY_MAX: u64 = 5 << 30;
+
+/// The year 9999, in seconds since 1970.
+const TIME_MAX: i64 = 253_370_764_800;
 
 /// An object, as clients see it.
 #[derive(Clone)]
@@ -49,11 +55,11 @@ impl Open {
 
 /// The time in a header.
 pub fn time_of(text: &str) -> Time {
-    use s3s::dto::{Timestamp, TimestampFormat};
-    let parsed = Timestamp::parse(TimestampFormat::HttpDate, text)
-        .or_else(|_| Timestamp::parse(TimestampFormat::DateTime, text));
-    let seconds = parsed.ok().map_or(0, |parsed| time::OffsetDateTime::from(parsed).unix_timestamp());
-    Time { seconds, nanos: 0 }
+    use time::format_description::well_known::{Rfc2822, Rfc3339};
+    let parsed = OffsetDateTime::parse(text, &Rfc2822).or_else(|_| OffsetDateTime::parse(text, &Rfc3339));
+    // A provider may say anything: what no calendar has at every place of the world is none.
+    let seconds = parsed.map_or(0, OffsetDateTime::unix_timestamp);
+    Time { seconds: if (0..TIME_MAX).contains(&seconds) { seconds } else { 0 }, nanos: 0 }
 }
 
 impl Shown {
@@ -139,7 +145,7 @@ impl Remote {
         self.bucket(bucket)?;
         // Checked before the body is received: most requests that fail do so here.
         self.unless(&place, guard)?;
-        self.begin(place, size, attrs)
+        self.begin(place, Some(bucket), size, attrs)
     }
 
     /// Notes that a key is there or not, for listings that go on.
@@ -182,28 +188,41 @@ impl Remote {
         (bucket, key): (&str, &str),
         guard: &Guard,
         keeps_time: bool,
-        change: impl FnOnce(&Shown) -> Result<Attrs, E>,
+        change: impl Fn(&Shown) -> Result<Attrs, E>,
     ) -> Result<Shown, E> {
         self.writable()?;
         let (from_place, place) = (self.place(from, from_key)?, self.place(bucket, key)?);
         self.bucket(bucket)?;
-        let (found, of) = self.or_no_bucket(from, self.found(&from_place))?;
-        if found.size > COPY_MAX {
-            return Err(RemoteError::LargeCopy.into());
+        for _ in 0..COPY_TRIES {
+            let (found, of) = self.or_no_bucket(from, self.found(&from_place))?;
+            if found.size > COPY_MAX {
+                return Err(RemoteError::LargeCopy.into());
+            }
+            let source = Shown::of(&found, &of);
+            let attrs = change(&source)?;
+            let mut properties = Properties::new(&attrs, of.size, of.identity);
+            properties.stored = keeps_time.then_some(source.mtime.seconds);
+            let sealed = self.seal(&place, &properties)?;
+            let _kept = self.keep_bucket(bucket)?;
+            // Of the source, too: the properties of one state with the content of another would open no more. Not every
+            // provider compares the tag in the request.
+            let _alone = self.alone_with_both(&from_place, &place);
+            let now = self.client.head(&self.name(&from_place))?;
+            if (&now.etag, &now.properties) != (&found.etag, &found.properties) {
+                continue;
+            }
+            self.unless(&place, guard)?;
+            let etag = match self.client.copy(&self.name(&from_place), &found.etag, &self.name(&place), &sealed) {
+                // Another gateway has put another object there.
+                Err(RemoteError::Precondition) => continue,
+                copied => copied?,
+            };
+            let attrs = properties.attrs(&etag);
+            self.known.lock().put(place.clone(), (etag, Arc::new(properties)));
+            self.changed(bucket, key, true);
+            return Ok(Shown { attrs, size: of.size, mtime: Time::now() });
         }
-        let source = Shown::of(&found, &of);
-        let attrs = change(&source)?;
-        let mut properties = Properties::new(&attrs, of.size, of.identity);
-        properties.stored = keeps_time.then_some(source.mtime.seconds);
-        let sealed = self.seal(&place, &properties)?;
-        let _alone = self.alone_with(&place);
-        self.unless(&place, guard)?;
-        let etag = self.client.copy(&self.name(&from_place), &found.etag, &self.name(&place), &sealed)?;
-        let attrs = properties.attrs(&etag);
-        self.known.lock().put(place.clone(), (etag, Arc::new(properties)));
-        self.changed(bucket, key, true);
-        let mtime = Time::now();
-        Ok(Shown { attrs, size: of.size, mtime })
+        Err(RemoteError::Busy("the source of a copy was changed again and again".into()).into())
     }
 
     /// Sets the tags of an object: a copy of it to itself, with other properties.
@@ -213,7 +232,7 @@ impl Remote {
     pub fn set_tags(&self, bucket: &str, key: &str, tags: BTreeMap<String, String>) -> Result<()> {
         let set = |shown: &Shown| {
             let mut attrs = shown.attrs.clone();
-            attrs.given.tags = tags;
+            attrs.given.tags.clone_from(&tags);
             Ok::<_, RemoteError>(attrs)
         };
         self.copy((bucket, key), (bucket, key), &Guard::None, true, set).map(drop)
@@ -245,5 +264,20 @@ impl Reading {
     /// Whether it is the state with this tag of the provider's.
     pub(super) fn is_of(&self, etag: &str) -> bool {
         self.found.etag == etag
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_of_a_provider_are_taken_or_are_none() {
+        assert_eq!(time_of("Wed, 21 Oct 2015 07:28:00 GMT").seconds, 1_445_412_480);
+        assert_eq!(time_of("2015-10-21T07:28:00.000Z").seconds, 1_445_412_480);
+        for text in ["", "yesterday", "9999-12-31T23:59:59-23:59", "0000-01-01T00:00:00+23:59", "1969-12-31T00:00:00Z"]
+        {
+            assert_eq!(time_of(text).seconds, 0, "{text}");
+        }
     }
 }

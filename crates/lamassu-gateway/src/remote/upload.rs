@@ -13,7 +13,7 @@ use crate::objects::Guard;
 use crate::objects::attrs::Attrs;
 use crate::work;
 use lamassu_vault::detached::{Identity, PART_LEN_MIN, Part, Sealing};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLockReadGuard};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
@@ -26,6 +26,8 @@ const PARTS_PLANNED: u64 = 9_000;
 pub struct Upload {
     remote: Arc<Remote>,
     place: String,
+    /// the bucket that the object is in, which must be there when it is placed
+    bucket: Option<String>,
     size: u64,
     turn: Option<Arc<Turn>>,
     state: Mutex<Option<State>>,
@@ -48,19 +50,26 @@ struct Sent {
 }
 
 impl Remote {
-    /// Begins to store `size` bytes at a place. `attrs` are those known by now, which are kept if the object needs
-    /// several parts.
+    /// Begins to store `size` bytes at a place, in a bucket if it is an object. `attrs` are those known by now, which
+    /// are kept if the object needs several parts.
     ///
     /// # Errors
     /// [`RemoteError::ReadOnly`], [`RemoteError::MuchMetadata`]; those of the vault.
-    pub(super) fn begin(self: &Arc<Self>, place: String, size: u64, attrs: Attrs) -> Result<Upload> {
+    pub(super) fn begin(
+        self: &Arc<Self>,
+        place: String,
+        bucket: Option<&str>,
+        size: u64,
+        attrs: Attrs,
+    ) -> Result<Upload> {
         self.writable()?;
         // What does not fit is told before anything is received.
         self.seal(&place, &Properties::new(&attrs, size, Identity::Head([0; 40])))?;
         let part_len = PART_LEN_MIN.max((size / PARTS_PLANNED).next_multiple_of(1 << 20));
         let sealing = self.files.seal(part_len, &place)?;
         let state = Mutex::new(Some(State { sealing, attrs, parts: None }));
-        Ok(Upload { remote: self.clone(), place, size, turn: work::current(), state })
+        let bucket = bucket.map(String::from);
+        Ok(Upload { remote: self.clone(), place, bucket, size, turn: work::current(), state })
     }
 }
 
@@ -171,9 +180,14 @@ impl Upload {
         }
     }
 
+    fn keep_bucket(&self) -> Result<Option<RwLockReadGuard<'_, ()>>> {
+        self.bucket.as_ref().map(|bucket| self.remote.keep_bucket(bucket)).transpose()
+    }
+
     fn place_whole(&self, guard: &Guard, part: &Part, properties: Properties) -> Result<(Properties, String)> {
         let (remote, name) = (&self.remote, self.remote.name(&self.place));
         let sealed = remote.seal(&self.place, &properties)?;
+        let _kept = self.keep_bucket()?;
         let _alone = remote.alone_with(&self.place);
         let unless = remote.unless(&self.place, guard)?;
         let etag = remote.client.put(&name, &part.bytes, &sealed, &unless)?;
@@ -187,6 +201,7 @@ impl Upload {
         }
         sent.etags.sort_unstable();
         let (remote, name) = (&self.remote, self.remote.name(&self.place));
+        let _kept = self.keep_bucket()?;
         let _alone = remote.alone_with(&self.place);
         let unless = remote.unless(&self.place, guard)?;
         let etags: Vec<String> = sent.etags.iter().map(|(_, etag)| etag.clone()).collect();

@@ -5,6 +5,7 @@
 use crate::credentials::{Credentials, Right, User};
 use crate::limits::Turn;
 use crate::log::Entry;
+use crate::work::Work;
 use http::{HeaderMap, Uri};
 use lamassu_access::Action;
 use parking_lot::RwLock;
@@ -13,7 +14,6 @@ use s3s::auth::{S3Auth, SecretKey};
 use s3s::path::S3Path;
 use s3s::{S3Request, S3Result, s3_error};
 use std::sync::Arc;
-use tokio::task::JoinHandle;
 
 /// The credentials in force.
 pub type Current = Arc<RwLock<Arc<Credentials>>>;
@@ -166,24 +166,16 @@ impl Session {
     /// The session of a request, which keeps the request counted.
     ///
     /// # Errors
-    /// `AccessDenied`: the request was not admitted.
+    /// `AccessDenied`: the request was not admitted, or is no longer.
     pub fn of<T>(req: &mut S3Request<T>) -> S3Result<Session> {
-        req.extensions.remove::<Session>().ok_or_else(refused)
-    }
-
-    /// Checks whether a long request may go on.
-    ///
-    /// # Errors
-    /// `AccessDenied`: the credential is no longer in force.
-    pub fn may_go_on(&self) -> S3Result<()> {
-        match self.user.may_go_on() {
-            true => Ok(()),
-            false => Err(s3_error!(AccessDenied, "the credential is no longer in force")),
-        }
+        let session = req.extensions.remove::<Session>().ok_or_else(refused)?;
+        // The body that is a document has come only now, perhaps slowly.
+        session.user.may_go_on()?;
+        Ok(session)
     }
 
     /// Runs work of this request on a thread that may block.
-    pub fn spawn<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> JoinHandle<T> {
+    pub fn spawn<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> Work<T> {
         crate::work::spawn(self.turn.clone(), work)
     }
 

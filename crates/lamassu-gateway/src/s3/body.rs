@@ -6,6 +6,7 @@ use super::fault::lost;
 use super::sums::{Summing, Sums};
 use crate::objects::node::Open;
 use crate::objects::{ObjectError, PIECE, Staged};
+use crate::work::Work;
 use bytes::{Bytes, BytesMut};
 use data_encoding::HEXLOWER;
 use futures_util::StreamExt;
@@ -16,7 +17,6 @@ use s3s::{S3Error, S3ErrorCode, S3Result, s3_error};
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
-use tokio::task::JoinHandle;
 
 /// Takes the content of an object, from its beginning to its end. Calls block.
 pub trait Sink: Send + Sync + 'static {
@@ -88,7 +88,7 @@ impl Digests {
 /// The digests so far; while a piece is written, its thread has them.
 enum So {
     Far(Box<Digests>),
-    Writing(JoinHandle<S3Result<Box<Digests>>>),
+    Writing(Work<S3Result<Box<Digests>>>),
 }
 
 impl So {
@@ -130,7 +130,7 @@ pub async fn receive(
             s3_error!(EntityTooLarge, "larger than was said, or than this gateway takes in one request")
         })?;
         session.user.tenant.pass(piece.len()).await;
-        session.may_go_on()?;
+        session.user.may_go_on()?;
         // Whatever their size, a piece is never much larger than 1 MiB.
         while !piece.is_empty() {
             let room = PIECE.saturating_sub(buffer.len()).max(1);
@@ -143,7 +143,7 @@ pub async fn receive(
     if !buffer.is_empty() {
         so = so.write(session, sink, buffer.freeze()).await?;
     }
-    session.may_go_on()?;
+    session.user.may_go_on()?;
     Ok(so.done().await?.finish())
 }
 
@@ -174,7 +174,7 @@ struct Reading<C> {
     open: Arc<C>,
     session: Session,
     range: Range<u64>,
-    next: Option<JoinHandle<io::Result<Vec<u8>>>>,
+    next: Option<Work<io::Result<Vec<u8>>>>,
 }
 
 impl<C: Content> Reading<C> {
@@ -195,8 +195,8 @@ impl<C: Content> Reading<C> {
     async fn piece(mut self) -> Option<(io::Result<Bytes>, Reading<C>)> {
         let thread = self.next.take()?;
         let read = thread.await.map_err(io::Error::other).and_then(|read| read);
-        if !self.session.user.may_go_on() {
-            tracing::warn!(user = %self.session.user.name, "an answer is cut off: the credential is no longer in force");
+        if let Err(error) = self.session.user.may_go_on() {
+            tracing::warn!(user = %self.session.user.name, %error, "an answer is cut off");
             return Some((Err(io::ErrorKind::PermissionDenied.into()), self));
         }
         match read {

@@ -3,6 +3,7 @@
 use super::Gateway;
 use super::access::Session;
 use super::body::{self, Digests};
+use super::fault::lost;
 use super::given::{Conditions, Reads, etag, given, guard, key_of, timestamp};
 use super::listing::Encoding;
 use super::read::checksum_type;
@@ -18,7 +19,8 @@ use s3s::dto::*;
 use s3s::{S3Error, S3Request, S3Response, S3Result, s3_error};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
+use tokio::task::JoinError;
 
 /// Most parts or uploads that one answer lists, as in S3.
 const LISTED_MAX: usize = 1000;
@@ -170,17 +172,9 @@ impl Gateway {
                 (done, _) => Ok(done?),
             }
         };
-        let (attrs, _) = self.blocking_s3(&session, completed).await?;
-        let mut output = CompleteMultipartUploadOutput {
-            bucket: Some(input.bucket.clone()),
-            location: Some(format!("/{}/{}", input.bucket, input.key)),
-            key: Some(input.key),
-            e_tag: Some(etag(&attrs)),
-            ..Default::default()
-        };
-        put_sums!(output, &attrs.checksums);
-        output.checksum_type = (!attrs.checksums.is_empty()).then(|| checksum_type(&attrs));
-        Ok(S3Response::new(output))
+        let objects = self.objects.clone();
+        let work = session.spawn(move || completed(&objects).map(|(attrs, _)| attrs));
+        answer_complete(work, input.bucket, input.key, STATUS_WAIT).await
     }
 
     pub(super) async fn abort(
@@ -301,6 +295,42 @@ pub(super) fn listed_parts(
     })
 }
 
+/// How long a client waits for the status of an answer to the end of an upload.
+pub(super) const STATUS_WAIT: Duration = Duration::from_secs(5);
+
+/// The answer to the end of an upload, which `work` carries out. If that takes longer than `wait`, the status 200 is
+/// sent before it is known, then blanks until the end, as S3 does: so no client's time-out ends it. A failure is then
+/// the document of that answer.
+pub(super) async fn answer_complete(
+    work: impl Future<Output = Result<S3Result<Attrs>, JoinError>> + Send + 'static,
+    bucket: String,
+    key: String,
+    wait: Duration,
+) -> S3Result<S3Response<CompleteMultipartUploadOutput>> {
+    let mut made = Box::pin(async move {
+        let attrs = work.await.map_err(lost)??;
+        let mut output = CompleteMultipartUploadOutput {
+            location: Some(format!("/{bucket}/{key}")),
+            bucket: Some(bucket),
+            key: Some(key),
+            e_tag: Some(etag(&attrs)),
+            ..Default::default()
+        };
+        put_sums!(output, &attrs.checksums);
+        output.checksum_type = (!attrs.checksums.is_empty()).then(|| checksum_type(&attrs));
+        Ok::<_, S3Error>(output)
+    });
+    match tokio::time::timeout(wait, &mut made).await {
+        Ok(output) => Ok(S3Response::new(output?)),
+        Err(_) => {
+            let later = async move {
+                made.await.inspect_err(|error| tracing::warn!(%error, "an upload that took long was not completed"))
+            };
+            Ok(S3Response::new(CompleteMultipartUploadOutput { future: Some(Box::pin(later)), ..Default::default() }))
+        }
+    }
+}
+
 /// A page of uploads, which are sorted: those of folders that the user may list.
 pub(super) fn list_uploads_of(
     input: ListMultipartUploadsInput,
@@ -405,4 +435,37 @@ fn check(upload: &Upload, said: &Sums, sum: Option<&str>) -> S3Result<()> {
 
 pub(super) fn wrong_sum() -> S3Error {
     s3_error!(BadDigest, "the object has another checksum")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn answered(made: S3Result<Attrs>, wait: Duration) -> S3Result<CompleteMultipartUploadOutput> {
+        let (go, gone) = tokio::sync::oneshot::channel();
+        let work = tokio::spawn(async move {
+            gone.await.expect("it goes on");
+            made
+        });
+        if !wait.is_zero() {
+            go.send(()).expect("it waits");
+            return Ok(answer_complete(work, "b".into(), "k".into(), wait).await?.output);
+        }
+        let output = answer_complete(work, "b".into(), "k".into(), wait).await?.output;
+        assert!(output.e_tag.is_none(), "nothing is said before it is known");
+        go.send(()).expect("it waits");
+        output.future.expect("the end comes later").await
+    }
+
+    #[tokio::test]
+    async fn the_end_of_an_upload_is_told_at_once_or_later() {
+        let attrs = Attrs { etag: "00ff".into(), ..Attrs::default() };
+        for wait in [Duration::ZERO, Duration::from_secs(600)] {
+            let output = answered(Ok(attrs.clone()), wait).await.expect("made");
+            assert_eq!(output.e_tag.map(ETag::into_value).as_deref(), Some("00ff"), "{wait:?}");
+            assert_eq!(output.location.as_deref(), Some("/b/k"));
+            let error = answered(Err(s3_error!(InvalidPart)), wait).await.expect_err("not made");
+            assert_eq!(error.code().as_str(), "InvalidPart", "{wait:?}");
+        }
+    }
 }

@@ -200,10 +200,9 @@ impl Checker<'_> {
         }
         for e in staging.read_dir().map_err(listing)? {
             let place = at.below(&staging, &e.name, None);
-            // A writer clears its own leftovers when it opens the vault. So this is something else, or the vault is
-            // read-only.
+            // A writer clears its own leftovers when it opens the vault: this is something else.
             let text = "left by an interrupted mkdir or rmdir; the next writer clears it away".to_owned();
-            let strange = !self.vault.options.read_only;
+            let strange = !self.vault.options.read_only || !crate::staging::is_put_here(&e.name);
             match strange {
                 true => self.note(
                     &place,

@@ -5,7 +5,7 @@ use crate::common;
 
 use common::{Quiet, Recipe, Short, me, memory, n};
 use lamassu_store::{Backend, BackendDir};
-use lamassu_vault::VaultError;
+use lamassu_vault::{SetAttr, VaultError};
 use std::ffi::OsStr;
 use std::sync::Arc;
 
@@ -117,7 +117,7 @@ fn a_directory_that_is_removed_is_ours_before_it_is_deleted() {
     let v = recipe.open(&backend).unwrap();
     v.dir("d");
     let theirs = dir(&backend, "d");
-    theirs.set_owner(Some(me().uid + 1), None).unwrap();
+    v.setattr(v.ino("d"), None, &SetAttr { uid: Some(me().uid + 1), ..SetAttr::default() }).unwrap();
     v.rmdir(v.ino(""), n("d")).unwrap();
     let st = theirs.stat().unwrap();
     assert_eq!((st.uid, st.mode), (me().uid, 0o700), "who still has it open cannot enter it");

@@ -26,6 +26,8 @@ impl From<RemoteError> for S3Error {
             RemoteError::LargeCopy => told(S3ErrorCode::InvalidRequest),
             RemoteError::ReadOnly => told(S3ErrorCode::AccessDenied),
             RemoteError::Busy(_) => passing(&error, S3ErrorCode::SlowDown),
+            // Nobody gets it.
+            RemoteError::GivenUp => told(S3ErrorCode::RequestTimeout),
             RemoteError::Unreachable(_) => passing(&error, S3ErrorCode::ServiceUnavailable),
             RemoteError::Tls(_)
             | RemoteError::Denied(_)

@@ -3,10 +3,10 @@
 use super::super::access::Session;
 use super::super::body::{self, Digests};
 use super::super::given::{Conditions, Reads, etag, given, guard, timestamp};
-use super::super::read::checksum_type;
 use super::super::sums::{self, Summing, put_sums};
 use super::super::upload::{
-    Parted, completed_part, copied_range, list_uploads_of, listed_parts, number_of, upload_of, wrong_sum,
+    Parted, STATUS_WAIT, answer_complete, completed_part, copied_range, list_uploads_of, listed_parts, number_of,
+    upload_of, wrong_sum,
 };
 use super::super::write::{compare, length_of, named_source};
 use super::Gateway;
@@ -122,20 +122,11 @@ impl Gateway {
         }
         let said = sums::said(&headers)?;
         let (bucket, key, id) = (input.bucket.clone(), input.key.clone(), input.upload_id);
+        let remote = self.remote.clone();
         let size = input.mpu_object_size.map(u64::try_from).transpose();
         let size = size.map_err(|_| s3_error!(InvalidRequest, "a size is not negative"))?;
-        let completed = move |remote: &Arc<Remote>| complete(remote, (&bucket, &key, &id), parts, &guard, &said, size);
-        let attrs = self.blocking_s3(&session, completed).await?;
-        let mut output = CompleteMultipartUploadOutput {
-            bucket: Some(input.bucket.clone()),
-            location: Some(format!("/{}/{}", input.bucket, input.key)),
-            key: Some(input.key),
-            e_tag: Some(etag(&attrs)),
-            ..Default::default()
-        };
-        put_sums!(output, &attrs.checksums);
-        output.checksum_type = (!attrs.checksums.is_empty()).then(|| checksum_type(&attrs));
-        Ok(S3Response::new(output))
+        let work = session.spawn(move || complete(&remote, (&bucket, &key, &id), parts, &guard, &said, size));
+        answer_complete(work, input.bucket, input.key, STATUS_WAIT).await
     }
 
     pub(in crate::s3) async fn abort(

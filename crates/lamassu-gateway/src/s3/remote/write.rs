@@ -99,21 +99,21 @@ impl Gateway {
             unmodified_since: input.copy_source_if_unmodified_since.take(),
         };
         let asked = input.checksum_algorithm.as_ref().map(|algorithm| algorithm.as_str().to_owned());
-        let summing = Summing::of(asked.as_deref())?;
+        Summing::of(asked.as_deref())?;
         let copied = move |remote: &Arc<Remote>| {
             let source = (from.as_str(), from_key.as_str());
             remote.copy::<S3Error>(source, (&bucket, &key), &guard, false, |shown: &Shown| {
                 conditions.check(&shown.attrs, shown.mtime, Reads::Source)?;
                 let mut attrs = shown.attrs.clone();
                 if is_new {
-                    (attrs.given.headers, attrs.given.metadata) = (new.headers, new.metadata);
+                    (attrs.given.headers, attrs.given.metadata) = (new.headers.clone(), new.metadata.clone());
                 }
                 if has_new_tags {
-                    attrs.given.tags = new.tags;
+                    attrs.given.tags.clone_from(&new.tags);
                 }
                 let is_known = asked.as_ref().is_none_or(|algorithm| attrs.checksums.contains_key(algorithm));
                 if !is_known {
-                    let mut digests = Digests::new(summing);
+                    let mut digests = Digests::new(Summing::of(asked.as_deref())?);
                     read_through(remote, source.0, source.1, &mut |data| digests.update(data))?;
                     let received = digests.finish();
                     (attrs.etag, attrs.checksums) = (received.md5, received.sums);
