@@ -17,9 +17,8 @@ use std::ffi::{OsStr, OsString};
 use std::io as stdio;
 use std::sync::Arc;
 
-/// Permissions by which a directory of root's is told from another where others write to it, and where it is moved or
-/// removed. A crash within seconds of root's `chmod` leaves such a difference, too: so as few as possible.
-pub(crate) const ENTERED: u32 = 0o022;
+/// Permissions by which a directory of root's is told from another where it is moved or removed. A crash within seconds
+/// of root's `chmod` leaves such a difference, too.
 const MOVED: u32 = 0o777;
 
 /// See the module's head. An open file works without a name, too.
