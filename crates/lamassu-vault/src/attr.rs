@@ -249,7 +249,7 @@ impl Vault {
             Some(_) => return Err(VaultError::Invalid),
             None => return Err(VaultError::Stale),
         }
-        let open = self.acquire_to_change(ino, size == 0)?;
+        let open = if size == 0 { self.acquire_to_empty(ino)? } else { self.acquire_to_change(ino)? };
         let done = open.file().truncate(size).and_then(|()| open.file().flush());
         open.touched(self.now());
         self.unhold(&open);

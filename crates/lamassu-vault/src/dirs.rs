@@ -148,6 +148,7 @@ impl Vault {
             })?;
         }
         if self.name_mode == NameMode::Plain && dir.ino != ROOT {
+            let _unchanging = self.hold_mode(dir.ino);
             let st = dir.handle.stat().map_err(io("stat"))?;
             self.must_be_its_own_plain_dir(dir.object, &st, WRITTEN_BY_OTHERS)?;
         }

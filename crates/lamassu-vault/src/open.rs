@@ -236,17 +236,6 @@ impl Vault {
         Ok(self.insert_held(ino, file, writable))
     }
 
-    /// As [`Vault::acquire`], for a write that a user asks for: not of a file that may be another one
-    /// ([`Vault::must_be_its_own`]).
-    pub(crate) fn acquire_to_change(&self, ino: Ino, empties: bool) -> Result<Arc<OpenFile>> {
-        let open = self.acquire(ino, true)?;
-        if let Err(e) = self.must_be_identified(&open, empties) {
-            self.unhold(&open);
-            return Err(e);
-        }
-        Ok(open)
-    }
-
     /// Puts a file just opened or created into the table.
     pub(crate) fn insert_held(&self, ino: Ino, file: File, writable: bool) -> Arc<OpenFile> {
         let open = OpenFile::new(ino, file, writable);
@@ -390,7 +379,11 @@ impl Vault {
     pub fn open_file(&self, ino: Ino, access: Access) -> Result<HandleId> {
         let write = access.write || access.truncate;
         let _pass = if write { Some(self.change()?) } else { None };
-        let open = if write { self.acquire_to_change(ino, access.truncate)? } else { self.acquire(ino, false)? };
+        let open = match access {
+            Access { truncate: true, .. } => self.acquire_to_empty(ino)?,
+            Access { write: true, .. } => self.acquire_to_change(ino)?,
+            Access { .. } => self.acquire(ino, false)?,
+        };
         let mut done = if write { self.ctx.check_allowed(open.file().profile().0) } else { Ok(()) };
         if access.truncate && done.is_ok() {
             done = open.file().truncate(0);

@@ -109,35 +109,75 @@ impl Vault {
     /// mends an owner that differs.
     pub(crate) fn target_to_change(&self, ino: Ino, by: Option<u32>) -> Result<(Target, Stat)> {
         let (target, st) = self.target(ino)?;
-        let object = || self.nodes.lock().object(ino);
         match &target {
             _ if by == Some(0) => {}
-            Target::Entry { st, .. } => self.must_be_its_own(object(), st)?,
-            Target::Open(open) => self.must_be_identified(open, false)?,
+            Target::Entry { dir, name, st } => self.must_be_its_own_entry(ino, (dir, name), st)?,
+            Target::Open(open) if self.is_identified(open)? => {}
+            Target::Open(open) => return Err(unidentified(&open.file().backing().stat().map_err(io("stat"))?)),
             Target::Root(..) | Target::Dir(_) => {}
         }
         Ok((target, st))
     }
 
-    /// Refuses an open file that may be another one than that of its row. `empties`: all of it is to go, which no page
-    /// has to be read for.
+    /// As [`Vault::acquire`], for a write that a user asks for: not of a file that may be another one
+    /// ([`Vault::must_be_its_own`]). The caller holds no lock of the tree.
+    pub(crate) fn acquire_to_change(&self, ino: Ino) -> Result<Arc<OpenFile>> {
+        self.acquire_if(ino, |open| self.is_identified(open))
+    }
+
+    /// The same for a file that is to lose its whole content.
+    pub(crate) fn acquire_to_empty(&self, ino: Ino) -> Result<Arc<OpenFile>> {
+        self.acquire_if(ino, |open| self.is_identified_to_be_emptied(open))
+    }
+
+    fn acquire_if(&self, ino: Ino, is_identified: impl Fn(&OpenFile) -> Result<bool>) -> Result<Arc<OpenFile>> {
+        let open = self.acquire(ino, true)?;
+        let settled = || {
+            // While a name is given, the store has one more than the row.
+            let _tree = self.tree.write();
+            is_identified(&open)
+        };
+        let refused = match is_identified(&open).and_then(|is| Ok(is || settled()?)) {
+            Ok(true) => return Ok(open),
+            Ok(false) => open.file().backing().stat().map_or_else(io("stat"), |shown| unidentified(&shown)),
+            Err(error) => error,
+        };
+        self.unhold(&open);
+        Err(refused)
+    }
+
+    /// Whether an open file is the one of its row, as far as that can be told: see [`Vault::must_be_its_own`].
     ///
     /// # Errors
-    /// `EPERM`.
-    pub(crate) fn must_be_identified(&self, open: &OpenFile, empties: bool) -> Result<()> {
-        let shown = open.file().backing().stat().map_err(io("stat"))?;
-        let Some((row, has_owner)) = self.row_of_shown(self.nodes.lock().object(open.ino), &shown)? else {
-            return Ok(());
-        };
-        // Of an empty file the row has no page.
-        let has_content = row.file().is_some_and(|file| file.size > 0);
-        // It may have names that only others may remove. What was written here was identified then, and what is empty
-        // loses nothing.
-        let has_more_names = empties && shown.len > 0 && !open.file().is_dirty() && shown.nlink > row.links;
-        match (has_owner && !has_more_names) || (has_content && open.file().is_identified()?) {
-            true => Ok(()),
-            false => Err(unidentified(&shown)),
+    /// Those of the store; [`VaultError::Anchor`].
+    fn is_identified(&self, open: &OpenFile) -> Result<bool> {
+        self.is_identified_if(open, |_, _| true)
+    }
+
+    /// The same for a file that is to lose its whole content, which no page has to be read for. It may have names that
+    /// only others may remove. What was written here was identified then, and what is empty loses nothing.
+    ///
+    /// # Errors
+    /// As [`Vault::is_identified`].
+    fn is_identified_to_be_emptied(&self, open: &OpenFile) -> Result<bool> {
+        // Asked before the store: it may remove them in between.
+        let leaving = self.names_leaving(open.ino);
+        self.is_identified_if(open, |row, shown| {
+            shown.len == 0 || open.file().is_dirty() || shown.nlink <= row.links.saturating_add(leaving)
+        })
+    }
+
+    /// `suffices`: whether a file of the right owner needs no page of its row.
+    fn is_identified_if(&self, open: &OpenFile, suffices: impl Fn(&Row, &Stat) -> bool) -> Result<bool> {
+        let object = self.nodes.lock().object(open.ino);
+        let shown = || open.file().backing().stat().map_err(io("stat"));
+        let (shown, Some((row, has_owner))) = self.row_of_unchanging(open.ino, object, shown)? else { return Ok(true) };
+        if has_owner && suffices(&row, &shown) {
+            return Ok(true);
         }
+        // Of an empty file there is no page.
+        let size = self.remembered_size(open.ino).or_else(|| row.size());
+        Ok(size.is_some_and(|size| size > 0) && open.file().is_identified()?)
     }
 
     /// Refuses an entry that may be another one than that of its row. A user who can write to a directory of the store
@@ -158,6 +198,23 @@ impl Vault {
         }
     }
 
+    /// The same for an entry of `dir`, whose owner may be changing.
+    ///
+    /// # Errors
+    /// `EPERM`; those of the store.
+    pub(crate) fn must_be_its_own_entry(&self, ino: Ino, (dir, name): (&Dir, &OsStr), st: &Stat) -> Result<()> {
+        let object = self.nodes.lock().object(ino);
+        let mut seen = Some(*st);
+        let shown = || match seen.take() {
+            Some(st) => Ok(st),
+            None => hold(dir, name, st).and_then(|held| held.stat()).map_err(io("stat")),
+        };
+        match self.row_of_unchanging(ino, object, shown)? {
+            (shown, Some((_, false))) => Err(unidentified(&shown)),
+            (_, Some((_, true)) | None) => Ok(()),
+        }
+    }
+
     /// The same for a directory whose names are plain. Root has private ones and ones that others may write to, of one
     /// owner: so the store may not show fewer of these permissions of one of root's than its row has.
     ///
@@ -169,6 +226,24 @@ impl Vault {
         match self.row_of_shown(object, shown)? {
             Some((row, _)) if has_fewer(&row) && self.staging()?.keeps_modes() => Err(unidentified(shown)),
             Some(_) | None => Ok(()),
+        }
+    }
+
+    /// As [`Vault::row_of_shown`], with what the store shows: while an owner changes, that and the row differ for a moment.
+    fn row_of_unchanging(
+        &self,
+        ino: Ino,
+        object: ObjectId,
+        mut shown: impl FnMut() -> Result<Stat>,
+    ) -> Result<(Stat, Option<(Row, bool)>)> {
+        let st = shown()?;
+        match self.row_of_shown(object, &st)? {
+            Some((_, false)) => {
+                let _unchanging = self.hold_mode(ino);
+                let st = shown()?;
+                Ok((st, self.row_of_shown(object, &st)?))
+            }
+            row => Ok((st, row)),
         }
     }
 

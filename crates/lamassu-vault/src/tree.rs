@@ -352,8 +352,8 @@ impl Vault {
                 symlink::copy_rest(&rest, &*from.handle, &*dir.handle)?;
             }
             let held = hold(&from, &from_name, &st).map_err(io("link"))?;
+            self.must_be_its_own_entry(ino, (&from, &from_name), &st)?;
             let object = self.nodes.lock().object(ino);
-            self.must_be_its_own(object, &st)?;
             self.create_with(dir, stored, || held.link(&*dir.handle, &stored.name).map_err(io("link")))?;
             self.record_link(dir, stored, object)?;
             // The node must have this name before a lookup can find it there.

@@ -189,7 +189,7 @@ impl Vault {
             return Ok(());
         };
         // Another call may have changed the store, and not the row yet.
-        let _changes = anchored.mode_of(ino).lock();
+        let _changes = self.hold_mode(ino);
         let Some(row) = self.row_of(ino)? else { return Ok(()) };
         let held = hold(dir, stored, st).and_then(|held| Ok((held.stat()?, held)));
         if held.as_ref().is_ok_and(|(st, _)| is_as_recorded(&row, st)) {
@@ -221,9 +221,15 @@ impl Vault {
         step: impl FnOnce() -> Result<()>,
         change: impl FnOnce(&mut Row),
     ) -> Result<()> {
-        let _changes = self.anchored.as_ref().map(|anchored| anchored.mode_of(ino).lock());
+        let _changes = self.hold_mode(ino);
         step()?;
         self.record_change(ino, change)
+    }
+
+    /// Until this is dropped, the mode and the owner of a node are the same in the store and in its row. No lock of a file or
+    /// a directory is taken meanwhile.
+    pub(crate) fn hold_mode(&self, ino: Ino) -> Option<parking_lot::MutexGuard<'_, ()>> {
+        self.anchored.as_ref().map(|anchored| anchored.mode_locks[(ino % crate::STRIPES as u64) as usize].lock())
     }
 
     /// Records a new mode or owner of a node, which the store has already.
@@ -252,11 +258,6 @@ pub(crate) fn over_row(attr: Attr, row: Option<Row>) -> Attr {
 }
 
 impl super::Anchored {
-    /// Held while the mode or the owner of a node changes in the store and in its row.
-    fn mode_of(&self, ino: Ino) -> &parking_lot::Mutex<()> {
-        &self.mode_locks[(ino % crate::STRIPES as u64) as usize]
-    }
-
     /// Whether an unrecorded entry is reported for the first time.
     fn tell(&self, place: lamassu_anchor::EntryPlace) -> bool {
         let mut told = self.told.lock();

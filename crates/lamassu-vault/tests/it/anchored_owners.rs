@@ -331,7 +331,9 @@ fn a_file_that_has_just_lost_a_name_is_changed_and_linked() {
             rm(&v, name).unwrap();
             let handle = v.open_file(v.ino("f"), RW).unwrap();
             v.write(handle, 9000, &[2; 20_000]).unwrap();
+            v.flush(handle).unwrap();
             v.release(handle).unwrap();
+            v.setattr(v.ino("f"), None, &SetAttr { size: Some(0), ..SetAttr::default() }).unwrap();
             v.sync_all().unwrap();
         }
         v.link(v.ino("f"), ROOT, n("g")).unwrap();
