@@ -152,8 +152,9 @@ fn received(mut body: impl Read, most: u64) -> Result<Vec<u8>> {
                 return Err(RemoteError::Answer(format!("an answer of more than the {most} bytes that it may have")));
             }
             () if read == 0 => return Ok(bytes),
-            // One that comes without an end, however slowly, is not waited for when nobody else does.
-            () if !work::is_wanted() => return Err(RemoteError::GivenUp),
+            // A long one, however slowly it comes, is not waited for when nobody else does. What a short one tells may
+            // be that something was changed, and work goes on then.
+            () if bytes.len() as u64 > DOCUMENT_MAX && !work::is_wanted() => return Err(RemoteError::GivenUp),
             () => {}
         }
     }
