@@ -13,6 +13,7 @@
 //! | `anchor` | rows and exports of anchors |
 //! | `request` | requests of the kernel |
 //! | `access` | credentials, publications and rules of a provider's access proxy |
+//! | `provider` | what a gateway gets from a provider of objects: listings, properties, objects |
 //! | `alerts`, `policy`, `served`, `sharing` | what hosts and a server send each other; a server's policy and keys |
 //! | `bytes`, `model` | helpers: choices from input; files whose content is known |
 //!
@@ -32,6 +33,7 @@ mod model;
 mod page;
 mod payload;
 mod policy;
+mod provider;
 mod request;
 mod served;
 mod sharing;
@@ -80,6 +82,9 @@ pub const TARGETS: &[Target] = &[
     Target { name: "policy", run: policy::policy },
     Target { name: "evaluations", run: served::evaluations },
     Target { name: "access", run: access::access },
+    Target { name: "listing", run: provider::listing },
+    Target { name: "properties", run: provider::properties },
+    Target { name: "object", run: provider::object },
 ];
 
 /// Runs one target by its name.

@@ -8,10 +8,11 @@ use lamassu_crypto::name::NameKey;
 use lamassu_crypto::outer::RecordKind;
 use lamassu_crypto::{KeyRing, Secret};
 use lamassu_format::header::{KeyArea, NameMode, SealedKeychain, VaultHeader, VaultParams};
-use lamassu_format::name::{self, DIR_RECORD, RESERVED_PREFIX, ROOT_RECORD, SESSIONS, SESSIONS_RECORD};
+use lamassu_format::name::{self, DIR_RECORD, HEADER, RESERVED_PREFIX, ROOT_RECORD, SESSIONS, SESSIONS_RECORD};
 use lamassu_format::{DirRecord, Domain, Geometry, RootRecord, SessionRecord, Suite};
 use lamassu_store::backend::MemoryBackend;
 use lamassu_store::{Backend, BackendDir};
+use lamassu_vault::detached::Detached;
 use lamassu_vault::{
     Access, Durability, Freshness, Ino, Integrity, Kind, Options, Owner, ROOT, SetXattr, Vault, VaultError, check,
 };
@@ -177,6 +178,12 @@ impl Lab {
 
     pub fn vault(&self) -> Vault {
         open(self.backend.clone()).expect("the header is good")
+    }
+
+    /// Its keys for files that lie elsewhere. Those read the header's file, which a vault in memory does without.
+    pub fn detached(&self) -> Detached {
+        replace_text(&*self.backend.root(), OsStr::new(HEADER), b"{}", true);
+        Detached::of(Arc::new(self.vault())).expect("its names are encrypted, and its blocks small")
     }
 
     fn stored(&self, path: &str) -> OsString {

@@ -69,7 +69,7 @@ fn replay(name: &str) {
     }
     let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().expect("a number"));
     let mut rng = Rng(number("LAMASSU_FUZZ_SEED").unwrap_or(0) << 8 | name.len() as u64);
-    let count = if matches!(name, "file" | "keychain") { MUTATIONS_OF_FILES } else { MUTATIONS };
+    let count = if matches!(name, "file" | "keychain" | "object") { MUTATIONS_OF_FILES } else { MUTATIONS };
     let count = count * number("LAMASSU_FUZZ_TIMES").unwrap_or(1);
     for i in 0..count {
         let mut input = inputs[rng.below(inputs.len())].1.clone();
@@ -99,4 +99,4 @@ macro_rules! replays {
     };
 }
 
-replays! { header keychain page payload names dir_record state_record companion symlink xattr source options file share answer history request anchor_row anchor_log anchor_export tree_records join_token leases alert_finding served_keys policy evaluations access }
+replays! { header keychain page payload names dir_record state_record companion symlink xattr source options file share answer history request anchor_row anchor_log anchor_export tree_records join_token leases alert_finding served_keys policy evaluations access listing properties object }

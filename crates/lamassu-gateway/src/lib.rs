@@ -16,6 +16,7 @@
 //! | `s3` | the protocol: from requests to those calls, from errors to answers |
 //! | `door` | connections: TLS, limits, time-outs |
 //! | `metrics`, `log` | metrics and the access log |
+//! | `served` | where objects are, by the configuration |
 //! | `run` | runs the gateway until a signal comes |
 //! | `provider` | the access proxy of a provider, over a plain directory: who may come decides on tokens |
 //!
@@ -36,10 +37,13 @@ mod remote;
 mod run;
 mod s3;
 mod secrets;
+mod served;
 mod work;
 
 pub use config::Config;
 pub use credentials::Credentials;
 pub use error::{GatewayError, Result};
+#[cfg(feature = "testing")]
+pub use remote::testing;
 pub use run::{Serving, check, serve};
 pub use tokio::sync::watch;

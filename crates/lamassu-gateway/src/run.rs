@@ -3,12 +3,9 @@
 use crate::door::{Admit, Door, Tls};
 use crate::front::Front;
 use crate::metrics::{self, Health, Metrics};
-use crate::objects::{ObjectError, Objects};
-use crate::remote::{Remote, RemoteError};
-use crate::s3::Users;
+use crate::served::{Served, sweeps};
 use crate::{Config, Credentials, GatewayError, Result, s3};
-use lamassu_vault::detached::Detached;
-use lamassu_vault::{FileSystem, Forest, VaultError};
+use lamassu_vault::{FileSystem, Forest};
 use parking_lot::RwLock;
 use s3s::service::S3Service;
 use std::net::SocketAddr;
@@ -69,67 +66,6 @@ pub fn serve(config: &Config, forest: &Arc<Forest>, serving: Serving, ended: wat
     stopping.store(true, Ordering::Relaxed);
     threads.join(forest);
     ended
-}
-
-pub(crate) fn of_buckets(path: &str, error: ObjectError) -> GatewayError {
-    let source = match error {
-        ObjectError::Vault(source) => source,
-        _ => VaultError::Invalid,
-    };
-    GatewayError::Buckets { path: path.into(), source }
-}
-
-/// Where objects are.
-#[derive(Clone)]
-pub(crate) enum Served {
-    /// files of the vault
-    Files(Arc<Objects>),
-    /// ciphertext objects at a provider
-    Remote(Arc<Remote>),
-}
-
-impl Served {
-    fn open(config: &Config, forest: &Arc<Forest>) -> Result<Served> {
-        let listings_max = config.front().listing_max();
-        let (Some(backend), Some(settings)) = (&config.backend, config.settings()?) else {
-            let objects = Objects::open(forest.clone(), &config.buckets, config.modes()?, listings_max);
-            return Ok(Served::Files(Arc::new(objects.map_err(|error| of_buckets(&config.buckets, error))?)));
-        };
-        let unfit = |source| GatewayError::Unfit { backend: backend.clone(), source };
-        let files = forest.at(lamassu_vault::ROOT).and_then(Detached::of).map_err(unfit)?;
-        let remote = Remote::open(files, &settings, listings_max);
-        let failed = |error: RemoteError| GatewayError::Provider {
-            backend: backend.clone(),
-            may_pass: error.may_pass(),
-            detail: error.to_string(),
-        };
-        Ok(Served::Remote(Arc::new(remote.map_err(failed)?)))
-    }
-
-    fn service(&self, front: &Front, current: s3::Current) -> S3Service {
-        match self {
-            Served::Files(objects) => s3::service(front, objects.clone(), Users::Known(current)),
-            Served::Remote(remote) => s3::remote_service(front, remote.clone(), current),
-        }
-    }
-
-    fn health(&self) -> std::result::Result<(), String> {
-        match self {
-            Served::Files(objects) => objects.check().map_err(|error| error.to_string()),
-            Served::Remote(remote) => remote.check().map_err(|error| error.to_string()),
-        }
-    }
-
-    fn sweep(&self, stopping: &AtomicBool) {
-        let swept = match self {
-            Served::Files(objects) => objects.sweep(stopping).map_err(|error| error.to_string()),
-            Served::Remote(remote) => remote.sweep(stopping).map_err(|error| error.to_string()),
-        };
-        match swept {
-            Ok(removed) => tracing::info!(removed, "what an earlier end had left of objects is removed"),
-            Err(error) => tracing::warn!(%error, "the buckets were not searched for what an earlier end has left"),
-        }
-    }
 }
 
 /// What is served, of a configuration C, and how.
@@ -241,14 +177,4 @@ impl Threads {
             let _ = thread.join();
         }
     }
-}
-
-/// A thread that removes what an earlier end has left.
-///
-/// # Errors
-/// [`GatewayError::System`].
-pub(crate) fn sweeps(served: Served, stopping: &Arc<AtomicBool>) -> Result<std::thread::JoinHandle<()>> {
-    let stopping = stopping.clone();
-    let thread = std::thread::Builder::new().name("lamassu-sweep".into()).spawn(move || served.sweep(&stopping));
-    thread.map_err(|source| GatewayError::System { op: "start a thread", source })
 }

@@ -1,6 +1,7 @@
 //! Writes `fuzz/seeds` from `testdata` and from the layouts that the targets read: `fuzz/make-seeds` calls it with the
 //! folder of seeds and a folder with the unpacked golden vaults.
 
+mod provider;
 mod requests;
 mod sharing;
 
@@ -34,6 +35,7 @@ fn main() -> Result<()> {
     tree_records(&mut seeds);
     requests::requests(&mut seeds);
     sharing::sharing(&mut seeds);
+    provider::provider(&mut seeds);
     for (target, inputs) in seeds {
         let dir = out.join(target);
         std::fs::create_dir_all(&dir)?;

@@ -51,12 +51,11 @@ pub struct Given {
     pub tags: BTreeMap<String, String>,
 }
 
-/// See the module's head.
+/// See the module's head. What a provider keeps sealed beside an object has them, too.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Attrs {
-    /// which content it is of
-    pub version: Version,
-    /// the entity tag, without quotes
+    /// the entity tag, without quotes; empty: it is not known yet
+    #[serde(rename = "e", default, skip_serializing_if = "String::is_empty")]
     pub etag: String,
     /// what was given
     #[serde(flatten)]
@@ -72,6 +71,26 @@ pub struct Attrs {
     pub parts: Vec<Parts>,
 }
 
+/// An object, as clients see it.
+#[derive(Clone, Debug)]
+pub struct Shown {
+    /// entity tag, headers, metadata, tags, checksums
+    pub attrs: Attrs,
+    /// bytes
+    pub size: u64,
+    /// when it was stored
+    pub mtime: Time,
+}
+
+/// The content of a file's attribute.
+#[derive(Serialize, Deserialize)]
+struct Stored {
+    /// which content the rest is of
+    version: Version,
+    #[serde(flatten)]
+    attrs: Attrs,
+}
+
 impl Attrs {
     /// The properties of an object as it is now. If its file was written by other means, the tag only distinguishes
     /// contents, and is not a digest.
@@ -79,12 +98,12 @@ impl Attrs {
     /// # Errors
     /// Those of the vault.
     pub fn of(node: &Node) -> Result<Attrs> {
-        let stored = node.xattr(NAME)?.and_then(|value| serde_json::from_slice::<Attrs>(&value).ok());
+        let stored = node.xattr(NAME)?.and_then(|value| serde_json::from_slice::<Stored>(&value).ok());
         let version = Version::of(node.attr());
         Ok(match stored {
-            Some(attrs) if node.is_dir() || attrs.version == version => attrs,
-            Some(attrs) => Attrs { version, etag: foreign(node.attr()), given: attrs.given, ..Attrs::default() },
-            None => Attrs { version, etag: foreign(node.attr()), ..Attrs::default() },
+            Some(stored) if node.is_dir() || stored.version == version => stored.attrs,
+            Some(stored) => Attrs { etag: foreign(node.attr()), given: stored.attrs.given, ..Attrs::default() },
+            None => Attrs { etag: foreign(node.attr()), ..Attrs::default() },
         })
     }
 
@@ -96,25 +115,27 @@ impl Attrs {
         Ok(node.xattr(NAME)?.is_some())
     }
 
-    /// Stores them.
+    /// Stores them, for the content that a file has by `attr`.
     ///
     /// # Errors
     /// Those of the vault.
-    pub fn store(&self, node: &Node) -> Result<()> {
+    pub fn store(&self, node: &Node, attr: &Attr) -> Result<()> {
+        let stored = Stored { version: Version::of(attr), attrs: self.clone() };
         // Maps of text can always be encoded as JSON.
-        node.set_xattr(NAME, &serde_json::to_vec(self).unwrap_or_default())
+        node.set_xattr(NAME, &serde_json::to_vec(&stored).unwrap_or_default())
     }
 
     /// The range of part `number`, and the number of parts.
     pub fn part(&self, number: u32) -> Option<(std::ops::Range<u64>, u32)> {
-        let count = self.parts.iter().map(|parts| parts.count).sum();
-        let (mut first, mut at) = (1, 0);
-        for parts in &self.parts {
-            if number < first + parts.count {
-                let start = at + u64::from(number.checked_sub(first)?) * parts.size;
-                return Some((start..start + parts.size, count));
+        let count = self.parts.iter().try_fold(0_u32, |count, parts| count.checked_add(parts.count))?;
+        let (mut first, mut at) = (1, 0_u64);
+        for Parts { count: of_size, size } in &self.parts {
+            let within = number.checked_sub(first)?;
+            if within < *of_size {
+                let start = at.checked_add(u64::from(within).checked_mul(*size)?)?;
+                return Some((start..start.checked_add(*size)?, count));
             }
-            (first, at) = (first + parts.count, at + u64::from(parts.count) * parts.size);
+            (first, at) = (first.checked_add(*of_size)?, at.checked_add(u64::from(*of_size).checked_mul(*size)?)?);
         }
         None
     }
@@ -156,7 +177,9 @@ mod tests {
     fn they_are_stored_as_they_are() {
         let given = Given { headers: [("content-type".into(), "text/plain".into())].into(), ..Given::default() };
         let attrs = Attrs { etag: "ab".into(), given, is_composite: true, ..Attrs::default() };
-        let stored = serde_json::to_vec(&attrs).expect("JSON");
-        assert_eq!(serde_json::from_slice::<Attrs>(&stored).expect("parses"), attrs);
+        let version = Version { size: 5, seconds: 7, nanos: 9 };
+        let stored = serde_json::to_vec(&Stored { version, attrs: attrs.clone() }).expect("JSON");
+        let stored = serde_json::from_slice::<Stored>(&stored).expect("parses");
+        assert_eq!((stored.version, stored.attrs), (version, attrs));
     }
 }

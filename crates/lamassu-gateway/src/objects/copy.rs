@@ -1,7 +1,7 @@
 //! Copies of objects: by the keys of their blocks, so that nothing is encrypted again, and the store may share the
 //! blocks.
 
-use super::attrs::{Attrs, Version};
+use super::attrs::{Attrs, Shown, Version};
 use super::key::Key;
 use super::node::Open;
 use super::{Guard, ObjectError, Objects, Reader, Result};
@@ -14,9 +14,9 @@ pub struct Source {
     /// its file; a directory has none
     pub open: Option<Open>,
     /// its properties
-    pub attrs: Attrs,
-    /// stat
-    pub attr: Attr,
+    pub shown: Shown,
+    /// which content they are of
+    version: Version,
 }
 
 /// Gets whether the source is unchanged, a reader of the copy, and the properties to complete.
@@ -28,8 +28,9 @@ impl Objects {
     /// # Errors
     /// As [`Objects::find`].
     pub fn source(&self, bucket: &str, key: &Key) -> Result<Source> {
-        let (open, attrs, attr) = self.open_object(bucket, key)?;
-        Ok(Source { open, attrs, attr })
+        let (open, object) = self.open_object(bucket, key)?;
+        let version = Version::of(object.node.attr());
+        Ok(Source { open, shown: object.shown(), version })
     }
 
     /// Makes an object with the content of another, and with these properties. `sum` completes them by the content of
@@ -53,16 +54,16 @@ impl Objects {
             };
         };
         if key.is_dir() {
-            return match source.attr.size {
+            return match source.shown.size {
                 0 => Ok(*self.make_directory(bucket, key, owner, guard, attrs)?.attr()),
                 _ => Err(ObjectError::DirectoryContent),
             };
         }
         let staged = self.stage(bucket, key, owner)?;
-        let size = source.attr.size;
+        let size = source.shown.size;
         Self::append(&staged, open, 0, 0..size)?;
         // A program in the mount may have written to it meanwhile.
-        let is_same = Version::of(&open.attr()?) == Version::of(&source.attr);
+        let is_same = Version::of(&open.attr()?) == source.version;
         sum(is_same, &mut |each| Self::read_through(staged.open(), size, each), attrs)?;
         staged.place(guard, attrs)
     }
@@ -70,7 +71,7 @@ impl Objects {
     /// Makes a part of an upload from a range of an object.
     ///
     /// # Errors
-    /// [`ObjectError::NoUpload`]; those of the vault.
+    /// [`Refusal::NoUpload`]; those of the vault.
     pub fn copy_part(
         self: &Arc<Self>,
         source: &Source,

@@ -6,7 +6,7 @@
 use super::attrs::Attrs;
 use super::key::{self, KEY_MAX};
 use super::node::Node;
-use super::{Objects, Result};
+use super::{Object, Objects, Result};
 use lamassu_vault::{Ino, Kind, Time, VaultError};
 use lru::LruCache;
 use parking_lot::Mutex;
@@ -37,7 +37,7 @@ pub struct Query {
 /// An entry of a listing.
 pub enum Item {
     /// An object.
-    Key(String, Node, Attrs),
+    Key(String, Object),
     /// A group: the common part of keys up to the delimiter after the prefix.
     Group(String),
 }
@@ -177,7 +177,7 @@ impl Objects {
     /// in it.
     ///
     /// # Errors
-    /// [`super::ObjectError::NoBucket`]; those of the vault.
+    /// [`super::Refusal::NoBucket`]; those of the vault.
     pub fn list(&self, bucket: &str, query: &Query, may_list: &dyn Fn(&str) -> bool) -> Result<Page> {
         let bucket = self.bucket(bucket)?;
         let mut walk = Walk { listings: &self.listings, query, page: Page::default(), group: None, may_list };
@@ -309,7 +309,7 @@ impl Walk<'_> {
             return Ok(false);
         }
         let attrs = Attrs::of(&node)?;
-        self.page.items.push(Item::Key(full.into(), node, attrs));
+        self.page.items.push(Item::Key(full.into(), Object { node, attrs }));
         Ok(true)
     }
 }

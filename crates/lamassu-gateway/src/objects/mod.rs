@@ -13,14 +13,18 @@ pub mod key;
 pub mod list;
 mod multipart;
 pub mod node;
+pub mod parts;
 mod put;
+mod refusal;
 mod sweep;
 
-pub use multipart::{Completed, PARTS_MAX, Part, Reader, Upload};
+pub use multipart::{Reader, Upload};
+pub use parts::{Completed, PARTS_MAX};
 pub(crate) use put::random_name;
 pub use put::{Guard, Staged};
+pub use refusal::Refusal;
 
-use attrs::Attrs;
+use attrs::{Attrs, Shown};
 use key::{Key, KeyFault};
 use lamassu_vault::{Kind, Owner, VaultError};
 use list::Listings;
@@ -40,21 +44,9 @@ const STRIPES: usize = 256;
 /// Why an operation on an object failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ObjectError {
-    /// The client's: there is no such bucket.
-    #[error("there is no such bucket")]
-    NoBucket,
-    /// The client's: the bucket exists already.
-    #[error("the bucket is there already")]
-    BucketExists,
-    /// The client's: the bucket is not empty.
-    #[error("the bucket is not empty")]
-    BucketNotEmpty,
-    /// The client's: there is no such object.
-    #[error("there is no such key")]
-    NoKey,
-    /// The client's: there is no such upload.
-    #[error("there is no such upload: it may be completed or aborted")]
-    NoUpload,
+    /// The client's.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
     /// The client's: the key is not a valid path.
     #[error(transparent)]
     Key(#[from] KeyFault),
@@ -64,18 +56,6 @@ pub enum ObjectError {
     /// The client's: `a/b` is an object, so `a` cannot be one.
     #[error("there are objects below this key: a directory is no object")]
     AboveObjects,
-    /// The client's: a condition does not hold.
-    #[error("a condition of the request does not hold")]
-    Precondition,
-    /// The client's: a part was not uploaded, or is another one.
-    #[error("part {0} was not uploaded, or is another one")]
-    NoPart(u32),
-    /// The client's: the parts are not in ascending order.
-    #[error("parts are listed by ascending numbers")]
-    PartOrder,
-    /// The client's: only the last part may be that small.
-    #[error("part {0} has less than 5 MiB, and is not the last one")]
-    SmallPart(u32),
     /// The client's: a directory has no content.
     #[error("a key that ends with a slash is a directory, and has no content")]
     DirectoryContent,
@@ -126,6 +106,14 @@ pub struct Object {
     pub node: Node,
     /// its properties
     pub attrs: Attrs,
+}
+
+impl Object {
+    /// As clients see it.
+    pub fn shown(self) -> Shown {
+        let size = if self.node.is_dir() { 0 } else { self.node.attr().size };
+        Shown { attrs: self.attrs, size, mtime: self.node.attr().mtime }
+    }
 }
 
 impl Objects {
@@ -179,22 +167,22 @@ impl Objects {
     /// A bucket.
     ///
     /// # Errors
-    /// [`ObjectError::NoBucket`]; those of the vault.
+    /// [`Refusal::NoBucket`]; those of the vault.
     pub fn bucket(&self, name: &str) -> Result<Node> {
         match self.root()?.child_if_there(OsStr::new(name))? {
             Some(node) if node.is_dir() && key::shown(OsStr::new(name)).is_some() => Ok(node),
-            _ => Err(ObjectError::NoBucket),
+            _ => Err(Refusal::NoBucket.into()),
         }
     }
 
     /// Makes a bucket: a directory.
     ///
     /// # Errors
-    /// [`ObjectError::BucketExists`]; those of the vault.
+    /// [`Refusal::BucketExists`]; those of the vault.
     pub fn make_bucket(&self, name: &str, owner: Owner) -> Result<()> {
         let root = self.root()?;
         match root.make_dir(OsStr::new(name), self.modes.dir, owner) {
-            Err(VaultError::Exists | VaultError::DatasetRoot) => Err(ObjectError::BucketExists),
+            Err(VaultError::Exists | VaultError::DatasetRoot) => Err(Refusal::BucketExists.into()),
             made => Ok(made.and_then(|_| root.sync_names())?),
         }
     }
@@ -202,25 +190,25 @@ impl Objects {
     /// Removes a bucket without objects. Uploads under way are aborted, as in S3.
     ///
     /// # Errors
-    /// [`ObjectError::BucketNotEmpty`], [`ObjectError::NoBucket`]; those of the vault, also for the root of a dataset,
+    /// [`Refusal::BucketNotEmpty`], [`Refusal::NoBucket`]; those of the vault, also for the root of a dataset,
     /// which only the administrator can destroy.
     pub fn remove_bucket(&self, name: &str) -> Result<()> {
         let bucket = self.bucket(name)?;
         let query = list::Query { max: 1, ..list::Query::default() };
         if !self.list(name, &query, &|_| true)?.items.is_empty() {
-            return Err(ObjectError::BucketNotEmpty);
+            return Err(Refusal::BucketNotEmpty.into());
         }
         for (id, upload) in self.uploads(name, "")? {
             match self.abort_upload(name, &Key::parse(&upload.key)?, &id) {
                 // Another request has ended it.
-                Ok(()) | Err(ObjectError::NoUpload) => {}
+                Ok(()) | Err(ObjectError::Refused(Refusal::NoUpload)) => {}
                 Err(error) => return Err(error),
             }
         }
         multipart::remove_index(&bucket)?;
         let root = self.root()?;
         match root.remove_dir(OsStr::new(name)) {
-            Err(VaultError::NotEmpty) => Err(ObjectError::BucketNotEmpty),
+            Err(VaultError::NotEmpty) => Err(Refusal::BucketNotEmpty.into()),
             removed => Ok(removed.and_then(|()| root.sync_names())?),
         }
     }
@@ -263,26 +251,25 @@ impl Objects {
     /// An object, with its properties.
     ///
     /// # Errors
-    /// [`ObjectError::NoBucket`], [`ObjectError::NoKey`]; those of the vault.
+    /// [`Refusal::NoBucket`], [`Refusal::NoKey`]; those of the vault.
     pub fn find(&self, bucket: &str, key: &Key) -> Result<Object> {
         let bucket = self.bucket(bucket)?;
-        let dir = self.parent(&bucket, key)?.ok_or(ObjectError::NoKey)?;
-        Self::found_in(&dir, key)?.ok_or(ObjectError::NoKey)
+        let dir = self.parent(&bucket, key)?.ok_or(Refusal::NoKey)?;
+        Ok(Self::found_in(&dir, key)?.ok_or(Refusal::NoKey)?)
     }
 
     /// Opens an object for reading. The properties belong to the content that is read.
     ///
     /// # Errors
     /// As [`Objects::find`].
-    pub fn open_object(&self, bucket: &str, key: &Key) -> Result<(Option<Open>, Attrs, lamassu_vault::Attr)> {
-        let Object { node, attrs } = self.find(bucket, key)?;
-        let attr = *node.attr();
-        if node.is_dir() {
-            return Ok((None, attrs, attr));
+    pub fn open_object(&self, bucket: &str, key: &Key) -> Result<(Option<Open>, Object)> {
+        let object = self.find(bucket, key)?;
+        if object.node.is_dir() {
+            return Ok((None, object));
         }
-        match node.open() {
-            Ok(open) => Ok((Some(open), attrs, attr)),
-            Err(VaultError::NotFound | VaultError::Stale) => Err(ObjectError::NoKey),
+        match object.node.clone().open() {
+            Ok(open) => Ok((Some(open), object)),
+            Err(VaultError::NotFound | VaultError::Stale) => Err(Refusal::NoKey.into()),
             Err(error) => Err(error.into()),
         }
     }
@@ -291,14 +278,14 @@ impl Objects {
     /// were made as objects.
     ///
     /// # Errors
-    /// [`ObjectError::NoBucket`], [`ObjectError::Precondition`]; those of the vault.
+    /// [`Refusal::NoBucket`], [`Refusal::Precondition`]; those of the vault.
     pub fn remove(&self, bucket: &str, key: &Key, guard: &Guard) -> Result<()> {
         let bucket = self.bucket(bucket)?;
-        let Some(dir) = self.parent(&bucket, key)? else { return guard.check(None) };
+        let Some(dir) = self.parent(&bucket, key)? else { return Ok(guard.check(None)?) };
         {
             let _alone = self.alone_with(&bucket, key);
             let object = Self::found_in(&dir, key)?;
-            guard.check(object.as_ref())?;
+            guard.check(object.as_ref().map(|object| &object.attrs))?;
             let Some(Object { node, .. }) = object else { return Ok(()) };
             match node.is_dir() {
                 true => node.remove_xattr(attrs::NAME)?,
@@ -352,7 +339,7 @@ impl Objects {
         let _alone = self.alone_with(&dir, key);
         let Object { node, mut attrs } = self.find(bucket, key)?;
         attrs.given.tags = tags;
-        attrs.store(&node).map_err(much_metadata)
+        attrs.store(&node, node.attr()).map_err(much_metadata)
     }
 }
 

@@ -5,15 +5,14 @@
 //! entry and the directory of its parts exist. It ends when its directory is durably renamed; the renamed directory is
 //! removed then, or at the next start. So a crash leaves all of an upload or, after the next start, nothing.
 
-use super::attrs::{Attrs, Given, NAME};
+use super::attrs::{Attrs, Given, NAME, Shown};
 use super::key::Key;
 use super::node::{Node, Open};
+use super::parts::{self, Completed};
 use super::put::random_name;
-use super::{Guard, ObjectError, Objects, Result, Staged, none_there, stripe};
-use data_encoding::HEXLOWER;
+use super::{Guard, Object, ObjectError, Objects, Refusal, Result, Staged, none_there, stripe};
 use lamassu_vault::{Attr, Owner, RenameMode, VaultError};
 use parking_lot::MutexGuard;
-use s3s::crypto::{Checksum as _, Md5};
 use serde::{Deserialize, Serialize};
 use std::ffi::{OsStr, OsString};
 use std::sync::Arc;
@@ -24,10 +23,6 @@ const INDEX: &str = ".lamassu-gateway";
 const PARTS: &str = ".lamassu-upload-";
 /// Prefix of the name of an ended upload's directory.
 const ENDED: &str = ".lamassu-ended-";
-/// Most parts, as in S3.
-pub const PARTS_MAX: u32 = 10_000;
-/// Smallest part but the last, as in S3.
-const PART_MIN: u64 = 5 << 20;
 const INDEX_MODE: u32 = 0o700;
 
 /// The description of an upload.
@@ -54,28 +49,18 @@ pub type Uploads = Vec<(String, Upload)>;
 pub struct Part {
     /// from 1
     pub number: u32,
-    /// stat
-    pub attr: Attr,
-    /// entity tag, checksums
-    pub attrs: Attrs,
+    /// what it is
+    pub shown: Shown,
 }
 
-/// The client's data about a part when it completes an upload.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Completed {
-    /// from 1
-    pub number: u32,
-    /// its entity tag
-    pub etag: String,
-    /// its checksum, if the client sent one
-    pub checksum: Option<String>,
+impl AsRef<Shown> for Part {
+    fn as_ref(&self) -> &Shown {
+        &self.shown
+    }
 }
 
 /// Calls its argument with the content of an object, piece by piece.
 pub type Reader<'a> = dyn FnMut(&mut dyn FnMut(&[u8])) -> Result<()> + 'a;
-/// Computes the checksum of the object from those of the parts, or from the object's content.
-pub type Summed<'a> = dyn FnMut(&[Part], &mut Reader<'_>) -> Result<Option<String>> + 'a;
-
 /// Removes the empty index of a bucket.
 pub(super) fn remove_index(bucket: &Node) -> Result<()> {
     super::remove_if_empty(bucket, OsStr::new(INDEX)).map(drop)
@@ -140,7 +125,12 @@ impl Objects {
             self.make_upload((&bucket, &key, &id), upload, owner)
         };
         if let Err(error) = begun {
-            if let Err(error) = self.end_upload(&bucket, &key, &id).and_then(|()| self.prune(&bucket, &key)) {
+            let ended = {
+                let _alone = self.alone_with_upload(&id);
+                self.end_alone(&bucket, &key, &id)
+            };
+            let removed = ended.and_then(|()| self.remove_parts(&bucket, &key, &id));
+            if let Err(error) = removed.and_then(|()| self.prune(&bucket, &key)) {
                 tracing::warn!(%error, "what was made for an upload could not be removed; the next start does it");
             }
             return Err(error);
@@ -171,9 +161,9 @@ impl Objects {
     /// An upload, and the directory of its parts.
     fn upload(&self, bucket: &Node, key: &Key, id: &str) -> Result<(Upload, Node)> {
         let described = self.described(bucket, id)?.filter(|upload| upload.key == key.as_str());
-        let upload = described.ok_or(ObjectError::NoUpload)?;
-        let dir = self.parent(bucket, key)?.ok_or(ObjectError::NoUpload)?;
-        let parts = dir.child_if_there(&dir_name(id))?.ok_or(ObjectError::NoUpload)?;
+        let upload = described.ok_or(Refusal::NoUpload)?;
+        let dir = self.parent(bucket, key)?.ok_or(Refusal::NoUpload)?;
+        let parts = dir.child_if_there(&dir_name(id))?.ok_or(Refusal::NoUpload)?;
         Ok((upload, parts))
     }
 
@@ -189,7 +179,7 @@ impl Objects {
     /// The description of an upload.
     ///
     /// # Errors
-    /// [`ObjectError::NoUpload`], [`ObjectError::NoBucket`]; those of the vault.
+    /// [`Refusal::NoUpload`], [`Refusal::NoBucket`]; those of the vault.
     pub fn find_upload(&self, bucket: &str, key: &Key, id: &str) -> Result<Upload> {
         Ok(self.upload(&self.bucket(bucket)?, key, id)?.0)
     }
@@ -209,13 +199,13 @@ impl Objects {
     /// Puts a part in its place.
     ///
     /// # Errors
-    /// [`ObjectError::NoUpload`] if the upload has ended meanwhile; those of the vault.
+    /// [`Refusal::NoUpload`] if the upload has ended meanwhile; those of the vault.
     pub fn place_part(
         &self,
         (bucket, key, id): (&str, &Key, &str),
         staged: Staged,
         number: u32,
-        attrs: &mut Attrs,
+        attrs: &Attrs,
     ) -> Result<Attr> {
         let place = || {
             let attr = staged.complete(attrs)?;
@@ -226,7 +216,7 @@ impl Objects {
             Ok(attr)
         };
         match place() {
-            Err(ObjectError::Vault(VaultError::NotFound | VaultError::Stale)) => Err(ObjectError::NoUpload),
+            Err(ObjectError::Vault(VaultError::NotFound | VaultError::Stale)) => Err(Refusal::NoUpload.into()),
             placed => placed,
         }
     }
@@ -246,27 +236,28 @@ impl Objects {
 
     fn part(dir: &Node, number: u32) -> Result<Option<Part>> {
         let Some(node) = dir.child_if_there(&part_name(number))? else { return Ok(None) };
-        Ok(Some(Part { number, attr: *node.attr(), attrs: Attrs::of(&node)? }))
+        let attrs = Attrs::of(&node)?;
+        Ok(Some(Part { number, shown: Object { node, attrs }.shown() }))
     }
 
     /// Opens a part, if it is still the one that was listed: another may have replaced it.
     fn open_part(dir: &Node, part: &Part) -> Result<Open> {
         let none = |error| match error {
-            VaultError::NotFound | VaultError::Stale => ObjectError::NoPart(part.number),
+            VaultError::NotFound | VaultError::Stale => Refusal::NoPart(part.number).into(),
             error => error.into(),
         };
         let node = dir.child(&part_name(part.number)).map_err(none)?;
         // The tag is an MD5 of the content, so another content has another tag.
-        match node.attr().size == part.attr.size && Attrs::of(&node)? == part.attrs {
+        match node.attr().size == part.shown.size && Attrs::of(&node)? == part.shown.attrs {
             true => node.open().map_err(none),
-            false => Err(ObjectError::NoPart(part.number)),
+            false => Err(Refusal::NoPart(part.number).into()),
         }
     }
 
     /// The uploads of a bucket whose keys begin with `prefix`, by key and then by age.
     ///
     /// # Errors
-    /// [`ObjectError::NoBucket`]; those of the vault.
+    /// [`Refusal::NoBucket`]; those of the vault.
     pub fn uploads(&self, bucket: &str, prefix: &str) -> Result<Uploads> {
         let bucket = self.bucket(bucket)?;
         let mut ids = Vec::new();
@@ -284,82 +275,80 @@ impl Objects {
         Ok(uploads)
     }
 
-    /// Makes the object from its parts. `sum` computes its checksum.
+    /// Makes the object from its parts. `sum` computes its checksum, from those of the parts or from the content.
     ///
     /// # Errors
-    /// [`ObjectError::NoPart`], [`ObjectError::PartOrder`], [`ObjectError::SmallPart`]; as [`Staged::place`]. Then the
-    /// upload continues.
-    pub fn complete_upload(
+    /// [`Refusal::NoUpload`]; as [`parts::chosen`] and [`Staged::place`]; those of `sum`. Then the upload continues.
+    pub fn complete_upload<E: From<ObjectError>>(
         self: &Arc<Self>,
         (bucket, key, id): (&str, &Key, &str),
         completed: &[Completed],
         owner: Owner,
         guard: &Guard,
-        sum: &mut Summed<'_>,
-    ) -> Result<(Attrs, Attr)> {
+        sum: impl FnOnce(&Upload, &[Part], &mut Reader<'_>) -> Result<Option<String>, E>,
+    ) -> Result<Attrs, E> {
         let at = self.bucket(bucket)?;
         let (upload, dir) = match self.upload(&at, key, id) {
             // The answer to an earlier request may have been lost.
-            Err(ObjectError::NoUpload) => return self.completed_before(bucket, key, completed),
+            Err(ObjectError::Refused(Refusal::NoUpload)) => return Ok(self.completed_before(bucket, key, completed)?),
             found => found?,
         };
-        let parts = Self::chosen(&dir, &upload, completed)?;
+        let chosen = parts::chosen(completed, upload.algorithm.as_deref(), |number| Self::part(&dir, number));
+        let parts: Vec<Part> = self.of_upload(&at, (key, id), chosen)?;
         let mut attrs = Attrs { given: upload.given.clone(), ..Attrs::default() };
         let staged = self.stage(bucket, key, owner)?;
-        let (mut hash, mut size) = (Md5::new(), 0);
+        let mut size = 0;
         for part in &parts {
-            let open = Self::open_part(&dir, part)?;
-            Self::append(&staged, &open, size, 0..part.attr.size)?;
-            size += part.attr.size;
-            attrs.add_part(part.attr.size);
-            hash.update(&HEXLOWER.decode(part.attrs.etag.as_bytes()).unwrap_or_default());
+            let open = self.of_upload(&at, (key, id), Self::open_part(&dir, part))?;
+            Self::append(&staged, &open, size, 0..part.shown.size)?;
+            size += part.shown.size;
+            attrs.add_part(part.shown.size);
         }
-        attrs.etag = format!("{}-{}", HEXLOWER.encode(hash.finalize().as_ref()), parts.len());
+        attrs.etag = parts_tag(&parts)?;
         let mut read = |each: &mut dyn FnMut(&[u8])| Self::read_through(staged.open(), size, each);
-        if let (Some(algorithm), Some(sum)) = (&upload.algorithm, sum(&parts, &mut read)?) {
+        if let (Some(sum), Some(algorithm)) = (sum(&upload, &parts, &mut read)?, &upload.algorithm) {
             attrs.checksums.insert(algorithm.clone(), sum);
             attrs.is_composite = !upload.is_full;
         }
-        let attr = staged.place(guard, &mut attrs)?;
-        if let Err(error) = self.end_upload(&at, key, id) {
+        match self.end_by(&at, (key, id), || staged.place(guard, &attrs)) {
+            Err(ObjectError::Refused(Refusal::NoUpload)) => Ok(self.completed_before(bucket, key, completed)?),
+            done => Ok(done.map(|_| attrs)?),
+        }
+    }
+
+    /// A part may be missing because another request has ended the upload.
+    fn of_upload<T>(&self, bucket: &Node, (key, id): (&Key, &str), done: Result<T>) -> Result<T> {
+        match done {
+            Err(
+                error @ (ObjectError::Refused(Refusal::NoPart(_))
+                | ObjectError::Vault(VaultError::NotFound | VaultError::Stale)),
+            ) => self.upload(bucket, key, id).and(Err(error)),
+            done => done,
+        }
+    }
+
+    /// Ends an upload by making its object. One request does: whoever comes later, to complete or to abort it, finds
+    /// none.
+    fn end_by(&self, bucket: &Node, (key, id): (&Key, &str), place: impl FnOnce() -> Result<Attr>) -> Result<()> {
+        let ended = {
+            let _alone = self.alone_with_upload(id);
+            self.upload(bucket, key, id)?;
+            place()?;
+            self.end_alone(bucket, key, id)
+        };
+        if let Err(error) = ended.and_then(|()| self.remove_parts(bucket, key, id)) {
             tracing::warn!(%error, "an upload that is complete could not be removed; it can be aborted");
         }
-        Ok((attrs, attr))
+        Ok(())
     }
 
     /// The present object, if it was made from these parts.
-    fn completed_before(&self, bucket: &str, key: &Key, completed: &[Completed]) -> Result<(Attrs, Attr)> {
-        let mut hash = Md5::new();
-        for part in completed {
-            hash.update(&HEXLOWER.decode(part.etag.as_bytes()).map_err(|_| ObjectError::NoUpload)?);
-        }
-        let etag = format!("{}-{}", HEXLOWER.encode(hash.finalize().as_ref()), completed.len());
-        let found = self.find(bucket, key).map_err(|_| ObjectError::NoUpload)?;
+    fn completed_before(&self, bucket: &str, key: &Key, completed: &[Completed]) -> Result<Attrs> {
+        let etag = parts::tag_of(completed.iter().map(|part| part.etag.as_str())).ok_or(Refusal::NoUpload)?;
+        let found = self.find(bucket, key).map_err(|_| Refusal::NoUpload)?;
         match found.attrs.etag == etag && !found.attrs.parts.is_empty() {
-            true => Ok((found.attrs, *found.node.attr())),
-            false => Err(ObjectError::NoUpload),
-        }
-    }
-
-    fn chosen(dir: &Node, upload: &Upload, completed: &[Completed]) -> Result<Vec<Part>> {
-        let mut parts: Vec<Part> = Vec::with_capacity(completed.len());
-        for wanted in completed {
-            if parts.last().is_some_and(|last| last.number >= wanted.number) {
-                return Err(ObjectError::PartOrder);
-            }
-            let part = Self::part(dir, wanted.number)?.filter(|part| part.attrs.etag == wanted.etag);
-            let part = part.ok_or(ObjectError::NoPart(wanted.number))?;
-            let known = upload.algorithm.as_ref().and_then(|algorithm| part.attrs.checksums.get(algorithm));
-            if wanted.checksum.is_some() && wanted.checksum.as_ref() != known {
-                return Err(ObjectError::NoPart(wanted.number));
-            }
-            parts.push(part);
-        }
-        let small = parts.iter().rev().skip(1).find(|part| part.attr.size < PART_MIN);
-        match (small, parts.is_empty()) {
-            (Some(part), _) => Err(ObjectError::SmallPart(part.number)),
-            (None, true) => Err(ObjectError::NoPart(1)),
-            (None, false) => Ok(parts),
+            true => Ok(found.attrs),
+            false => Err(Refusal::NoUpload.into()),
         }
     }
 
@@ -369,24 +358,30 @@ impl Objects {
     /// As [`Objects::find_upload`].
     pub fn abort_upload(&self, bucket: &str, key: &Key, id: &str) -> Result<()> {
         let bucket = self.bucket(bucket)?;
-        // Also without its directory: an earlier end may have been interrupted.
-        let described = self.described(&bucket, id)?.filter(|upload| upload.key == key.as_str());
-        described.ok_or(ObjectError::NoUpload)?;
-        self.end_upload(&bucket, key, id)?;
+        {
+            let _alone = self.alone_with_upload(id);
+            // Also without its directory: an earlier end may have been interrupted.
+            let described = self.described(&bucket, id)?.filter(|upload| upload.key == key.as_str());
+            described.ok_or(Refusal::NoUpload)?;
+            self.end_alone(&bucket, key, id)?;
+        }
+        self.remove_parts(&bucket, key, id)?;
         self.prune(&bucket, key)
     }
 
-    /// The new name is durable before the entry is removed: so no directory without an entry looks like an upload's.
-    fn end_upload(&self, bucket: &Node, key: &Key, id: &str) -> Result<()> {
-        let parent = self.parent(bucket, key)?;
-        {
-            let _alone = self.alone_with_upload(id);
-            if let Some(parent) = &parent {
-                parent.rename(&dir_name(id), &ended_name(id), RenameMode::Replace).or_else(none_there)?;
-                parent.sync_names().or_else(none_there)?;
-            }
-            remove_entry(bucket, id)?;
+    /// Ends an upload, which is locked. The new name is durable before the entry is removed: so no directory without an
+    /// entry looks like an upload's.
+    fn end_alone(&self, bucket: &Node, key: &Key, id: &str) -> Result<()> {
+        if let Some(parent) = self.parent(bucket, key)? {
+            parent.rename(&dir_name(id), &ended_name(id), RenameMode::Replace).or_else(none_there)?;
+            parent.sync_names().or_else(none_there)?;
         }
+        remove_entry(bucket, id)
+    }
+
+    /// Removes what is left of an upload that has ended.
+    fn remove_parts(&self, bucket: &Node, key: &Key, id: &str) -> Result<()> {
+        let parent = self.parent(bucket, key)?;
         parent.map_or(Ok(()), |parent| remove_ended(&parent, &ended_name(id)))
     }
 
@@ -401,7 +396,7 @@ impl Objects {
             let _alone = self.alone_with_upload(&id);
             let key = self.described(bucket, &id)?.and_then(|upload| Key::parse(&upload.key).ok());
             let is_there = match key.map(|key| self.upload(bucket, &key, &id)) {
-                None | Some(Err(ObjectError::NoUpload)) => false,
+                None | Some(Err(ObjectError::Refused(Refusal::NoUpload))) => false,
                 Some(found) => found.map(|_| true)?,
             };
             if !is_there {
@@ -432,4 +427,9 @@ fn remove_entry(bucket: &Node, id: &str) -> Result<()> {
     let Some(index) = bucket.child_if_there(OsStr::new(INDEX))? else { return Ok(()) };
     index.unlink(OsStr::new(id)).or_else(none_there)?;
     Ok(index.sync_names().or_else(none_there)?)
+}
+
+/// The tag of an object of these parts, each of which has an MD5.
+fn parts_tag(parts: &[Part]) -> Result<String> {
+    Ok(parts::tag_of(parts.iter().map(|part| part.shown.attrs.etag.as_str())).ok_or(Refusal::NoPart(1))?)
 }

@@ -1,9 +1,9 @@
 //! How an object is made: written under a name of the gateway's own, synced, renamed to its key.
 
-use super::attrs::{Attrs, Version};
+use super::attrs::Attrs;
 use super::key::{Key, RESERVED};
 use super::node::{Node, Open};
-use super::{Object, ObjectError, Objects, PIECE, Result, much_metadata, none_there};
+use super::{ObjectError, Objects, PIECE, Refusal, Result, much_metadata, none_there};
 use crate::limits::Turn;
 use crate::work;
 use lamassu_vault::{Kind, Owner, RenameMode, VaultError};
@@ -37,14 +37,14 @@ impl Guard {
     /// Checks the condition.
     ///
     /// # Errors
-    /// [`ObjectError::Precondition`]; [`ObjectError::NoKey`] if an object is required and missing.
-    pub fn check(&self, object: Option<&Object>) -> Result<()> {
-        match (self, object) {
+    /// [`Refusal::Precondition`]; [`Refusal::NoKey`] if an object is required and missing.
+    pub fn check(&self, there: Option<&Attrs>) -> Result<(), Refusal> {
+        match (self, there) {
             (Guard::None, _) | (Guard::Absent | Guard::OtherTag(_), None) | (Guard::Present, Some(_)) => Ok(()),
-            (Guard::Present | Guard::Tag(_), None) => Err(ObjectError::NoKey),
-            (Guard::Tag(tag), Some(object)) if object.attrs.etag == *tag => Ok(()),
-            (Guard::OtherTag(tag), Some(object)) if object.attrs.etag != *tag => Ok(()),
-            (Guard::Absent | Guard::Tag(_) | Guard::OtherTag(_), Some(_)) => Err(ObjectError::Precondition),
+            (Guard::Present | Guard::Tag(_), None) => Err(Refusal::NoKey),
+            (Guard::Tag(tag), Some(there)) if there.etag == *tag => Ok(()),
+            (Guard::OtherTag(tag), Some(there)) if there.etag != *tag => Ok(()),
+            (Guard::Absent | Guard::Tag(_) | Guard::OtherTag(_), Some(_)) => Err(Refusal::Precondition),
         }
     }
 }
@@ -89,19 +89,18 @@ impl Staged {
         &self.open
     }
 
-    /// Puts the object in its place, durably: content, attributes, name. The attributes get the version of their
-    /// content.
+    /// Puts the object in its place, durably: content, attributes, name.
     ///
     /// # Errors
-    /// [`ObjectError::Precondition`], [`ObjectError::BelowObject`], [`ObjectError::AboveObjects`],
+    /// [`Refusal::Precondition`], [`ObjectError::BelowObject`], [`ObjectError::AboveObjects`],
     /// [`ObjectError::MuchMetadata`]; those of the vault. Then nothing is changed.
-    pub fn place(mut self, guard: &Guard, attrs: &mut Attrs) -> Result<lamassu_vault::Attr> {
+    pub fn place(mut self, guard: &Guard, attrs: &Attrs) -> Result<lamassu_vault::Attr> {
         let attr = self.complete(attrs)?;
         let Some((bucket, key)) = self.place.clone() else { return Err(VaultError::Invalid.into()) };
         let objects = self.objects.clone();
         {
             let _alone = objects.alone_with(&bucket, &key);
-            guard.check(Objects::found_in(&self.dir, &key)?.as_ref())?;
+            guard.check(Objects::found_in(&self.dir, &key)?.map(|there| there.attrs).as_ref())?;
             let mode = if *guard == Guard::Absent { RenameMode::NoReplace } else { RenameMode::Replace };
             self.rename_to(key.name(), mode)?;
         }
@@ -116,11 +115,10 @@ impl Staged {
     }
 
     /// Makes content and attributes durable.
-    pub(super) fn complete(&self, attrs: &mut Attrs) -> Result<lamassu_vault::Attr> {
+    pub(super) fn complete(&self, attrs: &Attrs) -> Result<lamassu_vault::Attr> {
         self.open.flush()?;
         let attr = self.open.attr()?;
-        attrs.version = Version::of(&attr);
-        attrs.store(self.open.node()).map_err(much_metadata)?;
+        attrs.store(self.open.node(), &attr).map_err(much_metadata)?;
         self.open.sync()?;
         Ok(attr)
     }
@@ -128,7 +126,7 @@ impl Staged {
     fn rename_to(&mut self, name: &OsStr, mode: RenameMode) -> Result<()> {
         match self.dir.rename(&self.name, name, mode) {
             Ok(()) => self.is_placed = true,
-            Err(VaultError::Exists) => return Err(ObjectError::Precondition),
+            Err(VaultError::Exists) => return Err(Refusal::Precondition.into()),
             Err(VaultError::IsDirectory | VaultError::NotEmpty | VaultError::DatasetRoot) => {
                 return Err(ObjectError::AboveObjects);
             }
@@ -142,7 +140,7 @@ impl Objects {
     /// Begins the object of a key: makes the directories above it, and a file in the lowest one.
     ///
     /// # Errors
-    /// [`ObjectError::NoBucket`], [`ObjectError::BelowObject`], [`ObjectError::AboveObjects`]; those of the vault.
+    /// [`Refusal::NoBucket`], [`ObjectError::BelowObject`], [`ObjectError::AboveObjects`]; those of the vault.
     pub fn stage(self: &Arc<Self>, bucket: &str, key: &Key, owner: Owner) -> Result<Staged> {
         let bucket = self.bucket(bucket)?;
         let (dir, (name, open)) = self.in_parent(&bucket, key, owner, |dir| {
@@ -228,7 +226,7 @@ impl Objects {
         let bucket = self.bucket(bucket)?;
         let _alone = self.alone_with(&bucket, key);
         let (dir, made) = self.in_parent(&bucket, key, owner, |dir| {
-            guard.check(Self::found_in(dir, key)?.as_ref())?;
+            guard.check(Self::found_in(dir, key)?.map(|there| there.attrs).as_ref())?;
             let made = match dir.make_dir(key.name(), self.modes.dir, owner) {
                 Err(VaultError::Exists) => dir.child(key.name())?,
                 made => made?,
@@ -236,7 +234,7 @@ impl Objects {
             if made.attr().kind != Kind::Dir {
                 return Err(ObjectError::BelowObject);
             }
-            attrs.store(&made).map_err(much_metadata)?;
+            attrs.store(&made, made.attr()).map_err(much_metadata)?;
             Ok(made)
         })?;
         dir.sync_names()?;

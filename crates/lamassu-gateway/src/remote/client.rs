@@ -3,6 +3,7 @@
 //! A request is repeated if no answer came, or one that says that another may do better. All of them can be repeated:
 //! a second time they change nothing. Where a condition makes that untrue, the caller looks at what is there.
 
+use super::document::Page;
 use super::error::{RemoteError, Result};
 use super::settings::Settings;
 use crate::work;
@@ -11,7 +12,6 @@ use http::{HeaderMap, Method, Request};
 use rusty_s3::actions::{CreateMultipartUpload, ListObjectsV2};
 use rusty_s3::{Bucket, Credentials, S3Action};
 use s3s::crypto::{Checksum as _, Md5};
-use serde::Deserialize;
 use std::collections::HashSet;
 use std::hash::{BuildHasher, RandomState};
 use std::io::Read;
@@ -25,10 +25,14 @@ const SIGNED_FOR: Duration = Duration::from_secs(900);
 /// The first wait before a request is repeated; each is twice as long as the one before, up to the longest.
 const WAIT_FIRST: Duration = Duration::from_millis(100);
 const WAIT_LONGEST: Duration = Duration::from_secs(5);
-/// The largest answer.
-const ANSWER_MAX: u64 = 64 << 20;
-/// The largest document with an error.
-const DOCUMENT_MAX: usize = 64 << 10;
+/// The largest page of a listing: 1000 names of 1 KiB, with what is told of each.
+const LISTING_MAX: u64 = 8 << 20;
+/// The largest other document. Of one with an error this much is read.
+const DOCUMENT_MAX: u64 = 64 << 10;
+/// The largest object that a provider may say it has; none takes more than some 50 TB.
+const OBJECT_MAX: u64 = 1 << 46;
+/// Bytes of an answer that are read at once.
+const PIECE: usize = 64 << 10;
 /// The header with the sealed properties of an object.
 const PROPERTIES: &str = "x-amz-meta-lamassu";
 
@@ -67,51 +71,6 @@ pub struct Found {
     pub properties: String,
 }
 
-/// An entry of a listing.
-pub struct Listed {
-    /// the whole name
-    pub name: String,
-    /// the provider's entity tag, without quotes, and when it was stored, RFC 3339; some leave a tag out
-    pub stored: Option<(String, String)>,
-}
-
-/// The document of a listing, of which not every provider sends all. (What `rusty_s3` has for it requires more.)
-#[derive(Deserialize)]
-#[serde(rename_all = "PascalCase")]
-struct Document {
-    #[serde(default)]
-    contents: Vec<Contents>,
-    #[serde(default)]
-    common_prefixes: Vec<Common>,
-    next_continuation_token: Option<String>,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "PascalCase")]
-struct Contents {
-    key: String,
-    #[serde(rename = "ETag")]
-    etag: Option<String>,
-    last_modified: Option<String>,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "PascalCase")]
-struct Common {
-    prefix: String,
-}
-
-/// A page of a listing.
-#[derive(Default)]
-pub struct Page {
-    /// objects
-    pub objects: Vec<Listed>,
-    /// what objects have in common up to the next slash
-    pub prefixes: Vec<String>,
-    /// where the next page begins
-    pub next: Option<String>,
-}
-
 struct Answer {
     status: u16,
     headers: HeaderMap,
@@ -137,7 +96,7 @@ impl Answer {
     /// Whether an answer of success has an error in its document: CompleteMultipartUpload and CopyObject have such.
     fn is_fault(&self) -> bool {
         let is_document = self.body.trim_ascii_start().starts_with(b"<");
-        self.body.len() <= DOCUMENT_MAX && is_document && self.text().contains("<Error>")
+        self.body.len() as u64 <= DOCUMENT_MAX && is_document && self.text().contains("<Error>")
     }
 
     fn etag(&self) -> Result<String> {
@@ -157,13 +116,47 @@ impl Answer {
             Some((_, length)) => Some(length),
             None => self.header("content-length"),
         };
-        let size = length.and_then(|length| length.parse().ok());
+        let size = length.and_then(|length| length.parse().ok()).filter(|size| *size <= OBJECT_MAX);
         Ok(Found {
-            size: size.ok_or_else(|| RemoteError::Answer("there is no length".into()))?,
+            size: size.ok_or_else(|| RemoteError::Answer("there is no length, or none that can be".into()))?,
             etag: self.etag()?,
             modified: self.header("last-modified").unwrap_or_default().into(),
             properties: self.header(PROPERTIES).unwrap_or_default().into(),
         })
+    }
+}
+
+impl Answer {
+    /// Whether the body is this range of an object of this size. A provider may answer with all of a small object.
+    fn is_range(&self, asked: &Range<u64>, size: u64) -> bool {
+        let end = asked.end.min(size);
+        let is_meant = match self.status {
+            206 => {
+                let said = self.header("content-range").and_then(|said| said.strip_prefix("bytes ")?.split_once('/'));
+                said.is_some_and(|(said, _)| said == format!("{}-{}", asked.start, end.saturating_sub(1)))
+            }
+            _ => asked.start == 0 && end == size,
+        };
+        is_meant && Some(self.body.len() as u64) == end.checked_sub(asked.start)
+    }
+}
+
+/// An answer's body, if it has at most so many bytes.
+fn received(mut body: impl Read, most: u64) -> Result<Vec<u8>> {
+    let cut = |error: std::io::Error| RemoteError::Unreachable(format!("an answer was cut off: {error}"));
+    let mut bytes = Vec::new();
+    loop {
+        let read = body.by_ref().take(PIECE as u64).read_to_end(&mut bytes).map_err(cut)?;
+        match () {
+            () if bytes.len() as u64 > most => {
+                return Err(RemoteError::Answer(format!("an answer of more than the {most} bytes that it may have")));
+            }
+            () if read == 0 => return Ok(bytes),
+            // A long one, however slowly it comes, is not waited for when nobody else does. What a short one tells may
+            // be that something was changed, and work goes on then.
+            () if bytes.len() as u64 > DOCUMENT_MAX && !work::is_wanted() => return Err(RemoteError::GivenUp),
+            () => {}
+        }
     }
 }
 
@@ -182,13 +175,13 @@ fn fault(status: u16, document: &str, what: &str) -> RemoteError {
     };
     match (status, code) {
         (_, "NoSuchBucket") => RemoteError::NoBackend(text()),
-        (_, "NoSuchUpload") => RemoteError::NoUpload,
+        (_, "NoSuchUpload") => RemoteError::Lost(text()),
         (300..=399, _) | (_, "AuthorizationHeaderMalformed" | "PermanentRedirect") => RemoteError::Elsewhere(text()),
         (401 | 403, _) => RemoteError::Denied(text()),
-        (404, _) => RemoteError::NoKey,
+        (404, _) => RemoteError::Missing(text()),
         // Objects here have a page at least, and ranges lie within what was said to be there.
         (416, _) => RemoteError::Damaged(text()),
-        (409, "ConditionalRequestConflict") | (412, _) => RemoteError::Precondition,
+        (409, "ConditionalRequestConflict") | (412, _) => RemoteError::Changed(text()),
         (501, _) | (_, "NotImplemented") => RemoteError::Unsupported(text()),
         (408 | 429 | 500..=599, _) | (_, "RequestTimeout" | "SlowDown" | "InternalError") => RemoteError::Busy(text()),
         _ => RemoteError::Answer(text()),
@@ -218,7 +211,7 @@ impl Client {
         }
     }
 
-    fn once(&self, signed: &Signed, body: Option<&[u8]>) -> Result<Answer> {
+    fn once(&self, signed: &Signed, body: Option<&[u8]>, most: u64) -> Result<Answer> {
         let mut request = Request::builder().method(signed.method.clone()).uri(signed.url.as_str());
         for (name, value) in &signed.headers {
             request = request.header(*name, value);
@@ -229,18 +222,24 @@ impl Client {
             None => self.agent.run(request.body(()).map_err(malformed)?),
         };
         let (head, body) = answer.map_err(no_answer)?.into_parts();
-        let mut bytes = Vec::new();
-        let cut = |error: std::io::Error| RemoteError::Unreachable(format!("an answer was cut off: {error}"));
-        body.into_reader().take(ANSWER_MAX).read_to_end(&mut bytes).map_err(cut)?;
+        let bytes = match head.status.is_success() {
+            true => received(body.into_reader(), most)?,
+            false => received(body.into_reader().take(DOCUMENT_MAX), DOCUMENT_MAX)?,
+        };
         Ok(Answer { status: head.status.as_u16(), headers: head.headers, body: bytes })
     }
 
-    /// Sends a request until it is answered for good. `what` says in errors what was tried.
+    /// Sends a request until it is answered for good, by a document. `what` says in errors what was tried.
     fn send(&self, what: &str, sign: impl Fn() -> Signed, body: Option<&[u8]>) -> Result<Answer> {
+        self.send_for(DOCUMENT_MAX, what, sign, body)
+    }
+
+    /// The same for an answer of at most so many bytes.
+    fn send_for(&self, most: u64, what: &str, sign: impl Fn() -> Signed, body: Option<&[u8]>) -> Result<Answer> {
         let mut wait = WAIT_FIRST;
         let mut tries = 0;
         loop {
-            let answer = self.once(&sign(), body).and_then(|answer| match answer.status {
+            let answer = self.once(&sign(), body, most).and_then(|answer| match answer.status {
                 200..=299 if !answer.is_fault() => Ok(answer),
                 200..=299 => Err(fault(500, &answer.text(), what)),
                 status => Err(fault(status, &answer.text(), what)),
@@ -269,7 +268,7 @@ impl Client {
         let sign = || Self::signed(&self.bucket.head_bucket(Some(&self.credentials)), Method::HEAD, Vec::new());
         match self.send("HeadBucket", sign, None) {
             Ok(_) => Ok(()),
-            Err(RemoteError::NoKey) => Err(RemoteError::NoBackend(self.bucket.name().into())),
+            Err(RemoteError::Missing(_)) => Err(RemoteError::NoBackend(self.bucket.name().into())),
             Err(error) => Err(error),
         }
     }
@@ -277,39 +276,38 @@ impl Client {
     /// What the provider has under a name.
     ///
     /// # Errors
-    /// [`RemoteError::NoKey`]; those of the provider.
+    /// [`RemoteError::Missing`]; those of the provider.
     pub fn head(&self, name: &str) -> Result<Found> {
         let sign = || Self::signed(&self.bucket.head_object(Some(&self.credentials), name), Method::HEAD, Vec::new());
         self.send("HeadObject", sign, None)?.found()
     }
 
-    /// Bytes of an object, fewer where it ends; of the state with this tag, if one is given.
+    /// Bytes of an object, fewer where it ends: those, or an error. If `of` is given, of that state.
     ///
     /// # Errors
-    /// [`RemoteError::NoKey`]; [`RemoteError::Precondition`]: it has another tag by now; those of the provider.
-    pub fn get(&self, name: &str, range: Range<u64>, etag: Option<&str>) -> Result<(Vec<u8>, Found)> {
+    /// [`RemoteError::Missing`]; [`RemoteError::Changed`]: it has another tag or size by now; [`RemoteError::Answer`]:
+    /// what came is not the range; those of the provider.
+    pub fn get(&self, name: &str, range: Range<u64>, of: Option<(&str, u64)>) -> Result<(Vec<u8>, Found)> {
         let mut headers = vec![("range", format!("bytes={}-{}", range.start, range.end.saturating_sub(1)))];
-        headers.extend(etag.map(|etag| ("if-match", format!("\"{etag}\""))));
+        headers.extend(of.map(|(etag, _)| ("if-match", format!("\"{etag}\""))));
         let sign =
             || Self::signed(&self.bucket.get_object(Some(&self.credentials), name), Method::GET, headers.clone());
-        let answer = self.send("GetObject", sign, None)?;
+        let most = range.end.saturating_sub(range.start);
+        let answer = self.send_for(most.max(DOCUMENT_MAX), "GetObject", sign, None)?;
         let found = answer.found()?;
-        if etag.is_some_and(|etag| etag != found.etag) {
-            return Err(RemoteError::Precondition);
+        if of.is_some_and(|(etag, size)| etag != found.etag || size != found.size) {
+            return Err(RemoteError::Changed(format!("{name}: another tag or size than was asked for")));
         }
-        // A provider may answer with all of a small object.
-        let mut body = answer.body;
-        if answer.status == 200 {
-            body.drain(..usize::try_from(range.start).unwrap_or(usize::MAX).min(body.len()));
+        match answer.is_range(&range, found.size) {
+            true => Ok((answer.body, found)),
+            false => Err(RemoteError::Answer(format!("GetObject: {name}: other bytes than were asked for"))),
         }
-        body.truncate(usize::try_from(range.end - range.start).unwrap_or(usize::MAX));
-        Ok((body, found))
     }
 
     /// Stores an object whole. Returns its tag.
     ///
     /// # Errors
-    /// [`RemoteError::Precondition`]; those of the provider.
+    /// [`RemoteError::Changed`]; those of the provider.
     pub fn put(&self, name: &str, body: &[u8], properties: &str, unless: &Unless) -> Result<String> {
         self.conditional(name, properties, unless, |client, unless| {
             let mut action = client.bucket.put_object(Some(&client.credentials), name);
@@ -340,7 +338,7 @@ impl Client {
                 tracing::warn!(%text, "the provider knows no conditions: other gateways may change the same object");
                 change(self, &Unless::Nothing)
             }
-            Err(error @ (RemoteError::Precondition | RemoteError::NoUpload)) => match self.head(name) {
+            Err(error @ (RemoteError::Changed(_) | RemoteError::Lost(_))) => match self.head(name) {
                 Ok(found) if !properties.is_empty() && found.properties == properties => Ok(found.etag),
                 _ => Err(error),
             },
@@ -351,7 +349,7 @@ impl Client {
     /// Copies an object of this tag at the provider, with other properties. Returns the copy's tag.
     ///
     /// # Errors
-    /// [`RemoteError::NoKey`], [`RemoteError::Precondition`]; those of the provider.
+    /// [`RemoteError::Missing`], [`RemoteError::Changed`]; those of the provider.
     pub fn copy(&self, from: &str, etag: &str, name: &str, properties: &str) -> Result<String> {
         let mut action = self.bucket.put_object(Some(&self.credentials), name);
         let headers = vec![
@@ -375,7 +373,7 @@ impl Client {
         let sign =
             || Self::signed(&self.bucket.delete_object(Some(&self.credentials), name), Method::DELETE, Vec::new());
         match self.send("DeleteObject", sign, None) {
-            Ok(_) | Err(RemoteError::NoKey) => Ok(()),
+            Ok(_) | Err(RemoteError::Missing(_)) => Ok(()),
             Err(error) => Err(error),
         }
     }
@@ -397,26 +395,12 @@ impl Client {
             action.with_continuation_token(token);
         }
         let sign = || Self::signed(&action, Method::GET, Vec::new());
-        let answer = self.send("ListObjectsV2", sign, None).map_err(|error| match error {
+        let answer = self.send_for(LISTING_MAX, "ListObjectsV2", sign, None).map_err(|error| match error {
             // Not of an object: the endpoint answers something else.
-            RemoteError::NoKey | RemoteError::Precondition => RemoteError::Answer(format!("ListObjectsV2: {error}")),
+            RemoteError::Missing(text) | RemoteError::Changed(text) => RemoteError::Answer(text),
             error => error,
         })?;
-        if !answer.text().contains("<ListBucketResult") {
-            return Err(RemoteError::Answer("ListObjectsV2: the document is no listing".into()));
-        }
-        let parsed: Document = quick_xml::de::from_reader(&*answer.body)
-            .map_err(|error| RemoteError::Answer(format!("ListObjectsV2: {error}")))?;
-        let tag = |etag: String| etag.trim_matches('"').to_owned();
-        let objects = parsed.contents.into_iter().map(|object| Listed {
-            name: object.key,
-            stored: object.etag.map(tag).filter(|etag| !etag.is_empty()).zip(object.last_modified),
-        });
-        Ok(Page {
-            objects: objects.collect(),
-            prefixes: parsed.common_prefixes.into_iter().map(|common| common.prefix).collect(),
-            next: parsed.next_continuation_token.filter(|next| !next.is_empty()),
-        })
+        Page::parse(&answer.body).map_err(|what| RemoteError::Answer(format!("ListObjectsV2: {what}")))
     }
 
     /// All pages of names, as [`Client::list`] has them, for a request whose client waits. A provider may list without
@@ -474,7 +458,7 @@ impl Client {
     /// Makes the object of its parts, whose tags these are in their order. Returns its tag.
     ///
     /// # Errors
-    /// [`RemoteError::Precondition`]; those of the provider.
+    /// [`RemoteError::Changed`]; those of the provider.
     pub fn complete(
         &self,
         name: &str,
@@ -504,7 +488,7 @@ impl Client {
         let action = self.bucket.abort_multipart_upload(Some(&self.credentials), name, upload);
         let sign = || Self::signed(&action, Method::DELETE, Vec::new());
         match self.send("AbortMultipartUpload", sign, None) {
-            Ok(_) | Err(RemoteError::NoUpload | RemoteError::NoKey) => Ok(()),
+            Ok(_) | Err(RemoteError::Lost(_) | RemoteError::Missing(_)) => Ok(()),
             Err(error) => Err(error),
         }
     }
@@ -535,12 +519,13 @@ mod tests {
         for (status, code, said) in [
             (403, "AccessDenied", "refuses the gateway: Get: 403 AccessDenied: m"),
             (404, "NoSuchBucket", "no such bucket"),
-            (404, "NoSuchKey", "no such key"),
+            (404, "NoSuchKey", "nothing there: Get: 404"),
             (301, "PermanentRedirect", "another endpoint"),
             (400, "AuthorizationHeaderMalformed", "another endpoint"),
             (503, "SlowDown", "busy"),
             (200, "InternalError", "busy"),
-            (412, "PreconditionFailed", "condition"),
+            (412, "PreconditionFailed", "something else there by now: Get: 412"),
+            (404, "NoSuchUpload", "lost an upload"),
             (501, "NotImplemented", "not support"),
             (400, "InvalidPart", "not understood"),
         ] {

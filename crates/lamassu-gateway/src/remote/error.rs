@@ -1,5 +1,10 @@
 //! Why something at a provider failed.
+//!
+//! What a provider answers to a request of the gateway's is not about what its client has named: 404 is
+//! [`RemoteError::Missing`] until an operation knows that it is the client's key that is missing, and says
+//! [`Refusal::NoKey`]. The same holds for conditions and uploads.
 
+use crate::objects::Refusal;
 use lamassu_vault::VaultError;
 use std::error::Error;
 use std::io;
@@ -7,36 +12,15 @@ use std::io;
 /// See the module's head.
 #[derive(Debug, thiserror::Error)]
 pub enum RemoteError {
-    /// The client's: there is no such bucket.
-    #[error("there is no such bucket")]
-    NoBucket,
-    /// The client's: the bucket exists already.
-    #[error("the bucket is there already")]
-    BucketExists,
-    /// The client's: the bucket is not empty.
-    #[error("the bucket is not empty")]
-    BucketNotEmpty,
-    /// The client's: there is no such object.
-    #[error("there is no such key")]
-    NoKey,
-    /// The client's: there is no such upload.
-    #[error("there is no such upload: it may be completed or aborted")]
-    NoUpload,
-    /// The client's: the key's sealed form is longer than a provider takes, or it holds a zero byte.
-    #[error("{0}")]
-    Key(&'static str),
-    /// The client's: a condition does not hold.
-    #[error("a condition of the request does not hold")]
-    Precondition,
-    /// The client's: a part was not uploaded, or is another one.
-    #[error("part {0} was not uploaded, or is another one")]
-    NoPart(u32),
-    /// The client's: the parts are not in ascending order.
-    #[error("parts are listed by ascending numbers")]
-    PartOrder,
-    /// The client's: only the last part may be that small.
-    #[error("part {0} has less than 5 MiB, and is not the last one")]
-    SmallPart(u32),
+    /// The client's.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    /// The client's: the key's sealed form is longer than a provider takes.
+    #[error("the sealed form of the key has more than 1024 bytes, which no provider takes")]
+    LongKey,
+    /// The client's: the key holds a zero byte.
+    #[error("a key has no zero bytes")]
+    ZeroInKey,
     /// The client's: what it gives with the object is more than a provider keeps beside one.
     #[error("headers, metadata, tags and checksums together are more than a provider keeps with an object")]
     MuchMetadata,
@@ -52,6 +36,15 @@ pub enum RemoteError {
     /// The gateway changes nothing.
     #[error("the gateway serves this read-only")]
     ReadOnly,
+    /// The provider has nothing where the gateway has looked.
+    #[error("the provider has nothing there: {0}")]
+    Missing(String),
+    /// The provider has something else by now than the gateway has meant.
+    #[error("the provider has something else there by now: {0}")]
+    Changed(String),
+    /// The provider knows no more of an upload of the gateway's.
+    #[error("the provider has lost an upload: {0}")]
+    Lost(String),
     /// The provider's, for a while: it is busy, or fails.
     #[error("the provider is busy or fails: {0}")]
     Busy(String),
@@ -121,8 +114,9 @@ impl RemoteError {
             RemoteError::Tls(text) => RemoteError::Tls(text.clone()),
             RemoteError::Denied(text) => RemoteError::Denied(text.clone()),
             RemoteError::Damaged(text) => RemoteError::Damaged(text.clone()),
-            RemoteError::NoKey | RemoteError::Precondition => {
-                RemoteError::Busy("the object was replaced while it was read".into())
+            RemoteError::GivenUp => RemoteError::GivenUp,
+            RemoteError::Missing(text) | RemoteError::Changed(text) => {
+                RemoteError::Busy(format!("an object was replaced while it was read: {text}"))
             }
             other => RemoteError::Answer(other.to_string()),
         }

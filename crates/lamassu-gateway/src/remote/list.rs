@@ -4,10 +4,11 @@
 //!
 //! In memory are at most `listing_mib_max` of names; a bucket may have more.
 
-use super::client::Listed;
+use super::document::Listed;
 use super::error::{RemoteError, Result};
-use super::objects::Shown;
+use super::objects::{shown, shown_at};
 use super::{Remote, at_once};
+use crate::objects::attrs::Shown;
 use crate::objects::list::Query;
 use lru::LruCache;
 use parking_lot::Mutex;
@@ -140,7 +141,7 @@ impl Remote {
     /// A page of the keys of a bucket.
     ///
     /// # Errors
-    /// [`RemoteError::NoBucket`]; those of the provider.
+    /// [`Refusal::NoBucket`]; those of the provider.
     pub fn list(&self, bucket: &str, query: &Query) -> Result<Page> {
         self.bucket(bucket)?;
         if query.max == 0 {
@@ -208,12 +209,12 @@ impl Remote {
         if let Some((etag, modified)) = &entry.stored
             && let Some(properties) = self.known(&place, etag)
         {
-            let shown = Shown::at(etag, modified, &properties);
+            let shown = shown_at(etag, modified, &properties);
             return Ok(Some(Item::Key(name.into(), shown)));
         }
         match self.found(&place) {
-            Ok((found, properties)) => Ok(Some(Item::Key(name.into(), Shown::of(&found, &properties)))),
-            Err(RemoteError::NoKey) => Ok(None),
+            Ok((found, properties)) => Ok(Some(Item::Key(name.into(), shown(&found, &properties)))),
+            Err(RemoteError::Missing(_)) => Ok(None),
             Err(RemoteError::Damaged(what)) => {
                 tracing::error!(what, "an object at the provider is damaged: it is not listed");
                 Ok(None)

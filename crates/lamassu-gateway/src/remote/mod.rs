@@ -8,6 +8,7 @@
 //! |---|---|
 //! | `settings` | the operator's lines |
 //! | `client` | the provider's S3: requests, retries, errors |
+//! | `document` | the document of a listing |
 //! | `place` | keys to sealed names, and back |
 //! | `properties` | what is sealed beside an object |
 //! | `source` | bytes of an object that is read |
@@ -19,6 +20,7 @@
 //! Calls block. This module does not decide on rights, and does not know HTTP towards clients.
 
 mod client;
+mod document;
 mod error;
 pub mod list;
 pub mod multipart;
@@ -27,11 +29,14 @@ mod place;
 pub mod properties;
 pub mod settings;
 mod source;
+#[cfg(feature = "testing")]
+pub mod testing;
 pub mod upload;
 
 pub use error::{RemoteError, Result};
 pub use settings::{Provider, Settings};
 
+use crate::objects::Refusal;
 use client::{Client, Unless};
 use lamassu_vault::detached::Detached;
 use list::Listings;
@@ -68,6 +73,8 @@ pub struct Remote {
     keys: Vec<Mutex<()>>,
     /// Held for writing while a bucket is removed, for reading while an object of it is placed.
     kept: Vec<RwLock<()>>,
+    /// Held while an upload is ended; taken before the others.
+    uploads: Vec<Mutex<()>>,
     known: Mutex<LruCache<String, (String, Arc<Properties>)>>,
     buckets: Mutex<HashMap<String, Instant>>,
     listings: Listings,
@@ -85,6 +92,7 @@ impl Remote {
             client,
             prefix: settings.prefix.clone(),
             keys: std::iter::repeat_with(Mutex::default).take(STRIPES).collect(),
+            uploads: std::iter::repeat_with(Mutex::default).take(STRIPES).collect(),
             kept: std::iter::repeat_with(RwLock::default).take(STRIPES).collect(),
             known: Mutex::new(LruCache::new(KNOWN_MAX)),
             buckets: Mutex::default(),
@@ -105,13 +113,13 @@ impl Remote {
                 return Err(RemoteError::Answer(text));
             }
             Ok((found, _)) if found == own => {}
-            Ok(_) | Err(RemoteError::NoKey) => self.leave(&name, own)?,
+            Ok(_) | Err(RemoteError::Missing(_)) => self.leave(&name, own)?,
             Err(error) => return Err(error),
         }
         let (name, own) = (self.name(RECORD), self.files.record());
         match self.client.get(&name, 0..(1 << 20), None) {
             Ok((found, _)) if found == own => Ok(()),
-            Ok(_) | Err(RemoteError::NoKey) => self.leave(&name, own),
+            Ok(_) | Err(RemoteError::Missing(_)) => self.leave(&name, own),
             Err(error) => Err(error),
         }
     }
@@ -154,7 +162,7 @@ impl Remote {
     /// Keeps a bucket from being removed while an object is put there. Taken before the lock of a key.
     ///
     /// # Errors
-    /// [`RemoteError::NoBucket`]; those of the provider.
+    /// [`Refusal::NoBucket`]; those of the provider.
     fn keep_bucket(&self, bucket: &str) -> Result<RwLockReadGuard<'_, ()>> {
         let kept = self.kept[stripe_of(bucket)].read();
         self.bucket(bucket)?;
@@ -174,7 +182,7 @@ impl Remote {
                 let Some(name) = opened else { continue };
                 match self.client.head(&self.name(&format!("{stored}/{BUCKET}"))) {
                     Ok(marker) => found.push((name, marker.modified)),
-                    Err(RemoteError::NoKey) => {}
+                    Err(RemoteError::Missing(_)) => {}
                     Err(error) => return Err(error),
                 }
             }
@@ -191,7 +199,7 @@ impl Remote {
     /// Checks that a bucket exists.
     ///
     /// # Errors
-    /// [`RemoteError::NoBucket`]; those of the provider.
+    /// [`Refusal::NoBucket`]; those of the provider.
     pub fn bucket(&self, bucket: &str) -> Result<()> {
         if self.buckets.lock().get(bucket).is_some_and(|seen| seen.elapsed() < BUCKET_KNOWN) {
             return Ok(());
@@ -201,7 +209,7 @@ impl Remote {
                 self.buckets.lock().insert(bucket.into(), Instant::now());
                 Ok(())
             }
-            Err(RemoteError::NoKey) => Err(RemoteError::NoBucket),
+            Err(RemoteError::Missing(_)) => Err(Refusal::NoBucket.into()),
             Err(error) => Err(error),
         }
     }
@@ -209,20 +217,20 @@ impl Remote {
     /// Makes a bucket.
     ///
     /// # Errors
-    /// [`RemoteError::BucketExists`]; those of the provider.
+    /// [`Refusal::BucketExists`]; those of the provider.
     pub fn make_bucket(&self, bucket: &str) -> Result<()> {
         self.writable()?;
         let place = self.marker(bucket);
         let _alone = self.alone_with(&place);
         match self.client.head(&self.name(&place)) {
-            Ok(_) => return Err(RemoteError::BucketExists),
-            Err(RemoteError::NoKey) => {}
+            Ok(_) => return Err(Refusal::BucketExists.into()),
+            Err(RemoteError::Missing(_)) => {}
             Err(error) => return Err(error),
         }
         let sealed = self.files.seal_properties(&place, b"{}")?;
         match self.client.put(&self.name(&place), sealed.as_bytes(), &sealed, &Unless::Present) {
             Ok(_) => Ok(()),
-            Err(RemoteError::Precondition) => Err(RemoteError::BucketExists),
+            Err(RemoteError::Changed(_)) => Err(Refusal::BucketExists.into()),
             Err(error) => Err(error),
         }
     }
@@ -230,7 +238,7 @@ impl Remote {
     /// Removes an empty bucket. Its uploads end.
     ///
     /// # Errors
-    /// [`RemoteError::NoBucket`], [`RemoteError::BucketNotEmpty`]; those of the provider.
+    /// [`Refusal::NoBucket`], [`Refusal::BucketNotEmpty`]; those of the provider.
     pub fn remove_bucket(&self, bucket: &str) -> Result<()> {
         self.writable()?;
         self.bucket(bucket)?;
@@ -240,7 +248,7 @@ impl Remote {
         let (name, dir) = (self.name(&place), place.trim_end_matches(BUCKET));
         let page = self.client.list(&self.name(dir), false, None, 2)?;
         if page.objects.iter().any(|object| object.name != name) {
-            return Err(RemoteError::BucketNotEmpty);
+            return Err(Refusal::BucketNotEmpty.into());
         }
         self.end_uploads_of(bucket)?;
         self.client.delete(&name)?;

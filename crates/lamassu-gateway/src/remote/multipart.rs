@@ -5,13 +5,13 @@
 //! An upload exists while its record does. Parts without one are removed at the next start.
 
 use super::error::{RemoteError, Result};
-use super::objects::Shown;
+use super::objects::shown;
 use super::upload::Upload as Storing;
-use super::{Remote, at_once};
-use crate::objects::attrs::Attrs;
-use crate::objects::{Completed, Guard, PIECE, Upload};
-use data_encoding::HEXLOWER;
-use s3s::crypto::{Checksum as _, Md5};
+use super::{Remote, at_once, stripe_of};
+use crate::objects::attrs::{Attrs, Shown};
+use crate::objects::parts::{self, tag_of};
+use crate::objects::{Completed, Guard, PIECE, Refusal, Upload};
+use parking_lot::MutexGuard;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,9 +22,6 @@ const UPLOADS: &str = "lamassu.uploads";
 const RECORD: &str = "upload";
 /// Most names of uploads and parts that are taken from a provider, which may list what it likes.
 const NAMES_MAX: usize = 1_000_000;
-/// Smallest part but the last, as in S3.
-const PART_MIN: u64 = 5 << 20;
-
 /// A part that was uploaded.
 pub struct Part {
     /// from 1
@@ -36,9 +33,10 @@ pub struct Part {
     stored: String,
 }
 
-/// Whether a tag is an MD5.
-fn md5_of(tag: &str) -> Option<Vec<u8>> {
-    HEXLOWER.decode(tag.as_bytes()).ok().filter(|md5| md5.len() == 16)
+impl AsRef<Shown> for Part {
+    fn as_ref(&self) -> &Shown {
+        &self.shown
+    }
 }
 
 impl Remote {
@@ -48,13 +46,13 @@ impl Remote {
 
     fn upload_place(&self, bucket: &str, id: &str) -> Result<String> {
         let is_id = id.len() == 32 && id.bytes().all(|b| b.is_ascii_hexdigit());
-        if is_id { Ok(format!("{}/{id}", self.uploads_of(bucket))) } else { Err(RemoteError::NoUpload) }
+        if is_id { Ok(format!("{}/{id}", self.uploads_of(bucket))) } else { Err(Refusal::NoUpload.into()) }
     }
 
     /// Begins an upload; its id.
     ///
     /// # Errors
-    /// [`RemoteError::NoBucket`]; those of the provider.
+    /// [`Refusal::NoBucket`]; those of the provider.
     pub fn begin_upload(&self, bucket: &str, upload: &Upload) -> Result<String> {
         self.writable()?;
         self.place(bucket, &upload.key)?;
@@ -69,21 +67,21 @@ impl Remote {
     /// The record of an upload to a key.
     ///
     /// # Errors
-    /// [`RemoteError::NoUpload`]; those of the provider.
+    /// [`Refusal::NoUpload`]; those of the provider.
     pub fn find_upload(&self, bucket: &str, key: &str, id: &str) -> Result<Upload> {
         let record = match self.record(&format!("{}/{RECORD}", self.upload_place(bucket, id)?)) {
-            Err(RemoteError::NoKey) => return Err(RemoteError::NoUpload),
+            Err(RemoteError::Missing(_)) => return Err(Refusal::NoUpload.into()),
             record => record?,
         };
         let upload: Upload =
             serde_json::from_slice(&record).map_err(|error| RemoteError::Damaged(error.to_string()))?;
-        if upload.key == key { Ok(upload) } else { Err(RemoteError::NoUpload) }
+        if upload.key == key { Ok(upload) } else { Err(Refusal::NoUpload.into()) }
     }
 
     /// Begins to store a part.
     ///
     /// # Errors
-    /// As [`Remote::begin`]; [`RemoteError::NoUpload`].
+    /// As [`Remote::begin`]; [`Refusal::NoUpload`].
     pub fn stage_part(
         self: &Arc<Self>,
         (bucket, key, id): (&str, &str, &str),
@@ -99,7 +97,7 @@ impl Remote {
     /// The parts of an upload, in their order.
     ///
     /// # Errors
-    /// [`RemoteError::NoUpload`]; those of the provider.
+    /// [`Refusal::NoUpload`]; those of the provider.
     pub fn parts(&self, bucket: &str, key: &str, id: &str) -> Result<(Upload, Vec<Part>)> {
         let upload = self.find_upload(bucket, key, id)?;
         let dir = self.upload_place(bucket, id)?;
@@ -107,10 +105,16 @@ impl Remote {
         let numbers: Vec<u32> = names.iter().filter_map(|name| name.parse().ok()).collect();
         let part = |number: &u32| {
             let place = format!("{dir}/{number:05}");
-            let (found, properties) = self.found(&place)?;
-            Ok(Part { number: *number, shown: Shown::of(&found, &properties), place, stored: found.etag })
+            match self.found(&place) {
+                Ok((found, properties)) => {
+                    Ok(Some(Part { number: *number, shown: shown(&found, &properties), place, stored: found.etag }))
+                }
+                // The upload ends.
+                Err(RemoteError::Missing(_)) => Ok(None),
+                Err(error) => Err(error),
+            }
         };
-        Ok((upload, at_once(&numbers, part)?))
+        Ok((upload, at_once(&numbers, part)?.into_iter().flatten().collect()))
     }
 
     /// The names of objects below a place, without it; as long as `go_on` says so.
@@ -139,7 +143,7 @@ impl Remote {
     /// Uploads to keys with a prefix, by key and time.
     ///
     /// # Errors
-    /// [`RemoteError::NoBucket`]; those of the provider.
+    /// [`Refusal::NoBucket`]; those of the provider.
     pub fn uploads(&self, bucket: &str, prefix: &str) -> Result<Vec<(String, Upload)>> {
         self.bucket(bucket)?;
         let dir = self.uploads_of(bucket);
@@ -147,7 +151,7 @@ impl Remote {
         let ids: Vec<&str> = names.iter().filter_map(|name| name.strip_suffix("/upload")).collect();
         let read = |id: &&str| match self.record(&format!("{dir}/{id}/{RECORD}")) {
             Ok(record) => Ok(serde_json::from_slice::<Upload>(&record).ok().map(|upload| ((*id).to_owned(), upload))),
-            Err(RemoteError::NoKey) => Ok(None),
+            Err(RemoteError::Missing(_)) => Ok(None),
             Err(error) => Err(error),
         };
         let mut found: Vec<_> = at_once(&ids, read)?.into_iter().flatten().collect();
@@ -161,16 +165,29 @@ impl Remote {
     /// Gives an upload up.
     ///
     /// # Errors
-    /// [`RemoteError::NoUpload`]; those of the provider.
+    /// [`Refusal::NoUpload`]; those of the provider.
     pub fn abort_upload(&self, bucket: &str, key: &str, id: &str) -> Result<()> {
         self.writable()?;
-        self.find_upload(bucket, key, id)?;
-        self.end_upload(&self.upload_place(bucket, id)?)
+        let place = self.upload_place(bucket, id)?;
+        {
+            let _alone = self.alone_with_upload(id);
+            self.find_upload(bucket, key, id)?;
+            self.remove_record(&place)?;
+        }
+        self.remove_parts(&place)
     }
 
-    /// The record first: without it there is no upload.
-    fn end_upload(&self, place: &str) -> Result<()> {
-        self.client.delete(&self.name(&format!("{place}/{RECORD}")))?;
+    fn alone_with_upload(&self, id: &str) -> MutexGuard<'_, ()> {
+        self.uploads[stripe_of(id)].lock()
+    }
+
+    /// Without its record there is no upload.
+    fn remove_record(&self, place: &str) -> Result<()> {
+        self.client.delete(&self.name(&format!("{place}/{RECORD}")))
+    }
+
+    /// Removes what is left of an upload that has ended.
+    fn remove_parts(&self, place: &str) -> Result<()> {
         let names = self.below(place)?;
         at_once(&names, |name| self.client.delete(&self.name(&format!("{place}/{name}")))).map(drop)
     }
@@ -179,7 +196,10 @@ impl Remote {
         let dir = self.uploads_of(bucket);
         let ids: BTreeSet<String> =
             self.below(&dir)?.iter().filter_map(|name| Some(name.split_once('/')?.0.into())).collect();
-        ids.iter().try_for_each(|id| self.end_upload(&format!("{dir}/{id}")))
+        ids.iter().map(|id| format!("{dir}/{id}")).try_for_each(|place| {
+            self.remove_record(&place)?;
+            self.remove_parts(&place)
+        })
     }
 
     /// Removes parts of uploads that have ended; how many.
@@ -206,8 +226,8 @@ impl Remote {
     /// `each` gets its content, and `check` is asked when all of it was read: an error ends it, and nothing is changed.
     ///
     /// # Errors
-    /// [`RemoteError::NoUpload`], [`RemoteError::NoPart`], [`RemoteError::PartOrder`], [`RemoteError::SmallPart`],
-    /// [`RemoteError::Precondition`]; those of the provider, of `attrs` and of `check`.
+    /// [`Refusal::NoUpload`], [`Refusal::Precondition`]; as [`parts::chosen`]; those of the provider, of `attrs` and of
+    /// `check`.
     pub fn complete_upload<E: From<RemoteError>>(
         self: &Arc<Self>,
         (bucket, key, id): (&str, &str, &str),
@@ -218,21 +238,51 @@ impl Remote {
         check: impl FnOnce() -> Result<(), E>,
     ) -> Result<Attrs, E> {
         self.writable()?;
-        let (upload, there) = self.parts(bucket, key, id)?;
-        let parts = chosen(there, completed)?;
+        let (upload, there) = match self.parts(bucket, key, id) {
+            // The answer to an earlier request may have been lost.
+            Err(RemoteError::Refused(Refusal::NoUpload)) => return Ok(self.completed_before(bucket, key, completed)?),
+            found => found?,
+        };
+        let mut there: BTreeMap<u32, Part> = there.into_iter().map(|part| (part.number, part)).collect();
+        let place = (bucket, key, id);
+        let chosen = parts::chosen(completed, upload.algorithm.as_deref(), |number| Ok(there.remove(&number)));
+        let parts: Vec<Part> = self.of_upload(place, chosen)?;
         let mut attrs = attrs(&upload, &parts)?;
         attrs.given = upload.given.clone();
-        attrs.etag = parts_tag(&parts).unwrap_or_default();
+        attrs.etag = tag_of(parts.iter().map(|part| part.shown.attrs.etag.as_str())).unwrap_or_default();
         parts.iter().for_each(|part| attrs.add_part(part.shown.size));
         let size = parts.iter().map(|part| part.shown.size).sum();
         let storing = self.stage(bucket, key, size, guard, attrs.clone())?;
         for part in &parts {
-            self.pour(part, &storing, each)?;
+            self.of_upload(place, self.pour(part, &storing, each))?;
         }
         check()?;
-        let attrs = storing.place(guard, &attrs)?;
-        self.changed(bucket, key, true);
-        if let Err(error) = self.end_upload(&self.upload_place(bucket, id)?) {
+        match self.end_by(place, || storing.place(guard, &attrs)) {
+            Err(RemoteError::Refused(Refusal::NoUpload)) => Ok(self.completed_before(bucket, key, completed)?),
+            done => Ok(done?),
+        }
+    }
+
+    /// A part may be missing because another request has ended the upload.
+    fn of_upload<T>(&self, (bucket, key, id): (&str, &str, &str), done: Result<T>) -> Result<T> {
+        match done {
+            Err(error @ RemoteError::Refused(Refusal::NoPart(_))) => self.find_upload(bucket, key, id).and(Err(error)),
+            done => done,
+        }
+    }
+
+    /// Ends an upload by making its object. One request of this gateway does: whoever comes later, to complete or to
+    /// abort it, finds none.
+    fn end_by(&self, (bucket, key, id): (&str, &str, &str), make: impl FnOnce() -> Result<Attrs>) -> Result<Attrs> {
+        let place = self.upload_place(bucket, id)?;
+        let (attrs, ended) = {
+            let _alone = self.alone_with_upload(id);
+            self.find_upload(bucket, key, id)?;
+            let attrs = make()?;
+            self.changed(bucket, key, true);
+            (attrs, self.remove_record(&place))
+        };
+        if let Err(error) = ended.and_then(|()| self.remove_parts(&place)) {
             tracing::warn!(%error, "an upload is completed, and what is left of it could not be removed");
         }
         Ok(attrs)
@@ -241,13 +291,12 @@ impl Remote {
     /// The object of an upload that was completed, for a client that has lost the answer and asks again.
     ///
     /// # Errors
-    /// [`RemoteError::NoUpload`]: the object is another one; those of the provider.
-    pub fn completed_before(&self, bucket: &str, key: &str, completed: &[Completed]) -> Result<Attrs> {
-        let tags: Option<Vec<Vec<u8>>> = completed.iter().map(|part| md5_of(&part.etag)).collect();
-        let tag = tags.map(|tags| tag_of(&tags)).ok_or(RemoteError::NoUpload)?;
+    /// [`Refusal::NoUpload`]: the object is another one; those of the provider.
+    fn completed_before(&self, bucket: &str, key: &str, completed: &[Completed]) -> Result<Attrs> {
+        let tag = tag_of(completed.iter().map(|part| part.etag.as_str())).ok_or(Refusal::NoUpload)?;
         match self.find(bucket, key) {
             Ok(shown) if shown.attrs.etag == tag => Ok(shown.attrs),
-            Ok(_) | Err(RemoteError::NoKey) => Err(RemoteError::NoUpload),
+            Ok(_) | Err(RemoteError::Refused(Refusal::NoKey)) => Err(Refusal::NoUpload.into()),
             Err(error) => Err(error),
         }
     }
@@ -255,7 +304,7 @@ impl Remote {
     /// Ends a part. One of an upload that has ended meanwhile is removed again.
     ///
     /// # Errors
-    /// [`RemoteError::NoUpload`]; as [`Storing::place`].
+    /// [`Refusal::NoUpload`]; as [`Storing::place`].
     pub fn place_part(
         &self,
         (bucket, key, id): (&str, &str, &str),
@@ -275,7 +324,7 @@ impl Remote {
     fn pour(&self, part: &Part, storing: &Storing, each: &mut dyn FnMut(&[u8])) -> Result<()> {
         let reading = match self.reading(&part.place) {
             Ok(reading) if reading.is_of(&part.stored) => reading,
-            Ok(_) | Err(RemoteError::NoKey) => return Err(RemoteError::NoPart(part.number)),
+            Ok(_) | Err(RemoteError::Missing(_)) => return Err(Refusal::NoPart(part.number).into()),
             Err(error) => return Err(error),
         };
         let open = self.open_for(reading, &(0..part.shown.size))?;
@@ -291,39 +340,4 @@ impl Remote {
         }
         Ok(())
     }
-}
-
-/// The parts that the client names, if it may.
-fn chosen(there: Vec<Part>, completed: &[Completed]) -> Result<Vec<Part>> {
-    if completed.windows(2).any(|pair| pair[0].number >= pair[1].number) {
-        return Err(RemoteError::PartOrder);
-    }
-    let mut there: BTreeMap<u32, Part> = there.into_iter().map(|part| (part.number, part)).collect();
-    let mut parts = Vec::with_capacity(completed.len());
-    for (at, named) in completed.iter().enumerate() {
-        let part = there.remove(&named.number).filter(|part| {
-            let sums = &part.shown.attrs.checksums;
-            let is_sum = named.checksum.as_ref().is_none_or(|said| sums.values().any(|sum| sum == said));
-            part.shown.attrs.etag == named.etag && is_sum
-        });
-        let part = part.ok_or(RemoteError::NoPart(named.number))?;
-        if part.shown.size < PART_MIN && at + 1 < completed.len() {
-            return Err(RemoteError::SmallPart(part.number));
-        }
-        parts.push(part);
-    }
-    Ok(parts)
-}
-
-/// The tag of an object in parts; `None`: the MD5 of a part is not known.
-fn parts_tag(parts: &[Part]) -> Option<String> {
-    let tags: Option<Vec<Vec<u8>>> = parts.iter().map(|part| md5_of(&part.shown.attrs.etag)).collect();
-    tags.map(|tags| tag_of(&tags))
-}
-
-/// The same of parts with these MD5s, as S3 makes it.
-fn tag_of(tags: &[Vec<u8>]) -> String {
-    let mut md5 = Md5::new();
-    tags.iter().for_each(|tag| md5.update(tag));
-    format!("{}-{}", HEXLOWER.encode(md5.finalize().as_ref()), tags.len())
 }

@@ -6,8 +6,8 @@ use super::properties::Properties;
 use super::source::{Object, Place};
 use super::upload::Upload;
 use super::{Remote, at_once};
-use crate::objects::Guard;
-use crate::objects::attrs::Attrs;
+use crate::objects::attrs::{Attrs, Shown};
+use crate::objects::{Guard, Refusal};
 use lamassu_vault::Time;
 use lamassu_vault::detached::Opened;
 use std::collections::BTreeMap;
@@ -26,17 +26,6 @@ const COPY_MAX: u64 = 5 << 30;
 
 /// The year 9999, in seconds since 1970.
 const TIME_MAX: i64 = 253_370_764_800;
-
-/// An object, as clients see it.
-#[derive(Clone)]
-pub struct Shown {
-    /// entity tag, headers, metadata, tags, checksums
-    pub attrs: Attrs,
-    /// bytes
-    pub size: u64,
-    /// when it was stored, by the provider's clock
-    pub mtime: Time,
-}
 
 /// An object that is read.
 pub struct Open {
@@ -62,17 +51,16 @@ pub fn time_of(text: &str) -> Time {
     Time { seconds: if (0..TIME_MAX).contains(&seconds) { seconds } else { 0 }, nanos: 0 }
 }
 
-impl Shown {
-    pub(super) fn of(found: &Found, properties: &Properties) -> Shown {
-        Shown::at(&found.etag, &found.modified, properties)
-    }
+/// What clients see of what was found.
+pub(super) fn shown(found: &Found, properties: &Properties) -> Shown {
+    shown_at(&found.etag, &found.modified, properties)
+}
 
-    /// The same of the provider's tag and time.
-    pub(super) fn at(etag: &str, modified: &str, properties: &Properties) -> Shown {
-        let stored = properties.stored.map(|seconds| Time { seconds, nanos: 0 });
-        let mtime = stored.unwrap_or_else(|| time_of(modified));
-        Shown { attrs: properties.attrs(etag), size: properties.size, mtime }
-    }
+/// The same of the provider's tag and time.
+pub(super) fn shown_at(etag: &str, modified: &str, properties: &Properties) -> Shown {
+    let stored = properties.stored.map(|seconds| Time { seconds, nanos: 0 });
+    let mtime = stored.unwrap_or_else(|| time_of(modified));
+    Shown { attrs: properties.attrs(etag), size: properties.size, mtime }
 }
 
 impl Remote {
@@ -83,10 +71,10 @@ impl Remote {
         Ok((found, properties))
     }
 
-    /// An error that says that the bucket is missing, if that is why the key is.
-    fn or_no_bucket<T>(&self, bucket: &str, done: Result<T>) -> Result<T> {
+    /// What was asked for is the client's key: that is missing, or its bucket is.
+    fn of_key<T>(&self, bucket: &str, done: Result<T>) -> Result<T> {
         match done {
-            Err(RemoteError::NoKey) => self.bucket(bucket).and(Err(RemoteError::NoKey)),
+            Err(RemoteError::Missing(_)) => self.bucket(bucket).and(Err(Refusal::NoKey.into())),
             done => done,
         }
     }
@@ -94,11 +82,11 @@ impl Remote {
     /// An object.
     ///
     /// # Errors
-    /// [`RemoteError::NoKey`], [`RemoteError::NoBucket`], [`RemoteError::Damaged`]; those of the provider.
+    /// [`Refusal::NoKey`], [`Refusal::NoBucket`], [`RemoteError::Damaged`]; those of the provider.
     pub fn find(&self, bucket: &str, key: &str) -> Result<Shown> {
         let place = self.place(bucket, key)?;
-        let (found, properties) = self.or_no_bucket(bucket, self.found(&place))?;
-        Ok(Shown::of(&found, &properties))
+        let (found, properties) = self.of_key(bucket, self.found(&place))?;
+        Ok(shown(&found, &properties))
     }
 
     /// An object to be read. `likely`: where, if the request says it; of a range that is counted from the end it does
@@ -110,9 +98,9 @@ impl Remote {
         let place = self.place(bucket, key)?;
         let first = if likely.is_some_and(|at| at > BEGINNING) { PAGE } else { BEGINNING };
         let got = self.client.get(&self.name(&place), 0..first, None);
-        let (beginning, found) = self.or_no_bucket(bucket, got)?;
+        let (beginning, found) = self.of_key(bucket, got)?;
         let properties = self.opened(&place, &found)?;
-        Ok((Shown::of(&found, &properties), Reading { place, found, properties, beginning }))
+        Ok((shown(&found, &properties), Reading { place, found, properties, beginning }))
     }
 
     /// The same of a place whose object will be read whole.
@@ -138,7 +126,7 @@ impl Remote {
     /// Begins to store an object.
     ///
     /// # Errors
-    /// [`RemoteError::NoBucket`], [`RemoteError::Precondition`]; as [`Remote::begin`].
+    /// [`Refusal::NoBucket`], [`Refusal::Precondition`]; as [`Remote::begin`].
     pub fn stage(self: &Arc<Self>, bucket: &str, key: &str, size: u64, guard: &Guard, attrs: Attrs) -> Result<Upload> {
         self.writable()?;
         let place = self.place(bucket, key)?;
@@ -156,7 +144,7 @@ impl Remote {
     /// Removes an object; one that is not there is no error without a condition.
     ///
     /// # Errors
-    /// [`RemoteError::Precondition`]; those of the provider.
+    /// [`Refusal::Precondition`]; those of the provider.
     pub fn remove(&self, bucket: &str, key: &str, guard: &Guard) -> Result<()> {
         self.writable()?;
         let place = self.place(bucket, key)?;
@@ -180,7 +168,7 @@ impl Remote {
     /// those of the copy of them.
     ///
     /// # Errors
-    /// [`RemoteError::NoKey`], [`RemoteError::Precondition`], [`RemoteError::LargeCopy`]; those of the provider, and of
+    /// [`Refusal::NoKey`], [`Refusal::Precondition`], [`RemoteError::LargeCopy`]; those of the provider, and of
     /// `change`.
     pub fn copy<E: From<RemoteError>>(
         &self,
@@ -194,11 +182,11 @@ impl Remote {
         let (from_place, place) = (self.place(from, from_key)?, self.place(bucket, key)?);
         self.bucket(bucket)?;
         for _ in 0..COPY_TRIES {
-            let (found, of) = self.or_no_bucket(from, self.found(&from_place))?;
+            let (found, of) = self.of_key(from, self.found(&from_place))?;
             if found.size > COPY_MAX {
                 return Err(RemoteError::LargeCopy.into());
             }
-            let source = Shown::of(&found, &of);
+            let source = shown(&found, &of);
             let attrs = change(&source)?;
             let mut properties = Properties::new(&attrs, of.size, of.identity);
             properties.stored = keeps_time.then_some(source.mtime.seconds);
@@ -207,14 +195,14 @@ impl Remote {
             // Of the source, too: the properties of one state with the content of another would open no more. Not every
             // provider compares the tag in the request.
             let _alone = self.alone_with_both(&from_place, &place);
-            let now = self.client.head(&self.name(&from_place))?;
+            let now = self.of_key(from, self.client.head(&self.name(&from_place)))?;
             if (&now.etag, &now.properties) != (&found.etag, &found.properties) {
                 continue;
             }
             self.unless(&place, guard)?;
             let etag = match self.client.copy(&self.name(&from_place), &found.etag, &self.name(&place), &sealed) {
-                // Another gateway has put another object there.
-                Err(RemoteError::Precondition) => continue,
+                // Another gateway has put another object there, or removed it.
+                Err(RemoteError::Changed(_) | RemoteError::Missing(_)) => continue,
                 copied => copied?,
             };
             let attrs = properties.attrs(&etag);

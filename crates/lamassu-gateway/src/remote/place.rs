@@ -6,7 +6,7 @@
 
 use super::Remote;
 use super::error::{RemoteError, Result};
-use lamassu_vault::detached::Directory;
+use lamassu_vault::detached::{Detached, Directory};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -24,41 +24,48 @@ pub struct Opener {
     open: HashMap<String, (Arc<Directory>, String)>,
 }
 
+/// A key in its sealed form.
+pub(super) fn sealed(files: &Detached, bucket: &str, key: &str) -> String {
+    let mut place = files.top().seal(bucket.as_bytes());
+    let mut dir = files.top().child(bucket.as_bytes());
+    let mut components = key.split('/').peekable();
+    while let Some(component) = components.next() {
+        place.push('/');
+        place.push_str(&dir.seal(component.as_bytes()));
+        if components.peek().is_some() {
+            dir = dir.child(component.as_bytes());
+        }
+    }
+    place
+}
+
 impl Remote {
     /// The place of a key.
     ///
     /// # Errors
-    /// [`RemoteError::Key`].
+    /// [`RemoteError::ZeroInKey`], [`RemoteError::LongKey`].
     pub(super) fn place(&self, bucket: &str, key: &str) -> Result<String> {
         if key.contains('\0') {
-            return Err(RemoteError::Key("a key has no zero bytes"));
+            return Err(RemoteError::ZeroInKey);
         }
-        let mut place = self.files.top().seal(bucket.as_bytes());
-        let mut dir = self.files.top().child(bucket.as_bytes());
-        let mut components = key.split('/').peekable();
-        while let Some(component) = components.next() {
-            place.push('/');
-            place.push_str(&dir.seal(component.as_bytes()));
-            if components.peek().is_some() {
-                dir = dir.child(component.as_bytes());
-            }
-        }
+        let place = sealed(&self.files, bucket, key);
         match self.prefix.len() + place.len() > NAME_MAX {
-            true => {
-                Err(RemoteError::Key("the sealed form of the key has more than 1024 bytes, which no provider takes"))
-            }
+            true => Err(RemoteError::LongKey),
             false => Ok(place),
         }
     }
 
     pub(super) fn opener(&self, bucket: &str) -> Opener {
-        let root = self.name(&self.files.top().seal(bucket.as_bytes())) + "/";
-        let bucket = Arc::new(self.files.top().child(bucket.as_bytes()));
-        Opener { root, bucket, open: HashMap::new() }
+        Opener::new(&self.files, &self.prefix, bucket)
     }
 }
 
 impl Opener {
+    pub fn new(files: &Detached, prefix: &str, bucket: &str) -> Opener {
+        let root = format!("{prefix}{}/", files.top().seal(bucket.as_bytes()));
+        Opener { root, bucket: Arc::new(files.top().child(bucket.as_bytes())), open: HashMap::new() }
+    }
+
     /// The prefix of the names of all keys in the directories that a prefix of keys names whole.
     pub fn sealed_prefix(&self, prefix: &str) -> String {
         let (mut sealed, mut dir) = (self.root.clone(), self.bucket.clone());

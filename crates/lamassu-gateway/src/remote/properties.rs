@@ -4,11 +4,10 @@
 use super::Remote;
 use super::client::Found;
 use super::error::{RemoteError, Result};
-use crate::objects::attrs::{Attrs, Given, Parts};
+use crate::objects::attrs::Attrs;
 use data_encoding::BASE64URL_NOPAD;
 use lamassu_vault::detached::Identity;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Most bytes of user metadata that providers keep with an object, name and value.
@@ -25,25 +24,13 @@ pub struct Properties {
     /// the file
     #[serde(rename = "f", with = "identity")]
     pub identity: Identity,
-    /// the entity tag without quotes; empty: it was not known when the object was begun, and follows from the
-    /// provider's
-    #[serde(rename = "e", default, skip_serializing_if = "String::is_empty")]
-    pub etag: String,
     /// when the content was stored, seconds since 1970, if the provider's time is that of a later change of tags
     #[serde(rename = "m", default, skip_serializing_if = "Option::is_none")]
     pub stored: Option<i64>,
-    /// what the client gave
+    /// what the client gave, and what is known of its content; the entity tag is empty if it was not known when the
+    /// object was begun: it follows from the provider's then
     #[serde(flatten)]
-    pub given: Given,
-    /// checksums, by algorithm
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub checksums: BTreeMap<String, String>,
-    /// whether they are of the parts' checksums
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub is_composite: bool,
-    /// the client's parts
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub parts: Vec<Parts>,
+    attrs: Attrs,
 }
 
 /// As text: a letter for the kind, then the bytes.
@@ -74,34 +61,18 @@ mod identity {
 impl Properties {
     /// Those that an upload begins with.
     pub fn new(attrs: &Attrs, size: u64, identity: Identity) -> Properties {
-        Properties {
-            size,
-            identity,
-            etag: attrs.etag.clone(),
-            stored: None,
-            given: attrs.given.clone(),
-            checksums: attrs.checksums.clone(),
-            is_composite: attrs.is_composite,
-            parts: attrs.parts.clone(),
-        }
+        Properties { size, identity, stored: None, attrs: attrs.clone() }
     }
 
     /// In the form that answers are made of. `etag`: the provider's.
     pub fn attrs(&self, etag: &str) -> Attrs {
-        let etag = match (self.etag.is_empty(), etag.contains('-')) {
-            (false, _) => self.etag.clone(),
+        let etag = match (self.attrs.etag.is_empty(), etag.contains('-')) {
+            (false, _) => return self.attrs.clone(),
             // Clients do not take a tag with a hyphen for an MD5 of the content.
             (true, true) => etag.into(),
             (true, false) => format!("{etag}-1"),
         };
-        Attrs {
-            etag,
-            given: self.given.clone(),
-            checksums: self.checksums.clone(),
-            is_composite: self.is_composite,
-            parts: self.parts.clone(),
-            ..Attrs::default()
-        }
+        Attrs { etag, ..self.attrs.clone() }
     }
 }
 
@@ -142,6 +113,7 @@ impl Remote {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::objects::attrs::Given;
 
     #[test]
     fn they_are_text_and_come_back() {

@@ -2,7 +2,7 @@
 //! fetched last is in memory, since pages are asked for in front of their blocks.
 
 use super::client::Client;
-use super::error::Result;
+use super::error::{RemoteError, Result};
 use lamassu_vault::detached::Source;
 use parking_lot::Mutex;
 use std::io;
@@ -69,9 +69,10 @@ impl Object {
         Object { place, wanted, held: Mutex::new(Held { start: 0, bytes: beginning, next: FETCHED_FIRST }) }
     }
 
+    /// These bytes, up to the end of the object: no fewer.
     fn fetch(&self, range: Range<u64>) -> Result<Vec<u8>> {
         let range = range.start..range.end.min(self.place.size);
-        Ok(self.place.client.get(&self.place.name, range, Some(&self.place.etag))?.0)
+        Ok(self.place.client.get(&self.place.name, range, Some((&self.place.etag, self.place.size)))?.0)
     }
 
     fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
@@ -90,35 +91,29 @@ impl Object {
             // One page far from what is read, or one block.
             (false, false) => {
                 drop(held);
-                let bytes = self.fetch(offset..end)?;
-                let len = bytes.len().min(buf.len());
-                buf[..len].copy_from_slice(&bytes[..len]);
-                buf[len..].fill(0);
-                return Ok(());
+                return give(&self.fetch(offset..end)?, buf);
             }
         }
         while held.end() < end {
             let from = held.end();
             let most = (from + held.next).min(self.wanted.end.max(end)).max(end.min(from + FETCHED_MOST));
-            let bytes = self.fetch(from..most)?;
-            if bytes.is_empty() {
-                break;
-            }
-            held.bytes.extend_from_slice(&bytes);
+            held.bytes.extend_from_slice(&self.fetch(from..most)?);
             held.next = (held.next * 2).min(FETCHED_MOST);
         }
-        if !held.give(offset, buf) {
-            let at = usize::try_from(offset - held.start).unwrap_or(usize::MAX);
-            let there = held.bytes.get(at..).unwrap_or_default();
-            let len = there.len().min(buf.len());
-            buf[..len].copy_from_slice(&there[..len]);
-            buf[len..].fill(0);
-        }
+        let at = usize::try_from(offset - held.start).unwrap_or(usize::MAX);
+        give(held.bytes.get(at..).unwrap_or_default(), buf)?;
         let excess = held.bytes.len().saturating_sub(HELD_MAX);
         held.bytes.drain(..excess);
         held.start += excess as u64;
         Ok(())
     }
+}
+
+/// Fills a buffer from the beginning of what is there.
+fn give(bytes: &[u8], buf: &mut [u8]) -> Result<()> {
+    let bytes = bytes.get(..buf.len()).ok_or_else(|| RemoteError::Answer("an object ends too early".into()))?;
+    buf.copy_from_slice(bytes);
+    Ok(())
 }
 
 impl Source for Object {

@@ -9,8 +9,8 @@ use super::client::Unless;
 use super::error::{RemoteError, Result};
 use super::properties::Properties;
 use crate::limits::Turn;
-use crate::objects::Guard;
 use crate::objects::attrs::Attrs;
+use crate::objects::{Guard, Refusal};
 use crate::work;
 use lamassu_vault::detached::{Identity, PART_LEN_MIN, Part, Sealing};
 use parking_lot::{Mutex, RwLockReadGuard};
@@ -136,7 +136,7 @@ impl Upload {
     /// otherwise. Returns the attributes it has.
     ///
     /// # Errors
-    /// [`RemoteError::Precondition`], [`RemoteError::Length`]: nothing is changed then; those of vault and provider.
+    /// [`Refusal::Precondition`], [`RemoteError::Length`]: nothing is changed then; those of vault and provider.
     pub fn place(&self, guard: &Guard, attrs: &Attrs) -> Result<Attrs> {
         let Some(State { sealing, parts: mut sent, .. }) = self.state.lock().take() else {
             return Err(RemoteError::Length);
@@ -190,7 +190,7 @@ impl Upload {
         let _kept = self.keep_bucket()?;
         let _alone = remote.alone_with(&self.place);
         let unless = remote.unless(&self.place, guard)?;
-        let etag = remote.client.put(&name, &part.bytes, &sealed, &unless)?;
+        let etag = remote.client.put(&name, &part.bytes, &sealed, &unless).map_err(|error| changed(guard, error))?;
         Ok((properties, etag))
     }
 
@@ -205,7 +205,8 @@ impl Upload {
         let _alone = remote.alone_with(&self.place);
         let unless = remote.unless(&self.place, guard)?;
         let etags: Vec<String> = sent.etags.iter().map(|(_, etag)| etag.clone()).collect();
-        remote.client.complete(&name, &sent.id, &etags, &sent.sealed, &unless)
+        let made = remote.client.complete(&name, &sent.id, &etags, &sent.sealed, &unless);
+        made.map_err(|error| changed(guard, error))
     }
 }
 
@@ -235,19 +236,21 @@ impl Remote {
         let found = match guard {
             Guard::None => return Ok(Unless::Nothing),
             Guard::Absent | Guard::Present | Guard::Tag(_) | Guard::OtherTag(_) => match self.found(place) {
-                Ok((found, properties)) => Some((properties.attrs(&found.etag).etag, found.etag)),
-                Err(RemoteError::NoKey) => None,
+                Ok((found, properties)) => Some((properties.attrs(&found.etag), found.etag)),
+                Err(RemoteError::Missing(_)) => None,
                 Err(error) => return Err(error),
             },
         };
-        match (guard, found) {
-            (Guard::None, _) => Ok(Unless::Nothing),
-            (Guard::Absent, None) | (Guard::OtherTag(_), None) => Ok(Unless::Present),
-            (Guard::Present, Some((_, etag))) => Ok(Unless::Other(etag)),
-            (Guard::Tag(tag), Some((own, etag))) if *tag == own => Ok(Unless::Other(etag)),
-            (Guard::OtherTag(tag), Some((own, etag))) if *tag != own => Ok(Unless::Other(etag)),
-            (Guard::Present | Guard::Tag(_), None) => Err(RemoteError::NoKey),
-            (Guard::Absent | Guard::Tag(_) | Guard::OtherTag(_), Some(_)) => Err(RemoteError::Precondition),
-        }
+        guard.check(found.as_ref().map(|(attrs, _)| attrs))?;
+        Ok(found.map_or(Unless::Present, |(_, etag)| Unless::Other(etag)))
+    }
+}
+
+/// What a condition that does not hold at the provider means for the client, whose condition did hold before.
+fn changed(guard: &Guard, error: RemoteError) -> RemoteError {
+    match (guard, error) {
+        (Guard::Absent | Guard::Tag(_), RemoteError::Changed(_)) => Refusal::Precondition.into(),
+        (Guard::Present | Guard::OtherTag(_), RemoteError::Changed(text)) => RemoteError::Busy(text),
+        (Guard::None | Guard::Absent | Guard::Present | Guard::Tag(_) | Guard::OtherTag(_), error) => error,
     }
 }

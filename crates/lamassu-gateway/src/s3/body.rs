@@ -4,8 +4,7 @@
 use super::access::Session;
 use super::fault::lost;
 use super::sums::{Summing, Sums};
-use crate::objects::node::Open;
-use crate::objects::{ObjectError, PIECE, Staged};
+use crate::objects::PIECE;
 use crate::work::Work;
 use bytes::{Bytes, BytesMut};
 use data_encoding::HEXLOWER;
@@ -34,18 +33,6 @@ pub trait Content: Send + Sync + 'static {
     /// # Errors
     /// For the log: the answer has begun.
     fn piece(&self, at: u64, len: usize) -> io::Result<Vec<u8>>;
-}
-
-impl Sink for Staged {
-    fn add(&self, at: u64, data: &[u8]) -> S3Result<()> {
-        Ok(self.open().write(at, data).map_err(ObjectError::from)?)
-    }
-}
-
-impl Content for Open {
-    fn piece(&self, at: u64, len: usize) -> io::Result<Vec<u8>> {
-        self.read(at, len).map_err(io::Error::other)
-    }
 }
 
 /// Digests of a stream.
@@ -219,20 +206,6 @@ pub fn send(session: Session, open: impl Content, range: Range<u64>) -> Streamin
     let mut reading = Reading { open: Arc::new(open), session, range, next: None };
     reading.begin();
     StreamingBlob::wrap(stream::unfold(reading, Reading::piece))
-}
-
-/// Receives the body of an object without content.
-///
-/// # Errors
-/// `InvalidArgument` if the body is not empty; as [`receive`].
-pub async fn nothing(body: Option<StreamingBlob>, sums: Summing) -> S3Result<Received> {
-    let mut body = body.unwrap_or_else(|| StreamingBlob::from(s3s::Body::empty()));
-    while let Some(piece) = body.next().await {
-        if !piece.map_err(of_body)?.is_empty() {
-            return Err(ObjectError::DirectoryContent.into());
-        }
-    }
-    Ok(Digests::new(sums).finish())
 }
 
 /// The staged file, once all of it is written: no thread uses it any more.

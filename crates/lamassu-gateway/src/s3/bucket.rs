@@ -3,12 +3,13 @@
 use super::Gateway;
 use super::access::Session;
 use super::given::timestamp;
+use super::store::Store;
 use crate::credentials::Right;
 use s3s::dto::*;
 use s3s::{S3Request, S3Response, S3Result, s3_error};
 
 /// The region that S3 represents by an empty value.
-pub(super) const FIRST_REGION: &str = "us-east-1";
+const FIRST_REGION: &str = "us-east-1";
 
 /// A user in the form of S3's owners.
 pub(super) fn owner(session: &Session) -> Owner {
@@ -17,7 +18,7 @@ pub(super) fn owner(session: &Session) -> Owner {
 }
 
 /// The grants of every user who may use a bucket: the actual rights are in the gateway's credentials.
-pub(super) fn grants(owner: &Owner) -> Vec<Grant> {
+fn grants(owner: &Owner) -> Vec<Grant> {
     let grantee = Grantee {
         id: owner.id.clone(),
         display_name: owner.display_name.clone(),
@@ -29,20 +30,20 @@ pub(super) fn grants(owner: &Owner) -> Vec<Grant> {
     vec![Grant { grantee: Some(grantee), permission }]
 }
 
-impl Gateway {
+impl<S: Store> Gateway<S> {
     pub(super) async fn buckets(
         &self,
         mut req: S3Request<ListBucketsInput>,
     ) -> S3Result<S3Response<ListBucketsOutput>> {
         let session = Session::of(&mut req)?;
-        let found = self.blocking(&session, |objects| objects.buckets()).await?;
+        let found = self.blocking(&session, |store| store.buckets()).await?;
         let prefix = req.input.prefix.clone().unwrap_or_default();
         let shown = found.into_iter().filter(|(name, _)| {
             name.starts_with(&prefix) && is_bucket_name(name) && session.user.may(Right::Read, name)
         });
-        let told = shown.map(|(name, node)| Bucket {
+        let told = shown.map(|(name, made)| Bucket {
             name: Some(name),
-            creation_date: Some(timestamp(node.attr().mtime)),
+            creation_date: Some(timestamp(made)),
             ..Default::default()
         });
         Ok(S3Response::new(ListBucketsOutput {
@@ -65,7 +66,7 @@ impl Gateway {
             return Err(s3_error!(IllegalLocationConstraintException, "the region here is {}", self.region));
         }
         let location = Some(format!("/{bucket}"));
-        self.blocking(&session, move |objects| objects.make_bucket(&bucket, owner)).await?;
+        self.blocking(&session, move |store| store.make_bucket(&bucket, owner)).await?;
         Ok(S3Response::new(CreateBucketOutput { location }))
     }
 
@@ -75,14 +76,14 @@ impl Gateway {
     ) -> S3Result<S3Response<DeleteBucketOutput>> {
         let session = Session::of(&mut req)?;
         let bucket = req.input.bucket;
-        self.blocking(&session, move |objects| objects.remove_bucket(&bucket)).await?;
+        self.blocking(&session, move |store| store.remove_bucket(&bucket)).await?;
         Ok(S3Response::with_status(DeleteBucketOutput::default(), http::StatusCode::NO_CONTENT))
     }
 
     /// Checks that a bucket exists, for a property that is the same for all.
     pub(super) async fn bucket_of<T>(&self, req: &mut S3Request<T>, bucket: String) -> S3Result<Session> {
         let session = Session::of(req)?;
-        self.blocking(&session, move |objects| objects.bucket(&bucket)).await?;
+        self.blocking(&session, move |store| store.has_bucket(&bucket)).await?;
         Ok(session)
     }
 
@@ -120,8 +121,7 @@ impl Gateway {
     ) -> S3Result<S3Response<GetObjectAclOutput>> {
         let session = Session::of(&mut req)?;
         let GetObjectAclInput { bucket, key, .. } = req.input;
-        let key = super::given::key_of(&key)?;
-        self.blocking(&session, move |objects| objects.find(&bucket, &key)).await?;
+        self.blocking(&session, move |store| store.shown(&bucket, &key)).await?;
         let owner = owner(&session);
         Ok(S3Response::new(GetObjectAclOutput {
             grants: Some(grants(&owner)),
@@ -132,7 +132,7 @@ impl Gateway {
 }
 
 /// Whether the name of a directory can be a bucket in a request.
-pub(super) fn is_bucket_name(name: &str) -> bool {
+fn is_bucket_name(name: &str) -> bool {
     use s3s::validation::{AwsNameValidation, NameValidation};
     AwsNameValidation::new().validate_bucket_name(name)
 }

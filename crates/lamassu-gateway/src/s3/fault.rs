@@ -1,7 +1,8 @@
-//! Errors as clients see them: one table, exhaustive on purpose.
+//! Errors as clients see them: tables, exhaustive on purpose.
 
-use crate::objects::ObjectError;
 use crate::objects::key::KeyFault;
+use crate::objects::{ObjectError, Refusal};
+use crate::remote::RemoteError;
 use http::StatusCode;
 use lamassu_vault::VaultError;
 use s3s::{S3Error, S3ErrorCode};
@@ -9,16 +10,29 @@ use s3s::{S3Error, S3ErrorCode};
 /// Replaces details that only an operator may see.
 const INTERNAL: &str = "the gateway could not do it; its log says why";
 
+impl From<Refusal> for S3Error {
+    fn from(refusal: Refusal) -> S3Error {
+        let code = match refusal {
+            Refusal::NoBucket => S3ErrorCode::NoSuchBucket,
+            Refusal::BucketExists => S3ErrorCode::BucketAlreadyOwnedByYou,
+            Refusal::BucketNotEmpty => S3ErrorCode::BucketNotEmpty,
+            Refusal::NoKey => S3ErrorCode::NoSuchKey,
+            Refusal::NoUpload => S3ErrorCode::NoSuchUpload,
+            Refusal::Precondition => S3ErrorCode::PreconditionFailed,
+            Refusal::NoPart(_) => S3ErrorCode::InvalidPart,
+            Refusal::PartOrder => S3ErrorCode::InvalidPartOrder,
+            Refusal::SmallPart(_) => S3ErrorCode::EntityTooSmall,
+        };
+        S3Error::with_message(code, refusal.to_string())
+    }
+}
+
 impl From<ObjectError> for S3Error {
     fn from(error: ObjectError) -> S3Error {
         let text = error.to_string();
         let told = |code| S3Error::with_message(code, text.clone());
         match error {
-            ObjectError::NoBucket => told(S3ErrorCode::NoSuchBucket),
-            ObjectError::BucketExists => told(S3ErrorCode::BucketAlreadyOwnedByYou),
-            ObjectError::BucketNotEmpty => told(S3ErrorCode::BucketNotEmpty),
-            ObjectError::NoKey => told(S3ErrorCode::NoSuchKey),
-            ObjectError::NoUpload => told(S3ErrorCode::NoSuchUpload),
+            ObjectError::Refused(refusal) => refusal.into(),
             ObjectError::Key(fault) => match fault {
                 KeyFault::Length | KeyFault::NameTooLong => told(S3ErrorCode::KeyTooLongError),
                 KeyFault::EmptyName | KeyFault::Dots | KeyFault::Zero | KeyFault::Reserved => {
@@ -27,15 +41,51 @@ impl From<ObjectError> for S3Error {
             },
             ObjectError::BelowObject => conflict("ParentIsObject", text),
             ObjectError::AboveObjects => conflict("KeyIsDirectory", text),
-            ObjectError::Precondition => told(S3ErrorCode::PreconditionFailed),
-            ObjectError::NoPart(_) => told(S3ErrorCode::InvalidPart),
-            ObjectError::PartOrder => told(S3ErrorCode::InvalidPartOrder),
-            ObjectError::SmallPart(_) => told(S3ErrorCode::EntityTooSmall),
             ObjectError::DirectoryContent => told(S3ErrorCode::InvalidArgument),
             ObjectError::MuchMetadata => told(S3ErrorCode::MetadataTooLarge),
             ObjectError::Vault(error) => of_vault(&error),
         }
     }
+}
+
+/// What the operator has to mend is in the log, and clients are told no more than that it is not theirs.
+impl From<RemoteError> for S3Error {
+    fn from(error: RemoteError) -> S3Error {
+        let told = |code| S3Error::with_message(code, error.to_string());
+        match &error {
+            RemoteError::Refused(refusal) => (*refusal).into(),
+            RemoteError::LongKey => told(S3ErrorCode::KeyTooLongError),
+            RemoteError::ZeroInKey => told(S3ErrorCode::InvalidArgument),
+            RemoteError::MuchMetadata => told(S3ErrorCode::MetadataTooLarge),
+            RemoteError::Length => told(S3ErrorCode::IncompleteBody),
+            RemoteError::LargeCopy => told(S3ErrorCode::InvalidRequest),
+            RemoteError::ReadOnly => told(S3ErrorCode::AccessDenied),
+            // Nobody gets it.
+            RemoteError::GivenUp => told(S3ErrorCode::RequestTimeout),
+            RemoteError::Busy(_) => passing(&error, S3ErrorCode::SlowDown),
+            // Done once more, it is done with what is there by then.
+            RemoteError::Unreachable(_) | RemoteError::Changed(_) | RemoteError::Lost(_) => {
+                passing(&error, S3ErrorCode::ServiceUnavailable)
+            }
+            RemoteError::Tls(_)
+            | RemoteError::Denied(_)
+            | RemoteError::NoBackend(_)
+            | RemoteError::Elsewhere(_)
+            | RemoteError::Answer(_)
+            | RemoteError::Unsupported(_)
+            | RemoteError::Missing(_)
+            | RemoteError::Damaged(_)
+            | RemoteError::Vault(_) => {
+                tracing::error!(%error, "a request failed");
+                S3Error::with_message(S3ErrorCode::InternalError, INTERNAL)
+            }
+        }
+    }
+}
+
+fn passing(error: &RemoteError, code: S3ErrorCode) -> S3Error {
+    tracing::warn!(%error, "a request failed");
+    S3Error::with_message(code, "the provider does not answer now: try again")
 }
 
 /// S3 has no code for a key that blocks another one.

@@ -1,7 +1,6 @@
 //! Properties of an object in requests and answers: headers, user metadata, tags.
 
 use crate::objects::attrs::{Attrs, Given};
-use crate::objects::key::Key;
 use http::HeaderMap;
 use lamassu_vault::Time;
 use percent_encoding::percent_decode_str;
@@ -23,14 +22,6 @@ const TAG_VALUE_MAX: usize = 256;
 pub const CONTENT_TYPE: &str = "binary/octet-stream";
 /// Describes how a body is sent, not the object.
 const CHUNKED: &str = "aws-chunked";
-
-/// A key of a request.
-///
-/// # Errors
-/// As [`Key::parse`], in the form for clients.
-pub fn key_of(text: &str) -> S3Result<Key> {
-    Ok(Key::parse(text).map_err(crate::objects::ObjectError::from)?)
-}
 
 /// The properties in a request.
 ///

@@ -3,10 +3,10 @@
 use super::Gateway;
 use super::access::{NULL_VERSION, Session};
 use super::given::{etag, timestamp};
+use super::store::{Rows, Store};
 use super::upload::listed_max;
-use crate::objects::Objects;
-use crate::objects::attrs::Attrs;
-use crate::objects::list::{Item, Query, folder_of};
+use crate::objects::attrs::Shown;
+use crate::objects::list::{Query, folder_of};
 use data_encoding::BASE64URL_NOPAD;
 use lamassu_access::Action;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
@@ -51,28 +51,6 @@ fn parse_token(token: &str) -> S3Result<(String, bool)> {
     }
 }
 
-/// An object of a listing.
-pub(super) struct Row {
-    pub key: String,
-    pub size: u64,
-    pub mtime: lamassu_vault::Time,
-    pub attrs: Attrs,
-}
-
-/// A page: objects, and groups; where the next one begins.
-#[derive(Default)]
-pub(super) struct Rows {
-    pub keys: Vec<Row>,
-    pub groups: Vec<String>,
-    pub next: Option<(String, bool)>,
-}
-
-/// Whatever lists keys. What the user may not list is not in a page.
-#[async_trait::async_trait]
-pub(super) trait Listing: Send + Sync {
-    async fn rows(&self, session: &Session, bucket: &str, query: Query) -> S3Result<Rows>;
-}
-
 /// The content of a page, in the form of an answer.
 struct Told {
     objects: Vec<Object>,
@@ -83,8 +61,7 @@ struct Told {
 impl Told {
     fn of(rows: Rows, encoding: Encoding, owner: Option<&Owner>) -> Told {
         let groups = rows.groups.iter().map(|group| CommonPrefix { prefix: Some(encoding.text(group)) });
-        let object = |Row { key, size, mtime, attrs }| {
-            let attrs: Attrs = attrs;
+        let object = |(key, Shown { attrs, size, mtime }): (String, Shown)| {
             let sums = attrs.checksums.keys().map(|name| ChecksumAlgorithm::from(name.clone()));
             Object {
                 key: Some(encoding.text(&key)),
@@ -110,38 +87,20 @@ impl Told {
     }
 }
 
-#[async_trait::async_trait]
-impl Listing for Gateway {
-    async fn rows(&self, session: &Session, bucket: &str, query: Query) -> S3Result<Rows> {
-        let (bucket, user) = (bucket.to_owned(), session.user.clone());
-        let listed = move |objects: &Arc<Objects>| {
-            objects.list(&bucket, &query, &|folder| user.may_use(Action::List, &bucket, folder))
-        };
-        let page = self.blocking(session, listed).await?;
-        let mut rows = Rows { next: page.next, ..Rows::default() };
-        for item in page.items {
-            match item {
-                Item::Group(group) => rows.groups.push(group),
-                Item::Key(key, node, attrs) => {
-                    let size = if node.is_dir() { 0 } else { node.attr().size };
-                    rows.keys.push(Row { key, size, mtime: node.attr().mtime, attrs });
-                }
-            }
-        }
-        Ok(rows)
-    }
-}
-
-/// The requests that list, for whatever lists.
-#[async_trait::async_trait]
-pub(super) trait Lists: Listing {
+impl<S: Store> Gateway<S> {
     /// A page, if the user may list the folder that is asked for.
     async fn page(&self, session: &Session, bucket: &str, query: Query) -> S3Result<Rows> {
         session.require(Action::List, "List", bucket, folder_of(&query.prefix))?;
-        self.rows(session, bucket, query).await
+        let (bucket, user) = (bucket.to_owned(), session.user.clone());
+        let listed =
+            move |store: &Arc<S>| store.list(&bucket, &query, &|folder| user.may_use(Action::List, &bucket, folder));
+        self.blocking(session, listed).await
     }
 
-    async fn list_v2(&self, mut req: S3Request<ListObjectsV2Input>) -> S3Result<S3Response<ListObjectsV2Output>> {
+    pub(super) async fn list_v2(
+        &self,
+        mut req: S3Request<ListObjectsV2Input>,
+    ) -> S3Result<S3Response<ListObjectsV2Output>> {
         let session = Session::of(&mut req)?;
         let input = req.input;
         let encoding = Encoding::of(input.encoding_type.as_ref());
@@ -173,7 +132,10 @@ pub(super) trait Lists: Listing {
         }))
     }
 
-    async fn list_v1(&self, mut req: S3Request<ListObjectsInput>) -> S3Result<S3Response<ListObjectsOutput>> {
+    pub(super) async fn list_v1(
+        &self,
+        mut req: S3Request<ListObjectsInput>,
+    ) -> S3Result<S3Response<ListObjectsOutput>> {
         let session = Session::of(&mut req)?;
         let input = req.input;
         let encoding = Encoding::of(input.encoding_type.as_ref());
@@ -202,7 +164,7 @@ pub(super) trait Lists: Listing {
         }))
     }
 
-    async fn list_versions(
+    pub(super) async fn list_versions(
         &self,
         mut req: S3Request<ListObjectVersionsInput>,
     ) -> S3Result<S3Response<ListObjectVersionsOutput>> {
@@ -245,8 +207,6 @@ pub(super) trait Lists: Listing {
         }))
     }
 }
-
-impl<L: Listing> Lists for L {}
 
 /// Whether a marker is a group from an earlier page: the page continues after the group. Groups end with the first
 /// delimiter after the prefix; other markers are keys.

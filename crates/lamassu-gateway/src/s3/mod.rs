@@ -1,5 +1,5 @@
 //! The protocol S3: `s3s` parses requests, verifies signatures and writes answers. This module turns requests into
-//! calls of [`Objects`], on threads that may block.
+//! calls of a [`Store`], on threads that may block.
 //!
 //! What S3 has besides objects (policies, life cycles, versions, locks) is refused by name, or reported as absent.
 
@@ -7,11 +7,13 @@ mod access;
 mod body;
 mod bucket;
 mod fault;
+mod files;
 mod given;
 mod host;
 mod listing;
 mod read;
 mod remote;
+mod store;
 mod sums;
 mod upload;
 mod write;
@@ -19,36 +21,27 @@ mod write;
 pub use access::{ADMITTED, Current, Users};
 
 use crate::front::Front;
-use crate::objects::{ObjectError, Objects};
 use access::{Doorkeeper, Session};
 use fault::lost;
-use listing::Lists;
 use s3s::config::{S3Config, StaticConfigProvider};
 use s3s::dto::*;
 use s3s::service::{S3Service, S3ServiceBuilder};
 use s3s::{S3, S3Request, S3Response, S3Result, s3_error};
 use std::sync::Arc;
+pub use store::Store;
 
 /// The largest document in a request: a deletion of 1000 keys, an upload of 10,000 parts with checksums.
 const DOCUMENT_MAX: usize = 4 << 20;
 
 /// See the module's head.
-pub struct Gateway {
-    objects: Arc<Objects>,
+pub struct Gateway<S> {
+    store: Arc<S>,
     region: String,
 }
 
 /// The service that answers requests.
-pub fn service(front: &Front, objects: Arc<Objects>, users: Users) -> S3Service {
-    service_of(front, Gateway { objects, region: front.region.clone() }, users)
-}
-
-/// The same in front of a provider, where users have rights to whole buckets: listings do not ask for folders.
-pub fn remote_service(front: &Front, remote: Arc<crate::remote::Remote>, current: Current) -> S3Service {
-    service_of(front, remote::Gateway { remote, region: front.region.clone() }, Users::Known(current))
-}
-
-fn service_of(front: &Front, gateway: impl S3, users: Users) -> S3Service {
+pub fn service<S: Store>(front: &Front, store: Arc<S>, users: Users) -> S3Service {
+    let gateway = Gateway { store, region: front.region.clone() };
     let mut builder = S3ServiceBuilder::new(gateway);
     builder.set_auth(Doorkeeper(users.clone()));
     builder.set_access(Doorkeeper(users));
@@ -63,34 +56,25 @@ fn service_of(front: &Front, gateway: impl S3, users: Users) -> S3Service {
     builder.build()
 }
 
-impl Gateway {
+impl<S: Store> Gateway<S> {
     async fn blocking<T: Send + 'static>(
         &self,
         session: &Session,
-        call: impl FnOnce(&Arc<Objects>) -> Result<T, ObjectError> + Send + 'static,
+        call: impl FnOnce(&Arc<S>) -> S3Result<T> + Send + 'static,
     ) -> S3Result<T> {
-        self.blocking_s3(session, |objects| Ok(call(objects)?)).await
-    }
-
-    async fn blocking_s3<T: Send + 'static>(
-        &self,
-        session: &Session,
-        call: impl FnOnce(&Arc<Objects>) -> S3Result<T> + Send + 'static,
-    ) -> S3Result<T> {
-        let objects = self.objects.clone();
-        session.spawn(move || call(&objects)).await.map_err(lost)?
+        let store = self.store.clone();
+        session.spawn(move || call(&store)).await.map_err(lost)?
     }
 }
 
 /// Dispatches each operation to its module.
 macro_rules! implement {
     (
-        $gateway:ty;
         done { $($name:ident($input:ident) -> $output:ident = $method:ident;)* }
         absent { $($a_name:ident($a_input:ident) -> $a_output:ident = $code:ident;)* }
     ) => {
         #[async_trait::async_trait]
-        impl S3 for $gateway {
+        impl<S: Store> S3 for Gateway<S> {
             $(async fn $name(&self, req: S3Request<$input>) -> S3Result<S3Response<$output>> {
                 self.$method(req).await
             })*
@@ -120,58 +104,49 @@ macro_rules! implement {
     };
 }
 
-/// What is done, and what is reported as absent, wherever objects lie.
-macro_rules! operations {
-    ($gateway:ty) => {
-        implement! {
-            $gateway;
-            done {
-                list_buckets(ListBucketsInput) -> ListBucketsOutput = buckets;
-                create_bucket(CreateBucketInput) -> CreateBucketOutput = make_bucket;
-                delete_bucket(DeleteBucketInput) -> DeleteBucketOutput = remove_bucket;
-                head_bucket(HeadBucketInput) -> HeadBucketOutput = head_bucket;
-                get_bucket_location(GetBucketLocationInput) -> GetBucketLocationOutput = location;
-                get_bucket_acl(GetBucketAclInput) -> GetBucketAclOutput = bucket_acl;
-                get_object_acl(GetObjectAclInput) -> GetObjectAclOutput = object_acl;
-                list_objects(ListObjectsInput) -> ListObjectsOutput = list_v1;
-                list_objects_v2(ListObjectsV2Input) -> ListObjectsV2Output = list_v2;
-                list_object_versions(ListObjectVersionsInput) -> ListObjectVersionsOutput = list_versions;
-                get_object(GetObjectInput) -> GetObjectOutput = get;
-                head_object(HeadObjectInput) -> HeadObjectOutput = head;
-                get_object_attributes(GetObjectAttributesInput) -> GetObjectAttributesOutput = attributes;
-                put_object(PutObjectInput) -> PutObjectOutput = put;
-                copy_object(CopyObjectInput) -> CopyObjectOutput = copy;
-                delete_object(DeleteObjectInput) -> DeleteObjectOutput = delete;
-                delete_objects(DeleteObjectsInput) -> DeleteObjectsOutput = delete_many;
-                get_object_tagging(GetObjectTaggingInput) -> GetObjectTaggingOutput = tags;
-                put_object_tagging(PutObjectTaggingInput) -> PutObjectTaggingOutput = put_tags;
-                delete_object_tagging(DeleteObjectTaggingInput) -> DeleteObjectTaggingOutput = delete_tags;
-                create_multipart_upload(CreateMultipartUploadInput) -> CreateMultipartUploadOutput = begin_upload;
-                upload_part(UploadPartInput) -> UploadPartOutput = part;
-                upload_part_copy(UploadPartCopyInput) -> UploadPartCopyOutput = part_copy;
-                complete_multipart_upload(CompleteMultipartUploadInput) -> CompleteMultipartUploadOutput = complete;
-                abort_multipart_upload(AbortMultipartUploadInput) -> AbortMultipartUploadOutput = abort;
-                list_parts(ListPartsInput) -> ListPartsOutput = list_parts;
-                list_multipart_uploads(ListMultipartUploadsInput) -> ListMultipartUploadsOutput = list_uploads;
-            }
-            // Properties that no bucket has here.
-            absent {
-                get_bucket_policy(GetBucketPolicyInput) -> GetBucketPolicyOutput = NoSuchBucketPolicy;
-                get_bucket_cors(GetBucketCorsInput) -> GetBucketCorsOutput = NoSuchCORSConfiguration;
-                get_bucket_lifecycle_configuration(GetBucketLifecycleConfigurationInput)
-                    -> GetBucketLifecycleConfigurationOutput = NoSuchLifecycleConfiguration;
-                get_bucket_tagging(GetBucketTaggingInput) -> GetBucketTaggingOutput = NoSuchTagSet;
-                get_bucket_website(GetBucketWebsiteInput) -> GetBucketWebsiteOutput = NoSuchWebsiteConfiguration;
-                get_bucket_replication(GetBucketReplicationInput)
-                    -> GetBucketReplicationOutput = ReplicationConfigurationNotFoundError;
-                get_object_lock_configuration(GetObjectLockConfigurationInput)
-                    -> GetObjectLockConfigurationOutput = ObjectLockConfigurationNotFoundError;
-                get_bucket_encryption(GetBucketEncryptionInput)
-                    -> GetBucketEncryptionOutput = ServerSideEncryptionConfigurationNotFoundError;
-            }
-        }
-    };
+implement! {
+    done {
+        list_buckets(ListBucketsInput) -> ListBucketsOutput = buckets;
+        create_bucket(CreateBucketInput) -> CreateBucketOutput = make_bucket;
+        delete_bucket(DeleteBucketInput) -> DeleteBucketOutput = remove_bucket;
+        head_bucket(HeadBucketInput) -> HeadBucketOutput = head_bucket;
+        get_bucket_location(GetBucketLocationInput) -> GetBucketLocationOutput = location;
+        get_bucket_acl(GetBucketAclInput) -> GetBucketAclOutput = bucket_acl;
+        get_object_acl(GetObjectAclInput) -> GetObjectAclOutput = object_acl;
+        list_objects(ListObjectsInput) -> ListObjectsOutput = list_v1;
+        list_objects_v2(ListObjectsV2Input) -> ListObjectsV2Output = list_v2;
+        list_object_versions(ListObjectVersionsInput) -> ListObjectVersionsOutput = list_versions;
+        get_object(GetObjectInput) -> GetObjectOutput = get;
+        head_object(HeadObjectInput) -> HeadObjectOutput = head;
+        get_object_attributes(GetObjectAttributesInput) -> GetObjectAttributesOutput = attributes;
+        put_object(PutObjectInput) -> PutObjectOutput = put;
+        copy_object(CopyObjectInput) -> CopyObjectOutput = copy;
+        delete_object(DeleteObjectInput) -> DeleteObjectOutput = delete;
+        delete_objects(DeleteObjectsInput) -> DeleteObjectsOutput = delete_many;
+        get_object_tagging(GetObjectTaggingInput) -> GetObjectTaggingOutput = tags;
+        put_object_tagging(PutObjectTaggingInput) -> PutObjectTaggingOutput = put_tags;
+        delete_object_tagging(DeleteObjectTaggingInput) -> DeleteObjectTaggingOutput = delete_tags;
+        create_multipart_upload(CreateMultipartUploadInput) -> CreateMultipartUploadOutput = begin_upload;
+        upload_part(UploadPartInput) -> UploadPartOutput = part;
+        upload_part_copy(UploadPartCopyInput) -> UploadPartCopyOutput = part_copy;
+        complete_multipart_upload(CompleteMultipartUploadInput) -> CompleteMultipartUploadOutput = complete;
+        abort_multipart_upload(AbortMultipartUploadInput) -> AbortMultipartUploadOutput = abort;
+        list_parts(ListPartsInput) -> ListPartsOutput = list_parts;
+        list_multipart_uploads(ListMultipartUploadsInput) -> ListMultipartUploadsOutput = list_uploads;
+    }
+    // Properties that no bucket has here.
+    absent {
+        get_bucket_policy(GetBucketPolicyInput) -> GetBucketPolicyOutput = NoSuchBucketPolicy;
+        get_bucket_cors(GetBucketCorsInput) -> GetBucketCorsOutput = NoSuchCORSConfiguration;
+        get_bucket_lifecycle_configuration(GetBucketLifecycleConfigurationInput)
+            -> GetBucketLifecycleConfigurationOutput = NoSuchLifecycleConfiguration;
+        get_bucket_tagging(GetBucketTaggingInput) -> GetBucketTaggingOutput = NoSuchTagSet;
+        get_bucket_website(GetBucketWebsiteInput) -> GetBucketWebsiteOutput = NoSuchWebsiteConfiguration;
+        get_bucket_replication(GetBucketReplicationInput)
+            -> GetBucketReplicationOutput = ReplicationConfigurationNotFoundError;
+        get_object_lock_configuration(GetObjectLockConfigurationInput)
+            -> GetObjectLockConfigurationOutput = ObjectLockConfigurationNotFoundError;
+        get_bucket_encryption(GetBucketEncryptionInput)
+            -> GetBucketEncryptionOutput = ServerSideEncryptionConfigurationNotFoundError;
+    }
 }
-
-operations!(Gateway);
-operations!(remote::Gateway);

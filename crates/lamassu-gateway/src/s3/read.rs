@@ -3,16 +3,17 @@
 use super::Gateway;
 use super::access::Session;
 use super::body;
-use super::given::{CONTENT_TYPE, Conditions, Reads, etag, key_of, timestamp};
+use super::given::{CONTENT_TYPE, Conditions, Reads, etag, timestamp};
+use super::store::Store;
 use super::sums::put_sums;
-use crate::objects::attrs::Attrs;
-use lamassu_vault::Attr;
+use crate::objects::attrs::{Attrs, Shown};
 use s3s::dto::*;
 use s3s::{S3Request, S3Response, S3Result, s3_error};
 use std::ops::Range as Bytes;
+use std::sync::Arc;
 
 /// A range of an object.
-pub(super) struct Piece {
+pub struct Piece {
     pub range: Bytes<u64>,
     /// set if it is not the whole object
     pub content_range: Option<String>,
@@ -20,7 +21,8 @@ pub(super) struct Piece {
 }
 
 impl Piece {
-    pub fn of(attrs: &Attrs, size: u64, range: Option<&Range>, part: Option<i32>) -> S3Result<Piece> {
+    pub fn of(shown: &Shown, range: Option<&Range>, part: Option<i32>) -> S3Result<Piece> {
+        let (attrs, size) = (&shown.attrs, shown.size);
         let (range, parts) = match (range, part) {
             (Some(_), Some(_)) => return Err(s3_error!(InvalidRequest, "a range and the number of a part at once")),
             (Some(range), None) => (Some(range.check(size)?), None),
@@ -50,15 +52,16 @@ impl Piece {
 
 /// Sets the fields that answers about an object share.
 macro_rules! tell {
-    ($output:expr, $attrs:expr, $attr:expr, $piece:expr, $mode:expr, $asked:expr) => {{
-        let (attrs, asked): (&Attrs, Asked) = ($attrs, $asked);
+    ($output:expr, $shown:expr, $piece:expr, $mode:expr, $asked:expr) => {{
+        let (shown, asked): (&Shown, Asked) = ($shown, $asked);
+        let attrs = &shown.attrs;
         let header = |name: &str| attrs.given.headers.get(name).cloned();
         $output.accept_ranges = Some("bytes".into());
         $output.content_length = i64::try_from($piece.range.end - $piece.range.start).ok();
         $output.content_range = $piece.content_range.clone();
         $output.parts_count = $piece.parts.and_then(|parts| parts.try_into().ok());
         $output.e_tag = Some(etag(attrs));
-        $output.last_modified = Some(timestamp($attr.mtime));
+        $output.last_modified = Some(timestamp(shown.mtime));
         $output.content_type = Some(asked.content_type.or(header("content-type")).unwrap_or(CONTENT_TYPE.into()));
         $output.content_encoding = asked.content_encoding.or(header("content-encoding"));
         $output.content_language = asked.content_language.or(header("content-language"));
@@ -78,7 +81,7 @@ macro_rules! tell {
 
 /// Headers that a request asks for in the answer.
 #[derive(Default)]
-pub(super) struct Asked {
+struct Asked {
     pub content_type: Option<String>,
     pub content_encoding: Option<String>,
     pub content_language: Option<String>,
@@ -116,37 +119,45 @@ macro_rules! conditions {
     };
 }
 
-pub(super) use {asked, conditions, tell};
+/// Where a range begins, if it is counted from the beginning.
+fn beginning(range: Option<&Range>) -> Option<u64> {
+    match range? {
+        Range::Int { first, .. } => Some(*first),
+        Range::Suffix { .. } => None,
+    }
+}
 
-impl Gateway {
+impl<S: Store> Gateway<S> {
     pub(super) async fn get(&self, mut req: S3Request<GetObjectInput>) -> S3Result<S3Response<GetObjectOutput>> {
         let session = Session::of(&mut req)?;
         let mut input = req.input;
-        let (key, bucket) = (key_of(&input.key)?, input.bucket.clone());
-        let (open, attrs, attr) = self.blocking(&session, move |objects| objects.open_object(&bucket, &key)).await?;
-        conditions!(input).check(&attrs, attr.mtime, Reads::Object)?;
-        let size = if open.is_some() { attr.size } else { 0 };
-        let piece = Piece::of(&attrs, size, input.range.as_ref(), input.part_number)?;
+        let (key, bucket, conditions) = (input.key.clone(), input.bucket.clone(), conditions!(input));
+        let (range, part) = (input.range, input.part_number);
+        let opened = move |store: &Arc<S>| {
+            store.open(&bucket, &key, beginning(range.as_ref()), |shown| {
+                conditions.check(&shown.attrs, shown.mtime, Reads::Object)?;
+                Piece::of(shown, range.as_ref(), part)
+            })
+        };
+        let (shown, piece, content) = self.blocking(&session, opened).await?;
         let mut output = GetObjectOutput::default();
-        tell!(output, &attrs, attr, piece, input.checksum_mode, asked!(input));
-        output.tag_count = i32::try_from(attrs.given.tags.len()).ok().filter(|count| *count > 0);
-        output.body = open.map(|open| body::send(session, open, piece.range));
+        tell!(output, &shown, piece, input.checksum_mode, asked!(input));
+        output.tag_count = i32::try_from(shown.attrs.given.tags.len()).ok().filter(|count| *count > 0);
+        output.body = Some(body::send(session, content, piece.range));
         Ok(S3Response::new(output))
     }
 
     pub(super) async fn head(&self, mut req: S3Request<HeadObjectInput>) -> S3Result<S3Response<HeadObjectOutput>> {
         let session = Session::of(&mut req)?;
         let mut input = req.input;
-        let (key, bucket) = (key_of(&input.key)?, input.bucket.clone());
-        let found = self.blocking(&session, move |objects| objects.find(&bucket, &key)).await?;
-        let attr: Attr = *found.node.attr();
-        conditions!(input).check(&found.attrs, attr.mtime, Reads::Object)?;
-        let size = if found.node.is_dir() { 0 } else { attr.size };
-        let piece = Piece::of(&found.attrs, size, input.range.as_ref(), input.part_number)?;
+        let (key, bucket) = (input.key.clone(), input.bucket.clone());
+        let shown = self.blocking(&session, move |store| store.shown(&bucket, &key)).await?;
+        conditions!(input).check(&shown.attrs, shown.mtime, Reads::Object)?;
+        let piece = Piece::of(&shown, input.range.as_ref(), input.part_number)?;
         let mut output = HeadObjectOutput::default();
-        tell!(output, &found.attrs, attr, piece, input.checksum_mode, asked!(input));
+        tell!(output, &shown, piece, input.checksum_mode, asked!(input));
         let mut response = S3Response::new(output);
-        let count = found.attrs.given.tags.len();
+        let count = shown.attrs.given.tags.len();
         if count > 0 {
             // The library's output has no field for it.
             response.headers.insert("x-amz-tagging-count", count.into());
@@ -160,30 +171,23 @@ impl Gateway {
     ) -> S3Result<S3Response<GetObjectAttributesOutput>> {
         let session = Session::of(&mut req)?;
         let GetObjectAttributesInput { bucket, key, object_attributes, .. } = req.input;
-        let key = key_of(&key)?;
-        let found = self.blocking(&session, move |objects| objects.find(&bucket, &key)).await?;
-        let size = if found.node.is_dir() { 0 } else { found.node.attr().size };
-        let changed = timestamp(found.node.attr().mtime);
-        Ok(S3Response::new(attributes_of(&found.attrs, size, changed, &object_attributes)))
+        let shown = self.blocking(&session, move |store| store.shown(&bucket, &key)).await?;
+        Ok(S3Response::new(attributes_of(&shown, &object_attributes)))
     }
 }
 
 /// The answer about the attributes that are wanted.
-pub(super) fn attributes_of(
-    attrs: &Attrs,
-    size: u64,
-    changed: Timestamp,
-    wanted: &[ObjectAttributes],
-) -> GetObjectAttributesOutput {
+fn attributes_of(shown: &Shown, wanted: &[ObjectAttributes]) -> GetObjectAttributesOutput {
+    let Shown { attrs, size, mtime } = shown;
     // Some clients send all of them in one header, which the library does not split.
     let all = || wanted.iter().flat_map(|wanted| wanted.as_str().split(',')).map(str::trim);
     let wants = |name: &str| all().any(|wanted| wanted == name);
-    let mut output = GetObjectAttributesOutput { last_modified: Some(changed), ..Default::default() };
+    let mut output = GetObjectAttributesOutput { last_modified: Some(timestamp(*mtime)), ..Default::default() };
     if wants(ObjectAttributes::ETAG) {
         output.e_tag = Some(etag(attrs));
     }
     if wants(ObjectAttributes::OBJECT_SIZE) {
-        output.object_size = i64::try_from(size).ok();
+        output.object_size = i64::try_from(*size).ok();
     }
     if wants(ObjectAttributes::STORAGE_CLASS) {
         output.storage_class = Some(StorageClass::from_static(StorageClass::STANDARD));

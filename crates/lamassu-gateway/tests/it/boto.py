@@ -321,6 +321,31 @@ def multipart():
         s3.delete_object(Bucket="alice-m", Key=name)
     s3.delete_bucket(Bucket="alice-m")
     fails(404, s3.head_bucket, Bucket="alice-m")
+    one_of_two_ends(s3)
+
+
+def one_of_two_ends(s3):
+    """A completion and an abortion at once: one of them finds the upload, the other none."""
+    s3.create_bucket(Bucket="alice-ends")
+
+    def code(call, **given):
+        try:
+            call(**given)
+        except ClientError as error:
+            return error.response["Error"]["Code"]
+
+    with ThreadPoolExecutor(2) as pool:
+        for n in range(8):
+            key = {"Bucket": "alice-ends", "Key": f"end/{n}"}
+            up = {**key, "UploadId": s3.create_multipart_upload(**key)["UploadId"]}
+            tag = s3.upload_part(**up, PartNumber=1, Body=b"x%d" % n)["ETag"]
+            both = {"MultipartUpload": {"Parts": [{"PartNumber": 1, "ETag": tag}]}}
+            calls = [(s3.complete_multipart_upload, both), (s3.abort_multipart_upload, {})]
+            done = [pool.submit(code, call, **up, **given) for call, given in calls[::1 - n % 2 * 2]]
+            completed, aborted = [one.result() for one in done][::1 - n % 2 * 2]
+            assert {completed, aborted} == {None, "NoSuchUpload"}, (completed, aborted)
+            there = code(s3.head_object, **key)
+            assert there == (None if completed is None else "404"), there
 
 
 def ends():

@@ -4,6 +4,7 @@ mod boto;
 mod clients;
 mod crash;
 mod doors;
+mod hostile;
 mod lab;
 mod mounted;
 mod operation;

@@ -1,0 +1,83 @@
+//! Where objects are, by the configuration: what both kinds are asked for while a gateway runs.
+
+use crate::front::Front;
+use crate::objects::{ObjectError, Objects};
+use crate::remote::{Remote, RemoteError};
+use crate::s3::{self, Users};
+use crate::{Config, GatewayError, Result};
+use lamassu_vault::detached::Detached;
+use lamassu_vault::{Forest, VaultError};
+use s3s::service::S3Service;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+/// Where objects are.
+#[derive(Clone)]
+pub(crate) enum Served {
+    /// files of the vault
+    Files(Arc<Objects>),
+    /// ciphertext objects at a provider
+    Remote(Arc<Remote>),
+}
+
+impl Served {
+    pub fn open(config: &Config, forest: &Arc<Forest>) -> Result<Served> {
+        let listings_max = config.front().listing_max();
+        let (Some(backend), Some(settings)) = (&config.backend, config.settings()?) else {
+            let objects = Objects::open(forest.clone(), &config.buckets, config.modes()?, listings_max);
+            return Ok(Served::Files(Arc::new(objects.map_err(|error| of_buckets(&config.buckets, error))?)));
+        };
+        let unfit = |source| GatewayError::Unfit { backend: backend.clone(), source };
+        let files = forest.at(lamassu_vault::ROOT).and_then(Detached::of).map_err(unfit)?;
+        let remote = Remote::open(files, &settings, listings_max);
+        let failed = |error: RemoteError| GatewayError::Provider {
+            backend: backend.clone(),
+            may_pass: error.may_pass(),
+            detail: error.to_string(),
+        };
+        Ok(Served::Remote(Arc::new(remote.map_err(failed)?)))
+    }
+
+    pub fn service(&self, front: &Front, current: s3::Current) -> S3Service {
+        match self {
+            Served::Files(objects) => s3::service(front, objects.clone(), Users::Known(current)),
+            Served::Remote(remote) => s3::service(front, remote.clone(), Users::Known(current)),
+        }
+    }
+
+    pub fn health(&self) -> std::result::Result<(), String> {
+        match self {
+            Served::Files(objects) => objects.check().map_err(|error| error.to_string()),
+            Served::Remote(remote) => remote.check().map_err(|error| error.to_string()),
+        }
+    }
+
+    fn sweep(&self, stopping: &AtomicBool) {
+        let swept = match self {
+            Served::Files(objects) => objects.sweep(stopping).map_err(|error| error.to_string()),
+            Served::Remote(remote) => remote.sweep(stopping).map_err(|error| error.to_string()),
+        };
+        match swept {
+            Ok(removed) => tracing::info!(removed, "what an earlier end had left of objects is removed"),
+            Err(error) => tracing::warn!(%error, "the buckets were not searched for what an earlier end has left"),
+        }
+    }
+}
+
+pub(crate) fn of_buckets(path: &str, error: ObjectError) -> GatewayError {
+    let source = match error {
+        ObjectError::Vault(source) => source,
+        _ => VaultError::Invalid,
+    };
+    GatewayError::Buckets { path: path.into(), source }
+}
+
+/// A thread that removes what an earlier end has left.
+///
+/// # Errors
+/// [`GatewayError::System`].
+pub(crate) fn sweeps(served: Served, stopping: &Arc<AtomicBool>) -> Result<std::thread::JoinHandle<()>> {
+    let stopping = stopping.clone();
+    let thread = std::thread::Builder::new().name("lamassu-sweep".into()).spawn(move || served.sweep(&stopping));
+    thread.map_err(|source| GatewayError::System { op: "start a thread", source })
+}
