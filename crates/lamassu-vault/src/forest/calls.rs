@@ -93,8 +93,8 @@ impl Forest {
 }
 
 impl Forest {
-    /// As [`FileSystem::write`], but a commit that is due is left to the thread that calls [`FileSystem::work_off`]: the
-    /// caller waits only if that thread is late.
+    /// As [`FileSystem::write`], but a commit that is due is left to the thread that calls [`FileSystem::work_off`].
+    /// The caller waits only if that thread is late.
     ///
     /// # Errors
     /// As [`FileSystem::write`].
