@@ -18,7 +18,7 @@ use lamassu_store::file::{Durability, Rekey};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The least number of crash states of each test below; together what one run promises.
-const MINIMA: [(&str, u64); 27] = [
+const MINIMA: [(&str, u64); 28] = [
     ("small_files", 40_000),
     ("small_files_too", 40_000),
     ("several_pages", 600),
