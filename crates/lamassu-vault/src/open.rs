@@ -428,6 +428,25 @@ impl Vault {
         Ok(done.map(|()| data.len())?)
     }
 
+    /// As [`Vault::write`], but a commit that is due is left to the thread that calls [`Vault::work_off`]: the caller
+    /// waits only if that thread is late.
+    ///
+    /// # Errors
+    /// As [`Vault::write`].
+    pub fn write_behind(&self, handle: HandleId, offset: u64, data: &[u8]) -> Result<usize> {
+        self.with_room(|| {
+            let open = self.writing(handle)?;
+            let _pass = self.change()?;
+            self.bound_buffers(offset, data.len())?;
+            let done = open.file().write_behind(offset, data);
+            open.touched(self.now());
+            if done? {
+                self.options.upkeep.want();
+            }
+            Ok(data.len())
+        })
+    }
+
     /// Writes at the end, atomically among appends: for front-ends whose kernel does not resolve O_APPEND itself.
     ///
     /// # Errors

@@ -365,6 +365,11 @@ impl Vault {
     pub fn work_off(&self) -> Result<()> {
         let Some(_pass) = self.gate.try_enter().filter(|_| !self.options.read_only) else { return Ok(()) };
         let mut first = First(self.work_off_departures());
+        for open in self.files.all().into_iter().filter(|open| open.file().wants_commit()) {
+            if let Err(e) = open.flush() {
+                self.failed(&open, e, &mut first);
+            }
+        }
         if self.files.idle_count() >= self.idle_max / 2 {
             first.note(self.settle_idle());
         }

@@ -113,7 +113,7 @@ impl Open {
     /// Writes all of `data` at `offset`.
     pub fn write(&self, mut offset: u64, mut data: &[u8]) -> Result<()> {
         while !data.is_empty() {
-            let written = self.fs().write(self.handle, offset, data)?;
+            let written = self.fs().write_behind(self.handle, offset, data)?;
             offset += written as u64;
             data = &data[written..];
         }

@@ -8,24 +8,35 @@ use std::process::{Child, Command, Stdio};
 /// Writers that tell what is durable as they go; killed in the middle of it, again and again.
 #[test]
 fn what_was_flushed_or_written_with_fua_survives_a_kill() {
+    killed_again_and_again("16M", LOAD, 20);
+}
+
+/// The same with so much between two flushes that the vault commits in between, beside writes.
+#[test]
+fn what_was_flushed_survives_a_kill_beside_commits() {
+    killed_again_and_again("128M", LARGE_LOAD, 1000);
+}
+
+/// Kills the export of a volume of `size` once `load` has told `lines` lines, and more each time.
+fn killed_again_and_again(size: &str, load: &str, lines: usize) {
     if !has(&["nbdkit"]) {
         return;
     }
     let lab = Lab::new();
-    lab.ok(&["volume", "create", "v", "a", "16M"]);
+    lab.ok(&["volume", "create", "v", "a", size]);
     for round in 1..=3u8 {
         let served = lab.export(&["v"]);
         let told = lab.path("told");
         let _ = fs::remove_file(&told);
-        let mut load = Command::new("/usr/bin/python3")
-            .args(["-c", LOAD, &served.uri("a"), &round.to_string(), told.to_str().unwrap()])
+        let mut writer = Command::new("/usr/bin/python3")
+            .args(["-c", load, &served.uri("a"), &round.to_string(), told.to_str().unwrap()])
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
-        let lines = || fs::read_to_string(&told).unwrap_or_default().lines().count();
-        until("some of it is durable", || lines() > 20 * usize::from(round));
+        let told_lines = || fs::read_to_string(&told).unwrap_or_default().lines().count();
+        until("some of it is durable", || told_lines() > lines * usize::from(round));
         served.kill();
-        let _ = load.wait();
+        let _ = writer.wait();
         let served = lab.export(&["v"]);
         python(VERIFY, &[&served.uri("a"), &round.to_string(), told.to_str().unwrap()]);
         served.stop();
@@ -53,6 +64,27 @@ while True:
     if fua or n % 16 == 0:
         if not fua:
             b.flush()
+        told.write(''.join(f'{block} {n}\\n' for block, n in pending))
+        told.flush()
+        pending = []
+";
+
+/// Writes of 64 blocks, and a flush after 75 MiB of them.
+const LARGE_LOAD: &str = "
+import nbd, random, struct, sys
+uri, round, told = sys.argv[1], int(sys.argv[2]), open(sys.argv[3], 'w')
+h = nbd.NBD()
+h.connect_uri(uri)
+rng, n, pending = random.Random(round), 0, []
+while True:
+    n += 1
+    first = 64 * rng.randrange(512)
+    blocks = range(first, first + 64)
+    data = b''.join((struct.pack('<BQI', round, n, block) * 315)[:4095] + b'.' for block in blocks)
+    h.pwrite(data, first * 4096)
+    pending += ((block, n) for block in blocks)
+    if n % 300 == 0:
+        h.flush()
         told.write(''.join(f'{block} {n}\\n' for block, n in pending))
         told.flush()
         pending = []

@@ -19,9 +19,6 @@ use super::state::{Dirty, PageState, State};
 use super::types::StoreError;
 use lamassu_format::PageNo;
 
-/// Pages with pending bits kept in memory before they are settled by force.
-const OPEN_PAGES_MAX: usize = 2048;
-
 /// The error of an fsync whose own barrier was good, after another has failed.
 pub(super) fn lost_barrier() -> StoreError {
     StoreError::io("sync", 0)(std::io::Error::from_raw_os_error(libc::EIO))
@@ -47,7 +44,7 @@ impl Core {
             self.set_mtime()?;
         }
         self.forget_mtime();
-        if st.pages.len() > OPEN_PAGES_MAX {
+        if st.pages.are_too_many_open() {
             self.settle_now(st)?;
         }
         Ok(())

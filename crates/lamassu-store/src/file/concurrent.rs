@@ -20,7 +20,7 @@ use super::presealed::Presealed;
 use super::primitives::Core;
 use super::state::{Dirty, PageState, State};
 use super::types::{Durability, StoreError};
-use super::write::REPLACE_BUFFER_LEN;
+use super::write::{Committer, REPLACE_BUFFER_LEN};
 use crate::backend::{SetTime, Time};
 use lamassu_format::{BlockNo, PageNo};
 use parking_lot::{Mutex, RwLock, RwLockWriteGuard};
@@ -29,8 +29,10 @@ use std::ops::{ControlFlow, Deref, DerefMut};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// Bytes in the overlay at most.
+/// Bytes in the overlay at most, if writers commit: they go on for the time of a short commit, and otherwise wait.
 const OVERLAY_LEN_MAX: usize = 16 << 20;
+/// The same, if another thread commits: as much as the next commit takes.
+const BEHIND_OVERLAY_LEN_MAX: usize = REPLACE_BUFFER_LEN;
 /// Bytes buffered from which on a commit takes long enough to be opened, barriers or not.
 const OPEN_LEN_MIN: usize = 1 << 20;
 /// How long a thread waits for the state before it checks whether a commit has been opened.
@@ -93,6 +95,8 @@ struct Published {
     known: Option<Time>,
     /// Something has to be committed.
     is_dirty: bool,
+    /// So much is buffered that a commit is due, and none is open.
+    is_full: bool,
     /// Bytes that blocks in the state take.
     buffered: u64,
     /// Blocks written during an open commit.
@@ -165,9 +169,11 @@ impl Core {
         if self.is_salted(&st.identity) {
             *self.id_hint.lock() = st.identity.id();
         }
-        let (is_dirty, buffered) = (self.needs_commit(st), self.buffered_len(st) as u64);
+        let (is_dirty, is_full) = (self.needs_commit(st), self.is_full(st));
+        let buffered = self.buffered_len(st) as u64;
         let mut published = self.concurrent.published.lock();
-        (published.size, published.is_dirty, published.buffered) = (st.sizes.logical(), is_dirty, buffered);
+        (published.size, published.buffered) = (st.sizes.logical(), buffered);
+        (published.is_dirty, published.is_full) = (is_dirty, is_full);
     }
 
     /// Logical size, bytes.
@@ -179,6 +185,11 @@ impl Core {
     pub fn is_dirty(&self) -> bool {
         let published = self.concurrent.published.lock();
         published.is_dirty || published.mtime.is_some() || !published.overlay.is_empty()
+    }
+
+    /// Whether so much is buffered that a commit is due, and none is open.
+    pub fn wants_commit(&self) -> bool {
+        self.concurrent.published.lock().is_full
     }
 
     /// Bytes that all buffered blocks take, without what chunks hold beyond them.
@@ -278,6 +289,7 @@ impl Core {
         }
         debug_assert!(!st.buffer.range(..).any(|(_, dirty)| dirty.is_copy()), "copies are committed alone");
         self.publish(st);
+        self.concurrent.published.lock().is_full = false;
         *self.concurrent.snapshot.write() = Some(st.snapshot());
         let opened = OpenCommit { core: self, st };
         work(self, opened.st)
@@ -342,7 +354,13 @@ impl Core {
     }
 
     /// Takes a write of whole blocks into the overlay of an open commit.
-    pub fn write_concurrent(&self, offset: u64, data: &[u8], presealed: &Presealed) -> Attempt<()> {
+    pub fn write_concurrent(
+        &self,
+        offset: u64,
+        data: &[u8],
+        presealed: &Presealed,
+        committer: Committer,
+    ) -> Attempt<()> {
         let snapshot = self.concurrent.snapshot.read();
         let Some(snapshot) = &*snapshot else { return Attempt::Closed };
         let (geo, len) = (self.geo(), self.ctx.block_len());
@@ -357,9 +375,13 @@ impl Core {
         if !fits || !presealed.is_for(&self.ctx, &snapshot.identity) || !self.are_good(snapshot, first, last) {
             return Attempt::Refused;
         }
+        let overlay_len_max = match committer {
+            Committer::Writer => OVERLAY_LEN_MAX,
+            Committer::Other => BEHIND_OVERLAY_LEN_MAX,
+        };
         let mut published = self.concurrent.published.lock();
-        let is_full = published.overlay.len() * len + data.len() > OVERLAY_LEN_MAX
-            || snapshot.buffer.chunk_bytes() > REPLACE_BUFFER_LEN + OVERLAY_LEN_MAX;
+        let is_full = published.overlay.len() * len + data.len() > overlay_len_max
+            || snapshot.buffer.chunk_bytes() > REPLACE_BUFFER_LEN + overlay_len_max;
         if offset > published.size || is_full {
             return Attempt::Refused;
         }

@@ -86,6 +86,7 @@ use state::State;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use write::Committer;
 
 /// An open encrypted file. Methods take `&self` and may be called from several threads.
 pub struct File {
@@ -274,22 +275,47 @@ impl File {
 
     /// Writes into the buffer of dirty blocks; commits when that grows past its bound. Extends the file.
     pub fn write_at(&self, offset: u64, data: &[u8]) -> Result<(), StoreError> {
+        self.write_by(offset, data, Committer::Writer)
+    }
+
+    /// The same, but leaves the commit to the caller, who is to have another thread call [`File::flush`] if the result
+    /// is true. Until that thread does, up to twice as much is buffered; then the writer commits.
+    ///
+    /// # Errors
+    /// As [`File::write_at`].
+    pub fn write_behind(&self, offset: u64, data: &[u8]) -> Result<bool, StoreError> {
+        self.write_by(offset, data, Committer::Other)?;
+        Ok(self.wants_commit())
+    }
+
+    /// Whether so much is buffered that a commit is due, and none is open.
+    pub fn wants_commit(&self) -> bool {
+        self.core.wants_commit()
+    }
+
+    fn write_by(&self, offset: u64, data: &[u8], committer: Committer) -> Result<(), StoreError> {
         let mut at = offset;
         for piece in data.chunks(write::PIECE_LEN) {
             let presealed = self.core.preseal(at, piece, &self.chunk_len, || self.sealed_as())?;
-            self.write_piece(at, piece, &presealed)?;
+            self.write_piece(at, piece, &presealed, committer)?;
             at += piece.len() as u64;
         }
         Ok(())
     }
 
-    fn write_piece(&self, offset: u64, piece: &[u8], presealed: &Presealed) -> Result<(), StoreError> {
-        let attempt = || Ok::<_, StoreError>(self.core.write_concurrent(offset, piece, presealed));
+    fn write_piece(
+        &self,
+        offset: u64,
+        piece: &[u8],
+        presealed: &Presealed,
+        committer: Committer,
+    ) -> Result<(), StoreError> {
+        let attempt = || Ok::<_, StoreError>(self.core.write_concurrent(offset, piece, presealed, committer));
         match concurrent::attempt_or_hold(self.state.try_write(), attempt, || self.state.try_write_for(PATIENCE))? {
             ControlFlow::Break(()) => Ok(()),
             ControlFlow::Continue(st) => {
                 let st = st.unwrap_or_else(|| self.state.write());
-                self.core.write_range(&mut Exclusive::new(&self.core, st), offset, piece, presealed)
+                self.core.write_range(&mut Exclusive::new(&self.core, st), offset, piece, presealed, committer)
             }
         }
     }
@@ -316,7 +342,7 @@ impl File {
     pub fn append(&self, data: &[u8]) -> Result<u64, StoreError> {
         let mut st = self.exclusive();
         let offset = st.sizes.logical();
-        self.core.write_range(&mut st, offset, data, &Presealed::default())?;
+        self.core.write_range(&mut st, offset, data, &Presealed::default(), Committer::Writer)?;
         Ok(offset)
     }
 

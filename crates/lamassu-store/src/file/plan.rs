@@ -150,7 +150,7 @@ impl Core {
     /// Picks the next round. Empty when nothing is left to do.
     pub fn plan(&self, st: &mut State, goal: &Goal) -> Result<Round, StoreError> {
         let candidates: Vec<PageNo> = goal.unwritten.union(&self.dirty_pages(st)).copied().collect();
-        if candidates.iter().any(|g| self.wants_barrier(st, *g)) {
+        if candidates.iter().any(|g| self.wants_barrier(st, *g, goal.last)) {
             self.barrier(st)?;
         }
         let mut round = Round::default();
@@ -163,15 +163,24 @@ impl Core {
     }
 
     /// Whether a page needs a barrier before it is written again. I2: an uncovered block that is keyed anew has to be
-    /// durable first, since its key becomes a previous key. If previous keys fill the page, a barrier frees their
-    /// slots.
-    fn wants_barrier(&self, st: &State, g: PageNo) -> bool {
+    /// durable first, since its key becomes a previous key. If there is no room for the previous keys of what is
+    /// replaced now beside those that are kept for uncovered blocks, a barrier frees the slots of these. The last page
+    /// may get a tail, which takes slots too.
+    fn wants_barrier(&self, st: &State, g: PageNo, last: PageNo) -> bool {
         let Some(held) = st.pages.good(g).filter(|held| held.is_uncovered(&st.marks)) else { return false };
+        let (page, open) = (held.page(), held.open_bits());
         let first = self.geo().first_block(g);
-        let open = held.open_bits();
-        let rekeyed = |b: BlockNo| b - first < 128 && open >> (b - first) & 1 == 1;
-        held.page().replaced & open != 0
-            || st.buffer.range(first..first + self.geo().blocks_per_page()).any(|(b, _)| rekeyed(b))
+        let mut replaced = 0;
+        for (block, _) in st.buffer.range(first..first + self.geo().blocks_per_page()) {
+            let i = (block - first) as usize;
+            if open >> i & 1 == 1 {
+                return true;
+            }
+            replaced += usize::from(i < page.keys.len() && held.is_keyed(i));
+        }
+        let room = self.geo().reserved().saturating_sub(page.previous.len());
+        let has_room = replaced <= room && room > 0 && page.tail.is_empty() && g < last;
+        page.replaced & open != 0 && !has_room
     }
 
     fn plan_page(

@@ -19,8 +19,29 @@ pub(super) const REPLACE_BUFFER_LEN: usize = 64 << 20;
 /// A barrier that takes less than this on average costs almost nothing: a store in memory, or one that does not lose
 /// its write cache. Then the commit is made early, while fewer writers wait for it.
 const BARRIER_CHEAP: Duration = Duration::from_micros(50);
+/// Bytes buffered before a writer commits that leaves this to another thread ([`Committer::Other`]).
+const BEHIND_BUFFER_LEN: usize = 2 * REPLACE_BUFFER_LEN;
 /// After the store has refused a commit, a growing file takes no more than this many buffered bytes.
 const REFUSED_BUFFER_LEN: usize = 4 << 20;
+
+/// Who commits when the buffer is full.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Committer {
+    /// The thread that writes, before it returns.
+    Writer,
+    /// Another thread, which the caller asks. The writer commits only if that thread is late.
+    Other,
+}
+
+impl Committer {
+    /// Bytes buffered from which on the writer commits, whatever a barrier costs.
+    fn buffer_len_max(self) -> usize {
+        match self {
+            Committer::Writer => REPLACE_BUFFER_LEN,
+            Committer::Other => BEHIND_BUFFER_LEN,
+        }
+    }
+}
 
 impl Core {
     /// To be called before a change that a caller asks for. Checks that the file's profile may be written.
@@ -73,6 +94,7 @@ impl Core {
         offset: u64,
         data: &[u8],
         presealed: &Presealed,
+        committer: Committer,
     ) -> Result<(), StoreError> {
         if data.is_empty() {
             return Ok(());
@@ -82,7 +104,7 @@ impl Core {
         self.check_size(st, end)?;
         let buffered = self.buffered_len(st);
         let (grows, is_full) =
-            (end > st.sizes.logical() && buffered >= REFUSED_BUFFER_LEN, buffered >= REPLACE_BUFFER_LEN);
+            (end > st.sizes.logical() && buffered >= REFUSED_BUFFER_LEN, buffered >= committer.buffer_len_max());
         if let Some(errno) = st.buffer.recent_refusal().filter(|_| grows || is_full) {
             return Err(StoreError::io("write", offset)(std::io::Error::from_raw_os_error(errno)));
         }
@@ -115,7 +137,11 @@ impl Core {
             st.sizes.extend_to(at);
         }
         self.note_change();
-        if !self.is_full(st) {
+        let is_due = match committer {
+            Committer::Writer => self.is_full(st),
+            Committer::Other => self.buffered_len(st) >= BEHIND_BUFFER_LEN && st.buffer.recent_refusal().is_none(),
+        };
+        if !is_due {
             return Ok(());
         }
         match self.open_to_others(st, Core::commit) {
@@ -204,7 +230,7 @@ impl Core {
     }
 
     /// Whether so much is buffered that it is to be committed.
-    fn is_full(&self, st: &State) -> bool {
+    pub fn is_full(&self, st: &State) -> bool {
         let buffered = self.buffered_len(st);
         if buffered < APPEND_BUFFER_LEN || st.buffer.recent_refusal().is_some() {
             return false;

@@ -84,6 +84,45 @@ fn every_kind() -> Vec<Setup> {
     ]
 }
 
+/// A writer that leaves commits to another thread writes nothing to the store itself, and goes on beside the commit of
+/// that thread. If the thread never comes, the writer commits.
+#[test]
+fn commits_are_left_to_another_thread() {
+    const PIECE: u64 = 1 << 20;
+    let mut s = Subject::new(Setup::default(), 200 * PIECE);
+    let changes = |s: &Subject| s.store.faults().changes();
+    let before = changes(&s);
+    let mut due = None;
+    for n in 0..70 {
+        let data = s.change(n * PIECE, PIECE);
+        let wants_commit = s.file.write_behind(n * PIECE, &data).expect("writes");
+        assert_eq!(wants_commit, s.file.wants_commit());
+        due = due.or(wants_commit.then_some(n));
+    }
+    assert_eq!(changes(&s), before, "the writer wrote to the store itself");
+    let due = due.expect("a commit is due");
+    assert!((15..=64).contains(&due), "a commit was due after {due} MiB");
+    let late: Vec<(u64, Vec<u8>)> =
+        (0..40).map(|n| (199 - n) * PIECE).map(|offset| (offset, s.change(offset, PIECE))).collect();
+    let file = &s.file;
+    let flush = || file.flush().expect("flushes");
+    let free = meanwhile(&s.store, 1, LONG, flush, || {
+        for (offset, data) in &late {
+            assert!(!file.write_behind(*offset, data).expect("writes"), "a commit is under way");
+        }
+    });
+    assert!(free, "writes had to wait for the commit");
+    assert!(s.file.wants_commit() && content(&s.file) == s.model);
+    let before = changes(&s);
+    for n in 0..129 {
+        let data = s.change(n * PIECE, PIECE);
+        s.file.write_behind(n * PIECE, &data).expect("writes");
+    }
+    assert!(changes(&s) > before, "memory has no bound");
+    assert!(s.file.dirty_len() <= 132 * PIECE);
+    s.is_sound();
+}
+
 #[test]
 fn reads_writes_and_stat_do_not_wait_for_a_commit() {
     for setup in every_kind() {

@@ -18,7 +18,7 @@ use lamassu_store::file::{Durability, Rekey};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The least number of crash states of each test below; together what one run promises.
-const MINIMA: [(&str, u64); 27] = [
+const MINIMA: [(&str, u64); 28] = [
     ("small_files", 40_000),
     ("small_files_too", 40_000),
     ("several_pages", 600),
@@ -40,6 +40,7 @@ const MINIMA: [(&str, u64); 27] = [
     ("copied_blocks", 100),
     ("page_border", 300),
     ("grown_by_holes", 300),
+    ("overwrite_by_turns", 300),
     ("rekeying", 500),
     ("rekey_at_any_time", 5_000),
     ("profiles_at_any_time", 5_000),
@@ -330,6 +331,35 @@ fn overwriting(r: &mut Recording<'_>) {
 #[test]
 fn overwrite() {
     hand_made("overwrite", overwriting);
+}
+
+/// Commits of one page, one after another without a barrier of the application. As long as the page has room, it keeps
+/// the previous keys of several commits, and a later barrier covers the data of the earlier ones.
+fn overwriting_by_turns(r: &mut Recording<'_>) {
+    let b = r.b();
+    r.write(0, 16 * b);
+    if b == 4096 {
+        r.write(129 * b, b); // so that page 0 is not the last, whatever R is
+    }
+    r.settle();
+    for turn in 0..3 {
+        r.write(turn * b, b);
+        r.write((turn + 6) * b, 2 * b);
+        r.flush();
+    }
+    r.write(3 * b, 3 * b);
+    r.punch(10 * b, b);
+    r.flush();
+    r.write(b, b); // what an earlier commit wrote is replaced again
+    r.flush();
+    r.sync();
+    r.write(2 * b, 9 * b);
+    r.settle();
+}
+
+#[test]
+fn overwrite_by_turns() {
+    hand_made("overwrite_by_turns", overwriting_by_turns);
 }
 
 #[test]

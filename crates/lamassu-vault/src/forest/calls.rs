@@ -92,6 +92,17 @@ impl Forest {
     }
 }
 
+impl Forest {
+    /// As [`FileSystem::write`], but a commit that is due is left to the thread that calls [`FileSystem::work_off`].
+    /// The caller waits only if that thread is late.
+    ///
+    /// # Errors
+    /// As [`FileSystem::write`].
+    pub fn write_behind(&self, handle: HandleId, offset: u64, data: &[u8]) -> Result<usize> {
+        self.of(handle)?.write_behind(local_handle(handle), offset, data)
+    }
+}
+
 impl FileSystem for Forest {
     fn keeps_acls(&self) -> bool {
         self.keeps_acls

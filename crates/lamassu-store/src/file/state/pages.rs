@@ -15,11 +15,17 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-/// Clean pages kept per file; the oldest go first. One page stands for 116 blocks.
-const CLEAN_PAGES_MAX: usize = 1024;
+/// Clean pages kept per file; the oldest go first. One page stands for 118 blocks by default.
+const CLEAN_PAGES_MAX: usize = 4096;
 
 /// The same once all files together hold [`ALL_PAGES_MAX`].
 const CLEAN_PAGES_SHARE: usize = 128;
+
+/// Pages of a file, those with pending bits included, before they are settled by force.
+const OPEN_PAGES_MAX: usize = 8192;
+
+/// The same once all files together hold [`ALL_PAGES_MAX`].
+const OPEN_PAGES_SHARE: usize = 2048;
 
 /// Pages in memory of all files of this process: about 40 MiB. Beyond that each file keeps only its share.
 const ALL_PAGES_MAX: usize = 8192;
@@ -207,9 +213,10 @@ impl Pages {
         matches!(self.known.get(&g), Some(PageState::Bad(_)))
     }
 
-    /// How many pages are known.
-    pub fn len(&self) -> usize {
-        self.known.len()
+    /// Whether so many pages are known that those with pending bits are to be settled.
+    pub fn are_too_many_open(&self) -> bool {
+        let is_crowded = ALL_PAGES.load(Ordering::Relaxed) >= ALL_PAGES_MAX;
+        self.known.len() > if is_crowded { OPEN_PAGES_SHARE } else { OPEN_PAGES_MAX }
     }
 
     /// Whether a page has blocks whose data is being written.
