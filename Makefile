@@ -75,7 +75,8 @@ test-fips: ## builds with the FIPS module of AWS-LC (feature `fips`; takes cmake
 torture: build ## random operations, killed daemons, power cuts, damage, failing stores, sshfs, backups, in real mounts (10 minutes); then millions of simulated crashes
 	tests/torture/run
 	tests/torture/simulate
-	cargo test --locked --release -p lamassu-gateway --test it -- --ignored --nocapture remote::
+	LAMASSU_PROVIDERS=all cargo test --locked --release -p lamassu-gateway --test it -- --include-ignored --nocapture remote::
+	cargo test --locked --release -p lamassu --test cli -- --ignored --nocapture destroy::
 
 torture-guest: build ## a whole Debian on a volume: booted from NBD in qemu, written to, its server killed; two versions deduplicated (six minutes; as root)
 	scripts/setup --guest

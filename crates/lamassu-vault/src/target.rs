@@ -229,7 +229,8 @@ impl Vault {
         }
     }
 
-    /// As [`Vault::row_of_shown`], with what the store shows: while an owner changes, that and the row differ for a moment.
+    /// As [`Vault::row_of_shown`], with what the store shows. While an owner changes, that and the row differ for a
+    /// moment.
     fn row_of_unchanging(
         &self,
         ino: Ino,

@@ -17,7 +17,11 @@ pub enum Kind {
     S3sFs,
 }
 
-pub const KINDS: [Kind; 2] = [Kind::Moto, Kind::S3sFs];
+/// The kinds that a test is run at: one alone, or both where `LAMASSU_PROVIDERS` is `all`, as in `make torture`.
+pub fn kinds(briefly: Kind) -> impl Iterator<Item = Kind> {
+    let all = std::env::var_os("LAMASSU_PROVIDERS").is_some_and(|kinds| kinds == "all");
+    [Kind::Moto, Kind::S3sFs].into_iter().filter(move |kind| (all || *kind == briefly) && kind.is_there())
+}
 
 impl Kind {
     fn program(self) -> &'static str {

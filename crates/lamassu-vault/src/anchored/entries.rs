@@ -226,8 +226,8 @@ impl Vault {
         self.record_change(ino, change)
     }
 
-    /// Until this is dropped, the mode and the owner of a node are the same in the store and in its row. No lock of a file or
-    /// a directory is taken meanwhile.
+    /// Until this is dropped, the mode and the owner of a node are the same in the store and in its row. No lock of a
+    /// file or a directory is taken meanwhile.
     pub(crate) fn hold_mode(&self, ino: Ino) -> Option<parking_lot::MutexGuard<'_, ()>> {
         self.anchored.as_ref().map(|anchored| anchored.mode_locks[(ino % crate::STRIPES as u64) as usize].lock())
     }
