@@ -239,6 +239,9 @@ impl Vault {
             None => None,
         };
         if let Some(open) = through {
+            if size == 0 {
+                self.must_be_its_own_to_empty(&open)?;
+            }
             let done = open.file().truncate(size);
             open.touched(self.now());
             return Ok(done?);
@@ -249,7 +252,7 @@ impl Vault {
             Some(_) => return Err(VaultError::Invalid),
             None => return Err(VaultError::Stale),
         }
-        let open = if size == 0 { self.acquire_to_empty(ino)? } else { self.acquire_to_change(ino)? };
+        let open = self.acquire_to_change(ino, size == 0)?;
         let done = open.file().truncate(size).and_then(|()| open.file().flush());
         open.touched(self.now());
         self.unhold(&open);

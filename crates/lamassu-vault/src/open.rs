@@ -379,11 +379,7 @@ impl Vault {
     pub fn open_file(&self, ino: Ino, access: Access) -> Result<HandleId> {
         let write = access.write || access.truncate;
         let _pass = if write { Some(self.change()?) } else { None };
-        let open = match access {
-            Access { truncate: true, .. } => self.acquire_to_empty(ino)?,
-            Access { write: true, .. } => self.acquire_to_change(ino)?,
-            Access { .. } => self.acquire(ino, false)?,
-        };
+        let open = if write { self.acquire_to_change(ino, access.truncate)? } else { self.acquire(ino, false)? };
         let mut done = if write { self.ctx.check_allowed(open.file().profile().0) } else { Ok(()) };
         if access.truncate && done.is_ok() {
             done = open.file().truncate(0);

@@ -12,7 +12,7 @@ use crate::{Ino, ROOT, Result, SetTime, Vault, VaultError};
 use lamassu_anchor::{AnchorError, Digest, ObjectId, Row, SealedPart};
 use lamassu_format::header::NameMode;
 use lamassu_store::backend::Stat;
-use lamassu_store::{BackendEntry, StoreError};
+use lamassu_store::{BackendEntry, FirstPage, StoreError};
 use std::ffi::{OsStr, OsString};
 use std::io as stdio;
 use std::sync::Arc;
@@ -112,72 +112,56 @@ impl Vault {
         match &target {
             _ if by == Some(0) => {}
             Target::Entry { dir, name, st } => self.must_be_its_own_entry(ino, (dir, name), st)?,
-            Target::Open(open) if self.is_identified(open)? => {}
-            Target::Open(open) => return Err(unidentified(&open.file().backing().stat().map_err(io("stat"))?)),
+            Target::Open(open) => self.must_be_its_own_file(open)?,
             Target::Root(..) | Target::Dir(_) => {}
         }
         Ok((target, st))
     }
 
     /// As [`Vault::acquire`], for a write that a user asks for: not of a file that may be another one
-    /// ([`Vault::must_be_its_own`]). The caller holds no lock of the tree.
-    pub(crate) fn acquire_to_change(&self, ino: Ino) -> Result<Arc<OpenFile>> {
-        self.acquire_if(ino, |open| self.is_identified(open))
-    }
-
-    /// The same for a file that is to lose its whole content.
-    pub(crate) fn acquire_to_empty(&self, ino: Ino) -> Result<Arc<OpenFile>> {
-        self.acquire_if(ino, |open| self.is_identified_to_be_emptied(open))
-    }
-
-    fn acquire_if(&self, ino: Ino, is_identified: impl Fn(&OpenFile) -> Result<bool>) -> Result<Arc<OpenFile>> {
+    /// ([`Vault::must_be_its_own`]). `empties`: it is to lose its whole content.
+    pub(crate) fn acquire_to_change(&self, ino: Ino, empties: bool) -> Result<Arc<OpenFile>> {
         let open = self.acquire(ino, true)?;
-        let settled = || {
-            // While a name is given, the store has one more than the row.
-            let _tree = self.tree.write();
-            is_identified(&open)
-        };
-        let refused = match is_identified(&open).and_then(|is| Ok(is || settled()?)) {
-            Ok(true) => return Ok(open),
-            Ok(false) => open.file().backing().stat().map_or_else(io("stat"), |shown| unidentified(&shown)),
-            Err(error) => error,
-        };
-        self.unhold(&open);
-        Err(refused)
+        let checked = if empties { self.must_be_its_own_to_empty(&open) } else { self.must_be_its_own_file(&open) };
+        match checked {
+            Ok(()) => Ok(open),
+            Err(error) => {
+                self.unhold(&open);
+                Err(error)
+            }
+        }
     }
 
-    /// Whether an open file is the one of its row, as far as that can be told: see [`Vault::must_be_its_own`].
+    /// Refuses an open file that may be another one than that of its row: see [`Vault::must_be_its_own`]. No page has
+    /// to be read where the owner is right, since a write reads it.
     ///
     /// # Errors
-    /// Those of the store; [`VaultError::Anchor`].
-    fn is_identified(&self, open: &OpenFile) -> Result<bool> {
-        self.is_identified_if(open, |_, _| true)
+    /// `EPERM`; those of the store; [`VaultError::Anchor`].
+    fn must_be_its_own_file(&self, open: &OpenFile) -> Result<()> {
+        self.must_be_its_own_if(open, |_| true)
     }
 
-    /// The same for a file that is to lose its whole content, which no page has to be read for. It may have names that
-    /// only others may remove. What was written here was identified then, and what is empty loses nothing.
+    /// The same where the file is to lose its whole content, which no page has to be read for: it may have other names,
+    /// which only others may remove.
     ///
     /// # Errors
-    /// As [`Vault::is_identified`].
-    fn is_identified_to_be_emptied(&self, open: &OpenFile) -> Result<bool> {
-        // Asked before the store: it may remove them in between.
-        let leaving = self.names_leaving(open.ino);
-        self.is_identified_if(open, |row, shown| {
-            shown.len == 0 || open.file().is_dirty() || shown.nlink <= row.links.saturating_add(leaving)
-        })
+    /// As [`Vault::must_be_its_own_file`].
+    pub(crate) fn must_be_its_own_to_empty(&self, open: &OpenFile) -> Result<()> {
+        self.must_be_its_own_if(open, |shown| shown.nlink <= 1)
     }
 
-    /// `suffices`: whether a file of the right owner needs no page of its row.
-    fn is_identified_if(&self, open: &OpenFile, suffices: impl Fn(&Row, &Stat) -> bool) -> Result<bool> {
+    /// `suffices`: whether the right owner does, without a look at the first page.
+    fn must_be_its_own_if(&self, open: &OpenFile, suffices: impl Fn(&Stat) -> bool) -> Result<()> {
         let object = self.nodes.lock().object(open.ino);
         let shown = || open.file().backing().stat().map_err(io("stat"));
-        let (shown, Some((row, has_owner))) = self.row_of_unchanging(open.ino, object, shown)? else { return Ok(true) };
-        if has_owner && suffices(&row, &shown) {
-            return Ok(true);
-        }
-        // Of an empty file there is no page.
-        let size = self.remembered_size(open.ino).or_else(|| row.size());
-        Ok(size.is_some_and(|size| size > 0) && open.file().is_identified()?)
+        let (shown, asked) = self.row_of_unchanging(open.ino, object, shown)?;
+        let is_its_own = match asked {
+            None => true,
+            Some((_, true)) => suffices(&shown) || open.file().first_page()? != FirstPage::Unverified,
+            // The page of an empty file is that of any.
+            Some((_, false)) => open.file().size() > 0 && open.file().first_page()? == FirstPage::Verified,
+        };
+        if is_its_own { Ok(()) } else { Err(unidentified(&shown)) }
     }
 
     /// Refuses an entry that may be another one than that of its row. A user who can write to a directory of the store

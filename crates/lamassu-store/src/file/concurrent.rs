@@ -380,7 +380,9 @@ impl Core {
             Committer::Other => BEHIND_OVERLAY_LEN_MAX,
         };
         let mut published = self.concurrent.published.lock();
+        // Commits that fail leave all of it buffered: what lies in the overlay then adds to that at most once.
         let is_full = published.overlay.len() * len + data.len() > overlay_len_max
+            || snapshot.buffer.bytes(len) > committer.buffer_len_max()
             || snapshot.buffer.chunk_bytes() > REPLACE_BUFFER_LEN + overlay_len_max;
         if offset > published.size || is_full {
             return Attempt::Refused;

@@ -70,7 +70,9 @@ pub use scrub::{FileScrub, ScrubContext, StaleRanges};
 pub use session::{Ended, SessionKeeper, Sessions, Standing};
 pub use state::Mark;
 pub use survey::Surveyed;
-pub use types::{Damage, DamageKind, Durability, FileCheck, FileContext, FileTag, Integrity, Reporter, StoreError};
+pub use types::{
+    Damage, DamageKind, Durability, FileCheck, FileContext, FileTag, FirstPage, Integrity, Reporter, StoreError,
+};
 
 use self::primitives::Core;
 use crate::backend::{BackendFile, SetTime, Stat, Time};
@@ -532,17 +534,13 @@ impl File {
         (st.identity.profile(), st.identity.is_changing())
     }
 
-    /// Whether its first page is there and was verified: for a file with an anchor, that it is the one of this object.
-    /// A file without pages cannot be told from another.
+    /// Whether the first page that the store has was verified. For a file with an anchor: it is one of this object.
+    /// Other files' pages are too, if they have the same content and no salt.
     ///
     /// # Errors
     /// Those of the store.
-    pub fn is_identified(&self) -> Result<bool, StoreError> {
-        match self.core.good_page(&mut self.exclusive(), PageNo::ZERO) {
-            Ok(page) => Ok(page.is_some()),
-            Err(StoreError::Damaged(_)) => Ok(false),
-            Err(error) => Err(error),
-        }
+    pub fn first_page(&self) -> Result<FirstPage, StoreError> {
+        self.core.first_page(&mut self.exclusive())
     }
 
     /// Gives a file that has no page its profile: that of its directory. An object of the anchor has it in its row.

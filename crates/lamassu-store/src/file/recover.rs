@@ -10,7 +10,7 @@ use super::form::Numbers;
 use super::primitives::{Core, PageId};
 use super::session::Standing;
 use super::state::{Held, PageState, State};
-use super::types::{DamageKind, StoreError};
+use super::types::{DamageKind, FirstPage, StoreError};
 use lamassu_crypto::Verify;
 use lamassu_format::{BlockNo, Keys, Page, PageNo, SlotKey};
 use std::sync::Arc;
@@ -38,6 +38,24 @@ impl Core {
             PageState::Good(held) => Ok(Some(held)),
             PageState::Bad(kind) => Err(self.damaged(*kind, g, None)),
         }
+    }
+
+    /// See [`super::File::first_page`]. Pages before it are holes.
+    pub fn first_page(&self, st: &mut State) -> Result<FirstPage, StoreError> {
+        let Some(data) = self.backing.seek_data(0).map_err(StoreError::io("seek data", 0))? else {
+            return Ok(FirstPage::Absent);
+        };
+        let pages = self.geo().pages_per_segment();
+        let first = PageNo(data / self.geo().segment_len() * pages);
+        for page in first.until(PageNo(first.0 + pages)) {
+            match self.good_page(st, page) {
+                Ok(None) => {}
+                Ok(Some(_)) => return Ok(FirstPage::Verified),
+                Err(StoreError::Damaged(_)) => break,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(FirstPage::Unverified)
     }
 
     /// Takes over the pages that readers have loaded. The first step of every caller that gets the state alone.

@@ -203,6 +203,17 @@ pub enum Integrity {
     Metadata,
 }
 
+/// What is found where the store has the first page of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FirstPage {
+    /// Nothing.
+    Absent,
+    /// A page of this file.
+    Verified,
+    /// Something else.
+    Unverified,
+}
+
 /// Which barriers are issued.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Durability {

@@ -35,7 +35,7 @@ pub(super) enum Committer {
 
 impl Committer {
     /// Bytes buffered from which on the writer commits, whatever a barrier costs.
-    fn buffer_len_max(self) -> usize {
+    pub fn buffer_len_max(self) -> usize {
         match self {
             Committer::Writer => REPLACE_BUFFER_LEN,
             Committer::Other => BEHIND_BUFFER_LEN,

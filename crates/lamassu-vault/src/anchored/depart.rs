@@ -134,12 +134,6 @@ impl Departures {
         drop(kept);
     }
 
-    /// How many names of an inode are among them.
-    pub fn names_of(&self, id: StoreId) -> u64 {
-        let names = self.state.lock().waiting.values().filter(|departing| StoreId::from(&departing.st) == id).count();
-        names as u64
-    }
-
     pub fn is_waiting_in(&self, dir: Ino) -> bool {
         self.state.lock().waiting.values().any(|departing| departing.dir.ino == dir)
     }
@@ -216,15 +210,6 @@ impl Vault {
             && (*is_last || !symlink::is_named_in(&*dir.handle, st))
         {
             remove_companion(&*dir.handle, rest);
-        }
-    }
-
-    /// How many names of a node are removed for users, and not yet in the store.
-    pub(crate) fn names_leaving(&self, ino: Ino) -> u64 {
-        let id = self.nodes.lock().id(ino);
-        match (&self.anchored, id) {
-            (Some(anchored), Some(id)) => anchored.departures.names_of(id),
-            (None, _) | (_, None) => 0,
         }
     }
 

@@ -249,36 +249,72 @@ fn another_file_with_more_names_is_not_emptied() {
     });
 }
 
-/// The same in the place of an empty file, whose row has no page: by the owner, and by the number of names.
+/// The same in the place of an empty file, whose row has no page: by the owner, and by the number of names. Nor through
+/// a handle, nor where the object has as many names, or has just lost one.
 #[test]
-fn another_file_with_more_names_is_not_emptied_in_the_place_of_an_empty_one() {
+fn another_file_with_more_names_is_not_emptied_whatever_is_in_its_place() {
     if !is_root() {
         return;
     }
     for owner in [me().uid, 7] {
-        both(|lab, v| {
-            let (_, handle) = v.new_file("g");
-            v.write(handle, 0, b"g").unwrap();
-            v.release(handle).unwrap();
-            v.link(v.ino("g"), ROOT, n("also g")).unwrap();
-            v.new_file("f");
-            give(&v, "f", me().uid);
-            give(&v, "g", owner);
-            let (root, f) = lab.stored(&v, "f");
-            let g = lab.stored(&v, "g").1;
-            v.close().unwrap();
-            root.rename(&f, &*root, &g, RenameMode::Exchange).unwrap();
-            let v = lab.open();
-            if let Ok(entry) = v.find("f") {
-                v.open_file(entry.attr.ino, Access { truncate: true, ..RW }).unwrap_err();
-                let empty = SetAttr { size: Some(0), ..SetAttr::default() };
-                v.setattr(entry.attr.ino, None, &empty).unwrap_err();
-            }
-            let _ = v.close();
-            root.rename(&f, &*root, &g, RenameMode::Exchange).unwrap();
-            assert_eq!(lab.open().get("also g"), b"g");
-        });
+        for case in ["empty", "full", "two names", "a name goes"] {
+            both(|lab, v| {
+                let (_, handle) = v.new_file("g");
+                v.write(handle, 0, b"g").unwrap();
+                v.release(handle).unwrap();
+                v.link(v.ino("g"), ROOT, n("also g")).unwrap();
+                let (_, handle) = v.new_file("f");
+                if case != "empty" {
+                    v.write(handle, 0, b"f").unwrap();
+                }
+                v.release(handle).unwrap();
+                if matches!(case, "two names" | "a name goes") {
+                    v.link(v.ino("f"), ROOT, n("also f")).unwrap();
+                }
+                give(&v, "g", owner);
+                let (root, f) = lab.stored(&v, "f");
+                let g = lab.stored(&v, "g").1;
+                v.close().unwrap();
+                root.rename(&f, &*root, &g, RenameMode::Exchange).unwrap();
+                let v = lab.open();
+                if case == "a name goes" {
+                    rm(&v, "also f").unwrap();
+                }
+                if let Ok(entry) = v.find("f") {
+                    let empty = SetAttr { size: Some(0), ..SetAttr::default() };
+                    if let Ok(handle) = v.open_file(entry.attr.ino, RW) {
+                        v.setattr(entry.attr.ino, Some(handle), &empty).unwrap_err();
+                        v.write(handle, 1 << 20, b"far behind").unwrap_err();
+                        v.setattr(entry.attr.ino, Some(handle), &empty).unwrap_err();
+                        let _ = v.release(handle);
+                    }
+                    v.open_file(entry.attr.ino, Access { truncate: true, ..RW }).unwrap_err();
+                    v.setattr(entry.attr.ino, None, &empty).unwrap_err();
+                }
+                let _ = v.close();
+                root.rename(&f, &*root, &g, RenameMode::Exchange).unwrap();
+                assert_eq!(lab.open().get("also g"), b"g", "{case}");
+            });
+        }
     }
+}
+
+/// A file with two names, whose first pages are a hole, is emptied as any other: by its own names.
+#[test]
+fn sparse_files_with_more_names_are_emptied() {
+    both(|_, v| {
+        let (_, handle) = v.new_file("f");
+        v.write(handle, 40 << 20, b"behind a hole").unwrap();
+        v.release(handle).unwrap();
+        v.link(v.ino("f"), ROOT, n("g")).unwrap();
+        v.sync_all().unwrap();
+        let handle = v.open_file(v.ino("g"), Access { truncate: true, ..RW }).unwrap();
+        let empty = SetAttr { size: Some(0), ..SetAttr::default() };
+        v.setattr(v.ino("f"), Some(handle), &empty).unwrap();
+        v.setattr(v.ino("f"), None, &empty).unwrap();
+        v.release(handle).unwrap();
+        v.close().unwrap();
+    });
 }
 
 /// With plain names nothing but owner and mode tells directories apart: one that all may write to is root's, and a
