@@ -6,6 +6,7 @@ import http.client
 import os
 import sys
 import threading
+import time
 import urllib.error
 import urllib.request
 import zlib
@@ -322,6 +323,47 @@ def multipart():
     s3.delete_bucket(Bucket="alice-m")
     fails(404, s3.head_bucket, Bucket="alice-m")
     one_of_two_ends(s3)
+    all_completions(s3)
+    uneven_parts(s3)
+
+
+def all_completions(s3):
+    """A completion by several requests at once: all have the same answer."""
+    s3.create_bucket(Bucket="alice-all")
+    bodies = [noise(5 << 20), noise(5 << 20, b"o"), b"end"]
+    with ThreadPoolExecutor(4) as pool:
+        for n in range(6):
+            key = {"Bucket": "alice-all", "Key": f"all/{n}"}
+            up = {**key, "UploadId": s3.create_multipart_upload(**key)["UploadId"]}
+            tags = [s3.upload_part(**up, PartNumber=m, Body=body)["ETag"] for m, body in enumerate(bodies, 1)]
+            parts = {"Parts": [{"PartNumber": m, "ETag": tag} for m, tag in enumerate(tags, 1)]}
+
+            def complete(wait):
+                time.sleep(wait)
+                return s3.complete_multipart_upload(**up, MultipartUpload=parts)["ETag"]
+
+            ends = list(pool.map(complete, [m * n / 100 for m in range(4)]))
+            assert len(set(ends)) == 1 and ends[0].endswith('-3"'), ends
+            assert s3.get_object(**key)["Body"].read() == b"".join(bodies)
+
+
+def uneven_parts(s3):
+    """Parts of so many sizes that a list of them does not fit beside the object."""
+    key = {"Bucket": "alice-all", "Key": "uneven"}
+    up = {**key, "UploadId": s3.create_multipart_upload(**key, Metadata={"a": "m" * 900})["UploadId"]}
+    sizes = [(5 << 20) + n for n in range(40)]
+    source = {"Bucket": "alice-all", "Key": "source"}
+    s3.put_object(**source, Body=noise(sizes[-1]))
+    parts = []
+    for n, size in enumerate(sizes, 1):
+        copied = s3.upload_part_copy(**up, PartNumber=n, CopySource=source, CopySourceRange=f"bytes=0-{size - 1}")
+        parts.append({"PartNumber": n, "ETag": copied["CopyPartResult"]["ETag"]})
+    tag = s3.complete_multipart_upload(**up, MultipartUpload={"Parts": parts})["ETag"]
+    assert tag.endswith('-40"'), tag
+    head = s3.head_object(**key)
+    assert head["ContentLength"] == sum(sizes) and head["ETag"] == tag and head["Metadata"] == {"a": "m" * 900}
+    # Once more: the answer may have been lost.
+    assert s3.complete_multipart_upload(**up, MultipartUpload={"Parts": parts})["ETag"] == tag
 
 
 def one_of_two_ends(s3):
@@ -494,6 +536,17 @@ def copies():
     assert s3.get_object(Bucket="alice-c", Key="once")["Body"].read() == content
     assert put_if(s3, "alice-c", "once", b"next", "If-Match", tag) == 200
     assert put_if(s3, "alice-c", "none", b"next", "If-Match", tag) == 404
+    assert put_if(s3, "alice-c", "none", b"first", "If-None-Match", tag) == 200
+    # A copy to its own place never puts an older content back.
+    for n in range(20):
+        own = {"Bucket": "alice-c", "Key": f"own/{n}"}
+        s3.put_object(**own, Body=body)
+        again = lambda: s3.copy_object(**own, CopySource=own, MetadataDirective="REPLACE", Metadata={"n": "1"})
+        with ThreadPoolExecutor(2) as pool:
+            copied = pool.submit(again)
+            s3.put_object(**own, Body=b"newer")
+            copied.result()
+        assert s3.get_object(**own)["Body"].read() == b"newer", n
 
 
 def put_if(s3, bucket, key, body, header, value):
@@ -544,6 +597,45 @@ def checksums():
     asked = s3.get_object_attributes(**key, ObjectAttributes=["Checksum", "ObjectSize", "ObjectParts", "ETag"])
     assert asked["Checksum"]["ChecksumSHA256"] == done["ChecksumSHA256"] and asked["ObjectSize"] == (5 << 20) + 3
     assert asked["ObjectParts"]["TotalPartsCount"] == 2
+    large_parts(s3)
+
+
+def large_parts(s3):
+    """Parts whose checksums come behind them, as over TLS, and which are sent on before that; and copied ones."""
+    import botocore.httpchecksum as flexible
+    key = {"Bucket": "alice-s", "Key": "large-parts"}
+    b64 = lambda digest: base64.b64encode(digest).decode()
+    pieces = [noise(20 << 20, b"l"), noise(17 << 20, b"m")]
+    s3.put_object(Bucket="alice-s", Key="source", Body=pieces[1])
+    up = {**key, "UploadId": s3.create_multipart_upload(**key, ChecksumAlgorithm="SHA256")["UploadId"]}
+    resolve, announced = flexible.resolve_request_checksum_algorithm, []
+
+    def behind(request, *args, **kwargs):
+        resolve(request, *args, **kwargs)
+        request["context"]["checksum"]["request_algorithm"]["in"] = "trailer"
+
+    flexible.resolve_request_checksum_algorithm = behind
+    own = client()
+    tell = lambda request, **_: announced.append(request.headers.get("x-amz-trailer"))
+    own.meta.events.register("before-send.s3.UploadPart", tell)
+    try:
+        first = own.upload_part(**up, PartNumber=1, Body=pieces[0], ChecksumAlgorithm="SHA256")
+    finally:
+        flexible.resolve_request_checksum_algorithm = resolve
+    assert [str(value) for value in announced] in (["x-amz-checksum-sha256"], ["b'x-amz-checksum-sha256'"]), announced
+    second = s3.upload_part_copy(**up, PartNumber=2, CopySource="alice-s/source")["CopyPartResult"]
+    digests = [hashlib.sha256(piece).digest() for piece in pieces]
+    tags = [f'"{hashlib.md5(piece).hexdigest()}"' for piece in pieces]
+    told = [(part["ETag"], part["ChecksumSHA256"]) for part in [first, second]]
+    assert told == [(tag, b64(digest)) for tag, digest in zip(tags, digests)], told
+    listed = [(part["ETag"], part["ChecksumSHA256"]) for part in s3.list_parts(**up)["Parts"]]
+    assert listed == told, listed
+    parts = {"Parts": [{"PartNumber": n, "ETag": tag, "ChecksumSHA256": digest} for n, (tag, digest) in enumerate(told, 1)]}
+    done = s3.complete_multipart_upload(**up, MultipartUpload=parts)
+    assert done["ChecksumSHA256"] == b64(hashlib.sha256(b"".join(digests)).digest()) + "-2", done
+    assert s3.get_object(**key)["Body"].read() == b"".join(pieces)
+    # The answer may have been lost.
+    assert s3.complete_multipart_upload(**up, MultipartUpload=parts)["ETag"] == done["ETag"]
 
 
 def presigned():
