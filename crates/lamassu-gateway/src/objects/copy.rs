@@ -78,7 +78,9 @@ impl Objects {
         let is_same = Version::of(&open.attr()?) == source.version;
         sum(is_same, &mut |each| Self::read_through(staged.open(), size, each), attrs)?;
         let replaces_source = (source.place.0.as_str(), &source.place.1) == (bucket, key);
-        staged.place_over(guard, attrs, |there| !replaces_source || there.is_some_and(|there| source.is(there)))
+        let attr = staged.complete(attrs)?;
+        staged.place_complete(guard, |there| !replaces_source || there.is_some_and(|there| source.is(there)))?;
+        Ok(attr)
     }
 
     /// Makes a part of an upload from a range of an object.

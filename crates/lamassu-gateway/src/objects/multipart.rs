@@ -311,11 +311,15 @@ impl Objects {
             attrs.checksums.insert(algorithm.clone(), sum);
             attrs.is_composite = !upload.is_full;
         }
-        match staged.complete(&attrs) {
-            Err(ObjectError::MuchMetadata) => attrs.parts.clear(),
-            completed => drop(completed?),
+        if let Err(error) = staged.complete(&attrs) {
+            // Rather without the list of parts than never: the client can change nothing about it.
+            if attrs.parts.is_empty() || !matches!(error, ObjectError::MuchMetadata) {
+                return Err(error.into());
+            }
+            attrs.parts.clear();
+            staged.complete(&attrs)?;
         }
-        match unless_ended(self.end_by(&at, (key, id), || staged.place(guard, &attrs)))? {
+        match unless_ended(self.end_by(&at, (key, id), || staged.place_complete(guard, |_| true)))? {
             Some(()) => Ok(attrs),
             None => Ok(before()?),
         }
@@ -334,7 +338,7 @@ impl Objects {
 
     /// Ends an upload by making its object. One request does: whoever comes later, to complete or to abort it, finds
     /// none.
-    fn end_by(&self, bucket: &Node, (key, id): (&Key, &str), place: impl FnOnce() -> Result<Attr>) -> Result<()> {
+    fn end_by(&self, bucket: &Node, (key, id): (&Key, &str), place: impl FnOnce() -> Result<()>) -> Result<()> {
         let ended = {
             let _alone = self.alone_with_upload(id);
             self.upload(bucket, key, id)?;

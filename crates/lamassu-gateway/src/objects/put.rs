@@ -95,20 +95,20 @@ impl Staged {
     /// [`Refusal::Precondition`], [`ObjectError::BelowObject`], [`ObjectError::AboveObjects`],
     /// [`ObjectError::MuchMetadata`]; those of the vault. Then nothing is changed.
     pub fn place(self, guard: &Guard, attrs: &Attrs) -> Result<lamassu_vault::Attr> {
-        self.place_over(guard, attrs, |_| true)
+        let attr = self.complete(attrs)?;
+        self.place_complete(guard, |_| true)?;
+        Ok(attr)
     }
 
-    /// The same, unless `is_meant` refuses what is there now.
+    /// Gives the complete file the name of its key, durably, unless `is_meant` refuses what is there now.
     ///
     /// # Errors
-    /// [`VaultError::Stale`]: it does.
-    pub(super) fn place_over(
+    /// As [`Staged::place`]; [`VaultError::Stale`]: it does.
+    pub(super) fn place_complete(
         mut self,
         guard: &Guard,
-        attrs: &Attrs,
         is_meant: impl FnOnce(Option<&Object>) -> bool,
-    ) -> Result<lamassu_vault::Attr> {
-        let attr = self.complete(attrs)?;
+    ) -> Result<()> {
         let Some((bucket, key)) = self.place.clone() else { return Err(VaultError::Invalid.into()) };
         let objects = self.objects.clone();
         {
@@ -121,8 +121,7 @@ impl Staged {
             let mode = if *guard == Guard::Absent { RenameMode::NoReplace } else { RenameMode::Replace };
             self.rename_to(key.name(), mode)?;
         }
-        self.dir.sync_names()?;
-        Ok(attr)
+        Ok(self.dir.sync_names()?)
     }
 
     /// Gives the complete file a name in the directory where it was begun, whatever has that name.
