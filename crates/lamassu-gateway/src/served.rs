@@ -66,7 +66,7 @@ impl Served {
 
 pub(crate) fn of_buckets(path: &str, error: ObjectError) -> GatewayError {
     let source = match error {
-        ObjectError::Vault(source) => source,
+        ObjectError::Vault(source) | ObjectError::NoRoot(source) => source,
         _ => VaultError::Invalid,
     };
     GatewayError::Buckets { path: path.into(), source }

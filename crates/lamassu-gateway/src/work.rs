@@ -61,6 +61,33 @@ pub fn is_wanted() -> bool {
     GIVEN_UP.with_borrow(|given_up| given_up.as_ref().is_none_or(|given_up| !given_up.load(Ordering::Relaxed)))
 }
 
+/// Ends work that nobody waits for, by this error.
+///
+/// # Errors
+/// `error`.
+pub fn wanted<E>(error: E) -> Result<(), E> {
+    if is_wanted() { Ok(()) } else { Err(error) }
+}
+
+/// What a thread knows of its client, for threads that work beside it.
+#[derive(Clone)]
+pub struct Client(Option<Arc<AtomicBool>>);
+
+impl Client {
+    /// That of this thread.
+    pub fn here() -> Client {
+        Client(GIVEN_UP.with_borrow(Clone::clone))
+    }
+
+    /// Works for it.
+    pub fn serve<T>(&self, work: impl FnOnce() -> T) -> T {
+        let before = GIVEN_UP.replace(self.0.clone());
+        let done = work();
+        GIVEN_UP.set(before);
+        done
+    }
+}
+
 /// The turn of the request that this thread works for.
 pub fn current() -> Option<Arc<Turn>> {
     CURRENT.with_borrow(Clone::clone)

@@ -66,7 +66,7 @@ pub struct Attrs {
     /// whether those are checksums of the parts' checksums
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_composite: bool,
-    /// of an object made of parts
+    /// of an object made of parts; empty also where the list of them is too long to be kept
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub parts: Vec<Parts>,
 }
@@ -125,6 +125,11 @@ impl Attrs {
         node.set_xattr(NAME, &serde_json::to_vec(&stored).unwrap_or_default())
     }
 
+    /// Whether the entity tag was made with the object: that of a file that was not ends with one part, and has none.
+    pub fn has_own_tag(&self) -> bool {
+        !self.parts.is_empty() || !self.etag.ends_with("-1")
+    }
+
     /// The range of part `number`, and the number of parts.
     pub fn part(&self, number: u32) -> Option<(std::ops::Range<u64>, u32)> {
         let count = self.parts.iter().try_fold(0_u32, |count, parts| count.checked_add(parts.count))?;
@@ -171,6 +176,15 @@ mod tests {
         assert_eq!(attrs.part(3), Some((10..15, 4)));
         assert_eq!(attrs.part(4), Some((15..17, 4)));
         assert_eq!((attrs.part(0), attrs.part(5)), (None, None));
+    }
+
+    #[test]
+    fn tags_of_objects_are_told_from_those_of_files() {
+        let tag = |etag: &str| Attrs { etag: etag.into(), ..Attrs::default() };
+        assert!(tag("ab").has_own_tag() && tag("ab-2").has_own_tag() && !tag("ab-1").has_own_tag());
+        let mut of_one = tag("ab-1");
+        of_one.add_part(5);
+        assert!(of_one.has_own_tag());
     }
 
     #[test]

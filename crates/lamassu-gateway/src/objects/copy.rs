@@ -4,8 +4,8 @@
 use super::attrs::{Attrs, Shown, Version};
 use super::key::Key;
 use super::node::Open;
-use super::{Guard, ObjectError, Objects, Reader, Result};
-use lamassu_vault::{Attr, Owner};
+use super::{Guard, Object, ObjectError, Objects, Reader, Result};
+use lamassu_vault::{Attr, Ino, Owner};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -15,8 +15,19 @@ pub struct Source {
     pub open: Option<Open>,
     /// its properties
     pub shown: Shown,
-    /// which content they are of
+    /// where it was found
+    place: (String, Key),
+    /// which file, and which content the properties are of
+    ino: Ino,
     version: Version,
+}
+
+impl Source {
+    /// Whether this is the source still, as it was.
+    fn is(&self, there: &Object) -> bool {
+        let now = (there.node.ino(), Version::of(there.node.attr()), &there.attrs);
+        now == (self.ino, self.version, &self.shown.attrs)
+    }
 }
 
 /// Gets whether the source is unchanged, a reader of the copy, and the properties to complete.
@@ -29,15 +40,16 @@ impl Objects {
     /// As [`Objects::find`].
     pub fn source(&self, bucket: &str, key: &Key) -> Result<Source> {
         let (open, object) = self.open_object(bucket, key)?;
-        let version = Version::of(object.node.attr());
-        Ok(Source { open, shown: object.shown(), version })
+        let (ino, version) = (object.node.ino(), Version::of(object.node.attr()));
+        Ok(Source { open, shown: object.shown(), place: (bucket.into(), key.clone()), ino, version })
     }
 
     /// Makes an object with the content of another, and with these properties. `sum` completes them by the content of
     /// the copy. It is told whether the source's own properties still belong to its content.
     ///
     /// # Errors
-    /// As [`Objects::stage`] and [`super::Staged::place`].
+    /// As [`Objects::stage`] and [`super::Staged::place`]; [`lamassu_vault::VaultError::Stale`]: the copy was to
+    /// take the place of its source, which is another one by now.
     pub fn copy(
         self: &Arc<Self>,
         source: &Source,
@@ -65,7 +77,10 @@ impl Objects {
         // A program in the mount may have written to it meanwhile.
         let is_same = Version::of(&open.attr()?) == source.version;
         sum(is_same, &mut |each| Self::read_through(staged.open(), size, each), attrs)?;
-        staged.place(guard, attrs)
+        let replaces_source = (source.place.0.as_str(), &source.place.1) == (bucket, key);
+        let attr = staged.complete(attrs)?;
+        staged.place_complete(guard, |there| !replaces_source || there.is_some_and(|there| source.is(there)))?;
+        Ok(attr)
     }
 
     /// Makes a part of an upload from a range of an object.

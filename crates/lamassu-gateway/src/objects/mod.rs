@@ -40,6 +40,8 @@ use std::sync::Arc;
 pub const PIECE: usize = 1 << 20;
 /// Number of locks that keys share.
 const STRIPES: usize = 256;
+/// How often an object is looked up that is replaced again and again before it is opened.
+const OPENS: usize = 16;
 
 /// Why an operation on an object failed.
 #[derive(Debug, thiserror::Error)]
@@ -62,6 +64,9 @@ pub enum ObjectError {
     /// The client's: the store cannot keep that many headers, metadata and tags with a file.
     #[error("the store below cannot keep so much metadata with a file")]
     MuchMetadata,
+    /// The operator's: the directory of the buckets is no longer where it was at the start.
+    #[error("the directory of the buckets: {0}")]
+    NoRoot(VaultError),
     /// The vault's.
     #[error(transparent)]
     Vault(VaultError),
@@ -133,7 +138,10 @@ impl Objects {
     }
 
     fn root(&self) -> Result<Node> {
-        Ok(Node::at(&self.fs, &self.root)?)
+        Node::at(&self.fs, &self.root).map_err(|error| match error {
+            VaultError::NotFound | VaultError::NotDirectory | VaultError::Stale => ObjectError::NoRoot(error),
+            error => error.into(),
+        })
     }
 
     /// Whether the vault answers.
@@ -263,15 +271,19 @@ impl Objects {
     /// # Errors
     /// As [`Objects::find`].
     pub fn open_object(&self, bucket: &str, key: &Key) -> Result<(Option<Open>, Object)> {
-        let object = self.find(bucket, key)?;
-        if object.node.is_dir() {
-            return Ok((None, object));
+        for _ in 0..OPENS {
+            let object = self.find(bucket, key)?;
+            if object.node.is_dir() {
+                return Ok((None, object));
+            }
+            match object.node.clone().open() {
+                Ok(open) => return Ok((Some(open), object)),
+                // It was replaced or removed meanwhile: the name tells which.
+                Err(VaultError::NotFound | VaultError::Stale) => {}
+                Err(error) => return Err(error.into()),
+            }
         }
-        match object.node.clone().open() {
-            Ok(open) => Ok((Some(open), object)),
-            Err(VaultError::NotFound | VaultError::Stale) => Err(Refusal::NoKey.into()),
-            Err(error) => Err(error.into()),
-        }
+        Err(VaultError::Stale.into())
     }
 
     /// Removes an object; a missing one counts as removed. Directories that become empty are removed too, unless they

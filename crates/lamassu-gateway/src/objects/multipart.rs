@@ -288,18 +288,19 @@ impl Objects {
         sum: impl FnOnce(&Upload, &[Part], &mut Reader<'_>) -> Result<Option<String>, E>,
     ) -> Result<Attrs, E> {
         let at = self.bucket(bucket)?;
-        let (upload, dir) = match self.upload(&at, key, id) {
-            // The answer to an earlier request may have been lost.
-            Err(ObjectError::Refused(Refusal::NoUpload)) => return Ok(self.completed_before(bucket, key, completed)?),
-            found => found?,
-        };
+        // The answer to an earlier request may have been lost, or that request goes on beside this one.
+        let before = || self.completed_before(bucket, key, completed);
+        let Some((upload, dir)) = unless_ended(self.upload(&at, key, id))? else { return Ok(before()?) };
         let chosen = parts::chosen(completed, upload.algorithm.as_deref(), |number| Self::part(&dir, number));
-        let parts: Vec<Part> = self.of_upload(&at, (key, id), chosen)?;
+        let Some(parts): Option<Vec<Part>> = unless_ended(self.of_upload(&at, (key, id), chosen))? else {
+            return Ok(before()?);
+        };
         let mut attrs = Attrs { given: upload.given.clone(), ..Attrs::default() };
         let staged = self.stage(bucket, key, owner)?;
         let mut size = 0;
         for part in &parts {
-            let open = self.of_upload(&at, (key, id), Self::open_part(&dir, part))?;
+            let open = self.of_upload(&at, (key, id), Self::open_part(&dir, part));
+            let Some(open) = unless_ended(open)? else { return Ok(before()?) };
             Self::append(&staged, &open, size, 0..part.shown.size)?;
             size += part.shown.size;
             attrs.add_part(part.shown.size);
@@ -310,9 +311,17 @@ impl Objects {
             attrs.checksums.insert(algorithm.clone(), sum);
             attrs.is_composite = !upload.is_full;
         }
-        match self.end_by(&at, (key, id), || staged.place(guard, &attrs)) {
-            Err(ObjectError::Refused(Refusal::NoUpload)) => Ok(self.completed_before(bucket, key, completed)?),
-            done => Ok(done.map(|_| attrs)?),
+        if let Err(error) = staged.complete(&attrs) {
+            // Rather without the list of parts than never: the client can change nothing about it.
+            if attrs.parts.is_empty() || !matches!(error, ObjectError::MuchMetadata) {
+                return Err(error.into());
+            }
+            attrs.parts.clear();
+            staged.complete(&attrs)?;
+        }
+        match unless_ended(self.end_by(&at, (key, id), || staged.place_complete(guard, |_| true)))? {
+            Some(()) => Ok(attrs),
+            None => Ok(before()?),
         }
     }
 
@@ -329,7 +338,7 @@ impl Objects {
 
     /// Ends an upload by making its object. One request does: whoever comes later, to complete or to abort it, finds
     /// none.
-    fn end_by(&self, bucket: &Node, (key, id): (&Key, &str), place: impl FnOnce() -> Result<Attr>) -> Result<()> {
+    fn end_by(&self, bucket: &Node, (key, id): (&Key, &str), place: impl FnOnce() -> Result<()>) -> Result<()> {
         let ended = {
             let _alone = self.alone_with_upload(id);
             self.upload(bucket, key, id)?;
@@ -345,10 +354,10 @@ impl Objects {
     /// The present object, if it was made from these parts.
     fn completed_before(&self, bucket: &str, key: &Key, completed: &[Completed]) -> Result<Attrs> {
         let etag = parts::tag_of(completed.iter().map(|part| part.etag.as_str())).ok_or(Refusal::NoUpload)?;
-        let found = self.find(bucket, key).map_err(|_| Refusal::NoUpload)?;
-        match found.attrs.etag == etag && !found.attrs.parts.is_empty() {
-            true => Ok(found.attrs),
-            false => Err(Refusal::NoUpload.into()),
+        match self.find(bucket, key) {
+            Ok(found) if found.attrs.etag == etag => Ok(found.attrs),
+            Ok(_) | Err(ObjectError::Refused(Refusal::NoKey)) => Err(Refusal::NoUpload.into()),
+            Err(error) => Err(error),
         }
     }
 
@@ -427,6 +436,14 @@ fn remove_entry(bucket: &Node, id: &str) -> Result<()> {
     let Some(index) = bucket.child_if_there(OsStr::new(INDEX))? else { return Ok(()) };
     index.unlink(OsStr::new(id)).or_else(none_there)?;
     Ok(index.sync_names().or_else(none_there)?)
+}
+
+/// What was found of an upload; `None`: there is none.
+fn unless_ended<T>(found: Result<T>) -> Result<Option<T>> {
+    match found {
+        Err(ObjectError::Refused(Refusal::NoUpload)) => Ok(None),
+        found => found.map(Some),
+    }
 }
 
 /// The tag of an object of these parts, each of which has an MD5.

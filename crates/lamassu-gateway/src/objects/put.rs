@@ -3,7 +3,7 @@
 use super::attrs::Attrs;
 use super::key::{Key, RESERVED};
 use super::node::{Node, Open};
-use super::{ObjectError, Objects, PIECE, Refusal, Result, much_metadata, none_there};
+use super::{Object, ObjectError, Objects, PIECE, Refusal, Result, much_metadata, none_there};
 use crate::limits::Turn;
 use crate::work;
 use lamassu_vault::{Kind, Owner, RenameMode, VaultError};
@@ -94,18 +94,34 @@ impl Staged {
     /// # Errors
     /// [`Refusal::Precondition`], [`ObjectError::BelowObject`], [`ObjectError::AboveObjects`],
     /// [`ObjectError::MuchMetadata`]; those of the vault. Then nothing is changed.
-    pub fn place(mut self, guard: &Guard, attrs: &Attrs) -> Result<lamassu_vault::Attr> {
+    pub fn place(self, guard: &Guard, attrs: &Attrs) -> Result<lamassu_vault::Attr> {
         let attr = self.complete(attrs)?;
+        self.place_complete(guard, |_| true)?;
+        Ok(attr)
+    }
+
+    /// Gives the complete file the name of its key, durably, unless `is_meant` refuses what is there now.
+    ///
+    /// # Errors
+    /// As [`Staged::place`]; [`VaultError::Stale`]: it does.
+    pub(super) fn place_complete(
+        mut self,
+        guard: &Guard,
+        is_meant: impl FnOnce(Option<&Object>) -> bool,
+    ) -> Result<()> {
         let Some((bucket, key)) = self.place.clone() else { return Err(VaultError::Invalid.into()) };
         let objects = self.objects.clone();
         {
             let _alone = objects.alone_with(&bucket, &key);
-            guard.check(Objects::found_in(&self.dir, &key)?.map(|there| there.attrs).as_ref())?;
+            let there = Objects::found_in(&self.dir, &key)?;
+            guard.check(there.as_ref().map(|there| &there.attrs))?;
+            if !is_meant(there.as_ref()) {
+                return Err(VaultError::Stale.into());
+            }
             let mode = if *guard == Guard::Absent { RenameMode::NoReplace } else { RenameMode::Replace };
             self.rename_to(key.name(), mode)?;
         }
-        self.dir.sync_names()?;
-        Ok(attr)
+        Ok(self.dir.sync_names()?)
     }
 
     /// Gives the complete file a name in the directory where it was begun, whatever has that name.

@@ -3,7 +3,7 @@
 //! A request is repeated if no answer came, or one that says that another may do better. All of them can be repeated:
 //! a second time they change nothing. Where a condition makes that untrue, the caller looks at what is there.
 
-use super::document::Page;
+use super::document::{Page, TAG_MAX};
 use super::error::{RemoteError, Result};
 use super::settings::Settings;
 use crate::work;
@@ -100,15 +100,14 @@ impl Answer {
     }
 
     fn etag(&self) -> Result<String> {
-        let etag = self.header("etag").map(|etag| etag.trim_matches('"').to_owned());
-        etag.filter(|etag| !etag.is_empty()).ok_or_else(|| RemoteError::Answer("there is no entity tag".into()))
+        checked(self.header("etag").map(|etag| etag.trim_matches('"').to_owned()), "")
     }
 
     /// The tag in the document of an answer.
     fn etag_within(&self, what: &str) -> Result<String> {
         let text = self.text();
         let etag = element(&text, "ETag").map(|etag| etag.replace("&quot;", "\"").trim_matches('"').to_owned());
-        etag.ok_or_else(|| RemoteError::Answer(format!("{what}: there is no entity tag")))
+        checked(etag, what)
     }
 
     fn found(&self) -> Result<Found> {
@@ -141,6 +140,12 @@ impl Answer {
     }
 }
 
+/// An entity tag, if it can be one.
+fn checked(etag: Option<String>, what: &str) -> Result<String> {
+    let etag = etag.filter(|etag| (1..=TAG_MAX).contains(&etag.len()));
+    etag.ok_or_else(|| RemoteError::Answer(format!("{what}: there is no entity tag, or none that can be")))
+}
+
 /// An answer's body, if it has at most so many bytes.
 fn received(mut body: impl Read, most: u64) -> Result<Vec<u8>> {
     let cut = |error: std::io::Error| RemoteError::Unreachable(format!("an answer was cut off: {error}"));
@@ -166,8 +171,8 @@ fn element<'a>(document: &'a str, name: &str) -> Option<&'a str> {
     Some(rest.split_once('<')?.0)
 }
 
-/// What a status and a document other than success mean.
-fn fault(status: u16, document: &str, what: &str) -> RemoteError {
+/// What a status and a document other than success mean. Of an answer to HEAD there is no document: `is_head`.
+fn fault(status: u16, document: &str, what: &str, is_head: bool) -> RemoteError {
     let code = element(document, "Code").unwrap_or_default();
     let text = || match element(document, "Message") {
         Some(message) => format!("{what}: {status} {code}: {message}"),
@@ -178,10 +183,14 @@ fn fault(status: u16, document: &str, what: &str) -> RemoteError {
         (_, "NoSuchUpload") => RemoteError::Lost(text()),
         (300..=399, _) | (_, "AuthorizationHeaderMalformed" | "PermanentRedirect") => RemoteError::Elsewhere(text()),
         (401 | 403, _) => RemoteError::Denied(text()),
-        (404, _) => RemoteError::Missing(text()),
+        // Whatever lies between may answer 404, too, and what it says is no news of an object.
+        (404, "NoSuchKey") => RemoteError::Missing(text()),
+        (404, _) if is_head => RemoteError::Missing(text()),
         // Objects here have a page at least, and ranges lie within what was said to be there.
         (416, _) => RemoteError::Damaged(text()),
-        (409, "ConditionalRequestConflict") | (412, _) => RemoteError::Changed(text()),
+        (412, _) => RemoteError::Changed(text()),
+        // Which of several changes is made is not decided: the one that was under way may fail.
+        (409, "ConditionalRequestConflict") => RemoteError::Busy(text()),
         (501, _) | (_, "NotImplemented") => RemoteError::Unsupported(text()),
         (408 | 429 | 500..=599, _) | (_, "RequestTimeout" | "SlowDown" | "InternalError") => RemoteError::Busy(text()),
         _ => RemoteError::Answer(text()),
@@ -239,10 +248,12 @@ impl Client {
         let mut wait = WAIT_FIRST;
         let mut tries = 0;
         loop {
-            let answer = self.once(&sign(), body, most).and_then(|answer| match answer.status {
+            let signed = sign();
+            let is_head = signed.method == Method::HEAD;
+            let answer = self.once(&signed, body, most).and_then(|answer| match answer.status {
                 200..=299 if !answer.is_fault() => Ok(answer),
-                200..=299 => Err(fault(500, &answer.text(), what)),
-                status => Err(fault(status, &answer.text(), what)),
+                200..=299 => Err(fault(500, &answer.text(), what, is_head)),
+                status => Err(fault(status, &answer.text(), what, is_head)),
             });
             match answer {
                 Err(error) if error.may_pass() && tries < self.retries => {
@@ -525,13 +536,24 @@ mod tests {
             (503, "SlowDown", "busy"),
             (200, "InternalError", "busy"),
             (412, "PreconditionFailed", "something else there by now: Get: 412"),
+            (409, "ConditionalRequestConflict", "busy"),
             (404, "NoSuchUpload", "lost an upload"),
+            (404, "Elsewhere", "not understood"),
             (501, "NotImplemented", "not support"),
             (400, "InvalidPart", "not understood"),
         ] {
-            let text = fault(status, &document(code), "Get").to_string();
+            let text = fault(status, &document(code), "Get", false).to_string();
             assert!(text.contains(said), "{code}: {text}");
         }
-        assert!(fault(503, "", "").may_pass() && !fault(403, "", "").may_pass());
+        assert!(fault(503, "", "", false).may_pass() && !fault(403, "", "", false).may_pass());
+        assert!(matches!(fault(404, "", "", true), RemoteError::Missing(_)));
+        assert!(matches!(fault(404, "<html>Not Found</html>", "", false), RemoteError::Answer(_)));
+    }
+
+    #[test]
+    fn a_tag_has_a_length_that_can_be() {
+        for (etag, is_good) in [(None, false), (Some(0), false), (Some(TAG_MAX), true), (Some(TAG_MAX + 1), false)] {
+            assert_eq!(checked(etag.map(|len| "t".repeat(len)), "Put").is_ok(), is_good, "{etag:?}");
+        }
     }
 }

@@ -4,6 +4,8 @@ use serde::Deserialize;
 
 /// What a listing's document has.
 const LISTING: &[u8] = b"<ListBucketResult";
+/// The longest entity tag of a provider's that is taken, bytes: tags are kept in memory by the thousands.
+pub const TAG_MAX: usize = 256;
 
 /// An entry of a listing.
 pub struct Listed {
@@ -21,6 +23,7 @@ struct Document {
     contents: Vec<Contents>,
     #[serde(default)]
     common_prefixes: Vec<Common>,
+    is_truncated: Option<String>,
     next_continuation_token: Option<String>,
 }
 
@@ -51,7 +54,8 @@ pub struct Page {
 }
 
 impl Page {
-    /// A page of a document.
+    /// A page of a document. One that says that more follows, and not where, is no page: a provider that knows the
+    /// first version of this request alone sends such, and what is not listed would be taken for gone.
     ///
     /// # Errors
     /// What is wrong with it.
@@ -60,15 +64,48 @@ impl Page {
             return Err("the document is no listing".into());
         }
         let parsed: Document = quick_xml::de::from_reader(document).map_err(|error| error.to_string())?;
+        let next = parsed.next_continuation_token.filter(|next| !next.is_empty());
+        if next.is_none() && parsed.is_truncated.is_some_and(|said| said.trim().eq_ignore_ascii_case("true")) {
+            return Err("more follows, and the document does not say where".into());
+        }
         let tag = |etag: String| etag.trim_matches('"').to_owned();
         let objects = parsed.contents.into_iter().map(|object| Listed {
             name: object.key,
-            stored: object.etag.map(tag).filter(|etag| !etag.is_empty()).zip(object.last_modified),
+            stored: object.etag.map(tag).filter(|etag| (1..=TAG_MAX).contains(&etag.len())).zip(object.last_modified),
         });
         Ok(Page {
             objects: objects.collect(),
             prefixes: parsed.common_prefixes.into_iter().map(|common| common.prefix).collect(),
-            next: parsed.next_continuation_token.filter(|next| !next.is_empty()),
+            next,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn next(said: &str) -> Result<Option<String>, String> {
+        Page::parse(format!("<ListBucketResult>{said}</ListBucketResult>").as_bytes()).map(|page| page.next)
+    }
+
+    #[test]
+    fn a_page_says_where_the_next_one_begins() {
+        let token = "<NextContinuationToken>t</NextContinuationToken>";
+        assert_eq!(next(&format!("<IsTruncated>true</IsTruncated>{token}")), Ok(Some("t".into())));
+        assert_eq!((next("<IsTruncated>false</IsTruncated>"), next("")), (Ok(None), Ok(None)));
+        let first_version = "<IsTruncated>true</IsTruncated><NextMarker>n</NextMarker>";
+        assert!(next(first_version).is_err() && next("<IsTruncated> TRUE </IsTruncated>").is_err());
+    }
+
+    #[test]
+    fn tags_that_no_provider_has_are_left_out() {
+        for (len, is_taken) in [(0, false), (1, true), (TAG_MAX, true), (TAG_MAX + 1, false)] {
+            let tag = "t".repeat(len);
+            let entry = format!("<Key>k</Key><ETag>\"{tag}\"</ETag><LastModified>d</LastModified>");
+            let document = format!("<ListBucketResult><Contents>{entry}</Contents></ListBucketResult>");
+            let page = Page::parse(document.as_bytes()).expect("a page");
+            assert_eq!(page.objects[0].stored.is_some(), is_taken, "{len}");
+        }
     }
 }

@@ -2,7 +2,8 @@
 //! names below the prefix are asked for, opened, and the smallest that fit are kept, sorted. Pages go on from those in
 //! memory, until a page is younger than it may be or the kept names end; then all are asked for again.
 //!
-//! In memory are at most `listing_mib_max` of names; a bucket may have more.
+//! In memory are at most `listing_mib_max` of names that are kept, and as many of listings under way, which share it; a
+//! bucket may have more.
 
 use super::document::Listed;
 use super::error::{RemoteError, Result};
@@ -10,6 +11,7 @@ use super::objects::{shown, shown_at};
 use super::{Remote, at_once};
 use crate::objects::attrs::Shown;
 use crate::objects::list::Query;
+use crate::work;
 use lru::LruCache;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -22,6 +24,8 @@ const KEPT: Duration = Duration::from_secs(60);
 const ENTRY: usize = 64;
 /// Characters of a provider's name in the log.
 const NAME_SHOWN: usize = 200;
+/// Most bytes of changes that are remembered for a listing under way: with more it serves one page alone.
+const CHANGES_MAX: usize = 4 << 20;
 /// Listings that are kept.
 const KEPT_MAX: std::num::NonZeroUsize = std::num::NonZeroUsize::new(64).unwrap();
 
@@ -64,14 +68,51 @@ struct Kept {
 
 /// Names in memory.
 pub struct Listings {
-    kept: Mutex<LruCache<Which, Kept>>,
+    names: Mutex<Names>,
     bytes_max: usize,
+}
+
+struct Names {
+    kept: LruCache<Which, Kept>,
+    /// What this gateway has changed since a listing was begun that is not kept yet, by its number. The provider may
+    /// have shown what was there before.
+    changes: BTreeMap<u64, Changes>,
+    next: u64,
+}
+
+struct Changes {
+    which: Which,
+    /// a key, and whether it is there
+    keys: Vec<(String, bool)>,
+    bytes: usize,
+}
+
+/// A listing under way.
+struct Collecting<'a> {
+    listings: &'a Listings,
+    number: u64,
 }
 
 impl Kept {
     fn weight(name: &str, entry: &Entry) -> usize {
         let stored = entry.stored.as_ref().map_or(0, |(etag, modified)| etag.len() + modified.len());
         ENTRY + name.len() + stored
+    }
+
+    /// Enters a change of this gateway's. Returns whether the listing is right then: whether a group has other keys is
+    /// not known here.
+    fn change(&mut self, which: &Which, key: &str, is_there: bool, bytes_max: usize) -> bool {
+        let (_, prefix, delimiter) = which;
+        match (name_of(key, prefix, delimiter.as_deref()), is_there) {
+            ((_, true), false) => return false,
+            ((name, is_group), true) => self.add(name, Entry { is_group, stored: None }, bytes_max),
+            ((name, false), false) => {
+                if let Some(entry) = self.names.remove(&name) {
+                    self.bytes -= Self::weight(&name, &entry);
+                }
+            }
+        }
+        true
     }
 
     fn add(&mut self, name: String, entry: Entry, bytes_max: usize) {
@@ -92,39 +133,67 @@ impl Kept {
 
 impl Listings {
     pub fn new(bytes_max: usize) -> Listings {
-        Listings { kept: Mutex::new(LruCache::new(KEPT_MAX)), bytes_max }
+        let names = Names { kept: LruCache::new(KEPT_MAX), changes: BTreeMap::new(), next: 0 };
+        Listings { names: Mutex::new(names), bytes_max }
     }
 
     /// Keeps what is listed later in step with a change of this gateway's.
     pub fn changed(&self, bucket: &str, key: &str, is_there: bool) {
-        let mut kept = self.kept.lock();
+        let Names { kept, changes, .. } = &mut *self.names.lock();
+        let has = |which: &Which| which.0 == bucket && key.starts_with(which.1.as_str());
         let mut stale = Vec::new();
-        for (which, kept) in kept.iter_mut() {
-            let (of, prefix, delimiter) = which;
-            if of != bucket || !key.starts_with(prefix.as_str()) {
-                continue;
-            }
-            match (name_of(key, prefix, delimiter.as_deref()), is_there) {
-                // Whether a group has other keys is not known here.
-                ((_, true), false) => stale.push(which.clone()),
-                ((name, is_group), true) => kept.add(name, Entry { is_group, stored: None }, self.bytes_max),
-                ((name, false), false) => {
-                    if let Some(entry) = kept.names.remove(&name) {
-                        kept.bytes -= Kept::weight(&name, &entry);
-                    }
-                }
+        for (which, kept) in kept.iter_mut().filter(|(which, _)| has(which)) {
+            if !kept.change(which, key, is_there, self.bytes_max) {
+                stale.push(which.clone());
             }
         }
         stale.iter().for_each(|which| drop(kept.pop(which)));
+        for changes in changes.values_mut().filter(|changes| has(&changes.which)) {
+            changes.bytes += ENTRY + key.len();
+            if changes.bytes <= CHANGES_MAX {
+                changes.keys.push((key.into(), is_there));
+            }
+        }
     }
 
-    /// Keeps a listing, and drops others until all together fit.
-    fn keep(&self, which: Which, listing: Kept) {
-        let mut kept = self.kept.lock();
-        kept.put(which, listing);
-        while kept.len() > 1 && kept.iter().map(|(_, kept)| kept.bytes).sum::<usize>() > self.bytes_max {
+    /// Begins a listing.
+    fn collect(&self, which: Which) -> Collecting<'_> {
+        let names = &mut *self.names.lock();
+        let number = names.next;
+        names.next += 1;
+        names.changes.insert(number, Changes { which, keys: Vec::new(), bytes: 0 });
+        Collecting { listings: self, number }
+    }
+}
+
+impl Collecting<'_> {
+    /// Most bytes that it may have now.
+    fn bytes_max(&self) -> usize {
+        self.listings.bytes_max / self.listings.names.lock().changes.len().max(1)
+    }
+
+    /// Keeps what was listed, and drops other listings until all together fit.
+    fn keep(self, mut listing: Kept) {
+        let bytes_max = self.listings.bytes_max;
+        let names = &mut *self.listings.names.lock();
+        let Some(changes) = names.changes.remove(&self.number) else { return };
+        let mut keys = changes.keys.iter();
+        let is_right = changes.bytes <= CHANGES_MAX
+            && keys.all(|(key, is_there)| listing.change(&changes.which, key, *is_there, bytes_max));
+        if !is_right {
+            return;
+        }
+        let kept = &mut names.kept;
+        kept.put(changes.which, listing);
+        while kept.len() > 1 && kept.iter().map(|(_, kept)| kept.bytes).sum::<usize>() > bytes_max {
             kept.pop_lru();
         }
+    }
+}
+
+impl Drop for Collecting<'_> {
+    fn drop(&mut self) {
+        self.listings.names.lock().changes.remove(&self.number);
     }
 }
 
@@ -151,9 +220,10 @@ impl Remote {
         let (entries, next) = match self.page_kept(&which, query) {
             Some(page) => page,
             None => {
-                let listing = self.collect(bucket, query)?;
+                let collecting = self.listings.collect(which);
+                let listing = self.collect(bucket, query, &collecting)?;
                 let page = page_of(&listing, query).unwrap_or_default();
-                self.listings.keep(which, listing);
+                collecting.keep(listing);
                 page
             }
         };
@@ -164,13 +234,13 @@ impl Remote {
     /// A page after the first, of what is in memory; `None`: it is not.
     fn page_kept(&self, which: &Which, query: &Query) -> Option<Entries> {
         query.after.as_ref()?;
-        let mut kept = self.listings.kept.lock();
-        let listing = kept.get(which).filter(|kept| kept.taken.elapsed() < KEPT)?;
+        let mut names = self.listings.names.lock();
+        let listing = names.kept.get(which).filter(|kept| kept.taken.elapsed() < KEPT)?;
         (listing.after.is_none() || listing.after <= query.after).then(|| page_of(listing, query)).flatten()
     }
 
     /// All names after where the page begins, or the smallest of them.
-    fn collect(&self, bucket: &str, query: &Query) -> Result<Kept> {
+    fn collect(&self, bucket: &str, query: &Query, collecting: &Collecting<'_>) -> Result<Kept> {
         let mut opener = self.opener(bucket);
         let sealed = opener.sealed_prefix(&query.prefix);
         let grouped = query.delimiter.as_deref() == Some("/");
@@ -179,6 +249,7 @@ impl Remote {
         let mut listing = Kept { names: BTreeMap::new(), bytes: 0, after, is_cut: false, taken };
         let marker = self.name(&self.marker(bucket));
         self.client.pages(&sealed, grouped, |page| {
+            let bytes_max = collecting.bytes_max();
             let keys = page.objects.into_iter().map(|Listed { name, stored }| (name, stored));
             for (name, stored) in keys.chain(page.prefixes.into_iter().map(|prefix| (prefix, None))) {
                 let Some(key) = opener.key(&name) else {
@@ -193,7 +264,7 @@ impl Remote {
                 }
                 let (shown, is_group) = name_of(&key, &query.prefix, query.delimiter.as_deref());
                 let stored = stored.filter(|_| !is_group);
-                listing.add(shown, Entry { is_group, stored }, self.listings.bytes_max);
+                listing.add(shown, Entry { is_group, stored }, bytes_max);
             }
             Ok(())
         })?;
@@ -205,6 +276,7 @@ impl Remote {
         if entry.is_group {
             return Ok(Some(Item::Group(name.into())));
         }
+        work::wanted(RemoteError::GivenUp)?;
         let place = self.place(bucket, name)?;
         if let Some((etag, modified)) = &entry.stored
             && let Some(properties) = self.known(&place, etag)
@@ -298,5 +370,44 @@ mod tests {
         assert_eq!(name_of("a/b", "a/", Some("/")), ("a/b".into(), false));
         assert_eq!(name_of("a//b", "", Some("//")), ("a//".into(), true));
         assert_eq!(name_of("a/b", "a/b", Some("/")), ("a/b".into(), false));
+    }
+
+    #[test]
+    fn what_is_changed_while_a_listing_is_under_way_is_in_it() {
+        let listings = Listings::new(1 << 20);
+        let which = |prefix: &str| ("b".to_owned(), prefix.to_owned(), Some("/".to_owned()));
+        let listed = |which: &Which| {
+            let names = listings.names.lock();
+            names.kept.peek(which).map(|kept| kept.names.keys().cloned().collect::<Vec<_>>())
+        };
+        let collecting = listings.collect(which(""));
+        assert_eq!(collecting.bytes_max(), 1 << 20);
+        let other = listings.collect(which("x/"));
+        assert_eq!(collecting.bytes_max(), 1 << 19);
+        for (key, is_there) in [("new", true), ("gone", false), ("x/1", true)] {
+            listings.changed("b", key, is_there);
+            listings.changed("another", key, !is_there);
+        }
+        collecting.keep(kept(&["a", "gone"], usize::MAX));
+        assert_eq!(listed(&which("")).expect("kept"), ["a", "new", "x/"]);
+        listings.changed("b", "x/2/3", false);
+        other.keep(kept(&["x/2/"], usize::MAX));
+        assert_eq!(listed(&which("x/")), None, "whether the group has other keys is not known");
+        assert_eq!(listed(&which("")), None);
+        assert!(listings.names.lock().changes.is_empty());
+        drop(listings.collect(which("")));
+        assert!(listings.names.lock().changes.is_empty());
+    }
+
+    #[test]
+    fn changes_of_which_there_are_too_many_are_not_remembered() {
+        let listings = Listings::new(1 << 20);
+        let which = ("b".to_owned(), String::new(), None);
+        let collecting = listings.collect(which.clone());
+        let key = "k".repeat(1000);
+        (0..=CHANGES_MAX / 1000).for_each(|_| listings.changed("b", &key, true));
+        assert!(listings.names.lock().changes[&0].keys.len() <= CHANGES_MAX / 1000);
+        collecting.keep(kept(&["a"], usize::MAX));
+        assert!(listings.names.lock().kept.peek(&which).is_none());
     }
 }

@@ -37,6 +37,7 @@ pub use error::{RemoteError, Result};
 pub use settings::{Provider, Settings};
 
 use crate::objects::Refusal;
+use crate::work;
 use client::{Client, Unless};
 use lamassu_vault::detached::Detached;
 use list::Listings;
@@ -47,6 +48,7 @@ use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::num::NonZeroUsize;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// Number of locks that keys share.
@@ -76,8 +78,16 @@ pub struct Remote {
     /// Held while an upload is ended; taken before the others.
     uploads: Vec<Mutex<()>>,
     known: Mutex<LruCache<String, (String, Arc<Properties>)>>,
-    buckets: Mutex<HashMap<String, Instant>>,
+    buckets: Mutex<Seen>,
     listings: Listings,
+}
+
+/// Buckets that were there, and when.
+#[derive(Default)]
+struct Seen {
+    buckets: HashMap<String, Instant>,
+    /// How many were removed: what was asked before the last of them may not hold any more.
+    removed: u64,
 }
 
 impl Remote {
@@ -201,15 +211,23 @@ impl Remote {
     /// # Errors
     /// [`Refusal::NoBucket`]; those of the provider.
     pub fn bucket(&self, bucket: &str) -> Result<()> {
-        if self.buckets.lock().get(bucket).is_some_and(|seen| seen.elapsed() < BUCKET_KNOWN) {
-            return Ok(());
-        }
+        let removed = {
+            let seen = self.buckets.lock();
+            if seen.buckets.get(bucket).is_some_and(|seen| seen.elapsed() < BUCKET_KNOWN) {
+                return Ok(());
+            }
+            seen.removed
+        };
         match self.client.head(&self.name(&self.marker(bucket))) {
             Ok(_) => {
-                self.buckets.lock().insert(bucket.into(), Instant::now());
+                let mut seen = self.buckets.lock();
+                if seen.removed == removed {
+                    seen.buckets.insert(bucket.into(), Instant::now());
+                }
                 Ok(())
             }
-            Err(RemoteError::Missing(_)) => Err(Refusal::NoBucket.into()),
+            // It is not the provider's bucket that is missing, which an answer to HEAD does not tell.
+            Err(RemoteError::Missing(_)) => self.client.check().and(Err(Refusal::NoBucket.into())),
             Err(error) => Err(error),
         }
     }
@@ -252,7 +270,9 @@ impl Remote {
         }
         self.end_uploads_of(bucket)?;
         self.client.delete(&name)?;
-        self.buckets.lock().remove(bucket);
+        let mut seen = self.buckets.lock();
+        seen.buckets.remove(bucket);
+        seen.removed += 1;
         Ok(())
     }
 }
@@ -270,27 +290,51 @@ fn id_of(header: &[u8]) -> Option<String> {
     Some(parsed.get("id")?.as_str()?.to_owned())
 }
 
-/// Runs `each` for every item, a few at once; the first error, or the results in the items' order.
+/// Runs `each` for every item, a few at once, until one of them fails; an error, or the results in the items' order.
 fn at_once<T: Sync, R: Send>(items: &[T], each: impl Fn(&T) -> Result<R> + Sync) -> Result<Vec<R>> {
-    let threads = AT_ONCE.min(items.len());
-    if threads <= 1 {
-        return items.iter().map(each).collect();
-    }
-    let next = std::sync::atomic::AtomicUsize::new(0);
+    let (next, client) = (AtomicUsize::new(0), work::Client::here());
     let done: Mutex<Vec<(usize, Result<R>)>> = Mutex::new(Vec::with_capacity(items.len()));
-    std::thread::scope(|scope| {
-        for _ in 0..threads {
-            scope.spawn(|| {
-                loop {
-                    let at = next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-                    let Some(item) = items.get(at) else { return };
-                    let result = each(item);
-                    done.lock().push((at, result));
-                }
-            });
+    let go = || {
+        loop {
+            let at = next.fetch_add(1, Ordering::Relaxed);
+            let Some(item) = items.get(at) else { return };
+            let result = each(item);
+            if result.is_err() {
+                next.store(items.len(), Ordering::Relaxed);
+            }
+            done.lock().push((at, result));
         }
+    };
+    std::thread::scope(|scope| {
+        for _ in 1..AT_ONCE.min(items.len()) {
+            // Where no thread can be had, this one does more.
+            let thread = std::thread::Builder::new().name("lamassu-ask".into());
+            if thread.spawn_scoped(scope, || client.serve(go)).is_err() {
+                break;
+            }
+        }
+        go();
     });
     let mut done = done.into_inner();
     done.sort_unstable_by_key(|(at, _)| *at);
     done.into_iter().map(|(_, result)| result).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn results_are_in_the_order_of_their_items_and_an_error_ends_the_work() {
+        let items: Vec<usize> = (0..1000).collect();
+        assert_eq!(at_once(&items, |item| Ok(*item)).expect("no error"), items);
+        assert!(at_once::<usize, usize>(&[], |_| Err(RemoteError::GivenUp)).expect("no items").is_empty());
+        let asked = AtomicUsize::new(0);
+        let failed: Result<Vec<usize>> = at_once(&items, |_| {
+            asked.fetch_add(1, Ordering::Relaxed);
+            Err(RemoteError::GivenUp)
+        });
+        assert!(matches!(failed, Err(RemoteError::GivenUp)));
+        assert!(asked.into_inner() <= AT_ONCE, "no more than was begun");
+    }
 }

@@ -1,16 +1,20 @@
 //! Clients' uploads in parts. A client's parts end where it likes, in the middle of a page: so each is stored as an
 //! object of its own under `lamassu.uploads/`, and when the upload is completed, they are read and sealed again as one.
-//! What comes and goes between gateway and provider is three times the content.
+//! What comes and goes between gateway and provider is three times the content. Sums that are known only when all of a
+//! large part has come lie in a record of their own beside it.
 //!
 //! An upload exists while its record does. Parts without one are removed at the next start.
 
 use super::error::{RemoteError, Result};
 use super::objects::shown;
+use super::properties::Properties;
 use super::upload::Upload as Storing;
 use super::{Remote, at_once, stripe_of};
 use crate::objects::attrs::{Attrs, Shown};
 use crate::objects::parts::{self, tag_of};
-use crate::objects::{Completed, Guard, PIECE, Refusal, Upload};
+use crate::objects::{Completed, Guard, PARTS_MAX, PIECE, Refusal, Upload};
+use crate::work;
+use lamassu_vault::detached::Identity;
 use parking_lot::MutexGuard;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -20,8 +24,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 const UPLOADS: &str = "lamassu.uploads";
 /// An upload's record.
 const RECORD: &str = "upload";
-/// Most names of uploads and parts that are taken from a provider, which may list what it likes.
-const NAMES_MAX: usize = 1_000_000;
+/// Most bytes of names of uploads and parts that are taken from a provider, which may list what it likes: of a million.
+const NAMES_MAX: usize = 128 << 20;
+
 /// A part that was uploaded.
 pub struct Part {
     /// from 1
@@ -39,6 +44,38 @@ impl AsRef<Shown> for Part {
     }
 }
 
+/// Where sums of a part lie that were not known when it was begun: of this file, since another request may put the same
+/// part at the same time.
+fn sums_place(place: &str, part: &Properties) -> String {
+    format!("{place}.{}", part.file())
+}
+
+/// The numbers of parts among names, which a provider makes as it likes: in their order, each once.
+fn numbers_of(names: &[String]) -> Vec<u32> {
+    let number = |name: &String| name.parse().ok().filter(|number| *name == format!("{number:05}"));
+    let numbers: BTreeSet<u32> = names.iter().filter_map(number).collect();
+    numbers.range(1..=PARTS_MAX).copied().collect()
+}
+
+/// The most that will be kept with the object of an upload, but for the list of its parts, which is left out where it
+/// does not fit.
+fn largest(upload: &Upload) -> Properties {
+    // 64 characters: the base64 of 32 bytes, or an MD5, each with a number of parts.
+    let sum = "s".repeat(64);
+    let checksums = upload.algorithm.iter().map(|algorithm| (algorithm.clone(), sum.clone())).collect();
+    let attrs =
+        Attrs { etag: sum.clone(), given: upload.given.clone(), checksums, is_composite: true, ..Attrs::default() };
+    Properties::new(&attrs, u64::MAX, Identity::Head([0; 40]))
+}
+
+/// What was found of an upload; `None`: there is none.
+fn unless_ended<T>(found: Result<T>) -> Result<Option<T>> {
+    match found {
+        Err(RemoteError::Refused(Refusal::NoUpload)) => Ok(None),
+        found => found.map(Some),
+    }
+}
+
 impl Remote {
     fn uploads_of(&self, bucket: &str) -> String {
         format!("{UPLOADS}/{}", self.files.top().seal(bucket.as_bytes()))
@@ -52,10 +89,11 @@ impl Remote {
     /// Begins an upload; its id.
     ///
     /// # Errors
-    /// [`Refusal::NoBucket`]; those of the provider.
+    /// [`Refusal::NoBucket`], [`RemoteError::MuchMetadata`]; those of the provider.
     pub fn begin_upload(&self, bucket: &str, upload: &Upload) -> Result<String> {
         self.writable()?;
-        self.place(bucket, &upload.key)?;
+        let place = self.place(bucket, &upload.key)?;
+        self.seal(&place, &largest(upload))?;
         self.bucket(bucket)?;
         let id = crate::objects::random_name().map_err(|error| RemoteError::Answer(error.to_string()))?;
         // Maps of text can always be encoded as JSON.
@@ -101,20 +139,40 @@ impl Remote {
     pub fn parts(&self, bucket: &str, key: &str, id: &str) -> Result<(Upload, Vec<Part>)> {
         let upload = self.find_upload(bucket, key, id)?;
         let dir = self.upload_place(bucket, id)?;
-        let names = self.below(&dir)?;
-        let numbers: Vec<u32> = names.iter().filter_map(|name| name.parse().ok()).collect();
+        let numbers = numbers_of(&self.below(&dir)?);
         let part = |number: &u32| {
-            let place = format!("{dir}/{number:05}");
-            match self.found(&place) {
-                Ok((found, properties)) => {
-                    Ok(Some(Part { number: *number, shown: shown(&found, &properties), place, stored: found.etag }))
-                }
-                // The upload ends.
-                Err(RemoteError::Missing(_)) => Ok(None),
-                Err(error) => Err(error),
-            }
+            work::wanted(RemoteError::GivenUp)?;
+            self.part(&dir, *number, upload.algorithm.as_deref())
         };
-        Ok((upload, at_once(&numbers, part)?.into_iter().flatten().collect()))
+        let parts = at_once(&numbers, part)?.into_iter().flatten().collect();
+        Ok((upload, parts))
+    }
+
+    /// A part; `None`: the upload ends.
+    fn part(&self, dir: &str, number: u32, algorithm: Option<&str>) -> Result<Option<Part>> {
+        let place = format!("{dir}/{number:05}");
+        let (found, properties) = match self.found(&place) {
+            Err(RemoteError::Missing(_)) => return Ok(None),
+            found => found?,
+        };
+        let mut shown = shown(&found, &properties);
+        if !properties.are_whole(algorithm)
+            && let Some(known) = self.sums(&place, &properties)?
+        {
+            shown.attrs = known.attrs(&found.etag);
+        }
+        Ok(Some(Part { number, shown, place, stored: found.etag }))
+    }
+
+    /// What became known of a part when all of it had come.
+    fn sums(&self, place: &str, part: &Properties) -> Result<Option<Properties>> {
+        let record = match self.record(&sums_place(place, part)) {
+            Err(RemoteError::Missing(_)) => return Ok(None),
+            record => record?,
+        };
+        let known: Properties =
+            serde_json::from_slice(&record).map_err(|error| RemoteError::Damaged(error.to_string()))?;
+        Ok(Some(known).filter(|known| known.are_of_file(part)))
     }
 
     /// The names of objects below a place, without it; as long as `go_on` says so.
@@ -123,13 +181,15 @@ impl Remote {
     /// Those of the provider; [`RemoteError::GivenUp`]; [`RemoteError::Answer`]: there are too many.
     fn below_while(&self, place: &str, go_on: &dyn Fn() -> bool) -> Result<Vec<String>> {
         let prefix = self.name(place) + "/";
-        let mut names = Vec::new();
+        let (mut names, mut bytes) = (Vec::new(), 0);
         self.client.pages(&prefix, false, |page| {
-            let found = page.objects.iter().filter_map(|object| object.name.strip_prefix(&prefix));
-            names.extend(found.map(String::from));
+            for name in page.objects.iter().filter_map(|object| object.name.strip_prefix(&prefix)) {
+                bytes += size_of::<String>() + name.len();
+                names.push(String::from(name));
+            }
             match () {
                 () if !go_on() => Err(RemoteError::GivenUp),
-                () if names.len() > NAMES_MAX => Err(RemoteError::Answer(format!("too many names below {prefix}"))),
+                () if bytes > NAMES_MAX => Err(RemoteError::Answer(format!("too many names below {prefix}"))),
                 () => Ok(()),
             }
         })?;
@@ -149,10 +209,15 @@ impl Remote {
         let dir = self.uploads_of(bucket);
         let names = self.below(&dir)?;
         let ids: Vec<&str> = names.iter().filter_map(|name| name.strip_suffix("/upload")).collect();
-        let read = |id: &&str| match self.record(&format!("{dir}/{id}/{RECORD}")) {
-            Ok(record) => Ok(serde_json::from_slice::<Upload>(&record).ok().map(|upload| ((*id).to_owned(), upload))),
-            Err(RemoteError::Missing(_)) => Ok(None),
-            Err(error) => Err(error),
+        let read = |id: &&str| {
+            work::wanted(RemoteError::GivenUp)?;
+            match self.record(&format!("{dir}/{id}/{RECORD}")) {
+                Ok(record) => {
+                    Ok(serde_json::from_slice::<Upload>(&record).ok().map(|upload| ((*id).to_owned(), upload)))
+                }
+                Err(RemoteError::Missing(_)) => Ok(None),
+                Err(error) => Err(error),
+            }
         };
         let mut found: Vec<_> = at_once(&ids, read)?.into_iter().flatten().collect();
         found.retain(|(_, upload)| upload.key.starts_with(prefix));
@@ -238,28 +303,36 @@ impl Remote {
         check: impl FnOnce() -> Result<(), E>,
     ) -> Result<Attrs, E> {
         self.writable()?;
-        let (upload, there) = match self.parts(bucket, key, id) {
-            // The answer to an earlier request may have been lost.
-            Err(RemoteError::Refused(Refusal::NoUpload)) => return Ok(self.completed_before(bucket, key, completed)?),
-            found => found?,
-        };
+        // The answer to an earlier request may have been lost, or that request goes on beside this one.
+        let before = || self.completed_before(bucket, key, completed);
+        let Some((upload, there)) = unless_ended(self.parts(bucket, key, id))? else { return Ok(before()?) };
         let mut there: BTreeMap<u32, Part> = there.into_iter().map(|part| (part.number, part)).collect();
         let place = (bucket, key, id);
         let chosen = parts::chosen(completed, upload.algorithm.as_deref(), |number| Ok(there.remove(&number)));
-        let parts: Vec<Part> = self.of_upload(place, chosen)?;
+        let Some(parts): Option<Vec<Part>> = unless_ended(self.of_upload(place, chosen))? else {
+            return Ok(before()?);
+        };
         let mut attrs = attrs(&upload, &parts)?;
         attrs.given = upload.given.clone();
         attrs.etag = tag_of(parts.iter().map(|part| part.shown.attrs.etag.as_str())).unwrap_or_default();
         parts.iter().for_each(|part| attrs.add_part(part.shown.size));
         let size = parts.iter().map(|part| part.shown.size).sum();
-        let storing = self.stage(bucket, key, size, guard, attrs.clone())?;
+        let storing = match self.stage(bucket, key, size, guard, attrs.clone()) {
+            Err(RemoteError::MuchMetadata) => {
+                attrs.parts.clear();
+                self.stage(bucket, key, size, guard, attrs.clone())?
+            }
+            storing => storing?,
+        };
         for part in &parts {
-            self.of_upload(place, self.pour(part, &storing, each))?;
+            if unless_ended(self.of_upload(place, self.pour(part, &storing, each)))?.is_none() {
+                return Ok(before()?);
+            }
         }
         check()?;
-        match self.end_by(place, || storing.place(guard, &attrs)) {
-            Err(RemoteError::Refused(Refusal::NoUpload)) => Ok(self.completed_before(bucket, key, completed)?),
-            done => Ok(done?),
+        match unless_ended(self.end_by(place, || storing.place(guard, &attrs)))? {
+            Some(attrs) => Ok(attrs),
+            None => Ok(before()?),
         }
     }
 
@@ -301,7 +374,8 @@ impl Remote {
         }
     }
 
-    /// Ends a part. One of an upload that has ended meanwhile is removed again.
+    /// Ends a part; the attributes are those that it is listed with. One of an upload that has ended meanwhile is
+    /// removed again.
     ///
     /// # Errors
     /// [`Refusal::NoUpload`]; as [`Storing::place`].
@@ -312,12 +386,24 @@ impl Remote {
         part: &Storing,
         attrs: &Attrs,
     ) -> Result<Attrs> {
-        let attrs = part.place(&Guard::None, attrs)?;
-        if let Err(error) = self.find_upload(bucket, key, id) {
-            self.client.delete(&self.name(&format!("{}/{number:05}", self.upload_place(bucket, id)?)))?;
-            return Err(error);
+        let place = format!("{}/{number:05}", self.upload_place(bucket, id)?);
+        let (properties, etag) = part.placed(&Guard::None, attrs)?;
+        let beside = (properties.attrs(&etag) != *attrs).then(|| sums_place(&place, &properties));
+        if let Some(beside) = &beside {
+            // Maps of text can always be encoded as JSON.
+            let known = serde_json::to_vec(&properties.with(attrs)).unwrap_or_default();
+            self.put_record(beside, &known)?;
         }
-        Ok(attrs)
+        match self.find_upload(bucket, key, id) {
+            // Any other error says nothing of the upload, which may have an earlier answer to the same request.
+            Err(error @ RemoteError::Refused(Refusal::NoUpload)) => {
+                for place in [Some(&place), beside.as_ref()].into_iter().flatten() {
+                    self.client.delete(&self.name(place))?;
+                }
+                Err(error)
+            }
+            found => found.map(|_| attrs.clone()),
+        }
     }
 
     /// Reads a part, and adds it to what is stored.
@@ -339,5 +425,18 @@ impl Remote {
             at += piece.len() as u64;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_have_the_numbers_that_parts_may_have() {
+        let names = ["00002", "upload", "00001", "1", "00002", "00000", "10000", "10001", "00003.hAAAA", "-0001"];
+        let mut names: Vec<String> = names.into_iter().map(String::from).collect();
+        names.extend((0..1000).map(|_| "00001".into()));
+        assert_eq!(numbers_of(&names), [1, 2, 10_000]);
     }
 }

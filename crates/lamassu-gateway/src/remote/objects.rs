@@ -165,7 +165,7 @@ impl Remote {
 
     /// Copies an object at the provider, which is told no more than that the contents are equal; nothing is encrypted
     /// again. With `keeps_time` the copy is as old as its source. `change` gets the attributes of the source, and makes
-    /// those of the copy of them.
+    /// those of the copy of them; or none, if it finds that the source is another one by now.
     ///
     /// # Errors
     /// [`Refusal::NoKey`], [`Refusal::Precondition`], [`RemoteError::LargeCopy`]; those of the provider, and of
@@ -176,7 +176,7 @@ impl Remote {
         (bucket, key): (&str, &str),
         guard: &Guard,
         keeps_time: bool,
-        change: impl Fn(&Shown) -> Result<Attrs, E>,
+        change: impl Fn(&Shown, &Properties) -> Result<Option<Attrs>, E>,
     ) -> Result<Shown, E> {
         self.writable()?;
         let (from_place, place) = (self.place(from, from_key)?, self.place(bucket, key)?);
@@ -187,7 +187,7 @@ impl Remote {
                 return Err(RemoteError::LargeCopy.into());
             }
             let source = shown(&found, &of);
-            let attrs = change(&source)?;
+            let Some(attrs) = change(&source, &of)? else { continue };
             let mut properties = Properties::new(&attrs, of.size, of.identity);
             properties.stored = keeps_time.then_some(source.mtime.seconds);
             let sealed = self.seal(&place, &properties)?;
@@ -218,10 +218,10 @@ impl Remote {
     /// # Errors
     /// As [`Remote::copy`].
     pub fn set_tags(&self, bucket: &str, key: &str, tags: BTreeMap<String, String>) -> Result<()> {
-        let set = |shown: &Shown| {
+        let set = |shown: &Shown, _: &Properties| {
             let mut attrs = shown.attrs.clone();
             attrs.given.tags.clone_from(&tags);
-            Ok::<_, RemoteError>(attrs)
+            Ok::<_, RemoteError>(Some(attrs))
         };
         self.copy((bucket, key), (bucket, key), &Guard::None, true, set).map(drop)
     }
@@ -252,6 +252,11 @@ impl Reading {
     /// Whether it is the state with this tag of the provider's.
     pub(super) fn is_of(&self, etag: &str) -> bool {
         self.found.etag == etag
+    }
+
+    /// Whether it is the file that has these properties.
+    pub fn has(&self, properties: &Properties) -> bool {
+        self.properties.are_of_file(properties)
     }
 }
 

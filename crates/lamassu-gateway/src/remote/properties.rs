@@ -39,11 +39,15 @@ mod identity {
     use serde::de::Error;
     use serde::{Deserialize, Deserializer, Serializer};
 
-    pub fn serialize<S: Serializer>(identity: &Identity, to: S) -> Result<S::Ok, S::Error> {
-        to.serialize_str(&match identity {
+    pub fn text(identity: &Identity) -> String {
+        match identity {
             Identity::Head(bytes) => format!("h{}", BASE64URL_NOPAD.encode(bytes)),
             Identity::Id(bytes) => format!("i{}", BASE64URL_NOPAD.encode(bytes)),
-        })
+        }
+    }
+
+    pub fn serialize<S: Serializer>(identity: &Identity, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_str(&text(identity))
     }
 
     pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Identity, D::Error> {
@@ -73,6 +77,27 @@ impl Properties {
             (true, false) => format!("{etag}-1"),
         };
         Attrs { etag, ..self.attrs.clone() }
+    }
+
+    /// Whether they are of the same file: each that is stored is a new one, and a copy at the provider is not.
+    pub fn are_of_file(&self, other: &Properties) -> bool {
+        (self.identity, self.size) == (other.identity, other.size)
+    }
+
+    /// The file, as it may be in a name.
+    pub(super) fn file(&self) -> String {
+        identity::text(&self.identity)
+    }
+
+    /// Whether an entity tag, and a checksum by this algorithm, if one is asked for, were known when it was begun.
+    pub(super) fn are_whole(&self, algorithm: Option<&str>) -> bool {
+        let has_sum = algorithm.is_none_or(|algorithm| self.attrs.checksums.contains_key(algorithm));
+        !self.attrs.etag.is_empty() && has_sum
+    }
+
+    /// The same with what is known by now.
+    pub(super) fn with(&self, attrs: &Attrs) -> Properties {
+        Properties { attrs: attrs.clone(), ..self.clone() }
     }
 }
 

@@ -138,6 +138,12 @@ impl Upload {
     /// # Errors
     /// [`Refusal::Precondition`], [`RemoteError::Length`]: nothing is changed then; those of vault and provider.
     pub fn place(&self, guard: &Guard, attrs: &Attrs) -> Result<Attrs> {
+        let (properties, etag) = self.placed(guard, attrs)?;
+        Ok(properties.attrs(&etag))
+    }
+
+    /// The same; returns its properties and the provider's tag.
+    pub(super) fn placed(&self, guard: &Guard, attrs: &Attrs) -> Result<(Arc<Properties>, String)> {
         let Some(State { sealing, parts: mut sent, .. }) = self.state.lock().take() else {
             return Err(RemoteError::Length);
         };
@@ -147,9 +153,9 @@ impl Upload {
         };
         match placed {
             Ok((properties, etag)) => {
-                let attrs = properties.attrs(&etag);
-                self.remote.known.lock().put(self.place.clone(), (etag, Arc::new(properties)));
-                Ok(attrs)
+                let properties = Arc::new(properties);
+                self.remote.known.lock().put(self.place.clone(), (etag.clone(), properties.clone()));
+                Ok((properties, etag))
             }
             Err(error) => {
                 sent.into_iter().for_each(|sent| give_up(&self.remote, &self.place, sent));

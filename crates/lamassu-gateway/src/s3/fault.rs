@@ -43,6 +43,10 @@ impl From<ObjectError> for S3Error {
             ObjectError::AboveObjects => conflict("KeyIsDirectory", text),
             ObjectError::DirectoryContent => told(S3ErrorCode::InvalidArgument),
             ObjectError::MuchMetadata => told(S3ErrorCode::MetadataTooLarge),
+            ObjectError::NoRoot(_) => {
+                tracing::error!(%error, "a request failed");
+                S3Error::with_message(S3ErrorCode::InternalError, INTERNAL)
+            }
             ObjectError::Vault(error) => of_vault(&error),
         }
     }

@@ -8,12 +8,15 @@ use crate::objects::attrs::{Attrs, Shown};
 use crate::objects::key::Key;
 use crate::objects::list::{Item, Query};
 use crate::objects::node::Open;
-use crate::objects::{Guard, ObjectError, Objects, Staged, Upload};
-use lamassu_vault::{Owner, Time};
+use crate::objects::{Guard, ObjectError, Objects, Reader, Refusal, Staged, Upload};
+use lamassu_vault::{Owner, Time, VaultError};
 use s3s::S3Result;
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
+
+/// How often a copy to its own place is begun whose source is replaced meanwhile.
+const COPY_TRIES: usize = 16;
 
 /// An object that is being stored.
 pub enum Staging {
@@ -47,11 +50,6 @@ impl Content for Option<Open> {
 
 fn key_of(text: &str) -> S3Result<Key> {
     Ok(Key::parse(text).map_err(ObjectError::from)?)
-}
-
-/// Whether the entity tag was made with the object.
-fn is_own_tag(attrs: &Attrs) -> bool {
-    !attrs.etag.contains('-') || !attrs.parts.is_empty()
 }
 
 /// The attributes of content that was read.
@@ -120,8 +118,11 @@ impl Store for Objects {
         }
         // Checked before the body is received: most requests that fail do so here.
         if putting.guard != Guard::None && putting.guard != Guard::Absent {
-            let there = self.find(&putting.bucket, &key)?.attrs;
-            putting.guard.check(Some(&there)).map_err(ObjectError::from)?;
+            let there = match self.find(&putting.bucket, &key) {
+                Err(ObjectError::Refused(Refusal::NoKey)) => None,
+                found => Some(found?.attrs),
+            };
+            putting.guard.check(there.as_ref()).map_err(ObjectError::from)?;
         }
         Ok(Staging::File(Objects::stage(self, &putting.bucket, &key, putting.owner)?))
     }
@@ -138,30 +139,30 @@ impl Store for Objects {
     }
 
     fn copy(self: &Arc<Self>, copying: &Copying) -> S3Result<Shown> {
-        let key = key_of(&copying.key)?;
-        let source = self.source(&copying.from.0, &key_of(&copying.from.1)?)?;
-        let mut attrs = copying.attrs_of(&source.shown)?;
-        let mut summing = Some(Summing::of(copying.asked.as_deref())?);
-        let place = (copying.bucket.as_str(), &key);
-        let mtime = Objects::copy(
-            self,
-            &source,
-            place,
-            copying.owner,
-            &copying.guard,
-            &mut attrs,
-            &mut |is_same, read, attrs| {
-                let is_good = is_same && !copying.lacks_sum(attrs) && is_own_tag(attrs);
+        let (from, key) = (key_of(&copying.from.1)?, key_of(&copying.key)?);
+        let mut tries = 0;
+        loop {
+            let source = self.source(&copying.from.0, &from)?;
+            let mut attrs = copying.attrs_of(&source.shown)?;
+            let mut summing = Some(Summing::of(copying.asked.as_deref())?);
+            let mut complete = |is_same, read: &mut Reader<'_>, attrs: &mut Attrs| {
+                let is_good = is_same && !copying.lacks_sum(attrs) && attrs.has_own_tag();
                 // For content that was changed elsewhere, the digests are computed now.
                 let Some(summing) = summing.take().filter(|_| !is_good) else { return Ok(()) };
                 let mut digests = Digests::new(summing);
                 read(&mut |data| digests.update(data))?;
                 *attrs = Attrs { given: std::mem::take(&mut attrs.given), ..attrs_of(digests.finish()) };
                 Ok(())
-            },
-        )?
-        .mtime;
-        Ok(Shown { attrs, size: source.shown.size, mtime })
+            };
+            let place = (copying.bucket.as_str(), &key);
+            let copied = Objects::copy(self, &source, place, copying.owner, &copying.guard, &mut attrs, &mut complete);
+            tries += 1;
+            match copied {
+                // The copy was to take the place of its source, which is another one by now.
+                Err(ObjectError::Vault(VaultError::Stale)) if tries < COPY_TRIES => {}
+                copied => return Ok(Shown { attrs, size: source.shown.size, mtime: copied?.mtime }),
+            }
+        }
     }
 
     fn remove(&self, bucket: &str, key: &str, guard: &Guard) -> S3Result<()> {

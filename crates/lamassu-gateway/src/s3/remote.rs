@@ -115,11 +115,14 @@ impl Store for Remote {
     fn copy(self: &Arc<Self>, copying: &Copying) -> S3Result<Shown> {
         let (from, key) = (copying.from.0.as_str(), copying.from.1.as_str());
         let place = (copying.bucket.as_str(), copying.key.as_str());
-        Remote::copy::<S3Error>(self, (from, key), place, &copying.guard, false, |source: &Shown| {
+        Remote::copy::<S3Error>(self, (from, key), place, &copying.guard, false, |source, of| {
             let mut attrs = copying.attrs_of(source)?;
             if copying.lacks_sum(&attrs) {
                 let mut digests = Digests::new(Summing::of(copying.asked.as_deref())?);
                 let (shown, reading) = self.read(from, key, None)?;
+                if !reading.has(of) {
+                    return Ok(None);
+                }
                 let open = self.open_for(reading, &(0..shown.size))?;
                 read_through(&open, 0..shown.size, |data| {
                     digests.update(data);
@@ -132,7 +135,7 @@ impl Store for Remote {
                 // It follows from the provider's.
                 attrs.etag.clear();
             }
-            Ok(attrs)
+            Ok(Some(attrs))
         })
     }
 

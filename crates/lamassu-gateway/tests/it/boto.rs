@@ -1,12 +1,19 @@
-//! What is promised of objects, checked by boto3: `boto.py`, one function each.
+//! What is promised of objects, checked by boto3: `boto.py` and, of objects in parts, `parts.py`, one function each.
 
 use crate::lab::{Lab, has, run};
 
 fn checked(name: &str) {
     if is_there() {
-        let lab = Lab::new("");
-        run(lab.client("/usr/bin/python3").arg(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/boto.py")).arg(name));
+        check(&Lab::new(""), name);
     }
+}
+
+/// Runs a function of `boto.py`, or of another program beside it: `PROGRAM::FUNCTION`.
+pub fn check(lab: &Lab, name: &str) {
+    let (program, name) = name.split_once("::").unwrap_or(("boto", name));
+    let program = format!("{}/tests/it/{program}.py", env!("CARGO_MANIFEST_DIR"));
+    // Nothing is compiled into the tree.
+    run(lab.client("/usr/bin/python3").arg("-B").arg(program).arg(name));
 }
 
 /// Whether boto3 is.
@@ -47,17 +54,22 @@ fn pages_go_on_behind_keys_that_end_with_the_delimiter() {
 
 #[test]
 fn objects_are_made_of_parts() {
-    checked("multipart");
+    checked("parts::multipart");
+}
+
+#[test]
+fn large_parts_have_the_sums_that_come_behind_them() {
+    checked("parts::large_parts");
 }
 
 #[test]
 fn uploads_that_end_leave_nothing() {
-    checked("ends");
+    checked("parts::ends");
 }
 
 #[test]
 fn objects_are_made_of_the_parts_that_were_named() {
-    checked("parts_again");
+    checked("parts::parts_again");
 }
 
 #[test]

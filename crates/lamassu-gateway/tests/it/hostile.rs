@@ -105,6 +105,7 @@ fn list(cloud: &mut Cloud, asked: &Request, to: &mut TcpStream) -> Answer {
             cloud.tokens += 1;
             next = Some(format!("token{}", cloud.tokens));
         }
+        "more" => more = "<IsTruncated>true</IsTruncated>".into(),
         "dates" => date = "yesterday",
         "years" => date = "9999-12-31T23:59:59-23:59",
         "foreign" => {
@@ -171,6 +172,8 @@ fn get(cloud: &Cloud, name: &str, asked: &Request, to: &mut TcpStream) -> Answer
         "whole" => (status, body) = ("200 OK", content.clone()),
         "another tag" if is_later => etag = tag(b"another"),
         "no tag" => etag.clear(),
+        "long tag" => etag = etag.repeat(100),
+        "balancer" if !is_head => return answer(to, "404 Not Found", "", b"<html>404 Not Found</html>", false),
         "grows" if is_later => total = (size + 4096).to_string(),
         "huge" => total = (1_u64 << 62).to_string(),
         "beyond" => total = u128::MAX.to_string(),
@@ -210,14 +213,18 @@ fn serve(cloud: &Mutex<Cloud>, to: &mut TcpStream, asked: &Request) -> Answer {
     };
     let Some(name) = asked.path.strip_prefix("/cloud/").filter(|name| !name.is_empty()) else {
         return match asked.method.as_str() {
+            "HEAD" if now.cheat == "no bucket" => answer(to, "404 Not Found", "", b"", true),
             "HEAD" => answer(to, "200 OK", "", b"", true),
             _ => list(&mut now, asked, to),
         };
     };
     match (asked.method.as_str(), now.cheat.as_str()) {
+        ("HEAD", "no bucket") => answer(to, "404 Not Found", "", b"", true),
         ("GET" | "HEAD", _) => get(&now, name, asked, to),
         ("PUT", "puts fail") => fault(to, "404 Not Found", "NoSuchKey"),
         ("PUT", "puts are refused") => fault(to, "412 Precondition Failed", "PreconditionFailed"),
+        ("PUT", "puts conflict") => fault(to, "409 Conflict", "ConditionalRequestConflict"),
+        ("DELETE", "balancer") => answer(to, "404 Not Found", "", b"<html>404 Not Found</html>", false),
         ("PUT", "uploads are lost") => fault(to, "404 Not Found", "NoSuchUpload"),
         ("PUT", _) => {
             let properties = asked.headers.get("x-amz-meta-lamassu").cloned().unwrap_or_default();
@@ -282,7 +289,7 @@ assert listed() == good, listed()
 for name, means in {
     'slashes': good, 'dates': good, 'years': good, 'foreign': good, 'twice': good, 'unsorted': good, 'tags': good,
     'circle': 'InternalError', 'html': 'InternalError', 'binary': 'InternalError', 'entities': 'InternalError',
-    'nested': 'InternalError', 'flood': 'InternalError', 'missing': 'InternalError',
+    'more': 'InternalError', 'nested': 'InternalError', 'flood': 'InternalError', 'missing': 'InternalError',
     'fault': 'SlowDown', 'nothing': 'ServiceUnavailable',
 }.items():
     cheat(name)
@@ -292,7 +299,7 @@ try: assert not impatient.list_objects_v2(Bucket='alice-b')
 except Exception as error: assert 'Timeout' in type(error).__name__, error
 cheat('')
 assert listed() == good
-broken = ['longer', 'shorter', 'empty', 'cut', 'no tag', 'huge', 'beyond', 'flood', 'no properties']
+broken = ['longer', 'shorter', 'empty', 'cut', 'no tag', 'long tag', 'balancer', 'huge', 'beyond', 'flood', 'no properties']
 later = ['zeros', 'shifted', 'shifted, and not told', 'whole', 'another tag', 'grows', 'gone later', 'changed later']
 for name in broken + later:
     cheat(name)
@@ -304,7 +311,15 @@ for name in broken + later:
         assert isinstance(code, bytes) or code not in ['NoSuchKey', 'PreconditionFailed', 'ReadTimeoutError'], (name, code)
     cheat('')
     assert read('dir/large') == noise and read('small') == noise[:5000], name
-for name, means in [('puts fail', 'InternalError'), ('puts are refused', 'ServiceUnavailable')]:
+cheat('balancer')
+assert does(s3.delete_object, Key='small') == 'InternalError'
+def none():
+    try: return s3.list_objects_v2(Bucket='alice-none')
+    except ClientError as error: return error.response['Error']['Code']
+assert none() == 'NoSuchBucket'
+cheat('no bucket')
+assert none() == 'InternalError'
+for name, means in [('puts fail', 'InternalError'), ('puts are refused', 'ServiceUnavailable'), ('puts conflict', 'SlowDown')]:
     cheat(name)
     assert does(s3.put_object, Key='new', Body=b'x') == means, name
     assert does(s3.create_multipart_upload, Key='new') == means, name
@@ -315,6 +330,8 @@ cheat('puts are refused')
 def absent(request, **_): request.headers['if-none-match'] = '*'
 s3.meta.events.register('before-sign.s3.PutObject', absent)
 assert does(s3.put_object, Key='new', Body=b'x') == 'PreconditionFailed'
+cheat('puts conflict')
+assert does(s3.put_object, Key='new', Body=b'x') == 'SlowDown'
 cheat('')
 assert listed() == good
 assert does(s3.head_object, Key='none') == '404' and read('none') == 'NoSuchKey'

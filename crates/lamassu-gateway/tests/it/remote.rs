@@ -1,5 +1,6 @@
 //! A gateway in front of a provider's S3: what clients see, and what the provider does.
 
+use crate::boto;
 use crate::clients;
 use crate::lab::{Lab, has, noise, run, text, until};
 use crate::providers::{self, Kind, kinds};
@@ -10,8 +11,7 @@ fn checked(names: &[&str], kinds: impl IntoIterator<Item = Kind>) {
     for kind in kinds.into_iter().filter(|kind| kind.is_there()) {
         let lab = Lab::remote(kind, "");
         for name in names {
-            let mut python = lab.client("/usr/bin/python3");
-            run(python.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/boto.py")).arg(name));
+            boto::check(&lab, name);
         }
     }
 }
@@ -32,7 +32,7 @@ fn lists_are_those_of_a_model() {
 
 #[test]
 fn objects_are_made_of_parts() {
-    checked(&["multipart"], kinds(Kind::S3sFs));
+    checked(&["parts::multipart", "parts::large_parts"], kinds(Kind::S3sFs));
 }
 
 #[test]
