@@ -36,7 +36,13 @@ pub enum Do {
         keeps: Option<Mode>,
     },
     /// Recover what an earlier holder left of an object, and commit that. Then call [`Client::taken_over`].
-    TakeOver(Object),
+    TakeOver {
+        /// which
+        object: Object,
+        /// The operation that proceeds with that. It uses the lease from now on; there is no [`Do::Go`] for it. `None`:
+        /// no operation waits any longer.
+        by: Option<Ticket>,
+    },
     /// Drop everything. Changes that were not committed are lost.
     Lost,
 }
@@ -228,9 +234,14 @@ impl Client {
                     return Vec::new(); // of a connection before: the server does not count it
                 }
                 self.wanted.remove(&grant.object);
-                let lease = Lease { grant, users: 0, recalled: None, flushing: None, takes_over };
+                let by = if takes_over { self.first_waiting(grant) } else { None };
+                let users = u32::from(by.is_some());
+                let lease = Lease { grant, users, recalled: None, flushing: None, takes_over };
                 self.leases.insert(grant.object, lease);
-                if takes_over { vec![Do::TakeOver(grant.object)] } else { self.go_on(grant.object, now) }
+                match takes_over {
+                    true => vec![Do::TakeOver { object: grant.object, by }],
+                    false => self.go_on(grant.object, now),
+                }
             }
             Reply::Recall { grant, keeps } => {
                 let lease = self.leases.get_mut(&grant.object).filter(|lease| lease.grant.number == grant.number);
@@ -241,6 +252,13 @@ impl Client {
             }
             Reply::Ended => self.end(),
         }
+    }
+
+    /// The operation that has waited longest for a lease; it no longer waits.
+    fn first_waiting(&mut self, grant: Grant) -> Option<Ticket> {
+        let fits = |waiting: &Waiting| waiting.object == grant.object && waiting.mode <= grant.mode;
+        let first = self.waiting.remove(self.waiting.iter().position(fits)?)?;
+        Some(Ticket { op: first.op, object: first.object, mode: first.mode })
     }
 
     fn end(&mut self) -> Vec<Do> {
@@ -293,5 +311,35 @@ impl Client {
             self.waiting = left;
         }
         all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::GrantNo;
+
+    const OBJECT: Object = Object(1);
+
+    /// The operation that recovers an object uses its lease from that moment on: a recall that arrives meanwhile waits
+    /// until it has ended.
+    #[test]
+    fn a_lease_that_is_recalled_during_its_takeover_is_kept_until_the_operation_has_ended() {
+        for mode in [Mode::Shared, Mode::Exclusive] {
+            for keeps in [None, Some(Mode::Shared)] {
+                let (terms, now) = (Terms::DEFAULT, Millis(1));
+                let mut client = Client::new(terms, SessionId(1), Millis(0));
+                let asked = client.begin(Op(1), OBJECT, mode, now);
+                let [Do::Send(Call::Acquire { request, .. })] = asked[..] else { panic!("{asked:?}") };
+                let grant = Grant { object: OBJECT, mode: Mode::Exclusive, number: GrantNo(1) };
+                let ticket = Ticket { op: Op(1), object: OBJECT, mode };
+                let granted = client.reply(Reply::Granted { grant, request, takes_over: true }, now);
+                assert_eq!(granted, [Do::TakeOver { object: OBJECT, by: Some(ticket) }]);
+                assert_eq!(client.reply(Reply::Recall { grant, keeps }, now), []);
+                assert_eq!(client.taken_over(OBJECT, now), [Do::Send(Call::TakenOver { grant })]);
+                assert_eq!(client.mode_of(OBJECT), Some(Mode::Exclusive));
+                assert_eq!(client.finish(ticket, now), (true, vec![Do::Flush { object: OBJECT, keeps }]));
+            }
+        }
     }
 }

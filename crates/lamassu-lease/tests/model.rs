@@ -63,9 +63,31 @@ enum Work {
     Written(Ticket),
     /// The lease is recalled: what is dirty is committed first.
     Flush,
-    TakeOver,
+    /// The operation that begins with it, if one waits, uses the lease from then on.
+    TakeOver(Option<Ticket>),
     /// The new inode is there, with what is accepted of the old.
-    Copied(usize),
+    Copied(usize, Option<Ticket>),
+}
+
+impl Work {
+    /// The first step of an operation.
+    fn of(ticket: Ticket) -> Work {
+        match ticket.mode {
+            Mode::Shared => Work::Read(ticket),
+            Mode::Exclusive => Work::Write(ticket),
+        }
+    }
+
+    /// The operation.
+    fn ticket(&self) -> Option<Ticket> {
+        match self {
+            Work::Read(ticket) | Work::HasRead(ticket, _) | Work::Write(ticket) | Work::Written(ticket) => {
+                Some(*ticket)
+            }
+            Work::TakeOver(by) | Work::Copied(_, by) => *by,
+            Work::Flush => None,
+        }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -217,20 +239,15 @@ impl World {
                         connection.up.push_back(call);
                     }
                 }
-                Do::Go(ticket) => {
-                    host.asked = None;
-                    host.work = Some(match ticket.mode {
-                        Mode::Shared => Work::Read(ticket),
-                        Mode::Exclusive => Work::Write(ticket),
-                    });
-                }
+                Do::Go(ticket) => (host.asked, host.work) = (None, Some(Work::of(ticket))),
                 Do::Fail(_) => host.asked = None,
                 Do::Flush { .. } => host.work = Some(Work::Flush),
-                Do::TakeOver(_) if model.without == Without::TakeOver => {
+                Do::TakeOver { by, .. } if model.without == Without::TakeOver => {
                     let all = host.client.taken_over(FILE, self.now);
+                    (host.asked, host.work) = (None, by.map(Work::of));
                     self.act(model, at, all);
                 }
-                Do::TakeOver(_) => host.work = Some(Work::TakeOver),
+                Do::TakeOver { by, .. } => (host.asked, host.work) = (None, Some(Work::TakeOver(by))),
                 // It has forgotten everything, and its writes are in the store's hands. It may begin another session.
                 Do::Lost => self.hosts[at] = None,
             }
@@ -312,7 +329,7 @@ impl World {
                 let all = host.client.flushed(FILE, self.now);
                 self.act(model, at, all);
             }
-            Work::TakeOver => {
+            Work::TakeOver(by) => {
                 let old = &self.inodes[self.row.inode];
                 let is_left = self.row.open.is_some_and(|open| open != session);
                 let is_accepted = old.value == self.row.committed || old.by == self.row.open;
@@ -324,16 +341,16 @@ impl World {
                         self.inodes.len() - 1
                     }
                 };
-                self.hosts[at].as_mut()?.work = Some(Work::Copied(copied));
+                self.hosts[at].as_mut()?.work = Some(Work::Copied(copied, by));
             }
-            Work::Copied(inode) => {
+            Work::Copied(inode, by) => {
                 if !self.is_accepted(model, session) {
                     return None;
                 }
                 self.seen.took_over |= inode != self.row.inode;
                 self.row = Row { inode, committed: self.inodes[inode].value, open: None };
                 let host = self.hosts[at].as_mut()?;
-                (host.work, host.row) = (None, Some(self.row.clone()));
+                (host.work, host.row) = (by.map(Work::of), Some(self.row.clone()));
                 let all = host.client.taken_over(FILE, self.now);
                 self.act(model, at, all);
             }
@@ -560,6 +577,12 @@ impl Model for Sharing {
                 let good = world.hosts.iter().flatten().filter(|host| host.client.is_good(world.now));
                 let modes: Vec<_> = good.filter_map(|host| host.client.mode_of(FILE)).collect();
                 modes.len() <= 1 || modes.iter().all(|mode| *mode == Mode::Shared)
+            }),
+            Property::always("L1 an operation keeps its lease until it has ended", |_, world: &World| {
+                world.hosts.iter().flatten().all(|host| match host.work.as_ref().and_then(Work::ticket) {
+                    Some(ticket) => host.client.mode_of(FILE) >= Some(ticket.mode),
+                    None => true,
+                })
             }),
             Property::always("L2 what was acknowledged is not lost", |_, world: &World| {
                 world.row.committed >= world.acknowledged

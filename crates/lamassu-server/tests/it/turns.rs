@@ -331,6 +331,31 @@ fn a_holder_that_was_stopped_changes_nothing_and_one_that_was_killed_is_taken_ov
     assert!(!take(&b, Mode::Shared).get().takes_over);
 }
 
+/// The takeover is the first part of its turn: another host that wants the vault meanwhile waits for the turn's end.
+#[test]
+fn a_turn_that_is_recalled_during_its_takeover_is_kept_until_it_is_passed() {
+    for mode in [Mode::Shared, Mode::Exclusive] {
+        let hosts = Hosts::new(&["a", "b", "c"]);
+        let (mut process, [b, c]) = (Process::new(&hosts, "a"), ["b", "c"].map(|name| hosts.turns(name)));
+        process.tell("take");
+        let first: u64 = process.answer().strip_suffix(" false").unwrap().parse().unwrap();
+        drop(process);
+        let turn = take(&b, Mode::Exclusive).get();
+        assert!(turn.takes_over);
+        let next = take(&c, mode);
+        assert_eq!(turn.wait(LONG), Some(Told::Recalled));
+        turn.taken_over();
+        for committed in 1..=3 {
+            std::thread::sleep(Duration::from_millis(50));
+            assert_eq!(commit(&turn, &hosts.vault).unwrap(), first + committed);
+        }
+        assert!(turn.is_good() && next.0.try_recv().is_err(), "two hosts have the vault");
+        turn.pass();
+        let turn = next.get();
+        assert!(!turn.takes_over && count(&turn, &hosts.vault) == first + 3);
+    }
+}
+
 #[test]
 fn a_server_that_starts_anew_goes_on_with_turns() {
     let mut hosts = Hosts::new(&["a", "b"]);

@@ -55,7 +55,7 @@ impl Shared {
                 }
                 // No operation uses the lease: the holder releases it by `Session::give_back`.
                 Do::Flush { object, .. } => dos.extend(state.client.flushed(object, clock::now())),
-                Do::TakeOver(_) => state.given = state.asked.map(|op| Given { op, takes_over: true }),
+                Do::TakeOver { by, .. } => state.given = by.map(|ticket| Given { op: ticket.op, takes_over: true }),
             }
         }
         // The caller that asked for it no longer waits.
