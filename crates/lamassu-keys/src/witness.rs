@@ -52,7 +52,13 @@ pub trait Witness: Send + Sync + Debug {
 
 /// A replacement under way. The witness's record stays locked until this is dropped, so that no other process
 /// interferes.
-pub trait Replacing {
+pub trait Replacing: Send + Sync + Debug {
+    /// Whether the store may be changed now. Called immediately before that.
+    ///
+    /// # Errors
+    /// The right to replace the header has ended meanwhile, and another host may have it.
+    fn may_go_on(&self) -> Result<(), WitnessError>;
+
     /// Records that the new header is in place, durably.
     ///
     /// # Errors
@@ -71,6 +77,10 @@ impl Witness for Nobody {
 }
 
 impl Replacing for Nobody {
+    fn may_go_on(&self) -> Result<(), WitnessError> {
+        Ok(())
+    }
+
     fn replaced(self: Box<Self>) -> Result<(), WitnessError> {
         Ok(())
     }

@@ -116,6 +116,7 @@ use lamassu_crypto::{Engine, KeyRing};
 use lamassu_format::Profile;
 use lamassu_format::header::{NameMode, VaultHeader};
 use lamassu_format::name::LOCK;
+use lamassu_store::backend::fenced;
 use lamassu_store::file::{AnchoredFiles, Sessions};
 use lamassu_store::{Backend, BackendFile, File, FileContext};
 use parking_lot::{Mutex, RwLock};
@@ -253,6 +254,10 @@ impl Vault {
                 Err(VaultError::Locked) if is_server_held => None,
                 lock => Some(lock?),
             },
+        };
+        let backend = match &options.anchor {
+            Some(anchor) => fenced(backend, anchor),
+            None => backend,
         };
         let root = backend.root();
         let book = Arc::new(session::Book::open(root.clone(), ring.clone(), header.id(), options.anchor.clone()));

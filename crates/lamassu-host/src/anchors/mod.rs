@@ -326,7 +326,20 @@ struct Noted {
     new: [u8; 32],
 }
 
+impl std::fmt::Debug for Noted {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Noted").field("is_anchored", &self.anchor.is_some()).finish_non_exhaustive()
+    }
+}
+
 impl Replacing for Noted {
+    fn may_go_on(&self) -> Result<(), WitnessError> {
+        match self.anchor.as_ref().map(|anchor| anchor.wait_until_good()) {
+            None | Some(Ok(())) => Ok(()),
+            Some(Err(error)) => Err(Error::from(error).into()),
+        }
+    }
+
     fn replaced(self: Box<Self>) -> Result<(), WitnessError> {
         let Some(anchor) = &self.anchor else { return Ok(()) };
         match anchor.header_is(lamassu_anchor::Digest(self.new)).map_err(Error::from)? {

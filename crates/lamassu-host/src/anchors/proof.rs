@@ -7,7 +7,7 @@ use lamassu_anchor::row::Sealed;
 use lamassu_anchor::{Anchor, Digest};
 use lamassu_format::header::{HistoryMark, VaultHeader};
 use lamassu_format::name;
-use lamassu_keys::{FileError, HistoryError, KeyError, Unlocked, Update, witness};
+use lamassu_keys::{FileError, HistoryError, KeyError, Unlocked, Update, header_file, witness};
 use lamassu_store::Backend;
 use lamassu_vault::VaultError;
 use std::fs::File;
@@ -69,11 +69,13 @@ pub fn check(anchor: &Anchor, access: Access, header: &VaultHeader, keys: &Unloc
 }
 
 /// After an interruption, settles which of two headers is the newest: the one in the store, after the store has made it
-/// durable. The right to replace keeps others from replacing the header meanwhile. A process that is about to do so has
-/// told the anchor, so this call would set the anchor to another header than the store will have.
+/// durable. Nobody may replace the header meanwhile: a process that is about to do so has told the anchor, so this call
+/// would set the anchor to another header than the store will have. The right to replace ensures that, or the lease: a
+/// process without it replaces nothing, though it may still have the right, for example since it was stopped.
 fn settle(anchor: &Anchor, seen: Digest, dir: &Path) -> Result<()> {
-    let right = right_to_replace(&dir.join(name::HEADER))?;
-    let now = Digest(witness::digest(&right.read::<VaultHeader>()?)?);
+    let path = dir.join(name::HEADER);
+    let _right = if anchor.may_end() { None } else { Some(right_to_replace(&path)?) };
+    let now = Digest(witness::digest(&header_file::read::<VaultHeader>(&path)?)?);
     if now != seen {
         return Err(outdated(HEADER));
     }

@@ -113,6 +113,8 @@ pub struct Update {
     is_decided: bool,
     /// the end of the history with the entries of this change
     recorded: OnceLock<HistoryMark>,
+    /// the witness's record of the replacement under way
+    replacing: Option<Box<dyn Replacing>>,
 }
 
 impl Update {
@@ -156,6 +158,7 @@ impl Update {
                         basis,
                         is_decided,
                         recorded,
+                        replacing: None,
                     });
                 }
                 // An update never gives its file a second name. So this file is someone else's, linked here by someone
@@ -326,10 +329,10 @@ impl Update {
         self.new_file
             .set_permissions(std::fs::Permissions::from_mode(mode))
             .map_err(writing("set permissions of", new))?;
-        let replacing = self.announce(header)?;
+        self.replacing = self.announce(header)?;
         steps(&mut self, &json)?;
         // The change was made. A witness for which both headers still are the newest settles that at its next use.
-        if let Some(Err(error)) = replacing.map(Replacing::replaced) {
+        if let Some(Err(error)) = self.replacing.take().map(Replacing::replaced) {
             tracing::warn!(%error, "the anchor does not yet know that the header was replaced");
         }
         Ok(())
@@ -368,6 +371,10 @@ impl Steps for Update {
     }
 
     fn rename(&mut self) -> Result<(), FileError> {
+        if let Some(replacing) = &self.replacing {
+            let refused = |source| FileError::Witness { path: shown(&self.path), source };
+            replacing.may_go_on().map_err(refused)?;
+        }
         std::fs::rename(&self.new_path, &self.path).map_err(writing("rename", &self.new_path))?;
         self.committed = true;
         Ok(())

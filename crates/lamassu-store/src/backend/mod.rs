@@ -19,6 +19,7 @@
 pub mod crash;
 #[cfg(any(test, feature = "testing"))]
 pub mod fault;
+mod fence;
 mod local;
 #[cfg(any(test, feature = "testing"))]
 pub mod memory;
@@ -27,6 +28,7 @@ pub mod memory;
 pub use crash::{CrashBackend, CrashSim};
 #[cfg(any(test, feature = "testing"))]
 pub use fault::FaultBackend;
+pub use fence::fenced;
 pub use local::{
     Copied, CopyError, LocalBackend, Lock, Privileges, Watch, lock_staging, next_data, open_regular, open_regular_in,
 };

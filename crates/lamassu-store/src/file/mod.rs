@@ -37,7 +37,6 @@ mod ciphertext;
 mod commit;
 mod concurrent;
 mod copy;
-mod fence;
 mod form;
 mod fresh;
 mod judge;
@@ -77,7 +76,6 @@ pub use types::{
 use self::primitives::Core;
 use crate::backend::{BackendFile, SetTime, Stat, Time};
 use concurrent::{Exclusive, PATIENCE};
-use fence::Fenced;
 use fresh::Fresh;
 use lamassu_anchor::ObjectId;
 use lamassu_format::tree::Shape;
@@ -161,7 +159,6 @@ impl File {
         object: ObjectId,
     ) -> Result<File, StoreError> {
         let Some(files) = ctx.anchored.clone() else { return Self::open_with_len(ctx, backing, len, tag) };
-        let backing = Fenced::of(backing, files.anchor());
         let fresh = Fresh::open(files, object, ctx.geometry, !ctx.read_only)?;
         let is_read_only = ctx.read_only;
         let file = Self::open_core(Core::new(ctx, backing, tag, Some(fresh)), len)?;

@@ -15,6 +15,7 @@ mod api;
 mod common;
 mod crash;
 mod damage;
+mod ended;
 mod entries;
 mod events;
 mod fault;

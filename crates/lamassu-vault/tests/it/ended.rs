@@ -1,0 +1,125 @@
+//! Vaults whose right to be used has ended while they are open: another host may have them.
+
+use crate::common;
+
+use common::anchored::*;
+use common::*;
+use lamassu_anchor::table::{Change, MemoryTable, Space, Standing, Table, Visit};
+use lamassu_anchor::{AnchorError, ServerFault};
+use lamassu_vault::*;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// A table as a host has it from a server.
+#[derive(Default)]
+struct Lent {
+    table: MemoryTable,
+    has_ended: AtomicBool,
+}
+
+impl Lent {
+    fn end(&self) {
+        self.has_ended.store(true, Ordering::SeqCst);
+    }
+
+    fn check(&self) -> std::result::Result<(), AnchorError> {
+        match self.has_ended.load(Ordering::SeqCst) {
+            true => Err(AnchorError::Server { server: "test".into(), fault: ServerFault::Ended }),
+            false => Ok(()),
+        }
+    }
+}
+
+impl Table for Lent {
+    fn get(&self, space: Space, key: &[u8]) -> std::result::Result<Option<Vec<u8>>, AnchorError> {
+        self.check().and_then(|()| self.table.get(space, key))
+    }
+    fn scan(&self, space: Space, prefix: &[u8], visit: &mut Visit<'_>) -> std::result::Result<(), AnchorError> {
+        self.check().and_then(|()| self.table.scan(space, prefix, visit))
+    }
+    fn commit(&self, changes: &[Change]) -> std::result::Result<(), AnchorError> {
+        self.check().and_then(|()| self.table.commit(changes))
+    }
+    fn may_end(&self) -> bool {
+        true
+    }
+    fn standing(&self) -> Standing {
+        if self.check().is_ok() { Standing::Good } else { Standing::Ended }
+    }
+    fn wait_until_good(&self) -> std::result::Result<(), AnchorError> {
+        self.check()
+    }
+}
+
+fn lent() -> (Lab, Vault, Arc<Lent>) {
+    let table = Arc::new(Lent::default());
+    let (lab, vault) = Lab::over(Recipe::default(), memory(), table.clone());
+    (lab, vault, table)
+}
+
+/// All names and contents of a store.
+fn everything(dir: &dyn lamassu_store::BackendDir) -> Vec<(String, Vec<u8>)> {
+    let mut all = Vec::new();
+    for entry in dir.read_dir().unwrap() {
+        let name = entry.name.to_string_lossy().into_owned();
+        if let Ok(below) = dir.open_dir(&entry.name) {
+            all.extend(everything(&*below).into_iter().map(|(path, bytes)| (format!("{name}/{path}"), bytes)));
+            all.push((name, Vec::new()));
+            continue;
+        }
+        let mut bytes = dir.read_link(&entry.name).map(|to| to.into_encoded_bytes()).unwrap_or_default();
+        if let Ok(file) = dir.open_file(&entry.name, false) {
+            bytes = vec![0; file.stat().unwrap().len as usize];
+            file.read_at(0, &mut bytes).unwrap();
+        }
+        all.push((name, bytes));
+    }
+    all.sort();
+    all
+}
+
+/// Another host may have begun a session since: the record that this one knows would replace the newer one.
+#[test]
+fn a_vault_whose_session_has_ended_is_closed_without_a_change_of_the_store() {
+    let (lab, vault, table) = lent();
+    let (_, handle) = vault.new_file("f");
+    vault.write(handle, 0, &[7; 10_000]).unwrap();
+    vault.release(handle).unwrap();
+    vault.sync_all().unwrap();
+    let before = everything(&*lab.backend.root());
+    table.end();
+    // Everything is committed, so there is no error. The session stays open in the record.
+    let _ = vault.close();
+    drop(vault);
+    assert!(everything(&*lab.backend.root()) == before);
+    table.has_ended.store(false, Ordering::SeqCst);
+    assert!(!lab.read_only().check(&[], false, &Quiet).unwrap().open_sessions.is_empty());
+    lab.open().close().unwrap();
+}
+
+/// What a call has changed and no sync has made durable is lost with the session. Whoever syncs is told, once.
+#[test]
+fn names_and_attributes_that_are_lost_with_a_session_are_reported_by_fsync() {
+    let (_lab, vault, table) = lent();
+    for dir in ["made-in", "removed-from", "left-alone"] {
+        vault.dir(dir);
+    }
+    for file in ["removed-from/f", "chmodded", "untouched"] {
+        let (_, handle) = vault.new_file(file);
+        vault.release(handle).unwrap();
+    }
+    vault.sync_all().unwrap();
+    let dirs = ["made-in", "removed-from", "left-alone"].map(|dir| vault.open_dir(vault.ino(dir)).unwrap());
+    let files = ["chmodded", "untouched"].map(|file| vault.open_file(vault.ino(file), RO).unwrap());
+    vault.dir("made-in/d");
+    rm(&vault, "removed-from/f").unwrap();
+    let mode = SetAttr { mode: Some(0o640), ..SetAttr::default() };
+    vault.setattr(vault.ino("chmodded"), None, &mode).unwrap();
+    table.end();
+    let (left, done) = vault.leave();
+    done.unwrap_err();
+    let told = |handle| (left.sync(handle).is_err(), left.sync(handle).is_err());
+    assert_eq!(dirs.map(told), [(true, false), (true, false), (false, false)]);
+    assert_eq!(files.map(told), [(true, false), (false, false)]);
+    assert!(left.sync_all().is_err() && left.sync_all().is_ok());
+}
