@@ -123,6 +123,14 @@ impl Layer {
         self.changed.insert(object);
     }
 
+    /// Whether it changes an object, one of its names, or one of its entries.
+    pub fn is_about(&self, object: ObjectId) -> bool {
+        self.objects.contains_key(&object)
+            || self.held_of(object).next().is_some()
+            || self.entries_of(object).next().is_some()
+            || self.entries.values().any(|queued| queued.object == object)
+    }
+
     /// Whether an object was held back, and no commit has taken it since.
     pub fn is_changed(&self, object: ObjectId) -> bool {
         self.changed.contains(&object)

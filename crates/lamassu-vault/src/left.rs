@@ -34,6 +34,14 @@ enum LeftHandle {
     Dir { ino: Ino, parent: Ino, listing: Option<Arc<Snapshot>> },
 }
 
+impl LeftHandle {
+    fn ino(&self) -> Ino {
+        match self {
+            LeftHandle::File { ino, .. } | LeftHandle::Dir { ino, .. } => *ino,
+        }
+    }
+}
+
 /// All left handles, by id.
 #[derive(Default)]
 pub(crate) struct LeftHandles {
@@ -48,6 +56,8 @@ struct AllLeft {
     /// An fsync or a write through one fails once. A close fails as well, but each process that inherited the
     /// descriptor closes it: so that does not count as the report.
     lost: HashSet<u64>,
+    /// Something was lost, through whatever: a sync of everything fails once.
+    is_any_lost: bool,
 }
 
 impl LeftHandles {
@@ -60,7 +70,7 @@ impl LeftHandles {
     fn change<T>(&self, change: impl FnOnce(&mut AllLeft) -> T) -> T {
         let mut all = self.all.lock();
         let done = change(&mut all);
-        self.is_any.store(!(all.handles.is_empty() && all.lost.is_empty()), Ordering::Release);
+        self.is_any.store(!(all.handles.is_empty() && all.lost.is_empty() && !all.is_any_lost), Ordering::Release);
         done
     }
 
@@ -88,9 +98,13 @@ impl LeftHandles {
         if !self.is_any.load(Ordering::Acquire) {
             return Ok(());
         }
-        let is_lost = self.change(|all| if once { all.lost.remove(&id.0) } else { all.lost.contains(&id.0) });
-        match is_lost {
-            true => Err(errno("commit what was written in an earlier turn", libc::EIO)),
+        lost_if(self.change(|all| if once { all.lost.remove(&id.0) } else { all.lost.contains(&id.0) }))
+    }
+
+    /// Fails if anything is lost, and not again.
+    pub fn tell_any_lost(&self) -> Result<()> {
+        match self.is_any.load(Ordering::Acquire) {
+            true => lost_if(self.change(|all| std::mem::take(&mut all.is_any_lost))),
             false => Ok(()),
         }
     }
@@ -100,6 +114,13 @@ impl LeftHandles {
             true => Ok(()),
             false => Err(VaultError::BadHandle),
         }
+    }
+}
+
+fn lost_if(is_lost: bool) -> Result<()> {
+    match is_lost {
+        true => Err(errno("commit what was changed in an earlier turn", libc::EIO)),
+        false => Ok(()),
     }
 }
 
@@ -135,6 +156,14 @@ impl Left {
         self.handles.tell_lost(handle, false)
     }
 
+    /// A sync of everything: a loss is reported once.
+    ///
+    /// # Errors
+    /// The loss.
+    pub fn sync_all(&self) -> Result<()> {
+        self.handles.tell_any_lost()
+    }
+
     /// The number of open files.
     pub fn open_files(&self) -> usize {
         self.handles.all.lock().handles.values().filter(|left| matches!(left, LeftHandle::File { .. })).count()
@@ -151,20 +180,26 @@ impl Vault {
         let open = self.handles.take_all();
         let files: Vec<Arc<OpenFile>> = self.files.all();
         let done = self.close();
-        let lost: HashSet<Ino> = match done {
+        let unsettled: HashSet<Ino> = match done {
             Ok(()) => HashSet::new(),
             Err(_) => files.iter().filter(|open| open.is_unsettled()).map(|open| open.ino).collect(),
         };
+        left_handles.is_any_lost |= done.is_err();
         for (id, handle) in open {
-            let left = match handle {
+            let (left, wrote) = match handle {
                 Handle::File { file, access } => {
-                    if access.write && lost.contains(&file.ino) {
-                        left_handles.lost.insert(id);
-                    }
-                    LeftHandle::File { ino: file.ino, access }
+                    let wrote = access.write && unsettled.contains(&file.ino);
+                    (LeftHandle::File { ino: file.ino, access }, wrote)
                 }
-                Handle::Dir(dir) => LeftHandle::Dir { ino: dir.ino, parent: dir.parent, listing: dir.listing() },
+                Handle::Dir(dir) => {
+                    (LeftHandle::Dir { ino: dir.ino, parent: dir.parent, listing: dir.listing() }, false)
+                }
             };
+            // fsync(2) also covers the owner, mode, names and entries of what was opened, by whatever handle they were
+            // changed.
+            if wrote || done.is_err() && self.is_queued(left.ino()) {
+                left_handles.lost.insert(id);
+            }
             left_handles.handles.insert(id, left);
         }
         (Left { nodes: self.nodes.lock().take(), handles: LeftHandles::of(left_handles) }, done)
@@ -184,6 +219,12 @@ impl Vault {
         }
         self.left.replace(handles);
         Ok(())
+    }
+
+    /// Whether a change of a node, of its names, or of its entries has not reached the anchor.
+    fn is_queued(&self, ino: Ino) -> bool {
+        let Some(anchored) = &self.anchored else { return false };
+        anchored.anchor.is_queued(self.nodes.lock().object(ino))
     }
 
     /// Whether another host has changed a node since it was given to the kernel.

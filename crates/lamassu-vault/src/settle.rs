@@ -468,6 +468,7 @@ impl Vault {
     /// As [`Vault::fsync`].
     pub fn fsync_dir(&self, handle: HandleId) -> Result<()> {
         let open = self.dir_of(handle)?;
+        self.left.tell_lost(handle, true)?;
         let (Some(dir), Some(_pass)) = (&open.dir, self.sync_pass()) else { return Ok(()) };
         let ino = open.ino;
         self.anchor_dir(ino, || {

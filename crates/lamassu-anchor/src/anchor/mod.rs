@@ -36,7 +36,7 @@ pub use vault::HeaderBasis;
 
 use crate::queue::{Layer, Mark, Scope, VAULT_KEY, behind_object, decode_digests, entry_key, number_of, object_key};
 use crate::row::{Entry, EntryPlace, Intent, Row, VaultRow};
-use crate::table::{Space, Standing, Table};
+use crate::table::{Doubt, Space, Standing, Table};
 use crate::{AnchorError, Digests, ObjectId, ObjectKind, Part, RecordNo, Revision, Token, TokenKey};
 use lamassu_format::Profile;
 use parking_lot::Mutex;
@@ -190,9 +190,14 @@ impl Anchor {
         self.table.has_caches();
     }
 
+    /// Why reads are not valid now ([`Table::doubt`]).
+    pub fn doubt(&self) -> Option<Doubt> {
+        self.table.doubt()
+    }
+
     /// Caches were dropped ([`Table::caches_are_dropped`]).
-    pub fn caches_are_dropped(&self) {
-        self.table.caches_are_dropped();
+    pub fn caches_are_dropped(&self, doubt: Doubt) {
+        self.table.caches_are_dropped(doubt);
     }
 
     /// Returns when reads are no longer valid, and now and then before that ([`Table::wait_while_good`]).
@@ -440,6 +445,13 @@ impl Anchor {
     /// Whether a row of an object is queued.
     pub fn has_queued(&self, object: ObjectId) -> bool {
         self.state.lock().queued.objects.contains_key(&object)
+    }
+
+    /// Whether a change of this object, of one of its names, or of an entry of it is queued. After a failed commit that is
+    /// what would be lost.
+    pub fn is_queued(&self, object: ObjectId) -> bool {
+        let state = self.state.lock();
+        state.queued.is_about(object) || state.flying.as_ref().is_some_and(|flying| flying.is_about(object))
     }
 
     /// Objects of a directory's queued entries, and of those in directories that are removed with them.

@@ -54,6 +54,10 @@ pub struct Change {
     pub value: Option<Vec<u8>>,
 }
 
+/// A time in which reads are in doubt, until they are valid again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Doubt(pub u64);
+
 /// Called with each key and value of a scan.
 pub type Visit<'a> = dyn FnMut(&[u8], &[u8]) -> ControlFlow<()> + 'a;
 
@@ -135,8 +139,13 @@ pub trait Table: Send + Sync {
     /// invalid. From now on a call fails at once instead of waiting: dropping caches waits for calls under way.
     fn has_caches(&self) {}
 
-    /// Caches were dropped after reads became doubtful.
-    fn caches_are_dropped(&self) {}
+    /// Why reads are not valid now; `None`: they are, or the right to use the table has ended.
+    fn doubt(&self) -> Option<Doubt> {
+        None
+    }
+
+    /// All caches were dropped during this doubt.
+    fn caches_are_dropped(&self, _doubt: Doubt) {}
 
     /// Returns when reads are no longer valid, and now and then before that.
     fn wait_while_good(&self) {}

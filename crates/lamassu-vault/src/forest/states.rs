@@ -576,9 +576,10 @@ impl Forest {
     /// Everything committed, durable and settled.
     ///
     /// # Errors
-    /// As [`Vault::sync_all`].
+    /// As [`Vault::sync_all`]; once what was lost with an earlier turn.
     pub fn sync_all(&self) -> Result<()> {
-        self.beside_turns(|_| Ok(()), || self.each_loaded(Vault::sync_all))
+        let here = || self.each_loaded(|vault| vault.sync_all().and_then(|()| vault.left.tell_any_lost()));
+        self.beside_turns(|left| left.sync_all(), here)
     }
 
     /// Holds off a freeze until the returned value is dropped: for code that writes to the store outside the vaults,
