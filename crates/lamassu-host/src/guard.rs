@@ -28,21 +28,20 @@ struct Guard<F> {
 
 impl<F: Fn() -> Option<Arc<Forest>>> Guard<F> {
     fn run(&self) {
-        let mut is_dropped = false;
+        let mut dropped_in = None;
         // The anchor is held only briefly: closing the vault waits for that.
         while let Some(anchor) = self.anchor.upgrade() {
             match anchor.standing() {
-                Standing::Good => {
-                    is_dropped = false;
-                    anchor.wait_while_good();
-                }
-                Standing::InDoubt if !is_dropped => {
-                    self.drop_cached();
-                    is_dropped = true;
-                    anchor.caches_are_dropped();
-                }
-                // The loop sees how that ends.
-                Standing::InDoubt => thread::sleep(LOOK_AGAIN),
+                Standing::Good => anchor.wait_while_good(),
+                Standing::InDoubt => match anchor.doubt().filter(|doubt| Some(*doubt) != dropped_in) {
+                    Some(doubt) => {
+                        self.drop_cached();
+                        anchor.caches_are_dropped(doubt);
+                        dropped_in = Some(doubt);
+                    }
+                    // The loop sees how that ends.
+                    None => thread::sleep(LOOK_AGAIN),
+                },
                 Standing::Ended => {
                     // A call that had ended before may have filled a cache after the first time.
                     self.drop_cached();

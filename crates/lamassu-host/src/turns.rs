@@ -7,7 +7,7 @@ use crate::anchors::Access;
 use crate::keeper::Keeper;
 use crate::{Error, Result};
 use lamassu_anchor::row::Sealed;
-use lamassu_anchor::{Anchor, Touched};
+use lamassu_anchor::{Anchor, AnchorError, ServerFault, Touched};
 use lamassu_crypto::KeyRing;
 use lamassu_format::header::VaultHeader;
 use lamassu_lease::Mode;
@@ -29,6 +29,8 @@ const TRY_AGAIN: Duration = Duration::from_millis(300);
 const CALM: Duration = Duration::from_secs(1);
 /// The upper limit of that time.
 const CALM_MAX: Duration = Duration::from_secs(300);
+/// Sessions that may end while their turn is being opened, before the requests that wait get an error.
+const ENDED_MAX: u32 = 3;
 /// Minimum time between two warnings.
 const QUIET: Duration = Duration::from_secs(60);
 
@@ -65,6 +67,12 @@ pub(crate) fn hold(forest: &Forest, need: Need) -> Option<Use> {
     got.recv().ok()
 }
 
+/// Whether the session that a call needs has ended.
+fn has_ended(error: &Error) -> bool {
+    let Error::Vault(VaultError::Anchor(error)) = error.innermost() else { return false };
+    matches!(error, AnchorError::Server { fault: ServerFault::Ended, .. })
+}
+
 /// See the module's head.
 struct Driver {
     forest: Arc<Forest>,
@@ -90,7 +98,8 @@ pub(crate) fn start(forest: &Arc<Forest>, opening: TurnOpening, keeper: &Arc<Kee
     let header = Anchor::open(first.table.clone(), &opening.header.id())?.vault().header;
     let requests = requests::Turns::new();
     forest.take_turns(requests.clone());
-    if first.takes_over && !opening.options.read_only {
+    // Each file that it left open is taken over when it is opened to write.
+    if first.takes_over {
         first.taken_over();
     }
     let touched = Some(Touched::default());
@@ -119,6 +128,7 @@ impl Driver {
 
     /// Takes the next turn and opens the vault; `None`: the mount ends.
     fn next(&mut self) -> Option<Turn> {
+        let mut ended = 0;
         loop {
             let mode = match self.requests.wanted()? {
                 requests::Mode::Look | requests::Mode::Change if self.opening.options.read_only => Mode::Shared,
@@ -131,6 +141,11 @@ impl Driver {
             };
             if self.requests.is_stopping() {
                 return None;
+            }
+            // The session ended between the grant and the first call. Another one begins; no request has begun.
+            if ended < ENDED_MAX && has_ended(&error) {
+                ended += 1;
+                continue;
             }
             if self.warned.is_none_or(|at| at.elapsed() > QUIET) {
                 tracing::error!(%error, "this host cannot get access to the vault; programs that use the mount get errors");
@@ -151,7 +166,9 @@ impl Driver {
         let id = self.opening.header.id();
         let anchor = Arc::new(Anchor::open(turn.table.clone(), &id)?);
         let read_only = self.opening.options.read_only || turn.mode() == Mode::Shared;
-        if anchor.vault().header != self.header {
+        // An exclusive turn settles which of two headers is the newest.
+        let is_open = |header| matches!(header, Sealed::Becomes { .. });
+        if anchor.vault().header != self.header || is_open(self.header) && !read_only {
             self.opening.header = self.keeper.take_header(&anchor, Access::of(read_only), &self.opening.ring)?;
             self.header = anchor.vault().header;
         }
@@ -163,9 +180,7 @@ impl Driver {
         self.touched = Some(Touched::default());
         if turn.takes_over {
             tracing::warn!("another host's session of this vault did not end: what it had not synced is lost");
-            if !read_only {
-                turn.taken_over();
-            }
+            turn.taken_over();
         }
         self.warned = None;
         Ok(turn)
@@ -191,28 +206,35 @@ impl Driver {
             tracing::error!(%error, "cannot start a thread; this host releases the vault at once");
             self.requests.recall(number);
         }
-        let mut are_dropped = false;
+        // In any turn the kernel may have pages of maps. In doubt, calls fail until the caches are dropped: dropping them
+        // waits for calls under way.
+        turn.has_caches();
+        let mut dropped_in = None;
         let end = loop {
             match self.requests.wait_for_end(LOOK_AGAIN) {
                 Some(end) => break end,
                 None if turn.is_good() => {
-                    are_dropped = false;
                     self.requests.keep();
                     if is_shared && begun.elapsed() > self.calm && self.requests.was_used() {
                         break End::TooLittle;
                     }
                 }
-                None if are_dropped => {}
                 None => {
-                    // Rule R3.
-                    self.expire();
-                    self.forest.drop_pages(&self.requests.filled());
-                    are_dropped = true;
+                    if let Some(doubt) = turn.doubt().filter(|doubt| Some(*doubt) != dropped_in) {
+                        // Rule R3. Pages first: nothing else limits how long the kernel uses them.
+                        self.forest.drop_pages(&self.requests.filled());
+                        self.expire();
+                        turn.caches_are_dropped(doubt);
+                        dropped_in = Some(doubt);
+                    }
                 }
             }
         };
         if end == End::Stopping {
             return end;
+        }
+        if !turn.is_good() {
+            self.forest.drop_pages(&self.requests.filled());
         }
         self.is_calm = begun.elapsed() > self.calm;
         self.calm = match self.is_calm {
@@ -225,6 +247,7 @@ impl Driver {
         while let Some(files) = self.requests.end() {
             self.forest.drop_pages(&files);
         }
+        turn.has_no_caches();
         if let Err(error) = self.forest.end_turn() {
             tracing::error!(%error, "not everything that was written here could be committed: what was not is lost");
             // What is lost was visible to the kernel.

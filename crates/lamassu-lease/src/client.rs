@@ -205,6 +205,18 @@ impl Client {
         all
     }
 
+    /// Keeps the lease of an object as shared, if it is exclusive and was taken over. Nothing was changed under it, and
+    /// its users only read.
+    pub fn reduce(&mut self, object: Object) -> Vec<Do> {
+        let is_to_be_reduced =
+            |lease: &&mut Lease| lease.grant.mode == Mode::Exclusive && !lease.takes_over && lease.flushing.is_none();
+        let Some(lease) = self.leases.get_mut(&object).filter(is_to_be_reduced) else { return Vec::new() };
+        let grant = lease.grant;
+        lease.grant.mode = Mode::Shared;
+        lease.recalled = lease.recalled.filter(|keeps| *keeps < Some(Mode::Shared));
+        vec![Do::Send(Call::Release { grant, keeps: Some(Mode::Shared) })]
+    }
+
     /// Ends an operation, or its wait, and releases the lease of its object. It must be the only user, its changes must
     /// be committed, and caches must have dropped the object. An unfinished takeover stays to be done.
     pub fn give_back(&mut self, op: Op, object: Object, now: Millis) -> Vec<Do> {
@@ -320,6 +332,22 @@ mod tests {
     use crate::GrantNo;
 
     const OBJECT: Object = Object(1);
+
+    /// A reader that was granted an exclusive lease, to take over, keeps what it needs.
+    #[test]
+    fn a_lease_that_was_taken_over_can_be_reduced_while_it_is_used() {
+        let (terms, now) = (Terms::DEFAULT, Millis(1));
+        let mut client = Client::new(terms, SessionId(1), Millis(0));
+        let _ = client.begin(Op(1), OBJECT, Mode::Shared, now);
+        let grant = Grant { object: OBJECT, mode: Mode::Exclusive, number: GrantNo(1) };
+        let _ = client.reply(Reply::Granted { grant, request: RequestNo(0), takes_over: true }, now);
+        assert_eq!(client.reduce(OBJECT), [], "it is not taken over yet");
+        let _ = client.taken_over(OBJECT, now);
+        assert_eq!(client.reply(Reply::Recall { grant, keeps: Some(Mode::Shared) }, now), [], "it is in use");
+        assert_eq!(client.reduce(OBJECT), [Do::Send(Call::Release { grant, keeps: Some(Mode::Shared) })]);
+        assert_eq!((client.mode_of(OBJECT), client.is_recalled(OBJECT)), (Some(Mode::Shared), false));
+        assert_eq!(client.reduce(OBJECT), []);
+    }
 
     /// The operation that recovers an object uses its lease from that moment on: a recall that arrives meanwhile waits
     /// until it has ended.

@@ -8,7 +8,7 @@ use super::mirrored::reconcile;
 use super::session::{AGAIN_AFTER, Attended, Use};
 use super::{Connection, Mirrored, Result, Session};
 use lamassu_anchor::head::Head;
-use lamassu_anchor::table::{Change, DiskTable, Standing, Table};
+use lamassu_anchor::table::{Change, DiskTable, Doubt, Standing, Table};
 use lamassu_anchor::{AnchorError, ServerFault};
 use lamassu_lease::Mode;
 use parking_lot::Mutex;
@@ -182,8 +182,9 @@ impl Copy {
         }
         let (table, changed) = up_to_date(session, vault, file, self.table.clone())?;
         if changed.is_none() {
-            table.commit(&[noted(session.number())])?;
+            // First: the earlier table has lost its name.
             self.table = Some(table.clone());
+            table.commit(&[noted(session.number())])?;
         }
         Ok((table, changed))
     }
@@ -234,6 +235,26 @@ impl Turn {
     /// Whether reads of the table are valid now.
     pub fn is_good(&self) -> bool {
         self.table.standing() == Standing::Good
+    }
+
+    /// Why reads of the table are not valid now: see [`Table::doubt`].
+    pub fn doubt(&self) -> Option<Doubt> {
+        self.table.doubt()
+    }
+
+    /// From now on, what is read in this turn may be cached: see [`Table::has_caches`].
+    pub fn has_caches(&self) {
+        self.table.has_caches();
+    }
+
+    /// Caches were dropped during this doubt: see [`Table::caches_are_dropped`].
+    pub fn caches_are_dropped(&self, doubt: Doubt) {
+        self.table.caches_are_dropped(doubt);
+    }
+
+    /// Caches were dropped, and nothing is cached from now on.
+    pub fn has_no_caches(&self) {
+        self.table.session().has_no_caches();
     }
 }
 

@@ -113,6 +113,36 @@ fn a_killed_host_loses_nothing_acknowledged_and_is_waited_for() {
     b.run("check store/v").ok();
 }
 
+/// The first reader after a writer that was killed takes over what that one left, and then reads as the others do.
+#[test]
+fn readers_share_a_vault_whose_writer_was_killed() {
+    let lab = Lab::with_term(5);
+    let hosts = ["a", "b", "c"].map(|name| lab.joined(name));
+    let [a, b, c] = hosts;
+    let id = lab.vault(a);
+    [b, c].iter().for_each(|host| lab.grant(*host, &id));
+    a.mount().ok();
+    a.write("f", "synced").unwrap();
+    kill(a.daemon(), "-KILL");
+    let _ = Command::new("umount").arg("-l").arg(a.file("")).output();
+    let mount = |host: Host<'_>| {
+        let until = Instant::now() + PATIENCE;
+        let line = format!("mount --read-only --anchor {} store/v m-{}", lab.url(), host.name);
+        while host.run(&line).code != 0 {
+            assert!(Instant::now() < until, "{} does not get the vault", host.name);
+        }
+    };
+    [b, c].into_iter().for_each(mount);
+    for host in [b, c, b] {
+        assert_eq!(fs::read_to_string(host.file("f")).unwrap(), "synced", "on {}", host.name);
+    }
+    [b, c].iter().for_each(|host| drop(host.umount().ok()));
+    a.mount().ok();
+    a.write("f", "and more").unwrap();
+    a.umount().ok();
+    a.run("check store/v").ok();
+}
+
 #[test]
 fn monitoring_is_told_counts_and_no_names() {
     let lab = Lab::new();

@@ -447,6 +447,56 @@ fn a_host_that_is_killed_or_stopped_is_waited_for_and_the_others_go_on() {
     unmounted_and_checked(&lab, &[a, b, c]);
 }
 
+/// While the server is silent, calls wait for it. What the kernel has is not read meanwhile: another host may have
+/// changed it.
+#[test]
+fn cached_pages_are_dropped_in_doubt_although_calls_wait() {
+    const TERM: u64 = 6;
+    // In doubt from 0.9 terms on; a call waits for a term.
+    let (dropped, awaited) = (Duration::from_secs(TERM + 3), Duration::from_secs(TERM + 5));
+    let lab = Lab::with_term(TERM);
+    let [a, b, c] = shared(&lab);
+    a.write("f", "of a").unwrap();
+    // The host has had the vault for a while, so the kernel keeps pages of what is opened now.
+    std::thread::sleep(Duration::from_secs(1));
+    let file = File::open(a.file("f")).unwrap();
+    let read = || file.read_exact_at(&mut [0; 4], 0);
+    read().unwrap();
+    let (server, is_over) = (lab.server.as_ref().unwrap().id(), AtomicBool::new(false));
+    kill(server, "-STOP");
+    let stopped = Instant::now();
+    let reads = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for number in 0.. {
+                let _ = a.file(&format!("absent-{number}")).metadata();
+                if is_over.load(Ordering::SeqCst) {
+                    break;
+                }
+            }
+        });
+        let reads = scope.spawn(|| {
+            let mut reads = Vec::new();
+            while !is_over.load(Ordering::SeqCst) {
+                let begun = stopped.elapsed();
+                let is_read = read().is_ok();
+                reads.push((begun, stopped.elapsed(), is_read));
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            reads
+        });
+        std::thread::sleep(awaited);
+        is_over.store(true, Ordering::SeqCst);
+        kill(server, "-CONT");
+        reads.join().unwrap()
+    });
+    assert!(reads.iter().any(|(_, _, is_read)| *is_read));
+    let late = reads.iter().find(|(begun, ended, is_read)| *is_read && *begun > dropped && *ended < awaited);
+    assert!(late.is_none(), "read in doubt: {late:?}");
+    until("it is read again", || read().is_ok());
+    drop(file);
+    unmounted_and_checked(&lab, &[a, b, c]);
+}
+
 /// The server is killed and started again: what waits goes on, and nothing acknowledged is gone.
 #[test]
 fn a_server_that_is_killed_holds_hosts_up_and_loses_nothing() {

@@ -16,7 +16,7 @@ pub(super) use self::put::reconcile;
 use super::{Connection, Result, Session};
 use crate::{convert, proto};
 use lamassu_anchor::head::Head;
-use lamassu_anchor::table::{self, Change, DiskTable, Readers, Space, Standing, Table, Visit};
+use lamassu_anchor::table::{self, Change, DiskTable, Doubt, Readers, Space, Standing, Table, Visit};
 use lamassu_anchor::{AnchorError, ServerFault};
 use lamassu_format::Profile;
 use lamassu_lease::Mode;
@@ -195,8 +195,12 @@ impl Table for Mirrored {
         self.session.has_caches();
     }
 
-    fn caches_are_dropped(&self) {
-        self.session.caches_are_dropped();
+    fn doubt(&self) -> Option<Doubt> {
+        self.session.doubt()
+    }
+
+    fn caches_are_dropped(&self, doubt: Doubt) {
+        self.session.caches_are_dropped(doubt);
     }
 
     fn wait_while_good(&self) {

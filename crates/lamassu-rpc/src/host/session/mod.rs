@@ -13,11 +13,11 @@ use super::{Connection, Result, runtime};
 use crate::limits::{Forbidden, Limits};
 use crate::{clock, convert, proto};
 use lamassu_anchor::head::Head;
-use lamassu_anchor::table::Standing;
+use lamassu_anchor::table::{Doubt, Standing};
 use lamassu_anchor::{AnchorError, ServerFault};
 use lamassu_format::Profile;
 use lamassu_lease::client::{Client, Op};
-use lamassu_lease::{Call, Millis, Mode, Object, SessionId, Terms};
+use lamassu_lease::{Call, Mode, Object, SessionId, Terms};
 use parking_lot::{Condvar, Mutex, RwLock};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -92,8 +92,8 @@ struct State {
     is_leaving: bool,
     has_left: bool,
     has_caches: bool,
-    /// The value of `good_until` when caches were last dropped.
-    dropped_at: Option<Millis>,
+    /// The last doubt in which caches were dropped.
+    dropped_in: Option<Doubt>,
 }
 
 /// A grant of the vault.
@@ -175,7 +175,7 @@ impl Attended {
             is_leaving: false,
             has_left: false,
             has_caches: false,
-            dropped_at: None,
+            dropped_in: None,
         };
         let shared = Arc::new(Shared {
             connection: connection.clone(),
@@ -215,7 +215,7 @@ impl Attended {
         }
         let op = Op(state.next_op);
         state.next_op += 1;
-        (state.asked, state.has_caches, state.dropped_at) = (Some(op), false, None);
+        (state.asked, state.has_caches, state.dropped_in) = (Some(op), false, None);
         let asked = clock::now();
         let dos = state.client.begin(op, VAULT, mode, asked);
         shared.carry_out(state, dos);
@@ -264,6 +264,9 @@ impl Session {
         let session = attended.take(mode)?;
         // What an earlier session left is in the rows: opening the vault recovers it.
         session.taken_over();
+        if mode == Mode::Shared {
+            session.reduce();
+        }
         Ok(Session { _ends: Some(attended), ..session })
     }
 
@@ -292,6 +295,15 @@ impl Session {
         let state = &mut self.shared.state.lock();
         if state.given.is_some_and(|given| given.op == self.op) {
             let dos = state.client.taken_over(VAULT, clock::now());
+            self.shared.carry_out(state, dos);
+        }
+    }
+
+    /// Keeps the vault to read, if it was granted exclusively for a takeover. Nothing may have been changed under it.
+    fn reduce(&self) {
+        let state = &mut self.shared.state.lock();
+        if state.given.is_some_and(|given| given.op == self.op) {
+            let dos = state.client.reduce(VAULT);
             self.shared.carry_out(state, dos);
         }
     }
@@ -342,10 +354,21 @@ impl Session {
         self.shared.state.lock().has_caches = true;
     }
 
-    /// Caches were dropped. From now on callers wait until the session is good.
-    pub fn caches_are_dropped(&self) {
-        let mut state = self.shared.state.lock();
-        state.dropped_at = Some(state.client.good_until());
+    /// Caches were dropped, and nothing is cached from now on.
+    pub(super) fn has_no_caches(&self) {
+        self.shared.state.lock().has_caches = false;
+    }
+
+    /// See [`lamassu_anchor::table::Table::doubt`].
+    pub fn doubt(&self) -> Option<Doubt> {
+        let state = self.shared.state.lock();
+        // Each answer to a heartbeat sets another end.
+        (state.standing(self.op) == Standing::InDoubt).then(|| Doubt(state.client.good_until().0))
+    }
+
+    /// Caches were dropped during this doubt. As long as it lasts, callers wait until the session is good.
+    pub fn caches_are_dropped(&self, doubt: Doubt) {
+        self.shared.state.lock().dropped_in = Some(doubt);
     }
 
     /// Waits until the session is good again, at most a term from when it last was. The limit is shared by all waiters.
@@ -365,7 +388,7 @@ impl Session {
             let good_until = state.client.good_until();
             let until = good_until.0 + self.shared.terms.term().0;
             let left = Duration::from_millis(until.saturating_sub(clock::now().0));
-            let must_fail = state.has_caches && state.dropped_at != Some(good_until);
+            let must_fail = state.has_caches && state.dropped_in != Some(Doubt(good_until.0));
             if left.is_zero() || must_fail {
                 let detail = "it was silent for too long".into();
                 return Err(self.shared.connection.error(ServerFault::Unreachable { detail }));
