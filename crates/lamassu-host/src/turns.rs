@@ -206,8 +206,8 @@ impl Driver {
             tracing::error!(%error, "cannot start a thread; this host releases the vault at once");
             self.requests.recall(number);
         }
-        // In any turn the kernel may have pages of maps. In doubt, calls fail until the caches are dropped: dropping them
-        // waits for calls under way.
+        // In any turn the kernel may have pages of maps. In doubt, calls fail until the caches are dropped: dropping
+        // them waits for calls under way.
         turn.has_caches();
         let mut dropped_in = None;
         let end = loop {

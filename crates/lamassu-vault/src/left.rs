@@ -56,8 +56,6 @@ struct AllLeft {
     /// An fsync or a write through one fails once. A close fails as well, but each process that inherited the
     /// descriptor closes it: so that does not count as the report.
     lost: HashSet<u64>,
-    /// Something was lost, through whatever: a sync of everything fails once.
-    is_any_lost: bool,
 }
 
 impl LeftHandles {
@@ -70,7 +68,7 @@ impl LeftHandles {
     fn change<T>(&self, change: impl FnOnce(&mut AllLeft) -> T) -> T {
         let mut all = self.all.lock();
         let done = change(&mut all);
-        self.is_any.store(!(all.handles.is_empty() && all.lost.is_empty() && !all.is_any_lost), Ordering::Release);
+        self.is_any.store(!(all.handles.is_empty() && all.lost.is_empty()), Ordering::Release);
         done
     }
 
@@ -98,13 +96,9 @@ impl LeftHandles {
         if !self.is_any.load(Ordering::Acquire) {
             return Ok(());
         }
-        lost_if(self.change(|all| if once { all.lost.remove(&id.0) } else { all.lost.contains(&id.0) }))
-    }
-
-    /// Fails if anything is lost, and not again.
-    pub fn tell_any_lost(&self) -> Result<()> {
-        match self.is_any.load(Ordering::Acquire) {
-            true => lost_if(self.change(|all| std::mem::take(&mut all.is_any_lost))),
+        let is_lost = self.change(|all| if once { all.lost.remove(&id.0) } else { all.lost.contains(&id.0) });
+        match is_lost {
+            true => Err(errno("commit what was changed in an earlier turn", libc::EIO)),
             false => Ok(()),
         }
     }
@@ -114,13 +108,6 @@ impl LeftHandles {
             true => Ok(()),
             false => Err(VaultError::BadHandle),
         }
-    }
-}
-
-fn lost_if(is_lost: bool) -> Result<()> {
-    match is_lost {
-        true => Err(errno("commit what was changed in an earlier turn", libc::EIO)),
-        false => Ok(()),
     }
 }
 
@@ -156,14 +143,6 @@ impl Left {
         self.handles.tell_lost(handle, false)
     }
 
-    /// A sync of everything: a loss is reported once.
-    ///
-    /// # Errors
-    /// The loss.
-    pub fn sync_all(&self) -> Result<()> {
-        self.handles.tell_any_lost()
-    }
-
     /// The number of open files.
     pub fn open_files(&self) -> usize {
         self.handles.all.lock().handles.values().filter(|left| matches!(left, LeftHandle::File { .. })).count()
@@ -184,7 +163,6 @@ impl Vault {
             Ok(()) => HashSet::new(),
             Err(_) => files.iter().filter(|open| open.is_unsettled()).map(|open| open.ino).collect(),
         };
-        left_handles.is_any_lost |= done.is_err();
         for (id, handle) in open {
             let (left, wrote) = match handle {
                 Handle::File { file, access } => {

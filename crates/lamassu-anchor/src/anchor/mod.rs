@@ -447,8 +447,8 @@ impl Anchor {
         self.state.lock().queued.objects.contains_key(&object)
     }
 
-    /// Whether a change of this object, of one of its names, or of an entry of it is queued. After a failed commit that is
-    /// what would be lost.
+    /// Whether a change of this object, of one of its names, or of an entry of it is queued. After a failed commit that
+    /// is what would be lost.
     pub fn is_queued(&self, object: ObjectId) -> bool {
         let state = self.state.lock();
         state.queued.is_about(object) || state.flying.as_ref().is_some_and(|flying| flying.is_about(object))

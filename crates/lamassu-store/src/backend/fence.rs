@@ -16,8 +16,8 @@ use std::sync::Arc;
 
 /// The store as the holder of this anchor may change it: the store itself if the anchor's session cannot end.
 ///
-/// A directory of it that becomes a store of its own ([`BackendDir::as_backend`]) belongs to another vault, with another
-/// anchor, so it is not fenced.
+/// A directory of it that becomes a store of its own ([`BackendDir::as_backend`]) belongs to another vault, with
+/// another anchor, so it is not fenced.
 pub fn fenced(store: Arc<dyn Backend>, anchor: &Arc<Anchor>) -> Arc<dyn Backend> {
     match anchor.may_end() {
         true => Arc::new(Fenced { inner: store, fence: Fence(anchor.clone()) }),

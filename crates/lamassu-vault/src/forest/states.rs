@@ -576,10 +576,9 @@ impl Forest {
     /// Everything committed, durable and settled.
     ///
     /// # Errors
-    /// As [`Vault::sync_all`]; once what was lost with an earlier turn.
+    /// As [`Vault::sync_all`].
     pub fn sync_all(&self) -> Result<()> {
-        let here = || self.each_loaded(|vault| vault.sync_all().and_then(|()| vault.left.tell_any_lost()));
-        self.beside_turns(|left| left.sync_all(), here)
+        self.beside_turns(|_| Ok(()), || self.each_loaded(Vault::sync_all))
     }
 
     /// Holds off a freeze until the returned value is dropped: for code that writes to the store outside the vaults,

@@ -121,5 +121,4 @@ fn names_and_attributes_that_are_lost_with_a_session_are_reported_by_fsync() {
     let told = |handle| (left.sync(handle).is_err(), left.sync(handle).is_err());
     assert_eq!(dirs.map(told), [(true, false), (true, false), (false, false)]);
     assert_eq!(files.map(told), [(true, false), (false, false)]);
-    assert!(left.sync_all().is_err() && left.sync_all().is_ok());
 }
