@@ -129,13 +129,14 @@ impl Manager {
         Ok(found.into_keys().collect())
     }
 
-    /// Begins an epoch: other tokens, no credential before it is good. It is in force once it is published.
+    /// Begins an epoch: other tokens, no credential before it is good. It is in force once it is published. Its number is
+    /// that of no epoch before, also in a database that was put back from a backup: tokens come from it.
     ///
     /// # Errors
     /// Those of the database.
     pub fn rotate(&self, now: u64) -> Result<u64> {
         let mut standing = self.standing()?;
-        standing.epoch += 1;
+        standing.epoch = next_number(standing.epoch, now);
         let epoch = standing.epoch;
         self.change(now, |write| put(write, META, STANDING, &standing).map(|()| vec![Event::Rotated { epoch }]))?;
         Ok(epoch)

@@ -107,7 +107,7 @@ fn from_rules_to_a_decision_and_its_end() {
     assert!(matches!(manager.revoke("alice", 710), Err(AccessError::NotFound { .. })));
     // An epoch: none from before is good, and tokens are others.
     let before = manager.issue("alice", 600, 710).expect("issues");
-    assert_eq!(manager.rotate(720).expect("rotates"), 2);
+    assert_eq!(manager.rotate(720).expect("rotates"), 720);
     assert!(matches!(manager.issue("alice", 600, 720), Err(AccessError::Unpublished)));
     assert!(manager.publish(None, 720).expect("publishes").is_new);
     let (bundle, status) = published(&manager, &out);
@@ -181,4 +181,30 @@ fn what_is_used_stays() {
     for wrong in [manager.remove_person("alice", 1).map(drop), manager.remove_rule("finance", 1)] {
         assert!(matches!(wrong, Err(AccessError::NotFound { .. })));
     }
+}
+
+/// A database that was put back from a backup knows nothing of the epochs since.
+#[test]
+fn an_epoch_is_used_once_whatever_was_put_back() {
+    let (lab, mut manager) = Lab::new();
+    let (out, file) = (lab.out(), lab.policy().join("policy.redb"));
+    manager.set_person("mallory", &person("finance"), 100).expect("sets");
+    manager.set_rule("finance", RULE, 100).expect("writes");
+    manager.publish(Some(&out), 100).expect("publishes");
+    let keys = manager.close().expect("closes");
+    let backup = fs::read(&file).expect("reads");
+    manager = Manager::open_with(&lab.policy(), &keys).expect("opens");
+    manager.rotate(200).expect("rotates");
+    manager.publish(None, 200).expect("publishes");
+    let issued = manager.issue("mallory", 6000, 210).expect("issues");
+    manager.revoke("mallory", 220).expect("revokes");
+    drop(manager);
+    fs::write(&file, backup).expect("puts it back");
+    let manager = Manager::open_with(&lab.policy(), &keys).expect("opens");
+    manager.rotate(300).expect("rotates");
+    manager.publish(None, 300).expect("publishes");
+    let claims = Claims::verify(&public(&manager), "acme", &issued.session_token).expect("verifies");
+    let (bundle, status) = published(&manager, &out);
+    assert!(!status.revoked.contains(&claims.id), "it is forgotten");
+    assert_eq!(claims.check(&bundle, &status, 300, 6000), Err(Refusal::Outdated));
 }
