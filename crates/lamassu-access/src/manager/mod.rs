@@ -113,6 +113,8 @@ pub struct Published {
     pub bundle: u64,
     /// whether it is a new one
     pub is_new: bool,
+    /// whether newer ones of this manager's were there than its database knew, so that it began an epoch
+    pub is_behind: bool,
     /// the status's number
     pub status: u64,
     /// credentials that it revokes

@@ -1,7 +1,7 @@
 //! Publications and credentials, and what the rules decide.
 
 use super::audit::Event;
-use super::files::place;
+use super::files::{place, placed};
 use super::rows::{put, remove};
 use super::{ISSUED, Issued, META, Manager, Published, STANDING, Standing, revoke_all, seed_of};
 use crate::bundle::{BUNDLE_FILE, STATUS_FILE};
@@ -11,23 +11,28 @@ use crate::names::Names;
 use crate::token::TokenKey;
 use crate::{AccessError, Action, Attributes, Bundle, Claims, Credential, Decider, Result, Status, attribute};
 use data_encoding::HEXLOWER;
-use lamassu_crypto::Secret;
+use lamassu_crypto::{Secret, sign};
 use std::collections::BTreeSet;
 use std::path::Path;
 
 impl Manager {
     /// Publishes the present rules, if they are not those that are published, and the present revocations, into a
-    /// directory: without `to`, where it was done last.
+    /// directory: without `to`, where it was done last. The rules are published again, under a new number, where others
+    /// than these lie there: a proxy takes no older number, and nothing but the rules that the status names.
     ///
     /// # Errors
     /// [`AccessError::Rule`]; [`AccessError::Argument`]: it was never said where to; those of files.
     pub fn publish(&self, to: Option<&Path>, now: u64) -> Result<Published> {
-        let (root, mut standing, compiled) = (self.root()?, self.standing()?, self.compiled()?);
-        let seed = seed_of(root);
-        let to = to.map(Path::to_owned).or_else(|| standing.to.clone());
+        let seed = seed_of(self.root()?);
+        let to =
+            to.map(Path::to_owned).map_or_else(|| self.standing().map(|standing| standing.to), |to| Ok(Some(to)))?;
         let to = to.ok_or_else(|| AccessError::Argument("it was never said where to publish: --to DIR".into()))?;
         let to = to.canonicalize().map_err(AccessError::file("look at", &to))?;
-        let is_new = standing.compiled() != compiled || standing.published_epoch != standing.epoch;
+        let there = placed(&to, BUNDLE_FILE, Bundle::most());
+        let is_behind = self.catch_up(&to, there.as_deref(), now)?;
+        let (mut standing, compiled) = (self.standing()?, self.compiled()?);
+        let is_there = there.as_ref() == Some(&standing.signed);
+        let is_new = !is_there || standing.compiled() != compiled || standing.published_epoch != standing.epoch;
         let mut events = Vec::new();
         if is_new {
             standing.bundle = next_number(standing.bundle, now);
@@ -61,7 +66,29 @@ impl Manager {
         })?;
         place(&to, BUNDLE_FILE, &standing.signed)?;
         place(&to, STATUS_FILE, &signed)?;
-        Ok(Published { bundle: standing.bundle, is_new, status: status.seq, revoked: status.revoked.len(), to })
+        let (bundle, status, revoked) = (standing.bundle, status.seq, status.revoked.len());
+        Ok(Published { bundle, is_new, is_behind, status, revoked, to })
+    }
+
+    /// Whether a directory has newer publications of this manager's than its database knows. Then it was put back from
+    /// a backup, and does not know which credentials were issued and revoked since: an epoch begins, and all numbers go
+    /// on above those that are there.
+    fn catch_up(&self, to: &Path, bundle: Option<&str>, now: u64) -> Result<bool> {
+        let (mut standing, public, bucket) =
+            (self.standing()?, sign::public(&seed_of(self.root()?)), &self.config.bucket);
+        let bundle = bundle.and_then(|text| Bundle::verify(&public, bucket, text).ok());
+        let status = placed(to, STATUS_FILE, Status::most());
+        let status = status.and_then(|text| Status::verify(&public, bucket, &text).ok());
+        let (seq, epoch) = bundle.map_or((0, 0), |bundle| (bundle.seq, bundle.epoch));
+        let status = status.map_or(0, |status| status.seq);
+        if seq <= standing.bundle && status <= standing.status {
+            return Ok(false);
+        }
+        (standing.bundle, standing.status) = (standing.bundle.max(seq), standing.status.max(status));
+        standing.epoch = next_number(standing.epoch.max(epoch), now);
+        let event = Event::Rotated { epoch: standing.epoch };
+        self.change(now, |write| put(write, META, STANDING, &standing).map(|()| vec![event]))?;
+        Ok(true)
     }
 
     /// Issues a credential for what is published.
@@ -129,8 +156,8 @@ impl Manager {
         Ok(found.into_keys().collect())
     }
 
-    /// Begins an epoch: other tokens, no credential before it is good. It is in force once it is published. Its number is
-    /// that of no epoch before, also in a database that was put back from a backup: tokens come from it.
+    /// Begins an epoch: other tokens, no credential before it is good. It is in force once it is published. Its number
+    /// is that of no epoch before, also in a database that was put back from a backup: tokens come from it.
     ///
     /// # Errors
     /// Those of the database.

@@ -1,7 +1,7 @@
 //! The policy manager: its database, its publications, its trail.
 
 use lamassu_access::bundle::{BUNDLE_FILE, STATUS_FILE};
-use lamassu_access::manager::Manager;
+use lamassu_access::manager::{Keys, Manager};
 use lamassu_access::{AccessError, Action, Bundle, Claims, Decider, Kind, Refusal, Status, Value, kem};
 use lamassu_crypto::Secret;
 use lamassu_keys::{Ask, KeySource, Material, Purpose};
@@ -183,28 +183,97 @@ fn what_is_used_stays() {
     }
 }
 
+/// The directory of a manager as it is, and later again.
+struct Backup(PathBuf, Vec<u8>);
+
+impl Backup {
+    /// Of a manager, which goes on.
+    fn of(lab: &Lab, manager: Manager) -> (Backup, Keys, Manager) {
+        let (file, keys) = (lab.policy().join("policy.redb"), manager.close().expect("closes"));
+        let backup = Backup(file.clone(), fs::read(file).expect("reads"));
+        let manager = Manager::open_with(&lab.policy(), &keys).expect("opens");
+        (backup, keys, manager)
+    }
+
+    fn put_back(self, lab: &Lab, manager: Manager, keys: &Keys) -> Manager {
+        drop(manager);
+        fs::write(self.0, self.1).expect("puts it back");
+        Manager::open_with(&lab.policy(), keys).expect("opens")
+    }
+}
+
 /// A database that was put back from a backup knows nothing of the epochs since.
 #[test]
 fn an_epoch_is_used_once_whatever_was_put_back() {
-    let (lab, mut manager) = Lab::new();
-    let (out, file) = (lab.out(), lab.policy().join("policy.redb"));
+    let (lab, manager) = Lab::new();
+    let out = lab.out();
     manager.set_person("mallory", &person("finance"), 100).expect("sets");
     manager.set_rule("finance", RULE, 100).expect("writes");
     manager.publish(Some(&out), 100).expect("publishes");
-    let keys = manager.close().expect("closes");
-    let backup = fs::read(&file).expect("reads");
-    manager = Manager::open_with(&lab.policy(), &keys).expect("opens");
+    let (backup, keys, manager) = Backup::of(&lab, manager);
     manager.rotate(200).expect("rotates");
     manager.publish(None, 200).expect("publishes");
     let issued = manager.issue("mallory", 6000, 210).expect("issues");
     manager.revoke("mallory", 220).expect("revokes");
-    drop(manager);
-    fs::write(&file, backup).expect("puts it back");
-    let manager = Manager::open_with(&lab.policy(), &keys).expect("opens");
-    manager.rotate(300).expect("rotates");
-    manager.publish(None, 300).expect("publishes");
+    let manager = backup.put_back(&lab, manager, &keys);
+    assert_eq!(manager.rotate(300).expect("rotates"), 300);
+    // Nothing that is there tells of what was.
+    fs::remove_dir_all(&out).expect("removes");
+    fs::create_dir(&out).expect("a directory");
+    assert!(!manager.publish(None, 300).expect("publishes").is_behind);
     let claims = Claims::verify(&public(&manager), "acme", &issued.session_token).expect("verifies");
     let (bundle, status) = published(&manager, &out);
     assert!(!status.revoked.contains(&claims.id), "it is forgotten");
     assert_eq!(claims.check(&bundle, &status, 300, 6000), Err(Refusal::Outdated));
+}
+
+/// A backup's rules are published again, above what the proxy has taken, and no credential from before is good.
+#[test]
+fn a_database_that_was_put_back_is_noticed_where_it_publishes() {
+    let (lab, manager) = Lab::new();
+    let out = lab.out();
+    manager.set_person("alice", &person("finance"), 100).expect("sets");
+    manager.set_rule("finance", RULE, 100).expect("writes");
+    manager.publish(Some(&out), 100).expect("publishes");
+    let before = manager.issue("alice", 6000, 100).expect("issues");
+    let (backup, keys, manager) = Backup::of(&lab, manager);
+    manager.revoke("alice", 200).expect("revokes");
+    manager.set_rule("finance", &RULE.replace("finance", "law"), 200).expect("writes");
+    // A clock that was ahead.
+    let last = manager.publish(None, 5000).expect("publishes");
+    assert!(last.is_new && !last.is_behind);
+    let manager = backup.put_back(&lab, manager, &keys);
+    let done = manager.publish(None, 300).expect("publishes");
+    assert!(done.is_new && done.is_behind && done.bundle > last.bundle && done.status > last.status);
+    let (bundle, status) = published(&manager, &out);
+    assert_eq!((bundle.seq, status.bundle, status.seq), (done.bundle, done.bundle, done.status));
+    let claims = Claims::verify(&public(&manager), "acme", &before.session_token).expect("verifies");
+    assert_eq!(claims.check(&bundle, &status, 300, 6000), Err(Refusal::Outdated));
+    let again = manager.publish(None, 310).expect("publishes");
+    assert!(!again.is_new && !again.is_behind);
+}
+
+#[test]
+fn rules_that_are_not_where_they_were_placed_are_published_again() {
+    let (lab, manager) = Lab::new();
+    let out = lab.out();
+    manager.set_rule("finance", RULE, 100).expect("writes");
+    manager.publish(Some(&out), 100).expect("publishes");
+    let path = out.join(BUNDLE_FILE);
+    let other: [&dyn Fn(); 4] = [
+        &|| fs::remove_file(&path).expect("removes"),
+        &|| fs::write(&path, "another").expect("writes"),
+        &|| fs::write(&path, vec![b'x'; Bundle::most() + 1]).expect("writes"),
+        &|| {
+            fs::remove_file(&path).expect("removes");
+            std::os::unix::fs::symlink("/dev/zero", &path).expect("links");
+        },
+    ];
+    for (at, change) in other.iter().enumerate() {
+        assert!(!manager.publish(None, 100).expect("publishes").is_new);
+        change();
+        let done = manager.publish(None, 100).expect("publishes");
+        assert!(done.is_new && !done.is_behind && done.bundle == 101 + at as u64);
+        assert_eq!(published(&manager, &out).0.seq, done.bundle);
+    }
 }

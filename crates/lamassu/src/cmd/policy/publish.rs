@@ -128,7 +128,13 @@ pub fn init(ui: &Ui, args: &Init) -> Result<()> {
 }
 
 fn tell(ui: &Ui, done: &Published) {
-    let Published { bundle, is_new, status, revoked, to } = done;
+    let Published { bundle, is_new, is_behind, status, revoked, to } = done;
+    if *is_behind {
+        ui.warn(
+            "newer publications of this policy manager were there: its database is an older copy. All credentials are \
+             void from now on; people, attributes and rules are those of the copy: look whether they are right",
+        );
+    }
     let text = format_args!(
         "published to {}: rules {bundle}{}, status {status}, revoked credentials {revoked}",
         to.display(),
