@@ -106,6 +106,9 @@ type New<T> = Option<(String, T)>;
 #[derive(Default)]
 struct Taken {
     bundle: Option<(String, Arc<Decider>)>,
+    /// The rules before, for requests that began with them. There are no others: rules of a tenant are in memory twice
+    /// at most, however often it publishes and however long its requests take.
+    before: Option<Arc<Decider>>,
     status: Option<(String, Arc<Status>)>,
     /// The last error, said once.
     error: Option<String>,
@@ -187,7 +190,7 @@ impl Customer {
         }
         if let Some((text, decider)) = bundle {
             let (seq, epoch) = (decider.bundle().seq, decider.bundle().epoch);
-            taken.bundle = Some((text, Arc::new(decider)));
+            taken.before = taken.bundle.replace((text, Arc::new(decider))).map(|(_, decider)| decider);
             tracing::info!(bucket, seq, epoch, "rules are in force");
         }
         Ok(())
@@ -243,6 +246,7 @@ impl Customer {
             Some(named) => return Err(format!("the bundle has number {seq}, and the status names {named}")),
             None => return Ok(None),
         }
+        self.taken.write().before = None;
         let decider = Decider::of(bundle).map_err(said)?;
         (seen.bundle, seen.digest) = (seq, digest);
         Ok(Some((text, decider)))
@@ -332,5 +336,27 @@ mod tests {
         assert!(again.in_force(161, 60).is_ok());
         fs::write(dir.path().join(SEEN_FILE), "{").expect("writes");
         assert!(Memory::open(dir.path()).is_err());
+    }
+
+    #[test]
+    fn rules_are_in_memory_twice_at_most() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let seed = Secret::new(&mut [5; 32]);
+        let published = dir.path().to_owned();
+        let config =
+            TenantConfig { bucket: "acme".into(), key: sign::public(&seed), published, limits: Limits::default() };
+        let (memory, customer) = (Memory::open(dir.path()).expect("opens"), Customer::new(config));
+        let mut all = Vec::new();
+        for seq in 1..6 {
+            let bundle = Bundle { seq, epoch: 1, vocabulary: String::new(), time: 100, policies: Vec::new() };
+            let status = Status { seq, bundle: seq, time: 100, revoked: BTreeSet::new() };
+            for (name, text) in [(BUNDLE_FILE, bundle.sign(&seed, "acme")), (STATUS_FILE, status.sign(&seed, "acme"))] {
+                fs::write(dir.path().join(name), text.expect("signs")).expect("writes");
+            }
+            customer.read(&memory, 100);
+            all.push(Arc::downgrade(&customer.in_force(100, 60).expect("in force").decider));
+            let alive = all.iter().map(|one| one.strong_count()).sum::<usize>();
+            assert_eq!(alive, all.len().min(2), "the newest, and the one before");
+        }
     }
 }
