@@ -277,3 +277,31 @@ fn rules_that_are_not_where_they_were_placed_are_published_again() {
         assert_eq!(published(&manager, &out).0.seq, done.bundle);
     }
 }
+
+/// Each rule is small. What cannot be published together is not taken, so that nothing stops publications later.
+#[test]
+fn a_rule_is_taken_if_all_can_be_published_with_it() {
+    let (lab, manager) = Lab::new();
+    let rule = |from: usize, count: usize| {
+        let one = |at: usize| format!("permit(principal, action, resource == Key::\"{at}\");\n");
+        (from..from + count).map(one).collect::<String>()
+    };
+    // As if each had been written, which takes long.
+    let keys = manager.close().expect("closes");
+    let database = redb::Database::open(lab.policy().join("policy.redb")).expect("opens");
+    let write = database.begin_write().expect("begins");
+    let table = redb::TableDefinition::<&str, &[u8]>::new("rules");
+    for at in 0..10 {
+        let text = serde_json::to_vec(&rule(at * 1000, if at == 0 { 999 } else { 1000 })).expect("JSON");
+        let mut rules = write.open_table(table).expect("is there");
+        rules.insert(format!("r{at}").as_str(), text.as_slice()).expect("inserts");
+    }
+    write.commit().expect("commits");
+    drop(database);
+    let manager = Manager::open_with(&lab.policy(), &keys).expect("opens");
+    let said = manager.set_rule("more", &rule(20_000, 2), 100).expect_err("too many").to_string();
+    assert!(said.contains("10000 statements"), "{said}");
+    assert_eq!(manager.rules().expect("reads").len(), 10);
+    manager.set_rule("last", &rule(20_000, 1), 100).expect("writes");
+    assert!(manager.publish(Some(&lab.out()), 100).expect("publishes").is_new);
+}
