@@ -112,7 +112,8 @@ pub fn serve(config: &ProviderConfig, ready: Box<dyn FnOnce(SocketAddr) + Send>)
 }
 
 /// Reads publications again and again, each tenant's on a thread of its own: a share that does not answer is waited for
-/// there, also at the end, and holds up no other tenant. Returns when each that answers was read once, or `first` is over.
+/// there, also at the end, and holds up no other tenant. Returns when each that answers was read once, or `first` is
+/// over.
 fn read_all<T: Send + Sync + 'static>(
     all: Vec<Arc<T>>,
     read: impl Fn(&T) + Send + Sync + 'static,

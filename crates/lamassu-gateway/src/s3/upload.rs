@@ -80,7 +80,7 @@ impl<S: Store> Gateway<S> {
         let session = Session::of(&mut req)?;
         let mut input = req.input;
         let number = number_of(input.part_number)?;
-        let from = source_of(&session, &input.copy_source, "UploadPartCopy")?;
+        let from = source_of(&session, &input.copy_source, "UploadPartCopy").await?;
         let (conditions, range) = (source_conditions!(input), input.copy_source_range);
         let part = PartOf { bucket: input.bucket, key: input.key, upload: input.upload_id, number };
         let copying = PartCopying { from, part, conditions, range };
@@ -144,9 +144,15 @@ impl<S: Store> Gateway<S> {
         let session = Session::of(&mut req)?;
         let input = req.input;
         let (bucket, prefix) = (input.bucket.clone(), input.prefix.clone().unwrap_or_default());
-        session.require(Action::List, "ListMultipartUploads", &bucket, folder_of(&prefix))?;
-        let uploads = self.blocking(&session, move |store| store.uploads(&bucket, &prefix)).await?;
-        Ok(S3Response::new(list_uploads_of(input, uploads, &session)?))
+        session.require(Action::List, "ListMultipartUploads", &bucket, folder_of(&prefix)).await?;
+        let user = session.user.clone();
+        let listed = move |store: &Arc<S>| {
+            let mut uploads = store.uploads(&bucket, &prefix)?;
+            uploads.retain(|(_, upload)| user.may_use(Action::List, &bucket, folder_of(&upload.key)));
+            Ok(uploads)
+        };
+        let uploads = self.blocking(&session, listed).await?;
+        Ok(S3Response::new(list_uploads_of(input, uploads)?))
     }
 }
 
@@ -265,9 +271,7 @@ async fn answer_complete(
 fn list_uploads_of(
     input: ListMultipartUploadsInput,
     mut uploads: Vec<(String, Upload)>,
-    session: &Session,
 ) -> S3Result<ListMultipartUploadsOutput> {
-    uploads.retain(|(_, upload)| session.user.may_use(Action::List, &input.bucket, folder_of(&upload.key)));
     let encoding = Encoding::of(input.encoding_type.as_ref());
     let max = listed_max(input.max_uploads, "max-uploads")?;
     if let Some(marker) = &input.key_marker {
