@@ -13,6 +13,7 @@ mod rows;
 
 use crate::attribute;
 use crate::compile::{self, Compiled, Rules};
+use crate::credential::SKEW;
 use crate::names::Names;
 use crate::token::{Cuts, TokenKey};
 use crate::{AccessError, Attributes, Declarations, Kind, Result};
@@ -104,6 +105,17 @@ pub struct Issued {
     pub ends: u64,
     /// whether it was revoked
     pub is_revoked: bool,
+}
+
+impl Issued {
+    /// Whether a proxy may take it: for as long after its end as clocks may differ.
+    fn is_taken(&self, now: u64) -> bool {
+        self.ends + SKEW > now
+    }
+
+    fn is_to_revoke(&self, now: u64) -> bool {
+        !self.is_revoked && self.is_taken(now)
+    }
 }
 
 /// What was published.
@@ -465,7 +477,7 @@ impl Manager {
 
     fn valid_of(&self, person: &str, now: u64) -> Result<BTreeMap<String, Issued>> {
         let mut issued = self.issued()?;
-        issued.retain(|_, one| one.person == person && !one.is_revoked && one.ends > now);
+        issued.retain(|_, one| one.person == person && one.is_to_revoke(now));
         Ok(issued)
     }
 

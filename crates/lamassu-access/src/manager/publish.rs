@@ -6,7 +6,7 @@ use super::rows::{put, remove};
 use super::{ISSUED, Issued, META, Manager, Published, STANDING, Standing, revoke_all, seed_of};
 use crate::bundle::{BUNDLE_FILE, STATUS_FILE};
 use crate::compile::{self, Compiled};
-use crate::credential::{Grant, SKEW, issue};
+use crate::credential::{Grant, issue};
 use crate::names::Names;
 use crate::token::TokenKey;
 use crate::{AccessError, Action, Attributes, Bundle, Claims, Credential, Decider, Result, Status, attribute};
@@ -49,10 +49,9 @@ impl Manager {
             let Standing { bundle, epoch, ref policies, .. } = standing;
             events.push(Event::Published { bundle, epoch, statements: policies.len() });
         }
-        // A proxy takes a credential for as long after its end as clocks may differ.
-        let over: Vec<String> =
-            self.issued()?.into_iter().filter(|(_, one)| one.ends + SKEW <= now).map(|(id, _)| id).collect();
-        let revoked = self.issued()?.into_iter().filter(|(_, one)| one.is_revoked && one.ends + SKEW > now);
+        let (good, over): (Vec<_>, Vec<_>) = self.issued()?.into_iter().partition(|(_, one)| one.is_taken(now));
+        let over: Vec<String> = over.into_iter().map(|(id, _)| id).collect();
+        let revoked = good.into_iter().filter(|(_, one)| one.is_revoked);
         standing.status = next_number(standing.status, now);
         standing.to = Some(to.clone());
         let revoked: BTreeSet<String> = revoked.map(|(id, _)| id).collect();
@@ -171,7 +170,7 @@ impl Manager {
     /// [`AccessError::NotFound`].
     pub fn revoke(&self, what: &str, now: u64) -> Result<Vec<String>> {
         let mut found = self.issued()?;
-        found.retain(|id, one| (id == what || one.person == what) && !one.is_revoked && one.ends > now);
+        found.retain(|id, one| (id == what || one.person == what) && one.is_to_revoke(now));
         if found.is_empty() {
             return Err(AccessError::NotFound { what: "person or credential with time left", name: what.into() });
         }

@@ -105,6 +105,11 @@ fn from_rules_to_a_decision_and_its_end() {
     let again = manager.issue("alice", 600, 700).expect("issues");
     assert_eq!(manager.revoke(&again.access_key, 710).expect("revokes"), std::slice::from_ref(&again.access_key));
     assert!(matches!(manager.revoke("alice", 710), Err(AccessError::NotFound { .. })));
+    // Whoever's clock is behind takes a credential after its end: until then it can be revoked.
+    let late = manager.issue("alice", 10, 690).expect("issues");
+    assert_eq!(manager.revoke("alice", 759).expect("revokes"), std::slice::from_ref(&late.access_key));
+    let later = manager.issue("alice", 10, 690).expect("issues");
+    assert!(matches!(manager.revoke(&later.access_key, 760), Err(AccessError::NotFound { .. })));
     // An epoch: none from before is good, and tokens are others.
     let before = manager.issue("alice", 600, 710).expect("issues");
     assert_eq!(manager.rotate(720).expect("rotates"), 720);
