@@ -10,6 +10,7 @@ use std::collections::{HashMap, HashSet};
 
 /// A bundle that is in force.
 pub struct Decider {
+    /// without its statements
     bundle: Bundle,
     policies: PolicySet,
 }
@@ -19,21 +20,21 @@ impl Decider {
     ///
     /// # Errors
     /// [`AccessError::Document`]: it is not Cedar.
-    pub fn of(bundle: Bundle) -> Result<Decider> {
+    pub fn of(mut bundle: Bundle) -> Result<Decider> {
         let wrong = |detail| AccessError::Document { what: "the bundle", detail };
         if bundle.policies.len() > STATEMENTS_MAX {
             return Err(wrong("it has more than 10,000 statements"));
         }
         let mut policies = PolicySet::new();
-        for (at, policy) in bundle.policies.iter().enumerate() {
-            let policy = Policy::from_json(Some(PolicyId::new(at.to_string())), policy.clone());
+        for (at, policy) in std::mem::take(&mut bundle.policies).into_iter().enumerate() {
+            let policy = Policy::from_json(Some(PolicyId::new(at.to_string())), policy);
             let policy = policy.map_err(|_| wrong("a statement is not in Cedar's JSON format"))?;
             policies.add(policy).map_err(|_| wrong("two statements are one"))?;
         }
         Ok(Decider { bundle, policies })
     }
 
-    /// The bundle.
+    /// The bundle, without its statements: they are here in Cedar's form alone.
     pub fn bundle(&self) -> &Bundle {
         &self.bundle
     }

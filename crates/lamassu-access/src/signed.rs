@@ -13,6 +13,9 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use zeroize::Zeroizing;
 
+/// Most values of JSON in a document, whatever its length: in memory each takes many times what it takes in a text.
+pub const VALUES_MAX: usize = 200_000;
+
 /// What a document is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
@@ -61,6 +64,9 @@ impl Purpose {
 /// [`AccessError::Document`]: it is too long.
 pub fn seal(seed: &Secret<32>, purpose: Purpose, bucket: &str, document: &impl Serialize) -> Result<String> {
     let text = serde_json::to_vec(document).map_err(|_| purpose.wrong("it cannot be written as JSON"))?;
+    if !has_few_values(&text) {
+        return Err(purpose.wrong(MANY_VALUES));
+    }
     let mut pair = Zeroizing::new([0; 64]);
     pair[..32].copy_from_slice(seed.expose());
     pair[32..].copy_from_slice(&sign::public(seed));
@@ -86,7 +92,28 @@ pub fn open<T: DeserializeOwned>(public: &[u8; 32], purpose: Purpose, bucket: &s
     let key = AsymmetricPublicKey::<V4>::from(&public[..]).map_err(|_| purpose.wrong("the key is not one"))?;
     let verified = PublicToken::verify(&key, &untrusted, Some(bucket.as_bytes()), Some(purpose.assertion()));
     let verified = verified.map_err(|_| purpose.wrong("it is not signed by the tenant of this bucket"))?;
+    if !has_few_values(verified.payload().as_bytes()) {
+        return Err(purpose.wrong(MANY_VALUES));
+    }
     serde_json::from_str(verified.payload()).map_err(|_| purpose.wrong("it is not what this version knows"))
+}
+
+const MANY_VALUES: &str = "it has more than 200,000 values";
+
+/// Whether a text of JSON has at most [`VALUES_MAX`] values: each is the whole, or follows a comma or the bracket that
+/// it is in.
+fn has_few_values(text: &[u8]) -> bool {
+    let (mut is_text, mut is_escaped, mut values) = (false, false, 1);
+    for byte in text {
+        match byte {
+            _ if is_escaped => is_escaped = false,
+            b'\\' if is_text => is_escaped = true,
+            b'"' => is_text = !is_text,
+            b',' | b'[' | b'{' if !is_text => values += 1,
+            _ => {}
+        }
+    }
+    values <= VALUES_MAX
 }
 
 /// The bucket whose tenant a document says it is of: not verified.
@@ -125,5 +152,30 @@ mod tests {
             assert!(read(&public, Purpose::Status, "acme", wrong).is_err());
             assert!(claimed_bucket(wrong).is_none());
         }
+    }
+
+    #[test]
+    fn a_document_of_very_many_values_is_neither_signed_nor_read() {
+        let seed = Secret::new(&mut [5; 32]);
+        let public = sign::public(&seed);
+        // The array is a value, too.
+        let text = seal(&seed, Purpose::Bundle, "acme", &vec![7; VALUES_MAX - 2]).expect("signs");
+        open::<Vec<u8>>(&public, Purpose::Bundle, "acme", &text).expect("is read");
+        let many = vec![7; VALUES_MAX];
+        assert!(seal(&seed, Purpose::Bundle, "acme", &many).is_err());
+        // One that signs by other means.
+        let mut pair = [0; 64];
+        pair[..32].copy_from_slice(seed.expose());
+        pair[32..].copy_from_slice(&public);
+        let key = AsymmetricSecretKey::<V4>::from(&pair).expect("a key");
+        let text = serde_json::to_vec(&many).expect("JSON");
+        let text = PublicToken::sign(&key, &text, Some(b"acme"), Some(Purpose::Bundle.assertion())).expect("signs");
+        assert!(text.len() < Purpose::Bundle.most());
+        let said = open::<Vec<u8>>(&public, Purpose::Bundle, "acme", &text).expect_err("too many").to_string();
+        assert!(said.contains("200,000"), "{said}");
+        // What is within a text is no value.
+        let said = vec![",[{\\\"".repeat(VALUES_MAX)];
+        let text = seal(&seed, Purpose::Bundle, "acme", &said).expect("signs");
+        assert_eq!(open::<Vec<String>>(&public, Purpose::Bundle, "acme", &text).expect("is read"), said);
     }
 }

@@ -148,7 +148,7 @@ pub struct Config {
     /// domain names of the gateway
     #[serde(default)]
     pub domains: Vec<String>,
-    /// the region for which clients must sign
+    /// the region that clients without one are told
     #[serde(default = "region")]
     pub region: String,
     /// the address for monitoring

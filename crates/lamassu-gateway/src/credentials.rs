@@ -138,6 +138,11 @@ impl User {
             }
     }
 
+    /// Whether [`User::may_use`] asks rules, which takes time.
+    pub fn has_rules(&self) -> bool {
+        matches!(self.rights, Rights::Keys { .. })
+    }
+
     /// Whether it may go on with what it has begun: its credential is neither revoked nor expired by now.
     ///
     /// # Errors

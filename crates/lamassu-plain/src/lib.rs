@@ -108,4 +108,24 @@ mod tests {
         fs.forget(found.ino, 2);
         assert!(matches!(fs.getattr(found.ino, None), Err(VaultError::Stale)));
     }
+
+    #[test]
+    fn names_are_told_as_they_are_listed() {
+        let dir = tempfile::tempdir().expect("a directory");
+        std::fs::create_dir(dir.path().join("d")).expect("makes");
+        ["a", "b"].iter().for_each(|name| std::fs::write(dir.path().join(name), "").expect("writes"));
+        let fs = PlainFs::open(dir.path()).expect("opens");
+        let (mut told, mut listed) = (Vec::new(), Vec::new());
+        fs.each_name(ROOT, &mut |name, kind| told.push((name.to_owned(), kind))).expect("reads");
+        let handle = fs.open_dir(ROOT).expect("opens");
+        let mut each = |entry: &lamassu_vault::DirEntry, _| {
+            listed.push((entry.name.clone(), entry.kind));
+            true
+        };
+        fs.read_dir(handle, 0, &mut each).expect("lists");
+        fs.release_dir(handle).expect("closes");
+        assert_eq!(listed.drain(..2).map(|(name, _)| name).collect::<Vec<_>>(), [".", ".."]);
+        assert_eq!(told, listed);
+        assert_eq!(told.len(), 3);
+    }
 }

@@ -12,9 +12,9 @@ use rustix::fs::{
     XattrFlags,
 };
 use rustix::io::Errno;
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
 /// Largest extended attribute and list of names on Linux, bytes.
@@ -33,20 +33,25 @@ impl Listing {
     }
 
     fn read(&self) -> Result<Vec<DirEntry>> {
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let fd = rustix::fs::openat(self.node.fd(), ".", flags, Mode::empty()).map_err(|e| io("opendir", e))?;
         let dot = |name: &str| DirEntry { ino: self.ino, kind: Kind::Dir, name: name.into() };
         let mut entries = vec![dot("."), dot("..")];
-        for entry in Dir::new(fd).map_err(|e| io("readdir", e))? {
-            let entry = entry.map_err(|e| io("readdir", e))?;
-            let name = entry.file_name().to_bytes();
-            if name != b"." && name != b".." {
-                let name = OsString::from_vec(name.to_vec());
-                entries.push(DirEntry { ino: entry.ino(), kind: kind_of(entry.file_type()), name });
-            }
-        }
+        each_entry(&self.node, &mut |ino, kind, name| entries.push(DirEntry { ino, kind, name: name.to_owned() }))?;
         Ok(entries)
     }
+}
+
+/// Calls `each` for the entries of a directory except `.` and `..`, as they are read.
+fn each_entry(dir: &Node, each: &mut dyn FnMut(Ino, Kind, &OsStr)) -> Result<()> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let fd = rustix::fs::openat(dir.fd(), ".", flags, Mode::empty()).map_err(|e| io("opendir", e))?;
+    for entry in Dir::new(fd).map_err(|e| io("readdir", e))? {
+        let entry = entry.map_err(|e| io("readdir", e))?;
+        let name = entry.file_name().to_bytes();
+        if name != b"." && name != b".." {
+            each(entry.ino(), kind_of(entry.file_type()), OsStr::from_bytes(name));
+        }
+    }
+    Ok(())
 }
 
 fn mode_of(mode: u32) -> Mode {
@@ -74,6 +79,15 @@ fn with_xattr_buffer(call: impl FnOnce(&mut Vec<u8>) -> rustix::io::Result<usize
 }
 
 impl PlainFs {
+    /// Calls `each` for the entries of a directory except `.` and `..`, in no order, as they are read: a listing keeps
+    /// all of them, since it can go back, and this keeps none.
+    ///
+    /// # Errors
+    /// [`VaultError::Stale`]; those of the directory.
+    pub fn each_name(&self, dir: Ino, each: &mut dyn FnMut(&OsStr, Kind)) -> Result<()> {
+        each_entry(&*self.nodes.get(dir)?, &mut |_, kind, name| each(name, kind))
+    }
+
     /// Goes through a listing from `cookie` on, with the cookie that comes after each entry, until `each` returns
     /// false.
     fn list(&self, handle: HandleId, cookie: u64, each: &mut dyn FnMut(&Node, &DirEntry, u64) -> bool) -> Result<()> {

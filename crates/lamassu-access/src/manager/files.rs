@@ -4,7 +4,7 @@ use crate::{AccessError, Result};
 use data_encoding::HEXLOWER;
 use lamassu_crypto::Secret;
 use std::fs;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
@@ -33,6 +33,19 @@ pub fn place(dir: &Path, name: &str, text: &str) -> Result<()> {
     }
     written?;
     sync_dir(dir)
+}
+
+/// What lies in a directory under a name, if it is a file of at most `most` bytes that can be read. Nobody vouches for
+/// it.
+pub fn placed(dir: &Path, name: &str, most: usize) -> Option<String> {
+    let path = dir.join(name);
+    // A FIFO would be waited for.
+    if !fs::symlink_metadata(&path).ok()?.is_file() {
+        return None;
+    }
+    let mut text = String::new();
+    fs::File::open(&path).ok()?.take(most as u64 + 1).read_to_string(&mut text).ok()?;
+    (text.len() <= most).then_some(text)
 }
 
 /// Makes the names in a directory durable.

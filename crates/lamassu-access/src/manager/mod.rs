@@ -13,6 +13,7 @@ mod rows;
 
 use crate::attribute;
 use crate::compile::{self, Compiled, Rules};
+use crate::credential::SKEW;
 use crate::names::Names;
 use crate::token::{Cuts, TokenKey};
 use crate::{AccessError, Attributes, Declarations, Kind, Result};
@@ -106,13 +107,28 @@ pub struct Issued {
     pub is_revoked: bool,
 }
 
+impl Issued {
+    /// Whether a proxy may take it: for as long after its end as clocks may differ.
+    fn is_taken(&self, now: u64) -> bool {
+        self.ends + SKEW > now
+    }
+
+    fn is_to_revoke(&self, now: u64) -> bool {
+        !self.is_revoked && self.is_taken(now)
+    }
+}
+
 /// What was published.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub struct Published {
     /// the bundle's number
     pub bundle: u64,
     /// whether it is a new one
     pub is_new: bool,
+    /// whether newer ones of this manager's were there than its database knew, so that it began an epoch
+    pub is_behind: bool,
+    /// why the rules are those from before: the present ones cannot be published
+    pub unfit: Option<AccessError>,
     /// the status's number
     pub status: u64,
     /// credentials that it revokes
@@ -461,11 +477,11 @@ impl Manager {
 
     fn valid_of(&self, person: &str, now: u64) -> Result<BTreeMap<String, Issued>> {
         let mut issued = self.issued()?;
-        issued.retain(|_, one| one.person == person && !one.is_revoked && one.ends > now);
+        issued.retain(|_, one| one.person == person && one.is_to_revoke(now));
         Ok(issued)
     }
 
-    /// Writes a rule. It is in force once it is published.
+    /// Writes a rule. It is in force once it is published, which all rules together can be with it.
     ///
     /// # Errors
     /// [`AccessError::Rule`], [`AccessError::Argument`]; [`AccessError::Key`].
@@ -474,8 +490,9 @@ impl Manager {
         if text.len() > RULE_MAX {
             return Err(AccessError::Argument(format!("a rule has {RULE_MAX} bytes at most")));
         }
-        let declared = self.attributes()?;
-        check_rule(name, text, &declared)?;
+        let (declared, mut rules) = (self.attributes()?, self.rules()?);
+        rules.insert(name.into(), text.into());
+        check_all(name, (&rules, &declared), &self.config.bucket)?;
         let event = Event::RuleSet { rule: name.into(), text: text.into() };
         self.change(now, |write| put(write, RULES, name, &text).map(|()| vec![event])).map(drop)
     }
@@ -508,6 +525,15 @@ fn check_rule(name: &str, text: &str, declared: &Declarations) -> Result<()> {
     let any = Secret::filled_by(|_| {});
     let rules = [(name.to_owned(), text.to_owned())].into();
     compile::compile(&rules, declared, &TokenKey::of(&any, 0), &Names::of(&any)).map(drop)
+}
+
+/// Whether rules can be published together, which does not depend on keys either: all tokens have one length.
+fn check_all(name: &str, (rules, declared): (&Rules, &Declarations), bucket: &str) -> Result<()> {
+    let any = Secret::new(&mut [1; 32]);
+    let compiled = compile::compile(rules, declared, &TokenKey::of(&any, 0), &Names::of(&any))?;
+    let bundle = publish::bundle_of(&compiled, (u64::MAX, u64::MAX), u64::MAX);
+    let too_much = |error| AccessError::Rule { rule: name.into(), detail: format!("with it, of all rules: {error}") };
+    bundle.sign(&any, bucket).map(drop).map_err(too_much)
 }
 
 fn revoke_all(write: &WriteTransaction, found: &BTreeMap<String, Issued>) -> Result<Vec<Event>, redb::Error> {

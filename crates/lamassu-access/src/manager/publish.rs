@@ -1,54 +1,57 @@
 //! Publications and credentials, and what the rules decide.
 
 use super::audit::Event;
-use super::files::place;
+use super::files::{place, placed};
 use super::rows::{put, remove};
 use super::{ISSUED, Issued, META, Manager, Published, STANDING, Standing, revoke_all, seed_of};
 use crate::bundle::{BUNDLE_FILE, STATUS_FILE};
-use crate::compile;
-use crate::credential::{Grant, SKEW, issue};
+use crate::compile::{self, Compiled};
+use crate::credential::{Grant, issue};
 use crate::names::Names;
 use crate::token::TokenKey;
 use crate::{AccessError, Action, Attributes, Bundle, Claims, Credential, Decider, Result, Status, attribute};
 use data_encoding::HEXLOWER;
-use lamassu_crypto::Secret;
+use lamassu_crypto::{Secret, sign};
 use std::collections::BTreeSet;
 use std::path::Path;
 
 impl Manager {
     /// Publishes the present rules, if they are not those that are published, and the present revocations, into a
-    /// directory: without `to`, where it was done last.
+    /// directory: without `to`, where it was done last. The rules are published again, under a new number, where others
+    /// than these lie there: a proxy takes no older number, and nothing but the rules that the status names.
     ///
     /// # Errors
-    /// [`AccessError::Rule`]; [`AccessError::Argument`]: it was never said where to; those of files.
+    /// [`AccessError::Argument`]: it was never said where to; those of files. [`AccessError::Rule`],
+    /// [`AccessError::Document`]: of rules that cannot be published, in an epoch without others: see
+    /// [`Published::unfit`].
     pub fn publish(&self, to: Option<&Path>, now: u64) -> Result<Published> {
-        let (root, mut standing, compiled) = (self.root()?, self.standing()?, self.compiled()?);
-        let seed = seed_of(root);
-        let to = to.map(Path::to_owned).or_else(|| standing.to.clone());
+        let seed = seed_of(self.root()?);
+        let to =
+            to.map(Path::to_owned).map_or_else(|| self.standing().map(|standing| standing.to), |to| Ok(Some(to)))?;
         let to = to.ok_or_else(|| AccessError::Argument("it was never said where to publish: --to DIR".into()))?;
         let to = to.canonicalize().map_err(AccessError::file("look at", &to))?;
-        let is_new = standing.compiled() != compiled || standing.published_epoch != standing.epoch;
+        let there = placed(&to, BUNDLE_FILE, Bundle::most());
+        let is_behind = self.catch_up(&to, there.as_deref(), now)?;
+        let mut standing = self.standing()?;
+        let is_there = there.as_ref() == Some(&standing.signed);
+        let (is_new, unfit) = match self.renewed(&standing, is_there, now) {
+            Ok(None) => (false, None),
+            Ok(Some(new)) => {
+                standing = new;
+                (true, None)
+            }
+            // Revocations do not wait for rules, as long as those from before may stay.
+            Err(error) if standing.published_epoch == standing.epoch => (false, Some(error)),
+            Err(error) => return Err(error),
+        };
         let mut events = Vec::new();
         if is_new {
-            standing.bundle = next_number(standing.bundle, now);
-            standing.published_epoch = standing.epoch;
-            let bundle = Bundle {
-                seq: standing.bundle,
-                epoch: standing.epoch,
-                vocabulary: compiled.vocabulary_digest(),
-                time: now,
-                policies: compiled.policies.clone(),
-            };
-            standing.signed = bundle.sign(&seed, &self.config.bucket)?;
-            let (bundle, epoch, statements) = (standing.bundle, standing.epoch, compiled.policies.len());
-            events.push(Event::Published { bundle, epoch, statements });
-            (standing.policies, standing.vocabulary, standing.cuts) =
-                (compiled.policies, compiled.vocabulary, compiled.cuts);
+            let Standing { bundle, epoch, ref policies, .. } = standing;
+            events.push(Event::Published { bundle, epoch, statements: policies.len() });
         }
-        // A proxy takes a credential for as long after its end as clocks may differ.
-        let over: Vec<String> =
-            self.issued()?.into_iter().filter(|(_, one)| one.ends + SKEW <= now).map(|(id, _)| id).collect();
-        let revoked = self.issued()?.into_iter().filter(|(_, one)| one.is_revoked && one.ends + SKEW > now);
+        let (good, over): (Vec<_>, Vec<_>) = self.issued()?.into_iter().partition(|(_, one)| one.is_taken(now));
+        let over: Vec<String> = over.into_iter().map(|(id, _)| id).collect();
+        let revoked = good.into_iter().filter(|(_, one)| one.is_revoked);
         standing.status = next_number(standing.status, now);
         standing.to = Some(to.clone());
         let revoked: BTreeSet<String> = revoked.map(|(id, _)| id).collect();
@@ -61,7 +64,53 @@ impl Manager {
         })?;
         place(&to, BUNDLE_FILE, &standing.signed)?;
         place(&to, STATUS_FILE, &signed)?;
-        Ok(Published { bundle: standing.bundle, is_new, status: status.seq, revoked: status.revoked.len(), to })
+        let (bundle, status, revoked) = (standing.bundle, status.seq, status.revoked.len());
+        Ok(Published { bundle, is_new, is_behind, unfit, status, revoked, to })
+    }
+
+    /// The present rules, signed under a new number, if they are others than those that are published.
+    fn renewed(&self, standing: &Standing, is_there: bool, now: u64) -> Result<Option<Standing>> {
+        let compiled = self.compiled()?;
+        let is_same = standing.compiled() == compiled && standing.published_epoch == standing.epoch;
+        if is_there && is_same {
+            return Ok(None);
+        }
+        let (seq, epoch, to) = (next_number(standing.bundle, now), standing.epoch, standing.to.clone());
+        let signed = bundle_of(&compiled, (seq, epoch), now).sign(&seed_of(self.root()?), &self.config.bucket)?;
+        let Compiled { policies, vocabulary, cuts } = compiled;
+        let status = standing.status;
+        Ok(Some(Standing {
+            epoch,
+            bundle: seq,
+            status,
+            policies,
+            vocabulary,
+            cuts,
+            published_epoch: epoch,
+            signed,
+            to,
+        }))
+    }
+
+    /// Whether a directory has newer publications of this manager's than its database knows. Then it was put back from
+    /// a backup, and does not know which credentials were issued and revoked since: an epoch begins, and all numbers go
+    /// on above those that are there.
+    fn catch_up(&self, to: &Path, bundle: Option<&str>, now: u64) -> Result<bool> {
+        let (mut standing, public, bucket) =
+            (self.standing()?, sign::public(&seed_of(self.root()?)), &self.config.bucket);
+        let bundle = bundle.and_then(|text| Bundle::verify(&public, bucket, text).ok());
+        let status = placed(to, STATUS_FILE, Status::most());
+        let status = status.and_then(|text| Status::verify(&public, bucket, &text).ok());
+        let (seq, epoch) = bundle.map_or((0, 0), |bundle| (bundle.seq, bundle.epoch));
+        let status = status.map_or(0, |status| status.seq);
+        if seq <= standing.bundle && status <= standing.status {
+            return Ok(false);
+        }
+        (standing.bundle, standing.status) = (standing.bundle.max(seq), standing.status.max(status));
+        standing.epoch = next_number(standing.epoch.max(epoch), now);
+        let event = Event::Rotated { epoch: standing.epoch };
+        self.change(now, |write| put(write, META, STANDING, &standing).map(|()| vec![event]))?;
+        Ok(true)
     }
 
     /// Issues a credential for what is published.
@@ -121,7 +170,7 @@ impl Manager {
     /// [`AccessError::NotFound`].
     pub fn revoke(&self, what: &str, now: u64) -> Result<Vec<String>> {
         let mut found = self.issued()?;
-        found.retain(|id, one| (id == what || one.person == what) && !one.is_revoked && one.ends > now);
+        found.retain(|id, one| (id == what || one.person == what) && one.is_to_revoke(now));
         if found.is_empty() {
             return Err(AccessError::NotFound { what: "person or credential with time left", name: what.into() });
         }
@@ -129,13 +178,14 @@ impl Manager {
         Ok(found.into_keys().collect())
     }
 
-    /// Begins an epoch: other tokens, no credential before it is good. It is in force once it is published.
+    /// Begins an epoch: other tokens, no credential before it is good. It is in force once it is published. Its number
+    /// is that of no epoch before, also in a database that was put back from a backup: tokens come from it.
     ///
     /// # Errors
     /// Those of the database.
     pub fn rotate(&self, now: u64) -> Result<u64> {
         let mut standing = self.standing()?;
-        standing.epoch += 1;
+        standing.epoch = next_number(standing.epoch, now);
         let epoch = standing.epoch;
         self.change(now, |write| put(write, META, STANDING, &standing).map(|()| vec![Event::Rotated { epoch }]))?;
         Ok(epoch)
@@ -192,7 +242,58 @@ impl Manager {
     }
 }
 
+/// What is published of compiled rules.
+pub(super) fn bundle_of(compiled: &Compiled, (seq, epoch): (u64, u64), time: u64) -> Bundle {
+    Bundle { seq, epoch, vocabulary: compiled.vocabulary_digest(), time, policies: compiled.policies.clone() }
+}
+
 /// Numbers follow the clock: those of a database that was put back from a backup go on above the ones that were used.
 fn next_number(last: u64, now: u64) -> u64 {
     (last + 1).max(now)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::RULES;
+    use super::*;
+    use crate::{Kind, Value, kem};
+    use lamassu_keys::{Ask, KeySource, Purpose};
+    use std::fs;
+
+    const RULE: &str = "permit(principal, action, resource) when { principal has dept && principal.dept == \"law\" };";
+
+    /// Rules that an earlier version took, say, and this one does not.
+    #[test]
+    fn revocations_are_published_whatever_the_rules_are() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let (key, out) = (dir.path().join("key"), dir.path().join("out"));
+        fs::write(&key, [1; 32]).expect("writes");
+        fs::create_dir(&out).expect("a directory");
+        let source: KeySource = format!("raw:file:{}", key.display()).parse().expect("a source");
+        let ask = Ask { subject: "a test", purpose: Purpose::Create, stdin: false };
+        let material = source.load(&ask).expect("loads").material;
+        let proxy = kem::public(&Secret::new(&mut [8; 32]));
+        let manager = Manager::init(&dir.path().join("policy"), "acme", &proxy, &material, 100).expect("makes");
+        manager.set_attribute("dept", Kind::Text, 100).expect("declares");
+        let law = [("dept".to_owned(), Value::Text("law".into()))].into();
+        manager.set_person("alice", &law, 100).expect("sets");
+        manager.set_rule("law", RULE, 100).expect("writes");
+        let first = manager.publish(Some(&out), 100).expect("publishes");
+        let issued = manager.issue("alice", 600, 100).expect("issues");
+        manager.change(110, |write| put(write, RULES, "old", &"permit(").map(|()| Vec::new())).expect("writes");
+        manager.revoke("alice", 110).expect("revokes");
+        let done = manager.publish(None, 110).expect("publishes");
+        assert!(!done.is_new && done.bundle == first.bundle && done.status > first.status);
+        assert!(matches!(done.unfit, Some(AccessError::Rule { ref rule, .. }) if rule == "old"));
+        let text = fs::read_to_string(out.join(STATUS_FILE)).expect("reads");
+        let public = sign::public(&seed_of(manager.root().expect("it is open")));
+        let status = Status::verify(&public, "acme", &text).expect("verifies");
+        assert!(status.bundle == first.bundle && status.revoked.contains(&issued.access_key));
+        // An epoch that has ended may not go on for want of rules for the next one.
+        manager.rotate(120).expect("rotates");
+        assert!(matches!(manager.publish(None, 120), Err(AccessError::Rule { .. })));
+        manager.remove_rule("old", 130).expect("removes");
+        let done = manager.publish(None, 130).expect("publishes");
+        assert!(done.is_new && done.unfit.is_none());
+    }
 }

@@ -1,7 +1,7 @@
 //! The policy manager: its database, its publications, its trail.
 
 use lamassu_access::bundle::{BUNDLE_FILE, STATUS_FILE};
-use lamassu_access::manager::Manager;
+use lamassu_access::manager::{Keys, Manager};
 use lamassu_access::{AccessError, Action, Bundle, Claims, Decider, Kind, Refusal, Status, Value, kem};
 use lamassu_crypto::Secret;
 use lamassu_keys::{Ask, KeySource, Material, Purpose};
@@ -105,9 +105,14 @@ fn from_rules_to_a_decision_and_its_end() {
     let again = manager.issue("alice", 600, 700).expect("issues");
     assert_eq!(manager.revoke(&again.access_key, 710).expect("revokes"), std::slice::from_ref(&again.access_key));
     assert!(matches!(manager.revoke("alice", 710), Err(AccessError::NotFound { .. })));
+    // Whoever's clock is behind takes a credential after its end: until then it can be revoked.
+    let late = manager.issue("alice", 10, 690).expect("issues");
+    assert_eq!(manager.revoke("alice", 759).expect("revokes"), std::slice::from_ref(&late.access_key));
+    let later = manager.issue("alice", 10, 690).expect("issues");
+    assert!(matches!(manager.revoke(&later.access_key, 760), Err(AccessError::NotFound { .. })));
     // An epoch: none from before is good, and tokens are others.
     let before = manager.issue("alice", 600, 710).expect("issues");
-    assert_eq!(manager.rotate(720).expect("rotates"), 2);
+    assert_eq!(manager.rotate(720).expect("rotates"), 720);
     assert!(matches!(manager.issue("alice", 600, 720), Err(AccessError::Unpublished)));
     assert!(manager.publish(None, 720).expect("publishes").is_new);
     let (bundle, status) = published(&manager, &out);
@@ -181,4 +186,127 @@ fn what_is_used_stays() {
     for wrong in [manager.remove_person("alice", 1).map(drop), manager.remove_rule("finance", 1)] {
         assert!(matches!(wrong, Err(AccessError::NotFound { .. })));
     }
+}
+
+/// The directory of a manager as it is, and later again.
+struct Backup(PathBuf, Vec<u8>);
+
+impl Backup {
+    /// Of a manager, which goes on.
+    fn of(lab: &Lab, manager: Manager) -> (Backup, Keys, Manager) {
+        let (file, keys) = (lab.policy().join("policy.redb"), manager.close().expect("closes"));
+        let backup = Backup(file.clone(), fs::read(file).expect("reads"));
+        let manager = Manager::open_with(&lab.policy(), &keys).expect("opens");
+        (backup, keys, manager)
+    }
+
+    fn put_back(self, lab: &Lab, manager: Manager, keys: &Keys) -> Manager {
+        drop(manager);
+        fs::write(self.0, self.1).expect("puts it back");
+        Manager::open_with(&lab.policy(), keys).expect("opens")
+    }
+}
+
+/// A database that was put back from a backup knows nothing of the epochs since.
+#[test]
+fn an_epoch_is_used_once_whatever_was_put_back() {
+    let (lab, manager) = Lab::new();
+    let out = lab.out();
+    manager.set_person("mallory", &person("finance"), 100).expect("sets");
+    manager.set_rule("finance", RULE, 100).expect("writes");
+    manager.publish(Some(&out), 100).expect("publishes");
+    let (backup, keys, manager) = Backup::of(&lab, manager);
+    manager.rotate(200).expect("rotates");
+    manager.publish(None, 200).expect("publishes");
+    let issued = manager.issue("mallory", 6000, 210).expect("issues");
+    manager.revoke("mallory", 220).expect("revokes");
+    let manager = backup.put_back(&lab, manager, &keys);
+    assert_eq!(manager.rotate(300).expect("rotates"), 300);
+    // Nothing that is there tells of what was.
+    fs::remove_dir_all(&out).expect("removes");
+    fs::create_dir(&out).expect("a directory");
+    assert!(!manager.publish(None, 300).expect("publishes").is_behind);
+    let claims = Claims::verify(&public(&manager), "acme", &issued.session_token).expect("verifies");
+    let (bundle, status) = published(&manager, &out);
+    assert!(!status.revoked.contains(&claims.id), "it is forgotten");
+    assert_eq!(claims.check(&bundle, &status, 300, 6000), Err(Refusal::Outdated));
+}
+
+/// A backup's rules are published again, above what the proxy has taken, and no credential from before is good.
+#[test]
+fn a_database_that_was_put_back_is_noticed_where_it_publishes() {
+    let (lab, manager) = Lab::new();
+    let out = lab.out();
+    manager.set_person("alice", &person("finance"), 100).expect("sets");
+    manager.set_rule("finance", RULE, 100).expect("writes");
+    manager.publish(Some(&out), 100).expect("publishes");
+    let before = manager.issue("alice", 6000, 100).expect("issues");
+    let (backup, keys, manager) = Backup::of(&lab, manager);
+    manager.revoke("alice", 200).expect("revokes");
+    manager.set_rule("finance", &RULE.replace("finance", "law"), 200).expect("writes");
+    // A clock that was ahead.
+    let last = manager.publish(None, 5000).expect("publishes");
+    assert!(last.is_new && !last.is_behind);
+    let manager = backup.put_back(&lab, manager, &keys);
+    let done = manager.publish(None, 300).expect("publishes");
+    assert!(done.is_new && done.is_behind && done.bundle > last.bundle && done.status > last.status);
+    let (bundle, status) = published(&manager, &out);
+    assert_eq!((bundle.seq, status.bundle, status.seq), (done.bundle, done.bundle, done.status));
+    let claims = Claims::verify(&public(&manager), "acme", &before.session_token).expect("verifies");
+    assert_eq!(claims.check(&bundle, &status, 300, 6000), Err(Refusal::Outdated));
+    let again = manager.publish(None, 310).expect("publishes");
+    assert!(!again.is_new && !again.is_behind);
+}
+
+#[test]
+fn rules_that_are_not_where_they_were_placed_are_published_again() {
+    let (lab, manager) = Lab::new();
+    let out = lab.out();
+    manager.set_rule("finance", RULE, 100).expect("writes");
+    manager.publish(Some(&out), 100).expect("publishes");
+    let path = out.join(BUNDLE_FILE);
+    let other: [&dyn Fn(); 4] = [
+        &|| fs::remove_file(&path).expect("removes"),
+        &|| fs::write(&path, "another").expect("writes"),
+        &|| fs::write(&path, vec![b'x'; Bundle::most() + 1]).expect("writes"),
+        &|| {
+            fs::remove_file(&path).expect("removes");
+            std::os::unix::fs::symlink("/dev/zero", &path).expect("links");
+        },
+    ];
+    for (at, change) in other.iter().enumerate() {
+        assert!(!manager.publish(None, 100).expect("publishes").is_new);
+        change();
+        let done = manager.publish(None, 100).expect("publishes");
+        assert!(done.is_new && !done.is_behind && done.bundle == 101 + at as u64);
+        assert_eq!(published(&manager, &out).0.seq, done.bundle);
+    }
+}
+
+/// Each rule is small. What cannot be published together is not taken, so that nothing stops publications later.
+#[test]
+fn a_rule_is_taken_if_all_can_be_published_with_it() {
+    let (lab, manager) = Lab::new();
+    let rule = |from: usize, count: usize| {
+        let one = |at: usize| format!("permit(principal, action, resource == Key::\"{at}\");\n");
+        (from..from + count).map(one).collect::<String>()
+    };
+    // As if each had been written, which takes long.
+    let keys = manager.close().expect("closes");
+    let database = redb::Database::open(lab.policy().join("policy.redb")).expect("opens");
+    let write = database.begin_write().expect("begins");
+    let table = redb::TableDefinition::<&str, &[u8]>::new("rules");
+    for at in 0..10 {
+        let text = serde_json::to_vec(&rule(at * 1000, if at == 0 { 999 } else { 1000 })).expect("JSON");
+        let mut rules = write.open_table(table).expect("is there");
+        rules.insert(format!("r{at}").as_str(), text.as_slice()).expect("inserts");
+    }
+    write.commit().expect("commits");
+    drop(database);
+    let manager = Manager::open_with(&lab.policy(), &keys).expect("opens");
+    let said = manager.set_rule("more", &rule(20_000, 2), 100).expect_err("too many").to_string();
+    assert!(said.contains("10000 statements"), "{said}");
+    assert_eq!(manager.rules().expect("reads").len(), 10);
+    manager.set_rule("last", &rule(20_000, 1), 100).expect("writes");
+    assert!(manager.publish(Some(&lab.out()), 100).expect("publishes").is_new);
 }

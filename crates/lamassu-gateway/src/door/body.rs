@@ -13,6 +13,9 @@ use tokio::time::{Instant, Sleep};
 const CHUNK_MAX: u64 = 8 << 20;
 /// The longest line that precedes a chunk.
 const LINE_MAX: usize = 1024;
+/// The most digits of a length. The protocol reads this many and passes over others, so a longer length would be
+/// another one there.
+const DIGITS_MAX: usize = 8;
 
 /// The body of a request.
 pub struct Incoming {
@@ -95,9 +98,7 @@ impl Chunks {
                 return Err(wrong("the line before a chunk is too long"));
             }
             if self.line.ends_with(b"\n") {
-                let digits = self.line.split(|b| matches!(b, b';' | b'\r' | b'\n')).next().unwrap_or_default();
-                let digits = std::str::from_utf8(digits).unwrap_or_default();
-                let length = u64::from_str_radix(digits, 16).map_err(|_| wrong("a chunk has no length"))?;
+                let length = length_of(&self.line).ok_or_else(|| wrong("a chunk has no length"))?;
                 if length > CHUNK_MAX {
                     return Err(wrong("a chunk has more than 8 MiB"));
                 }
@@ -107,6 +108,16 @@ impl Chunks {
         }
         Ok(())
     }
+}
+
+/// The length at the start of a line: 1 to 8 hexadecimal digits, and nothing else before `;` or CRLF. Whatever else the
+/// protocol might read as a length is none.
+fn length_of(line: &[u8]) -> Option<u64> {
+    let line = line.strip_suffix(b"\r\n")?;
+    let digits = line.split(|b| *b == b';').next()?;
+    let is_length = (1..=DIGITS_MAX).contains(&digits.len()) && digits.iter().all(u8::is_ascii_hexdigit);
+    let digits = std::str::from_utf8(digits).ok().filter(|_| is_length)?;
+    u64::from_str_radix(digits, 16).ok()
 }
 
 /// The body of an answer. Its request lasts until the body is sent, or the client is gone.
@@ -157,11 +168,44 @@ mod tests {
             assert!(body.chunks(size).all(|piece| chunks.pass(piece).is_ok()), "{size}");
             assert_eq!(chunks.data, CHUNK_MAX + 2);
         }
-        for wrong in ["800001\r\n", "x\r\n", "\r\n", "-1\r\n"] {
+        for wrong in ["800001\r\n", "FFFFFFFF\r\n", "x\r\n", "\r\n", "-1\r\n"] {
             assert!(Chunks::default().pass(wrong.as_bytes()).is_err(), "{wrong:?}");
         }
         assert!(Chunks::default().pass(&[b'0'; LINE_MAX + 1]).is_err());
         let mut over = Chunks::default();
         over.pass(b"0;chunk-signature=ab\r\nx-amz-checksum-crc32:AAAA\r\n").expect("trailers are not looked at");
+    }
+
+    /// What `s3s` makes of a line: `nom` takes eight digits for a number, and what follows them is lost.
+    fn of_the_protocol(line: &[u8]) -> Option<u64> {
+        let end = line.iter().position(|b| matches!(b, b';' | b'\r')).unwrap_or(line.len());
+        let digits: Vec<u8> = line[..end].iter().copied().take_while(u8::is_ascii_hexdigit).take(8).collect();
+        u64::from_str_radix(std::str::from_utf8(&digits).ok()?, 16).ok()
+    }
+
+    #[test]
+    fn a_length_is_the_same_here_and_in_the_protocol() {
+        for (line, length) in
+            [("0\r\n", 0), ("a\r\n", 10), ("0000000A;chunk-signature=ab\r\n", 10), ("FfFfFfFf;\r\n", 0xFFFF_FFFF)]
+        {
+            assert_eq!((length_of(line.as_bytes()), of_the_protocol(line.as_bytes())), (Some(length), Some(length)));
+        }
+        // Each of these is 1, 4 or 10 to one who reads it in another way.
+        for line in
+            ["000000010\r\n", "+4\r\n", " 4\r\n", "4 \r\n", "4x\r\n", "0x4\r\n", "4\n", "a\r", "4_0\r\n", ";4\r\n"]
+        {
+            assert_eq!(length_of(line.as_bytes()), None, "{line:?}");
+        }
+        // Whatever is taken is the same there.
+        let signs = b"08aF+ ;\rx";
+        for number in 0..signs.len().pow(5) {
+            let sign = |at: u32| signs[number / signs.len().pow(at) % signs.len()];
+            let line = [b"000000".as_slice(), &[0, 1, 2, 3, 4].map(sign), b"\r\n"].concat();
+            for line in [&line[..], &line[4..], &line[6..]] {
+                assert!(length_of(line).is_none_or(|length| of_the_protocol(line) == Some(length)), "{line:?}");
+            }
+        }
+        let mut chunks = Chunks::default();
+        chunks.pass(b"000000010\r\nA\r\nFFFFFFFF\r\n").expect_err("not one of sixteen bytes");
     }
 }

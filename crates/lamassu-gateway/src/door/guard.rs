@@ -5,6 +5,7 @@
 //! ambiguous is refused: a name that is encoded without need, a value that is not ASCII, a repeated parameter or
 //! header, two signatures. Every request must have exactly one signature of version 4.
 
+use crate::s3::NULL_VERSION;
 use http::request::Parts;
 use http::{HeaderMap, HeaderName, Method, StatusCode, header};
 use percent_encoding::percent_decode_str;
@@ -63,6 +64,9 @@ pub fn check(parts: &Parts, object_max: u64) -> S3Result<()> {
         (None, false) => return Err(forbidden("the request is not signed".into())),
     };
     check_signed(&parts.headers, signed.unwrap_or_default())?;
+    if query.all("versionId").any(|version| !version.is_empty() && version != NULL_VERSION) {
+        return Err(s3_error!(NoSuchVersion, "objects have no versions here but \"null\""));
+    }
     check_length(&parts.headers, object_max)
 }
 
@@ -102,8 +106,12 @@ impl Query {
         Ok(Query(all))
     }
 
+    fn all(&self, name: &str) -> impl Iterator<Item = &str> {
+        self.0.iter().filter(move |(other, _)| other == name).map(|(_, value)| &**value)
+    }
+
     fn get(&self, name: &str) -> Option<&str> {
-        self.0.iter().find(|(other, _)| other == name).map(|(_, value)| &**value)
+        self.all(name).next()
     }
 
     fn has(&self, name: &str) -> bool {
@@ -211,6 +219,19 @@ mod tests {
         let headers = [("authorization", without_host.as_str()), ("x-amz-content-sha256", "x"), ("x-amz-date", "d")];
         assert!(checked("/b/k", &headers).is_err());
         assert!(checked("/b/k", &[("authorization", SIGNED), ("x-amz-date", "d")]).is_err());
+    }
+
+    #[test]
+    fn there_is_one_version_however_another_is_named() {
+        let good = [("authorization", SIGNED), ("x-amz-content-sha256", "x"), ("x-amz-date", "d")];
+        for query in ["", "versionId=", "versionId=null", "version%49d=nul%6C", "versionid=x", "versionId"] {
+            checked(&format!("/b/k?{query}"), &good).expect(query);
+        }
+        for query in ["versionId=x", "version%49d=x", "a=b&versionId=%78", "versionId=null&versionId=x", "versionId=+"]
+        {
+            let refused = checked(&format!("/b/k?{query}"), &good).expect_err(query);
+            assert_eq!(refused.code().as_str(), "NoSuchVersion", "{query}");
+        }
     }
 
     #[test]

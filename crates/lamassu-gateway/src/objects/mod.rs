@@ -12,11 +12,13 @@ mod copy;
 pub mod key;
 pub mod list;
 mod multipart;
+mod names;
 pub mod node;
 pub mod parts;
 mod put;
 mod refusal;
 mod sweep;
+pub mod uploads;
 
 pub use multipart::{Reader, Upload};
 pub use parts::{Completed, PARTS_MAX};
@@ -27,7 +29,7 @@ pub use refusal::Refusal;
 use attrs::{Attrs, Shown};
 use key::{Key, KeyFault};
 use lamassu_vault::{Kind, Owner, VaultError};
-use list::Listings;
+use names::Listings;
 pub use node::Tree;
 use node::{Node, Open};
 use parking_lot::{Mutex, MutexGuard};
@@ -35,9 +37,12 @@ use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
+use uploads::UploadQuery;
 
 /// Bytes of one read or write.
 pub const PIECE: usize = 1 << 20;
+/// Uploads that are looked at together.
+const AT_ONCE: usize = 1000;
 /// Number of locks that keys share.
 const STRIPES: usize = 256;
 /// How often an object is looked up that is replaced again and again before it is opened.
@@ -206,12 +211,18 @@ impl Objects {
         if !self.list(name, &query, &|_| true)?.items.is_empty() {
             return Err(Refusal::BucketNotEmpty.into());
         }
-        for (id, upload) in self.uploads(name, "")? {
-            match self.abort_upload(name, &Key::parse(&upload.key)?, &id) {
-                // Another request has ended it.
-                Ok(()) | Err(ObjectError::Refused(Refusal::NoUpload)) => {}
-                Err(error) => return Err(error),
+        let mut query = UploadQuery { max: AT_ONCE, ..UploadQuery::default() };
+        loop {
+            let page = self.uploads(name, &query, &|_| true)?;
+            for uploads::Listed { key, id, .. } in page.uploads {
+                match self.abort_upload(name, &Key::parse(&key)?, &id) {
+                    // Another request has ended it.
+                    Ok(()) | Err(ObjectError::Refused(Refusal::NoUpload)) => {}
+                    Err(error) => return Err(error),
+                }
             }
+            let Some((key, id)) = page.next else { break };
+            (query.after, query.after_id) = (Some(key), id);
         }
         multipart::remove_index(&bucket)?;
         let root = self.root()?;
@@ -246,7 +257,9 @@ impl Objects {
         let Some(node) = dir.child_if_there(key.name())? else { return Ok(None) };
         let is_object = match node.attr().kind {
             Kind::File => !key.is_dir(),
-            Kind::Dir => key.is_dir() && Attrs::are_of(&node)?,
+            Kind::Dir => {
+                key.is_dir() && names::unless_closed(Attrs::are_of(&node).map_err(Into::into))?.unwrap_or(false)
+            }
             Kind::Symlink | Kind::Fifo | Kind::Socket | Kind::CharDevice | Kind::BlockDevice => false,
         };
         if !is_object {

@@ -7,9 +7,11 @@
 
 use super::attrs::{Attrs, Given, NAME, Shown};
 use super::key::Key;
+use super::names::Names;
 use super::node::{Node, Open};
 use super::parts::{self, Completed};
 use super::put::random_name;
+use super::uploads::{Paging, UploadPage, UploadQuery};
 use super::{Guard, Object, ObjectError, Objects, Refusal, Result, Staged, none_there, stripe};
 use lamassu_vault::{Attr, Owner, RenameMode, VaultError};
 use parking_lot::MutexGuard;
@@ -24,6 +26,8 @@ const PARTS: &str = ".lamassu-upload-";
 /// Prefix of the name of an ended upload's directory.
 const ENDED: &str = ".lamassu-ended-";
 const INDEX_MODE: u32 = 0o700;
+/// Bytes of ids that are in memory at once for a listing.
+const IDS_MAX: usize = 1 << 20;
 
 /// The description of an upload.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -41,9 +45,6 @@ pub struct Upload {
     /// whether the checksum is of the whole object
     pub is_full: bool,
 }
-
-/// An upload and its id.
-pub type Uploads = Vec<(String, Upload)>;
 
 /// A part that was uploaded.
 pub struct Part {
@@ -254,25 +255,27 @@ impl Objects {
         }
     }
 
-    /// The uploads of a bucket whose keys begin with `prefix`, by key and then by age.
+    /// A page of the uploads of a bucket: those to keys in folders that `may_list` allows.
     ///
     /// # Errors
     /// [`Refusal::NoBucket`]; those of the vault.
-    pub fn uploads(&self, bucket: &str, prefix: &str) -> Result<Uploads> {
+    pub fn uploads(&self, bucket: &str, query: &UploadQuery, may_list: &dyn Fn(&str) -> bool) -> Result<UploadPage> {
         let bucket = self.bucket(bucket)?;
-        let mut ids = Vec::new();
+        let marker = query.after_id.as_deref().map(|id| self.described(&bucket, id)).transpose()?.flatten();
+        let mut paging = Paging::new(query, may_list, marker.as_ref());
         if let Some(index) = bucket.child_if_there(OsStr::new(INDEX))? {
-            index.list(&mut |name, _| ids.extend(name.to_str().map(String::from)))?;
+            let mut from = Some(String::new());
+            while let Some(begin) = from {
+                let ids = Names::read(&index, &begin, IDS_MAX)?;
+                for id in (0..ids.len()).map(|at| ids.get(at)) {
+                    if let Some(upload) = self.described(&bucket, id)? {
+                        paging.offer(id, &upload);
+                    }
+                }
+                from = ids.next();
+            }
         }
-        let mut uploads = Vec::new();
-        for id in ids {
-            let upload = self.described(&bucket, &id)?.filter(|upload| upload.key.starts_with(prefix));
-            uploads.extend(upload.map(|upload| (id, upload)));
-        }
-        uploads.sort_by(|(id, one), (other_id, other)| {
-            (&one.key, one.begun, id).cmp(&(&other.key, other.begun, other_id))
-        });
-        Ok(uploads)
+        Ok(paging.page())
     }
 
     /// Makes the object from its parts. `sum` computes its checksum, from those of the parts or from the content.

@@ -22,6 +22,11 @@ pub trait Tree: FileSystem {
     fn at(&self, path: &OsStr) -> Result<Entry>;
     /// Makes the kernel forget what it knows of a name, where the tree is mounted too.
     fn changed(&self, parent: Ino, name: &OsStr);
+    /// Calls `each` for the entries of a directory except `.` and `..`.
+    ///
+    /// # Errors
+    /// Those of the directory.
+    fn each_name(&self, dir: Ino, each: &mut dyn FnMut(&OsStr, Kind)) -> Result<()>;
     /// The namespace of attributes: one that programs in a mount do not reach, where there is a mount.
     fn namespace(&self) -> &'static str;
 }
@@ -32,6 +37,16 @@ impl Tree for Forest {
     }
     fn changed(&self, parent: Ino, name: &OsStr) {
         self.changed_beside_kernel(parent, name);
+    }
+    fn each_name(&self, dir: Ino, each: &mut dyn FnMut(&OsStr, Kind)) -> Result<()> {
+        let handle = self.open_dir(dir)?;
+        let listed = self.read_dir(handle, 0, &mut |entry, _| {
+            if entry.name != "." && entry.name != ".." {
+                each(&entry.name, entry.kind);
+            }
+            true
+        });
+        listed.and(self.release_dir(handle))
     }
     fn namespace(&self) -> &'static str {
         "trusted."
@@ -46,6 +61,9 @@ impl Tree for PlainFs {
         }
     }
     fn changed(&self, _: Ino, _: &OsStr) {}
+    fn each_name(&self, dir: Ino, each: &mut dyn FnMut(&OsStr, Kind)) -> Result<()> {
+        PlainFs::each_name(self, dir, each)
+    }
     fn namespace(&self) -> &'static str {
         // Those of root alone a provider's user cannot set; nobody else reaches the directory.
         "user."
@@ -190,14 +208,7 @@ impl Node {
     /// # Errors
     /// Those of the vault.
     pub fn list(&self, each: &mut dyn FnMut(&OsStr, Kind)) -> Result<()> {
-        let handle = self.0.fs.open_dir(self.ino())?;
-        let listed = self.0.fs.read_dir(handle, 0, &mut |entry, _| {
-            if entry.name != "." && entry.name != ".." {
-                each(&entry.name, entry.kind);
-            }
-            true
-        });
-        listed.and(self.0.fs.release_dir(handle))
+        self.0.fs.each_name(self.ino(), each)
     }
 
     fn named(&self, name: &str) -> String {

@@ -80,7 +80,11 @@ impl Admission {
         let key = (claims.id.clone(), secret);
         let (claims, customer) = (Arc::new(claims), customer.clone());
         let (of, tenant, most) = (claims.clone(), customer.tenant.clone(), self.most);
-        let judge = Box::new(move |action, key: &str| found.decider.allows(&of, action, key));
+        // A request keeps no rules alive: one that goes on for so long that they are gone may nothing more.
+        let decider = Arc::downgrade(&found.decider);
+        let judge = Box::new(move |action, key: &str| {
+            decider.upgrade().is_some_and(|decider| decider.allows(&of, action, key))
+        });
         // By what is published then. Long requests ask it again and again.
         let in_force = Box::new(move || Ok(most.check(&customer, &claims, self::now()).map(drop)?));
         Ok(User::of_credential(name, tenant, key, (judge, in_force)))

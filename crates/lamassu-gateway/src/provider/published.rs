@@ -86,9 +86,9 @@ pub enum Absent {
     /// The list of revocations is too old.
     #[error("the tenant's list of revocations is too old")]
     Old,
-    /// The list names a newer bundle than the one that is here.
-    #[error("the tenant has published newer rules than those that are here")]
-    Withheld,
+    /// The list names another bundle than the one that is here.
+    #[error("the tenant has published other rules than those that are here")]
+    Other,
 }
 
 /// What is in force.
@@ -100,9 +100,15 @@ pub struct InForce {
     pub status: Arc<Status>,
 }
 
+/// What was read and not taken before, with its text.
+type New<T> = Option<(String, T)>;
+
 #[derive(Default)]
 struct Taken {
     bundle: Option<(String, Arc<Decider>)>,
+    /// The rules before, for requests that began with them. There are no others: rules of a tenant are in memory twice
+    /// at most, however often it publishes and however long its requests take.
+    before: Option<Arc<Decider>>,
     status: Option<(String, Arc<Status>)>,
     /// The last error, said once.
     error: Option<String>,
@@ -135,22 +141,59 @@ impl Customer {
         };
         match () {
             () if now.saturating_sub(status.time) > age_max => Err(Absent::Old),
-            () if decider.bundle().seq < status.bundle => Err(Absent::Withheld),
+            () if decider.bundle().seq != status.bundle => Err(Absent::Other),
             () => Ok(InForce { decider: decider.clone(), status: status.clone() }),
         }
     }
 
-    /// Reads what is published, and takes what is new.
+    /// Reads what is published, and takes what is new. Rules are in force together with the list that names them: newer
+    /// ones than it names wait for the next list.
     pub fn read(&self, memory: &Memory, now: u64) {
         let bucket = &self.config.bucket;
-        // The tenant places the bundle first: a status that is here has its bundle here.
-        let error = self.read_status(memory, now).and_then(|()| self.read_bundle(memory)).err();
+        let mut seen = memory.of(bucket);
+        let error = match self.new_status(&mut seen, now) {
+            Err(error) => Some(error),
+            Ok(status) => {
+                let named = status.as_ref().map(|(_, status)| status.bundle);
+                let named = named.or_else(|| self.taken.read().status.as_ref().map(|(_, status)| status.bundle));
+                // What a list revokes is revoked, whatever becomes of the rules.
+                let (bundle, error) = match self.new_bundle(&mut seen, named) {
+                    Ok(bundle) => (bundle, None),
+                    Err(error) => (None, Some(error)),
+                };
+                self.take(memory, seen, (status, bundle)).err().or(error)
+            }
+        };
         let said = &mut self.taken.write().error;
         match &error {
             Some(error) if said.as_ref() != Some(error) => tracing::warn!(bucket, "not taken: {error}"),
             _ => {}
         }
         *said = error;
+    }
+
+    /// Remembers what is new, and puts it in force at once.
+    fn take(
+        &self,
+        memory: &Memory,
+        seen: Seen,
+        (status, bundle): (New<Status>, New<Decider>),
+    ) -> std::result::Result<(), String> {
+        let bucket = &self.config.bucket;
+        if status.is_none() && bundle.is_none() {
+            return Ok(());
+        }
+        memory.remember(bucket, seen).map_err(|error| format!("cannot remember it: {error}"))?;
+        let taken = &mut *self.taken.write();
+        if let Some((text, status)) = status {
+            taken.status = Some((text, Arc::new(status)));
+        }
+        if let Some((text, decider)) = bundle {
+            let (seq, epoch) = (decider.bundle().seq, decider.bundle().epoch);
+            taken.before = taken.bundle.replace((text, Arc::new(decider))).map(|(_, decider)| decider);
+            tracing::info!(bucket, seq, epoch, "rules are in force");
+        }
+        Ok(())
     }
 
     fn text(&self, name: &str, most: usize) -> std::result::Result<String, String> {
@@ -167,45 +210,46 @@ impl Customer {
         Ok(text)
     }
 
-    fn read_status(&self, memory: &Memory, now: u64) -> std::result::Result<(), String> {
+    /// A list of revocations that was not taken before; enters its number into `seen`.
+    fn new_status(&self, seen: &mut Seen, now: u64) -> std::result::Result<New<Status>, String> {
         let text = self.text(STATUS_FILE, Status::most())?;
         if self.taken.read().status.as_ref().is_some_and(|(before, _)| *before == text) {
-            return Ok(());
+            return Ok(None);
         }
-        let (bucket, seen) = (&self.config.bucket, memory.of(&self.config.bucket));
-        let status = Status::verify(&self.config.key, bucket, &text).map_err(|error| error.to_string())?;
+        let status = Status::verify(&self.config.key, &self.config.bucket, &text).map_err(|error| error.to_string())?;
         if status.seq < seen.status {
             return Err(format!("the status has number {}, and {} was taken before", status.seq, seen.status));
         }
         if status.time > now + SKEW {
             return Err("the status is of the future: the clock here or the tenant's is wrong".into());
         }
-        let seen = Seen { status: status.seq, ..seen };
-        memory.remember(bucket, seen).map_err(|error| format!("cannot remember it: {error}"))?;
-        self.taken.write().status = Some((text, Arc::new(status)));
-        Ok(())
+        seen.status = status.seq;
+        Ok(Some((text, status)))
     }
 
-    fn read_bundle(&self, memory: &Memory) -> std::result::Result<(), String> {
+    /// Rules of the number `named` that were not taken before; enters them into `seen`.
+    fn new_bundle(&self, seen: &mut Seen, named: Option<u64>) -> std::result::Result<New<Decider>, String> {
         let text = self.text(BUNDLE_FILE, Bundle::most())?;
         if self.taken.read().bundle.as_ref().is_some_and(|(before, _)| *before == text) {
-            return Ok(());
+            return Ok(None);
         }
-        let (bucket, seen) = (&self.config.bucket, memory.of(&self.config.bucket));
         let said = |error: AccessError| error.to_string();
-        let bundle = Bundle::verify(&self.config.key, bucket, &text).map_err(said)?;
+        let bundle = Bundle::verify(&self.config.key, &self.config.bucket, &text).map_err(said)?;
         let (seq, digest) = (bundle.seq, HEXLOWER.encode(&lamassu_crypto::wrap::sha256(text.as_bytes())));
         if seq < seen.bundle || (seq == seen.bundle && digest != seen.digest) {
             return Err(format!("the bundle has number {seq}, and {} was taken before", seen.bundle));
         }
-        let (epoch, statements) = (bundle.epoch, bundle.policies.len());
+        match named {
+            Some(named) if named == seq => {}
+            // The tenant places it first. The list that names it comes next.
+            Some(named) if named < seq => return Ok(None),
+            Some(named) => return Err(format!("the bundle has number {seq}, and the status names {named}")),
+            None => return Ok(None),
+        }
+        self.taken.write().before = None;
         let decider = Decider::of(bundle).map_err(said)?;
-        memory
-            .remember(bucket, Seen { bundle: seq, digest, ..seen })
-            .map_err(|error| format!("cannot remember it: {error}"))?;
-        self.taken.write().bundle = Some((text, Arc::new(decider)));
-        tracing::info!(bucket, seq, epoch, statements, "rules are in force");
-        Ok(())
+        (seen.bundle, seen.digest) = (seq, digest);
+        Ok(Some((text, decider)))
     }
 }
 
@@ -261,21 +305,58 @@ mod tests {
         }
         status(9, 3, 160);
         one.read(&memory, 160);
-        assert_eq!(one.in_force(161, 60).err(), Some(Absent::Withheld));
+        assert_eq!(one.in_force(161, 60).err(), Some(Absent::Other));
         bundle(3, &seed, 1);
         one.read(&memory, 160);
         assert_eq!(one.in_force(161, 60).expect("in force").decider.bundle().seq, 3);
+        // Newer rules wait for the list that names them.
+        bundle(4, &seed, 2);
+        one.read(&memory, 160);
+        assert_eq!(one.in_force(161, 60).expect("in force").decider.bundle().seq, 3);
+        status(10, 4, 160);
+        one.read(&memory, 160);
+        assert_eq!(one.in_force(161, 60).expect("in force").decider.bundle().seq, 4);
+        // A tenant with an older copy of its database: a new list, but rules that are not those in force.
+        bundle(3, &seed, 1);
+        status(11, 3, 160);
+        one.read(&memory, 160);
+        assert_eq!(one.in_force(161, 60).err(), Some(Absent::Other));
+        status(12, 4, 160);
+        one.read(&memory, 160);
+        assert_eq!(one.in_force(161, 60).expect("in force").decider.bundle().seq, 4);
         // After a restart.
         let (memory, again) = (Memory::open(dir.path()).expect("opens"), customer(dir.path()));
         status(8, 2, 160);
         bundle(2, &seed, 1);
         again.read(&memory, 160);
         assert_eq!(again.in_force(161, 60).err(), Some(Absent::Nothing));
-        status(9, 3, 160);
-        bundle(3, &seed, 1);
+        status(13, 5, 160);
+        bundle(5, &seed, 1);
         again.read(&memory, 160);
         assert!(again.in_force(161, 60).is_ok());
         fs::write(dir.path().join(SEEN_FILE), "{").expect("writes");
         assert!(Memory::open(dir.path()).is_err());
+    }
+
+    #[test]
+    fn rules_are_in_memory_twice_at_most() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let seed = Secret::new(&mut [5; 32]);
+        let published = dir.path().to_owned();
+        let config =
+            TenantConfig { bucket: "acme".into(), key: sign::public(&seed), published, limits: Limits::default() };
+        let (memory, customer) = (Memory::open(dir.path()).expect("opens"), Customer::new(config));
+        let mut all = Vec::new();
+        for seq in 1..6 {
+            let bundle = Bundle { seq, epoch: 1, vocabulary: String::new(), time: 100, policies: Vec::new() };
+            let status = Status { seq, bundle: seq, time: 100, revoked: BTreeSet::new() };
+            for (name, text) in [(BUNDLE_FILE, bundle.sign(&seed, "acme")), (STATUS_FILE, status.sign(&seed, "acme"))] {
+                fs::write(dir.path().join(name), text.expect("signs")).expect("writes");
+            }
+            customer.read(&memory, 100);
+            all.push(Arc::downgrade(&customer.in_force(100, 60).expect("in force").decider));
+            let alive = all.iter().map(|one| one.strong_count()).sum::<usize>();
+            assert_eq!(alive, all.len().min(2), "the newest, and the one before");
+        }
     }
 }

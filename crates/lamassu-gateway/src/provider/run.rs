@@ -20,9 +20,9 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::SocketAddr;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
 use zeroize::Zeroizing;
 
 /// Its name in the directory of the proxy's state: 32 bytes.
@@ -31,6 +31,8 @@ const KEY_FILE: &str = "proxy.key";
 const MODES: Modes = Modes { file: 0o600, dir: 0o700 };
 /// How often publications are read.
 const READ_EVERY: Duration = Duration::from_secs(1);
+/// How long the start waits for publications. Whose are not there by then is refused until they are.
+const FIRST_WITHIN: Duration = Duration::from_secs(5);
 
 /// Reads all files that a configuration names, and the tenants' publications as far as they are there.
 ///
@@ -78,14 +80,14 @@ pub fn serve(config: &ProviderConfig, ready: Box<dyn FnOnce(SocketAddr) + Send>)
         make_private(&path.join(&tenant.bucket))?;
     }
     let customers: Vec<_> = tenants.into_iter().map(|tenant| Arc::new(Customer::new(tenant))).collect();
-    customers.iter().for_each(|customer| customer.read(&memory, now()));
     let admission = Admission {
         private,
         customers: customers.iter().map(|one| (one.config.bucket.clone(), one.clone())).collect::<HashMap<_, _>>(),
         most: Most { credential_seconds: config.credential_seconds_max, status_seconds: config.status_seconds_max },
     };
     let stopping = Arc::new(AtomicBool::new(false));
-    let threads = [reads(customers, memory, stopping.clone())?, sweeps(Served::Files(objects.clone()), &stopping)?];
+    read_all(customers, move |customer| customer.read(&memory, now()), (READ_EVERY, FIRST_WITHIN), &stopping)?;
+    let sweeping = sweeps(Served::Files(objects.clone()), &stopping)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let runtime = runtime.map_err(|source| GatewayError::System { op: "start threads", source })?;
     let tls: Tls = Arc::new(RwLock::new(tls));
@@ -104,26 +106,38 @@ pub fn serve(config: &ProviderConfig, ready: Box<dyn FnOnce(SocketAddr) + Send>)
     let served = runtime.block_on(attend(config, attending, ended));
     runtime.shutdown_timeout(Duration::from_secs(60));
     stopping.store(true, Ordering::Relaxed);
-    for thread in threads {
-        thread.thread().unpark();
-        let _ = thread.join();
-    }
+    sweeping.thread().unpark();
+    let _ = sweeping.join();
     served
 }
 
-/// A thread that reads publications.
-fn reads(
-    customers: Vec<Arc<Customer>>,
-    memory: Memory,
-    stopping: Arc<AtomicBool>,
-) -> Result<std::thread::JoinHandle<()>> {
-    let thread = std::thread::Builder::new().name("lamassu-published".into()).spawn(move || {
-        while !stopping.load(Ordering::Relaxed) {
-            customers.iter().for_each(|customer| customer.read(&memory, now()));
-            std::thread::park_timeout(READ_EVERY);
-        }
-    });
-    thread.map_err(|source| GatewayError::System { op: "start a thread", source })
+/// Reads publications again and again, each tenant's on a thread of its own: a share that does not answer is waited for
+/// there, also at the end, and holds up no other tenant. Returns when each that answers was read once, or `first` is
+/// over.
+fn read_all<T: Send + Sync + 'static>(
+    all: Vec<Arc<T>>,
+    read: impl Fn(&T) + Send + Sync + 'static,
+    (every, first): (Duration, Duration),
+    stopping: &Arc<AtomicBool>,
+) -> Result<()> {
+    let (read, count, (tell, told)) = (Arc::new(read), all.len(), mpsc::channel());
+    for one in all {
+        let (read, stopping, tell) = (read.clone(), stopping.clone(), tell.clone());
+        let reading = move || {
+            while !stopping.load(Ordering::Relaxed) {
+                read(&one);
+                // Nobody waits for it later.
+                let _ = tell.send(());
+                std::thread::park_timeout(every);
+            }
+        };
+        let thread = std::thread::Builder::new().name("lamassu-published".into()).spawn(reading);
+        thread.map_err(|source| GatewayError::System { op: "start a thread", source })?;
+    }
+    let until = Instant::now() + first;
+    // Who is read twice before all were read once is counted for one of those that do not answer.
+    let _ = (0..count).try_for_each(|_| told.recv_timeout(until.saturating_duration_since(Instant::now())));
+    Ok(())
 }
 
 /// Reloads the certificate.
@@ -175,4 +189,36 @@ fn read_key(state: &Path) -> Result<Secret<32>> {
     file.take(33).read_to_end(&mut bytes).map_err(failed("read"))?;
     let wrong = || GatewayError::Config { path: path.clone(), detail: "the proxy's key has 32 bytes".into() };
     Secret::from_slice(&bytes).ok_or_else(wrong)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use parking_lot::Mutex;
+
+    #[test]
+    fn who_does_not_answer_holds_up_no_other() {
+        let (stall, stalled) = mpsc::channel::<()>();
+        let (stalled, counts) = (Mutex::new(stalled), Arc::new(Mutex::new([0_u32; 3])));
+        let counted = counts.clone();
+        let read = move |number: &usize| {
+            if *number == 0 {
+                let _ = stalled.lock().recv();
+            }
+            counted.lock()[*number] += 1;
+        };
+        let stopping = Arc::new(AtomicBool::new(false));
+        let times = (Duration::from_millis(1), Duration::from_millis(10));
+        read_all((0..3).map(Arc::new).collect(), read, times, &stopping).expect("starts");
+        let until = |is_so: &dyn Fn(&[u32; 3]) -> bool| {
+            while !is_so(&counts.lock()) {
+                std::thread::yield_now();
+            }
+        };
+        until(&|counts| counts[1] > 5 && counts[2] > 5);
+        assert_eq!(counts.lock()[0], 0);
+        drop(stall);
+        until(&|counts| counts[0] > 5);
+        stopping.store(true, Ordering::Relaxed);
+    }
 }

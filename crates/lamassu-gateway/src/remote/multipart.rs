@@ -12,6 +12,7 @@ use super::upload::Upload as Storing;
 use super::{Remote, at_once, stripe_of};
 use crate::objects::attrs::{Attrs, Shown};
 use crate::objects::parts::{self, tag_of};
+use crate::objects::uploads::{Paging, UploadPage, UploadQuery};
 use crate::objects::{Completed, Guard, PARTS_MAX, PIECE, Refusal, Upload};
 use crate::work;
 use lamassu_vault::detached::Identity;
@@ -26,6 +27,8 @@ const UPLOADS: &str = "lamassu.uploads";
 const RECORD: &str = "upload";
 /// Most bytes of names of uploads and parts that are taken from a provider, which may list what it likes: of a million.
 const NAMES_MAX: usize = 128 << 20;
+/// Records of uploads that are in memory at once for a listing.
+const RECORDS_MAX: usize = 256;
 
 /// A part that was uploaded.
 pub struct Part {
@@ -200,11 +203,11 @@ impl Remote {
         self.below_while(place, &|| true)
     }
 
-    /// Uploads to keys with a prefix, by key and time.
+    /// A page of the uploads of a bucket: those to keys in folders that `may_list` allows.
     ///
     /// # Errors
     /// [`Refusal::NoBucket`]; those of the provider.
-    pub fn uploads(&self, bucket: &str, prefix: &str) -> Result<Vec<(String, Upload)>> {
+    pub fn uploads(&self, bucket: &str, query: &UploadQuery, may_list: &dyn Fn(&str) -> bool) -> Result<UploadPage> {
         self.bucket(bucket)?;
         let dir = self.uploads_of(bucket);
         let names = self.below(&dir)?;
@@ -212,19 +215,22 @@ impl Remote {
         let read = |id: &&str| {
             work::wanted(RemoteError::GivenUp)?;
             match self.record(&format!("{dir}/{id}/{RECORD}")) {
-                Ok(record) => {
-                    Ok(serde_json::from_slice::<Upload>(&record).ok().map(|upload| ((*id).to_owned(), upload)))
-                }
+                Ok(record) => Ok(serde_json::from_slice::<Upload>(&record).ok()),
                 Err(RemoteError::Missing(_)) => Ok(None),
                 Err(error) => Err(error),
             }
         };
-        let mut found: Vec<_> = at_once(&ids, read)?.into_iter().flatten().collect();
-        found.retain(|(_, upload)| upload.key.starts_with(prefix));
-        found.sort_unstable_by(|(id, one), (other_id, other)| {
-            (&one.key, one.begun, id).cmp(&(&other.key, other.begun, other_id))
-        });
-        Ok(found)
+        let marker = query.after_id.as_deref().filter(|id| ids.contains(id)).map(|id| read(&id)).transpose()?.flatten();
+        let mut paging = Paging::new(query, may_list, marker.as_ref());
+        for some in ids.chunks(RECORDS_MAX) {
+            let found = at_once(some, read)?;
+            some.iter().zip(found).for_each(|(id, found)| {
+                if let Some(upload) = found {
+                    paging.offer(id, &upload);
+                }
+            });
+        }
+        Ok(paging.page())
     }
 
     /// Gives an upload up.

@@ -6,7 +6,7 @@ use crate::credentials::{Credentials, Right, User};
 use crate::limits::Turn;
 use crate::log::Entry;
 use crate::work::Work;
-use http::{HeaderMap, Uri};
+use http::HeaderMap;
 use lamassu_access::Action;
 use parking_lot::RwLock;
 use s3s::access::{S3Access, S3AccessContext};
@@ -105,26 +105,36 @@ impl S3Access for Doorkeeper {
         let Some(user) = user else {
             return Err(s3_error!(AccessDenied, "a request is signed"));
         };
-        let is_allowed = match (&bucket, &key) {
-            (Some(bucket), Some(key)) => user.may_use(action_of(&operation), bucket, key),
-            (Some(bucket), None) => user.may(right_of(&operation), bucket),
-            (None, _) => true,
-        };
-        if !is_allowed || (bucket.is_none() && operation != "ListBuckets") {
-            tell_refused(&user, &operation, bucket.as_deref());
-            return Err(refused());
-        }
-        refuse_unsupported(cx.headers(), cx.uri())?;
-        let Some(turn) = user.tenant.begin(&user.name) else {
-            return Err(s3_error!(SlowDown, "this user or its tenant has too many requests: try again"));
-        };
-        cx.extensions_mut().insert(Session { user, turn: Arc::new(turn) });
+        refuse_unsupported(cx.headers())?;
+        let session = admitted(user, &operation, bucket, key).await?;
+        cx.extensions_mut().insert(session);
         Ok(())
     }
 }
 
+/// The session of a user's request. What rules cost is counted: they are asked after the turn is taken, on a thread
+/// that may be busy.
+async fn admitted(user: Arc<User>, operation: &str, bucket: Option<String>, key: Option<String>) -> S3Result<Session> {
+    let is_allowed = match &bucket {
+        Some(bucket) => user.may(right_of(operation), bucket),
+        None => operation == "ListBuckets",
+    };
+    if !is_allowed {
+        tell_refused(&user, operation, bucket.as_deref());
+        return Err(refused());
+    }
+    let Some(turn) = user.tenant.begin(&user.name) else {
+        return Err(s3_error!(SlowDown, "this user or its tenant has too many requests: try again"));
+    };
+    let session = Session { user, turn: Arc::new(turn) };
+    if let (Some(bucket), Some(key)) = (&bucket, &key) {
+        session.require(action_of(operation), operation, bucket, key).await?;
+    }
+    Ok(session)
+}
+
 /// Refuses requests for features that are not supported, instead of ignoring them.
-fn refuse_unsupported(headers: &HeaderMap, uri: &Uri) -> S3Result<()> {
+fn refuse_unsupported(headers: &HeaderMap) -> S3Result<()> {
     let text = |name: &str| headers.get(name).map(|value| String::from_utf8_lossy(value.as_bytes()));
     let is_named = |begin: &str| headers.keys().any(|name| name.as_str().starts_with(begin));
     if is_named("x-amz-server-side-encryption-customer") || is_named("x-amz-copy-source-server-side-encryption") {
@@ -144,10 +154,6 @@ fn refuse_unsupported(headers: &HeaderMap, uri: &Uri) -> S3Result<()> {
     }
     if text("x-amz-storage-class").is_some_and(|class| !CLASSES.contains(&&*class)) {
         return Err(s3_error!(InvalidStorageClass, "there is the class STANDARD alone"));
-    }
-    let version = uri.query().and_then(|query| query.split('&').find_map(|pair| pair.strip_prefix("versionId=")));
-    if version.is_some_and(|version| !version.is_empty() && version != NULL_VERSION) {
-        return Err(s3_error!(NoSuchVersion, "objects have no versions here but \"null\""));
     }
     Ok(())
 }
@@ -179,12 +185,19 @@ impl Session {
         crate::work::spawn(self.turn.clone(), work)
     }
 
-    /// Checks the right to another key than that in the path, or to a folder.
+    /// Checks the right to a key, or to a folder.
     ///
     /// # Errors
     /// `AccessDenied`.
-    pub fn require(&self, action: Action, operation: &str, bucket: &str, key: &str) -> S3Result<()> {
-        if self.user.may_use(action, bucket, key) {
+    pub async fn require(&self, action: Action, operation: &str, bucket: &str, key: &str) -> S3Result<()> {
+        let is_allowed = match self.user.has_rules() {
+            false => self.user.may_use(action, bucket, key),
+            true => {
+                let (user, at, key) = (self.user.clone(), bucket.to_owned(), key.to_owned());
+                self.spawn(move || user.may_use(action, &at, &key)).await.map_err(super::fault::lost)?
+            }
+        };
+        if is_allowed {
             return Ok(());
         }
         tell_refused(&self.user, operation, Some(bucket));
@@ -195,6 +208,7 @@ impl Session {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::limits::{Limits, Tenant};
 
     #[test]
     fn what_is_not_known_to_read_needs_the_right_to_write() {
@@ -215,5 +229,40 @@ mod tests {
         ] {
             assert_eq!(action_of(operation), action, "{operation}");
         }
+    }
+
+    fn holder(limits: Limits, judge: crate::credentials::Judge) -> Arc<User> {
+        let (tenant, key) = (Arc::new(Tenant::new("acme", limits)), ("KEY".to_owned(), "secret".into()));
+        Arc::new(User::of_credential("holder".into(), tenant, key, (judge, Box::new(|| Ok(())))))
+    }
+
+    #[tokio::test]
+    async fn rules_are_asked_within_the_limits_and_on_a_thread_that_may_be_busy() {
+        let (asked, asks) = std::sync::mpsc::channel();
+        let judge = move |action, key: &str| {
+            asked.send((action, crate::work::current().is_some())).expect("it is waited for");
+            key == "a"
+        };
+        let user = holder(Limits { requests_at_once: 1, ..Limits::default() }, Box::new(judge));
+        let get = |bucket: &str, key: &str| {
+            let (user, bucket, key) = (user.clone(), bucket.to_owned(), key.to_owned());
+            async move { admitted(user, "GetObject", Some(bucket), Some(key)).await }
+        };
+        let code = |done: S3Result<Session>| done.err().map(|error| error.code().as_str().to_owned());
+        assert_eq!(code(get("other", "a").await).as_deref(), Some("AccessDenied"));
+        let session = get("acme", "a").await.expect("permitted");
+        assert_eq!(asks.try_recv(), Ok((Action::Read, true)));
+        assert_eq!(code(get("acme", "a").await).as_deref(), Some("SlowDown"));
+        assert!(asks.try_recv().is_err(), "a request above the limits costs no decision");
+        drop(session);
+        // The thread may end after its answer.
+        let denied = loop {
+            match code(get("acme", "b").await).as_deref() {
+                Some("SlowDown") => tokio::task::yield_now().await,
+                other => break other.map(String::from),
+            }
+        };
+        assert_eq!(denied.as_deref(), Some("AccessDenied"));
+        assert_eq!(asks.try_recv(), Ok((Action::Read, true)));
     }
 }

@@ -8,6 +8,7 @@ use crate::objects::attrs::{Attrs, Shown};
 use crate::objects::key::Key;
 use crate::objects::list::{Item, Query};
 use crate::objects::node::Open;
+use crate::objects::uploads::{UploadPage, UploadQuery};
 use crate::objects::{Guard, ObjectError, Objects, Reader, Refusal, Staged, Upload};
 use lamassu_vault::{Owner, Time, VaultError};
 use s3s::S3Result;
@@ -225,7 +226,7 @@ impl Store for Objects {
         Ok((upload, parts.into_iter().map(|part| (part.number, part.shown)).collect()))
     }
 
-    fn uploads(&self, bucket: &str, prefix: &str) -> S3Result<Vec<(String, Upload)>> {
-        Ok(Objects::uploads(self, bucket, prefix)?)
+    fn uploads(&self, bucket: &str, query: &UploadQuery, may_list: &dyn Fn(&str) -> bool) -> S3Result<UploadPage> {
+        Ok(Objects::uploads(self, bucket, query, may_list)?)
     }
 }

@@ -18,7 +18,7 @@ mod sums;
 mod upload;
 mod write;
 
-pub use access::{ADMITTED, Current, Users};
+pub use access::{ADMITTED, Current, NULL_VERSION, Users};
 
 use crate::front::Front;
 use access::{Doorkeeper, Session};

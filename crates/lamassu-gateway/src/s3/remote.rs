@@ -7,6 +7,7 @@ use super::store::{Completing, Copying, PartCopying, PartOf, Putting, Rows, Stor
 use super::sums::Summing;
 use crate::objects::attrs::{Attrs, Shown};
 use crate::objects::list::{Query, folder_of};
+use crate::objects::uploads::{UploadPage, UploadQuery};
 use crate::objects::{Guard, PIECE, Upload};
 use crate::remote::list::Item;
 use crate::remote::objects::{Open, time_of};
@@ -219,7 +220,7 @@ impl Store for Remote {
         Ok((upload, parts.into_iter().map(|part| (part.number, part.shown)).collect()))
     }
 
-    fn uploads(&self, bucket: &str, prefix: &str) -> S3Result<Vec<(String, Upload)>> {
-        Ok(Remote::uploads(self, bucket, prefix)?)
+    fn uploads(&self, bucket: &str, query: &UploadQuery, may_list: &dyn Fn(&str) -> bool) -> S3Result<UploadPage> {
+        Ok(Remote::uploads(self, bucket, query, may_list)?)
     }
 }

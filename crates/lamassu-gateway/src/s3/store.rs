@@ -7,6 +7,7 @@ use super::read::Piece;
 use super::sums::{self, Sums};
 use crate::objects::attrs::{Attrs, Given, Shown};
 use crate::objects::list::Query;
+use crate::objects::uploads::{UploadPage, UploadQuery};
 use crate::objects::{Completed, Guard, Upload};
 use lamassu_vault::{Owner, Time};
 use s3s::{S3Error, S3Result, s3_error};
@@ -78,8 +79,8 @@ pub trait Store: Send + Sync + 'static {
     fn abort(&self, bucket: &str, key: &str, id: &str) -> S3Result<()>;
     /// An upload and its parts, by their numbers.
     fn parts(&self, bucket: &str, key: &str, id: &str) -> S3Result<(Upload, Vec<(u32, Shown)>)>;
-    /// Uploads to keys with a prefix, by key and time, with their ids.
-    fn uploads(&self, bucket: &str, prefix: &str) -> S3Result<Vec<(String, Upload)>>;
+    /// A page of uploads. `may_list`: whether the user may list a folder.
+    fn uploads(&self, bucket: &str, query: &UploadQuery, may_list: &dyn Fn(&str) -> bool) -> S3Result<UploadPage>;
 }
 
 /// A page: objects, and groups; where the next one begins.

@@ -12,12 +12,12 @@ use super::sums::{self, Summing, put_sums};
 use super::write::{compare, length_of, said_before, source_conditions, source_of};
 use crate::objects::attrs::{Attrs, Given, Shown};
 use crate::objects::list::folder_of;
+use crate::objects::uploads::{Listed, UploadPage, UploadQuery};
 use crate::objects::{Completed, PARTS_MAX, Upload};
 use lamassu_access::Action;
 use lamassu_vault::Time;
 use s3s::dto::*;
 use s3s::{S3Error, S3Request, S3Response, S3Result, s3_error};
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 use tokio::task::JoinError;
@@ -80,7 +80,7 @@ impl<S: Store> Gateway<S> {
         let session = Session::of(&mut req)?;
         let mut input = req.input;
         let number = number_of(input.part_number)?;
-        let from = source_of(&session, &input.copy_source, "UploadPartCopy")?;
+        let from = source_of(&session, &input.copy_source, "UploadPartCopy").await?;
         let (conditions, range) = (source_conditions!(input), input.copy_source_range);
         let part = PartOf { bucket: input.bucket, key: input.key, upload: input.upload_id, number };
         let copying = PartCopying { from, part, conditions, range };
@@ -144,9 +144,15 @@ impl<S: Store> Gateway<S> {
         let session = Session::of(&mut req)?;
         let input = req.input;
         let (bucket, prefix) = (input.bucket.clone(), input.prefix.clone().unwrap_or_default());
-        session.require(Action::List, "ListMultipartUploads", &bucket, folder_of(&prefix))?;
-        let uploads = self.blocking(&session, move |store| store.uploads(&bucket, &prefix)).await?;
-        Ok(S3Response::new(list_uploads_of(input, uploads, &session)?))
+        session.require(Action::List, "ListMultipartUploads", &bucket, folder_of(&prefix)).await?;
+        let some = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
+        let (after, after_id) = (some(&input.key_marker), some(&input.upload_id_marker));
+        let (delimiter, max) = (some(&input.delimiter), listed_max(input.max_uploads, "max-uploads")?);
+        let (query, user) = (UploadQuery { prefix, delimiter, after, after_id, max }, session.user.clone());
+        let listed =
+            move |store: &Arc<S>| store.uploads(&bucket, &query, &|folder| user.may_use(Action::List, &bucket, folder));
+        let page = self.blocking(&session, listed).await?;
+        Ok(S3Response::new(list_uploads_of(input, page, max)))
     }
 }
 
@@ -261,50 +267,21 @@ async fn answer_complete(
     }
 }
 
-/// A page of uploads, which are sorted: those of folders that the user may list.
-fn list_uploads_of(
-    input: ListMultipartUploadsInput,
-    mut uploads: Vec<(String, Upload)>,
-    session: &Session,
-) -> S3Result<ListMultipartUploadsOutput> {
-    uploads.retain(|(_, upload)| session.user.may_use(Action::List, &input.bucket, folder_of(&upload.key)));
+fn list_uploads_of(input: ListMultipartUploadsInput, page: UploadPage, max: usize) -> ListMultipartUploadsOutput {
     let encoding = Encoding::of(input.encoding_type.as_ref());
-    let max = listed_max(input.max_uploads, "max-uploads")?;
-    if let Some(marker) = &input.key_marker {
-        let id_marker = input.upload_id_marker.as_ref();
-        let behind = uploads.iter().position(|(id, upload)| upload.key == *marker && Some(id) == id_marker);
-        match behind {
-            Some(at) => drop(uploads.drain(..=at)),
-            None => uploads.retain(|(_, upload)| upload.key > *marker),
-        }
-    }
-    let prefix = input.prefix.as_deref().unwrap_or_default();
-    let delimiter = input.delimiter.as_deref().filter(|delimiter| !delimiter.is_empty());
-    let mut groups: BTreeMap<String, ()> = BTreeMap::new();
-    uploads.retain(|(_, upload)| {
-        let rest = upload.key.strip_prefix(prefix).unwrap_or_default();
-        let group = delimiter.and_then(|delimiter| Some((rest.find(delimiter)?, delimiter.len())));
-        let Some((at, len)) = group else { return true };
-        groups.insert(upload.key[..prefix.len() + at + len].into(), ());
-        false
-    });
-    let is_truncated = uploads.len() > max;
-    uploads.truncate(max);
-    let last = uploads.last().filter(|_| is_truncated);
-    let (next_key_marker, next_upload_id_marker) =
-        (last.map(|(_, upload)| encoding.text(&upload.key)), last.map(|(id, _)| id.clone()));
-    let told = |(id, upload): (String, Upload)| MultipartUpload {
+    let told = |Listed { key, id, begun, user }: Listed| MultipartUpload {
         upload_id: Some(id),
-        key: Some(encoding.text(&upload.key)),
-        initiated: Some(timestamp(Time { seconds: upload.begun.try_into().unwrap_or(0), nanos: 0 })),
-        initiator: Some(Initiator { id: Some(upload.user.clone()), display_name: Some(upload.user.clone()) }),
-        owner: Some(Owner { id: Some(upload.user.clone()), display_name: Some(upload.user) }),
+        key: Some(encoding.text(&key)),
+        initiated: Some(timestamp(Time { seconds: begun.try_into().unwrap_or(0), nanos: 0 })),
+        initiator: Some(Initiator { id: Some(user.clone()), display_name: Some(user.clone()) }),
+        owner: Some(Owner { id: Some(user.clone()), display_name: Some(user) }),
         storage_class: Some(StorageClass::from_static(StorageClass::STANDARD)),
         ..Default::default()
     };
-    let common_prefixes: Vec<_> =
-        groups.into_keys().map(|group| CommonPrefix { prefix: Some(encoding.text(&group)) }).collect();
-    Ok(ListMultipartUploadsOutput {
+    let groups = page.groups.iter().map(|group| CommonPrefix { prefix: Some(encoding.text(group)) });
+    let is_truncated = page.next.is_some();
+    let (next_key, next_id) = page.next.unzip();
+    ListMultipartUploadsOutput {
         bucket: Some(input.bucket),
         prefix: input.prefix.map(|prefix| encoding.text(&prefix)),
         delimiter: input.delimiter.map(|delimiter| encoding.text(&delimiter)),
@@ -313,12 +290,12 @@ fn list_uploads_of(
         encoding_type: input.encoding_type,
         max_uploads: max.try_into().ok(),
         is_truncated: Some(is_truncated),
-        next_key_marker,
-        next_upload_id_marker,
-        uploads: Some(uploads.into_iter().map(told).collect()),
-        common_prefixes: (!common_prefixes.is_empty()).then_some(common_prefixes),
+        next_key_marker: next_key.map(|key| encoding.text(&key)),
+        next_upload_id_marker: next_id.flatten(),
+        common_prefixes: (!page.groups.is_empty()).then(|| groups.collect()),
+        uploads: Some(page.uploads.into_iter().map(told).collect()),
         ..Default::default()
-    })
+    }
 }
 
 /// The range of a source that becomes a part.

@@ -102,7 +102,7 @@ impl<S: Store> Gateway<S> {
     pub(super) async fn copy(&self, mut req: S3Request<CopyObjectInput>) -> S3Result<S3Response<CopyObjectOutput>> {
         let session = Session::of(&mut req)?;
         let (headers, mut input) = (req.headers, req.input);
-        let from = source_of(&session, &input.copy_source, "CopyObject")?;
+        let from = source_of(&session, &input.copy_source, "CopyObject").await?;
         let conditions = source_conditions!(input);
         let guard =
             guard(condition(&headers, http::header::IF_MATCH)?, condition(&headers, http::header::IF_NONE_MATCH)?)?;
@@ -254,11 +254,11 @@ fn failed(key: String, version_id: Option<String>, error: &S3Error) -> Error {
 }
 
 /// The bucket and the key of a copy's source, which the user must be allowed to read.
-pub(super) fn source_of(session: &Session, source: &CopySource, operation: &str) -> S3Result<(String, String)> {
+pub(super) async fn source_of(session: &Session, source: &CopySource, operation: &str) -> S3Result<(String, String)> {
     let CopySource::Bucket { bucket, key, version_id } = source else {
         return Err(s3_error!(NotImplemented, "objects are copied from buckets of this gateway alone"));
     };
-    session.require(Action::Read, operation, bucket, key)?;
+    session.require(Action::Read, operation, bucket, key).await?;
     if version_id.as_ref().is_some_and(|version| &**version != NULL_VERSION) {
         return Err(s3_error!(NoSuchVersion, "objects have no versions here but \"null\""));
     }

@@ -127,21 +127,42 @@ pub fn init(ui: &Ui, args: &Init) -> Result<()> {
     print(manager.public())
 }
 
-fn tell(ui: &Ui, done: &Published) {
-    let Published { bundle, is_new, status, revoked, to } = done;
+/// Tells what was published; the error is that of rules that could not be.
+fn tell(ui: &Ui, done: Published) -> Result<()> {
+    let Published { bundle, is_new, is_behind, unfit, status, revoked, to } = done;
+    if is_behind {
+        ui.warn(
+            "newer publications of this policy manager were there: its database is an older copy. All credentials are \
+             void from now on; people, attributes and rules are those of the copy: look whether they are right",
+        );
+    }
     let text = format_args!(
         "published to {}: rules {bundle}{}, status {status}, revoked credentials {revoked}",
         to.display(),
-        if *is_new { " (new)" } else { "" }
+        if is_new { " (new)" } else { "" }
     )
     .to_string();
-    if *is_new { ui.note(text) } else { ui.detail(text) }
+    if is_new {
+        ui.note(text)
+    } else {
+        ui.detail(text)
+    }
+    match unfit {
+        None => Ok(()),
+        Some(error) => {
+            ui.warn("the present rules cannot be published: those from before stay in force");
+            Err(error.into())
+        }
+    }
 }
 
 pub fn publish(ui: &Ui, args: &Publish) -> Result<()> {
     let manager = args.key.open(ui, &args.dir.dir)?;
-    tell(ui, &manager.publish(args.to.as_deref(), now())?);
-    let Some(every) = args.every else { return Ok(()) };
+    let told = tell(ui, manager.publish(args.to.as_deref(), now())?);
+    let Some(every) = args.every else { return told };
+    if let Err(error) = told {
+        ui.warn(format_args!("{error}"));
+    }
     let keys = manager.close()?;
     signals::flag_only();
     let every = Duration::from_secs(every);
@@ -154,9 +175,8 @@ pub fn publish(ui: &Ui, args: &Publish) -> Result<()> {
         next += every;
         // What fails now may work the next time; meanwhile the proxy refuses.
         let done = Manager::open_with(&args.dir.dir, &keys).and_then(|manager| manager.publish(None, now()));
-        match done {
-            Ok(done) => tell(ui, &done),
-            Err(error) => ui.warn(format_args!("not published: {error}")),
+        if let Err(error) = done.map_err(Into::into).and_then(|done| tell(ui, done)) {
+            ui.warn(format_args!("not published: {error}"));
         }
     }
     Ok(())
@@ -184,10 +204,12 @@ pub fn issue(ui: &Ui, args: &Issue) -> Result<()> {
 /// Publishes where it was done last; before the first time there is nobody to be told.
 fn publish_again(ui: &Ui, manager: &Manager) -> Result<()> {
     match manager.in_force()? {
-        (_, _, Some(_)) => tell(ui, &manager.publish(None, now())?),
-        (_, _, None) => ui.note("nothing was published yet"),
+        (_, _, Some(_)) => tell(ui, manager.publish(None, now())?),
+        (_, _, None) => {
+            ui.note("nothing was published yet");
+            Ok(())
+        }
     }
-    Ok(())
 }
 
 pub fn revoke(ui: &Ui, args: &Revoke) -> Result<()> {

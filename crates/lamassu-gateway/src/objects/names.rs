@@ -1,0 +1,310 @@
+//! Names in directories, in the order in which they appear in keys: a directory with its slash.
+//!
+//! A directory may have more names than there is memory for. So names are read in *windows*: those from some name on,
+//! in order, as many as fit. Windows of large directories are kept for the next page, unless the directory was changed.
+
+use super::key;
+use super::node::Node;
+use super::{ObjectError, Result};
+use lamassu_vault::{Ino, Kind, Time, VaultError};
+use lru::LruCache;
+use parking_lot::Mutex;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+/// Shorter windows are read again for each page.
+const KEPT_MIN: usize = 256;
+/// The most windows of one directory that are kept: for clients at several places in it.
+const WINDOWS_MAX: usize = 8;
+/// A directory changed more recently than this may change again with the same time.
+const SETTLED: Duration = Duration::from_secs(2);
+
+/// Names in a directory.
+pub(super) struct Names {
+    /// No name before this one is here.
+    from: String,
+    text: String,
+    /// Start of each name; the next start is its end. A directory's name ends with a slash.
+    starts: Vec<u32>,
+    /// There are more behind the last.
+    is_cut: bool,
+}
+
+impl Names {
+    /// The names from `from` on, in `max` bytes; one at least. Takes some four times as much memory meanwhile.
+    pub fn read(dir: &Node, from: &str, max: usize) -> Result<Names> {
+        let mut collected = Collected { from, max, text: String::new(), spans: Vec::new(), cut: None };
+        dir.list(&mut |name, kind| {
+            let Some(name) = key::shown(name) else { return };
+            match kind {
+                Kind::File => collected.add(name, ""),
+                Kind::Dir => collected.add(name, "/"),
+                Kind::Symlink | Kind::Fifo | Kind::Socket | Kind::CharDevice | Kind::BlockDevice => {}
+            }
+        })?;
+        collected.cut();
+        let starts = collected.spans.iter().map(|(start, _)| *start).collect();
+        Ok(Names { from: from.into(), text: collected.text, starts, is_cut: collected.cut.is_some() })
+    }
+
+    pub fn len(&self) -> usize {
+        self.starts.len()
+    }
+
+    pub fn get(&self, at: usize) -> &str {
+        let end = self.starts.get(at + 1).map_or(self.text.len(), |end| *end as usize);
+        &self.text[self.starts[at] as usize..end]
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.text.len() + self.starts.len() * size_of::<u32>()
+    }
+
+    /// The first position whose name is not before `from`.
+    pub fn first(&self, from: &str) -> usize {
+        let (mut low, mut high) = (0, self.len());
+        while low < high {
+            let middle = low + (high - low) / 2;
+            match self.get(middle) < from {
+                true => low = middle + 1,
+                false => high = middle,
+            }
+        }
+        low
+    }
+
+    /// Where the names go on that are not here.
+    pub fn next(&self) -> Option<String> {
+        let last = self.len().checked_sub(1).filter(|_| self.is_cut)?;
+        // The smallest text behind it. No name has a zero byte.
+        Some(format!("{}\0", self.get(last)))
+    }
+
+    /// Whether the name that comes first at or behind `from` is here, if there is one.
+    fn has(&self, from: &str) -> bool {
+        *self.from <= *from && (!self.is_cut || self.first(from) < self.len())
+    }
+}
+
+/// The smallest names that were met, in no order.
+struct Collected<'a> {
+    from: &'a str,
+    max: usize,
+    text: String,
+    /// start and length of each
+    spans: Vec<(u32, u32)>,
+    /// Names behind this one are not collected.
+    cut: Option<String>,
+}
+
+impl Collected<'_> {
+    fn add(&mut self, name: &str, slash: &str) {
+        let start = self.text.len();
+        self.text.push_str(name);
+        self.text.push_str(slash);
+        let full = &self.text[start..];
+        if full < self.from || self.cut.as_deref().is_some_and(|cut| full > cut) {
+            self.text.truncate(start);
+            return;
+        }
+        // Both are less than twice `max` and a name.
+        self.spans.push((start as u32, full.len() as u32));
+        if self.text.len() + self.spans.len() * size_of::<(u32, u32)>() > 2 * self.max {
+            self.cut();
+        }
+    }
+
+    /// Sorts what was collected, and drops what is too much.
+    fn cut(&mut self) {
+        let name = |(start, len): (u32, u32)| &self.text[start as usize..(start + len) as usize];
+        self.spans.sort_unstable_by(|one, other| name(*one).cmp(name(*other)));
+        let mut left = self.max;
+        let fits = |(_, len): &&(u32, u32)| {
+            let is_first = left == self.max;
+            let rest = left.checked_sub(*len as usize + size_of::<u32>());
+            left = rest.unwrap_or(0);
+            rest.is_some() || is_first
+        };
+        let kept = self.spans.iter().take_while(fits).count();
+        let mut text = String::with_capacity(self.text.len().min(self.max));
+        let mut spans = Vec::with_capacity(kept);
+        for span in &self.spans[..kept] {
+            spans.push((text.len() as u32, span.1));
+            text.push_str(name(*span));
+        }
+        if kept < self.spans.len() {
+            self.cut = self.spans[..kept].last().map(|last| name(*last).to_owned());
+        }
+        (self.text, self.spans) = (text, spans);
+    }
+}
+
+/// Windows of a directory, as it was at these times.
+struct Kept {
+    times: (Time, Time),
+    windows: Vec<Arc<Names>>,
+}
+
+impl Kept {
+    fn bytes(&self) -> usize {
+        self.windows.iter().map(|names| names.bytes()).sum()
+    }
+}
+
+/// Windows kept for the next page.
+pub(super) struct Listings {
+    kept: Mutex<(LruCache<Ino, Kept>, usize)>,
+    bytes_max: usize,
+}
+
+impl Listings {
+    pub fn new(bytes_max: usize) -> Listings {
+        Listings { kept: Mutex::new((LruCache::unbounded(), 0)), bytes_max }
+    }
+
+    /// Names of a directory from `from` on, in `max` bytes.
+    pub fn of(&self, dir: &Node, from: &str, max: usize) -> Result<Arc<Names>> {
+        let attr = dir.fs().getattr(dir.ino(), None)?;
+        let times = (attr.mtime, attr.ctime);
+        if let Some(kept) = self.kept.lock().0.get(&dir.ino()).filter(|kept| kept.times == times)
+            && let Some(names) = kept.windows.iter().find(|names| names.has(from) && names.bytes() <= max)
+        {
+            return Ok(names.clone());
+        }
+        let names = Arc::new(Names::read(dir, from, max)?);
+        if names.len() >= KEPT_MIN && is_settled(attr.mtime) && is_settled(attr.ctime) {
+            self.keep(dir.ino(), times, names.clone());
+        }
+        Ok(names)
+    }
+
+    fn keep(&self, ino: Ino, times: (Time, Time), names: Arc<Names>) {
+        let (kept, bytes) = &mut *self.kept.lock();
+        let mut new = Kept { times, windows: Vec::new() };
+        if let Some(old) = kept.pop(&ino) {
+            *bytes -= old.bytes();
+            if old.times == times {
+                new = old;
+            }
+        }
+        if new.windows.len() >= WINDOWS_MAX {
+            new.windows.remove(0);
+        }
+        new.windows.push(names);
+        *bytes += new.bytes();
+        kept.put(ino, new);
+        while *bytes > self.bytes_max
+            && let Some((_, old)) = kept.pop_lru()
+        {
+            *bytes -= old.bytes();
+        }
+    }
+}
+
+fn is_settled(time: Time) -> bool {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let then = Duration::new(u64::try_from(time.seconds).unwrap_or(0), time.nanos);
+    since.checked_sub(then).is_some_and(|age| age > SETTLED)
+}
+
+/// What was found of a directory; `None`: it was removed meanwhile, or the gateway's user may not look into it, as into
+/// the `lost+found` of a file system. Then nothing is there for clients.
+pub(super) fn unless_closed<T>(found: Result<T>) -> Result<Option<T>> {
+    /// EACCES.
+    const CLOSED: i32 = 13;
+    match found {
+        Err(ObjectError::Vault(VaultError::NotFound | VaultError::Stale)) => Ok(None),
+        Err(ObjectError::Vault(VaultError::Io { source, .. })) if source.raw_os_error() == Some(CLOSED) => Ok(None),
+        found => found.map(Some),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::objects::{Modes, Objects};
+    use lamassu_plain::PlainFs;
+    use std::collections::BTreeSet;
+    use std::ffi::OsStr;
+    use std::fs;
+    use std::path::Path;
+
+    const MODES: Modes = Modes { file: 0o600, dir: 0o700 };
+
+    fn objects(root: &Path) -> Objects {
+        let fs = PlainFs::open(root).expect("opens");
+        Objects::open(Arc::new(fs), "/", MODES, 1 << 20).expect("opens")
+    }
+
+    fn node(objects: &Objects) -> Node {
+        objects.root().expect("is there").child(OsStr::new("bucket")).expect("is there")
+    }
+
+    #[test]
+    fn windows_have_all_names_in_order_and_little_memory() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let bucket = dir.path().join("bucket");
+        fs::create_dir(&bucket).expect("makes");
+        let mut all = BTreeSet::new();
+        for at in 0..500_u32 {
+            // In no order, with names that begin like others.
+            let name = format!("{:x}{}", at.wrapping_mul(0x9E37_79B1) % 997, ["", "a", "-", "0"][at as usize % 4]);
+            match at % 7 {
+                0 if !bucket.join(&name).exists() => {
+                    fs::create_dir(bucket.join(&name)).expect("makes");
+                    all.insert(name + "/");
+                }
+                _ if !bucket.join(&name).is_dir() => {
+                    fs::write(bucket.join(&name), "").expect("writes");
+                    all.insert(name);
+                }
+                _ => {}
+            }
+        }
+        let objects = objects(dir.path());
+        for max in [1, 20, 100, 1000, 1 << 20] {
+            let (mut found, mut from, mut windows) = (Vec::new(), String::new(), 0);
+            loop {
+                let names = Names::read(&node(&objects), &from, max).expect("reads");
+                assert!(names.bytes() <= max.max(names.get(0).len() + size_of::<u32>()), "{max}");
+                assert!(names.has(&from) && (0..names.len()).all(|at| names.has(names.get(at))));
+                found.extend((0..names.len()).map(|at| names.get(at).to_owned()));
+                windows += 1;
+                match names.next() {
+                    Some(next) => {
+                        assert!(!names.has(&next));
+                        from = next;
+                    }
+                    None => break,
+                }
+            }
+            assert!(found.iter().eq(&all), "{max}");
+            assert!(max < 1 << 20 || windows == 1);
+        }
+    }
+
+    #[test]
+    fn kept_windows_are_within_their_bytes() {
+        let dir = tempfile::tempdir().expect("a directory");
+        fs::create_dir(dir.path().join("bucket")).expect("makes");
+        let objects = objects(dir.path());
+        let listings = Listings::new(1000);
+        let window = |from: &str, len: usize| {
+            let text = from.to_owned() + &"x".repeat(len);
+            Arc::new(Names { from: from.into(), text, starts: vec![0], is_cut: true })
+        };
+        let ino = node(&objects).ino();
+        let time = |seconds| (Time { seconds, nanos: 0 }, Time { seconds, nanos: 0 });
+        for at in 0..100 {
+            listings.keep(ino, time(1), window(&at.to_string(), 20));
+            let (kept, bytes) = &*listings.kept.lock();
+            let kept = kept.peek(&ino).expect("kept");
+            assert!(kept.windows.len() <= WINDOWS_MAX && kept.bytes() == *bytes && *bytes <= 1000);
+        }
+        listings.keep(ino, time(2), window("a", 20));
+        assert_eq!(listings.kept.lock().0.peek(&ino).expect("kept").windows.len(), 1);
+        listings.keep(ino, time(2), window("b", 2000));
+        let (kept, bytes) = &*listings.kept.lock();
+        assert!(kept.is_empty() && *bytes == 0);
+    }
+}
