@@ -2,6 +2,7 @@
 
 use crate::ServerError;
 use lamassu_anchor::AnchorError;
+use std::io::ErrorKind::{QuotaExceeded, StorageFull};
 
 /// Why a host's request is refused.
 #[derive(Debug)]
@@ -67,7 +68,13 @@ impl From<ServerError> for Refused {
 
 impl From<AnchorError> for Refused {
     fn from(error: AnchorError) -> Refused {
-        Refused::Failed(error.into())
+        match &error {
+            AnchorError::Io { source, .. } if matches!(source.kind(), StorageFull | QuotaExceeded) => {
+                tracing::error!(%error, "an anchor cannot grow: its file doubles, and 64 MiB stay free for the state");
+                Refused::TooMuch("the server's disk has no room for the anchor to grow")
+            }
+            _ => Refused::Failed(error.into()),
+        }
     }
 }
 
