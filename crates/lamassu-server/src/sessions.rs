@@ -41,11 +41,8 @@ impl Sessions for Service {
                     Mode::Exclusive => Use::Writes,
                     Mode::Shared => Use::Reads,
                 };
-                let begun = Service::blocking(move || {
-                    let vault = service.vaults.vault_for(&caller, &id)?;
-                    let begun = vault.begin(&caller, used, SessionId(begin.replaces), replies)?;
-                    Ok((vault, begun))
-                });
+                let how = (used, SessionId(begin.replaces));
+                let begun = Service::blocking(move || service.vaults.begin(&id, &caller, how, replies));
                 turns = used == Use::ByTurns;
                 (begun.await?, None)
             }

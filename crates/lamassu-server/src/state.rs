@@ -25,7 +25,6 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
@@ -126,7 +125,7 @@ pub struct State {
     changed: watch::Sender<()>,
     /// A copy in memory: by vault, the hosts that have not reported yet.
     restored: RwLock<Restored>,
-    audit_entries: AtomicU64,
+    audit_kept: RwLock<audit::Kept>,
     /// Rung when there is a new alert.
     pub alerted: Bell,
 }
@@ -202,7 +201,7 @@ impl State {
             changing: Mutex::new(()),
             changed: watch::Sender::new(()),
             restored: RwLock::default(),
-            audit_entries: audit::ENTRIES_KEPT.into(),
+            audit_kept: RwLock::default(),
             alerted: Bell::default(),
         };
         state.fill_tables(rows)?;
@@ -256,9 +255,9 @@ impl State {
         }
     }
 
-    /// Sets how many entries of the audit log are kept.
-    pub fn keep_entries(&self, most: u64) {
-        self.audit_entries.store(most, Ordering::Relaxed);
+    /// Sets how much of the audit log is kept.
+    pub fn keep_audit(&self, most: audit::Kept) {
+        *self.audit_kept.write() = most;
     }
 
     fn failed(&self, error: impl Into<redb::Error>) -> ServerError {
@@ -281,7 +280,7 @@ impl State {
         let write = database.begin_write().map_err(|e| self.failed(e))?;
         let (mut events, writing) = (Vec::new(), Writing::of(&write));
         let done = work(&writing, &mut events).map_err(|e| self.failed(e))?;
-        let most = self.audit_entries.load(Ordering::Relaxed);
+        let most = *self.audit_kept.read();
         let noted = audit::append(&writing, unix_now(), events, most).map_err(|e| self.failed(e))?;
         let changes = writing.into_changes();
         if let Some(upstream) = &self.upstream {

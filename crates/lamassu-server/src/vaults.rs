@@ -3,13 +3,14 @@
 //! Locks: a slot of [`Vaults`], then the inside of its vault, then those of the state.
 
 use crate::Result;
-use crate::anchor_store::{AnchorStore, NewAnchor};
+use crate::anchor_store::{AnchorStore, NewAnchor, RESERVE};
 use crate::audit::Event;
 use crate::caller::Caller;
 use crate::policy::{self, Subject};
 use crate::refused::{Answer, At, Lost, Refused};
 use crate::state::State;
-use crate::vault::{Common, Inner, Vault};
+use crate::state::leases::Use;
+use crate::vault::{Begun, Common, Inner, Told, Vault};
 use data_encoding::HEXLOWER;
 use lamassu_anchor::head::Head;
 use lamassu_anchor::table::{Change, Table};
@@ -20,9 +21,8 @@ use std::collections::HashMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tokio::sync::mpsc::Sender;
 
-/// Bytes that stay free on the server's disk for the state. A commit that would need them is refused.
-const RESERVE: u64 = 64 << 20;
 /// Minimum time between two log lines about this.
 const SAID_EVERY: Duration = Duration::from_secs(60);
 
@@ -213,7 +213,7 @@ impl Vaults {
             *said = Some(Instant::now());
             tracing::error!(
                 free,
-                "the disk is nearly full: no commit is made, and no report taken, before there is room"
+                "the disk is nearly full: no commit is made, no session begun, and no report taken, before there is room"
             );
         }
         Err(Refused::TooMuch("the server's disk is nearly full"))
@@ -227,6 +227,24 @@ impl Vaults {
         let vault = self.vault_for(of.0, id)?;
         self.check_room()?;
         vault.commit(&of.0.name, of.1, base, changes)
+    }
+
+    /// Begins a session, as [`Vault::begin`] does. It is refused while there is little space: a session adds entries to
+    /// the audit log, and its end, which cannot be refused, needs space as well.
+    ///
+    /// # Errors
+    /// Those, and [`Refused::TooMuch`].
+    pub fn begin(
+        &self,
+        id: &[u8; 16],
+        caller: &Caller,
+        (used, replaces): (Use, SessionId),
+        replies: Sender<Told>,
+    ) -> Answer<(Arc<Vault>, Begun)> {
+        let vault = self.vault_for(caller, id)?;
+        self.check_room()?;
+        let begun = vault.begin(caller, used, replaces, replies)?;
+        Ok((vault, begun))
     }
 
     /// Lets time pass for all open vaults.

@@ -175,11 +175,7 @@ impl State {
             if let Some(begins) = excerpt.begins {
                 audit::put_removed(&mut write.open_table(audit::REMOVED)?, begins)?;
             }
-            let mut entries = write.open_table(audit::ENTRIES)?;
-            for (number, kept) in (place.number + 1..).zip(&excerpt.entries) {
-                entries.insert(number, &kept.row()[..])?;
-            }
-            Ok(())
+            audit::put_entries(write, place.number + 1, &excerpt.entries)
         })
     }
 }

@@ -1,5 +1,5 @@
 use super::*;
-use crate::audit::Why;
+use crate::audit::{Kept, Why};
 use crate::state::leases::{Lasting, Use};
 use lamassu_lease::server::{Change, Durable};
 use lamassu_lease::{GrantNo, Object, SessionId};
@@ -107,22 +107,31 @@ fn the_audit_log_keeps_its_chain_when_the_oldest_entries_go() {
     let (all, place) = audit_of(&state).expect("verifies");
     assert_eq!(all.iter().map(|entry| entry.number).collect::<Vec<_>>(), [1, 2, 3, 4]);
     assert_eq!(all[3].event, Event::Revoked { host: "one".into() });
-    state.keep_entries(2);
+    state.keep_audit(Kept { entries: 2, ..Kept::default() });
     state.note(Event::BackupBegun).expect("writes");
     let (kept, next) = audit_of(&state).expect("verifies");
     assert_eq!(kept.iter().map(|entry| entry.number).collect::<Vec<_>>(), [4, 5]);
     assert_eq!(kept[0], all[3]);
     assert!(next.number == 5 && next.head != place.head);
     // All of it is gone but what the next one goes on from.
-    state.keep_entries(0);
+    state.keep_audit(Kept { entries: 0, ..Kept::default() });
     state.note(Event::BackupBegun).expect("writes");
     assert!(audit_of(&state).expect("verifies").0.is_empty());
-    state.keep_entries(10);
+    state.keep_audit(Kept { entries: 10, ..Kept::default() });
     state.note(Event::BackupBegun).expect("writes");
     assert_eq!(audit_of(&state).expect("verifies").0[0].number, 7);
     // What is refused is not told.
     assert!(state.grant("nobody", "v", true).is_err());
     assert_eq!(audit_of(&state).expect("verifies").1.number, 7);
+    // Bytes count, also after the file was closed: an entry is longer than 100 of them here, and shorter than 200.
+    drop(state);
+    let state = State::open(dir.path()).expect("opens");
+    state.keep_audit(Kept { bytes: 1000, ..Kept::default() });
+    for _ in 0..40 {
+        state.note(Event::Revoked { host: "n".repeat(40) }).expect("writes");
+    }
+    let (kept, place) = audit_of(&state).expect("verifies");
+    assert!((5..10).contains(&kept.len()) && place.number == 47, "{} to {}", kept.len(), place.number);
 }
 
 #[test]

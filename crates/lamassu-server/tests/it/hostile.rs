@@ -171,8 +171,16 @@ fn reports_do_not_take_the_room_that_the_state_needs() {
         None
     });
     assert_eq!(refused, Some(Code::ResourceExhausted));
+    // Nor does a session begin: each adds to the audit log.
+    Runtime::new().unwrap().block_on(async {
+        let (send, said) = mpsc::channel(4);
+        send.send(begin(&id_of(&id))).await.unwrap();
+        let refused = SessionsClient::new(channel(&lab, "a")).attend(ReceiverStream::new(said)).await.unwrap_err();
+        assert_eq!(refused.code(), Code::ResourceExhausted, "{refused}");
+    });
     lab.serve(&["enrol", "@b"]).ok();
     assert!(lab.serve(&["alerts", "close", "--all"]).ok().out.contains("closed: "));
+    fs::remove_file(dir.join("other")).unwrap();
     lab.host("a").run("ls store/v").ok();
     lab.serve(&["check"]).ok();
     lab.stop("-TERM");
