@@ -75,6 +75,7 @@ pub mod run;
 pub mod service;
 pub mod sessions;
 pub mod state;
+pub mod threads;
 pub mod vault;
 pub mod vaults;
 pub mod webhook;

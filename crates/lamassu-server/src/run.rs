@@ -19,6 +19,7 @@ use crate::policy::{self, Policies, Policy};
 use crate::refused::Lost;
 use crate::service::Service;
 use crate::state::State;
+use crate::threads::{THREADS_MAX, Threads};
 use crate::vault::{Common, TICK};
 use crate::vaults::Vaults;
 use crate::webhook::{self, Webhook};
@@ -79,7 +80,7 @@ pub fn check_config(dir: &Path) -> Result<()> {
 pub fn run(dir: &Path) -> Result<()> {
     check_dir(dir)?;
     let config = Config::read(dir)?;
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    let runtime = tokio::runtime::Builder::new_multi_thread().max_blocking_threads(THREADS_MAX).enable_all().build();
     runtime.map_err(ServerError::file("start threads for", dir))?.block_on(serve(dir, config))
 }
 
@@ -166,6 +167,7 @@ async fn serve(dir: &Path, config: Config) -> Result<()> {
         master,
         evaluations: evaluations.clone(),
         metrics: metrics.clone(),
+        threads: Threads::default(),
     };
     tokio::spawn(async move {
         let mut ticks = tokio::time::interval(TICK);
