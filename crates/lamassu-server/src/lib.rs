@@ -68,6 +68,7 @@ pub mod keys;
 pub mod metrics;
 pub mod monitoring;
 pub mod origin;
+pub mod pauses;
 pub mod policy;
 pub mod recent;
 pub mod refused;
