@@ -14,7 +14,7 @@ use crate::vault::{Begun, Common, Inner, Told, Vault};
 use data_encoding::HEXLOWER;
 use lamassu_anchor::head::Head;
 use lamassu_anchor::table::{Change, Table};
-use lamassu_anchor::{Anchor, AnchorError, Revision};
+use lamassu_anchor::{Anchor, AnchorError, Revision, export};
 use lamassu_lease::{SessionId, Terms};
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
@@ -366,6 +366,7 @@ impl Put {
         let row = anchor.vault();
         let revision = row.revision;
         drop(anchor);
+        export::check(&*table, &self.id).map_err(|_| Refused::NoAnchor)?;
         let is_waited_for = self.vaults.waits_for(caller, &self.id);
         if let Some(known) = self.known.filter(|_| is_waited_for) {
             // The state is the same, so it keeps its head: other hosts with the same state need not send theirs.
