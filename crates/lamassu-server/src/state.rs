@@ -104,7 +104,7 @@ pub trait Upstream: Send + Sync {
     /// Makes all changes durable, in full.
     ///
     /// # Errors
-    /// The changes may have been made despite an error.
+    /// The changes may have been made despite an error. Then nothing more is committed: the process must end.
     fn commit(&self, changes: &[RowChange]) -> Result<()>;
 }
 

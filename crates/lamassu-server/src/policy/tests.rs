@@ -309,9 +309,9 @@ fn one_row_that_is_forbidden_is_enough_and_what_a_vault_keeps_for_good_is_kept()
     let lab = Lab::new();
     let changes = [change(9, &row(file(0, 1))), change(10, &row(file(NONE, 1))), change(11, &row(file(0, 1)))];
     assert!(matches!(lab.judged(&changes, &[]), Judged::Forbidden(_)));
-    let vault = |row: VaultRow| Change { space: Space::Vault, key: Vec::new(), value: Some(row.encode()) };
+    let vault = |row: VaultRow| Change { space: Space::Vault, key: b"vault".to_vec(), value: Some(row.encode()) };
     assert_eq!(lab.judged(&[vault(lab.vault.clone())], &[]), Judged::Good(Vec::new()));
-    let removed = Change { space: Space::Vault, key: Vec::new(), value: None };
+    let removed = Change { space: Space::Vault, key: b"vault".to_vec(), value: None };
     let put = |space, len, value: &[u8]| Change { space, key: vec![0; len], value: Some(value.to_vec()) };
     let garbage = Change { space: Space::Objects, key: vec![0; 8], value: Some(vec![0xff; 9]) };
     for nonsense in [
