@@ -34,12 +34,6 @@ pub trait AnchorStore: Send + Sync {
     /// As for [`AnchorStore::all`].
     fn has(&self, id: &[u8; 16]) -> Result<bool>;
 
-    /// Whether a table of this vault was put away.
-    ///
-    /// # Errors
-    /// As for [`AnchorStore::all`].
-    fn has_away(&self, id: &[u8; 16]) -> Result<bool>;
-
     /// Opens a vault's table.
     ///
     /// # Errors
@@ -135,10 +129,6 @@ impl AnchorStore for Files {
 
     fn has(&self, id: &[u8; 16]) -> Result<bool> {
         Ok(Files::is_there(&self.file(id)))
-    }
-
-    fn has_away(&self, id: &[u8; 16]) -> Result<bool> {
-        Ok(Files::is_there(&self.file(id).with_extension(AWAY)))
     }
 
     fn open(&self, id: &[u8; 16]) -> std::result::Result<Arc<dyn Table>, AnchorError> {

@@ -118,6 +118,12 @@ pub enum Event {
         /// the vault, hex
         vault: String,
     },
+    /// An anchor was here at a start, and the state did not know of it: the server had ended just when it was put, or
+    /// taken back.
+    AnchorFound {
+        /// the vault, hex
+        vault: String,
+    },
     /// A host has taken the anchor back.
     AnchorTaken {
         /// the host

@@ -46,9 +46,9 @@ enum Part {
     Alerts,
     /// The audit log: [`Excerpt`]s, JSON.
     Audit,
-    /// [`Copied`], JSON, in one frame.
+    /// [`Copied`], JSON.
     State,
-    /// The end of the stream: [`Lacks`], JSON, in one frame.
+    /// The end of the stream: [`Lacks`], JSON.
     End,
 }
 
@@ -153,10 +153,10 @@ impl Sender<'_> {
         self.frame(&json(value)?)
     }
 
-    /// A part of one frame.
+    /// A part with all its content, in as many frames as that takes.
     fn whole(&mut self, part: &Part, content: &[u8]) -> Result<()> {
         self.json(part)?;
-        self.frame(content)?;
+        content.chunks(FRAME_MAX as usize).try_for_each(|frame| self.frame(frame))?;
         self.end()
     }
 

@@ -25,6 +25,8 @@ pub enum Refused {
     OtherHead,
     /// The vault has another anchor here already.
     Known,
+    /// The vault's anchor was kept here, and is gone.
+    Gone,
     /// The rows are not an anchor of this vault.
     NoAnchor,
     /// The call is invalid.

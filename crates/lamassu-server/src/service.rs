@@ -12,7 +12,7 @@ use crate::keys::evaluate::Evaluations;
 use crate::metrics::Metrics;
 use crate::origin::Office;
 use crate::refused::{Lost, Refused};
-use crate::state::State;
+use crate::state::{NotJoined, State};
 use crate::threads::{Pace, Threads};
 use crate::vault::Rows;
 use crate::vaults::Vaults;
@@ -116,6 +116,10 @@ impl Service {
             Refused::Ended => Status::aborted("the session has ended"),
             Refused::OtherHead => Status::out_of_range("the changes are based on another state"),
             Refused::Known => Status::already_exists("another anchor of this vault is kept here already"),
+            Refused::Gone => Status::permission_denied(
+                "the server kept a newer anchor of this vault, perhaps, and has lost it: restore a backup, or take this \
+                 one, which may be older (`lamassu-server forget` on the server)",
+            ),
             Refused::NoAnchor => Status::invalid_argument("the rows are no anchor of this vault"),
             Refused::Nonsense => garbled(Garbled("this server grants leases of whole vaults only")),
             Refused::Policy { rule, what } => {
@@ -163,14 +167,16 @@ impl Hosts for Service {
         let (peer, place) = (request.extensions().get::<Peer>().cloned(), place(&request)?);
         let token = peer.ok_or_else(|| Status::unauthenticated("no certificate"))?.key;
         let spki = request.into_inner().spki;
-        // A host that names another's key could not use it, but the key's owner would appear under this host's name.
-        if !authority::is_ed25519(&spki) || self.state.who(&spki).is_some() {
-            return Err(Status::invalid_argument("this is not an Ed25519 key, or it is known already"));
+        if !authority::is_ed25519(&spki) {
+            return Err(Status::invalid_argument("this is not an Ed25519 key"));
         }
         let service = self.clone();
         self.blocking(place, move || {
             let used = service.state.use_token(&token, unix_now(), &spki).map_err(|error| service.internal(&error))?;
-            let host = used.ok_or_else(|| Status::permission_denied("the token was used, or has expired"))?;
+            let host = used.map_err(|why| match why {
+                NotJoined::NoToken => Status::permission_denied("the token was used, or has expired"),
+                NotJoined::KnownKey => Status::invalid_argument("this key is known already"),
+            })?;
             Ok(Response::new(proto::Joined { host }))
         })
         .await?

@@ -129,12 +129,7 @@ impl Vault {
         let row = Anchor::open(table.clone(), &id)?.vault();
         let (durable, lasting) = state.leases(&id)?;
         let (leases, step) = Server::start(terms, durable, now());
-        let sessions = lasting.into_iter().map(|Lasting { session, host, by_turns }| {
-            let used = match leases.mode_of(session, VAULT) {
-                _ if by_turns => Use::ByTurns,
-                Some(Mode::Exclusive) => Use::Writes,
-                Some(Mode::Shared) | None => Use::Reads,
-            };
+        let sessions = lasting.into_iter().map(|Lasting { session, host, used }| {
             let (knows, limits) = Default::default();
             (
                 session,

@@ -98,6 +98,9 @@ impl Vaults {
             tracing::error!(anchor = %self.anchors.name(&id), "this anchor was kept here, and is gone");
         }
         for id in self.anchors.all()? {
+            if !self.state().keeps(&id)? {
+                self.state().note_found(&id)?;
+            }
             match self.vault(&id) {
                 Ok(_) => opened += 1,
                 Err(Refused::Lost(Lost(error))) => return Err(error),
@@ -174,12 +177,16 @@ impl Vaults {
     /// `known`: the head of such a copy.
     ///
     /// # Errors
-    /// [`Refused::NotGranted`], [`Refused::NotNow`], [`Refused::TooMuch`], [`Refused::Failed`].
+    /// [`Refused::NotGranted`], [`Refused::Gone`], [`Refused::NotNow`], [`Refused::TooMuch`], [`Refused::Failed`].
     pub fn begin_put(self: &Arc<Vaults>, caller: &Caller, id: &[u8; 16], known: Option<Head>) -> Answer<Put> {
         if !self.state().may_use(&caller.key, id) {
             return Err(Refused::NotGranted);
         }
         self.check_room()?;
+        // What the host has may be older than what is gone.
+        if self.is_missing(id)? {
+            return Err(Refused::Gone);
+        }
         let has_slot = {
             let slot = self.slot(id);
             let slot = &mut *slot.lock();
@@ -289,9 +296,16 @@ impl Vaults {
         vault.clone().give_up(|inner| inner.nobody_has_it(None), || self.put_away(id, slot, event))
     }
 
-    /// Puts the anchor of a vault away.
+    /// Whether the anchor of a vault should be here, and is not.
+    fn is_missing(&self, id: &[u8; 16]) -> Answer<bool> {
+        Ok(self.state().keeps(id)? && !self.anchors.has(id)?)
+    }
+
+    /// Puts the anchor of a vault away. One that is gone is no longer expected after that.
     fn put_away(&self, id: &[u8; 16], slot: &mut Slot, event: Event) -> Answer<()> {
-        if !self.anchors.put_away(id)? {
+        let was_missing = self.is_missing(id)?;
+        self.state().will_put_away(id).map_err(Lost)?;
+        if !self.anchors.put_away(id)? && !was_missing {
             return Err(Refused::Unknown);
         }
         *slot = Slot::Closed;
@@ -320,8 +334,7 @@ impl Vaults {
 pub fn missing(anchors: &dyn AnchorStore, state: &State) -> Result<Vec<[u8; 16]>> {
     let mut missing = Vec::new();
     for id in state.kept()? {
-        // An anchor that was put away is not missing, even if the server stopped before it recorded that.
-        if !anchors.has(&id)? && !anchors.has_away(&id)? {
+        if !anchors.has(&id)? {
             missing.push(id);
         }
     }

@@ -110,10 +110,6 @@ impl AnchorStore for EtcdAnchors {
         Ok(self.generation(ANCHORS, id)?.is_some())
     }
 
-    fn has_away(&self, id: &[u8; 16]) -> Result<bool> {
-        Ok(self.generation(AWAY, id)?.is_some())
-    }
-
     fn open(&self, id: &[u8; 16]) -> std::result::Result<Arc<dyn Table>, AnchorError> {
         let missing = || AnchorError::Missing { path: self.name(id).into() };
         let generation = self.generation(ANCHORS, id).map_err(|error| in_anchor("find", error))?;
