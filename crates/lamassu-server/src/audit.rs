@@ -16,8 +16,8 @@ use std::collections::BTreeSet;
 
 /// By number: the entry's head, 32 bytes, and an [`Entry`], JSON.
 pub(crate) const ENTRIES: TableDefinition<'static, u64, &'static [u8]> = TableDefinition::new("audit");
-/// [`LAST`]: the number of the last entry that was removed, u64 little-endian, and its head. [`BYTES`]: the bytes of all
-/// entries that are kept, u64 little-endian.
+/// [`LAST`]: the number of the last entry that was removed, u64 little-endian, and its head. [`BYTES`]: the bytes of
+/// all entries that are kept, u64 little-endian.
 pub(crate) const REMOVED: TableDefinition<'static, &'static str, &'static [u8]> = TableDefinition::new("audit removed");
 const LAST: &str = "last";
 const BYTES: &str = "bytes";

@@ -20,7 +20,8 @@ use tower::{Layer, Service};
 const JOIN: &str = "/lamassu.v1.Hosts/Join";
 /// The call that takes as long as its rows take. It has limits of its own.
 const PUT: &str = "/lamassu.v1.Anchors/Put";
-/// Calls of one host at once, those included whose work goes on after their client has given up. A commit under way takes at most twice [`lamassu_rpc::MESSAGE_MAX`] of memory.
+/// Calls of one host at once, those included whose work goes on after their client has given up. A commit under way
+/// takes at most twice [`lamassu_rpc::MESSAGE_MAX`] of memory.
 const CALLS_MAX: usize = 8;
 /// How long a call may take to be read and answered.
 const CALL_TIMEOUT: Duration = Duration::from_secs(30);

@@ -1,5 +1,5 @@
-//! One clock for all vaults. It notices when the process was suspended: then messages that hosts sent meanwhile are still
-//! unread, and no session may count as silent because of them.
+//! One clock for all vaults. It notices when the process was suspended: then messages that hosts sent meanwhile are
+//! still unread, and no session may count as silent because of them.
 //!
 //! It is looked at by a timer that waits for nothing, and by everything that takes the time from it. A vault that takes
 //! long, or a slow disk, therefore is no pause: if it were, hosts that have stopped would count as heard of each time.

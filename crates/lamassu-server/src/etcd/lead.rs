@@ -41,8 +41,8 @@ impl Cluster {
         Ok(leader.map(|address| String::from_utf8_lossy(&address).into_owned()))
     }
 
-    /// Ends this process's term of office, since what it has in memory may differ from what etcd has: it changes nothing
-    /// more, and the next leader begins with what etcd has.
+    /// Ends this process's term of office, since what it has in memory may differ from what etcd has: it changes
+    /// nothing more, and the next leader begins with what etcd has.
     pub(super) fn end_office(&self, why: &ServerError) {
         self.office.store(0, Ordering::Release);
         if let Some(lost) = self.lost.get() {

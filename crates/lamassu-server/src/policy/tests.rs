@@ -330,7 +330,7 @@ fn one_row_that_is_forbidden_is_enough_and_what_a_vault_keeps_for_good_is_kept()
         put(Space::Intents, 8, &[]),
         put(Space::Head, 0, &[1; 32]),
     ] {
-        assert_eq!(lab.judged(&[nonsense.clone()], &[]), Judged::Nonsense, "{nonsense:?}");
+        assert_eq!(lab.judged(std::slice::from_ref(&nonsense), &[]), Judged::Nonsense, "{nonsense:?}");
     }
     assert_eq!(lab.judged(&[put(Space::Open, 8, &[])], &[]), Judged::Good(Vec::new()));
     // One of several policies that lets it through is enough: a host may not know the newest.

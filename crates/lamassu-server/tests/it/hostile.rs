@@ -186,8 +186,8 @@ fn reports_do_not_take_the_room_that_the_state_needs() {
     lab.stop("-TERM");
 }
 
-/// An anchor that is gone from the server is replaced by no host's copy, which may be older, before an administrator says
-/// so. One that is there, and not known of, is found.
+/// An anchor that is gone from the server is replaced by no host's copy, which may be older, before an administrator
+/// says so. One that is there, and not known of, is found.
 #[test]
 fn an_anchor_that_is_lost_is_not_replaced_by_a_copy_of_it() {
     let mut lab = Lab::new();
