@@ -365,6 +365,17 @@ mod tests {
     }
 
     #[test]
+    fn what_is_longer_than_a_frame_takes_several() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let content: Vec<u8> = (0..FRAME_MAX + 7).map(|n| (n >> 8) as u8).collect();
+        let mut stream = Vec::new();
+        Sender(&mut stream).whole(&Part::State, &content).expect("sends");
+        let mut receiver = Receiver { from: &mut &stream[..], dir: dir.path() };
+        assert!(receiver.frame().expect("a part").is_some());
+        assert!(receiver.content().expect("all of it") == content);
+    }
+
+    #[test]
     fn a_stream_that_is_cut_or_changed_leaves_nothing_or_a_directory_that_opens() {
         let dir = tempfile::tempdir().expect("a directory");
         let (server, to) = (dir.path().join("server"), dir.path().join("to"));
