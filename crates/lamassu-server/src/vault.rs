@@ -387,12 +387,14 @@ impl Vault {
         let opens = self.judge(inner, session, changes)?;
         let noted: Vec<_> = changes.iter().cloned().chain([after.change()]).collect();
         if let Err(error) = inner.table.commit(&noted) {
-            inner.is_in_doubt = true;
-            return Err(match inner.table.may_be_in_doubt() {
+            let refused = match inner.table.may_be_in_doubt() {
                 // The host repeats the commit. If it was made, its head shows that.
                 true => Refused::InDoubt(error.into()),
                 false => error.into(),
-            });
+            };
+            // A table that has no room to grow is as it was.
+            inner.is_in_doubt = !matches!(refused, Refused::TooMuch(_));
+            return Err(refused);
         }
         inner.head = after;
         inner.opened.extend(opens);
