@@ -282,6 +282,18 @@ pub fn check(table: &dyn Table, vault: &[u8; 16]) -> Result<(Revision, u64), Exp
     rows.map(|rows| (rows.revision, rows.count)).ok_or(AnchorError::Empty.into())
 }
 
+/// Whether the anchor of this vault could have written a row. The row of the vault may have another revision, but not
+/// another degree: all other rows were written for that.
+pub fn is_row_of(vault: &VaultRow, space: Space, key: &[u8], value: &[u8]) -> bool {
+    let revision = match space {
+        Space::Vault => VaultRow::decode(value).ok().filter(|row| row.degree_log2 == vault.degree_log2),
+        _ => Some(vault.clone()),
+    };
+    let Some(VaultRow { revision, .. }) = revision else { return false };
+    let mut rows = Rows { vault: vault.vault, revision, degree: 1 << vault.degree_log2, last: None, count: 0 };
+    rows.check(space, key, value).is_some()
+}
+
 fn exactly(from: &mut dyn Read, bytes: &mut [u8], rows: u64) -> Result<(), ExportError> {
     from.read_exact(bytes).map_err(|error| match error.kind() {
         io::ErrorKind::UnexpectedEof => ExportError::Damaged { rows },

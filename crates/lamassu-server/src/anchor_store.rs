@@ -17,6 +17,9 @@ const NEW: &str = "new";
 /// Suffix of an anchor's file that was put away.
 const AWAY: &str = "given-up";
 
+/// Bytes that stay free on the server's disk for the state. An anchor does not grow into them.
+pub const RESERVE: u64 = 64 << 20;
+
 /// Tables by vault. A vault has at most one table, and may have tables that were put away.
 pub trait AnchorStore: Send + Sync {
     /// The vaults that have one.
@@ -30,12 +33,6 @@ pub trait AnchorStore: Send + Sync {
     /// # Errors
     /// As for [`AnchorStore::all`].
     fn has(&self, id: &[u8; 16]) -> Result<bool>;
-
-    /// Whether a table of this vault was put away.
-    ///
-    /// # Errors
-    /// As for [`AnchorStore::all`].
-    fn has_away(&self, id: &[u8; 16]) -> Result<bool>;
 
     /// Opens a vault's table.
     ///
@@ -134,15 +131,11 @@ impl AnchorStore for Files {
         Ok(Files::is_there(&self.file(id)))
     }
 
-    fn has_away(&self, id: &[u8; 16]) -> Result<bool> {
-        Ok(Files::is_there(&self.file(id).with_extension(AWAY)))
-    }
-
     fn open(&self, id: &[u8; 16]) -> std::result::Result<Arc<dyn Table>, AnchorError> {
         let file = self.file(id);
         Ok(Arc::new(match self.is_read_only {
             true => DiskTable::open_read_only(&file, Readers::InsteadOfWriter)?,
-            false => DiskTable::open(&file)?,
+            false => DiskTable::open(&file)?.keeping_free(RESERVE),
         }))
     }
 
@@ -150,7 +143,7 @@ impl AnchorStore for Files {
         static BEGUN: AtomicU64 = AtomicU64::new(0);
         let number = BEGUN.fetch_add(1, Ordering::Relaxed);
         let path = self.dir.join(format!("{}-{number}.{NEW}", HEXLOWER.encode(id)));
-        let table = Arc::new(DiskTable::create(&path)?);
+        let table = Arc::new(DiskTable::create(&path)?.keeping_free(RESERVE));
         Ok(Box::new(NewFile { table, path: NewPath(path), place: self.file(id) }))
     }
 

@@ -16,13 +16,29 @@ use std::collections::BTreeSet;
 
 /// By number: the entry's head, 32 bytes, and an [`Entry`], JSON.
 pub(crate) const ENTRIES: TableDefinition<'static, u64, &'static [u8]> = TableDefinition::new("audit");
-/// One row: the number of the last entry that was removed, u64 little-endian, and its head.
+/// [`LAST`]: the number of the last entry that was removed, u64 little-endian, and its head. [`BYTES`]: the bytes of
+/// all entries that are kept, u64 little-endian.
 pub(crate) const REMOVED: TableDefinition<'static, &'static str, &'static [u8]> = TableDefinition::new("audit removed");
 const LAST: &str = "last";
-/// How many entries are kept, by default.
-pub const ENTRIES_KEPT: u64 = 1_000_000;
+const BYTES: &str = "bytes";
+
+/// How much of the log is kept. The oldest entries beyond either limit are removed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Kept {
+    /// entries
+    pub entries: u64,
+    /// bytes of all entries
+    pub bytes: u64,
+}
+
+impl Default for Kept {
+    fn default() -> Kept {
+        Kept { entries: 1_000_000, bytes: 512 << 20 }
+    }
+}
+
 /// Entries removed in one transaction at most: after a limit was lowered, it takes several to reach it.
-const REMOVED_AT_ONCE: u64 = 1000;
+const REMOVED_AT_ONCE: usize = 1000;
 
 /// What an entry records.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -99,6 +115,12 @@ pub enum Event {
     AnchorPut {
         /// the host
         host: String,
+        /// the vault, hex
+        vault: String,
+    },
+    /// An anchor was here at a start, and the state did not know of it: the server had ended just when it was put, or
+    /// taken back.
+    AnchorFound {
         /// the vault, hex
         vault: String,
     },
@@ -387,40 +409,73 @@ pub(crate) fn append(
     write: &Writing<'_>,
     time: u64,
     events: Vec<Event>,
-    most: u64,
+    most: Kept,
 ) -> Result<Vec<ChainedEntry>, redb::Error> {
     if events.is_empty() {
         return Ok(Vec::new());
     }
     let damaged = || redb::Error::Corrupted("an entry of the audit log".into());
-    let (mut entries, mut removed) = (write.open_table(ENTRIES)?, write.open_table(REMOVED)?);
-    let mut place = match entries.last()? {
-        Some((number, row)) => {
-            ChainEnd { number: number.value(), head: ChainedEntry::of(row.value()).ok_or_else(damaged)?.head }
+    let mut place = {
+        let entries = write.open_table(ENTRIES)?;
+        match entries.last()? {
+            Some((number, row)) => {
+                ChainEnd { number: number.value(), head: ChainedEntry::of(row.value()).ok_or_else(damaged)?.head }
+            }
+            None => read_removed(&*write.open_table(REMOVED)?)?.ok_or_else(damaged)?,
         }
-        None => read_removed(&*removed)?.ok_or_else(damaged)?,
     };
-    let mut all = Vec::new();
+    let (mut all, begins) = (Vec::new(), place.number + 1);
     for event in events {
         let entry = Entry { number: place.number + 1, time, event };
         let entry = serde_json::to_string(&entry).map_err(|_| damaged())?;
         let kept = ChainedEntry { head: head_after(&place.head, &entry), entry };
         place = ChainEnd { number: place.number + 1, head: kept.head };
-        entries.insert(place.number, &kept.row()[..])?;
         all.push(kept);
     }
-    let first = entries.first()?.map_or(place.number, |(number, _)| number.value());
-    let too_many = (place.number + 1 - first).saturating_sub(most).min(REMOVED_AT_ONCE);
-    let mut last_removed = None;
-    for number in first..first + too_many {
-        let row = entries.remove(number)?;
-        let head = row.and_then(|row| ChainedEntry::of(row.value())).ok_or_else(damaged)?.head;
-        last_removed = Some(ChainEnd { number, head });
+    put_entries(write, begins, &all)?;
+    remove_oldest(write, most)?;
+    Ok(all)
+}
+
+/// Writes entries, whose numbers begin with `first`.
+pub(crate) fn put_entries(write: &Writing<'_>, first: u64, all: &[ChainedEntry]) -> Result<(), redb::Error> {
+    let (mut entries, mut removed) = (write.open_table(ENTRIES)?, write.open_table(REMOVED)?);
+    let mut bytes = read_bytes(&*removed)?;
+    for (number, kept) in (first..).zip(all) {
+        let row = kept.row();
+        bytes += row.len() as u64;
+        entries.insert(number, &row[..])?;
+    }
+    removed.insert(BYTES, &bytes.to_le_bytes()[..])?;
+    Ok(())
+}
+
+/// Removes the oldest entries above a limit.
+fn remove_oldest(write: &Writing<'_>, most: Kept) -> Result<(), redb::Error> {
+    let damaged = || redb::Error::Corrupted("an entry of the audit log".into());
+    let (mut entries, mut removed) = (write.open_table(ENTRIES)?, write.open_table(REMOVED)?);
+    let ends = |entry: Option<(redb::AccessGuard<'_, u64>, _)>| entry.map(|(number, _)| number.value());
+    let (Some(first), Some(last)) = (ends(entries.first()?), ends(entries.last()?)) else { return Ok(()) };
+    let (mut bytes, mut last_removed) = (read_bytes(&*removed)?, None);
+    for number in (first..=last).take(REMOVED_AT_ONCE) {
+        if last + 1 - number <= most.entries && bytes <= most.bytes {
+            break;
+        }
+        let row = entries.remove(number)?.ok_or_else(damaged)?;
+        bytes = bytes.saturating_sub(row.value().len() as u64);
+        last_removed = Some(ChainEnd { number, head: ChainedEntry::of(row.value()).ok_or_else(damaged)?.head });
     }
     if let Some(place) = last_removed {
+        removed.insert(BYTES, &bytes.to_le_bytes()[..])?;
         put_removed(&mut removed, place)?;
     }
-    Ok(all)
+    Ok(())
+}
+
+/// The bytes of all entries that are kept.
+fn read_bytes(removed: &impl ReadableTable<&'static str, &'static [u8]>) -> Result<u64, redb::Error> {
+    let bytes = removed.get(BYTES)?.map(|row| row.value().try_into().map(u64::from_le_bytes));
+    bytes.unwrap_or(Ok(0)).map_err(|_| redb::Error::Corrupted("the length of the audit log".into()))
 }
 
 /// The end of the chain before the first entry that is kept; `None`: it is invalid.

@@ -14,7 +14,7 @@ use crate::policy;
 use crate::state::{Copied, State};
 use crate::{Result, ServerError, dir, webhook};
 use data_encoding::HEXLOWER;
-use lamassu_anchor::export;
+use lamassu_anchor::export::{self, ExportError};
 use lamassu_anchor::table::{self, DiskTable, Table};
 use lamassu_anchor::{Anchor, AnchorError};
 use lamassu_rpc::ROWS_MAX;
@@ -46,9 +46,9 @@ enum Part {
     Alerts,
     /// The audit log: [`Excerpt`]s, JSON.
     Audit,
-    /// [`Copied`], JSON, in one frame.
+    /// [`Copied`], JSON.
     State,
-    /// The end of the stream: [`Lacks`], JSON, in one frame.
+    /// The end of the stream: [`Lacks`], JSON.
     End,
 }
 
@@ -153,10 +153,10 @@ impl Sender<'_> {
         self.frame(&json(value)?)
     }
 
-    /// A part of one frame.
+    /// A part with all its content, in as many frames as that takes.
     fn whole(&mut self, part: &Part, content: &[u8]) -> Result<()> {
         self.json(part)?;
-        self.frame(content)?;
+        content.chunks(FRAME_MAX as usize).try_for_each(|frame| self.frame(frame))?;
         self.end()
     }
 
@@ -211,7 +211,7 @@ impl Receiver<'_> {
         let anchors = self.dir.join(anchor_store::DIR);
         fs::create_dir(&anchors).map_err(ServerError::file("make", &anchors))?;
         let (mut ids, mut copied, mut authority, mut place) = (Vec::new(), None, None, ChainEnd::default());
-        let mut is_changed = None;
+        let (mut bad, mut is_changed) = (Vec::new(), None);
         let lacks = loop {
             let part = self.frame()?.ok_or_else(|| garbled("a part"))?;
             match serde_json::from_slice(&part).map_err(|_| garbled("a part"))? {
@@ -223,7 +223,11 @@ impl Receiver<'_> {
                 Part::Anchor { vault } => {
                     let id = HEXLOWER.decode(vault.as_bytes()).ok().and_then(|id| id.try_into().ok());
                     let id: [u8; 16] = id.ok_or_else(|| garbled("a vault's id"))?;
-                    ids.extend(self.anchor(&file_of(&anchors, &id), &id)?.then_some(id));
+                    match self.anchor(&file_of(&anchors, &id), &id)? {
+                        Some(Ok(())) => ids.push(id),
+                        Some(Err(why)) => bad.push((vault, why)),
+                        None => {}
+                    }
                 }
                 Part::Alerts => {
                     while let Some(alerts) = self.frame()? {
@@ -253,7 +257,8 @@ impl Receiver<'_> {
         authority::write_new(&self.dir.join(authority::KEY), &authority)?;
         let sync = |dir: &Path| fs::File::open(dir).and_then(|dir| dir.sync_all());
         sync(&anchors).and_then(|()| sync(self.dir)).map_err(ServerError::file("sync", self.dir))?;
-        let anchors = lacks.anchors.into_iter().map(|(vault, why)| format!("the anchor of vault {vault}: {why}"));
+        let anchors =
+            lacks.anchors.into_iter().chain(bad).map(|(vault, why)| format!("the anchor of vault {vault}: {why}"));
         let lacks = anchors.chain(is_changed.map(|error| error.to_string())).collect();
         Ok(Made { anchors: ids.len(), hosts: copied.hosts.len(), lacks })
     }
@@ -294,27 +299,30 @@ impl Receiver<'_> {
         serde_json::from_slice(&self.content()?).map_err(|_| garbled("a state"))
     }
 
-    /// False: the part is to be discarded.
-    fn anchor(&mut self, file: &Path, id: &[u8; 16]) -> Result<bool> {
-        let table = DiskTable::create(file)?;
+    /// `None`: the sender could not read it, and names it at the end. An anchor that is none is the reason why.
+    fn anchor(&mut self, file: &Path, id: &[u8; 16]) -> Result<Option<std::result::Result<(), String>>> {
+        let table = Arc::new(DiskTable::create(file)?);
+        let discard = |table| {
+            drop(table);
+            fs::remove_file(file).map_err(ServerError::file("remove", file))
+        };
         loop {
             let rows = match self.length()? {
                 0 => break,
-                WORTHLESS => {
-                    drop(table);
-                    fs::remove_file(file).map_err(ServerError::file("remove", file))?;
-                    return Ok(false);
-                }
+                WORTHLESS => return discard(table).map(|()| None),
                 length => self.bytes(length)?,
             };
             let rows = table::unpack(&rows, ROWS_MAX).ok_or_else(|| garbled("a row"))?;
             table.commit(&rows)?;
         }
-        let table = Arc::new(table);
-        Anchor::open(table.clone(), id)?;
-        export::check(&*table, id)
-            .map_err(|error| ServerError::BadAnchor { path: file.into(), detail: error.to_string() })?;
-        Ok(true)
+        let opened = Anchor::open(table.clone(), id).map(drop).map_err(ExportError::Anchor);
+        match opened.and_then(|()| export::check(&*table, id)) {
+            Ok(_) => Ok(Some(Ok(()))),
+            // This disk has failed.
+            Err(ExportError::Anchor(error @ AnchorError::Io { .. })) => Err(error.into()),
+            // What a host has put or committed must not keep all others out of the backup.
+            Err(error) => discard(table).map(|()| Some(Err(error.to_string()))),
+        }
     }
 }
 
@@ -323,6 +331,49 @@ mod tests {
     use super::*;
     use crate::admin::back_up;
     use crate::run;
+    use lamassu_anchor::row::{Content, Row, Sealed};
+    use lamassu_anchor::table::{Change, Space};
+    use lamassu_anchor::{ObjectId, Token, TokenKey, VaultRow};
+
+    /// Makes the anchor of a vault in a server's directory, with one more row.
+    fn make_anchor(server: &Path, id: [u8; 16], more: Change) {
+        let dir = server.join(anchor_store::DIR);
+        fs::create_dir_all(&dir).expect("makes");
+        let table = Arc::new(DiskTable::create(&file_of(&dir, &id)).expect("a table"));
+        let content = Content::Dir { record: Sealed::Nothing, parent: ObjectId::ROOT, name: Token([0; 16]) };
+        let root = Row { mode: 0o700, uid: 1, gid: 1, links: 1, content, attributes: Sealed::Nothing };
+        drop(Anchor::create(table.clone(), VaultRow::new(id, TokenKey::new([2; 32])), root).expect("an anchor"));
+        table.commit(&[more]).expect("commits");
+    }
+
+    #[test]
+    fn an_anchor_that_is_none_is_named_and_keeps_no_other_out_of_a_backup() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let (server, to) = (dir.path().join("server"), dir.path().join("to"));
+        run::init(&server).expect("makes");
+        let open = |len| Change { space: Space::Open, key: vec![0; len], value: Some(Vec::new()) };
+        for (id, len) in [([1; 16], 8), ([2; 16], 5), ([3; 16], 8)] {
+            make_anchor(&server, id, open(len));
+        }
+        let made = back_up(&server, &to).expect("makes");
+        assert_eq!((made.anchors, made.lacks.len()), (2, 1));
+        assert!(made.lacks[0].contains(&HEXLOWER.encode(&[2; 16])), "{:?}", made.lacks);
+        let anchors = to.join(anchor_store::DIR);
+        let there = [[1; 16], [2; 16], [3; 16]].map(|id| file_of(&anchors, &id).exists());
+        assert_eq!(there, [true, false, true]);
+        dir::check_dir(&to).expect("is a server's");
+    }
+
+    #[test]
+    fn what_is_longer_than_a_frame_takes_several() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let content: Vec<u8> = (0..FRAME_MAX + 7).map(|n| (n >> 8) as u8).collect();
+        let mut stream = Vec::new();
+        Sender(&mut stream).whole(&Part::State, &content).expect("sends");
+        let mut receiver = Receiver { from: &mut &stream[..], dir: dir.path() };
+        assert!(receiver.frame().expect("a part").is_some());
+        assert!(receiver.content().expect("all of it") == content);
+    }
 
     #[test]
     fn a_stream_that_is_cut_or_changed_leaves_nothing_or_a_directory_that_opens() {

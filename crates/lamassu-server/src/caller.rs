@@ -1,5 +1,6 @@
 //! The other end of a connection, and the host that calls.
 
+use crate::counts::Counted;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -20,3 +21,7 @@ pub struct Caller {
     /// its public key
     pub key: Arc<[u8]>,
 }
+
+/// A place among the calls that a host may have under way. [`Guard`](crate::guard::Guard) adds it to each request; the
+/// work that the call causes keeps it.
+pub type Place = Arc<Counted<Arc<[u8]>>>;

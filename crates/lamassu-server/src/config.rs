@@ -2,7 +2,7 @@
 
 #[cfg(feature = "etcd")]
 use crate::etcd::config::EtcdConfig;
-use crate::{Result, ServerError};
+use crate::{Result, ServerError, audit};
 use lamassu_keys::{KeySource, SourceError};
 use lamassu_lease::Terms;
 use serde::Deserialize;
@@ -37,8 +37,9 @@ pub const COMMENTED: &str = r#"# Configuration of lamassu-server. A line that is
 #connections_max = 4096
 #handshakes_max = 64
 
-# So many entries of the audit log are kept; the oldest go. A million take some 300 MB.
+# So many entries of the audit log are kept, and so many MiB of them; the oldest go. A million take some 300 MB.
 #audit_entries = 1000000
+#audit_mib = 512
 
 # Where monitoring asks for /metrics (OpenMetrics) and /health, by plain HTTP. It is told counts, no names. Without,
 # nowhere.
@@ -95,6 +96,8 @@ pub struct Config {
     pub handshakes_max: usize,
     /// how many entries of the audit log are kept
     pub audit_entries: u64,
+    /// how many MiB of them
+    pub audit_mib: u64,
     /// where monitoring asks
     pub metrics: Option<String>,
     /// where alerts are posted
@@ -122,7 +125,8 @@ impl Default for Config {
             token_hours: 24,
             connections_max: 4096,
             handshakes_max: 64,
-            audit_entries: crate::audit::ENTRIES_KEPT,
+            audit_entries: audit::Kept::default().entries,
+            audit_mib: audit::Kept::default().bytes >> 20,
             metrics: None,
             webhook: None,
             webhook_ca: None,
@@ -136,6 +140,11 @@ impl Default for Config {
 }
 
 impl Config {
+    /// How much of the audit log is kept.
+    pub fn audit_kept(&self) -> audit::Kept {
+        audit::Kept { entries: self.audit_entries, bytes: self.audit_mib << 20 }
+    }
+
     /// Reads the configuration of the server in `dir`.
     ///
     /// # Errors
@@ -160,6 +169,7 @@ impl Config {
         within("connections_max", config.connections_max as u64, 1, 1 << 20)?;
         within("handshakes_max", config.handshakes_max as u64, 1, 1 << 20)?;
         within("audit_entries", config.audit_entries, 1000, 1_000_000_000)?;
+        within("audit_mib", config.audit_mib, 1, 1 << 20)?;
         within("evaluations_per_second", config.evaluations_per_second, 1, 1_000_000_000)?;
         // A batch has up to this many elements.
         within("evaluations_burst", config.evaluations_burst, 1024, 1_000_000_000_000)?;
@@ -286,7 +296,7 @@ mod tests {
             .collect();
         let said: Config = toml::from_str(&all).expect("parses");
         assert_eq!(format!("{said:?}"), format!("{commented:?}"));
-        assert_eq!(all.lines().count(), 9);
+        assert_eq!(all.lines().count(), 10);
     }
 
     #[test]
@@ -299,6 +309,7 @@ mod tests {
             ("term_seconds = 1", "5 to 600"),
             ("term_seconds = 9223372036854775807", "5 to 600, not 9223372036854775807"),
             ("audit_entries = 1", "1000 to"),
+            ("audit_mib = 0", "1 to"),
             ("evaluations_per_second = 0", "1 to"),
             ("evaluations_burst = 1023", "1024 to"),
             ("heartbeat_seconds = 20", "heartbeat"),

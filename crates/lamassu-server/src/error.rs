@@ -269,14 +269,6 @@ pub enum ServerError {
         /// how many
         count: usize,
     },
-    /// An anchor's rows are invalid.
-    #[error("the anchor {}: {detail}", path.display())]
-    BadAnchor {
-        /// its file
-        path: PathBuf,
-        /// the reason
-        detail: String,
-    },
     /// An anchor.
     #[error(transparent)]
     Anchor(#[from] AnchorError),
@@ -333,7 +325,6 @@ impl ServerError {
             | ServerError::MasterKey(_)
             | ServerError::KeyDamaged { .. }
             | ServerError::Anchor(_)
-            | ServerError::BadAnchor { .. }
             | ServerError::Wrong { .. } => 26,
             ServerError::Chain { .. } | ServerError::NoHead { .. } => 30,
             ServerError::HostExists { .. } => 28,

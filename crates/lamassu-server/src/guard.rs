@@ -1,8 +1,8 @@
 //! The gate before the services: a call is not read before its caller is allowed to make it, and no caller takes more
 //! than its share.
 
-use crate::caller::{Caller, Peer};
-use crate::counts::{Counted, Counts};
+use crate::caller::{Caller, Peer, Place};
+use crate::counts::Counts;
 use crate::metrics::Metrics;
 use crate::state::{State, Who};
 use http::{Request, Response};
@@ -20,13 +20,11 @@ use tower::{Layer, Service};
 const JOIN: &str = "/lamassu.v1.Hosts/Join";
 /// The call that takes as long as its rows take. It has limits of its own.
 const PUT: &str = "/lamassu.v1.Anchors/Put";
-/// Calls of one host at once. A commit under way takes at most twice [`lamassu_rpc::MESSAGE_MAX`] of memory.
+/// Calls of one host at once, those included whose work goes on after their client has given up. A commit under way
+/// takes at most twice [`lamassu_rpc::MESSAGE_MAX`] of memory.
 const CALLS_MAX: usize = 8;
 /// How long a call may take to be read and answered.
 const CALL_TIMEOUT: Duration = Duration::from_secs(30);
-
-/// One of the calls that a caller has under way.
-type Place = Counted<Arc<[u8]>>;
 
 /// Makes a [`Guarded`] of a service.
 #[derive(Clone)]
@@ -60,8 +58,9 @@ impl Guard {
             }
             None => return Err(Status::permission_denied("this host was revoked, or its token was used")),
         };
-        let counted = self.calls.one_more(&peer.key, CALLS_MAX);
-        Ok((caller, counted.ok_or_else(|| Status::resource_exhausted("too many calls at once"))?))
+        let place = self.calls.one_more(&peer.key, CALLS_MAX);
+        let place = place.ok_or_else(|| Status::resource_exhausted("too many calls at once"))?;
+        Ok((caller, Arc::new(place)))
     }
 }
 
@@ -98,16 +97,18 @@ where
         let admitted = self.guard.admit(request.extensions().get::<Peer>(), path);
         let is_limited = path != PUT;
         self.guard.metrics.called(path, admitted.is_ok());
-        let (caller, counted) = match admitted {
+        let (caller, place) = match admitted {
             Ok(admitted) => admitted,
             Err(status) => return Box::pin(std::future::ready(Ok(status.into_http()))),
         };
         if let Some(caller) = caller {
             request.extensions_mut().insert(caller);
         }
+        // Work that goes on when the answer is no longer awaited keeps it, too.
+        request.extensions_mut().insert(place.clone());
         let answer = self.inner.call(request);
         Box::pin(async move {
-            let _counted = counted;
+            let _place = place;
             if !is_limited {
                 return answer.await;
             }

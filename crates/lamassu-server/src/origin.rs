@@ -95,7 +95,7 @@ impl Origin {
             Waits::Not => (State::open(dir)?, Files::to_look_at(dir)),
             Waits::Until { .. } => (State::open_when_free(dir)?, Files::open(dir)?),
         };
-        state.keep_entries(config.audit_entries);
+        state.keep_audit(config.audit_kept());
         Ok(Some(Origin { state: Arc::new(state), anchors: Arc::new(anchors), office: Arc::default() }))
     }
 }

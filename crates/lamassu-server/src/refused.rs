@@ -2,6 +2,7 @@
 
 use crate::ServerError;
 use lamassu_anchor::AnchorError;
+use std::io::ErrorKind::{QuotaExceeded, StorageFull};
 
 /// Why a host's request is refused.
 #[derive(Debug)]
@@ -24,6 +25,8 @@ pub enum Refused {
     OtherHead,
     /// The vault has another anchor here already.
     Known,
+    /// The vault's anchor was kept here, and is gone.
+    Gone,
     /// The rows are not an anchor of this vault.
     NoAnchor,
     /// The call is invalid.
@@ -67,7 +70,13 @@ impl From<ServerError> for Refused {
 
 impl From<AnchorError> for Refused {
     fn from(error: AnchorError) -> Refused {
-        Refused::Failed(error.into())
+        match &error {
+            AnchorError::Io { source, .. } if matches!(source.kind(), StorageFull | QuotaExceeded) => {
+                tracing::error!(%error, "an anchor cannot grow: its file doubles, and 64 MiB stay free for the state");
+                Refused::TooMuch("the server's disk has no room for the anchor to grow")
+            }
+            _ => Refused::Failed(error.into()),
+        }
     }
 }
 

@@ -15,10 +15,12 @@ use crate::keys::evaluate::{self, Evaluations};
 use crate::metrics::Metrics;
 use crate::monitoring::{self, Observed};
 use crate::origin::{Origin, Waits};
+use crate::pauses::Pauses;
 use crate::policy::{self, Policies, Policy};
 use crate::refused::Lost;
 use crate::service::Service;
 use crate::state::State;
+use crate::threads::{THREADS_MAX, Threads};
 use crate::vault::{Common, TICK};
 use crate::vaults::Vaults;
 use crate::webhook::{self, Webhook};
@@ -79,7 +81,7 @@ pub fn check_config(dir: &Path) -> Result<()> {
 pub fn run(dir: &Path) -> Result<()> {
     check_dir(dir)?;
     let config = Config::read(dir)?;
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    let runtime = tokio::runtime::Builder::new_multi_thread().max_blocking_threads(THREADS_MAX).enable_all().build();
     runtime.map_err(ServerError::file("start threads for", dir))?.block_on(serve(dir, config))
 }
 
@@ -114,7 +116,9 @@ async fn serve(dir: &Path, config: Config) -> Result<()> {
     }
     let metrics = Metrics::default();
     let policies = Arc::new(Policies::start(dir, terms, (state.clone(), metrics.clone()))?);
-    let common = Common { state: state.clone(), metrics: metrics.clone(), policies: policies.clone() };
+    let pauses = Arc::<Pauses>::default();
+    let (state_of, metrics_of, policies_of) = (state.clone(), metrics.clone(), policies.clone());
+    let common = Common { state: state_of, metrics: metrics_of, policies: policies_of, pauses: pauses.clone() };
     let vaults = Arc::new(Vaults::new(anchors.clone(), terms, common));
     let known = vaults.open_all()?;
     let keys: Arc<dyn Keys> = Arc::new(KnownKeys(state.clone()));
@@ -166,15 +170,22 @@ async fn serve(dir: &Path, config: Config) -> Result<()> {
         master,
         evaluations: evaluations.clone(),
         metrics: metrics.clone(),
+        threads: Threads::default(),
     };
     tokio::spawn(async move {
         let mut ticks = tokio::time::interval(TICK);
+        let mut ticking: Option<tokio::task::JoinHandle<()>> = None;
         loop {
             ticks.tick().await;
-            let vaults = vaults.clone();
-            let ticked = tokio::task::spawn_blocking(move || vaults.tick()).await;
-            if let Ok(Err(Lost(error))) = ticked {
-                let _ = failed.send(error.to_string());
+            // Looked at also while a tick waits for a disk, which is no pause.
+            pauses.look();
+            if ticking.as_ref().is_none_or(tokio::task::JoinHandle::is_finished) {
+                let (vaults, failed) = (vaults.clone(), failed.clone());
+                ticking = Some(tokio::task::spawn_blocking(move || {
+                    if let Err(Lost(error)) = vaults.tick() {
+                        let _ = failed.send(error.to_string());
+                    }
+                }));
             }
         }
     });

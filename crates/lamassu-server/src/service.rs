@@ -5,14 +5,15 @@ mod keys;
 
 use crate::alerts::Finding;
 use crate::authority;
-use crate::caller::{Caller, Peer};
+use crate::caller::{Caller, Peer, Place};
 use crate::counts::Counts;
 use crate::keys::Master;
 use crate::keys::evaluate::Evaluations;
 use crate::metrics::Metrics;
 use crate::origin::Office;
 use crate::refused::{Lost, Refused};
-use crate::state::State;
+use crate::state::{NotJoined, State};
+use crate::threads::{Pace, Threads};
 use crate::vault::Rows;
 use crate::vaults::Vaults;
 use lamassu_anchor::Revision;
@@ -26,7 +27,7 @@ use lamassu_rpc::{CHANGES_MAX, FINDINGS_MAX, MESSAGE_MAX, REPORT_MAX};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio_stream::Stream;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::metadata::{MetadataMap, MetadataValue};
@@ -66,6 +67,8 @@ pub struct Service {
     pub evaluations: Arc<Evaluations>,
     /// the server's counters
     pub metrics: Metrics,
+    /// the threads of its calls
+    pub threads: Threads,
 }
 
 impl Service {
@@ -90,9 +93,14 @@ impl Service {
         proto::alerts_server::AlertsServer::new(self.clone()).max_decoding_message_size(REPORT_MAX)
     }
 
-    /// Runs blocking work outside of the runtime's threads. It is short: a client cannot influence how long it takes.
-    pub(crate) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, Status> {
-        tokio::task::spawn_blocking(work).await.map_err(|_| Status::internal("a thread of the server has ended"))
+    /// Runs blocking work of a call outside of the runtime's threads. It is short: a client cannot influence how long
+    /// it takes.
+    pub(crate) async fn blocking<T: Send + 'static>(
+        &self,
+        place: Place,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, Status> {
+        self.threads.call(place, work).await
     }
 
     pub(crate) fn internal(&self, error: &dyn std::fmt::Display) -> Status {
@@ -108,6 +116,10 @@ impl Service {
             Refused::Ended => Status::aborted("the session has ended"),
             Refused::OtherHead => Status::out_of_range("the changes are based on another state"),
             Refused::Known => Status::already_exists("another anchor of this vault is kept here already"),
+            Refused::Gone => Status::permission_denied(
+                "the server kept a newer anchor of this vault, perhaps, and has lost it: restore a backup, or take this \
+                 one, which may be older (`lamassu-server forget` on the server)",
+            ),
             Refused::NoAnchor => Status::invalid_argument("the rows are no anchor of this vault"),
             Refused::Nonsense => garbled(Garbled("this server grants leases of whole vaults only")),
             Refused::Policy { rule, what } => {
@@ -140,6 +152,11 @@ pub(crate) fn caller<T>(request: &Request<T>) -> Result<Caller, Status> {
     request.extensions().get::<Caller>().cloned().ok_or_else(|| Status::unauthenticated("unknown client"))
 }
 
+/// The call's place among those of its host.
+pub(crate) fn place<T>(request: &Request<T>) -> Result<Place, Status> {
+    request.extensions().get::<Place>().cloned().ok_or_else(|| Status::unauthenticated("unknown client"))
+}
+
 pub(crate) fn garbled(error: Garbled) -> Status {
     Status::invalid_argument(error.to_string())
 }
@@ -147,17 +164,19 @@ pub(crate) fn garbled(error: Garbled) -> Status {
 #[tonic::async_trait]
 impl Hosts for Service {
     async fn join(&self, request: Request<proto::PublicKey>) -> Done<proto::Joined> {
-        let peer = request.extensions().get::<Peer>().cloned();
+        let (peer, place) = (request.extensions().get::<Peer>().cloned(), place(&request)?);
         let token = peer.ok_or_else(|| Status::unauthenticated("no certificate"))?.key;
         let spki = request.into_inner().spki;
-        // A host that names another's key could not use it, but the key's owner would appear under this host's name.
-        if !authority::is_ed25519(&spki) || self.state.who(&spki).is_some() {
-            return Err(Status::invalid_argument("this is not an Ed25519 key, or it is known already"));
+        if !authority::is_ed25519(&spki) {
+            return Err(Status::invalid_argument("this is not an Ed25519 key"));
         }
         let service = self.clone();
-        Service::blocking(move || {
+        self.blocking(place, move || {
             let used = service.state.use_token(&token, unix_now(), &spki).map_err(|error| service.internal(&error))?;
-            let host = used.ok_or_else(|| Status::permission_denied("the token was used, or has expired"))?;
+            let host = used.map_err(|why| match why {
+                NotJoined::NoToken => Status::permission_denied("the token was used, or has expired"),
+                NotJoined::KnownKey => Status::invalid_argument("this key is known already"),
+            })?;
             Ok(Response::new(proto::Joined { host }))
         })
         .await?
@@ -169,7 +188,7 @@ impl Anchors for Service {
     type RowsStream = Outgoing<proto::SomeRows>;
 
     async fn rows(&self, request: Request<proto::RowsRequest>) -> Done<Self::RowsStream> {
-        let caller = caller(&request)?;
+        let (caller, place) = (caller(&request)?, place(&request)?);
         let of = request.get_ref();
         let (id, session) = (convert::vault(&of.vault).map_err(garbled)?, SessionId(of.session));
         let since = some_head(&of.since)?;
@@ -177,25 +196,28 @@ impl Anchors for Service {
         let turn = turn.ok_or_else(|| Status::resource_exhausted("too many at once"))?;
         let service = self.clone();
         let rows =
-            Service::blocking(move || service.vaults.vault_for(&caller, &id)?.rows(&caller.name, session, since));
+            self.blocking(place, move || service.vaults.vault_for(&caller, &id)?.rows(&caller.name, session, since));
         let Rows { head, since, table } = rows.await?.map_err(|refused| self.refused(refused))?;
         let (some, stream) = mpsc::channel(BEHIND_MAX);
         // A thread of its own: a client influences how long it takes, within bounds.
         let runtime = tokio::runtime::Handle::current();
         let sends = move || {
             let _turn = turn;
-            let mut batch = Batch::default();
-            let send = |rows: Vec<u8>, is_commit: bool| {
+            let (mut batch, mut pace) = (Batch::default(), Pace::begin());
+            let mut send = |rows: Vec<u8>, is_commit: bool| {
+                let is_in_pace = pace.moved(rows.len());
                 let rows = Ok(proto::SomeRows { head: head.0.to_vec(), rows, is_commit });
                 let sent = runtime.block_on(async { tokio::time::timeout(IDLE_MAX, some.send(rows)).await });
-                if matches!(sent, Ok(Ok(()))) { Ok(()) } else { Err(Gone::Client) }
+                // While rows are sent, the table cannot be opened anew.
+                if matches!(sent, Ok(Ok(()))) && is_in_pace { Ok(()) } else { Err(Gone::Client) }
             };
             let sent = match since {
                 Some(commits) => commits.iter().try_for_each(|changes| send(changes.to_vec(), true)),
                 None => {
-                    let all = |rows| send(rows, false);
-                    let visited =
-                        table.visit_all(|space, key, value| batch.push(space, key, value).map_or(Ok(()), all));
+                    let visited = table.visit_all(|space, key, value| match batch.push(space, key, value) {
+                        Some(rows) => send(rows, false),
+                        None => Ok(()),
+                    });
                     visited.and_then(|()| send(batch.rest(), false))
                 }
             };
@@ -214,13 +236,13 @@ impl Anchors for Service {
     }
 
     async fn commit(&self, request: Request<proto::CommitRequest>) -> Done<proto::State> {
-        let caller = caller(&request)?;
+        let (caller, place) = (caller(&request)?, place(&request)?);
         let commit = request.into_inner();
         let of = commit.of.ok_or_else(|| garbled(Garbled("no session is named")))?;
         let id = convert::vault(&of.vault).map_err(garbled)?;
         let base = convert::head(&commit.base).map_err(garbled)?;
         let service = self.clone();
-        let head = Service::blocking(move || {
+        let head = self.blocking(place, move || {
             let changes = convert::to_changes(&commit.changes, CHANGES_MAX).map_err(garbled)?;
             let begun = Instant::now();
             let done = service.vaults.commit(&id, (&caller, SessionId(of.session)), base, &changes);
@@ -233,49 +255,61 @@ impl Anchors for Service {
     }
 
     async fn put(&self, request: Request<Streaming<proto::PutRequest>>) -> Done<proto::State> {
-        let caller = caller(&request)?;
+        let (caller, place) = (caller(&request)?, place(&request)?);
         let turn = self.puts.one_more(&caller.key, PUTS_AT_ONCE);
-        let _turn = turn.ok_or_else(|| Status::resource_exhausted("too many at once"))?;
-        let mut said = request.into_inner();
+        let turn = turn.ok_or_else(|| Status::resource_exhausted("too many at once"))?;
+        let (mut said, mut pace) = (request.into_inner(), Pace::begin());
         let mut next = async || {
             let message = tokio::time::timeout(IDLE_MAX, said.message()).await;
-            message.unwrap_or_else(|_| Err(Status::deadline_exceeded("the client sent nothing in time")))
+            let message = message.unwrap_or_else(|_| Err(too_slow()))?;
+            let is_in_pace = pace.moved(message.as_ref().map_or(0, |request| request.rows.len()));
+            if is_in_pace { Ok(message) } else { Err(too_slow()) }
         };
         let first = next().await?.ok_or_else(|| garbled(Garbled("the stream is empty")))?;
         let id = convert::vault(&first.vault).map_err(garbled)?;
         let known = some_head(&first.head)?;
-        let (service, who) = (self.clone(), caller.clone());
-        let put = Service::blocking(move || service.vaults.begin_put(&who, &id, known)).await?;
-        let mut put = put.map_err(|refused| self.refused(refused))?;
+        let (to, rows) = mpsc::channel(1);
+        let (done, head) = oneshot::channel();
+        // One thread has the new anchor from its beginning to its end. So it is this thread that removes the rows, too,
+        // if they do not become an anchor: that waits for the disk.
+        let service = self.clone();
+        let puts = move || {
+            let _held = (turn, place);
+            let _ = done.send(service.take_anchor(&caller, &id, known, rows));
+        };
+        let started = std::thread::Builder::new().name("put".into()).spawn(puts);
+        started.map_err(|error| self.internal(&error))?;
         let mut some = Some(first);
         while let Some(request) = some {
-            let rows = convert::to_rows(&request.rows).map_err(garbled)?;
-            let taken = Service::blocking(move || put.take(&rows).map(|()| put)).await?;
-            put = taken.map_err(|refused| self.refused(refused))?;
+            // The thread has ended: its answer says why.
+            if to.send(Put::Rows(request.rows)).await.is_err() {
+                break;
+            }
             some = next().await?;
         }
-        let head = Service::blocking(move || put.finish(&caller)).await?;
-        let head = head.map_err(|refused| self.refused(refused))?;
+        let _ = to.send(Put::End).await;
+        drop(to);
+        let head = head.await.map_err(|_| Status::internal("a thread of the server has ended"))??;
         Ok(Response::new(proto::State { head: head.0.to_vec() }))
     }
 
     async fn reconcile(&self, request: Request<proto::Known>) -> Done<proto::Wanted> {
-        let caller = caller(&request)?;
+        let (caller, place) = (caller(&request)?, place(&request)?);
         let known = request.get_ref();
         let id = convert::vault(&known.vault).map_err(garbled)?;
         let head = some_head(&known.head)?;
         let (service, revision) = (self.clone(), Revision(known.revision));
-        let wanted = Service::blocking(move || service.vaults.wants_rows(&caller, &id, revision, head)).await?;
+        let wanted = self.blocking(place, move || service.vaults.wants_rows(&caller, &id, revision, head)).await?;
         let rows = wanted.map_err(|refused| self.refused(refused))?;
         Ok(Response::new(proto::Wanted { rows }))
     }
 
     async fn give_up(&self, request: Request<proto::Of>) -> Done<proto::Nothing> {
-        let caller = caller(&request)?;
+        let (caller, place) = (caller(&request)?, place(&request)?);
         let of = request.get_ref();
         let (id, session) = (convert::vault(&of.vault).map_err(garbled)?, SessionId(of.session));
         let service = self.clone();
-        let given_up = Service::blocking(move || service.vaults.give_up(&id, session, &caller)).await?;
+        let given_up = self.blocking(place, move || service.vaults.give_up(&id, session, &caller)).await?;
         given_up.map_err(|refused| self.refused(refused))?;
         Ok(Response::new(proto::Nothing {}))
     }
@@ -284,7 +318,7 @@ impl Anchors for Service {
 #[tonic::async_trait]
 impl Alerts for Service {
     async fn report(&self, request: Request<proto::Findings>) -> Done<proto::Nothing> {
-        let caller = caller(&request)?;
+        let (caller, place) = (caller(&request)?, place(&request)?);
         let report = request.into_inner();
         let id = convert::vault(&report.vault).map_err(garbled)?;
         let findings: Option<Vec<_>> = report.events.iter().map(|event| Finding::parse(event)).collect();
@@ -293,7 +327,7 @@ impl Alerts for Service {
         // A host may send any number: this bound keeps the counter from overflowing.
         let lost = report.lost.min(u32::MAX.into());
         let service = self.clone();
-        let taken = Service::blocking(move || {
+        let taken = self.blocking(place, move || {
             // No session is needed: it may have ended because of what was found.
             if !service.state.may_use(&caller.key, &id) {
                 return Err(service.refused(Refused::NotGranted));
@@ -306,6 +340,40 @@ impl Alerts for Service {
         taken.await??;
         Ok(Response::new(proto::Nothing {}))
     }
+}
+
+impl Service {
+    /// Takes an anchor, whose rows arrive one message after the other. If its client goes before its end, it is
+    /// undone.
+    fn take_anchor(
+        &self,
+        caller: &Caller,
+        id: &[u8; 16],
+        known: Option<Head>,
+        mut rows: mpsc::Receiver<Put>,
+    ) -> Result<Head, Status> {
+        let mut put = self.vaults.begin_put(caller, id, known).map_err(|refused| self.refused(refused))?;
+        loop {
+            match rows.blocking_recv() {
+                Some(Put::Rows(rows)) => {
+                    let rows = convert::to_rows(&rows).map_err(garbled)?;
+                    put.take(&rows).map_err(|refused| self.refused(refused))?;
+                }
+                Some(Put::End) => return put.finish(caller).map_err(|refused| self.refused(refused)),
+                None => return Err(Status::cancelled("the client has gone")),
+            }
+        }
+    }
+}
+
+/// What a client says of an anchor that it puts.
+enum Put {
+    Rows(Vec<u8>),
+    End,
+}
+
+fn too_slow() -> Status {
+    Status::deadline_exceeded("the client sent nothing in time, or too little")
 }
 
 /// A head that may be absent.

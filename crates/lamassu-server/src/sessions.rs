@@ -3,8 +3,9 @@
 
 use crate::policy::current::PolicyNo;
 use crate::refused::Refused;
-use crate::service::{Done, IDLE_MAX, Outgoing, Service, caller, garbled};
+use crate::service::{Done, IDLE_MAX, Outgoing, Service, caller, garbled, place};
 use crate::state::leases::Use;
+use crate::threads::Threads;
 use crate::vault::{self, Begun, Line, REPLIES_MAX, Vault};
 use lamassu_lease::{Call, Mode, Reply, SessionId};
 use lamassu_rpc::convert::{self, Garbled};
@@ -25,7 +26,7 @@ impl Sessions for Service {
     type AttendStream = Outgoing<proto::Down>;
 
     async fn attend(&self, request: Request<Streaming<proto::Up>>) -> Done<Self::AttendStream> {
-        let caller = caller(&request)?;
+        let (caller, place) = (caller(&request)?, place(&request)?);
         let mut said = request.into_inner();
         let first = tokio::time::timeout(FIRST_TIMEOUT, said.message()).await;
         let first =
@@ -41,11 +42,8 @@ impl Sessions for Service {
                     Mode::Exclusive => Use::Writes,
                     Mode::Shared => Use::Reads,
                 };
-                let begun = Service::blocking(move || {
-                    let vault = service.vaults.vault_for(&caller, &id)?;
-                    let begun = vault.begin(&caller, used, SessionId(begin.replaces), replies)?;
-                    Ok((vault, begun))
-                });
+                let how = (used, SessionId(begin.replaces));
+                let begun = self.blocking(place, move || service.vaults.begin(&id, &caller, how, replies));
                 turns = used == Use::ByTurns;
                 (begun.await?, None)
             }
@@ -54,7 +52,7 @@ impl Sessions for Service {
                 let id = convert::vault(&of.vault).map_err(garbled)?;
                 let again = convert::to_call(proto::Up { said: Some(proto::up::Said::Resume(resume)) });
                 let again = again.map_err(garbled)?;
-                let begun = Service::blocking(move || {
+                let begun = self.blocking(place, move || {
                     let vault = service.vaults.vault_for(&caller, &id)?;
                     let begun = vault.resumes(&caller.name, SessionId(of.session), replies)?;
                     Ok((vault, begun))
@@ -76,16 +74,19 @@ impl Sessions for Service {
         let (told, stream) = mpsc::channel(1);
         let service = self.clone();
         tokio::spawn(async move {
+            let kept = vault.clone();
             let begin = proto::Down { said: Some(proto::down::Said::Begun(begin)), policy: None };
             let mut line = Speaking { vault, line, host, knows: None };
             let served = async {
                 service.confirm().await?;
-                tell(&told, Ok(line.with_policy(begin).await?)).await?;
+                tell(&told, Ok(line.with_policy(&service.threads, begin).await?)).await?;
                 service.serve(line, first, (said, answers), &told).await
             };
             if let Err(status) = served.await {
                 let _ = tell(&told, Err(status)).await;
             }
+            // If the vault is no longer in use, this closes its file, which waits for the disk.
+            tokio::task::spawn_blocking(move || drop(kept));
         });
         Ok(Response::new(Box::pin(ReceiverStream::new(stream))))
     }
@@ -108,13 +109,13 @@ struct Speaking {
 
 impl Speaking {
     /// Adds to a reply what the policy forbids, if that has changed.
-    async fn with_policy(&mut self, down: proto::Down) -> Result<proto::Down, Status> {
+    async fn with_policy(&mut self, threads: &Threads, down: proto::Down) -> Result<proto::Down, Status> {
         // This waits for the vault's lock, which is held while a commit is written. It happens rarely.
         let (vault, host, mut knows) = (self.vault.clone(), self.host.clone(), self.knows);
         if !vault.is_news(knows) {
             return Ok(down);
         }
-        let told = Service::blocking(move || {
+        let told = threads.session(move || {
             let policy = vault.tells(&host, &mut knows);
             (policy, knows)
         });
@@ -139,7 +140,7 @@ impl Service {
         let service = self.clone();
         tokio::spawn(async move {
             tokio::time::sleep(after).await;
-            if let Ok(Err(lost)) = Service::blocking(move || vault.tick()).await {
+            if let Ok(Err(lost)) = service.threads.session(move || vault.tick()).await {
                 let _ = service.refused(Refused::Lost(lost));
             }
         });
@@ -164,7 +165,7 @@ impl Service {
                         // Another connection has replaced this one, or the session has ended.
                         let Some((answer, head)) = answer else { return Err(Status::aborted("the session has ended, or has another connection")) };
                         self.confirm().await?;
-                        let down = speaking.with_policy(convert::from_reply(&answer, head)).await?;
+                        let down = speaking.with_policy(&self.threads, convert::from_reply(&answer, head)).await?;
                         tell(told, Ok(down)).await?;
                         if answer == Reply::Ended {
                             return Ok(());
@@ -178,7 +179,7 @@ impl Service {
                 },
             };
             let (is_last, called, line) = (call == Call::Leave, speaking.vault.clone(), speaking.line);
-            let done = Service::blocking(move || called.call(line, call).map(|()| called.wakes_after())).await?;
+            let done = self.threads.session(move || called.call(line, call).map(|()| called.wakes_after())).await?;
             let wakes_after = done.map_err(|refused| self.refused(refused))?;
             if let Some(after) = wakes_after {
                 self.wake(speaking.vault.clone(), Duration::from_millis(after));

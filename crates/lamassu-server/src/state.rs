@@ -25,7 +25,6 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
@@ -93,6 +92,15 @@ pub enum Who {
     Token,
 }
 
+/// Why a host does not join.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NotJoined {
+    /// The token was used, or has expired, or a host of its name has joined.
+    NoToken,
+    /// The key is that of another host, or of a token.
+    KnownKey,
+}
+
 /// Its own tables; those of [`alerts`] and [`keys`] come in addition.
 const TABLES: [&dyn AnyTable; 7] = [&HOSTS, &TOKENS, &LEASES, &RESTORED, &NUMBERS, &audit::ENTRIES, &audit::REMOVED];
 
@@ -105,14 +113,18 @@ pub trait Upstream: Send + Sync {
     /// Makes all changes durable, in full.
     ///
     /// # Errors
-    /// The changes may have been made despite an error.
+    /// The changes may have been made despite an error. Then nothing more is committed: the process must end.
     fn commit(&self, changes: &[RowChange]) -> Result<()>;
 }
 
 /// Hosts by name.
 type Hosts = BTreeMap<String, Host>;
 
-/// The open state. Hosts are in memory as well, so that a caller is looked up without waiting for a disk.
+/// Unused tokens by public key.
+type Tokens = BTreeMap<Vec<u8>, Pending>;
+
+/// The open state. Hosts and tokens are in memory as well, so that a caller is looked up without waiting for a disk, or
+/// for a verification: anyone may ask, before a handshake has ended, on a thread that serves all.
 pub struct State {
     path: PathBuf,
     /// `None`: the file itself is durable.
@@ -120,13 +132,14 @@ pub struct State {
     /// Locked for writing while its checksums are verified.
     database: RwLock<Database>,
     hosts: RwLock<Arc<Hosts>>,
-    /// Held while hosts are changed.
+    tokens: RwLock<Tokens>,
+    /// Held while hosts or tokens are changed.
     changing: Mutex<()>,
     /// Says that hosts have changed.
     changed: watch::Sender<()>,
     /// A copy in memory: by vault, the hosts that have not reported yet.
     restored: RwLock<Restored>,
-    audit_entries: AtomicU64,
+    audit_kept: RwLock<audit::Kept>,
     /// Rung when there is a new alert.
     pub alerted: Bell,
 }
@@ -199,15 +212,17 @@ impl State {
             upstream,
             database: RwLock::new(database),
             hosts: RwLock::default(),
+            tokens: RwLock::default(),
             changing: Mutex::new(()),
             changed: watch::Sender::new(()),
             restored: RwLock::default(),
-            audit_entries: audit::ENTRIES_KEPT.into(),
+            audit_kept: RwLock::default(),
             alerted: Bell::default(),
         };
         state.fill_tables(rows)?;
         let (hosts, restored) = (state.read_hosts()?, state.read_restored()?);
         *state.hosts.write() = Arc::new(hosts);
+        *state.tokens.write() = state.read_tokens()?;
         *state.restored.write() = restored;
         Ok(state)
     }
@@ -256,9 +271,9 @@ impl State {
         }
     }
 
-    /// Sets how many entries of the audit log are kept.
-    pub fn keep_entries(&self, most: u64) {
-        self.audit_entries.store(most, Ordering::Relaxed);
+    /// Sets how much of the audit log is kept.
+    pub fn keep_audit(&self, most: audit::Kept) {
+        *self.audit_kept.write() = most;
     }
 
     fn failed(&self, error: impl Into<redb::Error>) -> ServerError {
@@ -281,7 +296,7 @@ impl State {
         let write = database.begin_write().map_err(|e| self.failed(e))?;
         let (mut events, writing) = (Vec::new(), Writing::of(&write));
         let done = work(&writing, &mut events).map_err(|e| self.failed(e))?;
-        let most = self.audit_entries.load(Ordering::Relaxed);
+        let most = *self.audit_kept.read();
         let noted = audit::append(&writing, unix_now(), events, most).map_err(|e| self.failed(e))?;
         let changes = writing.into_changes();
         if let Some(upstream) = &self.upstream {
@@ -378,8 +393,7 @@ impl State {
         if let Some((name, host)) = self.hosts().iter().find(|(_, host)| host.key == hex) {
             return Some(Who::Host { name: name.clone(), is_revoked: host.is_revoked });
         }
-        let token = self.token(key, unix_now());
-        token.is_ok_and(|pending| pending.is_some()).then_some(Who::Token)
+        self.token(key, unix_now()).map(|_| Who::Token)
     }
 
     /// Whether this key belongs to a host which may use a vault now.
@@ -430,6 +444,7 @@ impl State {
     /// # Errors
     /// [`ServerError::Database`].
     pub fn put_token(&self, key: &[u8], pending: &Pending, now: u64) -> Result<()> {
+        let _alone = self.changing.lock();
         let bytes = serde_json::to_vec(pending).unwrap_or_default();
         self.write(|write, events| {
             let mut table = write.open_table(TOKENS)?;
@@ -440,7 +455,8 @@ impl State {
             let Pending { host, until, vaults } = pending.clone();
             events.push(Event::TokenMade { host, until, vaults });
             Ok(())
-        })
+        })?;
+        self.look_at_tokens()
     }
 
     /// Makes the tokens of a host void. False: there were none.
@@ -449,7 +465,7 @@ impl State {
     /// [`ServerError::Database`].
     pub fn cancel_tokens(&self, host: &str) -> Result<bool> {
         let _alone = self.changing.lock();
-        self.write(|write, events| {
+        let had = self.write(|write, events| {
             let mut had = false;
             write.open_table(TOKENS)?.retain(|_, token| {
                 let is_its = serde_json::from_slice::<Pending>(token).is_ok_and(|pending| pending.host == host);
@@ -458,17 +474,26 @@ impl State {
             })?;
             events.extend(had.then(|| Event::TokenVoid { host: host.into() }));
             Ok(had)
-        })
+        })?;
+        self.look_at_tokens().map(|()| had)
     }
 
     /// A token that has not expired.
-    ///
-    /// # Errors
-    /// [`ServerError::Database`].
-    pub fn token(&self, key: &[u8], now: u64) -> Result<Option<Pending>> {
-        let bytes = self.read(|read| Ok(read.open_table(TOKENS)?.get(key)?.map(|row| row.value().to_vec())))?;
-        let pending = bytes.and_then(|bytes| serde_json::from_slice::<Pending>(&bytes).ok());
-        Ok(pending.filter(|pending| pending.until > now))
+    pub fn token(&self, key: &[u8], now: u64) -> Option<Pending> {
+        self.tokens.read().get(key).filter(|pending| pending.until > now).cloned()
+    }
+
+    /// The tokens that are valid: what does not parse is no token, and `check` names it.
+    fn read_tokens(&self) -> Result<Tokens> {
+        let parsed = |(key, token): (Vec<u8>, Vec<u8>)| Some((key, serde_json::from_slice(&token).ok()?));
+        Ok(self.rows(TOKENS)?.into_iter().filter_map(parsed).collect())
+    }
+
+    /// Brings the copy in memory up to date.
+    fn look_at_tokens(&self) -> Result<()> {
+        let tokens = self.read_tokens()?;
+        *self.tokens.write() = tokens;
+        Ok(())
     }
 
     /// How many tokens there are.
@@ -483,18 +508,25 @@ impl State {
         }
     }
 
-    /// Uses a token up to add a host with this key. Both are one step, so that a token is used once. Returns the host's
-    /// name.
+    /// Uses a token up to add a host with this key. Both are one step, so that a token is used once, and no host takes
+    /// the name or the key of another one. Returns the host's name.
     ///
     /// # Errors
     /// [`ServerError::Database`].
-    pub fn use_token(&self, token: &[u8], now: u64, host_key: &[u8]) -> Result<Option<String>> {
+    pub fn use_token(&self, token: &[u8], now: u64, host_key: &[u8]) -> Result<std::result::Result<String, NotJoined>> {
+        // No host and no token changes meanwhile.
         let _alone = self.changing.lock();
+        // A host that names another's key could not use it, but the key's owner would appear under this host's name.
+        if self.who(host_key).is_some() {
+            return Ok(Err(NotJoined::KnownKey));
+        }
+        let is_there = |name: &str| self.host(name).is_some_and(|host| !host.is_revoked);
         let joined = self.write(|write, events| {
             let mut tokens = write.open_table(TOKENS)?;
             let bytes = tokens.remove(token)?.map(|row| row.value().to_vec());
             let pending = bytes.and_then(|bytes| serde_json::from_slice::<Pending>(&bytes).ok());
-            let Some(pending) = pending.filter(|pending| pending.until > now) else { return Ok(None) };
+            let is_good = |pending: &Pending| pending.until > now && !is_there(&pending.host);
+            let Some(pending) = pending.filter(is_good) else { return Ok(None) };
             let key = HEXLOWER.encode(host_key);
             let host = Host { key, joined: now, is_revoked: false, vaults: pending.vaults, keys: BTreeSet::new() };
             let bytes = serde_json::to_vec(&host).unwrap_or_default();
@@ -505,12 +537,13 @@ impl State {
             events.push(Event::Joined { host: pending.host.clone(), key: host.key.clone() });
             Ok(Some((pending.host, host)))
         })?;
-        let Some((name, host)) = joined else { return Ok(None) };
+        self.look_at_tokens()?;
+        let Some((name, host)) = joined else { return Ok(Err(NotJoined::NoToken)) };
         let mut hosts = Hosts::clone(&self.hosts());
         hosts.insert(name.clone(), host);
         self.now_are(hosts);
         self.look_at_restored()?;
-        Ok(Some(name))
+        Ok(Ok(name))
     }
 
     /// Lets a host use a vault, or ends that.

@@ -9,6 +9,7 @@ use crate::ServerError;
 use crate::audit::Why;
 use crate::caller::Caller;
 use crate::metrics::Metrics;
+use crate::pauses::Pauses;
 use crate::policy::current::{LimitsCache, PolicyNo};
 use crate::policy::{self, Judged, Policies, Subject};
 use crate::recent::Recent;
@@ -22,7 +23,7 @@ use lamassu_lease::server::{Server, Step};
 use lamassu_lease::{Call, Millis, Mode, Object, Reply, SessionId, Terms};
 use lamassu_rpc::clock::now;
 use lamassu_rpc::proto;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -36,8 +37,6 @@ pub const VAULT: Object = Object(0);
 const SESSIONS_MAX: usize = 16;
 /// Replies that may be queued for a session. Beyond that its connection is dropped.
 pub const REPLIES_MAX: usize = 64;
-/// ms. If a tick is later than this, the process was suspended, and messages of hosts are still unread.
-const PAUSED: u64 = 2000;
 
 /// One vault.
 pub struct Vault {
@@ -57,6 +56,8 @@ pub struct Common {
     pub metrics: Metrics,
     /// what hosts may do in vaults
     pub policies: Arc<Policies>,
+    /// the time
+    pub pauses: Arc<Pauses>,
 }
 
 /// The state of the vault, under its lock.
@@ -67,8 +68,9 @@ pub struct Inner {
     leases: Server,
     /// The hosts of sessions, and where their replies go.
     sessions: HashMap<SessionId, Attending>,
-    /// When time was last advanced.
-    ticked: Millis,
+    /// The time, and how many pauses its leases know of.
+    clock: Arc<Pauses>,
+    pauses: u64,
     is_given_up: bool,
     /// A commit has failed: it is not known what is durable.
     is_in_doubt: bool,
@@ -121,18 +123,13 @@ impl Vault {
         id: [u8; 16],
         table: Arc<dyn Table>,
         terms: Terms,
-        Common { state, metrics, policies }: Common,
+        Common { state, metrics, policies, pauses }: Common,
     ) -> Answer<Vault> {
         let head = Head::of(&*table)?.ok_or(ServerError::Anchor(AnchorError::Empty))?;
         let row = Anchor::open(table.clone(), &id)?.vault();
         let (durable, lasting) = state.leases(&id)?;
         let (leases, step) = Server::start(terms, durable, now());
-        let sessions = lasting.into_iter().map(|Lasting { session, host, by_turns }| {
-            let used = match leases.mode_of(session, VAULT) {
-                _ if by_turns => Use::ByTurns,
-                Some(Mode::Exclusive) => Use::Writes,
-                Some(Mode::Shared) | None => Use::Reads,
-            };
+        let sessions = lasting.into_iter().map(|Lasting { session, host, used }| {
             let (knows, limits) = Default::default();
             (
                 session,
@@ -140,9 +137,11 @@ impl Vault {
             )
         });
         let sessions = sessions.collect();
-        let (recent, ticked) = (Recent::default(), now());
+        let recent = Recent::default();
         let (is_given_up, is_in_doubt, opened) = Default::default();
-        let inner = Inner { table, head, recent, leases, sessions, ticked, is_given_up, is_in_doubt, row, opened };
+        let (clock, pauses) = (pauses.clone(), pauses.look().1);
+        let inner =
+            Inner { table, head, recent, leases, sessions, clock, pauses, is_given_up, is_in_doubt, row, opened };
         let vault = Vault { id, state, metrics, policies, inner: Mutex::new(inner) };
         vault.carry_out(&mut vault.inner.lock(), step, None)?;
         Ok(vault)
@@ -168,23 +167,32 @@ impl Vault {
         self.inner.lock().sessions.values().map(|one| one.host.clone()).collect()
     }
 
-    /// Lets time pass.
+    /// Lets time pass, unless the vault is at work: its time advances with the next tick, and no other vault waits.
     ///
     /// # Errors
     /// [`Lost`].
     pub fn tick(&self) -> std::result::Result<(), Lost> {
-        let inner = &mut *self.inner.lock();
+        let Some(mut inner) = self.inner.try_lock() else { return Ok(()) };
+        let inner = &mut *inner;
+        // What is in doubt is opened anew, and goes on from what is durable.
+        if inner.is_in_doubt {
+            return Ok(());
+        }
         let step = inner.tick();
         self.carry_out(inner, step, None)
     }
 
-    /// Ignores the sessions of a host from now on. Their leases are granted to others when the host has certainly
+    /// Ignores the sessions of a host from now on. After a vault was opened anew, they are silent: the host's calls are
+    /// refused before they reach it. Their leases are granted to others when the host has certainly
     /// stopped.
     ///
     /// # Errors
     /// [`Lost`].
     pub fn end_sessions_of(&self, host: &str) -> std::result::Result<(), Lost> {
         let inner = &mut *self.inner.lock();
+        if inner.is_in_doubt {
+            return Ok(());
+        }
         let its = inner.sessions.iter().filter(|(_, attending)| attending.host == host);
         let its: Vec<_> = its.map(|(session, _)| *session).collect();
         for session in its {
@@ -212,14 +220,25 @@ impl Vault {
         may_be: impl FnOnce(&Inner) -> Answer<()>,
         put_away: impl FnOnce() -> Answer<()>,
     ) -> Answer<()> {
-        let inner = &mut *self.inner.lock();
+        let inner = &mut *self.usable()?;
         if inner.is_given_up {
             return Err(Refused::NotNow);
         }
         may_be(inner)?;
-        put_away()?;
+        // It may have been put away nevertheless.
+        put_away().inspect_err(|_| inner.is_in_doubt = true)?;
         inner.is_given_up = true;
         Ok(())
+    }
+
+    /// The vault, for a host's request. Once a commit is in doubt, this vault answers nothing: another one is opened on
+    /// what is durable, and must be the only one that commits.
+    ///
+    /// # Errors
+    /// [`Refused::NotNow`].
+    fn usable(&self) -> Answer<MutexGuard<'_, Inner>> {
+        let inner = self.inner.lock();
+        if inner.is_in_doubt { Err(Refused::NotNow) } else { Ok(inner) }
     }
 
     /// Makes the step's changes durable, then sends its replies. `ends`: the reason why a session ends, if it is not
@@ -271,7 +290,7 @@ impl Vault {
     /// [`Refused::InUse`], [`Refused::Restored`], [`Refused::TooMuch`], [`Refused::Unknown`], [`Refused::Policy`],
     /// [`Refused::Lost`].
     pub fn begin(&self, caller: &Caller, used: Use, replaces: SessionId, replies: Sender<Told>) -> Answer<Begun> {
-        let (host, inner) = (&*caller.name, &mut *self.inner.lock());
+        let (host, inner) = (&*caller.name, &mut *self.usable()?);
         // Checked under the lock that a revocation takes after it has changed the state.
         if inner.is_given_up || !self.state.may_use(&caller.key, &self.id) {
             return Err(Refused::Unknown);
@@ -319,7 +338,7 @@ impl Vault {
     /// # Errors
     /// [`Refused::Ended`].
     pub fn resumes(&self, host: &str, session: SessionId, replies: Sender<Told>) -> Answer<Begun> {
-        let inner = &mut *self.inner.lock();
+        let inner = &mut *self.usable()?;
         let known = inner.sessions.get_mut(&session).filter(|one| one.host == host).ok_or(Refused::Ended)?;
         known.replies = Some(replies);
         known.connections += 1;
@@ -329,15 +348,12 @@ impl Vault {
     /// Handles a session's message from its newest connection. Its effect is durable when this returns.
     ///
     /// # Errors
-    /// [`Refused::Ended`]: there is a newer connection, or no session; [`Refused::Failed`].
+    /// [`Refused::Ended`]: there is a newer connection, or no session; [`Refused::NotNow`]; [`Refused::Failed`].
     pub fn call(&self, line: Line, call: Call) -> Answer<()> {
         if !is_of_the_vault(&call) {
             return Err(Refused::Nonsense);
         }
-        let inner = &mut *self.inner.lock();
-        if inner.is_in_doubt {
-            return Err(Refused::NotNow);
-        }
+        let inner = &mut *self.usable()?;
         let now = inner.now();
         let known = inner.sessions.get_mut(&line.session).filter(|one| one.connections == line.number);
         let known = known.ok_or(Refused::Ended)?;
@@ -357,7 +373,7 @@ impl Vault {
     /// [`Refused::Ended`], [`Refused::OtherHead`], [`Refused::Policy`], [`Refused::NoAnchor`], [`Refused::Failed`],
     /// [`Refused::InDoubt`].
     pub fn commit(&self, host: &str, session: SessionId, base: Head, changes: &[Change]) -> Answer<Head> {
-        let inner = &mut *self.inner.lock();
+        let inner = &mut *self.usable()?;
         let step = inner.tick();
         self.carry_out(inner, step, None)?;
         inner.may_change(session, host)?;
@@ -371,12 +387,14 @@ impl Vault {
         let opens = self.judge(inner, session, changes)?;
         let noted: Vec<_> = changes.iter().cloned().chain([after.change()]).collect();
         if let Err(error) = inner.table.commit(&noted) {
-            inner.is_in_doubt = true;
-            return Err(match inner.table.may_be_in_doubt() {
+            let refused = match inner.table.may_be_in_doubt() {
                 // The host repeats the commit. If it was made, its head shows that.
                 true => Refused::InDoubt(error.into()),
                 false => error.into(),
-            });
+            };
+            // A table that has no room to grow is as it was.
+            inner.is_in_doubt = !matches!(refused, Refused::TooMuch(_));
+            return Err(refused);
         }
         inner.head = after;
         inner.opened.extend(opens);
@@ -424,7 +442,7 @@ impl Vault {
     /// # Errors
     /// [`Refused::Ended`].
     pub fn rows(&self, host: &str, session: SessionId, since: Option<Head>) -> Answer<Rows> {
-        let inner = self.inner.lock();
+        let inner = self.usable()?;
         inner.sessions.get(&session).filter(|one| one.host == host).ok_or(Refused::Ended)?;
         match inner.leases.mode_of(session, VAULT) {
             Some(_) => Ok(Rows {
@@ -467,13 +485,13 @@ impl Inner {
     /// Every use of the leases takes the time from here, since a call may come before the tick that would notice a
     /// pause.
     fn now(&mut self) -> Millis {
-        let now = now();
-        if now.0.saturating_sub(self.ticked.0) > PAUSED {
+        let (now, pauses) = self.clock.look();
+        if pauses != self.pauses {
             // Messages that hosts sent during the pause are still unread, so all count as heard of now, as after a
             // restart.
             self.leases.was_away(now);
+            self.pauses = pauses;
         }
-        self.ticked = now;
         now
     }
 

@@ -3,26 +3,26 @@
 //! Locks: a slot of [`Vaults`], then the inside of its vault, then those of the state.
 
 use crate::Result;
-use crate::anchor_store::{AnchorStore, NewAnchor};
+use crate::anchor_store::{AnchorStore, NewAnchor, RESERVE};
 use crate::audit::Event;
 use crate::caller::Caller;
 use crate::policy::{self, Subject};
 use crate::refused::{Answer, At, Lost, Refused};
 use crate::state::State;
-use crate::vault::{Common, Inner, Vault};
+use crate::state::leases::Use;
+use crate::vault::{Begun, Common, Inner, Told, Vault};
 use data_encoding::HEXLOWER;
 use lamassu_anchor::head::Head;
 use lamassu_anchor::table::{Change, Table};
-use lamassu_anchor::{Anchor, AnchorError, Revision};
+use lamassu_anchor::{Anchor, AnchorError, Revision, export};
 use lamassu_lease::{SessionId, Terms};
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tokio::sync::mpsc::Sender;
 
-/// Bytes that stay free on the server's disk for the state. A commit that would need them is refused.
-const RESERVE: u64 = 64 << 20;
 /// Minimum time between two log lines about this.
 const SAID_EVERY: Duration = Duration::from_secs(60);
 
@@ -98,6 +98,9 @@ impl Vaults {
             tracing::error!(anchor = %self.anchors.name(&id), "this anchor was kept here, and is gone");
         }
         for id in self.anchors.all()? {
+            if !self.state().keeps(&id)? {
+                self.state().note_found(&id)?;
+            }
             match self.vault(&id) {
                 Ok(_) => opened += 1,
                 Err(Refused::Lost(Lost(error))) => return Err(error),
@@ -174,12 +177,16 @@ impl Vaults {
     /// `known`: the head of such a copy.
     ///
     /// # Errors
-    /// [`Refused::NotGranted`], [`Refused::NotNow`], [`Refused::TooMuch`], [`Refused::Failed`].
+    /// [`Refused::NotGranted`], [`Refused::Gone`], [`Refused::NotNow`], [`Refused::TooMuch`], [`Refused::Failed`].
     pub fn begin_put(self: &Arc<Vaults>, caller: &Caller, id: &[u8; 16], known: Option<Head>) -> Answer<Put> {
         if !self.state().may_use(&caller.key, id) {
             return Err(Refused::NotGranted);
         }
         self.check_room()?;
+        // What the host has may be older than what is gone.
+        if self.is_missing(id)? {
+            return Err(Refused::Gone);
+        }
         let has_slot = {
             let slot = self.slot(id);
             let slot = &mut *slot.lock();
@@ -213,7 +220,7 @@ impl Vaults {
             *said = Some(Instant::now());
             tracing::error!(
                 free,
-                "the disk is nearly full: no commit is made, and no report taken, before there is room"
+                "the disk is nearly full: no commit is made, no session begun, and no report taken, before there is room"
             );
         }
         Err(Refused::TooMuch("the server's disk is nearly full"))
@@ -227,6 +234,24 @@ impl Vaults {
         let vault = self.vault_for(of.0, id)?;
         self.check_room()?;
         vault.commit(&of.0.name, of.1, base, changes)
+    }
+
+    /// Begins a session, as [`Vault::begin`] does. It is refused while there is little space: a session adds entries to
+    /// the audit log, and its end, which cannot be refused, needs space as well.
+    ///
+    /// # Errors
+    /// Those, and [`Refused::TooMuch`].
+    pub fn begin(
+        &self,
+        id: &[u8; 16],
+        caller: &Caller,
+        (used, replaces): (Use, SessionId),
+        replies: Sender<Told>,
+    ) -> Answer<(Arc<Vault>, Begun)> {
+        let vault = self.vault_for(caller, id)?;
+        self.check_room()?;
+        let begun = vault.begin(caller, used, replaces, replies)?;
+        Ok((vault, begun))
     }
 
     /// Lets time pass for all open vaults.
@@ -271,9 +296,16 @@ impl Vaults {
         vault.clone().give_up(|inner| inner.nobody_has_it(None), || self.put_away(id, slot, event))
     }
 
-    /// Puts the anchor of a vault away.
+    /// Whether the anchor of a vault should be here, and is not.
+    fn is_missing(&self, id: &[u8; 16]) -> Answer<bool> {
+        Ok(self.state().keeps(id)? && !self.anchors.has(id)?)
+    }
+
+    /// Puts the anchor of a vault away. One that is gone is no longer expected after that.
     fn put_away(&self, id: &[u8; 16], slot: &mut Slot, event: Event) -> Answer<()> {
-        if !self.anchors.put_away(id)? {
+        let was_missing = self.is_missing(id)?;
+        self.state().will_put_away(id).map_err(Lost)?;
+        if !self.anchors.put_away(id)? && !was_missing {
             return Err(Refused::Unknown);
         }
         *slot = Slot::Closed;
@@ -302,8 +334,7 @@ impl Vaults {
 pub fn missing(anchors: &dyn AnchorStore, state: &State) -> Result<Vec<[u8; 16]>> {
     let mut missing = Vec::new();
     for id in state.kept()? {
-        // An anchor that was put away is not missing, even if the server stopped before it recorded that.
-        if !anchors.has(&id)? && !anchors.has_away(&id)? {
+        if !anchors.has(&id)? {
             missing.push(id);
         }
     }
@@ -348,6 +379,7 @@ impl Put {
         let row = anchor.vault();
         let revision = row.revision;
         drop(anchor);
+        export::check(&*table, &self.id).map_err(|_| Refused::NoAnchor)?;
         let is_waited_for = self.vaults.waits_for(caller, &self.id);
         if let Some(known) = self.known.filter(|_| is_waited_for) {
             // The state is the same, so it keeps its head: other hosts with the same state need not send theirs.

@@ -375,6 +375,13 @@ impl DiskTable {
         Ok(())
     }
 
+    /// From now on so many bytes of the disk stay free when the file grows: a commit fails before it takes them.
+    #[must_use]
+    pub fn keeping_free(self, bytes: u64) -> DiskTable {
+        self.backend.keep_free(bytes);
+        self
+    }
+
     /// Whether [`Table::verify`], which reads everything, takes no noticeable time.
     pub fn is_small(&self) -> bool {
         self.backend.file().metadata().is_ok_and(|st| st.len() <= SMALL_LEN)

@@ -6,8 +6,9 @@ use crate::{Result, ServerError};
 use data_encoding::HEXLOWER;
 use lamassu_anchor::AnchorError;
 use lamassu_anchor::table::{Change, Space, Table, Visit, VisitRow};
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use ring::rand::SecureRandom;
+use std::collections::HashMap;
 use std::io;
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -19,8 +20,19 @@ const AWAY: &str = "away/";
 const NEW: &str = "new/";
 const ROWS: &str = "rows/";
 
+/// By generation: how often its table was opened.
+type Openings = Mutex<HashMap<String, Arc<Opening>>>;
+
+/// The number of the newest opening of a table. Only the newest one reads and commits. The lock is held for writing by
+/// a commit, which a journal carries out in pieces, and by an opening: a table that was opened before never commits
+/// after that, whatever its user believes.
+type Opening = RwLock<u64>;
+
 /// The anchors of a server in a cluster.
-pub struct EtcdAnchors(Arc<Cluster>);
+pub struct EtcdAnchors {
+    cluster: Arc<Cluster>,
+    openings: Openings,
+}
 
 impl EtcdAnchors {
     /// The anchors in a cluster; for the leader. Rows that were being put under an earlier leader are removed.
@@ -33,9 +45,8 @@ impl EtcdAnchors {
             left.push(String::from_utf8_lossy(generation).into_owned());
             Ok(())
         })?;
-        let anchors = EtcdAnchors(cluster.clone());
         left.iter().try_for_each(|generation| remove(cluster, generation))?;
-        Ok(anchors)
+        Ok(EtcdAnchors { cluster: cluster.clone(), openings: Openings::default() })
     }
 
     /// The same where there are none: rows that an interrupted move left are removed.
@@ -46,11 +57,15 @@ impl EtcdAnchors {
         for all in [ANCHORS, AWAY, NEW, ROWS] {
             cluster.transact(LIST, &[Op::DeleteAll(cluster.key(all))])?;
         }
-        Ok(EtcdAnchors(cluster.clone()))
+        Ok(EtcdAnchors { cluster: cluster.clone(), openings: Openings::default() })
+    }
+
+    fn opening(&self, generation: &str) -> Arc<Opening> {
+        self.openings.lock().entry(generation.to_owned()).or_default().clone()
     }
 
     fn generation(&self, at: &str, id: &[u8; 16]) -> Result<Option<String>> {
-        let found = self.0.get(&self.0.key(&format!("{at}{}", HEXLOWER.encode(id))))?;
+        let found = self.cluster.get(&self.cluster.key(&format!("{at}{}", HEXLOWER.encode(id))))?;
         Ok(found.map(|generation| String::from_utf8_lossy(&generation).into_owned()))
     }
 }
@@ -84,7 +99,7 @@ fn remove(cluster: &Cluster, generation: &str) -> Result<()> {
 impl AnchorStore for EtcdAnchors {
     fn all(&self) -> Result<Vec<[u8; 16]>> {
         let mut all = Vec::new();
-        self.0.visit(&self.0.key(ANCHORS), |id, _| {
+        self.cluster.visit(&self.cluster.key(ANCHORS), |id, _| {
             all.extend(HEXLOWER.decode(id).ok().and_then(|id| <[u8; 16]>::try_from(id).ok()));
             Ok(())
         })?;
@@ -95,39 +110,54 @@ impl AnchorStore for EtcdAnchors {
         Ok(self.generation(ANCHORS, id)?.is_some())
     }
 
-    fn has_away(&self, id: &[u8; 16]) -> Result<bool> {
-        Ok(self.generation(AWAY, id)?.is_some())
-    }
-
     fn open(&self, id: &[u8; 16]) -> std::result::Result<Arc<dyn Table>, AnchorError> {
         let missing = || AnchorError::Missing { path: self.name(id).into() };
         let generation = self.generation(ANCHORS, id).map_err(|error| in_anchor("find", error))?;
         let generation = generation.ok_or_else(missing)?;
-        self.0.recover(&generation).map_err(|error| in_anchor("recover", error))?;
-        Ok(Arc::new(EtcdTable::of(&self.0, generation, false)))
+        let opening = self.opening(&generation);
+        let number = {
+            let mut newest = opening.write();
+            *newest += 1;
+            self.cluster.recover(&generation).map_err(|error| in_anchor("recover", error))?;
+            *newest
+        };
+        Ok(Arc::new(EtcdTable { cluster: self.cluster.clone(), generation, is_new: false, opening, number }))
     }
 
     fn begin(&self, id: &[u8; 16]) -> std::result::Result<Box<dyn NewAnchor>, AnchorError> {
         let generation = fresh_number().map_err(|error| in_anchor("make", error))?;
-        let is_new = Op::Put(self.0.key(&format!("{NEW}{generation}")), Vec::new());
-        self.0.transact(LIST, &[is_new]).map_err(|error| in_anchor("make", error))?;
-        let table = Arc::new(EtcdTable::of(&self.0, generation.clone(), true));
-        Ok(Box::new(NewRows { cluster: self.0.clone(), generation: Some(generation), id: *id, table }))
+        let is_new = Op::Put(self.cluster.key(&format!("{NEW}{generation}")), Vec::new());
+        self.cluster.transact(LIST, &[is_new]).map_err(|error| in_anchor("make", error))?;
+        let opening = Arc::default();
+        let table = EtcdTable {
+            cluster: self.cluster.clone(),
+            generation: generation.clone(),
+            is_new: true,
+            opening,
+            number: 0,
+        };
+        let table = Arc::new(table);
+        Ok(Box::new(NewRows { cluster: self.cluster.clone(), generation: Some(generation), id: *id, table }))
     }
 
     fn put_away(&self, id: &[u8; 16]) -> Result<bool> {
         let Some(generation) = self.generation(ANCHORS, id)? else { return Ok(false) };
         let id = HEXLOWER.encode(id);
         // An interrupted commit belongs to the anchor.
-        self.0.recover(&generation)?;
-        let mut ops = vec![Op::Delete(self.0.key(&format!("{ANCHORS}{id}")))];
-        let away = self.0.key(&format!("{AWAY}{id}"));
+        let opening = self.opening(&generation);
+        {
+            let mut newest = opening.write();
+            *newest += 1;
+            self.cluster.recover(&generation)?;
+        }
+        let mut ops = vec![Op::Delete(self.cluster.key(&format!("{ANCHORS}{id}")))];
+        let away = self.cluster.key(&format!("{AWAY}{id}"));
         // One anchor that was put away is kept for each vault, as with files.
-        let old = self.0.get(&away)?.map(|old| String::from_utf8_lossy(&old).into_owned());
-        ops.extend(old.iter().map(|old| Op::Put(self.0.key(&format!("{NEW}{old}")), Vec::new())));
+        let old = self.cluster.get(&away)?.map(|old| String::from_utf8_lossy(&old).into_owned());
+        ops.extend(old.iter().map(|old| Op::Put(self.cluster.key(&format!("{NEW}{old}")), Vec::new())));
         ops.push(Op::Put(away, generation.into_bytes()));
-        self.0.transact(LIST, &ops)?;
-        old.map_or(Ok(()), |old| remove(&self.0, &old)).map(|()| true)
+        self.cluster.transact(LIST, &ops)?;
+        old.map_or(Ok(()), |old| remove(&self.cluster, &old)).map(|()| true)
     }
 
     /// The cluster's quota cannot be read.
@@ -136,13 +166,13 @@ impl AnchorStore for EtcdAnchors {
     }
 
     fn name(&self, id: &[u8; 16]) -> String {
-        format!("{} ({ANCHORS}{})", self.0.name(), HEXLOWER.encode(id))
+        format!("{} ({ANCHORS}{})", self.cluster.name(), HEXLOWER.encode(id))
     }
 }
 
 struct NewRows {
     cluster: Arc<Cluster>,
-    /// `None`: it is installed.
+    /// `None`: it is installed, or may be.
     generation: Option<String>,
     id: [u8; 16],
     table: Arc<EtcdTable>,
@@ -154,15 +184,16 @@ impl NewAnchor for NewRows {
     }
 
     fn install(mut self: Box<Self>) -> Result<()> {
-        let Some(generation) = self.generation.clone() else { return Ok(()) };
         let cluster = self.cluster.clone();
         let place = cluster.key(&format!("{ANCHORS}{}", HEXLOWER.encode(&self.id)));
         let old = cluster.get(&place)?.map(|old| String::from_utf8_lossy(&old).into_owned());
+        // From here on the rows are not removed: even if this fails, they may be the anchor. If they are not, their key
+        // under [`NEW`] is there, and the next leader removes them.
+        let Some(generation) = self.generation.take() else { return Ok(()) };
         let mut ops =
             vec![Op::Delete(cluster.key(&format!("{NEW}{generation}"))), Op::Put(place, generation.into_bytes())];
         ops.extend(old.iter().map(|old| Op::Put(cluster.key(&format!("{NEW}{old}")), Vec::new())));
         cluster.transact(LIST, &ops)?;
-        self.generation = None;
         old.map_or(Ok(()), |old| remove(&cluster, &old))
     }
 }
@@ -182,13 +213,18 @@ struct EtcdTable {
     generation: String,
     /// Only the put that creates it uses it yet, so its commits need not be atomic.
     is_new: bool,
-    /// Held for writing by a commit, which a journal carries out in pieces.
-    committing: RwLock<()>,
+    opening: Arc<Opening>,
+    /// The number of this opening.
+    number: u64,
 }
 
 impl EtcdTable {
-    fn of(cluster: &Arc<Cluster>, generation: String, is_new: bool) -> EtcdTable {
-        EtcdTable { cluster: cluster.clone(), generation, is_new, committing: RwLock::default() }
+    /// Fails if the table was opened again since: what this one would do is based on what may have changed.
+    fn check(&self, newest: u64) -> Result<()> {
+        match self.number == newest {
+            true => Ok(()),
+            false => Err(self.cluster.failed("this anchor was opened again, since a commit was in doubt")),
+        }
     }
 
     fn key(&self, space: Space, key: &[u8]) -> Vec<u8> {
@@ -213,7 +249,8 @@ impl EtcdTable {
         loop {
             let page = {
                 // The first page must not fall into a commit. Later pages have the same revision.
-                let _whole = (revision == 0).then(|| self.committing.read());
+                let whole = (revision == 0).then(|| self.opening.read());
+                whole.as_ref().map_or(Ok(()), |newest| self.check(**newest))?;
                 self.cluster.page(&from, &to, revision)?
             };
             revision = page.revision;
@@ -233,8 +270,10 @@ impl EtcdTable {
 
 impl Table for EtcdTable {
     fn get(&self, space: Space, key: &[u8]) -> std::result::Result<Option<Vec<u8>>, AnchorError> {
-        let _whole = self.committing.read();
-        self.cluster.get(&self.key(space, key)).map_err(|error| in_anchor("read", error))
+        let whole = self.opening.read();
+        self.check(*whole)
+            .and_then(|()| self.cluster.get(&self.key(space, key)))
+            .map_err(|error| in_anchor("read", error))
     }
 
     fn scan(&self, space: Space, prefix: &[u8], visit: &mut Visit<'_>) -> std::result::Result<(), AnchorError> {
@@ -259,12 +298,14 @@ impl Table for EtcdTable {
     }
 
     fn commit(&self, changes: &[Change]) -> std::result::Result<(), AnchorError> {
-        let _alone = self.committing.write();
+        let alone = self.opening.write();
+        self.check(*alone).map_err(|error| in_anchor("commit to", error))?;
         let op = |Change { space, key, value }: &Change| match value {
             Some(value) => Op::Put(self.key(*space, key), value.clone()),
             None => Op::Delete(self.key(*space, key)),
         };
         let ops = changes.iter().map(op).collect();
+        // Nothing of this generation is read or opened meanwhile.
         let done = match self.is_new {
             true => self.cluster.commit_in_pieces(&self.generation, ops),
             false => self.cluster.commit(&self.generation, ops),

@@ -41,6 +41,15 @@ impl Cluster {
         Ok(leader.map(|address| String::from_utf8_lossy(&address).into_owned()))
     }
 
+    /// Ends this process's term of office, since what it has in memory may differ from what etcd has: it changes
+    /// nothing more, and the next leader begins with what etcd has.
+    pub(super) fn end_office(&self, why: &ServerError) {
+        self.office.store(0, Ordering::Release);
+        if let Some(lost) = self.lost.get() {
+            let _ = lost.send(why.to_string());
+        }
+    }
+
     /// Becomes the leader, if there is none.
     fn try_to_lead(&self, address: &str, seconds: u64) -> Result<Option<i64>> {
         if self.leader()?.is_some() {
@@ -111,6 +120,7 @@ impl Lead {
         let (confirms, confirmed) = watch::channel(0);
         let lead = Arc::new(Lead { cluster: cluster.clone(), lease, asked, confirmed });
         let seconds = Duration::from_secs(seconds);
+        let _ = cluster.lost.set(lost.clone());
         let (of, lost_too) = (cluster.clone(), lost.clone());
         cluster.runtime.spawn(async move {
             let why = keep_alive(&of, lease, seconds).await;

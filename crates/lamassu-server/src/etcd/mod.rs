@@ -42,10 +42,11 @@ use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::future::Future;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
+use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::oneshot;
 use tonic::Code;
 
@@ -79,6 +80,8 @@ pub struct Cluster {
     /// The highest revision that was seen, and its cluster's id; 0: none yet.
     seen: AtomicI64,
     cluster: AtomicU64,
+    /// Gets the reason when this process must end although etcd lets it lead.
+    lost: OnceLock<UnboundedSender<String>>,
     /// A counter, so that each transaction of this process has a number of its own.
     transactions: AtomicU64,
 }
@@ -117,7 +120,7 @@ impl Cluster {
         let connect = async move { Client::connect(endpoints, Some(options)).await };
         let client = wait(&handle, connect).unwrap_or_else(|| Err(Error::Internal(THREAD.into())));
         let client = client.map_err(|error| failed(said(&error)))?;
-        let (office, lasts, seen, cluster, transactions) = Default::default();
+        let (office, lasts, seen, cluster, lost, transactions) = Default::default();
         let cluster = Cluster {
             runtime: handle,
             _ends: ends,
@@ -128,6 +131,7 @@ impl Cluster {
             lasts,
             seen,
             cluster,
+            lost,
             transactions,
         };
         cluster.check_version()?;

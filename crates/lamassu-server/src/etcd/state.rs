@@ -100,6 +100,8 @@ impl Cluster {
 
 impl state::Upstream for Cluster {
     fn commit(&self, changes: &[RowChange]) -> Result<()> {
-        Cluster::commit(self, JOURNAL, changes.iter().map(|change| self.op(change)).collect())
+        let ops = changes.iter().map(|change| self.op(change)).collect();
+        // The changes may have been made, and the copy in memory does not have them.
+        Cluster::commit(self, JOURNAL, ops).inspect_err(|error| self.end_office(error))
     }
 }

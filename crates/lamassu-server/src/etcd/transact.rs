@@ -137,11 +137,13 @@ impl Cluster {
     /// As [`Cluster::commit`].
     pub fn write_journal(&self, journal: &str, ops: &[Op]) -> Result<()> {
         let (at, packed) = (self.journal(journal), pack(ops));
+        // A journal that was begun and never became whole would mix with a shorter one. A whole one is not here: after
+        // a commit in doubt, nothing is committed before [`Cluster::recover`].
+        self.transact(journal, &[Op::DeleteAll(at.clone())])?;
         let parts = packed.chunks(BYTES_MAX);
         let whole = Op::Put([&at[..], WHOLE].concat(), (parts.len() as u64).to_le_bytes().to_vec());
         for (number, part) in parts.enumerate() {
-            let key = [&at[..], format!("{number:08}").as_bytes()].concat();
-            self.transact(journal, &[Op::Put(key, part.to_vec())])?;
+            self.transact(journal, &[Op::Put(self.part_of(journal, number), part.to_vec())])?;
         }
         self.transact(journal, &[whole])
     }
@@ -151,8 +153,8 @@ impl Cluster {
     /// # Errors
     /// As [`Cluster::commit`].
     #[doc(hidden)]
-    pub fn write_part_of_journal(&self, journal: &str, part: &[u8]) -> Result<()> {
-        self.transact(journal, &[Op::Put([&self.journal(journal)[..], b"00000000"].concat(), part.to_vec())])
+    pub fn write_part_of_journal(&self, journal: &str, number: usize, part: &[u8]) -> Result<()> {
+        self.transact(journal, &[Op::Put(self.part_of(journal, number), part.to_vec())])
     }
 
     /// Makes changes that no reader sees yet. Some of them may be made if this fails.
@@ -200,6 +202,10 @@ impl Cluster {
             self.commit_in_pieces(journal, ops)?;
         }
         self.transact(journal, &[Op::DeleteAll(at)])
+    }
+
+    fn part_of(&self, journal: &str, number: usize) -> Vec<u8> {
+        [&self.journal(journal)[..], format!("{number:08}").as_bytes()].concat()
     }
 
     pub(super) fn journal(&self, name: &str) -> Vec<u8> {

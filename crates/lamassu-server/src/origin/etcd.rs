@@ -82,7 +82,7 @@ pub fn open(
         Waits::Not => lead_now(&cluster, &address, seconds)?,
     };
     let state = cluster.open_state()?;
-    state.keep_entries(config.audit_entries);
+    state.keep_audit(config.audit_kept());
     let anchors = Arc::new(EtcdAnchors::open(&cluster)?);
     let office = Arc::new(Office::of(lead, lock));
     Ok(Some(Origin { state: Arc::new(state), anchors, office }))

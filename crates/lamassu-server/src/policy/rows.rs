@@ -14,7 +14,7 @@
 use super::{Policy, Subject};
 use lamassu_anchor::row::FileRow;
 use lamassu_anchor::table::{Change, Space, Table};
-use lamassu_anchor::{AnchorError, ObjectId, Row, VaultRow};
+use lamassu_anchor::{AnchorError, ObjectId, Row, VaultRow, export};
 use lamassu_format::{Digest, Profile};
 use lamassu_rpc::limits::{Forbidden, Limits};
 use std::collections::HashSet;
@@ -54,6 +54,13 @@ pub fn judge(
 ) -> Result<Judged, AnchorError> {
     let mut opens = Vec::new();
     let allows_all = limits.iter().any(|limits| limits.is_empty());
+    // One row that no anchor has written would make the whole anchor useless, to hosts and in a backup.
+    let is_row = |Change { space, key, value }: &Change| {
+        value.as_ref().is_none_or(|value| export::is_row_of(vault, *space, key, value))
+    };
+    if !changes.iter().all(is_row) {
+        return Ok(Judged::Nonsense);
+    }
     for Change { space, key, value } in changes {
         match (space, value) {
             (Space::Vault, Some(row)) => {

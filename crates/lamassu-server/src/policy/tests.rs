@@ -312,16 +312,27 @@ fn one_row_that_is_forbidden_is_enough_and_what_a_vault_keeps_for_good_is_kept()
     let vault = |row: VaultRow| Change { space: Space::Vault, key: b"vault".to_vec(), value: Some(row.encode()) };
     assert_eq!(lab.judged(&[vault(lab.vault.clone())], &[]), Judged::Good(Vec::new()));
     let removed = Change { space: Space::Vault, key: b"vault".to_vec(), value: None };
+    let put = |space, len, value: &[u8]| Change { space, key: vec![0; len], value: Some(value.to_vec()) };
     let garbage = Change { space: Space::Objects, key: vec![0; 8], value: Some(vec![0xff; 9]) };
     for nonsense in [
         vault(VaultRow { suite: Suite::Chacha, ..lab.vault.clone() }),
         vault(VaultRow { domain: Domain::File, ..lab.vault.clone() }),
         vault(VaultRow { vault: [6; 16], ..lab.vault.clone() }),
+        vault(VaultRow { degree_log2: 5, ..lab.vault.clone() }),
         removed,
         garbage,
+        Change { key: vec![1], ..vault(lab.vault.clone()) },
+        put(Space::Objects, 7, &row(file(0, 1)).encode()),
+        put(Space::Open, 5, &[]),
+        put(Space::Open, 8, &[1]),
+        put(Space::Entries, 24, &[0xff]),
+        put(Space::Held, 16, &[7]),
+        put(Space::Intents, 8, &[]),
+        put(Space::Head, 0, &[1; 32]),
     ] {
-        assert_eq!(lab.judged(&[nonsense], &[]), Judged::Nonsense);
+        assert_eq!(lab.judged(std::slice::from_ref(&nonsense), &[]), Judged::Nonsense, "{nonsense:?}");
     }
+    assert_eq!(lab.judged(&[put(Space::Open, 8, &[])], &[]), Judged::Good(Vec::new()));
     // One of several policies that lets it through is enough: a host may not know the newest.
     let both = [lab.limits.clone(), vec![Arc::new(Limits::default())]].concat();
     let judged = judge(&*lab.table, &lab.vault, &changes, &both, &HashSet::new()).expect("reads");

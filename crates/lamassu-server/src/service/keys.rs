@@ -1,6 +1,6 @@
 //! The calls of hosts about keys. A host cannot distinguish a key that it was not granted from one that does not exist.
 
-use super::{Done, Service, caller, garbled};
+use super::{Done, Service, caller, garbled, place};
 use crate::Result as ServerResult;
 use crate::caller::Caller;
 use crate::keys::Master;
@@ -144,9 +144,10 @@ fn name_in(request: Request<proto::KeyName>) -> Result<String, Status> {
 #[tonic::async_trait]
 impl Keys for Service {
     async fn make_key(&self, request: Request<proto::KeyName>) -> Done<proto::Nothing> {
-        let (caller, name, master) = (caller(&request)?, name_in(request)?, self.master()?);
+        let (caller, place) = (caller(&request)?, place(&request)?);
+        let (name, master) = (name_in(request)?, self.master()?);
         let service = self.clone();
-        Service::blocking(move || {
+        self.blocking(place, move || {
             service.vaults.check_room().map_err(|refused| service.refused(refused))?;
             let made = service.made(&caller, &name, &master, Use::Given).map_err(|error| service.internal(&error))?;
             made.map(|()| Response::new(proto::Nothing {})).map_err(|refusal| service.no_key(&name, refusal))
@@ -156,9 +157,10 @@ impl Keys for Service {
 
     async fn give_key(&self, request: Request<proto::KeyName>) -> Done<proto::Key> {
         let asked = async {
-            let (caller, name, master) = (caller(&request)?, name_in(request)?, self.master()?);
+            let (caller, place) = (caller(&request)?, place(&request)?);
+            let (name, master) = (name_in(request)?, self.master()?);
             let service = self.clone();
-            Service::blocking(move || {
+            self.blocking(place, move || {
                 service.vaults.check_room().map_err(|refused| service.refused(refused))?;
                 let given = service.given(&caller, &name, &master).map_err(|error| service.internal(&error))?;
                 given.map_err(|refusal| service.no_key(&name, refusal))
@@ -171,9 +173,10 @@ impl Keys for Service {
     }
 
     async fn open_oblivious(&self, request: Request<proto::KeyName>) -> Done<proto::Evaluator> {
-        let (caller, name, master) = (caller(&request)?, name_in(request)?, self.master()?);
+        let (caller, place) = (caller(&request)?, place(&request)?);
+        let (name, master) = (name_in(request)?, self.master()?);
         let service = self.clone();
-        Service::blocking(move || {
+        self.blocking(place, move || {
             service.vaults.check_room().map_err(|refused| service.refused(refused))?;
             let opened = service.opened(&caller, &name, &master).map_err(|error| service.internal(&error))?;
             let key = opened.map_err(|refusal| service.no_key(&name, refusal))?;
@@ -183,12 +186,12 @@ impl Keys for Service {
     }
 
     async fn evaluate(&self, request: Request<proto::Blinded>) -> Done<proto::Evaluated> {
-        let (caller, master) = (caller(&request)?, self.master()?);
+        let (caller, place, master) = (caller(&request)?, place(&request)?, self.master()?);
         let of = request.into_inner();
         if !is_name(&of.name) {
             return Err(garbled(Garbled("a name of a key")));
         }
         let service = self.clone();
-        Service::blocking(move || service.evaluated(&caller, &of, &master).map(Response::new)).await?
+        self.blocking(place, move || service.evaluated(&caller, &of, &master).map(Response::new)).await?
     }
 }

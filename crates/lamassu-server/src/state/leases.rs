@@ -18,8 +18,8 @@ pub(super) const KEPT: u8 = 4;
 /// The term that sessions were told, in ms, among the server's numbers.
 const TERM: &str = "term";
 
-/// Follows the host's name in the row of a session by turns. No host's name contains it.
-const BY_TURNS: char = '\0';
+/// Between the host's name and the use in the row of a session. No host's name contains it.
+const USE: char = '\0';
 
 /// How a session uses its vault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +32,18 @@ pub enum Use {
     ByTurns,
 }
 
+impl Use {
+    const ALL: [(Use, &'static str); 3] = [(Use::Reads, "reads"), (Use::Writes, "writes"), (Use::ByTurns, "turns")];
+
+    fn word(self) -> &'static str {
+        Use::ALL.into_iter().find(|(one, _)| *one == self).map_or("", |(_, word)| word)
+    }
+
+    fn of(word: &str) -> Option<Use> {
+        Use::ALL.into_iter().find(|(_, one)| *one == word).map(|(one, _)| one)
+    }
+}
+
 /// A session that has not ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lasting {
@@ -39,8 +51,8 @@ pub struct Lasting {
     pub session: SessionId,
     /// its host
     pub host: String,
-    /// whether it takes turns
-    pub by_turns: bool,
+    /// How it uses the vault. A session to write may not have its lease yet.
+    pub used: Use,
 }
 
 impl State {
@@ -78,9 +90,9 @@ impl State {
                 SESSION => {
                     durable.sessions.insert(SessionId(number));
                     let said = String::from_utf8(value).map_err(|_| damaged())?;
-                    let host = said.trim_end_matches(BY_TURNS);
-                    let (host, by_turns) = (host.to_owned(), host != said);
-                    sessions.push(Lasting { session: SessionId(number), host, by_turns });
+                    let (host, used) = said.split_once(USE).ok_or_else(damaged)?;
+                    let (host, used) = (host.to_owned(), Use::of(used).ok_or_else(damaged)?);
+                    sessions.push(Lasting { session: SessionId(number), host, used });
                 }
                 EXCLUSIVE => {
                     durable.exclusive.insert(Object(number), (SessionId(word(0)?), GrantNo(word(1)?)));
@@ -127,6 +139,39 @@ impl State {
         self.write(|write, events| {
             write.open_table(LEASES)?.insert(&lease_key(vault, KEPT, 0)[..], &[][..])?;
             events.push(Event::AnchorPut { host: host.into(), vault: HEXLOWER.encode(vault) });
+            Ok(())
+        })
+    }
+
+    /// Whether the anchor of a vault is kept here.
+    ///
+    /// # Errors
+    /// [`ServerError::Database`].
+    pub fn keeps(&self, vault: &[u8; 16]) -> Result<bool> {
+        let key = lease_key(vault, KEPT, 0);
+        self.read(|read| Ok(read.open_table(LEASES)?.get(&key[..])?.is_some()))
+    }
+
+    /// Notes that an anchor was found here of which that is not known.
+    ///
+    /// # Errors
+    /// [`ServerError::Database`].
+    pub fn note_found(&self, vault: &[u8; 16]) -> Result<()> {
+        self.write(|write, events| {
+            write.open_table(LEASES)?.insert(&lease_key(vault, KEPT, 0)[..], &[][..])?;
+            events.push(Event::AnchorFound { vault: HEXLOWER.encode(vault) });
+            Ok(())
+        })
+    }
+
+    /// Notes that the anchor of a vault is about to be put away: it is not missing when it is gone. If it is not gone
+    /// after all, it is found at the next start.
+    ///
+    /// # Errors
+    /// [`ServerError::Database`].
+    pub fn will_put_away(&self, vault: &[u8; 16]) -> Result<()> {
+        self.write(|write, _| {
+            write.open_table(LEASES)?.remove(&lease_key(vault, KEPT, 0)[..])?;
             Ok(())
         })
     }
@@ -202,9 +247,8 @@ impl State {
                 let (kind, number, value) = match *change {
                     Change::Run(runs) => (RUNS, 0, Some(runs.to_le_bytes().to_vec())),
                     Change::Began(session) => {
-                        let (mut host, used) = host_of(session);
-                        host.extend((used == Use::ByTurns).then_some(BY_TURNS));
-                        (SESSION, session.0, Some(host.into_bytes()))
+                        let (host, used) = host_of(session);
+                        (SESSION, session.0, Some(format!("{host}{USE}{}", used.word()).into_bytes()))
                     }
                     Change::Ended(session) => (SESSION, session.0, None),
                     Change::Exclusive(object, session, grant) => {

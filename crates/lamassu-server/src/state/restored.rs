@@ -22,6 +22,8 @@ pub struct Copied {
     pub hosts: BTreeMap<String, Host>,
     /// by vault, hex: how often a server was started on it
     pub runs: BTreeMap<String, u64>,
+    /// an upper bound of the number of starts on any vault before this server was made as a backup
+    pub runs_before: u64,
     /// the last number of an alert
     pub last_alert: u64,
     /// all keys, wrapped
@@ -131,9 +133,11 @@ impl State {
     /// [`ServerError::Database`], [`ServerError::Damaged`].
     pub fn copied(&self) -> Result<Copied> {
         let runs = self.vaults()?.into_iter().map(|(vault, runs)| (HEXLOWER.encode(&vault), runs)).collect();
-        let last = self.read(|read| Ok(read.open_table(NUMBERS)?.get(alerts::LAST)?.map(|row| row.value())))?;
+        let number = |name| self.read(|read| Ok(read.open_table(NUMBERS)?.get(name)?.map(|row| row.value())));
+        let (last, before) = (number(alerts::LAST)?, number(RUNS_BEFORE)?);
         let (hosts, keys) = (self.read_hosts()?, self.copied_keys()?);
-        Ok(Copied { hosts, runs, last_alert: last.unwrap_or_default(), keys })
+        let (last_alert, runs_before) = (last.unwrap_or_default(), before.unwrap_or_default());
+        Ok(Copied { hosts, runs, runs_before, last_alert, keys })
     }
 
     /// Makes this the state of a backup, whose sessions are not those of the original server. Each vault is unavailable
@@ -149,7 +153,8 @@ impl State {
                 hosts.insert(&**name, &serde_json::to_vec(host).unwrap_or_default()[..])?;
             }
             // Numbers of all vaults, also of those that were never here: their anchors may have come since the backup.
-            let most = copied.runs.values().copied().max().unwrap_or_default() + RUNS_MISSED;
+            // A backup on which no server ran has no starts, but those before it count.
+            let most = copied.runs.values().copied().fold(copied.runs_before, u64::max).saturating_add(RUNS_MISSED);
             let mut numbers = write.open_table(NUMBERS)?;
             numbers.insert(RUNS_BEFORE, most)?;
             numbers.insert(alerts::LAST, copied.last_alert)?;
@@ -175,11 +180,7 @@ impl State {
             if let Some(begins) = excerpt.begins {
                 audit::put_removed(&mut write.open_table(audit::REMOVED)?, begins)?;
             }
-            let mut entries = write.open_table(audit::ENTRIES)?;
-            for (number, kept) in (place.number + 1..).zip(&excerpt.entries) {
-                entries.insert(number, &kept.row()[..])?;
-            }
-            Ok(())
+            audit::put_entries(write, place.number + 1, &excerpt.entries)
         })
     }
 }

@@ -1,5 +1,5 @@
 use super::*;
-use crate::audit::Why;
+use crate::audit::{Kept, Why};
 use crate::state::leases::{Lasting, Use};
 use lamassu_lease::server::{Change, Durable};
 use lamassu_lease::{GrantNo, Object, SessionId};
@@ -13,12 +13,17 @@ fn leases_come_back() {
         Change::Began(SessionId(5)),
         Change::Began(SessionId(6)),
         Change::Began(SessionId(7)),
+        Change::Began(SessionId(8)),
         Change::Exclusive(Object(0), SessionId(5), GrantNo(9)),
         Change::Abandoned(Object(1)),
         Change::Ended(SessionId(6)),
     ];
     let state = State::make(dir.path()).expect("opens");
-    let used = |session| if session == SessionId(5) { Use::Writes } else { Use::ByTurns };
+    // One that is to write and has no lease yet is still one that is to write.
+    let used = |session| match session {
+        SessionId(5 | 8) => Use::Writes,
+        _ => Use::ByTurns,
+    };
     let host = |session: SessionId| (format!("host{}", session.0), used(session));
     state.change_leases(&vault, &changes, host, |_| Why::Left).expect("writes");
     state.change_leases(&other, &[Change::Run(1)], host, |_| Why::Left).expect("writes");
@@ -28,8 +33,9 @@ fn leases_come_back() {
     let state = State::make(dir.path()).expect("opens");
     let mut expected = Durable::default();
     changes.iter().for_each(|change| expected.apply(change));
-    let session = |number, by_turns| Lasting { session: SessionId(number), host: format!("host{number}"), by_turns };
-    assert_eq!(state.leases(&vault).expect("reads"), (expected, vec![session(5, false), session(7, true)]));
+    let session = |number, used| Lasting { session: SessionId(number), host: format!("host{number}"), used };
+    let sessions = vec![session(5, Use::Writes), session(7, Use::ByTurns), session(8, Use::Writes)];
+    assert_eq!(state.leases(&vault).expect("reads"), (expected, sessions));
 }
 
 #[test]
@@ -39,12 +45,13 @@ fn a_token_is_used_once_and_in_time() {
     let pending = |host: &str| Pending { host: host.into(), until: 100, vaults: BTreeSet::new() };
     state.put_token(b"a", &pending("one"), 50).expect("writes");
     state.put_token(b"b", &pending("two"), 50).expect("writes");
-    assert!(state.token(b"a", 100).expect("reads").is_none(), "its time is over");
-    assert!(state.use_token(b"a", 99, b"key").expect("writes").is_some_and(|name| name == "one"));
-    assert!(state.use_token(b"a", 99, b"key").expect("writes").is_none());
+    assert!(state.token(b"a", 100).is_none(), "its time is over");
+    assert!(state.use_token(b"a", 99, b"key").expect("writes").is_ok_and(|name| name == "one"));
+    assert_eq!(state.use_token(b"a", 99, b"key").expect("writes"), Err(NotJoined::KnownKey));
+    assert_eq!(state.use_token(b"a", 99, b"other key").expect("writes"), Err(NotJoined::NoToken));
     // A second token for a host takes the place of the first.
     state.put_token(b"c", &pending("two"), 50).expect("writes");
-    assert!(state.token(b"b", 50).expect("reads").is_none());
+    assert!(state.token(b"b", 50).is_none());
 }
 
 #[test]
@@ -95,6 +102,39 @@ fn audit_of(state: &State) -> Result<(Vec<crate::audit::Entry>, crate::audit::Ch
     Ok((entries, place))
 }
 
+/// Two administrators may enrol one host at once. Of the tokens one counts, and no host loses its name to a later one.
+#[test]
+fn nobody_joins_by_the_name_or_the_key_of_a_host() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let state = State::make(dir.path()).expect("opens");
+    let pending = |host: &str| Pending { host: host.into(), until: unix_now() + 100, vaults: BTreeSet::new() };
+    state.put_token(b"t", &pending("one"), 0).expect("writes");
+    state.use_token(b"t", 0, b"k").expect("writes").expect("is good");
+    state.put_token(b"late", &pending("one"), 0).expect("writes");
+    state.put_token(b"u", &pending("two"), 0).expect("writes");
+    for known in [b"k", b"u"] {
+        assert_eq!(state.use_token(b"u", 0, known).expect("writes"), Err(NotJoined::KnownKey));
+    }
+    assert_eq!(state.use_token(b"late", 0, b"l").expect("writes"), Err(NotJoined::NoToken));
+    assert_eq!(state.who(b"k"), Some(Who::Host { name: "one".into(), is_revoked: false }));
+    assert_eq!(state.use_token(b"u", 0, b"l").expect("writes").as_deref(), Ok("two"));
+}
+
+/// Anyone may ask who owns a key, and waits for nothing: neither for a verification, nor for the disk.
+#[test]
+fn a_key_is_looked_up_while_the_file_is_verified() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let pending = Pending { host: "one".into(), until: unix_now() + 100, vaults: BTreeSet::new() };
+    State::make(dir.path()).expect("opens").put_token(b"t", &pending, 0).expect("writes");
+    let state = Arc::new(State::open(dir.path()).expect("opens"));
+    let _verifying = state.database.write();
+    let (said, told) = std::sync::mpsc::channel();
+    let of = state.clone();
+    std::thread::spawn(move || said.send([b"t", b"u"].map(|key| of.who(key))));
+    let told = told.recv_timeout(Duration::from_secs(60)).expect("an answer");
+    assert_eq!(told, [Some(Who::Token), None]);
+}
+
 #[test]
 fn the_audit_log_keeps_its_chain_when_the_oldest_entries_go() {
     let dir = tempfile::tempdir().expect("a directory");
@@ -107,22 +147,31 @@ fn the_audit_log_keeps_its_chain_when_the_oldest_entries_go() {
     let (all, place) = audit_of(&state).expect("verifies");
     assert_eq!(all.iter().map(|entry| entry.number).collect::<Vec<_>>(), [1, 2, 3, 4]);
     assert_eq!(all[3].event, Event::Revoked { host: "one".into() });
-    state.keep_entries(2);
+    state.keep_audit(Kept { entries: 2, ..Kept::default() });
     state.note(Event::BackupBegun).expect("writes");
     let (kept, next) = audit_of(&state).expect("verifies");
     assert_eq!(kept.iter().map(|entry| entry.number).collect::<Vec<_>>(), [4, 5]);
     assert_eq!(kept[0], all[3]);
     assert!(next.number == 5 && next.head != place.head);
     // All of it is gone but what the next one goes on from.
-    state.keep_entries(0);
+    state.keep_audit(Kept { entries: 0, ..Kept::default() });
     state.note(Event::BackupBegun).expect("writes");
     assert!(audit_of(&state).expect("verifies").0.is_empty());
-    state.keep_entries(10);
+    state.keep_audit(Kept { entries: 10, ..Kept::default() });
     state.note(Event::BackupBegun).expect("writes");
     assert_eq!(audit_of(&state).expect("verifies").0[0].number, 7);
     // What is refused is not told.
     assert!(state.grant("nobody", "v", true).is_err());
     assert_eq!(audit_of(&state).expect("verifies").1.number, 7);
+    // Bytes count, also after the file was closed: an entry is longer than 100 of them here, and shorter than 200.
+    drop(state);
+    let state = State::open(dir.path()).expect("opens");
+    state.keep_audit(Kept { bytes: 1000, ..Kept::default() });
+    for _ in 0..40 {
+        state.note(Event::Revoked { host: "n".repeat(40) }).expect("writes");
+    }
+    let (kept, place) = audit_of(&state).expect("verifies");
+    assert!((5..10).contains(&kept.len()) && place.number == 47, "{} to {}", kept.len(), place.number);
 }
 
 #[test]
@@ -150,7 +199,13 @@ fn a_vault_that_was_put_back_waits_for_the_hosts_that_may_use_it() {
     assert_eq!(state.waits_for(&[9; 16]), None);
     assert!(state.leases(&vault).expect("reads").0.runs > 5 && state.leases(&other).expect("reads").0.runs > 5);
     // Nor are numbers of one used again that came to the server since.
-    assert!(state.leases(&[9; 16]).expect("reads").0.runs > 5);
+    let before = state.leases(&[9; 16]).expect("reads").0.runs;
+    assert!(before > 5);
+    // Nor by a backup of this one, on which no server ran.
+    let again = tempfile::tempdir().expect("a directory");
+    let again = State::make(again.path()).expect("opens");
+    again.fill(&state.copied().expect("reads"), &[vault]).expect("writes");
+    assert!(again.leases(&[9; 16]).expect("reads").0.runs > before);
     assert!(state.reconciled(&vault, "a", true).expect("writes"));
     assert!(!state.reconciled(&vault, "a", true).expect("writes") && !state.reconciled(&vault, "x", true).expect("ok"));
     assert_eq!((state.waits_for(&vault), state.waits_for(&other)), (names(&["b"]), names(&["b"])));

@@ -3,7 +3,9 @@
 use crate::common::*;
 use lamassu_anchor::AnchorError;
 use lamassu_anchor::table::{Change, Space, Table};
+use lamassu_server::ServerError;
 use lamassu_server::anchor_store::{AnchorStore, Files};
+use lamassu_server::audit::Event;
 use lamassu_server::etcd::anchors::EtcdAnchors;
 use lamassu_server::etcd::config::EtcdConfig;
 use lamassu_server::etcd::lead::Lead;
@@ -170,12 +172,12 @@ fn conformance(anchors: &dyn AnchorStore) {
     new.table().commit(&[put(Space::Vault, b"vault", b"2")]).unwrap();
     new.install().unwrap();
     assert_eq!(all_rows(&*anchors.open(&id).unwrap()), [(Space::Vault, b"vault".to_vec(), b"2".to_vec())]);
-    assert!(!anchors.has_away(&id).unwrap() && anchors.put_away(&id).unwrap() && anchors.has_away(&id).unwrap());
+    assert!(anchors.put_away(&id).unwrap());
     assert!(!anchors.has(&id).unwrap() && !anchors.put_away(&id).unwrap() && anchors.all().unwrap().is_empty());
     let new = anchors.begin(&id).unwrap();
     new.table().commit(&[put(Space::Vault, b"vault", b"3")]).unwrap();
     new.install().unwrap();
-    assert!(anchors.put_away(&id).unwrap() && anchors.has_away(&id).unwrap());
+    assert!(anchors.put_away(&id).unwrap());
 }
 
 #[test]
@@ -215,9 +217,61 @@ fn who_led_before_changes_nothing_and_a_journal_is_carried_out_by_who_leads_next
     assert_eq!(second.get(&[b't', 7]).unwrap().as_deref(), Some(&b"2"[..]));
     assert_eq!(second.get(b"u").unwrap(), None);
     // A journal that was cut off is nothing.
-    second.write_part_of_journal("j", b"cut off").unwrap();
+    second.write_part_of_journal("j", 0, b"cut off").unwrap();
     second.recover("j").unwrap();
     assert_eq!(second.get(&[b't', 7]).unwrap().as_deref(), Some(&b"2"[..]));
+    // Nor does what it left become part of a shorter one.
+    second.write_part_of_journal("j", 1, b"cut off").unwrap();
+    second.write_journal("j", &many(b"5")).unwrap();
+    second.recover("j").unwrap();
+    assert_eq!(second.get(&[b't', 7]).unwrap().as_deref(), Some(&b"5"[..]));
+}
+
+/// A table that was opened again is used by the newest opening alone: the other one may be based on what is no more.
+#[test]
+fn an_anchor_that_is_opened_again_is_left_by_who_had_it_open() {
+    if !is_there() {
+        return;
+    }
+    let etcd = Etcd::start(1);
+    let (cluster, _lead) = etcd.led();
+    let anchors = EtcdAnchors::open(&cluster).unwrap();
+    let new = anchors.begin(&[1; 16]).unwrap();
+    new.table().commit(&[put(Space::Vault, b"vault", b"1")]).unwrap();
+    new.install().unwrap();
+    let first = anchors.open(&[1; 16]).unwrap();
+    first.commit(&[put(Space::Open, b"k", b"1")]).unwrap();
+    let second = anchors.open(&[1; 16]).unwrap();
+    assert!(first.commit(&[put(Space::Open, b"k", b"2")]).is_err());
+    assert!(first.get(Space::Open, b"k").is_err());
+    assert_eq!(second.get(Space::Open, b"k").unwrap().as_deref(), Some(&b"1"[..]));
+    second.commit(&[put(Space::Open, b"k", b"3")]).unwrap();
+    // Neither commits to what was put away.
+    assert!(anchors.put_away(&[1; 16]).unwrap());
+    assert!(second.commit(&[put(Space::Open, b"k", b"4")]).is_err());
+}
+
+/// A change of the state whose answer is lost may have been made: who leads ends, and changes nothing more.
+#[test]
+fn a_change_of_the_state_in_doubt_ends_the_leader() {
+    if !is_there() {
+        return;
+    }
+    let etcd = Etcd::start(1);
+    let cluster = etcd.cluster();
+    let (lost, mut ends) = tokio::sync::mpsc::unbounded_channel();
+    let _lead = Lead::take(&cluster, ("nowhere", 60), lost, || false).unwrap().unwrap();
+    let state = cluster.open_state().unwrap();
+    state.note(Event::BackupBegun).unwrap();
+    let member = etcd.members[0].as_ref().unwrap().id();
+    kill(member, "-STOP");
+    let failed = state.note(Event::BackupBegun);
+    kill(member, "-CONT");
+    assert!(failed.is_err());
+    ends.try_recv().expect("the reason to end");
+    for _ in 0..3 {
+        assert!(matches!(state.note(Event::BackupBegun), Err(ServerError::NotLeading { .. })));
+    }
 }
 
 /// Has the lab's server keep its state in etcd, and makes a second replica of it beside: they listen at the same place,

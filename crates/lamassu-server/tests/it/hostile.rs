@@ -171,11 +171,54 @@ fn reports_do_not_take_the_room_that_the_state_needs() {
         None
     });
     assert_eq!(refused, Some(Code::ResourceExhausted));
+    // Nor does a session begin: each adds to the audit log.
+    Runtime::new().unwrap().block_on(async {
+        let (send, said) = mpsc::channel(4);
+        send.send(begin(&id_of(&id))).await.unwrap();
+        let refused = SessionsClient::new(channel(&lab, "a")).attend(ReceiverStream::new(said)).await.unwrap_err();
+        assert_eq!(refused.code(), Code::ResourceExhausted, "{refused}");
+    });
     lab.serve(&["enrol", "@b"]).ok();
     assert!(lab.serve(&["alerts", "close", "--all"]).ok().out.contains("closed: "));
+    fs::remove_file(dir.join("other")).unwrap();
     lab.host("a").run("ls store/v").ok();
     lab.serve(&["check"]).ok();
     lab.stop("-TERM");
+}
+
+/// An anchor that is gone from the server is replaced by no host's copy, which may be older, before an administrator
+/// says so. One that is there, and not known of, is found.
+#[test]
+fn an_anchor_that_is_lost_is_not_replaced_by_a_copy_of_it() {
+    let mut lab = Lab::new();
+    let id = lab.vault(lab.joined("a"));
+    let anchor = lab.path(&format!("server/anchors/{}.anchor", id.replace('-', "")));
+    lab.stop("-TERM");
+    fs::rename(&anchor, lab.path("was")).unwrap();
+    lab.start();
+    let runtime = Runtime::new().unwrap();
+    let put = |lab: &Lab| {
+        runtime.block_on(async {
+            let first = proto::PutRequest { vault: id_of(&id), rows: Vec::new(), head: Vec::new() };
+            let put = AnchorsClient::new(channel(lab, "a")).put(tokio_stream::iter([first])).await;
+            put.unwrap_err()
+        })
+    };
+    let refused = put(&lab);
+    assert!(refused.code() == Code::PermissionDenied && refused.message().contains("forget"), "{refused}");
+    lab.serve(&["check"]).code(26).says("is gone");
+    lab.serve(&["forget", &format!("@{id}")]).ok();
+    lab.serve(&["forget", &format!("@{id}")]).code(3);
+    lab.serve(&["check"]).ok();
+    assert_eq!(put(&lab).code(), Code::InvalidArgument, "no rows are no anchor");
+    lab.stop("-TERM");
+    fs::rename(lab.path("was"), &anchor).unwrap();
+    lab.start();
+    assert!(lab.serve(&["audit"]).ok().out.contains("anchor-found"));
+    lab.host("a").run("ls store/v").ok();
+    lab.stop("-TERM");
+    fs::rename(&anchor, lab.path("was")).unwrap();
+    lab.serve(&["check"]).code(26).says("is gone");
 }
 
 #[test]

@@ -416,8 +416,13 @@ fn what_was_changed_since_is_what_all_of_it_is() {
         let turn = take(&a, Mode::Exclusive).get();
         for n in 0..rows {
             commit(&turn, &hosts.vault).unwrap();
-            let value = (n % 3 != 0).then(|| n.to_be_bytes().to_vec());
-            let row = |key: u64| Change { space: Space::Held, key: key.to_be_bytes().to_vec(), value: value.clone() };
+            // 16 digests, as rows of this table have them.
+            let value = (n % 3 != 0).then(|| vec![n as u8; 512]);
+            let row = |key: u64| Change {
+                space: Space::Held,
+                key: [7, key].map(u64::to_be_bytes).concat(),
+                value: value.clone(),
+            };
             turn.table.commit(&[row(n % 7), row(n)]).unwrap();
         }
     };

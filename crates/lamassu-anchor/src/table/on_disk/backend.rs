@@ -8,7 +8,8 @@
 //!   transaction refers to, so restoring that transaction's header is enough.
 //!
 //! Before redb sees a longer file, space is reserved if the file system can do that. So a full disk is noticed before a
-//! transaction writes anything.
+//! transaction writes anything. Bytes of the disk stay free for others ([`Backend::keep_free`]): redb doubles its file,
+//! and would take all that is left.
 
 use super::log::{DATABASE_AT, Record};
 use parking_lot::Mutex;
@@ -28,6 +29,11 @@ const HEADER_LEN: usize = 320;
 /// The byte of the header whose lowest bit selects one of two descriptions of the last transaction. Each transaction
 /// changes it, in its last write before a barrier.
 const LAST_AT: usize = 9;
+/// Bytes of the disk that no file grows into, unless its owner asks for more.
+const KEPT_FREE: u64 = 256 << 10;
+
+/// Files of this process grow one at a time: two that grow at once would both take the same free space for theirs.
+static GROWING: Mutex<()> = Mutex::new(());
 
 type Range = (Bound<u64>, Bound<u64>);
 
@@ -41,6 +47,8 @@ pub(super) struct Backend {
     header: Mutex<Header>,
     /// Bytes by which the file could not be extended.
     short_of: AtomicU64,
+    /// Bytes of the disk that stay free when the file grows.
+    kept_free: AtomicU64,
     /// Bytes written to the database.
     written: AtomicU64,
     #[cfg(test)]
@@ -97,6 +105,7 @@ impl Backend {
             locks: Mutex::default(),
             header: Mutex::new(Header { durable: header.clone(), written: header }),
             short_of: AtomicU64::new(0),
+            kept_free: AtomicU64::new(KEPT_FREE),
             written: AtomicU64::new(0),
             #[cfg(test)]
             fails: Mutex::new(None),
@@ -191,24 +200,36 @@ impl Backend {
         self.flush()
     }
 
+    /// From now on so many bytes of the disk stay free when the file grows.
+    pub fn keep_free(&self, bytes: u64) {
+        self.kept_free.store(bytes, Ordering::Relaxed);
+    }
+
     /// Fails if the file still cannot be extended: then a transaction need not be begun.
     pub fn reserve_again(&self) -> io::Result<()> {
-        match self.short_of.load(Ordering::Acquire) {
-            0 => Ok(()),
-            short_of => self.reserve(self.file.metadata()?.len(), short_of),
+        let short_of = self.short_of.load(Ordering::Acquire);
+        if short_of == 0 {
+            return Ok(());
         }
+        let len = self.file.metadata()?.len();
+        self.reserve(len, short_of)?;
+        // What is reserved now would not count as free when redb asks for it.
+        self.end_at(len)
     }
 
     /// Reserves space after the end of the file, if the file system can. The length stays: redb accepts only lengths
     /// that it chose itself, and a crash must leave one of those.
     fn reserve(&self, end: u64, more: u64) -> io::Result<()> {
-        let reserved = self.check("reserve").and_then(|()| {
+        let _alone = GROWING.lock();
+        let reserved = self.check("reserve").and_then(|()| self.check_free(more)).and_then(|()| {
             rustix::fs::fallocate(&self.file, FallocateFlags::KEEP_SIZE, end, more).map_err(io::Error::from)
         });
         let is_full = |error: &io::Error| matches!(error.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT));
         match reserved {
             Err(error) if is_full(&error) => {
                 self.short_of.store(more, Ordering::Release);
+                // ext4 keeps what it found before it failed: all that was free.
+                let _ = self.end_at(end);
                 Err(error)
             }
             Ok(()) | Err(_) => {
@@ -216,6 +237,22 @@ impl Backend {
                 Ok(())
             }
         }
+    }
+
+    /// Fails if the disk would have too little space left.
+    fn check_free(&self, more: u64) -> io::Result<()> {
+        let disk = rustix::fs::fstatvfs(&self.file)?;
+        let left = disk.f_bavail.saturating_mul(disk.f_frsize).checked_sub(more);
+        // A file system without a number of blocks does not know what is free.
+        match disk.f_blocks == 0 || left.is_some_and(|left| left >= self.kept_free.load(Ordering::Relaxed)) {
+            true => Ok(()),
+            false => Err(io::Error::from_raw_os_error(libc::ENOSPC)),
+        }
+    }
+
+    /// Gives back what is reserved after the end of the file.
+    fn end_at(&self, len: u64) -> io::Result<()> {
+        Ok(rustix::fs::ftruncate(&self.file, len)?)
     }
 
     /// Fails where a test asks for it.

@@ -128,6 +128,51 @@ fn a_full_disk_shows_before_anything_is_written() {
     table.commit(&many).unwrap();
 }
 
+/// A file system that is unmounted when it is dropped.
+struct Mounted(PathBuf);
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let _ = std::process::Command::new("umount").arg("--lazy").arg(&self.0).status();
+    }
+}
+
+/// A growing file leaves the disk the bytes that it was told to, whether it grows or fails to. On ext4, a reservation
+/// that fails keeps all that it found.
+#[test]
+fn a_growing_file_never_takes_what_is_kept_free() {
+    let dir = tempfile::tempdir().unwrap();
+    let (image, disk) = (dir.path().join("image"), dir.path().join("disk"));
+    std::fs::create_dir(&disk).unwrap();
+    File::create(&image).unwrap().set_len(160 << 20).unwrap();
+    let run = |command: &mut std::process::Command| command.output().is_ok_and(|out| out.status.success());
+    let has_disk = run(std::process::Command::new("mkfs.ext4").args(["-q", "-m", "0"]).arg(&image))
+        && run(std::process::Command::new("mount").args(["-o", "loop"]).arg(&image).arg(&disk));
+    if !has_disk {
+        eprintln!("NOTE: an ext4 is made and mounted, which needs mkfs.ext4 and root: not run");
+        return;
+    }
+    let _mounted = Mounted(disk.clone());
+    let free = || rustix::fs::statvfs(&disk).map(|disk| disk.f_bavail * disk.f_frsize).unwrap();
+    for kept in [None, Some(24 << 20)] {
+        let path = disk.join("anchor");
+        let table = DiskTable::create(&path).unwrap();
+        let table = if let Some(kept) = kept { table.keeping_free(kept) } else { table };
+        let rows = |n: u32| (0..2000).map(move |m| put(&(n * 2000 + m).to_be_bytes(), &[7; 900])).collect::<Vec<_>>();
+        let fails = (0..200).find(|n| table.commit(&rows(*n)).is_err()).unwrap();
+        for _ in 0..3 {
+            assert_eq!(errno(table.commit(&rows(fails))), Some(libc::ENOSPC));
+            assert!(free() >= kept.unwrap_or(128 << 10), "{} are left of {kept:?}", free());
+        }
+        // What was there is read, and what others have cleared up is used.
+        assert!(
+            value(&table, &1_u32.to_be_bytes()).is_some() && value(&table, &(fails * 2000).to_be_bytes()).is_none()
+        );
+        drop(table);
+        std::fs::remove_file(&path).unwrap();
+    }
+}
+
 #[test]
 fn a_commit_is_in_the_file_that_the_path_leads_to() {
     let dir = tempfile::tempdir().unwrap();
