@@ -3,7 +3,7 @@
 //! copies a file with its attributes does not copy properties of the other content.
 
 use super::node::Node;
-use lamassu_vault::{Attr, Result, Time};
+use lamassu_vault::{Attr, Result, Time, VaultError};
 use s3s::crypto::{Checksum as _, Md5};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -107,6 +107,21 @@ impl Attrs {
         })
     }
 
+    /// The same for a listing, which shows an object although its properties are damaged or outdated: by what is known
+    /// of its file. Reading the object reports that.
+    ///
+    /// # Errors
+    /// As [`Attrs::of`], otherwise.
+    pub fn listed(node: &Node) -> Result<Attrs> {
+        match Attrs::of(node) {
+            Err(error) if is_of_one_object(&error) => {
+                tracing::warn!(%error, "the properties of an object cannot be read; it is listed without them");
+                Ok(Attrs { etag: foreign(node.attr()), ..Attrs::default() })
+            }
+            attrs => attrs,
+        }
+    }
+
     /// Whether a directory was made as an object.
     ///
     /// # Errors
@@ -152,6 +167,11 @@ impl Attrs {
             _ => self.parts.push(Parts { count: 1, size }),
         }
     }
+}
+
+/// Whether only one object of the store is damaged or outdated. Others can be read.
+pub fn is_of_one_object(error: &VaultError) -> bool {
+    matches!(error, VaultError::Damaged { .. } | VaultError::Outdated { .. })
 }
 
 /// The tag of a file that was not made as an object. Clients do not take a tag with a hyphen for an MD5 of the content.

@@ -3,8 +3,8 @@
 
 use super::attrs::{Attrs, Shown, Version};
 use super::key::Key;
-use super::node::Open;
-use super::{Guard, Object, ObjectError, Objects, Reader, Result};
+use super::node::{Node, Open};
+use super::{Guard, ObjectError, Objects, Reader, Result};
 use lamassu_vault::{Attr, Ino, Owner};
 use std::ops::Range;
 use std::sync::Arc;
@@ -24,9 +24,9 @@ pub struct Source {
 
 impl Source {
     /// Whether this is the source still, as it was.
-    fn is(&self, there: &Object) -> bool {
-        let now = (there.node.ino(), Version::of(there.node.attr()), &there.attrs);
-        now == (self.ino, self.version, &self.shown.attrs)
+    fn is(&self, there: &Node) -> bool {
+        (there.ino(), Version::of(there.attr())) == (self.ino, self.version)
+            && Attrs::of(there).is_ok_and(|attrs| attrs == self.shown.attrs)
     }
 }
 

@@ -33,9 +33,9 @@ pub enum KeyFault {
     /// Longer than [`NAME_MAX`].
     #[error("no part of a key, between two slashes, has more than 255 bytes")]
     NameTooLong,
-    /// A zero byte.
-    #[error("a key has no zero byte")]
-    Zero,
+    /// A zero byte, or another character that no XML document can have: a listing could not name the object.
+    #[error("a key has no character that XML cannot have, as most control characters")]
+    NotInXml,
     /// [`RESERVED`].
     #[error("no part of a key begins with \".lamassu-\": those are the gateway's own files")]
     Reserved,
@@ -88,13 +88,19 @@ fn check_name(name: &str) -> Result<(), KeyFault> {
         "" => Err(KeyFault::EmptyName),
         "." | ".." => Err(KeyFault::Dots),
         _ if name.len() > NAME_MAX => Err(KeyFault::NameTooLong),
-        _ if name.contains('\0') => Err(KeyFault::Zero),
+        _ if !is_in_xml(name) => Err(KeyFault::NotInXml),
         _ if name.starts_with(RESERVED) => Err(KeyFault::Reserved),
         _ => Ok(()),
     }
 }
 
-/// The name if it can be part of a key: readable text, and not the gateway's own.
+/// Whether an XML document can have this text (XML 1.0, section 2.2).
+pub fn is_in_xml(text: &str) -> bool {
+    let is_char = |c| matches!(c, '\t' | '\n' | '\r' | ' '..='\u{d7ff}' | '\u{e000}'..='\u{fffd}' | '\u{10000}'..);
+    text.chars().all(is_char)
+}
+
+/// The name if it can be part of a key: readable text that a listing can name, and not the gateway's own.
 pub fn shown(name: &OsStr) -> Option<&str> {
     name.to_str().filter(|name| check_name(name).is_ok())
 }
@@ -125,7 +131,9 @@ mod tests {
             ("a/../b", KeyFault::Dots),
             ("..", KeyFault::Dots),
             ("./a", KeyFault::Dots),
-            ("a\0b", KeyFault::Zero),
+            ("a\0b", KeyFault::NotInXml),
+            ("a/b\u{1}", KeyFault::NotInXml),
+            ("\u{fffe}", KeyFault::NotInXml),
             (".lamassu-put-1", KeyFault::Reserved),
             ("a/.lamassu-upload-1/00001", KeyFault::Reserved),
         ] {
@@ -136,5 +144,7 @@ mod tests {
         assert_eq!(Key::parse(&(name + "n")), Err(KeyFault::NameTooLong));
         assert_eq!(Key::parse(&(path + "c")), Err(KeyFault::Length));
         assert_eq!(Key::parse("...").map(|key| key.is_dir()), Ok(false));
+        assert!(Key::parse("a\tb\n\u{7f}\u{85}\u{fffd}\u{10ffff}").is_ok());
+        assert_eq!(shown(OsStr::new("a\u{1b}[1m")), None);
     }
 }

@@ -3,7 +3,7 @@
 //! A walk over names of directories, in the order in which they appear in keys, yields keys in their order. It holds
 //! some names of each directory on its path, which are a few MiB together, however large directories are.
 
-use super::attrs::Attrs;
+use super::attrs::{Attrs, is_of_one_object};
 use super::key::{KEY_MAX, Key};
 use super::names::{Listings, Names, unless_closed};
 use super::node::Node;
@@ -163,8 +163,14 @@ impl<'a> Walk<'a> {
         if let Some(group) = self.group_of(full) {
             return Ok(self.add_group(group));
         }
-        let found = dir.child_if_there(OsStr::new(name.trim_end_matches('/'))).map_err(Into::into);
-        let node = match unless_closed(found)?.flatten() {
+        let found = match dir.child_if_there(OsStr::new(name.trim_end_matches('/'))) {
+            Err(error) if is_of_one_object(&error) => {
+                tracing::warn!(%error, "an object is damaged, and is left out of a listing");
+                return Ok(true);
+            }
+            found => unless_closed(found.map_err(Into::into))?.flatten(),
+        };
+        let node = match found {
             Some(node) if node.is_dir() == is_dir => node,
             _ => return Ok(true),
         };
@@ -230,7 +236,7 @@ impl<'a> Walk<'a> {
         if self.is_full() {
             return Ok(false);
         }
-        let attrs = Attrs::of(&node)?;
+        let attrs = Attrs::listed(&node)?;
         self.page.items.push(Item::Key(full.into(), Object { node, attrs }));
         Ok(true)
     }

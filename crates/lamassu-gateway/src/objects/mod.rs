@@ -253,7 +253,8 @@ impl Objects {
         Ok(Some(dir))
     }
 
-    fn found_in(dir: &Node, key: &Key) -> Result<Option<Object>> {
+    /// The file or the directory of an object.
+    fn node_in(dir: &Node, key: &Key) -> Result<Option<Node>> {
         let Some(node) = dir.child_if_there(key.name())? else { return Ok(None) };
         let is_object = match node.attr().kind {
             Kind::File => !key.is_dir(),
@@ -262,11 +263,23 @@ impl Objects {
             }
             Kind::Symlink | Kind::Fifo | Kind::Socket | Kind::CharDevice | Kind::BlockDevice => false,
         };
-        if !is_object {
-            return Ok(None);
-        }
+        Ok(is_object.then_some(node))
+    }
+
+    fn found_in(dir: &Node, key: &Key) -> Result<Option<Object>> {
+        let Some(node) = Self::node_in(dir, key)? else { return Ok(None) };
         let attrs = Attrs::of(&node)?;
         Ok(Some(Object { node, attrs }))
+    }
+
+    /// Checks a condition on what is there. Only conditions on the entity tag read its properties: an object whose
+    /// properties are damaged can be replaced and removed.
+    fn require(guard: &Guard, there: Option<&Node>) -> Result<()> {
+        let attrs = match (guard, there) {
+            (Guard::Tag(_) | Guard::OtherTag(_), Some(node)) => Some(Attrs::of(node)?),
+            (_, there) => there.map(|_| Attrs::default()),
+        };
+        Ok(guard.check(attrs.as_ref())?)
     }
 
     /// An object, with its properties.
@@ -309,9 +322,9 @@ impl Objects {
         let Some(dir) = self.parent(&bucket, key)? else { return Ok(guard.check(None)?) };
         {
             let _alone = self.alone_with(&bucket, key);
-            let object = Self::found_in(&dir, key)?;
-            guard.check(object.as_ref().map(|object| &object.attrs))?;
-            let Some(Object { node, .. }) = object else { return Ok(()) };
+            let there = Self::node_in(&dir, key)?;
+            Self::require(guard, there.as_ref())?;
+            let Some(node) = there else { return Ok(()) };
             match node.is_dir() {
                 true => node.remove_xattr(attrs::NAME)?,
                 false => dir.unlink(key.name()).or_else(none_there)?,

@@ -98,7 +98,11 @@ pub(super) fn remove_ended(parent: &Node, name: &OsStr) -> Result<()> {
     let mut names = Vec::new();
     dir.list(&mut |name, _| names.push(name.to_owned())).or_else(none_there)?;
     for name in names {
-        dir.unlink(&name).or_else(none_there)?;
+        match dir.unlink(&name).or_else(none_there) {
+            // A program has put a directory there. What is in it is not the gateway's.
+            Err(VaultError::IsDirectory) => {}
+            removed => removed?,
+        }
     }
     super::remove_if_empty(parent, name).map(drop)
 }

@@ -3,7 +3,7 @@
 use super::attrs::Attrs;
 use super::key::{Key, RESERVED};
 use super::node::{Node, Open};
-use super::{Object, ObjectError, Objects, PIECE, Refusal, Result, much_metadata, none_there};
+use super::{ObjectError, Objects, PIECE, Refusal, Result, much_metadata, none_there};
 use crate::limits::Turn;
 use crate::work;
 use lamassu_vault::{Kind, Owner, RenameMode, VaultError};
@@ -104,17 +104,13 @@ impl Staged {
     ///
     /// # Errors
     /// As [`Staged::place`]; [`VaultError::Stale`]: it does.
-    pub(super) fn place_complete(
-        mut self,
-        guard: &Guard,
-        is_meant: impl FnOnce(Option<&Object>) -> bool,
-    ) -> Result<()> {
+    pub(super) fn place_complete(mut self, guard: &Guard, is_meant: impl FnOnce(Option<&Node>) -> bool) -> Result<()> {
         let Some((bucket, key)) = self.place.clone() else { return Err(VaultError::Invalid.into()) };
         let objects = self.objects.clone();
         {
             let _alone = objects.alone_with(&bucket, &key);
-            let there = Objects::found_in(&self.dir, &key)?;
-            guard.check(there.as_ref().map(|there| &there.attrs))?;
+            let there = Objects::node_in(&self.dir, &key)?;
+            Objects::require(guard, there.as_ref())?;
             if !is_meant(there.as_ref()) {
                 return Err(VaultError::Stale.into());
             }
@@ -242,7 +238,7 @@ impl Objects {
         let bucket = self.bucket(bucket)?;
         let _alone = self.alone_with(&bucket, key);
         let (dir, made) = self.in_parent(&bucket, key, owner, |dir| {
-            guard.check(Self::found_in(dir, key)?.map(|there| there.attrs).as_ref())?;
+            Self::require(guard, Self::node_in(dir, key)?.as_ref())?;
             let made = match dir.make_dir(key.name(), self.modes.dir, owner) {
                 Err(VaultError::Exists) => dir.child(key.name())?,
                 made => made?,

@@ -53,16 +53,20 @@ impl Objects {
         }
         let mut removed = left.len() as u64;
         for name in names {
-            let is_removed = match multipart::id_of_dir(&name) {
-                Some(id) => self.sweep_upload(bucket, dir, id)?,
-                None if multipart::is_ended_dir(&name) => multipart::remove_ended(dir, &name).map(|()| true)?,
-                None => false,
+            let searched = match multipart::id_of_dir(&name) {
+                Some(id) => self.sweep_upload(bucket, dir, id),
+                None if multipart::is_ended_dir(&name) => multipart::remove_ended(dir, &name).map(|()| true),
+                None => Ok(false),
             };
-            if is_removed {
-                removed += 1;
-            } else if let Some(dir) = dir.child_if_there(&name)? {
-                let path = path.iter().cloned().chain([name]).collect();
-                below.push(Place { bucket: bucket.clone(), path, dir });
+            // One that cannot be searched keeps none of the others.
+            match searched.and_then(|is_removed| Ok((is_removed, dir.child_if_there(&name)?))) {
+                Ok((true, _)) => removed += 1,
+                Ok((false, Some(dir))) => {
+                    let path = path.iter().cloned().chain([name]).collect();
+                    below.push(Place { bucket: bucket.clone(), path, dir });
+                }
+                Ok((false, None)) => {}
+                Err(error) => removed += not_searched(error),
             }
         }
         if removed > 0 {

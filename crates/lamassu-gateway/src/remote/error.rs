@@ -18,9 +18,9 @@ pub enum RemoteError {
     /// The client's: the key's sealed form is longer than a provider takes.
     #[error("the sealed form of the key has more than 1024 bytes, which no provider takes")]
     LongKey,
-    /// The client's: the key holds a zero byte.
-    #[error("a key has no zero bytes")]
-    ZeroInKey,
+    /// The client's: a listing could not name the object.
+    #[error("a key has no character that XML cannot have, as most control characters")]
+    KeyNotInXml,
     /// The client's: what it gives with the object is more than a provider keeps beside one.
     #[error("headers, metadata, tags and checksums together are more than a provider keeps with an object")]
     MuchMetadata,

@@ -6,6 +6,7 @@
 
 use super::Remote;
 use super::error::{RemoteError, Result};
+use crate::objects::key::is_in_xml;
 use lamassu_vault::detached::{Detached, Directory};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -43,10 +44,10 @@ impl Remote {
     /// The place of a key.
     ///
     /// # Errors
-    /// [`RemoteError::ZeroInKey`], [`RemoteError::LongKey`].
+    /// [`RemoteError::KeyNotInXml`], [`RemoteError::LongKey`].
     pub(super) fn place(&self, bucket: &str, key: &str) -> Result<String> {
-        if key.contains('\0') {
-            return Err(RemoteError::ZeroInKey);
+        if !is_in_xml(key) {
+            return Err(RemoteError::KeyNotInXml);
         }
         let place = sealed(&self.files, bucket, key);
         match self.prefix.len() + place.len() > NAME_MAX {

@@ -35,7 +35,7 @@ impl From<ObjectError> for S3Error {
             ObjectError::Refused(refusal) => refusal.into(),
             ObjectError::Key(fault) => match fault {
                 KeyFault::Length | KeyFault::NameTooLong => told(S3ErrorCode::KeyTooLongError),
-                KeyFault::EmptyName | KeyFault::Dots | KeyFault::Zero | KeyFault::Reserved => {
+                KeyFault::EmptyName | KeyFault::Dots | KeyFault::NotInXml | KeyFault::Reserved => {
                     told(S3ErrorCode::InvalidArgument)
                 }
             },
@@ -59,7 +59,7 @@ impl From<RemoteError> for S3Error {
         match &error {
             RemoteError::Refused(refusal) => (*refusal).into(),
             RemoteError::LongKey => told(S3ErrorCode::KeyTooLongError),
-            RemoteError::ZeroInKey => told(S3ErrorCode::InvalidArgument),
+            RemoteError::KeyNotInXml => told(S3ErrorCode::InvalidArgument),
             RemoteError::MuchMetadata => told(S3ErrorCode::MetadataTooLarge),
             RemoteError::Length => told(S3ErrorCode::IncompleteBody),
             RemoteError::LargeCopy => told(S3ErrorCode::InvalidRequest),

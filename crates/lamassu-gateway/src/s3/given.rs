@@ -1,6 +1,7 @@
 //! Properties of an object in requests and answers: headers, user metadata, tags.
 
 use crate::objects::attrs::{Attrs, Given};
+use crate::objects::key::is_in_xml;
 use http::HeaderMap;
 use lamassu_vault::Time;
 use percent_encoding::percent_decode_str;
@@ -88,6 +89,9 @@ fn check_tags(pairs: Vec<(String, String)>) -> S3Result<BTreeMap<String, String>
                 "a tag has a key of 1 to {TAG_KEY_MAX} characters, and a value of {TAG_VALUE_MAX} at most"
             ));
         }
+    }
+    if !pairs.iter().all(|(key, value)| is_in_xml(key) && is_in_xml(value)) {
+        return Err(s3_error!(InvalidTag, "a tag has no character that XML cannot have, as most control characters"));
     }
     let tags: BTreeMap<_, _> = pairs.into_iter().collect();
     if tags.len() < count { Err(s3_error!(InvalidTag, "two tags have the same key")) } else { Ok(tags) }

@@ -59,6 +59,70 @@ fn what_keeps_a_gateway_from_starting_has_its_own_code() {
     assert_eq!(out.status.code(), Some(11), "{}", text(&out));
 }
 
+/// An object whose properties the store has damaged is listed beside the others. It can be replaced and removed.
+#[test]
+fn one_damaged_object_is_in_no_others_way() {
+    if !boto::is_there() {
+        return;
+    }
+    let lab = Lab::new("");
+    let store = format!("STORE = {:?}\n", lab.path("store").display().to_string());
+    let done = lab.python(&(store
+        + "from botocore.exceptions import ClientError\n\
+           files = lambda: {os.path.join(at, name) for at, _, names in os.walk(STORE) for name in names}\n\
+           s3.create_bucket(Bucket='alice-d')\n\
+           def put_damaged(key):\n    \
+               before = {file: os.stat(file).st_ino for file in files()}\n    \
+               s3.put_object(Bucket='alice-d', Key=key, Body=b'z' * 5000, Metadata={'a': 'b'})\n    \
+               new = [f for f in files() if before.get(f) != os.stat(f).st_ino]\n    \
+               flipped = 0\n    \
+               for file in new:\n        \
+                   for name in os.listxattr(file):\n            \
+                       value = os.getxattr(file, name)\n            \
+                       os.setxattr(file, name, value[:-1] + bytes([value[-1] ^ 1]))\n            \
+                       flipped += 1\n    \
+               assert flipped\n\
+           listed = lambda: [o['Key'] for o in s3.list_objects_v2(Bucket='alice-d').get('Contents', [])]\n\
+           s3.put_object(Bucket='alice-d', Key='other', Body=b'other')\n\
+           put_damaged('bad')\n\
+           put_damaged('worse')\n\
+           assert listed() == ['bad', 'other', 'worse'], listed()\n\
+           for call in [lambda: s3.get_object(Bucket='alice-d', Key='bad'),\n             \
+                        lambda: s3.put_object(Bucket='alice-d', Key='bad', Body=b'', IfMatch='\"ab\"')]:\n    \
+               try: call()\n    \
+               except ClientError as error: assert error.response['ResponseMetadata']['HTTPStatusCode'] == 500, error\n    \
+               else: assert False\n\
+           s3.delete_object(Bucket='alice-d', Key='bad')\n\
+           s3.put_object(Bucket='alice-d', Key='worse', Body=b'new')\n\
+           assert listed() == ['other', 'worse'], listed()\n\
+           assert s3.get_object(Bucket='alice-d', Key='worse')['Body'].read() == b'new'\n\
+           print('done')"));
+    assert_eq!(done.trim(), "done");
+}
+
+/// What no XML document can have would make an answer unreadable for every client.
+#[test]
+fn what_an_answer_cannot_say_is_refused() {
+    if !boto::is_there() {
+        return;
+    }
+    let lab = Lab::new("");
+    lab.python(
+        "from botocore.exceptions import ClientError\n\
+         s3.create_bucket(Bucket='alice-x')\n\
+         s3.put_object(Bucket='alice-x', Key='tab\\tand\\nline', Body=b'')\n\
+         tags = lambda value: s3.put_object_tagging(Bucket='alice-x', Key='tab\\tand\\nline', Tagging={'TagSet': [{'Key': 'a', 'Value': value}]})\n\
+         tags('b\\t')\n\
+         for call, code in [(lambda: s3.put_object(Bucket='alice-x', Key='a\\x01b', Body=b''), 'InvalidArgument'),\n                            \
+                            (lambda: s3.put_object(Bucket='alice-x', Key='\\ufffe', Body=b''), 'InvalidArgument'),\n                            \
+                            (lambda: s3.put_object(Bucket='alice-x', Key='t', Body=b'', Tagging='a=%01'), 'InvalidTag')]:\n    \
+             try: call()\n    \
+             except ClientError as error: assert error.response['Error']['Code'] == code, error\n    \
+             else: assert False\n\
+         assert [o['Key'] for o in s3.list_objects_v2(Bucket='alice-x')['Contents']] == ['tab\\tand\\nline']",
+    );
+}
+
 #[test]
 fn a_read_only_gateway_changes_nothing() {
     if !boto::is_there() {

@@ -66,7 +66,7 @@ pub struct Args {
     tls_psk: Option<PathBuf>,
     /// Listen without TLS: whoever reaches the port reads and writes everything, on a loopback address every user of
     /// this machine
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["tls_certificates", "tls_psk"])]
     no_tls: bool,
     /// Export this volume or snapshot of the one vault; again for others [default: all]
     #[arg(long = "volume", value_name = "VOLUME")]
