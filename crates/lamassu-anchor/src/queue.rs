@@ -123,12 +123,11 @@ impl Layer {
         self.changed.insert(object);
     }
 
-    /// Whether it changes an object, one of its names, or one of its entries.
-    pub fn is_about(&self, object: ObjectId) -> bool {
-        self.objects.contains_key(&object)
-            || self.held_of(object).next().is_some()
-            || self.entries_of(object).next().is_some()
-            || self.entries.values().any(|queued| queued.object == object)
+    /// Objects that it changes, or names of them, or entries of them.
+    pub fn about(&self) -> impl Iterator<Item = ObjectId> + '_ {
+        let held = self.held.keys().map(|(object, _)| *object);
+        let entries = self.entries.iter().flat_map(|(place, queued)| [place.dir, queued.object]);
+        self.objects.keys().copied().chain(held).chain(entries)
     }
 
     /// Whether an object was held back, and no commit has taken it since.

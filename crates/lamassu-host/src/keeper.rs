@@ -4,6 +4,7 @@
 use crate::anchors::{self, Access, NewTrees, check};
 use crate::control::counters::{Counters, Operation};
 use crate::{Error, Place, Policy, Result, backend, guard};
+use lamassu_anchor::table::Standing;
 use lamassu_anchor::{Anchor, Digest, VaultRow};
 use lamassu_crypto::KeyRing;
 use lamassu_format::header::{Caching, Header, VaultHeader, Verified};
@@ -387,6 +388,10 @@ impl Keeper {
         let (me, id) = (self.me.clone(), header.id());
         vault.at_close(move || {
             let note = |keeper: &Keeper| {
+                // Another host may have the vault by now.
+                if anchor.as_ref().is_some_and(|anchor| anchor.standing() != Standing::Good) {
+                    return Ok(());
+                }
                 // Its place at that time: directories can be renamed.
                 let place = keeper.place(volume)?;
                 let mut history = history.moved_to(&place.path());

@@ -231,6 +231,8 @@ impl Driver {
             }
         };
         if end == End::Stopping {
+            // The mount is gone. What is left to be committed waits for the server.
+            turn.has_no_caches();
             return end;
         }
         if !turn.is_good() {

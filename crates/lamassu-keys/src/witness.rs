@@ -42,6 +42,14 @@ pub struct Replacement<'a> {
 /// Invariant: only the holder of an update lock ([`crate::Update`]) changes which header is the newest. Otherwise a
 /// replacement and a recovery could undo each other.
 pub trait Witness: Send + Sync + Debug {
+    /// Whether the store of a vault may be changed now. Called before a change that comes before the header's.
+    ///
+    /// # Errors
+    /// The right to use the vault has ended, and another host may have it.
+    fn may_change(&self, _vault: &[u8; 16]) -> Result<(), WitnessError> {
+        Ok(())
+    }
+
     /// Records durably that a header is about to be replaced: from now on both are the newest. If two were the newest
     /// already, the header that was read is made durable in the store first, since the other one is forgotten.
     ///

@@ -5,7 +5,9 @@
 //! Prints one JSON document.
 
 use hyper_util::rt::TokioIo;
+use lamassu_anchor::Digest;
 use lamassu_anchor::head::Head;
+use lamassu_anchor::row::{Content, FileRow, Row, Sealed};
 use lamassu_anchor::table::{Change, Space, pack};
 use lamassu_rpc::identity::Identity;
 use lamassu_rpc::proto::anchors_client::AnchorsClient;
@@ -25,8 +27,20 @@ use tonic::transport::{Channel, Endpoint, Uri};
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
-/// Bytes of a row: as the row of a small file.
-const ROW_LEN: usize = 120;
+/// The number of the first file: objects before it are the vault's own.
+const FIRST_FILE: u64 = 1_000;
+
+/// The row of a small file, about 120 bytes.
+fn row(number: u64) -> Vec<u8> {
+    let digest = |of: u8| {
+        let mut digest = [of; 32];
+        digest[..8].copy_from_slice(&number.to_be_bytes());
+        Digest(digest)
+    };
+    let file = FileRow { root: digest(1), size: number, twin: Some(digest(2)), ..FileRow::default() };
+    let attributes = Sealed::Is(digest(3));
+    Row { mode: 0o644, uid: 1000, gid: 1000, links: 1, content: Content::File(file), attributes }.encode()
+}
 
 fn up(said: Said) -> Up {
     Up { said: Some(said) }
@@ -92,9 +106,9 @@ impl Session {
         let (mut anchors, mut rows, mut beaten) = (AnchorsClient::new(channel), 0, Instant::now());
         while Instant::now() < until {
             let change = |n: u64| Change {
-                space: Space::Held,
-                key: [&(n % 100_000).to_be_bytes()[..], &[0; 8]].concat(),
-                value: Some([&n.to_be_bytes()[..], &[7; ROW_LEN - 8]].concat()),
+                space: Space::Objects,
+                key: (FIRST_FILE + n % 100_000).to_be_bytes().to_vec(),
+                value: Some(row(n)),
             };
             let changes: Vec<_> = (rows..rows + batch).map(change).collect();
             let of = Some(proto::Of { vault: self.vault.clone(), session: self.number });

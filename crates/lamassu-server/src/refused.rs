@@ -2,7 +2,12 @@
 
 use crate::ServerError;
 use lamassu_anchor::AnchorError;
+use parking_lot::Mutex;
 use std::io::ErrorKind::{QuotaExceeded, StorageFull};
+use std::time::{Duration, Instant};
+
+/// Minimum time between two lines of the log about a disk without room.
+const SAID_EVERY: Duration = Duration::from_secs(60);
 
 /// Why a host's request is refused.
 #[derive(Debug)]
@@ -72,7 +77,13 @@ impl From<AnchorError> for Refused {
     fn from(error: AnchorError) -> Refused {
         match &error {
             AnchorError::Io { source, .. } if matches!(source.kind(), StorageFull | QuotaExceeded) => {
-                tracing::error!(%error, "an anchor cannot grow: its file doubles, and 64 MiB stay free for the state");
+                static SAID: Mutex<Option<Instant>> = Mutex::new(None);
+                let said = &mut *SAID.lock();
+                // Hosts repeat what was refused.
+                if said.is_none_or(|said| said.elapsed() >= SAID_EVERY) {
+                    tracing::error!(%error, "an anchor cannot grow: its file doubles, and 64 MiB stay free for the state");
+                    *said = Some(Instant::now());
+                }
                 Refused::TooMuch("the server's disk has no room for the anchor to grow")
             }
             _ => Refused::Failed(error.into()),

@@ -537,11 +537,15 @@ impl State {
             events.push(Event::Joined { host: pending.host.clone(), key: host.key.clone() });
             Ok(Some((pending.host, host)))
         })?;
-        self.look_at_tokens()?;
-        let Some((name, host)) = joined else { return Ok(Err(NotJoined::NoToken)) };
+        let Some((name, host)) = joined else {
+            self.look_at_tokens()?;
+            return Ok(Err(NotJoined::NoToken));
+        };
+        // First what is durable: reading may fail.
         let mut hosts = Hosts::clone(&self.hosts());
         hosts.insert(name.clone(), host);
         self.now_are(hosts);
+        self.look_at_tokens()?;
         self.look_at_restored()?;
         Ok(Ok(name))
     }

@@ -80,6 +80,15 @@ pub struct Inner {
     opened: HashSet<Vec<u8>>,
 }
 
+impl Inner {
+    /// It is not known what is durable. Connections of sessions end: each keeps the vault open, so that it could not be
+    /// opened anew.
+    fn doubt(&mut self) {
+        self.is_in_doubt = true;
+        self.sessions.values_mut().for_each(|session| session.replies = None);
+    }
+}
+
 /// A session.
 struct Attending {
     host: String,
@@ -226,7 +235,7 @@ impl Vault {
         }
         may_be(inner)?;
         // It may have been put away nevertheless.
-        put_away().inspect_err(|_| inner.is_in_doubt = true)?;
+        put_away().inspect_err(|_| inner.doubt())?;
         inner.is_given_up = true;
         Ok(())
     }
@@ -393,7 +402,9 @@ impl Vault {
                 false => error.into(),
             };
             // A table that has no room to grow is as it was.
-            inner.is_in_doubt = !matches!(refused, Refused::TooMuch(_));
+            if !matches!(refused, Refused::TooMuch(_)) {
+                inner.doubt();
+            }
             return Err(refused);
         }
         inner.head = after;

@@ -292,6 +292,9 @@ impl Vaults {
         let slot = self.slot(id);
         let slot = &mut *slot.lock();
         let event = Event::AnchorForgotten { vault: HEXLOWER.encode(id) };
+        if matches!(slot, Slot::Open(vault) if vault.is_in_doubt()) {
+            self.vault_in(id, slot)?;
+        }
         let Slot::Open(vault) = &*slot else { return self.put_away(id, slot, event) };
         vault.clone().give_up(|inner| inner.nobody_has_it(None), || self.put_away(id, slot, event))
     }

@@ -163,6 +163,10 @@ impl Vault {
             Ok(()) => HashSet::new(),
             Err(_) => files.iter().filter(|open| open.is_unsettled()).map(|open| open.ino).collect(),
         };
+        let queued = match &self.anchored {
+            Some(anchored) if done.is_err() => anchored.anchor.queued_about(),
+            Some(_) | None => HashSet::new(),
+        };
         for (id, handle) in open {
             let (left, wrote) = match handle {
                 Handle::File { file, access } => {
@@ -175,7 +179,7 @@ impl Vault {
             };
             // fsync(2) also covers the owner, mode, names and entries of what was opened, by whatever handle they were
             // changed.
-            if wrote || done.is_err() && self.is_queued(left.ino()) {
+            if wrote || queued.contains(&self.nodes.lock().object(left.ino())) {
                 left_handles.lost.insert(id);
             }
             left_handles.handles.insert(id, left);
@@ -197,12 +201,6 @@ impl Vault {
         }
         self.left.replace(handles);
         Ok(())
-    }
-
-    /// Whether a change of a node, of its names, or of its entries has not reached the anchor.
-    fn is_queued(&self, ino: Ino) -> bool {
-        let Some(anchored) = &self.anchored else { return false };
-        anchored.anchor.is_queued(self.nodes.lock().object(ino))
     }
 
     /// Whether another host has changed a node since it was given to the kernel.

@@ -447,11 +447,12 @@ impl Anchor {
         self.state.lock().queued.objects.contains_key(&object)
     }
 
-    /// Whether a change of this object, of one of its names, or of an entry of it is queued. After a failed commit that
-    /// is what would be lost.
-    pub fn is_queued(&self, object: ObjectId) -> bool {
+    /// Objects of which a change, one of a name, or one of an entry is queued. After a failed commit that is what would
+    /// be lost.
+    pub fn queued_about(&self) -> HashSet<ObjectId> {
         let state = self.state.lock();
-        state.queued.is_about(object) || state.flying.as_ref().is_some_and(|flying| flying.is_about(object))
+        let layers = std::iter::once(&state.queued).chain(state.flying.as_deref());
+        layers.flat_map(Layer::about).collect()
     }
 
     /// Objects of a directory's queued entries, and of those in directories that are removed with them.

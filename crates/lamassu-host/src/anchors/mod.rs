@@ -293,6 +293,14 @@ impl Anchors {
 
 /// Headers are replaced under this witness: see [`Witness`].
 impl Witness for Anchors {
+    fn may_change(&self, vault: &[u8; 16]) -> Result<(), WitnessError> {
+        let anchor = self.opened().get(vault).and_then(Open::get);
+        match anchor.map(|anchor| anchor.wait_until_good()) {
+            None | Some(Ok(())) => Ok(()),
+            Some(Err(error)) => Err(Error::from(error).into()),
+        }
+    }
+
     fn replacing(&self, replacement: &Replacement<'_>) -> Result<Box<dyn Replacing>, WitnessError> {
         let Replacement { dir, id, is_anchored, basis, new, history } = replacement;
         let unknown = Box::new(Noted { anchor: None, new: *new });

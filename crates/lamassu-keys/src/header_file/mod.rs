@@ -205,6 +205,12 @@ impl Update {
         self.recorded.get_or_init(|| mark);
     }
 
+    /// Whether the store of the vault may be changed now.
+    pub(crate) fn may_change(&self, vault: &[u8; 16]) -> Result<(), FileError> {
+        let refused = |source| FileError::Witness { path: shown(&self.path), source };
+        self.witness.may_change(vault).map_err(refused)
+    }
+
     /// The witness of the newest header.
     pub(crate) fn witness(&self) -> &Arc<dyn Witness> {
         &self.witness
@@ -317,6 +323,18 @@ impl Update {
         Ok(old.mode() & 0o777)
     }
 
+    /// Checks that the store may still be changed, and that the new file is still this update's.
+    fn go_on(&self) -> Result<(), FileError> {
+        if let Some(replacing) = &self.replacing {
+            let refused = |source| FileError::Witness { path: shown(&self.path), source };
+            replacing.may_go_on().map_err(refused)?;
+        }
+        match is_same(&self.new_file, &self.new_path).map_err(writing("stat", &self.new_path))? {
+            true => Ok(()),
+            false => Err(FileError::Busy { path: shown(&self.path) }),
+        }
+    }
+
     fn put<H: Header>(
         mut self,
         header: &H,
@@ -343,6 +361,7 @@ impl Steps for Update {
     type Error = FileError;
 
     fn truncate(&mut self) -> Result<(), FileError> {
+        self.go_on()?;
         // A program that died may have left keys there; usually it is empty.
         erase::overwrite(&self.new_file)
             .and_then(|()| self.new_file.set_len(0))
@@ -358,6 +377,7 @@ impl Steps for Update {
     }
 
     fn keep(&mut self) -> Result<(), FileError> {
+        self.go_on()?;
         let kept = self.kept_path();
         // What an earlier attempt left there is overwritten, whatever the store does with names: the old header durably
         // gets that name before it loses its own.
@@ -371,10 +391,7 @@ impl Steps for Update {
     }
 
     fn rename(&mut self) -> Result<(), FileError> {
-        if let Some(replacing) = &self.replacing {
-            let refused = |source| FileError::Witness { path: shown(&self.path), source };
-            replacing.may_go_on().map_err(refused)?;
-        }
+        self.go_on()?;
         std::fs::rename(&self.new_path, &self.path).map_err(writing("rename", &self.new_path))?;
         self.committed = true;
         Ok(())
@@ -431,7 +448,8 @@ pub fn write_new(path: &Path, bytes: &[u8]) -> Result<(), FileError> {
 
 impl Drop for Update {
     fn drop(&mut self) {
-        if !self.committed {
+        // Not what it was renamed to: where locks do not reach other hosts, another update may have used this file.
+        if !self.committed && is_same(&self.new_file, &self.new_path).unwrap_or(false) {
             // After a failure here, the next update handles what is left.
             let _ = erase::overwrite(&self.new_file);
             let _ = std::fs::remove_file(&self.new_path);

@@ -84,6 +84,7 @@ impl Update {
         }
         // Checked before anything is written: a caller that may not change the header leaves no entry.
         keys.may_change(header)?;
+        self.may_change(&header.keys().id)?;
         let dir = self.path().parent().unwrap_or(Path::new("."));
         let mark: HistoryMark = keys.history(dir, header)?.append(events)?;
         self.history_goes_to(mark);

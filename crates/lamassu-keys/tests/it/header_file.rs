@@ -61,6 +61,28 @@ fn created_read_replaced() {
     assert_eq!(names(dir.path()), ["z"], "nothing else is left");
 }
 
+/// Where locks do not reach other hosts, one that was stopped may find that another has used its file meanwhile. That is
+/// the header now.
+#[test]
+fn an_update_whose_file_has_become_the_header_changes_nothing() {
+    for ends_by in ["drop", "replace"] {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, new) = (dir.path().join("z"), dir.path().join("z.new"));
+        let (header, keys) = zone();
+        Update::begin(&path, &lamassu_keys::nobody()).unwrap().create(&header).unwrap();
+        let stopped = Update::begin(&path, &lamassu_keys::nobody()).unwrap();
+        let mut of_other = header.clone();
+        keys.add_slot(&mut of_other, &slot(&raw(2))).unwrap();
+        fs::write(&new, of_other.to_json().unwrap()).unwrap();
+        fs::rename(&new, &path).unwrap();
+        match ends_by {
+            "drop" => drop(stopped),
+            _ => assert!(matches!(stopped.replace(&header), Err(FileError::Busy { .. }))),
+        }
+        assert_eq!(header_file::read::<ZoneFile>(&path).unwrap(), of_other, "{ends_by}");
+    }
+}
+
 #[test]
 fn an_update_given_up_changes_nothing() {
     let dir = tempfile::tempdir().unwrap();

@@ -13,7 +13,7 @@ use super::{Cluster, TIMEOUT, said};
 use crate::{Result, ServerError};
 use etcd_client::{Compare, CompareOp, LeaseKeepAliveStream, LeaseKeeper, PutOptions, Txn, TxnOp};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tokio::sync::{mpsc::UnboundedSender, watch};
 
@@ -29,6 +29,7 @@ pub struct Lead {
     /// The number of the newest request for confirmation, and of the newest one that was confirmed.
     asked: watch::Sender<u64>,
     confirmed: watch::Receiver<u64>,
+    is_given_up: AtomicBool,
 }
 
 impl Cluster {
@@ -118,7 +119,8 @@ impl Lead {
         };
         let (asked, asks) = watch::channel(0);
         let (confirms, confirmed) = watch::channel(0);
-        let lead = Arc::new(Lead { cluster: cluster.clone(), lease, asked, confirmed });
+        let lead =
+            Arc::new(Lead { cluster: cluster.clone(), lease, asked, confirmed, is_given_up: AtomicBool::new(false) });
         let seconds = Duration::from_secs(seconds);
         let _ = cluster.lost.set(lost.clone());
         let (of, lost_too) = (cluster.clone(), lost.clone());
@@ -149,9 +151,11 @@ impl Lead {
 
     /// Lets another replica lead at once.
     pub fn give_up(&self) {
-        if self.cluster.office.swap(0, Ordering::AcqRel) == 0 {
+        // Its term of office may have ended before, but its lease has not.
+        if self.is_given_up.swap(true, Ordering::AcqRel) {
             return;
         }
+        self.cluster.office.store(0, Ordering::Release);
         let lease = self.lease;
         let _ = self.cluster.ask(move |mut client| async move { client.lease_revoke(lease).await });
     }

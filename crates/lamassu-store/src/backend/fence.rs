@@ -25,6 +25,9 @@ pub fn fenced(store: Arc<dyn Backend>, anchor: &Arc<Anchor>) -> Arc<dyn Backend>
     }
 }
 
+/// A store that cannot copy reads and writes this much by one call.
+const COPIED_AT_ONCE: u64 = 1 << 20;
+
 #[derive(Clone)]
 struct Fence(Arc<Anchor>);
 
@@ -122,7 +125,13 @@ impl BackendFile for Fenced<dyn BackendFile> {
     }
 
     fn copy_from(&self, from: &dyn BackendFile, from_offset: u64, offset: u64, len: u64) -> io::Result<()> {
-        self.change()?.copy_from(from, from_offset, offset, len)
+        let mut done = 0;
+        while done < len {
+            let piece = (len - done).min(COPIED_AT_ONCE);
+            self.change()?.copy_from(from, from_offset + done, offset + done, piece)?;
+            done += piece;
+        }
+        Ok(())
     }
 
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
