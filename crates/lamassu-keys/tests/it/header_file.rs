@@ -61,8 +61,8 @@ fn created_read_replaced() {
     assert_eq!(names(dir.path()), ["z"], "nothing else is left");
 }
 
-/// Where locks do not reach other hosts, one that was stopped may find that another has used its file meanwhile. That is
-/// the header now.
+/// Where locks do not reach other hosts, one that was stopped may find that another has used its file meanwhile. That
+/// is the header now.
 #[test]
 fn an_update_whose_file_has_become_the_header_changes_nothing() {
     for ends_by in ["drop", "replace"] {
