@@ -107,7 +107,7 @@ type New<T> = Option<(String, T)>;
 struct Taken {
     bundle: Option<(String, Arc<Decider>)>,
     /// The rules before, for requests that began with them. There are no others: rules of a tenant are in memory twice
-    /// at most, however often it publishes and however long its requests take.
+    /// at most, and a third time while they are read, however often it publishes and however long its requests take.
     before: Option<Arc<Decider>>,
     status: Option<(String, Arc<Status>)>,
     /// The last error, said once.
@@ -246,7 +246,6 @@ impl Customer {
             Some(named) => return Err(format!("the bundle has number {seq}, and the status names {named}")),
             None => return Ok(None),
         }
-        self.taken.write().before = None;
         let decider = Decider::of(bundle).map_err(said)?;
         (seen.bundle, seen.digest) = (seq, digest);
         Ok(Some((text, decider)))
