@@ -357,5 +357,15 @@ mod tests {
             let alive = all.iter().map(|one| one.strong_count()).sum::<usize>();
             assert_eq!(alive, all.len().min(2), "the newest, and the one before");
         }
+        // What verifies and does not load ends nothing.
+        let policies = vec![serde_json::json!({ "effect": "neither" })];
+        let bundle = Bundle { seq: 6, epoch: 1, vocabulary: String::new(), time: 100, policies };
+        let status = Status { seq: 6, bundle: 6, time: 100, revoked: BTreeSet::new() };
+        for (name, text) in [(BUNDLE_FILE, bundle.sign(&seed, "acme")), (STATUS_FILE, status.sign(&seed, "acme"))] {
+            fs::write(dir.path().join(name), text.expect("signs")).expect("writes");
+        }
+        customer.read(&memory, 100);
+        assert_eq!(customer.in_force(100, 60).err(), Some(Absent::Other));
+        assert_eq!(all.iter().map(|one| one.strong_count()).sum::<usize>(), 2);
     }
 }
