@@ -6,8 +6,8 @@ use crate::secrets::{Secret, in_line, read_private};
 use crate::{GatewayError, Result};
 use lamassu_access::Action;
 use lamassu_vault::Owner;
-use s3s::S3Result;
 use s3s::auth::SecretKey;
+use s3s::{S3Result, s3_error};
 use serde::Deserialize;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -71,18 +71,25 @@ pub enum Right {
     Make,
 }
 
-/// Decides whether a key, or a folder, may be used.
-pub type Judge = Box<dyn Fn(Action, &str) -> bool + Send + Sync>;
-
-/// Decides whether a credential is in force still; otherwise the error for its holder.
-pub type InForce = Box<dyn Fn() -> S3Result<()> + Send + Sync>;
+/// What rules say of the holder of a credential, during a request.
+pub trait Rules: Send + Sync {
+    /// Whether a key, or a folder, may be used. Without the rules: no.
+    fn allow(&self, action: Action, key: &str) -> bool;
+    /// Whether the rules that the request began with are there still. Once they are gone, they stay so.
+    fn are_there(&self) -> bool;
+    /// Whether the credential is in force still; otherwise the error for its holder.
+    ///
+    /// # Errors
+    /// Those for the holder.
+    fn in_force(&self) -> S3Result<()>;
+}
 
 /// What a user may do.
 enum Rights {
     /// with buckets, by their names
     Buckets { read: Vec<String>, write: Vec<String>, make_buckets: bool },
     /// with keys in one bucket
-    Keys { bucket: String, access_key: String, judge: Judge, in_force: InForce },
+    Keys { bucket: String, access_key: String, rules: Box<dyn Rules> },
 }
 
 /// A user.
@@ -103,10 +110,10 @@ impl User {
         name: String,
         tenant: Arc<Tenant>,
         (access_key, secret): (String, SecretKey),
-        (judge, in_force): (Judge, InForce),
+        rules: Box<dyn Rules>,
     ) -> User {
         let (uid, gid) = own();
-        let rights = Rights::Keys { bucket: tenant.name().into(), access_key, judge, in_force };
+        let rights = Rights::Keys { bucket: tenant.name().into(), access_key, rules };
         User { name, tenant, owner: Owner { uid, gid, umask: 0 }, secret, rights }
     }
 
@@ -134,13 +141,26 @@ impl User {
         self.may(right, bucket)
             && match &self.rights {
                 Rights::Buckets { .. } => true,
-                Rights::Keys { judge, .. } => judge(action, key.strip_suffix('/').unwrap_or(key)),
+                Rights::Keys { rules, .. } => rules.allow(action, key.strip_suffix('/').unwrap_or(key)),
             }
     }
 
     /// Whether [`User::may_use`] asks rules, which takes time.
     pub fn has_rules(&self) -> bool {
         matches!(self.rights, Rights::Keys { .. })
+    }
+
+    /// Whether what [`User::may_use`] refused was refused by rules: they were there all the time.
+    ///
+    /// # Errors
+    /// `ServiceUnavailable`: the same request once more is decided by the rules of then.
+    pub fn was_judged(&self) -> S3Result<()> {
+        match &self.rights {
+            Rights::Keys { rules, .. } if !rules.are_there() => {
+                Err(s3_error!(ServiceUnavailable, "the tenant has published other rules meanwhile: try again"))
+            }
+            Rights::Keys { .. } | Rights::Buckets { .. } => Ok(()),
+        }
     }
 
     /// Whether it may go on with what it has begun: its credential is neither revoked nor expired by now.
@@ -150,7 +170,7 @@ impl User {
     pub fn may_go_on(&self) -> S3Result<()> {
         match &self.rights {
             Rights::Buckets { .. } => Ok(()),
-            Rights::Keys { in_force, .. } => in_force(),
+            Rights::Keys { rules, .. } => rules.in_force(),
         }
     }
 

@@ -1,12 +1,17 @@
 //! The limits of a tenant: requests at once, requests per second, bytes per second. A tenant that exceeds them waits,
 //! or is told to retry, and does not affect others.
 
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 use serde::Deserialize;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+/// Readings of a tenant at once that take memory by what is read: those of directories of a vault.
+pub const READINGS_AT_ONCE: usize = 2;
+/// How often one that waits asks whether it is wanted still.
+const ASKED_EVERY: Duration = Duration::from_millis(100);
 
 /// The limits of one tenant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
@@ -81,6 +86,9 @@ pub struct Tenant {
     of_user_max: u32,
     requests: Bucket,
     bytes: Bucket,
+    /// [`Reading`]s, and the end of one
+    readings: Mutex<usize>,
+    read: Condvar,
 }
 
 /// One request of a user of a tenant, counted while this lives.
@@ -88,6 +96,31 @@ pub struct Turn {
     tenant: Arc<Tenant>,
     user: String,
     _permit: OwnedSemaphorePermit,
+}
+
+/// A reading that takes memory by what is read, while this lives.
+pub struct Reading(Arc<Tenant>);
+
+impl Drop for Reading {
+    fn drop(&mut self) {
+        *self.0.readings.lock() -= 1;
+        self.0.read.notify_one();
+    }
+}
+
+impl Turn {
+    /// Waits until the tenant has room for a reading; `None`: it is not wanted any more.
+    pub fn reading(&self, is_wanted: impl Fn() -> bool) -> Option<Reading> {
+        let readings = &mut self.tenant.readings.lock();
+        while **readings >= READINGS_AT_ONCE {
+            if !is_wanted() {
+                return None;
+            }
+            self.tenant.read.wait_for(readings, ASKED_EVERY);
+        }
+        **readings += 1;
+        Some(Reading(self.tenant.clone()))
+    }
 }
 
 impl Drop for Turn {
@@ -112,6 +145,8 @@ impl Tenant {
             of_user_max: limits.requests_of_user_at_once,
             requests: Bucket::new(limits.requests_per_second.into()),
             bytes: Bucket::new(f64::from(limits.mib_per_second) * f64::from(1 << 20)),
+            readings: Mutex::new(0),
+            read: Condvar::new(),
         }
     }
 

@@ -1,7 +1,7 @@
 //! Blocking work for requests. A client that goes away ends its request, but not the work of a thread for it. So the
 //! work itself holds the request's turn, and a tenant never has more threads than turns.
 
-use crate::limits::Turn;
+use crate::limits::{Reading, Turn};
 use std::cell::RefCell;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -93,6 +93,14 @@ pub fn current() -> Option<Arc<Turn>> {
     CURRENT.with_borrow(Clone::clone)
 }
 
+/// Waits until this thread may read what is in memory as a whole meanwhile, for a request of a tenant.
+///
+/// # Errors
+/// `error`: the client has gone.
+pub fn reading<E>(error: E) -> Result<Option<Reading>, E> {
+    current().map(|turn| turn.reading(is_wanted).ok_or(error)).transpose()
+}
+
 /// Runs the work of a request on a thread that may block. The request's turn lasts at least as long as the work.
 pub fn spawn<T: Send + 'static>(turn: Arc<Turn>, work: impl FnOnce() -> T + Send + 'static) -> Work<T> {
     let given_up = Arc::new(AtomicBool::new(false));
@@ -121,7 +129,8 @@ pub fn beside_async(turn: Option<Arc<Turn>>, work: impl FnOnce() + Send + 'stati
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::limits::{Limits, Tenant};
+    use crate::limits::{Limits, READINGS_AT_ONCE, Tenant};
+    use std::sync::atomic::AtomicUsize;
     use std::sync::mpsc;
 
     fn one_at_once() -> Arc<Tenant> {
@@ -142,6 +151,37 @@ mod tests {
         });
         drop(work);
         tokio::task::spawn_blocking(move || told.recv()).await.expect("no panic").expect("it ends");
+    }
+
+    /// However many requests a tenant has, and also if their clients go away.
+    #[tokio::test]
+    async fn few_large_readings_of_a_tenant_are_in_memory_at_once() {
+        let tenant = Arc::new(Tenant::new("t", Limits::default()));
+        let turn = Arc::new(tenant.begin("u").expect("the first"));
+        let (most, now) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+        let read = || {
+            let (most, now) = (most.clone(), now.clone());
+            move || {
+                let reading = reading(()).expect("it is waited for");
+                most.fetch_max(now.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+                (0..1000).for_each(|_| std::thread::yield_now());
+                now.fetch_sub(1, Ordering::SeqCst);
+                drop(reading);
+            }
+        };
+        let all: Vec<_> = (0..16).map(|_| spawn(turn.clone(), read())).collect();
+        for one in all {
+            one.await.expect("no panic");
+        }
+        assert!(most.load(Ordering::SeqCst) <= READINGS_AT_ONCE, "{most:?}");
+        // Who waits for a turn and is given up ends.
+        let readings: Vec<_> = (0..READINGS_AT_ONCE).map(|_| turn.reading(|| true).expect("free")).collect();
+        let (tell, told) = mpsc::channel();
+        drop(spawn(turn.clone(), move || tell.send(reading(()).is_err()).expect("it is waited for")));
+        let is_refused = tokio::task::spawn_blocking(move || told.recv()).await.expect("no panic");
+        assert!(is_refused.expect("it ends"));
+        drop(readings);
+        assert!(turn.reading(|| false).is_some() && reading(()).expect("no request").is_none());
     }
 
     async fn is_given_back(tenant: &Arc<Tenant>) {

@@ -3,6 +3,7 @@
 use crate::{AccessError, Result};
 use data_encoding::HEXLOWER;
 use lamassu_crypto::Secret;
+use rustix::fs::{Mode, OFlags};
 use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
@@ -38,13 +39,14 @@ pub fn place(dir: &Path, name: &str, text: &str) -> Result<()> {
 /// What lies in a directory under a name, if it is a file of at most `most` bytes that can be read. Nobody vouches for
 /// it.
 pub fn placed(dir: &Path, name: &str, most: usize) -> Option<String> {
-    let path = dir.join(name);
-    // A FIFO would be waited for.
-    if !fs::symlink_metadata(&path).ok()?.is_file() {
+    // Looked at once it is open: what lies there may be another by then. No FIFO is waited for.
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file = fs::File::from(rustix::fs::open(dir.join(name), flags, Mode::empty()).ok()?);
+    if !file.metadata().ok()?.is_file() {
         return None;
     }
     let mut text = String::new();
-    fs::File::open(&path).ok()?.take(most as u64 + 1).read_to_string(&mut text).ok()?;
+    file.take(most as u64 + 1).read_to_string(&mut text).ok()?;
     (text.len() <= most).then_some(text)
 }
 

@@ -492,6 +492,8 @@ impl Manager {
         }
         let (declared, mut rules) = (self.attributes()?, self.rules()?);
         rules.insert(name.into(), text.into());
+        // Its own faults first.
+        check_rule(name, text, &declared)?;
         check_all(name, (&rules, &declared), &self.config.bucket)?;
         let event = Event::RuleSet { rule: name.into(), text: text.into() };
         self.change(now, |write| put(write, RULES, name, &text).map(|()| vec![event])).map(drop)
@@ -530,7 +532,14 @@ fn check_rule(name: &str, text: &str, declared: &Declarations) -> Result<()> {
 /// Whether rules can be published together, which does not depend on keys either: all tokens have one length.
 fn check_all(name: &str, (rules, declared): (&Rules, &Declarations), bucket: &str) -> Result<()> {
     let any = Secret::new(&mut [1; 32]);
-    let compiled = compile::compile(rules, declared, &TokenKey::of(&any, 0), &Names::of(&any))?;
+    let compiled = compile::compile(rules, declared, &TokenKey::of(&any, 0), &Names::of(&any));
+    let compiled = compiled.map_err(|error| match error {
+        AccessError::Rule { rule, detail } if rule != name => {
+            let detail = format!("remove this one first, which was taken before and is not valid now: {detail}");
+            AccessError::Rule { rule, detail }
+        }
+        error => error,
+    })?;
     let bundle = publish::bundle_of(&compiled, (u64::MAX, u64::MAX), u64::MAX);
     let too_much = |error| AccessError::Rule { rule: name.into(), detail: format!("with it, of all rules: {error}") };
     bundle.sign(&any, bucket).map(drop).map_err(too_much)

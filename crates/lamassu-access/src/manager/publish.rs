@@ -17,8 +17,8 @@ use std::path::Path;
 
 impl Manager {
     /// Publishes the present rules, if they are not those that are published, and the present revocations, into a
-    /// directory: without `to`, where it was done last. The rules are published again, under a new number, where others
-    /// than these lie there: a proxy takes no older number, and nothing but the rules that the status names.
+    /// directory: without `to`, where it was done last. Where they are missing, they are placed again. They are
+    /// published under a new number where others of this manager lie there: a proxy may have taken those.
     ///
     /// # Errors
     /// [`AccessError::Argument`]: it was never said where to; those of files. [`AccessError::Rule`],
@@ -33,8 +33,7 @@ impl Manager {
         let there = placed(&to, BUNDLE_FILE, Bundle::most());
         let is_behind = self.catch_up(&to, there.as_deref(), now)?;
         let mut standing = self.standing()?;
-        let is_there = there.as_ref() == Some(&standing.signed);
-        let (is_new, unfit) = match self.renewed(&standing, is_there, now) {
+        let (is_new, unfit) = match self.renewed(&standing, there.as_deref(), now) {
             Ok(None) => (false, None),
             Ok(Some(new)) => {
                 standing = new;
@@ -68,11 +67,14 @@ impl Manager {
         Ok(Published { bundle, is_new, is_behind, unfit, status, revoked, to })
     }
 
-    /// The present rules, signed under a new number, if they are others than those that are published.
-    fn renewed(&self, standing: &Standing, is_there: bool, now: u64) -> Result<Option<Standing>> {
+    /// The present rules, signed under a new number, if they are others than those that are published, or others are
+    /// `there`. A number is used up each time: what only could not be placed is placed under its own.
+    fn renewed(&self, standing: &Standing, there: Option<&str>, now: u64) -> Result<Option<Standing>> {
         let compiled = self.compiled()?;
         let is_same = standing.compiled() == compiled && standing.published_epoch == standing.epoch;
-        if is_there && is_same {
+        let public = sign::public(&seed_of(self.root()?));
+        let is_other = |text: &str| *text != *standing.signed && Bundle::verify(&public, self.bucket(), text).is_ok();
+        if is_same && !there.is_some_and(is_other) {
             return Ok(None);
         }
         let (seq, epoch, to) = (next_number(standing.bundle, now), standing.epoch, standing.to.clone());

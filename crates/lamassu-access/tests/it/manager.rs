@@ -259,12 +259,15 @@ fn a_database_that_was_put_back_is_noticed_where_it_publishes() {
 }
 
 #[test]
-fn rules_that_are_not_where_they_were_placed_are_published_again() {
+fn rules_that_are_not_where_they_were_placed_are_placed_again() {
     let (lab, manager) = Lab::new();
     let out = lab.out();
     manager.set_rule("finance", RULE, 100).expect("writes");
     manager.publish(Some(&out), 100).expect("publishes");
     let path = out.join(BUNDLE_FILE);
+    let first = fs::read(&path).expect("reads");
+    manager.set_rule("finance", &RULE.replace("finance", "law"), 100).expect("writes");
+    assert_eq!(manager.publish(None, 101).expect("publishes").bundle, 101);
     let other: [&dyn Fn(); 4] = [
         &|| fs::remove_file(&path).expect("removes"),
         &|| fs::write(&path, "another").expect("writes"),
@@ -274,13 +277,58 @@ fn rules_that_are_not_where_they_were_placed_are_published_again() {
             std::os::unix::fs::symlink("/dev/zero", &path).expect("links");
         },
     ];
-    for (at, change) in other.iter().enumerate() {
-        assert!(!manager.publish(None, 100).expect("publishes").is_new);
+    for change in other {
         change();
-        let done = manager.publish(None, 100).expect("publishes");
-        assert!(done.is_new && !done.is_behind && done.bundle == 101 + at as u64);
+        let done = manager.publish(None, 102).expect("publishes");
+        assert!(!done.is_new && !done.is_behind && done.bundle == 101);
         assert_eq!(published(&manager, &out).0.seq, done.bundle);
     }
+    // Its own from before: the proxy may have taken others of a number since.
+    fs::write(&path, first).expect("puts it back");
+    let done = manager.publish(None, 103).expect("publishes");
+    assert!(done.is_new && !done.is_behind && done.bundle == 103);
+    assert_eq!(published(&manager, &out).0.seq, done.bundle);
+}
+
+/// However often it is tried, rules that cannot be placed are one publication.
+#[test]
+fn what_cannot_be_placed_uses_up_one_number() {
+    let (lab, manager) = Lab::new();
+    let (out, path) = (lab.out(), lab.out().join(BUNDLE_FILE));
+    manager.set_rule("finance", RULE, 100).expect("writes");
+    fs::create_dir(&path).expect("a directory");
+    for now in [200, 300, 400] {
+        assert!(matches!(manager.publish(Some(&out), now), Err(AccessError::File { .. })));
+    }
+    fs::remove_dir(&path).expect("removes");
+    let done = manager.publish(Some(&out), 500).expect("publishes");
+    assert_eq!((done.bundle, done.status, done.is_new), (200, 500, false));
+    let trail = manager.audit().expect("verifies");
+    let said = trail.iter().map(|(entry, _)| serde_json::to_string(entry).expect("JSON"));
+    assert_eq!(said.filter(|one| one.contains("\"event\":\"published\"")).count(), 1);
+}
+
+/// Rules that were valid once are replaced or removed one by one, and the error says which.
+#[test]
+fn rules_that_are_not_valid_any_more_are_named() {
+    let (lab, manager) = Lab::new();
+    let keys = manager.close().expect("closes");
+    let database = redb::Database::open(lab.policy().join("policy.redb")).expect("opens");
+    let write = database.begin_write().expect("begins");
+    for name in ["a", "b"] {
+        let mut rules = write.open_table(redb::TableDefinition::<&str, &[u8]>::new("rules")).expect("is there");
+        rules.insert(name, serde_json::to_vec("permit(").expect("JSON").as_slice()).expect("inserts");
+    }
+    write.commit().expect("commits");
+    drop(database);
+    let manager = Manager::open_with(&lab.policy(), &keys).expect("opens");
+    let said = manager.set_rule("b", RULE, 100).expect_err("a").to_string();
+    assert!(said.starts_with("rule \"a\": remove this one first"), "{said}");
+    let said = manager.set_rule("b", "forbid(", 100).expect_err("its own fault").to_string();
+    assert!(said.starts_with("rule \"b\": ") && !said.contains("remove"), "{said}");
+    manager.remove_rule("a", 100).expect("removes");
+    manager.set_rule("b", RULE, 100).expect("writes");
+    manager.set_rule("a", RULE, 100).expect("writes");
 }
 
 /// Each rule is small. What cannot be published together is not taken, so that nothing stops publications later.

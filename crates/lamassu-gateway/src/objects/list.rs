@@ -5,15 +5,15 @@
 
 use super::attrs::{Attrs, is_of_one_object};
 use super::key::{KEY_MAX, Key};
-use super::names::{Listings, Names, unless_closed};
+use super::names::{Listings, Names, unless_closed, unless_gone};
 use super::node::Node;
 use super::{Object, Objects, Result};
 use std::ffi::OsStr;
 
 /// Bytes of names that a walk holds. Half of what is left is for the next directory on its path, but never less than
-/// what [`WINDOW_MIN`] says.
+/// [`WINDOW_MIN`], which is 8 MiB together on the longest path: each window less is a directory that is read again.
 const WALK_MAX: usize = 2 << 20;
-const WINDOW_MIN: usize = 4 << 10;
+const WINDOW_MIN: usize = 16 << 10;
 
 /// The parameters of a listing.
 #[derive(Clone, Debug, Default)]
@@ -52,8 +52,6 @@ struct Walk<'a> {
     listings: &'a Listings,
     query: &'a Query,
     page: Page,
-    /// The last group that was found.
-    group: Option<String>,
     may_list: &'a dyn Fn(&str) -> bool,
     /// Bytes of names that it may hold still.
     left: usize,
@@ -61,10 +59,20 @@ struct Walk<'a> {
 
 /// What names of a directory are to a page.
 enum Passed {
-    /// They were all passed.
+    /// All before this one were passed.
+    Before(String),
+    /// All were, or none of those behind belongs to the listing.
     All,
-    /// None of those behind belongs to the listing.
-    Enough,
+    /// The page is full.
+    Full,
+}
+
+/// What an entry is to a page.
+enum Met {
+    /// It was passed, with what is below.
+    Passed,
+    /// It belongs to this group, which is in the page.
+    Group(String),
     /// The page is full.
     Full,
 }
@@ -82,8 +90,7 @@ impl Objects {
     /// [`super::Refusal::NoBucket`]; those of the vault.
     pub fn list(&self, bucket: &str, query: &Query, may_list: &dyn Fn(&str) -> bool) -> Result<Page> {
         let bucket = self.bucket(bucket)?;
-        let mut walk =
-            Walk { listings: &self.listings, query, page: Page::default(), group: None, may_list, left: WALK_MAX };
+        let mut walk = Walk { listings: &self.listings, query, page: Page::default(), may_list, left: WALK_MAX };
         if query.max > 0 {
             walk.dir(&bucket, "")?;
         }
@@ -101,21 +108,22 @@ impl<'a> Walk<'a> {
         if let Some(name) = self.name_above(path) {
             let full = format!("{path}{name}");
             // What is no key has no folder.
-            return if Key::parse(&full).is_ok() { self.entry(dir, &full, name) } else { Ok(true) };
+            let is_folder = Key::parse(&full).is_ok();
+            return Ok(!is_folder || !matches!(self.entry(dir, &full, name)?, Met::Full));
         }
-        let mut from = self.begin(path).to_owned();
+        let Some(mut from) = self.begin(path) else { return Ok(true) };
         loop {
             let found = self.listings.of(dir, &from, (self.left / 2).max(WINDOW_MIN));
-            let found = if path.is_empty() { found.map(Some) } else { unless_closed(found) };
+            let found = if path.is_empty() { found.map(Some) } else { unless_gone(found) };
             let Some(names) = found? else { return Ok(true) };
             let left = self.left;
             self.left = left.saturating_sub(names.bytes());
             let passed = self.names(dir, path, &names, &from);
             self.left = left;
-            match (passed?, names.next()) {
-                (Passed::Full, _) => return Ok(false),
-                (Passed::All, Some(next)) => from = next,
-                (Passed::Enough, _) | (Passed::All, None) => return Ok(true),
+            match passed? {
+                Passed::Full => return Ok(false),
+                Passed::Before(next) => from = next,
+                Passed::All => return Ok(true),
             }
         }
     }
@@ -128,57 +136,79 @@ impl<'a> Walk<'a> {
 
     fn names(&mut self, dir: &Node, path: &str, names: &Names, from: &str) -> Result<Passed> {
         let mut full = String::with_capacity(KEY_MAX);
-        for at in names.first(from)..names.len() {
+        let (mut at, mut next) = (names.first(from), names.next().map(String::from));
+        while at < names.len() {
             let name = names.get(at);
+            at += 1;
             full.clear();
             full.push_str(path);
             full.push_str(name);
             let prefix = &*self.query.prefix;
             if !full.starts_with(prefix) {
                 // Names with a common prefix are adjacent.
-                if &*full > prefix { return Ok(Passed::Enough) } else { continue }
+                if &*full > prefix { return Ok(Passed::All) } else { continue }
             }
-            if full.len() <= KEY_MAX && !self.entry(dir, &full, name)? {
-                return Ok(Passed::Full);
+            if full.len() > KEY_MAX {
+                continue;
+            }
+            match self.entry(dir, &full, name)? {
+                Met::Passed => {}
+                Met::Group(group) => {
+                    // A path within a group is not walked, so the group ends in this directory.
+                    let Some(behind) = behind_all(&group[path.len()..]) else { return Ok(Passed::All) };
+                    at = names.first(&behind);
+                    next = next.max(Some(behind)).filter(|_| names.next().is_some());
+                }
+                Met::Full => return Ok(Passed::Full),
             }
         }
-        Ok(Passed::All)
+        Ok(next.map_or(Passed::All, Passed::Before))
     }
 
-    /// Names before this one in a directory do not belong to the page.
-    fn begin(&self, path: &str) -> &'a str {
+    /// Names before this one in a directory do not belong to the page; `None`: no name does.
+    fn begin(&self, path: &str) -> Option<String> {
         // A directory that contains the limit is included: its name ends where the limit's first part does.
-        let bound = |limit: &'a str| match limit.strip_prefix(path) {
-            Some(rest) => &rest[..rest.find('/').map_or(rest.len(), |slash| slash + 1)],
-            None => "",
+        let part = |limit: &'a str| match limit.strip_prefix(path) {
+            Some(rest) => (&rest[..rest.find('/').map_or(rest.len(), |slash| slash + 1)], rest),
+            None => ("", "-"),
         };
-        self.query.after.as_deref().map_or("", bound).max(bound(&self.query.prefix))
+        let (of_prefix, _) = part(&self.query.prefix);
+        let Some((of_after, rest)) = self.query.after.as_deref().map(part) else { return Some(of_prefix.into()) };
+        let is_group = self.query.is_group && of_after == rest;
+        let of_after = if is_group { behind_all(of_after)? } else { of_after.into() };
+        Some(of_after.max(of_prefix.into()))
     }
 
-    fn entry(&mut self, dir: &Node, full: &str, name: &str) -> Result<bool> {
+    fn entry(&mut self, dir: &Node, full: &str, name: &str) -> Result<Met> {
         let is_dir = name.ends_with('/');
         if self.is_past(full, is_dir) {
-            return Ok(true);
+            return Ok(Met::Passed);
         }
         if let Some(group) = self.group_of(full) {
-            return Ok(self.add_group(group));
+            return Ok(if self.add_group(&group) { Met::Group(group) } else { Met::Full });
         }
         let found = match dir.child_if_there(OsStr::new(name.trim_end_matches('/'))) {
             Err(error) if is_of_one_object(&error) => {
                 tracing::warn!(%error, "an object is damaged, and is left out of a listing");
-                return Ok(true);
+                return Ok(Met::Passed);
             }
-            found => unless_closed(found.map_err(Into::into))?.flatten(),
+            found => unless_gone(found.map_err(Into::into))?.flatten(),
         };
         let node = match found {
             Some(node) if node.is_dir() == is_dir => node,
-            _ => return Ok(true),
+            _ => return Ok(Met::Passed),
         };
-        if !is_dir {
-            return self.add_key(full, node);
-        }
+        let has_room = match is_dir {
+            true => self.folder(full, node)?,
+            false => self.add_key(full, node)?,
+        };
+        Ok(if has_room { Met::Passed } else { Met::Full })
+    }
+
+    /// A directory, which may be an object, and what is in it.
+    fn folder(&mut self, full: &str, node: Node) -> Result<bool> {
         let is_asked = full.starts_with(&*self.query.prefix) && self.is_behind(full);
-        let is_object = is_asked && unless_closed(Attrs::are_of(&node).map_err(Into::into))?.unwrap_or(false);
+        let is_object = is_asked && unless_gone(Attrs::are_of(&node).map_err(Into::into))?.unwrap_or(false);
         if is_object && !self.add_key(full, node.clone())? {
             return Ok(false);
         }
@@ -218,17 +248,11 @@ impl<'a> Walk<'a> {
         true
     }
 
-    fn add_group(&mut self, group: String) -> bool {
-        let is_met = self.group.as_ref() == Some(&group);
-        let is_past = self.query.is_group && self.query.after.as_ref() == Some(&group);
-        if is_met || is_past {
-            return true;
-        }
+    fn add_group(&mut self, group: &str) -> bool {
         if self.is_full() {
             return false;
         }
-        self.group = Some(group.clone());
-        self.page.items.push(Item::Group(group));
+        self.page.items.push(Item::Group(group.into()));
         true
     }
 
@@ -236,16 +260,29 @@ impl<'a> Walk<'a> {
         if self.is_full() {
             return Ok(false);
         }
-        let attrs = Attrs::listed(&node)?;
+        let Some(attrs) = unless_closed(Attrs::listed(&node).map_err(Into::into))? else { return Ok(true) };
         self.page.items.push(Item::Key(full.into(), Object { node, attrs }));
         Ok(true)
     }
 }
 
+/// The smallest text behind all that begin with this one; `None`: there is none.
+fn behind_all(begin: &str) -> Option<String> {
+    let mut chars = begin.chars();
+    while let Some(last) = chars.next_back() {
+        // The order of bytes is that of characters. Surrogates are none.
+        if let Some(next) = (u32::from(last) + 1..=u32::from(char::MAX)).find_map(char::from_u32) {
+            return Some(format!("{}{next}", chars.as_str()));
+        }
+    }
+    None
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::objects::Modes;
+    use crate::objects::{Guard, Modes, ObjectError, Refusal};
+    use crate::{limits, work};
     use lamassu_plain::PlainFs;
     use lamassu_vault::Owner;
     use std::fs;
@@ -279,13 +316,15 @@ mod tests {
         let bucket = dir.path().join("bucket");
         fs::create_dir_all(bucket.join("lost+found/x")).expect("makes");
         fs::create_dir(bucket.join("z")).expect("makes");
-        ["a", "lost+found/y", "z/1"].iter().for_each(|key| fs::write(bucket.join(key), "").expect("writes"));
+        ["a", "closed", "lost+found/y", "z/1"].iter().for_each(|key| fs::write(bucket.join(key), "").expect("writes"));
         if rustix::process::geteuid().is_root() {
-            for path in ["", "bucket", "bucket/a", "bucket/z", "bucket/z/1"] {
+            for path in ["", "bucket", "bucket/a", "bucket/closed", "bucket/z", "bucket/z/1"] {
                 chown(dir.path().join(path), Some(65534), Some(65534)).expect("chown");
             }
         }
-        fs::set_permissions(bucket.join("lost+found"), PermissionsExt::from_mode(0o000)).expect("chmod");
+        for closed in ["lost+found", "closed"] {
+            fs::set_permissions(bucket.join(closed), PermissionsExt::from_mode(0o000)).expect("chmod");
+        }
         let root = dir.path().to_owned();
         as_user(move || {
             fs::read_dir(root.join("bucket/lost+found")).expect_err("it is closed");
@@ -304,11 +343,74 @@ mod tests {
             for prefix in ["lost+found", "lost+found/", "lost+found/x/"] {
                 assert!(keys(prefix, None).is_empty(), "{prefix}");
             }
-            let key = Key::parse("lost+found/").expect("a key");
-            let found = objects.find("bucket", &key);
-            assert!(matches!(found, Err(super::super::ObjectError::Refused(super::super::Refusal::NoKey))));
+            for key in ["lost+found/", "lost+found/x", "lost+found/x/y", "closed"] {
+                let key = Key::parse(key).expect("a key");
+                assert!(matches!(objects.find("bucket", &key), Err(ObjectError::Refused(Refusal::NoKey))), "{key:?}");
+            }
+            for key in ["lost+found/y", "lost+found/x/y"] {
+                let key = Key::parse(key).expect("a key");
+                objects.remove("bucket", &key, &Guard::None).expect("nothing is there");
+            }
         });
         fs::set_permissions(bucket.join("lost+found"), PermissionsExt::from_mode(0o700)).expect("chmod");
+    }
+
+    /// A settled bucket with many names of 200 bytes, which windows of a walk end within.
+    fn with_many(count: u32) -> (tempfile::TempDir, Objects) {
+        let dir = tempfile::tempdir().expect("a directory");
+        fs::create_dir(dir.path().join("bucket")).expect("makes");
+        for at in 0..count {
+            let name = format!("{}-{at:05}", "n".repeat(194));
+            fs::write(dir.path().join("bucket").join(name), "").expect("writes");
+        }
+        fs::write(dir.path().join("bucket/o"), "").expect("writes");
+        let mut objects = objects(dir.path());
+        objects.listings = Listings::settled_at_once();
+        (dir, objects)
+    }
+
+    /// Names of one group are neither gone through nor read, where a page meets it and where one goes on behind it.
+    #[test]
+    fn a_group_is_passed_at_once() {
+        let (_dir, mut objects) = with_many(12_000);
+        let bucket = objects.bucket("bucket").expect("is there").ino();
+        let group = "n".repeat(194) + "-";
+        let mut query = Query { delimiter: Some("-".into()), max: 10, ..Query::default() };
+        let page = objects.list("bucket", &query, &|_| true).expect("lists");
+        let [Item::Group(found), Item::Key(key, _)] = &*page.items else { panic!("a group and a key") };
+        assert!(*found == group && key == "o" && page.next.is_none());
+        assert_eq!(objects.listings.kept_of(bucket), 2, "that which the group begins in, and the one behind it");
+        objects.listings = Listings::settled_at_once();
+        (query.after, query.is_group) = (Some(group), true);
+        let page = objects.list("bucket", &query, &|_| true).expect("lists");
+        assert!(page.items.len() == 1 && page.next.is_none());
+        assert_eq!(objects.listings.kept_of(bucket), 1, "the one behind the group");
+    }
+
+    #[test]
+    fn what_is_behind_all_that_begin_with_a_text() {
+        for (begin, behind) in [("a", "b"), ("a/", "a0"), ("a\u{d7ff}", "a\u{e000}"), ("a\u{10ffff}", "b")] {
+            assert_eq!(behind_all(begin).as_deref(), Some(behind));
+            assert!(format!("{begin}\u{10ffff}").as_str() < behind);
+        }
+        assert!(behind_all("").is_none() && behind_all("\u{10ffff}").is_none());
+    }
+
+    #[tokio::test]
+    async fn a_listing_ends_when_its_client_has_gone() {
+        let (_dir, objects) = with_many(1);
+        let tenant = Arc::new(limits::Tenant::new("t", limits::Limits::default()));
+        let (tell, told) = std::sync::mpsc::channel();
+        let listing = work::spawn(Arc::new(tenant.begin("u").expect("a turn")), move || {
+            while work::is_wanted() {
+                std::thread::yield_now();
+            }
+            let query = Query { max: 10, ..Query::default() };
+            tell.send(objects.list("bucket", &query, &|_| true).is_err()).expect("it is waited for");
+        });
+        drop(listing);
+        let is_refused = tokio::task::spawn_blocking(move || told.recv()).await.expect("no panic");
+        assert!(is_refused.expect("it ends"));
     }
 
     /// A listing of many pages, over windows that end within them.

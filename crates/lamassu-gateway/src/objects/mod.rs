@@ -255,12 +255,11 @@ impl Objects {
 
     /// The file or the directory of an object.
     fn node_in(dir: &Node, key: &Key) -> Result<Option<Node>> {
-        let Some(node) = dir.child_if_there(key.name())? else { return Ok(None) };
+        let found = names::unless_closed(dir.child_if_there(key.name()).map_err(Into::into))?;
+        let Some(node) = found.flatten() else { return Ok(None) };
         let is_object = match node.attr().kind {
             Kind::File => !key.is_dir(),
-            Kind::Dir => {
-                key.is_dir() && names::unless_closed(Attrs::are_of(&node).map_err(Into::into))?.unwrap_or(false)
-            }
+            Kind::Dir => key.is_dir() && names::unless_gone(Attrs::are_of(&node).map_err(Into::into))?.unwrap_or(false),
             Kind::Symlink | Kind::Fifo | Kind::Socket | Kind::CharDevice | Kind::BlockDevice => false,
         };
         Ok(is_object.then_some(node))
@@ -288,8 +287,11 @@ impl Objects {
     /// [`Refusal::NoBucket`], [`Refusal::NoKey`]; those of the vault.
     pub fn find(&self, bucket: &str, key: &Key) -> Result<Object> {
         let bucket = self.bucket(bucket)?;
-        let dir = self.parent(&bucket, key)?.ok_or(Refusal::NoKey)?;
-        Ok(Self::found_in(&dir, key)?.ok_or(Refusal::NoKey)?)
+        let found = self.parent(&bucket, key).and_then(|dir| match dir {
+            Some(dir) => Self::found_in(&dir, key),
+            None => Ok(None),
+        });
+        Ok(names::unless_closed(found)?.flatten().ok_or(Refusal::NoKey)?)
     }
 
     /// Opens an object for reading. The properties belong to the content that is read.
@@ -319,7 +321,8 @@ impl Objects {
     /// [`Refusal::NoBucket`], [`Refusal::Precondition`]; those of the vault.
     pub fn remove(&self, bucket: &str, key: &Key, guard: &Guard) -> Result<()> {
         let bucket = self.bucket(bucket)?;
-        let Some(dir) = self.parent(&bucket, key)? else { return Ok(guard.check(None)?) };
+        let dir = names::unless_closed(self.parent(&bucket, key))?.flatten();
+        let Some(dir) = dir else { return Ok(guard.check(None)?) };
         {
             let _alone = self.alone_with(&bucket, key);
             let there = Self::node_in(&dir, key)?;

@@ -13,6 +13,7 @@ use super::parts::{self, Completed};
 use super::put::random_name;
 use super::uploads::{Paging, UploadPage, UploadQuery};
 use super::{Guard, Object, ObjectError, Objects, Refusal, Result, Staged, none_there, stripe};
+use crate::work;
 use lamassu_vault::{Attr, Owner, RenameMode, VaultError};
 use parking_lot::MutexGuard;
 use serde::{Deserialize, Serialize};
@@ -270,13 +271,14 @@ impl Objects {
         if let Some(index) = bucket.child_if_there(OsStr::new(INDEX))? {
             let mut from = Some(String::new());
             while let Some(begin) = from {
+                work::wanted(VaultError::Stale)?;
                 let ids = Names::read(&index, &begin, IDS_MAX)?;
                 for id in (0..ids.len()).map(|at| ids.get(at)) {
                     if let Some(upload) = self.described(&bucket, id)? {
                         paging.offer(id, &upload);
                     }
                 }
-                from = ids.next();
+                from = ids.next().map(String::from);
             }
         }
         Ok(paging.page())

@@ -2,20 +2,21 @@
 //!
 //! A directory may have more names than there is memory for. So names are read in *windows*: those from some name on,
 //! in order, as many as fit. Windows of large directories are kept for the next page, unless the directory was changed.
+//! To read a window is to go through the whole directory. So where a kept one begins, one before it ends: windows that
+//! are kept cover more and more of the directory, whatever pages are asked for.
 
 use super::key;
 use super::node::Node;
 use super::{ObjectError, Result};
+use crate::work;
 use lamassu_vault::{Ino, Kind, Time, VaultError};
 use lru::LruCache;
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-/// Shorter windows are read again for each page.
+/// A directory of fewer names is read again for each page.
 const KEPT_MIN: usize = 256;
-/// The most windows of one directory that are kept: for clients at several places in it.
-const WINDOWS_MAX: usize = 8;
 /// A directory changed more recently than this may change again with the same time.
 const SETTLED: Duration = Duration::from_secs(2);
 
@@ -26,15 +27,19 @@ pub(super) struct Names {
     text: String,
     /// Start of each name; the next start is its end. A directory's name ends with a slash.
     starts: Vec<u32>,
-    /// There are more behind the last.
-    is_cut: bool,
+    /// All before this one are here; `None`: all.
+    until: Option<String>,
+    /// The directory has so many that reading it again costs more than keeping them.
+    is_of_many: bool,
 }
 
 impl Names {
     /// The names from `from` on, in `max` bytes; one at least. Takes some four times as much memory meanwhile.
     pub fn read(dir: &Node, from: &str, max: usize) -> Result<Names> {
         let mut collected = Collected { from, max, text: String::new(), spans: Vec::new(), cut: None };
+        let mut count = 0;
         dir.list(&mut |name, kind| {
+            count += 1;
             let Some(name) = key::shown(name) else { return };
             match kind {
                 Kind::File => collected.add(name, ""),
@@ -44,7 +49,9 @@ impl Names {
         })?;
         collected.cut();
         let starts = collected.spans.iter().map(|(start, _)| *start).collect();
-        Ok(Names { from: from.into(), text: collected.text, starts, is_cut: collected.cut.is_some() })
+        // The smallest text behind the last. No name has a zero byte.
+        let until = collected.cut.map(|last| last + "\0");
+        Ok(Names { from: from.into(), text: collected.text, starts, until, is_of_many: count >= KEPT_MIN })
     }
 
     pub fn len(&self) -> usize {
@@ -74,15 +81,26 @@ impl Names {
     }
 
     /// Where the names go on that are not here.
-    pub fn next(&self) -> Option<String> {
-        let last = self.len().checked_sub(1).filter(|_| self.is_cut)?;
-        // The smallest text behind it. No name has a zero byte.
-        Some(format!("{}\0", self.get(last)))
+    pub fn next(&self) -> Option<&str> {
+        self.until.as_deref()
     }
 
-    /// Whether the name that comes first at or behind `from` is here, if there is one.
+    /// Whether the name that comes first at or behind `from` is here, if it is before the next window.
     fn has(&self, from: &str) -> bool {
-        *self.from <= *from && (!self.is_cut || self.first(from) < self.len())
+        *self.from <= *from && self.until.as_deref().is_none_or(|until| from < until)
+    }
+
+    /// Those before a name.
+    fn before(&self, end: &str) -> Names {
+        let count = self.first(end);
+        let bytes = self.starts.get(count).map_or(self.text.len(), |start| *start as usize);
+        let (from, text, starts) = (self.from.clone(), self.text[..bytes].into(), self.starts[..count].into());
+        Names { from, text, starts, until: Some(end.into()), is_of_many: self.is_of_many }
+    }
+
+    /// Bytes of memory where it is kept.
+    fn memory(&self) -> usize {
+        self.bytes() + size_of::<Names>() + self.from.len() + self.until.as_ref().map_or(0, String::len)
     }
 }
 
@@ -147,7 +165,7 @@ struct Kept {
 
 impl Kept {
     fn bytes(&self) -> usize {
-        self.windows.iter().map(|names| names.bytes()).sum()
+        self.windows.iter().map(|names| names.memory()).sum()
     }
 }
 
@@ -155,11 +173,24 @@ impl Kept {
 pub(super) struct Listings {
     kept: Mutex<(LruCache<Ino, Kept>, usize)>,
     bytes_max: usize,
+    /// A directory changed more recently than this may change again with the same time.
+    settled: Duration,
 }
 
 impl Listings {
     pub fn new(bytes_max: usize) -> Listings {
-        Listings { kept: Mutex::new((LruCache::unbounded(), 0)), bytes_max }
+        Listings { kept: Mutex::new((LruCache::unbounded(), 0)), bytes_max, settled: SETTLED }
+    }
+
+    #[cfg(test)]
+    pub fn settled_at_once() -> Listings {
+        Listings { settled: Duration::ZERO, ..Listings::new(64 << 20) }
+    }
+
+    /// How many windows of a directory are kept.
+    #[cfg(test)]
+    pub fn kept_of(&self, dir: Ino) -> usize {
+        self.kept.lock().0.peek(&dir).map_or(0, |kept| kept.windows.len())
     }
 
     /// Names of a directory from `from` on, in `max` bytes.
@@ -171,14 +202,15 @@ impl Listings {
         {
             return Ok(names.clone());
         }
+        work::wanted(VaultError::Stale)?;
         let names = Arc::new(Names::read(dir, from, max)?);
-        if names.len() >= KEPT_MIN && is_settled(attr.mtime) && is_settled(attr.ctime) {
+        if names.is_of_many && self.is_settled(attr.mtime) && self.is_settled(attr.ctime) {
             self.keep(dir.ino(), times, names.clone());
         }
         Ok(names)
     }
 
-    fn keep(&self, ino: Ino, times: (Time, Time), names: Arc<Names>) {
+    fn keep(&self, ino: Ino, times: (Time, Time), mut names: Arc<Names>) {
         let (kept, bytes) = &mut *self.kept.lock();
         let mut new = Kept { times, windows: Vec::new() };
         if let Some(old) = kept.pop(&ino) {
@@ -187,35 +219,57 @@ impl Listings {
                 new = old;
             }
         }
-        if new.windows.len() >= WINDOWS_MAX {
-            new.windows.remove(0);
+        // Another request may have read it meanwhile.
+        let is_new = !new.windows.iter().any(|one| one.from == names.from && one.bytes() <= names.bytes());
+        if is_new {
+            let behind = new.windows.iter().map(|one| &*one.from).filter(|from| **from > *names.from);
+            if let Some(next) = behind.min().filter(|next| names.has(next)) {
+                names = Arc::new(names.before(next));
+            }
+            new.windows.push(names);
         }
-        new.windows.push(names);
         *bytes += new.bytes();
         kept.put(ino, new);
-        while *bytes > self.bytes_max
-            && let Some((_, old)) = kept.pop_lru()
-        {
-            *bytes -= old.bytes();
+        self.shrink(kept, bytes);
+    }
+
+    /// Lets go what is too much: directories that were not asked for, then the oldest windows of the one that is left.
+    fn shrink(&self, kept: &mut LruCache<Ino, Kept>, bytes: &mut usize) {
+        while *bytes > self.bytes_max {
+            let of_last = if kept.len() == 1 { kept.peek_lru().map(|(ino, _)| *ino) } else { None };
+            match of_last.and_then(|ino| kept.get_mut(&ino)).filter(|last| last.windows.len() > 1) {
+                Some(last) => *bytes -= last.windows.remove(0).memory(),
+                None => match kept.pop_lru() {
+                    Some((_, old)) => *bytes -= old.bytes(),
+                    None => return,
+                },
+            }
         }
+    }
+
+    fn is_settled(&self, time: Time) -> bool {
+        let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let then = Duration::new(u64::try_from(time.seconds).unwrap_or(0), time.nanos);
+        since.checked_sub(then).is_some_and(|age| age >= self.settled)
     }
 }
 
-fn is_settled(time: Time) -> bool {
-    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    let then = Duration::new(u64::try_from(time.seconds).unwrap_or(0), time.nanos);
-    since.checked_sub(then).is_some_and(|age| age > SETTLED)
-}
-
-/// What was found of a directory; `None`: it was removed meanwhile, or the gateway's user may not look into it, as into
-/// the `lost+found` of a file system. Then nothing is there for clients.
+/// What was found of an entry; `None`: the gateway's user may not look into it, as into the `lost+found` of a file
+/// system. Then nothing is there for clients. Nothing may be removed because of it.
 pub(super) fn unless_closed<T>(found: Result<T>) -> Result<Option<T>> {
     /// EACCES.
     const CLOSED: i32 = 13;
     match found {
-        Err(ObjectError::Vault(VaultError::NotFound | VaultError::Stale)) => Ok(None),
         Err(ObjectError::Vault(VaultError::Io { source, .. })) if source.raw_os_error() == Some(CLOSED) => Ok(None),
         found => found.map(Some),
+    }
+}
+
+/// The same; `None` also: it was removed meanwhile.
+pub(super) fn unless_gone<T>(found: Result<T>) -> Result<Option<T>> {
+    match found {
+        Err(ObjectError::Vault(VaultError::NotFound | VaultError::Stale)) => Ok(None),
+        found => unless_closed(found),
     }
 }
 
@@ -272,8 +326,8 @@ mod tests {
                 windows += 1;
                 match names.next() {
                     Some(next) => {
-                        assert!(!names.has(&next));
-                        from = next;
+                        assert!(!names.has(next));
+                        from = next.to_owned();
                     }
                     None => break,
                 }
@@ -281,6 +335,32 @@ mod tests {
             assert!(found.iter().eq(&all), "{max}");
             assert!(max < 1 << 20 || windows == 1);
         }
+    }
+
+    /// Wherever pages begin, also in front of what is kept: a window is read once, and kept as long as there is room.
+    #[test]
+    fn kept_windows_are_taken_and_do_not_overlap() {
+        let dir = tempfile::tempdir().expect("a directory");
+        fs::create_dir(dir.path().join("bucket")).expect("makes");
+        let name = |at: usize| format!("{at:04}");
+        (0..1000).for_each(|at| fs::write(dir.path().join("bucket").join(name(at)), "").expect("writes"));
+        let objects = objects(dir.path());
+        let (dir, listings) = (node(&objects), Listings::settled_at_once());
+        // 100 names each.
+        let max = 100 * (4 + size_of::<u32>());
+        for from in (0..1000).rev().step_by(7).chain(0..1000) {
+            let names = listings.of(&dir, &name(from), max).expect("reads");
+            let again = listings.of(&dir, &name(from), max).expect("reads");
+            assert!(Arc::ptr_eq(&again, &listings.of(&dir, &name(from), max).expect("reads")), "it is kept");
+            assert_eq!(names.get(names.first(&name(from))), name(from));
+        }
+        let (kept, bytes) = &*listings.kept.lock();
+        let kept = kept.peek(&dir.ino()).expect("kept");
+        assert_eq!(kept.windows.iter().map(|names| names.len()).sum::<usize>(), 1000, "each name once");
+        assert_eq!(kept.bytes(), *bytes);
+        let mut windows: Vec<_> = kept.windows.iter().collect();
+        windows.sort_by(|one, other| one.from.cmp(&other.from));
+        assert!(windows.is_sorted_by(|one, other| one.until.as_deref().is_some_and(|until| until <= &*other.from)));
     }
 
     #[test]
@@ -291,18 +371,22 @@ mod tests {
         let listings = Listings::new(1000);
         let window = |from: &str, len: usize| {
             let text = from.to_owned() + &"x".repeat(len);
-            Arc::new(Names { from: from.into(), text, starts: vec![0], is_cut: true })
+            let until = Some(format!("{text}\0"));
+            Arc::new(Names { from: from.into(), text, starts: vec![0], until, is_of_many: true })
         };
         let ino = node(&objects).ino();
         let time = |seconds| (Time { seconds, nanos: 0 }, Time { seconds, nanos: 0 });
         for at in 0..100 {
             listings.keep(ino, time(1), window(&at.to_string(), 20));
+            // Another thread has read the same.
+            listings.keep(ino, time(1), window(&at.to_string(), 20));
             let (kept, bytes) = &*listings.kept.lock();
             let kept = kept.peek(&ino).expect("kept");
-            assert!(kept.windows.len() <= WINDOWS_MAX && kept.bytes() == *bytes && *bytes <= 1000);
+            assert!(kept.bytes() == *bytes && *bytes <= 1000);
+            assert_eq!(kept.windows.len(), (at + 1).min(1000 / window("00", 20).memory()), "the newest");
         }
         listings.keep(ino, time(2), window("a", 20));
-        assert_eq!(listings.kept.lock().0.peek(&ino).expect("kept").windows.len(), 1);
+        assert_eq!(listings.kept_of(ino), 1);
         listings.keep(ino, time(2), window("b", 2000));
         let (kept, bytes) = &*listings.kept.lock();
         assert!(kept.is_empty() && *bytes == 0);

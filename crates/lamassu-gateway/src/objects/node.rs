@@ -22,7 +22,8 @@ pub trait Tree: FileSystem {
     fn at(&self, path: &OsStr) -> Result<Entry>;
     /// Makes the kernel forget what it knows of a name, where the tree is mounted too.
     fn changed(&self, parent: Ino, name: &OsStr);
-    /// Calls `each` for the entries of a directory except `.` and `..`.
+    /// Calls `each` for the entries of a directory except `.` and `..`. A vault has all of them in memory meanwhile:
+    /// for that it waits for other readings of the tenant.
     ///
     /// # Errors
     /// Those of the directory.
@@ -39,6 +40,7 @@ impl Tree for Forest {
         self.changed_beside_kernel(parent, name);
     }
     fn each_name(&self, dir: Ino, each: &mut dyn FnMut(&OsStr, Kind)) -> Result<()> {
+        let _reading = work::reading(VaultError::Stale)?;
         let handle = self.open_dir(dir)?;
         let listed = self.read_dir(handle, 0, &mut |entry, _| {
             if entry.name != "." && entry.name != ".." {

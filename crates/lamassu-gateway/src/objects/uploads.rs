@@ -13,7 +13,7 @@ pub struct UploadQuery {
     pub delimiter: Option<String>,
     /// only keys after this one
     pub after: Option<String>,
-    /// and later uploads to that key than this one
+    /// and later uploads to that key than this one; all to that key, if it has ended
     pub after_id: Option<String>,
     /// most uploads and groups
     pub max: usize,
@@ -84,6 +84,8 @@ impl<'a> Paging<'a> {
         let Some(after) = &self.query.after else { return true };
         match (self.after_begun, &self.query.after_id) {
             (Some(after_begun), Some(after_id)) if key == after && !is_group => (*begun, id) > (after_begun, after_id),
+            // Which of them came before it is not known any more.
+            (None, Some(_)) if !is_group => key >= after,
             _ => key > after,
         }
     }
@@ -154,6 +156,13 @@ mod tests {
             assert_eq!(found.iter().map(|one| (&one.key, one.begun, &one.id)).collect::<Vec<_>>(), expected, "{max}");
             assert_eq!(groups, if delimiter.is_some() { vec!["b/", "d/"] } else { vec![] });
         }
+        // The upload that a page ended with has ended by now.
+        let query =
+            UploadQuery { after: Some("b/1".into()), after_id: Some("gone".into()), max: 5, ..Default::default() };
+        let mut paging = Paging::new(&query, &may_list, None);
+        all.iter().for_each(|(id, upload)| paging.offer(id, upload));
+        let page = paging.page();
+        assert!(page.uploads.iter().all(|one| one.key == "b/1") && page.uploads.len() == 5);
         let query =
             UploadQuery { prefix: "b/".into(), delimiter: Some("/".into()), max: 100, ..UploadQuery::default() };
         let mut paging = Paging::new(&query, &may_list, None);

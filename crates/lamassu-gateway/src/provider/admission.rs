@@ -1,14 +1,14 @@
 //! Who may come: the holder of a credential that the tenant of a bucket has signed.
 
 use super::published::{Absent, Customer, InForce};
-use crate::credentials::User;
+use crate::credentials::{Rules, User};
 use crate::door::Admit;
-use lamassu_access::{Claims, Refusal, credential};
+use lamassu_access::{Action, Claims, Decider, Refusal, credential};
 use lamassu_crypto::Secret;
 use s3s::auth::SecretKey;
 use s3s::{S3Error, S3Result, s3_error};
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::SystemTime;
 
 /// Characters of a holder's name in the log.
@@ -78,16 +78,33 @@ impl Admission {
         let secret = SecretKey::from(claims.secret(&self.private)?.as_str());
         let name = claims.sub.chars().take(NAME_LEN).collect();
         let key = (claims.id.clone(), secret);
-        let (claims, customer) = (Arc::new(claims), customer.clone());
-        let (of, tenant, most) = (claims.clone(), customer.tenant.clone(), self.most);
-        // A request keeps no rules alive: one that goes on for so long that they are gone may nothing more.
-        let decider = Arc::downgrade(&found.decider);
-        let judge = Box::new(move |action, key: &str| {
-            decider.upgrade().is_some_and(|decider| decider.allows(&of, action, key))
-        });
-        // By what is published then. Long requests ask it again and again.
-        let in_force = Box::new(move || Ok(most.check(&customer, &claims, self::now()).map(drop)?));
-        Ok(User::of_credential(name, tenant, key, (judge, in_force)))
+        let (tenant, customer) = (customer.tenant.clone(), customer.clone());
+        let rules = Begun { decider: Arc::downgrade(&found.decider), claims, customer, most: self.most };
+        Ok(User::of_credential(name, tenant, key, Box::new(rules)))
+    }
+}
+
+/// The rules that a request began with. It keeps them not alive: one that goes on for so long that they are gone may
+/// nothing more.
+struct Begun {
+    decider: Weak<Decider>,
+    claims: Claims,
+    customer: Arc<Customer>,
+    most: Most,
+}
+
+impl Rules for Begun {
+    fn allow(&self, action: Action, key: &str) -> bool {
+        self.decider.upgrade().is_some_and(|decider| decider.allows(&self.claims, action, key))
+    }
+
+    fn are_there(&self) -> bool {
+        self.decider.strong_count() > 0
+    }
+
+    /// By what is published then. Long requests ask it again and again.
+    fn in_force(&self) -> S3Result<()> {
+        Ok(self.most.check(&self.customer, &self.claims, now()).map(drop)?)
     }
 }
 

@@ -107,7 +107,7 @@ type New<T> = Option<(String, T)>;
 struct Taken {
     bundle: Option<(String, Arc<Decider>)>,
     /// The rules before, for requests that began with them. There are no others: rules of a tenant are in memory twice
-    /// at most, however often it publishes and however long its requests take.
+    /// at most, and a third time while they are read, however often it publishes and however long its requests take.
     before: Option<Arc<Decider>>,
     status: Option<(String, Arc<Status>)>,
     /// The last error, said once.
@@ -246,7 +246,6 @@ impl Customer {
             Some(named) => return Err(format!("the bundle has number {seq}, and the status names {named}")),
             None => return Ok(None),
         }
-        self.taken.write().before = None;
         let decider = Decider::of(bundle).map_err(said)?;
         (seen.bundle, seen.digest) = (seq, digest);
         Ok(Some((text, decider)))
@@ -358,5 +357,15 @@ mod tests {
             let alive = all.iter().map(|one| one.strong_count()).sum::<usize>();
             assert_eq!(alive, all.len().min(2), "the newest, and the one before");
         }
+        // What verifies and does not load ends nothing.
+        let policies = vec![serde_json::json!({ "effect": "neither" })];
+        let bundle = Bundle { seq: 6, epoch: 1, vocabulary: String::new(), time: 100, policies };
+        let status = Status { seq: 6, bundle: 6, time: 100, revoked: BTreeSet::new() };
+        for (name, text) in [(BUNDLE_FILE, bundle.sign(&seed, "acme")), (STATUS_FILE, status.sign(&seed, "acme"))] {
+            fs::write(dir.path().join(name), text.expect("signs")).expect("writes");
+        }
+        customer.read(&memory, 100);
+        assert_eq!(customer.in_force(100, 60).err(), Some(Absent::Other));
+        assert_eq!(all.iter().map(|one| one.strong_count()).sum::<usize>(), 2);
     }
 }

@@ -211,7 +211,9 @@ mod tests {
         let times = (Duration::from_millis(1), Duration::from_millis(10));
         read_all((0..3).map(Arc::new).collect(), read, times, &stopping).expect("starts");
         let until = |is_so: &dyn Fn(&[u32; 3]) -> bool| {
+            let begun = Instant::now();
             while !is_so(&counts.lock()) {
+                assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", counts.lock());
                 std::thread::yield_now();
             }
         };

@@ -188,7 +188,7 @@ impl Session {
     /// Checks the right to a key, or to a folder.
     ///
     /// # Errors
-    /// `AccessDenied`.
+    /// `AccessDenied`; those of [`User::was_judged`].
     pub async fn require(&self, action: Action, operation: &str, bucket: &str, key: &str) -> S3Result<()> {
         let is_allowed = match self.user.has_rules() {
             false => self.user.may_use(action, bucket, key),
@@ -200,6 +200,7 @@ impl Session {
         if is_allowed {
             return Ok(());
         }
+        self.user.was_judged()?;
         tell_refused(&self.user, operation, Some(bucket));
         Err(refused())
     }
@@ -208,7 +209,10 @@ impl Session {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::credentials::Rules;
     use crate::limits::{Limits, Tenant};
+    use crate::objects::list::Query;
+    use std::sync::atomic::{AtomicBool, Ordering};
 
     #[test]
     fn what_is_not_known_to_read_needs_the_right_to_write() {
@@ -231,9 +235,61 @@ mod tests {
         }
     }
 
-    fn holder(limits: Limits, judge: crate::credentials::Judge) -> Arc<User> {
+    /// Rules that a closure decides by, and that may end.
+    struct Of<F>(F, Arc<AtomicBool>);
+
+    impl<F: Fn(Action, &str) -> bool + Send + Sync> Rules for Of<F> {
+        fn allow(&self, action: Action, key: &str) -> bool {
+            self.are_there() && (self.0)(action, key)
+        }
+        fn are_there(&self) -> bool {
+            self.1.load(Ordering::Relaxed)
+        }
+        fn in_force(&self) -> S3Result<()> {
+            Ok(())
+        }
+    }
+
+    fn holder(
+        limits: Limits,
+        are_there: &Arc<AtomicBool>,
+        judge: impl Fn(Action, &str) -> bool + Send + Sync + 'static,
+    ) -> Arc<User> {
         let (tenant, key) = (Arc::new(Tenant::new("acme", limits)), ("KEY".to_owned(), "secret".into()));
-        Arc::new(User::of_credential("holder".into(), tenant, key, (judge, Box::new(|| Ok(())))))
+        Arc::new(User::of_credential("holder".into(), tenant, key, Box::new(Of(judge, are_there.clone()))))
+    }
+
+    /// Rules that end in a listing: what it leaves out would be taken for what is not there.
+    #[tokio::test]
+    async fn without_its_rules_a_request_is_to_be_sent_again() {
+        let dir = tempfile::tempdir().expect("a directory");
+        for folder in ["acme/a", "acme/b"] {
+            std::fs::create_dir_all(dir.path().join(folder)).expect("makes");
+            std::fs::write(dir.path().join(folder).join("1"), "").expect("writes");
+        }
+        let modes = crate::objects::Modes { file: 0o600, dir: 0o700 };
+        let fs = Arc::new(lamassu_plain::PlainFs::open(dir.path()).expect("opens"));
+        let objects = crate::objects::Objects::open(fs, "/", modes, 1 << 20).expect("opens");
+        let gateway = super::super::Gateway { store: Arc::new(objects), region: String::new() };
+        let are_there = Arc::new(AtomicBool::new(true));
+        let (published, ends) = (are_there.clone(), Arc::new(AtomicBool::new(false)));
+        let ended = ends.clone();
+        let user = holder(Limits::default(), &are_there, move |_, key| {
+            let ends = key == "b" && ends.load(Ordering::Relaxed);
+            published.fetch_and(!ends, Ordering::Relaxed);
+            !ends && key != "x"
+        });
+        let session = admitted(user, "ListObjectsV2", Some("acme".into()), None).await.expect("permitted");
+        let query = || Query { max: 10, ..Query::default() };
+        let code = |error: s3s::S3Error| error.code().as_str().to_owned();
+        assert_eq!(gateway.page(&session, "acme", query()).await.expect("lists").keys.len(), 2);
+        let denied = session.require(Action::Read, "GetObject", "acme", "x").await.expect_err("by the rules");
+        assert_eq!(code(denied), "AccessDenied");
+        ended.store(true, Ordering::Relaxed);
+        let cut = gateway.page(&session, "acme", query()).await.err().expect("it lacks a folder");
+        assert_eq!(code(cut), "ServiceUnavailable");
+        let refused = session.require(Action::Read, "GetObject", "acme", "a").await.expect_err("by nobody");
+        assert_eq!(code(refused), "ServiceUnavailable");
     }
 
     #[tokio::test]
@@ -243,7 +299,9 @@ mod tests {
             asked.send((action, crate::work::current().is_some())).expect("it is waited for");
             key == "a"
         };
-        let user = holder(Limits { requests_at_once: 1, ..Limits::default() }, Box::new(judge));
+        let (limits, are_there) =
+            (Limits { requests_at_once: 1, ..Limits::default() }, Arc::new(AtomicBool::new(true)));
+        let user = holder(limits, &are_there, judge);
         let get = |bucket: &str, key: &str| {
             let (user, bucket, key) = (user.clone(), bucket.to_owned(), key.to_owned());
             async move { admitted(user, "GetObject", Some(bucket), Some(key)).await }

@@ -89,11 +89,14 @@ impl Told {
 
 impl<S: Store> Gateway<S> {
     /// A page, if the user may list the folder that is asked for.
-    async fn page(&self, session: &Session, bucket: &str, query: Query) -> S3Result<Rows> {
+    pub(super) async fn page(&self, session: &Session, bucket: &str, query: Query) -> S3Result<Rows> {
         session.require(Action::List, "List", bucket, folder_of(&query.prefix)).await?;
         let (bucket, user) = (bucket.to_owned(), session.user.clone());
-        let listed =
-            move |store: &Arc<S>| store.list(&bucket, &query, &|folder| user.may_use(Action::List, &bucket, folder));
+        let listed = move |store: &Arc<S>| {
+            let rows = store.list(&bucket, &query, &|folder| user.may_use(Action::List, &bucket, folder))?;
+            // Without its rules it would lack folders, as if they were not there.
+            user.was_judged().map(|()| rows)
+        };
         self.blocking(session, listed).await
     }
 

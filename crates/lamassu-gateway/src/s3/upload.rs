@@ -149,8 +149,10 @@ impl<S: Store> Gateway<S> {
         let (after, after_id) = (some(&input.key_marker), some(&input.upload_id_marker));
         let (delimiter, max) = (some(&input.delimiter), listed_max(input.max_uploads, "max-uploads")?);
         let (query, user) = (UploadQuery { prefix, delimiter, after, after_id, max }, session.user.clone());
-        let listed =
-            move |store: &Arc<S>| store.uploads(&bucket, &query, &|folder| user.may_use(Action::List, &bucket, folder));
+        let listed = move |store: &Arc<S>| {
+            let page = store.uploads(&bucket, &query, &|folder| user.may_use(Action::List, &bucket, folder))?;
+            user.was_judged().map(|()| page)
+        };
         let page = self.blocking(&session, listed).await?;
         Ok(S3Response::new(list_uploads_of(input, page, max)))
     }

@@ -159,7 +159,7 @@ impl<S: Store> Gateway<S> {
             for object in delete.objects {
                 let asked = match user.may_use(Action::Delete, &bucket, &object.key) {
                     true => deletion(&object),
-                    false => Err(super::access::refused()),
+                    false => user.was_judged().and_then(|()| Err(super::access::refused())),
                 };
                 match asked {
                     Ok(guard) => keys.push((object.key, guard)),
