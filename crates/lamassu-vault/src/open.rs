@@ -449,11 +449,13 @@ impl Vault {
     /// As [`Vault::write`].
     pub fn append(&self, handle: HandleId, data: &[u8]) -> Result<usize> {
         let open = self.writing(handle)?;
-        let _pass = self.change()?;
-        self.bound_buffers(open.file().size(), data.len())?;
-        let done = open.file().append(data);
-        open.touched(self.now());
-        Ok(done.map(|_| data.len())?)
+        self.with_room(|| {
+            let _pass = self.change()?;
+            self.bound_buffers(open.file().size(), data.len())?;
+            let done = open.file().append(data);
+            open.touched(self.now());
+            Ok(done.map(|_| data.len())?)
+        })
     }
 
     /// close(2) of one descriptor: writes buffers to the store, and reports errors.
@@ -529,14 +531,16 @@ impl Vault {
     pub fn copy_range(&self, from: (HandleId, u64), to: (HandleId, u64), len: u64) -> Result<Option<u64>> {
         let (source, _) = self.file_of(from.0)?;
         let target = self.writing(to.0)?;
-        let _pass = self.change()?;
-        // Copied blocks keep their keys, which may be of an older epoch, and a re-keying may have passed this file
-        // already. Counted before and after.
-        self.moves.fetch_add(1, Ordering::AcqRel);
-        let done = target.file().copy_from(&source.file(), from.1, to.1, len);
-        self.moves.fetch_add(1, Ordering::AcqRel);
-        target.touched(self.now());
-        Ok(done?)
+        self.with_room(|| {
+            let _pass = self.change()?;
+            // Copied blocks keep their keys, which may be of an older epoch, and a re-keying may have passed this file
+            // already. Counted before and after.
+            self.moves.fetch_add(1, Ordering::AcqRel);
+            let done = target.file().copy_from(&source.file(), from.1, to.1, len);
+            self.moves.fetch_add(1, Ordering::AcqRel);
+            target.touched(self.now());
+            Ok(done?)
+        })
     }
 
     /// lseek(2) for data and holes.

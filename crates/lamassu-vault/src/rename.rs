@@ -69,10 +69,14 @@ impl Vault {
     /// [`VaultError::IsDirectory`], [`VaultError::NotDirectory`], [`VaultError::Invalid`] for a directory moved below
     /// itself, [`VaultError::Unsupported`] for an exchange the store cannot do.
     pub fn rename(&self, parent: Ino, name: &OsStr, to_parent: Ino, to_name: &OsStr, mode: RenameMode) -> Result<()> {
+        self.with_room(|| self.rename_once((parent, name), (to_parent, to_name), mode))
+    }
+
+    fn rename_once(&self, from: (Ino, &OsStr), to: (Ino, &OsStr), mode: RenameMode) -> Result<()> {
         let _pass = self.change()?;
         self.moves.fetch_add(1, std::sync::atomic::Ordering::AcqRel);
         for tried in 0..TRIES_MAX {
-            match self.try_rename(parent, name, to_parent, to_name, mode)? {
+            match self.try_rename(from, to, mode)? {
                 None => return Ok(()),
                 Some(Blocked::Going) => self.let_go_of_names(tried)?,
                 Some(Blocked::Barrier) => self.sync_store()?,
@@ -81,17 +85,10 @@ impl Vault {
         Err(errno("rename", libc::EBUSY))
     }
 
-    fn try_rename(
-        &self,
-        parent: Ino,
-        name: &OsStr,
-        to_parent: Ino,
-        to_name: &OsStr,
-        mode: RenameMode,
-    ) -> Result<Option<Blocked>> {
+    fn try_rename(&self, from: (Ino, &OsStr), to: (Ino, &OsStr), mode: RenameMode) -> Result<Option<Blocked>> {
         let _tree = self.tree.write();
-        let from = self.end(parent, name)?;
-        let to = self.end(to_parent, to_name)?;
+        let from = self.end(from.0, from.1)?;
+        let to = self.end(to.0, to.1)?;
         if from.st.is_none() || (mode == RenameMode::Exchange && to.st.is_none()) {
             return Err(VaultError::NotFound);
         }

@@ -225,32 +225,30 @@ impl Vault {
         access: Access,
         owner: Owner,
     ) -> Result<(Entry, HandleId)> {
-        self.with_room(|| {
-            let (entry, open) = self.make(parent, name, |dir, stored| {
-                let wanted = self.wanted(dir, Kind::File, mode, owner)?;
-                let profile = self.profile_in(dir)?;
-                self.ctx.check_allowed(profile)?;
-                let (backing, fresh) = self.create_backing(dir, stored, &wanted)?;
-                let fresh = Fresh { profile, ..fresh };
-                let object = self.record_made(dir, stored, &fresh, &wanted)?;
-                let st = fresh.st;
-                let found = self.nodes.lock().reference_new(dir.ino, &stored.name, &st, object);
-                let ino = found.ino;
-                self.unsynced.add(StoreId::from(&st));
-                let created = match &self.anchored {
-                    Some(_) => File::create_object(self.ctx.clone(), backing, &self.tag(ino), object),
-                    None => File::create(self.ctx.clone(), backing, &self.tag(ino)),
-                };
-                let file = created.and_then(|file| file.inherit(profile).map(|()| file));
-                let file = file.inspect_err(|_| self.forget(ino, 1))?;
-                let open = self.insert_held(ino, file, true);
-                open.touched(self.now());
-                Ok((self.entry_of(&found, dir, &stored.name, &st), open))
-            })?;
-            // Not under the locks of the tree: it may settle other files.
-            let entry = entry.inspect_err(|_| self.unhold(&open))?;
-            Ok((entry, self.handles.add(Handle::File { file: open, access })))
-        })
+        let (entry, open) = self.make(parent, name, |dir, stored| {
+            let wanted = self.wanted(dir, Kind::File, mode, owner)?;
+            let profile = self.profile_in(dir)?;
+            self.ctx.check_allowed(profile)?;
+            let (backing, fresh) = self.create_backing(dir, stored, &wanted)?;
+            let fresh = Fresh { profile, ..fresh };
+            let object = self.record_made(dir, stored, &fresh, &wanted)?;
+            let st = fresh.st;
+            let found = self.nodes.lock().reference_new(dir.ino, &stored.name, &st, object);
+            let ino = found.ino;
+            self.unsynced.add(StoreId::from(&st));
+            let created = match &self.anchored {
+                Some(_) => File::create_object(self.ctx.clone(), backing, &self.tag(ino), object),
+                None => File::create(self.ctx.clone(), backing, &self.tag(ino)),
+            };
+            let file = created.and_then(|file| file.inherit(profile).map(|()| file));
+            let file = file.inspect_err(|_| self.forget(ino, 1))?;
+            let open = self.insert_held(ino, file, true);
+            open.touched(self.now());
+            Ok((self.entry_of(&found, dir, &stored.name, &st), open))
+        })?;
+        // Not under the locks of the tree: it may settle other files.
+        let entry = entry.inspect_err(|_| self.unhold(&open))?;
+        Ok((entry, self.handles.add(Handle::File { file: open, access })))
     }
 
     /// Creates a regular file, fifo, socket or device node.
@@ -309,7 +307,7 @@ impl Vault {
         &self,
         parent: Ino,
         name: &OsStr,
-        make: impl FnOnce(&Arc<Dir>, &StoredName) -> Result<(Fresh, Wanted)>,
+        make: impl Fn(&Arc<Dir>, &StoredName) -> Result<(Fresh, Wanted)>,
     ) -> Result<Entry> {
         self.make(parent, name, |dir, stored| {
             let (fresh, wanted) = self.create_with(dir, stored, || make(dir, stored))?;
@@ -319,8 +317,12 @@ impl Vault {
         })
     }
 
-    /// Calls `make` with admission, locks and the stored name of a new entry.
-    fn make<T>(&self, parent: Ino, name: &OsStr, make: impl FnOnce(&Arc<Dir>, &StoredName) -> Result<T>) -> Result<T> {
+    /// Calls `make` with admission, locks and the stored name of a new entry; once more if the store was full.
+    fn make<T>(&self, parent: Ino, name: &OsStr, make: impl Fn(&Arc<Dir>, &StoredName) -> Result<T>) -> Result<T> {
+        self.with_room(|| self.make_once(parent, name, &make))
+    }
+
+    fn make_once<T>(&self, parent: Ino, name: &OsStr, make: impl Fn(&Arc<Dir>, &StoredName) -> Result<T>) -> Result<T> {
         let _pass = self.change()?;
         for tried in 0..TRIES_MAX {
             {

@@ -403,6 +403,11 @@ impl Turns {
         state.number
     }
 
+    /// The number of the turn; 0: there was none.
+    pub fn number(&self) -> u64 {
+        self.state.lock().number
+    }
+
     /// Lets the turn with this number end, if it is under way: another host wants the vault.
     pub fn recall(&self, number: u64) {
         let mut state = self.state.lock();

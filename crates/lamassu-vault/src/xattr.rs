@@ -142,6 +142,10 @@ impl Vault {
     /// control list; [`VaultError::Unsupported`] for names other than those of `user.`, `trusted.`, `security.` and
     /// access control lists.
     pub fn set_xattr(&self, ino: Ino, name: &OsStr, value: &[u8], mode: SetXattr) -> Result<()> {
+        self.with_room(|| self.set_xattr_once(ino, name, value, mode))
+    }
+
+    fn set_xattr_once(&self, ino: Ino, name: &OsStr, value: &[u8], mode: SetXattr) -> Result<()> {
         let _pass = self.change()?;
         let _tree = self.tree.read();
         let _alone = self.attrs_alone(ino);

@@ -17,6 +17,8 @@ use std::sync::atomic::Ordering;
 
 const ACCESS: &str = "system.posix_acl_access";
 const DEFAULT: &str = "system.posix_acl_default";
+/// File capabilities.
+pub(super) const CAPABILITY: &str = "security.capability";
 
 /// The sender of a request.
 #[derive(Clone, Copy, Debug)]
@@ -71,6 +73,11 @@ impl<F: FileSystem> Shared<F> {
     }
 
     pub(super) fn set_xattr(&self, ino: Ino, name: &OsStr, value: &[u8], mode: SetXattr, caller: Caller) -> Result<()> {
+        if name == ACCESS || name == DEFAULT {
+            self.check_owner(ino, None, None, caller)?;
+        } else if name == CAPABILITY {
+            self.without_capability.lock().remove(&ino);
+        }
         self.fs.set_xattr(ino, name, value, mode)?;
         if name == ACCESS {
             let attr = self.fs.getattr(ino, None)?;
@@ -80,6 +87,13 @@ impl<F: FileSystem> Shared<F> {
             }
         }
         Ok(())
+    }
+
+    pub(super) fn remove_xattr(&self, ino: Ino, name: &OsStr, caller: Caller) -> Result<()> {
+        if name == ACCESS || name == DEFAULT {
+            self.check_owner(ino, None, None, caller)?;
+        }
+        self.fs.remove_xattr(ino, name)
     }
 }
 

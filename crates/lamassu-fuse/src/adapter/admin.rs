@@ -84,6 +84,10 @@ impl<F: FileSystem> Shared<F> {
     /// Waits for changes under way, then freezes below. EBUSY as FIFREEZE answers.
     fn freeze(&self) -> Result<(), i32> {
         let _admin = self.admin.lock();
+        // Changes that the gate holds back are carried out when it opens: not in a turn.
+        if self.fs.turns().is_some() {
+            return Err(libc::EXDEV);
+        }
         if !self.gate.close() {
             return Err(libc::EBUSY);
         }

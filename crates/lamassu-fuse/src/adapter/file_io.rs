@@ -5,11 +5,11 @@
 //! (`FATTR_KILL_SUIDGID`, `FUSE_OPEN_KILL_SUIDGID`): there every caller except root counts as lacking `CAP_FSETID`. On
 //! chown the bits are always cleared.
 
-use super::acl::Caller;
+use super::acl::{CAPABILITY, Caller};
 use super::{CacheWrite, Shared, convert, failed};
 use crate::options::CacheMode;
 use fuser::{FopenFlags, OpenFlags, ReplyData, ReplyWrite, WriteFlags};
-use lamassu_vault::turns::{Need, Use};
+use lamassu_vault::turns::Need;
 use lamassu_vault::{
     Access, Attr, DirEntry, Entry, FileSystem, HandleId, Ino, Kind, Owner, Result, SetAttr, VaultError,
 };
@@ -140,8 +140,9 @@ impl<F: FileSystem> Shared<F> {
         done
     }
 
-    /// Creates and opens. The kernel sends this when it knows of no such entry. If another caller has created it
-    /// meanwhile, an open without `O_EXCL` opens it.
+    /// Creates and opens. The kernel sends this when it knows of no such entry, and then checks no permission of the
+    /// file that is opened. So an existing one is never opened here: an open without `O_EXCL` fails as stale, and the
+    /// kernel looks the name up again, checks, and sends an open.
     pub(super) fn create(
         &self,
         parent: Ino,
@@ -153,21 +154,17 @@ impl<F: FileSystem> Shared<F> {
     ) -> Result<(Entry, HandleId)> {
         let access = self.access(flags);
         self.descriptors.check(caller)?;
-        match self.fs.create(parent, name, mode, Access { truncate: false, ..access }, owner) {
+        let made = self.fs.create(parent, name, mode, Access { truncate: false, ..access }, owner);
+        let made = self.synced(&[parent], made, |(entry, handle)| {
+            let _ = self.fs.release(handle);
+            self.fs.forget(entry.attr.ino, 1);
+        });
+        match made {
             Ok((entry, handle)) => {
                 self.opened(entry.attr.ino, handle, access, flags, caller);
                 Ok((entry, handle))
             }
-            Err(VaultError::Exists) if flags.0 & libc::O_EXCL == 0 => {
-                let entry = self.fs.lookup(parent, name)?;
-                match self.open(entry.attr.ino, flags, caller) {
-                    Ok(handle) => Ok((entry, handle)),
-                    Err(error) => {
-                        self.fs.forget(entry.attr.ino, 1);
-                        Err(error)
-                    }
-                }
-            }
+            Err(VaultError::Exists) if flags.0 & libc::O_EXCL == 0 => Err(VaultError::Stale),
             Err(error) => Err(error),
         }
     }
@@ -241,8 +238,7 @@ impl<F: FileSystem> Shared<F> {
         drop(counted);
     }
 
-    /// The same for a write that may wait for keys: on a thread of its own, since there are few request threads, and
-    /// others must be able to read meanwhile.
+    /// The same for a write that may wait for keys.
     pub(super) fn write_aside(
         self: &Arc<Self>,
         need: Need,
@@ -251,25 +247,16 @@ impl<F: FileSystem> Shared<F> {
         counted: Option<CacheWrite<F>>,
         reply: ReplyWrite,
     ) {
-        let shared = self.clone();
-        let begin = move |turn: Option<Use>| {
-            let syncs = shared.syncs.clone();
-            syncs.run(Box::new(move || {
-                let write = move |s: &Arc<Self>| s.write(request, &data, counted, reply);
-                match shared.gate.enter() {
-                    Some(_pass) => _ = shared.answer("write", || write(&shared)),
-                    None => {
-                        let s = shared.clone();
-                        shared.gate.defer(request.ino, Box::new(move || _ = s.serve("write", || write(&s))));
-                    }
+        self.in_turn_aside(need, move |shared| {
+            let write = move |s: &Arc<Self>| s.write(request, &data, counted, reply);
+            match shared.gate.enter() {
+                Some(_pass) => _ = shared.answer("write", || write(shared)),
+                None => {
+                    let s = shared.clone();
+                    shared.gate.defer(request.ino, Box::new(move || _ = s.serve("write", || write(&s))));
                 }
-                drop(turn);
-            }));
-        };
-        match self.fs.turns() {
-            Some(turns) => turns.run(need, move |turn| begin(Some(turn))),
-            None => begin(None),
-        }
+            }
+        });
     }
 
     fn is_direct_write(&self, request: &WriteRequest) -> bool {
@@ -283,7 +270,7 @@ impl<F: FileSystem> Shared<F> {
             self.drop_privileges(ino, Some(handle), caller)?;
         }
         // For every caller: unlike the bits, capabilities are cleared for root too.
-        if direct && self.without_capability.lock().insert(handle.0) {
+        if direct {
             self.drop_capability(ino)?;
         }
         // If other hosts write too, the kernel does not know where a file ends.
@@ -315,16 +302,27 @@ impl<F: FileSystem> Shared<F> {
 
     /// Removes file capabilities, as a direct write must; for other writes the kernel does it. Checks first whether
     /// there is one: even the removal of an absent attribute takes a right that daemons of ordinary users lack.
+    ///
+    /// The file is known to have none until one is set through this mount ([`Shared::set_xattr`]; the kernel's lock of
+    /// the inode keeps the two apart), or in another host's turn.
     fn drop_capability(&self, ino: Ino) -> Result<()> {
-        let name = OsStr::new("security.capability");
-        match self.fs.get_xattr(ino, name) {
-            Ok(_) => self.fs.remove_xattr(ino, name),
-            Err(_) => Ok(()),
+        let turn = self.fs.turns().map_or(0, |turns| turns.number());
+        if self.without_capability.lock().get(&ino) == Some(&turn) {
+            return Ok(());
         }
+        let name = OsStr::new(CAPABILITY);
+        match self.fs.get_xattr(ino, name) {
+            Ok(_) => self.fs.remove_xattr(ino, name)?,
+            Err(VaultError::NoAttribute | VaultError::Unsupported) => {}
+            Err(error) => return Err(error),
+        }
+        self.without_capability.lock().insert(ino, turn);
+        Ok(())
     }
 
     /// setattr. Truncation and a change of owner also clear set-uid and set-gid bits.
     pub(super) fn setattr(&self, ino: Ino, handle: Option<HandleId>, mut set: SetAttr, caller: Caller) -> Result<Attr> {
+        self.check_setattr(ino, handle, &set, caller)?;
         let chown = set.uid.is_some() || set.gid.is_some();
         if set.mode.is_none() && (chown || (set.size.is_some() && !caller.is_root())) {
             let attr = self.fs.getattr(ino, handle)?;

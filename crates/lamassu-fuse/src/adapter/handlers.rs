@@ -111,39 +111,49 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
     fn mknod(&self, req: &Request, parent: INodeNo, name: &OsStr, mode: u32, umask: u32, rdev: u32, reply: ReplyEntry) {
         let (name, owner) = (name.to_owned(), self.0.owner(req, umask));
         let Some(kind) = node_kind(mode) else { return reply.error(Errno::EPERM) };
-        self.0.change(parent.0, "mknod", move |s| {
+        self.0.change_names(parent.0, "mknod", move |s| {
             let made = s.fs.mknod(parent.0, &name, kind, mode & 0o7777, rdev.into(), owner);
-            s.send_entry("mknod", (parent.0, &name), made, reply);
+            s.send_entry("mknod", (parent.0, &name), s.synced_entry(parent.0, made), reply);
         });
     }
 
     fn mkdir(&self, req: &Request, parent: INodeNo, name: &OsStr, mode: u32, umask: u32, reply: ReplyEntry) {
         let (name, owner) = (name.to_owned(), self.0.owner(req, umask));
-        self.0.change(parent.0, "mkdir", move |s| {
-            s.send_entry("mkdir", (parent.0, &name), s.fs.mkdir(parent.0, &name, mode & 0o7777, owner), reply);
+        self.0.change_names(parent.0, "mkdir", move |s| {
+            let made = s.fs.mkdir(parent.0, &name, mode & 0o7777, owner);
+            s.send_entry("mkdir", (parent.0, &name), s.synced_entry(parent.0, made), reply);
         });
     }
 
-    fn unlink(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        let name = name.to_owned();
-        self.0.change(parent.0, "unlink", move |s| send_empty("unlink", s.fs.unlink(parent.0, &name), reply));
+    fn unlink(&self, req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        let (name, caller) = (name.to_owned(), Caller::of(req));
+        self.0.change_names(parent.0, "unlink", move |s| {
+            let allowed = s.check_sticky(parent.0, &name, caller);
+            let done = allowed.and_then(|()| s.fs.unlink(parent.0, &name));
+            send_empty("unlink", s.synced(&[parent.0], done, |()| {}), reply);
+        });
     }
 
-    fn rmdir(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        let name = name.to_owned();
-        self.0.change(parent.0, "rmdir", move |s| send_empty("rmdir", s.fs.rmdir(parent.0, &name), reply));
+    fn rmdir(&self, req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        let (name, caller) = (name.to_owned(), Caller::of(req));
+        self.0.change_names(parent.0, "rmdir", move |s| {
+            let allowed = s.check_sticky(parent.0, &name, caller);
+            let done = allowed.and_then(|()| s.fs.rmdir(parent.0, &name));
+            send_empty("rmdir", s.synced(&[parent.0], done, |()| {}), reply);
+        });
     }
 
     fn symlink(&self, req: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
         let (name, target, owner) = (name.to_owned(), target.as_os_str().as_bytes().to_vec(), self.0.owner(req, 0));
-        self.0.change(parent.0, "symlink", move |s| {
-            s.send_entry("symlink", (parent.0, &name), s.fs.symlink(parent.0, &name, &target, owner), reply);
+        self.0.change_names(parent.0, "symlink", move |s| {
+            let made = s.fs.symlink(parent.0, &name, &target, owner);
+            s.send_entry("symlink", (parent.0, &name), s.synced_entry(parent.0, made), reply);
         });
     }
 
     fn rename(
         &self,
-        _req: &Request,
+        req: &Request,
         parent: INodeNo,
         name: &OsStr,
         newparent: INodeNo,
@@ -157,18 +167,21 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
             RenameFlags::RENAME_EXCHANGE => RenameMode::Exchange,
             _ => return reply.error(Errno::EINVAL),
         };
-        let (name, newname) = (name.to_owned(), newname.to_owned());
-        self.0.change(parent.0, "rename", move |s| {
-            let done = s.fs.rename(parent.0, &name, newparent.0, &newname, mode);
+        let (name, newname, caller) = (name.to_owned(), newname.to_owned(), Caller::of(req));
+        self.0.change_names(parent.0, "rename", move |s| {
+            let allowed = s.check_sticky(parent.0, &name, caller);
+            let allowed = allowed.and_then(|()| s.check_sticky(newparent.0, &newname, caller));
+            let done = allowed.and_then(|()| s.fs.rename(parent.0, &name, newparent.0, &newname, mode));
             s.moved([(parent.0, &name), (newparent.0, &newname)]);
-            send_empty("rename", done, reply);
+            send_empty("rename", s.synced(&[newparent.0, parent.0], done, |()| {}), reply);
         });
     }
 
     fn link(&self, _req: &Request, ino: INodeNo, newparent: INodeNo, newname: &OsStr, reply: ReplyEntry) {
         let name = newname.to_owned();
-        self.0.change(ino.0, "link", move |s| {
-            s.send_entry("link", (newparent.0, &name), s.fs.link(ino.0, newparent.0, &name), reply);
+        self.0.change_names(ino.0, "link", move |s| {
+            let made = s.fs.link(ino.0, newparent.0, &name);
+            s.send_entry("link", (newparent.0, &name), s.synced_entry(newparent.0, made), reply);
         });
     }
 
@@ -185,18 +198,16 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
         reply: ReplyCreate,
     ) {
         let (name, owner, flags) = (name.to_owned(), self.0.owner(req, umask), OpenFlags(flags));
-        let (shared, caller) = (self.0.clone(), Caller::of(req));
-        self.0.change(parent.0, "create", move |s| {
+        let caller = Caller::of(req);
+        self.0.change_names(parent.0, "create", move |s| {
             match s.create(parent.0, &name, mode & 0o7777, flags, owner, caller) {
-                // Another caller may have created and read the file before: then it may just be being put into the page
-                // cache.
-                Ok((entry, handle)) => shared.after_fill(entry.attr.ino, "create", move |s| {
+                Ok((entry, handle)) => {
                     let attr = file_attr(&entry.attr);
                     let how = s.open_reply_flags(handle, flags);
                     // There is one TTL for name and attributes: the smaller of the two.
                     let ttl = s.ttl(entry.attr.ino).min(s.name_ttl(parent.0, &name));
                     reply.created(&ttl, &attr, Generation(entry.generation), FileHandle(handle.0), how);
-                }),
+                }
                 Err(error) => reply.error(failed("create", &error)),
             }
         });
@@ -326,7 +337,7 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
         let shared = self.0.clone();
         self.0.in_order(ino.0, "release", move |s| {
             shared.drop_use(ino.0, s.access(flags).write);
-            s.without_capability.lock().remove(&fh.0);
+            s.without_capability.lock().remove(&ino.0);
             s.forget_directness(HandleId(fh.0));
             send_empty("release", s.release(HandleId(fh.0)), reply);
         });
@@ -506,13 +517,13 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
         });
     }
 
-    fn removexattr(&self, _req: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+    fn removexattr(&self, req: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         if let Err(errno) = self.0.refuse_acl(name) {
             return reply.error(errno);
         }
-        let name = name.to_owned();
+        let (name, caller) = (name.to_owned(), Caller::of(req));
         self.0.change(ino.0, "removexattr", move |s| {
-            send_empty("removexattr", s.fs.remove_xattr(ino.0, &name), reply);
+            send_empty("removexattr", s.remove_xattr(ino.0, &name, caller), reply);
         });
     }
 

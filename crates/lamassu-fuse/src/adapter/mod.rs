@@ -2,9 +2,10 @@
 //!
 //! `handlers` is the list of requests, one short method each. `file_io` reads, writes and clears set-uid bits when the
 //! kernel asks for it; `uses` counts open files; `reply` has the common parts of answers; `convert` converts between
-//! the kernel's types and the vault's; `acl` handles access control lists; `admin` answers ioctls and seeks; `counts`
-//! counts requests; `cache` makes the kernel drop its caches of vaults that are unloaded; `gate` holds changes back
-//! during a freeze; `syncs` has threads for syncs; `lifetime` starts the threads of a mount and ends them.
+//! the kernel's types and the vault's; `acl` handles access control lists; `rights` checks permissions again where hosts
+//! take turns; `admin` answers ioctls and seeks; `counts` counts requests; `cache` makes the kernel drop its caches of
+//! vaults that are unloaded; `gate` holds changes back during a freeze; `syncs` has threads for syncs; `lifetime` starts
+//! the threads of a mount and ends them.
 
 mod acl;
 mod admin;
@@ -17,6 +18,7 @@ mod gate;
 mod handlers;
 mod lifetime;
 mod reply;
+mod rights;
 mod syncs;
 mod uses;
 
@@ -31,8 +33,8 @@ use counts::Counts;
 use descriptors::Descriptors;
 use fuser::{Errno, InitFlags, KernelConfig, Notifier};
 use gate::Gate;
-use lamassu_vault::turns::Need;
-use lamassu_vault::{FileSystem, Ino, VaultError};
+use lamassu_vault::turns::{Need, Use};
+use lamassu_vault::{Entry, FileSystem, Ino, Result, VaultError};
 use lifetime::Lifetime;
 use parking_lot::{Mutex, RwLock};
 use std::collections::{HashMap, HashSet};
@@ -83,6 +85,10 @@ pub(crate) struct Shared<F> {
     delegates: Vec<u32>,
     /// Names for which the kernel was told that they are not in the root.
     absent: Mutex<HashSet<OsString>>,
+    /// Changes of names are durable before they are answered.
+    syncs_names: bool,
+    /// The attributes of the root are asked for at each use, so that no caller passes unseen: see `allow_root`.
+    is_root_asked: bool,
     /// Whether the kernel enforces access control lists.
     acls: AtomicBool,
     gate: Gate,
@@ -91,8 +97,8 @@ pub(crate) struct Shared<F> {
     /// The open files and directories.
     uses: Mutex<HashMap<Ino, Uses>>,
     descriptors: Descriptors,
-    /// Direct handles through which file capabilities were removed already.
-    without_capability: Mutex<HashSet<u64>>,
+    /// Files that are known to have no capabilities, and the number of the turn.
+    without_capability: Mutex<HashMap<Ino, u64>>,
     /// Handles of files that were opened without the page cache because their vault asked for that. The vault's setting
     /// may change while they are open; the handle stays direct.
     uncached: RwLock<HashSet<u64>>,
@@ -132,6 +138,8 @@ impl<F: FileSystem> Shared<F> {
             owner,
             delegates: options.delegates.clone(),
             absent: Mutex::default(),
+            syncs_names: options.sync || options.dirsync,
+            is_root_asked: options.allow_root && !options.allow_other,
             acls: AtomicBool::new(false),
             gate: Gate::default(),
             admin: Mutex::new(()),
@@ -193,6 +201,23 @@ impl<F: FileSystem> Shared<F> {
         });
     }
 
+    /// The same on a thread of its own, for a request that may wait long: there are few request threads, and other
+    /// requests must not wait for it.
+    fn in_turn_aside(self: &Arc<Self>, need: Need, job: impl FnOnce(&Arc<Self>) + Send + 'static) {
+        let shared = self.clone();
+        let begin = move |turn: Option<Use>| {
+            let syncs = shared.syncs.clone();
+            syncs.run(Box::new(move || {
+                job(&shared);
+                drop(turn);
+            }));
+        };
+        match self.fs.turns() {
+            Some(turns) => turns.run(need, move |turn| begin(Some(turn))),
+            None => begin(None),
+        }
+    }
+
     /// Carries out a request that changes nothing.
     fn look(self: &Arc<Self>, op: &'static str, job: impl FnOnce(&Arc<Self>) + Send + 'static) {
         self.in_turn(Need::LOOK, move |shared| _ = shared.answer(op, || job(shared)));
@@ -201,6 +226,37 @@ impl<F: FileSystem> Shared<F> {
     /// Carries a change out now, or in the next turn, or after the thaw.
     fn change(self: &Arc<Self>, ino: Ino, op: &'static str, job: impl FnOnce(&Self) + Send + 'static) {
         self.in_turn(Need::CHANGE, move |shared| shared.change_in_turn(ino, op, job));
+    }
+
+    /// The same for a change of names, which is durable before it is answered if that is asked for
+    /// ([`Shared::synced`]).
+    fn change_names(self: &Arc<Self>, ino: Ino, op: &'static str, job: impl FnOnce(&Self) + Send + 'static) {
+        match self.syncs_names {
+            true => self.in_turn_aside(Need::CHANGE, move |shared| shared.change_in_turn(ino, op, job)),
+            false => self.change(ino, op, job),
+        }
+    }
+
+    /// Makes changed directories durable, with `sync` or `dirsync`: the kernel does it for no FUSE mount. `undo`: gives
+    /// back what the caller will not be told of.
+    fn synced<T>(&self, dirs: &[Ino], done: Result<T>, undo: impl FnOnce(T)) -> Result<T> {
+        let made = done?;
+        let sync = |dir: &Ino| {
+            let handle = self.fs.open_dir(*dir)?;
+            let done = self.fs.fsync_dir(handle);
+            done.and(self.fs.release_dir(handle))
+        };
+        if self.syncs_names
+            && let Err(error) = dirs.iter().try_for_each(sync)
+        {
+            undo(made);
+            return Err(error);
+        }
+        Ok(made)
+    }
+
+    fn synced_entry(&self, dir: Ino, made: Result<Entry>) -> Result<Entry> {
+        self.synced(&[dir], made, |entry| self.fs.forget(entry.attr.ino, 1))
     }
 
     fn change_in_turn(self: &Arc<Self>, ino: Ino, op: &'static str, job: impl FnOnce(&Self) + Send + 'static) {

@@ -7,7 +7,7 @@
 use super::{Shared, TTL, TTL_WRITE_BACK};
 use crate::options::CacheMode;
 use lamassu_vault::turns::{KEPT_FOR, Turns};
-use lamassu_vault::{FileSystem, Ino};
+use lamassu_vault::{FileSystem, Ino, ROOT};
 use std::ffi::OsStr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -42,6 +42,9 @@ impl<F: FileSystem> Drop for Claim<F> {
 impl<F: FileSystem> Shared<F> {
     /// How long the attributes of an inode may be cached.
     pub(super) fn ttl(&self, ino: Ino) -> Duration {
+        if ino == ROOT && self.is_root_asked {
+            return Duration::ZERO;
+        }
         if let Some(turns) = self.fs.turns() {
             let may_keep = self.keeps_in(turns) && !self.is_written(ino) && self.fs.may_cache(ino);
             if may_keep && turns.may_keep(ino) { KEPT_FOR } else { Duration::ZERO }

@@ -122,6 +122,7 @@ pub fn capabilities_are_kept_and_cleared(dir: &Path) {
             cap a; as $who fallocate -l 9 a; left a
             cap d; as $who dd if=/dev/zero of=d bs=4096 count=1 oflag=direct status=none conv=notrunc; left d
         done
+        exec 3>> d; echo 1 >&3; left d; cap d; left d; echo 2 >&3; left d; cap d; echo 3 >&3; left d; exec 3>&-
         cap c; chown 1234 c; left c; cap c; chgrp 77 c; left c
         cap x; setfattr -x security.capability x; left x",
     );

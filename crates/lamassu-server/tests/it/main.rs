@@ -11,6 +11,7 @@ mod hosts;
 mod keys;
 mod oblivious;
 mod operations;
+mod permissions;
 mod policy;
 mod rotation;
 mod shared;

@@ -430,6 +430,8 @@ impl Forest {
     fn root_attr(&self, slot: &KnownVolume) -> Result<Attr> {
         let attr = match slot.loaded() {
             Some(vault) => vault.getattr(ROOT, None)?,
+            // Without a turn nothing is known: the store's attributes may be of any age.
+            None if slot.number == ROOT_VOLUME && self.waits_in().is_some() => return Err(self.not_loaded()),
             None => {
                 let attr = slot.backing_attr()?;
                 let row = self.entry_row(slot)?;

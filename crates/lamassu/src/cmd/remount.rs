@@ -58,7 +58,6 @@ fn with(mut flags: MountFlags, word: &str) -> MountFlags {
         "relatime" => (MountFlags::RELATIME, true),
         "sync" => (MountFlags::SYNCHRONOUS, true),
         "async" => (MountFlags::SYNCHRONOUS, false),
-        "dirsync" => (MountFlags::DIRSYNC, true),
         _ => return flags,
     };
     flags.set(flag, on);

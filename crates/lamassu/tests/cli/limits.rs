@@ -202,3 +202,34 @@ fn a_user_fills_no_log_and_what_is_left_out_is_counted() {
     assert!(lines <= 10, "{lines} of the same");
     assert_eq!(lines_of_reads_that_fail(&b, READS, "--foreground"), (READS, 0));
 }
+
+/// What root has just looked at is in the kernel's caches. Another user gets none of it.
+#[test]
+fn a_mount_for_root_and_its_owner_shows_others_nothing_that_is_cached() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED: takes root");
+        return;
+    }
+    let b = Bench::new();
+    b.run("init v").ok();
+    b.dir("m");
+    b.run("mount -o allow_root v m").ok();
+    for dir in [".", "m"] {
+        fs::set_permissions(b.path(dir), fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    fs::create_dir(b.path("m/d")).unwrap();
+    std::os::unix::fs::symlink("secret", b.path("m/d/link")).unwrap();
+    for _ in 0..3 {
+        let stat = |path: &str| fs::metadata(b.path(path)).map(drop);
+        let look = || [stat("m"), stat("m/d"), fs::read_link(b.path("m/d/link")).map(drop)];
+        // The kernel asks for access lists, if it has to judge others than the owner.
+        for dir in ["m", "m/d"] {
+            let _ = rustix::fs::getxattr(b.path(dir), "system.posix_acl_access", &mut [0_u8; 512][..]);
+        }
+        assert!(look().iter().all(Result::is_ok));
+        for done in as_user(ANN, look) {
+            assert_eq!(done.unwrap_err().raw_os_error(), Some(libc::EACCES));
+        }
+    }
+    b.unmount("m");
+}

@@ -572,3 +572,35 @@ fn what_is_wrong_with_a_path_is_said() {
     b.run("key restore copy v").ok();
     b.run("ls v").ok();
 }
+
+/// A change of names that was answered is there after a crash of the daemon.
+#[test]
+fn names_are_durable_at_once_with_dirsync() {
+    for option in ["dirsync", "sync"] {
+        let b = bench("");
+        b.run(&format!("mount -o {option} v m")).ok();
+        let at = |name: &str| b.path("m").join(name);
+        for name in ["gone", "old", "replaced"] {
+            fs::write(at(name), name).unwrap();
+        }
+        fs::create_dir(at("dir")).unwrap();
+        fs::create_dir(at("no")).unwrap();
+        fs::remove_dir(at("no")).unwrap();
+        fs::remove_file(at("gone")).unwrap();
+        fs::rename(at("old"), at("dir/new")).unwrap();
+        fs::hard_link(at("replaced"), at("dir/linked")).unwrap();
+        std::os::unix::fs::symlink("x", at("link")).unwrap();
+        kill(daemon_of(&b), "-KILL");
+        wait_for("the dead mount can be detached", || Command::new("umount").arg(at("")).status().unwrap().success());
+        b.run("mount v m").ok();
+        let listed = |dir: &str| {
+            let names = fs::read_dir(at(dir)).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+            let mut names: Vec<_> = names.collect();
+            names.sort();
+            names
+        };
+        assert_eq!(listed(""), ["dir", "link", "replaced"], "{option}");
+        assert_eq!(listed("dir"), ["linked", "new"], "{option}");
+        b.unmount("m");
+    }
+}
