@@ -5,8 +5,13 @@ from .figures import by, median, names, number, runs, table
 TITLE = {"none": "no encryption", "synchronous": "synchronous", "pipelined": "pipelined"}
 
 
-def study(results, _plots):
-    result = results["study"]
+def told(result):
+    return (f"Random 4 KiB writes over NBD, a volume of {result['size_mib']} MiB for each channel, a flush at the end; {runs(result)}. µs: the server's processor "
+            f"time for 4 KiB. All directories lie on one disk, and {result['threads']} processors serve clients and servers. `scripts/bench study`.")
+
+
+def figures(result):
+    """The tables of writes, and of ciphers by themselves."""
     samples = result["samples"]
     ways, shapes = names(samples, "way"), list(dict.fromkeys((s["channels"], s["directories"]) for s in samples))
 
@@ -17,10 +22,14 @@ def study(results, _plots):
     writes = table(["channels / directories", *(f"{TITLE[w]}, MiB/s" for w in ways), *(f"{TITLE[w]}, µs" for w in ways)], rows)
     apart = table(["cipher alone, blocks of 4 KiB", "GB/s"], [[", ".join(f"{k} {v}" for k, v in row.items() if k != "gb_per_s"), number(row["gb_per_s"])]
                                                             for row in result["ciphers"]]) if result["ciphers"] else "The ciphers were not measured apart."
+    return writes, apart
+
+
+def study(results, _plots):
+    writes, apart = figures(results["study"])
     return f"""## The study's experiment
 
-Random 4 KiB writes over NBD, a volume of {result['size_mib']} MiB for each channel, a flush at the end; {runs(result)}. µs: the server's processor time for 4 KiB.
-All directories lie on one disk, and {result['threads']} processors serve clients and servers. `scripts/bench study`.
+{told(results["study"])}
 
 {writes}
 

@@ -15,6 +15,8 @@ from .savings import told as told_of_savings
 from .server import figures as of_server
 from .server import told as told_of_server
 from .shared import figures as of_shared
+from .study import figures as of_study
+from .study import told as told_of_study
 from .volumes import figures as of_volumes
 from .volumes import told as told_of_volumes
 
@@ -24,7 +26,7 @@ TIMED = {"small": "Many small files", "durable": "Synced writes and overwriting"
 
 
 def summary(results, plots, title, method):
-    figures = (mount(results, plots), timed(results, "small", plots), timed(results, "durable", plots), space(results, plots), several_hosts(results), a_server(results), some_volumes(results), compression(results), savings(results), ciphers(results, plots))
+    figures = (mount(results, plots), timed(results, "small", plots), timed(results, "durable", plots), space(results, plots), several_hosts(results), a_server(results), some_volumes(results), the_study(results), compression(results), savings(results), ciphers(results, plots))
     return "\n\n".join([title, glance(results), *(part for part in figures if part), method, rest(results)]) + "\n"
 
 
@@ -143,6 +145,11 @@ def several_hosts(results):
 def some_volumes(results):
     result = results.get("volumes")
     return f"## Volumes over NBD\n\n{paragraph(told_of_volumes(result))}\n\n{of_volumes(result)}" if result else ""
+
+
+def the_study(results):
+    result = results.get("study")
+    return f"## The study's experiment\n\n{paragraph(told_of_study(result))}\n\n{of_study(result)[0]}" if result else ""
 
 
 def a_server(results):

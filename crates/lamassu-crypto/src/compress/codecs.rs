@@ -1,8 +1,8 @@
 //! The codecs' libraries, and the memory they work in.
 
+use crate::secret::wipe;
 use lamassu_format::{Codec, CodecVersion};
 use lz4_flex::block::{CompressTable, compress_into_with_table, decompress_into, get_maximum_output_size};
-use zeroize::Zeroize;
 use zstd_safe::{CCtx, CParameter, DCtx};
 
 /// The release of `lz4_flex` that Cargo.toml pins.
@@ -82,13 +82,13 @@ impl Codecs {
     /// Wipes the first bytes of the output or of what is held.
     pub fn wipe(&mut self, len: usize) {
         let len = len.min(self.scratch.len());
-        self.scratch[..len].zeroize();
+        wipe(&mut self.scratch[..len]);
     }
 }
 
 fn room(scratch: &mut Vec<u8>, len: usize) -> &mut [u8] {
     if scratch.len() < len {
-        scratch.zeroize(); // growing would leave a copy
+        wipe(scratch); // growing would leave a copy
         scratch.resize(len, 0);
     }
     &mut scratch[..len]

@@ -10,10 +10,8 @@
 use parking_lot::Mutex;
 use rustix::mm::{self, Advice, MapFlags, ProtFlags};
 use std::alloc::{Layout, handle_alloc_error};
-use std::mem::MaybeUninit;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicBool, Ordering};
-use zeroize::Zeroize;
 
 /// Smallest piece, log₂ of bytes.
 const CLASS_MIN_LOG2: u32 = 5;
@@ -146,9 +144,8 @@ impl Piece {
 
 impl Drop for Piece {
     fn drop(&mut self) {
-        // SAFETY: our bytes, and MaybeUninit asks nothing of them (a typed value may have left padding).
-        let bytes = unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr().cast::<MaybeUninit<u8>>(), self.len) };
-        bytes.zeroize();
+        // SAFETY: our bytes, of which the call reads none (a typed value may have left padding).
+        unsafe { libc::explicit_bzero(self.start.as_ptr().cast(), self.len) };
         let mut arena = ARENA.lock();
         match class_of(self.len) {
             Some(class) => arena.free[class].push(self.start),

@@ -16,6 +16,13 @@ use zeroize::Zeroize;
 pub use arena::memory_is_locked;
 pub use stack::without_trace;
 
+/// Overwrites bytes with zeros, at the speed of memset(3): for buffers. `zeroize` writes byte by byte.
+pub fn wipe(bytes: &mut [u8]) {
+    // SAFETY: the slice is writable for its length. The compiler does not leave out the call, also if nothing reads the
+    // bytes afterwards: explicit_bzero(3).
+    unsafe { libc::explicit_bzero(bytes.as_mut_ptr().cast(), bytes.len()) }
+}
+
 /// N secret bytes.
 pub struct Secret<const N: usize> {
     b: Locked<[u8; N]>,

@@ -3,7 +3,6 @@
 use parking_lot::Mutex;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
-use zeroize::Zeroize;
 
 /// Bytes kept for use again. The allocator would return freed blocks to the system one by one, and a fresh block costs
 /// a page fault.
@@ -70,7 +69,7 @@ impl Drop for Block {
 /// Wipes the spare blocks and frees them. To be called when a vault is closed: they may never be used again.
 pub fn wipe_spare() {
     let (mut blocks, _) = std::mem::take(&mut *SPARE.lock());
-    blocks.iter_mut().filter_map(Arc::get_mut).for_each(Zeroize::zeroize);
+    blocks.iter_mut().filter_map(Arc::get_mut).for_each(lamassu_crypto::secret::wipe);
 }
 
 impl Deref for Block {

@@ -14,6 +14,7 @@ use super::types::{Damage, DamageKind, FileContext, StoreError};
 use crate::backend::BackendFile;
 use lamassu_anchor::Window;
 use lamassu_crypto::ring::OpenError;
+use lamassu_crypto::secret::wipe;
 use lamassu_format::profile::KeyKind;
 use lamassu_format::{BlockNo, FileId, Geometry, PAGE_LEN, Page, PageNo};
 use parking_lot::Mutex;
@@ -21,7 +22,6 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::time::Instant;
-use zeroize::Zeroize;
 
 /// Most damages reported for each open file.
 const REPORTED_MAX: usize = 1024;
@@ -188,7 +188,7 @@ impl Core {
                 Err(_) => PageState::Bad(DamageKind::PageFormat),
             },
         };
-        bytes.zeroize(); // the keys of blocks
+        wipe(bytes); // the keys of blocks
         entry
     }
 
