@@ -117,13 +117,13 @@ pub struct Config {
     /// the directory of the buckets
     #[serde(default = "slash")]
     pub buckets: String,
-    /// where objects are instead, `s3://BUCKET/PREFIX`
+    /// the object store at a provider instead, `s3://BUCKET/PREFIX`
     #[serde(default)]
     pub backend: Option<String>,
-    /// the provider there
+    /// settings for that provider
     #[serde(default)]
     provider: Provider,
-    /// where it is mounted too
+    /// mountpoint, if the vault is also mounted
     #[serde(default)]
     pub mountpoint: Option<PathBuf>,
     /// whether other users may use the mount

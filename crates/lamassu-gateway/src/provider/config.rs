@@ -103,10 +103,10 @@ pub struct ProviderConfig {
     object_gib_max: u64,
     #[serde(default = "listing_mib_max")]
     listing_mib_max: usize,
-    /// the longest life of a credential
+    /// longest life of a credential, seconds
     #[serde(default = "credential_seconds_max")]
     pub credential_seconds_max: u64,
-    /// the greatest age of a list of revocations
+    /// greatest age of a list of revocations, seconds
     #[serde(default = "status_seconds_max")]
     pub status_seconds_max: u64,
     #[serde(default)]
@@ -130,14 +130,14 @@ struct Entry {
     limits: Limits,
 }
 
-/// A tenant.
+/// A tenant of the proxy.
 #[derive(Clone, Debug)]
 pub struct TenantConfig {
     /// its bucket
     pub bucket: String,
-    /// its public key
+    /// its public key (Ed25519)
     pub key: [u8; 32],
-    /// where it publishes
+    /// the directory that it publishes to
     pub published: PathBuf,
     /// its limits
     pub limits: Limits,
