@@ -11,7 +11,7 @@ use std::net::Ipv6Addr;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-/// Its name in the directory.
+/// File name in the server's directory.
 pub const FILE: &str = "server.toml";
 
 /// What `init` writes.
@@ -78,17 +78,17 @@ pub const COMMENTED: &str = r#"# Configuration of lamassu-server. A line that is
 #password_file = "etcd.password"
 "#;
 
-/// All of it.
+/// The whole configuration.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
-    /// where hosts connect
+    /// the address on which hosts connect
     pub listen: String,
-    /// how hosts reach it
+    /// the address that tokens name
     pub address: Option<String>,
     term_seconds: u64,
     heartbeat_seconds: u64,
-    /// how long a token is good
+    /// validity of a token, hours
     pub token_hours: u64,
     /// connections at once
     pub connections_max: usize,
@@ -98,11 +98,11 @@ pub struct Config {
     pub audit_entries: u64,
     /// how many MiB of them
     pub audit_mib: u64,
-    /// where monitoring asks
+    /// the address for monitoring
     pub metrics: Option<String>,
-    /// where alerts are posted
+    /// URL that alerts are posted to
     pub webhook: Option<String>,
-    /// authorities for that
+    /// authorities of that URL's certificate, PEM
     pub webhook_ca: Option<PathBuf>,
     /// the source of the master key
     pub master_key: Option<String>,
@@ -205,7 +205,7 @@ impl Config {
         Terms::new(millis(self.term_seconds), millis(self.heartbeat_seconds), Terms::DEFAULT.min_hold().0)
     }
 
-    /// Where the master key comes from, if there is one.
+    /// The source of the master key, if one is configured.
     ///
     /// # Errors
     /// [`SourceError`]: it is no source.

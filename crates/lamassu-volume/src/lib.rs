@@ -12,10 +12,10 @@
 //! | module | what |
 //! |---|---|
 //! | `name` | names of volumes and snapshots |
-//! | `held` | entries and open files that give their references back |
+//! | `held` | entries and open files, which release their references when dropped |
 //! | `volumes` | makes, lists, resizes, copies and destroys volumes |
 //! | `volume` | an open volume: reads, writes, flushes, holes |
-//! | `error` | what can go wrong, and what a program does about it |
+//! | `error` | errors, and the errno of each |
 
 mod error;
 mod held;
@@ -28,7 +28,7 @@ pub use name::Name;
 pub use volume::{Extent, Info, Run, Volume, Zeros};
 pub use volumes::Volumes;
 
-/// Where in a vault its volumes lie.
+/// The directory of a vault that holds its volumes.
 pub const DIRECTORY: &str = ".lamassu-volumes";
 
 /// Most bytes of a volume: 1 PiB. A vault can hold more in one file.
@@ -45,7 +45,7 @@ pub enum BlockSize {
 }
 
 impl BlockSize {
-    /// Bytes.
+    /// The sector size, in bytes.
     pub const fn bytes(self) -> u32 {
         match self {
             BlockSize::B512 => 512,
