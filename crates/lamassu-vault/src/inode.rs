@@ -149,7 +149,7 @@ pub(crate) enum Met {
     OtherObject,
 }
 
-/// See the module's head.
+/// The table from inode numbers to nodes.
 pub(crate) struct NodeTable {
     /// Boxed: a table has up to twice as many slots as entries.
     nodes: HashMap<Ino, Box<Node>>,

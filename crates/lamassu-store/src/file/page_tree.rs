@@ -58,7 +58,7 @@ enum Was {
     Unhashed(Unhashed),
 }
 
-/// See the module's head.
+/// The tree over the pages of an open file, with the pages whose digests are not computed yet.
 pub(super) struct PageTree {
     tree: Tree,
     unhashed: BTreeMap<PageNo, Unhashed>,
