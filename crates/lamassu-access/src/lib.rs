@@ -19,6 +19,8 @@
 //! | `leak` | what the provider learns, alone and with insiders |
 //! | `manager` | the tenant's policy manager: database, publications, audit trail |
 //!
+//! There are no locks but the database's: one process has it open, and `manager` waits for it.
+//!
 //! Never: prints; reads a clock; touches a disk or opens the tenant's keys outside of `manager`.
 
 pub mod attribute;

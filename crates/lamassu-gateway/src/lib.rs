@@ -6,6 +6,7 @@
 //!
 //! | module | what |
 //! |---|---|
+//! | `error` | errors that keep a gateway from starting, or end it |
 //! | `config`, `credentials` | the operator's files |
 //! | `secrets` | files that other users must not read |
 //! | `limits` | the limits of a tenant |
@@ -19,6 +20,8 @@
 //! | `served` | the two object stores behind a gateway |
 //! | `run` | runs the gateway until a signal comes |
 //! | `provider` | the access proxy of a provider, over a plain directory: it decides on tokens |
+//!
+//! Locks, in this order: an upload, a bucket, one or two keys (`objects`, `remote`). All other locks are held alone.
 //!
 //! Never: bypasses the vault, has a key of it (the vault seals what lies at a provider, too), follows a link, logs a
 //! secret. Async code stays in this crate.

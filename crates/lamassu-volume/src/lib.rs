@@ -7,6 +7,8 @@
 //! Guarantees: a volume exists completely or not at all, also after a crash; a snapshot is never written; no byte
 //! outside a volume's size is read or written.
 //!
+//! There are no locks here: the vault orders calls.
+//!
 //! Never: bypasses the vault, has a key, knows a protocol.
 //!
 //! | module | what |

@@ -6,6 +6,7 @@
 //!
 //! | module | what |
 //! |---|---|
+//! | `error` | errors of operations at a provider |
 //! | `settings` | the operator's options |
 //! | `client` | the provider's S3: requests, retries, errors |
 //! | `document` | the XML document of a listing |
