@@ -281,7 +281,7 @@ impl NodeTable {
     /// lookup of it.
     ///
     /// # Errors
-    /// [`Met::OtherInode`]: the stat may be older than that node. A caller that repeats the look-up, and finds the
+    /// [`Met::OtherInode`]: the stat may be older than that node. A caller that repeats the lookup, and finds the
     /// same, knows that the other is `gone`. [`Met::OtherObject`].
     pub fn reference(
         &mut self,
