@@ -16,23 +16,24 @@ use std::sync::Arc;
 const SECRET_MIN: usize = 16;
 
 /// What `lamassu gateway config --credentials` prints.
-pub const COMMENTED: &str = r#"# Who may use the gateway. Mode 0600: it has secrets.
+pub const COMMENTED: &str = r#"# The users of the gateway. This file must have mode 0600, since it has secrets.
 
 [[user]]
-# In the access log.
+# The name in the access log.
 name = "alice"
-# Whose limits count; without, those of a tenant of the user's name. A user reaches buckets by its rights alone.
+# The tenant whose limits apply; by default a tenant with the user's name. It gives no rights to buckets.
 #tenant = "finance"
-# 3 to 128 letters and digits; 16 or more characters, `openssl rand -base64 30` makes good ones.
+# access_key: 3 to 128 letters and digits. secret_key: at least 16 characters; `openssl rand -base64 30` makes a good
+# one.
 access_key = "ALICE"
 secret_key = "put a secret of your own here"
-# Whose files it makes. Without, the gateway's own user.
+# Owner and group of files that the user makes; by default the gateway's own user.
 #uid = 1000
 #gid = 1000
-# Buckets by name; a * at the end stands for any rest. Who may write may read.
+# Buckets by name; a trailing * matches any rest. The right to write includes the right to read.
 read = ["public-*"]
 write = ["alice"]
-# Whether it may make and remove buckets of names that it may write.
+# Whether the user may make and remove buckets whose names match `write`.
 #make_buckets = false
 "#;
 

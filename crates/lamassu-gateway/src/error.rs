@@ -22,7 +22,7 @@ pub enum GatewayError {
     )]
     NotPrivate(PathBuf),
     /// The operator's fault: other users than the proxy's can use the directory.
-    #[error("{0} must be a directory of this user, mode 0700: nobody else may reach the objects beside the proxy")]
+    #[error("{0} must be a directory of this user, mode 0700: no other user may reach the objects without the proxy")]
     NotOwn(PathBuf),
     /// The operator's fault: certificate or key cannot be used.
     #[error("{path}: {detail}")]

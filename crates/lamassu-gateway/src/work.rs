@@ -174,7 +174,7 @@ mod tests {
             one.await.expect("no panic");
         }
         assert!(most.load(Ordering::SeqCst) <= READINGS_AT_ONCE, "{most:?}");
-        // Who waits for a turn and is given up ends.
+        // Work that waits for a permit ends when it is given up.
         let readings: Vec<_> = (0..READINGS_AT_ONCE).map(|_| turn.reading(|| true).expect("free")).collect();
         let (tell, told) = mpsc::channel();
         drop(spawn(turn.clone(), move || tell.send(reading(()).is_err()).expect("it is waited for")));

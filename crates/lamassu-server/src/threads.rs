@@ -73,7 +73,7 @@ pub struct Pace {
 }
 
 impl Pace {
-    /// Of a stream that begins now.
+    /// The pace of a stream that begins now.
     pub fn begin() -> Pace {
         Pace { begun: Instant::now(), bytes: 0 }
     }

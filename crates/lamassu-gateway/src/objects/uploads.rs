@@ -28,7 +28,7 @@ pub struct Listed {
     pub id: String,
     /// when it began, seconds since 1970
     pub begun: u64,
-    /// who began it
+    /// the user who began it
     pub user: String,
 }
 

@@ -93,7 +93,7 @@ impl Provider {
             "http" if self.plain_http || is_loopback(&url) => Ok(url),
             "http" => Err(format!(
                 "provider.endpoint = {text:?}: without TLS others on the way could change what is read and written, and \
-                 see who asks; use https, or say plain_http = true"
+                 see the requests; use https, or say plain_http = true"
             )),
             _ => Err(format!("provider.endpoint = {text:?}: it begins with https://")),
         }

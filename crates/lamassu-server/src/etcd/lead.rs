@@ -220,7 +220,7 @@ async fn answer(
                 last = sent;
                 confirms.send_replace(asked);
             }
-            Ok(Err(error)) => tracing::debug!(error = said(&error), "asking who leads"),
+            Ok(Err(error)) => tracing::debug!(error = said(&error), "the check which replica leads got no answer"),
             Err(_) => {}
         }
         // Requests without an answer are tried again.

@@ -195,9 +195,9 @@ fn copy(ui: &Ui, common: &Common, original: &Original, place: &Path, keys: NewCl
     Ok((done.copy, shown))
 }
 
-/// That no process writes the vault or a dataset in it, for as long as this lives.
+/// Keeps all processes from writing the vault and its datasets, until this is dropped.
 enum Quiet {
-    /// By the daemon, which has the datasets too.
+    /// Frozen by the daemon, which has the datasets open, too.
     Frozen(Root, PathBuf),
     Locked(#[allow(dead_code, reason = "held, not read")] Vec<WriterLock>),
 }

@@ -133,7 +133,7 @@ const PROFILES: [(Protection, KeyKind); 3] = [
 struct Stored {
     bytes: u64,
     deduplicated_bytes: u64,
-    /// Of `bytes`, 0 to 1.
+    /// saved part of `bytes`, 0 to 1
     saved: f64,
     /// Those of metadata pages among the vault's bytes. Not for plain data.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -198,7 +198,7 @@ pub fn run(ui: &Ui, args: Args) -> Result<()> {
         .map_err(HostError::from)?;
     let first = profiles[0];
     let dir = args.temp_dir.unwrap_or_else(std::env::temp_dir);
-    // Of each size the plain data, and of each profile blocks, pages, and perhaps blocks beside plain ones.
+    // For each size: plain data, and for each profile its blocks, pages, and perhaps blocks together with plain ones.
     let counts = if args.profiles { 2 + 2 * profiles.len() } else { 3 };
     let counts = counts + 2 * args.compress.len();
     let memory = ((args.memory as usize) << 20) / (counts * sizes.len());

@@ -221,7 +221,7 @@ impl Gateway {
         served.counts_of(Arc::new(control::Requests(mounted.request_counts())));
         served.keeper().mounted();
         let unmounter = mounted.unmounter();
-        // Whoever unmounts ends the gateway: the vault is closed then.
+        // Unmounting ends the gateway: the vault is closed then.
         let wait = move || {
             let done = mounted.wait();
             end.send_replace(true);

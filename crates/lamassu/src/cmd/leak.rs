@@ -404,11 +404,10 @@ impl Observer<'_> {
 }
 
 /// Whether the bytes of a block, without zeros at its end, are spread as no cipher spreads them (a chi-squared test).
-/// Of ciphertext the sum is 255 in the mean, with a standard deviation of 23: one block in 10⁹ or fewer comes to more
-/// than this.
+/// For ciphertext the sum has the mean 255 and the standard deviation 23: at most one block in 10⁹ exceeds this limit.
 fn is_plain(block: &[u8]) -> bool {
     const SUM_MAX: f64 = 420.0;
-    // The shortest ciphertext of a compressed block. Of fewer bytes the test tells little.
+    // The shortest ciphertext of a compressed block. With fewer bytes the test is unreliable.
     const LEN_MIN: usize = 512;
     let mut counts = [0_u32; 256];
     block.iter().for_each(|byte| counts[usize::from(*byte)] += 1);

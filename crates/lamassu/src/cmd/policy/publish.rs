@@ -203,7 +203,7 @@ pub fn issue(ui: &Ui, args: &Issue) -> Result<()> {
     }))
 }
 
-/// Publishes where it was done last; before the first time there is nobody to be told.
+/// Publishes to the last directory used, if there is one.
 fn publish_again(ui: &Ui, manager: &Manager) -> Result<()> {
     match manager.in_force()? {
         (_, _, Some(_)) => tell(ui, manager.publish(None, now())?),

@@ -170,7 +170,7 @@ fn served(ui: &Ui, args: &Args, mut child: Child, report: OwnedFd) -> Result<()>
     }
 }
 
-/// Removes a socket that nobody listens on any more: what a server that was killed has left.
+/// Removes a stale socket, which a killed server has left.
 fn remove_dead(socket: &Path) {
     let is_socket = socket.symlink_metadata().is_ok_and(|st| st.file_type().is_socket());
     let is_dead = || UnixStream::connect(socket).is_err_and(|e| e.kind() == std::io::ErrorKind::ConnectionRefused);
@@ -191,7 +191,7 @@ impl Args {
     /// nbdkit's arguments, but for the descriptor of the report and the filters' parameters.
     fn words(&self, ui: &Ui) -> Result<Vec<OsString>> {
         self.check_tls()?;
-        // With its parent it ends, so that no vault stays open that nobody knows of.
+        // It ends with its parent, so that no vault stays open unnoticed.
         let mut words: Vec<OsString> = vec!["--foreground".into(), "--exit-with-parent".into()];
         let mut option = |name: &str, value: Option<&OsStr>| {
             if let Some(value) = value {
@@ -224,9 +224,9 @@ impl Args {
         let has_tls = self.tls_certificates.is_some() || self.tls_psk.is_some();
         match self.listen {
             Some(_) if !has_tls && !self.no_tls => Err(HostError::Usage(
-                "whoever reaches the port would read and write everything, on a loopback address every user of this \
-                 machine: give --tls-certificates DIR or --tls-psk FILE, or --socket PATH instead; --no-tls if all who \
-                 reach it may",
+                "anyone who reaches the port could read and write everything, on a loopback address every user of this \
+                 machine: give --tls-certificates DIR or --tls-psk FILE, or --socket PATH instead; --no-tls if that is \
+                 intended",
             )
             .into()),
             Some(_) | None => Ok(()),
