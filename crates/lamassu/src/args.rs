@@ -105,11 +105,11 @@ pub enum Command {
     Scrub(cmd::scrub::Args),
     /// Decode and print the on-disk structures of one file or directory
     Inspect(cmd::inspect::Args),
-    /// List files of a vault that is not mounted
+    /// List files of a vault without mounting it
     Ls(cmd::ls::Args),
-    /// Write files of a vault that is not mounted to standard output
+    /// Write files of a vault to standard output without mounting it
     Cat(cmd::cat::Args),
-    /// Copy files into, out of or within a vault that is not mounted
+    /// Copy files into, out of or within a vault without mounting it
     Cp(cmd::cp::Args),
     /// Copy a vault within the store, sharing its blocks where the store can; the copy may get keys of its own
     Clone(cmd::clone::Args),

@@ -44,7 +44,7 @@ fn anchor(command: Command) -> Command {
         ANCHOR,
         "The vault's anchor: a file outside the store that knows the vault's newest state, or server://HOST:PORT, \
          which keeps it. `none` reads without an anchor, unverified, or makes a vault without one [default: the last \
-         place used; a new one is made in $XDG_STATE_HOME/lamassu/anchors, for root in /var/lib/lamassu/anchors]",
+         place used, otherwise below $XDG_STATE_HOME/lamassu/anchors, for root below /var/lib/lamassu/anchors]",
     );
     let choice = OsStringValueParser::new().map(Choice::from_argument);
     command.arg(anchor.value_name("ANCHOR").value_parser(choice))
