@@ -1,5 +1,5 @@
-//! Attributes of people, as the tenant declares them, and decisions over them in the clear: what the decisions over
-//! tokens have to equal.
+//! Attributes of people, as the tenant declares them, and decisions over plain attributes. Decisions over tokens must
+//! equal these.
 
 use crate::names::parts_of;
 use crate::{AccessError, Result};
@@ -11,25 +11,25 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::str::FromStr;
 
-/// What is done with an object. The provider sees it.
+/// An operation on an object. The provider sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Action {
-    /// contents, metadata
+    /// read contents and metadata
     Read,
-    /// made, replaced
+    /// create or replace an object
     Write,
-    /// names in a folder
+    /// list the names in a folder
     List,
-    /// removed
+    /// remove an object
     Delete,
 }
 
 impl Action {
-    /// All there are.
+    /// All actions.
     pub const ALL: [Action; 4] = [Action::Read, Action::Write, Action::List, Action::Delete];
 
-    /// Its name in rules.
+    /// The action's name in rules.
     pub const fn name(self) -> &'static str {
         match self {
             Action::Read => "read",
@@ -49,7 +49,7 @@ impl FromStr for Action {
     }
 }
 
-/// What values an attribute has.
+/// The kind of values that an attribute has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
@@ -62,7 +62,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Its name.
+    /// The kind's name on the command line and in rows.
     pub const fn name(self) -> &'static str {
         match self {
             Kind::Text => "text",
@@ -84,7 +84,7 @@ impl FromStr for Kind {
 /// Attributes by name.
 pub type Declarations = BTreeMap<String, Kind>;
 
-/// The value of an attribute.
+/// One attribute's value.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Value {
@@ -99,7 +99,7 @@ pub enum Value {
 /// The attributes of a person.
 pub type Attributes = BTreeMap<String, Value>;
 
-/// Words that Cedar's grammar does not take for a name.
+/// Words that Cedar's grammar reserves.
 const RESERVED: [&str; 9] = ["true", "false", "if", "then", "else", "in", "like", "has", "is"];
 
 /// Whether a text can be the name of an attribute.
@@ -115,7 +115,7 @@ pub fn check_name(name: &str) -> Result<()> {
     }
 }
 
-/// Attributes from words, `dept=finance`; a set's is given once for each of its texts.
+/// Parses attributes from words such as `dept=finance`. A set is given as one word for each of its texts.
 ///
 /// # Errors
 /// [`AccessError::NotDeclared`], [`AccessError::Value`], [`AccessError::Argument`].
@@ -144,10 +144,10 @@ pub fn parse<'a>(declared: &Declarations, words: impl IntoIterator<Item = &'a st
     Ok(attributes)
 }
 
-/// The schema that rules are validated against.
+/// The Cedar schema that rules are validated against.
 ///
 /// # Errors
-/// [`AccessError::Argument`]: Cedar's own words.
+/// [`AccessError::Argument`] with Cedar's message.
 pub fn schema(declared: &Declarations) -> Result<Schema> {
     let attributes = declared.iter().map(|(name, kind)| match kind {
         Kind::Text => format!("\"{name}\"?: String"),
@@ -163,30 +163,30 @@ pub fn schema(declared: &Declarations) -> Result<Schema> {
     Ok(schema)
 }
 
-/// An entity's name.
+/// Cedar's identifier of an entity.
 pub(crate) fn uid(kind: &'static str, id: &str) -> EntityUid {
     let kind = EntityTypeName::from_str(kind).expect("the names of entity types in this crate are names");
     EntityUid::from_type_name_and_id(kind, EntityId::new(id))
 }
 
-/// A folder and those above it: `a/b/c` has `a/b` and `a`.
+/// The folders above a key, nearest first: `a/b` and `a` for `a/b/c`.
 pub(crate) fn above(key: &str) -> impl Iterator<Item = &str> {
     key.match_indices('/').map(|(at, _)| &key[..at])
 }
 
-/// A request as Cedar has it. Keys and folders are by their paths.
+/// Makes a Cedar request. Keys and folders are identified by their paths.
 pub(crate) fn request(principal: EntityUid, action: Action, resource: EntityUid) -> Option<Request> {
     Request::new(principal, uid("Action", action.name()), resource, Context::empty(), None).ok()
 }
 
-/// Decides: what is not permitted is denied, what is forbidden is denied, what makes any rule fail is denied.
+/// Decides a request. It is denied unless a rule permits it, and also if a rule forbids it or any rule fails.
 pub(crate) fn decided(request: &Request, policies: &PolicySet, entities: Entities) -> bool {
     let response = Authorizer::new().is_authorized(request, policies, &entities);
     let has_failed = response.diagnostics().errors().next().is_some();
     !has_failed && response.decision() == Decision::Allow
 }
 
-/// Decides over plain attributes. `stored`: the key as it is at the provider.
+/// Decides over plain attributes. `stored` is the key as it is stored at the provider.
 ///
 /// # Errors
 /// [`AccessError::Key`]; [`AccessError::Argument`] if Cedar does not take an attribute.

@@ -1,5 +1,5 @@
-//! What a tenant publishes to the provider's proxy: rules over tokens, and, every few seconds, which credentials are
-//! revoked. Both are signed and numbered; a proxy never goes back to a lower number.
+//! Publications of a tenant to the provider's proxy: the bundle with rules over tokens, and every few seconds the
+//! status with revoked credentials. Both are signed and numbered; a proxy never accepts a lower number than before.
 
 use crate::Result;
 use crate::signed::{self, Purpose};
@@ -8,45 +8,45 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
 use std::collections::BTreeSet;
 
-/// The file of a bundle.
+/// File name of a bundle.
 pub const BUNDLE_FILE: &str = "bundle.paseto";
-/// The file of a status.
+/// File name of a status.
 pub const STATUS_FILE: &str = "status.paseto";
 
-/// Rules over tokens.
+/// Rules over tokens, as they are published.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Bundle {
-    /// its number, higher than that of any before
+    /// its number, higher than that of any earlier bundle
     pub seq: u64,
-    /// of the tokens
+    /// the epoch of its tokens
     pub epoch: u64,
-    /// [`crate::compile::Compiled::vocabulary_digest`]
+    /// digest of the vocabulary: [`crate::compile::Compiled::vocabulary_digest`]
     pub vocabulary: String,
-    /// s since 1970
+    /// time of publication, seconds since 1970
     pub time: u64,
-    /// Cedar's JSON format
+    /// statements in Cedar's JSON format
     pub policies: Vec<Json>,
 }
 
-/// Revocations. It is good for a short time, so that one who keeps it back is noticed.
+/// Revocations. A status is valid for a short time, so a withheld status is noticed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Status {
-    /// its number, higher than that of any before
+    /// its number, higher than that of any earlier status
     pub seq: u64,
     /// the number of the newest bundle
     pub bundle: u64,
-    /// s since 1970
+    /// time of publication, seconds since 1970
     pub time: u64,
-    /// numbers of credentials whose time is not over
+    /// numbers of revoked credentials that have not expired
     pub revoked: BTreeSet<String>,
 }
 
 macro_rules! document {
     ($type:ty, $purpose:expr) => {
         impl $type {
-            /// Signs it.
+            /// Signs the document.
             ///
             /// # Errors
             /// [`crate::AccessError::Document`]: it is too long.
@@ -54,7 +54,7 @@ macro_rules! document {
                 signed::seal(seed, $purpose, bucket, self)
             }
 
-            /// Verifies one.
+            /// Verifies a signed document.
             ///
             /// # Errors
             /// [`crate::AccessError::Document`].
@@ -62,7 +62,7 @@ macro_rules! document {
                 signed::open(public, $purpose, bucket, text)
             }
 
-            /// Longest one, bytes.
+            /// Maximum length, in bytes.
             pub const fn most() -> usize {
                 $purpose.most()
             }

@@ -1,4 +1,4 @@
-//! From rules in Cedar over plain attributes to rules over tokens, which is what the provider gets.
+//! Compiles rules in Cedar over plain attributes to rules over tokens. The provider gets only the latter.
 
 use crate::attribute::schema;
 use crate::expression::{KEY, PERSON, Translator};
@@ -12,39 +12,39 @@ use serde_json::{Value as Json, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::str::FromStr;
 
-/// How deep values of a compiled statement may lie in one another. A bundle is read to a depth of 128.
+/// Maximum nesting of values in a compiled statement. A bundle's JSON is read to a depth of 128.
 const DEPTH_MAX: usize = 100;
-/// Most `&&`, `||` and `!` in one statement, and how deep its brackets may lie in one another: Cedar's parser and the
-/// translation call themselves for each.
+/// Most `&&`, `||` and `!` in one statement, and maximum nesting of its brackets: Cedar's parser and the translation
+/// recurse for each.
 const OPERATORS_MAX: usize = 40;
 const BRACKETS_MAX: usize = 20;
-/// Most statements of all rules: what a proxy takes.
+/// Most statements in all rules together: the limit of a proxy.
 pub const STATEMENTS_MAX: usize = 10_000;
 
-/// Rules by name: Cedar, one statement or several each.
+/// Rules by name. Each is Cedar text with one or more statements.
 pub type Rules = BTreeMap<String, String>;
 
-/// What is published, and what credentials are made by.
+/// Compiled rules: the part that is published, and the part that credentials are made from.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Compiled {
-    /// Cedar's JSON format, without names, comments and annotations, in an order that tells nothing
+    /// statements in Cedar's JSON format, without names, comments and annotations; their order reveals nothing
     pub policies: Vec<Json>,
-    /// tokens that they ask for: a credential has no others
+    /// tokens that the statements ask for: a credential carries no others
     pub vocabulary: BTreeSet<String>,
     /// numbers that attributes are compared with
     pub cuts: Cuts,
 }
 
 impl Compiled {
-    /// Names the vocabulary. A credential that was made for another one may lack a token that a rule now forbids by, so
-    /// it is refused.
+    /// Identifies the vocabulary. A credential made for another vocabulary may lack a token that a rule now forbids by,
+    /// so the proxy refuses it.
     pub fn vocabulary_digest(&self) -> String {
         let all: Vec<&str> = self.vocabulary.iter().map(String::as_str).collect();
         HEXLOWER.encode(&wrap::sha256(all.join("\n").as_bytes())[..16])
     }
 }
 
-/// The statements of a rule, which are valid for the declared attributes.
+/// Parses the statements of a rule and validates them against the declared attributes.
 ///
 /// # Errors
 /// [`AccessError::Rule`].
@@ -71,10 +71,10 @@ pub fn parse(rule: &str, text: &str, declared: &Declarations) -> Result<Vec<Poli
     }
 }
 
-/// What helps against a condition that is too large.
+/// Advice for a condition that is too large.
 const SPLIT: &str = "write several statements instead, or a list with contains";
 
-/// Whether a text is not to be parsed. Signs within texts and comments count, too.
+/// Whether a text must not be parsed. Characters within string literals and comments count, too.
 fn is_too_deep(text: &str) -> bool {
     let mut depth = 0_usize;
     let deepest = text.chars().fold(0, |deepest, c| {
@@ -90,7 +90,7 @@ fn is_too_deep(text: &str) -> bool {
     deepest > BRACKETS_MAX || text.split(';').any(|statement| operators(statement) > OPERATORS_MAX)
 }
 
-/// How deep values lie in one another.
+/// Nesting depth of a JSON value.
 fn depth(value: &Json) -> usize {
     match value {
         Json::Array(all) => 1 + all.iter().map(depth).max().unwrap_or_default(),
@@ -245,14 +245,14 @@ mod tests {
         }
         assert_eq!(all.cuts["level"], [1234].into());
         assert_eq!(all.vocabulary.len(), 7);
-        // What the second pass makes goes by all rules.
+        // The second pass depends on the cuts of all rules.
         assert_eq!(compiled(text).expect("compiles"), all);
         for (at, policy) in all.policies.iter().enumerate() {
             Policy::from_json(Some(PolicyId::new(at.to_string())), policy.clone()).expect("Cedar takes it");
         }
     }
 
-    /// What compiles can be read again: from the manager's database, and by a proxy.
+    /// Compiled rules can be read again: from the manager's database, and by a proxy.
     #[test]
     fn large_conditions_are_refused_or_can_be_read() {
         let chain = |operator: &str, count: usize| {

@@ -1,9 +1,8 @@
-//! Credentials: what a person gets from the tenant, in the form that S3's clients take: access key, secret access key,
-//! session token.
+//! Credentials of people, in the form that S3 clients take: access key, secret access key, session token.
 //!
-//! The session token is a signed list of the person's tokens. The secret is not in it: it comes from a key that the
-//! tenant agreed on with the proxy ([`crate::kem`]), of which the token holds the public half. So the proxy, which has
-//! its private key, needs no table of people; and who has the session token alone has nothing to sign requests with.
+//! The session token is a signed list of the person's tokens. It does not hold the secret. The secret comes from a key
+//! that the tenant agrees on with the proxy ([`crate::kem`]); the token holds the key's encapsulation, and the proxy's
+//! private key recovers it. So the proxy needs no table of people, and the session token alone cannot sign requests.
 
 use crate::bundle::{Bundle, Status};
 use crate::signed::{self, Purpose};
@@ -14,35 +13,35 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use zeroize::Zeroizing;
 
-/// Longest life, seconds.
+/// Longest life of a credential, in seconds.
 pub const SECONDS_MAX: u64 = 36 * 3600;
-/// How far a clock may be ahead of another one, seconds.
+/// Greatest difference between two clocks that is accepted, in seconds.
 pub const SKEW: u64 = 60;
 
-/// What a session token says.
+/// The contents of a session token.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Claims {
-    /// its number, which is the access key: 32 digits
+    /// the credential's number, which is the access key: 32 hexadecimal digits
     pub id: String,
-    /// Who has it: the token of a person that rules name; otherwise its number, so that two credentials of one person
-    /// have nothing in common but tokens.
+    /// The holder: the person's token if rules name the person, otherwise the credential's number. So two credentials
+    /// of one unnamed person share nothing but attribute tokens.
     pub sub: String,
-    /// tokens
+    /// the holder's tokens that rules ask for
     pub tokens: BTreeSet<String>,
-    /// of the tokens
+    /// the epoch of the tokens
     pub epoch: u64,
-    /// of the rules: [`crate::compile::Compiled::vocabulary_digest`]
+    /// digest of the vocabulary: [`crate::compile::Compiled::vocabulary_digest`]
     pub vocabulary: String,
-    /// s since 1970
+    /// begin of validity, seconds since 1970
     pub begins: u64,
-    /// s since 1970
+    /// end of validity, seconds since 1970
     pub ends: u64,
-    /// half of the key that the secret comes from, hex
+    /// encapsulation of the key that the secret is derived from ([`crate::kem`]), hex
     pub told: String,
 }
 
-/// A credential. Its holder keeps the secret.
+/// A credential as its holder gets it.
 pub struct Credential {
     /// the access key
     pub access_key: String,
@@ -50,7 +49,7 @@ pub struct Credential {
     pub secret: Zeroizing<String>,
     /// the session token
     pub session_token: String,
-    /// s since 1970
+    /// end of validity, seconds since 1970
     pub ends: u64,
 }
 
@@ -60,19 +59,19 @@ impl std::fmt::Debug for Credential {
     }
 }
 
-/// Why a proxy does not take a credential.
+/// The reason why a proxy refuses a credential.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// It is not signed by a tenant, or is no credential.
+    /// It is not a credential, or no known tenant signed it.
     #[error("the session token is no credential of a tenant here")]
     Forged,
-    /// Its time is over.
+    /// It has expired.
     #[error("the credential has expired: get another one")]
     Expired,
-    /// Its time has not come, or it is for longer than the proxy takes.
+    /// It is not valid yet, or it is valid for longer than the proxy accepts.
     #[error("the credential's time has not come, or it is for too long a time")]
     Time,
-    /// It is of another epoch, or of other rules.
+    /// It belongs to another epoch or to another vocabulary of rules.
     #[error("the tenant has published other rules since: get another credential")]
     Outdated,
     /// It was revoked.
@@ -80,27 +79,27 @@ pub enum Refusal {
     Revoked,
 }
 
-/// What a credential is made of.
+/// The inputs of a new credential.
 pub struct Grant {
-    /// the token of the person, if rules name it
+    /// the token of the person, if rules name the person
     pub person: Option<String>,
-    /// the person's tokens that rules ask for
+    /// the person's attribute tokens that rules ask for
     pub tokens: BTreeSet<String>,
-    /// of the tokens
+    /// the epoch of the tokens
     pub epoch: u64,
-    /// of the rules
+    /// digest of the rules' vocabulary
     pub vocabulary: String,
-    /// now, s since 1970
+    /// present time, seconds since 1970
     pub now: u64,
-    /// how long
+    /// life, seconds
     pub seconds: u64,
 }
 
-/// Issues a credential for the owner of the proxy's public key.
+/// Issues a credential that the owner of the proxy's public key accepts.
 ///
 /// # Errors
-/// [`AccessError::Argument`] for a time out of bounds or a proxy's key that is none; [`AccessError::Document`] for more
-/// tokens than a header holds; [`AccessError::NoRandom`].
+/// [`AccessError::Argument`] for a life out of bounds or an invalid public key of the proxy; [`AccessError::Document`]
+/// for more tokens than a header can hold; [`AccessError::NoRandom`].
 pub fn issue(seed: &Secret<32>, bucket: &str, proxy: &[u8; 32], grant: Grant) -> Result<Credential> {
     if !(1..=SECONDS_MAX).contains(&grant.seconds) {
         return Err(AccessError::Argument(format!("a credential is for 1 second to {} hours", SECONDS_MAX / 3600)));
@@ -132,13 +131,13 @@ fn secret_of(shared: &Secret<32>, id: &str) -> Zeroizing<String> {
     Zeroizing::new(BASE64.encode(wrap::hkdf::<30>(shared.expose(), b"", &info).expose()))
 }
 
-/// The bucket whose tenant a session token says it is of: not verified.
+/// The bucket that a session token claims to belong to. The claim is not verified.
 pub fn claimed_bucket(session_token: &str) -> Option<String> {
     signed::claimed_bucket(session_token)
 }
 
 impl Claims {
-    /// Verifies a session token.
+    /// Verifies the signature of a session token.
     ///
     /// # Errors
     /// [`Refusal::Forged`].
@@ -149,10 +148,11 @@ impl Claims {
         if is_id { Ok(claims) } else { Err(Refusal::Forged) }
     }
 
-    /// Whether it is good now, and goes with what is published.
+    /// Whether the credential is valid now and matches the published bundle and status. A life of more than
+    /// `seconds_max` is refused.
     ///
     /// # Errors
-    /// [`Refusal`].
+    /// The [`Refusal`] says why not.
     pub fn check(&self, bundle: &Bundle, status: &Status, now: u64, seconds_max: u64) -> Result<(), Refusal> {
         match () {
             () if self.ends <= now => Err(Refusal::Expired),
@@ -163,7 +163,7 @@ impl Claims {
         }
     }
 
-    /// The secret access key.
+    /// Derives the secret access key with the proxy's private key.
     ///
     /// # Errors
     /// [`Refusal::Forged`].

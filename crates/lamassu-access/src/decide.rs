@@ -1,5 +1,5 @@
-//! The proxy's side of a decision: rules over tokens, the tokens of a credential, a key as it is stored. No key of the
-//! tenant's is needed.
+//! The proxy's side of a decision. Its inputs are rules over tokens, the tokens of a credential and a key as it is
+//! stored; none of the tenant's keys is needed.
 
 use crate::attribute::{above, decided, request, uid};
 use crate::compile::STATEMENTS_MAX;
@@ -10,16 +10,16 @@ use std::collections::{HashMap, HashSet};
 
 /// A bundle that is in force.
 pub struct Decider {
-    /// without its statements
+    /// without its statements, which are in `policies`
     bundle: Bundle,
     policies: PolicySet,
 }
 
 impl Decider {
-    /// Of a bundle whose signature is verified.
+    /// Makes a decider from a bundle whose signature is verified.
     ///
     /// # Errors
-    /// [`AccessError::Document`]: it is not Cedar.
+    /// [`AccessError::Document`]: its statements are not Cedar, or are too many.
     pub fn of(mut bundle: Bundle) -> Result<Decider> {
         let wrong = |detail| AccessError::Document { what: "the bundle", detail };
         if bundle.policies.len() > STATEMENTS_MAX {
@@ -34,12 +34,13 @@ impl Decider {
         Ok(Decider { bundle, policies })
     }
 
-    /// The bundle, without its statements: they are here in Cedar's form alone.
+    /// The bundle, without its statements: only their parsed form is kept.
     pub fn bundle(&self) -> &Bundle {
         &self.bundle
     }
 
-    /// Decides. `key`: as the provider has it, without a slash at its end; the empty one is the bucket itself.
+    /// Decides one request. `key` is the key as it is stored, without a slash at its end; the empty key is the bucket
+    /// itself.
     pub fn allows(&self, claims: &Claims, action: Action, key: &str) -> bool {
         let tokens = claims.tokens.iter().cloned().map(RestrictedExpression::new_string);
         let attributes = HashMap::from([(TOKENS.to_owned(), RestrictedExpression::new_set(tokens))]);

@@ -1,112 +1,113 @@
-//! What goes wrong at the tenant, and with documents that are signed.
+//! Errors of the policy manager and of signed documents.
 
 use lamassu_crypto::NoRandom;
 use lamassu_keys::KeyError;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// See the module's head.
+/// An error of this crate. Each variant says whose fault it is.
 #[derive(Debug, thiserror::Error)]
 pub enum AccessError {
-    /// The user's: not a name of an attribute.
+    /// The user's fault: not a valid name of an attribute.
     #[error(
         "{0:?} is no name of an attribute: letters, digits and underscores, no digit first, no word of Cedar's grammar"
     )]
     Name(String),
-    /// The user's: not declared.
+    /// The user's fault: the attribute is not declared.
     #[error("there is no attribute {0:?}; `lamassu policy attribute set` declares one")]
     NotDeclared(String),
-    /// The user's: a value that is not of the attribute's kind.
+    /// The user's fault: the value does not match the attribute's kind.
     #[error("{name} = {value:?}: {what}")]
     Value {
-        /// The attribute.
+        /// The attribute's name.
         name: String,
-        /// What was given.
+        /// The text that was given.
         value: String,
-        /// What is wrong.
+        /// The reason.
         what: &'static str,
     },
-    /// The user's: not Cedar, or not valid for the declared attributes, or outside of what tokens can express.
+    /// The user's fault: the rule is not Cedar, not valid for the declared attributes, or beyond what tokens can
+    /// express.
     #[error("rule {rule:?}: {detail}")]
     Rule {
-        /// Its name.
+        /// The rule's name.
         rule: String,
-        /// What is wrong, and where.
+        /// The reason and its place.
         detail: String,
     },
-    /// The user's: not a key of an object.
+    /// The user's fault: not a valid key of an object.
     #[error("{key:?} is no key of an object: {what}")]
     Key {
-        /// What was given.
+        /// The text that was given.
         key: String,
-        /// What is wrong.
+        /// The reason.
         what: &'static str,
     },
-    /// The user's: no such person, rule or credential.
+    /// The user's fault: no such person, rule or credential.
     #[error("there is no {what} {name:?}")]
     NotFound {
-        /// person, rule, credential
+        /// The kind of item: person, rule, credential.
         what: &'static str,
-        /// Its name.
+        /// The item's name.
         name: String,
     },
-    /// The user's: a number out of bounds, a malformed key.
+    /// The user's fault: a number out of bounds, or a malformed key.
     #[error("{0}")]
     Argument(String),
-    /// The user's: nothing was published yet.
+    /// The user's fault: nothing has been published yet.
     #[error("nothing is published yet: `lamassu policy publish` first")]
     Unpublished,
-    /// The user's: the attribute is used.
+    /// The user's fault: the attribute is in use.
     #[error("the attribute {name:?} is used by {by}")]
     InUse {
-        /// The attribute.
+        /// The attribute's name.
         name: String,
-        /// A person or a rule.
+        /// The person or rule that uses it.
         by: String,
     },
-    /// Somebody's: a document that is not signed by whom it should be, or not what it should be.
+    /// The fault of the document's origin: it is malformed, or the expected party did not sign it.
     #[error("{what}: {detail}")]
     Document {
-        /// Bundle, status, credential.
+        /// The kind of document: bundle, status, credential.
         what: &'static str,
-        /// What is wrong.
+        /// The reason.
         detail: &'static str,
     },
-    /// The user's: the directory holds a policy manager already, or something else.
+    /// The user's fault: the directory is not empty.
     #[error("{0:?} is not empty: a policy manager is made in a new directory")]
     NotEmpty(PathBuf),
-    /// The user's: there is no policy manager.
+    /// The user's fault: the directory has no policy manager.
     #[error("there is no policy manager in {0:?}: `lamassu policy init` makes one")]
     Missing(PathBuf),
-    /// Others could read it.
+    /// The user's fault: group or others have access to the directory.
     #[error("{0:?} can be read by others: it must be this user's, mode 0700")]
     NotPrivate(PathBuf),
-    /// Another process has it open.
+    /// Another process has the database open.
     #[error("{0:?} is in use by another `lamassu policy` command: try again")]
     Locked(PathBuf),
-    /// The database is damaged, or was changed by other means.
+    /// The database is damaged, or another program changed it.
     #[error("{path:?} is damaged: {what}")]
     Damaged {
-        /// The database.
+        /// The database's path.
         path: PathBuf,
-        /// What.
+        /// The damage.
         what: &'static str,
     },
-    /// An entry of the audit trail does not follow from those before it.
+    /// An entry of the audit trail does not follow from the entries before it.
     #[error("entry {number} of the audit trail does not follow from those before it: the trail was changed")]
     Chain {
-        /// Its number.
+        /// The entry's number.
         number: u64,
     },
-    /// The database failed.
+    /// The database returned an error.
     #[error("{path:?}: {source}")]
     Database {
-        /// The database.
+        /// The database's path.
         path: PathBuf,
-        /// Its error.
+        /// The database's error.
         source: Box<redb::Error>,
     },
-    /// A file or directory failed.
+    /// An operation on a file or directory failed.
     #[error("cannot {op} {path:?}: {source}")]
     File {
         /// The operation.
@@ -116,10 +117,10 @@ pub enum AccessError {
         /// The system's error.
         source: io::Error,
     },
-    /// The key that the manager's keys are wrapped under.
+    /// The master key that wraps the manager's keys does not open them.
     #[error(transparent)]
     MasterKey(#[from] KeyError),
-    /// No randomness.
+    /// The system gave no randomness.
     #[error(transparent)]
     NoRandom(#[from] NoRandom),
 }

@@ -1,8 +1,8 @@
-//! From an expression over attributes to one over tokens, in Cedar's JSON format of policies.
+//! Translates an expression over attributes to one over tokens, in Cedar's JSON policy format.
 //!
-//! What is not known here is refused, never passed on. A rule that is valid (`compile`) asks for an attribute that may
-//! be missing by `has` first, so no expression fails at a decision, and the expressions over tokens are equal to those
-//! over attributes wherever they are evaluated.
+//! An unknown form is refused, never passed on. In a valid rule (`compile`), `has` guards each attribute that may be
+//! missing. So no expression fails during a decision, and an expression over tokens equals its original wherever it is
+//! evaluated.
 
 use crate::attribute::Action;
 use crate::names::{Names, parts_of};
@@ -18,26 +18,26 @@ pub const KEY: &str = "K";
 /// The attribute of a person that holds the tokens.
 pub const TOKENS: &str = "t";
 
-/// What is wrong with an expression.
+/// A translated expression, or the reason why there is none.
 pub type Translated<T = Json> = std::result::Result<T, String>;
 
-/// Translates the rules of a tenant.
+/// The translator of one tenant's rules.
 pub struct Translator<'a> {
-    /// what there is
+    /// the declared attributes
     pub declared: &'a Declarations,
-    /// the epoch's
+    /// the key of the epoch
     pub tokens: &'a TokenKey,
-    /// the tenant's
+    /// the tenant's sealing of keys
     pub names: &'a Names,
-    /// the numbers that attributes are compared with, collected by a first pass
+    /// the numbers that rules compare attributes with; the first pass collects them
     pub cuts: Cuts,
-    /// whether this is that pass
+    /// whether this is the first pass
     pub is_collecting: bool,
-    /// tokens that the rules ask for
+    /// tokens that the translated rules ask for
     pub vocabulary: BTreeSet<String>,
 }
 
-/// A literal.
+/// A literal value in a rule.
 enum Literal {
     Text(String),
     Number(i64),
@@ -84,7 +84,7 @@ fn never() -> Json {
 }
 
 impl Translator<'_> {
-    /// The attribute of the principal that an expression is, if it is one.
+    /// The principal's attribute that an expression reads, if it is such an access.
     fn attribute<'a>(&self, from: &'a Json) -> Option<(&'a str, Kind)> {
         let access = from.get(".")?;
         if variable(access.get("left")?)? != "principal" {
@@ -103,7 +103,7 @@ impl Translator<'_> {
     }
 
     fn has_tokens(&mut self, how: &str, tokens: BTreeSet<String>) -> Json {
-        // The empty set: of all that are none each is there, of any none is.
+        // The empty set: `containsAll` of it is true, `containsAny` of it is false.
         if tokens.is_empty() {
             return json!({ "Value": how == "containsAll" });
         }
@@ -112,7 +112,7 @@ impl Translator<'_> {
         json!({ how: { "left": { ".": { "left": { "Var": "principal" }, "attr": TOKENS } }, "right": { "Set": set } } })
     }
 
-    /// Whether a number lies in one of some intervals.
+    /// Tests that a number lies in one of several intervals.
     fn in_intervals(&mut self, name: &str, wanted: &[Interval]) -> Json {
         let cuts = self.cuts.entry(name.into()).or_default();
         if self.is_collecting {
@@ -124,10 +124,10 @@ impl Translator<'_> {
         self.has_tokens("containsAny", tokens)
     }
 
-    /// An expression that is true or false.
+    /// Translates a Boolean expression.
     ///
     /// # Errors
-    /// What of it tokens cannot express.
+    /// The part that tokens cannot express.
     pub fn boolean(&mut self, from: &Json) -> Translated {
         let (name, of) =
             match from.as_object().filter(|object| object.len() == 1).and_then(|object| object.iter().next()) {
@@ -291,10 +291,10 @@ impl Translator<'_> {
         Ok(entity_json(kind, &id))
     }
 
-    /// What an entity in a rule is over tokens. `is_in`: with what is below it.
+    /// Translates an entity in a rule. `is_in`: the entity stands for everything below it, too.
     ///
     /// # Errors
-    /// What is not known at the provider.
+    /// The entity is not known at the provider.
     pub fn named(&mut self, variable: &str, kind: &str, id: &str, is_in: bool) -> Translated<(&'static str, String)> {
         match (variable, kind) {
             ("principal", "User") => {
@@ -303,7 +303,7 @@ impl Translator<'_> {
                 Ok((PERSON, token))
             }
             ("action", "Action") if id.parse::<Action>().is_ok() => Ok(("Action", id.into())),
-            // Cedar compares names as they are written, so there is one way to write a key.
+            // Cedar compares names byte by byte, so a key must have one spelling.
             ("resource", "Key" | "Stored") if id.ends_with('/') => {
                 Err(format!("{kind}::{id:?}: a key or folder is written without a slash at its end"))
             }
@@ -318,12 +318,12 @@ impl Translator<'_> {
     }
 }
 
-/// The interval of one number.
+/// The interval that holds one number.
 fn one(number: i64) -> Interval {
     (Some(number), number.checked_add(1))
 }
 
-/// The comparison with both sides exchanged.
+/// The comparison operator with both sides exchanged.
 fn turned(operator: &str) -> &str {
     match operator {
         "<" => ">",

@@ -1,5 +1,5 @@
-//! A key that two parties have by one message: DHKEM(X25519, HKDF-SHA256) of RFC 9180, section 4.1. The curve is
-//! `curve25519-dalek`'s.
+//! Agreement of two parties on a key by one message: DHKEM(X25519, HKDF-SHA256) of RFC 9180, section 4.1. The curve's
+//! arithmetic is that of `curve25519-dalek`.
 
 use curve25519_dalek::MontgomeryPoint;
 use lamassu_crypto::secret::without_trace;
@@ -12,12 +12,12 @@ const EXTRACT: &[u8; 7] = b"eae_prk";
 const EXPAND: &[u8] = b"shared_secret";
 const IKM_LEN: usize = VERSION.len() + SUITE.len() + EXTRACT.len() + 32;
 
-/// The public key of a private one, which is any 32 random bytes.
+/// The public key of a private key, which is any 32 random bytes.
 pub fn public(private: &Secret<32>) -> [u8; 32] {
     without_trace(|| MontgomeryPoint::mul_base_clamped(*private.expose()).to_bytes())
 }
 
-/// Makes a shared key for the owner of a public key, and what tells it to that owner.
+/// Makes a shared key for the owner of a public key. Returns its encapsulation, which goes to that owner, and the key.
 ///
 /// # Errors
 /// [`KemError`].
@@ -26,31 +26,36 @@ pub fn encapsulate(to: &[u8; 32]) -> Result<([u8; 32], Secret<32>), KemError> {
 }
 
 fn encapsulate_by(ephemeral: &Secret<32>, to: &[u8; 32]) -> Result<([u8; 32], Secret<32>), KemError> {
-    let told = public(ephemeral);
-    Ok((told, shared(ephemeral, to, &told, to)?))
+    let encapsulated = public(ephemeral);
+    Ok((encapsulated, shared(ephemeral, to, &encapsulated, to)?))
 }
 
-/// The shared key that was told.
+/// Recovers the shared key from its encapsulation.
 ///
 /// # Errors
-/// [`Unauthentic`]: no public key, made so that the shared key would be known to all.
-pub fn decapsulate(private: &Secret<32>, told: &[u8; 32]) -> Result<Secret<32>, Unauthentic> {
-    shared(private, told, told, &public(private))
+/// [`Unauthentic`]: the encapsulation is a point of small order, with which everybody would know the shared key.
+pub fn decapsulate(private: &Secret<32>, encapsulated: &[u8; 32]) -> Result<Secret<32>, Unauthentic> {
+    shared(private, encapsulated, encapsulated, &public(private))
 }
 
-/// Why no key was made.
+/// The reason why no key was made.
 #[derive(Debug, thiserror::Error)]
 pub enum KemError {
-    /// The public key is of small order.
+    /// The recipient's public key is of small order.
     #[error("it is no public key")]
     Key(#[from] Unauthentic),
-    /// No randomness.
+    /// The system gave no randomness.
     #[error(transparent)]
     NoRandom(#[from] NoRandom),
 }
 
 /// `ExtractAndExpand` of the RFC: its two labelled steps are one HKDF without salt.
-fn shared(own: &Secret<32>, other: &[u8; 32], told: &[u8; 32], to: &[u8; 32]) -> Result<Secret<32>, Unauthentic> {
+fn shared(
+    own: &Secret<32>,
+    other: &[u8; 32],
+    encapsulated: &[u8; 32],
+    to: &[u8; 32],
+) -> Result<Secret<32>, Unauthentic> {
     let mut is_zero = false;
     let ikm = Secret::<IKM_LEN>::filled_by(|ikm| {
         without_trace(|| {
@@ -67,7 +72,7 @@ fn shared(own: &Secret<32>, other: &[u8; 32], told: &[u8; 32], to: &[u8; 32]) ->
     if is_zero {
         return Err(Unauthentic);
     }
-    let info = [&32_u16.to_be_bytes()[..], VERSION, SUITE, EXPAND, told, to].concat();
+    let info = [&32_u16.to_be_bytes()[..], VERSION, SUITE, EXPAND, encapsulated, to].concat();
     Ok(wrap::hkdf(ikm.expose(), b"", &info))
 }
 
@@ -87,10 +92,10 @@ mod tests {
         let private = Secret::new(&mut hex("4612c550263fc8ad58375df3f557aac531d26850903e55a9f23f21d8534e8ac8"));
         let to = hex("3948cfe0ad1ddb695d780e59077195da6c56506b027329794ab02bca80815c4d");
         assert_eq!(public(&private), to);
-        let (told, shared) = encapsulate_by(&ephemeral, &to).expect("a key");
-        assert_eq!(told, hex("37fda3567bdbd628e88668c3c8d7e97d1d1253b6d4ea6d44c150f741f1bf4431"));
+        let (encapsulated, shared) = encapsulate_by(&ephemeral, &to).expect("a key");
+        assert_eq!(encapsulated, hex("37fda3567bdbd628e88668c3c8d7e97d1d1253b6d4ea6d44c150f741f1bf4431"));
         assert_eq!(*shared.expose(), hex("fe0e18c9f024ce43799ae393c7e8fe8fce9d218875e8227b0187c04e7d2ea1fc"));
-        assert_eq!(decapsulate(&private, &told).expect("a key").expose(), shared.expose());
+        assert_eq!(decapsulate(&private, &encapsulated).expect("a key").expose(), shared.expose());
     }
 
     #[test]

@@ -1,8 +1,8 @@
-//! What the provider learns from what it is given, and what it learns more if people of the tenant help it.
+//! What the provider learns from its own files, and what it learns in addition from people of the tenant who help it.
 //!
-//! Computed from the provider's own files: the bundle, and the keys and sizes of objects. An *insider* is a person
-//! whose credential and attributes the provider knows. From several of them it can tell which token is of which
-//! attribute: one that exactly those insiders have who have the attribute.
+//! The inputs are the provider's own files: the bundle, and the keys and sizes of objects. An *insider* is a person
+//! whose credential and attributes the provider knows. With several insiders, the provider can match tokens to
+//! attributes: a token belongs to an attribute that exactly the same insiders have.
 
 use crate::expression::{KEY, PERSON};
 use crate::{Bundle, Claims};
@@ -10,44 +10,45 @@ use serde::Serialize;
 use serde_json::Value as Json;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A person who helps the provider.
+/// A person of the tenant who helps the provider.
 pub struct Insider {
-    /// the credential
+    /// contents of the insider's session token
     pub claims: Claims,
-    /// what the person knows of itself, `dept=finance`
+    /// the insider's own attributes, each as `dept=finance`
     pub attributes: BTreeSet<String>,
 }
 
-/// What is known of a token.
+/// Knowledge about one token.
 #[derive(Debug, Default, PartialEq, Eq, Serialize)]
 pub struct TokenLeak {
-    /// in how many statements it stands
+    /// number of statements that contain the token
     pub statements: usize,
-    /// how many other tokens stand in the same statements
+    /// most other tokens in a statement that contains it
     pub beside: usize,
-    /// how many of the insiders have it
+    /// number of insiders who have the token
     pub insiders: usize,
-    /// what it can be, by the insiders' attributes; `has dept`: that there is the attribute; `dept~4`: an interval
+    /// possible meanings by the insiders' attributes; `has dept`: the attribute exists; `dept~4`: an interval with 4 in
+    /// it
     pub candidates: BTreeSet<String>,
 }
 
-/// What is known.
+/// Knowledge about a tenant's rules.
 #[derive(Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Leak {
-    /// statements that permit
+    /// number of statements that permit
     pub permits: usize,
-    /// statements that forbid
+    /// number of statements that forbid
     pub forbids: usize,
-    /// tokens of attributes
+    /// tokens of attributes, with what is known of each
     pub tokens: BTreeMap<String, TokenLeak>,
-    /// tokens of people that statements name
+    /// tokens of people whom statements name
     pub people: BTreeSet<String>,
-    /// keys and folders that statements name, as they are stored, with the number of statements
+    /// keys and folders that statements name, as they are stored; the value is the number of statements
     pub keys: BTreeMap<String, usize>,
 }
 
 impl Leak {
-    /// Of a bundle, with these insiders.
+    /// Computes what a bundle shows with the help of these insiders.
     pub fn of(bundle: &Bundle, insiders: &[Insider]) -> Leak {
         let mut leak = Leak::default();
         for policy in &bundle.policies {
@@ -79,7 +80,7 @@ impl Leak {
     }
 }
 
-/// What an insider's tokens may be of.
+/// The possible meanings of an insider's tokens.
 fn facts(of: &Insider) -> BTreeSet<String> {
     let pairs = of.attributes.iter().filter_map(|text| text.split_once('='));
     let facts = pairs.flat_map(|(name, value)| {
@@ -118,23 +119,23 @@ impl Found {
     }
 }
 
-/// What the provider sees of the objects of a tenant.
+/// What the provider sees of a tenant's objects.
 #[derive(Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Objects {
-    /// how many
+    /// number of objects
     pub objects: u64,
-    /// how many folders they lie in
+    /// number of folders with objects
     pub folders: u64,
-    /// the most folders one lies in
+    /// most folders above one object
     pub depth: usize,
-    /// bytes of all
+    /// size of all objects, bytes
     pub bytes: u64,
-    /// how many different sizes
+    /// number of distinct sizes
     pub sizes: usize,
 }
 
 impl Objects {
-    /// Of the keys of a bucket and the sizes of their objects.
+    /// Computes it from the keys of a bucket and the sizes of their objects.
     pub fn of<'a>(all: impl IntoIterator<Item = (&'a str, u64)>) -> Objects {
         let (mut seen, mut folders, mut sizes) = (Objects::default(), BTreeSet::new(), BTreeSet::new());
         for (key, size) in all {

@@ -1,23 +1,25 @@
-//! Access control at a provider on attributes that it cannot read (docs/access.md).
+//! Access control at a provider, on attributes that the provider cannot read (docs/access.md).
 //!
 //! A tenant writes rules in Cedar about plain attributes of its people. Each attribute with a value becomes a *token*:
-//! a MAC under a key of the present epoch, which the tenant alone has. Rules are compiled to Cedar over tokens and
-//! published, signed, to the provider's access proxy. People get short-lived signed credentials that carry their
-//! tokens. The proxy decides by comparing tokens.
+//! a MAC under a key of the present epoch, which only the tenant has. Rules are compiled to Cedar over tokens, signed,
+//! and published to the provider's access proxy. People get short-lived signed credentials that carry their tokens. The
+//! proxy decides by comparing tokens.
 //!
 //! | module | what |
 //! |---|---|
-//! | `error` | what goes wrong |
-//! | `kem` | a key that a credential and the proxy agree on |
-//! | `names` | keys of objects, sealed part by part |
-//! | `token` | from attributes to tokens |
-//! | `attribute` | declarations, people, the plain side of a decision |
-//! | `expression`, `compile` | from rules over attributes to rules over tokens |
-//! | `signed` | signed documents: PASETO |
-//! | `credential`, `bundle` | what people get; what is published |
-//! | `decide` | the proxy's side of a decision |
-//! | `leak` | what the provider and its accomplices learn |
-//! | `manager` | the tenant's policy manager: its database and its audit trail |
+//! | `error` | the crate's errors |
+//! | `kem` | key agreement between tenant and proxy, for the secret of a credential |
+//! | `names` | sealing of object keys, part by part |
+//! | `token` | tokens: MACs of attributes |
+//! | `attribute` | declarations, people's attributes, decisions over plain attributes |
+//! | `expression`, `compile` | compilation of rules over attributes to rules over tokens |
+//! | `signed` | signed documents (PASETO) |
+//! | `credential`, `bundle` | credentials of people; publications to the proxy |
+//! | `decide` | decisions over tokens, as the proxy makes them |
+//! | `leak` | what the provider learns, alone and with insiders |
+//! | `manager` | the tenant's policy manager: database, publications, audit trail |
+//!
+//! There are no locks but the database's: one process has it open, and `manager` waits for it.
 //!
 //! Never: prints; reads a clock; touches a disk or opens the tenant's keys outside of `manager`.
 

@@ -1,24 +1,24 @@
-//! Keys of objects at the provider: each part of a plain key is sealed by itself, so that a prefix of parts stays one.
-//! AES-SIV, with the folder as associated data: the same name in the same folder always has the same sealed form, and
-//! in another folder another one.
+//! Object keys at the provider. Each part of a plain key is sealed by itself, so a prefix of parts remains a prefix.
+//! The cipher is AES-SIV with the folder as associated data: a name has one sealed form in a folder, and another one in
+//! another folder.
 
 use crate::{AccessError, Result};
 use data_encoding::BASE64URL_NOPAD;
 use lamassu_crypto::name::NameKey;
 use lamassu_crypto::{Secret, wrap};
 
-/// Longest plain part, bytes: sealed and encoded it has 255 at most.
+/// Longest plain part, in bytes: sealed and encoded, it has at most 255.
 const PART_MAX: usize = 175;
-/// Longest sealed key, bytes, as in S3.
+/// Longest sealed key, in bytes, as in S3.
 const KEY_MAX: usize = 1024;
 
-/// Seals and opens keys.
+/// Seals and opens object keys.
 pub struct Names {
     secret: Secret<32>,
 }
 
 impl Names {
-    /// Of a tenant's root key.
+    /// Derives the sealing key from a tenant's root key.
     pub fn of(root: &Secret<32>) -> Names {
         Names { secret: wrap::hkdf(root.expose(), b"", b"lamassu v1 access names") }
     }
@@ -30,7 +30,7 @@ impl Names {
         NameKey::new(&self.secret, id)
     }
 
-    /// The key at the provider of a plain key, or of a prefix that ends with a slash.
+    /// Seals a plain key, or a prefix that ends with a slash.
     ///
     /// # Errors
     /// [`AccessError::Key`].
@@ -57,10 +57,10 @@ impl Names {
         Ok(sealed)
     }
 
-    /// The plain key.
+    /// Opens a sealed key.
     ///
     /// # Errors
-    /// [`AccessError::Key`]: also for a key that was not sealed by this tenant.
+    /// [`AccessError::Key`], also for a key that this tenant did not seal.
     pub fn open(&self, sealed: &str) -> Result<String> {
         let wrong = |what| AccessError::Key { key: sealed.into(), what };
         let (mut plain, mut folder) = (String::new(), String::new());
@@ -83,7 +83,7 @@ impl Names {
     }
 }
 
-/// The parts of a key. A slash at the end is no part.
+/// The parts of a key. A trailing slash adds no part.
 pub(crate) fn parts_of(key: &str) -> std::result::Result<Vec<&str>, &'static str> {
     let path = key.strip_suffix('/').unwrap_or(key);
     if path.is_empty() {
@@ -108,7 +108,7 @@ mod tests {
         let folder = names.seal("reports/2026/").expect("a prefix");
         assert!(key.starts_with(&folder) && folder.ends_with('/'));
         assert_eq!(names.open(&folder).expect("opens"), "reports/2026/");
-        // The same name elsewhere, and elsewhere in the same key.
+        // The same name in another folder, and twice in one key.
         let (here, there) = (names.seal("a/a").expect("a key"), names.seal("b/a").expect("a key"));
         let part = |key: &str, at: usize| key.split('/').nth(at).expect("a part").to_owned();
         assert_ne!(part(&here, 1), part(&there, 1));

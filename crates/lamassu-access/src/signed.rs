@@ -1,7 +1,7 @@
-//! Documents that a tenant signs: PASETO v4.public, JSON under Ed25519. The version fixes the algorithm, so that a
-//! document cannot choose one. What a document is for goes into the signature and is not sent (the implicit assertion):
-//! none can be passed off as one of another kind. The footer names the tenant's bucket, by which the proxy finds the
-//! key.
+//! Documents that a tenant signs: PASETO v4.public, JSON under Ed25519. The version fixes the algorithm, so a document
+//! cannot choose one. The signature covers the document's purpose, which is not sent (the implicit assertion), so a
+//! document of one kind cannot pass as another kind. The footer names the tenant's bucket, by which the proxy finds the
+//! public key.
 
 use crate::{AccessError, Result};
 use lamassu_crypto::{Secret, sign};
@@ -13,13 +13,13 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use zeroize::Zeroizing;
 
-/// Most values of JSON in a document, whatever its length: in memory each takes many times what it takes in a text.
+/// Most JSON values in a document, whatever its length: a value takes many times more memory than text.
 pub const VALUES_MAX: usize = 200_000;
 
-/// What a document is.
+/// The purpose of a document.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
-    /// a person's
+    /// a person's session token
     Credential,
     /// rules over tokens
     Bundle,
@@ -44,7 +44,7 @@ impl Purpose {
         }
     }
 
-    /// Longest document, bytes.
+    /// Maximum length of a document, in bytes.
     pub const fn most(self) -> usize {
         match self {
             Purpose::Credential => 16 << 10,
@@ -100,8 +100,8 @@ pub fn open<T: DeserializeOwned>(public: &[u8; 32], purpose: Purpose, bucket: &s
 
 const MANY_VALUES: &str = "it has more than 200,000 values";
 
-/// Whether a text of JSON has at most [`VALUES_MAX`] values: each is the whole, or follows a comma or the bracket that
-/// it is in.
+/// Whether a JSON text has at most [`VALUES_MAX`] values. It counts the whole text as one, and each comma and each
+/// opening bracket or brace as one more.
 fn has_few_values(text: &[u8]) -> bool {
     let (mut is_text, mut is_escaped, mut values) = (false, false, 1);
     for byte in text {
@@ -116,7 +116,7 @@ fn has_few_values(text: &[u8]) -> bool {
     values <= VALUES_MAX
 }
 
-/// The bucket whose tenant a document says it is of: not verified.
+/// The bucket that a document claims to belong to. The claim is not verified.
 pub fn claimed_bucket(text: &str) -> Option<String> {
     if text.len() > Purpose::Credential.most() {
         return None;
@@ -147,7 +147,7 @@ mod tests {
             let changed = String::from_utf8(changed).expect("ASCII");
             assert!(read(&public, Purpose::Status, "acme", &changed).is_err(), "at {at}");
         }
-        // The key without its signature, and other versions of PASETO.
+        // The document without its signature, and other versions of PASETO.
         for wrong in ["", "v4.public.", "v4.local.AAAA", &text.replacen("v4", "v3", 1), &text[..40]] {
             assert!(read(&public, Purpose::Status, "acme", wrong).is_err());
             assert!(claimed_bucket(wrong).is_none());
@@ -158,12 +158,12 @@ mod tests {
     fn a_document_of_very_many_values_is_neither_signed_nor_read() {
         let seed = Secret::new(&mut [5; 32]);
         let public = sign::public(&seed);
-        // The array is a value, too.
+        // The array itself is a value, too.
         let text = seal(&seed, Purpose::Bundle, "acme", &vec![7; VALUES_MAX - 2]).expect("signs");
         open::<Vec<u8>>(&public, Purpose::Bundle, "acme", &text).expect("is read");
         let many = vec![7; VALUES_MAX];
         assert!(seal(&seed, Purpose::Bundle, "acme", &many).is_err());
-        // One that signs by other means.
+        // A document signed by another library.
         let mut pair = [0; 64];
         pair[..32].copy_from_slice(seed.expose());
         pair[32..].copy_from_slice(&public);
@@ -173,7 +173,7 @@ mod tests {
         assert!(text.len() < Purpose::Bundle.most());
         let said = open::<Vec<u8>>(&public, Purpose::Bundle, "acme", &text).expect_err("too many").to_string();
         assert!(said.contains("200,000"), "{said}");
-        // What is within a text is no value.
+        // Commas and brackets within a string literal are not values.
         let said = vec![",[{\\\"".repeat(VALUES_MAX)];
         let text = seal(&seed, Purpose::Bundle, "acme", &said).expect("signs");
         assert_eq!(open::<Vec<String>>(&public, Purpose::Bundle, "acme", &text).expect("is read"), said);

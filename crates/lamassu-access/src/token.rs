@@ -1,26 +1,25 @@
-//! Tokens: a MAC of an attribute with a value, under a key of the epoch. Who does not have the key can compare tokens
-//! of one epoch, and nothing else: neither compute the token of a guess, nor tell whether two of different epochs are
-//! of one value.
+//! Tokens: MACs of attributes with values, under the key of an epoch. Without the key, tokens of one epoch can be
+//! compared, but not computed or linked across epochs.
 
 use crate::{Attributes, Declarations, Kind, Value};
 use data_encoding::BASE64URL_NOPAD;
 use lamassu_crypto::{Secret, wrap};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Bytes of a token.
+/// Length of a token, in bytes.
 const TOKEN_LEN: usize = 16;
 
-/// Numbers at which intervals of an attribute begin, by attribute: all that the rules compare it with.
+/// The numbers that rules compare attributes with, by attribute. Intervals begin at them.
 pub type Cuts = BTreeMap<String, BTreeSet<i64>>;
 
-/// The numbers from the first one to before the second one; `None`: without a bound.
+/// An interval from the first number up to, but without, the second; `None` means unbounded.
 pub type Interval = (Option<i64>, Option<i64>);
 
-/// The key of an epoch.
+/// The token key of an epoch.
 pub struct TokenKey(Secret<32>);
 
 impl TokenKey {
-    /// Of a tenant's root key.
+    /// Derives the key of an epoch from a tenant's root key.
     pub fn of(root: &Secret<32>, epoch: u64) -> TokenKey {
         let info = [&b"lamassu v1 access tokens "[..], &epoch.to_le_bytes()].concat();
         TokenKey(wrap::hkdf(root.expose(), b"", &info))
@@ -35,23 +34,23 @@ impl TokenKey {
         BASE64URL_NOPAD.encode(&wrap::hmac(&self.0, &input)[..TOKEN_LEN])
     }
 
-    /// That an attribute has a text, or has it among others.
+    /// Token of a text attribute with this value, or of a set that contains it.
     pub fn text(&self, name: &str, value: &str) -> String {
         self.token(&["text", name, value])
     }
 
-    /// That an attribute is there.
+    /// Token of an attribute that is present.
     pub fn present(&self, name: &str) -> String {
         self.token(&["present", name])
     }
 
-    /// That an attribute is a number in an interval.
+    /// Token of a number attribute whose value lies in an interval.
     pub fn interval(&self, name: &str, (from, to): Interval) -> String {
         let bound = |bound: Option<i64>| bound.map_or_else(String::new, |bound| bound.to_string());
         self.token(&["interval", name, &bound(from), &bound(to)])
     }
 
-    /// A person.
+    /// Token of a person.
     pub fn person(&self, name: &str) -> String {
         self.token(&["person", name])
     }
@@ -79,7 +78,7 @@ impl TokenKey {
     }
 }
 
-/// The intervals between cuts that lie in `wanted`, whose bounds are cuts.
+/// The intervals between cuts that lie in `wanted`, whose bounds must be cuts.
 pub fn intervals_in(cuts: &BTreeSet<i64>, (from, to): Interval) -> Vec<Interval> {
     let starts = std::iter::once(None).chain(cuts.iter().copied().map(Some));
     let ends = cuts.iter().copied().map(Some).chain(std::iter::once(None));

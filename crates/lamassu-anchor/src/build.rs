@@ -15,7 +15,7 @@ const BATCH_LEN: usize = 10_000;
 
 type Result<T> = std::result::Result<T, AnchorError>;
 
-/// See the module's head.
+/// Builds an anchor from the walk of a vault's tree.
 pub struct Builder {
     table: Arc<dyn Table>,
     vault: VaultRow,

@@ -14,10 +14,10 @@
 //! | [`ring`] | every loaded epoch of both keys of a vault |
 //! | [`engine`] | batches of blocks over worker threads (`pool`), or over an accelerator (`device`) |
 //! | [`kernel`] | block ciphers and hashes over many blocks at once, chosen by the processor's features |
-//! | [`wrap`], [`sign`] | what headers need: HKDF, HMAC, XAES-256-GCM, Argon2id; Ed25519 |
+//! | [`wrap`], [`sign`], `xaes`, `argon` | what headers need: HKDF and HMAC; Ed25519; XAES-256-GCM; Argon2id |
 //! | [`secret`] | locked and wiped memory |
 //! | `provider`, `module` | whether this code computes, or a FIPS module (feature `fips`) |
-//! | [`selftest`] | known answers for every primitive |
+//! | [`selftest`], `hex` | known answers for every primitive; their notation |
 //! | [`speed`], [`stages`] | measurements |
 //!
 //! Locks, in their order. No lock is held while blocks are hashed or encrypted.

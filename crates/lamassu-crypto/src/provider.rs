@@ -15,7 +15,7 @@ use std::sync::OnceLock;
 
 static INSTALLED: OnceLock<Provider> = OnceLock::new();
 
-/// See the module's head.
+/// The code that computes the approved primitives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Provider {
     /// The kernels of this crate, and the crates of RustCrypto.

@@ -47,7 +47,7 @@ pub enum SessionsError {
 
 impl SessionRecord {
     /// The record of a vault that lost its own. Every session up to `last` is closed, and so is every session that
-    /// began before `now` (Unix seconds).
+    /// began before `now` (seconds since 1970).
     pub fn after(last: u32, now: u64) -> SessionRecord {
         SessionRecord { last: last.max(number_at(now)), open: Vec::new() }
     }
@@ -72,7 +72,7 @@ impl SessionRecord {
         self.open.iter().any(|(from, to)| (*from..=*to).contains(&session))
     }
 
-    /// Begins a session at `now` (Unix seconds) and returns its number: that time, or the next number if that is
+    /// Begins a session at `now` (seconds since 1970) and returns its number: that time, or the next number if that is
     /// higher. So no number is given twice, neither by a record older than the vault, nor by the record of another
     /// copy. `None` if no number is left.
     #[must_use]

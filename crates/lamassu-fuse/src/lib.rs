@@ -7,13 +7,13 @@
 //! Never: decides what an operation means (the vault does), keeps file data, waits on its own mount from a request
 //! handler.
 //!
-//! Modules:
-//!
-//! * `mount`: mounting, waiting for the end, unmounting; the start of the FUSE session.
-//! * `adapter`: one short method for each kernel request, and their shared state (`Shared`).
-//! * `tuning`: settings of the host that make mounts faster, outside the path of requests.
-//! * `options`: the words of `-o`.
-//! * `control`: freeze, thaw, status and calls of other processes, by ioctl.
+//! | module | what it does |
+//! |---|---|
+//! | `mount/` | mounting, waiting for the end, unmounting; the start of the FUSE session |
+//! | `adapter/` | one short method for each kernel request, and their shared state (`Shared`) |
+//! | `tuning/` | settings of the host that make mounts faster, outside the path of requests |
+//! | `options` | the words of `-o` |
+//! | [`control`] | freeze, thaw, status and calls of other processes, by ioctl |
 //!
 //! Order of locks; a lock is taken only while locks to its left in its own line are held:
 //!

@@ -47,7 +47,7 @@ const DEFAULT: Recipe = Recipe {
     is_anchored: true,
 };
 
-/// What an un-anchored vault believes of its store.
+/// What an unanchored vault believes of its store.
 const UNANCHORED: Recipe = Recipe { is_anchored: false, ..DEFAULT };
 
 impl Recipe {

@@ -202,6 +202,6 @@ mod tests {
         let seeds = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/seeds/request");
         // Finds and opens a file and a directory, and reads both.
         let answers = super::run(&std::fs::read(seeds.join("000")).unwrap());
-        assert_eq!(answers.errors, [0; 7], "INIT, two look-ups, two opens, two reads");
+        assert_eq!(answers.errors, [0; 7], "INIT, two lookups, two opens, two reads");
     }
 }

@@ -14,93 +14,93 @@ use std::path::{Path, PathBuf};
 /// A configuration with every option, as `lamassu gateway config` prints it.
 pub const COMMENTED: &str = r#"# Configuration of `lamassu gateway s3`. A line that is commented out shows the default.
 
-# The vault: the directory it lies in, and what opens it (any source that `lamassu` takes for --key).
+# The vault's directory, and the source of its key (any source that `lamassu` accepts for --key).
 vault = "/srv/store/vault"
 key = "raw:file:/etc/lamassu/vault.key"
 
-# The directory in the vault whose directories, datasets too, are the buckets.
+# The directory in the vault whose subdirectories (and datasets) are the buckets.
 #buckets = "/"
 
-# Objects at a provider of S3 in place of files of the vault: each is one ciphertext object below this bucket and prefix.
-# The vault has the keys, then, and nothing else. [provider] below says more.
+# Objects at an S3 provider instead of files of the vault: each is one ciphertext object below this bucket and prefix.
+# The vault then holds only the keys. See [provider] below.
 #backend = "s3://BUCKET/PREFIX"
 
-# Where the vault is mounted at the same time, by the same process. Without, nowhere. Others than the gateway's user may
-# use the mount with `allow_other`.
+# A directory at which the same process also mounts the vault. Without this, there is no mount. `allow_other` lets other
+# users than the gateway's use the mount.
 #mountpoint = "/mnt/vault"
 #allow_other = false
 
-# Nothing is changed.
+# Refuse all changes.
 #read_only = false
 
-# Who may use what: a file that is nobody else's, mode 0600. A path without a leading slash is beside this file. SIGHUP
-# has it read again, and the certificate too.
+# The file with users and their rights; it must belong to the gateway's user or root, mode 0600. A relative path starts
+# in this file's directory. SIGHUP reloads this file and the certificate.
 #credentials = "credentials.toml"
 
-# Where clients connect.
+# The address that clients connect to.
 #listen = "127.0.0.1:9000"
 
-# The certificate (PEM, with those above it) and its key. Without, plain HTTP, for clients on this machine alone; with
-# `plain_http`, for others too: what they read and write is then in the clear on the network.
+# The certificate (PEM, with its chain) and its key. Without them the gateway speaks plain HTTP, only for clients on
+# this machine. `plain_http` allows that for other machines: all data are then unencrypted on the network.
 #tls_certificate = "/etc/lamassu/gateway.crt"
 #tls_key = "/etc/lamassu/gateway.key"
 #plain_http = false
 
-# Names of this gateway under which buckets may be named as hosts: BUCKET.s3.example.org. Without, as paths alone.
+# Domains of this gateway, for buckets in host names (BUCKET.s3.example.org). Without this, buckets are only in paths.
 #domains = ["s3.example.org"]
 #region = "us-east-1"
 
-# Where monitoring asks for /metrics (OpenMetrics) and /health, by plain HTTP. It is told counts, no names of buckets or
-# keys. Without, nowhere.
+# The address for monitoring: /metrics (OpenMetrics) and /health, by plain HTTP. They show counts, but no names of
+# buckets or keys. Without this, there is none.
 #metrics = "127.0.0.1:9434"
 
-# Whether the access log has keys of objects, which are names of files. It has buckets and users anyway.
+# Whether the access log contains keys of objects, which are names of files. Buckets and users are always in it.
 #log_keys = false
 
-# Permissions of what is made, as in a mount.
+# Permissions of new files and directories.
 #file_mode = "0640"
 #dir_mode = "0750"
 
-# Connections at once, in all and of one address; and how long a client may send nothing in the middle of a request, or
-# take nothing of an answer.
+# Concurrent connections, in all and of one address. How long a client may pause in the middle of a request or an
+# answer.
 #connections_max = 1024
 #connections_of_address_max = 256
 #idle_seconds = 30
-# How long requests may go on after SIGTERM.
+# How long requests may continue after SIGTERM.
 #stop_seconds = 20
 
-# The largest object in one request, GiB. Larger ones are uploaded in parts.
+# The largest object in one request, GiB. Larger objects must be uploaded in parts.
 #object_gib_max = 5
 # Memory for names of large directories between pages of listings, MiB.
 #listing_mib_max = 256
 
 # The provider of `backend`.
 #[provider]
-# Where it is. Without, Amazon's address of the region. http:// is for this machine alone, or with `plain_http`.
+# Its URL. Without this, Amazon's URL of the region. http:// is only for this machine, unless `plain_http` is set.
 #endpoint = "https://s3.example.org"
 #region = "us-east-1"
-# Whether the bucket is named in paths; otherwise as a host.
+# Whether the bucket is in paths; otherwise it is in the host name.
 #path_style = true
-# The gateway's access_key and secret_key there, and token if there is one: a file that is nobody else's, mode 0600.
-# Without, from AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN.
+# A file with the gateway's access_key and secret_key at the provider, and optionally token; mode 0600. Without this,
+# AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN are used.
 #credentials = "provider.toml"
-# The certificates that its certificate is verified by (PEM). Without, those of the system.
+# Authorities that may have signed its certificate (PEM). Without this, those of the system.
 #ca = "/etc/lamassu/provider-ca.pem"
 #plain_http = false
-# How often a request is repeated that got no answer or that the provider was too busy for; and how long it may send
-# nothing, or take nothing.
+# How often a request is repeated if there is no answer, or if the provider is too busy. How long the provider may pause
+# in the middle of a request or an answer.
 #retries = 5
 #timeout_seconds = 60
 
-# What each tenant may do at once. Each request takes up to 10 MiB of memory, an upload to a provider up to 50.
+# Limits of each tenant. A request takes up to 10 MiB of memory, an upload to a provider up to 50 MiB.
 [limits]
 #requests_at_once = 64
-# Of these, of one user: others get their turn beside one who fills all.
+# Concurrent requests of one user, so that one user cannot use all of the tenant's.
 #requests_of_user_at_once = 48
 #requests_per_second = 1000
 #mib_per_second = 10000
 
-# Other limits for one of them.
+# Other limits for one tenant.
 #[tenants.finance]
 #requests_per_second = 100
 "#;
@@ -117,13 +117,13 @@ pub struct Config {
     /// the directory of the buckets
     #[serde(default = "slash")]
     pub buckets: String,
-    /// where objects are instead, `s3://BUCKET/PREFIX`
+    /// the object store at a provider instead, `s3://BUCKET/PREFIX`
     #[serde(default)]
     pub backend: Option<String>,
-    /// the provider there
+    /// settings for that provider
     #[serde(default)]
     provider: Provider,
-    /// where it is mounted too
+    /// mountpoint, if the vault is also mounted
     #[serde(default)]
     pub mountpoint: Option<PathBuf>,
     /// whether other users may use the mount

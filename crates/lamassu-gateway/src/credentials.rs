@@ -16,23 +16,24 @@ use std::sync::Arc;
 const SECRET_MIN: usize = 16;
 
 /// What `lamassu gateway config --credentials` prints.
-pub const COMMENTED: &str = r#"# Who may use the gateway. Mode 0600: it has secrets.
+pub const COMMENTED: &str = r#"# The users of the gateway. This file must have mode 0600, since it has secrets.
 
 [[user]]
-# In the access log.
+# The name in the access log.
 name = "alice"
-# Whose limits count; without, those of a tenant of the user's name. A user reaches buckets by its rights alone.
+# The tenant whose limits apply; by default a tenant with the user's name. It gives no rights to buckets.
 #tenant = "finance"
-# 3 to 128 letters and digits; 16 or more characters, `openssl rand -base64 30` makes good ones.
+# access_key: 3 to 128 letters and digits. secret_key: at least 16 characters; `openssl rand -base64 30` makes a good
+# one.
 access_key = "ALICE"
 secret_key = "put a secret of your own here"
-# Whose files it makes. Without, the gateway's own user.
+# Owner and group of files that the user makes; by default the gateway's own user.
 #uid = 1000
 #gid = 1000
-# Buckets by name; a * at the end stands for any rest. Who may write may read.
+# Buckets by name; a trailing * matches any rest. The right to write includes the right to read.
 read = ["public-*"]
 write = ["alice"]
-# Whether it may make and remove buckets of names that it may write.
+# Whether the user may make and remove buckets whose names match `write`.
 #make_buckets = false
 "#;
 
@@ -71,20 +72,20 @@ pub enum Right {
     Make,
 }
 
-/// What rules say of the holder of a credential, during a request.
+/// The rules for the holder of a credential, as one request sees them.
 pub trait Rules: Send + Sync {
-    /// Whether a key, or a folder, may be used. Without the rules: no.
+    /// Whether a key or a folder may be used. Without the rules: no.
     fn allow(&self, action: Action, key: &str) -> bool;
-    /// Whether the rules that the request began with are there still. Once they are gone, they stay so.
+    /// Whether the rules that the request began with are still in memory. Once gone, they stay gone.
     fn are_there(&self) -> bool;
-    /// Whether the credential is in force still; otherwise the error for its holder.
+    /// Whether the credential is still in force; otherwise the error for its holder.
     ///
     /// # Errors
     /// Those for the holder.
     fn in_force(&self) -> S3Result<()>;
 }
 
-/// What a user may do.
+/// The rights of a user.
 enum Rights {
     /// with buckets, by their names
     Buckets { read: Vec<String>, write: Vec<String>, make_buckets: bool },
@@ -105,7 +106,7 @@ pub struct User {
 }
 
 impl User {
-    /// The holder of a credential: access key and secret. May use keys in the tenant's bucket.
+    /// The holder of a credential: access key and secret. It may use keys in the tenant's bucket.
     pub fn of_credential(
         name: String,
         tenant: Arc<Tenant>,
@@ -135,7 +136,7 @@ impl User {
         }
     }
 
-    /// Whether it may do something with a key, or with a folder: a key up to a slash; the empty one is the bucket.
+    /// Whether it may use a key, or a folder: a key that ends with a slash. The empty key is the bucket.
     pub fn may_use(&self, action: Action, bucket: &str, key: &str) -> bool {
         let right = if matches!(action, Action::Read | Action::List) { Right::Read } else { Right::Write };
         self.may(right, bucket)
@@ -145,15 +146,15 @@ impl User {
             }
     }
 
-    /// Whether [`User::may_use`] asks rules, which takes time.
+    /// Whether [`User::may_use`] evaluates rules, which takes time.
     pub fn has_rules(&self) -> bool {
         matches!(self.rights, Rights::Keys { .. })
     }
 
-    /// Whether what [`User::may_use`] refused was refused by rules: they were there all the time.
+    /// Whether a refusal of [`User::may_use`] came from rules that were in memory all the time.
     ///
     /// # Errors
-    /// `ServiceUnavailable`: the same request once more is decided by the rules of then.
+    /// `ServiceUnavailable`: the rules are gone. The same request sent again is decided by the newer rules.
     pub fn was_judged(&self) -> S3Result<()> {
         match &self.rights {
             Rights::Keys { rules, .. } if !rules.are_there() => {
@@ -163,7 +164,7 @@ impl User {
         }
     }
 
-    /// Whether it may go on with what it has begun: its credential is neither revoked nor expired by now.
+    /// Whether it may continue: its credential is neither revoked nor expired.
     ///
     /// # Errors
     /// For the holder.

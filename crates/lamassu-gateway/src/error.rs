@@ -4,10 +4,10 @@ use lamassu_vault::VaultError;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// See the module's head.
+/// The reason why a gateway cannot start or has to end.
 #[derive(Debug, thiserror::Error)]
 pub enum GatewayError {
-    /// The operator's: the configuration is invalid.
+    /// The operator's fault: the configuration is invalid.
     #[error("{path}: {detail}")]
     Config {
         /// The file.
@@ -15,16 +15,16 @@ pub enum GatewayError {
         /// What is wrong, and where; no secret.
         detail: String,
     },
-    /// The operator's: others than the gateway could read the secrets, or write them.
+    /// The operator's fault: other users could read or write the secrets.
     #[error(
         "{0} has secrets: it must be a file of this user or root, mode 0600 (or 0400); `chmod 600` it, and change the \
          secrets if others had access"
     )]
     NotPrivate(PathBuf),
-    /// The operator's: a directory that others than the proxy can use.
-    #[error("{0} must be a directory of this user, mode 0700: nobody else may reach the objects beside the proxy")]
+    /// The operator's fault: other users than the proxy's can use the directory.
+    #[error("{0} must be a directory of this user, mode 0700: no other user may reach the objects without the proxy")]
     NotOwn(PathBuf),
-    /// The operator's: certificate or key cannot be used.
+    /// The operator's fault: certificate or key cannot be used.
     #[error("{path}: {detail}")]
     Tls {
         /// The file.
@@ -50,7 +50,7 @@ pub enum GatewayError {
         /// The system's error.
         source: io::Error,
     },
-    /// The system's: no threads, no signals.
+    /// The system gave no threads or no signals.
     #[error("cannot {op}: {source}")]
     System {
         /// The operation.
@@ -63,9 +63,9 @@ pub enum GatewayError {
     Provider {
         /// As configured.
         backend: String,
-        /// What it said, or why nothing came.
+        /// The provider's message, or the reason why there was no answer.
         detail: String,
-        /// Whether the same may work later.
+        /// Whether the same request may succeed later.
         may_pass: bool,
     },
     /// The vault cannot be used for objects at a provider.

@@ -1,4 +1,4 @@
-//! Where and how clients connect, whatever is served to them: the part of a configuration that every gateway has.
+//! Client connections: the part of a configuration that every gateway shares.
 
 use crate::{GatewayError, Result};
 use rustls::ServerConfig;
@@ -9,39 +9,39 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// See the module's head. The options are those of [`crate::config::COMMENTED`].
+/// The options of [`crate::config::COMMENTED`] about client connections.
 #[derive(Clone, Debug)]
 pub struct Front {
-    /// an address and a port
+    /// address and port
     pub listen: String,
     /// certificate and key, PEM
     pub tls: (Option<PathBuf>, Option<PathBuf>),
     /// whether other machines may connect without TLS
     pub plain_http: bool,
-    /// of the gateway
+    /// domain names of the gateway
     pub domains: Vec<String>,
-    /// for which clients must sign
+    /// the region that clients must sign for
     pub region: String,
     /// an address for monitoring
     pub metrics: Option<String>,
     /// whether the access log has keys
     pub log_keys: bool,
-    /// at once
+    /// connections at once
     pub connections_max: usize,
-    /// at once of one address
+    /// connections at once of one address
     pub connections_of_address_max: usize,
-    /// how long a client may be idle
+    /// longest pause of a client, seconds
     pub idle_seconds: u64,
-    /// how long requests may run after a signal
+    /// how long requests may run after a signal, seconds
     pub stop_seconds: u64,
-    /// of one request
+    /// largest object in one request, GiB
     pub object_gib_max: u64,
-    /// memory for names
+    /// memory for names of listings, MiB
     pub listing_mib_max: usize,
 }
 
 impl Front {
-    /// What is wrong with it.
+    /// Checks the options.
     ///
     /// # Errors
     /// The option, and what it must be.

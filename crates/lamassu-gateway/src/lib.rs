@@ -6,19 +6,22 @@
 //!
 //! | module | what |
 //! |---|---|
+//! | `error` | errors that keep a gateway from starting, or end it |
 //! | `config`, `credentials` | the operator's files |
-//! | `secrets` | files that others must not read |
+//! | `secrets` | files that other users must not read |
 //! | `limits` | the limits of a tenant |
 //! | `work` | blocking work, which holds the turn of its request |
-//! | `front` | where clients connect: the part of a configuration that every gateway has |
+//! | `front` | client connections: the options that every gateway shares |
 //! | `objects` | buckets and keys as directories and files: calls that block |
-//! | `remote` | the same as objects at a provider of S3, each a ciphertext object: calls that block |
-//! | `s3` | the protocol: from requests to those calls, from errors to answers |
-//! | `door` | connections: TLS, limits, time-outs |
+//! | `remote` | the same calls over objects at an S3 provider, each one ciphertext object; they block |
+//! | `s3` | the protocol: requests to calls, errors to answers |
+//! | `door` | connections: TLS, limits, timeouts |
 //! | `metrics`, `log` | metrics and the access log |
-//! | `served` | where objects are, by the configuration |
+//! | `served` | the two object stores behind a gateway |
 //! | `run` | runs the gateway until a signal comes |
-//! | `provider` | the access proxy of a provider, over a plain directory: who may come decides on tokens |
+//! | `provider` | the access proxy of a provider, over a plain directory: it decides on tokens |
+//!
+//! Locks, in this order: an upload, a bucket, one or two keys (`objects`, `remote`). All other locks are held alone.
 //!
 //! Never: bypasses the vault, has a key of it (the vault seals what lies at a provider, too), follows a link, logs a
 //! secret. Async code stays in this crate.

@@ -1,5 +1,5 @@
-//! The limits of a tenant: requests at once, requests per second, bytes per second. A tenant that exceeds them waits,
-//! or is told to retry, and does not affect others.
+//! The limits of a tenant: concurrent requests, requests per second, bytes per second. A tenant that exceeds them
+//! waits, or is told to retry, and does not affect others.
 
 use parking_lot::{Condvar, Mutex};
 use serde::Deserialize;
@@ -8,18 +8,18 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Readings of a tenant at once that take memory by what is read: those of directories of a vault.
+/// Number of vault directories that a tenant may have wholly in memory at once.
 pub const READINGS_AT_ONCE: usize = 2;
-/// How often one that waits asks whether it is wanted still.
+/// How often a waiting reading checks that its client still waits.
 const ASKED_EVERY: Duration = Duration::from_millis(100);
 
 /// The limits of one tenant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Limits {
-    /// requests under way
+    /// concurrent requests
     pub requests_at_once: u32,
-    /// of these, of one user
+    /// concurrent requests of one user
     pub requests_of_user_at_once: u32,
     /// requests per second
     pub requests_per_second: u32,
@@ -81,24 +81,24 @@ impl Bucket {
 pub struct Tenant {
     name: String,
     at_once: Arc<Semaphore>,
-    /// Requests under way of users that have any.
+    /// Number of requests under way, by user.
     of_users: Mutex<HashMap<String, u32>>,
     of_user_max: u32,
     requests: Bucket,
     bytes: Bucket,
-    /// [`Reading`]s, and the end of one
+    /// number of [`Reading`]s, and a signal for the end of one
     readings: Mutex<usize>,
     read: Condvar,
 }
 
-/// One request of a user of a tenant, counted while this lives.
+/// One request of a tenant's user. It counts as under way until this is dropped.
 pub struct Turn {
     tenant: Arc<Tenant>,
     user: String,
     _permit: OwnedSemaphorePermit,
 }
 
-/// A reading that takes memory by what is read, while this lives.
+/// A permit to hold a whole listing in memory, until this is dropped.
 pub struct Reading(Arc<Tenant>);
 
 impl Drop for Reading {
@@ -109,7 +109,7 @@ impl Drop for Reading {
 }
 
 impl Turn {
-    /// Waits until the tenant has room for a reading; `None`: it is not wanted any more.
+    /// Waits until the tenant has a permit; `None`: `is_wanted` has returned false.
     pub fn reading(&self, is_wanted: impl Fn() -> bool) -> Option<Reading> {
         let readings = &mut self.tenant.readings.lock();
         while **readings >= READINGS_AT_ONCE {
@@ -155,7 +155,7 @@ impl Tenant {
         &self.name
     }
 
-    /// Begins a request of a user; `None`: there are too many, of the user or of all.
+    /// Begins a request of a user; `None`: the user or the tenant has too many.
     pub fn begin(self: &Arc<Self>, user: &str) -> Option<Turn> {
         let permit = self.at_once.clone().try_acquire_owned().ok()?;
         {

@@ -68,19 +68,19 @@ pub fn serve(config: &Config, forest: &Arc<Forest>, serving: Serving, ended: wat
     ended
 }
 
-/// What is served, of a configuration C, and how.
+/// The parts of a running gateway with a configuration C.
 pub(crate) struct Attending<C> {
     /// where clients connect
     pub front: Front,
-    /// answers them
+    /// answers requests
     pub service: S3Service,
-    /// who may come, where that is not in the service
+    /// admits requests, if the service does not
     pub admit: Option<Arc<dyn Admit>>,
     /// the certificate in force
     pub tls: Tls,
-    /// for monitoring
+    /// check for monitoring
     pub health: Health,
-    /// called with the address
+    /// called once, with the address
     pub ready: Box<dyn FnOnce(SocketAddr) + Send>,
     /// called after SIGHUP
     pub reload: Box<dyn Fn(&C) + Send>,

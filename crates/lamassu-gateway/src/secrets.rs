@@ -1,4 +1,4 @@
-//! Files that have secrets, and what is told of them.
+//! Files that hold secrets, and error texts about them that show none.
 
 use crate::{GatewayError, Result};
 use serde::Deserialize;
@@ -7,7 +7,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use zeroize::Zeroizing;
 
-/// Longest file that is read.
+/// Longest file that is read, in bytes.
 const FILE_MAX: u64 = 16 << 20;
 
 /// A text that is never shown.

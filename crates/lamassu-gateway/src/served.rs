@@ -1,4 +1,5 @@
-//! Where objects are, by the configuration: what both kinds are asked for while a gateway runs.
+//! The two kinds of object stores (vault files, objects at a provider), and the calls that a running gateway makes to
+//! both.
 
 use crate::front::Front;
 use crate::objects::{ObjectError, Objects};
@@ -11,7 +12,7 @@ use s3s::service::S3Service;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-/// Where objects are.
+/// The object store of a gateway.
 #[derive(Clone)]
 pub(crate) enum Served {
     /// files of the vault
@@ -72,7 +73,7 @@ pub(crate) fn of_buckets(path: &str, error: ObjectError) -> GatewayError {
     GatewayError::Buckets { path: path.into(), source }
 }
 
-/// A thread that removes what an earlier end has left.
+/// Starts a thread that removes leftovers of an earlier run.
 ///
 /// # Errors
 /// [`GatewayError::System`].

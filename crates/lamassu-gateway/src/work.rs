@@ -1,5 +1,5 @@
-//! Blocking work for requests. A client that goes away ends its request, but not the work of a thread for it. So the
-//! work itself holds the request's turn, and a tenant never has more threads than turns.
+//! Blocking work for requests. A client that disconnects ends its request, but not the thread's work. So the work
+//! itself holds the request's turn, and a tenant never has more threads than turns.
 
 use crate::limits::{Reading, Turn};
 use std::cell::RefCell;
@@ -13,7 +13,7 @@ use tokio::task::{JoinError, JoinHandle, spawn_blocking};
 thread_local! {
     /// The turn of the request that this thread works for. If it is set, the thread may block.
     static CURRENT: RefCell<Option<Arc<Turn>>> = const { RefCell::new(None) };
-    /// Whether the request's client is there no more.
+    /// Set once the request's client is gone.
     static GIVEN_UP: RefCell<Option<Arc<AtomicBool>>> = const { RefCell::new(None) };
 }
 
@@ -35,7 +35,7 @@ impl Drop for Working {
     }
 }
 
-/// Work on another thread, and its result. If this is dropped before, the work is given up: it goes on, but may ask
+/// Work on another thread, and its result. Dropping this gives the work up: the work continues, but can ask
 /// [`is_wanted`].
 pub struct Work<T> {
     thread: JoinHandle<T>,
@@ -56,12 +56,12 @@ impl<T> Drop for Work<T> {
     }
 }
 
-/// Whether somebody waits still for what this thread does for a request. Work without an end in sight asks.
+/// Whether the client still waits for this thread's work. Work without a known end asks.
 pub fn is_wanted() -> bool {
     GIVEN_UP.with_borrow(|given_up| given_up.as_ref().is_none_or(|given_up| !given_up.load(Ordering::Relaxed)))
 }
 
-/// Ends work that nobody waits for, by this error.
+/// Ends work, with this error, if its client no longer waits.
 ///
 /// # Errors
 /// `error`.
@@ -69,17 +69,17 @@ pub fn wanted<E>(error: E) -> Result<(), E> {
     if is_wanted() { Ok(()) } else { Err(error) }
 }
 
-/// What a thread knows of its client, for threads that work beside it.
+/// A thread's knowledge of its client, to be passed to threads that work for it.
 #[derive(Clone)]
 pub struct Client(Option<Arc<AtomicBool>>);
 
 impl Client {
-    /// That of this thread.
+    /// The client of this thread.
     pub fn here() -> Client {
         Client(GIVEN_UP.with_borrow(Clone::clone))
     }
 
-    /// Works for it.
+    /// Runs `work` for this client on the present thread.
     pub fn serve<T>(&self, work: impl FnOnce() -> T) -> T {
         let before = GIVEN_UP.replace(self.0.clone());
         let done = work();
@@ -93,7 +93,7 @@ pub fn current() -> Option<Arc<Turn>> {
     CURRENT.with_borrow(Clone::clone)
 }
 
-/// Waits until this thread may read what is in memory as a whole meanwhile, for a request of a tenant.
+/// Waits for a tenant's permit to hold a whole listing in memory.
 ///
 /// # Errors
 /// `error`: the client has gone.
@@ -112,8 +112,8 @@ pub fn spawn<T: Send + 'static>(turn: Arc<Turn>, work: impl FnOnce() -> T + Send
     Work { thread, given_up }
 }
 
-/// Runs what may wait for the store when a value is dropped. If a client goes away during its request, values are
-/// dropped by a thread that must not block: then another thread, which holds `turn`, does the work.
+/// Runs work that may wait for the store, when a value is dropped. If a client disconnects during its request, an async
+/// thread drops the values and must not block: then another thread, which holds `turn`, does the work.
 pub fn beside_async(turn: Option<Arc<Turn>>, work: impl FnOnce() + Send + 'static) {
     match Handle::try_current() {
         Ok(runtime) if current().is_none() => {
@@ -174,7 +174,7 @@ mod tests {
             one.await.expect("no panic");
         }
         assert!(most.load(Ordering::SeqCst) <= READINGS_AT_ONCE, "{most:?}");
-        // Who waits for a turn and is given up ends.
+        // Work that waits for a permit ends when it is given up.
         let readings: Vec<_> = (0..READINGS_AT_ONCE).map(|_| turn.reading(|| true).expect("free")).collect();
         let (tell, told) = mpsc::channel();
         drop(spawn(turn.clone(), move || tell.send(reading(()).is_err()).expect("it is waited for")));

@@ -59,7 +59,7 @@ struct Newest {
     anchor: Option<Arc<Anchor>>,
 }
 
-/// See the module's head.
+/// Keeps the loaded keys of all open vaults of this process.
 pub struct Keeper {
     /// directory of the mount's own vault, held open: another directory may come to its path, which is absolute
     own: Place,

@@ -24,7 +24,7 @@
 //! | [`restore`] | copies of a header, made and put back |
 //! | [`destroy`] | what becomes unreadable with a vault's keys |
 //! | [`served_keys`] | keys that a server keeps, for sources `server://…` |
-//! | [`create`] | a vault made in an empty directory |
+//! | [`create`], `compression` | a vault made in an empty directory; how a new vault, dataset or zone compresses |
 //! | [`clone`] | a vault copied in the store, under a header of its own |
 //! | [`control`] | the control protocol with other processes; counters |
 //! | `turns` | drives this host's turns of a vault that several hosts use |

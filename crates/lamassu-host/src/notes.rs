@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 pub struct Used {
     /// the slot that opened last
     pub last: Option<u32>,
-    /// when each slot last opened, in Unix seconds
+    /// when each slot last opened, in seconds since 1970
     pub times: BTreeMap<u32, u64>,
 }
 

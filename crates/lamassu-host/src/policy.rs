@@ -39,7 +39,7 @@ impl Surroundings for Alone {
     }
 }
 
-/// See the module's head. Cheap to clone.
+/// The rules for opening vaults. Cheap to clone.
 #[derive(Clone)]
 pub struct Policy {
     approved_only: bool,

@@ -84,7 +84,7 @@ pub struct Replacement<'a> {
     pub label: Option<&'a str>,
     /// whether it may change slots
     pub role: Option<Role>,
-    /// when users are warned to renew it, in Unix seconds; `None`: never
+    /// when users are warned to renew it, in seconds since 1970; `None`: never
     pub expires: Option<u64>,
 }
 

@@ -73,7 +73,7 @@ fn has_ended(error: &Error) -> bool {
     matches!(error, AnchorError::Server { fault: ServerFault::Ended, .. })
 }
 
-/// See the module's head.
+/// The thread that takes this host's turns.
 struct Driver {
     forest: Arc<Forest>,
     requests: Arc<requests::Turns>,

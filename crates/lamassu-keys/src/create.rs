@@ -29,7 +29,7 @@ pub struct NewVault<'a> {
     pub domain: Domain,
     /// the source of the keys
     pub zone: Zone<'a>,
-    /// Unix seconds
+    /// seconds since 1970
     pub created: u64,
 }
 
@@ -76,7 +76,7 @@ pub struct NewZone {
     pub compression: Option<Compression>,
     /// whether it has a K_out to share
     pub outer: bool,
-    /// Unix seconds
+    /// seconds since 1970
     pub created: u64,
 }
 
@@ -141,7 +141,7 @@ pub struct NewClone {
     pub new_keys: bool,
     /// it is never written
     pub snapshot: bool,
-    /// Unix seconds
+    /// seconds since 1970
     pub created: u64,
 }
 

@@ -40,7 +40,7 @@ pub struct NewDataset<'a> {
     pub inherit: bool,
     /// a key of its own; required unless it inherits
     pub slot: Option<NewSlot<'a>>,
-    /// Unix seconds
+    /// seconds since 1970
     pub created: u64,
 }
 

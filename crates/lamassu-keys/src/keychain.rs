@@ -39,7 +39,7 @@ impl Epoch {
         self.number
     }
 
-    /// When it was made, in Unix seconds.
+    /// When it was made, in seconds since 1970.
     pub fn created(&self) -> u64 {
         self.created
     }

@@ -75,7 +75,7 @@ pub use tier::Tier;
 pub use unlock::{Removed, Unlocked};
 pub use witness::{Witness, nobody};
 
-/// The time, in Unix seconds, for the `created` members. A clock before 1970 counts as 1970.
+/// The time, in seconds since 1970, for the `created` members. A clock before 1970 counts as 1970.
 pub fn unix_now() -> u64 {
     std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |d| d.as_secs())
 }

@@ -79,7 +79,7 @@ impl AuditKey {
     }
 }
 
-/// A receipt. Times are Unix seconds, byte strings hex.
+/// A receipt. Times are seconds since 1970, byte strings hex.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Receipt {

@@ -4,7 +4,7 @@
 //! this program's random numbers, with `--fips` the module's. It wipes what it keeps of them and of the key, and the
 //! stack is overwritten after it. A share is 30 words of BIP-39's list: its number, how many are needed, the number of
 //! the set, part of the vault's id, 32 bytes, and 34 bits of checksum. So a misread word, a share of another set and a
-//! repeated share are all found before any slot is tried. The table look-ups of the scheme are not constant in time:
+//! repeated share are all found before any slot is tried. The table lookups of the scheme are not constant in time:
 //! shares are made and joined by a person's command, so no stranger can measure it.
 
 use crate::words::whole;

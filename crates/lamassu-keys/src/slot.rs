@@ -12,7 +12,7 @@ pub struct NewSlot<'a> {
     pub cost: Argon2Params,
     /// for people; at most 255 bytes without control characters
     pub label: &'a str,
-    /// Unix seconds
+    /// seconds since 1970
     pub created: u64,
 }
 
@@ -21,7 +21,7 @@ pub struct NewSlot<'a> {
 pub struct Terms {
     /// whether its holder may change the header; without an administrator in the header, every holder may
     pub role: Role,
-    /// Unix seconds from which users are warned to replace it
+    /// seconds since 1970 from which users are warned to replace it
     pub expires: Option<u64>,
 }
 

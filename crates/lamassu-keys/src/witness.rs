@@ -37,7 +37,7 @@ pub struct Replacement<'a> {
     pub history: Option<HistoryMark>,
 }
 
-/// See the module's head.
+/// A record, outside the store, of the newest header and history of a vault.
 ///
 /// Invariant: only the holder of an update lock ([`crate::Update`]) changes which header is the newest. Otherwise a
 /// replacement and a recovery could undo each other.

@@ -5,7 +5,7 @@
 //! * A recalled lease admits no further operations. When those under way have ended, their changes are committed and
 //!   caches drop the object ([`Do::Flush`]). Then the lease is released.
 //! * The session is *good* until [`Terms::stop`] after the *sending* of the last heartbeat that was answered. After
-//!   that nothing is done by it. A later answer makes it good again, since then the server has not ended it.
+//!   that, nothing is done on its behalf. A later answer makes it good again, since the server has not ended it then.
 //!   [`Reply::Ended`] is final.
 
 use crate::{Call, Grant, Millis, Mode, Object, Reply, RequestNo, SessionId, Terms};
@@ -18,7 +18,7 @@ const BEATS_MAX: usize = 64;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Op(pub u64);
 
-/// What the caller has to do, in this order.
+/// An action for the caller. Actions are carried out in order.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Do {
     /// Send a call to the server.
@@ -30,17 +30,17 @@ pub enum Do {
     /// Commit the changes of an object, and let all caches drop it, or keep it as shared. Then call
     /// [`Client::flushed`].
     Flush {
-        /// which
+        /// the object
         object: Object,
-        /// the mode that is kept
+        /// the mode that is kept, if any
         keeps: Option<Mode>,
     },
-    /// Recover what an earlier holder left of an object, and commit that. Then call [`Client::taken_over`].
+    /// Recover what an earlier holder left unfinished, and commit that. Then call [`Client::taken_over`].
     TakeOver {
-        /// which
+        /// the object
         object: Object,
-        /// The operation that proceeds with that. It uses the lease from now on; there is no [`Do::Go`] for it. `None`:
-        /// no operation waits any longer.
+        /// The operation that proceeds with the recovery. It uses the lease from now on, and gets no [`Do::Go`].
+        /// `None`: no operation waits any longer.
         by: Option<Ticket>,
     },
     /// Drop everything. Changes that were not committed are lost.

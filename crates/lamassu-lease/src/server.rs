@@ -6,7 +6,7 @@
 //!   objects that it held exclusively are *abandoned*: the next holder gets an exclusive lease, and takes the object
 //!   over first.
 //! * **Holding on.** If a holder has not released a recalled lease after a term, its heartbeats are no longer answered.
-//!   So it stops, and then its session ends, as a silent one.
+//!   So it stops, and then its session ends, as a silent one does.
 //! * **Restart.** Sessions, exclusive leases and abandoned objects are durable; shared leases are not. After a restart
 //!   every session counts as heard of at that moment. Nothing is granted exclusively until each session has reported
 //!   its leases, or has expired.
@@ -17,13 +17,13 @@
 use crate::{Call, Grant, GrantNo, Millis, Mode, Object, Reply, RequestNo, SessionId, Terms};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-/// The number of the run is in the bits from here up, so that numbers of sessions and grants are never repeated.
+/// Numbers of sessions and grants have the number of the server's run from this bit up, so they never repeat.
 const RUN_SHIFT: u32 = 40;
 
-/// What outlives the server's process.
+/// The state that outlives the server's process.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Durable {
-    /// how often the server has started
+    /// number of starts of the server
     pub runs: u64,
     /// sessions that have not ended
     pub sessions: BTreeSet<SessionId>,
@@ -69,11 +69,11 @@ impl Durable {
 
 /// The result of a call: first all changes are made durable, together; then the replies are sent, in this order.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-#[must_use = "what was changed is not durable, and nobody was told"]
+#[must_use = "the changes are not durable, and the replies are not sent"]
 pub struct Step {
-    /// in this order
+    /// changes, in order
     pub changes: Vec<Change>,
-    /// each to its session
+    /// replies, each with its session
     pub replies: Vec<(SessionId, Reply)>,
     /// sessions that end although they sent heartbeats, since they did not release a recalled lease
     pub held_on: Vec<SessionId>,
@@ -81,13 +81,13 @@ pub struct Step {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Session {
-    /// When it was last heard of; for a session that is not back, when the server started.
+    /// Time of its last message; for a session that has not come back, the server's start.
     heard: Millis,
-    /// It has reported its leases since the server started.
+    /// Whether it has reported its leases since the server started.
     is_back: bool,
-    /// Its last heartbeat was not answered.
+    /// Whether its last heartbeat was left unanswered.
     is_refused: bool,
-    /// Its messages are ignored ([`Server::turn_out`]).
+    /// Whether its messages are ignored ([`Server::turn_out`]).
     is_out: bool,
 }
 
@@ -103,9 +103,9 @@ struct Lease {
     mode: Mode,
     number: GrantNo,
     since: Millis,
-    /// The mode that it was asked to keep, if it was recalled.
+    /// The mode that it was asked to keep; the outer `None`: it was not recalled.
     recalled: Option<Option<Mode>>,
-    /// When it was first recalled.
+    /// Time of the first recall.
     asked: Option<Millis>,
 }
 
@@ -136,7 +136,7 @@ pub struct Server {
     durable: Durable,
     sessions: BTreeMap<SessionId, Session>,
     objects: BTreeMap<Object, Held>,
-    /// Numbers given in this run.
+    /// How many numbers were given in this run.
     given: u64,
 }
 
@@ -231,7 +231,7 @@ impl Server {
         let expiries = self.sessions.values().map(|session| session.heard + self.terms.term());
         let waited_for = self.objects.values().filter(|held| !held.waiting.is_empty());
         let leases = waited_for.flat_map(|held| held.leases.values().filter(|lease| lease.recalled.is_none()));
-        // Leases whose minimum hold was over before have been recalled, or do not conflict.
+        // Leases whose minimum hold was over before have been recalled already, or do not conflict.
         expiries.chain(leases.map(|lease| lease.since + self.terms.min_hold())).filter(|moment| *moment > now).min()
     }
 
@@ -246,9 +246,9 @@ impl Server {
         self.objects.get(&object)?.leases.get(&session).map(|lease| lease.mode)
     }
 
-    /// Revokes a session. It is told that it has ended, and its messages are ignored from now on. It may not have
-    /// received that. So its leases are granted to others only after it has stopped by its own clock, as if it were
-    /// silent from now on.
+    /// Revokes a session. It is told that it has ended, and its messages are ignored from now on. It may not receive
+    /// that. So its leases are granted to others only after its own clock has stopped it, as if it were silent from now
+    /// on.
     pub fn turn_out(&mut self, session: SessionId, now: Millis) -> Step {
         let mut step = self.expire(now);
         let holds_something = self.objects.values().any(|held| held.leases.contains_key(&session));
@@ -348,13 +348,13 @@ impl Server {
         objects.into_iter().for_each(|object| self.serve(object, now, step));
     }
 
-    /// A session reports its leases by a new connection. It knows best: a lease that it does not name it never
-    /// received, or has released.
+    /// A session reports its leases by a new connection. Its report is authoritative: it never received a lease that it
+    /// does not name, or has released it.
     fn resume(&mut self, session: SessionId, held: &[Grant], now: Millis, step: &mut Step) {
         let was_back = self.sessions.get(&session).is_some_and(|session| session.is_back);
         let is_so = held.iter().all(|grant| self.may_hold(session, grant, was_back));
         if !is_so {
-            // A correct client never reports that, so nothing from this one is trusted any more.
+            // A correct client never reports such a lease, so the session is ended.
             step.replies.push((session, Reply::Ended));
             return self.end(session, true, now, step);
         }
@@ -495,7 +495,7 @@ mod tests {
         assert_eq!(server.wake_after(at), Some(terms.term()), "it is asked once");
     }
 
-    /// Whoever is turned out may not have heard it: what it held is another's when it has stopped by its own clock.
+    /// An expired session may not know: its leases are regranted after its own clock has stopped it.
     #[test]
     fn what_is_taken_from_a_session_is_given_to_others_a_term_later() {
         let term = Terms::DEFAULT.term();
@@ -514,12 +514,12 @@ mod tests {
             if to == a && next == b),
             "{replies:?}"
         );
-        // One that holds nothing is gone at once.
+        // A session without leases is gone at once.
         let (c, _) = server.join(Millis(200) + term);
         assert_eq!(server.turn_out(c, Millis(200) + term).changes, [Change::Ended(c)]);
     }
 
-    /// What a server says that was started just now, of which one session holds the object and another waits for it.
+    /// A newly started server, of which one session holds the object and another waits for it.
     fn contended() -> (Server, SessionId, SessionId, Grant) {
         let (mut server, _) = Server::start(Terms::DEFAULT, Durable::default(), Millis(0));
         let (a, _) = server.join(Millis(0));
@@ -531,7 +531,7 @@ mod tests {
         (server, a, b, grant)
     }
 
-    /// Says that a session lives. Whether the server answers.
+    /// A session's heartbeat. Returns whether the server answers it.
     fn beats(server: &mut Server, session: SessionId, now: Millis) -> bool {
         let said = server.call(session, Call::Heartbeat { beat: 0 }, now).replies;
         said.contains(&(session, Reply::Alive { beat: 0 }))
@@ -551,7 +551,7 @@ mod tests {
             assert_eq!(beats(&mut server, a, Millis(now)), now < 100 + term, "{now}");
             last = if now < 100 + term { now } else { last };
             assert!(beats(&mut server, b, Millis(now)));
-            // Whoever comes back by another connection is asked again, and has no more time.
+            // A session with a new connection is recalled again, and gets no more time.
             let again = server.call(a, Call::Resume { held: vec![grant] }, Millis(now));
             assert!(server.tick(Millis(now)).replies.is_empty() && again.changes.is_empty());
         };

@@ -18,7 +18,7 @@ pub struct GrantNo(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestNo(pub u64);
 
-/// A time of one machine's clock, or a span; milliseconds. Times of two machines are never compared.
+/// A time of one machine's clock, or a span, in milliseconds. Times of two machines are never compared.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Millis(pub u64);
 
@@ -33,7 +33,7 @@ impl Add for Millis {
 /// How an object may be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Mode {
-    /// What is cached of it is valid. Other sessions may read it too.
+    /// Cached data of it is valid. Other sessions may read it too.
     Shared,
     /// It may be changed. No other session may use it.
     Exclusive,
@@ -55,7 +55,7 @@ pub struct Grant {
 pub enum Call {
     /// The session is alive. The answer repeats `beat`.
     Heartbeat {
-        /// the client's number, ascending
+        /// the heartbeat's number, ascending
         beat: u64,
     },
     /// The session has a new connection, and holds these leases and no others.
@@ -79,7 +79,7 @@ pub enum Call {
         /// what is kept: nothing, or a shared lease
         keeps: Option<Mode>,
     },
-    /// What an earlier holder left has been recovered and committed.
+    /// The state that an earlier holder left has been recovered and committed.
     TakenOver {
         /// the grant
         grant: Grant,
@@ -93,7 +93,7 @@ pub enum Call {
 pub enum Reply {
     /// Answers a heartbeat.
     Alive {
-        /// its number
+        /// the heartbeat's number
         beat: u64,
     },
     /// Grants a lease.
@@ -102,14 +102,14 @@ pub enum Reply {
         grant: Grant,
         /// the request
         request: RequestNo,
-        /// An earlier holder ended without releasing it: what it left must be recovered before anything else is done.
+        /// An earlier holder ended without releasing it: the state that it left must be recovered before anything else.
         takes_over: bool,
     },
     /// Another session wants a conflicting lease.
     Recall {
         /// the grant
         grant: Grant,
-        /// what may be kept
+        /// the mode that may be kept
         keeps: Option<Mode>,
     },
     /// The session has expired, or never existed: none of its leases is valid.

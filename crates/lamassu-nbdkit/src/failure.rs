@@ -8,7 +8,7 @@ use lamassu_volume::VolumeError;
 use std::io::Write;
 use std::os::fd::OwnedFd;
 
-/// See the module's head.
+/// The reason why a callback fails.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
     /// The operator's: an invalid parameter.

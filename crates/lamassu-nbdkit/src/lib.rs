@@ -15,6 +15,9 @@
 //! | `end` | disconnects idle clients when nbdkit is to end |
 //! | `failure` | errors, their errno, and how the process that started nbdkit learns of them |
 //! | `log` | log events as messages of nbdkit |
+//!
+//! Locks: those of `plugin` are held alone, but that of open vaults (`OPENED`) is held for reading during each request,
+//! and the vault takes its own under it.
 #![allow(missing_docs)]
 
 mod abi;

@@ -1,9 +1,17 @@
-//! `PlainFs`: a directory as it is, behind the interface that vaults have. A provider's proxy keeps ciphertext objects
-//! in one; benchmarks and tests of the mount compare with it.
+//! `PlainFs`: an unencrypted directory, behind the interface of vaults. A provider's proxy keeps ciphertext objects in
+//! one; benchmarks and tests of mounts compare with it.
 //!
-//! It has the same cost structure as a vault over a local directory, less the cryptography. It is no sandbox: who uses
-//! it acts with the process's rights on the directory (in a mount the kernel checks modes and owners,
-//! `default_permissions`). Each inode that is referenced keeps one `O_PATH` descriptor: raise the limit on open files.
+//! It has the same cost structure as a vault over a local directory, less the cryptography. It is no sandbox: a
+//! caller acts with the process's rights on the directory (in a mount the kernel checks modes and owners,
+//! `default_permissions`). Each referenced inode keeps one `O_PATH` descriptor: raise the limit on open files.
+//!
+//! | module | what it does |
+//! |---|---|
+//! | `node` | referenced inodes, each with its descriptor |
+//! | `ops` | the operations of a file system |
+//!
+//! Locks, in this order: the entries of an open directory, while they are passed on; the inodes. Those of open files
+//! and of open directories are held alone.
 //!
 //! Never: encrypts, verifies, changes the process's umask or limits.
 

@@ -18,7 +18,7 @@ pub enum TlsError {
     /// A file cannot be read or written.
     #[error("{}: {source}", path.display())]
     File {
-        /// which
+        /// the file
         path: PathBuf,
         /// the system's error
         source: std::io::Error,

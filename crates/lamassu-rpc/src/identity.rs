@@ -45,7 +45,7 @@ impl HostKey {
     }
 }
 
-/// What a host identifies itself with at one server, and what it trusts.
+/// The key by which a host identifies itself at one server, and the authority that it trusts.
 pub struct Identity {
     /// its key
     pub key: HostKey,
@@ -54,7 +54,7 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// The directory for one server, below that for all.
+    /// The directory of one server's identity, below `all`.
     pub fn dir_of(all: &Path, address: &str) -> PathBuf {
         all.join(address.replace('/', "_"))
     }

@@ -18,7 +18,7 @@ pub const WHAT_MAX: usize = 128;
 /// The metadata of a status that holds the name of a rule.
 pub const RULE_KEY: &str = "lamassu-rule";
 
-/// Why something is forbidden.
+/// The reason why a profile is forbidden.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Forbidden {
     /// the rule's name: printable ASCII
@@ -27,7 +27,7 @@ pub struct Forbidden {
     pub what: Arc<str>,
 }
 
-/// What is forbidden, by profile.
+/// The forbidden profiles, each with the reason.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Limits([Option<Forbidden>; NUMBERS]);
 

@@ -18,7 +18,7 @@ const DIGEST_LEN: usize = 32;
 /// A token.
 #[derive(Clone)]
 pub struct Token {
-    /// where the server is: host and port
+    /// the server's address: host and port
     pub address: String,
     /// SHA-256 of the certificate of its authority
     pub authority: [u8; DIGEST_LEN],
@@ -32,7 +32,7 @@ impl fmt::Debug for Token {
     }
 }
 
-/// The line is not a token.
+/// The error for a line that is not a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("this is no token of `lamassu-server enrol`: it was cut off, or changed")]
 pub struct TokenError;

@@ -1,5 +1,5 @@
-//! TLS, connections and their limits. A connection reaches the services after the handshake has identified a known host
-//! or a token. It is closed when that host is revoked.
+//! TLS connections and their limits. A connection reaches the services only after the handshake has identified a known
+//! host or a token. It is closed when that host is revoked.
 
 use crate::caller::Peer;
 use crate::counts::{Counted, Counts};
@@ -120,7 +120,7 @@ pub struct Limits {
     pub handshakes: usize,
 }
 
-/// What connections are accepted with.
+/// The parts that accept connections.
 #[derive(Clone)]
 pub struct Door {
     /// the newest configuration of TLS
@@ -198,8 +198,8 @@ impl Door {
     }
 }
 
-/// Handshakes under way, by address, oldest first. When an address has too many, its oldest one is dropped. A stranger
-/// behind the address of a host therefore cannot keep the host out.
+/// Handshakes under way, by address, oldest first. When an address has too many, its oldest handshake is dropped. So a
+/// stranger behind the address of a host cannot keep the host out.
 #[derive(Clone, Default)]
 struct Handshakes(Arc<Mutex<UnderWay>>);
 

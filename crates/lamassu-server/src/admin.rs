@@ -1,5 +1,5 @@
-//! Requests of an administrator. A running server answers them by a socket in its directory, which only its owner may
-//! open. Without a running server its state answers them. One line of JSON each way.
+//! Requests of an administrator. A running server answers them through a socket in its directory, which only its owner
+//! may open. Otherwise the state in the directory answers them. A request and its answer are one line of JSON each.
 
 pub mod keys;
 pub mod policy;
@@ -39,7 +39,7 @@ const AGAIN_AFTER: Duration = Duration::from_millis(20);
 pub enum Request {
     /// A token for a host.
     Enrol {
-        /// its name
+        /// the host's name
         host: String,
         /// vaults that it may use, hex
         vaults: BTreeSet<String>,
@@ -48,60 +48,60 @@ pub enum Request {
     Hosts,
     /// Revokes a host.
     Revoke {
-        /// its name
+        /// the host's name
         host: String,
     },
-    /// A host may use a vault, or no longer.
+    /// Grants a host the use of a vault, or ends the grant.
     Grant {
-        /// its name
+        /// the host's name
         host: String,
         /// the vault, hex
         vault: String,
-        /// whether it may
+        /// true to grant, false to end the grant
         may: bool,
     },
-    /// Puts away the anchor of a vault that is not in use.
+    /// Retires the anchor of a vault that is not in use.
     Forget {
         /// the vault, hex
         vault: String,
     },
-    /// Which vaults are in use, and by which hosts.
+    /// The vaults in use, and their hosts.
     Status,
     /// Entries of the audit log.
     Audit {
-        /// those after this number
+        /// only entries after this number
         after: u64,
         /// at most this many, or as many as fit into an answer
         most: usize,
     },
     /// Alerts.
     Alerts {
-        /// those after this number
+        /// only alerts after this number
         after: u64,
     },
     /// Marks alerts as known to an administrator.
     Acknowledge {
-        /// which
+        /// the alerts
         alerts: Which,
         /// the administrator's note
         note: String,
     },
     /// Closes alerts.
     Close {
-        /// which
+        /// the alerts
         alerts: Which,
     },
     /// Keys that are kept for hosts.
     Keys {
-        /// what of them
+        /// the request about keys
         asked: KeyRequest,
     },
-    /// What hosts may do in vaults.
+    /// The policy.
     Policy {
-        /// what of it
+        /// the request about the policy
         asked: PolicyRequest,
     },
-    /// Whether the server's data is consistent.
+    /// Checks that the server's data is consistent.
     Check,
     /// A backup: the answer is the stream that [`crate::backup`] describes.
     Backup,
@@ -120,7 +120,7 @@ pub enum Answer {
     Token {
         /// the line
         line: String,
-        /// s since 1970
+        /// end of validity, seconds since 1970
         until: u64,
     },
     /// All hosts.
@@ -128,15 +128,15 @@ pub enum Answer {
         /// by name
         hosts: Vec<ShownHost>,
     },
-    /// It is done.
+    /// The request was carried out.
     Done,
-    /// Which vaults are in use.
+    /// The vaults in use.
     Status {
-        /// a server runs
+        /// whether a server runs
         is_running: bool,
         /// the digest of its authority's certificate, hex
         authority: String,
-        /// each
+        /// all vaults
         vaults: Vec<ShownVault>,
     },
     /// Entries of the audit log.
@@ -146,22 +146,22 @@ pub enum Answer {
     },
     /// Alerts.
     Alerts {
-        /// in order; none: there are no more
+        /// in order; empty: there are no more
         alerts: Vec<Alert>,
     },
     /// How many alerts were changed.
     Changed {
-        /// how many
+        /// their number
         count: usize,
     },
     /// Keys that are kept for hosts.
     Keys {
-        /// what of them
+        /// the answer about keys
         told: KeyAnswer,
     },
-    /// What hosts may do in vaults.
+    /// The policy.
     Policy {
-        /// what of it
+        /// the answer about the policy
         told: PolicyAnswer,
     },
     /// The result of a check.
@@ -185,7 +185,7 @@ pub enum Answer {
 pub struct ShownHost {
     /// its name
     pub host: String,
-    /// s since 1970
+    /// time of joining, seconds since 1970
     pub joined: u64,
     /// whether it was revoked
     pub is_revoked: bool,
@@ -334,7 +334,7 @@ pub fn ask(dir: &Path, request: Request) -> Result<Answer> {
     }
 }
 
-/// What answers the request.
+/// The side that answers a request.
 enum Asked {
     Running(UnixStream),
     Directory(Box<Administered>),

@@ -1,4 +1,4 @@
-//! What an administrator's requests are answered from: a running server, or its directory alone.
+//! The data behind an administrator's requests: a running server, or its directory alone.
 
 use crate::anchor_store::AnchorStore;
 use crate::authority::Authority;
@@ -18,7 +18,7 @@ use std::sync::Arc;
 /// A vault, and the table of its anchor.
 pub type VaultTable = ([u8; 16], std::result::Result<Arc<dyn Table>, AnchorError>);
 
-/// What answers requests.
+/// The data that requests read and change.
 #[derive(Clone)]
 pub struct Administered {
     /// the server's directory

@@ -26,13 +26,13 @@ const WORD_MAX: usize = 32;
 /// A host's finding: an integrity event. Members that are not listed here are dropped.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Finding {
-    /// s since 1970, by the host's clock
+    /// time of the finding by the host's clock, seconds since 1970
     pub time: u64,
     /// a word of `docs/alerts.md`
     pub kind: String,
-    /// in the store, below the vault's directory
+    /// path in the store, below the vault's directory
     pub path: String,
-    /// of the mount, where it is known
+    /// path in the mount, if known
     #[serde(default)]
     pub inode: Option<u64>,
     /// which part of a file
@@ -40,7 +40,7 @@ pub struct Finding {
     pub range: Option<Range>,
     /// `read`, `check` or `recovery`
     pub found_by: String,
-    /// `false`: all data can be read
+    /// `false`: all data can still be read
     pub is_damage: bool,
     /// a sentence for people
     pub text: String,
@@ -55,7 +55,7 @@ pub struct Range {
     pub page: u64,
     /// how many
     pub pages: u64,
-    /// first block
+    /// first block, if known
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub block: Option<u64>,
     /// how many
@@ -99,19 +99,19 @@ fn is_word(word: &str) -> bool {
 /// Findings of one kind at one place.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Alert {
-    /// never used again
+    /// the alert's number, never used again
     pub number: u64,
     /// the vault, hex
     pub vault: String,
-    /// how often it was found there
+    /// number of findings there
     pub count: u64,
-    /// when that was reported first, s since 1970, by the server's clock
+    /// time of the first report by the server's clock, seconds since 1970
     pub first: u64,
-    /// when it was reported last
+    /// time of the last report
     pub last: u64,
     /// the hosts that found it; the first [`HOSTS_MAX`]
     pub hosts: BTreeSet<String>,
-    /// what was found first
+    /// the first finding
     #[serde(flatten)]
     pub finding: Finding,
     /// Whether the webhook has accepted it.
@@ -125,7 +125,7 @@ pub struct Alert {
 /// An administrator's acknowledgement of an alert.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Acknowledged {
-    /// since when, s since 1970
+    /// time of the acknowledgement, seconds since 1970
     pub at: u64,
     /// the administrator's note
     #[serde(default, skip_serializing_if = "String::is_empty")]
@@ -141,15 +141,15 @@ impl Alert {
     }
 }
 
-/// The alerts that an administrator's request is about.
+/// The alerts that an administrator's request selects.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Which {
-    /// These.
+    /// Those with these numbers.
     Numbers(BTreeSet<u64>),
     /// All, or all of one vault.
     All {
-        /// of this vault alone
+        /// only those of this vault, hex
         vault: Option<String>,
     },
 }

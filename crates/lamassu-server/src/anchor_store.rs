@@ -1,5 +1,4 @@
-//! Where the tables of anchors lie: in files of the server's directory ([`Files`]), or in etcd
-//! ([`crate::etcd::anchors`]).
+//! The stores of anchors' tables: files of the server's directory ([`Files`]), or etcd ([`crate::etcd::anchors`]).
 
 use crate::{Result, ServerError};
 use data_encoding::HEXLOWER;
@@ -12,17 +11,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The directory of tables in the server's directory.
 pub const DIR: &str = "anchors";
-/// Suffix of a file while it is being put.
+/// Suffix of a file while its anchor is being received.
 const NEW: &str = "new";
-/// Suffix of an anchor's file that was put away.
+/// Suffix of a retired anchor's file.
 const AWAY: &str = "given-up";
 
 /// Bytes that stay free on the server's disk for the state. An anchor does not grow into them.
 pub const RESERVE: u64 = 64 << 20;
 
-/// Tables by vault. A vault has at most one table, and may have tables that were put away.
+/// Tables by vault. A vault has at most one table, and may have retired ones.
 pub trait AnchorStore: Send + Sync {
-    /// The vaults that have one.
+    /// The vaults that have a table.
     ///
     /// # Errors
     /// [`ServerError::File`], [`ServerError::Etcd`].
@@ -46,7 +45,7 @@ pub trait AnchorStore: Send + Sync {
     /// Those of the table.
     fn begin(&self, id: &[u8; 16]) -> std::result::Result<Box<dyn NewAnchor>, AnchorError>;
 
-    /// Puts a vault's table away: it is kept, but no longer found. False: it has none.
+    /// Retires a vault's table: it is kept, but no longer found. False: it has none.
     ///
     /// # Errors
     /// As for [`AnchorStore::all`].
@@ -59,12 +58,12 @@ pub trait AnchorStore: Send + Sync {
     fn name(&self, id: &[u8; 16]) -> String;
 }
 
-/// A table that is being put. If it is dropped before it is installed, it is removed.
+/// A table that is being received. Dropping it before it is installed removes it.
 pub trait NewAnchor: Send {
     /// The table.
     fn table(&self) -> Arc<dyn Table>;
 
-    /// Installs it durably in place of the present table. No reference to the table is left.
+    /// Installs it durably in place of the present table. No reference to the table may be left.
     ///
     /// # Errors
     /// [`ServerError::File`], [`ServerError::Etcd`].
@@ -79,7 +78,7 @@ pub struct Files {
 }
 
 impl Files {
-    /// The tables in a server's directory. What was being put when a server ended is removed.
+    /// The tables in a server's directory. Tables whose transfer was interrupted are removed.
     ///
     /// # Errors
     /// [`ServerError::File`].
@@ -95,7 +94,7 @@ impl Files {
         Ok(Files { dir, is_read_only: false })
     }
 
-    /// The same, read-only, where no server runs.
+    /// The same, read-only, for use while no server runs.
     pub fn to_look_at(dir: &Path) -> Files {
         Files { dir: dir.join(DIR), is_read_only: true }
     }

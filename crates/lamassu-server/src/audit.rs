@@ -1,6 +1,6 @@
 //! The audit log: which hosts were let in, and which host had which vault when. An entry about hosts, tokens or
 //! sessions is made durable in the same transaction as the change that it records. An entry about a file (an anchor
-//! that is put, taken back or put away) follows at once.
+//! that is received, taken back or retired) follows at once.
 //!
 //! Entries are chained: each has the digest of the whole log up to it, its *head*. A log that was changed, or cut in
 //! the middle, does not verify. A log that was rewritten from some entry on does verify. Comparing it with a head that
@@ -55,10 +55,10 @@ pub enum Event {
         host: String,
         /// vaults that it may use, hex
         vaults: BTreeSet<String>,
-        /// s since 1970
+        /// end of validity, seconds since 1970
         until: u64,
     },
-    /// The tokens of a host are void.
+    /// The tokens of a host were invalidated.
     TokenVoid {
         /// the host
         host: String,
@@ -118,8 +118,8 @@ pub enum Event {
         /// the vault, hex
         vault: String,
     },
-    /// An anchor was here at a start, and the state did not know of it: the server had ended just when it was put, or
-    /// taken back.
+    /// An anchor was found at a start that the state did not know of: the server had ended just when the anchor was
+    /// received or taken back.
     AnchorFound {
         /// the vault, hex
         vault: String,
@@ -131,12 +131,12 @@ pub enum Event {
         /// the vault, hex
         vault: String,
     },
-    /// An administrator has put the anchor away.
+    /// An administrator has retired the anchor.
     AnchorForgotten {
         /// the vault, hex
         vault: String,
     },
-    /// A host may have a key.
+    /// A host was granted a key.
     KeyGranted {
         /// the host
         host: String,
@@ -197,21 +197,21 @@ pub enum Event {
         /// identifies the key if a copy turns up
         digest: String,
     },
-    /// Keys are kept from now on, wrapped under a master key.
+    /// A master key was set up: keys are kept from now on.
     MasterKeyTaken,
     /// All keys were rewrapped under another master key.
     KeysRewrapped {
         /// how many
         keys: u64,
     },
-    /// A policy is in force from now on.
+    /// A policy came into force.
     PolicyTaken {
         /// how many rules it has
         rules: u64,
-        /// of its text: SHA-256, hex
+        /// SHA-256 of its text, hex
         digest: String,
     },
-    /// The policy forbids a host's request. The same refusal is noted once a minute at most.
+    /// The policy refused a host's request. The same refusal is noted once a minute at most.
     PolicyRefused {
         /// the host
         host: String,
@@ -242,7 +242,7 @@ pub enum Event {
         /// the vault, hex
         vault: String,
     },
-    /// An administrator knows of an alert.
+    /// An administrator has acknowledged an alert.
     AlertAcknowledged {
         /// its number
         alert: u64,
@@ -250,7 +250,7 @@ pub enum Event {
         #[serde(default, skip_serializing_if = "String::is_empty")]
         note: String,
     },
-    /// An administrator has dealt with an alert.
+    /// An administrator has closed an alert.
     AlertClosed {
         /// its number
         alert: u64,
@@ -261,7 +261,7 @@ pub enum Event {
     },
 }
 
-/// Why a session ended.
+/// The reason why a session ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Why {
@@ -282,7 +282,7 @@ pub enum Why {
 pub struct Entry {
     /// from 1 on
     pub number: u64,
-    /// s since 1970
+    /// time of the event, seconds since 1970
     pub time: u64,
     /// what it records
     #[serde(flatten)]

@@ -9,7 +9,7 @@ use std::sync::Arc;
 pub struct Peer {
     /// its public key, a subject public key info
     pub key: Arc<[u8]>,
-    /// from where
+    /// its address
     pub address: SocketAddr,
 }
 

@@ -11,7 +11,7 @@ use lamassu_anchor::table::Table;
 use lamassu_keys::Purpose;
 use lamassu_keys::receipt::served::digest;
 
-/// The result.
+/// The result of a check.
 #[derive(Clone, Debug, Default)]
 pub struct Found {
     /// what is consistent

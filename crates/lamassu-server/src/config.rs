@@ -11,66 +11,69 @@ use std::net::Ipv6Addr;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-/// Its name in the directory.
+/// File name in the server's directory.
 pub const FILE: &str = "server.toml";
 
 /// What `init` writes.
 pub const COMMENTED: &str = r#"# Configuration of lamassu-server. A line that is commented out shows the default.
 
-# Where hosts connect.
+# The address that hosts connect to.
 #listen = "0.0.0.0:7433"
 
-# By which name or address hosts reach it, for tokens: HOST:PORT. Without, the name of this machine and the port above.
+# The address that tokens contain, HOST:PORT. Without this, the name of this machine and the port above.
 #address = "server.example:7433"
 
-# A session that is silent for so long has ended, and others may have its vault; 5 to 600 s. A shorter time than
-# before counts from the first start on at which there is no session.
+# A session without a heartbeat for this time ends, and other hosts can get its vault; 5 to 600 s. A shorter time than
+# before takes effect at the first start without open sessions.
 #term_seconds = 30
-# Between two signs of life of a session; at most a quarter of the term.
+# The time between heartbeats of a session; at most a quarter of the term.
 #heartbeat_seconds = 5
 
-# A token of `enrol` that is not used is good for so long.
+# How long an unused token of `enrol` is valid.
 #token_hours = 24
 
-# Connections at once, of all hosts; and those of one address that have not said who they are yet: with more, the oldest
-# of that address is given up.
+# Concurrent connections of all hosts. Concurrent handshakes of one address: with more, the oldest one of that address
+# is dropped.
 #connections_max = 4096
 #handshakes_max = 64
 
-# So many entries of the audit log are kept, and so many MiB of them; the oldest go. A million take some 300 MB.
+# How many entries of the audit log are kept, and how many MiB of them; the oldest are removed. A million take about
+# 300 MB.
 #audit_entries = 1000000
 #audit_mib = 512
 
-# Where monitoring asks for /metrics (OpenMetrics) and /health, by plain HTTP. It is told counts, no names. Without,
-# nowhere.
+# The address for monitoring: /metrics (OpenMetrics) and /health, by plain HTTP. They show counts, but no names. Without
+# this, there is none.
 #metrics = "127.0.0.1:9433"
 
-# Where alerts are posted, in JSON, by https (or http on this machine), signed as www.standardwebhooks.com says by the
-# secret in webhook.secret, in this directory. Without, nowhere: `lamassu-server alerts list` shows them.
+# URL that alerts are posted to, in JSON, by https (or http on this machine). They are signed with the secret in
+# webhook.secret in this directory, as www.standardwebhooks.com specifies. Without this, alerts are not posted;
+# `lamassu-server alerts list` shows them.
 #webhook = "https://alerts.example.org/lamassu"
-# Authorities, in PEM, that its certificate may be of, in place of the system's.
+# Authorities, in PEM, that may have signed its certificate, instead of the system's.
 #webhook_ca = "/etc/ssl/certs/alerts.pem"
 
-# What the keys are wrapped under that this server keeps for hosts (`lamassu key generate server://…`): any source that
-# `lamassu` takes for --key, but for a server like this one. Without, it keeps none.
+# The source of the master key, which wraps the keys that this server keeps for hosts (`lamassu key generate
+# server://…`): any source that `lamassu` accepts for --key, except a server like this one. Without this, no keys are
+# kept.
 #master_key = "raw:file:/etc/lamassu/master.key"
 
-# Of oblivious keys of zones (`lamassu zone create --oblivious`), one evaluation for each block that a host has not
-# written lately: so many a second for each host, and so many at once after a pause. More of them are put off. They
-# bound how fast a host that was broken into can try guesses, and how fast it can write what is new: 5000 a second are
-# 20 MB/s of blocks of 4 KiB, and 1000000 are 4 GB.
+# Limits of each host on evaluations of oblivious zone keys (`lamassu zone create --oblivious`): per second, and in one
+# burst after a pause. Each block that a host has not written recently takes one evaluation; more are delayed. The
+# limits bound how fast an attacker on a host can try guesses, and how fast a host can write new content: 5000 a second
+# are 20 MB/s with blocks of 4 KiB, and 1000000 are 4 GB.
 #evaluations_per_second = 5000
 #evaluations_burst = 1000000
 
-# Where the state and the anchors are, in place of files in this directory, so that other servers with a copy of this
-# directory can go on where one has ended: `lamassu-server to-etcd DIR` moves them (docs/server.md).
+# An etcd cluster for state and anchors, instead of files in this directory, so that another server with a copy of this
+# directory can take over. `lamassu-server to-etcd DIR` moves them there (docs/server.md).
 #[etcd]
 #endpoints = ["https://etcd1.example:2379", "https://etcd2.example:2379", "https://etcd3.example:2379"]
 #prefix = "lamassu"
-# Another server may lead when this one has been silent for so long; 2 to 60 s.
+# Another server can lead after this one has been silent for this time; 2 to 60 s.
 #leader_seconds = 5
-# Files, by their paths from this directory: authorities of the members (without, the system's), and the certificate by
-# which they know this server, or its user.
+# Files; relative paths start in this directory. `ca`: authorities of the members (default: the system's). This server
+# identifies itself with a certificate and its key, or with a user and a password.
 #ca = "etcd-ca.pem"
 #certificate = "etcd.pem"
 #key = "etcd.key"
@@ -78,17 +81,17 @@ pub const COMMENTED: &str = r#"# Configuration of lamassu-server. A line that is
 #password_file = "etcd.password"
 "#;
 
-/// All of it.
+/// The whole configuration.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
-    /// where hosts connect
+    /// the address on which hosts connect
     pub listen: String,
-    /// how hosts reach it
+    /// the address that tokens name
     pub address: Option<String>,
     term_seconds: u64,
     heartbeat_seconds: u64,
-    /// how long a token is good
+    /// validity of a token, hours
     pub token_hours: u64,
     /// connections at once
     pub connections_max: usize,
@@ -98,11 +101,11 @@ pub struct Config {
     pub audit_entries: u64,
     /// how many MiB of them
     pub audit_mib: u64,
-    /// where monitoring asks
+    /// the address for monitoring
     pub metrics: Option<String>,
-    /// where alerts are posted
+    /// URL that alerts are posted to
     pub webhook: Option<String>,
-    /// authorities for that
+    /// authorities of that URL's certificate, PEM
     pub webhook_ca: Option<PathBuf>,
     /// the source of the master key
     pub master_key: Option<String>,
@@ -205,7 +208,7 @@ impl Config {
         Terms::new(millis(self.term_seconds), millis(self.heartbeat_seconds), Terms::DEFAULT.min_hold().0)
     }
 
-    /// Where the master key comes from, if there is one.
+    /// The source of the master key, if one is configured.
     ///
     /// # Errors
     /// [`SourceError`]: it is no source.

@@ -7,12 +7,12 @@ use std::path::Path;
 
 /// A directory for a new server, locked against other commands while this lives.
 pub(crate) struct Made {
-    /// whether it was made
+    /// whether the directory was created
     pub is_new: bool,
     _lock: fs::File,
 }
 
-/// Makes a directory that only its owner may read, or takes an empty one of the same owner.
+/// Creates a directory that only its owner may read, or accepts an empty one of the same owner.
 ///
 /// # Errors
 /// [`ServerError::NotEmpty`], [`ServerError::NotPrivate`], [`ServerError::File`].

@@ -1,4 +1,4 @@
-//! What goes wrong, and the exit code of each.
+//! The errors of a server, and the exit code of each.
 
 use lamassu_anchor::AnchorError;
 use lamassu_keys::{KeyError, SourceError};
@@ -11,25 +11,25 @@ pub enum ServerError {
     /// The directory has no server's state.
     #[error("{} is not a server's directory: `lamassu-server init DIR` makes one", dir.display())]
     NoServer {
-        /// which
+        /// the directory
         dir: PathBuf,
     },
     /// The directory is not empty.
     #[error("{} is not empty: a server, or a backup of one, needs a directory of its own", dir.display())]
     NotEmpty {
-        /// which
+        /// the directory
         dir: PathBuf,
     },
     /// Others than the owner may read the directory.
     #[error("{} belongs to another user, or others may read it, and it holds the server's key: `chmod 700` it", dir.display())]
     NotPrivate {
-        /// which
+        /// the directory
         dir: PathBuf,
     },
     /// Another process serves the directory.
     #[error("another server runs on {}", dir.display())]
     Running {
-        /// which
+        /// the directory
         dir: PathBuf,
     },
     /// The configuration is invalid.
@@ -151,7 +151,7 @@ pub enum ServerError {
     /// The server cannot listen on the address.
     #[error("cannot listen on {address}: {source}")]
     Listen {
-        /// where
+        /// the address
         address: String,
         /// the system's error
         source: io::Error,
@@ -161,7 +161,7 @@ pub enum ServerError {
     File {
         /// the operation
         op: &'static str,
-        /// which
+        /// the file
         path: PathBuf,
         /// the system's error
         source: io::Error,
@@ -169,7 +169,7 @@ pub enum ServerError {
     /// The database failed.
     #[error("the state in {}: {source}", path.display())]
     Database {
-        /// which
+        /// the directory
         path: PathBuf,
         /// redb's error
         source: Box<redb::Error>,
@@ -177,7 +177,7 @@ pub enum ServerError {
     /// etcd failed.
     #[error("{name}: {detail}")]
     Etcd {
-        /// where
+        /// etcd's name
         name: String,
         /// the reason
         detail: String,
@@ -185,13 +185,13 @@ pub enum ServerError {
     /// Another replica leads, or may lead.
     #[error("this replica does not lead, and changes nothing in {name}")]
     NotLeading {
-        /// where
+        /// etcd's name
         name: String,
     },
     /// etcd has no state under this prefix.
     #[error("{name} has no state of a server: `lamassu-server to-etcd DIR` moves that of a directory there")]
     NothingInEtcd {
-        /// where
+        /// etcd's name
         name: String,
     },
     /// The state in etcd belongs to servers of another authority.
@@ -200,13 +200,13 @@ pub enum ServerError {
          replica of that one"
     )]
     OtherInEtcd {
-        /// where
+        /// etcd's name
         name: String,
     },
     /// etcd has a state under this prefix already.
     #[error("{name} has a state of a server already: give this one another `prefix`")]
     FullEtcd {
-        /// where
+        /// etcd's name
         name: String,
     },
     /// The directory has a state of its own, in addition to that in etcd.
@@ -216,7 +216,7 @@ pub enum ServerError {
         dir.display()
     )]
     NotMoved {
-        /// where
+        /// etcd's name
         name: String,
         /// the directory
         dir: PathBuf,
@@ -224,7 +224,7 @@ pub enum ServerError {
     /// The state of this directory is in etcd, and no replica serves here.
     #[error("the state is in {name}, and no server runs on this directory that leads: {leader}")]
     Elsewhere {
-        /// where
+        /// etcd's name
         name: String,
         /// what is known of the leader
         leader: String,
@@ -232,7 +232,7 @@ pub enum ServerError {
     /// A row of the database does not parse.
     #[error("the state in {} is damaged: {what}; put a backup back", path.display())]
     Damaged {
-        /// which
+        /// the directory
         path: PathBuf,
         /// which row
         what: &'static str,
@@ -240,7 +240,7 @@ pub enum ServerError {
     /// The chain of the audit log is broken.
     #[error("the audit log was changed: entry {number} does not follow the one before")]
     Chain {
-        /// which
+        /// the entry's number
         number: u64,
     },
     /// The audit log has no entry with this head.
@@ -248,7 +248,7 @@ pub enum ServerError {
         "the audit log has no entry with the head {head}: it was rewritten since that was noted, or no longer has it"
     )]
     NoHead {
-        /// hex
+        /// the head, hex
         head: String,
     },
     /// The stream of a backup failed.
@@ -260,22 +260,22 @@ pub enum ServerError {
     /// The policy forbids what was tested.
     #[error("the policy forbids {count} of these: see above")]
     Forbidden {
-        /// how many
+        /// number of forbidden profiles or files
         count: usize,
     },
     /// The server's data is inconsistent.
     #[error("{count} things are wrong: see above; docs/server.md tells what to do")]
     Wrong {
-        /// how many
+        /// number of findings
         count: usize,
     },
-    /// An anchor.
+    /// An anchor failed.
     #[error(transparent)]
     Anchor(#[from] AnchorError),
     /// A certificate or TLS.
     #[error(transparent)]
     Tls(#[from] lamassu_rpc::TlsError),
-    /// A certificate.
+    /// A certificate could not be made.
     #[error("a certificate: {0}")]
     Certificate(#[from] rcgen::Error),
     /// The system provides no random numbers.

@@ -104,7 +104,7 @@ where
         if let Some(caller) = caller {
             request.extensions_mut().insert(caller);
         }
-        // Work that goes on when the answer is no longer awaited keeps it, too.
+        // Work that continues after the answer is abandoned keeps the place, too.
         request.extensions_mut().insert(place.clone());
         let answer = self.inner.call(request);
         Box::pin(async move {

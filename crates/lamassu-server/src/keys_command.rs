@@ -1,4 +1,4 @@
-//! `lamassu-server keys`: an administrator's commands about keys that are kept for hosts.
+//! `lamassu-server keys`: an administrator's commands about keys kept for hosts.
 
 use crate::{print_json, shown_time};
 use clap::Subcommand;
@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 
 #[derive(Subcommand)]
 pub enum KeysCommand {
-    /// List them, with the hosts that may have each
+    /// List all keys, with the hosts that may use each
     List {
         /// Print one JSON document
         #[arg(long)]
@@ -23,10 +23,11 @@ pub enum KeysCommand {
         /// The server's directory
         dir: PathBuf,
     },
-    /// A host may have a key, and make it if it is not there: `lamassu key generate server://HOST/KEY`, or `lamassu
-    /// zone create --oblivious server://HOST/KEY`, which makes one that evaluates, and is given to no host
+    /// Allow a host to use a key, and to create it if it does not exist: an ordinary key by `lamassu key generate
+    /// server://HOST/KEY`, or by `lamassu zone create --oblivious server://HOST/KEY` one that evaluates and is given to
+    /// no host
     Grant {
-        /// It may no longer. What it was given it may have kept
+        /// End the grant. The host may have kept a copy of the key
         #[arg(long)]
         not: bool,
         /// The server's directory
@@ -36,9 +37,9 @@ pub enum KeysCommand {
         /// The key's name
         key: String,
     },
-    /// Retire a key: no host gets it from now on
+    /// Retire a key: no host gets it any more
     Retire {
-        /// Reinstate it: hosts can get it again
+        /// Reinstate the key: hosts with a grant get it again
         #[arg(long)]
         not: bool,
         /// The server's directory
@@ -46,13 +47,12 @@ pub enum KeysCommand {
         /// The key's name
         key: String,
     },
-    /// Delete a key that was retired, for good. For one that is deleted:
-    /// tell that again
+    /// Delete a retired key for good. For a deleted key, print the same again
     Delete {
-        /// Write the signed receipt to FILE, which must not exist; without it, it goes to standard output
+        /// Write the signed receipt to FILE, which must not exist; without this, it goes to standard output
         #[arg(long, value_name = "FILE", requires = "audit_key")]
         receipt: Option<PathBuf>,
-        /// Sign a receipt with this key: 32 bytes, kept apart from the server; `lamassu receipt key` prints its public
+        /// Sign a receipt with this key: 32 bytes, kept apart from the server. `lamassu receipt key` prints its public
         /// half
         #[arg(long, value_name = "SOURCE")]
         audit_key: Option<String>,
@@ -61,9 +61,9 @@ pub enum KeysCommand {
         /// The key's name
         key: String,
     },
-    /// Wrap all keys again, under the master key that server.toml names now. No server may run
+    /// Wrap all keys again under the master key that server.toml names now. The server must not be running
     Rewrap {
-        /// The master key before
+        /// The previous master key
         #[arg(long, value_name = "SOURCE")]
         from: String,
         /// The server's directory

@@ -7,7 +7,7 @@
 //! | `dir` | the directory of a server |
 //! | `alerts` | alerts from hosts |
 //! | `writing`, `audit` | a transaction that records its changes; the audit log, a chain of digests |
-//! | `state/` | what outlives the process: hosts, tokens, leases, alerts, keys, the audit log; one redb file, or etcd |
+//! | `state/` | the durable state: hosts, tokens, leases, alerts, keys, the audit log; one redb file, or etcd |
 //! | `authority` | certificates: the authority that hosts trust, and the server's own |
 //! | `anchor_store` | the tables of anchors in files |
 //! | `etcd/` | state and anchors in etcd; which replica leads (feature `etcd`) |
@@ -18,19 +18,21 @@
 //! | `metrics` | the server's counters |
 //! | `keys/` | the master key, under which keys for hosts are wrapped; limits of evaluations |
 //! | `policy/` | which protections and algorithms hosts may use in which vaults |
+//! | `pauses` | the clock of all vaults, which notices when the process was suspended |
 //! | `recent` | the changes of a vault's newest commits |
 //! | `vault` | one vault: its anchor's table, its leases, its sessions |
-//! | `vaults` | all vaults: opening, putting, putting away |
-//! | `counts` | counts what is in use at once |
+//! | `vaults` | all vaults: opening, receiving, retiring |
+//! | `counts`, `threads` | counts what is in use at once; threads for calls that wait |
 //! | `accept` | TLS, connections, their limits |
 //! | `guard` | checks the caller before a call is read; limits calls under way |
 //! | `service/`, `sessions` | the calls of hosts; those of hosts that hold leases |
 //! | `webhook` | posts alerts to a URL |
 //! | `monitoring` | what monitoring reads |
-//! | `administered` | what an administrator's requests are answered from, with or without a running server |
+//! | `administered` | the data behind an administrator's requests, with or without a running server |
 //! | `backup`, `check` | makes a new server directory from another one; checks that the data is consistent |
 //! | `admin/` | requests of an administrator |
-//! | `run` | makes a directory, and serves it until a signal comes |
+//! | `run` | makes a server's directory, and serves it until a signal comes |
+//! | `keys_command`, `policy_command` | subcommands of the program |
 //!
 //! A module names only modules above it.
 //!

@@ -20,7 +20,7 @@ Examples:
   lamassu-server host revoke /var/lib/lamassu-server node1
 docs/server.md tells how to set it up, and its exit codes.";
 
-/// The server of shared Lamassu vaults: their anchors, leases, and who may use them
+/// The server of shared Lamassu vaults: it keeps their anchors, grants leases, and knows which hosts may use them
 #[derive(Parser)]
 #[command(version, after_help = EXAMPLES)]
 struct Args {
@@ -30,81 +30,81 @@ struct Args {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Make the directory of a new server: its authority, its state, and a configuration to edit
+    /// Create the directory of a new server: its authority, its state, and a configuration to edit
     Init {
-        /// Made, if it is not there; must be empty
+        /// Directory to create; an existing one must be empty
         dir: PathBuf,
     },
-    /// Serve until SIGTERM; at SIGHUP read the policy again, and take a new certificate
+    /// Serve until SIGTERM. SIGHUP reloads the policy and renews the certificate
     Run {
-        /// Read the configuration and the policy, say whether they are good, and end
+        /// Check the configuration and the policy, print the result, and exit
         #[arg(long)]
         check_config: bool,
         /// The server's directory
         dir: PathBuf,
     },
-    /// Print a token with which a host may join, once: one line, for its `lamassu host join`
+    /// Print a one-time token with which a host may join: one line, the input of `lamassu host join`
     Enrol {
-        /// A vault that the host may use, by its id in `lamassu info`; again for more
+        /// A vault that the host may use, by the id that `lamassu info` shows; repeatable
         #[arg(long, value_name = "ID")]
         vault: Vec<String>,
         /// The server's directory
         dir: PathBuf,
-        /// The host's name here
+        /// The host's name at this server
         host: String,
     },
-    /// Hosts that have joined
+    /// Manage hosts that have joined
     #[command(subcommand)]
     Host(HostCommand),
-    /// Keys that are kept for hosts: `server://HOST/KEY` is a key source of theirs
+    /// Manage keys kept for hosts, which use them as the key source `server://HOST/KEY`
     #[command(subcommand)]
     Keys(keys_command::KeysCommand),
-    /// Which protections and algorithms hosts may use in which vaults
+    /// Show and test the policy: the protections and algorithms that hosts may use in vaults
     #[command(subcommand)]
     Policy(policy_command::PolicyCommand),
-    /// What hosts found not to be as it was written
+    /// Handle alerts: reports of hosts that a vault's content is not what was written
     #[command(subcommand)]
     Alerts(AlertsCommand),
-    /// Put away the anchor of a vault that is not in use: its file is renamed, and hosts find no anchor here
+    /// Retire the anchor of a vault that is not in use: its file is renamed, and hosts find no anchor here
     Forget {
         /// The server's directory
         dir: PathBuf,
-        /// The vault, by its id in `lamassu info`
+        /// The vault, by the id that `lamassu info` shows
         vault: String,
     },
-    /// Print the audit log, verified: which hosts were let in, and which had which vault when
+    /// Print the audit log, verified: which hosts joined, and which host used which vault when
     Audit {
-        /// Print an entry in a line of JSON, with its head
+        /// Print one line of JSON for each entry, with its head
         #[arg(long)]
         json: bool,
-        /// Print the entries behind this number alone
+        /// Print only entries after this number
         #[arg(long, value_name = "NUMBER", default_value_t = 0)]
         after: u64,
-        /// Fail unless an entry has this head, which was noted elsewhere
+        /// Fail unless an entry has this head, which was noted elsewhere earlier
         #[arg(long, value_name = "HEAD")]
         includes: Option<String>,
         /// The server's directory
         dir: PathBuf,
     },
-    /// Make a backup as a new directory, while the server runs or not: a server can be run on it
+    /// Make a backup in a new directory, whether the server runs or not: a server can run on it
     Backup {
         /// The server's directory
         dir: PathBuf,
-        /// Made, if it is not there; must be empty. Has the server's key: keep it as secret as the server's directory
+        /// Directory to create; an existing one must be empty. It holds the server's key: keep it as secret as DIR
         to: PathBuf,
     },
-    /// Move the state and the anchors of a server that does not run into the etcd that server.toml names
+    /// Move state and anchors into the etcd cluster that server.toml names; the server must not be running
     #[cfg(feature = "etcd")]
     ToEtcd {
         /// The server's directory
         dir: PathBuf,
     },
-    /// Look at all that is kept, and say what does not make sense
+    /// Verify all stored data, and report what is inconsistent
     Check {
         /// The server's directory
         dir: PathBuf,
     },
-    /// Tell which vaults are in use, by which hosts
+    /// Show which vaults are in use, and by which hosts
     Status {
         /// Print one JSON document
         #[arg(long)]
@@ -116,7 +116,7 @@ enum Command {
 
 #[derive(Subcommand)]
 enum HostCommand {
-    /// List them, with the vaults that each may use
+    /// List all hosts, with the vaults that each may use
     List {
         /// Print one JSON document
         #[arg(long)]
@@ -124,52 +124,52 @@ enum HostCommand {
         /// The server's directory
         dir: PathBuf,
     },
-    /// From now on a host may do nothing: its sessions end
+    /// Revoke a host: its sessions end, and all its calls are refused
     Revoke {
         /// The server's directory
         dir: PathBuf,
         /// The host's name
         host: String,
     },
-    /// A host may use a vault
+    /// Allow a host to use a vault, or end that
     Grant {
-        /// It may no longer
+        /// End the grant: the host may no longer use the vault
         #[arg(long)]
         not: bool,
         /// The server's directory
         dir: PathBuf,
         /// The host's name
         host: String,
-        /// The vault, by its id in `lamassu info`
+        /// The vault, by the id that `lamassu info` shows
         vault: String,
     },
 }
 
 #[derive(Subcommand)]
 enum AlertsCommand {
-    /// List open alerts, the oldest first
+    /// List open alerts, oldest first
     List {
-        /// Print an alert in a line of JSON
+        /// Print one line of JSON for each alert
         #[arg(long)]
         json: bool,
-        /// Only those that are not acknowledged
+        /// List only alerts that are not acknowledged
         #[arg(long)]
         new: bool,
-        /// Those of a vault alone, by its id in `lamassu info`
+        /// List only alerts of this vault, by the id that `lamassu info` shows
         #[arg(long, value_name = "ID")]
         vault: Option<String>,
         /// The server's directory
         dir: PathBuf,
     },
-    /// Note that these are known: they stay, and count as new no longer
+    /// Acknowledge alerts: they stay open, but no longer count as new
     Acknowledge {
-        /// What to note with them
+        /// Text to store with the acknowledgement
         #[arg(long, value_name = "TEXT", default_value = "")]
         note: String,
         #[command(flatten)]
         which: AlertsChosen,
     },
-    /// Take away what was dealt with: what is found there later is a new alert
+    /// Close alerts: a later finding at the same place makes a new alert
     Close {
         #[command(flatten)]
         which: AlertsChosen,
@@ -178,15 +178,15 @@ enum AlertsCommand {
 
 #[derive(clap::Args)]
 struct AlertsChosen {
-    /// All there are
+    /// Select all open alerts
     #[arg(long, conflicts_with = "number")]
     all: bool,
-    /// With --all: all of a vault, by its id in `lamassu info`
+    /// With --all: only those of this vault, by the id that `lamassu info` shows
     #[arg(long, value_name = "ID", requires = "all")]
     vault: Option<String>,
     /// The server's directory
     dir: PathBuf,
-    /// Numbers of alerts
+    /// Numbers of the alerts
     #[arg(required_unless_present = "all")]
     number: Vec<u64>,
 }
@@ -209,7 +209,7 @@ fn main() -> ExitCode {
     let _ = rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable);
     let command = Args::parse().command;
     let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into());
-    // The heads of the audit log must be known elsewhere, so they are logged at any level. A command has no log.
+    // The heads of the audit log must be known elsewhere, so a server logs them at any level. A command has no log.
     let is_server = matches!(command, Command::Run { check_config: false, .. });
     let audit = if is_server { "audit=info" } else { "audit=off" };
     let filter = match audit.parse() {
@@ -400,7 +400,7 @@ fn shown_entry(kept: &ChainedEntry, entry: &Entry) -> String {
     let fields: serde_json::Map<String, serde_json::Value> = serde_json::from_str(&kept.entry).unwrap_or_default();
     let shown = |value: &serde_json::Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
     let rest = fields.iter().filter(|(name, _)| !matches!(&***name, "number" | "time" | "event"));
-    // An entry may have been changed by someone.
+    // The log's file may have been changed, so control characters are escaped.
     let rest: Vec<_> = rest.map(|(name, value)| printable(&format!("{name}={}", shown(value)))).collect();
     let event = fields.get("event").map(shown).unwrap_or_default();
     format!("{}  {}  {event}  {}", shown_time(entry.time), entry.number, rest.join(" ")).trim_end().to_owned()

@@ -1,5 +1,5 @@
-//! What an operator's monitoring asks: `/metrics` in the text form of OpenMetrics, and `/health`. Counts only: no name
-//! of a host, no vault, no key.
+//! The endpoints for an operator's monitoring: `/metrics` in the text format of OpenMetrics, and `/health`. They return
+//! counts only: no name of a host, no vault, no key.
 
 use crate::metrics::Metrics;
 use crate::policy::Policies;
@@ -26,17 +26,17 @@ const ASKING_MAX: usize = 16;
 const ASKING_TIMEOUT: Duration = Duration::from_secs(10);
 const TEXT: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// What is read when monitoring asks.
+/// The values that monitoring reads.
 pub struct Observed {
-    /// what is counted
+    /// the server's counters
     pub metrics: Metrics,
-    /// the hosts
+    /// the durable state, with hosts and alerts
     pub state: Arc<State>,
-    /// what is kept
+    /// the vaults kept here
     pub vaults: Arc<Vaults>,
-    /// what hosts may do
+    /// the policies in force
     pub policies: Arc<Policies>,
-    /// the limit of connections, and how many are left
+    /// the limit of connections, and a permit for each that is free
     pub connections: (usize, Arc<Semaphore>),
 }
 
@@ -109,7 +109,7 @@ pub async fn serve(listener: TcpListener, observed: Arc<Observed>) {
             let _turn = turn;
             let answer = service_fn(|request| {
                 let observed = observed.clone();
-                // It waits for locks of vaults, which are held while a commit is written.
+                // Reading the counts waits for locks of vaults, which are held while a commit is written.
                 async move {
                     let asked = tokio::task::spawn_blocking(move || observed.answer(&request)).await;
                     Ok::<_, Infallible>(asked.unwrap_or_else(|_| Response::new(Full::from("a thread has ended\n"))))

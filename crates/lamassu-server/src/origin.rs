@@ -16,7 +16,7 @@ use crate::etcd::lead::Lead;
 
 /// The opened data.
 pub struct Origin {
-    /// everything but anchors
+    /// the durable state, without anchors
     pub state: Arc<State>,
     /// anchors
     pub anchors: Arc<dyn AnchorStore>,

@@ -1,17 +1,17 @@
 //! One clock for all vaults. It notices when the process was suspended: then messages that hosts sent meanwhile are
 //! still unread, and no session may count as silent because of them.
 //!
-//! It is looked at by a timer that waits for nothing, and by everything that takes the time from it. A vault that takes
-//! long, or a slow disk, therefore is no pause: if it were, hosts that have stopped would count as heard of each time.
+//! A timer that waits for nothing looks at the clock, and so does every reading of the time. So a slow vault or a slow
+//! disk does not count as a pause: if it did, hosts that have stopped would count as heard of each time.
 
 use lamassu_lease::Millis;
 use lamassu_rpc::clock;
 use parking_lot::Mutex;
 
-/// ms. If nobody has looked for longer, the process was suspended.
+/// ms. If the clock was not looked at for longer, the process was suspended.
 const PAUSED: u64 = 2000;
 
-/// See the module's head.
+/// The clock of all vaults, with its count of pauses.
 pub struct Pauses(Mutex<Seen>);
 
 #[derive(Clone, Copy)]

@@ -1,4 +1,4 @@
-//! `lamassu-server policy`: an administrator's questions about what hosts may do in vaults.
+//! `lamassu-server policy`: an administrator's questions about the policy.
 
 use crate::print_json;
 use clap::Subcommand;
@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 #[derive(Subcommand)]
 pub enum PolicyCommand {
-    /// Show the rules: those in force of a server that runs, otherwise those of the file
+    /// Show the rules: those in force if the server runs, otherwise those in the file
     Show {
         /// Print one JSON document
         #[arg(long)]
@@ -19,22 +19,22 @@ pub enum PolicyCommand {
         /// The server's directory
         dir: PathBuf,
     },
-    /// Tell whether a host may make and write files of a profile in a vault, and by which rule not
+    /// Test whether a host may have files of a profile in a vault, and which rules forbid it
     Test {
         /// Print one JSON document
         #[arg(long)]
         json: bool,
-        /// By what the file says, not by what is in force
+        /// Use the rules in the file instead of those in force
         #[arg(long)]
         file: bool,
         /// The server's directory
         dir: PathBuf,
         /// The host's name
         host: String,
-        /// The vault, by its id in `lamassu info`
+        /// The vault, by the id that `lamassu info` shows
         vault: String,
-        /// Parts of a profile, by commas (`none`, `random,aes-128`), the rest as it is by default; without: all there
-        /// are
+        /// Parts of a profile, separated by commas, such as `none` or `random,aes-128`; other parts are the defaults.
+        /// Without this, all profiles are tested
         profile: Option<String>,
     },
     /// List the files of a vault whose profiles are forbidden to hosts that may use it
@@ -44,7 +44,7 @@ pub enum PolicyCommand {
         json: bool,
         /// The server's directory
         dir: PathBuf,
-        /// The vault, by its id in `lamassu info`
+        /// The vault, by the id that `lamassu info` shows
         vault: String,
     },
 }

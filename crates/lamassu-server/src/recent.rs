@@ -7,7 +7,7 @@ use lamassu_rpc::{DELTA_COMMITS_MAX, DELTA_MAX};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// See the module's head.
+/// The changes of the newest commits of one vault.
 #[derive(Default)]
 pub struct Recent {
     /// For each commit, the head that it is based on, and its changes, packed.
@@ -59,7 +59,7 @@ mod tests {
             let unpacked = commits.iter().map(|packed| table::unpack(packed, 1).expect("parses"));
             assert_eq!(unpacked.fold(*head, |head, changes| head.after(&changes)), heads[heads.len() - 1]);
         }
-        assert!(recent.since(Head([9; 32])).is_none(), "nobody had that");
+        assert!(recent.since(Head([9; 32])).is_none(), "no copy has this head");
         // By their length, too; one that is longer than all may be leaves nothing.
         let last = heads[heads.len() - 1];
         recent.push(last, &changes(DELTA_MAX - 1000));

@@ -1,4 +1,4 @@
-//! Why a request of a host is refused.
+//! Refusals of host requests.
 
 use crate::ServerError;
 use lamassu_anchor::AnchorError;
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 /// Minimum time between two lines of the log about a disk without room.
 const SAID_EVERY: Duration = Duration::from_secs(60);
 
-/// Why a host's request is refused.
+/// The reason why a host's request is refused.
 #[derive(Debug)]
 pub enum Refused {
     /// The vault is not known here.
@@ -53,7 +53,7 @@ pub enum Refused {
     Failed(ServerError),
     /// The same, and the change may have been made nevertheless.
     InDoubt(ServerError),
-    /// See [`Lost`].
+    /// A change may not be durable, so the server ends: see [`Lost`].
     Lost(Lost),
 }
 

@@ -127,7 +127,7 @@ async fn serve(dir: &Path, config: Config) -> Result<()> {
         Ok(Arc::new(tls::server(chain, key, keys.clone())?))
     };
     let (renewed, config_of_tls) = watch::channel(make()?);
-    // Hosts' address last: whoever reaches it can ask for metrics, too.
+    // The hosts' address is opened last: once it answers, metrics do, too.
     let monitored = match &config.metrics {
         Some(address) => Some(listen(address).await?),
         None => None,

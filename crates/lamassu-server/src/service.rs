@@ -51,7 +51,7 @@ pub struct Service {
     pub state: Arc<State>,
     /// the vaults
     pub vaults: Arc<Vaults>,
-    /// where a change that could not be made durable is reported: the server must end
+    /// reports a change that could not be made durable: the server must end
     pub failed: mpsc::UnboundedSender<String>,
     /// true once the server is to end: sessions are released, and reconnect to the next server
     pub stopping: watch::Receiver<bool>,
@@ -366,7 +366,7 @@ impl Service {
     }
 }
 
-/// What a client says of an anchor that it puts.
+/// A message of a client that sends an anchor.
 enum Put {
     Rows(Vec<u8>),
     End,
@@ -384,7 +384,7 @@ fn some_head(bytes: &[u8]) -> Result<Option<Head>, Status> {
     }
 }
 
-/// Why no more rows are sent.
+/// The reason why no more rows are sent.
 enum Gone {
     Client,
     Table(lamassu_anchor::AnchorError),

@@ -1,5 +1,5 @@
-//! What outlives the process: hosts, tokens, leases of vaults, alerts, keys, and the audit log. Each change is one
-//! durable transaction, together with its entries in the audit log. The state is one redb file, or rows elsewhere
+//! The durable state: hosts, tokens, leases of vaults, alerts, keys, and the audit log. Each change is one durable
+//! transaction, together with its entries in the audit log. The state is one redb file, or rows elsewhere
 //! ([`Upstream`]) of which this process has a copy in memory.
 
 mod alerts;
@@ -28,7 +28,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
-/// Its name in the server's directory.
+/// File name in the server's directory.
 pub const FILE: &str = "state.redb";
 /// How long to wait for another process that has it open.
 pub(crate) const FREE_WITHIN: Duration = Duration::from_secs(3);
@@ -44,11 +44,11 @@ const HOSTS: TableDefinition<'static, &'static str, &'static [u8]> = TableDefini
 const TOKENS: Bytes = TableDefinition::new("tokens");
 /// By vault, kind and number: see [`lease_key`].
 const LEASES: Bytes = TableDefinition::new("leases");
-/// See [`RUNS_BEFORE`].
+/// Numbers by name, such as [`RUNS_BEFORE`].
 const NUMBERS: TableDefinition<'static, &'static str, u64> = TableDefinition::new("numbers");
 /// An upper bound of the number of starts on any vault before this state was made as a backup.
 const RUNS_BEFORE: &str = "runs before";
-/// By vault that was restored from a backup: the hosts that may know more of it, JSON.
+/// By vault that was restored from a backup: the hosts that may have newer rows, JSON.
 const RESTORED: Bytes = TableDefinition::new("restored");
 
 /// A host that has joined.
@@ -56,13 +56,13 @@ const RESTORED: Bytes = TableDefinition::new("restored");
 pub struct Host {
     /// its public key, a subject public key info, hex
     pub key: String,
-    /// s since 1970
+    /// time of joining, seconds since 1970
     pub joined: u64,
     /// whether it was revoked
     pub is_revoked: bool,
     /// vaults that it may use, hex
     pub vaults: BTreeSet<String>,
-    /// names of keys that it may have
+    /// names of keys that it has grants for
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub keys: BTreeSet<String>,
 }
@@ -72,7 +72,7 @@ pub struct Host {
 pub struct Pending {
     /// the host that it is for
     pub host: String,
-    /// s since 1970
+    /// end of validity, seconds since 1970
     pub until: u64,
     /// vaults that the host may use, hex
     pub vaults: BTreeSet<String>,
@@ -92,7 +92,7 @@ pub enum Who {
     Token,
 }
 
-/// Why a host does not join.
+/// The reason why a host cannot join.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NotJoined {
     /// The token was used, or has expired, or a host of its name has joined.
@@ -101,7 +101,7 @@ pub enum NotJoined {
     KnownKey,
 }
 
-/// Its own tables; those of [`alerts`] and [`keys`] come in addition.
+/// The state's own tables; those of [`alerts`] and [`keys`] come in addition.
 const TABLES: [&dyn AnyTable; 7] = [&HOSTS, &TOKENS, &LEASES, &RESTORED, &NUMBERS, &audit::ENTRIES, &audit::REMOVED];
 
 fn tables() -> impl Iterator<Item = &'static dyn AnyTable> {
@@ -123,8 +123,8 @@ type Hosts = BTreeMap<String, Host>;
 /// Unused tokens by public key.
 type Tokens = BTreeMap<Vec<u8>, Pending>;
 
-/// The open state. Hosts and tokens are in memory as well, so that a caller is looked up without waiting for a disk, or
-/// for a verification: anyone may ask, before a handshake has ended, on a thread that serves all.
+/// The open state. Hosts and tokens are also in memory, so that a caller is looked up without waiting for a disk or a
+/// verification: anyone may cause lookups before a handshake has ended, on a thread that serves all.
 pub struct State {
     path: PathBuf,
     /// `None`: the file itself is durable.
@@ -135,12 +135,12 @@ pub struct State {
     tokens: RwLock<Tokens>,
     /// Held while hosts or tokens are changed.
     changing: Mutex<()>,
-    /// Says that hosts have changed.
+    /// Signals that hosts have changed.
     changed: watch::Sender<()>,
     /// A copy in memory: by vault, the hosts that have not reported yet.
     restored: RwLock<Restored>,
     audit_kept: RwLock<audit::Kept>,
-    /// Rung when there is a new alert.
+    /// Signals a new alert.
     pub alerted: Bell,
 }
 
@@ -159,7 +159,7 @@ impl State {
     /// [`ServerError::Running`], [`ServerError::Damaged`], [`ServerError::Database`].
     pub fn open(dir: &Path) -> Result<State> {
         let path = dir.join(FILE);
-        // A new file would know no host and no lease, and no one would be told.
+        // A new file would know no host and no lease, and nothing would report that.
         match path.metadata() {
             Ok(st) if st.len() > 0 => State::open_file(dir, path),
             _ if path.with_extension("redb.moved").exists() => {
@@ -459,7 +459,7 @@ impl State {
         self.look_at_tokens()
     }
 
-    /// Makes the tokens of a host void. False: there were none.
+    /// Invalidates the tokens of a host. False: there were none.
     ///
     /// # Errors
     /// [`ServerError::Database`].
@@ -483,7 +483,7 @@ impl State {
         self.tokens.read().get(key).filter(|pending| pending.until > now).cloned()
     }
 
-    /// The tokens that are valid: what does not parse is no token, and `check` names it.
+    /// The valid tokens. A row that does not parse is no token; `check` names it.
     fn read_tokens(&self) -> Result<Tokens> {
         let parsed = |(key, token): (Vec<u8>, Vec<u8>)| Some((key, serde_json::from_slice(&token).ok()?));
         Ok(self.rows(TOKENS)?.into_iter().filter_map(parsed).collect())
@@ -508,8 +508,8 @@ impl State {
         }
     }
 
-    /// Uses a token up to add a host with this key. Both are one step, so that a token is used once, and no host takes
-    /// the name or the key of another one. Returns the host's name.
+    /// Uses up a token to add a host with this key. Both are one step, so a token is used once, and no host takes the
+    /// name or the key of another one. Returns the host's name.
     ///
     /// # Errors
     /// [`ServerError::Database`].
@@ -550,7 +550,7 @@ impl State {
         Ok(Ok(name))
     }
 
-    /// Lets a host use a vault, or ends that.
+    /// Grants a host the use of a vault, or ends the grant.
     ///
     /// # Errors
     /// [`ServerError::NoHost`], [`ServerError::Database`].

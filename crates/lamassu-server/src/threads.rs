@@ -9,7 +9,7 @@ use tonic::Status;
 
 /// All threads of the runtime that may wait.
 pub const THREADS_MAX: usize = 512;
-/// Those of calls, and of messages of sessions.
+/// Threads for calls; those for messages of sessions follow.
 const OF_CALLS: usize = 256;
 const OF_SESSIONS: usize = 192;
 /// The remaining ones are for ticks, reloads and notes.
@@ -73,7 +73,7 @@ pub struct Pace {
 }
 
 impl Pace {
-    /// Of a stream that begins now.
+    /// The pace of a stream that begins now.
     pub fn begin() -> Pace {
         Pace { begun: Instant::now(), bytes: 0 }
     }

@@ -31,7 +31,7 @@ use tokio::sync::mpsc::{Sender, error::TrySendError};
 
 /// How often silent sessions are looked for.
 pub const TICK: Duration = Duration::from_millis(200);
-/// The vault as a whole.
+/// The object number of the vault as a whole.
 pub const VAULT: Object = Object(0);
 /// Sessions of one host in one vault.
 const SESSIONS_MAX: usize = 16;
@@ -50,13 +50,13 @@ pub struct Vault {
 /// What all vaults use.
 #[derive(Clone)]
 pub struct Common {
-    /// what is durable
+    /// the durable state
     pub state: Arc<State>,
-    /// what is counted
+    /// the server's counters
     pub metrics: Metrics,
-    /// what hosts may do in vaults
+    /// the policies in force
     pub policies: Arc<Policies>,
-    /// the time
+    /// the clock
     pub pauses: Arc<Pauses>,
 }
 
@@ -72,7 +72,7 @@ pub struct Inner {
     clock: Arc<Pauses>,
     pauses: u64,
     is_given_up: bool,
-    /// A commit has failed: it is not known what is durable.
+    /// A commit has failed, so the durable state is unknown.
     is_in_doubt: bool,
     /// The properties that a vault keeps for good: its suite, its domain.
     row: VaultRow,
@@ -81,8 +81,8 @@ pub struct Inner {
 }
 
 impl Inner {
-    /// It is not known what is durable. Connections of sessions end: each keeps the vault open, so that it could not be
-    /// opened anew.
+    /// Marks the durable state as unknown, and ends the sessions' connections: each keeps the vault open, so it could
+    /// not be reopened.
     fn doubt(&mut self) {
         self.is_in_doubt = true;
         self.sessions.values_mut().for_each(|session| session.replies = None);
@@ -124,7 +124,7 @@ pub struct Begun {
 }
 
 impl Vault {
-    /// Opens the vault whose anchor is in a table, with its durable sessions.
+    /// Opens the vault of an anchor's table, with its durable sessions.
     ///
     /// # Errors
     /// [`Refused::Failed`], [`Refused::Lost`].
@@ -183,7 +183,7 @@ impl Vault {
     pub fn tick(&self) -> std::result::Result<(), Lost> {
         let Some(mut inner) = self.inner.try_lock() else { return Ok(()) };
         let inner = &mut *inner;
-        // What is in doubt is opened anew, and goes on from what is durable.
+        // A vault in doubt is reopened, and continues from what is durable.
         if inner.is_in_doubt {
             return Ok(());
         }
@@ -220,7 +220,7 @@ impl Vault {
         self.inner.lock().table.clone()
     }
 
-    /// Lets its file be put away or replaced, if `may_be` allows it. The vault is not used after that.
+    /// Lets its anchor be retired or replaced, if `may_be` allows it. The vault is not used after that.
     ///
     /// # Errors
     /// Those of `may_be` and `put_away`.
@@ -240,8 +240,8 @@ impl Vault {
         Ok(())
     }
 
-    /// The vault, for a host's request. Once a commit is in doubt, this vault answers nothing: another one is opened on
-    /// what is durable, and must be the only one that commits.
+    /// The vault, for a host's request. A vault in doubt answers nothing: it is reopened on what is durable, and only
+    /// the reopened one may commit.
     ///
     /// # Errors
     /// [`Refused::NotNow`].
@@ -441,7 +441,7 @@ impl Vault {
         Some(policy.limits(&subject).to_proto())
     }
 
-    /// In how many ms a lease may be recalled that another session waits for, if that is before the next tick.
+    /// Time in ms until a lease that another session waits for may be recalled, if that is before the next tick.
     pub fn wakes_after(&self) -> Option<u64> {
         let now = now();
         let wake = self.inner.lock().leases.wake_after(now)?;

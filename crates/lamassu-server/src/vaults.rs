@@ -1,4 +1,4 @@
-//! The vaults whose anchors are kept here: for each the table of its rows and its leases.
+//! The vaults whose anchors are kept here, each with its table and its leases.
 //!
 //! Locks: a slot of [`Vaults`], then the inside of its vault, then those of the state.
 
@@ -26,7 +26,7 @@ use tokio::sync::mpsc::Sender;
 /// Minimum time between two log lines about this.
 const SAID_EVERY: Duration = Duration::from_secs(60);
 
-/// All of them.
+/// All vaults of a server.
 pub struct Vaults {
     anchors: Arc<dyn AnchorStore>,
     terms: Terms,
@@ -284,7 +284,7 @@ impl Vaults {
         opened.iter().map(|vault| (vault.id(), vault.hosts())).collect()
     }
 
-    /// Puts the anchor of an unused vault away, for an administrator: it is kept under another name.
+    /// Retires the anchor of an unused vault, for an administrator: it is kept under another name.
     ///
     /// # Errors
     /// [`Refused::Unknown`], [`Refused::InUse`], [`Refused::Failed`].
@@ -304,7 +304,7 @@ impl Vaults {
         Ok(self.state().keeps(id)? && !self.anchors.has(id)?)
     }
 
-    /// Puts the anchor of a vault away. One that is gone is no longer expected after that.
+    /// Retires the anchor of a vault. An anchor that is missing already is no longer expected after that.
     fn put_away(&self, id: &[u8; 16], slot: &mut Slot, event: Event) -> Answer<()> {
         let was_missing = self.is_missing(id)?;
         self.state().will_put_away(id).map_err(Lost)?;
@@ -315,7 +315,7 @@ impl Vaults {
         Ok(self.state().note_not_kept(id, event).map_err(Lost)?)
     }
 
-    /// Puts the anchor away that a session with an exclusive lease has taken back: it is kept under another name.
+    /// Retires the anchor that a session with an exclusive lease has taken back: it is kept under another name.
     ///
     /// # Errors
     /// [`Refused::Ended`], [`Refused::InUse`], [`Refused::Failed`].

@@ -142,7 +142,7 @@ impl Vault {
         }
     }
 
-    /// Whether the anchor has an entry of this stored name; in an un-anchored vault nothing is recorded.
+    /// Whether the anchor has an entry of this stored name; in an unanchored vault nothing is recorded.
     fn is_recorded(&self, dir: &Dir, stored: &OsStr) -> Result<bool> {
         let Some(anchored) = &self.anchored else { return Ok(false) };
         Ok(anchored.anchor.entry(&anchored.place(dir.object, stored))?.is_some())

@@ -33,7 +33,7 @@ const WRITTEN_BY_OTHERS: u32 = 0o022;
 pub(crate) struct Dir {
     pub ino: Ino,
     pub dev: u64,
-    /// Its number in the anchor; 0: un-anchored.
+    /// Its number in the anchor; 0: unanchored.
     pub object: ObjectId,
     pub handle: Arc<dyn BackendDir>,
     names: OnceLock<Names>,

@@ -10,7 +10,7 @@ struct GateState {
     inside: usize,
 }
 
-/// See the module's head.
+/// A gate that every change passes, and that `freeze` closes.
 #[derive(Default)]
 pub(crate) struct Gate {
     state: Mutex<GateState>,

@@ -149,7 +149,7 @@ pub(crate) enum Met {
     OtherObject,
 }
 
-/// See the module's head.
+/// The table from inode numbers to nodes.
 pub(crate) struct NodeTable {
     /// Boxed: a table has up to twice as many slots as entries.
     nodes: HashMap<Ino, Box<Node>>,
@@ -281,7 +281,7 @@ impl NodeTable {
     /// lookup of it.
     ///
     /// # Errors
-    /// [`Met::OtherInode`]: the stat may be older than that node. A caller that repeats the look-up, and finds the
+    /// [`Met::OtherInode`]: the stat may be older than that node. A caller that repeats the lookup, and finds the
     /// same, knows that the other is `gone`. [`Met::OtherObject`].
     pub fn reference(
         &mut self,

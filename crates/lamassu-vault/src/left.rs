@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// A directory deeper than this is not looked for.
 const DEPTH_MAX: usize = 1_000;
 
-/// See the module's head.
+/// The nodes and handles that one vault leaves to the next one over the same tree.
 pub struct Left {
     nodes: NodeTable,
     handles: LeftHandles,

@@ -19,7 +19,7 @@
 //! | `stored` | steps on entries of the store that know nothing of a vault |
 //! | `staging` | where entries are made, and deleted, out of reach of other users |
 //! | `digests` | what an anchor compares |
-//! | `anchored` | what the vault's anchor says, and what it is told (`docs/freshness.md`) |
+//! | `anchored`, `anchor` | what the vault's anchor says, and what it is told (`docs/freshness.md`); the public part of it |
 //! | `turns`, `left` | turns of several hosts: waiting requests; numbers and handles from turn to turn (`docs/sharing.md`) |
 //! | `gate`, `upkeep` | how `freeze` and `close` wait for changes; work in the background |
 //! | `event` | integrity events: counted, logged, delivered |
@@ -170,7 +170,7 @@ pub struct Vault {
     /// Since when everything has been settled; 0: it is not.
     quiet_since: AtomicU64,
     book: Arc<session::Book>,
-    /// `None`: an un-anchored vault.
+    /// `None`: an unanchored vault.
     anchored: Option<anchored::Anchored>,
     root_permissions: Arc<root::RootPermissions>,
     /// One re-keying at a time.

@@ -2,9 +2,9 @@
 //!
 //! Between looking up a name and opening the file, the kernel may pass on another process's rename over that name. On a
 //! local file system the open succeeds, since an inode lives while it is referred to. Here the backing inode would be
-//! gone with its name. The kernel repeats the look-up after `ESTALE`, but while a program replaces the file again and
+//! gone with its name. The kernel repeats the lookup after `ESTALE`, but while a program replaces the file again and
 //! again the second one fails too. So the backing file is opened before the name goes, and kept until the kernel
-//! forgets the inode, which it does at once unless it is about to open it. (After unlink(2) the second look-up finds
+//! forgets the inode, which it does at once unless it is about to open it. (After unlink(2) the second lookup finds
 //! nothing, which is right, so nothing is kept.)
 //!
 //! Uncommitted data of such a file exist in this process alone: barriers and commits of the anchor do not cover a file

@@ -311,7 +311,7 @@ impl Vault {
         }
     }
 
-    /// The backing file of an inode that lost its name between look-up and open.
+    /// The backing file of an inode that lost its name between lookup and open.
     fn backing_without_name(&self, ino: Ino, write: bool) -> Result<(Arc<dyn BackendFile>, bool, Profile)> {
         match self.nameless.get(ino) {
             Some((_, false)) if write => Err(errno("open", libc::EACCES)),

@@ -21,7 +21,7 @@ struct End {
     dir: Arc<Dir>,
     stored: StoredName,
     st: Option<Stat>,
-    /// The object that the anchor has there; 0: none, or an un-anchored vault.
+    /// The object that the anchor has there; 0: none, or an unanchored vault.
     object: ObjectId,
     /// An unrecorded entry lies there.
     is_in_the_way: bool,

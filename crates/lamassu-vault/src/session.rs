@@ -75,7 +75,7 @@ impl Book {
         Some((fault.to_string(), may_go))
     }
 
-    /// Whether it is the newest, by the anchor. True in an un-anchored vault, and for a record that does not open.
+    /// Whether it is the newest, by the anchor. True in an unanchored vault, and for a record that does not open.
     ///
     /// # Errors
     /// [`AnchorError::Older`]: the anchor is not the newest.

@@ -21,7 +21,7 @@ use std::sync::Arc;
 /// of root's `chmod` leaves such a difference, too.
 const MOVED: u32 = 0o777;
 
-/// See the module's head. An open file works without a name, too.
+/// The object of an operation on an inode. An open file can be used without a name, too.
 pub(crate) enum Target {
     Open(Arc<OpenFile>),
     /// With the stat that was found. For each change the entry is held and compared with it.

@@ -224,7 +224,7 @@ impl State {
     }
 }
 
-/// See the module's head.
+/// The queue of requests that wait for a turn of this host.
 pub struct Turns {
     state: Mutex<State>,
     /// Waiting requests may have become ready.

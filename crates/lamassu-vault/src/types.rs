@@ -161,7 +161,7 @@ pub struct Options {
     pub threads: usize,
     /// ciphers in place of those threads
     pub device: Option<Arc<dyn Device>>,
-    /// the anchor, which remembers the newest state outside the store; `None`: an un-anchored vault
+    /// the anchor, which remembers the newest state outside the store; `None`: an unanchored vault
     pub anchor: Option<Arc<Anchor>>,
     /// when the anchor knows what an fsync covers
     pub freshness: Freshness,

@@ -1,62 +1,62 @@
-//! What can go wrong with volumes.
+//! Errors of operations on volumes.
 
 use crate::{DIRECTORY, Name, SIZE_MAX};
 use lamassu_host::FaultKind;
 use lamassu_vault::VaultError;
 
-/// See the module's head.
+/// An error of an operation on a volume.
 #[derive(Debug, thiserror::Error)]
 pub enum VolumeError {
-    /// The user's: no such volume.
+    /// The user's fault: no such volume.
     #[error("there is no volume {0}; `lamassu volume list DIR` lists those there are")]
     NotFound(Name),
-    /// The user's: the name is taken.
+    /// The user's fault: the name is taken.
     #[error("there is a volume {0} already")]
     Exists(Name),
-    /// The user's: not a name of a volume.
+    /// The user's fault: not a valid name of a volume.
     #[error(
         "{0:?} names no volume: letters, digits, `.`, `_` and `-`, at most 100, the first a letter or digit; \
          VOLUME@SNAPSHOT is a snapshot"
     )]
     BadName(String),
-    /// The user's: a size that no volume can have.
+    /// The user's fault: no volume can have this size.
     #[error("a volume has 1 to {max} blocks of {block} bytes, and {size} bytes are no such number", max = SIZE_MAX / u64::from(*.block))]
     BadSize {
-        /// bytes asked for
+        /// requested size, bytes
         size: u64,
-        /// bytes of a block
+        /// sector size, bytes
         block: u32,
     },
-    /// The user's: a volume would lose the data past its new end.
+    /// The user's fault: the volume would lose the data past its new end.
     #[error("{name} has {now} bytes, and {wanted} would cut off what lies behind; --shrink does that")]
     Shrinks {
-        /// the volume
+        /// the volume's name
         name: Name,
-        /// its bytes
+        /// its size, bytes
         now: u64,
-        /// bytes asked for
+        /// requested size, bytes
         wanted: u64,
     },
-    /// The user's: a snapshot cannot be written, and has no snapshots.
+    /// The user's fault: a snapshot cannot be written, and has no snapshots.
     #[error("{0} is a snapshot, which is never written; `lamassu volume clone` makes a volume of it")]
     IsSnapshot(Name),
-    /// The user's: a volume with snapshots.
+    /// The user's fault: the volume has snapshots.
     #[error("{name} has {count} snapshots: destroy those first, or give --snapshots")]
     HasSnapshots {
-        /// the volume
+        /// the volume's name
         name: Name,
-        /// how many
+        /// number of snapshots
         count: usize,
     },
-    /// A program's, in a mount: a file in the directory of volumes is not a volume.
+    /// The fault of a program in a mount: a file in the directory of volumes is not a volume.
     #[error("{what:?} in {DIRECTORY} of the vault is no volume: {why}")]
     NotAVolume {
         /// name of the file
         what: String,
-        /// what is wrong
+        /// the reason
         why: &'static str,
     },
-    /// Another user's, in a mount: they could change the directory of volumes.
+    /// The fault of another user in a mount, who can change the directory of volumes.
     #[error(
         "{DIRECTORY} of the vault belongs to user {uid}, or others may write to it: they could exchange volumes. Mount \
          the vault, and give the directory to its owner with mode 0700"
@@ -65,10 +65,10 @@ pub enum VolumeError {
         /// its owner
         uid: u32,
     },
-    /// The caller's: bytes that the volume does not have.
+    /// The caller's fault: the range exceeds the volume.
     #[error("the range lies behind the end of the volume")]
     Range,
-    /// The vault's.
+    /// The vault's error.
     #[error(transparent)]
     Vault(#[from] VaultError),
 }

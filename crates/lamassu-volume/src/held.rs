@@ -1,4 +1,4 @@
-//! Entries and open files of a vault that give their references and handles back when dropped.
+//! Entries and open files of a vault, which release their references and handles when they are dropped.
 
 use lamassu_vault::{Access, Attr, Entry, FileSystem, Forest, HandleId, Ino, Result, SetAttr, VaultError, Whence};
 use std::ffi::OsStr;
@@ -7,7 +7,7 @@ use std::sync::Arc;
 /// Bytes that are copied at once if blocks cannot be copied by their keys.
 const PIECE: usize = 1 << 20;
 
-/// An entry, with a reference to it.
+/// A referenced entry.
 pub struct Held {
     pub fs: Arc<Forest>,
     pub attr: Attr,
@@ -20,7 +20,7 @@ impl Drop for Held {
 }
 
 impl Held {
-    /// Takes over the reference of an entry.
+    /// Takes over the reference to an entry.
     pub fn new(fs: &Arc<Forest>, entry: Entry) -> Held {
         Held { fs: fs.clone(), attr: entry.attr }
     }
@@ -75,7 +75,8 @@ pub struct Open {
 
 impl Drop for Open {
     fn drop(&mut self) {
-        // Data that were promised to be durable are synced. The vault keeps the rest, and tries again until it is
+        // Data that a caller was promised to be durable is synced already. The vault keeps the rest, and retries until
+        // it is closed.
         // closed.
         let _ = self.node.fs.release(self.handle);
     }
@@ -129,7 +130,7 @@ impl Open {
         }
     }
 
-    /// Copies all data of another file to the same offsets: by the keys of blocks if possible, so that nothing is
+    /// Copies all data of another file to the same offsets. Keys of blocks are copied if possible, so nothing is
     /// encrypted again and the store may share the blocks. Holes stay holes.
     pub fn copy_all(&self, from: &Open, size: u64) -> Result<()> {
         let mut at = 0;

@@ -7,15 +7,17 @@
 //! Guarantees: a volume exists completely or not at all, also after a crash; a snapshot is never written; no byte
 //! outside a volume's size is read or written.
 //!
+//! There are no locks here: the vault orders calls.
+//!
 //! Never: bypasses the vault, has a key, knows a protocol.
 //!
 //! | module | what |
 //! |---|---|
 //! | `name` | names of volumes and snapshots |
-//! | `held` | entries and open files that give their references back |
+//! | `held` | entries and open files, which release their references when dropped |
 //! | `volumes` | makes, lists, resizes, copies and destroys volumes |
 //! | `volume` | an open volume: reads, writes, flushes, holes |
-//! | `error` | what can go wrong, and what a program does about it |
+//! | `error` | errors, and the errno of each |
 
 mod error;
 mod held;
@@ -28,7 +30,7 @@ pub use name::Name;
 pub use volume::{Extent, Info, Run, Volume, Zeros};
 pub use volumes::Volumes;
 
-/// Where in a vault its volumes lie.
+/// The directory of a vault that holds its volumes.
 pub const DIRECTORY: &str = ".lamassu-volumes";
 
 /// Most bytes of a volume: 1 PiB. A vault can hold more in one file.
@@ -45,7 +47,7 @@ pub enum BlockSize {
 }
 
 impl BlockSize {
-    /// Bytes.
+    /// The sector size, in bytes.
     pub const fn bytes(self) -> u32 {
         match self {
             BlockSize::B512 => 512,

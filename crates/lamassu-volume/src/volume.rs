@@ -4,7 +4,7 @@ use crate::held::Open;
 use crate::{BlockSize, Name, Result, VolumeError};
 use lamassu_vault::{Fallocate, FileSystem, Time};
 
-/// Most data that one request for the layout of a volume goes through: the vault checks each of their blocks.
+/// Most data that one request for the layout of a volume covers, in bytes: the vault checks each block of it.
 const LOOKED_AT_MAX: u64 = 256 << 20;
 /// Zeros that are written at once.
 static ZEROS: [u8; 128 << 10] = [0; 128 << 10];
@@ -14,13 +14,13 @@ static ZEROS: [u8; 128 << 10] = [0; 128 << 10];
 pub struct Info {
     /// its name
     pub name: Name,
-    /// bytes
+    /// size, bytes
     pub size: u64,
-    /// bytes of a block
+    /// sector size
     pub block_size: BlockSize,
-    /// bytes that its file takes in the store, as the store counts them: shared ones too
+    /// bytes that its file takes in the store, as the store counts them, including shared ones
     pub stored: u64,
-    /// when it was last written; of a snapshot, when it was made
+    /// time of the last write; of a snapshot, time of its creation
     pub written: Time,
 }
 
@@ -45,16 +45,16 @@ pub enum Extent {
 /// A run of bytes of the same kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Run {
-    /// where they begin
+    /// offset of the first byte
     pub offset: u64,
-    /// how many; not 0
+    /// length, bytes; not 0
     pub len: u64,
     /// their kind
     pub extent: Extent,
 }
 
-/// See the module's head. All openings of one volume of a vault share one file. What a call has written, all later
-/// calls read, and a flush covers the writes of all of them.
+/// An open volume. All openings of one volume of a vault share one file: a read sees all earlier writes of any opening,
+/// and a flush covers the writes of all.
 pub struct Volume {
     file: Open,
     info: Info,
@@ -66,12 +66,12 @@ impl Volume {
         Volume { file, info, read_only }
     }
 
-    /// Bytes.
+    /// Size, bytes.
     pub fn size(&self) -> u64 {
         self.info.size
     }
 
-    /// Bytes of a block.
+    /// Sector size.
     pub fn block_size(&self) -> BlockSize {
         self.info.block_size
     }
@@ -106,21 +106,21 @@ impl Volume {
         Ok(self.file.read(offset, buf)?)
     }
 
-    /// Writes `data` at `offset`; with `durable` it is in the store when the call returns, and so is all that was
-    /// written to the volume before.
+    /// Writes `data` at `offset`. With `durable`, this data and everything written to the volume before is in the store
+    /// when the call returns.
     ///
     /// # Errors
-    /// Those of the vault. Some of it may be written.
+    /// Those of the vault; a part may be written.
     pub fn write(&self, offset: u64, data: &[u8], durable: bool) -> Result<()> {
         self.may_write(offset, data.len() as u64)?;
         self.file.write(offset, data)?;
         self.flush_if(durable)
     }
 
-    /// Makes durable everything that calls which have returned wrote to this volume, through any opening.
+    /// Makes durable everything that completed calls wrote to this volume, through any opening.
     ///
     /// # Errors
-    /// Those of the store; what failed is tried again by the next call.
+    /// Those of the store; the next call tries again.
     pub fn flush(&self) -> Result<()> {
         match self.read_only {
             true => Ok(()),
@@ -132,7 +132,7 @@ impl Volume {
         if durable { self.flush() } else { Ok(()) }
     }
 
-    /// Gives the space of a range back. It reads as zeros from then on.
+    /// Releases the space of a range, which reads as zeros from then on.
     ///
     /// # Errors
     /// As [`Volume::write`].

@@ -18,13 +18,13 @@ struct Attributes {
     block_size: BlockSize,
 }
 
-/// See the module's head.
+/// The volumes of an open vault.
 pub struct Volumes {
     fs: Arc<Forest>,
 }
 
 impl Volumes {
-    /// Those of an open vault.
+    /// The volumes of this vault.
     pub fn of(fs: &Arc<Forest>) -> Volumes {
         Volumes { fs: fs.clone() }
     }
@@ -33,7 +33,7 @@ impl Volumes {
         match self.fs.lookup(ROOT, OsStr::new(DIRECTORY)) {
             Ok(entry) if entry.attr.kind == Kind::Dir => {
                 let directory = Held::new(&self.fs, entry);
-                // In a mount other users may have made it first, and could exchange volumes.
+                // In a mount, other users may have made the directory first, and could exchange volumes.
                 let owners = [0, owner().uid, self.fs.getattr(ROOT, None)?.uid];
                 match owners.contains(&directory.attr.uid) && directory.attr.mode & 0o022 == 0 {
                     true => Ok(Some(directory)),
@@ -133,7 +133,7 @@ impl Volumes {
         self.make(name, 0o600, &Attributes { block_size }, |file| file.set_size(size))
     }
 
-    /// Makes a file, filled by `fill`, under a temporary name, and renames it when its content is durable.
+    /// Creates a file under a temporary name, calls `fill`, and renames it when its content is durable.
     fn make(
         &self,
         name: &Name,
@@ -146,7 +146,7 @@ impl Volumes {
             return Err(VolumeError::Exists(name.clone()));
         }
         let staged = name.staged();
-        // A leftover of a crash.
+        // A crash may have left this file.
         match self.fs.unlink(directory.ino(), &staged) {
             Ok(()) | Err(VaultError::NotFound) => {}
             Err(error) => return Err(error.into()),
@@ -200,8 +200,8 @@ impl Volumes {
         Ok(snapshot)
     }
 
-    /// Makes a volume with the content of another, or of a snapshot: by the keys of blocks, so that nothing is
-    /// encrypted again, and the store may share the blocks.
+    /// Makes a volume with the content of another, or of a snapshot. Keys of blocks are copied, so nothing is encrypted
+    /// again and the store may share the blocks.
     ///
     /// # Errors
     /// [`VolumeError::NotFound`], [`VolumeError::IsSnapshot`], [`VolumeError::Exists`]; those of the vault.
@@ -238,7 +238,7 @@ impl Volumes {
         if !below.is_empty() && !snapshots {
             return Err(VolumeError::HasSnapshots { name: name.clone(), count: below.len() });
         }
-        // The volume last, so that after a crash it can be destroyed again.
+        // The volume comes last, so that it can be destroyed again after a crash.
         for one in below.iter().chain([name]) {
             self.fs.unlink(directory.ino(), &one.file())?;
             self.fs.changed_beside_kernel(directory.ino(), &one.file());

@@ -1,12 +1,9 @@
 //! The command line's grammar.
 
 use crate::cmd;
+use crate::opening::Opening;
 use crate::output::Ui;
-use crate::policy;
-use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Parser, Subcommand};
-use lamassu_host::anchors::Choice;
-use lamassu_host::pins::Given;
 use std::path::{Path, PathBuf};
 
 const AFTER_HELP: &str = "\
@@ -29,48 +26,24 @@ pub struct Cli {
 /// Options of every command.
 #[derive(clap::Args, Debug)]
 pub struct Global {
-    /// Say what is being done; twice for more
+    /// Print what is being done; twice for more
     #[arg(short, long, global = true, action = clap::ArgAction::Count, help_heading = "Common options")]
     verbose: u8,
-    /// Say nothing but warnings and errors
+    /// Print only warnings and errors
     #[arg(short, long, global = true, help_heading = "Common options")]
     quiet: bool,
     /// Append logs to FILE, with times, instead of standard error and (for a mount in the background) syslog
     #[arg(long, global = true, value_name = "FILE", help_heading = "Common options")]
     log_file: Option<PathBuf>,
-    /// Refuse a vault whose header the administrator with this public key has not signed, whatever known-vaults says;
-    /// `lamassu key admin show` prints it
-    #[arg(long, global = true, value_name = "HEX", value_parser = policy::parse_key, help_heading = "Common options")]
-    admin_key: Option<[u8; 32]>,
-    /// Refuse a vault whose header the administrator that this zone file pins for it has not signed, whatever
-    /// known-vaults says
-    #[arg(long, global = true, value_name = "FILE", conflicts_with = "admin_key", help_heading = "Common options")]
-    admin_zone: Option<PathBuf>,
-    /// The vault's anchor, a file outside the store that knows its newest state, or server://HOST:PORT, which keeps it.
-    /// `none` reads without one, unverified, or makes a vault without one [default: where it was put last, else below
-    /// $XDG_STATE_HOME/lamassu/anchors, for root in /var/lib/lamassu/anchors]
-    #[arg(long, global = true, value_name = "ANCHOR", value_parser = anchor_parser(), help_heading = "Common options")]
-    anchor: Option<Choice>,
-    /// Let a passphrase slot have more than half of the memory that is free here (Argon2id), if it asks for it; else it
-    /// is not tried
-    #[arg(long, global = true, help_heading = "Common options")]
-    argon2_any_memory: bool,
-    /// Test every cipher against known answers first, and refuse what is built of other than FIPS-approved primitives;
-    /// docs/threat-model.md says what that claims and what not
+    /// Run the known-answer tests of all ciphers first, and refuse everything that is not built from FIPS-approved
+    /// primitives; docs/threat-model.md says what that claims
     #[arg(long, global = true, help_heading = "Common options")]
     fips: bool,
 }
 
-fn anchor_parser() -> impl TypedValueParser<Value = Choice> {
-    OsStringValueParser::new().map(Choice::from_argument)
-}
-
 impl Global {
-    pub fn ui(&self) -> Ui {
-        let zone = self.admin_zone.clone().map(Given::Zone);
-        let given = self.admin_key.map(Given::Key).or(zone);
-        let policy = policy::of_this_process(given, self.argon2_any_memory, self.anchor.clone());
-        Ui { quiet: self.quiet, verbose: self.verbose, policy }
+    pub fn ui(&self, opening: Opening) -> Ui {
+        Ui { quiet: self.quiet, verbose: self.verbose, policy: opening.policy() }
     }
 
     pub fn fips(&self) -> bool {
@@ -85,20 +58,20 @@ impl Global {
 /// What to do.
 #[derive(Subcommand, Debug)]
 pub enum Command {
-    /// Make a vault in an empty directory
+    /// Create a vault in an empty directory
     Init(cmd::init::Args),
-    /// Make or describe an isolation zone: the key that lets several vaults deduplicate with one another
+    /// Create, describe or rotate an isolation zone: the key that lets several vaults deduplicate with one another
     #[command(subcommand)]
     Zone(cmd::zone::Zone),
-    /// Mount a vault
+    /// Mount a vault at a directory
     Mount(cmd::mount::Args),
-    /// Serve a vault, or a provider's store of ciphertext, over S3
+    /// Serve a vault, or a provider's store of ciphertext objects, over S3
     #[command(subcommand)]
     Gateway(cmd::gateway::GatewayCommand),
-    /// Decide who may do what with objects at a provider, which evaluates that and cannot read it
+    /// Manage a tenant's access rules at a provider, which enforces them without being able to read them
     #[command(subcommand)]
     Policy(cmd::policy::PolicyCommand),
-    /// Make, list, resize, copy, destroy or export volumes: block devices in a vault
+    /// Create, list, resize, copy, destroy or export volumes: disk images in a vault
     #[command(subcommand)]
     Volume(cmd::volume::VolumeCommand),
     /// Unmount a vault, and wait until everything is in the store
@@ -107,57 +80,57 @@ pub enum Command {
     /// List, add, remove or change the key slots of a vault or zone
     #[command(subcommand)]
     Key(cmd::key::Key),
-    /// Make, list, change or destroy datasets: directories with keys of their own
+    /// Create, list, change or destroy datasets: directories with keys of their own
     #[command(subcommand)]
     Dataset(cmd::dataset::DatasetCommand),
-    /// Show, copy, move or rebuild a vault's anchor: a file outside the store that knows its newest state
+    /// Show, copy, move or rebuild a vault's anchor: a file outside the store that knows the vault's newest state
     #[command(subcommand)]
     Anchor(cmd::anchor::AnchorCommand),
-    /// Make this host known to a server that keeps anchors of shared vaults
+    /// Join a server that keeps anchors of shared vaults
     #[command(subcommand)]
     Host(cmd::host::HostCommand),
-    /// Show what was done to a vault's keys, when and by whom, and verify that nothing of it was changed
+    /// Show and verify the record of changes to a vault's keys: what was done, when and by whom
     History(cmd::history::Args),
-    /// Verify the receipt of `key destroy`, or print what verifies it
+    /// Verify a receipt of `key destroy`, or print the public key that verifies it
     #[command(subcommand)]
     Receipt(cmd::receipt::Receipt),
-    /// Bring what is stored to the newest keys, after `key rotate`
+    /// Re-encrypt stored metadata or data under the newest keys, after `key rotate`
     Rekey(cmd::rekey::Args),
-    /// Describe a vault; needs no key
+    /// Describe a vault and its mount; needs no key
     Info(cmd::info::Args),
     /// Verify every seal, key and block of a vault that is not mounted
     #[command(visible_alias = "fsck")]
     Check(cmd::check::Args),
     /// Verify the whole store against the anchor; needs no key
     Scrub(cmd::scrub::Args),
-    /// Show the on-disk structures of one file or directory, decoded
+    /// Decode and print the on-disk structures of one file or directory
     Inspect(cmd::inspect::Args),
-    /// List files without a mount
+    /// List files of a vault without mounting it
     Ls(cmd::ls::Args),
-    /// Write the content of files to standard output without a mount
+    /// Write files of a vault to standard output without mounting it
     Cat(cmd::cat::Args),
-    /// Copy files into a vault, out of it, or within it, without a mount
+    /// Copy files into, out of or within a vault without mounting it
     Cp(cmd::cp::Args),
-    /// Copy a vault in the store, sharing its blocks where the store can; the copy may get keys of its own
+    /// Copy a vault within the store, sharing its blocks where the store can; the copy may get keys of its own
     Clone(cmd::clone::Args),
-    /// Copy a vault in the store to keep: a snapshot is never written
+    /// Copy a vault within the store as a snapshot, which is never written
     Snapshot(cmd::clone::SnapshotArgs),
     /// Choose or show how the blocks of files are protected, by file and directory
     #[command(subcommand)]
     Profile(cmd::profile::ProfileCommand),
-    /// Tell where a file lies in the store, or which file a path in the store is
+    /// Translate between paths in a vault and paths in the store
     Path(cmd::path::Args),
-    /// Make everything durable and hold changes back, while a backup copies the store
+    /// Make everything durable and hold back changes, while a backup copies the store
     Freeze(cmd::freeze::Args),
     /// End a freeze
     Thaw(cmd::freeze::Args),
-    /// Measure the ciphers on this machine
+    /// Measure the speed of the ciphers on this machine
     Speed(cmd::speed::Args),
-    /// Test every cipher against known answers, on every kernel that this processor has
+    /// Run the known-answer tests of all ciphers, on every kernel that this processor has
     Selftest(cmd::selftest::Args),
     /// Show what an observer of the store sees; needs no key
     Leak(cmd::leak::Args),
-    /// Predict what deduplication saves, of plain data and of a vault that holds it
+    /// Predict how much deduplication saves, for plain data and for a vault with the same data
     DedupEstimate(cmd::estimate::Args),
     /// Print a completion script for a shell
     Completions(cmd::completions::Args),
@@ -167,6 +140,9 @@ pub enum Command {
 mod tests {
     use super::*;
     use clap::CommandFactory;
+
+    /// Width of a terminal in which no line of an example wraps.
+    const EXAMPLE_WIDTH_MAX: usize = 100;
 
     /// Every command without subcommands, with the words that call it.
     fn leaves() -> Vec<(String, clap::Command)> {
@@ -204,6 +180,8 @@ mod tests {
         for (words, command) in leaves() {
             let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
             assert!(help.lines().any(|line| line.starts_with("Example")), "{words}: {help}");
+            let wide = help.lines().find(|line| line.chars().count() > EXAMPLE_WIDTH_MAX);
+            assert!(wide.is_none(), "{words}: {wide:?} would wrap");
             let calls = calls(&help);
             for call in &calls {
                 let parsed = Cli::try_parse_from(call).map(drop);

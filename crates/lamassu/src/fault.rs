@@ -158,19 +158,19 @@ impl From<StoreError> for Fault {
 /// What went wrong.
 #[derive(Debug, thiserror::Error)]
 pub enum Fault {
-    /// Of vaults, keys, files, and the store below.
+    /// An error of vaults, keys, files, or the store below.
     #[error(transparent)]
     Host(#[from] HostError),
-    /// Of mounting.
+    /// An error of mounting.
     #[error(transparent)]
     Mount(#[from] MountError),
-    /// Of a gateway.
+    /// An error of a gateway.
     #[error(transparent)]
     Gateway(#[from] lamassu_gateway::GatewayError),
-    /// Of a policy manager.
+    /// An error of a policy manager.
     #[error(transparent)]
     Access(AccessError),
-    /// Of volumes.
+    /// An error of volumes.
     #[error(transparent)]
     Volume(#[from] lamassu_volume::VolumeError),
     /// The user's: nbdkit is not installed.
@@ -185,7 +185,7 @@ pub enum Fault {
     /// The user's: a word of `-o`.
     #[error(transparent)]
     MountOption(#[from] OptionError),
-    /// Of reaching a mount.
+    /// A mount could not be reached.
     #[error(transparent)]
     Control(#[from] ControlError),
     /// The system's; the context says what was tried.

@@ -4,6 +4,7 @@
 //! wrong place.
 
 use crate::fault::{Context, Result};
+use crate::opening::OpeningArg;
 use crate::output::Ui;
 use crate::{policy, text};
 use lamassu_format::header::{Header, VaultHeader};
@@ -30,18 +31,18 @@ Key sources (SOURCE):
   raw:file:PATH          exactly 32 bytes: `lamassu key generate PATH` makes them
   hex:file:PATH          exactly 64 hex digits; one trailing line end is dropped
   recovery:prompt        the 24 words of a recovery key; recovery:file:PATH reads them
-  recovery-shares:prompt the shares of one, 30 words each, one after another; recovery-shares:file:PATH
-                         reads as many as it takes from one file
-  FORMAT:stdin           any of these: standard input, to its end
+  recovery-shares:prompt shares of a recovery key, 30 words each, one after another;
+                         recovery-shares:file:PATH reads all of them from one file
+  FORMAT:stdin           any of these formats: standard input, to its end
   FORMAT:fd:N            the same from an inherited file descriptor
   FORMAT:credential:NAME the same from a systemd credential, in $CREDENTIALS_DIRECTORY
   FORMAT:https://HOST/PATH[#ca=FILE&cert=FILE&key=FILE&timeout=SECONDS]
-                         passphrase, raw or hex: what a web server answers
+                         passphrase, raw or hex: the answer of a web server
   kmip://HOST/ID, kmip://HOST/?name=NAME[#ca=FILE&cert=FILE&key=FILE&timeout=SECONDS]
                          an AES-256 key of a KMIP server; `lamassu key generate kmip:…` makes one
   server://HOST[:PORT]/ID
-                         a key of a Lamassu server that this host has joined; `lamassu key generate server:…`
-                         makes one, if `lamassu-server keys grant` permits
+                         a key of a Lamassu server that this host has joined; `lamassu key generate
+                         server:…` makes one, if `lamassu-server keys grant` permits
   pkcs11:token=T;object=K?module-path=FILE&pin-source=file:FILE
                          a key that stays inside a token and unwraps the slot there (RFC 7512)
 Passphrases go through Argon2id. A key is never an argument: other users see those.";
@@ -84,16 +85,18 @@ impl SourceText {
 /// variable counts depends on the kind of header, and `key=` of `-o` takes precedence over it.
 #[derive(clap::Args, Clone, Debug)]
 pub struct KeyArg {
-    /// What opens the vault [default: passphrase:prompt] [env: LAMASSU_KEY]
+    /// Key source that opens the vault [default: passphrase:prompt] [env: LAMASSU_KEY]
     #[arg(short = 'k', long, value_name = "SOURCE")]
     key: Option<SourceText>,
-    /// Try this slot alone, by its number in `lamassu info`; otherwise the one that opened last on this machine is
+    /// Try only this slot, by its number in `lamassu info`. Otherwise the slot that last opened on this machine is
     /// tried first, then the others
     #[arg(long, value_name = "N")]
     key_slot: Option<u32>,
     /// Whether standard input is read as data, so that no prompt may read it.
     #[arg(skip)]
     stdin_is_data: bool,
+    #[command(flatten)]
+    _opening: OpeningArg,
 }
 
 impl KeyArg {
@@ -234,7 +237,7 @@ pub fn check_pinned<H: Header>(ui: &Ui, header: &H) -> Result<()> {
 /// The cost of a guess at a passphrase.
 #[derive(clap::Args, Clone, Debug)]
 pub struct CostArg {
-    /// How long Argon2id may take on this machine to turn the passphrase into a key, in milliseconds; measured now,
+    /// How long Argon2id may take on this machine to turn the passphrase into a key, in milliseconds. Measured now,
     /// then fixed for this slot
     #[arg(long, value_name = "MS", default_value_t = cost_default_ms(), value_parser = clap::value_parser!(u32).range(1..=60_000))]
     argon2_ms: u32,

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `args`, `fstab` | the command line; the form in which mount(8) calls this program |
 //! | `cmd/` | one module for each command |
-//! | `keys`, `policy`, `open` | key options and unlocking; the policy; vaults as commands name them |
+//! | `keys`, `opening`, `policy`, `open` | key options and unlocking; options about vaults; the policy; vaults as commands name them |
 //! | `mounts`, `served`, `control` | mounts of this machine; their daemons; requests to them by ioctl(2) |
 //! | `job` | long work, in a daemon or in this process |
 //! | `daemon`, `confine`, `private` | leaving the terminal; giving up rights; whether a vault's directory is private |
@@ -38,6 +38,7 @@ mod keys;
 mod log;
 mod mounts;
 mod open;
+mod opening;
 mod output;
 mod policy;
 mod private;
@@ -49,7 +50,7 @@ mod text;
 mod tree;
 mod users;
 
-use clap::Parser;
+use clap::{CommandFactory, FromArgMatches};
 use exit::Code;
 use lamassu_crypto::Provider;
 use std::ffi::OsString;
@@ -71,8 +72,8 @@ fn run(argv: Vec<OsString>) -> Code {
         Ok(argv) => argv,
         Err(error) => return failed(&error.into()),
     };
-    let cli = match args::Cli::try_parse_from(argv) {
-        Ok(cli) => cli,
+    let (cli, opening) = match parsed(argv) {
+        Ok(parsed) => parsed,
         Err(error) => {
             // Also for --help and --version, whose text goes to standard output; a closed output is no error.
             let _ = error.print();
@@ -83,7 +84,7 @@ fn run(argv: Vec<OsString>) -> Code {
         // The process's only choice of a provider of cryptography.
         Provider::APPROVED.install().expect("nothing is computed before the command line is read");
     }
-    let mut ui = cli.global.ui();
+    let mut ui = cli.global.ui(opening);
     lamassu_host::served_keys::ask_as(&ui.policy.anchors);
     if let Err(error) = hardened {
         ui.warn(format_args!("core dumps could not be switched off: {error}"));
@@ -97,6 +98,13 @@ fn run(argv: Vec<OsString>) -> Code {
         Ok(code) => code,
         Err(error) => failed(&error),
     }
+}
+
+/// The command line, and the options about vaults of its command.
+fn parsed(argv: Vec<OsString>) -> Result<(args::Cli, opening::Opening), clap::Error> {
+    let matches = args::Cli::command().try_get_matches_from(argv)?;
+    let cli = args::Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut args::Cli::command()))?;
+    Ok((cli, opening::Opening::given(&matches)))
 }
 
 /// `--fips`: known answers before anything else, and approved primitives alone.

@@ -64,10 +64,10 @@ pub fn lock_out_writers(ui: &Ui, dir: &Path) -> Result<Option<WriterLock>> {
 #[derive(clap::Args, Clone, Debug)]
 pub struct OrphanArg {
     /// Read single stored files, given by the paths of their ciphertext, with this vault header (lamassu.vault, or a
-    /// copy of it); no DIR then
+    /// copy of it) instead of DIR
     #[arg(long, value_name = "FILE")]
     header: Option<PathBuf>,
-    /// The same, with the header of DIR
+    /// Read single stored files, with the header of the vault DIR
     #[arg(long, conflicts_with = "header")]
     orphan: bool,
 }

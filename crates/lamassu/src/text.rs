@@ -114,7 +114,8 @@ pub fn bytes(n: u64) -> String {
     if value.fract() == 0.0 { format!("{value:.0} {}", UNITS[unit]) } else { format!("{value:.1} {}", UNITS[unit]) }
 }
 
-/// The start of a day, in Unix seconds, of `2027-01-31` (UTC) or of a number of days from `now`; `None` for `never`.
+/// The start of a day in seconds since 1970: of `2027-01-31` (UTC), or of a number of days from `now`; `None` for
+/// `never`.
 pub fn parse_expiry(text: &str, now: u64) -> Result<Option<u64>, String> {
     const RULE: &str = "a date as 2027-01-31, a number of days, or never";
     if text == "never" {

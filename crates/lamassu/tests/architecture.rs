@@ -1,4 +1,5 @@
-//! Which crate may depend on which, by the table in ARCHITECTURE.md, and which module of a crate on which.
+//! Which crate may depend on which, by the table in ARCHITECTURE.md, and which module of a crate on which. Maps of
+//! modules are complete.
 
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -162,5 +163,46 @@ fn modules_depend_on_one_another_in_one_direction() {
             graph.values_mut().for_each(|names| _ = names.remove(&free));
         }
         assert!(graph.is_empty(), "modules of {name} name one another in a circle, or lead to one: {graph:#?}");
+    }
+}
+
+/// The names in the first column of the map of modules in a source's head; `None`: it has no map.
+fn map_of(source: &str) -> Option<BTreeSet<String>> {
+    let head = source.lines().map_while(|line| line.strip_prefix("//!")).map(str::trim);
+    let mut rows = head.skip_while(|line| !line.starts_with("| module |")).take_while(|line| line.starts_with('|'));
+    rows.next()?;
+    let cells = rows.filter_map(|row| row.split(" | ").next());
+    let words = cells.flat_map(|cell| cell.split('`').skip(1).step_by(2));
+    Some(words.map(|word| word.trim_end_matches('/').to_string()).collect())
+}
+
+/// The modules that a source has in files beside it or below it.
+fn modules_below(path: &Path) -> BTreeSet<String> {
+    let is_root = ["lib", "main", "mod"].iter().any(|name| path.file_stem().is_some_and(|stem| stem == *name));
+    let dir = if is_root { path.with_file_name("") } else { path.with_extension("") };
+    let entries = std::fs::read_dir(dir).expect("a directory").map(|entry| entry.expect("an entry").path());
+    let stems = entries.filter_map(|path| Some(path.file_stem()?.to_string_lossy().into_owned()));
+    stems.filter(|name| !["lib", "main", "mod", "tests"].contains(&name.as_str())).collect()
+}
+
+/// The head of each crate maps all its modules. So does every other map, and none names what is not there.
+#[test]
+fn maps_name_all_modules() {
+    for name in table() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(&name).join("src");
+        let is_head = |path: &Path| path == root.join(if root.join("lib.rs").exists() { "lib.rs" } else { "main.rs" });
+        for path in sources(&root).iter().filter(|path| path.extension().is_some_and(|ext| ext == "rs")) {
+            let source = std::fs::read_to_string(path).expect("a source");
+            let Some(map) = map_of(&source) else {
+                assert!(!is_head(path), "{}: there is no map of modules", path.display());
+                continue;
+            };
+            let modules = modules_below(path);
+            let missing: Vec<_> = modules.difference(&map).filter(|module| *module != "testing").collect();
+            assert!(missing.is_empty(), "{}: the map lacks {missing:?}", path.display());
+            let is_inline = |module: &str| source.contains(&format!("mod {module} {{"));
+            let gone: Vec<_> = map.difference(&modules).filter(|module| !is_inline(module)).collect();
+            assert!(gone.is_empty(), "{}: the map names {gone:?}, which are no modules of it", path.display());
+        }
     }
 }

@@ -1,6 +1,6 @@
-//! The audit trail of a policy manager. Each entry has the digest of the whole trail up to it, its *head*: one that was
-//! changed, or cut in the middle, does not verify. One that was rewritten from some entry on does; a head that was
-//! noted elsewhere shows that.
+//! The audit trail of a policy manager. Each entry carries the digest of the whole trail up to it, its *head*. A
+//! changed entry or a gap fails verification. A trail that was rewritten from some entry on verifies; only a head noted
+//! elsewhere reveals it.
 
 use crate::{AccessError, Result};
 use data_encoding::HEXLOWER;
@@ -8,94 +8,94 @@ use lamassu_crypto::wrap::sha256_of;
 use redb::{ReadableTable, Table, TableDefinition};
 use serde::{Deserialize, Serialize};
 
-/// By number: the entry's head, 32 bytes, and an [`Entry`], JSON.
+/// Key: the entry's number. Value: its head, 32 bytes, then an [`Entry`], JSON.
 pub(super) const ENTRIES: TableDefinition<'static, u64, &'static [u8]> = TableDefinition::new("audit");
 
-/// What an entry records.
+/// The change that an entry records.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "event")]
 pub enum Event {
-    /// The manager was made.
+    /// The manager was created.
     Made {
-        /// of the tenant
+        /// the tenant's bucket
         bucket: String,
     },
-    /// An attribute was declared, or declared otherwise.
+    /// An attribute was declared, or its declaration was changed.
     AttributeSet {
-        /// the attribute
+        /// the attribute's name
         name: String,
         /// its kind
         kind: String,
     },
-    /// An attribute is declared no more.
+    /// The declaration of an attribute was removed.
     AttributeRemoved {
-        /// the attribute
+        /// the attribute's name
         name: String,
     },
-    /// A person has these attributes.
+    /// A person's attributes were set.
     PersonSet {
-        /// the person
+        /// the person's name
         person: String,
-        /// JSON
+        /// all attributes of the person, JSON
         attributes: String,
     },
     /// A person was removed.
     PersonRemoved {
-        /// the person
+        /// the person's name
         person: String,
     },
     /// A rule was written.
     RuleSet {
-        /// the rule
+        /// the rule's name
         rule: String,
-        /// Cedar
+        /// Cedar text
         text: String,
     },
     /// A rule was removed.
     RuleRemoved {
-        /// the rule
+        /// the rule's name
         rule: String,
     },
-    /// Other rules, or a new epoch, are in force.
+    /// Changed rules, or rules of a new epoch, were published.
     Published {
         /// the bundle's number
         bundle: u64,
-        /// of the tokens
+        /// the epoch of its tokens
         epoch: u64,
-        /// statements
+        /// number of its statements
         statements: usize,
     },
     /// A credential was issued.
     Issued {
-        /// the person
+        /// the person's name
         person: String,
-        /// its number
+        /// the credential's number
         credential: String,
-        /// s since 1970
+        /// end of validity, seconds since 1970
         ends: u64,
     },
     /// A credential was revoked.
     Revoked {
-        /// the person
+        /// the person's name
         person: String,
-        /// its number
+        /// the credential's number
         credential: String,
     },
-    /// A new epoch begins: all credentials are void.
+    /// A new epoch began: all earlier credentials are invalid.
     Rotated {
-        /// the new one
+        /// the new epoch
         epoch: u64,
     },
 }
 
-/// An entry.
+/// One entry of the trail.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Entry {
-    /// from 1 on
+    /// position in the trail, from 1
     pub number: u64,
-    /// s since 1970
+    /// time of the change, seconds since 1970
     pub time: u64,
-    /// what it records
+    /// the change
     #[serde(flatten)]
     pub event: Event,
 }
@@ -123,7 +123,7 @@ pub(super) fn append(entries: &mut Table<'_, u64, &'static [u8]>, time: u64, eve
     Ok(())
 }
 
-/// All entries, verified, each with its head in hex.
+/// All entries, verified, each with its head as hex.
 pub(super) fn verified(
     entries: &impl ReadableTable<u64, &'static [u8]>,
 ) -> Result<Result<Vec<(Entry, String)>>, redb::Error> {

@@ -1,10 +1,11 @@
-//! The tenant's policy manager: people, attributes, rules, what was published and issued, in one redb file, each change
-//! with its entry in the audit trail.
+//! The tenant's policy manager. One redb file holds people, attributes, rules, publications and issued credentials;
+//! each change is one transaction with its entry in the audit trail.
 //!
-//! All keys come from one root key. It is kept wrapped, in the form of a zone file (docs/format.md, section 4), which
-//! opens with the key of any source. People and rules are not encrypted: the directory is the tenant's own, mode 0700.
+//! All keys are derived from one root key. It is stored wrapped, in the form of a zone file (docs/format.md, section
+//! 4), which a key of any source opens. People and rules are not encrypted: the directory is the tenant's own, mode
+//! 0700.
 //!
-//! Never: a key on disk that is not wrapped; a secret access key kept.
+//! Never: stores an unwrapped key; keeps a secret access key.
 
 pub mod audit;
 mod files;
@@ -36,18 +37,18 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// The database, in the manager's directory.
+/// Name of the database in the manager's directory.
 pub const FILE: &str = "policy.redb";
-/// How long to wait for another command.
+/// How long to wait for another command to close the database.
 const FREE_WITHIN: Duration = Duration::from_secs(10);
 const AGAIN_AFTER: Duration = Duration::from_millis(20);
-/// Longest name of a person or a rule.
+/// Longest name of a person or a rule, in bytes.
 const NAME_MAX: usize = 128;
-/// Longest rule.
+/// Longest text of a rule, in bytes.
 const RULE_MAX: usize = 64 << 10;
 
 type Texts = TableDefinition<'static, &'static str, &'static [u8]>;
-/// One row each of [`Config`] and [`Standing`], JSON.
+/// One row for [`Config`] and one for [`Standing`], JSON.
 const META: Texts = TableDefinition::new("meta");
 /// By name: a [`Kind`], JSON.
 const ATTRIBUTES: Texts = TableDefinition::new("attributes");
@@ -60,20 +61,20 @@ const ISSUED: Texts = TableDefinition::new("issued");
 const CONFIG: &str = "config";
 const STANDING: &str = "standing";
 
-/// What does not change.
+/// Settings that never change.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Config {
-    /// the tenant's at the provider
+    /// the tenant's bucket at the provider
     bucket: String,
     /// public key of the proxy, hex
     proxy: String,
-    /// own public key, hex
+    /// this manager's public key, hex
     public: String,
-    /// holds the root key
+    /// the zone file that holds the root key
     zone: String,
 }
 
-/// What is in force.
+/// The published state and the next numbers.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct Standing {
     epoch: u64,
@@ -86,7 +87,7 @@ struct Standing {
     published_epoch: u64,
     /// the signed bundle
     signed: String,
-    /// where it was published last
+    /// directory of the last publication
     to: Option<PathBuf>,
 }
 
@@ -96,19 +97,19 @@ impl Standing {
     }
 }
 
-/// A credential that was issued.
+/// An issued credential.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Issued {
-    /// who has it
+    /// the holder's name
     pub person: String,
-    /// s since 1970
+    /// end of validity, seconds since 1970
     pub ends: u64,
     /// whether it was revoked
     pub is_revoked: bool,
 }
 
 impl Issued {
-    /// Whether a proxy may take it: for as long after its end as clocks may differ.
+    /// Whether a proxy may still accept it. Clocks may differ by [`SKEW`], so this lasts longer than the credential.
     fn is_taken(&self, now: u64) -> bool {
         self.ends + SKEW > now
     }
@@ -118,26 +119,26 @@ impl Issued {
     }
 }
 
-/// What was published.
+/// The outcome of a publication.
 #[derive(Debug)]
 pub struct Published {
     /// the bundle's number
     pub bundle: u64,
-    /// whether it is a new one
+    /// whether this bundle is new
     pub is_new: bool,
-    /// whether newer ones of this manager's were there than its database knew, so that it began an epoch
+    /// whether the directory had newer publications than the database knew, so that a new epoch began
     pub is_behind: bool,
-    /// why the rules are those from before: the present ones cannot be published
+    /// the reason why the present rules cannot be published; then the earlier ones stay in force
     pub unfit: Option<AccessError>,
     /// the status's number
     pub status: u64,
-    /// credentials that it revokes
+    /// number of credentials that it revokes
     pub revoked: usize,
-    /// the directory
+    /// the directory that it was written to
     pub to: PathBuf,
 }
 
-/// See the module's head.
+/// An open policy manager.
 pub struct Manager {
     path: PathBuf,
     database: Database,
@@ -178,10 +179,10 @@ pub fn is_bucket(name: &str) -> bool {
 }
 
 impl Manager {
-    /// Makes a manager in a new directory.
+    /// Creates a manager in a new directory.
     ///
     /// # Errors
-    /// [`AccessError::Argument`], [`AccessError::NotEmpty`], [`AccessError::MasterKey`], those of files.
+    /// [`AccessError::Argument`], [`AccessError::NotEmpty`], [`AccessError::MasterKey`], errors of files.
     pub fn init(dir: &Path, bucket: &str, proxy: &[u8; 32], material: &Material, now: u64) -> Result<Manager> {
         if !is_bucket(bucket) {
             return Err(AccessError::Argument(format!(
@@ -233,7 +234,7 @@ impl Manager {
         Ok(manager)
     }
 
-    /// Opens one. Most of it needs no key.
+    /// Opens a manager without its keys, which most calls do not need.
     ///
     /// # Errors
     /// [`AccessError::Missing`], [`AccessError::NotPrivate`], [`AccessError::Locked`], [`AccessError::Damaged`].
@@ -260,7 +261,7 @@ impl Manager {
         Ok(Manager { path, database, config, root: None })
     }
 
-    /// Opens its keys.
+    /// Loads the manager's keys.
     ///
     /// # Errors
     /// [`AccessError::MasterKey`].
@@ -270,15 +271,15 @@ impl Manager {
         Ok(())
     }
 
-    /// Closes it, so that other commands can use it, and keeps its keys.
+    /// Closes the database, so that other commands can use it. Returns the loaded keys.
     ///
     /// # Errors
-    /// [`AccessError::Argument`]: they are not loaded.
+    /// [`AccessError::Argument`]: no keys are loaded.
     pub fn close(self) -> Result<Keys> {
         self.root().map(|root| Keys(root.duplicate()))
     }
 
-    /// Opens one whose keys are at hand.
+    /// Opens a manager with keys that are already loaded.
     ///
     /// # Errors
     /// As [`Manager::open`].
@@ -292,7 +293,7 @@ impl Manager {
         self.root.as_ref().ok_or_else(|| AccessError::Argument("the manager's key is not loaded".into()))
     }
 
-    /// The key that verifies what it signs; the provider's configuration has it.
+    /// The public key, hex, that verifies this manager's signatures. It belongs in the provider's configuration.
     pub fn public(&self) -> &str {
         &self.config.public
     }
@@ -311,7 +312,7 @@ impl Manager {
         }
     }
 
-    /// Makes changes, and the entries of the trail that `body` returns, in one durable transaction.
+    /// Makes changes in one durable transaction, together with the audit entries that `body` returns.
     fn change(
         &self,
         now: u64,
@@ -341,7 +342,7 @@ impl Manager {
         standing.ok_or_else(|| AccessError::Damaged { path: self.path.clone(), what: "its state is missing" })
     }
 
-    /// What is in force: the numbers of the epoch and of the bundle; and where it was published last.
+    /// The published state: the present epoch, the bundle's number, and the directory of the last publication.
     ///
     /// # Errors
     /// Those of the database.
@@ -355,10 +356,10 @@ impl Manager {
         &self.config.proxy
     }
 
-    /// Attributes that are declared.
+    /// The declared attributes.
     ///
     /// # Errors
-    /// Those of the database; so it is with all that follow.
+    /// Errors of the database; the same holds for the methods that follow.
     pub fn attributes(&self) -> Result<Declarations> {
         self.all(ATTRIBUTES)
     }
@@ -371,7 +372,7 @@ impl Manager {
         self.all(PEOPLE)
     }
 
-    /// Rules.
+    /// Rules by name.
     ///
     /// # Errors
     /// See [`Manager::attributes`].
@@ -379,7 +380,7 @@ impl Manager {
         self.all(RULES)
     }
 
-    /// Credentials whose time may not be over, by number.
+    /// Issued credentials by number, without those that a publication found expired.
     ///
     /// # Errors
     /// See [`Manager::attributes`].
@@ -396,7 +397,7 @@ impl Manager {
         read().map_err(self.failed())?
     }
 
-    /// Declares an attribute. One that is used keeps its kind.
+    /// Declares an attribute. An attribute in use keeps its kind.
     ///
     /// # Errors
     /// [`AccessError::Name`], [`AccessError::InUse`].
@@ -410,7 +411,7 @@ impl Manager {
         self.change(now, |write| put(write, ATTRIBUTES, name, &kind).map(|()| vec![event])).map(drop)
     }
 
-    /// Takes an attribute away.
+    /// Removes the declaration of an attribute.
     ///
     /// # Errors
     /// [`AccessError::NotDeclared`], [`AccessError::InUse`].
@@ -438,8 +439,8 @@ impl Manager {
         }
     }
 
-    /// Gives a person these attributes and no others. If they differ from those before, the person's credentials are
-    /// revoked with the next publication; their numbers.
+    /// Replaces all attributes of a person. If they change, the next publication revokes the person's credentials.
+    /// Returns the numbers of those.
     ///
     /// # Errors
     /// [`AccessError::Argument`].
@@ -458,7 +459,7 @@ impl Manager {
         Ok(revoked.into_keys().collect())
     }
 
-    /// Removes a person, whose credentials are revoked with the next publication; their numbers.
+    /// Removes a person. The next publication revokes the person's credentials. Returns the numbers of those.
     ///
     /// # Errors
     /// [`AccessError::NotFound`].
@@ -481,7 +482,7 @@ impl Manager {
         Ok(issued)
     }
 
-    /// Writes a rule. It is in force once it is published, which all rules together can be with it.
+    /// Writes a rule, provided that all rules together can then be published. The next publication puts it in force.
     ///
     /// # Errors
     /// [`AccessError::Rule`], [`AccessError::Argument`]; [`AccessError::Key`].
@@ -499,7 +500,7 @@ impl Manager {
         self.change(now, |write| put(write, RULES, name, &text).map(|()| vec![event])).map(drop)
     }
 
-    /// Removes a rule. It is in force until the next publication.
+    /// Removes a rule. It stays in force until the next publication.
     ///
     /// # Errors
     /// [`AccessError::NotFound`].
@@ -522,14 +523,15 @@ impl Manager {
     }
 }
 
-/// Whether a rule compiles, which does not depend on keys.
+/// Checks that a rule compiles. The result does not depend on keys.
 fn check_rule(name: &str, text: &str, declared: &Declarations) -> Result<()> {
     let any = Secret::filled_by(|_| {});
     let rules = [(name.to_owned(), text.to_owned())].into();
     compile::compile(&rules, declared, &TokenKey::of(&any, 0), &Names::of(&any)).map(drop)
 }
 
-/// Whether rules can be published together, which does not depend on keys either: all tokens have one length.
+/// Checks that all rules can be published together. The result does not depend on keys, since all tokens have one
+/// length.
 fn check_all(name: &str, (rules, declared): (&Rules, &Declarations), bucket: &str) -> Result<()> {
     let any = Secret::new(&mut [1; 32]);
     let compiled = compile::compile(rules, declared, &TokenKey::of(&any, 0), &Names::of(&any));

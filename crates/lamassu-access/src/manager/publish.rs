@@ -1,4 +1,4 @@
-//! Publications and credentials, and what the rules decide.
+//! Publishes rules and revocations, issues credentials, and tests rules.
 
 use super::audit::Event;
 use super::files::{place, placed};
@@ -16,14 +16,14 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 impl Manager {
-    /// Publishes the present rules, if they are not those that are published, and the present revocations, into a
-    /// directory: without `to`, where it was done last. Where they are missing, they are placed again. They are
-    /// published under a new number where others of this manager lie there: a proxy may have taken those.
+    /// Publishes changed rules and the current revocation list into a directory: `to`, or the last one used. Missing
+    /// files are written again. If the directory has another bundle of this manager, the rules get a higher number,
+    /// since a proxy may have taken that bundle.
     ///
     /// # Errors
-    /// [`AccessError::Argument`]: it was never said where to; those of files. [`AccessError::Rule`],
-    /// [`AccessError::Document`]: of rules that cannot be published, in an epoch without others: see
-    /// [`Published::unfit`].
+    /// [`AccessError::Argument`]: no directory was ever given. Errors of files. [`AccessError::Rule`] or
+    /// [`AccessError::Document`]: the rules cannot be published, and the present epoch has no published rules that
+    /// could stay (see [`Published::unfit`]).
     pub fn publish(&self, to: Option<&Path>, now: u64) -> Result<Published> {
         let seed = seed_of(self.root()?);
         let to =
@@ -39,7 +39,7 @@ impl Manager {
                 standing = new;
                 (true, None)
             }
-            // Revocations do not wait for rules, as long as those from before may stay.
+            // Revocations do not wait for rules, as long as the earlier rules may stay in force.
             Err(error) if standing.published_epoch == standing.epoch => (false, Some(error)),
             Err(error) => return Err(error),
         };
@@ -56,7 +56,7 @@ impl Manager {
         let revoked: BTreeSet<String> = revoked.map(|(id, _)| id).collect();
         let status = Status { seq: standing.status, bundle: standing.bundle, time: now, revoked };
         let signed = status.sign(&seed, &self.config.bucket)?;
-        // Numbers are used up before anybody sees them.
+        // The numbers are stored as used before the files can be seen.
         self.change(now, |write| {
             over.iter().try_for_each(|id| remove(write, ISSUED, id))?;
             put(write, META, STANDING, &standing).map(|()| events)
@@ -67,8 +67,8 @@ impl Manager {
         Ok(Published { bundle, is_new, is_behind, unfit, status, revoked, to })
     }
 
-    /// The present rules, signed under a new number, if they are others than those that are published, or others are
-    /// `there`. A number is used up each time: what only could not be placed is placed under its own.
+    /// The present rules, signed under a new number, if they differ from the published ones or from the bundle `there`.
+    /// `None` if not: a bundle that could not be placed keeps its number.
     fn renewed(&self, standing: &Standing, there: Option<&str>, now: u64) -> Result<Option<Standing>> {
         let compiled = self.compiled()?;
         let is_same = standing.compiled() == compiled && standing.published_epoch == standing.epoch;
@@ -94,9 +94,9 @@ impl Manager {
         }))
     }
 
-    /// Whether a directory has newer publications of this manager's than its database knows. Then it was put back from
-    /// a backup, and does not know which credentials were issued and revoked since: an epoch begins, and all numbers go
-    /// on above those that are there.
+    /// Whether a directory has newer publications of this manager than its database knows. Then the database was
+    /// restored from a backup and lacks credentials that were issued or revoked since. So a new epoch begins, and all
+    /// numbers continue above those in the directory.
     fn catch_up(&self, to: &Path, bundle: Option<&str>, now: u64) -> Result<bool> {
         let (mut standing, public, bucket) =
             (self.standing()?, sign::public(&seed_of(self.root()?)), &self.config.bucket);
@@ -115,7 +115,7 @@ impl Manager {
         Ok(true)
     }
 
-    /// Issues a credential for what is published.
+    /// Issues a credential for the published rules.
     ///
     /// # Errors
     /// [`AccessError::NotFound`], [`AccessError::Unpublished`], [`AccessError::Argument`].
@@ -140,7 +140,7 @@ impl Manager {
         let kept = Issued { person: person.into(), ends: credential.ends, is_revoked: false };
         let id = credential.access_key.clone();
         let event = Event::Issued { person: person.into(), credential: id.clone(), ends: credential.ends };
-        // Recorded before anybody has it.
+        // The credential is recorded before it is handed out.
         self.change(now, |write| put(write, ISSUED, &id, &kept).map(|()| vec![event]))?;
         Ok(credential)
     }
@@ -166,7 +166,8 @@ impl Manager {
         })
     }
 
-    /// Revokes a credential by its number, or all of a person; their numbers. The next publication tells the proxy.
+    /// Revokes a credential by its number, or all credentials of a person. Returns their numbers. The next publication
+    /// tells the proxy.
     ///
     /// # Errors
     /// [`AccessError::NotFound`].
@@ -180,8 +181,9 @@ impl Manager {
         Ok(found.into_keys().collect())
     }
 
-    /// Begins an epoch: other tokens, no credential before it is good. It is in force once it is published. Its number
-    /// is that of no epoch before, also in a database that was put back from a backup: tokens come from it.
+    /// Begins an epoch: tokens change, and all earlier credentials become invalid. The epoch is in force once it is
+    /// published. Its number is new, also in a database that was restored from a backup, because tokens are derived
+    /// from it.
     ///
     /// # Errors
     /// Those of the database.
@@ -193,7 +195,7 @@ impl Manager {
         Ok(epoch)
     }
 
-    /// A key as it is at the provider.
+    /// Seals a plain key to the key that is stored at the provider.
     ///
     /// # Errors
     /// [`AccessError::Key`].
@@ -201,7 +203,7 @@ impl Manager {
         Names::of(self.root()?).seal(plain)
     }
 
-    /// And back.
+    /// Opens a stored key.
     ///
     /// # Errors
     /// [`AccessError::Key`].
@@ -209,7 +211,8 @@ impl Manager {
         Names::of(self.root()?).open(sealed)
     }
 
-    /// Decides by the present rules, published or not: over attributes, and as the proxy would over tokens.
+    /// Decides by the present rules, published or not: first over plain attributes, then as the proxy would over
+    /// tokens.
     ///
     /// # Errors
     /// [`AccessError::NotFound`], [`AccessError::Rule`], [`AccessError::Key`].
@@ -244,12 +247,12 @@ impl Manager {
     }
 }
 
-/// What is published of compiled rules.
+/// Makes the bundle that is published for compiled rules.
 pub(super) fn bundle_of(compiled: &Compiled, (seq, epoch): (u64, u64), time: u64) -> Bundle {
     Bundle { seq, epoch, vocabulary: compiled.vocabulary_digest(), time, policies: compiled.policies.clone() }
 }
 
-/// Numbers follow the clock: those of a database that was put back from a backup go on above the ones that were used.
+/// Numbers follow the clock. So a database that was restored from a backup continues above the numbers already used.
 fn next_number(last: u64, now: u64) -> u64 {
     (last + 1).max(now)
 }
@@ -264,7 +267,7 @@ mod tests {
 
     const RULE: &str = "permit(principal, action, resource) when { principal has dept && principal.dept == \"law\" };";
 
-    /// Rules that an earlier version took, say, and this one does not.
+    /// Stands for rules that an earlier version accepted and this one does not.
     #[test]
     fn revocations_are_published_whatever_the_rules_are() {
         let dir = tempfile::tempdir().expect("a directory");
@@ -291,7 +294,7 @@ mod tests {
         let public = sign::public(&seed_of(manager.root().expect("it is open")));
         let status = Status::verify(&public, "acme", &text).expect("verifies");
         assert!(status.bundle == first.bundle && status.revoked.contains(&issued.access_key));
-        // An epoch that has ended may not go on for want of rules for the next one.
+        // An ended epoch must not continue only because the next one has no valid rules.
         manager.rotate(120).expect("rotates");
         assert!(matches!(manager.publish(None, 120), Err(AccessError::Rule { .. })));
         manager.remove_rule("old", 130).expect("removes");

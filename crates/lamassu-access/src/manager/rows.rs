@@ -1,4 +1,4 @@
-//! Rows of the database: JSON, by name.
+//! Database rows: a name and a JSON value.
 
 use super::Texts;
 use redb::{Database, ReadableDatabase, ReadableTable, WriteTransaction};
@@ -6,14 +6,14 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::collections::BTreeMap;
 
-/// Puts a row.
+/// Writes a row.
 pub fn put(write: &WriteTransaction, table: Texts, name: &str, value: &impl Serialize) -> Result<(), redb::Error> {
     let text = serde_json::to_vec(value).map_err(|_| redb::Error::Corrupted("a row that is no JSON".into()))?;
     write.open_table(table)?.insert(name, &text[..])?;
     Ok(())
 }
 
-/// Removes a row, if it is there.
+/// Removes a row, if it exists.
 pub fn remove(write: &WriteTransaction, table: Texts, name: &str) -> Result<(), redb::Error> {
     write.open_table(table)?.remove(name)?;
     Ok(())
@@ -23,14 +23,14 @@ fn damaged() -> redb::Error {
     redb::Error::Corrupted("a row".into())
 }
 
-/// A row.
+/// Reads a row.
 pub fn get<T: DeserializeOwned>(database: &Database, table: Texts, name: &str) -> Result<Option<T>, redb::Error> {
     let table = database.begin_read()?.open_table(table)?;
     let row = table.get(name)?;
     row.map(|row| serde_json::from_slice(row.value()).map_err(|_| damaged())).transpose()
 }
 
-/// All rows.
+/// Reads all rows.
 pub fn all<T: DeserializeOwned>(database: &Database, table: Texts) -> Result<BTreeMap<String, T>, redb::Error> {
     let table = database.begin_read()?.open_table(table)?;
     let mut all = BTreeMap::new();

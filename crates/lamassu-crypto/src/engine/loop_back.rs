@@ -12,7 +12,7 @@ use std::thread::JoinHandle;
 /// scheduler.
 pub const DEPTH: usize = 8;
 
-/// See the module's head.
+/// A simulated device behind a bounded ring.
 #[derive(Debug)]
 pub struct LoopBack {
     /// None while it ends.

@@ -137,7 +137,7 @@ pub struct Slot {
     pub kind: SlotKind,
     /// shown to the user; see [`check_label`]
     pub label: String,
-    /// Unix seconds
+    /// seconds since 1970
     pub created: u64,
     /// random
     pub salt: [u8; 32],
@@ -149,7 +149,7 @@ pub struct Slot {
     pub parent: Option<[u8; PARENT_RECORD_LEN]>,
     /// what its holder may do; [`Role::Administrator`] if the header has no `admin`
     pub role: Role,
-    /// Unix seconds from which the slot should be replaced: warns, refuses nothing
+    /// seconds since 1970 from which the slot should be replaced: warns, refuses nothing
     pub expires: Option<u64>,
     /// random
     pub nonce: [u8; 24],
@@ -213,7 +213,7 @@ pub struct HistoryMark {
 /// The keys of a vault were destroyed: nothing opens its header any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Destroyed {
-    /// Unix seconds
+    /// seconds since 1970
     pub time: u64,
     /// the id of the receipt
     pub receipt: [u8; 16],

@@ -67,7 +67,7 @@ pub struct VaultParams {
     pub convergent_small_files: bool,
     /// the scope in which equal blocks are equal
     pub domain: Domain,
-    /// Unix seconds
+    /// seconds since 1970
     pub created: u64,
 }
 
@@ -220,7 +220,7 @@ impl VaultHeader {
         self.params.zone = self.keys.id;
     }
 
-    /// When it was made, in Unix seconds.
+    /// When it was made, in seconds since 1970.
     pub fn created(&self) -> u64 {
         self.params.created
     }

@@ -16,7 +16,7 @@ pub struct ZoneParams {
     pub block_size: u32,
     /// how its vaults compress blocks unless told otherwise
     pub compression: Option<Compression>,
-    /// Unix seconds
+    /// seconds since 1970
     pub created: u64,
 }
 
@@ -71,7 +71,7 @@ impl ZoneFile {
         self.keys.id
     }
 
-    /// When it was made, in Unix seconds.
+    /// When it was made, in seconds since 1970.
     pub fn created(&self) -> u64 {
         self.params.created
     }

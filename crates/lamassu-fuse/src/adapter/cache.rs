@@ -17,7 +17,7 @@ use std::time::Duration;
 /// Most absent names that are remembered. The kernel is allowed to cache no others.
 const ABSENT_MAX: usize = 4096;
 
-/// See the module's head. Does nothing after the end of the mount.
+/// Drops kernel caches of unloaded vaults. Does nothing after the end of the mount.
 pub(crate) struct KernelCache<F>(pub(crate) Weak<Shared<F>>);
 
 impl<F: FileSystem> Cache for KernelCache<F> {

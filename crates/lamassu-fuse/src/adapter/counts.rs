@@ -57,7 +57,7 @@ pub struct RequestCount {
     pub name: &'static str,
     /// How many came.
     pub count: u64,
-    /// How many were answered with an error. A look-up of an absent name, or of an absent attribute, does not count.
+    /// How many were answered with an error. A lookup of an absent name, or of an absent attribute, does not count.
     pub failed: u64,
     /// Microseconds, all of them added up.
     pub total_us: u64,

@@ -24,7 +24,7 @@ pub enum Links {
     Refused,
 }
 
-/// See the module's head.
+/// An open directory in a FUSE mount, to which control calls go.
 #[derive(Debug)]
 pub struct Asked {
     /// by `O_PATH`

@@ -55,7 +55,7 @@ struct State {
     threads: Vec<JoinHandle<()>>,
 }
 
-/// See the module's head.
+/// The host tuning of one mount.
 pub(crate) struct Tuning {
     awake: Awake,
     dirty: DirtyShare,

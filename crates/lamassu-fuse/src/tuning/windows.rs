@@ -46,7 +46,7 @@ struct State {
     stopping: bool,
 }
 
-/// See the module's head.
+/// Fills windows of randomly read files into the page cache.
 #[derive(Default)]
 pub(super) struct Windows {
     state: Mutex<State>,

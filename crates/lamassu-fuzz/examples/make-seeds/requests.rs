@@ -5,7 +5,7 @@ use crate::Seeds;
 use lamassu_fuse::control::{LAMASSU_IOC_CALL, LAMASSU_IOC_FREEZE, LAMASSU_IOC_STATUS, LAMASSU_IOC_THAW};
 
 const ROOT: u8 = 1;
-/// What the two look-ups of the prelude find, and the handles of what is opened then. A test of the target holds them
+/// What the two lookups of the prelude find, and the handles of what is opened then. A test of the target holds them
 /// to it.
 const TOP: u8 = 13;
 const DIR: u8 = 7;

@@ -1,4 +1,4 @@
-//! Bodies of requests, which may not stall and may not have huge chunks; bodies of answers, which are counted.
+//! Request bodies, which may not stall and may not have huge chunks, and answer bodies, which are counted.
 
 use crate::log::Entry;
 use bytes::Bytes;
@@ -13,8 +13,8 @@ use tokio::time::{Instant, Sleep};
 const CHUNK_MAX: u64 = 8 << 20;
 /// The longest line that precedes a chunk.
 const LINE_MAX: usize = 1024;
-/// The most digits of a length. The protocol reads this many and passes over others, so a longer length would be
-/// another one there.
+/// The most digits of a chunk's length. The protocol reads this many and skips further ones, so it would misread a
+/// longer length.
 const DIGITS_MAX: usize = 8;
 
 /// The body of a request.
@@ -28,7 +28,7 @@ pub struct Incoming {
 }
 
 impl Incoming {
-    /// For a request that may pause for `idle` at most; `is_chunked`: the body is signed chunk by chunk.
+    /// `idle` is the longest pause between two pieces. `is_chunked`: the body is signed chunk by chunk.
     pub fn new(inner: hyper::body::Incoming, entry: Entry, idle: Duration, is_chunked: bool) -> Incoming {
         let timer = Box::pin(tokio::time::sleep(idle));
         Incoming { inner, entry, idle, timer, is_waiting: false, chunks: is_chunked.then(Chunks::default) }
@@ -110,8 +110,8 @@ impl Chunks {
     }
 }
 
-/// The length at the start of a line: 1 to 8 hexadecimal digits, and nothing else before `;` or CRLF. Whatever else the
-/// protocol might read as a length is none.
+/// The length at the start of a line: 1 to 8 hexadecimal digits, then `;` or CRLF. Anything else is refused, also if
+/// the protocol would read a length from it.
 fn length_of(line: &[u8]) -> Option<u64> {
     let line = line.strip_suffix(b"\r\n")?;
     let digits = line.split(|b| *b == b';').next()?;
@@ -120,7 +120,7 @@ fn length_of(line: &[u8]) -> Option<u64> {
     u64::from_str_radix(digits, 16).ok()
 }
 
-/// The body of an answer. Its request lasts until the body is sent, or the client is gone.
+/// The body of an answer. Its request counts as under way until the body is sent or the client is gone.
 pub struct Outgoing {
     inner: s3s::Body,
     entry: Entry,
@@ -176,7 +176,7 @@ mod tests {
         over.pass(b"0;chunk-signature=ab\r\nx-amz-checksum-crc32:AAAA\r\n").expect("trailers are not looked at");
     }
 
-    /// What `s3s` makes of a line: `nom` takes eight digits for a number, and what follows them is lost.
+    /// The number that `s3s` reads from a line: `nom` takes at most eight digits and drops the ones behind them.
     fn of_the_protocol(line: &[u8]) -> Option<u64> {
         let end = line.iter().position(|b| matches!(b, b';' | b'\r')).unwrap_or(line.len());
         let digits: Vec<u8> = line[..end].iter().copied().take_while(u8::is_ascii_hexdigit).take(8).collect();
@@ -190,13 +190,13 @@ mod tests {
         {
             assert_eq!((length_of(line.as_bytes()), of_the_protocol(line.as_bytes())), (Some(length), Some(length)));
         }
-        // Each of these is 1, 4 or 10 to one who reads it in another way.
+        // Other parsers would read 1, 4 or 10 from these.
         for line in
             ["000000010\r\n", "+4\r\n", " 4\r\n", "4 \r\n", "4x\r\n", "0x4\r\n", "4\n", "a\r", "4_0\r\n", ";4\r\n"]
         {
             assert_eq!(length_of(line.as_bytes()), None, "{line:?}");
         }
-        // Whatever is taken is the same there.
+        // Every accepted length is the same for the protocol.
         let signs = b"08aF+ ;\rx";
         for number in 0..signs.len().pow(5) {
             let sign = |at: u32| signs[number / signs.len().pow(at) % signs.len()];

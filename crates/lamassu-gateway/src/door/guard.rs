@@ -131,8 +131,8 @@ fn is_of_signature(name: &str) -> bool {
     name.starts_with("x-amz-") || name == "signature" || name == "awsaccesskeyid"
 }
 
-/// Whether a request is signed for a region that does not exist: a client without a region may use `US`. It is told the
-/// right one, and signs again.
+/// Whether a request is signed for a region that does not exist, such as `US` from a client without a region. The
+/// answer names the right one, and the client signs again.
 pub fn has_no_region(parts: &Parts) -> bool {
     let authorization = parts.headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
     let scope =

@@ -1,5 +1,5 @@
-//! Connections of clients: limits in all and for each address, TLS, HTTP/1.1 with time-outs. A slow client, or many of
-//! them, block no thread and no other client.
+//! Client connections: limits in all and for each address, TLS, HTTP/1.1 with timeouts. Slow clients, however many,
+//! block no thread and no other client.
 
 mod body;
 mod guard;
@@ -36,19 +36,20 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Bytes of all headers of a request together.
 const HEADERS_MAX: usize = 64 << 10;
 
-/// The configuration of TLS in force; `None`: plain HTTP.
+/// The TLS configuration in force; `None`: plain HTTP.
 pub type Tls = Arc<RwLock<Option<Arc<ServerConfig>>>>;
 
-/// Decides who may come, by what a request brings with it.
+/// Admits requests by the session token that they carry.
 pub trait Admit: Send + Sync {
-    /// The user of a session token, which is none of the protocol's: the request's signature is verified afterwards.
+    /// The user of a session token. The token is not part of the signature protocol: the request's signature is
+    /// verified afterwards.
     ///
     /// # Errors
     /// The error for the client.
     fn admit(&self, session_token: Option<&str>) -> S3Result<Arc<User>>;
 }
 
-/// See the module's head.
+/// Accepts connections and passes their requests to a service.
 pub struct Door {
     service: S3Service,
     admit: Option<Arc<dyn Admit>>,
@@ -88,7 +89,7 @@ impl Drop for Place {
 }
 
 impl Door {
-    /// Passes requests to a service, those of users who are admitted.
+    /// `service` gets the requests of admitted users.
     pub fn new(
         front: &Front,
         service: S3Service,

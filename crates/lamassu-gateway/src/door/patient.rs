@@ -1,4 +1,4 @@
-//! A stream that limits how long its peer may read nothing.
+//! A stream that limits how long its peer may keep a write waiting.
 
 use std::io;
 use std::pin::Pin;
@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep};
 
-/// See the module's head.
+/// A stream with a limit on the time of one write.
 pub struct Patient<S> {
     inner: S,
     idle: Duration,

@@ -51,7 +51,7 @@ pub struct Given {
     pub tags: BTreeMap<String, String>,
 }
 
-/// See the module's head. What a provider keeps sealed beside an object has them, too.
+/// The properties of an object besides its content. Those of an object at a provider are the same.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Attrs {
     /// the entity tag, without quotes; empty: it is not known yet
@@ -60,13 +60,13 @@ pub struct Attrs {
     /// what was given
     #[serde(flatten)]
     pub given: Given,
-    /// by the name of the algorithm (`CRC32C`), in base64
+    /// checksums, base64, by the name of the algorithm (`CRC32C`)
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub checksums: BTreeMap<String, String>,
-    /// whether those are checksums of the parts' checksums
+    /// whether the checksums are checksums of the parts' checksums
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_composite: bool,
-    /// of an object made of parts; empty also where the list of them is too long to be kept
+    /// the parts of an object made of parts; empty also if the list is too long to be kept
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub parts: Vec<Parts>,
 }
@@ -85,7 +85,7 @@ pub struct Shown {
 /// The content of a file's attribute.
 #[derive(Serialize, Deserialize)]
 struct Stored {
-    /// which content the rest is of
+    /// the content that the properties belong to
     version: Version,
     #[serde(flatten)]
     attrs: Attrs,
@@ -107,8 +107,8 @@ impl Attrs {
         })
     }
 
-    /// The same for a listing, which shows an object although its properties are damaged or outdated: by what is known
-    /// of its file. Reading the object reports that.
+    /// The properties for a listing. If they are damaged or outdated, the object is listed with what its file tells.
+    /// Reading the object reports the damage.
     ///
     /// # Errors
     /// As [`Attrs::of`], otherwise.
@@ -130,7 +130,7 @@ impl Attrs {
         Ok(node.xattr(NAME)?.is_some())
     }
 
-    /// Stores them, for the content that a file has by `attr`.
+    /// Stores the properties for the content that a file has according to `attr`.
     ///
     /// # Errors
     /// Those of the vault.
@@ -140,7 +140,8 @@ impl Attrs {
         node.set_xattr(NAME, &serde_json::to_vec(&stored).unwrap_or_default())
     }
 
-    /// Whether the entity tag was made with the object: that of a file that was not ends with one part, and has none.
+    /// Whether the entity tag was computed from the content. A generated tag ends with `-1`, and only such a tag is
+    /// not.
     pub fn has_own_tag(&self) -> bool {
         !self.parts.is_empty() || !self.etag.ends_with("-1")
     }

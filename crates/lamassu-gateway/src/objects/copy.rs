@@ -1,5 +1,4 @@
-//! Copies of objects: by the keys of their blocks, so that nothing is encrypted again, and the store may share the
-//! blocks.
+//! Copies of objects. The keys of blocks are copied, so nothing is encrypted again, and the store can share the blocks.
 
 use super::attrs::{Attrs, Shown, Version};
 use super::key::Key;
@@ -17,20 +16,20 @@ pub struct Source {
     pub shown: Shown,
     /// where it was found
     place: (String, Key),
-    /// which file, and which content the properties are of
+    /// the file, and the content that the properties belong to
     ino: Ino,
     version: Version,
 }
 
 impl Source {
-    /// Whether this is the source still, as it was.
+    /// Whether this entry is still the unchanged source.
     fn is(&self, there: &Node) -> bool {
         (there.ino(), Version::of(there.attr())) == (self.ino, self.version)
             && Attrs::of(there).is_ok_and(|attrs| attrs == self.shown.attrs)
     }
 }
 
-/// Gets whether the source is unchanged, a reader of the copy, and the properties to complete.
+/// Gets: whether the source is unchanged, a reader of the copy, and the properties to complete.
 pub type CopySum<'a> = dyn FnMut(bool, &mut Reader<'_>, &mut Attrs) -> Result<()> + 'a;
 
 impl Objects {
@@ -44,12 +43,12 @@ impl Objects {
         Ok(Source { open, shown: object.shown(), place: (bucket.into(), key.clone()), ino, version })
     }
 
-    /// Makes an object with the content of another, and with these properties. `sum` completes them by the content of
-    /// the copy. It is told whether the source's own properties still belong to its content.
+    /// Makes an object with the content of another, and with these properties. `sum` completes them from the content of
+    /// the copy. It is told whether the source's own properties still match its content.
     ///
     /// # Errors
-    /// As [`Objects::stage`] and [`super::Staged::place`]; [`lamassu_vault::VaultError::Stale`]: the copy was to
-    /// take the place of its source, which is another one by now.
+    /// As [`Objects::stage`] and [`super::Staged::place`]; [`lamassu_vault::VaultError::Stale`]: a copy onto its own
+    /// source, which was replaced meanwhile.
     pub fn copy(
         self: &Arc<Self>,
         source: &Source,

@@ -10,8 +10,8 @@ use super::node::Node;
 use super::{Object, Objects, Result};
 use std::ffi::OsStr;
 
-/// Bytes of names that a walk holds. Half of what is left is for the next directory on its path, but never less than
-/// [`WINDOW_MIN`], which is 8 MiB together on the longest path: each window less is a directory that is read again.
+/// Bytes of names that a walk may hold. The next directory on its path gets half of what is left, but at least
+/// [`WINDOW_MIN`] (8 MiB in all on the longest path): each window that does not fit means reading its directory again.
 const WALK_MAX: usize = 2 << 20;
 const WINDOW_MIN: usize = 16 << 10;
 
@@ -53,38 +53,38 @@ struct Walk<'a> {
     query: &'a Query,
     page: Page,
     may_list: &'a dyn Fn(&str) -> bool,
-    /// Bytes of names that it may hold still.
+    /// Bytes of names that it may still hold.
     left: usize,
 }
 
-/// What names of a directory are to a page.
+/// Outcome of a window of a directory's names.
 enum Passed {
-    /// All before this one were passed.
+    /// Names before this one are done.
     Before(String),
-    /// All were, or none of those behind belongs to the listing.
+    /// The directory is done: the remaining names are not part of the listing.
     All,
     /// The page is full.
     Full,
 }
 
-/// What an entry is to a page.
+/// Outcome of an entry.
 enum Met {
-    /// It was passed, with what is below.
+    /// The entry, with everything below it, is done.
     Passed,
-    /// It belongs to this group, which is in the page.
+    /// The entry belongs to this group, which is on the page.
     Group(String),
     /// The page is full.
     Full,
 }
 
-/// The folder that a prefix asks for: up to its last slash.
+/// The folder of a prefix: the part up to its last slash.
 pub fn folder_of(prefix: &str) -> &str {
     prefix.rfind('/').map_or("", |slash| &prefix[..=slash])
 }
 
 impl Objects {
-    /// A page of a listing. Of a folder that the caller may not list, by its path with a slash at its end, nothing is
-    /// in it.
+    /// A page of a listing. It omits folders that `may_list` refuses; a folder is given by its path with a trailing
+    /// slash.
     ///
     /// # Errors
     /// [`super::Refusal::NoBucket`]; those of the vault.
@@ -101,13 +101,13 @@ impl Objects {
 impl<'a> Walk<'a> {
     /// Walks through a directory, whose keys begin with `path`. Returns whether the page has room for more.
     fn dir(&mut self, dir: &Node, path: &str) -> Result<bool> {
-        // Those above the prefix are only passed through.
+        // Folders above the prefix are only passed through.
         if path.starts_with(folder_of(&self.query.prefix)) && !(self.may_list)(path) {
             return Ok(true);
         }
         if let Some(name) = self.name_above(path) {
             let full = format!("{path}{name}");
-            // What is no key has no folder.
+            // A name that is not a valid key has no folder.
             let is_folder = Key::parse(&full).is_ok();
             return Ok(!is_folder || !matches!(self.entry(dir, &full, name)?, Met::Full));
         }
@@ -128,7 +128,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// The one name in a directory that leads to the folder of the prefix, if that is further below.
+    /// If the folder of the prefix is below this directory: the one name here that leads to it.
     fn name_above(&self, path: &str) -> Option<&'a str> {
         let rest = self.query.prefix.strip_prefix(path)?;
         rest.find('/').map(|slash| &rest[..=slash])
@@ -154,7 +154,7 @@ impl<'a> Walk<'a> {
             match self.entry(dir, &full, name)? {
                 Met::Passed => {}
                 Met::Group(group) => {
-                    // A path within a group is not walked, so the group ends in this directory.
+                    // The walk does not enter a group, so the group ends in this directory.
                     let Some(behind) = behind_all(&group[path.len()..]) else { return Ok(Passed::All) };
                     at = names.first(&behind);
                     next = next.max(Some(behind)).filter(|_| names.next().is_some());
@@ -215,7 +215,7 @@ impl<'a> Walk<'a> {
         self.dir(&node, full)
     }
 
-    /// Whether all of it belongs to earlier pages.
+    /// Whether an entry and everything below it belong to earlier pages.
     fn is_past(&self, full: &str, is_dir: bool) -> bool {
         let Some(after) = self.query.after.as_deref() else { return false };
         match is_dir {
@@ -266,11 +266,11 @@ impl<'a> Walk<'a> {
     }
 }
 
-/// The smallest text behind all that begin with this one; `None`: there is none.
+/// The smallest text after all texts with this beginning; `None`: there is none.
 fn behind_all(begin: &str) -> Option<String> {
     let mut chars = begin.chars();
     while let Some(last) = chars.next_back() {
-        // The order of bytes is that of characters. Surrogates are none.
+        // Byte order is code point order. `from_u32` skips surrogates.
         if let Some(next) = (u32::from(last) + 1..=u32::from(char::MAX)).find_map(char::from_u32) {
             return Some(format!("{}{next}", chars.as_str()));
         }

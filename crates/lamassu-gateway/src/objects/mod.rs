@@ -41,38 +41,38 @@ use uploads::UploadQuery;
 
 /// Bytes of one read or write.
 pub const PIECE: usize = 1 << 20;
-/// Uploads that are looked at together.
+/// Number of uploads handled together.
 const AT_ONCE: usize = 1000;
 /// Number of locks that keys share.
 const STRIPES: usize = 256;
-/// How often an object is looked up that is replaced again and again before it is opened.
+/// How often an object is looked up again if it is replaced before it is opened.
 const OPENS: usize = 16;
 
 /// Why an operation on an object failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ObjectError {
-    /// The client's.
+    /// The client's fault.
     #[error(transparent)]
     Refused(#[from] Refusal),
-    /// The client's: the key is not a valid path.
+    /// The client's fault: the key is not a valid path.
     #[error(transparent)]
     Key(#[from] KeyFault),
-    /// The client's: `a` is an object, so `a/b` cannot be one.
+    /// The client's fault: `a` is an object, so `a/b` cannot be one.
     #[error("a part of the key, in front of a slash, is an object: an object is no directory")]
     BelowObject,
-    /// The client's: `a/b` is an object, so `a` cannot be one.
+    /// The client's fault: `a/b` is an object, so `a` cannot be one.
     #[error("there are objects below this key: a directory is no object")]
     AboveObjects,
-    /// The client's: a directory has no content.
+    /// The client's fault: a directory has no content.
     #[error("a key that ends with a slash is a directory, and has no content")]
     DirectoryContent,
-    /// The client's: the store cannot keep that many headers, metadata and tags with a file.
+    /// The client's fault: the store cannot keep that many headers, metadata and tags with a file.
     #[error("the store below cannot keep so much metadata with a file")]
     MuchMetadata,
-    /// The operator's: the directory of the buckets is no longer where it was at the start.
+    /// The operator's fault: the directory of the buckets is no longer where it was at the start.
     #[error("the directory of the buckets: {0}")]
     NoRoot(VaultError),
-    /// The vault's.
+    /// The vault's error.
     #[error(transparent)]
     Vault(VaultError),
 }
@@ -95,7 +95,7 @@ pub struct Modes {
     pub dir: u32,
 }
 
-/// See the module's head.
+/// The buckets in one directory of a tree.
 pub struct Objects {
     fs: Arc<dyn Tree>,
     /// The directory of the buckets.
@@ -119,7 +119,7 @@ pub struct Object {
 }
 
 impl Object {
-    /// As clients see it.
+    /// The object as clients see it.
     pub fn shown(self) -> Shown {
         let size = if self.node.is_dir() { 0 } else { self.node.attr().size };
         Shown { attrs: self.attrs, size, mtime: self.node.attr().mtime }
@@ -306,7 +306,7 @@ impl Objects {
             }
             match object.node.clone().open() {
                 Ok(open) => return Ok((Some(open), object)),
-                // It was replaced or removed meanwhile: the name tells which.
+                // The object was replaced or removed meanwhile; the next lookup tells which.
                 Err(VaultError::NotFound | VaultError::Stale) => {}
                 Err(error) => return Err(error.into()),
             }

@@ -100,7 +100,7 @@ pub(super) fn remove_ended(parent: &Node, name: &OsStr) -> Result<()> {
     dir.list(&mut |name, _| names.push(name.to_owned())).or_else(none_there)?;
     for name in names {
         match dir.unlink(&name).or_else(none_there) {
-            // A program has put a directory there. What is in it is not the gateway's.
+            // A program has put a directory there. Its contents are not the gateway's.
             Err(VaultError::IsDirectory) => {}
             removed => removed?,
         }
@@ -284,7 +284,7 @@ impl Objects {
         Ok(paging.page())
     }
 
-    /// Makes the object from its parts. `sum` computes its checksum, from those of the parts or from the content.
+    /// Makes the object from the parts. `sum` computes the checksum, from the parts' checksums or from the content.
     ///
     /// # Errors
     /// [`Refusal::NoUpload`]; as [`parts::chosen`] and [`Staged::place`]; those of `sum`. Then the upload continues.
@@ -321,7 +321,8 @@ impl Objects {
             attrs.is_composite = !upload.is_full;
         }
         if let Err(error) = staged.complete(&attrs) {
-            // Rather without the list of parts than never: the client can change nothing about it.
+            // The list of parts is dropped if it does not fit, since the client could not complete the upload
+            // otherwise.
             if attrs.parts.is_empty() || !matches!(error, ObjectError::MuchMetadata) {
                 return Err(error.into());
             }
@@ -345,8 +346,8 @@ impl Objects {
         }
     }
 
-    /// Ends an upload by making its object. One request does: whoever comes later, to complete or to abort it, finds
-    /// none.
+    /// Ends an upload by making its object. Only one request does so: later requests to complete or abort it find no
+    /// upload.
     fn end_by(&self, bucket: &Node, (key, id): (&Key, &str), place: impl FnOnce() -> Result<()>) -> Result<()> {
         let ended = {
             let _alone = self.alone_with_upload(id);
@@ -387,8 +388,8 @@ impl Objects {
         self.prune(&bucket, key)
     }
 
-    /// Ends an upload, which is locked. The new name is durable before the entry is removed: so no directory without an
-    /// entry looks like an upload's.
+    /// Ends a locked upload. The new name is durable before the entry is removed, so a directory without an entry never
+    /// looks like that of a live upload.
     fn end_alone(&self, bucket: &Node, key: &Key, id: &str) -> Result<()> {
         if let Some(parent) = self.parent(bucket, key)? {
             parent.rename(&dir_name(id), &ended_name(id), RenameMode::Replace).or_else(none_there)?;
@@ -447,7 +448,7 @@ fn remove_entry(bucket: &Node, id: &str) -> Result<()> {
     Ok(index.sync_names().or_else(none_there)?)
 }
 
-/// What was found of an upload; `None`: there is none.
+/// Maps a missing upload to `None`.
 fn unless_ended<T>(found: Result<T>) -> Result<Option<T>> {
     match found {
         Err(ObjectError::Refused(Refusal::NoUpload)) => Ok(None),

@@ -1,8 +1,9 @@
-//! Names in directories, in the order in which they appear in keys: a directory with its slash.
+//! Names in directories, in the order in which they appear in keys: a directory's name includes its slash.
 //!
-//! A directory may have more names than there is memory for. So names are read in *windows*: those from some name on,
-//! in order, as many as fit. Windows of large directories are kept for the next page, unless the directory was changed.
-//! To read a window is to go through the whole directory. So where a kept one begins, one before it ends: windows that
+//! A directory can have more names than fit in memory. So names are read in *windows*: consecutive names from a start
+//! name on, as many as fit. Windows of large directories are kept for the next page, unless the directory has changed.
+//! Reading a window means reading the whole directory. So a new window ends where a kept one begins, and kept windows
+//! cover more and more of the directory, in any order of pages.
 //! are kept cover more and more of the directory, whatever pages are asked for.
 
 use super::key;
@@ -22,19 +23,20 @@ const SETTLED: Duration = Duration::from_secs(2);
 
 /// Names in a directory.
 pub(super) struct Names {
-    /// No name before this one is here.
+    /// the window's start: no earlier name is in it
     from: String,
     text: String,
     /// Start of each name; the next start is its end. A directory's name ends with a slash.
     starts: Vec<u32>,
-    /// All before this one are here; `None`: all.
+    /// the window's end: all names before it, from `from` on, are here; `None`: up to the last name
     until: Option<String>,
-    /// The directory has so many that reading it again costs more than keeping them.
+    /// whether the directory is so large that keeping names costs less than reading it again
     is_of_many: bool,
 }
 
 impl Names {
-    /// The names from `from` on, in `max` bytes; one at least. Takes some four times as much memory meanwhile.
+    /// Reads the names from `from` on, up to `max` bytes, but at least one. It takes about four times as much memory
+    /// meanwhile.
     pub fn read(dir: &Node, from: &str, max: usize) -> Result<Names> {
         let mut collected = Collected { from, max, text: String::new(), spans: Vec::new(), cut: None };
         let mut count = 0;
@@ -80,17 +82,17 @@ impl Names {
         low
     }
 
-    /// Where the names go on that are not here.
+    /// The start of the next window; `None`: there is none.
     pub fn next(&self) -> Option<&str> {
         self.until.as_deref()
     }
 
-    /// Whether the name that comes first at or behind `from` is here, if it is before the next window.
+    /// Whether this window contains the first name at or after `from`, provided it is before the next window.
     fn has(&self, from: &str) -> bool {
         *self.from <= *from && self.until.as_deref().is_none_or(|until| from < until)
     }
 
-    /// Those before a name.
+    /// The part of the window before a name.
     fn before(&self, end: &str) -> Names {
         let count = self.first(end);
         let bytes = self.starts.get(count).map_or(self.text.len(), |start| *start as usize);
@@ -98,13 +100,13 @@ impl Names {
         Names { from, text, starts, until: Some(end.into()), is_of_many: self.is_of_many }
     }
 
-    /// Bytes of memory where it is kept.
+    /// Bytes of memory that a kept window takes.
     fn memory(&self) -> usize {
         self.bytes() + size_of::<Names>() + self.from.len() + self.until.as_ref().map_or(0, String::len)
     }
 }
 
-/// The smallest names that were met, in no order.
+/// The smallest names met so far, in no order.
 struct Collected<'a> {
     from: &'a str,
     max: usize,
@@ -132,7 +134,7 @@ impl Collected<'_> {
         }
     }
 
-    /// Sorts what was collected, and drops what is too much.
+    /// Sorts the names and drops those beyond the limit.
     fn cut(&mut self) {
         let name = |(start, len): (u32, u32)| &self.text[start as usize..(start + len) as usize];
         self.spans.sort_unstable_by(|one, other| name(*one).cmp(name(*other)));
@@ -233,7 +235,7 @@ impl Listings {
         self.shrink(kept, bytes);
     }
 
-    /// Lets go what is too much: directories that were not asked for, then the oldest windows of the one that is left.
+    /// Frees memory: first directories that were not asked for, then the oldest windows of the remaining one.
     fn shrink(&self, kept: &mut LruCache<Ino, Kept>, bytes: &mut usize) {
         while *bytes > self.bytes_max {
             let of_last = if kept.len() == 1 { kept.peek_lru().map(|(ino, _)| *ino) } else { None };
@@ -254,8 +256,8 @@ impl Listings {
     }
 }
 
-/// What was found of an entry; `None`: the gateway's user may not look into it, as into the `lost+found` of a file
-/// system. Then nothing is there for clients. Nothing may be removed because of it.
+/// Maps an entry that the gateway's user may not enter (such as `lost+found` of a file system) to `None`. Clients see
+/// nothing there; nothing may be removed because of it.
 pub(super) fn unless_closed<T>(found: Result<T>) -> Result<Option<T>> {
     /// EACCES.
     const CLOSED: i32 = 13;
@@ -265,7 +267,7 @@ pub(super) fn unless_closed<T>(found: Result<T>) -> Result<Option<T>> {
     }
 }
 
-/// The same; `None` also: it was removed meanwhile.
+/// The same, and also `None` for an entry that was removed meanwhile.
 pub(super) fn unless_gone<T>(found: Result<T>) -> Result<Option<T>> {
     match found {
         Err(ObjectError::Vault(VaultError::NotFound | VaultError::Stale)) => Ok(None),

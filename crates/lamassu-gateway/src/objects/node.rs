@@ -13,22 +13,22 @@ use std::sync::Arc;
 pub const READ: Access = Access { read: true, write: false, truncate: false };
 const READ_WRITE: Access = Access { read: true, write: true, truncate: false };
 
-/// What objects are kept in: a vault with its datasets, or the directory of a provider.
+/// The tree that objects are kept in: a vault with its datasets, or a provider's directory.
 pub trait Tree: FileSystem {
     /// The entry at a path; adds a reference.
     ///
     /// # Errors
     /// Those of a lookup.
     fn at(&self, path: &OsStr) -> Result<Entry>;
-    /// Makes the kernel forget what it knows of a name, where the tree is mounted too.
+    /// Tells the kernel that a name has changed, if the tree is mounted too.
     fn changed(&self, parent: Ino, name: &OsStr);
-    /// Calls `each` for the entries of a directory except `.` and `..`. A vault has all of them in memory meanwhile:
-    /// for that it waits for other readings of the tenant.
+    /// Calls `each` for the entries of a directory except `.` and `..`. A vault holds all of them in memory meanwhile,
+    /// so it first waits for a permit of the tenant.
     ///
     /// # Errors
     /// Those of the directory.
     fn each_name(&self, dir: Ino, each: &mut dyn FnMut(&OsStr, Kind)) -> Result<()>;
-    /// The namespace of attributes: one that programs in a mount do not reach, where there is a mount.
+    /// The namespace of extended attributes: one that programs in a mount cannot reach, where there is a mount.
     fn namespace(&self) -> &'static str;
 }
 
@@ -67,7 +67,7 @@ impl Tree for PlainFs {
         PlainFs::each_name(self, dir, each)
     }
     fn namespace(&self) -> &'static str {
-        // Those of root alone a provider's user cannot set; nobody else reaches the directory.
+        // Only root can set `trusted.` attributes. No other user reaches a provider's directory.
         "user."
     }
 }
@@ -337,8 +337,8 @@ impl Open {
         self.node.fs().fsync(self.handle, false)
     }
 
-    /// Copies a range of another file: by its keys, without reading the data, as far as the vault can; the rest is read
-    /// and written.
+    /// Copies a range of another file. The vault copies block keys without reading data, as far as it can; the rest is
+    /// read and written.
     ///
     /// # Errors
     /// [`VaultError::NoData`] if the source has become shorter; those of the vault.
@@ -352,7 +352,7 @@ impl Open {
             let done = match copied {
                 Some(done) if done > 0 => done,
                 _ => {
-                    // Only the rest of a block at the end, or everything if keys cannot be copied.
+                    // Only the partial block at the end is left, or keys cannot be copied at all.
                     by_keys = false;
                     let data = from.read(source, usize::try_from(len).unwrap_or(usize::MAX).min(super::PIECE))?;
                     if data.is_empty() {

@@ -1,4 +1,4 @@
-//! Parts of an upload as a client names them when it ends the upload: the same checks and tags wherever they lie.
+//! The parts that a client names when it completes an upload: the same checks and tags for both object stores.
 
 use super::Refusal;
 use super::attrs::Shown;
@@ -22,8 +22,8 @@ pub struct Completed {
     pub checksums: BTreeMap<String, String>,
 }
 
-/// The parts that the client names, each found by its number, if they are those that are there. `algorithm` is that of
-/// the upload's checksums.
+/// The parts that the client names, each found by its number, if they match the uploaded ones. `algorithm` is the
+/// checksum algorithm of the upload.
 ///
 /// # Errors
 /// [`Refusal::NoPart`], [`Refusal::PartOrder`], [`Refusal::SmallPart`]; those of `find`.
@@ -55,7 +55,7 @@ pub fn chosen<P: AsRef<Shown>, E: From<Refusal>>(
     }
 }
 
-/// The entity tag of an object that is made of parts with these tags, as S3 makes it; `None`: one of them is no MD5.
+/// The entity tag of an object made of parts with these tags, as S3 computes it; `None`: one of the tags is no MD5.
 pub fn tag_of<'a>(tags: impl Iterator<Item = &'a str>) -> Option<String> {
     let (mut hash, mut count) = (Md5::new(), 0);
     for tag in tags {

@@ -1,4 +1,4 @@
-//! How an object is made: written under a name of the gateway's own, synced, renamed to its key.
+//! Creation of an object: written under one of the gateway's own names, synced, renamed to its key.
 
 use super::attrs::Attrs;
 use super::key::{Key, RESERVED};
@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 /// Prefix of the names of files that are being written.
 pub(super) const STAGED: &str = ".lamassu-put-";
-/// How often directories are made again that another request has removed.
+/// How often a directory is made again after another request has removed it.
 const ATTEMPTS: usize = 8;
 
 const _: () = assert!(matches!(STAGED.as_bytes(), [b'.', b'l', ..]) && STAGED.len() > RESERVED.len());
@@ -103,7 +103,7 @@ impl Staged {
     /// Gives the complete file the name of its key, durably, unless `is_meant` refuses what is there now.
     ///
     /// # Errors
-    /// As [`Staged::place`]; [`VaultError::Stale`]: it does.
+    /// As [`Staged::place`]; [`VaultError::Stale`] if `is_meant` refuses.
     pub(super) fn place_complete(mut self, guard: &Guard, is_meant: impl FnOnce(Option<&Node>) -> bool) -> Result<()> {
         let Some((bucket, key)) = self.place.clone() else { return Err(VaultError::Invalid.into()) };
         let objects = self.objects.clone();
@@ -120,7 +120,7 @@ impl Staged {
         Ok(self.dir.sync_names()?)
     }
 
-    /// Gives the complete file a name in the directory where it was begun, whatever has that name.
+    /// Renames the complete file to a name in the directory where it was begun. An existing file is replaced.
     pub(super) fn place_as(mut self, name: &OsStr) -> Result<()> {
         self.rename_to(name, RenameMode::Replace)?;
         Ok(self.dir.sync_names()?)

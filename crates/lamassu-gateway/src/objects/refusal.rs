@@ -1,6 +1,6 @@
-//! What a client asks for that cannot be: the same wherever objects lie.
+//! Refusals of client requests: the same for both object stores.
 
-/// See the module's head. Each is the client's.
+/// The reason why a request is refused. Each is the client's fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     /// There is no such bucket.

@@ -1,5 +1,5 @@
-//! Removes what a crash has left of objects and uploads at the next start. It runs in the background, because it reads
-//! every name of the buckets.
+//! Removes leftovers of objects and uploads after a crash, at the next start. It runs in the background, because it
+//! reads every name of the buckets.
 
 use super::node::Node;
 use super::put::STAGED;
@@ -25,7 +25,7 @@ impl Objects {
         let mut removed = 0;
         let mut places = Vec::new();
         for (_, bucket) in self.buckets()? {
-            // First: then a directory without an entry that leads to it is one that the index does not know.
+            // The index comes first: afterwards, a directory without an index entry is a leftover.
             removed += self.sweep_index(&bucket).unwrap_or_else(not_searched);
             places.push(Place { bucket: bucket.clone(), path: Vec::new(), dir: bucket });
         }
@@ -58,7 +58,7 @@ impl Objects {
                 None if multipart::is_ended_dir(&name) => multipart::remove_ended(dir, &name).map(|()| true),
                 None => Ok(false),
             };
-            // One that cannot be searched keeps none of the others.
+            // A directory that cannot be searched does not stop the search of others.
             match searched.and_then(|is_removed| Ok((is_removed, dir.child_if_there(&name)?))) {
                 Ok((true, _)) => removed += 1,
                 Ok((false, Some(dir))) => {

@@ -1,5 +1,5 @@
-//! Pages of the uploads of a bucket: by key, then by age. They are met in no order, and there may be very many, so that
-//! only those of the page are kept, without their properties.
+//! Pages of a bucket's uploads, by key, then by age. Uploads are met in no order and can be very many, so only those of
+//! the page are kept, without their properties.
 
 use super::Upload;
 use std::collections::BTreeMap;
@@ -13,7 +13,7 @@ pub struct UploadQuery {
     pub delimiter: Option<String>,
     /// only keys after this one
     pub after: Option<String>,
-    /// and later uploads to that key than this one; all to that key, if it has ended
+    /// only later uploads to that key than this one; if it has ended, all uploads to that key
     pub after_id: Option<String>,
     /// most uploads and groups
     pub max: usize,
@@ -28,7 +28,7 @@ pub struct Listed {
     pub id: String,
     /// when it began, seconds since 1970
     pub begun: u64,
-    /// who began it
+    /// the user who began it
     pub user: String,
 }
 
@@ -39,7 +39,7 @@ pub struct UploadPage {
     pub uploads: Vec<Listed>,
     /// common parts of keys up to the delimiter after the prefix
     pub groups: Vec<String>,
-    /// start of the next page: behind this key or group, and of a key this upload
+    /// start of the next page: after this key or group, and after this upload to the key
     pub next: Option<(String, Option<String>)>,
 }
 
@@ -47,20 +47,20 @@ pub struct UploadPage {
 pub struct Paging<'a> {
     query: &'a UploadQuery,
     may_list: &'a dyn Fn(&str) -> bool,
-    /// When the upload began behind which the page begins.
+    /// When the upload that the page starts after began.
     after_begun: Option<u64>,
-    /// By key, age and id, or by group: the user, or `None` for a group. One more than the page has.
+    /// Uploads by key, age and id, with the user; groups by name, with `None`. One more than the page has.
     found: BTreeMap<(String, u64, String), Option<String>>,
 }
 
 impl<'a> Paging<'a> {
-    /// A page without uploads. `marker`: the upload of the id in the query, if there is one.
+    /// A page without uploads. `marker` is the upload whose id the query names, if it exists.
     pub fn new(query: &'a UploadQuery, may_list: &'a dyn Fn(&str) -> bool, marker: Option<&Upload>) -> Paging<'a> {
         let after_begun = marker.filter(|marker| Some(&marker.key) == query.after.as_ref()).map(|marker| marker.begun);
         Paging { query, may_list, after_begun, found: BTreeMap::new() }
     }
 
-    /// Takes an upload if it belongs to the page.
+    /// Adds an upload if it belongs to the page.
     pub fn offer(&mut self, id: &str, upload: &Upload) {
         let Some(rest) = upload.key.strip_prefix(&*self.query.prefix) else { return };
         let delimiter = self.query.delimiter.as_deref();
@@ -84,7 +84,7 @@ impl<'a> Paging<'a> {
         let Some(after) = &self.query.after else { return true };
         match (self.after_begun, &self.query.after_id) {
             (Some(after_begun), Some(after_id)) if key == after && !is_group => (*begun, id) > (after_begun, after_id),
-            // Which of them came before it is not known any more.
+            // That upload has ended, so its time is unknown: all uploads to its key are listed.
             (None, Some(_)) if !is_group => key >= after,
             _ => key > after,
         }

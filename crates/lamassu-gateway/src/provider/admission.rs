@@ -1,4 +1,4 @@
-//! Who may come: the holder of a credential that the tenant of a bucket has signed.
+//! Admits the holder of a credential that the tenant of a bucket has signed.
 
 use super::published::{Absent, Customer, InForce};
 use crate::credentials::{Rules, User};
@@ -11,20 +11,20 @@ use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 use std::time::SystemTime;
 
-/// Characters of a holder's name in the log.
+/// Length of a holder's name in the log, in characters.
 const NAME_LEN: usize = 8;
 
-/// See the module's head.
+/// Admits requests by their session tokens.
 pub struct Admission {
-    /// the proxy's
+    /// the proxy's private key
     pub private: Secret<32>,
     /// tenants by bucket
     pub customers: HashMap<String, Arc<Customer>>,
-    /// how old things may be
+    /// the age limits
     pub most: Most,
 }
 
-/// The greatest ages, seconds.
+/// Age limits, in seconds.
 #[derive(Clone, Copy)]
 pub struct Most {
     /// the longest life of a credential
@@ -42,7 +42,7 @@ impl Most {
     }
 }
 
-/// s since 1970.
+/// The present time, seconds since 1970.
 pub fn now() -> u64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs()
 }
@@ -84,8 +84,8 @@ impl Admission {
     }
 }
 
-/// The rules that a request began with. It keeps them not alive: one that goes on for so long that they are gone may
-/// nothing more.
+/// The rules that a request began with. The request does not keep them in memory: if newer publications have displaced
+/// them, it may do nothing more.
 struct Begun {
     decider: Weak<Decider>,
     claims: Claims,
@@ -102,13 +102,13 @@ impl Rules for Begun {
         self.decider.strong_count() > 0
     }
 
-    /// By what is published then. Long requests ask it again and again.
+    /// Checks the credential against the newest publications. Long requests do so repeatedly.
     fn in_force(&self) -> S3Result<()> {
         Ok(self.most.check(&self.customer, &self.claims, now()).map(drop)?)
     }
 }
 
-/// Why a request is not served.
+/// The reason why a request is not served.
 #[derive(Debug, thiserror::Error)]
 enum Refused {
     #[error(transparent)]

@@ -18,33 +18,33 @@ use std::path::{Path, PathBuf};
 pub const COMMENTED: &str = r#"# Configuration of `lamassu gateway provider`.
 # A line that is commented out shows the default.
 
-# The directory of the objects: a bucket of each tenant is a directory in it. This user's alone.
+# The directory of the objects, with a subdirectory for each tenant's bucket. Only the proxy's user may have access.
 store = "/srv/lamassu/store"
-# The directory of the proxy's key, and of what it has seen of the tenants' publications. This user's alone; on a disk
-# that lasts.
+# The directory of the proxy's key, and of the numbers of accepted publications. Only the proxy's user may have access.
+# It must be on persistent storage.
 state = "/var/lib/lamassu/proxy"
 
-# Where clients connect.
+# The address that clients connect to.
 #listen = "127.0.0.1:9000"
 
-# The certificate (PEM, with those above it) and its key. Without, plain HTTP, for clients on this machine alone; with
-# `plain_http`, for others too: who sees their requests can send them again for 15 minutes.
+# The certificate (PEM, with its chain) and its key. Without them the proxy speaks plain HTTP, only for clients on this
+# machine. `plain_http` allows that for other machines: an observer can then replay their requests for 15 minutes.
 #tls_certificate = "/etc/lamassu/proxy.crt"
 #tls_key = "/etc/lamassu/proxy.key"
 #plain_http = false
 
-# Names of this proxy under which buckets may be named as hosts: BUCKET.s3.example.org. Without, as paths alone.
+# Domains of this proxy, for buckets in host names (BUCKET.s3.example.org). Without this, buckets are only in paths.
 #domains = ["s3.example.org"]
 #region = "us-east-1"
 
-# Where monitoring asks for /metrics (OpenMetrics) and /health, by plain HTTP. Without, nowhere.
+# The address for monitoring: /metrics (OpenMetrics) and /health, by plain HTTP. Without this, there is none.
 #metrics = "127.0.0.1:9434"
 
-# Whether the access log has keys of objects: they are sealed.
+# Whether the access log contains the (sealed) keys of objects.
 #log_keys = false
 
-# Connections at once, in all and of one address; how long a client may send nothing in the middle of a request, or take
-# nothing of an answer; how long requests may go on after SIGTERM.
+# Concurrent connections, in all and of one address. How long a client may pause in the middle of a request or an
+# answer. How long requests may continue after SIGTERM.
 #connections_max = 1024
 #connections_of_address_max = 256
 #idle_seconds = 30
@@ -54,19 +54,19 @@ state = "/var/lib/lamassu/proxy"
 #object_gib_max = 5
 #listing_mib_max = 256
 
-# The longest life of a credential that is taken, and the greatest age of a tenant's list of revocations: with an older
-# one, no request of the tenant is served.
+# The longest life of an accepted credential. The greatest age of a tenant's list of revocations: with an older list,
+# all requests of the tenant are refused.
 #credential_seconds_max = 43200
 #status_seconds_max = 60
 
-# A tenant: its bucket; its public key, as `lamassu policy show` prints it; the directory into which it publishes
-# (`lamassu policy publish`), by whatever carries files. Whoever can write there can make the proxy refuse the tenant's
+# A tenant: its bucket; its public key, as `lamassu policy show` prints it; the directory of its publications (`lamassu
+# policy publish`), however files get there. Write access to that directory allows to make the proxy refuse the tenant's
 # requests, and nothing else.
 [[tenant]]
 bucket = "acme"
 key = "0000000000000000000000000000000000000000000000000000000000000000"
 published = "/srv/lamassu/published/acme"
-# What it may do at once, and one user of it. Each request takes up to 10 MiB of memory.
+# Limits of the tenant, and of one user of it. A request takes up to 10 MiB of memory.
 #limits = { requests_at_once = 64, requests_of_user_at_once = 48, requests_per_second = 1000, mib_per_second = 10000 }
 "#;
 
@@ -103,10 +103,10 @@ pub struct ProviderConfig {
     object_gib_max: u64,
     #[serde(default = "listing_mib_max")]
     listing_mib_max: usize,
-    /// the longest life of a credential
+    /// longest life of a credential, seconds
     #[serde(default = "credential_seconds_max")]
     pub credential_seconds_max: u64,
-    /// the greatest age of a list of revocations
+    /// greatest age of a list of revocations, seconds
     #[serde(default = "status_seconds_max")]
     pub status_seconds_max: u64,
     #[serde(default)]
@@ -130,14 +130,14 @@ struct Entry {
     limits: Limits,
 }
 
-/// A tenant.
+/// A tenant of the proxy.
 #[derive(Clone, Debug)]
 pub struct TenantConfig {
     /// its bucket
     pub bucket: String,
-    /// its public key
+    /// its public key (Ed25519)
     pub key: [u8; 32],
-    /// where it publishes
+    /// the directory that it publishes to
     pub published: PathBuf,
     /// its limits
     pub limits: Limits,

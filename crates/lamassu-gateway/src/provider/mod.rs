@@ -1,14 +1,15 @@
-//! The access proxy of a provider: S3 in front of a directory, where each tenant has a bucket. What comes and goes is
-//! ciphertext under sealed names.
+//! The access proxy of a provider: S3 over a directory, with one bucket for each tenant. The objects are ciphertext
+//! under sealed names.
 //!
-//! Who may do what, the tenant's own rules decide, over tokens (docs/access.md, `lamassu-access`). The proxy knows of a
-//! tenant a bucket and a public key. It holds no key of a tenant, no table of people, and sees no attribute.
+//! The tenant's own rules decide on each request, over tokens (docs/access.md, `lamassu-access`). The proxy knows a
+//! bucket and a public key of each tenant. It holds no key of a tenant and no table of people, and it sees no
+//! attribute.
 //!
 //! | module | what |
 //! |---|---|
-//! | `config` | the provider's file |
-//! | `published` | what a tenant has published: verified, and never an older one |
-//! | `admission` | who may come: credentials |
+//! | `config` | the provider's configuration file |
+//! | `published` | a tenant's publications: verified, never older than before |
+//! | `admission` | admits the holders of credentials |
 //! | `run` | runs the proxy |
 
 mod admission;

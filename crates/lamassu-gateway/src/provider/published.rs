@@ -1,5 +1,6 @@
-//! What a tenant has published: its rules over tokens, and its list of revocations. Read again every second; taken if
-//! it is signed by the tenant, and not older than what was taken before, also by an earlier start of the proxy.
+//! The publications of a tenant: its rules over tokens and its list of revocations. They are read every second. A
+//! publication is accepted if the tenant signed it and it is not older than an accepted one, also across restarts of
+//! the proxy.
 
 use super::config::TenantConfig;
 use crate::limits::Tenant;
@@ -17,26 +18,26 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Its name in the directory of the proxy's state.
+/// File name in the proxy's state directory.
 const SEEN_FILE: &str = "seen.json";
 
-/// The newest numbers that were taken of a tenant.
+/// The newest numbers accepted from a tenant.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct Seen {
     bundle: u64,
-    /// of its text: SHA-256, hex
+    /// digest of the bundle's text: SHA-256, hex
     digest: String,
     status: u64,
 }
 
-/// What was seen of all tenants, by bucket; in memory and on disk.
+/// The newest numbers of all tenants, by bucket; in memory and on disk.
 pub struct Memory {
     path: PathBuf,
     seen: Mutex<BTreeMap<String, Seen>>,
 }
 
 impl Memory {
-    /// Reads it. A missing file is that of a new proxy.
+    /// Reads the file. A missing file is that of a new proxy.
     ///
     /// # Errors
     /// [`GatewayError::File`], [`GatewayError::Config`].
@@ -58,7 +59,7 @@ impl Memory {
         self.seen.lock().get(bucket).cloned().unwrap_or_default()
     }
 
-    /// Remembers durably.
+    /// Records a tenant's numbers durably.
     fn remember(&self, bucket: &str, seen: Seen) -> std::io::Result<()> {
         let all = &mut *self.seen.lock();
         let before = all.insert(bucket.into(), seen);
@@ -77,21 +78,21 @@ impl Memory {
     }
 }
 
-/// Why nothing of a tenant is in force.
+/// The reason why nothing of a tenant is in force.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Absent {
-    /// Nothing was published, or nothing that is taken.
+    /// The tenant has published nothing, or nothing that was accepted.
     #[error("the tenant has published no rules")]
     Nothing,
     /// The list of revocations is too old.
     #[error("the tenant's list of revocations is too old")]
     Old,
-    /// The list names another bundle than the one that is here.
+    /// The list names another bundle than the accepted one.
     #[error("the tenant has published other rules than those that are here")]
     Other,
 }
 
-/// What is in force.
+/// A tenant's publications in force.
 #[derive(Clone)]
 pub struct InForce {
     /// rules
@@ -100,17 +101,17 @@ pub struct InForce {
     pub status: Arc<Status>,
 }
 
-/// What was read and not taken before, with its text.
+/// A newly accepted document, with its text.
 type New<T> = Option<(String, T)>;
 
 #[derive(Default)]
 struct Taken {
     bundle: Option<(String, Arc<Decider>)>,
-    /// The rules before, for requests that began with them. There are no others: rules of a tenant are in memory twice
-    /// at most, and a third time while they are read, however often it publishes and however long its requests take.
+    /// The previous rules, for requests that began with them. Older ones are dropped. So a tenant's rules are in memory
+    /// at most twice, and a third time during a read, however often it publishes and however long requests take.
     before: Option<Arc<Decider>>,
     status: Option<(String, Arc<Status>)>,
-    /// The last error, said once.
+    /// the last error, logged once
     error: Option<String>,
 }
 
@@ -124,13 +125,13 @@ pub struct Customer {
 }
 
 impl Customer {
-    /// A tenant of which nothing was read yet.
+    /// A tenant whose publications have not been read yet.
     pub fn new(config: TenantConfig) -> Customer {
         let tenant = Arc::new(Tenant::new(&config.bucket, config.limits));
         Customer { config, tenant, taken: RwLock::default() }
     }
 
-    /// What is in force, if the list of revocations is not older than `age_max`, seconds.
+    /// The publications in force, if the list of revocations is at most `age_max` seconds old.
     ///
     /// # Errors
     /// [`Absent`].
@@ -146,8 +147,8 @@ impl Customer {
         }
     }
 
-    /// Reads what is published, and takes what is new. Rules are in force together with the list that names them: newer
-    /// ones than it names wait for the next list.
+    /// Reads the publications and accepts new ones. Rules are in force together with the list that names them: newer
+    /// rules wait for the next list.
     pub fn read(&self, memory: &Memory, now: u64) {
         let bucket = &self.config.bucket;
         let mut seen = memory.of(bucket);
@@ -156,7 +157,7 @@ impl Customer {
             Ok(status) => {
                 let named = status.as_ref().map(|(_, status)| status.bundle);
                 let named = named.or_else(|| self.taken.read().status.as_ref().map(|(_, status)| status.bundle));
-                // What a list revokes is revoked, whatever becomes of the rules.
+                // The revocations take effect even if the rules are refused.
                 let (bundle, error) = match self.new_bundle(&mut seen, named) {
                     Ok(bundle) => (bundle, None),
                     Err(error) => (None, Some(error)),
@@ -172,7 +173,7 @@ impl Customer {
         *said = error;
     }
 
-    /// Remembers what is new, and puts it in force at once.
+    /// Records new publications durably, then puts them in force.
     fn take(
         &self,
         memory: &Memory,
@@ -199,7 +200,7 @@ impl Customer {
     fn text(&self, name: &str, most: usize) -> std::result::Result<String, String> {
         let path = self.config.published.join(name);
         let failed = |error: std::io::Error| format!("cannot read {}: {error}", path.display());
-        // No FIFO that somebody has put there is waited for.
+        // A FIFO in the directory must not block the open.
         let nonblock = rustix::fs::OFlags::NONBLOCK.bits() as i32;
         let file = fs::File::options().read(true).custom_flags(nonblock).open(&path).map_err(failed)?;
         if !file.metadata().map_err(failed)?.is_file() {
@@ -210,7 +211,7 @@ impl Customer {
         Ok(text)
     }
 
-    /// A list of revocations that was not taken before; enters its number into `seen`.
+    /// A newer list of revocations, if there is one; enters its number into `seen`.
     fn new_status(&self, seen: &mut Seen, now: u64) -> std::result::Result<New<Status>, String> {
         let text = self.text(STATUS_FILE, Status::most())?;
         if self.taken.read().status.as_ref().is_some_and(|(before, _)| *before == text) {
@@ -227,7 +228,7 @@ impl Customer {
         Ok(Some((text, status)))
     }
 
-    /// Rules of the number `named` that were not taken before; enters them into `seen`.
+    /// Newer rules, if there are any and their number is `named`; enters them into `seen`.
     fn new_bundle(&self, seen: &mut Seen, named: Option<u64>) -> std::result::Result<New<Decider>, String> {
         let text = self.text(BUNDLE_FILE, Bundle::most())?;
         if self.taken.read().bundle.as_ref().is_some_and(|(before, _)| *before == text) {
@@ -241,7 +242,7 @@ impl Customer {
         }
         match named {
             Some(named) if named == seq => {}
-            // The tenant places it first. The list that names it comes next.
+            // The tenant writes the bundle first. The list that names it follows.
             Some(named) if named < seq => return Ok(None),
             Some(named) => return Err(format!("the bundle has number {seq}, and the status names {named}")),
             None => return Ok(None),

@@ -25,16 +25,16 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 use zeroize::Zeroizing;
 
-/// Its name in the directory of the proxy's state: 32 bytes.
+/// File name in the proxy's state directory: 32 bytes.
 const KEY_FILE: &str = "proxy.key";
-/// Objects and folders are the proxy's user's alone.
+/// Only the proxy's user can use objects and folders.
 const MODES: Modes = Modes { file: 0o600, dir: 0o700 };
 /// How often publications are read.
 const READ_EVERY: Duration = Duration::from_secs(1);
-/// How long the start waits for publications. Whose are not there by then is refused until they are.
+/// How long the start waits for publications. A tenant without publications is refused until they are read.
 const FIRST_WITHIN: Duration = Duration::from_secs(5);
 
-/// Reads all files that a configuration names, and the tenants' publications as far as they are there.
+/// Reads all files that a configuration names, and the available publications of tenants.
 ///
 /// # Errors
 /// [`GatewayError`].
@@ -101,7 +101,7 @@ pub fn serve(config: &ProviderConfig, ready: Box<dyn FnOnce(SocketAddr) + Send>)
         ready,
         reload: Box::new(move |config: &ProviderConfig| reload(config, &reloaded)),
     };
-    // Nothing else ends it.
+    // Only a signal ends the proxy: there is no mount.
     let (_ends, ended) = watch::channel(false);
     let served = runtime.block_on(attend(config, attending, ended));
     runtime.shutdown_timeout(Duration::from_secs(60));
@@ -111,9 +111,8 @@ pub fn serve(config: &ProviderConfig, ready: Box<dyn FnOnce(SocketAddr) + Send>)
     served
 }
 
-/// Reads publications again and again, each tenant's on a thread of its own: a share that does not answer is waited for
-/// there, also at the end, and holds up no other tenant. Returns when each that answers was read once, or `first` is
-/// over.
+/// Reads publications periodically, each tenant's on a thread of its own: an unresponsive share blocks only its own
+/// thread, also at the end. Returns when each tenant was read once, or after `first`.
 fn read_all<T: Send + Sync + 'static>(
     all: Vec<Arc<T>>,
     read: impl Fn(&T) + Send + Sync + 'static,
@@ -126,7 +125,7 @@ fn read_all<T: Send + Sync + 'static>(
         let reading = move || {
             while !stopping.load(Ordering::Relaxed) {
                 read(&one);
-                // Nobody waits for it later.
+                // The receiver is gone after the start.
                 let _ = tell.send(());
                 std::thread::park_timeout(every);
             }
@@ -135,7 +134,7 @@ fn read_all<T: Send + Sync + 'static>(
         thread.map_err(|source| GatewayError::System { op: "start a thread", source })?;
     }
     let until = Instant::now() + first;
-    // Who is read twice before all were read once is counted for one of those that do not answer.
+    // A second reading of one tenant may be counted for a tenant that does not answer.
     let _ = (0..count).try_for_each(|_| told.recv_timeout(until.saturating_duration_since(Instant::now())));
     Ok(())
 }
@@ -151,7 +150,7 @@ fn reload(config: &ProviderConfig, tls: &Tls) {
     }
 }
 
-/// Makes a directory of this user's alone, or sees that it is.
+/// Makes a directory with mode 0700, or checks an existing one.
 fn make_private(dir: &Path) -> Result<()> {
     match fs::DirBuilder::new().mode(0o700).create(dir) {
         Err(error) if error.kind() != ErrorKind::AlreadyExists => Err(GatewayError::file("make", dir)(error)),

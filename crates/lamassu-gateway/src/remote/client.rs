@@ -1,7 +1,8 @@
-//! The provider's S3: requests, retries, and what its answers mean. `rusty_s3` signs, `ureq` sends; calls block.
+//! Requests to the provider's S3, with retries, and the meaning of its answers. `rusty_s3` signs, `ureq` sends; calls
+//! block.
 //!
-//! A request is repeated if no answer came, or one that says that another may do better. All of them can be repeated:
-//! a second time they change nothing. Where a condition makes that untrue, the caller looks at what is there.
+//! A request is repeated if there was no answer, or one that may pass. Repeating is safe: a second request changes
+//! nothing more. Where a condition makes that untrue, the caller checks the state.
 
 use super::document::{Page, TAG_MAX};
 use super::error::{RemoteError, Result};
@@ -20,52 +21,52 @@ use std::time::Duration;
 use ureq::Agent;
 use url::Url;
 
-/// How long a signature is good for.
+/// Life of a signature.
 const SIGNED_FOR: Duration = Duration::from_secs(900);
-/// The first wait before a request is repeated; each is twice as long as the one before, up to the longest.
+/// Wait before the first repetition. Each further wait is twice as long, up to the longest.
 const WAIT_FIRST: Duration = Duration::from_millis(100);
 const WAIT_LONGEST: Duration = Duration::from_secs(5);
-/// The largest page of a listing: 1000 names of 1 KiB, with what is told of each.
+/// Largest page of a listing, in bytes: 1000 names of 1 KiB, with the data of each.
 const LISTING_MAX: u64 = 8 << 20;
-/// The largest other document. Of one with an error this much is read.
+/// Largest other document, in bytes. Of an error document, this much is read.
 const DOCUMENT_MAX: u64 = 64 << 10;
-/// The largest object that a provider may say it has; none takes more than some 50 TB.
+/// Largest size of an object that is accepted from a provider, in bytes; none takes more than about 50 TB.
 const OBJECT_MAX: u64 = 1 << 46;
 /// Bytes of an answer that are read at once.
 const PIECE: usize = 64 << 10;
 /// The header with the sealed properties of an object.
 const PROPERTIES: &str = "x-amz-meta-lamassu";
 
-/// See the module's head.
+/// A client of the provider's bucket.
 pub struct Client {
     agent: Agent,
     bucket: Bucket,
     credentials: Credentials,
     retries: u32,
-    /// hashes what a provider says, which it cannot foresee
+    /// hashes tokens of pages with a key that the provider cannot know
     tokens: RandomState,
 }
 
-/// A condition on what is replaced, which the provider checks.
+/// A condition that the provider checks before it replaces an object.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Unless {
-    /// nothing
+    /// no condition
     #[default]
     Nothing,
-    /// something is there
+    /// fail if the name exists
     Present,
-    /// something else is there than what has this tag of the provider's
+    /// fail if the name has another tag than this one of the provider
     Other(String),
 }
 
-/// What a provider tells of an object.
+/// The provider's data about an object.
 #[derive(Clone, Debug)]
 pub struct Found {
     /// bytes of ciphertext
     pub size: u64,
     /// the provider's entity tag, without quotes
     pub etag: String,
-    /// when it was stored, as in the header
+    /// time of storing, as in the header
     pub modified: String,
     /// the sealed properties
     pub properties: String,
@@ -93,7 +94,7 @@ impl Answer {
         String::from_utf8_lossy(&self.body).into_owned()
     }
 
-    /// Whether an answer of success has an error in its document: CompleteMultipartUpload and CopyObject have such.
+    /// Whether an answer with a success status has an error document, as CompleteMultipartUpload and CopyObject may.
     fn is_fault(&self) -> bool {
         let is_document = self.body.trim_ascii_start().starts_with(b"<");
         self.body.len() as u64 <= DOCUMENT_MAX && is_document && self.text().contains("<Error>")
@@ -126,7 +127,8 @@ impl Answer {
 }
 
 impl Answer {
-    /// Whether the body is this range of an object of this size. A provider may answer with all of a small object.
+    /// Whether the body is this range of an object of this size. A provider may answer with the whole of a small
+    /// object.
     fn is_range(&self, asked: &Range<u64>, size: u64) -> bool {
         let end = asked.end.min(size);
         let is_meant = match self.status {
@@ -140,13 +142,13 @@ impl Answer {
     }
 }
 
-/// An entity tag, if it can be one.
+/// Checks an entity tag.
 fn checked(etag: Option<String>, what: &str) -> Result<String> {
     let etag = etag.filter(|etag| (1..=TAG_MAX).contains(&etag.len()));
     etag.ok_or_else(|| RemoteError::Answer(format!("{what}: there is no entity tag, or none that can be")))
 }
 
-/// An answer's body, if it has at most so many bytes.
+/// The body of an answer, if it has at most `most` bytes.
 fn received(mut body: impl Read, most: u64) -> Result<Vec<u8>> {
     let cut = |error: std::io::Error| RemoteError::Unreachable(format!("an answer was cut off: {error}"));
     let mut bytes = Vec::new();
@@ -157,21 +159,21 @@ fn received(mut body: impl Read, most: u64) -> Result<Vec<u8>> {
                 return Err(RemoteError::Answer(format!("an answer of more than the {most} bytes that it may have")));
             }
             () if read == 0 => return Ok(bytes),
-            // A long one, however slowly it comes, is not waited for when nobody else does. What a short one tells may
-            // be that something was changed, and work goes on then.
+            // A long body, however slowly it arrives, is given up once the client is gone. A short one is read to its
+            // end, since it may confirm a change that other work depends on.
             () if bytes.len() as u64 > DOCUMENT_MAX && !work::is_wanted() => return Err(RemoteError::GivenUp),
             () => {}
         }
     }
 }
 
-/// The text of an element of a document that has it once.
+/// The text of an element that occurs once in a document.
 fn element<'a>(document: &'a str, name: &str) -> Option<&'a str> {
     let (_, rest) = document.split_once(&format!("<{name}>"))?;
     Some(rest.split_once('<')?.0)
 }
 
-/// What a status and a document other than success mean. Of an answer to HEAD there is no document: `is_head`.
+/// The meaning of a status other than success, and its document. `is_head`: an answer to HEAD, which has no document.
 fn fault(status: u16, document: &str, what: &str, is_head: bool) -> RemoteError {
     let code = element(document, "Code").unwrap_or_default();
     let text = || match element(document, "Message") {
@@ -183,13 +185,13 @@ fn fault(status: u16, document: &str, what: &str, is_head: bool) -> RemoteError 
         (_, "NoSuchUpload") => RemoteError::Lost(text()),
         (300..=399, _) | (_, "AuthorizationHeaderMalformed" | "PermanentRedirect") => RemoteError::Elsewhere(text()),
         (401 | 403, _) => RemoteError::Denied(text()),
-        // Whatever lies between may answer 404, too, and what it says is no news of an object.
+        // A proxy in between may answer 404, too; that says nothing about an object.
         (404, "NoSuchKey") => RemoteError::Missing(text()),
         (404, _) if is_head => RemoteError::Missing(text()),
-        // Objects here have a page at least, and ranges lie within what was said to be there.
+        // Every object here has at least a page, and ranges lie within the known size.
         (416, _) => RemoteError::Damaged(text()),
         (412, _) => RemoteError::Changed(text()),
-        // Which of several changes is made is not decided: the one that was under way may fail.
+        // Two changes conflict; the provider may fail the one that came first.
         (409, "ConditionalRequestConflict") => RemoteError::Busy(text()),
         (501, _) | (_, "NotImplemented") => RemoteError::Unsupported(text()),
         (408 | 429 | 500..=599, _) | (_, "RequestTimeout" | "SlowDown" | "InternalError") => RemoteError::Busy(text()),
@@ -238,12 +240,12 @@ impl Client {
         Ok(Answer { status: head.status.as_u16(), headers: head.headers, body: bytes })
     }
 
-    /// Sends a request until it is answered for good, by a document. `what` says in errors what was tried.
+    /// Sends a request until it gets a final answer, a document. `what` names the operation in errors.
     fn send(&self, what: &str, sign: impl Fn() -> Signed, body: Option<&[u8]>) -> Result<Answer> {
         self.send_for(DOCUMENT_MAX, what, sign, body)
     }
 
-    /// The same for an answer of at most so many bytes.
+    /// The same, for an answer of at most `most` bytes.
     fn send_for(&self, most: u64, what: &str, sign: impl Fn() -> Signed, body: Option<&[u8]>) -> Result<Answer> {
         let mut wait = WAIT_FIRST;
         let mut tries = 0;
@@ -271,7 +273,7 @@ impl Client {
         Signed { method, url: action.sign(SIGNED_FOR), headers }
     }
 
-    /// Checks that the bucket is there.
+    /// Checks that the provider's bucket exists.
     ///
     /// # Errors
     /// [`RemoteError::NoBackend`]; those of the provider.
@@ -284,7 +286,7 @@ impl Client {
         }
     }
 
-    /// What the provider has under a name.
+    /// The provider's data about a name.
     ///
     /// # Errors
     /// [`RemoteError::Missing`]; those of the provider.
@@ -293,7 +295,8 @@ impl Client {
         self.send("HeadObject", sign, None)?.found()
     }
 
-    /// Bytes of an object, fewer where it ends: those, or an error. If `of` is given, of that state.
+    /// Fetches a range of an object, shorter at the object's end, but never partially. If `of` is given, of that state
+    /// only.
     ///
     /// # Errors
     /// [`RemoteError::Missing`]; [`RemoteError::Changed`]: it has another tag or size by now; [`RemoteError::Answer`]:
@@ -335,8 +338,8 @@ impl Client {
         })
     }
 
-    /// Runs a change under a condition. A provider that does not know conditions is asked without; if an answer was
-    /// lost, the repeated request may fail by the change of the first one, which is then found there.
+    /// Makes a change under a condition. If the provider does not support conditions, it is asked without. If an answer
+    /// was lost, the repeated request may fail because of the first one's change; the caller then finds that change.
     fn conditional(
         &self,
         name: &str,
@@ -357,7 +360,7 @@ impl Client {
         }
     }
 
-    /// Copies an object of this tag at the provider, with other properties. Returns the copy's tag.
+    /// Copies an object with this tag at the provider, with other properties. Returns the copy's tag.
     ///
     /// # Errors
     /// [`RemoteError::Missing`], [`RemoteError::Changed`]; those of the provider.
@@ -376,7 +379,7 @@ impl Client {
         self.send("CopyObject", sign, Some(&[]))?.etag_within("CopyObject")
     }
 
-    /// Removes an object, whether it is there or not.
+    /// Removes an object, if it exists.
     ///
     /// # Errors
     /// Those of the provider.
@@ -389,13 +392,13 @@ impl Client {
         }
     }
 
-    /// A page of names that begin with `prefix`, at most 1000; in groups up to the next slash, if `grouped`.
+    /// A page of names that begin with `prefix`, at most 1000. If `grouped`, names are grouped up to the next slash.
     ///
     /// # Errors
     /// Those of the provider.
     pub fn list(&self, prefix: &str, grouped: bool, from: Option<&str>, max: usize) -> Result<Page> {
         let mut action = ListObjectsV2::new(&self.bucket, Some(&self.credentials));
-        // Names here are sealed ones: letters, digits, `-`, `_`, dots and slashes.
+        // Names here are sealed: letters, digits, `-`, `_`, dots and slashes.
         action.query_mut().remove("encoding-type");
         action.with_prefix(prefix);
         action.with_max_keys(max);
@@ -407,15 +410,15 @@ impl Client {
         }
         let sign = || Self::signed(&action, Method::GET, Vec::new());
         let answer = self.send_for(LISTING_MAX, "ListObjectsV2", sign, None).map_err(|error| match error {
-            // Not of an object: the endpoint answers something else.
+            // The request concerned no object: the endpoint answers something else.
             RemoteError::Missing(text) | RemoteError::Changed(text) => RemoteError::Answer(text),
             error => error,
         })?;
         Page::parse(&answer.body).map_err(|what| RemoteError::Answer(format!("ListObjectsV2: {what}")))
     }
 
-    /// All pages of names, as [`Client::list`] has them, for a request whose client waits. A provider may list without
-    /// an end: so nothing is listed for a client that is there no more.
+    /// All pages of names, as [`Client::list`] returns them. A provider could list without end, so the listing stops
+    /// once the client is gone.
     ///
     /// # Errors
     /// Those of the provider, and of `each`. [`RemoteError::GivenUp`]. [`RemoteError::Answer`]: it lists in a circle.
@@ -435,7 +438,7 @@ impl Client {
         }
     }
 
-    /// Begins an upload in parts; its id.
+    /// Begins a multipart upload; returns its id.
     ///
     /// # Errors
     /// Those of the provider.
@@ -452,7 +455,7 @@ impl Client {
         Ok(parsed.upload_id().into())
     }
 
-    /// Uploads a part, from 1; its tag.
+    /// Uploads part `number`, from 1; returns its tag.
     ///
     /// # Errors
     /// Those of the provider.
@@ -466,7 +469,7 @@ impl Client {
         self.send("UploadPart", sign, Some(body))?.etag()
     }
 
-    /// Makes the object of its parts, whose tags these are in their order. Returns its tag.
+    /// Completes an upload from parts with these tags, in their order. Returns the object's tag.
     ///
     /// # Errors
     /// [`RemoteError::Changed`]; those of the provider.
@@ -491,7 +494,7 @@ impl Client {
         })
     }
 
-    /// Gives an upload up.
+    /// Aborts an upload.
     ///
     /// # Errors
     /// Those of the provider.

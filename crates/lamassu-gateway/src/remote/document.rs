@@ -1,21 +1,21 @@
-//! The document of a listing, which a provider may make as it likes: names, with what is told of them.
+//! The XML document of a listing. Its contents are untrusted: the provider chooses them.
 
 use serde::Deserialize;
 
-/// What a listing's document has.
+/// The element that marks a listing.
 const LISTING: &[u8] = b"<ListBucketResult";
-/// The longest entity tag of a provider's that is taken, bytes: tags are kept in memory by the thousands.
+/// Longest entity tag accepted from a provider, in bytes: tags are kept in memory by the thousands.
 pub const TAG_MAX: usize = 256;
 
 /// An entry of a listing.
 pub struct Listed {
     /// the whole name
     pub name: String,
-    /// the provider's entity tag, without quotes, and when it was stored, RFC 3339; some leave a tag out
+    /// the provider's entity tag, without quotes, and the time of storing, RFC 3339; some providers omit a tag
     pub stored: Option<(String, String)>,
 }
 
-/// The document of a listing, of which not every provider sends all. (What `rusty_s3` has for it requires more.)
+/// The document of a listing. Some providers omit elements (the type in `rusty_s3` requires more of them).
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
 struct Document {
@@ -47,18 +47,18 @@ struct Common {
 pub struct Page {
     /// objects
     pub objects: Vec<Listed>,
-    /// what objects have in common up to the next slash
+    /// common beginnings of names, up to the next slash
     pub prefixes: Vec<String>,
-    /// where the next page begins
+    /// token of the next page
     pub next: Option<String>,
 }
 
 impl Page {
-    /// A page of a document. One that says that more follows, and not where, is no page: a provider that knows the
-    /// first version of this request alone sends such, and what is not listed would be taken for gone.
+    /// Parses a page. A document that announces more entries without a token is refused: providers that know only the
+    /// first version of this request send it, and unlisted objects would be taken for removed ones.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// What is wrong with the document.
     pub fn parse(document: &[u8]) -> Result<Page, String> {
         if !document.windows(LISTING.len()).any(|window| window == LISTING) {
             return Err("the document is no listing".into());

@@ -1,78 +1,78 @@
-//! Why something at a provider failed.
+//! Errors of operations at a provider.
 //!
-//! What a provider answers to a request of the gateway's is not about what its client has named: 404 is
-//! [`RemoteError::Missing`] until an operation knows that it is the client's key that is missing, and says
-//! [`Refusal::NoKey`]. The same holds for conditions and uploads.
+//! A provider's answer concerns the gateway's request, not the name that the client gave. So 404 is
+//! [`RemoteError::Missing`] until an operation knows that the client's key is missing, and returns [`Refusal::NoKey`].
+//! The same holds for conditions and uploads.
 
 use crate::objects::Refusal;
 use lamassu_vault::VaultError;
 use std::error::Error;
 use std::io;
 
-/// See the module's head.
+/// The reason why an operation at a provider failed.
 #[derive(Debug, thiserror::Error)]
 pub enum RemoteError {
-    /// The client's.
+    /// The client's fault.
     #[error(transparent)]
     Refused(#[from] Refusal),
-    /// The client's: the key's sealed form is longer than a provider takes.
+    /// The client's fault: the sealed form of the key is longer than providers accept.
     #[error("the sealed form of the key has more than 1024 bytes, which no provider takes")]
     LongKey,
-    /// The client's: a listing could not name the object.
+    /// The client's fault: a listing could not name the object.
     #[error("a key has no character that XML cannot have, as most control characters")]
     KeyNotInXml,
-    /// The client's: what it gives with the object is more than a provider keeps beside one.
+    /// The client's fault: the object's properties are more than a provider keeps with an object.
     #[error("headers, metadata, tags and checksums together are more than a provider keeps with an object")]
     MuchMetadata,
-    /// The client's: the body has another length than was said.
+    /// The client's fault: the body has another length than announced.
     #[error("the body has another length than was said")]
     Length,
-    /// The client's: a provider copies no object that large at once.
+    /// The client's fault: a provider copies no object that large at once.
     #[error("objects of more than 5 GiB are not copied at the provider: upload it again, in parts")]
     LargeCopy,
     /// The client is gone.
     #[error("the client is gone")]
     GivenUp,
-    /// The gateway changes nothing.
+    /// The gateway is read-only.
     #[error("the gateway serves this read-only")]
     ReadOnly,
-    /// The provider has nothing where the gateway has looked.
+    /// The provider has no such object.
     #[error("the provider has nothing there: {0}")]
     Missing(String),
-    /// The provider has something else by now than the gateway has meant.
+    /// The object at the provider is not the expected state.
     #[error("the provider has something else there by now: {0}")]
     Changed(String),
-    /// The provider knows no more of an upload of the gateway's.
+    /// The provider no longer knows an upload of the gateway.
     #[error("the provider has lost an upload: {0}")]
     Lost(String),
-    /// The provider's, for a while: it is busy, or fails.
+    /// The provider's fault, for a while: it is busy or fails.
     #[error("the provider is busy or fails: {0}")]
     Busy(String),
-    /// The network's: no answer came.
+    /// The network's fault: there was no answer.
     #[error("the provider does not answer: {0}")]
     Unreachable(String),
-    /// The operator's: the certificate of the provider is not verified, or it speaks no TLS.
+    /// The operator's fault: the provider's certificate is not verified, or the provider does not speak TLS.
     #[error("no TLS with the provider: {0}")]
     Tls(String),
-    /// The operator's: the provider refuses the gateway's credentials, or what it asks for.
+    /// The operator's fault: the provider refuses the gateway's credentials, or the operation.
     #[error("the provider refuses the gateway: {0}")]
     Denied(String),
-    /// The operator's: the bucket of `backend` does not exist.
+    /// The operator's fault: the bucket of `backend` does not exist.
     #[error("the provider has no such bucket: {0}")]
     NoBackend(String),
-    /// The operator's: the bucket is elsewhere.
+    /// The operator's fault: the bucket is at another endpoint or in another region.
     #[error("the bucket is at another endpoint or in another region: {0}")]
     Elsewhere(String),
-    /// The provider's: an answer that this program does not understand.
+    /// The provider's fault: an answer that this program does not understand.
     #[error("an answer that is not understood: {0}")]
     Answer(String),
-    /// The provider's: it does not do what it was asked for.
+    /// The provider's fault: it does not support the operation.
     #[error("the provider does not support it: {0}")]
     Unsupported(String),
-    /// The provider's, or somebody's at it: an object is not what was stored.
+    /// The fault of the provider, or of an attacker there: the object is not what was stored.
     #[error("the object at the provider is not what was stored there: {0}")]
     Damaged(String),
-    /// The vault's.
+    /// The vault's error.
     #[error(transparent)]
     Vault(VaultError),
 }
@@ -81,7 +81,7 @@ pub enum RemoteError {
 pub type Result<T, E = RemoteError> = std::result::Result<T, E>;
 
 impl From<VaultError> for RemoteError {
-    /// What a source of bytes has told comes back as it was told.
+    /// An error of a byte source returns as the error that it was made from.
     fn from(error: VaultError) -> RemoteError {
         let mut cause: Option<&(dyn Error + 'static)> = Some(&error);
         while let Some(now) = cause {
@@ -101,12 +101,12 @@ impl From<VaultError> for RemoteError {
 }
 
 impl RemoteError {
-    /// Whether the same may work later.
+    /// Whether the same operation may succeed later.
     pub fn may_pass(&self) -> bool {
         matches!(self, RemoteError::Busy(_) | RemoteError::Unreachable(_))
     }
 
-    /// The same once more, of what a source tells.
+    /// A copy of an error from a byte source.
     fn again(&self) -> RemoteError {
         match self {
             RemoteError::Busy(text) => RemoteError::Busy(text.clone()),

@@ -1,9 +1,9 @@
-//! Listings in the order of keys. A provider lists in the order of sealed names, which says nothing about keys: so all
-//! names below the prefix are asked for, opened, and the smallest that fit are kept, sorted. Pages go on from those in
-//! memory, until a page is younger than it may be or the kept names end; then all are asked for again.
+//! Listings in the order of keys. A provider lists in the order of sealed names, which is unrelated to the order of
+//! keys. So all names below the prefix are fetched and opened; the smallest that fit in memory are kept, sorted.
+//! Further pages come from memory, until the kept names end or a page asks for newer names; then all are fetched again.
 //!
-//! In memory are at most `listing_mib_max` of names that are kept, and as many of listings under way, which share it; a
-//! bucket may have more.
+//! Kept names take at most `listing_mib_max`, and all listings under way share as much again. A bucket may have more
+//! names.
 
 use super::document::Listed;
 use super::error::{RemoteError, Result};
@@ -17,16 +17,16 @@ use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// How long names that were listed serve further pages of the same listing. What this gateway changes meanwhile is
-/// seen at once, what others change, after this time.
+/// How long kept names serve further pages of the same listing. Changes by this gateway show at once, changes by others
+/// after this time.
 const KEPT: Duration = Duration::from_secs(60);
-/// What an entry takes besides its texts, bytes.
+/// Memory of an entry besides its texts, in bytes.
 const ENTRY: usize = 64;
-/// Characters of a provider's name in the log.
+/// Length of a provider's name in the log, in characters.
 const NAME_SHOWN: usize = 200;
-/// Most bytes of changes that are remembered for a listing under way: with more it serves one page alone.
+/// Most bytes of changes that are recorded during a listing: with more, the listing serves only one page.
 const CHANGES_MAX: usize = 4 << 20;
-/// Listings that are kept.
+/// Number of kept listings.
 const KEPT_MAX: std::num::NonZeroUsize = std::num::NonZeroUsize::new(64).unwrap();
 
 /// An entry of a listing.
@@ -45,28 +45,27 @@ pub struct Page {
     pub next: Option<(String, bool)>,
 }
 
-/// An object in a listing: the provider's name, tag and time; nothing for a group, or if it was stored after the
-/// listing.
+/// A listed object: the provider's tag and time. A group has none, and neither has an object stored after the listing.
 #[derive(Clone)]
 struct Entry {
     is_group: bool,
     stored: Option<(String, String)>,
 }
 
-/// Which listing it is: bucket, prefix, delimiter.
+/// Identifies a listing: bucket, prefix, delimiter.
 type Which = (String, String, Option<String>);
 
 /// The smallest names of a listing after some name.
 struct Kept {
     names: BTreeMap<String, Entry>,
     bytes: usize,
-    /// Where it begins: all names after this one are here, up to the last one if it is cut.
+    /// The start of the window: all names after it are here, or if `is_cut`, all up to the last one.
     after: Option<String>,
     is_cut: bool,
     taken: Instant,
 }
 
-/// Names in memory.
+/// All kept listings.
 pub struct Listings {
     names: Mutex<Names>,
     bytes_max: usize,
@@ -74,8 +73,8 @@ pub struct Listings {
 
 struct Names {
     kept: LruCache<Which, Kept>,
-    /// What this gateway has changed since a listing was begun that is not kept yet, by its number. The provider may
-    /// have shown what was there before.
+    /// Changes by this gateway during each listing under way, by the listing's number. The provider may have listed the
+    /// state before them.
     changes: BTreeMap<u64, Changes>,
     next: u64,
 }
@@ -99,8 +98,8 @@ impl Kept {
         ENTRY + name.len() + stored
     }
 
-    /// Enters a change of this gateway's. Returns whether the listing is right then: whether a group has other keys is
-    /// not known here.
+    /// Applies a change by this gateway. Returns whether the listing is still correct: when a key of a group is
+    /// removed, it is unknown whether the group has others.
     fn change(&mut self, which: &Which, key: &str, is_there: bool, bytes_max: usize) -> bool {
         let (_, prefix, delimiter) = which;
         match (name_of(key, prefix, delimiter.as_deref()), is_there) {
@@ -137,7 +136,7 @@ impl Listings {
         Listings { names: Mutex::new(names), bytes_max }
     }
 
-    /// Keeps what is listed later in step with a change of this gateway's.
+    /// Records a change by this gateway in kept listings and in those under way.
     pub fn changed(&self, bucket: &str, key: &str, is_there: bool) {
         let Names { kept, changes, .. } = &mut *self.names.lock();
         let has = |which: &Which| which.0 == bucket && key.starts_with(which.1.as_str());
@@ -167,12 +166,12 @@ impl Listings {
 }
 
 impl Collecting<'_> {
-    /// Most bytes that it may have now.
+    /// Most bytes that this listing may take at present.
     fn bytes_max(&self) -> usize {
         self.listings.bytes_max / self.listings.names.lock().changes.len().max(1)
     }
 
-    /// Keeps what was listed, and drops other listings until all together fit.
+    /// Keeps a listing, and drops others until all together fit.
     fn keep(self, mut listing: Kept) {
         let bytes_max = self.listings.bytes_max;
         let names = &mut *self.listings.names.lock();
@@ -197,7 +196,7 @@ impl Drop for Collecting<'_> {
     }
 }
 
-/// The name of a key in a listing, and whether that is a group.
+/// The name of a key in a listing, and whether it is a group.
 fn name_of(key: &str, prefix: &str, delimiter: Option<&str>) -> (String, bool) {
     let rest = key.strip_prefix(prefix).unwrap_or_default();
     match delimiter.and_then(|delimiter| Some(rest.find(delimiter)? + delimiter.len())) {
@@ -231,7 +230,7 @@ impl Remote {
         Ok(Page { items: shown.into_iter().flatten().collect(), next })
     }
 
-    /// A page after the first, of what is in memory; `None`: it is not.
+    /// A page after the first, from kept names; `None`: they do not have it.
     fn page_kept(&self, which: &Which, query: &Query) -> Option<Entries> {
         query.after.as_ref()?;
         let mut names = self.listings.names.lock();
@@ -239,7 +238,7 @@ impl Remote {
         (listing.after.is_none() || listing.after <= query.after).then(|| page_of(listing, query)).flatten()
     }
 
-    /// All names after where the page begins, or the smallest of them.
+    /// Fetches all names after the page's start, or the smallest of them.
     fn collect(&self, bucket: &str, query: &Query, collecting: &Collecting<'_>) -> Result<Kept> {
         let mut opener = self.opener(bucket);
         let sealed = opener.sealed_prefix(&query.prefix);
@@ -271,7 +270,7 @@ impl Remote {
         Ok(listing)
     }
 
-    /// What is told of an entry; nothing if it is gone by now.
+    /// The item of an entry; `None` if the object is gone by now.
     fn shown(&self, bucket: &str, name: &str, entry: &Entry) -> Result<Option<Item>> {
         if entry.is_group {
             return Ok(Some(Item::Group(name.into())));
@@ -299,12 +298,12 @@ impl Remote {
 /// Entries of a page, and where the next one begins.
 type Entries = (Vec<(String, Entry)>, Option<(String, bool)>);
 
-/// Whether a key lies before a page's beginning.
+/// Whether a key lies before a page's start.
 fn is_behind(key: &str, query: &Query) -> bool {
     query.after.as_deref().is_some_and(|after| key <= after || (query.is_group && key.starts_with(after)))
 }
 
-/// A page of names in memory; `None`: they end before the page does, and there may be more.
+/// A page from kept names; `None`: the kept names end before the page is full, and there may be more.
 fn page_of(listing: &Kept, query: &Query) -> Option<Entries> {
     use std::ops::Bound::{Excluded, Unbounded};
     let from = query.after.as_deref().map_or(Unbounded, Excluded);

@@ -1,18 +1,19 @@
-//! Objects in front of a provider's S3: each is one ciphertext object in format v1 under a sealed name.
+//! Objects at a provider's S3: each is one ciphertext object in format v1 under a sealed name.
 //!
-//! Guarantees: an object exists completely or not at all, since the provider makes it in one step, and what a client
-//! gets of it verifies under the vault's keys: as what was stored, whole, under this key. An older state that a
-//! provider puts back verifies, too, and what a listing leaves out is not noticed (`docs/threat-model.md`).
+//! Guarantees: an object exists completely or not at all, since the provider makes it in one step. What a client reads
+//! verifies under the vault's keys as whole, as stored, and as belonging to this key. Not detected: a provider that
+//! restores an older state, and one that omits an object from a listing (`docs/threat-model.md`).
 //!
 //! | module | what |
 //! |---|---|
-//! | `settings` | the operator's lines |
+//! | `error` | errors of operations at a provider |
+//! | `settings` | the operator's options |
 //! | `client` | the provider's S3: requests, retries, errors |
-//! | `document` | the document of a listing |
+//! | `document` | the XML document of a listing |
 //! | `place` | keys to sealed names, and back |
-//! | `properties` | what is sealed beside an object |
-//! | `source` | bytes of an object that is read |
-//! | `upload` | an object that is being stored |
+//! | `properties` | the sealed properties of an object |
+//! | `source` | reading of an object's bytes |
+//! | `upload` | storing of an object |
 //! | `objects` | calls on objects |
 //! | `list` | listings in the order of keys |
 //! | `multipart` | clients' uploads in parts |
@@ -53,9 +54,9 @@ use std::time::{Duration, Instant};
 
 /// Number of locks that keys share.
 const STRIPES: usize = 256;
-/// Objects whose properties are kept in memory: 25 MiB, if clients give little with them.
+/// Number of objects whose properties are kept in memory: 25 MiB, if clients give few with them.
 const KNOWN_MAX: NonZeroUsize = NonZeroUsize::new(50_000).unwrap();
-/// How long a bucket that was there is taken to be there.
+/// How long a bucket counts as existing after a check.
 const BUCKET_KNOWN: Duration = Duration::from_secs(30);
 /// The object that stands for a bucket. No sealed name has a dot.
 const BUCKET: &str = "lamassu.bucket";
@@ -66,7 +67,7 @@ const RECORD: &str = "lamassu.dir";
 /// Requests to the provider at once for one request of a client.
 const AT_ONCE: usize = 16;
 
-/// See the module's head.
+/// The object store at a provider.
 pub struct Remote {
     files: Detached,
     client: Arc<Client>,
@@ -82,16 +83,16 @@ pub struct Remote {
     listings: Listings,
 }
 
-/// Buckets that were there, and when.
+/// Buckets that existed, with the time of the check.
 #[derive(Default)]
 struct Seen {
     buckets: HashMap<String, Instant>,
-    /// How many were removed: what was asked before the last of them may not hold any more.
+    /// Number of removals: an answer from before the last one may be outdated.
     removed: u64,
 }
 
 impl Remote {
-    /// Opens the provider's bucket, which must be empty there or hold objects of the same vault.
+    /// Opens the provider's bucket. The prefix must be empty there, or hold objects of the same vault.
     ///
     /// # Errors
     /// Those of the provider; [`RemoteError::Answer`]: another vault's objects lie there.
@@ -113,8 +114,8 @@ impl Remote {
         Ok(remote)
     }
 
-    /// Leaves copies of the header and of the root's record at the provider, so that the key and what lies there are
-    /// all that it takes to read objects and names.
+    /// Stores copies of the header and of the root's record at the provider, so that these objects and the key suffice
+    /// to read objects and names.
     fn leave_header(&self) -> Result<()> {
         let (name, own) = (self.name(HEADER), self.files.header());
         match self.client.get(&name, 0..(1 << 20), None) {
@@ -153,7 +154,7 @@ impl Remote {
         if self.files.is_read_only() { Err(RemoteError::ReadOnly) } else { Ok(()) }
     }
 
-    /// The provider's name of a place.
+    /// The provider's name for a place.
     fn name(&self, place: &str) -> String {
         format!("{}{place}", self.prefix)
     }
@@ -162,7 +163,7 @@ impl Remote {
         self.keys[stripe_of(place)].lock()
     }
 
-    /// The same of two places.
+    /// Locks two places.
     fn alone_with_both(&self, one: &str, other: &str) -> (MutexGuard<'_, ()>, Option<MutexGuard<'_, ()>>) {
         let (one, other) = (stripe_of(one), stripe_of(other));
         let first = self.keys[one.min(other)].lock();
@@ -226,7 +227,8 @@ impl Remote {
                 }
                 Ok(())
             }
-            // It is not the provider's bucket that is missing, which an answer to HEAD does not tell.
+            // An answer to HEAD does not tell the provider's own missing bucket from a missing object, so that is
+            // checked.
             Err(RemoteError::Missing(_)) => self.client.check().and(Err(Refusal::NoBucket.into())),
             Err(error) => Err(error),
         }
@@ -253,7 +255,7 @@ impl Remote {
         }
     }
 
-    /// Removes an empty bucket. Its uploads end.
+    /// Removes an empty bucket. Its uploads are aborted.
     ///
     /// # Errors
     /// [`Refusal::NoBucket`], [`Refusal::BucketNotEmpty`]; those of the provider.
@@ -277,7 +279,7 @@ impl Remote {
     }
 }
 
-/// The lock for a place or a bucket, of those that all share.
+/// The index of the lock for a place or a bucket; several share one.
 fn stripe_of(place: &str) -> usize {
     let mut hash = DefaultHasher::new();
     place.hash(&mut hash);
@@ -290,7 +292,7 @@ fn id_of(header: &[u8]) -> Option<String> {
     Some(parsed.get("id")?.as_str()?.to_owned())
 }
 
-/// Runs `each` for every item, a few at once, until one of them fails; an error, or the results in the items' order.
+/// Runs `each` for every item, a few at once, until one fails. Returns the results in the items' order, or an error.
 fn at_once<T: Sync, R: Send>(items: &[T], each: impl Fn(&T) -> Result<R> + Sync) -> Result<Vec<R>> {
     let (next, client) = (AtomicUsize::new(0), work::Client::here());
     let done: Mutex<Vec<(usize, Result<R>)>> = Mutex::new(Vec::with_capacity(items.len()));
@@ -307,7 +309,7 @@ fn at_once<T: Sync, R: Send>(items: &[T], each: impl Fn(&T) -> Result<R> + Sync)
     };
     std::thread::scope(|scope| {
         for _ in 1..AT_ONCE.min(items.len()) {
-            // Where no thread can be had, this one does more.
+            // If no thread can be started, this one does more of the work.
             let thread = std::thread::Builder::new().name("lamassu-ask".into());
             if thread.spawn_scoped(scope, || client.serve(go)).is_err() {
                 break;

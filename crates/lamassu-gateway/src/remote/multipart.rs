@@ -1,9 +1,9 @@
-//! Clients' uploads in parts. A client's parts end where it likes, in the middle of a page: so each is stored as an
-//! object of its own under `lamassu.uploads/`, and when the upload is completed, they are read and sealed again as one.
-//! What comes and goes between gateway and provider is three times the content. Sums that are known only when all of a
-//! large part has come lie in a record of their own beside it.
+//! Multipart uploads of clients. A client's part can end in the middle of a page. So each part is stored as an object
+//! of its own under `lamassu.uploads/`; completing the upload reads the parts and seals them again as one object. In
+//! all, three times the content passes between gateway and provider. Sums of a large part that are known only at its
+//! end are stored in a record beside it.
 //!
-//! An upload exists while its record does. Parts without one are removed at the next start.
+//! An upload exists while its record does. The next start removes parts without a record.
 
 use super::error::{RemoteError, Result};
 use super::objects::shown;
@@ -21,13 +21,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Where uploads lie. No sealed name has a dot.
+/// The place of uploads. No sealed name has a dot.
 const UPLOADS: &str = "lamassu.uploads";
 /// An upload's record.
 const RECORD: &str = "upload";
-/// Most bytes of names of uploads and parts that are taken from a provider, which may list what it likes: of a million.
+/// Most bytes of names of uploads and parts accepted from a provider, which may list anything: enough for a million.
 const NAMES_MAX: usize = 128 << 20;
-/// Records of uploads that are in memory at once for a listing.
+/// Number of records that a listing holds in memory at once.
 const RECORDS_MAX: usize = 256;
 
 /// A part that was uploaded.
@@ -47,20 +47,20 @@ impl AsRef<Shown> for Part {
     }
 }
 
-/// Where sums of a part lie that were not known when it was begun: of this file, since another request may put the same
-/// part at the same time.
+/// The place of a part's sums that were unknown when the part was begun. It includes the file identity, since another
+/// request may upload the same part at the same time.
 fn sums_place(place: &str, part: &Properties) -> String {
     format!("{place}.{}", part.file())
 }
 
-/// The numbers of parts among names, which a provider makes as it likes: in their order, each once.
+/// The part numbers among untrusted names of a provider: ascending, each once.
 fn numbers_of(names: &[String]) -> Vec<u32> {
     let number = |name: &String| name.parse().ok().filter(|number| *name == format!("{number:05}"));
     let numbers: BTreeSet<u32> = names.iter().filter_map(number).collect();
     numbers.range(1..=PARTS_MAX).copied().collect()
 }
 
-/// The most that will be kept with the object of an upload, but for the list of its parts, which is left out where it
+/// The largest properties that the object of an upload can have, without the list of its parts, which is dropped if it
 /// does not fit.
 fn largest(upload: &Upload) -> Properties {
     // 64 characters: the base64 of 32 bytes, or an MD5, each with a number of parts.
@@ -71,7 +71,7 @@ fn largest(upload: &Upload) -> Properties {
     Properties::new(&attrs, u64::MAX, Identity::Head([0; 40]))
 }
 
-/// What was found of an upload; `None`: there is none.
+/// Maps a missing upload to `None`.
 fn unless_ended<T>(found: Result<T>) -> Result<Option<T>> {
     match found {
         Err(RemoteError::Refused(Refusal::NoUpload)) => Ok(None),
@@ -89,7 +89,7 @@ impl Remote {
         if is_id { Ok(format!("{}/{id}", self.uploads_of(bucket))) } else { Err(Refusal::NoUpload.into()) }
     }
 
-    /// Begins an upload; its id.
+    /// Begins an upload; returns its id.
     ///
     /// # Errors
     /// [`Refusal::NoBucket`], [`RemoteError::MuchMetadata`]; those of the provider.
@@ -151,7 +151,7 @@ impl Remote {
         Ok((upload, parts))
     }
 
-    /// A part; `None`: the upload ends.
+    /// A part; `None`: the upload is ending.
     fn part(&self, dir: &str, number: u32, algorithm: Option<&str>) -> Result<Option<Part>> {
         let place = format!("{dir}/{number:05}");
         let (found, properties) = match self.found(&place) {
@@ -167,7 +167,7 @@ impl Remote {
         Ok(Some(Part { number, shown, place, stored: found.etag }))
     }
 
-    /// What became known of a part when all of it had come.
+    /// The sums of a part that became known at its end.
     fn sums(&self, place: &str, part: &Properties) -> Result<Option<Properties>> {
         let record = match self.record(&sums_place(place, part)) {
             Err(RemoteError::Missing(_)) => return Ok(None),
@@ -178,7 +178,7 @@ impl Remote {
         Ok(Some(known).filter(|known| known.are_of_file(part)))
     }
 
-    /// The names of objects below a place, without it; as long as `go_on` says so.
+    /// The names of objects below a place, relative to it. Stops when `go_on` returns false.
     ///
     /// # Errors
     /// Those of the provider; [`RemoteError::GivenUp`]; [`RemoteError::Answer`]: there are too many.
@@ -233,7 +233,7 @@ impl Remote {
         Ok(paging.page())
     }
 
-    /// Gives an upload up.
+    /// Aborts an upload.
     ///
     /// # Errors
     /// [`Refusal::NoUpload`]; those of the provider.
@@ -252,7 +252,7 @@ impl Remote {
         self.uploads[stripe_of(id)].lock()
     }
 
-    /// Without its record there is no upload.
+    /// Removes the record, which ends the upload.
     fn remove_record(&self, place: &str) -> Result<()> {
         self.client.delete(&self.name(&format!("{place}/{RECORD}")))
     }
@@ -273,7 +273,7 @@ impl Remote {
         })
     }
 
-    /// Removes parts of uploads that have ended; how many.
+    /// Removes parts of ended uploads; returns their number.
     ///
     /// # Errors
     /// Those of the provider.
@@ -293,8 +293,9 @@ impl Remote {
         Ok(ended.len() as u64)
     }
 
-    /// Makes the object of the parts that the client names. `attrs` says what it gets besides its tag, from its parts;
-    /// `each` gets its content, and `check` is asked when all of it was read: an error ends it, and nothing is changed.
+    /// Makes the object from the parts that the client names. `attrs` computes its attributes, except the tag, from the
+    /// parts. `each` gets its content. `check` is called after all of it was read: an error ends the operation without
+    /// a change.
     ///
     /// # Errors
     /// [`Refusal::NoUpload`], [`Refusal::Precondition`]; as [`parts::chosen`]; those of the provider, of `attrs` and of
@@ -350,8 +351,8 @@ impl Remote {
         }
     }
 
-    /// Ends an upload by making its object. One request of this gateway does: whoever comes later, to complete or to
-    /// abort it, finds none.
+    /// Ends an upload by making its object. Only one request of this gateway does so: later requests to complete or
+    /// abort it find no upload.
     fn end_by(&self, (bucket, key, id): (&str, &str, &str), make: impl FnOnce() -> Result<Attrs>) -> Result<Attrs> {
         let place = self.upload_place(bucket, id)?;
         let (attrs, ended) = {
@@ -367,7 +368,7 @@ impl Remote {
         Ok(attrs)
     }
 
-    /// The object of an upload that was completed, for a client that has lost the answer and asks again.
+    /// The object of a completed upload, for a client that lost the answer and asks again.
     ///
     /// # Errors
     /// [`Refusal::NoUpload`]: the object is another one; those of the provider.
@@ -380,8 +381,8 @@ impl Remote {
         }
     }
 
-    /// Ends a part; the attributes are those that it is listed with. One of an upload that has ended meanwhile is
-    /// removed again.
+    /// Completes a part; a listing shows these attributes. If the upload has ended meanwhile, the part is removed
+    /// again.
     ///
     /// # Errors
     /// [`Refusal::NoUpload`]; as [`Storing::place`].
@@ -401,7 +402,8 @@ impl Remote {
             self.put_record(beside, &known)?;
         }
         match self.find_upload(bucket, key, id) {
-            // Any other error says nothing of the upload, which may have an earlier answer to the same request.
+            // Any other error says nothing about the upload, which an earlier answer to the same request may have
+            // confirmed.
             Err(error @ RemoteError::Refused(Refusal::NoUpload)) => {
                 for place in [Some(&place), beside.as_ref()].into_iter().flatten() {
                     self.client.delete(&self.name(place))?;
@@ -412,7 +414,7 @@ impl Remote {
         }
     }
 
-    /// Reads a part, and adds it to what is stored.
+    /// Reads a part and appends it to the object being stored.
     fn pour(&self, part: &Part, storing: &Storing, each: &mut dyn FnMut(&[u8])) -> Result<()> {
         let reading = match self.reading(&part.place) {
             Ok(reading) if reading.is_of(&part.stored) => reading,

@@ -15,11 +15,11 @@ use std::ops::Range;
 use std::sync::Arc;
 use time::OffsetDateTime;
 
-/// What is fetched of an object before it is known how large it is: one that is no larger takes one request.
+/// Bytes of an object that are fetched before its size is known: a smaller object takes one request.
 const BEGINNING: u64 = 512 << 10;
-/// A page, which every object begins with.
+/// Size of a page; every object begins with one.
 const PAGE: u64 = 4096;
-/// How often a copy is begun whose source is changed meanwhile.
+/// How often a copy is begun again because its source was changed meanwhile.
 const COPY_TRIES: usize = 16;
 /// The largest object that providers copy at once.
 const COPY_MAX: u64 = 5 << 30;
@@ -42,21 +42,21 @@ impl Open {
     }
 }
 
-/// The time in a header.
+/// Parses the time in a header.
 pub fn time_of(text: &str) -> Time {
     use time::format_description::well_known::{Rfc2822, Rfc3339};
     let parsed = OffsetDateTime::parse(text, &Rfc2822).or_else(|_| OffsetDateTime::parse(text, &Rfc3339));
-    // A provider may say anything: what no calendar has at every place of the world is none.
+    // A provider may send anything: a time outside the calendar in any time zone counts as no time.
     let seconds = parsed.map_or(0, OffsetDateTime::unix_timestamp);
     Time { seconds: if (0..TIME_MAX).contains(&seconds) { seconds } else { 0 }, nanos: 0 }
 }
 
-/// What clients see of what was found.
+/// The object as clients see it.
 pub(super) fn shown(found: &Found, properties: &Properties) -> Shown {
     shown_at(&found.etag, &found.modified, properties)
 }
 
-/// The same of the provider's tag and time.
+/// The same, from the provider's tag and time.
 pub(super) fn shown_at(etag: &str, modified: &str, properties: &Properties) -> Shown {
     let stored = properties.stored.map(|seconds| Time { seconds, nanos: 0 });
     let mtime = stored.unwrap_or_else(|| time_of(modified));
@@ -64,14 +64,14 @@ pub(super) fn shown_at(etag: &str, modified: &str, properties: &Properties) -> S
 }
 
 impl Remote {
-    /// What lies at a place.
+    /// The object at a place.
     pub(super) fn found(&self, place: &str) -> Result<(Found, Arc<Properties>)> {
         let found = self.client.head(&self.name(place))?;
         let properties = self.opened(place, &found)?;
         Ok((found, properties))
     }
 
-    /// What was asked for is the client's key: that is missing, or its bucket is.
+    /// A missing object is the client's key or its bucket.
     fn of_key<T>(&self, bucket: &str, done: Result<T>) -> Result<T> {
         match done {
             Err(RemoteError::Missing(_)) => self.bucket(bucket).and(Err(Refusal::NoKey.into())),
@@ -89,8 +89,8 @@ impl Remote {
         Ok(shown(&found, &properties))
     }
 
-    /// An object to be read. `likely`: where, if the request says it; of a range that is counted from the end it does
-    /// not.
+    /// An object to be read. `likely` is the offset of the wanted range, if the request gives one; a range that is
+    /// counted from the end gives none.
     ///
     /// # Errors
     /// As [`Remote::find`].
@@ -103,14 +103,14 @@ impl Remote {
         Ok((shown(&found, &properties), Reading { place, found, properties, beginning }))
     }
 
-    /// The same of a place whose object will be read whole.
+    /// The same for an object that will be read whole.
     pub(super) fn reading(&self, place: &str) -> Result<Reading> {
         let (beginning, found) = self.client.get(&self.name(place), 0..BEGINNING, None)?;
         let properties = self.opened(place, &found)?;
         Ok(Reading { place: place.into(), found, properties, beginning })
     }
 
-    /// Opens what was found, for a range of it.
+    /// Opens a found object for reading a range.
     ///
     /// # Errors
     /// [`RemoteError::Damaged`]; those of the provider.
@@ -136,12 +136,12 @@ impl Remote {
         self.begin(place, Some(bucket), size, attrs)
     }
 
-    /// Notes that a key is there or not, for listings that go on.
+    /// Notes a created or removed key in the kept listings.
     pub fn changed(&self, bucket: &str, key: &str, is_there: bool) {
         self.listings.changed(bucket, key, is_there);
     }
 
-    /// Removes an object; one that is not there is no error without a condition.
+    /// Removes an object. Without a condition, a missing object is no error.
     ///
     /// # Errors
     /// [`Refusal::Precondition`]; those of the provider.
@@ -157,15 +157,15 @@ impl Remote {
         Ok(())
     }
 
-    /// Removes several, a few at once. The results are in the order of the keys.
+    /// Removes several objects, a few at once. The results are in the order of the keys.
     pub fn remove_all(&self, bucket: &str, keys: &[(String, Guard)]) -> Vec<Result<()>> {
         let removed = at_once(keys, |(key, guard)| Ok(self.remove(bucket, key, guard)));
         removed.unwrap_or_default()
     }
 
-    /// Copies an object at the provider, which is told no more than that the contents are equal; nothing is encrypted
-    /// again. With `keeps_time` the copy is as old as its source. `change` gets the attributes of the source, and makes
-    /// those of the copy of them; or none, if it finds that the source is another one by now.
+    /// Copies an object at the provider, which learns only that the contents are equal; nothing is encrypted again.
+    /// With `keeps_time` the copy is as old as its source. `change` makes the copy's attributes from the source's; it
+    /// returns `None` if the source is no longer the expected one.
     ///
     /// # Errors
     /// [`Refusal::NoKey`], [`Refusal::Precondition`], [`RemoteError::LargeCopy`]; those of the provider, and of
@@ -192,8 +192,8 @@ impl Remote {
             properties.stored = keeps_time.then_some(source.mtime.seconds);
             let sealed = self.seal(&place, &properties)?;
             let _kept = self.keep_bucket(bucket)?;
-            // Of the source, too: the properties of one state with the content of another would open no more. Not every
-            // provider compares the tag in the request.
+            // The lock covers the source, too: properties of one state with the content of another do not open. Not
+            // every provider compares the tag in the request.
             let _alone = self.alone_with_both(&from_place, &place);
             let now = self.of_key(from, self.client.head(&self.name(&from_place)))?;
             if (&now.etag, &now.properties) != (&found.etag, &found.properties) {
@@ -201,7 +201,7 @@ impl Remote {
             }
             self.unless(&place, guard)?;
             let etag = match self.client.copy(&self.name(&from_place), &found.etag, &self.name(&place), &sealed) {
-                // Another gateway has put another object there, or removed it.
+                // Another gateway has replaced or removed the object.
                 Err(RemoteError::Changed(_) | RemoteError::Missing(_)) => continue,
                 copied => copied?,
             };
@@ -226,13 +226,13 @@ impl Remote {
         self.copy((bucket, key), (bucket, key), &Guard::None, true, set).map(drop)
     }
 
-    /// Stores a small thing of the gateway's own.
+    /// Stores a small record of the gateway's own.
     pub(super) fn put_record(&self, place: &str, content: &[u8]) -> Result<()> {
         let sealed = self.files.seal_properties(place, content)?;
         self.client.put(&self.name(place), sealed.as_bytes(), "", &Unless::Nothing).map(drop)
     }
 
-    /// And back.
+    /// Reads such a record.
     pub(super) fn record(&self, place: &str) -> Result<Vec<u8>> {
         let (text, _) = self.client.get(&self.name(place), 0..(1 << 20), None)?;
         let text = std::str::from_utf8(&text).unwrap_or_default();
@@ -240,7 +240,7 @@ impl Remote {
     }
 }
 
-/// An object that was found, with its beginning.
+/// A found object, with its beginning.
 pub struct Reading {
     place: String,
     found: Found,
@@ -249,12 +249,12 @@ pub struct Reading {
 }
 
 impl Reading {
-    /// Whether it is the state with this tag of the provider's.
+    /// Whether it has this tag of the provider.
     pub(super) fn is_of(&self, etag: &str) -> bool {
         self.found.etag == etag
     }
 
-    /// Whether it is the file that has these properties.
+    /// Whether it is the same stored file as that of these properties.
     pub fn has(&self, properties: &Properties) -> bool {
         self.properties.are_of_file(properties)
     }

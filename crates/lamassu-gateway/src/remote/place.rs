@@ -1,8 +1,8 @@
-//! Where the object of a key lies: its bucket and each component of the key, sealed, with slashes between. The keys of
-//! the names follow from the path, so nothing is asked of the provider.
+//! The place of an object: its bucket and each component of its key, sealed, with slashes between. The keys that seal
+//! names are derived from the path, so no request to the provider is needed.
 //!
-//! A component may be whatever a client sends: empty, `.`, `..`. So keys that are no paths are keys like others, and no
-//! two keys have one name.
+//! A component may be any text, also empty, `.` or `..`. So keys that are no paths are ordinary keys, and no two keys
+//! have the same name.
 
 use super::Remote;
 use super::error::{RemoteError, Result};
@@ -11,12 +11,12 @@ use lamassu_vault::detached::{Detached, Directory};
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// The longest name that providers take, bytes.
+/// Longest name that providers accept, in bytes.
 const NAME_MAX: usize = 1024;
 /// Directories that are kept open during a listing.
 const OPEN_MAX: usize = 4096;
 
-/// What opens names of objects in one bucket.
+/// Opens the names of objects in one bucket.
 pub struct Opener {
     /// the provider's name of the bucket, with a slash
     root: String,
@@ -67,7 +67,7 @@ impl Opener {
         Opener { root, bucket: Arc::new(files.top().child(bucket.as_bytes())), open: HashMap::new() }
     }
 
-    /// The prefix of the names of all keys in the directories that a prefix of keys names whole.
+    /// The prefix of the names of all keys in the directories that a prefix of keys names completely.
     pub fn sealed_prefix(&self, prefix: &str) -> String {
         let (mut sealed, mut dir) = (self.root.clone(), self.bucket.clone());
         let mut components = prefix.split('/').peekable();
@@ -81,9 +81,10 @@ impl Opener {
         sealed
     }
 
-    /// The key of a provider's name, also of one that ends with a slash; `None`: it is none of this bucket's.
+    /// The key of a provider's name, also of one that ends with a slash; `None`: the name does not belong to this
+    /// bucket.
     pub fn key(&mut self, name: &str) -> Option<String> {
-        // What a provider lists may be anything: the depth of the recursion below is bounded by this.
+        // The provider can list anything: this bounds the depth of the recursion below.
         if name.len() > NAME_MAX {
             return None;
         }
@@ -96,7 +97,8 @@ impl Opener {
         Some(plain + &String::from_utf8(dir.open(last)?).ok()?)
     }
 
-    /// The directory of a sealed path, without a slash at its end, and its plain path with one; the bucket's is empty.
+    /// The directory of a sealed path without a trailing slash, and its plain path with one; the bucket's path is
+    /// empty.
     fn directory(&mut self, path: &str) -> Option<(Arc<Directory>, String)> {
         if path.is_empty() {
             return Some((self.bucket.clone(), String::new()));

@@ -1,5 +1,5 @@
-//! What is sealed beside an object, in the provider's user metadata: its size, which file it is, and the client's
-//! properties. Sealed for its place, so that a provider cannot show it under another key.
+//! The sealed properties of an object, in the provider's user metadata: its size, its file identity, and the client's
+//! properties. They are sealed for the object's place, so a provider cannot show them under another key.
 
 use super::Remote;
 use super::client::Found;
@@ -10,30 +10,30 @@ use lamassu_vault::detached::Identity;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
-/// Most bytes of user metadata that providers keep with an object, name and value.
+/// Most bytes of user metadata that providers keep with an object, name and value together.
 const METADATA_MAX: usize = 2048;
-/// The metadata's name, which counts.
+/// Length of the metadata's name, which counts towards the limit.
 const NAME_LEN: usize = "lamassu".len();
 
-/// See the module's head.
+/// The properties of an object.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Properties {
     /// bytes of plaintext
     #[serde(rename = "s")]
     pub size: u64,
-    /// the file
+    /// identity of the stored file
     #[serde(rename = "f", with = "identity")]
     pub identity: Identity,
     /// when the content was stored, seconds since 1970, if the provider's time is that of a later change of tags
     #[serde(rename = "m", default, skip_serializing_if = "Option::is_none")]
     pub stored: Option<i64>,
-    /// what the client gave, and what is known of its content; the entity tag is empty if it was not known when the
-    /// object was begun: it follows from the provider's then
+    /// the client's properties and those of the content; an empty entity tag was unknown when the object was begun, and
+    /// is derived from the provider's
     #[serde(flatten)]
     attrs: Attrs,
 }
 
-/// As text: a letter for the kind, then the bytes.
+/// A file identity as text: a letter for the kind, then the bytes.
 mod identity {
     use super::{BASE64URL_NOPAD, Identity};
     use serde::de::Error;
@@ -63,12 +63,12 @@ mod identity {
 }
 
 impl Properties {
-    /// Those that an upload begins with.
+    /// Properties at the begin of an upload.
     pub fn new(attrs: &Attrs, size: u64, identity: Identity) -> Properties {
         Properties { size, identity, stored: None, attrs: attrs.clone() }
     }
 
-    /// In the form that answers are made of. `etag`: the provider's.
+    /// The attributes for answers. `etag`: the provider's entity tag.
     pub fn attrs(&self, etag: &str) -> Attrs {
         let etag = match (self.attrs.etag.is_empty(), etag.contains('-')) {
             (false, _) => return self.attrs.clone(),
@@ -79,30 +79,31 @@ impl Properties {
         Attrs { etag, ..self.attrs.clone() }
     }
 
-    /// Whether they are of the same file: each that is stored is a new one, and a copy at the provider is not.
+    /// Whether both belong to the same stored file: each stored object is a new file, a copy at the provider is not.
     pub fn are_of_file(&self, other: &Properties) -> bool {
         (self.identity, self.size) == (other.identity, other.size)
     }
 
-    /// The file, as it may be in a name.
+    /// The file identity, in a form that a name can contain.
     pub(super) fn file(&self) -> String {
         identity::text(&self.identity)
     }
 
-    /// Whether an entity tag, and a checksum by this algorithm, if one is asked for, were known when it was begun.
+    /// Whether the entity tag was known when the object was begun, and also the checksum by `algorithm`, if one is
+    /// given.
     pub(super) fn are_whole(&self, algorithm: Option<&str>) -> bool {
         let has_sum = algorithm.is_none_or(|algorithm| self.attrs.checksums.contains_key(algorithm));
         !self.attrs.etag.is_empty() && has_sum
     }
 
-    /// The same with what is known by now.
+    /// The same properties with complete attributes.
     pub(super) fn with(&self, attrs: &Attrs) -> Properties {
         Properties { attrs: attrs.clone(), ..self.clone() }
     }
 }
 
 impl Remote {
-    /// The sealed text.
+    /// Seals the properties.
     ///
     /// # Errors
     /// [`RemoteError::MuchMetadata`].
@@ -113,7 +114,7 @@ impl Remote {
         if sealed.len() + NAME_LEN > METADATA_MAX { Err(RemoteError::MuchMetadata) } else { Ok(sealed) }
     }
 
-    /// The properties of what was found at a place.
+    /// Opens the properties of an object found at a place.
     ///
     /// # Errors
     /// [`RemoteError::Damaged`].

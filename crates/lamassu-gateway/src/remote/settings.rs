@@ -1,4 +1,4 @@
-//! What an operator says of a provider: `backend` and the table `[provider]` of the configuration.
+//! The operator's settings for a provider: `backend` and the table `[provider]` of the configuration.
 
 use crate::secrets::{Secret, in_line, read_private};
 use crate::{GatewayError, Result};
@@ -15,7 +15,7 @@ use url::{Host, Url};
 
 /// The scheme of `backend`.
 const SCHEME: &str = "s3://";
-/// How long a connection may take.
+/// How long a connection attempt may take.
 const CONNECT: Duration = Duration::from_secs(10);
 
 /// The table `[provider]`.
@@ -60,9 +60,9 @@ struct File {
 pub struct Settings {
     /// the bucket
     pub bucket: Bucket,
-    /// in front of all names, ends with a slash unless it is empty
+    /// prefix of all names, which ends with a slash unless it is empty
     pub prefix: String,
-    /// who asks
+    /// credentials for signing
     pub credentials: Credentials,
     /// how often a request is repeated
     pub retries: u32,
@@ -71,7 +71,7 @@ pub struct Settings {
 }
 
 impl Provider {
-    /// What is wrong with these lines, as far as no file tells.
+    /// What is wrong with these options, as far as they can be checked without the files they name.
     pub fn check(&self, backend: &str) -> std::result::Result<(), String> {
         split(backend)?;
         self.url()?;
@@ -93,13 +93,14 @@ impl Provider {
             "http" if self.plain_http || is_loopback(&url) => Ok(url),
             "http" => Err(format!(
                 "provider.endpoint = {text:?}: without TLS others on the way could change what is read and written, and \
-                 see who asks; use https, or say plain_http = true"
+                 see the requests; use https, or say plain_http = true"
             )),
             _ => Err(format!("provider.endpoint = {text:?}: it begins with https://")),
         }
     }
 
-    /// Reads the files that the lines name. `beside`: the directory of the configuration.
+    /// Reads the files that the options name. `config` is the path of the configuration; relative paths start in its
+    /// directory.
     ///
     /// # Errors
     /// [`GatewayError`].

@@ -1,5 +1,5 @@
-//! The bytes of an object that is read: fetched by ranges, more at once the longer it is read on and on. What was
-//! fetched last is in memory, since pages are asked for in front of their blocks.
+//! Reads the bytes of an object by range requests, which grow during a sequential read. The last bytes fetched stay in
+//! memory, since the page that describes blocks is read before them.
 
 use super::client::Client;
 use super::error::{RemoteError, Result};
@@ -9,32 +9,32 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// What is fetched at once: first, and most.
+/// Bytes of a range request: the first one, and the largest.
 const FETCHED_FIRST: u64 = 256 << 10;
 const FETCHED_MOST: u64 = 4 << 20;
-/// How far ahead of what is in memory a read may be for what lies between to be fetched, too.
+/// Longest gap in front of a read that is still fetched as a part of a sequential read, in bytes.
 const GAP_MAX: u64 = 2 << 20;
 /// Bytes of a page, and of the smallest block.
 const PAGE: u64 = 4096;
-/// Most that is in memory.
+/// Most bytes that are kept in memory.
 const HELD_MAX: usize = 9 << 20;
 
-/// Where the provider has it.
+/// The object at the provider.
 pub struct Place {
-    /// the provider's
+    /// the provider's client
     pub client: Arc<Client>,
     /// the whole name
     pub name: String,
-    /// the state that is read
+    /// entity tag of the state that is read
     pub etag: String,
-    /// bytes
+    /// size, bytes
     pub size: u64,
 }
 
-/// See the module's head.
+/// An object that is read.
 pub struct Object {
     place: Place,
-    /// what will be read, in the sealed form
+    /// the range that will be read, as offsets in the ciphertext
     wanted: Range<u64>,
     held: Mutex<Held>,
 }
@@ -63,13 +63,13 @@ impl Held {
 }
 
 impl Object {
-    /// An object of which the beginning was fetched.
+    /// An object whose beginning was already fetched.
     pub fn new(place: Place, wanted: Range<u64>, beginning: Vec<u8>) -> Object {
         let wanted = wanted.start.min(place.size)..wanted.end.min(place.size);
         Object { place, wanted, held: Mutex::new(Held { start: 0, bytes: beginning, next: FETCHED_FIRST }) }
     }
 
-    /// These bytes, up to the end of the object: no fewer.
+    /// Fetches a range, cut at the end of the object. A shorter answer is an error.
     fn fetch(&self, range: Range<u64>) -> Result<Vec<u8>> {
         let range = range.start..range.end.min(self.place.size);
         Ok(self.place.client.get(&self.place.name, range, Some((&self.place.etag, self.place.size)))?.0)
@@ -88,7 +88,7 @@ impl Object {
         match (goes_on, begins) {
             (true, _) => {}
             (false, true) => *held = Held { start: offset, bytes: Vec::new(), next: held.next },
-            // One page far from what is read, or one block.
+            // A single page outside the wanted range, or a single block.
             (false, false) => {
                 drop(held);
                 return give(&self.fetch(offset..end)?, buf);
@@ -109,7 +109,7 @@ impl Object {
     }
 }
 
-/// Fills a buffer from the beginning of what is there.
+/// Fills a buffer from the beginning of `bytes`.
 fn give(bytes: &[u8], buf: &mut [u8]) -> Result<()> {
     let bytes = bytes.get(..buf.len()).ok_or_else(|| RemoteError::Answer("an object ends too early".into()))?;
     buf.copy_from_slice(bytes);

@@ -1,11 +1,11 @@
-//! What a provider sends, read by the code of the gateway, for fuzz targets.
+//! Parsers of a provider's data, for fuzz targets.
 
 use super::document::Page;
 use super::place::{self, Opener};
 use super::properties::Properties;
 use lamassu_vault::detached::Detached;
 
-/// The names in the document of a listing, each with its key, if it is one of the bucket's; `None`: it is no listing.
+/// The names in a listing, each with its key if it belongs to the bucket; `None`: it is no listing.
 pub fn listing(files: &Detached, bucket: &str, document: &[u8]) -> Option<Vec<(String, Option<String>)>> {
     let page = Page::parse(document).ok()?;
     let mut opener = Opener::new(files, "", bucket);
@@ -17,13 +17,13 @@ pub fn listing(files: &Detached, bucket: &str, document: &[u8]) -> Option<Vec<(S
     Some(keys.collect())
 }
 
-/// The name of a key.
+/// The sealed name of a key.
 pub fn name_of(files: &Detached, bucket: &str, key: &str) -> String {
     place::sealed(files, bucket, key)
 }
 
-/// The properties in an opened record, encoded anew, after all was done with them that answers need; `None`: they are
-/// none.
+/// The properties in an opened record, encoded again, after all operations that answers need; `None`: they cannot be
+/// parsed.
 pub fn properties(content: &[u8], etag: &str, parts: &[u32]) -> Option<Vec<u8>> {
     let properties: Properties = serde_json::from_slice(content).ok()?;
     let attrs = properties.attrs(etag);

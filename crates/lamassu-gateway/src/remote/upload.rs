@@ -1,7 +1,7 @@
-//! An object that is being stored: sealed as it comes, sent in parts. It exists when the provider has made it of them,
-//! in one step. One that fits one part is stored by one request.
+//! Storing of an object: sealed as it arrives, sent in parts. The provider makes the object from the parts in one step.
+//! An object that fits one part is stored by one request.
 //!
-//! In memory are the first part, since the first page is sealed last, the one that is being filled, and those that are
+//! In memory are the first part (the first page is sealed last), the part that is being filled, and the parts that are
 //! being sent.
 
 use super::Remote;
@@ -22,11 +22,11 @@ const SENT_AT_ONCE: usize = 2;
 /// Most parts that an object is planned to have; providers take 10,000.
 const PARTS_PLANNED: u64 = 9_000;
 
-/// See the module's head.
+/// An object that is being stored.
 pub struct Upload {
     remote: Arc<Remote>,
     place: String,
-    /// the bucket that the object is in, which must be there when it is placed
+    /// the object's bucket, which must exist when the object is placed
     bucket: Option<String>,
     size: u64,
     turn: Option<Arc<Turn>>,
@@ -40,7 +40,7 @@ struct State {
     parts: Option<Sent>,
 }
 
-/// Parts at the provider.
+/// The parts sent to the provider.
 struct Sent {
     id: String,
     properties: Properties,
@@ -50,8 +50,8 @@ struct Sent {
 }
 
 impl Remote {
-    /// Begins to store `size` bytes at a place, in a bucket if it is an object. `attrs` are those known by now, which
-    /// are kept if the object needs several parts.
+    /// Begins to store `size` bytes at a place; `bucket` is set for an object. If the object needs several parts, it
+    /// keeps these `attrs`.
     ///
     /// # Errors
     /// [`RemoteError::ReadOnly`], [`RemoteError::MuchMetadata`]; those of the vault.
@@ -63,7 +63,7 @@ impl Remote {
         attrs: Attrs,
     ) -> Result<Upload> {
         self.writable()?;
-        // What does not fit is told before anything is received.
+        // Too much metadata is reported before anything is received.
         self.seal(&place, &Properties::new(&attrs, size, Identity::Head([0; 40])))?;
         let part_len = PART_LEN_MIN.max((size / PARTS_PLANNED).next_multiple_of(1 << 20));
         let sealing = self.files.seal(part_len, &place)?;
@@ -84,10 +84,10 @@ impl Sent {
 }
 
 impl Upload {
-    /// Adds to the end.
+    /// Appends data.
     ///
     /// # Errors
-    /// [`RemoteError::Length`]: more than was said; those of vault and provider.
+    /// [`RemoteError::Length`]: more data than announced; those of vault and provider.
     pub fn write(&self, data: &[u8]) -> Result<()> {
         let mut state = self.state.lock();
         let Some(state) = &mut *state else { return Err(RemoteError::Length) };
@@ -132,17 +132,17 @@ impl Upload {
         Ok(())
     }
 
-    /// Ends it: the object is there, with these attributes if none of it was sent before, with those it began with
-    /// otherwise. Returns the attributes it has.
+    /// Completes the object. An object that needed several parts keeps the attributes it began with; any other gets
+    /// these. Returns the attributes it has.
     ///
     /// # Errors
-    /// [`Refusal::Precondition`], [`RemoteError::Length`]: nothing is changed then; those of vault and provider.
+    /// [`Refusal::Precondition`], [`RemoteError::Length`]: nothing has changed; those of vault and provider.
     pub fn place(&self, guard: &Guard, attrs: &Attrs) -> Result<Attrs> {
         let (properties, etag) = self.placed(guard, attrs)?;
         Ok(properties.attrs(&etag))
     }
 
-    /// The same; returns its properties and the provider's tag.
+    /// The same, but returns the properties and the provider's tag.
     pub(super) fn placed(&self, guard: &Guard, attrs: &Attrs) -> Result<(Arc<Properties>, String)> {
         let Some(State { sealing, parts: mut sent, .. }) = self.state.lock().take() else {
             return Err(RemoteError::Length);
@@ -216,8 +216,8 @@ impl Upload {
     }
 }
 
-/// Has the provider forget what was sent. What it does not forget it shows as an upload that goes on; providers have
-/// rules that remove such.
+/// Aborts an upload at the provider. If that fails, the provider shows an unfinished upload; providers have rules that
+/// remove those.
 fn give_up(remote: &Remote, place: &str, sent: Sent) {
     for thread in sent.sending {
         let _ = thread.join();
@@ -230,14 +230,14 @@ fn give_up(remote: &Remote, place: &str, sent: Sent) {
 impl Drop for Upload {
     fn drop(&mut self) {
         let Some(State { parts: Some(sent), .. }) = self.state.get_mut().take() else { return };
-        // A client that has hung up may be what drops this, on a thread that must not wait.
+        // A disconnected client may cause this drop, on a thread that must not block.
         let (remote, place) = (self.remote.clone(), std::mem::take(&mut self.place));
         work::beside_async(self.turn.take(), move || give_up(&remote, &place, sent));
     }
 }
 
 impl Remote {
-    /// The condition for the provider that a guard means now.
+    /// The condition for the provider that corresponds to a guard at present.
     pub(super) fn unless(&self, place: &str, guard: &Guard) -> Result<Unless> {
         let found = match guard {
             Guard::None => return Ok(Unless::Nothing),
@@ -252,7 +252,7 @@ impl Remote {
     }
 }
 
-/// What a condition that does not hold at the provider means for the client, whose condition did hold before.
+/// The client's error for a condition that failed at the provider, after the client's own condition had held.
 fn changed(guard: &Guard, error: RemoteError) -> RemoteError {
     match (guard, error) {
         (Guard::Absent | Guard::Tag(_), RemoteError::Changed(_)) => Refusal::Precondition.into(),

@@ -19,16 +19,16 @@ use std::sync::Arc;
 pub type Current = Arc<RwLock<Arc<Credentials>>>;
 
 tokio::task_local! {
-    /// The holder of the credential that the request under way brought with it.
+    /// The credential holder of the request under way.
     pub static ADMITTED: Arc<User>;
 }
 
-/// Who may come.
+/// The source of users.
 #[derive(Clone)]
 pub enum Users {
     /// users with access keys of this gateway
     Known(Current),
-    /// who was admitted by a credential: [`ADMITTED`]
+    /// the holder of the request's credential: [`ADMITTED`]
     Admitted,
 }
 
@@ -56,7 +56,7 @@ pub struct Session {
     turn: Arc<Turn>,
 }
 
-/// See the module's head.
+/// Checks each request before its body is read.
 #[derive(Clone)]
 pub struct Doorkeeper(pub Users);
 
@@ -112,8 +112,8 @@ impl S3Access for Doorkeeper {
     }
 }
 
-/// The session of a user's request. What rules cost is counted: they are asked after the turn is taken, on a thread
-/// that may be busy.
+/// The session of a user's request. The evaluation of rules counts against the limits: it runs after the turn is taken,
+/// on a thread that may block.
 async fn admitted(user: Arc<User>, operation: &str, bucket: Option<String>, key: Option<String>) -> S3Result<Session> {
     let is_allowed = match &bucket {
         Some(bucket) => user.may(right_of(operation), bucket),
@@ -175,7 +175,7 @@ impl Session {
     /// `AccessDenied`: the request was not admitted, or is no longer.
     pub fn of<T>(req: &mut S3Request<T>) -> S3Result<Session> {
         let session = req.extensions.remove::<Session>().ok_or_else(refused)?;
-        // The body that is a document has come only now, perhaps slowly.
+        // If the body is a document, it arrived only now, perhaps slowly.
         session.user.may_go_on()?;
         Ok(session)
     }
@@ -235,7 +235,7 @@ mod tests {
         }
     }
 
-    /// Rules that a closure decides by, and that may end.
+    /// Rules that a closure evaluates, and that may end.
     struct Of<F>(F, Arc<AtomicBool>);
 
     impl<F: Fn(Action, &str) -> bool + Send + Sync> Rules for Of<F> {
@@ -259,7 +259,7 @@ mod tests {
         Arc::new(User::of_credential("holder".into(), tenant, key, Box::new(Of(judge, are_there.clone()))))
     }
 
-    /// Rules that end in a listing: what it leaves out would be taken for what is not there.
+    /// The rules end during a listing: an incomplete listing would look complete.
     #[tokio::test]
     async fn without_its_rules_a_request_is_to_be_sent_again() {
         let dir = tempfile::tempdir().expect("a directory");

@@ -1,4 +1,4 @@
-//! Contents of objects: from a client to a file, and back. In pieces of 1 MiB; while one is written or sent, the next
+//! Object contents: from a client to a file, and back, in pieces of 1 MiB. While one piece is written or sent, the next
 //! one is received or read. No thread waits for a client.
 
 use super::access::Session;
@@ -26,7 +26,7 @@ pub trait Sink: Send + Sync + 'static {
     fn add(&self, at: u64, data: &[u8]) -> S3Result<()>;
 }
 
-/// Gives the content of an object. Calls block.
+/// A source of an object's content. Calls block.
 pub trait Content: Send + Sync + 'static {
     /// Reads; short only at the end.
     ///
@@ -53,12 +53,12 @@ pub struct Received {
 }
 
 impl Digests {
-    /// With these checksums.
+    /// Computes these checksums, and an MD5.
     pub fn new(sums: Summing) -> Digests {
         Digests { md5: Md5::new(), sums, size: 0 }
     }
 
-    /// More of the content.
+    /// Adds more content.
     pub fn update(&mut self, data: &[u8]) {
         self.md5.update(data);
         self.sums.update(data);
@@ -72,7 +72,7 @@ impl Digests {
     }
 }
 
-/// The digests so far; while a piece is written, its thread has them.
+/// The digests so far. While a piece is written, the writing thread holds them.
 enum So {
     Far(Box<Digests>),
     Writing(Work<S3Result<Box<Digests>>>),
@@ -96,7 +96,7 @@ impl So {
     }
 }
 
-/// Writes a body to what takes it.
+/// Writes a body to a sink.
 ///
 /// # Errors
 /// Errors of the client: it stops, its signature is wrong, it sends more than `max`; those of the vault.
@@ -118,7 +118,7 @@ pub async fn receive(
         })?;
         session.user.tenant.pass(piece.len()).await;
         session.user.may_go_on()?;
-        // Whatever their size, a piece is never much larger than 1 MiB.
+        // However large the body's chunks are, a piece is never much larger than 1 MiB.
         while !piece.is_empty() {
             let room = PIECE.saturating_sub(buffer.len()).max(1);
             buffer.extend_from_slice(&piece.split_to(room.min(piece.len())));
@@ -208,7 +208,7 @@ pub fn send(session: Session, open: impl Content, range: Range<u64>) -> Streamin
     StreamingBlob::wrap(stream::unfold(reading, Reading::piece))
 }
 
-/// The staged file, once all of it is written: no thread uses it any more.
+/// The staged file, after all of it was written: no thread uses it any more.
 ///
 /// # Errors
 /// `InternalError`: a bug.

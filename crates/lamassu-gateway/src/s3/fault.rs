@@ -52,7 +52,7 @@ impl From<ObjectError> for S3Error {
     }
 }
 
-/// What the operator has to mend is in the log, and clients are told no more than that it is not theirs.
+/// Details that the operator has to fix go to the log. Clients are only told that it is not their fault.
 impl From<RemoteError> for S3Error {
     fn from(error: RemoteError) -> S3Error {
         let told = |code| S3Error::with_message(code, error.to_string());
@@ -64,10 +64,10 @@ impl From<RemoteError> for S3Error {
             RemoteError::Length => told(S3ErrorCode::IncompleteBody),
             RemoteError::LargeCopy => told(S3ErrorCode::InvalidRequest),
             RemoteError::ReadOnly => told(S3ErrorCode::AccessDenied),
-            // Nobody gets it.
+            // No client receives it.
             RemoteError::GivenUp => told(S3ErrorCode::RequestTimeout),
             RemoteError::Busy(_) => passing(&error, S3ErrorCode::SlowDown),
-            // Done once more, it is done with what is there by then.
+            // A repeated request works on the present state.
             RemoteError::Unreachable(_) | RemoteError::Changed(_) | RemoteError::Lost(_) => {
                 passing(&error, S3ErrorCode::ServiceUnavailable)
             }

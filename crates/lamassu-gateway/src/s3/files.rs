@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
 
-/// How often a copy to its own place is begun whose source is replaced meanwhile.
+/// How often a copy onto its own place is begun again because its source was replaced meanwhile.
 const COPY_TRIES: usize = 16;
 
 /// An object that is being stored.
@@ -148,7 +148,7 @@ impl Store for Objects {
             let mut summing = Some(Summing::of(copying.asked.as_deref())?);
             let mut complete = |is_same, read: &mut Reader<'_>, attrs: &mut Attrs| {
                 let is_good = is_same && !copying.lacks_sum(attrs) && attrs.has_own_tag();
-                // For content that was changed elsewhere, the digests are computed now.
+                // If a program has changed the content, the digests are computed now.
                 let Some(summing) = summing.take().filter(|_| !is_good) else { return Ok(()) };
                 let mut digests = Digests::new(summing);
                 read(&mut |data| digests.update(data))?;
@@ -159,7 +159,7 @@ impl Store for Objects {
             let copied = Objects::copy(self, &source, place, copying.owner, &copying.guard, &mut attrs, &mut complete);
             tries += 1;
             match copied {
-                // The copy was to take the place of its source, which is another one by now.
+                // The copy was to replace its source, which is another object by now.
                 Err(ObjectError::Vault(VaultError::Stale)) if tries < COPY_TRIES => {}
                 copied => return Ok(Shown { attrs, size: source.shown.size, mtime: copied?.mtime }),
             }

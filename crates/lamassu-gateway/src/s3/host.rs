@@ -4,7 +4,7 @@
 use s3s::S3Result;
 use s3s::host::{S3Host, VirtualHost};
 
-/// See the module's head. Domains are in lower case.
+/// The domains of the gateway, in lower case.
 pub struct Hosts(pub Vec<String>);
 
 impl S3Host for Hosts {

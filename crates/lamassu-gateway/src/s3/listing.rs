@@ -94,7 +94,7 @@ impl<S: Store> Gateway<S> {
         let (bucket, user) = (bucket.to_owned(), session.user.clone());
         let listed = move |store: &Arc<S>| {
             let rows = store.list(&bucket, &query, &|folder| user.may_use(Action::List, &bucket, folder))?;
-            // Without its rules it would lack folders, as if they were not there.
+            // Without its rules the listing would omit folders, as if they did not exist.
             user.was_judged().map(|()| rows)
         };
         self.blocking(session, listed).await

@@ -33,7 +33,7 @@ pub use store::Store;
 /// The largest document in a request: a deletion of 1000 keys, an upload of 10,000 parts with checksums.
 const DOCUMENT_MAX: usize = 4 << 20;
 
-/// See the module's head.
+/// The gateway's implementation of S3 over a store.
 pub struct Gateway<S> {
     store: Arc<S>,
     region: String,
@@ -134,7 +134,7 @@ implement! {
         list_parts(ListPartsInput) -> ListPartsOutput = list_parts;
         list_multipart_uploads(ListMultipartUploadsInput) -> ListMultipartUploadsOutput = list_uploads;
     }
-    // Properties that no bucket has here.
+    // Properties that no bucket has.
     absent {
         get_bucket_policy(GetBucketPolicyInput) -> GetBucketPolicyOutput = NoSuchBucketPolicy;
         get_bucket_cors(GetBucketCorsInput) -> GetBucketCorsOutput = NoSuchCORSConfiguration;

@@ -119,7 +119,7 @@ macro_rules! conditions {
     };
 }
 
-/// Where a range begins, if it is counted from the beginning.
+/// The start of a range, if it is counted from the beginning.
 fn beginning(range: Option<&Range>) -> Option<u64> {
     match range? {
         Range::Int { first, .. } => Some(*first),
@@ -179,7 +179,7 @@ impl<S: Store> Gateway<S> {
 /// The answer about the attributes that are wanted.
 fn attributes_of(shown: &Shown, wanted: &[ObjectAttributes]) -> GetObjectAttributesOutput {
     let Shown { attrs, size, mtime } = shown;
-    // Some clients send all of them in one header, which the library does not split.
+    // Some clients send all names in one header, which the library does not split.
     let all = || wanted.iter().flat_map(|wanted| wanted.as_str().split(',')).map(str::trim);
     let wants = |name: &str| all().any(|wanted| wanted == name);
     let mut output = GetObjectAttributesOutput { last_modified: Some(timestamp(*mtime)), ..Default::default() };

@@ -1,5 +1,5 @@
-//! Objects at a provider of S3. What a request is answered of is sealed there before its content: so what is known is
-//! passed on before a body comes, and content is read through the gateway where a checksum is to be computed.
+//! Objects at a provider of S3. The properties of an object are sealed before its content. So properties known from the
+//! request are passed on before a body arrives, and the gateway reads the content where it must compute a checksum.
 
 use super::body::{Content, Digests, Sink};
 use super::read::Piece;
@@ -98,7 +98,7 @@ impl Store for Remote {
     ) -> S3Result<(Shown, Piece, Open)> {
         let (shown, reading) = self.read(bucket, key, likely)?;
         let piece = choose(&shown)?;
-        // Opened also where nothing is read: what the provider has is not what was stored, or is.
+        // The object is opened even if nothing is read, to detect that it is not what was stored.
         let open = self.open_for(reading, &piece.range)?;
         Ok((shown, piece, open))
     }
@@ -133,7 +133,7 @@ impl Store for Remote {
                 let given = attrs.given;
                 attrs = Attrs { given, etag: received.md5, checksums: received.sums, ..Attrs::default() };
             } else if attrs.etag.contains('-') && attrs.parts.is_empty() {
-                // It follows from the provider's.
+                // The tag is derived from the provider's.
                 attrs.etag.clear();
             }
             Ok(Some(attrs))
@@ -183,8 +183,8 @@ impl Store for Remote {
         Store::place_part(self, &copying.part, staged, attrs)
     }
 
-    /// A checksum of the whole object is computed while its parts are sealed again, and kept if the client has said it:
-    /// what is sealed beside an object is sealed before its content.
+    /// A checksum of the whole object is computed while its parts are sealed again. It is kept only if the client sent
+    /// it before, because the properties are sealed before the content.
     fn complete(self: &Arc<Self>, completing: &Completing) -> S3Result<Attrs> {
         let Completing { bucket, key, upload: id, parts, guard, .. } = completing;
         let summed: RefCell<Option<(Upload, Summing)>> = RefCell::new(None);

@@ -1,5 +1,5 @@
-//! Where objects lie: the calls that a vault's files and objects at a provider answer each in its way. What is the same
-//! for both is asked in front of them, once: rights, limits, and all that a request says.
+//! The interface of an object store, which vault files and objects at a provider implement. Checks that are the same
+//! for both (rights, limits, request parameters) are made once, before these calls.
 
 use super::body::{Content, Sink};
 use super::given::{Conditions, Reads};
@@ -14,8 +14,8 @@ use s3s::{S3Error, S3Result, s3_error};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// See the module's head. Calls block. Keys are as they were sent: what none can be is refused. Errors are those for
-/// clients, in the one form that `fault` gives them.
+/// An object store. Calls block. Keys are as the client sent them; an implementation refuses invalid ones. Errors are
+/// those for clients, made by `fault`.
 pub trait Store: Send + Sync + 'static {
     /// an object that is being stored
     type Staged: Sink;
@@ -37,7 +37,8 @@ pub trait Store: Send + Sync + 'static {
 
     /// An object.
     fn shown(&self, bucket: &str, key: &str) -> S3Result<Shown>;
-    /// An object to be read. `likely`: where, if the request says it; `choose` says what, or refuses it.
+    /// An object to be read. `likely` is the offset of the wanted range, if the request gives one; `choose` selects the
+    /// range, or refuses.
     fn open(
         &self,
         bucket: &str,
@@ -45,45 +46,45 @@ pub trait Store: Send + Sync + 'static {
         likely: Option<u64>,
         choose: impl FnOnce(&Shown) -> S3Result<Piece>,
     ) -> S3Result<(Shown, Piece, Self::Content)>;
-    /// Begins to store an object. `known`: what is said of it before it comes.
+    /// Begins to store an object. `known`: the attributes that the request gives before the content.
     fn stage(self: &Arc<Self>, putting: &Putting, known: Attrs) -> S3Result<Self::Staged>;
-    /// Ends it. The attributes are those of what has come; the answer has those that were kept.
+    /// Completes the object. `attrs` are those of the received content; the result has those that were kept.
     fn place(self: &Arc<Self>, putting: &Putting, staged: Self::Staged, attrs: Attrs) -> S3Result<Attrs>;
     /// Copies an object.
     fn copy(self: &Arc<Self>, copying: &Copying) -> S3Result<Shown>;
-    /// Removes an object; one that is not there is no error without a condition.
+    /// Removes an object. Without a condition, a missing object is no error.
     fn remove(&self, bucket: &str, key: &str, guard: &Guard) -> S3Result<()>;
-    /// Removes several. The results are in the order of the keys.
+    /// Removes several objects. The results are in the order of the keys.
     fn remove_all(&self, bucket: &str, keys: &[(String, Guard)]) -> Vec<S3Result<()>> {
         keys.iter().map(|(key, guard)| self.remove(bucket, key, guard)).collect()
     }
     /// Sets the tags of an object.
     fn set_tags(&self, bucket: &str, key: &str, tags: BTreeMap<String, String>) -> S3Result<()>;
 
-    /// Begins an upload; its id.
+    /// Begins an upload; returns its id.
     fn begin_upload(&self, bucket: &str, upload: &Upload, owner: Owner) -> S3Result<String>;
-    /// Begins to store a part; the algorithm of the upload's checksums.
+    /// Begins to store a part; also returns the upload's checksum algorithm.
     fn stage_part(
         self: &Arc<Self>,
         part: &PartOf,
         length: u64,
         known: Attrs,
     ) -> S3Result<(Option<String>, Self::StagedPart)>;
-    /// Ends a part.
+    /// Completes a part.
     fn place_part(self: &Arc<Self>, part: &PartOf, staged: Self::StagedPart, attrs: Attrs) -> S3Result<(Attrs, Time)>;
-    /// Makes a part of a range of an object.
+    /// Makes a part from a range of an object.
     fn copy_part(self: &Arc<Self>, copying: &PartCopying) -> S3Result<(Attrs, Time)>;
     /// Makes the object of an upload.
     fn complete(self: &Arc<Self>, completing: &Completing) -> S3Result<Attrs>;
-    /// Gives an upload up.
+    /// Aborts an upload.
     fn abort(&self, bucket: &str, key: &str, id: &str) -> S3Result<()>;
-    /// An upload and its parts, by their numbers.
+    /// An upload and its parts, by part number.
     fn parts(&self, bucket: &str, key: &str, id: &str) -> S3Result<(Upload, Vec<(u32, Shown)>)>;
     /// A page of uploads. `may_list`: whether the user may list a folder.
     fn uploads(&self, bucket: &str, query: &UploadQuery, may_list: &dyn Fn(&str) -> bool) -> S3Result<UploadPage>;
 }
 
-/// A page: objects, and groups; where the next one begins.
+/// A page: objects, groups, and the start of the next page.
 #[derive(Default)]
 pub struct Rows {
     pub keys: Vec<(String, Shown)>,
@@ -91,17 +92,17 @@ pub struct Rows {
     pub next: Option<(String, bool)>,
 }
 
-/// An object that is put.
+/// The parameters of a PutObject.
 pub struct Putting {
     pub bucket: String,
     pub key: String,
-    /// bytes
+    /// length of the content, bytes
     pub length: u64,
     pub owner: Owner,
     pub guard: Guard,
 }
 
-/// A copy.
+/// The parameters of a CopyObject.
 pub struct Copying {
     /// bucket and key of the source
     pub from: (String, String),
@@ -109,15 +110,15 @@ pub struct Copying {
     pub key: String,
     pub owner: Owner,
     pub guard: Guard,
-    /// on the source
+    /// conditions on the source
     pub conditions: Conditions,
-    /// what the request gives
+    /// properties in the request
     pub new: Given,
-    /// whether that replaces headers and metadata
+    /// whether they replace headers and metadata
     pub is_new: bool,
-    /// whether it replaces tags
+    /// whether they replace tags
     pub has_new_tags: bool,
-    /// the algorithm of a checksum that the copy has to have
+    /// algorithm of a checksum that the copy must have
     pub asked: Option<String>,
 }
 
@@ -141,7 +142,7 @@ impl Copying {
     }
 }
 
-/// Where a part belongs.
+/// The part's upload and number.
 pub struct PartOf {
     pub bucket: String,
     pub key: String,
@@ -149,14 +150,14 @@ pub struct PartOf {
     pub number: u32,
 }
 
-/// A copy of a range, which becomes a part.
+/// The parameters of an UploadPartCopy.
 pub struct PartCopying {
     /// bucket and key of the source
     pub from: (String, String),
     pub part: PartOf,
-    /// on the source
+    /// conditions on the source
     pub conditions: Conditions,
-    /// as it was sent
+    /// range of the source, as it was sent
     pub range: Option<String>,
 }
 
@@ -168,7 +169,7 @@ impl PartCopying {
     }
 }
 
-/// The end of an upload.
+/// The parameters of a CompleteMultipartUpload.
 pub struct Completing {
     pub bucket: String,
     pub key: String,
@@ -176,9 +177,9 @@ pub struct Completing {
     pub parts: Vec<Completed>,
     pub owner: Owner,
     pub guard: Guard,
-    /// the client's checksums of the object
+    /// checksums of the object that the client sent
     pub said: Sums,
-    /// bytes, if the client says them
+    /// size of the object, bytes, if the client sent it
     pub size: Option<u64>,
 }
 

@@ -7,7 +7,7 @@ use s3s::dto::{Checksum, CompletedPart};
 use s3s::{S3Error, S3Result, s3_error};
 use std::collections::BTreeMap;
 
-/// By algorithm, in base64.
+/// Checksums, base64, by algorithm.
 pub type Sums = BTreeMap<String, String>;
 
 /// For each algorithm: S3's name, its field here and in the library's hasher, its header.
@@ -113,7 +113,7 @@ impl Summing {
         }
     }
 
-    /// More of the content.
+    /// Adds more content.
     pub fn update(&mut self, data: &[u8]) {
         self.0.update(data);
     }

@@ -236,9 +236,9 @@ fn listed_parts(
 /// How long a client waits for the status of an answer to the end of an upload.
 const STATUS_WAIT: Duration = Duration::from_secs(5);
 
-/// The answer to the end of an upload, which `work` carries out. If that takes longer than `wait`, the status 200 is
-/// sent before it is known, then blanks until the end, as S3 does: so no client's time-out ends it. A failure is then
-/// the document of that answer.
+/// The answer to CompleteMultipartUpload, which `work` carries out. If that takes longer than `wait`, the status 200 is
+/// sent before the outcome is known, then blanks until the end, as S3 does: so no client times out. The document of
+/// that answer then reports a failure.
 async fn answer_complete(
     work: impl Future<Output = Result<S3Result<Attrs>, JoinError>> + Send + 'static,
     bucket: String,

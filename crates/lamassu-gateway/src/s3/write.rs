@@ -51,7 +51,7 @@ pub(super) fn compare(
     sums::compare(&behind, &received.sums)
 }
 
-/// What is known of a content before it is received: `compare` verifies it afterwards.
+/// What the request says about its content before it is received; `compare` verifies it afterwards.
 pub(super) fn said_before(headers: &HeaderMap, md5: Option<&str>) -> S3Result<Attrs> {
     let md5 = md5.and_then(|md5| BASE64.decode(md5.as_bytes()).ok()).filter(|md5| md5.len() == 16);
     Ok(Attrs {

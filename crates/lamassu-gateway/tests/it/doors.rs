@@ -7,7 +7,7 @@ use std::net::TcpStream;
 
 fn connect(lab: &Lab) -> TcpStream {
     let stream = TcpStream::connect(("127.0.0.1", lab.port)).expect("connects");
-    stream.set_read_timeout(Some(PATIENCE)).expect("a time-out");
+    stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
     stream
 }
 

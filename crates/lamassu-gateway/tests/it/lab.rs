@@ -239,7 +239,7 @@ impl Lab {
     /// What a raw request is answered with, until the gateway ends the connection.
     pub fn ask(&self, request: &[u8]) -> String {
         let mut stream = TcpStream::connect(("127.0.0.1", self.port)).expect("connects");
-        stream.set_read_timeout(Some(PATIENCE)).expect("a time-out");
+        stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
         // The gateway may have answered and closed before it has read all.
         let _ = stream.write_all(request);
         let mut answer = Vec::new();

@@ -514,7 +514,7 @@ fn an_old_list_of_revocations_serves_nobody_and_strangers_change_nothing() {
         ),
     ] {
         let mut stream = TcpStream::connect(("127.0.0.1", provider.port)).expect("connects");
-        stream.set_read_timeout(Some(PATIENCE)).expect("a time-out");
+        stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
         stream.write_all(format!("{request}connection: close\r\n\r\n").as_bytes()).expect("writes");
         let mut answer = String::new();
         stream.read_to_string(&mut answer).expect("reads");

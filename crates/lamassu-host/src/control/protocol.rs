@@ -29,7 +29,8 @@ pub struct Caller {
     pub is_owner: bool,
 }
 
-/// A request to a server. `expires` is in Unix seconds; a slot with `use_only` opens the vault and changes nothing.
+/// A request to a server. `expires` is in seconds since 1970. A slot with `use_only` opens the vault, but changes no
+/// slots and no keys.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "request", rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Request {
@@ -359,7 +360,7 @@ pub struct Epochs {
 pub struct Epoch {
     /// its number
     pub epoch: u32,
-    /// Unix seconds
+    /// seconds since 1970
     pub created: u64,
 }
 

@@ -23,7 +23,7 @@ pub struct Entry {
     /// from 1
     #[serde(skip)]
     pub sequence: u64,
-    /// Unix seconds
+    /// seconds since 1970
     pub time: u64,
     /// the event: [`super::Kind::name`], or a word of a later version
     pub event: String,

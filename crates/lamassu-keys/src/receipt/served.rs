@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 /// The value of the member `format`.
 pub const FORMAT: &str = "lamassu-key-receipt";
 
-/// A receipt. Times are Unix seconds, byte strings hex.
+/// A receipt. Times are seconds since 1970, byte strings hex.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct KeyReceipt {

@@ -81,7 +81,7 @@ fn refused(status: &Status) -> KeyServerFault {
     }
 }
 
-/// Why a server was not asked, or did not answer.
+/// The fault for a server that was not reached, or that did not answer.
 pub fn unanswered(error: AnchorError) -> KeyServerFault {
     match error {
         AnchorError::Server { server: _, fault } => failed(fault),

@@ -37,7 +37,7 @@ struct Copy {
     last: Weak<Mirrored>,
 }
 
-/// What the holder of a turn is told.
+/// A notice to the holder of a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Told {
     /// Another host wants the vault: release it soon, within a term at most.
@@ -153,8 +153,8 @@ impl Turns {
 }
 
 impl Copy {
-    /// Begins a session, and stores its number in the copy. A server that was restored from a backup is told what the
-    /// copy has.
+    /// Begins a session, and stores its number in the copy. A server that was restored from a backup gets the copy's
+    /// state.
     fn attend(&mut self, connection: &Connection, vault: [u8; 16], replaces: Option<u64>) -> Result<Arc<Attended>> {
         let begin = || Attended::begin(connection, vault, Use::ByTurns, replaces);
         let attended = match begin() {
@@ -190,7 +190,7 @@ impl Copy {
     }
 }
 
-/// Waits on another thread for what the holder of a turn is told. It does not keep the turn alive.
+/// Waits on another thread for notices to the holder of a turn. It does not keep the turn alive.
 pub struct Listener(Arc<Mirrored>);
 
 impl Listener {
@@ -211,7 +211,7 @@ impl Turn {
         self.mode
     }
 
-    /// What the holder is told; `None`: nothing within `time`.
+    /// The next notice to the holder; `None`: there was none within `time`.
     pub fn wait(&self, time: Duration) -> Option<Told> {
         self.table.session().wait_to_be_told(time)
     }

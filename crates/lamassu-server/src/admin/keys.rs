@@ -19,25 +19,25 @@ use std::path::Path;
 pub enum KeyRequest {
     /// All keys.
     List,
-    /// Grants a host a key, which it may also make; or ends the grant.
+    /// Grants a host a key, which it may also create; or ends the grant.
     Grant {
         /// the host's name
         host: String,
-        /// the key's
+        /// the key's name
         key: String,
-        /// whether it may
+        /// true to grant, false to end the grant
         may: bool,
     },
     /// Retires a key, or reinstates it.
     Retire {
-        /// its name
+        /// the key's name
         key: String,
         /// whether the key is retired
         is_retired: bool,
     },
     /// Deletes a key that was retired.
     Delete {
-        /// its name
+        /// the key's name
         key: String,
     },
 }
@@ -51,7 +51,7 @@ pub enum KeyAnswer {
         /// by name
         keys: Vec<ShownKey>,
     },
-    /// It is done.
+    /// The request was carried out.
     Done {
         /// whether a key of this name exists
         is_there: bool,
@@ -60,7 +60,7 @@ pub enum KeyAnswer {
     Gone {
         /// the digest of the certificate of the server's authority, hex
         server: String,
-        /// what is known of it
+        /// the record of the deleted key
         gone: GoneKey,
     },
 }
@@ -68,20 +68,20 @@ pub enum KeyAnswer {
 /// A key, as it is shown.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ShownKey {
-    /// its name
+    /// the key's name
     pub key: String,
-    /// whether it evaluates for hosts, and no host gets it
+    /// whether it is an oblivious key, which evaluates for hosts and is given to none
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub evaluates: bool,
     /// `active`, `retired`, `deleted`; `granted`: not made yet
     pub state: String,
-    /// s since 1970
+    /// time of creation, seconds since 1970
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub made: Option<u64>,
     /// the host that made it
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub made_by: Option<String>,
-    /// hosts that may have it
+    /// hosts that have a grant for it
     pub hosts: Vec<String>,
 }
 
@@ -141,7 +141,7 @@ fn shown(of: &Administered) -> Result<Vec<ShownKey>> {
     Ok(keys.into_iter().map(shown).collect())
 }
 
-/// Assured delete. For a key that was deleted before it gives the same answer again.
+/// Deletes a retired key. For a key that was deleted before, the answer is the same again.
 fn delete(of: &Administered, name: &str) -> Result<KeyAnswer> {
     if let Some(Key::Active(kept) | Key::Retired(kept)) = of.state.key(name)? {
         let mut gone = GoneKey {

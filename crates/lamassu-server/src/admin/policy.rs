@@ -33,10 +33,10 @@ pub enum PolicyRequest {
         vault: String,
         /// parts of a profile, separated by commas; `None`: all profiles
         profile: Option<String>,
-        /// use the file, not the policy in force
+        /// use the file instead of the policy in force
         file: bool,
     },
-    /// Which files do not comply.
+    /// The files that do not comply.
     Check {
         /// the vault, hex
         vault: String,
@@ -51,7 +51,7 @@ pub enum PolicyAnswer {
     Rules {
         /// in the order of the file
         rules: Vec<ShownRule>,
-        /// Whether they are in force: so for a running server. The file may have changed since.
+        /// Whether they are in force, as those of a running server are. The file may have changed since.
         in_force: bool,
         /// a remark on the file
         note: Option<String>,
@@ -63,9 +63,9 @@ pub enum PolicyAnswer {
     },
     /// Files that do not comply.
     Found {
-        /// by object
+        /// by object number
         files: Vec<Violation>,
-        /// how many more there are
+        /// number of further files
         more: u64,
     },
 }
@@ -73,7 +73,7 @@ pub enum PolicyAnswer {
 /// Whether a host may have files of a profile.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Decided {
-    /// for people
+    /// words for people
     pub profile: String,
     /// the rules that forbid it, each with what it forbids; empty: it is allowed
     pub forbidden: Vec<(String, String)>,
@@ -84,7 +84,7 @@ pub struct Decided {
 pub struct Violation {
     /// its number in the anchor
     pub object: u64,
-    /// for people
+    /// words for people
     pub profile: String,
     /// the first rule that forbids it
     pub rule: String,

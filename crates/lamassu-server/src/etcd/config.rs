@@ -18,7 +18,7 @@ pub struct EtcdConfig {
     /// prefix of all keys of this server, before a slash: one word, so that no server's keys are below another's
     #[serde(default = "default_prefix")]
     pub prefix: String,
-    /// how long a silent leader still leads, s
+    /// how long a silent leader still leads, seconds
     #[serde(default = "default_seconds")]
     pub leader_seconds: u64,
     /// authorities for the members' certificates, PEM
@@ -85,7 +85,7 @@ impl EtcdConfig {
         Ok(())
     }
 
-    /// How to connect. Files are read relative to the server's directory.
+    /// Connection options. Relative paths start in the server's directory.
     ///
     /// # Errors
     /// [`ServerError::File`].

@@ -1,13 +1,13 @@
-//! Which replica leads.
+//! Election of the leading replica.
 //!
 //! The leader has created the key `leader`, bound to an etcd lease that it keeps alive. When the key is gone, another
 //! replica creates it. Each transaction compares the key's create revision, so that a former leader changes nothing any
 //! more, whatever it believes.
 //!
-//! Replies to sessions change nothing in etcd: that a host was heard, that it has a lease. So no reply leaves a replica
-//! until etcd has confirmed, after the reply was made, that the replica leads ([`Lead::confirm`]). A host counts its
-//! term from when it sent its message. So every such term began before another replica could take over. The new leader
-//! grants to others nothing that hosts may still hold until a term has passed, as a restarted server does.
+//! Replies to sessions depend on facts that are not in etcd, such as when a host was last heard. So no reply leaves a
+//! replica until etcd has confirmed, after the reply was made, that the replica leads ([`Lead::confirm`]). A host
+//! counts its term from when it sent its message. So every such term began before another replica could take over. The
+//! new leader grants nothing that hosts may still hold until a term has passed, as a restarted server does.
 
 use super::{Cluster, TIMEOUT, said};
 use crate::{Result, ServerError};
@@ -19,7 +19,7 @@ use tokio::sync::{mpsc::UnboundedSender, watch};
 
 /// The key that names the leader.
 pub const LEADER: &str = "leader";
-/// How often a standby looks whether there is a leader.
+/// How often a standby checks whether there is a leader.
 const LOOKS: Duration = Duration::from_millis(250);
 
 /// The right to lead. It ends with the process, or when etcd reports so.
@@ -85,7 +85,8 @@ impl Cluster {
 }
 
 impl Lead {
-    /// Stands by until there is no leader, and becomes it. `is_over`: this replica is to end. `None`: it ended.
+    /// Stands by until there is no leader, then becomes it. `is_over` tells that this replica is to end. `None`: it has
+    /// ended.
     ///
     /// # Errors
     /// [`ServerError::Etcd`].
@@ -219,7 +220,7 @@ async fn answer(
                 last = sent;
                 confirms.send_replace(asked);
             }
-            Ok(Err(error)) => tracing::debug!(error = said(&error), "asking who leads"),
+            Ok(Err(error)) => tracing::debug!(error = said(&error), "the check which replica leads got no answer"),
             Err(_) => {}
         }
         // Requests without an answer are tried again.

@@ -11,8 +11,8 @@
 //! | `moved` | the number of the move that put the state here |
 //! | `state/TABLE/KEY` | a row of [`crate::state`] |
 //! | `anchors/VAULT` | the generation whose rows are the vault's anchor |
-//! | `away/VAULT` | the same, of an anchor that was put away |
-//! | `new/GENERATION` | its rows are being put, or belong to no anchor any more |
+//! | `away/VAULT` | the same, of a retired anchor |
+//! | `new/GENERATION` | its rows are being received, or belong to no anchor any more |
 //! | `rows/GENERATION/SPACE KEY` | a row of an anchor |
 //! | `journal/NAME/NUMBER`, `journal/NAME/whole` | a commit that is too large for one transaction |
 //! | `last/NAME` | the number of the last transaction on the state (`state`), an anchor (its generation), or the list of anchors (`anchors`) |
@@ -58,9 +58,9 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const AGAIN_AFTER: Duration = Duration::from_millis(50);
 /// How long one answer may take.
 const TIMEOUT: Duration = Duration::from_secs(3);
-/// Should never appear: what runs there does not panic.
+/// Not expected: the code on that thread does not panic.
 const THREAD: &str = "the thread that asks it has ended";
-/// Versions whose members can lose what they acknowledged (etcd's issue 13766).
+/// Versions whose members can lose acknowledged data (etcd's issue 13766).
 const UNSAFE_VERSIONS: [&str; 3] = ["3.5.0", "3.5.1", "3.5.2"];
 
 /// A key and its value.
@@ -272,7 +272,7 @@ pub fn behind(prefix: &[u8]) -> Vec<u8> {
     vec![0]
 }
 
-/// Why there is no answer.
+/// The reason why there is no answer.
 enum Asked {
     Failed(Error),
     Silent,

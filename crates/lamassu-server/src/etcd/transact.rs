@@ -1,5 +1,4 @@
-//! Transactions of the leader, and the journals of commits that are too large for one transaction. See the parent
-//! module.
+//! Transactions of the leader, and journals of commits that are too large for one transaction. See [`super`].
 
 use super::{Cluster, lead};
 use crate::{Result, ServerError};
@@ -7,9 +6,9 @@ use etcd_client::{Compare, CompareOp, DeleteOptions, PutOptions, Txn, TxnOp, Txn
 use std::collections::HashSet;
 use std::sync::atomic::Ordering;
 
-/// Operations of a transaction; etcd takes 128.
+/// Operations of a transaction; etcd accepts 128.
 const OPS_MAX: usize = 100;
-/// Bytes of a transaction, and of a part of a journal; etcd takes 1.5 MiB.
+/// Bytes of a transaction, and of a part of a journal; etcd accepts 1.5 MiB.
 const BYTES_MAX: usize = 1 << 20;
 /// Attempts that may still be under way when an anchor is opened.
 const TRIES_MAX: usize = 8;
@@ -106,7 +105,7 @@ impl Cluster {
     /// Makes sure that no earlier attempt without an answer is carried out after this.
     fn end_tries(&self, name: &str) -> Result<()> {
         let mut tried = self.transact(name, &[]);
-        // An attempt that overtakes this is one of those, and there are few.
+        // Only one of the unanswered attempts can overtake this one, and there are few.
         for _ in 0..TRIES_MAX {
             match tried {
                 Err(ServerError::Etcd { .. }) => tried = self.transact(name, &[]),

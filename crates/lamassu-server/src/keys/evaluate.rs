@@ -17,7 +17,7 @@ const LIMIT_NOTED_EVERY: Duration = Duration::from_secs(3600);
 /// Shortest wait that a host is told.
 const AGAIN_MIN: Duration = Duration::from_millis(10);
 
-/// See the module's head.
+/// The hosts' allowances of evaluations, and the counts that the audit log still lacks.
 #[derive(Debug)]
 pub struct Evaluations {
     per_second: f64,

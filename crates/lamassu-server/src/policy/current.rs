@@ -55,7 +55,7 @@ struct Inner {
 /// The host, the vault, the rule, and the request of a refusal.
 type Noted = (String, String, Arc<str>, At);
 
-/// See the module's head.
+/// The policy in force, and earlier ones whose grace has not ended.
 pub struct Policies {
     dir: PathBuf,
     grace: Millis,

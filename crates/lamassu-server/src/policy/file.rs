@@ -22,29 +22,28 @@ const RULES_MAX: usize = 1000;
 
 /// What `init` writes.
 pub const COMMENTED: &str = r#"# Policy of lamassu-server: which protections and algorithms hosts may use in which vaults (docs/server.md#policy).
-# Read when the server starts, and on SIGHUP (`systemctl reload lamassu-server`). Without a rule everything is allowed.
-# `lamassu-server run --check-config DIR` says whether it is good, `lamassu-server policy test` what it comes to.
+# It is read at the server's start, and on SIGHUP (`systemctl reload lamassu-server`). Without rules everything is
+# allowed. `lamassu-server run --check-config DIR` checks this file, `lamassu-server policy test` shows its effect.
 
-# Sets of hosts, for rules, which name one by @: hosts as `lamassu-server host list` has them; * stands for any text.
+# Sets of hosts; rules refer to a set with @. Hosts are named as in `lamassu-server host list`; * matches any text.
 #[groups]
 #laptops = ["lt-*", "anna"]
 
-# Sets of vaults, likewise: ids as `lamassu info` shows them, or beginnings of ids with a *.
+# Sets of vaults: ids as `lamassu info` shows them, or prefixes of ids with a *.
 #[vaults]
 #finance = ["5f0c3a52-7b1e-4c8d-9a51-0d2f6b7c8e90"]
 
-# A rule. Each has a name, which whoever is refused is told, and forbids something or requires something. What one rule
-# forbids no other allows.
+# A rule forbids or requires something. A refused host gets the rule's name. No rule allows what another one forbids.
 #[[rule]]
 #name = "finance is encrypted and verified"
-# Of which hosts and vaults: names, patterns and sets; "!x": not x. Without: of all.
+# The hosts and vaults that the rule applies to: names, patterns and sets; "!x" excludes x. Default: all.
 #hosts = ["@laptops", "node1", "!anna"]
 #vaults = ["@finance"]
-# Of the files that are made and written. Plain blocks have neither a cipher nor block keys: where one is required they
-# are forbidden.
+# Aspects of files that are created or written. Plain blocks have neither a cipher nor block keys: a rule that requires
+# one forbids them.
 #   protections: both, encrypt, integrity, none       ciphers: aes-256, aes-128, chacha20
 #   hashes: sha-256, blake3                           keys: convergent, random
-# Of vaults, which are not used otherwise but to be read.
+# Aspects of vaults. A forbidden vault can only be read.
 #   suites: aes, paper, blake3, chacha                domains: zone, family, file, none
 #require.protections = ["both"]
 #forbid.ciphers = ["aes-128"]

@@ -37,13 +37,13 @@ pub enum Key {
 /// A key that was not deleted.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KeptKey {
-    /// s since 1970
+    /// time of creation, seconds since 1970
     pub made: u64,
     /// the host that made it
     pub made_by: String,
-    /// see [`lamassu_keys::receipt::served::digest`]
+    /// digest of the key, as [`lamassu_keys::receipt::served::digest`] computes it
     pub digest: String,
-    /// what it is for
+    /// the key's use
     #[serde(default, skip_serializing_if = "Use::is_given")]
     pub r#use: Use,
     /// the wrapped key
@@ -54,7 +54,7 @@ pub struct KeptKey {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Use {
-    /// it is given to hosts
+    /// hosts get the key
     #[default]
     Given,
     /// it evaluates for hosts, and no host gets it

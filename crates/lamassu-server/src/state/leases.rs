@@ -152,7 +152,7 @@ impl State {
         self.read(|read| Ok(read.open_table(LEASES)?.get(&key[..])?.is_some()))
     }
 
-    /// Notes that an anchor was found here of which that is not known.
+    /// Notes that an anchor was found here that the state did not know of.
     ///
     /// # Errors
     /// [`ServerError::Database`].
@@ -164,8 +164,8 @@ impl State {
         })
     }
 
-    /// Notes that the anchor of a vault is about to be put away: it is not missing when it is gone. If it is not gone
-    /// after all, it is found at the next start.
+    /// Notes that the anchor of a vault is about to be retired, so it does not count as missing afterwards. If the
+    /// retirement fails, the next start finds the anchor.
     ///
     /// # Errors
     /// [`ServerError::Database`].

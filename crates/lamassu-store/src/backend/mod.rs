@@ -388,7 +388,7 @@ pub trait BackendDir: BackendNode {
     /// lstat of an entry.
     fn stat_entry(&self, name: &OsStr) -> io::Result<Stat>;
     /// lstat of an entry; if it is a regular file that is not empty, also the file itself, opened for reading. One
-    /// look-up serves both.
+    /// lookup serves both.
     fn stat_and_open(&self, name: &OsStr) -> io::Result<(Stat, Option<Arc<dyn BackendFile>>)> {
         let st = self.stat_entry(name)?;
         let opened = if st.is_full_file() { self.open_same(name, &st, false).ok().flatten() } else { None };

@@ -1,4 +1,4 @@
-//! What the anchor learns of a file, and when (`docs/freshness.md`, A4 to A7, A9). In an un-anchored vault nothing here
+//! What the anchor learns of a file, and when (`docs/freshness.md`, A4 to A7, A9). In an unanchored vault nothing here
 //! does anything.
 
 use super::primitives::Core;
@@ -72,7 +72,7 @@ impl Core {
         Some(super::fresh::digest_of(PageNo::ZERO, &self.seal_convergent(&page)))
     }
 
-    /// Whether a convergent page may be written now: an un-anchored vault always may.
+    /// Whether a convergent page may be written now: an unanchored vault always may.
     pub fn may_settle_convergent(&self) -> bool {
         self.fresh.as_ref().is_none_or(|fresh| fresh.may_be_convergent())
     }

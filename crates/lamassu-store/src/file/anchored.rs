@@ -50,7 +50,7 @@ struct Closed {
     numbers: u64,
 }
 
-/// See the module's head.
+/// The anchor and the state that all files of an anchored vault share.
 pub struct AnchoredFiles {
     anchor: Arc<Anchor>,
     trees: Arc<dyn Trees>,

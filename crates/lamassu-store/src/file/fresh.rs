@@ -61,7 +61,7 @@ impl Leaves for StorePages<'_> {
     }
 }
 
-/// See the module's head.
+/// The freshness of one open file: its tree and its accepted pages.
 pub(super) struct Fresh {
     files: Arc<AnchoredFiles>,
     object: ObjectId,

@@ -21,6 +21,7 @@
 //! | `concurrent`, `presealed` | what runs during a commit; blocks sealed before the lock is taken |
 //! | `anchored`, `fresh`, `page_tree`, `judge`, `anchor_commit` | files of anchored vaults: what is current, what a crash left, what the anchor learns |
 //! | `survey` | the row that an anchor would have of a file |
+//! | `blocks`, `scrub`, `beside` | the tree over stored blocks; verifying without a key; tree records fetched along with pages |
 //! | `session`, `types`, `block` | sessions of writers; shared types and errors; memory for plaintext |
 //!
 //! The invariants I1 to I14 that comments name are those of `docs/format.md` section 13. The order of locks is in
@@ -187,7 +188,7 @@ impl File {
 
     /// After a barrier that covered this file up to `mark`: queues its state for the anchor (A4), unless it was written
     /// since that mark. To be called before the anchor's commit; [`File::settle`] is called after it. Does nothing in
-    /// an un-anchored vault.
+    /// an unanchored vault.
     ///
     /// # Errors
     /// Those of the anchor.
@@ -196,7 +197,7 @@ impl File {
         self.core.covered(&mut st, mark, anchor_commit::Outlook::Rests)
     }
 
-    /// Whether the anchor has the file's present state; true in an un-anchored vault.
+    /// Whether the anchor has the file's present state; true in an unanchored vault.
     pub fn is_anchored(&self) -> bool {
         self.core.fresh.as_ref().is_none_or(|fresh| !fresh.is_ahead())
     }

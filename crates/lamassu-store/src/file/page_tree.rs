@@ -58,7 +58,7 @@ enum Was {
     Unhashed(Unhashed),
 }
 
-/// See the module's head.
+/// The tree over the pages of an open file, with the pages whose digests are not computed yet.
 pub(super) struct PageTree {
     tree: Tree,
     unhashed: BTreeMap<PageNo, Unhashed>,
@@ -202,7 +202,7 @@ mod tests {
         bytes
     }
 
-    /// Writes, failures, cuts, look-ups and commits in some order: whatever is asked for is what a tree tells that has
+    /// Writes, failures, cuts, lookups and commits in some order: whatever is asked for is what a tree tells that has
     /// the digest of each page at once.
     #[test]
     fn whoever_asks_finds_the_digest_of_the_last_write() {

@@ -1,7 +1,7 @@
 //! Planning a round of a commit: which pages are written, which blocks change under them, and how.
 //!
 //! The plan decides which previous keys a page keeps, so it keeps I2: a block whose data no barrier has covered gets
-//! one before it is keyed anew ([`Core::wants_barrier`]). It writes nothing except through that barrier.
+//! one before it is re-keyed ([`Core::wants_barrier`]). It writes nothing except through that barrier.
 
 use super::block::Block;
 use super::primitives::Core;
@@ -162,7 +162,7 @@ impl Core {
         Ok(round)
     }
 
-    /// Whether a page needs a barrier before it is written again. I2: an uncovered block that is keyed anew has to be
+    /// Whether a page needs a barrier before it is written again. I2: an uncovered block that is re-keyed has to be
     /// durable first, since its key becomes a previous key. If there is no room for the previous keys of what is
     /// replaced now beside those that are kept for uncovered blocks, a barrier frees the slots of these. The last page
     /// may get a tail, which takes slots too.

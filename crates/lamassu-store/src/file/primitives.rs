@@ -52,7 +52,7 @@ pub(super) struct Core {
     reported: Mutex<HashSet<Damage>>,
     /// What other threads see and do during a commit.
     pub concurrent: Concurrent,
-    /// What the anchor knows of the file; `None`: un-anchored.
+    /// What the anchor knows of the file; `None`: unanchored.
     pub fresh: Option<Fresh>,
 }
 
@@ -313,7 +313,7 @@ impl Core {
     }
 
     /// A1 for pages that are about to be written one after another, with one wait for the anchor. `cut`: a shrink is
-    /// announced too, and page 0 is the next page that is written. Does nothing in an un-anchored vault.
+    /// announced too, and page 0 is the next page that is written. Does nothing in an unanchored vault.
     pub fn open_pages(
         &self,
         st: &mut State,

@@ -256,7 +256,7 @@ pub struct FileContext {
     pub approved_only: bool,
     /// Which session writes pages, and which were interrupted.
     pub sessions: Arc<Sessions>,
-    /// The anchored files of the vault; `None`: an un-anchored vault.
+    /// The anchored files of the vault; `None`: an unanchored vault.
     pub anchored: Option<Arc<AnchoredFiles>>,
     /// Called for every damage that is found.
     pub report: Reporter,

@@ -4,7 +4,7 @@ use super::record_digest;
 use lamassu_format::tree::Shape;
 use lamassu_format::{Digest, PageNo};
 
-/// See the module's head.
+/// Computes a root from the digests of all pages, in order.
 pub struct RootOf {
     shape: Shape,
     /// The record of each level, from 1, that is being filled: its index, its children.

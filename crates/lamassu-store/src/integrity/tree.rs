@@ -80,7 +80,7 @@ struct Record {
     is_dirty: bool,
 }
 
-/// See the module's head.
+/// The tree of an open file, with the records that are in memory.
 pub struct Tree {
     shape: Shape,
     file: Arc<dyn Records>,

@@ -122,8 +122,8 @@ fn withstands(setup: &Setup, seeds: std::ops::Range<u64>, size_max: u64, stride:
 fn nothing_older_is_believed() {
     let anchored = Setup { anchored: true, ..Setup::default() };
     withstands(&anchored, 0..60, 20_000, 3, 8_800);
-    let lie = attacked(&Setup::default(), 0..60, 20_000, 3).expect_err("an un-anchored vault believes some of it");
-    println!("un-anchored: {lie}");
+    let lie = attacked(&Setup::default(), 0..60, 20_000, 3).expect_err("an unanchored vault believes some of it");
+    println!("unanchored: {lie}");
 }
 
 #[test]

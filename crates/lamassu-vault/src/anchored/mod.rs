@@ -11,7 +11,6 @@
 //! | `commit` | commits of the anchor, and what fsync waits for |
 //! | `sealed` | records, link targets, attributes: verified by their digests, replaced in order |
 //! | `rebuild`, `accept`, `take` | anchors of existing vaults; a person's acceptance |
-//! | `digest` | the digests |
 //! | `trees` | where tree records of files are stored |
 //! | `used` | whether a writer uses the vault |
 

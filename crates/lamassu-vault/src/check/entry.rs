@@ -36,7 +36,7 @@ pub(super) struct Links {
 const LOOKS_MAX: u32 = 20;
 const BETWEEN_LOOKS: Duration = Duration::from_millis(1);
 
-/// Repeats a look-up that does not find the entry.
+/// Repeats a lookup that does not find the entry.
 pub(super) fn looked_at<T>(mut look: impl FnMut() -> std::io::Result<T>) -> std::io::Result<T> {
     for _ in 1..LOOKS_MAX {
         match look() {

@@ -17,7 +17,7 @@ use std::path::Path;
 pub(super) type Left = BTreeMap<Token, Entry>;
 
 impl Checker<'_> {
-    /// What is recorded in a directory; nothing in an un-anchored vault.
+    /// What is recorded in a directory; nothing in an unanchored vault.
     pub(super) fn recorded_in(&self, at: &Located) -> Result<Left> {
         match (&self.vault.anchored, at.object) {
             (Some(anchored), Some(object)) => Ok(anchored.anchor.entries(object)?),
@@ -39,7 +39,7 @@ impl Checker<'_> {
         self.note(at, kind::STALE, Found::Damage, format!("{text}; see `lamassu anchor accept`"));
     }
 
-    /// Judges an entry of a directory. Returns its object (`None` inside: un-anchored); `None`: do not look at it
+    /// Judges an entry of a directory. Returns its object (`None` inside: unanchored); `None`: do not look at it
     /// further.
     pub(super) fn judge(
         &mut self,

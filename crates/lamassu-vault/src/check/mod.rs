@@ -76,7 +76,7 @@ struct Located {
     stored: PathBuf,
     /// `None` if a name on the way does not open.
     plain: Option<PathBuf>,
-    /// Its object in the anchor; `None` in an un-anchored vault, or if it is not recorded.
+    /// Its object in the anchor; `None` in an unanchored vault, or if it is not recorded.
     object: Option<ObjectId>,
 }
 

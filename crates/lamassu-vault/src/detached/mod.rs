@@ -40,7 +40,7 @@ const WINDOW_LEN: u64 = 4 << 20;
 /// Bytes of a page that tell it from all others: its nonce and its tag.
 const HEAD_LEN: usize = 40;
 
-/// See the module's head.
+/// Seals and opens files outside the vault's directory, with the vault's keys.
 pub struct Detached {
     vault: Arc<Vault>,
     /// for files that are sealed, and for those that are opened

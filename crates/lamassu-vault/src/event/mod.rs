@@ -174,7 +174,7 @@ pub struct EventRange {
 /// Something that is not as it was written.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct IntegrityEvent {
-    /// Unix seconds
+    /// seconds since 1970
     pub time: u64,
     /// what it is
     #[serde(rename = "kind")]

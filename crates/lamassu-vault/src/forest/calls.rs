@@ -42,7 +42,7 @@ impl Forest {
     }
 
     /// The mode and owner of a dataset's root belong to its entry in the vault it lies in. That vault's anchor learns
-    /// of them when they may have changed. A look-up before that still shows the old ones.
+    /// of them when they may have changed. A lookup before that still shows the old ones.
     fn root_changed(&self, ino: Ino, vault: &Vault) -> Result<()> {
         let volume = volume_of(ino);
         if volume == ROOT_VOLUME || local(ino) != ROOT {

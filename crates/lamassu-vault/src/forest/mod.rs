@@ -112,7 +112,7 @@ pub trait Cache: Send + Sync {
     fn expire_entry(&self, parent: Ino, name: &OsStr);
 }
 
-/// See the module's head.
+/// A vault and its datasets, as one file system.
 pub struct Forest {
     root: Arc<KnownVolume>,
     table: RwLock<HashMap<Number, Arc<KnownVolume>>>,

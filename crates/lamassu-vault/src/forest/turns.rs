@@ -13,7 +13,7 @@ use lamassu_format::header::VaultHeader;
 use parking_lot::{Mutex, RwLock};
 use std::sync::Arc;
 
-/// See the module's head.
+/// The mount's own vault of the present turn, and what the next turn takes over.
 pub(super) struct ByTurns {
     turns: Arc<Turns>,
     /// State that the last vault has left, while none is open. Held shared by operations without a turn, exclusively to

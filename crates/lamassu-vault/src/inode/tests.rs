@@ -3,7 +3,7 @@
 use super::*;
 use crate::Time;
 
-/// Of nodes of an un-anchored vault.
+/// Of nodes of an unanchored vault.
 const NONE: ObjectId = ObjectId(0);
 
 fn stat(ino: u64, kind: Kind) -> Stat {

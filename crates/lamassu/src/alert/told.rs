@@ -17,8 +17,8 @@ const LAST_EVENTS: Duration = Duration::from_secs(30);
 /// The option.
 #[derive(clap::Args, Debug)]
 pub struct AlertArg {
-    /// Have /bin/sh run this command when something in the store is not as it was written; it reads the event as JSON
-    /// (docs/alerts.md). It is waited for, 30 s at most
+    /// Run this command with /bin/sh when something in the store is not as it was written. The command reads the event
+    /// as JSON (docs/alerts.md); Lamassu waits for it for 30 s at most
     #[arg(long, value_name = "COMMAND")]
     on_integrity_failure: Option<String>,
 }

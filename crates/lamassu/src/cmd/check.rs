@@ -21,10 +21,15 @@ const EXAMPLES: &str = "\
 Examples:
   lamassu check /srv/store/vault
   lamassu check --repair /srv/store/vault
-      completes interrupted commits, and moves what cannot be mended to lamassu.lost
+      completes interrupted commits, and moves what cannot be repaired to lamassu.lost
   lamassu check --json /srv/store/vault photos | jq -r '.problems[].path'
-Exit status: 0 clean, 27 everything found was mended, 26 damage is left, 30 no damage, but something is not the newest, 29 no damage, but
-writes of an interrupted session are not there, 51 no damage, but datasets were not verified, as their keys are not at hand.";
+Exit status:
+   0  clean
+  26  damage is left
+  27  everything found was repaired
+  29  no damage, but writes of an interrupted session are missing
+  30  no damage, but something is not the newest state
+  51  no damage, but datasets were not verified, since their keys are not available";
 
 /// Options of `check`.
 #[derive(clap::Args, Debug)]
@@ -32,10 +37,10 @@ writes of an interrupted session are not there, 51 no damage, but datasets were 
 pub struct Args {
     #[command(flatten)]
     key: KeyArg,
-    /// Mend what can be mended; without, nothing is changed
+    /// Repair what can be repaired; without this, nothing is changed
     #[arg(short, long)]
     repair: bool,
-    /// Datasets whose keys are not at hand do not change the exit status
+    /// Keep the exit status when datasets were skipped because their keys are not available
     #[arg(long)]
     skip_locked: bool,
     /// Print one JSON document

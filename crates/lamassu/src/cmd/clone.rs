@@ -24,9 +24,10 @@ use std::path::{Path, PathBuf};
 const EXAMPLES: &str = "\
 Examples:
   lamassu clone /srv/store/vault /srv/store/try
-  lamassu clone --new-key /srv/store/vault /srv/store/branch         what is written there is under keys the original never has
+  lamassu clone --new-key /srv/store/vault /srv/store/branch
+      new content of the copy is under keys that the original never has
   lamassu clone --new-key --snapshot /srv/store/monday /srv/store/vault /srv/store/branch
-      first a snapshot, then the clone from it: the vault is frozen only for the first
+      a snapshot, then the clone of it: the vault is frozen only while the snapshot is made
 The copy has one slot, which --key opens; `lamassu key add` makes more.";
 
 const SNAPSHOT_EXAMPLES: &str = "\
@@ -42,10 +43,10 @@ const LABEL_DEFAULT: &str = "clone";
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES, after_long_help = help(EXAMPLES))]
 pub struct Args {
-    /// Start an epoch of K_in and K_out in the copy: what is written there is under keys that the original never has
+    /// Start new epochs of K_in and K_out in the copy, so its new content is under keys that the original never has
     #[arg(long)]
     new_key: bool,
-    /// First make a snapshot here, and the copy from it
+    /// Make a snapshot in DIR first, and the copy from that
     #[arg(long, value_name = "DIR")]
     snapshot: Option<PathBuf>,
     #[command(flatten)]
@@ -69,8 +70,8 @@ struct Common {
     /// Label of the copy's key slot, for people
     #[arg(short, long, default_value = LABEL_DEFAULT)]
     label: String,
-    /// Take set-id bits, device nodes, and owner and mode of the vault's directory as the store has them; anyone who
-    /// can write to the store chooses them
+    /// Copy set-id bits, device nodes, and owner and mode of the vault's directory as the store has them. Anyone who
+    /// can write to the store can choose them
     #[arg(long)]
     trust_store: bool,
     /// Print one JSON document
@@ -78,7 +79,7 @@ struct Common {
     json: bool,
     /// The vault, mounted or not
     source: PathBuf,
-    /// Where; must not exist
+    /// Directory to create; must not exist
     dir: PathBuf,
 }
 
@@ -194,9 +195,9 @@ fn copy(ui: &Ui, common: &Common, original: &Original, place: &Path, keys: NewCl
     Ok((done.copy, shown))
 }
 
-/// That no process writes the vault or a dataset in it, for as long as this lives.
+/// Keeps all processes from writing the vault and its datasets, until this is dropped.
 enum Quiet {
-    /// By the daemon, which has the datasets too.
+    /// Frozen by the daemon, which has the datasets open, too.
     Frozen(Root, PathBuf),
     Locked(#[allow(dead_code, reason = "held, not read")] Vec<WriterLock>),
 }

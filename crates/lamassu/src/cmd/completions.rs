@@ -13,7 +13,7 @@ Example:
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// Which shell
+    /// The shell
     #[arg(value_enum)]
     shell: Shell,
 }

@@ -32,10 +32,11 @@ Examples:
   pg_dump db | lamassu cp -k raw:file:k /srv/store/vault - vault:db.sql
   lamassu cp -k raw:file:k --header backup/lamassu.vault backup/Zk3…/9aQ… ./found
       one stored file out of a backup, by its path in the store
-`cp` keeps contents, holes, modes, times, extended attributes, links, owners when run as root, and several names of one file if the
-target can link. Out of a vault, the store's word gives no rights on this host: modes lose set-id bits and the umask, files are yours,
-device nodes are refused, and only `user.` attributes and access control lists are kept, unless --trust-store takes the rest. A local
-file named vault:x is written ./vault:x.";
+`cp` keeps contents, holes, modes, times, extended attributes and links; owners, if run as root;
+and several names of one file, if the target can link.
+Copies out of a vault get no privileges from the store: modes lose set-id bits and the umask, files
+are yours, device nodes are refused, and only `user.` attributes and access control lists are kept.
+--trust-store keeps everything. A local file named vault:x is written ./vault:x.";
 
 /// Options of `cp`.
 #[derive(clap::Args, Debug)]
@@ -49,14 +50,14 @@ pub struct Args {
     key: KeyArg,
     #[command(flatten)]
     orphan: OrphanArg,
-    /// Copy directories and what is below them
+    /// Copy directories with everything below them
     #[arg(short, long, visible_short_alias = 'R')]
     recursive: bool,
-    /// Out of a vault: take set-id bits, device nodes, owners, whole modes and attributes that give privilege as the
-    /// store has them; anyone who can write to the store chooses them
+    /// When copying out of a vault: keep set-id bits, device nodes, owners, full modes and privileged attributes as the
+    /// store has them. Anyone who can write to the store can choose them
     #[arg(long)]
     trust_store: bool,
-    /// The vault, what to copy, and where to
+    /// The vault, the paths to copy, and the target
     #[arg(required = true, num_args = 2.., value_name = "PATH")]
     places: Vec<PathBuf>,
 }

@@ -29,9 +29,10 @@ use std::sync::Arc;
 
 const CREATE_EXAMPLES: &str = "\
 Examples:
-  lamassu dataset create /mnt/projects                           inherits the key of the vault mounted at /mnt
-  lamassu dataset create -n raw:file:/root/p.key /mnt/private    brings its own
-  lamassu dataset create --domain family /srv/store/vault projects    without a mount: vault, then path";
+  lamassu dataset create /mnt/projects                           inherits the vault's key
+  lamassu dataset create -n raw:file:/root/p.key /mnt/private    has a key of its own
+  lamassu dataset create --domain family /srv/store/vault projects
+      without a mount: the vault, then the path in it";
 
 const LIST_EXAMPLES: &str = "\
 Examples:
@@ -40,28 +41,30 @@ Examples:
 
 const SET_EXAMPLES: &str = "\
 Examples:
-  lamassu dataset set /mnt/projects cache=none           no plaintext of it stays in the page cache
-  lamassu dataset set /mnt/projects integrity=metadata   from the next time it is loaded on
-  lamassu dataset set /mnt/projects inherit=no           takes the parent's slot away; add a key of its own first
+  lamassu dataset set /mnt/projects cache=none           keeps no plaintext in the page cache
+  lamassu dataset set /mnt/projects integrity=metadata   takes effect when it is loaded next
+  lamassu dataset set /mnt/projects inherit=no
+      removes the slot of the parent's key; add a key of its own first
   lamassu dataset set /srv/store/vault . compress=zstd && lamassu rekey --full /srv/store/vault
-      of the vault itself: new blocks are compressed from the next time on, and `rekey` brings old ones to that
-Properties: integrity=full|metadata|inherit, cache=mount|none|inherit, compress=none|lz4|zstd|zstd:LEVEL,
-  compress-round=BYTES, inherit=yes|no";
+      the vault itself: new blocks are compressed once it is opened again; `rekey` converts old ones
+Properties: integrity=full|metadata|inherit, cache=mount|none|inherit, inherit=yes|no,
+  compress=none|lz4|zstd|zstd:LEVEL, compress-round=BYTES";
 
 const DESTROY_EXAMPLES: &str = "\
 Examples:
   lamassu dataset destroy /mnt/projects
-  lamassu dataset destroy --shred-key --receipt seven.receipt --audit-key raw:file:audit.key /mnt/seven
-Everything in it goes. Copies of the store, and backups of its header, stay readable with its keys.";
+  lamassu dataset destroy --shred-key --receipt r.json --audit-key raw:file:audit.key /mnt/seven
+Everything in the dataset is removed. Without --shred-key, its keys still open copies of the store
+and of its header.";
 
 /// Dataset commands.
 #[derive(clap::Subcommand, Debug)]
 pub enum DatasetCommand {
-    /// Make a dataset
+    /// Create a dataset
     Create(Create),
-    /// List the datasets, their keys and properties
+    /// List datasets, their keys and properties
     List(List),
-    /// Change properties
+    /// Change properties of a dataset
     Set(Set),
     /// Remove a dataset and everything in it
     Destroy(Destroy),
@@ -73,44 +76,44 @@ pub enum DatasetCommand {
 pub struct Create {
     #[command(flatten)]
     key: KeyArg,
-    /// A key of its own: what shall open it. Without, it inherits the key of the vault it lies in
+    /// Give the dataset a key of its own, opened by SOURCE. Without this, it inherits the key of its parent vault
     #[arg(short = 'n', long, value_name = "SOURCE")]
     new_key: Option<SourceText>,
-    /// Inherit the key as well where --new-key gives it one of its own
+    /// With --new-key: inherit the parent's key, too
     #[arg(long)]
     inherit: bool,
-    /// Within what equal blocks are equal in the store: whatever the vault it lies in deduplicates with (`zone`), the
-    /// `family` of the dataset and its clones; each `file`, or nothing (`none`) [default: that of the vault it lies in]
+    /// The scope in which equal blocks are equal in the store: the parent vault's own (`zone`); the `family` of the
+    /// dataset and its clones; each `file`, or nothing (`none`) [default: that of the parent vault]
     #[arg(long, value_name = "DOMAIN", value_parser = text::domains())]
     domain: Option<Domain>,
-    /// Ciphers and hashes [default: those of the vault it lies in]
+    /// Ciphers and hashes [default: those of the parent vault]
     #[arg(short, long, value_parser = text::suites())]
     suite: Option<Suite>,
-    /// Bytes of a block [default: as the vault it lies in]
+    /// Bytes of a block [default: that of the parent vault]
     #[arg(short, long, value_name = "N", value_parser = text::parse_block_size)]
     block_size: Option<u32>,
-    /// Compress blocks before they are encrypted: `none`, `lz4`, `zstd` or `zstd:LEVEL` [default: as in the vault it
-    /// lies in]
+    /// Compress blocks before they are encrypted: `none`, `lz4`, `zstd` or `zstd:LEVEL` [default: as in the parent
+    /// vault]
     #[arg(long, value_name = "CODEC", value_parser = text::parse_compression)]
     compress: Option<Chosen>,
     /// What lengths of compressed blocks are rounded up to [default: as in the vault it lies in, if that fits]
     #[arg(long, value_name = "N", value_parser = text::parse_round)]
     compress_round: Option<u32>,
-    /// Whether file names are encrypted [default: as in the vault it lies in]
+    /// Whether file names are encrypted [default: as in the parent vault]
     #[arg(long, value_enum)]
     names: Option<Names>,
-    /// What is verified on every read [default: as in the vault it lies in]
+    /// What is verified on every read [default: as in the parent vault]
     #[arg(short, long, value_enum)]
     integrity: Option<IntegrityArg>,
-    /// Whether the mount may leave plaintext in the page cache [default: as in the vault it lies in]
+    /// Whether the mount may keep plaintext in the page cache [default: as in the parent vault]
     #[arg(short, long, value_enum)]
     cache: Option<CacheArg>,
     #[command(flatten)]
     cost: CostArg,
-    /// Label of the slot that --new-key makes, for people
+    /// Label of the slot that --new-key makes
     #[arg(short, long, default_value = "")]
     label: String,
-    /// Where: a path in a mount; without a mount, the vault and a path in it
+    /// The new directory: a path in a mount, or the vault and a path in it
     #[arg(required = true, num_args = 1..=2, value_name = "PATH")]
     places: Vec<PathBuf>,
 }
@@ -124,7 +127,7 @@ pub struct List {
     /// Print one JSON document
     #[arg(long)]
     json: bool,
-    /// A directory in a mount; without a mount, the vault, and a path in it if not all of it
+    /// A directory in a mount, or the vault and optionally a path in it
     #[arg(required = true, num_args = 1..=2, value_name = "PATH")]
     places: Vec<PathBuf>,
 }
@@ -135,7 +138,7 @@ pub struct List {
 pub struct Set {
     #[command(flatten)]
     key: KeyArg,
-    /// The dataset in a mount; without a mount, the vault and the path in it; then properties
+    /// The dataset (a path in a mount, or the vault and a path in it), then the properties
     #[arg(required = true, num_args = 2.., value_name = "PATH|NAME=VALUE")]
     words: Vec<OsString>,
 }
@@ -146,16 +149,16 @@ pub struct Set {
 pub struct Destroy {
     #[command(flatten)]
     key: KeyArg,
-    /// Also while files in it are open
+    /// Destroy it even while files in it are open
     #[arg(short, long)]
     force: bool,
-    /// Destroy its keys first, as `lamassu key destroy` does: copies of the store can then not be read. The key
-    /// of the dataset, or of the vault it lies in, has to be given again
+    /// Destroy its keys first, as `lamassu key destroy` does, so that copies of the store cannot be read either. This
+    /// asks for the key of the dataset or of its parent vault again
     #[arg(long)]
     shred_key: bool,
     #[command(flatten)]
     how: How,
-    /// The dataset in a mount; without a mount, the vault and the path in it
+    /// The dataset: a path in a mount, or the vault and a path in it
     #[arg(required = true, num_args = 1..=2, value_name = "PATH")]
     places: Vec<PathBuf>,
 }

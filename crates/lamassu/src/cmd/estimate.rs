@@ -32,10 +32,11 @@ const EXAMPLES: &str = "\
 Examples:
   lamassu dedup-estimate /srv/images
   lamassu dedup-estimate -b 4K -b 128K --json /home /srv/images | jq '.sizes[].vault'
-  lamassu dedup-estimate --domain file /srv/images           what is left where only blocks of one file may be equal
-  lamassu dedup-estimate --block-keys random /srv/letters    the same of files with random keys
-  lamassu dedup-estimate --profiles /srv/images              of each profile, and what is equal to plain data
-  lamassu dedup-estimate --compress lz4 --compress zstd /srv/images    what compression would save besides";
+  lamassu dedup-estimate --domain file /srv/images           only blocks of one file may be equal
+  lamassu dedup-estimate --block-keys random /srv/letters    files with random block keys
+  lamassu dedup-estimate --profiles /srv/images              every profile
+  lamassu dedup-estimate --compress lz4 --compress zstd /srv/images
+      the additional savings of compression";
 
 /// Bytes read at once: the largest block.
 const PIECE: u64 = 1 << 20;
@@ -46,37 +47,37 @@ const DEFAULT_SIZES: [u32; 4] = [4 << 10, 16 << 10, 64 << 10, 128 << 10];
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// Block sizes to try, as for `init`; may be given several times [default: 4K, 16K, 64K, 128K]
+    /// Block size to try, as for `init`; repeatable [default: 4K, 16K, 64K, 128K]
     #[arg(short, long, value_name = "N", value_parser = text::parse_block_size)]
     block_size: Vec<u32>,
     /// Transient key slots in a page, as for `init`
     #[arg(short = 'R', long, value_name = "R", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=62))]
     reserved_slots: u16,
-    /// Deduplication domain of the vault, as for `init`; `zone` and `family` come to the same for one vault
+    /// Deduplication domain of the vault, as for `init`; for one vault, `zone` and `family` give the same result
     #[arg(long, value_name = "DOMAIN", value_parser = text::domains(), default_value = Domain::Zone.name())]
     domain: Domain,
-    /// Protection of the files, as for `profile set`: blocks that are stored plain are equal as plain ones are
+    /// Protection of the files, as for `profile set`; plain blocks deduplicate as plain data does
     #[arg(long, value_name = "WHAT", value_parser = super::profile::protections(), default_value = Protection::Both.name())]
     protect: Protection,
-    /// Kind of the blocks' keys, as for `profile set`: with random ones blocks are equal within a file alone
+    /// Kind of the block keys, as for `profile set`; with random keys, blocks are equal only within a file
     #[arg(long, value_name = "KIND", value_parser = super::profile::key_kinds(), default_value = KeyKind::Convergent.name())]
     block_keys: KeyKind,
     /// Estimate every profile: encrypted with convergent keys, with random ones, and stored plain
     #[arg(long, conflicts_with_all = ["protect", "block_keys"])]
     profiles: bool,
-    /// Estimate what a codec saves besides, as for `init`; may be given several times
+    /// Codec whose additional savings are estimated, as for `init`; repeatable
     #[arg(long, value_name = "CODEC", value_parser = text::parse_compression, conflicts_with = "profiles")]
     compress: Vec<Chosen>,
-    /// Memory for counting, in MiB; what does not fit is sorted on disk
+    /// Memory for counting, in MiB; the rest is sorted on disk
     #[arg(long, value_name = "MIB", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=1_048_576))]
     memory: u32,
-    /// Where to sort [default: the system's directory for temporary files]
+    /// Directory for sorting [default: the system's directory for temporary files]
     #[arg(long, value_name = "DIR")]
     temp_dir: Option<PathBuf>,
     /// Print one JSON document
     #[arg(long)]
     json: bool,
-    /// What would be stored: files and directories, with all that is in them
+    /// Files and directories that would be stored
     #[arg(required = true)]
     paths: Vec<PathBuf>,
 }
@@ -132,7 +133,7 @@ const PROFILES: [(Protection, KeyKind); 3] = [
 struct Stored {
     bytes: u64,
     deduplicated_bytes: u64,
-    /// Of `bytes`, 0 to 1.
+    /// saved part of `bytes`, 0 to 1
     saved: f64,
     /// Those of metadata pages among the vault's bytes. Not for plain data.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -197,7 +198,7 @@ pub fn run(ui: &Ui, args: Args) -> Result<()> {
         .map_err(HostError::from)?;
     let first = profiles[0];
     let dir = args.temp_dir.unwrap_or_else(std::env::temp_dir);
-    // Of each size the plain data, and of each profile blocks, pages, and perhaps blocks beside plain ones.
+    // For each size: plain data, and for each profile its blocks, pages, and perhaps blocks together with plain ones.
     let counts = if args.profiles { 2 + 2 * profiles.len() } else { 3 };
     let counts = counts + 2 * args.compress.len();
     let memory = ((args.memory as usize) << 20) / (counts * sizes.len());

@@ -8,14 +8,14 @@ use std::path::PathBuf;
 const EXAMPLES: &str = "\
 Examples:
   lamassu freeze /mnt && cp -a --reflink=auto /srv/store/vault /backup/; lamassu thaw /mnt
-  lamassu freeze /mnt && rsync -aHAX --modify-window=-1 --delete /srv/store/vault/ backup:/vault/; lamassu thaw /mnt
-While frozen, everything written is in the store, reads go on, and writers wait.";
+  lamassu freeze /mnt && rsync -aHAX --modify-window=-1 --delete /srv/v/ b:/v/; lamassu thaw /mnt
+While the vault is frozen, everything written is in the store, reads continue, and writers wait.";
 
 /// Options of `freeze` and `thaw`.
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// Where the vault is mounted
+    /// The mountpoint of the vault
     mountpoint: PathBuf,
 }
 

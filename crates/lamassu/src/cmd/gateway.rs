@@ -24,11 +24,11 @@ use std::thread::JoinHandle;
 const EXAMPLES: &str = "\
 Examples:
   lamassu gateway config > /etc/lamassu/gateway.toml
-  lamassu gateway config --credentials > /etc/lamassu/credentials.toml && chmod 600 /etc/lamassu/credentials.toml
+  lamassu gateway config --credentials > credentials.toml && chmod 600 credentials.toml
   lamassu gateway s3 --config /etc/lamassu/gateway.toml --check-config
   lamassu -v gateway s3 --config /etc/lamassu/gateway.toml
-With -v each request is logged. SIGHUP: credentials and certificate are read again; SIGTERM: requests end, then the vault
-is closed. docs/gateway.md says more.";
+With -v each request is logged. SIGHUP reloads credentials and certificate. At SIGTERM, requests
+end, then the vault is closed. docs/gateway.md says more.";
 
 const PROVIDER_EXAMPLES: &str = "\
 Examples:
@@ -43,9 +43,9 @@ The tenants' side is `lamassu policy`. docs/access.md says more.";
 pub enum GatewayCommand {
     /// Serve the directories of a vault as buckets, over S3
     S3(Args),
-    /// Serve a provider's directory of ciphertext objects over S3: tenants' rules over tokens decide who may do what
+    /// Serve a provider's directory of ciphertext objects over S3, with access decided by tenants' rules over tokens
     Provider(ProviderArgs),
-    /// Print a configuration with every option, commented
+    /// Print a commented configuration with every option
     Config(ConfigArgs),
 }
 
@@ -55,10 +55,10 @@ pub enum GatewayCommand {
 pub struct Args {
     #[command(flatten)]
     key: KeyArg,
-    /// The configuration; `lamassu gateway config` prints one
+    /// Configuration file; `lamassu gateway config` prints an example
     #[arg(long, value_name = "FILE")]
     config: PathBuf,
-    /// Read configuration, credentials and certificate, say what is wrong, and end
+    /// Check configuration, credentials and certificate, report what is wrong, and exit
     #[arg(long)]
     check_config: bool,
 }
@@ -67,13 +67,13 @@ pub struct Args {
 #[derive(clap::Args, Debug)]
 #[command(after_help = PROVIDER_EXAMPLES)]
 pub struct ProviderArgs {
-    /// The configuration; `lamassu gateway config --provider` prints one
+    /// Configuration file; `lamassu gateway config --provider` prints an example
     #[arg(long, value_name = "FILE")]
     config: PathBuf,
-    /// Read the configuration and what it names, say what is wrong, and end
+    /// Check the configuration and the files that it names, report what is wrong, and exit
     #[arg(long)]
     check_config: bool,
-    /// Print the proxy's public key, which tenants need for `lamassu policy init`, and end; the first time it makes the
+    /// Print the proxy's public key, which tenants need for `lamassu policy init`, and exit. The first call creates the
     /// key
     #[arg(long, conflicts_with = "check_config")]
     public_key: bool,
@@ -83,10 +83,10 @@ pub struct ProviderArgs {
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct ConfigArgs {
-    /// Credentials in its place
+    /// Print the credentials file instead
     #[arg(long)]
     credentials: bool,
-    /// That of `gateway provider` in its place
+    /// Print the configuration of `gateway provider` instead
     #[arg(long, conflicts_with = "credentials")]
     provider: bool,
 }
@@ -221,7 +221,7 @@ impl Gateway {
         served.counts_of(Arc::new(control::Requests(mounted.request_counts())));
         served.keeper().mounted();
         let unmounter = mounted.unmounter();
-        // Whoever unmounts ends the gateway: the vault is closed then.
+        // Unmounting ends the gateway: the vault is closed then.
         let wait = move || {
             let done = mounted.wait();
             end.send_replace(true);

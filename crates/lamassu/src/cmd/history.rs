@@ -15,9 +15,10 @@ const EXAMPLES: &str = "\
 Examples:
   lamassu history /srv/store/vault
   lamassu history ~/private                                  where it is mounted
-  lamassu history --json -k raw:file:/root/k /srv/store/vault | jq '.entries[] | select(.event == \"backed-up\")'
-The end of it can be cut off unseen as far as the header has not counted it, and all of it put back with an old header:
-keep the number and head of the last entry elsewhere, and compare.";
+  lamassu history --json /srv/store/vault | jq '.entries[] | select(.event == \"backed-up\")'
+An attacker can remove the newest entries unnoticed as far as the header does not count them yet,
+and can restore an old history with an old header: note the number and head of the last entry
+elsewhere, and compare.";
 
 /// Options of `history`.
 #[derive(clap::Args, Debug)]

@@ -14,12 +14,14 @@ const EXAMPLES: &str = "\
 Examples:
   lamassu-server enrol /var/lib/lamassu-server node1 | ssh node1 lamassu host join
   lamassu host join token.txt
-Then: lamassu anchor move VAULT server://HOST:PORT, or on another host: lamassu mount --anchor server://HOST:PORT VAULT DIR";
+Then move a vault's anchor to the server, or mount a vault whose anchor is there:
+  lamassu anchor move VAULT server://HOST:PORT
+  lamassu mount --anchor server://HOST:PORT VAULT DIR";
 
 /// What to do about this host.
 #[derive(clap::Subcommand, Debug)]
 pub enum HostCommand {
-    /// Join a server with the token that its `enrol` printed
+    /// Join a server with a token printed by `lamassu-server enrol`
     Join(Join),
 }
 
@@ -27,7 +29,7 @@ pub enum HostCommand {
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct Join {
-    /// A file with the token [default: standard input]
+    /// File with the token [default: standard input]
     file: Option<PathBuf>,
 }
 

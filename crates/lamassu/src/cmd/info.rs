@@ -24,6 +24,8 @@ Examples:
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
+    #[command(flatten)]
+    _opening: crate::opening::AnchorArg,
     /// Print one JSON document
     #[arg(long)]
     json: bool,
@@ -133,10 +135,10 @@ pub struct DescribedSlot {
     pub created: u64,
     /// `administrator` or `use`
     pub role: &'static str,
-    /// Unix seconds; null: never
+    /// seconds since 1970; null: never
     pub expires: Option<u64>,
     pub argon2: Option<DescribedCost>,
-    /// by this user on this host, in Unix seconds; null: not known
+    /// by this user on this host, in seconds since 1970; null: not known
     pub last_used_here: Option<u64>,
 }
 

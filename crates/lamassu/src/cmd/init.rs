@@ -31,10 +31,11 @@ Examples:
   lamassu init /srv/store/vault                              asks for a passphrase
   lamassu init -k raw:file:/root/vault.key -b 128K /tank/v   a key file; ZFS records of 128 KiB
   lamassu init --zone office.zone --zone-key hex:file:zone.hex --outer shared /srv/store/v2
-      deduplicates with other vaults of the zone, and those that share its outer key can read it
-  lamassu init --domain file /srv/store/v4                   equal blocks of different files are not equal in the store
+      deduplicates with other vaults of the zone; those that share its outer key can read it
+  lamassu init --domain file /srv/store/v4
+      equal blocks of different files are not equal in the store
   lamassu init -k kmip://kms/?zone=7 --zone kmip://kms/?zone=7 --outer shared /srv/store/v3
-      the same where a KMIP server keeps the zone's keys; the vault opens as long as it gives them";
+      a KMIP server keeps the zone's keys; the vault opens as long as the server gives them";
 
 /// Options of `init`.
 #[derive(clap::Args, Debug)]
@@ -42,65 +43,67 @@ Examples:
 pub struct Args {
     #[command(flatten)]
     key: KeyArg,
-    /// Make the key that --key names first, at its KMIP server or Lamassu server
+    /// Generate the key that --key names first, at its KMIP server or Lamassu server
     #[arg(long)]
     generate_key: bool,
     /// Ciphers and hashes; files of different suites do not deduplicate with one another [default: aes, or the zone's]
     #[arg(short, long, value_parser = text::suites())]
     suite: Option<Suite>,
-    /// Bytes of a block: what the store below deduplicates, e.g. 4K, 128K (a ZFS record) [default: 4K, or the zone's]
+    /// Bytes of a block, the unit that the store below deduplicates, e.g. 4K, 128K (a ZFS record) [default: 4K, or the
+    /// zone's]
     #[arg(short, long, value_name = "N", value_parser = text::parse_block_size)]
     block_size: Option<u32>,
-    /// Compress blocks before they are encrypted: `none`, `lz4`, `zstd` or `zstd:LEVEL`. Lengths of blocks become
-    /// visible in steps; leave it off where secrets lie beside what others may choose [default: none, or the zone's]
+    /// Compress blocks before they are encrypted: `none`, `lz4`, `zstd` or `zstd:LEVEL`. The lengths of blocks become
+    /// visible in steps: do not compress secrets together with data that others can choose [default: none, or the
+    /// zone's]
     #[arg(long, value_name = "CODEC", value_parser = text::parse_compression)]
     compress: Option<Chosen>,
-    /// What lengths of compressed blocks are rounded up to, e.g. 16K: more shows less, and saves less [default: 4K; 512
-    /// where blocks are of 4K]
+    /// Round the lengths of compressed blocks up to a multiple of this, e.g. 16K: a larger one reveals less, and saves
+    /// less [default: 4K; 512 for blocks of 4K]
     #[arg(long, value_name = "N", value_parser = text::parse_round)]
     compress_round: Option<u32>,
-    /// Transient key slots in a page, 1 to 62: how many overwritten blocks share one commit
+    /// Transient key slots in a page, 1 to 62: the number of overwritten blocks that share one commit
     #[arg(short = 'R', long, value_name = "R", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=62))]
     reserved_slots: u16,
     /// Whether file names are encrypted
     #[arg(short, long, value_enum, default_value_t = Names::Encrypted)]
     names: Names,
-    /// Whether equal small files (of one page) are equal in the store; `random` hides that, and they do not deduplicate
-    /// [default: convergent; in the domains file and none always random]
+    /// Whether equal small files (of one page) are equal in the store; `random` hides equality, so they do not
+    /// deduplicate [default: convergent; always random in the domains file and none]
     #[arg(long, value_enum)]
     small_files: Option<SmallFiles>,
     /// The scope in which equal blocks are equal in the store: the `zone`; the `family` of this vault and its clones;
-    /// each `file`, or nothing (`none`). It decides what deduplicates, and what an observer of the store sees. Fixed
-    /// for ever
+    /// each `file`, or nothing (`none`). It decides what deduplicates, and what an observer of the store sees. It can
+    /// never be changed
     #[arg(long, value_name = "DOMAIN", value_parser = text::domains(), default_value = Domain::Zone.name())]
     domain: Domain,
-    /// Zone file whose inner key the vault uses, to deduplicate with the zone's other vaults; or
-    /// kmip://HOST/?zone=ZONE, a zone whose keys a KMIP server keeps
+    /// Zone file whose inner key the vault uses, to deduplicate with the zone's other vaults; or kmip://HOST/?zone=ZONE
+    /// for a zone whose keys a KMIP server keeps
     #[arg(short, long, value_name = "FILE")]
     zone: Option<PathBuf>,
-    /// What opens the zone file [default: passphrase:prompt]
+    /// Key source that opens the zone file [default: passphrase:prompt]
     #[arg(long, value_name = "SOURCE", env = "LAMASSU_ZONE_KEY", hide_env_values = true)]
     zone_key: Option<SourceText>,
-    /// Outer key: `own` keeps this vault's files private; `shared` uses the zone's, so vaults that share it can read
-    /// one another, and small files deduplicate across them [default: own]
+    /// Outer key: `own` keeps this vault's files private; with `shared`, vaults that share the zone's outer key can
+    /// read one another, and small files deduplicate across them [default: own]
     #[arg(long, value_enum, requires = "zone")]
     outer: Option<OuterArg>,
-    /// Digests in a record of the trees by which an anchored vault's files are verified: a power of two, 2 to 256
+    /// Digests in a record of an anchored vault's verification trees: a power of two, 2 to 256
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(2..=256))]
     tree_degree: u16,
-    /// What an anchored vault's files are verified by: `pages` costs least; with `blocks` `lamassu scrub` verifies all
-    /// of the store without a key, and each block is read once more after it was written
+    /// Leaves of an anchored vault's verification trees: `pages` costs least; with `blocks`, `lamassu scrub` verifies
+    /// the whole store without a key, and each block is read once more after it was written
     #[arg(long, value_enum, value_name = "LEAVES", default_value_t = LeavesArg::Pages)]
     tree_leaves: LeavesArg,
     #[command(flatten)]
     cost: CostArg,
-    /// Label of the first key slot, for people
+    /// Label of the first key slot
     #[arg(short, long, default_value = LABEL_DEFAULT)]
     label: String,
     /// Describe the new vault as JSON
     #[arg(long)]
     json: bool,
-    /// Where; must be empty, and is made if it does not exist
+    /// Directory of the vault: created if it does not exist, otherwise it must be empty
     dir: PathBuf,
 }
 

@@ -32,7 +32,7 @@ pub struct Args {
     key: KeyArg,
     #[command(flatten)]
     orphan: OrphanArg,
-    /// Also every slot in use: block, offset in the store, state
+    /// Print every slot in use, too: block, offset in the store, state
     #[arg(long)]
     slots: bool,
     /// Print one JSON document

@@ -36,7 +36,7 @@ const EXAMPLES: &str = "\
 Examples:
   lamassu leak /srv/store/vault
   lamassu leak --json /srv/store/vault | jq .equal_blocks
-  lamassu leak --profiles /srv/store/vault        what it sees of the files of each profile; takes the key";
+  lamassu leak --profiles /srv/store/vault        also by profile, which needs the key";
 
 const PAGE: usize = 4096;
 
@@ -46,13 +46,13 @@ const PAGE: usize = 4096;
 pub struct Args {
     #[command(flatten)]
     key: KeyArg,
-    /// Say it for each profile, too: how files are protected is sealed, so this takes the key
+    /// Report each profile, too. The protection of files is sealed, so this needs the key
     #[arg(long)]
     profiles: bool,
-    /// Memory for comparing blocks, in MiB; what does not fit is sorted on disk
+    /// Memory for comparing blocks, in MiB; the rest is sorted on disk
     #[arg(long, value_name = "MIB", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=1_048_576))]
     memory: u32,
-    /// Where to sort [default: the system's directory for temporary files]
+    /// Directory for sorting [default: the system's directory for temporary files]
     #[arg(long, value_name = "DIR")]
     temp_dir: Option<PathBuf>,
     /// Print one JSON document
@@ -62,7 +62,7 @@ pub struct Args {
     dir: PathBuf,
 }
 
-/// What `--json` prints. Numbers of things, bytes, or Unix seconds.
+/// What `--json` prints. Numbers of things, bytes, or seconds since 1970.
 #[derive(Serialize)]
 struct Leak {
     vault: super::info::Described,
@@ -404,11 +404,10 @@ impl Observer<'_> {
 }
 
 /// Whether the bytes of a block, without zeros at its end, are spread as no cipher spreads them (a chi-squared test).
-/// Of ciphertext the sum is 255 in the mean, with a standard deviation of 23: one block in 10⁹ or fewer comes to more
-/// than this.
+/// For ciphertext the sum has the mean 255 and the standard deviation 23: at most one block in 10⁹ exceeds this limit.
 fn is_plain(block: &[u8]) -> bool {
     const SUM_MAX: f64 = 420.0;
-    // The shortest ciphertext of a compressed block. Of fewer bytes the test tells little.
+    // The shortest ciphertext of a compressed block. With fewer bytes the test is unreliable.
     const LEN_MIN: usize = 512;
     let mut counts = [0_u32; 256];
     block.iter().for_each(|byte| counts[usize::from(*byte)] += 1);

@@ -28,13 +28,13 @@ Examples:
 pub struct Args {
     #[command(flatten)]
     key: KeyArg,
-    /// Modes, links, owners, sizes and times (UTC)
+    /// Show modes, links, owners, sizes and times (UTC)
     #[arg(short, long)]
     long: bool,
-    /// Also everything below directories
+    /// List everything below directories, too
     #[arg(short = 'R', long)]
     recursive: bool,
-    /// Directories themselves, not what is in them
+    /// List directories themselves, not their content
     #[arg(short, long, conflicts_with = "recursive")]
     directory: bool,
     /// Print one JSON document

@@ -33,10 +33,11 @@ Examples:
   lamassu mount /srv/store/vault ~/private
   lamassu mount -k raw:file:/root/vault.key --read-only /srv/store/vault /mnt
   lamassu mount -o allow_other,noatime,cache=through /srv/store/vault /mnt
-In /etc/fstab, where a link /sbin/mount.fuse.lamassu leads to this program (`make install` makes it):
+In /etc/fstab, if /sbin/mount.fuse.lamassu is a link to this program (`make install` makes it):
   /srv/store/vault  /mnt  fuse.lamassu  key=raw:file:/root/vault.key,allow_other  0 0
 
-The command returns when the mount is usable. Integrity errors then go to the journal or syslog, or to --log-file.";
+The command returns when the mount is usable. Later integrity errors go to the journal or syslog, or
+to --log-file.";
 
 /// How long the end of a mount waits until events are handed to the process that tells of them.
 const LAST_EVENTS: Duration = Duration::from_secs(2);
@@ -47,48 +48,47 @@ const LAST_EVENTS: Duration = Duration::from_secs(2);
 pub struct Args {
     #[command(flatten)]
     key: KeyArg,
-    /// What is verified on every read: `full` re-hashes each block; `metadata` trusts the blocks (faster; suites aes
-    /// and paper alone) [default: full]
+    /// What is verified on every read: `full` re-hashes each block; `metadata` trusts the blocks (faster; only in the
+    /// suites aes and paper) [default: full]
     #[arg(short, long, value_enum)]
     integrity: Option<IntegrityArg>,
-    /// What the kernel keeps of file contents: reads and writes, reads alone, or nothing (no plaintext stays in memory)
+    /// What the kernel caches of file contents: reads and writes, only reads, or nothing (no plaintext stays in memory)
     /// [default: writeback]
     #[arg(short, long, value_enum)]
     cache: Option<CacheArg>,
-    /// `ordered` survives power cuts; `relaxed` leaves barriers out: safe against a killed process, not against a power
-    /// cut [default: ordered]
+    /// `ordered` survives power cuts; `relaxed` omits barriers, and survives only a killed process [default: ordered]
     #[arg(long, value_enum)]
     durability: Option<DurabilityArg>,
-    /// When the anchor knows what an fsync covers: before it returns, so that nothing older passes for it (`fsync`), or
-    /// some seconds later (`interval`, faster) [default: fsync]
+    /// When the anchor records what an fsync covers: before the fsync returns, so that no older state passes for it
+    /// (`fsync`), or some seconds later (`interval`, faster) [default: fsync]
     #[arg(long, value_enum)]
     freshness: Option<FreshnessArg>,
-    /// Mount on any number of hosts at once: they have the vault in turn. Its anchor has to be at a server, and the
-    /// store must show each host at once what another one wrote (docs/sharing.md)
+    /// Let several hosts mount the vault at once, in turns. The anchor must be at a server, and the store must show
+    /// every host at once what another one wrote (docs/sharing.md)
     #[arg(long)]
     shared: bool,
-    /// Change nothing in the store; several hosts may mount so
+    /// Change nothing in the store; several hosts may mount it so
     #[arg(short, long, visible_alias = "ro")]
     read_only: bool,
-    /// Let other users use the mount (for others than root: if /etc/fuse.conf says user_allow_other)
+    /// Let other users use the mount (unless you are root, /etc/fuse.conf must have user_allow_other)
     #[arg(long)]
     allow_other: bool,
     /// Stay in the foreground; SIGINT and SIGTERM unmount
     #[arg(short, long)]
     foreground: bool,
-    /// Unload the vault and its datasets, keys and all, after this time without a request and without an open file;
+    /// Unload the vault and its datasets with their keys after this time without a request and without an open file;
     /// `lamassu key load` loads them again
     #[arg(long, value_name = "MINUTES", value_parser = clap::value_parser!(u32).range(1..=525_600))]
     idle: Option<u32>,
-    /// Let this user (a name or number) create datasets that inherit their key, in its own directories, and list,
-    /// unload and load its own
+    /// Let this user (a name or number) create datasets that inherit their key, in directories that the user owns, and
+    /// list, unload and load them; repeatable
     #[arg(long, value_name = "USER")]
     delegate: Vec<String>,
-    /// Have /bin/sh run this command, as the user who mounts, when something in the store is not as it was written; it
-    /// reads the event as JSON (docs/alerts.md)
+    /// Run this command with /bin/sh, as the mounting user, when something in the store is not as it was written. The
+    /// command reads the event as JSON (docs/alerts.md)
     #[arg(long, value_name = "COMMAND")]
     on_integrity_failure: Option<String>,
-    /// Cipher threads, 0 for one per processor
+    /// Number of cipher threads; 0: one per processor
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u16).range(0..=1024))]
     threads: u16,
     /// Options as mount(8) and fstab write them, separated by commas: ro, allow_other, noatime, nodev, nosuid, noexec,
@@ -105,7 +105,7 @@ pub struct Args {
     fake: bool,
     /// The vault
     dir: PathBuf,
-    /// An empty directory
+    /// Directory to mount at; must be empty
     mountpoint: PathBuf,
 }
 

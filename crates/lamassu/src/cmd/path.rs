@@ -21,10 +21,10 @@ Examples:
 pub struct Args {
     #[command(flatten)]
     key: KeyArg,
-    /// NAME is a path in the store (relative to DIR, or beginning with it); print the plain path
+    /// Translate from paths in the store (relative to DIR, or beginning with it) to plain paths
     #[arg(short, long)]
     reverse: bool,
-    /// Print paths in the store with DIR before them
+    /// Prefix paths in the store with DIR
     #[arg(short, long, conflicts_with = "reverse")]
     absolute: bool,
     /// End each path with a zero byte instead of a line end
@@ -35,7 +35,7 @@ pub struct Args {
     json: bool,
     /// The vault
     dir: PathBuf,
-    /// What to translate
+    /// Paths to translate
     #[arg(required = true, value_name = "NAME")]
     names: Vec<PathBuf>,
 }

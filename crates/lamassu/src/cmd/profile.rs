@@ -17,13 +17,14 @@ use std::path::{Path, PathBuf};
 const SET_EXAMPLES: &str = "\
 Examples:
   lamassu profile set --block-keys random /srv/store/vault letters
-      what is made in letters from now on has blocks that no other file has
+      blocks of new files in letters are equal to no other file's
   lamassu profile set -R --protect integrity /srv/store/vault mirror
-      also what is there: stored plain, verified on each read
+      existing files, too: stored plain, verified on each read
   lamassu profile set --cipher aes-128 --hash blake3 /srv/store/vault video
-      what is made in video from now on is encrypted and hashed by others than the suite's
-  lamassu profile set --protect both ~/private mirror/notes.txt          where it is mounted: goes on while it is used
-May be stopped at any moment, and run again: it goes on with what is left. docs/profiles.md says what to choose.";
+      new files in video use another cipher and hash than the suite's
+  lamassu profile set --protect both ~/private mirror/notes.txt
+      in a mount, while it is in use
+The command can be stopped at any time; run it again to continue. docs/profiles.md helps to choose.";
 
 const SHOW_EXAMPLES: &str = "\
 Examples:
@@ -33,9 +34,9 @@ Examples:
 /// What to do with profiles.
 #[derive(clap::Subcommand, Debug)]
 pub enum ProfileCommand {
-    /// Choose how files are protected: those of a directory from now on, or a file that is there
+    /// Choose how files are protected: new files of a directory, or an existing file
     Set(SetArgs),
-    /// Show how files, or what is made in directories, are protected
+    /// Show how files are protected, or new files of directories
     Show(ShowArgs),
 }
 
@@ -47,12 +48,12 @@ pub struct SetArgs {
     key: KeyArg,
     #[command(flatten)]
     wanted: Wanted,
-    /// Of directories: also all files and directories that are in them already
+    /// Change all existing files and directories below directories, too
     #[arg(short = 'R', long)]
     recursive: bool,
     /// The vault, or where it is mounted
     dir: PathBuf,
-    /// Plain paths in it
+    /// Plain paths in the vault
     #[arg(required = true)]
     paths: Vec<PathBuf>,
 }
@@ -61,17 +62,17 @@ pub struct SetArgs {
 #[derive(clap::Args, Debug)]
 #[group(required = true, multiple = true)]
 struct Wanted {
-    /// both: encrypted, and verified on each read; encrypt: reads do not verify; integrity: stored plain, and verified;
-    /// none: stored plain, reads do not verify
+    /// both: encrypted, and verified on each read; encrypt: encrypted, not verified; integrity: stored plain, verified;
+    /// none: stored plain, not verified
     #[arg(long, value_name = "WHAT", value_parser = protections())]
     protect: Option<Protection>,
-    /// convergent: equal blocks are equal as far as the vault's domain reaches; random: within the file alone
+    /// convergent: equal blocks are equal within the vault's domain; random: only within the file
     #[arg(long, value_name = "KIND", value_parser = key_kinds())]
     block_keys: Option<KeyKind>,
-    /// How blocks are encrypted: aes-256 or aes-128 where the suite is aes or blake3, chacha20 where it is chacha
+    /// Cipher of blocks: aes-256 or aes-128 in the suites aes and blake3, chacha20 in the suite chacha
     #[arg(long, value_name = "CIPHER", value_parser = ciphers())]
     cipher: Option<Cipher>,
-    /// How blocks are hashed; in suite paper by sha-256 alone
+    /// Hash of blocks; the suite paper allows only sha-256
     #[arg(long, value_name = "HASH", value_parser = hashes())]
     hash: Option<Hash>,
 }
@@ -87,7 +88,7 @@ pub struct ShowArgs {
     json: bool,
     /// The vault, or where it is mounted
     dir: PathBuf,
-    /// Plain paths in it [default: its root]
+    /// Plain paths in the vault [default: its root]
     paths: Vec<PathBuf>,
 }
 

@@ -19,12 +19,12 @@ Examples:
 const KEY_EXAMPLES: &str = "\
 Examples:
   lamassu key generate audit.key
-  lamassu receipt key --audit-key raw:file:audit.key        the public half, to give to whoever verifies";
+  lamassu receipt key --audit-key raw:file:audit.key        the public half, for verifiers";
 
 /// Receipt commands.
 #[derive(clap::Subcommand, Debug)]
 pub enum Receipt {
-    /// Verify a receipt and print what it says
+    /// Verify a receipt and print its contents
     Verify(Verify),
     /// Print the public half of an audit key
     Key(Key),
@@ -40,7 +40,7 @@ pub struct Verify {
     /// Print the receipt as one JSON document
     #[arg(long)]
     json: bool,
-    /// The receipt
+    /// File with the receipt
     file: PathBuf,
 }
 
@@ -48,7 +48,7 @@ pub struct Verify {
 #[derive(clap::Args, Debug)]
 #[command(after_help = KEY_EXAMPLES)]
 pub struct Key {
-    /// The audit key: 32 bytes, e.g. of `lamassu key generate`
+    /// The audit key: 32 bytes, for example from `lamassu key generate`
     #[arg(long, value_name = "SOURCE")]
     audit_key: SourceText,
 }

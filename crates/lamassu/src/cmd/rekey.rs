@@ -13,8 +13,8 @@ use std::path::PathBuf;
 const EXAMPLES: &str = "\
 Examples:
   lamassu key rotate --outer /srv/store/vault && lamassu rekey --outer /srv/store/vault
-  lamassu rekey --full --limit 50M ~/private        where it is mounted: goes on while it is used
-May be stopped at any moment, and run again: it goes on with what is left.";
+  lamassu rekey --full --limit 50M ~/private        in a mount, while it is in use
+The command can be stopped at any time; run it again to continue.";
 
 /// Options of `rekey`.
 #[derive(clap::Args, Debug)]
@@ -24,10 +24,10 @@ pub struct Args {
     key: KeyArg,
     #[command(flatten)]
     work: Work,
-    /// Read and write at most so many bytes of files a second, e.g. 50M [default: no limit]
+    /// Read and write at most this many bytes of files per second, e.g. 50M [default: no limit]
     #[arg(long, value_name = "RATE", value_parser = text::parse_rate)]
     limit: Option<u64>,
-    /// Print what was done as JSON
+    /// Print the result as one JSON document
     #[arg(long)]
     json: bool,
     /// The vault, or where it is mounted
@@ -37,10 +37,10 @@ pub struct Args {
 #[derive(clap::Args, Clone, Copy, Debug)]
 #[group(required = true, multiple = false)]
 struct Work {
-    /// Metadata alone, to the newest outer key: pages, directories, links, attributes; under 2 % of the bytes
+    /// Re-encrypt only metadata, to the newest outer key: pages, directories, links, attributes; under 2 % of the bytes
     #[arg(long)]
     outer: bool,
-    /// Data too: all blocks are encrypted anew under the newest inner key
+    /// Re-encrypt data, too: all blocks, under the newest inner key
     #[arg(long)]
     full: bool,
 }

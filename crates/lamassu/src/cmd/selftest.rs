@@ -16,7 +16,7 @@ Examples:
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// Print an array of rows: primitive, kernel, passed
+    /// Print a JSON array of rows: primitive, kernel, passed
     #[arg(long)]
     json: bool,
 }

@@ -21,26 +21,26 @@ LAMASSU_CPU masks processor features, to compare; BLAKE3 and ChaCha20 choose for
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// Only this suite; may be given several times [default: all]
+    /// Measure only this suite; repeatable [default: all]
     #[arg(short, long, value_parser = text::suites())]
     suite: Vec<Suite>,
-    /// Bytes of a block, from 1K: vaults begin at 4K
+    /// Bytes of a block, from 1K; vaults have 4K or more
     #[arg(short, long, value_name = "N", value_parser = text::parse_measured_block_size, default_value = "4K")]
     block_size: u32,
-    /// Bytes of a batch, rounded down to whole blocks, at least one: one write brings up to 1M, a commit seals up to
-    /// 16M at once
+    /// Bytes of a batch, rounded down to whole blocks, at least one. A write has up to 1M, a commit seals up to 16M at
+    /// once
     #[arg(long, value_name = "N", value_parser = text::parse_batch, default_value = "1M")]
     batch: u32,
     /// Numbers of threads, separated by commas [default: 1, and one per processor]
     #[arg(short, long, value_name = "N,N", value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Vec<u16>,
-    /// Every kernel that this processor has [default: the library's and the best]
+    /// Measure every kernel that this processor has [default: the library's and the best]
     #[arg(short, long)]
     all: bool,
     /// How long each row is measured, in milliseconds
     #[arg(long, value_name = "MS", default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..=60_000))]
     ms: u32,
-    /// Print an array of rows: suite, op, kernel, threads, gb_per_s
+    /// Print a JSON array of rows: suite, op, kernel, threads, gb_per_s
     #[arg(long)]
     json: bool,
 }

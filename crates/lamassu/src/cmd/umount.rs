@@ -43,20 +43,21 @@ const ANSWER_MAX: Duration = Duration::from_secs(1);
 const EXAMPLES: &str = "\
 Examples:
   lamassu umount ~/private
-  lamassu umount --lazy /mnt      free at once; the vault is closed when the last open file is
-`umount` and `fusermount3 -u` do as well, but return before the daemon has written everything, and tell of no failure.";
+  lamassu umount --lazy /mnt      free at once; the vault is closed with the last open file
+`umount` and `fusermount3 -u` work, too, but return before the daemon has written everything, and
+report no failure.";
 
 /// Options of `umount`.
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// Also while files are open there; they stay usable until they are closed
+    /// Unmount even while files are open; they stay usable until they are closed
     #[arg(short, long, short_alias = 'z')]
     lazy: bool,
     /// Be the process that can be left behind
     #[arg(long, hide = true)]
     worker: bool,
-    /// Where the vault is mounted
+    /// The mountpoint of the vault
     mountpoint: PathBuf,
 }
 

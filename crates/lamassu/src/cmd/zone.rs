@@ -22,9 +22,9 @@ const CREATE_EXAMPLES: &str = "\
 Examples:
   lamassu zone create office.zone          asks for a passphrase
   lamassu zone create -k raw:file:/root/zone.key -s blake3 office.zone
-  lamassu zone create -k raw:file:/root/zone.key --oblivious server://keeper.example/office office.zone
-Give every host a copy of the file, and the key by another way; `lamassu init --zone office.zone`
-then makes vaults that deduplicate with one another.";
+  lamassu zone create -k raw:file:zone.key --oblivious server://keeper.example/office office.zone
+Give every host a copy of the file, and the key by another channel. `lamassu init --zone
+office.zone` then makes vaults that deduplicate with one another.";
 
 const SHOW_EXAMPLES: &str = "\
 Examples:
@@ -34,16 +34,16 @@ Examples:
 const ROTATE_EXAMPLES: &str = "\
 Example:
   lamassu zone rotate --inner -k raw:file:/root/zone.key office.zone
-  lamassu key rotate --inner --zone office.zone --zone-key raw:file:/root/zone.key /srv/store/vault";
+  lamassu key rotate --inner --zone office.zone --zone-key raw:file:zone.key /srv/store/vault";
 
 /// Zone commands.
 #[derive(clap::Subcommand, Debug)]
 pub enum Zone {
-    /// Make a zone file with fresh keys
+    /// Create a zone file with fresh keys
     Create(Create),
     /// Describe a zone file; with a key, verify it too
     Show(Show),
-    /// Start an epoch of a key that the zone shares; its vaults take it over by `key rotate --zone`
+    /// Start a new epoch of a key of the zone; its vaults adopt it with `key rotate --zone`
     Rotate(Rotate),
 }
 
@@ -51,43 +51,43 @@ pub enum Zone {
 #[derive(clap::Args, Debug)]
 #[command(after_help = CREATE_EXAMPLES, after_long_help = create_help())]
 pub struct Create {
-    /// What shall open the zone file [default: passphrase:prompt]
+    /// Key source of the zone file [default: passphrase:prompt]
     #[arg(short, long, value_name = "SOURCE", env = "LAMASSU_ZONE_KEY", hide_env_values = true)]
     key: Option<SourceText>,
     /// Suite of every vault of the zone
     #[arg(short, long, value_parser = text::suites(), default_value = "aes")]
     suite: Suite,
-    /// Block size its vaults use unless told otherwise
+    /// Default block size of the zone's vaults
     #[arg(short, long, value_name = "N", value_parser = text::parse_block_size, default_value = "4K")]
     block_size: u32,
-    /// How the zone's vaults compress blocks unless told otherwise: `none`, `lz4`, `zstd` or `zstd:LEVEL`. Vaults that
-    /// do it otherwise do not deduplicate with one another
+    /// Default compression of the zone's vaults: `none`, `lz4`, `zstd` or `zstd:LEVEL`. Vaults that compress
+    /// differently do not deduplicate with one another
     #[arg(long, value_name = "CODEC", value_parser = text::parse_compression)]
     compress: Option<Chosen>,
-    /// What lengths of compressed blocks are rounded up to [default: 4K; 512 where blocks are of 4K]
+    /// Round the lengths of compressed blocks up to a multiple of this [default: 4K; 512 for blocks of 4K]
     #[arg(long, value_name = "N", value_parser = text::parse_round)]
     compress_round: Option<u32>,
-    /// Keep the inner key alone: vaults of the zone then deduplicate, but cannot share an outer key
+    /// Hold only the inner key: the zone's vaults deduplicate, but cannot share an outer key
     #[arg(long)]
     inner_only: bool,
     #[command(flatten)]
     cost: CostArg,
-    /// Take the keys of this isolation zone of a KMIP server, kmip://HOST/?zone=ZONE, instead of fresh ones: for hosts
-    /// that do not reach the server
+    /// Import the keys of this isolation zone of a KMIP server, kmip://HOST/?zone=ZONE, for hosts that cannot reach the
+    /// server
     #[arg(long, value_name = "SOURCE")]
     from: Option<SourceText>,
-    /// Let the keys of blocks depend on this key at a Lamassu server, server://HOST/ID. The server makes the key and
-    /// gives it to no host, so someone who has left cannot confirm guesses. Writing new content needs the server,
-    /// reading does not
+    /// Make block keys depend on this key at a Lamassu server, server://HOST/ID. The server creates the key and gives
+    /// it to no host, so a user who has left cannot confirm guesses. Writing new content needs the server; reading does
+    /// not
     #[arg(long, value_name = "SERVER", conflicts_with = "from")]
     oblivious: Option<String>,
-    /// Label of the first key slot, for people
+    /// Label of the first key slot
     #[arg(short, long, default_value = "zone create")]
     label: String,
     /// Describe the new zone as JSON
     #[arg(long)]
     json: bool,
-    /// The file to make; must not exist
+    /// File to create; must not exist
     file: PathBuf,
 }
 
@@ -95,6 +95,8 @@ pub struct Create {
 #[derive(clap::Args, Debug)]
 #[command(after_help = SHOW_EXAMPLES)]
 pub struct Show {
+    #[command(flatten)]
+    _opening: crate::opening::ZoneArg,
     /// Verify the file with this key, and show which keys it holds
     #[arg(short, long, value_name = "SOURCE")]
     key: Option<SourceText>,
@@ -109,13 +111,15 @@ pub struct Show {
 #[derive(clap::Args, Debug)]
 #[command(after_help = ROTATE_EXAMPLES)]
 pub struct Rotate {
-    /// What opens the zone file [default: passphrase:prompt]
+    #[command(flatten)]
+    _opening: crate::opening::ZoneArg,
+    /// Key source that opens the zone file [default: passphrase:prompt]
     #[arg(short, long, value_name = "SOURCE", env = "LAMASSU_ZONE_KEY", hide_env_values = true)]
     key: Option<SourceText>,
     #[command(flatten)]
     tier: TierArg,
-    /// With --inner: let keys of blocks take a part from this key at a Lamassu server from now on, server://HOST/ID;
-    /// `none`: from none [default: as before]
+    /// With --inner: block keys depend on this key at a Lamassu server, server://HOST/ID, from now on; `none`: on no
+    /// such key [default: as before]
     #[arg(long, value_name = "SERVER", conflicts_with = "outer")]
     oblivious: Option<String>,
     /// The zone file

@@ -55,7 +55,7 @@ struct LeftOut {
 
 #[derive(Default)]
 struct Limit {
-    /// By the address of the static description of the place.
+    /// Keyed by the address of the static description of the place.
     kinds: Mutex<HashMap<usize, LineKind>>,
     hash: RandomState,
     /// Signals that a line was left out.

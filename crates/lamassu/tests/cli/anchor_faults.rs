@@ -429,7 +429,7 @@ fn an_anchor_is_not_rebuilt_by_who_reads_without_it() {
     let b = bench();
     let before = b.run("anchor status --json v").ok().text();
     for command in ["anchor rebuild v", "anchor status v", "anchor verify v", "scrub v"] {
-        b.run(&format!("--anchor none {command}")).code(2).says("leave out --anchor none");
+        b.run(&format!("{command} --anchor none")).code(2).says("leave out --anchor none");
     }
     assert_eq!(b.run("anchor status --json v").ok().text(), before);
     b.run("check v").ok();

@@ -565,7 +565,7 @@ fn what_is_wrong_with_a_path_is_said() {
     fs::remove_file(b.path("v/lamassu.vault")).unwrap();
     b.run("ls v").code(6).says("`lamassu key restore BACKUP DIR`");
     // No advice to restore what is merely not there.
-    for line in ["key restore nosuch v", "zone show nosuch", "inspect --header nosuch f", "--admin-zone nosuch ls v"] {
+    for line in ["key restore nosuch v", "zone show nosuch", "inspect --header nosuch f", "ls --admin-zone nosuch v"] {
         let ran = b.run(line);
         assert!(ran.code != 0 && !ran.err.contains("hint:"), "{line}: {ran:?}");
     }

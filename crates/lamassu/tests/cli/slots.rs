@@ -316,7 +316,7 @@ fn a_hostile_header_does_not_keep_the_host_busy() {
     group.run(&b, line).code(53).says("slot 1").says("200 MiB").says("--argon2-any-memory");
     // It is tried elsewhere, and here where that is said: the slot is another one than was made, and does not open.
     b.run(line).code(12);
-    group.run(&b, &format!("--argon2-any-memory {line}")).code(12);
+    group.run(&b, &format!("{line} --argon2-any-memory")).code(12);
     std::fs::write(&header, &good).unwrap();
     group.run(&b, line).ok();
 }

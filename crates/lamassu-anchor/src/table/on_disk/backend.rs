@@ -37,7 +37,7 @@ static GROWING: Mutex<()> = Mutex::new(());
 
 type Range = (Bound<u64>, Bound<u64>);
 
-/// See the module's head.
+/// The open file of a table: the log, redb's data, and the locks.
 #[derive(Debug)]
 pub(super) struct Backend {
     /// The same open file as that of `redb`.

@@ -10,7 +10,7 @@ use std::os::unix::fs::FileExt;
 
 const CHUNK_LEN: usize = 4096;
 
-/// See the module's head. The file must not change while this is used.
+/// A database backend whose writes stay in memory. The file must not change while this is used.
 #[derive(Debug)]
 pub(super) struct Overlay {
     file: File,

@@ -28,7 +28,7 @@ use std::time::{Duration, Instant};
 /// Time between two attempts at a commit.
 const AGAIN_AFTER: Duration = Duration::from_millis(200);
 
-/// See the module's head.
+/// A local copy of a table at a server, which commits at the server first.
 pub struct Mirrored {
     /// Dropped first: when another process of this host finds the copy unlocked, the vault is released too.
     session: Session,
@@ -47,8 +47,8 @@ struct Commits {
 }
 
 impl Mirrored {
-    /// Begins a session, and brings the copy in `file` up to date. A server that was restored from a backup is told
-    /// what the copy has.
+    /// Begins a session, and brings the copy in `file` up to date. A server that was restored from a backup gets the
+    /// copy's state.
     ///
     /// # Errors
     /// [`AnchorError::Server`]; those of the copy.
@@ -161,7 +161,7 @@ impl Mirrored {
         self.catch_up(commits)
     }
 
-    /// Applies to the copy what the server has. A failure makes the commit fail, so that its caller keeps the changes
+    /// Applies the server's changes to the copy. A failure makes the commit fail, so that its caller keeps the changes
     /// in memory and reads see them. The next commit tries again.
     fn catch_up(&self, commits: &mut Commits) -> Result<()> {
         self.local.commit(&commits.behind)?;

@@ -14,7 +14,7 @@ use std::time::Duration;
 /// How long the server may take to answer after all rows were sent.
 const PUT_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Reports what this host's copy has of a vault to a server that was restored from a backup.
+/// Reports the state of this host's copy to a server that was restored from a backup.
 pub(crate) fn reconcile(connection: &Connection, vault: [u8; 16], copy: Option<Arc<DiskTable>>) -> Result<()> {
     let copy = match copy {
         Some(copy) => revision(&copy, &vault)?.map(|revision| (revision, copy)),
@@ -70,7 +70,7 @@ fn send_rows(connection: &Connection, vault: [u8; 16], table: &DiskTable, head: 
             sent.map_err(|status| connection.failed(&status))
         });
         let (mut vault, mut head) = (vault.to_vec(), head.map_or(Vec::new(), |head| head.0.to_vec()));
-        // A server that has refused reads no further. Its answer has the reason.
+        // A server that has refused reads no further. Its answer gives the reason.
         let send = |rows| {
             let (vault, head) = (std::mem::take(&mut vault), std::mem::take(&mut head));
             drop(up.blocking_send(proto::PutRequest { vault, rows, head }));
@@ -109,7 +109,7 @@ pub fn is_on_its_way(copy: &Path) -> Result<bool> {
     }
 }
 
-/// Lets the server put away the anchor of a vault that a session holds exclusively.
+/// Lets the server retire the anchor of a vault that a session holds exclusively.
 ///
 /// # Errors
 /// [`AnchorError::Server`].

@@ -1,4 +1,4 @@
-//! A session: one vault, used as a whole, once or by turns. `serve` has the messages. This module has the API.
+//! A session: one vault, used as a whole, once or by turns. `serve` handles the messages; this module is the API.
 //!
 //! | | |
 //! |---|---|
@@ -36,7 +36,7 @@ const LEAVE_TIMEOUT: Duration = Duration::from_secs(3);
 const LOOK_AT_CLOCK: Duration = Duration::from_secs(1);
 /// Minimum time between two log lines about the same rule.
 const SAID_EVERY: Duration = Duration::from_secs(60);
-/// The operation of no caller.
+/// An operation number that no caller has.
 const NOBODY: Op = Op(0);
 
 /// The vault, as held by a session.

@@ -12,7 +12,7 @@ pub const NAMES: [&str; 4] = ["a", "b", "c", LONG];
 pub const BLOCK: usize = 4096;
 /// No file of these tests is longer. The size of one that is, is a lie, and it is not read.
 const SIZE_MAX: u64 = 4 << 20;
-/// Directories are not deeper than names are moved; an un-anchored store makes them so.
+/// Directories are not deeper than names are moved; an unanchored store makes them so.
 const DEPTH_MAX: usize = 12;
 
 /// What is shown, or why it is not.

@@ -3,7 +3,7 @@
 use super::*;
 use std::path::PathBuf;
 
-/// See the module's head.
+/// A vault in a temporary directory, with access to its store.
 pub struct Lab {
     pub dir: tempfile::TempDir,
     pub backend: Arc<dyn Backend>,

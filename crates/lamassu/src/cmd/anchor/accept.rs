@@ -114,7 +114,7 @@ fn stale_datasets(ui: &Ui, args: &Accept, vault: &Vault, plain: &Path) -> Result
     Ok(stale)
 }
 
-/// By their paths in the store: the dataset that a path is, and with `--recursive` those below it.
+/// Paths in the store of the dataset at a path, and with `--recursive` of those below it.
 fn datasets_at(vault: &Vault, args: &Accept, plain: &Path) -> Result<Vec<PathBuf>> {
     let itself = vault.dataset_on(plain.as_os_str())?.map(|(dataset, _)| dataset.stored);
     if !args.recursive {

@@ -22,54 +22,59 @@ Examples:
 const EXPORT_EXAMPLES: &str = "\
 Examples:
   lamassu anchor export /srv/store/vault /media/stick/vault.anchor
-The copy is of one moment, also beside a mount. It is sealed against changes under the vault's key, and shows sizes,
-modes and the shape of the tree to whoever reads it.";
+The export is of one moment, even if the vault is mounted. It is authenticated under the vault's
+key, but not encrypted: anyone who reads it sees sizes, modes and the shape of the tree.";
 
 const IMPORT_EXAMPLES: &str = "\
 Examples:
-  lamassu anchor import /mnt/nas/vault /media/stick/vault.anchor             on the machine that is to write the vault now
-  lamassu anchor import --older /srv/store/vault /backup/vault.anchor        what it knows less is forgotten";
+  lamassu anchor import /mnt/nas/vault /media/stick/vault.anchor
+      on the machine that is to write the vault from now on
+  lamassu anchor import --older /srv/store/vault /backup/vault.anchor
+      the anchor forgets everything that is newer than the export";
 
 const VERIFY_EXAMPLES: &str = "\
 Examples:
-  lamassu anchor verify /srv/store/vault                                     to be written down elsewhere
-  lamassu anchor verify --expect HEX /srv/store/vault                        the same rows, and no others";
+  lamassu anchor verify /srv/store/vault                 prints the digest, to be noted elsewhere
+  lamassu anchor verify --expect HEX /srv/store/vault    compares with a noted digest";
 
 const REBUILD_EXAMPLES: &str = "\
 Examples:
-  lamassu anchor rebuild /srv/store/vault                                    after its anchor was lost
-  lamassu --anchor /media/disk/a anchor rebuild /srv/store/vault             for a vault that never had one
-An export keeps what this cannot: `lamassu anchor import`.";
+  lamassu anchor rebuild /srv/store/vault
+      after its anchor was lost
+  lamassu anchor rebuild --anchor /media/disk/a /srv/store/vault
+      for a vault that never had an anchor
+If there is an export, prefer `lamassu anchor import`: an export has what a new anchor cannot know.";
 
 const ACCEPT_EXAMPLES: &str = "\
 Examples:
-  lamassu anchor accept /srv/store/vault notes/today.txt                     restored from a backup
+  lamassu anchor accept /srv/store/vault notes/today.txt    a file restored from a backup
   lamassu anchor accept -r /srv/store/vault photos
-  lamassu anchor accept /srv/store/vault                                     after an old header was put back on purpose
-What is accepted is what lies in the store at this moment; the history says who did it.";
+  lamassu anchor accept /srv/store/vault                    an old header, restored on purpose
+The store's state at this moment is accepted; the history records who did it.";
 
 const MOVE_EXAMPLES: &str = "\
 Examples:
   lamassu anchor move /srv/store/vault /var/lib/anchors/vault.anchor
-  lamassu anchor move /srv/store/vault server://keeper.example:7433          other hosts that joined it can use the vault
-Where it lies is remembered; other commands find it there.";
+  lamassu anchor move /srv/store/vault server://keeper.example:7433
+      hosts that joined the server can then use the vault
+The new place is remembered: other commands find the anchor there.";
 
 /// Anchor commands.
 #[derive(clap::Subcommand, Debug)]
 pub enum AnchorCommand {
-    /// Tell where a vault's anchor lies, and what it knows; needs no key
+    /// Show where a vault's anchor lies, and what it knows; needs no key
     Status(Status),
-    /// Write all that a vault's anchor knows into a file, which a tampered copy of does not pass for
+    /// Export a vault's anchor to a file, which is authenticated under the vault's key
     Export(Export),
-    /// Put an export in the place of a vault's anchor, or where there is none
+    /// Import an export as a vault's anchor, replacing an existing one
     Import(Import),
-    /// Print a digest of all that a vault's anchor knows, or compare it with one; needs no key
+    /// Print a digest of everything that a vault's anchor knows, or compare it with a given one; needs no key
     Verify(Verify),
-    /// Make a vault's anchor anew, of what the store shows now: nothing that was before is known then
+    /// Make a new anchor from the present state of the store. What the old anchor knew is lost
     Rebuild(Rebuild),
-    /// Take what the store shows at paths for the newest; without paths, the header and the history
+    /// Accept the store's present state of these paths as the newest; without paths, that of the header and history
     Accept(Accept),
-    /// Put a vault's anchor into another file, or give it to a server; needs no key
+    /// Move a vault's anchor to another file or to a server; needs no key
     Move(Move),
 }
 
@@ -77,6 +82,8 @@ pub enum AnchorCommand {
 #[derive(clap::Args, Debug)]
 #[command(after_help = STATUS_EXAMPLES)]
 pub struct Status {
+    #[command(flatten)]
+    _opening: crate::opening::AnchorArg,
     /// Print one JSON document
     #[arg(long)]
     json: bool,
@@ -92,7 +99,7 @@ pub struct Export {
     key: KeyArg,
     /// The vault, or where it is mounted
     dir: PathBuf,
-    /// A file that does not exist yet
+    /// File to create; must not exist
     file: PathBuf,
 }
 
@@ -102,13 +109,13 @@ pub struct Export {
 pub struct Import {
     #[command(flatten)]
     key: KeyArg,
-    /// Also an export that is older than the anchor here: what changed since is forgotten, and older states of it pass
-    /// for the newest
+    /// Import an export that is older than the present anchor, too. Changes since the export are forgotten: the anchor
+    /// then accepts the older states as the newest
     #[arg(long)]
     older: bool,
     /// The vault; must not be mounted for writing
     dir: PathBuf,
-    /// The export
+    /// An export made by `anchor export`
     file: PathBuf,
 }
 
@@ -116,7 +123,9 @@ pub struct Import {
 #[derive(clap::Args, Debug)]
 #[command(after_help = VERIFY_EXAMPLES)]
 pub struct Verify {
-    /// Fail (code 61) unless this is the digest
+    #[command(flatten)]
+    _opening: crate::opening::AnchorArg,
+    /// Fail (code 61) unless the digest is this one
     #[arg(long, value_name = "HEX", value_parser = parse_digest)]
     expect: Option<[u8; 32]>,
     /// Print one JSON document
@@ -145,12 +154,12 @@ pub struct Rebuild {
 pub struct Accept {
     #[command(flatten)]
     key: KeyArg,
-    /// Of directories also all that is below
+    /// Accept everything below directories, too
     #[arg(short, long)]
     recursive: bool,
     /// The vault; must not be mounted for writing
     dir: PathBuf,
-    /// Paths in the vault
+    /// Plain paths in the vault [default: header and history]
     #[arg(value_name = "PATH")]
     paths: Vec<PathBuf>,
 }
@@ -159,9 +168,11 @@ pub struct Accept {
 #[derive(clap::Args, Debug)]
 #[command(after_help = MOVE_EXAMPLES)]
 pub struct Move {
+    #[command(flatten)]
+    _opening: crate::opening::AnchorArg,
     /// The vault; must not be mounted
     dir: PathBuf,
-    /// A file that does not exist yet, on a disk that the store does not own; or server://HOST:PORT
+    /// File to create, on a disk that the store does not own; or server://HOST:PORT
     file: PathBuf,
 }
 

@@ -36,7 +36,7 @@ struct Told {
     history: u64,
     bytes: u64,
     bytes_per_file: Option<u64>,
-    /// Unix seconds
+    /// seconds since 1970
     last_commit: Option<u64>,
     /// whether the checksums of all of it were compared, which is not done beside a writer
     checked: bool,

@@ -15,39 +15,41 @@ use std::path::{Path, PathBuf};
 
 const INIT_EXAMPLES: &str = "\
 Examples:
-  lamassu key admin init /srv/store/vault      the slot that is asked for becomes the administrator's
-Vaults have an administrator from `lamassu init` on; this is for those made before. All other slots are use-only until
-`lamassu key change --slot N` makes them anew.";
+  lamassu key admin init /srv/store/vault
+      the slot that opens the vault becomes the administrator's
+`lamassu init` gives each new vault an administrator; this is for a vault without one. All other
+slots are use-only until `lamassu key change --slot N` makes them again.";
 
 const ROTATE_EXAMPLES: &str = "\
 Examples:
-  lamassu key admin rotate /srv/store/vault      then `lamassu key add` for the other administrators
-The old key signs the new one, so pins follow by themselves where the vault is opened next; --admin-key and zone files
-have to be given the new one.";
+  lamassu key admin rotate /srv/store/vault
+Then `lamassu key add` adds the other administrators again. The old key signs the new one, so pins
+in known-vaults follow when the vault is opened next. --admin-key and zone files need the new key.";
 
 const SHOW_EXAMPLES: &str = "\
 Examples:
   lamassu key admin show /srv/store/vault
-  lamassu mount --admin-key HEX /srv/store/vault /mnt      refuses what another administrator has signed, or none";
+  lamassu mount --admin-key HEX /srv/store/vault /mnt
+      refuses a header that another administrator has signed, or none";
 
 const PIN_EXAMPLES: &str = "\
 Examples:
   lamassu key admin pin /srv/store/vault
-  lamassu --admin-key HEX key admin pin /srv/store/vault   compares with what the administrator told you
+  lamassu key admin pin --admin-key HEX /srv/store/vault
+      compares with the key that the administrator has told you
   lamassu key admin pin --zone office.zone --zone-key raw:file:/root/zone.key /srv/store/vault
-      in the zone file: everybody who gets it uses it by --admin-zone office.zone";
+      for all users of the zone file, who give --admin-zone office.zone";
 
 /// Administrator commands.
 #[derive(clap::Subcommand, Debug)]
 pub enum Admin {
-    /// Make the slot that opens a vault the administrator's, and all others use-only
+    /// Make the slot that opens a vault its administrator's slot, and all others use-only
     Init(Init),
-    /// Exchange the administrator's key for a new one, which the old one signs; other administrators' slots go
+    /// Replace the administrator's key; the old key signs the new one, and other administrators' slots are removed
     Rotate(Rotate),
     /// Print the administrator's public key, and verify the signature over the header; needs no key
     Show(Show),
-    /// Note the administrator's key of a vault in known-vaults: a header that somebody else has signed is refused from
-    /// then on
+    /// Pin a vault's administrator in known-vaults: headers signed by anyone else are refused from then on
     Pin(Pin),
 }
 
@@ -75,6 +77,8 @@ pub struct Rotate {
 #[derive(clap::Args, Debug)]
 #[command(after_help = SHOW_EXAMPLES)]
 pub struct Show {
+    #[command(flatten)]
+    _opening: crate::opening::AdminArg,
     /// Print one JSON document
     #[arg(long)]
     json: bool,
@@ -86,10 +90,12 @@ pub struct Show {
 #[derive(clap::Args, Debug)]
 #[command(after_help = PIN_EXAMPLES)]
 pub struct Pin {
-    /// Pin it in this zone file instead, for everybody who uses that one by --admin-zone
+    #[command(flatten)]
+    _opening: crate::opening::AdminOrZoneArg,
+    /// Pin the administrator in this zone file instead, for all users who pass it to --admin-zone
     #[arg(long, value_name = "FILE")]
     zone: Option<PathBuf>,
-    /// What opens the zone file [default: passphrase:prompt]
+    /// Key source that opens the zone file [default: passphrase:prompt]
     #[arg(long, value_name = "SOURCE", env = "LAMASSU_ZONE_KEY", hide_env_values = true)]
     zone_key: Option<SourceText>,
     /// The vault

@@ -12,24 +12,27 @@ use std::path::{Path, PathBuf};
 const BACKUP_EXAMPLES: &str = "\
 Examples:
   lamassu key backup /srv/store/vault /mnt/usb/vault.header
-  lamassu key backup -k raw:file:/root/k /srv/store/vault vault.header      and verify it
-Whoever has the copy and a key of one of its slots can open the vault, also after the slot was removed.";
+  lamassu key backup -k raw:file:/root/k /srv/store/vault vault.header      verifies it first
+Anyone with the copy and a key of one of its slots can open the vault, even after the slot was
+removed.";
 
 const RESTORE_EXAMPLES: &str = "\
 Examples:
   lamassu key restore /mnt/usb/vault.header /srv/store/vault
-Slots removed since the backup was made come back, and slots added since are gone.";
+Slots removed since the backup return, and slots added since are gone.";
 
 /// Options of `key backup`.
 #[derive(clap::Args, Debug)]
 #[command(after_help = BACKUP_EXAMPLES)]
 pub struct Backup {
+    #[command(flatten)]
+    _opening: crate::opening::OpeningArg,
     /// Verify the header with this key before it is copied
     #[arg(short, long, value_name = "SOURCE")]
     key: Option<SourceText>,
     /// The vault, or a zone file
     pub(super) dir: PathBuf,
-    /// The file to make, readable by its owner alone; must not exist
+    /// File to create, readable only by its owner; must not exist
     file: PathBuf,
 }
 
@@ -39,12 +42,12 @@ pub struct Backup {
 pub struct Restore {
     #[command(flatten)]
     key: KeyArg,
-    /// Replace a header of another vault, or one with newer keys, too
+    /// Replace the header even if it is another vault's, or has newer keys
     #[arg(long)]
     force: bool,
-    /// What `key backup` made, or any copy of the header
+    /// A copy of the header, as made by `key backup`
     file: PathBuf,
-    /// The vault, or the zone file to be put back; for that LAMASSU_ZONE_KEY stands in for --key
+    /// The vault or the zone file to restore (for a zone file, the environment's key is LAMASSU_ZONE_KEY)
     dir: PathBuf,
 }
 

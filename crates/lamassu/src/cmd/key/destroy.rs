@@ -23,8 +23,9 @@ use std::path::PathBuf;
 const EXAMPLES: &str = "\
 Examples:
   lamassu key destroy --receipt seven.receipt --audit-key raw:file:audit.key /srv/store/seven
-  lamassu key destroy -k 'kmip://kms.example/?name=seven#cert=me.pem' --with-server --yes /srv/store/seven
-Copies of the header from before still open the vault with the keys of their slots: the receipt names those on record.";
+  lamassu key destroy -k 'kmip://kms/?name=seven#cert=me.pem' --with-server --yes /srv/store/seven
+Earlier copies of the header still open the vault with the keys of their slots. The receipt lists
+those on record.";
 
 /// What is typed to go on.
 const WORD: &str = "destroy";
@@ -32,18 +33,18 @@ const WORD: &str = "destroy";
 /// How keys are destroyed.
 #[derive(clap::Args, Clone, Debug)]
 pub struct How {
-    /// Write the signed receipt to FILE, which must not exist, unless it is that of a run that was cut off; without it,
-    /// it goes to standard output
+    /// Write the signed receipt to FILE. FILE must not exist, unless an interrupted run made it. Without this, the
+    /// receipt goes to standard output
     #[arg(long, value_name = "FILE", requires = "audit_key")]
     receipt: Option<PathBuf>,
     /// Sign a receipt with this key: 32 bytes, kept apart from the vault; `lamassu receipt key` prints its public half
     #[arg(long, value_name = "SOURCE")]
     audit_key: Option<SourceText>,
-    /// Also destroy the key that --key (or SOURCE) names, at its KMIP server or in its token. Other vaults may have
-    /// slots for it: that cannot be known
+    /// Destroy the key that --key (or SOURCE) names, too, at its KMIP server or in its token. Other vaults may have
+    /// slots for that key: this cannot be detected
     #[arg(long, value_name = "SOURCE", num_args = 0..=1, require_equals = true, default_missing_value = "")]
     with_server: Vec<SourceText>,
-    /// Do not ask
+    /// Do not ask for confirmation
     #[arg(short, long)]
     yes: bool,
 }

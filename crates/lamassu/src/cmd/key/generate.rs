@@ -14,19 +14,21 @@ Examples:
   lamassu key generate /root/vault.key
   lamassu key generate --kind hex office.hex
   lamassu key generate --kind recovery -            24 words for paper, on the terminal
-  lamassu key generate 'kmip://kms.example/?name=vault#cert=/etc/me.pem'   an AES-256 key at that server
-  lamassu key generate server://keeper.example/vault      a key at a Lamassu server
+  lamassu key generate 'kmip://kms.example/?name=vault#cert=/etc/me.pem'
+      an AES-256 key at a KMIP server
+  lamassu key generate server://keeper.example/vault
+      a key at a Lamassu server
   lamassu key generate - | systemd-creds encrypt --name=vault - /etc/credstore.encrypted/vault";
 
 /// Options of `key generate`.
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct Generate {
-    /// How the key is written; all hold 256 random bits but `passphrase`, which is ten words with 110
+    /// Format of the key file; all hold 256 random bits except `passphrase`: ten words with 110 bits
     #[arg(long, value_enum, default_value_t = KeyKind::Raw)]
     kind: KeyKind,
-    /// The file to make, readable by its owner alone; must not exist. `-` is standard output; kmip:… and server:… make
-    /// the key at a KMIP server or a Lamassu server, which keeps it
+    /// File to create, readable only by its owner; must not exist. `-` is standard output; kmip:… and server:… make the
+    /// key at a KMIP server or a Lamassu server, which keeps it
     file: PathBuf,
 }
 

@@ -12,21 +12,21 @@ use std::path::PathBuf;
 
 const UNLOAD_EXAMPLES: &str = "\
 Examples:
-  lamassu key unload /mnt/projects     the dataset's files stay in the store; they cannot be read until the key is loaded
+  lamassu key unload /mnt/projects     a dataset: its files cannot be read until its key is loaded
   lamassu key unload /mnt              the whole vault
-Files that are open there are read and written no more; what was written before is in the store.";
+Open files can no longer be read or written; everything written before is in the store.";
 
 const LOAD_EXAMPLES: &str = "\
 Examples:
   lamassu key load /mnt/projects                             a dataset that inherits its key
-  lamassu key load -k raw:file:/root/p.key /mnt/projects     one that has a key of its own
-  lamassu key load /mnt                                      the whole vault: asks for its passphrase";
+  lamassu key load -k raw:file:/root/p.key /mnt/projects     a dataset with a key of its own
+  lamassu key load /mnt                                      the vault: asks for its passphrase";
 
 /// Options of `key unload`.
 #[derive(clap::Args, Debug)]
 #[command(after_help = UNLOAD_EXAMPLES)]
 pub struct Unload {
-    /// Where the vault is mounted, or a dataset in it
+    /// The mountpoint of the vault, or a dataset in it
     path: PathBuf,
 }
 
@@ -36,7 +36,7 @@ pub struct Unload {
 pub struct Load {
     #[command(flatten)]
     key: KeyArg,
-    /// Where the vault is mounted, or a dataset in it
+    /// The mountpoint of the vault, or a dataset in it
     path: PathBuf,
 }
 

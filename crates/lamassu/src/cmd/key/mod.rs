@@ -35,15 +35,16 @@ Examples:
 const ADD_EXAMPLES: &str = "\
 Examples:
   lamassu key add --new-key raw:file:/root/backup.key --label backup /srv/store/vault
-  lamassu key add /srv/store/vault         a second passphrase: asks for an old one, then the new one
+  lamassu key add /srv/store/vault                   asks for an old passphrase, then a new one
   lamassu key add --use-only --expires 90 -n raw:file:/root/job.key /srv/store/vault
-  lamassu key add --recovery /srv/store/vault                  prints 24 words to write down, once
-  lamassu key add --recovery --shares 3-of-5 /srv/store/vault  prints five shares; any three are the key";
+  lamassu key add --recovery /srv/store/vault        prints 24 words to write down, once
+  lamassu key add --recovery --shares 3-of-5 /srv/store/vault
+      prints five shares; any three are the key";
 
 const REMOVE_EXAMPLES: &str = "\
 Examples:
   lamassu key remove /srv/store/vault 2    asks for a passphrase that opens any slot
-An older copy of the header (a backup, a snapshot of the store) still opens with the removed key.";
+The removed key still opens older copies of the header (backups, snapshots of the store).";
 
 const CHANGE_EXAMPLES: &str = "\
 Examples:
@@ -53,37 +54,37 @@ Examples:
 /// Key commands.
 #[derive(clap::Subcommand, Debug)]
 pub enum Key {
-    /// List the slots; needs no key
+    /// List the key slots; needs no key
     List(List),
     /// Add a slot: one more key that opens the vault
     Add(Add),
     /// Remove a slot; the last one cannot be removed
     Remove(Remove),
-    /// Replace a slot by one for a new key
+    /// Replace a slot by one with a new key
     Change(Change),
-    /// The administrator, whose signature no use-only slot can make
+    /// Manage the administrator, whose signature over the header no use-only slot can make
     #[command(subcommand)]
     Admin(admin::Admin),
-    /// Make a key file
+    /// Generate a key, in a file or at a server
     Generate(generate::Generate),
-    /// Copy the header: without it no key opens the vault
+    /// Back up the header: without a header, no key opens the vault
     Backup(backup::Backup),
-    /// Make a fresh file key: shuts out holders of an old slot's key and a copy of the header; keeps the slot of --key
-    /// alone
+    /// Replace the file key, so that an old slot's key with a copy of the header no longer opens the vault; only the
+    /// slot of --key stays
     Renew(rotate::Renew),
-    /// Start an epoch of the inner or the outer key, which new writes use
+    /// Start a new epoch of the inner or the outer key; new writes use it
     Rotate(rotate::Rotate),
-    /// Take an old epoch out of the keychain, after proving that nothing needs it
+    /// Remove an old epoch from the keychain, after verifying that nothing needs it
     Retire(rotate::Retire),
     /// List the epochs of the inner and the outer key
     Epochs(rotate::ShowEpochs),
-    /// Let the keys of a mounted vault or dataset go; the mount stays
+    /// Unload the keys of a mounted vault or dataset; the mount stays
     Unload(load::Unload),
     /// Load the key of a mounted vault or dataset again
     Load(load::Load),
-    /// Put a copy of the header back, after proving that it opens the vault
+    /// Restore the header from a copy, after verifying that it opens the vault
     Restore(backup::Restore),
-    /// Make a vault's keys unrecoverable: erases every slot, leaves the ciphertext, and gives a signed receipt
+    /// Make a vault's keys unrecoverable: erase every slot, leave the ciphertext, and print a signed receipt
     Destroy(destroy::Destroy),
 }
 
@@ -106,18 +107,18 @@ pub struct Add {
     key: KeyArg,
     #[command(flatten)]
     new: NewKeyArg,
-    /// Make a recovery key and print its 24 words, once: for paper, and for the day when every other key is gone
+    /// Make a recovery key and print its 24 words once: for paper, in case every other key is lost
     #[arg(long, conflicts_with = "new_key")]
     recovery: bool,
-    /// Print the recovery key as N shares, of which any M together are the key
+    /// Print the recovery key as N shares; any M of them together are the key
     #[arg(long, value_name = "M-of-N", requires = "recovery", conflicts_with = "new_key")]
     shares: Option<Scheme>,
     #[command(flatten)]
     terms: TermsArg,
-    /// Label of the new slot, for people
+    /// Label of the new slot
     #[arg(short, long, default_value = "")]
     label: String,
-    /// The vault, or where it is mounted, or a zone file; for that LAMASSU_ZONE_KEY stands in for --key
+    /// The vault, its mountpoint, or a zone file (for a zone file, the environment's key is LAMASSU_ZONE_KEY)
     dir: PathBuf,
 }
 
@@ -127,7 +128,7 @@ pub struct Add {
 pub struct Remove {
     #[command(flatten)]
     key: KeyArg,
-    /// The vault, or where it is mounted, or a zone file; for that LAMASSU_ZONE_KEY stands in for --key
+    /// The vault, its mountpoint, or a zone file (for a zone file, the environment's key is LAMASSU_ZONE_KEY)
     dir: PathBuf,
     /// Number of the slot, as `key list` shows it
     slot: u32,
@@ -141,7 +142,7 @@ pub struct Change {
     key: KeyArg,
     #[command(flatten)]
     new: NewKeyArg,
-    /// Which slot to replace [default: the one that --key opens]
+    /// Number of the slot to replace [default: the one that --key opens]
     #[arg(short, long, value_name = "N")]
     slot: Option<u32>,
     #[command(flatten)]
@@ -149,16 +150,16 @@ pub struct Change {
     /// Label of the new slot [default: that of the old one]
     #[arg(short, long)]
     label: Option<String>,
-    /// The vault, or where it is mounted, or a zone file; for that LAMASSU_ZONE_KEY stands in for --key
+    /// The vault, its mountpoint, or a zone file (for a zone file, the environment's key is LAMASSU_ZONE_KEY)
     dir: PathBuf,
 }
 
 #[derive(clap::Args, Debug)]
 struct TermsArg {
-    /// The new slot opens the vault, but changes no slots and no keys: only the slots of administrators do
+    /// The new slot opens the vault but cannot change slots or keys; only administrators' slots can
     #[arg(long)]
     use_only: bool,
-    /// Warn from 30 days before this day on: a date as 2027-01-31, a number of days, or never. Nothing is refused then
+    /// Warn from 30 days before this date: 2027-01-31, a number of days, or never. The slot keeps working
     #[arg(long, value_name = "DATE|DAYS", value_parser = expiry)]
     expires: Option<Expires>,
 }
@@ -186,7 +187,7 @@ impl TermsArg {
 
 #[derive(clap::Args, Debug)]
 struct NewKeyArg {
-    /// What the new slot shall be opened by [default: passphrase:prompt]
+    /// Key source of the new slot [default: passphrase:prompt]
     #[arg(short = 'n', long, value_name = "SOURCE")]
     new_key: Option<SourceText>,
     #[command(flatten)]

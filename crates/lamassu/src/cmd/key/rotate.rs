@@ -21,19 +21,21 @@ const ROTATE_EXAMPLES: &str = "\
 Examples:
   lamassu key rotate --outer /srv/store/vault      then: lamassu rekey --outer /srv/store/vault
   lamassu key rotate --inner ~/private             where it is mounted: no key is asked for
-  lamassu key rotate --inner --zone office.zone --zone-key raw:file:/root/zone.key /srv/store/vault
-What is there stays readable, and under the old key until `lamassu rekey`; `lamassu key retire` then ends the old key.";
+  lamassu key rotate --inner --zone office.zone --zone-key raw:file:zone.key /srv/store/vault
+Existing content stays readable, under the old key until `lamassu rekey`. `lamassu key retire` then
+removes the old key.";
 
 const RETIRE_EXAMPLES: &str = "\
 Examples:
   lamassu key epochs /srv/store/vault
   lamassu key retire --outer 1 /srv/store/vault
-Reads everything. Copies of the header made before still hold the epoch.";
+The command reads the whole vault. Earlier copies of the header still hold the epoch.";
 
 const RENEW_EXAMPLES: &str = "\
 Example:
-  lamassu key renew /srv/store/vault       then `lamassu key add` for everybody else, and a new recovery key
-Part of the rotation after someone has left: see docs/keys.md.";
+  lamassu key renew /srv/store/vault
+Then `lamassu key add` adds all other users again, and a new recovery key. This is a part of the
+rotation after someone has left: see docs/keys.md.";
 
 const EPOCHS_EXAMPLES: &str = "\
 Examples:
@@ -44,10 +46,10 @@ Examples:
 #[derive(clap::Args, Clone, Copy, Debug)]
 #[group(required = true, multiple = false)]
 pub struct TierArg {
-    /// K_out: seals metadata, names of attributes, directories
+    /// The outer key K_out: it seals metadata, attribute names and directories
     #[arg(long)]
     outer: bool,
-    /// K_in: makes equal blocks equal
+    /// The inner key K_in: it makes equal blocks equal
     #[arg(long)]
     inner: bool,
 }
@@ -77,13 +79,13 @@ pub struct Rotate {
     key: KeyArg,
     #[command(flatten)]
     tier: TierArg,
-    /// Take over the newer keys of the zone this vault belongs to
+    /// Adopt the newer keys of the zone that this vault belongs to
     #[arg(long, value_name = "FILE", requires = "zone_key", conflicts_with = "leave_zone")]
     zone: Option<PathBuf>,
-    /// What opens the zone file
+    /// Key source that opens the zone file
     #[arg(long, value_name = "SOURCE", env = "LAMASSU_ZONE_KEY", hide_env_values = true)]
     zone_key: Option<SourceText>,
-    /// Make a key of the vault's own where it shares one with a zone
+    /// Replace the key shared with a zone by one of the vault's own
     #[arg(long)]
     leave_zone: bool,
     /// The vault, or where it is mounted

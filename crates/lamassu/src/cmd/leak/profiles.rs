@@ -110,7 +110,7 @@ impl Profiles {
         row.blocks.add(digest, len)
     }
 
-    /// By profile, the default first; and how many files have none that could be told.
+    /// The profiles, the default first; and the number of files whose profile could not be determined.
     pub fn finish(mut self) -> Result<(Vec<OfProfile>, u64)> {
         self.rows.sort_by_key(|row| row.profile.number());
         let header = &self.unsealed.found.header;

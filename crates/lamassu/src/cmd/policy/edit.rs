@@ -19,15 +19,16 @@ Examples:
   lamassu policy attribute set /var/lib/acme/policy clearance number
   lamassu policy attribute remove /var/lib/acme/policy dept
   lamassu policy attribute list /var/lib/acme/policy
-In rules: principal has dept && principal.dept == \"finance\", principal.projects.contains(\"apollo\"),
-principal has clearance && principal.clearance >= 3.";
+In rules: principal has dept && principal.dept == \"finance\",
+principal.projects.contains(\"apollo\"), principal has clearance && principal.clearance >= 3.";
 
 const PERSON_EXAMPLES: &str = "\
 Examples:
-  lamassu policy person set /var/lib/acme/policy alice dept=finance projects=apollo projects=zeus clearance=3
+  lamassu policy person set /var/lib/acme/policy alice dept=law projects=a projects=z clearance=3
   lamassu policy person remove /var/lib/acme/policy alice
   lamassu policy person list /var/lib/acme/policy
-The attributes that are given replace those before. Then the person's credentials are revoked by the next publication.";
+The given attributes replace all earlier ones. If they differ, the next publication revokes the
+person's credentials.";
 
 const RULE_EXAMPLES: &str = "\
 Examples:
@@ -36,9 +37,9 @@ Examples:
   lamassu policy rule remove /var/lib/acme/policy finance
   lamassu policy rule list /var/lib/acme/policy
 A rule, in Cedar:
-  permit(principal, action in [Action::\"read\", Action::\"list\"], resource in Key::\"reports/2026\")
+  permit(principal, action in [Action::\"read\", Action::\"list\"], resource in Key::\"reports\")
   when { principal has dept && [\"finance\", \"audit\"].contains(principal.dept) };
-It is in force when it is published. docs/access.md says what tokens can express.";
+A rule takes effect when it is published. docs/access.md says what tokens can express.";
 
 /// `policy attribute`.
 #[derive(clap::Subcommand, Debug)]
@@ -48,17 +49,17 @@ pub enum AttributeCommand {
     Set {
         #[command(flatten)]
         dir: DirArg,
-        /// Its name
+        /// Name of the attribute
         name: String,
-        /// text: one or none; set: any number of texts; number: one whole number or none
+        /// Kind of its values: text: at most one text; set: any number of texts; number: at most one whole number
         kind: Kind,
     },
-    /// Take an attribute away that nothing uses
+    /// Remove an attribute that is not in use
     #[command(after_help = ATTRIBUTE_EXAMPLES)]
     Remove {
         #[command(flatten)]
         dir: DirArg,
-        /// Its name
+        /// Name of the attribute
         name: String,
     },
     /// List the attributes; needs no key
@@ -69,14 +70,14 @@ pub enum AttributeCommand {
 /// `policy person`.
 #[derive(clap::Subcommand, Debug)]
 pub enum PersonCommand {
-    /// Give a person attributes
+    /// Set the attributes of a person, replacing earlier ones
     #[command(after_help = PERSON_EXAMPLES)]
     Set {
         #[command(flatten)]
         dir: DirArg,
-        /// The person
+        /// Name of the person
         name: String,
-        /// The attributes: of a set one for each of its texts
+        /// The attributes; give a set once for each of its texts
         #[arg(value_name = "ATTRIBUTE=VALUE")]
         attributes: Vec<String>,
     },
@@ -85,10 +86,10 @@ pub enum PersonCommand {
     Remove {
         #[command(flatten)]
         dir: DirArg,
-        /// The person
+        /// Name of the person
         name: String,
     },
-    /// List the people; needs no key
+    /// List the people and their attributes; needs no key
     #[command(after_help = PERSON_EXAMPLES)]
     List(List),
 }
@@ -96,14 +97,14 @@ pub enum PersonCommand {
 /// `policy rule`.
 #[derive(clap::Subcommand, Debug)]
 pub enum RuleCommand {
-    /// Write a rule, or replace it
+    /// Create or replace a rule
     #[command(after_help = RULE_EXAMPLES)]
     Set {
         #[command(flatten)]
         dir: DirArg,
-        /// Its name
+        /// Name of the rule
         name: String,
-        /// Cedar; - reads standard input
+        /// File with the rule in Cedar; - reads standard input
         file: PathBuf,
     },
     /// Remove a rule
@@ -111,7 +112,7 @@ pub enum RuleCommand {
     Remove {
         #[command(flatten)]
         dir: DirArg,
-        /// Its name
+        /// Name of the rule
         name: String,
     },
     /// List the rules; needs no key
@@ -124,7 +125,7 @@ pub enum RuleCommand {
 pub struct List {
     #[command(flatten)]
     dir: DirArg,
-    /// One JSON document
+    /// Print one JSON document
     #[arg(long)]
     json: bool,
 }

@@ -13,21 +13,22 @@ use std::path::{Path, PathBuf};
 const EXAMPLES: &str = "\
 Examples:
   lamassu policy leak --config /etc/lamassu/proxy.toml acme
-  lamassu policy leak --config /etc/lamassu/proxy.toml --insider eve.json,dept=law,projects=apollo acme
-An insider is a person of the tenant who gives the provider a credential (the JSON of `lamassu policy issue`) and says
-what attributes it was made for. From several, the provider can tell which token is of which attribute.";
+  lamassu policy leak --config /etc/lamassu/proxy.toml --insider eve.json,dept=law acme
+An insider is a person of the tenant who gives the provider a credential (the JSON of `lamassu
+policy issue`) and the attributes it was made for. With several insiders, the provider can match
+tokens to attributes.";
 
 /// Options of `policy leak`.
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// The configuration of the provider's proxy
+    /// Configuration file of the provider's proxy
     #[arg(long, value_name = "FILE")]
     config: PathBuf,
-    /// A person who helps the provider: a credential, and what it was made for; again for others
+    /// A person who helps the provider: a credential, and the attributes it was made for; repeatable
     #[arg(long = "insider", value_name = "FILE,ATTRIBUTE=VALUE,…")]
     insiders: Vec<String>,
-    /// One JSON document
+    /// Print one JSON document
     #[arg(long)]
     json: bool,
     /// The tenant's bucket

@@ -19,41 +19,41 @@ const KEY_VARIABLE: &str = "LAMASSU_POLICY_KEY";
 /// Who may do what at a provider.
 #[derive(clap::Subcommand, Debug)]
 pub enum PolicyCommand {
-    /// Make a tenant's policy manager in a new directory
+    /// Create a tenant's policy manager in a new directory
     Init(publish::Init),
-    /// Show a policy manager: bucket, public key, what is in force; needs no key
+    /// Show a policy manager: bucket, public key, present state; needs no key
     Show(show::Show),
-    /// Declare the attributes that people have
+    /// Declare the attributes of people
     #[command(subcommand)]
     Attribute(edit::AttributeCommand),
-    /// Say which people there are, and their attributes
+    /// Manage people and their attributes
     #[command(subcommand)]
     Person(edit::PersonCommand),
-    /// Write the rules: Cedar, over plain attributes
+    /// Manage the rules: Cedar, over plain attributes
     #[command(subcommand)]
     Rule(edit::RuleCommand),
     /// Publish rules over tokens, and revocations, to the provider's proxy
     Publish(publish::Publish),
     /// Issue a credential for a person
     Issue(publish::Issue),
-    /// Revoke a credential, or all of a person
+    /// Revoke a credential, or all credentials of a person
     Revoke(publish::Revoke),
-    /// Begin an epoch: other tokens, and no credential from before is good
+    /// Begin an epoch: tokens change, and all earlier credentials become invalid
     Rotate(publish::Rotate),
-    /// Tell what the rules decide, over attributes and over tokens
+    /// Test what the rules decide, over attributes and over tokens
     Test(show::Test),
-    /// Tell the keys of objects as they are at the provider, or back
+    /// Translate keys of objects from plain to sealed, or back
     Name(show::Name),
     /// Show the audit trail, verified; needs no key
     Audit(show::Audit),
-    /// Show what a provider learns of a tenant, alone and with people who help it; needs no key
+    /// Show what a provider learns of a tenant, alone and with insiders; needs no key
     Leak(leak::Args),
 }
 
 /// What opens the manager's keys.
 #[derive(clap::Args, Clone, Debug)]
 pub struct KeyArg {
-    /// What opens the manager's keys [default: passphrase:prompt] [env: LAMASSU_POLICY_KEY]
+    /// Key source that opens the manager's keys [default: passphrase:prompt] [env: LAMASSU_POLICY_KEY]
     #[arg(short, long, value_name = "SOURCE")]
     key: Option<SourceText>,
 }

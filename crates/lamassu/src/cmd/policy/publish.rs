@@ -13,32 +13,34 @@ use std::time::{Duration, Instant};
 const INIT_EXAMPLES: &str = "\
 Examples:
   lamassu policy init --bucket acme --provider HEX /var/lib/acme/policy
-  lamassu policy init -k raw:file:/root/policy.key --bucket acme --provider HEX /var/lib/acme/policy
-The provider says HEX: `lamassu gateway provider --public-key`. It is told what this prints: the tenant's public key.";
+  lamassu policy init -k raw:file:policy.key --bucket acme --provider HEX /var/lib/acme/policy
+The provider gets HEX from `lamassu gateway provider --public-key`. Give the provider the tenant's
+public key, which this command prints.";
 
 const PUBLISH_EXAMPLES: &str = "\
 Examples:
   lamassu policy publish --to /mnt/provider/acme /var/lib/acme/policy
   lamassu policy publish --every 15 /var/lib/acme/policy
-A proxy serves nobody with a list of revocations that is older than a minute: let --every run as a service.";
+A proxy refuses all requests if the list of revocations is older than a minute: run --every as a
+service.";
 
 const ISSUE_EXAMPLES: &str = "\
 Examples:
   lamassu policy issue /var/lib/acme/policy alice
   lamassu policy issue --env --minutes 15 /var/lib/acme/policy alice
 In ~/.aws/config:
-  credential_process = lamassu policy issue -k raw:file:/root/policy.key /var/lib/acme/policy alice";
+  credential_process = lamassu policy issue -k raw:file:policy.key /var/lib/acme/policy alice";
 
 const REVOKE_EXAMPLES: &str = "\
 Examples:
   lamassu policy revoke /var/lib/acme/policy alice
   lamassu policy revoke /var/lib/acme/policy 0123456789ABCDEF0123456789ABCDEF
-It publishes at once, where it was done last.";
+The command publishes at once, to the last directory used.";
 
 const ROTATE_EXAMPLES: &str = "\
 Examples:
   lamassu policy rotate /var/lib/acme/policy
-It publishes at once, where it was done last. Then everybody needs another credential.";
+The command publishes at once, to the last directory used. Then everybody needs a new credential.";
 
 /// Options of `policy init`.
 #[derive(clap::Args, Debug)]
@@ -49,7 +51,7 @@ pub struct Init {
     /// The tenant's bucket at the provider
     #[arg(long, value_name = "NAME")]
     bucket: String,
-    /// The public key of the provider's proxy
+    /// Public key of the provider's proxy
     #[arg(long, value_name = "HEX", value_parser = policy::parse_key)]
     provider: [u8; 32],
     #[command(flatten)]
@@ -66,10 +68,10 @@ fn init_help() -> String {
 pub struct Publish {
     #[command(flatten)]
     key: KeyArg,
-    /// The directory that the provider reads [default: where it was done last]
+    /// Directory that the provider reads [default: the last one used]
     #[arg(long, value_name = "DIRECTORY")]
     to: Option<PathBuf>,
-    /// Publish again and again, every so many seconds, until a signal comes
+    /// Publish periodically, every SECONDS, until a signal comes
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=3600))]
     every: Option<u64>,
     #[command(flatten)]
@@ -82,18 +84,18 @@ pub struct Publish {
 pub struct Issue {
     #[command(flatten)]
     key: KeyArg,
-    /// How long it is good for
+    /// Life of the credential, in minutes
     #[arg(long, value_name = "N", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=2160), conflicts_with = "seconds")]
     minutes: u64,
-    /// The same in seconds
+    /// Life of the credential, in seconds
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=129_600))]
     seconds: Option<u64>,
-    /// For a shell: export AWS_ACCESS_KEY_ID=…; otherwise JSON as `credential_process` of the AWS tools wants it
+    /// Print shell commands (export AWS_ACCESS_KEY_ID=…) instead of the JSON of `credential_process` for AWS tools
     #[arg(long)]
     env: bool,
     #[command(flatten)]
     dir: DirArg,
-    /// The person
+    /// Name of the person
     person: String,
 }
 
@@ -105,7 +107,7 @@ pub struct Revoke {
     key: KeyArg,
     #[command(flatten)]
     dir: DirArg,
-    /// A person, or the number of a credential: its access key
+    /// Name of a person, or number of a credential: its access key
     what: String,
 }
 
@@ -201,7 +203,7 @@ pub fn issue(ui: &Ui, args: &Issue) -> Result<()> {
     }))
 }
 
-/// Publishes where it was done last; before the first time there is nobody to be told.
+/// Publishes to the last directory used, if there is one.
 fn publish_again(ui: &Ui, manager: &Manager) -> Result<()> {
     match manager.in_force()? {
         (_, _, Some(_)) => tell(ui, manager.publish(None, now())?),

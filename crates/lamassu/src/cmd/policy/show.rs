@@ -16,7 +16,7 @@ Examples:
 const TEST_EXAMPLES: &str = "\
 Examples:
   lamassu policy test /var/lib/acme/policy alice read reports/2026/q1.pdf
-It goes by the rules as they are written now, published or not.";
+The test uses the present rules, published or not.";
 
 const NAME_EXAMPLES: &str = "\
 Examples:
@@ -28,7 +28,7 @@ const AUDIT_EXAMPLES: &str = "\
 Examples:
   lamassu policy audit /var/lib/acme/policy
   lamassu policy audit --json /var/lib/acme/policy
-Note the last head elsewhere: it shows later that nothing before it was rewritten.";
+Note the last head elsewhere: it shows later that no earlier entry was rewritten.";
 
 /// Options of `policy show`.
 #[derive(clap::Args, Debug)]
@@ -36,7 +36,7 @@ Note the last head elsewhere: it shows later that nothing before it was rewritte
 pub struct Show {
     #[command(flatten)]
     dir: DirArg,
-    /// One JSON document
+    /// Print one JSON document
     #[arg(long)]
     json: bool,
 }
@@ -49,11 +49,11 @@ pub struct Test {
     key: KeyArg,
     #[command(flatten)]
     dir: DirArg,
-    /// The person
+    /// Name of the person
     person: String,
-    /// read, write, list or delete
+    /// The action: read, write, list or delete
     action: Action,
-    /// The plain key of an object, or of a folder
+    /// Plain key of an object or of a folder
     object: String,
 }
 
@@ -63,12 +63,12 @@ pub struct Test {
 pub struct Name {
     #[command(flatten)]
     key: KeyArg,
-    /// From keys at the provider to plain ones
+    /// Translate sealed keys to plain ones
     #[arg(long)]
     reverse: bool,
     #[command(flatten)]
     dir: DirArg,
-    /// Keys
+    /// Keys to translate
     #[arg(required = true, value_name = "KEY")]
     objects: Vec<String>,
 }
@@ -79,7 +79,7 @@ pub struct Name {
 pub struct Audit {
     #[command(flatten)]
     dir: DirArg,
-    /// One JSON document
+    /// Print one JSON document
     #[arg(long)]
     json: bool,
 }

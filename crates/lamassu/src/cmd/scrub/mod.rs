@@ -31,9 +31,12 @@ const EXAMPLES: &str = "\
 Examples:
   lamassu scrub /srv/store/vault
   lamassu scrub --limit 50M --state /var/lib/lamassu/vault.scrub /srv/store/vault
-      reads no faster than that; goes on where it was stopped
+      reads no faster than 50 MB/s, and continues where it was stopped
   lamassu scrub --json /srv/store/vault | jq -r '.findings[].path'
-Exit status: 0 all is as the anchor says, 30 something is not, 31 nothing is stale, but some of it cannot be verified without a key.";
+Exit status:
+   0  everything matches the anchor
+  30  something does not match
+  31  everything checked matches, but some of it cannot be verified without a key";
 
 /// How often the state is written.
 const SAVE_EVERY: Duration = Duration::from_secs(5);
@@ -44,14 +47,16 @@ const FINDINGS_MAX: usize = 100_000;
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// Bytes read a second at most: 500K, 50M, 1G
+    #[command(flatten)]
+    _opening: crate::opening::AnchorArg,
+    /// Read at most this many bytes per second: 500K, 50M, 1G
     #[arg(long, value_name = "BYTES", value_parser = text::parse_rate)]
     limit: Option<u64>,
-    /// Remember in this file what was verified, and continue from there the next time; removed at the end. Not in the
-    /// vault's own directory
+    /// Record progress in this file, and continue from there the next time. The file is removed at the end; it must not
+    /// be in the vault's directory
     #[arg(long, value_name = "FILE")]
     state: Option<PathBuf>,
-    /// Datasets whose anchors are not on this machine do not change the exit status
+    /// Keep the exit status when datasets were skipped because their anchors are not on this machine
     #[arg(long)]
     skip_unanchored: bool,
     /// Print one JSON document

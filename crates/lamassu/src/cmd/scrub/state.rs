@@ -42,7 +42,7 @@ impl State {
         if read.vault == vault { Ok(read) } else { Err(refused().into()) }
     }
 
-    /// Of a vault of which nothing is verified yet.
+    /// The state of a vault of which nothing is verified yet.
     pub fn of(vault: &str) -> State {
         State { vault: vault.into(), ..State::default() }
     }

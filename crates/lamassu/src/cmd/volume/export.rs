@@ -28,12 +28,13 @@ use std::process::{Child, Command, Stdio};
 const EXAMPLES: &str = "\
 Examples:
   lamassu volume export --socket /run/vm1.sock /srv/store/vault
-  lamassu volume export --listen 0.0.0.0:10809 --tls-certificates /etc/pki/nbd --tls-verify-peer /srv/store/vault
+  lamassu volume export --listen 0.0.0.0:10809 --tls-certificates /etc/nbd --tls-verify-peer /srv/v
   lamassu volume export --socket /run/nbd.sock a=/disk1/vault b=/disk2/vault
-  lamassu volume export -k raw:file:/root/a.key -k raw:file:/root/b.key --socket /run/nbd.sock a=/disk1/a b=/disk2/b
+  lamassu volume export -k raw:file:a.key -k raw:file:b.key --socket nbd.sock a=/disk1/a b=/disk2/b
   lamassu volume export --socket /run/vm1.sock --filter rate /srv/store/vault -- rate=100M
-Clients name an export by the volume, nbd+unix:///vm1?socket=/run/vm1.sock; of several vaults by VAULT/VOLUME. SIGTERM
-ends it: what was written is committed, and the vaults are closed. docs/volumes.md says more.";
+Clients name an export by its volume: nbd+unix:///vm1?socket=/run/vm1.sock; with several vaults, by
+VAULT/VOLUME. At SIGTERM everything written is committed, and the vaults are closed.
+docs/volumes.md says more.";
 
 /// The plugin as cargo builds it, and as it is installed.
 const PLUGIN_BUILT: &str = "liblamassu_nbdkit.so";
@@ -45,55 +46,57 @@ const NOT_CLOSED: i32 = 5;
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES, after_long_help = help())]
 pub struct Args {
-    /// What opens the vaults: once for all, or as often as there are vaults, in their order [default:
-    /// passphrase:prompt] [env: LAMASSU_KEY]
+    #[command(flatten)]
+    _opening: crate::opening::OpeningArg,
+    /// Key source that opens the vaults: once for all, or once for each vault, in order [default: passphrase:prompt]
+    /// [env: LAMASSU_KEY]
     #[arg(short, long, value_name = "SOURCE")]
     key: Vec<SourceText>,
-    /// A local socket that clients connect to; only this user can
+    /// Unix socket to listen on; only this user can connect
     #[arg(long, value_name = "FILE", required_unless_present = "listen", conflicts_with = "listen")]
     socket: Option<PathBuf>,
-    /// A TCP address that clients connect to; the usual port is 10809
+    /// TCP address to listen on; the usual port is 10809
     #[arg(long, value_name = "ADDRESS:PORT")]
     listen: Option<SocketAddr>,
-    /// Require TLS: the directory with ca-cert.pem, server-cert.pem and server-key.pem
+    /// Require TLS: directory with ca-cert.pem, server-cert.pem and server-key.pem
     #[arg(long, value_name = "DIR")]
     tls_certificates: Option<PathBuf>,
-    /// Refuse clients whose certificate the same authority has not signed
+    /// Refuse clients without a certificate signed by the same authority
     #[arg(long, requires = "tls_certificates")]
     tls_verify_peer: bool,
-    /// Require TLS: the file with the keys of clients (psktool makes it)
+    /// Require TLS: file with the clients' pre-shared keys (psktool makes it)
     #[arg(long, value_name = "FILE", conflicts_with = "tls_certificates")]
     tls_psk: Option<PathBuf>,
-    /// Listen without TLS: whoever reaches the port reads and writes everything, on a loopback address every user of
-    /// this machine
+    /// Listen without TLS. Anyone who reaches the port can read and write everything; on a loopback address, every user
+    /// of this machine
     #[arg(long, conflicts_with_all = ["tls_certificates", "tls_psk"])]
     no_tls: bool,
-    /// Export this volume or snapshot of the one vault; again for others [default: all]
+    /// Export only this volume or snapshot of the one vault; repeatable [default: all]
     #[arg(long = "volume", value_name = "VOLUME")]
     volumes: Vec<String>,
-    /// Write nothing
+    /// Export everything read-only
     #[arg(long)]
     read_only: bool,
-    /// Requests of one connection that are worked on at once. With more than one, nbdkit 1.32 ends if a client goes
-    /// away in the middle of its answers
+    /// Concurrent requests of one connection. With more than one, nbdkit 1.32 ends if a client disconnects in the
+    /// middle of its answers
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
     threads: u16,
-    /// One of nbdkit's filters, again for others; the outermost first
+    /// An nbdkit filter; repeatable, the outermost first
     #[arg(long = "filter", value_name = "NAME")]
     filters: Vec<OsString>,
-    /// Written when clients can connect
+    /// File that is written when clients can connect
     #[arg(long, value_name = "FILE")]
     pidfile: Option<PathBuf>,
-    /// The program [default: nbdkit]
+    /// The nbdkit program [default: nbdkit]
     #[arg(long, value_name = "PROGRAM", default_value = "nbdkit", hide_default_value = true)]
     nbdkit: PathBuf,
     /// The plugin [default: the one installed with this program]
     #[arg(long, value_name = "FILE")]
     plugin: Option<PathBuf>,
-    /// Print the command that would be run, and end
+    /// Print the command that would be run, and exit
     #[arg(long)]
     print_command: bool,
-    /// The vault; several: NAME=DIR, or DIR for the name of the directory
+    /// The vault. Several vaults: NAME=DIR each, or DIR, whose last part is the name
     #[arg(required = true, value_name = "[NAME=]DIR")]
     vaults: Vec<OsString>,
     /// Parameters of the filters
@@ -167,7 +170,7 @@ fn served(ui: &Ui, args: &Args, mut child: Child, report: OwnedFd) -> Result<()>
     }
 }
 
-/// Removes a socket that nobody listens on any more: what a server that was killed has left.
+/// Removes a stale socket, which a killed server has left.
 fn remove_dead(socket: &Path) {
     let is_socket = socket.symlink_metadata().is_ok_and(|st| st.file_type().is_socket());
     let is_dead = || UnixStream::connect(socket).is_err_and(|e| e.kind() == std::io::ErrorKind::ConnectionRefused);
@@ -188,7 +191,7 @@ impl Args {
     /// nbdkit's arguments, but for the descriptor of the report and the filters' parameters.
     fn words(&self, ui: &Ui) -> Result<Vec<OsString>> {
         self.check_tls()?;
-        // With its parent it ends, so that no vault stays open that nobody knows of.
+        // It ends with its parent, so that no vault stays open unnoticed.
         let mut words: Vec<OsString> = vec!["--foreground".into(), "--exit-with-parent".into()];
         let mut option = |name: &str, value: Option<&OsStr>| {
             if let Some(value) = value {
@@ -221,9 +224,9 @@ impl Args {
         let has_tls = self.tls_certificates.is_some() || self.tls_psk.is_some();
         match self.listen {
             Some(_) if !has_tls && !self.no_tls => Err(HostError::Usage(
-                "whoever reaches the port would read and write everything, on a loopback address every user of this \
-                 machine: give --tls-certificates DIR or --tls-psk FILE, or --socket PATH instead; --no-tls if all who \
-                 reach it may",
+                "anyone who reaches the port could read and write everything, on a loopback address every user of this \
+                 machine: give --tls-certificates DIR or --tls-psk FILE, or --socket PATH instead; --no-tls if that is \
+                 intended",
             )
             .into()),
             Some(_) | None => Ok(()),

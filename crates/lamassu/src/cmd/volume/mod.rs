@@ -24,16 +24,17 @@ Examples:
   lamassu volume resize /srv/store/vault vm1 40G
   lamassu volume list /srv/store/vault
   lamassu volume destroy /srv/store/vault vm1@before-upgrade
-A vault has one writer: none of these while it is mounted or exported. docs/volumes.md says more.";
+A vault has one writer: these commands do not work while it is mounted or exported. docs/volumes.md
+says more.";
 
 /// What is done with volumes.
 #[derive(clap::Subcommand, Debug)]
 pub enum VolumeCommand {
-    /// Make a volume: it reads as zeros, and takes space as it is written
+    /// Create a volume: it reads as zeros, and takes space as it is written
     Create(CreateArgs),
     /// List volumes and snapshots
     List(ListArgs),
-    /// Make a volume larger, or smaller
+    /// Grow or shrink a volume
     Resize(ResizeArgs),
     /// Make a snapshot of a volume, VOLUME@SNAPSHOT, which is never written
     Snapshot(SnapshotArgs),
@@ -64,12 +65,12 @@ fn help() -> String {
 pub struct CreateArgs {
     #[command(flatten)]
     vault: VaultArg,
-    /// Letters, digits, `.`, `_` and `-`
+    /// Name of the volume: letters, digits, `.`, `_` and `-`
     volume: String,
-    /// Bytes, or 20G, 1T
+    /// Size in bytes, or 20G, 1T
     #[arg(value_parser = text::parse_volume_size)]
     size: u64,
-    /// What clients read and write at once, their sector: 512, from which every guest boots, or 4096
+    /// Sector size: the smallest unit that clients read and write. 512, from which every guest boots, or 4096
     #[arg(short, long, value_name = "BYTES", default_value = "512", value_parser = parse_block_size)]
     block_size: BlockSize,
 }
@@ -91,12 +92,12 @@ pub struct ListArgs {
 pub struct ResizeArgs {
     #[command(flatten)]
     vault: VaultArg,
-    /// Which
+    /// Name of the volume
     volume: String,
-    /// Bytes, or 20G, 1T
+    /// New size in bytes, or 20G, 1T
     #[arg(value_parser = text::parse_volume_size)]
     size: u64,
-    /// Let it become smaller: what lies behind is lost
+    /// Allow the volume to shrink: data past the new end is lost
     #[arg(long)]
     shrink: bool,
 }
@@ -107,9 +108,9 @@ pub struct ResizeArgs {
 pub struct SnapshotArgs {
     #[command(flatten)]
     vault: VaultArg,
-    /// Of which volume
+    /// Name of the volume
     volume: String,
-    /// The snapshot's own name: it is VOLUME@SNAPSHOT then
+    /// Name of the snapshot, without the volume's: it becomes VOLUME@SNAPSHOT
     snapshot: String,
 }
 
@@ -119,9 +120,9 @@ pub struct SnapshotArgs {
 pub struct CloneArgs {
     #[command(flatten)]
     vault: VaultArg,
-    /// A volume, or VOLUME@SNAPSHOT
+    /// The source: VOLUME, or VOLUME@SNAPSHOT
     from: String,
-    /// The new volume
+    /// Name of the new volume
     volume: String,
 }
 
@@ -131,9 +132,9 @@ pub struct CloneArgs {
 pub struct DestroyArgs {
     #[command(flatten)]
     vault: VaultArg,
-    /// A volume, or VOLUME@SNAPSHOT
+    /// The volume to remove, or VOLUME@SNAPSHOT
     volume: String,
-    /// Its snapshots too
+    /// Remove the volume's snapshots, too
     #[arg(long)]
     snapshots: bool,
 }
