@@ -5,7 +5,7 @@ use crate::error::{errno, io, is_not_found};
 use crate::inode::CachedSize;
 use crate::{Access, Fallocate, HandleId, Ino, Kind, ROOT, Result, Vault, VaultError, Whence};
 use lamassu_format::{PAGE_LEN, Profile};
-use lamassu_store::{BackendFile, File, FileContext, StoreError};
+use lamassu_store::{BackendFile, File, FileContext, Hole, StoreError};
 use parking_lot::{Mutex, RwLock};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -551,6 +551,16 @@ impl Vault {
             Whence::Hole => Ok(file.seek_hole(offset)?),
         });
         found?.ok_or(VaultError::NoData)
+    }
+
+    /// The hole at `offset`, empty where there are data: as far as `until`, and as far as pages of `most` bytes tell.
+    ///
+    /// # Errors
+    /// [`VaultError::NoData`] past the end.
+    pub fn hole_at(&self, handle: HandleId, offset: u64, until: u64, most: u64) -> Result<Hole> {
+        let (open, _) = self.file_of(handle)?;
+        let file = open.file();
+        self.read_current(|| Ok(file.hole_at(offset, until, most)?))?.ok_or(VaultError::NoData)
     }
 
     /// Where the data at `offset` ends: at a hole, or at `until`, where the search stops.

@@ -1,11 +1,13 @@
 //! Entries and open files of a vault that give their references and handles back when dropped.
 
-use lamassu_vault::{Access, Attr, Entry, FileSystem, Forest, HandleId, Ino, Result, SetAttr, VaultError, Whence};
+use lamassu_vault::{Access, Attr, Entry, FileSystem, Forest, HandleId, Hole, Ino, Result, SetAttr, VaultError};
 use std::ffi::OsStr;
 use std::sync::Arc;
 
-/// Bytes that are copied at once if blocks cannot be copied by their keys.
-const PIECE: usize = 1 << 20;
+/// Bytes that are looked at, or copied, by one call.
+const PIECE: u64 = 64 << 20;
+/// Bytes that are read and written at once if blocks cannot be copied by their keys.
+const BUFFER: usize = 1 << 20;
 
 /// An entry, with a reference to it.
 pub struct Held {
@@ -120,12 +122,12 @@ impl Open {
         Ok(())
     }
 
-    /// The first data at or after `offset`; `None`: no data before the end.
-    pub fn data_from(&self, offset: u64) -> Result<Option<u64>> {
-        match self.fs().seek(self.handle, offset, Whence::Data) {
-            Ok(at) => Ok(Some(at)),
-            Err(VaultError::NoData) => Ok(None),
-            Err(error) => Err(error),
+    /// The hole at `offset`, which lies before `until`; empty where there are data. It may go on behind its end, if
+    /// pages of `most` bytes were looked at.
+    pub fn hole_at(&self, offset: u64, until: u64, most: u64) -> Result<Hole> {
+        match self.fs().hole_at(self.handle, offset, until, most) {
+            Err(VaultError::NoData) => Ok(Hole { end: until, looked_at: 0 }),
+            hole => hole,
         }
     }
 
@@ -133,13 +135,15 @@ impl Open {
     /// encrypted again and the store may share the blocks. Holes stay holes.
     pub fn copy_all(&self, from: &Open, size: u64) -> Result<()> {
         let mut at = 0;
-        while let Some(start) = from.data_from(at)? {
-            let end = from.fs().data_until(from.handle, start, size)?;
-            self.copy(from, start, end)?;
-            at = end;
-            if at >= size {
-                break;
+        while at < size {
+            let hole = from.hole_at(at, size, PIECE)?;
+            if hole.end > at {
+                at = hole.end;
+                continue;
             }
+            let end = from.fs().data_until(from.handle, at, size.min(at + PIECE))?;
+            self.copy(from, at, end)?;
+            at = end;
         }
         Ok(())
     }
@@ -153,7 +157,7 @@ impl Open {
             at += match by_keys {
                 Some(done) if done > 0 => done,
                 _ => {
-                    let len = usize::try_from(end - at).unwrap_or(usize::MAX).min(PIECE);
+                    let len = usize::try_from(end - at).unwrap_or(usize::MAX).min(BUFFER);
                     let mut data = vec![0; len];
                     from.read(at, &mut data)?;
                     self.write(at, &data)?;
