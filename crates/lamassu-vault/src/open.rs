@@ -539,6 +539,21 @@ impl Vault {
         Ok(done?)
     }
 
+    /// Gives a file that has no content the profile of another; durable when it returns.
+    ///
+    /// # Errors
+    /// [`VaultError::BadHandle`] unless opened for writing; [`VaultError::Refused`] if it has content; the error for
+    /// profiles that the policy of the anchor's server forbids; those of the store.
+    pub fn take_profile(&self, from: HandleId, to: HandleId) -> Result<()> {
+        let profile = self.file_of(from)?.0.file().profile().0;
+        let target = self.writing(to)?;
+        let _pass = self.change()?;
+        match target.file().size() == 0 && !target.file().begin_profile(profile)? {
+            true => Ok(()),
+            false => Err(VaultError::Refused("only a file without content takes over a profile at once")),
+        }
+    }
+
     /// lseek(2) for data and holes.
     ///
     /// # Errors

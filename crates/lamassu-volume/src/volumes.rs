@@ -216,6 +216,8 @@ impl Volumes {
         let (file, info) = self.file(name)?;
         let from = file.open(false)?;
         self.make(to, mode, &Attributes { block_size: info.block_size }, |file| {
+            // Otherwise the copy's blocks would be stored as the directory's profile says.
+            self.fs.take_profile(from.handle, file.handle)?;
             file.set_size(info.size)?;
             file.copy_all(&from, info.size)
         })
