@@ -1,10 +1,11 @@
 //! Entries and open files of a vault that give their references and handles back when dropped.
 
+use crate::VolumeError;
 use lamassu_vault::{Access, Attr, Entry, FileSystem, Forest, HandleId, Hole, Ino, Result, SetAttr, VaultError};
 use std::ffi::OsStr;
 use std::sync::Arc;
 
-/// Bytes that are looked at, or copied, by one call.
+/// Bytes that are looked at, or copied, before it is asked whether a copy goes on.
 const PIECE: u64 = 64 << 20;
 /// Bytes that are read and written at once if blocks cannot be copied by their keys.
 const BUFFER: usize = 1 << 20;
@@ -132,10 +133,16 @@ impl Open {
     }
 
     /// Copies all data of another file to the same offsets: by the keys of blocks if possible, so that nothing is
-    /// encrypted again and the store may share the blocks. Holes stay holes.
-    pub fn copy_all(&self, from: &Open, size: u64) -> Result<()> {
+    /// encrypted again and the store may share the blocks. Holes stay holes. `goes_on` is asked before each piece.
+    ///
+    /// # Errors
+    /// [`VolumeError::Interrupted`] when it answers false; those of the vault.
+    pub fn copy_all(&self, from: &Open, size: u64, goes_on: &dyn Fn() -> bool) -> Result<(), VolumeError> {
         let mut at = 0;
         while at < size {
+            if !goes_on() {
+                return Err(VolumeError::Interrupted);
+            }
             let hole = from.hole_at(at, size, PIECE)?;
             if hole.end > at {
                 at = hole.end;
