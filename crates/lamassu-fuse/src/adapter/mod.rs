@@ -32,7 +32,7 @@ use descriptors::Descriptors;
 use fuser::{Errno, InitFlags, KernelConfig, Notifier};
 use gate::Gate;
 use lamassu_vault::turns::Need;
-use lamassu_vault::{FileSystem, Ino, VaultError};
+use lamassu_vault::{FileSystem, HandleId, Ino, VaultError};
 use lifetime::Lifetime;
 use parking_lot::{Mutex, RwLock};
 use std::collections::{HashMap, HashSet};
@@ -88,6 +88,8 @@ pub(crate) struct Shared<F> {
     gate: Gate,
     /// Serialises freeze and thaw.
     admin: Mutex<()>,
+    /// The open directory that a freeze lasts as long as; `None` for one that lasts until a thaw. Set with `admin` held.
+    freezer: Mutex<Option<HandleId>>,
     /// The open files and directories.
     uses: Mutex<HashMap<Ino, Uses>>,
     descriptors: Descriptors,
@@ -135,6 +137,7 @@ impl<F: FileSystem> Shared<F> {
             acls: AtomicBool::new(false),
             gate: Gate::default(),
             admin: Mutex::new(()),
+            freezer: Mutex::new(None),
             uses: Mutex::default(),
             descriptors: Descriptors::new(owner)?,
             without_capability: Mutex::default(),

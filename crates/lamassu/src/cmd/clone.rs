@@ -196,7 +196,7 @@ fn copy(ui: &Ui, common: &Common, original: &Original, place: &Path, keys: NewCl
 
 /// That no process writes the vault or a dataset in it, for as long as this lives.
 enum Quiet {
-    /// By the daemon, which has the datasets too.
+    /// By the daemon, which has the datasets too. It thaws when this process ends, however that comes.
     Frozen(Root, PathBuf),
     Locked(#[allow(dead_code, reason = "held, not read")] Vec<WriterLock>),
 }
@@ -210,7 +210,7 @@ impl Quiet {
             Some(mount) => {
                 let root = mounts::root_at(&mount.mountpoint)?;
                 let context = || format!("cannot freeze {} to copy it", mount.mountpoint.display());
-                root.freeze().with_context(context)?;
+                root.freeze_while_open().with_context(context)?;
                 Ok(Quiet::Frozen(root, mount.mountpoint.clone()))
             }
             None => Ok(Quiet::Locked(lock_out_all_writers(&ui.policy, dir)?)),
