@@ -1,8 +1,9 @@
 //! Controlling a mounted file system from another process, by ioctl(2) on the mount's root directory. `CALL` can also
 //! go to any other directory, and is then about that one.
 //!
-//! `FREEZE`, `FREEZE_WHILE_OPEN` and `THAW` carry no argument; `STATUS` answers a [`Status`]; `CALL` carries bytes to the daemon of the
-//! mount, and its answer back. Root and the user who mounted may use them; delegates that they named may use calls.
+//! `FREEZE`, `FREEZE_WHILE_OPEN` and `THAW` carry no argument; `STATUS` answers a [`Status`]; `CALL` carries bytes to
+//! the daemon of the mount, and its answer back. Root and the user who mounted may use them; delegates that they named
+//! may use calls.
 //!
 //! Never: interprets a call ([`Calls`] are given by the program that mounts), keeps one after it was answered, uses a
 //! path that may lead elsewhere by then ([`Root`], [`Asked`]).

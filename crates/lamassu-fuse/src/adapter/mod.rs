@@ -88,7 +88,8 @@ pub(crate) struct Shared<F> {
     gate: Gate,
     /// Serialises freeze and thaw.
     admin: Mutex<()>,
-    /// The open directory that a freeze lasts as long as; `None` for one that lasts until a thaw. Set with `admin` held.
+    /// The open directory that a freeze lasts as long as; `None` for one that lasts until a thaw. Set with `admin`
+    /// held.
     freezer: Mutex<Option<HandleId>>,
     /// The open files and directories.
     uses: Mutex<HashMap<Ino, Uses>>,
