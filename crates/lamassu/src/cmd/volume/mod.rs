@@ -42,7 +42,7 @@ pub enum VolumeCommand {
     /// Remove a volume or a snapshot
     Destroy(DestroyArgs),
     /// Serve volumes as network block devices, by nbdkit, until SIGTERM
-    Export(export::Args),
+    Export(Box<export::Args>),
 }
 
 /// What all of them are given.
