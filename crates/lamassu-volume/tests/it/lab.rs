@@ -3,7 +3,7 @@
 use lamassu_crypto::SecretBytes;
 use lamassu_format::header::NameMode;
 use lamassu_format::{Domain, Geometry, Profile, Suite};
-use lamassu_host::anchors::NewTrees;
+use lamassu_host::anchors::{Choice, NewTrees};
 use lamassu_host::create::VaultPlace;
 use lamassu_host::{Anchors, Found, Policy, Served, Unsealed, options};
 use lamassu_keys::{Material, NewSlot, NewVault, SlotKind, Zone, cost, unlock};
@@ -22,8 +22,8 @@ impl Lab {
     pub fn new(has_anchor: bool) -> Lab {
         let dir = tempfile::tempdir().unwrap();
         let place = dir.path().join("v");
-        let anchors = Anchors::within(has_anchor.then(|| dir.path().join("state")));
-        let policy = Policy::default().anchored_by(anchors);
+        let choice = if has_anchor { Choice::Remembered } else { Choice::Unverified };
+        let policy = Policy::default().anchored_by(Anchors::within(Some(dir.path().join("state"))).chosen(choice));
         let material = Material::new(SlotKind::Raw, SecretBytes::new(vec![7; 32])).unwrap();
         let new = NewVault {
             domain: Domain::Zone,
