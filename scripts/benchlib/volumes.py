@@ -21,8 +21,12 @@ from . import measure
 
 SYSTEMS = ("lamassu", "lamassu-62", "luks", "file")
 SLOTS = {"lamassu": (), "lamassu-62": ("--reserved-slots", "62")}
-WORKLOADS = {"random writes, 4 KiB": ("randwrite", "4k"), "sequential writes, 1 MiB": ("write", "1m"),
-             "random reads, 4 KiB": ("randread", "4k"), "sequential reads, 1 MiB": ("read", "1m")}
+# fio's pattern, the size of a request, connections. Where one connection has one thread of the server, several show what more of them give.
+WORKLOADS = {"random writes, 4 KiB": ("randwrite", "4k", 1), "sequential writes, 4 KiB": ("write", "4k", 1), "sequential writes, 1 MiB": ("write", "1m", 1),
+             "random reads, 4 KiB": ("randread", "4k", 1), "sequential reads, 4 KiB": ("read", "4k", 1), "sequential reads, 1 MiB": ("read", "1m", 1),
+             "random writes, 4 KiB, 4 connections": ("randwrite", "4k", 4), "random reads, 4 KiB, 4 connections": ("randread", "4k", 4),
+             "sequential writes, 1 MiB, 4 connections": ("write", "1m", 4), "sequential reads, 1 MiB, 4 connections": ("read", "1m", 4)}
+# Requests at once, of all connections together.
 DEPTH = 16
 PLUGIN = "liblamassu_nbdkit.so"
 
@@ -38,13 +42,13 @@ def run_all(bench):
         servers = {name: make(bench, name, work, plugin, mib) for name in SYSTEMS}
         for name in SYSTEMS:
             with Undo() as served:
-                fio(start(served, servers[name], work, name)[0], "write", "1m", mib, None)
+                fio(start(served, servers[name], work, name)[0], "write", "1m", 1, mib, None)
         for number, name in measure.alternating(list(SYSTEMS), bench.runs, bench.minutes):
             with Undo() as served:
                 uri, server = start(served, servers[name], work, name)
-                for workload, (kind, block) in WORKLOADS.items():
+                for workload, (kind, block, connections) in WORKLOADS.items():
                     before = processor_seconds(server)
-                    mib_s, moved = fio(uri, kind, block, mib, seconds)
+                    mib_s, moved = fio(uri, kind, block, connections, mib, seconds)
                     cost = (processor_seconds(server) - before) / moved * 4096 * 1e6
                     samples.append({"system": name, "run": number, "workload": workload, "mib_s": mib_s, "us_4k": cost})
             say(f"volumes, run {number + 1} of {bench.runs}, {name}: " + ", ".join(f"{s['workload']} {s['mib_s']:.0f} MiB/s" for s in samples[-len(WORKLOADS):]))
@@ -113,10 +117,12 @@ def start(undo, server, work, name):
     raise DemoError(f"{name} does not serve: {(work / f'{name}.log').read_text(errors='replace')[-500:]}")
 
 
-def fio(uri, kind, block, mib, seconds):
-    """MiB in a second, and bytes in all. What was written is flushed at the end of a pass, which counts."""
-    argv = ["fio", "--name=a", "--ioengine=nbd", f"--uri={uri}", f"--rw={kind}", f"--bs={block}", f"--iodepth={DEPTH}", f"--size={mib}M", "--end_fsync=1",
-            "--randrepeat=0", "--refill_buffers=1", "--output-format=json"]
+def fio(uri, kind, block, connections, mib, seconds):
+    """MiB in a second, and bytes in all. What was written is flushed at the end of a pass, which counts. Each connection has a part of the volume."""
+    part = mib // connections
+    argv = ["fio", "--name=a", "--ioengine=nbd", f"--uri={uri}", f"--rw={kind}", f"--bs={block}", f"--iodepth={DEPTH // connections}", f"--size={part}M", "--end_fsync=1",
+            "--randrepeat=0", "--refill_buffers=1", "--output-format=json",
+            f"--numjobs={connections}", f"--offset_increment={part}M", "--group_reporting"]
     if seconds:
         argv += ["--time_based=1", f"--runtime={seconds}"]
     begun = time.monotonic()

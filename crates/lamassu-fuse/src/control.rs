@@ -1,8 +1,9 @@
 //! Controlling a mounted file system from another process, by ioctl(2) on the mount's root directory. `CALL` can also
 //! go to any other directory, and is then about that one.
 //!
-//! `FREEZE` and `THAW` carry no argument; `STATUS` answers a [`Status`]; `CALL` carries bytes to the daemon of the
-//! mount, and its answer back. Root and the user who mounted may use them; delegates that they named may use calls.
+//! `FREEZE`, `FREEZE_WHILE_OPEN` and `THAW` carry no argument; `STATUS` answers a [`Status`]; `CALL` carries bytes to
+//! the daemon of the mount, and its answer back. Root and the user who mounted may use them; delegates that they named
+//! may use calls.
 //!
 //! Never: interprets a call ([`Calls`] are given by the program that mounts), keeps one after it was answered, uses a
 //! path that may lead elsewhere by then ([`Root`], [`Asked`]).
@@ -26,6 +27,8 @@ use zeroize::Zeroizing;
 const MAGIC: u32 = 0xF5;
 /// `_IO(0xF5, 0x4c)`
 pub const LAMASSU_IOC_FREEZE: u32 = MAGIC << 8 | 0x4c;
+/// `_IO(0xF5, 0x4f)`: until the open directory that is asked is closed, also by the end of the process that opened it.
+pub const LAMASSU_IOC_FREEZE_WHILE_OPEN: u32 = MAGIC << 8 | 0x4f;
 /// `_IO(0xF5, 0x4d)`
 pub const LAMASSU_IOC_THAW: u32 = MAGIC << 8 | 0x4d;
 /// `_IOR(0xF5, 0x4e, u64[4])`
@@ -200,11 +203,24 @@ impl Root {
     /// # Errors
     /// [`ControlError`].
     pub fn freeze(&self) -> Result<(), ControlError> {
+        self.freeze_by(LAMASSU_IOC_FREEZE)
+    }
+
+    /// The same, but no longer than this lives, and its process: nobody has to thaw what a process has frozen that was
+    /// killed.
+    ///
+    /// # Errors
+    /// [`ControlError`].
+    pub fn freeze_while_open(&self) -> Result<(), ControlError> {
+        self.freeze_by(LAMASSU_IOC_FREEZE_WHILE_OPEN)
+    }
+
+    fn freeze_by(&self, request: u32) -> Result<(), ControlError> {
         if self.status()?.frozen {
             return Err(ControlError::AlreadyFrozen);
         }
         self.write_back()?;
-        self.plain_call(LAMASSU_IOC_FREEZE, "freeze")
+        self.plain_call(request, "freeze")
     }
 
     /// Ends a freeze.

@@ -181,6 +181,38 @@ fn a_freeze_holds_changes_and_lets_reads_pass() {
     }
 }
 
+/// Whatever ends the process that has frozen it: all of that closes its descriptor.
+#[test]
+fn a_freeze_can_end_with_who_asked_for_it() {
+    let Some(f) = fixture(&MountOptions::default()) else { return };
+    let frozen = || Root::open(&f.point).and_then(|root| root.status()).unwrap().frozen;
+    let holder = Root::open(&f.point).unwrap();
+    holder.freeze_while_open().unwrap();
+    assert!(matches!(Root::open(&f.point).and_then(|root| root.freeze()), Err(ControlError::AlreadyFrozen)));
+    assert!(frozen(), "others that are closed end nothing");
+    std::thread::scope(|scope| {
+        let writer = scope.spawn(|| fs::write(f.point.join("f"), b"written while frozen").unwrap());
+        while Root::open(&f.point).and_then(|root| root.status()).unwrap().waiting == 0 {
+            std::thread::yield_now();
+        }
+        drop(holder);
+        writer.join().unwrap();
+    });
+    assert_eq!(fs::read(f.point.join("f")).unwrap(), b"written while frozen");
+    while frozen() {
+        std::thread::yield_now();
+    }
+    // A thaw ends it before, and the next freeze is another one's.
+    let holder = Root::open(&f.point).unwrap();
+    holder.freeze_while_open().unwrap();
+    holder.thaw().unwrap();
+    Root::open(&f.point).and_then(|root| root.freeze()).unwrap();
+    drop(holder);
+    assert!(frozen());
+    Root::open(&f.point).and_then(|root| root.thaw()).unwrap();
+    finish(f);
+}
+
 #[test]
 fn a_frozen_mount_can_be_unmounted_and_loses_nothing() {
     let Some(f) = fixture(&MountOptions::default()) else { return };

@@ -5,6 +5,9 @@
 //! a vault has several lines, one of them must match. A file that cannot be read or parsed is an error: ignoring it
 //! would disable the pins.
 //!
+//! Programs that change the file do so one after the other, under a lock on a file beside it. Readers take no lock: the
+//! file is replaced, or gets a line by one write.
+//!
 //! A pin is updated when the administrator's key is replaced by one that it has signed. A zone file is trusted as it
 //! is, like known-vaults: no key is needed to read its pins.
 
@@ -17,6 +20,9 @@ use std::fs::{DirBuilder, File};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+
+/// The file whose lock those hold who change known-vaults; it lies beside it.
+const LOCK: &str = "known-vaults.lock";
 
 /// A pin that takes precedence over known-vaults.
 #[derive(Clone, Debug)]
@@ -125,7 +131,7 @@ impl Pins {
             (Some(given), _) => Pin::Given(given.clone()),
             // Nothing is pinned, so there is no pin to update.
             (None, None) => return None,
-            (None, Some(path)) => match replace(path, id, &old, &new) {
+            (None, Some(path)) => match alone(path, || replace(path, id, &old, &new)) {
                 Ok(()) => Pin::Follows(path.clone()),
                 Err(error) => Pin::Stays(path.clone(), error),
             },
@@ -140,29 +146,50 @@ impl Pins {
     /// [`Error::Pins`], [`Error::Local`].
     pub fn add(&self, id: &[u8; 16], key: &Public, comment: &str) -> Result<Option<&Path>> {
         let Some(path) = &self.known else { return Ok(None) };
-        let lines = match std::fs::read_to_string(path) {
-            Ok(lines) => lines,
-            Err(e) if e.kind() == io::ErrorKind::NotFound => String::new(),
-            Err(source) => return Err(Error::Local { op: "read", path: path.clone(), source }),
-        };
-        if listed(path, &lines, id)?.contains(key) {
-            return Ok(Some(path));
+        if !self.known(id)?.contains(key) {
+            alone(path, || append(path, id, key, comment))?;
         }
-        // One write, at the end: two programs that add a line at the same time both succeed.
-        let start = if lines.is_empty() || lines.ends_with('\n') { "" } else { "\n" };
-        let line = format!("{start}{} {} {comment}\n", hex(id), hex(key));
-        let written = || {
-            let dir = path.parent().unwrap_or(Path::new("."));
-            DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
-            let mut file = File::options().append(true).create(true).mode(0o600).open(path)?;
-            file.write_all(line.as_bytes())?;
-            file.sync_all()
-        };
-        match written() {
-            Ok(()) => Ok(Some(path)),
-            Err(source) => Err(Error::Local { op: "write", path: path.clone(), source }),
-        }
+        Ok(Some(path))
     }
+}
+
+/// Runs `change` while no other program changes the file.
+fn alone(path: &Path, change: impl FnOnce() -> Result<()>) -> Result<()> {
+    let dir = path.parent().unwrap_or(Path::new("."));
+    let locked = || {
+        DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
+        let file = File::options().write(true).create(true).truncate(false).mode(0o600).open(dir.join(LOCK))?;
+        file.lock()?;
+        Ok(file)
+    };
+    let _one = locked().map_err(|source| Error::Local { op: "lock", path: path.into(), source })?;
+    change()
+}
+
+/// Adds a line, unless there is one by now.
+fn append(path: &Path, id: &[u8; 16], key: &Public, comment: &str) -> Result<()> {
+    let lines = match std::fs::read_to_string(path) {
+        Ok(lines) => lines,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => String::new(),
+        Err(source) => return Err(Error::Local { op: "read", path: path.into(), source }),
+    };
+    if listed(path, &lines, id)?.contains(key) {
+        return Ok(());
+    }
+    let start = if lines.is_empty() || lines.ends_with('\n') { "" } else { "\n" };
+    let line = format!("{start}{} {} {comment}\n", hex(id), hex(key));
+    let written = || {
+        let mut file = File::options().append(true).create(true).mode(0o600).open(path)?;
+        file.write_all(line.as_bytes())?;
+        file.sync_all()?;
+        sync_dir_of(path)
+    };
+    written().map_err(|source| Error::Local { op: "write", path: path.into(), source })
+}
+
+/// Makes the name of a file durable.
+fn sync_dir_of(path: &Path) -> io::Result<()> {
+    File::open(path.parent().unwrap_or(Path::new(".")))?.sync_all()
 }
 
 fn of_zone(file: &Path, id: &[u8; 16]) -> Result<Public> {
@@ -171,7 +198,7 @@ fn of_zone(file: &Path, id: &[u8; 16]) -> Result<Public> {
     pin.map(|pin| pin.admin).ok_or_else(|| Error::NoZonePin { file: file.into(), vault: *id })
 }
 
-/// Replaces the file atomically, with `new` in place of `old`.
+/// Replaces the file atomically, with `new` in place of `old`. The caller is alone.
 fn replace(path: &Path, id: &[u8; 16], old: &Public, new: &Public) -> Result<()> {
     let failed = |op| move |source| Error::Local { op, path: path.to_path_buf(), source };
     let lines = std::fs::read_to_string(path).map_err(failed("read"))?;
@@ -194,7 +221,8 @@ fn replace(path: &Path, id: &[u8; 16], old: &Public, new: &Public) -> Result<()>
         let mut file = File::options().write(true).create_new(true).mode(0o600).open(&new)?;
         file.write_all(kept.as_bytes())?;
         file.sync_all()?;
-        std::fs::rename(&new, path)
+        std::fs::rename(&new, path)?;
+        sync_dir_of(path)
     };
     written().map_err(|source| {
         let _ = std::fs::remove_file(&new);
@@ -234,5 +262,34 @@ mod tests {
         for bad in [format!("{id} {key}\n{id}"), format!("{id} 0b"), "no hex at all".into(), format!("{key} {id}")] {
             assert!(of(&bad).is_err(), "{bad}");
         }
+    }
+
+    /// Programs that add pins, and programs that follow successions, all at once.
+    #[test]
+    fn no_pin_is_lost_and_no_old_key_comes_back() {
+        const VAULTS: u8 = 16;
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("new").join("known-vaults");
+        let pins = Pins::new(None, Some(path.clone()));
+        let (old, new) = (|n: u8| [n; 32], |n: u8| [n + VAULTS; 32]);
+        (0..VAULTS).for_each(|n| _ = pins.add(&[n; 16], &old(n), "followed").unwrap());
+        std::thread::scope(|scope| {
+            for n in 0..VAULTS {
+                let pins = &pins;
+                scope.spawn(move || {
+                    let followed = pins.follow(&[n; 16], old(n), new(n)).unwrap();
+                    assert!(matches!(followed.pin, Pin::Follows(_)), "{:?}", followed.pin);
+                });
+                scope.spawn(move || pins.add(&[n + VAULTS; 16], &old(n), "added").unwrap());
+            }
+        });
+        for n in 0..VAULTS {
+            assert_eq!(pins.known(&[n; 16]).unwrap(), [new(n)], "{n}");
+            assert_eq!(pins.known(&[n + VAULTS; 16]).unwrap(), [old(n)], "{n}");
+        }
+        let mut files: Vec<_> =
+            std::fs::read_dir(dir.path().join("new")).unwrap().map(|f| f.unwrap().file_name()).collect();
+        files.sort_unstable();
+        assert_eq!(files, ["known-vaults", LOCK]);
     }
 }

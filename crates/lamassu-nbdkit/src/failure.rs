@@ -14,6 +14,9 @@ pub enum Failure {
     /// The operator's: an invalid parameter.
     #[error("{0}")]
     Setting(String),
+    /// The operator's: nbdkit has gone to the background.
+    #[error("start nbdkit with --foreground: what was loaded before it went to the background cannot be used there")]
+    Forked,
     /// A client's: an export that does not exist. The name comes from the client, and is not repeated.
     #[error("there is no such export")]
     NoExport,
@@ -56,7 +59,7 @@ impl Failure {
     /// The errno that nbdkit answers.
     pub fn errno(&self) -> i32 {
         match self {
-            Failure::Setting(_) => libc::EINVAL,
+            Failure::Setting(_) | Failure::Forked => libc::EINVAL,
             Failure::NoExport => libc::ENOENT,
             Failure::NotFast => libc::EOPNOTSUPP,
             Failure::Volume(error) => error.errno(),
@@ -66,7 +69,7 @@ impl Failure {
 
     fn kind(&self) -> FaultKind {
         match self {
-            Failure::Setting(_) => FaultKind::Usage,
+            Failure::Setting(_) | Failure::Forked => FaultKind::Usage,
             Failure::NoExport => FaultKind::NotFound,
             Failure::NotFast => FaultKind::Other,
             Failure::Host(error) => error.into(),

@@ -1,8 +1,8 @@
 //! nbdkit's plugin `lamassu`: volumes of vaults as exports of an NBD server (docs/volumes.md). The protocol, TLS,
 //! connections, threads and filters are nbdkit's; bytes, holes and durability are those of [`lamassu_volume`].
 //!
-//! Guarantees: no panic reaches nbdkit; every failed request is answered with one errno; vaults are opened after nbdkit
-//! has forked, so that their threads and the locked memory of their keys belong to the process that serves.
+//! Guarantees: no panic reaches nbdkit; every failed request is answered with one errno; vaults are opened in the
+//! process that their keys were loaded in, and not in a child of it: so nbdkit stays in the foreground.
 //!
 //! Never: copies data that are read or written: the vault seals from nbdkit's buffer, and opens into it.
 //!
@@ -12,6 +12,7 @@
 //! | `settings` | the parameters on nbdkit's command line |
 //! | `opened` | open vaults, and their exports |
 //! | `plugin` | the work of each callback |
+//! | `metrics` | counts of each export, in a file |
 //! | `end` | disconnects idle clients when nbdkit is to end |
 //! | `failure` | errors, their errno, and how the process that started nbdkit learns of them |
 //! | `log` | log events as messages of nbdkit |
@@ -24,6 +25,7 @@ mod abi;
 mod end;
 mod failure;
 mod log;
+mod metrics;
 mod opened;
 mod plugin;
 mod settings;

@@ -3,10 +3,12 @@
 use crate::end;
 use crate::failure::{Failure, Report, Result};
 use crate::log;
+use crate::metrics::{Connected, Metrics, Operation};
 use crate::opened::{Export, Opened, Prepared, prepare};
 use crate::settings::Settings;
 use lamassu_volume::{Extent, Volume, Zeros};
 use parking_lot::{Mutex, RwLock};
+use std::path::PathBuf;
 use std::sync::OnceLock;
 
 /// Largest accepted request, bytes: nbdkit's own limit.
@@ -18,7 +20,12 @@ const NOT_CLOSED: i32 = 5;
 
 static SETTINGS: Mutex<Option<Settings>> = Mutex::new(None);
 static PREPARED: Mutex<Vec<Prepared>> = Mutex::new(Vec::new());
+/// The process that the keys were loaded in.
+static READY_IN: OnceLock<u32> = OnceLock::new();
 static OPENED: RwLock<Option<Opened>> = RwLock::new(None);
+static METRICS: Metrics = Metrics::new();
+/// Where they are written, if anywhere.
+static METRICS_FILE: OnceLock<PathBuf> = OnceLock::new();
 /// Where the outcome of the start is reported.
 static REPORT: OnceLock<Mutex<Option<Report>>> = OnceLock::new();
 
@@ -41,8 +48,12 @@ pub fn config_complete() -> Result<()> {
 
 /// nbdkit is about to serve, and still has its standard input and the terminal: asks for the keys.
 pub fn get_ready() -> Result<()> {
+    let _ = READY_IN.set(std::process::id());
     log::start();
-    let settings = SETTINGS.lock().take().unwrap_or_default();
+    let mut settings = SETTINGS.lock().take().unwrap_or_default();
+    if let Some(file) = settings.metrics.take() {
+        let _ = METRICS_FILE.set(file);
+    }
     if let Some(to) = settings.report {
         let report = crate::abi::descriptor(to)?;
         let _ = REPORT.set(Mutex::new(Some(Report::new(report))));
@@ -54,11 +65,19 @@ pub fn get_ready() -> Result<()> {
     Ok(())
 }
 
-/// nbdkit serves in this process: opens the vaults, and reports that to the process that waits for it.
+/// nbdkit serves in this process: opens the vaults, and reports that to the process that waits for it. Refused in a
+/// child of the process that has the keys: there their memory is not locked any more, and the threads are missing that
+/// ask servers for keys.
 pub fn after_fork() -> Result<()> {
     let prepared = std::mem::take(&mut *PREPARED.lock());
+    if READY_IN.get() != Some(&std::process::id()) {
+        return told(Err(Failure::Forked));
+    }
     told(Opened::open(prepared).and_then(|opened| {
         *OPENED.write() = Some(opened);
+        if let Some(file) = METRICS_FILE.get() {
+            METRICS.write_to(file.clone())?;
+        }
         end::watch(commit)
     }))
 }
@@ -91,6 +110,9 @@ pub fn commit() {
 /// No client is left. If a vault cannot be closed, data of answered requests are lost. nbdkit has no way to end with a
 /// failure, so this ends the process.
 pub fn cleanup() {
+    if let Some(file) = METRICS_FILE.get() {
+        METRICS.end(file);
+    }
     if let Some(opened) = OPENED.write().take()
         && let Err(error) = opened.close()
     {
@@ -114,15 +136,20 @@ pub fn default_export() -> Result<Option<String>> {
 /// A client that has chosen an export.
 pub struct Connection {
     volume: Volume,
+    connected: Connected,
 }
 
 impl Connection {
     pub fn open(read_only: bool, export: &str) -> Result<Connection> {
-        let volume = opened(|opened| match export {
-            "" => opened.volume(&opened.default_export()?.ok_or(Failure::NoExport)?, read_only),
-            name => opened.volume(name, read_only),
-        })?;
-        Ok(Connection { volume })
+        opened(|opened| {
+            let name = match export {
+                "" => opened.default_export()?.ok_or(Failure::NoExport)?,
+                name => name.to_owned(),
+            };
+            let volume = opened.volume(&name, read_only)?;
+            // Not before it is known that there is such an export: clients cannot make others.
+            Ok(Connection { volume, connected: METRICS.connected(&name) })
+        })
     }
 
     pub fn size(&self) -> u64 {
@@ -138,24 +165,28 @@ impl Connection {
         (self.volume.block_size().bytes(), self.volume.preferred(), REQUEST_MAX)
     }
 
+    fn count<T>(&self, operation: Operation, len: u64, work: impl FnOnce(&Volume) -> Result<T>) -> Result<T> {
+        self.connected.counts().count(operation, len, || work(&self.volume))
+    }
+
     pub fn read(&self, buf: &mut [u8], offset: u64) -> Result<()> {
-        Ok(self.volume.read(offset, buf)?)
+        self.count(Operation::Read, buf.len() as u64, |volume| Ok(volume.read(offset, buf)?))
     }
 
     pub fn write(&self, data: &[u8], offset: u64, durable: bool) -> Result<()> {
-        Ok(self.volume.write(offset, data, durable)?)
+        self.count(Operation::Write, data.len() as u64, |volume| Ok(volume.write(offset, data, durable)?))
     }
 
     pub fn flush(&self) -> Result<()> {
-        Ok(self.volume.flush()?)
+        self.count(Operation::Flush, 0, |volume| Ok(volume.flush()?))
     }
 
     pub fn trim(&self, offset: u64, len: u64, durable: bool) -> Result<()> {
-        Ok(self.volume.trim(offset, len, durable)?)
+        self.count(Operation::Trim, len, |volume| Ok(volume.trim(offset, len, durable)?))
     }
 
     pub fn zero(&self, offset: u64, len: u64, zeros: Zeros, durable: bool) -> Result<()> {
-        Ok(self.volume.zero(offset, len, zeros, durable)?)
+        self.count(Operation::Zero, len, |volume| Ok(volume.zero(offset, len, zeros, durable)?))
     }
 
     /// Calls `add` for the runs of a range; for the first alone if `one` is true.
@@ -166,9 +197,11 @@ impl Connection {
         one: bool,
         add: &mut dyn FnMut(u64, u64, Extent) -> std::io::Result<()>,
     ) -> Result<()> {
-        self.volume.runs::<Failure>(offset, len, &mut |run| {
-            add(run.offset, run.len, run.extent)?;
-            Ok(!one)
+        self.count(Operation::Extents, len, |volume| {
+            volume.runs::<Failure>(offset, len, &mut |run| {
+                add(run.offset, run.len, run.extent)?;
+                Ok(!one)
+            })
         })
     }
 }

@@ -22,6 +22,7 @@ read-only=true       Write nothing.
 anchor=FILE          The vault's anchor, if it is not in the usual place.
 admin-key=HEX        The administrator who has to have signed all headers.
 admin-zone=FILE      The same, as this zone file pins them.
+metrics=FILE         Write counts of each export there, in Prometheus' text format.
 argon2-any-memory=true, fips=true
                      As the options of `lamassu`.";
 
@@ -44,6 +45,8 @@ pub struct Settings {
     pub given: Option<Given>,
     pub any_memory: bool,
     pub fips: bool,
+    /// where counts are written
+    pub metrics: Option<PathBuf>,
     /// the descriptor of [`crate::failure::Report`]
     pub report: Option<i32>,
 }
@@ -67,6 +70,7 @@ impl Settings {
             "admin-zone" => self.given = Some(Given::Zone(std::path::absolute(value)?)),
             "argon2-any-memory" => self.any_memory = boolean(key, value)?,
             "fips" => self.fips = boolean(key, value)?,
+            "metrics" => self.metrics = Some(std::path::absolute(value)?),
             "report" => self.report = Some(number(key, value)?),
             _ => self.of_vault(key, value)?,
         }

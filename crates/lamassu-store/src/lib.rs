@@ -19,4 +19,4 @@ pub mod integrity;
 pub mod mount_table;
 
 pub use backend::{Backend, BackendDir, BackendEntry, BackendFile, BackendNode};
-pub use file::{File, FileContext, FirstPage, StoreError};
+pub use file::{File, FileContext, FirstPage, Hole, StoreError};

@@ -4,6 +4,7 @@ use crate::{
     Access, Attr, DirEntry, Entry, Fallocate, HandleId, Ino, Kind, Owner, RenameMode, Result, SetAttr, SetXattr,
     StatFs, Upkeep, Vault, Whence, turns::Turns,
 };
+use lamassu_store::Hole;
 use std::ffi::OsStr;
 use std::sync::Arc;
 
@@ -131,6 +132,9 @@ file_system! {
         fn flush(&self, handle: HandleId) -> Result<()> = Ok(());
         /// The memory that the listing of an open directory takes until it is closed, bytes.
         fn listing_bytes(&self, handle: HandleId) -> usize = 0;
+        /// The hole at `offset`, empty where there are data: as far as `until`, and as far as pages of `most` bytes
+        /// tell.
+        fn hole_at(&self, handle: HandleId, offset: u64, until: u64, most: u64) -> Result<Hole> = Err(crate::VaultError::Invalid);
         /// Where the data at `offset` ends: at a hole, or at `until`, where the search stops.
         fn data_until(&self, handle: HandleId, offset: u64, until: u64) -> Result<u64> = Err(crate::VaultError::Invalid);
         /// Copies a range between open files, (handle, offset) each, without reading the data; `None`: not possible

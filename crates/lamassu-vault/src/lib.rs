@@ -97,6 +97,7 @@ pub use file_system::FileSystem;
 #[cfg(feature = "testing")]
 pub use file_system::Panics;
 pub use forest::Forest;
+pub use lamassu_store::Hole;
 pub use left::Left;
 pub use regions::{Region, datasets_below, has_dataset, regions, stored_bytes};
 pub use rekey::{KnownProfile, ProfileWalk, Rekey, RekeyProgress, Rekeyed};

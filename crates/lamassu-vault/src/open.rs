@@ -5,7 +5,7 @@ use crate::error::{errno, io, is_not_found};
 use crate::inode::CachedSize;
 use crate::{Access, Fallocate, HandleId, Ino, Kind, ROOT, Result, Vault, VaultError, Whence};
 use lamassu_format::{PAGE_LEN, Profile};
-use lamassu_store::{BackendFile, File, FileContext, StoreError};
+use lamassu_store::{BackendFile, File, FileContext, Hole, StoreError};
 use parking_lot::{Mutex, RwLock};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -543,6 +543,21 @@ impl Vault {
         })
     }
 
+    /// Gives a file that has no content the profile of another; durable when it returns.
+    ///
+    /// # Errors
+    /// [`VaultError::BadHandle`] unless opened for writing; [`VaultError::Refused`] if it has content; the error for
+    /// profiles that the policy of the anchor's server forbids; those of the store.
+    pub fn take_profile(&self, from: HandleId, to: HandleId) -> Result<()> {
+        let profile = self.file_of(from)?.0.file().profile().0;
+        let target = self.writing(to)?;
+        let _pass = self.change()?;
+        match target.file().size() == 0 && !target.file().begin_profile(profile)? {
+            true => Ok(()),
+            false => Err(VaultError::Refused("only a file without content takes over a profile at once")),
+        }
+    }
+
     /// lseek(2) for data and holes.
     ///
     /// # Errors
@@ -555,6 +570,16 @@ impl Vault {
             Whence::Hole => Ok(file.seek_hole(offset)?),
         });
         found?.ok_or(VaultError::NoData)
+    }
+
+    /// The hole at `offset`, empty where there are data: as far as `until`, and as far as pages of `most` bytes tell.
+    ///
+    /// # Errors
+    /// [`VaultError::NoData`] past the end.
+    pub fn hole_at(&self, handle: HandleId, offset: u64, until: u64, most: u64) -> Result<Hole> {
+        let (open, _) = self.file_of(handle)?;
+        let file = open.file();
+        self.read_current(|| Ok(file.hole_at(offset, until, most)?))?.ok_or(VaultError::NoData)
     }
 
     /// Where the data at `offset` ends: at a hole, or at `until`, where the search stops.

@@ -68,6 +68,9 @@ pub enum VolumeError {
     /// The caller's fault: the range exceeds the volume.
     #[error("the range lies behind the end of the volume")]
     Range,
+    /// Ended by the user before it was done.
+    #[error("{}", lamassu_host::Error::Interrupted)]
+    Interrupted,
     /// The vault's error.
     #[error(transparent)]
     Vault(#[from] VaultError),
@@ -87,6 +90,7 @@ impl From<&VolumeError> for FaultKind {
             | VolumeError::HasSnapshots { .. }
             | VolumeError::NotOurs { .. } => FaultKind::Refused,
             VolumeError::NotAVolume { .. } => FaultKind::Other,
+            VolumeError::Interrupted => FaultKind::Interrupted,
             VolumeError::Vault(error) => error.into(),
         }
     }
@@ -102,6 +106,7 @@ impl VolumeError {
             VolumeError::IsSnapshot(_) => libc::EROFS,
             VolumeError::Shrinks { .. } | VolumeError::HasSnapshots { .. } | VolumeError::NotOurs { .. } => libc::EPERM,
             VolumeError::NotAVolume { .. } => libc::EIO,
+            VolumeError::Interrupted => libc::EINTR,
             VolumeError::Vault(error) => lamassu_vault::errno_of(error),
         }
     }

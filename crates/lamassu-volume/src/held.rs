@@ -1,11 +1,14 @@
 //! Entries and open files of a vault, which release their references and handles when they are dropped.
 
-use lamassu_vault::{Access, Attr, Entry, FileSystem, Forest, HandleId, Ino, Result, SetAttr, VaultError, Whence};
+use crate::VolumeError;
+use lamassu_vault::{Access, Attr, Entry, FileSystem, Forest, HandleId, Hole, Ino, Result, SetAttr, VaultError};
 use std::ffi::OsStr;
 use std::sync::Arc;
 
-/// Bytes that are copied at once if blocks cannot be copied by their keys.
-const PIECE: usize = 1 << 20;
+/// Bytes that are looked at, or copied, before it is asked whether a copy goes on.
+const PIECE: u64 = 64 << 20;
+/// Bytes that are read and written at once if blocks cannot be copied by their keys.
+const BUFFER: usize = 1 << 20;
 
 /// A referenced entry.
 pub struct Held {
@@ -121,26 +124,34 @@ impl Open {
         Ok(())
     }
 
-    /// The first data at or after `offset`; `None`: no data before the end.
-    pub fn data_from(&self, offset: u64) -> Result<Option<u64>> {
-        match self.fs().seek(self.handle, offset, Whence::Data) {
-            Ok(at) => Ok(Some(at)),
-            Err(VaultError::NoData) => Ok(None),
-            Err(error) => Err(error),
+    /// The hole at `offset`, which lies before `until`; empty where there are data. It may go on behind its end, if
+    /// pages of `most` bytes were looked at.
+    pub fn hole_at(&self, offset: u64, until: u64, most: u64) -> Result<Hole> {
+        match self.fs().hole_at(self.handle, offset, until, most) {
+            Err(VaultError::NoData) => Ok(Hole { end: until, looked_at: 0 }),
+            hole => hole,
         }
     }
 
-    /// Copies all data of another file to the same offsets. Keys of blocks are copied if possible, so nothing is
-    /// encrypted again and the store may share the blocks. Holes stay holes.
-    pub fn copy_all(&self, from: &Open, size: u64) -> Result<()> {
+    /// Copies all data of another file to the same offsets: by the keys of blocks if possible, so that nothing is
+    /// encrypted again and the store may share the blocks. Holes stay holes. `goes_on` is asked before each piece.
+    ///
+    /// # Errors
+    /// [`VolumeError::Interrupted`] when it answers false; those of the vault.
+    pub fn copy_all(&self, from: &Open, size: u64, goes_on: &dyn Fn() -> bool) -> Result<(), VolumeError> {
         let mut at = 0;
-        while let Some(start) = from.data_from(at)? {
-            let end = from.fs().data_until(from.handle, start, size)?;
-            self.copy(from, start, end)?;
-            at = end;
-            if at >= size {
-                break;
+        while at < size {
+            if !goes_on() {
+                return Err(VolumeError::Interrupted);
             }
+            let hole = from.hole_at(at, size, PIECE)?;
+            if hole.end > at {
+                at = hole.end;
+                continue;
+            }
+            let end = from.fs().data_until(from.handle, at, size.min(at + PIECE))?;
+            self.copy(from, at, end)?;
+            at = end;
         }
         Ok(())
     }
@@ -154,7 +165,7 @@ impl Open {
             at += match by_keys {
                 Some(done) if done > 0 => done,
                 _ => {
-                    let len = usize::try_from(end - at).unwrap_or(usize::MAX).min(PIECE);
+                    let len = usize::try_from(end - at).unwrap_or(usize::MAX).min(BUFFER);
                     let mut data = vec![0; len];
                     from.read(at, &mut data)?;
                     self.write(at, &data)?;

@@ -4,7 +4,8 @@ use crate::held::Open;
 use crate::{BlockSize, Name, Result, VolumeError};
 use lamassu_vault::{Fallocate, FileSystem, Time};
 
-/// Most data that one request for the layout of a volume covers, in bytes: the vault checks each block of it.
+/// How much one request for the layout of a volume goes through: data, of which the vault checks each block, and what
+/// pages of punched blocks cover. Others wait for it.
 const LOOKED_AT_MAX: u64 = 256 << 20;
 /// Zeros that are written at once.
 static ZEROS: [u8; 128 << 10] = [0; 128 << 10];
@@ -178,19 +179,24 @@ impl Volume {
         let end = self.within(offset, len).map_err(E::from)?;
         let (mut at, mut looked_at) = (offset, 0);
         while at < end && looked_at < LOOKED_AT_MAX {
-            let data = self.file.data_from(at).map_err(vault)?.unwrap_or(end).min(end);
-            if data > at && !each(Run { offset: at, len: data - at, extent: Extent::Hole })? {
+            let left = LOOKED_AT_MAX - looked_at;
+            let hole = self.file.hole_at(at, end, left).map_err(vault)?;
+            let run = match hole.end > at {
+                true => Run { offset: at, len: hole.end - at, extent: Extent::Hole },
+                false => {
+                    let until = self.file.fs().data_until(self.file.handle, at, end.min(at + left)).map_err(vault)?;
+                    Run { offset: at, len: until - at, extent: Extent::Data }
+                }
+            };
+            if run.len > 0 && !each(run)? {
                 break;
             }
-            if data == end {
-                break;
-            }
-            let until = end.min(data + (LOOKED_AT_MAX - looked_at));
-            at = self.file.fs().data_until(self.file.handle, data, until).map_err(vault)?;
-            looked_at += at - data;
-            if at > data && !each(Run { offset: data, len: at - data, extent: Extent::Data })? {
-                break;
-            }
+            at += run.len;
+            looked_at += match run.extent {
+                // A small one lies in a page that was loaded before.
+                Extent::Hole => hole.looked_at.min(run.len),
+                Extent::Data => run.len,
+            };
         }
         Ok(())
     }

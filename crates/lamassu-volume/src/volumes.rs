@@ -49,8 +49,19 @@ impl Volumes {
         }
     }
 
+    /// The directory, to be changed: without what an interrupted change has left. The caller is the only one that
+    /// changes it.
+    fn swept_directory(&self) -> Result<Option<Held>> {
+        let Some(directory) = self.directory()? else { return Ok(None) };
+        for file in directory.names()?.iter().filter(|file| Name::is_staged(&file.to_string_lossy())) {
+            self.fs.unlink(directory.ino(), file)?;
+            self.fs.changed_beside_kernel(directory.ino(), file);
+        }
+        Ok(Some(directory))
+    }
+
     fn made_directory(&self) -> Result<Held> {
-        if let Some(directory) = self.directory()? {
+        if let Some(directory) = self.swept_directory()? {
             return Ok(directory);
         }
         let entry = self.fs.mkdir(ROOT, OsStr::new(DIRECTORY), 0o700, owner())?;
@@ -130,7 +141,7 @@ impl Volumes {
         if name.is_snapshot() {
             return Err(VolumeError::IsSnapshot(name.clone()));
         }
-        self.make(name, 0o600, &Attributes { block_size }, |file| file.set_size(size))
+        self.make(name, 0o600, &Attributes { block_size }, |file| Ok(file.set_size(size)?))
     }
 
     /// Creates a file under a temporary name, calls `fill`, and renames it when its content is durable.
@@ -139,22 +150,17 @@ impl Volumes {
         name: &Name,
         mode: u32,
         attributes: &Attributes,
-        fill: impl FnOnce(&Open) -> lamassu_vault::Result<()>,
+        fill: impl FnOnce(&Open) -> Result<()>,
     ) -> Result<()> {
         let directory = self.made_directory()?;
         if directory.child(&name.file())?.is_some() {
             return Err(VolumeError::Exists(name.clone()));
         }
         let staged = name.staged();
-        // A crash may have left this file.
-        match self.fs.unlink(directory.ino(), &staged) {
-            Ok(()) | Err(VaultError::NotFound) => {}
-            Err(error) => return Err(error.into()),
-        }
         let access = Access { read: true, write: true, truncate: false };
         let (entry, handle) = self.fs.create(directory.ino(), &staged, mode, access, owner())?;
         let file = Open { node: Held::new(&self.fs, entry), handle };
-        let filled = fill(&file).map_err(VolumeError::from).and_then(|()| {
+        let filled = fill(&file).and_then(|()| {
             let value = serde_json::to_vec(attributes).map_err(|_| VaultError::Invalid)?;
             self.fs.set_xattr(file.node.ino(), OsStr::new(ATTRIBUTE), &value, SetXattr::Any)?;
             file.fs().fsync(file.handle, false)?;
@@ -190,34 +196,37 @@ impl Volumes {
         Ok(file.sync()?)
     }
 
-    /// Makes a snapshot of a volume as it is.
+    /// Makes a snapshot of a volume as it is. `goes_on` is asked between pieces; if it answers false, nothing is made.
     ///
     /// # Errors
     /// As [`Volumes::clone_to`].
-    pub fn snapshot(&self, name: &Name, snapshot: &str) -> Result<Name> {
+    pub fn snapshot(&self, name: &Name, snapshot: &str, goes_on: &dyn Fn() -> bool) -> Result<Name> {
         let snapshot = name.at(snapshot)?;
-        self.copy(name, &snapshot, 0o400)?;
+        self.copy(name, &snapshot, 0o400, goes_on)?;
         Ok(snapshot)
     }
 
-    /// Makes a volume with the content of another, or of a snapshot. Keys of blocks are copied, so nothing is encrypted
-    /// again and the store may share the blocks.
+    /// Makes a volume with the content of another, or of a snapshot: by the keys of blocks, so that nothing is
+    /// encrypted again, and the store may share the blocks. `goes_on` as in [`Volumes::snapshot`].
     ///
     /// # Errors
-    /// [`VolumeError::NotFound`], [`VolumeError::IsSnapshot`], [`VolumeError::Exists`]; those of the vault.
-    pub fn clone_to(&self, name: &Name, to: &Name) -> Result<()> {
+    /// [`VolumeError::NotFound`], [`VolumeError::IsSnapshot`], [`VolumeError::Exists`], [`VolumeError::Interrupted`];
+    /// those of the vault.
+    pub fn clone_to(&self, name: &Name, to: &Name, goes_on: &dyn Fn() -> bool) -> Result<()> {
         match to.is_snapshot() {
             true => Err(VolumeError::IsSnapshot(to.clone())),
-            false => self.copy(name, to, 0o600),
+            false => self.copy(name, to, 0o600, goes_on),
         }
     }
 
-    fn copy(&self, name: &Name, to: &Name, mode: u32) -> Result<()> {
+    fn copy(&self, name: &Name, to: &Name, mode: u32, goes_on: &dyn Fn() -> bool) -> Result<()> {
         let (file, info) = self.file(name)?;
         let from = file.open(false)?;
         self.make(to, mode, &Attributes { block_size: info.block_size }, |file| {
+            // Otherwise the copy's blocks would be stored as the directory's profile says.
+            self.fs.take_profile(from.handle, file.handle)?;
             file.set_size(info.size)?;
-            file.copy_all(&from, info.size)
+            file.copy_all(&from, info.size, goes_on)
         })
     }
 
@@ -227,7 +236,7 @@ impl Volumes {
     /// [`VolumeError::NotFound`], [`VolumeError::HasSnapshots`]; those of the vault.
     pub fn destroy(&self, name: &Name, snapshots: bool) -> Result<usize> {
         let missing = || VolumeError::NotFound(name.clone());
-        let directory = self.directory()?.ok_or_else(missing)?;
+        let directory = self.swept_directory()?.ok_or_else(missing)?;
         if directory.child(&name.file())?.is_none() {
             return Err(missing());
         }

@@ -388,7 +388,9 @@ fn code(fault: &Fault) -> Code {
         Fault::Gateway(e) => gateway(e),
         Fault::Access(e) => access(e),
         Fault::Volume(e) => FaultKind::from(e).into(),
-        Fault::NoNbdkit { .. } | Fault::NoPlugin { .. } | Fault::NbdkitEnded { .. } => Code::NoNbdkit,
+        Fault::NoNbdkit { .. } | Fault::NoPlugin { .. } | Fault::NbdkitEnded { .. } | Fault::SocketInUse { .. } => {
+            Code::NoNbdkit
+        }
         Fault::Control(e) => control(e),
         Fault::System(_) | Fault::Json(_) | Fault::Other(_) | Fault::WorkerKilled { .. } => Code::Other,
         Fault::NoRegularFile { .. } | Fault::TooDeep { .. } | Fault::LiesInItself { .. } => Code::Other,

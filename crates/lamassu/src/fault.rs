@@ -179,6 +179,9 @@ pub enum Fault {
     /// The user's: the plugin is not installed.
     #[error("there is no plugin of nbdkit beside this program, which is in {dir:?}: --plugin FILE names it")]
     NoPlugin { dir: PathBuf },
+    /// The user's: an export is served there.
+    #[error("another export serves on {socket:?}")]
+    SocketInUse { socket: PathBuf },
     /// nbdkit could not start, or was killed; its messages say why.
     #[error("nbdkit has ended ({status}); what it said stands above")]
     NbdkitEnded { status: ExitStatus },

@@ -100,6 +100,11 @@ pub struct KeyArg {
 }
 
 impl KeyArg {
+    /// A source that was given by another option, or none.
+    pub fn of(key: Option<SourceText>) -> KeyArg {
+        KeyArg { key, key_slot: None, stdin_is_data: false }
+    }
+
     /// The source given, or that of LAMASSU_KEY, or a prompt.
     pub fn source(&self) -> Result<KeySource> {
         self.source_for::<VaultHeader>()

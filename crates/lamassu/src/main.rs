@@ -46,6 +46,7 @@ mod progress;
 mod served;
 mod signals;
 mod store_kind;
+mod terminal;
 mod text;
 mod tree;
 mod users;

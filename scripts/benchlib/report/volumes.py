@@ -19,7 +19,7 @@ def figures(result):
 
 
 def told(result):
-    return (f"A volume of {result['size_mib']} MiB, by fio over a local socket, {result['depth']} requests at once, {result['seconds']} s each and a flush at the "
+    return (f"A volume of {result['size_mib']} MiB, by fio over a local socket, {result['depth']} requests at once, on one connection unless said otherwise, {result['seconds']} s each and a flush at the "
             f"end; {runs(result)}. Caches of the host are warm: the plain file shows what NBD and they give. `scripts/bench volumes`.")
 
 

@@ -5,16 +5,20 @@
 
 use super::{Shared, errno_of, failed, guarded};
 use crate::control::{
-    self, Caller, LAMASSU_IOC_CALL, LAMASSU_IOC_FREEZE, LAMASSU_IOC_STATUS, LAMASSU_IOC_THAW, Status,
+    self, Caller, LAMASSU_IOC_CALL, LAMASSU_IOC_FREEZE, LAMASSU_IOC_FREEZE_WHILE_OPEN, LAMASSU_IOC_STATUS,
+    LAMASSU_IOC_THAW, Status,
 };
 use fuser::{Errno, INodeNo, ReplyIoctl, ReplyLseek, Request};
 use lamassu_vault::{FileSystem, HandleId, Ino, ROOT, Whence};
+use parking_lot::MutexGuard;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use zeroize::Zeroizing;
 
 /// What an ioctl carries.
 pub(super) struct IoctlRequest<'a> {
+    /// The open directory that is asked.
+    pub handle: HandleId,
     pub command: u32,
     pub input: &'a [u8],
     /// The most bytes that the answer may have.
@@ -23,9 +27,9 @@ pub(super) struct IoctlRequest<'a> {
 
 impl<F: FileSystem> Shared<F> {
     pub(super) fn ioctl(self: &Arc<Self>, ino: Ino, caller: Caller, request: IoctlRequest<'_>, reply: ReplyIoctl) {
-        let IoctlRequest { command, input, out_size } = request;
+        let IoctlRequest { handle, command, input, out_size } = request;
         let known = match command {
-            LAMASSU_IOC_FREEZE | LAMASSU_IOC_THAW | LAMASSU_IOC_STATUS => true,
+            LAMASSU_IOC_FREEZE | LAMASSU_IOC_FREEZE_WHILE_OPEN | LAMASSU_IOC_THAW | LAMASSU_IOC_STATUS => true,
             LAMASSU_IOC_CALL => self.calls.is_some(),
             _ => false,
         };
@@ -43,7 +47,11 @@ impl<F: FileSystem> Shared<F> {
             }
             LAMASSU_IOC_CALL => self.call(caller, ino, input, out_size, reply),
             _ => self.aside("freeze", move |shared| {
-                let result = if command == LAMASSU_IOC_FREEZE { shared.freeze() } else { shared.thaw() };
+                let result = match command {
+                    LAMASSU_IOC_FREEZE => shared.freeze(None),
+                    LAMASSU_IOC_FREEZE_WHILE_OPEN => shared.freeze(Some(handle)),
+                    _ => shared.thaw(),
+                };
                 match result {
                     Ok(()) => reply.ioctl(0, &[]),
                     Err(errno) => reply.error(Errno::from_i32(errno)),
@@ -81,8 +89,9 @@ impl<F: FileSystem> Shared<F> {
         }
     }
 
-    /// Waits for changes under way, then freezes below. EBUSY as FIFREEZE answers.
-    fn freeze(&self) -> Result<(), i32> {
+    /// Waits for changes under way, then freezes below. EBUSY as FIFREEZE answers. `freezer`: the open directory whose
+    /// end is that of the freeze. The kernel releases it after this request is answered.
+    fn freeze(&self, freezer: Option<HandleId>) -> Result<(), i32> {
         let _admin = self.admin.lock();
         // Changes that the gate holds back are carried out when it opens: not in a turn.
         if self.fs.turns().is_some() {
@@ -96,6 +105,7 @@ impl<F: FileSystem> Shared<F> {
             self.gate.open();
             errno_of(&error)
         })?;
+        *self.freezer.lock() = freezer;
         tracing::info!("frozen");
         Ok(())
     }
@@ -103,10 +113,28 @@ impl<F: FileSystem> Shared<F> {
     /// EINVAL as FITHAW answers. The gate opens even if the file system below reports an error: waiting callers must go
     /// on.
     fn thaw(&self) -> Result<(), i32> {
-        let _admin = self.admin.lock();
+        self.thaw_locked(&self.admin.lock())
+    }
+
+    /// An open directory is closed: ends the freeze that lasts as long as it.
+    pub(super) fn thaw_with(self: &Arc<Self>, closed: HandleId) {
+        let is_its = move |shared: &Self| *shared.freezer.lock() == Some(closed);
+        if is_its(self) {
+            // A thaw may wait for other requests.
+            self.aside("thaw", move |shared| {
+                let admin = shared.admin.lock();
+                if is_its(shared) && shared.thaw_locked(&admin).is_ok() {
+                    tracing::warn!("thawed: the process that had frozen the mount has ended, or closed it");
+                }
+            });
+        }
+    }
+
+    fn thaw_locked(&self, _admin: &MutexGuard<'_, ()>) -> Result<(), i32> {
         if !self.gate.status().0 {
             return Err(libc::EINVAL);
         }
+        *self.freezer.lock() = None;
         let result = self.fs.thaw();
         self.gate.open();
         tracing::info!("thawed");

@@ -441,7 +441,10 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
     }
 
     fn releasedir(&self, _req: &Request, _ino: INodeNo, fh: FileHandle, _flags: OpenFlags, reply: ReplyEmpty) {
-        self.0.answer("releasedir", || send_empty("releasedir", self.0.release_dir(HandleId(fh.0)), reply));
+        self.0.answer("releasedir", || {
+            self.0.thaw_with(HandleId(fh.0));
+            send_empty("releasedir", self.0.release_dir(HandleId(fh.0)), reply);
+        });
     }
 
     fn fsyncdir(&self, _req: &Request, ino: INodeNo, fh: FileHandle, _datasync: bool, reply: ReplyEmpty) {
@@ -536,7 +539,7 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
         &self,
         req: &Request,
         ino: INodeNo,
-        _fh: FileHandle,
+        fh: FileHandle,
         flags: IoctlFlags,
         cmd: u32,
         in_data: &[u8],
@@ -547,7 +550,7 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
             return reply.error(Errno::ENOTTY);
         }
         let caller = self.0.caller(req);
-        let request = IoctlRequest { command: cmd, input: in_data, out_size };
+        let request = IoctlRequest { handle: HandleId(fh.0), command: cmd, input: in_data, out_size };
         self.0.answer("ioctl", || self.0.ioctl(ino.0, caller, request, reply));
     }
 }

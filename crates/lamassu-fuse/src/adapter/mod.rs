@@ -34,7 +34,7 @@ use descriptors::Descriptors;
 use fuser::{Errno, InitFlags, KernelConfig, Notifier};
 use gate::Gate;
 use lamassu_vault::turns::{Need, Use};
-use lamassu_vault::{Entry, FileSystem, Ino, Result, VaultError};
+use lamassu_vault::{Entry, FileSystem, HandleId, Ino, Result, VaultError};
 use lifetime::Lifetime;
 use parking_lot::{Mutex, RwLock};
 use std::collections::{HashMap, HashSet};
@@ -94,6 +94,9 @@ pub(crate) struct Shared<F> {
     gate: Gate,
     /// Serialises freeze and thaw.
     admin: Mutex<()>,
+    /// The open directory that a freeze lasts as long as; `None` for one that lasts until a thaw. Set with `admin`
+    /// held.
+    freezer: Mutex<Option<HandleId>>,
     /// The open files and directories.
     uses: Mutex<HashMap<Ino, Uses>>,
     descriptors: Descriptors,
@@ -143,6 +146,7 @@ impl<F: FileSystem> Shared<F> {
             acls: AtomicBool::new(false),
             gate: Gate::default(),
             admin: Mutex::new(()),
+            freezer: Mutex::new(None),
             uses: Mutex::default(),
             descriptors: Descriptors::new(owner)?,
             without_capability: Mutex::default(),

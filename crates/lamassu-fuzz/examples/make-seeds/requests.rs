@@ -2,7 +2,9 @@
 //! hardly ever does.
 
 use crate::Seeds;
-use lamassu_fuse::control::{LAMASSU_IOC_CALL, LAMASSU_IOC_FREEZE, LAMASSU_IOC_STATUS, LAMASSU_IOC_THAW};
+use lamassu_fuse::control::{
+    LAMASSU_IOC_CALL, LAMASSU_IOC_FREEZE, LAMASSU_IOC_FREEZE_WHILE_OPEN, LAMASSU_IOC_STATUS, LAMASSU_IOC_THAW,
+};
 
 const ROOT: u8 = 1;
 /// What the two lookups of the prelude find, and the handles of what is opened then. A test of the target holds them
@@ -188,7 +190,9 @@ fn on_attributes() -> Vec<Vec<u8>> {
         one(24, TOP, body().name("user.note")),
         one(39, TOP, control(0, u32::MAX, u32::MAX, b"")),
     ];
-    for command in [LAMASSU_IOC_FREEZE, LAMASSU_IOC_THAW, LAMASSU_IOC_STATUS, LAMASSU_IOC_CALL] {
+    let commands =
+        [LAMASSU_IOC_FREEZE, LAMASSU_IOC_THAW, LAMASSU_IOC_FREEZE_WHILE_OPEN, LAMASSU_IOC_STATUS, LAMASSU_IOC_CALL];
+    for command in commands {
         let size = command >> 16 & 0x3fff;
         all.push(one(39, ROOT, control(command, 8, size, &[4, 0, 0, 0, 1, 2, 3, 4])));
         all.push(odd(39, DIR, 1, control(command, 0, 0, b"")));

@@ -3,6 +3,7 @@
 use std::ffi::OsStr;
 use std::fs;
 use std::io::Read;
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -16,10 +17,25 @@ pub struct Lab {
     dir: tempfile::TempDir,
 }
 
+/// Where clients connect.
+pub enum Door {
+    Local(PathBuf),
+    Tcp(SocketAddr),
+}
+
+impl Door {
+    fn is_open(&self) -> bool {
+        match self {
+            Door::Local(socket) => UnixStream::connect(socket).is_ok(),
+            Door::Tcp(address) => TcpStream::connect(address).is_ok(),
+        }
+    }
+}
+
 /// An export that is served; killed at the end of a test that failed.
 pub struct Served {
     child: Child,
-    socket: PathBuf,
+    door: Door,
 }
 
 impl Drop for Served {
@@ -110,6 +126,14 @@ impl Lab {
         self.ok(&["init", "--key", &source, name]);
     }
 
+    pub fn program() -> PathBuf {
+        built("lamassu")
+    }
+
+    pub fn plugin() -> PathBuf {
+        built("liblamassu_nbdkit.so")
+    }
+
     pub fn source(&self, key: &str) -> String {
         format!("raw:file:{}", self.path(key).display())
     }
@@ -165,15 +189,31 @@ impl Lab {
     pub fn export(&self, args: &[&str]) -> Served {
         let mut words = vec!["--socket", "s"];
         words.extend(args);
-        let child = self.command(&self.export_words(&words)).stderr(Stdio::piped()).spawn().unwrap();
-        let mut served = Served { child, socket: self.path("s") };
+        self.started(self.command(&self.export_words(&words)), Door::Local(self.path("s")))
+    }
+
+    /// Exports `args` at a port of this machine.
+    #[track_caller]
+    pub fn listen(&self, args: &[&str]) -> Served {
+        let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let address = free.to_string();
+        let mut words = vec!["--listen", &address];
+        words.extend(args);
+        self.started(self.command(&self.export_words(&words)), Door::Tcp(free))
+    }
+
+    /// An export that is served.
+    #[track_caller]
+    pub fn started(&self, mut command: Command, door: Door) -> Served {
+        let child = command.stderr(Stdio::piped()).spawn().unwrap();
+        let mut served = Served { child, door };
         until("the export is served", || {
             if let Some(status) = served.child.try_wait().unwrap() {
                 let mut said = String::new();
                 served.child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
                 panic!("{status}: {said}");
             }
-            UnixStream::connect(&served.socket).is_ok()
+            served.door.is_open()
         });
         served
     }
@@ -199,7 +239,18 @@ impl Lab {
 
 impl Served {
     pub fn uri(&self, export: &str) -> String {
-        format!("nbd+unix:///{export}?socket={}", self.socket.display())
+        match &self.door {
+            Door::Local(socket) => format!("nbd+unix:///{export}?socket={}", socket.display()),
+            Door::Tcp(address) => format!("nbd://{address}/{export}"),
+        }
+    }
+
+    /// The same with TLS, for a user, with the parameter that says which key or certificate.
+    pub fn tls_uri(&self, export: &str, user: &str, how: &str) -> String {
+        match &self.door {
+            Door::Local(socket) => format!("nbds+unix://{user}@localhost/{export}?socket={}&{how}", socket.display()),
+            Door::Tcp(address) => format!("nbds://{user}@localhost:{}/{export}?{how}", address.port()),
+        }
     }
 
     /// Ends it as an administrator does.
@@ -210,6 +261,14 @@ impl Served {
         let mut said = String::new();
         self.child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
         assert!(status.success(), "{status}: {said}");
+    }
+
+    /// Kills both processes at once, as the end of a machine does.
+    pub fn kill_all(mut self) {
+        let nbdkit = self.nbdkit();
+        run("kill", &["-KILL", &self.child.id().to_string(), &nbdkit.to_string()]);
+        self.child.wait().unwrap();
+        until("nbdkit has ended", || !Path::new(&format!("/proc/{nbdkit}/fd/0")).exists());
     }
 
     /// The process of nbdkit.

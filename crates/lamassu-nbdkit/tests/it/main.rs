@@ -6,3 +6,5 @@ mod commands;
 mod crash;
 mod exports;
 mod lab;
+mod operation;
+mod tls;

@@ -71,7 +71,7 @@ pub use session::{Ended, SessionKeeper, Sessions, Standing};
 pub use state::Mark;
 pub use survey::Surveyed;
 pub use types::{
-    Damage, DamageKind, Durability, FileCheck, FileContext, FileTag, FirstPage, Integrity, Reporter, StoreError,
+    Damage, DamageKind, Durability, FileCheck, FileContext, FileTag, FirstPage, Hole, Integrity, Reporter, StoreError,
 };
 
 use self::primitives::Core;
@@ -88,6 +88,9 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use write::Committer;
+
+/// How much a search for data looks at before it lets other calls go on: what pages cover, bytes.
+const LOOKED_AT_MAX: u64 = 256 << 20;
 
 /// An open encrypted file. Methods take `&self` and may be called from several threads.
 pub struct File {
@@ -394,9 +397,24 @@ impl File {
         }
     }
 
-    /// First data at or after `offset`, `None`: no data before the end.
+    /// First data at or after `offset`, `None`: no data before the end. Other calls go on between the parts of a long
+    /// search.
     pub fn seek_data(&self, offset: u64) -> Result<Option<u64>, StoreError> {
-        self.core.seek_data(&mut self.exclusive(), offset)
+        let mut at = offset;
+        while let Some(hole) = self.hole_at(at, u64::MAX, LOOKED_AT_MAX)? {
+            if hole.end == at {
+                return Ok(Some(at));
+            }
+            at = hole.end;
+        }
+        Ok(None)
+    }
+
+    /// The hole at `offset`, as far as `until`, and as far as pages of `most` bytes tell, but at least one. It is empty
+    /// where there are data; `None` past the end. A file whose blocks were punched has pages to be looked at, so a
+    /// caller that others wait for gives limits.
+    pub fn hole_at(&self, offset: u64, until: u64, most: u64) -> Result<Option<Hole>, StoreError> {
+        self.core.hole_at(&mut self.exclusive(), offset, until, most)
     }
 
     /// First hole at or after `offset`; the end counts as one. `None` past the end.

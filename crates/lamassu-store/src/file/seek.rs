@@ -2,30 +2,42 @@
 
 use super::primitives::Core;
 use super::state::{Dirty, PageState, State};
-use super::types::StoreError;
+use super::types::{Hole, StoreError};
+use super::write::Look;
 use lamassu_format::BlockNo;
 
 impl Core {
-    /// First offset at or after `offset` that is data; damaged pages count as data.
-    pub fn seek_data(&self, st: &mut State, offset: u64) -> Result<Option<u64>, StoreError> {
+    /// The hole at `offset`; damaged pages count as data. `None` past the end. At least one page is looked at, and no
+    /// further one when pages of `most` bytes have been.
+    pub fn hole_at(&self, st: &mut State, offset: u64, until: u64, most: u64) -> Result<Option<Hole>, StoreError> {
         if offset >= st.sizes.logical() {
             return Ok(None);
         }
         let geo = *self.geo();
-        let start = geo.block_at(offset);
-        let buffered = st.buffer.range(start..).find(|(_, d)| !matches!(d, Dirty::Hole)).map(|(b, _)| b);
-        let limit = buffered.unwrap_or(geo.end_block(st.sizes.logical()));
-        let mut block = start;
+        let until = until.min(st.sizes.logical()).max(offset);
+        let (mut block, end) = (geo.block_at(offset), geo.end_block(until));
+        let buffered = st.buffer.range(block..end).find(|(_, d)| !matches!(d, Dirty::Hole)).map(|(b, _)| b);
+        let limit = buffered.unwrap_or(end);
+        let mut looked_at = 0;
         while block < limit {
-            let Some(g) = self.next_page(st, self.geo().page_of(block))? else { break };
-            let first = self.geo().first_block(g);
-            let until = first + self.geo().blocks_per_page();
-            if let Some(b) = block.max(first).until(until.min(limit)).find(|b| self.is_data(st, *b)) {
-                return Ok(Some(offset.max(geo.block_start(b))));
+            if looked_at > 0 && looked_at >= most {
+                return Ok(Some(Hole { end: geo.block_start(block), looked_at }));
             }
-            block = until;
+            looked_at += geo.page_span();
+            let g = geo.page_of(block);
+            block = match self.look_for_page(st, g)? {
+                Look::Here => {
+                    let next = geo.first_block(g.next());
+                    if let Some(found) = block.until(next.min(limit)).find(|b| self.is_data(st, *b)) {
+                        return Ok(Some(Hole { end: offset.max(geo.block_start(found)), looked_at }));
+                    }
+                    next
+                }
+                Look::NotBefore(next) => geo.first_block(next),
+                Look::NoFurther => break,
+            };
         }
-        Ok(buffered.map(|b| offset.max(geo.block_start(b))))
+        Ok(Some(Hole { end: buffered.map_or(until, |b| offset.max(geo.block_start(b))), looked_at }))
     }
 
     /// First offset at or after `offset` that is a hole; the end of the file is one. The search stops at `until`, which

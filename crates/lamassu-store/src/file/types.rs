@@ -203,6 +203,15 @@ pub enum Integrity {
     Metadata,
 }
 
+/// A run of bytes without data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hole {
+    /// Where it ends: at data, or where the search has stopped. Where it began, if there are data.
+    pub end: u64,
+    /// The bytes that the pages cover which were looked at: a measure of the work.
+    pub looked_at: u64,
+}
+
 /// What is found where the store has the first page of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FirstPage {

@@ -342,30 +342,51 @@ impl Core {
 
     /// The first page at or after `g`, within the size on disk, that is not known to be absent.
     pub fn next_page(&self, st: &mut State, mut g: PageNo) -> Result<Option<PageNo>, StoreError> {
-        let geo = *self.geo();
-        if let Some(fresh) = &self.fresh {
-            // The tree, not the store, tells which pages exist.
-            let next = fresh.next_page(&*self.backing, g)?.filter(|next| *next <= st.last_page(&geo));
-            return next.map(|next| self.page(st, next).map(|_| next)).transpose();
-        }
         loop {
-            if g > st.last_page(&geo) {
-                return Ok(None);
-            }
-            if !matches!(self.page(st, g)?, PageState::Absent) {
-                return Ok(Some(g));
-            }
-            // A hole of many segments is skipped in one step, but only as far as absent pages are holes.
-            let unknown =
-                st.inherited.unknown_from().map(|from| PageNo(from / geo.page_span())).filter(|first| g < *first);
-            let offset = geo.page_offset(g);
-            let data = self.backing.seek_data(offset).map_err(StoreError::io("seek data", offset))?;
-            let present = data.map(|data| PageNo(data / geo.segment_len() * geo.pages_per_segment()));
-            g = match (present, unknown) {
-                (None, None) => return Ok(None),
-                (Some(next), None) | (None, Some(next)) => next.max(g.next()),
-                (Some(present), Some(unknown)) => present.min(unknown).max(g.next()),
+            g = match self.look_for_page(st, g)? {
+                Look::Here => return Ok(Some(g)),
+                Look::NotBefore(next) => next,
+                Look::NoFurther => return Ok(None),
             };
         }
     }
+
+    /// One step of that search, which loads one page at most.
+    pub fn look_for_page(&self, st: &mut State, g: PageNo) -> Result<Look, StoreError> {
+        let geo = *self.geo();
+        if g > st.last_page(&geo) {
+            return Ok(Look::NoFurther);
+        }
+        if let Some(fresh) = &self.fresh {
+            // The tree, not the store, tells which pages exist.
+            return match fresh.next_page(&*self.backing, g)? {
+                Some(next) if next == g => self.page(st, g).map(|_| Look::Here),
+                Some(next) => Ok(Look::NotBefore(next)),
+                None => Ok(Look::NoFurther),
+            };
+        }
+        if !matches!(self.page(st, g)?, PageState::Absent) {
+            return Ok(Look::Here);
+        }
+        // A hole of many segments is skipped in one step, but only as far as absent pages are holes.
+        let unknown = st.inherited.unknown_from().map(|from| PageNo(from / geo.page_span())).filter(|first| g < *first);
+        let offset = geo.page_offset(g);
+        let data = self.backing.seek_data(offset).map_err(StoreError::io("seek data", offset))?;
+        let present = data.map(|data| PageNo(data / geo.segment_len() * geo.pages_per_segment()));
+        Ok(match (present, unknown) {
+            (None, None) => Look::NoFurther,
+            (Some(next), None) | (None, Some(next)) => Look::NotBefore(next.max(g.next())),
+            (Some(present), Some(unknown)) => Look::NotBefore(present.min(unknown).max(g.next())),
+        })
+    }
+}
+
+/// Where a page is, seen from another one.
+pub(super) enum Look {
+    /// That one is there, or may be.
+    Here,
+    /// It is absent, and so are all before this one.
+    NotBefore(PageNo),
+    /// There is none from it on.
+    NoFurther,
 }

@@ -324,6 +324,42 @@ fn read_only_contexts_never_write() {
     assert_eq!(store.faults().changes() + store.faults().syncs(), 0);
 }
 
+/// Punched blocks leave their pages, so a search for data has to look at them: at as many as its caller allows.
+#[test]
+fn a_search_behind_punched_blocks_has_limits() {
+    let setup = Setup { reserved: 8, ..Setup::default() };
+    let sim = MemoryBackend::new();
+    let file = File::create(setup.context(), create_in(&sim), "punched").expect("creates");
+    let span = setup.context().geometry.page_span();
+    let (pages, len) = (64, 64 * span);
+    (0..pages).for_each(|page| file.write_at(page * span, &[1; 4096]).expect("writes"));
+    file.truncate(len).expect("grows");
+    file.sync().expect("syncs");
+    file.punch(0, len - span).expect("punches");
+    file.settle_now().expect("settles");
+    drop(file);
+    let store = FaultBackend::new(Arc::new(sim));
+    let looked = |offset, until, most| {
+        let file = open(&setup, &store);
+        store.faults().reset_counters();
+        let hole = file.hole_at(offset, until, most).expect("seeks").expect("within the file");
+        (hole.end, hole.looked_at, store.faults().calls(Call::Read))
+    };
+    let (end, looked_at, reads) = looked(0, 4096, u64::MAX);
+    assert_eq!((end, looked_at), (4096, span));
+    assert!(reads <= 2, "{reads}");
+    let (end, looked_at, reads) = looked(4096, u64::MAX, 8 * span);
+    assert_eq!((end, looked_at), (8 * span, 8 * span));
+    assert!(reads <= 9, "{reads}");
+    assert_eq!(looked(0, u64::MAX, 0).0, span, "one page at least");
+    assert_eq!(looked(0, u64::MAX, u64::MAX).0, len - span, "all of them");
+    let file = open(&setup, &store);
+    assert_eq!(file.seek_data(0).expect("seeks"), Some(len - span));
+    assert_eq!(file.hole_at(len - span + 5, u64::MAX, 1).expect("seeks").map(|hole| hole.end), Some(len - span + 5));
+    assert_eq!(file.hole_at(len, u64::MAX, 1).expect("seeks"), None);
+    assert_eq!(file.seek_data(len - span + 4096).expect("seeks"), None);
+}
+
 #[test]
 fn a_huge_sparse_file_is_cheap() {
     let setup = Setup { reserved: 8, ..Setup::default() };

@@ -87,6 +87,15 @@ fn run(setup: &Setup, seed: u64, steps: usize, size_max: u64) {
                     let until = data.unwrap_or(model.len() as u64);
                     assert!(model[at as usize..until as usize].iter().all(|b| *b == 0), "{what}: skipped data");
                     assert!(hole.is_some_and(|h| h >= at && h <= model.len() as u64), "{what}");
+                    // In parts, and no further than asked.
+                    let (mut end, last) = (at, at + rng.below(size_max));
+                    while let Some(part) = file.hole_at(end, last, rng.below(2 * size_max)).expect("seeks") {
+                        if part.end == end {
+                            break;
+                        }
+                        end = part.end;
+                    }
+                    assert_eq!(end, until.min(last), "{what}");
                 }
             }
         }

@@ -11,6 +11,7 @@ use crate::{
     StatFs, Upkeep, Vault, VaultError, Whence,
 };
 use lamassu_format::root::MODE_BITS;
+use lamassu_store::Hole;
 use std::ffi::OsStr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -315,6 +316,10 @@ impl FileSystem for Forest {
 
     fn seek(&self, handle: HandleId, offset: u64, whence: Whence) -> Result<u64> {
         self.of(handle)?.seek(local_handle(handle), offset, whence)
+    }
+
+    fn hole_at(&self, handle: HandleId, offset: u64, until: u64, most: u64) -> Result<Hole> {
+        self.of(handle)?.hole_at(local_handle(handle), offset, until, most)
     }
 
     fn data_until(&self, handle: HandleId, offset: u64, until: u64) -> Result<u64> {

@@ -192,6 +192,19 @@ impl Forest {
         }
     }
 
+    /// [`Vault::take_profile`], of files of one volume.
+    ///
+    /// # Errors
+    /// As that; [`VaultError::OtherDataset`].
+    pub fn take_profile(&self, from: HandleId, to: HandleId) -> Result<()> {
+        let volume = volume_of(to.0);
+        if volume_of(from.0) != volume {
+            return Err(VaultError::OtherDataset);
+        }
+        let vault = self.vault(volume).ok_or(VaultError::KeyNotLoaded)?;
+        vault.take_profile(local_handle(from), local_handle(to))
+    }
+
     fn slot(&self, volume: Number) -> Result<Arc<KnownVolume>> {
         match volume {
             ROOT_VOLUME => Ok(self.root.clone()),

@@ -218,12 +218,15 @@ impl Forest {
         }
     }
 
-    /// Opens the vault of a volume; the caller holds its `opening`.
-    fn fill(&self, slot: &KnownVolume, Opening { header, ring, options, cached }: Opening) -> Result<Arc<Vault>> {
+    /// Opens the vault of a volume; the caller holds its `opening`. The opener drops the keys if that fails.
+    fn fill(&self, slot: &KnownVolume, opening: Opening) -> Result<Arc<Vault>> {
+        self.filled(slot, opening).inspect_err(|_| self.opener.unloading(slot.number))
+    }
+
+    fn filled(&self, slot: &KnownVolume, Opening { header, ring, options, cached }: Opening) -> Result<Arc<Vault>> {
         let top = if slot.number == ROOT_VOLUME { Top::FileSystem } else { Top::Dataset };
         let vault = Vault::open_with(slot.backend.clone(), &header, ring, options, self.engine.clone(), top);
-        let vault = vault.inspect_err(|_| self.opener.unloading(slot.number))?;
-        let vault = Arc::new(vault);
+        let vault = Arc::new(vault?);
         if let Some(row) = self.entry_row(slot)? {
             vault.root_permissions.follow(RootRecord { mode: row.mode, uid: row.uid, gid: row.gid });
         }
@@ -323,6 +326,7 @@ impl Forest {
                 let _opening = slot.opening.lock();
                 if slot.loaded().is_none() {
                     *slot.inside.write() = Inside::Unloaded;
+                    self.opener.unloading(slot.number);
                 }
             }
             let loaded: Vec<_> = slots.iter().filter_map(|s| Some((s, s.loaded()?))).collect();

@@ -3,8 +3,9 @@
 
 use crate::common;
 
-use common::wood::{Wood, key_not_loaded, wood, wood_over, write_header};
+use common::wood::{Wood, key_not_loaded, wood, wood_over, wood_with, write_header};
 use common::{RO, RW, me, n, options};
+use lamassu_anchor::table::{Change, Space};
 use lamassu_crypto::SecretBytes;
 use lamassu_format::header::NameMode;
 use lamassu_keys::{Material, SlotKind};
@@ -16,6 +17,7 @@ use lamassu_vault::{FileSystem, Ino, Kind, ROOT, RenameMode, Result, SetAttr, Va
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
 use std::io::Write;
+use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicUsize};
@@ -357,6 +359,35 @@ fn a_dataset_that_cannot_be_made_leaves_nothing() {
     assert_eq!(std::fs::read_dir(w.dir.path().join("lamassu.staging")).unwrap().count(), 0);
     w.put("f", b"");
     assert!(matches!(make(true, "f"), Err(VaultError::Exists)));
+}
+
+/// The opener has the keys before the vault is open. It drops them wherever that fails, and at every unload.
+#[test]
+fn keys_do_not_stay_with_a_dataset_that_is_not_open() {
+    let w = wood_with(NameMode::Encrypted, true);
+    let (a, b) = (w.plant("a", true), w.plant("b", true));
+    let dropped = || w.keys.told.lock().unwrap().iter().filter(|told| *told == "unloading false").count();
+    let root = w.keys.kept.lock().unwrap()[&ROOT_VOLUME].0.id();
+    let table = w.keys.tables.lock().unwrap()[&root].clone();
+    let mut rows = Vec::new();
+    let keep = &mut |key: &[u8], value: &[u8]| {
+        rows.push(Change { space: Space::Objects, key: key.to_vec(), value: Some(value.to_vec()) });
+        ControlFlow::Continue(())
+    };
+    table.scan(Space::Objects, &[], keep).unwrap();
+    let none: Vec<_> = rows.iter().map(|row| Change { value: None, ..row.clone() }).collect();
+    // The dataset itself opens; the anchor above does not say who may enter it.
+    let (of_root, before) = (table.clone(), dropped());
+    *w.keys.meanwhile.lock().unwrap() = Some(Box::new(move || of_root.commit(&none).unwrap()));
+    let failed = w.forest.lookup(a, n("f")).map(drop);
+    assert!(matches!(failed, Err(VaultError::Anchor(_))), "{failed:?}");
+    assert_eq!((dropped(), w.state(volume_of(a))), (before + 1, State::Sighted));
+    table.commit(&rows).unwrap();
+    w.put("a/f", b"a");
+    assert_eq!(w.state(volume_of(b)), State::Sighted);
+    let before = dropped();
+    w.forest.unload(volume_of(b)).unwrap();
+    assert_eq!(dropped(), before + 1);
 }
 
 #[test]

@@ -197,7 +197,7 @@ fn copy(ui: &Ui, common: &Common, original: &Original, place: &Path, keys: NewCl
 
 /// Keeps all processes from writing the vault and its datasets, until this is dropped.
 enum Quiet {
-    /// Frozen by the daemon, which has the datasets open, too.
+    /// By the daemon, which has the datasets too. It thaws when this process ends, however that comes.
     Frozen(Root, PathBuf),
     Locked(#[allow(dead_code, reason = "held, not read")] Vec<WriterLock>),
 }
@@ -211,7 +211,7 @@ impl Quiet {
             Some(mount) => {
                 let root = mounts::root_at(&mount.mountpoint)?;
                 let context = || format!("cannot freeze {} to copy it", mount.mountpoint.display());
-                root.freeze().with_context(context)?;
+                root.freeze_while_open().with_context(context)?;
                 Ok(Quiet::Frozen(root, mount.mountpoint.clone()))
             }
             None => Ok(Quiet::Locked(lock_out_all_writers(&ui.policy, dir)?)),

@@ -34,6 +34,8 @@ pub struct Keys {
     pub read_only: AtomicBool,
     /// The anchors of those that have one.
     pub tables: Mutex<HashMap<[u8; 16], Arc<dyn Table>>>,
+    /// What happens while the next one is opened.
+    pub meanwhile: Mutex<Option<Box<dyn FnOnce() + Send>>>,
 }
 
 impl Keys {
@@ -54,6 +56,9 @@ impl Keys {
 impl Opener for Keys {
     fn open(&self, volume: Number, _: (Number, &Vault), header: VaultHeader) -> Result<Option<Opening>> {
         assert_ne!(volume, ROOT_VOLUME, "the root is never opened by itself");
+        if let Some(meanwhile) = self.meanwhile.lock().unwrap().take() {
+            meanwhile();
+        }
         let parent = self.kept.lock().unwrap();
         // Tests have keys of every parent here; which it is does not matter.
         let found = parent

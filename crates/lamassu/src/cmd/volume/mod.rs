@@ -43,7 +43,7 @@ pub enum VolumeCommand {
     /// Remove a volume or a snapshot
     Destroy(DestroyArgs),
     /// Serve volumes as network block devices, by nbdkit, until SIGTERM
-    Export(export::Args),
+    Export(Box<export::Args>),
 }
 
 /// What all of them are given.
@@ -183,12 +183,12 @@ pub fn run(ui: &Ui, command: VolumeCommand) -> Result<Code> {
         }
         VolumeCommand::Snapshot(args) => {
             let name = name(&args.volume)?;
-            let made = changed(ui, &args.vault, |volumes| Ok(volumes.snapshot(&name, &args.snapshot)?))?;
+            let made = changed(ui, &args.vault, |volumes| Ok(volumes.snapshot(&name, &args.snapshot, &goes_on)?))?;
             ui.detail(format_args!("{made} is there"));
         }
         VolumeCommand::Clone(args) => {
             let (from, to) = (name(&args.from)?, name(&args.volume)?);
-            changed(ui, &args.vault, |volumes| Ok(volumes.clone_to(&from, &to)?))?;
+            changed(ui, &args.vault, |volumes| Ok(volumes.clone_to(&from, &to, &goes_on)?))?;
         }
         VolumeCommand::Destroy(args) => {
             let name = name(&args.volume)?;
@@ -209,9 +209,14 @@ fn parse_block_size(text: &str) -> Result<BlockSize, String> {
     bytes.ok_or("512 or 4096").and_then(BlockSize::try_from).map_err(Into::into)
 }
 
+/// Whether no signal has come.
+fn goes_on() -> bool {
+    !signals::interrupted()
+}
+
 /// Opens a vault for writing, and closes it.
 fn changed<T>(ui: &Ui, vault: &VaultArg, change: impl FnOnce(&Volumes) -> Result<T>) -> Result<T> {
-    // A signal ends the process at the next look at the flag, with everything closed as it should be.
+    // A copy looks at the flag between its pieces, and takes away what it has made. What is short is done.
     signals::flag_only();
     let forest = open::forest(ui, &vault.dir, &vault.key, false)?;
     let done = change(&Volumes::of(&forest)).with_context(|| format!("vault {}", vault.dir.display()));

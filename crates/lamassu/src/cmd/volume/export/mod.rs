@@ -3,11 +3,15 @@
 //! The plugin opens the vaults, in nbdkit's process: no data pass through this one. It tells by a pipe how that went,
 //! so that a failure has its exit code.
 
+mod check;
+mod socket;
+
 use crate::fault::{Fault, Result};
 use crate::keys::SourceText;
 use crate::open;
 use crate::output::{Ui, print};
 use crate::signals;
+use crate::terminal;
 use lamassu_host::control::protocol::Failed;
 use lamassu_host::pins::Given;
 use lamassu_host::{Error as HostError, FaultKind};
@@ -15,15 +19,15 @@ use lamassu_volume::Name;
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Pid, Signal, kill_process};
+use socket::Claim;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::Read;
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::fs::FileTypeExt;
-use std::os::unix::net::UnixStream;
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -84,6 +88,9 @@ pub struct Args {
     /// An nbdkit filter; repeatable, the outermost first
     #[arg(long = "filter", value_name = "NAME")]
     filters: Vec<OsString>,
+    /// Write counts of each export to this file every few seconds, in Prometheus' text format
+    #[arg(long, value_name = "FILE")]
+    metrics: Option<PathBuf>,
     /// File that is written when clients can connect
     #[arg(long, value_name = "FILE")]
     pidfile: Option<PathBuf>,
@@ -96,7 +103,11 @@ pub struct Args {
     /// Print the command that would be run, and exit
     #[arg(long)]
     print_command: bool,
-    /// The vault. Several vaults: NAME=DIR each, or DIR, whose last part is the name
+    /// Check everything that can be checked without serving, and end: options, nbdkit and the plugin, TLS's files,
+    /// keys, volumes
+    #[arg(long, conflicts_with = "print_command")]
+    check: bool,
+    /// The vault; several: NAME=DIR, or DIR for the name of the directory
     #[arg(required = true, value_name = "[NAME=]DIR")]
     vaults: Vec<OsString>,
     /// Parameters of the filters
@@ -115,22 +126,23 @@ pub fn run(ui: &Ui, args: &Args) -> Result<()> {
         let line: Vec<String> = [args.nbdkit.clone().into()].iter().chain(&words).map(quoted).collect();
         return print(line.join(" "));
     }
-    if let Some(socket) = &args.socket {
-        remove_dead(socket);
+    if args.check {
+        return check::check(ui, args);
     }
+    let claim = args.socket.as_deref().map(Claim::take).transpose()?;
+    claim.iter().try_for_each(Claim::share)?;
     open::raise_descriptor_limit();
     let (read, write) = pipe_with(PipeFlags::CLOEXEC).map_err(std::io::Error::from)?;
     fcntl_setfd(&write, FdFlags::empty()).map_err(std::io::Error::from)?;
     let mut command = Command::new(&args.nbdkit);
     command.args(&words).arg(format!("report={}", write.as_raw_fd())).args(&args.parameters).stdout(Stdio::null());
+    let before = terminal::Settings::now();
     let started = command.spawn().map_err(|source| Fault::NoNbdkit { program: args.nbdkit.clone(), source });
     let child = started?;
     drop(write);
     let done = served(ui, args, child, read);
-    // nbdkit leaves it.
-    if let Some(socket) = &args.socket {
-        remove_dead(socket);
-    }
+    // The plugin asks for passphrases, and may have been ended by a signal meanwhile.
+    before.iter().for_each(terminal::Settings::put_back);
     done
 }
 
@@ -166,18 +178,16 @@ fn served(ui: &Ui, args: &Args, mut child: Child, report: OwnedFd) -> Result<()>
                     .into();
             Err(Fault::Told(Failed { kind: FaultKind::Store, message }).into())
         }
+        // Before it served anything: at a prompt, which Ctrl-C ends, or by a signal of this process.
+        Err(_) if was_ended(status) => Err(HostError::Interrupted.into()),
         Ok(None) | Err(_) => Err(Fault::NbdkitEnded { status }.into()),
     }
 }
 
-/// Removes a stale socket, which a killed server has left.
-fn remove_dead(socket: &Path) {
-    let is_socket = socket.symlink_metadata().is_ok_and(|st| st.file_type().is_socket());
-    let is_dead = || UnixStream::connect(socket).is_err_and(|e| e.kind() == std::io::ErrorKind::ConnectionRefused);
-    if is_socket && is_dead() {
-        // What cannot be removed nbdkit cannot bind, and says so.
-        let _ = std::fs::remove_file(socket);
-    }
+/// Whether a signal has ended a process that ends programs on request.
+fn was_ended(status: ExitStatus) -> bool {
+    let signals = [Signal::INT, Signal::TERM, Signal::HUP].map(Signal::as_raw);
+    status.signal().is_some_and(|signal| signals.contains(&signal))
 }
 
 /// `KEY=VALUE`.
@@ -216,6 +226,7 @@ impl Args {
         }
         words.push(self.plugin()?.into());
         words.extend(policy(ui));
+        words.extend(self.metrics.iter().map(|file| parameter("metrics", file)));
         self.vault_words(ui, &mut words)?;
         Ok(words)
     }
@@ -241,10 +252,7 @@ impl Args {
             return Err(HostError::Usage("give --key once for all vaults, or once for each").into());
         }
         for (n, vault) in self.vaults.iter().enumerate() {
-            let (name, dir) = match vault.to_str().and_then(|text| text.split_once('=')) {
-                Some((name, dir)) if !name.contains('/') => (Some(name), Path::new(dir)),
-                _ => (None, Path::new(vault)),
-            };
+            let (name, dir) = Args::named(vault);
             let dir = dir.canonicalize().map_err(|source| HostError::NotADirectory { dir: dir.into(), source })?;
             words.push(parameter("vault", &dir));
             if let Some(anchor) = ui.policy.anchors.choice().to_argument() {
@@ -265,6 +273,14 @@ impl Args {
             }
         }
         Ok(())
+    }
+
+    /// Name and directory in `[NAME=]DIR`.
+    fn named(vault: &OsStr) -> (Option<&str>, &Path) {
+        match vault.to_str().and_then(|text| text.split_once('=')) {
+            Some((name, dir)) if !name.contains('/') => (Some(name), Path::new(dir)),
+            _ => (None, Path::new(vault)),
+        }
     }
 
     fn plugin(&self) -> Result<PathBuf> {

@@ -1,0 +1,91 @@
+//! The local socket of an export: one export at a time, also while one ends or its process was killed.
+//!
+//! A lock on a file beside the socket is held from before the socket is looked at until it is removed. nbdkit has it,
+//! too, so it lasts as long as one of the two processes. Whoever holds it may remove a socket that nobody answers on:
+//! nbdkit leaves its own.
+
+use crate::fault::{Fault, Result};
+use crate::signals;
+use rustix::io::{FdFlags, fcntl_setfd};
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// How long is waited for an export that is ending, and how often it is looked at.
+const ENDING: Duration = Duration::from_secs(30);
+const POLL: Duration = Duration::from_millis(20);
+
+/// The right to serve on a socket.
+pub struct Claim {
+    socket: PathBuf,
+    lock: PathBuf,
+    file: File,
+}
+
+impl Claim {
+    /// Takes it, and removes the socket of a server that was killed.
+    ///
+    /// # Errors
+    /// [`Fault::SocketInUse`]; those of the file system; `Interrupted`.
+    pub fn take(socket: &Path) -> Result<Claim> {
+        let mut name = socket.file_name().unwrap_or_default().to_owned();
+        name.push(".lock");
+        let lock = socket.with_file_name(name);
+        let deadline = Instant::now() + ENDING;
+        loop {
+            let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&lock)?;
+            match file.try_lock() {
+                // Whoever had it before may have removed the file meanwhile.
+                Ok(()) if is_at(&file, &lock)? => {
+                    let claim = Claim { socket: socket.into(), lock, file };
+                    claim.remove_dead();
+                    return Ok(claim);
+                }
+                Ok(()) => continue,
+                Err(TryLockError::Error(error)) => return Err(error.into()),
+                Err(TryLockError::WouldBlock) => {}
+            }
+            if Instant::now() > deadline || UnixStream::connect(socket).is_ok() {
+                return Err(Fault::SocketInUse { socket: socket.into() }.into());
+            }
+            signals::check()?;
+            std::thread::sleep(POLL);
+        }
+    }
+
+    /// Lets processes that this one starts hold it.
+    pub fn share(&self) -> Result<()> {
+        Ok(fcntl_setfd(&self.file, FdFlags::empty()).map_err(io::Error::from)?)
+    }
+
+    /// Removes a socket that nobody listens on any more.
+    fn remove_dead(&self) {
+        let is_socket = self.socket.symlink_metadata().is_ok_and(|st| st.file_type().is_socket());
+        let refuses = |error: &io::Error| error.kind() == io::ErrorKind::ConnectionRefused;
+        if is_socket && UnixStream::connect(&self.socket).is_err_and(|error| refuses(&error)) {
+            // What cannot be removed nbdkit cannot bind, and says so.
+            let _ = std::fs::remove_file(&self.socket);
+        }
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        self.remove_dead();
+        // While it is locked: nobody else has a claim by this file, or gets one.
+        let _ = std::fs::remove_file(&self.lock);
+    }
+}
+
+/// Whether a path still leads to an open file.
+fn is_at(file: &File, path: &Path) -> io::Result<bool> {
+    let own = file.metadata()?;
+    match path.symlink_metadata() {
+        Ok(there) => Ok((there.dev(), there.ino()) == (own.dev(), own.ino())),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
+    }
+}
