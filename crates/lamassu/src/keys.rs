@@ -102,7 +102,7 @@ pub struct KeyArg {
 impl KeyArg {
     /// A source that was given by another option, or none.
     pub fn of(key: Option<SourceText>) -> KeyArg {
-        KeyArg { key, key_slot: None, stdin_is_data: false }
+        KeyArg { key, key_slot: None, stdin_is_data: false, _opening: OpeningArg }
     }
 
     /// The source given, or that of LAMASSU_KEY, or a prompt.
