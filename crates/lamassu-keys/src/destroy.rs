@@ -94,7 +94,7 @@ impl Destruction {
     /// [`KeyError::History`], [`KeyError::File`], [`KeyError::NoRandom`]: the vault is whole then, unless only the last
     /// step, a sync, failed.
     pub fn commit(self, keys: &Unlocked, destroyed: Destroyed, event: &Event) -> Result<Destruction, KeyError> {
-        let Destruction { update, mut header, .. } = self;
+        let Destruction { mut update, mut header, .. } = self;
         if let Some(earlier) = header.destroyed() {
             return Err(KeyError::Destroyed(earlier));
         }

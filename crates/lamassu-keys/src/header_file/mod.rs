@@ -19,7 +19,8 @@ mod steps;
 
 pub use error::FileError;
 
-use crate::witness::{self, Basis, Replacement, Replacing, Witness};
+use crate::KeyError;
+use crate::witness::{self, Basis, Replacement, Replacing, Taken, ToReplace, Witness};
 use error::{reading, writing};
 use lamassu_format::header::{HEADER_MAX, Header, HistoryMark};
 use rustix::fs::OFlags;
@@ -97,6 +98,12 @@ fn read_once(path: &Path) -> Result<(File, Vec<u8>), FileError> {
     Ok((file, bytes))
 }
 
+/// A history that begins with a header, and takes its place when the header is in place.
+pub(crate) trait Begun: Send + Sync + std::fmt::Debug {
+    /// Puts it there, durably.
+    fn put_in_place(&self) -> Result<(), KeyError>;
+}
+
 /// An exclusive right to replace one header file: its update lock. Dropped without a commit, it changes nothing.
 #[derive(Debug)]
 pub struct Update {
@@ -112,7 +119,11 @@ pub struct Update {
     /// a person has decided which header it shall be
     is_decided: bool,
     /// the end of the history with the entries of this change
-    recorded: OnceLock<HistoryMark>,
+    recorded: Option<HistoryMark>,
+    /// a history that begins with the new header
+    begun: Option<Box<dyn Begun>>,
+    /// what the witness needs, from before the history is changed
+    taken: Option<Box<dyn Taken>>,
     /// the witness's record of the replacement under way
     replacing: Option<Box<dyn Replacing>>,
 }
@@ -147,7 +158,7 @@ impl Update {
                 // Not every file system counts names.
                 Some(0 | 1) => {
                     let (witness, basis) = (witness.clone(), OnceLock::new());
-                    let (committed, id, is_decided, recorded) = (false, [0; 16], false, OnceLock::new());
+                    let (committed, id, is_decided, recorded) = (false, [0; 16], false, None);
                     return Ok(Update {
                         path,
                         new_path,
@@ -158,6 +169,8 @@ impl Update {
                         basis,
                         is_decided,
                         recorded,
+                        begun: None,
+                        taken: None,
                         replacing: None,
                     });
                 }
@@ -199,16 +212,25 @@ impl Update {
         self
     }
 
-    /// Notes the new durable end of the history.
-    pub(crate) fn history_goes_to(&self, mark: HistoryMark) {
-        // A change is recorded once.
-        self.recorded.get_or_init(|| mark);
+    /// Notes the new durable end of the history. `begun`: it begins with the new header.
+    pub(crate) fn history_goes_to(&mut self, mark: HistoryMark, begun: Option<Box<dyn Begun>>) {
+        (self.recorded, self.begun) = (Some(mark), begun);
     }
 
-    /// Whether the store of the vault may be changed now.
-    pub(crate) fn may_change(&self, vault: &[u8; 16]) -> Result<(), FileError> {
-        let refused = |source| FileError::Witness { path: shown(&self.path), source };
-        self.witness.may_change(vault).map_err(refused)
+    /// Takes what the witness needs, before anything is changed: a refusal later would leave an entry of a change that
+    /// was not made.
+    pub(crate) fn take_witness<H: Header>(&mut self, header: &H) -> Result<(), FileError> {
+        let to_replace = ToReplace { id: header.keys().id, is_anchored: header.is_anchored(), basis: self.basis() };
+        let taken = self.witness.take(&to_replace);
+        self.taken = Some(taken.map_err(|source| FileError::Witness { path: shown(&self.path), source })?);
+        Ok(())
+    }
+
+    fn basis(&self) -> Basis {
+        match self.basis.get() {
+            Some(read) if !self.is_decided => Basis::Read(*read),
+            Some(_) | None => Basis::Decided,
+        }
     }
 
     /// The witness of the newest header.
@@ -222,12 +244,9 @@ impl Update {
             return Ok(None);
         }
         let new = witness::digest(header).map_err(|source| FileError::Header { path: shown(&self.path), source })?;
-        let basis = match self.basis.get() {
-            Some(read) if !self.is_decided => Basis::Read(*read),
-            Some(_) | None => Basis::Decided,
-        };
-        let (id, is_anchored, history) = (header.keys().id, header.is_anchored(), self.recorded.get().copied());
-        let replacement = Replacement { dir: dir_of(&self.path), id, is_anchored, basis, new, history };
+        let (id, is_anchored, basis) = (header.keys().id, header.is_anchored(), self.basis());
+        let (history, begins_history) = (self.recorded, self.begun.is_some());
+        let replacement = Replacement { dir: dir_of(&self.path), id, is_anchored, basis, new, history, begins_history };
         let noted = self.witness.replacing(&replacement);
         noted.map(Some).map_err(|source| FileError::Witness { path: shown(&self.path), source })
     }
@@ -349,7 +368,11 @@ impl Update {
             .map_err(writing("set permissions of", new))?;
         self.replacing = self.announce(header)?;
         steps(&mut self, &json)?;
-        // The change was made. A witness for which both headers still are the newest settles that at its next use.
+        // The change was made, and whoever opens the history next would put it in its place.
+        if let Some(Err(error)) = self.begun.take().map(|history| history.put_in_place()) {
+            tracing::warn!(%error, "the history that begins with this header is not yet in its place");
+        }
+        // A witness for which both headers still are the newest settles that at its next use.
         if let Some(Err(error)) = self.replacing.take().map(Replacing::replaced) {
             tracing::warn!(%error, "the anchor does not yet know that the header was replaced");
         }
