@@ -116,10 +116,11 @@ impl Destruction {
     ///
     /// # Errors
     /// [`KeyError::File`]: run it again. [`KeyError::OtherHeader`] before [`Destruction::commit`].
-    pub fn clear(self) -> Result<Cleared, KeyError> {
+    pub fn clear(mut self) -> Result<Cleared, KeyError> {
         if self.begun().is_none() {
             return Err(KeyError::OtherHeader);
         }
+        self.update.erase_new();
         let dir = self.update.path().parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let listing = |source| FileError::Read { op: "list", path: dir.into(), source };
         let mut done = Cleared::default();

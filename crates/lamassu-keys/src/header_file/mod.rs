@@ -22,6 +22,7 @@ pub use error::FileError;
 use crate::KeyError;
 use crate::witness::{self, Basis, Replacement, Replacing, Taken, ToReplace, Witness};
 use error::{reading, writing};
+use lamassu_crypto::wrap;
 use lamassu_format::header::{HEADER_MAX, Header, HistoryMark};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
@@ -110,6 +111,10 @@ pub struct Update {
     path: PathBuf,
     new_path: PathBuf,
     new_file: File,
+    /// this update made the new file, or has begun to fill it: nobody else uses it
+    is_ours: bool,
+    /// digest of what was written to it
+    written: [u8; 32],
     committed: bool,
     /// of the new header
     id: [u8; 16],
@@ -145,7 +150,7 @@ impl Update {
         new_name.push(".new");
         let new_path = PathBuf::from(new_name);
         for _ in 0..ATTEMPTS_MAX {
-            let new_file = open_new(&new_path)?;
+            let (new_file, is_ours) = open_new(&new_path)?;
             match new_file.try_lock() {
                 Ok(()) => {}
                 Err(std::fs::TryLockError::WouldBlock) => return Err(FileError::Busy { path: shown(&path) }),
@@ -163,6 +168,8 @@ impl Update {
                         path,
                         new_path,
                         new_file,
+                        is_ours,
+                        written: [0; 32],
                         committed,
                         id,
                         witness,
@@ -354,6 +361,19 @@ impl Update {
         }
     }
 
+    /// Digest of what the new file's name leads to.
+    fn found_new(&self) -> io::Result<[u8; 32]> {
+        let mut bytes = Vec::new();
+        erase::open(&self.new_path)?.take(HEADER_MAX as u64 + 1).read_to_end(&mut bytes)?;
+        Ok(wrap::sha256(&bytes))
+    }
+
+    /// Erases what an earlier program has left in the new file's place, when the update is dropped. Only for whoever
+    /// has the right to write to the vault: another host's lock on that file may not reach this one.
+    pub(crate) fn erase_new(&mut self) {
+        self.is_ours = true;
+    }
+
     fn put<H: Header>(
         mut self,
         header: &H,
@@ -385,6 +405,7 @@ impl Steps for Update {
 
     fn truncate(&mut self) -> Result<(), FileError> {
         self.go_on()?;
+        self.is_ours = true;
         // A program that died may have left keys there; usually it is empty.
         erase::overwrite(&self.new_file)
             .and_then(|()| self.new_file.set_len(0))
@@ -392,6 +413,7 @@ impl Steps for Update {
     }
 
     fn write(&mut self, bytes: &[u8]) -> Result<(), FileError> {
+        self.written = wrap::sha256(bytes);
         (&self.new_file).write_all(bytes).map_err(writing("write", &self.new_path))
     }
 
@@ -415,6 +437,10 @@ impl Steps for Update {
 
     fn rename(&mut self) -> Result<(), FileError> {
         self.go_on()?;
+        // Where locks do not reach other hosts, one of them may have written to this file.
+        if self.found_new().map_err(reading("read", &self.new_path))? != self.written {
+            return Err(FileError::Busy { path: shown(&self.path) });
+        }
         std::fs::rename(&self.new_path, &self.path).map_err(writing("rename", &self.new_path))?;
         self.committed = true;
         Ok(())
@@ -471,8 +497,9 @@ pub fn write_new(path: &Path, bytes: &[u8]) -> Result<(), FileError> {
 
 impl Drop for Update {
     fn drop(&mut self) {
-        // Not what it was renamed to: where locks do not reach other hosts, another update may have used this file.
-        if !self.committed && is_same(&self.new_file, &self.new_path).unwrap_or(false) {
+        // Not what it was renamed to, nor what this update only found: where locks do not reach other hosts, the file
+        // may be another update's.
+        if self.is_ours && !self.committed && is_same(&self.new_file, &self.new_path).unwrap_or(false) {
             // After a failure here, the next update handles what is left.
             let _ = erase::overwrite(&self.new_file);
             let _ = std::fs::remove_file(&self.new_path);
@@ -485,14 +512,19 @@ fn lies_in_the_store(path: &Path) -> bool {
     path.file_name().is_some_and(|name| name == lamassu_format::name::HEADER)
 }
 
-fn open_new(path: &Path) -> Result<File, FileError> {
+/// Opens or makes the new file. True: it was made.
+fn open_new(path: &Path) -> Result<(File, bool), FileError> {
     let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32;
-    let file = OpenOptions::new()
-        .write(true)
+    let mut options = OpenOptions::new();
+    options.write(true).mode(MODE_NEW).custom_flags(flags);
+    match options.clone().create_new(true).open(path) {
+        Ok(file) => return Ok((file, true)),
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
+        Err(e) => return Err(writing("create", path)(e)),
+    }
+    let file = options
         .create(true)
         .truncate(false)
-        .mode(MODE_NEW)
-        .custom_flags(flags)
         .open(path)
         // A program that died may have left a copy of a header without write permission.
         .or_else(|e| match e.kind() {
@@ -505,7 +537,7 @@ fn open_new(path: &Path) -> Result<File, FileError> {
         })
         .map_err(writing("create", path))?;
     let meta = file.metadata().map_err(writing("stat", path))?;
-    if meta.is_file() { Ok(file) } else { Err(FileError::NotAFile { path: shown(path) }) }
+    if meta.is_file() { Ok((file, false)) } else { Err(FileError::NotAFile { path: shown(path) }) }
 }
 
 /// The file to which a name leads.
