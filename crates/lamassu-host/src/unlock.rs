@@ -29,8 +29,7 @@ impl Policy {
         named: Option<u32>,
         dir: &Path,
     ) -> Result<(Unlocked, Option<Succession>)> {
-        self.check_suite(header.suite())?;
-        self.check_oblivious(header.keys().keychain.oblivious)?;
+        self.check_ciphers(header)?;
         let above = &mut vaults_above(dir).take(ABOVE_MAX);
         let unlocked = self.open(header, &mut self.attempt(material), named, above).at(dir)?;
         let succession = self.pins.check(header).at(dir)?;
@@ -41,14 +40,19 @@ impl Policy {
     /// Opens a header by its own slots alone.
     ///
     /// # Errors
-    /// [`KeyError::WrongKey`] and others of keys.
-    pub fn try_slots<H: Header>(
-        &self,
-        header: &H,
-        material: &Material,
-        named: Option<u32>,
-    ) -> Result<Unlocked, KeyError> {
-        self.attempt(material).open(header, self.slots(&header.keys().id, named))
+    /// [`Error::NotApproved`]; [`KeyError::WrongKey`] and others of keys.
+    pub fn try_slots<H: Header>(&self, header: &H, material: &Material, named: Option<u32>) -> Result<Unlocked> {
+        self.check_ciphers(header)?;
+        Ok(self.attempt(material).open(header, self.slots(&header.keys().id, named))?)
+    }
+
+    /// Refuses a header whose suite, or whose keys, the policy does not allow.
+    ///
+    /// # Errors
+    /// [`Error::NotApproved`].
+    pub(crate) fn check_ciphers<H: Header>(&self, header: &H) -> Result<()> {
+        self.check_suite(header.suite())?;
+        self.check_oblivious(header.keys().keychain.oblivious)
     }
 
     fn attempt<'a>(&self, material: &'a Material) -> Attempt<'a> {
@@ -100,7 +104,7 @@ impl Policy {
     ) -> Result<Option<Unlocked>> {
         let Some(dir) = above.next() else { return Ok(None) };
         let Ok(parent) = header_file::read::<VaultHeader>(&dir.join(name::HEADER)) else { return Ok(None) };
-        self.check_suite(parent.suite())?;
+        self.check_ciphers(&parent)?;
         let keys = match self.open(&parent, attempt, None, above) {
             Ok(keys) => keys,
             Err(Error::Key(error)) if error.is_wrong_key() => return Ok(None),
