@@ -228,7 +228,10 @@ fn key(error: &KeyError) -> FaultKind {
         KeyError::NothingToProve => FaultKind::Refused,
         KeyError::Receipt(e) => receipt(e),
         KeyError::History(e) => history(e),
-        KeyError::Argon2 { .. } | KeyError::Argon2Memory { .. } | KeyError::Argon2Work { .. } => FaultKind::TooDear,
+        KeyError::Argon2 { .. }
+        | KeyError::Argon2Memory { .. }
+        | KeyError::Argon2Work { .. }
+        | KeyError::TokenWork { .. } => FaultKind::TooDear,
         KeyError::SlotsTooDear { .. } => FaultKind::Refused,
         KeyError::NoRandom(_) => FaultKind::Other,
         KeyError::Source(e) => source(e),

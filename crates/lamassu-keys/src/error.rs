@@ -177,6 +177,16 @@ pub enum KeyError {
         /// not tried
         slot: u32,
     },
+    /// The same for a token, which each slot takes an operation of.
+    #[error(
+        "slot {slot} was not tried, and none before opens with this token: the vaults that this one lies in have slots too, and more than {} of them were \
+         tried",
+        lamassu_format::header::SLOTS_MAX
+    )]
+    TokenWork {
+        /// not tried
+        slot: u32,
+    },
     /// The user's: readers refuse a header whose slots ask for more.
     #[error(
         "a passphrase slot of this cost fills {} GiB of memory (Argon2id, memory times passes), the slots there are {} GiB, and all of a header together \
