@@ -223,7 +223,9 @@ fn key(error: &KeyError) -> FaultKind {
         | KeyError::ParentSlot { .. }
         | KeyError::HasParentSlot => FaultKind::Refused,
         KeyError::OtherParent => FaultKind::WrongKey,
-        KeyError::SignatureInvalid | KeyError::OtherAdministrator { .. } => FaultKind::AdministratorSignature,
+        KeyError::SignatureInvalid | KeyError::OtherAdministrator { .. } | KeyError::TokenUnproven { .. } => {
+            FaultKind::AdministratorSignature
+        }
         KeyError::Destroyed(_) => FaultKind::KeysDestroyed,
         KeyError::NothingToProve => FaultKind::Refused,
         KeyError::Receipt(e) => receipt(e),
@@ -232,7 +234,7 @@ fn key(error: &KeyError) -> FaultKind {
         | KeyError::Argon2Memory { .. }
         | KeyError::Argon2Work { .. }
         | KeyError::TokenWork { .. } => FaultKind::TooDear,
-        KeyError::SlotsTooDear { .. } => FaultKind::Refused,
+        KeyError::SlotsTooDear { .. } | KeyError::TokenCannotSign => FaultKind::Refused,
         KeyError::NoRandom(_) => FaultKind::Other,
         KeyError::Source(e) => source(e),
         KeyError::File(e) => file(e),

@@ -5,6 +5,7 @@
 //! above that may open it), and on the memory of each one, as a part of the free memory. It also has an order: the slot
 //! that opened last comes first, so that usually the other slots cost nothing.
 
+use crate::admin::Public;
 use crate::unlock::{INFO, Opened, stretched, unwrap};
 use crate::{KeyError, Material, Unlocked, admin};
 use lamassu_crypto::{Secret, wrap};
@@ -73,6 +74,20 @@ impl<'a> Attempt<'a> {
     /// administrator's signature does not; [`KeyError::KeychainInvalid`]; [`KeyError::Argon2`];
     /// [`KeyError::Destroyed`].
     pub fn open<H: Header>(&mut self, header: &H, slots: Slots) -> Result<Unlocked, KeyError> {
+        self.open_signed(header, slots, &[])
+    }
+
+    /// The same. A slot that the key does not prove (a token's RSA key that may not sign) counts if one of the
+    /// administrators in `pinned` has signed the header; without one it counts nowhere.
+    ///
+    /// # Errors
+    /// As [`Attempt::open`]; [`KeyError::TokenUnproven`], [`KeyError::OtherAdministrator`].
+    pub fn open_signed<H: Header>(
+        &mut self,
+        header: &H,
+        slots: Slots,
+        pinned: &[Public],
+    ) -> Result<Unlocked, KeyError> {
         if let Some(destroyed) = header.destroyed() {
             // Anyone who can write to the store can claim this; the administrator's signature shows whether it is true.
             admin::verify_signature(header)?;
@@ -92,7 +107,20 @@ impl<'a> Attempt<'a> {
                     continue;
                 }
             };
-            return opened.verified(header, slot.id);
+            match opened.is_proven(&keys.id, slot, self.material) {
+                Ok(true) => return opened.verified(header, slot.id),
+                Ok(false) if pinned.is_empty() => {
+                    failed.get_or_insert(KeyError::TokenUnproven { slot: slot.id });
+                }
+                Ok(false) => {
+                    let unlocked = opened.verified(header, slot.id)?;
+                    admin::check_pinned(header, pinned)?;
+                    return Ok(unlocked);
+                }
+                Err(error) => {
+                    failed.get_or_insert(error);
+                }
+            }
         }
         if let Some(error) = failed {
             return Err(error);
@@ -237,7 +265,7 @@ mod tests {
 
     impl crate::source::Token for Counting {
         fn seal(&self, _: &Secret<32>) -> Result<TokenSealed, crate::SourceError> {
-            Ok(TokenSealed { mechanism: TokenMechanism::AesGcm, sealed: vec![1; 60] })
+            Ok(TokenSealed { mechanism: TokenMechanism::AesGcm, sealed: vec![1; 60], signature: None })
         }
 
         fn unseal(&self, _: &TokenSealed) -> Result<Option<Secret<32>>, crate::SourceError> {
@@ -253,7 +281,7 @@ mod tests {
         let (mut file, _) = zone();
         let mut slot = file.keys().slots[0].clone();
         (slot.kind, slot.argon2) = (SlotKind::Pkcs11, None);
-        slot.token = Some(TokenSealed { mechanism: TokenMechanism::AesGcm, sealed: vec![1; 60] });
+        slot.token = Some(TokenSealed { mechanism: TokenMechanism::AesGcm, sealed: vec![1; 60], signature: None });
         file.keys_mut().slots = (0..SLOTS_MAX as u32).map(|id| Slot { id, ..slot.clone() }).collect();
         let mut attempt = Attempt::new(&material);
         assert!(matches!(attempt.open(&file, Slots::All), Err(KeyError::WrongKey { tried: SLOTS_MAX, .. })));
