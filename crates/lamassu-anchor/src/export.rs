@@ -406,6 +406,7 @@ pub fn copy_to(from: &DiskTable, to: &dyn Table, vault: [u8; 16], rights: Rights
                 revision: Revision(1),
                 header: crate::row::Sealed::Nothing,
                 history: Default::default(),
+                next_history: None,
                 ..row
             });
             return Ok(());

@@ -244,6 +244,9 @@ pub struct VaultRow {
     pub header: Sealed,
     /// A lower bound of the number of entries in its history, and the digest of the last of them.
     pub history: (u64, Digest),
+    /// The same of the history that begins with the new header, while the header is being replaced by one with another
+    /// history.
+    pub next_history: Option<(u64, Digest)>,
     /// The digest of the record of its root's permissions.
     pub root_permissions: Sealed,
 }
@@ -266,8 +269,25 @@ impl VaultRow {
             tokens,
             header: Sealed::Nothing,
             history: (0, Digest::NONE),
+            next_history: None,
             root_permissions: Sealed::Nothing,
         }
+    }
+}
+
+impl VaultRow {
+    /// What is known of the history that belongs to a current header.
+    pub fn history_of(&self, header: Digest) -> (u64, Digest) {
+        match (self.header, self.next_history) {
+            (Sealed::Becomes { new, .. }, Some(next)) if header == new => next,
+            (_, _) => self.history,
+        }
+    }
+
+    /// The current header with this digest is the one in place.
+    pub(crate) fn settle_header(&mut self, is: Digest) {
+        self.history = self.history_of(is);
+        (self.header, self.next_history) = (Sealed::Is(is), None);
     }
 }
 
@@ -548,7 +568,8 @@ fn intent(from: &mut Reader<'_>) -> Option<Intent> {
 impl VaultRow {
     /// Encodes the row.
     pub fn encode(&self) -> Vec<u8> {
-        let flags = u8::from(self.blocks) | u8::from(self.is_in_use) << 1;
+        let begins = u8::from(self.next_history.is_some()) << 2;
+        let flags = u8::from(self.blocks) | u8::from(self.is_in_use) << 1 | begins;
         let domain = Domain::ALL.iter().position(|domain| *domain == self.domain).unwrap_or_default();
         let mut out = vec![VERSION, self.degree_log2, flags, self.suite.id(), domain as u8];
         out.extend(self.vault);
@@ -560,6 +581,10 @@ impl VaultRow {
             put(&mut out, number);
         }
         out.extend(self.history.1.0);
+        if let Some((count, head)) = self.next_history {
+            put(&mut out, count);
+            out.extend(head.0);
+        }
         put_sealed(&mut out, self.header);
         put_sealed(&mut out, self.root_permissions);
         out
@@ -588,6 +613,10 @@ fn vault(bytes: &[u8]) -> Option<VaultRow> {
     let (next_object, next_intent) = (ObjectId(from.number()?), from.number()?);
     let sessions = Announced { recorded: from.number32()?, last: from.number32()? };
     let history = (from.number()?, from.digest()?);
+    let next_history = match flags & 4 != 0 {
+        true => Some((from.number()?, from.digest()?)),
+        false => None,
+    };
     let (header, root_permissions) = (sealed(&mut from)?, sealed(&mut from)?);
     from.end()?;
     let tokens = TokenKey::new(tokens);
@@ -606,9 +635,12 @@ fn vault(bytes: &[u8]) -> Option<VaultRow> {
         tokens,
         header,
         history,
+        next_history,
         root_permissions,
     };
-    (is_degree && flags <= 3 && sessions.recorded <= sessions.last && next_object > ObjectId::ROOT).then_some(row)
+    let is_replaced = next_history.is_none() || matches!(header, Sealed::Becomes { .. });
+    (is_degree && is_replaced && flags <= 7 && sessions.recorded <= sessions.last && next_object > ObjectId::ROOT)
+        .then_some(row)
 }
 
 #[cfg(test)]

@@ -19,16 +19,19 @@ pub const HISTORY: &str = "lamassu.history";
 /// A history that did not verify, set aside when the next one was begun, in the root. Further ones have a dot and a
 /// number after this name.
 pub const HISTORY_BROKEN: &str = "lamassu.history.broken";
+/// A history that begins with the next header, until that header is in place, in the root.
+pub const HISTORY_NEW: &str = "lamassu.history.new";
 /// The writer's lock, in the root.
 pub const LOCK: &str = "lamassu.lock";
 /// The names that only the root may have.
-const ROOT_NAMES: [&str; 13] = [
+const ROOT_NAMES: [&str; 14] = [
     HEADER,
     HEADER_NEW,
     HEADER_REPLACED,
     HEADER_REPLACING,
     HISTORY,
     HISTORY_BROKEN,
+    HISTORY_NEW,
     LOCK,
     ROOT_RECORD,
     ROOT_RECORD_NEW,

@@ -261,12 +261,13 @@ pub fn refuse_place(place: &Path, mut belongs: impl Iterator<Item = PathBuf>) ->
 struct Chosen<'a>(&'a mut dyn Watch);
 
 /// Names in the root that are not copied. The copy has its own.
-const NOT_COPIED: [&str; 7] = [
+const NOT_COPIED: [&str; 8] = [
     name::HEADER,
     name::HEADER_NEW,
     name::HEADER_REPLACED,
     name::HEADER_REPLACING,
     name::HISTORY,
+    name::HISTORY_NEW,
     name::LOCK,
     name::SESSIONS,
 ];

@@ -76,6 +76,7 @@ impl VaultPlace {
             name::HEADER_NEW,
             name::DIR_RECORD,
             name::HISTORY,
+            name::HISTORY_NEW,
             name::LOCK,
             name::ROOT_RECORD,
             name::ROOT_RECORD_NEW,

@@ -199,8 +199,7 @@ impl Keeper {
     ) -> Result<Opening> {
         let Newest { header, mut keys, anchor } = self.newest(volume, header, keys)?;
         keys.saw(&header);
-        self.policy.check_suite(header.suite())?;
-        self.policy.check_oblivious(header.keys().keychain.oblivious)?;
+        self.policy.check_ciphers(&header)?;
         self.policy.check_small_files(header.convergent_small_files())?;
         let ring = keys.key_ring(header.suite())?;
         let read_only = self.options.read_only || header.is_snapshot();

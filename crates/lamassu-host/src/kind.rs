@@ -223,13 +223,18 @@ fn key(error: &KeyError) -> FaultKind {
         | KeyError::ParentSlot { .. }
         | KeyError::HasParentSlot => FaultKind::Refused,
         KeyError::OtherParent => FaultKind::WrongKey,
-        KeyError::SignatureInvalid | KeyError::OtherAdministrator { .. } => FaultKind::AdministratorSignature,
+        KeyError::SignatureInvalid | KeyError::OtherAdministrator { .. } | KeyError::TokenUnproven { .. } => {
+            FaultKind::AdministratorSignature
+        }
         KeyError::Destroyed(_) => FaultKind::KeysDestroyed,
         KeyError::NothingToProve => FaultKind::Refused,
         KeyError::Receipt(e) => receipt(e),
         KeyError::History(e) => history(e),
-        KeyError::Argon2 { .. } | KeyError::Argon2Memory { .. } | KeyError::Argon2Work { .. } => FaultKind::TooDear,
-        KeyError::SlotsTooDear { .. } => FaultKind::Refused,
+        KeyError::Argon2 { .. }
+        | KeyError::Argon2Memory { .. }
+        | KeyError::Argon2Work { .. }
+        | KeyError::TokenWork { .. } => FaultKind::TooDear,
+        KeyError::SlotsTooDear { .. } | KeyError::TokenCannotSign => FaultKind::Refused,
         KeyError::NoRandom(_) => FaultKind::Other,
         KeyError::Source(e) => source(e),
         KeyError::File(e) => file(e),

@@ -167,6 +167,8 @@ impl Policy {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use lamassu_format::header::Header;
+    use lamassu_keys::{NewSlot, NewZone, cost, create_zone};
 
     #[test]
     fn approved_only_refuses_the_rest() {
@@ -181,5 +183,22 @@ mod tests {
         assert!(some.check_oblivious(true).is_err());
         assert!(all.check_kind(SlotKind::Passphrase).is_ok() && some.check_kind(SlotKind::Raw).is_ok());
         assert!(some.check_kind(SlotKind::Passphrase).is_err());
+    }
+
+    /// Whoever opens a zone alone, as the daemon of a mount does whose vault takes over its epochs.
+    #[test]
+    fn approved_only_opens_no_header_with_other_keys() -> Result<(), Box<dyn std::error::Error>> {
+        let (all, some) = (Policy::default(), Policy { approved_only: true, ..Policy::default() });
+        let material = crate::testing::key();
+        let slot = NewSlot { material: &material, cost: cost::FALLBACK, label: "", created: 1 };
+        for suite in Suite::ALL {
+            let new = NewZone { suite, block_size: 4096, compression: None, outer: true, created: 1 };
+            let (mut zone, _) = create_zone(&new, &slot)?;
+            assert!(all.try_slots(&zone, &material, None).is_ok());
+            assert_eq!(some.try_slots(&zone, &material, None).is_ok(), suite == Suite::Aes);
+            zone.keys_mut().keychain.oblivious = true;
+            assert!(matches!(some.try_slots(&zone, &material, None), Err(Error::NotApproved { .. })));
+        }
+        Ok(())
     }
 }

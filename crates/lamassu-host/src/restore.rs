@@ -283,7 +283,8 @@ impl Restore<'_> {
             // Slots that were removed would exist again. While the present header is intact, only an administrator may
             // decide that.
             Ok(present) => present.may_change(now)?,
-            Err(error) => (self.tell)(&Notice::DoesNotOpen(error)),
+            Err(Error::Key(error)) => (self.tell)(&Notice::DoesNotOpen(error)),
+            Err(error) => return Err(error),
         }
         let (now, then) = (slots_of(now), slots_of(then));
         let lacking =

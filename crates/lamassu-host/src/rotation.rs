@@ -84,7 +84,8 @@ impl Alone {
         Found::at(policy, dir)?;
         let lock = once_closed(policy, dir, || lock_out_writers(policy, dir))?;
         let update = Update::begin(&dir.join(name::HEADER), &policy.witness())?;
-        let header = update.read()?;
+        let header: VaultHeader = update.read()?;
+        policy.check_ciphers(&header)?;
         Ok(Alone { policy: policy.clone(), dir: dir.into(), update, header, _lock: lock })
     }
 

@@ -6,6 +6,7 @@ use crate::policy::Policy;
 use crate::{Error, Result};
 use lamassu_format::header::{Header, SlotKind, VaultHeader};
 use lamassu_format::name;
+use lamassu_keys::admin::Public;
 use lamassu_keys::dataset::{inherits, vaults_above};
 use lamassu_keys::{Attempt, KeyError, Material, Slots, Unlocked, admin, header_file, unlock_by_parent};
 use std::path::{Path, PathBuf};
@@ -29,8 +30,7 @@ impl Policy {
         named: Option<u32>,
         dir: &Path,
     ) -> Result<(Unlocked, Option<Succession>)> {
-        self.check_suite(header.suite())?;
-        self.check_oblivious(header.keys().keychain.oblivious)?;
+        self.check_ciphers(header)?;
         let above = &mut vaults_above(dir).take(ABOVE_MAX);
         let unlocked = self.open(header, &mut self.attempt(material), named, above).at(dir)?;
         let succession = self.pins.check(header).at(dir)?;
@@ -41,14 +41,29 @@ impl Policy {
     /// Opens a header by its own slots alone.
     ///
     /// # Errors
-    /// [`KeyError::WrongKey`] and others of keys.
-    pub fn try_slots<H: Header>(
-        &self,
-        header: &H,
-        material: &Material,
-        named: Option<u32>,
-    ) -> Result<Unlocked, KeyError> {
-        self.attempt(material).open(header, self.slots(&header.keys().id, named))
+    /// [`Error::NotApproved`]; [`KeyError::WrongKey`] and others of keys.
+    pub fn try_slots<H: Header>(&self, header: &H, material: &Material, named: Option<u32>) -> Result<Unlocked> {
+        self.check_ciphers(header)?;
+        let pinned = self.pinned_for(header, material)?;
+        Ok(self.attempt(material).open_signed(header, self.slots(&header.keys().id, named), &pinned)?)
+    }
+
+    /// The administrators who are known for a vault, where a token may need one to vouch for its slot.
+    fn pinned_for<H: Header>(&self, header: &H, material: &Material) -> Result<Vec<Public>> {
+        let (true, Material::Token(_)) = (H::IS_VAULT, material) else { return Ok(Vec::new()) };
+        let id = &header.keys().id;
+        let mut pinned = self.pins.known(id)?;
+        pinned.extend(self.pins.of(id)?);
+        Ok(pinned)
+    }
+
+    /// Refuses a header whose suite, or whose keys, the policy does not allow.
+    ///
+    /// # Errors
+    /// [`Error::NotApproved`].
+    pub(crate) fn check_ciphers<H: Header>(&self, header: &H) -> Result<()> {
+        self.check_suite(header.suite())?;
+        self.check_oblivious(header.keys().keychain.oblivious)
     }
 
     fn attempt<'a>(&self, material: &'a Material) -> Attempt<'a> {
@@ -80,7 +95,8 @@ impl Policy {
         if begins_above && let Some(opened) = self.by_parent(header, attempt, above)? {
             return Ok(opened);
         }
-        match attempt.open(header, self.slots(&keys.id, named)) {
+        let pinned = self.pinned_for(header, attempt.material())?;
+        match attempt.open_signed(header, self.slots(&keys.id, named), &pinned) {
             Err(own) if own.is_wrong_key() && goes_above && !begins_above => {
                 match self.by_parent(header, attempt, above)? {
                     Some(opened) => Ok(opened),
@@ -100,7 +116,7 @@ impl Policy {
     ) -> Result<Option<Unlocked>> {
         let Some(dir) = above.next() else { return Ok(None) };
         let Ok(parent) = header_file::read::<VaultHeader>(&dir.join(name::HEADER)) else { return Ok(None) };
-        self.check_suite(parent.suite())?;
+        self.check_ciphers(&parent)?;
         let keys = match self.open(&parent, attempt, None, above) {
             Ok(keys) => keys,
             Err(Error::Key(error)) if error.is_wrong_key() => return Ok(None),

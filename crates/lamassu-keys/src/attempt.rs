@@ -5,10 +5,11 @@
 //! above that may open it), and on the memory of each one, as a part of the free memory. It also has an order: the slot
 //! that opened last comes first, so that usually the other slots cost nothing.
 
+use crate::admin::Public;
 use crate::unlock::{INFO, Opened, stretched, unwrap};
 use crate::{KeyError, Material, Unlocked, admin};
 use lamassu_crypto::{Secret, wrap};
-use lamassu_format::header::{Argon2Params, Header, KeyArea, Role, Slot, SlotKind};
+use lamassu_format::header::{Argon2Params, Header, KeyArea, Role, SLOTS_MAX, Slot, SlotKind};
 
 /// Which slots of a header are tried.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -30,6 +31,8 @@ pub struct Attempt<'a> {
     memory_kib: u32,
     /// remaining work, in KiB times passes
     work_left: u64,
+    /// remaining operations of a token, each of which may take it a second
+    token_left: usize,
 }
 
 /// Opens `header` with key material: the first slot of that kind that opens, administrators' before use-only ones; then
@@ -45,11 +48,11 @@ pub fn unlock<H: Header>(header: &H, material: &Material) -> Result<Unlocked, Ke
 }
 
 impl<'a> Attempt<'a> {
-    /// With the limits of §4: as much work as the slots of one header may ask for, and half of the free memory for each
-    /// derivation.
-    /// derivation.
+    /// With the limits of §4: as much work, of Argon2id and of a token, as the slots of one header may ask for, and
+    /// half of the free memory for each derivation.
     pub fn new(material: &'a Material) -> Self {
-        Attempt { material, memory_kib: wrap::memory_to_spare_kib(), work_left: Argon2Params::WORK_MAX }
+        let (memory_kib, work_left) = (wrap::memory_to_spare_kib(), Argon2Params::WORK_MAX);
+        Attempt { material, memory_kib, work_left, token_left: SLOTS_MAX }
     }
 
     /// The same; with `any_memory` a derivation may use as much memory as the format allows, whatever is free.
@@ -66,10 +69,25 @@ impl<'a> Attempt<'a> {
     ///
     /// # Errors
     /// [`KeyError::WrongKey`], [`KeyError::NoSlotOfKind`], [`KeyError::NoSlot`]; [`KeyError::Argon2Memory`],
-    /// [`KeyError::Argon2Work`] if no slot opens and one was not tried; [`KeyError::HeaderAltered`] if a slot opens and
-    /// the MAC does not verify; [`KeyError::SignatureInvalid`] if the administrator's signature does not;
-    /// [`KeyError::KeychainInvalid`]; [`KeyError::Argon2`]; [`KeyError::Destroyed`].
+    /// [`KeyError::Argon2Work`], [`KeyError::TokenWork`] if no slot opens and one was not tried;
+    /// [`KeyError::HeaderAltered`] if a slot opens and the MAC does not verify; [`KeyError::SignatureInvalid`] if the
+    /// administrator's signature does not; [`KeyError::KeychainInvalid`]; [`KeyError::Argon2`];
+    /// [`KeyError::Destroyed`].
     pub fn open<H: Header>(&mut self, header: &H, slots: Slots) -> Result<Unlocked, KeyError> {
+        self.open_signed(header, slots, &[])
+    }
+
+    /// The same. A slot that the key does not prove (a token's RSA key that may not sign) counts if one of the
+    /// administrators in `pinned` has signed the header; without one it counts nowhere.
+    ///
+    /// # Errors
+    /// As [`Attempt::open`]; [`KeyError::TokenUnproven`], [`KeyError::OtherAdministrator`].
+    pub fn open_signed<H: Header>(
+        &mut self,
+        header: &H,
+        slots: Slots,
+        pinned: &[Public],
+    ) -> Result<Unlocked, KeyError> {
         if let Some(destroyed) = header.destroyed() {
             // Anyone who can write to the store can claim this; the administrator's signature shows whether it is true.
             admin::verify_signature(header)?;
@@ -89,7 +107,20 @@ impl<'a> Attempt<'a> {
                     continue;
                 }
             };
-            return opened.verified(header, slot.id);
+            match opened.is_proven(&keys.id, slot, self.material) {
+                Ok(true) => return opened.verified(header, slot.id),
+                Ok(false) if pinned.is_empty() => {
+                    failed.get_or_insert(KeyError::TokenUnproven { slot: slot.id });
+                }
+                Ok(false) => {
+                    let unlocked = opened.verified(header, slot.id)?;
+                    admin::check_pinned(header, pinned)?;
+                    return Ok(unlocked);
+                }
+                Err(error) => {
+                    failed.get_or_insert(error);
+                }
+            }
         }
         if let Some(error) = failed {
             return Err(error);
@@ -140,6 +171,7 @@ impl<'a> Attempt<'a> {
                 stretched(passphrase, &slot.salt, cost).map(Some)
             }
             (Material::Token(token), None, Some(sealed)) => {
+                self.token_left = self.token_left.checked_sub(1).ok_or(KeyError::TokenWork { slot: slot.id })?;
                 Ok(token.unseal(sealed)?.map(|secret| wrap::hkdf(secret.expose(), &slot.salt, INFO)))
             }
             (Material::Key { .. } | Material::Passphrase(_) | Material::Token(_), _, _) => Ok(None),
@@ -177,7 +209,7 @@ mod tests {
     use crate::{NewSlot, NewZone, Terms, create_zone};
     use lamassu_crypto::SecretBytes;
     use lamassu_format::Suite;
-    use lamassu_format::header::ZoneFile;
+    use lamassu_format::header::{TokenMechanism, TokenSealed, ZoneFile};
 
     fn passphrase(text: &str) -> Material {
         Material::new(SlotKind::Passphrase, SecretBytes::new(text.into())).unwrap()
@@ -225,6 +257,36 @@ mod tests {
         assert!(matches!(attempt.open(&file, Slots::All), Err(KeyError::WrongKey { tried: 3, .. })));
         assert!(matches!(attempt.open(&file, Slots::All), Err(KeyError::Argon2Work { slot: 3 })));
         assert!(attempt.work_left <= 2 << 10);
+    }
+
+    /// A token that opens nothing, and counts how often it was asked.
+    #[derive(Debug)]
+    struct Counting(std::sync::Arc<std::sync::atomic::AtomicUsize>);
+
+    impl crate::source::Token for Counting {
+        fn seal(&self, _: &Secret<32>) -> Result<TokenSealed, crate::SourceError> {
+            Ok(TokenSealed { mechanism: TokenMechanism::AesGcm, sealed: vec![1; 60], signature: None })
+        }
+
+        fn unseal(&self, _: &TokenSealed) -> Result<Option<Secret<32>>, crate::SourceError> {
+            self.0.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            Ok(None)
+        }
+    }
+
+    #[test]
+    fn a_token_is_asked_as_often_as_one_header_may_have_it_asked() {
+        let asked = std::sync::Arc::default();
+        let material = Material::Token(Box::new(Counting(std::sync::Arc::clone(&asked))));
+        let (mut file, _) = zone();
+        let mut slot = file.keys().slots[0].clone();
+        (slot.kind, slot.argon2) = (SlotKind::Pkcs11, None);
+        slot.token = Some(TokenSealed { mechanism: TokenMechanism::AesGcm, sealed: vec![1; 60], signature: None });
+        file.keys_mut().slots = (0..SLOTS_MAX as u32).map(|id| Slot { id, ..slot.clone() }).collect();
+        let mut attempt = Attempt::new(&material);
+        assert!(matches!(attempt.open(&file, Slots::All), Err(KeyError::WrongKey { tried: SLOTS_MAX, .. })));
+        assert!(matches!(attempt.open(&file, Slots::All), Err(KeyError::TokenWork { slot: 0 })));
+        assert_eq!(asked.load(std::sync::atomic::Ordering::Relaxed), SLOTS_MAX);
     }
 
     /// The memory is not even asked for: with it this test would take 4 GiB.

@@ -94,7 +94,7 @@ impl Destruction {
     /// [`KeyError::History`], [`KeyError::File`], [`KeyError::NoRandom`]: the vault is whole then, unless only the last
     /// step, a sync, failed.
     pub fn commit(self, keys: &Unlocked, destroyed: Destroyed, event: &Event) -> Result<Destruction, KeyError> {
-        let Destruction { update, mut header, .. } = self;
+        let Destruction { mut update, mut header, .. } = self;
         if let Some(earlier) = header.destroyed() {
             return Err(KeyError::Destroyed(earlier));
         }
@@ -116,10 +116,11 @@ impl Destruction {
     ///
     /// # Errors
     /// [`KeyError::File`]: run it again. [`KeyError::OtherHeader`] before [`Destruction::commit`].
-    pub fn clear(self) -> Result<Cleared, KeyError> {
+    pub fn clear(mut self) -> Result<Cleared, KeyError> {
         if self.begun().is_none() {
             return Err(KeyError::OtherHeader);
         }
+        self.update.erase_new();
         let dir = self.update.path().parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let listing = |source| FileError::Read { op: "list", path: dir.into(), source };
         let mut done = Cleared::default();

@@ -177,6 +177,32 @@ pub enum KeyError {
         /// not tried
         slot: u32,
     },
+    /// The same for a token, which each slot takes an operation of.
+    #[error(
+        "slot {slot} was not tried, and none before opens with this token: the vaults that this one lies in have slots too, and more than {} of them were \
+         tried",
+        lamassu_format::header::SLOTS_MAX
+    )]
+    TokenWork {
+        /// not tried
+        slot: u32,
+    },
+    /// Somebody's who wrote to the store, or a slot of a key that may not sign: whoever knows an RSA key's public half
+    /// can seal a slot of his own header for it.
+    #[error(
+        "slot {slot} opens with the token's RSA key, but nothing shows that it was made with that key: anyone who knows its public half could have made \
+         this header. Name the administrator who must have signed it: --admin-key or --admin-zone"
+    )]
+    TokenUnproven {
+        /// the slot
+        slot: u32,
+    },
+    /// The user's: a slot of such a key would prove nothing.
+    #[error(
+        "the token's RSA key may not sign (or its public half is not in the token), and nothing here has an administrator who could vouch for its slot: \
+         use a key that may decrypt and sign, an AES key, or a vault with an administrator (`lamassu key admin init`)"
+    )]
+    TokenCannotSign,
     /// The user's: readers refuse a header whose slots ask for more.
     #[error(
         "a passphrase slot of this cost fills {} GiB of memory (Argon2id, memory times passes), the slots there are {} GiB, and all of a header together \

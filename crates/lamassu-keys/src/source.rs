@@ -11,7 +11,7 @@ use crate::{recovery, shares};
 use data_encoding::HEXLOWER_PERMISSIVE;
 use lamassu_crypto::oblivious::KeyServerFault;
 use lamassu_crypto::{Secret, SecretBytes, wrap};
-use lamassu_format::header::{SlotKind, TokenSealed};
+use lamassu_format::header::{SlotKind, TokenSealed, TokenSignature};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -180,6 +180,23 @@ pub trait Token: Send {
     /// # Errors
     /// [`SourceError::Token`].
     fn unseal(&self, sealed: &TokenSealed) -> Result<Option<Secret<32>>, SourceError>;
+
+    /// Signs a message inside the token, where the key is of a pair; `None`: it may not sign, or its signatures cannot
+    /// be verified here.
+    ///
+    /// # Errors
+    /// [`SourceError::Token`].
+    fn sign(&self, _message: &[u8]) -> Result<Option<TokenSignature>, SourceError> {
+        Ok(None)
+    }
+
+    /// Whether a signature is this key's.
+    ///
+    /// # Errors
+    /// [`SourceError::Token`].
+    fn has_signed(&self, _message: &[u8], _signature: &TokenSignature) -> Result<bool, SourceError> {
+        Ok(false)
+    }
 }
 
 /// Something the user should know about a source that worked.

@@ -7,10 +7,13 @@
 use crate::keychain::check_oblivious;
 use crate::providers::server::ObliviousKey;
 use crate::slot::refuse_parent;
+use crate::source::Token;
 use crate::{KeyError, Keychain, Material, NewSlot, Terms, Tier, admin};
 use lamassu_crypto::{KeyRing, Secret, SecretBytes, sign, wrap};
 use lamassu_format::Suite;
-use lamassu_format::header::{Argon2Params, Header, HistoryMark, Role, SLOTS_MAX, Slot, ZoneFile, check_label};
+use lamassu_format::header::{
+    Argon2Params, Header, HistoryMark, Role, SLOTS_MAX, Slot, TokenMechanism, TokenSealed, ZoneFile, check_label,
+};
 
 /// Binds a wrapping key to its use.
 pub(crate) const INFO: &[u8] = b"lamassu v1 slot";
@@ -450,7 +453,7 @@ impl Unlocked {
             Material::Key { key, .. } => wrap::hkdf(key.expose(), &salt, INFO),
             Material::Token(inside) => {
                 let secret = Secret::random()?;
-                token = Some(inside.seal(&secret)?);
+                token = Some(self.proven(inside.as_ref(), id, inside.seal(&secret)?)?);
                 wrap::hkdf(secret.expose(), &salt, INFO)
             }
         };
@@ -458,6 +461,19 @@ impl Unlocked {
         let (label, created) = (new.label.into(), new.created);
         let Terms { role, expires } = terms;
         Ok(Slot { id, kind, label, created, salt, argon2, token, parent: None, role, expires, nonce, wrapped })
+    }
+
+    /// What a token sealed for slot `id`, with its signature if it was sealed to a public key.
+    fn proven(&self, token: &dyn Token, id: u32, sealed: TokenSealed) -> Result<TokenSealed, KeyError> {
+        if !is_sealed_to_public_key(&sealed) {
+            return Ok(sealed);
+        }
+        let signature = token.sign(&token_message(&self.id, id, &self.file_key))?;
+        // Such a slot counts only in a header that a pinned administrator has signed.
+        match signature.is_none() && self.seed.is_none() {
+            true => Err(KeyError::TokenCannotSign),
+            false => Ok(TokenSealed { signature, ..sealed }),
+        }
     }
 
     /// What slot `id` holds, sealed under its wrapping key.
@@ -480,6 +496,18 @@ pub(crate) struct Opened {
 }
 
 impl Opened {
+    /// Whether the key that opened a slot shows that the slot was made by someone who had that key. Anyone can seal to
+    /// a token's public key: then its signature shows that, over the file key, the header's id and the slot's.
+    pub(crate) fn is_proven(&self, id: &[u8; 16], slot: &Slot, material: &Material) -> Result<bool, KeyError> {
+        match (material, &slot.token) {
+            (Material::Token(token), Some(sealed)) if is_sealed_to_public_key(sealed) => match &sealed.signature {
+                Some(signature) => Ok(token.has_signed(&token_message(id, slot.id, &self.file_key), signature)?),
+                None => Ok(false),
+            },
+            (Material::Token(_) | Material::Key { .. } | Material::Passphrase(_), _) => Ok(true),
+        }
+    }
+
     /// The keys of a header, after verifying everything that can be verified.
     pub(crate) fn verified<H: Header>(self, header: &H, slot: u32) -> Result<Unlocked, KeyError> {
         let Opened { file_key, seed } = self;
@@ -490,6 +518,19 @@ impl Opened {
         let admin = keys.admin.as_ref().map(|a| a.public);
         Ok(Unlocked { id: keys.id, file_key, seed, admin, keychain, slot, seen: Seen::of(header) })
     }
+}
+
+fn is_sealed_to_public_key(sealed: &TokenSealed) -> bool {
+    match sealed.mechanism {
+        TokenMechanism::RsaOaepSha256 | TokenMechanism::RsaOaepSha1 => true,
+        TokenMechanism::AesGcm => false,
+    }
+}
+
+/// What a token's RSA key signs about its slot.
+fn token_message(id: &[u8; 16], slot: u32, file_key: &Secret<32>) -> Vec<u8> {
+    let digest = wrap::hkdf::<32>(file_key.expose(), b"", b"lamassu v1 token slot");
+    [&b"lamassu v1 token slot"[..], id, &slot.to_le_bytes(), digest.expose()].concat()
 }
 
 /// The slot's content; `None`: this is not its wrapping key.

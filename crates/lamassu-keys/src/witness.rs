@@ -35,19 +35,37 @@ pub struct Replacement<'a> {
     pub new: [u8; 32],
     /// the new durable end of the history, if that has changed
     pub history: Option<HistoryMark>,
+    /// that history begins with this header; the one before belongs to the header before
+    pub begins_history: bool,
 }
+
+/// A header that is going to be replaced, or created.
+#[derive(Clone, Copy, Debug)]
+pub struct ToReplace {
+    /// the vault's id
+    pub id: [u8; 16],
+    /// whether the header says that the vault is anchored
+    pub is_anchored: bool,
+    /// what the new one is based on
+    pub basis: Basis,
+}
+
+/// What a witness needs to record a replacement. Others cannot take it before this is dropped.
+pub trait Taken: Send + Sync + Debug {}
 
 /// A record, outside the store, of the newest header and history of a vault.
 ///
 /// Invariant: only the holder of an update lock ([`crate::Update`]) changes which header is the newest. Otherwise a
 /// replacement and a recovery could undo each other.
 pub trait Witness: Send + Sync + Debug {
-    /// Whether the store of a vault may be changed now. Called before a change that comes before the header's.
+    /// Takes what [`Witness::replacing`] will need, until the result is dropped. Called before a change that comes
+    /// before the header's, so that nothing is changed if the header may not be replaced.
     ///
     /// # Errors
-    /// The right to use the vault has ended, and another host may have it.
-    fn may_change(&self, _vault: &[u8; 16]) -> Result<(), WitnessError> {
-        Ok(())
+    /// Another process, or another host, uses the record or has the right to use the vault; and as
+    /// [`Witness::replacing`].
+    fn take(&self, _header: &ToReplace) -> Result<Box<dyn Taken>, WitnessError> {
+        Ok(Box::new(Nobody))
     }
 
     /// Records durably that a header is about to be replaced: from now on both are the newest. If two were the newest
@@ -83,6 +101,8 @@ impl Witness for Nobody {
         Ok(Box::new(Nobody))
     }
 }
+
+impl Taken for Nobody {}
 
 impl Replacing for Nobody {
     fn may_go_on(&self) -> Result<(), WitnessError> {

@@ -26,6 +26,7 @@ DOMAINS = ("family", "file", "none")  # and `zone`, which is left out
 KINDS = (*SOURCE_KINDS, "recovery", "recovery-shares", "pkcs11", "parent")
 PARENT_RECORD = 88
 TOKEN_MECHANISMS = ("rsa-oaep-sha256", "rsa-oaep-sha1", "aes-gcm")
+TOKEN_SIGNING = {"rsa-pss-sha256", "rsa-pkcs1-sha256"}
 
 _ZONE = {"format", "version", "features", "id", "suite", "block_size", "created", "next_slot", "slots", "keychain", "mac"}
 _VAULT = _ZONE | {"zone", "reserved_slots", "names", "name_max", "small_files"}
@@ -193,12 +194,18 @@ def _slot(value: Any, signed: bool, where: str) -> Slot:
             lanes,
         )
     if kind == "pkcs11":
-        t = sj.members(m["token"], {"mechanism", "sealed"}, f"{where}.token")
+        t = sj.members(m["token"], {"mechanism", "sealed"} | _optional(m["token"], {"signature"}), f"{where}.token")
         if sj.string(t["mechanism"], f"{where}.token.mechanism") not in TOKEN_MECHANISMS:
             raise Refused(f"{where}.token.mechanism", f"unknown mechanism {t['mechanism']!r}")
         sealed = sj.string(t["sealed"], f"{where}.token.sealed")
         if not re.fullmatch(r"([0-9a-f]{2}){1,2048}", sealed):
             raise Refused(f"{where}.token.sealed", "not 1 to 2048 bytes in lower-case hex")
+        if "signature" in t:
+            s = sj.members(t["signature"], {"mechanism", "value"}, f"{where}.token.signature")
+            if sj.string(s["mechanism"], f"{where}.token.signature.mechanism") not in TOKEN_SIGNING:
+                raise Refused(f"{where}.token.signature.mechanism", f"unknown mechanism {s['mechanism']!r}")
+            if not re.fullmatch(r"([0-9a-f]{2}){1,2048}", sj.string(s["value"], f"{where}.token.signature.value")):
+                raise Refused(f"{where}.token.signature.value", "not 1 to 2048 bytes in lower-case hex")
     sj.integer(m["created"], 0, sj.U64, f"{where}.created")
     use_only = "role" in m
     if use_only and sj.string(m["role"], f"{where}.role") != "use":

@@ -20,7 +20,7 @@ from .history import History
 
 PREFIX = b"lamassu."
 LONG, COMPANION, REST = b"lamassu.long.", b"lamassu.name.", b"lamassu.link."
-ROOT_ONLY = {b"lamassu.vault", b"lamassu.vault.new", b"lamassu.vault.replaced", b"lamassu.vault.replacing", b"lamassu.history", b"lamassu.history.broken", b"lamassu.lock", b"lamassu.root", b"lamassu.root.new", b"lamassu.sessions", b"lamassu.staging", b"lamassu.lost", b"lamassu.tree"}
+ROOT_ONLY = {b"lamassu.vault", b"lamassu.vault.new", b"lamassu.vault.replaced", b"lamassu.vault.replacing", b"lamassu.history", b"lamassu.history.broken", b"lamassu.history.new", b"lamassu.lock", b"lamassu.root", b"lamassu.root.new", b"lamassu.sessions", b"lamassu.staging", b"lamassu.lost", b"lamassu.tree"}
 BROKEN = re.compile(rb"lamassu\.history\.broken\.[0-9]{1,3}")
 XATTR_PREFIX = "user.lamassu."
 XATTR_AD = b"lamassu v1 xattr"
@@ -241,7 +241,18 @@ class Vault:
 
     def history(self) -> History:
         """What was done to the vault's keys, verified against the header."""
-        path = os.path.join(self.directory, b"lamassu.history")
+        try:
+            return self._history_at(b"lamassu.history")
+        except LamassuError:
+            # The header was replaced, and the history that begins with it has not got its name yet.
+            try:
+                return self._history_at(b"lamassu.history.new")
+            except LamassuError:
+                pass
+            raise
+
+    def _history_at(self, name: bytes) -> History:
+        path = os.path.join(self.directory, name)
         try:
             with open(path, "rb") as f:
                 data = f.read()

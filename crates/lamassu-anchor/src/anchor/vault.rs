@@ -48,6 +48,27 @@ impl Anchor {
     /// # Errors
     /// As [`Anchor::commit_vault`]; the header may not be replaced then.
     pub fn replacing_header(&self, basis: HeaderBasis, new: Digest, history: Option<(u64, Digest)>) -> Result<bool> {
+        self.header_becomes(basis, new, |vault| vault.history = history.unwrap_or(vault.history))
+    }
+
+    /// The same if another history begins with the new header: until it is in place, the old one belongs to the old
+    /// header, and `history` to the new one.
+    ///
+    /// # Errors
+    /// As [`Anchor::replacing_header`].
+    pub fn replacing_header_and_history(
+        &self,
+        basis: HeaderBasis,
+        new: Digest,
+        history: (u64, Digest),
+    ) -> Result<bool> {
+        self.header_becomes(basis, new, |vault| match vault.header {
+            Sealed::Becomes { .. } => vault.next_history = Some(history),
+            Sealed::Nothing | Sealed::Is(_) => vault.history = history,
+        })
+    }
+
+    fn header_becomes(&self, basis: HeaderBasis, new: Digest, note: impl FnOnce(&mut VaultRow)) -> Result<bool> {
         self.commit_vault_if(|vault| {
             let old = match (basis, vault.header) {
                 (HeaderBasis::Read(read), header) if !header.is_current(read) => return false,
@@ -57,8 +78,12 @@ impl Anchor {
                 // person's decision replaces either.
                 (HeaderBasis::Decided, Sealed::Is(old) | Sealed::Becomes { new: old, .. }) => old,
             };
-            vault.header = if old == new { Sealed::Is(new) } else { Sealed::Becomes { old, new } };
-            vault.history = history.unwrap_or(vault.history);
+            // If two were current, this is the one that is in place, with its history.
+            vault.settle_header(old);
+            if old != new {
+                vault.header = Sealed::Becomes { old, new };
+            }
+            note(vault);
             true
         })
     }
@@ -75,7 +100,7 @@ impl Anchor {
         self.commit_vault_if(|vault| {
             let is_newest = vault.header.is_current(seen);
             if is_newest {
-                vault.header = Sealed::Is(seen);
+                vault.settle_header(seen);
             }
             is_newest
         })

@@ -87,6 +87,7 @@ fn some_vault() -> impl Strategy<Value = VaultRow> {
     (any::<[u8; 16]>(), any::<[u8; 32]>(), numbers, any::<[u8; 32]>(), sealed_of_any_sort(), sealed_of_any_sort())
         .prop_map(
             |(vault, tokens, (revision, next_object, next_intent, session, degree_log2, count), head, header, root)| {
+                let is_begun = session % 5 == 1 && matches!(header, Sealed::Becomes { .. });
                 VaultRow {
                     vault,
                     revision: Revision(revision),
@@ -101,6 +102,7 @@ fn some_vault() -> impl Strategy<Value = VaultRow> {
                     tokens: TokenKey::new(tokens),
                     header,
                     history: (count, Digest(head)),
+                    next_history: is_begun.then_some((count / 2, Digest(tokens))),
                     root_permissions: root,
                 }
             },

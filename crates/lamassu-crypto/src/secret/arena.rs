@@ -3,7 +3,8 @@
 //! `RLIMIT_MEMLOCK` may be 64 KiB for an ordinary user, and the kernel locks whole pages. So small secrets share pages
 //! by size class, and a locked page is kept for the next secret. Every page is excluded from core dumps. A page that
 //! cannot be locked is used nevertheless, and [`memory_is_locked`] then tells: a mount without locked memory is a
-//! warning, not a failure.
+//! warning, not a failure. A child process inherits the pages, and not their locks (mlock(2)): so it locks them again,
+//! before fork(2) returns.
 //!
 //! Invariant: free bytes are zero. A [`Piece`] wipes itself before it is returned.
 
@@ -11,6 +12,7 @@ use parking_lot::Mutex;
 use rustix::mm::{self, Advice, MapFlags, ProtFlags};
 use std::alloc::{Layout, handle_alloc_error};
 use std::ptr::{self, NonNull};
+use std::sync::Once;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Smallest piece, log₂ of bytes.
@@ -22,6 +24,7 @@ const CLASSES: usize = (CLASS_MAX_LOG2 - CLASS_MIN_LOG2 + 1) as usize;
 const REGION: usize = 4096;
 
 static UNLOCKED: AtomicBool = AtomicBool::new(false);
+static FORKS: Once = Once::new();
 static ARENA: Mutex<Arena> = Mutex::new(Arena { free: [const { Vec::new() }; CLASSES], regions: Vec::new() });
 
 /// Whether all secret memory made so far is locked. Once false, it stays false: raise `ulimit -l` (RLIMIT_MEMLOCK) and
@@ -42,11 +45,35 @@ struct Region {
     len: usize,
 }
 
+impl Region {
+    fn lock(self) {
+        // SAFETY: whole pages of a mapping that the arena owns, whose content stays.
+        if unsafe { mm::mlock(self.start.as_ptr().cast(), self.len) }.is_err() {
+            UNLOCKED.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
+/// In a child process, after fork(2). Another thread of the parent may have held the arena: then it stays as it is, and
+/// is known to be unlocked.
+extern "C" fn lock_again() {
+    match ARENA.try_lock() {
+        Some(arena) => arena.regions.iter().for_each(|region| region.lock()),
+        None => UNLOCKED.store(true, Ordering::Relaxed),
+    }
+}
+
 // SAFETY: the pointers are to memory that the arena owns, on no thread's stack; the mutex orders access.
 unsafe impl Send for Arena {}
 
 impl Arena {
     fn map(&mut self, len: usize) -> NonNull<u8> {
+        FORKS.call_once(|| {
+            // SAFETY: the handler allocates nothing, and waits for nothing.
+            if unsafe { libc::pthread_atfork(None, None, Some(lock_again)) } != 0 {
+                UNLOCKED.store(true, Ordering::Relaxed);
+            }
+        });
         // SAFETY: a new private anonymous mapping at a place of the kernel's choice touches no memory in use.
         let mapped =
             unsafe { mm::mmap_anonymous(ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE) };
@@ -57,11 +84,10 @@ impl Arena {
         unsafe {
             // On an old kernel without DONTDUMP, RLIMIT_CORE and PR_SET_DUMPABLE (`harden_process`) do this.
             let _ = mm::madvise(start.as_ptr().cast(), len, Advice::LinuxDontDump);
-            if mm::mlock(start.as_ptr().cast(), len).is_err() {
-                UNLOCKED.store(true, Ordering::Relaxed);
-            }
         }
-        self.regions.push(Region { start, len });
+        let region = Region { start, len };
+        region.lock();
+        self.regions.push(region);
         start
     }
 
@@ -180,6 +206,48 @@ mod tests {
         }
         drop(pieces);
         assert!(Piece::new(100, 1).bytes().iter().all(|&b| b == 0), "a freed piece came back unwiped");
+    }
+
+    /// Whether the mapping at an address is locked in this process: `None` if there is none.
+    fn is_locked(at: usize) -> Option<bool> {
+        let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let mut lines = maps.lines().skip_while(|line| {
+            let range = line.split(' ').next().and_then(|range| range.split_once('-'));
+            let bound = |text| usize::from_str_radix(text, 16);
+            !range.is_some_and(
+                |(from, to)| matches!((bound(from), bound(to)), (Ok(from), Ok(to)) if (from..to).contains(&at)),
+            )
+        });
+        lines.next()?;
+        let flags = lines.find(|line| line.starts_with("VmFlags:"))?;
+        Some(flags.split(' ').any(|flag| flag == "lo"))
+    }
+
+    #[test]
+    fn a_child_process_has_its_secrets_locked() {
+        let piece = Piece::new(100, 1);
+        let at = piece.as_ptr() as usize;
+        assert_eq!(is_locked(at), Some(true));
+        // Another thread of this test's process may have the arena as it forks. That is known then.
+        let codes = (0..20).map(|_| {
+            // SAFETY: the child reads a file and ends.
+            let child = unsafe { libc::fork() };
+            if child == 0 {
+                let code = match (is_locked(at), memory_is_locked()) {
+                    (Some(true), _) => 0,
+                    (_, false) => 1,
+                    (_, true) => 2,
+                };
+                // SAFETY: ends the child, and runs nothing of the test's.
+                unsafe { libc::_exit(code) }
+            }
+            let mut status = 0;
+            // SAFETY: waits for the child made above.
+            assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+            libc::WEXITSTATUS(status)
+        });
+        let codes: Vec<_> = codes.collect();
+        assert!(codes.contains(&0) && !codes.contains(&2), "{codes:?}");
     }
 
     #[test]

@@ -16,7 +16,7 @@ pub use canonical::canonical;
 pub use error::{HeaderError, JsonFault};
 pub use slot::{
     Admin, AdminPin, Argon2Params, Destroyed, HistoryMark, KeyArea, PARENT_RECORD_LEN, Predecessor, Role,
-    SealedKeychain, Slot, SlotKind, TokenMechanism, TokenSealed, check_label,
+    SealedKeychain, Slot, SlotKind, TokenMechanism, TokenSealed, TokenSignature, TokenSigning, check_label,
 };
 pub use vault::{Caching, NameMode, VaultHeader, VaultParams, Verified};
 pub use zone::{ZoneFile, ZoneParams};

@@ -111,6 +111,33 @@ words! {
     }
 }
 
+/// How a token's key signed that it made a slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum TokenSigning {
+    /// RSASSA-PSS (RFC 8017) with SHA-256, MGF1 with SHA-256, and a salt of 32 bytes.
+    RsaPssSha256,
+    /// RSASSA-PKCS1-v1_5 with SHA-256, for tokens without PSS.
+    RsaPkcs1Sha256,
+}
+
+words! {
+    /// Every mechanism, preferred first.
+    TokenSigning {
+        RsaPssSha256 = "rsa-pss-sha256",
+        RsaPkcs1Sha256 = "rsa-pkcs1-sha256",
+    }
+}
+
+/// The signature of a token's RSA key over a slot: without it, anyone who knows the public key could have sealed the
+/// secret.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TokenSignature {
+    /// how
+    pub mechanism: TokenSigning,
+    /// 1 to [`TokenSealed::MAX`] bytes
+    pub value: Vec<u8>,
+}
+
 /// A slot's secret, sealed by a key that never leaves its token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TokenSealed {
@@ -118,6 +145,8 @@ pub struct TokenSealed {
     pub mechanism: TokenMechanism,
     /// what the token unseals: 1 to [`TokenSealed::MAX`] bytes
     pub sealed: Vec<u8>,
+    /// where the key is RSA, and may sign
+    pub signature: Option<TokenSignature>,
 }
 
 impl TokenSealed {

@@ -5,7 +5,7 @@
 
 use super::slot::{
     Admin, AdminPin, Argon2Params, Destroyed, HistoryMark, KeyArea, PARENT_RECORD_LEN, Predecessor, Role,
-    SealedKeychain, Slot, SlotKind, TokenMechanism, TokenSealed, check_label,
+    SealedKeychain, Slot, SlotKind, TokenMechanism, TokenSealed, TokenSignature, TokenSigning, check_label,
 };
 use super::{HEADER_MAX, HeaderError, PINS_MAX, SLOTS_MAX};
 use crate::{Codec, CodecVersion, Compression, CompressionError, Suite};
@@ -174,6 +174,15 @@ pub struct WireArgon2 {
 pub struct WireToken {
     mechanism: String,
     sealed: String,
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "present")]
+    signature: Option<Object<WireTokenSignature>>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WireTokenSignature {
+    mechanism: String,
+    value: String,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -571,16 +580,27 @@ impl WireToken {
         let rule = "\"rsa-oaep-sha256\", \"rsa-oaep-sha1\" or \"aes-gcm\"";
         let mechanism = TokenMechanism::from_name(&self.mechanism)
             .ok_or(HeaderError::Member { member: "token.mechanism", rule })?;
-        match HEXLOWER.decode(self.sealed.as_bytes()) {
-            Ok(sealed) if (1..=TokenSealed::MAX).contains(&sealed.len()) => Ok(TokenSealed { mechanism, sealed }),
-            Ok(_) | Err(_) => {
-                Err(HeaderError::Member { member: "token.sealed", rule: "1 to 2048 bytes in lower-case hex" })
+        let bytes = |member, text: &str| match HEXLOWER.decode(text.as_bytes()) {
+            Ok(bytes) if (1..=TokenSealed::MAX).contains(&bytes.len()) => Ok(bytes),
+            Ok(_) | Err(_) => Err(HeaderError::Member { member, rule: "1 to 2048 bytes in lower-case hex" }),
+        };
+        let sealed = bytes("token.sealed", &self.sealed)?;
+        let signature = match &self.signature {
+            Some(Object(WireTokenSignature { mechanism, value })) => {
+                let (member, rule) = ("token.signature.mechanism", "\"rsa-pss-sha256\" or \"rsa-pkcs1-sha256\"");
+                let mechanism = TokenSigning::from_name(mechanism).ok_or(HeaderError::Member { member, rule })?;
+                Some(TokenSignature { mechanism, value: bytes("token.signature.value", value)? })
             }
-        }
+            None => None,
+        };
+        Ok(TokenSealed { mechanism, sealed, signature })
     }
 
     fn of(token: &TokenSealed) -> Self {
-        WireToken { mechanism: token.mechanism.name().into(), sealed: hex(&token.sealed) }
+        let signature = token.signature.as_ref().map(|TokenSignature { mechanism, value }| {
+            Object(WireTokenSignature { mechanism: mechanism.name().into(), value: hex(value) })
+        });
+        WireToken { mechanism: token.mechanism.name().into(), sealed: hex(&token.sealed), signature }
     }
 }
 

@@ -3,7 +3,7 @@
 use crate::samples::{parse, vault};
 use lamassu_format::header::{
     Admin, Argon2Params, Header, HistoryMark, KeyArea, NameMode, Predecessor, Role, SealedKeychain, Slot, SlotKind,
-    TokenMechanism, TokenSealed, VaultHeader, VaultParams, ZoneFile, ZoneParams,
+    TokenMechanism, TokenSealed, TokenSignature, TokenSigning, VaultHeader, VaultParams, ZoneFile, ZoneParams,
 };
 use lamassu_format::{Domain, Geometry, Suite};
 use proptest::prelude::*;
@@ -41,8 +41,11 @@ fn any_slot(id: u32) -> impl Strategy<Value = Slot> {
     let cost =
         (1u32..=16, 1u32..=64, 128u32..=4 << 20).prop_map(|(p, t, m)| Argon2Params::new(m.min((16 << 20) / t), t, p));
     let label = "\\PC{0,60}".prop_filter("no control characters", |l| !l.chars().any(char::is_control));
-    let token = (0..TokenMechanism::ALL.len(), prop::collection::vec(any::<u8>(), 1..300))
-        .prop_map(|(m, sealed)| TokenSealed { mechanism: TokenMechanism::ALL[m], sealed });
+    let token = (0..TokenMechanism::ALL.len(), prop::collection::vec(any::<u8>(), 1..300)).prop_map(|(m, sealed)| {
+        let signed = TokenSigning::ALL.get(sealed.len() % 3);
+        let signature = signed.map(|mechanism| TokenSignature { mechanism: *mechanism, value: sealed.clone() });
+        TokenSealed { mechanism: TokenMechanism::ALL[m], sealed, signature }
+    });
     let kinds = (0..SlotKind::ALL.len()).prop_map(|k| SlotKind::ALL[k]);
     let bytes = (any::<[u8; 32]>(), any::<[u8; 24]>(), any::<[u8; 32]>(), any::<[u8; 16]>());
     (kinds, label, any::<u64>(), cost, token, bytes).prop_map(

@@ -336,6 +336,7 @@ fn anchor_rows(seeds: &mut Seeds) {
         tokens: TokenKey::new([2; 32]),
         header: Sealed::Is(digest(7)),
         history: (3, digest(8)),
+        next_history: None,
         root_permissions: Sealed::Nothing,
     };
     let mut rows: Vec<_> = contents.into_iter().map(|content| (0, row(content).encode())).collect();

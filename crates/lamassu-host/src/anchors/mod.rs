@@ -39,7 +39,7 @@ use lamassu_anchor::row::Sealed;
 use lamassu_anchor::table::{DiskTable, Readers, Table};
 use lamassu_anchor::{Anchor, AnchorError, HeaderBasis};
 use lamassu_format::header::VaultHeader;
-use lamassu_keys::witness::{Basis, Replacement, Replacing, Witness, WitnessError};
+use lamassu_keys::witness::{Basis, Replacement, Replacing, Taken, ToReplace, Witness, WitnessError};
 use lamassu_lease::Mode;
 use lamassu_rpc::host::{Mirrored, Turn, Turns};
 use lamassu_vault::VaultError;
@@ -285,6 +285,18 @@ impl Anchors {
         }
     }
 
+    /// The anchor that has to know of a new header; `None`: there is none.
+    fn to_replace_header(&self, vault: &[u8; 16], is_anchored: bool) -> Result<Option<Arc<Anchor>>> {
+        match (&self.choice, is_anchored) {
+            (Choice::Unverified, true) => Err(Error::UnverifiedWrite),
+            (Choice::Unverified, false) => Ok(None),
+            (_, true) => self.open(vault, Access::Write).map(Some),
+            // It was anchored before: the user restores an older header.
+            (_, false) if self.is_there(vault)? => self.open(vault, Access::Write).map(Some),
+            (_, false) => Ok(None),
+        }
+    }
+
     /// Whether there is an anchor of this vault.
     fn is_there(&self, vault: &[u8; 16]) -> Result<bool> {
         Ok(self.file_of(vault)?.is_some_and(|path| path.symlink_metadata().is_ok()))
@@ -293,24 +305,24 @@ impl Anchors {
 
 /// Headers are replaced under this witness: see [`Witness`].
 impl Witness for Anchors {
-    fn may_change(&self, vault: &[u8; 16]) -> Result<(), WitnessError> {
-        let anchor = self.opened().get(vault).and_then(Open::get);
-        match anchor.map(|anchor| anchor.wait_until_good()) {
-            None | Some(Ok(())) => Ok(()),
-            Some(Err(error)) => Err(Error::from(error).into()),
+    fn take(&self, header: &ToReplace) -> Result<Box<dyn Taken>, WitnessError> {
+        let anchor = self.to_replace_header(&header.id, header.is_anchored)?;
+        if let Some(anchor) = &anchor {
+            anchor.wait_until_good().map_err(Error::from)?;
+            match header.basis {
+                Basis::Read(read) if !anchor.vault().header.is_current(lamassu_anchor::Digest(read)) => {
+                    return Err(proof::outdated(proof::HEADER).into());
+                }
+                Basis::Read(_) | Basis::Decided => {}
+            }
         }
+        Ok(Box::new(Held { anchor }))
     }
 
     fn replacing(&self, replacement: &Replacement<'_>) -> Result<Box<dyn Replacing>, WitnessError> {
-        let Replacement { dir, id, is_anchored, basis, new, history } = replacement;
-        let unknown = Box::new(Noted { anchor: None, new: *new });
-        let anchor = match (&self.choice, is_anchored) {
-            (Choice::Unverified, true) => return Err(Error::UnverifiedWrite.into()),
-            (Choice::Unverified, false) => return Ok(unknown),
-            (_, true) => self.open(id, Access::Write)?,
-            // It was anchored before: the user restores an older header.
-            (_, false) if self.is_there(id)? => self.open(id, Access::Write)?,
-            (_, false) => return Ok(unknown),
+        let Replacement { dir, id, is_anchored, basis, new, history, begins_history } = replacement;
+        let Some(anchor) = self.to_replace_header(id, *is_anchored)? else {
+            return Ok(Box::new(Noted { anchor: None, new: *new }));
         };
         if matches!(anchor.vault().header, Sealed::Becomes { .. }) {
             proof::sync(dir)?;
@@ -320,13 +332,30 @@ impl Witness for Anchors {
             Basis::Read(read) => HeaderBasis::Read(lamassu_anchor::Digest(*read)),
         };
         let history = history.map(|mark| (mark.count, lamassu_anchor::Digest(mark.head)));
-        let noted = anchor.replacing_header(basis, lamassu_anchor::Digest(*new), history);
+        let new_header = lamassu_anchor::Digest(*new);
+        let noted = match history {
+            Some(history) if *begins_history => anchor.replacing_header_and_history(basis, new_header, history),
+            Some(_) | None => anchor.replacing_header(basis, new_header, history),
+        };
         match noted.map_err(Error::from)? {
             true => Ok(Box::new(Noted { anchor: Some(anchor), new: *new })),
             false => Err(proof::outdated(proof::HEADER).into()),
         }
     }
 }
+
+/// The anchor of a vault whose header is going to be replaced, if there is one: no other process opens it meanwhile.
+struct Held {
+    anchor: Option<Arc<Anchor>>,
+}
+
+impl std::fmt::Debug for Held {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Held").field("is_anchored", &self.anchor.is_some()).finish()
+    }
+}
+
+impl Taken for Held {}
 
 /// A header whose replacement was announced to an anchor, if there is one.
 struct Noted {

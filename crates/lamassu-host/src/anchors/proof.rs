@@ -39,7 +39,7 @@ pub fn check(anchor: &Anchor, access: Access, header: &VaultHeader, keys: &Unloc
     if !known.header.is_current(seen) {
         return Err(outdated(HEADER));
     }
-    let (count, head) = known.history;
+    let (count, head) = known.history_of(seen);
     if count > 0 {
         let goes_on = match keys.history(dir, header) {
             Ok(history) => history.goes_to(HistoryMark { count, head: head.0 }),

@@ -85,10 +85,11 @@ fn look(dir: &Path, known: &VaultRow) -> Result<ComparedRecords> {
     let mut found = ComparedRecords::default();
     let mut add = |kind, name, what| found.findings.push(RecordFinding { kind, name, what });
     let seen = header_file::read::<VaultHeader>(&dir.join(name::HEADER))?;
-    if !known.header.is_current(Digest(witness::digest(&seen)?)) {
+    let digest = Digest(witness::digest(&seen)?);
+    if !known.header.is_current(digest) {
         add(IntegrityKind::Stale, name::HEADER, "the header is not the one that the anchor knows");
     }
-    let (count, Digest(head)) = known.history;
+    let (count, Digest(head)) = known.history_of(digest);
     let has_history = match history::reaches(dir, HistoryMark { count, head }) {
         // The mode of a dataset's directory may deny it to its owner.
         Err(HistoryError::Io { source, .. }) if source.kind() == io::ErrorKind::PermissionDenied => None,

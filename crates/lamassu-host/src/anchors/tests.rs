@@ -8,7 +8,7 @@ use lamassu_anchor::table::{Change, Space, Table, Visit};
 use lamassu_anchor::{Digest, ObjectId, Row, Token, TokenKey, VaultRow};
 use lamassu_format::name;
 use lamassu_keys::history::EventKind;
-use lamassu_keys::{Event, Update, unlock};
+use lamassu_keys::{Event, Material, Update, unlock};
 use std::fs;
 use std::sync::mpsc::{Sender, channel};
 use std::thread;
@@ -51,7 +51,8 @@ impl Host {
 }
 
 fn replacement(basis: Basis, new: u8) -> Replacement<'static> {
-    Replacement { dir: Path::new("/"), id: VAULT, is_anchored: true, basis, new: [new; 32], history: None }
+    let (dir, new) = (Path::new("/"), [new; 32]);
+    Replacement { dir, id: VAULT, is_anchored: true, basis, new, history: None, begins_history: false }
 }
 
 #[test]
@@ -189,6 +190,133 @@ fn which_header_is_the_newest_is_not_settled_while_it_is_replaced() {
     assert!(is_older_header(&as_it_was.recv().unwrap().unwrap_err()), "it is told to look again");
     open(&new).unwrap();
     assert!(is_older_header(&open(&found.header).unwrap_err()), "the one that was replaced is the newest no more");
+}
+
+/// Where a change of a header is cut off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd)]
+enum Cut {
+    /// The anchor is not told.
+    Announced,
+    /// Before the new header is written, the old one gets its second name, the new one its name.
+    Step(usize),
+    /// The new header has its name.
+    Renamed,
+    /// The history before it has lost its name.
+    SetAside,
+}
+
+/// Is cut off before a step, and keeps the new header.
+#[derive(Debug)]
+struct CutOffAt {
+    anchors: Anchors,
+    at: Cut,
+    dir: PathBuf,
+}
+
+#[derive(Debug)]
+struct CutOffStep {
+    _noted: Box<dyn Replacing>,
+    steps_left: std::sync::atomic::AtomicUsize,
+    dir: PathBuf,
+}
+
+impl Witness for CutOffAt {
+    fn take(&self, header: &ToReplace) -> std::result::Result<Box<dyn Taken>, WitnessError> {
+        self.anchors.take(header)
+    }
+
+    fn replacing(&self, replacement: &Replacement<'_>) -> std::result::Result<Box<dyn Replacing>, WitnessError> {
+        let steps_left = match self.at {
+            Cut::Announced => return Err("cut off".into()),
+            Cut::Step(n) => n.into(),
+            Cut::Renamed | Cut::SetAside => 2.into(),
+        };
+        Ok(Box::new(CutOffStep { _noted: self.anchors.replacing(replacement)?, steps_left, dir: self.dir.clone() }))
+    }
+}
+
+impl Replacing for CutOffStep {
+    fn may_go_on(&self) -> std::result::Result<(), WitnessError> {
+        use std::sync::atomic::Ordering::Relaxed;
+        if self.steps_left.fetch_sub(1, Relaxed) > 0 {
+            return Ok(());
+        }
+        fs::copy(self.dir.join(name::HEADER_NEW), self.dir.join("kept")).unwrap();
+        Err("cut off".into())
+    }
+
+    fn replaced(self: Box<Self>) -> std::result::Result<(), WitnessError> {
+        Err("cut off".into())
+    }
+}
+
+/// A new file key begins a new history. Wherever that is cut off, the header in the store has its own history, as the
+/// anchor knows it, and both go on.
+#[test]
+fn a_renewed_header_that_was_cut_off_opens_with_its_history() {
+    let new_key = Material::new(lamassu_keys::SlotKind::Raw, lamassu_crypto::SecretBytes::new(vec![9; 32])).unwrap();
+    let old_key = key();
+    let slot = lamassu_keys::NewSlot { material: &new_key, cost: lamassu_keys::cost::FALLBACK, label: "", created: 1 };
+    for at in [Cut::Announced, Cut::Step(0), Cut::Step(1), Cut::Step(2), Cut::Renamed, Cut::SetAside] {
+        let dir = tempfile::tempdir().unwrap();
+        let (vault, policy) = anchored(dir.path());
+        let in_vault = |file: &str| vault.join(file);
+        let before = fs::read(in_vault(name::HISTORY)).unwrap();
+        let cut_off: Arc<dyn Witness> = Arc::new(CutOffAt { anchors: policy.anchors.clone(), at, dir: vault.clone() });
+        let update = Update::begin(&in_vault(name::HEADER), &cut_off).unwrap();
+        let mut header: VaultHeader = update.read().unwrap();
+        let mut keys = unlock(&header, &key()).unwrap();
+        keys.renew(&mut header, &slot).unwrap();
+        let event = Event::new(EventKind::SlotChanged);
+        assert!(update.record(&mut header, &keys, &[event]).is_err(), "{at:?}");
+        assert_eq!(fs::read(in_vault(name::HISTORY)).unwrap(), before, "{at:?}");
+        if at >= Cut::Renamed {
+            fs::rename(in_vault("kept"), in_vault(name::HEADER)).unwrap();
+        }
+        if at >= Cut::SetAside {
+            fs::rename(in_vault(name::HISTORY), in_vault(name::HISTORY_BROKEN)).unwrap();
+        }
+        let is_new = at >= Cut::Renamed;
+        // Another process looks, and then writes.
+        let policy = Policy::default().anchored_by(Anchors::within(Some(dir.path().join("state"))));
+        let found = Found::at(&policy, &vault).unwrap();
+        let keys = unlock(&found.header, if is_new { &new_key } else { &old_key }).unwrap();
+        let events = || {
+            let report = keys.history(&vault, &found.header).unwrap().read().unwrap();
+            assert_eq!(report.fault, None, "{at:?}");
+            report.entries.into_iter().map(|entry| entry.event).collect::<Vec<_>>()
+        };
+        for access in [Access::Read, Access::Write] {
+            let anchor = policy.anchors.open(&found.header.id(), access).unwrap();
+            check(&anchor, access, &found.header, &keys, &vault).unwrap_or_else(|error| panic!("{at:?}: {error}"));
+            let compared = compare_records(&vault, &anchor).unwrap();
+            assert!(compared.findings.is_empty(), "{at:?}: {compared:?}");
+        }
+        assert_eq!(events(), if is_new { vec!["restarted", "slot-changed"] } else { vec!["created"] }, "{at:?}");
+        keys.history(&vault, &found.header).unwrap().note(Event::new(EventKind::Loaded)).unwrap();
+        assert_eq!(events().last().unwrap(), "loaded");
+        let kept = fs::read(in_vault(name::HISTORY_BROKEN)).ok();
+        assert_eq!(kept.as_ref(), is_new.then_some(&before), "{at:?}");
+        assert_eq!(in_vault(name::HISTORY_NEW).exists(), !is_new, "{at:?}");
+        let anchor = policy.anchors.open(&found.header.id(), Access::Write).unwrap();
+        let known = (anchor.vault().header, anchor.vault().next_history);
+        assert!(matches!(known, (Sealed::Is(_), None)), "{at:?}");
+    }
+}
+
+/// A change that another process's use of the anchor forbids leaves no entry.
+#[test]
+fn what_the_anchor_refuses_is_not_in_the_history() {
+    let dir = tempfile::tempdir().unwrap();
+    let (vault, policy) = anchored(dir.path());
+    let before = fs::read(vault.join(name::HISTORY)).unwrap();
+    let reading = Policy::default().anchored_by(Anchors::within(Some(dir.path().join("state"))));
+    let update = Update::begin(&vault.join(name::HEADER), &policy.witness()).unwrap();
+    let mut header: VaultHeader = update.read().unwrap();
+    let keys = unlock(&header, &key()).unwrap();
+    let _reader = reading.anchors.open(&header.id(), Access::Read).unwrap();
+    assert!(update.record(&mut header, &keys, &[Event::new(EventKind::SlotAdded)]).is_err());
+    assert_eq!(fs::read(vault.join(name::HISTORY)).unwrap(), before);
 }
 
 /// A table that takes a moment to be closed, and tells when that begins.

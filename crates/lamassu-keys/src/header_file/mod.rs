@@ -19,8 +19,10 @@ mod steps;
 
 pub use error::FileError;
 
-use crate::witness::{self, Basis, Replacement, Replacing, Witness};
+use crate::KeyError;
+use crate::witness::{self, Basis, Replacement, Replacing, Taken, ToReplace, Witness};
 use error::{reading, writing};
+use lamassu_crypto::wrap;
 use lamassu_format::header::{HEADER_MAX, Header, HistoryMark};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
@@ -97,12 +99,22 @@ fn read_once(path: &Path) -> Result<(File, Vec<u8>), FileError> {
     Ok((file, bytes))
 }
 
+/// A history that begins with a header, and takes its place when the header is in place.
+pub(crate) trait Begun: Send + Sync + std::fmt::Debug {
+    /// Puts it there, durably.
+    fn put_in_place(&self) -> Result<(), KeyError>;
+}
+
 /// An exclusive right to replace one header file: its update lock. Dropped without a commit, it changes nothing.
 #[derive(Debug)]
 pub struct Update {
     path: PathBuf,
     new_path: PathBuf,
     new_file: File,
+    /// this update made the new file, or has begun to fill it: nobody else uses it
+    is_ours: bool,
+    /// digest of what was written to it
+    written: [u8; 32],
     committed: bool,
     /// of the new header
     id: [u8; 16],
@@ -112,7 +124,11 @@ pub struct Update {
     /// a person has decided which header it shall be
     is_decided: bool,
     /// the end of the history with the entries of this change
-    recorded: OnceLock<HistoryMark>,
+    recorded: Option<HistoryMark>,
+    /// a history that begins with the new header
+    begun: Option<Box<dyn Begun>>,
+    /// what the witness needs, from before the history is changed
+    taken: Option<Box<dyn Taken>>,
     /// the witness's record of the replacement under way
     replacing: Option<Box<dyn Replacing>>,
 }
@@ -134,7 +150,7 @@ impl Update {
         new_name.push(".new");
         let new_path = PathBuf::from(new_name);
         for _ in 0..ATTEMPTS_MAX {
-            let new_file = open_new(&new_path)?;
+            let (new_file, is_ours) = open_new(&new_path)?;
             match new_file.try_lock() {
                 Ok(()) => {}
                 Err(std::fs::TryLockError::WouldBlock) => return Err(FileError::Busy { path: shown(&path) }),
@@ -147,17 +163,21 @@ impl Update {
                 // Not every file system counts names.
                 Some(0 | 1) => {
                     let (witness, basis) = (witness.clone(), OnceLock::new());
-                    let (committed, id, is_decided, recorded) = (false, [0; 16], false, OnceLock::new());
+                    let (committed, id, is_decided, recorded) = (false, [0; 16], false, None);
                     return Ok(Update {
                         path,
                         new_path,
                         new_file,
+                        is_ours,
+                        written: [0; 32],
                         committed,
                         id,
                         witness,
                         basis,
                         is_decided,
                         recorded,
+                        begun: None,
+                        taken: None,
                         replacing: None,
                     });
                 }
@@ -199,16 +219,25 @@ impl Update {
         self
     }
 
-    /// Notes the new durable end of the history.
-    pub(crate) fn history_goes_to(&self, mark: HistoryMark) {
-        // A change is recorded once.
-        self.recorded.get_or_init(|| mark);
+    /// Notes the new durable end of the history. `begun`: it begins with the new header.
+    pub(crate) fn history_goes_to(&mut self, mark: HistoryMark, begun: Option<Box<dyn Begun>>) {
+        (self.recorded, self.begun) = (Some(mark), begun);
     }
 
-    /// Whether the store of the vault may be changed now.
-    pub(crate) fn may_change(&self, vault: &[u8; 16]) -> Result<(), FileError> {
-        let refused = |source| FileError::Witness { path: shown(&self.path), source };
-        self.witness.may_change(vault).map_err(refused)
+    /// Takes what the witness needs, before anything is changed: a refusal later would leave an entry of a change that
+    /// was not made.
+    pub(crate) fn take_witness<H: Header>(&mut self, header: &H) -> Result<(), FileError> {
+        let to_replace = ToReplace { id: header.keys().id, is_anchored: header.is_anchored(), basis: self.basis() };
+        let taken = self.witness.take(&to_replace);
+        self.taken = Some(taken.map_err(|source| FileError::Witness { path: shown(&self.path), source })?);
+        Ok(())
+    }
+
+    fn basis(&self) -> Basis {
+        match self.basis.get() {
+            Some(read) if !self.is_decided => Basis::Read(*read),
+            Some(_) | None => Basis::Decided,
+        }
     }
 
     /// The witness of the newest header.
@@ -222,12 +251,9 @@ impl Update {
             return Ok(None);
         }
         let new = witness::digest(header).map_err(|source| FileError::Header { path: shown(&self.path), source })?;
-        let basis = match self.basis.get() {
-            Some(read) if !self.is_decided => Basis::Read(*read),
-            Some(_) | None => Basis::Decided,
-        };
-        let (id, is_anchored, history) = (header.keys().id, header.is_anchored(), self.recorded.get().copied());
-        let replacement = Replacement { dir: dir_of(&self.path), id, is_anchored, basis, new, history };
+        let (id, is_anchored, basis) = (header.keys().id, header.is_anchored(), self.basis());
+        let (history, begins_history) = (self.recorded, self.begun.is_some());
+        let replacement = Replacement { dir: dir_of(&self.path), id, is_anchored, basis, new, history, begins_history };
         let noted = self.witness.replacing(&replacement);
         noted.map(Some).map_err(|source| FileError::Witness { path: shown(&self.path), source })
     }
@@ -335,6 +361,19 @@ impl Update {
         }
     }
 
+    /// Digest of what the new file's name leads to.
+    fn found_new(&self) -> io::Result<[u8; 32]> {
+        let mut bytes = Vec::new();
+        erase::open(&self.new_path)?.take(HEADER_MAX as u64 + 1).read_to_end(&mut bytes)?;
+        Ok(wrap::sha256(&bytes))
+    }
+
+    /// Erases what an earlier program has left in the new file's place, when the update is dropped. Only for whoever
+    /// has the right to write to the vault: another host's lock on that file may not reach this one.
+    pub(crate) fn erase_new(&mut self) {
+        self.is_ours = true;
+    }
+
     fn put<H: Header>(
         mut self,
         header: &H,
@@ -349,7 +388,11 @@ impl Update {
             .map_err(writing("set permissions of", new))?;
         self.replacing = self.announce(header)?;
         steps(&mut self, &json)?;
-        // The change was made. A witness for which both headers still are the newest settles that at its next use.
+        // The change was made, and whoever opens the history next would put it in its place.
+        if let Some(Err(error)) = self.begun.take().map(|history| history.put_in_place()) {
+            tracing::warn!(%error, "the history that begins with this header is not yet in its place");
+        }
+        // A witness for which both headers still are the newest settles that at its next use.
         if let Some(Err(error)) = self.replacing.take().map(Replacing::replaced) {
             tracing::warn!(%error, "the anchor does not yet know that the header was replaced");
         }
@@ -362,6 +405,7 @@ impl Steps for Update {
 
     fn truncate(&mut self) -> Result<(), FileError> {
         self.go_on()?;
+        self.is_ours = true;
         // A program that died may have left keys there; usually it is empty.
         erase::overwrite(&self.new_file)
             .and_then(|()| self.new_file.set_len(0))
@@ -369,6 +413,7 @@ impl Steps for Update {
     }
 
     fn write(&mut self, bytes: &[u8]) -> Result<(), FileError> {
+        self.written = wrap::sha256(bytes);
         (&self.new_file).write_all(bytes).map_err(writing("write", &self.new_path))
     }
 
@@ -392,6 +437,10 @@ impl Steps for Update {
 
     fn rename(&mut self) -> Result<(), FileError> {
         self.go_on()?;
+        // Where locks do not reach other hosts, one of them may have written to this file.
+        if self.found_new().map_err(reading("read", &self.new_path))? != self.written {
+            return Err(FileError::Busy { path: shown(&self.path) });
+        }
         std::fs::rename(&self.new_path, &self.path).map_err(writing("rename", &self.new_path))?;
         self.committed = true;
         Ok(())
@@ -448,8 +497,9 @@ pub fn write_new(path: &Path, bytes: &[u8]) -> Result<(), FileError> {
 
 impl Drop for Update {
     fn drop(&mut self) {
-        // Not what it was renamed to: where locks do not reach other hosts, another update may have used this file.
-        if !self.committed && is_same(&self.new_file, &self.new_path).unwrap_or(false) {
+        // Not what it was renamed to, nor what this update only found: where locks do not reach other hosts, the file
+        // may be another update's.
+        if self.is_ours && !self.committed && is_same(&self.new_file, &self.new_path).unwrap_or(false) {
             // After a failure here, the next update handles what is left.
             let _ = erase::overwrite(&self.new_file);
             let _ = std::fs::remove_file(&self.new_path);
@@ -462,14 +512,19 @@ fn lies_in_the_store(path: &Path) -> bool {
     path.file_name().is_some_and(|name| name == lamassu_format::name::HEADER)
 }
 
-fn open_new(path: &Path) -> Result<File, FileError> {
+/// Opens or makes the new file. True: it was made.
+fn open_new(path: &Path) -> Result<(File, bool), FileError> {
     let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32;
-    let file = OpenOptions::new()
-        .write(true)
+    let mut options = OpenOptions::new();
+    options.write(true).mode(MODE_NEW).custom_flags(flags);
+    match options.clone().create_new(true).open(path) {
+        Ok(file) => return Ok((file, true)),
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
+        Err(e) => return Err(writing("create", path)(e)),
+    }
+    let file = options
         .create(true)
         .truncate(false)
-        .mode(MODE_NEW)
-        .custom_flags(flags)
         .open(path)
         // A program that died may have left a copy of a header without write permission.
         .or_else(|e| match e.kind() {
@@ -482,7 +537,7 @@ fn open_new(path: &Path) -> Result<File, FileError> {
         })
         .map_err(writing("create", path))?;
     let meta = file.metadata().map_err(writing("stat", path))?;
-    if meta.is_file() { Ok(file) } else { Err(FileError::NotAFile { path: shown(path) }) }
+    if meta.is_file() { Ok((file, false)) } else { Err(FileError::NotAFile { path: shown(path) }) }
 }
 
 /// The file to which a name leads.

@@ -74,22 +74,35 @@ struct Scanned {
     fault: Option<Fault>,
 }
 
+/// What [`History::append`] has done.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Appended {
+    /// the end of the history
+    pub(super) mark: HistoryMark,
+    /// it begins anew, under a name of its own: see [`History::put_in_place`]
+    pub(super) begins: bool,
+}
+
 /// Whether the history of the vault in `dir` reaches a remembered mark, and has the same entry there. No key is needed;
 /// the entries are not verified.
 ///
 /// # Errors
 /// [`HistoryError::Io`]. A missing file, or something that is not a file, reaches no mark.
 pub fn reaches(dir: &Path, remembered: HistoryMark) -> Result<bool, HistoryError> {
-    let path = dir.join(name::HISTORY);
-    let failed = |op| {
-        let path = shown(&path);
-        move |source| HistoryError::Io { op, path, source }
-    };
-    if remembered.count == 0 {
+    if remembered.count == 0 || reaches_at(&dir.join(name::HISTORY), remembered)? {
         return Ok(true);
     }
+    // The header may have been replaced, and the history not yet.
+    reaches_at(&dir.join(name::HISTORY_NEW), remembered)
+}
+
+fn reaches_at(path: &Path, remembered: HistoryMark) -> Result<bool, HistoryError> {
+    let failed = |op| {
+        let path = shown(path);
+        move |source| HistoryError::Io { op, path, source }
+    };
     let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32;
-    let file = match OpenOptions::new().read(true).custom_flags(flags).open(&path) {
+    let file = match OpenOptions::new().read(true).custom_flags(flags).open(path) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(false),
         Err(e) if e.raw_os_error() == Some(rustix::io::Errno::LOOP.raw_os_error()) => return Ok(false),
         opened => opened.map_err(failed("open"))?,
@@ -121,7 +134,7 @@ impl History {
     /// # Errors
     /// As [`History::read`].
     pub fn goes_to(&self, remembered: HistoryMark) -> Result<bool, HistoryError> {
-        match self.open(false)? {
+        match self.find()? {
             Some(file) => Ok(self.scan_to(&file, Some(remembered), drop)?.fault.is_none()),
             None => Ok(remembered.count == 0),
         }
@@ -138,7 +151,7 @@ impl History {
     /// [`HistoryError::Io`], [`HistoryError::NotAFile`], [`HistoryError::Busy`].
     pub fn read(&self) -> Result<Report, HistoryError> {
         let mut report = Report::default();
-        let Some(file) = self.open(false)? else {
+        let Some(file) = self.find()? else {
             report.fault = self.mark.map(|m| Fault::CutOff { seen: m.count, found: 0 });
             return Ok(report);
         };
@@ -166,20 +179,24 @@ impl History {
         Ok(())
     }
 
-    /// Appends events, and returns the mark for the header. A history that does not verify or cannot be read is set
-    /// aside, so that damaging it cannot prevent changes of keys.
-    pub(super) fn append(&mut self, events: &[Event]) -> Result<HistoryMark, KeyError> {
+    /// Appends events, and returns the mark for the header. If the history does not verify or cannot be read, another
+    /// one is begun, so that damaging it cannot prevent changes of keys; the caller replaces the header, and calls
+    /// [`History::put_in_place`].
+    pub(super) fn append(&mut self, events: &[Event]) -> Result<Appended, KeyError> {
+        let goes_on = |mark| Appended { mark, begins: false };
         let elsewhere = "what was there is sealed under an earlier file key, or damaged";
         let fault = match self.open_and_scan() {
             // A single entry that does not open looks like a torn one, but may be the whole earlier history.
             Ok((_, Scanned { fault: None, len: 0, end: End::Torn(_), .. })) if self.mark.is_none() => elsewhere.into(),
             Ok((file, Scanned { fault: None, link, len, end })) => {
-                return self.extend(&file, &Scanned { fault: None, link, len, end }, events);
+                return self.extend(&file, &Scanned { fault: None, link, len, end }, events).map(goes_on);
             }
             // It is missing, and was just created again.
             Ok((file, Scanned { fault: Some(fault), link, len: 0, end: End::Clean })) => {
                 let events = self.restarted(&fault.to_string(), None, events);
-                return self.extend(&file, &Scanned { fault: None, link, len: 0, end: End::Clean }, &events);
+                return self
+                    .extend(&file, &Scanned { fault: None, link, len: 0, end: End::Clean }, &events)
+                    .map(goes_on);
             }
             // The header has no mark, as after its file key was renewed.
             Ok((_, Scanned { fault: Some(Fault::Broken { sequence: 1 }), .. })) if self.mark.is_none() => {
@@ -189,11 +206,82 @@ impl History {
             Err(error @ HistoryError::Busy { .. }) => return Err(error.into()),
             Err(error) => error.to_string(),
         };
-        let kept = self.set_aside()?;
+        Ok(Appended { mark: self.begin(&fault, events)?, begins: true })
+    }
+
+    /// Begins another history, under a name of its own. What is in the history's place stays: it belongs to the header
+    /// that is in place.
+    fn begin(&mut self, fault: &str, events: &[Event]) -> Result<HistoryMark, KeyError> {
+        // It is the history of the header in place, and was not put in its place.
+        if self.begun()?.is_some() {
+            return Err(HistoryError::Busy { path: shown(&self.path) }.into());
+        }
+        let (path, kept) = (self.begun_path(), self.name_to_keep_under()?);
+        match std::fs::remove_file(&path) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+            removed => removed.map_err(self.failed("begin"))?,
+        }
+        let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32;
+        let mut options = OpenOptions::new();
+        let file = options.read(true).write(true).create_new(true).mode(0o600).custom_flags(flags).open(&path);
+        let file = file.map_err(self.failed("begin"))?;
+        file.try_lock().map_err(|error| self.failed("lock")(error.into()))?;
         self.mark = None;
-        let (file, fresh) = self.open_and_scan()?;
-        let events = self.restarted(&fault, Some(&kept), events);
-        self.extend(&file, &fresh, &events)
+        let events = self.restarted(fault, Some(&kept), events);
+        self.extend(&file, &Scanned { link: Link::START, len: 0, end: End::Clean, fault: None }, &events)
+    }
+
+    /// Puts the history that begins with the header into its place, after the header was replaced. After an
+    /// interruption, the next one who appends does that.
+    ///
+    /// # Errors
+    /// As [`History::read`].
+    pub(crate) fn put_in_place(&self) -> Result<(), HistoryError> {
+        self.open_and_scan().map(drop)
+    }
+
+    fn begun_path(&self) -> PathBuf {
+        self.path.with_file_name(name::HISTORY_NEW)
+    }
+
+    /// The history that begins with the header in place, if it is not yet in its own place.
+    fn begun(&self) -> Result<Option<File>, HistoryError> {
+        let path = self.begun_path();
+        if self.mark.is_none() || path.symlink_metadata().is_err() {
+            return Ok(None);
+        }
+        match self.open_at(&path, false) {
+            Ok(Some(file)) => Ok(self.scan(&file, drop)?.fault.is_none().then_some(file)),
+            Ok(None) | Err(HistoryError::NotAFile { .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Renames the history that begins with the header in place, if there is one. False: there is none.
+    fn take_over(&self) -> Result<bool, HistoryError> {
+        let Some(_locked) = self.begun()? else { return Ok(false) };
+        // One that is empty was made just now.
+        if self.path.symlink_metadata().is_ok_and(|there| !there.is_file() || there.len() > 0) {
+            self.set_aside()?;
+        }
+        std::fs::rename(self.begun_path(), &self.path).map_err(self.failed("rename"))?;
+        self.sync_dir()?;
+        Ok(true)
+    }
+
+    /// Opens the history for reading; `None`: there is none.
+    fn find(&self) -> Result<Option<File>, HistoryError> {
+        let Some(begun) = self.begun()? else { return self.open(false) };
+        match self.open(false) {
+            Ok(Some(file)) if self.scan(&file, drop)?.fault.is_none() => Ok(Some(file)),
+            Ok(_) | Err(HistoryError::NotAFile { .. }) => Ok(Some(begun)),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn sync_dir(&self) -> Result<(), HistoryError> {
+        let dir = self.path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        File::open(dir).and_then(|d| d.sync_all()).map_err(self.failed("sync the directory of"))
     }
 
     /// The events, after one that says why the history starts again.
@@ -207,21 +295,43 @@ impl History {
         std::iter::once(said).chain(events.iter().cloned()).collect()
     }
 
-    /// Renames whatever is in the history's place. Returns the new name.
-    fn set_aside(&self) -> Result<String, HistoryError> {
-        const KEPT_MAX: u32 = 16;
-        let kept = (0..KEPT_MAX)
-            .map(|n| if n == 0 { name::HISTORY_BROKEN.into() } else { format!("{}.{n}", name::HISTORY_BROKEN) })
-            .find(|kept| self.path.with_file_name(kept).symlink_metadata().is_err())
-            .unwrap_or_else(|| name::HISTORY_BROKEN.into());
-        std::fs::rename(&self.path, self.path.with_file_name(&kept)).map_err(self.failed("set aside"))?;
-        Ok(kept)
+    /// Renames whatever is in the history's place.
+    fn set_aside(&self) -> Result<(), HistoryError> {
+        let kept = self.path.with_file_name(self.name_to_keep_under()?);
+        std::fs::rename(&self.path, kept).map_err(self.failed("set aside"))
     }
 
+    /// The name for what is in the history's place: the first that is free. If none is, the first set aside is given
+    /// up, unless it is a directory.
+    fn name_to_keep_under(&self) -> Result<String, HistoryError> {
+        const KEPT_MAX: u32 = 16;
+        let found = |kept: &str| self.path.with_file_name(kept).symlink_metadata();
+        let free = (0..KEPT_MAX)
+            .map(|n| if n == 0 { name::HISTORY_BROKEN.into() } else { format!("{}.{n}", name::HISTORY_BROKEN) })
+            .find(|kept: &String| found(kept).is_err());
+        match free {
+            Some(free) => Ok(free),
+            None if found(name::HISTORY_BROKEN).is_ok_and(|there| there.is_dir()) => {
+                Err(self.failed("set aside")(io::ErrorKind::AlreadyExists.into()))
+            }
+            None => Ok(name::HISTORY_BROKEN.into()),
+        }
+    }
+
+    /// Opens the history for writing, and puts it in its place if an interruption kept that from being done.
     fn open_and_scan(&self) -> Result<(File, Scanned), HistoryError> {
-        let file = self.open(true)?.expect("it is made where it is not there");
-        let scanned = self.scan(&file, drop)?;
-        Ok((file, scanned))
+        let open = || {
+            let file = self.open(true)?.expect("it is made where it is not there");
+            let scanned = self.scan(&file, drop)?;
+            Ok((file, scanned))
+        };
+        let there = match open() {
+            Ok((file, scanned)) if scanned.fault.is_none() => return Ok((file, scanned)),
+            Err(busy @ HistoryError::Busy { .. }) => return Err(busy),
+            there => there,
+        };
+        // What is there stays locked meanwhile.
+        if self.take_over()? { open() } else { there }
     }
 
     fn extend(&mut self, file: &File, scanned: &Scanned, events: &[Event]) -> Result<HistoryMark, KeyError> {
@@ -241,8 +351,7 @@ impl History {
         written.map_err(self.failed("append to"))?;
         if scanned.len == 0 {
             self.give_to_owner(file);
-            let dir = self.path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-            File::open(dir).and_then(|d| d.sync_all()).map_err(self.failed("sync the directory of"))?;
+            self.sync_dir()?;
         }
         self.mark = Some(link.mark);
         Ok(link.mark)
@@ -293,26 +402,30 @@ impl History {
 
     /// Opens and locks the file; `None`: it does not exist, and is not to be created.
     fn open(&self, write: bool) -> Result<Option<File>, HistoryError> {
+        self.open_at(&self.path, write)
+    }
+
+    fn open_at(&self, path: &Path, write: bool) -> Result<Option<File>, HistoryError> {
         let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32;
         let deadline = Instant::now() + PATIENCE;
         loop {
             let mut options = OpenOptions::new();
             options.read(true).write(write).create(write).truncate(false).mode(0o600).custom_flags(flags);
-            let file = match options.open(&self.path) {
+            let file = match options.open(path) {
                 Ok(file) => file,
                 Err(e) if e.kind() == io::ErrorKind::NotFound && !write => return Ok(None),
                 Err(e) if e.raw_os_error() == Some(rustix::io::Errno::LOOP.raw_os_error()) => {
-                    return Err(HistoryError::NotAFile { path: shown(&self.path) });
+                    return Err(HistoryError::NotAFile { path: shown(path) });
                 }
                 Err(e) => return Err(self.failed("open")(e)),
             };
             let meta = file.metadata().map_err(self.failed("stat"))?;
             if !meta.is_file() {
-                return Err(HistoryError::NotAFile { path: shown(&self.path) });
+                return Err(HistoryError::NotAFile { path: shown(path) });
             }
             match file.try_lock() {
                 // If it was set aside between open and lock, this lock is on a file that is no longer the history.
-                Ok(()) if self.is_at(&meta) => return Ok(Some(file)),
+                Ok(()) if is_at(path, &meta) => return Ok(Some(file)),
                 Ok(()) | Err(TryLockError::WouldBlock) if Instant::now() < deadline => std::thread::sleep(POLL),
                 Ok(()) | Err(TryLockError::WouldBlock) => return Err(HistoryError::Busy { path: shown(&self.path) }),
                 Err(TryLockError::Error(e)) => return Err(self.failed("lock")(e)),
@@ -320,12 +433,13 @@ impl History {
         }
     }
 
-    fn is_at(&self, meta: &std::fs::Metadata) -> bool {
-        self.path.symlink_metadata().is_ok_and(|m| m.dev() == meta.dev() && m.ino() == meta.ino())
-    }
-
     fn failed(&self, op: &'static str) -> impl FnOnce(io::Error) -> HistoryError {
         let path = self.path.clone();
         move |source| HistoryError::Io { op, path: shown(&path), source }
     }
+}
+
+/// Whether a file still has this name.
+fn is_at(path: &Path, meta: &std::fs::Metadata) -> bool {
+    path.symlink_metadata().is_ok_and(|m| m.dev() == meta.dev() && m.ino() == meta.ino())
 }

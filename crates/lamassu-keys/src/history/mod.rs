@@ -7,8 +7,12 @@
 //! history: that needs an anchor elsewhere.
 //!
 //! Guarantees: an entry is durable before the header that counts it is written, so a crash between the two leaves one
-//! more valid entry. A history that does not verify, or cannot be read, never prevents changes of keys: it is set
-//! aside, and the next one starts by recording that.
+//! more valid entry. A history that does not verify, or cannot be read, never prevents changes of keys: the next one
+//! starts by recording that. Nor is a history that another file key sealed, before `key renew` or after `key restore`.
+//!
+//! Invariant: the header in place always has its history. So one that does not go on from the present one is written
+//! under a name of its own (`lamassu.history.new`), takes the place of the present one after the header was replaced,
+//! and is read there until then.
 
 mod chain;
 mod event;
@@ -21,9 +25,10 @@ pub use event::{Event, EventKind};
 pub(crate) use event::{host_name, user_name};
 pub use file::{History, HistoryError, reaches};
 
-use crate::header_file::Update;
+use crate::header_file::{Begun, Update};
 use crate::{KeyError, Unlocked};
-use lamassu_format::header::{Header, HistoryMark};
+use file::Appended;
+use lamassu_format::header::Header;
 use lamassu_format::name;
 use std::path::Path;
 
@@ -40,15 +45,27 @@ impl Unlocked {
     }
 }
 
+impl Begun for History {
+    fn put_in_place(&self) -> Result<(), KeyError> {
+        Ok(History::put_in_place(self)?)
+    }
+}
+
 impl Update {
-    /// Appends `events` to the vault's history, and then replaces the header, with a new mark and MAC. The events are
-    /// durable before the header is replaced. A zone has no history; its events only go to the log.
+    /// Appends `events` to the vault's history, and then replaces the header, with a new mark and MAC. The witness is
+    /// taken before that, and the events are durable before the header is replaced. A zone has no history; its events
+    /// only go to the log.
     ///
     /// # Errors
     /// Those of [`Update::replace`]; [`KeyError::History`] if the history cannot be written, and
     /// [`KeyError::HeaderAltered`], [`KeyError::OtherHeader`], [`KeyError::NotAdministrator`]: then nothing was
     /// replaced.
-    pub fn record<H: Header + Clone>(self, header: &mut H, keys: &Unlocked, events: &[Event]) -> Result<(), KeyError> {
+    pub fn record<H: Header + Clone>(
+        mut self,
+        header: &mut H,
+        keys: &Unlocked,
+        events: &[Event],
+    ) -> Result<(), KeyError> {
         self.write_down(header, keys, events)?;
         let path = self.path().to_path_buf();
         self.replace(header)?;
@@ -61,7 +78,7 @@ impl Update {
     /// # Errors
     /// Those of [`Update::create`], and as [`Update::record`].
     pub fn create_recorded<H: Header + Clone>(
-        self,
+        mut self,
         header: &mut H,
         keys: &Unlocked,
         events: &[Event],
@@ -74,7 +91,7 @@ impl Update {
     }
 
     pub(crate) fn write_down<H: Header + Clone>(
-        &self,
+        &mut self,
         header: &mut H,
         keys: &Unlocked,
         events: &[Event],
@@ -84,10 +101,11 @@ impl Update {
         }
         // Checked before anything is written: a caller that may not change the header leaves no entry.
         keys.may_change(header)?;
-        self.may_change(&header.keys().id)?;
+        self.take_witness(header)?;
         let dir = self.path().parent().unwrap_or(Path::new("."));
-        let mark: HistoryMark = keys.history(dir, header)?.append(events)?;
-        self.history_goes_to(mark);
+        let mut history = keys.history(dir, header)?;
+        let Appended { mark, begins } = history.append(events)?;
+        self.history_goes_to(mark, begins.then(|| Box::new(history) as Box<dyn Begun>));
         keys.set_mark(header, mark)
     }
 }

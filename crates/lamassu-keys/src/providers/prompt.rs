@@ -11,9 +11,12 @@ use crate::shares::{self, Collected, SHARES_MAX, ShareError};
 use crate::source::{Ask, Fetched, KeyProvider, PASSPHRASE_MAX, Purpose, SourceError};
 use lamassu_crypto::{SecretBytes, wrap};
 use lamassu_format::header::SlotKind;
+use rustix::fs::OFlags;
+use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcsetattr};
 use std::fs::File;
-use std::io::{self, IsTerminal, Read};
+use std::io::{self, IsTerminal, Read, Write};
 use std::os::fd::AsFd;
+use std::os::unix::fs::OpenOptionsExt;
 use std::sync::Arc;
 use zeroize::{Zeroize, Zeroizing};
 
@@ -34,7 +37,8 @@ struct Prompt;
 impl KeyProvider for Prompt {
     fn fetch(&self, kind: SlotKind, ask: &Ask<'_>) -> Result<Fetched, SourceError> {
         let given = ask.stdin && !io::stdin().is_terminal();
-        let mut read = |text: &str| if given { stdin_line() } else { ask_terminal(text) };
+        let mut terminal = None;
+        let mut read = |text: &str| if given { stdin_line() } else { ask_terminal(&mut terminal, text) };
         let bytes = match kind {
             SlotKind::Recovery => recovery_key(ask, &mut read)?,
             SlotKind::RecoveryShares => shares(ask, &mut read)?,
@@ -168,12 +172,47 @@ fn is_end(error: &SourceError) -> bool {
 /// is not a terminal.
 #[cfg(feature = "pkcs11")]
 pub(super) fn secret(text: &str, ask: &Ask<'_>) -> Result<SecretBytes, SourceError> {
-    if ask.stdin && !io::stdin().is_terminal() { stdin_line() } else { ask_terminal(text) }
+    if ask.stdin && !io::stdin().is_terminal() { stdin_line() } else { ask_terminal(&mut None, text) }
 }
 
-fn ask_terminal(text: &str) -> Result<SecretBytes, SourceError> {
-    let typed = rpassword::prompt_password(text).map_err(|source| SourceError::Terminal { source })?;
-    Ok(SecretBytes::new(typed.into_bytes()))
+/// Asks on the terminal. `terminal` keeps its echo off between lines: what is pasted comes before the next line is
+/// asked for.
+fn ask_terminal(terminal: &mut Option<Terminal>, text: &str) -> Result<SecretBytes, SourceError> {
+    let fail = |source| SourceError::Terminal { source };
+    let terminal = match terminal {
+        Some(terminal) => terminal,
+        none => none.insert(Terminal::silent().map_err(fail)?),
+    };
+    terminal.tty.write_all(text.as_bytes()).map_err(fail)?;
+    let line = read_line(&mut terminal.tty, PASSPHRASE_MAX).map_err(fail)?;
+    line.ok_or(SourceError::PassphraseTooLong { max: PASSPHRASE_MAX })
+}
+
+/// The terminal of this process, without echo until this is dropped. No buffer of this process has what is typed but
+/// the one of [`read_line`].
+struct Terminal {
+    tty: File,
+    before: Termios,
+}
+
+impl Terminal {
+    fn silent() -> io::Result<Terminal> {
+        let flags = OFlags::NOCTTY.bits() as i32;
+        let tty = File::options().read(true).write(true).custom_flags(flags).open("/dev/tty")?;
+        let before = tcgetattr(&tty)?;
+        let mut silent = before.clone();
+        silent.local_modes.remove(LocalModes::ECHO);
+        silent.local_modes.insert(LocalModes::ECHONL);
+        tcsetattr(&tty, OptionalActions::Now, &silent)?;
+        Ok(Terminal { tty, before })
+    }
+}
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        // It may have been hung up.
+        let _ = tcsetattr(&self.tty, OptionalActions::Now, &self.before);
+    }
 }
 
 fn stdin_line() -> Result<SecretBytes, SourceError> {

@@ -83,6 +83,21 @@ fn an_update_whose_file_has_become_the_header_changes_nothing() {
     }
 }
 
+/// The same where another has filled the file, and has not renamed it yet.
+#[test]
+fn an_update_given_up_leaves_what_another_host_has_written() {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, new) = (dir.path().join("z"), dir.path().join("z.new"));
+    let (header, _) = zone();
+    Update::begin(&path, &lamassu_keys::nobody()).unwrap().create(&header).unwrap();
+    fs::write(&new, header.to_json().unwrap()).unwrap();
+    drop(Update::begin(&path, &lamassu_keys::nobody()).unwrap());
+    assert_eq!(fs::read(&new).unwrap(), header.to_json().unwrap());
+    // What a dead program left goes with the next change.
+    Update::begin(&path, &lamassu_keys::nobody()).unwrap().replace(&header).unwrap();
+    assert_eq!(names(dir.path()), ["z"]);
+}
+
 #[test]
 fn an_update_given_up_changes_nothing() {
     let dir = tempfile::tempdir().unwrap();

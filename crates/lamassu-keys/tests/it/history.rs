@@ -3,12 +3,14 @@ use lamassu_crypto::SecretBytes;
 use lamassu_format::header::{Header, HistoryMark, NameMode, Role, VaultHeader};
 use lamassu_format::{Domain, Geometry, Suite, name};
 use lamassu_keys::history::{EventKind, Fault, History, Report};
+use lamassu_keys::witness::{Replacement, Replacing, Witness, WitnessError};
 use lamassu_keys::{
-    Argon2Params, Event, HistoryError, KeyError, Material, NewSlot, NewVault, SlotKind, Terms, Tier, Unlocked, Update,
-    Zone, create_vault, header_file, unlock,
+    Argon2Params, Event, FileError, HistoryError, KeyError, Material, NewSlot, NewVault, SlotKind, Terms, Tier,
+    Unlocked, Update, Zone, create_vault, header_file, unlock,
 };
 use std::fs;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 fn raw(byte: u8) -> Material {
     Material::new(SlotKind::Raw, SecretBytes::new(vec![byte; 32])).unwrap()
@@ -365,6 +367,43 @@ fn a_header_without_a_history_gains_it_with_its_next_change() {
     assert_eq!(header.keys().history.unwrap().count, 2);
     let report = keys.history(lab.dir.path(), &header).unwrap().read().unwrap();
     assert_eq!((report.fault, report.entries.len()), (None, 2));
+}
+
+/// Has another host write to the new header, immediately before it is renamed.
+#[derive(Debug)]
+struct Overwriting(PathBuf, std::sync::atomic::AtomicUsize);
+
+impl Witness for Overwriting {
+    fn replacing(&self, _: &Replacement<'_>) -> Result<Box<dyn Replacing>, WitnessError> {
+        Ok(Box::new(Overwriting(self.0.clone(), 0.into())))
+    }
+}
+
+impl Replacing for Overwriting {
+    fn may_go_on(&self) -> Result<(), WitnessError> {
+        // Before it is emptied, before the old one gets its second name, before the rename.
+        if self.1.fetch_add(1, std::sync::atomic::Ordering::Relaxed) == 2 {
+            fs::write(&self.0, "noise")?;
+        }
+        Ok(())
+    }
+
+    fn replaced(self: Box<Self>) -> Result<(), WitnessError> {
+        Ok(())
+    }
+}
+
+/// Where locks do not reach other hosts.
+#[test]
+fn a_header_that_another_host_has_overwritten_is_not_put_in_place() {
+    let lab = Lab::new();
+    let before = fs::read(lab.header_path()).unwrap();
+    let overwriting: Arc<dyn Witness> = Arc::new(Overwriting(lab.dir.path().join(name::HEADER_NEW), 0.into()));
+    let update = Update::begin(&lab.header_path(), &overwriting).unwrap();
+    let mut header: VaultHeader = update.read().unwrap();
+    let refused = update.record(&mut header, &lab.keys(), &[Event::new(EventKind::SlotAdded)]).unwrap_err();
+    assert!(matches!(refused, KeyError::File(FileError::Busy { .. })), "{refused}");
+    assert_eq!(fs::read(lab.header_path()).unwrap(), before);
 }
 
 #[test]

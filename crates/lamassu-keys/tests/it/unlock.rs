@@ -1,10 +1,12 @@
 //! Making, opening and changing headers: every way in, and every alteration refused.
 use lamassu_crypto::{Secret, SecretBytes};
-use lamassu_format::header::{Header, NameMode, SLOTS_MAX, TokenMechanism, TokenSealed, VaultHeader, ZoneFile};
+use lamassu_format::header::{
+    Header, NameMode, SLOTS_MAX, TokenMechanism, TokenSealed, TokenSignature, TokenSigning, VaultHeader, ZoneFile,
+};
 use lamassu_format::{Domain, Geometry, Suite};
 use lamassu_keys::{
-    Argon2Params, Epoch, KeyError, Material, NewSlot, NewVault, NewZone, Outer, SlotKind, SourceError, Tier,
-    TokenFault, Unlocked, Zone, create_vault, create_zone, unlock,
+    Argon2Params, Attempt, Epoch, KeyError, Material, NewSlot, NewVault, NewZone, Outer, SlotKind, Slots, SourceError,
+    Tier, TokenFault, Unlocked, Zone, create_vault, create_zone, unlock,
 };
 use serde_json::{Value, json};
 
@@ -348,7 +350,7 @@ struct Stumbles;
 
 impl lamassu_keys::source::Token for Stumbles {
     fn seal(&self, secret: &Secret<32>) -> Result<TokenSealed, SourceError> {
-        Ok(TokenSealed { mechanism: TokenMechanism::AesGcm, sealed: secret.expose().to_vec() })
+        Ok(TokenSealed { mechanism: TokenMechanism::AesGcm, sealed: secret.expose().to_vec(), signature: None })
     }
 
     fn unseal(&self, sealed: &TokenSealed) -> Result<Option<Secret<32>>, SourceError> {
@@ -366,7 +368,7 @@ struct Other;
 
 impl lamassu_keys::source::Token for Other {
     fn seal(&self, _: &Secret<32>) -> Result<TokenSealed, SourceError> {
-        Ok(TokenSealed { mechanism: TokenMechanism::RsaOaepSha256, sealed: vec![1; 256] })
+        Ok(TokenSealed { mechanism: TokenMechanism::RsaOaepSha256, sealed: vec![1; 256], signature: None })
     }
 
     fn unseal(&self, _: &TokenSealed) -> Result<Option<Secret<32>>, SourceError> {
@@ -382,4 +384,68 @@ fn a_token_that_fails_over_one_slot_opens_the_next() {
     assert!(matches!(unlock(&header, &ours), Err(KeyError::Source(SourceError::Token(TokenFault::Failed { .. })))));
     let id = keys.add_slot(&mut header, &slot(&ours, "ours")).unwrap();
     assert_eq!(unlock(&header, &ours).unwrap().slot(), id);
+}
+
+/// A card with an RSA key: anyone seals to it, it alone unseals and signs. (Sealing hides nothing here.)
+struct Card {
+    signs_with: Option<u8>,
+}
+
+impl Card {
+    fn signature(key: u8, message: &[u8]) -> TokenSignature {
+        let value = lamassu_crypto::wrap::hmac(&Secret::new(&mut [key; 32]), message).to_vec();
+        TokenSignature { mechanism: TokenSigning::RsaPssSha256, value }
+    }
+}
+
+impl lamassu_keys::source::Token for Card {
+    fn seal(&self, secret: &Secret<32>) -> Result<TokenSealed, SourceError> {
+        let mechanism = TokenMechanism::RsaOaepSha256;
+        Ok(TokenSealed { mechanism, sealed: secret.expose().to_vec(), signature: None })
+    }
+
+    fn unseal(&self, sealed: &TokenSealed) -> Result<Option<Secret<32>>, SourceError> {
+        Ok(Secret::from_slice(&sealed.sealed))
+    }
+
+    fn sign(&self, message: &[u8]) -> Result<Option<TokenSignature>, SourceError> {
+        Ok(self.signs_with.map(|key| Card::signature(key, message)))
+    }
+
+    fn has_signed(&self, message: &[u8], signature: &TokenSignature) -> Result<bool, SourceError> {
+        Ok(self.signs_with.is_some_and(|key| Card::signature(key, message) == *signature))
+    }
+}
+
+fn card(signs_with: Option<u8>) -> Material {
+    Material::Token(Box::new(Card { signs_with }))
+}
+
+/// Whoever knows the public half of a token's key makes a vault of his own that the token would open.
+#[test]
+fn what_was_sealed_to_a_public_key_proves_nothing_without_a_signature() {
+    let ours = card(Some(1));
+    let (own, _) = create_vault(&private(), &slot(&ours, "own")).unwrap();
+    assert!(own.keys().slots[0].token.as_ref().unwrap().signature.is_some());
+    assert_eq!(unlock(&own, &ours).unwrap().slot(), 1);
+    for forger in [None, Some(2)] {
+        let (forged, keys) = create_vault(&private(), &slot(&card(forger), "forged")).unwrap();
+        assert!(matches!(unlock(&forged, &ours), Err(KeyError::TokenUnproven { slot: 1 })), "{forger:?}");
+        // A signature of the token's for another header, or for another slot, is none for this one.
+        let mut moved = forged.clone();
+        let stolen = own.keys().slots[0].token.as_ref().unwrap().signature.clone();
+        moved.keys_mut().slots[0].token.as_mut().unwrap().signature = stolen;
+        assert!(matches!(unlock(&moved, &ours), Err(KeyError::TokenUnproven { slot: 1 })));
+        // The administrator who is expected vouches for it, and no other.
+        let admin = forged.keys().admin.as_ref().unwrap().public;
+        let open = |pinned| Attempt::new(&ours).open_signed(&forged, Slots::All, &[pinned]);
+        assert!(open(admin).is_ok());
+        let other = own.keys().admin.as_ref().unwrap().public;
+        assert!(matches!(open(other), Err(KeyError::OtherAdministrator { .. })));
+        drop(keys);
+    }
+    // A zone has no administrator who could vouch for it.
+    let new = NewZone { suite: Suite::Aes, block_size: 4096, compression: None, outer: true, created: 1 };
+    assert!(create_zone(&new, &slot(&ours, "")).is_ok());
+    assert!(matches!(create_zone(&new, &slot(&card(None), "")), Err(KeyError::TokenCannotSign)));
 }

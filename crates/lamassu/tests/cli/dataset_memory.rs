@@ -111,7 +111,7 @@ fn nothing_of_an_uncached_file_stays_in_memory() {
 }
 
 /// Whether bytes stand anywhere in the memory of a process.
-fn is_in_memory(pid: i32, wanted: &[u8]) -> bool {
+pub fn is_in_memory(pid: i32, wanted: &[u8]) -> bool {
     use std::os::unix::fs::FileExt;
     let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
     let memory = fs::File::open(format!("/proc/{pid}/mem")).unwrap();
@@ -122,6 +122,41 @@ fn is_in_memory(pid: i32, wanted: &[u8]) -> bool {
         let read = memory.read_at(&mut bytes, at(start)).unwrap_or(0);
         bytes[..read].windows(wanted.len()).any(|window| window == wanted)
     })
+}
+
+/// In the daemon, which has asked for it itself.
+#[test]
+fn nothing_of_a_passphrase_that_was_typed_is_left_in_memory() {
+    const TYPED: &str = "of all that was typed nothing stays 31415";
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED: only root can read the daemon's memory");
+        return;
+    }
+    let b = Bench::new();
+    b.dir("m");
+    b.secret("words", TYPED.as_bytes());
+    b.run("init -k passphrase:file:words --argon2-ms 1 v").ok();
+    // script(1) has a terminal for it, on which it types what it reads.
+    let lamassu = b.command(["mount", "-k", "prompt", "v", "m"]);
+    let words = [lamassu.get_program()].into_iter().chain(lamassu.get_args());
+    let line = words.map(|word| word.to_str().unwrap()).collect::<Vec<_>>().join(" ");
+    let mut script = std::process::Command::new("script");
+    script.args(["-qec", &line, "/dev/null"]).current_dir(lamassu.get_current_dir().unwrap()).env_clear();
+    script.envs(lamassu.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    script.stdin(std::process::Stdio::piped()).stdout(std::process::Stdio::piped());
+    let mut script = script.spawn().unwrap();
+    let mut input = script.stdin.take().unwrap();
+    std::io::Write::write_all(&mut input, format!("{TYPED}\n").as_bytes()).unwrap();
+    let shown = script.wait_with_output().unwrap();
+    drop(input);
+    let text = String::from_utf8_lossy(&shown.stdout);
+    assert!(shown.status.success() && text.contains("Passphrase for"), "{text}");
+    let pid = crate::mounts::daemon_of(&b);
+    assert!(is_in_memory(pid, b"/lamassu.vault"), "the search finds what is there");
+    for part in [&TYPED[..20], &TYPED[12..], "31415"] {
+        assert!(!is_in_memory(pid, part.as_bytes()), "{part:?} is left");
+    }
+    b.unmount("m");
 }
 
 #[test]

@@ -252,3 +252,22 @@ fn a_renewed_header_keeps_the_history_from_before() {
     assert!(std::fs::read(b.path("v/lamassu.history.broken")).unwrap() == before);
     assert_eq!(events(&b, "v"), ["restarted", "slot-changed"]);
 }
+
+/// A reader that keeps the anchor locked: the vault and its history stay as they were.
+#[test]
+fn a_renewal_that_is_refused_changes_nothing() {
+    let b = Bench::new();
+    b.run("init v").ok();
+    b.dir("m");
+    b.run("mount --read-only v m").ok();
+    b.run("key renew v").code(63);
+    b.run("key add -n raw:file:key v").code(63);
+    b.unmount("m");
+    assert_eq!(events(&b, "v"), ["created"]);
+    b.run("ls v").ok();
+    b.run("mount v m").ok();
+    b.unmount("m");
+    assert!(!b.path("v/lamassu.history.broken").exists());
+    b.run("key renew v").ok();
+    assert_eq!(events(&b, "v"), ["restarted", "slot-changed"]);
+}

@@ -123,6 +123,36 @@ fn a_vault_is_opened_by_keys_that_stay_in_the_token() {
     h.b.unmount("m");
 }
 
+/// A key that may only decrypt, as on most cards: its slot counts where the administrator is known.
+#[test]
+fn a_slot_of_a_key_that_may_not_sign_takes_an_administrator() {
+    let h = Hsm::new();
+    h.token("office");
+    h.rsa("office", "wrap", "01");
+    h.key("office", "card", "02", &["--keypairgen", "--key-type", "rsa:2048", "--usage-decrypt"]);
+    let (signs, card) = (h.uri("token=office;object=wrap"), h.uri("token=office;object=card"));
+    // Hosts differ in what is pinned.
+    let on = |host: &str, line: String| -> Ran {
+        let mut command = h.b.command(line.split_whitespace());
+        command.env("SOFTHSM2_CONF", h.b.path("softhsm2.conf")).env("XDG_CONFIG_HOME", h.b.path(host));
+        command.output().unwrap().into()
+    };
+    on("a", format!("init -k {card} v")).ok();
+    on("a", format!("key add -k {card} -n {signs} v")).ok();
+    let header: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(h.b.path("v/lamassu.vault")).unwrap()).unwrap();
+    let is_signed = |slot: usize| !header["slots"][slot]["token"]["signature"].is_null();
+    assert_eq!((is_signed(0), is_signed(1)), (false, true));
+    on("a", format!("ls -k {card} v")).ok();
+    on("b", format!("ls -k {signs} v")).ok();
+    on("b", format!("ls -k {card} v")).code(50).says("public half");
+    let admin = header["admin"]["public"].as_str().unwrap();
+    on("b", format!("ls --admin-key {admin} -k {card} v")).ok();
+    on("b", format!("ls --admin-key {} -k {card} v", "0".repeat(64))).code(50);
+    on("a", format!("zone create -k {card} z")).code(28).says("may not sign");
+    on("a", format!("zone create -k {signs} z")).ok();
+}
+
 #[test]
 fn each_fault_of_a_token_is_its_own() {
     let h = Hsm::new();

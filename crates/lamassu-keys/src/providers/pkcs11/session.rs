@@ -1,4 +1,4 @@
-//! A key of a token, in a logged-in session: sealing and unsealing 32 bytes with it.
+//! A key of a token, in a logged-in session: sealing and unsealing 32 bytes with it, and its signatures.
 
 use super::failed;
 use super::uri::{Class, Uri};
@@ -6,12 +6,12 @@ use crate::fault::TokenFault;
 use crate::source::{SourceError, Token};
 use cryptoki::error::{Error, RvError};
 use cryptoki::mechanism::aead::GcmParams;
-use cryptoki::mechanism::rsa::{PkcsMgfType, PkcsOaepParams, PkcsOaepSource};
+use cryptoki::mechanism::rsa::{PkcsMgfType, PkcsOaepParams, PkcsOaepSource, PkcsPssParams};
 use cryptoki::mechanism::{Mechanism, MechanismType};
 use cryptoki::object::{Attribute, AttributeType, KeyType, ObjectClass, ObjectHandle};
 use cryptoki::session::Session;
 use lamassu_crypto::Secret;
-use lamassu_format::header::{TokenMechanism, TokenSealed};
+use lamassu_format::header::{TokenMechanism, TokenSealed, TokenSignature, TokenSigning};
 use zeroize::Zeroizing;
 
 const GCM_NONCE: usize = 12;
@@ -130,7 +130,7 @@ impl TokenKey {
         if sealed.len() > TokenSealed::MAX {
             return Err(TokenFault::Unsuitable.into());
         }
-        Ok(TokenSealed { mechanism, sealed })
+        Ok(TokenSealed { mechanism, sealed, signature: None })
     }
 
     /// The plaintext, or `None` if another key made the ciphertext.
@@ -185,6 +185,36 @@ impl Token for TokenKey {
     fn unseal(&self, sealed: &TokenSealed) -> Result<Option<Secret<32>>, SourceError> {
         Ok(self.decrypt(sealed)?.and_then(|plain| Secret::from_slice(&plain)))
     }
+
+    fn sign(&self, message: &[u8]) -> Result<Option<TokenSignature>, SourceError> {
+        if self.kind != KeyKind::Rsa {
+            return Ok(None);
+        }
+        for mechanism in TokenSigning::ALL {
+            // A card that may only decrypt says so in one of many ways.
+            let Ok(value) = self.session.sign(&signing(mechanism), self.key, message) else { continue };
+            let signature = TokenSignature { mechanism, value };
+            if (1..=TokenSealed::MAX).contains(&signature.value.len())
+                && self.has_signed(message, &signature).is_ok_and(|good| good)
+            {
+                return Ok(Some(signature));
+            }
+        }
+        Ok(None)
+    }
+
+    fn has_signed(&self, message: &[u8], signature: &TokenSignature) -> Result<bool, SourceError> {
+        if self.kind != KeyKind::Rsa {
+            return Ok(false);
+        }
+        // Another public key of the same name would let its owner sign.
+        let Some(public) = self.public_half(&self.public_keys()?) else { return Ok(false) };
+        match self.session.verify(&signing(signature.mechanism), public, message, &signature.value) {
+            Ok(()) => Ok(true),
+            Err(Error::Pkcs11(RvError::SignatureInvalid | RvError::SignatureLenRange, _)) => Ok(false),
+            Err(e) => Err(failed("verify a signature")(e).into()),
+        }
+    }
 }
 
 /// RSA or AES, if the key can decrypt.
@@ -196,6 +226,17 @@ fn kind_of(session: &Session, key: ObjectHandle) -> Option<KeyKind> {
         Attribute::KeyType(KeyType::AES) => Some(KeyKind::Aes),
         _ => None,
     })
+}
+
+fn signing(mechanism: TokenSigning) -> Mechanism<'static> {
+    match mechanism {
+        TokenSigning::RsaPssSha256 => Mechanism::Sha256RsaPkcsPss(PkcsPssParams {
+            hash_alg: MechanismType::SHA256,
+            mgf: PkcsMgfType::MGF1_SHA256,
+            s_len: 32.into(),
+        }),
+        TokenSigning::RsaPkcs1Sha256 => Mechanism::Sha256RsaPkcs,
+    }
 }
 
 fn oaep(mechanism: TokenMechanism) -> Mechanism<'static> {
