@@ -114,7 +114,7 @@ class Blocks(Worker):
     def close(self, flags):
         if flags in self.fds:
             fd = self.fds.pop(flags)
-            self.call("close", self.path, lambda: os.close(fd))
+            self.call("close", self.path, lambda: os.close(fd), since=self.opened[flags][1])
 
     def use(self, kind, flags, what, do, **more):
         fd = self.descriptor(flags)
@@ -207,7 +207,8 @@ class Ledger(Worker):
     def make(self, folder, name, kind, fds):
         first = name if kind < 0.6 else f".{name}"
         fds.append(os.open(f"{folder}/{first}", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-        os.write(fds[1], block(name))
+        if os.write(fds[1], block(name)) != BLOCK:
+            raise OSError(errno.EIO, "a short write")
         os.fsync(fds[1])
         if first != name:
             os.rename(f"{folder}/{first}", f"{folder}/{name}")
