@@ -187,25 +187,30 @@ class Run:
                 self.tell(f"{fault.name} ends")
 
     def recover(self, faults):
-        """Each host that was hit works again, and says so."""
+        """All hosts work again, and say so. A host that stood still may find out only then that its session has ended: it is asked twice."""
         begun = time.monotonic()
-        for machine in self.machines:
-            said = "not mounted"
-            while True:
-                if machine.daemon is not None and machine.daemon.poll() is not None:
-                    raise Failure(f"the daemon of {machine.name} ended by itself with {machine.daemon.returncode}\n{machine.log.read_text()[-3000:]}")
-                if machine.daemon is not None or machine.mount():
-                    said = machine.tell("probe")
-                if said == "well":
-                    break
-                if time.monotonic() - begun > PATIENCE:
-                    raise Failure(f"{machine.name} does not work again {PATIENCE:.0f} s after the faults: {said}\n{machine.log.read_text()[-2000:]}")
-                time.sleep(0.2)
-            now = time.monotonic()
-            for fault in faults:
-                if machine.name in fault.hosts:
-                    fault.over[machine.name] = now
+        for is_last in (False, True) if any(fault.sticks for fault in faults) else (True,):
+            for machine in self.machines:
+                self.wait_for(machine, begun)
+            if not is_last:
+                time.sleep(TERM / 2)
+        now = time.monotonic()
+        for fault in faults:
+            fault.over = dict.fromkeys(fault.hosts, now)
         self.tell(f"all work again after {time.monotonic() - begun:.1f} s")
+
+    def wait_for(self, machine, begun):
+        said = "not mounted"
+        while True:
+            if machine.daemon is not None and machine.daemon.poll() is not None:
+                raise Failure(f"the daemon of {machine.name} ended by itself with {machine.daemon.returncode}\n{machine.log.read_text()[-3000:]}")
+            if machine.daemon is not None or machine.mount():
+                said = machine.tell("probe")
+            if said == "well":
+                return
+            if time.monotonic() - begun > PATIENCE:
+                raise Failure(f"{machine.name} does not work again {PATIENCE:.0f} s after the faults: {said}\n{machine.log.read_text()[-2000:]}")
+            time.sleep(0.2)
 
     def halt(self):
         for machine in self.machines:
