@@ -1,7 +1,7 @@
 # `make help` lists the targets. Everything goes to target/ (or CARGO_TARGET_DIR).
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build install uninstall demo demo-gateway demo-shared passthrough bench-programs test test-fips torture torture-guest soak fuzz lint setup-bench bench bench-paper bench-smoke clean
+.PHONY: help setup build install uninstall demo demo-gateway demo-shared passthrough bench-programs test test-fips torture torture-guest soak soak-shared fuzz lint setup-bench bench bench-paper bench-smoke clean
 
 help: ## lists the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -72,7 +72,7 @@ test-fips: ## builds with the FIPS module of AWS-LC (feature `fips`; takes cmake
 	cargo test --locked --package lamassu-crypto --features fips
 	cargo test --locked --package lamassu --features fips --test cli -- fips golden leaks
 
-torture: build ## random operations, killed daemons, power cuts, damage, failing stores, sshfs, backups, in real mounts (10 minutes); then millions of simulated crashes
+torture: build ## random operations, killed daemons, power cuts, damage, failing stores, sshfs, backups, shared mounts, in real mounts (12 minutes); then millions of simulated crashes
 	tests/torture/run
 	tests/torture/simulate
 	LAMASSU_PROVIDERS=all cargo test --locked --release -p lamassu-gateway --test it -- --include-ignored --nocapture remote::
@@ -84,6 +84,9 @@ torture-guest: build ## a whole Debian on a volume: booted from NBD in qemu, wri
 
 soak: build ## half an hour of mixed load, with the daemon's memory measured
 	tests/torture/run --seconds 1800 soak
+
+soak-shared: build ## half an hour of three hosts that share a vault, while hosts, server, network and disks fail (as root)
+	tests/torture/run --seconds 1800 shared
 
 fuzz: ## every decoder and the reader of backing files under a fuzzer, SECONDS each (60), JOBS at once (as many as processors)
 	fuzz/run --seconds $(or $(SECONDS),60) --jobs $(or $(JOBS),$(shell nproc))

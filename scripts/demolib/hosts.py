@@ -97,6 +97,16 @@ class Host:
             return subprocess.Popen([*self._inside(), *map(str, argv)], stdin=subprocess.DEVNULL, stdout=file, stderr=file,
                                     env={**os.environ, **self._env(), "PATH": path})
 
+    def talk(self, *argv, log):
+        """A program that answers lines with lines; the caller ends it."""
+        with open(log, "ab") as file:
+            return subprocess.Popen([*self._inside(), *map(str, argv)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=file,
+                                    text=True, env={**os.environ, **self._env()})
+
+    def has_mounted(self, place):
+        with open(f"/proc/{self.holder.pid}/mounts", encoding="utf-8", errors="surrogateescape") as mounts:
+            return any(line.split(" ")[1] == str(place) for line in mounts)
+
     def link(self, state):
         """Its cable: `up` or `down`."""
         self.bridge.link(self.port, state)
