@@ -4,7 +4,8 @@
 use crate::error::{errno, io, is_not_found};
 use crate::inode::CachedSize;
 use crate::{Access, Fallocate, HandleId, Ino, Kind, ROOT, Result, Vault, VaultError, Whence};
-use lamassu_format::{PAGE_LEN, Profile};
+use lamassu_format::{PAGE_LEN, PageNo, Profile};
+use lamassu_store::file::Rekey;
 use lamassu_store::{BackendFile, File, FileContext, Hole, StoreError};
 use parking_lot::{Mutex, RwLock};
 use std::collections::HashMap;
@@ -551,11 +552,19 @@ impl Vault {
     pub fn take_profile(&self, from: HandleId, to: HandleId) -> Result<()> {
         let profile = self.file_of(from)?.0.file().profile().0;
         let target = self.writing(to)?;
+        let file = target.file();
         let _pass = self.change()?;
-        match target.file().size() == 0 && !target.file().begin_profile(profile)? {
-            true => Ok(()),
-            false => Err(VaultError::Refused("only a file without content takes over a profile at once")),
+        if file.size() > 0 {
+            return Err(VaultError::Refused("only a file without content takes over a profile at once"));
         }
+        if file.begin_profile(profile)? {
+            // It has its first page, without blocks.
+            file.rekey(Rekey::Profile, PageNo::ZERO)?;
+            if !file.end_profile()? {
+                return Err(VaultError::Damaged { what: "file", stored: self.tag(target.ino) });
+            }
+        }
+        Ok(())
     }
 
     /// lseek(2) for data and holes.
