@@ -29,7 +29,7 @@ PATIENCE = 6 * TERM + 0.2 * COMMAND_SECONDS_MAX
 DISK_MIB = 512  # of the store, and of the server
 HOSTS = ("n1", "n2", "n3")
 # As docs/sharing.md has it.
-SSHFS = "cache=no,direct_io,entry_timeout=0,attr_timeout=0,negative_timeout=0"
+SSHFS = "cache=no,entry_timeout=0,attr_timeout=0,negative_timeout=0"
 
 
 class Machine:
