@@ -234,7 +234,7 @@ impl Vault {
         engine: Arc<Engine>,
         top: root::Top,
     ) -> Result<Vault> {
-        options.events = options.events.of_vault(&header.id());
+        options.events = options.events.of_vault(&header.id()).while_good(options.anchor.as_ref());
         if header.is_snapshot() && !options.read_only {
             return Err(VaultError::Refused(
                 "this vault is a snapshot, which is never written; `lamassu clone` makes a copy to work in",
@@ -269,7 +269,7 @@ impl Vault {
         let anchored = options.anchor.clone().map(|anchor| Anchored::new(anchor, root.clone(), options.read_only));
         let files = anchored.as_ref().map(|anchored| anchored.files.clone());
         let (ctx, ctx_read) = contexts(header, ring, &options, engine, sessions, files)?;
-        let ctx_silent = Arc::new(FileContext { report: Arc::new(|_, _| {}), ..(*ctx_read).clone() });
+        let ctx_silent = Arc::new(FileContext { report: Arc::new(|_, _| true), ..(*ctx_read).clone() });
         let st = root.stat().map_err(io("stat the root"))?;
         let limit = descriptors() / 8;
         let dirs_max = NonZeroUsize::new(limit.clamp(HELD_MIN, DIRS_MAX)).unwrap_or(NonZeroUsize::MIN);

@@ -15,4 +15,5 @@ mod permissions;
 mod policy;
 mod rotation;
 mod shared;
+mod stopped;
 mod turns;

@@ -86,10 +86,13 @@ impl Core {
     /// Makes a damage, passes it to the reporter, and returns the error for the caller.
     pub fn damaged(&self, kind: DamageKind, page: PageNo, block: Option<BlockNo>) -> StoreError {
         let damage = self.damage(kind, page, block);
-        let mut reported = self.reported.lock();
         // Once for each open file: a reader repeats the read in smaller pieces.
-        if reported.len() < REPORTED_MAX && reported.insert(damage) {
-            (self.ctx.report)(&self.tag, &damage);
+        let is_new = {
+            let mut reported = self.reported.lock();
+            reported.len() < REPORTED_MAX && reported.insert(damage)
+        };
+        if is_new && !(self.ctx.report)(&self.tag, &damage) {
+            self.reported.lock().remove(&damage);
         }
         StoreError::Damaged(damage)
     }
@@ -102,7 +105,7 @@ impl Core {
     /// concern thousands of blocks. `check` names them all.
     pub fn note_undone(&self, st: &mut State, damage: Damage) {
         if st.inherited.note_undone(damage) {
-            (self.ctx.report)(&self.tag, &damage);
+            let _ = (self.ctx.report)(&self.tag, &damage);
         }
     }
 

@@ -235,8 +235,8 @@ pub enum Durability {
 /// How reports name a file: whatever the caller gave at open (a path, an inode).
 pub type FileTag = str;
 
-/// Gets damage when it is found.
-pub type Reporter = Arc<dyn Fn(&FileTag, &Damage) + Send + Sync>;
+/// Gets damage when it is found. False: it was not taken, and is reported again when it is found again.
+pub type Reporter = Arc<dyn Fn(&FileTag, &Damage) -> bool + Send + Sync>;
 
 /// State that all files of a vault share.
 #[derive(Clone)]
@@ -290,7 +290,10 @@ impl FileContext {
             approved_only: false,
             sessions: Arc::new(Sessions::all_interrupted()),
             anchored: None,
-            report: Arc::new(|file, damage| eprintln!("{file}: {damage:?}")),
+            report: Arc::new(|file, damage| {
+                eprintln!("{file}: {damage:?}");
+                true
+            }),
         }
     }
 }

@@ -3,6 +3,7 @@
 use super::limit::{Known, Limit};
 use super::queue::Queue;
 use super::{IntegrityEvent, IntegritySink};
+use lamassu_anchor::Anchor;
 use lamassu_store::file::Reporter;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -10,8 +11,8 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 /// Target of the lines in the log. Their number is limited here, so a writer of logs need not limit it.
@@ -29,6 +30,8 @@ pub struct Events {
     shared: Arc<Shared>,
     /// Id of the vault that reports, in hex.
     vault: Option<Arc<str>>,
+    /// The vault's anchor, if a session that can end lets this host use it.
+    session: Option<Weak<Anchor>>,
 }
 
 struct Shared {
@@ -123,11 +126,30 @@ impl Events {
     /// The same for one vault: events that name no vault get this id.
     #[must_use]
     pub fn of_vault(&self, id: &[u8; 16]) -> Events {
-        Events { shared: self.shared.clone(), vault: Some(hex(id).into()) }
+        Events { shared: self.shared.clone(), vault: Some(hex(id).into()), session: None }
     }
 
-    /// Takes an event: counts it, logs it, hands it on. Never blocks.
-    pub fn found(&self, mut event: IntegrityEvent) {
+    /// The same for a vault with this anchor. If its session has ended, another host may have changed the vault, and
+    /// what is found is no finding: such events are dropped.
+    #[must_use]
+    pub(crate) fn while_good(self, anchor: Option<&Arc<Anchor>>) -> Events {
+        let session = anchor.filter(|anchor| anchor.may_end()).map(Arc::downgrade);
+        Events { session, ..self }
+    }
+
+    /// Whether what was found before this call was found in the session. If it is in doubt, this waits.
+    fn is_in_session(&self) -> bool {
+        let Some(session) = &self.session else { return true };
+        session.upgrade().is_some_and(|anchor| anchor.wait_until_good().is_ok())
+    }
+
+    /// Takes an event: counts it, logs it, hands it on. Never blocks, except while a session is in doubt. False: the
+    /// event is dropped ([`Events::while_good`]).
+    pub fn found(&self, mut event: IntegrityEvent) -> bool {
+        if !self.is_in_session() {
+            tracing::debug!(what = event.what.word(), "no finding: the session has ended");
+            return false;
+        }
         event.vault = event.vault.or_else(|| self.vault.as_deref().map(str::to_owned));
         let shared = &*self.shared;
         let hash = &shared.hash;
@@ -140,7 +162,7 @@ impl Events {
             let count = state.found.entry(event.what.word()).or_default();
             if !is_new {
                 count.repeated += 1;
-                return;
+                return true;
             }
             count.count += 1;
             let is_logged = state.limit.admits(object, now);
@@ -160,16 +182,13 @@ impl Events {
         for queue in shared.queues() {
             queue.put(event.clone());
         }
+        true
     }
 
     /// What files report to. A file that was opened without a tag reports nothing: its caller does.
     pub(crate) fn reporter(&self) -> Reporter {
         let events = self.clone();
-        Arc::new(move |tag, damage| {
-            if !tag.is_empty() {
-                events.found(IntegrityEvent::of_file(tag, damage));
-            }
-        })
+        Arc::new(move |tag, damage| tag.is_empty() || events.found(IntegrityEvent::of_file(tag, damage)))
     }
 
     /// The counts.
