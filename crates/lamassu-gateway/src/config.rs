@@ -61,11 +61,13 @@ key = "raw:file:/etc/lamassu/vault.key"
 #file_mode = "0640"
 #dir_mode = "0750"
 
-# Connections at once, in all and of one address; and how long a client may send nothing in the middle of a request, or
-# take nothing of an answer.
+# Connections at once, in all and of one address; how long a client may send nothing in the middle of a request, or take
+# nothing of an answer; and the slowest that it may be: all its pauses are no longer than one and what its bytes take at
+# this rate.
 #connections_max = 1024
 #connections_of_address_max = 256
 #idle_seconds = 30
+#client_kib_per_second_min = 1
 # How long requests may go on after SIGTERM.
 #stop_seconds = 20
 
@@ -94,6 +96,8 @@ key = "raw:file:/etc/lamassu/vault.key"
 
 # What each tenant may do at once. Each request takes up to 10 MiB of memory, an upload to a provider up to 50.
 [limits]
+# Connections of its clients, whose requests were signed.
+#connections_at_once = 256
 #requests_at_once = 64
 # Of these, of one user: others get their turn beside one who fills all.
 #requests_of_user_at_once = 48
@@ -170,6 +174,8 @@ pub struct Config {
     /// how long a client may be idle
     #[serde(default = "idle_seconds")]
     pub idle_seconds: u64,
+    #[serde(default = "client_kib_per_second_min")]
+    client_kib_per_second_min: u64,
     /// how long requests may run after a signal
     #[serde(default = "stop_seconds")]
     pub stop_seconds: u64,
@@ -214,6 +220,9 @@ pub(crate) fn connections_of_address_max() -> usize {
 }
 pub(crate) fn idle_seconds() -> u64 {
     30
+}
+pub(crate) fn client_kib_per_second_min() -> u64 {
+    1
 }
 pub(crate) fn stop_seconds() -> u64 {
     20
@@ -274,6 +283,7 @@ impl Config {
             connections_max: self.connections_max,
             connections_of_address_max: self.connections_of_address_max,
             idle_seconds: self.idle_seconds,
+            client_kib_per_second_min: self.client_kib_per_second_min,
             stop_seconds: self.stop_seconds,
             object_gib_max: self.object_gib_max,
             listing_mib_max: self.listing_mib_max,

@@ -2,6 +2,7 @@
 //! and no header. Keys of objects, which are names of files, are logged only if the configuration says so.
 
 use crate::credentials::User;
+use crate::limits::Exceeded;
 use crate::metrics::Metrics;
 use parking_lot::Mutex;
 use std::net::IpAddr;
@@ -54,6 +55,11 @@ impl Entry {
         (fields.user, fields.operation) = (user.cloned(), Some(operation.into()));
         fields.bucket = bucket.map(String::from);
         fields.key = key.filter(|_| self.0.with_keys).map(String::from);
+    }
+
+    /// Counts that the request exceeds a limit of its tenant.
+    pub fn exceeds(&self, limit: Exceeded) {
+        self.0.metrics.exceeded(limit);
     }
 
     /// Sets the status of the answer.
