@@ -15,6 +15,7 @@
 //! | `remote` | the same as objects at a provider of S3, each a ciphertext object: calls that block |
 //! | `s3` | the protocol: from requests to those calls, from errors to answers |
 //! | `door` | connections: TLS, limits, time-outs |
+//! | `memory` | returns memory after a large reading |
 //! | `metrics`, `log` | metrics and the access log |
 //! | `served` | where objects are, by the configuration |
 //! | `run` | runs the gateway until a signal comes |
@@ -30,6 +31,7 @@ mod error;
 mod front;
 mod limits;
 mod log;
+mod memory;
 mod metrics;
 mod objects;
 pub mod provider;
