@@ -9,6 +9,7 @@
 //! | `config`, `credentials` | the operator's files |
 //! | `secrets` | files that others must not read |
 //! | `limits` | the limits of a tenant |
+//! | `queue` | whose work is next |
 //! | `work` | blocking work, which holds the turn of its request |
 //! | `front` | where clients connect: the part of a configuration that every gateway has |
 //! | `objects` | buckets and keys as directories and files: calls that block |
@@ -35,6 +36,7 @@ mod memory;
 mod metrics;
 mod objects;
 pub mod provider;
+mod queue;
 mod remote;
 mod run;
 mod s3;

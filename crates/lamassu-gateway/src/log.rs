@@ -5,6 +5,7 @@ use crate::credentials::User;
 use crate::limits::Exceeded;
 use crate::metrics::Metrics;
 use parking_lot::Mutex;
+use std::io::ErrorKind;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
@@ -21,6 +22,7 @@ struct Fields {
     status: u16,
     received: u64,
     sent: u64,
+    cut: Option<ErrorKind>,
 }
 
 /// A request under way. Clones share it; dropping the last one writes the line.
@@ -70,6 +72,16 @@ impl Entry {
     /// Counts received bytes.
     pub fn received(&self, bytes: usize) {
         self.0.fields.lock().received += bytes as u64;
+    }
+
+    /// The client's body has failed: it stalled, or is not whole.
+    pub fn is_cut(&self, by: ErrorKind) {
+        self.0.fields.lock().cut = Some(by);
+    }
+
+    /// Why the client's body has failed, if it has.
+    pub fn cut(&self) -> Option<ErrorKind> {
+        self.0.fields.lock().cut
     }
 
     /// Whether any of a body was received.

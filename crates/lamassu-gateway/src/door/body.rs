@@ -36,7 +36,26 @@ impl Body for Incoming {
     type Error = io::Error;
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
-        let this = &mut *self;
+        let polled = self.poll_checked(cx);
+        if let Poll::Ready(Some(Err(error))) = &polled {
+            self.entry.is_cut(error.kind());
+        }
+        polled
+    }
+
+    /// A body in chunks is at its end only when the end was looked at.
+    fn is_end_stream(&self) -> bool {
+        self.chunks.is_none() && self.inner.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.inner.size_hint()
+    }
+}
+
+impl Incoming {
+    fn poll_checked(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+        let this = self;
         let Poll::Ready(frame) = Pin::new(&mut this.inner).poll_frame(cx) else {
             return this.pace.poll_wait(cx).map(|()| Some(Err(io::ErrorKind::TimedOut.into())));
         };
@@ -50,15 +69,6 @@ impl Body for Incoming {
         this.entry.received(data.len());
         this.chunks.as_mut().map_or(Ok(()), |chunks| chunks.pass(data))?;
         Poll::Ready(Some(Ok(frame)))
-    }
-
-    /// A body in chunks is at its end only when the end was looked at.
-    fn is_end_stream(&self) -> bool {
-        self.chunks.is_none() && self.inner.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.inner.size_hint()
     }
 }
 

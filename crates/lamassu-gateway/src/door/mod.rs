@@ -21,8 +21,8 @@ use pace::Patience;
 use parking_lot::{Mutex, RwLock};
 use patient::Patient;
 use rustls::ServerConfig;
-use s3s::S3Result;
 use s3s::service::S3Service;
+use s3s::{S3Result, s3_error};
 use std::collections::HashMap;
 use std::convert::Infallible;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -185,6 +185,7 @@ impl Door {
             }
             Err(refused) => refused.to_http_response().map_err(Into::into),
         };
+        let answered = answered.and_then(|response| Ok(of_cut(&entry, &response).unwrap_or(Ok(response))?));
         let mut response = answered.unwrap_or_else(|error| {
             tracing::error!(%error, "an answer could not be made");
             let mut response = Response::new(s3s::Body::empty());
@@ -195,8 +196,8 @@ impl Door {
         let is_busy = response.status() == http::StatusCode::SERVICE_UNAVAILABLE;
         let headers = response.headers_mut();
         headers.extend(HeaderValue::try_from(entry.id()).ok().map(|id| (REQUEST_ID, id)));
-        // A client that asks waits for "100 Continue" and gets this answer instead. Botocore then takes its status for that
-        // of the next answer on the connection.
+        // A client that asks waits for "100 Continue" and gets this answer instead. Botocore then takes its status for
+        // that of the next answer on the connection.
         let was_not_told = asks && !entry.has_received();
         if was_not_told || connection.is_refused() {
             headers.insert(http::header::CONNECTION, HeaderValue::from_static("close"));
@@ -232,6 +233,16 @@ impl Door {
 /// Seconds after which a client may try again.
 const RETRY_AFTER: HeaderValue = HeaderValue::from_static("1");
 const REQUEST_ID: http::HeaderName = http::HeaderName::from_static("x-amz-request-id");
+
+/// The answer to a request whose document did not come whole. `s3s` would take the fault upon itself.
+fn of_cut(entry: &Entry, response: &Response<s3s::Body>) -> Option<S3Result<Response<s3s::Body>>> {
+    let by = entry.cut().filter(|_| response.status() == http::StatusCode::INTERNAL_SERVER_ERROR)?;
+    let error = match by {
+        std::io::ErrorKind::TimedOut => s3_error!(RequestTimeout, "nothing, or little, came for too long"),
+        _ => s3_error!(IncompleteBody, "the body is not whole"),
+    };
+    Some(error.to_http_response())
+}
 
 async fn connection(place: Place, stream: TcpStream, address: SocketAddr, stop: watch::Receiver<bool>) {
     let _ = stream.set_nodelay(true);

@@ -6,6 +6,7 @@ use super::DOCUMENT_MAX;
 use crate::credentials::{Credentials, Right, User};
 use crate::limits::{Connection, Exceeded, Turn};
 use crate::log::Entry;
+use crate::queue::{LARGE_MIN, Place, Queues};
 use crate::work::Work;
 use http::{HeaderMap, header};
 use lamassu_access::Action;
@@ -58,16 +59,23 @@ pub struct Session {
     /// the user
     pub user: Arc<User>,
     turn: Arc<Turn>,
+    /// Where work waits for its turn.
+    queues: Option<Arc<Queues>>,
 }
 
 /// See the module's head.
 #[derive(Clone)]
-pub struct Doorkeeper(pub Users);
+pub struct Doorkeeper {
+    /// who may come
+    pub users: Users,
+    /// where work waits for its turn; `None`: what takes time is elsewhere
+    pub queues: Option<Arc<Queues>>,
+}
 
 #[async_trait::async_trait]
 impl S3Auth for Doorkeeper {
     async fn get_secret_key(&self, access_key: &str) -> S3Result<SecretKey> {
-        match self.0.of(access_key) {
+        match self.users.of(access_key) {
             Some(user) => Ok(user.secret()),
             None => Err(s3_error!(InvalidAccessKeyId, "this gateway does not know the access key")),
         }
@@ -102,7 +110,7 @@ impl S3Access for Doorkeeper {
             S3Path::Bucket { bucket } => (Some(bucket.to_string()), None),
             S3Path::Object { bucket, key } => (Some(bucket.to_string()), Some(key.to_string())),
         };
-        let user = cx.credentials().and_then(|credentials| self.0.of(&credentials.access_key));
+        let user = cx.credentials().and_then(|credentials| self.users.of(&credentials.access_key));
         let entry = cx.extensions_mut().get::<Entry>().cloned();
         if let Some(entry) = &entry {
             entry.is_of(user.as_ref(), &operation, bucket.as_deref(), key.as_deref());
@@ -117,7 +125,7 @@ impl S3Access for Doorkeeper {
         refuse_unsupported(cx.headers())?;
         check_document(&operation, cx.headers())?;
         let session = admitted(user, &operation, bucket, key, limited).await?;
-        cx.extensions_mut().insert(session);
+        cx.extensions_mut().insert(Session { queues: self.queues.clone(), ..session });
         Ok(())
     }
 }
@@ -140,7 +148,7 @@ async fn admitted(
         return Err(refused());
     }
     let turn = user.tenant.begin(&user.name).map_err(limited)?;
-    let session = Session { user, turn: Arc::new(turn) };
+    let session = Session { user, turn: Arc::new(turn), queues: None };
     if let (Some(bucket), Some(key)) = (&bucket, &key) {
         session.require(action_of(operation), operation, bucket, key).await?;
     }
@@ -226,6 +234,36 @@ impl Session {
     /// Runs work of this request on a thread that may block.
     pub fn spawn<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> Work<T> {
         crate::work::spawn(self.turn.clone(), work)
+    }
+
+    /// The same for work that takes a processor: it begins when it is the tenant's turn.
+    pub async fn in_turn<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> Work<T> {
+        let place = match &self.queues {
+            Some(queues) => Some(queues.pieces.place(&self.user.tenant).await),
+            None => None,
+        };
+        self.spawn_at(place, work)
+    }
+
+    /// The same for work that ends with a sync of so many bytes.
+    pub async fn in_turn_to_sync<T: Send + 'static>(
+        &self,
+        bytes: u64,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Work<T> {
+        let place = match &self.queues {
+            Some(queues) if bytes >= LARGE_MIN => Some(queues.syncs.place(&self.user.tenant).await),
+            Some(_) | None => None,
+        };
+        self.spawn_at(place, work)
+    }
+
+    fn spawn_at<T: Send + 'static>(&self, place: Option<Place>, work: impl FnOnce() -> T + Send + 'static) -> Work<T> {
+        self.spawn(move || {
+            let done = work();
+            drop(place);
+            done
+        })
     }
 
     /// Checks the right to a key, or to a folder.
