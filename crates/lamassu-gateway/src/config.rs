@@ -62,10 +62,11 @@ key = "raw:file:/etc/lamassu/vault.key"
 #dir_mode = "0750"
 
 # Concurrent connections, in all and of one address. How long a client may pause in the middle of a request or an
-# answer.
+# answer. Its lowest rate: all its pauses together may take one such pause, and what its bytes take at this rate.
 #connections_max = 1024
 #connections_of_address_max = 256
 #idle_seconds = 30
+#client_kib_per_second_min = 1
 # How long requests may continue after SIGTERM.
 #stop_seconds = 20
 
@@ -94,6 +95,8 @@ key = "raw:file:/etc/lamassu/vault.key"
 
 # Limits of each tenant. A request takes up to 10 MiB of memory, an upload to a provider up to 50 MiB.
 [limits]
+# Connections of its clients, whose requests were signed.
+#connections_at_once = 256
 #requests_at_once = 64
 # Concurrent requests of one user, so that one user cannot use all of the tenant's.
 #requests_of_user_at_once = 48
@@ -170,6 +173,8 @@ pub struct Config {
     /// how long a client may be idle
     #[serde(default = "idle_seconds")]
     pub idle_seconds: u64,
+    #[serde(default = "client_kib_per_second_min")]
+    client_kib_per_second_min: u64,
     /// how long requests may run after a signal
     #[serde(default = "stop_seconds")]
     pub stop_seconds: u64,
@@ -214,6 +219,9 @@ pub(crate) fn connections_of_address_max() -> usize {
 }
 pub(crate) fn idle_seconds() -> u64 {
     30
+}
+pub(crate) fn client_kib_per_second_min() -> u64 {
+    1
 }
 pub(crate) fn stop_seconds() -> u64 {
     20
@@ -274,6 +282,7 @@ impl Config {
             connections_max: self.connections_max,
             connections_of_address_max: self.connections_of_address_max,
             idle_seconds: self.idle_seconds,
+            client_kib_per_second_min: self.client_kib_per_second_min,
             stop_seconds: self.stop_seconds,
             object_gib_max: self.object_gib_max,
             listing_mib_max: self.listing_mib_max,

@@ -32,6 +32,8 @@ pub struct Front {
     pub connections_of_address_max: usize,
     /// longest pause of a client, seconds
     pub idle_seconds: u64,
+    /// lowest rate of a client, KiB/s
+    pub client_kib_per_second_min: u64,
     /// how long requests may run after a signal, seconds
     pub stop_seconds: u64,
     /// largest object in one request, GiB
@@ -53,6 +55,7 @@ impl Front {
         within("connections_max", self.connections_max as u64, 1, 1 << 20)?;
         within("connections_of_address_max", self.connections_of_address_max as u64, 1, 1 << 20)?;
         within("idle_seconds", self.idle_seconds, 1, 3600)?;
+        within("client_kib_per_second_min", self.client_kib_per_second_min, 1, 1 << 20)?;
         within("stop_seconds", self.stop_seconds, 0, 3600)?;
         within("object_gib_max", self.object_gib_max, 1, 5120)?;
         within("listing_mib_max", self.listing_mib_max as u64, 1, 1 << 20)?;

@@ -10,12 +10,14 @@
 //! | `config`, `credentials` | the operator's files |
 //! | `secrets` | files that other users must not read |
 //! | `limits` | the limits of a tenant |
+//! | `queue` | whose work is next |
 //! | `work` | blocking work, which holds the turn of its request |
 //! | `front` | client connections: the options that every gateway shares |
 //! | `objects` | buckets and keys as directories and files: calls that block |
 //! | `remote` | the same calls over objects at an S3 provider, each one ciphertext object; they block |
 //! | `s3` | the protocol: requests to calls, errors to answers |
 //! | `door` | connections: TLS, limits, timeouts |
+//! | `memory` | returns memory after a large reading |
 //! | `metrics`, `log` | metrics and the access log |
 //! | `served` | the two object stores behind a gateway |
 //! | `run` | runs the gateway until a signal comes |
@@ -33,9 +35,11 @@ mod error;
 mod front;
 mod limits;
 mod log;
+mod memory;
 mod metrics;
 mod objects;
 pub mod provider;
+mod queue;
 mod remote;
 mod run;
 mod s3;

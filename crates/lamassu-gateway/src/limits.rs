@@ -1,5 +1,5 @@
-//! The limits of a tenant: concurrent requests, requests per second, bytes per second. A tenant that exceeds them
-//! waits, or is told to retry, and does not affect others.
+//! The limits of a tenant: connections, concurrent requests, requests per second, bytes per second. A tenant that
+//! exceeds them waits, or is told to retry, and does not affect others.
 
 use parking_lot::{Condvar, Mutex};
 use serde::Deserialize;
@@ -17,6 +17,8 @@ const ASKED_EVERY: Duration = Duration::from_millis(100);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Limits {
+    /// connections of clients
+    pub connections_at_once: u32,
     /// concurrent requests
     pub requests_at_once: u32,
     /// concurrent requests of one user
@@ -29,13 +31,20 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        Limits { requests_at_once: 64, requests_of_user_at_once: 48, requests_per_second: 1000, mib_per_second: 10_000 }
+        Limits {
+            connections_at_once: 256,
+            requests_at_once: 64,
+            requests_of_user_at_once: 48,
+            requests_per_second: 1000,
+            mib_per_second: 10_000,
+        }
     }
 }
 
 impl Limits {
     pub(crate) fn check(&self) -> Result<(), String> {
         let all = [
+            ("connections_at_once", self.connections_at_once, 1_000_000),
             ("requests_at_once", self.requests_at_once, 100_000),
             ("requests_of_user_at_once", self.requests_of_user_at_once, 100_000),
             ("requests_per_second", self.requests_per_second, 1_000_000),
@@ -77,9 +86,35 @@ impl Bucket {
     }
 }
 
+/// A limit that a request of a tenant exceeds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Exceeded {
+    /// connections
+    Connections,
+    /// requests at once
+    Requests,
+    /// those of one user
+    RequestsOfUser,
+    /// requests per second
+    Rate,
+}
+
+impl Exceeded {
+    /// Its name in metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            Exceeded::Connections => "connections_at_once",
+            Exceeded::Requests => "requests_at_once",
+            Exceeded::RequestsOfUser => "requests_of_user_at_once",
+            Exceeded::Rate => "requests_per_second",
+        }
+    }
+}
+
 /// A tenant.
 pub struct Tenant {
     name: String,
+    connections: Arc<Semaphore>,
     at_once: Arc<Semaphore>,
     /// Number of requests under way, by user.
     of_users: Mutex<HashMap<String, u32>>,
@@ -91,7 +126,40 @@ pub struct Tenant {
     read: Condvar,
 }
 
-/// One request of a tenant's user. It counts as under way until this is dropped.
+/// A connection of a client. It belongs to the tenant of its latest request whose signature was good: a proxy may send
+/// requests of several through one. Clones are the same connection.
+#[derive(Clone, Default)]
+pub struct Connection(Arc<Mutex<Belonging>>);
+
+#[derive(Default)]
+struct Belonging {
+    of: Option<(Arc<Tenant>, OwnedSemaphorePermit)>,
+    is_refused: bool,
+}
+
+impl Connection {
+    /// Counts it among the connections of a tenant.
+    ///
+    /// # Errors
+    /// [`Exceeded::Connections`]: it has too many. Then this one has to end, since it would not be counted.
+    pub fn belongs_to(&self, tenant: &Arc<Tenant>) -> Result<(), Exceeded> {
+        let belonging = &mut *self.0.lock();
+        if belonging.of.as_ref().is_some_and(|(of, _)| Arc::ptr_eq(of, tenant)) {
+            return Ok(());
+        }
+        let permit = tenant.connections.clone().try_acquire_owned();
+        belonging.is_refused = permit.is_err();
+        belonging.of = Some((tenant.clone(), permit.map_err(|_| Exceeded::Connections)?));
+        Ok(())
+    }
+
+    /// Whether its tenant has too many.
+    pub fn is_refused(&self) -> bool {
+        self.0.lock().is_refused
+    }
+}
+
+/// One request of a user of a tenant, counted while this lives.
 pub struct Turn {
     tenant: Arc<Tenant>,
     user: String,
@@ -140,6 +208,7 @@ impl Tenant {
     pub fn new(name: &str, limits: Limits) -> Tenant {
         Tenant {
             name: name.into(),
+            connections: Arc::new(Semaphore::new(limits.connections_at_once as usize)),
             at_once: Arc::new(Semaphore::new(limits.requests_at_once as usize)),
             of_users: Mutex::default(),
             of_user_max: limits.requests_of_user_at_once,
@@ -155,19 +224,22 @@ impl Tenant {
         &self.name
     }
 
-    /// Begins a request of a user; `None`: the user or the tenant has too many.
-    pub fn begin(self: &Arc<Self>, user: &str) -> Option<Turn> {
-        let permit = self.at_once.clone().try_acquire_owned().ok()?;
+    /// Begins a request of a user.
+    ///
+    /// # Errors
+    /// The limit that it exceeds.
+    pub fn begin(self: &Arc<Self>, user: &str) -> Result<Turn, Exceeded> {
+        let permit = self.at_once.clone().try_acquire_owned().map_err(|_| Exceeded::Requests)?;
         {
             let of_users = &mut *self.of_users.lock();
             let count = of_users.entry(user.into()).or_default();
             if *count >= self.of_user_max {
-                return None;
+                return Err(Exceeded::RequestsOfUser);
             }
             *count += 1;
         }
         let turn = Turn { tenant: self.clone(), user: user.into(), _permit: permit };
-        self.requests.take_if_there(1.0).then_some(turn)
+        if self.requests.take_if_there(1.0) { Ok(turn) } else { Err(Exceeded::Rate) }
     }
 
     /// Waits until that many bytes may pass.
@@ -191,12 +263,32 @@ mod tests {
         assert!(!bucket.take_if_there(2.0));
         let tenant = Arc::new(Tenant::new("t", Limits { requests_at_once: 2, ..Limits::default() }));
         let (one, two) = (tenant.begin("a"), tenant.begin("a"));
-        assert!(one.is_some() && two.is_some() && tenant.begin("b").is_none());
+        assert!(one.is_ok() && two.is_ok() && tenant.begin("b").err() == Some(Exceeded::Requests));
         drop(one);
-        assert!(tenant.begin("a").is_some());
+        assert!(tenant.begin("a").is_ok());
         let slow = Tenant::new("t", Limits { requests_per_second: 1, ..Limits::default() });
         slow.requests.now.lock().1 = 0.0;
         assert!(slow.requests.take(0.5) > Duration::ZERO);
+    }
+
+    #[test]
+    fn a_connection_counts_for_the_tenant_of_its_latest_request() {
+        let tenant = || Arc::new(Tenant::new("t", Limits { connections_at_once: 2, ..Limits::default() }));
+        let (one, other) = (tenant(), tenant());
+        let connections: Vec<_> = (0..3).map(|_| Connection::default()).collect();
+        let first = connections[0].clone();
+        assert_eq!([&first, &connections[1]].map(|it| it.belongs_to(&one)), [Ok(()), Ok(())]);
+        // However many requests it has.
+        assert_eq!((first.belongs_to(&one), first.is_refused()), (Ok(()), false));
+        assert_eq!(connections[2].belongs_to(&one), Err(Exceeded::Connections));
+        assert!(connections[2].is_refused() && !first.is_refused());
+        // Another tenant has its own, and who leaves gives room.
+        assert_eq!(first.belongs_to(&other), Ok(()));
+        assert_eq!((connections[2].belongs_to(&one), connections[2].is_refused()), (Ok(()), false));
+        assert_eq!(connections[1].belongs_to(&other), Ok(()));
+        assert_eq!(connections[2].belongs_to(&other), Err(Exceeded::Connections));
+        drop((first, connections));
+        assert_eq!((one.connections.available_permits(), other.connections.available_permits()), (2, 2));
     }
 
     #[test]
@@ -204,11 +296,11 @@ mod tests {
         let limits = Limits { requests_at_once: 3, requests_of_user_at_once: 2, ..Limits::default() };
         let tenant = Arc::new(Tenant::new("t", limits));
         let turns = [tenant.begin("a"), tenant.begin("a")];
-        assert!(turns.iter().all(Option::is_some) && tenant.begin("a").is_none());
+        assert!(turns.iter().all(Result::is_ok) && tenant.begin("a").err() == Some(Exceeded::RequestsOfUser));
         let other = tenant.begin("b");
-        assert!(other.is_some() && tenant.begin("c").is_none());
+        assert!(other.is_ok() && tenant.begin("c").is_err());
         drop(turns);
-        assert!(tenant.begin("a").is_some());
+        assert!(tenant.begin("a").is_ok());
         drop(other);
         assert!(tenant.of_users.lock().is_empty());
     }

@@ -2,8 +2,10 @@
 //! and no header. Keys of objects, which are names of files, are logged only if the configuration says so.
 
 use crate::credentials::User;
+use crate::limits::Exceeded;
 use crate::metrics::Metrics;
 use parking_lot::Mutex;
+use std::io::ErrorKind;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
@@ -20,6 +22,7 @@ struct Fields {
     status: u16,
     received: u64,
     sent: u64,
+    cut: Option<ErrorKind>,
 }
 
 /// A request under way. Clones share it; dropping the last one writes the line.
@@ -56,6 +59,11 @@ impl Entry {
         fields.key = key.filter(|_| self.0.with_keys).map(String::from);
     }
 
+    /// Counts that the request exceeds a limit of its tenant.
+    pub fn exceeds(&self, limit: Exceeded) {
+        self.0.metrics.exceeded(limit);
+    }
+
     /// Sets the status of the answer.
     pub fn is_answered(&self, status: http::StatusCode) {
         self.0.fields.lock().status = status.as_u16();
@@ -64,6 +72,16 @@ impl Entry {
     /// Counts received bytes.
     pub fn received(&self, bytes: usize) {
         self.0.fields.lock().received += bytes as u64;
+    }
+
+    /// The client's body has failed: it stalled, or is not whole.
+    pub fn is_cut(&self, by: ErrorKind) {
+        self.0.fields.lock().cut = Some(by);
+    }
+
+    /// Why the client's body has failed, if it has.
+    pub fn cut(&self) -> Option<ErrorKind> {
+        self.0.fields.lock().cut
     }
 
     /// Whether any of a body was received.

@@ -1,6 +1,7 @@
 //! Metrics for an operator's monitoring: `/metrics` in the text format of OpenMetrics, and `/health`. Only counts: no
 //! name of a user, a bucket or a key.
 
+use crate::limits::Exceeded;
 use http::{Request, Response, StatusCode, header};
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
@@ -32,6 +33,11 @@ struct Answer {
     status: u16,
 }
 
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct Limit {
+    limit: &'static str,
+}
+
 /// The gateway's counters. Clones share the counts.
 #[derive(Clone)]
 pub struct Metrics {
@@ -40,6 +46,7 @@ pub struct Metrics {
     received: Counter,
     sent: Counter,
     refused: Counter,
+    exceeded: Family<Limit, Counter>,
     connections: Gauge,
 }
 
@@ -52,6 +59,7 @@ impl Default for Metrics {
             received: Counter::default(),
             sent: Counter::default(),
             refused: Counter::default(),
+            exceeded: Family::default(),
             connections: Gauge::default(),
         }
     }
@@ -71,6 +79,11 @@ impl Metrics {
         self.refused.inc();
     }
 
+    /// Counts a request that exceeds a limit of its tenant, by the limit.
+    pub fn exceeded(&self, limit: Exceeded) {
+        self.exceeded.get_or_create(&Limit { limit: limit.name() }).inc();
+    }
+
     /// Counts a connection, until the result is dropped.
     pub fn connected(&self) -> Connected {
         self.connections.inc();
@@ -79,12 +92,13 @@ impl Metrics {
 
     fn text(&self) -> Result<String, std::fmt::Error> {
         let mut all = Registry::with_prefix("lamassu_gateway");
-        let Metrics { requests, seconds, received, sent, refused, connections } = self.clone();
+        let Metrics { requests, seconds, received, sent, refused, exceeded, connections } = self.clone();
         all.register("requests", "Requests, by operation and by the status of their answer", requests);
         all.register_with_unit("request", "How long requests took", Unit::Seconds, seconds);
         all.register_with_unit("received", "Bodies of requests", Unit::Bytes, received);
         all.register_with_unit("sent", "Bodies of answers", Unit::Bytes, sent);
         all.register("connections_refused", "Connections that were too many, or whose handshake failed", refused);
+        all.register("limited", "Requests that exceeded a limit of their tenant, by the limit", exceeded);
         all.register("connections", "Connections that are open", connections);
         let mut text = String::new();
         encode(&mut text, &all)?;

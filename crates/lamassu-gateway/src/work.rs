@@ -185,7 +185,7 @@ mod tests {
     }
 
     async fn is_given_back(tenant: &Arc<Tenant>) {
-        while tenant.begin("u").is_none() {
+        while tenant.begin("u").is_err() {
             tokio::task::yield_now().await;
         }
     }
@@ -198,7 +198,7 @@ mod tests {
         let work = spawn(turn.clone(), move || ended.recv());
         // The client hangs up.
         drop((turn, work));
-        assert!(tenant.begin("u").is_none());
+        assert!(tenant.begin("u").is_err());
         end.send(()).expect("it waits");
         is_given_back(&tenant).await;
     }
@@ -218,7 +218,7 @@ mod tests {
         assert!(is_done && turn.is_some() && current().is_none());
         let (end, ended) = mpsc::channel::<()>();
         beside_async(turn, move || ended.recv().expect("it is sent"));
-        assert!(tenant.begin("u").is_none());
+        assert!(tenant.begin("u").is_err());
         end.send(()).expect("it waits");
         is_given_back(&tenant).await;
     }

@@ -20,10 +20,11 @@ from .study import study
 from .summary import paragraph, summary
 from .sweeps import growth, sweeps
 from .timed import durable, small
+from .tenants import tenants
 from .tree import tree
 from .volumes import volumes
 
-EXPERIMENTS = ("mount", "small", "durable", "space", "network", "stages", "slots", "integrity", "tree", "sweeps", "growth", "ciphers", "shared", "server", "volumes", "study", "compression", "savings")
+EXPERIMENTS = ("mount", "small", "durable", "space", "network", "stages", "slots", "integrity", "tree", "sweeps", "growth", "ciphers", "shared", "server", "tenants", "volumes", "study", "compression", "savings")
 # Why an experiment leaves out a peer.
 LEFT_OUT = {("durable", "cryfs"): "it answers fsync(2) without syncing anything of its store", ("network", "cryfs"): "its blocks are files of 16 KiB, each of which would cross the link",
             ("network", "bindfs"): "`sshfs alone` and `plainfs` show what is there without encryption"}
@@ -113,5 +114,5 @@ def left_out(results):
 
 
 SECTIONS = {"mount": mount, "small": small, "durable": durable, "space": space, "network": network, "stages": stages, "slots": slots,
-            "integrity": integrity, "tree": tree, "sweeps": sweeps, "growth": growth, "ciphers": ciphers, "shared": shared, "server": server, "volumes": volumes, "study": study,
+            "integrity": integrity, "tree": tree, "sweeps": sweeps, "growth": growth, "ciphers": ciphers, "shared": shared, "server": server, "tenants": tenants, "volumes": volumes, "study": study,
             "compression": compression, "savings": savings}

@@ -17,6 +17,8 @@ from .server import told as told_of_server
 from .shared import figures as of_shared
 from .study import figures as of_study
 from .study import told as told_of_study
+from .tenants import figures as of_tenants
+from .tenants import told as told_of_tenants
 from .volumes import figures as of_volumes
 from .volumes import told as told_of_volumes
 
@@ -26,7 +28,7 @@ TIMED = {"small": "Many small files", "durable": "Synced writes and overwriting"
 
 
 def summary(results, plots, title, method):
-    figures = (mount(results, plots), timed(results, "small", plots), timed(results, "durable", plots), space(results, plots), several_hosts(results), a_server(results), some_volumes(results), the_study(results), compression(results), savings(results), ciphers(results, plots))
+    figures = (mount(results, plots), timed(results, "small", plots), timed(results, "durable", plots), space(results, plots), several_hosts(results), a_server(results), some_tenants(results), some_volumes(results), the_study(results), compression(results), savings(results), ciphers(results, plots))
     return "\n\n".join([title, glance(results), *(part for part in figures if part), method, rest(results)]) + "\n"
 
 
@@ -140,6 +142,11 @@ def several_hosts(results):
 {paragraph(f"One vault under a server, one host at work; server and hosts are namespaces of this machine, stores on {result['store']}. {result['files']} files, {result['bytes'] / 1e6:.0f} MB; a file of {result['size_mib']} MiB; medians of {result['runs']}. A hand-over: one host has written and synced a file, and the other has read it. `scripts/bench shared`.")}
 
 {of_shared(result)}"""
+
+
+def some_tenants(results):
+    result = results.get("tenants")
+    return f"## One tenant beside another that floods\n\n{paragraph(told_of_tenants(result))}\n\n{of_tenants(result)}" if result else ""
 
 
 def some_volumes(results):

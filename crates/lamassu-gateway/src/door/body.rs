@@ -1,13 +1,12 @@
 //! Request bodies, which may not stall and may not have huge chunks, and answer bodies, which are counted.
 
+use super::pace::{Pace, Patience};
 use crate::log::Entry;
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll};
-use std::time::Duration;
-use tokio::time::{Instant, Sleep};
 
 /// The largest chunk of a body that is signed chunk by chunk: the protocol holds each until it is verified.
 const CHUNK_MAX: u64 = 8 << 20;
@@ -21,17 +20,14 @@ const DIGITS_MAX: usize = 8;
 pub struct Incoming {
     inner: hyper::body::Incoming,
     entry: Entry,
-    idle: Duration,
-    timer: Pin<Box<Sleep>>,
-    is_waiting: bool,
+    pace: Pace,
     chunks: Option<Chunks>,
 }
 
 impl Incoming {
-    /// `idle` is the longest pause between two pieces. `is_chunked`: the body is signed chunk by chunk.
-    pub fn new(inner: hyper::body::Incoming, entry: Entry, idle: Duration, is_chunked: bool) -> Incoming {
-        let timer = Box::pin(tokio::time::sleep(idle));
-        Incoming { inner, entry, idle, timer, is_waiting: false, chunks: is_chunked.then(Chunks::default) }
+    /// `is_chunked`: the body is signed chunk by chunk.
+    pub fn new(inner: hyper::body::Incoming, entry: Entry, patience: Patience, is_chunked: bool) -> Incoming {
+        Incoming { inner, entry, pace: Pace::new(patience), chunks: is_chunked.then(Chunks::default) }
     }
 }
 
@@ -40,33 +36,44 @@ impl Body for Incoming {
     type Error = io::Error;
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
-        let this = &mut *self;
-        let Poll::Ready(frame) = Pin::new(&mut this.inner).poll_frame(cx) else {
-            if !this.is_waiting {
-                this.timer.as_mut().reset(Instant::now() + this.idle);
-                this.is_waiting = true;
-            }
-            return match this.timer.as_mut().poll(cx) {
-                Poll::Ready(()) => Poll::Ready(Some(Err(io::ErrorKind::TimedOut.into()))),
-                Poll::Pending => Poll::Pending,
-            };
-        };
-        this.is_waiting = false;
-        let frame = frame.transpose().map_err(io::Error::other)?;
-        if let Some(data) = frame.as_ref().and_then(|frame| frame.data_ref()) {
-            this.entry.received(data.len());
-            this.chunks.as_mut().map_or(Ok(()), |chunks| chunks.pass(data))?;
+        let polled = self.poll_checked(cx);
+        if let Poll::Ready(Some(Err(error))) = &polled {
+            self.entry.is_cut(error.kind());
         }
-        Poll::Ready(frame.map(Ok))
+        polled
     }
 
+    /// A body in chunks is at its end only when the end was looked at.
     fn is_end_stream(&self) -> bool {
-        self.inner.is_end_stream()
+        self.chunks.is_none() && self.inner.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
         self.inner.size_hint()
     }
+}
+
+impl Incoming {
+    fn poll_checked(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+        let this = self;
+        let Poll::Ready(frame) = Pin::new(&mut this.inner).poll_frame(cx) else {
+            return this.pace.poll_wait(cx).map(|()| Some(Err(io::ErrorKind::TimedOut.into())));
+        };
+        let Some(frame) = frame.transpose().map_err(io::Error::other)? else {
+            // Whatever the reader makes of a body that ends between two chunks: it is cut off.
+            let is_cut = this.chunks.take().is_some_and(|chunks| !chunks.is_over);
+            return Poll::Ready(is_cut.then(|| Err(wrong("the last chunk did not come"))));
+        };
+        let data = frame.data_ref().map_or(&[][..], |data| data);
+        this.pace.moved(data.len());
+        this.entry.received(data.len());
+        this.chunks.as_mut().map_or(Ok(()), |chunks| chunks.pass(data))?;
+        Poll::Ready(Some(Ok(frame)))
+    }
+}
+
+fn wrong(what: &'static str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, what)
 }
 
 /// Parses only the lengths of chunks (`LENGTH;chunk-signature=…`, CRLF, data, CRLF); the protocol verifies the
@@ -83,7 +90,6 @@ struct Chunks {
 
 impl Chunks {
     fn pass(&mut self, mut bytes: &[u8]) -> io::Result<()> {
-        let wrong = |what| io::Error::new(io::ErrorKind::InvalidData, what);
         while !bytes.is_empty() && !self.is_over {
             if self.data > 0 {
                 let skipped = self.data.min(bytes.len() as u64);

@@ -3,10 +3,12 @@
 
 mod body;
 mod guard;
+mod pace;
 mod patient;
 
 use crate::credentials::User;
 use crate::front::Front;
+use crate::limits::Connection;
 use crate::log::Entry;
 use crate::metrics::Metrics;
 use crate::s3::ADMITTED;
@@ -15,11 +17,12 @@ use http::{HeaderValue, Request, Response};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use pace::Patience;
 use parking_lot::{Mutex, RwLock};
 use patient::Patient;
 use rustls::ServerConfig;
-use s3s::S3Result;
 use s3s::service::S3Service;
+use s3s::{S3Result, s3_error};
 use std::collections::HashMap;
 use std::convert::Infallible;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -55,7 +58,7 @@ pub struct Door {
     admit: Option<Arc<dyn Admit>>,
     tls: Tls,
     metrics: Metrics,
-    idle: Duration,
+    patience: Patience,
     object_max: u64,
     with_keys: bool,
     region: String,
@@ -103,7 +106,7 @@ impl Door {
             admit,
             tls,
             metrics,
-            idle: Duration::from_secs(front.idle_seconds),
+            patience: Patience::new(front.idle_seconds, front.client_kib_per_second_min),
             object_max: front.object_max(),
             with_keys: front.log_keys,
             region: front.region.clone(),
@@ -154,7 +157,12 @@ impl Door {
         Some(Place { door: self.clone(), address, _permit: permit, _counted })
     }
 
-    async fn answer(self: Arc<Self>, request: Request<hyper::body::Incoming>, address: IpAddr) -> Response<Outgoing> {
+    async fn answer(
+        self: Arc<Self>,
+        request: Request<hyper::body::Incoming>,
+        address: IpAddr,
+        connection: Connection,
+    ) -> Response<Outgoing> {
         let number = self.requests.fetch_add(1, Ordering::Relaxed);
         let id = format!("{:08X}{number:08X}", self.start);
         let entry = Entry::new(id, address, request.method().clone(), self.with_keys, self.metrics.clone());
@@ -166,8 +174,9 @@ impl Door {
             Ok(user) => {
                 let hash = parts.headers.get("x-amz-content-sha256");
                 let is_chunked = hash.is_some_and(|hash| hash.as_bytes().starts_with(b"STREAMING-"));
-                let body = Incoming::new(body, entry.clone(), self.idle, is_chunked);
+                let body = Incoming::new(body, entry.clone(), self.patience, is_chunked);
                 parts.extensions.insert(entry.clone());
+                parts.extensions.insert(connection.clone());
                 let request = Request::from_parts(parts, s3s::Body::http_body_unsync(body));
                 let answered = match user {
                     Some(user) => ADMITTED.scope(user, self.service.call(request)).await,
@@ -177,6 +186,7 @@ impl Door {
             }
             Err(refused) => refused.to_http_response().map_err(Into::into),
         };
+        let answered = answered.and_then(|response| Ok(of_cut(&entry, &response).unwrap_or(Ok(response))?));
         let mut response = answered.unwrap_or_else(|error| {
             tracing::error!(%error, "an answer could not be made");
             let mut response = Response::new(s3s::Body::empty());
@@ -184,12 +194,17 @@ impl Door {
             response
         });
         entry.is_answered(response.status());
+        let is_busy = response.status() == http::StatusCode::SERVICE_UNAVAILABLE;
         let headers = response.headers_mut();
         headers.extend(HeaderValue::try_from(entry.id()).ok().map(|id| (REQUEST_ID, id)));
-        if asks && !entry.has_received() {
-            // The client waits for "100 Continue" and gets this answer instead. Botocore then takes its status for that
-            // of the next answer on the connection.
+        // A client that asks waits for "100 Continue" and gets this answer instead. Botocore then takes its status for
+        // that of the next answer on the connection.
+        let was_not_told = asks && !entry.has_received();
+        if was_not_told || connection.is_refused() {
             headers.insert(http::header::CONNECTION, HeaderValue::from_static("close"));
+        }
+        if is_busy {
+            headers.insert(http::header::RETRY_AFTER, RETRY_AFTER);
         }
         headers.insert(http::header::SERVER, HeaderValue::from_static("Lamassu"));
         response.map(|body| Outgoing::new(body, entry))
@@ -216,7 +231,19 @@ impl Door {
     }
 }
 
+/// Seconds after which a client may try again.
+const RETRY_AFTER: HeaderValue = HeaderValue::from_static("1");
 const REQUEST_ID: http::HeaderName = http::HeaderName::from_static("x-amz-request-id");
+
+/// The answer to a request whose document did not come whole. `s3s` would take the fault upon itself.
+fn of_cut(entry: &Entry, response: &Response<s3s::Body>) -> Option<S3Result<Response<s3s::Body>>> {
+    let by = entry.cut().filter(|_| response.status() == http::StatusCode::INTERNAL_SERVER_ERROR)?;
+    let error = match by {
+        std::io::ErrorKind::TimedOut => s3_error!(RequestTimeout, "nothing, or little, came for too long"),
+        _ => s3_error!(IncompleteBody, "the body is not whole"),
+    };
+    Some(error.to_http_response())
+}
 
 async fn connection(place: Place, stream: TcpStream, address: SocketAddr, stop: watch::Receiver<bool>) {
     let _ = stream.set_nodelay(true);
@@ -237,12 +264,13 @@ async fn speak(
 ) {
     let door = &place.door;
     let mut http = http1::Builder::new();
-    http.timer(TokioTimer::new()).header_read_timeout(door.idle).max_buf_size(HEADERS_MAX);
+    http.timer(TokioTimer::new()).header_read_timeout(door.patience.idle).max_buf_size(HEADERS_MAX);
+    let of_tenant = Connection::default();
     let answer = service_fn(|request| {
-        let door = door.clone();
-        async move { Ok::<_, Infallible>(door.answer(request, address.ip()).await) }
+        let (door, of_tenant) = (door.clone(), of_tenant.clone());
+        async move { Ok::<_, Infallible>(door.answer(request, address.ip(), of_tenant).await) }
     });
-    let connection = http.serve_connection(TokioIo::new(Patient::new(stream, door.idle)), answer);
+    let connection = http.serve_connection(TokioIo::new(Patient::new(stream, door.patience)), answer);
     let mut connection = std::pin::pin!(connection);
     let ended = tokio::select! {
         ended = connection.as_mut() => ended,

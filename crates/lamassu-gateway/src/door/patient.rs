@@ -1,37 +1,40 @@
-//! A stream that limits how long its peer may keep a write waiting.
+//! A stream that limits how long its peer may read nothing, or little.
 
+use super::pace::{Pace, Patience};
 use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
-use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::time::{Instant, Sleep};
 
 /// A stream with a limit on the time of one write.
 pub struct Patient<S> {
     inner: S,
-    idle: Duration,
-    timer: Pin<Box<Sleep>>,
-    is_waiting: bool,
+    pace: Pace,
 }
 
 impl<S> Patient<S> {
     /// Limits how long a write may wait.
-    pub fn new(inner: S, idle: Duration) -> Patient<S> {
-        Patient { inner, idle, timer: Box::pin(tokio::time::sleep(idle)), is_waiting: false }
+    pub fn new(inner: S, patience: Patience) -> Patient<S> {
+        Patient { inner, pace: Pace::new(patience) }
     }
 
-    fn bounded<T>(&mut self, cx: &mut Context<'_>, polled: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
-        if polled.is_ready() {
-            self.is_waiting = false;
-            return polled;
+    /// The result of a call that moves bytes.
+    fn bounded<T>(
+        &mut self,
+        cx: &mut Context<'_>,
+        polled: Poll<io::Result<T>>,
+        bytes: impl Fn(&T) -> usize,
+    ) -> Poll<io::Result<T>> {
+        match polled {
+            Poll::Ready(done) => {
+                self.pace.moved(done.as_ref().map_or(0, bytes));
+                Poll::Ready(done)
+            }
+            Poll::Pending => {
+                ready!(self.pace.poll_wait(cx));
+                Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
+            }
         }
-        if !self.is_waiting {
-            self.timer.as_mut().reset(Instant::now() + self.idle);
-            self.is_waiting = true;
-        }
-        ready!(self.timer.as_mut().poll(cx));
-        Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
     }
 }
 
@@ -44,7 +47,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Patient<S> {
 impl<S: AsyncWrite + Unpin> AsyncWrite for Patient<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         let polled = Pin::new(&mut self.inner).poll_write(cx, buf);
-        self.bounded(cx, polled)
+        self.bounded(cx, polled, |bytes| *bytes)
     }
 
     fn poll_write_vectored(
@@ -53,7 +56,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Patient<S> {
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let polled = Pin::new(&mut self.inner).poll_write_vectored(cx, bufs);
-        self.bounded(cx, polled)
+        self.bounded(cx, polled, |bytes| *bytes)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -62,11 +65,11 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Patient<S> {
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let polled = Pin::new(&mut self.inner).poll_flush(cx);
-        self.bounded(cx, polled)
+        self.bounded(cx, polled, |()| 0)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let polled = Pin::new(&mut self.inner).poll_shutdown(cx);
-        self.bounded(cx, polled)
+        self.bounded(cx, polled, |()| 0)
     }
 }

@@ -1,7 +1,7 @@
 //! Entries and open files of the vault, whose references and handles are released when they are dropped.
 
 use crate::limits::Turn;
-use crate::work;
+use crate::{memory, work};
 use lamassu_plain::PlainFs;
 use lamassu_vault::{
     Access, Attr, Entry, FileSystem, Forest, HandleId, Ino, Kind, Owner, ROOT, RenameMode, Result, SetXattr, VaultError,
@@ -32,6 +32,9 @@ pub trait Tree: FileSystem {
     fn namespace(&self) -> &'static str;
 }
 
+/// Entries of a directory whose reading takes enough memory, some 5 MiB, that it is given back.
+const LARGE: usize = 20_000;
+
 impl Tree for Forest {
     fn at(&self, path: &OsStr) -> Result<Entry> {
         self.resolve(path)
@@ -42,13 +45,19 @@ impl Tree for Forest {
     fn each_name(&self, dir: Ino, each: &mut dyn FnMut(&OsStr, Kind)) -> Result<()> {
         let _reading = work::reading(VaultError::Stale)?;
         let handle = self.open_dir(dir)?;
+        let mut count = 0;
         let listed = self.read_dir(handle, 0, &mut |entry, _| {
+            count += 1;
             if entry.name != "." && entry.name != ".." {
                 each(&entry.name, entry.kind);
             }
             true
         });
-        listed.and(self.release_dir(handle))
+        let listed = listed.and(self.release_dir(handle));
+        if count >= LARGE {
+            memory::give_back();
+        }
+        listed
     }
     fn namespace(&self) -> &'static str {
         "trusted."

@@ -1,8 +1,8 @@
 //! The configuration of an access proxy: one file.
 
 use crate::config::{
-    connections_max, connections_of_address_max, idle_seconds, listen, listing_mib_max, object_gib_max, region,
-    stop_seconds,
+    client_kib_per_second_min, connections_max, connections_of_address_max, idle_seconds, listen, listing_mib_max,
+    object_gib_max, region, stop_seconds,
 };
 use crate::front::Front;
 use crate::limits::Limits;
@@ -44,10 +44,12 @@ state = "/var/lib/lamassu/proxy"
 #log_keys = false
 
 # Concurrent connections, in all and of one address. How long a client may pause in the middle of a request or an
-# answer. How long requests may continue after SIGTERM.
+# answer. Its lowest rate: all its pauses together may take one such pause, and what its bytes take at this rate. How
+# long requests may continue after SIGTERM.
 #connections_max = 1024
 #connections_of_address_max = 256
 #idle_seconds = 30
+#client_kib_per_second_min = 1
 #stop_seconds = 20
 
 # The largest object in one request, GiB; memory for names of large directories between pages of listings, MiB.
@@ -67,7 +69,7 @@ bucket = "acme"
 key = "0000000000000000000000000000000000000000000000000000000000000000"
 published = "/srv/lamassu/published/acme"
 # Limits of the tenant, and of one user of it. A request takes up to 10 MiB of memory.
-#limits = { requests_at_once = 64, requests_of_user_at_once = 48, requests_per_second = 1000, mib_per_second = 10000 }
+#limits = { connections_at_once = 256, requests_at_once = 64, requests_of_user_at_once = 48, requests_per_second = 1000, mib_per_second = 10000 }
 "#;
 
 /// The whole configuration.
@@ -97,6 +99,8 @@ pub struct ProviderConfig {
     connections_of_address_max: usize,
     #[serde(default = "idle_seconds")]
     idle_seconds: u64,
+    #[serde(default = "client_kib_per_second_min")]
+    client_kib_per_second_min: u64,
     #[serde(default = "stop_seconds")]
     stop_seconds: u64,
     #[serde(default = "object_gib_max")]
@@ -216,6 +220,7 @@ impl ProviderConfig {
             connections_max: self.connections_max,
             connections_of_address_max: self.connections_of_address_max,
             idle_seconds: self.idle_seconds,
+            client_kib_per_second_min: self.client_kib_per_second_min,
             stop_seconds: self.stop_seconds,
             object_gib_max: self.object_gib_max,
             listing_mib_max: self.listing_mib_max,

@@ -2,17 +2,19 @@
 //! which knows the operation, the bucket and the key before a body is read. What else a request names is checked where
 //! it is known: the source of a copy, keys in a document, folders of a listing.
 
+use super::DOCUMENT_MAX;
 use crate::credentials::{Credentials, Right, User};
-use crate::limits::Turn;
+use crate::limits::{Connection, Exceeded, Turn};
 use crate::log::Entry;
+use crate::queue::{LARGE_MIN, Place, Queues};
 use crate::work::Work;
-use http::HeaderMap;
+use http::{HeaderMap, header};
 use lamassu_access::Action;
 use parking_lot::RwLock;
 use s3s::access::{S3Access, S3AccessContext};
 use s3s::auth::{S3Auth, SecretKey};
 use s3s::path::S3Path;
-use s3s::{S3Request, S3Result, s3_error};
+use s3s::{S3Error, S3Request, S3Result, s3_error};
 use std::sync::Arc;
 
 /// The credentials in force.
@@ -48,22 +50,32 @@ const OWN_ACLS: [&str; 3] = ["private", "bucket-owner-full-control", "bucket-own
 /// All objects have one storage class; the other name is an old one that clients still use.
 const CLASSES: [&str; 2] = ["STANDARD", "REDUCED_REDUNDANCY"];
 
+/// Operations whose bodies are contents of objects; those of others are documents.
+const STREAMED: [&str; 2] = ["PutObject", "UploadPart"];
+
 /// A request with a known user. The request counts while this, or work that it has begun, lives.
 #[derive(Clone)]
 pub struct Session {
     /// the user
     pub user: Arc<User>,
     turn: Arc<Turn>,
+    /// Where work waits for its turn.
+    queues: Option<Arc<Queues>>,
 }
 
 /// Checks each request before its body is read.
 #[derive(Clone)]
-pub struct Doorkeeper(pub Users);
+pub struct Doorkeeper {
+    /// who may come
+    pub users: Users,
+    /// where work waits for its turn; `None`: what takes time is elsewhere
+    pub queues: Option<Arc<Queues>>,
+}
 
 #[async_trait::async_trait]
 impl S3Auth for Doorkeeper {
     async fn get_secret_key(&self, access_key: &str) -> S3Result<SecretKey> {
-        match self.0.of(access_key) {
+        match self.users.of(access_key) {
             Some(user) => Ok(user.secret()),
             None => Err(s3_error!(InvalidAccessKeyId, "this gateway does not know the access key")),
         }
@@ -98,23 +110,35 @@ impl S3Access for Doorkeeper {
             S3Path::Bucket { bucket } => (Some(bucket.to_string()), None),
             S3Path::Object { bucket, key } => (Some(bucket.to_string()), Some(key.to_string())),
         };
-        let user = cx.credentials().and_then(|credentials| self.0.of(&credentials.access_key));
-        if let Some(entry) = cx.extensions_mut().get::<Entry>() {
+        let user = cx.credentials().and_then(|credentials| self.users.of(&credentials.access_key));
+        let entry = cx.extensions_mut().get::<Entry>().cloned();
+        if let Some(entry) = &entry {
             entry.is_of(user.as_ref(), &operation, bucket.as_deref(), key.as_deref());
         }
         let Some(user) = user else {
             return Err(s3_error!(AccessDenied, "a request is signed"));
         };
+        let limited = |exceeded| slow_down(exceeded, entry.as_ref());
+        if let Some(connection) = cx.extensions_mut().get::<Connection>() {
+            connection.belongs_to(&user.tenant).map_err(limited)?;
+        }
         refuse_unsupported(cx.headers())?;
-        let session = admitted(user, &operation, bucket, key).await?;
-        cx.extensions_mut().insert(session);
+        check_document(&operation, cx.headers())?;
+        let session = admitted(user, &operation, bucket, key, limited).await?;
+        cx.extensions_mut().insert(Session { queues: self.queues.clone(), ..session });
         Ok(())
     }
 }
 
 /// The session of a user's request. The evaluation of rules counts against the limits: it runs after the turn is taken,
 /// on a thread that may block.
-async fn admitted(user: Arc<User>, operation: &str, bucket: Option<String>, key: Option<String>) -> S3Result<Session> {
+async fn admitted(
+    user: Arc<User>,
+    operation: &str,
+    bucket: Option<String>,
+    key: Option<String>,
+    limited: impl Fn(Exceeded) -> S3Error,
+) -> S3Result<Session> {
     let is_allowed = match &bucket {
         Some(bucket) => user.may(right_of(operation), bucket),
         None => operation == "ListBuckets",
@@ -123,14 +147,41 @@ async fn admitted(user: Arc<User>, operation: &str, bucket: Option<String>, key:
         tell_refused(&user, operation, bucket.as_deref());
         return Err(refused());
     }
-    let Some(turn) = user.tenant.begin(&user.name) else {
-        return Err(s3_error!(SlowDown, "this user or its tenant has too many requests: try again"));
-    };
-    let session = Session { user, turn: Arc::new(turn) };
+    let turn = user.tenant.begin(&user.name).map_err(limited)?;
+    let session = Session { user, turn: Arc::new(turn), queues: None };
     if let (Some(bucket), Some(key)) = (&bucket, &key) {
         session.require(action_of(operation), operation, bucket, key).await?;
     }
     Ok(session)
+}
+
+/// The answer to a request that exceeds a limit of its tenant.
+fn slow_down(exceeded: Exceeded, entry: Option<&Entry>) -> S3Error {
+    if let Some(entry) = entry {
+        entry.exceeds(exceeded);
+    }
+    match exceeded {
+        Exceeded::Connections => s3_error!(SlowDown, "this tenant has too many connections: use fewer, and try again"),
+        Exceeded::Requests | Exceeded::RequestsOfUser | Exceeded::Rate => {
+            s3_error!(SlowDown, "this user or its tenant has too many requests: try again")
+        }
+    }
+}
+
+/// Refuses a document that is too large before any of it is read. `s3s` would read as much as it may have, and then
+/// blame itself.
+fn check_document(operation: &str, headers: &HeaderMap) -> S3Result<()> {
+    if STREAMED.contains(&operation) {
+        return Ok(());
+    }
+    match headers.get(header::CONTENT_LENGTH).map(|length| length.to_str().ok()?.parse::<u64>().ok()) {
+        Some(Some(length)) if length <= DOCUMENT_MAX as u64 => Ok(()),
+        Some(_) => Err(s3_error!(MaxMessageLengthExceeded, "a document has at most {} MiB", DOCUMENT_MAX >> 20)),
+        None if headers.contains_key(header::TRANSFER_ENCODING) => {
+            Err(s3_error!(MissingContentLength, "a document has a length"))
+        }
+        None => Ok(()),
+    }
 }
 
 /// Refuses requests for features that are not supported, instead of ignoring them.
@@ -183,6 +234,36 @@ impl Session {
     /// Runs work of this request on a thread that may block.
     pub fn spawn<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> Work<T> {
         crate::work::spawn(self.turn.clone(), work)
+    }
+
+    /// The same for work that takes a processor: it begins when it is the tenant's turn.
+    pub async fn in_turn<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> Work<T> {
+        let place = match &self.queues {
+            Some(queues) => Some(queues.pieces.place(&self.user.tenant).await),
+            None => None,
+        };
+        self.spawn_at(place, work)
+    }
+
+    /// The same for work that ends with a sync of so many bytes.
+    pub async fn in_turn_to_sync<T: Send + 'static>(
+        &self,
+        bytes: u64,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Work<T> {
+        let place = match &self.queues {
+            Some(queues) if bytes >= LARGE_MIN => Some(queues.syncs.place(&self.user.tenant).await),
+            Some(_) | None => None,
+        };
+        self.spawn_at(place, work)
+    }
+
+    fn spawn_at<T: Send + 'static>(&self, place: Option<Place>, work: impl FnOnce() -> T + Send + 'static) -> Work<T> {
+        self.spawn(move || {
+            let done = work();
+            drop(place);
+            done
+        })
     }
 
     /// Checks the right to a key, or to a folder.
@@ -259,6 +340,29 @@ mod tests {
         Arc::new(User::of_credential("holder".into(), tenant, key, Box::new(Of(judge, are_there.clone()))))
     }
 
+    fn unlimited(exceeded: Exceeded) -> S3Error {
+        panic!("{exceeded:?}")
+    }
+
+    #[test]
+    fn documents_are_small_and_have_a_length() {
+        let code = |operation: &str, name: header::HeaderName, value: &str| {
+            let headers = HeaderMap::from_iter([(name, value.parse().expect("a value"))]);
+            check_document(operation, &headers).err().map(|error| error.code().as_str().to_owned())
+        };
+        let max = DOCUMENT_MAX.to_string();
+        let larger = (DOCUMENT_MAX + 1).to_string();
+        for operation in ["DeleteObjects", "CompleteMultipartUpload", "PutObjectTagging", "CreateBucket", "unknown"] {
+            assert_eq!(code(operation, header::CONTENT_LENGTH, &max), None);
+            let refused = code(operation, header::CONTENT_LENGTH, &larger);
+            assert_eq!(refused.as_deref(), Some("MaxMessageLengthExceeded"), "{operation}");
+            let refused = code(operation, header::TRANSFER_ENCODING, "chunked");
+            assert_eq!(refused.as_deref(), Some("MissingContentLength"), "{operation}");
+            assert!(check_document(operation, &HeaderMap::new()).is_ok(), "it may have none");
+        }
+        assert!(STREAMED.iter().all(|operation| code(operation, header::CONTENT_LENGTH, &larger).is_none()));
+    }
+
     /// The rules end during a listing: an incomplete listing would look complete.
     #[tokio::test]
     async fn without_its_rules_a_request_is_to_be_sent_again() {
@@ -279,7 +383,7 @@ mod tests {
             published.fetch_and(!ends, Ordering::Relaxed);
             !ends && key != "x"
         });
-        let session = admitted(user, "ListObjectsV2", Some("acme".into()), None).await.expect("permitted");
+        let session = admitted(user, "ListObjectsV2", Some("acme".into()), None, unlimited).await.expect("permitted");
         let query = || Query { max: 10, ..Query::default() };
         let code = |error: s3s::S3Error| error.code().as_str().to_owned();
         assert_eq!(gateway.page(&session, "acme", query()).await.expect("lists").keys.len(), 2);
@@ -304,7 +408,7 @@ mod tests {
         let user = holder(limits, &are_there, judge);
         let get = |bucket: &str, key: &str| {
             let (user, bucket, key) = (user.clone(), bucket.to_owned(), key.to_owned());
-            async move { admitted(user, "GetObject", Some(bucket), Some(key)).await }
+            async move { admitted(user, "GetObject", Some(bucket), Some(key), |it| slow_down(it, None)).await }
         };
         let code = |done: S3Result<Session>| done.err().map(|error| error.code().as_str().to_owned());
         assert_eq!(code(get("other", "a").await).as_deref(), Some("AccessDenied"));

@@ -16,6 +16,7 @@ use s3s::{S3Error, S3ErrorCode, S3Result, s3_error};
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
+use tokio::task::{JoinError, JoinSet};
 
 /// Takes the content of an object, from its beginning to its end. Calls block.
 pub trait Sink: Send + Sync + 'static {
@@ -88,11 +89,12 @@ impl So {
 
     async fn write(self, session: &Session, sink: &Arc<impl Sink>, data: Bytes) -> S3Result<So> {
         let (mut digests, sink) = (self.done().await?, sink.clone());
-        Ok(So::Writing(session.spawn(move || {
+        let writing = session.in_turn(move || {
             sink.add(digests.size, &data)?;
             digests.update(&data);
             Ok(digests)
-        })))
+        });
+        Ok(So::Writing(writing.await))
     }
 }
 
@@ -161,7 +163,8 @@ struct Reading<C> {
     open: Arc<C>,
     session: Session,
     range: Range<u64>,
-    next: Option<Work<io::Result<Vec<u8>>>>,
+    /// Ends with this: it may wait for its turn still.
+    next: JoinSet<Result<io::Result<Vec<u8>>, JoinError>>,
 }
 
 impl<C: Content> Reading<C> {
@@ -171,17 +174,18 @@ impl<C: Content> Reading<C> {
         if len == 0 {
             return;
         }
-        let (open, at) = (self.open.clone(), self.range.start);
+        let (open, at, session) = (self.open.clone(), self.range.start, self.session.clone());
         self.range.start += len;
-        self.next = Some(self.session.spawn(move || {
+        let read = move || {
             let data = open.piece(at, len as usize)?;
             if data.len() as u64 == len { Ok(data) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
-        }));
+        };
+        self.next.spawn(async move { session.in_turn(read).await.await });
     }
 
     async fn piece(mut self) -> Option<(io::Result<Bytes>, Reading<C>)> {
-        let thread = self.next.take()?;
-        let read = thread.await.map_err(io::Error::other).and_then(|read| read);
+        let read = self.next.join_next().await?;
+        let read = read.flatten().map_err(io::Error::other).flatten();
         if let Err(error) = self.session.user.may_go_on() {
             tracing::warn!(user = %self.session.user.name, %error, "an answer is cut off");
             return Some((Err(io::ErrorKind::PermissionDenied.into()), self));
@@ -203,7 +207,7 @@ impl<C: Content> Reading<C> {
 
 /// A range of an open object as a body. The request counts until it is sent.
 pub fn send(session: Session, open: impl Content, range: Range<u64>) -> StreamingBlob {
-    let mut reading = Reading { open: Arc::new(open), session, range, next: None };
+    let mut reading = Reading { open: Arc::new(open), session, range, next: JoinSet::new() };
     reading.begin();
     StreamingBlob::wrap(stream::unfold(reading, Reading::piece))
 }

@@ -62,6 +62,7 @@ impl Store for Objects {
     type Staged = Staging;
     type StagedPart = Staged;
     type Content = Option<Open>;
+    const IS_HERE: bool = true;
 
     fn buckets(&self) -> S3Result<Vec<(String, Time)>> {
         Ok(Objects::buckets(self)?.into_iter().map(|(name, node)| (name, node.attr().mtime)).collect())

@@ -2,6 +2,7 @@
 
 use super::Gateway;
 use super::access::{NULL_VERSION, Session};
+use super::fault::lost;
 use super::given::{etag, timestamp};
 use super::store::{Rows, Store};
 use super::upload::listed_max;
@@ -97,7 +98,8 @@ impl<S: Store> Gateway<S> {
             // Without its rules the listing would omit folders, as if they did not exist.
             user.was_judged().map(|()| rows)
         };
-        self.blocking(session, listed).await
+        let store = self.store.clone();
+        session.in_turn(move || listed(&store)).await.await.map_err(lost)?
     }
 
     pub(super) async fn list_v2(

@@ -21,6 +21,7 @@ mod write;
 pub use access::{ADMITTED, Current, NULL_VERSION, Users};
 
 use crate::front::Front;
+use crate::queue::Queues;
 use access::{Doorkeeper, Session};
 use fault::lost;
 use s3s::config::{S3Config, StaticConfigProvider};
@@ -43,8 +44,9 @@ pub struct Gateway<S> {
 pub fn service<S: Store>(front: &Front, store: Arc<S>, users: Users) -> S3Service {
     let gateway = Gateway { store, region: front.region.clone() };
     let mut builder = S3ServiceBuilder::new(gateway);
-    builder.set_auth(Doorkeeper(users.clone()));
-    builder.set_access(Doorkeeper(users));
+    let keeper = Doorkeeper { users, queues: S::IS_HERE.then(|| Arc::new(Queues::default())) };
+    builder.set_auth(keeper.clone());
+    builder.set_access(keeper);
     if !front.domains.is_empty() {
         builder.set_host(host::Hosts(front.domains.clone()));
     }
@@ -64,6 +66,17 @@ impl<S: Store> Gateway<S> {
     ) -> S3Result<T> {
         let store = self.store.clone();
         session.spawn(move || call(&store)).await.map_err(lost)?
+    }
+
+    /// A call that ends with a sync of so many bytes.
+    async fn syncing<T: Send + 'static>(
+        &self,
+        session: &Session,
+        bytes: u64,
+        call: impl FnOnce(&Arc<S>) -> S3Result<T> + Send + 'static,
+    ) -> S3Result<T> {
+        let store = self.store.clone();
+        session.in_turn_to_sync(bytes, move || call(&store)).await.await.map_err(lost)?
     }
 }
 

@@ -55,6 +55,7 @@ impl Store for Remote {
     type Staged = Storing;
     type StagedPart = Storing;
     type Content = Open;
+    const IS_HERE: bool = false;
 
     fn buckets(&self) -> S3Result<Vec<(String, Time)>> {
         Ok(Remote::buckets(self)?.into_iter().map(|(name, made)| (name, time_of(&made))).collect())

@@ -23,6 +23,8 @@ pub trait Store: Send + Sync + 'static {
     type StagedPart: Sink;
     /// an object that is read
     type Content: Content;
+    /// whether what takes time is this machine's work, and not waiting for another one
+    const IS_HERE: bool;
 
     /// Buckets, with the times when they were made.
     fn buckets(&self) -> S3Result<Vec<(String, Time)>>;

@@ -67,7 +67,7 @@ impl<S: Store> Gateway<S> {
         compare(&received, &headers, trailers, input.content_md5.as_deref())?;
         let attrs = Attrs { etag: received.md5, checksums: received.sums, ..Attrs::default() };
         let staged = body::sole(staged)?;
-        let (attrs, _) = self.blocking(&session, move |store| store.place_part(&part, staged, attrs)).await?;
+        let (attrs, _) = self.syncing(&session, length, move |store| store.place_part(&part, staged, attrs)).await?;
         let mut output = UploadPartOutput { e_tag: Some(etag(&attrs)), ..Default::default() };
         put_sums!(output, &attrs.checksums);
         Ok(S3Response::new(output))

@@ -95,7 +95,7 @@ impl<S: Store> Gateway<S> {
         compare(&received, &headers, trailers, input.content_md5.as_deref())?;
         (attrs.etag, attrs.checksums) = (received.md5, received.sums);
         let staged = body::sole(staged)?;
-        let attrs = self.blocking(&session, move |store| store.place(&putting, staged, attrs)).await?;
+        let attrs = self.syncing(&session, length, move |store| store.place(&putting, staged, attrs)).await?;
         Ok(S3Response::new(put_output(&attrs)))
     }
 

@@ -2,7 +2,7 @@
 
 use crate::boto;
 use crate::lab::{Lab, PATIENCE, until};
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 
 fn connect(lab: &Lab) -> TcpStream {
@@ -93,8 +93,15 @@ fn what_is_too_large_is_refused() {
     assert!(ask("PUT", "/alice-big/k", b"", (1 << 30) + 1).contains("EntityTooLarge"));
     // Documents: of more than 4 MiB, and one whose entities would be of gigabytes.
     let document = format!("<Delete>{}</Delete>", "<Object><Key>k</Key></Object>".repeat(200_000));
-    let answer = ask("POST", "/alice-big?delete", document.as_bytes(), document.len());
-    assert!(!answer.contains(" 200 "), "{answer}");
+    // None of it needs to come.
+    for body in [document.as_bytes(), b""] {
+        let answer = ask("POST", "/alice-big?delete", body, document.len());
+        assert!(answer.contains(" 400 ") && answer.contains("MaxMessageLengthExceeded"), "{answer}");
+    }
+    let path = lab.presigned("POST", "/alice-big?delete");
+    let head = format!("POST {path} HTTP/1.1\r\nhost: 127.0.0.1:{}\r\nconnection: close\r\n", lab.port);
+    let answer = lab.ask((head + "transfer-encoding: chunked\r\n\r\n").as_bytes());
+    assert!(answer.contains(" 411 ") && answer.contains("MissingContentLength"), "{answer}");
     let bomb = "<!DOCTYPE d [<!ENTITY a \"aaaaaaaaaa\"><!ENTITY b \"&a;&a;&a;&a;&a;&a;&a;&a;&a;&a;\">\
         <!ENTITY c \"&b;&b;&b;&b;&b;&b;&b;&b;&b;&b;\">]><Delete><Object><Key>&c;</Key></Object></Delete>";
     let answer = ask("POST", "/alice-big?delete", bomb.as_bytes(), bomb.len());
@@ -170,4 +177,67 @@ fn one_tenant_has_its_limits_and_another_its_own() {
              if n % 20 == 0: bob.head_bucket(Bucket='bob-b')\n\
          assert slow > 0\ntime.sleep(1)\ns3.list_buckets()",
     );
+}
+
+/// Sends byte after byte until an answer comes or the connection is closed, which the gateway has to do by itself.
+fn drips(mut stream: TcpStream) -> String {
+    let begun = std::time::Instant::now();
+    stream.set_read_timeout(Some(std::time::Duration::from_millis(100))).expect("a time-out");
+    let mut answer = Vec::new();
+    loop {
+        assert!(begun.elapsed() < PATIENCE, "who drips is waited for");
+        // The gateway may have closed it.
+        let _ = stream.write_all(b"x");
+        let mut bytes = [0; 4096];
+        match stream.read(&mut bytes) {
+            Ok(0) => break,
+            Ok(len) => answer.extend_from_slice(&bytes[..len]),
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
+            Err(_) => break,
+        }
+    }
+    String::from_utf8_lossy(&answer).into_owned()
+}
+
+#[test]
+fn who_sends_a_byte_now_and_then_is_not_waited_for() {
+    let lab = Lab::new("idle_seconds = 1\n");
+    let mut head = connect(&lab);
+    head.write_all(b"GET / HTTP/1.1\r\nhost: x\r\nx-a: ").expect("writes");
+    assert!(!drips(head).contains(" 200 "));
+    // The head of a later request on a connection.
+    let mut later = connect(&lab);
+    later.write_all(b"GET / HTTP/1.1\r\nhost: x\r\n\r\nGET / HTTP/1.1\r\nx-a: ").expect("writes");
+    assert_eq!(drips(later).matches("HTTP/1.1 ").count(), 1);
+    if !boto::is_there() {
+        return;
+    }
+    lab.python("s3.create_bucket(Bucket='alice-drip')\ns3.put_object(Bucket='alice-drip', Key='k', Body=b'kept')");
+    for (method, path, said) in
+        [("PUT", "/alice-drip/k", "RequestTimeout"), ("POST", "/alice-drip?delete", "HTTP/1.1 400")]
+    {
+        let signed = lab.presigned(method, path);
+        let mut body = connect(&lab);
+        let head = format!("{method} {signed} HTTP/1.1\r\nhost: 127.0.0.1:{}\r\ncontent-length: 1000000\r\n", lab.port);
+        body.write_all((head + "connection: close\r\n\r\n").as_bytes()).expect("writes");
+        let answer = drips(body);
+        assert!(answer.contains(said), "{path}: {answer}");
+    }
+    // Who takes an answer in drops.
+    lab.python(&format!(
+        "import socket\ns3.put_object(Bucket='alice-drip', Key='large', Body=bytes(64 << 20))\n\
+         path = s3.generate_presigned_url('get_object', Params={{'Bucket': 'alice-drip', 'Key': 'large'}}).split(URL)[1]\n\
+         slow = socket.socket()\nslow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)\n\
+         slow.connect(('127.0.0.1', {}))\n\
+         slow.sendall(f'GET {{path}} HTTP/1.1\\r\\nhost: 127.0.0.1:{}\\r\\n\\r\\n'.encode())\n\
+         import re\n\
+         told = lambda: re.search('operation=\"GetObject\".* sent=([0-9]+)', open(os.path.expanduser('~/log')).read())\n\
+         for _ in range(6000):\n    \
+             slow.recv(256)\n    \
+             if told(): break\n    \
+             time.sleep(0.02)\n\
+         assert told() and int(told().group(1)) < 64 << 20, told()\n\
+         assert s3.get_object(Bucket='alice-drip', Key='k')['Body'].read() == b'kept'",
+        lab.port, lab.port
+    ));
 }

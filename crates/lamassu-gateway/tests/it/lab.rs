@@ -95,11 +95,17 @@ impl Lab {
     }
 
     pub fn without_gateway(lines: &str) -> Lab {
+        Lab::with_store(lines, |_| {})
+    }
+
+    /// The same; `prepare` may mount something where the vault will lie.
+    pub fn with_store(lines: &str, prepare: impl FnOnce(&Path)) -> Lab {
         let dir = tempfile::tempdir().expect("a directory");
         let path = |name: &str| dir.path().join(name);
         for name in ["state", "store"] {
             fs::create_dir(path(name)).expect("a directory");
         }
+        prepare(&path("store"));
         let port = free_port();
         let lab = Lab { dir, port, provider: None, gateway: None };
         let key = lab.dir.path().join("vault.key");

@@ -2,6 +2,7 @@
 
 mod boto;
 mod clients;
+mod copies;
 mod crash;
 mod doors;
 mod hostile;
@@ -11,3 +12,4 @@ mod operation;
 mod provider;
 mod providers;
 mod remote;
+mod tenants;

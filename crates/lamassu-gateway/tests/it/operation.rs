@@ -280,6 +280,15 @@ fn tls_and_buckets_named_as_hosts() {
              tls.put_object(Bucket='alice-' + style, Key='a/b', Body=b'x' * 3000000)\n    \
              assert tls.get_object(Bucket='alice-' + style, Key='a/b')['Body'].read() == b'x' * 3000000\n    \
              assert [item['Key'] for item in tls.list_objects_v2(Bucket='alice-' + style)['Contents']] == ['a/b']\n\
-         assert len(tls.list_buckets()['Buckets']) == 2"
+         assert len(tls.list_buckets()['Buckets']) == 2\n\
+         import hashlib, base64, io\n\
+         sent, body = [], os.urandom(3000000)\n\
+         tls.meta.events.register('before-send.s3', lambda request, **_: sent.append(request.headers))\n\
+         put = tls.put_object(Bucket='alice-path', Key='t', Body=io.BytesIO(body), ChecksumAlgorithm='SHA256')\n\
+         kind = sent[-1]['X-Amz-Content-SHA256']\n\
+         assert kind in ('STREAMING-UNSIGNED-PAYLOAD-TRAILER', b'STREAMING-UNSIGNED-PAYLOAD-TRAILER'), kind\n\
+         assert put['ChecksumSHA256'] == base64.b64encode(hashlib.sha256(body).digest()).decode()\n\
+         got = tls.get_object(Bucket='alice-path', Key='t', ChecksumMode='ENABLED')\n\
+         assert got['Body'].read() == body and got['ChecksumSHA256'] == put['ChecksumSHA256']"
     ));
 }

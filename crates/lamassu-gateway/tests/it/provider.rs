@@ -41,6 +41,8 @@ const PLAIN: [&str; 14] = [
 pub struct Provider {
     dir: tempfile::TempDir,
     port: u16,
+    /// of each tenant
+    limits: &'static str,
     proxy: Option<Child>,
 }
 
@@ -50,8 +52,12 @@ struct Issued {
 
 impl Provider {
     fn new(lines: &str) -> Provider {
+        Provider::with_limits(lines, "")
+    }
+
+    fn with_limits(lines: &str, limits: &'static str) -> Provider {
         let dir = tempfile::tempdir().expect("a directory");
-        let mut provider = Provider { dir, port: free_port(), proxy: None };
+        let mut provider = Provider { dir, port: free_port(), limits, proxy: None };
         for name in ["provider", "provider/published", "provider/published/acme", "provider/published/zeta", "tenants"]
         {
             fs::create_dir(provider.path(name)).expect("a directory");
@@ -82,8 +88,10 @@ impl Provider {
         let dir = self.dir.path().join("provider");
         let tenant = |bucket: &str, key: &str| {
             format!(
-                "[[tenant]]\nbucket = \"{bucket}\"\nkey = \"{key}\"\npublished = \"{}/published/{bucket}\"\n",
-                dir.display()
+                "[[tenant]]\nbucket = \"{bucket}\"\nkey = \"{key}\"\npublished = \"{}/published/{bucket}\"\n\
+                 limits = {{ {} }}\n",
+                dir.display(),
+                self.limits
             )
         };
         let text = format!(
@@ -480,6 +488,39 @@ fn what_has_begun_ends_with_its_credential() {
     let unchanged = format!("assert s3.get_object(Bucket='acme', Key='{key}')['Body'].read() == b'old'\n");
     provider.python(&other, &unchanged);
     assert!(provider.log().contains("an answer is cut off"));
+}
+
+#[test]
+fn connections_of_one_tenant_are_bounded() {
+    if !boto::is_there() {
+        return;
+    }
+    let provider = Provider::with_limits("", "connections_at_once = 3");
+    let key = provider.key("acme", "homestead/alice/x");
+    let (alice, other) = (provider.issue("acme", "alice", &[]), provider.issue("zeta", "alice", &[]));
+    let put = |bucket: &str, key: &str| {
+        format!("becomes('ok', 'ServiceUnavailable', s3.put_object, Bucket='{bucket}', Key='{key}', Body=b'x')\n")
+    };
+    provider.python(&alice, &put("acme", &key));
+    let head = format!(
+        "URL = s3.generate_presigned_url('get_object', Params={{'Bucket': 'acme', 'Key': '{key}'}})\n\
+         ADDRESS, MOST = '127.0.0.1:{0}', 3\nPATH = URL.split(ADDRESS)[1]\n",
+        provider.port
+    );
+    let go = provider.path("go");
+    let wait = format!("open({go:?}, 'w').close()\nwhile os.path.exists({go:?}): time.sleep(0.05)\n");
+    std::thread::scope(|threads| {
+        let client = threads.spawn(|| provider.python(&alice, &(head + crate::tenants::CONNECTIONS + &wait)));
+        until("all connections are there", || go.exists() || client.is_finished());
+        // Another tenant is served meanwhile.
+        provider.python(&other, &put("zeta", &provider.key("zeta", "homestead/alice/x")));
+        fs::remove_file(&go).expect("it waits for that");
+    });
+    let refused = "refused: no right to the bucket user=";
+    let stranger = format!("fails('AccessDenied', s3.get_object, Bucket='acme', Key='{key}')\n");
+    provider.python(&other, &stranger);
+    let is_told = |line: &str| line.contains(refused) && line.contains("tenant=\"zeta\"") && line.contains("\"acme\"");
+    assert!(provider.log().lines().any(is_told), "{}", provider.log());
 }
 
 #[test]

@@ -5,20 +5,10 @@ use serde_json::Value;
 use std::fs;
 use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
 
 fn alerts(lab: &Lab, more: &[&str]) -> Vec<Value> {
     let out = lab.serve(&[&["alerts", "list", "--json"], more].concat()).ok().out;
     out.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
-}
-
-#[track_caller]
-fn wait_for(what: &str, is_so: impl Fn() -> bool) {
-    let until = Instant::now() + PATIENCE;
-    while !is_so() {
-        assert!(Instant::now() < until, "{what}");
-        std::thread::sleep(Duration::from_millis(50));
-    }
 }
 
 /// A vault that two hosts may use, in which the store has put an older content of `f` back.

@@ -16,7 +16,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Whether etcd can be started here. `make setup` does not install it where a systemd would start it at once.
 fn is_there() -> bool {
@@ -294,14 +294,6 @@ fn run_replica(lab: &Lab, dir: &str) -> Child {
 
 fn replica_log(lab: &Lab) -> String {
     fs::read_to_string(lab.path("replica.log")).unwrap_or_default()
-}
-
-fn wait_for(what: &str, is_so: impl Fn() -> bool) {
-    let until = Instant::now() + PATIENCE;
-    while !is_so() {
-        assert!(Instant::now() < until, "{what}");
-        std::thread::sleep(Duration::from_millis(50));
-    }
 }
 
 /// Replicas and a member of etcd are killed while a host writes: what was acknowledged is there, and another host sees

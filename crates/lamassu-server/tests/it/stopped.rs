@@ -10,8 +10,8 @@ use std::time::Duration;
 const BLOCK: usize = 4096;
 const BLOCKS: u64 = 8;
 
-/// Reads are under way when the host's daemon is stopped. Meanwhile another host has the vault, and changes what is read.
-/// Its store is honest, so nothing is reported.
+/// Reads are under way when the host's daemon is stopped. Meanwhile another host has the vault, and changes what is
+/// read. Its store is honest, so nothing is reported.
 #[test]
 fn a_host_that_was_stopped_reports_nothing_of_what_others_wrote_meanwhile() {
     const ROUNDS: u64 = 3;

@@ -17,6 +17,15 @@ pub const TERM: u64 = 5;
 /// How long is waited for what a busy machine may take its time for: passed only by what is broken.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 
+#[track_caller]
+pub fn wait_for(what: &str, is_so: impl Fn() -> bool) {
+    let until = Instant::now() + PATIENCE;
+    while !is_so() {
+        assert!(Instant::now() < until, "{what}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
 pub struct Lab {
     pub dir: tempfile::TempDir,
     pub server: Option<Child>,

@@ -1,0 +1,235 @@
+//! Whose work is next. Pieces of contents and pages of listings take a processor. Some of them run at once, and the
+//! others wait, without a thread: tenants take turns, however much one of them asks for. Pieces cannot be interrupted,
+//! so no tenant has all places, also when it is alone: the next one to come finds a place at once.
+//!
+//! Syncs of large objects have places of their own: the store writes what is synced in no order of tenants, so what is
+//! under way there has to be little. Other work that waits for the store or a provider takes no place: it is bounded by
+//! the requests of its tenant.
+
+use crate::limits::Tenant;
+use parking_lot::Mutex;
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use tokio::sync::oneshot;
+
+/// Places for each processor. More than one: a piece may wait for the store.
+const OF_PROCESSOR: usize = 2;
+const PLACES_MIN: usize = 4;
+
+/// Syncs of large objects at once.
+const SYNCS: usize = 4;
+/// The size from which on one is large. Small ones are many, and the store syncs them together.
+pub const LARGE_MIN: u64 = 1 << 20;
+
+/// The places of a gateway.
+pub struct Queues {
+    /// for what takes a processor
+    pub pieces: Arc<Queue>,
+    /// for syncs of large objects
+    pub syncs: Arc<Queue>,
+}
+
+impl Default for Queues {
+    fn default() -> Queues {
+        Queues { pieces: Queue::of_processors(), syncs: Queue::new(SYNCS) }
+    }
+}
+
+/// Tells tenants apart: the address of one that lives as long as its place, or its wait for one.
+type Key = usize;
+
+fn key_of(tenant: &Arc<Tenant>) -> Key {
+    Arc::as_ptr(tenant) as Key
+}
+
+/// See the module's head.
+pub struct Queue {
+    state: Mutex<State>,
+    places: usize,
+    /// of one tenant
+    most: usize,
+}
+
+#[derive(Default)]
+struct State {
+    taken: usize,
+    of: HashMap<Key, usize>,
+    /// In the order of turns. None is empty. If there are free places, those who wait are at their most.
+    waiting: VecDeque<(Arc<Tenant>, VecDeque<oneshot::Sender<Place>>)>,
+}
+
+/// A place, until it is dropped.
+pub struct Place {
+    queue: Arc<Queue>,
+    /// `None`: it was given back.
+    tenant: Option<Arc<Tenant>>,
+}
+
+impl Queue {
+    /// With places for what this machine's processors do at once.
+    pub fn of_processors() -> Arc<Queue> {
+        let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        Queue::new((OF_PROCESSOR * processors).max(PLACES_MIN))
+    }
+
+    /// With as many places. One tenant has three of four.
+    pub fn new(places: usize) -> Arc<Queue> {
+        Arc::new(Queue { state: Mutex::default(), places, most: (places * 3 / 4).max(1) })
+    }
+
+    /// Waits for a place for a tenant's work.
+    pub async fn place(self: &Arc<Self>, tenant: &Arc<Tenant>) -> Place {
+        let turn = {
+            let state = &mut *self.state.lock();
+            if state.taken < self.places && state.has_less(key_of(tenant), self.most) {
+                state.take(key_of(tenant));
+                return self.of(tenant.clone());
+            }
+            let (tell, turn) = oneshot::channel();
+            match state.waiting.iter_mut().find(|(of, _)| Arc::ptr_eq(of, tenant)) {
+                Some((_, waiting)) => waiting.push_back(tell),
+                None => state.waiting.push_back((tenant.clone(), VecDeque::from([tell]))),
+            }
+            turn
+        };
+        // Nobody drops a sender without sending.
+        turn.await.unwrap_or_else(|_| {
+            self.state.lock().take(key_of(tenant));
+            self.of(tenant.clone())
+        })
+    }
+
+    fn of(self: &Arc<Self>, tenant: Arc<Tenant>) -> Place {
+        Place { queue: self.clone(), tenant: Some(tenant) }
+    }
+
+    /// Gives a place back, and to the first in turn who waits still.
+    fn give_back(self: &Arc<Self>, mut tenant: Arc<Tenant>) {
+        loop {
+            let next = {
+                let state = &mut *self.state.lock();
+                state.leave(key_of(&tenant));
+                state.next(self.most)
+            };
+            let Some((of, tell)) = next else { return };
+            match tell.send(self.of(of)).map_err(|mut place| place.tenant.take()) {
+                Err(Some(gone)) => tenant = gone,
+                Ok(()) | Err(None) => return,
+            }
+        }
+    }
+}
+
+impl State {
+    fn has_less(&self, key: Key, most: usize) -> bool {
+        self.of.get(&key).is_none_or(|taken| *taken < most)
+    }
+
+    fn take(&mut self, key: Key) {
+        self.taken += 1;
+        *self.of.entry(key).or_default() += 1;
+    }
+
+    fn leave(&mut self, key: Key) {
+        self.taken -= 1;
+        if let Some(taken) = self.of.get_mut(&key) {
+            *taken -= 1;
+            if *taken == 0 {
+                self.of.remove(&key);
+            }
+        }
+    }
+
+    /// The next who waits, for whom a place is taken. Its tenant is the last then.
+    fn next(&mut self, most: usize) -> Option<(Arc<Tenant>, oneshot::Sender<Place>)> {
+        let at = self.waiting.iter().position(|(tenant, _)| self.has_less(key_of(tenant), most))?;
+        let (tenant, mut waiting) = self.waiting.remove(at)?;
+        let tell = waiting.pop_front()?;
+        if !waiting.is_empty() {
+            self.waiting.push_back((tenant.clone(), waiting));
+        }
+        self.take(key_of(&tenant));
+        Some((tenant, tell))
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if let Some(tenant) = self.tenant.take() {
+            self.queue.give_back(tenant);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::limits::Limits;
+    use futures_util::FutureExt;
+    use std::pin::Pin;
+
+    fn tenant() -> Arc<Tenant> {
+        Arc::new(Tenant::new("t", Limits::default()))
+    }
+
+    /// One that waits for a place.
+    fn waits<'a>(queue: &'a Arc<Queue>, tenant: &'a Arc<Tenant>) -> Pin<Box<dyn Future<Output = Place> + 'a>> {
+        let mut waits = Box::pin(queue.place(tenant));
+        assert!(waits.as_mut().now_or_never().is_none(), "no place is free");
+        waits
+    }
+
+    fn has(waits: &mut Pin<Box<dyn Future<Output = Place> + '_>>) -> Option<Place> {
+        waits.as_mut().now_or_never()
+    }
+
+    #[test]
+    fn no_tenant_has_all_places() {
+        let (queue, one, other) = (Queue::new(4), tenant(), tenant());
+        let places: Vec<_> = (0..3).map(|_| queue.place(&one).now_or_never().expect("free")).collect();
+        let mut fourth = waits(&queue, &one);
+        let last = queue.place(&other).now_or_never().expect("kept for others");
+        let mut second = waits(&queue, &other);
+        drop(last);
+        let last = has(&mut second).expect("it is free again");
+        assert!(has(&mut fourth).is_none(), "it is not for who has the most");
+        drop(places);
+        let fourth = has(&mut fourth).expect("its own was given back");
+        drop((fourth, last));
+        let state = queue.state.lock();
+        assert!(state.taken == 0 && state.of.is_empty() && state.waiting.is_empty());
+    }
+
+    #[test]
+    fn tenants_take_turns_however_many_wait() {
+        let (queue, many, few) = (Queue::new(1), tenant(), tenant());
+        let mut place = queue.place(&many).now_or_never().expect("free");
+        let mut of_many: Vec<_> = (0..10).map(|_| waits(&queue, &many)).collect();
+        let mut of_few: Vec<_> = (0..3).map(|_| waits(&queue, &few)).collect();
+        let mut order = String::new();
+        while !(of_many.is_empty() && of_few.is_empty()) {
+            drop(place);
+            let next = of_many.first_mut().and_then(has).map(|next| (next, 'm'));
+            let (next, whose) = next.or_else(|| of_few.first_mut().and_then(has).map(|next| (next, 'f'))).expect("one");
+            drop(if whose == 'm' { of_many.remove(0) } else { of_few.remove(0) });
+            (place, order) = (next, order + &whose.to_string());
+        }
+        assert_eq!(order, "mfmfmfmmmmmmm");
+    }
+
+    #[test]
+    fn who_has_gone_takes_no_place() {
+        let (queue, one) = (Queue::new(1), tenant());
+        let place = queue.place(&one).now_or_never().expect("free");
+        let gone: Vec<_> = (0..10_000).map(|_| waits(&queue, &one)).collect();
+        let mut last = waits(&queue, &one);
+        drop(gone);
+        drop(place);
+        let place = has(&mut last).expect("it is the only one that waits");
+        // It is given to one that goes without looking.
+        let goes = waits(&queue, &one);
+        drop(place);
+        drop(goes);
+        assert!(queue.place(&one).now_or_never().is_some());
+    }
+}
