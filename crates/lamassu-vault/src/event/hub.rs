@@ -321,7 +321,7 @@ mod tests {
         std::thread::scope(|scope| {
             for part in 0..4 {
                 let events = events.of_vault(&[7; 16]);
-                scope.spawn(move || (0..500).for_each(|i| events.found(at(part * 500 + i))));
+                scope.spawn(move || (0..500).for_each(|i| assert!(events.found(at(part * 500 + i)))));
             }
         });
         events.of_vault(&[7; 16]).found(at(3));

@@ -69,5 +69,5 @@ pub fn tell_refusal(events: &Events, dir: &Path, found_by: FoundBy, error: &Erro
     match header_file::read::<VaultHeader>(&dir.join(name::HEADER)) {
         Ok(header) => events.of_vault(&header.id()).found(event),
         Err(_) => events.found(event),
-    }
+    };
 }
