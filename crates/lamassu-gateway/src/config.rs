@@ -93,7 +93,7 @@ key = "raw:file:/etc/lamassu/vault.key"
 #retries = 5
 #timeout_seconds = 60
 
-# Limits of each tenant. A request takes up to 10 MiB of memory, an upload to a provider up to 50 MiB.
+# Limits of each tenant. A request takes up to 10 MiB of memory, an upload to a provider up to 55 MiB.
 [limits]
 # Connections of its clients, whose requests were signed.
 #connections_at_once = 256

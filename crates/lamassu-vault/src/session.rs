@@ -363,6 +363,9 @@ impl Vault {
             None | Some(0) => shown_ranges(&interrupted),
             Some(more) => format!("{more} more before, {}", shown_ranges(&interrupted[more..])),
         };
+        if !self.events().is_new_line(&shown) {
+            return;
+        }
         tracing::warn!(
             sessions = shown,
             "this vault was not closed at the end of these sessions; what they left is completed file by file as it is \

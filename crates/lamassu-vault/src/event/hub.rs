@@ -185,6 +185,13 @@ impl Events {
         true
     }
 
+    /// Whether a line about the vault says something new: the same was not asked within ten minutes. A vault that hosts
+    /// take in turn is opened at each turn.
+    pub(crate) fn is_new_line(&self, line: &str) -> bool {
+        let same = self.shared.hash.hash_one((&self.vault, line));
+        self.shared.state.lock().known.is_new(same, Instant::now())
+    }
+
     /// What files report to. A file that was opened without a tag reports nothing: its caller does.
     pub(crate) fn reporter(&self) -> Reporter {
         let events = self.clone();
