@@ -266,9 +266,9 @@ mod tests {
         assert!(one.is_ok() && two.is_ok() && tenant.begin("b").err() == Some(Exceeded::Requests));
         drop(one);
         assert!(tenant.begin("a").is_ok());
-        let slow = Tenant::new("t", Limits { requests_per_second: 1, ..Limits::default() });
-        slow.requests.now.lock().1 = 0.0;
-        assert!(slow.requests.take(0.5) > Duration::ZERO);
+        let slow = Bucket::new(1e-3);
+        slow.now.lock().1 = 0.0;
+        assert!(slow.take(0.5) > Duration::ZERO);
     }
 
     #[test]

@@ -2,8 +2,8 @@
 //! both.
 
 use crate::front::Front;
-use crate::objects::{ObjectError, Objects};
 use crate::memory;
+use crate::objects::{ObjectError, Objects};
 use crate::remote::{Remote, RemoteError};
 use crate::s3::{self, Users};
 use crate::{Config, GatewayError, Result};

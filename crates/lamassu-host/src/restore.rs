@@ -6,6 +6,7 @@
 use crate::error::At;
 use crate::open::{backend, options};
 use crate::pins::Succession;
+use crate::rotation::settle_history;
 use crate::{Error, Policy, Result, hex};
 use lamassu_crypto::wrap::{equal, sha256};
 use lamassu_format::header::{Header, HeaderError, VaultHeader, ZoneFile};
@@ -282,7 +283,10 @@ impl Restore<'_> {
             }
             // Slots that were removed would exist again. While the present header is intact, only an administrator may
             // decide that.
-            Ok(present) => present.may_change(now)?,
+            Ok(present) => {
+                present.may_change(now)?;
+                settle_history(&present, now, self.dir);
+            }
             Err(Error::Key(error)) => (self.tell)(&Notice::DoesNotOpen(error)),
             Err(error) => return Err(error),
         }

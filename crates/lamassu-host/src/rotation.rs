@@ -40,6 +40,14 @@ pub fn rotate(
     Ok(Event::new(EventKind::Rotated).epoch(tier, *newest).detail("zone", hex(&file.id())))
 }
 
+/// Puts the history of the header in place into its place, if a change of the header was interrupted before that. A
+/// change to another file key would set it aside: then no key of the new header opens it.
+pub(crate) fn settle_history<H: Header>(keys: &Unlocked, header: &H, dir: &Path) {
+    if let Err(error) = keys.history(dir, header).and_then(|history| Ok(history.put_in_place()?)) {
+        tracing::warn!(%error, "the history of the present header is not in its place");
+    }
+}
+
 /// The epochs of a keychain, without keys.
 pub fn epochs(keychain: &Keychain) -> Epochs {
     let of = |tier| {
@@ -130,6 +138,7 @@ impl Alone {
         let label = old.as_ref().map_or_else(String::new, |s| s.label.clone());
         let cost = old.and_then(|s| s.argon2).unwrap_or(cost::FALLBACK);
         let new = NewSlot { material, cost, label: &label, created: unix_now() };
+        settle_history(keys, &self.header, &self.dir);
         let slot = keys.renew(&mut self.header, &new)?;
         let event =
             Event::new(EventKind::SlotChanged).slot(slot).detail("what", "a fresh file key; this slot is the only one");

@@ -73,11 +73,10 @@ pub fn after_fork() -> Result<()> {
     if READY_IN.get() != Some(&std::process::id()) {
         return told(Err(Failure::Forked));
     }
-    told(Opened::open(prepared).and_then(|opened| {
+    // First: if it fails, no vault is open.
+    let counted = METRICS_FILE.get().map_or(Ok(()), |file| METRICS.write_to(file.clone()));
+    told(counted.and_then(|()| Opened::open(prepared)).and_then(|opened| {
         *OPENED.write() = Some(opened);
-        if let Some(file) = METRICS_FILE.get() {
-            METRICS.write_to(file.clone())?;
-        }
         end::watch(commit)
     }))
 }

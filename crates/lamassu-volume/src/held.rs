@@ -80,7 +80,6 @@ impl Drop for Open {
     fn drop(&mut self) {
         // Data that a caller was promised to be durable is synced already. The vault keeps the rest, and retries until
         // it is closed.
-        // closed.
         let _ = self.node.fs.release(self.handle);
     }
 }

@@ -54,7 +54,11 @@ impl Volumes {
     fn swept_directory(&self) -> Result<Option<Held>> {
         let Some(directory) = self.directory()? else { return Ok(None) };
         for file in directory.names()?.iter().filter(|file| Name::is_staged(&file.to_string_lossy())) {
-            self.fs.unlink(directory.ino(), file)?;
+            match self.fs.unlink(directory.ino(), file) {
+                // Not made by this program, so it is in the way of nothing.
+                Err(VaultError::IsDirectory) => continue,
+                removed => removed?,
+            }
             self.fs.changed_beside_kernel(directory.ino(), file);
         }
         Ok(Some(directory))

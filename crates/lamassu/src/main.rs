@@ -7,6 +7,7 @@
 //! | `keys`, `opening`, `policy`, `open` | key options and unlocking; options about vaults; the policy; vaults as commands name them |
 //! | `mounts`, `served`, `control` | mounts of this machine; their daemons; requests to them by ioctl(2) |
 //! | `job` | long work, in a daemon or in this process |
+//! | `terminal` | the settings of the terminal, to be put back after a prompt |
 //! | `daemon`, `confine`, `private` | leaving the terminal; giving up rights; whether a vault's directory is private |
 //! | `signals` | SIGINT, SIGTERM, SIGHUP and SIGXFSZ |
 //! | `alert/` | the process that runs the command for integrity events |

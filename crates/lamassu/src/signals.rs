@@ -6,8 +6,8 @@
 
 use crate::exit::Code;
 use crate::output;
+use crate::terminal::Settings;
 use lamassu_host::Error as HostError;
-use rustix::termios::{OptionalActions, Termios, tcgetattr, tcsetattr};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 use signal_hook::iterator::Signals;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -36,7 +36,8 @@ static ON_SIGNAL: Mutex<OnSignal> = Mutex::new(OnSignal::Exit);
 /// Starts the thread that waits for signals. Not before a fork.
 pub fn start() {
     survive_file_size_limit();
-    let terminal = tcgetattr(std::io::stdin()).ok();
+    // Prompts use the terminal, whatever standard input is.
+    let terminal = Settings::now();
     let Ok(mut signals) = Signals::new([SIGINT, SIGTERM, SIGHUP]) else { return };
     let wait = move || {
         for _ in signals.forever() {
@@ -54,7 +55,7 @@ pub fn survive_file_size_limit() {
     let _ = signal_hook::flag::register(SIGXFSZ, Arc::default());
 }
 
-fn on_signal(terminal: Option<&Termios>) {
+fn on_signal(terminal: Option<&Settings>) {
     let mut on_signal = ON_SIGNAL.lock().unwrap_or_else(PoisonError::into_inner);
     let again = match &*on_signal {
         // Do not set the flag: the command would print the message a second time.
@@ -66,7 +67,7 @@ fn on_signal(terminal: Option<&Termios>) {
         OnSignal::Flag if !again => {}
         OnSignal::Flag | OnSignal::Exit => {
             if let Some(terminal) = terminal {
-                let _ = tcsetattr(std::io::stdin(), OptionalActions::Now, terminal);
+                terminal.put_back();
             }
             say_stopped();
             std::process::exit(Code::Interrupted.number().into());

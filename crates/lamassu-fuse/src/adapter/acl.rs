@@ -75,10 +75,14 @@ impl<F: FileSystem> Shared<F> {
     pub(super) fn set_xattr(&self, ino: Ino, name: &OsStr, value: &[u8], mode: SetXattr, caller: Caller) -> Result<()> {
         if name == ACCESS || name == DEFAULT {
             self.check_owner(ino, None, None, caller)?;
-        } else if name == CAPABILITY {
-            self.without_capability.lock().remove(&ino);
         }
-        self.fs.set_xattr(ino, name, value, mode)?;
+        let done = self.fs.set_xattr(ino, name, value, mode);
+        if name == CAPABILITY {
+            let mut without = self.without_capability.lock();
+            self.capabilities_set.fetch_add(1, Ordering::SeqCst);
+            without.remove(&ino);
+        }
+        done?;
         if name == ACCESS {
             let attr = self.fs.getattr(ino, None)?;
             if attr.mode & libc::S_ISGID != 0 && !caller.is_in_group(attr.gid) {

@@ -18,6 +18,7 @@ use std::ffi::OsStr;
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 thread_local! {
     /// One read buffer per request thread, kept between requests: clearing a fresh MiB for each would cost more than
@@ -311,12 +312,19 @@ impl<F: FileSystem> Shared<F> {
             return Ok(());
         }
         let name = OsStr::new(CAPABILITY);
+        let before = self.capabilities_set.load(Ordering::SeqCst);
         match self.fs.get_xattr(ino, name) {
             Ok(_) => self.fs.remove_xattr(ino, name)?,
             Err(VaultError::NoAttribute | VaultError::Unsupported) => {}
+            // The kernel cannot read it either, so it gives nothing.
+            Err(VaultError::Damaged { .. } | VaultError::Outdated { .. }) => return Ok(()),
             Err(error) => return Err(error),
         }
-        self.without_capability.lock().insert(ino, turn);
+        let mut without = self.without_capability.lock();
+        // Asynchronous writes are not kept apart from a change by the kernel's lock.
+        if self.capabilities_set.load(Ordering::SeqCst) == before {
+            without.insert(ino, turn);
+        }
         Ok(())
     }
 

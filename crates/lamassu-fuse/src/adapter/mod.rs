@@ -102,6 +102,8 @@ pub(crate) struct Shared<F> {
     descriptors: Descriptors,
     /// Files that are known to have no capabilities, and the number of the turn.
     without_capability: Mutex<HashMap<Ino, u64>>,
+    /// How often capabilities were set.
+    capabilities_set: AtomicU64,
     /// Handles of files that were opened without the page cache because their vault asked for that. The vault's setting
     /// may change while they are open; the handle stays direct.
     uncached: RwLock<HashSet<u64>>,
@@ -150,6 +152,7 @@ impl<F: FileSystem> Shared<F> {
             uses: Mutex::default(),
             descriptors: Descriptors::new(owner)?,
             without_capability: Mutex::default(),
+            capabilities_set: AtomicU64::new(0),
             uncached: RwLock::default(),
             notifier: OnceLock::new(),
             cache_writes: AtomicU64::new(0),

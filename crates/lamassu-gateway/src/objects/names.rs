@@ -4,7 +4,6 @@
 //! name on, as many as fit. Windows of large directories are kept for the next page, unless the directory has changed.
 //! Reading a window means reading the whole directory. So a new window ends where a kept one begins, and kept windows
 //! cover more and more of the directory, in any order of pages.
-//! are kept cover more and more of the directory, whatever pages are asked for.
 
 use super::key;
 use super::node::Node;

@@ -304,6 +304,39 @@ fn a_renewed_header_that_was_cut_off_opens_with_its_history() {
     }
 }
 
+/// A second renewal, after one that was cut off before its history was in place, and cut off in turn: the header in
+/// place still has its history.
+#[test]
+fn a_second_renewal_loses_no_history_of_the_first() {
+    let dir = tempfile::tempdir().unwrap();
+    let (vault, policy) = anchored(dir.path());
+    let header_file = vault.join(name::HEADER);
+    let renewed = |at, opened: &Material, by: u8| {
+        let material = Material::new(lamassu_keys::SlotKind::Raw, lamassu_crypto::SecretBytes::new(vec![by; 32]));
+        let material = material.unwrap();
+        let cost = lamassu_keys::cost::FALLBACK;
+        let slot = lamassu_keys::NewSlot { material: &material, cost, label: "", created: 1 };
+        let cut_off: Arc<dyn Witness> = Arc::new(CutOffAt { anchors: policy.anchors.clone(), at, dir: vault.clone() });
+        let update = Update::begin(&header_file, &cut_off).unwrap();
+        let mut header: VaultHeader = update.read().unwrap();
+        let mut keys = unlock(&header, opened).unwrap();
+        crate::rotation::settle_history(&keys, &header, &vault);
+        keys.renew(&mut header, &slot).unwrap();
+        assert!(update.record(&mut header, &keys, &[Event::new(EventKind::SlotChanged)]).is_err());
+        material
+    };
+    let first = renewed(Cut::Renamed, &key(), 9);
+    fs::rename(vault.join("kept"), &header_file).unwrap();
+    renewed(Cut::Announced, &first, 10);
+    let policy = Policy::default().anchored_by(Anchors::within(Some(dir.path().join("state"))));
+    let found = Found::at(&policy, &vault).unwrap();
+    let keys = unlock(&found.header, &first).unwrap();
+    let report = keys.history(&vault, &found.header).unwrap().read().unwrap();
+    assert_eq!((report.fault, report.entries.len()), (None, 2));
+    let anchor = policy.anchors.open(&found.header.id(), Access::Read).unwrap();
+    check(&anchor, Access::Read, &found.header, &keys, &vault).unwrap();
+}
+
 /// A change that another process's use of the anchor forbids leaves no entry.
 #[test]
 fn what_the_anchor_refuses_is_not_in_the_history() {

@@ -19,7 +19,6 @@ mod steps;
 
 pub use error::FileError;
 
-use crate::KeyError;
 use crate::witness::{self, Basis, Replacement, Replacing, Taken, ToReplace, Witness};
 use error::{reading, writing};
 use lamassu_crypto::wrap;
@@ -102,7 +101,7 @@ fn read_once(path: &Path) -> Result<(File, Vec<u8>), FileError> {
 /// A history that begins with a header, and takes its place when the header is in place.
 pub(crate) trait Begun: Send + Sync + std::fmt::Debug {
     /// Puts it there, durably.
-    fn put_in_place(&self) -> Result<(), KeyError>;
+    fn put_in_place(&self) -> Result<(), Box<dyn std::error::Error + Send + Sync>>;
 }
 
 /// An exclusive right to replace one header file: its update lock. Dropped without a commit, it changes nothing.
@@ -114,7 +113,9 @@ pub struct Update {
     /// this update made the new file, or has begun to fill it: nobody else uses it
     is_ours: bool,
     /// digest of what was written to it
-    written: [u8; 32],
+    written: Option<[u8; 32]>,
+    /// what an earlier program has left in it is erased: see [`Update::erase_new`]
+    erases_left: bool,
     committed: bool,
     /// of the new header
     id: [u8; 16],
@@ -169,7 +170,8 @@ impl Update {
                         new_path,
                         new_file,
                         is_ours,
-                        written: [0; 32],
+                        written: None,
+                        erases_left: false,
                         committed,
                         id,
                         witness,
@@ -371,7 +373,17 @@ impl Update {
     /// Erases what an earlier program has left in the new file's place, when the update is dropped. Only for whoever
     /// has the right to write to the vault: another host's lock on that file may not reach this one.
     pub(crate) fn erase_new(&mut self) {
-        self.is_ours = true;
+        self.erases_left = true;
+    }
+
+    /// Whether what is in the new file may be erased: this update made it, and still has the right to write to the
+    /// store. Where locks do not reach other hosts, one of them may use the same file.
+    fn may_erase(&self) -> bool {
+        let is_content_ours = || match self.written {
+            Some(written) => self.found_new().is_ok_and(|found| found == written),
+            None => self.new_file.metadata().is_ok_and(|there| there.len() == 0),
+        };
+        !self.committed && self.go_on().is_ok() && (self.erases_left || (self.is_ours && is_content_ours()))
     }
 
     fn put<H: Header>(
@@ -413,8 +425,13 @@ impl Steps for Update {
     }
 
     fn write(&mut self, bytes: &[u8]) -> Result<(), FileError> {
-        self.written = wrap::sha256(bytes);
-        (&self.new_file).write_all(bytes).map_err(writing("write", &self.new_path))
+        if let Err(error) = (&self.new_file).write_all(bytes) {
+            // A part of it.
+            self.erases_left = true;
+            return Err(writing("write", &self.new_path)(error));
+        }
+        self.written = Some(wrap::sha256(bytes));
+        Ok(())
     }
 
     fn sync(&mut self) -> Result<(), FileError> {
@@ -438,7 +455,7 @@ impl Steps for Update {
     fn rename(&mut self) -> Result<(), FileError> {
         self.go_on()?;
         // Where locks do not reach other hosts, one of them may have written to this file.
-        if self.found_new().map_err(reading("read", &self.new_path))? != self.written {
+        if Some(self.found_new().map_err(reading("read", &self.new_path))?) != self.written {
             return Err(FileError::Busy { path: shown(&self.path) });
         }
         std::fs::rename(&self.new_path, &self.path).map_err(writing("rename", &self.new_path))?;
@@ -497,9 +514,7 @@ pub fn write_new(path: &Path, bytes: &[u8]) -> Result<(), FileError> {
 
 impl Drop for Update {
     fn drop(&mut self) {
-        // Not what it was renamed to, nor what this update only found: where locks do not reach other hosts, the file
-        // may be another update's.
-        if self.is_ours && !self.committed && is_same(&self.new_file, &self.new_path).unwrap_or(false) {
+        if self.may_erase() {
             // After a failure here, the next update handles what is left.
             let _ = erase::overwrite(&self.new_file);
             let _ = std::fs::remove_file(&self.new_path);

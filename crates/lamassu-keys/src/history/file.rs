@@ -216,16 +216,25 @@ impl History {
         if self.begun()?.is_some() {
             return Err(HistoryError::Busy { path: shown(&self.path) }.into());
         }
-        let (path, kept) = (self.begun_path(), self.name_to_keep_under()?);
-        match std::fs::remove_file(&path) {
-            Err(e) if e.kind() == io::ErrorKind::NotFound => {}
-            removed => removed.map_err(self.failed("begin"))?,
+        // Whatever is there: it may be the history of a header whose key this program has not.
+        let path = self.begun_path();
+        if path.symlink_metadata().is_ok() {
+            let aside = path.with_file_name(self.name_to_keep_under()?);
+            std::fs::rename(&path, aside).map_err(self.failed("set aside"))?;
         }
+        let kept = self.name_to_keep_under()?;
         let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32;
         let mut options = OpenOptions::new();
         let file = options.read(true).write(true).create_new(true).mode(0o600).custom_flags(flags).open(&path);
         let file = file.map_err(self.failed("begin"))?;
-        file.try_lock().map_err(|error| self.failed("lock")(error.into()))?;
+        // A reader may have found it already.
+        let deadline = Instant::now() + PATIENCE;
+        while let Err(error) = file.try_lock() {
+            match error {
+                TryLockError::WouldBlock if Instant::now() < deadline => std::thread::sleep(POLL),
+                error => return Err(self.failed("lock")(error.into()).into()),
+            }
+        }
         self.mark = None;
         let events = self.restarted(fault, Some(&kept), events);
         self.extend(&file, &Scanned { link: Link::START, len: 0, end: End::Clean, fault: None }, &events)
@@ -236,8 +245,11 @@ impl History {
     ///
     /// # Errors
     /// As [`History::read`].
-    pub(crate) fn put_in_place(&self) -> Result<(), HistoryError> {
-        self.open_and_scan().map(drop)
+    pub fn put_in_place(&self) -> Result<(), HistoryError> {
+        match self.begun_path().symlink_metadata() {
+            Ok(_) => self.open_and_scan().map(drop),
+            Err(_) => Ok(()),
+        }
     }
 
     fn begun_path(&self) -> PathBuf {
@@ -271,11 +283,16 @@ impl History {
 
     /// Opens the history for reading; `None`: there is none.
     fn find(&self) -> Result<Option<File>, HistoryError> {
-        let Some(begun) = self.begun()? else { return self.open(false) };
-        match self.open(false) {
-            Ok(Some(file)) if self.scan(&file, drop)?.fault.is_none() => Ok(Some(file)),
-            Ok(_) | Err(HistoryError::NotAFile { .. }) => Ok(Some(begun)),
-            Err(error) => Err(error),
+        let there = match self.open(false) {
+            there if self.begun_path().symlink_metadata().is_err() => return there,
+            Ok(Some(file)) if self.scan(&file, drop)?.fault.is_none() => return Ok(Some(file)),
+            Err(error @ (HistoryError::Busy { .. } | HistoryError::Io { .. })) => return Err(error),
+            there => there,
+        };
+        // What is there stays locked meanwhile: the same order as of those who append.
+        match self.begun()? {
+            Some(begun) => Ok(Some(begun)),
+            None => there,
         }
     }
 

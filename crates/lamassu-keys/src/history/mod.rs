@@ -46,7 +46,7 @@ impl Unlocked {
 }
 
 impl Begun for History {
-    fn put_in_place(&self) -> Result<(), KeyError> {
+    fn put_in_place(&self) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
         Ok(History::put_in_place(self)?)
     }
 }

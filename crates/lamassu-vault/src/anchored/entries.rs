@@ -45,8 +45,8 @@ impl Vault {
             EntryVerdict::Unrecorded => {
                 // A removed entry stays in the store for a moment.
                 let is_new = anchored.anchor.may_make(&place) && anchored.tell(place);
-                if is_new {
-                    self.tell(self.unrecorded_event(path()));
+                if is_new && !self.tell(self.unrecorded_event(path())) {
+                    anchored.told.lock().remove(&place);
                 }
                 Ok(None)
             }

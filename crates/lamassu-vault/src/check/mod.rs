@@ -106,7 +106,7 @@ impl<'a> Checker<'a> {
 
     fn problem(&mut self, event: Option<IntegrityEvent>, problem: Problem) {
         self.progress.problem(&problem);
-        event.into_iter().for_each(|event| self.vault.tell(event.by(FoundBy::Check)));
+        event.into_iter().for_each(|event| _ = self.vault.tell(event.by(FoundBy::Check)));
         self.report.add(problem);
     }
 

@@ -269,9 +269,9 @@ impl Vault {
         &self.options.events
     }
 
-    /// Reports an event.
-    pub(crate) fn tell(&self, event: IntegrityEvent) {
-        self.options.events.found(event);
+    /// Reports an event. False: it was dropped ([`Events::found`]).
+    pub(crate) fn tell(&self, event: IntegrityEvent) -> bool {
+        self.options.events.found(event)
     }
 
     /// Reports an event about a node.

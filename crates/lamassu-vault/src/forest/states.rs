@@ -9,7 +9,7 @@ use lamassu_format::header::VaultHeader;
 use lamassu_format::root::RootRecord;
 use lamassu_store::Backend;
 use parking_lot::{Mutex, MutexGuard, RwLock};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
 use std::sync::Arc;
@@ -318,7 +318,7 @@ impl Forest {
         let by_request: Vec<Number> =
             self.at_or_below(number).iter().filter(|s| s.state() == State::Unloaded).map(|s| s.number).collect();
         let mut done = Ok(());
-        let mut any = false;
+        let (mut any, mut closed_here) = (false, HashSet::new());
         let slots = loop {
             let slots = self.at_or_below(number);
             // After this no opening is under way, and none begins.
@@ -326,15 +326,19 @@ impl Forest {
                 let _opening = slot.opening.lock();
                 if slot.loaded().is_none() {
                     *slot.inside.write() = Inside::Unloaded;
-                    self.opener.unloading(slot.number);
+                    // Keys of an opening that failed may be kept, too.
+                    if closed_here.insert(slot.number) {
+                        self.opener.unloading(slot.number);
+                    }
                 }
             }
             let loaded: Vec<_> = slots.iter().filter_map(|s| Some((s, s.loaded()?))).collect();
             if loaded.is_empty() {
                 break slots;
             }
-            any = true;
             for (slot, vault) in loaded {
+                any = true;
+                closed_here.insert(slot.number);
                 let closed = self.unload_one(slot, vault);
                 done = done.and(closed);
             }

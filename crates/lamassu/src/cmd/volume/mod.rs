@@ -216,9 +216,9 @@ fn goes_on() -> bool {
 
 /// Opens a vault for writing, and closes it.
 fn changed<T>(ui: &Ui, vault: &VaultArg, change: impl FnOnce(&Volumes) -> Result<T>) -> Result<T> {
+    let forest = open::forest(ui, &vault.dir, &vault.key, false)?;
     // A copy looks at the flag between its pieces, and takes away what it has made. What is short is done.
     signals::flag_only();
-    let forest = open::forest(ui, &vault.dir, &vault.key, false)?;
     let done = change(&Volumes::of(&forest)).with_context(|| format!("vault {}", vault.dir.display()));
     let closed = forest.close();
     let done = done?;
