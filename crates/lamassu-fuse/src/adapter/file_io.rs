@@ -272,7 +272,7 @@ impl<F: FileSystem> Shared<F> {
         }
         // For every caller: unlike the bits, capabilities are cleared for root too.
         if direct {
-            self.drop_capability(ino)?;
+            self.drop_capability(ino, handle)?;
         }
         // If other hosts write too, the kernel does not know where a file ends.
         let appends = direct && open_flags.0 & libc::O_APPEND != 0 && self.fs.turns().is_some();
@@ -306,18 +306,23 @@ impl<F: FileSystem> Shared<F> {
     ///
     /// The file is known to have none until one is set through this mount ([`Shared::set_xattr`]; the kernel's lock of
     /// the inode keeps the two apart), or in another host's turn.
-    fn drop_capability(&self, ino: Ino) -> Result<()> {
+    fn drop_capability(&self, ino: Ino, handle: HandleId) -> Result<()> {
         let turn = self.fs.turns().map_or(0, |turns| turns.number());
         if self.without_capability.lock().get(&ino) == Some(&turn) {
             return Ok(());
         }
         let name = OsStr::new(CAPABILITY);
         let before = self.capabilities_set.load(Ordering::SeqCst);
-        match self.fs.get_xattr(ino, name) {
+        let found = match self.fs.get_xattr(ino, name) {
+            // Another host may have given it the only name that it has. The handle opens it in this turn.
+            Err(VaultError::Stale) => self.fs.getattr(ino, Some(handle)).and_then(|_| self.fs.get_xattr(ino, name)),
+            found => found,
+        };
+        match found {
             Ok(_) => self.fs.remove_xattr(ino, name)?,
             Err(VaultError::NoAttribute | VaultError::Unsupported) => {}
-            // The kernel cannot read it either, so it gives nothing.
-            Err(VaultError::Damaged { .. } | VaultError::Outdated { .. }) => return Ok(()),
+            // The kernel cannot read it either, so it gives nothing. Of a file that is gone, the write tells.
+            Err(VaultError::Damaged { .. } | VaultError::Outdated { .. } | VaultError::Stale) => return Ok(()),
             Err(error) => return Err(error),
         }
         let mut without = self.without_capability.lock();
