@@ -29,7 +29,7 @@ SERVED_SECONDS_MAX = 60
 
 
 def run_all(bench):
-    seconds, listed, samples = bench.size(20, 3), bench.size(1000, 100), []
+    seconds, listed, samples = bench.size(20, 1), bench.size(1000, 50), []
     with Undo() as undo:
         work = pathlib.Path(tempfile.mkdtemp(prefix="tenants-", dir=bench.work))
         undo.callback(shutil.rmtree, work, ignore_errors=True)

@@ -7,6 +7,7 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, chown};
 use std::path::Path;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 const ANN: u32 = 1234;
 const BEN: u32 = 1235;
@@ -93,7 +94,7 @@ fn a_private_file_that_another_host_has_just_made_is_not_opened() {
 /// kernel looked.
 #[test]
 fn an_entry_of_a_sticky_directory_that_has_become_another_users_stays() {
-    const ROUNDS: usize = 25;
+    const ROUNDS: usize = 15;
     let lab = Lab::new();
     let Some([a, b, c]) = shared(&lab) else { return };
     let is_done = AtomicBool::new(false);
@@ -106,14 +107,15 @@ fn an_entry_of_a_sticky_directory_that_has_become_another_users_stays() {
                     let mut n = 0;
                     while !is_done.load(Ordering::SeqCst) {
                         n += 1;
-                        let _ = File::options().write(true).create_new(true).mode(0o600).open(host.file(name));
-                        match n % 2 {
-                            0 => _ = fs::remove_file(host.file(name)),
-                            _ => {
-                                let made = File::create(host.file(mine));
-                                _ = made.and_then(|_| fs::rename(host.file(mine), host.file(name)));
-                            }
+                        if n % 2 == 0 {
+                            let _ = File::options().write(true).create_new(true).mode(0o600).open(host.file(name));
+                        } else {
+                            let made = File::create(host.file(mine));
+                            let _ = made.and_then(|_| fs::rename(host.file(mine), host.file(name)));
                         }
+                        let _ = fs::remove_file(host.file(name));
+                        // The name is free for a while.
+                        std::thread::sleep(Duration::from_millis(40));
                     }
                 });
             });
@@ -128,7 +130,7 @@ fn an_entry_of_a_sticky_directory_that_has_become_another_users_stays() {
                 };
                 let number = file.metadata().unwrap().ino();
                 file.write_all(b"of ben").and_then(|()| file.sync_all()).unwrap();
-                std::thread::sleep(std::time::Duration::from_millis(30));
+                std::thread::sleep(Duration::from_millis(30));
                 match fs::metadata(&path) {
                     Ok(there) if (there.uid(), there.ino()) == (BEN, number) => kept += 1,
                     other => lost.push(other.map(|there| there.uid())),
