@@ -18,13 +18,14 @@ use crate::digests::digest_of_text;
 use crate::error::{io, is_not_found};
 use crate::event::{Events, IntegrityKind};
 use crate::record::{ROOT, RecordFault, read_text, write_text};
+use crate::stored::keeping_times;
 use lamassu_anchor::row::Sealed;
 use lamassu_anchor::{Anchor, Digest, Mark};
 use lamassu_crypto::KeyRing;
 use lamassu_format::name::{ROOT_RECORD, ROOT_RECORD_NEW};
 use lamassu_format::root::{MODE_BITS, RootRecord, RootRecordError};
 use lamassu_store::BackendDir;
-use lamassu_store::backend::{RenameMode, SetTime, Stat};
+use lamassu_store::backend::{RenameMode, Stat};
 use parking_lot::Mutex;
 use rustix::process::{getegid, geteuid};
 use std::collections::HashSet;
@@ -312,12 +313,13 @@ fn write(dir: &dyn BackendDir, ring: &KeyRing, record: RootRecord) -> stdio::Res
 }
 
 fn write_sealed(dir: &dyn BackendDir, text: &str) -> stdio::Result<()> {
-    let (st, new) = (dir.stat()?, OsStr::new(ROOT_RECORD_NEW));
-    match dir.unlink(new) {
-        Err(e) if !is_not_found(&e) => return Err(e),
-        Ok(()) | Err(_) => {}
-    }
-    write_text(dir, new, text)?;
-    dir.rename(new, dir, OsStr::new(ROOT_RECORD), RenameMode::Replace)?;
-    dir.set_times(SetTime::At(st.atime), SetTime::At(st.mtime))
+    let new = OsStr::new(ROOT_RECORD_NEW);
+    keeping_times(dir, || {
+        match dir.unlink(new) {
+            Err(e) if !is_not_found(&e) => return Err(e),
+            Ok(()) | Err(_) => {}
+        }
+        write_text(dir, new, text)?;
+        dir.rename(new, dir, OsStr::new(ROOT_RECORD), RenameMode::Replace)
+    })
 }

@@ -1,13 +1,33 @@
 //! Steps on entries of the store that know nothing of a vault: what lies in a directory, moves that replace nothing.
 
-use crate::RenameMode;
 use crate::error::{is_not_found, is_unsupported};
+use crate::{RenameMode, SetTime};
 use lamassu_format::name::{COMPANION_PREFIX, DIR_RECORD, LINK_PREFIX};
 use lamassu_store::BackendDir;
+use parking_lot::Mutex;
 use std::ffi::{OsStr, OsString};
 use std::io as stdio;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
+
+/// Held while the times of a vault's root are set, or kept over a change of an internal entry: a caller's times must
+/// not be replaced by those of before, nor those of the change be kept.
+static ROOT_TIMES: Mutex<()> = Mutex::new(());
+
+/// Changes internal entries of a vault's root. Users see the root's times, which such a change must not touch.
+pub(crate) fn keeping_times<T>(root: &dyn BackendDir, change: impl FnOnce() -> stdio::Result<T>) -> stdio::Result<T> {
+    let _alone = ROOT_TIMES.lock();
+    let st = root.stat()?;
+    let done = change()?;
+    root.set_times(SetTime::At(st.atime), SetTime::At(st.mtime))?;
+    Ok(done)
+}
+
+/// Sets the times of a vault's root.
+pub(crate) fn set_root_times(root: &dyn BackendDir, atime: SetTime, mtime: SetTime) -> stdio::Result<()> {
+    let _alone = ROOT_TIMES.lock();
+    root.set_times(atime, mtime)
+}
 
 /// Permissions of a directory for this process alone.
 pub(crate) const PRIVATE: u32 = 0o700;

@@ -6,7 +6,7 @@ use crate::error::{errno, io, is_not_found};
 use crate::names::DirFault;
 use crate::open::OpenFile;
 use crate::root::RootPermissions;
-use crate::stored::lending;
+use crate::stored::{lending, set_root_times};
 use crate::walk::header_id;
 use crate::{Ino, ROOT, Result, SetTime, Vault, VaultError};
 use lamassu_anchor::{AnchorError, Digest, ObjectId, Row, SealedPart};
@@ -320,7 +320,8 @@ impl Target {
             },
             Target::Open(f) => f.file().backing().set_times(atime, mtime),
             Target::Entry { dir, name, st } => hold(dir, name, st).and_then(|held| held.set_times(atime, mtime)),
-            Target::Root(dir, _) | Target::Dir(dir) => dir.handle.set_times(atime, mtime),
+            Target::Root(dir, _) => set_root_times(&*dir.handle, atime, mtime),
+            Target::Dir(dir) => dir.handle.set_times(atime, mtime),
         };
         done.map_err(io("set times"))
     }

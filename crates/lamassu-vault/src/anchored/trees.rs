@@ -3,10 +3,9 @@
 //! trusted. Records that cannot be read count as zeros, which costs a rebuild from the pages; so do records that cannot
 //! be written.
 
-use crate::stored::PRIVATE;
+use crate::stored::{PRIVATE, keeping_times};
 use lamassu_anchor::ObjectId;
 use lamassu_format::name::TREE;
-use lamassu_store::backend::SetTime;
 use lamassu_store::file::{TreeOf, Trees};
 use lamassu_store::integrity::Records;
 use lamassu_store::{BackendDir, BackendFile};
@@ -57,16 +56,13 @@ impl TreeFiles {
         self.root.open_dir(OsStr::new(TREE))?.open_dir(&dir)?.open_file(&name, write)
     }
 
-    /// The directory of all records. Users see the root's times, which internal files must not change.
+    /// The directory of all records.
     fn made_tree(&self) -> io::Result<Arc<dyn BackendDir>> {
         match self.root.open_dir(OsStr::new(TREE)) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => {}
             opened => return opened,
         }
-        let st = self.root.stat()?;
-        let tree = made_dir(&*self.root, OsStr::new(TREE))?;
-        self.root.set_times(SetTime::At(st.atime), SetTime::At(st.mtime))?;
-        Ok(tree)
+        keeping_times(&*self.root, || made_dir(&*self.root, OsStr::new(TREE)))
     }
 
     fn create(&self, of: (ObjectId, TreeOf)) -> io::Result<Arc<dyn BackendFile>> {
