@@ -439,6 +439,8 @@ impl Scrub<'_> {
         let is_open = row.file().is_some_and(|file| file.open.is_some());
         done.open_files += u64::from(is_open);
         done.files_without_blocks += u64::from(!found.has_blocks);
+        let has_content = row.file().is_some_and(|file| !file.root.is_none());
+        done.files_with_unverified_blocks += u64::from(!found.has_blocks && has_content && self.anchor.has_blocks());
         let geometry = &self.context.geometry;
         let pages = found.stale_pages.runs.first();
         let pages = pages.map(|(first, last)| EventRange::of_pages(geometry, PageNo(*first), PageNo(*last)));
@@ -454,8 +456,10 @@ impl Scrub<'_> {
 
     /// Whether everything verified since `before` matches the anchor.
     fn has_verified_all_since(&self, before: &Scrubbed) -> bool {
-        let untold =
-            |done: &Scrubbed| (done.findings, done.failures, done.unfinished, done.open_pages, done.unverified_blocks);
+        let untold = |done: &Scrubbed| {
+            let unverified = (done.open_pages, done.unverified_blocks, done.files_with_unverified_blocks);
+            (done.findings, done.failures, done.unfinished, unverified)
+        };
         untold(&self.done) == untold(before)
     }
 

@@ -90,3 +90,33 @@ pub(crate) fn place_in_lost(lost: &dyn BackendDir, dir: &dyn BackendDir, entry: 
     }
     Err(stdio::ErrorKind::AlreadyExists.into())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lamassu_store::Backend;
+    use lamassu_store::backend::{LocalBackend, Time};
+
+    /// A caller's times stay, whatever internal change goes on meanwhile.
+    #[test]
+    fn internal_changes_replace_no_times_that_were_set_meanwhile() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = LocalBackend::open(dir.path()).unwrap();
+        let root = store.root();
+        let is_done = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_done.load(std::sync::atomic::Ordering::Relaxed) {
+                    keeping_times(&*root, || Ok(std::thread::yield_now())).unwrap();
+                }
+            });
+            let replaced = (1..20_000).find(|seconds| {
+                let time = Time { seconds: *seconds, nanos: 0 };
+                set_root_times(&*root, SetTime::Keep, SetTime::At(time)).unwrap();
+                root.stat().unwrap().mtime != time
+            });
+            is_done.store(true, std::sync::atomic::Ordering::Relaxed);
+            assert_eq!(replaced, None);
+        });
+    }
+}

@@ -280,10 +280,10 @@ pub enum Fault {
     ScrubStale { findings: u64 },
     /// Objects that a scrub could not verify without keys.
     #[error(
-        "nothing is stale, but some of it cannot be verified without a key: {pages} pages of open files, {blocks} blocks whose tree records are \
-         lost, and all in {datasets} datasets whose anchors are not on this machine (`lamassu anchor import`; --skip-unanchored leaves them out)"
+        "nothing is stale, but some of it cannot be verified without a key: {pages} pages of open files, the blocks of {files} files that are open, \
+         or were left so by a crash (`lamassu check --repair` completes these), {blocks} blocks whose tree records are lost, and all in {datasets} datasets whose anchors are not on this machine (`lamassu anchor import`; --skip-unanchored leaves them out)"
     )]
-    ScrubUnverified { pages: u64, blocks: u64, datasets: usize },
+    ScrubUnverified { pages: u64, blocks: u64, files: u64, datasets: usize },
     /// The store's: a dataset that was exchanged before a scrub reached it.
     #[error("another dataset lies in {dir:?} than a moment ago")]
     DatasetExchanged { dir: PathBuf },

@@ -101,18 +101,29 @@ impl Ciphertext {
         cut.unwrap_or(Stretch { n, count, bytes: count * self.len })
     }
 
-    /// Bytes of zeros behind the ciphertext of a compressed block, in whole pages, which a store need not keep. 0 for a
-    /// block in another file, whose ciphertext is not known here.
+    /// Bytes of zeros behind the ciphertext of a compressed block in memory, in whole pages, which a store need not
+    /// keep. 0 for a block in another file: see [`Ciphertext::zeros_not_copied`].
     pub fn zeros_behind(&self, n: usize) -> usize {
         if self.len <= PAGE_LEN || !is_compressed(self.suite, &self.keys.raw()[n]) {
             return 0;
         }
-        let stored = match &self.places[n] {
-            Location::Scratch(start) => stored_len(&self.scratch[*start..][..self.len]),
-            Location::Presealed(block) => stored_len(block.bytes(self.len)),
-            Location::OtherFile(_) => self.len,
+        let bytes = match &self.places[n] {
+            Location::Scratch(start) => &self.scratch[*start..][..self.len],
+            Location::Presealed(block) => block.bytes(self.len),
+            Location::OtherFile(_) => return 0,
         };
-        self.len - stored.next_multiple_of(PAGE_LEN)
+        zeros_behind(bytes)
+    }
+
+    /// Bytes of zeros at the end of a compressed block in another file, which that file does not keep. A store that
+    /// copies instead of sharing may keep them in the copy.
+    pub fn zeros_not_copied(&self, n: usize) -> usize {
+        match &self.places[n] {
+            Location::OtherFile(block) if self.len > PAGE_LEN && is_compressed(self.suite, block.key()) => {
+                block.zeros_not_kept(self.len)
+            }
+            _ => 0,
+        }
     }
 
     /// The ciphertext of `count` blocks from the `n`th on, in as few pieces as possible.
@@ -159,6 +170,11 @@ impl Ciphertext {
             SCRATCH.set(self.scratch);
         }
     }
+}
+
+/// Bytes of zeros behind the ciphertext of a compressed block, in whole pages.
+pub(super) fn zeros_behind(block: &[u8]) -> usize {
+    block.len() - stored_len(block).next_multiple_of(PAGE_LEN)
 }
 
 impl Location {

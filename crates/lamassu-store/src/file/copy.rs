@@ -43,6 +43,16 @@ impl CopiedBlock {
         self.offset == other.offset + len as u64 && Arc::ptr_eq(&self.backing, &other.backing)
     }
 
+    /// Bytes of zeros at its end, of `len` in all, that its file does not keep. 0 if the store does not say.
+    pub fn zeros_not_kept(&self, len: usize) -> usize {
+        let end = self.offset + len as u64;
+        let Ok(Some(hole)) = self.backing.seek_hole(self.offset) else { return 0 };
+        if hole >= end || !matches!(self.backing.seek_data(hole), Ok(data) if data.is_none_or(|data| data >= end)) {
+            return 0;
+        }
+        (end - hole) as usize
+    }
+
     /// Copies this block and those that follow it, `count` blocks of `size` bytes in all. If its file ends with the
     /// ciphertext of the last block, zeros follow: that block is written whole, by one write (I13).
     pub fn copy_to(&self, to: &dyn BackendFile, offset: u64, count: usize, size: usize) -> io::Result<()> {

@@ -238,8 +238,8 @@ impl Core {
         let believed = self.is_believed(st, g, &page);
         for i in (0..page.keys.len()).filter(|i| page.pending >> i & 1 == 1) {
             match self.resolve_block(g, i, &page, believed)? {
-                Some(Resolved { key, is_new }) => {
-                    if !is_new {
+                Some(Resolved { key, has_new_content, .. }) => {
+                    if !has_new_content {
                         let kind = if key.is_hole() { DamageKind::Unwritten } else { DamageKind::Reverted };
                         self.note_undone(st, self.damage(kind, g, Some(self.geo().first_block(g) + i as u64)));
                     }
@@ -305,16 +305,30 @@ impl Core {
         for (key, is_new) in candidates.chain(believed.then(|| (before(), false))) {
             if key.is_hole() {
                 if is_zero {
-                    return Ok(Some(Resolved { key, is_new }));
+                    return Ok(Some(Resolved { key, is_new, has_new_content: is_new }));
                 }
             } else if let Some(opened) = self.opened(&bytes, &key, page, block) {
                 // Plain zeros also verify if they never arrived, past the end of the store's file. A hole has the same
                 // content, and needs no data.
                 let key = if is_zero && self::is_zero(&opened) { SlotKey::HOLE } else { key };
-                return Ok(Some(Resolved { key, is_new }));
+                let has_new_content = is_new || self.seals_to_key(&opened, i, page, block);
+                return Ok(Some(Resolved { key, is_new, has_new_content }));
             }
         }
         Ok(None)
+    }
+
+    /// Whether content sealed now gets the key in slot `i`: then re-keying or another compression gave it that key.
+    fn seals_to_key(&self, content: &[u8], i: usize, page: &Page, block: BlockNo) -> bool {
+        let Some(key) = page.keys.get(i).filter(|key| !key.is_hole()) else { return false };
+        let inner = self.ctx.ring.inner();
+        if inner.oblivious().is_some() {
+            return false; // recovery asks no server
+        }
+        let (mut sealed, mut keys) = (vec![0; content.len()], Keys::holes(1));
+        let salts = self.forms_of(page).salts(Numbers::From(block));
+        let done = self.ctx.engine.seal_to(&inner, salts, content, &mut sealed, content.len(), keys.raw_mut());
+        done.is_ok() && keys.get(0) == Some(key)
     }
 
     /// Whether a block is pending and its content fits none of the keys in its page.
@@ -339,8 +353,10 @@ impl Core {
 pub(super) struct Resolved {
     /// The key of the content, or the hole key if that is zeros.
     pub key: SlotKey,
-    /// It is the new content, not the previous one.
+    /// It is the new key, not the previous one.
     pub is_new: bool,
+    /// The content is the new one, if under the previous key.
+    pub has_new_content: bool,
 }
 
 fn is_zero(bytes: &[u8]) -> bool {

@@ -7,12 +7,13 @@
 //! modification time.
 
 use super::block::Block;
+use super::ciphertext::zeros_behind;
 use super::form::Numbers;
 use super::primitives::Core;
 use super::state::{Dirty, Held, PageState, State};
 use super::types::{DamageKind, StoreError};
 use lamassu_crypto::{KeyRing, Keyed, Verify};
-use lamassu_format::{BlockNo, Keys, PAGE_LEN, PageNo, SlotKey, is_compressed};
+use lamassu_format::{BlockKey, BlockNo, Keys, PAGE_LEN, PageNo, SlotKey, is_compressed};
 
 /// Most pages that a step examines, when it re-seals pages.
 const STEP_PAGES_MAX: u64 = 1024;
@@ -103,6 +104,9 @@ impl Core {
         if step.next.is_none() && work != Rekey::Outer && self.needs_settle(st) {
             self.settle_now(st)?;
         }
+        if !st.slack.is_empty() {
+            self.sync_data(st)?; // frees what the store keeps of it
+        }
         Ok(step)
     }
 
@@ -177,6 +181,7 @@ impl Core {
             let mut failed = self.ctx.engine.open(good, &mut copy, len, keyed, Verify::Full);
             self.add_otherwise_compressed(&copy, keyed, &mut failed)?;
             drop(copy);
+            self.note_kept_zeros(st, first, keyed.keys, &sealed, &failed);
             let mut plain: Vec<u8> = failed.iter().flat_map(|i| &sealed[i * len..][..len]).copied().collect();
             let mut old_keys = Keys::default();
             failed.iter().filter_map(|i| wanted.get(*i)).for_each(|key| old_keys.push(&key));
@@ -201,6 +206,25 @@ impl Core {
             }
         }
         Ok(())
+    }
+
+    /// Notes the zeros behind compressed blocks that stay as they are, if the store keeps them: a copy may have written
+    /// them. `changing`: indices of blocks that do not stay.
+    fn note_kept_zeros(&self, st: &mut State, first: BlockNo, keys: &[BlockKey], sealed: &[u8], changing: &[usize]) {
+        let (suite, len) = (self.ctx.ring.suite(), self.ctx.block_len());
+        if len <= PAGE_LEN {
+            return;
+        }
+        for (i, (key, bytes)) in keys.iter().zip(sealed.chunks_exact(len)).enumerate() {
+            if !is_compressed(suite, key) || changing.binary_search(&i).is_ok() {
+                continue;
+            }
+            let end = self.geo().block_offset(first + i as u64) + len as u64;
+            let zeros = end - zeros_behind(bytes) as u64..end;
+            if !zeros.is_empty() {
+                self.note_if_kept(st, zeros);
+            }
+        }
     }
 
     /// Adds to `found` those opened blocks that would get other keys if they were sealed now, because of another

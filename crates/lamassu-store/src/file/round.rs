@@ -25,6 +25,7 @@ use super::types::StoreError;
 use lamassu_crypto::compress::stored_len;
 use lamassu_format::{BlockNo, Keys, PAGE_LEN, Page, PageNo, SlotKey, is_compressed};
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::sync::Arc;
 
 impl Core {
@@ -354,18 +355,42 @@ impl Core {
             return Err(StoreError::Io { op: "write", offset, source });
         }
         st.note_block_write(offset, stretch.bytes as u64);
-        for at in 0..stretch.count {
-            let zeros = sealed.zeros_behind(stretch.n + at) as u64;
-            let behind = offset + (at as u64 + 1) * size - zeros..offset + (at as u64 + 1) * size;
-            if !behind.is_empty() && behind.end <= offset + stretch.bytes as u64 {
-                st.slack.note(behind, st.marks.written());
-            }
-        }
+        self.note_zeros(st, offset, sealed, stretch);
         let (from, to) = (self.geo().page_of(first), self.geo().page_of(first + (stretch.count as u64 - 1)));
         for g in from.until(to.next()) {
             st.pages.note_data(g, st.marks.written());
         }
         Ok(())
+    }
+
+    /// Notes the zeros behind ciphertext that a write has left in the store.
+    fn note_zeros(&self, st: &mut State, offset: u64, sealed: &Ciphertext, stretch: Stretch) {
+        let size = self.geo().block_size();
+        let behind = |at: usize, zeros: usize| {
+            let end = offset + (at as u64 + 1) * size;
+            end - zeros as u64..end
+        };
+        let mut is_shared = false;
+        for at in 0..stretch.count {
+            let written = behind(at, sealed.zeros_behind(stretch.n + at));
+            if !written.is_empty() && written.end <= offset + stretch.bytes as u64 {
+                st.slack.note(written, st.marks.written());
+            }
+            if !is_shared {
+                let copied = behind(at, sealed.zeros_not_copied(stretch.n + at));
+                // A store that shares one block of a copy shares them all.
+                is_shared = !copied.is_empty() && !self.note_if_kept(st, copied);
+            }
+        }
+    }
+
+    /// Notes a range that reads as zeros, unless the store keeps nothing there. Returns whether it keeps something.
+    pub fn note_if_kept(&self, st: &mut State, zeros: Range<u64>) -> bool {
+        let is_kept = matches!(self.backing.seek_hole(zeros.start), Ok(Some(hole)) if hole > zeros.start);
+        if is_kept {
+            st.slack.note(zeros, st.marks.written());
+        }
+        is_kept
     }
 
     /// A round failed after pages of it were written, from mark `since` on. I11: the content of each of its blocks is

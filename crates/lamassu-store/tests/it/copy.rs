@@ -5,11 +5,12 @@
 use crate::common;
 
 use common::{Rng, Setup, create_in, fill, flip};
-use lamassu_format::Suite;
+use lamassu_format::{Codec, PageNo, Suite};
 use lamassu_store::StoreError;
 use lamassu_store::backend::fault::{Call, Fault, FaultBackend};
 use lamassu_store::backend::{Backend, BackendFile, LocalBackend, MemoryBackend};
-use lamassu_store::file::File;
+use lamassu_store::file::{File, Rekey};
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -287,6 +288,43 @@ fn both_ways_at_once() {
     });
     check(&one);
     check(&two);
+}
+
+/// A store that shares blocks of files shares the holes between them, too. One that copies writes zeros there, which
+/// are freed; so are those that someone else wrote, when the file is re-keyed.
+#[test]
+fn zeros_behind_compressed_blocks_take_no_space_in_a_copy() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = LocalBackend::open(dir.path()).unwrap();
+    let setup = Setup { codec: Some(Codec::Zstd(3)), block_size: 65536, ..Setup::default() };
+    let new = |name: &str| {
+        let backing: Arc<dyn BackendFile> = store.root().create_file(name.as_ref()).unwrap();
+        File::create(setup.context(), backing, name).unwrap()
+    };
+    let taken = |name| dir.path().join(name).metadata().unwrap().blocks() * 512;
+    let (from, to) = (new("from"), new("to"));
+    let bytes: Vec<u8> = (0..).flat_map(|n: u32| format!("line {n}\n").into_bytes()).take(4 << 20).collect();
+    from.write_at(0, &bytes).unwrap();
+    from.settle_now().unwrap();
+    let most = taken("from") + 65536;
+    assert!(most < bytes.len() as u64 / 2, "{most}");
+    assert_eq!(to.copy_from(&from, 0, 0, 1 << 40).unwrap(), Some(bytes.len() as u64));
+    to.settle_now().unwrap();
+    assert!(taken("to") <= most, "{} of {most}", taken("to"));
+
+    let path = dir.path().join("to");
+    let stored = std::fs::read(&path).unwrap();
+    std::fs::OpenOptions::new().write(true).open(&path).unwrap().write_all_at(&stored, 0).unwrap();
+    assert!(taken("to") >= stored.len() as u64);
+    let mut next = Some(PageNo::ZERO);
+    while let Some(page) = next {
+        let step = to.rekey(Rekey::Full, page).unwrap();
+        assert_eq!(step.reencrypted, 0);
+        next = step.next;
+    }
+    assert!(taken("to") <= most, "{} of {most}", taken("to"));
+    assert_eq!((content(&to), std::fs::read(&path).unwrap()), (bytes, stored));
+    check(&to);
 }
 
 #[test]

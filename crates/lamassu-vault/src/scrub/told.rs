@@ -48,6 +48,9 @@ pub struct Scrubbed {
     pub blocks: u64,
     /// Files without a root over their blocks: their pages alone were verified.
     pub files_without_blocks: u64,
+    /// Those of them that have content, in an anchor that keeps such roots: they are open, were left so by a crash,
+    /// or had a damaged block when they were last closed.
+    pub files_with_unverified_blocks: u64,
     /// Blocks that cannot be verified, since the tree records of their files are lost.
     pub unverified_blocks: u64,
     /// Files that are open, or were left so by a crash.
@@ -72,6 +75,7 @@ impl AddAssign for Scrubbed {
         self.pages += other.pages;
         self.blocks += other.blocks;
         self.files_without_blocks += other.files_without_blocks;
+        self.files_with_unverified_blocks += other.files_with_unverified_blocks;
         self.unverified_blocks += other.unverified_blocks;
         self.open_files += other.open_files;
         self.open_pages += other.open_pages;

@@ -468,6 +468,12 @@ fn judge(crash: &Crash<'_>, trace: &Trace, at: usize, store: &MemoryBackend) -> 
             return Err(format!("block {n} of {size} bytes is neither old nor new"));
         }
     }
+    if versions.len() == 1 {
+        let found = file.check(false, &mut |_| {}).map_err(|e| format!("check: {e}"))?;
+        if !found.undone.is_empty() {
+            return Err(format!("the content can only be one, but is told as undone: {:?}", found.undone));
+        }
+    }
     crash.killed_again(store, &back)?;
     let found = file.check(true, &mut |_| {}).map_err(|e| format!("check: {e}"))?;
     if !found.damage.is_empty() {

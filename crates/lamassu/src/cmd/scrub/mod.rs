@@ -87,6 +87,8 @@ struct Summary {
     pages: u64,
     blocks: u64,
     files_without_blocks: u64,
+    /// those with content, in an anchor that keeps roots over blocks
+    files_with_unverified_blocks: u64,
     unverified_blocks: u64,
     open_files: u64,
     open_pages: u64,
@@ -240,7 +242,8 @@ impl Scrub<'_> {
 
 fn report(ui: &Ui, args: &Args, done: &Scrubbed, findings: Vec<Finding>, without_anchor: &[PathBuf]) -> Result<()> {
     let datasets = if args.skip_unanchored { 0 } else { without_anchor.len() };
-    let is_all_verified = done.unverified_blocks + done.open_pages == 0 && datasets == 0;
+    let unverified = done.unverified_blocks + done.open_pages + done.files_with_unverified_blocks;
+    let is_all_verified = unverified == 0 && datasets == 0;
     let status = match (done.findings, done.failures, is_all_verified) {
         (0, 0, true) => "clean",
         (0, 0, false) => "unverified",
@@ -257,6 +260,7 @@ fn report(ui: &Ui, args: &Args, done: &Scrubbed, findings: Vec<Finding>, without
             pages: done.pages,
             blocks: done.blocks,
             files_without_blocks: done.files_without_blocks,
+            files_with_unverified_blocks: done.files_with_unverified_blocks,
             unverified_blocks: done.unverified_blocks,
             open_files: done.open_files,
             open_pages: done.open_pages,
@@ -276,8 +280,8 @@ fn report(ui: &Ui, args: &Args, done: &Scrubbed, findings: Vec<Finding>, without
         "clean" => printed,
         // A reader that is gone (`| head`) does not make a stale store a current one.
         "unverified" => {
-            let (pages, blocks) = (done.open_pages, done.unverified_blocks);
-            Err(Fault::ScrubUnverified { pages, blocks, datasets }.into())
+            let (pages, blocks, files) = (done.open_pages, done.unverified_blocks, done.files_with_unverified_blocks);
+            Err(Fault::ScrubUnverified { pages, blocks, files, datasets }.into())
         }
         "unreadable" => Err(Fault::ScrubUnreadable { places: done.failures }.into()),
         _ => Err(Fault::ScrubStale { findings: done.findings }.into()),
