@@ -103,7 +103,9 @@ pub enum FaultKind {
     AnchorServerOlder,
     /// The server was restored from a backup, and waits for other hosts' reports.
     AnchorServerRestored,
-    /// The server has failed, or has another version.
+    /// The server speaks other versions of the protocol.
+    AnchorServerVersion,
+    /// The server has failed.
     AnchorServerFails,
     /// A bug.
     Internal,
@@ -422,7 +424,8 @@ pub(crate) fn anchor(error: &AnchorError) -> FaultKind {
             AnchorServerFault::Ended => FaultKind::SessionEnded,
             AnchorServerFault::Restored { .. } => FaultKind::AnchorServerRestored,
             AnchorServerFault::Older { .. } => FaultKind::AnchorServerOlder,
-            AnchorServerFault::Version { .. } | AnchorServerFault::Failed { .. } => FaultKind::AnchorServerFails,
+            AnchorServerFault::Version { .. } => FaultKind::AnchorServerVersion,
+            AnchorServerFault::Failed { .. } => FaultKind::AnchorServerFails,
         },
         AnchorError::Exists { .. } | AnchorError::NotPrivate { .. } => FaultKind::Refused,
         AnchorError::Unknown { .. } | AnchorError::Order { .. } => FaultKind::Internal,

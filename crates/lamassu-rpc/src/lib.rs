@@ -9,6 +9,7 @@
 //! | `identity` | a host's identity at a server: its key, and the server's authority, in a directory |
 //! | `tls` | TLS 1.3 with certificates on both sides |
 //! | `limits` | what a server's policy forbids a host |
+//! | `protocol` | versions of the protocol |
 //! | `clock` | the clock for leases |
 //! | `host/` | the host's side: joining, a connection, a session, a mirrored table, turns, keys at the server |
 //!
@@ -25,6 +26,7 @@ mod error;
 pub mod host;
 pub mod identity;
 pub mod limits;
+pub mod protocol;
 pub mod tls;
 pub mod token;
 
@@ -48,9 +50,6 @@ impl Drop for proto::Key {
         zeroize::Zeroize::zeroize(&mut self.key);
     }
 }
-
-/// The version of the protocol: the package of its messages.
-pub const PROTOCOL: &str = "lamassu.v1";
 
 /// Rows in one message, at most.
 pub const ROWS_MAX: usize = 1024;

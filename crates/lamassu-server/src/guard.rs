@@ -6,6 +6,7 @@ use crate::counts::Counts;
 use crate::metrics::Metrics;
 use crate::state::{State, Who};
 use http::{Request, Response};
+use lamassu_rpc::protocol;
 use std::convert::Infallible;
 use std::future::Future;
 use std::pin::Pin;
@@ -26,6 +27,10 @@ const CALLS_MAX: usize = 8;
 /// How long a call may take to be read and answered.
 const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// The version of the protocol that a call is in.
+#[derive(Clone, Copy)]
+pub struct Agreed(pub u32);
+
 /// Makes a [`Guarded`] of a service.
 #[derive(Clone)]
 pub struct Guard {
@@ -40,9 +45,10 @@ impl Guard {
         Guard { state, calls: Counts::default(), metrics }
     }
 
-    /// Checks whether a peer may make a call. Returns the calling host, unless it has a token only, and its place among
+    /// Checks whether a peer may make a call, and which version of the protocol it is in. Returns the calling host, unless it has a token only, and its place among
     /// the calls under way.
-    fn admit(&self, peer: Option<&Peer>, path: &str) -> Result<(Option<Caller>, Place), Status> {
+    fn admit(&self, call: &Request<Body>) -> Result<(Option<Caller>, Place, Agreed), Status> {
+        let (peer, path) = (call.extensions().get::<Peer>(), call.uri().path());
         let peer = peer.ok_or_else(|| Status::unauthenticated("no certificate"))?;
         let caller = match self.state.who(&peer.key) {
             Some(Who::Token) if path == JOIN => None,
@@ -60,7 +66,8 @@ impl Guard {
         };
         let place = self.calls.one_more(&peer.key, CALLS_MAX);
         let place = place.ok_or_else(|| Status::resource_exhausted("too many calls at once"))?;
-        Ok((caller, Arc::new(place)))
+        let spoken = call.headers().get(protocol::KEY).and_then(|spoken| spoken.to_str().ok()?.parse().ok());
+        Ok((caller, Arc::new(place), Agreed(protocol::agreed(spoken)?)))
     }
 }
 
@@ -94,16 +101,17 @@ where
 
     fn call(&mut self, mut request: Request<Body>) -> Self::Future {
         let path = request.uri().path();
-        let admitted = self.guard.admit(request.extensions().get::<Peer>(), path);
+        let admitted = self.guard.admit(&request);
         let is_limited = path != PUT;
         self.guard.metrics.called(path, admitted.is_ok());
-        let (caller, place) = match admitted {
+        let (caller, place, version) = match admitted {
             Ok(admitted) => admitted,
             Err(status) => return Box::pin(std::future::ready(Ok(status.into_http()))),
         };
         if let Some(caller) = caller {
             request.extensions_mut().insert(caller);
         }
+        request.extensions_mut().insert(version);
         // Work that continues after the answer is abandoned keeps the place, too.
         request.extensions_mut().insert(place.clone());
         let answer = self.inner.call(request);

@@ -1,6 +1,7 @@
 //! Sessions: one stream each way for each session. The server reads a session's messages only while the session reads
 //! the replies.
 
+use crate::guard::Agreed;
 use crate::policy::current::PolicyNo;
 use crate::refused::Refused;
 use crate::service::{Done, IDLE_MAX, Outgoing, Service, caller, garbled, place};
@@ -27,13 +28,14 @@ impl Sessions for Service {
 
     async fn attend(&self, request: Request<Streaming<proto::Up>>) -> Done<Self::AttendStream> {
         let (caller, place) = (caller(&request)?, place(&request)?);
+        let protocol = request.extensions().get::<Agreed>().ok_or_else(|| Status::internal("no version"))?.0;
         let mut said = request.into_inner();
         let first = tokio::time::timeout(FIRST_TIMEOUT, said.message()).await;
         let first =
             first.map_err(|_| Status::deadline_exceeded("the client sent nothing in time"))??.and_then(|up| up.said);
         let (replies, answers) = mpsc::channel(REPLIES_MAX);
         let service = self.clone();
-        let (mut turns, host) = (false, caller.name.clone());
+        let host = caller.name.clone();
         let (begun, first) = match first {
             Some(proto::up::Said::Begin(begin)) => {
                 let id = convert::vault(&begin.vault).map_err(garbled)?;
@@ -44,7 +46,6 @@ impl Sessions for Service {
                 };
                 let how = (used, SessionId(begin.replaces));
                 let begun = self.blocking(place, move || service.vaults.begin(&id, &caller, how, replies));
-                turns = used == Use::ByTurns;
                 (begun.await?, None)
             }
             Some(proto::up::Said::Resume(resume)) => {
@@ -69,7 +70,7 @@ impl Sessions for Service {
             heartbeat: terms.heartbeat().0,
             min_hold: terms.min_hold().0,
             head: head.0.to_vec(),
-            turns,
+            protocol,
         };
         let (told, stream) = mpsc::channel(1);
         let service = self.clone();

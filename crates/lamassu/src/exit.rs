@@ -72,6 +72,7 @@ pub enum Code {
     AnchorDiskFull = 74,
     AnchorDiskReadOnly = 75,
     AnchorServerForbids = 76,
+    AnchorServerVersion = 77,
 }
 
 impl Code {
@@ -130,6 +131,7 @@ impl Code {
         Code::AnchorDiskFull,
         Code::AnchorDiskReadOnly,
         Code::AnchorServerForbids,
+        Code::AnchorServerVersion,
     ];
 
     /// The code of a number with which a process of this program ended.
@@ -218,6 +220,9 @@ impl Code {
                 "`lamassu-server policy test` at the server says what is allowed; what is there can be read: `lamassu cp`, or \
                  `mount --read-only`",
             ),
+            Code::AnchorServerVersion => {
+                Some("update the older of the two: the server first, since it also speaks the versions of older hosts")
+            }
             Code::SessionEnded => Some("unmount, and mount again"),
             Code::AnchorServerOlder => Some(
                 "do not go on before it is known why: a backup of the server's state that was put back forgets what was \
@@ -370,6 +375,7 @@ impl From<FaultKind> for Code {
             FaultKind::AnchorServerUntrusted => Code::AnchorServerUntrusted,
             FaultKind::AnchorServerRefuses => Code::AnchorServerRefuses,
             FaultKind::AnchorServerForbids => Code::AnchorServerForbids,
+            FaultKind::AnchorServerVersion => Code::AnchorServerVersion,
             FaultKind::SessionEnded => Code::SessionEnded,
             FaultKind::AnchorServerOlder => Code::AnchorServerOlder,
             FaultKind::AnchorServerFails => Code::AnchorServerFails,

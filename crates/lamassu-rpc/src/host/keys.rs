@@ -8,7 +8,6 @@ use lamassu_crypto::Secret;
 use lamassu_crypto::oblivious::KeyServerFault;
 use lamassu_crypto::oprf::{Element, Evaluation};
 use std::time::Duration;
-use tonic::transport::Channel;
 use tonic::{Code, Response, Status};
 
 /// The time until the next request, if the server does not say it.
@@ -60,7 +59,7 @@ impl Connection {
         Ok(Evaluation { elements: elements.to_vec(), proof })
     }
 
-    fn keys(&self) -> KeysClient<Channel> {
+    fn keys(&self) -> KeysClient<super::Wire> {
         let client = KeysClient::new(self.channel.clone());
         client.max_decoding_message_size(KEYS_MESSAGE_MAX).max_encoding_message_size(KEYS_MESSAGE_MAX)
     }
@@ -71,6 +70,9 @@ impl Connection {
 }
 
 fn refused(status: &Status) -> KeyServerFault {
+    if protocol::of(status.metadata()).is_some() {
+        return failed(fault(status));
+    }
     match status.code() {
         Code::NotFound => KeyServerFault::Unknown,
         Code::AlreadyExists => KeyServerFault::Exists,
@@ -95,10 +97,10 @@ fn failed(fault: ServerFault) -> KeyServerFault {
         ServerFault::Untrusted { detail } => KeyServerFault::Untrusted { detail },
         ServerFault::NotJoined => KeyServerFault::NotJoined,
         ServerFault::Refused { detail } => KeyServerFault::Refused { detail },
-        ServerFault::Version { .. } => KeyServerFault::KeepsNone,
         ServerFault::Failed { detail } => KeyServerFault::Failing { detail },
-        // Errors about vaults only.
+        // The others are about vaults.
         ServerFault::UnknownVault
+        | ServerFault::Version { .. }
         | ServerFault::Policy { .. }
         | ServerFault::InUse { .. }
         | ServerFault::Ended

@@ -24,7 +24,7 @@ use crate::proto::alerts_client::AlertsClient;
 use crate::proto::anchors_client::AnchorsClient;
 use crate::proto::hosts_client::HostsClient;
 use crate::proto::sessions_client::SessionsClient;
-
+use crate::protocol::{self, Speaks};
 use crate::token::Token;
 use crate::{MESSAGE_MAX, TlsError, proto, tls};
 use hyper_util::rt::TokioIo;
@@ -42,6 +42,7 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::task::JoinSet;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
+use tonic::service::interceptor::InterceptedService;
 use tonic::transport::{Channel, Endpoint, Uri};
 use tonic::{Code, Status};
 
@@ -122,8 +123,11 @@ pub fn join(all: &Path, token: &Token) -> Result<Joined> {
 #[derive(Clone, Debug)]
 pub struct Connection {
     server: Arc<str>,
-    channel: Channel,
+    channel: Wire,
 }
+
+/// Where calls go: each says which versions of the protocol this host speaks.
+pub(crate) type Wire = InterceptedService<Channel, Speaks>;
 
 /// Connects to the first of these addresses that answers. Of several servers only one serves; another may have stopped
 /// or be unreachable. So attempts overlap, each starting a little after the one before.
@@ -192,7 +196,8 @@ impl Connection {
             .keep_alive_timeout(DEAD_AFTER)
             .keep_alive_while_idle(true);
         let _inside = runtime()?.enter();
-        Ok(Connection { server: server.into(), channel: endpoint.connect_with_connector_lazy(connect) })
+        let channel = InterceptedService::new(endpoint.connect_with_connector_lazy(connect), Speaks);
+        Ok(Connection { server: server.into(), channel })
     }
 
     /// The server's address.
@@ -200,12 +205,12 @@ impl Connection {
         &self.server
     }
 
-    fn anchors(&self) -> AnchorsClient<Channel> {
+    fn anchors(&self) -> AnchorsClient<Wire> {
         let client = AnchorsClient::new(self.channel.clone());
         client.max_decoding_message_size(MESSAGE_MAX).max_encoding_message_size(MESSAGE_MAX)
     }
 
-    fn sessions(&self) -> SessionsClient<Channel> {
+    fn sessions(&self) -> SessionsClient<Wire> {
         SessionsClient::new(self.channel.clone())
     }
 
@@ -272,6 +277,9 @@ fn fault(status: &Status) -> ServerFault {
         Some(error) => error.to_string(),
         None => status.message().to_owned(),
     };
+    if protocol::of(status.metadata()).is_some() {
+        return ServerFault::Version { detail };
+    }
     if let Some(rule) = status.metadata().get(RULE_KEY).and_then(|rule| rule.to_str().ok()) {
         return ServerFault::Policy { rule: rule.into(), what: detail };
     }
@@ -306,4 +314,19 @@ fn cause<T: StdError + 'static>(status: &Status) -> Option<&T> {
         next = error.source();
     }
     None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A refusal for the version's sake is no other one with the same code.
+    #[test]
+    fn a_server_of_other_versions_is_named_as_such() {
+        let mut status = Status::failed_precondition("the server speaks the versions 2-3");
+        assert!(matches!(fault(&status), ServerFault::InUse { .. }));
+        status.metadata_mut().insert(protocol::KEY, "2-3".parse().unwrap());
+        let said = fault(&status);
+        assert!(matches!(&said, ServerFault::Version { detail } if detail.ends_with("2-3")), "{said}");
+    }
 }

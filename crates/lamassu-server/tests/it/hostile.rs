@@ -8,6 +8,7 @@ use lamassu_rpc::proto::anchors_client::AnchorsClient;
 use lamassu_rpc::proto::hosts_client::HostsClient;
 use lamassu_rpc::proto::sessions_client::SessionsClient;
 use lamassu_rpc::proto::{self, up::Said};
+use lamassu_rpc::protocol;
 use std::fs;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -85,6 +86,38 @@ fn what_is_not_granted_cannot_be_put_and_what_is_begun_and_left_is_in_nobodys_wa
             assert!(Instant::now() < until, "what was begun and left is in the way");
         }
         tokio::task::block_in_place(|| a.run("ls store/w")).ok();
+    });
+}
+
+/// The server takes the newest version of the protocol that both speak, and says with a refusal which ones it speaks.
+#[test]
+fn a_host_that_speaks_no_version_of_the_server_or_does_not_say_is_refused() {
+    let lab = Lab::new();
+    let id = lab.vault(lab.joined("a"));
+    Runtime::new().unwrap().block_on(async {
+        let attend = async |spoken: Option<&'static str>| {
+            let speaks = move |mut call: tonic::Request<()>| {
+                if let Some(spoken) = spoken {
+                    call.metadata_mut().insert(protocol::KEY, spoken.parse().unwrap());
+                }
+                Ok(call)
+            };
+            let mut sessions = SessionsClient::with_interceptor(silent_channel(&lab, "a"), speaks);
+            let (send, said) = mpsc::channel(1);
+            send.send(begin(&id_of(&id))).await.unwrap();
+            let mut down = sessions.attend(ReceiverStream::new(said)).await?.into_inner();
+            match down.message().await?.unwrap().said.unwrap() {
+                proto::down::Said::Begun(begun) => Ok(begun.protocol),
+                other => panic!("{other:?}"),
+            }
+        };
+        for spoken in [None, Some("2-9"), Some("0-0"), Some("new"), Some("")] {
+            let refused: tonic::Status = attend(spoken).await.unwrap_err();
+            assert_eq!(refused.code(), Code::Unimplemented, "{refused}");
+            assert_eq!(protocol::of(refused.metadata()), Some(protocol::SPOKEN));
+            assert!(refused.message().contains("the server speaks the versions 1-1"), "{refused}");
+        }
+        assert_eq!(attend(Some("1-9")).await.unwrap(), 1);
     });
 }
 

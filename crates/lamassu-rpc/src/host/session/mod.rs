@@ -154,10 +154,6 @@ impl Attended {
             })
         })?;
         let (said, begun, limits) = begun?;
-        if begun.turns != (how == Use::ByTurns) {
-            let detail = "it gives no vault by turns".into();
-            return Err(connection.error(ServerFault::Version { detail }));
-        }
         let head = convert::head(&begun.head).map_err(|error| connection.garbled(error.0))?;
         let terms = Terms::new(begun.term, begun.heartbeat, begun.min_hold);
         let terms = terms.map_err(|error| connection.garbled(&error.to_string()))?;

@@ -4,6 +4,7 @@
 use super::{AGAIN_AFTER, Given, LEAVE_TIMEOUT, Shared, State, VAULT};
 use crate::host::{Connection, Result};
 use crate::limits::Limits;
+use crate::protocol::SPOKEN;
 use crate::{clock, convert, proto};
 use lamassu_anchor::{AnchorError, ServerFault};
 use lamassu_lease::client::Do;
@@ -31,6 +32,10 @@ pub(super) async fn attend(connection: &Connection, first: proto::Up) -> Result<
     let limits = first.as_ref().and_then(|down| down.policy.as_ref()).map(Limits::from_proto).transpose();
     let limits = limits.map_err(|error| connection.garbled(error.0))?;
     match first.and_then(|down| down.said) {
+        Some(proto::down::Said::Begun(begun)) if !SPOKEN.have(begun.protocol) => {
+            let detail = format!("it took version {}, and this host speaks the versions {SPOKEN}", begun.protocol);
+            Err(connection.error(ServerFault::Version { detail }))
+        }
         Some(proto::down::Said::Begun(begun)) => Ok(((up, down), begun, limits)),
         Some(proto::down::Said::Ended(_)) => Err(connection.error(ServerFault::Ended)),
         _ => Err(connection.garbled("a session did not begin")),

@@ -4,14 +4,21 @@ use super::Lab;
 use hyper_util::rt::TokioIo;
 use lamassu_rpc::identity::Identity;
 use lamassu_rpc::proto::{self, up::Said};
+use lamassu_rpc::protocol::Speaks;
 use lamassu_rpc::tls;
 use std::sync::Arc;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
+use tonic::service::interceptor::InterceptedService;
 use tonic::transport::{Channel, Endpoint, Uri};
 
 /// A connection as a host, for calls of its own.
-pub fn channel(lab: &Lab, name: &str) -> Channel {
+pub fn channel(lab: &Lab, name: &str) -> InterceptedService<Channel, Speaks> {
+    InterceptedService::new(silent_channel(lab, name), Speaks)
+}
+
+/// One that does not say which versions of the protocol it speaks.
+pub fn silent_channel(lab: &Lab, name: &str) -> Channel {
     let dir = lab.path(&format!("state-{name}/lamassu/servers/127.0.0.1:{}", lab.port));
     let config = tls::client(&Identity::read(&dir).unwrap().expect("it has joined")).unwrap();
     let (connector, port) = (TlsConnector::from(Arc::new(config)), lab.port);
