@@ -2,7 +2,7 @@
 
 use super::{Connection, fault};
 use crate::proto::keys_client::KeysClient;
-use crate::{AGAIN, KEYS_MESSAGE_MAX, proto};
+use crate::{AGAIN, KEYS_MESSAGE_MAX, proto, protocol};
 use lamassu_anchor::{AnchorError, ServerFault};
 use lamassu_crypto::Secret;
 use lamassu_crypto::oblivious::KeyServerFault;
