@@ -13,7 +13,7 @@ use lamassu_keys::dataset::inherits;
 use lamassu_keys::history::EventKind;
 use lamassu_keys::{Argon2Params, Event, Material, NewDataset, NewSlot, Update, create_dataset, unix_now};
 use lamassu_vault::forest::{Number, ROOT_VOLUME, State, local, volume_of};
-use lamassu_vault::{FileSystem, Ino, Owner, Vault, VaultError};
+use lamassu_vault::{EntryRef, FileSystem, Ino, Owner, Vault, VaultError};
 use serde::Serialize;
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
@@ -297,9 +297,8 @@ impl Served {
         }
         let is_open = self.sees_into(eyes, volume, plain.parent(), open)
             && self.forest().resolve_from(volume, plain.as_os_str()).is_ok_and(|entry| {
-                let seen = self.sees(eyes, entry.attr.ino).unwrap_or(false);
-                self.forest().forget(entry.attr.ino, 1);
-                seen
+                let entry = EntryRef::new(&**self.forest(), entry);
+                self.sees(eyes, entry.ino()).unwrap_or(false)
             });
         open.insert(plain.to_path_buf(), is_open);
         is_open

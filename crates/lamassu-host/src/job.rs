@@ -6,7 +6,7 @@ use lamassu_format::profile::{Choice, ProfileError};
 use lamassu_keys::Event;
 use lamassu_keys::history::{EventKind, History};
 use lamassu_vault::forest::{Number, local};
-use lamassu_vault::{FileSystem, Forest, Ino, Rekey, RekeyProgress, Rekeyed, Vault, VaultError};
+use lamassu_vault::{EntryRef, FileSystem, Forest, Ino, Rekey, RekeyProgress, Rekeyed, Vault, VaultError};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -191,31 +191,9 @@ pub(crate) fn rekey(
     Ok(done)
 }
 
-/// The number of an entry in the open vaults of a process. It holds a reference to the entry.
-pub(crate) struct Named {
-    forest: Arc<Forest>,
-    ino: Ino,
-}
-
-impl Drop for Named {
-    fn drop(&mut self) {
-        self.forest.forget(self.ino, 1);
-    }
-}
-
-impl Named {
-    pub fn forest(&self) -> &Arc<Forest> {
-        &self.forest
-    }
-
-    pub fn ino(&self) -> Ino {
-        self.ino
-    }
-}
-
-/// The same, with its vault.
+/// An entry in the open vaults of a process, with its vault.
 pub(crate) struct Held {
-    named: Named,
+    entry: EntryRef<Arc<Forest>>,
     pub vault: Arc<Vault>,
     pub ino: Ino,
 }
@@ -226,9 +204,8 @@ impl Held {
     /// # Errors
     /// Those of resolving the path.
     pub fn at(forest: &Arc<Forest>, volume: Number, path: &Path) -> Result<Held> {
-        let ino = forest.resolve_from(volume, path.as_os_str())?.attr.ino;
-        let named = Named { forest: forest.clone(), ino };
-        Ok(Held { vault: forest.at(ino)?, named, ino })
+        let entry = EntryRef::new(forest.clone(), forest.resolve_from(volume, path.as_os_str())?);
+        Ok(Held { vault: forest.at(entry.ino())?, ino: entry.ino(), entry })
     }
 
     /// The entry's number in its own vault.
@@ -236,9 +213,9 @@ impl Held {
         local(self.ino)
     }
 
-    /// Drops the vault, and keeps the reference.
-    pub fn into_named(self) -> Named {
-        self.named
+    /// Drops the vault, and keeps the reference to the entry.
+    pub fn into_entry(self) -> EntryRef<Arc<Forest>> {
+        self.entry
     }
 }
 

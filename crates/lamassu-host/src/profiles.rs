@@ -1,14 +1,14 @@
 //! Profiles of files and directories of a served vault: shown, and changed while it is used.
 
 use crate::control::protocol::{ChosenProfile, ProfileStarted, ShownProfile};
-use crate::job::{Held, Job, Named, Task};
+use crate::job::{Held, Job, Task};
 use crate::serve::Served;
 use crate::{Error, Result, turns};
 use lamassu_format::profile::{Choice, KeyKind, ProfileError, Protection};
 use lamassu_format::{Cipher, Hash, Suite};
 use lamassu_vault::forest::{Number, local, volume_of};
 use lamassu_vault::turns::{Need, Turns};
-use lamassu_vault::{FileSystem, KnownProfile, ProfileWalk, RekeyProgress, Rekeyed, VaultError};
+use lamassu_vault::{EntryRef, FileSystem, Forest, KnownProfile, ProfileWalk, RekeyProgress, Rekeyed, VaultError};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -101,8 +101,8 @@ impl Served {
             None => Box::new(move |job| Ok(held.vault.set_profile(held.local(), choice, below, job)?)),
             // A vault that is open for a turn is not kept: the reference names what is to be changed.
             Some(_) => {
-                let named = held.into_named();
-                Box::new(move |job| in_turns(&named, choice, below, job))
+                let entry = held.into_entry();
+                Box::new(move |job| in_turns(&entry, choice, below, job))
             }
         };
         drop(turn);
@@ -113,15 +113,15 @@ impl Served {
 
 /// Changes profiles in turns of this host, one after the other. Each turn lasts until another host wants the vault, and
 /// makes some progress.
-fn in_turns(named: &Named, choice: Choice, below: bool, job: &Job) -> Result<Rekeyed> {
-    let forest = named.forest();
+fn in_turns(entry: &EntryRef<Arc<Forest>>, choice: Choice, below: bool, job: &Job) -> Result<Rekeyed> {
+    let forest = entry.fs();
     let mut walk = ProfileWalk::default();
     let gone = loop {
         let Some(turn) = turns::hold(forest, Need::CHANGE) else { break Ok(()) };
         let progress = InTurn { job, turns: forest.turns(), has_done: AtomicBool::new(false) };
         let gone = forest
-            .at(named.ino())
-            .and_then(|vault| vault.set_profile_in_turn(local(named.ino()), choice, below, (&mut walk, &progress)));
+            .at(entry.ino())
+            .and_then(|vault| vault.set_profile_in_turn(local(entry.ino()), choice, below, (&mut walk, &progress)));
         drop(turn);
         match gone {
             Ok(is_done) if is_done || job.is_cancelled() => break Ok(()),

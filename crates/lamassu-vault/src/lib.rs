@@ -9,7 +9,8 @@
 //! | module | what it does |
 //! |---|---|
 //! | `types`, `error`, `errno`, `file_system` | types and errors of the API; the trait that front-ends call |
-//! | `tree`, `rename`, `symlink`, `path` | make, find, rename, remove entries; links; paths |
+//! | `tree`, `rename`, `symlink` | make, find, rename, remove entries; links |
+| `path`, `reference` | paths; guards of references to entries and of open files, for callers other than the kernel |
 //! | `listing`, `dir` | snapshots of directories; listings |
 //! | `inode`, `target`, `wanted`, `attr` | the table of inodes; what an operation acts on; what a new entry has; stat |
 //! | `attr_value`, `xattr`, `acl` | extended attributes, as stored and as shown; access control lists |
@@ -72,6 +73,7 @@ mod names;
 mod open;
 mod path;
 mod record;
+mod reference;
 mod regions;
 mod rekey;
 mod rename;
@@ -99,6 +101,7 @@ pub use file_system::Panics;
 pub use forest::Forest;
 pub use lamassu_store::Hole;
 pub use left::Left;
+pub use reference::{EntryRef, OpenEntry, each_name};
 pub use regions::{Region, datasets_below, has_dataset, regions, stored_bytes};
 pub use rekey::{KnownProfile, ProfileWalk, Rekey, RekeyProgress, Rekeyed};
 pub use root::create_root_record;

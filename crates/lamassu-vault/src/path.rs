@@ -2,9 +2,11 @@
 
 use crate::error::io;
 use crate::names::NameFault;
-use crate::{Entry, Kind, ROOT, Result, Vault, VaultError};
+use crate::reference::EntryRef;
+use crate::{Entry, FileSystem, ROOT, Result, Vault, VaultError};
 use lamassu_anchor::ObjectId;
 use std::ffi::OsStr;
+use std::ops::Deref;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
@@ -18,6 +20,18 @@ pub(crate) fn components(path: &OsStr) -> Result<Vec<&OsStr>> {
         .collect()
 }
 
+/// The entry that the names of a path lead to from `top`.
+///
+/// # Errors
+/// [`VaultError::NotDirectory`]; those of the lookups.
+pub(crate) fn descend<P>(top: EntryRef<P>, names: &[&OsStr]) -> Result<EntryRef<P>>
+where
+    P: Deref + Clone,
+    P::Target: FileSystem,
+{
+    names.iter().try_fold(top, |at, name| at.child(name))
+}
+
 impl Vault {
     /// The entry at a plain path, one reference counted. Components are separated by `/`; empty ones and `.` are
     /// skipped.
@@ -25,21 +39,17 @@ impl Vault {
     /// # Errors
     /// [`VaultError::Invalid`] for a path with `..`; those of [`Vault::lookup`].
     pub fn resolve(&self, path: &OsStr) -> Result<Entry> {
-        let mut cur = {
+        self.found_at(&components(path)?).map(EntryRef::into_entry)
+    }
+
+    fn found_at(&self, names: &[&OsStr]) -> Result<EntryRef<&Vault>> {
+        let root = {
             let _tree = self.tree.read();
+            let attr = self.getattr_locked(ROOT)?;
             self.nodes.lock().add_reference(ROOT);
-            Entry { attr: self.getattr_locked(ROOT)?, generation: 0 }
+            Entry { attr, generation: 0 }
         };
-        for name in components(path)? {
-            let next = if cur.attr.kind == Kind::Dir {
-                self.lookup(cur.attr.ino, name)
-            } else {
-                Err(VaultError::NotDirectory)
-            };
-            self.forget(cur.attr.ino, 1);
-            cur = next?;
-        }
-        Ok(cur)
+        descend(EntryRef::new(self, root), names)
     }
 
     /// Path in the store of the entry at a plain path.
@@ -48,20 +58,18 @@ impl Vault {
     /// As [`Vault::resolve`].
     pub fn stored_path(&self, path: &OsStr) -> Result<PathBuf> {
         let names = components(path)?;
-        let entry = self.resolve(path)?;
+        let _entry = self.found_at(&names)?;
         let mut dir = self.dirs.root().handle.clone();
         let mut stored = PathBuf::new();
         let last = names.len().saturating_sub(1);
-        let found = names.iter().enumerate().try_for_each(|(i, name)| {
+        for (i, name) in names.iter().enumerate() {
             let kept = self.read_names(&*dir).map_err(|_| VaultError::Stale)?.seal(name)?;
             if i < last {
                 dir = dir.open_dir(&kept.name).map_err(io("open a directory"))?;
             }
             stored.push(kept.name);
-            Ok(())
-        });
-        self.forget(entry.attr.ino, 1);
-        found.map(|()| stored)
+        }
+        Ok(stored)
     }
 
     /// Plain path of the entry at a path in the store, relative to the vault's directory.

@@ -1,8 +1,10 @@
-//! Entries and open files of a vault, which release their references and handles when they are dropped.
+//! Entries of a vault, and its open files.
 
 use crate::VolumeError;
-use lamassu_vault::{Access, Attr, Entry, FileSystem, Forest, HandleId, Hole, Ino, Result, SetAttr, VaultError};
-use std::ffi::OsStr;
+use lamassu_vault::{
+    Access, EntryRef, FileSystem, Forest, HandleId, Hole, OpenEntry, Result, SetAttr, VaultError,
+};
+use std::ffi::OsString;
 use std::sync::Arc;
 
 /// Bytes that are looked at, or copied, before it is asked whether a copy goes on.
@@ -10,99 +12,56 @@ const PIECE: u64 = 64 << 20;
 /// Bytes that are read and written at once if blocks cannot be copied by their keys.
 const BUFFER: usize = 1 << 20;
 
-/// A referenced entry.
-pub struct Held {
-    pub fs: Arc<Forest>,
-    pub attr: Attr,
-}
+/// An entry of the vault.
+pub type Held = EntryRef<Arc<Forest>>;
 
-impl Drop for Held {
-    fn drop(&mut self) {
-        self.fs.forget(self.attr.ino, 1);
-    }
-}
-
-impl Held {
-    /// Takes over the reference to an entry.
-    pub fn new(fs: &Arc<Forest>, entry: Entry) -> Held {
-        Held { fs: fs.clone(), attr: entry.attr }
-    }
-
-    pub fn ino(&self) -> Ino {
-        self.attr.ino
-    }
-
-    /// The entry of this directory with a name; `None` if there is none.
-    pub fn child(&self, name: &OsStr) -> Result<Option<Held>> {
-        match self.fs.lookup(self.ino(), name) {
-            Ok(entry) => Ok(Some(Held::new(&self.fs, entry))),
-            Err(VaultError::NotFound) => Ok(None),
-            Err(error) => Err(error),
-        }
-    }
-
-    /// Makes the names in this directory durable.
-    pub fn sync_names(&self) -> Result<()> {
-        let handle = self.fs.open_dir(self.ino())?;
-        let synced = self.fs.fsync_dir(handle);
-        synced.and(self.fs.release_dir(handle))
-    }
-
-    /// The names in this directory except `.` and `..`.
-    pub fn names(&self) -> Result<Vec<std::ffi::OsString>> {
-        let mut names = Vec::new();
-        let handle = self.fs.open_dir(self.ino())?;
-        let listed = self.fs.read_dir(handle, 0, &mut |entry, _| {
-            if entry.name != "." && entry.name != ".." {
-                names.push(entry.name.clone());
-            }
-            true
-        });
-        listed.and(self.fs.release_dir(handle))?;
-        names.sort_unstable();
-        Ok(names)
-    }
-
-    /// Opens this file.
-    pub fn open(self, write: bool) -> Result<Open> {
-        let handle = self.fs.open_file(self.ino(), Access { read: true, write, truncate: false })?;
-        Ok(Open { node: self, handle })
-    }
+/// The names in a directory except `.` and `..`, sorted.
+pub fn names(directory: &Held) -> Result<Vec<OsString>> {
+    let mut names = Vec::new();
+    directory.each_name(&mut |name, _| names.push(name.to_owned()))?;
+    names.sort_unstable();
+    Ok(names)
 }
 
 /// An open file.
-pub struct Open {
-    pub node: Held,
-    pub handle: HandleId,
-}
-
-impl Drop for Open {
-    fn drop(&mut self) {
-        // Data that a caller was promised to be durable is synced already. The vault keeps the rest, and retries until
-        // it is closed.
-        let _ = self.node.fs.release(self.handle);
-    }
-}
+pub struct Open(OpenEntry<Arc<Forest>>);
 
 impl Open {
+    pub fn new(file: Held, handle: HandleId) -> Open {
+        Open(OpenEntry::new(file, handle))
+    }
+
+    /// Opens a file.
+    pub fn open(file: Held, write: bool) -> Result<Open> {
+        file.open(Access { read: true, write, truncate: false }).map(Open)
+    }
+
+    pub fn node(&self) -> &Held {
+        self.0.entry()
+    }
+
+    pub fn handle(&self) -> HandleId {
+        self.0.handle()
+    }
+
     pub fn fs(&self) -> &Forest {
-        &self.node.fs
+        self.0.fs()
     }
 
     /// Makes content and size durable.
     pub fn sync(&self) -> Result<()> {
-        self.fs().fsync(self.handle, true)
+        self.fs().fsync(self.handle(), true)
     }
 
     pub fn set_size(&self, size: u64) -> Result<()> {
         let set = SetAttr { size: Some(size), ..SetAttr::default() };
-        self.fs().setattr(self.node.ino(), Some(self.handle), &set).map(drop)
+        self.fs().setattr(self.node().ino(), Some(self.handle()), &set).map(drop)
     }
 
     /// Fills `buf` from `offset`.
     pub fn read(&self, mut offset: u64, mut buf: &mut [u8]) -> Result<()> {
         while !buf.is_empty() {
-            match self.fs().read(self.handle, offset, buf)? {
+            match self.fs().read(self.handle(), offset, buf)? {
                 0 => return Err(VaultError::NoData),
                 n => {
                     offset += n as u64;
@@ -116,7 +75,7 @@ impl Open {
     /// Writes all of `data` at `offset`.
     pub fn write(&self, mut offset: u64, mut data: &[u8]) -> Result<()> {
         while !data.is_empty() {
-            let written = self.fs().write_behind(self.handle, offset, data)?;
+            let written = self.fs().write_behind(self.handle(), offset, data)?;
             offset += written as u64;
             data = &data[written..];
         }
@@ -126,7 +85,7 @@ impl Open {
     /// The hole at `offset`, which lies before `until`; empty where there are data. It may go on behind its end, if
     /// pages of `most` bytes were looked at.
     pub fn hole_at(&self, offset: u64, until: u64, most: u64) -> Result<Hole> {
-        match self.fs().hole_at(self.handle, offset, until, most) {
+        match self.fs().hole_at(self.handle(), offset, until, most) {
             Err(VaultError::NoData) => Ok(Hole { end: until, looked_at: 0 }),
             hole => hole,
         }
@@ -148,7 +107,7 @@ impl Open {
                 at = hole.end;
                 continue;
             }
-            let end = from.fs().data_until(from.handle, at, size.min(at + PIECE))?;
+            let end = from.fs().data_until(from.handle(), at, size.min(at + PIECE))?;
             self.copy(from, at, end)?;
             at = end;
         }
@@ -157,7 +116,7 @@ impl Open {
 
     fn copy(&self, from: &Open, mut at: u64, end: u64) -> Result<()> {
         while at < end {
-            let by_keys = match self.fs().copy_range((from.handle, at), (self.handle, at), end - at) {
+            let by_keys = match self.fs().copy_range((from.handle(), at), (self.handle(), at), end - at) {
                 Err(VaultError::OtherDataset | VaultError::Unsupported) => None,
                 done => done?,
             };

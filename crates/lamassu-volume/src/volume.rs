@@ -84,7 +84,7 @@ impl Volume {
 
     /// Best size of reads and writes, bytes: the vault's block, or that of the volume if it is larger.
     pub fn preferred(&self) -> u32 {
-        self.file.node.attr.block_size.max(self.info.block_size.bytes())
+        self.file.node().attr().block_size.max(self.info.block_size.bytes())
     }
 
     fn within(&self, offset: u64, len: u64) -> Result<u64> {
@@ -151,7 +151,7 @@ impl Volume {
             return Ok(());
         }
         match zeros {
-            Zeros::Holes => self.file.fs().fallocate(self.file.handle, Fallocate::Punch, offset, len)?,
+            Zeros::Holes => self.file.fs().fallocate(self.file.handle(), Fallocate::Punch, offset, len)?,
             Zeros::Data => {
                 let (mut at, end) = (offset, offset + len);
                 while at < end {
@@ -184,7 +184,7 @@ impl Volume {
             let run = match hole.end > at {
                 true => Run { offset: at, len: hole.end - at, extent: Extent::Hole },
                 false => {
-                    let until = self.file.fs().data_until(self.file.handle, at, end.min(at + left)).map_err(vault)?;
+                    let until = self.file.fs().data_until(self.file.handle(), at, end.min(at + left)).map_err(vault)?;
                     Run { offset: at, len: until - at, extent: Extent::Data }
                 }
             };

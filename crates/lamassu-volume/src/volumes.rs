@@ -1,10 +1,10 @@
 //! Makes, lists, resizes, copies and destroys the volumes of a vault. The caller is the vault's only writer, except for
 //! programs in a mount of the same process.
 
-use crate::held::{Held, Open};
+use crate::held::{Held, Open, names};
 use crate::volume::Info;
 use crate::{BlockSize, DIRECTORY, Name, Result, SIZE_MAX, Volume, VolumeError};
-use lamassu_vault::{Access, FileSystem, Forest, Kind, Owner, ROOT, RenameMode, SetXattr, VaultError};
+use lamassu_vault::{Access, Attr, FileSystem, Forest, Kind, Owner, ROOT, RenameMode, SetXattr, VaultError};
 use serde::{Deserialize, Serialize};
 use std::ffi::OsStr;
 use std::sync::Arc;
@@ -30,20 +30,17 @@ impl Volumes {
     }
 
     fn directory(&self) -> Result<Option<Held>> {
-        match self.fs.lookup(ROOT, OsStr::new(DIRECTORY)) {
-            Ok(entry) if entry.attr.kind == Kind::Dir => {
-                let directory = Held::new(&self.fs, entry);
+        match Held::find(self.fs.clone(), ROOT, OsStr::new(DIRECTORY)) {
+            Ok(directory) if directory.is_dir() => {
                 // In a mount, other users may have made the directory first, and could exchange volumes.
                 let owners = [0, owner().uid, self.fs.getattr(ROOT, None)?.uid];
-                match owners.contains(&directory.attr.uid) && directory.attr.mode & 0o022 == 0 {
+                let Attr { uid, mode, .. } = *directory.attr();
+                match owners.contains(&uid) && mode & 0o022 == 0 {
                     true => Ok(Some(directory)),
-                    false => Err(VolumeError::NotOurs { uid: directory.attr.uid }),
+                    false => Err(VolumeError::NotOurs { uid }),
                 }
             }
-            Ok(entry) => {
-                drop(Held::new(&self.fs, entry));
-                Err(VaultError::NotDirectory.into())
-            }
+            Ok(_) => Err(VaultError::NotDirectory.into()),
             Err(VaultError::NotFound) => Ok(None),
             Err(error) => Err(error.into()),
         }
@@ -53,7 +50,7 @@ impl Volumes {
     /// changes it.
     fn swept_directory(&self) -> Result<Option<Held>> {
         let Some(directory) = self.directory()? else { return Ok(None) };
-        for file in directory.names()?.iter().filter(|file| Name::is_staged(&file.to_string_lossy())) {
+        for file in names(&directory)?.iter().filter(|file| Name::is_staged(&file.to_string_lossy())) {
             match self.fs.unlink(directory.ino(), file) {
                 // Not made by this program, so it is in the way of nothing.
                 Err(VaultError::IsDirectory) => continue,
@@ -70,21 +67,21 @@ impl Volumes {
         }
         let entry = self.fs.mkdir(ROOT, OsStr::new(DIRECTORY), 0o700, owner())?;
         self.fs.changed_beside_kernel(ROOT, OsStr::new(DIRECTORY));
-        Ok(Held::new(&self.fs, entry))
+        Ok(Held::new(self.fs.clone(), entry))
     }
 
     /// The file of an existing volume.
     fn file(&self, name: &Name) -> Result<(Held, Info)> {
         let missing = || VolumeError::NotFound(name.clone());
         let directory = self.directory()?.ok_or_else(missing)?;
-        let file = directory.child(&name.file())?.ok_or_else(missing)?;
+        let file = directory.child_if_there(&name.file())?.ok_or_else(missing)?;
         let info = self.described(name, &file)?;
         Ok((file, info))
     }
 
     fn described(&self, name: &Name, file: &Held) -> Result<Info> {
         let wrong = |why| VolumeError::NotAVolume { what: name.to_string(), why };
-        if file.attr.kind != Kind::File {
+        if file.attr().kind != Kind::File {
             return Err(wrong("it is no regular file"));
         }
         let attribute = match self.fs.get_xattr(file.ino(), OsStr::new(ATTRIBUTE)) {
@@ -93,7 +90,7 @@ impl Volumes {
         };
         let Attributes { block_size } =
             serde_json::from_slice(&attribute).map_err(|_| wrong("its attribute makes no sense"))?;
-        let attr = &file.attr;
+        let attr = file.attr();
         let info =
             Info { name: name.clone(), size: attr.size, block_size, stored: attr.blocks * 512, written: attr.mtime };
         match info.size.is_multiple_of(u64::from(block_size.bytes())) && info.size > 0 {
@@ -117,7 +114,7 @@ impl Volumes {
     pub fn list(&self, odd: &mut dyn FnMut(VolumeError)) -> Result<Vec<Info>> {
         let mut found = Vec::new();
         let Some(directory) = self.directory()? else { return Ok(found) };
-        for file in directory.names()? {
+        for file in names(&directory)? {
             let text = file.to_string_lossy();
             if Name::is_staged(&text) {
                 continue;
@@ -157,17 +154,17 @@ impl Volumes {
         fill: impl FnOnce(&Open) -> Result<()>,
     ) -> Result<()> {
         let directory = self.made_directory()?;
-        if directory.child(&name.file())?.is_some() {
+        if directory.child_if_there(&name.file())?.is_some() {
             return Err(VolumeError::Exists(name.clone()));
         }
         let staged = name.staged();
         let access = Access { read: true, write: true, truncate: false };
         let (entry, handle) = self.fs.create(directory.ino(), &staged, mode, access, owner())?;
-        let file = Open { node: Held::new(&self.fs, entry), handle };
+        let file = Open::new(Held::new(self.fs.clone(), entry), handle);
         let filled = fill(&file).and_then(|()| {
             let value = serde_json::to_vec(attributes).map_err(|_| VaultError::Invalid)?;
-            self.fs.set_xattr(file.node.ino(), OsStr::new(ATTRIBUTE), &value, SetXattr::Any)?;
-            file.fs().fsync(file.handle, false)?;
+            self.fs.set_xattr(file.node().ino(), OsStr::new(ATTRIBUTE), &value, SetXattr::Any)?;
+            file.fs().fsync(file.handle(), false)?;
             Ok(self.fs.rename(directory.ino(), &staged, directory.ino(), &name.file(), RenameMode::NoReplace)?)
         });
         if let Err(error) = filled {
@@ -195,7 +192,7 @@ impl Volumes {
         if size < info.size && !shrink {
             return Err(VolumeError::Shrinks { name: name.clone(), now: info.size, wanted: size });
         }
-        let file = file.open(true)?;
+        let file = Open::open(file, true)?;
         file.set_size(size)?;
         Ok(file.sync()?)
     }
@@ -225,10 +222,10 @@ impl Volumes {
 
     fn copy(&self, name: &Name, to: &Name, mode: u32, goes_on: &dyn Fn() -> bool) -> Result<()> {
         let (file, info) = self.file(name)?;
-        let from = file.open(false)?;
+        let from = Open::open(file, false)?;
         self.make(to, mode, &Attributes { block_size: info.block_size }, |file| {
             // Otherwise the copy's blocks would be stored as the directory's profile says.
-            self.fs.take_profile(from.handle, file.handle)?;
+            self.fs.take_profile(from.handle(), file.handle())?;
             file.set_size(info.size)?;
             file.copy_all(&from, info.size, goes_on)
         })
@@ -241,11 +238,11 @@ impl Volumes {
     pub fn destroy(&self, name: &Name, snapshots: bool) -> Result<usize> {
         let missing = || VolumeError::NotFound(name.clone());
         let directory = self.swept_directory()?.ok_or_else(missing)?;
-        if directory.child(&name.file())?.is_none() {
+        if directory.child_if_there(&name.file())?.is_none() {
             return Err(missing());
         }
         let is_below = |other: &Name| !name.is_snapshot() && other.is_snapshot() && other.volume() == name.volume();
-        let names = directory.names()?;
+        let names = names(&directory)?;
         let names = names.iter().filter_map(|file| file.to_str()?.parse::<Name>().ok());
         let below: Vec<Name> = names.filter(is_below).collect();
         if !below.is_empty() && !snapshots {
@@ -267,7 +264,7 @@ impl Volumes {
     pub fn open(&self, name: &Name, read_only: bool) -> Result<Volume> {
         let (file, info) = self.file(name)?;
         let read_only = read_only || name.is_snapshot();
-        Ok(Volume::new(file.open(!read_only)?, info, read_only))
+        Ok(Volume::new(Open::open(file, !read_only)?, info, read_only))
     }
 }
 

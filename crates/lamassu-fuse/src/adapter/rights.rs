@@ -14,7 +14,7 @@
 use super::Shared;
 use super::acl::Caller;
 use super::reply::is_not_found;
-use lamassu_vault::{FileSystem, HandleId, Ino, Result, SetAttr, SetTime, VaultError};
+use lamassu_vault::{EntryRef, FileSystem, HandleId, Ino, Result, SetAttr, SetTime, VaultError};
 use std::ffi::OsStr;
 
 fn not_permitted(op: &'static str) -> VaultError {
@@ -37,12 +37,11 @@ impl<F: FileSystem> Shared<F> {
         if parent.mode & libc::S_ISVTX == 0 || parent.uid == caller.uid() {
             return Ok(());
         }
-        let entry = match self.fs.lookup(dir, name) {
+        let entry = match EntryRef::find(&*self.fs, dir, name) {
             Err(error) if is_not_found(&error) => return Ok(()),
             found => found?,
         };
-        self.fs.forget(entry.attr.ino, 1);
-        if entry.attr.uid == caller.uid() { Ok(()) } else { Err(not_permitted("change a sticky directory")) }
+        if entry.attr().uid == caller.uid() { Ok(()) } else { Err(not_permitted("change a sticky directory")) }
     }
 
     /// Refuses a change of attributes that only the present owner may make.

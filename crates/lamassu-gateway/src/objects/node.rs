@@ -4,7 +4,8 @@ use crate::limits::Turn;
 use crate::{memory, work};
 use lamassu_plain::PlainFs;
 use lamassu_vault::{
-    Access, Attr, Entry, FileSystem, Forest, HandleId, Ino, Kind, Owner, ROOT, RenameMode, Result, SetXattr, VaultError,
+    Access, Attr, Entry, EntryRef, FileSystem, Forest, HandleId, Ino, Kind, Owner, ROOT, RenameMode, Result, SetXattr,
+    VaultError, each_name,
 };
 use std::ffi::OsStr;
 use std::sync::Arc;
@@ -44,16 +45,11 @@ impl Tree for Forest {
     }
     fn each_name(&self, dir: Ino, each: &mut dyn FnMut(&OsStr, Kind)) -> Result<()> {
         let _reading = work::reading(VaultError::Stale)?;
-        let handle = self.open_dir(dir)?;
         let mut count = 0;
-        let listed = self.read_dir(handle, 0, &mut |entry, _| {
+        let listed = each_name(self, dir, &mut |name, kind| {
             count += 1;
-            if entry.name != "." && entry.name != ".." {
-                each(&entry.name, entry.kind);
-            }
-            true
+            each(name, kind);
         });
-        let listed = listed.and(self.release_dir(handle));
         if count >= LARGE {
             memory::give_back();
         }
@@ -83,23 +79,12 @@ impl Tree for PlainFs {
 
 /// An entry, with a reference to it. Cheap to clone.
 #[derive(Clone)]
-pub struct Node(Arc<Held>);
-
-struct Held {
-    fs: Arc<dyn Tree>,
-    attr: Attr,
-}
-
-impl Drop for Held {
-    fn drop(&mut self) {
-        self.fs.forget(self.attr.ino, 1);
-    }
-}
+pub struct Node(Arc<EntryRef<Arc<dyn Tree>>>);
 
 impl Node {
     /// Takes over the reference to an entry.
     pub fn new(fs: &Arc<dyn Tree>, entry: Entry) -> Node {
-        Node(Arc::new(Held { fs: fs.clone(), attr: entry.attr }))
+        Node(Arc::new(EntryRef::new(fs.clone(), entry)))
     }
 
     /// The entry at a path of the vault.
@@ -112,22 +97,22 @@ impl Node {
 
     /// Its number.
     pub fn ino(&self) -> Ino {
-        self.0.attr.ino
+        self.0.ino()
     }
 
     /// Its attributes when it was looked up.
     pub fn attr(&self) -> &Attr {
-        &self.0.attr
+        self.0.attr()
     }
 
     /// Whether it is a directory.
     pub fn is_dir(&self) -> bool {
-        self.0.attr.kind == Kind::Dir
+        self.0.is_dir()
     }
 
     /// The file system it lies in.
     pub fn fs(&self) -> &Arc<dyn Tree> {
-        &self.0.fs
+        self.0.fs()
     }
 
     /// The entry of this directory under a name.
@@ -135,10 +120,7 @@ impl Node {
     /// # Errors
     /// [`VaultError::NotFound`]; [`VaultError::NotDirectory`]; those of the vault.
     pub fn child(&self, name: &OsStr) -> Result<Node> {
-        match self.is_dir() {
-            true => Ok(Node::new(&self.0.fs, self.0.fs.lookup(self.ino(), name)?)),
-            false => Err(VaultError::NotDirectory),
-        }
+        self.0.child(name).map(|entry| Node(Arc::new(entry)))
     }
 
     /// The same; `None`: there is none.
@@ -146,11 +128,7 @@ impl Node {
     /// # Errors
     /// Those of the vault.
     pub fn child_if_there(&self, name: &OsStr) -> Result<Option<Node>> {
-        match self.child(name) {
-            Ok(node) => Ok(Some(node)),
-            Err(VaultError::NotFound) => Ok(None),
-            Err(error) => Err(error),
-        }
+        Ok(self.0.child_if_there(name)?.map(|entry| Node(Arc::new(entry))))
     }
 
     /// Makes a directory in this one.
@@ -158,8 +136,8 @@ impl Node {
     /// # Errors
     /// [`VaultError::Exists`]; those of the vault.
     pub fn make_dir(&self, name: &OsStr, mode: u32, owner: Owner) -> Result<Node> {
-        let made = Node::new(&self.0.fs, self.0.fs.mkdir(self.ino(), name, mode, owner)?);
-        self.0.fs.changed(self.ino(), name);
+        let made = Node::new(self.0.fs(), self.0.fs().mkdir(self.ino(), name, mode, owner)?);
+        self.0.fs().changed(self.ino(), name);
         Ok(made)
     }
 
@@ -168,9 +146,9 @@ impl Node {
     /// # Errors
     /// [`VaultError::Exists`]; those of the vault.
     pub fn create(&self, name: &OsStr, mode: u32, owner: Owner) -> Result<Open> {
-        let (entry, handle) = self.0.fs.create(self.ino(), name, mode, READ_WRITE, owner)?;
-        self.0.fs.changed(self.ino(), name);
-        Ok(Open::new(Node::new(&self.0.fs, entry), handle))
+        let (entry, handle) = self.0.fs().create(self.ino(), name, mode, READ_WRITE, owner)?;
+        self.0.fs().changed(self.ino(), name);
+        Ok(Open::new(Node::new(self.0.fs(), entry), handle))
     }
 
     /// Removes a file from this directory.
@@ -178,8 +156,8 @@ impl Node {
     /// # Errors
     /// Those of the vault.
     pub fn unlink(&self, name: &OsStr) -> Result<()> {
-        let done = self.0.fs.unlink(self.ino(), name);
-        self.0.fs.changed(self.ino(), name);
+        let done = self.0.fs().unlink(self.ino(), name);
+        self.0.fs().changed(self.ino(), name);
         done
     }
 
@@ -188,8 +166,8 @@ impl Node {
     /// # Errors
     /// [`VaultError::NotEmpty`]; those of the vault.
     pub fn remove_dir(&self, name: &OsStr) -> Result<()> {
-        let done = self.0.fs.rmdir(self.ino(), name);
-        self.0.fs.changed(self.ino(), name);
+        let done = self.0.fs().rmdir(self.ino(), name);
+        self.0.fs().changed(self.ino(), name);
         done
     }
 
@@ -198,9 +176,9 @@ impl Node {
     /// # Errors
     /// Those of the vault.
     pub fn rename(&self, name: &OsStr, new: &OsStr, mode: RenameMode) -> Result<()> {
-        let done = self.0.fs.rename(self.ino(), name, self.ino(), new, mode);
-        self.0.fs.changed(self.ino(), name);
-        self.0.fs.changed(self.ino(), new);
+        let done = self.0.fs().rename(self.ino(), name, self.ino(), new, mode);
+        self.0.fs().changed(self.ino(), name);
+        self.0.fs().changed(self.ino(), new);
         done
     }
 
@@ -209,9 +187,7 @@ impl Node {
     /// # Errors
     /// Those of the store.
     pub fn sync_names(&self) -> Result<()> {
-        let handle = self.0.fs.open_dir(self.ino())?;
-        let synced = self.0.fs.fsync_dir(handle);
-        synced.and(self.0.fs.release_dir(handle))
+        self.0.sync_names()
     }
 
     /// Calls `each` for the entries of this directory except `.` and `..`.
@@ -219,11 +195,11 @@ impl Node {
     /// # Errors
     /// Those of the vault.
     pub fn list(&self, each: &mut dyn FnMut(&OsStr, Kind)) -> Result<()> {
-        self.0.fs.each_name(self.ino(), each)
+        self.0.fs().each_name(self.ino(), each)
     }
 
     fn named(&self, name: &str) -> String {
-        format!("{}{name}", self.0.fs.namespace())
+        format!("{}{name}", self.0.fs().namespace())
     }
 
     /// An attribute, by its name in the namespace; `None`: it does not exist.
@@ -231,7 +207,7 @@ impl Node {
     /// # Errors
     /// Those of the vault.
     pub fn xattr(&self, name: &str) -> Result<Option<Vec<u8>>> {
-        match self.0.fs.get_xattr(self.ino(), OsStr::new(&self.named(name))) {
+        match self.0.fs().get_xattr(self.ino(), OsStr::new(&self.named(name))) {
             Ok(value) => Ok(Some(value)),
             Err(VaultError::NoAttribute) => Ok(None),
             Err(error) => Err(error),
@@ -243,7 +219,7 @@ impl Node {
     /// # Errors
     /// Those of the vault.
     pub fn set_xattr(&self, name: &str, value: &[u8]) -> Result<()> {
-        self.0.fs.set_xattr(self.ino(), OsStr::new(&self.named(name)), value, SetXattr::Any)
+        self.0.fs().set_xattr(self.ino(), OsStr::new(&self.named(name)), value, SetXattr::Any)
     }
 
     /// Removes an attribute, if it exists.
@@ -251,7 +227,7 @@ impl Node {
     /// # Errors
     /// Those of the vault.
     pub fn remove_xattr(&self, name: &str) -> Result<()> {
-        match self.0.fs.remove_xattr(self.ino(), OsStr::new(&self.named(name))) {
+        match self.0.fs().remove_xattr(self.ino(), OsStr::new(&self.named(name))) {
             Ok(()) | Err(VaultError::NoAttribute) => Ok(()),
             Err(error) => Err(error),
         }
@@ -262,7 +238,7 @@ impl Node {
     /// # Errors
     /// Those of the vault.
     pub fn open(self) -> Result<Open> {
-        let handle = self.0.fs.open_file(self.ino(), READ)?;
+        let handle = self.0.fs().open_file(self.ino(), READ)?;
         Ok(Open::new(self, handle))
     }
 }

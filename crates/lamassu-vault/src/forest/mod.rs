@@ -23,8 +23,9 @@ pub use states::{State, Volume};
 use crate::error::io;
 use crate::event::IntegrityKind;
 use crate::inode::{OWN_MAX, StoreId};
+use crate::path::{components, descend};
 use crate::walk::read_header_bytes;
-use crate::{Attr, Entry, FileSystem, HandleId, Ino, Kind, Options, ROOT, Result, Upkeep, Vault, VaultError};
+use crate::{Attr, Entry, EntryRef, FileSystem, HandleId, Ino, Kind, Options, ROOT, Result, Upkeep, Vault, VaultError};
 use lamassu_anchor::Row;
 use lamassu_crypto::{Engine, KeyRing};
 use lamassu_format::header::{Header, VaultHeader};
@@ -295,17 +296,10 @@ impl Forest {
     /// # Errors
     /// As [`Forest::resolve`].
     pub fn resolve_from(&self, volume: Number, path: &OsStr) -> Result<Entry> {
-        let attr = self.root_attr(&*self.slot(volume)?)?;
-        let mut at = Entry { attr, generation: 0 };
-        for name in crate::path::components(path)? {
-            let next = match at.attr.kind {
-                Kind::Dir => self.lookup(at.attr.ino, name),
-                _ => Err(VaultError::NotDirectory),
-            };
-            self.forget(at.attr.ino, 1);
-            at = next?;
-        }
-        Ok(at)
+        let names = components(path)?;
+        // The root of a volume needs no reference.
+        let root = Entry { attr: self.root_attr(&*self.slot(volume)?)?, generation: 0 };
+        descend(EntryRef::new(self, root), &names).map(EntryRef::into_entry)
     }
 
     /// Path in the store of the entry at a plain path, through datasets. For the root of a dataset its key is not
@@ -459,16 +453,11 @@ impl Forest {
         if !vault.has_datasets() {
             return Ok(false);
         }
-        let entry = match vault.lookup(parent, name) {
-            Err(VaultError::NotFound) => return Ok(false),
-            other => other?,
-        };
-        let found = match entry.attr.kind {
-            Kind::Dir => vault.dataset_at(entry.attr.ino).map(|found| found.is_some()),
-            _ => Ok(false),
-        };
-        vault.forget(entry.attr.ino, 1);
-        found
+        match EntryRef::find(vault, parent, name) {
+            Err(VaultError::NotFound) => Ok(false),
+            Ok(entry) if entry.is_dir() => Ok(vault.dataset_at(entry.ino())?.is_some()),
+            found => found.map(|_| false),
+        }
     }
 }
 

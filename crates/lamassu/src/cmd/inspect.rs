@@ -9,7 +9,7 @@ use crate::open::{OrphanArg, Unsealed};
 use crate::output::{self, Ui};
 use crate::{open, text};
 use lamassu_host::Error as HostError;
-use lamassu_vault::Kind;
+use lamassu_vault::{EntryRef, Kind};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
@@ -76,12 +76,11 @@ pub fn run(ui: &Ui, args: Args) -> Result<()> {
     let unsealed = open::unlocked(&ui.without_anchor(), dir, &args.key)?;
     let vault = unsealed.open(open::options(true))?;
     let named = || format!("vault:{}", path.display());
-    let entry = vault.resolve(path.as_os_str()).with_context(named)?;
-    vault.forget(entry.attr.ino, 1);
+    let entry = EntryRef::new(&*vault, vault.resolve(path.as_os_str()).with_context(named)?);
     let stored = vault.stored_path(path.as_os_str()).with_context(named)?;
     let subject =
         Subject { unsealed: &unsealed, on_disk: dir.join(stored), plain: Some(path.clone()), slots: args.slots };
-    subject.show(entry.attr.kind, args.json)
+    subject.show(entry.attr().kind, args.json)
 }
 
 impl Subject<'_> {

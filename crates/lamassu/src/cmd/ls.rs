@@ -7,9 +7,8 @@ use crate::output::{self, Ui, shown};
 use crate::signals;
 use crate::text;
 use crate::tree::copy::{DEPTH_MAX, too_deep};
-use crate::tree::vault::list;
 use lamassu_host::Error as HostError;
-use lamassu_vault::{Attr, FileSystem, Forest, Ino, Kind, VaultError};
+use lamassu_vault::{Attr, EntryRef, FileSystem, Forest, Kind, VaultError};
 use serde::Serialize;
 use std::ffi::OsString;
 use std::fmt::Write as _;
@@ -114,19 +113,12 @@ struct Walk<'a> {
     failed: usize,
 }
 
-/// A directory under way. It owns a reference to its inode.
+/// A directory under way.
 struct Level<'a> {
-    vault: &'a Forest,
-    ino: Ino,
+    entry: EntryRef<&'a Forest>,
     path: PathBuf,
     /// Names still to be looked up; `None` until the directory was read.
     left: Option<std::vec::IntoIter<OsString>>,
-}
-
-impl Drop for Level<'_> {
-    fn drop(&mut self) {
-        self.vault.forget(self.ino, 1);
-    }
 }
 
 /// What a directory turned out to hold next.
@@ -139,10 +131,10 @@ enum Step<'a> {
 impl<'a> Walk<'a> {
     fn start(&mut self, path: &Path, directory: bool) -> Result<()> {
         let named = || format!("vault:{}", path.display());
-        let entry = self.vault.resolve(path.as_os_str()).with_context(named)?;
-        let attr = entry.attr;
+        let entry = EntryRef::new(self.vault, self.vault.resolve(path.as_os_str()).with_context(named)?);
+        let attr = *entry.attr();
         let plain = path.strip_prefix("/").unwrap_or(path);
-        let level = Level { vault: self.vault, ino: attr.ino, path: plain.into(), left: None };
+        let level = Level { entry, path: plain.into(), left: None };
         match attr.kind {
             Kind::Dir if !directory => self.below(level),
             _ => self.add(plain.into(), attr),
@@ -179,8 +171,8 @@ impl<'a> Walk<'a> {
             None => {
                 signals::check()?;
                 let mut names = Vec::new();
-                list(self.vault, level.ino, &mut |name, _| names.push(name.to_os_string()))
-                    .with_context(|| format!("vault:{}", level.path.display()))?;
+                let listed = level.entry.each_name(&mut |name, _| names.push(name.to_os_string()));
+                listed.with_context(|| format!("vault:{}", level.path.display()))?;
                 names.sort();
                 names.into_iter()
             }
@@ -188,11 +180,11 @@ impl<'a> Walk<'a> {
         let left = level.left.insert(left);
         let Some(name) = left.next() else { return Ok(Step::End) };
         let plain = level.path.join(&name);
-        let entry = self.vault.lookup(level.ino, &name).with_context(|| format!("vault:{}", plain.display()))?;
-        // From here on it gives the reference back, whatever happens.
-        let child = Level { vault: self.vault, ino: entry.attr.ino, path: plain.clone(), left: None };
-        self.add(plain, entry.attr)?;
-        if entry.attr.kind != Kind::Dir || !self.recursive {
+        let entry = level.entry.child(&name).with_context(|| format!("vault:{}", plain.display()))?;
+        let attr = *entry.attr();
+        let child = Level { entry, path: plain.clone(), left: None };
+        self.add(plain, attr)?;
+        if attr.kind != Kind::Dir || !self.recursive {
             return Ok(Step::Entry);
         }
         // The paths of one chain of directories need memory with the square of its length.

@@ -3,8 +3,8 @@
 use super::{Dir, Input, Meta, Node, Output, Tree};
 use crate::fault::{Context, Result};
 use lamassu_vault::{
-    Access, Attr, Entry, FileSystem, Forest, HandleId, Ino, Kind, Owner, RenameMode, SetAttr, SetTime, SetXattr, Time,
-    VaultError, Whence,
+    Access, Attr, Entry, EntryRef, FileSystem, Forest, Kind, OpenEntry, Owner, RenameMode, SetAttr, SetTime, SetXattr,
+    Time, VaultError, Whence,
 };
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStringExt;
@@ -17,61 +17,46 @@ pub struct VaultTree(pub Arc<Forest>);
 const READ: Access = Access { read: true, write: false, truncate: false };
 const WRITE: Access = Access { read: true, write: true, truncate: true };
 
-/// An entry whose reference is given back when dropped.
-struct Held {
-    vault: Arc<Forest>,
-    entry: Entry,
-}
+/// An entry of the vault.
+type Held = EntryRef<Arc<Forest>>;
 
-impl Drop for Held {
-    fn drop(&mut self) {
-        self.vault.forget(self.ino(), 1);
-    }
-}
-
-impl Held {
-    fn ino(&self) -> Ino {
-        self.entry.attr.ino
-    }
-
-    fn set(&self, set: &SetAttr, what: &'static str) -> Result<()> {
-        self.vault.setattr(self.ino(), None, set).context(what)?;
-        Ok(())
-    }
+fn set(entry: &Held, set: &SetAttr, what: &'static str) -> Result<()> {
+    entry.fs().setattr(entry.ino(), None, set).context(what)?;
+    Ok(())
 }
 
 impl Node for Held {
     fn ino(&self) -> Result<(u64, u64)> {
-        Ok(meta_of(&self.entry.attr).ino)
+        Ok(meta_of(self.attr()).ino)
     }
 
     fn set_owner(&self, uid: u32, gid: u32) -> Result<()> {
         if !rustix::process::geteuid().is_root() {
             return Ok(());
         }
-        self.set(&SetAttr { uid: Some(uid), gid: Some(gid), ..SetAttr::default() }, "cannot set the owner")
+        set(self, &SetAttr { uid: Some(uid), gid: Some(gid), ..SetAttr::default() }, "cannot set the owner")
     }
 
     fn set_xattr(&self, name: &OsStr, value: &[u8]) -> Result<()> {
-        Ok(self.vault.set_xattr(self.ino(), name, value, SetXattr::Any)?)
+        Ok(self.fs().set_xattr(self.ino(), name, value, SetXattr::Any)?)
     }
 
     fn set_times(&self, atime: Time, mtime: Time) -> Result<()> {
         let (atime, mtime) = (Some(SetTime::At(atime)), Some(SetTime::At(mtime)));
-        self.set(&SetAttr { atime, mtime, ..SetAttr::default() }, "cannot set the times")
+        set(self, &SetAttr { atime, mtime, ..SetAttr::default() }, "cannot set the times")
     }
 
     fn set_mode(&self, mode: u32) -> Result<()> {
-        match self.entry.attr.kind {
+        match self.attr().kind {
             Kind::Symlink => Ok(()),
-            _ => self.set(&SetAttr { mode: Some(mode), ..SetAttr::default() }, "cannot set the mode"),
+            _ => set(self, &SetAttr { mode: Some(mode), ..SetAttr::default() }, "cannot set the mode"),
         }
     }
 }
 
 impl VaultTree {
     fn held(&self, entry: Entry) -> Held {
-        Held { vault: Arc::clone(&self.0), entry }
+        EntryRef::new(Arc::clone(&self.0), entry)
     }
 
     fn resolve(&self, path: &Path) -> Result<Held> {
@@ -106,7 +91,7 @@ impl Tree for VaultTree {
 
     fn stat(&self, path: &Path) -> Result<Option<Meta>> {
         match self.0.resolve(path.as_os_str()) {
-            Ok(entry) => Ok(Some(meta_of(&self.held(entry).entry.attr))),
+            Ok(entry) => Ok(Some(meta_of(self.held(entry).attr()))),
             Err(VaultError::NotFound) => Ok(None),
             Err(error) => Err(error).with_context(|| self.name(path)),
         }
@@ -115,7 +100,7 @@ impl Tree for VaultTree {
     fn list(&self, path: &Path) -> Result<Vec<OsString>> {
         let dir = self.resolve(path)?;
         let mut names = Vec::new();
-        let listed = list(&self.0, dir.entry.attr.ino, &mut |name, _| names.push(name.to_os_string()));
+        let listed = dir.each_name(&mut |name, _| names.push(name.to_os_string()));
         self.done("list", path, listed)?;
         names.sort();
         Ok(names)
@@ -123,13 +108,13 @@ impl Tree for VaultTree {
 
     fn read_link(&self, path: &Path) -> Result<OsString> {
         let link = self.resolve(path)?;
-        let target = self.0.readlink(link.entry.attr.ino);
+        let target = self.0.readlink(link.ino());
         Ok(OsString::from_vec(self.done("read the link", path, target)?))
     }
 
     fn xattrs(&self, path: &Path) -> Result<Vec<(OsString, Vec<u8>)>> {
         let entry = self.resolve(path)?;
-        let ino = entry.entry.attr.ino;
+        let ino = entry.ino();
         let names = self.done("read attributes of", path, self.0.list_xattr(ino))?;
         let pairs = names.into_iter().map(|name| {
             let name = OsString::from_vec(name);
@@ -141,17 +126,15 @@ impl Tree for VaultTree {
 
     fn open(&self, path: &Path) -> Result<Box<dyn Input + '_>> {
         let entry = self.resolve(path)?;
-        let attr = entry.entry.attr;
-        if attr.kind == Kind::Dir {
+        if entry.is_dir() {
             return self.done("open", path, Err(VaultError::IsDirectory));
         }
-        let handle = self.done("open", path, self.0.open_file(attr.ino, READ))?;
-        Ok(Box::new(VaultFile { entry, handle, name: self.name(path) }))
+        Ok(Box::new(VaultFile { file: self.done("open", path, entry.open(READ))?, name: self.name(path) }))
     }
 
     fn dir(&self, path: &Path) -> Result<Box<dyn Dir>> {
         let held = self.resolve(path)?;
-        if held.entry.attr.kind != Kind::Dir {
+        if !held.is_dir() {
             return Err(self.fault(path, VaultError::NotDirectory));
         }
         Ok(Box::new(VaultDir { tree: VaultTree(Arc::clone(&self.0)), held, path: path.into() }))
@@ -213,7 +196,7 @@ impl Dir for VaultDir {
 
     fn stat(&self, name: &OsStr) -> Result<Option<Meta>> {
         match self.tree.0.lookup(self.held.ino(), name) {
-            Ok(entry) => Ok(Some(meta_of(&self.tree.held(entry).entry.attr))),
+            Ok(entry) => Ok(Some(meta_of(self.tree.held(entry).attr()))),
             Err(VaultError::NotFound) => Ok(None),
             Err(error) => Err(error).with_context(|| self.name(name)),
         }
@@ -232,7 +215,7 @@ impl Dir for VaultDir {
     fn create(&self, name: &OsStr) -> Result<Box<dyn Output>> {
         let made = self.tree.0.create(self.held.ino(), name, 0o600, WRITE, Self::owner());
         let (entry, handle) = self.done("create", name, made)?;
-        Ok(Box::new(VaultFile { entry: self.tree.held(entry), handle, name: self.name(name) }))
+        Ok(Box::new(VaultFile { file: OpenEntry::new(self.tree.held(entry), handle), name: self.name(name) }))
     }
 
     fn make_symlink(&self, name: &OsStr, target: &OsStr) -> Result<Box<dyn Node>> {
@@ -267,94 +250,73 @@ impl Dir for VaultDir {
     }
 }
 
-/// Calls `each` for the entries of a directory except `.` and `..`.
-pub fn list(vault: &Forest, dir: Ino, each: &mut dyn FnMut(&OsStr, Kind)) -> lamassu_vault::Result<()> {
-    let handle = vault.open_dir(dir)?;
-    let listed = vault.read_dir(handle, 0, &mut |entry, _| {
-        if entry.name != "." && entry.name != ".." {
-            each(&entry.name, entry.kind);
-        }
-        true
-    });
-    let closed = vault.release_dir(handle);
-    listed.and(closed)
-}
-
 struct VaultFile {
-    entry: Held,
-    handle: HandleId,
+    file: OpenEntry<Arc<Forest>>,
     name: String,
-}
-
-impl Drop for VaultFile {
-    fn drop(&mut self) {
-        // `flush` reports what a flush could not write.
-        let _ = self.entry.vault.release(self.handle);
-    }
 }
 
 impl Input for VaultFile {
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<usize> {
-        self.entry.vault.read(self.handle, offset, buf).with_context(|| self.name.clone())
+        self.file.fs().read(self.file.handle(), offset, buf).with_context(|| self.name.clone())
     }
 
     fn next_data(&self, offset: u64) -> Result<Option<(u64, u64)>> {
-        let found = self.entry.vault.seek(self.handle, offset, Whence::Data);
+        let found = self.file.fs().seek(self.file.handle(), offset, Whence::Data);
         let start = match found {
             Ok(start) => start,
             Err(VaultError::NoData) => return Ok(None),
             Err(error) => return Err(error).with_context(|| self.name.clone()),
         };
-        let end = self.entry.vault.seek(self.handle, start, Whence::Hole).with_context(|| self.name.clone())?;
+        let end = self.file.fs().seek(self.file.handle(), start, Whence::Hole).with_context(|| self.name.clone())?;
         Ok(Some((start, end)))
     }
 
     fn size(&self) -> Result<u64> {
-        let attr = self.entry.vault.getattr(self.entry.entry.attr.ino, Some(self.handle));
+        let attr = self.file.fs().getattr(self.file.entry().ino(), Some(self.file.handle()));
         Ok(attr.with_context(|| self.name.clone())?.size)
     }
 }
 
 impl Node for VaultFile {
     fn ino(&self) -> Result<(u64, u64)> {
-        Node::ino(&self.entry)
+        Node::ino(self.file.entry())
     }
 
     fn set_owner(&self, uid: u32, gid: u32) -> Result<()> {
-        self.entry.set_owner(uid, gid)
+        self.file.entry().set_owner(uid, gid)
     }
 
     fn set_xattr(&self, name: &OsStr, value: &[u8]) -> Result<()> {
-        self.entry.set_xattr(name, value)
+        self.file.entry().set_xattr(name, value)
     }
 
     fn set_times(&self, atime: Time, mtime: Time) -> Result<()> {
-        self.entry.set_times(atime, mtime)
+        self.file.entry().set_times(atime, mtime)
     }
 
     fn set_mode(&self, mode: u32) -> Result<()> {
-        self.entry.set_mode(mode)
+        self.file.entry().set_mode(mode)
     }
 }
 
 impl Output for VaultFile {
     fn write_at(&self, offset: u64, data: &[u8]) -> Result<()> {
-        self.entry.vault.write(self.handle, offset, data).with_context(|| format!("cannot write {}", self.name))?;
+        self.file.fs().write(self.file.handle(), offset, data).with_context(|| format!("cannot write {}", self.name))?;
         Ok(())
     }
 
     fn set_len(&self, len: u64) -> Result<()> {
         let set = SetAttr { size: Some(len), ..SetAttr::default() };
-        self.entry
-            .vault
-            .setattr(self.entry.entry.attr.ino, Some(self.handle), &set)
+        self.file
+            .fs()
+            .setattr(self.file.entry().ino(), Some(self.file.handle()), &set)
             .with_context(|| format!("cannot set the length of {}", self.name))?;
         Ok(())
     }
 
     fn flush(&self, durable: bool) -> Result<()> {
-        let vault = &self.entry.vault;
-        let written = if durable { vault.fsync(self.handle, true) } else { vault.flush(self.handle) };
+        let (vault, handle) = (self.file.fs(), self.file.handle());
+        let written = if durable { vault.fsync(handle, true) } else { vault.flush(handle) };
         written.with_context(|| format!("cannot write {}", self.name))
     }
 }
