@@ -1,6 +1,6 @@
-//! Steps on entries of the store that know nothing of a vault: what lies in a directory, moves that replace nothing.
+//! Steps on entries of the store that know nothing of a vault: what lies in a directory, moves.
 
-use crate::error::{is_not_found, is_unsupported};
+use crate::error::{io, is_not_found, is_unsupported};
 use crate::{RenameMode, SetTime};
 use lamassu_format::name::{COMPANION_PREFIX, DIR_RECORD, LINK_PREFIX};
 use lamassu_store::BackendDir;
@@ -89,6 +89,25 @@ pub(crate) fn place_in_lost(lost: &dyn BackendDir, dir: &dyn BackendDir, entry: 
         }
     }
     Err(stdio::ErrorKind::AlreadyExists.into())
+}
+
+/// Renames over the existing entry. The directory keeps its modification time. If its owner may not write to it, the
+/// permission is granted for the time of the call.
+pub(crate) fn replace(from: &dyn BackendDir, temp: &OsStr, dir: &dyn BackendDir, name: &OsStr) -> crate::Result<()> {
+    const LENT: u32 = 0o300;
+    let before = dir.stat().map_err(io("stat a directory"))?;
+    let rename = || from.rename(temp, dir, name, RenameMode::Replace);
+    let renamed = match rename() {
+        Err(e) if e.kind() == std::io::ErrorKind::PermissionDenied => {
+            dir.set_mode(before.mode | LENT).map_err(io("set the mode"))?;
+            let renamed = rename();
+            dir.set_mode(before.mode).map_err(io("set the mode"))?;
+            renamed
+        }
+        other => other,
+    };
+    renamed.map_err(io("replace an entry"))?;
+    dir.set_times(SetTime::Keep, SetTime::At(before.mtime)).map_err(io("set times"))
 }
 
 #[cfg(test)]

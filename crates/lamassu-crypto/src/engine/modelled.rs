@@ -8,7 +8,7 @@ use std::ops::{Deref, DerefMut};
 use std::sync::PoisonError;
 
 /// Waiting changes nothing that is modelled.
-pub(super) fn linger(_: impl Fn() -> bool) {}
+pub(super) fn linger(_: std::time::Duration, _: impl Fn() -> bool) {}
 
 pub struct Mutex<T>(sync::Mutex<T>);
 

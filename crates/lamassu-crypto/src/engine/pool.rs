@@ -25,7 +25,7 @@ type Panic = Box<dyn Any + Send>;
 /// How long a thread spins before it sleeps. A sleeping thread is back after 5 to 100 µs, the longer times if an idle
 /// processor has to be woken through the hypervisor; a chunk takes 30. So a submitter spins until the last chunks are
 /// done, and a worker spins for the next batch if the one before came as quickly.
-pub(super) const LINGER: Duration = Duration::from_micros(20);
+const LINGER: Duration = Duration::from_micros(20);
 
 /// Which thread does a share of the work.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -151,7 +151,7 @@ impl Shared {
                     self.queue.lock().free += 1;
                     free_since = Some(Instant::now());
                     if came_soon {
-                        linger(|| self.offered.load(Ordering::Relaxed) == 0);
+                        linger(LINGER, || self.offered.load(Ordering::Relaxed) == 0);
                     }
                     queue = self.queue.lock();
                 }
@@ -227,7 +227,7 @@ impl Batch {
     /// Lets no further worker in, and waits for those inside.
     fn close(&self) -> Result<(), Panic> {
         self.state.lock().closed = true;
-        linger(|| self.inside.load(Ordering::Relaxed) > 0);
+        linger(LINGER, || self.inside.load(Ordering::Relaxed) > 0);
         let mut state = self.state.lock();
         while state.inside > 0 {
             self.left.wait(&mut state);

@@ -3,14 +3,13 @@
 pub(super) use parking_lot::{Condvar, Mutex};
 pub(super) use std::thread;
 
-use super::pool::LINGER;
 use std::hint::spin_loop;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-/// Spins while `unchanged` holds, at most for [`LINGER`].
-pub(super) fn linger(unchanged: impl Fn() -> bool) {
+/// Spins while `unchanged` holds, at most for `most`.
+pub(super) fn linger(most: Duration, unchanged: impl Fn() -> bool) {
     let start = Instant::now();
-    while unchanged() && start.elapsed() < LINGER {
+    while unchanged() && start.elapsed() < most {
         spin_loop();
     }
 }

@@ -5,6 +5,7 @@
 //!
 //! Never: computes or checks a MAC (`lamassu-keys` does), so nothing here is authenticated.
 
+mod argon2;
 mod canonical;
 mod error;
 mod slot;
@@ -12,10 +13,11 @@ mod vault;
 mod wire;
 mod zone;
 
+pub use argon2::Argon2Params;
 pub use canonical::canonical;
 pub use error::{HeaderError, JsonFault};
 pub use slot::{
-    Admin, AdminPin, Argon2Params, Destroyed, HistoryMark, KeyArea, PARENT_RECORD_LEN, Predecessor, Role,
+    Admin, AdminPin, Destroyed, HistoryMark, KeyArea, PARENT_RECORD_LEN, Predecessor, Role,
     SealedKeychain, Slot, SlotKind, TokenMechanism, TokenSealed, TokenSignature, TokenSigning, check_label,
 };
 pub use vault::{Caching, NameMode, VaultHeader, VaultParams, Verified};

@@ -1,6 +1,5 @@
 //! Counts operations and their total time with relaxed atomics, for a status command or a metrics endpoint.
 
-use super::protocol::Request;
 use serde::{Deserialize, Serialize};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
@@ -33,70 +32,44 @@ operations! {
     OpenDataset = "open-dataset",
     /// An unknown request.
     Unknown = "unknown-request",
-    /// [`Request::Status`]
+    /// [`Request::Status`](super::protocol::Request::Status)
     Status = "status",
-    /// [`Request::Sync`]
+    /// [`Request::Sync`](super::protocol::Request::Sync)
     Sync = "sync",
-    /// [`Request::Channel`]
+    /// [`Request::Channel`](super::protocol::Request::Channel)
     Channel = "channel",
-    /// [`Request::AddSlot`]
+    /// [`Request::AddSlot`](super::protocol::Request::AddSlot)
     AddSlot = "add-slot",
-    /// [`Request::ChangeSlot`]
+    /// [`Request::ChangeSlot`](super::protocol::Request::ChangeSlot)
     ChangeSlot = "change-slot",
-    /// [`Request::RemoveSlot`]
+    /// [`Request::RemoveSlot`](super::protocol::Request::RemoveSlot)
     RemoveSlot = "remove-slot",
-    /// [`Request::Epochs`]
+    /// [`Request::Epochs`](super::protocol::Request::Epochs)
     Epochs = "epochs",
-    /// [`Request::Rotate`]
+    /// [`Request::Rotate`](super::protocol::Request::Rotate)
     Rotate = "rotate",
-    /// [`Request::RekeyStart`]
+    /// [`Request::RekeyStart`](super::protocol::Request::RekeyStart)
     RekeyStart = "rekey-start",
-    /// [`Request::ProfileStart`]
+    /// [`Request::ProfileStart`](super::protocol::Request::ProfileStart)
     ProfileStart = "profile-start",
-    /// [`Request::Profile`]
+    /// [`Request::Profile`](super::protocol::Request::Profile)
     Profile = "profile",
-    /// [`Request::JobStatus`]
+    /// [`Request::JobStatus`](super::protocol::Request::JobStatus)
     JobStatus = "job-status",
-    /// [`Request::JobCancel`]
+    /// [`Request::JobCancel`](super::protocol::Request::JobCancel)
     JobCancel = "job-cancel",
-    /// [`Request::CreateDataset`]
+    /// [`Request::CreateDataset`](super::protocol::Request::CreateDataset)
     CreateDataset = "create-dataset",
-    /// [`Request::ListDatasets`]
+    /// [`Request::ListDatasets`](super::protocol::Request::ListDatasets)
     ListDatasets = "list-datasets",
-    /// [`Request::SetDataset`]
+    /// [`Request::SetDataset`](super::protocol::Request::SetDataset)
     SetDataset = "set-dataset",
-    /// [`Request::DestroyDataset`]
+    /// [`Request::DestroyDataset`](super::protocol::Request::DestroyDataset)
     DestroyDataset = "destroy-dataset",
-    /// [`Request::Unload`]
+    /// [`Request::Unload`](super::protocol::Request::Unload)
     Unload = "unload",
-    /// [`Request::Load`]
+    /// [`Request::Load`](super::protocol::Request::Load)
     Load = "load",
-}
-
-impl From<&Request> for Operation {
-    fn from(request: &Request) -> Operation {
-        match request {
-            Request::Status {} => Operation::Status,
-            Request::Sync {} => Operation::Sync,
-            Request::Channel {} => Operation::Channel,
-            Request::AddSlot { .. } => Operation::AddSlot,
-            Request::ChangeSlot { .. } => Operation::ChangeSlot,
-            Request::RemoveSlot { .. } => Operation::RemoveSlot,
-            Request::Epochs {} => Operation::Epochs,
-            Request::Rotate { .. } => Operation::Rotate,
-            Request::RekeyStart { .. } => Operation::RekeyStart,
-            Request::ProfileStart { .. } => Operation::ProfileStart,
-            Request::Profile { .. } => Operation::Profile,
-            Request::JobStatus { .. } => Operation::JobStatus,
-            Request::JobCancel { .. } => Operation::JobCancel,
-            Request::CreateDataset { .. } => Operation::CreateDataset,
-            Request::ListDatasets { .. } => Operation::ListDatasets,
-            Request::SetDataset { .. } => Operation::SetDataset,
-            Request::DestroyDataset { .. } => Operation::DestroyDataset,
-            Request::Unload {} => Operation::Unload,
-            Request::Load { .. } => Operation::Load,
-        }
-    }
 }
 
 /// An operation, with its count and total time.

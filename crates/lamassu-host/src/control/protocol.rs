@@ -4,7 +4,7 @@
 //! A secret is sent as a [`Parcel`], sealed under a key of the server that is used once: a transport may read requests
 //! into memory that is not wiped.
 
-use super::counters::Counted;
+use super::counters::{Counted, Operation};
 use crate::{Error, FaultKind};
 use lamassu_keys::Tier;
 use lamassu_vault::Rekeyed;
@@ -146,6 +146,32 @@ pub enum Request {
         /// the one slot to try
         slot: Option<u32>,
     },
+}
+
+impl From<&Request> for Operation {
+    fn from(request: &Request) -> Operation {
+        match request {
+            Request::Status {} => Operation::Status,
+            Request::Sync {} => Operation::Sync,
+            Request::Channel {} => Operation::Channel,
+            Request::AddSlot { .. } => Operation::AddSlot,
+            Request::ChangeSlot { .. } => Operation::ChangeSlot,
+            Request::RemoveSlot { .. } => Operation::RemoveSlot,
+            Request::Epochs {} => Operation::Epochs,
+            Request::Rotate { .. } => Operation::Rotate,
+            Request::RekeyStart { .. } => Operation::RekeyStart,
+            Request::ProfileStart { .. } => Operation::ProfileStart,
+            Request::Profile { .. } => Operation::Profile,
+            Request::JobStatus { .. } => Operation::JobStatus,
+            Request::JobCancel { .. } => Operation::JobCancel,
+            Request::CreateDataset { .. } => Operation::CreateDataset,
+            Request::ListDatasets { .. } => Operation::ListDatasets,
+            Request::SetDataset { .. } => Operation::SetDataset,
+            Request::DestroyDataset { .. } => Operation::DestroyDataset,
+            Request::Unload {} => Operation::Unload,
+            Request::Load { .. } => Operation::Load,
+        }
+    }
 }
 
 /// A dataset to make; omitted values are those of the vault around it.

@@ -69,7 +69,7 @@ impl Core {
         let mut page = held.page().clone();
         keep_bits(&mut page, 0);
         page.sparse = false;
-        Some(super::fresh::digest_of(PageNo::ZERO, &self.seal_convergent(&page)))
+        Some(super::page_tree::digest_of(PageNo::ZERO, &self.seal_convergent(&page)))
     }
 
     /// Whether a convergent page may be written now: an unanchored vault always may.

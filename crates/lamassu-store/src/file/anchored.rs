@@ -5,7 +5,7 @@
 //! may record them (A4). Until a barrier of the whole store has covered them, the file is remembered here, so that the
 //! process knows every page that it wrote.
 
-use super::beside::{Fetching, ReadTime};
+use super::fetching::{Fetching, ReadTime};
 use crate::integrity::Records;
 use lamassu_anchor::{Anchor, AnchorError, Digest, FileCommit, ObjectId, Window};
 use lamassu_format::Profile;

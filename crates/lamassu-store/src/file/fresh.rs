@@ -13,10 +13,10 @@
 
 use super::anchored::{AnchoredFiles, ClosedFile, TreeOf};
 use super::blocks::BlockTree;
-use super::page_tree::{Before, PageTree, SealedPage};
+use super::page_tree::{Before, PageTree, SealedPage, digest_of};
 use super::types::{Damage, DamageKind, StoreError};
 use crate::backend::BackendFile;
-use crate::integrity::{Leaves, Tree, TreeError, leaf_digest};
+use crate::integrity::{Leaves, Tree, TreeError};
 use lamassu_anchor::row::FileRow;
 use lamassu_anchor::{AnchorError, Digest, FileCommit, ObjectId, Opening, Window};
 use lamassu_format::{FileId, Geometry, PAGE_LEN, PageNo, Profile, RecordNo};
@@ -42,11 +42,6 @@ impl StorePages<'_> {
         bytes[got..].fill(0);
         Ok(bytes)
     }
-}
-
-/// The digest of a page as it lies in the store; that of no page if it is absent.
-pub(super) fn digest_of(page: PageNo, bytes: &[u8; PAGE_LEN]) -> Digest {
-    if bytes.iter().all(|byte| *byte == 0) { Digest::NONE } else { leaf_digest(page, bytes) }
 }
 
 impl Leaves for StorePages<'_> {

@@ -4,7 +4,8 @@
 //! (`docs/freshness.md`, sections 3 and 4): those under the tree records that the anchor holds, and those past the end
 //! that it knows. No other page can have changed, so the cost does not grow with the file.
 
-use super::fresh::{Fresh, Known, digest_of};
+use super::fresh::{Fresh, Known};
+use super::page_tree::digest_of;
 use super::primitives::Core;
 use super::state::{Held, Inherited, PageState, Shrink, Sizes, State};
 use super::types::{DamageKind, StoreError};

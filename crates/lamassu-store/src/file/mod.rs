@@ -21,7 +21,8 @@
 //! | `concurrent`, `presealed` | what runs during a commit; blocks sealed before the lock is taken |
 //! | `anchored`, `fresh`, `page_tree`, `judge`, `anchor_commit` | files of anchored vaults: what is current, what a crash left, what the anchor learns |
 //! | `survey` | the row that an anchor would have of a file |
-//! | `blocks`, `scrub`, `beside` | the tree over stored blocks; verifying without a key; tree records fetched along with pages |
+//! | `blocks`, `scrub` | the tree over stored blocks; verifying without a key |
+//! | `beside`, `fetching` | tree records fetched along with pages, and when they are |
 //! | `session`, `types`, `block` | sessions of writers; shared types and errors; memory for plaintext |
 //!
 //! The invariants I1 to I14 that comments name are those of `docs/format.md` section 13. The order of locks is in
@@ -38,6 +39,7 @@ mod ciphertext;
 mod commit;
 mod concurrent;
 mod copy;
+mod fetching;
 mod form;
 mod fresh;
 mod judge;
@@ -62,8 +64,8 @@ mod types;
 mod write;
 
 pub use anchored::{AnchoredFiles, ClosedFiles, TreeOf, Trees};
-pub use beside::Fetching;
 pub use block::wipe_spare;
+pub use fetching::Fetching;
 pub use presealed::trim_spare;
 pub use rekey::{Rekey, RekeyStep};
 pub use scrub::{FileScrub, ScrubContext, StaleRanges};

@@ -7,8 +7,7 @@
 //! * The digest of an unhashed page is never read from the tree: a request for one page hashes that page, and a request
 //!   for records or the root hashes all.
 
-use super::fresh::digest_of;
-use crate::integrity::{Leaves, Records, Sealed, Tree, TreeError};
+use crate::integrity::{Leaves, Records, Sealed, Tree, TreeError, leaf_digest};
 use lamassu_format::tree::Children;
 use lamassu_format::{Digest, PAGE_LEN, PageNo, RecordNo};
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,6 +16,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// The bytes of a sealed page.
 pub(super) type SealedPage = Box<[u8; PAGE_LEN]>;
+
+/// The digest of a page as it lies in the store; that of no page if it is absent.
+pub(super) fn digest_of(page: PageNo, bytes: &[u8; PAGE_LEN]) -> Digest {
+    if bytes.iter().all(|byte| *byte == 0) { Digest::NONE } else { leaf_digest(page, bytes) }
+}
 
 /// Most unhashed pages of all files of this process, 16 MiB. Beyond that pages are hashed at once.
 const UNHASHED_MAX: usize = 4096;

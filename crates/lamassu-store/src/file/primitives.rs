@@ -6,8 +6,8 @@
 //! is loaded or recovered, how a failed barrier is repaired, and which order of steps keeps which invariant.
 
 use super::concurrent::Concurrent;
-use super::fresh::{Fresh, digest_of};
-use super::page_tree::SealedPage;
+use super::fresh::Fresh;
+use super::page_tree::{SealedPage, digest_of};
 use super::session::Stamp;
 use super::state::{Held, Identity, PageState, SizeFields, State};
 use super::types::{Damage, DamageKind, FileContext, StoreError};

@@ -5,7 +5,8 @@
 
 use super::anchored::{TreeOf, Trees};
 use super::blocks::StoreBlocks;
-use super::fresh::{StorePages, digest_of};
+use super::fresh::StorePages;
+use super::page_tree::digest_of;
 use crate::backend::BackendFile;
 use crate::integrity::{Leaves, MemoryRecords, Tree, TreeError};
 use lamassu_anchor::ObjectId;

@@ -5,7 +5,7 @@
 //! would cause all pages to be read again for each page that is asked for. A failure that took many pages is therefore
 //! remembered for a while. After that the pages are read again, and a repair is noticed.
 
-use super::tree::{Leaves, Stale};
+use super::{Leaves, Stale};
 use lamassu_format::tree::RecordPlace;
 use lamassu_format::{Digest, PageNo};
 use std::cell::Cell;

@@ -7,13 +7,15 @@
 //! Never: decides whether a page is current (`lamassu_anchor::judge` does), keeps more clean records than it may.
 
 mod in_vain;
+mod leaves;
 mod records;
 mod root;
 mod tree;
 
+pub use leaves::{Leaves, Stale};
 pub use records::{FileRecords, MemoryRecords, Records};
 pub use root::RootOf;
-pub use tree::{Leaves, Sealed, Stale, Tree, TreeError};
+pub use tree::{Sealed, Tree, TreeError};
 
 use lamassu_crypto::wrap;
 use lamassu_format::{Digest, PAGE_LEN, PageNo};

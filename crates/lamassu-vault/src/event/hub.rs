@@ -2,7 +2,7 @@
 
 use super::limit::{Known, Limit};
 use super::queue::Queue;
-use super::{IntegrityEvent, IntegritySink};
+use super::{IntegrityEvent, IntegritySink, TARGET, TARGET_PRINTED};
 use lamassu_anchor::Anchor;
 use lamassu_store::file::Reporter;
 use parking_lot::Mutex;
@@ -14,12 +14,6 @@ use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
-
-/// Target of the lines in the log. Their number is limited here, so a writer of logs need not limit it.
-pub const TARGET: &str = "lamassu::integrity";
-/// The target of findings that a command prints itself (`check`, `scrub`): the log decides whether it needs a line,
-/// too.
-pub const TARGET_PRINTED: &str = "lamassu::integrity::printed";
 
 /// After this time a line in the log says how much was left out.
 const SUMMARY: Duration = Duration::from_secs(1);

@@ -10,13 +10,19 @@ mod hub;
 mod limit;
 mod queue;
 
-pub use hub::{Counts, Events, KindCount, TARGET, TARGET_PRINTED};
+pub use hub::{Counts, Events, KindCount};
 
 use crate::{Ino, Vault};
 use lamassu_format::{BlockNo, Geometry, PageNo};
 use lamassu_store::file::{Damage, DamageKind};
 use serde::{Serialize, Serializer};
 use std::time::{Duration, SystemTime};
+
+/// Target of the lines in the log. Their number is limited here, so a writer of logs need not limit it.
+pub const TARGET: &str = "lamassu::integrity";
+/// The target of findings that a command prints itself (`check`, `scrub`): the log decides whether it needs a line,
+/// too.
+pub const TARGET_PRINTED: &str = "lamassu::integrity::printed";
 
 /// Bytes of a path that an event keeps: the store decides how long paths are.
 const PATH_MAX: usize = 4096;

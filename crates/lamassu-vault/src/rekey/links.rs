@@ -3,11 +3,11 @@
 //! with one target.
 
 use super::RekeyRun;
-use super::records::replace;
 use crate::dirs::Dir;
 use crate::error::{io, is_not_found};
 use crate::event::IntegrityKind;
 use crate::inode::StoreId;
+use crate::stored::replace;
 use crate::symlink::{self, StoredTarget};
 use crate::{Ino, Result, Vault, VaultError};
 use lamassu_anchor::{Digest, SealedPart};

@@ -7,7 +7,8 @@ use super::links::StagedLink;
 use crate::digests::digest_of_text;
 use crate::error::io;
 use crate::event::IntegrityKind;
-use crate::{Ino, RenameMode, Result, Vault, VaultError};
+use crate::stored::replace;
+use crate::{Ino, Result, Vault, VaultError};
 use crate::{names, record};
 use lamassu_anchor::{Digest, SealedPart};
 use lamassu_crypto::SecretBytes;
@@ -15,7 +16,6 @@ use lamassu_crypto::outer::RecordKind;
 use lamassu_format::name::{self, COMPANION_PREFIX, DIR_RECORD};
 use lamassu_format::{DirRecord, Profile};
 use lamassu_store::BackendDir;
-use lamassu_store::backend::SetTime;
 use std::ffi::{OsStr, OsString};
 use std::sync::Arc;
 
@@ -159,23 +159,4 @@ impl RekeyRun<'_> {
 fn damaged(vault: &Vault, ino: Ino) -> VaultError {
     vault.tell_at(ino, IntegrityKind::DirectoryRecord, "a directory record does not open, and is not re-keyed");
     VaultError::Damaged { what: "directory record", stored: vault.tag(ino) }
-}
-
-/// Renames over the existing entry. The directory keeps its modification time. If its owner may not write to it, the
-/// permission is granted for the time of the call.
-pub(super) fn replace(from: &dyn BackendDir, temp: &OsStr, dir: &dyn BackendDir, name: &OsStr) -> Result<()> {
-    const LENT: u32 = 0o300;
-    let before = dir.stat().map_err(io("stat a directory"))?;
-    let rename = || from.rename(temp, dir, name, RenameMode::Replace);
-    let renamed = match rename() {
-        Err(e) if e.kind() == std::io::ErrorKind::PermissionDenied => {
-            dir.set_mode(before.mode | LENT).map_err(io("set the mode"))?;
-            let renamed = rename();
-            dir.set_mode(before.mode).map_err(io("set the mode"))?;
-            renamed
-        }
-        other => other,
-    };
-    renamed.map_err(io("replace an entry"))?;
-    dir.set_times(SetTime::Keep, SetTime::At(before.mtime)).map_err(io("set times"))
 }

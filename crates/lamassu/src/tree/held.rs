@@ -6,7 +6,6 @@
 //! returns a descriptor of a new directory, link or node: those are opened after they were made, and an entry that does
 //! not match is not changed.
 
-use super::local::{failed, meta_of};
 use super::{Dir, Meta, Node, Output};
 use crate::fault::{Context, Fault, Result};
 use lamassu_host::Error as HostError;
@@ -14,7 +13,7 @@ use lamassu_host::created::{is_empty, is_ours};
 use lamassu_vault::{Kind, Time, VaultError};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{
-    AtFlags, CWD, FileType, Gid, Mode, OFlags, RenameFlags, ResolveFlags, Timespec, Timestamps, Uid, XattrFlags,
+    AtFlags, CWD, FileType, Gid, Mode, OFlags, RenameFlags, ResolveFlags, Stat, Timespec, Timestamps, Uid, XattrFlags,
 };
 use rustix::io::Errno;
 use std::ffi::OsStr;
@@ -27,6 +26,36 @@ use std::path::{Path, PathBuf};
 
 /// Holds an entry, whatever its permissions.
 const HOLD: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+
+pub(super) fn failed(op: &'static str, path: &Path) -> impl FnOnce(io::Error) -> HostError {
+    let path = path.to_path_buf();
+    move |source| HostError::Local { op, path, source }
+}
+
+pub(super) fn meta_of(st: &Stat) -> Meta {
+    let kind = match FileType::from_raw_mode(st.st_mode) {
+        FileType::Directory => Kind::Dir,
+        FileType::Symlink => Kind::Symlink,
+        FileType::Fifo => Kind::Fifo,
+        FileType::Socket => Kind::Socket,
+        FileType::CharacterDevice => Kind::CharDevice,
+        FileType::BlockDevice => Kind::BlockDevice,
+        _ => Kind::File,
+    };
+    Meta {
+        kind,
+        mode: st.st_mode & 0o7777,
+        uid: st.st_uid,
+        gid: st.st_gid,
+        rdev: st.st_rdev,
+        size: u64::try_from(st.st_size).unwrap_or(0),
+        atime: Time { seconds: st.st_atime, nanos: u32::try_from(st.st_atime_nsec).unwrap_or(0) },
+        mtime: Time { seconds: st.st_mtime, nanos: u32::try_from(st.st_mtime_nsec).unwrap_or(0) },
+        ino: (st.st_dev, st.st_ino),
+        #[allow(clippy::unnecessary_cast, reason = "its width depends on the architecture")]
+        links: st.st_nlink as u64,
+    }
+}
 
 /// A link, a node or a directory, held with `O_PATH`.
 struct Held {

@@ -1,13 +1,12 @@
 //! The local file system as a tree.
 
-use super::held::LocalDir;
+use super::held::{LocalDir, failed, meta_of};
 use super::{Dir, Input, Meta, Tree, grants};
 use crate::fault::{Context, Fault, Result};
 use crate::signals;
-use lamassu_host::Error as HostError;
 use lamassu_store::backend::next_data;
-use lamassu_vault::{Kind, Time, VaultError};
-use rustix::fs::{FileType, Mode, OFlags, Stat};
+use lamassu_vault::VaultError;
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
@@ -21,36 +20,6 @@ use std::time::Duration;
 
 /// See the module.
 pub struct Local;
-
-pub(super) fn failed(op: &'static str, path: &Path) -> impl FnOnce(io::Error) -> HostError {
-    let path = path.to_path_buf();
-    move |source| HostError::Local { op, path, source }
-}
-
-pub(super) fn meta_of(st: &Stat) -> Meta {
-    let kind = match FileType::from_raw_mode(st.st_mode) {
-        FileType::Directory => Kind::Dir,
-        FileType::Symlink => Kind::Symlink,
-        FileType::Fifo => Kind::Fifo,
-        FileType::Socket => Kind::Socket,
-        FileType::CharacterDevice => Kind::CharDevice,
-        FileType::BlockDevice => Kind::BlockDevice,
-        _ => Kind::File,
-    };
-    Meta {
-        kind,
-        mode: st.st_mode & 0o7777,
-        uid: st.st_uid,
-        gid: st.st_gid,
-        rdev: st.st_rdev,
-        size: u64::try_from(st.st_size).unwrap_or(0),
-        atime: Time { seconds: st.st_atime, nanos: u32::try_from(st.st_atime_nsec).unwrap_or(0) },
-        mtime: Time { seconds: st.st_mtime, nanos: u32::try_from(st.st_mtime_nsec).unwrap_or(0) },
-        ino: (st.st_dev, st.st_ino),
-        #[allow(clippy::unnecessary_cast, reason = "its width depends on the architecture")]
-        links: st.st_nlink as u64,
-    }
-}
 
 impl Tree for Local {
     fn name(&self, path: &Path) -> String {
