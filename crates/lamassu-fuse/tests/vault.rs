@@ -18,7 +18,7 @@ use lamassu_fuse::{CacheMode, MountOptions, Mounted};
 use lamassu_store::Backend;
 use lamassu_store::backend::LocalBackend;
 use lamassu_vault::anchor::{NewTrees, RebuildProgress, rebuild};
-use lamassu_vault::forest::{Number, Opener, Opening, ROOT_VOLUME, State};
+use lamassu_vault::forest::{Number, Opener, Opening, ROOT_MEMBER, State};
 use lamassu_vault::{Durability, Forest, Freshness, Integrity, Options, Vault, VaultError};
 use std::fs;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
@@ -309,7 +309,7 @@ fn a_mount_that_nobody_uses_is_unloaded() {
     let mounted = lamassu_fuse::mount(forest.clone(), f.point.path(), &MountOptions::default()).unwrap();
     forest.set_cache(mounted.cache());
     f.mounted = Some(mounted);
-    let state = || forest.volume(ROOT_VOLUME).unwrap().state;
+    let state = || forest.member(ROOT_MEMBER).unwrap().state;
     fs::write(f.path("file"), b"content").unwrap();
     let open = fs::File::open(f.path("file")).unwrap();
     forest.unload_after(Duration::from_secs(1));

@@ -66,7 +66,7 @@ impl Served {
             return Err(Error::SharedMount);
         }
         match request {
-            Request::Status {} => done(&self.status(self.volume(dir)?)?),
+            Request::Status {} => done(&self.status(self.member(dir)?)?),
             Request::Sync {} => done(&self.sync()?),
             Request::Channel {} => {
                 let (number, key) = self.channels().add(caller.uid)?;
@@ -77,32 +77,32 @@ impl Served {
             }
             Request::AddSlot { secret, label, use_only, expires } => {
                 let role = if use_only { Role::Use } else { Role::Administrator };
-                done(&self.add_slot(caller, self.volume(dir)?, &secret, &label, Terms { role, expires })?)
+                done(&self.add_slot(caller, self.member(dir)?, &secret, &label, Terms { role, expires })?)
             }
             Request::ChangeSlot { secret, slot, label, use_only, expires } => {
                 let role = use_only.then_some(Role::Use);
-                done(&self.change_slot(caller, self.volume(dir)?, &secret, slot, label, (role, expires))?)
+                done(&self.change_slot(caller, self.member(dir)?, &secret, slot, label, (role, expires))?)
             }
-            Request::RemoveSlot { slot } => done(&self.change(caller, self.volume(dir)?, |keys, header| {
+            Request::RemoveSlot { slot } => done(&self.change(caller, self.member(dir)?, |keys, header| {
                 let (removed, event) = slots::remove(keys, header, slot)?;
                 Ok((removed.to_string(), event))
             })?),
             Request::Epochs {} => {
                 let kept = self.keeper().kept();
-                let kept = kept.get(&self.volume(dir)?).ok_or(VaultError::KeyNotLoaded)?;
+                let kept = kept.get(&self.member(dir)?).ok_or(VaultError::KeyNotLoaded)?;
                 done(&epochs(kept.keys.keychain()))
             }
             Request::Rotate { tier, leave_zone, zone } => {
-                done(&self.rotate(caller, self.volume(dir)?, tier, leave_zone, zone)?)
+                done(&self.rotate(caller, self.member(dir)?, tier, leave_zone, zone)?)
             }
             Request::RekeyStart { full, bytes_per_second } => {
-                done(&self.rekey(self.volume(dir)?, (full, bytes_per_second), caller.uid)?)
+                done(&self.rekey(self.member(dir)?, (full, bytes_per_second), caller.uid)?)
             }
             Request::ProfileStart { path, choice, below } => {
                 let (path, choice) = (path_from_hex(&path)?, choice.read()?);
-                done(&self.set_profile(self.volume(dir)?, &path, choice, below)?)
+                done(&self.set_profile(self.member(dir)?, &path, choice, below)?)
             }
-            Request::Profile { path } => done(&self.profile(self.volume(dir)?, &path_from_hex(&path)?)?),
+            Request::Profile { path } => done(&self.profile(self.member(dir)?, &path_from_hex(&path)?)?),
             Request::JobStatus { job } => done(&self.job(job)?.progress()),
             Request::JobCancel { job } => {
                 self.job(job)?.cancel();
@@ -151,7 +151,7 @@ mod tests {
     use crate::testing::{key, served, vault};
     use crate::{FaultKind as Fault, hex};
     use lamassu_keys::cost;
-    use lamassu_vault::forest::ROOT_VOLUME;
+    use lamassu_vault::forest::ROOT_MEMBER;
     use lamassu_vault::{FileSystem, ROOT};
     use std::convert::Infallible;
     use std::sync::Arc;
@@ -201,7 +201,7 @@ mod tests {
         let served = served(dir.path());
         let owner = Direct::to(&served, true);
         let status: Status = client::ask(&owner, &Request::Status {}).unwrap();
-        assert_eq!(status.vault, hex(&served.forest().header(ROOT_VOLUME).unwrap().described().id()));
+        assert_eq!(status.vault, hex(&served.forest().header(ROOT_MEMBER).unwrap().described().id()));
         let secret = client::pack(&owner, &key(), cost::FALLBACK).unwrap();
         let add = |secret| Request::AddSlot { secret, label: "by a test".into(), use_only: false, expires: None };
         let slot: u32 = client::ask(&owner, &add(secret)).unwrap();

@@ -7,7 +7,7 @@ use crate::{Error, FaultKind, Result, Served, backend};
 use lamassu_format::name;
 use lamassu_vault::check::{Problem, Progress, Report, check_locked, kind};
 use lamassu_vault::event::{Events, FoundBy, IntegrityKind};
-use lamassu_vault::forest::{Number, ROOT_VOLUME, volume_of};
+use lamassu_vault::forest::{Number, ROOT_MEMBER, member_of};
 use lamassu_vault::{Dataset, VaultError};
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 /// Those of the store, [`Error::Locked`] among them. Findings are not errors.
 pub fn check(served: &Served, paths: &[PathBuf], repair: bool, shown: &dyn Progress) -> Result<Report> {
     let mut walk = Walk { served, repair, shown, report: Report::default() };
-    walk.volume(ROOT_VOLUME, Path::new(""), Path::new(""), paths)?;
+    walk.member(ROOT_MEMBER, Path::new(""), Path::new(""), paths)?;
     Ok(walk.report)
 }
 
@@ -65,8 +65,8 @@ impl Progress for Below<'_> {
 impl Walk<'_> {
     /// Checks all of a vault, or what is at and below plain paths in it; `plain` and `stored` are the vault's own
     /// paths.
-    fn volume(&mut self, volume: Number, plain: &Path, stored: &Path, paths: &[PathBuf]) -> Result<()> {
-        let vault = self.served.forest().vault(volume).ok_or(VaultError::KeyNotLoaded)?;
+    fn member(&mut self, member: Number, plain: &Path, stored: &Path, paths: &[PathBuf]) -> Result<()> {
+        let vault = self.served.forest().vault(member).ok_or(VaultError::KeyNotLoaded)?;
         let (mut own, mut within) = (Vec::new(), Vec::new());
         for path in paths {
             match vault.dataset_on(path.as_os_str())? {
@@ -81,10 +81,10 @@ impl Walk<'_> {
             self.merge(found, plain, stored);
         }
         if paths.is_empty() {
-            self.history(volume, vault.events(), plain, stored)?;
+            self.history(member, vault.events(), plain, stored)?;
         }
         for (dataset, rest) in within {
-            self.dataset(volume, (plain, stored), &dataset, rest)?;
+            self.dataset(member, (plain, stored), &dataset, rest)?;
         }
         Ok(())
     }
@@ -96,23 +96,23 @@ impl Walk<'_> {
         let opened = match &dataset.plain {
             Some(path) => forest.resolve_from(above, path.as_os_str()).and_then(|entry| {
                 let ino = entry.attr.ino;
-                forest.at(ino).map(|_| volume_of(ino))
+                forest.at(ino).map(|_| member_of(ino))
             }),
             // Its name does not open, so it cannot be entered.
             None => Err(VaultError::KeyNotLoaded),
         };
         match opened {
-            Ok(volume) => {
+            Ok(member) => {
                 // A repair has opened it as a writer, with the lock.
                 let lock = if self.repair { Ok(None) } else { self.lock_out_writers(&stored) };
                 let Some(_lock) = self.locked_out(lock, plain.as_deref(), &stored)? else { return Ok(()) };
                 let paths = if rest.as_os_str().is_empty() { Vec::new() } else { vec![rest] };
-                self.volume(volume, plain.as_deref().unwrap_or(&stored), &stored, &paths)
+                self.member(member, plain.as_deref().unwrap_or(&stored), &stored, &paths)
             }
             // Refused by --fips.
             Err(VaultError::KeyNotLoaded | VaultError::Refused(_)) => self.locked(plain.as_deref(), &stored),
             Err(VaultError::Locked) => {
-                Err(self.served.policy().locked(&self.served.keeper().dir(ROOT_VOLUME)?.join(&stored)))
+                Err(self.served.policy().locked(&self.served.keeper().dir(ROOT_MEMBER)?.join(&stored)))
             }
             Err(error) => {
                 self.unopened(&error, plain.as_deref(), &stored);
@@ -124,7 +124,7 @@ impl Walk<'_> {
     /// Reports a dataset that does not open. An outdated one is not damaged.
     fn unopened(&mut self, error: &VaultError, plain: Option<&Path>, stored: &Path) {
         let kind = if FaultKind::from(error) == FaultKind::Stale { kind::STALE } else { kind::DATASET };
-        let remedy = match (anchors::is_of_vault(error), self.served.keeper().dir(ROOT_VOLUME)) {
+        let remedy = match (anchors::is_of_vault(error), self.served.keeper().dir(ROOT_MEMBER)) {
             (true, Ok(dir)) => {
                 format!("; if it was put back on purpose: `lamassu anchor accept {}`", dir.join(stored).display())
             }
@@ -135,7 +135,7 @@ impl Walk<'_> {
 
     /// Another process may open it on its own, by its directory in the store.
     fn lock_out_writers(&self, stored: &Path) -> Result<Option<WriterLock>> {
-        let dir = self.served.keeper().dir(ROOT_VOLUME)?;
+        let dir = self.served.keeper().dir(ROOT_MEMBER)?;
         let lock = || lock::lock_out_writers_of(self.served.policy(), &dir, stored);
         lock::once_closed(self.served.policy(), &dir.join(stored), lock)
     }
@@ -165,7 +165,7 @@ impl Walk<'_> {
     fn locked(&mut self, plain: Option<&Path>, stored: &Path) -> Result<()> {
         let lock = self.lock_out_writers(stored);
         let Some(_lock) = self.locked_out(lock, plain, stored)? else { return Ok(()) };
-        let dir = self.served.keeper().dir(ROOT_VOLUME)?.join(stored);
+        let dir = self.served.keeper().dir(ROOT_MEMBER)?.join(stored);
         self.report.locked.push(plain.unwrap_or(stored).display().to_string());
         let header = match lamassu_keys::header_file::read(&dir.join(name::HEADER)) {
             Ok(header) => header,
@@ -187,11 +187,11 @@ impl Walk<'_> {
 
     /// Reports problems of the history. A repair does not change it: the next change of slots or keys sets it aside and
     /// records that in a new one.
-    fn history(&mut self, volume: Number, events: &Events, plain: &Path, stored: &Path) -> Result<()> {
-        let (header, place) = (self.served.forest().header(volume)?, self.served.keeper().place(volume)?);
+    fn history(&mut self, member: Number, events: &Events, plain: &Path, stored: &Path) -> Result<()> {
+        let (header, place) = (self.served.forest().header(member)?, self.served.keeper().place(member)?);
         let (_, history) = header.verified(|header| {
             let kept = self.served.keeper().kept();
-            let keys = &kept.get(&volume).ok_or(VaultError::KeyNotLoaded)?.keys;
+            let keys = &kept.get(&member).ok_or(VaultError::KeyNotLoaded)?.keys;
             Ok::<_, Error>(keys.history(&place.path(), header)?)
         })?;
         let read = history.read()?;
@@ -214,7 +214,7 @@ impl Walk<'_> {
         let path = plain.map(|p| p.display().to_string());
         let problem = Problem { path, kind: kind.into(), text, ..unplaced(stored.as_os_str()) };
         self.shown.problem(&problem);
-        if let Some(vault) = self.served.forest().vault(ROOT_VOLUME) {
+        if let Some(vault) = self.served.forest().vault(ROOT_MEMBER) {
             tell(vault.events(), &problem);
         }
         self.report.add(problem);

@@ -12,7 +12,7 @@ use lamassu_format::{Domain, Geometry, Suite, name};
 use lamassu_keys::dataset::inherits;
 use lamassu_keys::history::EventKind;
 use lamassu_keys::{Argon2Params, Event, Material, NewDataset, NewSlot, Update, create_dataset, unix_now};
-use lamassu_vault::forest::{Number, ROOT_VOLUME, State, local, volume_of};
+use lamassu_vault::forest::{Number, ROOT_MEMBER, State, local, member_of};
 use lamassu_vault::{EntryRef, FileSystem, Ino, Owner, Vault, VaultError};
 use serde::Serialize;
 use std::collections::HashMap;
@@ -80,7 +80,7 @@ impl Served {
 
     /// Whether a caller may make entries in a directory, as the kernel would decide.
     fn may_add(&self, caller: &Caller, dir: Ino) -> Result<()> {
-        let vault = self.forest().vault(volume_of(dir)).ok_or(VaultError::KeyNotLoaded)?;
+        let vault = self.forest().vault(member_of(dir)).ok_or(VaultError::KeyNotLoaded)?;
         let may = || vault.may_add(local(dir), caller.uid, &|group| caller.groups.contains(&group));
         if caller.is_owner || may()? { Ok(()) } else { Err(Error::NotWritable) }
     }
@@ -94,13 +94,13 @@ impl Served {
         }
     }
 
-    /// The volume of which a directory is the root.
+    /// The member of which a directory is the root.
     ///
     /// # Errors
     /// [`Error::NotADataset`].
-    pub fn volume(&self, dir: Ino) -> Result<Number> {
+    pub fn member(&self, dir: Ino) -> Result<Number> {
         match self.forest().is_root(dir) {
-            true => Ok(volume_of(dir)),
+            true => Ok(member_of(dir)),
             false => Err(Error::NotADataset),
         }
     }
@@ -119,7 +119,7 @@ impl Served {
             return Err(Error::NotPermitted);
         }
         self.forest().at(dir)?;
-        let above = volume_of(dir);
+        let above = member_of(dir);
         self.may_add(caller, dir)?;
         self.has_datasets(above)?;
         let (mut header, keys) = self.new_header(above, spec, own)?;
@@ -129,7 +129,7 @@ impl Served {
             let ring = keys.key_ring(header.suite())?;
             Vault::make_tree(backend, &header, &ring)?;
             let place = base.below(stored)?;
-            let parent = self.forest().volume(above)?.id;
+            let parent = self.forest().member(above)?.id;
             let made = |trees| self.policy().anchors.make_below(&parent, &mut header, &keys, trees, &place);
             let anchor = self.keeper().trees(above).map(made).transpose()?;
             let update = Update::begin(&place.file(name::HEADER), &self.policy().witness())?;
@@ -139,25 +139,25 @@ impl Served {
             anchor.map(Made::keep);
             Ok::<_, Error>(())
         });
-        let volume = made.at(Path::new(name))?;
+        let member = made.at(Path::new(name))?;
         let event = Event::new(EventKind::DatasetCreated).by(caller.uid).detail("dataset", hex(&id));
         self.note(above, event.detail("name", Path::new(name).display()));
         // The key is here now, so the dataset is opened at once. One that inherits is opened when it is entered.
         if !spec.inherit {
-            let opening = || self.keeper().opening(volume, Some(above), header, keys);
-            let opened = self.forest().load(volume, opening);
+            let opening = || self.keeper().opening(member, Some(above), header, keys);
+            let opened = self.forest().load(member, opening);
             opened.map_err(|source: Error| Error::MadeNotOpen { source: Box::new(source) })?;
         }
         Ok(hex(&id))
     }
 
     /// Marks in a vault's header that it has datasets. This is not undone if making the first one fails.
-    fn has_datasets(&self, volume: Number) -> Result<()> {
-        let vault = self.forest().vault(volume).ok_or(VaultError::KeyNotLoaded)?;
+    fn has_datasets(&self, member: Number) -> Result<()> {
+        let vault = self.forest().vault(member).ok_or(VaultError::KeyNotLoaded)?;
         if vault.has_datasets() {
             return Ok(());
         }
-        self.change_without_event(volume, |keys, header| Ok(keys.allow_datasets(header)?))?;
+        self.change_without_event(member, |keys, header| Ok(keys.allow_datasets(header)?))?;
         vault.allow_datasets();
         Ok(())
     }
@@ -219,13 +219,13 @@ impl Served {
         Ok(made)
     }
 
-    /// Adds an event to the history of a volume's vault. A failure does not undo what was done.
-    fn note(&self, volume: Number, event: Event) {
+    /// Adds an event to the history of a member's vault. A failure does not undo what was done.
+    fn note(&self, member: Number, event: Event) {
         let noted = || {
-            let (header, place) = (self.forest().header(volume)?, self.keeper().place(volume)?);
+            let (header, place) = (self.forest().header(member)?, self.keeper().place(member)?);
             let (_, mut history) = header.verified(|header| {
                 let kept = self.keeper().kept();
-                let keys = &kept.get(&volume).ok_or(VaultError::KeyNotLoaded)?.keys;
+                let keys = &kept.get(&member).ok_or(VaultError::KeyNotLoaded)?.keys;
                 Ok::<_, Error>(keys.history(&place.path(), header)?)
             })?;
             history.note(event)?;
@@ -240,7 +240,7 @@ impl Served {
     /// fit into an answer.
     pub fn list_datasets(&self, caller: &Caller, dir: Ino, after: Option<&str>) -> Result<Datasets> {
         self.may_work_in(caller, dir)?;
-        if self.forest().vault(volume_of(dir)).is_none() {
+        if self.forest().vault(member_of(dir)).is_none() {
             return Err(VaultError::KeyNotLoaded.into());
         }
         let mut all = Datasets::default();
@@ -250,7 +250,7 @@ impl Served {
     }
 
     fn list_below(&self, dir: Ino, base: &Path, eyes: &Eyes, all: &mut Datasets) -> Result<()> {
-        let above = volume_of(dir);
+        let above = member_of(dir);
         if !self.sees(eyes, dir)? {
             return Ok(());
         }
@@ -281,13 +281,13 @@ impl Served {
     /// Whether the caller may search a directory.
     fn sees(&self, eyes: &Eyes, dir: Ino) -> Result<bool> {
         let Eyes::Of { uid, groups } = eyes else { return Ok(true) };
-        let vault = self.forest().vault(volume_of(dir)).ok_or(VaultError::KeyNotLoaded)?;
+        let vault = self.forest().vault(member_of(dir)).ok_or(VaultError::KeyNotLoaded)?;
         Ok(vault.may_search(local(dir), *uid, &|group| groups.contains(&group))?)
     }
 
-    /// The same for a directory and all above it, up to the first one in `open`; by its path in a volume. A directory
+    /// The same for a directory and all above it, up to the first one in `open`; by its path in a member. A directory
     /// that cannot be checked counts as closed, so that nothing is shown by mistake.
-    fn sees_into(&self, eyes: &Eyes, volume: Number, plain: Option<&Path>, open: &mut HashMap<PathBuf, bool>) -> bool {
+    fn sees_into(&self, eyes: &Eyes, member: Number, plain: Option<&Path>, open: &mut HashMap<PathBuf, bool>) -> bool {
         let Some(plain) = plain else { return false };
         if matches!(eyes, Eyes::All) {
             return true;
@@ -295,8 +295,8 @@ impl Served {
         if let Some(known) = open.get(plain) {
             return *known;
         }
-        let is_open = self.sees_into(eyes, volume, plain.parent(), open)
-            && self.forest().resolve_from(volume, plain.as_os_str()).is_ok_and(|entry| {
+        let is_open = self.sees_into(eyes, member, plain.parent(), open)
+            && self.forest().resolve_from(member, plain.as_os_str()).is_ok_and(|entry| {
                 let entry = EntryRef::new(&**self.forest(), entry);
                 self.sees(eyes, entry.ino()).unwrap_or(false)
             });
@@ -306,17 +306,17 @@ impl Served {
 
     fn list_one(&self, (above, plain): (Number, &Path), shown: &Path, eyes: &Eyes, all: &mut Datasets) -> Result<()> {
         let root = self.forest().resolve_from(above, plain.as_os_str())?.attr.ino;
-        all.datasets.push(self.described(volume_of(root), shown)?);
-        match self.forest().volume(volume_of(root))?.state {
+        all.datasets.push(self.described(member_of(root), shown)?);
+        match self.forest().member(member_of(root))?.state {
             State::Loaded => self.list_below(root, shown, eyes, all),
             State::Sighted | State::Locked | State::Unloaded => Ok(()),
         }
     }
 
-    fn described(&self, volume: Number, shown: &Path) -> Result<Listed> {
-        let header = self.forest().header(volume)?;
+    fn described(&self, member: Number, shown: &Path) -> Result<Listed> {
+        let header = self.forest().header(member)?;
         let header = header.described();
-        let state = match self.forest().volume(volume)?.state {
+        let state = match self.forest().member(member)?.state {
             State::Loaded => "loaded",
             State::Sighted if inherits(header) => "available",
             State::Sighted | State::Locked => "locked",
@@ -352,17 +352,17 @@ impl Served {
         set: &Properties,
         inherit: Option<bool>,
     ) -> Result<Option<String>> {
-        let volume = self.volume(dir)?;
+        let member = self.member(dir)?;
         // Its keys are needed to change its header: opens it if it was only listed.
         self.forest().at(dir)?;
-        let above = self.forest().parent(volume);
+        let above = self.forest().parent(member);
         let integrity = known(set.integrity.as_deref(), Verified::from_name)?;
         let cache = known(set.cache.as_deref(), Caching::from_name)?;
-        if volume == ROOT_VOLUME && inherit == Some(true) {
+        if member == ROOT_MEMBER && inherit == Some(true) {
             return Err(Error::NotADataset);
         }
         let chosen = set.compress.as_deref().map(str::parse).transpose().map_err(|_| Error::GarbledRequest)?;
-        let removed = self.change(caller, volume, |keys, header| {
+        let removed = self.change(caller, member, |keys, header| {
             if integrity == Some(Some(Verified::Metadata)) && header.suite().is_malleable() {
                 return Err(Error::SuiteNeedsFull { suite: header.suite().name() });
             }
@@ -397,9 +397,9 @@ impl Served {
             Ok((removed, event))
         })?;
         if let Some(cache) = cache {
-            self.keeper().set_cache(volume, cache);
+            self.keeper().set_cache(member, cache);
             // Datasets in it may inherit the property.
-            for below in self.forest().loaded_below(volume) {
+            for below in self.forest().loaded_below(member) {
                 let above = self.forest().parent(below);
                 self.forest().set_cached(below, self.keeper().cached_by(below, above))?;
             }
@@ -409,14 +409,14 @@ impl Served {
 
     /// Unloads and removes a dataset.
     pub fn destroy_dataset(&self, caller: &Caller, dir: Ino, forced: bool) -> Result<()> {
-        let volume = self.volume(dir)?;
-        let above = self.forest().parent(volume).ok_or(Error::NotADataset)?;
+        let member = self.member(dir)?;
+        let above = self.forest().parent(member).ok_or(Error::NotADataset)?;
         if self.is_read_only() {
             return Err(Error::ReadOnlyMount);
         }
-        let id = self.forest().volume(volume)?.id;
-        self.end_jobs(volume);
-        self.forest().destroy(volume, forced)?;
+        let id = self.forest().member(member)?.id;
+        self.end_jobs(member);
+        self.forest().destroy(member, forced)?;
         if let Err(error) = self.policy().anchors.remove(&id) {
             tracing::warn!(%error, "the anchor of the dataset that was destroyed is left");
         }
@@ -426,35 +426,35 @@ impl Served {
 
     /// Closes a vault and those in it, and drops their keys.
     pub fn unload(&self, caller: &Caller, dir: Ino) -> Result<bool> {
-        let volume = self.volume(dir)?;
-        if volume == ROOT_VOLUME && !caller.is_owner {
+        let member = self.member(dir)?;
+        if member == ROOT_MEMBER && !caller.is_owner {
             return Err(Error::NotPermitted);
         }
         self.may_work_in(caller, dir)?;
-        self.end_jobs(volume);
-        Ok(self.forest().unload(volume)?)
+        self.end_jobs(member);
+        Ok(self.forest().unload(member)?)
     }
 
     /// Opens a vault again: with the keys of the vault around it, or with a key in the request.
     pub fn load(&self, caller: &Caller, dir: Ino, brought: Option<(&Material, Option<u32>)>) -> Result<()> {
-        let volume = self.volume(dir)?;
+        let member = self.member(dir)?;
         self.may_work_in(caller, dir)?;
         let Some((material, slot)) = brought else {
-            self.forest().load_again(volume)?;
+            self.forest().load_again(member)?;
             return Ok(());
         };
         if !caller.is_owner {
             return Err(Error::NotPermitted);
         }
-        let header = self.forest().header(volume)?;
+        let header = self.forest().header(member)?;
         let (header, unlocked) = header.verified(|header| self.policy().try_slots(header, material, slot))?;
-        let pinned = match volume {
-            ROOT_VOLUME => self.policy().pins.of(&header.id())?,
+        let pinned = match member {
+            ROOT_MEMBER => self.policy().pins.of(&header.id())?,
             _ => self.policy().pins.known(&header.id())?,
         };
         lamassu_keys::admin::check_pinned(&header, &pinned)?;
-        let opening = || self.keeper().opening(volume, self.forest().parent(volume), header, unlocked);
-        self.forest().load(volume, opening)?;
+        let opening = || self.keeper().opening(member, self.forest().parent(member), header, unlocked);
+        self.forest().load(member, opening)?;
         Ok(())
     }
 }

@@ -199,12 +199,12 @@ pub(crate) struct Held {
 }
 
 impl Held {
-    /// Resolves a plain path in a volume.
+    /// Resolves a plain path in a member.
     ///
     /// # Errors
     /// Those of resolving the path.
-    pub fn at(forest: &Arc<Forest>, volume: Number, path: &Path) -> Result<Held> {
-        let entry = EntryRef::new(forest.clone(), forest.resolve_from(volume, path.as_os_str())?);
+    pub fn at(forest: &Arc<Forest>, member: Number, path: &Path) -> Result<Held> {
+        let entry = EntryRef::new(forest.clone(), forest.resolve_from(member, path.as_os_str())?);
         Ok(Held { vault: forest.at(entry.ino())?, ino: entry.ino(), entry })
     }
 
@@ -227,12 +227,12 @@ pub(crate) struct Jobs {
 }
 
 impl Jobs {
-    /// The running job in a volume, if it does the same.
+    /// The running job in a member, if it does the same.
     ///
     /// # Errors
     /// [`Error::JobUnderWay`] if it does something else.
-    pub fn under_way(&self, volume: Number, task: Task) -> Result<Option<u64>> {
-        let mut under_way = self.all.iter().filter(|(_, (of, job))| *of == volume && !job.has_ended());
+    pub fn under_way(&self, member: Number, task: Task) -> Result<Option<u64>> {
+        let mut under_way = self.all.iter().filter(|(_, (of, job))| *of == member && !job.has_ended());
         match under_way.next() {
             None => Ok(None),
             Some((number, (_, job))) if job.task == task => Ok(Some(*number)),
@@ -240,15 +240,15 @@ impl Jobs {
         }
     }
 
-    /// Adds a job in a volume; returns its number.
-    pub fn add(&mut self, volume: Number, job: Arc<Job>) -> u64 {
+    /// Adds a job in a member; returns its number.
+    pub fn add(&mut self, member: Number, job: Arc<Job>) -> u64 {
         let ended = self.all.iter().filter(|(_, (_, job))| job.has_ended()).map(|(number, _)| *number);
         let ended: Vec<u64> = ended.collect();
         for number in ended.iter().take(ended.len().saturating_sub(ENDED_MAX)) {
             self.all.remove(number);
         }
         self.last += 1;
-        self.all.insert(self.last, (volume, job));
+        self.all.insert(self.last, (member, job));
         self.last
     }
 
@@ -260,8 +260,8 @@ impl Jobs {
         self.all.get(&number).map(|(_, job)| job.clone()).ok_or(Error::NoJob)
     }
 
-    /// All jobs in volumes for which `is_meant` is true.
+    /// All jobs in members for which `is_meant` is true.
     pub fn of(&self, is_meant: impl Fn(Number) -> bool) -> impl Iterator<Item = &Arc<Job>> {
-        self.all.values().filter(move |(volume, _)| is_meant(*volume)).map(|(_, job)| job)
+        self.all.values().filter(move |(member, _)| is_meant(*member)).map(|(_, job)| job)
     }
 }

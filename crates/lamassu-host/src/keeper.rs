@@ -1,4 +1,4 @@
-//! The keys of all vaults that are open in this process, by volume. Those of datasets are loaded when a dataset is
+//! The keys of all vaults that are open in this process, by member. Those of datasets are loaded when a dataset is
 //! entered, and dropped when it is unloaded.
 
 use crate::anchors::{self, Access, NewTrees, check};
@@ -13,7 +13,7 @@ use lamassu_keys::history::EventKind;
 use lamassu_keys::{Event, FileError, History, KeyError, Unlocked, admin, header_file, unlock_by_parent, witness};
 use lamassu_store::Backend;
 use lamassu_vault::event::Events;
-use lamassu_vault::forest::{Number, Opener, Opening, ROOT_VOLUME};
+use lamassu_vault::forest::{Number, Opener, Opening, ROOT_MEMBER};
 use lamassu_vault::{Forest, Integrity, Options, Vault, VaultError};
 use std::collections::HashMap;
 use std::io;
@@ -127,11 +127,11 @@ impl Keeper {
         work()
     }
 
-    /// The present directory of a volume's vault, for messages. To open files in it, use [`Keeper::place`].
-    pub fn dir(&self, volume: Number) -> Result<PathBuf, VaultError> {
-        match volume {
-            ROOT_VOLUME => Ok(self.own.dir().into()),
-            _ => Ok(self.own.dir().join(self.stored_dir(volume)?)),
+    /// The present directory of a member's vault, for messages. To open files in it, use [`Keeper::place`].
+    pub fn dir(&self, member: Number) -> Result<PathBuf, VaultError> {
+        match member {
+            ROOT_MEMBER => Ok(self.own.dir().into()),
+            _ => Ok(self.own.dir().join(self.stored_dir(member)?)),
         }
     }
 
@@ -139,10 +139,10 @@ impl Keeper {
     ///
     /// # Errors
     /// [`VaultError::KeyNotLoaded`]; [`Error::Backing`], also if there is a link in the path now.
-    pub fn place(&self, volume: Number) -> Result<Place> {
-        match volume {
-            ROOT_VOLUME => self.own.again(),
-            _ => self.own.below(&self.stored_dir(volume)?),
+    pub fn place(&self, member: Number) -> Result<Place> {
+        match member {
+            ROOT_MEMBER => self.own.again(),
+            _ => self.own.below(&self.stored_dir(member)?),
         }
     }
 
@@ -162,42 +162,42 @@ impl Keeper {
     }
 
     /// The path of a dataset in the store of the mount's own vault.
-    fn stored_dir(&self, volume: Number) -> Result<PathBuf, VaultError> {
-        self.forest()?.stored_dir(volume).ok_or(VaultError::KeyNotLoaded)
+    fn stored_dir(&self, member: Number) -> Result<PathBuf, VaultError> {
+        self.forest()?.stored_dir(member).ok_or(VaultError::KeyNotLoaded)
     }
 
     fn forest(&self) -> Result<Arc<Forest>, VaultError> {
         self.forest.get().and_then(Weak::upgrade).ok_or(VaultError::KeyNotLoaded)
     }
 
-    /// The open vault of a volume.
-    pub fn vault(&self, volume: Number) -> Result<Arc<Vault>, VaultError> {
-        self.forest()?.vault(volume).ok_or(VaultError::KeyNotLoaded)
+    /// The open vault of a member.
+    pub fn vault(&self, member: Number) -> Result<Arc<Vault>, VaultError> {
+        self.forest()?.vault(member).ok_or(VaultError::KeyNotLoaded)
     }
 
-    /// How to open a vault, whose keys are kept from now on. Called while no other thread can open or close the volume.
-    /// `parent`: the volume around it. `header`: as it was read; if it was replaced since, the present one is opened.
+    /// How to open a vault, whose keys are kept from now on. Called while no other thread can open or close the member.
+    /// `parent`: the member around it. `header`: as it was read; if it was replaced since, the present one is opened.
     ///
     /// # Errors
     /// [`Error::NotApproved`]; [`VaultError::Outdated`]; never [`KeyError::NoOuterKey`] for a vault.
     pub fn opening(
         &self,
-        volume: Number,
+        member: Number,
         parent: Option<Number>,
         header: VaultHeader,
         keys: Unlocked,
     ) -> Result<Opening> {
-        self.alone_with(header.id(), || self.opening_alone(volume, parent, header, keys))
+        self.alone_with(header.id(), || self.opening_alone(member, parent, header, keys))
     }
 
     fn opening_alone(
         &self,
-        volume: Number,
+        member: Number,
         parent: Option<Number>,
         header: VaultHeader,
         keys: Unlocked,
     ) -> Result<Opening> {
-        let Newest { header, mut keys, anchor } = self.newest(volume, header, keys)?;
+        let Newest { header, mut keys, anchor } = self.newest(member, header, keys)?;
         keys.saw(&header);
         self.policy.check_ciphers(&header)?;
         self.policy.check_small_files(header.convergent_small_files())?;
@@ -219,23 +219,23 @@ impl Keeper {
             let me = self.me.clone();
             guard::start(move || me.upgrade()?.forest().ok(), anchor)?;
         }
-        kept.insert(volume, Kept { keys, integrity, cached, cache, anchor: anchor.clone() });
+        kept.insert(member, Kept { keys, integrity, cached, cache, anchor: anchor.clone() });
         let approved_only = self.policy.is_approved_only();
         let options = Options { integrity, read_only, approved_only, anchor, ..self.options.clone() };
         Ok(Opening { header, ring, options, cached })
     }
 
-    /// The newest header of a volume's vault, by its anchor: the one that was read, or the one that has replaced it.
-    fn newest(&self, volume: Number, mut header: VaultHeader, mut keys: Unlocked) -> Result<Newest> {
+    /// The newest header of a member's vault, by its anchor: the one that was read, or the one that has replaced it.
+    fn newest(&self, member: Number, mut header: VaultHeader, mut keys: Unlocked) -> Result<Newest> {
         let mut looks_left = LOOKS_MAX;
         loop {
             let access = Access::of(self.options.read_only || header.is_snapshot());
-            let outdated = match self.anchor(volume, &header, &keys, access) {
+            let outdated = match self.anchor(member, &header, &keys, access) {
                 Err(error) if anchors::is_older_header(&error) => error,
                 anchor => return Ok(Newest { anchor: anchor?, header, keys }),
             };
             looks_left -= 1;
-            match header_file::read::<VaultHeader>(&self.place(volume)?.file(name::HEADER)) {
+            match header_file::read::<VaultHeader>(&self.place(member)?.file(name::HEADER)) {
                 Ok(now) if looks_left > 0 && takes_the_place(&now, &header, &keys)? => {
                     (keys, header) = (keys.reopen(&now)?, now);
                 }
@@ -244,17 +244,17 @@ impl Keeper {
         }
     }
 
-    /// Opens the anchor of a volume's vault, and checks that header and history are the newest that it knows.
+    /// Opens the anchor of a member's vault, and checks that header and history are the newest that it knows.
     fn anchor(
         &self,
-        volume: Number,
+        member: Number,
         header: &VaultHeader,
         keys: &Unlocked,
         access: Access,
     ) -> Result<Option<Arc<Anchor>>> {
-        let dir = self.dir(volume)?;
+        let dir = self.dir(member)?;
         let Some(anchor) = self.policy.anchor_of(header, access, &dir)? else { return Ok(None) };
-        check(&anchor, access, header, keys, &self.place(volume)?.path())?;
+        check(&anchor, access, header, keys, &self.place(member)?.path())?;
         Ok(Some(anchor))
     }
 
@@ -291,14 +291,14 @@ impl Keeper {
     }
 
     fn shown_header(&self, anchor: &Anchor, access: Access, ring: &KeyRing) -> Result<VaultHeader> {
-        let place = self.place(ROOT_VOLUME)?;
+        let place = self.place(ROOT_MEMBER)?;
         let header: VaultHeader = header_file::read(&place.file(name::HEADER))?;
         if header.has_datasets() {
             return Err(Error::SharedDatasets);
         }
         self.alone_with(header.id(), || {
             let mut kept = self.kept();
-            let keys = &mut kept.get_mut(&ROOT_VOLUME).ok_or(VaultError::KeyNotLoaded)?.keys;
+            let keys = &mut kept.get_mut(&ROOT_MEMBER).ok_or(VaultError::KeyNotLoaded)?.keys;
             let mut now = keys.reopen(&header)?;
             check(anchor, access, &header, &now, &place.path())?;
             self.policy.check_oblivious(header.keys().keychain.oblivious)?;
@@ -310,9 +310,9 @@ impl Keeper {
         })
     }
 
-    /// Drops the anchor of a volume: each turn opens it again.
-    pub(crate) fn forget_anchor(&self, volume: Number) {
-        if let Some(kept) = self.kept().get_mut(&volume) {
+    /// Drops the anchor of a member: each turn opens it again.
+    pub(crate) fn forget_anchor(&self, member: Number) {
+        if let Some(kept) = self.kept().get_mut(&member) {
             kept.anchor = None;
         }
     }
@@ -325,27 +325,27 @@ impl Keeper {
         }
     }
 
-    /// The trees by which the anchor of an open volume verifies files; `None`: it has no anchor.
-    pub(crate) fn trees(&self, volume: Number) -> Option<NewTrees> {
+    /// The trees by which the anchor of an open member verifies files; `None`: it has no anchor.
+    pub(crate) fn trees(&self, member: Number) -> Option<NewTrees> {
         let kept = self.kept();
-        let VaultRow { degree_log2, blocks, .. } = kept.get(&volume)?.anchor.as_ref()?.vault();
+        let VaultRow { degree_log2, blocks, .. } = kept.get(&member)?.anchor.as_ref()?.vault();
         Some(NewTrees { degree_log2, blocks })
     }
 
-    /// The header of a volume now says `cache`; called by its writer.
-    pub fn set_cache(&self, volume: Number, cache: Option<Caching>) {
-        if let Some(kept) = self.kept().get_mut(&volume) {
+    /// The header of a member now says `cache`; called by its writer.
+    pub fn set_cache(&self, member: Number, cache: Option<Caching>) {
+        if let Some(kept) = self.kept().get_mut(&member) {
             kept.cache = cache;
         }
     }
 
-    /// Whether contents of a volume's files may be cached, after a change above it. The store's present header is not
+    /// Whether contents of a member's files may be cached, after a change above it. The store's present header is not
     /// asked.
-    pub fn cached_by(&self, volume: Number, parent: Option<Number>) -> bool {
+    pub fn cached_by(&self, member: Number, parent: Option<Number>) -> bool {
         let mut kept = self.kept();
         let above = parent.and_then(|parent| kept.get(&parent)).map_or(self.cached, |k| k.cached);
-        let cached = self.caches(kept.get(&volume).and_then(|k| k.cache), above);
-        if let Some(kept) = kept.get_mut(&volume) {
+        let cached = self.caches(kept.get(&member).and_then(|k| k.cache), above);
+        if let Some(kept) = kept.get_mut(&member) {
             kept.cached = cached;
         }
         cached
@@ -354,14 +354,14 @@ impl Keeper {
     /// The mount exists: only now is the loading of its own vault recorded, since a mount that was refused must leave
     /// no record.
     pub fn mounted(&self) {
-        if let Ok(vault) = self.vault(ROOT_VOLUME) {
-            self.write_down_or_warn(ROOT_VOLUME, &vault);
+        if let Ok(vault) = self.vault(ROOT_MEMBER) {
+            self.write_down_or_warn(ROOT_MEMBER, &vault);
         }
     }
 
-    fn write_down_or_warn(&self, volume: Number, vault: &Vault) {
-        let id = self.forest().and_then(|forest| Ok(forest.volume(volume)?.id));
-        let written = id.map_err(Error::from).and_then(|id| self.alone_with(id, || self.write_down(volume, vault)));
+    fn write_down_or_warn(&self, member: Number, vault: &Vault) {
+        let id = self.forest().and_then(|forest| Ok(forest.member(member)?.id));
+        let written = id.map_err(Error::from).and_then(|id| self.alone_with(id, || self.write_down(member, vault)));
         if let Err(error) = written {
             tracing::warn!(%error, "the history does not record that the vault was loaded");
         }
@@ -369,16 +369,16 @@ impl Keeper {
 
     /// Records that a vault was loaded, and at its closing that it was unloaded. A failure to record does not affect
     /// the vault.
-    fn write_down(&self, volume: Number, vault: &Vault) -> Result<()> {
+    fn write_down(&self, member: Number, vault: &Vault) -> Result<()> {
         let Some(mountpoint) = self.mountpoint.as_ref().filter(|_| !self.options.read_only) else { return Ok(()) };
-        let place = self.place(volume)?;
+        let place = self.place(member)?;
         let header: VaultHeader = header_file::read(&place.file(name::HEADER))?;
         if header.is_snapshot() {
             return Ok(());
         }
         let (mut history, slot, anchor) = {
             let kept = self.kept();
-            let Kept { keys, anchor, .. } = kept.get(&volume).ok_or(VaultError::KeyNotLoaded)?;
+            let Kept { keys, anchor, .. } = kept.get(&member).ok_or(VaultError::KeyNotLoaded)?;
             (keys.history(&place.path(), &header)?, keys.slot(), anchor.clone())
         };
         let loaded = Event::new(EventKind::Loaded).detail("mountpoint", mountpoint.display());
@@ -392,7 +392,7 @@ impl Keeper {
                     return Ok(());
                 }
                 // Its place at that time: directories can be renamed.
-                let place = keeper.place(volume)?;
+                let place = keeper.place(member)?;
                 let mut history = history.moved_to(&place.path());
                 history.note(Event::new(EventKind::Unloaded).slot(slot))?;
                 remember(anchor.as_deref(), &history)
@@ -407,7 +407,7 @@ impl Keeper {
 
     fn open_dataset(
         &self,
-        volume: Number,
+        member: Number,
         parent: Number,
         above: &Vault,
         header: VaultHeader,
@@ -418,14 +418,14 @@ impl Keeper {
             Ok(keys) => keys,
             Err(KeyError::NoParentSlot) => return Ok(None),
             Err(error @ KeyError::OtherParent) => {
-                tracing::warn!(volume, %error, "locked");
+                tracing::warn!(member, %error, "locked");
                 return Ok(None);
             }
             Err(error) => return Err(refused(&error)),
         };
         let pinned = self.policy.pins.known(&header.id()).map_err(|e| refused(&e))?;
         admin::check_pinned(&header, &pinned).map_err(|e| refused(&e))?;
-        self.opening(volume, Some(parent), header, keys).map(Some).map_err(|error| match error {
+        self.opening(member, Some(parent), header, keys).map(Some).map_err(|error| match error {
             Error::NotApproved { why } => VaultError::Refused(why),
             // Opened on its own, by its directory in the store.
             Error::Locked { .. } => VaultError::Locked,
@@ -457,22 +457,22 @@ fn remember(anchor: Option<&Anchor>, history: &History) -> Result<()> {
 impl Opener for Keeper {
     fn open(
         &self,
-        volume: Number,
+        member: Number,
         (parent, above): (Number, &Vault),
         header: VaultHeader,
     ) -> lamassu_vault::Result<Option<Opening>> {
-        self.counters.count(Operation::OpenDataset, || self.open_dataset(volume, parent, above, header))
+        self.counters.count(Operation::OpenDataset, || self.open_dataset(member, parent, above, header))
     }
 
-    fn opened(&self, volume: Number, vault: &Arc<Vault>) {
+    fn opened(&self, member: Number, vault: &Arc<Vault>) {
         // The mount's own vault is opened before the mount exists: see `mounted`.
         if self.forest.get().is_some() {
-            self.write_down_or_warn(volume, vault);
+            self.write_down_or_warn(member, vault);
         }
     }
 
-    fn unloading(&self, volume: Number) {
-        self.kept().remove(&volume);
+    fn unloading(&self, member: Number) {
+        self.kept().remove(&member);
     }
 }
 
@@ -485,7 +485,7 @@ mod tests {
     use lamassu_format::header::HistoryMark;
     use lamassu_keys::{Material, NewSlot, SlotKind, Update, cost, unlock};
     use lamassu_vault::FileSystem;
-    use lamassu_vault::forest::volume_of;
+    use lamassu_vault::forest::member_of;
     use std::ffi::OsStr;
     use std::fs;
     use std::os::unix::fs::MetadataExt;
@@ -521,11 +521,11 @@ mod tests {
         drop(first);
         for round in 0..ROUNDS {
             let served = served_under(policy.clone(), &place);
-            served.rotate(&caller, ROOT_VOLUME, lamassu_keys::Tier::Outer, false, None).unwrap();
+            served.rotate(&caller, ROOT_MEMBER, lamassu_keys::Tier::Outer, false, None).unwrap();
             let together = Barrier::new(DATASETS.len() + 1);
             let open = |name: &str| {
                 let ino = served.forest().resolve(OsStr::new(name)).unwrap().attr.ino;
-                let dir = served.keeper().dir(volume_of(ino)).unwrap();
+                let dir = served.keeper().dir(member_of(ino)).unwrap();
                 let inode = || dir.join(name::HEADER).metadata().unwrap().ino();
                 let old = inode();
                 together.wait();
@@ -537,7 +537,7 @@ mod tests {
             thread::scope(|scope| {
                 let openings = DATASETS.map(|name| scope.spawn(move || open(name)));
                 together.wait();
-                let job = served.rekey(ROOT_VOLUME, (false, None), 0).unwrap();
+                let job = served.rekey(ROOT_MEMBER, (false, None), 0).unwrap();
                 let job = served.job(job).unwrap();
                 for opening in openings {
                     opening.join().unwrap().unwrap_or_else(|error| panic!("round {round}: {error}"));
@@ -575,12 +575,12 @@ mod tests {
         let material = Material::new(SlotKind::Raw, SecretBytes::new(vec![8; 32])).unwrap();
         let slot = NewSlot { material: &material, cost: cost::FALLBACK, label: "", created: 1 };
         change(&|keys, header| assert_eq!(keys.add_slot(header, &slot).unwrap(), 2));
-        let opening = keeper.opening(ROOT_VOLUME, None, read.clone(), keys(&read)).unwrap();
+        let opening = keeper.opening(ROOT_MEMBER, None, read.clone(), keys(&read)).unwrap();
         assert_eq!(opening.header.keys().slots.len(), 2);
         drop(opening);
-        keeper.unloading(ROOT_VOLUME);
+        keeper.unloading(ROOT_MEMBER);
         change(&|keys, header| drop(keys.remove_slot(header, keys.slot()).unwrap()));
-        let refused = keeper.opening(ROOT_VOLUME, None, read.clone(), keys(&read)).map(drop).unwrap_err();
+        let refused = keeper.opening(ROOT_MEMBER, None, read.clone(), keys(&read)).map(drop).unwrap_err();
         assert!(anchors::is_older_header(&refused), "{refused}");
     }
 

@@ -14,7 +14,7 @@
 //! | [`created`] | checks what this process has just made in a directory that others may change |
 //! | [`store_kind`] | the kind of store below a directory |
 //! | [`lock`] | the writer's lock, taken without opening the vault |
-//! | [`keeper`] | the keys of every vault that is open, by volume |
+//! | [`keeper`] | the keys of every vault that is open, by member |
 //! | [`serve`] | a vault that is served, with its datasets: slots, epochs, re-keying |
 //! | [`datasets`] | datasets of a served vault |
 //! | [`job`] | long work on its own thread: re-keying, a change of profiles |
@@ -34,7 +34,7 @@
 //!
 //! Locks, outer before inner: the jobs of a [`Served`]; of its [`keeper::Keeper`] the lock of a vault's header, then
 //! the kept keys; the update lock of a header's file; the anchors that are open. The forest calls the keeper while it
-//! holds the lock of the volume that it opens or closes, so a holder of a header's lock or of the kept keys asks the
+//! holds the lock of the member that it opens or closes, so a holder of a header's lock or of the kept keys asks the
 //! forest only for vaults and headers that are there, which takes no such lock. A thread holds the lock of one header
 //! at most.
 //!

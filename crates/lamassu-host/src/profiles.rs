@@ -6,7 +6,7 @@ use crate::serve::Served;
 use crate::{Error, Result, turns};
 use lamassu_format::profile::{Choice, KeyKind, ProfileError, Protection};
 use lamassu_format::{Cipher, Hash, Suite};
-use lamassu_vault::forest::{Number, local, volume_of};
+use lamassu_vault::forest::{Number, local, member_of};
 use lamassu_vault::turns::{Need, Turns};
 use lamassu_vault::{EntryRef, FileSystem, Forest, KnownProfile, ProfileWalk, RekeyProgress, Rekeyed, VaultError};
 use std::path::Path;
@@ -66,31 +66,31 @@ impl ShownProfile {
 }
 
 impl Served {
-    /// The profile at a plain path below the root of a volume.
+    /// The profile at a plain path below the root of a member.
     ///
     /// # Errors
     /// Those of resolving and opening it.
-    pub fn profile(&self, volume: Number, path: &Path) -> Result<ShownProfile> {
+    pub fn profile(&self, member: Number, path: &Path) -> Result<ShownProfile> {
         let _turn = turns::hold(self.forest(), Need::LOOK);
-        let held = Held::at(self.forest(), volume, path)?;
+        let held = Held::at(self.forest(), member, path)?;
         Ok(ShownProfile::of(held.profile()?, held.vault.ring().suite()))
     }
 
-    /// Begins to change the profile at a plain path below the root of a volume, unless the same is under way there.
+    /// Begins to change the profile at a plain path below the root of a member, unless the same is under way there.
     ///
     /// # Errors
     /// [`Error::Profile`]; [`Error::JobUnderWay`]; that of a server's policy; those of resolving the path.
-    pub fn set_profile(&self, volume: Number, path: &Path, choice: Choice, below: bool) -> Result<ProfileStarted> {
+    pub fn set_profile(&self, member: Number, path: &Path, choice: Choice, below: bool) -> Result<ProfileStarted> {
         self.may_begin_job()?;
         let turn = turns::hold(self.forest(), Need::LOOK);
-        let held = Held::at(self.forest(), volume, path)?;
+        let held = Held::at(self.forest(), member, path)?;
         let suite = held.vault.ring().suite();
         let named = choice.over(held.profile()?.profile, suite)?.named(suite).to_string();
         held.vault.may_have(held.local(), choice)?;
-        let volume = volume_of(held.ino);
+        let member = member_of(held.ino);
         let task = Task::Profile { ino: held.ino, choice, below };
         let mut jobs = self.jobs();
-        if let Some(job) = jobs.under_way(volume, task)? {
+        if let Some(job) = jobs.under_way(member, task)? {
             return Ok(ProfileStarted { job, profile: named });
         }
         let pass_over = |job: &Job, stored: &Path| {
@@ -107,7 +107,7 @@ impl Served {
         };
         drop(turn);
         let started = Job::start(task, Box::new(pass_over), work)?;
-        Ok(ProfileStarted { job: jobs.add(volume, started), profile: named })
+        Ok(ProfileStarted { job: jobs.add(member, started), profile: named })
     }
 }
 

@@ -15,7 +15,7 @@ use crate::{Error, Place, Policy, Result, hex};
 use lamassu_format::header::{Header, VaultHeader, ZoneFile};
 use lamassu_format::name;
 use lamassu_keys::{Event, KeyError, NewSlot, Role, Terms, Tier, Unlocked, Update, header_file, unix_now};
-use lamassu_vault::forest::{Number, ROOT_VOLUME};
+use lamassu_vault::forest::{Number, ROOT_MEMBER};
 use lamassu_vault::turns::Need;
 use lamassu_vault::{FileSystem, Forest, Options, VaultError};
 use std::path::Path;
@@ -53,7 +53,7 @@ impl Served {
         let Unsealed { found, keys, policy: _ } = unsealed;
         keeper.require_store(&*opened.backend)?;
         let (id, read_only) = (found.header.id(), opened.read_only);
-        let opening = keeper.opening(ROOT_VOLUME, None, found.header, keys)?;
+        let opening = keeper.opening(ROOT_MEMBER, None, found.header, keys)?;
         let forest = Forest::new(opened.vault, opened.backend, id, opening.cached, keeper.clone())?;
         keeper.serve(&forest);
         let counters = keeper.counters().clone();
@@ -75,7 +75,7 @@ impl Served {
     /// # Errors
     /// [`Error::NotAtServer`]; the error of a thread that cannot be started.
     pub fn take_turns(&self, opening: TurnOpening) -> Result<()> {
-        self.keeper.forget_anchor(ROOT_VOLUME);
+        self.keeper.forget_anchor(ROOT_MEMBER);
         turns::start(&self.forest, opening, &self.keeper)
     }
 
@@ -118,19 +118,19 @@ impl Served {
         self.read_only
     }
 
-    /// The status of a volume.
+    /// The status of a member.
     ///
     /// # Errors
-    /// Those of a missing volume.
-    pub fn status(&self, volume: Number) -> Result<Status> {
+    /// Those of a missing member.
+    pub fn status(&self, member: Number) -> Result<Status> {
         Ok(Status {
             version: env!("CARGO_PKG_VERSION").into(),
             pid: std::process::id(),
             pid_namespace: self.pid_namespace,
-            vault: hex(&self.forest.volume(volume)?.id),
-            dir: self.keeper.dir(volume)?.to_string_lossy().into_owned(),
+            vault: hex(&self.forest.member(member)?.id),
+            dir: self.keeper.dir(member)?.to_string_lossy().into_owned(),
             read_only: self.read_only,
-            open_files: self.forest.open_files(volume),
+            open_files: self.forest.open_files(member),
             operations: self.operations(),
             integrity: self.keeper.events().counts(),
         })
@@ -147,14 +147,14 @@ impl Served {
         Ok(self.forest.sync_all()?)
     }
 
-    /// Changes the header of a volume, and passes the resulting keys to the open vault.
+    /// Changes the header of a member, and passes the resulting keys to the open vault.
     pub fn change<T>(
         &self,
         caller: &Caller,
-        volume: Number,
+        member: Number,
         change: impl FnOnce(&mut Unlocked, &mut VaultHeader) -> Result<(T, Event)>,
     ) -> Result<T> {
-        self.changed(volume, |keys, header| {
+        self.changed(member, |keys, header| {
             change(keys, header).map(|(done, event)| (done, vec![event.by(caller.uid)]))
         })
     }
@@ -162,15 +162,15 @@ impl Served {
     /// The same for a change that is not recorded in the history.
     pub fn change_without_event<T>(
         &self,
-        volume: Number,
+        member: Number,
         change: impl FnOnce(&mut Unlocked, &mut VaultHeader) -> Result<T>,
     ) -> Result<T> {
-        self.changed(volume, |keys, header| Ok((change(keys, header)?, Vec::new())))
+        self.changed(member, |keys, header| Ok((change(keys, header)?, Vec::new())))
     }
 
     fn changed<T>(
         &self,
-        volume: Number,
+        member: Number,
         change: impl FnOnce(&mut Unlocked, &mut VaultHeader) -> Result<(T, Vec<Event>)>,
     ) -> Result<T> {
         if self.read_only {
@@ -180,20 +180,20 @@ impl Served {
         // turn.
         let _turn = turns::hold(&self.forest, Need::CHANGE);
         let _unfrozen = self.forest.unfrozen().map_err(|_| Error::Frozen)?;
-        let id = self.forest.volume(volume)?.id;
-        self.keeper.alone_with(id, || self.changed_alone(volume, change))
+        let id = self.forest.member(member)?.id;
+        self.keeper.alone_with(id, || self.changed_alone(member, change))
     }
 
     fn changed_alone<T>(
         &self,
-        volume: Number,
+        member: Number,
         change: impl FnOnce(&mut Unlocked, &mut VaultHeader) -> Result<(T, Vec<Event>)>,
     ) -> Result<T> {
         let away = || if self.is_by_turns() { Error::NoTurn } else { VaultError::KeyNotLoaded.into() };
-        let vault = self.forest.vault(volume).ok_or_else(away)?;
-        let place = self.keeper.place(volume)?;
+        let vault = self.forest.vault(member).ok_or_else(away)?;
+        let place = self.keeper.place(member)?;
         let mut all = self.keeper.kept();
-        let keys = &mut all.get_mut(&volume).ok_or(VaultError::KeyNotLoaded)?.keys;
+        let keys = &mut all.get_mut(&member).ok_or(VaultError::KeyNotLoaded)?.keys;
         let update = Update::begin(&place.file(name::HEADER), &self.policy().witness())?;
         let mut header: VaultHeader = update.read()?;
         let mut now = keys.reopen(&header)?;
@@ -209,7 +209,7 @@ impl Served {
     pub(crate) fn add_slot(
         &self,
         caller: &Caller,
-        volume: Number,
+        member: Number,
         secret: &Parcel,
         label: &str,
         terms: Terms,
@@ -217,13 +217,13 @@ impl Served {
         check_label(label)?;
         let (material, cost) = self.channels.unpack(self.policy(), caller.uid, secret)?;
         let new = NewSlot { material: &material, cost, label, created: unix_now() };
-        self.change(caller, volume, |keys, header| slots::add(keys, header, &new, terms))
+        self.change(caller, member, |keys, header| slots::add(keys, header, &new, terms))
     }
 
     pub(crate) fn change_slot(
         &self,
         caller: &Caller,
-        volume: Number,
+        member: Number,
         secret: &Parcel,
         slot: u32,
         label: Option<String>,
@@ -232,7 +232,7 @@ impl Served {
         label.as_deref().map_or(Ok(()), check_label)?;
         let (material, cost) = self.channels.unpack(self.policy(), caller.uid, secret)?;
         let new = Replacement { material: &material, cost, label: label.as_deref(), role, expires };
-        self.change(caller, volume, |keys, header| {
+        self.change(caller, member, |keys, header| {
             let (id, removed, event) = slots::replace(keys, header, slot, &new)?;
             Ok((Changed { id, removed: removed.to_string() }, event))
         })
@@ -241,7 +241,7 @@ impl Served {
     pub(crate) fn rotate(
         &self,
         caller: &Caller,
-        volume: Number,
+        member: Number,
         tier: Tier,
         leave_zone: bool,
         zone: Option<ZoneParcel>,
@@ -255,7 +255,7 @@ impl Served {
             }
             None => None,
         };
-        self.change(caller, volume, |keys, header| {
+        self.change(caller, member, |keys, header| {
             let event = rotate(keys, header, tier, leave_zone, zone.as_ref())?;
             Ok((epochs(keys.keychain()), event))
         })
@@ -282,42 +282,42 @@ impl Served {
         }
     }
 
-    /// Begins to re-key a volume, unless the same job is under way. `full`: also data; `bytes_per_second`: limit for
+    /// Begins to re-key a member, unless the same job is under way. `full`: also data; `bytes_per_second`: limit for
     /// files. Returns the job's number.
     ///
     /// # Errors
-    /// [`Error::JobUnderWay`]; those of the volume.
-    pub fn rekey(&self, volume: Number, (full, bytes_per_second): (bool, Option<u64>), uid: u32) -> Result<u64> {
+    /// [`Error::JobUnderWay`]; those of the member.
+    pub fn rekey(&self, member: Number, (full, bytes_per_second): (bool, Option<u64>), uid: u32) -> Result<u64> {
         self.may_begin_job()?;
         let task = Task::Rekey { full, bytes_per_second };
         let mut jobs = self.jobs();
-        if let Some(number) = jobs.under_way(volume, task)? {
+        if let Some(number) = jobs.under_way(member, task)? {
             return Ok(number);
         }
-        let vault = self.forest.vault(volume).ok_or(VaultError::KeyNotLoaded)?;
-        let place = self.keeper.place(volume)?;
+        let vault = self.forest.vault(member).ok_or(VaultError::KeyNotLoaded)?;
+        let place = self.keeper.place(member)?;
         let header: VaultHeader = header_file::read(&place.file(name::HEADER))?;
         let history = {
             let kept = self.keeper.kept();
-            let kept = kept.get(&volume).ok_or(VaultError::KeyNotLoaded)?;
+            let kept = kept.get(&member).ok_or(VaultError::KeyNotLoaded)?;
             kept.keys.history(&place.path(), &header)?
         };
         // The dataset's present directory: it may have been moved. No keys are kept here: they go with the vault.
         let keeper = self.keeper.clone();
         let reseal = move |_: &Job, stored: &Path| {
-            let above = keeper.vault(volume)?;
-            let place = keeper.place(volume)?.below(stored)?;
+            let above = keeper.vault(member)?;
+            let place = keeper.place(member)?.below(stored)?;
             let id = header_file::read::<VaultHeader>(&place.file(name::HEADER))?.id();
             let reseal = || reseal_parent_slot((&place, id), above.ring(), uid, &keeper.policy().witness());
             keeper.alone_with(id, reseal)
         };
         let work = move |job: &Job| job::rekey(job, &vault, (history, place), (full, bytes_per_second, uid));
         let started = Job::start(task, Box::new(reseal), work)?;
-        Ok(jobs.add(volume, started))
+        Ok(jobs.add(member, started))
     }
 
-    /// Ends the jobs in a volume and in those below it, which are about to be closed.
-    pub fn end_jobs(&self, volume: Number) {
-        self.jobs().of(|number| self.forest.is_below(number, volume)).for_each(|job| job.cancel());
+    /// Ends the jobs in a member and in those below it, which are about to be closed.
+    pub fn end_jobs(&self, member: Number) {
+        self.jobs().of(|number| self.forest.is_below(number, member)).for_each(|job| job.cancel());
     }
 }

@@ -192,7 +192,7 @@ impl OpenVault {
         let served = unsealed.open_forest(options)?;
         let stopping = Arc::new(AtomicBool::new(false));
         let mut vault = OpenVault { settings, served, policy, stopping, upkeep: None };
-        if let Some(root) = vault.forest().vault(lamassu_vault::forest::ROOT_VOLUME) {
+        if let Some(root) = vault.forest().vault(lamassu_vault::forest::ROOT_MEMBER) {
             root.verify_root()?;
         }
         if !read_only {

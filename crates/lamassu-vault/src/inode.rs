@@ -28,7 +28,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// Numbers from here on are given by this module.
 const ALTERNATIVE: u64 = 1 << 63;
-/// The store's own numbers below this are used as they are. The bits from here to [`ALTERNATIVE`] are the volume's
+/// The store's own numbers below this are used as they are. The bits from here to [`ALTERNATIVE`] are the member's
 /// number in a `forest`.
 pub(crate) const OWN_MAX: u64 = 1 << 48;
 /// A path deeper than this is a loop that was made in the store.

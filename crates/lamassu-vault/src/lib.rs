@@ -33,7 +33,7 @@
 //!
 //! A thread takes them in this order, each at most once, and may leave out any:
 //!
-//! 1. `Forest::changing`, a volume's `opening`, `Forest::opens`, then `Forest::table` or `crossings`
+//! 1. `Forest::changing`, a member's `opening`, `Forest::opens`, then `Forest::table` or `crossings`
 //! 2. `Vault::rekeying`, `Vault::left`
 //! 3. `Vault::closing`: the gate is being closed, or is closed
 //! 4. `Vault::gate`: a change holds a pass. Taken before every other lock of a change

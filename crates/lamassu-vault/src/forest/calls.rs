@@ -1,7 +1,7 @@
-//! The calls of a file system. Each goes to the vault whose volume number it carries, and the numbers in the answer
+//! The calls of a file system. Each goes to the vault whose member number it carries, and the numbers in the answer
 //! become those of the whole.
 
-use super::{Forest, Number, ROOT_VOLUME, State, global, global_handle, local, local_handle, volume_of};
+use super::{Forest, Number, ROOT_MEMBER, State, global, global_handle, local, local_handle, member_of};
 use crate::error::{errno, io};
 use crate::file_system::FileSystem;
 use crate::open::fresh_handle;
@@ -21,14 +21,14 @@ const PARENT: &str = "..";
 
 /// How a directory's `.`, `..` and entries are numbered in the whole.
 struct Dots {
-    volume: Number,
+    member: Number,
     /// For the root of a dataset: the directory that it lies in.
     above: Option<Ino>,
 }
 
 impl Dots {
     fn number(&self, entry: &DirEntry) -> Ino {
-        self.above.filter(|_| entry.name == PARENT).unwrap_or_else(|| global(self.volume, entry.ino))
+        self.above.filter(|_| entry.name == PARENT).unwrap_or_else(|| global(self.member, entry.ino))
     }
 }
 
@@ -38,18 +38,18 @@ fn is_dot(entry: &DirEntry) -> bool {
 
 /// Helpers of the calls.
 impl Forest {
-    fn attr(volume: Number, result: Result<Attr>) -> Result<Attr> {
-        result.map(|attr| Attr { ino: global(volume, attr.ino), ..attr })
+    fn attr(member: Number, result: Result<Attr>) -> Result<Attr> {
+        result.map(|attr| Attr { ino: global(member, attr.ino), ..attr })
     }
 
     /// The mode and owner of a dataset's root belong to its entry in the vault it lies in. That vault's anchor learns
     /// of them when they may have changed. A lookup before that still shows the old ones.
     fn root_changed(&self, ino: Ino, vault: &Vault) -> Result<()> {
-        let volume = volume_of(ino);
-        if volume == ROOT_VOLUME || local(ino) != ROOT {
+        let member = member_of(ino);
+        if member == ROOT_MEMBER || local(ino) != ROOT {
             return Ok(());
         }
-        let Some((parent, entry)) = self.slot(volume)?.place() else { return Ok(()) };
+        let Some((parent, entry)) = self.slot(member)?.place() else { return Ok(()) };
         let Some(above) = self.vault(parent) else { return Ok(()) };
         let Attr { mode, uid, gid, .. } = vault.getattr(ROOT, None)?;
         above.record_change(entry, |row| (row.mode, row.uid, row.gid) = (mode & MODE_BITS, uid, gid))
@@ -62,31 +62,31 @@ impl Forest {
 
     /// The same; `None` if the vault is closed, which is no error.
     fn still_of(&self, handle: HandleId) -> Option<Arc<Vault>> {
-        self.vault(volume_of(handle.0))
+        self.vault(member_of(handle.0))
     }
 
     fn made(&self, parent: Ino, make: impl FnOnce(&Vault, Ino) -> Result<Entry>) -> Result<Entry> {
         let mut entry = make(&*self.at(parent)?, local(parent))?;
-        entry.attr.ino = global(volume_of(parent), entry.attr.ino);
+        entry.attr.ino = global(member_of(parent), entry.attr.ino);
         Ok(entry)
     }
 
     /// The vault of an open directory, and how its listing is numbered.
     fn listed(&self, handle: HandleId) -> Result<(Arc<Vault>, Dots)> {
-        let (vault, volume) = (self.of(handle)?, volume_of(handle.0));
+        let (vault, member) = (self.of(handle)?, member_of(handle.0));
         let mut above = None;
         if vault.dir_of(local_handle(handle))?.ino == ROOT
-            && let Some((parent, ino)) = self.slot(volume)?.place()
+            && let Some((parent, ino)) = self.slot(member)?.place()
         {
             let dir = self.vault(parent).and_then(|parent| parent.nodes.lock().parent(ino));
             above = dir.map(|dir| global(parent, dir));
         }
-        Ok((vault, Dots { volume, above }))
+        Ok((vault, Dots { member, above }))
     }
 
     /// Whether an inode is the root of a dataset for which there is no key: it has no attributes but those of stat.
     fn is_locked_root(&self, ino: Ino) -> bool {
-        let state = || self.slot(volume_of(ino)).map(|slot| slot.state());
+        let state = || self.slot(member_of(ino)).map(|slot| slot.state());
         local(ino) == ROOT
             && matches!(self.at(ino), Err(VaultError::KeyNotLoaded))
             && matches!(state(), Ok(State::Locked | State::Unloaded))
@@ -110,14 +110,14 @@ impl FileSystem for Forest {
     }
 
     fn may_cache(&self, ino: Ino) -> bool {
-        match volume_of(ino) {
-            ROOT_VOLUME => self.root.cached() && self.is_as_known(ino),
-            volume => self.slot(volume).is_ok_and(|slot| slot.cached()),
+        match member_of(ino) {
+            ROOT_MEMBER => self.root.cached() && self.is_as_known(ino),
+            member => self.slot(member).is_ok_and(|slot| slot.cached()),
         }
     }
 
     fn waits_for_keys(&self, ino: Ino) -> bool {
-        self.vault(volume_of(ino)).is_some_and(|vault| vault.waits_for_keys(local(ino)))
+        self.vault(member_of(ino)).is_some_and(|vault| vault.waits_for_keys(local(ino)))
     }
 
     // Datasets before the vaults that they lie in.
@@ -146,7 +146,7 @@ impl FileSystem for Forest {
             return Ok(());
         }
         tracing::info!("unloaded: no request came for the time that was set; `lamassu key load` loads it again");
-        self.unload(ROOT_VOLUME).map(drop)
+        self.unload(ROOT_MEMBER).map(drop)
     }
 
     // All vaults that are open; none is opened until the thaw. `EBUSY` while one is loaded, unloaded or destroyed.
@@ -182,12 +182,12 @@ impl FileSystem for Forest {
     fn lookup(&self, parent: Ino, name: &OsStr) -> Result<Entry> {
         let vault = self.at(parent)?;
         let entry = vault.lookup(local(parent), name)?;
-        self.entered(&vault, volume_of(parent), entry)
+        self.entered(&vault, member_of(parent), entry)
     }
 
     fn forget(&self, ino: Ino, count: u64) {
         let forget = || {
-            if let Ok(slot) = self.slot(volume_of(ino)) {
+            if let Ok(slot) = self.slot(member_of(ino)) {
                 slot.forget(local(ino), count);
             }
         };
@@ -196,11 +196,11 @@ impl FileSystem for Forest {
 
     // The root of a dataset shows whether it is open or not.
     fn getattr(&self, ino: Ino, handle: Option<HandleId>) -> Result<Attr> {
-        let volume = volume_of(ino);
+        let member = member_of(ino);
         if local(ino) == ROOT {
-            return self.root_attr(&*self.slot(volume)?);
+            return self.root_attr(&*self.slot(member)?);
         }
-        Self::attr(volume, self.at(ino)?.getattr(local(ino), handle.map(local_handle)))
+        Self::attr(member, self.at(ino)?.getattr(local(ino), handle.map(local_handle)))
     }
 
     fn setattr(&self, ino: Ino, handle: Option<HandleId>, set: &SetAttr) -> Result<Attr> {
@@ -209,7 +209,7 @@ impl FileSystem for Forest {
         if done.is_ok() && (set.mode.is_some() || set.uid.is_some() || set.gid.is_some()) {
             self.root_changed(ino, &vault)?;
         }
-        Self::attr(volume_of(ino), done)
+        Self::attr(member_of(ino), done)
     }
 
     fn readlink(&self, ino: Ino) -> Result<Vec<u8>> {
@@ -229,7 +229,7 @@ impl FileSystem for Forest {
     }
 
     fn link(&self, ino: Ino, parent: Ino, name: &OsStr) -> Result<Entry> {
-        if volume_of(ino) != volume_of(parent) {
+        if member_of(ino) != member_of(parent) {
             return Err(VaultError::OtherDataset);
         }
         self.made(parent, |vault, dir| vault.link(local(ino), dir, name))
@@ -249,7 +249,7 @@ impl FileSystem for Forest {
 
     // A dataset moves with its directory within the vault it lies in.
     fn rename(&self, parent: Ino, name: &OsStr, to_parent: Ino, to_name: &OsStr, mode: RenameMode) -> Result<()> {
-        if volume_of(parent) != volume_of(to_parent) {
+        if member_of(parent) != member_of(to_parent) {
             return Err(VaultError::OtherDataset);
         }
         let vault = self.at(parent)?;
@@ -260,14 +260,14 @@ impl FileSystem for Forest {
     }
 
     fn create(&self, parent: Ino, name: &OsStr, mode: u32, access: Access, owner: Owner) -> Result<(Entry, HandleId)> {
-        let volume = volume_of(parent);
+        let member = member_of(parent);
         let (mut entry, handle) = self.at(parent)?.create(local(parent), name, mode, access, owner)?;
-        entry.attr.ino = global(volume, entry.attr.ino);
-        Ok((entry, global_handle(volume, handle)))
+        entry.attr.ino = global(member, entry.attr.ino);
+        Ok((entry, global_handle(member, handle)))
     }
 
     fn open_file(&self, ino: Ino, access: Access) -> Result<HandleId> {
-        self.at(ino)?.open_file(local(ino), access).map(|handle| global_handle(volume_of(ino), handle))
+        self.at(ino)?.open_file(local(ino), access).map(|handle| global_handle(member_of(ino), handle))
     }
 
     fn read(&self, handle: HandleId, offset: u64, buf: &mut [u8]) -> Result<usize> {
@@ -308,7 +308,7 @@ impl FileSystem for Forest {
 
     // Between datasets the caller has to read and write: their keys differ.
     fn copy_range(&self, from: (HandleId, u64), to: (HandleId, u64), len: u64) -> Result<Option<u64>> {
-        if volume_of(from.0.0) != volume_of(to.0.0) {
+        if member_of(from.0.0) != member_of(to.0.0) {
             return Ok(None);
         }
         self.of(to.0)?.copy_range((local_handle(from.0), from.1), (local_handle(to.0), to.1), len)
@@ -328,12 +328,12 @@ impl FileSystem for Forest {
 
     // The root of a dataset whose key is not loaded opens too, so that it can be addressed, and lists nothing.
     fn open_dir(&self, ino: Ino) -> Result<HandleId> {
-        let volume = volume_of(ino);
+        let member = member_of(ino);
         let opened = match self.at(ino) {
             Err(VaultError::KeyNotLoaded) if local(ino) == ROOT => Ok(fresh_handle()),
             vault => vault?.open_dir(local(ino)),
         };
-        opened.map(|handle| global_handle(volume, handle))
+        opened.map(|handle| global_handle(member, handle))
     }
 
     fn read_dir(&self, handle: HandleId, cookie: u64, fill: &mut dyn FnMut(&DirEntry, u64) -> bool) -> Result<()> {
@@ -356,7 +356,7 @@ impl FileSystem for Forest {
         let (vault, dots) = self.listed(handle)?;
         vault.read_dir_plus(local_handle(handle), cookie, &mut |listed, entry, next| match entry {
             None => fill(&DirEntry { ino: dots.number(listed), ..listed.clone() }, None, next),
-            Some(entry) => match self.entered(&vault, dots.volume, entry) {
+            Some(entry) => match self.entered(&vault, dots.member, entry) {
                 Ok(entry) => fill(&DirEntry { ino: entry.attr.ino, ..listed.clone() }, Some(entry), next),
                 Err(_) => fill(&DirEntry { ino: dots.number(listed), ..listed.clone() }, None, next),
             },

@@ -1,12 +1,12 @@
 //! Nested vaults as one file system: each *dataset* is a [`Vault`] of its own, reached through a directory of the one
 //! it lies in.
 //!
-//! Every vault in use is a *volume* with a number: 0 is the mount's own, a dataset's comes from its id, so that inode
-//! numbers stay the same over mounts and reloads. Bits 48 to 62 of inode numbers and handle ids are the volume's
+//! Every vault in use is a *member* with a number: 0 is the mount's own, a dataset's comes from its id, so that inode
+//! numbers stay the same over mounts and reloads. Bits 48 to 62 of inode numbers and handle ids are the member's
 //! number; the rest belongs to the vault. Routing uses the number alone, takes one short lock and clones one reference.
 //! A vault knows nothing of it.
 //!
-//! A volume is *sighted* when its header was read, *loaded* when its vault is open, *locked* when no key for it was
+//! A member is *sighted* when its header was read, *loaded* when its vault is open, *locked* when no key for it was
 //! found, and *unloaded* by request. It is opened at the first operation inside, not when it is merely listed.
 //!
 //! Several hosts may take turns with the mount's own vault: then a new `Vault` is opened for each turn (`turns`).
@@ -18,7 +18,7 @@ mod calls;
 mod states;
 mod turns;
 
-pub use states::{State, Volume};
+pub use states::{State, Member};
 
 use crate::error::io;
 use crate::event::IntegrityKind;
@@ -31,7 +31,7 @@ use lamassu_crypto::{Engine, KeyRing};
 use lamassu_format::header::{Header, VaultHeader};
 use lamassu_store::{Backend, BackendDir};
 use parking_lot::{Mutex, RwLock};
-use states::KnownVolume;
+use states::KnownMember;
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
@@ -39,14 +39,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-/// Number of a volume.
+/// Number of a member.
 pub type Number = u16;
 /// The mount's own vault.
-pub const ROOT_VOLUME: Number = 0;
+pub const ROOT_MEMBER: Number = 0;
 
-/// Bits of inode numbers and handle ids below the volume's.
+/// Bits of inode numbers and handle ids below the member's.
 const SHIFT: u32 = OWN_MAX.trailing_zeros();
-/// The most volumes: the highest bit is that of a vault's own alternative numbers.
+/// The most members: the highest bit is that of a vault's own alternative numbers.
 const NUMBER_MAX: Number = 0x7fff;
 const MASK: u64 = (NUMBER_MAX as u64) << SHIFT;
 /// What is reported as damaged if the header of a dataset does not open.
@@ -57,22 +57,22 @@ pub fn local(number: u64) -> u64 {
     number & !MASK
 }
 
-/// The volume of an inode number or a handle id.
-pub fn volume_of(number: u64) -> Number {
+/// The member of an inode number or a handle id.
+pub fn member_of(number: u64) -> Number {
     ((number & MASK) >> SHIFT) as Number
 }
 
 /// A vault's number as a number of the whole.
-fn global(volume: Number, number: u64) -> u64 {
-    number & !MASK | u64::from(volume) << SHIFT
+fn global(member: Number, number: u64) -> u64 {
+    number & !MASK | u64::from(member) << SHIFT
 }
 
 fn local_handle(handle: HandleId) -> HandleId {
     HandleId(local(handle.0))
 }
 
-fn global_handle(volume: Number, handle: HandleId) -> HandleId {
-    HandleId(global(volume, handle.0))
+fn global_handle(member: Number, handle: HandleId) -> HandleId {
+    HandleId(global(member, handle.0))
 }
 
 /// What opens a dataset.
@@ -94,11 +94,11 @@ pub trait Opener: Send + Sync {
     ///
     /// # Errors
     /// Anything but a missing key; it is asked again at the next operation inside.
-    fn open(&self, volume: Number, parent: (Number, &Vault), header: VaultHeader) -> Result<Option<Opening>>;
-    /// The vault of a volume is open.
-    fn opened(&self, volume: Number, vault: &Arc<Vault>);
-    /// The vault of a volume is closed, or could not be opened: its keys must be dropped.
-    fn unloading(&self, volume: Number);
+    fn open(&self, member: Number, parent: (Number, &Vault), header: VaultHeader) -> Result<Option<Opening>>;
+    /// The vault of a member is open.
+    fn opened(&self, member: Number, vault: &Arc<Vault>);
+    /// The vault of a member is closed, or could not be opened: its keys must be dropped.
+    fn unloading(&self, member: Number);
 }
 
 /// A cache of file contents, attributes and names outside the vault: the kernel's. Its calls may wait for requests.
@@ -115,8 +115,8 @@ pub trait Cache: Send + Sync {
 
 /// A vault and its datasets, as one file system.
 pub struct Forest {
-    root: Arc<KnownVolume>,
-    table: RwLock<HashMap<Number, Arc<KnownVolume>>>,
+    root: Arc<KnownMember>,
+    table: RwLock<HashMap<Number, Arc<KnownMember>>>,
     /// Directories, by number, that are known to be roots of datasets.
     crossings: RwLock<HashMap<Ino, Number>>,
     opener: Arc<dyn Opener>,
@@ -157,8 +157,8 @@ impl Forest {
     ) -> Result<Arc<Forest>> {
         let st = backend.root().stat().map_err(io("stat the root"))?;
         let (keeps_acls, engine, upkeep) = (vault.keeps_acls(), vault.engine(), vault.options.upkeep.clone());
-        opener.opened(ROOT_VOLUME, &vault);
-        let root = KnownVolume::new(ROOT_VOLUME, id, StoreId::from(&st), backend, Some(vault));
+        opener.opened(ROOT_MEMBER, &vault);
+        let root = KnownMember::new(ROOT_MEMBER, id, StoreId::from(&st), backend, Some(vault));
         root.set_cached(cached);
         Ok(Arc::new(Forest {
             root,
@@ -193,27 +193,27 @@ impl Forest {
         }
     }
 
-    /// [`Vault::take_profile`], of files of one volume.
+    /// [`Vault::take_profile`], of files of one member.
     ///
     /// # Errors
     /// As that; [`VaultError::OtherDataset`].
     pub fn take_profile(&self, from: HandleId, to: HandleId) -> Result<()> {
-        let volume = volume_of(to.0);
-        if volume_of(from.0) != volume {
+        let member = member_of(to.0);
+        if member_of(from.0) != member {
             return Err(VaultError::OtherDataset);
         }
-        let vault = self.vault(volume).ok_or(VaultError::KeyNotLoaded)?;
+        let vault = self.vault(member).ok_or(VaultError::KeyNotLoaded)?;
         vault.take_profile(local_handle(from), local_handle(to))
     }
 
-    fn slot(&self, volume: Number) -> Result<Arc<KnownVolume>> {
-        match volume {
-            ROOT_VOLUME => Ok(self.root.clone()),
-            _ => self.table.read().get(&volume).cloned().ok_or(VaultError::Stale),
+    fn slot(&self, member: Number) -> Result<Arc<KnownMember>> {
+        match member {
+            ROOT_MEMBER => Ok(self.root.clone()),
+            _ => self.table.read().get(&member).cloned().ok_or(VaultError::Stale),
         }
     }
 
-    fn slots(&self) -> Vec<Arc<KnownVolume>> {
+    fn slots(&self) -> Vec<Arc<KnownMember>> {
         let table = self.table.read();
         std::iter::once(&self.root).chain(table.values()).cloned().collect()
     }
@@ -226,11 +226,11 @@ impl Forest {
         if !self.used.load(Ordering::Relaxed) {
             self.used.store(true, Ordering::Relaxed);
         }
-        let volume = volume_of(ino);
-        if volume == ROOT_VOLUME {
+        let member = member_of(ino);
+        if member == ROOT_MEMBER {
             return self.root.loaded().ok_or_else(|| self.not_loaded());
         }
-        let known = self.table.read().get(&volume).map(|slot| slot.loaded().ok_or_else(|| slot.clone()));
+        let known = self.table.read().get(&member).map(|slot| slot.loaded().ok_or_else(|| slot.clone()));
         match known {
             Some(Ok(vault)) => Ok(vault),
             Some(Err(slot)) => self.open_slot(&slot),
@@ -238,42 +238,42 @@ impl Forest {
         }
     }
 
-    /// The vault of a volume, if it is open.
-    pub fn vault(&self, volume: Number) -> Option<Arc<Vault>> {
-        self.slot(volume).ok()?.loaded()
+    /// The vault of a member, if it is open.
+    pub fn vault(&self, member: Number) -> Option<Arc<Vault>> {
+        self.slot(member).ok()?.loaded()
     }
 
-    /// Directory of a volume, relative to that of the mount's vault in the store; `None` where a vault on the way is
+    /// Directory of a member, relative to that of the mount's vault in the store; `None` where a vault on the way is
     /// not open.
-    pub fn stored_dir(&self, volume: Number) -> Option<PathBuf> {
-        if volume == ROOT_VOLUME {
+    pub fn stored_dir(&self, member: Number) -> Option<PathBuf> {
+        if member == ROOT_MEMBER {
             return Some(PathBuf::new());
         }
-        let (parent, ino) = self.slot(volume).ok()?.place()?;
+        let (parent, ino) = self.slot(member).ok()?.place()?;
         let here = self.vault(parent)?.stored_path_of(ino)?;
         Some(self.stored_dir(parent)?.join(here))
     }
 
-    /// The volume it lies in, the number there of the directory it lies in, and its name there.
-    pub fn plain_place(&self, volume: Number) -> Option<(Ino, OsString)> {
-        let (parent, ino) = self.slot(volume).ok()?.place()?;
+    /// The member it lies in, the number there of the directory it lies in, and its name there.
+    pub fn plain_place(&self, member: Number) -> Option<(Ino, OsString)> {
+        let (parent, ino) = self.slot(member).ok()?.place()?;
         let (dir, name) = self.vault(parent)?.plain_place(ino)?;
         Some((global(parent, dir), name))
     }
 
-    /// Whether an inode is the root of its volume.
+    /// Whether an inode is the root of its member.
     pub fn is_root(&self, ino: Ino) -> bool {
         local(ino) == ROOT
     }
 
-    /// The volume that this one lies in; `None` for the mount's own, and if that volume is not open.
-    pub fn parent(&self, volume: Number) -> Option<Number> {
-        self.slot(volume).ok()?.place().map(|(parent, _)| parent)
+    /// The member that this one lies in; `None` for the mount's own, and if that member is not open.
+    pub fn parent(&self, member: Number) -> Option<Number> {
+        self.slot(member).ok()?.place().map(|(parent, _)| parent)
     }
 
-    /// Whether a volume is `above`, or lies in it.
-    pub fn is_below(&self, volume: Number, above: Number) -> bool {
-        let mut at = Some(volume);
+    /// Whether a member is `above`, or lies in it.
+    pub fn is_below(&self, member: Number, above: Number) -> bool {
+        let mut at = Some(member);
         while let Some(here) = at {
             if here == above {
                 return true;
@@ -288,17 +288,17 @@ impl Forest {
     /// # Errors
     /// As [`Vault::resolve`], and those of [`Forest::at`].
     pub fn resolve(&self, path: &OsStr) -> Result<Entry> {
-        self.resolve_from(ROOT_VOLUME, path)
+        self.resolve_from(ROOT_MEMBER, path)
     }
 
-    /// The same of a path within a volume.
+    /// The same of a path within a member.
     ///
     /// # Errors
     /// As [`Forest::resolve`].
-    pub fn resolve_from(&self, volume: Number, path: &OsStr) -> Result<Entry> {
+    pub fn resolve_from(&self, member: Number, path: &OsStr) -> Result<Entry> {
         let names = components(path)?;
-        // The root of a volume needs no reference.
-        let root = Entry { attr: self.root_attr(&*self.slot(volume)?)?, generation: 0 };
+        // The root of a member needs no reference.
+        let root = Entry { attr: self.root_attr(&*self.slot(member)?)?, generation: 0 };
         descend(EntryRef::new(self, root), &names).map(EntryRef::into_entry)
     }
 
@@ -308,9 +308,9 @@ impl Forest {
     /// # Errors
     /// As [`Forest::resolve`].
     pub fn stored_path(&self, path: &OsStr) -> Result<PathBuf> {
-        let (mut volume, mut stored, mut rest) = (ROOT_VOLUME, PathBuf::new(), PathBuf::from(path));
+        let (mut member, mut stored, mut rest) = (ROOT_MEMBER, PathBuf::new(), PathBuf::from(path));
         loop {
-            let vault = self.at(global(volume, ROOT))?;
+            let vault = self.at(global(member, ROOT))?;
             let Some((dataset, below)) = vault.dataset_on(rest.as_os_str())? else {
                 return Ok(stored.join(vault.stored_path(rest.as_os_str())?));
             };
@@ -319,7 +319,7 @@ impl Forest {
                 return Ok(stored);
             }
             let plain = dataset.plain.unwrap_or_default();
-            volume = volume_of(self.resolve_from(volume, plain.as_os_str())?.attr.ino);
+            member = member_of(self.resolve_from(member, plain.as_os_str())?.attr.ino);
             rest = below;
         }
     }
@@ -329,12 +329,12 @@ impl Forest {
     /// # Errors
     /// As [`Vault::plain_path`], and those of [`Forest::at`].
     pub fn plain_path(&self, stored: &Path) -> Result<PathBuf> {
-        let (mut volume, mut plain, mut rest) = (ROOT_VOLUME, PathBuf::new(), stored.to_path_buf());
+        let (mut member, mut plain, mut rest) = (ROOT_MEMBER, PathBuf::new(), stored.to_path_buf());
         loop {
-            let vault = self.at(global(volume, ROOT))?;
+            let vault = self.at(global(member, ROOT))?;
             let Some(dataset) = vault.dataset_above(&rest)? else { return Ok(plain.join(vault.plain_path(&rest)?)) };
             let here = vault.plain_path(&dataset)?;
-            volume = volume_of(self.resolve_from(volume, here.as_os_str())?.attr.ino);
+            member = member_of(self.resolve_from(member, here.as_os_str())?.attr.ino);
             plain.push(here);
             rest = rest.strip_prefix(&dataset).map_err(|_| VaultError::Invalid)?.to_path_buf();
             if rest.as_os_str().is_empty() {
@@ -343,7 +343,7 @@ impl Forest {
         }
     }
 
-    /// Plain path of a directory within its volume.
+    /// Plain path of a directory within its member.
     ///
     /// # Errors
     /// [`VaultError::Stale`], and as [`Vault::plain_path`].
@@ -353,9 +353,9 @@ impl Forest {
     }
 
     /// Gives an entry of `vault` its numbers in the whole. The entry of a dataset becomes the dataset's root.
-    fn entered(&self, vault: &Vault, volume: Number, mut entry: Entry) -> Result<Entry> {
+    fn entered(&self, vault: &Vault, member: Number, mut entry: Entry) -> Result<Entry> {
         if entry.attr.kind == Kind::Dir && vault.has_datasets() {
-            match self.crossed(vault, volume, entry.attr.ino) {
+            match self.crossed(vault, member, entry.attr.ino) {
                 Ok(None) => {}
                 Ok(Some(slot)) => return Ok(Entry { attr: self.root_attr(&slot)?, generation: 0 }),
                 Err(error) => {
@@ -364,16 +364,16 @@ impl Forest {
                 }
             }
         }
-        entry.attr.ino = global(volume, entry.attr.ino);
+        entry.attr.ino = global(member, entry.attr.ino);
         Ok(entry)
     }
 
     /// The dataset whose root is the directory `ino` of `vault`. Takes over the reference to that directory: one
-    /// reference is kept while the volume is known, so that its place stays known; others are given back.
-    fn crossed(&self, vault: &Vault, volume: Number, ino: Ino) -> Result<Option<Arc<KnownVolume>>> {
+    /// reference is kept while the member is known, so that its place stays known; others are given back.
+    fn crossed(&self, vault: &Vault, member: Number, ino: Ino) -> Result<Option<Arc<KnownMember>>> {
         let Some(dir) = vault.dataset_at(ino)? else { return Ok(None) };
         let store = StoreId::from(&dir.stat().map_err(io("stat a directory"))?);
-        let known = self.crossings.read().get(&global(volume, ino)).copied();
+        let known = self.crossings.read().get(&global(member, ino)).copied();
         if let Some(slot) = known.and_then(|n| self.slot(n).ok()).filter(|s| s.store == store) {
             vault.forget(ino, 1);
             return Ok(Some(slot));
@@ -381,23 +381,23 @@ impl Forest {
         let header = read_header(Some(vault), &dir).inspect_err(|error| tell_damage(vault, ino, error))?;
         vault.verify_dataset(ino, &header.id())?;
         let slot = self.sight(vault, header.id(), store, &dir)?;
-        // One at a time: the code below asks for the places of other volumes.
+        // One at a time: the code below asks for the places of other members.
         let mut crossings = self.crossings.write();
-        if self.is_below(volume, slot.number) {
+        if self.is_below(member, slot.number) {
             let stored = vault.stored_path_of(ino).unwrap_or_default().display().to_string();
             let error = VaultError::Damaged { what: "dataset (it lies within itself)", stored };
             tell_damage(vault, ino, &error);
             return Err(error);
         }
         vault.seen_again(ino);
-        crossings.insert(global(volume, ino), slot.number);
-        if !slot.set_place(volume, ino) {
+        crossings.insert(global(member, ino), slot.number);
+        if !slot.set_place(member, ino) {
             vault.forget(ino, 1);
         }
         Ok(Some(slot))
     }
 
-    /// The volume of a dataset: the one it has, or a new one. Its number comes from its id. If that is taken, for
+    /// The member of a dataset: the one it has, or a new one. Its number comes from its id. If that is taken, for
     /// example by a copy of the dataset, it is the next free one.
     fn sight(
         &self,
@@ -405,7 +405,7 @@ impl Forest {
         id: [u8; 16],
         store: StoreId,
         dir: &Arc<dyn BackendDir>,
-    ) -> Result<Arc<KnownVolume>> {
+    ) -> Result<Arc<KnownMember>> {
         let write = !above.is_read_only();
         let backend = above.look_into(dir, "open a dataset", |dir| dir.as_backend(write))?;
         let mut table = self.table.write();
@@ -422,23 +422,23 @@ impl Forest {
                 return Err(VaultError::Refused("more datasets than one mount can hold"));
             }
         }
-        let slot = KnownVolume::new(number, id, store, backend, None);
+        let slot = KnownMember::new(number, id, store, backend, None);
         table.insert(number, slot.clone());
         Ok(slot)
     }
 
     /// The row that the parent vault's anchor has of a dataset's root.
-    fn entry_row(&self, slot: &KnownVolume) -> Result<Option<Row>> {
+    fn entry_row(&self, slot: &KnownMember) -> Result<Option<Row>> {
         let above = slot.place().and_then(|(parent, ino)| Some((self.vault(parent)?, ino)));
         above.map_or(Ok(None), |(above, ino)| above.row_of(ino))
     }
 
-    /// stat of a volume's root, which also a locked one has.
-    fn root_attr(&self, slot: &KnownVolume) -> Result<Attr> {
+    /// stat of a member's root, which also a locked one has.
+    fn root_attr(&self, slot: &KnownMember) -> Result<Attr> {
         let attr = match slot.loaded() {
             Some(vault) => vault.getattr(ROOT, None)?,
             // Without a turn nothing is known: the store's attributes may be of any age.
-            None if slot.number == ROOT_VOLUME && self.waits_in().is_some() => return Err(self.not_loaded()),
+            None if slot.number == ROOT_MEMBER && self.waits_in().is_some() => return Err(self.not_loaded()),
             None => {
                 let attr = slot.backing_attr()?;
                 let row = self.entry_row(slot)?;

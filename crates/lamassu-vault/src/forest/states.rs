@@ -1,6 +1,6 @@
-//! Volumes and their states: opening, unloading, loading, and operations on all volumes at once.
+//! Members and their states: opening, unloading, loading, and operations on all members at once.
 
-use super::{Cache, Forest, Number, Opening, ROOT_VOLUME, Unverified, global, read_header, tell_damage};
+use super::{Cache, Forest, Number, Opening, ROOT_MEMBER, Unverified, global, read_header, tell_damage};
 use crate::error::io;
 use crate::inode::StoreId;
 use crate::root::{ShownPermissions, Top};
@@ -25,7 +25,7 @@ const HELD_HERE: usize = 2;
 /// Threads that make the kernel drop its caches.
 const DROPPING: usize = 16;
 
-/// What a volume is at a moment.
+/// What a member is at a moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
     /// Seen, not opened yet.
@@ -45,9 +45,9 @@ enum Inside {
     Unloaded,
 }
 
-/// A volume, as it is shown.
+/// A member, as it is shown.
 #[derive(Clone, Debug)]
-pub struct Volume {
+pub struct Member {
     /// Its number.
     pub number: Number,
     /// Of its vault.
@@ -56,13 +56,13 @@ pub struct Volume {
     pub state: State,
 }
 
-/// A volume.
-pub(super) struct KnownVolume {
+/// A member.
+pub(super) struct KnownMember {
     pub number: Number,
     pub id: [u8; 16],
     pub store: StoreId,
     pub backend: Arc<dyn Backend>,
-    /// The volume it lies in, and its directory's number there; `None` while that volume is not open.
+    /// The member it lies in, and its directory's number there; `None` while that member is not open.
     place: Mutex<Option<(Number, Ino)>>,
     inside: RwLock<Inside>,
     /// One opening at a time.
@@ -73,7 +73,7 @@ pub(super) struct KnownVolume {
     permissions: Mutex<Option<ShownPermissions>>,
 }
 
-/// The kernel's references to numbers of a volume's closed vaults. When they are given back, they must not be
+/// The kernel's references to numbers of a member's closed vaults. When they are given back, they must not be
 /// subtracted from those of the open vault.
 #[derive(Default)]
 struct Owed {
@@ -82,16 +82,16 @@ struct Owed {
     ending: Option<Arc<Vault>>,
 }
 
-impl KnownVolume {
+impl KnownMember {
     pub fn new(
         number: Number,
         id: [u8; 16],
         store: StoreId,
         backend: Arc<dyn Backend>,
         vault: Option<Arc<Vault>>,
-    ) -> Arc<KnownVolume> {
+    ) -> Arc<KnownMember> {
         let permissions = vault.as_ref().map(|vault| vault.root_permissions.shown().clone());
-        Arc::new(KnownVolume {
+        Arc::new(KnownMember {
             number,
             id,
             store,
@@ -188,12 +188,12 @@ impl KnownVolume {
 
 /// Makes the kernel drop names in the root of the mount, and everything below them.
 fn drop_names(cache: &dyn Cache, names: &[OsString]) {
-    names.iter().for_each(|name| cache.drop_entry(global(ROOT_VOLUME, ROOT), name));
+    names.iter().for_each(|name| cache.drop_entry(global(ROOT_MEMBER, ROOT), name));
 }
 
 impl Forest {
-    /// Opens a volume that was only sighted.
-    pub(super) fn open_slot(&self, slot: &Arc<KnownVolume>) -> Result<Arc<Vault>> {
+    /// Opens a member that was only sighted.
+    pub(super) fn open_slot(&self, slot: &Arc<KnownMember>) -> Result<Arc<Vault>> {
         let _one = slot.opening.lock();
         if let Some(vault) = slot.loaded() {
             return Ok(vault);
@@ -218,13 +218,13 @@ impl Forest {
         }
     }
 
-    /// Opens the vault of a volume; the caller holds its `opening`. The opener drops the keys if that fails.
-    fn fill(&self, slot: &KnownVolume, opening: Opening) -> Result<Arc<Vault>> {
+    /// Opens the vault of a member; the caller holds its `opening`. The opener drops the keys if that fails.
+    fn fill(&self, slot: &KnownMember, opening: Opening) -> Result<Arc<Vault>> {
         self.filled(slot, opening).inspect_err(|_| self.opener.unloading(slot.number))
     }
 
-    fn filled(&self, slot: &KnownVolume, Opening { header, ring, options, cached }: Opening) -> Result<Arc<Vault>> {
-        let top = if slot.number == ROOT_VOLUME { Top::FileSystem } else { Top::Dataset };
+    fn filled(&self, slot: &KnownMember, Opening { header, ring, options, cached }: Opening) -> Result<Arc<Vault>> {
+        let top = if slot.number == ROOT_MEMBER { Top::FileSystem } else { Top::Dataset };
         let vault = Vault::open_with(slot.backend.clone(), &header, ring, options, self.engine.clone(), top);
         let vault = Arc::new(vault?);
         if let Some(row) = self.entry_row(slot)? {
@@ -236,16 +236,16 @@ impl Forest {
         Ok(vault)
     }
 
-    /// What is known of a volume.
+    /// What is known of a member.
     ///
     /// # Errors
     /// [`VaultError::Stale`].
-    pub fn volume(&self, number: Number) -> Result<Volume> {
+    pub fn member(&self, number: Number) -> Result<Member> {
         let slot = self.slot(number)?;
-        Ok(Volume { number, id: slot.id, state: slot.state() })
+        Ok(Member { number, id: slot.id, state: slot.state() })
     }
 
-    /// The header of a volume, as it is in the store now.
+    /// The header of a member, as it is in the store now.
     ///
     /// # Errors
     /// [`VaultError::Damaged`], those of the store.
@@ -255,7 +255,7 @@ impl Forest {
         read_header(slot.loaded().or_else(above).as_deref(), &slot.backend.root()).map(Unverified)
     }
 
-    /// Sets whether the kernel may cache contents of a volume's files that are opened from now on. Contents that it may
+    /// Sets whether the kernel may cache contents of a member's files that are opened from now on. Contents that it may
     /// no longer cache are dropped.
     ///
     /// # Errors
@@ -269,9 +269,9 @@ impl Forest {
         Ok(())
     }
 
-    /// Volumes at or below one, the deepest first.
-    fn at_or_below(&self, number: Number) -> Vec<Arc<KnownVolume>> {
-        let mut found: Vec<(usize, Arc<KnownVolume>)> = self
+    /// Members at or below one, the deepest first.
+    fn at_or_below(&self, number: Number) -> Vec<Arc<KnownMember>> {
+        let mut found: Vec<(usize, Arc<KnownMember>)> = self
             .slots()
             .into_iter()
             .filter_map(|slot| {
@@ -287,18 +287,18 @@ impl Forest {
         found.into_iter().map(|(_, slot)| slot).collect()
     }
 
-    /// The volumes at and below one that are open, the ones above before those in them.
+    /// The members at and below one that are open, the ones above before those in them.
     pub fn loaded_below(&self, number: Number) -> Vec<Number> {
         self.at_or_below(number).iter().rev().filter(|s| s.loaded().is_some()).map(|s| s.number).collect()
     }
 
-    /// Files that are open in a volume and in those below it.
+    /// Files that are open in a member and in those below it.
     pub fn open_files(&self, number: Number) -> usize {
         let open: usize = self.at_or_below(number).iter().filter_map(|s| s.loaded()).map(|v| v.handles.files()).sum();
         open + self.left_open()
     }
 
-    /// Closes a volume and those in it, deepest first, and drops their keys. The kernel first writes back and drops
+    /// Closes a member and those in it, deepest first, and drops their keys. The kernel first writes back and drops
     /// what it caches of them. Files that are open there can no longer be read or written. Returns whether any was
     /// open.
     ///
@@ -343,7 +343,7 @@ impl Forest {
                 done = done.and(closed);
             }
         };
-        // Volumes that were closed because they lie in another open again with it.
+        // Members that were closed because they lie in another open again with it.
         for slot in slots.iter().filter(|s| s.number != number) {
             *slot.place.lock() = None;
             if !by_request.contains(&slot.number) {
@@ -351,11 +351,11 @@ impl Forest {
             }
         }
         let below: Vec<Number> = slots.iter().map(|s| s.number).collect();
-        self.crossings.write().retain(|ino, _| !below.contains(&super::volume_of(*ino)));
+        self.crossings.write().retain(|ino, _| !below.contains(&super::member_of(*ino)));
         done.map(|()| any)
     }
 
-    fn unload_one(&self, slot: &KnownVolume, vault: Arc<Vault>) -> Result<()> {
+    fn unload_one(&self, slot: &KnownMember, vault: Arc<Vault>) -> Result<()> {
         // First, while the keys are loaded: dirty data of the kernel need them.
         self.drop_cached(slot, &vault);
         // References that are given back from here on still belong to this vault, until they are counted.
@@ -371,7 +371,7 @@ impl Forest {
         }
         if Arc::strong_count(&vault) > HELD_HERE {
             tracing::warn!(
-                volume = slot.number,
+                member = slot.number,
                 "a request still uses a vault that was unloaded; its keys go when that ends"
             );
         }
@@ -419,18 +419,18 @@ impl Forest {
         });
     }
 
-    /// Names that make the kernel drop all names of a volume. A dataset's names go with the name of its root.
-    fn names_in_root(&self, slot: &KnownVolume, vault: &Vault) -> Vec<OsString> {
-        if slot.number == ROOT_VOLUME { vault.names_in_root() } else { Vec::new() }
+    /// Names that make the kernel drop all names of a member. A dataset's names go with the name of its root.
+    fn names_in_root(&self, slot: &KnownMember, vault: &Vault) -> Vec<OsString> {
+        if slot.number == ROOT_MEMBER { vault.names_in_root() } else { Vec::new() }
     }
 
-    fn drop_cached(&self, slot: &KnownVolume, vault: &Vault) {
+    fn drop_cached(&self, slot: &KnownMember, vault: &Vault) {
         let Some(cache) = self.cache.get() else { return };
         let known: Vec<Ino> = vault.nodes.lock().references().into_iter().map(|(ino, _)| ino).collect();
         known.into_iter().for_each(|ino| cache.drop_inode(global(slot.number, ino)));
     }
 
-    /// Opens a volume with the caller's keys. `opening` is called for them once it is certain that the volume may be
+    /// Opens a member with the caller's keys. `opening` is called for them once it is certain that the member may be
     /// opened.
     ///
     /// # Errors
@@ -455,7 +455,7 @@ impl Forest {
         Ok(vault)
     }
 
-    /// Opens a volume with the opener's keys.
+    /// Opens a member with the opener's keys.
     ///
     /// # Errors
     /// [`VaultError::KeyNotLoaded`] if the opener has none, and as [`Forest::load`].
@@ -465,7 +465,7 @@ impl Forest {
         {
             let _opening = slot.opening.lock();
             self.may_load(&slot)?;
-            if number == ROOT_VOLUME {
+            if number == ROOT_MEMBER {
                 return Err(VaultError::KeyNotLoaded);
             }
             *slot.inside.write() = Inside::Sighted;
@@ -475,7 +475,7 @@ impl Forest {
         Ok(vault)
     }
 
-    fn may_load(&self, slot: &KnownVolume) -> Result<()> {
+    fn may_load(&self, slot: &KnownMember) -> Result<()> {
         if slot.loaded().is_some() {
             return Err(VaultError::Refused("its key is loaded already"));
         }
@@ -483,19 +483,19 @@ impl Forest {
             return Err(VaultError::Frozen);
         }
         let lies_in_an_open_one = || slot.place().is_some_and(|(parent, _)| self.vault(parent).is_some());
-        if slot.number != ROOT_VOLUME && !lies_in_an_open_one() {
+        if slot.number != ROOT_MEMBER && !lies_in_an_open_one() {
             return Err(VaultError::KeyNotLoaded);
         }
         Ok(())
     }
 
-    fn shown_anew(&self, slot: &KnownVolume) {
+    fn shown_anew(&self, slot: &KnownMember) {
         if let Some(cache) = self.cache.get() {
             cache.drop_inode(global(slot.number, ROOT));
         }
     }
 
-    /// Makes a dataset in directory `parent`; see [`Vault::make_dataset`]. Returns its volume.
+    /// Makes a dataset in directory `parent`; see [`Vault::make_dataset`]. Returns its member.
     ///
     /// # Errors
     /// Those of [`Vault::make_dataset`] and of [`Forest::at`].
@@ -509,13 +509,13 @@ impl Forest {
     ) -> std::result::Result<Number, E> {
         let vault = self.at(parent)?;
         let entry = vault.make_dataset(super::local(parent), name, mode, owner, fill)?;
-        let entry = self.entered(&vault, super::volume_of(parent), entry)?;
+        let entry = self.entered(&vault, super::member_of(parent), entry)?;
         if let Some(cache) = self.cache.get() {
             // The kernel may have cached that the name does not exist.
             cache.drop_entry(parent, name);
             cache.drop_inode(parent);
         }
-        Ok(super::volume_of(entry.attr.ino))
+        Ok(super::member_of(entry.attr.ino))
     }
 
     /// Unloads a dataset, and removes it with everything in it. With `forced` also while files in it are open.
@@ -524,7 +524,7 @@ impl Forest {
     /// [`VaultError::Refused`] for files that are open, and for the mount's own vault; those of
     /// [`Vault::remove_dataset`].
     pub fn destroy(&self, number: Number, forced: bool) -> Result<()> {
-        if number == ROOT_VOLUME {
+        if number == ROOT_MEMBER {
             return Err(VaultError::Refused("this is the mount's own vault, not a dataset"));
         }
         if !forced && self.open_files(number) > 0 {
@@ -564,14 +564,14 @@ impl Forest {
     pub(super) fn is_idle(&self) -> bool {
         let mut idle = self.idle.lock();
         let Some(after) = idle.after else { return false };
-        if self.used.swap(false, Ordering::Relaxed) || self.open_files(ROOT_VOLUME) > 0 || self.is_rekeying() {
+        if self.used.swap(false, Ordering::Relaxed) || self.open_files(ROOT_MEMBER) > 0 || self.is_rekeying() {
             idle.since = Instant::now();
         }
         idle.since.elapsed() >= after && self.root.loaded().is_some()
     }
 
     pub(super) fn each_loaded(&self, mut call: impl FnMut(&Vault) -> Result<()>) -> Result<()> {
-        let loaded: Vec<_> = self.at_or_below(ROOT_VOLUME).iter().filter_map(|s| s.loaded()).collect();
+        let loaded: Vec<_> = self.at_or_below(ROOT_MEMBER).iter().filter_map(|s| s.loaded()).collect();
         // All of them, even if one fails.
         let mut done = Ok(());
         for vault in &loaded {

@@ -11,8 +11,8 @@ use crate::common;
 use common::wood::{Wood, wood_with};
 use common::{Quiet, me, n, words};
 use lamassu_format::header::NameMode;
-use lamassu_vault::forest::ROOT_VOLUME;
-use lamassu_vault::forest::volume_of;
+use lamassu_vault::forest::ROOT_MEMBER;
+use lamassu_vault::forest::member_of;
 use lamassu_vault::{FileSystem, Forest, Ino, Kind, ROOT, SetXattr, VaultError};
 use rustix::fs::{CWD, RenameFlags, XattrFlags, getxattr, renameat_with, setxattr};
 use std::collections::{BTreeMap, BTreeSet};
@@ -325,7 +325,7 @@ fn see(forest: &Forest) -> Seen {
         }
         if let Ok(entry) = resolved {
             let (ino, attr) = (entry.attr.ino, entry.attr);
-            let kind = match volume_of(ino) == ROOT_VOLUME {
+            let kind = match member_of(ino) == ROOT_MEMBER {
                 true => format!("{:?}", attr.kind),
                 false => "dataset".to_owned(),
             };

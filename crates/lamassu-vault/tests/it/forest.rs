@@ -12,7 +12,7 @@ use lamassu_keys::{Material, SlotKind};
 use lamassu_store::Backend;
 use lamassu_store::backend::FaultBackend;
 use lamassu_store::backend::fault::{Call, Fault};
-use lamassu_vault::forest::{Cache, Opening, ROOT_VOLUME, State, local as own_number, volume_of};
+use lamassu_vault::forest::{Cache, Opening, ROOT_MEMBER, State, local as own_number, member_of};
 use lamassu_vault::{FileSystem, Ino, Kind, ROOT, RenameMode, Result, SetAttr, VaultError};
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
@@ -25,7 +25,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 #[test]
-fn numbers_tell_the_volume_and_listings_show_them() {
+fn numbers_tell_the_member_and_listings_show_them() {
     for names in [NameMode::Encrypted, NameMode::Plain] {
         let w = wood(names);
         let a = w.plant("a", true);
@@ -34,7 +34,7 @@ fn numbers_tell_the_volume_and_listings_show_them() {
         w.put("a/f", b"a");
         w.put("a/deep/f", b"deep");
         assert_eq!((own_number(a), own_number(deep)), (ROOT, ROOT));
-        assert!(volume_of(a) != volume_of(deep) && volume_of(a) != ROOT_VOLUME);
+        assert!(member_of(a) != member_of(deep) && member_of(a) != ROOT_MEMBER);
         for (path, content) in [("f", &b"root"[..]), ("a/f", b"a"), ("a/deep/f", b"deep")] {
             assert_eq!(w.get(path).unwrap(), content);
             assert_eq!(w.forest.getattr(w.ino(path), None).unwrap().ino, w.ino(path));
@@ -66,7 +66,7 @@ fn numbers_tell_the_volume_and_listings_show_them() {
             }
         }
         w.forest.close().unwrap();
-        let stored = w.dir.path().join(w.forest.stored_dir(volume_of(deep)).unwrap_or_default());
+        let stored = w.dir.path().join(w.forest.stored_dir(member_of(deep)).unwrap_or_default());
         assert!(stored.join("lamassu.vault").exists());
     }
 }
@@ -91,11 +91,11 @@ fn borders_are_kept() {
     w.forest.mkdir(ROOT, n("empty"), 0o755, me()).unwrap();
     root(w.forest.rename(ROOT, n("empty"), ROOT, n("a"), RenameMode::Replace));
     assert!(matches!(w.forest.unlink(ROOT, n("a")), Err(VaultError::IsDirectory)));
-    assert!(matches!(w.forest.destroy(ROOT_VOLUME, true), Err(VaultError::Refused(_))));
+    assert!(matches!(w.forest.destroy(ROOT_MEMBER, true), Err(VaultError::Refused(_))));
     // Within its vault a dataset goes where its directory goes, and keeps its number.
     w.forest.rename(ROOT, n("a"), w.ino("empty"), n("b"), RenameMode::NoReplace).unwrap();
     assert_eq!((w.ino("empty/b"), w.get("empty/b/f").unwrap()), (a, b"a".to_vec()));
-    assert_eq!(w.forest.plain_place(volume_of(a)).unwrap(), (w.ino("empty"), OsString::from("b")));
+    assert_eq!(w.forest.plain_place(member_of(a)).unwrap(), (w.ino("empty"), OsString::from("b")));
     w.forest.rename(w.ino("empty"), n("b"), ROOT, n("f"), RenameMode::Exchange).unwrap();
     assert_eq!((w.ino("f"), w.get("f/f").unwrap(), w.get("empty/b").unwrap()), (a, b"a".to_vec(), b"root".to_vec()));
 }
@@ -105,14 +105,14 @@ fn it_is_opened_when_it_is_entered_and_not_when_it_is_listed() {
     let w = wood(NameMode::Encrypted);
     let a = w.plant("a", true);
     let locked = w.plant("locked", false);
-    assert_eq!((w.state(volume_of(a)), w.state(volume_of(locked))), (State::Sighted, State::Sighted));
+    assert_eq!((w.state(member_of(a)), w.state(member_of(locked))), (State::Sighted, State::Sighted));
     let attr = w.forest.getattr(a, None).unwrap();
-    assert_eq!((attr.kind, attr.mode, w.state(volume_of(a))), (Kind::Dir, 0o755, State::Sighted));
+    assert_eq!((attr.kind, attr.mode, w.state(member_of(a))), (Kind::Dir, 0o755, State::Sighted));
     w.put("a/f", b"a");
-    assert_eq!(w.state(volume_of(a)), State::Loaded);
+    assert_eq!(w.state(member_of(a)), State::Loaded);
     // Without a key: a directory that is there, and nothing else.
     key_not_loaded(w.forest.lookup(locked, n("f")));
-    assert_eq!(w.state(volume_of(locked)), State::Locked);
+    assert_eq!(w.state(member_of(locked)), State::Locked);
     assert_eq!(w.forest.getattr(locked, None).unwrap().kind, Kind::Dir);
     let handle = w.forest.open_dir(locked).unwrap();
     key_not_loaded(w.forest.read_dir(handle, 0, &mut |_, _| true));
@@ -121,12 +121,12 @@ fn it_is_opened_when_it_is_entered_and_not_when_it_is_listed() {
     key_not_loaded(w.forest.setattr(locked, None, &SetAttr { mode: Some(0o700), ..SetAttr::default() }));
     assert!(matches!(w.forest.get_xattr(locked, OsStr::new("user.x")), Err(VaultError::NoAttribute)));
     assert_eq!(w.forest.list_xattr(locked).unwrap(), Vec::<Vec<u8>>::new());
-    key_not_loaded(w.forest.load_again(volume_of(locked)).map(drop));
+    key_not_loaded(w.forest.load_again(member_of(locked)).map(drop));
     root_is_whole(&w);
 }
 
 fn root_is_whole(w: &Wood) {
-    let report = w.forest.vault(ROOT_VOLUME).unwrap().check(&[], false, &common::Quiet).unwrap();
+    let report = w.forest.vault(ROOT_MEMBER).unwrap().check(&[], false, &common::Quiet).unwrap();
     assert!(report.problems.is_empty(), "{:#?}", report.problems);
     assert_eq!(report.datasets.len(), 2);
 }
@@ -162,8 +162,8 @@ fn unloaded_vaults_let_everything_go_and_references_are_settled() {
     w.forest.write(handle, 0, b"A").unwrap();
     let (f, references) = (w.ino("a/f"), 5);
     (1..references).for_each(|_| assert_eq!(w.ino("a/f"), f));
-    assert!(w.forest.unload(volume_of(a)).unwrap());
-    assert_eq!((w.state(volume_of(a)), w.state(volume_of(deep))), (State::Unloaded, State::Sighted));
+    assert!(w.forest.unload(member_of(a)).unwrap());
+    assert_eq!((w.state(member_of(a)), w.state(member_of(deep))), (State::Unloaded, State::Sighted));
     key_not_loaded(w.forest.read(handle, 0, &mut [0; 4]));
     key_not_loaded(w.forest.write(handle, 0, b"x").map(drop));
     key_not_loaded(w.get("a/deep/f"));
@@ -178,8 +178,8 @@ fn unloaded_vaults_let_everything_go_and_references_are_settled() {
 
     // Not opened again by itself; then everything is as it was, and what was given out before is not taken for the new.
     key_not_loaded(w.get("a/f"));
-    w.forest.load_again(volume_of(a)).unwrap();
-    assert!(matches!(w.forest.load_again(volume_of(a)), Err(VaultError::Refused(_))));
+    w.forest.load_again(member_of(a)).unwrap();
+    assert!(matches!(w.forest.load_again(member_of(a)), Err(VaultError::Refused(_))));
     assert!(matches!(w.forest.read(handle, 0, &mut [0; 4]), Err(VaultError::BadHandle)));
     assert_eq!((w.get("a/f").unwrap(), w.get("a/deep/f").unwrap()), (b"A".to_vec(), b"deep".to_vec()));
     assert_eq!(w.ino("a/f"), f);
@@ -202,20 +202,20 @@ fn the_whole_mount_is_unloaded_when_nobody_uses_it() {
         }
     };
     rounds(300, 8);
-    assert_eq!(w.state(ROOT_VOLUME), State::Loaded, "a file is open");
+    assert_eq!(w.state(ROOT_MEMBER), State::Loaded, "a file is open");
     w.forest.release(handle).unwrap();
     // Longer than a busy machine may keep this test from asking.
     for _ in 0..8 {
         w.forest.getattr(w.ino("a/f"), None).unwrap();
         rounds(60_000, 1);
     }
-    assert_eq!(w.state(ROOT_VOLUME), State::Loaded, "requests come");
+    assert_eq!(w.state(ROOT_MEMBER), State::Loaded, "requests come");
     rounds(300, 8);
-    assert_eq!(w.state(ROOT_VOLUME), State::Unloaded);
+    assert_eq!(w.state(ROOT_MEMBER), State::Unloaded);
     key_not_loaded(w.get("a/f"));
     assert_eq!(w.forest.getattr(ROOT, None).unwrap().kind, Kind::Dir);
     assert!(w.forest.statfs().unwrap().blocks > 0);
-    key_not_loaded(w.forest.load_again(ROOT_VOLUME).map(drop));
+    key_not_loaded(w.forest.load_again(ROOT_MEMBER).map(drop));
     w.load_root();
     assert_eq!(w.get("a/f").unwrap(), b"a", "datasets that inherit open with it");
     assert_eq!(w.ino("a"), a);
@@ -251,7 +251,7 @@ impl lamassu_vault::RekeyProgress for Held {
 #[test]
 fn a_rekeying_under_way_is_use() {
     let w = wood(NameMode::Encrypted);
-    let a = volume_of(w.plant("a", true));
+    let a = member_of(w.plant("a", true));
     w.put("a/f", b"a");
     w.forest.unload_after(Duration::from_millis(100));
     let held = Held::default();
@@ -260,7 +260,7 @@ fn a_rekeying_under_way_is_use() {
             std::thread::sleep(Duration::from_millis(100));
             w.forest.unload_idle().unwrap();
         }
-        w.state(ROOT_VOLUME)
+        w.state(ROOT_MEMBER)
     };
     std::thread::scope(|scope| {
         let vault = w.forest.vault(a).unwrap();
@@ -277,7 +277,7 @@ fn a_rekeying_under_way_is_use() {
 }
 
 #[test]
-fn a_copy_of_a_dataset_is_another_volume() {
+fn a_copy_of_a_dataset_is_another_member() {
     let w = wood(NameMode::Plain);
     let a = w.plant("a", true);
     w.put("a/f", b"a");
@@ -285,7 +285,7 @@ fn a_copy_of_a_dataset_is_another_volume() {
     let copy = std::process::Command::new("cp").arg("-a").args(["a", "b"]).current_dir(w.dir.path()).status();
     assert!(copy.unwrap().success());
     let b = w.ino("b");
-    assert!(volume_of(b) != volume_of(a) && volume_of(b) != ROOT_VOLUME);
+    assert!(member_of(b) != member_of(a) && member_of(b) != ROOT_MEMBER);
     assert_eq!(w.get("b/f").unwrap(), b"a");
     let handle = w.forest.open_file(w.ino("b/f"), RW).unwrap();
     w.forest.write(handle, 0, b"b").unwrap();
@@ -293,8 +293,8 @@ fn a_copy_of_a_dataset_is_another_volume() {
     assert_eq!((w.get("a/f").unwrap(), w.get("b/f").unwrap()), (b"a".to_vec(), b"b".to_vec()));
     // One that is damaged is an error of its own directory alone.
     std::fs::File::create(w.dir.path().join("b/lamassu.vault")).unwrap().write_all(b"{").unwrap();
-    assert!(w.forest.unload(volume_of(b)).unwrap());
-    assert!(matches!(w.forest.load_again(volume_of(b)), Err(VaultError::Damaged { .. })));
+    assert!(w.forest.unload(member_of(b)).unwrap());
+    assert!(matches!(w.forest.load_again(member_of(b)), Err(VaultError::Damaged { .. })));
     assert_eq!(w.get("a/f").unwrap(), b"a");
 }
 
@@ -311,8 +311,8 @@ fn a_dataset_never_lies_within_itself() {
     std::fs::rename(top, inner.join("d")).unwrap();
     let entered = w.forest.lookup(b, n("d"));
     assert!(matches!(entered, Err(VaultError::Damaged { .. })), "{entered:?}");
-    assert!(w.forest.is_below(volume_of(b), volume_of(a)) && !w.forest.is_below(volume_of(a), volume_of(b)));
-    assert_eq!(w.forest.loaded_below(ROOT_VOLUME).len(), 3, "the third was never entered");
+    assert!(w.forest.is_below(member_of(b), member_of(a)) && !w.forest.is_below(member_of(a), member_of(b)));
+    assert_eq!(w.forest.loaded_below(ROOT_MEMBER).len(), 3, "the third was never entered");
 }
 
 #[test]
@@ -323,17 +323,17 @@ fn destroyed_is_gone_and_frozen_is_still() {
     w.put("a/deep/f", b"deep");
     let other = w.plant("other", true);
     let handle = w.forest.open_file(w.ino("a/deep/f"), RO).unwrap();
-    assert!(matches!(w.forest.destroy(volume_of(a), false), Err(VaultError::Refused(_))));
+    assert!(matches!(w.forest.destroy(member_of(a), false), Err(VaultError::Refused(_))));
     w.forest.release(handle).unwrap();
     w.forest.freeze().unwrap();
     assert!(w.forest.is_frozen());
     assert_eq!(w.get("a/deep/f").unwrap(), b"deep", "reads go on");
     let opened = w.forest.lookup(other, n("f"));
     assert!(matches!(opened, Err(VaultError::Frozen)), "{opened:?}");
-    assert!(matches!(w.forest.unload(volume_of(a)), Err(VaultError::Frozen)));
+    assert!(matches!(w.forest.unload(member_of(a)), Err(VaultError::Frozen)));
     w.forest.thaw().unwrap();
     assert!(matches!(w.forest.lookup(other, n("f")), Err(VaultError::NotFound)));
-    w.forest.destroy(volume_of(a), false).unwrap();
+    w.forest.destroy(member_of(a), false).unwrap();
     assert!(matches!(w.forest.resolve(n("a")), Err(VaultError::NotFound)));
     assert!(matches!(w.forest.lookup(a, n("deep")), Err(VaultError::Stale)), "its number is nobody's");
     assert_eq!(std::fs::read_dir(w.dir.path().join("lamassu.staging")).unwrap().count(), 0);
@@ -346,7 +346,7 @@ fn a_dataset_that_cannot_be_made_leaves_nothing() {
     let w = wood(NameMode::Encrypted);
     let make = |allowed: bool, name: &str| {
         if allowed {
-            w.forest.vault(ROOT_VOLUME).unwrap().allow_datasets();
+            w.forest.vault(ROOT_MEMBER).unwrap().allow_datasets();
         }
         w.forest.make_dataset(ROOT, n(name), 0o755, me(), |backend, _| {
             write_header(&*backend.root(), b"half");
@@ -367,7 +367,7 @@ fn keys_do_not_stay_with_a_dataset_that_is_not_open() {
     let w = wood_with(NameMode::Encrypted, true);
     let (a, b) = (w.plant("a", true), w.plant("b", true));
     let dropped = || w.keys.told.lock().unwrap().iter().filter(|told| *told == "unloading false").count();
-    let root = w.keys.kept.lock().unwrap()[&ROOT_VOLUME].0.id();
+    let root = w.keys.kept.lock().unwrap()[&ROOT_MEMBER].0.id();
     let table = w.keys.tables.lock().unwrap()[&root].clone();
     let mut rows = Vec::new();
     let keep = &mut |key: &[u8], value: &[u8]| {
@@ -381,12 +381,12 @@ fn keys_do_not_stay_with_a_dataset_that_is_not_open() {
     *w.keys.meanwhile.lock().unwrap() = Some(Box::new(move || of_root.commit(&none).unwrap()));
     let failed = w.forest.lookup(a, n("f")).map(drop);
     assert!(matches!(failed, Err(VaultError::Anchor(_))), "{failed:?}");
-    assert_eq!((dropped(), w.state(volume_of(a))), (before + 1, State::Sighted));
+    assert_eq!((dropped(), w.state(member_of(a))), (before + 1, State::Sighted));
     table.commit(&rows).unwrap();
     w.put("a/f", b"a");
-    assert_eq!(w.state(volume_of(b)), State::Sighted);
+    assert_eq!(w.state(member_of(b)), State::Sighted);
     let before = dropped();
-    w.forest.unload(volume_of(b)).unwrap();
+    w.forest.unload(member_of(b)).unwrap();
     assert_eq!(dropped(), before + 1);
 }
 
@@ -436,7 +436,7 @@ fn a_store_without_directories_of_its_own_has_no_datasets() {
 #[test]
 fn no_key_opens_what_is_open_or_lies_in_a_vault_that_is_not() {
     let w = wood(NameMode::Encrypted);
-    let locked = volume_of(w.plant("locked", false));
+    let locked = member_of(w.plant("locked", false));
     let material = Material::new(SlotKind::Raw, SecretBytes::new(vec![7; 32])).unwrap();
     let opening = || -> Result<Opening> {
         let header = w.header(locked)?;
@@ -444,7 +444,7 @@ fn no_key_opens_what_is_open_or_lies_in_a_vault_that_is_not() {
         let ring = keys.key_ring(header.suite()).unwrap();
         Ok(Opening { header, ring, options: options(false), cached: true })
     };
-    w.forest.unload(ROOT_VOLUME).unwrap();
+    w.forest.unload(ROOT_MEMBER).unwrap();
     key_not_loaded(w.forest.load(locked, opening).map(drop));
     w.load_root();
     w.ino("locked");
@@ -461,7 +461,7 @@ fn what_gets_the_name_of_a_destroyed_one_stays() {
     w.put("a/f", b"kept");
     for _ in 0..40 {
         let free = if w.forest.resolve(n("a")).is_ok() { "b" } else { "a" };
-        let gone = volume_of(w.plant(free, true));
+        let gone = member_of(w.plant(free, true));
         let done = AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {

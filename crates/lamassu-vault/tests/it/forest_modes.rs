@@ -7,7 +7,7 @@ use crate::common;
 use common::n;
 use common::wood::wood;
 use lamassu_format::header::{NameMode, VaultHeader};
-use lamassu_vault::forest::{ROOT_VOLUME, local as own_number, volume_of};
+use lamassu_vault::forest::{ROOT_MEMBER, local as own_number, member_of};
 use lamassu_vault::{FileSystem, ROOT, SetAttr, VaultError};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
@@ -18,7 +18,7 @@ use std::time::Duration;
 #[test]
 fn a_header_is_read_whole_while_it_is_replaced() {
     let w = wood(NameMode::Encrypted);
-    let a = volume_of(w.plant("a", true));
+    let a = member_of(w.plant("a", true));
     let path = w.dir.path().join(w.forest.stored_dir(a).unwrap()).join("lamassu.vault");
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -99,12 +99,12 @@ fn nothing_is_lent_where_nothing_may_be_written() {
         let forest = w.again(true);
         let before = [state_of(&a), state_of(&b)];
         let found = forest.lookup(ROOT, n("a")).unwrap().attr;
-        assert_eq!((volume_of(found.ino), found.mode), (ROOT_VOLUME, 0), "a directory that nobody enters");
+        assert_eq!((member_of(found.ino), found.mode), (ROOT_MEMBER, 0), "a directory that nobody enters");
         assert!(forest.lookup(found.ino, n("f")).is_err());
         let searched = forest.lookup(ROOT, n("b")).unwrap().attr.ino;
         assert_eq!(own_number(searched), ROOT);
         assert_eq!(forest.lookup(searched, n("f")).unwrap().attr.size, 8);
-        forest.header(volume_of(searched)).unwrap();
+        forest.header(member_of(searched)).unwrap();
         assert_eq!([state_of(&a), state_of(&b)], before);
         forest.close().unwrap();
         let forest = w.again(false);
@@ -133,7 +133,7 @@ fn a_lent_mode_of_a_root_never_shows_and_undoes_no_chmod() {
                 scope.spawn(|| {
                     while !done.load(Relaxed) {
                         assert_eq!(w.forest.lookup(ROOT, n("a")).unwrap().attr.ino, a);
-                        w.forest.header(volume_of(a)).unwrap();
+                        w.forest.header(member_of(a)).unwrap();
                     }
                 });
             }

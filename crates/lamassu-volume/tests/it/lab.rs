@@ -7,7 +7,7 @@ use lamassu_host::anchors::{Choice, NewTrees};
 use lamassu_host::create::VaultPlace;
 use lamassu_host::{Anchors, Found, Policy, Served, Unsealed, options};
 use lamassu_keys::{Material, NewSlot, NewVault, SlotKind, Zone, cost, unlock};
-use lamassu_vault::forest::ROOT_VOLUME;
+use lamassu_vault::forest::ROOT_MEMBER;
 use lamassu_vault::{FileSystem, Forest, Ino, ROOT};
 use lamassu_volume::{BlockSize, DIRECTORY, Name, Volume, Volumes};
 use std::ffi::OsStr;
@@ -92,13 +92,13 @@ impl Lab {
     }
 
     pub fn profile(&self, name: &str) -> Profile {
-        let known = self.forest().vault(ROOT_VOLUME).unwrap().profile(self.file(name)).unwrap();
+        let known = self.forest().vault(ROOT_MEMBER).unwrap().profile(self.file(name)).unwrap();
         assert!(!known.is_changing);
         known.profile
     }
 
     pub fn set_profile(&self, name: &str, profile: Profile) {
-        let vault = self.forest().vault(ROOT_VOLUME).unwrap();
+        let vault = self.forest().vault(ROOT_MEMBER).unwrap();
         let choice = lamassu_format::profile::Choice::of_all(profile, Suite::Aes);
         vault.set_profile(self.file(name), choice, false, &Quiet).unwrap();
         assert_eq!(self.profile(name), profile);

@@ -478,7 +478,7 @@ fn destroy(ui: &Ui, args: &Destroy) -> Result<()> {
         },
         |served, me, dir| {
             if args.shred_key {
-                shred(&served.status(served.volume(dir)?)?, &|| Ok(served.unload(me, dir)?))?;
+                shred(&served.status(served.member(dir)?)?, &|| Ok(served.unload(me, dir)?))?;
             }
             Ok(served.destroy_dataset(me, dir, args.force)?)
         },

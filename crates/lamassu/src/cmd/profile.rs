@@ -9,7 +9,7 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use lamassu_format::profile::{Choice, KeyKind, Protection};
 use lamassu_format::{Cipher, Hash};
 use lamassu_host::control::protocol::{ChosenProfile, ProfileStarted, Request, ShownProfile};
-use lamassu_vault::forest::ROOT_VOLUME;
+use lamassu_vault::forest::ROOT_MEMBER;
 use serde::Serialize;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -155,7 +155,7 @@ fn set_one(ui: &Ui, worker: &Worker, args: &SetArgs, path: &Path) -> Result<()> 
             let choice = ChosenProfile::of(choice);
             served::ask(mountpoint, &Request::ProfileStart { path: hex(path), choice, below })?
         }
-        Worker::Here(here) => here.set_profile(ROOT_VOLUME, path, choice, below)?,
+        Worker::Here(here) => here.set_profile(ROOT_MEMBER, path, choice, below)?,
     };
     let (done, ended) = worker.watch(ui, job, WORDS)?;
     ended?;
@@ -186,7 +186,7 @@ struct Row {
 fn profile_at(worker: &Worker, path: &Path) -> Result<ShownProfile> {
     match worker {
         Worker::Daemon(mountpoint) => served::ask(mountpoint, &Request::Profile { path: hex(path) }),
-        Worker::Here(here) => Ok(here.profile(ROOT_VOLUME, path)?),
+        Worker::Here(here) => Ok(here.profile(ROOT_MEMBER, path)?),
     }
 }
 

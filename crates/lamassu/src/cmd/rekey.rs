@@ -7,7 +7,7 @@ use crate::output::{self, Ui};
 use crate::{served, text};
 use lamassu_host::control::protocol::Request;
 use lamassu_vault::Rekeyed;
-use lamassu_vault::forest::ROOT_VOLUME;
+use lamassu_vault::forest::ROOT_MEMBER;
 use std::path::PathBuf;
 
 const EXAMPLES: &str = "\
@@ -56,7 +56,7 @@ pub fn run(ui: &Ui, args: &Args) -> Result<()> {
     let (full, bytes_per_second) = (args.work.full, args.limit);
     let job = match &worker {
         Worker::Daemon(mountpoint) => served::ask(mountpoint, &Request::RekeyStart { full, bytes_per_second })?,
-        Worker::Here(here) => here.rekey(ROOT_VOLUME, (full, bytes_per_second), rustix::process::getuid().as_raw())?,
+        Worker::Here(here) => here.rekey(ROOT_MEMBER, (full, bytes_per_second), rustix::process::getuid().as_raw())?,
     };
     let watched = worker.watch(ui, job, WORDS);
     worker.close()?;

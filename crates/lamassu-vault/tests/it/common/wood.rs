@@ -14,7 +14,7 @@ use lamassu_keys::{
 use lamassu_store::backend::LocalBackend;
 use lamassu_store::{Backend, BackendDir};
 use lamassu_vault::event::Events;
-use lamassu_vault::forest::{Number, Opener, Opening, ROOT_VOLUME, State, volume_of};
+use lamassu_vault::forest::{Number, Opener, Opening, ROOT_MEMBER, State, member_of};
 use lamassu_vault::{FileSystem, Forest, HandleId, Ino, Options, Result, Vault, VaultError, scrub};
 use std::collections::{BTreeSet, HashMap};
 use std::path::PathBuf;
@@ -54,8 +54,8 @@ impl Keys {
 }
 
 impl Opener for Keys {
-    fn open(&self, volume: Number, _: (Number, &Vault), header: VaultHeader) -> Result<Option<Opening>> {
-        assert_ne!(volume, ROOT_VOLUME, "the root is never opened by itself");
+    fn open(&self, member: Number, _: (Number, &Vault), header: VaultHeader) -> Result<Option<Opening>> {
+        assert_ne!(member, ROOT_MEMBER, "the root is never opened by itself");
         if let Some(meanwhile) = self.meanwhile.lock().unwrap().take() {
             meanwhile();
         }
@@ -67,17 +67,17 @@ impl Opener for Keys {
         drop(parent);
         let Some(keys) = found else { return Ok(None) };
         let ring = keys.key_ring(header.suite()).unwrap();
-        self.kept.lock().unwrap().insert(volume, (header.clone(), keys));
+        self.kept.lock().unwrap().insert(member, (header.clone(), keys));
         let options = self.options(&header, self.read_only.load(Relaxed));
         Ok(Some(Opening { header, ring, options, cached: true }))
     }
 
-    fn opened(&self, volume: Number, _: &Arc<Vault>) {
-        self.told.lock().unwrap().push(format!("opened {}", volume == ROOT_VOLUME));
+    fn opened(&self, member: Number, _: &Arc<Vault>) {
+        self.told.lock().unwrap().push(format!("opened {}", member == ROOT_MEMBER));
     }
 
-    fn unloading(&self, volume: Number) {
-        self.told.lock().unwrap().push(format!("unloading {}", volume == ROOT_VOLUME));
+    fn unloading(&self, member: Number) {
+        self.told.lock().unwrap().push(format!("unloading {}", member == ROOT_MEMBER));
     }
 }
 
@@ -125,7 +125,7 @@ fn make_wood(names: NameMode, wrap: impl FnOnce(Arc<dyn Backend>) -> Arc<dyn Bac
     }
     let options = opener.options(&header, false);
     let vault = Arc::new(Vault::open(backend.clone(), &header, ring, options).unwrap());
-    opener.kept.lock().unwrap().insert(ROOT_VOLUME, (header, keys));
+    opener.kept.lock().unwrap().insert(ROOT_MEMBER, (header, keys));
     let forest = Forest::new(vault, backend, id, true, opener.clone()).unwrap();
     Wood { forest, keys: opener, dir }
 }
@@ -139,7 +139,7 @@ impl Wood {
     pub fn plant(&self, path: &str, inherit: bool) -> Ino {
         let (parent, name) = path.rsplit_once('/').unwrap_or(("", path));
         let dir = self.ino(parent);
-        let above = volume_of(dir);
+        let above = member_of(dir);
         let vault = self.forest.at(dir).unwrap();
         vault.allow_datasets();
         let material = Material::new(SlotKind::Raw, SecretBytes::new(vec![7; 32])).unwrap();
@@ -173,8 +173,8 @@ impl Wood {
             }
             Ok(())
         });
-        let volume = made.unwrap();
-        assert_eq!(volume_of(self.ino(path)), volume);
+        let member = made.unwrap();
+        assert_eq!(member_of(self.ino(path)), member);
         self.ino(path)
     }
 
@@ -209,7 +209,7 @@ impl Wood {
         let backend: Arc<dyn Backend> = Arc::new(LocalBackend::open(self.dir.path()).unwrap());
         let (header, ring) = {
             let kept = self.keys.kept.lock().unwrap();
-            let (header, keys) = &kept[&ROOT_VOLUME];
+            let (header, keys) = &kept[&ROOT_MEMBER];
             (header.clone(), keys.key_ring(header.suite()).unwrap())
         };
         self.keys.read_only.store(read_only, Relaxed);
@@ -218,14 +218,14 @@ impl Wood {
         Forest::new(vault, backend, header.id(), true, self.keys.clone()).unwrap()
     }
 
-    /// Directory of a volume in the store.
+    /// Directory of a member in the store.
     pub fn stored(&self, root: Ino) -> PathBuf {
-        self.dir.path().join(self.forest.stored_dir(volume_of(root)).unwrap())
+        self.dir.path().join(self.forest.stored_dir(member_of(root)).unwrap())
     }
 
     /// The kinds of what a scrub of the outermost vault finds.
     pub fn scrubbed(&self) -> BTreeSet<String> {
-        let header = self.keys.kept.lock().unwrap()[&ROOT_VOLUME].0.clone();
+        let header = self.keys.kept.lock().unwrap()[&ROOT_MEMBER].0.clone();
         let table = self.keys.tables.lock().unwrap()[&header.id()].clone();
         let (anchor, mut found) = (Anchor::open(table, &header.id()).unwrap(), Findings::default());
         let root = LocalBackend::open(self.dir.path()).unwrap().root();
@@ -234,24 +234,24 @@ impl Wood {
         found.kinds()
     }
 
-    pub fn state(&self, volume: Number) -> State {
-        self.forest.volume(volume).unwrap().state
+    pub fn state(&self, member: Number) -> State {
+        self.forest.member(member).unwrap().state
     }
 
     /// As the store has it: nothing verifies it here.
-    pub fn header(&self, volume: Number) -> lamassu_vault::Result<VaultHeader> {
-        self.forest.header(volume)?.verified(|_| Ok(())).map(|(header, ())| header)
+    pub fn header(&self, member: Number) -> lamassu_vault::Result<VaultHeader> {
+        self.forest.header(member)?.verified(|_| Ok(())).map(|(header, ())| header)
     }
 
     pub fn load_root(&self) {
         let (header, ring) = {
             let kept = self.keys.kept.lock().unwrap();
-            let (header, keys) = &kept[&ROOT_VOLUME];
-            (self.header(ROOT_VOLUME).unwrap(), keys.key_ring(header.suite()).unwrap())
+            let (header, keys) = &kept[&ROOT_MEMBER];
+            (self.header(ROOT_MEMBER).unwrap(), keys.key_ring(header.suite()).unwrap())
         };
         let options = self.keys.options(&header, false);
         let opening = Opening { header, ring, options, cached: true };
-        self.forest.load(ROOT_VOLUME, || Ok::<_, VaultError>(opening)).unwrap();
+        self.forest.load(ROOT_MEMBER, || Ok::<_, VaultError>(opening)).unwrap();
     }
 }
 
