@@ -34,35 +34,10 @@ impl Served {
     }
 
     fn carry_out(&self, caller: &Caller, dir: Ino, request: Request) -> Result<Zeroizing<Vec<u8>>> {
-        // Requests that a delegate may make; no others.
-        let is_anybodys = matches!(
-            request,
-            Request::Status {}
-                | Request::CreateDataset { .. }
-                | Request::ListDatasets { .. }
-                | Request::Unload {}
-                | Request::Load { .. }
-        );
-        if !caller.is_owner && !is_anybodys {
+        if !caller.is_owner && !is_anybodys(&request) {
             return Err(Error::NotPermitted);
         }
-        // Requests that work in a shared mount: those that need a turn take it.
-        let works_by_turns = matches!(
-            request,
-            Request::Status {}
-                | Request::Sync {}
-                | Request::Channel {}
-                | Request::AddSlot { .. }
-                | Request::ChangeSlot { .. }
-                | Request::RemoveSlot { .. }
-                | Request::Epochs {}
-                | Request::Rotate { .. }
-                | Request::Profile { .. }
-                | Request::ProfileStart { .. }
-                | Request::JobStatus { .. }
-                | Request::JobCancel { .. }
-        );
-        if self.is_by_turns() && !works_by_turns {
+        if self.is_by_turns() && !works_by_turns(&request) {
             return Err(Error::SharedMount);
         }
         match request {
@@ -125,6 +100,37 @@ impl Served {
             }
         }
     }
+}
+
+/// Whether a delegate may make a request.
+fn is_anybodys(request: &Request) -> bool {
+    matches!(
+        request,
+        Request::Status {}
+            | Request::CreateDataset { .. }
+            | Request::ListDatasets { .. }
+            | Request::Unload {}
+            | Request::Load { .. }
+    )
+}
+
+/// Whether a request works in a shared mount. If it needs a turn, it takes one.
+fn works_by_turns(request: &Request) -> bool {
+    matches!(
+        request,
+        Request::Status {}
+            | Request::Sync {}
+            | Request::Channel {}
+            | Request::AddSlot { .. }
+            | Request::ChangeSlot { .. }
+            | Request::RemoveSlot { .. }
+            | Request::Epochs {}
+            | Request::Rotate { .. }
+            | Request::Profile { .. }
+            | Request::ProfileStart { .. }
+            | Request::JobStatus { .. }
+            | Request::JobCancel { .. }
+    )
 }
 
 fn path_from_hex(hex: &str) -> Result<PathBuf> {

@@ -265,6 +265,7 @@ impl World {
     }
 
     /// The next step of what a host does.
+    #[allow(clippy::too_many_lines, reason = "an arm for each step of a host")]
     fn go(&mut self, model: &Sharing, at: usize) -> Option<()> {
         let host = self.hosts[at].as_ref()?;
         let (session, work) = (host.client.session(), host.work.clone()?);
@@ -481,6 +482,7 @@ impl Model for Sharing {
         }
     }
 
+    #[allow(clippy::too_many_lines, reason = "an arm for each event")]
     fn next_state(&self, last: &World, event: Event) -> Option<World> {
         let mut world = last.clone();
         let now = world.now;

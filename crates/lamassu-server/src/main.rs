@@ -227,6 +227,7 @@ fn main() -> ExitCode {
     }
 }
 
+#[allow(clippy::too_many_lines, reason = "an arm for each command")]
 fn carry_out(command: Command) -> Result<()> {
     match command {
         Command::Init { dir } => {

@@ -90,6 +90,7 @@ async fn listen(address: &str) -> Result<TcpListener> {
     listening.map_err(|source| ServerError::Listen { address: address.to_owned(), source })
 }
 
+#[allow(clippy::too_many_lines, reason = "the parts of the server, started in their order")]
 async fn serve(dir: &Path, config: Config) -> Result<()> {
     let (mut stop, mut quit, mut reload) =
         (on(SignalKind::terminate())?, on(SignalKind::interrupt())?, on(SignalKind::hangup())?);

@@ -190,7 +190,7 @@ pub struct Vault {
     overfull: Mutex<Option<settle::Overfull>>,
     started: Instant,
     closed: AtomicBool,
-    lock: Mutex<Option<Box<dyn Any + Send + Sync>>>,
+    lock: Mutex<Option<Lock>>,
     parting: Mutex<Option<Parting>>,
 }
 
@@ -238,27 +238,8 @@ impl Vault {
         top: root::Top,
     ) -> Result<Vault> {
         options.events = options.events.of_vault(&header.id()).while_good(options.anchor.as_ref());
-        if header.is_snapshot() && !options.read_only {
-            return Err(VaultError::Refused(
-                "this vault is a snapshot, which is never written; `lamassu clone` makes a copy to work in",
-            ));
-        }
-        if let Some(anchored) = &options.anchor {
-            let VaultRow { suite, domain, .. } = anchored.vault();
-            if (suite, domain) != (header.params().suite, header.params().domain) {
-                return Err(AnchorError::OtherProperties { suite, domain }.into());
-            }
-        }
-        // If the anchor's server decides which host writes, a host whose session has ended may still hold the store's
-        // lock.
-        let is_server_held = options.anchor.as_ref().is_some_and(|anchor| anchor.may_end());
-        let lock = match options.read_only {
-            true => None,
-            false => match take_lock(&*backend) {
-                Err(VaultError::Locked) if is_server_held => None,
-                lock => Some(lock?),
-            },
-        };
+        check_header(header, &options)?;
+        let lock = if options.read_only { None } else { lock_to_write(&*backend, &options)? };
         let backend = match &options.anchor {
             Some(anchor) => fenced(backend, anchor),
             None => backend,
@@ -485,9 +466,38 @@ pub fn open_orphan(
     Ok(File::open(if options.read_only { ctx_read } else { ctx }, backing, tag)?)
 }
 
+/// Refuses to open a snapshot for writing, and a vault with other properties than its anchor has.
+fn check_header(header: &VaultHeader, options: &Options) -> Result<()> {
+    if header.is_snapshot() && !options.read_only {
+        return Err(VaultError::Refused(
+            "this vault is a snapshot, which is never written; `lamassu clone` makes a copy to work in",
+        ));
+    }
+    if let Some(anchored) = &options.anchor {
+        let VaultRow { suite, domain, .. } = anchored.vault();
+        if (suite, domain) != (header.params().suite, header.params().domain) {
+            return Err(AnchorError::OtherProperties { suite, domain }.into());
+        }
+    }
+    Ok(())
+}
+
+/// A lock that a vault holds while it is open.
+type Lock = Box<dyn Any + Send + Sync>;
+
+/// The writer's lock. `None`: another host may hold it whose session has ended, where the anchor's server decides which
+/// host writes.
+fn lock_to_write(backend: &dyn Backend, options: &Options) -> Result<Option<Lock>> {
+    let is_server_held = options.anchor.as_ref().is_some_and(|anchor| anchor.may_end());
+    match take_lock(backend) {
+        Err(VaultError::Locked) if is_server_held => Ok(None),
+        lock => lock.map(Some),
+    }
+}
+
 /// The writer's lock, on [`LOCK`] and on the staging directory: people delete the file when they are told that another
 /// writer has the vault open.
-fn take_lock(backend: &dyn Backend) -> Result<Box<dyn Any + Send + Sync>> {
+fn take_lock(backend: &dyn Backend) -> Result<Lock> {
     backend.try_lock(OsStr::new(LOCK)).map_err(|e| match e.kind() {
         std::io::ErrorKind::WouldBlock => VaultError::Locked,
         // The store made it. It is not a path of a user.

@@ -15,248 +15,125 @@ use lamassu_store::StoreError;
 use lamassu_vault::VaultError;
 use lamassu_volume::VolumeError;
 
-/// How the program ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub enum Code {
+/// Declares [`Code`], with what to do next where the code alone says so.
+macro_rules! codes {
+    (@hint) => { None };
+    (@hint $hint:literal) => { Some($hint) };
+    ($($code:ident = $number:literal $(: $hint:literal)?,)*) => {
+        /// How the program ends.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[repr(u8)]
+        pub enum Code {
+            $($code = $number,)*
+        }
+
+        impl Code {
+            /// Every code, ascending.
+            pub const ALL: &[Code] = &[$(Code::$code,)*];
+
+            /// What to do next, by the code.
+            const fn hint(self) -> Option<&'static str> {
+                match self {
+                    $(Code::$code => codes!(@hint $($hint)?),)*
+                }
+            }
+        }
+    };
+}
+
+codes! {
     Done = 0,
     Other = 1,
     Usage = 2,
-    NotFound = 3,
+    NotFound = 3: "`lamassu ls DIR` lists what the vault holds",
     Store = 5,
     Dir = 6,
-    KeySource = 9,
+    KeySource = 9: "`lamassu help init` explains key sources",
     Mountpoint = 10,
-    Locked = 11,
-    WrongKey = 12,
-    Configuration = 13,
+    Locked = 11:
+        "unmount it there (to delete lamassu.lock frees nothing); a vault without an anchor can be read meanwhile: `lamassu mount --read-only`",
+    WrongKey = 12: "give another --key SOURCE; `lamassu info DIR` lists the key slots",
+    Configuration = 13: "`lamassu gateway config` prints a configuration with every option; --check-config reads one",
     Listen = 14,
     Interrupted = 15,
-    NoFuse = 19,
-    NoNbdkit = 20,
+    NoFuse = 19: "FUSE needs /dev/fuse and, for others than root, the program fusermount3 (package fuse3)",
+    NoNbdkit = 20:
+        "`lamassu volume export` needs nbdkit (package nbdkit) and its plugin, which `make install` installs; --print-command shows what is run",
     EmptyPassphrase = 22,
-    HeaderUnreadable = 23,
+    HeaderUnreadable = 23: "put the copy from a backup back: `lamassu key restore BACKUP DIR`",
     HeaderUnwritable = 24,
-    Damaged = 26,
+    Damaged = 26: "`lamassu check DIR` names every damaged file; restore those from a backup",
     Repaired = 27,
     Refused = 28,
     Undone = 29,
-    Stale = 30,
+    Stale = 30:
+        "the store shows something older, or other, than what was written last; if you restored it from a backup: \
+         `lamassu anchor accept DIR PATH…`",
     Unverified = 31,
-    KeyServerDown = 40,
-    KeyServerUntrusted = 41,
+    KeyServerDown = 40: "try again when the server is up; another slot's key opens the vault meanwhile",
+    KeyServerUntrusted = 41:
+        "name the CA that signed the server's certificate: #ca=FILE; a Lamassu server (server:…) is known by its token: `lamassu host join`",
     KeyDenied = 42,
     KeyMissing = 43,
     KeyAnswer = 44,
     TokenLocked = 45,
     SelfTest = 46,
-    KeyRevoked = 47,
+    KeyRevoked = 47: "another slot's key may open the vault: `lamassu key list DIR` lists the slots",
     AdminSignature = 50,
     KeyNotLoaded = 51,
     KeysDestroyed = 52,
-    TooDear = 53,
-    AnchorMissing = 60,
-    AnchorForeign = 61,
-    AnchorDamaged = 62,
-    AnchorLocked = 63,
-    AnchorDisk = 64,
-    AnchorOlder = 65,
-    AnchorServerDown = 66,
-    AnchorServerUntrusted = 67,
-    AnchorServerRefuses = 68,
-    SessionEnded = 69,
-    Internal = 70,
-    AnchorServerOlder = 71,
+    TooDear = 53:
+        "`lamassu info DIR` lists the slots: --key-slot N tries one alone, another --key may cost less; --argon2-any-memory gives a slot what it asks for: only if you know who made it",
+    AnchorMissing = 60:
+        "name its place with --anchor FILE; on another machine: `lamassu anchor import`; if it is lost: `lamassu \
+         anchor rebuild DIR` accepts what the store shows now",
+    AnchorForeign = 61: "`lamassu anchor status DIR` tells which vault and which state an anchor is of",
+    AnchorDamaged = 62:
+        "put an export of it back, another one if it was one (`lamassu anchor import`), or `lamassu anchor \
+         rebuild DIR`, which accepts what the store shows now",
+    AnchorLocked = 63:
+        "another process has the vault open, or works on its anchor: read in the mount; --anchor none reads beside it, \
+         unverified",
+    AnchorDisk = 64:
+        "mend the disk that the anchor lies on (the kernel's log says more), or put its file back, then try again: nothing \
+         is lost",
+    AnchorOlder = 65:
+        "put the newest anchor, or an export of it, back (`lamassu anchor import`); if there is none, `lamassu anchor \
+         accept DIR` goes on with this one, and `lamassu check DIR` names what it does not know",
+    AnchorServerDown = 66:
+        "is the server up, and this host connected to it? The vault is as it was; --anchor none reads it unverified",
+    AnchorServerUntrusted = 67:
+        "`lamassu-server enrol` at the server prints a token; `lamassu host join` here takes it",
+    AnchorServerRefuses = 68:
+        "at the server, `lamassu-server host list` tells which vaults this host may use, and `host grant` changes that",
+    SessionEnded = 69: "unmount, and mount again",
+    Internal = 70: "this is a bug in lamassu: please report it with the command and this message",
+    AnchorServerOlder = 71:
+        "do not go on before it is known why: a backup of the server's state that was put back forgets what was \
+         written since",
     AnchorServerFails = 72,
-    AnchorServerRestored = 73,
-    AnchorDiskFull = 74,
-    AnchorDiskReadOnly = 75,
-    AnchorServerForbids = 76,
-    AnchorServerVersion = 77,
+    AnchorServerRestored = 73:
+        "on each of those hosts run `lamassu umount` (if mounted) and then any command on the vault, for example \
+         `lamassu ls`; if a host is gone for good, end its grant: `lamassu-server host grant --not`",
+    AnchorDiskFull = 74: "make room on the disk that the anchor lies on, then try again: nothing is lost",
+    AnchorDiskReadOnly = 75:
+        "have the disk that the anchor lies on mounted for writing (where an error made it read-only, the kernel's log \
+         says so), then try again: nothing is lost",
+    AnchorServerForbids = 76:
+        "`lamassu-server policy test` at the server says what is allowed; what is there can be read: `lamassu cp`, or \
+         `mount --read-only`",
+    AnchorServerVersion = 77:
+        "update the older of the two: the server first, since it also speaks the versions of older hosts",
 }
 
 impl Code {
-    /// Every code, ascending.
-    pub const ALL: [Code; 53] = [
-        Code::Done,
-        Code::Other,
-        Code::Usage,
-        Code::NotFound,
-        Code::Store,
-        Code::Dir,
-        Code::KeySource,
-        Code::Mountpoint,
-        Code::Locked,
-        Code::WrongKey,
-        Code::Configuration,
-        Code::Listen,
-        Code::Interrupted,
-        Code::NoFuse,
-        Code::NoNbdkit,
-        Code::EmptyPassphrase,
-        Code::HeaderUnreadable,
-        Code::HeaderUnwritable,
-        Code::Damaged,
-        Code::Repaired,
-        Code::Refused,
-        Code::Undone,
-        Code::Stale,
-        Code::Unverified,
-        Code::KeyServerDown,
-        Code::KeyServerUntrusted,
-        Code::KeyDenied,
-        Code::KeyMissing,
-        Code::KeyAnswer,
-        Code::TokenLocked,
-        Code::SelfTest,
-        Code::KeyRevoked,
-        Code::AdminSignature,
-        Code::KeyNotLoaded,
-        Code::KeysDestroyed,
-        Code::TooDear,
-        Code::AnchorMissing,
-        Code::AnchorForeign,
-        Code::AnchorDamaged,
-        Code::AnchorLocked,
-        Code::AnchorDisk,
-        Code::AnchorOlder,
-        Code::AnchorServerDown,
-        Code::AnchorServerUntrusted,
-        Code::AnchorServerRefuses,
-        Code::SessionEnded,
-        Code::Internal,
-        Code::AnchorServerOlder,
-        Code::AnchorServerFails,
-        Code::AnchorServerRestored,
-        Code::AnchorDiskFull,
-        Code::AnchorDiskReadOnly,
-        Code::AnchorServerForbids,
-        Code::AnchorServerVersion,
-    ];
-
     /// The code of a number with which a process of this program ended.
     pub fn from_number(number: i32) -> Code {
-        Code::ALL.into_iter().find(|c| i32::from(c.number()) == number).unwrap_or(Code::Other)
+        Code::ALL.iter().copied().find(|c| i32::from(c.number()) == number).unwrap_or(Code::Other)
     }
 
     pub const fn number(self) -> u8 {
         self as u8
-    }
-
-    /// What to do next, by the code.
-    const fn hint(self) -> Option<&'static str> {
-        match self {
-            Code::NotFound => Some("`lamassu ls DIR` lists what the vault holds"),
-            Code::KeySource => Some("`lamassu help init` explains key sources"),
-            Code::Locked => Some(
-                "unmount it there (to delete lamassu.lock frees nothing); a vault without an anchor can be read meanwhile: `lamassu mount --read-only`",
-            ),
-            Code::WrongKey => Some("give another --key SOURCE; `lamassu info DIR` lists the key slots"),
-            Code::HeaderUnreadable => Some("put the copy from a backup back: `lamassu key restore BACKUP DIR`"),
-            Code::KeyServerDown => {
-                Some("try again when the server is up; another slot's key opens the vault meanwhile")
-            }
-            Code::KeyServerUntrusted => Some(
-                "name the CA that signed the server's certificate: #ca=FILE; a Lamassu server (server:…) is known by its token: `lamassu host join`",
-            ),
-            Code::Configuration => {
-                Some("`lamassu gateway config` prints a configuration with every option; --check-config reads one")
-            }
-            Code::NoFuse => {
-                Some("FUSE needs /dev/fuse and, for others than root, the program fusermount3 (package fuse3)")
-            }
-            Code::NoNbdkit => Some(
-                "`lamassu volume export` needs nbdkit (package nbdkit) and its plugin, which `make install` installs; --print-command shows what is run",
-            ),
-            Code::KeyRevoked => Some("another slot's key may open the vault: `lamassu key list DIR` lists the slots"),
-            Code::TooDear => Some(
-                "`lamassu info DIR` lists the slots: --key-slot N tries one alone, another --key may cost less; --argon2-any-memory gives a slot what it asks for: only if you know who made it",
-            ),
-            Code::Damaged => Some("`lamassu check DIR` names every damaged file; restore those from a backup"),
-            Code::Stale => Some(
-                "the store shows something older, or other, than what was written last; if you restored it from a backup: \
-                 `lamassu anchor accept DIR PATH…`",
-            ),
-            Code::AnchorMissing => Some(
-                "name its place with --anchor FILE; on another machine: `lamassu anchor import`; if it is lost: `lamassu \
-                 anchor rebuild DIR` accepts what the store shows now",
-            ),
-            Code::AnchorForeign => {
-                Some("`lamassu anchor status DIR` tells which vault and which state an anchor is of")
-            }
-            Code::AnchorDamaged => Some(
-                "put an export of it back, another one if it was one (`lamassu anchor import`), or `lamassu anchor \
-                 rebuild DIR`, which accepts what the store shows now",
-            ),
-            Code::AnchorLocked => Some(
-                "another process has the vault open, or works on its anchor: read in the mount; --anchor none reads beside it, \
-                 unverified",
-            ),
-            Code::AnchorDisk => Some(
-                "mend the disk that the anchor lies on (the kernel's log says more), or put its file back, then try again: nothing \
-                 is lost",
-            ),
-            Code::AnchorDiskFull => {
-                Some("make room on the disk that the anchor lies on, then try again: nothing is lost")
-            }
-            Code::AnchorDiskReadOnly => Some(
-                "have the disk that the anchor lies on mounted for writing (where an error made it read-only, the kernel's log \
-                 says so), then try again: nothing is lost",
-            ),
-            Code::AnchorOlder => Some(
-                "put the newest anchor, or an export of it, back (`lamassu anchor import`); if there is none, `lamassu anchor \
-                 accept DIR` goes on with this one, and `lamassu check DIR` names what it does not know",
-            ),
-            Code::AnchorServerDown => Some(
-                "is the server up, and this host connected to it? The vault is as it was; --anchor none reads it unverified",
-            ),
-            Code::AnchorServerUntrusted => {
-                Some("`lamassu-server enrol` at the server prints a token; `lamassu host join` here takes it")
-            }
-            Code::AnchorServerRefuses => Some(
-                "at the server, `lamassu-server host list` tells which vaults this host may use, and `host grant` changes that",
-            ),
-            Code::AnchorServerForbids => Some(
-                "`lamassu-server policy test` at the server says what is allowed; what is there can be read: `lamassu cp`, or \
-                 `mount --read-only`",
-            ),
-            Code::AnchorServerVersion => {
-                Some("update the older of the two: the server first, since it also speaks the versions of older hosts")
-            }
-            Code::SessionEnded => Some("unmount, and mount again"),
-            Code::AnchorServerOlder => Some(
-                "do not go on before it is known why: a backup of the server's state that was put back forgets what was \
-                 written since",
-            ),
-            Code::AnchorServerRestored => Some(
-                "on each of those hosts run `lamassu umount` (if mounted) and then any command on the vault, for example \
-                 `lamassu ls`; if a host is gone for good, end its grant: `lamassu-server host grant --not`",
-            ),
-            Code::Internal => Some("this is a bug in lamassu: please report it with the command and this message"),
-            Code::Done
-            | Code::Other
-            | Code::Usage
-            | Code::Store
-            | Code::Dir
-            | Code::Mountpoint
-            | Code::Interrupted
-            | Code::EmptyPassphrase
-            | Code::HeaderUnwritable
-            | Code::Repaired
-            | Code::Refused
-            | Code::Undone
-            | Code::Unverified
-            | Code::KeyDenied
-            | Code::KeyMissing
-            | Code::KeyAnswer
-            | Code::TokenLocked
-            | Code::SelfTest
-            | Code::AdminSignature
-            | Code::KeyNotLoaded
-            | Code::AnchorServerFails
-            | Code::Listen
-            | Code::KeysDestroyed => None,
-        }
     }
 }
 
@@ -539,6 +416,6 @@ mod tests {
         let section = page.split("## Exit codes").nth(1).expect("the section");
         let documented: Vec<u8> =
             section.lines().filter_map(|line| line.strip_prefix("| ")?.split(' ').next()?.parse().ok()).collect();
-        assert_eq!(documented, Code::ALL.map(Code::number));
+        assert_eq!(documented, Code::ALL.iter().map(|code| code.number()).collect::<Vec<_>>());
     }
 }

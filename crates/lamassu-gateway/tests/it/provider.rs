@@ -266,6 +266,7 @@ fn ciphertext(provider: &Provider) -> PathBuf {
 }
 
 #[test]
+#[allow(clippy::too_many_lines, reason = "a client's script, step by step")]
 fn rules_that_the_provider_cannot_read_decide() {
     if !boto::is_there() {
         return;

@@ -337,7 +337,7 @@ fn mode_of(m: u8) -> RenameMode {
 }
 
 fn apply(model: &mut Model, real: &mut Real, op: &Op) {
-    let (expected, found): (Result<(), No>, Result<(), No>) = match op {
+    let (expected, found): Done = match op {
         Op::Mkdir(p) => {
             let made = real.parent(p).and_then(|(d, n_)| real.v().mkdir(d, n(&n_), 0o755, me()).map_err(|e| why(&e)));
             (model.create(p, Body::Dir(BTreeMap::new())).map(drop), made.map(|_| ()))
@@ -351,19 +351,7 @@ fn apply(model: &mut Model, real: &mut Real, op: &Op) {
             (model.remove(p, false), gone)
         }
         Op::Write(p, offset, len, byte) => write(model, real, p, *offset, &vec![*byte; *len]),
-        Op::Truncate(p, size) => {
-            let set = SetAttr { size: Some(*size), ..SetAttr::default() };
-            let done = real.at(p).and_then(|i| real.v().setattr(i, None, &set).map_err(|e| why(&e)));
-            let expected = model.walk(p).and_then(|i| match &model.inodes[i].body {
-                Body::File(_) => {
-                    model.change(i, |data| data.resize(*size as usize, 0));
-                    Ok(())
-                }
-                Body::Dir(_) => Err(No::IsDir),
-                Body::Link(_) => Err(No::Invalid),
-            });
-            (expected, done.map(|_| ()))
-        }
+        Op::Truncate(p, size) => truncate(model, real, p, *size),
         Op::Symlink(p, len) => {
             let target = vec![b't'; *len];
             let made =
@@ -378,28 +366,8 @@ fn apply(model: &mut Model, real: &mut Real, op: &Op) {
             });
             (model.rename(a, b, mode_of(*m)), done)
         }
-        Op::SetXattr(p, which, len) => {
-            let (key, value) = (format!("user.a{which}"), vec![*which; *len]);
-            let done =
-                real.at(p).and_then(|i| real.v().set_xattr(i, n(&key), &value, SetXattr::Any).map_err(|e| why(&e)));
-            let expected = model.walk(p).and_then(|i| match model.inodes[i].body {
-                Body::Link(_) => Err(No::Permission),
-                _ => {
-                    model.inodes[i].xattrs.insert(key, value);
-                    Ok(())
-                }
-            });
-            (expected, done)
-        }
-        Op::RemoveXattr(p, which) => {
-            let key = format!("user.a{which}");
-            let done = real.at(p).and_then(|i| real.v().remove_xattr(i, n(&key)).map_err(|e| why(&e)));
-            let expected = model.walk(p).and_then(|i| match model.inodes[i].body {
-                Body::Link(_) => Err(No::Permission),
-                _ => model.inodes[i].xattrs.remove(&key).map(drop).ok_or(No::Attribute),
-            });
-            (expected, done)
-        }
+        Op::SetXattr(p, which, len) => set_xattr(model, real, p, (*which, *len)),
+        Op::RemoveXattr(p, which) => remove_xattr(model, real, p, *which),
         Op::Chmod(p, mode) => {
             let Ok(i) = model.walk(p) else { return };
             if !matches!(model.inodes[i].body, Body::Link(_)) {
@@ -409,20 +377,7 @@ fn apply(model: &mut Model, real: &mut Real, op: &Op) {
             }
             return;
         }
-        Op::Punch(p, offset, len) => {
-            let Ok(i) = model.walk(p) else { return };
-            if matches!(model.inodes[i].body, Body::File(_)) && *len > 0 {
-                let v = real.v();
-                let handle = v.open_file(real.at(p).unwrap(), RW).unwrap();
-                v.fallocate(handle, Fallocate::Punch, *offset, *len).unwrap();
-                v.release(handle).unwrap();
-                model.change(i, |data| {
-                    let (from, to) = (data.len().min(*offset as usize), data.len().min((offset + len) as usize));
-                    data[from..to].fill(0);
-                });
-            }
-            return;
-        }
+        Op::Punch(p, offset, len) => return punch(model, real, p, (*offset, *len)),
         Op::Reopen => {
             model.synced();
             return real.reopen();
@@ -451,7 +406,62 @@ fn apply(model: &mut Model, real: &mut Real, op: &Op) {
     assert_eq!(found, expected, "{op:?}");
 }
 
-fn write(model: &mut Model, real: &Real, p: &[usize], offset: u64, data: &[u8]) -> (Result<(), No>, Result<(), No>) {
+/// What the model expects of an operation, and what the vault did.
+type Done = (Result<(), No>, Result<(), No>);
+
+fn truncate(model: &mut Model, real: &Real, p: &[usize], size: u64) -> Done {
+    let set = SetAttr { size: Some(size), ..SetAttr::default() };
+    let done = real.at(p).and_then(|i| real.v().setattr(i, None, &set).map_err(|e| why(&e)));
+    let expected = model.walk(p).and_then(|i| match &model.inodes[i].body {
+        Body::File(_) => {
+            model.change(i, |data| data.resize(size as usize, 0));
+            Ok(())
+        }
+        Body::Dir(_) => Err(No::IsDir),
+        Body::Link(_) => Err(No::Invalid),
+    });
+    (expected, done.map(|_| ()))
+}
+
+fn set_xattr(model: &mut Model, real: &Real, p: &[usize], (which, len): (u8, usize)) -> Done {
+    let (key, value) = (format!("user.a{which}"), vec![which; len]);
+    let done = real.at(p).and_then(|i| real.v().set_xattr(i, n(&key), &value, SetXattr::Any).map_err(|e| why(&e)));
+    let expected = model.walk(p).and_then(|i| match model.inodes[i].body {
+        Body::Link(_) => Err(No::Permission),
+        _ => {
+            model.inodes[i].xattrs.insert(key, value);
+            Ok(())
+        }
+    });
+    (expected, done)
+}
+
+fn remove_xattr(model: &mut Model, real: &Real, p: &[usize], which: u8) -> Done {
+    let key = format!("user.a{which}");
+    let done = real.at(p).and_then(|i| real.v().remove_xattr(i, n(&key)).map_err(|e| why(&e)));
+    let expected = model.walk(p).and_then(|i| match model.inodes[i].body {
+        Body::Link(_) => Err(No::Permission),
+        _ => model.inodes[i].xattrs.remove(&key).map(drop).ok_or(No::Attribute),
+    });
+    (expected, done)
+}
+
+/// Punches a hole, where there is a file.
+fn punch(model: &mut Model, real: &Real, p: &[usize], (offset, len): (u64, u64)) {
+    let Ok(i) = model.walk(p) else { return };
+    if matches!(model.inodes[i].body, Body::File(_)) && len > 0 {
+        let v = real.v();
+        let handle = v.open_file(real.at(p).unwrap(), RW).unwrap();
+        v.fallocate(handle, Fallocate::Punch, offset, len).unwrap();
+        v.release(handle).unwrap();
+        model.change(i, |data| {
+            let (from, to) = (data.len().min(offset as usize), data.len().min((offset + len) as usize));
+            data[from..to].fill(0);
+        });
+    }
+}
+
+fn write(model: &mut Model, real: &Real, p: &[usize], offset: u64, data: &[u8]) -> Done {
     let found = real.write(p, offset, data);
     let expected = match model.create(p, Body::File(Vec::new())) {
         Err(No::Exists) => model.walk(p),
@@ -474,7 +484,7 @@ fn write(model: &mut Model, real: &Real, p: &[usize], offset: u64, data: &[u8]) 
     (expected, found)
 }
 
-fn link(model: &mut Model, real: &Real, a: &[usize], b: &[usize]) -> (Result<(), No>, Result<(), No>) {
+fn link(model: &mut Model, real: &Real, a: &[usize], b: &[usize]) -> Done {
     let done = real.at(a).and_then(|i| {
         let (d, name) = real.parent(b)?;
         real.v().link(i, d, n(&name)).map(drop_entry).map_err(|e| why(&e))

@@ -275,6 +275,31 @@ fn a_refused_load_leaves_the_keys_that_are_loaded() {
     b.unmount("m");
 }
 
+/// Directories of others in that of a delegate, with datasets whose names are not the delegate's to know where it may
+/// not read.
+fn make_hidden_datasets(b: &Bench) {
+    for (dir, mode) in [("shut", 0o700), ("open", 0o755), ("blind", 0o711), ("listed", 0o700), ("of-group", 0o750)] {
+        let path = b.dir(&format!("m/home/{dir}"));
+        b.run(&format!("dataset create m/home/{dir}/secret-{dir}")).ok();
+        b.dir(&format!("m/home/{dir}/deeper"));
+        b.run(&format!("dataset create m/home/{dir}/deeper/below-{dir}")).ok();
+        std::os::unix::fs::chown(&path, None, Some(4242)).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+    }
+    b.run("dataset create m/home/inner").ok();
+    b.run("dataset create m/home/inner/nested").ok();
+    fs::set_permissions(b.path("m/home/inner"), fs::Permissions::from_mode(0o700)).unwrap();
+    // user::rwx, user:65534:r-x, group::---, mask::r-x, other::---
+    let entries: [(u16, u16, u32); 5] =
+        [(1, 7, u32::MAX), (2, 5, 65534), (4, 0, u32::MAX), (16, 5, u32::MAX), (32, 0, u32::MAX)];
+    let list = entries.iter().fold(2u32.to_le_bytes().to_vec(), |mut list, (tag, perm, id)| {
+        list.extend([&tag.to_le_bytes()[..], &perm.to_le_bytes(), &id.to_le_bytes()].concat());
+        list
+    });
+    let flags = rustix::fs::XattrFlags::empty();
+    rustix::fs::setxattr(b.path("m/home/listed"), "system.posix_acl_access", &list, flags).unwrap();
+}
+
 #[test]
 fn a_delegate_makes_datasets_under_a_key_it_never_has() {
     if !rustix::process::geteuid().is_root() {
@@ -314,27 +339,7 @@ fn a_delegate_makes_datasets_under_a_key_it_never_has() {
     assert_eq!(errno(fs::read_dir(b.path("m/home/mine")).unwrap().next().unwrap()), ENOKEY);
     ran(DELEGATE, "key load m/home/mine").ok();
     write(&b, "m/home/mine/f", b"content");
-    // Others have closed directories in its own, and datasets in them, whose names are not its to know.
-    for (dir, mode) in [("shut", 0o700), ("open", 0o755), ("blind", 0o711), ("listed", 0o700), ("of-group", 0o750)] {
-        let path = b.dir(&format!("m/home/{dir}"));
-        b.run(&format!("dataset create m/home/{dir}/secret-{dir}")).ok();
-        b.dir(&format!("m/home/{dir}/deeper"));
-        b.run(&format!("dataset create m/home/{dir}/deeper/below-{dir}")).ok();
-        std::os::unix::fs::chown(&path, None, Some(4242)).unwrap();
-        fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
-    }
-    b.run("dataset create m/home/inner").ok();
-    b.run("dataset create m/home/inner/nested").ok();
-    fs::set_permissions(b.path("m/home/inner"), fs::Permissions::from_mode(0o700)).unwrap();
-    // user::rwx, user:65534:r-x, group::---, mask::r-x, other::---
-    let entries: [(u16, u16, u32); 5] =
-        [(1, 7, u32::MAX), (2, 5, 65534), (4, 0, u32::MAX), (16, 5, u32::MAX), (32, 0, u32::MAX)];
-    let list = entries.iter().fold(2u32.to_le_bytes().to_vec(), |mut list, (tag, perm, id)| {
-        list.extend([&tag.to_le_bytes()[..], &perm.to_le_bytes(), &id.to_le_bytes()].concat());
-        list
-    });
-    let flags = rustix::fs::XattrFlags::empty();
-    rustix::fs::setxattr(b.path("m/home/listed"), "system.posix_acl_access", &list, flags).unwrap();
+    make_hidden_datasets(&b);
     let paths = |listed: Ran| -> Vec<String> {
         let all = listed.ok().json();
         assert_eq!(all["unseen"], serde_json::json!([]), "{all}");

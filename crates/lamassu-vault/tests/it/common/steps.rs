@@ -48,98 +48,47 @@ fn content(v: &Vault, path: &str) -> Vec<u8> {
 }
 
 /// Steps on names, each of which must be whole after a crash. Content is written and synced before.
-pub type Step = Box<dyn Fn(&Vault)>;
+pub type Step = fn(&Vault);
+
+fn long_a() -> String {
+    "a".repeat(255)
+}
+
+fn long_b() -> String {
+    "b".repeat(254)
+}
+
+fn rename(v: &Vault, from: &str, to: &str, mode: RenameMode) {
+    v.rename(ROOT, n(from), ROOT, n(to), mode).unwrap();
+}
+
+fn symlink(v: &Vault, name: &str, target: &[u8]) {
+    v.symlink(ROOT, n(name), target, me()).unwrap();
+}
 
 pub fn steps() -> Vec<(&'static str, Step)> {
-    let long_a = "a".repeat(255);
-    let long_b = "b".repeat(254);
-    let target = "t".repeat(4000);
-    let (la, lb) = (long_a.clone(), long_b.clone());
-    let mut steps: Vec<(&'static str, Step)> = Vec::new();
-    let mut step = |name, f: Step| steps.push((name, f));
-    step(
-        "mkdir",
-        Box::new(|v| {
-            v.dir("d");
-        }),
-    );
-    step(
-        "mkdir below",
-        Box::new(|v| {
-            v.dir("d/e");
-        }),
-    );
-    let name = la.clone();
-    step(
-        "mkdir long",
-        Box::new(move |v| {
-            v.dir(&name);
-        }),
-    );
-    step(
-        "symlink",
-        Box::new(|v| {
-            v.symlink(ROOT, n("l"), b"target", me()).unwrap();
-        }),
-    );
-    let (t, name) = (target.clone(), lb.clone());
-    step(
-        "long symlink",
-        Box::new(move |v| {
-            v.symlink(ROOT, n(&name), t.as_bytes(), me()).unwrap();
-        }),
-    );
-    let name = lb.clone();
-    step(
-        "move long symlink",
-        Box::new(move |v| v.rename(ROOT, n(&name), v.ino("d"), n("ll"), RenameMode::Replace).unwrap()),
-    );
-    step(
-        "link",
-        Box::new(|v| {
-            v.link(v.ino("d/ll"), v.ino("d/e"), n("hard")).unwrap();
-        }),
-    );
-    step("unlink", Box::new(|v| v.unlink(v.ino("d"), n("ll")).unwrap()));
-    step("rename over", Box::new(|v| v.rename(ROOT, n("l"), v.ino("d/e"), n("hard"), RenameMode::Replace).unwrap()));
-    step(
-        "mkdir other",
-        Box::new(|v| {
-            v.dir("other");
-        }),
-    );
-    step("rename file", Box::new(|v| v.rename(ROOT, n("file"), v.ino("d"), n("f"), RenameMode::NoReplace).unwrap()));
-    let name = la.clone();
-    step("exchange", Box::new(move |v| v.rename(ROOT, n("d"), ROOT, n(&name), RenameMode::Exchange).unwrap()));
-    step("rmdir", Box::new(|v| v.rmdir(ROOT, n("other")).unwrap()));
-    let name = la.clone();
-    step(
-        "rename long directory",
-        Box::new(move |v| v.rename(ROOT, n(&name), ROOT, n("x"), RenameMode::Replace).unwrap()),
-    );
-    step("rmdir last", Box::new(|v| v.rmdir(ROOT, n("d")).unwrap()));
-    let name = lb.clone();
-    step(
-        "symlink long name",
-        Box::new(move |v| {
-            v.symlink(ROOT, n(&name), b"t", me()).unwrap();
-        }),
-    );
-    let (name, other) = (lb.clone(), la.clone());
-    step(
-        "rename long to long",
-        Box::new(move |v| v.rename(ROOT, n(&name), ROOT, n(&other), RenameMode::Replace).unwrap()),
-    );
-    let name = la.clone();
-    step("unlink long name", Box::new(move |v| v.unlink(ROOT, n(&name)).unwrap()));
-    let name = lb.clone();
-    step(
-        "mkdir long name",
-        Box::new(move |v| {
-            v.dir(&name);
-        }),
-    );
-    let name = lb.clone();
-    step("rmdir long name", Box::new(move |v| v.rmdir(ROOT, n(&name)).unwrap()));
-    steps
+    use RenameMode::{Exchange, NoReplace, Replace};
+    let steps: [(&'static str, Step); 20] = [
+        ("mkdir", |v| _ = v.dir("d")),
+        ("mkdir below", |v| _ = v.dir("d/e")),
+        ("mkdir long", |v| _ = v.dir(&long_a())),
+        ("symlink", |v| symlink(v, "l", b"target")),
+        ("long symlink", |v| symlink(v, &long_b(), "t".repeat(4000).as_bytes())),
+        ("move long symlink", |v| v.rename(ROOT, n(&long_b()), v.ino("d"), n("ll"), Replace).unwrap()),
+        ("link", |v| _ = v.link(v.ino("d/ll"), v.ino("d/e"), n("hard")).unwrap()),
+        ("unlink", |v| v.unlink(v.ino("d"), n("ll")).unwrap()),
+        ("rename over", |v| v.rename(ROOT, n("l"), v.ino("d/e"), n("hard"), Replace).unwrap()),
+        ("mkdir other", |v| _ = v.dir("other")),
+        ("rename file", |v| v.rename(ROOT, n("file"), v.ino("d"), n("f"), NoReplace).unwrap()),
+        ("exchange", |v| rename(v, "d", &long_a(), Exchange)),
+        ("rmdir", |v| v.rmdir(ROOT, n("other")).unwrap()),
+        ("rename long directory", |v| rename(v, &long_a(), "x", Replace)),
+        ("rmdir last", |v| v.rmdir(ROOT, n("d")).unwrap()),
+        ("symlink long name", |v| symlink(v, &long_b(), b"t")),
+        ("rename long to long", |v| rename(v, &long_b(), &long_a(), Replace)),
+        ("unlink long name", |v| v.unlink(ROOT, n(&long_a())).unwrap()),
+        ("mkdir long name", |v| _ = v.dir(&long_b())),
+        ("rmdir long name", |v| v.rmdir(ROOT, n(&long_b())).unwrap()),
+    ];
+    steps.into()
 }
