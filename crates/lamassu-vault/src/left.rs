@@ -9,7 +9,7 @@
 use crate::error::errno;
 use crate::inode::NodeTable;
 use crate::listing::{OpenDir, Snapshot};
-use crate::open::{Handle, OpenFile};
+use crate::handles::{Handle, OpenFile};
 use crate::{Access, HandleId, Ino, Result, Vault, VaultError};
 use lamassu_anchor::row::Content;
 use lamassu_anchor::{EntryPlace, ObjectId, Token, Touched};

@@ -14,7 +14,8 @@
 //! | `listing`, `dir` | snapshots of directories; listings |
 //! | `inode`, `target`, `wanted`, `attr` | the table of inodes; what an operation acts on; what a new entry has; stat |
 //! | `attr_value`, `xattr`, `acl` | extended attributes, as stored and as shown; access control lists |
-//! | `open`, `nameless`, `settle` | open files and handles; files without a name; commit, settle, fsync |
+//! | `handles`, `open` | open files and handles; operations on them |
+//! | `nameless`, `settle` | files without a name; commit, settle, fsync |
 //! | `names`, `dirs`, `record` | stored names and companions; open directories; sealed records |
 //! | `root`, `session` | the records of the root's permissions and of sessions |
 //! | `stored` | steps on entries of the store that know nothing of a vault |
@@ -65,6 +66,7 @@ pub mod event;
 mod file_system;
 pub mod forest;
 mod gate;
+mod handles;
 mod inode;
 mod left;
 mod listing;
@@ -155,8 +157,8 @@ pub struct Vault {
     shut: dataset::Shut,
     nodes: Mutex<inode::NodeTable>,
     dirs: dirs::Dirs,
-    files: open::OpenFiles,
-    handles: open::Handles,
+    files: handles::OpenFiles,
+    handles: handles::Handles,
     /// Handles of the vault before this one.
     left: left::LeftHandles,
     nameless: nameless::Nameless,
@@ -269,8 +271,8 @@ impl Vault {
             shut: dataset::Shut::default(),
             nodes: Mutex::new(inode::NodeTable::new(&st)),
             dirs: dirs::Dirs::new(dirs::Dir::new(ROOT, st.dev, ObjectId::ROOT, root), dirs_max),
-            files: open::OpenFiles::default(),
-            handles: open::Handles::default(),
+            files: handles::OpenFiles::default(),
+            handles: handles::Handles::default(),
             left: left::LeftHandles::default(),
             nameless: nameless::Nameless::default(),
             idle_max: limit.clamp(HELD_MIN, IDLE_MAX),
@@ -428,7 +430,7 @@ impl Vault {
     }
 
     /// Milliseconds since the vault was opened, from 1.
-    fn now(&self) -> open::Millis {
+    fn now(&self) -> handles::Millis {
         u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX).saturating_add(1)
     }
 

@@ -11,7 +11,7 @@
 //! without a name. So the file also stays in the table of files until the kernel has forgotten it.
 
 use crate::inode::StoreId;
-use crate::open::OpenFile;
+use crate::handles::OpenFile;
 use crate::{Ino, Kind, Vault};
 use lamassu_store::backend::Stat;
 use lamassu_store::{BackendDir, BackendFile};

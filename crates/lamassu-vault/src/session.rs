@@ -392,7 +392,7 @@ impl Vault {
             return Ended::Closed;
         }
         let _no_settling = self.settling.lock();
-        let is_settled = |open: &Arc<crate::open::OpenFile>| !open.is_writable() || open.file().is_settled();
+        let is_settled = |open: &Arc<crate::handles::OpenFile>| !open.is_writable() || open.file().is_settled();
         if !self.files.all().iter().all(is_settled) {
             return Ended::LeftOpen;
         }

@@ -6,7 +6,7 @@
 
 use crate::error::io;
 use crate::inode::StoreId;
-use crate::open::{Millis, OpenFile};
+use crate::handles::{Millis, OpenFile};
 use crate::{HandleId, Ino, ROOT, Result, Vault, VaultError};
 use lamassu_store::StoreError;
 use lamassu_store::file::Mark;

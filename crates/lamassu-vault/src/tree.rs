@@ -9,7 +9,7 @@ use crate::dirs::Dir;
 use crate::error::{errno, io};
 use crate::inode::{Met, Referenced, StoreId};
 use crate::names::StoredName;
-use crate::open::Handle;
+use crate::handles::Handle;
 use crate::record::remove_companion;
 use crate::staging;
 use crate::stored::{is_entry_empty, rename_no_replace};

@@ -1,7 +1,8 @@
 //! Files: opened for changes, committed (`docs/freshness.md`, section 3).
 
 use super::names::held_of;
-use super::{Anchor, Result, State};
+use super::state::State;
+use super::{Anchor, Result};
 use crate::queue::{Mark, held_key};
 use crate::row::{Cut, FileRow, Open, Row};
 use crate::table::Space;

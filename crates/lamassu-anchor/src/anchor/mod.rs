@@ -25,6 +25,7 @@ mod accept;
 mod files;
 mod names;
 mod replace;
+mod state;
 mod together;
 mod vault;
 
@@ -40,6 +41,7 @@ use crate::table::{Doubt, Space, Standing, Table};
 use crate::{AnchorError, Digests, ObjectId, ObjectKind, Part, RecordNo, Revision, Token, TokenKey};
 use lamassu_format::Profile;
 use parking_lot::Mutex;
+use state::{QueuedHeld, State, change_held};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 use std::ops::ControlFlow;
@@ -68,45 +70,6 @@ impl fmt::Debug for Anchor {
         f.debug_struct("Anchor").field("vault", &state.vault.vault).field("queued", &state.queued.len()).finish()
     }
 }
-
-struct State {
-    vault: VaultRow,
-    queued: Layer,
-    /// The changes in flight.
-    flying: Option<Arc<Layer>>,
-    /// The number of entries made so far.
-    made: u64,
-    /// Objects without an entry that are still in use.
-    nameless: HashMap<ObjectId, Nameless>,
-    /// The object that loses its last entry by the move that is being committed.
-    replacing: Option<Replaced>,
-    /// Changes of names that are durable here, for the store to carry out.
-    due: BTreeMap<u64, Intent>,
-    /// The same, handed out and not carried out yet.
-    handed_out: BTreeMap<u64, Intent>,
-    /// Removed names, until the store has carried out the removal.
-    going: HashSet<EntryPlace>,
-    /// Replacements that no barrier covers yet.
-    replaced: replace::Replaced,
-}
-
-/// What would be recorded of an object if it had an entry. It may get one again: a removal that fails in the store is
-/// undone.
-struct Nameless {
-    row: Row,
-    held: BTreeMap<RecordNo, Digests>,
-}
-
-/// An object that loses its last entry by a move. Until that is durable, its removal is in flight, and changes of it
-/// are queued. So nothing is lost if the commit fails.
-struct Replaced {
-    object: ObjectId,
-    /// The object without an entry; `None`: it is no longer in use.
-    without: Option<Nameless>,
-}
-
-/// The error of a commit, and the changes that were in flight.
-type Failed = Box<(AnchorError, Layer)>;
 
 impl Anchor {
     /// Makes the anchor of a new vault in an empty table, with the root alone.
@@ -530,82 +493,5 @@ impl Anchor {
         let done = self.table.commit(&flying.changes());
         let state = &mut *self.state.lock();
         state.landed(flying, done).map_err(|failed| state.put_back(failed))
-    }
-}
-
-impl State {
-    /// Puts a layer in flight: it is in force, and about to be durable.
-    fn fly(&mut self, mut layer: Layer) -> Arc<Layer> {
-        self.vault.revision = Revision(self.vault.revision.0 + 1);
-        layer.vault = Some(self.vault.clone());
-        let layer = Arc::new(layer);
-        self.flying = Some(layer.clone());
-        layer
-    }
-
-    /// The changes in flight are durable, or are given back.
-    fn landed(&mut self, flying: Arc<Layer>, done: Result<()>) -> std::result::Result<(), Failed> {
-        self.flying = None;
-        // No other reference exists: readers use it under this lock only.
-        let layer = Arc::into_inner(flying).unwrap_or_default();
-        match done {
-            Ok(()) => {
-                self.due.extend(layer.intents());
-                Ok(())
-            }
-            Err(error) => Err(Box::new((error, layer))),
-        }
-    }
-
-    fn put_back(&mut self, failed: Failed) -> AnchorError {
-        let (error, layer) = *failed;
-        self.queued.put_back(layer);
-        error
-    }
-
-    /// The row of an object that has lost its last entry and is still in use.
-    fn row_without_entry(&self, object: ObjectId) -> Option<Row> {
-        let replaced = self.replacing.as_ref().filter(|replaced| replaced.object == object);
-        let nameless = self.nameless.get(&object).or_else(|| replaced?.without.as_ref());
-        nameless.map(|nameless| nameless.row.clone())
-    }
-
-    /// Queued changes and those in flight, newest first.
-    fn layers(&self) -> [Option<&Layer>; 2] {
-        [Some(&self.queued), self.flying.as_deref()]
-    }
-
-    /// Queues the new row of an object.
-    fn queue_row(&mut self, object: ObjectId, row: Row) {
-        match self.nameless.get_mut(&object) {
-            Some(nameless) => nameless.row = row,
-            None => drop(self.queued.objects.insert(object, Some(row))),
-        }
-    }
-
-    /// The queued changes of an object's held records.
-    fn queued_held(&self, object: ObjectId) -> QueuedHeld {
-        let held = self.layers().into_iter().rev().flatten().flat_map(|layer| layer.held_of(object));
-        held.map(|(record, digests)| (record, digests.clone())).collect()
-    }
-
-    /// An object is about to get an entry again: its held records are queued, and its row is returned for the caller to
-    /// queue.
-    fn name_again(&mut self, object: ObjectId) -> Option<Row> {
-        let Nameless { row, held } = self.nameless.remove(&object)?;
-        self.queued.held.extend(held.into_iter().map(|(record, digests)| ((object, record), Some(digests))));
-        Some(row)
-    }
-}
-
-/// Changes of an object's held records; `None`: no longer held.
-type QueuedHeld = BTreeMap<RecordNo, Option<Digests>>;
-
-fn change_held(held: &mut BTreeMap<RecordNo, Digests>, changes: QueuedHeld) {
-    for (record, digests) in changes {
-        match digests {
-            Some(digests) => held.insert(record, digests),
-            None => held.remove(&record),
-        };
     }
 }

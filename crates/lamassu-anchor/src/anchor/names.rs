@@ -3,7 +3,8 @@
 //! A *new* entry is queued after the store's step. A *removal* is queued, and the store's step follows its commit: see
 //! [`Anchor::due`]. A *move* is durable before the store's step.
 
-use super::{Anchor, Nameless, Replaced, Result, State, change_held};
+use super::state::{Nameless, Replaced, State, change_held};
+use super::{Anchor, Result};
 use crate::queue::{Layer, Mark, Scope};
 use crate::queue::{behind_object, object_key};
 use crate::row::{Content, Entry, EntryPlace, Inodes, Intent, Over, Row};

@@ -6,7 +6,8 @@
 //! * The row says {new} only after a barrier has covered the step: until then an honest crash may leave either. A
 //!   second step within that time needs a barrier first, since a row holds only two states.
 
-use super::{Anchor, Result, State};
+use super::state::State;
+use super::{Anchor, Result};
 use crate::queue::Mark;
 use crate::row::{Content, Row, Sealed};
 use crate::{AnchorError, Digest, ObjectId};

@@ -3,7 +3,8 @@
 //! Each caller adds itself to a list and waits for the lock `committing`. The first to get the lock commits for the
 //! whole list. A group has the effect of its commits in sequence, in one transaction: a crash leaves all or none of it.
 
-use super::{Anchor, Result, State};
+use super::state::State;
+use super::{Anchor, Result};
 use crate::ObjectId;
 use crate::queue::{Layer, Mark, Scope};
 use parking_lot::Mutex;

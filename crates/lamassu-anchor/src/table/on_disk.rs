@@ -23,22 +23,24 @@ mod crash;
 mod file;
 mod log;
 mod overlay;
+mod role;
 mod snapshot;
 #[cfg(test)]
 mod tests;
 
-use self::backend::{Backend, Shared};
+use self::backend::Backend;
 pub use self::file::FILE_MODE;
 use self::file::{existing, new, private, sync_parent};
 use self::log::{Logged, Position};
 use self::overlay::Overlay;
+pub use self::role::Readers;
+use self::role::{Handle, Role};
 use self::snapshot::{Kept, Snapshot, View};
 use super::{Change, Space, Table, Visit, VisitRow};
 use crate::AnchorError;
 use parking_lot::{Mutex, RwLock};
 use redb::{
-    Builder, ConcurrencyMode, Database, Durability, ReadOnlyDatabase, ReadTransaction, ReadableDatabase,
-    TableDefinition,
+    Database, Durability, ReadTransaction, ReadableDatabase, TableDefinition,
 };
 use rustix::fs::OFlags;
 use std::fs::File;
@@ -51,8 +53,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// Bytes of the file that redb caches.
-const CACHE_BYTES: usize = 16 << 20;
 /// Longest file that is verified at each opening: about 100,000 files of a vault.
 const SMALL_LEN: u64 = 16 << 20;
 /// The longest time in which a writer writes one record: after that the end of its log has moved, or the log is
@@ -78,60 +78,6 @@ fn definition(space: Space) -> Rows {
         Space::Intents => "intents",
         Space::Head => "head",
     })
-}
-
-/// How a reading process shares the file with a writer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Readers {
-    /// It reads while a writer has the file open, and sees its commits.
-    BesideWriter,
-    /// Neither opens the file while the other has it open.
-    InsteadOfWriter,
-}
-
-enum Handle {
-    Writer(Database),
-    Reader(ReadOnlyDatabase),
-}
-
-impl Handle {
-    fn begin_read(&self) -> Result<ReadTransaction, redb::Error> {
-        Ok(match self {
-            Handle::Writer(database) => database.begin_read()?,
-            Handle::Reader(database) => database.begin_read()?,
-        })
-    }
-
-    /// The database for writing; for a reader the error of a read-only disk.
-    fn writer(&self) -> Result<&Database, redb::Error> {
-        match self {
-            Handle::Writer(database) => Ok(database),
-            Handle::Reader(_) => Err(redb::Error::Io(io::Error::from_raw_os_error(libc::EROFS))),
-        }
-    }
-}
-
-/// The purpose for which a database is opened.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Role {
-    Writer,
-    Reader(Readers),
-}
-
-impl Role {
-    fn open(self, backend: &Arc<Backend>) -> Result<Handle, redb::DatabaseError> {
-        let mode = match self {
-            Role::Writer | Role::Reader(Readers::BesideWriter) => ConcurrencyMode::SingleWriter,
-            Role::Reader(Readers::InsteadOfWriter) => ConcurrencyMode::ExclusiveWriter,
-        };
-        let mut builder = Builder::new();
-        builder.set_cache_size(CACHE_BYTES).set_concurrency_mode(mode);
-        let backend = Shared(backend.clone());
-        match self {
-            Role::Writer => builder.create_with_backend(backend).map(Handle::Writer),
-            Role::Reader(_) => builder.open_read_only_with_backend(backend).map(Handle::Reader),
-        }
-    }
 }
 
 /// Tables in a file.

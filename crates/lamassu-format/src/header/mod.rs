@@ -8,6 +8,7 @@
 mod argon2;
 mod canonical;
 mod error;
+mod json;
 mod slot;
 mod vault;
 mod wire;
@@ -65,20 +66,20 @@ pub trait Header: Sized + PartialEq + std::fmt::Debug + sealed::Members {
     /// # Errors
     /// [`HeaderError`] if `self` violates a bound of §4, for example by a label that is too long.
     fn to_json(&self) -> Result<Vec<u8>, HeaderError> {
-        let json = wire::to_vec(&self.wire());
-        let again = Self::parse(&json)?;
+        let bytes = json::to_vec(&self.wire());
+        let again = Self::parse(&bytes)?;
         debug_assert_eq!(&again, self, "a header reads back as it was written");
-        Ok(json)
+        Ok(bytes)
     }
 
     /// C of §4: the canonical form without `mac`.
     fn mac_input(&self) -> Vec<u8> {
-        wire::mac_input(&self.wire())
+        json::mac_input(&self.wire())
     }
 
     /// S of §4: the canonical form without `mac` and without the signature in `admin`.
     fn signature_input(&self) -> Vec<u8> {
-        wire::signature_input(&self.wire())
+        json::signature_input(&self.wire())
     }
 
     /// Slots, keychain and MAC.

@@ -4,7 +4,7 @@ use super::sealed::Members;
 use super::wire::{
     self, WireAdmin, WireCompression, WireDestroyed, WireHistory, WireKeychain, WireKeys, WireSlot, WireVault,
 };
-use super::{Destroyed, Header, HeaderError, KeyArea, NAME_MAX};
+use super::{Destroyed, Header, HeaderError, KeyArea, NAME_MAX, json};
 use crate::{Compression, Domain, Geometry, Suite, words};
 
 /// How names are kept.
@@ -268,7 +268,7 @@ impl Header for VaultHeader {
     const IS_VAULT: bool = true;
 
     fn parse(bytes: &[u8]) -> Result<Self, HeaderError> {
-        let w: WireVault = wire::from_slice(Self::FORMAT, bytes)?;
+        let w: WireVault = json::from_slice(Self::FORMAT, bytes)?;
         let (id, next_slot, slots, mac) = (&w.id, w.next_slot, &w.slots, &w.mac);
         let (admin, history) = (w.admin.as_ref().map(|a| &a.0), w.history.as_ref().map(|h| &h.0));
         let destroyed = w.destroyed.as_ref().map(|d| d.0.parse()).transpose()?;

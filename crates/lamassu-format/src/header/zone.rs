@@ -4,7 +4,7 @@ use super::sealed::Members;
 use super::slot::AdminPin;
 use super::vault::geometry;
 use super::wire::{self, WireCompression, WireKeychain, WireKeys, WirePin, WireSlot, WireZone};
-use super::{Header, HeaderError, KeyArea};
+use super::{Header, HeaderError, KeyArea, json};
 use crate::{Compression, Suite};
 
 /// The properties of a zone.
@@ -105,7 +105,7 @@ impl Header for ZoneFile {
     const IS_VAULT: bool = false;
 
     fn parse(bytes: &[u8]) -> Result<Self, HeaderError> {
-        let w: WireZone = wire::from_slice(Self::FORMAT, bytes)?;
+        let w: WireZone = json::from_slice(Self::FORMAT, bytes)?;
         let (id, next_slot, slots, mac) = (&w.id, w.next_slot, &w.slots, &w.mac);
         let (keychain, features, suite) = (&w.keychain.0, &w.features[..], wire::suite(&w.suite)?);
         let (admin, history, destroyed) = (None, None, false);

@@ -1,7 +1,7 @@
 //! Commits of the anchor: changes that a barrier of the store has covered become durable there (N4, N5, A4).
 
 use super::Anchored;
-use crate::open::{Millis, OpenFile};
+use crate::handles::{Millis, OpenFile};
 use crate::{Freshness, Ino, Result, Vault};
 use lamassu_anchor::{Mark, ObjectId};
 use lamassu_store::StoreError;

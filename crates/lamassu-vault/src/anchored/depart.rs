@@ -6,7 +6,7 @@ use crate::dirs::Dir;
 use crate::error::{errno, io, is_not_found};
 use crate::inode::StoreId;
 use crate::names::StoredName;
-use crate::open::OpenFile;
+use crate::handles::OpenFile;
 use crate::record::remove_companion;
 use crate::stored::lending;
 use crate::{Ino, Kind, Result, Vault, VaultError, symlink};

@@ -101,7 +101,7 @@ impl Vault {
 }
 
 impl super::Anchored {
-    fn queued(&self, made: Made, now: crate::open::Millis) -> Result<ObjectId> {
+    fn queued(&self, made: Made, now: crate::handles::Millis) -> Result<ObjectId> {
         self.touched(now);
         match made {
             Made::Queued(object) => Ok(object),

@@ -39,7 +39,7 @@ pub(crate) use take::shown as shown_attrs;
 pub(crate) use trees::TreeFiles;
 
 use crate::event::{IntegrityEvent, IntegrityKind, place_of};
-use crate::open::OpenFile;
+use crate::handles::OpenFile;
 use crate::{Ino, Result, Vault, VaultError};
 use lamassu_anchor::{Anchor, AnchorError, EntryPlace, Mark, ObjectId, Row};
 use lamassu_store::BackendDir;

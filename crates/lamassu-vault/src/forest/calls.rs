@@ -4,7 +4,7 @@
 use super::{Forest, Number, ROOT_MEMBER, State, global, global_handle, local, local_handle, member_of};
 use crate::error::{errno, io};
 use crate::file_system::FileSystem;
-use crate::open::fresh_handle;
+use crate::handles::fresh_handle;
 use crate::turns::Turns;
 use crate::{
     Access, Attr, DirEntry, Entry, Fallocate, HandleId, Ino, Kind, Owner, ROOT, RenameMode, Result, SetAttr, SetXattr,

@@ -15,10 +15,11 @@
 //! requests to end, and for the kernel, which waits for requests too.
 
 mod calls;
+mod member;
 mod states;
 mod turns;
 
-pub use states::{State, Member};
+pub use member::{Member, State};
 
 use crate::error::io;
 use crate::event::IntegrityKind;
@@ -31,7 +32,7 @@ use lamassu_crypto::{Engine, KeyRing};
 use lamassu_format::header::{Header, VaultHeader};
 use lamassu_store::{Backend, BackendDir};
 use parking_lot::{Mutex, RwLock};
-use states::KnownMember;
+use member::KnownMember;
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};

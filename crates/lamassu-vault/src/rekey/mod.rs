@@ -356,7 +356,7 @@ impl RekeyRun<'_> {
         done
     }
 
-    fn steps(&mut self, open: &crate::open::OpenFile, share: u64) -> Result<()> {
+    fn steps(&mut self, open: &crate::handles::OpenFile, share: u64) -> Result<()> {
         let (mut told, mut damaged, object) = (0, 0, self.object(open.ino));
         let mut half = self.half.take().filter(|(half, _)| Some(*half) == object).map(|(_, page)| page);
         let mut from = Some(half.unwrap_or(PageNo::ZERO));
@@ -435,7 +435,7 @@ impl RekeyRun<'_> {
 impl Vault {
     /// Opens for writing a file that its owner, which is this process, may only read. The permission is granted for the
     /// time of the call.
-    fn acquire_read_only(&self, ino: Ino) -> Result<Arc<crate::open::OpenFile>> {
+    fn acquire_read_only(&self, ino: Ino) -> Result<Arc<crate::handles::OpenFile>> {
         const LENT: u32 = 0o200;
         let mode = {
             let _tree = self.tree.read();

@@ -9,7 +9,8 @@
 //!   of it itself, and not in a database beyond [`COMPACTED_LEN_MAX`].
 //! * Where another process reads, pages cannot be moved: then it is left to the next writer.
 
-use super::{DiskTable, Handle, Role, fenced};
+use super::role::{Handle, Role};
+use super::{DiskTable, fenced};
 use redb::{Database, Error};
 use std::sync::atomic::Ordering;
 

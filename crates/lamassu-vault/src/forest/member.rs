@@ -1,0 +1,173 @@
+//! What is known of a member: its place, its state, its vault while it is open.
+
+use super::Number;
+use crate::error::io;
+use crate::inode::StoreId;
+use crate::root::{ShownPermissions, Top};
+use crate::{Attr, Ino, ROOT, Result, Vault};
+use lamassu_store::Backend;
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// What a member is at a moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// Seen, not opened yet.
+    Sighted,
+    /// Open.
+    Loaded,
+    /// No key for it was found.
+    Locked,
+    /// Closed by request; not opened again by itself.
+    Unloaded,
+}
+
+enum Inside {
+    Sighted,
+    Loaded(Arc<Vault>),
+    Locked,
+    Unloaded,
+}
+
+/// A member, as it is shown.
+#[derive(Clone, Debug)]
+pub struct Member {
+    /// Its number.
+    pub number: Number,
+    /// Of its vault.
+    pub id: [u8; 16],
+    /// At this moment.
+    pub state: State,
+}
+
+/// A member.
+pub(super) struct KnownMember {
+    pub number: Number,
+    pub id: [u8; 16],
+    pub store: StoreId,
+    pub backend: Arc<dyn Backend>,
+    /// The member it lies in, and its directory's number there; `None` while that member is not open.
+    place: Mutex<Option<(Number, Ino)>>,
+    inside: RwLock<Inside>,
+    /// One opening at a time.
+    opening: Mutex<()>,
+    owed: Mutex<Owed>,
+    cached: AtomicBool,
+    /// The root's permissions when the vault was open last.
+    permissions: Mutex<Option<ShownPermissions>>,
+}
+
+/// The kernel's references to numbers of a member's closed vaults. When they are given back, they must not be
+/// subtracted from those of the open vault.
+#[derive(Default)]
+struct Owed {
+    counts: HashMap<Ino, u64>,
+    /// The vault that is being closed: its references are not counted yet.
+    ending: Option<Arc<Vault>>,
+}
+
+impl KnownMember {
+    pub fn new(
+        number: Number,
+        id: [u8; 16],
+        store: StoreId,
+        backend: Arc<dyn Backend>,
+        vault: Option<Arc<Vault>>,
+    ) -> Arc<KnownMember> {
+        let permissions = vault.as_ref().map(|vault| vault.root_permissions.shown().clone());
+        Arc::new(KnownMember {
+            number,
+            id,
+            store,
+            backend,
+            place: Mutex::new(None),
+            inside: RwLock::new(vault.map_or(Inside::Sighted, Inside::Loaded)),
+            opening: Mutex::new(()),
+            owed: Mutex::default(),
+            cached: AtomicBool::new(true),
+            permissions: Mutex::new(permissions),
+        })
+    }
+
+    pub fn loaded(&self) -> Option<Arc<Vault>> {
+        match &*self.inside.read() {
+            Inside::Loaded(vault) => Some(vault.clone()),
+            Inside::Sighted | Inside::Locked | Inside::Unloaded => None,
+        }
+    }
+
+    /// Notes that its vault is open.
+    pub fn set_loaded(&self, vault: Arc<Vault>) {
+        *self.permissions.lock() = Some(vault.root_permissions.shown().clone());
+        *self.inside.write() = Inside::Loaded(vault);
+    }
+
+    /// Takes its vault, which is about to be closed and replaced by another.
+    pub fn take_loaded(&self) -> Option<Arc<Vault>> {
+        let inside = &mut *self.inside.write();
+        match std::mem::replace(inside, Inside::Sighted) {
+            Inside::Loaded(vault) => Some(vault),
+            other => {
+                *inside = other;
+                None
+            }
+        }
+    }
+
+    pub fn state(&self) -> State {
+        match &*self.inside.read() {
+            Inside::Sighted => State::Sighted,
+            Inside::Loaded(_) => State::Loaded,
+            Inside::Locked => State::Locked,
+            Inside::Unloaded => State::Unloaded,
+        }
+    }
+
+    pub fn place(&self) -> Option<(Number, Ino)> {
+        *self.place.lock()
+    }
+
+    /// Sets the place. True: it was not known, so the caller's reference to the directory must be kept.
+    pub fn set_place(&self, parent: Number, ino: Ino) -> bool {
+        self.place.lock().replace((parent, ino)) != Some((parent, ino))
+    }
+
+    pub fn cached(&self) -> bool {
+        self.cached.load(Ordering::Relaxed)
+    }
+
+    pub fn set_cached(&self, cached: bool) {
+        self.cached.store(cached, Ordering::Relaxed);
+    }
+
+    /// The kernel gives references back.
+    pub fn forget(&self, ino: Ino, mut count: u64) {
+        let mut owed = self.owed.lock();
+        if let Some(old) = owed.counts.get_mut(&ino) {
+            let settled = count.min(*old);
+            (*old, count) = (*old - settled, count - settled);
+            if *old == 0 {
+                owed.counts.remove(&ino);
+            }
+        }
+        if count == 0 {
+            return;
+        }
+        // Under the lock, so that a vault whose references are being counted either includes this one or does not.
+        if let Some(vault) = owed.ending.clone().or_else(|| self.loaded()) {
+            vault.forget(ino, count);
+        }
+    }
+
+    /// stat of the root while its vault is not open: from its backing directory, with the permissions that it showed
+    /// last.
+    pub fn backing_attr(&self) -> Result<Attr> {
+        const BLOCK_SIZE: u32 = 4096;
+        let st = self.backend.root().stat().map_err(io("stat"))?;
+        let shown = self.permissions.lock().clone();
+        let st = shown.map_or(st, |shown| shown.over(st));
+        Ok(Attr::new(ROOT, &st, st.len, BLOCK_SIZE))
+    }
+}
