@@ -449,7 +449,7 @@ fn takes_the_place(now: &VaultHeader, opened: &VaultHeader, keys: &Unlocked) -> 
 /// Tells the anchor the end of a history that was just appended to.
 fn remember(anchor: Option<&Anchor>, history: &History) -> Result<()> {
     if let (Some(anchor), Some(mark)) = (anchor, history.mark()) {
-        anchor.history_goes_to(mark.count, Digest(mark.head))?;
+        anchor.history_goes_to(mark.count, Digest(mark.head.0))?;
     }
     Ok(())
 }

@@ -13,8 +13,8 @@
 
 use crate::{Error, Result, hex};
 use data_encoding::HEXLOWER_PERMISSIVE;
-use lamassu_format::header::{Header, ZoneFile};
-use lamassu_keys::admin::{self, Public};
+use lamassu_format::header::{Header, PublicKey, ZoneFile};
+use lamassu_keys::admin;
 use lamassu_keys::header_file;
 use std::fs::{DirBuilder, File};
 use std::io::{self, Write};
@@ -28,7 +28,7 @@ const LOCK: &str = "known-vaults.lock";
 #[derive(Clone, Debug)]
 pub enum Given {
     /// For every vault.
-    Key(Public),
+    Key(PublicKey),
     /// For the vaults that this zone file pins; a vault without a pin is an error.
     Zone(PathBuf),
 }
@@ -47,9 +47,9 @@ pub struct Succession {
     /// the vault's id
     pub vault: [u8; 16],
     /// the key that is pinned
-    pub old: Public,
+    pub old: PublicKey,
     /// the key that signs now
-    pub new: Public,
+    pub new: PublicKey,
     /// what happened to the pin
     pub pin: Pin,
 }
@@ -69,8 +69,8 @@ pub enum Pin {
 ///
 /// # Errors
 /// The reason that it is invalid.
-pub fn parse_key(hex: &str) -> Result<Public, &'static str> {
-    bytes(hex).ok_or("an administrator's key is 64 hex digits")
+pub fn parse_key(hex: &str) -> Result<PublicKey, &'static str> {
+    bytes(hex).map(PublicKey).ok_or("an administrator's key is 64 hex digits")
 }
 
 impl Pins {
@@ -88,7 +88,7 @@ impl Pins {
     ///
     /// # Errors
     /// [`Error::Pins`], [`Error::NoZonePin`], [`Error::Local`], [`Error::File`].
-    pub fn of(&self, id: &[u8; 16]) -> Result<Vec<Public>> {
+    pub fn of(&self, id: &[u8; 16]) -> Result<Vec<PublicKey>> {
         match &self.given {
             Some(Given::Key(key)) => Ok(vec![*key]),
             Some(Given::Zone(file)) => of_zone(file, id).map(|key| vec![key]),
@@ -100,7 +100,7 @@ impl Pins {
     ///
     /// # Errors
     /// As [`Pins::of`].
-    pub fn known(&self, id: &[u8; 16]) -> Result<Vec<Public>> {
+    pub fn known(&self, id: &[u8; 16]) -> Result<Vec<PublicKey>> {
         match &self.known {
             None => Ok(Vec::new()),
             Some(path) => match std::fs::read_to_string(path) {
@@ -126,7 +126,7 @@ impl Pins {
         Ok(keys.and_then(|(old, admin)| self.follow(&id, old, admin.public)))
     }
 
-    fn follow(&self, id: &[u8; 16], old: Public, new: Public) -> Option<Succession> {
+    fn follow(&self, id: &[u8; 16], old: PublicKey, new: PublicKey) -> Option<Succession> {
         let pin = match (&self.given, &self.known) {
             (Some(given), _) => Pin::Given(given.clone()),
             // Nothing is pinned, so there is no pin to update.
@@ -144,7 +144,7 @@ impl Pins {
     ///
     /// # Errors
     /// [`Error::Pins`], [`Error::Local`].
-    pub fn add(&self, id: &[u8; 16], key: &Public, comment: &str) -> Result<Option<&Path>> {
+    pub fn add(&self, id: &[u8; 16], key: &PublicKey, comment: &str) -> Result<Option<&Path>> {
         let Some(path) = &self.known else { return Ok(None) };
         if !self.known(id)?.contains(key) {
             alone(path, || append(path, id, key, comment))?;
@@ -167,7 +167,7 @@ fn alone(path: &Path, change: impl FnOnce() -> Result<()>) -> Result<()> {
 }
 
 /// Adds a line, unless there is one by now.
-fn append(path: &Path, id: &[u8; 16], key: &Public, comment: &str) -> Result<()> {
+fn append(path: &Path, id: &[u8; 16], key: &PublicKey, comment: &str) -> Result<()> {
     let lines = match std::fs::read_to_string(path) {
         Ok(lines) => lines,
         Err(e) if e.kind() == io::ErrorKind::NotFound => String::new(),
@@ -177,7 +177,7 @@ fn append(path: &Path, id: &[u8; 16], key: &Public, comment: &str) -> Result<()>
         return Ok(());
     }
     let start = if lines.is_empty() || lines.ends_with('\n') { "" } else { "\n" };
-    let line = format!("{start}{} {} {comment}\n", hex(id), hex(key));
+    let line = format!("{start}{} {} {comment}\n", hex(id), hex(&key.0));
     let written = || {
         let mut file = File::options().append(true).create(true).mode(0o600).open(path)?;
         file.write_all(line.as_bytes())?;
@@ -192,24 +192,24 @@ fn sync_dir_of(path: &Path) -> io::Result<()> {
     File::open(path.parent().unwrap_or(Path::new(".")))?.sync_all()
 }
 
-fn of_zone(file: &Path, id: &[u8; 16]) -> Result<Public> {
+fn of_zone(file: &Path, id: &[u8; 16]) -> Result<PublicKey> {
     let zone: ZoneFile = header_file::read(file)?;
     let pin = zone.pins().iter().find(|pin| pin.vault == *id);
     pin.map(|pin| pin.admin).ok_or_else(|| Error::NoZonePin { file: file.into(), vault: *id })
 }
 
 /// Replaces the file atomically, with `new` in place of `old`. The caller is alone.
-fn replace(path: &Path, id: &[u8; 16], old: &Public, new: &Public) -> Result<()> {
+fn replace(path: &Path, id: &[u8; 16], old: &PublicKey, new: &PublicKey) -> Result<()> {
     let failed = |op| move |source| Error::Local { op, path: path.to_path_buf(), source };
     let lines = std::fs::read_to_string(path).map_err(failed("read"))?;
     let mut kept = String::with_capacity(lines.len());
     for line in lines.lines() {
         let mut words = line.split_whitespace();
         let names_old =
-            words.next().and_then(bytes::<16>) == Some(*id) && words.next().and_then(bytes::<32>) == Some(*old);
+            words.next().and_then(bytes::<16>) == Some(*id) && words.next().and_then(bytes::<32>) == Some(old.0);
         match names_old {
             true => {
-                kept += &format!("{} {}", hex(id), hex(new));
+                kept += &format!("{} {}", hex(id), hex(&new.0));
                 words.for_each(|word| kept += &format!(" {word}"));
             }
             false => kept += line,
@@ -230,7 +230,7 @@ fn replace(path: &Path, id: &[u8; 16], old: &Public, new: &Public) -> Result<()>
     })
 }
 
-fn listed(path: &Path, lines: &str, id: &[u8; 16]) -> Result<Vec<Public>> {
+fn listed(path: &Path, lines: &str, id: &[u8; 16]) -> Result<Vec<PublicKey>> {
     let mut keys = Vec::new();
     for (i, line) in lines.lines().enumerate() {
         let mut words = line.split_whitespace();
@@ -238,7 +238,7 @@ fn listed(path: &Path, lines: &str, id: &[u8; 16]) -> Result<Vec<Public>> {
         let parsed = bytes::<16>(first).zip(words.next().and_then(bytes::<32>));
         let (of, key) = parsed.ok_or_else(|| Error::Pins { path: path.into(), line: i + 1 })?;
         if of == *id {
-            keys.push(key);
+            keys.push(PublicKey(key));
         }
     }
     Ok(keys)
@@ -256,9 +256,9 @@ mod tests {
     fn lines_name_a_vault_and_a_key() {
         let (id, key) = ("0a".repeat(16), "0B".repeat(32));
         let of = |lines: &str| listed(Path::new("x"), lines, &[10; 16]);
-        assert_eq!(of(&format!("# comment\n\n{id} {key} the office\n")).unwrap(), [[11; 32]]);
-        assert_eq!(of(&format!("{} {key}", "0c".repeat(16))).unwrap(), Vec::<Public>::new());
-        assert_eq!(of(&format!("{id} {key}\n{id} {}", "0d".repeat(32))).unwrap(), [[11; 32], [13; 32]]);
+        assert_eq!(of(&format!("# comment\n\n{id} {key} the office\n")).unwrap(), [PublicKey([11; 32])]);
+        assert_eq!(of(&format!("{} {key}", "0c".repeat(16))).unwrap(), Vec::<PublicKey>::new());
+        assert_eq!(of(&format!("{id} {key}\n{id} {}", "0d".repeat(32))).unwrap(), [PublicKey([11; 32]), PublicKey([13; 32])]);
         for bad in [format!("{id} {key}\n{id}"), format!("{id} 0b"), "no hex at all".into(), format!("{key} {id}")] {
             assert!(of(&bad).is_err(), "{bad}");
         }
@@ -271,7 +271,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("new").join("known-vaults");
         let pins = Pins::new(None, Some(path.clone()));
-        let (old, new) = (|n: u8| [n; 32], |n: u8| [n + VAULTS; 32]);
+        let (old, new) = (|n: u8| PublicKey([n; 32]), |n: u8| PublicKey([n + VAULTS; 32]));
         (0..VAULTS).for_each(|n| _ = pins.add(&[n; 16], &old(n), "followed").unwrap());
         std::thread::scope(|scope| {
             for n in 0..VAULTS {

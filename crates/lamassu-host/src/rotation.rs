@@ -159,8 +159,8 @@ impl Alone {
         let done = keys.exchange_administrator(&mut self.header, material)?;
         let event = Event::new(EventKind::AdminSet)
             .slot(keys.slot())
-            .detail("key", hex(&done.public))
-            .detail("instead_of", hex(&done.before));
+            .detail("key", hex(&done.public.0))
+            .detail("instead_of", hex(&done.before.0));
         self.policy.refuse_older_anchor(&self.header, keys, &self.dir)?;
         self.update.record(&mut self.header, keys, &[event])?;
         Ok((done, self.header))

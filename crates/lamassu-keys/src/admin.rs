@@ -10,10 +10,7 @@
 
 use crate::KeyError;
 use lamassu_crypto::{Secret, sign};
-use lamassu_format::header::{Admin, Header, Role};
-
-/// Public key of an administrator.
-pub type Public = [u8; 32];
+use lamassu_format::header::{Admin, Header, PublicKey, Role};
 
 fn message<H: Header>(header: &H) -> Vec<u8> {
     [&b"lamassu v1 admin"[..], &header.signature_input()].concat()
@@ -21,7 +18,7 @@ fn message<H: Header>(header: &H) -> Vec<u8> {
 
 /// Signs, where the header has an administrator.
 pub(crate) fn sign<H: Header>(header: &mut H, seed: &Secret<32>) {
-    let public = sign::public(seed);
+    let public = PublicKey(sign::public(seed));
     match &mut header.keys_mut().admin {
         Some(admin) => admin.public = public,
         None => return,
@@ -39,10 +36,10 @@ pub(crate) fn verify<H: Header>(header: &H, seed: Option<&Secret<32>>) -> Result
         // The slot is an administrator's, so there was one.
         return if seed.is_some() { Err(KeyError::SignatureInvalid) } else { Ok(()) };
     };
-    if seed.is_some_and(|seed| sign::public(seed) != admin.public) {
+    if seed.is_some_and(|seed| PublicKey(sign::public(seed)) != admin.public) {
         return Err(KeyError::SignatureInvalid);
     }
-    sign::verify(&admin.public, &message(header), &admin.signature).map_err(|_| KeyError::SignatureInvalid)
+    sign::verify(&admin.public.0, &message(header), &admin.signature).map_err(|_| KeyError::SignatureInvalid)
 }
 
 /// Verifies the signature alone, where there is one. Takes no key; so says nothing of the rest of the header but that
@@ -60,26 +57,26 @@ pub fn verify_signature<H: Header>(header: &H) -> Result<(), KeyError> {
 ///
 /// # Errors
 /// [`KeyError::OtherAdministrator`].
-pub fn check_pinned<H: Header>(header: &H, pinned: &[Public]) -> Result<Option<Public>, KeyError> {
+pub fn check_pinned<H: Header>(header: &H, pinned: &[PublicKey]) -> Result<Option<PublicKey>, KeyError> {
     let admin = header.keys().admin.as_ref();
     if pinned.is_empty() || admin.is_some_and(|admin| pinned.contains(&admin.public)) {
         return Ok(None);
     }
-    let found = admin.map(|admin| data_encoding::HEXLOWER.encode(&admin.public));
+    let found = admin.map(|admin| data_encoding::HEXLOWER.encode(&admin.public.0));
     let followed = admin.and_then(|admin| followed(&header.keys().id, admin, pinned));
     followed.map(Some).ok_or(KeyError::OtherAdministrator { found })
 }
 
 /// What an earlier key signs for the one after it.
-pub(crate) fn succession(id: &[u8; 16], next: &Public) -> Vec<u8> {
-    [&b"lamassu v1 admin successor"[..], id, next].concat()
+pub(crate) fn succession(id: &[u8; 16], next: &PublicKey) -> Vec<u8> {
+    [&b"lamassu v1 admin successor"[..], id, &next.0].concat()
 }
 
 /// The latest of `pinned` from which every key up to the present one was signed by the one before.
-fn followed(id: &[u8; 16], admin: &Admin, pinned: &[Public]) -> Option<Public> {
+fn followed(id: &[u8; 16], admin: &Admin, pinned: &[PublicKey]) -> Option<PublicKey> {
     let mut next = admin.public;
     for before in admin.before.iter().rev() {
-        sign::verify(&before.public, &succession(id, &next), &before.signature).ok()?;
+        sign::verify(&before.public.0, &succession(id, &next), &before.signature).ok()?;
         if pinned.contains(&before.public) {
             return Some(before.public);
         }

@@ -1,19 +1,19 @@
 //! The administrator of a header: named, exchanged for another, pinned.
 
-use crate::admin::{Public, succession};
+use crate::admin::succession;
 use crate::slot::refuse_parent;
 use crate::{KeyError, Material, NewSlot, Terms, Unlocked};
 use lamassu_crypto::sign;
-use lamassu_format::header::{Admin, AdminPin, Header, Predecessor, Role, Slot, ZoneFile};
+use lamassu_format::header::{Admin, AdminPin, Header, Predecessor, PublicKey, Role, Slot, ZoneFile};
 
 /// The administrator's key was exchanged.
 #[derive(Clone, Debug)]
 #[must_use = "the user has to be told which slots are gone"]
 pub struct Exchanged {
     /// the new public key
-    pub public: Public,
+    pub public: PublicKey,
     /// the one before
-    pub before: Public,
+    pub before: PublicKey,
     /// other administrators' slots: they held the old seed, and the new one could not be given to them
     pub gone: Vec<Slot>,
 }
@@ -29,7 +29,7 @@ impl Unlocked {
         &mut self,
         header: &mut H,
         material: &Material,
-    ) -> Result<[u8; 32], KeyError> {
+    ) -> Result<PublicKey, KeyError> {
         self.owns(header)?;
         if header.keys().admin.is_some() {
             return Err(KeyError::HasAdministrator);
@@ -43,7 +43,7 @@ impl Unlocked {
         let cost = old.argon2.unwrap_or(crate::cost::FALLBACK);
         let again = NewSlot { material, cost, label: &old.label, created: old.created };
         let seed = sign::seed()?;
-        let public = sign::public(&seed);
+        let public = PublicKey(sign::public(&seed));
         keys.admin = Some(Admin { public, signature: [0; 64], before: Vec::new() });
         let signing = self.with_seed(seed);
         keys.slots[at] =
@@ -73,7 +73,7 @@ impl Unlocked {
             return Err(KeyError::NoAdministrator);
         };
         let fresh = self.with_seed(sign::seed()?);
-        let public = fresh.seed().map(sign::public).expect("it was given one");
+        let public = fresh.seed().map(|seed| PublicKey(sign::public(seed))).expect("it was given one");
         let mut admin = admin.clone();
         let before = admin.public;
         let signature = sign::sign(old_seed, &succession(&self.id(), &public));

@@ -5,11 +5,10 @@
 //! above that may open it), and on the memory of each one, as a part of the free memory. It also has an order: the slot
 //! that opened last comes first, so that usually the other slots cost nothing.
 
-use crate::admin::Public;
 use crate::unlock::{INFO, Opened, stretched, unwrap};
 use crate::{KeyError, Material, Unlocked, admin};
 use lamassu_crypto::{Secret, wrap};
-use lamassu_format::header::{Argon2Params, Header, KeyArea, Role, SLOTS_MAX, Slot, SlotKind};
+use lamassu_format::header::{Argon2Params, Header, KeyArea, PublicKey, Role, SLOTS_MAX, Slot, SlotKind};
 
 /// Which slots of a header are tried.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -86,7 +85,7 @@ impl<'a> Attempt<'a> {
         &mut self,
         header: &H,
         slots: Slots,
-        pinned: &[Public],
+        pinned: &[PublicKey],
     ) -> Result<Unlocked, KeyError> {
         if let Some(destroyed) = header.destroyed() {
             // Anyone who can write to the store can claim this; the administrator's signature shows whether it is true.

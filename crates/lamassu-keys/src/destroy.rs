@@ -201,7 +201,7 @@ pub fn draft(dir: &Path, header: &VaultHeader, keys: &Unlocked, audit: &AuditKey
     let report = keys.history(dir, header)?.read();
     receipt.history = mark.map(|mark| GoneHistory {
         entries: mark.count,
-        head: HEXLOWER.encode(&mark.head),
+        head: HEXLOWER.encode(&mark.head.0),
         verified: report.as_ref().is_ok_and(|r| r.fault.is_none()),
     });
     for entry in report.map(|r| r.entries).unwrap_or_default() {

@@ -12,7 +12,7 @@ use crate::{KeyError, Keychain, Material, NewSlot, Terms, Tier, admin};
 use lamassu_crypto::{KeyRing, Secret, SecretBytes, sign, wrap};
 use lamassu_format::Suite;
 use lamassu_format::header::{
-    Argon2Params, Header, HistoryMark, Role, SLOTS_MAX, Slot, TokenMechanism, TokenSealed, ZoneFile, check_label,
+    Argon2Params, Header, HistoryMark, PublicKey, Role, SLOTS_MAX, Slot, TokenMechanism, TokenSealed, ZoneFile, check_label,
 };
 
 /// Binds a wrapping key to its use.
@@ -25,7 +25,7 @@ pub struct Unlocked {
     /// the key that signs the header: from an administrator's slot, if the header has an administrator
     seed: Option<Secret<32>>,
     /// public key of the administrator in the header when it was opened: later headers may name no other
-    admin: Option<admin::Public>,
+    admin: Option<PublicKey>,
     keychain: Keychain,
     slot: u32,
     /// state of the last header that these keys have seen
@@ -77,7 +77,7 @@ impl Unlocked {
     /// A new file key for a new header.
     pub(crate) fn fresh(id: [u8; 16], keychain: Keychain, slot: u32, signed: bool) -> Result<Self, KeyError> {
         let seed = if signed { Some(sign::seed()?) } else { None };
-        let admin = seed.as_ref().map(sign::public);
+        let admin = seed.as_ref().map(|seed| PublicKey(sign::public(seed)));
         Ok(Unlocked { id, file_key: Secret::random()?, seed, admin, keychain, slot, seen: Seen::default() })
     }
 

@@ -7,6 +7,7 @@
 use crate::policy;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches, value_parser};
+use lamassu_format::header::PublicKey;
 use lamassu_host::Policy;
 use lamassu_host::anchors::Choice;
 use lamassu_host::pins::Given;
@@ -116,7 +117,7 @@ impl Opening {
         if let Some((_, of_command)) = matches.subcommand() {
             return Opening::given(of_command);
         }
-        let key = value(matches, ADMIN_KEY).map(Given::Key);
+        let key = value(matches, ADMIN_KEY).map(|key| Given::Key(PublicKey(key)));
         Opening {
             admin: key.or_else(|| value(matches, ADMIN_ZONE).map(Given::Zone)),
             anchor: value(matches, ANCHOR),

@@ -35,9 +35,9 @@ pub fn of_this_process(given: Option<Given>, any_memory: bool, anchor: Option<Ch
     policy.anchored_by(anchors).within(Arc::new(Here))
 }
 
-/// An administrator's public key, for clap.
+/// A public key of 32 bytes, for clap.
 pub fn parse_key(hex: &str) -> Result<[u8; 32], String> {
-    lamassu_host::pins::parse_key(hex).map_err(Into::into)
+    lamassu_host::pins::parse_key(hex).map(|key| key.0).map_err(Into::into)
 }
 
 /// Prints that an administrator's key has a successor, and whether the pin follows it.
@@ -46,8 +46,8 @@ pub fn tell(ui: &Ui, succession: &Succession) {
     let change = format!(
         "the administrator of vault {} has another key: {} has signed {}",
         text::hex(vault),
-        text::hex(old),
-        text::hex(new)
+        text::hex(&old.0),
+        text::hex(&new.0)
     );
     match pin {
         Pin::Given(Given::Key(_)) => ui.warn(format_args!("{change}; give that one to --admin-key from now on")),

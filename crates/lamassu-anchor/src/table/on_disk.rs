@@ -39,9 +39,7 @@ use self::snapshot::{Kept, Snapshot, View};
 use super::{Change, Space, Table, Visit, VisitRow};
 use crate::AnchorError;
 use parking_lot::{Mutex, RwLock};
-use redb::{
-    Database, Durability, ReadTransaction, ReadableDatabase, TableDefinition,
-};
+use redb::{Durability, TableDefinition};
 use rustix::fs::OFlags;
 use std::fs::File;
 use std::io;

@@ -141,11 +141,15 @@ pub enum Role {
     Use,
 }
 
+/// An administrator's Ed25519 public key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PublicKey(pub [u8; 32]);
+
 /// The administrator's key, and its signature over the header. `lamassu-keys` verifies it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Admin {
-    /// Ed25519 public key
-    pub public: [u8; 32],
+    /// the key
+    pub public: PublicKey,
     /// over [`super::Header::signature_input`]
     pub signature: [u8; 64],
     /// the keys before it, the oldest first; at most [`Admin::BEFORE_MAX`]
@@ -160,8 +164,8 @@ impl Admin {
 /// An earlier key of the administrator, which signed its successor. `lamassu-keys` verifies it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Predecessor {
-    /// Ed25519 public key
-    pub public: [u8; 32],
+    /// the key
+    pub public: PublicKey,
     /// over the header's id and the public key of its successor
     pub signature: [u8; 64],
 }
@@ -171,17 +175,21 @@ pub struct Predecessor {
 pub struct AdminPin {
     /// id of the vault
     pub vault: [u8; 16],
-    /// the administrator's Ed25519 public key
-    pub admin: [u8; 32],
+    /// the administrator's key
+    pub admin: PublicKey,
 }
+
+/// The head of a history: SHA-256 of its last entry.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct HistoryHead(pub [u8; 32]);
 
 /// How long the history was when the header was last changed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HistoryMark {
     /// entries; at least one
     pub count: u64,
-    /// SHA-256 of the last of them
-    pub head: [u8; 32],
+    /// the last of them
+    pub head: HistoryHead,
 }
 
 /// The keys of a vault were destroyed: nothing opens its header any more.

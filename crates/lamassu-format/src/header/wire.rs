@@ -3,7 +3,7 @@
 
 use super::json::{OBLIVIOUS, Object, present};
 use super::slot::{
-    Admin, AdminPin, Destroyed, HistoryMark, KeyArea, PARENT_RECORD_LEN, Predecessor, Role,
+    Admin, AdminPin, Destroyed, HistoryHead, HistoryMark, KeyArea, PARENT_RECORD_LEN, Predecessor, PublicKey, Role,
     SealedKeychain, Slot, SlotKind, TokenMechanism, TokenSealed, TokenSignature, TokenSigning, check_label,
 };
 use super::{Argon2Params, HeaderError, PINS_MAX, SLOTS_MAX};
@@ -318,7 +318,7 @@ impl WireAdmin {
             Some(_) => return Err(HeaderError::Member { member: "admin.before", rule: "1 to 64 keys, or left out" }),
         };
         Ok(Admin {
-            public: bytes(&self.public, "admin.public")?,
+            public: PublicKey(bytes(&self.public, "admin.public")?),
             signature: bytes(&self.signature, "admin.signature")?,
             before,
         })
@@ -327,7 +327,7 @@ impl WireAdmin {
     pub fn of(admin: &Admin) -> Object<Self> {
         let before = admin.before.iter().map(|p| Object(WirePredecessor::of(p))).collect::<Vec<_>>();
         Object(WireAdmin {
-            public: hex(&admin.public),
+            public: hex(&admin.public.0),
             signature: hex(&admin.signature),
             before: (!before.is_empty()).then_some(before),
         })
@@ -337,13 +337,13 @@ impl WireAdmin {
 impl WirePredecessor {
     fn parse(&self) -> Result<Predecessor, HeaderError> {
         Ok(Predecessor {
-            public: bytes(&self.public, "admin.before.public")?,
+            public: PublicKey(bytes(&self.public, "admin.before.public")?),
             signature: bytes(&self.signature, "admin.before.signature")?,
         })
     }
 
     fn of(before: &Predecessor) -> Self {
-        WirePredecessor { public: hex(&before.public), signature: hex(&before.signature) }
+        WirePredecessor { public: hex(&before.public.0), signature: hex(&before.signature) }
     }
 }
 
@@ -354,7 +354,7 @@ impl WirePin {
         let Some(pins) = pins else { return Ok(Vec::new()) };
         let mut seen = HashSet::new();
         let parsed = pins.iter().map(|Object(wire)| {
-            Ok(AdminPin { vault: bytes(&wire.vault, "pins.vault")?, admin: bytes(&wire.admin, "pins.admin")? })
+            Ok(AdminPin { vault: bytes(&wire.vault, "pins.vault")?, admin: PublicKey(bytes(&wire.admin, "pins.admin")?) })
         });
         let parsed: Vec<AdminPin> = parsed.collect::<Result<_, HeaderError>>()?;
         match (1..=PINS_MAX).contains(&parsed.len()) && parsed.iter().all(|pin| seen.insert(pin.vault)) {
@@ -364,7 +364,7 @@ impl WirePin {
     }
 
     pub fn of_all(pins: &[AdminPin]) -> Option<Vec<Object<Self>>> {
-        let wire = |pin: &AdminPin| Object(WirePin { vault: hex(&pin.vault), admin: hex(&pin.admin) });
+        let wire = |pin: &AdminPin| Object(WirePin { vault: hex(&pin.vault), admin: hex(&pin.admin.0) });
         (!pins.is_empty()).then(|| pins.iter().map(wire).collect())
     }
 }
@@ -384,11 +384,11 @@ impl WireHistory {
         if self.count == 0 {
             return Err(HeaderError::Member { member: "history.count", rule: "at least 1" });
         }
-        Ok(HistoryMark { count: self.count, head: bytes(&self.head, "history.head")? })
+        Ok(HistoryMark { count: self.count, head: HistoryHead(bytes(&self.head, "history.head")?) })
     }
 
     pub fn of(mark: &HistoryMark) -> Object<Self> {
-        Object(WireHistory { count: mark.count, head: hex(&mark.head) })
+        Object(WireHistory { count: mark.count, head: hex(&mark.head.0) })
     }
 }
 

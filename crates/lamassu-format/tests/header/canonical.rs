@@ -2,7 +2,7 @@
 
 use crate::samples::{parse, vault};
 use lamassu_format::header::{
-    Admin, Argon2Params, Header, HistoryMark, KeyArea, NameMode, Predecessor, Role, SealedKeychain, Slot, SlotKind,
+    Admin, Argon2Params, Header, HistoryHead, HistoryMark, KeyArea, NameMode, Predecessor, PublicKey, Role, SealedKeychain, Slot, SlotKind,
     TokenMechanism, TokenSealed, TokenSignature, TokenSigning, VaultHeader, VaultParams, ZoneFile, ZoneParams,
 };
 use lamassu_format::{Domain, Geometry, Suite};
@@ -79,10 +79,10 @@ fn any_keys() -> impl Strategy<Value = KeyArea> {
 
 /// With an administrator, a use slot and a mark of the history, for three of four values of `by`.
 fn signed(mut keys: KeyArea, by: u64) -> KeyArea {
-    keys.history = (by & 1 == 1).then_some(HistoryMark { count: 1 + (by >> 8), head: [by as u8; 32] });
+    keys.history = (by & 1 == 1).then_some(HistoryMark { count: 1 + (by >> 8), head: HistoryHead([by as u8; 32]) });
     if by & 2 == 2 {
-        let before = vec![Predecessor { public: [1; 32], signature: [2; 64] }; by as usize % 3];
-        keys.admin = Some(Admin { public: keys.mac, signature: [by as u8; 64], before });
+        let before = vec![Predecessor { public: PublicKey([1; 32]), signature: [2; 64] }; by as usize % 3];
+        keys.admin = Some(Admin { public: PublicKey(keys.mac), signature: [by as u8; 64], before });
         for (i, slot) in keys.slots.iter_mut().enumerate() {
             if i > 0 && by >> i & 1 == 1 {
                 slot.role = Role::Use;

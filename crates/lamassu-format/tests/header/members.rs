@@ -2,7 +2,7 @@
 
 use crate::samples::{parse, raw_slot, slot, vault, zone};
 use lamassu_format::header::{
-    Admin, AdminPin, Argon2Params, Caching, Destroyed, Header, HeaderError, HistoryMark, NameMode, Predecessor, Role,
+    Admin, AdminPin, Argon2Params, Caching, Destroyed, Header, HeaderError, HistoryHead, HistoryMark, NameMode, Predecessor, PublicKey, Role,
     SealedKeychain, SlotKind, TokenMechanism, VaultHeader, Verified, ZoneFile,
 };
 use lamassu_format::{Domain, Geometry, Suite};
@@ -57,12 +57,12 @@ fn a_zone_file_may_pin_administrators() {
     let pin = |vault: &str, admin: &str| json!({"vault": vault.repeat(16), "admin": admin.repeat(32)});
     value["pins"] = json!([pin("0a", "0b"), pin("0c", "0d")]);
     let mut z = read(&value).unwrap();
-    assert_eq!(z.pins()[1], AdminPin { vault: [12; 16], admin: [13; 32] });
+    assert_eq!(z.pins()[1], AdminPin { vault: [12; 16], admin: PublicKey([13; 32]) });
     assert_ne!(z.mac_input(), before, "they are under the MAC");
-    z.set_pin(AdminPin { vault: [10; 16], admin: [14; 32] });
+    z.set_pin(AdminPin { vault: [10; 16], admin: PublicKey([14; 32]) });
     assert_eq!(
         ZoneFile::parse(&z.to_json().unwrap()).unwrap().pins()[1],
-        AdminPin { vault: [10; 16], admin: [14; 32] }
+        AdminPin { vault: [10; 16], admin: PublicKey([14; 32]) }
     );
     assert_eq!(z.pins().len(), 2);
     for bad in [json!(null), json!([]), json!([pin("0a", "0b"), pin("0a", "0d")]), json!([{"vault": "0a".repeat(16)}])]
@@ -159,7 +159,7 @@ fn an_administrator_and_a_history_are_optional() {
     let h = parse(&with_admin()).unwrap();
     let keys = h.keys();
     assert_eq!(keys.admin, Some(Admin { public: [0xcc; 32], signature: [0xdd; 64], before: vec![] }));
-    assert_eq!(keys.history, Some(HistoryMark { count: 7, head: [0xee; 32] }));
+    assert_eq!(keys.history, Some(HistoryMark { count: 7, head: HistoryHead([0xee; 32]) }));
     assert_eq!((keys.slots[0].role, keys.slots[1].role), (Role::Administrator, Role::Use));
     assert_eq!((keys.slots[0].expires, keys.slots[1].expires), (Some(1_800_000_000), None));
     // The signature covers all but itself and the MAC; the MAC covers the signature too.
@@ -177,7 +177,7 @@ fn an_administrator_and_a_history_are_optional() {
     let link = json!({"public": "11".repeat(32), "signature": "22".repeat(64)});
     value["admin"]["before"] = json!([link]);
     let h = parse(&value).unwrap();
-    let before = Predecessor { public: [0x11; 32], signature: [0x22; 64] };
+    let before = Predecessor { public: PublicKey([0x11; 32]), signature: [0x22; 64] };
     assert_eq!(h.keys().admin.as_ref().unwrap().before, [before]);
     assert!(h.signature_input() != signed && String::from_utf8(h.signature_input()).unwrap().contains("\"before\""));
     for bad in [json!(null), json!([]), json!([{"public": "11".repeat(32)}]), json!(vec![link; 65])] {

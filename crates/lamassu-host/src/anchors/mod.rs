@@ -331,7 +331,7 @@ impl Witness for Anchors {
             Basis::Decided => HeaderBasis::Decided,
             Basis::Read(read) => HeaderBasis::Read(lamassu_anchor::Digest(*read)),
         };
-        let history = history.map(|mark| (mark.count, lamassu_anchor::Digest(mark.head)));
+        let history = history.map(|mark| (mark.count, lamassu_anchor::Digest(mark.head.0)));
         let new_header = lamassu_anchor::Digest(*new);
         let noted = match history {
             Some(history) if *begins_history => anchor.replacing_header_and_history(basis, new_header, history),

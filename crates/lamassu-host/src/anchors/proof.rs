@@ -5,7 +5,7 @@ use crate::open::backend;
 use crate::{Error, Policy, Result};
 use lamassu_anchor::row::Sealed;
 use lamassu_anchor::{Anchor, Digest};
-use lamassu_format::header::{HistoryMark, VaultHeader};
+use lamassu_format::header::{HistoryHead, HistoryMark, VaultHeader};
 use lamassu_format::name;
 use lamassu_keys::{FileError, HistoryError, KeyError, Unlocked, Update, header_file, witness};
 use lamassu_store::Backend;
@@ -42,7 +42,7 @@ pub fn check(anchor: &Anchor, access: Access, header: &VaultHeader, keys: &Unloc
     let (count, head) = known.history_of(seen);
     if count > 0 {
         let goes_on = match keys.history(dir, header) {
-            Ok(history) => history.goes_to(HistoryMark { count, head: head.0 }),
+            Ok(history) => history.goes_to(HistoryMark { count, head: HistoryHead(head.0) }),
             Err(KeyError::History(error)) => Err(error),
             Err(error) => return Err(error.into()),
         };

@@ -4,7 +4,7 @@
 use super::Anchors;
 use crate::{Error, Result};
 use lamassu_anchor::{Anchor, AnchorError, Digest, VaultRow};
-use lamassu_format::header::{HistoryMark, VaultHeader};
+use lamassu_format::header::{HistoryHead, HistoryMark, VaultHeader};
 use lamassu_format::name;
 use lamassu_keys::{HistoryError, header_file, history, witness};
 use lamassu_vault::VaultError;
@@ -90,7 +90,7 @@ fn look(dir: &Path, known: &VaultRow) -> Result<ComparedRecords> {
         add(IntegrityKind::Stale, name::HEADER, "the header is not the one that the anchor knows");
     }
     let (count, Digest(head)) = known.history_of(digest);
-    let has_history = match history::reaches(dir, HistoryMark { count, head }) {
+    let has_history = match history::reaches(dir, HistoryMark { count, head: HistoryHead(head) }) {
         // The mode of a dataset's directory may deny it to its owner.
         Err(HistoryError::Io { source, .. }) if source.kind() == io::ErrorKind::PermissionDenied => None,
         read => Some(read?),

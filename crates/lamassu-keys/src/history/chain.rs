@@ -3,7 +3,7 @@
 use super::event::{self, Event};
 use crate::KeyError;
 use lamassu_crypto::{Secret, wrap};
-use lamassu_format::header::HistoryMark;
+use lamassu_format::header::{HistoryHead, HistoryMark};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -93,15 +93,15 @@ pub(super) struct Link {
 }
 
 impl Link {
-    pub(super) const START: Link = Link { mark: HistoryMark { count: 0, head: [0; 32] } };
+    pub(super) const START: Link = Link { mark: HistoryMark { count: 0, head: HistoryHead([0; 32]) } };
 
     fn aad(&self, id: &[u8; 16]) -> Vec<u8> {
         let sequence = self.mark.count + 1;
-        [&b"lamassu v1 history"[..], id, &sequence.to_le_bytes(), &self.mark.head].concat()
+        [&b"lamassu v1 history"[..], id, &sequence.to_le_bytes(), &self.mark.head.0].concat()
     }
 
     fn then(&self, entry: &[u8]) -> Link {
-        Link { mark: HistoryMark { count: self.mark.count + 1, head: wrap::sha256(entry) } }
+        Link { mark: HistoryMark { count: self.mark.count + 1, head: HistoryHead(wrap::sha256(entry)) } }
     }
 
     /// The bytes of the next entry, and the chain's end after it.
@@ -201,7 +201,7 @@ pub(super) fn walk(
 
 /// The digest of an entry, counted from 1, computed without the key; `None`: the chain is shorter. Only the key
 /// verifies the entries before it, to which it is bound.
-pub(super) fn head_at(mut input: impl Read, count: u64) -> std::io::Result<Option<[u8; 32]>> {
+pub(super) fn head_at(mut input: impl Read, count: u64) -> std::io::Result<Option<HistoryHead>> {
     let mut bytes = Vec::with_capacity(4096);
     for sequence in 1..=count {
         bytes.clear();

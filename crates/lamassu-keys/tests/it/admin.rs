@@ -1,6 +1,6 @@
 //! The administrator's signature: who may change a header, and what somebody who may not cannot do unnoticed.
 use lamassu_crypto::{Secret, SecretBytes, sign, wrap};
-use lamassu_format::header::{Admin, AdminPin, Header, NameMode, Predecessor, Role, VaultHeader, ZoneFile};
+use lamassu_format::header::{Admin, AdminPin, Header, NameMode, Predecessor, PublicKey, Role, VaultHeader, ZoneFile};
 use lamassu_format::{Domain, Geometry, Suite};
 use lamassu_keys::{
     Argon2Params, KeyError, Material, NewSlot, NewVault, NewZone, SlotKind, Terms, Tier, Unlocked, Zone, admin,
@@ -35,7 +35,7 @@ fn vault() -> (VaultHeader, Unlocked) {
     (header, keys)
 }
 
-fn public(header: &VaultHeader) -> [u8; 32] {
+fn public(header: &VaultHeader) -> PublicKey {
     header.keys().admin.as_ref().unwrap().public
 }
 
@@ -107,7 +107,7 @@ fn macd(mut header: VaultHeader) -> VaultHeader {
 }
 
 fn signed_by(mut header: VaultHeader, seed: &Secret<32>) -> VaultHeader {
-    header.keys_mut().admin = Some(Admin { public: sign::public(seed), signature: [0; 64], before: vec![] });
+    header.keys_mut().admin = Some(Admin { public: PublicKey(sign::public(seed)), signature: [0; 64], before: vec![] });
     let message = [&b"lamassu v1 admin"[..], &header.signature_input()].concat();
     header.keys_mut().admin.as_mut().unwrap().signature = sign::sign(seed, &message);
     macd(header)
@@ -152,7 +152,7 @@ fn what_a_use_slot_s_holder_changes_is_found() {
         keys.reopen(&header).unwrap();
     }
     admin::check_pinned(&header, &[real]).unwrap();
-    admin::check_pinned(&header, &[[1; 32], real]).unwrap();
+    admin::check_pinned(&header, &[PublicKey([1; 32]), real]).unwrap();
     admin::check_pinned(&forged, &[]).unwrap();
     let refused = admin::check_pinned(&forged, &[real]).unwrap_err();
     assert!(matches!(&refused, KeyError::OtherAdministrator { found: Some(_) }), "{refused}");
@@ -230,7 +230,7 @@ fn an_exchanged_key_is_signed_by_the_one_before() {
     // A pin of the old key leads to the new one, and says that it did.
     assert_eq!(admin::check_pinned(&header, &[first]).unwrap(), Some(first));
     assert_eq!(admin::check_pinned(&header, &[first, done.public]).unwrap(), None);
-    assert!(admin::check_pinned(&header, &[[1; 32]]).is_err());
+    assert!(admin::check_pinned(&header, &[PublicKey([1; 32])]).is_err());
     assert!(admin::check_pinned(&before, &[done.public]).is_err(), "and never back");
     // Keys that were opened before follow, but their seed is an old one.
     for keys in &opened_before {
@@ -248,7 +248,7 @@ fn an_exchanged_key_is_signed_by_the_one_before() {
     for link in 0..2 {
         let mut broken = newer.clone();
         broken.keys_mut().admin.as_mut().unwrap().before[link].signature[3] ^= 1;
-        let leads = |from: [u8; 32]| admin::check_pinned(&broken, &[from]).is_ok();
+        let leads = |from: PublicKey| admin::check_pinned(&broken, &[from]).is_ok();
         assert_eq!((leads(first), leads(done.public), leads(second.public)), (false, link == 0, true));
     }
     let mut shorter = newer.clone();

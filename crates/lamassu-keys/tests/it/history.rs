@@ -1,6 +1,6 @@
 //! The history of a vault's keys: what is written, what is found when it is changed, and crashes between its steps.
 use lamassu_crypto::SecretBytes;
-use lamassu_format::header::{Header, HistoryMark, NameMode, Role, VaultHeader};
+use lamassu_format::header::{Header, HistoryHead, HistoryMark, NameMode, Role, VaultHeader};
 use lamassu_format::{Domain, Geometry, Suite, name};
 use lamassu_keys::history::{EventKind, Fault, History, Report};
 use lamassu_keys::witness::{Replacement, Replacing, Witness, WitnessError};
@@ -214,7 +214,7 @@ fn a_mark_that_the_store_has_put_into_the_header_is_not_believed() {
     lab.add("second");
     lab.add("third");
     let (keys, good, borders) = (lab.keys(), lab.bytes(), lab.borders());
-    let first = lamassu_crypto::wrap::sha256(&good[..borders[1]]);
+    let first = HistoryHead(lamassu_crypto::wrap::sha256(&good[..borders[1]]));
     for mark in [Some(HistoryMark { count: 1, head: first }), None] {
         let mut header = lab.header();
         header.keys_mut().history = mark;

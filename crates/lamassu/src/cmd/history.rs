@@ -69,7 +69,7 @@ pub fn run(ui: &Ui, args: &Args) -> Result<()> {
             fault: report.fault.map(|f| f.to_string()),
             counted,
             torn_bytes: report.torn_bytes,
-            head: mark.map(|m| text::hex(&m.head)),
+            head: mark.map(|m| text::hex(&m.head.0)),
             entries: report.entries.iter().map(|entry| Numbered { sequence: entry.sequence, entry }).collect(),
         })?;
     } else {

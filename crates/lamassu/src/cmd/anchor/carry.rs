@@ -108,7 +108,7 @@ pub(super) fn note(ui: &Ui, unsealed: &Unsealed, dir: &Path, event: Event) -> Re
     history.note(event)?;
     if let Some(mark) = history.mark() {
         let anchor = ui.policy.anchors.open(&header.id(), Access::Write)?;
-        anchor.history_goes_to(mark.count, Digest(mark.head)).map_err(Error::from)?;
+        anchor.history_goes_to(mark.count, Digest(mark.head.0)).map_err(Error::from)?;
     }
     Ok(())
 }

@@ -144,7 +144,7 @@ fn rotate(ui: &Ui, args: &Rotate) -> Result<()> {
     let alone = super::rotate::alone(ui, &args.dir)?;
     let (mut unlocked, material) = keys::unlock_and_keep(ui, alone.header(), args.key.with(&source), &args.dir)?;
     let (done, header) = alone.exchange_administrator(&mut unlocked, &material)?;
-    ui.note(format_args!("the administrator's key is new; the old one, {}, has signed it", text::hex(&done.before)));
+    ui.note(format_args!("the administrator's key is new; the old one, {}, has signed it", text::hex(&done.before.0)));
     let (parent, gone): (Vec<_>, Vec<_>) = done.gone.iter().partition(|s| s.kind == SlotKind::Parent);
     if !parent.is_empty() {
         ui.warn("the vault it lies in opens it no more; `lamassu dataset set PATH inherit=yes` lets it do so again");
@@ -181,11 +181,11 @@ fn show(ui: &Ui, args: &Show) -> Result<()> {
     let before = header.keys().admin.as_ref().map_or(&[][..], |a| &a.before);
     let shown = Shown {
         vault: text::hex(&header.id()),
-        administrator: public.map(|key| text::hex(&key)),
+        administrator: public.map(|key| text::hex(&key.0)),
         signature_good: public.is_some() && !matches!(checked, Err(KeyError::SignatureInvalid)),
         pinned: (!pinned.is_empty()).then(|| followed.is_some() || public.is_some_and(|key| pinned.contains(&key))),
-        follows: followed.map(|key| text::hex(&key)),
-        before: before.iter().map(|b| text::hex(&b.public)).collect(),
+        follows: followed.map(|key| text::hex(&key.0)),
+        before: before.iter().map(|b| text::hex(&b.public.0)).collect(),
     };
     if args.json {
         output::print_json(&shown)?;
@@ -216,7 +216,7 @@ fn pin(ui: &Ui, args: &Pin) -> Result<()> {
     match ui.policy.pins.add(&header.id(), &found.public, &comment(&args.dir))? {
         Some(path) => ui.note(format_args!(
             "pinned {} in {}; compare it with what the administrator says",
-            text::hex(&found.public),
+            text::hex(&found.public.0),
             path.display()
         )),
         None => return Err(HostError::Usage("there is no place for known-vaults: set HOME or XDG_CONFIG_HOME").into()),
@@ -229,7 +229,7 @@ fn pin_in_zone(ui: &Ui, args: &Pin, file: &Path, pin: AdminPin) -> Result<()> {
     let update = Update::begin(file, &nobody())?;
     let mut zone: ZoneFile = update.read()?;
     let keys = keys::unlock(ui, &zone, &source, file)?;
-    let key = text::hex(&pin.admin);
+    let key = text::hex(&pin.admin.0);
     keys.pin(&mut zone, pin)?;
     update.replace(&zone)?;
     ui.note(format_args!(
@@ -243,7 +243,7 @@ fn pin_in_zone(ui: &Ui, args: &Pin, file: &Path, pin: AdminPin) -> Result<()> {
 /// written to is no reason to fail.
 pub fn tell(ui: &Ui, header: &VaultHeader, dir: &Path) {
     let Some(found) = &header.keys().admin else { return };
-    let key = text::hex(&found.public);
+    let key = text::hex(&found.public.0);
     match ui.policy.pins.add(&header.id(), &found.public, &comment(dir)) {
         Ok(Some(path)) => ui.note(format_args!("its administrator's key is {key}, pinned in {}", path.display())),
         Ok(None) => ui.note(format_args!("its administrator's key is {key}; give it to `--admin-key` on other hosts")),

@@ -301,7 +301,7 @@ impl Args {
 fn policy(ui: &Ui) -> Vec<OsString> {
     let mut words = Vec::new();
     match ui.policy.pins.given() {
-        Some(Given::Key(key)) => words.push(parameter("admin-key", crate::text::hex(key))),
+        Some(Given::Key(key)) => words.push(parameter("admin-key", crate::text::hex(&key.0))),
         Some(Given::Zone(file)) => words.push(parameter("admin-zone", file)),
         None => {}
     }
