@@ -546,12 +546,6 @@ impl File {
         self.core.rekey(&mut self.exclusive(), work, from)
     }
 
-    /// How the blocks of the file are protected, and whether that is being changed.
-    pub fn profile(&self) -> (Profile, bool) {
-        let st = self.state.read();
-        (st.identity.profile(), st.identity.is_changing())
-    }
-
     /// Whether the first page that the store has was verified. For a file with an anchor: it is one of this object.
     /// Other files' pages are too, if they have the same content and no salt.
     ///
@@ -559,41 +553,6 @@ impl File {
     /// Those of the store.
     pub fn first_page(&self) -> Result<FirstPage, StoreError> {
         self.core.first_page(&mut self.exclusive())
-    }
-
-    /// Gives a file that has no page its profile: that of its directory. An object of the anchor has it in its row.
-    ///
-    /// # Errors
-    /// [`StoreError::NotApproved`].
-    pub fn inherit(&self, profile: Profile) -> Result<(), StoreError> {
-        if self.core.fresh.is_some() || self.profile() == (profile, false) {
-            return Ok(());
-        }
-        let st = &mut *self.exclusive();
-        if st.identity.is_unsealed_empty() && st.buffer.is_empty() {
-            self.core.ctx.check_approved(profile)?;
-            st.identity.set_profile(profile, false);
-        }
-        Ok(())
-    }
-
-    /// Begins to give the file another profile, durably. `true`: [`File::rekey`] with [`Rekey::Profile`] must then
-    /// process the file from page 0 on, and [`File::end_profile`] ends the change if there was no damage. If it is
-    /// interrupted, the file is whole, and the change can be begun again.
-    ///
-    /// # Errors
-    /// As [`File::rekey`].
-    pub fn begin_profile(&self, profile: Profile) -> Result<bool, StoreError> {
-        self.core.ctx.check_allowed(profile)?;
-        self.core.begin_profile(&mut self.exclusive(), profile)
-    }
-
-    /// Ends a change of profile; `false`: some pages still have another one.
-    ///
-    /// # Errors
-    /// As [`File::rekey`].
-    pub fn end_profile(&self) -> Result<bool, StoreError> {
-        self.core.end_profile(&mut self.exclusive())
     }
 
     /// Whether every page that this file has written is final, except for damaged blocks; on disk once a barrier has

@@ -12,11 +12,55 @@
 //!
 //! [`Rekey::Profile`]: super::rekey::Rekey::Profile
 
+use super::File;
 use super::primitives::{Core, PageId};
 use super::rekey::RekeyStep;
 use super::state::{Held, PageState, State};
 use super::types::StoreError;
 use lamassu_format::{PAGE_LEN, PageNo, Profile};
+
+impl File {
+    /// How the blocks of the file are protected, and whether that is being changed.
+    pub fn profile(&self) -> (Profile, bool) {
+        let st = self.state.read();
+        (st.identity.profile(), st.identity.is_changing())
+    }
+
+    /// Gives a file that has no page its profile: that of its directory. An object of the anchor has it in its row.
+    ///
+    /// # Errors
+    /// [`StoreError::NotApproved`].
+    pub fn inherit(&self, profile: Profile) -> Result<(), StoreError> {
+        if self.core.fresh.is_some() || self.profile() == (profile, false) {
+            return Ok(());
+        }
+        let st = &mut *self.exclusive();
+        if st.identity.is_unsealed_empty() && st.buffer.is_empty() {
+            self.core.ctx.check_approved(profile)?;
+            st.identity.set_profile(profile, false);
+        }
+        Ok(())
+    }
+
+    /// Begins to give the file another profile, durably. `true`: [`File::rekey`] with [`Rekey::Profile`] must then
+    /// process the file from page 0 on, and [`File::end_profile`] ends the change if there was no damage. If it is
+    /// interrupted, the file is whole, and the change can be begun again.
+    ///
+    /// # Errors
+    /// As [`File::rekey`].
+    pub fn begin_profile(&self, profile: Profile) -> Result<bool, StoreError> {
+        self.core.ctx.check_allowed(profile)?;
+        self.core.begin_profile(&mut self.exclusive(), profile)
+    }
+
+    /// Ends a change of profile; `false`: some pages still have another one.
+    ///
+    /// # Errors
+    /// As [`File::rekey`].
+    pub fn end_profile(&self) -> Result<bool, StoreError> {
+        self.core.end_profile(&mut self.exclusive())
+    }
+}
 
 impl Core {
     /// Begins to change the profile; `false`: nothing is left to be done.
