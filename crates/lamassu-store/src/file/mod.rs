@@ -21,8 +21,7 @@
 //! | `concurrent`, `presealed` | what runs during a commit; blocks sealed before the lock is taken |
 //! | `anchored`, `fresh`, `page_tree`, `judge`, `anchor_commit` | files of anchored vaults: what is current, what a crash left, what the anchor learns |
 //! | `survey` | the row that an anchor would have of a file |
-//! | `blocks`, `scrub` | the tree over stored blocks; verifying without a key |
-//! | `beside`, `fetching` | tree records fetched along with pages, and when they are |
+//! | `blocks`, `scrub`, `beside`, `fetching` | the tree over stored blocks; verifying without a key; tree records fetched along with pages |
 //! | `session`, `types`, `block` | sessions of writers; shared types and errors; memory for plaintext |
 //!
 //! The invariants I1 to I14 that comments name are those of `docs/format.md` section 13. The order of locks is in
