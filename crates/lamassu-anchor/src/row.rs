@@ -4,8 +4,8 @@
 
 mod encoding;
 
-use crate::{AnchorError, Digest, ObjectId, ObjectKind, Part, Revision, Token, TokenKey, Window, Windows};
-use lamassu_format::{Domain, FileId, PageNo, Profile, SessionTag, Suite};
+use crate::{Digest, ObjectId, ObjectKind, Revision, Token, TokenKey, Window, Windows};
+use lamassu_format::{Domain, FileId, PageNo, Profile, Suite};
 
 /// What is recorded of an object.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -6,7 +6,7 @@ use lamassu_format::profile::{Choice, ProfileError};
 use lamassu_keys::Event;
 use lamassu_keys::history::{EventKind, History};
 use lamassu_vault::forest::{Number, local};
-use lamassu_vault::{EntryRef, FileSystem, Forest, Ino, Rekey, RekeyProgress, Rekeyed, Vault, VaultError};
+use lamassu_vault::{EntryRef, Forest, Ino, Rekey, RekeyProgress, Rekeyed, Vault, VaultError};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

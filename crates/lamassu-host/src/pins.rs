@@ -258,7 +258,10 @@ mod tests {
         let of = |lines: &str| listed(Path::new("x"), lines, &[10; 16]);
         assert_eq!(of(&format!("# comment\n\n{id} {key} the office\n")).unwrap(), [PublicKey([11; 32])]);
         assert_eq!(of(&format!("{} {key}", "0c".repeat(16))).unwrap(), Vec::<PublicKey>::new());
-        assert_eq!(of(&format!("{id} {key}\n{id} {}", "0d".repeat(32))).unwrap(), [PublicKey([11; 32]), PublicKey([13; 32])]);
+        assert_eq!(
+            of(&format!("{id} {key}\n{id} {}", "0d".repeat(32))).unwrap(),
+            [PublicKey([11; 32]), PublicKey([13; 32])]
+        );
         for bad in [format!("{id} {key}\n{id}"), format!("{id} 0b"), "no hex at all".into(), format!("{key} {id}")] {
             assert!(of(&bad).is_err(), "{bad}");
         }

@@ -199,7 +199,7 @@ impl SlotChange<VaultHeader> {
     /// [`KeyError::HasAdministrator`]; as [`SlotChange::add`].
     pub fn make_administrator(mut self, keys: &mut Unlocked, material: &Material) -> Result<VaultHeader> {
         let public = keys.make_administrator(&mut self.header, material)?;
-        let event = Event::new(EventKind::AdminSet).slot(keys.slot()).detail("key", crate::hex(&public));
+        let event = Event::new(EventKind::AdminSet).slot(keys.slot()).detail("key", crate::hex(&public.0));
         self.record(keys, event)
     }
 }

@@ -4,7 +4,9 @@ use crate::keychain::check_oblivious;
 use crate::providers::server::ObliviousKey;
 use crate::{KeyError, Keychain, NewSlot, Terms, Tier, Unlocked, ZoneKeys};
 use lamassu_format::Suite;
-use lamassu_format::header::{Admin, Header, KeyArea, NameMode, Slot, VaultHeader, VaultParams, ZoneFile, ZoneParams};
+use lamassu_format::header::{
+    Admin, Header, KeyArea, NameMode, PublicKey, Slot, VaultHeader, VaultParams, ZoneFile, ZoneParams,
+};
 use lamassu_format::{Compression, Domain, Geometry};
 
 /// Id of a header's first slot.
@@ -232,7 +234,7 @@ pub(crate) fn assemble_with<H: Header>(
     let unlocked = Unlocked::fresh(id, keychain, FIRST_SLOT, H::IS_VAULT)?;
     let slots = vec![make(&unlocked)?];
     // Signing fills in the public key.
-    let admin = H::IS_VAULT.then_some(Admin { public: [0; 32], signature: [0; 64], before: Vec::new() });
+    let admin = H::IS_VAULT.then_some(Admin { public: PublicKey([0; 32]), signature: [0; 64], before: Vec::new() });
     let keychain = unlocked.seal_keychain()?;
     let mut header =
         build(KeyArea { id, next_slot: FIRST_SLOT + 1, slots, keychain, admin, history: None, mac: [0; 32] });

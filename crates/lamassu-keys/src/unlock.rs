@@ -12,7 +12,8 @@ use crate::{KeyError, Keychain, Material, NewSlot, Terms, Tier, admin};
 use lamassu_crypto::{KeyRing, Secret, SecretBytes, sign, wrap};
 use lamassu_format::Suite;
 use lamassu_format::header::{
-    Argon2Params, Header, HistoryMark, PublicKey, Role, SLOTS_MAX, Slot, TokenMechanism, TokenSealed, ZoneFile, check_label,
+    Argon2Params, Header, HistoryMark, PublicKey, Role, SLOTS_MAX, Slot, TokenMechanism, TokenSealed, ZoneFile,
+    check_label,
 };
 
 /// Binds a wrapping key to its use.
@@ -404,7 +405,7 @@ impl Unlocked {
         Unlocked {
             id: self.id,
             file_key: self.file_key.duplicate(),
-            admin: Some(sign::public(&seed)),
+            admin: Some(PublicKey(sign::public(&seed))),
             seed: Some(seed),
             keychain: self.keychain.duplicate(),
             slot: self.slot,

@@ -7,8 +7,8 @@
 use crate::dirs::Dir;
 use crate::error::{io, is_not_found};
 use crate::event::IntegrityKind;
-use crate::listing::{Listed, OpenDir, Snapshot};
 use crate::handles::Handle;
+use crate::listing::{Listed, OpenDir, Snapshot};
 use crate::{DirEntry, Entry, HandleId, Ino, Kind, ROOT, Result, Vault, VaultError};
 use crate::{digests, walk};
 use lamassu_store::backend;

@@ -42,7 +42,7 @@ impl OpenFile {
         self.writable.load(Ordering::Acquire)
     }
 
-    fn upgrade(&self, file: File) {
+    pub fn upgrade(&self, file: File) {
         *self.file.write() = Arc::new(file);
         self.writable.store(true, Ordering::Release);
     }
@@ -86,19 +86,19 @@ impl OpenFiles {
         self.files.lock().get(&ino).map(|s| s.file.clone())
     }
 
-    fn get_and_hold(&self, ino: Ino) -> Option<Arc<OpenFile>> {
+    pub fn get_and_hold(&self, ino: Ino) -> Option<Arc<OpenFile>> {
         self.files.lock().get_mut(&ino).map(|s| {
             s.handles += 1;
             s.file.clone()
         })
     }
 
-    fn insert_held(&self, file: &Arc<OpenFile>) {
+    pub fn insert_held(&self, file: &Arc<OpenFile>) {
         self.files.lock().insert(file.ino, HeldFile { file: file.clone(), handles: 1 });
     }
 
     /// Gives a hold back. True: it was the last.
-    fn unhold(&self, ino: Ino) -> bool {
+    pub fn unhold(&self, ino: Ino) -> bool {
         self.files.lock().get_mut(&ino).is_some_and(|s| {
             s.handles = s.handles.saturating_sub(1);
             s.handles == 0
@@ -108,7 +108,7 @@ impl OpenFiles {
     /// Takes a file without handles out of the table if `may_go`. That is asked under the lock, so no write comes in
     /// between. The file is also put away under the lock: other threads may still refer to it, and a call that opens it
     /// meanwhile continues from the state that it left.
-    fn remove_idle(&self, ino: Ino, may_go: impl Fn(&OpenFile) -> bool) -> Option<Arc<OpenFile>> {
+    pub fn remove_idle(&self, ino: Ino, may_go: impl Fn(&OpenFile) -> bool) -> Option<Arc<OpenFile>> {
         let mut files = self.files.lock();
         let go = files.get(&ino).is_some_and(|s| s.handles == 0 && may_go(&s.file));
         let gone = if go { files.remove(&ino).map(|s| s.file) } else { None };

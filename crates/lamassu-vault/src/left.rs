@@ -7,9 +7,9 @@
 //! which it lost the last one.
 
 use crate::error::errno;
+use crate::handles::{Handle, OpenFile};
 use crate::inode::NodeTable;
 use crate::listing::{OpenDir, Snapshot};
-use crate::handles::{Handle, OpenFile};
 use crate::{Access, HandleId, Ino, Result, Vault, VaultError};
 use lamassu_anchor::row::Content;
 use lamassu_anchor::{EntryPlace, ObjectId, Token, Touched};

@@ -10,7 +10,7 @@
 //! |---|---|
 //! | `types`, `error`, `errno`, `file_system` | types and errors of the API; the trait that front-ends call |
 //! | `tree`, `rename`, `symlink` | make, find, rename, remove entries; links |
-| `path`, `reference` | paths; guards of references to entries and of open files, for callers other than the kernel |
+//! | `path`, `reference` | paths; guards of references to entries and of open files, for callers other than the kernel |
 //! | `listing`, `dir` | snapshots of directories; listings |
 //! | `inode`, `target`, `wanted`, `attr` | the table of inodes; what an operation acts on; what a new entry has; stat |
 //! | `attr_value`, `xattr`, `acl` | extended attributes, as stored and as shown; access control lists |

@@ -10,8 +10,8 @@
 //! Uncommitted data of such a file exist in this process alone: barriers and commits of the anchor do not cover a file
 //! without a name. So the file also stays in the table of files until the kernel has forgotten it.
 
-use crate::inode::StoreId;
 use crate::handles::OpenFile;
+use crate::inode::StoreId;
 use crate::{Ino, Kind, Vault};
 use lamassu_store::backend::Stat;
 use lamassu_store::{BackendDir, BackendFile};

@@ -6,11 +6,9 @@ use crate::inode::CachedSize;
 use crate::{Access, Fallocate, HandleId, Ino, Kind, ROOT, Result, Vault, VaultError, Whence};
 use lamassu_format::{PAGE_LEN, PageNo, Profile};
 use lamassu_store::file::Rekey;
-use lamassu_store::{BackendFile, File, FileContext, Hole, StoreError};
-use parking_lot::{Mutex, RwLock};
-use std::collections::HashMap;
+use lamassu_store::{BackendFile, File, FileContext, Hole};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 impl Vault {
     /// How reports and the log name a file.

@@ -5,8 +5,8 @@
 //! to its mark after it.
 
 use crate::error::io;
-use crate::inode::StoreId;
 use crate::handles::{Millis, OpenFile};
+use crate::inode::StoreId;
 use crate::{HandleId, Ino, ROOT, Result, Vault, VaultError};
 use lamassu_store::StoreError;
 use lamassu_store::file::Mark;

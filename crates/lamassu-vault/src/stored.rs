@@ -126,7 +126,11 @@ mod tests {
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 while !is_done.load(std::sync::atomic::Ordering::Relaxed) {
-                    keeping_times(&*root, || Ok(std::thread::yield_now())).unwrap();
+                    let pause = || {
+                        std::thread::yield_now();
+                        Ok(())
+                    };
+                    keeping_times(&*root, pause).unwrap();
                 }
             });
             let replaced = (1..20_000).find(|seconds| {

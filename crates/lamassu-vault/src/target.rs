@@ -3,8 +3,8 @@
 use crate::digests::{digest_of_dataset, digest_of_text};
 use crate::dirs::Dir;
 use crate::error::{errno, io, is_not_found};
-use crate::names::DirFault;
 use crate::handles::OpenFile;
+use crate::names::DirFault;
 use crate::root::RootPermissions;
 use crate::stored::{lending, set_root_times};
 use crate::walk::header_id;

@@ -1,9 +1,7 @@
 //! Entries of a vault, and its open files.
 
 use crate::VolumeError;
-use lamassu_vault::{
-    Access, EntryRef, FileSystem, Forest, HandleId, Hole, OpenEntry, Result, SetAttr, VaultError,
-};
+use lamassu_vault::{Access, EntryRef, FileSystem, Forest, HandleId, Hole, OpenEntry, Result, SetAttr, VaultError};
 use std::ffi::OsString;
 use std::sync::Arc;
 
@@ -32,7 +30,7 @@ impl Open {
     }
 
     /// Opens a file.
-    pub fn open(file: Held, write: bool) -> Result<Open> {
+    pub fn of(file: Held, write: bool) -> Result<Open> {
         file.open(Access { read: true, write, truncate: false }).map(Open)
     }
 

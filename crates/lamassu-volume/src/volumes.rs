@@ -192,7 +192,7 @@ impl Volumes {
         if size < info.size && !shrink {
             return Err(VolumeError::Shrinks { name: name.clone(), now: info.size, wanted: size });
         }
-        let file = Open::open(file, true)?;
+        let file = Open::of(file, true)?;
         file.set_size(size)?;
         Ok(file.sync()?)
     }
@@ -222,7 +222,7 @@ impl Volumes {
 
     fn copy(&self, name: &Name, to: &Name, mode: u32, goes_on: &dyn Fn() -> bool) -> Result<()> {
         let (file, info) = self.file(name)?;
-        let from = Open::open(file, false)?;
+        let from = Open::of(file, false)?;
         self.make(to, mode, &Attributes { block_size: info.block_size }, |file| {
             // Otherwise the copy's blocks would be stored as the directory's profile says.
             self.fs.take_profile(from.handle(), file.handle())?;
@@ -264,7 +264,7 @@ impl Volumes {
     pub fn open(&self, name: &Name, read_only: bool) -> Result<Volume> {
         let (file, info) = self.file(name)?;
         let read_only = read_only || name.is_snapshot();
-        Ok(Volume::new(Open::open(file, !read_only)?, info, read_only))
+        Ok(Volume::new(Open::of(file, !read_only)?, info, read_only))
     }
 }
 

@@ -8,6 +8,7 @@
 //! | `vault` | the vault's header and history |
 //! | `accept` | a person's decisions |
 //! | `replace` | records, targets and attributes, which are replaced as a whole |
+//! | `state` | what is in force and not yet durable |
 //! | `together` | group commit of some objects |
 //!
 //! Wrong orders cannot be expressed. A call whose effect must be durable before a step of the store returns only when
@@ -38,7 +39,7 @@ pub use vault::HeaderBasis;
 use crate::queue::{Layer, Mark, Scope, VAULT_KEY, behind_object, decode_digests, entry_key, number_of, object_key};
 use crate::row::{Entry, EntryPlace, Intent, Row, VaultRow};
 use crate::table::{Doubt, Space, Standing, Table};
-use crate::{AnchorError, Digests, ObjectId, ObjectKind, Part, RecordNo, Revision, Token, TokenKey};
+use crate::{AnchorError, Digests, ObjectId, ObjectKind, Part, RecordNo, Token, TokenKey};
 use lamassu_format::Profile;
 use parking_lot::Mutex;
 use state::{QueuedHeld, State, change_held};

@@ -3,7 +3,7 @@
 use super::{Announced, Content, Cut, Entry, EntryPlace, FileRow, Inodes, Intent, Open, Over, Row, Sealed, VaultRow};
 use crate::codec::{Reader, put};
 use crate::types::WINDOWS_MAX;
-use crate::{AnchorError, Digest, ObjectId, ObjectKind, Part, Revision, Token, TokenKey, Window, Windows};
+use crate::{AnchorError, ObjectId, ObjectKind, Part, Revision, Token, TokenKey, Window, Windows};
 use lamassu_format::{Domain, FileId, PageNo, Profile, SessionTag, Suite};
 
 /// Version of all encodings, in the vault's row.

@@ -1,4 +1,6 @@
 use super::*;
+use crate::{AnchorError, WINDOWS_MAX};
+use lamassu_format::SessionTag;
 use proptest::prelude::*;
 
 fn digest() -> impl Strategy<Value = Digest> {

@@ -1,5 +1,5 @@
-//! How the JSON of a header is read and written. `serde` would also accept arrays in place of objects, and `null` for an
-//! optional member: here neither is accepted.
+//! How the JSON of a header is read and written. `serde` would also accept arrays in place of objects, and `null` for
+//! an optional member: here neither is accepted.
 
 use super::{HEADER_MAX, HeaderError};
 use serde::de::value::MapAccessDeserializer;

@@ -18,7 +18,8 @@ pub use argon2::Argon2Params;
 pub use canonical::canonical;
 pub use error::{HeaderError, JsonFault};
 pub use slot::{
-    Admin, AdminPin, Destroyed, HistoryHead, HistoryMark, KeyArea, PARENT_RECORD_LEN, Predecessor, PublicKey, Role, SealedKeychain, Slot, SlotKind, TokenMechanism, TokenSealed, TokenSignature, TokenSigning, check_label,
+    Admin, AdminPin, Destroyed, HistoryHead, HistoryMark, KeyArea, PARENT_RECORD_LEN, Predecessor, PublicKey, Role,
+    SealedKeychain, Slot, SlotKind, TokenMechanism, TokenSealed, TokenSignature, TokenSigning, check_label,
 };
 pub use vault::{Caching, NameMode, VaultHeader, VaultParams, Verified};
 pub use zone::{ZoneFile, ZoneParams};

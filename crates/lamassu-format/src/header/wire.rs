@@ -354,7 +354,10 @@ impl WirePin {
         let Some(pins) = pins else { return Ok(Vec::new()) };
         let mut seen = HashSet::new();
         let parsed = pins.iter().map(|Object(wire)| {
-            Ok(AdminPin { vault: bytes(&wire.vault, "pins.vault")?, admin: PublicKey(bytes(&wire.admin, "pins.admin")?) })
+            Ok(AdminPin {
+                vault: bytes(&wire.vault, "pins.vault")?,
+                admin: PublicKey(bytes(&wire.admin, "pins.admin")?),
+            })
         });
         let parsed: Vec<AdminPin> = parsed.collect::<Result<_, HeaderError>>()?;
         match (1..=PINS_MAX).contains(&parsed.len()) && parsed.iter().all(|pin| seen.insert(pin.vault)) {

@@ -2,8 +2,9 @@
 
 use crate::samples::{parse, vault};
 use lamassu_format::header::{
-    Admin, Argon2Params, Header, HistoryHead, HistoryMark, KeyArea, NameMode, Predecessor, PublicKey, Role, SealedKeychain, Slot, SlotKind,
-    TokenMechanism, TokenSealed, TokenSignature, TokenSigning, VaultHeader, VaultParams, ZoneFile, ZoneParams,
+    Admin, Argon2Params, Header, HistoryHead, HistoryMark, KeyArea, NameMode, Predecessor, PublicKey, Role,
+    SealedKeychain, Slot, SlotKind, TokenMechanism, TokenSealed, TokenSignature, TokenSigning, VaultHeader,
+    VaultParams, ZoneFile, ZoneParams,
 };
 use lamassu_format::{Domain, Geometry, Suite};
 use proptest::prelude::*;

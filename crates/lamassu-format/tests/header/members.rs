@@ -2,8 +2,8 @@
 
 use crate::samples::{parse, raw_slot, slot, vault, zone};
 use lamassu_format::header::{
-    Admin, AdminPin, Argon2Params, Caching, Destroyed, Header, HeaderError, HistoryHead, HistoryMark, NameMode, Predecessor, PublicKey, Role,
-    SealedKeychain, SlotKind, TokenMechanism, VaultHeader, Verified, ZoneFile,
+    Admin, AdminPin, Argon2Params, Caching, Destroyed, Header, HeaderError, HistoryHead, HistoryMark, NameMode,
+    Predecessor, PublicKey, Role, SealedKeychain, SlotKind, TokenMechanism, VaultHeader, Verified, ZoneFile,
 };
 use lamassu_format::{Domain, Geometry, Suite};
 use serde_json::{Value, json};
@@ -158,7 +158,7 @@ fn with_admin() -> Value {
 fn an_administrator_and_a_history_are_optional() {
     let h = parse(&with_admin()).unwrap();
     let keys = h.keys();
-    assert_eq!(keys.admin, Some(Admin { public: [0xcc; 32], signature: [0xdd; 64], before: vec![] }));
+    assert_eq!(keys.admin, Some(Admin { public: PublicKey([0xcc; 32]), signature: [0xdd; 64], before: vec![] }));
     assert_eq!(keys.history, Some(HistoryMark { count: 7, head: HistoryHead([0xee; 32]) }));
     assert_eq!((keys.slots[0].role, keys.slots[1].role), (Role::Administrator, Role::Use));
     assert_eq!((keys.slots[0].expires, keys.slots[1].expires), (Some(1_800_000_000), None));

@@ -116,7 +116,8 @@ fn nothing_is_chained_to_a_history_that_was_cut_off_while_the_vault_was_being_mo
         if attacked {
             let kept = fs::read(&log).unwrap()[..first].to_vec();
             let mut header: VaultHeader = lamassu_keys::header_file::read(&place).unwrap();
-            header.keys_mut().history = Some(HistoryMark { count: 1, head: HistoryHead(lamassu_crypto::wrap::sha256(&kept)) });
+            header.keys_mut().history =
+                Some(HistoryMark { count: 1, head: HistoryHead(lamassu_crypto::wrap::sha256(&kept)) });
             fs::write(&place, header.to_json().unwrap()).unwrap();
             fs::write(&log, kept).unwrap();
         }

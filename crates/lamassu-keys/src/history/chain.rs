@@ -215,7 +215,7 @@ pub(super) fn head_at(mut input: impl Read, count: u64) -> std::io::Result<Optio
             return Ok(None);
         }
         if sequence == count {
-            return Ok(Some(wrap::sha256(&bytes)));
+            return Ok(Some(HistoryHead(wrap::sha256(&bytes))));
         }
     }
     Ok(None)

@@ -33,8 +33,7 @@ fn mistakes_are_told_apart() {
     assert_eq!(err(&[&s[0], &s[1]]), ShareError::TooFew { found: 2, need: 3 });
     assert_eq!(err(&[&s[0], &s[3], &s[0]]), ShareError::Duplicate { number: 1 });
     assert!(matches!(err(&[&s[0], &s[1], &other[2]]), ShareError::Mixed { place: 3, number: 3, .. }));
-    let words: Vec<&str> =
-        s[1].lines().skip(1).flat_map(str::split_whitespace).filter(|w| !w.ends_with('.')).collect();
+    let words: Vec<&str> = s[1].lines().skip(1).flat_map(str::split_whitespace).filter(|w| !w.ends_with('.')).collect();
     assert_eq!(err(&[&s[0], &words[..29].join(" ")]), ShareError::Count { place: 2, found: 29 });
     let mut wrong = words.clone();
     wrong[6] = "lamassu";

@@ -300,14 +300,14 @@ fn a_zone_file_pins_a_vault_s_administrator() {
     let (mut zone, keys) = create_zone(&new, &slot(&raw(1))).unwrap();
     let (_, others) = create_zone(&new, &slot(&raw(1))).unwrap();
     let pin = |admin| AdminPin { vault: header.id(), admin };
-    assert!(matches!(others.pin(&mut zone, pin([7; 32])), Err(KeyError::OtherHeader)));
-    for admin in [[7; 32], public(&header)] {
+    assert!(matches!(others.pin(&mut zone, pin(PublicKey([7; 32]))), Err(KeyError::OtherHeader)));
+    for admin in [PublicKey([7; 32]), public(&header)] {
         keys.pin(&mut zone, pin(admin)).unwrap();
     }
     let zone = ZoneFile::parse(&zone.to_json().unwrap()).unwrap();
     assert_eq!(zone.pins(), [pin(public(&header))]);
     unlock(&zone, &raw(1)).unwrap();
     let mut edited = zone.clone();
-    edited.set_pin(pin([8; 32]));
+    edited.set_pin(pin(PublicKey([8; 32])));
     assert!(matches!(unlock(&edited, &raw(1)), Err(KeyError::HeaderAltered)), "under the MAC");
 }

@@ -4,9 +4,9 @@
 use super::Anchored;
 use crate::dirs::Dir;
 use crate::error::{errno, io, is_not_found};
+use crate::handles::OpenFile;
 use crate::inode::StoreId;
 use crate::names::StoredName;
-use crate::handles::OpenFile;
 use crate::record::remove_companion;
 use crate::stored::lending;
 use crate::{Ino, Kind, Result, Vault, VaultError, symlink};

@@ -3,10 +3,10 @@
 use super::Number;
 use crate::error::io;
 use crate::inode::StoreId;
-use crate::root::{ShownPermissions, Top};
+use crate::root::ShownPermissions;
 use crate::{Attr, Ino, ROOT, Result, Vault};
 use lamassu_store::Backend;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,7 +24,7 @@ pub enum State {
     Unloaded,
 }
 
-enum Inside {
+pub(super) enum Inside {
     Sighted,
     Loaded(Arc<Vault>),
     Locked,
@@ -49,23 +49,23 @@ pub(super) struct KnownMember {
     pub store: StoreId,
     pub backend: Arc<dyn Backend>,
     /// The member it lies in, and its directory's number there; `None` while that member is not open.
-    place: Mutex<Option<(Number, Ino)>>,
-    inside: RwLock<Inside>,
+    pub place: Mutex<Option<(Number, Ino)>>,
+    pub inside: RwLock<Inside>,
     /// One opening at a time.
-    opening: Mutex<()>,
-    owed: Mutex<Owed>,
-    cached: AtomicBool,
+    pub opening: Mutex<()>,
+    pub owed: Mutex<Owed>,
+    pub cached: AtomicBool,
     /// The root's permissions when the vault was open last.
-    permissions: Mutex<Option<ShownPermissions>>,
+    pub permissions: Mutex<Option<ShownPermissions>>,
 }
 
 /// The kernel's references to numbers of a member's closed vaults. When they are given back, they must not be
 /// subtracted from those of the open vault.
 #[derive(Default)]
-struct Owed {
-    counts: HashMap<Ino, u64>,
+pub(super) struct Owed {
+    pub counts: HashMap<Ino, u64>,
     /// The vault that is being closed: its references are not counted yet.
-    ending: Option<Arc<Vault>>,
+    pub ending: Option<Arc<Vault>>,
 }
 
 impl KnownMember {

@@ -1,20 +1,18 @@
 //! Opening, unloading and loading members, and operations on all members at once.
 
-use super::member::{KnownMember, Member};
+use super::member::{Inside, KnownMember, Member, State};
 use super::{Cache, Forest, Number, Opening, ROOT_MEMBER, Unverified, global, read_header, tell_damage};
-use crate::error::io;
-use crate::inode::StoreId;
-use crate::root::{ShownPermissions, Top};
-use crate::{Attr, Ino, Owner, ROOT, Result, Vault, VaultError};
+use crate::root::Top;
+use crate::{Ino, Owner, ROOT, Result, Vault, VaultError};
 use lamassu_format::header::VaultHeader;
 use lamassu_format::root::RootRecord;
 use lamassu_store::Backend;
-use parking_lot::{Mutex, MutexGuard, RwLock};
-use std::collections::{HashMap, HashSet};
+use parking_lot::MutexGuard;
+use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// How long unloading waits for a vault that requests still use. They end by themselves, and the last one drops the

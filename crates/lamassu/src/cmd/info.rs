@@ -174,7 +174,7 @@ impl Described {
             anchor: anchor_of(ui, header),
             read_only: header.is_snapshot(),
             created: header.created(),
-            administrator: header.keys().admin.as_ref().map(|a| text::hex(&a.public)),
+            administrator: header.keys().admin.as_ref().map(|a| text::hex(&a.public.0)),
             history: header.keys().history.map_or(0, |h| h.count),
             slots: slots(ui, header),
             mount: None,

@@ -301,7 +301,10 @@ impl Node for VaultFile {
 
 impl Output for VaultFile {
     fn write_at(&self, offset: u64, data: &[u8]) -> Result<()> {
-        self.file.fs().write(self.file.handle(), offset, data).with_context(|| format!("cannot write {}", self.name))?;
+        self.file
+            .fs()
+            .write(self.file.handle(), offset, data)
+            .with_context(|| format!("cannot write {}", self.name))?;
         Ok(())
     }
 

@@ -1,14 +1,12 @@
 //! What a database is opened for: to write, or to read beside a writer or instead of one.
 
 use super::backend::{Backend, Shared};
-use redb::{
-    Builder, ConcurrencyMode, Database, ReadOnlyDatabase, ReadTransaction, ReadableDatabase,
-};
+use redb::{Builder, ConcurrencyMode, Database, ReadOnlyDatabase, ReadTransaction, ReadableDatabase};
 use std::io;
 use std::sync::Arc;
 
 /// Bytes of the file that redb caches.
-const CACHE_BYTES: usize = 16 << 20;
+pub(super) const CACHE_BYTES: usize = 16 << 20;
 
 /// How a reading process shares the file with a writer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
