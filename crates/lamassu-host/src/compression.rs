@@ -28,7 +28,6 @@ impl FromStr for Chosen {
                 Codec::of(name, Some(level.into()))
             }
         };
-        // One spelling for one codec: scripts compare what they said with what is shown.
         let is_spelt_so = |codec: &Codec| text == "zstd" || codec.to_string() == text;
         codec.filter(is_spelt_so).map(|codec| Chosen(Some(codec))).ok_or(NoCodec)
     }
@@ -44,8 +43,8 @@ impl fmt::Display for Chosen {
 }
 
 /// The compression of something new with this suite and block size: as chosen; the rest from the zone or vault that it
-/// belongs to, as far as it fits. An inherited release stays, since the other members name it, too: a mount says if this
-/// program has another.
+/// belongs to, as far as it fits. An inherited release stays, since the other members name it, too: a mount says if
+/// this program has another.
 ///
 /// # Errors
 /// [`Error::Usage`], [`Error::Member`]: the choice does not fit.

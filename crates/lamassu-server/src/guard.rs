@@ -45,8 +45,8 @@ impl Guard {
         Guard { state, calls: Counts::default(), metrics }
     }
 
-    /// Checks whether a peer may make a call, and which version of the protocol it is in. Returns the calling host, unless it has a token only, and its place among
-    /// the calls under way.
+    /// Checks whether a peer may make a call, and in which version of the protocol. Returns the calling host, unless it
+    /// has a token only, and its place among the calls under way.
     fn admit(&self, call: &Request<Body>) -> Result<(Option<Caller>, Place, Agreed), Status> {
         let (peer, path) = (call.extensions().get::<Peer>(), call.uri().path());
         let peer = peer.ok_or_else(|| Status::unauthenticated("no certificate"))?;
