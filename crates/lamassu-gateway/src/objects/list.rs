@@ -401,7 +401,7 @@ mod tests {
         let (_dir, objects) = with_many(1);
         let tenant = Arc::new(limits::Tenant::new("t", limits::Limits::default()));
         let (tell, told) = std::sync::mpsc::channel();
-        let listing = work::spawn(Arc::new(tenant.begin("u").expect("a turn")), move || {
+        let listing = work::spawn(Arc::new(tenant.begin("u").expect("a turn")), None, move || {
             while work::is_wanted() {
                 std::thread::yield_now();
             }
