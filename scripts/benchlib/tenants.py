@@ -94,6 +94,7 @@ class Server:
         with open(self.work / "log", "ab") as log:
             argv = [str(word) for word in (self.program, *self.command)]
             running = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env={**os.environ, **self.env})
+        self.pid = running.pid
 
         def end():
             running.terminate()

@@ -83,7 +83,7 @@ key = "raw:file:/etc/lamassu/vault.key"
 # Whether the bucket is in paths; otherwise it is in the host name.
 #path_style = true
 # A file with the gateway's access_key and secret_key at the provider, and optionally token; mode 0600. Without this,
-# AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN are used.
+# AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN are used. SIGHUP reloads it.
 #credentials = "provider.toml"
 # Authorities that may have signed its certificate (PEM). Without this, those of the system.
 #ca = "/etc/lamassu/provider-ca.pem"

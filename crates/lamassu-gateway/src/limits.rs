@@ -177,6 +177,11 @@ impl Drop for Reading {
 }
 
 impl Turn {
+    /// Whose request it is.
+    pub fn tenant(&self) -> &Arc<Tenant> {
+        &self.tenant
+    }
+
     /// Waits until the tenant has a permit; `None`: `is_wanted` has returned false.
     pub fn reading(&self, is_wanted: impl Fn() -> bool) -> Option<Reading> {
         let readings = &mut self.tenant.readings.lock();

@@ -2,9 +2,15 @@
 //! others wait, without a thread: tenants take turns, however much one of them asks for. Pieces cannot be interrupted,
 //! so no tenant has all places, also when it is alone: the next one to come finds a place at once.
 //!
+//! Copies are pieces, too, and the ends of uploads in parts: what they move and read is the store's and the processors'
+//! work as contents of clients are.
+//!
 //! Syncs of large objects have places of their own: the store writes what is synced in no order of tenants, so what is
 //! under way there has to be little. Other work that waits for the store or a provider takes no place: it is bounded by
 //! the requests of its tenant.
+//!
+//! One thread has one place at most, besides that of a copy. Who waits for a place of pieces holds no lock; the locks
+//! of an upload and a key are taken after a place of syncs, never before.
 
 use crate::limits::Tenant;
 use parking_lot::Mutex;
@@ -18,6 +24,9 @@ const PLACES_MIN: usize = 4;
 
 /// Syncs of large objects at once.
 const SYNCS: usize = 4;
+/// Copies, and ends of uploads in parts, at once: half of the threads. Such a thread waits for places of pieces, and
+/// who has one of these needs a thread.
+const COPIES: usize = 256;
 /// The size from which on one is large. Small ones are many, and the store syncs them together.
 pub const LARGE_MIN: u64 = 1 << 20;
 
@@ -27,11 +36,13 @@ pub struct Queues {
     pub pieces: Arc<Queue>,
     /// for syncs of large objects
     pub syncs: Arc<Queue>,
+    /// for copies as a whole
+    pub copies: Arc<Queue>,
 }
 
 impl Default for Queues {
     fn default() -> Queues {
-        Queues { pieces: Queue::of_processors(), syncs: Queue::new(SYNCS) }
+        Queues { pieces: Queue::of_processors(), syncs: Queue::new(SYNCS), copies: Queue::new(COPIES) }
     }
 }
 
@@ -79,24 +90,46 @@ impl Queue {
 
     /// Waits for a place for a tenant's work.
     pub async fn place(self: &Arc<Self>, tenant: &Arc<Tenant>) -> Place {
-        let turn = {
-            let state = &mut *self.state.lock();
-            if state.taken < self.places && state.has_less(key_of(tenant), self.most) {
-                state.take(key_of(tenant));
-                return self.of(tenant.clone());
-            }
-            let (tell, turn) = oneshot::channel();
-            match state.waiting.iter_mut().find(|(of, _)| Arc::ptr_eq(of, tenant)) {
-                Some((_, waiting)) => waiting.push_back(tell),
-                None => state.waiting.push_back((tenant.clone(), VecDeque::from([tell]))),
-            }
-            turn
-        };
-        // Nobody drops a sender without sending.
-        turn.await.unwrap_or_else(|_| {
-            self.state.lock().take(key_of(tenant));
-            self.of(tenant.clone())
-        })
+        match self.ask(tenant) {
+            Ok(place) => place,
+            Err(turn) => turn.await.unwrap_or_else(|_| self.untold(tenant)),
+        }
+    }
+
+    /// The same on a thread that may block.
+    pub fn place_blocking(self: &Arc<Self>, tenant: &Arc<Tenant>) -> Place {
+        match self.ask(tenant) {
+            Ok(place) => place,
+            Err(turn) => turn.blocking_recv().unwrap_or_else(|_| self.untold(tenant)),
+        }
+    }
+
+    /// A free place, or what tells of the next.
+    fn ask(self: &Arc<Self>, tenant: &Arc<Tenant>) -> Result<Place, oneshot::Receiver<Place>> {
+        let state = &mut *self.state.lock();
+        if state.taken < self.places && state.has_less(key_of(tenant), self.most) {
+            state.take(key_of(tenant));
+            return Ok(self.of(tenant.clone()));
+        }
+        let (tell, turn) = oneshot::channel();
+        match state.waiting.iter_mut().find(|(of, _)| Arc::ptr_eq(of, tenant)) {
+            Some((_, waiting)) => waiting.push_back(tell),
+            None => state.waiting.push_back((tenant.clone(), VecDeque::from([tell]))),
+        }
+        Err(turn)
+    }
+
+    /// A place for one whose sender was dropped, which nobody does without sending.
+    fn untold(self: &Arc<Self>, tenant: &Arc<Tenant>) -> Place {
+        self.state.lock().take(key_of(tenant));
+        self.of(tenant.clone())
+    }
+
+    /// How many of a tenant's wait.
+    #[cfg(test)]
+    pub fn waiting_of(&self, tenant: &Arc<Tenant>) -> usize {
+        let state = self.state.lock();
+        state.waiting.iter().find(|(of, _)| Arc::ptr_eq(of, tenant)).map_or(0, |(_, waiting)| waiting.len())
     }
 
     fn of(self: &Arc<Self>, tenant: Arc<Tenant>) -> Place {

@@ -50,15 +50,15 @@ pub fn serve(config: &Config, forest: &Arc<Forest>, serving: Serving, ended: wat
     let runtime = runtime.map_err(|source| GatewayError::System { op: "start threads", source })?;
     let current = Arc::new(RwLock::new(Arc::new(credentials)));
     let tls: Tls = Arc::new(RwLock::new(tls));
-    let service = served.service(&front, current.clone());
+    let (service, health) = (served.service(&front, current.clone()), served.clone());
     let attending = Attending {
         front,
         service,
         admit: None,
         tls: tls.clone(),
-        health: Arc::new(move || served.health()),
+        health: Arc::new(move || health.health()),
         ready: serving.ready,
-        reload: Box::new(move |config| reload(config, &current, &tls)),
+        reload: Box::new(move |config| reload(config, &served, &current, &tls)),
     };
     let ended = runtime.block_on(attend(config, attending, ended));
     // Blocking calls under way must end before the vault is closed.
@@ -120,8 +120,12 @@ pub(crate) async fn attend<C>(config: &C, of: Attending<C>, mut ended: watch::Re
     Ok(())
 }
 
-/// Reloads credentials and certificate. If they are invalid, the previous ones stay in force.
-fn reload(config: &Config, current: &s3::Current, tls: &Tls) {
+/// Reloads the credentials (of clients, and for a provider) and the certificate. If they are invalid, the previous ones
+/// stay in force.
+fn reload(config: &Config, served: &Served, current: &s3::Current, tls: &Tls) {
+    if let Err(error) = served.reload(config) {
+        tracing::error!(%error, "the provider's credentials are not taken: those before stay in force");
+    }
     let before = current.read().clone();
     match (Credentials::read(config, Some(&before)), config.front().read_tls()) {
         (Ok(credentials), Ok(read)) => {

@@ -56,6 +56,17 @@ impl Served {
         }
     }
 
+    /// Reads the credentials for the provider again, if there is one.
+    ///
+    /// # Errors
+    /// [`GatewayError`]; then the previous ones stay in force.
+    pub fn reload(&self, config: &Config) -> Result<()> {
+        if let (Served::Remote(remote), Some(settings)) = (self, config.settings()?) {
+            remote.take_credentials(settings);
+        }
+        Ok(())
+    }
+
     fn sweep(&self, stopping: &AtomicBool) {
         let swept = match self {
             Served::Files(objects) => objects.sweep(stopping).map_err(|error| error.to_string()),

@@ -1,7 +1,10 @@
 //! Blocking work for requests. A client that disconnects ends its request, but not the thread's work. So the work
 //! itself holds the request's turn, and a tenant never has more threads than turns.
+//!
+//! Work of an unknown length, which is not begun piece by piece, takes places in the queues itself: [`in_turn`].
 
 use crate::limits::{Reading, Turn};
+use crate::queue::{LARGE_MIN, Queue, Queues};
 use std::cell::RefCell;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -13,16 +16,19 @@ use tokio::task::{JoinError, JoinHandle, spawn_blocking};
 thread_local! {
     /// The turn of the request that this thread works for. If it is set, the thread may block.
     static CURRENT: RefCell<Option<Arc<Turn>>> = const { RefCell::new(None) };
+    /// Where this thread's work waits for its tenant's turn. Not set: it takes no place, or has one already.
+    static QUEUES: RefCell<Option<Arc<Queues>>> = const { RefCell::new(None) };
     /// Set once the request's client is gone.
     static GIVEN_UP: RefCell<Option<Arc<AtomicBool>>> = const { RefCell::new(None) };
 }
 
-/// Resets [`CURRENT`] and [`GIVEN_UP`], also if the work panics.
+/// Resets [`CURRENT`], [`QUEUES`] and [`GIVEN_UP`], also if the work panics.
 struct Working;
 
 impl Working {
-    fn begin(turn: Option<Arc<Turn>>, given_up: Option<Arc<AtomicBool>>) -> Working {
+    fn begin(turn: Option<Arc<Turn>>, queues: Option<Arc<Queues>>, given_up: Option<Arc<AtomicBool>>) -> Working {
         CURRENT.set(turn);
+        QUEUES.set(queues);
         GIVEN_UP.set(given_up);
         Working
     }
@@ -31,6 +37,7 @@ impl Working {
 impl Drop for Working {
     fn drop(&mut self) {
         CURRENT.set(None);
+        QUEUES.set(None);
         GIVEN_UP.set(None);
     }
 }
@@ -101,12 +108,45 @@ pub fn reading<E>(error: E) -> Result<Option<Reading>, E> {
     current().map(|turn| turn.reading(is_wanted).ok_or(error)).transpose()
 }
 
+/// Does a piece of this thread's work when it is its tenant's turn. A piece takes milliseconds, as 1 MiB of content
+/// does, and its caller holds no lock.
+pub fn in_turn<T>(piece: impl FnOnce() -> T) -> T {
+    at_place(|queues| Some(&queues.pieces), piece)
+}
+
+/// The same for work that ends with a sync of so many bytes.
+pub fn in_turn_to_sync<T>(bytes: u64, work: impl FnOnce() -> T) -> T {
+    at_place(|queues| (bytes >= LARGE_MIN).then_some(&queues.syncs), work)
+}
+
+/// While the work goes on, it has no queues: within it nothing waits for another place.
+fn at_place<T>(queue_of: impl FnOnce(&Queues) -> Option<&Arc<Queue>>, work: impl FnOnce() -> T) -> T {
+    /// Sets [`QUEUES`] again, also if the work panics.
+    struct Without(Option<Arc<Queues>>);
+    impl Drop for Without {
+        fn drop(&mut self) {
+            QUEUES.set(self.0.take());
+        }
+    }
+    let queues = Without(QUEUES.take());
+    let _place = match (&queues.0, current()) {
+        (Some(queues), Some(turn)) => queue_of(queues).map(|queue| queue.place_blocking(turn.tenant())),
+        _ => None,
+    };
+    work()
+}
+
 /// Runs the work of a request on a thread that may block. The request's turn lasts at least as long as the work.
-pub fn spawn<T: Send + 'static>(turn: Arc<Turn>, work: impl FnOnce() -> T + Send + 'static) -> Work<T> {
+/// `queues`: where [`in_turn`] waits; `None` for work that takes no place, or has one.
+pub fn spawn<T: Send + 'static>(
+    turn: Arc<Turn>,
+    queues: Option<Arc<Queues>>,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Work<T> {
     let given_up = Arc::new(AtomicBool::new(false));
     let told = given_up.clone();
     let thread = spawn_blocking(move || {
-        let _working = Working::begin(Some(turn), Some(told));
+        let _working = Working::begin(Some(turn), queues, Some(told));
         work()
     });
     Work { thread, given_up }
@@ -118,7 +158,7 @@ pub fn beside_async(turn: Option<Arc<Turn>>, work: impl FnOnce() + Send + 'stati
     match Handle::try_current() {
         Ok(runtime) if current().is_none() => {
             drop(runtime.spawn_blocking(move || {
-                let _working = Working::begin(turn, None);
+                let _working = Working::begin(turn, None, None);
                 work();
             }));
         }
@@ -141,9 +181,9 @@ mod tests {
     async fn work_learns_that_it_is_given_up() {
         let tenant = one_at_once();
         let turn = Arc::new(tenant.begin("u").expect("the first"));
-        assert!(spawn(turn.clone(), is_wanted).await.expect("no panic") && is_wanted());
+        assert!(spawn(turn.clone(), None, is_wanted).await.expect("no panic") && is_wanted());
         let (tell, told) = mpsc::channel();
-        let work = spawn(turn, move || {
+        let work = spawn(turn, None, move || {
             while is_wanted() {
                 std::thread::yield_now();
             }
@@ -169,7 +209,7 @@ mod tests {
                 drop(reading);
             }
         };
-        let all: Vec<_> = (0..16).map(|_| spawn(turn.clone(), read())).collect();
+        let all: Vec<_> = (0..16).map(|_| spawn(turn.clone(), None, read())).collect();
         for one in all {
             one.await.expect("no panic");
         }
@@ -177,7 +217,7 @@ mod tests {
         // Work that waits for a permit ends when it is given up.
         let readings: Vec<_> = (0..READINGS_AT_ONCE).map(|_| turn.reading(|| true).expect("free")).collect();
         let (tell, told) = mpsc::channel();
-        drop(spawn(turn.clone(), move || tell.send(reading(()).is_err()).expect("it is waited for")));
+        drop(spawn(turn.clone(), None, move || tell.send(reading(()).is_err()).expect("it is waited for")));
         let is_refused = tokio::task::spawn_blocking(move || told.recv()).await.expect("no panic");
         assert!(is_refused.expect("it ends"));
         drop(readings);
@@ -195,7 +235,7 @@ mod tests {
         let tenant = one_at_once();
         let turn = Arc::new(tenant.begin("u").expect("the first"));
         let (end, ended) = mpsc::channel::<()>();
-        let work = spawn(turn.clone(), move || ended.recv());
+        let work = spawn(turn.clone(), None, move || ended.recv());
         // The client hangs up.
         drop((turn, work));
         assert!(tenant.begin("u").is_err());
@@ -207,7 +247,7 @@ mod tests {
     async fn what_is_left_to_another_thread_counts_too() {
         let tenant = one_at_once();
         let turn = Arc::new(tenant.begin("u").expect("the first"));
-        let found = spawn(turn, || {
+        let found = spawn(turn, None, || {
             // A thread that may block does it itself.
             let thread = std::thread::current().id();
             let (told, tell) = mpsc::channel();

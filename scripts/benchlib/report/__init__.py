@@ -8,6 +8,7 @@ from .compression import compression
 from .figures import PEERS, names
 from .glance import glance
 from .integrity import integrity
+from .listings import listings
 from .mount import mount
 from .network import network
 from .savings import savings
@@ -24,7 +25,7 @@ from .tenants import tenants
 from .tree import tree
 from .volumes import volumes
 
-EXPERIMENTS = ("mount", "small", "durable", "space", "network", "stages", "slots", "integrity", "tree", "sweeps", "growth", "ciphers", "shared", "server", "tenants", "volumes", "study", "compression", "savings")
+EXPERIMENTS = ("mount", "small", "durable", "space", "network", "stages", "slots", "integrity", "tree", "sweeps", "growth", "ciphers", "shared", "server", "tenants", "listings", "volumes", "study", "compression", "savings")
 # Why an experiment leaves out a peer.
 LEFT_OUT = {("durable", "cryfs"): "it answers fsync(2) without syncing anything of its store", ("network", "cryfs"): "its blocks are files of 16 KiB, each of which would cross the link",
             ("network", "bindfs"): "`sshfs alone` and `plainfs` show what is there without encryption"}
@@ -114,5 +115,5 @@ def left_out(results):
 
 
 SECTIONS = {"mount": mount, "small": small, "durable": durable, "space": space, "network": network, "stages": stages, "slots": slots,
-            "integrity": integrity, "tree": tree, "sweeps": sweeps, "growth": growth, "ciphers": ciphers, "shared": shared, "server": server, "tenants": tenants, "volumes": volumes, "study": study,
+            "integrity": integrity, "tree": tree, "sweeps": sweeps, "growth": growth, "ciphers": ciphers, "shared": shared, "server": server, "tenants": tenants, "listings": listings, "volumes": volumes, "study": study,
             "compression": compression, "savings": savings}

@@ -9,6 +9,8 @@ from .compression import tables as of_compression
 from .compression import told as told_of_compression
 from .figures import PEERS, SURE, best, by, median, names, number, rate, rates, table, values
 from .glance import factors, lost_in_sweeps, sorted_out
+from .listings import figures as of_listings
+from .listings import told as told_of_listings
 from .savings import TARGET_POINTS, against_plain
 from .savings import tables as of_savings
 from .savings import told as told_of_savings
@@ -28,7 +30,7 @@ TIMED = {"small": "Many small files", "durable": "Synced writes and overwriting"
 
 
 def summary(results, plots, title, method):
-    figures = (mount(results, plots), timed(results, "small", plots), timed(results, "durable", plots), space(results, plots), several_hosts(results), a_server(results), some_tenants(results), some_volumes(results), the_study(results), compression(results), savings(results), ciphers(results, plots))
+    figures = (mount(results, plots), timed(results, "small", plots), timed(results, "durable", plots), space(results, plots), several_hosts(results), a_server(results), some_tenants(results), some_listings(results), some_volumes(results), the_study(results), compression(results), savings(results), ciphers(results, plots))
     return "\n\n".join([title, glance(results), *(part for part in figures if part), method, rest(results)]) + "\n"
 
 
@@ -147,6 +149,11 @@ def several_hosts(results):
 def some_tenants(results):
     result = results.get("tenants")
     return f"## One tenant beside another that floods\n\n{paragraph(told_of_tenants(result))}\n\n{of_tenants(result)}" if result else ""
+
+
+def some_listings(results):
+    result = results.get("listings")
+    return f"## Listings of a large bucket\n\n{paragraph(told_of_listings(result))}\n\n{of_listings(result)}" if result else ""
 
 
 def some_volumes(results):

@@ -55,9 +55,11 @@ pub fn check(parts: &Parts, object_max: u64) -> S3Result<()> {
             value.split([',', ' ']).find_map(|part| part.strip_prefix("SignedHeaders="))
         }
         (None, true) => {
+            // Whether it has expired, the library says (403), as it has the date.
             let seconds = query.get("X-Amz-Expires").and_then(|seconds| seconds.parse::<u64>().ok());
             if seconds.is_none_or(|seconds| seconds > PRESIGNED_SECONDS_MAX) {
-                return Err(s3_error!(InvalidRequest, "a presigned address is good for 7 days at most"));
+                let said = "X-Amz-Expires is a number of seconds, not negative, and 7 days at most";
+                return Err(s3_error!(AuthorizationQueryParametersError, "{said}"));
             }
             query.get("X-Amz-SignedHeaders")
         }
@@ -241,7 +243,12 @@ mod tests {
         let presigned =
             |seconds: u64| format!("/b/k?X-Amz-Expires={seconds}&X-Amz-SignedHeaders=host&X-Amz-Signature=0");
         assert!(checked(&presigned(604_800), &[]).is_ok());
-        assert!(checked(&presigned(604_801), &[]).is_err());
+        let code =
+            |uri: &str| checked(uri, &[]).map_err(|error| (error.code().as_str().to_owned(), error.status_code()));
+        let refused = ("AuthorizationQueryParametersError".to_owned(), Some(StatusCode::BAD_REQUEST));
+        for uri in [presigned(604_801), presigned(60).replace("=60", "=-60"), presigned(60).replace("=60", "=x")] {
+            assert_eq!(code(&uri), Err(refused.clone()), "{uri}");
+        }
         assert!(checked(&presigned(60), &[("x-amz-acl", "private")]).is_err());
     }
 

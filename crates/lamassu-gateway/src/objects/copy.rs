@@ -4,6 +4,7 @@ use super::attrs::{Attrs, Shown, Version};
 use super::key::Key;
 use super::node::{Node, Open};
 use super::{Guard, ObjectError, Objects, Reader, Result};
+use crate::work;
 use lamassu_vault::{Attr, Ino, Owner};
 use std::ops::Range;
 use std::sync::Arc;
@@ -77,9 +78,11 @@ impl Objects {
         let is_same = Version::of(&open.attr()?) == source.version;
         sum(is_same, &mut |each| Self::read_through(staged.open(), size, each), attrs)?;
         let replaces_source = (source.place.0.as_str(), &source.place.1) == (bucket, key);
-        let attr = staged.complete(attrs)?;
-        staged.place_complete(guard, |there| !replaces_source || there.is_some_and(|there| source.is(there)))?;
-        Ok(attr)
+        work::in_turn_to_sync(size, || {
+            let attr = staged.complete(attrs)?;
+            staged.place_complete(guard, |there| !replaces_source || there.is_some_and(|there| source.is(there)))?;
+            Ok(attr)
+        })
     }
 
     /// Makes a part of an upload from a range of an object.

@@ -401,7 +401,7 @@ mod tests {
         let (_dir, objects) = with_many(1);
         let tenant = Arc::new(limits::Tenant::new("t", limits::Limits::default()));
         let (tell, told) = std::sync::mpsc::channel();
-        let listing = work::spawn(Arc::new(tenant.begin("u").expect("a turn")), move || {
+        let listing = work::spawn(Arc::new(tenant.begin("u").expect("a turn")), None, move || {
             while work::is_wanted() {
                 std::thread::yield_now();
             }
@@ -450,6 +450,74 @@ mod tests {
         {
             let query = Query { prefix: prefix.into(), max: 20_000, ..Query::default() };
             assert_eq!(objects.list("bucket", &query, &|_| true).expect("lists").items.len(), count, "{prefix}");
+        }
+    }
+
+    /// The page that a query has of sorted keys.
+    fn page_of(keys: &[String], query: &Query) -> (Vec<String>, Option<(String, bool)>) {
+        let (after, is_group) = (query.after.as_deref().unwrap_or_default(), query.is_group);
+        let mut found: Vec<(String, bool)> = Vec::new();
+        for key in keys.iter().filter(|key| key.starts_with(&query.prefix)) {
+            if key.as_str() <= after || (is_group && key.starts_with(after)) {
+                continue;
+            }
+            let rest = &key[query.prefix.len()..];
+            let group = query.delimiter.as_ref().and_then(|delimiter| Some(rest.find(delimiter)? + delimiter.len()));
+            let item = group.map_or((key.clone(), false), |len| (key[..query.prefix.len() + len].to_owned(), true));
+            if found.last() != Some(&item) {
+                found.push(item);
+            }
+        }
+        let next = (found.len() > query.max).then(|| found[query.max - 1].clone());
+        (found.into_iter().take(query.max).map(|(name, _)| name).collect(), next)
+    }
+
+    /// 20,000 keys in folders whose names are beginnings of one another, and pages from any place.
+    #[test]
+    fn random_pages_are_those_of_sorted_keys() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+        let mut random = move |below: usize| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            (state >> 11) as usize % below
+        };
+        let mut keys = Vec::new();
+        for number in 0..20_000 {
+            let mut key = String::from("bucket/");
+            (0..random(4)).for_each(|_| key += ["a/", "a-b/", "a.b/", "ab/", "ä/", "z/"][random(6)]);
+            fs::create_dir_all(dir.path().join(&key)).expect("makes");
+            key += ["", "a-", "b.", "ä"][random(4)];
+            key += &format!("{number}");
+            fs::write(dir.path().join(&key), "").expect("writes");
+            keys.push(key.split_off("bucket/".len()));
+        }
+        keys.sort_unstable();
+        let mut objects = objects(dir.path());
+        objects.listings = Listings::settled_at_once();
+        for _ in 0..500 {
+            let mut part = || {
+                let key = &keys[random(keys.len())];
+                let ends: Vec<usize> = key.char_indices().map(|(at, _)| at).chain([key.len()]).collect();
+                key[..ends[random(ends.len())]].to_owned()
+            };
+            let (prefix, after) = (part(), part());
+            let prefix = if random(3) == 0 { String::new() } else { prefix };
+            let delimiter = [None, Some("/"), Some("-"), Some("b/")][random(4)].map(String::from);
+            let mut query = Query { prefix, delimiter, max: 1 + random(1000), ..Query::default() };
+            query.after = (random(3) > 0).then_some(after);
+            // The page, and the two behind it.
+            for _ in 0..3 {
+                let page = objects.list("bucket", &query, &|_| true).expect("lists");
+                let name = |item| match item {
+                    Item::Key(name, _) | Item::Group(name) => name,
+                };
+                let found = (page.items.into_iter().map(name).collect::<Vec<_>>(), page.next);
+                assert!(found == page_of(&keys, &query), "{query:?}: {:?}", found.1);
+                let Some((after, is_group)) = found.1 else { break };
+                (query.after, query.is_group) = (Some(after), is_group);
+            }
         }
     }
 

@@ -320,16 +320,11 @@ impl Objects {
             attrs.checksums.insert(algorithm.clone(), sum);
             attrs.is_composite = !upload.is_full;
         }
-        if let Err(error) = staged.complete(&attrs) {
-            // The list of parts is dropped if it does not fit, since the client could not complete the upload
-            // otherwise.
-            if attrs.parts.is_empty() || !matches!(error, ObjectError::MuchMetadata) {
-                return Err(error.into());
-            }
-            attrs.parts.clear();
-            staged.complete(&attrs)?;
-        }
-        match unless_ended(self.end_by(&at, (key, id), || staged.place_complete(guard, |_| true)))? {
+        let ended = work::in_turn_to_sync(size, || {
+            complete_with_parts(&staged, &mut attrs)?;
+            self.end_by(&at, (key, id), || staged.place_complete(guard, |_| true))
+        });
+        match unless_ended(ended)? {
             Some(()) => Ok(attrs),
             None => Ok(before()?),
         }
@@ -439,6 +434,18 @@ impl Objects {
         }
         remove_ended(parent, &ended_name(id))?;
         Ok(true)
+    }
+}
+
+/// Completes the file of an object that was made of parts. The list of parts is dropped if it does not fit, since the
+/// client could not complete the upload otherwise.
+fn complete_with_parts(staged: &Staged, attrs: &mut Attrs) -> Result<()> {
+    match staged.complete(attrs) {
+        Err(ObjectError::MuchMetadata) if !attrs.parts.is_empty() => {
+            attrs.parts.clear();
+            staged.complete(attrs).map(drop)
+        }
+        completed => completed.map(drop),
     }
 }
 

@@ -13,6 +13,8 @@ use std::sync::Arc;
 /// Read-only access.
 pub const READ: Access = Access { read: true, write: false, truncate: false };
 const READ_WRITE: Access = Access { read: true, write: true, truncate: false };
+/// Bytes that are copied by keys at once: what one turn moves in the store without a cipher.
+const COPIED_AT_ONCE: u64 = 8 << 20;
 
 /// The tree that objects are kept in: a vault with its datasets, or a provider's directory.
 pub trait Tree: FileSystem {
@@ -330,26 +332,25 @@ impl Open {
     pub fn copy_from(&self, from: &Open, (mut source, mut target): (u64, u64), mut len: u64) -> Result<()> {
         let mut by_keys = true;
         while len > 0 {
-            let copied = match by_keys {
-                true => self.copy_by_keys(from, (source, target), len)?,
-                false => None,
-            };
-            let done = match copied {
-                Some(done) if done > 0 => done,
-                _ => {
-                    // Only the partial block at the end is left, or keys cannot be copied at all.
-                    by_keys = false;
-                    let data = from.read(source, usize::try_from(len).unwrap_or(usize::MAX).min(super::PIECE))?;
-                    if data.is_empty() {
-                        return Err(VaultError::NoData);
-                    }
-                    self.write(target, &data)?;
-                    data.len() as u64
-                }
-            };
+            let done = work::in_turn(|| self.copy_piece(from, (source, target), len, &mut by_keys))?;
             (source, target, len) = (source + done, target + done, len.saturating_sub(done));
         }
         Ok(())
+    }
+
+    /// Copies the next piece of a range; returns its length.
+    fn copy_piece(&self, from: &Open, at: (u64, u64), len: u64, by_keys: &mut bool) -> Result<u64> {
+        if *by_keys && let Some(done @ 1..) = self.copy_by_keys(from, at, len.min(COPIED_AT_ONCE))? {
+            return Ok(done);
+        }
+        // Only the partial block at the end is left, or keys cannot be copied at all.
+        *by_keys = false;
+        let data = from.read(at.0, usize::try_from(len).unwrap_or(usize::MAX).min(super::PIECE))?;
+        if data.is_empty() {
+            return Err(VaultError::NoData);
+        }
+        self.write(at.1, &data)?;
+        Ok(data.len() as u64)
     }
 
     fn copy_by_keys(&self, from: &Open, (source, target): (u64, u64), len: u64) -> Result<Option<u64>> {

@@ -254,24 +254,26 @@ impl Objects {
         Ok(made)
     }
 
-    /// Copies a range of an open object to offset `at`, the end of the staged file.
+    /// Copies a range of an open object to offset `at`, the end of the staged file, in the tenant's turns.
     pub(super) fn append(staged: &Staged, from: &Open, at: u64, range: std::ops::Range<u64>) -> Result<()> {
         Ok(staged.open().copy_from(from, (range.start, at), range.end.saturating_sub(range.start))?)
     }
 
-    /// Calls `each` with the content of an open file, piece by piece.
+    /// Calls `each` with the content of an open file, piece by piece, each in the tenant's turn.
     ///
     /// # Errors
     /// Those of the vault.
     pub fn read_through(open: &Open, size: u64, each: &mut dyn FnMut(&[u8])) -> Result<()> {
         let mut at = 0;
         while at < size {
-            let piece = open.read(at, PIECE)?;
-            if piece.is_empty() {
-                return Err(VaultError::NoData.into());
-            }
-            each(&piece);
-            at += piece.len() as u64;
+            at += work::in_turn(|| {
+                let piece = open.read(at, PIECE)?;
+                if piece.is_empty() {
+                    return Err(ObjectError::from(VaultError::NoData));
+                }
+                each(&piece);
+                Ok(piece.len() as u64)
+            })?;
         }
         Ok(())
     }

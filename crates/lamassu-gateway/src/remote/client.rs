@@ -10,6 +10,7 @@ use super::settings::Settings;
 use crate::work;
 use data_encoding::BASE64;
 use http::{HeaderMap, Method, Request};
+use parking_lot::RwLock;
 use rusty_s3::actions::{CreateMultipartUpload, ListObjectsV2};
 use rusty_s3::{Bucket, Credentials, S3Action};
 use s3s::crypto::{Checksum as _, Md5};
@@ -17,6 +18,7 @@ use std::collections::HashSet;
 use std::hash::{BuildHasher, RandomState};
 use std::io::Read;
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::Duration;
 use ureq::Agent;
 use url::Url;
@@ -41,7 +43,7 @@ const PROPERTIES: &str = "x-amz-meta-lamassu";
 pub struct Client {
     agent: Agent,
     bucket: Bucket,
-    credentials: Credentials,
+    credentials: RwLock<Arc<Credentials>>,
     retries: u32,
     /// hashes tokens of pages with a key that the provider cannot know
     tokens: RandomState,
@@ -184,7 +186,12 @@ fn fault(status: u16, document: &str, what: &str, is_head: bool) -> RemoteError 
         (_, "NoSuchBucket") => RemoteError::NoBackend(text()),
         (_, "NoSuchUpload") => RemoteError::Lost(text()),
         (300..=399, _) | (_, "AuthorizationHeaderMalformed" | "PermanentRedirect") => RemoteError::Elsewhere(text()),
-        (401 | 403, _) => RemoteError::Denied(text()),
+        // With status 400 or 403: a credential with a session token ends after hours.
+        (_, "ExpiredToken" | "TokenRefreshRequired") => RemoteError::Expired(text()),
+        (401 | 403, _) | (_, "InvalidToken" | "InvalidAccessKeyId") => RemoteError::Denied(text()),
+        (400, "KeyTooLongError") => RemoteError::LongKey,
+        // A provider whose objects are files of a directory.
+        (409, "ParentIsObject" | "KeyIsDirectory") => RemoteError::NoPlace(text()),
         // A proxy in between may answer 404, too; that says nothing about an object.
         (404, "NoSuchKey") => RemoteError::Missing(text()),
         (404, _) if is_head => RemoteError::Missing(text()),
@@ -196,6 +203,18 @@ fn fault(status: u16, document: &str, what: &str, is_head: bool) -> RemoteError 
         (501, _) | (_, "NotImplemented") => RemoteError::Unsupported(text()),
         (408 | 429 | 500..=599, _) | (_, "RequestTimeout" | "SlowDown" | "InternalError") => RemoteError::Busy(text()),
         _ => RemoteError::Answer(text()),
+    }
+}
+
+/// The error of a HEAD whose answer is not understood: that answer has no document, so `again` asks for one by another
+/// request. An expired credential is known by its document alone.
+fn with_reason(error: RemoteError, again: impl FnOnce() -> Result<()>) -> RemoteError {
+    match error {
+        RemoteError::Answer(text) => match again() {
+            Err(reason @ (RemoteError::Expired(_) | RemoteError::Denied(_) | RemoteError::LongKey)) => reason,
+            Ok(()) | Err(_) => RemoteError::Answer(text),
+        },
+        error => error,
     }
 }
 
@@ -216,10 +235,19 @@ impl Client {
         Client {
             agent: settings.agent.clone(),
             bucket,
-            credentials,
+            credentials: RwLock::new(Arc::new(credentials)),
             retries: settings.retries,
             tokens: RandomState::new(),
         }
+    }
+
+    fn credentials(&self) -> Arc<Credentials> {
+        self.credentials.read().clone()
+    }
+
+    /// Signs further requests with other credentials.
+    pub fn take_credentials(&self, credentials: Credentials) {
+        *self.credentials.write() = Arc::new(credentials);
     }
 
     fn once(&self, signed: &Signed, body: Option<&[u8]>, most: u64) -> Result<Answer> {
@@ -278,11 +306,11 @@ impl Client {
     /// # Errors
     /// [`RemoteError::NoBackend`]; those of the provider.
     pub fn check(&self) -> Result<()> {
-        let sign = || Self::signed(&self.bucket.head_bucket(Some(&self.credentials)), Method::HEAD, Vec::new());
+        let sign = || Self::signed(&self.bucket.head_bucket(Some(&*self.credentials())), Method::HEAD, Vec::new());
         match self.send("HeadBucket", sign, None) {
             Ok(_) => Ok(()),
             Err(RemoteError::Missing(_)) => Err(RemoteError::NoBackend(self.bucket.name().into())),
-            Err(error) => Err(error),
+            Err(error) => Err(with_reason(error, || self.list("", true, None, 1).map(drop))),
         }
     }
 
@@ -291,8 +319,10 @@ impl Client {
     /// # Errors
     /// [`RemoteError::Missing`]; those of the provider.
     pub fn head(&self, name: &str) -> Result<Found> {
-        let sign = || Self::signed(&self.bucket.head_object(Some(&self.credentials), name), Method::HEAD, Vec::new());
-        self.send("HeadObject", sign, None)?.found()
+        let sign =
+            || Self::signed(&self.bucket.head_object(Some(&*self.credentials()), name), Method::HEAD, Vec::new());
+        let answer = self.send("HeadObject", sign, None);
+        answer.map_err(|error| with_reason(error, || self.get(name, 0..1, None).map(drop)))?.found()
     }
 
     /// Fetches a range of an object, shorter at the object's end, but never partially. If `of` is given, of that state
@@ -305,7 +335,7 @@ impl Client {
         let mut headers = vec![("range", format!("bytes={}-{}", range.start, range.end.saturating_sub(1)))];
         headers.extend(of.map(|(etag, _)| ("if-match", format!("\"{etag}\""))));
         let sign =
-            || Self::signed(&self.bucket.get_object(Some(&self.credentials), name), Method::GET, headers.clone());
+            || Self::signed(&self.bucket.get_object(Some(&*self.credentials()), name), Method::GET, headers.clone());
         let most = range.end.saturating_sub(range.start);
         let answer = self.send_for(most.max(DOCUMENT_MAX), "GetObject", sign, None)?;
         let found = answer.found()?;
@@ -324,7 +354,8 @@ impl Client {
     /// [`RemoteError::Changed`]; those of the provider.
     pub fn put(&self, name: &str, body: &[u8], properties: &str, unless: &Unless) -> Result<String> {
         self.conditional(name, properties, unless, |client, unless| {
-            let mut action = client.bucket.put_object(Some(&client.credentials), name);
+            let credentials = client.credentials();
+            let mut action = client.bucket.put_object(Some(&*credentials), name);
             let mut headers = vec![("content-md5", md5(body)), ("content-type", "application/octet-stream".into())];
             if !properties.is_empty() {
                 headers.push((PROPERTIES, properties.into()));
@@ -365,7 +396,8 @@ impl Client {
     /// # Errors
     /// [`RemoteError::Missing`], [`RemoteError::Changed`]; those of the provider.
     pub fn copy(&self, from: &str, etag: &str, name: &str, properties: &str) -> Result<String> {
-        let mut action = self.bucket.put_object(Some(&self.credentials), name);
+        let credentials = self.credentials();
+        let mut action = self.bucket.put_object(Some(&*credentials), name);
         let headers = vec![
             ("x-amz-copy-source", format!("/{}/{from}", self.bucket.name())),
             ("x-amz-copy-source-if-match", format!("\"{etag}\"")),
@@ -385,7 +417,7 @@ impl Client {
     /// Those of the provider.
     pub fn delete(&self, name: &str) -> Result<()> {
         let sign =
-            || Self::signed(&self.bucket.delete_object(Some(&self.credentials), name), Method::DELETE, Vec::new());
+            || Self::signed(&self.bucket.delete_object(Some(&*self.credentials()), name), Method::DELETE, Vec::new());
         match self.send("DeleteObject", sign, None) {
             Ok(_) | Err(RemoteError::Missing(_)) => Ok(()),
             Err(error) => Err(error),
@@ -397,7 +429,8 @@ impl Client {
     /// # Errors
     /// Those of the provider.
     pub fn list(&self, prefix: &str, grouped: bool, from: Option<&str>, max: usize) -> Result<Page> {
-        let mut action = ListObjectsV2::new(&self.bucket, Some(&self.credentials));
+        let credentials = self.credentials();
+        let mut action = ListObjectsV2::new(&self.bucket, Some(&*credentials));
         // Names here are sealed: letters, digits, `-`, `_`, dots and slashes.
         action.query_mut().remove("encoding-type");
         action.with_prefix(prefix);
@@ -443,7 +476,8 @@ impl Client {
     /// # Errors
     /// Those of the provider.
     pub fn begin(&self, name: &str, properties: &str) -> Result<String> {
-        let mut action = self.bucket.create_multipart_upload(Some(&self.credentials), name);
+        let credentials = self.credentials();
+        let mut action = self.bucket.create_multipart_upload(Some(&*credentials), name);
         let headers = vec![("content-type", "application/octet-stream".to_owned()), (PROPERTIES, properties.into())];
         for (header, value) in &headers {
             action.headers_mut().insert(*header, value.clone());
@@ -460,7 +494,8 @@ impl Client {
     /// # Errors
     /// Those of the provider.
     pub fn part(&self, name: &str, upload: &str, number: u16, body: &[u8]) -> Result<String> {
-        let mut action = self.bucket.upload_part(Some(&self.credentials), name, number, upload);
+        let credentials = self.credentials();
+        let mut action = self.bucket.upload_part(Some(&*credentials), name, number, upload);
         let headers = vec![("content-md5", md5(body))];
         for (header, value) in &headers {
             action.headers_mut().insert(*header, value.clone());
@@ -484,9 +519,10 @@ impl Client {
         let quoted: Vec<String> = etags.iter().map(|etag| format!("\"{etag}\"")).collect();
         self.conditional(name, properties, unless, |client, unless| {
             let headers: Vec<_> = condition(unless).into_iter().collect();
+            let credentials = client.credentials();
             let action = || {
                 let etags = quoted.iter().map(String::as_str);
-                client.bucket.complete_multipart_upload(Some(&client.credentials), name, upload, etags)
+                client.bucket.complete_multipart_upload(Some(&*credentials), name, upload, etags)
             };
             let sign = || Self::signed(&action(), Method::POST, headers.clone());
             let body = action().body();
@@ -499,7 +535,8 @@ impl Client {
     /// # Errors
     /// Those of the provider.
     pub fn abort(&self, name: &str, upload: &str) -> Result<()> {
-        let action = self.bucket.abort_multipart_upload(Some(&self.credentials), name, upload);
+        let credentials = self.credentials();
+        let action = self.bucket.abort_multipart_upload(Some(&*credentials), name, upload);
         let sign = || Self::signed(&action, Method::DELETE, Vec::new());
         match self.send("AbortMultipartUpload", sign, None) {
             Ok(_) | Err(RemoteError::Lost(_) | RemoteError::Missing(_)) => Ok(()),
@@ -532,6 +569,12 @@ mod tests {
             |code: &str| format!("<?xml version=\"1.0\"?><Error><Code>{code}</Code><Message>m</Message></Error>");
         for (status, code, said) in [
             (403, "AccessDenied", "refuses the gateway: Get: 403 AccessDenied: m"),
+            (400, "InvalidToken", "refuses the gateway"),
+            (400, "ExpiredToken", "has expired"),
+            (403, "ExpiredToken", "has expired"),
+            (400, "KeyTooLongError", "longer than the provider takes"),
+            (409, "KeyIsDirectory", "cannot have both"),
+            (409, "ParentIsObject", "cannot have both"),
             (404, "NoSuchBucket", "no such bucket"),
             (404, "NoSuchKey", "nothing there: Get: 404"),
             (301, "PermanentRedirect", "another endpoint"),

@@ -15,8 +15,8 @@ pub enum RemoteError {
     /// The client's fault.
     #[error(transparent)]
     Refused(#[from] Refusal),
-    /// The client's fault: the sealed form of the key is longer than providers accept.
-    #[error("the sealed form of the key has more than 1024 bytes, which no provider takes")]
+    /// The client's fault: the sealed form of the key is longer than providers accept, or than this one does.
+    #[error("the sealed form of the key, or of a part of it, is longer than the provider takes")]
     LongKey,
     /// The client's fault: a listing could not name the object.
     #[error("a key has no character that XML cannot have, as most control characters")]
@@ -57,6 +57,14 @@ pub enum RemoteError {
     /// The operator's fault: the provider refuses the gateway's credentials, or the operation.
     #[error("the provider refuses the gateway: {0}")]
     Denied(String),
+    /// The operator's fault: the gateway's credential at the provider has expired.
+    #[error(
+        "the gateway's credential at the provider has expired; write a new one to provider.credentials and send SIGHUP: {0}"
+    )]
+    Expired(String),
+    /// The provider's limit: objects are files of a directory there, and the key of one would be another's directory.
+    #[error("the provider keeps objects as files, and cannot have both a key and keys below it: {0}")]
+    NoPlace(String),
     /// The operator's fault: the bucket of `backend` does not exist.
     #[error("the provider has no such bucket: {0}")]
     NoBackend(String),
@@ -113,6 +121,7 @@ impl RemoteError {
             RemoteError::Unreachable(text) => RemoteError::Unreachable(text.clone()),
             RemoteError::Tls(text) => RemoteError::Tls(text.clone()),
             RemoteError::Denied(text) => RemoteError::Denied(text.clone()),
+            RemoteError::Expired(text) => RemoteError::Expired(text.clone()),
             RemoteError::Damaged(text) => RemoteError::Damaged(text.clone()),
             RemoteError::GivenUp => RemoteError::GivenUp,
             RemoteError::Missing(text) | RemoteError::Changed(text) => {

@@ -142,6 +142,11 @@ impl Remote {
         self.client.put(name, content, "", &Unless::Nothing).map(drop)
     }
 
+    /// Uses other credentials at the provider from now on.
+    pub fn take_credentials(&self, settings: Settings) {
+        self.client.take_credentials(settings.credentials);
+    }
+
     /// Whether the provider answers.
     ///
     /// # Errors

@@ -220,6 +220,13 @@ fn tell_refused(user: &User, operation: &str, bucket: Option<&str>) {
 }
 
 impl Session {
+    /// A session whose work waits in these queues.
+    #[cfg(test)]
+    pub fn in_queues(user: Arc<User>, queues: &Arc<Queues>) -> Session {
+        let turn = user.tenant.begin(&user.name).unwrap_or_else(|exceeded| panic!("{exceeded:?}"));
+        Session { user, turn: Arc::new(turn), queues: Some(queues.clone()) }
+    }
+
     /// The session of a request, which keeps the request counted.
     ///
     /// # Errors
@@ -233,7 +240,20 @@ impl Session {
 
     /// Runs work of this request on a thread that may block.
     pub fn spawn<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> Work<T> {
-        crate::work::spawn(self.turn.clone(), work)
+        crate::work::spawn(self.turn.clone(), None, work)
+    }
+
+    /// The same for a copy, whose pieces wait for the tenant's turns themselves: [`crate::work::in_turn`].
+    pub async fn copying<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> Work<T> {
+        let place = match &self.queues {
+            Some(queues) => Some(queues.copies.place(&self.user.tenant).await),
+            None => None,
+        };
+        crate::work::spawn(self.turn.clone(), self.queues.clone(), move || {
+            let done = work();
+            drop(place);
+            done
+        })
     }
 
     /// The same for work that takes a processor: it begins when it is the tenant's turn.

@@ -71,6 +71,17 @@ impl From<RemoteError> for S3Error {
             RemoteError::Unreachable(_) | RemoteError::Changed(_) | RemoteError::Lost(_) => {
                 passing(&error, S3ErrorCode::ServiceUnavailable)
             }
+            RemoteError::NoPlace(_) => conflict(
+                "KeyIsDirectory",
+                "the provider keeps objects as files: it cannot have an object whose key is the beginning of another's, \
+                 up to a slash"
+                    .into(),
+            ),
+            // Clients repeat it, until the operator has renewed the credential.
+            RemoteError::Expired(_) => {
+                tracing::error!(%error, "a request failed");
+                S3Error::with_message(S3ErrorCode::ServiceUnavailable, "the provider is not available now: try again")
+            }
             RemoteError::Tls(_)
             | RemoteError::Denied(_)
             | RemoteError::NoBackend(_)

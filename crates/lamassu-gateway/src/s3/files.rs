@@ -10,6 +10,7 @@ use crate::objects::list::{Item, Query};
 use crate::objects::node::Open;
 use crate::objects::uploads::{UploadPage, UploadQuery};
 use crate::objects::{Guard, ObjectError, Objects, Reader, Refusal, Staged, Upload};
+use crate::work;
 use lamassu_vault::{Owner, Time, VaultError};
 use s3s::S3Result;
 use std::collections::BTreeMap;
@@ -196,10 +197,11 @@ impl Store for Objects {
         let (bucket, key, id) = (part.bucket.as_str(), key_of(&part.key)?, part.upload.as_str());
         let source = self.source(&copying.from.0, &key_of(&copying.from.1)?)?;
         let range = copying.range_of(&source.shown)?;
-        let upload = self.find_upload(bucket, &key, id)?;
+        let (size, upload) = (range.end - range.start, self.find_upload(bucket, &key, id)?);
         let mut digests = Digests::new(Summing::of(upload.algorithm.as_deref())?);
         let staged = Objects::copy_part(self, &source, range, (bucket, &key, id), &mut |data| digests.update(data))?;
-        Store::place_part(self, part, staged, attrs_of(digests.finish()))
+        let attrs = attrs_of(digests.finish());
+        work::in_turn_to_sync(size, || Store::place_part(self, part, staged, attrs))
     }
 
     fn complete(self: &Arc<Self>, completing: &Completing) -> S3Result<Attrs> {

@@ -15,6 +15,8 @@ mod read;
 mod remote;
 mod store;
 mod sums;
+#[cfg(test)]
+mod turns;
 mod upload;
 mod write;
 
@@ -66,6 +68,16 @@ impl<S: Store> Gateway<S> {
     ) -> S3Result<T> {
         let store = self.store.clone();
         session.spawn(move || call(&store)).await.map_err(lost)?
+    }
+
+    /// A call that copies content within the store.
+    async fn copying<T: Send + 'static>(
+        &self,
+        session: &Session,
+        call: impl FnOnce(&Arc<S>) -> S3Result<T> + Send + 'static,
+    ) -> S3Result<T> {
+        let store = self.store.clone();
+        session.copying(move || call(&store)).await.await.map_err(lost)?
     }
 
     /// A call that ends with a sync of so many bytes.

@@ -84,7 +84,7 @@ impl<S: Store> Gateway<S> {
         let (conditions, range) = (source_conditions!(input), input.copy_source_range);
         let part = PartOf { bucket: input.bucket, key: input.key, upload: input.upload_id, number };
         let copying = PartCopying { from, part, conditions, range };
-        let (attrs, mtime) = self.blocking(&session, move |store| store.copy_part(&copying)).await?;
+        let (attrs, mtime) = self.copying(&session, move |store| store.copy_part(&copying)).await?;
         let mut result =
             CopyPartResult { e_tag: Some(etag(&attrs)), last_modified: Some(timestamp(mtime)), ..Default::default() };
         put_sums!(result, &attrs.checksums);
@@ -114,7 +114,7 @@ impl<S: Store> Gateway<S> {
             size: size.map_err(|_| s3_error!(InvalidRequest, "a size is not negative"))?,
         };
         let store = self.store.clone();
-        let work = session.spawn(move || store.complete(&completing));
+        let work = async move { session.copying(move || store.complete(&completing)).await.await };
         answer_complete(work, input.bucket, input.key, STATUS_WAIT).await
     }
 

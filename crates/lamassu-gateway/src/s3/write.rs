@@ -119,7 +119,7 @@ impl<S: Store> Gateway<S> {
         let asked = input.checksum_algorithm.as_ref().map(|algorithm| algorithm.as_str().to_owned());
         Summing::of(asked.as_deref())?;
         let copying = Copying { from, bucket, key, owner, guard, conditions, new, is_new, has_new_tags, asked };
-        let shown = self.blocking(&session, move |store| store.copy(&copying)).await?;
+        let shown = self.copying(&session, move |store| store.copy(&copying)).await?;
         let mut result = CopyObjectResult {
             e_tag: Some(etag(&shown.attrs)),
             last_modified: Some(timestamp(shown.mtime)),

@@ -442,6 +442,11 @@ def presigned():
     short = s3.generate_presigned_url("get_object", Params=key, ExpiresIn=1)
     time.sleep(2.5)
     assert refused(short) == 403
+    try:
+        urllib.request.urlopen(short)
+    except urllib.error.HTTPError as error:
+        said = error.read()
+    assert b"<Code>AccessDenied</Code>" in said and b"Request has expired" in said, said
     assert refused(s3.generate_presigned_url("get_object", Params=key, ExpiresIn=604801)) == 400
 
 

@@ -1,6 +1,7 @@
 //! A real gateway over a real vault, asked by real clients.
 
 mod boto;
+mod chain;
 mod clients;
 mod copies;
 mod crash;
@@ -10,6 +11,7 @@ mod lab;
 mod mounted;
 mod operation;
 mod provider;
+mod provider_tls;
 mod providers;
 mod remote;
 mod tenants;

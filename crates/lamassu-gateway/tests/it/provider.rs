@@ -40,18 +40,18 @@ const PLAIN: [&str; 14] = [
 
 pub struct Provider {
     dir: tempfile::TempDir,
-    port: u16,
+    pub port: u16,
     /// of each tenant
     limits: &'static str,
     proxy: Option<Child>,
 }
 
-struct Issued {
+pub struct Issued {
     json: String,
 }
 
 impl Provider {
-    fn new(lines: &str) -> Provider {
+    pub fn new(lines: &str) -> Provider {
         Provider::with_limits(lines, "")
     }
 
@@ -80,7 +80,7 @@ impl Provider {
         provider
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
 
@@ -122,7 +122,7 @@ impl Provider {
         run(self.policy(tenant, &["publish"]).arg("--to").arg(to).arg(self.manager(tenant)));
     }
 
-    fn manager(&self, tenant: &str) -> PathBuf {
+    pub fn manager(&self, tenant: &str) -> PathBuf {
         self.path(&format!("tenants/{tenant}"))
     }
 
@@ -132,18 +132,18 @@ impl Provider {
         command
     }
 
-    fn policy(&self, tenant: &str, words: &[&str]) -> Command {
+    pub fn policy(&self, tenant: &str, words: &[&str]) -> Command {
         let mut command = self.lamassu();
         let key = format!("raw:file:{}", self.path(&format!("tenants/{tenant}.key")).display());
         command.env("LAMASSU_POLICY_KEY", key).arg("policy").args(words);
         command
     }
 
-    fn publish(&self, tenant: &str) {
+    pub fn publish(&self, tenant: &str) {
         run(self.policy(tenant, &["publish"]).arg(self.manager(tenant)));
     }
 
-    fn issue(&self, tenant: &str, person: &str, more: &[&str]) -> Issued {
+    pub fn issue(&self, tenant: &str, person: &str, more: &[&str]) -> Issued {
         Issued { json: run(self.policy(tenant, &["issue"]).args(more).arg(self.manager(tenant)).arg(person)) }
     }
 
@@ -158,7 +158,7 @@ impl Provider {
         command
     }
 
-    fn start(&mut self) {
+    pub fn start(&mut self) {
         let log = fs::File::options().create(true).append(true).open(self.path("provider/log")).expect("a log");
         let mut command = self.proxy_command();
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
@@ -166,13 +166,13 @@ impl Provider {
         until("the proxy listens", || TcpStream::connect(("127.0.0.1", self.port)).is_ok());
     }
 
-    fn stop(&mut self) {
+    pub fn stop(&mut self) {
         let mut child = self.proxy.take().expect("it runs");
         run(Command::new("kill").arg("-TERM").arg(child.id().to_string()));
         assert_eq!(child.wait().expect("a child").code(), Some(0));
     }
 
-    fn log(&self) -> String {
+    pub fn log(&self) -> String {
         fs::read_to_string(self.path("provider/log")).unwrap_or_default()
     }
 
@@ -200,13 +200,13 @@ impl Provider {
 
     /// Runs lines of Python, behind `provider.py`.
     #[track_caller]
-    fn python(&self, issued: &Issued, lines: &str) -> String {
+    pub fn python(&self, issued: &Issued, lines: &str) -> String {
         const HEAD: &str = include_str!("provider.py");
         run(self.client("/usr/bin/python3", issued).arg("-c").arg(HEAD.to_owned() + lines))
     }
 
     /// Files of the provider that contain a plain text, in their name or content.
-    fn found(&self, text: &str) -> Vec<PathBuf> {
+    pub fn found(&self, text: &str) -> Vec<PathBuf> {
         fn walk(dir: &Path, each: &mut dyn FnMut(&Path)) {
             for entry in fs::read_dir(dir).expect("a directory") {
                 let path = entry.expect("an entry").path();

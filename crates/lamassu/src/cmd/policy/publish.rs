@@ -28,6 +28,7 @@ const ISSUE_EXAMPLES: &str = "\
 Examples:
   lamassu policy issue /var/lib/acme/policy alice
   lamassu policy issue --env --minutes 15 /var/lib/acme/policy alice
+  lamassu policy issue --toml --minutes 720 /var/lib/acme/policy gateway > provider.toml
 In ~/.aws/config:
   credential_process = lamassu policy issue -k raw:file:policy.key /var/lib/acme/policy alice";
 
@@ -93,6 +94,9 @@ pub struct Issue {
     /// Print shell commands (export AWS_ACCESS_KEY_ID=…) instead of the JSON of `credential_process` for AWS tools
     #[arg(long)]
     env: bool,
+    /// Print the file that a gateway reads as provider.credentials
+    #[arg(long, conflicts_with = "env")]
+    toml: bool,
     #[command(flatten)]
     dir: DirArg,
     /// Name of the person
@@ -191,6 +195,12 @@ pub fn issue(ui: &Ui, args: &Issue) -> Result<()> {
     if args.env {
         return print(format_args!(
             "export AWS_ACCESS_KEY_ID={}\nexport AWS_SECRET_ACCESS_KEY={}\nexport AWS_SESSION_TOKEN={}",
+            issued.access_key, *issued.secret, issued.session_token
+        ));
+    }
+    if args.toml {
+        return print(format_args!(
+            "access_key = \"{}\"\nsecret_key = \"{}\"\ntoken = \"{}\"",
             issued.access_key, *issued.secret, issued.session_token
         ));
     }
