@@ -480,6 +480,7 @@ fn lamassu_server(fault: &KeyServerFault) -> FaultKind {
         KeyServerFault::Unknown => FaultKind::KeyMissing,
         KeyServerFault::Exists => FaultKind::Refused,
         KeyServerFault::Retired | KeyServerFault::Deleted => FaultKind::KeyRevoked,
+        KeyServerFault::Version { .. } => FaultKind::AnchorServerVersion,
         KeyServerFault::KeepsNone | KeyServerFault::Failing { .. } | KeyServerFault::Wrong(_) => FaultKind::KeyAnswer,
         KeyServerFault::NoRandom => FaultKind::Other,
     }

@@ -2,7 +2,8 @@
 //! dropped. For every caller that is not the kernel, which counts its own.
 //!
 //! A lookup counts a reference to the entry that it finds, and the entry's number is valid as long as one is left
-//! ([`FileSystem::forget`]). Invariant: an [`EntryRef`] owns exactly one.
+//! ([`FileSystem::forget`]). Invariant: an [`EntryRef`] owns exactly one, unless it is of a
+//! root, which needs none.
 
 use crate::{Access, Attr, Entry, FileSystem, HandleId, Ino, Kind, Result, VaultError};
 use std::ffi::OsStr;

@@ -9,7 +9,7 @@
 
 mod told;
 
-pub use told::{ScrubFinding, ScrubWatch, Scrubbed};
+pub use told::{RowDigest, ScrubFinding, ScrubWatch, Scrubbed};
 
 use crate::anchored::TreeFiles;
 use crate::digests::{
@@ -371,8 +371,9 @@ impl Scrub<'_> {
     fn object(&mut self, dir: &dyn BackendDir, name: &OsStr, (path, st): (&Path, &Stat), object: ObjectId, row: &Row) {
         match &row.content {
             Content::File(file) => {
+                let digest = RowDigest::of(row);
                 let has_more = row.links > 1 && !self.seen.insert((object, StoreId::from(st)));
-                if has_more || (row.links <= 1 && self.watch.is_verified(object)) {
+                if has_more || (row.links <= 1 && self.watch.is_verified(object, digest)) {
                     self.done.skipped += u64::from(!has_more);
                     return;
                 }
@@ -405,7 +406,7 @@ impl Scrub<'_> {
                     Err(error) => self.failed_at(path.to_owned(), &error),
                 }
                 if self.has_verified_all_since(&before) {
-                    self.watch.verified(object);
+                    self.watch.verified(object, digest);
                 }
             }
             Content::Link(target) => {
@@ -439,7 +440,7 @@ impl Scrub<'_> {
         let is_open = row.file().is_some_and(|file| file.open.is_some());
         done.open_files += u64::from(is_open);
         done.files_without_blocks += u64::from(!found.has_blocks);
-        let has_content = row.file().is_some_and(|file| !file.root.is_none());
+        let has_content = is_open || row.file().is_some_and(|file| !file.root.is_none());
         done.files_with_unverified_blocks += u64::from(!found.has_blocks && has_content && self.anchor.has_blocks());
         let geometry = &self.context.geometry;
         let pages = found.stale_pages.runs.first();

@@ -285,7 +285,10 @@ fn code(fault: &Fault) -> Code {
         | Fault::MountpointInVault { .. }
         | Fault::NotAMount { .. }
         | Fault::MountBusy { .. } => Code::Mountpoint,
-        Fault::NotThatDataset { .. } | Fault::NotAScrubState { .. } | Fault::OpenStore { .. } => Code::Refused,
+        Fault::NotThatDataset { .. }
+        | Fault::NotAScrubState { .. }
+        | Fault::ScrubStateOfOthers { .. }
+        | Fault::OpenStore { .. } => Code::Refused,
         Fault::ReaderGone => Code::Done,
         Fault::DamageLeft { .. } | Fault::HistoryDamaged { .. } => Code::Damaged,
         Fault::Repaired { .. } => Code::Repaired,

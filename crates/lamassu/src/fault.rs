@@ -208,6 +208,11 @@ pub enum Fault {
         "{path:?} is not the state of a scrub of this vault, and is left as it is: name a file outside the vault that does not exist yet"
     )]
     NotAScrubState { path: PathBuf },
+    /// The user's: a state of a scrub that another user may have written.
+    #[error(
+        "{path:?} belongs to another user, or others may write it: what it says to be verified cannot be trusted; remove it, or name another file"
+    )]
+    ScrubStateOfOthers { path: PathBuf },
     /// The user's: a tree deeper than the limit.
     #[error("{path}: more than {max} directories deep; what is in it is left out")]
     TooDeep { path: String, max: usize },
@@ -281,7 +286,7 @@ pub enum Fault {
     /// Objects that a scrub could not verify without keys.
     #[error(
         "nothing is stale, but some of it cannot be verified without a key: {pages} pages of open files, the blocks of {files} files that are open, \
-         or were left so by a crash (`lamassu check --repair` completes these), {blocks} blocks whose tree records are lost, and all in {datasets} datasets whose anchors are not on this machine (`lamassu anchor import`; --skip-unanchored leaves them out)"
+         or were left so by a crash (`lamassu check --repair` completes these), or have a damaged block (`lamassu check` names it), {blocks} blocks whose tree records are lost, and all in {datasets} datasets whose anchors are not on this machine (`lamassu anchor import`; --skip-unanchored leaves them out)"
     )]
     ScrubUnverified { pages: u64, blocks: u64, files: u64, datasets: usize },
     /// The store's: a dataset that was exchanged before a scrub reached it.

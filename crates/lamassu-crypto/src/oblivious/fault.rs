@@ -35,9 +35,15 @@ pub enum KeyServerFault {
     /// The key was deleted.
     #[error("the key was deleted there, for good: name another one")]
     Deleted,
-    /// It has no master key, or is of an earlier version.
-    #[error("it keeps no keys: no `master_key` is configured there, or it is of an earlier version")]
+    /// It has no master key.
+    #[error("it keeps no keys: no `master_key` is configured there")]
     KeepsNone,
+    /// It speaks no version of the protocol that this host speaks.
+    #[error("it speaks another version of the protocol: {detail}")]
+    Version {
+        /// the versions of both
+        detail: String,
+    },
     /// This host has exceeded its limit.
     #[error("this host asks for more than its limit there allows (`evaluations_per_second`)")]
     Limited {

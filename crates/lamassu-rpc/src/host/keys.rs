@@ -98,9 +98,9 @@ fn failed(fault: ServerFault) -> KeyServerFault {
         ServerFault::NotJoined => KeyServerFault::NotJoined,
         ServerFault::Refused { detail } => KeyServerFault::Refused { detail },
         ServerFault::Failed { detail } => KeyServerFault::Failing { detail },
-        // The others are about vaults.
+        ServerFault::Version { detail } => KeyServerFault::Version { detail },
+        // Errors about vaults only.
         ServerFault::UnknownVault
-        | ServerFault::Version { .. }
         | ServerFault::Policy { .. }
         | ServerFault::InUse { .. }
         | ServerFault::Ended

@@ -158,6 +158,10 @@ impl BackendFile for Fenced<dyn BackendFile> {
         self.change()?.punch(offset, len)
     }
 
+    fn free_space(&self) -> io::Result<u64> {
+        self.inner.free_space()
+    }
+
     fn allocate(&self, offset: u64, len: u64) -> io::Result<()> {
         self.change()?.allocate(offset, len)
     }

@@ -255,6 +255,10 @@ pub trait BackendFile: BackendNode {
     fn sync_all(&self) -> io::Result<()>;
     /// Frees a range; it reads as zeros. Never changes the length. `EOPNOTSUPP` if the store cannot.
     fn punch(&self, offset: u64, len: u64) -> io::Result<()>;
+    /// Bytes that the store has free, as far as it says.
+    fn free_space(&self) -> io::Result<u64> {
+        Ok(u64::MAX)
+    }
     /// Reserves space without changing the length.
     fn allocate(&self, offset: u64, len: u64) -> io::Result<()>;
     /// First data at or after `offset`; `None` if there is none. Stores without holes answer `offset` while it lies

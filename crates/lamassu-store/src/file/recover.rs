@@ -238,8 +238,10 @@ impl Core {
         let believed = self.is_believed(st, g, &page);
         for i in (0..page.keys.len()).filter(|i| page.pending >> i & 1 == 1) {
             match self.resolve_block(g, i, &page, believed)? {
-                Some(Resolved { key, has_new_content, .. }) => {
-                    if !has_new_content {
+                Some(Resolved { key, is_new, opened }) => {
+                    let is_equal =
+                        |opened: Vec<u8>| self.seals_to_key(&opened, i, &page, self.geo().first_block(g) + i as u64);
+                    if !is_new && !opened.is_some_and(is_equal) {
                         let kind = if key.is_hole() { DamageKind::Unwritten } else { DamageKind::Reverted };
                         self.note_undone(st, self.damage(kind, g, Some(self.geo().first_block(g) + i as u64)));
                     }
@@ -305,30 +307,33 @@ impl Core {
         for (key, is_new) in candidates.chain(believed.then(|| (before(), false))) {
             if key.is_hole() {
                 if is_zero {
-                    return Ok(Some(Resolved { key, is_new, has_new_content: is_new }));
+                    return Ok(Some(Resolved { key, is_new, opened: None }));
                 }
             } else if let Some(opened) = self.opened(&bytes, &key, page, block) {
                 // Plain zeros also verify if they never arrived, past the end of the store's file. A hole has the same
                 // content, and needs no data.
                 let key = if is_zero && self::is_zero(&opened) { SlotKey::HOLE } else { key };
-                let has_new_content = is_new || self.seals_to_key(&opened, i, page, block);
-                return Ok(Some(Resolved { key, is_new, has_new_content }));
+                return Ok(Some(Resolved { key, is_new, opened: Some(opened) }));
             }
         }
         Ok(None)
     }
 
-    /// Whether content sealed now gets the key in slot `i`: then re-keying or another compression gave it that key.
+    /// Whether content gets the key in slot `i` if it is sealed: then re-keying gave it that key. Every epoch of K_in
+    /// is tried, with the vault's compression and without. A block that was compressed by a codec which the vault has
+    /// no longer is not recognised.
     fn seals_to_key(&self, content: &[u8], i: usize, page: &Page, block: BlockNo) -> bool {
         let Some(key) = page.keys.get(i).filter(|key| !key.is_hole()) else { return false };
-        let inner = self.ctx.ring.inner();
-        if inner.oblivious().is_some() {
-            return false; // recovery asks no server
-        }
-        let (mut sealed, mut keys) = (vec![0; content.len()], Keys::holes(1));
         let salts = self.forms_of(page).salts(Numbers::From(block));
-        let done = self.ctx.engine.seal_to(&inner, salts, content, &mut sealed, content.len(), keys.raw_mut());
-        done.is_ok() && keys.get(0) == Some(key)
+        let (mut sealed, mut keys) = (vec![0; content.len()], Keys::holes(1));
+        // Recovery asks no server.
+        self.ctx.ring.inners().into_iter().filter(|inner| inner.oblivious().is_none()).any(|inner| {
+            [salts, salts.compressed(None)].into_iter().any(|salts| {
+                let len = content.len();
+                let done = self.ctx.engine.seal_to(&inner, salts, content, &mut sealed, len, keys.raw_mut());
+                done.is_ok() && keys.get(0).as_ref() == Some(&key)
+            })
+        })
     }
 
     /// Whether a block is pending and its content fits none of the keys in its page.
@@ -355,8 +360,8 @@ pub(super) struct Resolved {
     pub key: SlotKey,
     /// It is the new key, not the previous one.
     pub is_new: bool,
-    /// The content is the new one, if under the previous key.
-    pub has_new_content: bool,
+    /// The content, unless it is a hole's.
+    pub opened: Option<Vec<u8>>,
 }
 
 fn is_zero(bytes: &[u8]) -> bool {

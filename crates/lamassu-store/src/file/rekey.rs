@@ -104,7 +104,7 @@ impl Core {
         if step.next.is_none() && work != Rekey::Outer && self.needs_settle(st) {
             self.settle_now(st)?;
         }
-        if !st.slack.is_empty() {
+        if work == Rekey::Full && !st.slack.is_empty() {
             self.sync_data(st)?; // frees what the store keeps of it
         }
         Ok(step)

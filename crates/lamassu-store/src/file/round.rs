@@ -75,7 +75,7 @@ impl Core {
         for (n, (block, change)) in round.data.iter_mut().enumerate() {
             if *change == Change::LeaveTail {
                 for (first, stretch) in sealed.stretches(*block, (n, 1), |_| false) {
-                    self.write_stretch(st, first, sealed, stretch)?;
+                    self.write_stretches(st, first, sealed, stretch)?;
                 }
                 written.insert(*block);
                 match never_durable {
@@ -314,7 +314,7 @@ impl Core {
             stretches.rotate_right(1);
         }
         for (first, stretch) in stretches {
-            self.write_stretch(st, first, sealed, stretch)?;
+            self.write_stretches(st, first, sealed, stretch)?;
         }
         round.punches.iter().try_for_each(|block| self.punch_block(st, *block))
     }
@@ -338,8 +338,41 @@ impl Core {
         runs
     }
 
-    /// Writes blocks that lie together. Zeros behind ciphertext that are written are noted, to be punched when that is
-    /// safe.
+    /// Writes blocks that lie together. In a nearly full store it writes them one by one, and puts back the content of
+    /// one that finds no space: a store that copies on write (btrfs) may have written a beginning of it, after which
+    /// the block would hold neither the old content nor the new.
+    fn write_stretches(
+        &self,
+        st: &mut State,
+        first: BlockNo,
+        sealed: &Ciphertext,
+        stretch: Stretch,
+    ) -> Result<(), StoreError> {
+        let size = self.ctx.block_len();
+        // A page is written whole or not at all.
+        if size <= PAGE_LEN || !st.fullness.is_nearly_full(&*self.backing) {
+            return self.write_stretch(st, first, sealed, stretch);
+        }
+        let mut before = vec![0; size];
+        for at in 0..stretch.count {
+            let block = first + at as u64;
+            let one = Stretch { n: stretch.n + at, count: 1, bytes: size.min(stretch.bytes - at * size) };
+            let offset = self.geo().block_offset(block);
+            let there = self.backing.read_at(offset, &mut before[..one.bytes]).unwrap_or(0);
+            let done = self.write_stretch(st, block, sealed, one);
+            if done.as_ref().is_err_and(StoreError::is_out_of_space) && there > 0 {
+                // What the store has written is in its memory, so the earlier content fits there. What it has not
+                // written still has that content.
+                let _ = self.backing.write_at(offset, &before[..there]);
+                st.marks.advance();
+            }
+            done?;
+        }
+        Ok(())
+    }
+
+    /// Writes blocks that lie together, by one write. Zeros behind ciphertext that are written are noted, to be punched
+    /// when that is safe.
     fn write_stretch(
         &self,
         st: &mut State,
@@ -387,7 +420,10 @@ impl Core {
     /// Notes a range that reads as zeros, unless the store keeps nothing there. Returns whether it keeps something.
     pub fn note_if_kept(&self, st: &mut State, zeros: Range<u64>) -> bool {
         let is_kept = matches!(self.backing.seek_hole(zeros.start), Ok(Some(hole)) if hole > zeros.start);
-        if is_kept {
+        // The range is read: a store may take data that was just written for a hole (as ZFS did, openzfs#15526).
+        let mut bytes = vec![0; if is_kept { (zeros.end - zeros.start) as usize } else { 0 }];
+        let is_zero = self.backing.read_at(zeros.start, &mut bytes).is_ok() && bytes.iter().all(|byte| *byte == 0);
+        if is_kept && is_zero {
             st.slack.note(zeros, st.marks.written());
         }
         is_kept

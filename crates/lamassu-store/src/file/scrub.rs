@@ -132,6 +132,13 @@ impl ScrubContext {
                 found.open_pages = std::mem::take(&mut found.stale_pages).count;
             }
         }
+        if row.open.is_some() && !is_twin {
+            let mut at = PageNo(count);
+            while let Some(next) = pages.next_present(at)? {
+                found.open_pages += 1;
+                at = next.next();
+            }
+        }
         if let Some(root) = row.blocks.filter(|_| found.has_blocks) {
             let blocks = StoreBlocks { backing, geometry: &self.geometry };
             let count = self.geometry.end_block(row.size).0;

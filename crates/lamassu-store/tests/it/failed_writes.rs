@@ -11,6 +11,7 @@ use lamassu_store::backend::memory::MemoryBackend;
 use lamassu_store::file::File;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 const BLOCK: u64 = 4096;
 /// Blocks of a page at R = 62.
@@ -295,5 +296,42 @@ fn a_torn_block_reads_as_damage_until_it_is_whole() {
         opened().read_at(0, &mut back).expect("reads");
         assert!(&back == contents.last().expect("one"), "R {reserved} {codec:?}");
         assert_eq!(opened().check(false, &mut |_| {}).expect("checks").damage, []);
+    }
+}
+
+/// A store that copies on write, such as btrfs, may write the beginning of a block before it finds no space. The
+/// content from before is put back then: it would be lost if the process ended.
+#[test]
+fn a_full_store_that_has_written_a_part_of_a_block_keeps_its_content() {
+    const LEN: usize = 65536;
+    for codec in [None, Some(Codec::Lz4)] {
+        let memory = Arc::new(MemoryBackend::new());
+        let store = FaultBackend::new(memory.clone());
+        store.faults().set_free_space(1 << 20);
+        let setup = Setup { block_size: LEN as u32, codec, ..Setup::default() };
+        let file = File::create(setup.context(), create_in(&store), "test").expect("creates");
+        let (old, new) = (fill(8 * LEN, &mut Rng(1)), fill(8 * LEN, &mut Rng(2)));
+        file.write_at(0, &old).expect("writes");
+        file.settle_now().expect("settles");
+        let blocks = AtomicU64::new(0);
+        store.faults().rule(move |c| {
+            let is_block = c.call == Call::Write && c.len > 4096;
+            (is_block && blocks.fetch_add(1, Ordering::Relaxed) >= 2).then_some(Fault::Full(5 * 4096))
+        });
+        let is_refused = file.write_at(0, &new).is_err() || file.flush().is_err();
+        assert!(is_refused);
+        // Killed here.
+        let again = File::open(setup.context(), raw(&memory.snapshot()), "again").expect("opens");
+        assert_eq!(again.check(false, &mut |_| {}).expect("checks").damage, []);
+        let mut back = vec![0; 8 * LEN];
+        again.read_at(0, &mut back).expect("reads");
+        let news = (0..8).filter(|n| back[n * LEN..][..LEN] == new[n * LEN..][..LEN]).count();
+        let olds = (0..8).filter(|n| back[n * LEN..][..LEN] == old[n * LEN..][..LEN]).count();
+        assert_eq!((news, olds), (2, 6), "{codec:?}");
+        // With space again, what was buffered is written.
+        store.faults().clear_rules();
+        sync(&file);
+        file.read_at(0, &mut back).expect("reads");
+        assert!(back == new);
     }
 }

@@ -298,7 +298,7 @@ impl Forest {
     /// As [`Forest::resolve`].
     pub fn resolve_from(&self, member: Number, path: &OsStr) -> Result<Entry> {
         let names = components(path)?;
-        // The root of a member needs no reference.
+        // The root of a member needs no reference, and giving one back changes nothing there.
         let root = Entry { attr: self.root_attr(&*self.slot(member)?)?, generation: 0 };
         descend(EntryRef::new(self, root), &names).map(EntryRef::into_entry)
     }

@@ -1,9 +1,22 @@
 //! What a scrub reports while it runs, and what it counts.
 
+use crate::digests::digest_of_text;
 use crate::event::IntegrityKind;
 use lamassu_anchor::ObjectId;
+use lamassu_anchor::row::Row;
 use std::ops::AddAssign;
 use std::path::{Path, PathBuf};
+
+/// A digest of an object's row: another one, if the object has changed in the anchor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RowDigest(pub u64);
+
+impl RowDigest {
+    pub(crate) fn of(row: &Row) -> RowDigest {
+        let digest = digest_of_text(&row.encode()).0;
+        RowDigest(digest.iter().take(8).fold(0, |number, byte| number << 8 | u64::from(*byte)))
+    }
+}
 
 /// Gets reports of a running scrub, and answers its questions.
 pub trait ScrubWatch {
@@ -13,11 +26,11 @@ pub trait ScrubWatch {
     fn found(&mut self, finding: &ScrubFinding);
     /// A dataset with this id, by the anchor, lies there. It has an anchor of its own.
     fn dataset(&mut self, stored: &Path, id: [u8; 16]);
-    /// All of a file matches the anchor. Not called for files with findings, or not fully verified: a scrub that
-    /// continues verifies them again.
-    fn verified(&mut self, object: ObjectId);
-    /// Whether an earlier scrub, which this one continues, has verified a file.
-    fn is_verified(&self, object: ObjectId) -> bool;
+    /// All of a file matches its row in the anchor. Not called for files with findings, or not fully verified: a scrub
+    /// that continues verifies them again.
+    fn verified(&mut self, object: ObjectId, row: RowDigest);
+    /// Whether an earlier scrub, which this one continues, has verified a file, by the row that it has now.
+    fn is_verified(&self, object: ObjectId, row: RowDigest) -> bool;
     /// Whether to end now. Asked before each entry, and in a file before each page or block.
     fn is_stopped(&self) -> bool;
 }

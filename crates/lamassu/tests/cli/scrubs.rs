@@ -64,7 +64,7 @@ fn findings(told: &Value) -> Vec<(String, String)> {
 
 fn verified(b: &Bench) -> u64 {
     let state: Value = serde_json::from_slice(&fs::read(b.path("verified")).unwrap()).unwrap();
-    state["verified"].as_array().unwrap().len() as u64
+    state["verified"].as_object().unwrap().len() as u64
 }
 
 #[test]
@@ -202,6 +202,47 @@ fn the_blocks_of_what_a_killed_mount_has_left_are_not_called_clean() {
     b.run("check --repair v").ok();
     let told = b.run("scrub --json v").ok().json();
     assert_eq!((count(&told, "blocks"), count(&told, "files_with_unverified_blocks")), (BLOCKS, 0), "{told}");
+}
+
+/// What was verified under another row of the anchor was not verified.
+#[test]
+fn a_file_that_was_changed_since_is_verified_again() {
+    let (b, stored) = furnished();
+    let child = start(&b, "--limit 40K");
+    wait_for("a file was verified", || b.path("verified").exists() && verified(&b) > 2);
+    stopped(child, "-INT").code(15);
+    let files = files_in(&stored);
+    let before: Vec<_> = files.iter().map(|file| fs::read(file).unwrap()).collect();
+    let from = b.dir("other");
+    (0..FILES).for_each(|i| fs::write(from.join(i.to_string()), noise(BLOCKS as usize * 4096, 50 + i)).unwrap());
+    for i in 0..FILES {
+        b.run(&format!("cp v other/{i} vault:d/{i}")).ok();
+    }
+    for (file, bytes) in files.iter().zip(before) {
+        fs::write(file, bytes).unwrap();
+    }
+    let told = b.run("scrub --json --state verified v").code(30).json();
+    assert_eq!(count(&told, "skipped"), 0, "{told}");
+}
+
+#[test]
+fn a_state_that_others_may_write_is_not_believed() {
+    let (b, _) = furnished();
+    let child = start(&b, "--limit 40K");
+    wait_for("a file was verified", || b.path("verified").exists() && verified(&b) > 0);
+    stopped(child, "-INT").code(15);
+    let mode = |mode| fs::set_permissions(b.path("verified"), fs::Permissions::from_mode(mode)).unwrap();
+    assert_eq!(fs::metadata(b.path("verified")).unwrap().permissions().mode() & 0o777, 0o600);
+    mode(0o620);
+    b.run("scrub --state verified v").code(28).says("cannot be trusted");
+    mode(0o600);
+    let me = fs::metadata(b.path("verified")).unwrap();
+    if std::os::unix::fs::MetadataExt::uid(&me) == 0 {
+        std::os::unix::fs::chown(b.path("verified"), Some(65534), None).unwrap();
+        b.run("scrub --state verified v").code(28).says("cannot be trusted");
+        std::os::unix::fs::chown(b.path("verified"), Some(0), None).unwrap();
+    }
+    b.run("scrub --state verified v").ok();
 }
 
 /// A vault with a dataset, and one in that. Where they lie in the store, and the ids of both.

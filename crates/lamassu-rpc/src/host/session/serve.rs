@@ -77,7 +77,7 @@ impl Shared {
 
     /// Serves until the session has ended.
     pub(super) async fn serve(self: Arc<Shared>, first: Said) {
-        let mut said = Some(first);
+        let (mut said, mut is_warned) = (Some(first), false);
         loop {
             if let Some((up, down)) = said.take() {
                 self.talk(up, down).await;
@@ -107,6 +107,11 @@ impl Shared {
                 }
                 Err(AnchorError::Server { fault: ServerFault::Ended, .. }) => self.lost(),
                 Err(error) => {
+                    let is_of_other_version =
+                        matches!(error, AnchorError::Server { fault: ServerFault::Version { .. }, .. });
+                    if is_of_other_version && !std::mem::replace(&mut is_warned, true) {
+                        tracing::warn!(%error, "the session cannot go on at this server, and ends with its term");
+                    }
                     tracing::debug!(%error, "the session is without a connection");
                     self.wait_to_connect().await;
                 }

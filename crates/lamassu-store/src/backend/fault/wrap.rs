@@ -7,6 +7,7 @@ use crate::backend::{
 use std::ffi::{OsStr, OsString};
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// An object of the store below, and the faults that its calls pass through.
 pub(super) struct Faulty<T: ?Sized> {
@@ -78,7 +79,7 @@ impl BackendFile for FaultFile {
                 let len = buf.len().min(most);
                 self.inner.read_at(offset, &mut buf[..len])
             }
-            Some(Fault::After(_)) | None => self.inner.read_at(offset, buf),
+            Some(Fault::After(_) | Fault::Full(_)) | None => self.inner.read_at(offset, buf),
         }
     }
 
@@ -89,8 +90,12 @@ impl BackendFile for FaultFile {
                 self.inner.write_at(offset, &data[..most])?;
                 Err(errno(libc::EIO))
             }
+            Some(Fault::Full(most)) if most < data.len() => {
+                self.inner.write_at(offset, &data[..most])?;
+                Err(errno(libc::ENOSPC))
+            }
             Some(Fault::After(code)) => self.inner.write_at(offset, data).and(Err(errno(code))),
-            Some(Fault::Short(_)) | None => self.inner.write_at(offset, data),
+            Some(Fault::Short(_) | Fault::Full(_)) | None => self.inner.write_at(offset, data),
         }
     }
 
@@ -117,6 +122,10 @@ impl BackendFile for FaultFile {
     fn punch(&self, offset: u64, len: u64) -> io::Result<()> {
         self.faults.pass(Call::Punch, None, offset, len)?;
         self.inner.punch(offset, len)
+    }
+
+    fn free_space(&self) -> io::Result<u64> {
+        Ok(self.inner.free_space()?.min(self.faults.free_space.load(Ordering::Relaxed)))
     }
 
     fn allocate(&self, offset: u64, len: u64) -> io::Result<()> {

@@ -166,6 +166,11 @@ impl BackendFile for LocalFile {
         Ok(self.handle.write(|fd| rustix::fs::fallocate(fd, flags, offset, len))?)
     }
 
+    fn free_space(&self) -> io::Result<u64> {
+        let st = rustix::fs::fstatvfs(self.handle.fd())?;
+        Ok(st.f_bavail.saturating_mul(st.f_frsize))
+    }
+
     fn allocate(&self, offset: u64, len: u64) -> io::Result<()> {
         if len == 0 {
             return Ok(());

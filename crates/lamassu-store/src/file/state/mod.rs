@@ -17,6 +17,7 @@
 
 mod buffer;
 mod failures;
+mod fullness;
 mod identity;
 mod inherited;
 mod marks;
@@ -29,6 +30,7 @@ mod zeros;
 
 pub(super) use buffer::{Buffer, Dirty};
 pub(super) use failures::Failures;
+pub(super) use fullness::Fullness;
 pub(super) use identity::Identity;
 pub(super) use inherited::Inherited;
 pub use marks::Mark;
@@ -51,6 +53,7 @@ pub(super) struct State {
     pub failures: Failures,
     pub space: Space,
     pub slack: Slack,
+    pub fullness: Fullness,
     pub pages: Pages,
     pub buffer: Buffer,
     pub inherited: Inherited,

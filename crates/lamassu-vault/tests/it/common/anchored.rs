@@ -196,10 +196,10 @@ impl<F: FnMut()> scrub::ScrubWatch for Meanwhile<F> {
         self.found.push(format!("{}: {}", finding.path.display(), finding.what));
     }
     fn dataset(&mut self, _: &std::path::Path, _: [u8; 16]) {}
-    fn verified(&mut self, _: ObjectId) {
+    fn verified(&mut self, _: ObjectId, _: scrub::RowDigest) {
         self.step();
     }
-    fn is_verified(&self, _: ObjectId) -> bool {
+    fn is_verified(&self, _: ObjectId, _: scrub::RowDigest) -> bool {
         false
     }
     fn is_stopped(&self) -> bool {
@@ -225,8 +225,8 @@ impl scrub::ScrubWatch for Findings {
         self.0.push(finding.clone());
     }
     fn dataset(&mut self, _: &std::path::Path, _: [u8; 16]) {}
-    fn verified(&mut self, _: ObjectId) {}
-    fn is_verified(&self, _: ObjectId) -> bool {
+    fn verified(&mut self, _: ObjectId, _: scrub::RowDigest) {}
+    fn is_verified(&self, _: ObjectId, _: scrub::RowDigest) -> bool {
         false
     }
     fn is_stopped(&self) -> bool {

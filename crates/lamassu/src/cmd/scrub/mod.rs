@@ -20,7 +20,7 @@ use lamassu_host::anchors::compare_records;
 use lamassu_keys::header_file;
 use lamassu_store::Backend;
 use lamassu_vault::event::{Events, FoundBy};
-use lamassu_vault::scrub::{ScrubFinding, ScrubWatch, Scrubbed, scrub};
+use lamassu_vault::scrub::{RowDigest, ScrubFinding, ScrubWatch, Scrubbed, scrub};
 use serde::Serialize;
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
@@ -354,17 +354,17 @@ impl ScrubWatch for Watch<'_> {
         self.datasets.push_back((self.here.stored.join(stored), id));
     }
 
-    fn verified(&mut self, object: ObjectId) {
+    fn verified(&mut self, object: ObjectId, row: RowDigest) {
         if self.file.is_some() {
-            self.state.add(&self.here.vault, object);
+            self.state.add(&self.here.vault, object, row);
             if self.saved.elapsed() >= SAVE_EVERY {
                 self.save();
             }
         }
     }
 
-    fn is_verified(&self, object: ObjectId) -> bool {
-        self.state.has(&self.here.vault, object)
+    fn is_verified(&self, object: ObjectId, row: RowDigest) -> bool {
+        self.state.has(&self.here.vault, object, row)
     }
 
     fn is_stopped(&self) -> bool {

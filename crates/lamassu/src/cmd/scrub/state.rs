@@ -1,29 +1,34 @@
 //! What a scrub remembers of itself (`--state`), so that the next one goes on where it was stopped.
 //!
 //! A file is in it once all of it was as the anchor says. What was found, or could not be told, is not: the scrub that
-//! goes on looks at it again, and tells it again, so that its exit code is that of the whole.
+//! goes on looks at it again, and tells it again, so that its exit code is that of the whole. Nor is a file that has
+//! changed in the anchor since.
 
 use crate::fault::{Fault, Result};
 use lamassu_anchor::ObjectId;
 use lamassu_host::Error;
+use lamassu_vault::scrub::RowDigest;
 use serde::{Deserialize, Serialize};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
+use std::io::{Read, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 /// What was verified, by vault.
 #[derive(Serialize, Deserialize, Default)]
 pub struct State {
     vault: String,
-    /// numbers of the objects whose files were verified
-    verified: BTreeSet<u64>,
+    /// the objects whose files were verified, by number, and the digests of their rows
+    verified: BTreeMap<u64, u64>,
     /// the same of datasets, by their ids
     #[serde(default)]
-    datasets: BTreeMap<String, BTreeSet<u64>>,
+    datasets: BTreeMap<String, BTreeMap<u64, u64>>,
 }
 
 impl State {
     /// The state in a file, which may not be there yet. Another file than the state of a scrub of this vault is
-    /// refused: it would be replaced, and removed in the end.
+    /// refused: it would be replaced, and removed in the end. So is one that others may write: whoever can have files
+    /// skipped can hide damage.
     pub fn read(file: &Path, dir: &Path, vault: &str) -> Result<State> {
         let refused = || Fault::NotAScrubState { path: file.to_owned() };
         let local = |source| Error::Local { op: "read", path: file.to_owned(), source };
@@ -35,7 +40,16 @@ impl State {
         let bytes = match file.symlink_metadata() {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(State::of(vault)),
             Ok(st) if !st.is_file() => return Err(refused().into()),
-            Ok(_) => std::fs::read(file).map_err(local)?,
+            Ok(_) => {
+                let mut open = std::fs::File::open(file).map_err(local)?;
+                let st = open.metadata().map_err(local)?;
+                if st.uid() != rustix::process::geteuid().as_raw() || st.mode() & 0o022 != 0 {
+                    return Err(Fault::ScrubStateOfOthers { path: file.to_owned() }.into());
+                }
+                let mut bytes = Vec::new();
+                open.read_to_end(&mut bytes).map_err(local)?;
+                bytes
+            }
             Err(error) => return Err(local(error).into()),
         };
         let read: State = serde_json::from_slice(&bytes).map_err(|_| refused())?;
@@ -47,25 +61,30 @@ impl State {
         State { vault: vault.into(), ..State::default() }
     }
 
-    pub fn add(&mut self, vault: &str, object: ObjectId) {
+    pub fn add(&mut self, vault: &str, object: ObjectId, row: RowDigest) {
         let verified = match vault == self.vault {
             true => &mut self.verified,
             false => self.datasets.entry(vault.into()).or_default(),
         };
-        verified.insert(object.0);
+        verified.insert(object.0, row.0);
     }
 
-    pub fn has(&self, vault: &str, object: ObjectId) -> bool {
+    pub fn has(&self, vault: &str, object: ObjectId, row: RowDigest) -> bool {
         let verified = if vault == self.vault { Some(&self.verified) } else { self.datasets.get(vault) };
-        verified.is_some_and(|verified| verified.contains(&object.0))
+        verified.is_some_and(|verified| verified.get(&object.0) == Some(&row.0))
     }
 
-    /// Whole or not at all: it is written beside, then renamed.
+    /// Whole or not at all: it is written beside, then renamed. For this user alone.
     pub fn write(&self, file: &Path) -> std::io::Result<()> {
         let mut beside = file.as_os_str().to_owned();
         beside.push(".new");
         let bytes = serde_json::to_vec(self).map_err(std::io::Error::other)?;
-        std::fs::write(&beside, bytes)?;
+        match std::fs::remove_file(&beside) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let new = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&beside);
+        new?.write_all(&bytes)?;
         std::fs::rename(&beside, file)
     }
 }
