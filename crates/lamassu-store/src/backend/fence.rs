@@ -158,8 +158,8 @@ impl BackendFile for Fenced<dyn BackendFile> {
         self.change()?.punch(offset, len)
     }
 
-    fn free_space(&self) -> io::Result<u64> {
-        self.inner.free_space()
+    fn room_to_replace(&self) -> io::Result<u64> {
+        self.inner.room_to_replace()
     }
 
     fn allocate(&self, offset: u64, len: u64) -> io::Result<()> {

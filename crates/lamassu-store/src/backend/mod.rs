@@ -255,8 +255,9 @@ pub trait BackendFile: BackendNode {
     fn sync_all(&self) -> io::Result<()>;
     /// Frees a range; it reads as zeros. Never changes the length. `EOPNOTSUPP` if the store cannot.
     fn punch(&self, offset: u64, len: u64) -> io::Result<()>;
-    /// Bytes that the store has free, as far as it says.
-    fn free_space(&self) -> io::Result<u64> {
+    /// Bytes that the store has free for replacing existing content, as far as it says. A store that overwrites in
+    /// place needs none, and answers `u64::MAX`.
+    fn room_to_replace(&self) -> io::Result<u64> {
         Ok(u64::MAX)
     }
     /// Reserves space without changing the length.

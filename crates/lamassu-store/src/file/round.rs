@@ -20,7 +20,7 @@ use super::ciphertext::{Ciphertext, Stretch};
 use super::plan::{Change, Goal, Round};
 use super::primitives::{Core, PageId};
 use super::recover::keep_bits;
-use super::state::{Held, Mark, PageState, SizeFields, State};
+use super::state::{Held, Mark, PageState, SizeFields, State, has_room};
 use super::types::StoreError;
 use lamassu_crypto::compress::stored_len;
 use lamassu_format::{BlockNo, Keys, PAGE_LEN, Page, PageNo, SlotKey, is_compressed};
@@ -338,9 +338,9 @@ impl Core {
         runs
     }
 
-    /// Writes blocks that lie together. In a nearly full store it writes them one by one, and puts back the content of
-    /// one that finds no space: a store that copies on write (btrfs) may have written a beginning of it, after which
-    /// the block would hold neither the old content nor the new.
+    /// Writes blocks that lie together. In a nearly full store that copies on write (btrfs) it writes them one by one,
+    /// and refuses to begin one that may find no space in its middle: afterwards the block would hold neither the old
+    /// content nor the new, and the old one could not be put back either.
     fn write_stretches(
         &self,
         st: &mut State,
@@ -353,20 +353,14 @@ impl Core {
         if size <= PAGE_LEN || !st.fullness.is_nearly_full(&*self.backing) {
             return self.write_stretch(st, first, sealed, stretch);
         }
-        let mut before = vec![0; size];
         for at in 0..stretch.count {
             let block = first + at as u64;
             let one = Stretch { n: stretch.n + at, count: 1, bytes: size.min(stretch.bytes - at * size) };
-            let offset = self.geo().block_offset(block);
-            let there = self.backing.read_at(offset, &mut before[..one.bytes]).unwrap_or(0);
-            let done = self.write_stretch(st, block, sealed, one);
-            if done.as_ref().is_err_and(StoreError::is_out_of_space) && there > 0 {
-                // What the store has written is in its memory, so the earlier content fits there. What it has not
-                // written still has that content.
-                let _ = self.backing.write_at(offset, &before[..there]);
-                st.marks.advance();
+            if !has_room(&*self.backing, size) {
+                let source = std::io::Error::from_raw_os_error(libc::ENOSPC);
+                return Err(StoreError::Io { op: "write", offset: self.geo().block_offset(block), source });
             }
-            done?;
+            self.write_stretch(st, block, sealed, one)?;
         }
         Ok(())
     }

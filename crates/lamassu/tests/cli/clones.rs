@@ -205,18 +205,23 @@ fn a_copy_cut_off_is_no_vault() {
 }
 
 /// A file system in a file, unmounted at the end.
-struct Image(std::path::PathBuf);
+pub struct Image(std::path::PathBuf);
 
 impl Image {
     /// None where this machine cannot.
     fn xfs(b: &Bench) -> Option<Image> {
-        let (image, dir) = (b.path("xfs.img"), b.dir("xfs"));
+        Image::made(b, "xfs", &["-q", "-m", "reflink=1"])
+    }
+
+    /// Mounted at the name of its kind.
+    pub fn made(b: &Bench, kind: &str, options: &[&str]) -> Option<Image> {
+        let (image, dir) = (b.path(&format!("{kind}.img")), b.dir(kind));
         fs::File::create(&image).unwrap().set_len(400 << 20).unwrap();
         let ran = |command: &mut Command| command.output().is_ok_and(|o| o.status.success());
-        let made = ran(Command::new("mkfs.xfs").args(["-q", "-m", "reflink=1"]).arg(&image))
+        let made = ran(Command::new(format!("mkfs.{kind}")).args(options).arg(&image))
             && ran(Command::new("mount").args(["-o", "loop"]).arg(&image).arg(&dir));
         if !made {
-            eprintln!("SKIPPED: no XFS in a loop image here");
+            eprintln!("SKIPPED: no {kind} in a loop image here");
         }
         made.then_some(Image(dir))
     }

@@ -1,9 +1,11 @@
 //! Rotation, re-keying, retirement, and slots of a mounted vault, as a user does them.
 
+use crate::clones::Image;
 use crate::mounts::{daemon_of, kill, wait_for};
 use crate::support::{Bench, noise};
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::Write;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -345,4 +347,36 @@ fn a_file_that_was_put_back_is_not_rekeyed_and_no_key_that_it_needs_is_retired()
     }
     assert!(b.run("cat v stale").ok().out == noise(30_000, 3));
     b.run("scrub v").ok();
+}
+
+/// btrfs copies on write: a block of several pages that finds no space in its middle would be neither old nor new.
+#[test]
+fn a_full_btrfs_loses_no_block() {
+    let b = Bench::new();
+    let Some(_btrfs) = Image::made(&b, "btrfs", &["-q"]) else { return };
+    b.run("init -b 64K btrfs/v").ok();
+    let contents: Vec<_> = (0..4).map(|seed| noise(4 << 20, seed)).collect();
+    for (i, content) in contents.iter().enumerate() {
+        b.file(&format!("f{i}"), content);
+        b.run(&format!("cp btrfs/v f{i} vault:f{i}")).ok();
+    }
+    b.run("key rotate --inner btrfs/v").ok();
+    let fill = |name: &str, piece: usize| {
+        let mut file = fs::File::create(b.path(name)).unwrap();
+        while file.write_all(&vec![0; piece]).is_ok() {}
+        rustix::fs::syncfs(&file).unwrap();
+        file
+    };
+    let (large, small) = (fill("btrfs/large", 1 << 20), fill("btrfs/small", 4096));
+    large.set_len(large.metadata().unwrap().len().saturating_sub(1 << 20)).unwrap();
+    rustix::fs::syncfs(&large).unwrap();
+    b.run("rekey --full btrfs/v").code(5).says("No space left");
+    fs::remove_file(b.path("btrfs/large")).unwrap();
+    fs::remove_file(b.path("btrfs/small")).unwrap();
+    rustix::fs::syncfs(&large).unwrap();
+    drop((large, small));
+    b.run("check btrfs/v").ok();
+    for (i, content) in contents.iter().enumerate() {
+        assert!(b.run(&format!("cat btrfs/v f{i}")).ok().out == *content, "f{i}");
+    }
 }

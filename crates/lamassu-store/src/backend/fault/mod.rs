@@ -145,8 +145,6 @@ pub enum Fault {
     /// A read returns at most so many bytes; a write writes so many, then fails with `EIO`. Other calls ignore this,
     /// and succeed.
     Short(usize),
-    /// A write writes at most so many bytes, then fails with `ENOSPC`. Other calls ignore this, and succeed.
-    Full(usize),
 }
 
 type Rule = Box<dyn Fn(&Context<'_>) -> Option<Fault> + Send + Sync>;
@@ -157,19 +155,19 @@ pub struct Faults {
     bytes: Vec<AtomicU64>,
     changes: AtomicU64,
     rules: RwLock<Vec<Rule>>,
-    free_space: AtomicU64,
+    room_to_replace: AtomicU64,
 }
 
 impl Faults {
     fn new() -> Faults {
         let zeros = || Call::ALL.iter().map(|_| AtomicU64::new(0)).collect();
-        let (changes, rules, free_space) = (AtomicU64::new(0), RwLock::new(Vec::new()), AtomicU64::new(u64::MAX));
-        Faults { calls: zeros(), bytes: zeros(), changes, rules, free_space }
+        let (changes, rules, room_to_replace) = (AtomicU64::new(0), RwLock::new(Vec::new()), AtomicU64::new(u64::MAX));
+        Faults { calls: zeros(), bytes: zeros(), changes, rules, room_to_replace }
     }
 
-    /// What `free_space` answers at most.
-    pub fn set_free_space(&self, bytes: u64) {
-        self.free_space.store(bytes, Ordering::Relaxed);
+    /// What `room_to_replace` answers at most.
+    pub fn set_room_to_replace(&self, bytes: u64) {
+        self.room_to_replace.store(bytes, Ordering::Relaxed);
     }
 
     /// How often a kind was called, failures included.
@@ -261,7 +259,7 @@ impl Faults {
     fn pass(&self, call: Call, name: Option<&OsStr>, offset: u64, len: u64) -> io::Result<()> {
         match self.enter(call, name, offset, len) {
             Some(Fault::Errno(code)) => Err(errno(code)),
-            Some(Fault::Short(_) | Fault::Full(_) | Fault::After(_)) | None => Ok(()),
+            Some(Fault::Short(_) | Fault::After(_)) | None => Ok(()),
         }
     }
 }

@@ -79,7 +79,7 @@ impl BackendFile for FaultFile {
                 let len = buf.len().min(most);
                 self.inner.read_at(offset, &mut buf[..len])
             }
-            Some(Fault::After(_) | Fault::Full(_)) | None => self.inner.read_at(offset, buf),
+            Some(Fault::After(_)) | None => self.inner.read_at(offset, buf),
         }
     }
 
@@ -90,12 +90,8 @@ impl BackendFile for FaultFile {
                 self.inner.write_at(offset, &data[..most])?;
                 Err(errno(libc::EIO))
             }
-            Some(Fault::Full(most)) if most < data.len() => {
-                self.inner.write_at(offset, &data[..most])?;
-                Err(errno(libc::ENOSPC))
-            }
             Some(Fault::After(code)) => self.inner.write_at(offset, data).and(Err(errno(code))),
-            Some(Fault::Short(_) | Fault::Full(_)) | None => self.inner.write_at(offset, data),
+            Some(Fault::Short(_)) | None => self.inner.write_at(offset, data),
         }
     }
 
@@ -124,8 +120,8 @@ impl BackendFile for FaultFile {
         self.inner.punch(offset, len)
     }
 
-    fn free_space(&self) -> io::Result<u64> {
-        Ok(self.inner.free_space()?.min(self.faults.free_space.load(Ordering::Relaxed)))
+    fn room_to_replace(&self) -> io::Result<u64> {
+        Ok(self.inner.room_to_replace()?.min(self.faults.room_to_replace.load(Ordering::Relaxed)))
     }
 
     fn allocate(&self, offset: u64, len: u64) -> io::Result<()> {

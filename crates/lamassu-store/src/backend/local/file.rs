@@ -67,6 +67,9 @@ impl BackendNode for LocalFile {
     }
 }
 
+/// Types of file systems (statfs(2)) that never overwrite in place: btrfs, ZFS, bcachefs.
+const COPIES_ON_WRITE: [u64; 3] = [0x9123_683e, 0x2fc1_2fc1, 0xca45_1a4e];
+
 impl BackendFile for LocalFile {
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
         let mut done = 0;
@@ -166,9 +169,10 @@ impl BackendFile for LocalFile {
         Ok(self.handle.write(|fd| rustix::fs::fallocate(fd, flags, offset, len))?)
     }
 
-    fn free_space(&self) -> io::Result<u64> {
-        let st = rustix::fs::fstatvfs(self.handle.fd())?;
-        Ok(st.f_bavail.saturating_mul(st.f_frsize))
+    fn room_to_replace(&self) -> io::Result<u64> {
+        let st = rustix::fs::fstatfs(self.handle.fd())?;
+        let copies = COPIES_ON_WRITE.contains(&(st.f_type as u64 & 0xffff_ffff));
+        Ok(if copies { (st.f_bavail as u64).saturating_mul(st.f_bsize as u64) } else { u64::MAX })
     }
 
     fn allocate(&self, offset: u64, len: u64) -> io::Result<()> {

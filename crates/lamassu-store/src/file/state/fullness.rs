@@ -1,5 +1,5 @@
-//! Whether the store is nearly full. Then a write over several pages may end in the middle, and blocks are written with
-//! more care ([`crate::file::round`]).
+//! Whether a store that copies on write is nearly full. There a write over several pages may end in the middle, after
+//! which a replaced block would hold neither the old content nor the new.
 //!
 //! Invariant: what is remembered is at most [`BELIEVED`] old.
 
@@ -10,6 +10,8 @@ use std::time::{Duration, Instant};
 const NEARLY_FULL: u64 = 256 << 20;
 /// How long an answer is believed.
 const BELIEVED: Duration = Duration::from_millis(50);
+/// Bytes that must be left for other writers, and for what the store writes of its own, when a block is replaced.
+const LEFT: u64 = 4 << 20;
 
 /// See the module.
 #[derive(Default)]
@@ -23,10 +25,15 @@ impl Fullness {
         match self.seen {
             Some((at, is_so)) if at.elapsed() < BELIEVED => is_so,
             _ => {
-                let is_so = backing.free_space().is_ok_and(|free| free < NEARLY_FULL);
+                let is_so = backing.room_to_replace().is_ok_and(|room| room < NEARLY_FULL);
                 self.seen = Some((Instant::now(), is_so));
                 is_so
             }
         }
     }
+}
+
+/// Whether a nearly full store has room to replace `len` bytes.
+pub(in crate::file) fn has_room(backing: &dyn BackendFile, len: usize) -> bool {
+    backing.room_to_replace().is_ok_and(|room| room >= LEFT + 2 * len as u64)
 }

@@ -30,7 +30,7 @@ mod zeros;
 
 pub(super) use buffer::{Buffer, Dirty};
 pub(super) use failures::Failures;
-pub(super) use fullness::Fullness;
+pub(super) use fullness::{Fullness, has_room};
 pub(super) use identity::Identity;
 pub(super) use inherited::Inherited;
 pub use marks::Mark;
