@@ -285,8 +285,10 @@ pub enum Fault {
     ScrubStale { findings: u64 },
     /// Objects that a scrub could not verify without keys.
     #[error(
-        "nothing is stale, but some of it cannot be verified without a key: {pages} pages of open files, the blocks of {files} files that are open, \
-         or were left so by a crash (`lamassu check --repair` completes these), or have a damaged block (`lamassu check` names it), {blocks} blocks whose tree records are lost, and all in {datasets} datasets whose anchors are not on this machine (`lamassu anchor import`; --skip-unanchored leaves them out)"
+        "nothing is stale, but some of it cannot be verified without a key: {pages} pages of open files, the blocks of {files} files \
+         (open, or left so by a crash: `lamassu check --repair` completes these; or not written since `anchor rebuild` or `anchor accept`; \
+         or with a damaged block: `lamassu check` names it), {blocks} blocks whose tree records are lost, and all in {datasets} datasets whose \
+         anchors are not on this machine (`lamassu anchor import`; --skip-unanchored leaves them out)"
     )]
     ScrubUnverified { pages: u64, blocks: u64, files: u64, datasets: usize },
     /// The store's: a dataset that was exchanged before a scrub reached it.
