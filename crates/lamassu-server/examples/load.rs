@@ -13,6 +13,7 @@ use lamassu_rpc::identity::Identity;
 use lamassu_rpc::proto::anchors_client::AnchorsClient;
 use lamassu_rpc::proto::sessions_client::SessionsClient;
 use lamassu_rpc::proto::{self, Up, down, up::Said};
+use lamassu_rpc::protocol::Speaks;
 use lamassu_rpc::tls;
 use std::path::Path;
 use std::sync::Arc;
@@ -23,8 +24,11 @@ use tokio::task::JoinSet;
 use tokio_rustls::TlsConnector;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
+use tonic::service::interceptor::InterceptedService;
 use tonic::transport::{Channel, Endpoint, Uri};
 
+/// Calls, each of which says which versions of the protocol this host speaks.
+type Wire = InterceptedService<Channel, Speaks>;
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
 /// The number of the first file: objects before it are the vault's own.
@@ -46,7 +50,7 @@ fn up(said: Said) -> Up {
     Up { said: Some(said) }
 }
 
-fn channel(servers: &Path, address: &str) -> Result<Channel> {
+fn channel(servers: &Path, address: &str) -> Result<Wire> {
     let identity = Identity::read(&Identity::dir_of(servers, address))?.ok_or("this host has not joined")?;
     let connector = TlsConnector::from(Arc::new(tls::client(&identity)?));
     let address = address.to_owned();
@@ -58,7 +62,8 @@ fn channel(servers: &Path, address: &str) -> Result<Channel> {
             std::io::Result::Ok(TokioIo::new(connector.connect(tls::server_name(), stream).await?))
         }
     });
-    Ok(Endpoint::from_static("http://server.lamassu").connect_with_connector_lazy(connect))
+    let channel = Endpoint::from_static("http://server.lamassu").connect_with_connector_lazy(connect);
+    Ok(InterceptedService::new(channel, Speaks))
 }
 
 /// A session with its vault.
@@ -71,7 +76,7 @@ struct Session {
 }
 
 impl Session {
-    async fn begin(channel: Channel, vault: Vec<u8>) -> Result<Session> {
+    async fn begin(channel: Wire, vault: Vec<u8>) -> Result<Session> {
         let (say, said) = mpsc::channel(16);
         let begin =
             proto::Begin { vault: vault.clone(), mode: proto::Mode::Exclusive.into(), replaces: 0, turns: true };
@@ -102,7 +107,7 @@ impl Session {
     }
 
     /// Commits rows until then, and beats as often as it should. Returns how many rows.
-    async fn commit(&mut self, channel: Channel, batch: u64, until: Instant) -> Result<u64> {
+    async fn commit(&mut self, channel: Wire, batch: u64, until: Instant) -> Result<u64> {
         let (mut anchors, mut rows, mut beaten) = (AnchorsClient::new(channel), 0, Instant::now());
         while Instant::now() < until {
             let change = |n: u64| Change {
