@@ -15,14 +15,14 @@ use std::sync::Arc;
 /// The least number of crash states of each test below, a little less than what it reaches; together what one run
 /// promises. `tests/torture/simulate` insists on a million.
 const MINIMA: [(&str, u64); 9] = [
-    ("small_files", 72_000),
+    ("small_files", 32_000),
     ("several_pages", 430),
-    ("committed_at_intervals", 2_800),
-    ("committed_at_intervals, small files", 18_800),
+    ("committed_at_intervals", 1_300),
+    ("committed_at_intervals, small files", 9_000),
     ("high_trees", 250),
-    ("random_small_files", 30_000),
+    ("random_small_files", 16_000),
     ("salted_keys_rekeyed", 1_320),
-    ("profiles", 14_000),
+    ("profiles", 8_000),
     ("profiles of several pages", 300),
 ];
 
@@ -32,7 +32,7 @@ const _: () = {
         sum += MINIMA[i].1;
         i += 1;
     }
-    assert!(sum >= 100_000, "a run tries at least 100,000 crash states");
+    assert!(sum >= 60_000, "a run tries at least 60,000 crash states");
 };
 
 /// Says how many states were tried, and insists on the least number.
@@ -56,7 +56,7 @@ fn random(name: &str, setup: &Setup, seeds: std::ops::Range<u64>, steps: usize, 
 #[test]
 fn small_files() {
     let setup = Setup { anchored: true, ..Setup::default() };
-    let states = random("small_files", &setup, 0..200, 30, 20_000, Depth { losses: 8, stride: 1 });
+    let states = random("small_files", &setup, 0..90, 30, 20_000, Depth { losses: 8, stride: 1 });
     enough("small_files", states);
 }
 
@@ -72,9 +72,9 @@ fn several_pages() {
 fn committed_at_intervals() {
     let setup = Setup { anchored: true, at_intervals: true, ..Setup::default() };
     let states =
-        random("committed_at_intervals", &setup, 130_050..130_100, 24, 900_000, Depth { losses: 4, stride: 8 });
+        random("committed_at_intervals", &setup, 130_050..130_070, 24, 900_000, Depth { losses: 4, stride: 8 });
     enough("committed_at_intervals", states);
-    let states = random("committed_at_intervals", &setup, 140_000..140_100, 30, 20_000, Depth { losses: 4, stride: 1 });
+    let states = random("committed_at_intervals", &setup, 140_000..140_050, 30, 20_000, Depth { losses: 4, stride: 1 });
     enough("committed_at_intervals, small files", states);
 }
 
@@ -89,7 +89,7 @@ fn high_trees() {
 #[test]
 fn random_small_files() {
     let setup = Setup { anchored: true, reserved: 8, convergent: false, ..Setup::default() };
-    let states = random("random_small_files", &setup, 30_000..30_090, 25, 30_000, Depth { losses: 8, stride: 1 });
+    let states = random("random_small_files", &setup, 30_000..30_050, 25, 30_000, Depth { losses: 8, stride: 1 });
     enough("random_small_files", states);
 }
 
@@ -142,7 +142,7 @@ fn nothing_older_is_believed_where_nothing_is_convergent() {
 #[test]
 fn profiles_at_any_time() {
     let setup = Setup { anchored: true, profiles: profiles(Suite::Aes).leak(), reserved: 8, ..Setup::default() };
-    let states = random("profiles", &setup, 110_000..110_030, 25, 40_000, Depth { losses: 6, stride: 1 });
+    let states = random("profiles", &setup, 110_000..110_015, 25, 40_000, Depth { losses: 6, stride: 1 });
     enough("profiles", states);
     let states = random("profiles", &setup, 120_000..120_010, 16, 900_000, Depth { losses: 4, stride: 24 });
     enough("profiles of several pages", states);
@@ -175,9 +175,8 @@ fn disorder_is_found() {
             trace.anchor = trace.anchor.map(|anchor| anchor.disordered(how));
             explore(&small, &trace, *seed, Depth { losses: 4, stride }).is_err()
         };
-        let found = seeds.filter(is_found).count();
-        println!("{how:?}: found in {found} of {count} workloads");
-        assert!(found >= 2, "{how:?} was found in {found} of {count} workloads");
+        let found = seeds.filter(is_found).take(2).count();
+        assert!(found == 2, "{how:?} was found in {found} of {count} workloads");
     }
 }
 

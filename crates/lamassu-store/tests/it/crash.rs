@@ -258,9 +258,9 @@ fn hand_made(name: &str, workload: impl Fn(&mut Recording<'_>)) {
 /// The same with some epochs of keys.
 fn hand_made_in(name: &str, epochs: u8, workload: impl Fn(&mut Recording<'_>)) {
     let geometries = [
-        (Setup::default(), 100),
-        (Setup { reserved: 1, ..Setup::default() }, 100),
-        (Setup { reserved: 8, convergent: false, ..Setup::default() }, 100),
+        (Setup::default(), 40),
+        (Setup { reserved: 1, ..Setup::default() }, 40),
+        (Setup { reserved: 8, convergent: false, ..Setup::default() }, 40),
         (Setup { anchored: true, ..Setup::default() }, 20),
         (Setup { anchored: true, reserved: 8, convergent: false, ..Setup::default() }, 20),
         (Setup { block_size: 65536, ..Setup::default() }, 8),
@@ -560,7 +560,7 @@ fn grown_by_holes() {
             r.append(30);
             r.truncate(4 * pages);
             r.settle();
-            let depth = Depth { losses: 12 * scale(), stride: 1 };
+            let depth = Depth { losses: 4 * scale(), stride: 1 };
             states += must_survive("grown_by_holes", &setup, &r.finish(), chosen_seed().unwrap_or(1), depth);
         }
         states
@@ -643,9 +643,8 @@ fn mistakes_in_the_commit_are_found() {
             trace.log = trace.log.edited(|records| made = make(mistake, &mut records[trace.start..]));
             made > 0 && explore(&setup, &trace, *seed, Depth { losses: 6, stride: 1 }).is_err()
         };
-        let found = (0..30).filter(random).count();
-        println!("{mistake:?}: found in {found} of 30 random workloads");
-        assert!(found >= 5, "{mistake:?} was found in {found} of 30 random workloads");
+        let found = (0..30).filter(random).take(5).count();
+        assert!(found == 5, "{mistake:?} was found in {found} of 30 random workloads");
     }
 }
 
@@ -656,6 +655,6 @@ fn without_barriers_damage_is_found() {
         let trace = random_workload(&setup, 60_000 + seed, 30, 40_000);
         explore(&setup, &trace, *seed, Depth { losses: 4, stride: 1 }).is_err()
     };
-    let found = (0..40).filter(damaged).count();
-    assert!(found > 15, "without barriers only {found} of 40 workloads showed damage");
+    let found = (0..40).filter(damaged).take(16).count();
+    assert!(found == 16, "without barriers only {found} of 40 workloads showed damage");
 }

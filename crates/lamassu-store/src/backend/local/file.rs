@@ -3,7 +3,7 @@
 
 use super::remote::Handle;
 use super::xattr::Target;
-use super::{mode, owner, stat_fd, stat_of, timestamps};
+use super::{mode, owner, stat_fd, stat_of, timestamps, unit};
 use crate::backend::{BackendFile, BackendNode, SetTime, Stat};
 use rustix::fd::BorrowedFd;
 use rustix::fs::{FallocateFlags, SeekFrom};
@@ -172,7 +172,7 @@ impl BackendFile for LocalFile {
     fn room_to_replace(&self) -> io::Result<u64> {
         let st = rustix::fs::fstatfs(self.handle.fd())?;
         let copies = COPIES_ON_WRITE.contains(&(st.f_type as u64 & 0xffff_ffff));
-        Ok(if copies { (st.f_bavail as u64).saturating_mul(st.f_bsize as u64) } else { u64::MAX })
+        Ok(if copies { (st.f_bavail as u64).saturating_mul(unit(&st)) } else { u64::MAX })
     }
 
     fn allocate(&self, offset: u64, len: u64) -> io::Result<()> {

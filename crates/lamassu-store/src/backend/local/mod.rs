@@ -76,10 +76,8 @@ impl Backend for LocalBackend {
 
     fn stat_fs(&self) -> io::Result<StatFs> {
         let s = rustix::fs::fstatfs(&*self.root)?;
-        // Old kernels leave f_frsize at zero.
-        let unit = if s.f_frsize > 0 { s.f_frsize } else { s.f_bsize };
         Ok(StatFs {
-            block_size: unit as u64,
+            block_size: unit(&s),
             blocks: s.f_blocks as u64,
             blocks_free: s.f_bfree as u64,
             blocks_available: s.f_bavail as u64,
@@ -312,6 +310,12 @@ fn stat_of(s: &Statx) -> io::Result<Stat> {
         ctime: time(s.stx_ctime),
         born: if has_birth { birth } else { 0 },
     })
+}
+
+/// Bytes of the units in which a file system counts its space.
+fn unit(s: &rustix::fs::StatFs) -> u64 {
+    // Old kernels leave f_frsize at zero.
+    (if s.f_frsize > 0 { s.f_frsize } else { s.f_bsize }) as u64
 }
 
 fn timestamps(atime: SetTime, mtime: SetTime) -> io::Result<Timestamps> {

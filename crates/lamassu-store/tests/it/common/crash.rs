@@ -9,8 +9,6 @@ use lamassu_store::backend::crash::{CrashBackend, CrashLog, CrashSim};
 use lamassu_store::backend::fault::FaultBackend;
 use lamassu_store::backend::memory::MemoryBackend;
 use lamassu_store::file::{AnchoredFiles, DamageKind, File, FileContext, Rekey};
-use std::collections::HashSet;
-use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -522,7 +520,6 @@ pub struct Depth {
 pub fn explore(setup: &Setup, trace: &Trace, seed: u64, depth: Depth) -> Result<u64, String> {
     let (start, end) = (trace.start, trace.log.records().len());
     let sim = CrashSim::new(trace.log.clone());
-    let hasher = RandomState::new();
     let mut states = 0;
     for at in (start..=end).filter(|at| (at - start).is_multiple_of(depth.stride) || *at == end) {
         let point = sim.at(at);
@@ -531,9 +528,12 @@ pub fn explore(setup: &Setup, trace: &Trace, seed: u64, depth: Depth) -> Result<
             0 => ("everything lost".to_owned(), point.least_state()),
             n => (format!("power cut {n}"), point.random_state(seed << 16 | n)),
         });
-        let mut seen = HashSet::new();
+        let mut seen: Vec<Vec<u8>> = Vec::new();
         for (what, store) in killed.chain(cut) {
-            if seen.insert(hasher.hash_one(content_of(&store))) {
+            // There are few, and most differ early: cheaper than to hash each.
+            let content = content_of(&store);
+            if !seen.contains(&content) {
+                seen.push(content);
                 let loses = states % 2 == 1;
                 let Some(crash) = Crash::new(setup, trace, at, loses) else { continue };
                 judge(&crash, trace, at, &store)
