@@ -3,7 +3,7 @@
 
 use crate::boto;
 use crate::lab::{Lab, run, until};
-use crate::provider::Provider;
+use crate::provider::{PATIENT, Provider};
 use std::fs;
 
 /// What the gateway, a person to the policy manager, may do: everything below one folder.
@@ -11,7 +11,7 @@ const RULE: &str = "permit(principal == User::\"gateway\", action, resource in S
 
 /// A gateway that is not started yet, and its provider with a rule for it.
 fn chain(life: &str) -> (Provider, Lab) {
-    let provider = Provider::new("");
+    let provider = Provider::new(PATIENT);
     let rule = provider.path("tenants/gateway.cedar");
     fs::write(&rule, RULE).expect("writes");
     let manager = provider.manager("acme");

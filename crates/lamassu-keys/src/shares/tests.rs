@@ -109,8 +109,8 @@ fn found(needles: &[Vec<u8>]) -> usize {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     let memory = std::fs::File::open("/proc/self/mem").unwrap();
     let stands_in = |content: &[u8], needle: &[u8]| {
-        let is_it = |w: &[u8]| w.iter().zip(needle).all(|(a, b)| a ^ MASK == *b);
-        content.windows(needle.len()).any(is_it)
+        let is_it = |w: &[u8]| w.len() >= needle.len() && w.iter().zip(needle).all(|(a, b)| a ^ MASK == *b);
+        memchr::memchr_iter(needle[0] ^ MASK, content).any(|at| is_it(&content[at..]))
     };
     let mut seen = vec![false; needles.len()];
     for line in maps.lines().filter(|line| line.contains(" rw")) {

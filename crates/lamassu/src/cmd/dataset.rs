@@ -429,8 +429,13 @@ const NAMES: [&str; 5] = ["integrity", "cache", "compress", "compress-round", "i
 
 fn parse(values: &[&OsString]) -> Result<(Properties, Option<bool>)> {
     let (mut properties, mut inherit) = (Properties::default(), None);
+    let mut given: Vec<&str> = Vec::new();
     for value in values {
         let Some((name, value)) = value.to_str().and_then(|v| v.split_once('=')) else { continue };
+        if given.contains(&name) {
+            return Err(HostError::Usage("a property is given twice: give one value").into());
+        }
+        given.push(name);
         match (name, value) {
             ("integrity", "full" | "metadata" | "inherit") => properties.integrity = Some(value.into()),
             ("cache", "mount" | "none" | "inherit") => properties.cache = Some(value.into()),

@@ -178,7 +178,9 @@ struct Reader<'a> {
     /// How many counters each block size has, where every profile is estimated.
     profiles: Option<usize>,
     counters: Vec<Counter>,
+    /// Files that could be met once more: by another name, or below another path.
     seen: HashSet<(u64, u64)>,
+    several_paths: bool,
     files: u64,
     bytes: u64,
     unreadable: u64,
@@ -197,12 +199,17 @@ pub fn run(ui: &Ui, args: Args) -> Result<()> {
         .collect::<std::result::Result<_, _>>()
         .map_err(HostError::from)?;
     let first = profiles[0];
+    if first.protection().is_plain() && !args.compress.is_empty() {
+        return Err(HostError::Usage(
+            "blocks that are stored plain are not compressed: leave out --compress, or --protect",
+        )
+        .into());
+    }
     let dir = args.temp_dir.unwrap_or_else(std::env::temp_dir);
     // For each size: plain data, and for each profile its blocks, pages, and perhaps blocks together with plain ones.
     let counts = if args.profiles { 2 + 2 * profiles.len() } else { 3 };
     let counts = counts + 2 * args.compress.len();
     let memory = ((args.memory as usize) << 20) / (counts * sizes.len());
-    let codecs = if first.protection().is_plain() { &[][..] } else { &args.compress[..] };
     let of_each = sizes.iter().flat_map(|&size| profiles.iter().map(move |&profile| (size, profile)));
     let counters = of_each.map(|(size, profile)| {
         let geometry =
@@ -214,7 +221,7 @@ pub fn run(ui: &Ui, args: Args) -> Result<()> {
             profile,
             plain: (profile == first).then(distinct),
             vault: distinct(),
-            compressed: if profile == first { Compressed::all(codecs, size, &distinct)? } else { Vec::new() },
+            compressed: if profile == first { Compressed::all(&args.compress, size, &distinct)? } else { Vec::new() },
             both: (args.profiles && profile.protection().is_plain()).then(distinct),
             small: distinct(),
             pages_of_large_files: 0,
@@ -232,6 +239,7 @@ pub fn run(ui: &Ui, args: Args) -> Result<()> {
         profiles: args.profiles.then_some(profiles.len()),
         counters,
         seen: HashSet::new(),
+        several_paths: args.paths.len() > 1,
         files: 0,
         bytes: 0,
         unreadable: 0,
@@ -309,7 +317,7 @@ impl<'a> Reader<'a> {
         (names, dev, ino): (u64, u64, u64),
         open: impl FnOnce() -> io::Result<File>,
     ) -> Result<()> {
-        if names > 1 && !self.seen.insert((dev, ino)) {
+        if (names > 1 || self.several_paths) && !self.seen.insert((dev, ino)) {
             return Ok(());
         }
         match open() {

@@ -155,6 +155,7 @@ fn another_codec() {
     }
     assert!(sizes[0] < 3 << 19 && sizes[1] < sizes[0], "{sizes:?}");
     b.run("dataset set v . compress=zstd:30").code(2);
+    b.run("dataset set v . compress=lz4 compress=zstd").code(2).says("twice");
     // Larger steps show less of the contents, and save less.
     for refused in ["32K,", "64K", "48K", "256", "none"] {
         b.run(&format!("dataset set v . compress-round={refused}")).code(2);
@@ -220,4 +221,7 @@ fn estimates() {
     }
     assert!(b.run("dedup-estimate --compress lz4 --compress zstd plain").ok().text().contains("zstd:3"));
     b.run("dedup-estimate --compress gzip plain").code(2);
+    for plain in ["none", "integrity"] {
+        b.run(&format!("dedup-estimate --compress lz4 --protect {plain} plain")).code(2).says("not compressed");
+    }
 }

@@ -120,7 +120,7 @@ pub fn is_in_memory(pid: i32, wanted: &[u8]) -> bool {
         let at = |hex: &str| u64::from_str_radix(hex, 16).unwrap();
         let mut bytes = vec![0; (at(end) - at(start)) as usize];
         let read = memory.read_at(&mut bytes, at(start)).unwrap_or(0);
-        bytes[..read].windows(wanted.len()).any(|window| window == wanted)
+        memchr::memmem::find(&bytes[..read], wanted).is_some()
     })
 }
 

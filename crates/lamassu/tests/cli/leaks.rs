@@ -108,6 +108,9 @@ fn an_estimate_is_what_the_vault_turns_out_to_be() {
     }
     assert!(saved[0] > saved[2] && saved[2] > saved[4] && saved[4] == 0.0, "{saved:?}");
     b.run("dedup-estimate nosuch").code(1);
+    // What lies below several of the paths is stored once.
+    let files = |paths: &str| b.run(&format!("dedup-estimate --json -b 4K {paths}")).ok().json()["files"].clone();
+    assert_eq!(files("data data data/d"), files("data"));
     b.run("dedup-estimate -b 5000 data").code(2);
     assert!(b.run("dedup-estimate data").ok().text().contains("128 KiB"));
 }
