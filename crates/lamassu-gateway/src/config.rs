@@ -4,11 +4,10 @@ use crate::front::Front;
 use crate::limits::Limits;
 use crate::objects::Modes;
 use crate::remote::{Provider, Settings};
-use crate::secrets::{Secret, in_line};
+use crate::secrets::{Secret, in_line, read_config};
 use crate::{GatewayError, Result};
 use serde::Deserialize;
 use std::collections::HashMap;
-use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 /// A configuration with every option, as `lamassu gateway config` prints it.
@@ -240,11 +239,7 @@ impl Config {
     /// [`GatewayError::Config`], [`GatewayError::File`].
     pub fn read(path: &Path) -> Result<Config> {
         let wrong = |detail: String| GatewayError::Config { path: path.into(), detail };
-        let text = std::fs::read_to_string(path).map_err(|source| match source.kind() {
-            ErrorKind::NotFound => wrong("there is no such file; `lamassu gateway config` prints one".into()),
-            ErrorKind::InvalidData => wrong("it is no text (UTF-8)".into()),
-            _ => GatewayError::file("read", path)(source),
-        })?;
+        let text = read_config(path, "`lamassu gateway config` prints one")?;
         let config: Config = toml::from_str(&text).map_err(|error| wrong(in_line(&text, &error)))?;
         let config = Config { path: path.into(), ..config };
         config.check().map_err(wrong)?;

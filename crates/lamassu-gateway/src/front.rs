@@ -1,11 +1,11 @@
 //! Client connections: the part of a configuration that every gateway shares.
 
+use crate::secrets::read_private;
 use crate::{GatewayError, Result};
 use rustls::ServerConfig;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use std::net::SocketAddr;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -105,11 +105,9 @@ impl Front {
         let chain =
             CertificateDer::pem_file_iter(certificate).and_then(Iterator::collect::<std::result::Result<Vec<_>, _>>);
         let chain = chain.map_err(|error| wrong(certificate, error.to_string()))?;
-        let st = std::fs::metadata(key).map_err(GatewayError::file("look at", key))?;
-        if st.mode() & 0o077 != 0 {
-            return Err(GatewayError::NotPrivate(key.clone()));
-        }
-        let private = PrivateKeyDer::from_pem_file(key).map_err(|error| wrong(key, error.to_string()))?;
+        let private = read_private(key)?;
+        let private = PrivateKeyDer::from_pem_slice(private.as_bytes());
+        let private = private.map_err(|error| wrong(key, error.to_string()))?;
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let builder = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
         let builder = builder.map_err(|error| wrong(certificate, error.to_string()))?.with_no_client_auth();

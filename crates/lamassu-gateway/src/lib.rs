@@ -16,6 +16,7 @@
 //! | `objects` | buckets and keys as directories and files: calls that block |
 //! | `remote` | the same calls over objects at an S3 provider, each one ciphertext object; they block |
 //! | `s3` | the protocol: requests to calls, errors to answers |
+//! | `document` | documents of requests: bounded, and parsed in the tenant's turn |
 //! | `door` | connections: TLS, limits, timeouts |
 //! | `memory` | returns memory after a large reading |
 //! | `metrics`, `log` | metrics and the access log |
@@ -30,6 +31,7 @@
 
 pub mod config;
 pub mod credentials;
+mod document;
 mod door;
 mod error;
 mod front;

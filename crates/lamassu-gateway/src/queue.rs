@@ -24,9 +24,12 @@ const PLACES_MIN: usize = 4;
 
 /// Syncs of large objects at once.
 const SYNCS: usize = 4;
-/// Copies, and ends of uploads in parts, at once: half of the threads. Such a thread waits for places of pieces, and
-/// who has one of these needs a thread.
-const COPIES: usize = 256;
+/// Threads for work that blocks. Most of them wait.
+pub const THREADS: usize = 4096;
+/// Copies, ends of uploads in parts and deletions of many keys, at once: half of the threads. Such a thread waits for
+/// places of pieces, and who has one of these needs a thread. A copy can take hours, so there are many of these: as many
+/// as dozens of tenants have requests at once by default.
+const COPIES: usize = THREADS / 2;
 /// The size from which on one is large. Small ones are many, and the store syncs them together.
 pub const LARGE_MIN: u64 = 1 << 20;
 
@@ -113,7 +116,13 @@ impl Queue {
         }
         let (tell, turn) = oneshot::channel();
         match state.waiting.iter_mut().find(|(of, _)| Arc::ptr_eq(of, tenant)) {
-            Some((_, waiting)) => waiting.push_back(tell),
+            Some((_, waiting)) => {
+                // Those whose clients have gone. Looked for now and then, so that it takes no time.
+                if waiting.len().is_power_of_two() {
+                    waiting.retain(|tell| !tell.is_closed());
+                }
+                waiting.push_back(tell);
+            }
             None => state.waiting.push_back((tenant.clone(), VecDeque::from([tell]))),
         }
         Err(turn)

@@ -46,7 +46,8 @@ pub fn serve(config: &Config, forest: &Arc<Forest>, serving: Serving, ended: wat
     let served = Served::open(config, forest)?;
     let stopping = Arc::new(AtomicBool::new(false));
     let threads = Threads::start(forest, &served, serving.maintains && !config.read_only, &stopping, config.read_only)?;
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    let mut runtime = tokio::runtime::Builder::new_multi_thread();
+    let runtime = runtime.max_blocking_threads(crate::queue::THREADS).enable_all().build();
     let runtime = runtime.map_err(|source| GatewayError::System { op: "start threads", source })?;
     let current = Arc::new(RwLock::new(Arc::new(credentials)));
     let tls: Tls = Arc::new(RwLock::new(tls));

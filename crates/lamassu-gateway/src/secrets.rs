@@ -2,8 +2,9 @@
 
 use crate::{GatewayError, Result};
 use serde::Deserialize;
-use std::io::Read;
-use std::os::unix::fs::MetadataExt;
+use std::fs::File;
+use std::io::{ErrorKind, Read};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use zeroize::Zeroizing;
 
@@ -25,12 +26,42 @@ impl std::fmt::Debug for Secret {
     }
 }
 
-/// Reads the file, if no other user can read or change it. The open file is checked.
+/// Opens a file, and whether it is this user's or root's, and has none of these bits of a mode. The open file is
+/// checked. A pipe is not waited for.
+fn open(path: &Path, bits: u32) -> std::io::Result<(File, bool)> {
+    let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
+    let st = file.metadata()?;
+    let is_own = st.uid() == rustix::process::geteuid().as_raw() || st.uid() == 0;
+    Ok((file, st.is_file() && is_own && st.mode() & bits == 0))
+}
+
+/// Reads a configuration, if no other user can change it. `absent` says what to do if there is none.
+///
+/// # Errors
+/// [`GatewayError::Config`], [`GatewayError::File`].
+pub fn read_config(path: &Path, absent: &str) -> Result<String> {
+    let wrong = |detail: &str| GatewayError::Config { path: path.into(), detail: detail.into() };
+    let failed = |source: std::io::Error| match source.kind() {
+        ErrorKind::NotFound => wrong(&format!("there is no such file; {absent}")),
+        ErrorKind::InvalidData => wrong("it is no text (UTF-8)"),
+        _ => GatewayError::file("read", path)(source),
+    };
+    let (file, is_own) = open(path, 0o022).map_err(failed)?;
+    if !is_own {
+        return Err(wrong("it must be a file of this user or root that no other user may write: `chmod go-w` it"));
+    }
+    let mut text = String::new();
+    file.take(FILE_MAX).read_to_string(&mut text).map_err(failed)?;
+    Ok(text)
+}
+
+/// Reads the file, if no other user can read or change it.
+///
+/// # Errors
+/// [`GatewayError::NotPrivate`], [`GatewayError::File`].
 pub fn read_private(path: &Path) -> Result<Zeroizing<String>> {
-    let file = std::fs::File::open(path).map_err(GatewayError::file("open", path))?;
-    let st = file.metadata().map_err(GatewayError::file("look at", path))?;
-    let own_uid = rustix::process::geteuid().as_raw();
-    if !st.is_file() || st.mode() & 0o077 != 0 || (st.uid() != own_uid && st.uid() != 0) {
+    let (file, is_private) = open(path, 0o077).map_err(GatewayError::file("open", path))?;
+    if !is_private {
         return Err(GatewayError::NotPrivate(path.into()));
     }
     let mut text = Zeroizing::new(String::new());

@@ -36,7 +36,8 @@ impl Served {
         let remote = Remote::open(files, &settings, listings_max);
         let failed = |error: RemoteError| GatewayError::Provider {
             backend: backend.clone(),
-            may_pass: error.may_pass(),
+            // A service manager starts it again, and finds the next credential.
+            may_pass: error.may_pass() || matches!(error, RemoteError::Expired(_)),
             detail: error.to_string(),
         };
         Ok(Served::Remote(Arc::new(remote.map_err(failed)?)))

@@ -3,6 +3,7 @@
 //!
 //! Work of an unknown length, which is not begun piece by piece, takes places in the queues itself: [`in_turn`].
 
+use crate::credentials::User;
 use crate::limits::{Reading, Turn};
 use crate::queue::{LARGE_MIN, Queue, Queues};
 use std::cell::RefCell;
@@ -18,11 +19,14 @@ thread_local! {
     static CURRENT: RefCell<Option<Arc<Turn>>> = const { RefCell::new(None) };
     /// Where this thread's work waits for its tenant's turn. Not set: it takes no place, or has one already.
     static QUEUES: RefCell<Option<Arc<Queues>>> = const { RefCell::new(None) };
+    /// The holder of the request's credential, if this thread's work has no known end. It goes on in turns, and only as
+    /// long as the credential is in force.
+    static HOLDER: RefCell<Option<Arc<User>>> = const { RefCell::new(None) };
     /// Set once the request's client is gone.
     static GIVEN_UP: RefCell<Option<Arc<AtomicBool>>> = const { RefCell::new(None) };
 }
 
-/// Resets [`CURRENT`], [`QUEUES`] and [`GIVEN_UP`], also if the work panics.
+/// Resets what this thread knows of its work, also if the work panics.
 struct Working;
 
 impl Working {
@@ -38,8 +42,19 @@ impl Drop for Working {
     fn drop(&mut self) {
         CURRENT.set(None);
         QUEUES.set(None);
+        HOLDER.set(None);
         GIVEN_UP.set(None);
     }
+}
+
+/// The credential of the request was revoked or has expired, so its work may not go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NoLonger;
+
+/// Whether the request's credential is in force.
+fn goes_on() -> Result<(), NoLonger> {
+    let is_in_force = |holder: &Option<Arc<User>>| holder.as_ref().is_none_or(|holder| holder.may_go_on().is_ok());
+    HOLDER.with_borrow(is_in_force).then_some(()).ok_or(NoLonger)
 }
 
 /// Work on another thread, and its result. Dropping this gives the work up: the work continues, but can ask
@@ -110,17 +125,26 @@ pub fn reading<E>(error: E) -> Result<Option<Reading>, E> {
 
 /// Does a piece of this thread's work when it is its tenant's turn. A piece takes milliseconds, as 1 MiB of content
 /// does, and its caller holds no lock.
-pub fn in_turn<T>(piece: impl FnOnce() -> T) -> T {
+///
+/// # Errors
+/// [`NoLonger`]; those of the piece.
+pub fn in_turn<T, E: From<NoLonger>>(piece: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
     at_place(|queues| Some(&queues.pieces), piece)
 }
 
 /// The same for work that ends with a sync of so many bytes.
-pub fn in_turn_to_sync<T>(bytes: u64, work: impl FnOnce() -> T) -> T {
+///
+/// # Errors
+/// [`NoLonger`]; those of the work.
+pub fn in_turn_to_sync<T, E: From<NoLonger>>(bytes: u64, work: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
     at_place(|queues| (bytes >= LARGE_MIN).then_some(&queues.syncs), work)
 }
 
 /// While the work goes on, it has no queues: within it nothing waits for another place.
-fn at_place<T>(queue_of: impl FnOnce(&Queues) -> Option<&Arc<Queue>>, work: impl FnOnce() -> T) -> T {
+fn at_place<T, E: From<NoLonger>>(
+    queue_of: impl FnOnce(&Queues) -> Option<&Arc<Queue>>,
+    work: impl FnOnce() -> Result<T, E>,
+) -> Result<T, E> {
     /// Sets [`QUEUES`] again, also if the work panics.
     struct Without(Option<Arc<Queues>>);
     impl Drop for Without {
@@ -133,6 +157,8 @@ fn at_place<T>(queue_of: impl FnOnce(&Queues) -> Option<&Arc<Queue>>, work: impl
         (Some(queues), Some(turn)) => queue_of(queues).map(|queue| queue.place_blocking(turn.tenant())),
         _ => None,
     };
+    // Asked last: the turn may have come after a long time.
+    goes_on()?;
     work()
 }
 
@@ -150,6 +176,19 @@ pub fn spawn<T: Send + 'static>(
         work()
     });
     Work { thread, given_up }
+}
+
+/// Runs work without a known end, in turns ([`in_turn`]): each of them only if this user's credential is in force.
+pub fn in_turns<T: Send + 'static>(
+    turn: Arc<Turn>,
+    queues: Option<Arc<Queues>>,
+    holder: Arc<User>,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Work<T> {
+    spawn(turn, queues, move || {
+        HOLDER.set(Some(holder));
+        work()
+    })
 }
 
 /// Runs work that may wait for the store, when a value is dropped. If a client disconnects during its request, an async

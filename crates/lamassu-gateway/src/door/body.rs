@@ -1,6 +1,7 @@
 //! Request bodies, which may not stall and may not have huge chunks, and answer bodies, which are counted.
 
 use super::pace::{Pace, Patience};
+use crate::document::{Coming, Document};
 use crate::log::Entry;
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
@@ -22,12 +23,21 @@ pub struct Incoming {
     entry: Entry,
     pace: Pace,
     chunks: Option<Chunks>,
+    document: Document,
+    coming: Coming,
 }
 
 impl Incoming {
     /// `is_chunked`: the body is signed chunk by chunk.
-    pub fn new(inner: hyper::body::Incoming, entry: Entry, patience: Patience, is_chunked: bool) -> Incoming {
-        Incoming { inner, entry, pace: Pace::new(patience), chunks: is_chunked.then(Chunks::default) }
+    pub fn new(
+        inner: hyper::body::Incoming,
+        entry: Entry,
+        document: Document,
+        patience: Patience,
+        is_chunked: bool,
+    ) -> Incoming {
+        let (pace, chunks) = (Pace::new(patience), is_chunked.then(Chunks::default));
+        Incoming { inner, entry, pace, chunks, document, coming: Coming::Content }
     }
 }
 
@@ -36,7 +46,11 @@ impl Body for Incoming {
     type Error = io::Error;
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
-        let polled = self.poll_checked(cx);
+        let this = &mut *self;
+        let mut coming = std::mem::replace(&mut this.coming, Coming::Content);
+        let document = this.document.clone();
+        let polled = coming.poll(&document, cx, |cx| this.poll_checked(cx));
+        this.coming = coming;
         if let Poll::Ready(Some(Err(error))) = &polled {
             self.entry.is_cut(error.kind());
         }
@@ -45,7 +59,7 @@ impl Body for Incoming {
 
     /// A body in chunks is at its end only when the end was looked at.
     fn is_end_stream(&self) -> bool {
-        self.chunks.is_none() && self.inner.is_end_stream()
+        self.coming.is_end().unwrap_or_else(|| self.chunks.is_none() && self.inner.is_end_stream())
     }
 
     fn size_hint(&self) -> SizeHint {

@@ -7,6 +7,7 @@ mod pace;
 mod patient;
 
 use crate::credentials::User;
+use crate::document::Document;
 use crate::front::Front;
 use crate::limits::Connection;
 use crate::log::Entry;
@@ -168,25 +169,28 @@ impl Door {
         let entry = Entry::new(id, address, request.method().clone(), self.with_keys, self.metrics.clone());
         let (mut parts, body) = request.into_parts();
         let asks = parts.headers.contains_key(http::header::EXPECT);
+        let document = Document::default();
         let passed = guard::check(&parts, self.object_max).and_then(|()| self.admitted(&parts));
         let answered: Result<_, s3s::StdError> = match passed {
             Ok(_) if guard::has_no_region(&parts) => Ok(self.tell_region()),
             Ok(user) => {
                 let hash = parts.headers.get("x-amz-content-sha256");
                 let is_chunked = hash.is_some_and(|hash| hash.as_bytes().starts_with(b"STREAMING-"));
-                let body = Incoming::new(body, entry.clone(), self.patience, is_chunked);
+                let body = Incoming::new(body, entry.clone(), document.clone(), self.patience, is_chunked);
                 parts.extensions.insert(entry.clone());
+                parts.extensions.insert(document.clone());
                 parts.extensions.insert(connection.clone());
                 let request = Request::from_parts(parts, s3s::Body::http_body_unsync(body));
+                let call = document.answered(self.service.call(request));
                 let answered = match user {
-                    Some(user) => ADMITTED.scope(user, self.service.call(request)).await,
-                    None => self.service.call(request).await,
+                    Some(user) => ADMITTED.scope(user, call).await,
+                    None => call.await,
                 };
                 answered.map_err(Into::into)
             }
             Err(refused) => refused.to_http_response().map_err(Into::into),
         };
-        let answered = answered.and_then(|response| Ok(of_cut(&entry, &response).unwrap_or(Ok(response))?));
+        let answered = answered.and_then(|response| Ok(of_body(&entry, &document, &response).unwrap_or(Ok(response))?));
         let mut response = answered.unwrap_or_else(|error| {
             tracing::error!(%error, "an answer could not be made");
             let mut response = Response::new(s3s::Body::empty());
@@ -235,8 +239,15 @@ impl Door {
 const RETRY_AFTER: HeaderValue = HeaderValue::from_static("1");
 const REQUEST_ID: http::HeaderName = http::HeaderName::from_static("x-amz-request-id");
 
-/// The answer to a request whose document did not come whole. `s3s` would take the fault upon itself.
-fn of_cut(entry: &Entry, response: &Response<s3s::Body>) -> Option<S3Result<Response<s3s::Body>>> {
+/// The answer to a request whose document was refused, or did not come whole. `s3s` would take the fault upon itself.
+fn of_body(
+    entry: &Entry,
+    document: &Document,
+    response: &Response<s3s::Body>,
+) -> Option<S3Result<Response<s3s::Body>>> {
+    if let Some(refused) = document.refused() {
+        return Some(refused.to_http_response());
+    }
     let by = entry.cut().filter(|_| response.status() == http::StatusCode::INTERNAL_SERVER_ERROR)?;
     let error = match by {
         std::io::ErrorKind::TimedOut => s3_error!(RequestTimeout, "nothing, or little, came for too long"),

@@ -26,6 +26,7 @@ pub(crate) use put::random_name;
 pub use put::{Guard, Staged};
 pub use refusal::Refusal;
 
+use crate::work::NoLonger;
 use attrs::{Attrs, Shown};
 use key::{Key, KeyFault};
 use lamassu_vault::{Kind, Owner, VaultError};
@@ -72,6 +73,9 @@ pub enum ObjectError {
     /// The operator's fault: the directory of the buckets is no longer where it was at the start.
     #[error("the directory of the buckets: {0}")]
     NoRoot(VaultError),
+    /// The client's fault: its credential was revoked or has expired meanwhile.
+    #[error("the credential is no longer in force")]
+    NoLonger,
     /// The vault's error.
     #[error(transparent)]
     Vault(VaultError),
@@ -79,6 +83,12 @@ pub enum ObjectError {
 
 /// The result of a call.
 pub type Result<T, E = ObjectError> = std::result::Result<T, E>;
+
+impl From<NoLonger> for ObjectError {
+    fn from(_: NoLonger) -> Self {
+        ObjectError::NoLonger
+    }
+}
 
 impl From<VaultError> for ObjectError {
     fn from(error: VaultError) -> Self {

@@ -325,7 +325,13 @@ impl Objects {
             self.end_by(&at, (key, id), || staged.place_complete(guard, |_| true))
         });
         match unless_ended(ended)? {
-            Some(()) => Ok(attrs),
+            Some(()) => {
+                // Thousands of names: not where others wait to sync.
+                if let Err(error) = self.remove_parts(&at, key, id) {
+                    tracing::warn!(%error, "parts of a complete upload could not be removed; the next start does so");
+                }
+                Ok(attrs)
+            }
             None => Ok(before()?),
         }
     }
@@ -350,8 +356,8 @@ impl Objects {
             place()?;
             self.end_alone(bucket, key, id)
         };
-        if let Err(error) = ended.and_then(|()| self.remove_parts(bucket, key, id)) {
-            tracing::warn!(%error, "an upload that is complete could not be removed; it can be aborted");
+        if let Err(error) = ended {
+            tracing::warn!(%error, "an upload that is complete could not be ended; it can be aborted");
         }
         Ok(())
     }

@@ -1,5 +1,6 @@
 //! Entries and open files of the vault, whose references and handles are released when they are dropped.
 
+use super::ObjectError;
 use crate::limits::Turn;
 use crate::{memory, work};
 use lamassu_plain::PlainFs;
@@ -328,11 +329,17 @@ impl Open {
     /// read and written.
     ///
     /// # Errors
-    /// [`VaultError::NoData`] if the source has become shorter; those of the vault.
-    pub fn copy_from(&self, from: &Open, (mut source, mut target): (u64, u64), mut len: u64) -> Result<()> {
+    /// [`VaultError::NoData`] if the source has become shorter; [`ObjectError::NoLonger`]; those of the vault.
+    pub fn copy_from(
+        &self,
+        from: &Open,
+        (mut source, mut target): (u64, u64),
+        mut len: u64,
+    ) -> Result<(), ObjectError> {
         let mut by_keys = true;
         while len > 0 {
-            let done = work::in_turn(|| self.copy_piece(from, (source, target), len, &mut by_keys))?;
+            let piece = || Ok::<_, ObjectError>(self.copy_piece(from, (source, target), len, &mut by_keys)?);
+            let done = work::in_turn(piece)?;
             (source, target, len) = (source + done, target + done, len.saturating_sub(done));
         }
         Ok(())

@@ -256,7 +256,7 @@ impl Objects {
 
     /// Copies a range of an open object to offset `at`, the end of the staged file, in the tenant's turns.
     pub(super) fn append(staged: &Staged, from: &Open, at: u64, range: std::ops::Range<u64>) -> Result<()> {
-        Ok(staged.open().copy_from(from, (range.start, at), range.end.saturating_sub(range.start))?)
+        staged.open().copy_from(from, (range.start, at), range.end.saturating_sub(range.start))
     }
 
     /// Calls `each` with the content of an open file, piece by piece, each in the tenant's turn.

@@ -6,12 +6,11 @@ use crate::config::{
 };
 use crate::front::Front;
 use crate::limits::Limits;
-use crate::secrets::in_line;
+use crate::secrets::{in_line, read_config};
 use crate::{GatewayError, Result};
 use data_encoding::HEXLOWER;
 use serde::Deserialize;
 use std::collections::HashSet;
-use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 /// A configuration with every option, as `lamassu gateway config --provider` prints it.
@@ -168,13 +167,7 @@ impl ProviderConfig {
     /// [`GatewayError::Config`], [`GatewayError::File`].
     pub fn read(path: &Path) -> Result<ProviderConfig> {
         let wrong = |detail: String| GatewayError::Config { path: path.into(), detail };
-        let text = std::fs::read_to_string(path).map_err(|source| match source.kind() {
-            ErrorKind::NotFound => {
-                wrong("there is no such file; `lamassu gateway config --provider` prints one".into())
-            }
-            ErrorKind::InvalidData => wrong("it is no text (UTF-8)".into()),
-            _ => GatewayError::file("read", path)(source),
-        })?;
+        let text = read_config(path, "`lamassu gateway config --provider` prints one")?;
         let config: ProviderConfig = toml::from_str(&text).map_err(|error| wrong(in_line(&text, &error)))?;
         config.check().map_err(wrong)?;
         Ok(config)

@@ -88,7 +88,8 @@ pub fn serve(config: &ProviderConfig, ready: Box<dyn FnOnce(SocketAddr) + Send>)
     let stopping = Arc::new(AtomicBool::new(false));
     read_all(customers, move |customer| customer.read(&memory, now()), (READ_EVERY, FIRST_WITHIN), &stopping)?;
     let sweeping = sweeps(Served::Files(objects.clone()), &stopping)?;
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    let mut runtime = tokio::runtime::Builder::new_multi_thread();
+    let runtime = runtime.max_blocking_threads(crate::queue::THREADS).enable_all().build();
     let runtime = runtime.map_err(|source| GatewayError::System { op: "start threads", source })?;
     let tls: Tls = Arc::new(RwLock::new(tls));
     let reloaded = tls.clone();

@@ -189,17 +189,18 @@ fn fault(status: u16, document: &str, what: &str, is_head: bool) -> RemoteError 
         // With status 400 or 403: a credential with a session token ends after hours.
         (_, "ExpiredToken" | "TokenRefreshRequired") => RemoteError::Expired(text()),
         (401 | 403, _) | (_, "InvalidToken" | "InvalidAccessKeyId") => RemoteError::Denied(text()),
-        (400, "KeyTooLongError") => RemoteError::LongKey,
+        // Any status: the answer to a completion may have begun with 200.
+        (_, "KeyTooLongError") => RemoteError::LongKey,
         // A provider whose objects are files of a directory.
-        (409, "ParentIsObject" | "KeyIsDirectory") => RemoteError::NoPlace(text()),
+        (_, "ParentIsObject" | "KeyIsDirectory") => RemoteError::NoPlace(text()),
         // A proxy in between may answer 404, too; that says nothing about an object.
         (404, "NoSuchKey") => RemoteError::Missing(text()),
         (404, _) if is_head => RemoteError::Missing(text()),
         // Every object here has at least a page, and ranges lie within the known size.
         (416, _) => RemoteError::Damaged(text()),
-        (412, _) => RemoteError::Changed(text()),
+        (412, _) | (_, "PreconditionFailed") => RemoteError::Changed(text()),
         // Two changes conflict; the provider may fail the one that came first.
-        (409, "ConditionalRequestConflict") => RemoteError::Busy(text()),
+        (_, "ConditionalRequestConflict") => RemoteError::Busy(text()),
         (501, _) | (_, "NotImplemented") => RemoteError::Unsupported(text()),
         (408 | 429 | 500..=599, _) | (_, "RequestTimeout" | "SlowDown" | "InternalError") => RemoteError::Busy(text()),
         _ => RemoteError::Answer(text()),
@@ -210,9 +211,9 @@ fn fault(status: u16, document: &str, what: &str, is_head: bool) -> RemoteError 
 /// request. An expired credential is known by its document alone.
 fn with_reason(error: RemoteError, again: impl FnOnce() -> Result<()>) -> RemoteError {
     match error {
-        RemoteError::Answer(text) => match again() {
+        RemoteError::Answer(_) | RemoteError::Denied(_) => match again() {
             Err(reason @ (RemoteError::Expired(_) | RemoteError::Denied(_) | RemoteError::LongKey)) => reason,
-            Ok(()) | Err(_) => RemoteError::Answer(text),
+            Ok(()) | Err(_) => error,
         },
         error => error,
     }

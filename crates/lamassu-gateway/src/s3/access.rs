@@ -2,11 +2,11 @@
 //! which knows the operation, the bucket and the key before a body is read. What else a request names is checked where
 //! it is known: the source of a copy, keys in a document, folders of a listing.
 
-use super::DOCUMENT_MAX;
 use crate::credentials::{Credentials, Right, User};
+use crate::document::{Document, Expected, Size};
 use crate::limits::{Connection, Exceeded, Turn};
 use crate::log::Entry;
-use crate::queue::{LARGE_MIN, Place, Queues};
+use crate::queue::{LARGE_MIN, Place, Queue, Queues};
 use crate::work::Work;
 use http::{HeaderMap, header};
 use lamassu_access::Action;
@@ -50,6 +50,9 @@ const OWN_ACLS: [&str; 3] = ["private", "bucket-owner-full-control", "bucket-own
 /// All objects have one storage class; the other name is an old one that clients still use.
 const CLASSES: [&str; 2] = ["STANDARD", "REDUCED_REDUNDANCY"];
 
+/// What a request says of its body's digest.
+const CONTENT_SHA256: &str = "x-amz-content-sha256";
+
 /// Operations whose bodies are contents of objects; those of others are documents.
 const STREAMED: [&str; 2] = ["PutObject", "UploadPart"];
 
@@ -70,6 +73,8 @@ pub struct Doorkeeper {
     pub users: Users,
     /// where work waits for its turn; `None`: what takes time is elsewhere
     pub queues: Option<Arc<Queues>>,
+    /// where documents wait to be parsed
+    pub documents: Arc<Queue>,
 }
 
 #[async_trait::async_trait]
@@ -123,8 +128,13 @@ impl S3Access for Doorkeeper {
             connection.belongs_to(&user.tenant).map_err(limited)?;
         }
         refuse_unsupported(cx.headers())?;
-        check_document(&operation, cx.headers())?;
+        let size = (!STREAMED.contains(&&*operation)).then(|| Size::of(&operation));
+        size.map_or(Ok(()), |size| check_document(size, cx.headers()))?;
         let session = admitted(user, &operation, bucket, key, limited).await?;
+        if let (Some(size), Some(document)) = (size, cx.extensions_mut().get::<Document>().cloned()) {
+            let (tenant, queue) = (session.user.tenant.clone(), self.documents.clone());
+            document.expect(Expected { size, sha256: signed_digest(cx.headers()), tenant, queue });
+        }
         cx.extensions_mut().insert(Session { queues: self.queues.clone(), ..session });
         Ok(())
     }
@@ -139,6 +149,8 @@ async fn admitted(
     key: Option<String>,
     limited: impl Fn(Exceeded) -> S3Error,
 ) -> S3Result<Session> {
+    // What is refused counts, too: it takes a line of the log, and whoever asks on and on would write many.
+    let turn = user.tenant.begin(&user.name).map_err(limited)?;
     let is_allowed = match &bucket {
         Some(bucket) => user.may(right_of(operation), bucket),
         None => operation == "ListBuckets",
@@ -147,7 +159,6 @@ async fn admitted(
         tell_refused(&user, operation, bucket.as_deref());
         return Err(refused());
     }
-    let turn = user.tenant.begin(&user.name).map_err(limited)?;
     let session = Session { user, turn: Arc::new(turn), queues: None };
     if let (Some(bucket), Some(key)) = (&bucket, &key) {
         session.require(action_of(operation), operation, bucket, key).await?;
@@ -170,18 +181,27 @@ fn slow_down(exceeded: Exceeded, entry: Option<&Entry>) -> S3Error {
 
 /// Refuses a document that is too large before any of it is read. `s3s` would read as much as it may have, and then
 /// blame itself.
-fn check_document(operation: &str, headers: &HeaderMap) -> S3Result<()> {
-    if STREAMED.contains(&operation) {
-        return Ok(());
+fn check_document(size: Size, headers: &HeaderMap) -> S3Result<()> {
+    if headers.get(CONTENT_SHA256).is_some_and(|hash| hash.as_bytes().starts_with(b"STREAMING-")) {
+        return Err(s3_error!(NotImplemented, "a document is signed as a whole, and not chunk by chunk"));
     }
     match headers.get(header::CONTENT_LENGTH).map(|length| length.to_str().ok()?.parse::<u64>().ok()) {
-        Some(Some(length)) if length <= DOCUMENT_MAX as u64 => Ok(()),
-        Some(_) => Err(s3_error!(MaxMessageLengthExceeded, "a document has at most {} MiB", DOCUMENT_MAX >> 20)),
+        Some(Some(length)) if length <= size.bytes as u64 => Ok(()),
+        Some(_) => {
+            let most = size.bytes >> 10;
+            Err(s3_error!(MaxMessageLengthExceeded, "a document of this operation has at most {most} KiB"))
+        }
         None if headers.contains_key(header::TRANSFER_ENCODING) => {
             Err(s3_error!(MissingContentLength, "a document has a length"))
         }
         None => Ok(()),
     }
+}
+
+/// The digest of the body that the request's signature covers.
+fn signed_digest(headers: &HeaderMap) -> Option<String> {
+    let hash = headers.get(CONTENT_SHA256)?.to_str().ok()?.to_ascii_lowercase();
+    (hash.len() == 64 && hash.bytes().all(|b| b.is_ascii_hexdigit())).then_some(hash)
 }
 
 /// Refuses requests for features that are not supported, instead of ignoring them.
@@ -243,13 +263,14 @@ impl Session {
         crate::work::spawn(self.turn.clone(), None, work)
     }
 
-    /// The same for a copy, whose pieces wait for the tenant's turns themselves: [`crate::work::in_turn`].
+    /// The same for work without a known end, such as a copy: it takes the tenant's turns itself
+    /// ([`crate::work::in_turn`]), as long as the user's credential is in force.
     pub async fn copying<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> Work<T> {
         let place = match &self.queues {
             Some(queues) => Some(queues.copies.place(&self.user.tenant).await),
             None => None,
         };
-        crate::work::spawn(self.turn.clone(), self.queues.clone(), move || {
+        crate::work::in_turns(self.turn.clone(), self.queues.clone(), self.user.clone(), move || {
             let done = work();
             drop(place);
             done
@@ -368,19 +389,22 @@ mod tests {
     fn documents_are_small_and_have_a_length() {
         let code = |operation: &str, name: header::HeaderName, value: &str| {
             let headers = HeaderMap::from_iter([(name, value.parse().expect("a value"))]);
-            check_document(operation, &headers).err().map(|error| error.code().as_str().to_owned())
+            check_document(Size::of(operation), &headers).err().map(|error| error.code().as_str().to_owned())
         };
-        let max = DOCUMENT_MAX.to_string();
-        let larger = (DOCUMENT_MAX + 1).to_string();
         for operation in ["DeleteObjects", "CompleteMultipartUpload", "PutObjectTagging", "CreateBucket", "unknown"] {
-            assert_eq!(code(operation, header::CONTENT_LENGTH, &max), None);
-            let refused = code(operation, header::CONTENT_LENGTH, &larger);
+            let Size { bytes, .. } = Size::of(operation);
+            assert_eq!(code(operation, header::CONTENT_LENGTH, &bytes.to_string()), None);
+            let refused = code(operation, header::CONTENT_LENGTH, &(bytes + 1).to_string());
             assert_eq!(refused.as_deref(), Some("MaxMessageLengthExceeded"), "{operation}");
             let refused = code(operation, header::TRANSFER_ENCODING, "chunked");
             assert_eq!(refused.as_deref(), Some("MissingContentLength"), "{operation}");
-            assert!(check_document(operation, &HeaderMap::new()).is_ok(), "it may have none");
+            assert!(check_document(Size::of(operation), &HeaderMap::new()).is_ok(), "it may have none");
         }
-        assert!(STREAMED.iter().all(|operation| code(operation, header::CONTENT_LENGTH, &larger).is_none()));
+        let chunked = http::HeaderName::from_static(CONTENT_SHA256);
+        assert_eq!(
+            code("DeleteObjects", chunked, "STREAMING-UNSIGNED-PAYLOAD-TRAILER").as_deref(),
+            Some("NotImplemented")
+        );
     }
 
     /// The rules end during a listing: an incomplete listing would look complete.

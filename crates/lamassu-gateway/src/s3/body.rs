@@ -12,7 +12,7 @@ use futures_util::StreamExt;
 use futures_util::stream;
 use s3s::crypto::{Checksum as _, Md5};
 use s3s::dto::StreamingBlob;
-use s3s::{S3Error, S3ErrorCode, S3Result, s3_error};
+use s3s::{S3Error, S3Result, s3_error};
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
@@ -145,12 +145,7 @@ fn of_body(error: s3s::StdError) -> S3Error {
         () if kinds.into_iter().any(|kind| kind == io::ErrorKind::TimedOut) || text.contains("timed out") => {
             s3_error!(RequestTimeout, "nothing came for too long")
         }
-        () if text.contains("Sha256Mismatch") => {
-            let mut error = s3_error!(BadDigest, "the content is not what was signed");
-            error.set_code(S3ErrorCode::Custom("XAmzContentSHA256Mismatch".into()));
-            error.set_status_code(http::StatusCode::BAD_REQUEST);
-            error
-        }
+        () if text.contains("Sha256Mismatch") => crate::document::not_as_signed(),
         () if text.contains("SignatureMismatch") => {
             s3_error!(SignatureDoesNotMatch, "a chunk has a wrong signature")
         }

@@ -3,9 +3,10 @@
 use crate::objects::key::KeyFault;
 use crate::objects::{ObjectError, Refusal};
 use crate::remote::RemoteError;
+use crate::work::NoLonger;
 use http::StatusCode;
 use lamassu_vault::VaultError;
-use s3s::{S3Error, S3ErrorCode};
+use s3s::{S3Error, S3ErrorCode, s3_error};
 
 /// Replaces details that only an operator may see.
 const INTERNAL: &str = "the gateway could not do it; its log says why";
@@ -27,6 +28,12 @@ impl From<Refusal> for S3Error {
     }
 }
 
+impl From<NoLonger> for S3Error {
+    fn from(_: NoLonger) -> S3Error {
+        s3_error!(AccessDenied, "the credential is no longer in force: it was revoked, or has expired")
+    }
+}
+
 impl From<ObjectError> for S3Error {
     fn from(error: ObjectError) -> S3Error {
         let text = error.to_string();
@@ -43,6 +50,7 @@ impl From<ObjectError> for S3Error {
             ObjectError::AboveObjects => conflict("KeyIsDirectory", text),
             ObjectError::DirectoryContent => told(S3ErrorCode::InvalidArgument),
             ObjectError::MuchMetadata => told(S3ErrorCode::MetadataTooLarge),
+            ObjectError::NoLonger => NoLonger.into(),
             ObjectError::NoRoot(_) => {
                 tracing::error!(%error, "a request failed");
                 S3Error::with_message(S3ErrorCode::InternalError, INTERNAL)

@@ -2,7 +2,6 @@
 
 use super::Gateway;
 use super::access::{NULL_VERSION, Session};
-use super::fault::lost;
 use super::given::{etag, timestamp};
 use super::store::{Rows, Store};
 use super::upload::listed_max;
@@ -98,8 +97,7 @@ impl<S: Store> Gateway<S> {
             // Without its rules the listing would omit folders, as if they did not exist.
             user.was_judged().map(|()| rows)
         };
-        let store = self.store.clone();
-        session.in_turn(move || listed(&store)).await.await.map_err(lost)?
+        self.in_turn(session, listed).await
     }
 
     pub(super) async fn list_v2(

@@ -22,8 +22,9 @@ mod write;
 
 pub use access::{ADMITTED, Current, NULL_VERSION, Users};
 
+use crate::document::DOCUMENT_MAX;
 use crate::front::Front;
-use crate::queue::Queues;
+use crate::queue::{Queue, Queues};
 use access::{Doorkeeper, Session};
 use fault::lost;
 use s3s::config::{S3Config, StaticConfigProvider};
@@ -32,9 +33,6 @@ use s3s::service::{S3Service, S3ServiceBuilder};
 use s3s::{S3, S3Request, S3Response, S3Result, s3_error};
 use std::sync::Arc;
 pub use store::Store;
-
-/// The largest document in a request: a deletion of 1000 keys, an upload of 10,000 parts with checksums.
-const DOCUMENT_MAX: usize = 4 << 20;
 
 /// The gateway's implementation of S3 over a store.
 pub struct Gateway<S> {
@@ -46,7 +44,9 @@ pub struct Gateway<S> {
 pub fn service<S: Store>(front: &Front, store: Arc<S>, users: Users) -> S3Service {
     let gateway = Gateway { store, region: front.region.clone() };
     let mut builder = S3ServiceBuilder::new(gateway);
-    let keeper = Doorkeeper { users, queues: S::IS_HERE.then(|| Arc::new(Queues::default())) };
+    let queues = S::IS_HERE.then(|| Arc::new(Queues::default()));
+    let documents = queues.as_ref().map_or_else(Queue::of_processors, |queues| queues.pieces.clone());
+    let keeper = Doorkeeper { users, queues, documents };
     builder.set_auth(keeper.clone());
     builder.set_access(keeper);
     if !front.domains.is_empty() {
@@ -70,7 +70,17 @@ impl<S: Store> Gateway<S> {
         session.spawn(move || call(&store)).await.map_err(lost)?
     }
 
-    /// A call that copies content within the store.
+    /// A call that takes a processor: a page of a listing.
+    async fn in_turn<T: Send + 'static>(
+        &self,
+        session: &Session,
+        call: impl FnOnce(&Arc<S>) -> S3Result<T> + Send + 'static,
+    ) -> S3Result<T> {
+        let store = self.store.clone();
+        session.in_turn(move || call(&store)).await.await.map_err(lost)?
+    }
+
+    /// A call without a known end, which takes its turns itself: a copy within the store, a deletion of many keys.
     async fn copying<T: Send + 'static>(
         &self,
         session: &Session,

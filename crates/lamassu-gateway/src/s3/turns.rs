@@ -1,18 +1,19 @@
-//! Tests: copies and the ends of uploads take turns, as contents of clients do.
+//! Tests: copies, the ends of uploads and deletions of many keys take turns, as contents of clients do.
 
 use super::Gateway;
 use super::access::Session;
 use super::body::Sink;
 use super::given::Conditions;
 use super::store::{Completing, Copying, PartCopying, PartOf, Putting, Store};
+use super::write::remove_in_turns;
 use crate::credentials::{Rules, User};
 use crate::limits::{Limits, Tenant};
 use crate::objects::attrs::{Attrs, Given};
 use crate::objects::{Completed, Guard, Modes, Objects, PIECE, Upload};
 use crate::queue::{Queue, Queues};
 use lamassu_vault::Owner;
-use s3s::S3Result;
 use s3s::crypto::{Checksum as _, Md5};
+use s3s::{S3Result, s3_error};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -31,6 +32,7 @@ enum Kind {
     Copy,
     PartCopy,
     Complete,
+    Delete,
 }
 
 /// The call of a request.
@@ -45,8 +47,8 @@ struct Stage {
     few: Arc<Tenant>,
 }
 
-/// Permits everything.
-struct All;
+/// Permits everything, so many times.
+struct All(AtomicUsize);
 
 impl Rules for All {
     fn allow(&self, _: lamassu_access::Action, _: &str) -> bool {
@@ -56,7 +58,8 @@ impl Rules for All {
         true
     }
     fn in_force(&self) -> S3Result<()> {
-        Ok(())
+        let left = self.0.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1));
+        left.map(drop).map_err(|_| s3_error!(AccessDenied, "revoked"))
     }
 }
 
@@ -93,8 +96,13 @@ impl Stage {
     }
 
     fn session(&self, tenant: &Arc<Tenant>) -> Session {
+        self.session_for(tenant, usize::MAX)
+    }
+
+    /// Of a user whose credential is revoked after it was asked for so many times.
+    fn session_for(&self, tenant: &Arc<Tenant>, times: usize) -> Session {
         let key = ("KEY".to_owned(), "secret".into());
-        let user = User::of_credential("u".into(), tenant.clone(), key, Box::new(All));
+        let user = User::of_credential("u".into(), tenant.clone(), key, Box::new(All(AtomicUsize::new(times))));
         Session::in_queues(Arc::new(user), &self.queues)
     }
 
@@ -158,6 +166,10 @@ impl Stage {
                 };
                 Box::new(move |store| Store::complete(store, &completing).map(drop))
             }
+            Kind::Delete => {
+                let keys: Vec<_> = (0..100).map(|at| (format!("{key}/{at}"), Guard::default())).collect();
+                Box::new(move |store| remove_in_turns(&**store, "b", &keys).into_iter().collect())
+            }
         }
     }
 
@@ -178,17 +190,19 @@ impl Stage {
 
 /// Until so many of a tenant's wait, or one has ended without.
 async fn until_waiting(queue: &Queue, tenant: &Arc<Tenant>, count: usize, ended: &AtomicUsize) {
+    let begun = std::time::Instant::now();
     while queue.waiting_of(tenant) < count && ended.load(Ordering::SeqCst) == 0 {
+        assert!(begun.elapsed() < PATIENCE, "{} wait, and not {count}", queue.waiting_of(tenant));
         tokio::task::yield_now().await;
     }
     assert_eq!(ended.load(Ordering::SeqCst), 0, "it took no place");
 }
 
 /// One tenant's flood waits for the place, and then another's three pieces. They are done before any of the flood is:
-/// each of it needs six turns, and between two pieces of the other tenant there is one.
+/// each of it needs four turns or more, and between two pieces of the other tenant there is one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_flood_of_copies_takes_turns_with_another_tenants_pieces() {
-    for kind in [Kind::Copy, Kind::PartCopy, Kind::Complete] {
+    for kind in [Kind::Copy, Kind::PartCopy, Kind::Complete, Kind::Delete] {
         let (stage, ended) = (Stage::new(2 * FLOOD), Arc::new(AtomicUsize::new(0)));
         let place = stage.queues.pieces.place(&tenant("first")).await;
         let flood = stage.flood(kind, FLOOD, &ended);
@@ -226,6 +240,27 @@ async fn copies_wait_for_a_place_to_sync() {
         for one in flood {
             one.await.expect("it is done");
         }
+    }
+}
+
+/// However far it has come: before each piece and before the sync the credential is asked for.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_copy_ends_when_its_credential_is_revoked() {
+    for kind in [Kind::Copy, Kind::PartCopy, Kind::Complete, Kind::Delete] {
+        let stage = Stage::new(2 * FLOOD);
+        let gateway = Gateway { store: stage.store.clone(), region: String::new() };
+        let (mut times, mut refused) = (0, 0);
+        loop {
+            let request = stage.request(kind, times);
+            match gateway.copying(&stage.session_for(&stage.few, times), request).await {
+                Ok(()) => break,
+                Err(error) => assert_eq!(error.code().as_str(), "AccessDenied", "{kind:?}: {error}"),
+            }
+            let placed = format!("{kind:?}-{times}");
+            assert!(Store::shown(&*stage.store, "b", &placed).is_err(), "{kind:?}: it is there after {times} pieces");
+            (times, refused) = (times + 1, refused + 1);
+        }
+        assert!(refused >= PIECES, "{kind:?}: {refused}");
     }
 }
 

@@ -133,7 +133,7 @@ impl<S: Store> Gateway<S> {
         let session = Session::of(&mut req)?;
         let input = req.input;
         let (key, bucket, id) = (input.key.clone(), input.bucket.clone(), input.upload_id.clone());
-        let (upload, parts) = self.blocking(&session, move |store| store.parts(&bucket, &key, &id)).await?;
+        let (upload, parts) = self.in_turn(&session, move |store| store.parts(&bucket, &key, &id)).await?;
         Ok(S3Response::new(listed_parts(input, upload, parts, &session)?))
     }
 
@@ -153,7 +153,7 @@ impl<S: Store> Gateway<S> {
             let page = store.uploads(&bucket, &query, &|folder| user.may_use(Action::List, &bucket, folder))?;
             user.was_judged().map(|()| page)
         };
-        let page = self.blocking(&session, listed).await?;
+        let page = self.in_turn(&session, listed).await?;
         Ok(S3Response::new(list_uploads_of(input, page, max)))
     }
 }

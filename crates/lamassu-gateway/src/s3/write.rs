@@ -8,6 +8,7 @@ use super::store::{Copying, Putting, Store};
 use super::sums::{self, Summing, Sums, put_sums};
 use crate::objects::Guard;
 use crate::objects::attrs::Attrs;
+use crate::work::{self, NoLonger};
 use data_encoding::{BASE64, HEXLOWER};
 use http::HeaderMap;
 use lamassu_access::Action;
@@ -17,6 +18,8 @@ use std::sync::Arc;
 
 /// Most objects of one deletion, as in S3.
 const DELETE_MAX: usize = 1000;
+/// Keys that are deleted in one turn.
+const DELETED_AT_ONCE: usize = 32;
 
 /// The length of a body, without the overhead of chunks.
 ///
@@ -167,7 +170,7 @@ impl<S: Store> Gateway<S> {
                 }
             }
             let mut deleted = Vec::new();
-            for (done, (key, _)) in store.remove_all(&bucket, &keys).into_iter().zip(keys) {
+            for (done, (key, _)) in remove_in_turns(&**store, &bucket, &keys).into_iter().zip(keys) {
                 match done {
                     Ok(()) if is_quiet => {}
                     Ok(()) => deleted.push(DeletedObject { key: Some(key), ..Default::default() }),
@@ -176,7 +179,7 @@ impl<S: Store> Gateway<S> {
             }
             Ok((deleted, errors))
         };
-        let (deleted, errors) = self.blocking(&session, removed).await?;
+        let (deleted, errors) = self.copying(&session, removed).await?;
         let some = |list: bool| list.then_some(());
         Ok(S3Response::new(DeleteObjectsOutput {
             deleted: some(!deleted.is_empty()).map(|()| deleted),
@@ -216,6 +219,15 @@ impl<S: Store> Gateway<S> {
         let done = DeleteObjectTaggingOutput::default();
         Ok(S3Response::with_status(done, http::StatusCode::NO_CONTENT))
     }
+}
+
+/// Removes in pieces, as contents are written: others' turns come between.
+pub(super) fn remove_in_turns<S: Store>(store: &S, bucket: &str, keys: &[(String, Guard)]) -> Vec<S3Result<()>> {
+    let removed = |keys: &[(String, Guard)]| match work::in_turn(|| Ok(store.remove_all(bucket, keys))) {
+        Ok(done) => done,
+        Err(gone @ NoLonger) => keys.iter().map(|_| Err(gone.into())).collect(),
+    };
+    keys.chunks(DELETED_AT_ONCE).flat_map(removed).collect()
 }
 
 /// Whether a copy gets new properties in place of those of its source.

@@ -98,6 +98,12 @@ fn what_is_too_large_is_refused() {
         let answer = ask("POST", "/alice-big?delete", body, document.len());
         assert!(answer.contains(" 400 ") && answer.contains("MaxMessageLengthExceeded"), "{answer}");
     }
+    // Many small elements cost much to parse, and take much memory.
+    for document in ["<Object/>".repeat(1001), "<x/>".repeat(20_000)] {
+        let document = format!("<Delete>{document}</Delete>");
+        let answer = ask("POST", "/alice-big?delete", document.as_bytes(), document.len());
+        assert!(answer.contains(" 400 ") && answer.contains("MalformedXML") && answer.contains("1000"), "{answer}");
+    }
     let path = lab.presigned("POST", "/alice-big?delete");
     let head = format!("POST {path} HTTP/1.1\r\nhost: 127.0.0.1:{}\r\nconnection: close\r\n", lab.port);
     let answer = lab.ask((head + "transfer-encoding: chunked\r\n\r\n").as_bytes());

@@ -158,8 +158,12 @@ impl Lab {
     }
 
     pub fn start(&mut self) {
+        self.start_as(self.gateway());
+    }
+
+    /// Starts the gateway by this command.
+    pub fn start_as(&mut self, mut command: Command) {
         let log = fs::File::options().create(true).append(true).open(self.path("log")).expect("a log");
-        let mut command = self.gateway();
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
         self.gateway = Some(command.spawn().expect("it starts"));
         let begun = Instant::now();

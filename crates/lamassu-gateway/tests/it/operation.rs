@@ -45,6 +45,18 @@ fn what_keeps_a_gateway_from_starting_has_its_own_code() {
     };
     let (none, said) = code();
     assert!(none == Some(3) && said.contains("/none"), "{said}");
+    // What others may change decides nothing, and what is no file is not waited for.
+    for (file, mode) in [("gateway.toml", 0o666), ("gateway.toml", 0o620), ("credentials.toml", 0o640)] {
+        lab.configure("");
+        fs::set_permissions(lab.path(file), fs::Permissions::from_mode(mode)).expect("sets");
+        let (wrong, said) = code();
+        assert!(wrong == Some(13) && said.contains(file) && said.contains("user"), "{file} {mode:o}: {said}");
+        fs::set_permissions(lab.path(file), fs::Permissions::from_mode(0o600)).expect("sets");
+    }
+    run(Command::new("mkfifo").args(["-m", "600"]).arg(lab.path("pipe")));
+    lab.configure("credentials = \"pipe\"\n");
+    let (wrong, said) = code();
+    assert!(wrong == Some(13) && said.contains("pipe"), "{said}");
     lab.configure("");
     fs::copy(lab.path("vault.key"), lab.path("kept")).expect("copies");
     fs::remove_file(lab.path("vault.key")).expect("removes");
@@ -57,6 +69,30 @@ fn what_keeps_a_gateway_from_starting_has_its_own_code() {
     let lab = lab.started();
     let out = lab.gateway().output().expect("it runs");
     assert_eq!(out.status.code(), Some(11), "{}", text(&out));
+}
+
+/// Whatever is to be logged: what clients send is not.
+#[test]
+fn documents_of_clients_are_in_no_log() {
+    if !boto::is_there() {
+        return;
+    }
+    let mut lab = Lab::without_gateway("");
+    let mut gateway = lab.gateway();
+    gateway.env("LAMASSU_LOG", "trace");
+    lab.start_as(gateway);
+    lab.python("s3.create_bucket(Bucket='alice-log')");
+    let path = lab.presigned("POST", "/alice-log?delete");
+    let body = "<Delete><Object><Key>a-name-of-mine</Key></Object>";
+    let (port, length) = (lab.port, body.len());
+    let head = format!(
+        "POST {path} HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n"
+    );
+    assert!(lab.ask(&[head.as_bytes(), body.as_bytes()].concat()).contains("MalformedXML"));
+    until("the request is logged", || lab.log().contains("DeleteObjects"));
+    let shown = |text: &str| lab.log().contains(text);
+    // As a list of numbers, too: the first letters.
+    assert!(!shown("a-name-of-mine") && !shown("97, 45, 110, 97"), "{}", lab.log());
 }
 
 /// An object whose properties the store has damaged is listed beside the others. It can be replaced and removed.

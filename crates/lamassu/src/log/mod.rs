@@ -43,8 +43,7 @@ pub fn start(ui: &Ui, file: Option<&Path>) -> Result<()> {
         (false, 2) => "debug",
         (false, _) => "trace",
     };
-    // The S3 library logs each failing request, with data that its client has sent.
-    let filter = EnvFilter::try_from_env("LAMASSU_LOG").unwrap_or_else(|_| EnvFilter::new(format!("{level},s3s=off")));
+    let filter = EnvFilter::try_from_env("LAMASSU_LOG").unwrap_or_else(|_| EnvFilter::new(level));
     let open = |path: &Path| {
         File::options().append(true).create(true).open(path).map_err(|source| HostError::Local {
             op: "open log file",
@@ -76,9 +75,12 @@ pub fn start(ui: &Ui, file: Option<&Path>) -> Result<()> {
 }
 
 /// With a filter for everything, libraries log the data that pass through them: bodies of answers, which hold keys, and
-/// names of files. No filter that a user sets enables that.
+/// names of files. No filter that a user sets enables that. The S3 library logs documents of clients as errors: none of
+/// its lines is let through.
 fn is_fit_for_a_log(event: &Metadata<'_>) -> bool {
-    event.target().starts_with("lamassu") || *event.level() <= Level::INFO
+    let target = event.target();
+    target.starts_with("lamassu")
+        || (*event.level() <= Level::INFO && !matches!(target.split("::").next(), Some("s3s")))
 }
 
 /// Whether it is a change of keys: see `lamassu_keys::history`.
