@@ -50,7 +50,7 @@ pub fn state_record(input: &[u8]) {
     }
     let is_root = mode & 1 == 0;
     let (kind, context) =
-        if is_root { (RecordKind::Root, Vec::new()) } else { (RecordKind::Sessions, vault_header().id().to_vec()) };
+        if is_root { (RecordKind::Root, Vec::new()) } else { (RecordKind::Sessions, vault_header().id().0.to_vec()) };
     let text = match mode >> 1 & 3 {
         0 => content.to_vec(),
         1 => name::encode(content).into_bytes(),

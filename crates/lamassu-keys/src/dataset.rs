@@ -130,7 +130,7 @@ pub fn vaults_above(dir: &Path) -> impl Iterator<Item = PathBuf> {
 /// The epoch of the parent's K_out that seals the parent slot; `None`: there is no slot, or no loaded key opens it.
 pub fn parent_epoch(header: &VaultHeader, ring: &KeyRing) -> Option<EpochNumber> {
     let (_, record) = parent_slot(header)?;
-    ring.record_epoch(RecordKind::ParentSlot, &header.id(), record)
+    ring.record_epoch(RecordKind::ParentSlot, &header.id().0, record)
 }
 
 /// Opens a dataset's header with the loaded keys of its parent.
@@ -176,13 +176,13 @@ impl Unlocked {
     pub fn reseal_parent_slot(&self, header: &mut VaultHeader, ring: &KeyRing) -> Result<bool, KeyError> {
         let (slot, record) = parent_slot(header).ok_or(KeyError::NoParentSlot)?;
         let (slot, context) = (slot.id, header.id());
-        let epoch = ring.record_epoch(RecordKind::ParentSlot, &context, record);
+        let epoch = ring.record_epoch(RecordKind::ParentSlot, &context.0, record);
         if epoch == Some(ring.newest().1) {
             return Ok(false);
         }
-        let secret = ring.open_record(RecordKind::ParentSlot, &context, record).map_err(|_| KeyError::OtherParent)?;
+        let secret = ring.open_record(RecordKind::ParentSlot, &context.0, record).map_err(|_| KeyError::OtherParent)?;
         let secret = SecretBytes::new(secret);
-        let fresh = seal(&secret, &context, ring)?;
+        let fresh = seal(&secret, &context.0, ring)?;
         self.edit(header, |next| {
             let slots = &mut next.keys_mut().slots;
             slots.iter_mut().filter(|s| s.id == slot).for_each(|s| s.parent = Some(fresh));

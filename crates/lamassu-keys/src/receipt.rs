@@ -348,7 +348,7 @@ impl Receipt {
             complete: false,
             time: destroyed.time,
             by: By::this_user(),
-            vault: HEXLOWER.encode(&header.id()),
+            vault: header.id().to_string(),
             zone: HEXLOWER.encode(&header.zone()),
             path: std::path::absolute(dir).unwrap_or_else(|_| dir.into()).display().to_string(),
             created: header.created(),
@@ -390,7 +390,7 @@ impl Receipt {
             "What was copied out of the vault, and what is in the page cache, swap or backups as plain data.".into(),
         ];
         let shares = |tier| keys.keychain().epochs(tier).iter().any(|epoch| rotate::is_shared(header, tier, epoch));
-        let zone = match header.zone() == header.id() {
+        let zone = match header.has_private_zone() {
             true => "the zone that it was in".into(),
             false => format!("zone {}", HEXLOWER.encode(&header.zone())),
         };

@@ -45,7 +45,7 @@ pub fn tell(ui: &Ui, succession: &Succession) {
     let Succession { vault, old, new, pin } = succession;
     let change = format!(
         "the administrator of vault {} has another key: {} has signed {}",
-        text::hex(vault),
+        vault,
         text::hex(&old.0),
         text::hex(&new.0)
     );

@@ -4,7 +4,7 @@ use super::sealed::Members;
 use super::wire::{
     self, WireAdmin, WireCompression, WireDestroyed, WireHistory, WireKeychain, WireKeys, WireSlot, WireVault,
 };
-use super::{Destroyed, Header, HeaderError, KeyArea, NAME_MAX, json};
+use super::{Destroyed, Header, HeaderError, KeyArea, NAME_MAX, VaultId, json};
 use crate::{Compression, Domain, Geometry, Suite, words};
 
 /// How names are kept.
@@ -206,13 +206,18 @@ impl VaultHeader {
     }
 
     /// Vault id.
-    pub fn id(&self) -> [u8; 16] {
-        self.keys.id
+    pub fn id(&self) -> VaultId {
+        VaultId(self.keys.id)
     }
 
     /// Zone id.
     pub fn zone(&self) -> [u8; 16] {
         self.params.zone
+    }
+
+    /// Whether the zone is private to the vault.
+    pub fn has_private_zone(&self) -> bool {
+        self.params.zone == self.keys.id
     }
 
     /// Makes the zone private to the vault: no other vault has its newest K_in any more.

@@ -6,8 +6,8 @@ use crate::alerts::{ALERTS_MAX, Acknowledged, Alert, Finding, HOSTS_MAX, NOT_KEP
 use crate::audit::Event;
 use crate::writing::{AnyTable, WriteTable, Writing};
 use crate::{Result, ServerError};
-use data_encoding::HEXLOWER;
 use lamassu_crypto::wrap::sha256_of;
+use lamassu_format::header::VaultId;
 use redb::{ReadableTable, ReadableTableMetadata, TableDefinition};
 use std::collections::BTreeSet;
 
@@ -37,10 +37,10 @@ fn damaged() -> redb::Error {
 }
 
 /// The key of an alert: the vault, the kind, the place, and whether it is damage.
-fn place(vault: &[u8; 16], finding: &Finding) -> Vec<u8> {
+fn place(vault: &VaultId, finding: &Finding) -> Vec<u8> {
     let Finding { kind, path, is_damage, .. } = finding;
     let digest = sha256_of(&[kind.as_bytes(), &[0, u8::from(*is_damage)], path.as_bytes()]);
-    [&vault[..], &digest].concat()
+    [&vault.0[..], &digest].concat()
 }
 
 /// Counts of alerts.
@@ -87,21 +87,21 @@ impl<'t> Alerts<'t> {
         Ok(())
     }
 
-    fn count(&self, vault: &[u8; 16]) -> Rows<u64> {
-        let row = self.counts.get(&vault[..])?;
+    fn count(&self, vault: &VaultId) -> Rows<u64> {
+        let row = self.counts.get(&vault.0[..])?;
         row.map_or(Ok(0), |row| row.value().try_into().map(u64::from_le_bytes).map_err(|_| damaged()))
     }
 
-    fn set_count(&mut self, vault: &[u8; 16], count: u64) -> Rows<()> {
+    fn set_count(&mut self, vault: &VaultId, count: u64) -> Rows<()> {
         match count {
-            0 => drop(self.counts.remove(&vault[..])?),
-            count => drop(self.counts.insert(&vault[..], &count.to_le_bytes()[..])?),
+            0 => drop(self.counts.remove(&vault.0[..])?),
+            count => drop(self.counts.insert(&vault.0[..], &count.to_le_bytes()[..])?),
         }
         Ok(())
     }
 
     /// Adds a new alert.
-    fn add(&mut self, vault: &[u8; 16], alert: &Alert) -> Rows<()> {
+    fn add(&mut self, vault: &VaultId, alert: &Alert) -> Rows<()> {
         self.put(alert)?;
         self.places.insert(&place(vault, &alert.finding)[..], &alert.number.to_le_bytes()[..])?;
         let count = self.count(vault)? + 1;
@@ -119,7 +119,7 @@ impl<'t> Alerts<'t> {
     }
 
     /// Counts a finding, `times` times, in its alert or in a new one if there is room. Returns a new one.
-    fn found(&mut self, vault: &[u8; 16], host: &str, finding: &Finding, times: u64, now: u64) -> Rows<Found> {
+    fn found(&mut self, vault: &VaultId, host: &str, finding: &Finding, times: u64, now: u64) -> Rows<Found> {
         let key = place(vault, finding);
         let number = self.places.get(&key[..])?.map(|row| row.value().try_into().map(u64::from_le_bytes));
         if let Some(number) = number.transpose().map_err(|_| damaged())? {
@@ -139,7 +139,7 @@ impl<'t> Alerts<'t> {
         self.numbers.insert(LAST, number)?;
         let alert = Alert {
             number,
-            vault: HEXLOWER.encode(vault),
+            vault: vault.to_string(),
             count: times,
             first: now,
             last: now,
@@ -187,9 +187,8 @@ enum Found {
     NoRoom,
 }
 
-fn id_of(alert: &Alert) -> Rows<[u8; 16]> {
-    let id = HEXLOWER.decode(alert.vault.as_bytes()).ok().and_then(|id| id.try_into().ok());
-    id.ok_or_else(damaged)
+fn id_of(alert: &Alert) -> Rows<VaultId> {
+    VaultId::of_hex(&alert.vault).ok_or_else(damaged)
 }
 
 /// The finding of the alert that counts findings without an alert of their own.
@@ -214,7 +213,7 @@ impl State {
     /// [`ServerError::Database`], [`ServerError::Damaged`].
     pub fn take_findings(
         &self,
-        (vault, host): (&[u8; 16], &str),
+        (vault, host): (&VaultId, &str),
         findings: &[Finding],
         lost: u64,
         now: u64,

@@ -192,7 +192,7 @@ impl Described {
             pins: zone
                 .pins()
                 .iter()
-                .map(|pin| DescribedPin { vault: text::hex(&pin.vault), administrator: text::hex(&pin.admin.0) })
+                .map(|pin| DescribedPin { vault: pin.vault.to_string(), administrator: text::hex(&pin.admin.0) })
                 .collect(),
             keychain: keys.map(|k| DescribedKeychain {
                 inner_epochs: numbers(k.keychain().inner()),
