@@ -14,7 +14,7 @@ use lamassu_crypto::outer::RecordKind;
 use lamassu_crypto::ring::{EpochNumber, KeyRing};
 use lamassu_crypto::{Secret, SecretBytes, wrap};
 use lamassu_format::header::{
-    Caching, Header, NameMode, PARENT_RECORD_LEN, Slot, SlotKind, VaultHeader, VaultParams, Verified,
+    Caching, Header, NameMode, PARENT_RECORD_LEN, Slot, SlotKind, VaultHeader, VaultId, VaultParams, Verified,
 };
 use lamassu_format::{Compression, Domain, Geometry, Suite, name};
 use std::path::{Path, PathBuf};
@@ -68,7 +68,9 @@ pub fn create_dataset(
             return Err(KeyError::ZoneSuite { zone: parent.suite(), wanted: new.suite });
         }
         Domain::Zone => (parent.zone(), Keychain::sharing_inner(keys.keychain(), new.created)?),
-        Domain::Family | Domain::File | Domain::None => (id, Keychain::generate(true, new.created)?),
+        Domain::Family | Domain::File | Domain::None => {
+            (VaultId(id).private_zone(), Keychain::generate(true, new.created)?)
+        }
     };
     let params = VaultParams {
         zone,

@@ -349,7 +349,7 @@ impl Receipt {
             time: destroyed.time,
             by: By::this_user(),
             vault: header.id().to_string(),
-            zone: HEXLOWER.encode(&header.zone()),
+            zone: header.zone().to_string(),
             path: std::path::absolute(dir).unwrap_or_else(|_| dir.into()).display().to_string(),
             created: header.created(),
             epochs: Vec::new(),
@@ -392,7 +392,7 @@ impl Receipt {
         let shares = |tier| keys.keychain().epochs(tier).iter().any(|epoch| rotate::is_shared(header, tier, epoch));
         let zone = match header.has_private_zone() {
             true => "the zone that it was in".into(),
-            false => format!("zone {}", HEXLOWER.encode(&header.zone())),
+            false => format!("zone {}", header.zone()),
         };
         if shares(Tier::Inner) {
             said.push(format!(

@@ -1,28 +1,48 @@
-//! The id of a vault, as a type of its own, so that it cannot be mixed up with other sixteen bytes.
+//! The ids of vaults and zones, as types of their own, so that they cannot be mixed up with one another or with other
+//! sixteen bytes.
 
 use data_encoding::HEXLOWER;
 use std::fmt;
 
-/// The random id of a vault or dataset. It is shown in lower-case hex.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct VaultId(pub [u8; 16]);
+macro_rules! id {
+    ($(#[$doc:meta])* $name:ident) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub struct $name(pub [u8; 16]);
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.pad(&HEXLOWER.encode(&self.0))
+            }
+        }
+
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                fmt::Display::fmt(self, f)
+            }
+        }
+    };
+}
+
+id! {
+    /// The random id of a vault or dataset. It is shown in lower-case hex.
+    VaultId
+}
+
+id! {
+    /// The id of a zone: that of the vault if the zone is private to it. It is shown in lower-case hex.
+    ZoneId
+}
 
 impl VaultId {
     /// The id that is shown as `hex`: 32 lower-case digits.
     pub fn of_hex(hex: impl AsRef<[u8]>) -> Option<VaultId> {
         HEXLOWER.decode(hex.as_ref()).ok()?.try_into().ok().map(VaultId)
     }
-}
 
-impl fmt::Display for VaultId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(&HEXLOWER.encode(&self.0))
-    }
-}
-
-impl fmt::Debug for VaultId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
+    /// The zone that is private to this vault.
+    pub fn private_zone(self) -> ZoneId {
+        ZoneId(self.0)
     }
 }
 

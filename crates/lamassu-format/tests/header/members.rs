@@ -4,6 +4,7 @@ use crate::samples::{parse, raw_slot, slot, vault, zone};
 use lamassu_format::header::{
     Admin, AdminPin, Argon2Params, Caching, Destroyed, Header, HeaderError, HistoryHead, HistoryMark, NameMode,
     Predecessor, PublicKey, Role, SealedKeychain, SlotKind, TokenMechanism, VaultHeader, VaultId, Verified, ZoneFile,
+    ZoneId,
 };
 use lamassu_format::{Domain, Geometry, Suite};
 use serde_json::{Value, json};
@@ -13,7 +14,7 @@ fn a_good_header_parses() {
     let h = parse(&vault()).unwrap();
     assert_eq!((h.suite(), h.names(), h.name_max()), (Suite::Aes, NameMode::Encrypted, 255));
     assert_eq!(h.geometry(), Geometry::new(4096, 8).unwrap());
-    assert_eq!((h.id(), h.zone(), h.created()), (VaultId([0x77; 16]), [0x88; 16], 1_700_000_000));
+    assert_eq!((h.id(), h.zone(), h.created()), (VaultId([0x77; 16]), ZoneId([0x88; 16]), 1_700_000_000));
     assert!(h.convergent_small_files());
     let keys = h.keys();
     assert_eq!((keys.next_slot, keys.mac), (6, [0xbb; 32]));
@@ -26,7 +27,7 @@ fn a_good_header_parses() {
     assert_eq!(keys.slot(4), None);
 
     let z = ZoneFile::parse(zone().to_string().as_bytes()).unwrap();
-    assert_eq!((z.suite(), z.block_size(), z.id()), (Suite::Aes, 4096, [0x77; 16]));
+    assert_eq!((z.suite(), z.block_size(), z.id()), (Suite::Aes, 4096, ZoneId([0x77; 16])));
     assert_eq!(z.keys(), keys);
 }
 

@@ -276,7 +276,7 @@ fn vaults_of_a_zone_share_what_they_should() {
     let ((a, a_keys), (b, b_keys), (c, c_keys)) = (member(Outer::Shared), member(Outer::Shared), member(Outer::Own));
     for h in [&a, &b, &c] {
         assert_eq!(h.zone(), file.id());
-        assert_ne!(h.id().0, file.id());
+        assert_ne!(h.id().private_zone(), file.id());
     }
     let inner = |k: &Unlocked| exposed(k.keychain().inner());
     let outer = |k: &Unlocked| exposed(k.keychain().outer());

@@ -286,7 +286,7 @@ impl DoneCopy {
         DoneCopy {
             dir: dir.into(),
             id: header.id().to_string(),
-            zone: text::hex(&header.zone()),
+            zone: header.zone().to_string(),
             read_only: header.is_snapshot(),
             inner_epoch: last(keys.keychain().inner()),
             outer_epoch: last(keys.keychain().outer()),

@@ -156,7 +156,7 @@ impl Described {
             format: VaultHeader::FORMAT,
             version: lamassu_format::VERSION,
             id: header.id().to_string(),
-            zone: text::hex(&header.zone()),
+            zone: header.zone().to_string(),
             private_zone: header.has_private_zone(),
             suite: header.suite().name(),
             block_size: header.geometry().block_size(),
