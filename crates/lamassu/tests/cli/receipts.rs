@@ -121,5 +121,5 @@ fn a_key_that_is_none_names_the_option_and_not_an_administrator() {
         let told = b.run(&line).code(2).says("a public key is 64 hex digits").says(option);
         assert!(!told.err.contains("administrator"), "{}", told.err);
     }
-    b.run("info --admin-key 12 v").code(2).says("an administrator's key is 64 hex digits");
+    b.run("ls --admin-key 12 v").code(2).says("an administrator's key is 64 hex digits");
 }
