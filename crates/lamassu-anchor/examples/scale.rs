@@ -6,6 +6,7 @@ use lamassu_anchor::row::{Content, FileRow, Sealed};
 use lamassu_anchor::table::{DiskTable, Table};
 use lamassu_anchor::{Anchor, Digest, EntryPlace, ObjectId, Row, Token, TokenKey, VaultRow};
 use lamassu_crypto::wrap::sha256;
+use lamassu_format::header::VaultId;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -13,7 +14,7 @@ use std::time::Instant;
 const A_DIRECTORY: u64 = 100;
 /// Files between two commits.
 const A_COMMIT: u64 = 20_000;
-const VAULT: [u8; 16] = [1; 16];
+const VAULT: VaultId = VaultId([1; 16]);
 
 fn row(content: Content) -> Row {
     Row { mode: 0o644, uid: 1000, gid: 1000, links: 1, content, attributes: Sealed::Nothing }

@@ -28,6 +28,7 @@ use crate::row::{Entry, Intent, Row, VaultRow};
 use crate::table::{Change, DiskTable, Space, Table};
 use crate::{AnchorError, ObjectKind, Revision};
 use lamassu_crypto::{Secret, wrap};
+use lamassu_format::header::VaultId;
 use std::io::{self, Read, Write};
 
 const MAGIC: &[u8; 15] = b"lamassu anchor\0";
@@ -44,7 +45,7 @@ const MAC_LEN: usize = 32;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Exported {
     /// the vault's id
-    pub vault: [u8; 16],
+    pub vault: VaultId,
     /// the anchor's revision
     pub revision: Revision,
     /// the number of rows
@@ -135,7 +136,7 @@ impl<'a> Writer<'a> {
         let mut head = [0; HEAD_LEN];
         head[..15].copy_from_slice(MAGIC);
         head[15] = VERSION;
-        head[16..32].copy_from_slice(&vault.vault);
+        head[16..32].copy_from_slice(&vault.vault.0);
         head[32..].copy_from_slice(&vault.revision.0.to_le_bytes());
         out.write_all(&head).map_err(failed("write"))?;
         let exported = Exported { vault: vault.vault, revision: vault.revision, rows: 0, digest: wrap::sha256(&head) };
@@ -195,7 +196,7 @@ impl<'a> Writer<'a> {
 /// [`ExportError`], [`AnchorError::Foreign`] for another vault's; then the rows that `each` got must be discarded.
 pub fn read(
     from: &mut dyn Read,
-    vault: &[u8; 16],
+    vault: &VaultId,
     key: &Secret<32>,
     each: &mut dyn FnMut(Change) -> Result<(), AnchorError>,
 ) -> Result<Exported, ExportError> {
@@ -212,7 +213,7 @@ pub fn read(
 /// As [`read`], but for [`ExportError::Unauthentic`].
 pub fn parse(
     from: &mut dyn Read,
-    of: Option<&[u8; 16]>,
+    of: Option<&VaultId>,
     each: &mut dyn FnMut(Change) -> Result<(), AnchorError>,
 ) -> Result<(Exported, [u8; MAC_LEN]), ExportError> {
     let mut head = [0; HEAD_LEN];
@@ -229,11 +230,11 @@ pub fn parse(
     let (mut vault, mut revision) = ([0; 16], [0; 8]);
     vault.copy_from_slice(&head[16..32]);
     revision.copy_from_slice(&head[32..]);
-    if of.is_some_and(|of| *of != vault) {
+    if of.is_some_and(|of| *of != VaultId(vault)) {
         return Err(AnchorError::Foreign.into());
     }
     let revision = Revision(u64::from_le_bytes(revision));
-    let mut rows = Rows { vault, revision, degree: 0, last: None, count: 0 };
+    let mut rows = Rows { vault: VaultId(vault), revision, degree: 0, last: None, count: 0 };
     let mut digest = wrap::sha256(&head);
     let mut frame = Vec::new();
     loop {
@@ -256,7 +257,7 @@ pub fn parse(
         return Err(rows.damaged());
     }
     let digest = chained(&digest, &count);
-    Ok((Exported { vault, revision, rows: rows.count, digest }, mac))
+    Ok((Exported { vault: VaultId(vault), revision, rows: rows.count, digest }, mac))
 }
 
 /// Checks that the anchor of this vault could have written every row of a table. Returns its revision, and the number
@@ -264,7 +265,7 @@ pub fn parse(
 ///
 /// # Errors
 /// [`ExportError::Damaged`], [`ExportError::Anchor`].
-pub fn check(table: &dyn Table, vault: &[u8; 16]) -> Result<(Revision, u64), ExportError> {
+pub fn check(table: &dyn Table, vault: &VaultId) -> Result<(Revision, u64), ExportError> {
     let mut rows: Option<Rows> = None;
     table.visit_all(|space, key, value| {
         let rows = match &mut rows {
@@ -303,7 +304,7 @@ fn exactly(from: &mut dyn Read, bytes: &mut [u8], rows: u64) -> Result<(), Expor
 
 /// Rows of an export during parsing.
 struct Rows {
-    vault: [u8; 16],
+    vault: VaultId,
     revision: Revision,
     /// degree of the trees, once the vault's row was read; 0 before
     degree: usize,
@@ -393,7 +394,7 @@ pub enum Rights {
 ///
 /// # Errors
 /// Those of both tables.
-pub fn copy_to(from: &DiskTable, to: &dyn Table, vault: [u8; 16], rights: Rights) -> Result<(), AnchorError> {
+pub fn copy_to(from: &DiskTable, to: &dyn Table, vault: VaultId, rights: Rights) -> Result<(), AnchorError> {
     /// Rows in one commit.
     const AT_ONCE: usize = 4096;
     let mut changes = Vec::new();

@@ -5,6 +5,7 @@
 mod encoding;
 
 use crate::{Digest, ObjectId, ObjectKind, Revision, Token, TokenKey, Window, Windows};
+use lamassu_format::header::VaultId;
 use lamassu_format::{Domain, FileId, PageNo, Profile, Suite};
 
 /// What is recorded of an object.
@@ -213,7 +214,7 @@ impl Announced {
 #[derive(Clone, Debug)]
 pub struct VaultRow {
     /// Its id.
-    pub vault: [u8; 16],
+    pub vault: VaultId,
     /// The number of commits.
     pub revision: Revision,
     /// The next object's number.
@@ -249,7 +250,7 @@ pub struct VaultRow {
 impl VaultRow {
     /// The row of a vault with the default suite and domain, only a root, and trees of the usual degree over pages.
     /// Header, history and the root's permissions are unset.
-    pub fn new(vault: [u8; 16], tokens: TokenKey) -> VaultRow {
+    pub fn new(vault: VaultId, tokens: TokenKey) -> VaultRow {
         VaultRow {
             vault,
             revision: Revision(1),

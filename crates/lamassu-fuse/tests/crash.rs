@@ -9,7 +9,7 @@
 use lamassu_anchor::table::{Change, MemoryTable, Space, Table, Visit};
 use lamassu_anchor::{Anchor, AnchorError};
 use lamassu_crypto::{KeyRing, Secret, SecretBytes};
-use lamassu_format::header::{Header, KeyArea, NameMode, SealedKeychain, VaultHeader, VaultParams, ZoneFile};
+use lamassu_format::header::{Header, KeyArea, NameMode, SealedKeychain, VaultHeader, VaultParams, ZoneFile, ZoneId};
 use lamassu_format::{Domain, Geometry, Suite};
 use lamassu_fuse::{CacheMode, MountOptions};
 use lamassu_keys::header_file::Update;
@@ -25,7 +25,7 @@ use std::sync::{Arc, Mutex};
 
 fn header(block_size: u32) -> VaultHeader {
     let params = VaultParams {
-        zone: [1; 16],
+        zone: ZoneId([1; 16]),
         suite: Suite::Aes,
         geometry: Geometry::new(block_size, 8).unwrap(),
         names: NameMode::Encrypted,

@@ -11,7 +11,7 @@ use lamassu_anchor::Anchor;
 use lamassu_anchor::table::MemoryTable;
 use lamassu_crypto::compress::version_of;
 use lamassu_crypto::{KeyRing, Secret};
-use lamassu_format::header::{KeyArea, NameMode, SealedKeychain, VaultHeader, VaultParams};
+use lamassu_format::header::{KeyArea, NameMode, SealedKeychain, VaultHeader, VaultParams, ZoneId};
 use lamassu_format::{Codec, Compression, Domain, Geometry, Suite};
 use lamassu_fuse::control::Root;
 use lamassu_fuse::{CacheMode, MountOptions, Mounted};
@@ -53,7 +53,7 @@ const UNANCHORED: Recipe = Recipe { is_anchored: false, ..DEFAULT };
 impl Recipe {
     fn header(&self) -> VaultHeader {
         let params = VaultParams {
-            zone: [1; 16],
+            zone: ZoneId([1; 16]),
             suite: self.suite,
             geometry: Geometry::new(self.block_size, 8).unwrap(),
             names: self.names,

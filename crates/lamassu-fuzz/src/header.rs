@@ -4,7 +4,7 @@ use crate::bytes::Bytes;
 use lamassu_crypto::{Secret, SecretBytes, wrap};
 use lamassu_format::header::{
     Argon2Params, Header, KeyArea, NameMode, Role, SealedKeychain, Slot, SlotKind, VaultHeader, VaultParams, ZoneFile,
-    ZoneParams,
+    ZoneId, ZoneParams,
 };
 use lamassu_format::{Domain, Geometry, Suite};
 use lamassu_keys::{KeyError, Material};
@@ -48,7 +48,7 @@ pub fn keychain(input: &[u8]) {
         open(ZoneFile::new(params, keys), &material, bytes.rest());
     } else {
         let params = VaultParams {
-            zone: [4; 16],
+            zone: ZoneId([4; 16]),
             suite: Suite::Aes,
             geometry: Geometry::new(4096, 8).expect("a geometry"),
             names: NameMode::Encrypted,

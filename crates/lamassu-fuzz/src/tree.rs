@@ -7,7 +7,7 @@ use crate::ring;
 use lamassu_crypto::name::NameKey;
 use lamassu_crypto::outer::RecordKind;
 use lamassu_crypto::{KeyRing, Secret};
-use lamassu_format::header::{KeyArea, NameMode, SealedKeychain, VaultHeader, VaultParams};
+use lamassu_format::header::{KeyArea, NameMode, SealedKeychain, VaultHeader, VaultParams, ZoneId};
 use lamassu_format::name::{self, DIR_RECORD, HEADER, RESERVED_PREFIX, ROOT_RECORD, SESSIONS, SESSIONS_RECORD};
 use lamassu_format::{DirRecord, Domain, Geometry, RootRecord, SessionRecord, Suite};
 use lamassu_store::backend::MemoryBackend;
@@ -50,7 +50,7 @@ pub fn state_record(input: &[u8]) {
     }
     let is_root = mode & 1 == 0;
     let (kind, context) =
-        if is_root { (RecordKind::Root, Vec::new()) } else { (RecordKind::Sessions, vault_header().id().to_vec()) };
+        if is_root { (RecordKind::Root, Vec::new()) } else { (RecordKind::Sessions, vault_header().id().0.to_vec()) };
     let text = match mode >> 1 & 3 {
         0 => content.to_vec(),
         1 => name::encode(content).into_bytes(),
@@ -262,7 +262,7 @@ fn open(backend: Arc<dyn Backend>) -> lamassu_vault::Result<Vault> {
 
 fn vault_header() -> VaultHeader {
     let params = VaultParams {
-        zone: [1; 16],
+        zone: ZoneId([1; 16]),
         suite: SUITE,
         geometry: Geometry::new(4096, 8).expect("a geometry"),
         names: NameMode::Encrypted,

@@ -151,11 +151,11 @@ fn refused(failed: Failed) -> Zeroizing<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::FaultKind as Fault;
     use crate::control::counters::{Counted, FrontEnd};
     use crate::control::protocol::{Parcel, Status};
     use crate::control::{AskError, Transport, client};
     use crate::testing::{key, served, vault};
-    use crate::{FaultKind as Fault, hex};
     use lamassu_keys::cost;
     use lamassu_vault::forest::ROOT_MEMBER;
     use lamassu_vault::{FileSystem, ROOT};
@@ -207,7 +207,7 @@ mod tests {
         let served = served(dir.path());
         let owner = Direct::to(&served, true);
         let status: Status = client::ask(&owner, &Request::Status {}).unwrap();
-        assert_eq!(status.vault, hex(&served.forest().header(ROOT_MEMBER).unwrap().described().id()));
+        assert_eq!(status.vault, served.forest().header(ROOT_MEMBER).unwrap().described().id().to_string());
         let secret = client::pack(&owner, &key(), cost::FALLBACK).unwrap();
         let add = |secret| Request::AddSlot { secret, label: "by a test".into(), use_only: false, expires: None };
         let slot: u32 = client::ask(&owner, &add(secret)).unwrap();

@@ -14,8 +14,8 @@ use crate::error::At;
 use crate::lock::{WriterLock, lock_out_writers, lock_out_writers_below};
 use crate::open::{Found, backend};
 use crate::pins::Succession;
-use crate::{Error, Policy, Result, hex};
-use lamassu_format::header::VaultHeader;
+use crate::{Error, Policy, Result};
+use lamassu_format::header::{VaultHeader, VaultId};
 use lamassu_format::name;
 use lamassu_keys::history::EventKind;
 use lamassu_keys::{Argon2Params, Event, KeyError, Material, NewClone, NewSlot, Unlocked, Update, clone_vault};
@@ -68,7 +68,7 @@ pub struct Done {
     /// set if the pin of the original's administrator was updated to a new key
     pub succession: Option<Succession>,
     /// datasets without an anchor on this host; their copies have none either
-    pub without_anchor: Vec<[u8; 16]>,
+    pub without_anchor: Vec<VaultId>,
     /// set if the original's history could not record the copy
     pub unrecorded: Option<KeyError>,
 }
@@ -148,7 +148,7 @@ impl Original {
         });
         let (copied, without_anchor) = made.at(place)?;
         let word = if new.keys.snapshot { "snapshot" } else { "clone" };
-        let noted = Event::new(EventKind::Cloned).detail(word, hex(&header.id()));
+        let noted = Event::new(EventKind::Cloned).detail(word, header.id().to_string());
         let unrecorded = history.note(noted).err();
         let dir = place.canonicalize().map_err(|source| Error::NotADirectory { dir: place.into(), source })?;
         let copy = Original { dir, header, keys: unlocked, material: self.material.clone() };
@@ -159,7 +159,7 @@ impl Original {
     fn created(&self, keys: &Unlocked, new: &NewCopy<'_>) -> Event {
         let of = if new.keys.snapshot { "snapshot-of" } else { "clone-of" };
         let event = Event::new(EventKind::Created).slot(keys.slot()).detail("kind", self.material.kind().name());
-        event.detail(of, hex(&self.header.id()))
+        event.detail(of, self.header.id().to_string())
     }
 
     /// A snapshot is never written, so an interrupted write of the original could not be completed in it: the store

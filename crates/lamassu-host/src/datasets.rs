@@ -140,7 +140,7 @@ impl Served {
             Ok::<_, Error>(())
         });
         let member = made.at(Path::new(name))?;
-        let event = Event::new(EventKind::DatasetCreated).by(caller.uid).detail("dataset", hex(&id));
+        let event = Event::new(EventKind::DatasetCreated).by(caller.uid).detail("dataset", id.to_string());
         self.note(above, event.detail("name", Path::new(name).display()));
         // The key is here now, so the dataset is opened at once. One that inherits is opened when it is entered.
         if !spec.inherit {
@@ -148,7 +148,7 @@ impl Served {
             let opened = self.forest().load(member, opening);
             opened.map_err(|source: Error| Error::MadeNotOpen { source: Box::new(source) })?;
         }
-        Ok(hex(&id))
+        Ok(id.to_string())
     }
 
     /// Marks in a vault's header that it has datasets. This is not undone if making the first one fails.
@@ -325,7 +325,7 @@ impl Served {
         let own = header.keys().slots.iter().any(|s| s.parent.is_none());
         Ok(Listed {
             path: shown.display().to_string(),
-            id: hex(&header.id()),
+            id: header.id().to_string(),
             state: state.into(),
             keys: match (inherits(header), own) {
                 (true, true) => "both",
@@ -420,7 +420,7 @@ impl Served {
         if let Err(error) = self.policy().anchors.remove(&id) {
             tracing::warn!(%error, "the anchor of the dataset that was destroyed is left");
         }
-        self.note(above, Event::new(EventKind::DatasetDestroyed).by(caller.uid).detail("dataset", hex(&id)));
+        self.note(above, Event::new(EventKind::DatasetDestroyed).by(caller.uid).detail("dataset", id.to_string()));
         Ok(())
     }
 

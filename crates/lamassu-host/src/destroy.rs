@@ -1,7 +1,7 @@
 //! What becomes unreadable when a vault's keys are destroyed, and what does not.
 
 use crate::lock::raise_descriptor_limit;
-use crate::{Place, Result, hex};
+use crate::{Place, Result};
 use lamassu_crypto::KeyRing;
 use lamassu_format::header::{Header, SlotKind, VaultHeader};
 use lamassu_format::name;
@@ -65,7 +65,7 @@ pub fn survey(dir: &Path, header: &VaultHeader, keys: &Unlocked) -> Result<(u64,
         if matches!(fate, Fate::Opens) {
             left.push(LeftDataset {
                 stored: region.stored.display().to_string(),
-                id: of.map(|found| hex(&found.id())),
+                id: of.map(|found| found.id().to_string()),
                 zone_shares: of.is_none_or(|found| found.zone() == header.zone()),
             });
         } else {

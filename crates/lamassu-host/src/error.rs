@@ -4,7 +4,7 @@ use crate::anchors::ImportError;
 use crate::needing::Needing;
 use lamassu_crypto::NoRandom;
 use lamassu_crypto::selftest::SelfTestFailure;
-use lamassu_format::header::HeaderError;
+use lamassu_format::header::{HeaderError, VaultId};
 use lamassu_format::profile::ProfileError;
 use lamassu_keys::{FileError, HistoryError, KeyError};
 use lamassu_store::backend::CopyError;
@@ -271,15 +271,12 @@ pub enum Error {
         line: usize,
     },
     /// The user's: a zone file that says nothing of a vault.
-    #[error(
-        "{file:?} pins no administrator for vault {}: `lamassu key admin pin --zone FILE DIR` does",
-        crate::hex(.vault)
-    )]
+    #[error("{file:?} pins no administrator for vault {vault}: `lamassu key admin pin --zone FILE DIR` does")]
     NoZonePin {
         /// the zone file
         file: PathBuf,
         /// the vault's id
-        vault: [u8; 16],
+        vault: VaultId,
     },
     /// A file of this host, outside every vault.
     #[error("cannot {op} {path:?}: {source}")]

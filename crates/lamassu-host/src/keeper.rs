@@ -7,7 +7,7 @@ use crate::{Error, Place, Policy, Result, backend, guard};
 use lamassu_anchor::table::Standing;
 use lamassu_anchor::{Anchor, Digest, VaultRow};
 use lamassu_crypto::KeyRing;
-use lamassu_format::header::{Caching, Header, VaultHeader, Verified};
+use lamassu_format::header::{Caching, Header, VaultHeader, VaultId, Verified};
 use lamassu_format::name;
 use lamassu_keys::history::EventKind;
 use lamassu_keys::{Event, FileError, History, KeyError, Unlocked, admin, header_file, unlock_by_parent, witness};
@@ -38,10 +38,10 @@ pub struct Kept {
 /// and while its history is appended to. So opening a vault waits for a change of its header, and sees the result.
 /// Taken before [`Keeper::kept`].
 #[derive(Default)]
-struct Headers(Mutex<HashMap<[u8; 16], Arc<Mutex<()>>>>);
+struct Headers(Mutex<HashMap<VaultId, Arc<Mutex<()>>>>);
 
 impl Headers {
-    fn of(&self, vault: [u8; 16]) -> Arc<Mutex<()>> {
+    fn of(&self, vault: VaultId) -> Arc<Mutex<()>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).entry(vault).or_default().clone()
     }
 }
@@ -121,7 +121,7 @@ impl Keeper {
     }
 
     /// Runs `work` while no other thread of this process uses the header or the history of the same vault.
-    pub(crate) fn alone_with<T>(&self, vault: [u8; 16], work: impl FnOnce() -> T) -> T {
+    pub(crate) fn alone_with<T>(&self, vault: VaultId, work: impl FnOnce() -> T) -> T {
         let lock = self.headers.of(vault);
         let _one = lock.lock().unwrap_or_else(PoisonError::into_inner);
         work()

@@ -13,7 +13,7 @@
 
 use crate::{Error, Result, hex};
 use data_encoding::HEXLOWER_PERMISSIVE;
-use lamassu_format::header::{Header, PublicKey, ZoneFile};
+use lamassu_format::header::{Header, PublicKey, VaultId, ZoneFile};
 use lamassu_keys::admin;
 use lamassu_keys::header_file;
 use std::fs::{DirBuilder, File};
@@ -45,7 +45,7 @@ pub struct Pins {
 #[must_use = "the user has to be told"]
 pub struct Succession {
     /// the vault's id
-    pub vault: [u8; 16],
+    pub vault: VaultId,
     /// the key that is pinned
     pub old: PublicKey,
     /// the key that signs now
@@ -88,7 +88,7 @@ impl Pins {
     ///
     /// # Errors
     /// [`Error::Pins`], [`Error::NoZonePin`], [`Error::Local`], [`Error::File`].
-    pub fn of(&self, id: &[u8; 16]) -> Result<Vec<PublicKey>> {
+    pub fn of(&self, id: &VaultId) -> Result<Vec<PublicKey>> {
         match &self.given {
             Some(Given::Key(key)) => Ok(vec![*key]),
             Some(Given::Zone(file)) => of_zone(file, id).map(|key| vec![key]),
@@ -100,7 +100,7 @@ impl Pins {
     ///
     /// # Errors
     /// As [`Pins::of`].
-    pub fn known(&self, id: &[u8; 16]) -> Result<Vec<PublicKey>> {
+    pub fn known(&self, id: &VaultId) -> Result<Vec<PublicKey>> {
         match &self.known {
             None => Ok(Vec::new()),
             Some(path) => match std::fs::read_to_string(path) {
@@ -121,12 +121,12 @@ impl Pins {
             return Ok(None);
         }
         let id = header.keys().id;
-        let followed = admin::check_pinned(header, &self.of(&id)?)?;
+        let followed = admin::check_pinned(header, &self.of(&VaultId(id))?)?;
         let keys = followed.zip(header.keys().admin.as_ref());
-        Ok(keys.and_then(|(old, admin)| self.follow(&id, old, admin.public)))
+        Ok(keys.and_then(|(old, admin)| self.follow(&VaultId(id), old, admin.public)))
     }
 
-    fn follow(&self, id: &[u8; 16], old: PublicKey, new: PublicKey) -> Option<Succession> {
+    fn follow(&self, id: &VaultId, old: PublicKey, new: PublicKey) -> Option<Succession> {
         let pin = match (&self.given, &self.known) {
             (Some(given), _) => Pin::Given(given.clone()),
             // Nothing is pinned, so there is no pin to update.
@@ -144,7 +144,7 @@ impl Pins {
     ///
     /// # Errors
     /// [`Error::Pins`], [`Error::Local`].
-    pub fn add(&self, id: &[u8; 16], key: &PublicKey, comment: &str) -> Result<Option<&Path>> {
+    pub fn add(&self, id: &VaultId, key: &PublicKey, comment: &str) -> Result<Option<&Path>> {
         let Some(path) = &self.known else { return Ok(None) };
         if !self.known(id)?.contains(key) {
             alone(path, || append(path, id, key, comment))?;
@@ -167,7 +167,7 @@ fn alone(path: &Path, change: impl FnOnce() -> Result<()>) -> Result<()> {
 }
 
 /// Adds a line, unless there is one by now.
-fn append(path: &Path, id: &[u8; 16], key: &PublicKey, comment: &str) -> Result<()> {
+fn append(path: &Path, id: &VaultId, key: &PublicKey, comment: &str) -> Result<()> {
     let lines = match std::fs::read_to_string(path) {
         Ok(lines) => lines,
         Err(e) if e.kind() == io::ErrorKind::NotFound => String::new(),
@@ -177,7 +177,7 @@ fn append(path: &Path, id: &[u8; 16], key: &PublicKey, comment: &str) -> Result<
         return Ok(());
     }
     let start = if lines.is_empty() || lines.ends_with('\n') { "" } else { "\n" };
-    let line = format!("{start}{} {} {comment}\n", hex(id), hex(&key.0));
+    let line = format!("{start}{id} {} {comment}\n", hex(&key.0));
     let written = || {
         let mut file = File::options().append(true).create(true).mode(0o600).open(path)?;
         file.write_all(line.as_bytes())?;
@@ -192,24 +192,24 @@ fn sync_dir_of(path: &Path) -> io::Result<()> {
     File::open(path.parent().unwrap_or(Path::new(".")))?.sync_all()
 }
 
-fn of_zone(file: &Path, id: &[u8; 16]) -> Result<PublicKey> {
+fn of_zone(file: &Path, id: &VaultId) -> Result<PublicKey> {
     let zone: ZoneFile = header_file::read(file)?;
     let pin = zone.pins().iter().find(|pin| pin.vault == *id);
     pin.map(|pin| pin.admin).ok_or_else(|| Error::NoZonePin { file: file.into(), vault: *id })
 }
 
 /// Replaces the file atomically, with `new` in place of `old`. The caller is alone.
-fn replace(path: &Path, id: &[u8; 16], old: &PublicKey, new: &PublicKey) -> Result<()> {
+fn replace(path: &Path, id: &VaultId, old: &PublicKey, new: &PublicKey) -> Result<()> {
     let failed = |op| move |source| Error::Local { op, path: path.to_path_buf(), source };
     let lines = std::fs::read_to_string(path).map_err(failed("read"))?;
     let mut kept = String::with_capacity(lines.len());
     for line in lines.lines() {
         let mut words = line.split_whitespace();
         let names_old =
-            words.next().and_then(bytes::<16>) == Some(*id) && words.next().and_then(bytes::<32>) == Some(old.0);
+            words.next().and_then(bytes::<16>) == Some(id.0) && words.next().and_then(bytes::<32>) == Some(old.0);
         match names_old {
             true => {
-                kept += &format!("{} {}", hex(id), hex(&new.0));
+                kept += &format!("{id} {}", hex(&new.0));
                 words.for_each(|word| kept += &format!(" {word}"));
             }
             false => kept += line,
@@ -230,14 +230,14 @@ fn replace(path: &Path, id: &[u8; 16], old: &PublicKey, new: &PublicKey) -> Resu
     })
 }
 
-fn listed(path: &Path, lines: &str, id: &[u8; 16]) -> Result<Vec<PublicKey>> {
+fn listed(path: &Path, lines: &str, id: &VaultId) -> Result<Vec<PublicKey>> {
     let mut keys = Vec::new();
     for (i, line) in lines.lines().enumerate() {
         let mut words = line.split_whitespace();
         let Some(first) = words.next().filter(|word| !word.starts_with('#')) else { continue };
         let parsed = bytes::<16>(first).zip(words.next().and_then(bytes::<32>));
         let (of, key) = parsed.ok_or_else(|| Error::Pins { path: path.into(), line: i + 1 })?;
-        if of == *id {
+        if VaultId(of) == *id {
             keys.push(PublicKey(key));
         }
     }
@@ -255,7 +255,7 @@ mod tests {
     #[test]
     fn lines_name_a_vault_and_a_key() {
         let (id, key) = ("0a".repeat(16), "0B".repeat(32));
-        let of = |lines: &str| listed(Path::new("x"), lines, &[10; 16]);
+        let of = |lines: &str| listed(Path::new("x"), lines, &VaultId([10; 16]));
         assert_eq!(of(&format!("# comment\n\n{id} {key} the office\n")).unwrap(), [PublicKey([11; 32])]);
         assert_eq!(of(&format!("{} {key}", "0c".repeat(16))).unwrap(), Vec::<PublicKey>::new());
         assert_eq!(
@@ -275,20 +275,20 @@ mod tests {
         let path = dir.path().join("new").join("known-vaults");
         let pins = Pins::new(None, Some(path.clone()));
         let (old, new) = (|n: u8| PublicKey([n; 32]), |n: u8| PublicKey([n + VAULTS; 32]));
-        (0..VAULTS).for_each(|n| _ = pins.add(&[n; 16], &old(n), "followed").unwrap());
+        (0..VAULTS).for_each(|n| _ = pins.add(&VaultId([n; 16]), &old(n), "followed").unwrap());
         std::thread::scope(|scope| {
             for n in 0..VAULTS {
                 let pins = &pins;
                 scope.spawn(move || {
-                    let followed = pins.follow(&[n; 16], old(n), new(n)).unwrap();
+                    let followed = pins.follow(&VaultId([n; 16]), old(n), new(n)).unwrap();
                     assert!(matches!(followed.pin, Pin::Follows(_)), "{:?}", followed.pin);
                 });
-                scope.spawn(move || pins.add(&[n + VAULTS; 16], &old(n), "added").unwrap());
+                scope.spawn(move || pins.add(&VaultId([n + VAULTS; 16]), &old(n), "added").unwrap());
             }
         });
         for n in 0..VAULTS {
-            assert_eq!(pins.known(&[n; 16]).unwrap(), [new(n)], "{n}");
-            assert_eq!(pins.known(&[n + VAULTS; 16]).unwrap(), [old(n)], "{n}");
+            assert_eq!(pins.known(&VaultId([n; 16])).unwrap(), [new(n)], "{n}");
+            assert_eq!(pins.known(&VaultId([n + VAULTS; 16])).unwrap(), [old(n)], "{n}");
         }
         let mut files: Vec<_> =
             std::fs::read_dir(dir.path().join("new")).unwrap().map(|f| f.unwrap().file_name()).collect();

@@ -37,7 +37,7 @@ pub fn rotate(
     };
     let adopted = keys.adopt_zone(header, tier, file, zone_keys)?;
     let newest = adopted.last().ok_or(Error::ZoneNotAhead)?;
-    Ok(Event::new(EventKind::Rotated).epoch(tier, *newest).detail("zone", hex(&file.id())))
+    Ok(Event::new(EventKind::Rotated).epoch(tier, *newest).detail("zone", file.id().to_string()))
 }
 
 /// Puts the history of the header in place into its place, if a change of the header was interrupted before that. A

@@ -11,7 +11,7 @@ use crate::open::{Opened, Unsealed};
 use crate::rotation::{epochs, rotate};
 use crate::slots::{self, Replacement, check_label, reseal_parent_slot};
 use crate::turns::{self, TurnOpening};
-use crate::{Error, Place, Policy, Result, hex};
+use crate::{Error, Place, Policy, Result};
 use lamassu_format::header::{Header, VaultHeader, ZoneFile};
 use lamassu_format::name;
 use lamassu_keys::{Event, KeyError, NewSlot, Role, Terms, Tier, Unlocked, Update, header_file, unix_now};
@@ -127,7 +127,7 @@ impl Served {
             version: env!("CARGO_PKG_VERSION").into(),
             pid: std::process::id(),
             pid_namespace: self.pid_namespace,
-            vault: hex(&self.forest.member(member)?.id),
+            vault: self.forest.member(member)?.id.to_string(),
             dir: self.keeper.dir(member)?.to_string_lossy().into_owned(),
             read_only: self.read_only,
             open_files: self.forest.open_files(member),

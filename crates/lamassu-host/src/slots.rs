@@ -6,7 +6,7 @@
 use crate::error::At;
 use crate::{Error, Place, Policy, Result};
 use lamassu_crypto::KeyRing;
-use lamassu_format::header::{Header, Slot, VaultHeader};
+use lamassu_format::header::{Header, Slot, VaultHeader, VaultId};
 use lamassu_format::name;
 use lamassu_keys::dataset::{inherits, parent_epoch};
 use lamassu_keys::history::EventKind;
@@ -211,7 +211,7 @@ impl SlotChange<VaultHeader> {
 /// Those of the header's file; [`lamassu_keys::KeyError::OtherParent`]; [`VaultError::Stale`]: the directory has
 /// another dataset.
 pub fn reseal_parent_slot(
-    (place, id): (&Place, [u8; 16]),
+    (place, id): (&Place, VaultId),
     ring: &KeyRing,
     uid: u32,
     witness: &Arc<dyn Witness>,

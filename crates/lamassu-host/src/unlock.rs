@@ -4,7 +4,7 @@ use crate::error::At;
 use crate::pins::Succession;
 use crate::policy::Policy;
 use crate::{Error, Result};
-use lamassu_format::header::{Header, PublicKey, SlotKind, VaultHeader};
+use lamassu_format::header::{Header, PublicKey, SlotKind, VaultHeader, VaultId};
 use lamassu_format::name;
 use lamassu_keys::dataset::{inherits, vaults_above};
 use lamassu_keys::{Attempt, KeyError, Material, Slots, Unlocked, admin, header_file, unlock_by_parent};
@@ -50,7 +50,7 @@ impl Policy {
     /// The administrators who are known for a vault, where a token may need one to vouch for its slot.
     fn pinned_for<H: Header>(&self, header: &H, material: &Material) -> Result<Vec<PublicKey>> {
         let (true, Material::Token(_)) = (H::IS_VAULT, material) else { return Ok(Vec::new()) };
-        let id = &header.keys().id;
+        let id = &VaultId(header.keys().id);
         let mut pinned = self.pins.known(id)?;
         match self.pins.of(id) {
             // A given zone file is about the vault that the command names, not about its datasets.

@@ -5,7 +5,7 @@ use crate::providers::server::ObliviousKey;
 use crate::{KeyError, Keychain, NewSlot, Terms, Tier, Unlocked, ZoneKeys};
 use lamassu_format::Suite;
 use lamassu_format::header::{
-    Admin, Header, KeyArea, NameMode, PublicKey, Slot, VaultHeader, VaultParams, ZoneFile, ZoneParams,
+    Admin, Header, KeyArea, NameMode, PublicKey, Slot, VaultHeader, VaultId, VaultParams, ZoneFile, ZoneId, ZoneParams,
 };
 use lamassu_format::{Compression, Domain, Geometry};
 
@@ -94,7 +94,7 @@ pub fn create_vault(new: &NewVault<'_>, slot: &NewSlot<'_>) -> Result<(VaultHead
     }
     let id = random_id()?;
     let (zone, keychain) = match new.zone {
-        Zone::Private => (id, Keychain::generate(true, new.created)?),
+        Zone::Private => (VaultId(id).private_zone(), Keychain::generate(true, new.created)?),
         Zone::Server { keys, outer } => (keys.id(), server_keychain(new, keys, outer)?),
         Zone::Member { file, keys, outer } => (file.id(), member_keychain(new, file, keys, outer)?),
     };
@@ -166,7 +166,7 @@ pub fn clone_vault(
     if new.new_keys {
         keychain.append(Tier::Inner, new.created)?;
         keychain.append(Tier::Outer, new.created)?;
-        params.zone = id;
+        params.zone = VaultId(id).private_zone();
     }
     assemble(id, keychain, slot, |keys| {
         let clone = VaultHeader::new(params, keys).alike(header);
@@ -179,7 +179,7 @@ pub fn clone_vault(
 /// # Errors
 /// [`KeyError::Header`] for values out of bounds, [`KeyError::Argon2`], [`KeyError::NoRandom`].
 pub fn create_zone(new: &NewZone, slot: &NewSlot<'_>) -> Result<(ZoneFile, Unlocked), KeyError> {
-    zone_of(new, random_id()?, Keychain::generate(new.outer, new.created)?, slot)
+    zone_of(new, ZoneId(random_id()?), Keychain::generate(new.outer, new.created)?, slot)
 }
 
 /// Makes a zone whose block keys depend on this key at a server.
@@ -192,7 +192,7 @@ pub fn create_oblivious_zone(
     slot: &NewSlot<'_>,
 ) -> Result<(ZoneFile, Unlocked), KeyError> {
     check_oblivious(new.suite)?;
-    zone_of(new, random_id()?, Keychain::generate(new.outer, new.created)?.with_oblivious(key), slot)
+    zone_of(new, ZoneId(random_id()?), Keychain::generate(new.outer, new.created)?.with_oblivious(key), slot)
 }
 
 /// Makes a zone file with the keys of a zone at a key server.
@@ -206,13 +206,13 @@ pub fn copy_zone(new: &NewZone, keys: &ZoneKeys, slot: &NewSlot<'_>) -> Result<(
 
 fn zone_of(
     new: &NewZone,
-    id: [u8; 16],
+    id: ZoneId,
     keychain: Keychain,
     slot: &NewSlot<'_>,
 ) -> Result<(ZoneFile, Unlocked), KeyError> {
     let NewZone { suite, block_size, compression, created, .. } = *new;
     let params = ZoneParams { suite, block_size, compression, created };
-    assemble(id, keychain, slot, |keys| ZoneFile::new(params, keys))
+    assemble(id.0, keychain, slot, |keys| ZoneFile::new(params, keys))
 }
 
 fn assemble<H: Header>(

@@ -14,7 +14,7 @@ use lamassu_crypto::outer::RecordKind;
 use lamassu_crypto::ring::{EpochNumber, KeyRing};
 use lamassu_crypto::{Secret, SecretBytes, wrap};
 use lamassu_format::header::{
-    Caching, Header, NameMode, PARENT_RECORD_LEN, Slot, SlotKind, VaultHeader, VaultParams, Verified,
+    Caching, Header, NameMode, PARENT_RECORD_LEN, Slot, SlotKind, VaultHeader, VaultId, VaultParams, Verified,
 };
 use lamassu_format::{Compression, Domain, Geometry, Suite, name};
 use std::path::{Path, PathBuf};
@@ -68,7 +68,9 @@ pub fn create_dataset(
             return Err(KeyError::ZoneSuite { zone: parent.suite(), wanted: new.suite });
         }
         Domain::Zone => (parent.zone(), Keychain::sharing_inner(keys.keychain(), new.created)?),
-        Domain::Family | Domain::File | Domain::None => (id, Keychain::generate(true, new.created)?),
+        Domain::Family | Domain::File | Domain::None => {
+            (VaultId(id).private_zone(), Keychain::generate(true, new.created)?)
+        }
     };
     let params = VaultParams {
         zone,
@@ -130,7 +132,7 @@ pub fn vaults_above(dir: &Path) -> impl Iterator<Item = PathBuf> {
 /// The epoch of the parent's K_out that seals the parent slot; `None`: there is no slot, or no loaded key opens it.
 pub fn parent_epoch(header: &VaultHeader, ring: &KeyRing) -> Option<EpochNumber> {
     let (_, record) = parent_slot(header)?;
-    ring.record_epoch(RecordKind::ParentSlot, &header.id(), record)
+    ring.record_epoch(RecordKind::ParentSlot, &header.id().0, record)
 }
 
 /// Opens a dataset's header with the loaded keys of its parent.
@@ -176,13 +178,13 @@ impl Unlocked {
     pub fn reseal_parent_slot(&self, header: &mut VaultHeader, ring: &KeyRing) -> Result<bool, KeyError> {
         let (slot, record) = parent_slot(header).ok_or(KeyError::NoParentSlot)?;
         let (slot, context) = (slot.id, header.id());
-        let epoch = ring.record_epoch(RecordKind::ParentSlot, &context, record);
+        let epoch = ring.record_epoch(RecordKind::ParentSlot, &context.0, record);
         if epoch == Some(ring.newest().1) {
             return Ok(false);
         }
-        let secret = ring.open_record(RecordKind::ParentSlot, &context, record).map_err(|_| KeyError::OtherParent)?;
+        let secret = ring.open_record(RecordKind::ParentSlot, &context.0, record).map_err(|_| KeyError::OtherParent)?;
         let secret = SecretBytes::new(secret);
-        let fresh = seal(&secret, &context, ring)?;
+        let fresh = seal(&secret, &context.0, ring)?;
         self.edit(header, |next| {
             let slots = &mut next.keys_mut().slots;
             slots.iter_mut().filter(|s| s.id == slot).for_each(|s| s.parent = Some(fresh));

@@ -13,7 +13,7 @@ use crate::receipt::{AuditKey, Backup, Copied, GoneEpoch, GoneHistory, GoneSlot,
 use crate::{Event, FileError, KeyError, Tier, Unlocked, Update, Witness, rotate};
 use data_encoding::HEXLOWER;
 use lamassu_crypto::wrap;
-use lamassu_format::header::{Destroyed, HEADER_MAX, Header, VaultHeader};
+use lamassu_format::header::{Destroyed, HEADER_MAX, Header, VaultHeader, VaultId};
 use lamassu_format::name;
 use std::fs::File;
 use std::io::Read;
@@ -150,7 +150,7 @@ impl Destruction {
 }
 
 impl Cleared {
-    fn erase(&mut self, path: &Path, id: &[u8; 16]) -> Result<(), KeyError> {
+    fn erase(&mut self, path: &Path, id: &VaultId) -> Result<(), KeyError> {
         match erase::file(path, id)? {
             erase::Outcome::Nothing => {}
             erase::Outcome::Erased(erased) => self.erased.push(erased),
@@ -163,7 +163,7 @@ impl Cleared {
 }
 
 /// Whether a file is a header that opens the vault of an id. Names and links prove nothing, content does.
-fn is_header_of(path: &Path, id: &[u8; 16]) -> bool {
+fn is_header_of(path: &Path, id: &VaultId) -> bool {
     let small = path.symlink_metadata().is_ok_and(|m| m.is_file() && (1..=HEADER_MAX as u64).contains(&m.len()));
     let mut first = [0];
     let begins = small && File::open(path).and_then(|mut f| f.read_exact(&mut first)).is_ok() && first == *b"{";

@@ -348,8 +348,8 @@ impl Receipt {
             complete: false,
             time: destroyed.time,
             by: By::this_user(),
-            vault: HEXLOWER.encode(&header.id()),
-            zone: HEXLOWER.encode(&header.zone()),
+            vault: header.id().to_string(),
+            zone: header.zone().to_string(),
             path: std::path::absolute(dir).unwrap_or_else(|_| dir.into()).display().to_string(),
             created: header.created(),
             epochs: Vec::new(),
@@ -390,9 +390,9 @@ impl Receipt {
             "What was copied out of the vault, and what is in the page cache, swap or backups as plain data.".into(),
         ];
         let shares = |tier| keys.keychain().epochs(tier).iter().any(|epoch| rotate::is_shared(header, tier, epoch));
-        let zone = match header.zone() == header.id() {
+        let zone = match header.has_private_zone() {
             true => "the zone that it was in".into(),
-            false => format!("zone {}", HEXLOWER.encode(&header.zone())),
+            false => format!("zone {}", header.zone()),
         };
         if shares(Tier::Inner) {
             said.push(format!(

@@ -9,7 +9,7 @@ use lamassu_format::header::{Header, VaultHeader, ZoneFile};
 /// Whether a zone shares an epoch of a vault's key. For K_in this is so as long as the header names a zone, whatever
 /// the keychain says.
 pub(crate) fn is_shared(header: &VaultHeader, tier: Tier, epoch: &Epoch) -> bool {
-    epoch.is_zones() || (tier == Tier::Inner && header.zone() != header.id())
+    epoch.is_zones() || (tier == Tier::Inner && !header.has_private_zone())
 }
 
 impl Unlocked {

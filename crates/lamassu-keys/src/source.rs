@@ -11,7 +11,7 @@ use crate::{recovery, shares};
 use data_encoding::HEXLOWER_PERMISSIVE;
 use lamassu_crypto::oblivious::KeyServerFault;
 use lamassu_crypto::{Secret, SecretBytes, wrap};
-use lamassu_format::header::{SlotKind, TokenSealed, TokenSignature};
+use lamassu_format::header::{SlotKind, TokenSealed, TokenSignature, ZoneId};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -104,10 +104,10 @@ impl ZoneKeys {
     }
 
     /// The zone's id: the same for everyone who gets these keys.
-    pub fn id(&self) -> [u8; 16] {
+    pub fn id(&self) -> ZoneId {
         let derived = wrap::hkdf::<32>(self.inner.expose(), b"", b"lamassu v1 kmip zone id");
         let (id, _) = derived.expose().split_first_chunk().expect("16 of 32 bytes");
-        *id
+        ZoneId(*id)
     }
 
     /// What opens a slot for a holder of both keys, which could read everything anyway.

@@ -3,7 +3,7 @@
 //! The trait is here, below its implementations, so that every replacement of a header uses it ([`crate::Update`]).
 
 use lamassu_crypto::wrap;
-use lamassu_format::header::{Header, HeaderError, HistoryMark};
+use lamassu_format::header::{Header, HeaderError, HistoryMark, VaultId};
 use std::fmt::Debug;
 use std::path::Path;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ pub struct Replacement<'a> {
     /// the directory that the header is in
     pub dir: &'a Path,
     /// the vault's id
-    pub id: [u8; 16],
+    pub id: VaultId,
     /// whether the header says that the vault is anchored
     pub is_anchored: bool,
     /// what it is based on
@@ -43,7 +43,7 @@ pub struct Replacement<'a> {
 #[derive(Clone, Copy, Debug)]
 pub struct ToReplace {
     /// the vault's id
-    pub id: [u8; 16],
+    pub id: VaultId,
     /// whether the header says that the vault is anchored
     pub is_anchored: bool,
     /// what the new one is based on

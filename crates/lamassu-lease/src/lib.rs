@@ -7,6 +7,7 @@
 //! |---|---|
 //! | `types` | objects, sessions, modes, moments, messages |
 //! | `terms` | how long leases last, within the bounds that the proof needs |
+//! | `durable` | the state that outlives the server's process |
 //! | `server` | the server's side: grants, recalls, expiry, takeover, restart |
 //! | `client` | a host's side: admission of operations, recalls, the end of its session |
 //!
@@ -14,6 +15,7 @@
 //! message, and an operation gets a [`client::Ticket`] only while its lease is good.
 
 pub mod client;
+mod durable;
 pub mod server;
 pub mod terms;
 mod types;

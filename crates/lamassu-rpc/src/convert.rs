@@ -4,6 +4,7 @@ use crate::{ROWS_MAX, proto};
 use lamassu_anchor::head::Head;
 use lamassu_anchor::table::{self, Change, Space};
 use lamassu_crypto::oprf::{BATCH_MAX, Element};
+use lamassu_format::header::VaultId;
 use lamassu_lease::{Call, Grant, GrantNo, Mode, Object, Reply, RequestNo};
 
 /// An invalid message.
@@ -24,8 +25,8 @@ const BATCH_LEN: usize = 256 << 10;
 ///
 /// # Errors
 /// [`Garbled`].
-pub fn vault(bytes: &[u8]) -> Result<[u8; 16]> {
-    bytes.try_into().map_err(|_| Garbled("the id of a vault is not 16 bytes"))
+pub fn vault(bytes: &[u8]) -> Result<VaultId> {
+    bytes.try_into().map(VaultId).map_err(|_| Garbled("the id of a vault is not 16 bytes"))
 }
 
 /// A head.

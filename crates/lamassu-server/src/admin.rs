@@ -15,6 +15,7 @@ use crate::refused::{Lost, Refused};
 use crate::state::{ALERTS_AT_ONCE, Pending, check_name};
 use crate::{Result, ServerError, dir};
 use data_encoding::HEXLOWER;
+use lamassu_format::header::VaultId;
 use lamassu_keys::unix_now;
 use lamassu_rpc::identity::HostKey;
 use lamassu_rpc::token::Token;
@@ -235,7 +236,7 @@ impl Administered {
             }
             Request::Grant { host, vault, may } => {
                 let id = checked(&vault)?;
-                self.state.grant(&host, &HEXLOWER.encode(&id), may)?;
+                self.state.grant(&host, &id.to_string(), may)?;
                 if let Some(vaults) = self.vaults.as_ref().filter(|_| !may) {
                     vaults.end_sessions_of(&host, Some(&id)).map_err(|Lost(error)| error)?;
                 }
@@ -244,7 +245,7 @@ impl Administered {
             Request::Forget { vault } => {
                 let id = checked(&vault)?;
                 let vaults = self.vaults.as_ref().ok_or(ServerError::NotRunning)?;
-                let vault = HEXLOWER.encode(&id);
+                let vault = id.to_string();
                 vaults.forget(&id).map_err(|refused| match refused {
                     Refused::Failed(error) | Refused::Lost(Lost(error)) => error,
                     Refused::InUse { by } => ServerError::InUse { vault: vault.clone(), by },
@@ -254,9 +255,9 @@ impl Administered {
             }
             Request::Status => {
                 let vaults = self.vaults.iter().flat_map(|vaults| vaults.in_use());
-                let shown = |(id, hosts): ([u8; 16], _)| {
+                let shown = |(id, hosts): (VaultId, _)| {
                     let waits_for = self.state.waits_for(&id);
-                    ShownVault { vault: HEXLOWER.encode(&id), hosts, waits_for }
+                    ShownVault { vault: id.to_string(), hosts, waits_for }
                 };
                 Ok(Answer::Status {
                     is_running: self.vaults.is_some(),
@@ -285,7 +286,7 @@ impl Administered {
 
     fn enrol(&self, host: String, vaults: BTreeSet<String>) -> Result<Answer> {
         check_name(&host)?;
-        let vaults = vaults.iter().map(|vault| Ok(HEXLOWER.encode(&checked(vault)?))).collect::<Result<_>>()?;
+        let vaults = vaults.iter().map(|vault| Ok(checked(vault)?.to_string())).collect::<Result<_>>()?;
         if self.state.host(&host).is_some_and(|known| !known.is_revoked) {
             return Err(ServerError::HostExists { name: host });
         }
@@ -303,7 +304,7 @@ impl Administered {
 /// # Errors
 /// [`ServerError::Garbled`].
 pub fn id_of(vault: &str) -> Result<String> {
-    checked(vault).map(|id| HEXLOWER.encode(&id))
+    checked(vault).map(|id| id.to_string())
 }
 
 /// Alerts, as people name them.
@@ -315,10 +316,9 @@ fn chosen(alerts: Which) -> Result<Which> {
 }
 
 /// Parses a vault's id.
-fn checked(vault: &str) -> Result<[u8; 16]> {
+fn checked(vault: &str) -> Result<VaultId> {
     let plain = vault.replace('-', "").to_ascii_lowercase();
-    let id = HEXLOWER.decode(plain.as_bytes()).ok().and_then(|id| id.try_into().ok());
-    id.ok_or_else(|| ServerError::Garbled {
+    VaultId::of_hex(plain).ok_or_else(|| ServerError::Garbled {
         detail: format!("{vault:?} is no id of a vault: `lamassu info DIR` shows it"),
     })
 }

@@ -12,11 +12,12 @@ use crate::vaults::{self, Vaults};
 use crate::{Result, ServerError, dir};
 use lamassu_anchor::AnchorError;
 use lamassu_anchor::table::Table;
+use lamassu_format::header::VaultId;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// A vault, and the table of its anchor.
-pub type VaultTable = ([u8; 16], std::result::Result<Arc<dyn Table>, AnchorError>);
+pub type VaultTable = (VaultId, std::result::Result<Arc<dyn Table>, AnchorError>);
 
 /// The data that requests read and change.
 #[derive(Clone)]
@@ -67,7 +68,7 @@ impl Administered {
     ///
     /// # Errors
     /// Those of the state and of the store of anchors.
-    pub fn missing(&self) -> Result<Vec<[u8; 16]>> {
+    pub fn missing(&self) -> Result<Vec<VaultId>> {
         vaults::missing(&*self.anchors, &self.state)
     }
 
@@ -75,7 +76,7 @@ impl Administered {
     ///
     /// # Errors
     /// As [`Administered::tables`].
-    pub fn table(&self, id: &[u8; 16]) -> Result<std::result::Result<Arc<dyn Table>, AnchorError>> {
+    pub fn table(&self, id: &VaultId) -> Result<std::result::Result<Arc<dyn Table>, AnchorError>> {
         let Some(vaults) = &self.vaults else {
             return Ok(self.anchors.open(id));
         };

@@ -1,9 +1,9 @@
 //! The stores of anchors' tables: files of the server's directory ([`Files`]), or etcd ([`crate::etcd::anchors`]).
 
 use crate::{Result, ServerError};
-use data_encoding::HEXLOWER;
 use lamassu_anchor::AnchorError;
 use lamassu_anchor::table::{DiskTable, Readers, Table};
+use lamassu_format::header::VaultId;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -25,37 +25,37 @@ pub trait AnchorStore: Send + Sync {
     ///
     /// # Errors
     /// [`ServerError::File`], [`ServerError::Etcd`].
-    fn all(&self) -> Result<Vec<[u8; 16]>>;
+    fn all(&self) -> Result<Vec<VaultId>>;
 
     /// Whether a vault has a table.
     ///
     /// # Errors
     /// As for [`AnchorStore::all`].
-    fn has(&self, id: &[u8; 16]) -> Result<bool>;
+    fn has(&self, id: &VaultId) -> Result<bool>;
 
     /// Opens a vault's table.
     ///
     /// # Errors
     /// [`AnchorError::Missing`], [`AnchorError::Locked`]; those of the table.
-    fn open(&self, id: &[u8; 16]) -> std::result::Result<Arc<dyn Table>, AnchorError>;
+    fn open(&self, id: &VaultId) -> std::result::Result<Arc<dyn Table>, AnchorError>;
 
     /// A new table, which no vault has until it is installed.
     ///
     /// # Errors
     /// Those of the table.
-    fn begin(&self, id: &[u8; 16]) -> std::result::Result<Box<dyn NewAnchor>, AnchorError>;
+    fn begin(&self, id: &VaultId) -> std::result::Result<Box<dyn NewAnchor>, AnchorError>;
 
     /// Retires a vault's table: it is kept, but no longer found. False: it has none.
     ///
     /// # Errors
     /// As for [`AnchorStore::all`].
-    fn put_away(&self, id: &[u8; 16]) -> Result<bool>;
+    fn put_away(&self, id: &VaultId) -> Result<bool>;
 
     /// Free space in bytes, as far as that is known.
     fn free(&self) -> u64;
 
     /// The name of a vault's table in messages.
-    fn name(&self, id: &[u8; 16]) -> String;
+    fn name(&self, id: &VaultId) -> String;
 }
 
 /// A table that is being received. Dropping it before it is installed removes it.
@@ -99,7 +99,7 @@ impl Files {
         Files { dir: dir.join(DIR), is_read_only: true }
     }
 
-    fn file(&self, id: &[u8; 16]) -> PathBuf {
+    fn file(&self, id: &VaultId) -> PathBuf {
         file_of(&self.dir, id)
     }
 
@@ -109,7 +109,7 @@ impl Files {
 }
 
 impl AnchorStore for Files {
-    fn all(&self) -> Result<Vec<[u8; 16]>> {
+    fn all(&self) -> Result<Vec<VaultId>> {
         let mut all = Vec::new();
         let entries = match fs::read_dir(&self.dir) {
             // This server has never run. The state knows which tables should be here.
@@ -119,18 +119,16 @@ impl AnchorStore for Files {
         for entry in entries {
             let name = entry.map_err(ServerError::file("list", &self.dir))?.file_name();
             let id = name.to_str().and_then(|name| name.strip_suffix(".anchor"));
-            all.extend(
-                id.and_then(|id| HEXLOWER.decode(id.as_bytes()).ok()).and_then(|id| <[u8; 16]>::try_from(id).ok()),
-            );
+            all.extend(id.and_then(VaultId::of_hex));
         }
         Ok(all)
     }
 
-    fn has(&self, id: &[u8; 16]) -> Result<bool> {
+    fn has(&self, id: &VaultId) -> Result<bool> {
         Ok(Files::is_there(&self.file(id)))
     }
 
-    fn open(&self, id: &[u8; 16]) -> std::result::Result<Arc<dyn Table>, AnchorError> {
+    fn open(&self, id: &VaultId) -> std::result::Result<Arc<dyn Table>, AnchorError> {
         let file = self.file(id);
         Ok(Arc::new(match self.is_read_only {
             true => DiskTable::open_read_only(&file, Readers::InsteadOfWriter)?,
@@ -138,15 +136,15 @@ impl AnchorStore for Files {
         }))
     }
 
-    fn begin(&self, id: &[u8; 16]) -> std::result::Result<Box<dyn NewAnchor>, AnchorError> {
+    fn begin(&self, id: &VaultId) -> std::result::Result<Box<dyn NewAnchor>, AnchorError> {
         static BEGUN: AtomicU64 = AtomicU64::new(0);
         let number = BEGUN.fetch_add(1, Ordering::Relaxed);
-        let path = self.dir.join(format!("{}-{number}.{NEW}", HEXLOWER.encode(id)));
+        let path = self.dir.join(format!("{id}-{number}.{NEW}"));
         let table = Arc::new(DiskTable::create(&path)?.keeping_free(RESERVE));
         Ok(Box::new(NewFile { table, path: NewPath(path), place: self.file(id) }))
     }
 
-    fn put_away(&self, id: &[u8; 16]) -> Result<bool> {
+    fn put_away(&self, id: &VaultId) -> Result<bool> {
         let file = self.file(id);
         match fs::rename(&file, file.with_extension(AWAY)) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(false),
@@ -161,7 +159,7 @@ impl AnchorStore for Files {
         rustix::fs::statvfs(&self.dir).map_or(u64::MAX, |st| st.f_bavail.saturating_mul(st.f_frsize))
     }
 
-    fn name(&self, id: &[u8; 16]) -> String {
+    fn name(&self, id: &VaultId) -> String {
         self.file(id).display().to_string()
     }
 }
@@ -200,6 +198,6 @@ pub(crate) fn sync(dir: &Path) -> Result<()> {
 }
 
 /// The file of a vault's anchor in the directory of anchors.
-pub fn file_of(dir: &Path, id: &[u8; 16]) -> PathBuf {
-    dir.join(format!("{}.anchor", HEXLOWER.encode(id)))
+pub fn file_of(dir: &Path, id: &VaultId) -> PathBuf {
+    dir.join(format!("{id}.anchor"))
 }

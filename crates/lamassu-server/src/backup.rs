@@ -13,10 +13,10 @@ use crate::config;
 use crate::policy;
 use crate::state::{Copied, State};
 use crate::{Result, ServerError, dir, webhook};
-use data_encoding::HEXLOWER;
 use lamassu_anchor::export::{self, ExportError};
 use lamassu_anchor::table::{self, DiskTable, Table};
 use lamassu_anchor::{Anchor, AnchorError};
+use lamassu_format::header::VaultId;
 use lamassu_rpc::ROWS_MAX;
 use lamassu_rpc::convert::Batch;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
@@ -89,7 +89,7 @@ pub fn send(of: &Administered, to: &mut dyn Write) -> Result<()> {
     }
     let mut lacks = Lacks::default();
     for (id, table) in of.tables()? {
-        let vault = HEXLOWER.encode(&id);
+        let vault = id.to_string();
         to.json(&Part::Anchor { vault: vault.clone() })?;
         match table.map_err(Stopped::Table).and_then(|table| send_rows(&*table, to)) {
             Ok(()) => to.end()?,
@@ -221,8 +221,7 @@ impl Receiver<'_> {
                 }
                 Part::File { .. } => return Err(garbled("a file's name")),
                 Part::Anchor { vault } => {
-                    let id = HEXLOWER.decode(vault.as_bytes()).ok().and_then(|id| id.try_into().ok());
-                    let id: [u8; 16] = id.ok_or_else(|| garbled("a vault's id"))?;
+                    let id = VaultId::of_hex(&vault).ok_or_else(|| garbled("a vault's id"))?;
                     match self.anchor(&file_of(&anchors, &id), &id)? {
                         Some(Ok(())) => ids.push(id),
                         Some(Err(why)) => bad.push((vault, why)),
@@ -300,7 +299,7 @@ impl Receiver<'_> {
     }
 
     /// `None`: the sender could not read it, and names it at the end. An anchor that is none is the reason why.
-    fn anchor(&mut self, file: &Path, id: &[u8; 16]) -> Result<Option<std::result::Result<(), String>>> {
+    fn anchor(&mut self, file: &Path, id: &VaultId) -> Result<Option<std::result::Result<(), String>>> {
         let table = Arc::new(DiskTable::create(file)?);
         let discard = |table| {
             drop(table);
@@ -336,7 +335,7 @@ mod tests {
     use lamassu_anchor::{ObjectId, Token, TokenKey, VaultRow};
 
     /// Makes the anchor of a vault in a server's directory, with one more row.
-    fn make_anchor(server: &Path, id: [u8; 16], more: Change) {
+    fn make_anchor(server: &Path, id: VaultId, more: Change) {
         let dir = server.join(anchor_store::DIR);
         fs::create_dir_all(&dir).expect("makes");
         let table = Arc::new(DiskTable::create(&file_of(&dir, &id)).expect("a table"));
@@ -353,13 +352,13 @@ mod tests {
         run::init(&server).expect("makes");
         let open = |len| Change { space: Space::Open, key: vec![0; len], value: Some(Vec::new()) };
         for (id, len) in [([1; 16], 8), ([2; 16], 5), ([3; 16], 8)] {
-            make_anchor(&server, id, open(len));
+            make_anchor(&server, VaultId(id), open(len));
         }
         let made = back_up(&server, &to).expect("makes");
         assert_eq!((made.anchors, made.lacks.len()), (2, 1));
-        assert!(made.lacks[0].contains(&HEXLOWER.encode(&[2; 16])), "{:?}", made.lacks);
+        assert!(made.lacks[0].contains(&VaultId([2; 16]).to_string()), "{:?}", made.lacks);
         let anchors = to.join(anchor_store::DIR);
-        let there = [[1; 16], [2; 16], [3; 16]].map(|id| file_of(&anchors, &id).exists());
+        let there = [[1; 16], [2; 16], [3; 16]].map(|id| file_of(&anchors, &VaultId(id)).exists());
         assert_eq!(there, [true, false, true]);
         dir::check_dir(&to).expect("is a server's");
     }

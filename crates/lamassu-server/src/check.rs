@@ -5,9 +5,9 @@ use crate::audit::ChainEnd;
 use crate::keys::{Master, load, source_in};
 use crate::policy::Policy;
 use crate::{Result, ServerError};
-use data_encoding::HEXLOWER;
 use lamassu_anchor::export::{self, ExportError};
 use lamassu_anchor::table::Table;
+use lamassu_format::header::VaultId;
 use lamassu_keys::Purpose;
 use lamassu_keys::receipt::served::digest;
 
@@ -44,11 +44,11 @@ pub fn check(of: &Administered) -> Result<Found> {
     }
     found.takes("audit log", audit(of));
     for id in of.missing()? {
-        found.bad.push(format!("{}: the anchor was kept here, and is gone", HEXLOWER.encode(&id)));
+        found.bad.push(format!("{id}: the anchor was kept here, and is gone"));
     }
     for (id, table) in of.tables()? {
         let verified = table.map_err(ExportError::Anchor).and_then(|table| anchor(&*table, &id));
-        found.takes(&HEXLOWER.encode(&id), verified);
+        found.takes(&id.to_string(), verified);
     }
     Ok(found)
 }
@@ -110,7 +110,7 @@ fn audit(of: &Administered) -> Result<String> {
     Ok(format!("{count} entries, head {}", end.head_hex()))
 }
 
-fn anchor(table: &dyn Table, id: &[u8; 16]) -> std::result::Result<String, ExportError> {
+fn anchor(table: &dyn Table, id: &VaultId) -> std::result::Result<String, ExportError> {
     let (revision, rows) = export::check(table, id)?;
     table.verify()?;
     Ok(format!("revision {revision}, {rows} rows"))

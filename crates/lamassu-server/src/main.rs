@@ -227,7 +227,6 @@ fn main() -> ExitCode {
     }
 }
 
-#[allow(clippy::too_many_lines, reason = "an arm for each command")]
 fn carry_out(command: Command) -> Result<()> {
     match command {
         Command::Init { dir } => {
@@ -248,32 +247,10 @@ fn carry_out(command: Command) -> Result<()> {
             }
             Ok(())
         }
-        Command::Host(HostCommand::List { json, dir }) => {
-            let answer = ask(&dir, Request::Hosts)?;
-            match answer {
-                Answer::Hosts { hosts } if json => print_json(&hosts),
-                Answer::Hosts { hosts } => hosts.iter().for_each(|host| println!("{}", shown(host))),
-                _ => {}
-            }
-            Ok(())
-        }
-        Command::Host(HostCommand::Revoke { dir, host }) => ask(&dir, Request::Revoke { host }).map(drop),
-        Command::Host(HostCommand::Grant { not, dir, host, vault }) => {
-            ask(&dir, Request::Grant { host, vault, may: !not }).map(drop)
-        }
+        Command::Host(command) => of_hosts(command),
         Command::Keys(command) => keys_command::run(command),
         Command::Policy(command) => policy_command::run(command),
-        Command::Alerts(AlertsCommand::List { json, new, vault, dir }) => list_alerts(&dir, json, new, vault),
-        Command::Alerts(AlertsCommand::Acknowledge { note, which }) => {
-            let (dir, alerts) = which.which();
-            print_changed("acknowledged", &ask(&dir, Request::Acknowledge { alerts, note })?);
-            Ok(())
-        }
-        Command::Alerts(AlertsCommand::Close { which }) => {
-            let (dir, alerts) = which.which();
-            print_changed("closed", &ask(&dir, Request::Close { alerts })?);
-            Ok(())
-        }
+        Command::Alerts(command) => of_alerts(command),
         Command::Forget { dir, vault } => ask(&dir, Request::Forget { vault }).map(drop),
         Command::Audit { json, after, includes, dir } => print_audit(&dir, after, json, includes.as_deref()),
         Command::Backup { dir, to } => {
@@ -292,29 +269,60 @@ fn carry_out(command: Command) -> Result<()> {
             good.iter().for_each(|line| println!("{line}"));
             done_unless_wrong(&bad)
         }
-        Command::Status { json, dir } => {
-            let answer = ask(&dir, Request::Status)?;
-            match &answer {
-                Answer::Status { .. } if json => print_json(&answer),
-                Answer::Status { is_running, authority, vaults } => {
-                    println!("{}", if *is_running { "running" } else { "not running" });
-                    println!("authority {authority}");
-                    for ShownVault { vault, hosts, waits_for } in vaults {
-                        let waits_for = waits_for.iter().flatten().map(String::as_str).collect::<Vec<_>>().join(", ");
-                        match () {
-                            () if !waits_for.is_empty() => {
-                                println!("{vault}  put back from a backup, waits for {waits_for}");
-                            }
-                            () if hosts.is_empty() => println!("{vault}  not in use"),
-                            () => println!("{vault}  {}", hosts.join(", ")),
-                        }
-                    }
-                }
+        Command::Status { json, dir } => print_status(&dir, json),
+    }
+}
+
+fn of_hosts(command: HostCommand) -> Result<()> {
+    match command {
+        HostCommand::List { json, dir } => {
+            match ask(&dir, Request::Hosts)? {
+                Answer::Hosts { hosts } if json => print_json(&hosts),
+                Answer::Hosts { hosts } => hosts.iter().for_each(|host| println!("{}", shown(host))),
                 _ => {}
             }
             Ok(())
         }
+        HostCommand::Revoke { dir, host } => ask(&dir, Request::Revoke { host }).map(drop),
+        HostCommand::Grant { not, dir, host, vault } => ask(&dir, Request::Grant { host, vault, may: !not }).map(drop),
     }
+}
+
+fn of_alerts(command: AlertsCommand) -> Result<()> {
+    match command {
+        AlertsCommand::List { json, new, vault, dir } => list_alerts(&dir, json, new, vault),
+        AlertsCommand::Acknowledge { note, which } => {
+            let (dir, alerts) = which.which();
+            print_changed("acknowledged", &ask(&dir, Request::Acknowledge { alerts, note })?);
+            Ok(())
+        }
+        AlertsCommand::Close { which } => {
+            let (dir, alerts) = which.which();
+            print_changed("closed", &ask(&dir, Request::Close { alerts })?);
+            Ok(())
+        }
+    }
+}
+
+fn print_status(dir: &Path, json: bool) -> Result<()> {
+    let answer = ask(dir, Request::Status)?;
+    match &answer {
+        Answer::Status { .. } if json => print_json(&answer),
+        Answer::Status { is_running, authority, vaults } => {
+            println!("{}", if *is_running { "running" } else { "not running" });
+            println!("authority {authority}");
+            for ShownVault { vault, hosts, waits_for } in vaults {
+                let waits_for = waits_for.iter().flatten().map(String::as_str).collect::<Vec<_>>().join(", ");
+                match () {
+                    () if !waits_for.is_empty() => println!("{vault}  put back from a backup, waits for {waits_for}"),
+                    () if hosts.is_empty() => println!("{vault}  not in use"),
+                    () => println!("{vault}  {}", hosts.join(", ")),
+                }
+            }
+        }
+        _ => {}
+    }
+    Ok(())
 }
 
 fn shown(host: &ShownHost) -> String {

@@ -1,6 +1,6 @@
 //! Makes a server's directory, and serves it until a signal comes.
 
-use crate::accept::{Door, KnownKeys, Limits};
+use crate::accept::{Connection, Door, KnownKeys, Limits};
 use crate::admin::{Answer, LINE_MAX, Request, SOCKET};
 use crate::administered::Administered;
 use crate::audit::Event;
@@ -36,7 +36,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tokio::net::TcpListener;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Server;
@@ -90,174 +90,304 @@ async fn listen(address: &str) -> Result<TcpListener> {
     listening.map_err(|source| ServerError::Listen { address: address.to_owned(), source })
 }
 
-#[allow(clippy::too_many_lines, reason = "the parts of the server, started in their order")]
-async fn serve(dir: &Path, config: Config) -> Result<()> {
-    let (mut stop, mut quit, mut reload) =
-        (on(SignalKind::terminate())?, on(SignalKind::interrupt())?, on(SignalKind::hangup())?);
-    let authority = Arc::new(Authority::read(dir)?);
-    let (failed, mut failure) = mpsc::unbounded_channel();
-    let opened = open(dir, &config, &authority, failed.clone());
-    let opened = tokio::select! {
-        opened = opened => opened?,
-        _ = stop.recv() => None,
-        _ = quit.recv() => None,
-    };
-    let Some(Origin { state, anchors, office }) = opened else { return Ok(()) };
-    // Before the first call is answered: it may take a while, and may ask a person.
-    let master = Master::of(&config, &state)?.map(Arc::new);
-    let wrong = |error: TermsError| ServerError::Config { path: dir.join(config::FILE), detail: error.to_string() };
-    let mut terms = config.terms().map_err(wrong)?;
-    let term = state.begin_term(terms.term().0)?;
-    if term != terms.term().0 {
-        tracing::warn!(
-            seconds = term / 1000,
-            "there are sessions that began with this longer term, which still counts"
-        );
-        terms = Terms::new(term, terms.heartbeat().0, terms.min_hold().0).map_err(wrong)?;
+/// The signals that a server waits for.
+struct Signals {
+    stop: Signal,
+    quit: Signal,
+    reload: Signal,
+}
+
+impl Signals {
+    fn new() -> Result<Signals> {
+        let on = |kind| signal(kind).map_err(ServerError::file("wait for signals in", Path::new(".")));
+        let (stop, quit) = (on(SignalKind::terminate())?, on(SignalKind::interrupt())?);
+        Ok(Signals { stop, quit, reload: on(SignalKind::hangup())? })
     }
-    let metrics = Metrics::default();
-    let policies = Arc::new(Policies::start(dir, terms, (state.clone(), metrics.clone()))?);
-    let pauses = Arc::<Pauses>::default();
-    let (state_of, metrics_of, policies_of) = (state.clone(), metrics.clone(), policies.clone());
-    let common = Common { state: state_of, metrics: metrics_of, policies: policies_of, pauses: pauses.clone() };
-    let vaults = Arc::new(Vaults::new(anchors.clone(), terms, common));
-    let known = vaults.open_all()?;
-    let keys: Arc<dyn Keys> = Arc::new(KnownKeys(state.clone()));
-    let make = || -> Result<Arc<ServerConfig>> {
+
+    /// Waits for one that ends the server.
+    async fn end(&mut self) {
+        tokio::select! {
+            _ = self.stop.recv() => {}
+            _ = self.quit.recv() => {}
+        }
+    }
+}
+
+/// The server's certificate, which is renewed while it serves.
+struct Certificate {
+    authority: Arc<Authority>,
+    keys: Arc<dyn Keys>,
+    current: watch::Sender<Arc<ServerConfig>>,
+}
+
+impl Certificate {
+    fn new(authority: &Arc<Authority>, state: &Arc<State>) -> Result<Certificate> {
+        let keys: Arc<dyn Keys> = Arc::new(KnownKeys(state.clone()));
+        let current = watch::Sender::new(Certificate::make(authority, &keys)?);
+        Ok(Certificate { authority: authority.clone(), keys, current })
+    }
+
+    fn make(authority: &Authority, keys: &Arc<dyn Keys>) -> Result<Arc<ServerConfig>> {
         let (chain, key) = authority.server()?;
         Ok(Arc::new(tls::server(chain, key, keys.clone())?))
+    }
+
+    fn renew(&self) -> Result<()> {
+        self.current.send_replace(Certificate::make(&self.authority, &self.keys)?);
+        Ok(())
+    }
+}
+
+/// The terms of leases: those of the configuration, but with the longest term that a session may still have.
+fn terms_of(dir: &Path, config: &Config, state: &State) -> Result<Terms> {
+    let wrong = |error: TermsError| ServerError::Config { path: dir.join(config::FILE), detail: error.to_string() };
+    let terms = config.terms().map_err(wrong)?;
+    let term = state.begin_term(terms.term().0)?;
+    if term == terms.term().0 {
+        return Ok(terms);
+    }
+    tracing::warn!(seconds = term / 1000, "there are sessions that began with this longer term, which still counts");
+    Terms::new(term, terms.heartbeat().0, terms.min_hold().0).map_err(wrong)
+}
+
+/// The parts of a server that others share while it serves.
+struct Parts<'a> {
+    dir: &'a Path,
+    config: Config,
+    authority: Arc<Authority>,
+    certificate: Certificate,
+    origin: Origin,
+    master: Option<Arc<Master>>,
+    metrics: Metrics,
+    policies: Arc<Policies>,
+    pauses: Arc<Pauses>,
+    vaults: Arc<Vaults>,
+    evaluations: Arc<Evaluations>,
+    /// a permit for each connection that is free
+    free: Arc<Semaphore>,
+}
+
+impl<'a> Parts<'a> {
+    /// The parts, with no vault opened yet.
+    fn of(dir: &'a Path, config: Config, authority: Arc<Authority>, origin: Origin) -> Result<Parts<'a>> {
+        let Origin { state, anchors, .. } = &origin;
+        // Before the first call is answered: it may take a while, and may ask a person.
+        let master = Master::of(&config, state)?.map(Arc::new);
+        let terms = terms_of(dir, &config, state)?;
+        let metrics = Metrics::default();
+        let policies = Arc::new(Policies::start(dir, terms, (state.clone(), metrics.clone()))?);
+        let pauses = Arc::<Pauses>::default();
+        let (metrics_of, policies_of) = (metrics.clone(), policies.clone());
+        let common =
+            Common { state: state.clone(), metrics: metrics_of, policies: policies_of, pauses: pauses.clone() };
+        let vaults = Arc::new(Vaults::new(anchors.clone(), terms, common));
+        let certificate = Certificate::new(&authority, state)?;
+        let (evaluations, free) =
+            (Arc::new(Evaluations::new(&config)), Arc::new(Semaphore::new(config.connections_max)));
+        Ok(Parts {
+            dir,
+            config,
+            authority,
+            certificate,
+            origin,
+            master,
+            metrics,
+            policies,
+            pauses,
+            vaults,
+            evaluations,
+            free,
+        })
+    }
+
+    /// Notes that the server has started, and answers administrators and posts alerts from now on.
+    fn administer(&self) -> Result<()> {
+        let Origin { state, anchors, office } = &self.origin;
+        let administered = Administered {
+            dir: self.dir.into(),
+            state: state.clone(),
+            anchors: anchors.clone(),
+            office: office.clone(),
+            authority: self.authority.clone(),
+            config: self.config.clone(),
+            vaults: Some(self.vaults.clone()),
+            policies: Some(self.policies.clone()),
+            master: self.master.clone(),
+        };
+        webhook::make_secret_unless_there(self.dir)?;
+        let (digest, metrics) = (self.authority.digest(), self.metrics.clone());
+        let webhook = Webhook::of(self.dir, &self.config, &digest, state.clone(), metrics)?;
+        state.note(Event::Started { version: env!("CARGO_PKG_VERSION").into() })?;
+        administer(self.dir, administered)?;
+        webhook.map_or(Ok(()), |webhook| webhook.start(self.dir))
+    }
+
+    /// What monitoring reads.
+    fn observed(&self) -> Observed {
+        Observed {
+            metrics: self.metrics.clone(),
+            state: self.origin.state.clone(),
+            vaults: self.vaults.clone(),
+            policies: self.policies.clone(),
+            connections: (self.config.connections_max, self.free.clone()),
+        }
+    }
+
+    /// The calls of hosts.
+    fn service(&self, failed: mpsc::UnboundedSender<String>, stopping: watch::Receiver<bool>) -> Service {
+        Service {
+            state: self.origin.state.clone(),
+            vaults: self.vaults.clone(),
+            failed,
+            stopping,
+            office: self.origin.office.clone(),
+            rows: Counts::default(),
+            puts: Counts::default(),
+            master: self.master.clone(),
+            evaluations: self.evaluations.clone(),
+            metrics: self.metrics.clone(),
+            threads: Threads::default(),
+        }
+    }
+
+    /// Accepts connections of hosts from now on.
+    fn accept(&self, listener: TcpListener) -> ReceiverStream<std::io::Result<Connection>> {
+        let limits = Limits { connections: self.free.clone(), handshakes: self.config.handshakes_max };
+        let (accepted, connections) = mpsc::channel(64);
+        let (state, metrics) = (self.origin.state.clone(), self.metrics.clone());
+        let door = Door::new(self.certificate.current.subscribe(), state, limits, metrics);
+        tokio::spawn(door.accept(listener, accepted));
+        ReceiverStream::new(connections)
+    }
+
+    /// Waits until the server is to end; reloads the policy and renews the certificate meanwhile. Returns why it cannot
+    /// go on; `None`: a signal has come.
+    async fn wait(
+        &self,
+        signals: &mut Signals,
+        failure: &mut Failure,
+        serving: &mut Serving,
+    ) -> Result<Option<String>> {
+        let mut renewals = tokio::time::interval(Duration::from_secs(24 * 3600 * SERVER_DAYS / 2));
+        renewals.tick().await;
+        loop {
+            tokio::select! {
+                _ = signals.stop.recv() => return Ok(None),
+                _ = signals.quit.recv() => return Ok(None),
+                _ = signals.reload.recv() => {
+                    let policies = self.policies.clone();
+                    // It waits for the disk. Reloads run one after the other, in the order of the signals.
+                    let read = tokio::task::spawn_blocking(move || policies.reload()).await;
+                    if let Ok(Err(error)) = read {
+                        tracing::error!(%error, "the policy is not taken: the one before stays in force");
+                    }
+                    self.certificate.renew()?;
+                }
+                _ = renewals.tick() => self.certificate.renew()?,
+                error = failure.recv() => return Ok(error),
+                done = &mut *serving => {
+                    done.map_err(|_| ServerError::Garbled { detail: "a thread of the server has ended".into() })??;
+                    return Ok(None);
+                }
+            };
+        }
+    }
+}
+
+/// Receives why the server cannot go on.
+type Failure = mpsc::UnboundedReceiver<String>;
+
+/// The task that answers hosts.
+type Serving = tokio::task::JoinHandle<std::result::Result<(), tonic::transport::Error>>;
+
+async fn serve(dir: &Path, config: Config) -> Result<()> {
+    let mut signals = Signals::new()?;
+    let authority = Arc::new(Authority::read(dir)?);
+    let (failed, mut failure) = mpsc::unbounded_channel();
+    let opened = tokio::select! {
+        opened = open(dir, &config, &authority, failed.clone()) => opened?,
+        () = signals.end() => None,
     };
-    let (renewed, config_of_tls) = watch::channel(make()?);
+    let Some(origin) = opened else { return Ok(()) };
+    let parts = Parts::of(dir, config, authority, origin)?;
+    let known = parts.vaults.open_all()?;
     // The hosts' address is opened last: once it answers, metrics do, too.
-    let monitored = match &config.metrics {
+    let monitored = match &parts.config.metrics {
         Some(address) => Some(listen(address).await?),
         None => None,
     };
-    let listener = listen(&config.listen).await?;
+    let listener = listen(&parts.config.listen).await?;
     let address = listener.local_addr().map_err(ServerError::file("listen for", dir))?;
-    let administered = Administered {
-        dir: dir.into(),
-        state: state.clone(),
-        anchors,
-        office: office.clone(),
-        authority: authority.clone(),
-        config: config.clone(),
-        vaults: Some(vaults.clone()),
-        policies: Some(policies.clone()),
-        master: master.clone(),
-    };
-    webhook::make_secret_unless_there(dir)?;
-    let webhook = Webhook::of(dir, &config, &authority.digest(), state.clone(), metrics.clone())?;
-    state.note(Event::Started { version: env!("CARGO_PKG_VERSION").into() })?;
-    administer(dir, administered)?;
-    webhook.map_or(Ok(()), |webhook| webhook.start(dir))?;
-    let free = Arc::new(Semaphore::new(config.connections_max));
+    parts.administer()?;
     if let Some(listener) = monitored {
-        let connections = (config.connections_max, free.clone());
-        let (metrics, state, vaults, policies) = (metrics.clone(), state.clone(), vaults.clone(), policies.clone());
-        let observed = Observed { metrics, state, vaults, policies, connections };
-        tokio::spawn(monitoring::serve(listener, Arc::new(observed)));
+        tokio::spawn(monitoring::serve(listener, Arc::new(parts.observed())));
     }
     let (stop_all, stopping) = watch::channel(false);
-    let evaluations = Arc::new(Evaluations::new(&config));
-    let service = Service {
-        state: state.clone(),
-        vaults: vaults.clone(),
-        failed: failed.clone(),
-        stopping,
-        office: office.clone(),
-        rows: Counts::default(),
-        puts: Counts::default(),
-        master,
-        evaluations: evaluations.clone(),
-        metrics: metrics.clone(),
-        threads: Threads::default(),
-    };
-    tokio::spawn(async move {
-        let mut ticks = tokio::time::interval(TICK);
-        let mut ticking: Option<tokio::task::JoinHandle<()>> = None;
-        loop {
-            ticks.tick().await;
-            // Looked at also while a tick waits for a disk, which is no pause.
-            pauses.look();
-            if ticking.as_ref().is_none_or(tokio::task::JoinHandle::is_finished) {
-                let (vaults, failed) = (vaults.clone(), failed.clone());
-                ticking = Some(tokio::task::spawn_blocking(move || {
-                    if let Err(Lost(error)) = vaults.tick() {
-                        let _ = failed.send(error.to_string());
-                    }
-                }));
-            }
-        }
-    });
-    let (notes, of) = (state.clone(), evaluations.clone());
-    tokio::spawn(async move {
-        let mut minutes = tokio::time::interval(evaluate::NOTED_EVERY);
-        loop {
-            minutes.tick().await;
-            let (state, evaluations) = (notes.clone(), of.clone());
-            let _ = tokio::task::spawn_blocking(move || note_evaluations(&state, &evaluations, false)).await;
-        }
-    });
-    let limits = Limits { connections: free, handshakes: config.handshakes_max };
-    let (accepted, connections) = mpsc::channel(64);
-    tokio::spawn(Door::new(config_of_tls, state.clone(), limits, metrics.clone()).accept(listener, accepted));
-    let mut renewals = tokio::time::interval(Duration::from_secs(24 * 3600 * SERVER_DAYS / 2));
-    renewals.tick().await;
+    let service = parts.service(failed.clone(), stopping);
+    tokio::spawn(tick(parts.vaults.clone(), parts.pauses.clone(), failed));
+    tokio::spawn(note_every_minute(parts.origin.state.clone(), parts.evaluations.clone()));
+    let connections = parts.accept(listener);
     let (end, ended) = tokio::sync::oneshot::channel::<()>();
     let server = Server::builder()
         .max_concurrent_streams(STREAMS_MAX)
         .http2_keepalive_interval(Some(Duration::from_secs(10)))
         .http2_keepalive_timeout(Some(Duration::from_secs(10)))
         .http2_max_header_list_size(16 << 10)
-        .layer(Guard::new(state.clone(), metrics))
+        .layer(Guard::new(parts.origin.state.clone(), parts.metrics.clone()))
         .add_service(service.hosts())
         .add_service(service.sessions())
         .add_service(service.anchors())
         .add_service(service.alerts())
         .add_service(service.keys())
-        .serve_with_incoming_shutdown(ReceiverStream::new(connections), async {
+        .serve_with_incoming_shutdown(connections, async {
             let _ = ended.await;
         });
     let mut serving = tokio::spawn(server);
     tracing::info!(%address, vaults = known, "serving");
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready, sd_notify::NotifyState::Status("serving")]);
-    let why = loop {
-        tokio::select! {
-            _ = stop.recv() => break None,
-            _ = quit.recv() => break None,
-            _ = reload.recv() => {
-                let policies = policies.clone();
-                // It waits for the disk. Reloads run one after the other, in the order of the signals.
-                let read = tokio::task::spawn_blocking(move || policies.reload()).await;
-                if let Ok(Err(error)) = read {
-                    tracing::error!(%error, "the policy is not taken: the one before stays in force");
-                }
-                renewed.send_replace(make()?)
-            }
-            _ = renewals.tick() => renewed.send_replace(make()?),
-            error = failure.recv() => break error,
-            done = &mut serving => {
-                done.map_err(|_| ServerError::Garbled { detail: "a thread of the server has ended".into() })??;
-                break None;
-            }
-        };
-    };
+    let why = parts.wait(&mut signals, &mut failure, &mut serving).await?;
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
     let _ = fs::remove_file(dir.join(SOCKET));
-    match why {
+    if let Some(error) = why {
         // No more replies are sent: what they say may not be durable.
-        Some(error) => Err(ServerError::Told { message: format!("stopped: {error}"), code: 5 }),
-        None => {
-            let _ = end.send(());
-            stop_all.send_replace(true);
-            // Sessions stay open: their hosts reconnect to the next server.
-            let _ = tokio::time::timeout(GRACE, serving).await;
-            note_evaluations(&state, &evaluations, true);
-            office.give_up();
-            tracing::info!("stopped");
-            Ok(())
+        return Err(ServerError::Told { message: format!("stopped: {error}"), code: 5 });
+    }
+    let _ = end.send(());
+    stop_all.send_replace(true);
+    // Sessions stay open: their hosts reconnect to the next server.
+    let _ = tokio::time::timeout(GRACE, serving).await;
+    note_evaluations(&parts.origin.state, &parts.evaluations, true);
+    parts.origin.office.give_up();
+    tracing::info!("stopped");
+    Ok(())
+}
+
+/// Lets the clock of all vaults go on.
+async fn tick(vaults: Arc<Vaults>, pauses: Arc<Pauses>, failed: mpsc::UnboundedSender<String>) {
+    let mut ticks = tokio::time::interval(TICK);
+    let mut ticking: Option<tokio::task::JoinHandle<()>> = None;
+    loop {
+        ticks.tick().await;
+        // Looked at also while a tick waits for a disk, which is no pause.
+        pauses.look();
+        if ticking.as_ref().is_none_or(tokio::task::JoinHandle::is_finished) {
+            let (vaults, failed) = (vaults.clone(), failed.clone());
+            ticking = Some(tokio::task::spawn_blocking(move || {
+                if let Err(Lost(error)) = vaults.tick() {
+                    let _ = failed.send(error.to_string());
+                }
+            }));
         }
+    }
+}
+
+/// Writes the number of evaluations to the audit log again and again.
+async fn note_every_minute(state: Arc<State>, evaluations: Arc<Evaluations>) {
+    let mut minutes = tokio::time::interval(evaluate::NOTED_EVERY);
+    loop {
+        minutes.tick().await;
+        let (state, evaluations) = (state.clone(), evaluations.clone());
+        let _ = tokio::task::spawn_blocking(move || note_evaluations(&state, &evaluations, false)).await;
     }
 }
 
@@ -300,10 +430,6 @@ async fn open(
     let opened = opens.await.map_err(|_| ServerError::Garbled { detail: "a thread has ended".into() })?;
     drop(over);
     opened
-}
-
-fn on(kind: SignalKind) -> Result<tokio::signal::unix::Signal> {
-    signal(kind).map_err(ServerError::file("wait for signals in", Path::new(".")))
 }
 
 /// Answers administrators by a socket in the server's directory, which only its owner may enter. The threads are

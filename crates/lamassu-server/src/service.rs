@@ -18,6 +18,7 @@ use crate::vault::Rows;
 use crate::vaults::Vaults;
 use lamassu_anchor::Revision;
 use lamassu_anchor::head::Head;
+use lamassu_format::header::VaultId;
 use lamassu_keys::unix_now;
 use lamassu_lease::SessionId;
 use lamassu_rpc::convert::{self, Batch, Garbled};
@@ -348,7 +349,7 @@ impl Service {
     fn take_anchor(
         &self,
         caller: &Caller,
-        id: &[u8; 16],
+        id: &VaultId,
         known: Option<Head>,
         mut rows: mpsc::Receiver<Put>,
     ) -> Result<Head, Status> {

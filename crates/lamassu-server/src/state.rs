@@ -17,6 +17,7 @@ use crate::writing::{AnyTable, RowChange, Writing};
 use crate::{Result, ServerError};
 use bell::Bell;
 use data_encoding::HEXLOWER;
+use lamassu_format::header::VaultId;
 use lamassu_keys::unix_now;
 use parking_lot::{Mutex, RwLock};
 use redb::backends::InMemoryBackend;
@@ -397,8 +398,8 @@ impl State {
     }
 
     /// Whether this key belongs to a host which may use a vault now.
-    pub fn may_use(&self, key: &[u8], vault: &[u8; 16]) -> bool {
-        let (key, vault) = (HEXLOWER.encode(key), HEXLOWER.encode(vault));
+    pub fn may_use(&self, key: &[u8], vault: &VaultId) -> bool {
+        let (key, vault) = (HEXLOWER.encode(key), vault.to_string());
         self.hosts().values().any(|host| host.key == key && !host.is_revoked && host.vaults.contains(&vault))
     }
 

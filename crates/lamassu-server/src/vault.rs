@@ -19,6 +19,7 @@ use crate::state::leases::{Lasting, Use};
 use lamassu_anchor::head::Head;
 use lamassu_anchor::table::{Change, Table};
 use lamassu_anchor::{Anchor, AnchorError, VaultRow};
+use lamassu_format::header::VaultId;
 use lamassu_lease::server::{Server, Step};
 use lamassu_lease::{Call, Millis, Mode, Object, Reply, SessionId, Terms};
 use lamassu_rpc::clock::now;
@@ -40,7 +41,7 @@ pub const REPLIES_MAX: usize = 64;
 
 /// One vault.
 pub struct Vault {
-    id: [u8; 16],
+    id: VaultId,
     state: Arc<State>,
     metrics: Metrics,
     policies: Arc<Policies>,
@@ -129,7 +130,7 @@ impl Vault {
     /// # Errors
     /// [`Refused::Failed`], [`Refused::Lost`].
     pub fn open(
-        id: [u8; 16],
+        id: VaultId,
         table: Arc<dyn Table>,
         terms: Terms,
         Common { state, metrics, policies, pauses }: Common,
@@ -157,7 +158,7 @@ impl Vault {
     }
 
     /// Its id.
-    pub fn id(&self) -> [u8; 16] {
+    pub fn id(&self) -> VaultId {
         self.id
     }
 

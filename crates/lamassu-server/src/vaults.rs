@@ -11,10 +11,10 @@ use crate::refused::{Answer, At, Lost, Refused};
 use crate::state::State;
 use crate::state::leases::Use;
 use crate::vault::{Begun, Common, Inner, Told, Vault};
-use data_encoding::HEXLOWER;
 use lamassu_anchor::head::Head;
 use lamassu_anchor::table::{Change, Table};
 use lamassu_anchor::{Anchor, AnchorError, Revision, export};
+use lamassu_format::header::VaultId;
 use lamassu_lease::{SessionId, Terms};
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
@@ -31,7 +31,7 @@ pub struct Vaults {
     anchors: Arc<dyn AnchorStore>,
     terms: Terms,
     common: Common,
-    slots: Mutex<HashMap<[u8; 16], Arc<Mutex<Slot>>>>,
+    slots: Mutex<HashMap<VaultId, Arc<Mutex<Slot>>>>,
     /// When the log was last told that the disk is nearly full.
     said: Mutex<Option<Instant>>,
 }
@@ -67,7 +67,7 @@ impl Vaults {
         self.terms
     }
 
-    fn slot(&self, id: &[u8; 16]) -> Arc<Mutex<Slot>> {
+    fn slot(&self, id: &VaultId) -> Arc<Mutex<Slot>> {
         self.slots.lock().entry(*id).or_default().clone()
     }
 
@@ -117,13 +117,13 @@ impl Vaults {
     ///
     /// # Errors
     /// [`Refused::Unknown`], [`Refused::NotNow`], [`Refused::Failed`], [`Refused::Lost`].
-    pub fn vault(&self, id: &[u8; 16]) -> Answer<Arc<Vault>> {
+    pub fn vault(&self, id: &VaultId) -> Answer<Arc<Vault>> {
         let slot = self.slot(id);
         self.vault_in(id, &mut slot.lock())
     }
 
     /// The same, with its slot locked.
-    fn vault_in(&self, id: &[u8; 16], slot: &mut Slot) -> Answer<Arc<Vault>> {
+    fn vault_in(&self, id: &VaultId, slot: &mut Slot) -> Answer<Arc<Vault>> {
         match slot {
             Slot::Open(vault) if !vault.is_in_doubt() => return Ok(vault.clone()),
             // Another user of its table keeps it open for a moment.
@@ -144,7 +144,7 @@ impl Vaults {
     ///
     /// # Errors
     /// As [`Vaults::vault`].
-    pub fn vault_for(&self, caller: &Caller, id: &[u8; 16]) -> Answer<Arc<Vault>> {
+    pub fn vault_for(&self, caller: &Caller, id: &VaultId) -> Answer<Arc<Vault>> {
         match self.state().may_use(&caller.key, id) {
             true => self.vault(id),
             false => Err(Refused::Unknown),
@@ -156,7 +156,7 @@ impl Vaults {
     ///
     /// # Errors
     /// [`Refused::Unknown`], [`Refused::NotNow`], [`Refused::Failed`], [`Refused::Lost`].
-    pub fn wants_rows(&self, caller: &Caller, id: &[u8; 16], revision: Revision, head: Option<Head>) -> Answer<bool> {
+    pub fn wants_rows(&self, caller: &Caller, id: &VaultId, revision: Revision, head: Option<Head>) -> Answer<bool> {
         let vault = self.vault_for(caller, id)?;
         if !self.waits_for(caller, id) {
             return Ok(false);
@@ -169,7 +169,7 @@ impl Vaults {
         Ok(false)
     }
 
-    fn waits_for(&self, caller: &Caller, id: &[u8; 16]) -> bool {
+    fn waits_for(&self, caller: &Caller, id: &VaultId) -> bool {
         self.state().waits_for(id).is_some_and(|hosts| hosts.contains(&*caller.name))
     }
 
@@ -178,7 +178,7 @@ impl Vaults {
     ///
     /// # Errors
     /// [`Refused::NotGranted`], [`Refused::Gone`], [`Refused::NotNow`], [`Refused::TooMuch`], [`Refused::Failed`].
-    pub fn begin_put(self: &Arc<Vaults>, caller: &Caller, id: &[u8; 16], known: Option<Head>) -> Answer<Put> {
+    pub fn begin_put(self: &Arc<Vaults>, caller: &Caller, id: &VaultId, known: Option<Head>) -> Answer<Put> {
         if !self.state().may_use(&caller.key, id) {
             return Err(Refused::NotGranted);
         }
@@ -230,7 +230,7 @@ impl Vaults {
     ///
     /// # Errors
     /// Those, and [`Refused::TooMuch`].
-    pub fn commit(&self, id: &[u8; 16], of: (&Caller, SessionId), base: Head, changes: &[Change]) -> Answer<Head> {
+    pub fn commit(&self, id: &VaultId, of: (&Caller, SessionId), base: Head, changes: &[Change]) -> Answer<Head> {
         let vault = self.vault_for(of.0, id)?;
         self.check_room()?;
         vault.commit(&of.0.name, of.1, base, changes)
@@ -243,7 +243,7 @@ impl Vaults {
     /// Those, and [`Refused::TooMuch`].
     pub fn begin(
         &self,
-        id: &[u8; 16],
+        id: &VaultId,
         caller: &Caller,
         (used, replaces): (Use, SessionId),
         replies: Sender<Told>,
@@ -270,7 +270,7 @@ impl Vaults {
     ///
     /// # Errors
     /// [`Lost`].
-    pub fn end_sessions_of(&self, host: &str, of: Option<&[u8; 16]>) -> std::result::Result<(), Lost> {
+    pub fn end_sessions_of(&self, host: &str, of: Option<&VaultId>) -> std::result::Result<(), Lost> {
         let opened = Vaults::opened(&self.slots(), |slot| Some(slot.lock()));
         for vault in opened.into_iter().filter(|vault| of.is_none_or(|id| *id == vault.id())) {
             vault.end_sessions_of(host)?;
@@ -279,7 +279,7 @@ impl Vaults {
     }
 
     /// The vaults whose anchors are kept here, and the hosts that have sessions of them.
-    pub fn in_use(&self) -> Vec<([u8; 16], Vec<String>)> {
+    pub fn in_use(&self) -> Vec<(VaultId, Vec<String>)> {
         let opened = Vaults::opened(&self.slots(), |slot| Some(slot.lock()));
         opened.iter().map(|vault| (vault.id(), vault.hosts())).collect()
     }
@@ -288,10 +288,10 @@ impl Vaults {
     ///
     /// # Errors
     /// [`Refused::Unknown`], [`Refused::InUse`], [`Refused::Failed`].
-    pub fn forget(&self, id: &[u8; 16]) -> Answer<()> {
+    pub fn forget(&self, id: &VaultId) -> Answer<()> {
         let slot = self.slot(id);
         let slot = &mut *slot.lock();
-        let event = Event::AnchorForgotten { vault: HEXLOWER.encode(id) };
+        let event = Event::AnchorForgotten { vault: id.to_string() };
         if matches!(slot, Slot::Open(vault) if vault.is_in_doubt()) {
             self.vault_in(id, slot)?;
         }
@@ -300,12 +300,12 @@ impl Vaults {
     }
 
     /// Whether the anchor of a vault should be here, and is not.
-    fn is_missing(&self, id: &[u8; 16]) -> Answer<bool> {
+    fn is_missing(&self, id: &VaultId) -> Answer<bool> {
         Ok(self.state().keeps(id)? && !self.anchors.has(id)?)
     }
 
     /// Retires the anchor of a vault. An anchor that is missing already is no longer expected after that.
-    fn put_away(&self, id: &[u8; 16], slot: &mut Slot, event: Event) -> Answer<()> {
+    fn put_away(&self, id: &VaultId, slot: &mut Slot, event: Event) -> Answer<()> {
         let was_missing = self.is_missing(id)?;
         self.state().will_put_away(id).map_err(Lost)?;
         if !self.anchors.put_away(id)? && !was_missing {
@@ -319,11 +319,11 @@ impl Vaults {
     ///
     /// # Errors
     /// [`Refused::Ended`], [`Refused::InUse`], [`Refused::Failed`].
-    pub fn give_up(&self, id: &[u8; 16], session: SessionId, caller: &Caller) -> Answer<()> {
+    pub fn give_up(&self, id: &VaultId, session: SessionId, caller: &Caller) -> Answer<()> {
         let (vault, host) = (self.vault_for(caller, id)?, &*caller.name);
         let slot = self.slot(id);
         let slot = &mut *slot.lock();
-        let event = Event::AnchorTaken { host: host.into(), vault: HEXLOWER.encode(id) };
+        let event = Event::AnchorTaken { host: host.into(), vault: id.to_string() };
         // Other sessions by turns would continue with an anchor that is no longer here.
         let may_be = |inner: &Inner| inner.may_change(session, host).and_then(|()| inner.nobody_has_it(Some(session)));
         vault.give_up(may_be, || self.put_away(id, slot, event))
@@ -334,7 +334,7 @@ impl Vaults {
 ///
 /// # Errors
 /// Those of the store and of the state.
-pub fn missing(anchors: &dyn AnchorStore, state: &State) -> Result<Vec<[u8; 16]>> {
+pub fn missing(anchors: &dyn AnchorStore, state: &State) -> Result<Vec<VaultId>> {
     let mut missing = Vec::new();
     for id in state.kept()? {
         if !anchors.has(&id)? {
@@ -347,7 +347,7 @@ pub fn missing(anchors: &dyn AnchorStore, state: &State) -> Result<Vec<[u8; 16]>
 /// An anchor that is being received. If it is dropped before its end, the put is undone.
 pub struct Put {
     vaults: Arc<Vaults>,
-    id: [u8; 16],
+    id: VaultId,
     /// Whether [`Slot::BeingPut`] was set by this put.
     has_slot: bool,
     /// `None`: not begun yet, or finished.

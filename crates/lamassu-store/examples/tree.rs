@@ -8,6 +8,7 @@ use lamassu_anchor::row::{Content, FileRow, Sealed};
 use lamassu_anchor::table::{Change, MemoryTable, Space, Table, Visit};
 use lamassu_anchor::{Anchor, AnchorError, EntryPlace, Made, ObjectId, Row, Token, TokenKey, VaultRow};
 use lamassu_format::Suite;
+use lamassu_format::header::VaultId;
 use lamassu_store::backend::fault::Call;
 use lamassu_store::backend::{BackendFile, FaultBackend, LocalBackend};
 use lamassu_store::file::{AnchoredFiles, Fetching, TreeOf, Trees};
@@ -23,7 +24,7 @@ use std::time::{Duration, Instant};
 
 const BLOCK: u64 = 4096;
 const STEP: usize = 1 << 20;
-const VAULT: [u8; 16] = [1; 16];
+const VAULT: VaultId = VaultId([1; 16]);
 /// Blocks of a page; an access to a page in so many of them is one to each page.
 const PAGE_BLOCKS: u64 = 116;
 

@@ -4,6 +4,7 @@
 use crate::Kind;
 use lamassu_anchor::{Digest, ObjectKind};
 use lamassu_crypto::wrap;
+use lamassu_format::header::VaultId;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
@@ -48,8 +49,8 @@ pub(crate) fn digest_of_attributes(attrs: &StoredAttrs) -> Digest {
 
 /// The digest for the content of a directory that is a dataset: SHA-256(0x05 ‖ its id). Its record, header and entries
 /// are in its own anchor; the outer vault's anchor records which dataset is in which place.
-pub(crate) fn digest_of_dataset(id: &[u8; 16]) -> Digest {
-    Digest(wrap::sha256(&[&[DATASET][..], id].concat()))
+pub(crate) fn digest_of_dataset(id: &VaultId) -> Digest {
+    Digest(wrap::sha256(&[&[DATASET][..], &id.0].concat()))
 }
 
 /// A stored link target.

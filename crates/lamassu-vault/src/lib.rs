@@ -8,7 +8,7 @@
 //!
 //! | module | what it does |
 //! |---|---|
-//! | `types`, `error`, `errno`, `file_system` | types and errors of the API; the trait that front-ends call |
+//! | `types`, `options`, `error`, `errno`, `file_system` | types and errors of the API; how a vault is opened; the trait that front-ends call |
 //! | `tree`, `rename`, `symlink` | make, find, rename, remove entries; links |
 //! | `path`, `reference` | paths; guards of references to entries and of open files, for callers other than the kernel |
 //! | `listing`, `dir` | snapshots of directories; listings |
@@ -73,6 +73,7 @@ mod listing;
 mod nameless;
 mod names;
 mod open;
+mod options;
 mod path;
 mod record;
 mod reference;
@@ -103,6 +104,7 @@ pub use file_system::Panics;
 pub use forest::Forest;
 pub use lamassu_store::Hole;
 pub use left::Left;
+pub use options::{Freshness, Options};
 pub use reference::{EntryRef, OpenEntry, each_name};
 pub use regions::{Region, datasets_below, has_dataset, regions, stored_bytes};
 pub use rekey::{KnownProfile, ProfileWalk, Rekey, RekeyProgress, Rekeyed};
@@ -110,7 +112,10 @@ pub use root::create_root_record;
 pub use session::{
     accept_sessions, copy_sessions, has_interrupted_sessions, last_session, shown_ranges, verify_sessions,
 };
-pub use types::*;
+pub use types::{
+    Access, Attr, DirEntry, Durability, Entry, Fallocate, HandleId, Ino, Integrity, Kind, Owner, ROOT, RenameMode,
+    Result, SetAttr, SetTime, SetXattr, StatFs, Time, VaultError, Whence,
+};
 pub use upkeep::{Upkeep, keep_up};
 pub use xattr::is_listed_for;
 

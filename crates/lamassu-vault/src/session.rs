@@ -12,6 +12,7 @@ use crate::{Result, Vault, VaultError, staging};
 use lamassu_anchor::row::Announced;
 use lamassu_anchor::{Anchor, AnchorError};
 use lamassu_crypto::KeyRing;
+use lamassu_format::header::VaultId;
 use lamassu_format::name::{SESSIONS, SESSIONS_NEW, SESSIONS_RECORD};
 use lamassu_format::sessions::{SessionRecord, SessionsError};
 use lamassu_store::BackendDir;
@@ -35,7 +36,7 @@ type SessionsFault = RecordFault<SessionsError>;
 pub(crate) struct Book {
     root: Arc<dyn BackendDir>,
     ring: KeyRing,
-    vault: [u8; 16],
+    vault: VaultId,
     /// The vault's anchor, if it has one.
     anchor: Option<Arc<Anchor>>,
     kept: Mutex<Kept>,
@@ -58,7 +59,7 @@ impl Kept {
 
 impl Book {
     /// For the vault with this id below `root`. A record that does not open is reported when it is needed.
-    pub fn open(root: Arc<dyn BackendDir>, ring: KeyRing, vault: [u8; 16], anchor: Option<Arc<Anchor>>) -> Book {
+    pub fn open(root: Arc<dyn BackendDir>, ring: KeyRing, vault: VaultId, anchor: Option<Arc<Anchor>>) -> Book {
         let record = read(&*root, &ring, &vault);
         Book { root, ring, vault, anchor, kept: Mutex::new(Kept { record, looked: Instant::now() }) }
     }
@@ -112,7 +113,7 @@ impl Book {
 
     /// Seals it under the newest key, if it is under an older one.
     pub fn reseal(&self) -> Result<()> {
-        let is_newest = place(&*self.root).and_then(|dir| record::SESSIONS.is_newest(&*dir, &self.ring, &self.vault));
+        let is_newest = place(&*self.root).and_then(|dir| record::SESSIONS.is_newest(&*dir, &self.ring, &self.vault.0));
         match is_newest.map_err(io("read the record of sessions"))? {
             true => Ok(()),
             false => self.change(|_| ()).map_err(io("write the record of sessions")),
@@ -208,12 +209,12 @@ fn make_place(root: &dyn BackendDir) -> stdio::Result<Arc<dyn BackendDir>> {
     place(root)
 }
 
-fn read(root: &dyn BackendDir, ring: &KeyRing, vault: &[u8; 16]) -> std::result::Result<SessionRecord, SessionsFault> {
-    record::SESSIONS.read(&*place(root)?, ring, vault, SessionRecord::parse)
+fn read(root: &dyn BackendDir, ring: &KeyRing, vault: &VaultId) -> std::result::Result<SessionRecord, SessionsFault> {
+    record::SESSIONS.read(&*place(root)?, ring, &vault.0, SessionRecord::parse)
 }
 
-fn write(root: &dyn BackendDir, ring: &KeyRing, vault: &[u8; 16], record: &SessionRecord) -> stdio::Result<()> {
-    let text = record::SESSIONS.seal(ring, vault, &record.encode()).map_err(stdio::Error::other)?;
+fn write(root: &dyn BackendDir, ring: &KeyRing, vault: &VaultId, record: &SessionRecord) -> stdio::Result<()> {
+    let text = record::SESSIONS.seal(ring, &vault.0, &record.encode()).map_err(stdio::Error::other)?;
     let dir = make_place(root)?;
     clear(&*dir);
     let new = new_name()?;
@@ -257,7 +258,7 @@ fn give_name(dir: &dyn BackendDir, new: &OsStr) -> stdio::Result<()> {
 }
 
 /// Makes the record of a new vault: no session yet.
-pub(crate) fn create(root: &dyn BackendDir, ring: &KeyRing, vault: &[u8; 16]) -> Result<()> {
+pub(crate) fn create(root: &dyn BackendDir, ring: &KeyRing, vault: &VaultId) -> Result<()> {
     write(root, ring, vault, &SessionRecord::default()).map_err(io("write the record of sessions"))
 }
 
@@ -266,7 +267,7 @@ pub(crate) fn create(root: &dyn BackendDir, ring: &KeyRing, vault: &[u8; 16]) ->
 ///
 /// # Errors
 /// [`VaultError::Damaged`] where the record does not open.
-pub fn has_interrupted_sessions(root: &dyn BackendDir, ring: &KeyRing, vault: &[u8; 16]) -> Result<bool> {
+pub fn has_interrupted_sessions(root: &dyn BackendDir, ring: &KeyRing, vault: &VaultId) -> Result<bool> {
     read(root, ring, vault).map(|record| !record.open().is_empty()).map_err(|_| damaged())
 }
 
@@ -274,7 +275,7 @@ pub fn has_interrupted_sessions(root: &dyn BackendDir, ring: &KeyRing, vault: &[
 ///
 /// # Errors
 /// [`VaultError::Damaged`] where the record does not open.
-pub fn last_session(root: &dyn BackendDir, ring: &KeyRing, vault: &[u8; 16]) -> Result<u32> {
+pub fn last_session(root: &dyn BackendDir, ring: &KeyRing, vault: &VaultId) -> Result<u32> {
     read(root, ring, vault).map(|record| record.last()).map_err(|_| damaged())
 }
 
@@ -282,7 +283,7 @@ pub fn last_session(root: &dyn BackendDir, ring: &KeyRing, vault: &[u8; 16]) -> 
 ///
 /// # Errors
 /// [`VaultError::Outdated`]; as [`last_session`].
-pub fn verify_sessions(root: &dyn BackendDir, ring: &KeyRing, vault: &[u8; 16], last: u32) -> Result<()> {
+pub fn verify_sessions(root: &dyn BackendDir, ring: &KeyRing, vault: &VaultId, last: u32) -> Result<()> {
     if last_session(root, ring, vault)? >= last { Ok(()) } else { Err(outdated()) }
 }
 
@@ -292,8 +293,8 @@ pub fn verify_sessions(root: &dyn BackendDir, ring: &KeyRing, vault: &[u8; 16], 
 /// # Errors
 /// [`VaultError::Damaged`] where the original's record does not open; those of the store.
 pub fn copy_sessions(
-    from: (&dyn BackendDir, &KeyRing, &[u8; 16]),
-    to: (&dyn BackendDir, &KeyRing, &[u8; 16]),
+    from: (&dyn BackendDir, &KeyRing, &VaultId),
+    to: (&dyn BackendDir, &KeyRing, &VaultId),
 ) -> Result<()> {
     let record = read(from.0, from.1, from.2).map_err(|_| damaged())?;
     write(to.0, to.1, to.2, &record).map_err(io("write the record of sessions"))
@@ -305,7 +306,7 @@ pub fn copy_sessions(
 ///
 /// # Errors
 /// [`VaultError::Damaged`] where it does not open; those of the store.
-pub fn accept_sessions(root: &dyn BackendDir, ring: &KeyRing, vault: &[u8; 16], known: Announced) -> Result<bool> {
+pub fn accept_sessions(root: &dyn BackendDir, ring: &KeyRing, vault: &VaultId, known: Announced) -> Result<bool> {
     let mut record = read(root, ring, vault).map_err(|_| damaged())?;
     if record.last() >= known.recorded {
         return Ok(false);

@@ -1,11 +1,6 @@
 //! Types of the vault API.
 
-use crate::Upkeep;
-use crate::event::Events;
-use lamassu_anchor::Anchor;
-use lamassu_crypto::engine::device::Device;
 use std::ffi::OsString;
-use std::sync::Arc;
 
 pub use lamassu_store::backend::{Kind, RenameMode, SetTime, StatFs, Time};
 pub use lamassu_store::file::{Durability, Integrity};
@@ -144,41 +139,6 @@ pub struct DirEntry {
     pub kind: Kind,
     /// plain name
     pub name: OsString,
-}
-
-/// Options of an open vault.
-#[derive(Clone, Debug)]
-pub struct Options {
-    /// integrity on reads
-    pub integrity: Integrity,
-    /// barriers
-    pub durability: Durability,
-    /// never write
-    pub read_only: bool,
-    /// approved primitives alone: files whose hash is not approved do not open
-    pub approved_only: bool,
-    /// cipher threads, 0: as many as processors
-    pub threads: usize,
-    /// ciphers in place of those threads
-    pub device: Option<Arc<dyn Device>>,
-    /// the anchor, which remembers the newest state outside the store; `None`: an unanchored vault
-    pub anchor: Option<Arc<Anchor>>,
-    /// when the anchor knows what an fsync covers
-    pub freshness: Freshness,
-    /// where integrity events go; by default to the log alone
-    pub events: Events,
-    /// how work in the background is asked for
-    pub upkeep: Upkeep,
-}
-
-/// When the anchor of a vault learns of changes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Freshness {
-    /// An fsync waits for a commit of the anchor.
-    #[default]
-    Fsync,
-    /// An fsync waits for the store alone: the anchor follows within an interval.
-    Interval,
 }
 
 /// Errors of the vault; each front-end has one exhaustive table from these to its own.

@@ -12,7 +12,7 @@
 use crate::error::is_not_found;
 use crate::inode::{DEPTH_MAX, StoreId};
 use crate::{Kind, Result, VaultError};
-use lamassu_format::header::{HEADER_MAX, Header, NameMode, VaultHeader};
+use lamassu_format::header::{HEADER_MAX, Header, NameMode, VaultHeader, VaultId};
 use lamassu_format::name::{HEADER, Stored, classify};
 use lamassu_store::BackendDir;
 use lamassu_store::backend::{Listed, Stat};
@@ -188,7 +188,7 @@ pub(crate) fn read_header_bytes(dir: &dyn BackendDir) -> io::Result<Vec<u8>> {
 }
 
 /// The id in the header of the vault that lies in this directory. Not authenticated; `None` if it does not parse.
-pub(crate) fn header_id(dir: &dyn BackendDir) -> io::Result<Option<[u8; 16]>> {
+pub(crate) fn header_id(dir: &dyn BackendDir) -> io::Result<Option<VaultId>> {
     Ok(VaultHeader::parse(&read_header_bytes(dir)?).ok().map(|header| header.id()))
 }
 

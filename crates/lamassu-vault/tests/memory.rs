@@ -177,7 +177,7 @@ fn vault(dir: &Path, suite: Suite) -> Needles {
     let cost = Argon2Params::new(64, 1, 1).unwrap();
     let stretched = wrap::argon2id(passphrase.as_bytes(), &slot.salt, cost).unwrap();
     let wrapping = wrap::hkdf(stretched.expose(), &slot.salt, b"lamassu v1 slot");
-    let aad = [&b"lamassu v1 slot"[..], &header.id(), &slot.id.to_le_bytes()].concat();
+    let aad = [&b"lamassu v1 slot"[..], &header.id().0, &slot.id.to_le_bytes()].concat();
     let content = wrap::open(&wrapping, &slot.nonce, &aad, &slot.wrapped).unwrap();
     let (file_key, seed) = content.expose().split_first_chunk::<32>().unwrap();
 

@@ -35,9 +35,14 @@ pub fn of_this_process(given: Option<Given>, any_memory: bool, anchor: Option<Ch
     policy.anchored_by(anchors).within(Arc::new(Here))
 }
 
-/// A public key of 32 bytes, for clap.
+/// An administrator's public key, for clap.
 pub fn parse_key(hex: &str) -> Result<[u8; 32], String> {
     lamassu_host::pins::parse_key(hex).map(|key| key.0).map_err(Into::into)
+}
+
+/// A public key that is no administrator's, for clap.
+pub fn parse_other_key(hex: &str) -> Result<[u8; 32], String> {
+    parse_key(hex).map_err(|_| "a public key is 64 hex digits".into())
 }
 
 /// Prints that an administrator's key has a successor, and whether the pin follows it.
@@ -45,7 +50,7 @@ pub fn tell(ui: &Ui, succession: &Succession) {
     let Succession { vault, old, new, pin } = succession;
     let change = format!(
         "the administrator of vault {} has another key: {} has signed {}",
-        text::hex(vault),
+        vault,
         text::hex(&old.0),
         text::hex(&new.0)
     );

@@ -1,5 +1,5 @@
 //! Which crate may depend on which, by the table in ARCHITECTURE.md, and which module on which, at every level. Maps of
-//! modules are complete.
+//! modules are complete. No module names another by a glob.
 
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -143,11 +143,33 @@ fn add_paths<'a>(text: &'a str, before: &[String], paths: &mut BTreeSet<Module>)
     }
 }
 
+/// The lines of a source without its comments and without the items that only tests have; and the modules among those
+/// that are in files of their own.
+fn code_of(source: &str) -> (String, Vec<String>) {
+    let (mut code, mut of_tests) = (String::new(), Vec::new());
+    let mut lines = source.lines().filter(|line| !line.trim_start().starts_with("//"));
+    while let Some(line) = lines.next() {
+        if line.trim_start() != "#[cfg(test)]" {
+            code += line;
+            code.push('\n');
+            continue;
+        }
+        let indent = &line[..line.len() - line.trim_start().len()];
+        let Some(item) = lines.find(|line| !line.trim_start().starts_with("#[")) else { break };
+        let name = item.rsplit_once("mod ").and_then(|(_, name)| name.strip_suffix(';'));
+        of_tests.extend(name.map(String::from));
+        // As rustfmt has it, an item of several lines ends with a brace below its beginning.
+        if !item.ends_with([';', '}', ',']) {
+            let _ = lines.find(|line| line.strip_prefix(indent).is_some_and(|end| end.starts_with('}')));
+        }
+    }
+    (code, of_tests)
+}
+
 /// The paths, from the root of the crate on, that the module `own` names behind `crate::`, `self::` and `super::`;
 /// without comments and unit tests.
 fn named(source: &str, own: &[String]) -> BTreeSet<Module> {
-    let code = source.split("#[cfg(test)]\nmod").next().unwrap_or_default();
-    let code: String = code.lines().filter(|line| !line.trim_start().starts_with("//")).collect::<Vec<_>>().join("\n");
+    let (code, _) = code_of(source);
     let mut paths = BTreeSet::new();
     for (word, steps_up) in [("crate::", own.len()), ("self::", 0), ("super::", 1)] {
         for (at, _) in code.match_indices(word) {
@@ -177,8 +199,64 @@ fn modules(name: &str) -> BTreeMap<Module, String> {
         module.pop_if(|last| ["lib", "main", "mod"].contains(&last.as_str()));
         modules.entry(module).or_default().push_str(&std::fs::read_to_string(path).expect("a source"));
     }
+    let of_tests = |(module, source): (&Module, &String)| {
+        code_of(source).1.into_iter().map(|name| [&module[..], &[name]].concat()).collect::<Vec<_>>()
+    };
+    let of_tests: Vec<Module> = modules.iter().flat_map(of_tests).collect();
     modules.retain(|module, _| !module.iter().any(|name| name == "testing"));
+    modules.retain(|module, _| !of_tests.iter().any(|tests| module.starts_with(tests)));
     modules
+}
+
+/// The `use` items with a `*` for the names of a module of this crate, whose module is one of `below` or is named from
+/// `crate`, `self` or `super` on. The names of an enum's variants are no module's.
+fn globs(source: &str, below: &BTreeSet<String>) -> Vec<String> {
+    let (code, _) = code_of(source);
+    let lines = code.split_inclusive('\n').scan(0, |at, line| {
+        *at += line.len();
+        Some((*at - line.len(), line))
+    });
+    let starts = lines.filter_map(|(at, line)| {
+        let item = line.trim_start();
+        let item = item.strip_prefix("pub").map_or(item, |rest| rest.trim_start_matches(|c| c != ' ').trim_start());
+        Some(at + line.len() - item.strip_prefix("use ")?.len())
+    });
+    let items = starts.filter_map(|at| code[at..].split_once(';')).map(|(item, _)| item);
+    let is_ours = |item: &&str| {
+        let first = item.split(|c: char| !is_of_name(c)).next().unwrap_or_default();
+        ["crate", "self", "super"].contains(&first) || below.contains(first)
+    };
+    // `super::Call::*` has the variants of an enum.
+    let has_glob = |item: &&str| {
+        let stars = item.match_indices('*').map(|(at, _)| item[..at].trim_end_matches("::"));
+        let mut of = stars.map(|before| before.rsplit(|c: char| !is_of_name(c)).next().unwrap_or_default());
+        of.any(|last| !last.starts_with(char::is_uppercase))
+    };
+    items.filter(is_ours).filter(has_glob).map(String::from).collect()
+}
+
+/// Otherwise the order of modules could not be checked: a glob names everything, and shows nothing.
+#[test]
+fn no_module_names_another_by_a_glob() {
+    for name in table() {
+        let modules = modules(&name);
+        for (module, source) in &modules {
+            let is_below = |one: &&Module| one.len() > module.len() && one.starts_with(module);
+            let below = modules.keys().filter(is_below).map(|one| one[module.len()].clone()).collect();
+            let globs = globs(source, &below);
+            assert!(globs.is_empty(), "{name}: {} has {globs:?}: write the names out", module.join("::"));
+        }
+    }
+}
+
+#[test]
+fn globs_are_found_and_tests_are_left_out() {
+    let below = BTreeSet::from(["types".to_owned()]);
+    let source = "//! use super::comment::*;\n#[cfg(test)]\nmod crash;\nmod types;\npub use types::*;\nuse std::arch::*;\n\
+                  pub(crate) use crate::{a::{B, *}, c};\nuse other::*;\nfn f() {\n    use super::g::*;\n    use self::Call::*;\n}\n\
+                  #[cfg(test)]\n#[allow(unused)]\nmod tests {\n    use super::*;\n}\nuse super::last::*;\n";
+    assert_eq!(globs(source, &below), ["types::*", "crate::{a::{B, *}, c}", "super::g::*", "super::last::*"]);
+    assert_eq!(code_of(source).1, ["crash"]);
 }
 
 /// What each module directly below `parent` names of the others, by its own name or by that of something that `parent`

@@ -41,6 +41,7 @@ use crate::row::{Entry, EntryPlace, Intent, Row, VaultRow};
 use crate::table::{Doubt, Space, Standing, Table};
 use crate::{AnchorError, Digests, ObjectId, ObjectKind, Part, RecordNo, Token, TokenKey};
 use lamassu_format::Profile;
+use lamassu_format::header::VaultId;
 use parking_lot::Mutex;
 use state::{QueuedHeld, State, change_held};
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -92,7 +93,7 @@ impl Anchor {
     /// # Errors
     /// [`AnchorError::Empty`], [`AnchorError::Foreign`], [`AnchorError::Version`], [`AnchorError::Damaged`]; those of
     /// the table.
-    pub fn open(table: Arc<dyn Table>, vault: &[u8; 16]) -> Result<Anchor> {
+    pub fn open(table: Arc<dyn Table>, vault: &VaultId) -> Result<Anchor> {
         let bytes = table.get(Space::Vault, VAULT_KEY)?.ok_or(AnchorError::Empty)?;
         let row = VaultRow::decode(&bytes)?;
         if row.vault != *vault {

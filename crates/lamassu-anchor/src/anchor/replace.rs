@@ -240,13 +240,14 @@ mod tests {
     use crate::row::FileRow;
     use crate::table::MemoryTable;
     use crate::{EntryPlace, Made, Token, TokenKey, VaultRow};
+    use lamassu_format::header::VaultId;
     use std::sync::Arc;
 
     const A: Digest = Digest([1; 32]);
     const B: Digest = Digest([2; 32]);
     const C: Digest = Digest([3; 32]);
     const PART: SealedPart = SealedPart::Attributes;
-    const VAULT: [u8; 16] = [7; 16];
+    const VAULT: VaultId = VaultId([7; 16]);
 
     fn row(content: Content, attributes: Sealed) -> Row {
         Row { mode: 0o600, uid: 0, gid: 0, links: 1, content, attributes }

@@ -93,6 +93,7 @@ mod tests {
     use crate::row::{Content, EntryPlace, FileRow, Row, Sealed, VaultRow};
     use crate::table::{Change, MemoryTable, Space, Table, Visit};
     use crate::{AnchorError, Digest, Token, TokenKey};
+    use lamassu_format::header::VaultId;
     use parking_lot::Condvar;
     use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
     use std::thread::{self, ScopedJoinHandle};
@@ -150,7 +151,7 @@ mod tests {
     fn lab() -> (Arc<Slow>, Arc<Anchor>, Vec<ObjectId>) {
         let table = Arc::new(Slow::default());
         let root = Content::Dir { record: Sealed::Is(Digest([1; 32])), parent: ObjectId::ROOT, name: Token([0; 16]) };
-        let vault = VaultRow::new([1; 16], TokenKey::random().expect("random numbers"));
+        let vault = VaultRow::new(VaultId([1; 16]), TokenKey::random().expect("random numbers"));
         let anchor = Arc::new(Anchor::create(table.clone(), vault, row(root)).expect("makes"));
         let files = (0..8).map(|n| made(&anchor, n)).collect();
         (table, anchor, files)

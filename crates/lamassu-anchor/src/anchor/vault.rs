@@ -5,6 +5,7 @@ use crate::queue::Mark;
 use crate::row::{Announced, Sealed, VaultRow};
 use crate::table::Space;
 use crate::{AnchorError, Digest, ObjectId};
+use lamassu_format::header::VaultId;
 use std::collections::HashSet;
 
 /// The header that a replacement is based on.
@@ -181,7 +182,7 @@ impl Anchor {
     ///
     /// # Errors
     /// [`AnchorError::Foreign`].
-    pub fn is_of(&self, vault: &[u8; 16]) -> Result<()> {
+    pub fn is_of(&self, vault: &VaultId) -> Result<()> {
         if self.vault().vault == *vault { Ok(()) } else { Err(AnchorError::Foreign) }
     }
 }

@@ -4,6 +4,7 @@ use super::{Announced, Content, Cut, Entry, EntryPlace, FileRow, Inodes, Intent,
 use crate::codec::{Reader, put};
 use crate::types::WINDOWS_MAX;
 use crate::{AnchorError, ObjectId, ObjectKind, Part, Revision, Token, TokenKey, Window, Windows};
+use lamassu_format::header::VaultId;
 use lamassu_format::{Domain, FileId, PageNo, Profile, SessionTag, Suite};
 
 /// Version of all encodings, in the vault's row.
@@ -262,7 +263,7 @@ impl VaultRow {
         let flags = u8::from(self.blocks) | u8::from(self.is_in_use) << 1 | begins;
         let domain = Domain::ALL.iter().position(|domain| *domain == self.domain).unwrap_or_default();
         let mut out = vec![VERSION, self.degree_log2, flags, self.suite.id(), domain as u8];
-        out.extend(self.vault);
+        out.extend(self.vault.0);
         out.extend(self.tokens.bytes());
         let Announced { recorded, last } = self.sessions;
         for number in
@@ -312,7 +313,7 @@ fn vault(bytes: &[u8]) -> Option<VaultRow> {
     let tokens = TokenKey::new(tokens);
     let is_degree = (1..=8).contains(&degree_log2);
     let row = VaultRow {
-        vault,
+        vault: VaultId(vault),
         revision,
         next_object,
         next_intent,

@@ -91,7 +91,7 @@ fn some_vault() -> impl Strategy<Value = VaultRow> {
             |(vault, tokens, (revision, next_object, next_intent, session, degree_log2, count), head, header, root)| {
                 let is_begun = session % 5 == 1 && matches!(header, Sealed::Becomes { .. });
                 VaultRow {
-                    vault,
+                    vault: VaultId(vault),
                     revision: Revision(revision),
                     next_object: ObjectId(next_object),
                     next_intent,

@@ -6,10 +6,11 @@ use lamassu_anchor::{
     Anchor, AnchorError, Digest, EntryPlace, HeaderBasis, Mark, ObjectId, Revision, Row, Token, TokenKey, VaultRow,
 };
 use lamassu_crypto::Secret;
+use lamassu_format::header::VaultId;
 use std::path::Path;
 use std::sync::Arc;
 
-const VAULT: [u8; 16] = [7; 16];
+const VAULT: VaultId = VaultId([7; 16]);
 
 fn key(byte: u8) -> Secret<32> {
     Secret::new(&mut [byte; 32])
@@ -90,9 +91,9 @@ fn a_copy_has_the_same_objects_under_another_id() {
     drop(origin);
     let table = DiskTable::open(&dir.path().join("a")).unwrap();
     let to = Arc::new(MemoryTable::default());
-    export::copy_to(&table, &*to, [8; 16], export::Rights::Kept).unwrap();
+    export::copy_to(&table, &*to, VaultId([8; 16]), export::Rights::Kept).unwrap();
     assert!(matches!(Anchor::open(to.clone(), &VAULT), Err(AnchorError::Foreign)));
-    let copy = Anchor::open(to, &[8; 16]).unwrap();
+    let copy = Anchor::open(to, &VaultId([8; 16])).unwrap();
     assert_eq!(copy.entries(ObjectId::ROOT).unwrap(), entries);
     assert_eq!((copy.vault().header, copy.vault().revision), (Sealed::Nothing, Revision(1)));
 }

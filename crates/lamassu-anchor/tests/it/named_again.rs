@@ -3,6 +3,7 @@
 use lamassu_anchor::row::{Content, FileRow, Inodes, Sealed};
 use lamassu_anchor::table::{MemoryTable, Table};
 use lamassu_anchor::*;
+use lamassu_format::header::VaultId;
 use lamassu_format::{FileId, Profile, SessionTag};
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -54,7 +55,7 @@ fn commit(anchor: &Anchor, object: ObjectId, is_clean: bool) {
 fn held_after(loses: Loses<'_>, meanwhile: Meanwhile<'_>) -> BTreeMap<u64, u8> {
     let table = Arc::new(MemoryTable::default());
     let content = Content::Dir { record: Sealed::Is(Digest([1; 32])), parent: ObjectId::ROOT, name: Token([0; 16]) };
-    let vault = VaultRow::new([1; 16], TokenKey::random().unwrap());
+    let vault = VaultRow::new(VaultId([1; 16]), TokenKey::random().unwrap());
     let anchor = Anchor::create(table.clone(), vault, row(content)).unwrap();
     let make = |place| match anchor.make(place, row(Content::File(FileRow::default()))).unwrap() {
         Made::Queued(object) => object,
@@ -70,7 +71,7 @@ fn held_after(loses: Loses<'_>, meanwhile: Meanwhile<'_>) -> BTreeMap<u64, u8> {
     let again = EntryPlace { name: Token([3; 16]), ..FILE };
     assert_eq!(anchor.link(again, object).unwrap(), Made::Queued(object));
     anchor.commit_objects(&HashSet::from([object]), anchor.mark()).unwrap();
-    let durable = Anchor::open(table as Arc<dyn Table>, &[1; 16]).unwrap();
+    let durable = Anchor::open(table as Arc<dyn Table>, &VaultId([1; 16])).unwrap();
     assert_eq!(durable.entry(&again).unwrap().map(|entry| entry.object), Some(object));
     let held = durable.held(object).unwrap();
     assert_eq!(held, anchor.held(object).unwrap());

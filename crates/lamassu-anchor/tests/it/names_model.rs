@@ -8,6 +8,7 @@
 use lamassu_anchor::row::{Content, EntryPlace, FileRow, Inodes, Intent, Row, Sealed};
 use lamassu_anchor::table::MemoryTable;
 use lamassu_anchor::{Anchor, Made, Mark, ObjectId, Removal, Renamed, Token, TokenKey, VaultRow};
+use lamassu_format::header::VaultId;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
@@ -86,7 +87,7 @@ fn row(content: Content) -> Row {
 impl World {
     fn new() -> World {
         let table = Arc::new(MemoryTable::default());
-        let vault = VaultRow::new([1; 16], TokenKey::new([2; 32]));
+        let vault = VaultRow::new(VaultId([1; 16]), TokenKey::new([2; 32]));
         let root = Content::Dir { record: Sealed::Nothing, parent: ObjectId::ROOT, name: Token([0; 16]) };
         let anchor = Anchor::create(table.clone(), vault, row(root)).unwrap();
         World {
@@ -253,7 +254,7 @@ impl World {
         }
         self.crashes += 1;
         self.store = self.kept[more].clone();
-        self.anchor = Anchor::open(self.table.clone(), &[1; 16]).unwrap();
+        self.anchor = Anchor::open(self.table.clone(), &VaultId([1; 16])).unwrap();
         self.moving = None;
         self.recover(left);
         true

@@ -2,6 +2,7 @@
 use lamassu_anchor::row::{Content, FileRow, Sealed};
 use lamassu_anchor::table::MemoryTable;
 use lamassu_anchor::*;
+use lamassu_format::header::VaultId;
 use lamassu_format::{FileId, Profile, SessionTag};
 use std::sync::Arc;
 
@@ -34,7 +35,7 @@ fn an_opening_under_another_id_is_durable_before_a_page_carries_it() {
         let table = Arc::new(MemoryTable::default());
         let content =
             Content::Dir { record: Sealed::Is(Digest([1; 32])), parent: ObjectId::ROOT, name: Token([0; 16]) };
-        let vault = VaultRow::new([1; 16], TokenKey::random().unwrap());
+        let vault = VaultRow::new(VaultId([1; 16]), TokenKey::random().unwrap());
         let anchor = Anchor::create(table.clone(), vault, row(content)).unwrap();
         let place = EntryPlace { dir: ObjectId::ROOT, name: Token([1; 16]) };
         let Made::Queued(object) = anchor.make(place, row(Content::File(FileRow::default()))).unwrap() else {
@@ -47,7 +48,7 @@ fn an_opening_under_another_id_is_durable_before_a_page_carries_it() {
             anchor.open_files(&[opening]).unwrap();
         };
         let durable = || {
-            let anchor = Anchor::open(table.clone(), &[1; 16]).unwrap();
+            let anchor = Anchor::open(table.clone(), &VaultId([1; 16])).unwrap();
             let row = anchor.row(object).unwrap();
             let file = row.file().unwrap().clone();
             (file.open.unwrap().file.0[0], file.root.0[0])

@@ -4,6 +4,7 @@ use lamassu_anchor::table::{Change, MemoryTable, Space, Table, Visit};
 use lamassu_anchor::{
     Anchor, AnchorError, Digest, EntryPlace, Made, ObjectId, Removal, Renamed, Row, Token, TokenKey, VaultRow,
 };
+use lamassu_format::header::VaultId;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
@@ -24,7 +25,7 @@ fn place(name: u64) -> EntryPlace {
 
 fn anchor(table: Arc<dyn Table>) -> Anchor {
     let content = Content::Dir { record: Sealed::Is(Digest([1; 32])), parent: ObjectId::ROOT, name: Token([0; 16]) };
-    Anchor::create(table, VaultRow::new([1; 16], TokenKey::random().unwrap()), row(content)).unwrap()
+    Anchor::create(table, VaultRow::new(VaultId([1; 16]), TokenKey::random().unwrap()), row(content)).unwrap()
 }
 
 fn made(anchor: &Anchor, name: u64) -> ObjectId {

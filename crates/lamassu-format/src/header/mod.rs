@@ -8,6 +8,7 @@
 mod argon2;
 mod canonical;
 mod error;
+mod id;
 mod json;
 mod slot;
 mod vault;
@@ -17,6 +18,7 @@ mod zone;
 pub use argon2::Argon2Params;
 pub use canonical::canonical;
 pub use error::{HeaderError, JsonFault};
+pub use id::{VaultId, ZoneId};
 pub use slot::{
     Admin, AdminPin, Destroyed, HistoryHead, HistoryMark, KeyArea, PARENT_RECORD_LEN, Predecessor, PublicKey, Role,
     SealedKeychain, Slot, SlotKind, TokenMechanism, TokenSealed, TokenSignature, TokenSigning, check_label,

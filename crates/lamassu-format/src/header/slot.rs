@@ -1,6 +1,6 @@
 //! Key slots, the sealed keychain and the MAC: the part that vault headers and zone files share.
 
-use super::{Argon2Params, HeaderError};
+use super::{Argon2Params, HeaderError, VaultId};
 use crate::words;
 
 /// How the bytes of a source become a secret.
@@ -174,7 +174,7 @@ pub struct Predecessor {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AdminPin {
     /// id of the vault
-    pub vault: [u8; 16],
+    pub vault: VaultId,
     /// the administrator's key
     pub admin: PublicKey,
 }

@@ -4,7 +4,7 @@ use super::sealed::Members;
 use super::wire::{
     self, WireAdmin, WireCompression, WireDestroyed, WireHistory, WireKeychain, WireKeys, WireSlot, WireVault,
 };
-use super::{Destroyed, Header, HeaderError, KeyArea, NAME_MAX, json};
+use super::{Destroyed, Header, HeaderError, KeyArea, NAME_MAX, VaultId, ZoneId, json};
 use crate::{Compression, Domain, Geometry, Suite, words};
 
 /// How names are kept.
@@ -54,7 +54,7 @@ words! {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VaultParams {
     /// the id of the zone whose K_in the vault uses; the vault's own id if the zone is private
-    pub zone: [u8; 16],
+    pub zone: ZoneId,
     /// suite
     pub suite: Suite,
     /// block size and transient slots
@@ -206,18 +206,23 @@ impl VaultHeader {
     }
 
     /// Vault id.
-    pub fn id(&self) -> [u8; 16] {
-        self.keys.id
+    pub fn id(&self) -> VaultId {
+        VaultId(self.keys.id)
     }
 
     /// Zone id.
-    pub fn zone(&self) -> [u8; 16] {
+    pub fn zone(&self) -> ZoneId {
         self.params.zone
+    }
+
+    /// Whether the zone is private to the vault.
+    pub fn has_private_zone(&self) -> bool {
+        self.params.zone == self.id().private_zone()
     }
 
     /// Makes the zone private to the vault: no other vault has its newest K_in any more.
     pub fn leave_zone(&mut self) {
-        self.params.zone = self.keys.id;
+        self.params.zone = self.id().private_zone();
     }
 
     /// When it was made, in seconds since 1970.
@@ -236,7 +241,7 @@ impl Members for VaultHeader {
             version: crate::VERSION.into(),
             features: wire::features(&self.keys.keychain),
             id: wire::hex(&self.keys.id),
-            zone: wire::hex(&p.zone),
+            zone: p.zone.to_string(),
             suite: p.suite.name().into(),
             block_size: p.geometry.block_size(),
             reserved_slots: p.geometry.reserved() as u64,
@@ -295,7 +300,7 @@ impl Header for VaultHeader {
             _ => return Err(member("small_files", "\"convergent\" or \"random\"")),
         };
         let params = VaultParams {
-            zone: wire::bytes(&w.zone, "zone")?,
+            zone: ZoneId(wire::bytes(&w.zone, "zone")?),
             suite,
             geometry: geometry(size, w.reserved_slots).ok_or(member("reserved_slots", "1 to 62"))?,
             names: NameMode::from_name(&w.names).ok_or(member("names", "\"encrypted\" or \"plain\""))?,

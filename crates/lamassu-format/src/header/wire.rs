@@ -6,7 +6,7 @@ use super::slot::{
     Admin, AdminPin, Destroyed, HistoryHead, HistoryMark, KeyArea, PARENT_RECORD_LEN, Predecessor, PublicKey, Role,
     SealedKeychain, Slot, SlotKind, TokenMechanism, TokenSealed, TokenSignature, TokenSigning, check_label,
 };
-use super::{Argon2Params, HeaderError, PINS_MAX, SLOTS_MAX};
+use super::{Argon2Params, HeaderError, PINS_MAX, SLOTS_MAX, VaultId};
 use crate::{Codec, CodecVersion, Compression, CompressionError, Suite};
 use data_encoding::HEXLOWER;
 use serde::{Deserialize, Serialize};
@@ -355,7 +355,7 @@ impl WirePin {
         let mut seen = HashSet::new();
         let parsed = pins.iter().map(|Object(wire)| {
             Ok(AdminPin {
-                vault: bytes(&wire.vault, "pins.vault")?,
+                vault: VaultId(bytes(&wire.vault, "pins.vault")?),
                 admin: PublicKey(bytes(&wire.admin, "pins.admin")?),
             })
         });
@@ -367,7 +367,7 @@ impl WirePin {
     }
 
     pub fn of_all(pins: &[AdminPin]) -> Option<Vec<Object<Self>>> {
-        let wire = |pin: &AdminPin| Object(WirePin { vault: hex(&pin.vault), admin: hex(&pin.admin.0) });
+        let wire = |pin: &AdminPin| Object(WirePin { vault: pin.vault.to_string(), admin: hex(&pin.admin.0) });
         (!pins.is_empty()).then(|| pins.iter().map(wire).collect())
     }
 }

@@ -4,7 +4,7 @@ use super::sealed::Members;
 use super::slot::AdminPin;
 use super::vault::geometry;
 use super::wire::{self, WireCompression, WireKeychain, WireKeys, WirePin, WireSlot, WireZone};
-use super::{Header, HeaderError, KeyArea, json};
+use super::{Header, HeaderError, KeyArea, ZoneId, json};
 use crate::{Compression, Suite};
 
 /// The properties of a zone.
@@ -67,8 +67,8 @@ impl ZoneFile {
     }
 
     /// Zone id.
-    pub fn id(&self) -> [u8; 16] {
-        self.keys.id
+    pub fn id(&self) -> ZoneId {
+        ZoneId(self.keys.id)
     }
 
     /// When it was made, in seconds since 1970.

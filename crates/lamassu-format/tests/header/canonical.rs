@@ -4,7 +4,7 @@ use crate::samples::{parse, vault};
 use lamassu_format::header::{
     Admin, Argon2Params, Header, HistoryHead, HistoryMark, KeyArea, NameMode, Predecessor, PublicKey, Role,
     SealedKeychain, Slot, SlotKind, TokenMechanism, TokenSealed, TokenSignature, TokenSigning, VaultHeader,
-    VaultParams, ZoneFile, ZoneParams,
+    VaultParams, ZoneFile, ZoneId, ZoneParams,
 };
 use lamassu_format::{Domain, Geometry, Suite};
 use proptest::prelude::*;
@@ -103,7 +103,7 @@ prop_compose! {
     ) -> VaultHeader {
         let domain = if domain.is_for(Suite::ALL[suite]) { domain } else { Domain::Family };
         let params = VaultParams {
-            zone, suite: Suite::ALL[suite], geometry: Geometry::new(1 << log, reserved).unwrap(),
+            zone: ZoneId(zone), suite: Suite::ALL[suite], geometry: Geometry::new(1 << log, reserved).unwrap(),
             names: if plain { NameMode::Plain } else { NameMode::Encrypted }, name_max,
             convergent_small_files: convergent && !domain.is_salted(), domain, created,
         };

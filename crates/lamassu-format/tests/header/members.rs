@@ -3,7 +3,8 @@
 use crate::samples::{parse, raw_slot, slot, vault, zone};
 use lamassu_format::header::{
     Admin, AdminPin, Argon2Params, Caching, Destroyed, Header, HeaderError, HistoryHead, HistoryMark, NameMode,
-    Predecessor, PublicKey, Role, SealedKeychain, SlotKind, TokenMechanism, VaultHeader, Verified, ZoneFile,
+    Predecessor, PublicKey, Role, SealedKeychain, SlotKind, TokenMechanism, VaultHeader, VaultId, Verified, ZoneFile,
+    ZoneId,
 };
 use lamassu_format::{Domain, Geometry, Suite};
 use serde_json::{Value, json};
@@ -13,7 +14,7 @@ fn a_good_header_parses() {
     let h = parse(&vault()).unwrap();
     assert_eq!((h.suite(), h.names(), h.name_max()), (Suite::Aes, NameMode::Encrypted, 255));
     assert_eq!(h.geometry(), Geometry::new(4096, 8).unwrap());
-    assert_eq!((h.id(), h.zone(), h.created()), ([0x77; 16], [0x88; 16], 1_700_000_000));
+    assert_eq!((h.id(), h.zone(), h.created()), (VaultId([0x77; 16]), ZoneId([0x88; 16]), 1_700_000_000));
     assert!(h.convergent_small_files());
     let keys = h.keys();
     assert_eq!((keys.next_slot, keys.mac), (6, [0xbb; 32]));
@@ -26,7 +27,7 @@ fn a_good_header_parses() {
     assert_eq!(keys.slot(4), None);
 
     let z = ZoneFile::parse(zone().to_string().as_bytes()).unwrap();
-    assert_eq!((z.suite(), z.block_size(), z.id()), (Suite::Aes, 4096, [0x77; 16]));
+    assert_eq!((z.suite(), z.block_size(), z.id()), (Suite::Aes, 4096, ZoneId([0x77; 16])));
     assert_eq!(z.keys(), keys);
 }
 
@@ -57,12 +58,12 @@ fn a_zone_file_may_pin_administrators() {
     let pin = |vault: &str, admin: &str| json!({"vault": vault.repeat(16), "admin": admin.repeat(32)});
     value["pins"] = json!([pin("0a", "0b"), pin("0c", "0d")]);
     let mut z = read(&value).unwrap();
-    assert_eq!(z.pins()[1], AdminPin { vault: [12; 16], admin: PublicKey([13; 32]) });
+    assert_eq!(z.pins()[1], AdminPin { vault: VaultId([12; 16]), admin: PublicKey([13; 32]) });
     assert_ne!(z.mac_input(), before, "they are under the MAC");
-    z.set_pin(AdminPin { vault: [10; 16], admin: PublicKey([14; 32]) });
+    z.set_pin(AdminPin { vault: VaultId([10; 16]), admin: PublicKey([14; 32]) });
     assert_eq!(
         ZoneFile::parse(&z.to_json().unwrap()).unwrap().pins()[1],
-        AdminPin { vault: [10; 16], admin: PublicKey([14; 32]) }
+        AdminPin { vault: VaultId([10; 16]), admin: PublicKey([14; 32]) }
     );
     assert_eq!(z.pins().len(), 2);
     for bad in [json!(null), json!([]), json!([pin("0a", "0b"), pin("0a", "0d")]), json!([{"vault": "0a".repeat(16)}])]

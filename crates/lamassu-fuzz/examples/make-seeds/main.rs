@@ -7,6 +7,7 @@ mod sharing;
 
 use data_encoding::HEXLOWER;
 use lamassu_crypto::compress::{pack, version_of};
+use lamassu_format::header::VaultId;
 use lamassu_format::{Codec, Compression};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -323,7 +324,7 @@ fn anchor_rows(seeds: &mut Seeds) {
     let place = |dir| EntryPlace { dir: ObjectId(dir), name };
     let was = Entry { kind: ObjectKind::File, object: ObjectId(300) };
     let vault = VaultRow {
-        vault: [1; 16],
+        vault: VaultId([1; 16]),
         revision: Revision(9),
         next_object: ObjectId(301),
         next_intent: 4,

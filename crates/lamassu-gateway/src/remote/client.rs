@@ -561,46 +561,4 @@ fn condition(unless: &Unless) -> Option<(&'static str, String)> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn answers_mean_what_they_say() {
-        let document =
-            |code: &str| format!("<?xml version=\"1.0\"?><Error><Code>{code}</Code><Message>m</Message></Error>");
-        for (status, code, said) in [
-            (403, "AccessDenied", "refuses the gateway: Get: 403 AccessDenied: m"),
-            (400, "InvalidToken", "refuses the gateway"),
-            (400, "ExpiredToken", "has expired"),
-            (403, "ExpiredToken", "has expired"),
-            (400, "KeyTooLongError", "longer than the provider takes"),
-            (409, "KeyIsDirectory", "cannot have both"),
-            (409, "ParentIsObject", "cannot have both"),
-            (404, "NoSuchBucket", "no such bucket"),
-            (404, "NoSuchKey", "nothing there: Get: 404"),
-            (301, "PermanentRedirect", "another endpoint"),
-            (400, "AuthorizationHeaderMalformed", "another endpoint"),
-            (503, "SlowDown", "busy"),
-            (200, "InternalError", "busy"),
-            (412, "PreconditionFailed", "something else there by now: Get: 412"),
-            (409, "ConditionalRequestConflict", "busy"),
-            (404, "NoSuchUpload", "lost an upload"),
-            (404, "Elsewhere", "not understood"),
-            (501, "NotImplemented", "not support"),
-            (400, "InvalidPart", "not understood"),
-        ] {
-            let text = fault(status, &document(code), "Get", false).to_string();
-            assert!(text.contains(said), "{code}: {text}");
-        }
-        assert!(fault(503, "", "", false).may_pass() && !fault(403, "", "", false).may_pass());
-        assert!(matches!(fault(404, "", "", true), RemoteError::Missing(_)));
-        assert!(matches!(fault(404, "<html>Not Found</html>", "", false), RemoteError::Answer(_)));
-    }
-
-    #[test]
-    fn a_tag_has_a_length_that_can_be() {
-        for (etag, is_good) in [(None, false), (Some(0), false), (Some(TAG_MAX), true), (Some(TAG_MAX + 1), false)] {
-            assert_eq!(checked(etag.map(|len| "t".repeat(len)), "Put").is_ok(), is_good, "{etag:?}");
-        }
-    }
-}
+mod tests;

@@ -7,7 +7,7 @@ use crate::{Error, Place, Result};
 use lamassu_anchor::export::{self, Rights};
 use lamassu_anchor::table::DiskTable;
 use lamassu_anchor::{Anchor, VaultRow};
-use lamassu_format::header::VaultHeader;
+use lamassu_format::header::{VaultHeader, VaultId};
 use lamassu_keys::Unlocked;
 use lamassu_vault::anchor::{NewTrees, RebuildProgress, Rebuilt, rebuild};
 use lamassu_vault::{Vault, VaultError};
@@ -27,7 +27,7 @@ impl RebuildProgress for Unwatched {
 #[must_use = "it is taken back when it is dropped"]
 pub struct Made {
     anchors: Anchors,
-    vault: [u8; 16],
+    vault: VaultId,
     path: PathBuf,
     /// `None` only while it is dropped
     anchor: Option<Arc<Anchor>>,
@@ -87,7 +87,7 @@ impl Anchors {
     /// As [`Anchors::make`]; those of keys.
     pub(crate) fn make_below(
         &self,
-        parent: &[u8; 16],
+        parent: &VaultId,
         header: &mut VaultHeader,
         keys: &Unlocked,
         trees: NewTrees,
@@ -143,7 +143,7 @@ impl Anchors {
     ///
     /// # Errors
     /// As [`Anchors::make`].
-    pub fn make_copy(&self, of: &DiskTable, vault: [u8; 16], rights: Rights, file: &Path, dir: &Path) -> Result<Made> {
+    pub fn make_copy(&self, of: &DiskTable, vault: VaultId, rights: Rights, file: &Path, dir: &Path) -> Result<Made> {
         self.made(vault, file, dir, |table| {
             export::copy_to(of, &*table, vault, rights)?;
             Ok(Anchor::open(table, &vault)?)
@@ -152,7 +152,7 @@ impl Anchors {
 
     pub(super) fn made(
         &self,
-        vault: [u8; 16],
+        vault: VaultId,
         file: &Path,
         dir: &Path,
         fill: impl FnOnce(Arc<DiskTable>) -> Result<Anchor>,

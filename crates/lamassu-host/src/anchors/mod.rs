@@ -38,7 +38,7 @@ use crate::{Error, Policy, Result, lock};
 use lamassu_anchor::row::Sealed;
 use lamassu_anchor::table::{DiskTable, Readers, Table};
 use lamassu_anchor::{Anchor, AnchorError, HeaderBasis};
-use lamassu_format::header::VaultHeader;
+use lamassu_format::header::{VaultHeader, VaultId};
 use lamassu_keys::witness::{Basis, Replacement, Replacing, Taken, ToReplace, Witness, WitnessError};
 use lamassu_lease::Mode;
 use lamassu_rpc::host::{Mirrored, Turn, Turns};
@@ -88,14 +88,14 @@ pub struct Anchors {
 #[derive(Default)]
 struct Shared {
     /// The vault of the chosen file: the first one that is asked for, which is what the command is about.
-    chosen_for: OnceLock<[u8; 16]>,
+    chosen_for: OnceLock<VaultId>,
     /// The open tables at servers.
     sessions: Mutex<Vec<Weak<Mirrored>>>,
     /// The session by turns.
     turns: OnceLock<Arc<Turns>>,
     /// Its turn, before the turns' driver takes it and after the driver has ended.
     turn: Mutex<Option<Turn>>,
-    open: Mutex<HashMap<[u8; 16], Open>>,
+    open: Mutex<HashMap<VaultId, Open>>,
     reporting: Mutex<Vec<reports::Reporting>>,
 }
 
@@ -162,7 +162,7 @@ impl Anchors {
         &self.choice
     }
 
-    fn opened(&self) -> MutexGuard<'_, HashMap<[u8; 16], Open>> {
+    fn opened(&self) -> MutexGuard<'_, HashMap<VaultId, Open>> {
         self.shared.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -171,7 +171,7 @@ impl Anchors {
     /// # Errors
     /// [`AnchorError`]; [`Error::NoAnchorPlace`], [`Error::Local`]; [`Error::NoTurn`] between turns, or in one for
     /// reading.
-    pub fn open(&self, vault: &[u8; 16], access: Access) -> Result<Arc<Anchor>> {
+    pub fn open(&self, vault: &VaultId, access: Access) -> Result<Arc<Anchor>> {
         let mut opened = self.opened();
         let there = opened.get(vault).and_then(|open| Some((open.get()?, open.access)));
         if let Some((anchor, _)) = there.filter(|(_, has)| access == Access::Read || *has == Access::Write) {
@@ -207,7 +207,7 @@ impl Anchors {
     }
 
     /// The anchor of a vault in a turn of this host. It is the open one until the turn ends.
-    pub(crate) fn opened_in_turn(&self, vault: &[u8; 16], anchor: &Arc<Anchor>, access: Access) {
+    pub(crate) fn opened_in_turn(&self, vault: &VaultId, anchor: &Arc<Anchor>, access: Access) {
         self.opened().insert(*vault, Open::of(anchor, access));
     }
 
@@ -215,7 +215,7 @@ impl Anchors {
     ///
     /// # Errors
     /// As [`Anchors::open`].
-    pub fn look(&self, vault: &[u8; 16]) -> Result<(PathBuf, DiskTable)> {
+    pub fn look(&self, vault: &VaultId) -> Result<(PathBuf, DiskTable)> {
         let path = self.file_of(vault)?.ok_or(Error::NoAnchorPlace)?;
         self.bring_copy_up_to_date(vault, &path)?;
         let beside = DiskTable::open_read_only(&path, Readers::BesideWriter);
@@ -231,7 +231,7 @@ impl Anchors {
     ///
     /// # Errors
     /// As [`Anchors::open`].
-    pub fn look_closely(&self, vault: &[u8; 16]) -> Result<(PathBuf, DiskTable, bool)> {
+    pub fn look_closely(&self, vault: &VaultId) -> Result<(PathBuf, DiskTable, bool)> {
         let path = self.file_of(vault)?.ok_or(Error::NoAnchorPlace)?;
         self.bring_copy_up_to_date(vault, &path)?;
         match DiskTable::open_read_only(&path, Readers::InsteadOfWriter) {
@@ -286,7 +286,7 @@ impl Anchors {
     }
 
     /// The anchor that has to know of a new header; `None`: there is none.
-    fn to_replace_header(&self, vault: &[u8; 16], is_anchored: bool) -> Result<Option<Arc<Anchor>>> {
+    fn to_replace_header(&self, vault: &VaultId, is_anchored: bool) -> Result<Option<Arc<Anchor>>> {
         match (&self.choice, is_anchored) {
             (Choice::Unverified, true) => Err(Error::UnverifiedWrite),
             (Choice::Unverified, false) => Ok(None),
@@ -298,7 +298,7 @@ impl Anchors {
     }
 
     /// Whether there is an anchor of this vault.
-    fn is_there(&self, vault: &[u8; 16]) -> Result<bool> {
+    fn is_there(&self, vault: &VaultId) -> Result<bool> {
         Ok(self.file_of(vault)?.is_some_and(|path| path.symlink_metadata().is_ok()))
     }
 }

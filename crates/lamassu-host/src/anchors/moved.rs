@@ -7,6 +7,7 @@ use lamassu_anchor::export::{self, ExportError, Exported};
 use lamassu_anchor::table::{Change, DiskTable, Table};
 use lamassu_anchor::{Anchor, AnchorError, Revision};
 use lamassu_crypto::Secret;
+use lamassu_format::header::VaultId;
 use lamassu_vault::VaultError;
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -54,7 +55,7 @@ impl Anchors {
     /// [`crate::Error::Import`], [`AnchorError`], [`crate::Error::AnchorInStore`], [`crate::Error::Local`].
     pub fn import(
         &self,
-        vault: &[u8; 16],
+        vault: &VaultId,
         dir: &Path,
         from: &mut dyn Read,
         key: &Secret<32>,
@@ -83,7 +84,7 @@ impl Anchors {
     ///
     /// # Errors
     /// [`AnchorError`], [`crate::Error::AnchorInStore`], [`crate::Error::Local`].
-    pub fn move_to(&self, vault: &[u8; 16], dir: &Path, to: &Path) -> Result<(PathBuf, PathBuf)> {
+    pub fn move_to(&self, vault: &VaultId, dir: &Path, to: &Path) -> Result<(PathBuf, PathBuf)> {
         let from = self.file_of(vault)?.ok_or(crate::Error::NoAnchorPlace)?;
         let to = settled(to)?;
         refuse_within(&to, dir)?;
@@ -97,7 +98,7 @@ impl Anchors {
     }
 
     /// Moves a vault's anchor from one file to another, and replaces an existing file.
-    pub(super) fn move_file(&self, vault: &[u8; 16], from: &Path, to: &Path) -> Result<()> {
+    pub(super) fn move_file(&self, vault: &VaultId, from: &Path, to: &Path) -> Result<()> {
         let table = Arc::new(DiskTable::open(from)?);
         Anchor::open(table.clone(), vault)?;
         replace(to, |new| copy(&table, &new))?;
@@ -120,12 +121,12 @@ pub(super) fn refuse_existing(file: &Path) -> Result<()> {
 #[must_use = "they are taken back when this is dropped"]
 pub struct CopiedDatasets {
     files: Vec<PathBuf>,
-    missing: Vec<[u8; 16]>,
+    missing: Vec<VaultId>,
 }
 
 impl CopiedDatasets {
     /// Keeps them. Returns the datasets that have no anchor on this host.
-    pub fn kept(mut self) -> Vec<[u8; 16]> {
+    pub fn kept(mut self) -> Vec<VaultId> {
         self.files.clear();
         std::mem::take(&mut self.missing)
     }
@@ -145,7 +146,7 @@ impl Anchors {
     ///
     /// # Errors
     /// [`AnchorError`]; [`crate::Error::Local`], [`crate::Error::NoAnchorPlace`].
-    pub fn copy_datasets(&self, datasets: &BTreeSet<[u8; 16]>, root: &[u8; 16]) -> Result<CopiedDatasets> {
+    pub fn copy_datasets(&self, datasets: &BTreeSet<VaultId>, root: &VaultId) -> Result<CopiedDatasets> {
         let mut done = CopiedDatasets::default();
         for dataset in datasets {
             let to = self.of_copied(root, dataset).ok_or(crate::Error::NoAnchorPlace)?;
@@ -197,7 +198,7 @@ impl Batch<'_> {
 ///
 /// # Errors
 /// [`AnchorError::Locked`].
-pub(super) fn present(file: &Path, vault: &[u8; 16]) -> Result<Option<Anchor>> {
+pub(super) fn present(file: &Path, vault: &VaultId) -> Result<Option<Anchor>> {
     match DiskTable::open(file) {
         Ok(table) => Ok(Anchor::open(Arc::new(table), vault).ok()),
         Err(locked @ AnchorError::Locked { .. }) => Err(locked.into()),
@@ -224,7 +225,7 @@ pub(super) fn replace<T>(file: &Path, fill: impl FnOnce(Arc<DiskTable>) -> Resul
 /// Fills a table from an export of this vault that verifies, and whose revision is not lower.
 fn fill(
     table: &DiskTable,
-    vault: &[u8; 16],
+    vault: &VaultId,
     from: &mut dyn Read,
     key: &Secret<32>,
     at_least: Option<Revision>,

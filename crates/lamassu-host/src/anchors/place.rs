@@ -8,7 +8,8 @@
 //! place. A place in the vault itself is refused here; `disk` checks other places that the store's owner controls.
 
 use super::Anchors;
-use crate::{Error, Result, hex};
+use crate::{Error, Result};
+use lamassu_format::header::VaultId;
 use lamassu_keys::header_file;
 use std::ffi::OsString;
 use std::fs::DirBuilder;
@@ -65,21 +66,21 @@ impl Anchors {
     }
 
     /// The usual place of a vault's anchor.
-    pub fn usual(&self, vault: &[u8; 16]) -> Option<PathBuf> {
-        self.dir.as_ref().map(|dir| dir.join(format!("{}.anchor", hex(vault))))
+    pub fn usual(&self, vault: &VaultId) -> Option<PathBuf> {
+        self.dir.as_ref().map(|dir| dir.join(format!("{vault}.anchor")))
     }
 
-    fn note_of(&self, vault: &[u8; 16]) -> Option<PathBuf> {
-        self.dir.as_ref().map(|dir| dir.join(format!("{}.place", hex(vault))))
+    fn note_of(&self, vault: &VaultId) -> Option<PathBuf> {
+        self.dir.as_ref().map(|dir| dir.join(format!("{vault}.place")))
     }
 
     /// The place of the anchor of a dataset that was copied with the vault `root`: the copy has the original's id.
-    pub(super) fn of_copied(&self, root: &[u8; 16], dataset: &[u8; 16]) -> Option<PathBuf> {
-        self.dir.as_ref().map(|dir| dir.join(format!("{}-{}.anchor", hex(root), hex(dataset))))
+    pub(super) fn of_copied(&self, root: &VaultId, dataset: &VaultId) -> Option<PathBuf> {
+        self.dir.as_ref().map(|dir| dir.join(format!("{root}-{dataset}.anchor")))
     }
 
     /// Whether a chosen file is that of this vault.
-    pub(super) fn is_chosen_for(&self, vault: &[u8; 16]) -> bool {
+    pub(super) fn is_chosen_for(&self, vault: &VaultId) -> bool {
         self.shared.chosen_for.get_or_init(|| *vault) == vault
     }
 
@@ -87,7 +88,7 @@ impl Anchors {
     ///
     /// # Errors
     /// [`Error::Local`].
-    pub fn file_of(&self, vault: &[u8; 16]) -> Result<Option<PathBuf>> {
+    pub fn file_of(&self, vault: &VaultId) -> Result<Option<PathBuf>> {
         // A choice applies to the first vault only.
         let is_chosen_for = self.is_chosen_for(vault);
         if let Choice::File(file) = &self.choice
@@ -110,7 +111,7 @@ impl Anchors {
     ///
     /// # Errors
     /// [`Error::Local`].
-    pub fn server_of(&self, vault: &[u8; 16]) -> Result<Option<String>> {
+    pub fn server_of(&self, vault: &VaultId) -> Result<Option<String>> {
         if self.is_chosen_for(vault) {
             match &self.choice {
                 Choice::Server(server) => return Ok(Some(server.clone())),
@@ -130,7 +131,7 @@ impl Anchors {
     ///
     /// # Errors
     /// [`Error::Local`], [`Error::File`].
-    pub(super) fn remember_server(&self, vault: &[u8; 16], server: &str) -> Result<()> {
+    pub(super) fn remember_server(&self, vault: &VaultId, server: &str) -> Result<()> {
         let Some(note) = self.note_of(vault) else { return Ok(()) };
         make_dir_of(&note)?;
         header_file::write_over(&note, format!("{SERVER}{server}\n").as_bytes())?;
@@ -141,7 +142,7 @@ impl Anchors {
     ///
     /// # Errors
     /// [`Error::AnchorAtServer`], [`Error::Local`].
-    pub fn refuse_server(&self, vault: &[u8; 16]) -> Result<()> {
+    pub fn refuse_server(&self, vault: &VaultId) -> Result<()> {
         match self.server_of(vault)? {
             Some(server) => Err(Error::AnchorAtServer { server }),
             None => Ok(()),
@@ -152,7 +153,7 @@ impl Anchors {
     ///
     /// # Errors
     /// [`Error::NoAnchorPlace`], [`Error::Local`].
-    pub fn file_for_new(&self, vault: &[u8; 16], above: Option<&[u8; 16]>) -> Result<PathBuf> {
+    pub fn file_for_new(&self, vault: &VaultId, above: Option<&VaultId>) -> Result<PathBuf> {
         if let (Choice::File(file), None) = (&self.choice, above)
             && self.is_chosen_for(vault)
         {
@@ -161,7 +162,7 @@ impl Anchors {
         let above = above.map(|above| self.file_of(above)).transpose()?.flatten();
         let beside = above.as_deref().and_then(Path::parent).filter(|dir| Some(*dir) != self.dir());
         match (beside, self.usual(vault)) {
-            (Some(dir), _) => Ok(dir.join(format!("{}.anchor", hex(vault)))),
+            (Some(dir), _) => Ok(dir.join(format!("{vault}.anchor"))),
             (None, Some(usual)) => Ok(usual),
             (None, None) => Err(Error::NoAnchorPlace),
         }
@@ -172,7 +173,7 @@ impl Anchors {
     ///
     /// # Errors
     /// [`Error::Local`], [`Error::File`].
-    pub fn remember(&self, vault: &[u8; 16], file: &Path) -> Result<bool> {
+    pub fn remember(&self, vault: &VaultId, file: &Path) -> Result<bool> {
         let (Some(note), Some(usual)) = (self.note_of(vault), self.usual(vault)) else { return Ok(false) };
         if file == usual {
             forget_note(&note)?;
@@ -188,7 +189,7 @@ impl Anchors {
     ///
     /// # Errors
     /// [`Error::Local`].
-    pub fn remove(&self, vault: &[u8; 16]) -> Result<()> {
+    pub fn remove(&self, vault: &VaultId) -> Result<()> {
         if let Some(path) = self.file_of(vault)? {
             match std::fs::remove_file(&path) {
                 Err(source) if source.kind() != io::ErrorKind::NotFound => {
@@ -204,7 +205,7 @@ impl Anchors {
     ///
     /// # Errors
     /// [`Error::Local`].
-    pub fn forget(&self, vault: &[u8; 16]) -> Result<()> {
+    pub fn forget(&self, vault: &VaultId) -> Result<()> {
         self.note_of(vault).map_or(Ok(()), |note| forget_note(&note))
     }
 }

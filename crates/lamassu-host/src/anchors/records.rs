@@ -4,7 +4,7 @@
 use super::Anchors;
 use crate::{Error, Result};
 use lamassu_anchor::{Anchor, AnchorError, Digest, VaultRow};
-use lamassu_format::header::{HistoryHead, HistoryMark, VaultHeader};
+use lamassu_format::header::{HistoryHead, HistoryMark, VaultHeader, VaultId};
 use lamassu_format::name;
 use lamassu_keys::{HistoryError, header_file, history, witness};
 use lamassu_vault::VaultError;
@@ -42,7 +42,7 @@ impl Anchors {
     ///
     /// # Errors
     /// As [`Anchors::look`].
-    pub fn look_at_dataset(&self, id: &[u8; 16]) -> Result<Option<Anchor>> {
+    pub fn look_at_dataset(&self, id: &VaultId) -> Result<Option<Anchor>> {
         let table = match self.look(id) {
             Err(Error::Vault(VaultError::Anchor(AnchorError::Missing { .. })) | Error::NoAnchorPlace) => {
                 return Ok(None);

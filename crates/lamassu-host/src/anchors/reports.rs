@@ -2,8 +2,8 @@
 
 use super::Anchors;
 use crate::{Error, Result};
-use data_encoding::HEXLOWER;
 use lamassu_anchor::{AnchorError, ServerFault};
+use lamassu_format::header::VaultId;
 use lamassu_rpc::host::Connection;
 use lamassu_rpc::{FINDINGS_MAX, REPORT_MAX};
 use lamassu_vault::VaultError;
@@ -25,7 +25,7 @@ const LAST_REPORTS: Duration = Duration::from_secs(3);
 
 /// The sink for one vault's events.
 pub(super) struct Reporting {
-    vault: [u8; 16],
+    vault: VaultId,
     events: Events,
 }
 
@@ -34,7 +34,7 @@ impl Anchors {
     ///
     /// # Errors
     /// [`AnchorError::Server`] if this host has not joined it; [`Error::NoAnchorPlace`]; no thread.
-    pub fn report_to_server(&self, vault: &[u8; 16], events: &Events) -> Result<()> {
+    pub fn report_to_server(&self, vault: &VaultId, events: &Events) -> Result<()> {
         let Some(server) = self.server_of(vault)? else { return Ok(()) };
         let mut reporting = self.shared.reporting.lock().unwrap_or_else(PoisonError::into_inner);
         if reporting.iter().any(|known| known.vault == *vault && known.events.is_same_as(events)) {
@@ -43,7 +43,7 @@ impl Anchors {
         let sink = Arc::new(ServerSink {
             connection: self.connection(&server)?,
             vault: *vault,
-            id: HEXLOWER.encode(vault),
+            id: vault.to_string(),
             is_ending: AtomicBool::new(false),
             failures: AtomicU64::new(0),
         });
@@ -64,7 +64,7 @@ impl Anchors {
 /// Reports events of its vault, and repeats until the server accepts them.
 struct ServerSink {
     connection: Connection,
-    vault: [u8; 16],
+    vault: VaultId,
     /// in hex
     id: String,
     is_ending: AtomicBool,

@@ -7,6 +7,7 @@ use crate::{Error, Result};
 use lamassu_anchor::head::Head;
 use lamassu_anchor::table::{DiskTable, Table};
 use lamassu_anchor::{Anchor, AnchorError, ServerFault};
+use lamassu_format::header::VaultId;
 use lamassu_lease::Mode;
 use lamassu_rpc::host::{Connection, Joined, Mirrored, Session, Turn, Turns, give_up, is_on_its_way, join, put};
 use lamassu_rpc::token::Token;
@@ -36,13 +37,7 @@ impl Anchors {
     }
 
     /// The table of this host's first turn.
-    pub(super) fn in_turn(
-        &self,
-        server: &str,
-        vault: &[u8; 16],
-        access: Access,
-        copy: &Path,
-    ) -> Result<Arc<dyn Table>> {
+    pub(super) fn in_turn(&self, server: &str, vault: &VaultId, access: Access, copy: &Path) -> Result<Arc<dyn Table>> {
         let connection = self.connection(server)?;
         make_dir_of(copy)?;
         let turns = Turns::begin(&connection, *vault, copy)?;
@@ -77,7 +72,7 @@ impl Anchors {
     pub(super) fn at_server(
         &self,
         server: &str,
-        vault: &[u8; 16],
+        vault: &VaultId,
         access: Access,
         copy: &Path,
     ) -> Result<Arc<dyn Table>> {
@@ -108,7 +103,7 @@ impl Anchors {
         }
     }
 
-    fn session(&self, server: &str, vault: &[u8; 16], access: Access, copy: &Path) -> Result<Mirrored> {
+    fn session(&self, server: &str, vault: &VaultId, access: Access, copy: &Path) -> Result<Mirrored> {
         let connection = self.connection(server)?;
         make_dir_of(copy)?;
         let table = Mirrored::open(&connection, *vault, access.mode(), copy)?;
@@ -117,7 +112,7 @@ impl Anchors {
     }
 
     /// Brings the copy of a server's anchor up to date before it is read, unless a process of this host is writing it.
-    pub(super) fn bring_copy_up_to_date(&self, vault: &[u8; 16], copy: &Path) -> Result<()> {
+    pub(super) fn bring_copy_up_to_date(&self, vault: &VaultId, copy: &Path) -> Result<()> {
         let Some(server) = self.server_of(vault)? else { return Ok(()) };
         match self.session(&server, vault, Access::Read, copy) {
             Err(error) if super::is_locked(&error) => Ok(()),
@@ -132,7 +127,7 @@ impl Anchors {
     ///
     /// # Errors
     /// [`lamassu_anchor::AnchorError`]; [`Error::Local`], [`Error::NoAnchorPlace`], [`Error::AnchorAtServer`].
-    pub fn move_to_server(&self, vault: &[u8; 16], server: &str) -> Result<()> {
+    pub fn move_to_server(&self, vault: &VaultId, server: &str) -> Result<()> {
         let usual = self.usual(vault).ok_or(Error::NoAnchorPlace)?;
         match self.server_of(vault)? {
             Some(noted) if noted == server && is_on_its_way(&usual)? => {}
@@ -170,7 +165,7 @@ impl Anchors {
     ///
     /// # Errors
     /// As [`Anchors::move_to_server`].
-    pub(super) fn move_from_server(&self, server: &str, vault: &[u8; 16], to: &Path) -> Result<()> {
+    pub(super) fn move_from_server(&self, server: &str, vault: &VaultId, to: &Path) -> Result<()> {
         let usual = self.usual(vault).ok_or(Error::NoAnchorPlace)?;
         super::moved::refuse_existing(to)?;
         let table = self.session(server, vault, Access::Write, &usual)?;

@@ -13,8 +13,8 @@ use std::fs;
 use std::sync::mpsc::{Sender, channel};
 use std::thread;
 
-const VAULT: [u8; 16] = [7; 16];
-const OTHER: [u8; 16] = [8; 16];
+const VAULT: VaultId = VaultId([7; 16]);
+const OTHER: VaultId = VaultId([8; 16]);
 
 struct Host {
     dir: tempfile::TempDir,
@@ -33,7 +33,7 @@ impl Host {
         self.dir.path().canonicalize().unwrap().join(name)
     }
 
-    fn make(&self, vault: [u8; 16], file: &Path) -> Result<Made> {
+    fn make(&self, vault: VaultId, file: &Path) -> Result<Made> {
         let content = Content::Dir { record: Sealed::Nothing, parent: ObjectId::ROOT, name: Token([0; 16]) };
         let root = Row { mode: 0o700, uid: 1, gid: 2, links: 1, content, attributes: Sealed::Nothing };
         let row = VaultRow::new(vault, TokenKey::random()?);
@@ -67,14 +67,14 @@ fn an_anchor_lies_in_the_usual_place_or_where_it_was_put() {
     assert_eq!(again.file_of(&VAULT).unwrap().map(|file| file.canonicalize().unwrap()), usual.canonicalize().ok());
     assert_eq!(again.file_of(&OTHER).unwrap(), Some(elsewhere.clone()));
     // What lies in a vault goes beside its anchor.
-    let below = again.file_for_new(&[9; 16], Some(&OTHER)).unwrap();
+    let below = again.file_for_new(&VaultId([9; 16]), Some(&OTHER)).unwrap();
     assert_eq!(below.parent(), elsewhere.parent());
     // What is chosen is chosen for the first alone.
     let chosen = host.again(Choice::File("/chosen".into()));
     assert_eq!(chosen.file_of(&VAULT).unwrap(), Some("/chosen".into()));
     assert_eq!(chosen.file_of(&OTHER).unwrap(), Some(elsewhere));
     // A note that makes no sense does not lead to the usual place.
-    fs::write(host.path("state/anchors").join(format!("{}.place", crate::hex(&VAULT))), "relative").unwrap();
+    fs::write(host.path("state/anchors").join(format!("{VAULT}.place")), "relative").unwrap();
     assert!(matches!(host.again(Choice::Remembered).file_of(&VAULT), Err(Error::Local { .. })));
     assert!(matches!(Anchors::default().open(&VAULT, Access::Read), Err(Error::NoAnchorPlace)));
 }

@@ -7,7 +7,7 @@
 use super::error::writing;
 use super::steps::{self, Erasing};
 use super::{FileError, sync_dir_of};
-use lamassu_format::header::{HEADER_MAX, Header, VaultHeader};
+use lamassu_format::header::{HEADER_MAX, Header, VaultHeader, VaultId};
 use rustix::fs::{FallocateFlags, OFlags};
 use serde::{Deserialize, Serialize};
 use std::fs::{File, Metadata, OpenOptions, Permissions};
@@ -46,7 +46,7 @@ pub enum Outcome {
 ///
 /// # Errors
 /// [`FileError::Write`].
-pub fn file(path: &Path, id: &[u8; 16]) -> Result<Outcome, FileError> {
+pub fn file(path: &Path, id: &VaultId) -> Result<Outcome, FileError> {
     let Some((file, meta)) = regular(path)? else { return Ok(Outcome::Nothing) };
     if !may_be_overwritten(&file, &meta, id) {
         return Ok(Outcome::Left);
@@ -55,13 +55,13 @@ pub fn file(path: &Path, id: &[u8; 16]) -> Result<Outcome, FileError> {
 }
 
 /// Whether [`file`] would erase something.
-pub fn has_left(path: &Path, id: &[u8; 16]) -> bool {
+pub fn has_left(path: &Path, id: &VaultId) -> bool {
     regular(path).is_ok_and(|found| found.is_some_and(|(file, meta)| may_be_overwritten(&file, &meta, id)))
 }
 
 /// A file without another name may be half overwritten by an interrupted run, so it is erased. Others must be headers
 /// of the vault by their content.
-fn may_be_overwritten(file: &File, meta: &Metadata, id: &[u8; 16]) -> bool {
+fn may_be_overwritten(file: &File, meta: &Metadata, id: &VaultId) -> bool {
     if meta.nlink() <= 1 {
         return true;
     }

@@ -22,7 +22,7 @@ pub use error::FileError;
 use crate::witness::{self, Basis, Replacement, Replacing, Taken, ToReplace, Witness};
 use error::{reading, writing};
 use lamassu_crypto::wrap;
-use lamassu_format::header::{HEADER_MAX, Header, HistoryMark};
+use lamassu_format::header::{HEADER_MAX, Header, HistoryMark, VaultId};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use std::ffi::OsString;
@@ -229,7 +229,8 @@ impl Update {
     /// Takes what the witness needs, before anything is changed: a refusal later would leave an entry of a change that
     /// was not made.
     pub(crate) fn take_witness<H: Header>(&mut self, header: &H) -> Result<(), FileError> {
-        let to_replace = ToReplace { id: header.keys().id, is_anchored: header.is_anchored(), basis: self.basis() };
+        let to_replace =
+            ToReplace { id: VaultId(header.keys().id), is_anchored: header.is_anchored(), basis: self.basis() };
         let taken = self.witness.take(&to_replace);
         self.taken = Some(taken.map_err(|source| FileError::Witness { path: shown(&self.path), source })?);
         Ok(())
@@ -255,7 +256,8 @@ impl Update {
         let new = witness::digest(header).map_err(|source| FileError::Header { path: shown(&self.path), source })?;
         let (id, is_anchored, basis) = (header.keys().id, header.is_anchored(), self.basis());
         let (history, begins_history) = (self.recorded, self.begun.is_some());
-        let replacement = Replacement { dir: dir_of(&self.path), id, is_anchored, basis, new, history, begins_history };
+        let replacement =
+            Replacement { dir: dir_of(&self.path), id: VaultId(id), is_anchored, basis, new, history, begins_history };
         let noted = self.witness.replacing(&replacement);
         noted.map(Some).map_err(|source| FileError::Witness { path: shown(&self.path), source })
     }
@@ -443,7 +445,7 @@ impl Steps for Update {
         let kept = self.kept_path();
         // What an earlier attempt left there is overwritten, whatever the store does with names: the old header durably
         // gets that name before it loses its own.
-        if id_of(&kept) != id_of(&self.path) && erase::file(&kept, &self.id)? == erase::Outcome::Left {
+        if id_of(&kept) != id_of(&self.path) && erase::file(&kept, &VaultId(self.id))? == erase::Outcome::Left {
             std::fs::remove_file(&kept).map_err(writing("remove", &kept))?;
         }
         // Not every store has hard links.

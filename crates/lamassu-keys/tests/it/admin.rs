@@ -95,7 +95,7 @@ fn the_last_administrator_stays() {
 fn file_key(header: &VaultHeader, key: u8) -> Secret<32> {
     let slot = header.keys().slots.iter().find(|s| s.role == Role::Use).unwrap();
     let wrapping = wrap::hkdf(&[key; 32], &slot.salt, b"lamassu v1 slot");
-    let aad = [&b"lamassu v1 slot"[..], &header.id(), &slot.id.to_le_bytes()].concat();
+    let aad = [&b"lamassu v1 slot"[..], &header.id().0, &slot.id.to_le_bytes()].concat();
     Secret::from_slice(wrap::open(&wrapping, &slot.nonce, &aad, &slot.wrapped).unwrap().expose()).unwrap()
 }
 
@@ -265,7 +265,7 @@ fn a_use_slot_s_holder_makes_no_successor() {
     let own = Secret::new(&mut [9; 32]);
     let mut forged = signed_by(header.clone(), &own);
     // With the right key named, and a signature of their own over the succession.
-    let message = [&b"lamassu v1 admin successor"[..], &header.id(), &sign::public(&own)].concat();
+    let message = [&b"lamassu v1 admin successor"[..], &header.id().0, &sign::public(&own)].concat();
     let link = Predecessor { public: public(&header), signature: sign::sign(&own, &message) };
     forged.keys_mut().admin.as_mut().unwrap().before.push(link);
     let message = [&b"lamassu v1 admin"[..], &forged.signature_input()].concat();

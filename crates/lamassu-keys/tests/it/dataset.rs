@@ -60,7 +60,7 @@ fn a_domain_says_whose_inner_key_it_is_and_the_outer_key_is_always_its_own() {
     let (zone, of_zone) = create_dataset(&header, &keys, &ring, &inheriting()).unwrap();
     let (family, of_family) =
         create_dataset(&header, &keys, &ring, &NewDataset { domain: Domain::Family, ..inheriting() }).unwrap();
-    assert_eq!((zone.zone(), family.zone()), (header.zone(), family.id()));
+    assert_eq!((zone.zone(), family.zone()), (header.zone(), family.id().private_zone()));
     assert_eq!((zone.domain(), family.domain()), (Domain::Zone, Domain::Family));
     assert_eq!(key_of(&of_zone, Tier::Inner), key_of(&keys, Tier::Inner));
     assert_ne!(key_of(&of_family, Tier::Inner), key_of(&keys, Tier::Inner));
@@ -76,7 +76,7 @@ fn a_domain_says_whose_inner_key_it_is_and_the_outer_key_is_always_its_own() {
     assert!(matches!(create_dataset(&header, &keys, &ring, &other), Err(KeyError::ZoneSuite { .. })));
     for domain in [Domain::Family, Domain::File, Domain::None] {
         let (made, own) = create_dataset(&header, &keys, &ring, &NewDataset { domain, ..other }).unwrap();
-        assert_eq!((made.domain(), made.zone()), (domain, made.id()));
+        assert_eq!((made.domain(), made.zone()), (domain, made.id().private_zone()));
         assert_ne!(key_of(&own, Tier::Inner), key_of(&keys, Tier::Inner));
     }
 }

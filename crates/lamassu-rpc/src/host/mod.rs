@@ -29,6 +29,7 @@ use crate::token::Token;
 use crate::{MESSAGE_MAX, TlsError, proto, tls};
 use hyper_util::rt::TokioIo;
 use lamassu_anchor::{AnchorError, ServerFault};
+use lamassu_format::header::VaultId;
 use rustls::ClientConfig;
 use rustls::pki_types::CertificateDer;
 use std::error::Error as StdError;
@@ -219,8 +220,8 @@ impl Connection {
     ///
     /// # Errors
     /// [`AnchorError::Server`]: the server may have received it nevertheless.
-    pub fn report(&self, vault: &[u8; 16], events: Vec<String>, lost: u64) -> Result<()> {
-        let findings = proto::Findings { vault: vault.to_vec(), events, lost };
+    pub fn report(&self, vault: &VaultId, events: Vec<String>, lost: u64) -> Result<()> {
+        let findings = proto::Findings { vault: vault.0.to_vec(), events, lost };
         self.call(AlertsClient::new(self.channel.clone()).report(findings)).map(drop)
     }
 

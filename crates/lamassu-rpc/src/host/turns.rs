@@ -10,6 +10,7 @@ use super::{Connection, Mirrored, Result, Session};
 use lamassu_anchor::head::Head;
 use lamassu_anchor::table::{Change, DiskTable, Doubt, Standing, Table};
 use lamassu_anchor::{AnchorError, ServerFault};
+use lamassu_format::header::VaultId;
 use lamassu_lease::Mode;
 use parking_lot::Mutex;
 use std::path::{Path, PathBuf};
@@ -23,7 +24,7 @@ const SESSIONS_MAX: usize = 8;
 /// A session that uses the vault by turns. It ends when this is dropped, or by [`Turns::leave`].
 pub struct Turns {
     connection: Connection,
-    vault: [u8; 16],
+    vault: VaultId,
     file: PathBuf,
     attended: Mutex<Arc<Attended>>,
     copy: Mutex<Copy>,
@@ -84,7 +85,7 @@ impl Turns {
     ///
     /// # Errors
     /// As [`Mirrored::open`].
-    pub fn begin(connection: &Connection, vault: [u8; 16], file: &Path) -> Result<Arc<Turns>> {
+    pub fn begin(connection: &Connection, vault: VaultId, file: &Path) -> Result<Arc<Turns>> {
         let table = match DiskTable::open(file) {
             // Created now, so that it can be locked.
             Err(AnchorError::Missing { .. }) => Some(Arc::new(DiskTable::create(file)?)),
@@ -155,7 +156,7 @@ impl Turns {
 impl Copy {
     /// Begins a session, and stores its number in the copy. A server that was restored from a backup gets the copy's
     /// state.
-    fn attend(&mut self, connection: &Connection, vault: [u8; 16], replaces: Option<u64>) -> Result<Arc<Attended>> {
+    fn attend(&mut self, connection: &Connection, vault: VaultId, replaces: Option<u64>) -> Result<Arc<Attended>> {
         let begin = || Attended::begin(connection, vault, Use::ByTurns, replaces);
         let attended = match begin() {
             Err(error) if matches!(fault(&error), Some(ServerFault::Restored { .. })) => {
@@ -173,7 +174,7 @@ impl Copy {
     fn bring_up_to_date(
         &mut self,
         session: &Session,
-        vault: [u8; 16],
+        vault: VaultId,
         file: &Path,
     ) -> Result<(Arc<DiskTable>, Option<Vec<Change>>)> {
         // The last turn may have ended while its holder still has the table.

@@ -1,11 +1,10 @@
 //! An administrator's requests about the policy: its rules, their effect on a host and a vault, and the files that do
 //! not comply.
 
-use super::id_of;
+use super::{checked, id_of};
 use crate::administered::Administered;
 use crate::policy::{Policy, ShownRule, Subject, violations};
 use crate::{Result, ServerError};
-use data_encoding::HEXLOWER;
 use lamassu_anchor::table::Table;
 use lamassu_anchor::{Anchor, AnchorError};
 use lamassu_format::profile::{Choice, KeyKind, Protection};
@@ -168,8 +167,8 @@ fn policy(of: &Administered, file: bool) -> Result<Arc<Policy>> {
 
 /// A vault that is kept here, as a host would use it.
 fn subject(of: &Administered, vault: &str, host: &str) -> Result<(Arc<dyn Table>, Subject)> {
-    let hex = id_of(vault)?;
-    let id: [u8; 16] = HEXLOWER.decode(hex.as_bytes()).ok().and_then(|id| id.try_into().ok()).unwrap_or_default();
+    let id = checked(vault)?;
+    let hex = id.to_string();
     let table = of.table(&id)?.map_err(|error| match error {
         AnchorError::Missing { .. } => ServerError::NoVault { id: hex.clone() },
         error => error.into(),

@@ -6,6 +6,7 @@ use crate::{Result, ServerError};
 use data_encoding::HEXLOWER;
 use lamassu_anchor::AnchorError;
 use lamassu_anchor::table::{Change, Space, Table, Visit, VisitRow};
+use lamassu_format::header::VaultId;
 use parking_lot::{Mutex, RwLock};
 use ring::rand::SecureRandom;
 use std::collections::HashMap;
@@ -64,8 +65,8 @@ impl EtcdAnchors {
         self.openings.lock().entry(generation.to_owned()).or_default().clone()
     }
 
-    fn generation(&self, at: &str, id: &[u8; 16]) -> Result<Option<String>> {
-        let found = self.cluster.get(&self.cluster.key(&format!("{at}{}", HEXLOWER.encode(id))))?;
+    fn generation(&self, at: &str, id: &VaultId) -> Result<Option<String>> {
+        let found = self.cluster.get(&self.cluster.key(&format!("{at}{id}")))?;
         Ok(found.map(|generation| String::from_utf8_lossy(&generation).into_owned()))
     }
 }
@@ -97,20 +98,20 @@ fn remove(cluster: &Cluster, generation: &str) -> Result<()> {
 }
 
 impl AnchorStore for EtcdAnchors {
-    fn all(&self) -> Result<Vec<[u8; 16]>> {
+    fn all(&self) -> Result<Vec<VaultId>> {
         let mut all = Vec::new();
         self.cluster.visit(&self.cluster.key(ANCHORS), |id, _| {
-            all.extend(HEXLOWER.decode(id).ok().and_then(|id| <[u8; 16]>::try_from(id).ok()));
+            all.extend(VaultId::of_hex(id));
             Ok(())
         })?;
         Ok(all)
     }
 
-    fn has(&self, id: &[u8; 16]) -> Result<bool> {
+    fn has(&self, id: &VaultId) -> Result<bool> {
         Ok(self.generation(ANCHORS, id)?.is_some())
     }
 
-    fn open(&self, id: &[u8; 16]) -> std::result::Result<Arc<dyn Table>, AnchorError> {
+    fn open(&self, id: &VaultId) -> std::result::Result<Arc<dyn Table>, AnchorError> {
         let missing = || AnchorError::Missing { path: self.name(id).into() };
         let generation = self.generation(ANCHORS, id).map_err(|error| in_anchor("find", error))?;
         let generation = generation.ok_or_else(missing)?;
@@ -124,7 +125,7 @@ impl AnchorStore for EtcdAnchors {
         Ok(Arc::new(EtcdTable { cluster: self.cluster.clone(), generation, is_new: false, opening, number }))
     }
 
-    fn begin(&self, id: &[u8; 16]) -> std::result::Result<Box<dyn NewAnchor>, AnchorError> {
+    fn begin(&self, id: &VaultId) -> std::result::Result<Box<dyn NewAnchor>, AnchorError> {
         let generation = fresh_number().map_err(|error| in_anchor("make", error))?;
         let is_new = Op::Put(self.cluster.key(&format!("{NEW}{generation}")), Vec::new());
         self.cluster.transact(LIST, &[is_new]).map_err(|error| in_anchor("make", error))?;
@@ -140,9 +141,9 @@ impl AnchorStore for EtcdAnchors {
         Ok(Box::new(NewRows { cluster: self.cluster.clone(), generation: Some(generation), id: *id, table }))
     }
 
-    fn put_away(&self, id: &[u8; 16]) -> Result<bool> {
+    fn put_away(&self, id: &VaultId) -> Result<bool> {
         let Some(generation) = self.generation(ANCHORS, id)? else { return Ok(false) };
-        let id = HEXLOWER.encode(id);
+        let id = id.to_string();
         // An interrupted commit belongs to the anchor.
         let opening = self.opening(&generation);
         {
@@ -165,8 +166,8 @@ impl AnchorStore for EtcdAnchors {
         u64::MAX
     }
 
-    fn name(&self, id: &[u8; 16]) -> String {
-        format!("{} ({ANCHORS}{})", self.cluster.name(), HEXLOWER.encode(id))
+    fn name(&self, id: &VaultId) -> String {
+        format!("{} ({ANCHORS}{id})", self.cluster.name())
     }
 }
 
@@ -174,7 +175,7 @@ struct NewRows {
     cluster: Arc<Cluster>,
     /// `None`: it is installed, or may be.
     generation: Option<String>,
-    id: [u8; 16],
+    id: VaultId,
     table: Arc<EtcdTable>,
 }
 
@@ -185,7 +186,7 @@ impl NewAnchor for NewRows {
 
     fn install(mut self: Box<Self>) -> Result<()> {
         let cluster = self.cluster.clone();
-        let place = cluster.key(&format!("{ANCHORS}{}", HEXLOWER.encode(&self.id)));
+        let place = cluster.key(&format!("{ANCHORS}{}", self.id));
         let old = cluster.get(&place)?.map(|old| String::from_utf8_lossy(&old).into_owned());
         // From here on the rows are not removed: even if this fails, they may be the anchor. If they are not, their key
         // under [`NEW`] is there, and the next leader removes them.

@@ -26,7 +26,6 @@ pub use file::{COMMENTED, FILE, parse};
 pub use rows::{Judged, judge, violations};
 pub use shown::ShownRule;
 
-use data_encoding::HEXLOWER;
 use lamassu_anchor::VaultRow;
 use lamassu_format::profile::{KeyKind, Protection};
 use lamassu_format::{Cipher, Domain, Hash, Profile, Suite};
@@ -115,7 +114,7 @@ pub struct Subject {
 impl Subject {
     /// The vault that has this row.
     pub fn of(host: &str, row: &VaultRow) -> Subject {
-        Subject { host: host.into(), vault: HEXLOWER.encode(&row.vault), suite: row.suite, domain: row.domain }
+        Subject { host: host.into(), vault: row.vault.to_string(), suite: row.suite, domain: row.domain }
     }
 }
 

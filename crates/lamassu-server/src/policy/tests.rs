@@ -2,6 +2,7 @@ use super::*;
 use lamassu_anchor::row::{Content, FileRow, Open, Row, Sealed};
 use lamassu_anchor::table::{Change, DiskTable, Space, Table};
 use lamassu_anchor::{Anchor, Digest, ObjectId, TokenKey, Window, Windows};
+use lamassu_format::header::VaultId;
 use lamassu_format::{FileId, SessionTag};
 use std::collections::HashSet;
 use std::ops::ControlFlow;
@@ -231,7 +232,7 @@ impl Lab {
     fn new() -> Lab {
         let dir = tempfile::tempdir().expect("a directory");
         let table = Arc::new(DiskTable::create(&dir.path().join("a.anchor")).expect("a table"));
-        let vault = VaultRow::new([5; 16], TokenKey::new([2; 32]));
+        let vault = VaultRow::new(VaultId([5; 16]), TokenKey::new([2; 32]));
         let record =
             Content::Dir { record: Sealed::Nothing, parent: ObjectId::ROOT, name: lamassu_anchor::Token([0; 16]) };
         let root = Row { mode: 0o700, uid: 1, gid: 1, links: 1, content: record, attributes: Sealed::Nothing };
@@ -317,7 +318,7 @@ fn one_row_that_is_forbidden_is_enough_and_what_a_vault_keeps_for_good_is_kept()
     for nonsense in [
         vault(VaultRow { suite: Suite::Chacha, ..lab.vault.clone() }),
         vault(VaultRow { domain: Domain::File, ..lab.vault.clone() }),
-        vault(VaultRow { vault: [6; 16], ..lab.vault.clone() }),
+        vault(VaultRow { vault: VaultId([6; 16]), ..lab.vault.clone() }),
         vault(VaultRow { degree_log2: 5, ..lab.vault.clone() }),
         removed,
         garbage,

@@ -6,8 +6,8 @@ use crate::alerts::{ALERTS_MAX, Acknowledged, Alert, Finding, HOSTS_MAX, NOT_KEP
 use crate::audit::Event;
 use crate::writing::{AnyTable, WriteTable, Writing};
 use crate::{Result, ServerError};
-use data_encoding::HEXLOWER;
 use lamassu_crypto::wrap::sha256_of;
+use lamassu_format::header::VaultId;
 use redb::{ReadableTable, ReadableTableMetadata, TableDefinition};
 use std::collections::BTreeSet;
 
@@ -27,7 +27,7 @@ pub(super) const LAST: &str = "last alert";
 /// Alerts that are read at a time.
 pub const ALERTS_AT_ONCE: usize = 500;
 
-type Rows<T> = std::result::Result<T, redb::Error>;
+type RedbResult<T> = std::result::Result<T, redb::Error>;
 
 /// The tables.
 pub(super) const TABLES: [&dyn AnyTable; 5] = [&ALERTS, &PLACES, &NEW, &UNPOSTED, &COUNTS];
@@ -37,10 +37,10 @@ fn damaged() -> redb::Error {
 }
 
 /// The key of an alert: the vault, the kind, the place, and whether it is damage.
-fn place(vault: &[u8; 16], finding: &Finding) -> Vec<u8> {
+fn place(vault: &VaultId, finding: &Finding) -> Vec<u8> {
     let Finding { kind, path, is_damage, .. } = finding;
     let digest = sha256_of(&[kind.as_bytes(), &[0, u8::from(*is_damage)], path.as_bytes()]);
-    [&vault[..], &digest].concat()
+    [&vault.0[..], &digest].concat()
 }
 
 /// Counts of alerts.
@@ -65,7 +65,7 @@ struct Alerts<'t> {
 }
 
 impl<'t> Alerts<'t> {
-    fn open(write: &'t Writing<'_>) -> Rows<Alerts<'t>> {
+    fn open(write: &'t Writing<'_>) -> RedbResult<Alerts<'t>> {
         Ok(Alerts {
             alerts: write.open_table(ALERTS)?,
             places: write.open_table(PLACES)?,
@@ -76,39 +76,39 @@ impl<'t> Alerts<'t> {
         })
     }
 
-    fn get(&self, number: u64) -> Rows<Option<Alert>> {
+    fn get(&self, number: u64) -> RedbResult<Option<Alert>> {
         let row = self.alerts.get(number)?;
         row.map(|row| serde_json::from_slice(row.value()).map_err(|_| damaged())).transpose()
     }
 
-    fn put(&mut self, alert: &Alert) -> Rows<()> {
+    fn put(&mut self, alert: &Alert) -> RedbResult<()> {
         let bytes = serde_json::to_vec(alert).map_err(|_| damaged())?;
         self.alerts.insert(alert.number, &bytes[..])?;
         Ok(())
     }
 
-    fn count(&self, vault: &[u8; 16]) -> Rows<u64> {
-        let row = self.counts.get(&vault[..])?;
+    fn count(&self, vault: &VaultId) -> RedbResult<u64> {
+        let row = self.counts.get(&vault.0[..])?;
         row.map_or(Ok(0), |row| row.value().try_into().map(u64::from_le_bytes).map_err(|_| damaged()))
     }
 
-    fn set_count(&mut self, vault: &[u8; 16], count: u64) -> Rows<()> {
+    fn set_count(&mut self, vault: &VaultId, count: u64) -> RedbResult<()> {
         match count {
-            0 => drop(self.counts.remove(&vault[..])?),
-            count => drop(self.counts.insert(&vault[..], &count.to_le_bytes()[..])?),
+            0 => drop(self.counts.remove(&vault.0[..])?),
+            count => drop(self.counts.insert(&vault.0[..], &count.to_le_bytes()[..])?),
         }
         Ok(())
     }
 
     /// Adds a new alert.
-    fn add(&mut self, vault: &[u8; 16], alert: &Alert) -> Rows<()> {
+    fn add(&mut self, vault: &VaultId, alert: &Alert) -> RedbResult<()> {
         self.put(alert)?;
         self.places.insert(&place(vault, &alert.finding)[..], &alert.number.to_le_bytes()[..])?;
         let count = self.count(vault)? + 1;
         self.set_count(vault, count)
     }
 
-    fn remove(&mut self, alert: &Alert) -> Rows<()> {
+    fn remove(&mut self, alert: &Alert) -> RedbResult<()> {
         let vault = id_of(alert)?;
         self.alerts.remove(alert.number)?;
         self.places.remove(&place(&vault, &alert.finding)[..])?;
@@ -119,7 +119,7 @@ impl<'t> Alerts<'t> {
     }
 
     /// Counts a finding, `times` times, in its alert or in a new one if there is room. Returns a new one.
-    fn found(&mut self, vault: &[u8; 16], host: &str, finding: &Finding, times: u64, now: u64) -> Rows<Found> {
+    fn found(&mut self, vault: &VaultId, host: &str, finding: &Finding, times: u64, now: u64) -> RedbResult<Found> {
         let key = place(vault, finding);
         let number = self.places.get(&key[..])?.map(|row| row.value().try_into().map(u64::from_le_bytes));
         if let Some(number) = number.transpose().map_err(|_| damaged())? {
@@ -139,7 +139,7 @@ impl<'t> Alerts<'t> {
         self.numbers.insert(LAST, number)?;
         let alert = Alert {
             number,
-            vault: HEXLOWER.encode(vault),
+            vault: vault.to_string(),
             count: times,
             first: now,
             last: now,
@@ -155,7 +155,7 @@ impl<'t> Alerts<'t> {
     }
 
     /// The alerts that are meant, or the first number that none has.
-    fn chosen(&self, which: &Which) -> Rows<std::result::Result<Vec<Alert>, u64>> {
+    fn chosen(&self, which: &Which) -> RedbResult<std::result::Result<Vec<Alert>, u64>> {
         match which {
             Which::Numbers(numbers) => {
                 let mut chosen = Vec::new();
@@ -187,9 +187,8 @@ enum Found {
     NoRoom,
 }
 
-fn id_of(alert: &Alert) -> Rows<[u8; 16]> {
-    let id = HEXLOWER.decode(alert.vault.as_bytes()).ok().and_then(|id| id.try_into().ok());
-    id.ok_or_else(damaged)
+fn id_of(alert: &Alert) -> RedbResult<VaultId> {
+    VaultId::of_hex(&alert.vault).ok_or_else(damaged)
 }
 
 /// The finding of the alert that counts findings without an alert of their own.
@@ -214,7 +213,7 @@ impl State {
     /// [`ServerError::Database`], [`ServerError::Damaged`].
     pub fn take_findings(
         &self,
-        (vault, host): (&[u8; 16], &str),
+        (vault, host): (&VaultId, &str),
         findings: &[Finding],
         lost: u64,
         now: u64,
@@ -318,7 +317,7 @@ impl State {
     fn change_alerts(
         &self,
         which: &Which,
-        change: impl FnOnce(&mut Alerts<'_>, Vec<Alert>, &mut Vec<Event>) -> Rows<()>,
+        change: impl FnOnce(&mut Alerts<'_>, Vec<Alert>, &mut Vec<Event>) -> RedbResult<()>,
     ) -> Result<usize> {
         let changed = self.write(|write, events| {
             let mut alerts = Alerts::open(write)?;

@@ -113,7 +113,7 @@ pub enum KeyRefusal {
     Damaged,
 }
 
-type Rows<T> = std::result::Result<T, redb::Error>;
+type RedbResult<T> = std::result::Result<T, redb::Error>;
 type Asked<T> = std::result::Result<T, KeyRefusal>;
 
 /// The tables.
@@ -123,23 +123,23 @@ fn damaged() -> redb::Error {
     redb::Error::Corrupted("a key".into())
 }
 
-fn parsed(row: &[u8]) -> Rows<Key> {
+fn parsed(row: &[u8]) -> RedbResult<Key> {
     serde_json::from_slice(row).map_err(|_| damaged())
 }
 
-fn put(write: &Writing<'_>, name: &str, key: &Key) -> Rows<()> {
+fn put(write: &Writing<'_>, name: &str, key: &Key) -> RedbResult<()> {
     let bytes = serde_json::to_vec(key).map_err(|_| damaged())?;
     write.open_table(KEYS)?.insert(name, &bytes[..])?;
     Ok(())
 }
 
-fn get(write: &Writing<'_>, name: &str) -> Rows<Option<Key>> {
+fn get(write: &Writing<'_>, name: &str) -> RedbResult<Option<Key>> {
     let row = write.open_table(KEYS)?.get(name)?.map(|row| row.value().to_vec());
     row.map(|row| parsed(&row)).transpose()
 }
 
 /// Checked in the transaction: a host that is revoked, or loses its grant, gets nothing after that.
-fn is_granted(write: &Writing<'_>, to: &Caller, name: &str) -> Rows<bool> {
+fn is_granted(write: &Writing<'_>, to: &Caller, name: &str) -> RedbResult<bool> {
     let row = write.open_table(HOSTS)?.get(&*to.name)?.map(|row| row.value().to_vec());
     let host: Option<Host> = row.map(|row| serde_json::from_slice(&row).map_err(|_| damaged())).transpose()?;
     Ok(host.is_some_and(|host| may_have(&host, &to.key, name)))
@@ -345,15 +345,15 @@ impl State {
     }
 }
 
-fn copied(read: &redb::ReadTransaction) -> Rows<Option<CopiedKeys>> {
+fn copied(read: &redb::ReadTransaction) -> RedbResult<Option<CopiedKeys>> {
     let table = read.open_table(MASTER)?;
-    let row = |name| Rows::Ok(table.get(name)?.map(|row| row.value().to_vec()));
+    let row = |name| RedbResult::Ok(table.get(name)?.map(|row| row.value().to_vec()));
     let Some(zone) = row(ZONE)? else { return Ok(None) };
     let zone = String::from_utf8(zone).map_err(|_| damaged())?;
     Ok(Some(CopiedKeys { zone, keys: all(read)? }))
 }
 
-fn all(read: &redb::ReadTransaction) -> Rows<BTreeMap<String, Key>> {
+fn all(read: &redb::ReadTransaction) -> RedbResult<BTreeMap<String, Key>> {
     let mut keys = BTreeMap::new();
     for row in read.open_table(KEYS)?.iter()? {
         let (name, key) = row?;
@@ -363,7 +363,7 @@ fn all(read: &redb::ReadTransaction) -> Rows<BTreeMap<String, Key>> {
 }
 
 /// Fills the state of a backup with keys.
-pub(super) fn fill(write: &Writing<'_>, copied: &CopiedKeys) -> Rows<()> {
+pub(super) fn fill(write: &Writing<'_>, copied: &CopiedKeys) -> RedbResult<()> {
     write.open_table(MASTER)?.insert(ZONE, copied.zone.as_bytes())?;
     copied.keys.iter().try_for_each(|(name, key)| put(write, name, key))
 }

@@ -3,7 +3,7 @@
 use super::{LEASES, NUMBERS, RESTORED, RUNS_BEFORE, State};
 use crate::Result;
 use crate::audit::{Event, Why};
-use data_encoding::HEXLOWER;
+use lamassu_format::header::VaultId;
 use lamassu_lease::server::{Change, Durable};
 use lamassu_lease::{GrantNo, Object, SessionId};
 use redb::ReadableTable;
@@ -60,13 +60,13 @@ impl State {
     ///
     /// # Errors
     /// [`ServerError::Database`], [`ServerError::Damaged`].
-    pub fn leases(&self, vault: &[u8; 16]) -> Result<(Durable, Vec<Lasting>)> {
+    pub fn leases(&self, vault: &VaultId) -> Result<(Durable, Vec<Lasting>)> {
         let rows = self.read(|read| {
             let table = read.open_table(LEASES)?;
             let mut rows = Vec::new();
-            for row in table.range(&vault[..]..)? {
+            for row in table.range(&vault.0[..]..)? {
                 let (key, value) = row?;
-                if !key.value().starts_with(vault) {
+                if !key.value().starts_with(&vault.0) {
                     break;
                 }
                 rows.push((key.value()[16..].to_vec(), value.value().to_vec()));
@@ -127,7 +127,7 @@ impl State {
     ///
     /// # Errors
     /// [`ServerError::Database`], [`ServerError::Damaged`].
-    pub fn kept(&self) -> Result<Vec<[u8; 16]>> {
+    pub fn kept(&self) -> Result<Vec<VaultId>> {
         Ok(self.of_kind(KEPT)?.into_iter().map(|(vault, _)| vault).collect())
     }
 
@@ -135,10 +135,10 @@ impl State {
     ///
     /// # Errors
     /// [`ServerError::Database`].
-    pub fn note_kept(&self, host: &str, vault: &[u8; 16]) -> Result<()> {
+    pub fn note_kept(&self, host: &str, vault: &VaultId) -> Result<()> {
         self.write(|write, events| {
             write.open_table(LEASES)?.insert(&lease_key(vault, KEPT, 0)[..], &[][..])?;
-            events.push(Event::AnchorPut { host: host.into(), vault: HEXLOWER.encode(vault) });
+            events.push(Event::AnchorPut { host: host.into(), vault: vault.to_string() });
             Ok(())
         })
     }
@@ -147,7 +147,7 @@ impl State {
     ///
     /// # Errors
     /// [`ServerError::Database`].
-    pub fn keeps(&self, vault: &[u8; 16]) -> Result<bool> {
+    pub fn keeps(&self, vault: &VaultId) -> Result<bool> {
         let key = lease_key(vault, KEPT, 0);
         self.read(|read| Ok(read.open_table(LEASES)?.get(&key[..])?.is_some()))
     }
@@ -156,10 +156,10 @@ impl State {
     ///
     /// # Errors
     /// [`ServerError::Database`].
-    pub fn note_found(&self, vault: &[u8; 16]) -> Result<()> {
+    pub fn note_found(&self, vault: &VaultId) -> Result<()> {
         self.write(|write, events| {
             write.open_table(LEASES)?.insert(&lease_key(vault, KEPT, 0)[..], &[][..])?;
-            events.push(Event::AnchorFound { vault: HEXLOWER.encode(vault) });
+            events.push(Event::AnchorFound { vault: vault.to_string() });
             Ok(())
         })
     }
@@ -169,7 +169,7 @@ impl State {
     ///
     /// # Errors
     /// [`ServerError::Database`].
-    pub fn will_put_away(&self, vault: &[u8; 16]) -> Result<()> {
+    pub fn will_put_away(&self, vault: &VaultId) -> Result<()> {
         self.write(|write, _| {
             write.open_table(LEASES)?.remove(&lease_key(vault, KEPT, 0)[..])?;
             Ok(())
@@ -180,10 +180,10 @@ impl State {
     ///
     /// # Errors
     /// [`ServerError::Database`].
-    pub fn note_not_kept(&self, vault: &[u8; 16], event: Event) -> Result<()> {
+    pub fn note_not_kept(&self, vault: &VaultId, event: Event) -> Result<()> {
         self.write(|write, events| {
             write.open_table(LEASES)?.remove(&lease_key(vault, KEPT, 0)[..])?;
-            write.open_table(RESTORED)?.remove(&vault[..])?;
+            write.open_table(RESTORED)?.remove(&vault.0[..])?;
             events.push(event);
             Ok(())
         })?;
@@ -195,8 +195,8 @@ impl State {
     ///
     /// # Errors
     /// [`ServerError::Database`], [`ServerError::Damaged`].
-    pub fn vaults(&self) -> Result<Vec<([u8; 16], u64)>> {
-        let parsed = |(vault, runs): ([u8; 16], Vec<u8>)| {
+    pub fn vaults(&self) -> Result<Vec<(VaultId, u64)>> {
+        let parsed = |(vault, runs): (VaultId, Vec<u8>)| {
             let runs = runs.try_into().map_err(|_| self.damaged("a lease"))?;
             Ok((vault, u64::from_le_bytes(runs)))
         };
@@ -204,10 +204,10 @@ impl State {
     }
 
     /// The rows of this kind: the vault, and the value.
-    fn of_kind(&self, kind: u8) -> Result<Vec<([u8; 16], Vec<u8>)>> {
+    fn of_kind(&self, kind: u8) -> Result<Vec<(VaultId, Vec<u8>)>> {
         let parsed = |(key, value): (Vec<u8>, Vec<u8>)| {
             let vault = *key.first_chunk().ok_or_else(|| self.damaged("a lease"))?;
-            Ok((vault, value))
+            Ok((VaultId(vault), value))
         };
         let rows = self.rows(LEASES)?.into_iter();
         rows.filter(|(key, _)| key.get(16) == Some(&kind)).map(parsed).collect()
@@ -220,7 +220,7 @@ impl State {
     /// [`ServerError::Database`].
     pub fn change_leases(
         &self,
-        vault: &[u8; 16],
+        vault: &VaultId,
         changes: &[Change],
         host_of: impl Fn(SessionId) -> (String, Use),
         why: impl Fn(SessionId) -> Why,
@@ -228,7 +228,7 @@ impl State {
         if changes.is_empty() {
             return Ok(());
         }
-        let id = HEXLOWER.encode(vault);
+        let id = vault.to_string();
         self.write(|write, events| {
             let mut table = write.open_table(LEASES)?;
             for change in changes {
@@ -270,6 +270,6 @@ impl State {
 }
 
 /// The key of a row: the vault, the kind, and the number of the session or object.
-pub(super) fn lease_key(vault: &[u8; 16], kind: u8, number: u64) -> Vec<u8> {
-    [&vault[..], &[kind], &number.to_be_bytes()].concat()
+pub(super) fn lease_key(vault: &VaultId, kind: u8, number: u64) -> Vec<u8> {
+    [&vault.0[..], &[kind], &number.to_be_bytes()].concat()
 }

@@ -8,6 +8,7 @@ use crate::Result;
 use crate::audit::{self, ChainEnd, Event};
 use crate::writing::Writing;
 use data_encoding::HEXLOWER;
+use lamassu_format::header::VaultId;
 use redb::ReadableTable;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -32,7 +33,7 @@ pub struct Copied {
 }
 
 /// Vaults that were restored, and the hosts of each that have not reported yet.
-pub(super) type Restored = BTreeMap<[u8; 16], BTreeSet<String>>;
+pub(super) type Restored = BTreeMap<VaultId, BTreeSet<String>>;
 
 /// A host was granted a vault. If that is being restored, the host must report too: it may have used the vault before
 /// the server was lost.
@@ -54,7 +55,7 @@ impl State {
     pub(super) fn read_restored(&self) -> Result<Restored> {
         let parsed = |(vault, hosts): (Vec<u8>, Vec<u8>)| {
             let damaged = || self.damaged("a vault that was put back");
-            let vault = vault.try_into().map_err(|_| damaged())?;
+            let vault = vault.try_into().map(VaultId).map_err(|_| damaged())?;
             Ok((vault, serde_json::from_slice(&hosts).map_err(|_| damaged())?))
         };
         self.rows(RESTORED)?.into_iter().map(parsed).collect()
@@ -71,16 +72,16 @@ impl State {
 
     /// The hosts that must report before a restored vault can be used: those that may use it and have not reported.
     /// `None`: the vault is not being restored.
-    pub fn waits_for(&self, vault: &[u8; 16]) -> Option<BTreeSet<String>> {
+    pub fn waits_for(&self, vault: &VaultId) -> Option<BTreeSet<String>> {
         let restored = self.restored.read();
-        let (hosts, id) = (self.hosts(), HEXLOWER.encode(vault));
+        let (hosts, id) = (self.hosts(), vault.to_string());
         let may_use =
             |name: &&String| hosts.get(*name).is_some_and(|host| !host.is_revoked && host.vaults.contains(&id));
         restored.get(vault).map(|waits_for| waits_for.iter().filter(may_use).cloned().collect())
     }
 
     /// Vaults that are being restored.
-    pub fn restored(&self) -> Vec<[u8; 16]> {
+    pub fn restored(&self) -> Vec<VaultId> {
         self.restored.read().keys().copied().collect()
     }
 
@@ -88,18 +89,18 @@ impl State {
     ///
     /// # Errors
     /// [`ServerError::Database`].
-    pub fn reconciled(&self, vault: &[u8; 16], host: &str, was_newer: bool) -> Result<bool> {
+    pub fn reconciled(&self, vault: &VaultId, host: &str, was_newer: bool) -> Result<bool> {
         let mut restored = self.restored.write();
         // Read in the transaction: a concurrent grant may have added a host.
         let left = self.write(|write, events| {
             let mut table = write.open_table(RESTORED)?;
-            let Some(row) = table.get(&vault[..])?.map(|row| row.value().to_vec()) else { return Ok(None) };
+            let Some(row) = table.get(&vault.0[..])?.map(|row| row.value().to_vec()) else { return Ok(None) };
             let mut left: BTreeSet<String> = serde_json::from_slice(&row).map_err(|_| damaged())?;
             if !left.remove(host) {
                 return Ok(None);
             }
-            table.insert(&vault[..], &serde_json::to_vec(&left).unwrap_or_default()[..])?;
-            events.push(Event::Reconciled { host: host.into(), vault: HEXLOWER.encode(vault), was_newer });
+            table.insert(&vault.0[..], &serde_json::to_vec(&left).unwrap_or_default()[..])?;
+            events.push(Event::Reconciled { host: host.into(), vault: vault.to_string(), was_newer });
             Ok(Some(left))
         })?;
         Ok(left.map(|left| restored.insert(*vault, left)).is_some())
@@ -109,7 +110,7 @@ impl State {
     ///
     /// # Errors
     /// [`ServerError::Database`].
-    pub fn reopen(&self, vault: &[u8; 16]) -> Result<BTreeSet<String>> {
+    pub fn reopen(&self, vault: &VaultId) -> Result<BTreeSet<String>> {
         if !self.restored.read().contains_key(vault) {
             return Ok(BTreeSet::new());
         }
@@ -118,8 +119,8 @@ impl State {
         let waits_for = self.waits_for(vault).unwrap_or_default();
         if waits_for.is_empty() {
             self.write(|write, events| {
-                write.open_table(RESTORED)?.remove(&vault[..])?;
-                events.push(Event::Reopened { vault: HEXLOWER.encode(vault) });
+                write.open_table(RESTORED)?.remove(&vault.0[..])?;
+                events.push(Event::Reopened { vault: vault.to_string() });
                 Ok(())
             })?;
             self.restored.write().remove(vault);
@@ -132,7 +133,7 @@ impl State {
     /// # Errors
     /// [`ServerError::Database`], [`ServerError::Damaged`].
     pub fn copied(&self) -> Result<Copied> {
-        let runs = self.vaults()?.into_iter().map(|(vault, runs)| (HEXLOWER.encode(&vault), runs)).collect();
+        let runs = self.vaults()?.into_iter().map(|(vault, runs)| (vault.to_string(), runs)).collect();
         let number = |name| self.read(|read| Ok(read.open_table(NUMBERS)?.get(name)?.map(|row| row.value())));
         let (last, before) = (number(alerts::LAST)?, number(RUNS_BEFORE)?);
         let (hosts, keys) = (self.read_hosts()?, self.copied_keys()?);
@@ -145,7 +146,7 @@ impl State {
     ///
     /// # Errors
     /// [`ServerError::Database`].
-    pub fn fill(&self, copied: &Copied, vaults: &[[u8; 16]]) -> Result<()> {
+    pub fn fill(&self, copied: &Copied, vaults: &[VaultId]) -> Result<()> {
         self.write(|write, events| {
             let (mut hosts, mut leases, mut restored) =
                 (write.open_table(HOSTS)?, write.open_table(LEASES)?, write.open_table(RESTORED)?);
@@ -159,11 +160,11 @@ impl State {
             numbers.insert(RUNS_BEFORE, most)?;
             numbers.insert(alerts::LAST, copied.last_alert)?;
             for vault in vaults {
-                let id = HEXLOWER.encode(vault);
+                let id = vault.to_string();
                 leases.insert(&lease_key(vault, KEPT, 0)[..], &[][..])?;
                 let may_know = copied.hosts.iter().filter(|(_, host)| !host.is_revoked && host.vaults.contains(&id));
                 let may_know: BTreeSet<_> = may_know.map(|(name, _)| name).collect();
-                restored.insert(&vault[..], &serde_json::to_vec(&may_know).unwrap_or_default()[..])?;
+                restored.insert(&vault.0[..], &serde_json::to_vec(&may_know).unwrap_or_default()[..])?;
             }
             copied.keys.iter().try_for_each(|copied| keys::fill(write, copied))?;
             events.push(Event::MadeFromBackup);

@@ -7,7 +7,7 @@ use lamassu_lease::{GrantNo, Object, SessionId};
 #[test]
 fn leases_come_back() {
     let dir = tempfile::tempdir().expect("a directory");
-    let (vault, other) = ([7; 16], [8; 16]);
+    let (vault, other) = (VaultId([7; 16]), VaultId([8; 16]));
     let changes = [
         Change::Run(3),
         Change::Began(SessionId(5)),
@@ -68,13 +68,17 @@ fn a_key_is_a_hosts_until_it_is_revoked_or_joins_anew() {
     assert!(changes.has_changed().expect("there is a sender"));
     let host = |is_revoked| Some(Who::Host { name: "one".into(), is_revoked });
     assert_eq!((state.who(b"t"), state.who(b"k")), (None, host(false)));
-    assert!(state.may_use(b"k", &vault) && !state.may_use(b"k", &[6; 16]) && !state.may_use(b"j", &vault));
+    assert!(
+        state.may_use(b"k", &VaultId(vault))
+            && !state.may_use(b"k", &VaultId([6; 16]))
+            && !state.may_use(b"j", &VaultId(vault))
+    );
     state.grant("one", &HEXLOWER.encode(&vault), false).expect("writes");
-    assert!(!state.may_use(b"k", &vault));
+    assert!(!state.may_use(b"k", &VaultId(vault)));
     state.grant("one", &HEXLOWER.encode(&vault), true).expect("writes");
     changes.mark_unchanged();
     state.revoke("one").expect("writes");
-    assert!(!state.may_use(b"k", &vault) && changes.has_changed().expect("there is a sender"));
+    assert!(!state.may_use(b"k", &VaultId(vault)) && changes.has_changed().expect("there is a sender"));
     assert_eq!(state.who(b"k"), host(true));
     assert!(state.grant("two", "x", true).is_err_and(|error| error.code() == 3));
     drop(state);
@@ -177,18 +181,18 @@ fn the_audit_log_keeps_its_chain_when_the_oldest_entries_go() {
 #[test]
 fn a_vault_that_was_put_back_waits_for_the_hosts_that_may_use_it() {
     let dir = tempfile::tempdir().expect("a directory");
-    let (vault, other) = ([7; 16], [8; 16]);
-    let host = |is_revoked, vaults: &[[u8; 16]]| Host {
+    let (vault, other) = (VaultId([7; 16]), VaultId([8; 16]));
+    let host = |is_revoked, vaults: &[VaultId]| Host {
         key: String::new(),
         joined: 0,
         is_revoked,
-        vaults: vaults.iter().map(|id| HEXLOWER.encode(id)).collect(),
+        vaults: vaults.iter().map(|id| id.to_string()).collect(),
         keys: BTreeSet::new(),
     };
     let hosts = [("a", host(false, &[vault])), ("b", host(false, &[vault, other])), ("c", host(true, &[vault]))];
     let copied = Copied {
         hosts: hosts.into_iter().map(|(name, host)| (name.to_owned(), host)).collect(),
-        runs: [(HEXLOWER.encode(&vault), 5)].into(),
+        runs: [(vault.to_string(), 5)].into(),
         last_alert: 0,
         ..Copied::default()
     };
@@ -196,16 +200,16 @@ fn a_vault_that_was_put_back_waits_for_the_hosts_that_may_use_it() {
     let state = State::open(dir.path()).expect("opens");
     let names = |names: &[&str]| Some(names.iter().map(|name| (*name).to_owned()).collect::<BTreeSet<_>>());
     assert_eq!(state.waits_for(&vault), names(&["a", "b"]));
-    assert_eq!(state.waits_for(&[9; 16]), None);
+    assert_eq!(state.waits_for(&VaultId([9; 16])), None);
     assert!(state.leases(&vault).expect("reads").0.runs > 5 && state.leases(&other).expect("reads").0.runs > 5);
     // Nor are numbers of one used again that came to the server since.
-    let before = state.leases(&[9; 16]).expect("reads").0.runs;
+    let before = state.leases(&VaultId([9; 16])).expect("reads").0.runs;
     assert!(before > 5);
     // Nor by a backup of this one, on which no server ran.
     let again = tempfile::tempdir().expect("a directory");
     let again = State::make(again.path()).expect("opens");
     again.fill(&state.copied().expect("reads"), &[vault]).expect("writes");
-    assert!(again.leases(&[9; 16]).expect("reads").0.runs > before);
+    assert!(again.leases(&VaultId([9; 16])).expect("reads").0.runs > before);
     assert!(state.reconciled(&vault, "a", true).expect("writes"));
     assert!(!state.reconciled(&vault, "a", true).expect("writes") && !state.reconciled(&vault, "x", true).expect("ok"));
     assert_eq!((state.waits_for(&vault), state.waits_for(&other)), (names(&["b"]), names(&["b"])));
@@ -213,8 +217,8 @@ fn a_vault_that_was_put_back_waits_for_the_hosts_that_may_use_it() {
     let state = State::open(dir.path()).expect("opens");
     assert_eq!(state.waits_for(&vault), names(&["b"]));
     // Whoever may use it again may know more of it.
-    state.grant("a", &HEXLOWER.encode(&vault), true).expect("writes");
-    let pending = Pending { host: "d".into(), until: u64::MAX, vaults: [HEXLOWER.encode(&vault)].into() };
+    state.grant("a", &vault.to_string(), true).expect("writes");
+    let pending = Pending { host: "d".into(), until: u64::MAX, vaults: [vault.to_string()].into() };
     state.put_token(b"t", &pending, 0).expect("writes");
     state.use_token(b"t", 0, b"k").expect("writes").expect("is good");
     assert_eq!(state.waits_for(&vault), names(&["a", "b", "d"]));
@@ -223,12 +227,12 @@ fn a_vault_that_was_put_back_waits_for_the_hosts_that_may_use_it() {
         assert!(state.reconciled(&vault, host, false).expect("writes"));
     }
     // One that is gone for good is not waited for.
-    state.grant("b", &HEXLOWER.encode(&vault), false).expect("writes");
+    state.grant("b", &vault.to_string(), false).expect("writes");
     assert_eq!(state.waits_for(&vault), names(&[]));
     state.revoke("b").expect("writes");
     assert_eq!(state.waits_for(&other), names(&[]));
     assert!(state.reopen(&vault).expect("writes").is_empty());
-    state.grant("b", &HEXLOWER.encode(&vault), true).expect("writes");
+    state.grant("b", &vault.to_string(), true).expect("writes");
     assert_eq!(state.waits_for(&vault), None);
 }
 
@@ -252,7 +256,7 @@ fn alerts_of_a_vault_are_bounded_and_the_rest_is_counted() {
     use crate::alerts::{ALERTS_MAX, NOT_KEPT, Which};
     let dir = tempfile::tempdir().expect("a directory");
     let state = State::make(dir.path()).expect("opens");
-    let (flooded, other) = ([7; 16], [8; 16]);
+    let (flooded, other) = (VaultId([7; 16]), VaultId([8; 16]));
     let all: Vec<_> = (0..ALERTS_MAX + 50).map(|n| finding(&n.to_string())).collect();
     for some in all.chunks(2000) {
         state.take_findings((&flooded, "evil"), some, 0, 5).expect("writes");
@@ -265,7 +269,7 @@ fn alerts_of_a_vault_are_bounded_and_the_rest_is_counted() {
         Ok(())
     });
     copied.expect("reads");
-    let of = |vault: [u8; 16]| kept.iter().filter(move |alert| alert.vault == HEXLOWER.encode(&vault));
+    let of = |vault: VaultId| kept.iter().filter(move |alert| alert.vault == vault.to_string());
     assert_eq!((of(flooded).count() as u64, of(other).count()), (ALERTS_MAX + 1, 2));
     let without = |vault| of(vault).find(|alert| alert.finding.kind == NOT_KEPT).map(|alert| alert.count);
     assert_eq!((without(flooded), without(other)), (Some(51), Some(3)));
@@ -279,7 +283,7 @@ fn alerts_of_a_vault_are_bounded_and_the_rest_is_counted() {
     assert_eq!(state.alert_counts().expect("reads").open, ALERTS_MAX + 3);
     assert_eq!(state.close(&numbers(&[1, 2])).expect("closes"), 2);
     assert_eq!(state.take_findings((&flooded, "evil"), &[finding("0")], 0, 8).expect("writes"), 1, "there is room");
-    let vault = Some(HEXLOWER.encode(&flooded));
+    let vault = Some(flooded.to_string());
     assert_eq!(state.acknowledge(&Which::All { vault: vault.clone() }, "", 9).expect("writes") as u64, ALERTS_MAX);
     assert_eq!(state.alert_counts().expect("reads").new, 2);
     assert_eq!(state.close(&Which::All { vault }).expect("closes") as u64, ALERTS_MAX);

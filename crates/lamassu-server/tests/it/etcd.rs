@@ -3,6 +3,7 @@
 use crate::common::*;
 use lamassu_anchor::AnchorError;
 use lamassu_anchor::table::{Change, Space, Table};
+use lamassu_format::header::VaultId;
 use lamassu_server::ServerError;
 use lamassu_server::anchor_store::{AnchorStore, Files};
 use lamassu_server::audit::Event;
@@ -121,7 +122,7 @@ fn all_rows(table: &dyn Table) -> Vec<(Space, Vec<u8>, Vec<u8>)> {
 
 /// What every place of anchors has to do, wherever it is.
 fn conformance(anchors: &dyn AnchorStore) {
-    let [id, other] = [[1; 16], [2; 16]];
+    let [id, other] = [[1; 16], [2; 16]].map(VaultId);
     assert!(matches!(anchors.open(&id), Err(AnchorError::Missing { .. })));
     assert!(!anchors.has(&id).unwrap() && !anchors.put_away(&id).unwrap());
     // What is dropped was never there.
@@ -236,18 +237,18 @@ fn an_anchor_that_is_opened_again_is_left_by_who_had_it_open() {
     let etcd = Etcd::start(1);
     let (cluster, _lead) = etcd.led();
     let anchors = EtcdAnchors::open(&cluster).unwrap();
-    let new = anchors.begin(&[1; 16]).unwrap();
+    let new = anchors.begin(&VaultId([1; 16])).unwrap();
     new.table().commit(&[put(Space::Vault, b"vault", b"1")]).unwrap();
     new.install().unwrap();
-    let first = anchors.open(&[1; 16]).unwrap();
+    let first = anchors.open(&VaultId([1; 16])).unwrap();
     first.commit(&[put(Space::Open, b"k", b"1")]).unwrap();
-    let second = anchors.open(&[1; 16]).unwrap();
+    let second = anchors.open(&VaultId([1; 16])).unwrap();
     assert!(first.commit(&[put(Space::Open, b"k", b"2")]).is_err());
     assert!(first.get(Space::Open, b"k").is_err());
     assert_eq!(second.get(Space::Open, b"k").unwrap().as_deref(), Some(&b"1"[..]));
     second.commit(&[put(Space::Open, b"k", b"3")]).unwrap();
     // Neither commits to what was put away.
-    assert!(anchors.put_away(&[1; 16]).unwrap());
+    assert!(anchors.put_away(&VaultId([1; 16])).unwrap());
     assert!(second.commit(&[put(Space::Open, b"k", b"4")]).is_err());
 }
 

@@ -5,6 +5,7 @@ use crate::common::*;
 use lamassu_anchor::row::{Content, FileRow};
 use lamassu_anchor::table::{Change, Space, Table};
 use lamassu_anchor::{Anchor, AnchorError, Row, ServerFault, VaultRow};
+use lamassu_format::header::VaultId;
 use lamassu_format::{Digest, Profile, Suite};
 use lamassu_lease::Mode;
 use lamassu_rpc::host::{Connection, Turn, Turns};
@@ -279,7 +280,7 @@ impl Liar<'_> {
     fn new<'a>(lab: &'a Lab, id: &str) -> Liar<'a> {
         let vault = id_of(id).try_into().unwrap();
         let connection = connection(lab.dir.path(), "evil", lab.port);
-        Liar { lab, vault, turns: Turns::begin(&connection, vault, &lab.path("copy-evil")).unwrap() }
+        Liar { lab, vault, turns: Turns::begin(&connection, VaultId(vault), &lab.path("copy-evil")).unwrap() }
     }
 
     fn turn(&self) -> Turn {
@@ -356,7 +357,7 @@ fn a_host_that_lies_is_refused_and_nothing_of_it_is_kept() {
         assert!(forbids(turn.table.commit(&[row_change(&old_key, &with_file(&opened, |file| file.size += 1))])));
         turn.table.commit(&[row_change(&old_key, &old)]).unwrap();
         // A vault that says it is another one, and bytes that are no row.
-        let row = Anchor::open(turn.table.clone(), &liar.vault).unwrap().vault();
+        let row = Anchor::open(turn.table.clone(), &VaultId(liar.vault)).unwrap().vault();
         let other = VaultRow { suite: Suite::Chacha, ..row };
         let lie = Change { space: Space::Vault, key: b"vault".to_vec(), value: Some(other.encode()) };
         assert!(turn.table.commit(&[lie]).is_err());

@@ -5,6 +5,7 @@ use crate::common::*;
 use lamassu_anchor::head::Head;
 use lamassu_anchor::table::{Change, DiskTable, Readers, Space, Table};
 use lamassu_anchor::{Anchor, AnchorError, ServerFault};
+use lamassu_format::header::VaultId;
 use lamassu_lease::Mode;
 use lamassu_rpc::host::{Connection, Mirrored, Told, Turn, Turns};
 use lamassu_rpc::proto::anchors_client::AnchorsClient;
@@ -27,7 +28,7 @@ const HOST_ENV: &str = "LAMASSU_TEST_HOST";
 /// The hosts of a test and their vault.
 struct Hosts {
     lab: Lab,
-    vault: [u8; 16],
+    vault: VaultId,
 }
 
 impl Hosts {
@@ -37,7 +38,7 @@ impl Hosts {
         for name in &names[1..] {
             lab.grant(lab.joined(name), &id);
         }
-        Hosts { vault: id_of(&id).try_into().unwrap(), lab }
+        Hosts { vault: VaultId::of_hex(&id).unwrap(), lab }
     }
 
     fn connection(&self, name: &str) -> Connection {
@@ -80,12 +81,12 @@ fn take(turns: &Arc<Turns>, mode: Mode) -> Soon<Turn> {
 }
 
 /// What is counted in the vault's own row, as an anchor sees it that is opened in this turn.
-fn count(turn: &Turn, vault: &[u8; 16]) -> u64 {
+fn count(turn: &Turn, vault: &VaultId) -> u64 {
     Anchor::open(turn.table.clone(), vault).unwrap().vault().next_intent
 }
 
 /// Counts one more.
-fn commit(turn: &Turn, vault: &[u8; 16]) -> Result<u64, AnchorError> {
+fn commit(turn: &Turn, vault: &VaultId) -> Result<u64, AnchorError> {
     let anchor = Anchor::open(turn.table.clone(), vault)?;
     anchor.commit_vault(|vault| vault.next_intent += 1)?;
     Ok(anchor.vault().next_intent)
@@ -241,7 +242,7 @@ impl Process {
     fn new(hosts: &Hosts, name: &str) -> Process {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["--exact", "turns::a_host_of_its_own", "--nocapture", "--test-threads=1"]);
-        let vault = data_encoding::HEXLOWER.encode(&hosts.vault);
+        let vault = hosts.vault.to_string();
         let dir = hosts.lab.dir.path().display().to_string();
         command.env(HOST_ENV, [&dir, name, &hosts.lab.port.to_string(), &vault].join("\n"));
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
@@ -277,7 +278,7 @@ impl Drop for Process {
 fn a_host_of_its_own() {
     let Ok(told) = std::env::var(HOST_ENV) else { return };
     let [dir, name, port, vault] = told.split('\n').collect::<Vec<_>>().try_into().unwrap();
-    let (dir, vault) = (Path::new(dir), id_of(vault).try_into().unwrap());
+    let (dir, vault) = (Path::new(dir), VaultId::of_hex(vault).unwrap());
     let turns =
         Turns::begin(&connection(dir, name, port.parse().unwrap()), vault, &dir.join(format!("copy-{name}"))).unwrap();
     let mut turn = None;
@@ -286,10 +287,10 @@ fn a_host_of_its_own() {
             "take" => {
                 drop(turn.take());
                 let taken = turns.take(Mode::Exclusive).unwrap();
-                println!("host: {} {}", count(&taken, &vault), taken.takes_over);
+                println!("host: {} {}", count(&taken, &VaultId(vault.0)), taken.takes_over);
                 turn = Some(taken);
             }
-            "commit" => println!("host: {}", commit(turn.as_ref().unwrap(), &vault).is_ok()),
+            "commit" => println!("host: {}", commit(turn.as_ref().unwrap(), &VaultId(vault.0)).is_ok()),
             other => panic!("{other}"),
         }
     }
@@ -476,7 +477,7 @@ fn a_host_that_means_ill_gets_no_more_turns_than_others() {
     let turn = take(&turns, Mode::Exclusive).get();
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let channel = runtime.block_on(async { channel(&hosts.lab, "evil") });
-    let vault = hosts.vault.to_vec();
+    let vault = hosts.vault.0.to_vec();
     let acquire = |request| up(Said::Acquire(proto::Acquire { request, object: 0, mode: 1 }));
     let grant = |number| proto::Grant { object: 0, mode: 1, number };
     let (send, mut down, session) = runtime.block_on(async {

@@ -280,6 +280,7 @@ mod tests {
     use lamassu_anchor::row::{Content, FileRow, Row, Sealed, VaultRow};
     use lamassu_anchor::table::{Change, MemoryTable, Space, Table, Visit};
     use lamassu_anchor::{AnchorError, TokenKey};
+    use lamassu_format::header::VaultId;
     use std::sync::atomic::{AtomicBool, Ordering};
 
     /// A test table whose session can end.
@@ -317,7 +318,7 @@ mod tests {
     #[test]
     fn nothing_is_changed_behind_the_end_of_the_session() {
         let table = Arc::new(Ending::default());
-        let vault = VaultRow::new([1; 16], TokenKey::new([2; 32]));
+        let vault = VaultRow::new(VaultId([1; 16]), TokenKey::new([2; 32]));
         let content = Content::File(FileRow::default());
         let root = Row { mode: 0o700, uid: 0, gid: 0, links: 1, content, attributes: Sealed::Nothing };
         let anchor = Arc::new(Anchor::create(table.clone(), vault, root).expect("creates"));

@@ -13,6 +13,7 @@ use crate::event::IntegrityKind;
 use crate::target::Target;
 use crate::{Ino, Result, Vault, VaultError, symlink};
 use lamassu_anchor::{Digest, ObjectId, Replacing, SealedPart, Seen};
+use lamassu_format::header::VaultId;
 use parking_lot::{RwLockReadGuard, RwLockWriteGuard};
 use std::ffi::OsStr;
 
@@ -60,7 +61,7 @@ impl Vault {
     ///
     /// # Errors
     /// [`VaultError::Outdated`], [`VaultError::Anchor`].
-    pub(crate) fn verify_dataset(&self, ino: Ino, id: &[u8; 16]) -> Result<()> {
+    pub(crate) fn verify_dataset(&self, ino: Ino, id: &VaultId) -> Result<()> {
         let object = self.nodes.lock().object(ino);
         match self.is_newest(object, SealedPart::Content, digest_of_dataset(id))? {
             true => Ok(()),

@@ -4,6 +4,7 @@ use super::limit::{Known, Limit};
 use super::queue::Queue;
 use super::{IntegrityEvent, IntegritySink, TARGET, TARGET_PRINTED};
 use lamassu_anchor::Anchor;
+use lamassu_format::header::VaultId;
 use lamassu_store::file::Reporter;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -119,8 +120,8 @@ impl Events {
 
     /// The same for one vault: events that name no vault get this id.
     #[must_use]
-    pub fn of_vault(&self, id: &[u8; 16]) -> Events {
-        Events { shared: self.shared.clone(), vault: Some(hex(id).into()), session: None }
+    pub fn of_vault(&self, id: &VaultId) -> Events {
+        Events { shared: self.shared.clone(), vault: Some(id.to_string().into()), session: None }
     }
 
     /// The same for a vault with this anchor. If its session has ended, another host may have changed the vault, and
@@ -300,10 +301,6 @@ fn log(event: &IntegrityEvent) {
     }
 }
 
-pub(super) fn hex(id: &[u8; 16]) -> String {
-    id.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::IntegrityKind;
@@ -321,12 +318,12 @@ mod tests {
         let at = |i: usize| IntegrityKind::Name.at(format!("d/{i}"), "its name does not open");
         std::thread::scope(|scope| {
             for part in 0..4 {
-                let events = events.of_vault(&[7; 16]);
+                let events = events.of_vault(&VaultId([7; 16]));
                 scope.spawn(move || (0..500).for_each(|i| assert!(events.found(at(part * 500 + i)))));
             }
         });
-        events.of_vault(&[7; 16]).found(at(3));
-        events.of_vault(&[8; 16]).found(at(3));
+        events.of_vault(&VaultId([7; 16])).found(at(3));
+        events.of_vault(&VaultId([8; 16])).found(at(3));
         events.found(IntegrityKind::Sessions.at("lamassu.sessions", "does not open"));
         assert_eq!(count(&events, IntegrityKind::Name), (2001, 1), "of another vault it is another");
         assert_eq!(count(&events, IntegrityKind::Sessions), (1, 0));

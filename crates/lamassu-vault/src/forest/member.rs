@@ -5,6 +5,7 @@ use crate::error::io;
 use crate::inode::StoreId;
 use crate::root::ShownPermissions;
 use crate::{Attr, Ino, ROOT, Result, Vault};
+use lamassu_format::header::VaultId;
 use lamassu_store::Backend;
 use parking_lot::{Mutex, RwLock};
 use std::collections::HashMap;
@@ -37,7 +38,7 @@ pub struct Member {
     /// Its number.
     pub number: Number,
     /// Of its vault.
-    pub id: [u8; 16],
+    pub id: VaultId,
     /// At this moment.
     pub state: State,
 }
@@ -45,7 +46,7 @@ pub struct Member {
 /// A member.
 pub(super) struct KnownMember {
     pub number: Number,
-    pub id: [u8; 16],
+    pub id: VaultId,
     pub store: StoreId,
     pub backend: Arc<dyn Backend>,
     /// The member it lies in, and its directory's number there; `None` while that member is not open.
@@ -71,7 +72,7 @@ pub(super) struct Owed {
 impl KnownMember {
     pub fn new(
         number: Number,
-        id: [u8; 16],
+        id: VaultId,
         store: StoreId,
         backend: Arc<dyn Backend>,
         vault: Option<Arc<Vault>>,

@@ -29,7 +29,7 @@ use crate::walk::read_header_bytes;
 use crate::{Attr, Entry, EntryRef, HandleId, Ino, Kind, Options, ROOT, Result, Upkeep, Vault, VaultError};
 use lamassu_anchor::Row;
 use lamassu_crypto::{Engine, KeyRing};
-use lamassu_format::header::{Header, VaultHeader};
+use lamassu_format::header::{Header, VaultHeader, VaultId};
 use lamassu_store::{Backend, BackendDir};
 use member::KnownMember;
 use parking_lot::{Mutex, RwLock};
@@ -152,7 +152,7 @@ impl Forest {
     pub fn new(
         vault: Arc<Vault>,
         backend: Arc<dyn Backend>,
-        id: [u8; 16],
+        id: VaultId,
         cached: bool,
         opener: Arc<dyn Opener>,
     ) -> Result<Arc<Forest>> {
@@ -400,17 +400,11 @@ impl Forest {
 
     /// The member of a dataset: the one it has, or a new one. Its number comes from its id. If that is taken, for
     /// example by a copy of the dataset, it is the next free one.
-    fn sight(
-        &self,
-        above: &Vault,
-        id: [u8; 16],
-        store: StoreId,
-        dir: &Arc<dyn BackendDir>,
-    ) -> Result<Arc<KnownMember>> {
+    fn sight(&self, above: &Vault, id: VaultId, store: StoreId, dir: &Arc<dyn BackendDir>) -> Result<Arc<KnownMember>> {
         let write = !above.is_read_only();
         let backend = above.look_into(dir, "open a dataset", |dir| dir.as_backend(write))?;
         let mut table = self.table.write();
-        let first = (u16::from_le_bytes([id[0], id[1]]) & NUMBER_MAX).max(1);
+        let first = (u16::from_le_bytes([id.0[0], id.0[1]]) & NUMBER_MAX).max(1);
         let mut number = first;
         loop {
             match table.get(&number) {

@@ -4,6 +4,7 @@ use crate::digests::digest_of_text;
 use crate::event::IntegrityKind;
 use lamassu_anchor::ObjectId;
 use lamassu_anchor::row::Row;
+use lamassu_format::header::VaultId;
 use std::ops::AddAssign;
 use std::path::{Path, PathBuf};
 
@@ -25,7 +26,7 @@ pub trait ScrubWatch {
     /// Something differs from the anchor.
     fn found(&mut self, finding: &ScrubFinding);
     /// A dataset with this id, by the anchor, lies there. It has an anchor of its own.
-    fn dataset(&mut self, stored: &Path, id: [u8; 16]);
+    fn dataset(&mut self, stored: &Path, id: VaultId);
     /// All of a file matches its row in the anchor. Not called for files with findings, or not fully verified: a scrub
     /// that continues verifies them again.
     fn verified(&mut self, object: ObjectId, row: RowDigest);

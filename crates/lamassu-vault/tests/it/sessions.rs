@@ -2,6 +2,7 @@
 //! believed of interrupted sessions alone, and what it took is told.
 
 use crate::common;
+use lamassu_format::header::VaultId;
 
 use common::local::Lab;
 use common::*;
@@ -526,7 +527,8 @@ fn without_its_record_a_vault_is_read_strictly_and_not_written_until_it_is_mende
                 let ring = lab.recipe.ring_of(&[9]);
                 let root = lab.backend.root();
                 let from = other.backend.root();
-                copy_sessions((&*from, &lab.recipe.ring(), &[1; 16]), (&*root, &ring, &[1; 16])).unwrap();
+                copy_sessions((&*from, &lab.recipe.ring(), &VaultId([1; 16])), (&*root, &ring, &VaultId([1; 16])))
+                    .unwrap();
             }
         }
         let v = lab.open();

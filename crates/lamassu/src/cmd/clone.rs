@@ -147,7 +147,7 @@ pub fn snapshot(ui: &Ui, args: SnapshotArgs) -> Result<()> {
 
 fn report(common: &Common, original: &Original, copies: Vec<DoneCopy>) -> Result<()> {
     match common.json {
-        true => output::print_json(&Done { source: text::hex(&original.header().id()), copies }),
+        true => output::print_json(&Done { source: original.header().id().to_string(), copies }),
         false => Ok(()),
     }
 }
@@ -184,7 +184,7 @@ fn copy(ui: &Ui, common: &Common, original: &Original, place: &Path, keys: NewCl
     let done = done?;
     done.succession.iter().for_each(|succession| policy::tell(ui, succession));
     for id in &done.without_anchor {
-        ui.warn(format_args!("the dataset {} has no anchor on this host, and its copy gets none", text::hex(id)));
+        ui.warn(format_args!("the dataset {id} has no anchor on this host, and its copy gets none"));
     }
     if let Some(error) = &done.unrecorded {
         ui.warn(format_args!("the history of {} does not say so: {error}", original.dir().display()));
@@ -263,7 +263,7 @@ fn tell(ui: &Ui, place: &Path, header: &VaultHeader, copied: &Copied) {
             text::bytes(copied.copied_bytes)
         ),
     };
-    ui.note(format_args!("made {kind} {} in {}: {how}", text::hex(&header.id()), place.display()));
+    ui.note(format_args!("made {kind} {} in {}: {how}", header.id(), place.display()));
     if copied.owners_lost > 0 {
         ui.warn(format_args!("{} entries belong to you now: only root can give files away", copied.owners_lost));
     }
@@ -285,8 +285,8 @@ impl DoneCopy {
         let last = |epochs: &[lamassu_keys::Epoch]| epochs.last().map_or(0, lamassu_keys::Epoch::number);
         DoneCopy {
             dir: dir.into(),
-            id: text::hex(&header.id()),
-            zone: text::hex(&header.zone()),
+            id: header.id().to_string(),
+            zone: header.zone().to_string(),
             read_only: header.is_snapshot(),
             inner_epoch: last(keys.keychain().inner()),
             outer_epoch: last(keys.keychain().outer()),

@@ -155,9 +155,9 @@ impl Described {
         Described {
             format: VaultHeader::FORMAT,
             version: lamassu_format::VERSION,
-            id: text::hex(&header.id()),
-            zone: text::hex(&header.zone()),
-            private_zone: header.zone() == header.id(),
+            id: header.id().to_string(),
+            zone: header.zone().to_string(),
+            private_zone: header.has_private_zone(),
             suite: header.suite().name(),
             block_size: header.geometry().block_size(),
             reserved_slots: header.geometry().reserved(),

@@ -308,7 +308,7 @@ fn report(ui: &Ui, args: &Args, header: VaultHeader, anchor: Option<PathBuf>) ->
     }
     ui.note(format_args!(
         "made vault {} in {}: suite {}, blocks of {}, compression {}, names {}, domain {}",
-        text::hex(&header.id()),
+        header.id(),
         args.dir.display(),
         header.suite().name(),
         text::bytes(u64::from(block_size)),

@@ -35,7 +35,7 @@ pub enum Receipt {
 #[command(after_help = VERIFY_EXAMPLES)]
 pub struct Verify {
     /// Public half of the audit key, as `lamassu receipt key` prints it
-    #[arg(long, value_name = "HEX", value_parser = policy::parse_key)]
+    #[arg(long, value_name = "HEX", value_parser = policy::parse_other_key)]
     audit_key: [u8; 32],
     /// Print the receipt as one JSON document
     #[arg(long)]

@@ -183,7 +183,7 @@ impl Described {
         Described {
             format: ZoneFile::FORMAT,
             version: lamassu_format::VERSION,
-            id: text::hex(&zone.id()),
+            id: zone.id().to_string(),
             suite: zone.suite().name(),
             block_size: zone.block_size(),
             compression: zone.compression().map(DescribedCompression::of),
@@ -192,7 +192,7 @@ impl Described {
             pins: zone
                 .pins()
                 .iter()
-                .map(|pin| DescribedPin { vault: text::hex(&pin.vault), administrator: text::hex(&pin.admin.0) })
+                .map(|pin| DescribedPin { vault: pin.vault.to_string(), administrator: text::hex(&pin.admin.0) })
                 .collect(),
             keychain: keys.map(|k| DescribedKeychain {
                 inner_epochs: numbers(k.keychain().inner()),
@@ -273,7 +273,7 @@ fn create(ui: &Ui, args: &Create) -> Result<()> {
     if args.json {
         return output::print_json(&Described::of(ui, &zone, Some(&keys)));
     }
-    ui.note(format_args!("made zone {} in {}", text::hex(&zone.id()), args.file.display()));
+    ui.note(format_args!("made zone {} in {}", zone.id(), args.file.display()));
     Ok(())
 }
 

@@ -55,6 +55,7 @@ mod slots;
 mod sources;
 mod support;
 mod tokens;
+mod told;
 mod trial;
 mod trust;
 mod umount;

@@ -108,3 +108,18 @@ fn a_receipt_knows_which_keys_a_zone_has() {
     assert_eq!(shared("left"), left);
     assert_eq!(shared("own"), [e("inner", 1, true), e("outer", 1, false), e("outer", 2, false)]);
 }
+
+/// Only the keys of administrators are called so.
+#[test]
+fn a_key_that_is_none_names_the_option_and_not_an_administrator() {
+    let b = Bench::new();
+    let dir = b.path("policy").display().to_string();
+    for (option, line) in [
+        ("--audit-key", "receipt verify --audit-key 12 r".to_owned()),
+        ("--provider", format!("policy init --bucket acme --provider 12 {dir}")),
+    ] {
+        let told = b.run(&line).code(2).says("a public key is 64 hex digits").says(option);
+        assert!(!told.err.contains("administrator"), "{}", told.err);
+    }
+    b.run("ls --admin-key 12 v").code(2).says("an administrator's key is 64 hex digits");
+}

@@ -9,6 +9,7 @@ use lamassu_anchor::{
     Anchor, Digest, EntryPlace, FileCommit, Made, ObjectId, Opening, RecordNo, Row, Token, TokenKey, VaultRow, Window,
 };
 use lamassu_crypto::wrap::sha256;
+use lamassu_format::header::VaultId;
 use lamassu_format::{FileId, PageNo, Profile, SessionTag};
 use smallvec::smallvec;
 use std::collections::{BTreeSet, HashSet};
@@ -162,7 +163,7 @@ fn vault_row() -> VaultRow {
         next_object: object(0),
         sessions: Announced::up_to(SESSION),
         degree_log2: DEGREE.ilog2() as u8,
-        ..VaultRow::new([1; 16], TokenKey::new([2; 32]))
+        ..VaultRow::new(VaultId([1; 16]), TokenKey::new([2; 32]))
     }
 }
 
@@ -202,7 +203,7 @@ impl World {
     }
 
     fn anchor(&self) -> Anchor {
-        Anchor::open(self.table.clone(), &[1; 16]).unwrap()
+        Anchor::open(self.table.clone(), &VaultId([1; 16])).unwrap()
     }
 
     fn row(&self, file: usize) -> FileRow {

@@ -11,6 +11,7 @@ use crate::{CHANGES_MAX, DELTA_COMMITS_MAX, DELTA_MAX, proto};
 use lamassu_anchor::head::Head;
 use lamassu_anchor::table::{Change, DiskTable, Space, Table};
 use lamassu_anchor::{Anchor, AnchorError, Revision, ServerFault};
+use lamassu_format::header::VaultId;
 use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -40,7 +41,7 @@ pub(crate) fn noted(session: u64) -> Change {
 }
 
 /// The revision of the anchor in a table; `None`: the table is empty.
-pub(super) fn revision(table: &Arc<DiskTable>, vault: &[u8; 16]) -> Result<Option<Revision>> {
+pub(super) fn revision(table: &Arc<DiskTable>, vault: &VaultId) -> Result<Option<Revision>> {
     match Anchor::open(table.clone(), vault) {
         Ok(anchor) => Ok(Some(anchor.vault().revision)),
         Err(AnchorError::Empty) => Ok(None),
@@ -52,7 +53,7 @@ pub(super) fn revision(table: &Arc<DiskTable>, vault: &[u8; 16]) -> Result<Optio
 /// `None`: they are unknown.
 pub(crate) fn up_to_date(
     session: &Session,
-    vault: [u8; 16],
+    vault: VaultId,
     file: &Path,
     local: Option<Arc<DiskTable>>,
 ) -> Result<(Arc<DiskTable>, Option<Vec<Change>>)> {

@@ -19,6 +19,7 @@ use lamassu_anchor::head::Head;
 use lamassu_anchor::table::{self, Change, DiskTable, Doubt, Readers, Space, Standing, Table, Visit};
 use lamassu_anchor::{AnchorError, ServerFault};
 use lamassu_format::Profile;
+use lamassu_format::header::VaultId;
 use lamassu_lease::Mode;
 use parking_lot::Mutex;
 use std::path::Path;
@@ -52,7 +53,7 @@ impl Mirrored {
     ///
     /// # Errors
     /// [`AnchorError::Server`]; those of the copy.
-    pub fn open(connection: &Connection, vault: [u8; 16], mode: Mode, file: &Path) -> Result<Mirrored> {
+    pub fn open(connection: &Connection, vault: VaultId, mode: Mode, file: &Path) -> Result<Mirrored> {
         match Mirrored::begin(connection, vault, mode, file) {
             Err(AnchorError::Server { fault: ServerFault::Restored { .. }, .. }) => {
                 reconcile(connection, vault, existing(DiskTable::open(file))?)?;
@@ -62,7 +63,7 @@ impl Mirrored {
         }
     }
 
-    fn begin(connection: &Connection, vault: [u8; 16], mode: Mode, file: &Path) -> Result<Mirrored> {
+    fn begin(connection: &Connection, vault: VaultId, mode: Mode, file: &Path) -> Result<Mirrored> {
         let (session, local) = match mode {
             Mode::Exclusive => {
                 // The copy is locked before the session begins: the process that wrote it is gone.

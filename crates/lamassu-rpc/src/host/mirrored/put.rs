@@ -7,6 +7,7 @@ use crate::proto;
 use lamassu_anchor::AnchorError;
 use lamassu_anchor::head::Head;
 use lamassu_anchor::table::{DiskTable, Readers, Table};
+use lamassu_format::header::VaultId;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,14 +16,14 @@ use std::time::Duration;
 const PUT_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Reports the state of this host's copy to a server that was restored from a backup.
-pub(crate) fn reconcile(connection: &Connection, vault: [u8; 16], copy: Option<Arc<DiskTable>>) -> Result<()> {
+pub(crate) fn reconcile(connection: &Connection, vault: VaultId, copy: Option<Arc<DiskTable>>) -> Result<()> {
     let copy = match copy {
         Some(copy) => revision(&copy, &vault)?.map(|revision| (revision, copy)),
         None => None,
     };
     let head = copy.as_ref().map(|(_, copy)| Head::of(&**copy)).transpose()?.flatten();
     let known = proto::Known {
-        vault: vault.to_vec(),
+        vault: vault.0.to_vec(),
         revision: copy.as_ref().map_or(0, |(revision, _)| revision.0),
         head: head.map_or(Vec::new(), |head| head.0.to_vec()),
     };
@@ -41,7 +42,7 @@ pub(crate) fn reconcile(connection: &Connection, vault: [u8; 16], copy: Option<A
 ///
 /// # Errors
 /// [`AnchorError::Server`]; those of the table.
-pub fn put(connection: &Connection, vault: [u8; 16], table: &DiskTable) -> Result<()> {
+pub fn put(connection: &Connection, vault: VaultId, table: &DiskTable) -> Result<()> {
     match send_rows(connection, vault, table, None)? {
         (sent, has) if sent == has => table.commit(&[sent.change()]),
         _ => Err(connection.garbled("the anchor came to another head")),
@@ -50,7 +51,7 @@ pub fn put(connection: &Connection, vault: [u8; 16], table: &DiskTable) -> Resul
 
 /// Sends all rows of a table; `head`: its head, if it was a server's. Returns the head computed from the rows, and the
 /// head that the server has after that.
-fn send_rows(connection: &Connection, vault: [u8; 16], table: &DiskTable, head: Option<Head>) -> Result<(Head, Head)> {
+fn send_rows(connection: &Connection, vault: VaultId, table: &DiskTable, head: Option<Head>) -> Result<(Head, Head)> {
     let (up, rows) = tokio::sync::mpsc::channel(4);
     let all_gone = tokio::sync::Notify::new();
     std::thread::scope(|scope| {
@@ -69,7 +70,7 @@ fn send_rows(connection: &Connection, vault: [u8; 16], table: &DiskTable, head: 
             })?;
             sent.map_err(|status| connection.failed(&status))
         });
-        let (mut vault, mut head) = (vault.to_vec(), head.map_or(Vec::new(), |head| head.0.to_vec()));
+        let (mut vault, mut head) = (vault.0.to_vec(), head.map_or(Vec::new(), |head| head.0.to_vec()));
         // A server that has refused reads no further. Its answer gives the reason.
         let send = |rows| {
             let (vault, head) = (std::mem::take(&mut vault), std::mem::take(&mut head));

@@ -16,6 +16,7 @@ use lamassu_anchor::head::Head;
 use lamassu_anchor::table::{Doubt, Standing};
 use lamassu_anchor::{AnchorError, ServerFault};
 use lamassu_format::Profile;
+use lamassu_format::header::VaultId;
 use lamassu_lease::client::{Client, Op};
 use lamassu_lease::{Call, Mode, Object, SessionId, Terms};
 use parking_lot::{Condvar, Mutex, RwLock};
@@ -64,7 +65,7 @@ pub(super) enum Use {
 
 struct Shared {
     connection: Connection,
-    vault: [u8; 16],
+    vault: VaultId,
     session: SessionId,
     terms: Terms,
     /// What the server's policy forbids.
@@ -122,7 +123,7 @@ impl Attended {
     ///
     /// # Errors
     /// [`lamassu_anchor::AnchorError::Server`].
-    pub(super) fn begin(connection: &Connection, vault: [u8; 16], how: Use, replaces: Option<u64>) -> Result<Attended> {
+    pub(super) fn begin(connection: &Connection, vault: VaultId, how: Use, replaces: Option<u64>) -> Result<Attended> {
         let until = Instant::now() + LEAVING;
         loop {
             match Attended::begin_now(connection, vault, how, replaces) {
@@ -134,14 +135,14 @@ impl Attended {
         }
     }
 
-    fn begin_now(connection: &Connection, vault: [u8; 16], how: Use, replaces: Option<u64>) -> Result<Attended> {
+    fn begin_now(connection: &Connection, vault: VaultId, how: Use, replaces: Option<u64>) -> Result<Attended> {
         let asked = clock::now();
         let mode = match how {
             Use::Once(mode) => mode,
             Use::ByTurns => Mode::Exclusive,
         };
         let begin = proto::Begin {
-            vault: vault.to_vec(),
+            vault: vault.0.to_vec(),
             mode: convert::from_mode(mode),
             replaces: replaces.unwrap_or_default(),
             turns: how == Use::ByTurns,
@@ -255,7 +256,7 @@ impl Session {
     ///
     /// # Errors
     /// [`lamassu_anchor::AnchorError::Server`].
-    pub fn begin(connection: &Connection, vault: [u8; 16], mode: Mode, replaces: Option<u64>) -> Result<Session> {
+    pub fn begin(connection: &Connection, vault: VaultId, mode: Mode, replaces: Option<u64>) -> Result<Session> {
         let attended = Attended::begin(connection, vault, Use::Once(mode), replaces)?;
         let session = attended.take(mode)?;
         // What an earlier session left is in the rows: opening the vault recovers it.

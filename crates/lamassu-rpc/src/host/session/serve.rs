@@ -44,7 +44,7 @@ pub(super) async fn attend(connection: &Connection, first: proto::Up) -> Result<
 
 impl Shared {
     pub(super) fn of(&self) -> proto::Of {
-        proto::Of { vault: self.vault.to_vec(), session: self.session.0 }
+        proto::Of { vault: self.vault.0.to_vec(), session: self.session.0 }
     }
 
     /// Carries out what the state machine asks for.

@@ -4,13 +4,14 @@ use lamassu_anchor::row::{Content, FileRow, Sealed};
 use lamassu_anchor::table::{Change, MemoryTable, Space, Table, Visit};
 use lamassu_anchor::{Anchor, AnchorError, EntryPlace, Made, Mark, ObjectId, Row, Token, TokenKey, VaultRow};
 use lamassu_format::Geometry;
+use lamassu_format::header::VaultId;
 use lamassu_format::tree::Shape;
 use lamassu_store::file::{AnchoredFiles, ScrubContext, TreeOf, Trees};
 use lamassu_store::integrity::{MemoryRecords, Records};
 use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, Mutex};
 
-const VAULT: [u8; 16] = [1; 16];
+const VAULT: VaultId = VaultId([1; 16]);
 const PLACE: EntryPlace = EntryPlace { dir: ObjectId::ROOT, name: Token([7; 16]) };
 
 /// Tells how many records a store has.

@@ -4,6 +4,7 @@ use super::*;
 use lamassu_anchor::row::{Content, Sealed};
 use lamassu_anchor::table::{Change, MemoryTable, Space, Table, Visit};
 use lamassu_anchor::{Anchor, AnchorError, Digest, ObjectId, Row, Token, TokenKey, VaultRow};
+use lamassu_format::header::VaultId;
 use lamassu_store::BackendDir;
 use lamassu_store::backend::CrashBackend;
 use lamassu_vault::anchor::RebuildProgress;
@@ -195,7 +196,7 @@ impl<F: FnMut()> scrub::ScrubWatch for Meanwhile<F> {
     fn found(&mut self, finding: &scrub::ScrubFinding) {
         self.found.push(format!("{}: {}", finding.path.display(), finding.what));
     }
-    fn dataset(&mut self, _: &std::path::Path, _: [u8; 16]) {}
+    fn dataset(&mut self, _: &std::path::Path, _: VaultId) {}
     fn verified(&mut self, _: ObjectId, _: scrub::RowDigest) {
         self.step();
     }
@@ -224,7 +225,7 @@ impl scrub::ScrubWatch for Findings {
     fn found(&mut self, finding: &scrub::ScrubFinding) {
         self.0.push(finding.clone());
     }
-    fn dataset(&mut self, _: &std::path::Path, _: [u8; 16]) {}
+    fn dataset(&mut self, _: &std::path::Path, _: VaultId) {}
     fn verified(&mut self, _: ObjectId, _: scrub::RowDigest) {}
     fn is_verified(&self, _: ObjectId, _: scrub::RowDigest) -> bool {
         false

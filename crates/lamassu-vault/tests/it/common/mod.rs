@@ -10,7 +10,7 @@ pub mod wood;
 use lamassu_anchor::table::{MemoryTable, Table};
 use lamassu_crypto::compress::version_of;
 use lamassu_crypto::{KeyRing, Secret};
-use lamassu_format::header::{KeyArea, NameMode, SealedKeychain, VaultHeader, VaultParams};
+use lamassu_format::header::{KeyArea, NameMode, SealedKeychain, VaultHeader, VaultParams, ZoneId};
 use lamassu_format::{Codec, Compression, Domain, Geometry, Suite};
 use lamassu_store::Backend;
 use lamassu_store::backend::{LocalBackend, MemoryBackend};
@@ -64,7 +64,7 @@ impl Recipe {
 
     pub fn header(&self) -> VaultHeader {
         let params = VaultParams {
-            zone: [1; 16],
+            zone: ZoneId([1; 16]),
             suite: self.suite,
             geometry: Geometry::new(self.block_size, self.reserved).unwrap(),
             names: self.names,

@@ -5,7 +5,7 @@ use super::{RO, RW, codec_of_mode, compression, local, me, n, options};
 use lamassu_anchor::Anchor;
 use lamassu_anchor::table::{MemoryTable, Table};
 use lamassu_crypto::SecretBytes;
-use lamassu_format::header::{Header, NameMode, VaultHeader};
+use lamassu_format::header::{Header, NameMode, VaultHeader, VaultId};
 use lamassu_format::{Domain, Geometry, Suite};
 use lamassu_keys::{
     Argon2Params, Material, NewDataset, NewSlot, NewVault, SlotKind, Unlocked, Zone, create_dataset, create_vault,
@@ -33,7 +33,7 @@ pub struct Keys {
     pub told: Mutex<Vec<String>>,
     pub read_only: AtomicBool,
     /// The anchors of those that have one.
-    pub tables: Mutex<HashMap<[u8; 16], Arc<dyn Table>>>,
+    pub tables: Mutex<HashMap<VaultId, Arc<dyn Table>>>,
     /// What happens while the next one is opened.
     pub meanwhile: Mutex<Option<Box<dyn FnOnce() + Send>>>,
 }

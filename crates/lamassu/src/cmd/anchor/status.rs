@@ -8,6 +8,7 @@ use lamassu_anchor::AnchorError;
 use lamassu_anchor::export;
 use lamassu_anchor::table::{DiskTable, Space};
 use lamassu_anchor::{Row, VaultRow};
+use lamassu_format::header::VaultId;
 use lamassu_host::Error as HostError;
 use lamassu_host::Error;
 use lamassu_host::anchors::ImportError;
@@ -55,7 +56,7 @@ pub fn status(ui: &Ui, args: &Status) -> Result<()> {
     if args.json { output::print_json(&told) } else { output::print(shown(&told)) }
 }
 
-fn count(table: &DiskTable, vault: &[u8; 16], told: &mut Told) -> Result<(), AnchorError> {
+fn count(table: &DiskTable, vault: &VaultId, told: &mut Told) -> Result<(), AnchorError> {
     table.visit_all(|space, _, value| {
         match space {
             Space::Vault => {
@@ -63,7 +64,7 @@ fn count(table: &DiskTable, vault: &[u8; 16], told: &mut Told) -> Result<(), Anc
                 if row.vault != *vault {
                     return Err(AnchorError::Foreign);
                 }
-                told.vault = text::hex(&row.vault);
+                told.vault = row.vault.to_string();
                 (told.revision, told.session, told.history) = (row.revision.0, row.sessions.last, row.history.0);
                 told.tree_degree = 1 << row.degree_log2;
             }

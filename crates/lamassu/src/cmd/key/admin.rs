@@ -180,7 +180,7 @@ fn show(ui: &Ui, args: &Show) -> Result<()> {
     let public = header.keys().admin.as_ref().map(|a| a.public);
     let before = header.keys().admin.as_ref().map_or(&[][..], |a| &a.before);
     let shown = Shown {
-        vault: text::hex(&header.id()),
+        vault: header.id().to_string(),
         administrator: public.map(|key| text::hex(&key.0)),
         signature_good: public.is_some() && !matches!(checked, Err(KeyError::SignatureInvalid)),
         pinned: (!pinned.is_empty()).then(|| followed.is_some() || public.is_some_and(|key| pinned.contains(&key))),

@@ -101,7 +101,7 @@ pub fn run(ui: &Ui, args: &Destroy) -> Result<()> {
     // No process has it open from before it is looked at until it is done.
     let _lock = open::lock_out_writers(ui, &args.dir)?;
     let destruction = Destruction::begin(&path, &ui.policy.witness())?;
-    if args.id.as_ref().is_some_and(|id| *id != crate::text::hex(&destruction.header().id())) {
+    if args.id.as_ref().is_some_and(|id| *id != destruction.header().id().to_string()) {
         return Err(Fault::NotThatDataset { dir: args.dir.clone() }.into());
     }
     let mut run = Run { ui, args, audit, servers, asked: Vec::new(), gone: Vec::new(), receipt: None };

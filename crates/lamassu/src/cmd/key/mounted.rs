@@ -6,7 +6,7 @@ use crate::fault::{Fault, Result};
 use crate::keys;
 use crate::output::Ui;
 use crate::served;
-use data_encoding::HEXLOWER;
+use lamassu_format::header::VaultId;
 use lamassu_fuse::control::Asked;
 use lamassu_host::Error as HostError;
 use lamassu_host::control::protocol::{Changed, Parcel, Request, Status};
@@ -32,15 +32,14 @@ fn ask_to_add(at: &Asked, secret: Parcel, label: String, args: &Add) -> Result<u
     served::ask(at, &Request::AddSlot { secret, label, use_only: role == Role::Use, expires })
 }
 
-fn vault_id(at: &Asked) -> Result<[u8; 16]> {
+fn vault_id(at: &Asked) -> Result<VaultId> {
     let status: Status = served::ask(at, &Request::Status {})?;
-    let id: Option<[u8; 16]> = HEXLOWER.decode(status.vault.as_bytes()).ok().and_then(|id| id.try_into().ok());
-    Ok(id.ok_or_else(|| Fault::GarbledAnswer { path: at.path().into() })?)
+    Ok(VaultId::of_hex(&status.vault).ok_or_else(|| Fault::GarbledAnswer { path: at.path().into() })?)
 }
 
 fn add_recovery(ui: &Ui, at: &Asked, args: &Add) -> Result<()> {
     let id = args.shares.map(|_| vault_id(at)).transpose()?;
-    let (material, paper) = recovery::generate(args.shares.zip(id.as_ref()))?;
+    let (material, paper) = recovery::generate(args.shares.zip(id.as_ref().map(|id| &id.0)))?;
     let secret = served::pack(at, &material, cost::FALLBACK)?;
     let id = ask_to_add(at, secret, words::label(args), args)?;
     words::say(ui, id, args.shares);

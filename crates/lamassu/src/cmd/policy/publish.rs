@@ -53,7 +53,7 @@ pub struct Init {
     #[arg(long, value_name = "NAME")]
     bucket: String,
     /// Public key of the provider's proxy
-    #[arg(long, value_name = "HEX", value_parser = policy::parse_key)]
+    #[arg(long, value_name = "HEX", value_parser = policy::parse_other_key)]
     provider: [u8; 32],
     #[command(flatten)]
     dir: DirArg,

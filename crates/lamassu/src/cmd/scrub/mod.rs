@@ -13,7 +13,7 @@ use crate::progress::Meter;
 use crate::signals;
 use crate::text;
 use lamassu_anchor::{Anchor, ObjectId};
-use lamassu_format::header::VaultHeader;
+use lamassu_format::header::{VaultHeader, VaultId};
 use lamassu_format::name;
 use lamassu_host::Error;
 use lamassu_host::anchors::compare_records;
@@ -122,7 +122,7 @@ struct Watch<'a> {
     failed: Option<std::io::Error>,
     throttle: Throttle,
     /// Datasets that were met and not gone through yet: their paths in the store, and ids.
-    datasets: VecDeque<(PathBuf, [u8; 16])>,
+    datasets: VecDeque<(PathBuf, VaultId)>,
     without_anchor: Vec<PathBuf>,
 }
 
@@ -140,7 +140,7 @@ fn scrubbed(ui: &Ui, args: &Args, events: &Events) -> Result<()> {
     ui.policy.anchors.report_to_server(&header.id(), events)?;
     let (_, table) = ui.policy.anchors.look(&header.id())?;
     let anchor = Anchor::open(Arc::new(table), &header.id()).map_err(Error::from)?;
-    let id = text::hex(&header.id());
+    let id = header.id().to_string();
     let state = match &args.state {
         Some(file) => State::read(file, &args.dir, &id)?,
         None => State::of(&id),
@@ -186,7 +186,7 @@ impl Scrub<'_> {
     fn store(&self, header: &VaultHeader, anchor: &Anchor, watch: &mut Watch<'_>) -> Result<Scrubbed> {
         let mut done = self.vault(&self.args.dir, header, anchor, watch)?;
         while let Some((stored, id)) = watch.datasets.pop_front().filter(|_| !watch.is_stopped()) {
-            let vault = text::hex(&id);
+            let vault = id.to_string();
             match self.dataset(Here { vault, stored: stored.clone() }, &id, watch) {
                 Ok(Some(found)) => done += found,
                 Ok(None) => {
@@ -209,7 +209,7 @@ impl Scrub<'_> {
     }
 
     /// A dataset, by the anchor that this host has of it. `None`: it has none.
-    fn dataset(&self, here: Here, id: &[u8; 16], watch: &mut Watch<'_>) -> Result<Option<Scrubbed>> {
+    fn dataset(&self, here: Here, id: &VaultId, watch: &mut Watch<'_>) -> Result<Option<Scrubbed>> {
         let Some(anchor) = self.ui.policy.anchors.look_at_dataset(id)? else { return Ok(None) };
         let dir = self.args.dir.join(&here.stored);
         let header = header_file::read::<VaultHeader>(&dir.join(name::HEADER))?;
@@ -350,7 +350,7 @@ impl ScrubWatch for Watch<'_> {
         self.tell_here(kind, &finding.path, finding.what.clone());
     }
 
-    fn dataset(&mut self, stored: &Path, id: [u8; 16]) {
+    fn dataset(&mut self, stored: &Path, id: VaultId) {
         self.datasets.push_back((self.here.stored.join(stored), id));
     }
 
