@@ -27,8 +27,8 @@ const SYNCS: usize = 4;
 /// Threads for work that blocks. Most of them wait.
 pub const THREADS: usize = 4096;
 /// Copies, ends of uploads in parts and deletions of many keys, at once: half of the threads. Such a thread waits for
-/// places of pieces, and who has one of these needs a thread. A copy can take hours, so there are many of these: as many
-/// as dozens of tenants have requests at once by default.
+/// places of pieces, and who has one of these needs a thread. A copy can take hours, so there are many of these: as
+/// many as dozens of tenants have requests at once by default.
 const COPIES: usize = THREADS / 2;
 /// The size from which on one is large. Small ones are many, and the store syncs them together.
 pub const LARGE_MIN: u64 = 1 << 20;

@@ -171,6 +171,7 @@ impl Visit for Scrub<'_> {
             // The directory that lay here before would not match the row, nor would its content.
             let is_moving = self.is_moving(&place, &recorded);
             self.done.unfinished += u64::from(is_moving);
+            self.done.unverified_dirs += u64::from(is_moving);
             let below = Recorded { object: recorded.object, at: Some((place, recorded)) };
             return Ok(Some(below).filter(|_| !is_moving));
         }

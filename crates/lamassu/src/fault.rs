@@ -210,7 +210,7 @@ pub enum Fault {
     NotAScrubState { path: PathBuf },
     /// The user's: a state of a scrub that another user may have written.
     #[error(
-        "{path:?} belongs to another user, or others may write it: what it says to be verified cannot be trusted; remove it, or name another file"
+        "{path:?} belongs to another user, or others may write it or its directory: what it says to be verified cannot be trusted; remove it, or name another file"
     )]
     ScrubStateOfOthers { path: PathBuf },
     /// The user's: a tree deeper than the limit.
@@ -287,10 +287,12 @@ pub enum Fault {
     #[error(
         "nothing is stale, but some of it cannot be verified without a key: {pages} pages of open files, the blocks of {files} files \
          (open, or left so by a crash: `lamassu check --repair` completes these; or not written since `anchor rebuild` or `anchor accept`; \
-         or with a damaged block: `lamassu check` names it), {blocks} blocks whose tree records are lost, and all in {datasets} datasets whose \
+         or with a damaged block: `lamassu check` names it), {blocks} blocks whose tree records are lost, \
+         what is in {dirs} directories that a writer was moving (`lamassu check --repair` settles these), {histories} histories that \
+         could not be read, and all in {datasets} datasets whose \
          anchors are not on this machine (`lamassu anchor import`; --skip-unanchored leaves them out)"
     )]
-    ScrubUnverified { pages: u64, blocks: u64, files: u64, datasets: usize },
+    ScrubUnverified { pages: u64, blocks: u64, files: u64, dirs: u64, histories: u64, datasets: usize },
     /// The store's: a dataset that was exchanged before a scrub reached it.
     #[error("another dataset lies in {dir:?} than a moment ago")]
     DatasetExchanged { dir: PathBuf },

@@ -73,6 +73,10 @@ pub struct Scrubbed {
     pub open_pages: u64,
     /// Entries and moves that a writer has not finished, or had not when it was interrupted.
     pub unfinished: u64,
+    /// Directories among them that a writer was moving: nothing below them was verified.
+    pub unverified_dirs: u64,
+    /// Histories that could not be read, and were not compared.
+    pub unread_histories: u64,
     /// Datasets that were found; they have anchors of their own.
     pub datasets: u64,
     /// What could not be read.
@@ -94,6 +98,8 @@ impl AddAssign for Scrubbed {
         self.open_files += other.open_files;
         self.open_pages += other.open_pages;
         self.unfinished += other.unfinished;
+        self.unverified_dirs += other.unverified_dirs;
+        self.unread_histories += other.unread_histories;
         self.datasets += other.datasets;
         self.failures += other.failures;
         self.findings += other.findings;

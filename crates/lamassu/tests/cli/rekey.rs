@@ -186,8 +186,9 @@ fn killed_again_and_again_it_goes_on_with_what_is_left() {
         kill(daemon_of(&b), "-KILL");
         let _ = child.wait();
         let _ = std::process::Command::new("umount").arg("-l").arg(b.path("m")).status();
-        // Code 29: where it was killed between a page and its blocks, these have their former keys.
-        wait_for("the lock is free", || matches!(b.run("check v").code, 0 | 29));
+        wait_for("the lock is free", || b.run("check v").code != 11);
+        // Blocks that have their former keys still hold what was written last.
+        b.run("check v").ok();
         b.run("mount v m").ok();
         assert!(contents(&b.path("m")) == before, "round {round}");
     }

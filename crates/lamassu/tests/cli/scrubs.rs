@@ -178,6 +178,39 @@ fn what_cannot_be_verified_without_a_key_has_a_code_of_its_own() {
     assert_eq!((told["status"].as_str(), count(&told, "open_pages")), (Some("clean"), 0));
 }
 
+/// Blocks behind a page are no pages, however large they are.
+#[test]
+fn an_open_file_of_large_blocks_whose_pages_are_recorded_is_clean() {
+    if !Path::new("/dev/fuse").exists() {
+        eprintln!("SKIPPED: takes /dev/fuse");
+        return;
+    }
+    let b = bench("-b 64K");
+    b.run("mount v m").ok();
+    let open = fs::File::create(b.path("m/f")).unwrap();
+    open.write_all_at(&noise(300_000, 1), 0).unwrap();
+    open.sync_all().unwrap();
+    wait_for("it is open", || count(&b.run("scrub --json v").json(), "open_files") == 1);
+    let told = b.run("scrub --json v").ok().json();
+    assert_eq!((count(&told, "open_files"), count(&told, "open_pages")), (1, 0), "{told}");
+    drop(open);
+    b.unmount("m");
+}
+
+/// What a directory of others has may be older than it says.
+#[test]
+fn a_state_in_a_directory_of_others_is_not_believed() {
+    let (b, _) = furnished();
+    let dir = b.dir("others");
+    fs::set_permissions(&dir, fs::Permissions::from_mode(0o777)).unwrap();
+    b.run("scrub --state others/verified v").code(28).says("others");
+    fs::set_permissions(&dir, fs::Permissions::from_mode(0o1777)).unwrap();
+    fs::write(dir.join("verified"), "").unwrap();
+    fs::set_permissions(dir.join("verified"), fs::Permissions::from_mode(0o600)).unwrap();
+    b.run("scrub --state others/verified v").ok();
+    assert!(!dir.join("verified").exists());
+}
+
 /// The anchor has no root over the blocks of a file that is open: only its pages can be compared.
 #[test]
 fn the_blocks_of_what_a_killed_mount_has_left_are_not_called_clean() {

@@ -17,7 +17,11 @@ fn answers_mean_what_they_say() {
         (301, "PermanentRedirect", "another endpoint"),
         (400, "AuthorizationHeaderMalformed", "another endpoint"),
         (503, "SlowDown", "busy"),
-        (200, "InternalError", "busy"),
+        // The status of an answer that has begun with 200 and then says what it is: `send_for`.
+        (500, "InternalError", "busy"),
+        (500, "KeyIsDirectory", "cannot have both"),
+        (500, "PreconditionFailed", "something else there by now"),
+        (500, "KeyTooLongError", "longer than the provider takes"),
         (412, "PreconditionFailed", "something else there by now: Get: 412"),
         (409, "ConditionalRequestConflict", "busy"),
         (404, "NoSuchUpload", "lost an upload"),

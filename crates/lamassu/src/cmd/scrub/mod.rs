@@ -94,6 +94,9 @@ struct Summary {
     open_pages: u64,
     /// entries that a writer has not finished
     unfinished: u64,
+    /// directories among them that were not entered
+    unverified_dirs: u64,
+    unread_histories: u64,
     datasets: u64,
     /// paths in the store of those whose anchors this host does not have: nothing in them was verified
     datasets_without_anchor: Vec<String>,
@@ -161,8 +164,10 @@ fn scrubbed(ui: &Ui, args: &Args, events: &Events) -> Result<()> {
     let done = Scrub { ui, args, events }.store(&header, &anchor, &mut watch);
     if done.is_err() || signals::interrupted() {
         watch.save();
-    } else if let Some(file) = watch.file {
-        let _ = std::fs::remove_file(file);
+    } else if let (Some(file), None) = (watch.file, &watch.failed) {
+        // One that stayed would have the next scrub skip what it has.
+        let removed = std::fs::remove_file(file);
+        watch.failed = removed.err().filter(|error| error.kind() != std::io::ErrorKind::NotFound);
     }
     let Watch { meter, findings, failed, without_anchor, .. } = watch;
     drop(meter);
@@ -236,13 +241,15 @@ impl Scrub<'_> {
         let backend = lamassu_host::backend(dir)?.without_access_times();
         let mut done = scrub(backend.root(), header, anchor, self.events, watch).map_err(Error::from)?;
         done.findings += compared.findings.len() as u64;
+        done.unread_histories += u64::from(compared.is_history_unreadable);
         Ok(done)
     }
 }
 
 fn report(ui: &Ui, args: &Args, done: &Scrubbed, findings: Vec<Finding>, without_anchor: &[PathBuf]) -> Result<()> {
     let datasets = if args.skip_unanchored { 0 } else { without_anchor.len() };
-    let unverified = done.unverified_blocks + done.open_pages + done.files_with_unverified_blocks;
+    let of_files = done.unverified_blocks + done.open_pages + done.files_with_unverified_blocks;
+    let unverified = of_files + done.unverified_dirs + done.unread_histories;
     let is_all_verified = unverified == 0 && datasets == 0;
     let status = match (done.findings, done.failures, is_all_verified) {
         (0, 0, true) => "clean",
@@ -265,6 +272,8 @@ fn report(ui: &Ui, args: &Args, done: &Scrubbed, findings: Vec<Finding>, without
             open_files: done.open_files,
             open_pages: done.open_pages,
             unfinished: done.unfinished,
+            unverified_dirs: done.unverified_dirs,
+            unread_histories: done.unread_histories,
             datasets: done.datasets,
             datasets_without_anchor,
             failures: done.failures,
@@ -281,7 +290,8 @@ fn report(ui: &Ui, args: &Args, done: &Scrubbed, findings: Vec<Finding>, without
         // A reader that is gone (`| head`) does not make a stale store a current one.
         "unverified" => {
             let (pages, blocks, files) = (done.open_pages, done.unverified_blocks, done.files_with_unverified_blocks);
-            Err(Fault::ScrubUnverified { pages, blocks, files, datasets }.into())
+            let (dirs, histories) = (done.unverified_dirs, done.unread_histories);
+            Err(Fault::ScrubUnverified { pages, blocks, files, dirs, histories, datasets }.into())
         }
         "unreadable" => Err(Fault::ScrubUnreadable { places: done.failures }.into()),
         _ => Err(Fault::ScrubStale { findings: done.findings }.into()),

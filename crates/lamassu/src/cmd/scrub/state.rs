@@ -14,6 +14,9 @@ use std::io::{Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
+/// The bit of a directory's mode: only their owners remove and rename files in it.
+const STICKY: u32 = 0o1000;
+
 /// What was verified, by vault.
 #[derive(Serialize, Deserialize, Default)]
 pub struct State {
@@ -37,13 +40,20 @@ impl State {
         if parent.starts_with(dir.canonicalize().map_err(local)?) {
             return Err(refused().into());
         }
+        let own_uid = rustix::process::geteuid().as_raw();
+        // In a directory of others an older state of this user could be put in its place.
+        let st = parent.metadata().map_err(local)?;
+        let is_others = st.mode() & 0o022 != 0 && st.mode() & STICKY == 0;
+        if is_others || (st.uid() != own_uid && st.uid() != 0) {
+            return Err(Fault::ScrubStateOfOthers { path: file.to_owned() }.into());
+        }
         let bytes = match file.symlink_metadata() {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(State::of(vault)),
             Ok(st) if !st.is_file() => return Err(refused().into()),
             Ok(_) => {
                 let mut open = std::fs::File::open(file).map_err(local)?;
                 let st = open.metadata().map_err(local)?;
-                if st.uid() != rustix::process::geteuid().as_raw() || st.mode() & 0o022 != 0 {
+                if st.uid() != own_uid || st.mode() & 0o022 != 0 {
                     return Err(Fault::ScrubStateOfOthers { path: file.to_owned() }.into());
                 }
                 let mut bytes = Vec::new();
@@ -52,6 +62,10 @@ impl State {
             }
             Err(error) => return Err(local(error).into()),
         };
+        // A power cut may have left it empty, on a file system that does not order a rename behind the content.
+        if bytes.is_empty() {
+            return Ok(State::of(vault));
+        }
         let read: State = serde_json::from_slice(&bytes).map_err(|_| refused())?;
         if read.vault == vault { Ok(read) } else { Err(refused().into()) }
     }
@@ -84,7 +98,9 @@ impl State {
             _ => {}
         }
         let new = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&beside);
-        new?.write_all(&bytes)?;
+        let mut new = new?;
+        new.write_all(&bytes)?;
+        new.sync_all()?;
         std::fs::rename(&beside, file)
     }
 }
