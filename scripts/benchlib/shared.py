@@ -14,7 +14,7 @@ import tempfile
 import time
 
 from demolib.hosts import TOOLS, Bridge, Host, possible, within
-from demolib.network import SSHD
+from demolib.network import serve_ssh
 from demolib.schemes import write_secret
 from demolib.shell import DemoError, Undo, have, run, say
 
@@ -67,7 +67,7 @@ class Place:
         for name in OPTIONS:
             self._make(name)
         if "sshfs" in self.systems:
-            self._serve_ssh()
+            self._end_with(serve_ssh(work / "ssh", self.keeper.start))
 
     def lamassu(self, host, *argv, **options):
         return host.run(self.program, "-q", *argv, env={"LAMASSU_KEY": f"raw:file:{self.key}"}, **options)
@@ -77,13 +77,15 @@ class Place:
         self.state, self.url = state, f"server://{address}"
         self.keeper.run(self.server, "init", state)
         (state / "server.toml").write_text(f'listen = "{address}"\naddress = "{address}"\n', encoding="ascii")
-        running = self.keeper.start(self.server, "run", state, log=self.work / "server.log")
-        self.undo.callback(running.wait)
-        self.undo.callback(running.kill)
+        self._end_with(self.keeper.start(self.server, "run", state, log=self.work / "server.log"))
         if not within(20, lambda: "running" in self.keeper.run(self.server, "status", state).stdout.splitlines())[0]:
             raise DemoError(f"the server does not start:\n{(self.work / 'server.log').read_text()}")
         for host in self.hosts:
             self.lamassu(host, "host", "join", stdin=self.keeper.run(self.server, "enrol", state, host.name).stdout)
+
+    def _end_with(self, running):
+        self.undo.callback(running.wait)
+        self.undo.callback(running.kill)
 
     def _make(self, name):
         store = self.stores[name]
@@ -92,18 +94,6 @@ class Place:
         for host in self.hosts:
             self.keeper.run(self.server, "host", "grant", self.state, host.name, vault)
         self.lamassu(self.hosts[0], "anchor", "move", store, self.url)
-
-    def _serve_ssh(self):
-        folder = self.work / "ssh"
-        folder.mkdir()
-        for key in ("host", "user"):
-            run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / key)
-        (folder / "sshd_config").write_text(SSHD.format(dir=folder), encoding="ascii")
-        pathlib.Path("/run/sshd").mkdir(exist_ok=True)
-        sshd = shutil.which("sshd", path=os.environ["PATH"] + ":/usr/sbin")
-        running = self.keeper.start(sshd, "-D", "-e", "-f", folder / "sshd_config", log=folder / "log")
-        self.undo.callback(running.wait)
-        self.undo.callback(running.kill)
 
     def mount(self, host, name):
         if name == "sshfs":

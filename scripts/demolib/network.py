@@ -29,6 +29,17 @@ def possible():
     return os.geteuid() == 0 and all(have(tool) for tool in ("ip", "sshfs", "sshd", "ssh-keygen"))
 
 
+def serve_ssh(folder, start):
+    """An sshd with a key of its own and one for its users, both in `folder`, which is made. It answers a moment after `start` has run it."""
+    folder.mkdir()
+    for key in ("host", "user"):
+        run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / key)
+    (folder / "sshd_config").write_text(SSHD.format(dir=folder), encoding="ascii")
+    pathlib.Path("/run/sshd").mkdir(exist_ok=True)
+    sshd = shutil.which("sshd", path=os.environ["PATH"] + ":/usr/sbin")
+    return start(sshd, "-D", "-e", "-f", folder / "sshd_config", log=folder / "log")
+
+
 def drop_space(name):
     """Removes a network namespace. What still runs in there is ours."""
     for pid in run("ip", "netns", "pids", name, check=False).stdout.split():
@@ -55,7 +66,7 @@ class Network:
     def __enter__(self):
         try:
             self._join()
-            self._serve()
+            self.sshd = serve_ssh(self.dir, self._start)
             self._connect()
         except BaseException:
             self.__exit__()
@@ -80,15 +91,9 @@ class Network:
             run("ip", "-n", self.spaces[n], "link", "set", "lo", "up")
             run("ip", "-n", self.spaces[n], "link", "set", self.devices[n], "up")
 
-    def _serve(self):
-        self.dir.mkdir()
-        for key in ("host", "user"):
-            run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", self.dir / key)
-        (self.dir / "sshd_config").write_text(SSHD.format(dir=self.dir), encoding="ascii")
-        pathlib.Path("/run/sshd").mkdir(exist_ok=True)
-        sshd = shutil.which("sshd", path=os.environ["PATH"] + ":/usr/sbin")
-        with open(self.dir / "log", "wb") as log:
-            self.sshd = subprocess.Popen([*self._inside(0), sshd, "-D", "-e", "-f", self.dir / "sshd_config"], stderr=log, stdin=subprocess.DEVNULL)
+    def _start(self, *argv, log):
+        with open(log, "wb") as file:
+            return subprocess.Popen([*self._inside(0), *argv], stderr=file, stdin=subprocess.DEVNULL)
 
     def _connect(self):
         self.near.mkdir()

@@ -18,7 +18,7 @@ from lab import COMMAND_SECONDS_MAX, MAKE, ROOT, Failure, call, program
 sys.path.insert(0, str(ROOT / "scripts"))
 
 from demolib.hosts import Bridge, Host, within  # noqa: E402
-from demolib.network import SSHD  # noqa: E402
+from demolib.network import serve_ssh  # noqa: E402
 from demolib.shell import DemoError, run  # noqa: E402
 
 PORT = 7433
@@ -164,7 +164,10 @@ class SharedLab:
         for machine in self.machines:
             undo.callback(machine.end)
         if kind == "sshfs":
-            self.serve_ssh()
+            sshd = serve_ssh(self.path / "ssh", self.keeper.start)
+            undo.callback(sshd.wait)
+            undo.callback(sshd.kill)
+            time.sleep(0.5)
             for machine in self.machines:
                 machine.connect()
         self.make_vault()
@@ -182,19 +185,6 @@ class SharedLab:
             call("mount", "-t", "tmpfs", "-o", f"size={DISK_MIB}m,mode=700", "tmpfs", str(store))
         self.undo.callback(run, "umount", "-l", store, check=False)
         (store / "vault").mkdir(mode=0o700)
-
-    def serve_ssh(self):
-        folder = self.path / "ssh"
-        folder.mkdir()
-        for key in ("host", "user"):
-            run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / key)
-        (folder / "sshd_config").write_text(SSHD.format(dir=folder), encoding="ascii")
-        pathlib.Path("/run/sshd").mkdir(exist_ok=True)
-        sshd = shutil.which("sshd", path=os.environ["PATH"] + ":/usr/sbin")
-        running = self.keeper.start(sshd, "-D", "-e", "-f", folder / "sshd_config", log=folder / "log")
-        self.undo.callback(running.wait)
-        self.undo.callback(running.kill)
-        time.sleep(0.5)
 
     # --- the server
 
