@@ -212,9 +212,9 @@ def stripped():
     # Other content than was signed.
     assert ask("PUT", path, headers, b"NEW")[:2] == (400, "XAmzContentSHA256Mismatch")
     document = b"<Delete><Object><Key>k</Key></Object></Delete>"
-    signed = {"x-amz-content-sha256": hashlib.sha256(document).hexdigest(), "content-length": str(len(document))}
+    covering = {"x-amz-content-sha256": hashlib.sha256(document).hexdigest(), "content-length": str(len(document))}
     names = ["host", "x-amz-content-sha256", "x-amz-date"]
-    deletion = Signing("POST", path.rsplit("/", 1)[0] + "?delete", signed, names)
+    deletion = Signing("POST", path.rsplit("/", 1)[0] + "?delete", covering, names)
     assert ask("POST", path.rsplit("/", 1)[0] + "?delete", deletion.headers, document.replace(b"k", b"K"))[:2] == (400, "XAmzContentSHA256Mismatch")
     kept(path)
     assert ask("PUT", path, Signing("PUT", path, hashed, ["host", "x-amz-content-sha256", "x-amz-date"]).headers, b"new")[0] == 200
