@@ -3,7 +3,6 @@
 //!
 //! Work of an unknown length, which is not begun piece by piece, takes places in the queues itself: [`in_turn`].
 
-use crate::credentials::User;
 use crate::limits::{Reading, Turn};
 use crate::queue::{LARGE_MIN, Queue, Queues};
 use std::cell::RefCell;
@@ -19,9 +18,8 @@ thread_local! {
     static CURRENT: RefCell<Option<Arc<Turn>>> = const { RefCell::new(None) };
     /// Where this thread's work waits for its tenant's turn. Not set: it takes no place, or has one already.
     static QUEUES: RefCell<Option<Arc<Queues>>> = const { RefCell::new(None) };
-    /// The holder of the request's credential, if this thread's work has no known end. It goes on in turns, and only as
-    /// long as the credential is in force.
-    static HOLDER: RefCell<Option<Arc<User>>> = const { RefCell::new(None) };
+    /// Of work without a known end: it goes on in turns, and only as long as the request's credential is in force.
+    static IN_FORCE: RefCell<Option<InForce>> = const { RefCell::new(None) };
     /// Set once the request's client is gone.
     static GIVEN_UP: RefCell<Option<Arc<AtomicBool>>> = const { RefCell::new(None) };
 }
@@ -42,10 +40,13 @@ impl Drop for Working {
     fn drop(&mut self) {
         CURRENT.set(None);
         QUEUES.set(None);
-        HOLDER.set(None);
+        IN_FORCE.set(None);
         GIVEN_UP.set(None);
     }
 }
+
+/// Tells whether a request's credential is in force.
+pub type InForce = Box<dyn Fn() -> bool + Send>;
 
 /// The credential of the request was revoked or has expired, so its work may not go on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,8 +54,7 @@ pub struct NoLonger;
 
 /// Whether the request's credential is in force.
 fn goes_on() -> Result<(), NoLonger> {
-    let is_in_force = |holder: &Option<Arc<User>>| holder.as_ref().is_none_or(|holder| holder.may_go_on().is_ok());
-    HOLDER.with_borrow(is_in_force).then_some(()).ok_or(NoLonger)
+    IN_FORCE.with_borrow(|is_so| is_so.as_ref().is_none_or(|is_so| is_so())).then_some(()).ok_or(NoLonger)
 }
 
 /// Work on another thread, and its result. Dropping this gives the work up: the work continues, but can ask
@@ -178,15 +178,15 @@ pub fn spawn<T: Send + 'static>(
     Work { thread, given_up }
 }
 
-/// Runs work without a known end, in turns ([`in_turn`]): each of them only if this user's credential is in force.
+/// Runs work without a known end, in turns ([`in_turn`]): each of them only if the request's credential is in force.
 pub fn in_turns<T: Send + 'static>(
     turn: Arc<Turn>,
     queues: Option<Arc<Queues>>,
-    holder: Arc<User>,
+    in_force: InForce,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Work<T> {
     spawn(turn, queues, move || {
-        HOLDER.set(Some(holder));
+        IN_FORCE.set(Some(in_force));
         work()
     })
 }

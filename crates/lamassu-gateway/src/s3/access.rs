@@ -270,7 +270,9 @@ impl Session {
             Some(queues) => Some(queues.copies.place(&self.user.tenant).await),
             None => None,
         };
-        crate::work::in_turns(self.turn.clone(), self.queues.clone(), self.user.clone(), move || {
+        let user = self.user.clone();
+        let in_force = Box::new(move || user.may_go_on().is_ok());
+        crate::work::in_turns(self.turn.clone(), self.queues.clone(), in_force, move || {
             let done = work();
             drop(place);
             done
