@@ -206,8 +206,7 @@ impl Root {
         self.freeze_by(LAMASSU_IOC_FREEZE)
     }
 
-    /// The same, but no longer than this lives, and its process: nobody has to thaw what a process has frozen that was
-    /// killed.
+    /// The same, until this is dropped. The freeze also ends if this process dies.
     ///
     /// # Errors
     /// [`ControlError`].

@@ -26,9 +26,9 @@ const PLACES_MIN: usize = 4;
 const SYNCS: usize = 4;
 /// Threads for work that blocks. Most of them wait.
 pub const THREADS: usize = 4096;
-/// Copies, ends of uploads in parts and deletions of many keys, at once: half of the threads. Such a thread waits for
-/// places of pieces, and who has one of these needs a thread. A copy can take hours, so there are many of these: as
-/// many as dozens of tenants have requests at once by default.
+/// Copies, ends of uploads in parts and deletions of many keys, at once: half of the threads. The other half is left
+/// for pieces. Such work holds its thread while it waits for a place of pieces. A copy can take hours, so there are
+/// many of these: as many as dozens of tenants have requests at once by default.
 const COPIES: usize = THREADS / 2;
 /// The size from which on one is large. Small ones are many, and the store syncs them together.
 pub const LARGE_MIN: u64 = 1 << 20;
@@ -95,7 +95,7 @@ impl Queue {
     pub async fn place(self: &Arc<Self>, tenant: &Arc<Tenant>) -> Place {
         match self.ask(tenant) {
             Ok(place) => place,
-            Err(turn) => turn.await.unwrap_or_else(|_| self.untold(tenant)),
+            Err(turn) => turn.await.unwrap_or_else(|_| self.unsent(tenant)),
         }
     }
 
@@ -103,7 +103,7 @@ impl Queue {
     pub fn place_blocking(self: &Arc<Self>, tenant: &Arc<Tenant>) -> Place {
         match self.ask(tenant) {
             Ok(place) => place,
-            Err(turn) => turn.blocking_recv().unwrap_or_else(|_| self.untold(tenant)),
+            Err(turn) => turn.blocking_recv().unwrap_or_else(|_| self.unsent(tenant)),
         }
     }
 
@@ -128,8 +128,8 @@ impl Queue {
         Err(turn)
     }
 
-    /// A place for one whose sender was dropped, which nobody does without sending.
-    fn untold(self: &Arc<Self>, tenant: &Arc<Tenant>) -> Place {
+    /// A place for a waiter whose sender was dropped without a message. That should not happen.
+    fn unsent(self: &Arc<Self>, tenant: &Arc<Tenant>) -> Place {
         self.state.lock().take(key_of(tenant));
         self.of(tenant.clone())
     }

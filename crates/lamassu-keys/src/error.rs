@@ -187,8 +187,8 @@ pub enum KeyError {
         /// not tried
         slot: u32,
     },
-    /// Somebody's who wrote to the store, or a slot of a key that may not sign: whoever knows an RSA key's public half
-    /// can seal a slot of his own header for it.
+    /// A writer of the store forged the slot, or it belongs to a key that may not sign. Whoever knows an RSA key's
+    /// public half can seal a slot of another header for it.
     #[error(
         "slot {slot} opens with the token's RSA key, but nothing shows that it was made with that key: anyone who knows its public half could have made \
          this header. Name the administrator who must have signed it: --admin-key or --admin-zone"

@@ -458,11 +458,11 @@ impl Scrub<'_> {
 
     /// Whether everything verified since `before` matches the anchor.
     fn has_verified_all_since(&self, before: &Scrubbed) -> bool {
-        let untold = |done: &Scrubbed| {
+        let unverified_in = |done: &Scrubbed| {
             let unverified = (done.open_pages, done.unverified_blocks, done.files_with_unverified_blocks);
             (done.findings, done.failures, done.unfinished, unverified)
         };
-        untold(&self.done) == untold(before)
+        unverified_in(&self.done) == unverified_in(before)
     }
 
     fn held_attributes(&mut self, path: &Path, of: (ObjectId, &Row), held: &dyn BackendEntry) {

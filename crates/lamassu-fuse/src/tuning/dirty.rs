@@ -28,8 +28,7 @@ enum LimitKind {
 /// kernel gives to FUSE mounts, and what random writes get.
 const KERNELS: u32 = PERCENT;
 const RANDOM: u32 = 10 * PERCENT;
-/// The share while the kind is unknown, which ends soon; but at least these bytes, since with a few pages every request
-/// would be small.
+/// The share until the kind of the store is known. A minimum in bytes keeps requests from becoming small.
 const UNKNOWN: u32 = PERCENT / 5;
 const UNKNOWN_LEN: u64 = 8 << 20;
 const PERCENT: u32 = 10_000;

@@ -369,7 +369,7 @@ mod tests {
         (dir, objects)
     }
 
-    /// Names of one group are neither gone through nor read, where a page meets it and where one goes on behind it.
+    /// A listing skips a group's names, both when a page reaches the group and when a page resumes behind it.
     #[test]
     fn a_group_is_passed_at_once() {
         let (_dir, mut objects) = with_many(12_000);

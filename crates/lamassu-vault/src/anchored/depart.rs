@@ -214,8 +214,8 @@ impl Vault {
     }
 
     /// Moves away what is left in a directory that is empty for users: it is not recorded. Whether the directory is
-    /// that of its row was verified when it was removed. With plain names nothing but owners tells that: there, nothing
-    /// of root's is moved, and nothing of another user's than the one who has the directory.
+    /// that of its row was verified when it was removed. With plain names only the owner shows
+    /// this, so entries stay that belong to root, or to another user than the directory's owner.
     ///
     /// # Errors
     /// [`VaultError::NotEmpty`]: something stays, or there is more than is moved at a time.

@@ -88,8 +88,8 @@ impl History {
         self.back(*place, *until, kept)
     }
 
-    /// What must exist if the store has made no more than `kept` moves, since a later one moves or removes it: the
-    /// place and, for a move, the inode number.
+    /// Entries that must still exist after `kept` moves, because only a later move changes them: the place and, for a
+    /// move, the inode number.
     pub fn still_there(&self, kept: usize) -> Vec<(EntryPlace, Option<u64>)> {
         let moves = self.moves.iter().enumerate().skip(kept);
         let moved = moves.filter_map(|(number, of)| Some((self.back(of.from, number, kept)?, Some(of.inodes.source))));
