@@ -239,21 +239,11 @@ impl Core {
         for i in (0..page.keys.len()).filter(|i| page.pending >> i & 1 == 1) {
             match self.resolve_block(g, i, &page, believed)? {
                 Some(Resolved { key, is_new, opened }) => {
-                    let block = self.geo().first_block(g) + i as u64;
-                    let inside = st.sizes.stored().saturating_sub(self.geo().block_start(block));
-                    let is_equal = |mut opened: Vec<u8>| {
-                        // Re-keying leaves out what a truncation left behind the end.
-                        let behind = opened.get_mut(usize::try_from(inside).unwrap_or(usize::MAX)..);
-                        let is_cut = behind.is_some_and(|behind| !is_zero(behind));
-                        self.seals_to_key(&opened, i, &page, block)
-                            || (is_cut && {
-                                opened[inside as usize..].fill(0);
-                                self.seals_to_key(&opened, i, &page, block)
-                            })
-                    };
+                    let is_equal =
+                        |opened: Vec<u8>| self.seals_to_key(&opened, i, &page, self.geo().first_block(g) + i as u64);
                     if !is_new && !opened.is_some_and(is_equal) {
                         let kind = if key.is_hole() { DamageKind::Unwritten } else { DamageKind::Reverted };
-                        self.note_undone(st, self.damage(kind, g, Some(block)));
+                        self.note_undone(st, self.damage(kind, g, Some(self.geo().first_block(g) + i as u64)));
                     }
                     page.keys.set(i, &key);
                     found |= 1 << i;

@@ -304,11 +304,19 @@ fn rotated(r: &mut Recording<'_>) {
     r.rotate();
     r.rekey(Rekey::Full, 9);
     r.settle();
+    // Cut in the middle of a block whose rest is too long for a tail.
+    r.write(0, 3 * b);
+    r.settle();
+    r.truncate(2 * b + b / 2 + 5);
+    r.settle();
+    r.rotate();
+    r.rekey(Rekey::Full, 9);
+    r.settle();
 }
 
 #[test]
 fn rekeying() {
-    hand_made_in("rekeying", 4, rotated);
+    hand_made_in("rekeying", 5, rotated);
 }
 
 fn overwriting(r: &mut Recording<'_>) {
