@@ -38,11 +38,11 @@ pub mod tree;
 mod words;
 
 pub use algorithm::{Cipher, Hash};
-pub use compression::{Codec, CodecVersion, Compression, CompressionError, is_compressed};
+pub use compression::{Codec, CodecVersion, Compression, CompressionError};
 pub use domain::Domain;
 pub use geometry::{Geometry, PageAad};
 pub use header::{Header, NameMode, VaultHeader, ZoneFile};
-pub use keys::{Keys, SlotKey};
+pub use keys::{Keys, SlotKey, is_compressed, is_hole};
 pub use method::Method;
 pub use number::{BlockNo, FileId, PageNo, SessionTag};
 pub use page::{Page, PageError};

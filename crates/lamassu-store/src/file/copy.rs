@@ -15,7 +15,7 @@ use super::read::{Source, View};
 use super::state::{Dirty, State};
 use super::types::StoreError;
 use crate::backend::BackendFile;
-use lamassu_format::{BlockKey, BlockNo, Keys, SlotKey};
+use lamassu_format::{BlockKey, BlockNo, Keys, SlotKey, Suite};
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
@@ -36,6 +36,11 @@ pub(super) struct CopiedBlock {
 impl CopiedBlock {
     pub fn key(&self) -> &BlockKey {
         &self.keys.raw()[self.n]
+    }
+
+    /// Whether it is compressed, in a vault of this suite.
+    pub fn is_compressed(&self, suite: Suite) -> bool {
+        self.keys.is_compressed(self.n, suite)
     }
 
     /// Whether it follows another of `len` bytes without a gap.

@@ -12,7 +12,7 @@ use super::session::Standing;
 use super::state::{Held, PageState, State};
 use super::types::{DamageKind, FirstPage, StoreError};
 use lamassu_crypto::Verify;
-use lamassu_format::{BlockNo, Keys, Page, PageNo, SlotKey, is_compressed};
+use lamassu_format::{BlockNo, Keys, Page, PageNo, SlotKey};
 use std::sync::Arc;
 
 impl Core {
@@ -325,7 +325,7 @@ impl Core {
     fn seals_to_key(&self, content: &[u8], i: usize, page: &Page, block: BlockNo) -> bool {
         let Some(key) = page.keys.get(i).filter(|key| !key.is_hole()) else { return false };
         let (suite, inners) = (self.ctx.ring.suite(), self.ctx.ring.inners());
-        let is_compressed = |key: &SlotKey| is_compressed(suite, &key.as_batch()[0]);
+        let is_compressed = |key: &SlotKey| key.is_compressed(suite);
         let may_be_compressed = is_compressed(&key) || page.previous_key(i).is_some_and(|key| is_compressed(&key));
         // In one epoch, and without compression, equal content has one key.
         if inners.len() == 1 && self.ctx.compression.is_none() && !may_be_compressed && !page.changing {

@@ -23,7 +23,7 @@ use super::recover::keep_bits;
 use super::state::{Held, Mark, PageState, SizeFields, State, has_room};
 use super::types::StoreError;
 use lamassu_crypto::compress::stored_len;
-use lamassu_format::{BlockNo, Keys, PAGE_LEN, Page, PageNo, SlotKey, is_compressed};
+use lamassu_format::{BlockNo, Keys, PAGE_LEN, Page, PageNo, SlotKey};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
@@ -155,7 +155,7 @@ impl Core {
         let is_short = |block: BlockNo| {
             let (g, i) = self.geo().slot_of(block);
             let page = &round.pages.get(&g).expect("data lies under a planned page").page;
-            let of = |key: Option<SlotKey>| key.is_some_and(|key| is_compressed(suite, &key.as_batch()[0]));
+            let of = |key: Option<SlotKey>| key.is_some_and(|key| key.is_compressed(suite));
             of(page.keys.get(i)) || of(page.previous_key(i))
         };
         if self.ctx.block_len() <= PAGE_LEN {
