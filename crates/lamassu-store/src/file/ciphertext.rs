@@ -9,7 +9,7 @@ use super::state::{Dirty, State};
 use super::types::StoreError;
 use crate::backend::BackendFile;
 use lamassu_crypto::compress::stored_len;
-use lamassu_format::{BlockNo, Keys, PAGE_LEN, Suite};
+use lamassu_format::{BlockNo, ByteOffset, Keys, PAGE_LEN, Suite};
 use std::cell::Cell;
 
 /// Capacity of the ciphertext buffer that a thread keeps.
@@ -77,7 +77,7 @@ impl Ciphertext {
     }
 
     /// Writes blocks, of one of [`Ciphertext::pieces`].
-    pub fn write(&self, stretch: Stretch, to: &dyn BackendFile, offset: u64) -> std::io::Result<()> {
+    pub fn write(&self, stretch: Stretch, to: &dyn BackendFile, offset: ByteOffset) -> std::io::Result<()> {
         let Stretch { n, count, bytes } = stretch;
         match &self.places[n] {
             Location::OtherFile(block) => block.copy_to(to, offset, count, self.len),
@@ -86,7 +86,7 @@ impl Ciphertext {
                 if let Some(last) = parts.last_mut() {
                     *last = &last[..last.len() - (count * self.len - bytes)];
                 }
-                to.write_vectored_at(offset, &parts)
+                to.write_vectored_at(offset.0, &parts)
             }
         }
     }

@@ -229,7 +229,7 @@ impl Core {
         let _times = self.concurrent.times.lock();
         let time = self.concurrent.published.lock().mtime;
         match time {
-            Some(time) => self.restore(time).map_err(StoreError::io("set times", 0)),
+            Some(time) => self.restore(time).map_err(StoreError::io("set times", 0u64)),
             None => Ok(()),
         }
     }
@@ -252,7 +252,7 @@ impl Core {
             SetTime::At(time) => Some(time),
             SetTime::Now => Some(Time::now()),
         };
-        self.backing.set_times(atime, mtime).map_err(StoreError::io("set times", 0))?;
+        self.backing.set_times(atime, mtime).map_err(StoreError::io("set times", 0u64))?;
         if let Some(time) = time {
             let mut published = self.concurrent.published.lock();
             published.mtime = published.mtime.map(|_| time);
@@ -269,7 +269,7 @@ impl Core {
         st: &mut State,
         change: impl FnOnce(&Self, &mut State) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
-        let kept = KeepMtime::new(self).map_err(StoreError::io("stat", 0))?;
+        let kept = KeepMtime::new(self).map_err(StoreError::io("stat", 0u64))?;
         let result = change(self, st);
         let restored = {
             let _times = self.concurrent.times.lock();
@@ -277,7 +277,7 @@ impl Core {
         };
         drop(kept);
         match result {
-            Ok(value) => restored.map(|()| value).map_err(StoreError::io("set times", 0)),
+            Ok(value) => restored.map(|()| value).map_err(StoreError::io("set times", 0u64)),
             Err(error) => Err(error),
         }
     }
@@ -370,7 +370,7 @@ impl Core {
             return Attempt::Refused;
         }
         let (first, last) = (geo.block_at(offset), geo.block_at(end - 1));
-        let backing_len = geo.block_offset(last) + size;
+        let backing_len = (geo.block_offset(last) + size).0;
         let fits = snapshot.space.can_hold(backing_len) || self.backing.check_len(backing_len).is_ok();
         if !fits || !presealed.is_for(&self.ctx, &snapshot.identity) || !self.are_good(snapshot, first, last) {
             return Attempt::Refused;

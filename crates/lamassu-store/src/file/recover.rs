@@ -42,7 +42,7 @@ impl Core {
 
     /// See [`super::File::first_page`]. Pages before it are holes.
     pub fn first_page(&self, st: &mut State) -> Result<FirstPage, StoreError> {
-        let Some(data) = self.backing.seek_data(0).map_err(StoreError::io("seek data", 0))? else {
+        let Some(data) = self.backing.seek_data(0).map_err(StoreError::io("seek data", 0u64))? else {
             return Ok(FirstPage::Absent);
         };
         let pages = self.geo().pages_per_segment();
@@ -283,7 +283,7 @@ impl Core {
             let offset = self.geo().block_offset(self.geo().first_block(g) + i as u64);
             let mut bytes = vec![0u8; self.ctx.block_len()];
             self.read_padded(offset, &mut bytes)?;
-            self.backing.write_at(offset, &bytes).map_err(StoreError::io("write", offset))?;
+            self.backing.write_at(offset.0, &bytes).map_err(StoreError::io("write", offset))?;
             st.note_block_write(offset, bytes.len() as u64);
         }
         Ok(())

@@ -13,7 +13,7 @@ use super::primitives::Core;
 use super::state::{Dirty, Held, PageState, State};
 use super::types::{DamageKind, StoreError};
 use lamassu_crypto::{KeyRing, Keyed, Verify};
-use lamassu_format::{BlockKey, BlockNo, Keys, PAGE_LEN, PageNo, SlotKey, is_compressed, is_hole};
+use lamassu_format::{BlockKey, BlockNo, ByteOffset, Keys, PAGE_LEN, PageNo, SlotKey, is_compressed, is_hole};
 
 /// Most pages that a step examines, when it re-seals pages.
 const STEP_PAGES_MAX: u64 = 1024;
@@ -220,7 +220,7 @@ impl Core {
                 continue;
             }
             let end = self.geo().block_offset(first + i as u64) + len as u64;
-            let zeros = end - zeros_behind(bytes) as u64..end;
+            let zeros = ByteOffset(end.0 - zeros_behind(bytes) as u64)..end;
             if !zeros.is_empty() {
                 self.note_if_kept(st, zeros);
             }
