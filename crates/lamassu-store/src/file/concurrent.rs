@@ -4,7 +4,8 @@
 //! Attributes lie outside the state ([`Published`]). While a commit is *open* ([`Core::open_to_others`]), readers use a
 //! snapshot of the state from before the commit ([`Concurrent::snapshot`]), and whole blocks that are written collect
 //! in an overlay. The thread that opened the commit moves the overlay into the buffer before it releases the lock. So a
-//! lock holder never sees uncollected writes, and the commit protocol knows nothing of this module.
+//! lock holder never sees uncollected writes, and the commit protocol knows nothing of this module. Nothing here writes
+//! pages or blocks: I1 to I14 are kept by the commit that runs, and by the next one for what the overlay held.
 //!
 //! Invariants:
 //! * A commit, a barrier and a settling of a sound state change no content, and stop at the first error. They change
@@ -399,8 +400,8 @@ impl Core {
         Attempt::Done(())
     }
 
-    /// Whether no failure, crash or damage is left to repair. Otherwise the next commit or settling repairs it first,
-    /// which may change the content of blocks, and pages that readers of a snapshot use.
+    /// Whether no failure, crash or damage is left to repair. Otherwise the next commit or settling repairs it first
+    /// (I10, I11), which may change the content of blocks, and pages that readers of a snapshot use.
     fn is_sound(&self, st: &State) -> bool {
         st.inherited.is_prepared()
             && !st.shrink.has_open_steps()

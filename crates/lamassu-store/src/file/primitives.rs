@@ -426,7 +426,7 @@ impl Core {
 }
 
 /// Gives a page that is about to be written the profile of its file. If it names blocks of another profile, it gets
-/// `changing`.
+/// `changing` (I14).
 fn set_profile(page: &mut Page, g: PageNo, identity: &Identity) {
     if g == PageNo::ZERO {
         page.changing = identity.is_changing();
