@@ -13,6 +13,7 @@ mod oblivious;
 mod operations;
 mod permissions;
 mod policy;
+mod replays;
 mod rotation;
 mod shared;
 mod stopped;
