@@ -18,3 +18,4 @@ mod rotation;
 mod shared;
 mod stopped;
 mod turns;
+mod withheld;
