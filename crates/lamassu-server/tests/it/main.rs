@@ -4,6 +4,7 @@
 
 mod alerts;
 mod common;
+mod crowds;
 #[cfg(feature = "etcd")]
 mod etcd;
 mod hostile;
