@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)] // a helper of a test may panic, too
 
 mod alerts;
+mod clocks;
 mod common;
 mod crowds;
 #[cfg(feature = "etcd")]
@@ -16,6 +17,7 @@ mod permissions;
 mod policy;
 mod replays;
 mod rotation;
+mod service;
 mod shared;
 mod stopped;
 mod turns;
