@@ -6,7 +6,6 @@ tree, its root in the anchor, and each block hashed again. Between them lie the 
 
 import os
 import re
-import subprocess
 import time
 
 from demolib.shell import DemoError, Undo, have, run, say
@@ -48,7 +47,7 @@ def passes(bench, name, store):
     work = {
         "write": lambda path: measure.mb_per_s(measure.fio(path, "write", "1m", size), "write"),
         "read": lambda path: measure.mb_per_s(measure.fio(path, "read", "1m", size), "read"),
-        "Postmark": lambda path: postmark(bench, path),
+        "Postmark": lambda path: postmark(bench, path, bench.size(1000, 20), bench.size(500, 20)),
     }
     for workload, one in work.items():
         if workload == "Postmark" and not have("postmark") or workload != "Postmark" and name not in SYSTEMS:
@@ -59,12 +58,13 @@ def passes(bench, name, store):
         yield {"workload": workload, "value": round(value, 1), "cpu_s": round(mount.used.cpu_s, 3)}
 
 
-def postmark(bench, path):
-    """MB/s read and written, of all the time that it takes. How many transactions the report made in this test it does not say."""
+def postmark(bench, path, files, transactions, run=run):
+    """MB/s read and written, of all the time that it takes. How many transactions the report made in this test it does not say. `run`: another way to run it,
+    e.g. on another host."""
     sizes = f"{1 << 10} {bench.size(20 << 20, 1 << 16)}"
-    script = f"set location {path}\nset number {bench.size(1000, 20)}\nset transactions {bench.size(500, 20)}\nset size {sizes}\nset seed 42\nrun\nquit\n"
+    script = f"set location {path}\nset number {files}\nset transactions {transactions}\nset size {sizes}\nset seed 42\nrun\nquit\n"
     begun = time.monotonic()
-    ended = subprocess.run(["postmark"], input=script, capture_output=True, text=True)
+    ended = run("postmark", stdin=script, check=False)
     seconds = time.monotonic() - begun
     moved = re.findall(r"([0-9.]+) (kilobytes|megabytes|gigabytes) (?:read|written)", ended.stdout)
     if ended.returncode or len(moved) != 2:

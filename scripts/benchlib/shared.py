@@ -12,6 +12,7 @@ import secrets
 import shutil
 import tempfile
 import time
+from dataclasses import dataclass
 
 from demolib.hosts import TOOLS, Bridge, Host, possible, within
 from demolib.network import serve_ssh
@@ -21,7 +22,17 @@ from demolib.shell import DemoError, Undo, have, run, say
 from . import measure, small_files
 
 PORT = 7433
-OPTIONS = {"server": (), "shared": ("--shared",)}
+
+@dataclass(frozen=True)
+class System:
+    """A vault: how it is made and mounted, and where its anchor is."""
+
+    init: tuple = ()
+    mount: tuple = ()
+    at_server: bool = True
+
+
+OURS = {"lamassu": System(at_server=False), "server": System(), "shared": System(mount=("--shared",))}
 # (name, fio's --rw, block, whether the file is made anew)
 FILE = (("seq-write 1M", "write", "1M", True), ("seq-read 1M", "read", "1M", False), ("seq-read 4K", "read", "4k", False), ("rand-read 4K", "randread", "4k", False),
         ("rand-write 4K", "randwrite", "4k", False))
@@ -34,7 +45,7 @@ def run_all(bench):
     archive, files, size = small_files.make_archive(bench)
     file_mib, samples = bench.size(256, 4), []
     with Undo() as undo:
-        place = Place(undo, bench)
+        place = Place(undo, bench, wanted(bench), sshfs=has_sshfs(bench))
         for number, name in measure.alternating(list(place.systems), bench.runs, bench.minutes):
             found = list(place.passes(name, archive, file_mib))
             samples += [s | {"system": name, "run": number} for s in found]
@@ -43,10 +54,20 @@ def run_all(bench):
     return {"files": files, "bytes": size, "size_mib": file_mib, "runs": 1 + samples[-1]["run"], "store": "tmpfs", "units": units, "samples": samples}
 
 
+def wanted(bench):
+    return {name: system for name, system in OURS.items() if not {name, "lamassu"}.isdisjoint(bench.named) or not bench.named}
+
+
+def has_sshfs(bench):
+    """Toys leave it out, unless they are asked for it."""
+    asked = "sshfs" in bench.named or not bench.named and not bench.toy
+    return asked and have("sshfs") and have("sshd")
+
+
 class Place:
     """The server, two hosts, and a store for each system."""
 
-    def __init__(self, undo, bench):
+    def __init__(self, undo, bench, systems, sshfs=False):
         self.bench, self.program, self.undo = bench, os.path.abspath(bench.program), undo
         self.server = self.program + "-server"
         work = pathlib.Path(tempfile.mkdtemp(prefix="shared-", dir=bench.memory))
@@ -56,17 +77,14 @@ class Place:
         self.hosts = [Host(undo, bridge, name, work) for name in ("node1", "node2")]
         self.key, self.work = work / "key", work
         write_secret(self.key, secrets.token_bytes(32))
-        peers = ["sshfs"] if have("sshfs") and have("sshd") and (not bench.toy or "sshfs" in bench.named) else []
-        ours = [name for name in ("lamassu", *OPTIONS) if not {name, "lamassu"}.isdisjoint(bench.named) or not bench.named]
-        self.systems = ours + [name for name in peers if name in bench.named or not bench.named]
+        self.systems = systems | ({"sshfs": None} if sshfs else {})
         self.stores = {name: work / f"store-{name}" for name in self.systems}
         for store in self.stores.values():
             store.mkdir()
         self._serve()
-        self.lamassu(self.hosts[0], "init", self.stores["lamassu"])
-        for name in OPTIONS:
+        for name in systems:
             self._make(name)
-        if "sshfs" in self.systems:
+        if sshfs:
             self._end_with(serve_ssh(work / "ssh", self.keeper.start))
 
     def lamassu(self, host, *argv, **options):
@@ -88,14 +106,16 @@ class Place:
         self.undo.callback(running.kill)
 
     def _make(self, name):
-        store = self.stores[name]
-        self.lamassu(self.hosts[0], "init", store)
+        store, system = self.stores[name], self.systems[name]
+        self.lamassu(self.hosts[0], "init", *system.init, store)
+        if not system.at_server:
+            return
         vault = json.loads(self.lamassu(self.hosts[0], "info", "--json", store).stdout)["id"]
         for host in self.hosts:
             self.keeper.run(self.server, "host", "grant", self.state, host.name, vault)
         self.lamassu(self.hosts[0], "anchor", "move", store, self.url)
 
-    def mount(self, host, name):
+    def mount(self, host, name, options=()):
         if name == "sshfs":
             folder = self.work / "ssh"
             options = f"IdentityFile={folder}/user,UserKnownHostsFile={folder}/known,StrictHostKeyChecking=accept-new,BatchMode=yes"
@@ -103,8 +123,9 @@ class Place:
             if not within(10, lambda: host.run(*argv, check=False).returncode == 0)[0]:
                 raise DemoError(f"sshfs: {(folder / 'log').read_text()}")
         else:
-            anchor = () if name == "lamassu" else ("--anchor", self.url)
-            self.lamassu(host, "mount", *OPTIONS.get(name, ()), *anchor, self.stores[name], host.mountpoint)
+            system = self.systems[name]
+            anchor = ("--anchor", self.url) if system.at_server else ()
+            self.lamassu(host, "mount", *system.mount, *options, *anchor, self.stores[name], host.mountpoint)
 
     def umount(self, host, name):
         if name == "sshfs":
@@ -118,15 +139,17 @@ class Place:
             script = f"cd '{host.mountpoint}'; {command}"
             yield self.timed(name, workload, lambda s=script: round(self.seconds(host, "sh", "-ec", s), 3))
         for workload, rw, block, is_new in FILE:
+            if name == "sshfs" and workload == "rand-write 4K":
+                continue  # it takes minutes: sshfs sends them without waiting, and sshd moves its whole queue for each
             if is_new:
                 self.alone(name, lambda: host.run("rm", "-f", host.mountpoint / "bench.dat"))
             yield self.timed(name, workload, lambda r=rw, b=block: round(self.fio(host, r, b, size), 1))
         if name in ("shared", "sshfs"):
             yield {"workload": "hand-over", "value": round(1000 * self.hand_over(name), 1)}
 
-    def alone(self, name, work):
+    def alone(self, name, work, options=()):
         host = self.hosts[0]
-        self.mount(host, name)
+        self.mount(host, name, options)
         try:
             with self.bench.quiet():
                 measure.drop_caches()

@@ -9,7 +9,6 @@ import os
 import re
 import resource
 import stat
-import subprocess
 
 from demolib import dataset
 from demolib.shell import DemoError, have, run, say
@@ -86,9 +85,9 @@ def timed(bench, system, store, workload, work):
             "rss_peak_mib": round(mount.used.rss_peak_mib, 1)}
 
 
-def dbench(path, seconds, clients=DBENCH_CLIENTS):
-    """MB/s of dbench's own account; its load file is the NetBench trace that comes with it."""
-    ended = subprocess.run(["dbench", "-D", path, "-t", str(seconds), str(clients)], capture_output=True, text=True)
+def dbench(path, seconds, clients=DBENCH_CLIENTS, run=run):
+    """MB/s of dbench's own account; its load file is the NetBench trace that comes with it. `run`: another way to run it, e.g. on another host."""
+    ended = run("dbench", "-D", path, "-t", seconds, clients, check=False)
     found = re.search(r"^Throughput ([0-9.]+) MB/sec", ended.stdout, re.MULTILINE)
     if ended.returncode or not found:
         raise DemoError(f"dbench failed: {(ended.stdout + ended.stderr)[-400:]}")

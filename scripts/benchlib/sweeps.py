@@ -39,8 +39,8 @@ class Sweep:
     once: tuple = ()
 
 
-def write_1m(bench, path, size=None):
-    return measure.mb_per_s(measure.fio(path, "write", "1m", size or bench.size(256, 8)), "write")
+def write_1m(bench, path, size=None, run=run):
+    return measure.mb_per_s(measure.fio(path, "write", "1m", size or bench.size(256, 8), run=run), "write")
 
 
 def write_by_threads(bench, path, threads):

@@ -52,7 +52,7 @@ impl FromStr for Action {
 /// The kind of values that an attribute has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Kind {
+pub enum AttributeKind {
     /// One text, or none. Rules ask for `has` first.
     Text,
     /// Any number of texts.
@@ -61,38 +61,40 @@ pub enum Kind {
     Number,
 }
 
-impl Kind {
+impl AttributeKind {
     /// The kind's name on the command line and in rows.
     pub const fn name(self) -> &'static str {
         match self {
-            Kind::Text => "text",
-            Kind::Set => "set",
-            Kind::Number => "number",
+            AttributeKind::Text => "text",
+            AttributeKind::Set => "set",
+            AttributeKind::Number => "number",
         }
     }
 }
 
-impl FromStr for Kind {
+impl FromStr for AttributeKind {
     type Err = AccessError;
 
-    fn from_str(text: &str) -> Result<Kind> {
-        let found = [Kind::Text, Kind::Set, Kind::Number].into_iter().find(|kind| kind.name() == text);
+    fn from_str(text: &str) -> Result<AttributeKind> {
+        let found = [AttributeKind::Text, AttributeKind::Set, AttributeKind::Number]
+            .into_iter()
+            .find(|kind| kind.name() == text);
         found.ok_or_else(|| AccessError::Argument(format!("{text:?} is no kind: text, set or number")))
     }
 }
 
 /// Attributes by name.
-pub type Declarations = BTreeMap<String, Kind>;
+pub type Declarations = BTreeMap<String, AttributeKind>;
 
 /// One attribute's value.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Value {
-    /// of a [`Kind::Number`]
+    /// of an [`AttributeKind::Number`]
     Number(i64),
-    /// of a [`Kind::Text`]
+    /// of an [`AttributeKind::Text`]
     Text(String),
-    /// of a [`Kind::Set`]
+    /// of an [`AttributeKind::Set`]
     Set(BTreeSet<String>),
 }
 
@@ -127,9 +129,11 @@ pub fn parse<'a>(declared: &Declarations, words: impl IntoIterator<Item = &'a st
         let wrong = |what| AccessError::Value { name: name.into(), value: text.into(), what };
         let kind = declared.get(name).ok_or_else(|| AccessError::NotDeclared(name.into()))?;
         let value = match kind {
-            Kind::Number => Value::Number(text.parse().map_err(|_| wrong("it is no whole number of 64 bits"))?),
-            Kind::Text => Value::Text(text.into()),
-            Kind::Set => {
+            AttributeKind::Number => {
+                Value::Number(text.parse().map_err(|_| wrong("it is no whole number of 64 bits"))?)
+            }
+            AttributeKind::Text => Value::Text(text.into()),
+            AttributeKind::Set => {
                 let all = attributes.entry(name.into()).or_insert_with(|| Value::Set(BTreeSet::new()));
                 if let Value::Set(all) = all {
                     all.insert(text.into());
@@ -150,9 +154,9 @@ pub fn parse<'a>(declared: &Declarations, words: impl IntoIterator<Item = &'a st
 /// [`AccessError::Argument`] with Cedar's message.
 pub fn schema(declared: &Declarations) -> Result<Schema> {
     let attributes = declared.iter().map(|(name, kind)| match kind {
-        Kind::Text => format!("\"{name}\"?: String"),
-        Kind::Set => format!("\"{name}\": Set<String>"),
-        Kind::Number => format!("\"{name}\"?: Long"),
+        AttributeKind::Text => format!("\"{name}\"?: String"),
+        AttributeKind::Set => format!("\"{name}\": Set<String>"),
+        AttributeKind::Number => format!("\"{name}\"?: Long"),
     });
     let attributes = attributes.collect::<Vec<_>>().join(", ");
     let text = format!(
@@ -209,7 +213,7 @@ pub fn decide(
     };
     let mut all: HashMap<String, RestrictedExpression> =
         attributes.iter().map(|(name, value)| (name.clone(), expression(value))).collect();
-    for (name, _) in declared.iter().filter(|(_, kind)| **kind == Kind::Set) {
+    for (name, _) in declared.iter().filter(|(_, kind)| **kind == AttributeKind::Set) {
         all.entry(name.clone()).or_insert_with(|| RestrictedExpression::new_set([]));
     }
     let failed = |error: String| AccessError::Argument(error);
@@ -229,8 +233,12 @@ mod tests {
 
     #[test]
     fn attributes_are_of_their_kinds() {
-        let declared: Declarations =
-            [("dept".into(), Kind::Text), ("projects".into(), Kind::Set), ("level".into(), Kind::Number)].into();
+        let declared: Declarations = [
+            ("dept".into(), AttributeKind::Text),
+            ("projects".into(), AttributeKind::Set),
+            ("level".into(), AttributeKind::Number),
+        ]
+        .into();
         let all = parse(&declared, ["dept=a=b", "projects=x", "projects=y", "level=-3"]).expect("good");
         assert_eq!(all["dept"], Value::Text("a=b".into()));
         assert_eq!(all["projects"], Value::Set(["x".into(), "y".into()].into()));

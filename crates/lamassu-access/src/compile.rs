@@ -219,11 +219,16 @@ fn scope(to: &mut Translator<'_>, variable: &str, from: &Json) -> std::result::R
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Kind;
+    use crate::AttributeKind;
     use lamassu_crypto::Secret;
 
     fn declared() -> Declarations {
-        [("dept".into(), Kind::Text), ("projects".into(), Kind::Set), ("level".into(), Kind::Number)].into()
+        [
+            ("dept".into(), AttributeKind::Text),
+            ("projects".into(), AttributeKind::Set),
+            ("level".into(), AttributeKind::Number),
+        ]
+        .into()
     }
 
     fn compiled(text: &str) -> Result<Compiled> {

@@ -7,7 +7,7 @@
 use crate::attribute::Action;
 use crate::names::{Names, parts_of};
 use crate::token::{Cuts, Interval, TokenKey, intervals_in};
-use crate::{Declarations, Kind};
+use crate::{AttributeKind, Declarations};
 use serde_json::{Value as Json, json};
 use std::collections::BTreeSet;
 
@@ -85,7 +85,7 @@ fn never() -> Json {
 
 impl Translator<'_> {
     /// The principal's attribute that an expression reads, if it is such an access.
-    fn attribute<'a>(&self, from: &'a Json) -> Option<(&'a str, Kind)> {
+    fn attribute<'a>(&self, from: &'a Json) -> Option<(&'a str, AttributeKind)> {
         let access = from.get(".")?;
         if variable(access.get("left")?)? != "principal" {
             return None;
@@ -153,7 +153,7 @@ impl Translator<'_> {
             "containsAll" | "containsAny" => {
                 let (left, right) = (part(of, "left")?, part(of, "right")?);
                 match (self.attribute(left), literals(right)) {
-                    (Some((attribute, Kind::Set)), Some(all)) => {
+                    (Some((attribute, AttributeKind::Set)), Some(all)) => {
                         let tokens = all.into_iter().map(|literal| match literal {
                             Literal::Text(text) => Ok(self.tokens.text(attribute, &text)),
                             Literal::Number(_) => Err("a set of texts has no number".to_owned()),
@@ -186,8 +186,8 @@ impl Translator<'_> {
             return Err("`has` is asked of principal".into());
         }
         match self.declared.get(name) {
-            Some(Kind::Set) => Ok(json!({ "Value": true })),
-            Some(Kind::Text | Kind::Number) => {
+            Some(AttributeKind::Set) => Ok(json!({ "Value": true })),
+            Some(AttributeKind::Text | AttributeKind::Number) => {
                 let token = self.tokens.present(name);
                 Ok(self.has_token(token))
             }
@@ -200,11 +200,11 @@ impl Translator<'_> {
         let (left, right) =
             if literal(left).is_some() || entity(left).is_some() { (right, left) } else { (left, right) };
         match (self.attribute(left), literal(right)) {
-            (Some((name, Kind::Text)), Some(Literal::Text(text))) => {
+            (Some((name, AttributeKind::Text)), Some(Literal::Text(text))) => {
                 let token = self.tokens.text(name, &text);
                 return Ok(self.has_token(token));
             }
-            (Some((name, Kind::Number)), Some(Literal::Number(number))) => {
+            (Some((name, AttributeKind::Number)), Some(Literal::Number(number))) => {
                 return Ok(self.in_intervals(name, &[one(number)]));
             }
             _ => {}
@@ -222,8 +222,10 @@ impl Translator<'_> {
         let (left, right) = (part(of, "left")?, part(of, "right")?);
         let (name, operator, number) =
             match (self.attribute(left), literal(right), literal(left), self.attribute(right)) {
-                (Some((name, Kind::Number)), Some(Literal::Number(number)), _, _) => (name, operator, number),
-                (_, _, Some(Literal::Number(number)), Some((name, Kind::Number))) => (name, turned(operator), number),
+                (Some((name, AttributeKind::Number)), Some(Literal::Number(number)), _, _) => (name, operator, number),
+                (_, _, Some(Literal::Number(number)), Some((name, AttributeKind::Number))) => {
+                    (name, turned(operator), number)
+                }
                 _ => return Err(format!("{operator} compares an attribute that is a number with a literal")),
             };
         let wanted: Option<Interval> = match operator {
@@ -240,12 +242,12 @@ impl Translator<'_> {
 
     fn contains(&mut self, of: &Json) -> Translated {
         let (left, right) = (part(of, "left")?, part(of, "right")?);
-        if let (Some((name, Kind::Set)), Some(Literal::Text(text))) = (self.attribute(left), literal(right)) {
+        if let (Some((name, AttributeKind::Set)), Some(Literal::Text(text))) = (self.attribute(left), literal(right)) {
             let token = self.tokens.text(name, &text);
             return Ok(self.has_token(token));
         }
         match (literals(left), self.attribute(right)) {
-            (Some(all), Some((name, Kind::Text))) => {
+            (Some(all), Some((name, AttributeKind::Text))) => {
                 let texts = all.into_iter().filter_map(|literal| match literal {
                     Literal::Text(text) => Some(self.tokens.text(name, &text)),
                     Literal::Number(_) => None,
@@ -253,7 +255,7 @@ impl Translator<'_> {
                 let texts = texts.collect();
                 Ok(self.has_tokens("containsAny", texts))
             }
-            (Some(all), Some((name, Kind::Number))) => {
+            (Some(all), Some((name, AttributeKind::Number))) => {
                 let numbers: Vec<Interval> = all
                     .into_iter()
                     .filter_map(|literal| match literal {

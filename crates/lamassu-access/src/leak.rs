@@ -156,12 +156,13 @@ mod tests {
     use crate::compile::compile;
     use crate::names::Names;
     use crate::token::TokenKey;
-    use crate::{Declarations, Kind, attribute};
+    use crate::{AttributeKind, Declarations, attribute};
     use lamassu_crypto::Secret;
 
     #[test]
     fn insiders_name_tokens_by_what_they_have_and_lack() {
-        let declared: Declarations = [("dept".into(), Kind::Text), ("projects".into(), Kind::Set)].into();
+        let declared: Declarations =
+            [("dept".into(), AttributeKind::Text), ("projects".into(), AttributeKind::Set)].into();
         let root = Secret::new(&mut [1; 32]);
         let (tokens, names) = (TokenKey::of(&root, 1), Names::of(&root));
         let text = "permit(principal, action, resource in Key::\"a\") when { principal has dept && principal.dept == \

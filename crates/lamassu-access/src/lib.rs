@@ -37,7 +37,7 @@ pub mod names;
 mod signed;
 pub mod token;
 
-pub use attribute::{Action, Attributes, Declarations, Kind, Value};
+pub use attribute::{Action, AttributeKind, Attributes, Declarations, Value};
 pub use bundle::{Bundle, Status};
 pub use credential::{Claims, Credential, Refusal};
 pub use decide::Decider;

@@ -1,7 +1,7 @@
 //! Tokens: MACs of attributes with values, under the key of an epoch. Without the key, tokens of one epoch can be
 //! compared, but not computed or linked across epochs.
 
-use crate::{Attributes, Declarations, Kind, Value};
+use crate::{AttributeKind, Attributes, Declarations, Value};
 use data_encoding::BASE64URL_NOPAD;
 use lamassu_crypto::{Secret, wrap};
 use std::collections::{BTreeMap, BTreeSet};
@@ -59,7 +59,7 @@ impl TokenKey {
     pub fn of_attributes(&self, declared: &Declarations, attributes: &Attributes, cuts: &Cuts) -> BTreeSet<String> {
         let mut tokens = BTreeSet::new();
         for (name, value) in attributes.iter().filter(|(name, _)| declared.contains_key(*name)) {
-            if declared.get(name) != Some(&Kind::Set) {
+            if declared.get(name) != Some(&AttributeKind::Set) {
                 tokens.insert(self.present(name));
             }
             match value {
@@ -119,7 +119,7 @@ mod tests {
         assert_eq!(intervals_in(&cuts, (None, Some(3))), [(None, Some(3))]);
         assert_eq!(intervals_in(&cuts, (None, None)).len(), 3);
         let key = TokenKey::of(&Secret::new(&mut [1; 32]), 1);
-        let declared: Declarations = [("level".to_owned(), Kind::Number)].into();
+        let declared: Declarations = [("level".to_owned(), AttributeKind::Number)].into();
         let all_cuts: Cuts = [("level".to_owned(), cuts.clone())].into();
         let (low, middle, high) = ((None, Some(3)), (Some(3), Some(7)), (Some(7), None));
         for (number, interval) in [(2, low), (3, middle), (6, middle), (7, high), (i64::MAX, high), (i64::MIN, low)] {

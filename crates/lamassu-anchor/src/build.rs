@@ -4,7 +4,7 @@
 //! anchor.
 
 use crate::queue::{Layer, object_key};
-use crate::row::{Announced, Content, Entry, EntryPlace, Row, VaultRow};
+use crate::row::{Announced, Content, EntryPlace, EntryRow, Row, VaultRow};
 use crate::table::{Space, Table};
 use crate::{Anchor, AnchorError, ObjectId};
 use std::ops::ControlFlow;
@@ -57,7 +57,7 @@ impl Builder {
             (*parent, *name) = (place.dir, place.name);
         }
         row.links = 1;
-        self.layer.make_entry(place, Entry { kind: row.kind(), object }, 0);
+        self.layer.make_entry(place, EntryRow { kind: row.kind(), object }, 0);
         self.layer.objects.insert(object, Some(row));
         self.bound().map(|()| object)
     }
@@ -73,7 +73,7 @@ impl Builder {
         }
         .ok_or(AnchorError::Unknown { object })?;
         row.links += 1;
-        self.layer.make_entry(place, Entry { kind: row.kind(), object }, 0);
+        self.layer.make_entry(place, EntryRow { kind: row.kind(), object }, 0);
         self.layer.objects.insert(object, Some(row));
         self.bound()
     }

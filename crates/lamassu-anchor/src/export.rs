@@ -24,7 +24,7 @@
 
 use crate::codec::{Reader, put};
 use crate::queue::{VAULT_KEY, decode_digests};
-use crate::row::{Entry, Intent, Row, VaultRow};
+use crate::row::{EntryRow, Intent, Row, VaultRow};
 use crate::table::{Change, DiskTable, Space, Table};
 use crate::{AnchorError, ObjectKind, Revision};
 use lamassu_crypto::{Secret, wrap};
@@ -351,7 +351,7 @@ impl Rows {
             _ if self.degree == 0 => None,
             Space::Objects => has_len(8).and_then(|()| Row::decode(value).ok().map(drop)),
             Space::Open => has_len(8).filter(|()| value.is_empty()),
-            Space::Entries => has_len(24).and_then(|()| Entry::decode(value).ok().map(drop)),
+            Space::Entries => has_len(24).and_then(|()| EntryRow::decode(value).ok().map(drop)),
             Space::Held => has_len(16).and_then(|()| decode_digests(value, self.degree).ok().map(drop)),
             Space::Intents => has_len(8).and_then(|()| Intent::decode(value).ok().map(drop)),
             Space::Head => None,
@@ -434,7 +434,7 @@ fn without_rights(space: Space, value: &[u8]) -> Result<Option<Vec<u8>>, AnchorE
     const SET_ID: u32 = 0o6000;
     let is_device = |kind| matches!(kind, ObjectKind::Char | ObjectKind::Block);
     match space {
-        Space::Entries if is_device(Entry::decode(value)?.kind) => Ok(None),
+        Space::Entries if is_device(EntryRow::decode(value)?.kind) => Ok(None),
         Space::Objects => {
             let mut row = Row::decode(value)?;
             // On a directory these bits grant no rights.

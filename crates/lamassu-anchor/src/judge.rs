@@ -3,7 +3,7 @@
 //! This module decides only whether data is current, not what to do about stale data. The caller passes in leaf digests
 //! that were verified under the row's root, or that the anchor holds.
 
-use crate::row::{Entry, FileRow, Row};
+use crate::row::{EntryRow, FileRow, Row};
 use crate::{Digest, ObjectKind, Window};
 use lamassu_format::{FileId, PageNo, SessionTag};
 
@@ -104,7 +104,7 @@ pub enum EntryVerdict {
 }
 
 /// Judges the kind that a store shows under a name; `None`: it shows no entry.
-pub fn entry(recorded: Option<&Entry>, shown: Option<ObjectKind>) -> EntryVerdict {
+pub fn entry(recorded: Option<&EntryRow>, shown: Option<ObjectKind>) -> EntryVerdict {
     match (recorded, shown) {
         (None, None) => EntryVerdict::Nothing,
         (Some(_), None) => EntryVerdict::Missing,

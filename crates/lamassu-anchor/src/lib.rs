@@ -39,8 +39,8 @@ pub use anchor::{
 };
 pub use build::Builder;
 pub use error::{AnchorError, Part, ServerFault};
-pub use queue::Mark;
-pub use row::{Entry, EntryPlace, Intent, Row, VaultRow};
+pub use queue::EntryMark;
+pub use row::{EntryPlace, EntryRow, Intent, Row, VaultRow};
 pub use token::{Token, TokenKey};
 pub use touched::Touched;
 pub use types::{Digests, ObjectId, ObjectKind, Revision, WINDOWS_MAX, Window, Windows};

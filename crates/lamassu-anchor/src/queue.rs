@@ -3,12 +3,12 @@
 //! * A key has one queued value, the last. Changes in flight are in a second layer until the commit has returned, so
 //!   that a failed commit loses nothing.
 //! * An entry that is being *made* has a number. It may be committed only after a barrier of the store that began after
-//!   the number was given (N4). So a commit takes entries up to a [`Mark`], and leaves later ones with all other
+//!   the number was given (N4). So a commit takes entries up to an [`EntryMark`], and leaves later ones with all other
 //!   changes of the same object. The completion of an intent has a number too: the intent stays until a barrier has
 //!   covered the step.
 //! * All other changes may be committed at any time.
 
-use crate::row::{Entry, EntryPlace, Intent, Row};
+use crate::row::{EntryPlace, EntryRow, Intent, Row};
 use crate::table::{Change, Space};
 use crate::{AnchorError, Digest, Digests, ObjectId, RecordNo, Token, VaultRow};
 use lamassu_format::Profile;
@@ -16,17 +16,17 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 /// The last entry that a barrier of the store has covered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Mark(pub(crate) u64);
+pub struct EntryMark(pub(crate) u64);
 
-impl Mark {
+impl EntryMark {
     /// Covers no entry.
-    pub const NOTHING: Mark = Mark(0);
+    pub const NOTHING: EntryMark = EntryMark(0);
 }
 
 /// A queued entry.
 #[derive(Clone, Copy, Debug)]
 struct QueuedEntry {
-    value: Option<Entry>,
+    value: Option<EntryRow>,
     /// The object that it names, or named before its removal.
     object: ObjectId,
     /// The number of its making; 0: a removal, or an entry that the store had before.
@@ -89,12 +89,12 @@ impl Layer {
     }
 
     /// The queued value of an entry: `None` if none is queued.
-    pub fn entry(&self, place: &EntryPlace) -> Option<Option<Entry>> {
+    pub fn entry(&self, place: &EntryPlace) -> Option<Option<EntryRow>> {
         self.entries.get(place).map(|queued| queued.value)
     }
 
     /// Queued entries of a directory.
-    pub fn entries_of(&self, dir: ObjectId) -> impl Iterator<Item = (Token, Option<Entry>)> + '_ {
+    pub fn entries_of(&self, dir: ObjectId) -> impl Iterator<Item = (Token, Option<EntryRow>)> + '_ {
         let (first, last) = (EntryPlace { dir, name: Token([0; 16]) }, EntryPlace { dir, name: Token([0xff; 16]) });
         self.entries.range(first..=last).map(|(place, queued)| (place.name, queued.value))
     }
@@ -106,12 +106,12 @@ impl Layer {
     }
 
     /// Queues an entry that was made in the store before `number` was given.
-    pub fn make_entry(&mut self, place: EntryPlace, entry: Entry, number: u64) {
+    pub fn make_entry(&mut self, place: EntryPlace, entry: EntryRow, number: u64) {
         self.entries.insert(place, QueuedEntry { value: Some(entry), object: entry.object, number, intent: None });
     }
 
     /// Queues an entry that the store had elsewhere before.
-    pub fn move_entry(&mut self, place: EntryPlace, entry: Entry) {
+    pub fn move_entry(&mut self, place: EntryPlace, entry: EntryRow) {
         self.make_entry(place, entry, 0);
     }
 
@@ -136,7 +136,7 @@ impl Layer {
     }
 
     /// Queues the removal of an entry by an intent.
-    pub fn remove_entry(&mut self, place: EntryPlace, was: Entry, intent: u64) {
+    pub fn remove_entry(&mut self, place: EntryPlace, was: EntryRow, intent: u64) {
         let queued = QueuedEntry { value: None, object: was.object, number: 0, intent: Some(intent) };
         self.entries.insert(place, queued);
     }
@@ -170,7 +170,7 @@ impl Layer {
     }
 
     /// Whether an object, or a directory on the way to it, has an entry that no barrier up to `mark` covers.
-    pub fn is_late(&self, object: ObjectId, mark: Mark) -> bool {
+    pub fn is_late(&self, object: ObjectId, mark: EntryMark) -> bool {
         let late = self.held_back(mark);
         self.with_ways_to([object]).iter().any(|object| late.contains(object))
     }
@@ -205,7 +205,7 @@ impl Layer {
 
     /// Takes out what a commit may make durable, as a layer of its own. Also returns the objects whose rows stay
     /// queued, because they count entries that no barrier covers yet.
-    pub fn take(&mut self, scope: Scope<'_>, mark: Mark) -> (Layer, Vec<ObjectId>) {
+    pub fn take(&mut self, scope: Scope<'_>, mark: EntryMark) -> (Layer, Vec<ObjectId>) {
         let wanted = match scope {
             Scope::All | Scope::AllBut(_) => None,
             Scope::Objects(objects) => Some(self.with_ways_to(objects.iter().copied())),
@@ -244,7 +244,7 @@ impl Layer {
     }
 
     /// Objects that no commit may take yet: their rows count entries that no barrier covers.
-    fn held_back(&self, mark: Mark) -> HashSet<ObjectId> {
+    fn held_back(&self, mark: EntryMark) -> HashSet<ObjectId> {
         self.entries.values().filter(|queued| queued.number > mark.0).map(|queued| queued.object).collect()
     }
 

@@ -125,7 +125,7 @@ impl Open {
 
 /// An entry of a directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Entry {
+pub struct EntryRow {
     /// The kind of the object.
     pub kind: ObjectKind,
     /// The object.
@@ -150,7 +150,7 @@ pub enum Intent {
         /// its place
         at: EntryPlace,
         /// the entry
-        was: Entry,
+        was: EntryRow,
     },
     /// An entry moves to another place, which may replace a target; or two entries exchange their places.
     Move {

@@ -2,7 +2,7 @@
 
 use crate::queue::{behind_object, number_of};
 use crate::table::{Change, Space};
-use crate::{Entry, EntryPlace, ObjectId, Token};
+use crate::{EntryPlace, EntryRow, ObjectId, Token};
 use std::collections::{HashMap, HashSet};
 
 /// Directories whose entries were changed, and the new places of objects.
@@ -34,7 +34,7 @@ impl Touched {
             let place = EntryPlace { dir: ObjectId(dir), name: Token(name) };
             self.dirs.insert(place.dir);
             // An entry that does not parse is reported when it is read.
-            if let Some(Ok(entry)) = change.value.as_deref().map(Entry::decode) {
+            if let Some(Ok(entry)) = change.value.as_deref().map(EntryRow::decode) {
                 self.places.insert(entry.object, place);
             }
         }

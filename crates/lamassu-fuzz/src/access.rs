@@ -4,7 +4,9 @@ use crate::bytes::Bytes;
 use lamassu_access::compile::{compile, plain};
 use lamassu_access::names::Names;
 use lamassu_access::token::TokenKey;
-use lamassu_access::{Action, Attributes, Bundle, Claims, Decider, Declarations, Kind, Status, attribute, credential};
+use lamassu_access::{
+    Action, AttributeKind, Attributes, Bundle, Claims, Decider, Declarations, Status, attribute, credential,
+};
 use lamassu_crypto::{Secret, sign};
 
 /// The first byte says what the rest is: a session token and publications as they come, the content of such a document
@@ -44,8 +46,12 @@ pub fn access(input: &[u8]) {
             assert!(decider.allows(&claims, Action::Read, "a"), "whoever has a credential");
         }
         _ => {
-            let declared: Declarations =
-                [("dept".into(), Kind::Text), ("teams".into(), Kind::Set), ("level".into(), Kind::Number)].into();
+            let declared: Declarations = [
+                ("dept".into(), AttributeKind::Text),
+                ("teams".into(), AttributeKind::Set),
+                ("level".into(), AttributeKind::Number),
+            ]
+            .into();
             let rules = [("r".to_owned(), text.to_owned())].into();
             let (tokens, names) = (TokenKey::of(&root, 1), Names::of(&root));
             let Ok(compiled) = compile(&rules, &declared, &tokens, &names) else { return };

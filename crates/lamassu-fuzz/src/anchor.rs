@@ -3,7 +3,7 @@
 
 use lamassu_anchor::export::{self, ExportError, Exported};
 use lamassu_anchor::table::{Change, Space, fuzz_log};
-use lamassu_anchor::{AnchorError, Entry, Intent, Row, VaultRow};
+use lamassu_anchor::{AnchorError, EntryRow, Intent, Row, VaultRow};
 use lamassu_crypto::Secret;
 
 /// The first byte says as what the rest is read.
@@ -11,7 +11,7 @@ pub fn anchor_row(input: &[u8]) {
     let Some((kind, bytes)) = input.split_first() else { return };
     let again = match kind % 4 {
         0 => Row::decode(bytes).map(|row| row.encode()),
-        1 => Entry::decode(bytes).map(|entry| entry.encode()),
+        1 => EntryRow::decode(bytes).map(|entry| entry.encode()),
         2 => Intent::decode(bytes).map(|intent| intent.encode()),
         _ => VaultRow::decode(bytes).map(|vault| vault.encode()),
     };

@@ -41,12 +41,12 @@ write = ["alice"]
 #[serde(deny_unknown_fields)]
 struct File {
     #[serde(default)]
-    user: Vec<Entry>,
+    user: Vec<UserEntry>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Entry {
+struct UserEntry {
     name: String,
     tenant: Option<String>,
     access_key: String,
@@ -231,7 +231,7 @@ impl Credentials {
     }
 }
 
-impl Entry {
+impl UserEntry {
     fn check(&self) -> std::result::Result<(), String> {
         let key = &self.access_key;
         let is_key = (3..=128).contains(&key.len()) && key.bytes().all(|b| b.is_ascii_alphanumeric());

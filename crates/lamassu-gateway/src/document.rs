@@ -5,7 +5,7 @@
 //! What parsing costs, in time and memory, depends on the number of elements. It is bounded before.
 
 use crate::limits::Tenant;
-use crate::queue::{Place, Queue};
+use crate::queue::{Permit, Queue};
 use bytes::{Bytes, BytesMut};
 use data_encoding::HEXLOWER;
 use http_body::Frame;
@@ -99,7 +99,7 @@ pub struct Document(Arc<Mutex<Shared>>);
 struct Shared {
     expected: Option<Expected>,
     /// the tenant's turn, once it has come
-    turn: Option<Place>,
+    turn: Option<Permit>,
     refused: Option<S3Error>,
 }
 
@@ -132,7 +132,7 @@ impl Document {
     }
 }
 
-type Turn = Pin<Box<dyn Future<Output = Place> + Send>>;
+type Turn = Pin<Box<dyn Future<Output = Permit> + Send>>;
 
 /// The body of a request as far as it has come.
 pub enum Coming {

@@ -27,7 +27,7 @@ struct Fields {
 
 /// A request under way. Clones share it; dropping the last one writes the line.
 #[derive(Clone)]
-pub struct Entry(Arc<Line>);
+pub struct RequestLog(Arc<Line>);
 
 struct Line {
     id: String,
@@ -39,11 +39,11 @@ struct Line {
     fields: Mutex<Fields>,
 }
 
-impl Entry {
+impl RequestLog {
     /// Begins the line of a request.
-    pub fn new(id: String, address: IpAddr, method: http::Method, with_keys: bool, metrics: Metrics) -> Entry {
+    pub fn new(id: String, address: IpAddr, method: http::Method, with_keys: bool, metrics: Metrics) -> RequestLog {
         let fields = Mutex::default();
-        Entry(Arc::new(Line { id, address, method, begun: Instant::now(), with_keys, metrics, fields }))
+        RequestLog(Arc::new(Line { id, address, method, begun: Instant::now(), with_keys, metrics, fields }))
     }
 
     /// The request's number, which its answer has too.

@@ -69,11 +69,11 @@ struct State {
     taken: usize,
     of: HashMap<Key, usize>,
     /// In the order of turns. None is empty. If there are free places, those who wait are at their most.
-    waiting: VecDeque<(Arc<Tenant>, VecDeque<oneshot::Sender<Place>>)>,
+    waiting: VecDeque<(Arc<Tenant>, VecDeque<oneshot::Sender<Permit>>)>,
 }
 
 /// A place, until it is dropped.
-pub struct Place {
+pub struct Permit {
     queue: Arc<Queue>,
     /// `None`: it was given back.
     tenant: Option<Arc<Tenant>>,
@@ -92,7 +92,7 @@ impl Queue {
     }
 
     /// Waits for a place for a tenant's work.
-    pub async fn place(self: &Arc<Self>, tenant: &Arc<Tenant>) -> Place {
+    pub async fn place(self: &Arc<Self>, tenant: &Arc<Tenant>) -> Permit {
         match self.ask(tenant) {
             Ok(place) => place,
             Err(turn) => turn.await.unwrap_or_else(|_| self.unsent(tenant)),
@@ -100,7 +100,7 @@ impl Queue {
     }
 
     /// The same on a thread that may block.
-    pub fn place_blocking(self: &Arc<Self>, tenant: &Arc<Tenant>) -> Place {
+    pub fn place_blocking(self: &Arc<Self>, tenant: &Arc<Tenant>) -> Permit {
         match self.ask(tenant) {
             Ok(place) => place,
             Err(turn) => turn.blocking_recv().unwrap_or_else(|_| self.unsent(tenant)),
@@ -108,7 +108,7 @@ impl Queue {
     }
 
     /// A free place, or what tells of the next.
-    fn ask(self: &Arc<Self>, tenant: &Arc<Tenant>) -> Result<Place, oneshot::Receiver<Place>> {
+    fn ask(self: &Arc<Self>, tenant: &Arc<Tenant>) -> Result<Permit, oneshot::Receiver<Permit>> {
         let state = &mut *self.state.lock();
         if state.taken < self.places && state.has_less(key_of(tenant), self.most) {
             state.take(key_of(tenant));
@@ -129,7 +129,7 @@ impl Queue {
     }
 
     /// A place for a waiter whose sender was dropped without a message. That should not happen.
-    fn unsent(self: &Arc<Self>, tenant: &Arc<Tenant>) -> Place {
+    fn unsent(self: &Arc<Self>, tenant: &Arc<Tenant>) -> Permit {
         self.state.lock().take(key_of(tenant));
         self.of(tenant.clone())
     }
@@ -141,8 +141,8 @@ impl Queue {
         state.waiting.iter().find(|(of, _)| Arc::ptr_eq(of, tenant)).map_or(0, |(_, waiting)| waiting.len())
     }
 
-    fn of(self: &Arc<Self>, tenant: Arc<Tenant>) -> Place {
-        Place { queue: self.clone(), tenant: Some(tenant) }
+    fn of(self: &Arc<Self>, tenant: Arc<Tenant>) -> Permit {
+        Permit { queue: self.clone(), tenant: Some(tenant) }
     }
 
     /// Gives a place back, and to the first in turn who waits still.
@@ -183,7 +183,7 @@ impl State {
     }
 
     /// The next who waits, for whom a place is taken. Its tenant is the last then.
-    fn next(&mut self, most: usize) -> Option<(Arc<Tenant>, oneshot::Sender<Place>)> {
+    fn next(&mut self, most: usize) -> Option<(Arc<Tenant>, oneshot::Sender<Permit>)> {
         let at = self.waiting.iter().position(|(tenant, _)| self.has_less(key_of(tenant), most))?;
         let (tenant, mut waiting) = self.waiting.remove(at)?;
         let tell = waiting.pop_front()?;
@@ -195,7 +195,7 @@ impl State {
     }
 }
 
-impl Drop for Place {
+impl Drop for Permit {
     fn drop(&mut self) {
         if let Some(tenant) = self.tenant.take() {
             self.queue.give_back(tenant);
@@ -215,13 +215,13 @@ mod tests {
     }
 
     /// One that waits for a place.
-    fn waits<'a>(queue: &'a Arc<Queue>, tenant: &'a Arc<Tenant>) -> Pin<Box<dyn Future<Output = Place> + 'a>> {
+    fn waits<'a>(queue: &'a Arc<Queue>, tenant: &'a Arc<Tenant>) -> Pin<Box<dyn Future<Output = Permit> + 'a>> {
         let mut waits = Box::pin(queue.place(tenant));
         assert!(waits.as_mut().now_or_never().is_none(), "no place is free");
         waits
     }
 
-    fn has(waits: &mut Pin<Box<dyn Future<Output = Place> + '_>>) -> Option<Place> {
+    fn has(waits: &mut Pin<Box<dyn Future<Output = Permit> + '_>>) -> Option<Permit> {
         waits.as_mut().now_or_never()
     }
 

@@ -6,7 +6,7 @@
 
 pub mod served;
 
-use crate::history::{Entry, host_name, user_name};
+use crate::history::{HistoryEntry, host_name, user_name};
 use crate::{KeyError, Material, SourceError, Tier, Unlocked, rotate};
 use data_encoding::HEXLOWER;
 use lamassu_crypto::{Secret, sign, wrap};
@@ -310,7 +310,7 @@ impl By {
 
 impl Backup {
     /// From an entry of the history, with a look at whether the copy still exists.
-    pub(crate) fn of(entry: &Entry) -> Backup {
+    pub(crate) fn of(entry: &HistoryEntry) -> Backup {
         let detail = |name: &str| entry.details.get(name).cloned();
         let (file, sha256) = (detail("file").unwrap_or_default(), detail("sha256").unwrap_or_default());
         let now = if entry.host == host_name() {

@@ -8,7 +8,7 @@ use self::keys::{KeyAnswer, KeyRequest};
 use self::policy::{PolicyAnswer, PolicyRequest};
 use crate::administered::Administered;
 use crate::alerts::{Alert, Which, printable};
-use crate::audit::{ChainEnd, ChainedEntry, Entry, Excerpt};
+use crate::audit::{AuditEntry, ChainEnd, ChainedEntry, Excerpt};
 use crate::backup::{self, Made};
 use crate::check::{self, Found};
 use crate::refused::{Lost, Refused};
@@ -386,7 +386,7 @@ pub fn back_up(dir: &Path, to: &Path) -> Result<Made> {
 ///
 /// # Errors
 /// [`ServerError::Chain`]; those of `each`.
-pub fn read_audit(dir: &Path, mut each: impl FnMut(&ChainedEntry, &Entry) -> Result<()>) -> Result<ChainEnd> {
+pub fn read_audit(dir: &Path, mut each: impl FnMut(&ChainedEntry, &AuditEntry) -> Result<()>) -> Result<ChainEnd> {
     let mut place = ChainEnd::default();
     loop {
         let Answer::Audit { excerpt } = ask(dir, Request::Audit { after: place.number, most: ENTRIES_MAX })? else {

@@ -14,7 +14,7 @@ use redb::{ReadableTable, TableDefinition};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
-/// By number: the entry's head, 32 bytes, and an [`Entry`], JSON.
+/// By number: the entry's head, 32 bytes, and an [`AuditEntry`], JSON.
 pub(crate) const ENTRIES: TableDefinition<'static, u64, &'static [u8]> = TableDefinition::new("audit");
 /// [`LAST`]: the number of the last entry that was removed, u64 little-endian, and its head. [`BYTES`]: the bytes of
 /// all entries that are kept, u64 little-endian.
@@ -279,7 +279,7 @@ pub enum Why {
 
 /// An entry.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Entry {
+pub struct AuditEntry {
     /// from 1 on
     pub number: u64,
     /// time of the event, seconds since 1970
@@ -327,14 +327,14 @@ pub struct ChainedEntry {
     /// of the entry
     #[serde(with = "hex")]
     pub head: [u8; 32],
-    /// an [`Entry`], JSON
+    /// an [`AuditEntry`], JSON
     pub entry: String,
 }
 
 impl ChainedEntry {
     /// The end of the chain with this entry, and the entry, if it follows `place`.
-    pub fn after(&self, place: ChainEnd) -> Option<(ChainEnd, Entry)> {
-        let entry: Entry = serde_json::from_str(&self.entry).ok()?;
+    pub fn after(&self, place: ChainEnd) -> Option<(ChainEnd, AuditEntry)> {
+        let entry: AuditEntry = serde_json::from_str(&self.entry).ok()?;
         let is_next = entry.number == place.number + 1 && self.head == head_after(&place.head, &self.entry);
         is_next.then_some((ChainEnd { number: entry.number, head: self.head }, entry))
     }
@@ -390,7 +390,7 @@ impl Excerpt {
     ///
     /// # Errors
     /// [`ServerError::Chain`].
-    pub fn verified(&self, mut place: ChainEnd) -> crate::Result<(ChainEnd, Vec<Entry>)> {
+    pub fn verified(&self, mut place: ChainEnd) -> crate::Result<(ChainEnd, Vec<AuditEntry>)> {
         let mut entries = Vec::new();
         for kept in &self.entries {
             let (next, entry) = kept.after(place).ok_or(ServerError::Chain { number: place.number + 1 })?;
@@ -426,7 +426,7 @@ pub(crate) fn append(
     };
     let (mut all, begins) = (Vec::new(), place.number + 1);
     for event in events {
-        let entry = Entry { number: place.number + 1, time, event };
+        let entry = AuditEntry { number: place.number + 1, time, event };
         let entry = serde_json::to_string(&entry).map_err(|_| damaged())?;
         let kept = ChainedEntry { head: head_after(&place.head, &entry), entry };
         place = ChainEnd { number: place.number + 1, head: kept.head };

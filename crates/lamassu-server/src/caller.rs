@@ -24,4 +24,4 @@ pub struct Caller {
 
 /// A place among the calls that a host may have under way. [`Guard`](crate::guard::Guard) adds it to each request; the
 /// work that the call causes keeps it.
-pub type Place = Arc<Counted<Arc<[u8]>>>;
+pub type CallPermit = Arc<Counted<Arc<[u8]>>>;

@@ -1,7 +1,7 @@
 //! The gate before the services: a call is not read before its caller is allowed to make it, and no caller takes more
 //! than its share.
 
-use crate::caller::{Caller, Peer, Place};
+use crate::caller::{CallPermit, Caller, Peer};
 use crate::counts::Counts;
 use crate::metrics::Metrics;
 use crate::state::{State, Who};
@@ -47,7 +47,7 @@ impl Guard {
 
     /// Checks whether a peer may make a call, and in which version of the protocol. Returns the calling host, unless it
     /// has a token only, and its place among the calls under way.
-    fn admit(&self, call: &Request<Body>) -> Result<(Option<Caller>, Place, Agreed), Status> {
+    fn admit(&self, call: &Request<Body>) -> Result<(Option<Caller>, CallPermit, Agreed), Status> {
         let (peer, path) = (call.extensions().get::<Peer>(), call.uri().path());
         let peer = peer.ok_or_else(|| Status::unauthenticated("no certificate"))?;
         let caller = match self.state.who(&peer.key) {

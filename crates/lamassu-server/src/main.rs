@@ -7,7 +7,7 @@ mod policy_command;
 use clap::{Parser, Subcommand};
 use lamassu_server::admin::{Answer, Request, ShownHost, ShownVault, ask, back_up, id_of, read_alerts, read_audit};
 use lamassu_server::alerts::{Alert, Which, printable};
-use lamassu_server::audit::{ChainedEntry, Entry};
+use lamassu_server::audit::{AuditEntry, ChainedEntry};
 use lamassu_server::{Result, ServerError, run};
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
@@ -405,7 +405,7 @@ fn shown_alert(alert: &Alert) -> String {
 }
 
 /// `2026-11-26T19:30:00Z  12  session-began  host=a vault=…`
-fn shown_entry(kept: &ChainedEntry, entry: &Entry) -> String {
+fn shown_entry(kept: &ChainedEntry, entry: &AuditEntry) -> String {
     let fields: serde_json::Map<String, serde_json::Value> = serde_json::from_str(&kept.entry).unwrap_or_default();
     let shown = |value: &serde_json::Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
     let rest = fields.iter().filter(|(name, _)| !matches!(&***name, "number" | "time" | "event"));

@@ -5,7 +5,7 @@ mod keys;
 
 use crate::alerts::Finding;
 use crate::authority;
-use crate::caller::{Caller, Peer, Place};
+use crate::caller::{CallPermit, Caller, Peer};
 use crate::counts::Counts;
 use crate::keys::Master;
 use crate::keys::evaluate::Evaluations;
@@ -101,7 +101,7 @@ impl Service {
     /// it takes.
     pub(crate) async fn blocking<T: Send + 'static>(
         &self,
-        place: Place,
+        place: CallPermit,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, Status> {
         self.threads.call(place, work).await
@@ -157,8 +157,8 @@ pub(crate) fn caller<T>(request: &Request<T>) -> Result<Caller, Status> {
 }
 
 /// The call's place among those of its host.
-pub(crate) fn place<T>(request: &Request<T>) -> Result<Place, Status> {
-    request.extensions().get::<Place>().cloned().ok_or_else(|| Status::unauthenticated("unknown client"))
+pub(crate) fn place<T>(request: &Request<T>) -> Result<CallPermit, Status> {
+    request.extensions().get::<CallPermit>().cloned().ok_or_else(|| Status::unauthenticated("unknown client"))
 }
 
 pub(crate) fn garbled(error: Garbled) -> Status {

@@ -1,7 +1,7 @@
 //! The threads on which calls wait for disks and for vaults. They have shares, so that no kind of work takes them all:
 //! a host that sends commits to a slow vault leaves heartbeats of all vaults their threads.
 
-use crate::caller::Place;
+use crate::caller::CallPermit;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::Semaphore;
@@ -37,7 +37,7 @@ impl Threads {
     /// client that gives up its calls could have any number of them.
     pub async fn call<T: Send + 'static>(
         &self,
-        place: Place,
+        place: CallPermit,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, Status> {
         run(&self.calls, move || {
@@ -97,7 +97,7 @@ mod tests {
     use crate::counts::Counts;
     use std::sync::mpsc;
 
-    fn place(counts: &Counts<Arc<[u8]>>, host: &[u8], most: usize) -> Option<Place> {
+    fn place(counts: &Counts<Arc<[u8]>>, host: &[u8], most: usize) -> Option<CallPermit> {
         counts.one_more(&Arc::from(host), most).map(Arc::new)
     }
 

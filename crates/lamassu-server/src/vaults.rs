@@ -31,14 +31,14 @@ pub struct Vaults {
     anchors: Arc<dyn AnchorStore>,
     terms: Terms,
     common: Common,
-    slots: Mutex<HashMap<VaultId, Arc<Mutex<Slot>>>>,
+    slots: Mutex<HashMap<VaultId, Arc<Mutex<VaultSlot>>>>,
     /// When the log was last told that the disk is nearly full.
     said: Mutex<Option<Instant>>,
 }
 
 /// The state of a vault here.
 #[derive(Default)]
-enum Slot {
+enum VaultSlot {
     /// Not open; there may be an anchor.
     #[default]
     Closed,
@@ -67,23 +67,23 @@ impl Vaults {
         self.terms
     }
 
-    fn slot(&self, id: &VaultId) -> Arc<Mutex<Slot>> {
+    fn slot(&self, id: &VaultId) -> Arc<Mutex<VaultSlot>> {
         self.slots.lock().entry(*id).or_default().clone()
     }
 
     /// The open vaults, among the slots that `lock` can lock.
     fn opened<'a>(
-        slots: &'a [Arc<Mutex<Slot>>],
-        lock: impl Fn(&'a Mutex<Slot>) -> Option<MutexGuard<'a, Slot>>,
+        slots: &'a [Arc<Mutex<VaultSlot>>],
+        lock: impl Fn(&'a Mutex<VaultSlot>) -> Option<MutexGuard<'a, VaultSlot>>,
     ) -> Vec<Arc<Vault>> {
-        let vault = |slot: &'a Arc<Mutex<Slot>>| match &*lock(slot)? {
-            Slot::Open(vault) => Some(vault.clone()),
-            Slot::Closed | Slot::BeingPut => None,
+        let vault = |slot: &'a Arc<Mutex<VaultSlot>>| match &*lock(slot)? {
+            VaultSlot::Open(vault) => Some(vault.clone()),
+            VaultSlot::Closed | VaultSlot::BeingPut => None,
         };
         slots.iter().filter_map(vault).collect()
     }
 
-    fn slots(&self) -> Vec<Arc<Mutex<Slot>>> {
+    fn slots(&self) -> Vec<Arc<Mutex<VaultSlot>>> {
         self.slots.lock().values().cloned().collect()
     }
 
@@ -123,12 +123,12 @@ impl Vaults {
     }
 
     /// The same, with its slot locked.
-    fn vault_in(&self, id: &VaultId, slot: &mut Slot) -> Answer<Arc<Vault>> {
+    fn vault_in(&self, id: &VaultId, slot: &mut VaultSlot) -> Answer<Arc<Vault>> {
         match slot {
-            Slot::Open(vault) if !vault.is_in_doubt() => return Ok(vault.clone()),
+            VaultSlot::Open(vault) if !vault.is_in_doubt() => return Ok(vault.clone()),
             // Another user of its table keeps it open for a moment.
-            Slot::Open(_) | Slot::Closed => *slot = Slot::Closed,
-            Slot::BeingPut => return Err(Refused::Unknown),
+            VaultSlot::Open(_) | VaultSlot::Closed => *slot = VaultSlot::Closed,
+            VaultSlot::BeingPut => return Err(Refused::Unknown),
         }
         let table = match self.anchors.open(id) {
             Err(AnchorError::Missing { .. }) => return Err(Refused::Unknown),
@@ -136,7 +136,7 @@ impl Vaults {
             table => table?,
         };
         let vault = Arc::new(Vault::open(*id, table, self.terms, self.common.clone())?);
-        *slot = Slot::Open(vault.clone());
+        *slot = VaultSlot::Open(vault.clone());
         Ok(vault)
     }
 
@@ -192,12 +192,12 @@ impl Vaults {
             let slot = &mut *slot.lock();
             match slot {
                 // The present anchor may be the same: the two are compared at the end.
-                Slot::Closed | Slot::Open(_) if self.anchors.has(id)? => false,
-                Slot::Closed => {
-                    *slot = Slot::BeingPut;
+                VaultSlot::Closed | VaultSlot::Open(_) if self.anchors.has(id)? => false,
+                VaultSlot::Closed => {
+                    *slot = VaultSlot::BeingPut;
                     true
                 }
-                Slot::BeingPut | Slot::Open(_) => return Err(Refused::NotNow),
+                VaultSlot::BeingPut | VaultSlot::Open(_) => return Err(Refused::NotNow),
             }
         };
         // From here on, dropping it undoes the slot.
@@ -292,10 +292,10 @@ impl Vaults {
         let slot = self.slot(id);
         let slot = &mut *slot.lock();
         let event = Event::AnchorForgotten { vault: id.to_string() };
-        if matches!(slot, Slot::Open(vault) if vault.is_in_doubt()) {
+        if matches!(slot, VaultSlot::Open(vault) if vault.is_in_doubt()) {
             self.vault_in(id, slot)?;
         }
-        let Slot::Open(vault) = &*slot else { return self.put_away(id, slot, event) };
+        let VaultSlot::Open(vault) = &*slot else { return self.put_away(id, slot, event) };
         vault.clone().give_up(|inner| inner.nobody_has_it(None), || self.put_away(id, slot, event))
     }
 
@@ -305,13 +305,13 @@ impl Vaults {
     }
 
     /// Retires the anchor of a vault. An anchor that is missing already is no longer expected after that.
-    fn put_away(&self, id: &VaultId, slot: &mut Slot, event: Event) -> Answer<()> {
+    fn put_away(&self, id: &VaultId, slot: &mut VaultSlot, event: Event) -> Answer<()> {
         let was_missing = self.is_missing(id)?;
         self.state().will_put_away(id).map_err(Lost)?;
         if !self.anchors.put_away(id)? && !was_missing {
             return Err(Refused::Unknown);
         }
-        *slot = Slot::Closed;
+        *slot = VaultSlot::Closed;
         Ok(self.state().note_not_kept(id, event).map_err(Lost)?)
     }
 
@@ -348,7 +348,7 @@ pub fn missing(anchors: &dyn AnchorStore, state: &State) -> Result<Vec<VaultId>>
 pub struct Put {
     vaults: Arc<Vaults>,
     id: VaultId,
-    /// Whether [`Slot::BeingPut`] was set by this put.
+    /// Whether [`VaultSlot::BeingPut`] was set by this put.
     has_slot: bool,
     /// `None`: not begun yet, or finished.
     new: Option<Box<dyn NewAnchor>>,
@@ -407,7 +407,7 @@ impl Put {
             let slot = slot.lock();
             // No other process opens these anchors.
             if !self.vaults.anchors.has(&self.id)? {
-                if !self.has_slot && matches!(*slot, Slot::BeingPut) {
+                if !self.has_slot && matches!(*slot, VaultSlot::BeingPut) {
                     return Err(Refused::NotNow);
                 }
                 new.install()?;
@@ -450,7 +450,7 @@ impl Put {
         let may_be = |_: &_| if vaults.waits_for(caller, &self.id) { Ok(()) } else { Err(Refused::NotNow) };
         let replace = || {
             new.install()?;
-            *slot = Slot::Closed;
+            *slot = VaultSlot::Closed;
             Ok(())
         };
         vault.give_up(may_be, replace)?;
@@ -463,7 +463,7 @@ impl Drop for Put {
     fn drop(&mut self) {
         self.new = None;
         if self.has_slot {
-            *self.vaults.slot(&self.id).lock() = Slot::Closed;
+            *self.vaults.slot(&self.id).lock() = VaultSlot::Closed;
         }
     }
 }

@@ -20,7 +20,7 @@ use crate::event::{Events, IntegrityKind};
 use crate::record::{ROOT, RecordFault, read_text, write_text};
 use crate::stored::keeping_times;
 use lamassu_anchor::row::Sealed;
-use lamassu_anchor::{Anchor, Digest, Mark};
+use lamassu_anchor::{Anchor, Digest, EntryMark};
 use lamassu_crypto::KeyRing;
 use lamassu_format::name::{ROOT_RECORD, ROOT_RECORD_NEW};
 use lamassu_format::root::{MODE_BITS, RootRecord, RootRecordError};
@@ -186,7 +186,7 @@ impl RootPermissions {
         let shown = digest(text.as_deref());
         let is_other = !anchor.vault().root_permissions.is_current(shown);
         anchor.root_permissions_replaced(shown);
-        anchor.commit_objects(&HashSet::new(), Mark::NOTHING)?;
+        anchor.commit_objects(&HashSet::new(), EntryMark::NOTHING)?;
         *source = match text.map(|text| ROOT.open(&text, &self.ring, &[], RootRecord::parse)) {
             None => Source::Directory,
             Some(Ok(record)) => Source::Record(record),

@@ -23,7 +23,7 @@ use crate::walk::{Failed, Met, Visit, has_header, header_id, is_entry, walk};
 use crate::{Kind, Result};
 use lamassu_anchor::judge::{self, EntryVerdict};
 use lamassu_anchor::row::{Content, Sealed};
-use lamassu_anchor::{Anchor, AnchorError, Digest, Entry, EntryPlace, Intent, ObjectId, Row, Token};
+use lamassu_anchor::{Anchor, AnchorError, Digest, EntryPlace, EntryRow, Intent, ObjectId, Row, Token};
 use lamassu_crypto::name::NameKey;
 use lamassu_format::header::{NameMode, VaultHeader};
 use lamassu_format::name::{
@@ -80,7 +80,7 @@ struct Scrub<'a> {
     /// Places of removals that the store has not carried out.
     going: HashSet<EntryPlace>,
     /// The current entry, and its place.
-    here: Option<(EntryPlace, Entry)>,
+    here: Option<(EntryPlace, EntryRow)>,
     /// Files with several names that were verified, with the inode that the name leads to: the store can make a name
     /// lead to another inode.
     seen: HashSet<(ObjectId, StoreId)>,
@@ -94,13 +94,13 @@ struct Scrub<'a> {
 struct Recorded {
     object: ObjectId,
     /// Its entry; `None`: the root.
-    at: Option<(EntryPlace, Entry)>,
+    at: Option<(EntryPlace, EntryRow)>,
 }
 
 impl Visit for Scrub<'_> {
     type Passed = Recorded;
     /// Recorded entries that were not found yet.
-    type Here = BTreeMap<Token, Entry>;
+    type Here = BTreeMap<Token, EntryRow>;
     type Error = crate::VaultError;
 
     fn enter(&mut self, at: &Met<Recorded>, dir: &Arc<dyn BackendDir>) -> Result<Option<Self::Here>> {
@@ -287,7 +287,7 @@ impl Scrub<'_> {
         }
     }
 
-    fn tell_missing(&mut self, path: PathBuf, entry: &Entry) {
+    fn tell_missing(&mut self, path: PathBuf, entry: &EntryRow) {
         let what = format!("an entry that the anchor knows is not there (object {})", entry.object);
         self.tell(IntegrityKind::Missing, path, what);
     }
@@ -337,7 +337,7 @@ impl Scrub<'_> {
 
     /// Whether an absent entry has been removed or moved meanwhile, or is about to be moved there: the anchor records
     /// both before the store changes.
-    fn has_gone(&mut self, place: EntryPlace, entry: &Entry) -> bool {
+    fn has_gone(&mut self, place: EntryPlace, entry: &EntryRow) -> bool {
         let now = self.anchor.entry(&place).unwrap_or(Some(*entry));
         if now.is_none_or(|now| now.object != entry.object) {
             return true;
@@ -348,7 +348,7 @@ impl Scrub<'_> {
     }
 
     /// Whether a writer is moving an entry to or from a place, or was when it was interrupted.
-    fn is_moving(&self, place: &EntryPlace, entry: &Entry) -> bool {
+    fn is_moving(&self, place: &EntryPlace, entry: &EntryRow) -> bool {
         let moves = |intent: Intent| matches!(intent, Intent::Move { from, to, .. } if from == *place || to == *place);
         let is_other = || self.anchor.entry(place).is_ok_and(|now| now != Some(*entry));
         self.anchor.is_in_use_now().unwrap_or(false)

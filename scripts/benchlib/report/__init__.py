@@ -13,7 +13,7 @@ from .mount import mount
 from .network import network
 from .savings import savings
 from .server import server
-from .shared import shared
+from .shared import shared, shared_sweeps
 from .slots import slots
 from .space import space
 from .stages import stages
@@ -25,7 +25,7 @@ from .tenants import tenants
 from .tree import tree
 from .volumes import volumes
 
-EXPERIMENTS = ("mount", "small", "durable", "space", "network", "stages", "slots", "integrity", "tree", "sweeps", "growth", "ciphers", "shared", "server", "tenants", "listings", "volumes", "study", "compression", "savings")
+EXPERIMENTS = ("mount", "small", "durable", "space", "network", "stages", "slots", "integrity", "tree", "sweeps", "growth", "ciphers", "shared", "shared-sweeps", "server", "tenants", "listings", "volumes", "study", "compression", "savings")
 # Why an experiment leaves out a peer.
 LEFT_OUT = {("durable", "cryfs"): "it answers fsync(2) without syncing anything of its store", ("network", "cryfs"): "its blocks are files of 16 KiB, each of which would cross the link",
             ("network", "bindfs"): "`sshfs alone` and `plainfs` show what is there without encryption"}
@@ -115,5 +115,5 @@ def left_out(results):
 
 
 SECTIONS = {"mount": mount, "small": small, "durable": durable, "space": space, "network": network, "stages": stages, "slots": slots,
-            "integrity": integrity, "tree": tree, "sweeps": sweeps, "growth": growth, "ciphers": ciphers, "shared": shared, "server": server, "tenants": tenants, "listings": listings, "volumes": volumes, "study": study,
+            "integrity": integrity, "tree": tree, "sweeps": sweeps, "growth": growth, "ciphers": ciphers, "shared": shared, "shared-sweeps": shared_sweeps, "server": server, "tenants": tenants, "listings": listings, "volumes": volumes, "study": study,
             "compression": compression, "savings": savings}

@@ -31,3 +31,36 @@ Server and hosts are namespaces of this machine, the store is a directory in mem
 `scripts/bench shared`. A hand-over is the time in which one host has written and synced a file and the other has read it, programs and all.
 
 {figures(result)}"""
+
+
+def shared_sweeps(results, _plots):
+    result = results["shared-sweeps"]
+    samples = result["samples"]
+    value = lambda s, w, p: median(by(samples, system=s, workload=w, point=p), "value") if by(samples, system=s, workload=w, point=p) else None  # noqa: E731
+    placed = [s for s in ("lamassu", "server", "shared") if s in names(samples, "system")]
+    parts = [f"""## SAN.FS's experiments with the server in the path
+
+Server and host are namespaces of this machine, the store is a directory in memory, one host works; {runs(result)}; `scripts/bench shared-sweeps`. Not measured beside a vault of several
+hosts at work: turns pass it from one to the next ([hand-overs](#a-vault-that-hosts-share)). Figures of one host without a server, beside plain files, are [above](#how-figures-change-with-another)."""]
+    for figure, meant in result["figures"].items():
+        points = names(by(samples, workload=figure), "point")
+        if points:
+            beside = lambda s, p: quotient(value(s, figure, p), value("lamassu", figure, p), meant["unit"])  # noqa: E731
+            rows = [[str(p), *(number(value(s, figure, p)) for s in placed), *(number(beside(s, p)) for s in placed[1:])] for p in points]
+            heads = [f"{meant['axis']}, {meant['unit']}", *(TITLE[s] for s in placed), *(f"{s} ÷ in a file" for s in placed[1:])]
+            parts.append(f"### {meant['title']}\n\n{table(heads, rows)}")
+    parts.append(f"### A large file in sequence, {result['size_mib']} MiB (SAN.FS, Table 2), MB/s\n\n{tables(value, ['bare', *placed], 'table 2', ['write', 'read'])}")
+    systems = names(by(samples, workload="table 3"), "system")
+    if systems:
+        parts.append(f"### Postmark, {result['files']} files up to 20 MB, by cipher (SAN.FS, Table 3), MB/s\n\n{tables(value, systems, 'table 3', ['Postmark'])}")
+    return "\n\n".join(parts)
+
+
+def tables(value, systems, workload, points):
+    return table(["", *points, *(f"{p} ÷ bare" for p in points)],
+                 [[s, *(number(value(s, workload, p)) for p in points), *(number(value(s, workload, p) / value("bare", workload, p)) for p in points)] for s in systems])
+
+
+def quotient(own, base, unit):
+    """Of speeds."""
+    return base / own if unit == "s" else own / base

@@ -8,7 +8,7 @@ use lamassu_crypto::wrap::sha256_of;
 use redb::{ReadableTable, Table, TableDefinition};
 use serde::{Deserialize, Serialize};
 
-/// Key: the entry's number. Value: its head, 32 bytes, then an [`Entry`], JSON.
+/// Key: the entry's number. Value: its head, 32 bytes, then an [`AuditEntry`], JSON.
 pub(super) const ENTRIES: TableDefinition<'static, u64, &'static [u8]> = TableDefinition::new("audit");
 
 /// The change that an entry records.
@@ -90,7 +90,7 @@ pub enum Event {
 
 /// One entry of the trail.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Entry {
+pub struct AuditEntry {
     /// position in the trail, from 1
     pub number: u64,
     /// time of the change, seconds since 1970
@@ -116,7 +116,7 @@ pub(super) fn append(entries: &mut Table<'_, u64, &'static [u8]>, time: u64, eve
         Some((number, row)) => (number.value(), split(row.value()).ok_or_else(damaged)?.0),
         None => (0, [0; 32]),
     };
-    let entry = Entry { number: number + 1, time, event };
+    let entry = AuditEntry { number: number + 1, time, event };
     let text = serde_json::to_vec(&entry).map_err(|_| damaged())?;
     let row = [&head_after(&head, &text)[..], &text].concat();
     entries.insert(entry.number, &row[..])?;
@@ -126,12 +126,12 @@ pub(super) fn append(entries: &mut Table<'_, u64, &'static [u8]>, time: u64, eve
 /// All entries, verified, each with its head as hex.
 pub(super) fn verified(
     entries: &impl ReadableTable<u64, &'static [u8]>,
-) -> Result<Result<Vec<(Entry, String)>>, redb::Error> {
+) -> Result<Result<Vec<(AuditEntry, String)>>, redb::Error> {
     let (mut all, mut place, mut head) = (Vec::new(), 0, [0; 32]);
     for row in entries.iter()? {
         let (number, row) = row?;
         let next = split(row.value()).and_then(|(said, text)| {
-            let entry: Entry = serde_json::from_slice(text).ok()?;
+            let entry: AuditEntry = serde_json::from_slice(text).ok()?;
             let is_next = number.value() == place + 1 && entry.number == place + 1 && said == head_after(&head, text);
             is_next.then_some((said, entry))
         });

@@ -17,8 +17,8 @@ use crate::compile::{self, Compiled, Rules};
 use crate::credential::SKEW;
 use crate::names::Names;
 use crate::token::{Cuts, TokenKey};
-use crate::{AccessError, Attributes, Declarations, Kind, Result};
-use audit::{Entry, Event};
+use crate::{AccessError, AttributeKind, Attributes, Declarations, Result};
+use audit::{AuditEntry, Event};
 use data_encoding::HEXLOWER;
 use files::{check_private, sync_dir};
 use lamassu_crypto::{Secret, sign, wrap};
@@ -50,7 +50,7 @@ const RULE_MAX: usize = 64 << 10;
 type Texts = TableDefinition<'static, &'static str, &'static [u8]>;
 /// One row for [`Config`] and one for [`Standing`], JSON.
 const META: Texts = TableDefinition::new("meta");
-/// By name: a [`Kind`], JSON.
+/// By name: an [`AttributeKind`], JSON.
 const ATTRIBUTES: Texts = TableDefinition::new("attributes");
 /// By name: [`Attributes`], JSON.
 const PEOPLE: Texts = TableDefinition::new("people");
@@ -392,7 +392,7 @@ impl Manager {
     ///
     /// # Errors
     /// [`AccessError::Chain`].
-    pub fn audit(&self) -> Result<Vec<(Entry, String)>> {
+    pub fn audit(&self) -> Result<Vec<(AuditEntry, String)>> {
         let read = || audit::verified(&self.database.begin_read()?.open_table(audit::ENTRIES)?);
         read().map_err(self.failed())?
     }
@@ -401,7 +401,7 @@ impl Manager {
     ///
     /// # Errors
     /// [`AccessError::Name`], [`AccessError::InUse`].
-    pub fn set_attribute(&self, name: &str, kind: Kind, now: u64) -> Result<()> {
+    pub fn set_attribute(&self, name: &str, kind: AttributeKind, now: u64) -> Result<()> {
         attribute::check_name(name)?;
         let declared = self.attributes()?;
         if declared.get(name).is_some_and(|before| *before != kind) {

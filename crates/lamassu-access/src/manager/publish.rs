@@ -261,7 +261,7 @@ fn next_number(last: u64, now: u64) -> u64 {
 mod tests {
     use super::super::RULES;
     use super::*;
-    use crate::{Kind, Value, kem};
+    use crate::{AttributeKind, Value, kem};
     use lamassu_keys::{Ask, KeySource, Purpose};
     use std::fs;
 
@@ -279,7 +279,7 @@ mod tests {
         let material = source.load(&ask).expect("loads").material;
         let proxy = kem::public(&Secret::new(&mut [8; 32]));
         let manager = Manager::init(&dir.path().join("policy"), "acme", &proxy, &material, 100).expect("makes");
-        manager.set_attribute("dept", Kind::Text, 100).expect("declares");
+        manager.set_attribute("dept", AttributeKind::Text, 100).expect("declares");
         let law = [("dept".to_owned(), Value::Text("law".into()))].into();
         manager.set_person("alice", &law, 100).expect("sets");
         manager.set_rule("law", RULE, 100).expect("writes");

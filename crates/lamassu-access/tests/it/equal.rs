@@ -3,7 +3,7 @@
 use lamassu_access::compile::{self, Rules};
 use lamassu_access::names::Names;
 use lamassu_access::token::TokenKey;
-use lamassu_access::{Action, Attributes, Bundle, Claims, Decider, Declarations, Kind, Value, attribute};
+use lamassu_access::{Action, AttributeKind, Attributes, Bundle, Claims, Decider, Declarations, Value, attribute};
 use lamassu_crypto::Secret;
 use proptest::collection::{btree_set, vec};
 use proptest::option;
@@ -21,7 +21,12 @@ fn root() -> Secret<32> {
 }
 
 fn declared() -> Declarations {
-    [("dept".into(), Kind::Text), ("projects".into(), Kind::Set), ("level".into(), Kind::Number)].into()
+    [
+        ("dept".into(), AttributeKind::Text),
+        ("projects".into(), AttributeKind::Set),
+        ("level".into(), AttributeKind::Number),
+    ]
+    .into()
 }
 
 fn number() -> impl Strategy<Value = String> {

@@ -2,7 +2,7 @@
 
 use lamassu_access::bundle::{BUNDLE_FILE, STATUS_FILE};
 use lamassu_access::manager::{Keys, Manager};
-use lamassu_access::{AccessError, Action, Bundle, Claims, Decider, Kind, Refusal, Status, Value, kem};
+use lamassu_access::{AccessError, Action, AttributeKind, Bundle, Claims, Decider, Refusal, Status, Value, kem};
 use lamassu_crypto::Secret;
 use lamassu_keys::{Ask, KeySource, Material, Purpose};
 use std::fs;
@@ -32,7 +32,7 @@ impl Lab {
         let lab = Lab { dir: tempfile::tempdir().expect("a directory") };
         fs::create_dir(lab.out()).expect("a directory");
         let manager = Manager::init(&lab.policy(), "acme", &kem::public(&proxy()), &material(1), 100).expect("makes");
-        manager.set_attribute("dept", Kind::Text, 100).expect("declares");
+        manager.set_attribute("dept", AttributeKind::Text, 100).expect("declares");
         (lab, manager)
     }
 
@@ -175,8 +175,8 @@ fn what_is_used_stays() {
     manager.set_rule("finance", RULE, 100).expect("writes");
     let by_rule = manager.remove_attribute("dept", 100).expect_err("used").to_string();
     assert!(by_rule.contains("the rule \"finance\""), "{by_rule}");
-    assert!(manager.set_attribute("dept", Kind::Set, 100).is_err());
-    manager.set_attribute("dept", Kind::Text, 100).expect("as it is");
+    assert!(manager.set_attribute("dept", AttributeKind::Set, 100).is_err());
+    manager.set_attribute("dept", AttributeKind::Text, 100).expect("as it is");
     manager.remove_rule("finance", 100).expect("removes");
     manager.set_person("alice", &person("law"), 100).expect("sets");
     assert!(manager.remove_attribute("dept", 100).expect_err("used").to_string().contains("alice"));

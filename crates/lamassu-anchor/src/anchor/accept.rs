@@ -3,7 +3,7 @@
 use super::names::held_of;
 use super::{Anchor, Result};
 use crate::queue::Layer;
-use crate::row::{Entry, EntryPlace, Row};
+use crate::row::{EntryPlace, EntryRow, Row};
 use crate::{AnchorError, ObjectId};
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ pub struct Decided {
     /// by object
     pub rows: BTreeMap<ObjectId, Option<Row>>,
     /// by place, with the object that is, or was, there
-    pub entries: BTreeMap<EntryPlace, (ObjectId, Option<Entry>)>,
+    pub entries: BTreeMap<EntryPlace, (ObjectId, Option<EntryRow>)>,
 }
 
 impl Decided {

@@ -3,7 +3,7 @@
 use super::names::held_of;
 use super::state::State;
 use super::{Anchor, Result};
-use crate::queue::{Mark, held_key};
+use crate::queue::{EntryMark, held_key};
 use crate::row::{Cut, FileRow, Open, Row};
 use crate::table::Space;
 use crate::types::WINDOWS_MAX;
@@ -64,7 +64,7 @@ impl Anchor {
             }
         }
         // Includes changes that another thread has queued and not committed yet.
-        if objects.is_empty() { Ok(()) } else { self.commit_objects(&objects, Mark(0)) }
+        if objects.is_empty() { Ok(()) } else { self.commit_objects(&objects, EntryMark(0)) }
     }
 
     /// Queues an opening. True: it must become durable before pages are written.

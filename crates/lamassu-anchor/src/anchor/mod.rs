@@ -36,8 +36,10 @@ pub use names::{Made, Removal, Renamed};
 pub use replace::{Replacing, SealedPart, Seen};
 pub use vault::HeaderBasis;
 
-use crate::queue::{Layer, Mark, Scope, VAULT_KEY, behind_object, decode_digests, entry_key, number_of, object_key};
-use crate::row::{Entry, EntryPlace, Intent, Row, VaultRow};
+use crate::queue::{
+    EntryMark, Layer, Scope, VAULT_KEY, behind_object, decode_digests, entry_key, number_of, object_key,
+};
+use crate::row::{EntryPlace, EntryRow, Intent, Row, VaultRow};
 use crate::table::{Doubt, Space, Standing, Table};
 use crate::{AnchorError, Digests, ObjectId, ObjectKind, Part, RecordNo, Token, TokenKey};
 use lamassu_format::Profile;
@@ -243,18 +245,18 @@ impl Anchor {
     ///
     /// # Errors
     /// [`AnchorError::Damaged`]; those of the table.
-    pub fn entry(&self, place: &EntryPlace) -> Result<Option<Entry>> {
+    pub fn entry(&self, place: &EntryPlace) -> Result<Option<EntryRow>> {
         self.entry_in(&self.state.lock(), place)
     }
 
-    fn entry_in(&self, state: &State, place: &EntryPlace) -> Result<Option<Entry>> {
+    fn entry_in(&self, state: &State, place: &EntryPlace) -> Result<Option<EntryRow>> {
         let layers = state.layers();
         let queued = layers.into_iter().flatten().find_map(|layer| layer.entry(place));
         queued.map_or_else(|| self.durable_entry(place), Ok)
     }
 
-    fn durable_entry(&self, place: &EntryPlace) -> Result<Option<Entry>> {
-        self.table.get(Space::Entries, &entry_key(place))?.map(|bytes| Entry::decode(&bytes)).transpose()
+    fn durable_entry(&self, place: &EntryPlace) -> Result<Option<EntryRow>> {
+        self.table.get(Space::Entries, &entry_key(place))?.map(|bytes| EntryRow::decode(&bytes)).transpose()
     }
 
     /// All entries of a directory. The caller must prevent changes of the directory: otherwise the entries would be
@@ -262,13 +264,13 @@ impl Anchor {
     ///
     /// # Errors
     /// As for [`Anchor::entry`].
-    pub fn entries(&self, dir: ObjectId) -> Result<BTreeMap<Token, Entry>> {
+    pub fn entries(&self, dir: ObjectId) -> Result<BTreeMap<Token, EntryRow>> {
         let queued = self.queued_entries(dir);
         let mut entries = BTreeMap::new();
         self.scan(Space::Entries, &object_key(dir), Part::Entry, |key, value| {
             let Some(name) = behind_object(key).map(Token) else { return Ok(None) };
             if !queued.contains_key(&name) {
-                entries.insert(name, Entry::decode(value)?);
+                entries.insert(name, EntryRow::decode(value)?);
             }
             Ok(Some(ControlFlow::Continue(())))
         })?;
@@ -296,7 +298,7 @@ impl Anchor {
     /// Entries of a directory that are in force and not in the table yet. They must be read *before* the table: then an
     /// entry that is committed meanwhile is found in both, and not in neither. So no reader waits for the flush of a
     /// commit.
-    fn queued_entries(&self, dir: ObjectId) -> BTreeMap<Token, Option<Entry>> {
+    fn queued_entries(&self, dir: ObjectId) -> BTreeMap<Token, Option<EntryRow>> {
         let state = self.state.lock();
         state.layers().into_iter().rev().flatten().flat_map(|layer| layer.entries_of(dir)).collect()
     }
@@ -377,8 +379,8 @@ impl Anchor {
     }
 
     /// The current position in the queue: a barrier of the store that begins now covers every entry made so far.
-    pub fn mark(&self) -> Mark {
-        Mark(self.state.lock().made)
+    pub fn mark(&self) -> EntryMark {
+        EntryMark(self.state.lock().made)
     }
 
     /// The number of queued changes.
@@ -393,7 +395,7 @@ impl Anchor {
     /// # Errors
     /// Those of the table; everything stays queued. If a rule of the server's policy forbids some of it, only that
     /// stays queued: one file does not block others.
-    pub fn commit(&self, covered: Mark) -> Result<()> {
+    pub fn commit(&self, covered: EntryMark) -> Result<()> {
         let _in_order = self.committing.lock();
         self.state.lock().settle_replaced(self, covered)?;
         let refused = match self.commit_taken(Scope::All, covered) {
@@ -438,7 +440,7 @@ impl Anchor {
         let mut recorded = Vec::new();
         self.scan(Space::Entries, &[], Part::Entry, |key, value| {
             let Some((dir, name)) = number_of(key).zip(behind_object(key)) else { return Ok(None) };
-            let entry = Entry::decode(value)?;
+            let entry = EntryRow::decode(value)?;
             if objects.contains(&entry.object) {
                 recorded.push((entry.object, EntryPlace { dir: ObjectId(dir), name: Token(name) }));
             }
@@ -455,7 +457,7 @@ impl Anchor {
     }
 
     /// Commits. The caller holds `committing`.
-    fn commit_taken(&self, scope: Scope<'_>, covered: Mark) -> Result<()> {
+    fn commit_taken(&self, scope: Scope<'_>, covered: EntryMark) -> Result<()> {
         let flying = self.fly_queued(&mut self.state.lock(), scope, covered)?;
         self.land(flying)
     }
@@ -463,7 +465,7 @@ impl Anchor {
     /// Puts the queue in flight; `None`: it is empty. If an object has names that no barrier covers, everything but its
     /// names is taken: what must be recorded before its pages or attributes change does not wait for the names (A1,
     /// S1).
-    fn fly_queued(&self, state: &mut State, scope: Scope<'_>, covered: Mark) -> Result<Option<Arc<Layer>>> {
+    fn fly_queued(&self, state: &mut State, scope: Scope<'_>, covered: EntryMark) -> Result<Option<Arc<Layer>>> {
         if state.queued.is_empty() {
             return Ok(None);
         }
@@ -472,7 +474,7 @@ impl Anchor {
     }
 
     /// Takes out of the queue what one commit includes.
-    fn take_queued(&self, state: &mut State, scope: Scope<'_>, covered: Mark) -> Result<Layer> {
+    fn take_queued(&self, state: &mut State, scope: Scope<'_>, covered: EntryMark) -> Result<Layer> {
         let (mut layer, left_behind) = state.queued.take(scope, covered);
         for object in left_behind {
             match self.durable_row(object) {

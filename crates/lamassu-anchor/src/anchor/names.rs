@@ -5,9 +5,9 @@
 
 use super::state::{Nameless, Replaced, State, change_held};
 use super::{Anchor, Result};
-use crate::queue::{Layer, Mark, Scope};
+use crate::queue::{EntryMark, Layer, Scope};
 use crate::queue::{behind_object, object_key};
-use crate::row::{Content, Entry, EntryPlace, Inodes, Intent, Over, Row};
+use crate::row::{Content, EntryPlace, EntryRow, Inodes, Intent, Over, Row};
 use crate::table::{Space, Table};
 use crate::{AnchorError, Digests, ObjectId, RecordNo};
 use std::collections::{BTreeMap, HashSet};
@@ -61,7 +61,7 @@ impl Anchor {
         let object = state.vault.next_object;
         state.vault.next_object.0 += 1;
         state.queued.vault = Some(state.vault.clone());
-        let entry = Entry { kind: row.kind(), object };
+        let entry = EntryRow { kind: row.kind(), object };
         state.queued.objects.insert(object, Some(Row { links: 1, ..row }));
         state.make_entry(place, entry);
         Ok(Made::Queued(object))
@@ -78,7 +78,7 @@ impl Anchor {
         }
         let mut row = self.known(state, object)?;
         row.links += 1;
-        let entry = Entry { kind: row.kind(), object };
+        let entry = EntryRow { kind: row.kind(), object };
         state.name_again(object);
         state.queue_row(object, row);
         state.make_entry(place, entry);
@@ -176,7 +176,7 @@ impl Anchor {
         (to, to_name): (EntryPlace, &[u8]),
         is_exchange: bool,
         inodes: Inodes,
-        covered: Mark,
+        covered: EntryMark,
     ) -> Result<Renamed> {
         let _in_order = self.committing.lock();
         let looked = self.look_at_ends(&mut self.state.lock(), from, to, is_exchange, covered)?;
@@ -225,7 +225,7 @@ impl Anchor {
         from: EntryPlace,
         to: EntryPlace,
         is_exchange: bool,
-        covered: Mark,
+        covered: EntryMark,
     ) -> Result<Looked> {
         let (source, target) = (self.entry_in(state, &from)?, self.entry_in(state, &to)?);
         let Some(source) = source.filter(|_| target.is_some() || !is_exchange) else {
@@ -253,8 +253,8 @@ impl Anchor {
     fn move_layer(
         &self,
         state: &mut State,
-        (from, source): (EntryPlace, Entry),
-        (to, target, to_name): (EntryPlace, Option<Entry>, &[u8]),
+        (from, source): (EntryPlace, EntryRow),
+        (to, target, to_name): (EntryPlace, Option<EntryRow>, &[u8]),
         is_exchange: bool,
         inodes: Inodes,
     ) -> Result<(Layer, Moving)> {
@@ -268,7 +268,7 @@ impl Anchor {
         };
         layer.intend(number, Intent::Move { from, to, to_name: to_name.into(), over, inodes });
         layer.move_entry(to, source);
-        let mut move_dir = |layer: &mut Layer, state: &State, to, entry: Entry| {
+        let mut move_dir = |layer: &mut Layer, state: &State, to, entry: EntryRow| {
             let moved = self.moved_dir(state, to, entry)?;
             if moved.is_some() {
                 moving.before.push((entry.object, self.known(state, entry.object)?));
@@ -284,7 +284,7 @@ impl Anchor {
             }
             target => {
                 layer.remove_entry(from, source, number);
-                if let Some(Entry { object, .. }) = target {
+                if let Some(EntryRow { object, .. }) = target {
                     moving.before.push((object, self.known(state, object)?));
                     let row = self.without_link(state, object)?;
                     let is_gone = row.links == 0;
@@ -301,14 +301,14 @@ impl Anchor {
     }
 
     /// The row of a directory at its new place.
-    fn moved_dir(&self, state: &State, to: EntryPlace, entry: Entry) -> Result<Option<(ObjectId, Option<Row>)>> {
+    fn moved_dir(&self, state: &State, to: EntryPlace, entry: EntryRow) -> Result<Option<(ObjectId, Option<Row>)>> {
         let mut row = self.known(state, entry.object)?;
         let Content::Dir { parent, name, .. } = &mut row.content else { return Ok(None) };
         (*parent, *name) = (to.dir, to.name);
         Ok(Some((entry.object, Some(row))))
     }
 
-    fn place(&self, state: &mut State, to: EntryPlace, entry: Entry) -> Result<()> {
+    fn place(&self, state: &mut State, to: EntryPlace, entry: EntryRow) -> Result<()> {
         if let Some((object, row)) = self.moved_dir(state, to, entry)? {
             state.queued.objects.insert(object, row);
         }
@@ -338,8 +338,8 @@ impl Anchor {
 
 /// The ends of a move.
 struct Ends {
-    source: Entry,
-    target: Option<Entry>,
+    source: EntryRow,
+    target: Option<EntryRow>,
     /// the source, the target, and their directories
     objects: HashSet<ObjectId>,
 }
@@ -356,7 +356,7 @@ struct Moving {
     before: Vec<(ObjectId, Row)>,
 }
 
-fn source_and_target_are_one(source: &Entry, target: &Option<Entry>) -> bool {
+fn source_and_target_are_one(source: &EntryRow, target: &Option<EntryRow>) -> bool {
     target.is_some_and(|target| target.object == source.object)
 }
 
@@ -407,7 +407,7 @@ impl State {
         }
     }
 
-    fn make_entry(&mut self, place: EntryPlace, entry: Entry) {
+    fn make_entry(&mut self, place: EntryPlace, entry: EntryRow) {
         self.made += 1;
         self.queued.make_entry(place, entry, self.made);
     }

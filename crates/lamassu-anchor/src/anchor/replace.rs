@@ -8,7 +8,7 @@
 
 use super::state::State;
 use super::{Anchor, Result};
-use crate::queue::Mark;
+use crate::queue::EntryMark;
 use crate::row::{Content, Row, Sealed};
 use crate::{AnchorError, Digest, ObjectId};
 use std::collections::HashSet;
@@ -95,7 +95,7 @@ impl Anchor {
         part: SealedPart,
         (old, new): (Digest, Digest),
         seen: Seen,
-        covered: Mark,
+        covered: EntryMark,
     ) -> Result<Replacing> {
         {
             let state = &mut *self.state.lock();
@@ -159,7 +159,7 @@ impl Anchor {
     ///
     /// # Errors
     /// Those of the table.
-    pub fn settle(&self, covered: Mark) -> Result<()> {
+    pub fn settle(&self, covered: EntryMark) -> Result<()> {
         self.state.lock().settle_replaced(self, covered)
     }
 
@@ -196,7 +196,7 @@ impl Anchor {
         }
         let to = if old == new { is(new) } else { Sealed::Becomes { old, new } };
         self.change_vault(|vault| vault.root_permissions = to);
-        self.commit_objects(&HashSet::new(), Mark::NOTHING).map(|()| true)
+        self.commit_objects(&HashSet::new(), EntryMark::NOTHING).map(|()| true)
     }
 
     /// The record was replaced, and a barrier has covered that. Durable with the next commit.
@@ -212,7 +212,7 @@ impl Anchor {
 
 impl State {
     /// Queues {new} for replacements that a barrier has covered.
-    pub(super) fn settle_replaced(&mut self, anchor: &Anchor, covered: Mark) -> Result<()> {
+    pub(super) fn settle_replaced(&mut self, anchor: &Anchor, covered: EntryMark) -> Result<()> {
         let is_covered = |number: &Option<u64>| number.is_some_and(|number| number <= covered.0);
         let done = self.replaced.parts.iter().filter(|(_, number)| is_covered(number));
         let done: Vec<(ObjectId, SealedPart)> = done.map(|(of, _)| *of).collect();
@@ -268,7 +268,7 @@ mod tests {
     }
 
     fn replacing(anchor: &Anchor, object: ObjectId, old: Digest, new: Digest, seen: Seen) -> Replacing {
-        anchor.replacing(object, PART, (old, new), seen, Mark::NOTHING).unwrap()
+        anchor.replacing(object, PART, (old, new), seen, EntryMark::NOTHING).unwrap()
     }
 
     #[test]

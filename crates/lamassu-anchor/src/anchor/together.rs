@@ -6,7 +6,7 @@
 use super::state::State;
 use super::{Anchor, Result};
 use crate::ObjectId;
-use crate::queue::{Layer, Mark, Scope};
+use crate::queue::{EntryMark, Layer, Scope};
 use parking_lot::Mutex;
 use std::collections::HashSet;
 use std::sync::{Arc, OnceLock};
@@ -14,7 +14,7 @@ use std::sync::{Arc, OnceLock};
 /// A waiting commit.
 pub(super) struct Asking {
     objects: HashSet<ObjectId>,
-    covered: Mark,
+    covered: EntryMark,
     /// Whether to commit even if an entry of the objects was made after the mark.
     even_if_late: bool,
     /// Whether it was done; empty: not tried yet, or failed.
@@ -30,7 +30,7 @@ impl Anchor {
     ///
     /// # Errors
     /// As for [`Anchor::commit`].
-    pub fn commit_objects(&self, objects: &HashSet<ObjectId>, covered: Mark) -> Result<()> {
+    pub fn commit_objects(&self, objects: &HashSet<ObjectId>, covered: EntryMark) -> Result<()> {
         self.commit_together(objects, covered, true).map(drop)
     }
 
@@ -39,11 +39,11 @@ impl Anchor {
     ///
     /// # Errors
     /// As for [`Anchor::commit`].
-    pub fn commit_unless_late(&self, objects: &HashSet<ObjectId>, covered: Mark) -> Result<bool> {
+    pub fn commit_unless_late(&self, objects: &HashSet<ObjectId>, covered: EntryMark) -> Result<bool> {
         self.commit_together(objects, covered, false)
     }
 
-    fn commit_together(&self, objects: &HashSet<ObjectId>, covered: Mark, even_if_late: bool) -> Result<bool> {
+    fn commit_together(&self, objects: &HashSet<ObjectId>, covered: EntryMark, even_if_late: bool) -> Result<bool> {
         let own = Arc::new(Asking { objects: objects.clone(), covered, even_if_late, answer: OnceLock::new() });
         self.asking.lock().push(own.clone());
         let _in_order = self.committing.lock();

@@ -1,7 +1,7 @@
 //! What is recorded of the vault as a whole: its header, its history, its sessions (`docs/freshness.md`, section 5).
 
 use super::{Anchor, Result, VAULT_KEY};
-use crate::queue::Mark;
+use crate::queue::EntryMark;
 use crate::row::{Announced, Sealed, VaultRow};
 use crate::table::Space;
 use crate::{AnchorError, Digest, ObjectId};
@@ -24,7 +24,7 @@ impl Anchor {
     /// Those of the table; the change is then in force in memory, and durable with the next commit.
     pub fn commit_vault(&self, change: impl FnOnce(&mut VaultRow)) -> Result<()> {
         self.change_vault(change);
-        self.commit_objects(&HashSet::new(), Mark(0))
+        self.commit_objects(&HashSet::new(), EntryMark(0))
     }
 
     /// The same, unless `change` returns false after looking at the row.
@@ -38,7 +38,7 @@ impl Anchor {
             is_changed
         };
         if is_changed {
-            self.commit_objects(&HashSet::new(), Mark(0))?;
+            self.commit_objects(&HashSet::new(), EntryMark(0))?;
         }
         Ok(is_changed)
     }

@@ -1,6 +1,8 @@
 //! The bytes of rows, entries and intents in a table.
 
-use super::{Announced, Content, Cut, Entry, EntryPlace, FileRow, Inodes, Intent, Open, Over, Row, Sealed, VaultRow};
+use super::{
+    Announced, Content, Cut, EntryPlace, EntryRow, FileRow, Inodes, Intent, Open, Over, Row, Sealed, VaultRow,
+};
 use crate::codec::{Reader, put};
 use crate::types::WINDOWS_MAX;
 use crate::{AnchorError, ObjectId, ObjectKind, Part, Revision, Token, TokenKey, Window, Windows};
@@ -181,7 +183,7 @@ fn sealed(from: &mut Reader<'_>) -> Option<Sealed> {
     }
 }
 
-impl Entry {
+impl EntryRow {
     /// Encodes the entry.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = vec![self.kind.number()];
@@ -193,16 +195,16 @@ impl Entry {
     ///
     /// # Errors
     /// [`AnchorError::Damaged`].
-    pub fn decode(bytes: &[u8]) -> Result<Entry, AnchorError> {
+    pub fn decode(bytes: &[u8]) -> Result<EntryRow, AnchorError> {
         let mut from = Reader(bytes);
         let read = entry(&mut from).and_then(|read| from.end().map(|()| read));
         read.ok_or(AnchorError::Damaged { part: Part::Entry })
     }
 }
 
-fn entry(from: &mut Reader<'_>) -> Option<Entry> {
+fn entry(from: &mut Reader<'_>) -> Option<EntryRow> {
     let [kind] = from.bytes()?;
-    Some(Entry { kind: ObjectKind::of_number(kind)?, object: ObjectId(from.number()?) })
+    Some(EntryRow { kind: ObjectKind::of_number(kind)?, object: ObjectId(from.number()?) })
 }
 
 impl Intent {

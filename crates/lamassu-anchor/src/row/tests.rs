@@ -59,9 +59,9 @@ fn row() -> impl Strategy<Value = Row> {
     parts.prop_map(|(mode, uid, gid, links, content, attributes)| Row { mode, uid, gid, links, content, attributes })
 }
 
-fn some_entry() -> impl Strategy<Value = Entry> {
+fn some_entry() -> impl Strategy<Value = EntryRow> {
     let kind = (0_u8..7).prop_map(|number| ObjectKind::of_number(number).expect("seven kinds"));
-    (kind, any::<u64>()).prop_map(|(kind, object)| Entry { kind, object: ObjectId(object) })
+    (kind, any::<u64>()).prop_map(|(kind, object)| EntryRow { kind, object: ObjectId(object) })
 }
 
 fn some_intent() -> impl Strategy<Value = Intent> {
@@ -119,7 +119,7 @@ proptest! {
 
     #[test]
     fn entries_and_intents_come_back(entry in some_entry(), intent in some_intent()) {
-        prop_assert_eq!(Entry::decode(&entry.encode()).unwrap(), entry);
+        prop_assert_eq!(EntryRow::decode(&entry.encode()).unwrap(), entry);
         prop_assert_eq!(Intent::decode(&intent.encode()).unwrap(), intent);
     }
 
@@ -144,7 +144,7 @@ proptest! {
 
     #[test]
     fn arbitrary_bytes_do_no_harm(bytes: Vec<u8>) {
-        let _ = (Row::decode(&bytes), Entry::decode(&bytes), Intent::decode(&bytes), VaultRow::decode(&bytes));
+        let _ = (Row::decode(&bytes), EntryRow::decode(&bytes), Intent::decode(&bytes), VaultRow::decode(&bytes));
     }
 }
 
@@ -152,7 +152,7 @@ proptest! {
 fn the_row_of_a_plain_file_is_small() {
     let content = Content::File(FileRow { root: Digest([7; 32]), size: 100_000, ..FileRow::default() });
     let row = Row { mode: 0o644, uid: 1000, gid: 1000, links: 1, content, attributes: Sealed::Nothing };
-    let entry = Entry { kind: ObjectKind::File, object: ObjectId(1 << 20) };
+    let entry = EntryRow { kind: ObjectKind::File, object: ObjectId(1 << 20) };
     // Keys: 8 bytes of an object, 24 of an entry.
     assert!(8 + row.encode().len() + 24 + entry.encode().len() <= 90);
 }

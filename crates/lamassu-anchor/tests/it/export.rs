@@ -3,7 +3,7 @@ use lamassu_anchor::export::{self, ExportError, Exported};
 use lamassu_anchor::row::{Content, FileRow, Sealed};
 use lamassu_anchor::table::{Change, DiskTable, MemoryTable, Table};
 use lamassu_anchor::{
-    Anchor, AnchorError, Digest, EntryPlace, HeaderBasis, Mark, ObjectId, Revision, Row, Token, TokenKey, VaultRow,
+    Anchor, AnchorError, Digest, EntryMark, EntryPlace, HeaderBasis, ObjectId, Revision, Row, Token, TokenKey, VaultRow,
 };
 use lamassu_crypto::Secret;
 use lamassu_format::header::VaultId;
@@ -29,7 +29,7 @@ fn anchor(path: &Path, files: u64) -> Arc<Anchor> {
         let name = anchor.token(ObjectId::ROOT, &n.to_le_bytes());
         anchor.make(EntryPlace { dir: ObjectId::ROOT, name }, row(Content::File(FileRow::default()))).unwrap();
     }
-    let mark: Mark = anchor.mark();
+    let mark: EntryMark = anchor.mark();
     anchor.commit(mark).unwrap();
     Arc::new(anchor)
 }

@@ -7,7 +7,7 @@
 //! anchor says: it is never what is served, so there is nothing to search for.
 use lamassu_anchor::row::{Content, EntryPlace, FileRow, Inodes, Intent, Row, Sealed};
 use lamassu_anchor::table::MemoryTable;
-use lamassu_anchor::{Anchor, Made, Mark, ObjectId, Removal, Renamed, Token, TokenKey, VaultRow};
+use lamassu_anchor::{Anchor, EntryMark, Made, ObjectId, Removal, Renamed, Token, TokenKey, VaultRow};
 use lamassu_format::header::VaultId;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -70,7 +70,7 @@ struct World {
     /// What users see, and what they may see after a crash.
     seen: Names,
     allowed: BTreeMap<u8, BTreeSet<Option<ObjectId>>>,
-    covered: Mark,
+    covered: EntryMark,
     moving: Option<(u64, u8, u8, bool)>,
     crashes: usize,
     lie: Option<String>,

@@ -299,7 +299,7 @@ fn tree_records(seeds: &mut Seeds) {
 fn anchor_rows(seeds: &mut Seeds) {
     use lamassu_anchor::row::{Content, Cut, FileRow, Inodes, Open, Over, Sealed};
     use lamassu_anchor::{
-        Digest, Entry, EntryPlace, Intent, ObjectId, ObjectKind, Revision, Row, Token, TokenKey, VaultRow, Window,
+        Digest, EntryPlace, EntryRow, Intent, ObjectId, ObjectKind, Revision, Row, Token, TokenKey, VaultRow, Window,
     };
     let digest = |byte| Digest([byte; 32]);
     let (name, window) = (Token([5; 16]), Window { session: 7, tag: lamassu_format::SessionTag([6; 6]), covered: 300 });
@@ -322,7 +322,7 @@ fn anchor_rows(seeds: &mut Seeds) {
     ];
     let row = |content| Row { mode: 0o644, uid: 1000, gid: 100, links: 1, content, attributes: Sealed::Is(digest(6)) };
     let place = |dir| EntryPlace { dir: ObjectId(dir), name };
-    let was = Entry { kind: ObjectKind::File, object: ObjectId(300) };
+    let was = EntryRow { kind: ObjectKind::File, object: ObjectId(300) };
     let vault = VaultRow {
         vault: VaultId([1; 16]),
         revision: Revision(9),

@@ -2,7 +2,7 @@
 
 use super::pace::{Pace, Patience};
 use crate::document::{Coming, Document};
-use crate::log::Entry;
+use crate::log::RequestLog;
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use std::io;
@@ -20,7 +20,7 @@ const DIGITS_MAX: usize = 8;
 /// The body of a request.
 pub struct Incoming {
     inner: hyper::body::Incoming,
-    entry: Entry,
+    entry: RequestLog,
     pace: Pace,
     chunks: Option<Chunks>,
     document: Document,
@@ -31,7 +31,7 @@ impl Incoming {
     /// `is_chunked`: the body is signed chunk by chunk.
     pub fn new(
         inner: hyper::body::Incoming,
-        entry: Entry,
+        entry: RequestLog,
         document: Document,
         patience: Patience,
         is_chunked: bool,
@@ -143,12 +143,12 @@ fn length_of(line: &[u8]) -> Option<u64> {
 /// The body of an answer. Its request counts as under way until the body is sent or the client is gone.
 pub struct Outgoing {
     inner: s3s::Body,
-    entry: Entry,
+    entry: RequestLog,
 }
 
 impl Outgoing {
     /// Counts bytes for the request's log line.
-    pub fn new(inner: s3s::Body, entry: Entry) -> Outgoing {
+    pub fn new(inner: s3s::Body, entry: RequestLog) -> Outgoing {
         Outgoing { inner, entry }
     }
 }

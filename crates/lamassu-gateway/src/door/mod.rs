@@ -10,7 +10,7 @@ use crate::credentials::User;
 use crate::document::Document;
 use crate::front::Front;
 use crate::limits::Connection;
-use crate::log::Entry;
+use crate::log::RequestLog;
 use crate::metrics::Metrics;
 use crate::s3::ADMITTED;
 use body::{Incoming, Outgoing};
@@ -73,14 +73,14 @@ pub struct Door {
 }
 
 /// One open connection, counted in the limits.
-struct Place {
+struct Admitted {
     door: Arc<Door>,
     address: IpAddr,
     _permit: OwnedSemaphorePermit,
     _counted: crate::metrics::Connected,
 }
 
-impl Drop for Place {
+impl Drop for Admitted {
     fn drop(&mut self) {
         let of_addresses = &mut *self.door.of_addresses.lock();
         if let Some(count) = of_addresses.get_mut(&self.address) {
@@ -146,7 +146,7 @@ impl Door {
         }
     }
 
-    fn place(self: &Arc<Self>, address: IpAddr) -> Option<Place> {
+    fn place(self: &Arc<Self>, address: IpAddr) -> Option<Admitted> {
         let (permit, address) = (self.connections.clone().try_acquire_owned().ok()?, network_of(address));
         let of_addresses = &mut *self.of_addresses.lock();
         let count = of_addresses.entry(address).or_default();
@@ -155,7 +155,7 @@ impl Door {
         }
         *count += 1;
         let _counted = self.metrics.connected();
-        Some(Place { door: self.clone(), address, _permit: permit, _counted })
+        Some(Admitted { door: self.clone(), address, _permit: permit, _counted })
     }
 
     async fn answer(
@@ -166,7 +166,7 @@ impl Door {
     ) -> Response<Outgoing> {
         let number = self.requests.fetch_add(1, Ordering::Relaxed);
         let id = format!("{:08X}{number:08X}", self.start);
-        let entry = Entry::new(id, address, request.method().clone(), self.with_keys, self.metrics.clone());
+        let entry = RequestLog::new(id, address, request.method().clone(), self.with_keys, self.metrics.clone());
         let (mut parts, body) = request.into_parts();
         let asks = parts.headers.contains_key(http::header::EXPECT);
         let document = Document::default();
@@ -241,7 +241,7 @@ const REQUEST_ID: http::HeaderName = http::HeaderName::from_static("x-amz-reques
 
 /// The answer to a request whose document was refused, or did not come whole. `s3s` would take the fault upon itself.
 fn of_body(
-    entry: &Entry,
+    entry: &RequestLog,
     document: &Document,
     response: &Response<s3s::Body>,
 ) -> Option<S3Result<Response<s3s::Body>>> {
@@ -256,7 +256,7 @@ fn of_body(
     Some(error.to_http_response())
 }
 
-async fn connection(place: Place, stream: TcpStream, address: SocketAddr, stop: watch::Receiver<bool>) {
+async fn connection(place: Admitted, stream: TcpStream, address: SocketAddr, stop: watch::Receiver<bool>) {
     let _ = stream.set_nodelay(true);
     let tls = place.door.tls.read().clone();
     let Some(tls) = tls else { return speak(&place, stream, address, stop).await };
@@ -268,7 +268,7 @@ async fn connection(place: Place, stream: TcpStream, address: SocketAddr, stop: 
 }
 
 async fn speak(
-    place: &Place,
+    place: &Admitted,
     stream: impl AsyncRead + AsyncWrite + Unpin,
     address: SocketAddr,
     mut stop: watch::Receiver<bool>,

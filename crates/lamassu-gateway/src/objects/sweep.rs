@@ -9,7 +9,7 @@ use std::ffi::OsString;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A directory to search.
-struct Place {
+struct DirToSweep {
     bucket: Node,
     /// names on the way from the bucket to it
     path: Vec<OsString>,
@@ -27,7 +27,7 @@ impl Objects {
         for (_, bucket) in self.buckets()? {
             // The index comes first: afterwards, a directory without an index entry is a leftover.
             removed += self.sweep_index(&bucket).unwrap_or_else(not_searched);
-            places.push(Place { bucket: bucket.clone(), path: Vec::new(), dir: bucket });
+            places.push(DirToSweep { bucket: bucket.clone(), path: Vec::new(), dir: bucket });
         }
         while let Some(place) = places.pop() {
             if stopping.load(Ordering::Relaxed) {
@@ -38,8 +38,8 @@ impl Objects {
         Ok(removed)
     }
 
-    fn sweep_dir(&self, place: &Place, below: &mut Vec<Place>) -> Result<u64> {
-        let Place { bucket, path, dir } = place;
+    fn sweep_dir(&self, place: &DirToSweep, below: &mut Vec<DirToSweep>) -> Result<u64> {
+        let DirToSweep { bucket, path, dir } = place;
         let (mut left, mut names): (Vec<OsString>, Vec<OsString>) = Default::default();
         dir.list(&mut |name, kind| match kind {
             Kind::Dir => names.push(name.to_owned()),
@@ -63,7 +63,7 @@ impl Objects {
                 Ok((true, _)) => removed += 1,
                 Ok((false, Some(dir))) => {
                     let path = path.iter().cloned().chain([name]).collect();
-                    below.push(Place { bucket: bucket.clone(), path, dir });
+                    below.push(DirToSweep { bucket: bucket.clone(), path, dir });
                 }
                 Ok((false, None)) => {}
                 Err(error) => removed += not_searched(error),

@@ -113,7 +113,7 @@ pub struct ProviderConfig {
     #[serde(default = "status_seconds_max")]
     pub status_seconds_max: u64,
     #[serde(default)]
-    tenant: Vec<Entry>,
+    tenant: Vec<TenantEntry>,
 }
 
 fn credential_seconds_max() -> u64 {
@@ -125,7 +125,7 @@ fn status_seconds_max() -> u64 {
 
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Entry {
+struct TenantEntry {
     bucket: String,
     key: String,
     published: PathBuf,
@@ -146,9 +146,9 @@ pub struct TenantConfig {
     pub limits: Limits,
 }
 
-impl Entry {
+impl TenantEntry {
     fn tenant(&self) -> std::result::Result<TenantConfig, String> {
-        let Entry { bucket, key, published, limits } = self.clone();
+        let TenantEntry { bucket, key, published, limits } = self.clone();
         let wrong = |what: String| format!("tenant {bucket:?}: {what}");
         if !lamassu_access::manager::is_bucket(&bucket) {
             return Err(wrong("a bucket's name has 3 to 63 small letters, digits and hyphens".into()));
@@ -197,7 +197,7 @@ impl ProviderConfig {
     /// # Errors
     /// What is wrong with one.
     pub fn tenants(&self) -> std::result::Result<Vec<TenantConfig>, String> {
-        self.tenant.iter().map(Entry::tenant).collect()
+        self.tenant.iter().map(TenantEntry::tenant).collect()
     }
 
     /// Where and how clients connect.

@@ -47,7 +47,7 @@ pub struct Page {
 
 /// A listed object: the provider's tag and time. A group has none, and neither has an object stored after the listing.
 #[derive(Clone)]
-struct Entry {
+struct NameEntry {
     is_group: bool,
     stored: Option<(String, String)>,
 }
@@ -57,7 +57,7 @@ type Which = (String, String, Option<String>);
 
 /// The smallest names of a listing after some name.
 struct Kept {
-    names: BTreeMap<String, Entry>,
+    names: BTreeMap<String, NameEntry>,
     bytes: usize,
     /// The start of the window: all names after it are here, or if `is_cut`, all up to the last one.
     after: Option<String>,
@@ -93,7 +93,7 @@ struct Collecting<'a> {
 }
 
 impl Kept {
-    fn weight(name: &str, entry: &Entry) -> usize {
+    fn weight(name: &str, entry: &NameEntry) -> usize {
         let stored = entry.stored.as_ref().map_or(0, |(etag, modified)| etag.len() + modified.len());
         ENTRY + name.len() + stored
     }
@@ -104,7 +104,7 @@ impl Kept {
         let (_, prefix, delimiter) = which;
         match (name_of(key, prefix, delimiter.as_deref()), is_there) {
             ((_, true), false) => return false,
-            ((name, is_group), true) => self.add(name, Entry { is_group, stored: None }, bytes_max),
+            ((name, is_group), true) => self.add(name, NameEntry { is_group, stored: None }, bytes_max),
             ((name, false), false) => {
                 if let Some(entry) = self.names.remove(&name) {
                     self.bytes -= Self::weight(&name, &entry);
@@ -114,7 +114,7 @@ impl Kept {
         true
     }
 
-    fn add(&mut self, name: String, entry: Entry, bytes_max: usize) {
+    fn add(&mut self, name: String, entry: NameEntry, bytes_max: usize) {
         if self.is_cut && self.names.last_key_value().is_some_and(|(last, _)| name > *last) {
             return;
         }
@@ -263,7 +263,7 @@ impl Remote {
                 }
                 let (shown, is_group) = name_of(&key, &query.prefix, query.delimiter.as_deref());
                 let stored = stored.filter(|_| !is_group);
-                listing.add(shown, Entry { is_group, stored }, bytes_max);
+                listing.add(shown, NameEntry { is_group, stored }, bytes_max);
             }
             Ok(())
         })?;
@@ -271,7 +271,7 @@ impl Remote {
     }
 
     /// The item of an entry; `None` if the object is gone by now.
-    fn shown(&self, bucket: &str, name: &str, entry: &Entry) -> Result<Option<Item>> {
+    fn shown(&self, bucket: &str, name: &str, entry: &NameEntry) -> Result<Option<Item>> {
         if entry.is_group {
             return Ok(Some(Item::Group(name.into())));
         }
@@ -296,7 +296,7 @@ impl Remote {
 }
 
 /// Entries of a page, and where the next one begins.
-type Entries = (Vec<(String, Entry)>, Option<(String, bool)>);
+type Entries = (Vec<(String, NameEntry)>, Option<(String, bool)>);
 
 /// Whether a key lies before a page's start.
 fn is_behind(key: &str, query: &Query) -> bool {
@@ -308,7 +308,7 @@ fn page_of(listing: &Kept, query: &Query) -> Option<Entries> {
     use std::ops::Bound::{Excluded, Unbounded};
     let from = query.after.as_deref().map_or(Unbounded, Excluded);
     let mut names = listing.names.range::<str, _>((from, Unbounded)).filter(|(name, _)| !is_behind(name, query));
-    let page: Vec<(String, Entry)> =
+    let page: Vec<(String, NameEntry)> =
         names.by_ref().take(query.max).map(|(name, entry)| (name.clone(), entry.clone())).collect();
     let is_more = names.next().is_some() || listing.is_cut;
     if page.is_empty() && is_more {
@@ -326,7 +326,7 @@ mod tests {
         let (after, taken) = (None, Instant::now());
         let mut kept = Kept { names: BTreeMap::new(), bytes: 0, after, is_cut: false, taken };
         for name in names {
-            kept.add((*name).into(), Entry { is_group: name.ends_with('/'), stored: None }, bytes_max);
+            kept.add((*name).into(), NameEntry { is_group: name.ends_with('/'), stored: None }, bytes_max);
         }
         kept
     }

@@ -3,7 +3,7 @@
 use super::client::{Found, Unless};
 use super::error::{RemoteError, Result};
 use super::properties::Properties;
-use super::source::{Object, Place};
+use super::source::{Location, Object};
 use super::upload::Upload;
 use super::{Remote, at_once};
 use crate::objects::attrs::{Attrs, Shown};
@@ -117,7 +117,7 @@ impl Remote {
     pub fn open_for(&self, reading: Reading, range: &Range<u64>) -> Result<Open> {
         let Reading { place, found, properties, beginning } = reading;
         let name = self.name(&place);
-        let lies = Place { client: self.client.clone(), name: name.clone(), etag: found.etag, size: found.size };
+        let lies = Location { client: self.client.clone(), name: name.clone(), etag: found.etag, size: found.size };
         let source = Object::new(lies, self.files.sealed_range(range), beginning);
         let opened = self.files.open(Arc::new(source), &properties.identity, properties.size, &name)?;
         Ok(Open { opened })

@@ -20,7 +20,7 @@ const PAGE: u64 = 4096;
 const HELD_MAX: usize = 9 << 20;
 
 /// The object at the provider.
-pub struct Place {
+pub struct Location {
     /// the provider's client
     pub client: Arc<Client>,
     /// the whole name
@@ -33,7 +33,7 @@ pub struct Place {
 
 /// An object that is read.
 pub struct Object {
-    place: Place,
+    place: Location,
     /// the range that will be read, as offsets in the ciphertext
     wanted: Range<u64>,
     held: Mutex<Held>,
@@ -64,7 +64,7 @@ impl Held {
 
 impl Object {
     /// An object whose beginning was already fetched.
-    pub fn new(place: Place, wanted: Range<u64>, beginning: Vec<u8>) -> Object {
+    pub fn new(place: Location, wanted: Range<u64>, beginning: Vec<u8>) -> Object {
         let wanted = wanted.start.min(place.size)..wanted.end.min(place.size);
         Object { place, wanted, held: Mutex::new(Held { start: 0, bytes: beginning, next: FETCHED_FIRST }) }
     }

@@ -5,8 +5,8 @@
 use crate::credentials::{Credentials, Right, User};
 use crate::document::{Document, Expected, Size};
 use crate::limits::{Connection, Exceeded, Turn};
-use crate::log::Entry;
-use crate::queue::{LARGE_MIN, Place, Queue, Queues};
+use crate::log::RequestLog;
+use crate::queue::{LARGE_MIN, Permit, Queue, Queues};
 use crate::work::Work;
 use http::{HeaderMap, header};
 use lamassu_access::Action;
@@ -116,7 +116,7 @@ impl S3Access for Doorkeeper {
             S3Path::Object { bucket, key } => (Some(bucket.to_string()), Some(key.to_string())),
         };
         let user = cx.credentials().and_then(|credentials| self.users.of(&credentials.access_key));
-        let entry = cx.extensions_mut().get::<Entry>().cloned();
+        let entry = cx.extensions_mut().get::<RequestLog>().cloned();
         if let Some(entry) = &entry {
             entry.is_of(user.as_ref(), &operation, bucket.as_deref(), key.as_deref());
         }
@@ -167,7 +167,7 @@ async fn admitted(
 }
 
 /// The answer to a request that exceeds a limit of its tenant.
-fn slow_down(exceeded: Exceeded, entry: Option<&Entry>) -> S3Error {
+fn slow_down(exceeded: Exceeded, entry: Option<&RequestLog>) -> S3Error {
     if let Some(entry) = entry {
         entry.exceeds(exceeded);
     }
@@ -301,7 +301,7 @@ impl Session {
         self.spawn_at(place, work)
     }
 
-    fn spawn_at<T: Send + 'static>(&self, place: Option<Place>, work: impl FnOnce() -> T + Send + 'static) -> Work<T> {
+    fn spawn_at<T: Send + 'static>(&self, place: Option<Permit>, work: impl FnOnce() -> T + Send + 'static) -> Work<T> {
         self.spawn(move || {
             let done = work();
             drop(place);

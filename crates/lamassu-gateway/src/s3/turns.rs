@@ -28,7 +28,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const FLOOD: usize = 8;
 
 #[derive(Clone, Copy, Debug)]
-enum Kind {
+enum WorkKind {
     Copy,
     PartCopy,
     Complete,
@@ -119,14 +119,14 @@ impl Stage {
     }
 
     /// The calls of a request, with what is needed before.
-    fn request(&self, kind: Kind, at: usize) -> Call {
+    fn request(&self, kind: WorkKind, at: usize) -> Call {
         let key = format!("{kind:?}-{at}");
         let from = ("b".to_owned(), "source".to_owned());
         let conditions =
             || Conditions { matches: None, none_matches: None, modified_since: None, unmodified_since: None };
         let part = |upload| PartOf { bucket: "b".into(), key: key.clone(), upload, number: 1 };
         match kind {
-            Kind::Copy => {
+            WorkKind::Copy => {
                 let copying = Copying {
                     from,
                     bucket: "b".into(),
@@ -141,12 +141,12 @@ impl Stage {
                 };
                 Box::new(move |store| Store::copy(store, &copying).map(drop))
             }
-            Kind::PartCopy => {
+            WorkKind::PartCopy => {
                 let part = part(self.upload(&key));
                 let copying = PartCopying { from, part, conditions: conditions(), range: None };
                 Box::new(move |store| Store::copy_part(store, &copying).map(drop))
             }
-            Kind::Complete => {
+            WorkKind::Complete => {
                 let part = part(self.upload(&key));
                 let (_, staged) = Store::stage_part(&self.store, &part, 0, Attrs::default()).expect("begins");
                 staged.add(0, &content()).expect("writes");
@@ -166,7 +166,7 @@ impl Stage {
                 };
                 Box::new(move |store| Store::complete(store, &completing).map(drop))
             }
-            Kind::Delete => {
+            WorkKind::Delete => {
                 let keys: Vec<_> = (0..100).map(|at| (format!("{key}/{at}"), Guard::default())).collect();
                 Box::new(move |store| remove_in_turns(&**store, "b", &keys).into_iter().collect())
             }
@@ -174,7 +174,7 @@ impl Stage {
     }
 
     /// Begins requests of the tenant that has many, and counts those that end.
-    fn flood(&self, kind: Kind, count: usize, ended: &Arc<AtomicUsize>) -> Vec<JoinHandle<()>> {
+    fn flood(&self, kind: WorkKind, count: usize, ended: &Arc<AtomicUsize>) -> Vec<JoinHandle<()>> {
         let begin = |at| {
             let (session, request, ended) = (self.session(&self.many), self.request(kind, at), ended.clone());
             let gateway = Gateway { store: self.store.clone(), region: String::new() };
@@ -202,7 +202,7 @@ async fn until_waiting(queue: &Queue, tenant: &Arc<Tenant>, count: usize, ended:
 /// each of it needs four turns or more, and between two pieces of the other tenant there is one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_flood_of_copies_takes_turns_with_another_tenants_pieces() {
-    for kind in [Kind::Copy, Kind::PartCopy, Kind::Complete, Kind::Delete] {
+    for kind in [WorkKind::Copy, WorkKind::PartCopy, WorkKind::Complete, WorkKind::Delete] {
         let (stage, ended) = (Stage::new(2 * FLOOD), Arc::new(AtomicUsize::new(0)));
         let place = stage.queues.pieces.place(&tenant("first")).await;
         let flood = stage.flood(kind, FLOOD, &ended);
@@ -228,7 +228,7 @@ async fn a_flood_of_copies_takes_turns_with_another_tenants_pieces() {
 /// Their syncs are as large as those of other objects, and take the same places.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn copies_wait_for_a_place_to_sync() {
-    for kind in [Kind::Copy, Kind::PartCopy, Kind::Complete] {
+    for kind in [WorkKind::Copy, WorkKind::PartCopy, WorkKind::Complete] {
         let (stage, ended) = (Stage::new(2 * FLOOD), Arc::new(AtomicUsize::new(0)));
         let place = stage.queues.syncs.place(&tenant("first")).await;
         let flood = stage.flood(kind, 2, &ended);
@@ -246,7 +246,7 @@ async fn copies_wait_for_a_place_to_sync() {
 /// However far it has come: before each piece and before the sync the credential is asked for.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_copy_ends_when_its_credential_is_revoked() {
-    for kind in [Kind::Copy, Kind::PartCopy, Kind::Complete, Kind::Delete] {
+    for kind in [WorkKind::Copy, WorkKind::PartCopy, WorkKind::Complete, WorkKind::Delete] {
         let stage = Stage::new(2 * FLOOD);
         let gateway = Gateway { store: stage.store.clone(), region: String::new() };
         let (mut times, mut refused) = (0, 0);
@@ -273,7 +273,7 @@ fn copies_do_not_take_all_threads() {
         // One tenant has three of four places.
         let (stage, ended) = (Stage::new(4), Arc::new(AtomicUsize::new(0)));
         let place = stage.queues.pieces.place(&tenant("first")).await;
-        let flood = stage.flood(Kind::Copy, FLOOD, &ended);
+        let flood = stage.flood(WorkKind::Copy, FLOOD, &ended);
         until_waiting(&stage.queues.pieces, &stage.many, 3, &ended).await;
         tokio::time::sleep(Duration::from_millis(100)).await;
         let session = stage.session(&stage.few);

@@ -19,7 +19,7 @@ pub(super) const ENTRY_MAX: usize = HEAD_LEN + CONTENT_MAX;
 
 /// Something that was done to the vault's keys.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Entry {
+pub struct HistoryEntry {
     /// from 1
     #[serde(skip)]
     pub sequence: u64,
@@ -79,7 +79,7 @@ pub enum Fault {
 #[derive(Clone, Debug, Default)]
 pub struct Report {
     /// the entries that verify, in order
-    pub entries: Vec<Entry>,
+    pub entries: Vec<HistoryEntry>,
     /// why the chain ends there, or lacks entries
     pub fault: Option<Fault>,
     /// bytes after the last entry, of an interrupted append
@@ -105,11 +105,16 @@ impl Link {
     }
 
     /// The bytes of the next entry, and the chain's end after it.
-    pub(super) fn seal(&self, key: &Secret<32>, id: &[u8; 16], entry: &Entry) -> Result<(Vec<u8>, Link), KeyError> {
-        let json = |entry: &Entry| serde_json::to_vec(entry).expect("strings and integers always serialise");
+    pub(super) fn seal(
+        &self,
+        key: &Secret<32>,
+        id: &[u8; 16],
+        entry: &HistoryEntry,
+    ) -> Result<(Vec<u8>, Link), KeyError> {
+        let json = |entry: &HistoryEntry| serde_json::to_vec(entry).expect("strings and integers always serialise");
         let mut content = json(entry);
         if content.len() > CONTENT_MAX {
-            content = json(&Entry { details: BTreeMap::new(), ..entry.clone() });
+            content = json(&HistoryEntry { details: BTreeMap::new(), ..entry.clone() });
         }
         self.seal_content(key, id, content)
     }
@@ -124,21 +129,21 @@ impl Link {
     }
 
     /// Opens the bytes of the next entry; `None`: they are not the next entry.
-    fn open(&self, key: &Secret<32>, id: &[u8; 16], bytes: &[u8]) -> Option<(Entry, Link)> {
+    fn open(&self, key: &Secret<32>, id: &[u8; 16], bytes: &[u8]) -> Option<(HistoryEntry, Link)> {
         let (head, _) = bytes.split_at_checked(HEAD_LEN)?;
         let nonce = head[4..28].try_into().expect("24 bytes");
         let content = wrap::open(key, nonce, &self.aad(id), &bytes[28..]).ok()?;
-        let mut entry: Entry = serde_json::from_slice(content.expose()).ok()?;
+        let mut entry: HistoryEntry = serde_json::from_slice(content.expose()).ok()?;
         entry.sequence = self.mark.count + 1;
         Some((entry, self.then(bytes)))
     }
 }
 
-impl Entry {
+impl HistoryEntry {
     /// The entry for an event, now and on this machine.
-    pub(super) fn of(event: &Event) -> Entry {
+    pub(super) fn of(event: &Event) -> HistoryEntry {
         let Event { kind, slot, epoch, uid, details } = event;
-        Entry {
+        HistoryEntry {
             sequence: 0,
             time: crate::unix_now(),
             event: kind.name().into(),
@@ -169,7 +174,7 @@ pub(super) fn walk(
     mut input: impl Read,
     key: &Secret<32>,
     id: &[u8; 16],
-    mut each: impl FnMut(Entry, Link),
+    mut each: impl FnMut(HistoryEntry, Link),
 ) -> std::io::Result<(Link, u64, End)> {
     let (mut link, mut good) = (Link::START, 0u64);
     let mut bytes = Vec::with_capacity(4096);
@@ -252,9 +257,9 @@ mod tests {
         Secret::new(&mut [7; 32])
     }
 
-    fn entry(text: &str) -> Entry {
+    fn entry(text: &str) -> HistoryEntry {
         let event = Event::new(super::super::EventKind::Loaded).detail("text", text);
-        Entry { time: 1, host: "h".into(), user: None, ..Entry::of(&event) }
+        HistoryEntry { time: 1, host: "h".into(), user: None, ..HistoryEntry::of(&event) }
     }
 
     fn chain(texts: &[&str]) -> Vec<u8> {
@@ -288,7 +293,7 @@ mod tests {
 
     #[test]
     fn what_does_not_fit_leaves_its_details() {
-        let long = Entry { details: [("x".into(), "y".repeat(CONTENT_MAX))].into(), ..entry("") };
+        let long = HistoryEntry { details: [("x".into(), "y".repeat(CONTENT_MAX))].into(), ..entry("") };
         let (bytes, _) = Link::START.seal(&key(), &ID, &long).unwrap();
         assert!(bytes.len() <= ENTRY_MAX);
         assert_eq!(walked(&bytes), (1, bytes.len() as u64, End::Clean));
@@ -297,7 +302,7 @@ mod tests {
     #[test]
     fn members_that_a_later_program_adds_are_passed_over() {
         let content = br#"{"time":1,"event":"melted","uid":0,"host":"h","colour":"red"}"#;
-        let parsed: Entry = serde_json::from_slice(content).unwrap();
+        let parsed: HistoryEntry = serde_json::from_slice(content).unwrap();
         assert_eq!(parsed.event, "melted");
     }
 

@@ -1,6 +1,6 @@
 //! The file of a history: locked while it is read or appended to, never followed through a link.
 
-use super::chain::{self, End, Entry, Fault, Link, Report};
+use super::chain::{self, End, Fault, HistoryEntry, Link, Report};
 use super::event::{Event, EventKind};
 use crate::KeyError;
 use crate::header_file::shown;
@@ -354,7 +354,7 @@ impl History {
     fn extend(&mut self, file: &File, scanned: &Scanned, events: &[Event]) -> Result<HistoryMark, KeyError> {
         let (mut bytes, mut link) = (Vec::new(), scanned.link);
         for event in events {
-            let (entry, next) = link.seal(&self.key, &self.id, &Entry::of(event))?;
+            let (entry, next) = link.seal(&self.key, &self.id, &HistoryEntry::of(event))?;
             bytes.extend_from_slice(&entry);
             link = next;
         }
@@ -385,7 +385,7 @@ impl History {
         }
     }
 
-    fn scan(&self, file: &File, each: impl FnMut(Entry)) -> Result<Scanned, HistoryError> {
+    fn scan(&self, file: &File, each: impl FnMut(HistoryEntry)) -> Result<Scanned, HistoryError> {
         self.scan_to(file, self.mark, each)
     }
 
@@ -393,7 +393,7 @@ impl History {
         &self,
         file: &File,
         mark: Option<HistoryMark>,
-        mut each: impl FnMut(Entry),
+        mut each: impl FnMut(HistoryEntry),
     ) -> Result<Scanned, HistoryError> {
         let mut seen = None;
         let mut input = BufReader::new(file);

@@ -18,7 +18,7 @@ mod chain;
 mod event;
 mod file;
 
-pub use chain::{Entry, Fault, Report};
+pub use chain::{Fault, HistoryEntry, Report};
 #[cfg(feature = "testing")]
 pub(crate) use chain::{chain_of, read_chain};
 pub use event::{Event, EventKind};

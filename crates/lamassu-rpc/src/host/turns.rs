@@ -187,6 +187,8 @@ impl Copy {
             self.table = Some(table.clone());
             table.commit(&[noted(session.number())])?;
         }
+        // The turn counts only if its session is good with the copy at hand.
+        session.wait_until_good()?;
         Ok((table, changed))
     }
 }

@@ -1,7 +1,7 @@
 //! An administrator's requests about keys: grants, retirement, deletion, and another master key.
 
 use crate::administered::Administered;
-use crate::audit::{Entry, Event};
+use crate::audit::{AuditEntry, Event};
 use crate::keys::{Master, load, source_in};
 use crate::state::{Key, Use};
 use crate::{Result, ServerError};
@@ -169,7 +169,7 @@ fn look_back(of: &Administered, gone: &mut GoneKey) -> Result<()> {
     of.state.read_audit(|_, excerpt| {
         for kept in &excerpt.entries {
             // An entry that was changed is skipped.
-            let Ok(Entry { time, event, .. }) = serde_json::from_str(&kept.entry) else { continue };
+            let Ok(AuditEntry { time, event, .. }) = serde_json::from_str(&kept.entry) else { continue };
             match event {
                 Event::KeyGiven { host, key } if key == gone.key => drop(given.insert(host, time)),
                 Event::BackupBegun if time >= gone.made => gone.backups.push(time),

@@ -101,20 +101,20 @@ fn wrong<T>(span: Range<usize>, what: impl Into<String>) -> Found<T> {
 
 /// The kind of names that patterns match.
 #[derive(Clone, Copy)]
-struct Kind {
+struct NameKind {
     names: &'static str,
     set: &'static str,
     is_part: fn(u8) -> bool,
     hint: &'static str,
 }
 
-const HOSTS: Kind = Kind {
+const HOSTS: NameKind = NameKind {
     names: "a host",
     set: "groups",
     is_part: |byte| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-'),
     hint: "letters, digits, dots and hyphens, * for any text, or @ and a name from [groups]",
 };
-const VAULTS: Kind = Kind {
+const VAULTS: NameKind = NameKind {
     names: "a vault",
     set: "vaults",
     is_part: |byte| byte.is_ascii_hexdigit() || byte == b'-',
@@ -122,7 +122,7 @@ const VAULTS: Kind = Kind {
 };
 const ID_DIGITS: usize = 32;
 
-impl Kind {
+impl NameKind {
     fn pattern(self, text: &Spanned<String>) -> Found<String> {
         let plain = text.get_ref();
         let is_one = !plain.is_empty() && plain.bytes().all(|byte| byte == b'*' || (self.is_part)(byte));

@@ -100,7 +100,7 @@ fn names_of_hosts_are_plain() {
 }
 
 /// The audit log of a state as it verifies, from its first entry on.
-fn audit_of(state: &State) -> Result<(Vec<crate::audit::Entry>, crate::audit::ChainEnd)> {
+fn audit_of(state: &State) -> Result<(Vec<crate::audit::AuditEntry>, crate::audit::ChainEnd)> {
     let page = state.audit(0, usize::MAX)?;
     let (place, entries) = page.verified(page.begins.expect("the first page"))?;
     Ok((entries, place))

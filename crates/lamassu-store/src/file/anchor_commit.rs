@@ -87,7 +87,7 @@ impl Core {
 
     fn wait_for_anchor(&self, fresh: &super::fresh::Fresh) -> Result<(), StoreError> {
         let object = HashSet::from([fresh.object()]);
-        Ok(fresh.files().anchor().commit_objects(&object, lamassu_anchor::Mark::NOTHING)?)
+        Ok(fresh.files().anchor().commit_objects(&object, lamassu_anchor::EntryMark::NOTHING)?)
     }
 
     /// After the file's own barrier that covered everything: commits the file's state to the anchor, so that changes

@@ -11,7 +11,7 @@ use crate::path::components;
 use crate::walk::is_entry;
 use crate::{Kind, ROOT, Result, Vault, VaultError};
 use lamassu_anchor::row::Content;
-use lamassu_anchor::{Decided, Entry, EntryPlace, ObjectId, ObjectKind, Row, SealedPart, Token};
+use lamassu_anchor::{Decided, EntryPlace, EntryRow, ObjectId, ObjectKind, Row, SealedPart, Token};
 use lamassu_store::BackendDir;
 use lamassu_store::backend::Stat;
 use std::collections::{BTreeMap, HashMap};
@@ -240,7 +240,7 @@ impl Run<'_> {
         &mut self,
         item: Item,
         place: EntryPlace,
-        recorded: Option<Entry>,
+        recorded: Option<EntryRow>,
         st: &Stat,
     ) -> Result<Option<(Arc<dyn BackendDir>, ObjectId)>> {
         self.let_go(st)?;
@@ -304,7 +304,7 @@ impl Run<'_> {
         if let Content::Dir { parent, name, .. } = &mut row.content {
             (*parent, *name) = (place.dir, place.name);
         }
-        self.decided.entries.insert(place, (object, Some(Entry { kind: row.kind(), object })));
+        self.decided.entries.insert(place, (object, Some(EntryRow { kind: row.kind(), object })));
         self.decided.rows.insert(object, Some(row));
         Ok(object)
     }
@@ -344,7 +344,7 @@ impl Run<'_> {
     }
 
     /// Removes an entry, with everything recorded below it.
-    fn remove(&mut self, place: EntryPlace, entry: Entry) -> Result<()> {
+    fn remove(&mut self, place: EntryPlace, entry: EntryRow) -> Result<()> {
         let mut left = vec![(place, entry)];
         while let Some((place, entry)) = left.pop() {
             let object = entry.object;

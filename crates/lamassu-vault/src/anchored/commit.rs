@@ -3,7 +3,7 @@
 use super::Anchored;
 use crate::handles::{Millis, OpenFile};
 use crate::{Freshness, Ino, Result, Vault};
-use lamassu_anchor::{Mark, ObjectId};
+use lamassu_anchor::{EntryMark, ObjectId};
 use lamassu_store::StoreError;
 use lamassu_store::file::{self, ClosedFiles};
 use std::collections::HashSet;
@@ -30,13 +30,13 @@ fn not_covered() -> StoreError {
 
 /// What a barrier of the whole store will cover.
 pub(crate) struct Begun {
-    mark: Mark,
+    mark: EntryMark,
     closed: ClosedFiles,
 }
 
 impl Anchored {
     /// The mark of the last barrier of the whole store for names.
-    pub fn covered(&self) -> Mark {
+    pub fn covered(&self) -> EntryMark {
         *self.covered.lock()
     }
 

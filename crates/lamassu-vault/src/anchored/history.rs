@@ -4,7 +4,7 @@
 //! is not recorded: it is the one for which every recorded object is where it should be.
 
 use lamassu_anchor::row::{Inodes, Intent, Over};
-use lamassu_anchor::{Entry, EntryPlace, ObjectId};
+use lamassu_anchor::{EntryPlace, EntryRow, ObjectId};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
@@ -23,7 +23,7 @@ pub(super) struct Move {
 pub(super) struct History {
     pub moves: Vec<Move>,
     /// Removed entries: their place, the entry, and the number of moves before the removal.
-    removed: Vec<(EntryPlace, Entry, usize)>,
+    removed: Vec<(EntryPlace, EntryRow, usize)>,
     /// Every place in them.
     pub places: BTreeSet<EntryPlace>,
     by_object: HashMap<ObjectId, usize>,
@@ -140,7 +140,7 @@ mod tests {
             let inodes = Inodes { source: 100 + u64::from(from), target: 100 + u64::from(to) };
             Intent::Move { from: at(from), to: at(to), to_name: [to].into(), over, inodes }
         };
-        let was = Entry { kind: ObjectKind::File, object: ObjectId(7) };
+        let was = EntryRow { kind: ObjectKind::File, object: ObjectId(7) };
         let intents = [
             (1, moved(1, 2, Over::Nothing)),
             (3, Intent::Remove { at: at(2), was }),

@@ -9,7 +9,7 @@ use crate::record::read_text;
 use crate::walk::header_id;
 use crate::{Kind, Vault, symlink};
 use lamassu_anchor::row::{Content, Sealed};
-use lamassu_anchor::{Digest, Entry, EntryPlace, ObjectId, Token};
+use lamassu_anchor::{Digest, EntryPlace, EntryRow, ObjectId, Token};
 use lamassu_format::name::DIR_RECORD;
 use lamassu_store::backend::Stat;
 use lamassu_store::{BackendDir, File};
@@ -99,7 +99,7 @@ impl<'a> Located<'a> {
     }
 
     /// Whether an item is the object of an entry, by its row.
-    pub fn fits(&self, entry: &Entry, item: &Item) -> bool {
+    pub fn fits(&self, entry: &EntryRow, item: &Item) -> bool {
         let Ok(row) = self.anchored.anchor.row(entry.object) else { return false };
         if object_kind(item.st.kind) != entry.kind || row.kind() != entry.kind {
             return false;

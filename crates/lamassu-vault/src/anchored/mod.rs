@@ -41,7 +41,7 @@ pub(crate) use trees::TreeFiles;
 use crate::event::{IntegrityEvent, IntegrityKind, place_of};
 use crate::handles::OpenFile;
 use crate::{Ino, Result, Vault, VaultError};
-use lamassu_anchor::{Anchor, AnchorError, EntryPlace, Mark, ObjectId, Row};
+use lamassu_anchor::{Anchor, AnchorError, EntryMark, EntryPlace, ObjectId, Row};
 use lamassu_store::BackendDir;
 use lamassu_store::file::AnchoredFiles;
 use parking_lot::{Mutex, RwLock};
@@ -64,7 +64,7 @@ pub(crate) struct Anchored {
     pub files: Arc<AnchoredFiles>,
     trees: Arc<TreeFiles>,
     /// The mark of the last barrier of the whole store for names.
-    covered: Mutex<Mark>,
+    covered: Mutex<EntryMark>,
     /// When the first uncommitted change was queued; 0: there is none.
     queued_since: AtomicU64,
     departures: depart::Departures,

@@ -17,7 +17,7 @@ pub(crate) struct Moving {
 }
 
 /// A stored name in a directory.
-type Place<'a> = (&'a Dir, &'a OsStr);
+type NameIn<'a> = (&'a Dir, &'a OsStr);
 
 impl Vault {
     /// Whether an entry removed from a name is still in the store.
@@ -63,8 +63,8 @@ impl Vault {
     /// [`VaultError::Anchor`]; [`VaultError::NotFound`].
     pub(crate) fn record_move(
         &self,
-        from: Place<'_>,
-        to: Place<'_>,
+        from: NameIn<'_>,
+        to: NameIn<'_>,
         is_exchange: bool,
         inodes: Inodes,
     ) -> Result<Option<Moving>> {
@@ -92,8 +92,8 @@ impl Vault {
     /// anchor has it.
     pub(crate) fn take_move_back(
         &self,
-        from: Place<'_>,
-        to: Place<'_>,
+        from: NameIn<'_>,
+        to: NameIn<'_>,
         is_exchange: bool,
         (moving, inodes): (Moving, Inodes),
         target: Option<ObjectId>,

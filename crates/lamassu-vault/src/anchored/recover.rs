@@ -17,7 +17,7 @@ use crate::stored::{is_entry_empty, rename_no_replace};
 use crate::symlink;
 use crate::{RenameMode, Result, Vault, VaultError};
 use lamassu_anchor::row::{Intent, Over};
-use lamassu_anchor::{Entry, EntryPlace};
+use lamassu_anchor::{EntryPlace, EntryRow};
 use lamassu_format::name::{Stored, classify, companion_name};
 use lamassu_store::BackendDir;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -101,7 +101,7 @@ impl Vault {
         &'a self,
         anchored: &'a Anchored,
         history: &'a History,
-        recorded: &BTreeMap<EntryPlace, Entry>,
+        recorded: &BTreeMap<EntryPlace, EntryRow>,
     ) -> (usize, Located<'a>) {
         let mut best: Option<(Faults, usize, Located<'a>)> = None;
         // The highest numbers first: usually a store has kept all.
@@ -154,13 +154,13 @@ struct Faults {
 #[derive(Default)]
 pub(crate) struct MovesLeft {
     /// Their places, and objects recorded elsewhere that are still there.
-    pub places: HashMap<EntryPlace, Option<Entry>>,
+    pub places: HashMap<EntryPlace, Option<EntryRow>>,
     /// Those of the places whose recorded object is nowhere.
     pub absent: HashSet<EntryPlace>,
 }
 
 /// The anchor's entries in the named places.
-fn recorded_in(anchored: &Anchored, history: &History) -> Result<BTreeMap<EntryPlace, Entry>> {
+fn recorded_in(anchored: &Anchored, history: &History) -> Result<BTreeMap<EntryPlace, EntryRow>> {
     let mut recorded = BTreeMap::new();
     for place in &history.places {
         recorded.extend(anchored.anchor.entry(place)?.map(|entry| (*place, entry)));

@@ -7,14 +7,14 @@ use crate::digests::object_kind;
 use crate::error::io;
 use crate::{Kind, Result};
 use lamassu_anchor::judge::{self, EntryVerdict};
-use lamassu_anchor::{Digest, Entry, EntryPlace, ObjectId, SealedPart, Token};
+use lamassu_anchor::{Digest, EntryPlace, EntryRow, ObjectId, SealedPart, Token};
 use lamassu_store::BackendDir;
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::path::Path;
 
 /// Entries that the anchor has of a directory and that were not met yet.
-pub(super) type Left = BTreeMap<Token, Entry>;
+pub(super) type Left = BTreeMap<Token, EntryRow>;
 
 impl Checker<'_> {
     /// What is recorded in a directory; nothing in an unanchored vault.

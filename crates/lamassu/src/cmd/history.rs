@@ -6,7 +6,7 @@ use crate::open;
 use crate::output::{self, Ui};
 use crate::{served, text};
 use lamassu_format::header::Header;
-use lamassu_keys::history::{Entry, Report};
+use lamassu_keys::history::{HistoryEntry, Report};
 use serde::Serialize;
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -54,7 +54,7 @@ struct Shown<'a> {
 struct Numbered<'a> {
     sequence: u64,
     #[serde(flatten)]
-    entry: &'a Entry,
+    entry: &'a HistoryEntry,
 }
 
 pub fn run(ui: &Ui, args: &Args) -> Result<()> {
@@ -101,7 +101,7 @@ fn table(report: &Report) -> String {
     out
 }
 
-fn what(entry: &Entry) -> String {
+fn what(entry: &HistoryEntry) -> String {
     let mut parts = Vec::new();
     parts.extend(entry.slot.map(|id| format!("slot {id}")));
     if let Some(epoch) = entry.epoch {

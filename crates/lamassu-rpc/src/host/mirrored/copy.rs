@@ -51,6 +51,9 @@ pub(super) fn revision(table: &Arc<DiskTable>, vault: &VaultId) -> Result<Option
 
 /// The copy, equal to the server's table as of the session's grant, and the changes that were applied to it, in order;
 /// `None`: they are unknown.
+///
+/// The session may have ended meanwhile. The copy is kept then too: the next session fetches only the commits since.
+/// Otherwise a host that needs longer for all rows than it may keep others waiting would never get a turn.
 pub(crate) fn up_to_date(
     session: &Session,
     vault: VaultId,
@@ -116,7 +119,10 @@ fn fetch(session: &Session, since: Option<Head>, new: &Path) -> Result<Fetched> 
     let mut rows = connection.call(connection.anchors().rows(request))?;
     let mut next = || connection.in_time(rows.message());
     let first = next()?.ok_or_else(|| connection.garbled("no rows"))?;
-    let fetched = match since.filter(|_| first.is_commit) {
+    // The server reads the rows as of one moment, before it sends the first. If the session is good after that moment,
+    // the rows are those of its head, even if it ends while they are being sent. Commits prove it by their digests.
+    session.wait_until_good()?;
+    match since.filter(|_| first.is_commit) {
         Some(since) => {
             let mut delta = Delta::since(since);
             let mut some = Some(first);
@@ -124,12 +130,10 @@ fn fetch(session: &Session, since: Option<Head>, new: &Path) -> Result<Fetched> 
                 delta.take(&commit).map_err(garbled)?;
                 some = next()?;
             }
-            Fetched::Commits(delta.finish(session.head).map_err(garbled)?)
+            delta.finish(session.head).map_err(garbled).map(Fetched::Commits)
         }
-        None => Fetched::All(fetch_all(session, first, next, new)?),
-    };
-    // The result counts if no other session can have changed the table meanwhile.
-    session.wait_until_good().map(|()| fetched)
+        None => fetch_all(session, first, next, new).map(Fetched::All),
+    }
 }
 
 fn fetch_all(

@@ -2,7 +2,7 @@
 
 use lamassu_anchor::row::{Content, FileRow, Sealed};
 use lamassu_anchor::table::{Change, MemoryTable, Space, Table, Visit};
-use lamassu_anchor::{Anchor, AnchorError, EntryPlace, Made, Mark, ObjectId, Row, Token, TokenKey, VaultRow};
+use lamassu_anchor::{Anchor, AnchorError, EntryMark, EntryPlace, Made, ObjectId, Row, Token, TokenKey, VaultRow};
 use lamassu_format::Geometry;
 use lamassu_format::header::VaultId;
 use lamassu_format::tree::Shape;
@@ -96,7 +96,7 @@ impl AnchorSide {
     }
 
     /// As fsync of the file does, behind the barrier.
-    pub fn commit(&self, mark: Mark) {
+    pub fn commit(&self, mark: EntryMark) {
         self.files.anchor().commit_objects(&HashSet::from([self.object]), mark).expect("commits");
     }
 

@@ -2,7 +2,7 @@
 
 use super::anchor::{self, AnchorLog, AnchorSide, MemoryTrees};
 use super::{Rng, Setup, change_profile, create_in, epochs, fill, meanwhile, raw};
-use lamassu_anchor::Mark;
+use lamassu_anchor::EntryMark;
 use lamassu_format::{PageNo, Profile};
 use lamassu_store::Backend;
 use lamassu_store::backend::crash::{CrashBackend, CrashLog, CrashSim};
@@ -420,7 +420,7 @@ impl Crash<'_> {
         let closed = files.closed();
         store.sync().expect("syncs");
         files.covered(closed).map_err(|e| format!("cover: {e}"))?;
-        files.anchor().commit(Mark::NOTHING).map_err(|e| format!("commit: {e}"))?;
+        files.anchor().commit(EntryMark::NOTHING).map_err(|e| format!("commit: {e}"))?;
         let next: Arc<AnchoredFiles> = anchor::open(table.clone(), MemoryTrees::default());
         let row = next.anchor().row(anchor::OBJECT).map_err(|e| format!("row: {e}"))?;
         let Some(file) = row.file().filter(|file| file.open.is_none()) else {

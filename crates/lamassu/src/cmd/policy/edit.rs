@@ -4,7 +4,7 @@ use super::{DirArg, now};
 use crate::fault::Result;
 use crate::output::{Ui, print, print_json};
 use lamassu_access::manager::Manager;
-use lamassu_access::{Kind, Value, attribute};
+use lamassu_access::{AttributeKind, Value, attribute};
 use lamassu_host::Error as HostError;
 use std::io::Read;
 use std::path::PathBuf;
@@ -52,7 +52,7 @@ pub enum AttributeCommand {
         /// Name of the attribute
         name: String,
         /// Kind of its values: text: at most one text; set: any number of texts; number: at most one whole number
-        kind: Kind,
+        kind: AttributeKind,
     },
     /// Remove an attribute that is not in use
     #[command(after_help = ATTRIBUTE_EXAMPLES)]

@@ -124,7 +124,7 @@ pub fn name(ui: &Ui, args: &Name) -> Result<()> {
 
 pub fn audit(args: &Audit) -> Result<()> {
     let all = Manager::open(&args.dir.dir)?.audit()?;
-    let with_head = |(entry, head): &(lamassu_access::manager::audit::Entry, String)| {
+    let with_head = |(entry, head): &(lamassu_access::manager::audit::AuditEntry, String)| {
         let mut entry = serde_json::to_value(entry)?;
         entry["head"] = json!(head);
         Ok::<_, serde_json::Error>(entry)
