@@ -52,6 +52,7 @@ mod scrubs;
 mod served;
 mod shares;
 mod slots;
+mod small_store;
 mod sources;
 mod support;
 mod tokens;
