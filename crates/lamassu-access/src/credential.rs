@@ -69,7 +69,7 @@ pub enum Refusal {
     #[error("the credential has expired: get another one")]
     Expired,
     /// It is not valid yet, or it is valid for longer than the proxy accepts.
-    #[error("the credential's time has not come, or it is for too long a time")]
+    #[error("the credential is not valid yet, or its period of validity is too long")]
     Time,
     /// It belongs to another epoch or to another vocabulary of rules.
     #[error("the tenant has published other rules since: get another credential")]

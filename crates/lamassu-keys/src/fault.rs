@@ -95,7 +95,7 @@ pub enum ServerFault {
         fault: Box<ServerFault>,
     },
     /// The object has no State attribute (KMIP).
-    #[error("it tells no state of the object: not a key")]
+    #[error("it reports no state of the object: not a key")]
     NoState,
     /// Another kind of object (KMIP).
     #[error("the object is of type {object_type}, not a symmetric key")]

@@ -87,7 +87,7 @@ pub enum ServerError {
         name: String,
     },
     /// The stored key does not open, or is another key.
-    #[error("key {name} does not open as it was wrapped; put a backup back")]
+    #[error("key {name} cannot be unwrapped; restore a backup")]
     KeyDamaged {
         /// the name
         name: String,
@@ -135,7 +135,7 @@ pub enum ServerError {
         by: String,
     },
     /// A request of an administrator's client is invalid.
-    #[error("the request makes no sense: {detail}")]
+    #[error("the request is invalid: {detail}")]
     Garbled {
         /// the reason
         detail: String,
@@ -222,7 +222,7 @@ pub enum ServerError {
         dir: PathBuf,
     },
     /// The state of this directory is in etcd, and no replica serves here.
-    #[error("the state is in {name}, and no server runs on this directory that leads: {leader}")]
+    #[error("the state is in {name}, and no leading server runs on this directory: {leader}")]
     Elsewhere {
         /// etcd's name
         name: String,
@@ -264,7 +264,7 @@ pub enum ServerError {
         count: usize,
     },
     /// The server's data is inconsistent.
-    #[error("{count} things are wrong: see above; docs/server.md tells what to do")]
+    #[error("{count} faults were found: see above; docs/server.md says what to do")]
     Wrong {
         /// number of findings
         count: usize,

@@ -44,7 +44,7 @@ def write(out, report):
     with open(os.path.join(report, "report.md"), "w") as file:
         file.write("\n\n".join([title(results), method(results), awake(results), glance(results), *sections, left_out(results)]) + "\n")
     with open(os.path.join(out, "README.md"), "w") as file:
-        file.write(summary(results, os.path.join(out, "plots"), title(results), method(results)))
+        file.write(summary(results, os.path.join(out, "plots"), title(results)))
 
 
 def title(results):

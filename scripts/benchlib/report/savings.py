@@ -46,4 +46,10 @@ def against_plain(result):
 
 def savings(results, plots):
     del plots
-    return f"## Savings\n\n{told(results['savings'])}\n\n{tables(results['savings'])}"
+    result = results["savings"]
+    points, missed = against_plain(result)
+    parts = [f"## Savings\n\n{told(result)}", tables(result)]
+    if points:
+        parts += [f"Points by which vaults that compress save more (+) or less (-) than plain files on the store that compresses. The last column is the most that a page of {PAGE} bytes for each "
+                  f"file costs (equal small files share theirs). The target is to save at most {TARGET_POINTS} points less. {missed} docs/stores.md has the reasons.", points]
+    return "\n\n".join(parts)

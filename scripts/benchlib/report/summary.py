@@ -1,37 +1,25 @@
-"""The page in the tree: one screen of figures with their plots. Default options alone, also where a peer is ahead."""
+"""The page in the tree: the main figures with their plots. Default options alone, also where a peer is ahead. The long report has all tables."""
 
 import re
 import textwrap
 
 from .. import published
 from ..plots import bars, lines
-from .compression import tables as of_compression
-from .compression import told as told_of_compression
+from .compression import paired
 from .figures import PEERS, SURE, best, by, median, names, number, rate, rates, table, values
 from .glance import factors, lost_in_sweeps, sorted_out
-from .listings import figures as of_listings
-from .listings import told as told_of_listings
-from .savings import TARGET_POINTS, against_plain
-from .savings import tables as of_savings
-from .savings import told as told_of_savings
-from .server import figures as of_server
-from .server import told as told_of_server
-from .shared import figures as of_shared
-from .study import figures as of_study
-from .study import told as told_of_study
-from .tenants import figures as of_tenants
-from .tenants import told as told_of_tenants
-from .volumes import figures as of_volumes
-from .volumes import told as told_of_volumes
+from .savings import PLAIN, TARGET_POINTS, saved
+from .shared import ratio
+from .tenants import TITLE as SERVED
 
 OWN = "lamassu"
 # Titles of the experiments that are timed as a whole.
 TIMED = {"small": "Many small files", "durable": "Synced writes and overwriting"}
 
 
-def summary(results, plots, title, method):
-    figures = (mount(results, plots), timed(results, "small", plots), timed(results, "durable", plots), space(results, plots), several_hosts(results), a_server(results), some_tenants(results), some_listings(results), some_volumes(results), the_study(results), compression(results), savings(results), ciphers(results, plots))
-    return "\n\n".join([title, glance(results), *(part for part in figures if part), method, rest(results)]) + "\n"
+def summary(results, plots, title):
+    figures = (mount(results, plots), timed(results, "small", plots), timed(results, "durable", plots), space(results, plots), further(results), ciphers(results, plots))
+    return "\n\n".join([title, glance(results), *(part for part in figures if part), rest(results)]) + "\n"
 
 
 def is_default(result):
@@ -122,68 +110,99 @@ def space(results, plots):
     systems, alphas = names(six, "system"), names(six, "alpha")
     percent = lambda s, a: next(100 * r["after"] / r["before"] for r in by(six, system=s, alpha=a))  # noqa: E731
     lines(plots, "figure6", alphas, {s: [percent(s, a) for a in alphas] for s in systems}, "redundant blocks, %", "in use after deduplication, %")
-    rows = [[f"{a} %", *(number(percent(s, a)) for s in systems), f"{published.FIGURE6_OVERHEAD[a]:.2f} %"] for a in alphas]
-    for row, a in zip(rows, alphas):
-        own, plain = (next(r["after"] for r in by(six, system=s, alpha=a)) for s in (OWN, "plain files"))
-        row.insert(-1, f"{100 * (own / plain - 1):.2f} %")
+    after = lambda s, a: next(r["after"] for r in by(six, system=s, alpha=a))  # noqa: E731
+    overhead = ", ".join(f"{a} %: {100 * (after(OWN, a) / after('plain files', a) - 1):.2f} % ({published.FIGURE6_OVERHEAD[a]:.2f} %)" for a in alphas)
+    saved_most = ", ".join(f"{s} {abs(100 - percent(s, alphas[-1])):.1f} %" for s in systems)
     return f"""## Space after deduplication
 
-{paragraph(f"Synthetic files of {result['size_mib']} MiB on {result['store']}, as in Figure 6 of the Lamassu paper: in use after deduplication, percent of before; and how much more Lamassu then takes than plain files. `scripts/bench space`.")}
-
-{table(["redundant", *systems, "overhead here", "published"], rows)}
+{paragraph(f"Synthetic files of {result['size_mib']} MiB on {result['store']}, as in Figure 6 of the Lamassu paper. Lamassu takes more space than plain files after deduplication, by share of redundant blocks (the paper's figure in brackets): {overhead}. Deduplication of files with {alphas[-1]} % redundant blocks saves: {saved_most}. `scripts/bench space`.")}
 
 ![Figure 6](plots/figure6.svg)"""
 
 
-def several_hosts(results):
-    result = results.get("shared")
-    if not result:
+def further(results):
+    """One table of the other experiments: a few rows for each."""
+    rows = [row for name, rows_of in FURTHER.items() if name in results for row in rows_of(results[name])]
+    if not rows:
         return ""
-    return f"""## Several hosts
-
-{paragraph(f"One vault under a server, one host at work; server and hosts are namespaces of this machine, stores on {result['store']}. {result['files']} files, {result['bytes'] / 1e6:.0f} MB; a file of {result['size_mib']} MiB; medians of {result['runs']}. A hand-over: one host has written and synced a file, and the other has read it. `scripts/bench shared`.")}
-
-{of_shared(result)}"""
-
-
-def some_tenants(results):
-    result = results.get("tenants")
-    return f"## One tenant beside another that floods\n\n{paragraph(told_of_tenants(result))}\n\n{of_tenants(result)}" if result else ""
+    said = ("Medians; ratios of `shared` and `compression` are medians of each run's own ratio. `scripts/bench EXPERIMENT` measures one experiment. The long report describes each of them and has all "
+            "of its figures.")
+    lines = ["| experiment | measured | Lamassu | compared with | ratio |", "|---|---|---|---|---|", *(f"| `{' | '.join([row[0] + '`', *row[1:]])} |" for row in rows)]
+    return "\n".join(["## Further experiments", "", paragraph(said), "", *lines])
 
 
-def some_listings(results):
-    result = results.get("listings")
-    return f"## Listings of a large bucket\n\n{paragraph(told_of_listings(result))}\n\n{of_listings(result)}" if result else ""
+def each(found):
+    return " / ".join(number(value) for value in found)
 
 
-def some_volumes(results):
-    result = results.get("volumes")
-    return f"## Volumes over NBD\n\n{paragraph(told_of_volumes(result))}\n\n{of_volumes(result)}" if result else ""
+def rows_of_shared(result):
+    value = lambda s, w: median(by(result["samples"], system=s, workload=w), "value")  # noqa: E731
+    compared = [w for w in result["units"] if value("shared", w) and value(OWN, w)]
+    rows = [["shared", f"`mount --shared`, one host at work, speed: {' / '.join(compared)}", "–", "one host, anchor in a file", each(ratio(result, "shared", w) for w in compared)]] if compared else []
+    return rows + [["shared", f"{w} to another host, {unit}", number(value("shared", w)), "–", "–"] for w, unit in result["units"].items() if value("shared", w) and not value(OWN, w)]
 
 
-def the_study(results):
-    result = results.get("study")
-    return f"## The study's experiment\n\n{paragraph(told_of_study(result))}\n\n{of_study(result)[0]}" if result else ""
+def rows_of_server(result):
+    samples = result["samples"]
+    value = lambda s, w: median(by(samples, system=s, workload=w), "value")  # noqa: E731
+    own, *others = names(samples, "system")
+    return [["server", f"{w}, {result['units'][w]}, state in {own}", number(value(own, w)), "; ".join(f"{number(value(s, w))}, {s}" for s in others) or "–",
+             "; ".join(number(value(own, w) / value(s, w) if value(s, w) else None) for s in others) or "–"] for w in names(samples, "workload")]
 
 
-def a_server(results):
-    result = results.get("server")
-    return f"## A server by itself\n\n{paragraph(told_of_server(result))}\n\n{of_server(result)}" if result else ""
+def rows_of_tenants(result):
+    rows = []
+    for system in names(result["samples"], "system"):
+        alone, flooded = by(result["samples"], system=system, beside=False), by(result["samples"], system=system, beside=True)
+        own, base = ([median(found, key) for key in ("rate", "get_p99_ms", "put_p99_ms")] for found in (flooded, alone))
+        rows.append(["tenants", f"{SERVED[system]}, while another tenant floods it: requests/s / GET p99, ms / PUT p99, ms", each(own), f"{each(base)}, alone", each(o / b for o, b in zip(own, base))])
+    return rows
 
 
-def compression(results):
-    result = results.get("compression")
-    return f"## Compression\n\n{paragraph(told_of_compression(result))}\n\n{of_compression(result)}" if result else ""
+def rows_of_listings(result):
+    of = lambda system, key: number(median(by(result["samples"], system=system), key))  # noqa: E731
+    return [["listings", f"{SERVED[system]}, {result['keys']:,} keys: first page / further page, ms; memory at most, MiB",
+             f"{of(system, 'v2_first_ms')} / {of(system, 'v2_p50_ms')}; {of(system, 'peak_mib')}", "–", "–"] for system in names(result["samples"], "system")]
 
 
-def savings(results):
-    result = results.get("savings")
-    if not result:
-        return ""
-    points, said = against_plain(result)
-    target = ("On the store that compresses, vaults that compress against plain files there, in points; the last column is what a page of 4096 bytes for each file comes to at most "
-              f"(equal small files share theirs). The target is to save at most {TARGET_POINTS} points less. {said} [stores.md](../stores.md#what-compression-saves) has the reasons.")
-    return "\n\n".join(["## Savings", paragraph(told_of_savings(result)), of_savings(result), *([paragraph(target), points] if points else [])])
+def rows_of_volumes(result):
+    value = lambda s, w: median(by(result["samples"], system=s, workload=w), "mib_s")  # noqa: E731
+    return [["volumes", f"{w}, MiB/s", number(value(OWN, w)), f"{number(value('luks', w))}, LUKS; {number(value('file', w))}, plain file",
+             f"{number(value(OWN, w) / value('luks', w))}; {number(value(OWN, w) / value('file', w))}"]
+            for w in names(result["samples"], "workload") if "connections" not in w]
+
+
+def rows_of_study(result):
+    samples = result["samples"]
+    shapes = list(dict.fromkeys((s["channels"], s["directories"]) for s in samples))
+    value = lambda way, shape: median(by(samples, way=way, channels=shape[0], directories=shape[1]), "mib_s")  # noqa: E731
+    return [["study", f"channels / directories {c} / {d}: pipelined writes, MiB/s", number(value("pipelined", (c, d))),
+             f"{number(value('synchronous', (c, d)))}, synchronous; {number(value('none', (c, d)))}, no encryption",
+             f"{number(value('pipelined', (c, d)) / value('synchronous', (c, d)))}; {number(value('pipelined', (c, d)) / value('none', (c, d)))}"]
+            for c, d in (shapes[0], shapes[-1]) if value("pipelined", (c, d)) and value("synchronous", (c, d)) and value("none", (c, d))]
+
+
+def rows_of_compression(result):
+    samples, base, rows = result["samples"], "none, 64K", []
+    for codec in ("lz4, 64K", "zstd, 64K"):
+        for op in ("write", "read"):
+            found = {kind: paired(samples, codec, base, ("memory", op, kind), "value") for kind in names(samples, "data")}
+            if any(found.values()):
+                rows.append(["compression", f"{codec}, {op}: {' / '.join(found)}", "–", "no compression, 64K", " / ".join(number(factor) for factor in found.values())])
+    return rows
+
+
+def rows_of_savings(result):
+    of = [s for s in result["samples"] if s["store"] != "XFS"]
+    vault = "zstd, 64K"
+    if vault not in names(of, "system"):
+        return []
+    kinds = list(result["sizes"])
+    own, plain = ([saved(of, kind, system, result) for kind in kinds] for system in (vault, PLAIN))
+    missed = [kind for kind, one, other in zip(kinds, own, plain) if one < other - TARGET_POINTS]
+    percent = lambda found: " / ".join(f"{value:.1f}" for value in found)  # noqa: E731
+    points = f"{' / '.join(f'{one - other:+.1f}' for one, other in zip(own, plain))} points; the target, at most {TARGET_POINTS} points less, is {'missed with ' + ', '.join(missed) if missed else 'met'}"
+    return [["savings", f"% saved on {of[0]['store']}, vault with {vault}: {' / '.join(kinds)}", percent(own), f"{percent(plain)}, plain files", points]]
 
 
 def ciphers(results, plots):
@@ -195,12 +214,11 @@ def ciphers(results, plots):
     kernels, blocks = [k for k in names(by(samples, suite="aes"), "kernel") if not k.startswith("device, ")], names(samples, "block")
     lines(plots, "ciphers", blocks, {k: [of("aes", k, "seal", b) for b in blocks] for k in kernels}, "block", "GB/s sealed, suite aes, one thread", bottom=0)
     block, fastest = "4K" if "4K" in blocks else blocks[0], kernels[-1]
-    rows = [[f"`{s}`", *(number(of(s, k, op, block)) for k in (fastest, "library") for op in ("seal", "open"))] for s in names(samples, "suite")]
+    found = "; ".join(f"`{s}` {number(of(s, fastest, 'seal', block))} / {number(of(s, fastest, 'open', block))} ({number(of(s, 'library', 'seal', block))} / {number(of(s, 'library', 'open', block))})"
+                      for s in names(samples, "suite"))
     return f"""## Ciphers
 
-{paragraph(f"Blocks of {block}, one thread, GB/s, medians of {result['runs']}. `library` calls RustCrypto block by block; the other kernel is the one that this processor gets. `scripts/bench ciphers`.")}
-
-{table(["suite", *(f"{op}, `{k}`" for k in (fastest, "library") for op in ("seal", "open"))], rows)}
+{paragraph(f"Blocks of {block}, one thread, GB/s, medians of {result['runs']}; seal / open with the kernel `{fastest}`, and in brackets with RustCrypto called block by block: {found}. `scripts/bench ciphers`.")}
 
 ![kernels](plots/ciphers.svg)"""
 
@@ -209,8 +227,14 @@ def rest(results):
     left = [name for name, r in results.items() if not is_default(r)]
     left += [f"{name} ({', '.join(n for n, s in r['sweeps'].items() if not is_default(s))})" for name, r in results.items()
              if is_default(r) and any(not is_default(s) for s in r.get("sweeps", {}).values())]
-    said = ("`make bench` measures everything again and writes the long report to `target/bench/report.md`: all systems and options, spreads, processor time, memory, the figures and tables of the "
-            "published work, networks, sweeps. `scripts/bench report` writes it from the results in `results/`.")
+    said = ("Figures are medians. The systems take turns within one run, so that a slow minute of the machine affects all alike. Other virtual machines on the same host cannot be paused. "
+            "**Ratios mean more than rates**, and differences below about 10 % mean nothing. Each file in `results/` names the machine, the versions and Lamassu's commit. "
+            "`make bench` measures everything again and writes the long report to `target/bench/report.md`: all tables, systems and options, spreads, processor time, memory, the figures of the "
+            "published work, networks, sweeps. `scripts/bench report` writes it from `results/` without measuring. To pause other work during each pass: `scripts/bench --before COMMAND --after COMMAND`.")
     if left:
         said += f" Measured with `keep_awake`, which is off by default, and therefore in the long report alone: {', '.join(left)}."
-    return f"## The long report\n\n{paragraph(said)}"
+    return f"## Method and long report\n\n{paragraph(said)}"
+
+
+FURTHER = {"shared": rows_of_shared, "server": rows_of_server, "tenants": rows_of_tenants, "listings": rows_of_listings, "volumes": rows_of_volumes, "study": rows_of_study,
+           "compression": rows_of_compression, "savings": rows_of_savings}

@@ -19,13 +19,13 @@ pub enum RemoteError {
     #[error("the sealed form of the key, or of a part of it, is longer than the provider takes")]
     LongKey,
     /// The client's fault: a listing could not name the object.
-    #[error("a key has no character that XML cannot have, as most control characters")]
+    #[error("a key must not contain a character that XML does not allow, such as most control characters")]
     KeyNotInXml,
     /// The client's fault: the object's properties are more than a provider keeps with an object.
     #[error("headers, metadata, tags and checksums together are more than a provider keeps with an object")]
     MuchMetadata,
     /// The client's fault: the body has another length than announced.
-    #[error("the body has another length than was said")]
+    #[error("the length of the body is not the one that the request announced")]
     Length,
     /// The client's fault: a provider copies no object that large at once.
     #[error("objects of more than 5 GiB are not copied at the provider: upload it again, in parts")]

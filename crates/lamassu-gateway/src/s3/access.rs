@@ -69,7 +69,7 @@ pub struct Session {
 /// Checks each request before its body is read.
 #[derive(Clone)]
 pub struct Doorkeeper {
-    /// who may come
+    /// the users that are admitted
     pub users: Users,
     /// where work waits for its turn; `None`: what takes time is elsewhere
     pub queues: Option<Arc<Queues>>,

@@ -110,7 +110,7 @@ pub struct Update {
     path: PathBuf,
     new_path: PathBuf,
     new_file: File,
-    /// this update made the new file, or has begun to fill it: nobody else uses it
+    /// this update made the new file, or has begun to fill it: no other process uses it
     is_ours: bool,
     /// digest of what was written to it
     written: Option<[u8; 32]>,

@@ -9,7 +9,7 @@
 //! | 2 | blocks are sealed; nothing is written | |
 //! | 3 | bytes that leave a tail are written to their block, and made durable | I7 |
 //! | 4 | holes that are filled are made zero below the end of the backing file, durably | I6 |
-//! | 5 | the store reserves the places of compressed blocks that are replaced | |
+//! | 5 | the store reserves the places of compressed blocks that are replaced | I13 |
 //! | 6 | a page 0 of this session is made durable, before pages past the last one | I4 |
 //! | 7 | pages are written: new keys, `pending`, previous keys | I1, I2, I12, I13 |
 //! | 8 | barrier, if anything is replaced or punched, or if earlier failures left a doubt | I1, I8, I11 |
@@ -148,9 +148,9 @@ impl Core {
         Ok(())
     }
 
-    /// Step 5: the store may keep only a part of the place of a compressed block. A write of the whole block that finds
-    /// no space would destroy the replaced content. So the space is allocated before any page says that the block is
-    /// replaced.
+    /// Step 5, I13: the store may keep only a part of the place of a compressed block. A write of the whole block that
+    /// finds no space would destroy the replaced content. So the space is allocated before any page says that the block
+    /// is replaced.
     fn reserve_places(&self, st: &mut State, round: &Round) -> Result<(), StoreError> {
         let suite = self.ctx.ring.suite();
         let is_short = |block: BlockNo| {

@@ -1,8 +1,8 @@
 //! The local socket of an export: one export at a time, also while one ends or its process was killed.
 //!
-//! A lock on a file beside the socket is held from before the socket is looked at until it is removed. nbdkit has it,
-//! too, so it lasts as long as one of the two processes. Whoever holds it may remove a socket that nobody answers on:
-//! nbdkit leaves its own.
+//! A lock on a file next to the socket is held from before the first look at the socket until the file is removed.
+//! nbdkit holds it, too, so it lasts as long as one of the two processes. Its holder may remove a socket on which no
+//! process answers: nbdkit leaves its own behind.
 
 use crate::fault::{Fault, Result};
 use crate::signals;
@@ -61,12 +61,12 @@ impl Claim {
         Ok(fcntl_setfd(&self.file, FdFlags::empty()).map_err(io::Error::from)?)
     }
 
-    /// Removes a socket that nobody listens on any more.
+    /// Removes a socket on which no process listens any more.
     fn remove_dead(&self) {
         let is_socket = self.socket.symlink_metadata().is_ok_and(|st| st.file_type().is_socket());
         let refuses = |error: &io::Error| error.kind() == io::ErrorKind::ConnectionRefused;
         if is_socket && UnixStream::connect(&self.socket).is_err_and(|error| refuses(&error)) {
-            // What cannot be removed nbdkit cannot bind, and says so.
+            // If it cannot be removed, nbdkit cannot bind it, and reports that.
             let _ = std::fs::remove_file(&self.socket);
         }
     }
@@ -75,7 +75,7 @@ impl Claim {
 impl Drop for Claim {
     fn drop(&mut self) {
         self.remove_dead();
-        // While it is locked: nobody else has a claim by this file, or gets one.
+        // While it is locked: no other process has a claim by this file, or gets one.
         let _ = std::fs::remove_file(&self.lock);
     }
 }
