@@ -246,3 +246,22 @@ fn in_dir(fs: &(impl FileSystem + ?Sized), dir: Ino, call: impl FnOnce(HandleId)
     let called = call(handle);
     called.and(fs.release_dir(handle))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_is_written_even_if_each_call_takes_little() {
+        let (data, mut store) = (b"0123456789", vec![0; 15]);
+        let few = |at: u64, part: &[u8]| {
+            let n = part.len().min(3);
+            store[at as usize..][..n].copy_from_slice(&part[..n]);
+            Ok(n)
+        };
+        write_all(5, data, few).unwrap();
+        assert_eq!(store, b"\0\0\0\0\x000123456789");
+        assert!(matches!(write_all(0, data, |_, _| Err(VaultError::NoData)), Err(VaultError::NoData)));
+        write_all(0, b"", |_, _| panic!("there is nothing to write")).unwrap();
+    }
+}
