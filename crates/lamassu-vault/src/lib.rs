@@ -105,7 +105,7 @@ pub use forest::Forest;
 pub use lamassu_store::Hole;
 pub use left::Left;
 pub use options::{Freshness, Options};
-pub use reference::{EntryRef, OpenEntry, each_name};
+pub use reference::{EntryRef, OpenEntry, each_name, read_full, write_all};
 pub use regions::{Region, datasets_below, has_dataset, regions, stored_bytes};
 pub use rekey::{KnownProfile, ProfileWalk, Rekey, RekeyProgress, Rekeyed};
 pub use root::create_root_record;

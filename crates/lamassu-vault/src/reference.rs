@@ -4,9 +4,15 @@
 //! A lookup counts a reference to the entry that it finds, and the entry's number is valid as long as one is left
 //! ([`FileSystem::forget`]). Invariant: an [`EntryRef`] owns exactly one, unless it is of a
 //! root, which needs none.
+//!
+//! This is the vault's interface by paths, for front-ends other than a mount: an entry is found ([`Forest::resolve`],
+//! [`EntryRef::child`]), listed, opened; an open file is read and written whole ([`read_full`], [`write_all`]). The
+//! trees of the command line, volumes and the gateway's objects are built on it.
+//!
+//! [`Forest::resolve`]: crate::Forest::resolve
 
 use crate::{Access, Attr, Entry, FileSystem, HandleId, Ino, Kind, Result, VaultError};
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::ops::Deref;
 
 /// An entry of a file system, with one reference to it. `P` points to the file system: a borrow or an `Arc`.
@@ -104,6 +110,17 @@ where
         each_name(&*self.fs, self.ino(), each)
     }
 
+    /// The names in this directory except `.` and `..`, sorted.
+    ///
+    /// # Errors
+    /// Those of the directory.
+    pub fn names(&self) -> Result<Vec<OsString>> {
+        let mut names = Vec::new();
+        self.each_name(&mut |name, _| names.push(name.to_owned()))?;
+        names.sort_unstable();
+        Ok(names)
+    }
+
     /// Makes the names in this directory durable.
     ///
     /// # Errors
@@ -195,9 +212,56 @@ pub fn each_name(fs: &(impl FileSystem + ?Sized), dir: Ino, each: &mut dyn FnMut
     })
 }
 
+/// Reads from `offset` on until `buf` is full or the file ends. Returns how many bytes there were.
+///
+/// # Errors
+/// Those of [`FileSystem::read`].
+pub fn read_full(fs: &(impl FileSystem + ?Sized), handle: HandleId, offset: u64, buf: &mut [u8]) -> Result<usize> {
+    let mut filled = 0;
+    while filled < buf.len() {
+        match fs.read(handle, offset + filled as u64, &mut buf[filled..])? {
+            0 => break,
+            n => filled += n,
+        }
+    }
+    Ok(filled)
+}
+
+/// Writes all of `data` at `offset` with `write`, which takes an offset and bytes, and returns how many it has written.
+///
+/// # Errors
+/// Those of `write`.
+pub fn write_all(mut offset: u64, mut data: &[u8], mut write: impl FnMut(u64, &[u8]) -> Result<usize>) -> Result<()> {
+    while !data.is_empty() {
+        let written = write(offset, data)?;
+        offset += written as u64;
+        data = &data[written..];
+    }
+    Ok(())
+}
+
 /// Opens a directory for one call. An error of the call comes before one of closing.
 fn in_dir(fs: &(impl FileSystem + ?Sized), dir: Ino, call: impl FnOnce(HandleId) -> Result<()>) -> Result<()> {
     let handle = fs.open_dir(dir)?;
     let called = call(handle);
     called.and(fs.release_dir(handle))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_is_written_even_if_each_call_takes_little() {
+        let (data, mut store) = (b"0123456789", vec![0; 15]);
+        let few = |at: u64, part: &[u8]| {
+            let n = part.len().min(3);
+            store[at as usize..][..n].copy_from_slice(&part[..n]);
+            Ok(n)
+        };
+        write_all(5, data, few).unwrap();
+        assert_eq!(store, b"\0\0\0\0\x000123456789");
+        assert!(matches!(write_all(0, data, |_, _| Err(VaultError::NoData)), Err(VaultError::NoData)));
+        write_all(0, b"", |_, _| panic!("there is nothing to write")).unwrap();
+    }
 }

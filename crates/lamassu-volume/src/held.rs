@@ -1,8 +1,9 @@
 //! Entries of a vault, and its open files.
 
 use crate::VolumeError;
-use lamassu_vault::{Access, EntryRef, FileSystem, Forest, HandleId, Hole, OpenEntry, Result, SetAttr, VaultError};
-use std::ffi::OsString;
+use lamassu_vault::{
+    Access, EntryRef, FileSystem, Forest, HandleId, Hole, OpenEntry, Result, SetAttr, VaultError, read_full, write_all,
+};
 use std::sync::Arc;
 
 /// Bytes that are looked at, or copied, before it is asked whether a copy goes on.
@@ -12,14 +13,6 @@ const BUFFER: usize = 1 << 20;
 
 /// An entry of the vault.
 pub type Held = EntryRef<Arc<Forest>>;
-
-/// The names in a directory except `.` and `..`, sorted.
-pub fn names(directory: &Held) -> Result<Vec<OsString>> {
-    let mut names = Vec::new();
-    directory.each_name(&mut |name, _| names.push(name.to_owned()))?;
-    names.sort_unstable();
-    Ok(names)
-}
 
 /// An open file.
 pub struct Open(OpenEntry<Arc<Forest>>);
@@ -57,27 +50,14 @@ impl Open {
     }
 
     /// Fills `buf` from `offset`.
-    pub fn read(&self, mut offset: u64, mut buf: &mut [u8]) -> Result<()> {
-        while !buf.is_empty() {
-            match self.fs().read(self.handle(), offset, buf)? {
-                0 => return Err(VaultError::NoData),
-                n => {
-                    offset += n as u64;
-                    buf = &mut buf[n..];
-                }
-            }
-        }
-        Ok(())
+    pub fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
+        let there = read_full(self.fs(), self.handle(), offset, buf)?;
+        if there < buf.len() { Err(VaultError::NoData) } else { Ok(()) }
     }
 
     /// Writes all of `data` at `offset`.
-    pub fn write(&self, mut offset: u64, mut data: &[u8]) -> Result<()> {
-        while !data.is_empty() {
-            let written = self.fs().write_behind(self.handle(), offset, data)?;
-            offset += written as u64;
-            data = &data[written..];
-        }
-        Ok(())
+    pub fn write(&self, offset: u64, data: &[u8]) -> Result<()> {
+        write_all(offset, data, |at, part| self.fs().write_behind(self.handle(), at, part))
     }
 
     /// The hole at `offset`, which lies before `until`; empty where there are data. It may go on behind its end, if

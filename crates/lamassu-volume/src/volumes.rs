@@ -1,7 +1,7 @@
 //! Makes, lists, resizes, copies and destroys the volumes of a vault. The caller is the vault's only writer, except for
 //! programs in a mount of the same process.
 
-use crate::held::{Held, Open, names};
+use crate::held::{Held, Open};
 use crate::volume::Info;
 use crate::{BlockSize, DIRECTORY, Name, Result, SIZE_MAX, Volume, VolumeError};
 use lamassu_vault::{Access, Attr, FileSystem, Forest, Kind, Owner, ROOT, RenameMode, SetXattr, VaultError};
@@ -50,7 +50,7 @@ impl Volumes {
     /// changes it.
     fn swept_directory(&self) -> Result<Option<Held>> {
         let Some(directory) = self.directory()? else { return Ok(None) };
-        for file in names(&directory)?.iter().filter(|file| Name::is_staged(&file.to_string_lossy())) {
+        for file in directory.names()?.iter().filter(|file| Name::is_staged(&file.to_string_lossy())) {
             match self.fs.unlink(directory.ino(), file) {
                 // Not made by this program, so it is in the way of nothing.
                 Err(VaultError::IsDirectory) => continue,
@@ -114,7 +114,7 @@ impl Volumes {
     pub fn list(&self, odd: &mut dyn FnMut(VolumeError)) -> Result<Vec<Info>> {
         let mut found = Vec::new();
         let Some(directory) = self.directory()? else { return Ok(found) };
-        for file in names(&directory)? {
+        for file in directory.names()? {
             let text = file.to_string_lossy();
             if Name::is_staged(&text) {
                 continue;
@@ -242,7 +242,7 @@ impl Volumes {
             return Err(missing());
         }
         let is_below = |other: &Name| !name.is_snapshot() && other.is_snapshot() && other.volume() == name.volume();
-        let names = names(&directory)?;
+        let names = directory.names()?;
         let names = names.iter().filter_map(|file| file.to_str()?.parse::<Name>().ok());
         let below: Vec<Name> = names.filter(is_below).collect();
         if !below.is_empty() && !snapshots {

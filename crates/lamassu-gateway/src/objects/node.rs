@@ -6,7 +6,7 @@ use crate::{memory, work};
 use lamassu_plain::PlainFs;
 use lamassu_vault::{
     Access, Attr, Entry, EntryRef, FileSystem, Forest, HandleId, Ino, Kind, Owner, ROOT, RenameMode, Result, SetXattr,
-    VaultError, each_name,
+    VaultError, each_name, read_full, write_all,
 };
 use std::ffi::OsStr;
 use std::sync::Arc;
@@ -285,13 +285,7 @@ impl Open {
     /// Those of the vault, damage among them.
     pub fn read(&self, offset: u64, len: usize) -> Result<Vec<u8>> {
         let mut buf = vec![0; len];
-        let mut filled = 0;
-        while filled < len {
-            match self.node.fs().read(self.handle, offset + filled as u64, &mut buf[filled..])? {
-                0 => break,
-                n => filled += n,
-            }
-        }
+        let filled = read_full(&**self.node.fs(), self.handle, offset, &mut buf)?;
         buf.truncate(filled);
         Ok(buf)
     }
@@ -300,13 +294,8 @@ impl Open {
     ///
     /// # Errors
     /// Those of the vault.
-    pub fn write(&self, mut offset: u64, mut data: &[u8]) -> Result<()> {
-        while !data.is_empty() {
-            let written = self.node.fs().write(self.handle, offset, data)?;
-            offset += written as u64;
-            data = &data[written..];
-        }
-        Ok(())
+    pub fn write(&self, offset: u64, data: &[u8]) -> Result<()> {
+        write_all(offset, data, |at, part| self.node.fs().write(self.handle, at, part))
     }
 
     /// Writes everything to the store.

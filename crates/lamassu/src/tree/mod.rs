@@ -3,6 +3,10 @@
 //!
 //! Sources are read by paths. Targets are held: a directory is opened once, entries in it go by one name, and
 //! attributes are set on the entry that was made.
+//!
+//! The trees are no part of `lamassu-vault`: the other end of a copy is a local directory, which [`whole`] completes
+//! files in as it does in a vault, and errors name entries as the user does. What every front-end needs of a vault is
+//! `lamassu_vault::EntryRef` and `OpenEntry`.
 
 pub mod copy;
 pub mod grants;

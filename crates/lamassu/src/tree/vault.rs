@@ -1,10 +1,11 @@
-//! An open vault as a tree.
+//! An open vault as a tree: the vault's interface by paths (`lamassu_vault::EntryRef`, `OpenEntry`) behind the traits
+//! that copying is written for, with the names that messages show.
 
 use super::{Dir, Input, Meta, Node, Output, Tree};
 use crate::fault::{Context, Result};
 use lamassu_vault::{
     Access, Attr, Entry, EntryRef, FileSystem, Forest, Kind, OpenEntry, Owner, RenameMode, SetAttr, SetTime, SetXattr,
-    Time, VaultError, Whence,
+    Time, VaultError, Whence, write_all,
 };
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStringExt;
@@ -99,11 +100,7 @@ impl Tree for VaultTree {
 
     fn list(&self, path: &Path) -> Result<Vec<OsString>> {
         let dir = self.resolve(path)?;
-        let mut names = Vec::new();
-        let listed = dir.each_name(&mut |name, _| names.push(name.to_os_string()));
-        self.done("list", path, listed)?;
-        names.sort();
-        Ok(names)
+        self.done("list", path, dir.names())
     }
 
     fn read_link(&self, path: &Path) -> Result<OsString> {
@@ -301,11 +298,8 @@ impl Node for VaultFile {
 
 impl Output for VaultFile {
     fn write_at(&self, offset: u64, data: &[u8]) -> Result<()> {
-        self.file
-            .fs()
-            .write(self.file.handle(), offset, data)
-            .with_context(|| format!("cannot write {}", self.name))?;
-        Ok(())
+        write_all(offset, data, |at, part| self.file.fs().write(self.file.handle(), at, part))
+            .with_context(|| format!("cannot write {}", self.name))
     }
 
     fn set_len(&self, len: u64) -> Result<()> {
