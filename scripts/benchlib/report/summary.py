@@ -139,6 +139,10 @@ def rows_of_shared(result):
     value = lambda s, w: median(by(result["samples"], system=s, workload=w), "value")  # noqa: E731
     compared = [w for w in result["units"] if value("shared", w) and value(OWN, w)]
     rows = [["shared", f"`mount --shared`, one host at work, speed: {' / '.join(compared)}", "–", "one host, anchor in a file", each(ratio(result, "shared", w) for w in compared)]] if compared else []
+    peer = [w for w in result["units"] if value("shared", w) and value("sshfs", w)]
+    if peer:
+        speed = lambda w: value("sshfs", w) / value("shared", w) if result["units"][w] in ("s", "ms") else value("shared", w) / value("sshfs", w)  # noqa: E731
+        rows.append(["shared", f"the same: {' / '.join(peer)}", "–", "sshfs, a plain directory (medians)", each(speed(w) for w in peer)])
     return rows + [["shared", f"{w} to another host, {unit}", number(value("shared", w)), "–", "–"] for w, unit in result["units"].items() if value("shared", w) and not value(OWN, w)]
 
 
