@@ -1,37 +1,19 @@
-"""The page in the tree: one screen of figures with their plots. Default options alone, also where a peer is ahead."""
+"""The page in the tree: one line of figures for each measurement, and the plots. Default options alone, also where a peer is ahead."""
 
 import re
 import textwrap
 
-from .. import published
 from ..plots import bars, lines
-from .compression import tables as of_compression
-from .compression import told as told_of_compression
 from .figures import PEERS, SURE, best, by, median, names, number, rate, rates, table, values
 from .glance import factors, lost_in_sweeps, sorted_out
-from .listings import figures as of_listings
-from .listings import told as told_of_listings
-from .savings import TARGET_POINTS, against_plain
-from .savings import tables as of_savings
-from .savings import told as told_of_savings
-from .server import figures as of_server
-from .server import told as told_of_server
-from .shared import figures as of_shared
-from .study import figures as of_study
-from .study import told as told_of_study
-from .tenants import figures as of_tenants
-from .tenants import told as told_of_tenants
-from .volumes import figures as of_volumes
-from .volumes import told as told_of_volumes
+from .others import conditions, others
 
 OWN = "lamassu"
-# Titles of the experiments that are timed as a whole.
-TIMED = {"small": "Many small files", "durable": "Synced writes and overwriting"}
 
 
 def summary(results, plots, title, method):
-    figures = (mount(results, plots), timed(results, "small", plots), timed(results, "durable", plots), space(results, plots), several_hosts(results), a_server(results), some_tenants(results), some_listings(results), some_volumes(results), the_study(results), compression(results), savings(results), ciphers(results, plots))
-    return "\n\n".join([title, glance(results), *(part for part in figures if part), method, rest(results)]) + "\n"
+    parts = (title, glance(results), peers(results, plots), other_experiments(results, plots), method, rest(results))
+    return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def is_default(result):
@@ -63,146 +45,92 @@ BARE = "lamassu-unanchored"  # the same with `--anchor none`
 
 
 def of_anchors(samples):
-    """What a section says of anchors, which are the default."""
+    """What the section says of anchors, which are the default."""
     if by(samples, system=BARE):
-        return "`lamassu` has an anchor, the default."
+        return ""
     return "Measured before anchors were the default: **`lamassu` is without one here**, as with `--anchor none`."
 
 
-def mount(results, plots):
-    result = results.get("mount")
-    if not result or not is_default(result):
+def peers(results, plots):
+    """One table of all that is measured beside other encrypting file systems, and a plot of each experiment."""
+    rows, systems, said, drawn = [], [OWN, *PEERS], [], []
+    for name, part in (("mount", mount), ("small", timed), ("durable", timed)):
+        result = results.get(name)
+        if result and is_default(result):
+            rows += part(result, systems)
+            said.append(f"{name}: {CONDITIONS[name](result)}; {result['runs']} runs. {of_anchors(result['samples'])}".strip())
+            plot(result, name, plots)
+            drawn.append(f"![{name}](plots/{name}.svg)")
+    if not rows:
         return ""
-    samples, systems, workloads = result["samples"], shown(names(result["samples"], "system")), names(result["samples"], "workload")
-    bars(plots, "mount", workloads, {s: [rate(samples, s, w) for w in workloads] for s in systems}, "MB/s")
-    cell = lambda s, w: " / ".join(number(median(by(samples, system=s, workload=w), d)) for d in ("read", "write") if median(by(samples, system=s, workload=w), d))  # noqa: E731
-    rows = [[s, *(cell(s, w) for w in workloads)] for s in systems]
-    rows.append(["**lamassu ÷ best peer**", *(number(best(lambda s, w=w: rates(samples, s, w), systems, False)[0]) for w in workloads)])
-    if by(samples, system=BARE):
-        rows.append(["lamassu ÷ without an anchor", *(number(rate(samples, OWN, w) / rate(samples, BARE, w)) for w in workloads)])
-    return f"""## One file
-
-{paragraph(f"{result['size_mib']} MiB, fio psync, fsync at the end of writes counted, stores on {result['store']}, cold cache, medians of {result['runs']}; MB/s. `scripts/bench mount`. {of_anchors(samples)}")}
-
-{table(["MB/s", *workloads], rows)}
-
-![throughput](plots/mount.svg)"""
+    start = ("Medians. `lamassu` has an anchor, the default. The last columns are Lamassu's speed ÷ that of the best peer, and ÷ that of Lamassu without an anchor; above 1 Lamassu "
+             "is faster. Mixed reads and writes are rates of reads. CryFS answers fsync(2) without syncing its store, and is left out of `durable`.")
+    heads = ["", *systems, "÷ best peer", "÷ without an anchor"]
+    return "\n\n".join(["## Other encrypting file systems", paragraph(start), *["\n".join(paragraph(text, "* ") for text in said)], table(heads, rows), "\n".join(drawn)])
 
 
-def timed(results, experiment, plots):
-    result = results.get(experiment)
-    if not result or not is_default(result):
-        return ""
-    samples, units = result["samples"], result["units"]
-    systems, workloads = shown(names(samples, "system")), names(samples, "workload")
-    value = lambda s, w: median(by(samples, system=s, workload=w), "value")  # noqa: E731
-    speed = lambda own, other, unit: other / own if unit == "s" else own / other  # noqa: E731
-    rows = []
-    for w in workloads:
-        factor, peer, _ = best(lambda s, w=w: values(samples, system=s, workload=w), systems, units[w] == "s")
-        anchored = [f"{number(speed(value(OWN, w), value(BARE, w), units[w]))}×"] if by(samples, system=BARE) else []
-        rows.append([f"{w}, {units[w]}", *(number(value(s, w)) for s in systems), f"{number(factor)}× {peer}", *anchored])
-    relative = {s: [(value(OWN, w) / value(s, w) if units[w] == "s" else value(s, w) / value(OWN, w)) if value(s, w) and value(OWN, w) else None for w in workloads] for s in systems}
-    bars(plots, experiment, workloads, relative, "speed, Lamassu = 1")
-    on = f"{result['files']} files, {result['bytes'] / 1e6:.0f} MB, stores on {result['store']}" if experiment == "small" else f"{result['store']}; files of {result['size_mib']} MiB"
-    return f"""## {TIMED[experiment]}
-
-{paragraph(f"{on}; medians of {result['runs']}. `scripts/bench {experiment}`. {of_anchors(samples)}")}
-
-{table(["", *systems, "Lamassu's speed ÷ best peer's", *(["÷ without an anchor"] if by(samples, system=BARE) else [])], rows)}
-
-![relative speed](plots/{experiment}.svg)"""
+CONDITIONS = {
+    "mount": lambda r: f"one file of {r['size_mib']} MiB, fio psync, fsync at the end of writes counted, stores on {r['store']}, cold cache",
+    "small": lambda r: f"{r['files']} files, {r['bytes'] / 1e6:.0f} MB, stores on {r['store']}",
+    "durable": lambda r: f"{r['store']}; files of {r['size_mib']} MiB",
+}
 
 
-def space(results, plots):
-    result = results.get("space")
-    if not result:
-        return ""
-    six = result["figure6"]
-    systems, alphas = names(six, "system"), names(six, "alpha")
-    percent = lambda s, a: next(100 * r["after"] / r["before"] for r in by(six, system=s, alpha=a))  # noqa: E731
-    lines(plots, "figure6", alphas, {s: [percent(s, a) for a in alphas] for s in systems}, "redundant blocks, %", "in use after deduplication, %")
-    rows = [[f"{a} %", *(number(percent(s, a)) for s in systems), f"{published.FIGURE6_OVERHEAD[a]:.2f} %"] for a in alphas]
-    for row, a in zip(rows, alphas):
-        own, plain = (next(r["after"] for r in by(six, system=s, alpha=a)) for s in (OWN, "plain files"))
-        row.insert(-1, f"{100 * (own / plain - 1):.2f} %")
-    return f"""## Space after deduplication
-
-{paragraph(f"Synthetic files of {result['size_mib']} MiB on {result['store']}, as in Figure 6 of the Lamassu paper: in use after deduplication, percent of before; and how much more Lamassu then takes than plain files. `scripts/bench space`.")}
-
-{table(["redundant", *systems, "overhead here", "published"], rows)}
-
-![Figure 6](plots/figure6.svg)"""
-
-
-def several_hosts(results):
-    result = results.get("shared")
-    if not result:
-        return ""
-    return f"""## Several hosts
-
-{paragraph(f"One vault under a server, one host at work; server and hosts are namespaces of this machine, stores on {result['store']}. {result['files']} files, {result['bytes'] / 1e6:.0f} MB; a file of {result['size_mib']} MiB; medians of {result['runs']}. A hand-over: one host has written and synced a file, and the other has read it. `scripts/bench shared`.")}
-
-{of_shared(result)}"""
-
-
-def some_tenants(results):
-    result = results.get("tenants")
-    return f"## One tenant beside another that floods\n\n{paragraph(told_of_tenants(result))}\n\n{of_tenants(result)}" if result else ""
-
-
-def some_listings(results):
-    result = results.get("listings")
-    return f"## Listings of a large bucket\n\n{paragraph(told_of_listings(result))}\n\n{of_listings(result)}" if result else ""
-
-
-def some_volumes(results):
-    result = results.get("volumes")
-    return f"## Volumes over NBD\n\n{paragraph(told_of_volumes(result))}\n\n{of_volumes(result)}" if result else ""
-
-
-def the_study(results):
-    result = results.get("study")
-    return f"## The study's experiment\n\n{paragraph(told_of_study(result))}\n\n{of_study(result)[0]}" if result else ""
-
-
-def a_server(results):
-    result = results.get("server")
-    return f"## A server by itself\n\n{paragraph(told_of_server(result))}\n\n{of_server(result)}" if result else ""
-
-
-def compression(results):
-    result = results.get("compression")
-    return f"## Compression\n\n{paragraph(told_of_compression(result))}\n\n{of_compression(result)}" if result else ""
-
-
-def savings(results):
-    result = results.get("savings")
-    if not result:
-        return ""
-    points, said = against_plain(result)
-    target = ("On the store that compresses, vaults that compress against plain files there, in points; the last column is what a page of 4096 bytes for each file comes to at most "
-              f"(equal small files share theirs). The target is to save at most {TARGET_POINTS} points less. {said} [stores.md](../stores.md#what-compression-saves) has the reasons.")
-    return "\n\n".join(["## Savings", paragraph(told_of_savings(result)), of_savings(result), *([paragraph(target), points] if points else [])])
-
-
-def ciphers(results, plots):
-    result = results.get("ciphers")
-    if not result:
-        return ""
+def mount(result, systems):
     samples = result["samples"]
-    of = lambda s, k, op, b: median(by(samples, suite=s, kernel=k, op=op, block=b, threads=1), "gb_per_s")  # noqa: E731
-    kernels, blocks = [k for k in names(by(samples, suite="aes"), "kernel") if not k.startswith("device, ")], names(samples, "block")
-    lines(plots, "ciphers", blocks, {k: [of("aes", k, "seal", b) for b in blocks] for k in kernels}, "block", "GB/s sealed, suite aes, one thread", bottom=0)
-    block, fastest = "4K" if "4K" in blocks else blocks[0], kernels[-1]
-    rows = [[f"`{s}`", *(number(of(s, k, op, block)) for k in (fastest, "library") for op in ("seal", "open"))] for s in names(samples, "suite")]
-    return f"""## Ciphers
+    for w in names(samples, "workload"):
+        factor, peer, _ = best(lambda s, w=w: rates(samples, s, w), names(samples, "system"), False)
+        yield [f"{w}, MB/s", *(number(rate(samples, s, w)) for s in systems), f"{number(factor)} {peer}", number(quotient(rate(samples, OWN, w), rate(samples, BARE, w)))]
 
-{paragraph(f"Blocks of {block}, one thread, GB/s, medians of {result['runs']}. `library` calls RustCrypto block by block; the other kernel is the one that this processor gets. `scripts/bench ciphers`.")}
 
-{table(["suite", *(f"{op}, `{k}`" for k in (fastest, "library") for op in ("seal", "open"))], rows)}
+def timed(result, systems):
+    samples, units = result["samples"], result["units"]
+    for w in names(samples, "workload"):
+        is_time, value = units[w] == "s", lambda s, w=w: median(by(samples, system=s, workload=w), "value")
+        factor, peer, _ = best(lambda s, w=w: values(samples, system=s, workload=w), names(samples, "system"), is_time)
+        anchored = quotient(value(BARE), value(OWN)) if is_time else quotient(value(OWN), value(BARE))
+        yield [f"{w}, {units[w]}", *(number(value(s)) for s in systems), f"{number(factor)} {peer}", number(anchored)]
 
-![kernels](plots/ciphers.svg)"""
+
+def quotient(own, other):
+    return own / other if own and other else None
+
+
+def plot(result, name, plots):
+    samples = result["samples"]
+    systems, workloads = shown(names(samples, "system")), names(samples, "workload")
+    if name == "mount":
+        bars(plots, name, workloads, {s: [rate(samples, s, w) for w in workloads] for s in systems}, "MB/s")
+        return
+    value = lambda s, w: median(by(samples, system=s, workload=w), "value")  # noqa: E731
+    relative = {s: [quotient(value(OWN, w), value(s, w)) if result["units"][w] == "s" else quotient(value(s, w), value(OWN, w)) for w in workloads] for s in systems}
+    bars(plots, name, workloads, relative, "speed, Lamassu = 1")
+
+
+def other_experiments(results, plots):
+    rows = others(results)
+    if not rows:
+        return ""
+    start = ("`scripts/bench EXPERIMENT` measures one. The last column says how many times as fast, or as small, Lamassu is: above 1 Lamassu is better. "
+             "Several figures in a cell are in the order of the names.")
+    heads = ["experiment", "what is measured", "Lamassu", "compared with", "ratio"]
+    parts = ["## Other experiments", paragraph(start), table(heads, rows).replace("--:|", "---|", 1), "\n".join(paragraph(text, "* ") for text in conditions(results))]
+    return "\n\n".join([*parts, "\n".join(drawn_others(results, plots))])
+
+
+def drawn_others(results, plots):
+    if "space" in results:
+        six = results["space"]["figure6"]
+        alphas = names(six, "alpha")
+        percent = lambda s, a: next(100 * r["after"] / r["before"] for r in by(six, system=s, alpha=a))  # noqa: E731
+        lines(plots, "figure6", alphas, {s: [percent(s, a) for a in alphas] for s in names(six, "system")}, "redundant blocks, %", "in use after deduplication, %")
+        yield "![Figure 6 of the Lamassu paper](plots/figure6.svg)"
+    if "ciphers" in results:
+        samples = results["ciphers"]["samples"]
+        of = lambda k, b: median(by(samples, suite="aes", kernel=k, op="seal", block=b, threads=1), "gb_per_s")  # noqa: E731
+        kernels, blocks = [k for k in names(by(samples, suite="aes"), "kernel") if not k.startswith("device, ")], names(samples, "block")
+        lines(plots, "ciphers", blocks, {k: [of(k, b) for b in blocks] for k in kernels}, "block", "GB/s sealed, suite aes, one thread", bottom=0)
+        yield "![kernels](plots/ciphers.svg)"
 
 
 def rest(results):
