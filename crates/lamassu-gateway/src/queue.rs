@@ -68,7 +68,7 @@ pub struct Queue {
 struct State {
     taken: usize,
     of: HashMap<Key, usize>,
-    /// In the order of turns. None is empty. If there are free places, those who wait are at their most.
+    /// In the order of turns; no inner queue is empty. While a place is free, each tenant here is at its maximum.
     waiting: VecDeque<(Arc<Tenant>, VecDeque<oneshot::Sender<Permit>>)>,
 }
 
@@ -145,7 +145,7 @@ impl Queue {
         Permit { queue: self.clone(), tenant: Some(tenant) }
     }
 
-    /// Gives a place back, and to the first in turn who waits still.
+    /// Gives a place back, and passes it to the first request in turn that still waits.
     fn give_back(self: &Arc<Self>, mut tenant: Arc<Tenant>) {
         loop {
             let next = {
@@ -182,7 +182,7 @@ impl State {
         }
     }
 
-    /// The next who waits, for whom a place is taken. Its tenant is the last then.
+    /// The next waiting request, with a place taken for it. Its tenant goes to the end of the order.
     fn next(&mut self, most: usize) -> Option<(Arc<Tenant>, oneshot::Sender<Permit>)> {
         let at = self.waiting.iter().position(|(tenant, _)| self.has_less(key_of(tenant), most))?;
         let (tenant, mut waiting) = self.waiting.remove(at)?;
@@ -234,7 +234,7 @@ mod tests {
         let mut second = waits(&queue, &other);
         drop(last);
         let last = has(&mut second).expect("it is free again");
-        assert!(has(&mut fourth).is_none(), "it is not for who has the most");
+        assert!(has(&mut fourth).is_none(), "a tenant at its maximum gets no place");
         drop(places);
         let fourth = has(&mut fourth).expect("its own was given back");
         drop((fourth, last));

@@ -87,13 +87,13 @@ pub enum ServerError {
         name: String,
     },
     /// The stored key does not open, or is another key.
-    #[error("key {name} does not open as it was wrapped; put a backup back")]
+    #[error("key {name} cannot be unwrapped; restore a backup")]
     KeyDamaged {
         /// the name
         name: String,
     },
     /// The key was deleted.
-    #[error("key {name} was deleted; nothing brings it back")]
+    #[error("key {name} was deleted for good")]
     KeyDeleted {
         /// the name
         name: String,
@@ -115,10 +115,10 @@ pub enum ServerError {
         source: SourceError,
     },
     /// Keys are kept, but no master key is configured.
-    #[error("keys are kept here, and server.toml names no `master_key` to unwrap them")]
+    #[error("this server keeps keys, but server.toml names no `master_key` to unwrap them")]
     NoMasterKey,
     /// No keys are kept, so a master key has nothing to open.
-    #[error("no keys are kept here: `master_key` in server.toml makes a server that is started keep some")]
+    #[error("this server keeps no keys: set `master_key` in server.toml and restart it")]
     NoKeys,
     /// The master key does not open the keys.
     #[error("the master key: {0}")]
@@ -135,7 +135,7 @@ pub enum ServerError {
         by: String,
     },
     /// A request of an administrator's client is invalid.
-    #[error("the request makes no sense: {detail}")]
+    #[error("the request is invalid: {detail}")]
     Garbled {
         /// the reason
         detail: String,
@@ -230,7 +230,7 @@ pub enum ServerError {
         leader: String,
     },
     /// A row of the database does not parse.
-    #[error("the state in {} is damaged: {what}; put a backup back", path.display())]
+    #[error("the state in {} is damaged: {what}; restore a backup", path.display())]
     Damaged {
         /// the directory
         path: PathBuf,
@@ -245,7 +245,7 @@ pub enum ServerError {
     },
     /// The audit log has no entry with this head.
     #[error(
-        "the audit log has no entry with the head {head}: it was rewritten since that was noted, or no longer has it"
+        "the audit log has no entry with the head {head}: it was rewritten since the head was noted, or no longer has that entry"
     )]
     NoHead {
         /// the head, hex
@@ -264,7 +264,7 @@ pub enum ServerError {
         count: usize,
     },
     /// The server's data is inconsistent.
-    #[error("{count} things are wrong: see above; docs/server.md tells what to do")]
+    #[error("{count} problems: see above; docs/server.md says what to do")]
     Wrong {
         /// number of findings
         count: usize,
@@ -279,7 +279,7 @@ pub enum ServerError {
     #[error("a certificate: {0}")]
     Certificate(#[from] rcgen::Error),
     /// The system provides no random numbers.
-    #[error("the system gives no random numbers")]
+    #[error("the system's random number generator failed")]
     NoRandom,
     /// Serving has failed.
     #[error("serving: {0}")]

@@ -177,13 +177,13 @@ pub enum Fault {
     #[error("cannot run {program:?}: {source}")]
     NoNbdkit { program: PathBuf, source: io::Error },
     /// The user's: the plugin is not installed.
-    #[error("there is no plugin of nbdkit beside this program, which is in {dir:?}: --plugin FILE names it")]
+    #[error("no nbdkit plugin is next to this program, in {dir:?}: name it with --plugin FILE")]
     NoPlugin { dir: PathBuf },
     /// The user's: an export is served there.
     #[error("another export serves on {socket:?}")]
     SocketInUse { socket: PathBuf },
     /// nbdkit could not start, or was killed; its messages say why.
-    #[error("nbdkit has ended ({status}); what it said stands above")]
+    #[error("nbdkit has ended ({status}); its messages are above")]
     NbdkitEnded { status: ExitStatus },
     /// The user's: a word of `-o`.
     #[error(transparent)]
@@ -201,7 +201,7 @@ pub enum Fault {
     #[error("{0}")]
     Other(&'static str),
     /// The user's: something that a file cannot replace.
-    #[error("{path} is there already, and no regular file")]
+    #[error("{path} already exists, and is not a regular file")]
     NoRegularFile { path: String },
     /// The user's: a file that `scrub --state` would replace, and remove at the end.
     #[error(

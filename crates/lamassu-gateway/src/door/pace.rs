@@ -1,5 +1,6 @@
-//! How long a client is waited for in the middle of a request or an answer. Each pause is bounded, and so are all
-//! together: who sends or takes a few bytes now and then holds a connection no longer than somebody who does nothing.
+//! How long the gateway waits for a client in the middle of a request or an answer. Each pause is bounded, and so is
+//! the sum of all pauses: a client that sends or takes a few bytes now and then holds a connection no longer than an
+//! idle one.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -9,7 +10,7 @@ use tokio::time::{Instant, Sleep};
 /// The longest pauses.
 #[derive(Clone, Copy, Debug)]
 pub struct Patience {
-    /// one pause; also all pauses beside what bytes take at the slowest rate
+    /// limit of one pause, and of the sum of pauses beyond the time that the bytes take at the slowest rate
     pub idle: Duration,
     /// the slowest rate
     bytes_per_second: u64,
@@ -85,7 +86,7 @@ mod tests {
     async fn pauses_add_up() {
         let mut pace = Pace::new(Patience { idle: Duration::from_millis(20), bytes_per_second: 1 << 40 });
         let (mut pauses, begun) = (0_u32, Instant::now());
-        // Whoever moves one byte in each pause is waited for no longer than who moves none.
+        // A client that moves one byte in each pause is waited for no longer than an idle one.
         let ended = std::future::poll_fn(|cx| pace.poll_wait(cx));
         tokio::pin!(ended);
         ended.await;

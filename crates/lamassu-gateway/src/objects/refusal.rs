@@ -7,7 +7,7 @@ pub enum Refusal {
     #[error("there is no such bucket")]
     NoBucket,
     /// The bucket exists already.
-    #[error("the bucket is there already")]
+    #[error("the bucket already exists")]
     BucketExists,
     /// The bucket is not empty.
     #[error("the bucket is not empty")]
@@ -16,7 +16,7 @@ pub enum Refusal {
     #[error("there is no such key")]
     NoKey,
     /// There is no such upload.
-    #[error("there is no such upload: it may be completed or aborted")]
+    #[error("there is no such upload: it may have been completed or aborted")]
     NoUpload,
     /// A condition does not hold.
     #[error("a condition of the request does not hold")]
@@ -25,7 +25,7 @@ pub enum Refusal {
     #[error("part {0} was not uploaded, or is another one")]
     NoPart(u32),
     /// The parts are not in ascending order.
-    #[error("parts are listed by ascending numbers")]
+    #[error("the parts must be listed in ascending order of their numbers")]
     PartOrder,
     /// Only the last part may be that small.
     #[error("part {0} has less than 5 MiB, and is not the last one")]

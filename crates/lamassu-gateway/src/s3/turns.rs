@@ -288,6 +288,6 @@ fn copies_do_not_take_all_threads() {
     if !ends {
         // The threads wait for ever.
         runtime.shutdown_background();
-        panic!("who has a place gets no thread");
+        panic!("a request with a place gets no thread");
     }
 }

@@ -241,7 +241,7 @@ impl History {
     }
 
     /// Puts the history that begins with the header into its place, after the header was replaced. After an
-    /// interruption, the next one who appends does that.
+    /// interruption, the next program that appends does that.
     ///
     /// # Errors
     /// As [`History::read`].
@@ -289,7 +289,7 @@ impl History {
             Err(error @ (HistoryError::Busy { .. } | HistoryError::Io { .. })) => return Err(error),
             there => there,
         };
-        // What is there stays locked meanwhile: the same order as of those who append.
+        // The present file stays locked meanwhile. Appending takes the locks in the same order.
         match self.begun()? {
             Some(begun) => Ok(Some(begun)),
             None => there,

@@ -51,7 +51,7 @@ pub enum AttributeCommand {
         dir: DirArg,
         /// Name of the attribute
         name: String,
-        /// AttributeKind of its values: text: at most one text; set: any number of texts; number: at most one whole number
+        /// Kind of its values: text: at most one text; set: any number of texts; number: at most one whole number
         kind: AttributeKind,
     },
     /// Remove an attribute that is not in use

@@ -1,8 +1,8 @@
 //! The local socket of an export: one export at a time, also while one ends or its process was killed.
 //!
-//! A lock on a file beside the socket is held from before the socket is looked at until it is removed. nbdkit has it,
-//! too, so it lasts as long as one of the two processes. Whoever holds it may remove a socket that nobody answers on:
-//! nbdkit leaves its own.
+//! An export locks the file `SOCKET.lock` before it looks at the socket, and keeps it locked until the socket is gone.
+//! nbdkit inherits the lock, so it lasts as long as one of the two processes. The holder may remove a socket on which
+//! no process answers: nbdkit leaves its socket behind.
 
 use crate::fault::{Fault, Result};
 use crate::signals;
@@ -61,7 +61,7 @@ impl Claim {
         Ok(fcntl_setfd(&self.file, FdFlags::empty()).map_err(io::Error::from)?)
     }
 
-    /// Removes a socket that nobody listens on any more.
+    /// Removes a socket on which no process listens any more.
     fn remove_dead(&self) {
         let is_socket = self.socket.symlink_metadata().is_ok_and(|st| st.file_type().is_socket());
         let refuses = |error: &io::Error| error.kind() == io::ErrorKind::ConnectionRefused;
@@ -75,7 +75,7 @@ impl Claim {
 impl Drop for Claim {
     fn drop(&mut self) {
         self.remove_dead();
-        // While it is locked: nobody else has a claim by this file, or gets one.
+        // While the file is locked, no other export has a claim by it, or gets one.
         let _ = std::fs::remove_file(&self.lock);
     }
 }
