@@ -372,8 +372,8 @@ impl Update {
         Ok(wrap::sha256(&bytes))
     }
 
-    /// Erases what an earlier program has left in the new file's place, when the update is dropped. The caller needs the
-    /// right to write to the vault: another host's lock on that file may not reach this host.
+    /// Erases what an earlier program has left in the new file's place, when the update is dropped. The caller needs
+    /// the right to write to the vault: another host's lock on that file may not reach this host.
     pub(crate) fn erase_new(&mut self) {
         self.erases_left = true;
     }
