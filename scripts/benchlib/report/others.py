@@ -62,7 +62,9 @@ def shared(result):
         titles, found, ratios = zip(*beside)
         yield [f"`mount --shared`, {w}, {units[w]}", number(value("shared", w)), listed(titles, found), several(ratios)]
     if by(samples, system="shared", workload="hand-over"):
-        yield ["hand-over between hosts, ms", number(value("shared", "hand-over")), "–", "–"]
+        own, peer = (value(s, "hand-over") for s in ("shared", "sshfs"))
+        beside = (f"{TITLE['sshfs']} {number(peer)}", of_sizes(own, [peer])) if peer else ("–", "–")
+        yield ["hand-over between hosts, ms", number(own), *beside]
 
 
 def server(result):
