@@ -72,11 +72,12 @@ test-fips: ## builds with the FIPS module of AWS-LC (feature `fips`; takes cmake
 	cargo test --locked --package lamassu-crypto --features fips
 	cargo test --locked --package lamassu --features fips --test cli -- fips golden leaks
 
-torture: build ## random operations, killed daemons, power cuts, damage, failing stores, sshfs, backups, shared mounts, in real mounts (12 minutes); then millions of simulated crashes
+torture: build ## random operations, killed daemons, power cuts, damage, failing stores, sshfs, backups, shared mounts, in real mounts (12 minutes); then millions of simulated crashes, and crowds of sessions
 	tests/torture/run
 	tests/torture/simulate
 	LAMASSU_PROVIDERS=all cargo test --locked --release -p lamassu-gateway --test it -- --include-ignored --nocapture remote::
 	cargo test --locked --release -p lamassu --test cli -- --ignored --nocapture destroy::
+	cargo test --locked --release -p lamassu-server --test it -- --ignored --nocapture --test-threads=1 crowds::
 
 torture-guest: build ## a whole Debian on a volume: booted from NBD in qemu, written to, its server killed; two versions deduplicated (six minutes; as root)
 	scripts/setup --guest

@@ -90,11 +90,11 @@ pub type Declarations = BTreeMap<String, AttributeKind>;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Value {
-    /// of a [`AttributeKind::Number`]
+    /// of an [`AttributeKind::Number`]
     Number(i64),
-    /// of a [`AttributeKind::Text`]
+    /// of an [`AttributeKind::Text`]
     Text(String),
-    /// of a [`AttributeKind::Set`]
+    /// of an [`AttributeKind::Set`]
     Set(BTreeSet<String>),
 }
 

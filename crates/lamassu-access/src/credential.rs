@@ -63,16 +63,16 @@ impl std::fmt::Debug for Credential {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     /// It is not a credential, or no known tenant signed it.
-    #[error("the session token is not a credential of any tenant here")]
+    #[error("the session token is no credential of a tenant here")]
     Forged,
     /// It has expired.
     #[error("the credential has expired: get another one")]
     Expired,
     /// It is not valid yet, or it is valid for longer than the proxy accepts.
-    #[error("the credential is not valid yet, or is valid for too long")]
+    #[error("the credential is not valid yet, or its period of validity is too long")]
     Time,
     /// It belongs to another epoch or to another vocabulary of rules.
-    #[error("the tenant has published new rules since: get a new credential")]
+    #[error("the tenant has published other rules since: get another credential")]
     Outdated,
     /// It was revoked.
     #[error("the credential was revoked")]

@@ -42,7 +42,7 @@ pub fn decapsulate(private: &Secret<32>, encapsulated: &[u8; 32]) -> Result<Secr
 #[derive(Debug, thiserror::Error)]
 pub enum KemError {
     /// The recipient's public key is of small order.
-    #[error("not a public key")]
+    #[error("it is not a public key")]
     Key(#[from] Unauthentic),
     /// The system gave no randomness.
     #[error(transparent)]

@@ -3,7 +3,7 @@
 //! * A key has one queued value, the last. Changes in flight are in a second layer until the commit has returned, so
 //!   that a failed commit loses nothing.
 //! * An entry that is being *made* has a number. It may be committed only after a barrier of the store that began after
-//!   the number was given (N4). So a commit takes entries up to a [`EntryMark`], and leaves later ones with all other
+//!   the number was given (N4). So a commit takes entries up to an [`EntryMark`], and leaves later ones with all other
 //!   changes of the same object. The completion of an intent has a number too: the intent stays until a barrier has
 //!   covered the step.
 //! * All other changes may be committed at any time.

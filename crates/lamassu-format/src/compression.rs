@@ -3,7 +3,7 @@
 //! It tells a writer how to make blocks. A reader does not need it: the key of a block tells whether the block is
 //! compressed, and the payload tells the codec.
 
-use crate::{BlockKey, Suite};
+use crate::Suite;
 use std::fmt;
 use std::str::FromStr;
 
@@ -189,11 +189,6 @@ impl fmt::Display for Compression {
         let Compression { codec, version, round } = self;
         write!(f, "{codec} (version {version}), lengths in steps of {round} bytes")
     }
-}
-
-/// Whether a key of a suite marks its block as compressed: by its last bit.
-pub fn is_compressed(suite: Suite, key: &BlockKey) -> bool {
-    suite.marks_compressed() && key[31] & 1 == 1
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! The offsets of pages and blocks in a backing file (§8). Pure arithmetic.
 
-use crate::{BlockNo, PAGE_LEN, PageNo};
+use crate::{BlockNo, ByteOffset, PAGE_LEN, PageNo};
 
 /// Key slots in a page.
 pub const SLOTS: usize = 124;
@@ -67,15 +67,16 @@ impl Geometry {
     }
 
     /// Backing offset of page `g`.
-    pub const fn page_offset(&self, g: PageNo) -> u64 {
+    pub const fn page_offset(&self, g: PageNo) -> ByteOffset {
         let p = self.pages_per_segment();
-        (g.0 / p) * self.segment_len() + (g.0 % p) * PAGE_LEN as u64
+        ByteOffset((g.0 / p) * self.segment_len() + (g.0 % p) * PAGE_LEN as u64)
     }
 
     /// Backing offset of block `b`.
-    pub const fn block_offset(&self, b: BlockNo) -> u64 {
+    pub const fn block_offset(&self, b: BlockNo) -> ByteOffset {
         let per_segment = self.pages_per_segment() * self.blocks_per_page();
-        (b.0 / per_segment) * self.segment_len() + self.block_size() + (b.0 % per_segment) * self.block_size()
+        let in_segment = self.block_size() + (b.0 % per_segment) * self.block_size();
+        ByteOffset((b.0 / per_segment) * self.segment_len() + in_segment)
     }
 
     /// Page and slot of block `b`.
@@ -121,6 +122,11 @@ impl Geometry {
     /// The segment that holds page `g`.
     pub const fn segment_of(&self, g: PageNo) -> u64 {
         g.0 / self.pages_per_segment()
+    }
+
+    /// The first page of the segment that holds the backing offset `at`.
+    pub const fn first_page_at(&self, at: ByteOffset) -> PageNo {
+        PageNo(at.0 / self.segment_len() * self.pages_per_segment())
     }
 
     /// The last page of a file of `size` bytes. A size exactly on a page border belongs to the earlier page.

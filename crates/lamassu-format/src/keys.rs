@@ -1,6 +1,6 @@
 //! Block keys in memory. They are wiped when dropped, and never shown.
 
-use crate::{BlockKey, KEY_LEN};
+use crate::{BlockKey, KEY_LEN, Suite};
 use zeroize::Zeroize;
 
 /// The bytes of a hole's slot.
@@ -24,6 +24,11 @@ impl SlotKey {
         is_hole(&self.0)
     }
 
+    /// Whether the block is compressed, in a vault of this suite.
+    pub fn is_compressed(&self, suite: Suite) -> bool {
+        is_compressed(suite, &self.0)
+    }
+
     /// The key, as a batch of one.
     pub fn as_batch(&self) -> &[BlockKey] {
         std::slice::from_ref(&self.0)
@@ -43,9 +48,15 @@ impl std::fmt::Debug for SlotKey {
     }
 }
 
-/// Whether these bytes are the slot of a hole.
-fn is_hole(key: &BlockKey) -> bool {
+/// Whether these bytes are the slot of a hole. For ciphers, which take raw keys; see [`SlotKey::is_hole`].
+pub fn is_hole(key: &BlockKey) -> bool {
     *key == HOLE
+}
+
+/// Whether a key of a suite marks its block as compressed: by its last bit. For ciphers, which take raw keys; see
+/// [`SlotKey::is_compressed`].
+pub fn is_compressed(suite: Suite, key: &BlockKey) -> bool {
+    suite.marks_compressed() && key[31] & 1 == 1
 }
 
 /// Consecutive slots. The list is wiped when it is dropped, and its old memory when it grows. Ciphers take it as
@@ -114,6 +125,14 @@ impl Keys {
     /// If there is no such slot.
     pub fn is_hole(&self, i: usize) -> bool {
         is_hole(&self.0[i])
+    }
+
+    /// Whether the block of slot `i` is compressed, in a vault of this suite.
+    ///
+    /// # Panics
+    /// If there is no such slot.
+    pub fn is_compressed(&self, i: usize, suite: Suite) -> bool {
+        is_compressed(suite, &self.0[i])
     }
 
     /// Whether slot `i` exists and holds a key.

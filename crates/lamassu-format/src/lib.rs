@@ -16,7 +16,7 @@
 //! | [`page`], [`keys`] | 9, 10 | the metadata page, and the block keys in it |
 //! | [`tree`] | | the Merkle tree over a file's pages: numbers of its records |
 //! | [`profile`], [`method`] | 9, 6, 10 | how the blocks of a file are protected; by which cipher and hash |
-//! | [`number`], `words` | | numbers of pages and blocks, ids of files; the words of a header |
+//! | [`number`], `words` | | numbers of pages and blocks, offsets, ids of files; the words of a header |
 #![forbid(unsafe_code)]
 
 pub mod algorithm;
@@ -38,13 +38,13 @@ pub mod tree;
 mod words;
 
 pub use algorithm::{Cipher, Hash};
-pub use compression::{Codec, CodecVersion, Compression, CompressionError, is_compressed};
+pub use compression::{Codec, CodecVersion, Compression, CompressionError};
 pub use domain::Domain;
 pub use geometry::{Geometry, PageAad};
 pub use header::{Header, NameMode, VaultHeader, ZoneFile};
-pub use keys::{Keys, SlotKey};
+pub use keys::{Keys, SlotKey, is_compressed, is_hole};
 pub use method::Method;
-pub use number::{BlockNo, FileId, PageNo, SessionTag};
+pub use number::{BlockNo, ByteOffset, FileId, PageNo, SessionTag};
 pub use page::{Page, PageError};
 pub use profile::Profile;
 pub use record::DirRecord;

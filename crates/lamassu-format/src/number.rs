@@ -1,4 +1,5 @@
-//! Numbers of pages, of blocks and ids of files, as types of their own, so that they cannot be mixed up.
+//! Numbers of pages and blocks, offsets in backing files, and ids of files, as types of their own, so that they cannot
+//! be mixed up.
 
 use std::ops::{Add, Sub};
 
@@ -56,6 +57,18 @@ number! {
 number! {
     /// The number of a data block in its file, from 0, in units of the block size.
     BlockNo
+}
+
+number! {
+    /// An offset in a backing file, in bytes: where a page or the ciphertext of a block lies. Offsets in the plaintext
+    /// of a file, and lengths, are plain `u64`.
+    ByteOffset
+}
+
+impl From<ByteOffset> for u64 {
+    fn from(offset: ByteOffset) -> u64 {
+        offset.0
+    }
 }
 
 /// Random bits of a session. Its number alone does not distinguish it from a session of a copy of the vault.

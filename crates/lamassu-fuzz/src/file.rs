@@ -114,7 +114,7 @@ fn forge(story: &Story, store: &MemoryBackend, g: PageNo, bytes: &mut Bytes<'_>)
     const FIELDS: [usize; 8] = [56, 64, 80, 88, 96, 104, 112, 128];
     let (geometry, ring) = (story.geometry(), ring(story.suite));
     let aad = geometry.page_aad(story.suite, g);
-    let at = geometry.page_offset(g);
+    let at = geometry.page_offset(g).0;
     let mut page: [u8; PAGE_LEN] = sector(store, at).try_into().expect("a page");
     if ring.open_page(&aad, &mut page).is_err() {
         page = [0; PAGE_LEN];

@@ -287,7 +287,7 @@ mod tests {
         assert_eq!((first.belongs_to(&one), first.is_refused()), (Ok(()), false));
         assert_eq!(connections[2].belongs_to(&one), Err(Exceeded::Connections));
         assert!(connections[2].is_refused() && !first.is_refused());
-        // Another tenant has a limit of its own, and a connection that leaves makes room.
+        // Another tenant has its own limit, and a connection that leaves a tenant frees its place.
         assert_eq!(first.belongs_to(&other), Ok(()));
         assert_eq!((connections[2].belongs_to(&one), connections[2].is_refused()), (Ok(()), false));
         assert_eq!(connections[1].belongs_to(&other), Ok(()));

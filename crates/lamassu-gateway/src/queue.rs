@@ -1,16 +1,15 @@
-//! Whose work is next. Pieces of contents and pages of listings take a processor. Some of them run at once, and the
-//! others wait, without a thread: tenants take turns, however much one of them asks for. Pieces cannot be interrupted,
-//! so no tenant has all places, also when it is alone: the next one to come finds a place at once.
+//! The order of tenants' work. Pieces of contents and pages of listings take a processor. Some of them run at once, and
+//! the others wait, without a thread: tenants take turns, however much one of them asks for. Pieces cannot be
+//! interrupted, so no tenant has all places, also when it is alone: the next one to come finds a place at once.
 //!
-//! Copies are pieces, too, and the ends of uploads in parts: what they move and read is the store's and the processors'
-//! work as contents of clients are.
+//! Copies and the ends of uploads in parts are pieces, too: they load the store and the processors as contents of
+//! clients do.
 //!
-//! Syncs of large objects have places of their own: the store writes what is synced in no order of tenants, so what is
-//! under way there has to be little. Other work that waits for the store or a provider takes no place: it is bounded by
-//! the requests of its tenant.
+//! Syncs of large objects have places of their own: the store knows no tenants, so only a few syncs may be under way.
+//! Other work that waits for the store or a provider takes no place: it is bounded by the requests of its tenant.
 //!
-//! One thread has one place at most, besides that of a copy. Who waits for a place of pieces holds no lock; the locks
-//! of an upload and a key are taken after a place of syncs, never before.
+//! One thread has one place at most, besides that of a copy. A thread holds no lock while it waits for a place of
+//! pieces. The locks of an upload and a key are taken after a place of syncs, never before.
 
 use crate::limits::Tenant;
 use parking_lot::Mutex;
@@ -68,7 +67,7 @@ pub struct Queue {
 struct State {
     taken: usize,
     of: HashMap<Key, usize>,
-    /// In the order of turns; no inner queue is empty. While a place is free, each tenant here is at its maximum.
+    /// In the order of turns. None is empty. If places are free, every waiting tenant has as many as it may have.
     waiting: VecDeque<(Arc<Tenant>, VecDeque<oneshot::Sender<Permit>>)>,
 }
 
@@ -145,7 +144,7 @@ impl Queue {
         Permit { queue: self.clone(), tenant: Some(tenant) }
     }
 
-    /// Gives a place back, and passes it to the first request in turn that still waits.
+    /// Returns a place, and gives it to the first request in turn that still waits.
     fn give_back(self: &Arc<Self>, mut tenant: Arc<Tenant>) {
         loop {
             let next = {
@@ -182,7 +181,7 @@ impl State {
         }
     }
 
-    /// The next waiting request, with a place taken for it. Its tenant goes to the end of the order.
+    /// The next waiting request; takes a place for it. Its tenant then moves to the end of the order.
     fn next(&mut self, most: usize) -> Option<(Arc<Tenant>, oneshot::Sender<Permit>)> {
         let at = self.waiting.iter().position(|(tenant, _)| self.has_less(key_of(tenant), most))?;
         let (tenant, mut waiting) = self.waiting.remove(at)?;
@@ -234,7 +233,7 @@ mod tests {
         let mut second = waits(&queue, &other);
         drop(last);
         let last = has(&mut second).expect("it is free again");
-        assert!(has(&mut fourth).is_none(), "a tenant at its maximum gets no place");
+        assert!(has(&mut fourth).is_none(), "it is not for the tenant with the most places");
         drop(places);
         let fourth = has(&mut fourth).expect("its own was given back");
         drop((fourth, last));

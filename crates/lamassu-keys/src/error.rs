@@ -40,7 +40,7 @@ pub enum KeyError {
     OtherHeader,
     /// The keys were destroyed: no key opens it any more.
     #[error(
-        "its keys were destroyed on {} (receipt {}): only a copy of its header from before that opens it (`lamassu key restore`)",
+        "its keys were destroyed on {} (receipt {}): nothing opens it any more, but a copy of its header from before: `lamassu key restore`",
         crate::date::time(i64::try_from(.0.time).unwrap_or(i64::MAX / 2)),
         data_encoding::HEXLOWER.encode(&.0.receipt)
     )]
@@ -155,8 +155,8 @@ pub enum KeyError {
     /// The slot's maker, or someone who can write there: it needs more memory than is granted to a slot that nothing
     /// vouches for yet.
     #[error(
-        "slot {slot} asks for {} MiB of memory (Argon2id), but a slot gets at most {} MiB here, half of the free memory, without --argon2-any-memory; it was not tried, and \
-         no other slot opens with this key",
+        "slot {slot} asks for {} MiB of memory (Argon2id), and {} MiB, half of what is free here, is the most that a slot gets unasked; it was not tried, and \
+         no other opens with this key",
         .memory_kib / 1024, .spare_kib / 1024
     )]
     Argon2Memory {
@@ -237,7 +237,7 @@ pub enum KeyError {
     /// Someone who can write to the store: the header is authentic, but an older one.
     #[error(
         "the header is older than the one that these keys opened: it was put back, and lacks {lacks}. Nothing was changed. Put the newer one back with `lamassu key restore BACKUP DIR` \
-         before the vault is unmounted: until then the mount has all keys, and without the mount, data written under keys that the header lacks can no longer be read. \
+         before the vault is unmounted: until then the mount has all keys, and without it what was written under keys that the header lacks can be read no more. \
          If there is no newer backup, copy the files out of the mount first. If it is put back already, and its history had to begin anew, unmount and mount again"
     )]
     OlderHeader {

@@ -36,7 +36,7 @@ pub enum ServerFault {
         source: Cause,
     },
     /// It knows us, and does not give us this key.
-    #[error("it refuses this key to us (status {status})")]
+    #[error("it refuses us this key (status {status})")]
     Denied {
         /// 401, 403 or 407
         status: u16,
@@ -84,7 +84,7 @@ pub enum ServerFault {
     #[error("{0}")]
     KeyState(KeyState),
     /// It has said yes to the key's destruction, and the key is there (KMIP).
-    #[error("it reports that it has destroyed the key, but a check afterwards gave: {0}")]
+    #[error("it says that it has destroyed the key, and, asked afterwards: {0}")]
     NotDestroyed(KeyState),
     /// Some of what it was asked is done, and then something failed (KMIP).
     #[error("{done}; and then: {fault}")]
@@ -95,7 +95,7 @@ pub enum ServerFault {
         fault: Box<ServerFault>,
     },
     /// The object has no State attribute (KMIP).
-    #[error("it reports no state of the object, so the object is not a key")]
+    #[error("it reports no state of the object: not a key")]
     NoState,
     /// Another kind of object (KMIP).
     #[error("the object is of type {object_type}, not a symmetric key")]

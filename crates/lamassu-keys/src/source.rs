@@ -317,7 +317,7 @@ pub enum SourceError {
     )]
     NotDestroyed,
     /// The user's: a program that speaks with no Lamassu server.
-    #[error("this program asks no Lamassu server (server:…) for keys")]
+    #[error("this program cannot get keys from a Lamassu server (server:…)")]
     NoServers,
     /// The user's: another kind of source, where a Lamassu server is meant.
     #[error("name a key at a Lamassu server: server://HOST[:PORT]/ID")]

@@ -262,6 +262,35 @@ mod tests {
         }
     }
 
+    /// Fields that this version does not know: a number, and bytes.
+    const UNKNOWN: [u8; 9] = [0xc0, 0x3e, 5, 0xca, 0x3e, 3, b'n', b'e', b'w'];
+
+    /// A message with one field, itself a message: both with unknown fields.
+    fn of_a_newer_program(message: &[u8]) -> Vec<u8> {
+        let [field, len, inner @ ..] = message else { panic!("{message:?}") };
+        assert_eq!(usize::from(*len), inner.len());
+        let len = *len + UNKNOWN.len() as u8;
+        [&[*field, len], inner, &UNKNOWN, &UNKNOWN].concat()
+    }
+
+    /// A newer program may say more: what is not known here is ignored.
+    #[test]
+    fn fields_that_are_not_known_are_ignored() {
+        use prost::Message;
+        let of = proto::Of { vault: vec![1; 16], session: 3 };
+        for call in [Call::Heartbeat { beat: 4 }, Call::Release { grant: GRANT, keeps: None }, Call::Leave] {
+            let newer = of_a_newer_program(&from_call(&call, of.clone()).encode_to_vec());
+            assert_eq!(to_call(proto::Up::decode(&newer[..]).expect("a message")), Ok(call));
+        }
+        let granted = Reply::Granted { grant: GRANT, request: RequestNo(2), takes_over: true };
+        for reply in [Reply::Alive { beat: 4 }, granted, Reply::Recall { grant: GRANT, keeps: None }, Reply::Ended] {
+            let newer = of_a_newer_program(&from_reply(&reply, HEAD).encode_to_vec());
+            assert_eq!(to_reply(proto::Down::decode(&newer[..]).expect("a message")), Ok(reply));
+        }
+        // A reply of a kind that is not known is none: only a newer version of the protocol may have it.
+        assert!(to_reply(proto::Down::decode(&UNKNOWN[..]).expect("a message")).is_err());
+    }
+
     #[test]
     fn rows_go_in_messages_of_a_bounded_length() {
         let (mut batch, mut messages) = (Batch::default(), Vec::new());

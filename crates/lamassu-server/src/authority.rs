@@ -21,11 +21,11 @@ pub const KEY: &str = "authority.key";
 pub const CERTIFICATE: &str = "authority.der";
 /// Validity of the authority: hosts that have joined trust this one only.
 const AUTHORITY_YEARS: u64 = 30;
-/// Validity of the server's own certificate. The server makes a new one at each start, and again before this time is
-/// over.
-pub const SERVER_DAYS: u64 = 30;
-/// Tolerance for hosts whose clocks are behind.
-const SKEW: Duration = Duration::from_secs(3600);
+/// Validity of the server's own certificate. The server makes a new one at each start, and again when
+/// [`is_to_be_renewed`] says so.
+const SERVER_DAYS: u32 = 30;
+/// Tolerance for hosts whose clocks are behind. A certificate's key is as old as the certificate, so it costs nothing.
+const SKEW: Duration = DAY;
 const DAY: Duration = Duration::from_secs(24 * 3600);
 
 /// The authority of a server.
@@ -84,13 +84,22 @@ impl Authority {
     /// [`ServerError::Certificate`].
     pub fn server(&self) -> Result<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>)> {
         let key = KeyPair::generate_for(&PKCS_ED25519)?;
-        let mut params = valid_for(DAY * SERVER_DAYS as u32);
+        let mut params = valid_for(DAY * SERVER_DAYS);
         params.distinguished_name = named(SERVER_NAME);
         params.subject_alt_names = vec![SanType::DnsName(SERVER_NAME.try_into()?)];
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
         let certificate = params.signed_by(&key, &self.issuer)?;
         let private = PrivatePkcs8KeyDer::from(key.serialize_der()).into();
         Ok((vec![certificate.der().clone(), self.certificate.clone()], private))
+    }
+}
+
+/// Whether a certificate of the server that was made at `made` is to be replaced, by the clock of the machine. That
+/// clock may be set: a machine without a battery begins in the past, and learns the time from the network later.
+pub fn is_to_be_renewed(made: SystemTime, now: SystemTime) -> bool {
+    match now.duration_since(made) {
+        Ok(age) => age >= DAY * SERVER_DAYS / 2,
+        Err(ahead) => ahead.duration() >= SKEW / 2,
     }
 }
 
@@ -121,6 +130,15 @@ pub(crate) fn write_new(path: &Path, bytes: &[u8]) -> Result<()> {
 mod tests {
     use super::*;
     use lamassu_rpc::identity::HostKey;
+
+    #[test]
+    fn a_certificate_is_renewed_in_time_whatever_happens_to_the_clock() {
+        let made = SystemTime::now();
+        for (days, is_due) in [(0, false), (14, false), (15, true), (29, true), (10_000, true)] {
+            assert_eq!(is_to_be_renewed(made, made + DAY * days), is_due, "{days} days later");
+        }
+        assert!(!is_to_be_renewed(made, made - SKEW / 3) && is_to_be_renewed(made, made - SKEW));
+    }
 
     #[test]
     fn keys_of_hosts_are_taken_and_no_others() {

@@ -93,7 +93,7 @@ pub enum ServerError {
         name: String,
     },
     /// The key was deleted.
-    #[error("key {name} was deleted for good")]
+    #[error("key {name} was deleted; nothing brings it back")]
     KeyDeleted {
         /// the name
         name: String,
@@ -115,10 +115,10 @@ pub enum ServerError {
         source: SourceError,
     },
     /// Keys are kept, but no master key is configured.
-    #[error("this server keeps keys, but server.toml names no `master_key` to unwrap them")]
+    #[error("keys are kept here, and server.toml names no `master_key` to unwrap them")]
     NoMasterKey,
     /// No keys are kept, so a master key has nothing to open.
-    #[error("this server keeps no keys: set `master_key` in server.toml and restart it")]
+    #[error("no keys are kept here: `master_key` in server.toml makes a server that is started keep some")]
     NoKeys,
     /// The master key does not open the keys.
     #[error("the master key: {0}")]
@@ -222,7 +222,7 @@ pub enum ServerError {
         dir: PathBuf,
     },
     /// The state of this directory is in etcd, and no replica serves here.
-    #[error("the state is in {name}, and no server runs on this directory that leads: {leader}")]
+    #[error("the state is in {name}, and no leading server runs on this directory: {leader}")]
     Elsewhere {
         /// etcd's name
         name: String,
@@ -230,7 +230,7 @@ pub enum ServerError {
         leader: String,
     },
     /// A row of the database does not parse.
-    #[error("the state in {} is damaged: {what}; restore a backup", path.display())]
+    #[error("the state in {} is damaged: {what}; put a backup back", path.display())]
     Damaged {
         /// the directory
         path: PathBuf,
@@ -245,7 +245,7 @@ pub enum ServerError {
     },
     /// The audit log has no entry with this head.
     #[error(
-        "the audit log has no entry with the head {head}: it was rewritten since the head was noted, or no longer has that entry"
+        "the audit log has no entry with the head {head}: it was rewritten since that was noted, or no longer has it"
     )]
     NoHead {
         /// the head, hex
@@ -264,7 +264,7 @@ pub enum ServerError {
         count: usize,
     },
     /// The server's data is inconsistent.
-    #[error("{count} problems: see above; docs/server.md says what to do")]
+    #[error("{count} faults were found: see above; docs/server.md says what to do")]
     Wrong {
         /// number of findings
         count: usize,
@@ -279,7 +279,7 @@ pub enum ServerError {
     #[error("a certificate: {0}")]
     Certificate(#[from] rcgen::Error),
     /// The system provides no random numbers.
-    #[error("the system's random number generator failed")]
+    #[error("the system gives no random numbers")]
     NoRandom,
     /// Serving has failed.
     #[error("serving: {0}")]

@@ -4,7 +4,7 @@ use crate::accept::{Connection, Door, KnownKeys, Limits};
 use crate::admin::{Answer, LINE_MAX, Request, SOCKET};
 use crate::administered::Administered;
 use crate::audit::Event;
-use crate::authority::{Authority, SERVER_DAYS};
+use crate::authority::{Authority, is_to_be_renewed};
 use crate::backup;
 use crate::config::{self, Config};
 use crate::counts::Counts;
@@ -27,6 +27,8 @@ use crate::webhook::{self, Webhook};
 use crate::{Result, ServerError};
 use lamassu_lease::{Terms, TermsError};
 use lamassu_rpc::tls::{self, Keys};
+use parking_lot::Mutex;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustls::ServerConfig;
 use std::fs;
 use std::io::{BufRead, BufReader, BufWriter, Read, Write};
@@ -34,7 +36,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{Semaphore, mpsc, watch};
@@ -47,6 +49,13 @@ const GRACE: Duration = Duration::from_secs(5);
 const ADMIN_TIMEOUT: Duration = Duration::from_secs(10);
 /// Streams of one connection at once.
 const STREAMS_MAX: u32 = 64;
+/// Sessions that begin at once, in all vaults. More than one, so that a vault whose commit takes long does not hold up
+/// the others.
+const BEGINNING_AT_ONCE: usize = 4;
+/// How often the server looks whether its certificate is to be renewed.
+const RENEWAL_EVERY: Duration = Duration::from_secs(5);
+/// Open files beside connections of hosts: anchors, the state, administrators, monitoring.
+const OTHER_FILES: u64 = 512;
 
 /// Makes the directory of a new server.
 ///
@@ -81,8 +90,26 @@ pub fn check_config(dir: &Path) -> Result<()> {
 pub fn run(dir: &Path) -> Result<()> {
     check_dir(dir)?;
     let config = Config::read(dir)?;
+    raise_file_limit(config.connections_max);
     let runtime = tokio::runtime::Builder::new_multi_thread().max_blocking_threads(THREADS_MAX).enable_all().build();
     runtime.map_err(ServerError::file("start threads for", dir))?.block_on(serve(dir, config))
+}
+
+/// Raises the limit of open files as far as this process may. What a shell sets is less than the connections that
+/// `connections_max` allows, and a server without descriptors opens no anchor and answers no administrator.
+fn raise_file_limit(connections: usize) {
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }) {
+        tracing::warn!(%error, "the limit of open files stays as it is");
+    }
+    let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    if files < connections as u64 + OTHER_FILES {
+        tracing::warn!(
+            files,
+            connections,
+            "this process may open fewer files than connections_max needs: raise LimitNOFILE"
+        );
+    }
 }
 
 async fn listen(address: &str) -> Result<TcpListener> {
@@ -118,13 +145,16 @@ struct Certificate {
     authority: Arc<Authority>,
     keys: Arc<dyn Keys>,
     current: watch::Sender<Arc<ServerConfig>>,
+    /// when the current one was made, by the clock of the machine
+    made: Mutex<SystemTime>,
 }
 
 impl Certificate {
     fn new(authority: &Arc<Authority>, state: &Arc<State>) -> Result<Certificate> {
         let keys: Arc<dyn Keys> = Arc::new(KnownKeys(state.clone()));
+        let made = Mutex::new(SystemTime::now());
         let current = watch::Sender::new(Certificate::make(authority, &keys)?);
-        Ok(Certificate { authority: authority.clone(), keys, current })
+        Ok(Certificate { authority: authority.clone(), keys, current, made })
     }
 
     fn make(authority: &Authority, keys: &Arc<dyn Keys>) -> Result<Arc<ServerConfig>> {
@@ -133,8 +163,15 @@ impl Certificate {
     }
 
     fn renew(&self) -> Result<()> {
+        let made = SystemTime::now();
         self.current.send_replace(Certificate::make(&self.authority, &self.keys)?);
+        *self.made.lock() = made;
         Ok(())
+    }
+
+    fn renew_in_time(&self) -> Result<()> {
+        let made = *self.made.lock();
+        if is_to_be_renewed(made, SystemTime::now()) { self.renew() } else { Ok(()) }
     }
 }
 
@@ -247,6 +284,7 @@ impl<'a> Parts<'a> {
             evaluations: self.evaluations.clone(),
             metrics: self.metrics.clone(),
             threads: Threads::default(),
+            beginning: Arc::new(Semaphore::new(BEGINNING_AT_ONCE)),
         }
     }
 
@@ -268,8 +306,7 @@ impl<'a> Parts<'a> {
         failure: &mut Failure,
         serving: &mut Serving,
     ) -> Result<Option<String>> {
-        let mut renewals = tokio::time::interval(Duration::from_secs(24 * 3600 * SERVER_DAYS / 2));
-        renewals.tick().await;
+        let mut renewals = tokio::time::interval(RENEWAL_EVERY);
         loop {
             tokio::select! {
                 _ = signals.stop.recv() => return Ok(None),
@@ -283,7 +320,7 @@ impl<'a> Parts<'a> {
                     }
                     self.certificate.renew()?;
                 }
-                _ = renewals.tick() => self.certificate.renew()?,
+                _ = renewals.tick() => self.certificate.renew_in_time()?,
                 error = failure.recv() => return Ok(error),
                 done = &mut *serving => {
                     done.map_err(|_| ServerError::Garbled { detail: "a thread of the server has ended".into() })??;

@@ -28,7 +28,7 @@ use lamassu_rpc::{CHANGES_MAX, FINDINGS_MAX, MESSAGE_MAX, REPORT_MAX};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 use tokio_stream::Stream;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::metadata::{MetadataMap, MetadataValue};
@@ -70,6 +70,9 @@ pub struct Service {
     pub metrics: Metrics,
     /// the threads of its calls
     pub threads: Threads,
+    /// A session that begins is made durable while its vault is locked, and one after the other for all vaults. Most of
+    /// those that wait for that wait here, so that they lock no vault, whose heartbeats and commits would wait, too.
+    pub beginning: Arc<Semaphore>,
 }
 
 impl Service {

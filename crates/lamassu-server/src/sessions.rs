@@ -45,7 +45,12 @@ impl Sessions for Service {
                     Mode::Shared => Use::Reads,
                 };
                 let how = (used, SessionId(begin.replaces));
-                let begun = self.blocking(place, move || service.vaults.begin(&id, &caller, how, replies));
+                let turn = self.beginning.clone().acquire_owned().await;
+                let turn = turn.map_err(|_| Status::unavailable("the server ends"))?;
+                let begun = self.blocking(place, move || {
+                    let _turn = turn;
+                    service.vaults.begin(&id, &caller, how, replies)
+                });
                 (begun.await?, None)
             }
             Some(proto::up::Said::Resume(resume)) => {

@@ -1,5 +1,7 @@
 //! stat, and changes of what it shows. Everything is the backing entry's, except the size, which is the plain size. In
 //! an anchored vault kind, mode, owner, links and device are the row's.
+//!
+//! [`Vault::statfs`] is what `df` shows of a mount: a forest asks the vault at its root.
 
 use crate::anchored::{Fresh, over_row};
 use crate::attr_value::Holder;

@@ -177,10 +177,10 @@ pub enum Fault {
     #[error("cannot run {program:?}: {source}")]
     NoNbdkit { program: PathBuf, source: io::Error },
     /// The user's: the plugin is not installed.
-    #[error("no nbdkit plugin is next to this program, in {dir:?}: name it with --plugin FILE")]
+    #[error("the plugin of nbdkit is not in {dir:?}, the directory of this program: give its path by --plugin FILE")]
     NoPlugin { dir: PathBuf },
     /// The user's: an export is served there.
-    #[error("another export serves on {socket:?}")]
+    #[error("another export uses {socket:?}")]
     SocketInUse { socket: PathBuf },
     /// nbdkit could not start, or was killed; its messages say why.
     #[error("nbdkit has ended ({status}); its messages are above")]
@@ -201,7 +201,7 @@ pub enum Fault {
     #[error("{0}")]
     Other(&'static str),
     /// The user's: something that a file cannot replace.
-    #[error("{path} already exists, and is not a regular file")]
+    #[error("{path} is there already, and no regular file")]
     NoRegularFile { path: String },
     /// The user's: a file that `scrub --state` would replace, and remove at the end.
     #[error(
@@ -235,7 +235,7 @@ pub enum Fault {
     #[error("mount point {path:?}: {source}{}", mountpoint_advice(.path, .source))]
     Mountpoint { path: PathBuf, source: std::io::Error },
     /// The user's: the mount would hide the store, or be a part of it.
-    #[error("mount point {path:?} and the directory that is mounted must not lie in one another")]
+    #[error("mount point {path:?} and the directory that is mounted must not contain one another")]
     MountpointInVault { path: PathBuf },
     /// The user's: a store that others can search below a mount that others may use.
     #[error(
@@ -294,7 +294,7 @@ pub enum Fault {
     )]
     ScrubUnverified { pages: u64, blocks: u64, files: u64, dirs: u64, histories: u64, datasets: usize },
     /// The store's: a dataset that was exchanged before a scrub reached it.
-    #[error("another dataset lies in {dir:?} than a moment ago")]
+    #[error("the dataset in {dir:?} was exchanged while the command ran")]
     DatasetExchanged { dir: PathBuf },
     /// What a scrub could not read.
     #[error("nothing is stale, but the store could not be read at {places} places, named above")]
@@ -312,7 +312,7 @@ pub enum Fault {
     )]
     NotVerified { datasets: usize },
     /// The fault of the store, or of someone who can write to it: the history was changed.
-    #[error("the history of {dir:?} does not verify: {fault}; what is shown is what does")]
+    #[error("the history of {dir:?} does not verify: {fault}; only the entries that verify are shown")]
     HistoryDamaged { dir: PathBuf, fault: lamassu_keys::history::Fault },
     /// Damage that a check found and repaired.
     #[error("problems mended: {problems}; the vault is clean now")]
@@ -350,7 +350,7 @@ pub enum Fault {
     #[error("objects that could not be rewritten: {failed}; `lamassu check` tells what is wrong with them")]
     NotRewritten { failed: u64 },
     /// The tree was not walked completely.
-    #[error("files were made or renamed faster than the tree could be gone through: run it again")]
+    #[error("files were made or renamed faster than the tree could be traversed: run the command again")]
     JobIncomplete,
     /// The user's: a proof needs a vault that is not being written.
     #[error("the vault is mounted on {mountpoint:?}: unmount it, and give its directory")]
@@ -368,7 +368,7 @@ pub enum Fault {
     #[error("{}", .0.message)]
     Told(Failed),
     /// The daemon's answer is malformed.
-    #[error("the process that serves {path:?} gave an answer that makes no sense: it is of another version")]
+    #[error("the process that serves {path:?} gave an invalid answer: it is of another version")]
     GarbledAnswer { path: PathBuf },
     /// A mount fails, so its daemon cannot be asked.
     #[error(

@@ -44,7 +44,7 @@ def write(out, report):
     with open(os.path.join(report, "report.md"), "w") as file:
         file.write("\n\n".join([title(results), method(results), awake(results), glance(results), *sections, left_out(results)]) + "\n")
     with open(os.path.join(out, "README.md"), "w") as file:
-        file.write(summary(results, os.path.join(out, "plots"), title(results), method(results, False)))
+        file.write(summary(results, os.path.join(out, "plots"), title(results)))
 
 
 def title(results):
@@ -52,9 +52,9 @@ def title(results):
     return f"# Benchmarks\n\n{paragraph(said)}"
 
 
-def method(results, is_long=True):
+def method(results):
     notes = dict.fromkeys(r["note"] for r in results.values() if "note" in r)
-    said = [f"{machines(results, is_long)} {versions(results) if is_long else 'The long report has versions and commits.'}",
+    said = [" ".join([machines(results), versions(results)]),
             "Figures are medians. The systems take turns within one run, so that a bad minute of the machine hits all alike. Other virtual machines on the same host cannot be paused, so "
             "**ratios mean more than rates**, and differences below about 10 % mean nothing. To measure on another machine: `make setup-bench bench`; to pause other work there during "
             "each pass: `scripts/bench --before COMMAND --after COMMAND`.", *notes]
@@ -73,7 +73,7 @@ def dates(results):
     found = {}
     for name, result in results.items():
         found.setdefault(result["date"], []).append(name)
-    return f"Measured on {'; '.join(date if len(found) == 1 else f'{date}: {(chr(44) + chr(32)).join(done)}' for date, done in found.items())}."
+    return f"Measured on {'; '.join(date if len(found) == 1 else f'{date}: {chr(44).join(done)}' for date, done in found.items())}."
 
 
 def warnings(results):
@@ -82,10 +82,10 @@ def warnings(results):
     return said + (f" **Provisional: fewer than five runs of {', '.join(few)}.**" if few else "")
 
 
-def machines(results, is_long):
+def machines(results):
     found = {}
     for name, result in results.items():
-        found.setdefault(machine(result["machine"], is_long), []).append(name)
+        found.setdefault(machine(result["machine"]), []).append(name)
     return f"Machine: {next(iter(found))}." if len(found) == 1 else "Machines: " + "; ".join(f"{', '.join(done)} on {on}" for on, done in found.items()) + "."
 
 
@@ -95,10 +95,8 @@ def versions(results):
     return f"Versions: {'; '.join(f'{k} {v}' for k, v in found.items())}. Lamassu's commits: {commits}."
 
 
-def machine(m, is_long):
+def machine(m):
     features = f" with {', '.join(m['features'])}" if m.get("features") else ""
-    if not is_long:
-        return f"{m['cpu']}{features}, {m['cores']} cores (virtual)"
     return f"{m['cpu']}{features}, {m['cores']} cores (virtual), {m['memory_gib']} GiB; {m['system']}, Linux {m['kernel']}"
 
 

@@ -40,19 +40,16 @@ def against_plain(result):
     page = {kind: 100 * PAGE * result["files"][kind] / size for kind, size in result["sizes"].items()}
     rows = [[kind, *(f"{points[system][kind]:+.1f}" for system in systems), f"{page[kind]:.1f}"] for kind in result["sizes"]]
     missed = {system: [kind for kind in page if points[system][kind] < -TARGET_POINTS] for system in systems}
-    alike = {}
-    for system, kinds in missed.items():
-        alike.setdefault(tuple(kinds), []).append(system)
-    told_of = lambda kinds: "met with all" if not kinds else "missed with all" if len(kinds) == len(page) else f"missed with {', '.join(kinds)}"  # noqa: E731
-    said = " ".join(f"{'; '.join(systems)}: {told_of(kinds)}." for kinds, systems in alike.items())
+    said = " ".join(f"{system}: {'missed with ' + ', '.join(kinds) if kinds else 'met with all'}." for system, kinds in missed.items())
     return table(["points", *systems, "a page for each file"], rows), said
 
 
 def savings(results, plots):
     del plots
-    points, said = against_plain(results["savings"])
-    parts = ["## Savings", told(results["savings"]), tables(results["savings"])]
+    result = results["savings"]
+    points, missed = against_plain(result)
+    parts = [f"## Savings\n\n{told(result)}", tables(result)]
     if points:
-        parts += ["On the store that compresses, vaults that compress against plain files there, in points; the last column is what a page of 4096 bytes for each file comes to at most "
-                  f"(equal small files share theirs). The target is to save at most {TARGET_POINTS} points less. {said}", points]
+        parts += [f"Points by which vaults that compress save more (+) or less (-) than plain files on the store that compresses. The last column is the most that a page of {PAGE} bytes for each "
+                  f"file costs (equal small files share theirs). The target is to save at most {TARGET_POINTS} points less. {missed} docs/stores.md has the reasons.", points]
     return "\n\n".join(parts)

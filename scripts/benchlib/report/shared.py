@@ -7,10 +7,10 @@ from .figures import by, median, names, number, runs, table, values
 TITLE = {"lamassu": "one host, anchor in a file", "server": "one host, anchor at the server", "shared": "`mount --shared`", "sshfs": "sshfs, a plain directory"}
 
 
-def ratio(result, system, workload, of="lamassu"):
-    """Its speed ÷ that of `of`, one host with its anchor in a file by default: the median over runs, each with its own neighbour."""
+def ratio(result, system, workload):
+    """Its speed ÷ that of one host with its anchor in a file: the median over runs, each with its own neighbour."""
     samples, is_time = result["samples"], result["units"][workload] == "s"
-    pairs = [(own["value"], base["value"]) for own in by(samples, system=system, workload=workload) for base in by(samples, system=of, workload=workload, run=own["run"])]
+    pairs = [(own["value"], base["value"]) for own in by(samples, system=system, workload=workload) for base in by(samples, system="lamassu", workload=workload, run=own["run"])]
     found = [base / own if is_time else own / base for own, base in pairs if own and base]
     return statistics.median(found) if found else None
 

@@ -50,7 +50,7 @@ const RULE_MAX: usize = 64 << 10;
 type Texts = TableDefinition<'static, &'static str, &'static [u8]>;
 /// One row for [`Config`] and one for [`Standing`], JSON.
 const META: Texts = TableDefinition::new("meta");
-/// By name: a [`AttributeKind`], JSON.
+/// By name: an [`AttributeKind`], JSON.
 const ATTRIBUTES: Texts = TableDefinition::new("attributes");
 /// By name: [`Attributes`], JSON.
 const PEOPLE: Texts = TableDefinition::new("people");

@@ -30,7 +30,7 @@ use crate::secret::without_trace;
 use crate::stages::{Stage, timed};
 use crate::{BlockKey, InnerKey, KeyRing, Keyed, Salts};
 use device::{Device, Opening, open_on, seal_on};
-use lamassu_format::{BlockNo, is_compressed};
+use lamassu_format::{BlockNo, is_compressed, is_hole};
 use parking_lot::Mutex;
 use pool::{Pool, Side};
 use std::convert::Infallible;
@@ -346,7 +346,7 @@ fn open_group(
     let mut lens = Lens::whole(block_size);
     let decrypt = |(i, (block, key)): (usize, (&mut [u8], &BlockKey))| {
         let is_compressed = is_compressed(suite.id, key);
-        if *key == [0; 32] {
+        if is_hole(key) {
             block.fill(0);
         } else if is_plain && is_compressed {
             block.fill(0);

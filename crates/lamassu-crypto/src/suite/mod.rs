@@ -29,7 +29,7 @@ use crate::kernel::Kernel;
 use crate::salt::Salts;
 use crate::secret::Secret;
 use crate::{BlockKey, Suite};
-use lamassu_format::{Hash, Method};
+use lamassu_format::{Hash, Method, is_hole};
 use std::borrow::Cow;
 
 /// What a suite is made of.
@@ -107,7 +107,7 @@ impl CipherSuite {
         if self.id.marks_compressed() {
             key[31] &= 0xfe;
         }
-        if *key == [0; 32] {
+        if is_hole(key) {
             key[0] = 0x80;
         }
     }

@@ -1,4 +1,4 @@
-//! How often each request came, how often it failed, and how long it took: relaxed atomics, read by a status command.
+//! Counts and times of each kind of request, and its failures: relaxed atomics, read by a status command.
 //!
 //! The time is that of the handler on its thread, without waits in the kernel or during a freeze.
 
@@ -55,7 +55,7 @@ thread_local! {
 pub struct RequestCount {
     /// As the kernel calls it.
     pub name: &'static str,
-    /// How many came.
+    /// How many arrived.
     pub count: u64,
     /// How many were answered with an error. A lookup of an absent name, or of an absent attribute, does not count.
     pub failed: u64,

@@ -72,7 +72,7 @@ impl<F: FileSystem> Shared<F> {
             return Ok(());
         }
         let attr = self.fs.getattr(ino, handle)?;
-        // Kernels that clear set-id bits by themselves send that change with the ids of the writing process.
+        // Kernels that leave the clearing of set-id bits to themselves send it in the name of whoever writes.
         let cleared = attr.mode & !(libc::S_ISUID | libc::S_ISGID);
         let only_clears = mode.is_some_and(|mode| mode & !attr.mode == 0 && mode & cleared == cleared);
         if attr.uid == caller.uid() || only_clears {

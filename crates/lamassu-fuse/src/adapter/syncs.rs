@@ -138,7 +138,7 @@ mod tests {
         syncs.stop();
         assert_eq!(done.load(Ordering::Relaxed), 20 * AT_ONCE);
         assert!(syncs.state.lock().threads == 0);
-        // A sync that comes after the stop is carried out by its caller.
+        // The calling thread carries out a sync that arrives after the stop.
         let late = done.clone();
         syncs.run(Box::new(move || late.store(0, Ordering::Relaxed)));
         assert_eq!(done.load(Ordering::Relaxed), 0);

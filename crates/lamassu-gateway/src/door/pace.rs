@@ -1,6 +1,5 @@
-//! How long the gateway waits for a client in the middle of a request or an answer. Each pause is bounded, and so is
-//! the sum of all pauses: a client that sends or takes a few bytes now and then holds a connection no longer than an
-//! idle one.
+//! How long the server waits for a client in the middle of a request or an answer. Each pause is bounded, and so is the
+//! sum of all pauses: a client that trickles bytes holds a connection no longer than an idle one.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -10,7 +9,7 @@ use tokio::time::{Instant, Sleep};
 /// The longest pauses.
 #[derive(Clone, Copy, Debug)]
 pub struct Patience {
-    /// limit of one pause, and of the sum of pauses beyond the time that the bytes take at the slowest rate
+    /// one pause; also the sum of all pauses, less the time that bytes take at the slowest rate
     pub idle: Duration,
     /// the slowest rate
     bytes_per_second: u64,
@@ -86,7 +85,7 @@ mod tests {
     async fn pauses_add_up() {
         let mut pace = Pace::new(Patience { idle: Duration::from_millis(20), bytes_per_second: 1 << 40 });
         let (mut pauses, begun) = (0_u32, Instant::now());
-        // A client that moves one byte in each pause is waited for no longer than an idle one.
+        // A client that moves one byte in each pause times out as an idle client does.
         let ended = std::future::poll_fn(|cx| pace.poll_wait(cx));
         tokio::pin!(ended);
         ended.await;

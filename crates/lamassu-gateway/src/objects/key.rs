@@ -25,19 +25,19 @@ pub enum KeyFault {
     #[error("a key has 1 to 1024 bytes")]
     Length,
     /// `a//b`, `/a`.
-    #[error("a key must not begin with a slash, or have two in a row: its parts are names of directories")]
+    #[error("a key must not begin with a slash or contain two slashes in a row: its parts are names of directories")]
     EmptyName,
     /// `a/../b`, `./a`.
-    #[error("a part of a key must not be \".\" or \"..\"")]
+    #[error("no part of a key is \".\" or \"..\"")]
     Dots,
     /// Longer than [`NAME_MAX`].
-    #[error("a part of a key, between two slashes, has at most 255 bytes")]
+    #[error("a part of a key, between two slashes, must not have more than 255 bytes")]
     NameTooLong,
     /// A zero byte, or another character that no XML document can have: a listing could not name the object.
-    #[error("the key has a character that XML does not permit, such as a control character")]
+    #[error("a key must not contain a character that XML does not allow, such as most control characters")]
     NotInXml,
     /// [`RESERVED`].
-    #[error("a part of a key must not begin with \".lamassu-\": those names are the gateway's own")]
+    #[error("no part of a key begins with \".lamassu-\": those are the gateway's own files")]
     Reserved,
 }
 

@@ -59,10 +59,10 @@ pub enum ObjectError {
     #[error(transparent)]
     Key(#[from] KeyFault),
     /// The client's fault: `a` is an object, so `a/b` cannot be one.
-    #[error("the part of the key before a slash is an object, and an object cannot be a directory")]
+    #[error("a part of the key, in front of a slash, is an object: an object is no directory")]
     BelowObject,
     /// The client's fault: `a/b` is an object, so `a` cannot be one.
-    #[error("there are objects below this key, so it is a directory and cannot be an object")]
+    #[error("there are objects below this key: a directory is no object")]
     AboveObjects,
     /// The client's fault: a directory has no content.
     #[error("a key that ends with a slash is a directory, and has no content")]

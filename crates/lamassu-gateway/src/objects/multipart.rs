@@ -297,7 +297,7 @@ impl Objects {
         sum: impl FnOnce(&Upload, &[Part], &mut Reader<'_>) -> Result<Option<String>, E>,
     ) -> Result<Attrs, E> {
         let at = self.bucket(bucket)?;
-        // The answer to an earlier request may have been lost, or that request may still run.
+        // The answer to an earlier request may have been lost, or that request is still under way.
         let before = || self.completed_before(bucket, key, completed);
         let Some((upload, dir)) = unless_ended(self.upload(&at, key, id))? else { return Ok(before()?) };
         let chosen = parts::chosen(completed, upload.algorithm.as_deref(), |number| Self::part(&dir, number));

@@ -7,7 +7,7 @@ pub enum Refusal {
     #[error("there is no such bucket")]
     NoBucket,
     /// The bucket exists already.
-    #[error("the bucket already exists")]
+    #[error("the bucket is there already")]
     BucketExists,
     /// The bucket is not empty.
     #[error("the bucket is not empty")]
@@ -25,7 +25,7 @@ pub enum Refusal {
     #[error("part {0} was not uploaded, or is another one")]
     NoPart(u32),
     /// The parts are not in ascending order.
-    #[error("the parts must be listed in ascending order of their numbers")]
+    #[error("parts must be listed by ascending numbers")]
     PartOrder,
     /// Only the last part may be that small.
     #[error("part {0} has less than 5 MiB, and is not the last one")]

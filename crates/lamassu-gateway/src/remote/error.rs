@@ -16,19 +16,19 @@ pub enum RemoteError {
     #[error(transparent)]
     Refused(#[from] Refusal),
     /// The client's fault: the sealed form of the key is longer than providers accept, or than this one does.
-    #[error("the sealed form of the key, or of a part of it, is longer than the provider accepts")]
+    #[error("the sealed form of the key, or of a part of it, is longer than the provider takes")]
     LongKey,
     /// The client's fault: a listing could not name the object.
-    #[error("the key has a character that XML does not permit, such as a control character")]
+    #[error("a key must not contain a character that XML does not allow, such as most control characters")]
     KeyNotInXml,
     /// The client's fault: the object's properties are more than a provider keeps with an object.
     #[error("headers, metadata, tags and checksums together are more than a provider keeps with an object")]
     MuchMetadata,
     /// The client's fault: the body has another length than announced.
-    #[error("the length of the body differs from the declared one")]
+    #[error("the length of the body is not the one that the request announced")]
     Length,
     /// The client's fault: a provider copies no object that large at once.
-    #[error("the provider does not copy objects of more than 5 GiB: upload the object again, in parts")]
+    #[error("objects of more than 5 GiB are not copied at the provider: upload it again, in parts")]
     LargeCopy,
     /// The client is gone.
     #[error("the client is gone")]
@@ -52,7 +52,7 @@ pub enum RemoteError {
     #[error("the provider does not answer: {0}")]
     Unreachable(String),
     /// The operator's fault: the provider's certificate is not verified, or the provider does not speak TLS.
-    #[error("the TLS handshake with the provider failed: {0}")]
+    #[error("no TLS with the provider: {0}")]
     Tls(String),
     /// The operator's fault: the provider refuses the gateway's credentials, or the operation.
     #[error("the provider refuses the gateway: {0}")]
@@ -72,7 +72,7 @@ pub enum RemoteError {
     #[error("the bucket is at another endpoint or in another region: {0}")]
     Elsewhere(String),
     /// The provider's fault: an answer that this program does not understand.
-    #[error("the provider's answer is not understood: {0}")]
+    #[error("an answer that is not understood: {0}")]
     Answer(String),
     /// The provider's fault: it does not support the operation.
     #[error("the provider does not support it: {0}")]

@@ -1,7 +1,7 @@
 //! Multipart uploads of clients. A client's part can end in the middle of a page. So each part is stored as an object
 //! of its own under `lamassu.uploads/`; completing the upload reads the parts and seals them again as one object. In
-//! all, three times the content passes between gateway and provider. Checksums of a large part are known only at its
-//! end, and are stored in a record of their own.
+//! all, three times the content passes between gateway and provider. Sums of a large part that are known only at its
+//! end are stored in a separate record.
 //!
 //! An upload exists while its record does. The next start removes parts without a record.
 
@@ -310,7 +310,7 @@ impl Remote {
         check: impl FnOnce() -> Result<(), E>,
     ) -> Result<Attrs, E> {
         self.writable()?;
-        // The answer to an earlier request may have been lost, or that request may still run.
+        // The answer to an earlier request may have been lost, or that request is still under way.
         let before = || self.completed_before(bucket, key, completed);
         let Some((upload, there)) = unless_ended(self.parts(bucket, key, id))? else { return Ok(before()?) };
         let mut there: BTreeMap<u32, Part> = there.into_iter().map(|part| (part.number, part)).collect();

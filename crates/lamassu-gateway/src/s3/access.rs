@@ -69,9 +69,9 @@ pub struct Session {
 /// Checks each request before its body is read.
 #[derive(Clone)]
 pub struct Doorkeeper {
-    /// the users that the gateway knows
+    /// the users that are admitted
     pub users: Users,
-    /// where work waits for its turn; `None`: the slow work is done elsewhere
+    /// where work waits for its turn; `None`: what takes time is elsewhere
     pub queues: Option<Arc<Queues>>,
     /// where documents wait to be parsed
     pub documents: Arc<Queue>,
@@ -149,7 +149,7 @@ async fn admitted(
     key: Option<String>,
     limited: impl Fn(Exceeded) -> S3Error,
 ) -> S3Result<Session> {
-    // Refused requests count, too: each takes a line of the log, and a client that repeats them would write many.
+    // What is refused counts, too: it takes a line of the log, and whoever asks on and on would write many.
     let turn = user.tenant.begin(&user.name).map_err(limited)?;
     let is_allowed = match &bucket {
         Some(bucket) => user.may(right_of(operation), bucket),

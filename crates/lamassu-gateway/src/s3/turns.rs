@@ -233,7 +233,7 @@ async fn copies_wait_for_a_place_to_sync() {
         let place = stage.queues.syncs.place(&tenant("first")).await;
         let flood = stage.flood(kind, 2, &ended);
         until_waiting(&stage.queues.syncs, &stage.many, 2, &ended).await;
-        // Who waits for that has no place of pieces.
+        // A copy that waits for a place of syncs holds no place of pieces.
         let piece = stage.session(&stage.few).in_turn(|| ()).await;
         piece.await.expect("no panic");
         drop(place);

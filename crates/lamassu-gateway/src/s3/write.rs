@@ -46,7 +46,7 @@ pub(super) fn compare(
         }
     }
     if length_of(headers)? != received.size {
-        return Err(s3_error!(IncompleteBody, "the length of the body differs from the declared one"));
+        return Err(s3_error!(IncompleteBody, "the body has another length than was said"));
     }
     sums::compare(&sums::said(headers)?, &received.sums)?;
     let behind = trailers.and_then(|trailers| trailers.read(sums::said)).transpose()?.unwrap_or_default();

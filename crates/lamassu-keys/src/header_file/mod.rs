@@ -110,7 +110,7 @@ pub struct Update {
     path: PathBuf,
     new_path: PathBuf,
     new_file: File,
-    /// this update made the new file, or has begun to fill it: no other program uses it
+    /// this update made the new file, or has begun to fill it: no other process uses it
     is_ours: bool,
     /// digest of what was written to it
     written: Option<[u8; 32]>,
@@ -372,8 +372,8 @@ impl Update {
         Ok(wrap::sha256(&bytes))
     }
 
-    /// Erases what an earlier program has left in the new file's place, when the update is dropped. The caller needs
-    /// the right to write to the vault: another host's lock on that file may not reach this host.
+    /// Erases what an earlier program has left in the new file's place, when the update is dropped. Only for whoever
+    /// has the right to write to the vault: another host's lock on that file may not reach this one.
     pub(crate) fn erase_new(&mut self) {
         self.erases_left = true;
     }
@@ -402,7 +402,7 @@ impl Update {
             .map_err(writing("set permissions of", new))?;
         self.replacing = self.announce(header)?;
         steps(&mut self, &json)?;
-        // The change was made. If this fails, the next program that opens the history puts it in its place.
+        // The change was made, and whoever opens the history next would put it in its place.
         if let Some(Err(error)) = self.begun.take().map(|history| history.put_in_place()) {
             tracing::warn!(%error, "the history that begins with this header is not yet in its place");
         }

@@ -241,7 +241,7 @@ impl History {
     }
 
     /// Puts the history that begins with the header into its place, after the header was replaced. After an
-    /// interruption, the next program that appends does that.
+    /// interruption, the next process that appends does that.
     ///
     /// # Errors
     /// As [`History::read`].
@@ -289,7 +289,7 @@ impl History {
             Err(error @ (HistoryError::Busy { .. } | HistoryError::Io { .. })) => return Err(error),
             there => there,
         };
-        // The present file stays locked meanwhile. Appending takes the locks in the same order.
+        // The present file stays locked meanwhile: the same lock order as for appending.
         match self.begun()? {
             Some(begun) => Ok(Some(begun)),
             None => there,

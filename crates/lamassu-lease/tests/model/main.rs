@@ -6,6 +6,7 @@
 //! was sent to the store arrives at any later time, also after its host has been taken for dead.
 #![allow(clippy::unwrap_used)] // a panic is a failed test
 
+mod progress;
 mod world;
 
 use self::world::{Connection, FILE, HOSTS, IN_FLIGHT_MAX, Inode, Late, Left, Row, Seen, Work, World};
@@ -59,6 +60,8 @@ enum Without {
     Open,
     /// A session is answered only by a connection on which it has said what it holds.
     Resume,
+    /// A lease is granted only if no other session holds it exclusively.
+    Exclusion,
 }
 
 #[derive(Clone, Debug)]
@@ -89,6 +92,20 @@ fn without_grace(server: &Server, now: Millis) -> Server {
         }
     }
     other
+}
+
+/// The server without the exclusive leases of sessions other than this one. Their hosts do not know that.
+fn without_exclusion(server: &mut Server, session: SessionId, now: Millis) -> Step {
+    let mut step = Step::default();
+    for (object, (of, number)) in server.durable().exclusive.clone() {
+        if of != session {
+            let grant = lamassu_lease::Grant { object, mode: Mode::Exclusive, number };
+            let released = server.call(of, Call::Release { grant, keeps: None }, now);
+            step.changes.extend(released.changes);
+            step.replies.extend(released.replies);
+        }
+    }
+    step
 }
 
 impl Model for Sharing {
@@ -336,6 +353,7 @@ fn every_rule_is_needed() {
         Without::Finish,
         Without::Open,
         Without::Resume,
+        Without::Exclusion,
     ];
     for without in rules {
         let breaks = |left: &Left| {

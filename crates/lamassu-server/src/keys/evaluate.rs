@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 pub const NOTED_EVERY: Duration = Duration::from_secs(60);
 /// How often the audit log notes that a host exceeds its limit.
 const LIMIT_NOTED_EVERY: Duration = Duration::from_secs(3600);
-/// Shortest wait that a host is told.
+/// Shortest wait that the server asks of a host.
 const AGAIN_MIN: Duration = Duration::from_millis(10);
 
 /// The hosts' allowances of evaluations, and the counts that the audit log still lacks.

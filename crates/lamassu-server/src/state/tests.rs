@@ -124,7 +124,7 @@ fn nobody_joins_by_the_name_or_the_key_of_a_host() {
     assert_eq!(state.use_token(b"u", 0, b"l").expect("writes").as_deref(), Ok("two"));
 }
 
-/// Anyone may ask who owns a key, and waits for nothing: neither for a verification, nor for the disk.
+/// Looking up the owner of a key waits for nothing: neither for a verification, nor for the disk.
 #[test]
 fn a_key_is_looked_up_while_the_file_is_verified() {
     let dir = tempfile::tempdir().expect("a directory");
@@ -202,7 +202,7 @@ fn a_vault_that_was_put_back_waits_for_the_hosts_that_may_use_it() {
     assert_eq!(state.waits_for(&vault), names(&["a", "b"]));
     assert_eq!(state.waits_for(&VaultId([9; 16])), None);
     assert!(state.leases(&vault).expect("reads").0.runs > 5 && state.leases(&other).expect("reads").0.runs > 5);
-    // Nor are numbers of one used again that came to the server since.
+    // Nor are numbers used again of one that arrived at the server since.
     let before = state.leases(&VaultId([9; 16])).expect("reads").0.runs;
     assert!(before > 5);
     // Nor by a backup of this one, on which no server ran.

@@ -18,7 +18,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::Code;
 
 fn begin(vault: &[u8]) -> proto::Up {
-    up(Said::Begin(proto::Begin { vault: vault.to_vec(), mode: 1, replaces: 0, turns: false }))
+    up(Said::Begin(crate::common::raw::begin(vault, false)))
 }
 
 /// Whether the server ends a stream that it answers, in time.

@@ -3,17 +3,23 @@
 #![allow(clippy::unwrap_used)] // a helper of a test may panic, too
 
 mod alerts;
+mod clocks;
 mod common;
+mod crowds;
 #[cfg(feature = "etcd")]
 mod etcd;
 mod hostile;
 mod hosts;
 mod keys;
+mod newer;
 mod oblivious;
 mod operations;
 mod permissions;
 mod policy;
+mod replays;
 mod rotation;
+mod service;
 mod shared;
 mod stopped;
 mod turns;
+mod withheld;

@@ -2,9 +2,8 @@
 
 use crate::common::raw::*;
 use crate::common::*;
-use lamassu_anchor::head::Head;
 use lamassu_anchor::row::{Content, FileRow, Sealed};
-use lamassu_anchor::table::{Change, DiskTable, Readers, Space, Table};
+use lamassu_anchor::table::{Change, Space, Table};
 use lamassu_anchor::{Anchor, AnchorError, Digest, EntryPlace, ObjectId, Row, ServerFault, Token};
 use lamassu_format::header::VaultId;
 use lamassu_lease::Mode;
@@ -480,18 +479,6 @@ fn a_server_that_starts_anew_goes_on_with_turns() {
     assert!(count(&take(&hosts.turns("a"), Mode::Shared).get(), &hosts.vault) >= committed.load(Ordering::SeqCst));
     // What is durable is what was said.
     hosts.lab.serve(&["check"]).ok();
-}
-
-/// All rows of a table.
-fn rows(file: &Path) -> (Option<Head>, Vec<Change>) {
-    let table = DiskTable::open_read_only(file, Readers::BesideWriter).unwrap();
-    let mut all = Vec::new();
-    let visited = table.visit_all(|space, key, value| {
-        all.push(Change { space, key: key.to_vec(), value: Some(value.to_vec()) });
-        Ok::<(), AnchorError>(())
-    });
-    visited.unwrap();
-    (Head::of(&table).unwrap(), all)
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! What the anchor learns of a file, and when (`docs/freshness.md`, A4 to A7, A9). In an unanchored vault nothing here
-//! does anything.
+//! What the anchor learns of a file, and when (`docs/freshness.md`, A1, A4 to A7, A9). In an unanchored vault nothing
+//! here does anything.
 
 use super::primitives::Core;
 use super::recover::keep_bits;
@@ -45,7 +45,7 @@ impl Core {
         fresh.commit(&*self.backing, pages, (size, profile), (twin, blocks), is_clean)
     }
 
-    /// Remembers, for a file that is closed, the state that no commit covers yet.
+    /// A7: remembers, for a file that is closed, the state that no commit covers yet.
     pub fn put_away(&self, st: &mut State) {
         let Some(fresh) = self.fresh.as_ref().filter(|fresh| !self.ctx.read_only && !fresh.is_put_away()) else {
             return;
@@ -77,7 +77,8 @@ impl Core {
         self.fresh.as_ref().is_none_or(|fresh| fresh.may_be_convergent())
     }
 
-    /// Issues a barrier, and then commits the file's state to the anchor.
+    /// A4, steps 2 and 3: issues a barrier, which first repeats what an earlier one lost (I11), and then commits the
+    /// file's state to the anchor.
     pub fn anchor_now(&self, st: &mut State) -> Result<(), StoreError> {
         let Some(fresh) = &self.fresh else { return Ok(()) };
         self.sync_data(st)?;
@@ -90,16 +91,16 @@ impl Core {
         Ok(fresh.files().anchor().commit_objects(&object, lamassu_anchor::EntryMark::NOTHING)?)
     }
 
-    /// After the file's own barrier that covered everything: commits the file's state to the anchor, so that changes
-    /// that depend on it may follow.
+    /// A4, step 3, after the file's own barrier that covered everything: commits the file's state to the anchor, so
+    /// that changes that depend on it may follow.
     pub fn anchor_covered(&self, st: &mut State, outlook: Outlook) -> Result<(), StoreError> {
         let Some(fresh) = &self.fresh else { return Ok(()) };
         self.covered(st, st.marks.written(), outlook)?;
         self.wait_for_anchor(fresh)
     }
 
-    /// Commits first if the anchor takes no further window or no second shrink, or cannot hold the remains of a shrink
-    /// of a high tree.
+    /// A1: commits first if the anchor takes no further window or no second shrink, or cannot hold the remains of a
+    /// shrink of a high tree.
     pub fn make_room_in_anchor(&self, st: &mut State, cut: Option<PageNo>) -> Result<(), StoreError> {
         let Some(fresh) = &self.fresh else { return Ok(()) };
         let session = self.ctx.sessions.under_way().unwrap_or(0);
@@ -116,8 +117,8 @@ impl Core {
     }
 
     /// Resolves what a crash has left in a file that is opened for writing, and commits the result to the anchor before
-    /// anything of the file is served. So the store can choose only once. If a page stays uncertain, the row stays
-    /// open.
+    /// anything of the file is served. So the store can choose only once (A5). If a page stays uncertain, the row
+    /// stays open.
     pub fn recover(&self, st: &mut State) -> Result<(), StoreError> {
         let Some(fresh) = self.fresh.as_ref().filter(|fresh| fresh.must_recover()) else { return Ok(()) };
         let pages: Vec<PageNo> = fresh.known().in_flight.iter().copied().collect();

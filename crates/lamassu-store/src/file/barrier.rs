@@ -69,7 +69,7 @@ impl Core {
                 }
             }
             if page.keys.is_keyed(i) {
-                self.backing.write_at(offset, &bytes).map_err(StoreError::io("write", offset))?;
+                self.backing.write_at(offset.0, &bytes).map_err(StoreError::io("write", offset))?;
             }
         }
         Ok((page, lost))

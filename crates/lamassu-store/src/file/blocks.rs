@@ -41,7 +41,7 @@ impl StoreBlocks<'_> {
     /// The digest of a block.
     pub fn digest(&self, block: BlockNo) -> io::Result<Digest> {
         let mut bytes = vec![0; self.geometry.block_size() as usize];
-        let got = self.backing.read_at(self.geometry.block_offset(block), &mut bytes)?;
+        let got = self.backing.read_at(self.geometry.block_offset(block).0, &mut bytes)?;
         bytes[got..].fill(0);
         Ok(block_digest(block, &bytes))
     }
@@ -49,7 +49,7 @@ impl StoreBlocks<'_> {
     /// The first block from `from` on that may be present.
     pub fn next_present(&self, from: BlockNo) -> io::Result<Option<BlockNo>> {
         let geo = self.geometry;
-        let Some(data) = self.backing.seek_data(geo.block_offset(from))? else { return Ok(None) };
+        let Some(data) = self.backing.seek_data(geo.block_offset(from).0)? else { return Ok(None) };
         // An offset in the pages of a segment lies before its first block.
         let within = (data % geo.segment_len()).saturating_sub(geo.block_size()) / geo.block_size();
         let blocks = (geo.segment_len() - geo.block_size()) / geo.block_size();

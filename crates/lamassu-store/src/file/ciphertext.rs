@@ -9,7 +9,7 @@ use super::state::{Dirty, State};
 use super::types::StoreError;
 use crate::backend::BackendFile;
 use lamassu_crypto::compress::stored_len;
-use lamassu_format::{BlockNo, Keys, PAGE_LEN, Suite, is_compressed};
+use lamassu_format::{BlockNo, ByteOffset, Keys, PAGE_LEN, Suite};
 use std::cell::Cell;
 
 /// Capacity of the ciphertext buffer that a thread keeps.
@@ -77,7 +77,7 @@ impl Ciphertext {
     }
 
     /// Writes blocks, of one of [`Ciphertext::pieces`].
-    pub fn write(&self, stretch: Stretch, to: &dyn BackendFile, offset: u64) -> std::io::Result<()> {
+    pub fn write(&self, stretch: Stretch, to: &dyn BackendFile, offset: ByteOffset) -> std::io::Result<()> {
         let Stretch { n, count, bytes } = stretch;
         match &self.places[n] {
             Location::OtherFile(block) => block.copy_to(to, offset, count, self.len),
@@ -86,7 +86,7 @@ impl Ciphertext {
                 if let Some(last) = parts.last_mut() {
                     *last = &last[..last.len() - (count * self.len - bytes)];
                 }
-                to.write_vectored_at(offset, &parts)
+                to.write_vectored_at(offset.0, &parts)
             }
         }
     }
@@ -104,7 +104,7 @@ impl Ciphertext {
     /// Bytes of zeros behind the ciphertext of a compressed block in memory, in whole pages, which a store need not
     /// keep. 0 for a block in another file: see [`Ciphertext::zeros_not_copied`].
     pub fn zeros_behind(&self, n: usize) -> usize {
-        if self.len <= PAGE_LEN || !is_compressed(self.suite, &self.keys.raw()[n]) {
+        if self.len <= PAGE_LEN || !self.keys.is_compressed(n, self.suite) {
             return 0;
         }
         let bytes = match &self.places[n] {
@@ -119,7 +119,7 @@ impl Ciphertext {
     /// copies instead of sharing may keep them in the copy.
     pub fn zeros_not_copied(&self, n: usize) -> usize {
         match &self.places[n] {
-            Location::OtherFile(block) if self.len > PAGE_LEN && is_compressed(self.suite, block.key()) => {
+            Location::OtherFile(block) if self.len > PAGE_LEN && block.is_compressed(self.suite) => {
                 block.zeros_not_kept(self.len)
             }
             _ => 0,

@@ -21,7 +21,7 @@ use lamassu_format::PageNo;
 
 /// The error of an fsync whose own barrier was good, after another has failed.
 pub(super) fn lost_barrier() -> StoreError {
-    StoreError::io("sync", 0)(std::io::Error::from_raw_os_error(libc::EIO))
+    StoreError::io("sync", 0u64)(std::io::Error::from_raw_os_error(libc::EIO))
 }
 
 impl Core {

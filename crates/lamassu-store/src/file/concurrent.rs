@@ -4,7 +4,8 @@
 //! Attributes lie outside the state ([`Published`]). While a commit is *open* ([`Core::open_to_others`]), readers use a
 //! snapshot of the state from before the commit ([`Concurrent::snapshot`]), and whole blocks that are written collect
 //! in an overlay. The thread that opened the commit moves the overlay into the buffer before it releases the lock. So a
-//! lock holder never sees uncollected writes, and the commit protocol knows nothing of this module.
+//! lock holder never sees uncollected writes, and the commit protocol knows nothing of this module. Nothing here writes
+//! pages or blocks: I1 to I14 are kept by the commit that runs, and by the next one for what the overlay held.
 //!
 //! Invariants:
 //! * A commit, a barrier and a settling of a sound state change no content, and stop at the first error. They change
@@ -229,7 +230,7 @@ impl Core {
         let _times = self.concurrent.times.lock();
         let time = self.concurrent.published.lock().mtime;
         match time {
-            Some(time) => self.restore(time).map_err(StoreError::io("set times", 0)),
+            Some(time) => self.restore(time).map_err(StoreError::io("set times", 0u64)),
             None => Ok(()),
         }
     }
@@ -252,7 +253,7 @@ impl Core {
             SetTime::At(time) => Some(time),
             SetTime::Now => Some(Time::now()),
         };
-        self.backing.set_times(atime, mtime).map_err(StoreError::io("set times", 0))?;
+        self.backing.set_times(atime, mtime).map_err(StoreError::io("set times", 0u64))?;
         if let Some(time) = time {
             let mut published = self.concurrent.published.lock();
             published.mtime = published.mtime.map(|_| time);
@@ -269,7 +270,7 @@ impl Core {
         st: &mut State,
         change: impl FnOnce(&Self, &mut State) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
-        let kept = KeepMtime::new(self).map_err(StoreError::io("stat", 0))?;
+        let kept = KeepMtime::new(self).map_err(StoreError::io("stat", 0u64))?;
         let result = change(self, st);
         let restored = {
             let _times = self.concurrent.times.lock();
@@ -277,7 +278,7 @@ impl Core {
         };
         drop(kept);
         match result {
-            Ok(value) => restored.map(|()| value).map_err(StoreError::io("set times", 0)),
+            Ok(value) => restored.map(|()| value).map_err(StoreError::io("set times", 0u64)),
             Err(error) => Err(error),
         }
     }
@@ -370,7 +371,7 @@ impl Core {
             return Attempt::Refused;
         }
         let (first, last) = (geo.block_at(offset), geo.block_at(end - 1));
-        let backing_len = geo.block_offset(last) + size;
+        let backing_len = (geo.block_offset(last) + size).0;
         let fits = snapshot.space.can_hold(backing_len) || self.backing.check_len(backing_len).is_ok();
         if !fits || !presealed.is_for(&self.ctx, &snapshot.identity) || !self.are_good(snapshot, first, last) {
             return Attempt::Refused;
@@ -399,8 +400,8 @@ impl Core {
         Attempt::Done(())
     }
 
-    /// Whether no failure, crash or damage is left to repair. Otherwise the next commit or settling repairs it first,
-    /// which may change the content of blocks, and pages that readers of a snapshot use.
+    /// Whether no failure, crash or damage is left to repair. Otherwise the next commit or settling repairs it first
+    /// (I10, I11), which may change the content of blocks, and pages that readers of a snapshot use.
     fn is_sound(&self, st: &State) -> bool {
         st.inherited.is_prepared()
             && !st.shrink.has_open_steps()

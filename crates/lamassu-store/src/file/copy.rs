@@ -15,7 +15,7 @@ use super::read::{Source, View};
 use super::state::{Dirty, State};
 use super::types::StoreError;
 use crate::backend::BackendFile;
-use lamassu_format::{BlockKey, BlockNo, Keys, SlotKey};
+use lamassu_format::{BlockKey, BlockNo, ByteOffset, Keys, SlotKey, Suite};
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ const PIECE_LEN: u64 = 64 << 20;
 #[derive(Clone)]
 pub(super) struct CopiedBlock {
     backing: Arc<dyn BackendFile>,
-    offset: u64,
+    offset: ByteOffset,
     /// Keys of the blocks that are copied together, and the index of this one among them.
     keys: Arc<Keys>,
     n: usize,
@@ -38,6 +38,11 @@ impl CopiedBlock {
         &self.keys.raw()[self.n]
     }
 
+    /// Whether it is compressed, in a vault of this suite.
+    pub fn is_compressed(&self, suite: Suite) -> bool {
+        self.keys.is_compressed(self.n, suite)
+    }
+
     /// Whether it follows another of `len` bytes without a gap.
     pub fn follows(&self, other: &CopiedBlock, len: usize) -> bool {
         self.offset == other.offset + len as u64 && Arc::ptr_eq(&self.backing, &other.backing)
@@ -45,8 +50,8 @@ impl CopiedBlock {
 
     /// Bytes of zeros at its end, of `len` in all, that its file does not keep. 0 if the store does not say.
     pub fn zeros_not_kept(&self, len: usize) -> usize {
-        let end = self.offset + len as u64;
-        let Ok(Some(hole)) = self.backing.seek_hole(self.offset) else { return 0 };
+        let end = (self.offset + len as u64).0;
+        let Ok(Some(hole)) = self.backing.seek_hole(self.offset.0) else { return 0 };
         if hole >= end || !matches!(self.backing.seek_data(hole), Ok(data) if data.is_none_or(|data| data >= end)) {
             return 0;
         }
@@ -55,20 +60,20 @@ impl CopiedBlock {
 
     /// Copies this block and those that follow it, `count` blocks of `size` bytes in all. If its file ends with the
     /// ciphertext of the last block, zeros follow: that block is written whole, by one write (I13).
-    pub fn copy_to(&self, to: &dyn BackendFile, offset: u64, count: usize, size: usize) -> io::Result<()> {
+    pub fn copy_to(&self, to: &dyn BackendFile, offset: ByteOffset, count: usize, size: usize) -> io::Result<()> {
         let len = (count * size) as u64;
-        let there = self.backing.stat()?.len.saturating_sub(self.offset);
+        let there = self.backing.stat()?.len.saturating_sub(self.offset.0);
         if there >= len || there <= len - size as u64 {
-            return to.copy_from(&*self.backing, self.offset, offset, len);
+            return to.copy_from(&*self.backing, self.offset.0, offset.0, len);
         }
         let before = len - size as u64;
         if before > 0 {
-            to.copy_from(&*self.backing, self.offset, offset, before)?;
+            to.copy_from(&*self.backing, self.offset.0, offset.0, before)?;
         }
         let mut last = vec![0; size];
-        let got = self.backing.read_at(self.offset + before, &mut last)?;
+        let got = self.backing.read_at((self.offset + before).0, &mut last)?;
         last[got..].fill(0);
-        to.write_at(offset + before, &last)
+        to.write_at((offset + before).0, &last)
     }
 }
 

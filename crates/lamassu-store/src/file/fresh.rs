@@ -19,7 +19,7 @@ use crate::backend::BackendFile;
 use crate::integrity::{Leaves, Tree, TreeError};
 use lamassu_anchor::row::FileRow;
 use lamassu_anchor::{AnchorError, Digest, FileCommit, ObjectId, Opening, Window};
-use lamassu_format::{FileId, Geometry, PAGE_LEN, PageNo, Profile, RecordNo};
+use lamassu_format::{ByteOffset, FileId, Geometry, PAGE_LEN, PageNo, Profile, RecordNo};
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -38,7 +38,7 @@ impl StorePages<'_> {
     /// The bytes of a page; zeros past the end.
     pub fn read(&self, page: PageNo) -> io::Result<[u8; PAGE_LEN]> {
         let mut bytes = [0; PAGE_LEN];
-        let got = self.backing.read_at(self.geometry.page_offset(page), &mut bytes)?;
+        let got = self.backing.read_at(self.geometry.page_offset(page).0, &mut bytes)?;
         bytes[got..].fill(0);
         Ok(bytes)
     }
@@ -51,8 +51,8 @@ impl Leaves for StorePages<'_> {
 
     fn next_present(&self, from: PageNo) -> io::Result<Option<PageNo>> {
         let geo = self.geometry;
-        let data = self.backing.seek_data(geo.page_offset(from))?;
-        Ok(data.map(|data| PageNo(data / geo.segment_len() * geo.pages_per_segment()).max(from)))
+        let data = self.backing.seek_data(geo.page_offset(from).0)?;
+        Ok(data.map(|data| geo.first_page_at(ByteOffset(data)).max(from)))
     }
 }
 

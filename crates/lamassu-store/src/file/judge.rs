@@ -122,7 +122,7 @@ impl Core {
         let known = &mut *fresh.known();
         let Some(twin) = known.row.twin.filter(|_| known.tree.pages() <= 1 && !known.is_ahead()) else { return Ok(()) };
         let leaves = fresh.pages(&*self.backing);
-        let bytes = leaves.read(PageNo::ZERO).map_err(StoreError::io("read", 0))?;
+        let bytes = leaves.read(PageNo::ZERO).map_err(StoreError::io("read", 0u64))?;
         let digest = digest_of(PageNo::ZERO, &bytes);
         let is_new = known.row.root.is_none();
         if digest == twin {

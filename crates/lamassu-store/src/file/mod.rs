@@ -107,7 +107,7 @@ impl File {
     /// Opens a backing file. `tag` names it in reports. Reads page 0 and the last page. Damage there does not prevent
     /// opening; reads of the damaged ranges give errors. Writes nothing.
     pub fn open(ctx: Arc<FileContext>, backing: Arc<dyn BackendFile>, tag: &str) -> Result<File, StoreError> {
-        let len = backing.stat().map_err(StoreError::io("stat", 0))?.len;
+        let len = backing.stat().map_err(StoreError::io("stat", 0u64))?.len;
         Self::open_with_len(ctx, backing, len, tag)
     }
 
@@ -379,7 +379,7 @@ impl File {
             let from = geo.page_offset(geo.page_of(first)).min(geo.block_offset(first));
             let until = geo.block_offset(last) + geo.block_size();
             self.core.forget_known_mtime();
-            self.core.backing.allocate(from, until - from).map_err(StoreError::io("allocate", from))?;
+            self.core.backing.allocate(from.0, until - from).map_err(StoreError::io("allocate", from))?;
         }
         match keep_size {
             true => Ok(()),

@@ -5,7 +5,7 @@ use super::primitives::Core;
 use super::session::Standing;
 use super::state::{Held, Inherited, PageState, Shrink, Sizes, Space, State};
 use super::types::{DamageKind, StoreError};
-use lamassu_format::{PAGE_LEN, Page, PageNo};
+use lamassu_format::{ByteOffset, PAGE_LEN, Page, PageNo};
 use std::sync::Arc;
 
 /// How many segments without a page are searched for the last page, besides holes.
@@ -108,7 +108,7 @@ impl Core {
             {
                 return Ok((held.page().session, held.page().sequence) > (zero.session, zero.sequence));
             }
-            until = self.geo().page_offset(g);
+            until = self.geo().page_offset(g).0;
         }
         Ok(false)
     }
@@ -262,7 +262,7 @@ impl Core {
                 Some(data) if data < end => at = data / page_len * page_len,
                 _ => break,
             }
-            self.read_padded(at, &mut bytes)?;
+            self.read_padded(ByteOffset(at), &mut bytes)?;
             if bytes.iter().any(|&b| b != 0) {
                 found = Some(at);
             }

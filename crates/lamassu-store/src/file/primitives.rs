@@ -16,7 +16,7 @@ use lamassu_anchor::Window;
 use lamassu_crypto::ring::OpenError;
 use lamassu_crypto::secret::wipe;
 use lamassu_format::profile::KeyKind;
-use lamassu_format::{BlockNo, FileId, Geometry, PAGE_LEN, Page, PageNo};
+use lamassu_format::{BlockNo, ByteOffset, FileId, Geometry, PAGE_LEN, Page, PageNo};
 use parking_lot::Mutex;
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -121,8 +121,8 @@ impl Core {
     }
 
     /// Reads exactly `buf.len()` bytes, zeros past the end. Returns how many were there.
-    pub fn read_padded(&self, offset: u64, buf: &mut [u8]) -> Result<usize, StoreError> {
-        let got = self.backing.read_at(offset, buf).map_err(StoreError::io("read", offset))?;
+    pub fn read_padded(&self, offset: ByteOffset, buf: &mut [u8]) -> Result<usize, StoreError> {
+        let got = self.backing.read_at(offset.0, buf).map_err(StoreError::io("read", offset))?;
         buf[got..].fill(0);
         Ok(got)
     }
@@ -214,7 +214,7 @@ impl Core {
         let fits = is_clean_single && self.may_be_convergent(&st.identity) && id == PageId::AsFits;
         // I12: the session is durably open, and stays so while the stamp is held. A convergent page carries no session,
         // but is not written outside of one either.
-        let stamp = self.ctx.sessions.stamp().map_err(StoreError::io("begin a session", 0))?;
+        let stamp = self.ctx.sessions.stamp().map_err(StoreError::io("begin a session", 0u64))?;
         let convergent = if fits { self.convergent_page(&page)? } else { None };
         let bytes = match convergent {
             Some(bytes) => {
@@ -232,7 +232,7 @@ impl Core {
         let noted = self.fresh.as_ref().map(note).transpose()?;
         let offset = self.geo().page_offset(g);
         // I13: one aligned write of 4096 bytes.
-        let written = self.backing.write_at(offset, &bytes[..]);
+        let written = self.backing.write_at(offset.0, &bytes[..]);
         if let (Some(fresh), Some(noted)) = (&self.fresh, noted) {
             match &written {
                 Ok(()) => fresh.note_written(&noted),
@@ -246,7 +246,7 @@ impl Core {
                 st.identity.note_failed_page_zero();
             }
             self.note_failed_write(st, offset, PAGE_LEN as u64);
-            return Err(StoreError::Io { op: "write page", offset, source });
+            return Err(StoreError::Io { op: "write page", offset: offset.0, source });
         }
         drop(stamp);
         st.note_page_write(offset);
@@ -326,7 +326,7 @@ impl Core {
         if self.fresh.is_none() {
             return Ok(());
         }
-        let stamp = self.ctx.sessions.stamp().map_err(StoreError::io("begin a session", 0))?;
+        let stamp = self.ctx.sessions.stamp().map_err(StoreError::io("begin a session", 0u64))?;
         self.open_in_anchor(st, &stamp, pages, cut)
     }
 
@@ -371,7 +371,7 @@ impl Core {
     }
 
     /// Notes a write that failed, but that the store may have done, completely or in part.
-    pub fn note_failed_write(&self, st: &mut State, offset: u64, len: u64) {
+    pub fn note_failed_write(&self, st: &mut State, offset: ByteOffset, len: u64) {
         st.marks.advance();
         st.slack.clear();
         st.space.note_failed(offset, len, self.backing.stat().ok().map(|found| found.len));
@@ -382,17 +382,17 @@ impl Core {
         self.backing.set_len(len).map_err(StoreError::io("truncate", len))?;
         st.marks.advance();
         st.marks.note_shortened();
-        st.slack.forget(len..u64::MAX);
+        st.slack.forget(ByteOffset(len)..ByteOffset(u64::MAX));
         st.space.note_cut(len);
         Ok(())
     }
 
     /// Makes a range of the backing file read as zeros, and frees it if the store can.
-    pub fn punch(&self, st: &mut State, offset: u64, len: u64) -> Result<(), StoreError> {
-        match self.backing.punch(offset, len) {
+    pub fn punch(&self, st: &mut State, offset: ByteOffset, len: u64) -> Result<(), StoreError> {
+        match self.backing.punch(offset.0, len) {
             Err(e) if e.raw_os_error() == Some(libc::EOPNOTSUPP) => {
                 let zeros = vec![0u8; len as usize];
-                self.backing.write_at(offset, &zeros).map_err(StoreError::io("write", offset))?;
+                self.backing.write_at(offset.0, &zeros).map_err(StoreError::io("write", offset))?;
             }
             other => other.map_err(StoreError::io("punch", offset))?,
         }
@@ -404,10 +404,11 @@ impl Core {
     /// after it makes no difference, and no mark counts it. A store that cannot punch is not asked again. After any
     /// other failure, such as a full store's, the rest waits for the next barrier.
     pub fn punch_slack(&self, st: &mut State) {
-        let end = st.space.len();
+        let end = st.space.end();
         for range in st.slack.durable(st.marks.durable()) {
             let until = range.end.min(end);
-            let done = if range.start < until { self.backing.punch(range.start, until - range.start) } else { Ok(()) };
+            let done =
+                if range.start < until { self.backing.punch(range.start.0, until - range.start) } else { Ok(()) };
             match done {
                 Ok(()) => st.slack.forget(range),
                 Err(e) if e.raw_os_error() == Some(libc::EOPNOTSUPP) => return st.slack.give_up(),
@@ -417,15 +418,15 @@ impl Core {
     }
 
     /// Writes zeros if a barrier failed, since a range that reads as zeros may have other bytes on disk then.
-    pub fn write_zeros(&self, st: &mut State, from: u64, until: u64) -> Result<(), StoreError> {
-        self.backing.write_at(from, &vec![0; (until - from) as usize]).map_err(StoreError::io("write", from))?;
+    pub fn write_zeros(&self, st: &mut State, from: ByteOffset, until: ByteOffset) -> Result<(), StoreError> {
+        self.backing.write_at(from.0, &vec![0; (until - from) as usize]).map_err(StoreError::io("write", from))?;
         st.note_block_write(from, until - from);
         Ok(())
     }
 }
 
 /// Gives a page that is about to be written the profile of its file. If it names blocks of another profile, it gets
-/// `changing`.
+/// `changing` (I14).
 fn set_profile(page: &mut Page, g: PageNo, identity: &Identity) {
     if g == PageNo::ZERO {
         page.changing = identity.is_changing();

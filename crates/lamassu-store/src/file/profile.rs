@@ -78,6 +78,7 @@ impl Core {
             self.commit(st)?;
             return Ok(false);
         }
+        // I14: `changing` is durable in page 0 before anything of the new profile is written.
         st.identity.set_profile(profile, true);
         let done = self.write_page_zero_durably(st);
         if done.is_err() {
@@ -103,7 +104,7 @@ impl Core {
             }
             st.evict(self.geo());
         }
-        self.settle_now(st)?; // they must be durable before page 0 relies on them
+        self.settle_now(st)?; // I14: the other pages and all blocks are durable before page 0 relies on them
         st.identity.set_profile(profile, false);
         let done = self.write_page_zero_durably(st);
         if done.is_err() {
@@ -113,7 +114,7 @@ impl Core {
     }
 
     /// Writes those pages of `whole` again that still have another profile or `changing`, although none of their blocks
-    /// is in another form.
+    /// is in another form (I14).
     pub fn note_changed(&self, st: &mut State, whole: &[PageNo], step: &mut RekeyStep) -> Result<(), StoreError> {
         let profile = st.identity.profile();
         let is_open = |st: &State, g: &PageNo| st.pages.good(*g).is_some_and(Held::is_open);

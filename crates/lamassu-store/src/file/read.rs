@@ -12,7 +12,7 @@ use super::primitives::Core;
 use super::state::{Dirty, PageState, State};
 use super::types::{DamageKind, StoreError};
 use lamassu_crypto::{Keyed, Verify};
-use lamassu_format::{BlockKey, BlockNo, Keys, PageNo, is_compressed};
+use lamassu_format::{BlockKey, BlockNo, Keys, PageNo};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 
@@ -286,8 +286,7 @@ impl Core {
             if got < run.len() {
                 // The file ends where the ciphertext of a compressed block does: zeros follow.
                 let at = from + got / len;
-                let ends_in_block =
-                    !got.is_multiple_of(len) && is_compressed(self.ctx.ring.suite(), &batch.keys.raw()[at]);
+                let ends_in_block = !got.is_multiple_of(len) && batch.keys.is_compressed(at, self.ctx.ring.suite());
                 batch.missing.lock().extend(at + usize::from(ends_in_block)..to);
             }
             from = to;

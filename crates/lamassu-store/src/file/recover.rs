@@ -12,7 +12,7 @@ use super::session::Standing;
 use super::state::{Held, PageState, State};
 use super::types::{DamageKind, FirstPage, StoreError};
 use lamassu_crypto::Verify;
-use lamassu_format::{BlockNo, Keys, Page, PageNo, SlotKey, is_compressed};
+use lamassu_format::{BlockNo, Keys, Page, PageNo, SlotKey};
 use std::sync::Arc;
 
 impl Core {
@@ -42,7 +42,7 @@ impl Core {
 
     /// See [`super::File::first_page`]. Pages before it are holes.
     pub fn first_page(&self, st: &mut State) -> Result<FirstPage, StoreError> {
-        let Some(data) = self.backing.seek_data(0).map_err(StoreError::io("seek data", 0))? else {
+        let Some(data) = self.backing.seek_data(0).map_err(StoreError::io("seek data", 0u64))? else {
             return Ok(FirstPage::Absent);
         };
         let pages = self.geo().pages_per_segment();
@@ -283,7 +283,7 @@ impl Core {
             let offset = self.geo().block_offset(self.geo().first_block(g) + i as u64);
             let mut bytes = vec![0u8; self.ctx.block_len()];
             self.read_padded(offset, &mut bytes)?;
-            self.backing.write_at(offset, &bytes).map_err(StoreError::io("write", offset))?;
+            self.backing.write_at(offset.0, &bytes).map_err(StoreError::io("write", offset))?;
             st.note_block_write(offset, bytes.len() as u64);
         }
         Ok(())
@@ -325,7 +325,7 @@ impl Core {
     fn seals_to_key(&self, content: &[u8], i: usize, page: &Page, block: BlockNo) -> bool {
         let Some(key) = page.keys.get(i).filter(|key| !key.is_hole()) else { return false };
         let (suite, inners) = (self.ctx.ring.suite(), self.ctx.ring.inners());
-        let is_compressed = |key: &SlotKey| is_compressed(suite, &key.as_batch()[0]);
+        let is_compressed = |key: &SlotKey| key.is_compressed(suite);
         let may_be_compressed = is_compressed(&key) || page.previous_key(i).is_some_and(|key| is_compressed(&key));
         // In one epoch, and without compression, equal content has one key.
         if inners.len() == 1 && self.ctx.compression.is_none() && !may_be_compressed && !page.changing {

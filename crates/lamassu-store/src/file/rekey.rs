@@ -13,7 +13,7 @@ use super::primitives::Core;
 use super::state::{Dirty, Held, PageState, State};
 use super::types::{DamageKind, StoreError};
 use lamassu_crypto::{KeyRing, Keyed, Verify};
-use lamassu_format::{BlockKey, BlockNo, Keys, PAGE_LEN, PageNo, SlotKey, is_compressed};
+use lamassu_format::{BlockKey, BlockNo, ByteOffset, Keys, PAGE_LEN, PageNo, SlotKey, is_compressed, is_hole};
 
 /// Most pages that a step examines, when it re-seals pages.
 const STEP_PAGES_MAX: u64 = 1024;
@@ -220,7 +220,7 @@ impl Core {
                 continue;
             }
             let end = self.geo().block_offset(first + i as u64) + len as u64;
-            let zeros = end - zeros_behind(bytes) as u64..end;
+            let zeros = ByteOffset(end.0 - zeros_behind(bytes) as u64)..end;
             if !zeros.is_empty() {
                 self.note_if_kept(st, zeros);
             }
@@ -241,7 +241,7 @@ impl Core {
         }
         let (mut sealed, mut keys) = (vec![0; opened.len()], Keys::holes(keyed.keys.len()));
         self.ctx.engine.seal_to(&self.ctx.ring.inner(), keyed.salts, opened, &mut sealed, len, keys.raw_mut())?;
-        let is_other = |i: &usize| keyed.keys[*i] != [0; 32] && keyed.keys[*i] != keys.raw()[*i];
+        let is_other = |i: &usize| !is_hole(&keyed.keys[*i]) && keyed.keys[*i] != keys.raw()[*i];
         let failed = std::mem::take(found);
         // Blocks that failed to open are zeros here.
         let others = (0..keyed.keys.len()).filter(|i| failed.binary_search(i).is_ok() || is_other(i));

@@ -9,7 +9,7 @@
 //! | 2 | blocks are sealed; nothing is written | |
 //! | 3 | bytes that leave a tail are written to their block, and made durable | I7 |
 //! | 4 | holes that are filled are made zero below the end of the backing file, durably | I6 |
-//! | 5 | the store reserves the places of compressed blocks that are replaced | |
+//! | 5 | the store reserves the places of compressed blocks that are replaced | I13 |
 //! | 6 | a page 0 of this session is made durable, before pages past the last one | I4 |
 //! | 7 | pages are written: new keys, `pending`, previous keys | I1, I2, I12, I13 |
 //! | 8 | barrier, if anything is replaced or punched, or if earlier failures left a doubt | I1, I8, I11 |
@@ -23,7 +23,7 @@ use super::recover::keep_bits;
 use super::state::{Held, Mark, PageState, SizeFields, State, has_room};
 use super::types::StoreError;
 use lamassu_crypto::compress::stored_len;
-use lamassu_format::{BlockNo, Keys, PAGE_LEN, Page, PageNo, SlotKey, is_compressed};
+use lamassu_format::{BlockNo, ByteOffset, Keys, PAGE_LEN, Page, PageNo, SlotKey};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
@@ -59,7 +59,7 @@ impl Core {
     /// Whether a round writes data, or anything past the end of the backing file.
     fn touches_given_up(&self, st: &State, round: &Round) -> bool {
         let page_end = |g: &PageNo| self.geo().page_offset(*g) + PAGE_LEN as u64;
-        !round.data.is_empty() || !round.punches.is_empty() || round.pages.keys().any(|g| page_end(g) > st.space.len())
+        !round.data.is_empty() || !round.punches.is_empty() || round.pages.keys().any(|g| page_end(g) > st.space.end())
     }
 
     /// Step 3, I7: bytes that leave the tail are durable in their block before the page without them is written. A tail
@@ -98,7 +98,7 @@ impl Core {
         for (_, first, count) in self.runs(round, |b, change| change == Change::Fill && !left.contains(&b)) {
             let from = self.geo().block_offset(first);
             let end = from + count as u64 * self.geo().block_size();
-            let until = end.min(st.space.len());
+            let until = end.min(st.space.end());
             if st.failures.any_barrier_lost() {
                 // A range that reads as zeros may have other bytes on disk after a failed barrier.
                 self.write_zeros(st, from, end)?;
@@ -111,18 +111,19 @@ impl Core {
         if punched { self.barrier(st) } else { Ok(()) }
     }
 
-    fn is_zero(&self, st: &mut State, from: u64, until: u64) -> Result<bool, StoreError> {
+    fn is_zero(&self, st: &mut State, from: ByteOffset, until: ByteOffset) -> Result<bool, StoreError> {
         if st.space.has_zeros(from, until) {
             return Ok(true);
         }
         let mut at = from;
         let mut bytes = vec![0u8; self.ctx.block_len()];
         while at < until {
-            match self.backing.seek_data(at).map_err(StoreError::io("seek data", at))? {
+            let found = self.backing.seek_data(at.0).map_err(StoreError::io("seek data", at))?;
+            match found.map(ByteOffset) {
                 Some(data) if data < until => at = data,
                 data => {
                     // Searching is slow on some stores; the rest of this hole is about to be filled.
-                    st.space.note_zeros(at..data.unwrap_or(st.space.len()));
+                    st.space.note_zeros(at..data.unwrap_or(st.space.end()));
                     return Ok(true);
                 }
             }
@@ -131,7 +132,7 @@ impl Core {
             if bytes[..n].iter().any(|&b| b != 0) {
                 return Ok(false);
             }
-            at += n as u64;
+            at = at + n as u64;
         }
         Ok(true)
     }
@@ -139,7 +140,7 @@ impl Core {
     fn punch_block(&self, st: &mut State, block: BlockNo) -> Result<(), StoreError> {
         let offset = self.geo().block_offset(block);
         st.slack.forget(offset..offset + self.geo().block_size());
-        let len = self.geo().block_size().min(st.space.len().saturating_sub(offset));
+        let len = self.geo().block_size().min(st.space.len().saturating_sub(offset.0));
         if len > 0 {
             self.punch(st, offset, len)?;
         }
@@ -147,15 +148,15 @@ impl Core {
         Ok(())
     }
 
-    /// Step 5: the store may keep only a part of the place of a compressed block. A write of the whole block that finds
-    /// no space would destroy the replaced content. So the space is allocated before any page says that the block is
-    /// replaced.
+    /// Step 5, I13: the store may keep only a part of the place of a compressed block. A write of the whole block that
+    /// finds no space would destroy the replaced content. So the space is allocated before any page says that the block
+    /// is replaced.
     fn reserve_places(&self, st: &mut State, round: &Round) -> Result<(), StoreError> {
         let suite = self.ctx.ring.suite();
         let is_short = |block: BlockNo| {
             let (g, i) = self.geo().slot_of(block);
             let page = &round.pages.get(&g).expect("data lies under a planned page").page;
-            let of = |key: Option<SlotKey>| key.is_some_and(|key| is_compressed(suite, &key.as_batch()[0]));
+            let of = |key: Option<SlotKey>| key.is_some_and(|key| key.is_compressed(suite));
             of(page.keys.get(i)) || of(page.previous_key(i))
         };
         if self.ctx.block_len() <= PAGE_LEN {
@@ -179,7 +180,7 @@ impl Core {
     /// Reserves the places of some blocks. If the store cannot allocate, writes the zeros behind each ciphertext.
     fn reserve(&self, st: &mut State, first: BlockNo, count: usize) -> Result<(), StoreError> {
         let (from, len) = (self.geo().block_offset(first), self.ctx.block_len());
-        match self.backing.allocate(from, (count * len) as u64) {
+        match self.backing.allocate(from.0, (count * len) as u64) {
             Err(e) if e.raw_os_error() == Some(libc::EOPNOTSUPP) => {}
             done => return done.map_err(StoreError::io("allocate", from)),
         }
@@ -205,7 +206,7 @@ impl Core {
         if round.pages.keys().all(|g| *g <= old_last) {
             return Ok(());
         }
-        let session = self.ctx.sessions.stamp().map_err(StoreError::io("begin a session", 0))?.session();
+        let session = self.ctx.sessions.stamp().map_err(StoreError::io("begin a session", 0u64))?.session();
         if !st.identity.is_page_zero_of(session, &st.marks) {
             let held = self.page_as_covered(st, PageNo::ZERO)?;
             let (mut page, lost) = held.unwrap_or((self.new_page(st), 0));
@@ -310,7 +311,7 @@ impl Core {
         // With each write that makes the file longer XFS allocates 64 KiB behind it, also the zeros that are not
         // written. So the end of the file is written first.
         let has_gaps = stretches.iter().any(|(_, stretch)| stretch.has_zeros_left_out(sealed));
-        if has_gaps && stretches.last().is_some_and(|(first, _)| self.geo().block_offset(*first) >= st.space.len()) {
+        if has_gaps && stretches.last().is_some_and(|(first, _)| self.geo().block_offset(*first) >= st.space.end()) {
             stretches.rotate_right(1);
         }
         for (first, stretch) in stretches {
@@ -358,7 +359,7 @@ impl Core {
             let one = Stretch { n: stretch.n + at, count: 1, bytes: size.min(stretch.bytes - at * size) };
             if !has_room(&*self.backing, size) {
                 let source = std::io::Error::from_raw_os_error(libc::ENOSPC);
-                return Err(StoreError::Io { op: "write", offset: self.geo().block_offset(block), source });
+                return Err(StoreError::Io { op: "write", offset: self.geo().block_offset(block).0, source });
             }
             self.write_stretch(st, block, sealed, one)?;
         }
@@ -379,7 +380,7 @@ impl Core {
         st.slack.forget(offset..end);
         if let Err(source) = sealed.write(stretch, &*self.backing, offset) {
             self.note_failed_write(st, offset, stretch.bytes as u64);
-            return Err(StoreError::Io { op: "write", offset, source });
+            return Err(StoreError::Io { op: "write", offset: offset.0, source });
         }
         st.note_block_write(offset, stretch.bytes as u64);
         self.note_zeros(st, offset, sealed, stretch);
@@ -391,11 +392,11 @@ impl Core {
     }
 
     /// Notes the zeros behind ciphertext that a write has left in the store.
-    fn note_zeros(&self, st: &mut State, offset: u64, sealed: &Ciphertext, stretch: Stretch) {
+    fn note_zeros(&self, st: &mut State, offset: ByteOffset, sealed: &Ciphertext, stretch: Stretch) {
         let size = self.geo().block_size();
         let behind = |at: usize, zeros: usize| {
             let end = offset + (at as u64 + 1) * size;
-            end - zeros as u64..end
+            ByteOffset(end.0 - zeros as u64)..end
         };
         let mut is_shared = false;
         for at in 0..stretch.count {
@@ -412,11 +413,11 @@ impl Core {
     }
 
     /// Notes a range that reads as zeros, unless the store keeps nothing there. Returns whether it keeps something.
-    pub fn note_if_kept(&self, st: &mut State, zeros: Range<u64>) -> bool {
-        let is_kept = matches!(self.backing.seek_hole(zeros.start), Ok(Some(hole)) if hole > zeros.start);
+    pub fn note_if_kept(&self, st: &mut State, zeros: Range<ByteOffset>) -> bool {
+        let is_kept = matches!(self.backing.seek_hole(zeros.start.0), Ok(Some(hole)) if hole > zeros.start.0);
         // The range is read: a store may take data that was just written for a hole (as ZFS did, openzfs#15526).
         let mut bytes = vec![0; if is_kept { (zeros.end - zeros.start) as usize } else { 0 }];
-        let is_zero = self.backing.read_at(zeros.start, &mut bytes).is_ok() && bytes.iter().all(|byte| *byte == 0);
+        let is_zero = self.backing.read_at(zeros.start.0, &mut bytes).is_ok() && bytes.iter().all(|byte| *byte == 0);
         if is_kept && is_zero {
             st.slack.note(zeros, st.marks.written());
         }

@@ -5,8 +5,8 @@
 //! a half-done shrink) is accepted while that session is open: it began and was not closed. Any other session counts
 //! only by its final state. So a store that puts an older page back gets no choice of contents.
 //!
-//! * A session's number is durable in the vault's record before the first page that carries it is written.
-//! * A session is closed only when every page it wrote is durable and settled.
+//! * A session's number is durable in the vault's record before the first page that carries it is written (I12).
+//! * A session is closed only when every page it wrote is durable and settled (I12).
 //! * The current session counts as interrupted only after one of its files was closed unsettled: nothing else can have
 //!   left an incomplete state.
 

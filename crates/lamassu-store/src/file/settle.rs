@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | 1 | the steps of a shrink are repeated, if a barrier after them failed | I10, I11 |
 //! | 2 | the backing file is cut to what is in use, once the last page is durable | I8 |
-//! | 3 | page 0: `cut` and `sparse` cleared, the floor raised, a clean one-page file given its convergent page | I5, I10 |
+//! | 3 | page 0: `cut` and `sparse` cleared, the floor raised, a clean one-page file given its convergent page | I5, I5a, I10 |
 //! | 4 | pending bits cleared in pages whose data a barrier has covered | I3 |
 //! | 5 | zeros behind compressed blocks punched that a barrier has covered | I13 |
 //!
@@ -164,6 +164,7 @@ impl Core {
         let floor = raised.unwrap_or(if is_cut_done { size } else { floor });
         self.settle_page_as(st, PageNo::ZERO, cut, SizeFields { size, floor, sparse: sparse && !fills })?;
         if fills {
+            // I5a: no page below the floor is absent.
             st.sizes.note_dense();
         }
         Ok(())
@@ -215,6 +216,7 @@ impl Core {
         while next <= last {
             let found = self.next_page(st, next)?;
             if found != Some(next) {
+                // I5a: page 0 gets `sparse` with the floor that is raised past an absent page.
                 st.sizes.note_sparse();
             }
             let Some(g) = found.filter(|g| *g <= last) else { break };

@@ -18,7 +18,7 @@ use super::recover::clip;
 use super::state::{Dirty, PageState, SizeFields, State};
 use super::types::StoreError;
 use lamassu_anchor::table::Standing;
-use lamassu_format::{BlockNo, PAGE_LEN, PageNo};
+use lamassu_format::{BlockNo, ByteOffset, PAGE_LEN, PageNo};
 
 impl Core {
     /// Sets the size, if that makes the file longer.
@@ -218,8 +218,8 @@ impl Core {
         let blocks = geo.end_block(st.sizes.stored()).0 - u64::from(has_tail);
         let page_end = geo.page_offset(g) + PAGE_LEN as u64;
         Ok(match blocks.checked_sub(1) {
-            Some(last) => page_end.max(geo.block_offset(BlockNo(last)) + geo.block_size()),
-            None => page_end,
+            Some(last) => page_end.max(geo.block_offset(BlockNo(last)) + geo.block_size()).0,
+            None => page_end.0,
         })
     }
 
@@ -254,7 +254,7 @@ impl Core {
         st.sizes.forget_dense_from(last);
         self.forget_pages_from(last.next())?;
         let from = geo.page_offset(last) + PAGE_LEN as u64;
-        let until = (geo.segment_of(last) * geo.segment_len() + geo.block_size()).min(st.space.len());
+        let until = ByteOffset(geo.segment_of(last) * geo.segment_len() + geo.block_size()).min(st.space.end());
         if from < until {
             match st.failures.any_barrier_lost() {
                 true => self.write_zeros(st, from, until)?,

@@ -180,7 +180,8 @@ pub enum StoreError {
 
 impl StoreError {
     /// Wraps a failure of the store.
-    pub(super) fn io(op: &'static str, offset: u64) -> impl FnOnce(std::io::Error) -> StoreError {
+    pub(super) fn io(op: &'static str, offset: impl Into<u64>) -> impl FnOnce(std::io::Error) -> StoreError {
+        let offset = offset.into();
         move |source| StoreError::Io { op, offset, source }
     }
 

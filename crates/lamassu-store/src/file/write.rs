@@ -6,7 +6,7 @@ use super::presealed::Presealed;
 use super::primitives::Core;
 use super::state::{Dirty, PageState, State};
 use super::types::{DamageKind, Durability, StoreError};
-use lamassu_format::{BlockNo, FileId, PageNo};
+use lamassu_format::{BlockNo, ByteOffset, FileId, PageNo};
 use std::time::Duration;
 
 /// Bytes of a write that are buffered under one hold of the lock.
@@ -160,7 +160,7 @@ impl Core {
             return Err(StoreError::TooLarge);
         }
         let last = BlockNo(geo.end_block(size).0.saturating_sub(1));
-        let len = geo.block_offset(last) + geo.block_size();
+        let len = (geo.block_offset(last) + geo.block_size()).0;
         if st.space.can_hold(len) {
             return Ok(());
         }
@@ -331,12 +331,12 @@ impl Core {
             return Ok(g.next());
         }
         let offset = geo.page_offset(g);
-        let data = self.backing.seek_data(offset).map_err(StoreError::io("seek data", offset))?;
+        let data = self.backing.seek_data(offset.0).map_err(StoreError::io("seek data", offset))?;
         // No page from the floor on is missed, unless the size is unknown.
         let (size, floor) = (st.sizes.stored(), st.sizes.floor());
         let limit = if st.inherited.unknown_from().is_some() { size } else { floor.min(size) };
         let missed = limit.div_ceil(geo.page_span());
-        let present = data.map_or(missed, |data| data / geo.segment_len() * geo.pages_per_segment());
+        let present = data.map_or(missed, |data| geo.first_page_at(ByteOffset(data)).0);
         Ok(PageNo(present.min(missed)).max(g.next()))
     }
 
@@ -371,8 +371,8 @@ impl Core {
         // A hole of many segments is skipped in one step, but only as far as absent pages are holes.
         let unknown = st.inherited.unknown_from().map(|from| PageNo(from / geo.page_span())).filter(|first| g < *first);
         let offset = geo.page_offset(g);
-        let data = self.backing.seek_data(offset).map_err(StoreError::io("seek data", offset))?;
-        let present = data.map(|data| PageNo(data / geo.segment_len() * geo.pages_per_segment()));
+        let data = self.backing.seek_data(offset.0).map_err(StoreError::io("seek data", offset))?;
+        let present = data.map(|data| geo.first_page_at(ByteOffset(data)));
         Ok(match (present, unknown) {
             (None, None) => Look::NoFurther,
             (Some(next), None) | (None, Some(next)) => Look::NotBefore(next.max(g.next())),

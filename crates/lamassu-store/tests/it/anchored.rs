@@ -442,7 +442,7 @@ fn a_scrub_without_tree_records_reads_a_file_some_times_at_most() {
     let mut left = 2 * PAGES;
     let clean = scrubbed(&mut left).unwrap();
     assert_eq!((clean.pages, clean.blocks, clean.stale_pages.count, left), (PAGES, PAGES, 0, 0), "each is read once");
-    backing.write_at(ctx.geometry.page_offset(lamassu_format::PageNo(7)), &[9; 4096]).unwrap();
+    backing.write_at(ctx.geometry.page_offset(lamassu_format::PageNo(7)).0, &[9; 4096]).unwrap();
     let found = scrubbed(&mut (4 * PAGES)).expect("no more than that is read");
     assert_eq!((found.pages, found.stale_pages.runs), (0, vec![(0, PAGES - 1)]), "nothing tells them apart");
     // Each of these is counted, so that it may be slowed down and stopped.

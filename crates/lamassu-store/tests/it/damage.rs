@@ -475,7 +475,7 @@ fn a_page_that_a_store_makes_up_brings_no_zeros() {
         file.write_at(0, b"hello\n").expect("writes");
         file.settle_now().expect("settles");
         let geometry = lamassu_format::Geometry::new(BLOCK as u32, 62).expect("is one");
-        raw(&store).write_at(geometry.page_offset(PageNo(page)), &fill(4096, &mut Rng(9))).expect("makes one up");
+        raw(&store).write_at(geometry.page_offset(PageNo(page)).0, &fill(4096, &mut Rng(9))).expect("makes one up");
         let file = open(&setup, &store);
         let mut block = vec![1; BLOCK as usize];
         for b in [1, N - 1, N, page * N].into_iter().filter(|b| b * BLOCK < file.size()) {

@@ -38,7 +38,7 @@ fn content(file: &File) -> Vec<u8> {
 
 /// Block `b` as the store has it.
 fn stored(store: &MemoryBackend, setup: &Setup, b: u64) -> Vec<u8> {
-    let offset = setup.context().geometry.block_offset(BlockNo(b));
+    let offset = setup.context().geometry.block_offset(BlockNo(b)).0;
     let mut bytes = vec![0; B as usize];
     assert_eq!(raw(store).read_at(offset, &mut bytes).unwrap(), bytes.len());
     bytes
@@ -209,7 +209,7 @@ fn blocks_are_read_where_the_first_page_is_damaged() {
         common::flip(&store, 100);
         for last_too in [false, true] {
             if last_too {
-                common::flip(&store, setup.context().geometry.page_offset(PageNo(2)) + 100);
+                common::flip(&store, setup.context().geometry.page_offset(PageNo(2)).0 + 100);
             }
             let file = File::open(setup.context(), raw(&store), "test").unwrap();
             let mut back = vec![0; (100 * B) as usize];

@@ -498,7 +498,7 @@ fn a_hole_that_a_crash_left_is_one_after_a_cut() {
     // A crash that lost pages 1 and 2, which nothing had made durable.
     let lost = store.snapshot();
     for page in [1, 2] {
-        raw(&lost).write_at(geometry.page_offset(PageNo(page)), &[0; 4096]).expect("writes");
+        raw(&lost).write_at(geometry.page_offset(PageNo(page)).0, &[0; 4096]).expect("writes");
     }
     // The new last page is there; and it is one of those lost.
     for size in [3 * span + 5000, 2 * span + 5000] {

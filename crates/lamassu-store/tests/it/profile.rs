@@ -39,7 +39,7 @@ fn new_file(ctx: &Arc<FileContext>, profile: Profile) -> (MemoryBackend, File) {
 
 fn stored(ctx: &FileContext, store: &MemoryBackend, b: u64) -> Vec<u8> {
     let mut bytes = vec![0; B as usize];
-    assert_eq!(raw(store).read_at(ctx.geometry.block_offset(BlockNo(b)), &mut bytes).unwrap(), bytes.len());
+    assert_eq!(raw(store).read_at(ctx.geometry.block_offset(BlockNo(b)).0, &mut bytes).unwrap(), bytes.len());
     bytes
 }
 
@@ -147,7 +147,7 @@ fn a_page_of_any_other_profile_is_an_older_one() {
         let bytes = fill(150 * B as usize, &mut Rng(6));
         let (store, file) = new_file(&ctx, Profile::DEFAULT);
         file.write_at(0, &bytes).unwrap();
-        let at = ctx.geometry.page_offset(PageNo(1));
+        let at = ctx.geometry.page_offset(PageNo(1)).0;
         let last = |store: &MemoryBackend| {
             let mut page = vec![0; PAGE_LEN];
             raw(store).read_at(at, &mut page).unwrap();
@@ -294,7 +294,7 @@ fn what_reads_verify() {
             file.write_at(0, &bytes).unwrap();
             file.settle_now().unwrap();
             drop(file);
-            flip(&store, ctx.geometry.block_offset(BlockNo(4)) + 100);
+            flip(&store, ctx.geometry.block_offset(BlockNo(4)).0 + 100);
             let file = reopened(&ctx, &store);
             let is_left_out = match profile.protection() {
                 Protection::Both => integrity == Integrity::Metadata,
@@ -409,7 +409,7 @@ fn damage_is_not_sealed_anew() {
         file.write_at(0, &bytes).unwrap();
         file.settle_now().unwrap();
         drop(file);
-        flip(&store, ctx.geometry.block_offset(BlockNo(damaged)) + 5);
+        flip(&store, ctx.geometry.block_offset(BlockNo(damaged)).0 + 5);
         let file = reopened(&ctx, &store);
         assert!(file.begin_profile(Profile::DEFAULT).unwrap());
         let step = file.rekey(Rekey::Profile, PageNo::ZERO).unwrap();
@@ -437,7 +437,7 @@ fn pages_of_another_profile_are_damage() {
     file.settle_now().unwrap();
     let page = |g: u64| {
         let mut page = vec![0; PAGE_LEN];
-        raw(&store).read_at(ctx.geometry.page_offset(PageNo(g)), &mut page).unwrap();
+        raw(&store).read_at(ctx.geometry.page_offset(PageNo(g)).0, &mut page).unwrap();
         page
     };
     let before: Vec<Vec<u8>> = (0..3).map(page).collect();
@@ -445,7 +445,7 @@ fn pages_of_another_profile_are_damage() {
     file.settle_now().unwrap();
     drop(file);
     let now: Vec<Vec<u8>> = (0..3).map(page).collect();
-    let put = |g: u64, page: &[u8]| raw(&store).write_at(ctx.geometry.page_offset(PageNo(g)), page).unwrap();
+    let put = |g: u64, page: &[u8]| raw(&store).write_at(ctx.geometry.page_offset(PageNo(g)).0, page).unwrap();
     for g in 1..3 {
         put(g, &before[g as usize]);
         let file = reopened(&ctx, &store);

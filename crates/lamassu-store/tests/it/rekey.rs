@@ -142,8 +142,8 @@ fn damage_stays_and_the_rest_is_rekeyed() {
     let (setup, store) = (Setup { reserved: 8, ..Setup::default() }, MemoryBackend::new());
     stored(&context(&setup, 1..=1), &store, SIZE);
     let geometry = setup.context().geometry;
-    flip(&store, geometry.block_offset(BlockNo(3)) + 9);
-    flip(&store, geometry.page_offset(PageNo(2)) + 99);
+    flip(&store, geometry.block_offset(BlockNo(3)).0 + 9);
+    flip(&store, geometry.page_offset(PageNo(2)).0 + 99);
     let file = File::open(context(&setup, 1..=2), raw(&store), "test").unwrap();
     let done = rekey(&file, Rekey::Full);
     assert_eq!(done.damaged, 2);

@@ -166,7 +166,7 @@ impl Detached {
     pub fn sealed_range(&self, range: &Range<u64>) -> Range<u64> {
         let geo = self.geometry();
         let (first, last) = (geo.block_at(range.start), geo.block_at(range.end.saturating_sub(1)));
-        geo.block_offset(first)..geo.block_offset(last) + geo.block_size()
+        geo.block_offset(first).0..(geo.block_offset(last) + geo.block_size()).0
     }
 
     /// Begins to seal a file, which `tag` names in reports.
@@ -274,9 +274,9 @@ impl Sealing {
         let next = geo.block_at(self.written);
         let page = geo.page_of(next);
         let segment = geo.segment_of(page) * geo.segment_len();
-        let (until, held) = match geo.page_offset(page) == segment {
+        let (until, held) = match geo.page_offset(page).0 == segment {
             true => (segment, segment..segment),
-            false => (geo.block_offset(next), segment..segment + geo.block_size()),
+            false => (geo.block_offset(next).0, segment..segment + geo.block_size()),
         };
         self.spool.0.take_complete(until, &held)
     }

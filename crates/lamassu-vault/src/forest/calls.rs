@@ -171,7 +171,7 @@ impl FileSystem for Forest {
         self.each_loaded(Vault::thaw)
     }
 
-    // That of the mount's own vault.
+    // That of the mount's own vault: `Vault::statfs` in `attr.rs` decides what `df` shows. Without it, the store's own.
     fn statfs(&self) -> Result<StatFs> {
         match self.root.loaded() {
             Some(vault) => vault.statfs(),

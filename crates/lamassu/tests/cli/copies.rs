@@ -96,14 +96,14 @@ fn a_link_that_leads_to_no_file_stays() {
         symlink(to, b.path("link")).unwrap();
         let output = fs::File::create(b.path("output")).unwrap();
         let ran = b.command(["cp", "v", "vault:t/f", "link"]).stdout(output).output().unwrap();
-        Ran::from(ran).code(1).says("link already exists, and is not a regular file");
+        Ran::from(ran).code(1).says("link is there already, and no regular file");
         assert_eq!(fs::read_link(b.path("link")).unwrap(), Path::new(to));
         fs::remove_file(b.path("link")).unwrap();
     }
     // Below a directory that is copied, one to a directory is no way into that.
     b.dir("o/t");
     symlink("..", b.path("o/t/f")).unwrap();
-    b.run("cp -r v vault:t o").code(1).says("o/t/f already exists, and is not a regular file");
+    b.run("cp -r v vault:t o").code(1).says("o/t/f is there already, and no regular file");
     fs::remove_file(b.path("o/t/f")).unwrap();
     // What is replaced: links to files and to nothing; and anything by a link.
     for to in ["missing", "null/missing", "../../t/f"] {

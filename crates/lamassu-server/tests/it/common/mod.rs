@@ -133,8 +133,12 @@ impl Lab {
     }
 
     pub fn start(&mut self) {
+        self.start_by(Command::new(server_program()));
+    }
+
+    /// By a command that becomes the server with further arguments.
+    pub fn start_by(&mut self, mut command: Command) {
         let log = fs::File::options().create(true).append(true).open(self.path("server.log")).unwrap();
-        let mut command = Command::new(server_program());
         self.server = Some(command.arg("run").arg(self.path("server")).stderr(log).spawn().unwrap());
         let until = Instant::now() + PATIENCE;
         while TcpStream::connect(("127.0.0.1", self.port)).is_err() {

@@ -41,7 +41,7 @@ pub(super) use sizes::{SizeFields, Sizes};
 pub(super) use slack::Slack;
 pub(super) use space::Space;
 
-use lamassu_format::{Geometry, PageNo};
+use lamassu_format::{ByteOffset, Geometry, PageNo};
 
 /// Everything that changes about an open file, under its lock.
 #[derive(Default)]
@@ -83,13 +83,13 @@ impl State {
     }
 
     /// A page was written at `offset`.
-    pub fn note_page_write(&mut self, offset: u64) {
+    pub fn note_page_write(&mut self, offset: ByteOffset) {
         self.marks.advance();
         self.space.note_page(offset);
     }
 
     /// `len` bytes of blocks were written at `offset`.
-    pub fn note_block_write(&mut self, offset: u64, len: u64) {
+    pub fn note_block_write(&mut self, offset: ByteOffset, len: u64) {
         self.marks.advance();
         self.space.note_blocks(offset, len);
     }

@@ -7,7 +7,7 @@
 //! * In a file of several pages `floor` is a size known durable: the one in page 0 on disk, or the one that page 0 may
 //!   get next (I5).
 //! * Page 0 on disk has `sparse`, or is written with it before the floor is raised past an absent page. The flag is
-//!   cleared only after every page was found to exist, durably.
+//!   cleared only after every page was found to exist, durably (I5a).
 //! * All pages below `dense_until` were found to exist, durably. An existing page is removed only with the end of the
 //!   file, so this decreases only with the last page.
 

@@ -7,6 +7,7 @@
 //! * Forgetting a range is always safe: it only costs space.
 
 use super::Mark;
+use lamassu_format::ByteOffset;
 use rangemap::RangeMap;
 use std::ops::Range;
 
@@ -16,21 +17,21 @@ const RANGES_MAX: usize = 1 << 16;
 /// See the module.
 #[derive(Default)]
 pub(in crate::file) struct Slack {
-    ranges: RangeMap<u64, Mark>,
+    ranges: RangeMap<ByteOffset, Mark>,
     /// The store cannot free them.
     is_given_up: bool,
 }
 
 impl Slack {
     /// Zeros were written in `range`, by the write with this mark.
-    pub fn note(&mut self, range: Range<u64>, mark: Mark) {
+    pub fn note(&mut self, range: Range<ByteOffset>, mark: Mark) {
         if !self.is_given_up && self.ranges.len() < RANGES_MAX {
             self.ranges.insert(range, mark);
         }
     }
 
     /// Other data may be in `range`.
-    pub fn forget(&mut self, range: Range<u64>) {
+    pub fn forget(&mut self, range: Range<ByteOffset>) {
         if !self.ranges.is_empty() && !range.is_empty() {
             self.ranges.remove(range);
         }
@@ -47,7 +48,7 @@ impl Slack {
     }
 
     /// The ranges that are durable, with this mark or an earlier one.
-    pub fn durable(&self, durable: Mark) -> Vec<Range<u64>> {
+    pub fn durable(&self, durable: Mark) -> Vec<Range<ByteOffset>> {
         self.ranges.iter().filter(|(_, mark)| **mark <= durable).map(|(range, _)| range.clone()).collect()
     }
 

@@ -6,7 +6,7 @@
 //!   hole is trusted to be one on disk.
 
 use super::zeros::Zeros;
-use lamassu_format::PAGE_LEN;
+use lamassu_format::{ByteOffset, PAGE_LEN};
 use std::ops::Range;
 
 /// The space that a backing file takes.
@@ -34,6 +34,11 @@ impl Space {
         self.len
     }
 
+    /// Where the backing file ends.
+    pub fn end(&self) -> ByteOffset {
+        ByteOffset(self.len)
+    }
+
     /// Whether the store is known to hold a file of `len` bytes.
     pub fn can_hold(&self, len: u64) -> bool {
         len <= self.len.max(self.possible_len)
@@ -45,13 +50,13 @@ impl Space {
     }
 
     /// A page was written at `offset`.
-    pub fn note_page(&mut self, offset: u64) {
+    pub fn note_page(&mut self, ByteOffset(offset): ByteOffset) {
         self.zeros.skipped(self.len..offset);
         self.len = self.len.max(offset + PAGE_LEN as u64);
     }
 
     /// `len` bytes of blocks were written at `offset`.
-    pub fn note_blocks(&mut self, offset: u64, len: u64) {
+    pub fn note_blocks(&mut self, ByteOffset(offset): ByteOffset, len: u64) {
         let end = offset + len;
         self.zeros.skipped(self.len..offset);
         self.zeros.wrote(offset..end);
@@ -60,9 +65,9 @@ impl Space {
 
     /// A write failed that the store may have done, completely or in part, or may do later. `found` is the length that
     /// the store reports now.
-    pub fn note_failed(&mut self, offset: u64, len: u64, found: Option<u64>) {
+    pub fn note_failed(&mut self, offset: ByteOffset, len: u64, found: Option<u64>) {
         let before = self.len;
-        self.zeros.failed(offset..offset + len);
+        self.zeros.failed(offset.0..offset.0 + len);
         self.note_blocks(offset, len);
         self.len = found.map_or(self.len, |found| found.max(before));
     }
@@ -73,12 +78,12 @@ impl Space {
     }
 
     /// A search found blocks in `range` to be a hole.
-    pub fn note_zeros(&mut self, range: Range<u64>) {
-        self.zeros.found(range);
+    pub fn note_zeros(&mut self, range: Range<ByteOffset>) {
+        self.zeros.found(range.start.0..range.end.0);
     }
 
     /// Whether all blocks of a range are known to read as zeros.
-    pub fn has_zeros(&self, from: u64, until: u64) -> bool {
-        self.zeros.have(from, until)
+    pub fn has_zeros(&self, from: ByteOffset, until: ByteOffset) -> bool {
+        self.zeros.have(from.0, until.0)
     }
 }

@@ -1,4 +1,4 @@
-//! `lamassu anchor status|export|import|verify|rebuild|accept|move`: what knows a vault's newest state, outside the
+//! `lamassu anchor status|export|import|verify|rebuild|accept|move`: the record of a vault's newest state, outside the
 //! store.
 
 mod accept;

@@ -98,7 +98,7 @@ pub fn inspect(subject: &Subject<'_>) -> Result<Inspected> {
     };
     let mut pages = Vec::new();
     let mut g = PageNo::ZERO;
-    while geometry.page_offset(g) < len {
+    while geometry.page_offset(g).0 < len {
         let mut page = reader.page(g)?;
         if page.state == "absent" {
             page.pages = reader.end_of_hole(g)? - g;
@@ -152,17 +152,17 @@ impl Reader<'_> {
     /// ends one.
     fn end_of_hole(&self, g: PageNo) -> Result<PageNo> {
         let geo = &self.geometry;
-        let (data, _) = next_data(self.file, geo.page_offset(g), self.len)
+        let (data, _) = next_data(self.file, geo.page_offset(g).0, self.len)
             .map_err(self.subject.failed("seek in", &self.subject.on_disk))?;
         let before = data / geo.segment_len() * geo.pages_per_segment();
         let end = if data >= self.len { before + geo.pages_per_segment() } else { before };
         let mut hole = g.next().until(PageNo(end)).rev();
-        Ok(hole.find(|g| geo.page_offset(*g) < self.len).map_or(g.next(), PageNo::next))
+        Ok(hole.find(|g| geo.page_offset(*g).0 < self.len).map_or(g.next(), PageNo::next))
     }
 
     fn page(&self, g: PageNo) -> Result<InspectedPage> {
         let geo = &self.geometry;
-        let offset = geo.page_offset(g);
+        let offset = geo.page_offset(g).0;
         let mut bytes = Box::new([0u8; PAGE_LEN]);
         let there = usize::try_from((self.len - offset).min(PAGE_LEN as u64)).unwrap_or(PAGE_LEN);
         self.file
@@ -226,7 +226,7 @@ impl Reader<'_> {
             if page.replaced >> i & 1 == 1 {
                 state.push_str("+replaced");
             }
-            ShownSlot { block: block.0, offset: self.geometry.block_offset(block), state }
+            ShownSlot { block: block.0, offset: self.geometry.block_offset(block).0, state }
         };
         (0..page.keys.len()).map(of).collect()
     }

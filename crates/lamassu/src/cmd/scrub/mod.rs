@@ -335,7 +335,7 @@ impl Watch<'_> {
         let found = Finding { kind, path, what };
         if !self.json {
             let line = format!("{kind}: {}: {}", text::printable(&found.path), found.what);
-            // That standard output is closed is told at the end.
+            // A closed standard output is reported at the end.
             let _ = self.meter.suspend(|| output::print(line));
         } else if self.findings.len() < FINDINGS_MAX {
             self.findings.push(found);

@@ -88,7 +88,7 @@ impl State {
         verified.is_some_and(|verified| verified.get(&object.0) == Some(&row.0))
     }
 
-    /// Whole or not at all: a temporary file in the same directory is written, then renamed. For this user alone.
+    /// Whole or not at all: it is written under a temporary name, then renamed. For this user alone.
     pub fn write(&self, file: &Path) -> std::io::Result<()> {
         let mut beside = file.as_os_str().to_owned();
         beside.push(".new");

@@ -1,8 +1,8 @@
 //! The local socket of an export: one export at a time, also while one ends or its process was killed.
 //!
-//! An export locks the file `SOCKET.lock` before it looks at the socket, and keeps it locked until the socket is gone.
-//! nbdkit inherits the lock, so it lasts as long as one of the two processes. The holder may remove a socket on which
-//! no process answers: nbdkit leaves its socket behind.
+//! A lock on a file next to the socket is held from before the first look at the socket until the file is removed.
+//! nbdkit holds it, too, so it lasts as long as one of the two processes. Its holder may remove a socket on which no
+//! process answers: nbdkit leaves its own behind.
 
 use crate::fault::{Fault, Result};
 use crate::signals;
@@ -66,7 +66,7 @@ impl Claim {
         let is_socket = self.socket.symlink_metadata().is_ok_and(|st| st.file_type().is_socket());
         let refuses = |error: &io::Error| error.kind() == io::ErrorKind::ConnectionRefused;
         if is_socket && UnixStream::connect(&self.socket).is_err_and(|error| refuses(&error)) {
-            // What cannot be removed nbdkit cannot bind, and says so.
+            // If it cannot be removed, nbdkit cannot bind it, and reports that.
             let _ = std::fs::remove_file(&self.socket);
         }
     }
@@ -75,7 +75,7 @@ impl Claim {
 impl Drop for Claim {
     fn drop(&mut self) {
         self.remove_dead();
-        // While the file is locked, no other export has a claim by it, or gets one.
+        // While it is locked: no other process has a claim by this file, or gets one.
         let _ = std::fs::remove_file(&self.lock);
     }
 }

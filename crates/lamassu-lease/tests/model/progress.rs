@@ -1,0 +1,383 @@
+//! Progress (L5), in every order of events of three hosts and a server, with the state machines that the program uses.
+//!
+//! The other model has no bound on how late a message is, so it cannot say how long a request waits. Here messages
+//! arrive at once, and a host that does not hang ends what it does within a tick. One host may hang, with the vault or
+//! without, and still sends heartbeats; others may have no answer to a heartbeat, since their connections break before.
+
+use lamassu_lease::client::{Client, Do, Op, Ticket};
+use lamassu_lease::server::{Durable, Server, Step};
+use lamassu_lease::{Call, Millis, Mode, Object, Reply, RequestNo, Terms};
+use stateright::{Checker, Expectation, HasDiscoveries, Model, Property};
+use std::collections::VecDeque;
+
+const FILE: Object = Object(7);
+const HOSTS: usize = 3;
+/// Operations of one host at once.
+const OPS_MAX: usize = 2;
+const TERM: u64 = 2;
+/// A request of the model itself: the state machines of hosts count theirs from zero.
+const OWN: RequestNo = RequestNo(1 << 32);
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Event {
+    Tick,
+    Want(usize, Mode),
+    Done(usize),
+    Hang(usize),
+    /// From now on the connection of a host breaks before a heartbeat is answered, and is made again.
+    Flicker(usize),
+}
+
+/// A rule that is left out, or a part of one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Without {
+    Nothing,
+    /// R1: conflicting leases are recalled.
+    Recall,
+    /// R1: requests are granted in the order of arrival.
+    Order,
+    /// R5: a weaker lease is released before a stronger one is requested.
+    Release,
+    /// R12: nothing is requested while the session is not good.
+    Good,
+    /// R13: who holds on to a recalled lease is not answered.
+    Silence,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Host {
+    client: Client,
+    /// Operations that wait for the lease, and since when.
+    waits: Vec<(Op, Mode, Millis)>,
+    works: Vec<Ticket>,
+    hangs: bool,
+    flickers: bool,
+    is_over: bool,
+    /// It has a lease that no operation has used.
+    is_unused: bool,
+    /// Leases that it released without use, one after the other.
+    unused: u8,
+    /// It keeps its lease until it has a stronger one.
+    keeps: bool,
+}
+
+impl Host {
+    /// Whether nothing is wrong with it.
+    fn is_sound(&self) -> bool {
+        !self.hangs && !self.flickers
+    }
+
+    fn wants_to_change(&self) -> bool {
+        self.waits.iter().any(|(_, mode, _)| *mode == Mode::Exclusive)
+    }
+}
+
+/// What is left to happen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Left {
+    ticks: u8,
+    wants: u8,
+    hangs: u8,
+    flickers: u8,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct World {
+    now: Millis,
+    server: Server,
+    hosts: [Host; HOSTS],
+    /// Requests that the server has not granted, in the order of their arrival.
+    arrived: Vec<(usize, Call)>,
+    next_op: u64,
+    left: Left,
+    wrong: Option<&'static str>,
+}
+
+#[derive(Clone, Debug)]
+struct Progress {
+    without: Without,
+    left: Left,
+}
+
+impl World {
+    /// Carries out what the clients want, and what follows from that, until there is nothing more.
+    fn settle(&mut self, without: Without, at: usize, all: Vec<Do>) {
+        let mut queue: VecDeque<_> = all.into_iter().map(|one| (at, one)).collect();
+        while let Some((at, one)) = queue.pop_front() {
+            let host = &mut self.hosts[at];
+            let more = match one {
+                Do::Send(call) => {
+                    let step = self.call(without, at, call);
+                    self.hear(without, step, &mut queue);
+                    continue;
+                }
+                Do::Go(ticket) => {
+                    host.go(ticket);
+                    continue;
+                }
+                Do::Fail(op) => {
+                    host.waits.retain(|(waiting, ..)| *waiting != op);
+                    continue;
+                }
+                Do::Lost => {
+                    if host.is_sound() {
+                        self.wrong = Some("the session of a host that passes what it is asked for has ended");
+                    }
+                    host.is_over = true;
+                    continue;
+                }
+                Do::Flush { .. } | Do::TakeOver { .. } if host.hangs => continue,
+                Do::Flush { .. } if without == Without::Release && host.wants_to_change() => {
+                    host.keeps = true;
+                    vec![Do::Send(Call::Acquire { request: OWN, object: FILE, mode: Mode::Exclusive })]
+                }
+                Do::Flush { .. } => host.client.flushed(FILE, self.now),
+                Do::TakeOver { by, .. } => {
+                    by.into_iter().for_each(|ticket| host.go(ticket));
+                    host.client.taken_over(FILE, self.now)
+                }
+            };
+            queue.extend(more.into_iter().map(|one| (at, one)));
+        }
+    }
+
+    /// A call of a host at the server.
+    fn call(&mut self, without: Without, at: usize, call: Call) -> Step {
+        let session = self.hosts[at].client.session();
+        let mut step = Step::default();
+        let mut serve = |server: &mut Server, session, call| {
+            let more = server.call(session, call, self.now);
+            step.replies.extend(more.replies);
+        };
+        match &call {
+            Call::Release { keeps: None, .. } if self.hosts[at].is_unused => {
+                let host = &mut self.hosts[at];
+                (host.is_unused, host.unused) = (false, host.unused + 1);
+                if host.unused > 1 {
+                    self.wrong = Some("a lease goes round among hosts that cannot use it");
+                }
+            }
+            Call::Resume { .. } => self.arrived.retain(|(other, _)| *other != at),
+            Call::Heartbeat { .. } if without == Without::Silence => self.server.was_away(self.now),
+            Call::Acquire { .. } => {
+                let before = self.arrived.clone();
+                self.arrived.push((at, call.clone()));
+                if without == Without::Order {
+                    // The newest is before all others.
+                    for (other, _) in &before {
+                        serve(&mut self.server, self.hosts[*other].client.session(), Call::Resume { held: Vec::new() });
+                    }
+                    serve(&mut self.server, session, call);
+                    for (other, call) in before {
+                        serve(&mut self.server, self.hosts[other].client.session(), call);
+                    }
+                    return step;
+                }
+            }
+            _ => {}
+        }
+        let beat = if let Call::Heartbeat { beat } = call { Some(beat) } else { None };
+        serve(&mut self.server, session, call);
+        if let Some(beat) = beat.filter(|_| without == Without::Silence && step.replies.is_empty()) {
+            step.replies.push((session, Reply::Alive { beat }));
+        }
+        step
+    }
+
+    /// Replies of the server at their hosts.
+    fn hear(&mut self, without: Without, step: Step, queue: &mut VecDeque<(usize, Do)>) {
+        for (session, reply) in step.replies {
+            let Some(at) = self.hosts.iter().position(|host| host.client.session() == session) else { continue };
+            let host = &mut self.hosts[at];
+            match &reply {
+                Reply::Recall { .. } if without == Without::Recall => continue,
+                Reply::Alive { .. } if host.flickers => continue,
+                Reply::Ended => self.arrived.retain(|(other, _)| *other != at),
+                Reply::Granted { request, .. } => {
+                    host.is_unused = true;
+                    let place = self.arrived.iter().position(|(other, _)| *other == at);
+                    if place != Some(0) {
+                        self.wrong = Some("a request was granted before one that came earlier");
+                    }
+                    self.arrived.retain(|(other, _)| *other != at);
+                    if *request == OWN {
+                        host.keeps = false;
+                        queue.extend(host.client.flushed(FILE, self.now).into_iter().map(|one| (at, one)));
+                        continue;
+                    }
+                }
+                _ => {}
+            }
+            queue.extend(host.client.reply(reply, self.now).into_iter().map(|one| (at, one)));
+        }
+    }
+
+    fn tick(&mut self, without: Without) {
+        self.now = self.now + Millis(1);
+        for at in 0..HOSTS {
+            let host = &mut self.hosts[at];
+            if host.is_over {
+                continue;
+            }
+            let mut all = if host.flickers { host.client.connected() } else { vec![host.client.beat(self.now)] };
+            if without == Without::Good && host.flickers && host.client.mode_of(FILE).is_none() {
+                // By a clock at which the session is good.
+                let none = Ticket { op: Op(u64::MAX), object: FILE, mode: Mode::Shared };
+                all.extend(host.client.finish(none, Millis(0)).1);
+            }
+            self.settle(without, at, all);
+        }
+        let step = self.server.tick(self.now);
+        let mut queue = VecDeque::new();
+        self.hear(without, step, &mut queue);
+        for (at, one) in queue {
+            self.settle(without, at, vec![one]);
+        }
+    }
+}
+
+impl Host {
+    fn go(&mut self, ticket: Ticket) {
+        self.waits.retain(|(op, ..)| *op != ticket.op);
+        self.works.push(ticket);
+        (self.is_unused, self.unused) = (false, 0);
+    }
+}
+
+impl Model for Progress {
+    type State = World;
+    type Action = Event;
+
+    fn init_states(&self) -> Vec<World> {
+        let (terms, now) = (Terms::of_model(TERM, TERM), Millis(0));
+        let (mut server, _) = Server::start(terms, Durable::default(), now);
+        let hosts = [(); HOSTS].map(|()| Host {
+            client: Client::new(terms, server.join(now).0, now),
+            waits: Vec::new(),
+            works: Vec::new(),
+            hangs: false,
+            flickers: false,
+            is_over: false,
+            is_unused: false,
+            unused: 0,
+            keeps: false,
+        });
+        vec![World { now, server, hosts, arrived: Vec::new(), next_op: 0, left: self.left, wrong: None }]
+    }
+
+    fn actions(&self, world: &World, all: &mut Vec<Event>) {
+        if world.wrong.is_some() {
+            return;
+        }
+        for (at, host) in world.hosts.iter().enumerate().filter(|(_, host)| !host.is_over && !host.hangs) {
+            if !host.works.is_empty() {
+                all.push(Event::Done(at));
+            }
+            if world.left.wants > 0 && host.works.len() + host.waits.len() < OPS_MAX {
+                all.extend([Mode::Shared, Mode::Exclusive].map(|mode| Event::Want(at, mode)));
+            }
+            if world.left.hangs > 0 && !host.flickers {
+                all.push(Event::Hang(at));
+            }
+            if world.left.flickers > 0 && !host.flickers {
+                all.push(Event::Flicker(at));
+            }
+        }
+        let are_done = world.hosts.iter().all(|host| host.works.is_empty() || host.hangs || host.is_over);
+        if world.left.ticks > 0 && are_done {
+            all.push(Event::Tick);
+        }
+    }
+
+    fn next_state(&self, last: &World, event: Event) -> Option<World> {
+        let mut world = last.clone();
+        match event {
+            Event::Tick => {
+                world.left.ticks -= 1;
+                world.tick(self.without);
+            }
+            Event::Want(at, mode) => {
+                world.left.wants -= 1;
+                let (op, now) = (Op(world.next_op), world.now);
+                world.next_op += 1;
+                let host = &mut world.hosts[at];
+                host.waits.push((op, mode, now));
+                let all = host.client.begin(op, FILE, mode, now);
+                world.settle(self.without, at, all);
+            }
+            Event::Done(at) => {
+                let ticket = world.hosts[at].works.remove(0);
+                let (_, all) = world.hosts[at].client.finish(ticket, world.now);
+                world.settle(self.without, at, all);
+            }
+            Event::Hang(at) => {
+                world.left.hangs -= 1;
+                world.hosts[at].hangs = true;
+            }
+            Event::Flicker(at) => {
+                world.left.flickers -= 1;
+                world.hosts[at].flickers = true;
+            }
+        }
+        Some(world)
+    }
+
+    fn properties(&self) -> Vec<Property<Self>> {
+        vec![
+            Property::always("L5 nothing goes wrong", |_, world: &World| world.wrong.is_none()),
+            Property::always("L5 no request waits for longer than two terms", |_, world: &World| {
+                let sound = world.hosts.iter().filter(|host| host.is_sound());
+                let mut since = sound.flat_map(|host| host.waits.iter().map(|(_, _, since)| since.0));
+                since.all(|since| world.now.0 <= since + 2 * TERM)
+            }),
+            Property::sometimes("a request that waits until a host that hangs has ended", |_, world: &World| {
+                let hung = world.hosts.iter().any(|host| host.hangs && host.is_over);
+                hung && world.hosts.iter().any(|host| host.is_sound() && !host.works.is_empty())
+            }),
+            Property::sometimes("a lease that cannot be used", |_, world: &World| {
+                world.hosts.iter().any(|host| host.unused > 0)
+            }),
+        ]
+    }
+}
+
+const RUNS: [Left; 2] =
+    [Left { ticks: 5, wants: 4, hangs: 1, flickers: 0 }, Left { ticks: 5, wants: 3, hangs: 0, flickers: 2 }];
+
+#[test]
+fn requests_are_granted_in_time_and_in_order() {
+    let (mut states, mut seen) = (0, std::collections::BTreeSet::new());
+    for left in RUNS {
+        let checker = Progress { without: Without::Nothing, left }.checker().threads(2).spawn_bfs().join();
+        for property in checker.model().properties() {
+            match property.expectation {
+                Expectation::Always => checker.assert_no_discovery(property.name),
+                Expectation::Sometimes | Expectation::Eventually => {
+                    seen.extend(checker.discovery(property.name).map(|_| property.name));
+                }
+            }
+        }
+        states += checker.unique_state_count();
+    }
+    println!("{states} states of progress");
+    assert_eq!(seen.len(), 2, "not everything happens that can: {seen:?}");
+    assert!(states > 10_000);
+}
+
+/// Each rule that is left out breaks the promise.
+#[test]
+fn every_rule_of_progress_is_needed() {
+    for without in [Without::Recall, Without::Order, Without::Release, Without::Good, Without::Silence] {
+        let breaks = |left: &Left| {
+            let model = Progress { without, left: *left };
+            let checker = model.checker().threads(2).finish_when(HasDiscoveries::AnyFailures).spawn_bfs().join();
+            let properties = checker.model().properties().into_iter();
+            let mut broken = properties.filter(|property| property.expectation == Expectation::Always);
+            let broken = broken.find_map(|property| Some((property.name, checker.discovery(property.name)?)));
+            let Some((name, path)) = broken else { return false };
+            println!("without {without:?}: {name}: {:?}", path.last_state().wrong);
+            true
+        };
+        assert!(RUNS.iter().any(breaks), "{without:?}");
+    }
+}
