@@ -78,7 +78,7 @@ pub fn hidden(path: &Path) -> Option<Fault> {
     is_within(&above).then(|| Fault::AboveNotLoaded { path: path.into(), above })
 }
 
-/// As [`at`], or where the vault in that directory is mounted for writing: for changes of which a daemon must know.
+/// As [`at`], or the mount for writing of the vault in that directory: for changes that its daemon must know.
 pub fn of(path: &Path) -> Option<Asked> {
     at(path).or_else(|| mounts::of_vault(path)?.root())
 }

@@ -197,7 +197,7 @@ fn copy(ui: &Ui, common: &Common, original: &Original, place: &Path, keys: NewCl
 
 /// Keeps all processes from writing the vault and its datasets, until this is dropped.
 enum Quiet {
-    /// By the daemon, which has the datasets too. It thaws when this process ends, however that comes.
+    /// The daemon of the mount has frozen the vault and its datasets. It thaws them when this process ends in any way.
     Frozen(Root, PathBuf),
     Locked(#[allow(dead_code, reason = "held, not read")] Vec<WriterLock>),
 }

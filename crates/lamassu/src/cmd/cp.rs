@@ -124,9 +124,9 @@ pub fn run(ui: &Ui, args: Args) -> Result<()> {
     Ok(closed?)
 }
 
-/// From here on a signal ends the copy in good order, and modes are those asked for, whatever the mask: files are made
-/// for their owner alone first. Not before the keys are loaded: what that writes is not for all. Returns the mask. A
-/// directory stays open for every level of a tree.
+/// From here on a signal ends the copy in good order, and the umask is empty: each file is made for its owner alone and
+/// then gets its mode. Call it after the keys are loaded, since files that loading writes must obey the umask. Returns
+/// the previous umask. The limit of descriptors is raised, since a directory stays open for every level of a tree.
 fn begin() -> u32 {
     signals::flag_only();
     open::raise_descriptor_limit();

@@ -254,7 +254,7 @@ impl Site {
         }
     }
 
-    /// Does it, and closes what was opened for it.
+    /// Does the work, by the daemon or in this process, and closes what was opened for it.
     fn work<T>(
         &self,
         by_daemon: impl FnOnce(&Asked) -> Result<T>,
@@ -492,7 +492,7 @@ fn destroy(ui: &Ui, args: &Destroy) -> Result<()> {
     Ok(())
 }
 
-/// Whether a directory, of which a daemon says that a dataset lies there, is one in the vault that the mount is of.
+/// Checks that a directory that a daemon reports as a dataset is one in the vault of this mount.
 ///
 /// # Errors
 /// [`Fault::NotThatDataset`].

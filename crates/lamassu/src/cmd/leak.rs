@@ -92,7 +92,7 @@ struct Leak {
     /// by profile
     #[serde(skip_serializing_if = "Option::is_none")]
     profiles: Option<Vec<OfProfile>>,
-    /// files of which no page opens, so that their profile is not known
+    /// files without a page that opens, so that their profile is not known
     #[serde(skip_serializing_if = "Option::is_none")]
     profile_unknown: Option<u64>,
 }
@@ -223,7 +223,7 @@ pub fn run(ui: &Ui, args: Args) -> Result<()> {
     if args.json { output::print_json(&leak) } else { print(&leak) }
 }
 
-/// A directory hands on its depth to those in it, and counts its entries.
+/// Counts entries. A directory passes its depth to the directories in it.
 impl Visit for Observer<'_> {
     type Passed = u64;
     type Here = u64;

@@ -67,7 +67,7 @@ pub struct Args {
     /// every host at once what another one wrote (docs/sharing.md)
     #[arg(long)]
     shared: bool,
-    /// Change nothing in the store; several hosts may mount it so
+    /// Change nothing in the store; several hosts can then mount it at once
     #[arg(short, long, visible_alias = "ro")]
     read_only: bool,
     /// Let other users use the mount (unless you are root, /etc/fuse.conf must have user_allow_other)
@@ -152,7 +152,7 @@ struct Plan {
     shared: bool,
     /// where the anchor lies, by `-o`
     anchor: Option<Choice>,
-    /// what is told of integrity events
+    /// the command that gets integrity events
     alert: Option<String>,
     /// the process that runs that, once it is started
     broker: Option<UnixStream>,
@@ -446,8 +446,8 @@ fn tell_closed_root(ui: &Ui, vault: &Vault, mountpoint: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Modes are those applications ask for; their own masks were applied by the kernel. Not before the keys are loaded:
-/// what that writes is not for all.
+/// Empties the umask: the kernel has already applied those of the applications. Call it after the keys are loaded:
+/// files that loading writes must obey the umask.
 fn take_modes_as_they_come() {
     rustix::process::umask(rustix::fs::Mode::empty());
 }

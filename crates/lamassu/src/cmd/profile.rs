@@ -58,7 +58,7 @@ pub struct SetArgs {
     paths: Vec<PathBuf>,
 }
 
-/// What is chosen; the rest stays as it is.
+/// The parts of the profile to change; the others stay.
 #[derive(clap::Args, Debug)]
 #[group(required = true, multiple = true)]
 struct Wanted {
@@ -172,7 +172,7 @@ struct Profiles {
     profiles: Vec<Row>,
 }
 
-/// A file, or a directory and what is made in it.
+/// The profile of a file, or of a directory and of new files in it.
 #[derive(Serialize)]
 struct Row {
     path: String,

@@ -238,7 +238,7 @@ fn rotate(ui: &Ui, args: &Rotate) -> Result<()> {
     Ok(())
 }
 
-/// The key at a server that blocks are to take their part of, made if it is not there.
+/// The oblivious key at a server on which the keys of blocks will depend. The server makes it if it does not exist.
 fn oblivious(ui: &Ui, suite: Suite, place: &str) -> Result<ObliviousKey> {
     check_oblivious(suite)?;
     ui.policy.check_oblivious(true)?;

@@ -215,7 +215,7 @@ mod tests {
     fn the_same_line_is_written_some_times_a_minute_and_the_rest_counted() {
         let (limit, now) = (Limit::default(), Instant::now());
         assert_eq!(written(&limit, DAMAGE, ["record a"; 1000], now), SAME as usize);
-        // Of another object, and of another kind.
+        // Events of another object, and of another kind, are not limited by it.
         assert_eq!(written(&limit, DAMAGE, ["record b"; 2], now), 2);
         assert_eq!(written(&limit, NAME, ["record a"; 2], now), 2);
         let like = "record a".to_owned();

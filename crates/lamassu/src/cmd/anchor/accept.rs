@@ -27,8 +27,8 @@ pub fn accept(ui: &Ui, args: &Accept) -> Result<()> {
     }
 }
 
-/// The header and the history as they are: they are written anew with the entry that says so. The record of sessions
-/// goes on behind the sessions that the anchor knows.
+/// Accepts the present header and history: both are written again, with an entry that says so. The record of sessions
+/// continues after the sessions that the anchor knows.
 fn header_and_history(ui: &Ui, args: &Accept) -> Result<()> {
     let source = args.key.source()?;
     open::found(ui, &args.dir)?;
@@ -63,8 +63,8 @@ fn header_and_history(ui: &Ui, args: &Accept) -> Result<()> {
     Ok(())
 }
 
-/// Paths, each with its entry in the history, which comes first: what was accepted and is not told would be worse than
-/// what is told and was not accepted.
+/// Accepts paths. The history gets an entry for each path first: an accepted path without an entry would be worse than
+/// an entry for a path that was not accepted.
 fn paths(ui: &Ui, args: &Accept) -> Result<()> {
     let unsealed = open::unlocked(ui, &args.dir, &args.key)?;
     unsealed.keys.may_change(&unsealed.found.header)?;
@@ -90,8 +90,8 @@ fn paths(ui: &Ui, args: &Accept) -> Result<()> {
     done.and_then(|()| Ok(closed?))
 }
 
-/// A dataset has an anchor of its own, so nothing of it was accepted. Tells which at a path, or where asked below it,
-/// have a header or a history that is not the newest, and how each is accepted.
+/// Names the datasets at a path (with `--recursive` also below it) whose header or history is not the newest, and how
+/// to accept each: a dataset has an anchor of its own, so nothing of it was accepted.
 fn stale_datasets(ui: &Ui, args: &Accept, vault: &Vault, plain: &Path) -> Result<usize> {
     let mut stale = 0;
     for stored in datasets_at(vault, args, plain)? {

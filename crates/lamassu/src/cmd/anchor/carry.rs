@@ -93,15 +93,15 @@ pub fn import(ui: &Ui, args: &Import) -> Result<()> {
     fits.inspect_err(|_| ui.warn("the anchor is imported, and the vault is not in the state that it knows"))
 }
 
-/// That the vault has had the sessions that its anchor knows. (That it had no others was asked when the anchor was
-/// opened.) So the export is of the state that lies there, as far as that is told without going through all of it.
+/// Checks that the vault has had all sessions that its anchor knows. (Opening the anchor has checked that it had no
+/// others.) So the export fits the state of the store, as far as that can be told without reading all of it.
 fn fits_sessions(unsealed: &Unsealed, dir: &Path, anchor: &Anchor) -> Result<()> {
     let header = &unsealed.found.header;
     let (root, ring) = (open::backend(dir)?.root(), unsealed.keys.key_ring(header.suite())?);
     Ok(lamassu_vault::verify_sessions(&*root, &ring, &header.id(), anchor.vault().sessions.recorded)?)
 }
 
-/// Appends to the history, which the anchor is told of.
+/// Appends an event to the history, and records that in the anchor.
 pub(super) fn note(ui: &Ui, unsealed: &Unsealed, dir: &Path, event: Event) -> Result<()> {
     let header = &unsealed.found.header;
     let mut history = unsealed.keys.history(dir, header)?;

@@ -205,7 +205,7 @@ fn anchored(ui: &Ui, path: &Path) -> Result<(PathBuf, VaultHeader)> {
     Ok((dir, header))
 }
 
-/// Refuses what takes the vault alone where it is mounted.
+/// Refuses, for a mounted vault, a command that needs the vault for itself.
 fn refuse_mounted(dir: &Path) -> Result<()> {
     match served::at(dir) {
         Some(at) => Err(Fault::RetireMounted { mountpoint: at.path().into() }.into()),

@@ -65,7 +65,7 @@ pub fn rebuild(ui: &Ui, args: &Rebuild) -> Result<()> {
     report(ui, args, file, &rebuilt)
 }
 
-/// The header as it is, which the anchor is told of, with the entry that says where its memory begins.
+/// Records the present header in the anchor, and in the history from when on the anchor knows the vault.
 fn record(ui: &Ui, unsealed: &Unsealed, dir: &Path, rebuilt: &Rebuilt) -> Result<()> {
     let update = Update::begin(&dir.join(name::HEADER), &ui.policy.witness())?.decided();
     let mut header: VaultHeader = update.read()?;

@@ -39,7 +39,7 @@ struct Told {
     bytes_per_file: Option<u64>,
     /// seconds since 1970
     last_commit: Option<u64>,
-    /// whether the checksums of all of it were compared, which is not done beside a writer
+    /// whether the checksums of all of it were compared, which is not done while a writer has it open
     checked: bool,
 }
 

@@ -132,7 +132,7 @@ struct Run<'a> {
     servers: Vec<KeySource>,
     /// what was asked of them, by this run and earlier ones
     asked: Vec<AtServer>,
-    /// those whose key is not there any more, of which no record says that it was this vault's
+    /// sources whose key is gone, without a record that the key was this vault's
     gone: Vec<String>,
     /// where an audit key signs one
     receipt: Option<Receipt>,
@@ -232,7 +232,7 @@ impl Run<'_> {
         self.finish(destruction)
     }
 
-    /// A key to be destroyed elsewhere is there, and one of this vault's, as far as there is still a header that tells.
+    /// Proves that a key to be destroyed elsewhere exists and opens a slot of this vault. Without a header it fails.
     fn prove(&self, source: &KeySource, header: Option<&VaultHeader>) -> Result<()> {
         let subject = self.args.dir.display().to_string();
         let material = keys::load(self.ui, source, &subject, Purpose::Unlock)?;
@@ -241,8 +241,8 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Leaves those keys that are still to be destroyed elsewhere. One that an earlier run has proven, as its receipt
-    /// says, is not proven again: it may be revoked by now, or gone.
+    /// Keeps in `servers` the keys that are still to be destroyed elsewhere. A key that an earlier run has proven (its
+    /// receipt says so) is not proven again: it may be revoked or gone by now.
     fn take_up(&mut self, header: Option<&VaultHeader>) -> Result<()> {
         for source in std::mem::take(&mut self.servers) {
             let name = source.to_string();
@@ -332,7 +332,7 @@ impl Run<'_> {
         if line.trim() == WORD { Ok(()) } else { Err(HostError::Interrupted.into()) }
     }
 
-    /// Everything behind the point of no return: servers first, while the old header still tells whose keys those were.
+    /// Everything after the point of no return. Servers come first: the old header still shows whose keys they were.
     fn finish(&mut self, destruction: Destruction) -> Result<()> {
         self.destroy_elsewhere()?;
         let mark = destruction.begun();

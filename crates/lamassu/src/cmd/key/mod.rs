@@ -179,7 +179,7 @@ impl TermsArg {
         Terms { role: role.unwrap_or(Role::Administrator), expires }
     }
 
-    /// The terms of one that takes the place of another: without a role it keeps that of the other.
+    /// The terms of a slot that replaces another. `None` as role: the new slot keeps the role of the old one.
     fn changed(&self) -> (Option<Role>, Option<u64>) {
         (self.use_only.then_some(Role::Use), self.expires.and_then(|Expires(at)| at))
     }
@@ -214,7 +214,7 @@ impl Target {
     }
 }
 
-/// Dispatches on the kind of header, which the compiler must know.
+/// Calls a function that is generic over the kind of header, for the kind that lies at the path.
 macro_rules! on_target {
     ($path:expr, $function:ident($ui:expr, $($arg:expr),*)) => {
         match Target::of($ui, $path)? {

@@ -55,7 +55,7 @@ pub struct TierArg {
 }
 
 impl TierArg {
-    /// The one that is set.
+    /// The tier whose option is set.
     pub fn tier(self) -> Tier {
         if self.inner { Tier::Inner } else { Tier::Outer }
     }
@@ -261,7 +261,7 @@ fn say_backups(ui: &Ui, args: &Retire, header: &VaultHeader, unlocked: &Unlocked
     }
 }
 
-/// Shows how far a proof is. What needs the epoch is counted: it is whole as long as the epoch stays.
+/// Shows the progress of a proof. Objects that need the epoch are counted: they are whole as long as the epoch stays.
 struct Shown<'a> {
     meter: Meter,
     ui: &'a Ui,

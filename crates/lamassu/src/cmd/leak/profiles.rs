@@ -15,7 +15,7 @@ use serde::Serialize;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
-/// As much of the memory for all blocks may those of one profile take.
+/// The blocks of one profile get one `SHARE`th of the memory for all blocks.
 const SHARE: usize = 8;
 
 /// Files, counted by profile.
@@ -48,7 +48,7 @@ pub struct OfProfile {
     cipher: Option<String>,
     hash: String,
     files: u64,
-    /// files of which blocks may still be as before, or are not yet
+    /// files whose profile is being changed: some blocks may still have the old one
     changing: u64,
     /// as they are stored
     bytes: u64,

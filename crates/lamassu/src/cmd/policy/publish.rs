@@ -133,7 +133,7 @@ pub fn init(ui: &Ui, args: &Init) -> Result<()> {
     print(manager.public())
 }
 
-/// Tells what was published; the error is that of rules that could not be.
+/// Reports what was published. The error is that of rules that could not be published.
 fn tell(ui: &Ui, done: Published) -> Result<()> {
     let Published { bundle, is_new, is_behind, unfit, status, revoked, to } = done;
     if is_behind {

@@ -187,7 +187,7 @@ struct Scrub<'a> {
 }
 
 impl Scrub<'_> {
-    /// All of the store. A dataset hinders the others as little as one file does.
+    /// Verifies the whole store. A dataset that cannot be verified does not keep the others from being verified.
     fn store(&self, header: &VaultHeader, anchor: &Anchor, watch: &mut Watch<'_>) -> Result<Scrubbed> {
         let mut done = self.vault(&self.args.dir, header, anchor, watch)?;
         while let Some((stored, id)) = watch.datasets.pop_front().filter(|_| !watch.is_stopped()) {

@@ -70,7 +70,7 @@ impl State {
         if read.vault == vault { Ok(read) } else { Err(refused().into()) }
     }
 
-    /// The state of a vault of which nothing is verified yet.
+    /// The state of a scrub that has verified nothing yet.
     pub fn of(vault: &str) -> State {
         State { vault: vault.into(), ..State::default() }
     }

@@ -1,5 +1,5 @@
 //! `volume export --check`: whether an export with these options would start. Nothing is served, locked or written, so
-//! it may be asked beside the export that is to be started anew.
+//! it may run while the export that is to be restarted still serves.
 
 use super::Args;
 use crate::fault::{Context, Fault, Result};

@@ -43,7 +43,7 @@ docs/volumes.md says more.";
 /// The plugin as cargo builds it, and as it is installed.
 const PLUGIN_BUILT: &str = "liblamassu_nbdkit.so";
 const PLUGIN_INSTALLED: &str = "../lib/lamassu/nbdkit-lamassu-plugin.so";
-/// With which code a plugin ends nbdkit that could not close a vault.
+/// The exit code of nbdkit if the plugin could not close a vault.
 const NOT_CLOSED: i32 = 5;
 
 /// Options of `volume export`.

@@ -14,7 +14,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// How long is waited for an export that is ending, and how often it is looked at.
+/// How long to wait for an export that is ending, and how often to look.
 const ENDING: Duration = Duration::from_secs(30);
 const POLL: Duration = Duration::from_millis(20);
 
@@ -38,7 +38,7 @@ impl Claim {
         loop {
             let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&lock)?;
             match file.try_lock() {
-                // Whoever had it before may have removed the file meanwhile.
+                // The export that held the lock before may have removed the file meanwhile.
                 Ok(()) if is_at(&file, &lock)? => {
                     let claim = Claim { socket: socket.into(), lock, file };
                     claim.remove_dead();
