@@ -7,6 +7,7 @@ use super::mirrored::copy::{existing, noted, session_of, up_to_date};
 use super::mirrored::reconcile;
 use super::session::{AGAIN_AFTER, Attended, Use};
 use super::{Connection, Mirrored, Result, Session};
+use crate::CHANGES_MAX;
 use lamassu_anchor::head::Head;
 use lamassu_anchor::table::{Change, DiskTable, Doubt, Standing, Table};
 use lamassu_anchor::{AnchorError, ServerFault};
@@ -36,6 +37,9 @@ struct Copy {
     table: Option<Arc<DiskTable>>,
     /// The table that last wrote it.
     last: Weak<Mirrored>,
+    /// What was changed in it since the last turn began, in order; `None`: unknown. A session that ends while the copy
+    /// is brought up to date leaves changes here that no turn has reported.
+    changed: Option<Vec<Change>>,
 }
 
 /// A notice to the holder of a turn.
@@ -92,7 +96,7 @@ impl Turns {
             opened => existing(opened)?,
         };
         let earlier = table.as_deref().map(session_of).transpose()?.flatten();
-        let mut copy = Copy { table, last: Weak::new() };
+        let mut copy = Copy { table, last: Weak::new(), changed: Some(Vec::new()) };
         let attended = copy.attend(connection, vault, earlier)?;
         Ok(Arc::new(Turns {
             connection: connection.clone(),
@@ -182,14 +186,21 @@ impl Copy {
             last.close();
         }
         let (table, changed) = up_to_date(session, vault, file, self.table.clone())?;
-        if changed.is_none() {
+        let is_all_new = changed.is_none();
+        self.changed = match (self.changed.take(), changed) {
+            (Some(earlier), Some(changed)) if earlier.len() + changed.len() <= CHANGES_MAX => {
+                Some([earlier, changed].concat())
+            }
+            _ => None,
+        };
+        if is_all_new {
             // First: the earlier table has lost its name.
             self.table = Some(table.clone());
             table.commit(&[noted(session.number())])?;
         }
         // The turn counts only if its session is good with the copy at hand.
         session.wait_until_good()?;
-        Ok((table, changed))
+        Ok((table, self.changed.replace(Vec::new())))
     }
 }
 

@@ -307,6 +307,8 @@ fn a_first_copy_that_takes_longer_than_a_turn_may_keep_others_waiting_is_not_beg
     let turn = take(&b, Mode::Exclusive).get();
     is_done.store(true, Ordering::SeqCst);
     assert!(begun.elapsed() > Duration::from_secs(2 * TERM), "the link is not slow");
+    // The vault is to trust nothing of an earlier turn: the copy was made anew, though not in this session.
+    assert!(turn.changed.is_none());
     // A session ended, as the host kept others waiting, and its copy was not lost.
     assert_eq!(hosts.lab.metric("sessions_held_on_total"), 1.0);
     let anchor = Anchor::open(turn.table.clone(), &hosts.vault).unwrap();
