@@ -11,6 +11,7 @@ use s3s::{S3Result, s3_error};
 use serde::Deserialize;
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Shortest secret.
 const SECRET_MIN: usize = 16;
@@ -103,6 +104,8 @@ pub struct User {
     pub owner: Owner,
     secret: SecretKey,
     rights: Rights,
+    /// The credentials were read again, and it is not among them, or has others.
+    is_replaced: AtomicBool,
 }
 
 impl User {
@@ -115,7 +118,8 @@ impl User {
     ) -> User {
         let (uid, gid) = own();
         let rights = Rights::Keys { bucket: tenant.name().into(), access_key, rules };
-        User { name, tenant, owner: Owner { uid, gid, umask: 0 }, secret, rights }
+        let is_replaced = AtomicBool::new(false);
+        User { name, tenant, owner: Owner { uid, gid, umask: 0 }, secret, rights, is_replaced }
     }
 
     /// Whether it is the holder of the credential with this access key.
@@ -164,15 +168,28 @@ impl User {
         }
     }
 
-    /// Whether it may continue: its credential is neither revoked nor expired.
+    /// Whether it may continue: its credential is neither revoked, expired nor replaced.
     ///
     /// # Errors
     /// For the holder.
     pub fn may_go_on(&self) -> S3Result<()> {
         match &self.rights {
+            Rights::Buckets { .. } if self.is_replaced.load(Ordering::Acquire) => {
+                Err(s3_error!(AccessDenied, "this user was removed, or its secret or its rights were changed"))
+            }
             Rights::Buckets { .. } => Ok(()),
             Rights::Keys { rules, .. } => rules.in_force(),
         }
+    }
+
+    /// Whether a user that was read again has the same name, tenant, owner, secret and rights.
+    fn is_as(&self, read: &User) -> bool {
+        let owner = |user: &User| (user.owner.uid, user.owner.gid);
+        self.name == read.name
+            && Arc::ptr_eq(&self.tenant, &read.tenant)
+            && owner(self) == owner(read)
+            && self.secret.expose() == read.secret.expose()
+            && self.rights == read.rights
     }
 
     /// Its secret.
@@ -188,13 +205,26 @@ fn matches(pattern: &str, bucket: &str) -> bool {
     }
 }
 
+impl PartialEq for Rights {
+    /// Rules are never equal: each request has its own.
+    fn eq(&self, other: &Rights) -> bool {
+        let (Rights::Buckets { read, write, make_buckets }, Rights::Buckets { read: r, write: w, make_buckets: m }) =
+            (self, other)
+        else {
+            return false;
+        };
+        (read, write, make_buckets) == (r, w, m)
+    }
+}
+
 /// All users, by access key.
 pub struct Credentials {
     users: HashMap<String, Arc<User>>,
 }
 
 impl Credentials {
-    /// Reads a gateway's credentials. Tenants in `before` keep the use of their limits.
+    /// Reads a gateway's credentials. Tenants in `before` keep the use of their limits, and users that have not changed
+    /// are the same: a reload ends no request of theirs.
     ///
     /// # Errors
     /// [`GatewayError::NotPrivate`], [`GatewayError::Config`], [`GatewayError::File`].
@@ -218,11 +248,23 @@ impl Credentials {
             let make = || known(&name).unwrap_or_else(|| Arc::new(Tenant::new(&name, config.limits_of(&name))));
             let tenant = tenants.entry(name.clone()).or_insert_with(make).clone();
             let access_key = entry.access_key.clone();
-            if users.insert(access_key, Arc::new(entry.user(tenant))).is_some() {
+            let read = entry.user(tenant);
+            let same = before.and_then(|before| before.user(&access_key)).filter(|user| user.is_as(&read)).cloned();
+            if users.insert(access_key, same.unwrap_or_else(|| Arc::new(read))).is_some() {
                 return Err(wrong("two users have the same access key".into()));
             }
         }
         Ok(Credentials { users })
+    }
+
+    /// Ends the requests of users that `now` lacks, or has with another secret or other rights.
+    pub fn end_those_not_in(&self, now: &Credentials) {
+        for (access_key, user) in &self.users {
+            let stays = now.user(access_key).is_some_and(|same| Arc::ptr_eq(same, user));
+            if !stays {
+                user.is_replaced.store(true, Ordering::Release);
+            }
+        }
     }
 
     /// The user of an access key.
@@ -258,6 +300,7 @@ impl UserEntry {
             owner: Owner { uid: self.uid.unwrap_or(own_uid), gid: self.gid.unwrap_or(own_gid), umask: 0 },
             secret: SecretKey::from(self.secret_key.0.as_str()),
             rights: Rights::Buckets { read: self.read, write: self.write, make_buckets: self.make_buckets },
+            is_replaced: AtomicBool::new(false),
         }
     }
 }
@@ -272,12 +315,16 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     fn read(text: &str, mode: u32) -> Result<Credentials> {
+        read_again(text, mode, None)
+    }
+
+    fn read_again(text: &str, mode: u32, before: Option<&Credentials>) -> Result<Credentials> {
         let dir = tempfile::tempdir().expect("a directory");
         let (config, file) = (dir.path().join("gateway.toml"), dir.path().join("credentials.toml"));
         std::fs::write(&config, "vault = \"/v\"\n").expect("writes");
         std::fs::write(&file, text).expect("writes");
         std::fs::set_permissions(&file, PermissionsExt::from_mode(mode)).expect("chmod");
-        Credentials::read(&Config::read(&config)?, None)
+        Credentials::read(&Config::read(&config)?, before)
     }
 
     #[test]
@@ -289,6 +336,29 @@ mod tests {
         assert!(!alice.may(Right::Read, "bob") && !alice.may(Right::Read, "alice2"));
         assert!(!alice.may(Right::Make, "alice"));
         assert!(credentials.user("BOB").is_none());
+    }
+
+    #[test]
+    fn requests_of_a_user_who_is_removed_or_changed_end_and_others_go_on() {
+        let user = |name: &str, secret: &str, write: &str| {
+            let (key, secret) = (name.to_uppercase(), format!("{secret} of sixteen characters"));
+            format!(
+                "[[user]]\nname = \"{name}\"\naccess_key = \"{key}\"\nsecret_key = \"{secret}\"\nwrite = [\"{write}\"]\n"
+            )
+        };
+        let all = ["gone", "secret", "rights", "same"];
+        let first = read(&all.map(|name| user(name, "one", "b")).concat(), 0o600).expect("good");
+        let held = all.map(|name| first.user(&name.to_uppercase()).expect("is there").clone());
+        let text = [user("secret", "two", "b"), user("rights", "one", "other"), user("same", "one", "b")].concat();
+        let second = read_again(&text, 0o600, Some(&first)).expect("good");
+        assert!(held.iter().all(|user| user.may_go_on().is_ok()), "they are not in force yet");
+        first.end_those_not_in(&second);
+        assert_eq!(held.each_ref().map(|user| user.may_go_on().is_ok()), [false, false, false, true]);
+        // A request that began before two reloads is of the same user still.
+        let third = read_again(&user("rights", "one", "other"), 0o600, Some(&second)).expect("good");
+        second.end_those_not_in(&third);
+        assert!(held[3].may_go_on().is_err());
+        assert!(third.user("RIGHTS").expect("is there").may_go_on().is_ok());
     }
 
     #[test]

@@ -153,6 +153,11 @@ impl Connection {
         Ok(())
     }
 
+    /// Whether no request with a good signature has come on it.
+    pub fn is_of_nobody(&self) -> bool {
+        self.0.lock().of.is_none()
+    }
+
     /// Whether its tenant has too many.
     pub fn is_refused(&self) -> bool {
         self.0.lock().is_refused

@@ -130,7 +130,9 @@ fn reload(config: &Config, served: &Served, current: &s3::Current, tls: &Tls) {
     let before = current.read().clone();
     match (Credentials::read(config, Some(&before)), config.front().read_tls()) {
         (Ok(credentials), Ok(read)) => {
-            *current.write() = Arc::new(credentials);
+            let credentials = Arc::new(credentials);
+            *current.write() = credentials.clone();
+            before.end_those_not_in(&credentials);
             *tls.write() = read;
             tracing::info!("credentials and certificate were read again");
         }

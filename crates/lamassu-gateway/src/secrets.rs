@@ -10,6 +10,7 @@ use zeroize::Zeroizing;
 
 /// Longest file that is read, in bytes.
 const FILE_MAX: u64 = 16 << 20;
+const TOO_LONG: &str = "it is longer than 16 MiB";
 
 /// A text that is never shown.
 #[derive(Clone, Deserialize)]
@@ -51,8 +52,8 @@ pub fn read_config(path: &Path, absent: &str) -> Result<String> {
         return Err(wrong("it must be a file of this user or root that no other user may write: `chmod go-w` it"));
     }
     let mut text = String::new();
-    file.take(FILE_MAX).read_to_string(&mut text).map_err(failed)?;
-    Ok(text)
+    file.take(FILE_MAX + 1).read_to_string(&mut text).map_err(failed)?;
+    if text.len() as u64 > FILE_MAX { Err(wrong(TOO_LONG)) } else { Ok(text) }
 }
 
 /// Reads the file, if no other user can read or change it.
@@ -65,8 +66,11 @@ pub fn read_private(path: &Path) -> Result<Zeroizing<String>> {
         return Err(GatewayError::NotPrivate(path.into()));
     }
     let mut text = Zeroizing::new(String::new());
-    file.take(FILE_MAX).read_to_string(&mut text).map_err(GatewayError::file("read", path))?;
-    Ok(text)
+    file.take(FILE_MAX + 1).read_to_string(&mut text).map_err(GatewayError::file("read", path))?;
+    match text.len() as u64 > FILE_MAX {
+        true => Err(GatewayError::Config { path: path.into(), detail: TOO_LONG.into() }),
+        false => Ok(text),
+    }
 }
 
 /// What is wrong, and in which line. The line itself is not shown: it may contain a secret.
@@ -75,5 +79,23 @@ pub fn in_line(text: &str, error: &toml::de::Error) -> String {
     match before {
         Some(before) => format!("line {}: {}", before.matches('\n').count() + 1, error.message()),
         None => error.message().into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn a_file_that_is_too_long_is_refused_and_not_cut() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("gateway.toml");
+        for (len, is_good) in [(FILE_MAX, true), (FILE_MAX + 1, false)] {
+            std::fs::write(&path, vec![b'#'; len as usize]).expect("writes");
+            std::fs::set_permissions(&path, PermissionsExt::from_mode(0o600)).expect("chmod");
+            assert_eq!(read_config(&path, "").is_ok(), is_good, "{len}");
+            assert_eq!(read_private(&path).is_ok(), is_good, "{len}");
+        }
     }
 }

@@ -29,7 +29,7 @@ use std::convert::Infallible;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
@@ -162,7 +162,7 @@ impl Door {
         self: Arc<Self>,
         request: Request<hyper::body::Incoming>,
         address: IpAddr,
-        connection: Connection,
+        (connection, since): (Connection, Instant),
     ) -> Response<Outgoing> {
         let number = self.requests.fetch_add(1, Ordering::Relaxed);
         let id = format!("{:08X}{number:08X}", self.start);
@@ -204,7 +204,10 @@ impl Door {
         // A client that asks waits for "100 Continue" and gets this answer instead. Botocore then takes its status for
         // that of the next answer on the connection.
         let was_not_told = asks && !entry.has_received();
-        if was_not_told || connection.is_refused() {
+        // It has `idle_seconds` for a good signature. Otherwise strangers could keep all connections with requests that
+        // are refused.
+        let is_strangers = connection.is_of_nobody() && since.elapsed() >= self.patience.idle;
+        if was_not_told || connection.is_refused() || is_strangers {
             headers.insert(http::header::CONNECTION, HeaderValue::from_static("close"));
         }
         if is_busy {
@@ -276,9 +279,9 @@ async fn speak(
     let door = &place.door;
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(door.patience.idle).max_buf_size(HEADERS_MAX);
-    let of_tenant = Connection::default();
+    let (of_tenant, since) = (Connection::default(), Instant::now());
     let answer = service_fn(|request| {
-        let (door, of_tenant) = (door.clone(), of_tenant.clone());
+        let (door, of_tenant) = (door.clone(), (of_tenant.clone(), since));
         async move { Ok::<_, Infallible>(door.answer(request, address.ip(), of_tenant).await) }
     });
     let connection = http.serve_connection(TokioIo::new(Patient::new(stream, door.patience)), answer);

@@ -8,6 +8,7 @@ use super::store::{Copying, Putting, Store};
 use super::sums::{self, Summing, Sums, put_sums};
 use crate::objects::Guard;
 use crate::objects::attrs::Attrs;
+use crate::objects::key::KEY_MAX;
 use crate::work::{self, NoLonger};
 use data_encoding::{BASE64, HEXLOWER};
 use http::HeaderMap;
@@ -154,6 +155,10 @@ impl<S: Store> Gateway<S> {
         let DeleteObjectsInput { bucket, delete, .. } = req.input;
         if delete.objects.is_empty() || delete.objects.len() > DELETE_MAX {
             return Err(s3_error!(MalformedXML, "1 to {DELETE_MAX} objects are deleted at once"));
+        }
+        // No object has such a key. The answer would repeat all of them, longer than they came.
+        if delete.objects.iter().any(|object| object.key.len() > KEY_MAX) {
+            return Err(s3_error!(KeyTooLongError, "a key has 1 to {KEY_MAX} bytes"));
         }
         let (is_quiet, user) = (delete.quiet == Some(true), session.user.clone());
         let removed = move |store: &Arc<S>| {

@@ -4,6 +4,7 @@ use crate::boto;
 use crate::lab::{Lab, PATIENCE, until};
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
+use std::time::{Duration, Instant};
 
 fn connect(lab: &Lab) -> TcpStream {
     let stream = TcpStream::connect(("127.0.0.1", lab.port)).expect("connects");
@@ -49,6 +50,29 @@ fn who_says_nothing_is_not_waited_for() {
     lab.python(
         "assert 'Contents' not in s3.list_objects_v2(Bucket='alice-slow')\ns3.delete_bucket(Bucket='alice-slow')",
     );
+}
+
+#[test]
+fn requests_that_are_refused_keep_no_connection() {
+    let lab = Lab::new("idle_seconds = 2\n");
+    let mut stream = connect(&lab);
+    let begun = Instant::now();
+    let mut answers = 0;
+    loop {
+        stream.write_all(b"GET /b/k HTTP/1.1\r\nhost: x\r\n\r\n").expect("writes");
+        let mut some = [0; 4096];
+        let len = stream.read(&mut some).expect("an answer");
+        let answer = String::from_utf8_lossy(&some[..len]).to_ascii_lowercase();
+        assert!(answer.starts_with("http/1.1 403"), "{answer}");
+        answers += 1;
+        if answer.contains("connection: close") {
+            break;
+        }
+        assert!(begun.elapsed() < PATIENCE, "it is never closed");
+        std::thread::sleep(Duration::from_millis(300));
+    }
+    assert!(answers > 1, "the first was closed already");
+    assert_eq!(rest(stream), "");
 }
 
 #[test]
@@ -98,6 +122,10 @@ fn what_is_too_large_is_refused() {
         let answer = ask("POST", "/alice-big?delete", body, document.len());
         assert!(answer.contains(" 400 ") && answer.contains("MaxMessageLengthExceeded"), "{answer}");
     }
+    // Keys that no object has would come back, each of them several times as long.
+    let long = format!("<Delete><Object><Key>{}</Key></Object></Delete>", "'".repeat(1025));
+    let answer = ask("POST", "/alice-big?delete", long.as_bytes(), long.len());
+    assert!(answer.contains(" 400 ") && answer.contains("KeyTooLongError") && answer.len() < 2000, "{answer}");
     // Many small elements cost much to parse, and take much memory.
     for document in ["<Object/>".repeat(1001), "<x/>".repeat(20_000)] {
         let document = format!("<Delete>{document}</Delete>");

@@ -300,7 +300,7 @@ fn a_server_without_a_master_key_keeps_none_and_another_server_is_not_asked() {
     let path = lab.path("server/server.toml");
     let config = fs::read_to_string(&path).unwrap();
     fs::write(&path, format!("{config}master_key = \"{k}\"\n")).unwrap();
-    lab.serve(&["run"]).code(9).says("no Lamassu server");
+    lab.serve(&["run"]).code(9).says("cannot get keys from a Lamassu server");
     fs::write(&path, format!("{config}master_key = \"hunter2\"\n")).unwrap();
     assert!(!lab.serve(&["run"]).code(13).err.contains("hunter2"));
     // Another server with the same address.
