@@ -14,6 +14,8 @@ use lamassu_lease::server::{Durable, Server, Step};
 use lamassu_lease::{Call, Millis, Mode, Object, SessionId, Terms};
 use stateright::{Checker, Expectation, HasDiscoveries, Model, Property};
 use std::collections::BTreeSet;
+use std::fmt::Debug;
+use std::hash::Hash;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Event {
@@ -317,22 +319,34 @@ const LONG_RUNS: [Left; 4] = [
     left([3, 0, 1, 2, 1, 0, 0]),
 ];
 
+/// Goes through all states of a model and checks its properties. Adds those that are to be seen, and were; returns the
+/// number of states.
+fn explored<M>(model: M, seen: &mut BTreeSet<&'static str>) -> usize
+where
+    M: Model<State: Clone + Debug + Hash + PartialEq + Send + Sync, Action: Clone + Debug + PartialEq>
+        + Send
+        + Sync
+        + 'static,
+{
+    let checker = model.checker().threads(2).spawn_bfs().join();
+    for property in checker.model().properties() {
+        match property.expectation {
+            Expectation::Always => checker.assert_no_discovery(property.name),
+            Expectation::Sometimes | Expectation::Eventually => {
+                seen.extend(checker.discovery(property.name).map(|_| property.name));
+            }
+        }
+    }
+    checker.unique_state_count()
+}
+
 #[test]
 fn every_order_of_events_keeps_the_promises() {
     let (mut states, mut seen) = (0, BTreeSet::new());
     let more = std::env::var_os("LAMASSU_MODEL_SCALE").map(|_| LONG_RUNS).into_iter().flatten();
     for left in RUNS.into_iter().chain(more) {
         let model = Sharing { without: Without::Nothing, left };
-        let checker = model.checker().threads(2).spawn_bfs().join();
-        for property in checker.model().properties() {
-            match property.expectation {
-                Expectation::Always => checker.assert_no_discovery(property.name),
-                Expectation::Sometimes | Expectation::Eventually => {
-                    seen.extend(checker.discovery(property.name).map(|_| property.name));
-                }
-            }
-        }
-        states += checker.unique_state_count();
+        states += explored(model, &mut seen);
     }
     println!("{states} states of leases");
     assert_eq!(seen.len(), 4, "not everything happens that can: {seen:?}");

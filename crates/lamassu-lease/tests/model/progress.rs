@@ -348,16 +348,7 @@ const RUNS: [Left; 2] =
 fn requests_are_granted_in_time_and_in_order() {
     let (mut states, mut seen) = (0, std::collections::BTreeSet::new());
     for left in RUNS {
-        let checker = Progress { without: Without::Nothing, left }.checker().threads(2).spawn_bfs().join();
-        for property in checker.model().properties() {
-            match property.expectation {
-                Expectation::Always => checker.assert_no_discovery(property.name),
-                Expectation::Sometimes | Expectation::Eventually => {
-                    seen.extend(checker.discovery(property.name).map(|_| property.name));
-                }
-            }
-        }
-        states += checker.unique_state_count();
+        states += crate::explored(Progress { without: Without::Nothing, left }, &mut seen);
     }
     println!("{states} states of progress");
     assert_eq!(seen.len(), 2, "not everything happens that can: {seen:?}");
