@@ -51,7 +51,7 @@ impl Administered {
         dir::check_dir(dir)?;
         let (config, authority) = (Config::read(dir)?, Arc::new(Authority::read(dir)?));
         let opened = Origin::open(dir, &config, &authority, &Waits::Not)?;
-        let Origin { state, anchors, office } = opened.ok_or(ServerError::NotRunning)?;
+        let Origin { state, anchors, office, .. } = opened.ok_or(ServerError::NotRunning)?;
         let (vaults, policies, master) = (None, None, None);
         Ok(Administered { dir: dir.into(), state, anchors, office, authority, config, vaults, policies, master })
     }

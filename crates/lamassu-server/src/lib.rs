@@ -74,6 +74,7 @@ pub mod pauses;
 pub mod policy;
 pub mod recent;
 pub mod refused;
+pub mod reserve;
 pub mod run;
 pub mod service;
 pub mod sessions;

@@ -7,6 +7,7 @@ use crate::Result;
 use crate::anchor_store::{AnchorStore, Files};
 use crate::authority::Authority;
 use crate::config::Config;
+use crate::reserve::Reserve;
 use crate::state::State;
 use std::path::Path;
 use std::sync::Arc;
@@ -22,6 +23,8 @@ pub struct Origin {
     pub anchors: Arc<dyn AnchorStore>,
     /// the right to use both
     pub office: Arc<Office>,
+    /// Disk space that is kept for the state; `None`: the state is not on this server's disk.
+    pub reserve: Option<Reserve>,
 }
 
 /// The right to serve. With replicas it ends when another one takes over.
@@ -96,6 +99,11 @@ impl Origin {
             Waits::Until { .. } => (State::open_when_free(dir)?, Files::open(dir)?),
         };
         state.keep_audit(config.audit_kept());
-        Ok(Some(Origin { state: Arc::new(state), anchors: Arc::new(anchors), office: Arc::default() }))
+        Ok(Some(Origin {
+            state: Arc::new(state),
+            anchors: Arc::new(anchors),
+            office: Arc::default(),
+            reserve: Some(Reserve::of(dir)),
+        }))
     }
 }

@@ -3,6 +3,7 @@
 use crate::accept::{Connection, Door, KnownKeys, Limits};
 use crate::admin::{Answer, LINE_MAX, Request, SOCKET};
 use crate::administered::Administered;
+use crate::anchor_store::RESERVE;
 use crate::audit::Event;
 use crate::authority::{Authority, is_to_be_renewed};
 use crate::backup;
@@ -18,6 +19,7 @@ use crate::origin::{Origin, Waits};
 use crate::pauses::Pauses;
 use crate::policy::{self, Policies, Policy};
 use crate::refused::Lost;
+use crate::reserve::Reserve;
 use crate::service::Service;
 use crate::state::State;
 use crate::threads::{THREADS_MAX, Threads};
@@ -54,6 +56,8 @@ const STREAMS_MAX: u32 = 64;
 const BEGINNING_AT_ONCE: usize = 4;
 /// How often the server looks whether its certificate is to be renewed.
 const RENEWAL_EVERY: Duration = Duration::from_secs(5);
+/// How often the server looks whether space is kept for the state.
+const RESERVE_EVERY: Duration = Duration::from_secs(5);
 /// Open files beside connections of hosts: anchors, the state, administrators, monitoring.
 const OTHER_FILES: u64 = 512;
 
@@ -239,7 +243,7 @@ impl<'a> Parts<'a> {
 
     /// Notes that the server has started, and answers administrators and posts alerts from now on.
     fn administer(&self) -> Result<()> {
-        let Origin { state, anchors, office } = &self.origin;
+        let Origin { state, anchors, office, .. } = &self.origin;
         let administered = Administered {
             dir: self.dir.into(),
             state: state.clone(),
@@ -363,6 +367,9 @@ async fn serve(dir: &Path, config: Config) -> Result<()> {
     let service = parts.service(failed.clone(), stopping);
     tokio::spawn(tick(parts.vaults.clone(), parts.pauses.clone(), failed));
     tokio::spawn(note_every_minute(parts.origin.state.clone(), parts.evaluations.clone()));
+    if let Some(reserve) = parts.origin.reserve.clone() {
+        tokio::spawn(keep_reserve(reserve));
+    }
     let connections = parts.accept(listener);
     let (end, ended) = tokio::sync::oneshot::channel::<()>();
     let server = Server::builder()
@@ -414,6 +421,22 @@ async fn tick(vaults: Arc<Vaults>, pauses: Arc<Pauses>, failed: mpsc::UnboundedS
                     let _ = failed.send(error.to_string());
                 }
             }));
+        }
+    }
+}
+
+/// Allocates the space that only the state may use, also after it was used.
+async fn keep_reserve(reserve: Reserve) {
+    let mut times = tokio::time::interval(RESERVE_EVERY);
+    let mut is_said = false;
+    loop {
+        times.tick().await;
+        let reserve = reserve.clone();
+        let taken = tokio::task::spawn_blocking(move || reserve.take(RESERVE)).await;
+        if let Ok(Err(error)) = taken
+            && !std::mem::replace(&mut is_said, true)
+        {
+            tracing::warn!(%error, "no space could be kept for the state: the server stops if others fill its disk");
         }
     }
 }

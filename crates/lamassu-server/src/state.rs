@@ -13,6 +13,7 @@ pub use self::keys::{KeptKey, Key, KeyRefusal, Use};
 pub use self::restored::Copied;
 use self::restored::Restored;
 use crate::audit::{self, ChainEnd, Event};
+use crate::reserve;
 use crate::writing::{AnyTable, RowChange, Writing};
 use crate::{Result, ServerError};
 use bell::Bell;
@@ -185,7 +186,7 @@ impl State {
     }
 
     fn open_file(dir: &Path, path: PathBuf) -> Result<State> {
-        let database = match Database::create(&path) {
+        let database = match reserve::database(dir, &path) {
             Err(redb::DatabaseError::DatabaseAlreadyOpen) => return Err(ServerError::Running { dir: dir.into() }),
             Err(error) if is_damage(&error) => {
                 return Err(ServerError::Damaged { path, what: "it is no database, or not a whole one" });

@@ -85,7 +85,7 @@ pub fn open(
     state.keep_audit(config.audit_kept());
     let anchors = Arc::new(EtcdAnchors::open(&cluster)?);
     let office = Arc::new(Office::of(lead, lock));
-    Ok(Some(Origin { state: Arc::new(state), anchors, office }))
+    Ok(Some(Origin { state: Arc::new(state), anchors, office, reserve: None }))
 }
 
 /// The same for a server: waits while an administrator's command, or a server that is ending, has the lock.

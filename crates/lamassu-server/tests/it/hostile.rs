@@ -10,6 +10,7 @@ use lamassu_rpc::proto::sessions_client::SessionsClient;
 use lamassu_rpc::proto::{self, up::Said};
 use lamassu_rpc::protocol;
 use std::fs;
+use std::io::Write;
 use std::process::Command;
 use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
@@ -158,8 +159,27 @@ fn reports_that_make_no_sense_or_are_of_others_are_refused_whole() {
     });
 }
 
-/// A disk that is nearly full: unmounted when the test ends.
+/// A small disk: unmounted when the test ends.
 struct SmallDisk(std::path::PathBuf);
+
+impl SmallDisk {
+    /// Moves the directory of a server that is stopped to a disk of `mib`. `None`: the test cannot mount.
+    fn of_server(lab: &Lab, mib: u32) -> Option<SmallDisk> {
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("NOTE: a small disk is mounted, which needs root: not run");
+            return None;
+        }
+        let (dir, was) = (lab.path("server"), lab.path("was"));
+        fs::rename(&dir, &was).unwrap();
+        fs::create_dir(&dir).unwrap();
+        let options = format!("size={mib}m,mode=700");
+        let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", &options, "none"]).arg(&dir).status();
+        assert!(mounted.unwrap().success());
+        let disk = SmallDisk(dir.clone());
+        assert!(Command::new("cp").arg("-aT").args([&was, &dir]).status().unwrap().success());
+        Some(disk)
+    }
+}
 
 impl Drop for SmallDisk {
     fn drop(&mut self) {
@@ -170,20 +190,11 @@ impl Drop for SmallDisk {
 /// Reports fill a disk up to the room that is kept for the state: the server goes on, and an administrator clears up.
 #[test]
 fn reports_do_not_take_the_room_that_the_state_needs() {
-    if !rustix::process::geteuid().is_root() {
-        eprintln!("NOTE: a small disk is mounted, which needs root: not run");
-        return;
-    }
     let mut lab = Lab::new();
     let id = lab.vault(lab.joined("a"));
     lab.stop("-TERM");
-    let (dir, was) = (lab.path("server"), lab.path("was"));
-    fs::rename(&dir, &was).unwrap();
-    fs::create_dir(&dir).unwrap();
-    let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", "size=80m,mode=700", "none"]).arg(&dir).status();
-    assert!(mounted.unwrap().success());
-    let _disk = SmallDisk(dir.clone());
-    assert!(Command::new("cp").arg("-aT").args([&was, &dir]).status().unwrap().success());
+    let Some(_disk) = SmallDisk::of_server(&lab, 110) else { return };
+    let dir = lab.path("server");
     lab.start();
     let st = rustix::fs::statvfs(&dir).unwrap();
     let spare = (st.f_bavail * st.f_frsize).saturating_sub(67 << 20);
@@ -215,6 +226,47 @@ fn reports_do_not_take_the_room_that_the_state_needs() {
     assert!(lab.serve(&["alerts", "close", "--all"]).ok().out.contains("closed: "));
     fs::remove_file(dir.join("other")).unwrap();
     lab.host("a").run("ls store/v").ok();
+    lab.serve(&["check"]).ok();
+    lab.stop("-TERM");
+}
+
+/// Another program fills the server's disk to its last byte. What cannot be refused is written all the same: sessions
+/// end, an administrator revokes a host. The server stays, and hosts go on when there is space.
+#[test]
+fn a_disk_that_another_program_fills_does_not_end_the_server() {
+    let mut lab = Lab::new();
+    lab.vault(lab.joined("a"));
+    lab.stop("-TERM");
+    let Some(_disk) = SmallDisk::of_server(&lab, 120) else { return };
+    let dir = lab.path("server");
+    lab.start();
+    wait_for("the space is kept", || dir.join("reserve").exists());
+    {
+        let a = lab.host("a");
+        a.mount().ok();
+        a.write("f", "synced").unwrap();
+    }
+    // All that there is, and no block is left.
+    let mut filler = fs::File::create(dir.join("filler")).unwrap();
+    while filler.write_all(&[1; 4096]).is_ok() {}
+    let free = || rustix::fs::statvfs(&dir).unwrap().f_bavail;
+    assert_eq!(free(), 0);
+    // Entries of the audit log, until the state has to grow.
+    let mut grown = 0;
+    while dir.join("reserve").exists() {
+        lab.serve(&["enrol", &format!("@h{grown}")]).ok();
+        grown += 1;
+        assert!(grown < 5000, "the state never grew");
+    }
+    kill(lab.host("a").daemon(), "-KILL");
+    wait_for("the killed host's session ends", || lab.metric("sessions") == 0.0);
+    let _ = Command::new("umount").arg("-l").arg(lab.path("m-a")).output();
+    // No session begins: it takes space.
+    lab.host("a").mount().code(66).says("nearly full");
+    drop(filler);
+    fs::remove_file(dir.join("filler")).unwrap();
+    wait_for("the space is kept again", || dir.join("reserve").exists());
+    assert_eq!(lab.host("a").run("cat store/v f").ok().out, "synced");
     lab.serve(&["check"]).ok();
     lab.stop("-TERM");
 }
