@@ -7,10 +7,10 @@
 //! which it lost the last one.
 
 use crate::error::errno;
-use crate::handles::{Handle, OpenFile};
+use crate::handles::{Handle, OpenFile, fresh_handle};
 use crate::inode::NodeTable;
 use crate::listing::{OpenDir, Snapshot};
-use crate::{Access, HandleId, Ino, Result, Vault, VaultError};
+use crate::{Access, HandleId, Ino, ROOT, Result, Vault, VaultError};
 use lamassu_anchor::row::Content;
 use lamassu_anchor::{EntryPlace, ObjectId, Token, Touched};
 use parking_lot::Mutex;
@@ -103,6 +103,13 @@ impl LeftHandles {
         }
     }
 
+    /// A handle of the root, which is opened when it is used.
+    fn add_root(&self) -> HandleId {
+        let id = fresh_handle();
+        self.change(|all| all.handles.insert(id.0, LeftHandle::Dir { ino: ROOT, parent: ROOT, listing: None }));
+        id
+    }
+
     fn has(&self, id: HandleId) -> Result<()> {
         match self.all.lock().handles.contains_key(&id.0) {
             true => Ok(()),
@@ -112,6 +119,11 @@ impl LeftHandles {
 }
 
 impl Left {
+    /// Opens the root in a later turn, when the handle is used.
+    pub fn open_root(&self) -> HandleId {
+        self.handles.add_root()
+    }
+
     /// The kernel releases references.
     pub fn forget(&mut self, ino: Ino, count: u64) {
         self.nodes.forget(ino, count);
@@ -201,6 +213,11 @@ impl Vault {
         }
         self.left.replace(handles);
         Ok(())
+    }
+
+    /// Opens the root when the handle is used, so that the store is not asked now.
+    pub(crate) fn open_root_later(&self) -> HandleId {
+        self.left.add_root()
     }
 
     /// Whether another host has changed a node since it was given to the kernel.

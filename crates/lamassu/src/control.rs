@@ -11,7 +11,6 @@ use lamassu_host::control::protocol::{Caller, MESSAGE_LEN_MAX, Parcel, Request, 
 use lamassu_host::control::{AskError, Counted, Transport, client};
 use lamassu_keys::{Argon2Params, Material};
 use serde::de::DeserializeOwned;
-use std::path::Path;
 use std::sync::Arc;
 use zeroize::Zeroizing;
 
@@ -30,13 +29,13 @@ impl Transport for Mounted<'_> {
 }
 
 /// A mount of any user.
-struct Strangers<'a>(&'a Path);
+struct Strangers<'a>(&'a Root);
 
 impl Transport for Strangers<'_> {
     type Error = ControlError;
 
     fn call(&self, request: &[u8]) -> Result<Zeroizing<Vec<u8>>, ControlError> {
-        Root::open(self.0)?.call(request)
+        self.0.call(request)
     }
 }
 
@@ -60,16 +59,16 @@ pub fn pack(dir: &Asked, material: &Material, cost: Argon2Params) -> Result<Parc
 ///
 /// # Errors
 /// See [`AskError`].
-pub fn claimed_status(mountpoint: &Path) -> Result<Status, AskError<ControlError>> {
-    client::ask(&Strangers(mountpoint), &Request::Status {})
+pub fn claimed_status(root: &Root) -> Result<Status, AskError<ControlError>> {
+    client::ask(&Strangers(root), &Request::Status {})
 }
 
 /// Makes the daemon of any user's mount write everything to the store.
 ///
 /// # Errors
 /// See [`AskError`].
-pub fn sync(mountpoint: &Path) -> Result<(), AskError<ControlError>> {
-    client::ask(&Strangers(mountpoint), &Request::Sync {})
+pub fn sync(root: &Root) -> Result<(), AskError<ControlError>> {
+    client::ask(&Strangers(root), &Request::Sync {})
 }
 
 /// The function that answers calls of a mount.

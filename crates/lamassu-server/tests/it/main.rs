@@ -14,6 +14,7 @@ mod keys;
 mod newer;
 mod oblivious;
 mod operations;
+mod outages;
 mod permissions;
 mod policy;
 mod replays;

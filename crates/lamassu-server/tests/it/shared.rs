@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 const SOON: Duration = Duration::from_secs(120);
 
 /// A vault that all three have mounted.
-fn shared(lab: &Lab) -> [Host<'_>; 3] {
+pub(crate) fn shared(lab: &Lab) -> [Host<'_>; 3] {
     let hosts = ["a", "b", "c"].map(|name| lab.joined(name));
     let id = lab.vault(hosts[0]);
     hosts[1..].iter().for_each(|host| lab.grant(*host, &id));
@@ -25,19 +25,19 @@ fn shared(lab: &Lab) -> [Host<'_>; 3] {
     hosts
 }
 
-fn mount(host: Host<'_>) {
+pub(crate) fn mount(host: Host<'_>) {
     host.run(&format!("mount --shared --anchor {} store/v m-{}", host.lab.url(), host.name)).ok();
 }
 
 /// Everything in a directory but what is in directories, by name.
-fn listed(dir: &Path) -> Vec<String> {
+pub(crate) fn listed(dir: &Path) -> Vec<String> {
     let mut names: Vec<_> =
         fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
     names.sort();
     names
 }
 
-fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+pub(crate) fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     let end = Instant::now() + SOON;
     while !is_so() {
         assert!(Instant::now() < end, "{what}");
@@ -46,7 +46,7 @@ fn until(what: &str, mut is_so: impl FnMut() -> bool) {
 }
 
 /// After a test: what the hosts have left is whole.
-fn unmounted_and_checked(lab: &Lab, hosts: &[Host<'_>]) {
+pub(crate) fn unmounted_and_checked(lab: &Lab, hosts: &[Host<'_>]) {
     hosts.iter().for_each(|host| drop(host.umount().ok()));
     lab.wait_until_free();
     hosts[0].run("check store/v").ok();
@@ -445,111 +445,6 @@ fn a_host_that_is_killed_or_stopped_is_waited_for_and_the_others_go_on() {
     mount(c);
     assert_eq!(fs::read_to_string(c.file("late")).unwrap(), "of c");
     unmounted_and_checked(&lab, &[a, b, c]);
-}
-
-/// While the server is silent, calls wait for it. What the kernel has is not read meanwhile: another host may have
-/// changed it.
-#[test]
-fn cached_pages_are_dropped_in_doubt_although_calls_wait() {
-    const TERM: u64 = 6;
-    // In doubt from 0.9 terms on; a call waits for a term.
-    let (dropped, awaited) = (Duration::from_secs(TERM + 3), Duration::from_secs(TERM + 5));
-    let lab = Lab::with_term(TERM);
-    let [a, b, c] = shared(&lab);
-    a.write("f", "of a").unwrap();
-    // The host has had the vault for a while, so the kernel keeps pages of what is opened now.
-    std::thread::sleep(Duration::from_secs(1));
-    let file = File::open(a.file("f")).unwrap();
-    let read = || file.read_exact_at(&mut [0; 4], 0);
-    read().unwrap();
-    let (server, is_over) = (lab.server.as_ref().unwrap().id(), AtomicBool::new(false));
-    kill(server, "-STOP");
-    let stopped = Instant::now();
-    let reads = std::thread::scope(|scope| {
-        scope.spawn(|| {
-            for number in 0.. {
-                let _ = a.file(&format!("absent-{number}")).metadata();
-                if is_over.load(Ordering::SeqCst) {
-                    break;
-                }
-            }
-        });
-        let reads = scope.spawn(|| {
-            let mut reads = Vec::new();
-            while !is_over.load(Ordering::SeqCst) {
-                let begun = stopped.elapsed();
-                let is_read = read().is_ok();
-                reads.push((begun, stopped.elapsed(), is_read));
-                std::thread::sleep(Duration::from_millis(20));
-            }
-            reads
-        });
-        std::thread::sleep(awaited);
-        is_over.store(true, Ordering::SeqCst);
-        kill(server, "-CONT");
-        reads.join().unwrap()
-    });
-    assert!(reads.iter().any(|(_, _, is_read)| *is_read));
-    let late = reads.iter().find(|(begun, ended, is_read)| *is_read && *begun > dropped && *ended < awaited);
-    assert!(late.is_none(), "read in doubt: {late:?}");
-    until("it is read again", || read().is_ok());
-    drop(file);
-    unmounted_and_checked(&lab, &[a, b, c]);
-}
-
-/// The server is killed and started again: what waits goes on, and nothing acknowledged is gone.
-#[test]
-fn a_server_that_is_killed_holds_hosts_up_and_loses_nothing() {
-    let mut lab = Lab::new();
-    {
-        let [a, ..] = shared(&lab);
-        a.write("before", "1").unwrap();
-    }
-    let mount = lab.path("m-b");
-    let written = std::thread::spawn(move || fs::write(mount.join("meanwhile"), "2"));
-    lab.stop("-KILL");
-    lab.start();
-    written.join().unwrap().unwrap();
-    let [a, b, c] = ["a", "b", "c"].map(|name| lab.host(name));
-    assert_eq!(fs::read_to_string(c.file("before")).unwrap(), "1");
-    assert_eq!(fs::read_to_string(a.file("meanwhile")).unwrap(), "2");
-    unmounted_and_checked(&lab, &[a, b, c]);
-}
-
-/// Files are to be emptied while the server stands still: the calls fail, and what was synced stays.
-#[test]
-fn what_cannot_be_emptied_stays() {
-    const LENGTHS: [usize; 2] = [2_560, 3_000_000];
-    let lab = Lab::new();
-    let hosts = shared(&lab);
-    let [a, b, _] = hosts;
-    let server = lab.server.as_ref().unwrap().id();
-    for len in LENGTHS {
-        let mut file = File::create_new(a.file(&len.to_string())).unwrap();
-        file.write_all(&vec![7; len]).unwrap();
-        file.sync_all().unwrap();
-    }
-    assert_eq!(listed(&b.file("")).len(), 2);
-    let files = LENGTHS.map(|len| File::options().write(true).open(a.file(&len.to_string())).unwrap());
-    kill(server, "-STOP");
-    let failed = std::thread::scope(|scope| {
-        let cut = |file| scope.spawn(move || File::set_len(file, 0).is_err());
-        files.iter().map(cut).collect::<Vec<_>>().into_iter().all(|cut| cut.join().unwrap())
-    });
-    kill(server, "-CONT");
-    assert!(failed, "the anchor did not know of it");
-    drop(files);
-    for len in LENGTHS {
-        for host in [a, b] {
-            let mut found = None;
-            until("it is read again", || {
-                found = fs::read(host.file(&len.to_string())).ok();
-                found.is_some()
-            });
-            assert!(found == Some(vec![7; len]), "{len} on {}", host.name);
-        }
-    }
-    unmounted_and_checked(&lab, &hosts);
 }
 
 #[test]

@@ -206,6 +206,11 @@ impl FileSystem for Forest {
     fn setattr(&self, ino: Ino, handle: Option<HandleId>, set: &SetAttr) -> Result<Attr> {
         let vault = self.at(ino)?;
         let done = vault.setattr(local(ino), handle.map(local_handle), set);
+        if ino == ROOT
+            && let Ok(attr) = done
+        {
+            let _ = self.root_or_as_last_known(Ok(attr));
+        }
         if done.is_ok() && (set.mode.is_some() || set.uid.is_some() || set.gid.is_some()) {
             self.root_changed(ino, &vault)?;
         }
@@ -329,6 +334,11 @@ impl FileSystem for Forest {
     // The root of a dataset whose key is not loaded opens too, so that it can be addressed, and lists nothing.
     fn open_dir(&self, ino: Ino) -> Result<HandleId> {
         let member = member_of(ino);
+        if ino == ROOT
+            && let Some(opened) = self.open_root_beside_turns()
+        {
+            return opened.map(|handle| global_handle(member, handle));
+        }
         let opened = match self.at(ino) {
             Err(VaultError::KeyNotLoaded) if local(ino) == ROOT => Ok(fresh_handle()),
             vault => vault?.open_dir(local(ino)),

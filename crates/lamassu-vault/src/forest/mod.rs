@@ -431,9 +431,11 @@ impl Forest {
     /// stat of a member's root, which also a locked one has.
     fn root_attr(&self, slot: &KnownMember) -> Result<Attr> {
         let attr = match slot.loaded() {
+            Some(vault) if slot.number == ROOT_MEMBER => self.root_or_as_last_known(vault.getattr(ROOT, None))?,
             Some(vault) => vault.getattr(ROOT, None)?,
-            // Without a turn nothing is known: the store's attributes may be of any age.
-            None if slot.number == ROOT_MEMBER && self.waits_in().is_some() => return Err(self.not_loaded()),
+            None if slot.number == ROOT_MEMBER && self.waits_in().is_some() => {
+                self.root_or_as_last_known(Err(self.not_loaded()))?
+            }
             None => {
                 let attr = slot.backing_attr()?;
                 let row = self.entry_row(slot)?;

@@ -6,7 +6,7 @@ use crate::error::errno;
 use crate::left::Left;
 use crate::root::Top;
 use crate::turns::{Kept, Turns};
-use crate::{Ino, Options, Result, Vault, VaultError};
+use crate::{Attr, HandleId, Ino, Options, ROOT, Result, Vault, VaultError};
 use lamassu_anchor::Touched;
 use lamassu_crypto::KeyRing;
 use lamassu_format::header::VaultHeader;
@@ -19,6 +19,9 @@ pub(super) struct ByTurns {
     /// State that the last vault has left, while none is open. Held shared by operations without a turn, exclusively to
     /// begin or end a turn.
     left: RwLock<Option<Mutex<Left>>>,
+    /// The root's attributes as this host last read them: in this turn, or in its last one. Requests to the daemon go
+    /// to the root, which therefore opens also while this host can have no turn.
+    root: Mutex<Option<Attr>>,
 }
 
 impl Forest {
@@ -26,7 +29,7 @@ impl Forest {
     /// the next ones.
     pub fn take_turns(&self, turns: Arc<Turns>) {
         // There is one driver of turns.
-        let _ = self.by_turns.set(ByTurns { turns, left: RwLock::default() });
+        let _ = self.by_turns.set(ByTurns { turns, left: RwLock::default(), root: Mutex::default() });
     }
 
     /// Opens the vault for a turn. `touched`: objects that other hosts changed since the last turn; `None`: unknown.
@@ -44,6 +47,7 @@ impl Forest {
         let (backend, engine) = (self.root.backend.clone(), self.engine.clone());
         let vault = Vault::open_with(backend, header, ring, options, engine, Top::FileSystem)?;
         vault.verify_root()?;
+        let root = vault.getattr(ROOT, None)?;
         let mut left = by_turns.left.write();
         if let Some(before) = left.take()
             && let Err((before, error)) = vault.take_up(before.into_inner(), touched)
@@ -51,6 +55,7 @@ impl Forest {
             *left = Some(Mutex::new(*before));
             return Err(error);
         }
+        *by_turns.root.lock() = Some(root);
         self.root.set_loaded(Arc::new(vault));
         Ok(())
     }
@@ -99,6 +104,27 @@ impl Forest {
             Some(left) => away(&mut left.lock()),
             None => here(),
         }
+    }
+
+    /// Opens the root of the whole, without a turn: nothing is read before the handle is used. `None`: the vault is
+    /// this host's alone.
+    pub(super) fn open_root_beside_turns(&self) -> Option<Result<HandleId>> {
+        let by_turns = self.by_turns.get()?;
+        Some(match &*by_turns.left.read() {
+            Some(left) => Ok(left.lock().open_root()),
+            None => self.at(ROOT).map(|vault| vault.open_root_later()),
+        })
+    }
+
+    /// The root's attributes, as they were last read if they cannot be read now. Only these are answered without a
+    /// turn.
+    pub(super) fn root_or_as_last_known(&self, read: Result<Attr>) -> Result<Attr> {
+        let Some(by_turns) = self.by_turns.get() else { return read };
+        let mut known = by_turns.root.lock();
+        if let Ok(attr) = read {
+            *known = Some(attr);
+        }
+        known.map_or(read, Ok)
     }
 
     pub(super) fn waits_in(&self) -> Option<&Arc<Turns>> {

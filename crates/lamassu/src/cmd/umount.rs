@@ -224,36 +224,44 @@ enum Written {
     Unknown(crate::fault::Error),
 }
 
+/// Opens the root once: each open may wait for a daemon that has lost its server.
 fn settled(mountpoint: &Path) -> (Option<Status>, Written) {
+    let root = match Root::open(mountpoint) {
+        Ok(root) => root,
+        Err(error) => return (None, unanswered(mountpoint, AskError::Transport(error))),
+    };
     // What the kernel writes back would wait for a thaw. Not frozen is what a mount normally is.
-    let _ = Root::open(mountpoint).and_then(|root| root.thaw());
-    let status = crate::control::claimed_status(mountpoint).ok();
+    let _ = root.thaw();
+    let status = crate::control::claimed_status(&root).ok();
     // With files open the kernel may have more to write without end, and unmounting fails anyhow. Closing a file hands
     // over what is cached of it.
     let is_open = status.as_ref().is_some_and(|status| status.open_files > 0);
-    (status, written(mountpoint, is_open))
+    (status, written(mountpoint, &root, is_open))
 }
 
-fn written(mountpoint: &Path, is_open: bool) -> Written {
-    let pushed = if is_open { Ok(()) } else { Root::open(mountpoint).and_then(|root| root.write_back()) };
+fn written(mountpoint: &Path, root: &Root, is_open: bool) -> Written {
+    let pushed = if is_open { Ok(()) } else { root.write_back() };
     let refused = match pushed {
         Err(error @ ControlError::Io { op: control::SYNCFS, source: _ }) => Some(error),
         Ok(()) | Err(_) => None,
     };
-    match crate::control::sync(mountpoint) {
+    match crate::control::sync(root) {
         Ok(()) => refused.map_or(Written::All, Written::Refused),
-        // A daemon of an earlier version.
-        Err(AskError::Told(Failed { kind: FaultKind::UnknownRequest, .. })) => Written::All,
-        Err(error @ AskError::Told(Failed { kind: FaultKind::Refused, .. })) => {
+        Err(error) => unanswered(mountpoint, error),
+    }
+}
+
+/// Of a daemon that has not written everything, or has not said so.
+fn unanswered(mountpoint: &Path, error: AskError<ControlError>) -> Written {
+    match error {
+        error @ AskError::Told(Failed { kind: FaultKind::Refused, .. }) => {
             Written::NotAllowed(crate::served::not_asked(mountpoint, error))
         }
-        Err(AskError::Told(failed)) => {
-            Written::Kept(Failed { message: crate::text::printable(&failed.message), ..failed })
-        }
+        AskError::Told(failed) => Written::Kept(Failed { message: crate::text::printable(&failed.message), ..failed }),
         // Not encrypted: nothing is held back there.
-        Err(AskError::Transport(ControlError::NotMounted(_))) => Written::All,
-        Err(AskError::Transport(ControlError::Io { op: _, source })) if is_gone(&source) => Written::Gone,
-        Err(error) => Written::Unknown(crate::served::not_asked(mountpoint, error)),
+        AskError::Transport(ControlError::NotMounted(_)) => Written::All,
+        AskError::Transport(ControlError::Io { op: _, source }) if is_gone(&source) => Written::Gone,
+        error => Written::Unknown(crate::served::not_asked(mountpoint, error)),
     }
 }
 
