@@ -25,6 +25,8 @@ from demolib.shell import DemoError, Undo, run as command  # noqa: E402
 
 # What calls may end with while something fails: of Lamassu, of a mount whose daemon is gone, of one that is not there.
 FAULTY = {errno.EIO, errno.ENOTCONN, errno.ECONNABORTED, errno.ENOSPC, errno.ESTALE, errno.ENOENT, errno.ENODEV, errno.EROFS}
+# Of the handles of a mount whose daemon has ended.
+DEAD = {errno.ENOTCONN, errno.ECONNABORTED}
 # docs/sharing.md, section 7: in a directory, or of an entry, that another host has moved or removed.
 MOVED = {errno.ESTALE}
 # Alerts of what a session left that ended while its host was at work: no damage (docs/alerts.md).
@@ -261,8 +263,9 @@ class Run:
         if call["kind"] == "name" and code in MOVED and call["what"][0] in ("rename", "list"):
             return
         self.counts["errors"] += 1
-        # A handle tells its loss when it is used next.
-        since = call.get("since", call["begun"]) if call["kind"] in ("write", "sync", "close") else call["begun"]
+        # A handle tells its loss when it is used next, and one of a daemon that was killed fails whenever it is used.
+        lasts = call["kind"] in ("write", "sync", "close") or code in DEAD
+        since = call.get("since", call["begun"]) if lasts else call["begun"]
         if code not in FAULTY or not any(since <= fault.over[name] and call["ended"] >= fault.began for fault in hit):
             raise Failure(f"a call failed without a reason ({errno.errorcode.get(code, code)}): {call}")
 

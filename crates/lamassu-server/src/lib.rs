@@ -7,6 +7,7 @@
 //! | `dir` | the directory of a server |
 //! | `alerts` | alerts from hosts |
 //! | `writing`, `audit` | a transaction that records its changes; the audit log, a chain of digests |
+//! | `reserve` | disk space that only the state may use |
 //! | `state/` | the durable state: hosts, tokens, leases, alerts, keys, the audit log; one redb file, or etcd |
 //! | `authority` | certificates: the authority that hosts trust, and the server's own |
 //! | `anchor_store` | the tables of anchors in files |

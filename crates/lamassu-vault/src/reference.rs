@@ -230,10 +230,13 @@ pub fn read_full(fs: &(impl FileSystem + ?Sized), handle: HandleId, offset: u64,
 /// Writes all of `data` at `offset` with `write`, which takes an offset and bytes, and returns how many it has written.
 ///
 /// # Errors
-/// Those of `write`.
+/// Those of `write`; an I/O error if it takes none.
 pub fn write_all(mut offset: u64, mut data: &[u8], mut write: impl FnMut(u64, &[u8]) -> Result<usize>) -> Result<()> {
     while !data.is_empty() {
         let written = write(offset, data)?;
+        if written == 0 {
+            return Err(VaultError::Io { op: "write", source: std::io::ErrorKind::WriteZero.into() });
+        }
         offset += written as u64;
         data = &data[written..];
     }
@@ -262,6 +265,8 @@ mod tests {
         write_all(5, data, few).unwrap();
         assert_eq!(store, b"\0\0\0\0\x000123456789");
         assert!(matches!(write_all(0, data, |_, _| Err(VaultError::NoData)), Err(VaultError::NoData)));
+        let stuck = write_all(0, data, |_, _| Ok(0));
+        assert!(matches!(stuck, Err(VaultError::Io { source, .. }) if source.kind() == std::io::ErrorKind::WriteZero));
         write_all(0, b"", |_, _| panic!("there is nothing to write")).unwrap();
     }
 }
