@@ -46,6 +46,8 @@ fn a_token_is_for_one_host_and_once_and_names_its_server() {
     let (a, b) = (lab.host("a"), lab.host("b"));
     a.run(&format!("ls --anchor {} nothing", lab.url())).code(6);
     a.with_input(&["host", "join"], "lamassu-join:nonsense").code(2).says("no token");
+    let told = a.with_input(&["host", "join", token.trim()], "").code(2).says("as an argument");
+    assert!(!told.err.contains(token.trim()), "{}", told.err);
     a.with_input(&["host", "join"], &token).ok().says("joined");
     b.with_input(&["host", "join"], &token).code(68).says("token was used");
     lab.serve(&["enrol", "@a"]).code(28);

@@ -46,6 +46,13 @@ pub fn run(ui: &Ui, command: &HostCommand) -> Result<()> {
 fn read(ui: &Ui, args: &Join) -> Result<Zeroizing<String>> {
     let mut line = Zeroizing::new(String::new());
     match &args.file {
+        // Not repeated in an error: it may still be used.
+        Some(path) if path.to_str().is_some_and(|text| text.parse::<JoinToken>().is_ok()) => {
+            return Err(Error::Usage(
+                "a token was given as an argument, which other users of this machine can see: revoke the host, enrol it again, and give the new token on standard input or in a file",
+            )
+            .into());
+        }
         Some(path) => {
             let local = |source| Error::Local { op: "read", path: path.clone(), source };
             let file = std::fs::File::open(path).map_err(local)?;
