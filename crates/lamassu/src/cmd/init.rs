@@ -12,7 +12,7 @@ use clap::ValueEnum;
 use lamassu_format::header::{NameMode, VaultHeader, ZoneFile};
 use lamassu_format::{Domain, Geometry, Suite};
 use lamassu_host::Error as HostError;
-use lamassu_host::anchors::{NewTrees, disk};
+use lamassu_host::anchors::{Choice, NewTrees, disk};
 use lamassu_host::compression::{self, Chosen};
 use lamassu_host::create::{VaultPlace, refuse_full};
 use lamassu_host::slots::check_label;
@@ -169,6 +169,12 @@ impl Args {
 }
 
 pub fn run(ui: &Ui, args: Args) -> Result<()> {
+    if matches!(ui.policy.anchors.choice(), Choice::Server(_)) {
+        return Err(HostError::Usage(
+            "a new vault's anchor is made on this host: leave out --anchor server://…, and then move it with `lamassu anchor move DIR server://HOST:PORT`",
+        )
+        .into());
+    }
     check_label(&args.label)?;
     check_domain(&args)?;
     if !args.tree_degree.is_power_of_two() {

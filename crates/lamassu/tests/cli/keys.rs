@@ -56,6 +56,8 @@ fn a_failed_init_leaves_nothing() {
     for dir in ["new", "there"] {
         b.run(&format!("init --key raw:file:nosuch {dir}")).code(9);
         b.run(&format!("init --label {} {dir}", "x".repeat(300))).code(2);
+        // It would be made here all the same, and nobody would notice.
+        b.run(&format!("init --anchor server://host:7433 {dir}")).code(2).says("anchor move");
     }
     assert!(!b.path("new").exists());
     assert_eq!(std::fs::read_dir(b.path("there")).unwrap().count(), 0);
