@@ -45,6 +45,14 @@ impl<K: Eq + Hash + Clone> Locks<K> {
     }
 }
 
+#[cfg(test)]
+impl<K: Eq + Hash> Locks<K> {
+    /// How many hold a name or wait for it.
+    pub fn users_of(&self, name: &K) -> usize {
+        self.0.lock().get(name).map_or(0, |lock| Arc::strong_count(lock) - 1)
+    }
+}
+
 impl<K: Eq + Hash> Drop for Alone<'_, K> {
     fn drop(&mut self) {
         *self.lock.is_held.lock() = false;

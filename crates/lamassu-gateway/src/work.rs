@@ -158,26 +158,25 @@ impl Drop for Unpaused {
 }
 
 /// Gives the place of this thread's piece to others if the piece has had it for long, and waits for another.
-/// Returns whether it did.
-pub fn give_way() -> bool {
+pub fn give_way() {
     let is_over = |(_, since): &(Permit, Instant)| since.elapsed() >= SLICE;
-    let gives = UNPAUSED.get() == 0 && PLACE.with_borrow(|place| place.as_ref().is_some_and(is_over));
-    if gives {
+    if UNPAUSED.get() == 0 && PLACE.with_borrow(|place| place.as_ref().is_some_and(is_over)) {
         without_place(|| ());
     }
-    gives
 }
 
-/// The same, in the middle of a piece of unknown length. Then the credential is asked for again.
+/// The same, in the middle of a piece of unknown length. The credential is asked for again.
 ///
 /// # Errors
 /// [`NoLonger`].
 pub fn pause() -> Result<(), NoLonger> {
-    if give_way() { goes_on() } else { Ok(()) }
+    give_way();
+    goes_on()
 }
 
-/// Waits for something without the place of this thread's piece.
-fn without_place<T>(wait: impl FnOnce() -> T) -> T {
+/// Does what may wait for the store or for others without the place of this thread's piece. It may take locks, which it
+/// gives back before it ends.
+pub fn without_place<T>(wait: impl FnOnce() -> T) -> T {
     if UNPAUSED.get() > 0 {
         return wait();
     }

@@ -335,21 +335,29 @@ impl Objects {
         let bucket = self.bucket(bucket)?;
         let dir = names::unless_closed(self.parent(&bucket, key))?.flatten();
         let Some(dir) = dir else { return Ok(guard.check(None)?) };
+        match work::without_place(|| self.remove_in(&dir, &bucket, key, guard))? {
+            true => self.prune(&bucket, key),
+            false => Ok(()),
+        }
+    }
+
+    /// Removes an object from its directory. Returns whether it was there.
+    fn remove_in(&self, dir: &Node, bucket: &Node, key: &Key, guard: &Guard) -> Result<bool> {
         {
-            let _alone = self.alone_with(&bucket, key);
-            let there = Self::node_in(&dir, key)?;
+            let _alone = self.alone_with(bucket, key);
+            let there = Self::node_in(dir, key)?;
             Self::require(guard, there.as_ref())?;
-            let Some(node) = there else { return Ok(()) };
+            let Some(node) = there else { return Ok(false) };
             match node.is_dir() {
                 true => node.remove_xattr(attrs::NAME)?,
                 false => dir.unlink(key.name()).or_else(none_there)?,
             }
             if node.is_dir() {
-                remove_if_empty(&dir, key.name())?;
+                remove_if_empty(dir, key.name())?;
             }
         }
         dir.sync_names().or_else(none_there)?;
-        self.prune(&bucket, key)
+        Ok(true)
     }
 
     /// Removes the empty directories above a key, starting with the lowest.
@@ -361,7 +369,7 @@ impl Objects {
     fn prune_path(&self, bucket: &Node, path: &[&OsStr]) -> Result<()> {
         let mut dirs = vec![bucket.clone()];
         for name in path {
-            work::pause()?;
+            work::give_way();
             match dirs.last().map(|dir| dir.child_if_there(name)).transpose()?.flatten() {
                 Some(next) if next.is_dir() => dirs.push(next),
                 _ => break,
@@ -369,20 +377,23 @@ impl Objects {
         }
         let mut changed = None;
         for (at, name) in path.iter().enumerate().take(dirs.len() - 1).rev() {
-            work::pause()?;
-            // Another request may be making an object in it.
-            let _alone = self.alone_with_path(bucket, &path[..=at].join(OsStr::new("/")));
-            let is_object = match dirs[at].child_if_there(name) {
-                Ok(Some(dir)) => Attrs::are_of(&dir).unwrap_or(true),
-                Ok(None) | Err(_) => true,
-            };
-            if is_object || !remove_if_empty(&dirs[at], name)? {
+            // Many removals at once wait for the store, and for one another.
+            let is_removed = work::without_place(|| {
+                // Another request may be making an object in it.
+                let _alone = self.alone_with_path(bucket, &path[..=at].join(OsStr::new("/")));
+                let is_object = match dirs[at].child_if_there(name) {
+                    Ok(Some(dir)) => Attrs::are_of(&dir).unwrap_or(true),
+                    Ok(None) | Err(_) => true,
+                };
+                Ok::<_, ObjectError>(!is_object && remove_if_empty(&dirs[at], name)?)
+            })?;
+            if !is_removed {
                 break;
             }
             changed = Some(&dirs[at]);
         }
         // Without this they would exist again, empty, after a crash.
-        changed.map_or(Ok(()), |dir| Ok(dir.sync_names().or_else(none_there)?))
+        changed.map_or(Ok(()), |dir| Ok(work::without_place(|| dir.sync_names().or_else(none_there))?))
     }
 
     /// Changes the tags of an object.

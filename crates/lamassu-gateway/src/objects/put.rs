@@ -449,4 +449,42 @@ mod tests {
         drop(place);
         made.await.expect("no panic").expect("made");
     }
+
+    /// Removals wait for the store, and for one another. Others have the place meanwhile.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn who_waits_to_remove_has_no_place() {
+        let (_dir, objects) = with_bucket();
+        let staged = objects.stage("b", &key("x/y"), OWNER).expect("begins");
+        staged.place(&Guard::None, &Attrs::default()).expect("places");
+        let tenant = |name| Arc::new(Tenant::new(name, Limits::default()));
+        let (many, few, pieces) = (tenant("many"), tenant("few"), Queue::new(1));
+        let queues = Arc::new(Queues { pieces: pieces.clone(), syncs: Queue::new(1), copies: Queue::new(1) });
+        // The object itself, then the directory that is empty without it.
+        for path in ["x/y", "x"] {
+            let name = (objects.bucket("b").expect("is there").ino(), OsString::from(path));
+            let (end, ended) = std::sync::mpsc::channel::<()>();
+            let (holding, held) = (objects.clone(), name.clone());
+            let holder = std::thread::spawn(move || {
+                let _alone = holding.keys.alone(held);
+                let _ = ended.recv();
+            });
+            while objects.keys.users_of(&name) == 0 {
+                tokio::task::yield_now().await;
+            }
+            let (removing, turn) = (objects.clone(), Arc::new(many.begin("u").expect("a request")));
+            let removed = work::spawn(turn, Some(queues.clone()), move || {
+                work::in_turn(|| removing.remove("b", &key("x/y"), &Guard::None))
+            });
+            while objects.keys.users_of(&name) < 2 {
+                tokio::task::yield_now().await;
+            }
+            let place = tokio::time::timeout(std::time::Duration::from_secs(60), pieces.place(&few)).await;
+            drop(place.expect("nobody has it"));
+            drop(end);
+            holder.join().expect("no panic");
+            removed.await.expect("no panic").expect("removed");
+            let staged = objects.stage("b", &key("x/y"), OWNER).expect("begins");
+            staged.place(&Guard::None, &Attrs::default()).expect("places");
+        }
+    }
 }
