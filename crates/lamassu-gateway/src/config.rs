@@ -322,6 +322,11 @@ impl Config {
         self.path.parent().unwrap_or(Path::new("")).join(&self.credentials)
     }
 
+    /// The file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// The limits of a tenant.
     pub fn limits_of(&self, tenant: &str) -> Limits {
         *self.tenants.get(tenant).unwrap_or(&self.limits)

@@ -257,6 +257,13 @@ impl Credentials {
         Ok(Credentials { users })
     }
 
+    /// A tenant that the configuration has limits for, and no user: perhaps its name is misspelt.
+    pub fn tenant_of_nobody<'a>(&self, config: &'a Config) -> Option<&'a str> {
+        let mut named: Vec<_> = config.tenants.keys().map(String::as_str).collect();
+        named.sort_unstable();
+        named.into_iter().find(|name| !self.users.values().any(|user| user.tenant.name() == *name))
+    }
+
     /// Ends the requests of users that `now` lacks, or has with another secret or other rights.
     pub fn end_those_not_in(&self, now: &Credentials) {
         for (access_key, user) in &self.users {

@@ -58,12 +58,17 @@ impl Size {
     }
 }
 
+/// Compares a document with digests that its request says.
+pub type Said = Box<dyn Fn(&[u8]) -> S3Result<()> + Send + Sync>;
+
 /// Whose document comes, and what it has to be.
 pub struct Expected {
     /// how large it may be
     pub size: Size,
     /// the digest that was signed, hexadecimal; `None`: the content is not signed
     pub sha256: Option<String>,
+    /// compares it with what else the request says of it
+    pub said: Said,
     /// whose request it is
     pub tenant: Arc<Tenant>,
     /// where its turn comes
@@ -71,8 +76,13 @@ pub struct Expected {
 }
 
 impl Expected {
-    fn check(&self, document: &[u8]) -> S3Result<()> {
+    /// Checks a document.
+    ///
+    /// # Errors
+    /// For the client.
+    pub fn check(&self, document: &[u8]) -> S3Result<()> {
         self.size.check(document)?;
+        (self.said)(document)?;
         let Some(signed) = &self.sha256 else { return Ok(()) };
         let mut sha256 = Sha256::new();
         sha256.update(document);
@@ -274,7 +284,13 @@ mod tests {
     fn expected(queue: &Arc<Queue>, sha256: Option<&str>) -> Document {
         let document = Document::default();
         let (tenant, size) = (Arc::new(Tenant::new("acme", Limits::default())), Size::of("DeleteObjects"));
-        document.expect(Expected { size, sha256: sha256.map(String::from), tenant, queue: queue.clone() });
+        document.expect(Expected {
+            size,
+            sha256: sha256.map(String::from),
+            said: Box::new(|_| Ok(())),
+            tenant,
+            queue: queue.clone(),
+        });
         document
     }
 

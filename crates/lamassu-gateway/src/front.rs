@@ -1,6 +1,6 @@
 //! Client connections: the part of a configuration that every gateway shares.
 
-use crate::secrets::read_private;
+use crate::secrets::{read_private, read_public};
 use crate::{GatewayError, Result};
 use rustls::ServerConfig;
 use rustls::pki_types::pem::PemObject;
@@ -102,9 +102,7 @@ impl Front {
     pub fn read_tls(&self) -> Result<Option<Arc<ServerConfig>>> {
         let (Some(certificate), Some(key)) = &self.tls else { return Ok(None) };
         let wrong = |path: &Path, detail: String| GatewayError::Tls { path: path.into(), detail };
-        let chain =
-            CertificateDer::pem_file_iter(certificate).and_then(Iterator::collect::<std::result::Result<Vec<_>, _>>);
-        let chain = chain.map_err(|error| wrong(certificate, error.to_string()))?;
+        let chain = read_certificates(certificate)?;
         let private = read_private(key)?;
         let private = PrivateKeyDer::from_pem_slice(private.as_bytes());
         let private = private.map_err(|error| wrong(key, error.to_string()))?;
@@ -116,6 +114,15 @@ impl Front {
         tls.alpn_protocols = vec![b"http/1.1".to_vec()];
         Ok(Some(Arc::new(tls)))
     }
+}
+
+/// Reads certificates, PEM.
+///
+/// # Errors
+/// [`GatewayError::Tls`], [`GatewayError::Config`], [`GatewayError::File`].
+pub fn read_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>> {
+    let read = CertificateDer::pem_slice_iter(&read_public(path)?).collect::<std::result::Result<Vec<_>, _>>();
+    read.map_err(|error| GatewayError::Tls { path: path.into(), detail: error.to_string() })
 }
 
 /// Whether this is a domain name in lower case.

@@ -11,6 +11,7 @@
 //! | `secrets` | files that other users must not read |
 //! | `limits` | the limits of a tenant |
 //! | `queue` | whose work is next |
+//! | `locks` | locks of names |
 //! | `work` | blocking work, which holds the turn of its request |
 //! | `front` | client connections: the options that every gateway shares |
 //! | `objects` | buckets and keys as directories and files: calls that block |
@@ -36,6 +37,7 @@ mod door;
 mod error;
 mod front;
 mod limits;
+mod locks;
 mod log;
 mod memory;
 mod metrics;

@@ -4,7 +4,7 @@
 use parking_lot::{Condvar, Mutex};
 use serde::Deserialize;
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -171,6 +171,23 @@ pub struct Turn {
     _permit: OwnedSemaphorePermit,
 }
 
+/// Keeps the turn of a request for its answer: the request counts until its client has taken all of that. Clones are
+/// the same.
+#[derive(Clone, Default)]
+pub struct Held(Arc<OnceLock<Arc<Turn>>>);
+
+impl Held {
+    /// Keeps it. A request has one turn: only the first is kept.
+    pub fn hold(&self, turn: &Arc<Turn>) {
+        let _ = self.0.set(turn.clone());
+    }
+
+    /// The turn; `None`: the request was refused before it had one.
+    pub fn turn(&self) -> Option<Arc<Turn>> {
+        self.0.get().cloned()
+    }
+}
+
 /// A permit to hold a whole listing in memory, until this is dropped.
 pub struct Reading(Arc<Tenant>);
 
@@ -185,6 +202,15 @@ impl Turn {
     /// Whose request it is.
     pub fn tenant(&self) -> &Arc<Tenant> {
         &self.tenant
+    }
+
+    /// A permit, if one is free.
+    pub fn reading_now(&self) -> Option<Reading> {
+        let readings = &mut *self.tenant.readings.lock();
+        (*readings < READINGS_AT_ONCE).then(|| {
+            *readings += 1;
+            Reading(self.tenant.clone())
+        })
     }
 
     /// Waits until the tenant has a permit; `None`: `is_wanted` has returned false.

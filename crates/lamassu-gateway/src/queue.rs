@@ -3,7 +3,8 @@
 //! interrupted, so no tenant has all places, also when it is alone: the next one to come finds a place at once.
 //!
 //! Copies and the ends of uploads in parts are pieces, too: they load the store and the processors as contents of
-//! clients do.
+//! clients do. So are listings, deletions of many keys, and directories that are made for a key. How long these take
+//! depends on how deep keys are, so they give their places to others after some milliseconds (`work::pause`).
 //!
 //! Syncs of large objects have places of their own: the store knows no tenants, so only a few syncs may be under way.
 //! Other work that waits for the store or a provider takes no place: it is bounded by the requests of its tenant.
@@ -25,9 +26,9 @@ const PLACES_MIN: usize = 4;
 const SYNCS: usize = 4;
 /// Threads for work that blocks. Most of them wait.
 pub const THREADS: usize = 4096;
-/// Copies, ends of uploads in parts and deletions of many keys, at once: half of the threads. The other half is left
-/// for pieces. Such work holds its thread while it waits for a place of pieces. A copy can take hours, so there are
-/// many of these: as many as dozens of tenants have requests at once by default.
+/// Copies, ends of uploads in parts, deletions of many keys, listings and what makes directories, at once: half of the
+/// threads. The other half is left for pieces. Such work holds its thread while it waits for a place of pieces. A copy
+/// can take hours, so there are many of these: as many as dozens of tenants have requests at once by default.
 const COPIES: usize = THREADS / 2;
 /// The size from which on one is large. Small ones are many, and the store syncs them together.
 pub const LARGE_MIN: u64 = 1 << 20;
@@ -191,6 +192,33 @@ impl State {
         }
         self.take(key_of(&tenant));
         Some((tenant, tell))
+    }
+}
+
+impl Permit {
+    /// Gives the place to whose turn it is. The tenant can wait for another.
+    pub fn give_back(mut self) -> Again {
+        let again = Again { queue: self.queue.clone(), tenant: self.tenant.take() };
+        if let Some(tenant) = again.tenant.clone() {
+            self.queue.give_back(tenant);
+        }
+        again
+    }
+}
+
+/// A tenant that has given its place back.
+pub struct Again {
+    queue: Arc<Queue>,
+    tenant: Option<Arc<Tenant>>,
+}
+
+impl Again {
+    /// Waits for another place. The thread may block.
+    pub fn place_blocking(self) -> Permit {
+        match &self.tenant {
+            Some(tenant) => self.queue.place_blocking(tenant),
+            None => Permit { queue: self.queue, tenant: None },
+        }
     }
 }
 

@@ -2,6 +2,7 @@
 
 use crate::door::{Admit, Door, Tls};
 use crate::front::Front;
+use crate::memory;
 use crate::metrics::{self, Health, Metrics};
 use crate::served::{Served, sweeps};
 use crate::{Config, Credentials, GatewayError, Result, s3};
@@ -14,7 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 
 /// Reads all files that a configuration names. Checks whether a gateway could run with it, as far as possible without
 /// the vault.
@@ -22,7 +23,11 @@ use tokio::sync::watch;
 /// # Errors
 /// [`GatewayError`].
 pub fn check(config: &Config) -> Result<()> {
-    Credentials::read(config, None)?;
+    let credentials = Credentials::read(config, None)?;
+    if let Some(name) = credentials.tenant_of_nobody(config) {
+        let detail = format!("[tenants.{name}]: {} has no user of this tenant", config.credentials().display());
+        return Err(GatewayError::Config { path: config.path().into(), detail });
+    }
     config.settings()?;
     config.front().read_tls().map(drop)
 }
@@ -59,9 +64,12 @@ pub fn serve(config: &Config, forest: &Arc<Forest>, serving: Serving, ended: wat
         tls: tls.clone(),
         health: Arc::new(move || health.health()),
         ready: serving.ready,
-        reload: Box::new(move |config| reload(config, &served, &current, &tls)),
+        reload: Arc::new({
+            let config = config.clone();
+            move || reload(&config, &served, &current, &tls)
+        }),
     };
-    let ended = runtime.block_on(attend(config, attending, ended));
+    let ended = runtime.block_on(attend(attending, ended));
     // Blocking calls under way must end before the vault is closed.
     runtime.shutdown_timeout(Duration::from_secs(60));
     stopping.store(true, Ordering::Relaxed);
@@ -69,8 +77,8 @@ pub fn serve(config: &Config, forest: &Arc<Forest>, serving: Serving, ended: wat
     ended
 }
 
-/// The parts of a running gateway with a configuration C.
-pub(crate) struct Attending<C> {
+/// The parts of a running gateway.
+pub(crate) struct Attending {
     /// where clients connect
     pub front: Front,
     /// answers requests
@@ -83,15 +91,17 @@ pub(crate) struct Attending<C> {
     pub health: Health,
     /// called once, with the address
     pub ready: Box<dyn FnOnce(SocketAddr) + Send>,
-    /// called after SIGHUP
-    pub reload: Box<dyn Fn(&C) + Send>,
+    /// called after SIGHUP; it may block
+    pub reload: Arc<dyn Fn() + Send + Sync>,
 }
 
 /// Serves until SIGTERM, SIGINT, or `ended`.
 ///
 /// # Errors
 /// [`GatewayError::Listen`], [`GatewayError::System`].
-pub(crate) async fn attend<C>(config: &C, of: Attending<C>, mut ended: watch::Receiver<bool>) -> Result<()> {
+pub(crate) async fn attend(of: Attending, mut ended: watch::Receiver<bool>) -> Result<()> {
+    // Answers, and parts of uploads, are large buffers of many threads.
+    memory::return_large_buffers();
     let (mut term, mut int, mut hup) =
         (on(SignalKind::terminate())?, on(SignalKind::interrupt())?, on(SignalKind::hangup())?);
     let metrics = Metrics::default();
@@ -106,19 +116,33 @@ pub(crate) async fn attend<C>(config: &C, of: Attending<C>, mut ended: watch::Re
     (of.ready)(address);
     tracing::info!(%address, "serving");
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
+    let wanted = Arc::new(Notify::new());
+    let reloading = tokio::spawn(reload_when(wanted.clone(), of.reload));
     loop {
         tokio::select! {
             _ = term.recv() => break,
             _ = int.recv() => break,
             Ok(_) = ended.wait_for(|ended| *ended) => break,
-            _ = hup.recv() => (of.reload)(config),
+            _ = hup.recv() => wanted.notify_one(),
         }
     }
+    reloading.abort();
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
     stop.send_replace(true);
     let _ = serving_all.await;
     tracing::info!("stopped");
     Ok(())
+}
+
+/// Reloads whenever it is wanted, beside the loop that takes signals: a file may lie on a share that does not answer.
+async fn reload_when(wanted: Arc<Notify>, reload: Arc<dyn Fn() + Send + Sync>) {
+    loop {
+        wanted.notified().await;
+        let reload = reload.clone();
+        if let Err(error) = tokio::task::spawn_blocking(move || reload()).await {
+            tracing::error!(%error, "reading the files again has failed: those before stay in force");
+        }
+    }
 }
 
 /// Reloads the credentials (of clients, and for a provider) and the certificate. If they are invalid, the previous ones

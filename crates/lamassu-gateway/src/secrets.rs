@@ -1,4 +1,5 @@
-//! Files that hold secrets, and error texts about them that show none.
+//! The operator's files: those that hold secrets, error texts about them that show none, and others. Whatever is in the
+//! place of a file, its reading ends.
 
 use crate::{GatewayError, Result};
 use serde::Deserialize;
@@ -27,10 +28,15 @@ impl std::fmt::Debug for Secret {
     }
 }
 
+/// Opens a file for reading. A pipe is not waited for.
+pub fn open_at_once(path: &Path) -> std::io::Result<File> {
+    File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path)
+}
+
 /// Opens a file, and whether it is this user's or root's, and has none of these bits of a mode. The open file is
-/// checked. A pipe is not waited for.
+/// checked.
 fn open(path: &Path, bits: u32) -> std::io::Result<(File, bool)> {
-    let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
+    let file = open_at_once(path)?;
     let st = file.metadata()?;
     let is_own = st.uid() == rustix::process::geteuid().as_raw() || st.uid() == 0;
     Ok((file, st.is_file() && is_own && st.mode() & bits == 0))
@@ -73,6 +79,21 @@ pub fn read_private(path: &Path) -> Result<Zeroizing<String>> {
     }
 }
 
+/// Reads a file without secrets, such as a certificate, whoever may change it.
+///
+/// # Errors
+/// [`GatewayError::Config`], [`GatewayError::File`].
+pub fn read_public(path: &Path) -> Result<Vec<u8>> {
+    let wrong = |detail: &str| GatewayError::Config { path: path.into(), detail: detail.into() };
+    let file = open_at_once(path).map_err(GatewayError::file("open", path))?;
+    if !file.metadata().map_err(GatewayError::file("look at", path))?.is_file() {
+        return Err(wrong("it is no file"));
+    }
+    let mut bytes = Vec::new();
+    file.take(FILE_MAX + 1).read_to_end(&mut bytes).map_err(GatewayError::file("read", path))?;
+    if bytes.len() as u64 > FILE_MAX { Err(wrong(TOO_LONG)) } else { Ok(bytes) }
+}
+
 /// What is wrong, and in which line. The line itself is not shown: it may contain a secret.
 pub fn in_line(text: &str, error: &toml::de::Error) -> String {
     let before = error.span().and_then(|span| text.get(..span.start));
@@ -96,6 +117,7 @@ mod tests {
             std::fs::set_permissions(&path, PermissionsExt::from_mode(0o600)).expect("chmod");
             assert_eq!(read_config(&path, "").is_ok(), is_good, "{len}");
             assert_eq!(read_private(&path).is_ok(), is_good, "{len}");
+            assert_eq!(read_public(&path).is_ok(), is_good, "{len}");
         }
     }
 }

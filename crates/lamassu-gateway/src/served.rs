@@ -2,7 +2,6 @@
 //! both.
 
 use crate::front::Front;
-use crate::memory;
 use crate::objects::{ObjectError, Objects};
 use crate::remote::{Remote, RemoteError};
 use crate::s3::{self, Users};
@@ -31,8 +30,6 @@ impl Served {
         };
         let unfit = |source| GatewayError::Unfit { backend: backend.clone(), source };
         let files = forest.at(lamassu_vault::ROOT).and_then(Detached::of).map_err(unfit)?;
-        // Parts of uploads are held in memory.
-        memory::return_large_buffers();
         let remote = Remote::open(files, &settings, listings_max);
         let failed = |error: RemoteError| GatewayError::Provider {
             backend: backend.clone(),

@@ -4,20 +4,29 @@
 //! Work of an unknown length, which is not begun piece by piece, takes places in the queues itself: [`in_turn`].
 
 use crate::limits::{Reading, Turn};
-use crate::queue::{LARGE_MIN, Queue, Queues};
-use std::cell::RefCell;
+use crate::queue::{LARGE_MIN, Permit, Queue, Queues};
+use std::cell::{Cell, RefCell};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
 use tokio::task::{JoinError, JoinHandle, spawn_blocking};
+
+/// How long work of unknown length has its place before others have theirs ([`pause`]): about as long as a large piece
+/// of contents. In tests every pause is one.
+const SLICE: Duration = Duration::from_millis(if cfg!(test) { 0 } else { 20 });
 
 thread_local! {
     /// The turn of the request that this thread works for. If it is set, the thread may block.
     static CURRENT: RefCell<Option<Arc<Turn>>> = const { RefCell::new(None) };
     /// Where this thread's work waits for its tenant's turn. Not set: it takes no place, or has one already.
     static QUEUES: RefCell<Option<Arc<Queues>>> = const { RefCell::new(None) };
+    /// The place of the piece that this thread does, and since when it has it.
+    static PLACE: RefCell<Option<(Permit, Instant)>> = const { RefCell::new(None) };
+    /// How many [`Unpaused`] this thread has.
+    static UNPAUSED: Cell<u32> = const { Cell::new(0) };
     /// Of work without a known end: it goes on in turns, and only as long as the request's credential is in force.
     static IN_FORCE: RefCell<Option<InForce>> = const { RefCell::new(None) };
     /// Set once the request's client is gone.
@@ -40,6 +49,8 @@ impl Drop for Working {
     fn drop(&mut self) {
         CURRENT.set(None);
         QUEUES.set(None);
+        PLACE.set(None);
+        UNPAUSED.set(0);
         IN_FORCE.set(None);
         GIVEN_UP.set(None);
     }
@@ -115,16 +126,69 @@ pub fn current() -> Option<Arc<Turn>> {
     CURRENT.with_borrow(Clone::clone)
 }
 
-/// Waits for a tenant's permit to hold a whole listing in memory.
+/// Waits for a tenant's permit to hold a whole listing in memory. Meanwhile the thread has no place: those who have a
+/// permit may wait for one.
 ///
 /// # Errors
 /// `error`: the client has gone.
 pub fn reading<E>(error: E) -> Result<Option<Reading>, E> {
-    current().map(|turn| turn.reading(is_wanted).ok_or(error)).transpose()
+    let Some(turn) = current() else { return Ok(None) };
+    if let Some(reading) = turn.reading_now() {
+        return Ok(Some(reading));
+    }
+    let reading = without_place(|| turn.reading(is_wanted));
+    reading.map(Some).ok_or(error)
+}
+
+/// While a thread has this, its work does not pause: it holds a lock, and those whose turn it is could wait for that.
+pub struct Unpaused(());
+
+impl Unpaused {
+    /// From now on.
+    pub fn begin() -> Unpaused {
+        UNPAUSED.set(UNPAUSED.get() + 1);
+        Unpaused(())
+    }
+}
+
+impl Drop for Unpaused {
+    fn drop(&mut self) {
+        UNPAUSED.set(UNPAUSED.get() - 1);
+    }
+}
+
+/// Gives the place of this thread's piece to others if the piece has had it for long, and waits for another.
+pub fn give_way() {
+    let is_over = |(_, since): &(Permit, Instant)| since.elapsed() >= SLICE;
+    if UNPAUSED.get() == 0 && PLACE.with_borrow(|place| place.as_ref().is_some_and(is_over)) {
+        without_place(|| ());
+    }
+}
+
+/// The same, in the middle of a piece of unknown length. The credential is asked for again.
+///
+/// # Errors
+/// [`NoLonger`].
+pub fn pause() -> Result<(), NoLonger> {
+    give_way();
+    goes_on()
+}
+
+/// Does what may wait for the store or for others without the place of this thread's piece. It may take locks, which it
+/// gives back before it ends.
+pub fn without_place<T>(wait: impl FnOnce() -> T) -> T {
+    if UNPAUSED.get() > 0 {
+        return wait();
+    }
+    let place = PLACE.take();
+    let again = place.map(|(place, _)| place.give_back());
+    let done = wait();
+    PLACE.set(again.map(|again| (again.place_blocking(), Instant::now())));
+    done
 }
 
 /// Does a piece of this thread's work when it is its tenant's turn. A piece takes milliseconds, as 1 MiB of content
-/// does, and its caller holds no lock.
+/// does, or pauses ([`pause`]). Its caller holds no lock.
 ///
 /// # Errors
 /// [`NoLonger`]; those of the piece.
@@ -152,11 +216,31 @@ fn at_place<T, E: From<NoLonger>>(
             QUEUES.set(self.0.take());
         }
     }
+    /// Gives the place back, also if the work panics. If the work had a place before, it keeps that one.
+    struct At(bool);
+    impl At {
+        fn place(place: Option<Permit>) -> At {
+            let is_new = place.is_some();
+            if let Some(place) = place {
+                PLACE.set(Some((place, Instant::now())));
+            }
+            At(is_new)
+        }
+    }
+    impl Drop for At {
+        fn drop(&mut self) {
+            if self.0 {
+                PLACE.set(None);
+            }
+        }
+    }
     let queues = Without(QUEUES.take());
-    let _place = match (&queues.0, current()) {
+    let place = match (&queues.0, current()) {
         (Some(queues), Some(turn)) => queue_of(queues).map(|queue| queue.place_blocking(turn.tenant())),
         _ => None,
     };
+    debug_assert!(place.is_none() || UNPAUSED.get() == 0, "a place was waited for with a lock held");
+    let _at = At::place(place);
     // Asked last: the turn may have come after a long time.
     goes_on()?;
     work()

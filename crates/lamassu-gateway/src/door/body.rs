@@ -2,17 +2,22 @@
 
 use super::pace::{Pace, Patience};
 use crate::document::{Coming, Document};
+use crate::limits::{Held, Turn};
 use crate::log::RequestLog;
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
+use std::collections::HashSet;
 use std::io;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
 /// The largest chunk of a body that is signed chunk by chunk: the protocol holds each until it is verified.
 const CHUNK_MAX: u64 = 8 << 20;
 /// The longest line that precedes a chunk.
 const LINE_MAX: usize = 1024;
+/// The most trailers: a checksum of each kind, and their signature.
+const TRAILERS_MAX: usize = 16;
 /// The most digits of a chunk's length. The protocol reads this many and skips further ones, so it would misread a
 /// longer length.
 const DIGITS_MAX: usize = 8;
@@ -75,8 +80,8 @@ impl Incoming {
         };
         let Some(frame) = frame.transpose().map_err(io::Error::other)? else {
             // Whatever the reader makes of a body that ends between two chunks: it is cut off.
-            let is_cut = this.chunks.take().is_some_and(|chunks| !chunks.is_over);
-            return Poll::Ready(is_cut.then(|| Err(wrong("the last chunk did not come"))));
+            let is_cut = this.chunks.take().is_some_and(|chunks| !chunks.is_whole());
+            return Poll::Ready(is_cut.then(|| Err(wrong("the last chunk, or the end of a trailer, did not come"))));
         };
         let data = frame.data_ref().map_or(&[][..], |data| data);
         this.pace.moved(data.len());
@@ -98,13 +103,13 @@ struct Chunks {
     line: Vec<u8>,
     /// Bytes of data still to come, including the CRLF after them.
     data: u64,
-    /// The last chunk was received: trailers follow.
-    is_over: bool,
+    /// The last chunk was received: trailers follow, with these names so far.
+    trailers: Option<HashSet<Vec<u8>>>,
 }
 
 impl Chunks {
     fn pass(&mut self, mut bytes: &[u8]) -> io::Result<()> {
-        while !bytes.is_empty() && !self.is_over {
+        while !bytes.is_empty() {
             if self.data > 0 {
                 let skipped = self.data.min(bytes.len() as u64);
                 self.data -= skipped;
@@ -115,19 +120,48 @@ impl Chunks {
             self.line.extend_from_slice(&bytes[..end]);
             bytes = &bytes[end..];
             if self.line.len() > LINE_MAX {
-                return Err(wrong("the line before a chunk is too long"));
+                return Err(wrong("the line before a chunk, or a trailer, is too long"));
             }
             if self.line.ends_with(b"\n") {
-                let length = length_of(&self.line).ok_or_else(|| wrong("a chunk has no length"))?;
-                if length > CHUNK_MAX {
-                    return Err(wrong("a chunk has more than 8 MiB"));
-                }
-                (self.data, self.is_over) = (length + 2, length == 0);
+                self.line()?;
                 self.line.clear();
             }
         }
         Ok(())
     }
+
+    /// A whole line: the length of a chunk, or a trailer.
+    fn line(&mut self) -> io::Result<()> {
+        if let Some(trailers) = &mut self.trailers {
+            return pass_trailer(trailers, &self.line);
+        }
+        let length = length_of(&self.line).ok_or_else(|| wrong("a chunk has no length"))?;
+        match length {
+            0 => self.trailers = Some(HashSet::new()),
+            1..=CHUNK_MAX => self.data = length + 2,
+            _ => return Err(wrong("a chunk has more than 8 MiB")),
+        }
+        Ok(())
+    }
+
+    /// Whether the last chunk has come, and no part of a trailer is missing.
+    fn is_whole(&self) -> bool {
+        self.trailers.is_some() && self.line.is_empty()
+    }
+}
+
+/// A line behind the last chunk. The protocol would take one of two trailers with the same name.
+fn pass_trailer(trailers: &mut HashSet<Vec<u8>>, line: &[u8]) -> io::Result<()> {
+    let line = line.trim_ascii_end();
+    if line.is_empty() {
+        return Ok(());
+    }
+    let name = line.split(|b| *b == b':').next().filter(|name| name.len() < line.len());
+    let name = name.ok_or_else(|| wrong("a trailer has no name"))?.trim_ascii().to_ascii_lowercase();
+    if trailers.len() >= TRAILERS_MAX || !trailers.insert(name) {
+        return Err(wrong("a trailer is there twice, or there are too many"));
+    }
+    Ok(())
 }
 
 /// The length at the start of a line: 1 to 8 hexadecimal digits, then `;` or CRLF. Anything else is refused, also if
@@ -140,16 +174,31 @@ fn length_of(line: &[u8]) -> Option<u64> {
     u64::from_str_radix(digits, 16).ok()
 }
 
-/// The body of an answer. Its request counts as under way until the body is sent or the client is gone.
+/// The body of an answer. Its request counts until the client has taken all of it, or is gone: so the limits of
+/// requests bound the answers that are in memory.
 pub struct Outgoing {
     inner: s3s::Body,
     entry: RequestLog,
+    held: Held,
 }
 
 impl Outgoing {
-    /// Counts bytes for the request's log line.
-    pub fn new(inner: s3s::Body, entry: RequestLog) -> Outgoing {
-        Outgoing { inner, entry }
+    /// Counts bytes for the request's log line. `held` has the request's turn.
+    pub fn new(inner: s3s::Body, entry: RequestLog, held: Held) -> Outgoing {
+        Outgoing { inner, entry, held }
+    }
+}
+
+/// A piece of an answer. The connection takes a whole document from the body at once, and then the body is at its end.
+/// So the piece has the turn, too, and is dropped when the last of its bytes has gone to the client.
+struct Piece {
+    data: Bytes,
+    _turn: Arc<Turn>,
+}
+
+impl AsRef<[u8]> for Piece {
+    fn as_ref(&self) -> &[u8] {
+        &self.data
     }
 }
 
@@ -159,12 +208,15 @@ impl Body for Outgoing {
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
         let polled = Pin::new(&mut self.inner).poll_frame(cx);
-        if let Poll::Ready(Some(Ok(frame))) = &polled
-            && let Some(data) = frame.data_ref()
-        {
-            self.entry.sent(data.len());
-        }
-        polled
+        polled.map_ok(|frame| {
+            frame.map_data(|data| {
+                self.entry.sent(data.len());
+                match self.held.turn() {
+                    Some(_turn) => Bytes::from_owner(Piece { data, _turn }),
+                    None => data,
+                }
+            })
+        })
     }
 
     fn is_end_stream(&self) -> bool {
@@ -179,6 +231,25 @@ impl Body for Outgoing {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::limits::{Limits, Tenant};
+    use crate::metrics::Metrics;
+    use http_body_util::BodyExt;
+
+    /// The connection takes a whole document from its body, and drops the body: the client has none of it yet.
+    #[tokio::test]
+    async fn an_answer_counts_until_its_last_byte_is_taken() {
+        let limits = Limits { requests_at_once: 1, ..Limits::default() };
+        let (tenant, held) = (Arc::new(Tenant::new("t", limits)), Held::default());
+        held.hold(&Arc::new(tenant.begin("u").expect("the first")));
+        let log = RequestLog::new("1".into(), [127, 0, 0, 1].into(), http::Method::GET, false, Metrics::default());
+        let mut body = Outgoing::new(s3s::Body::from("document".to_owned()), log, held);
+        let frame = body.frame().await.expect("a frame").expect("no error").into_data().expect("data");
+        assert!(body.frame().await.is_none());
+        drop(body);
+        assert!(&*frame == b"document" && tenant.begin("u").is_err());
+        drop(frame);
+        assert!(tenant.begin("u").is_ok());
+    }
 
     #[test]
     fn lengths_of_chunks_are_bounded_however_they_come() {
@@ -193,7 +264,31 @@ mod tests {
         }
         assert!(Chunks::default().pass(&[b'0'; LINE_MAX + 1]).is_err());
         let mut over = Chunks::default();
-        over.pass(b"0;chunk-signature=ab\r\nx-amz-checksum-crc32:AAAA\r\n").expect("trailers are not looked at");
+        over.pass(b"0;chunk-signature=ab\r\nx-amz-checksum-crc32:AAAA\r\n").expect("a trailer");
+        assert!(over.is_whole() && over.pass(b"X-Amz-Checksum-CRC32: BBBB\r\n").is_err());
+    }
+
+    /// However the body comes. Amazon's description of signed trailers has an empty line between them.
+    #[test]
+    fn trailers_are_whole_and_there_once() {
+        for (trailers, is_good) in [
+            ("\r\n", true),
+            ("x-amz-checksum-crc32:AAAA\r\n\r\n", true),
+            ("x-amz-checksum-crc32:AAAA\n\r\nx-amz-trailer-signature:ab\r\n\r\n", true),
+            ("x-amz-checksum-crc32:AAAA\r\nx-amz-checksum-crc32:AAAA\r\n\r\n", false),
+            ("x-amz-checksum-crc32:AAAA\r\nX-AMZ-CHECKSUM-CRC32 : BBBB\r\n\r\n", false),
+            ("x-amz-checksum-crc32:AAAA", false),
+            ("x-amz-checksum-crc32\r\n", false),
+        ] {
+            let body = "2\r\nab\r\n0\r\n".to_owned() + trailers;
+            for size in 1..body.len() {
+                let mut chunks = Chunks::default();
+                let passed = body.as_bytes().chunks(size).all(|piece| chunks.pass(piece).is_ok());
+                assert_eq!(passed && chunks.is_whole(), is_good, "{trailers:?} {size}");
+            }
+        }
+        let many: String = (0..=TRAILERS_MAX).map(|at| format!("x-{at}:1\r\n")).collect();
+        assert!(Chunks::default().pass(format!("0\r\n{many}").as_bytes()).is_err());
     }
 
     /// The number that `s3s` reads from a line: `nom` takes at most eight digits and drops the ones behind them.

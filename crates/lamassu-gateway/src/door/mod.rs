@@ -9,7 +9,7 @@ mod patient;
 use crate::credentials::User;
 use crate::document::Document;
 use crate::front::Front;
-use crate::limits::Connection;
+use crate::limits::{Connection, Held};
 use crate::log::RequestLog;
 use crate::metrics::Metrics;
 use crate::s3::ADMITTED;
@@ -169,7 +169,7 @@ impl Door {
         let entry = RequestLog::new(id, address, request.method().clone(), self.with_keys, self.metrics.clone());
         let (mut parts, body) = request.into_parts();
         let asks = parts.headers.contains_key(http::header::EXPECT);
-        let document = Document::default();
+        let (document, held) = (Document::default(), Held::default());
         let passed = guard::check(&parts, self.object_max).and_then(|()| self.admitted(&parts));
         let answered: Result<_, s3s::StdError> = match passed {
             Ok(_) if guard::has_no_region(&parts) => Ok(self.tell_region()),
@@ -179,6 +179,7 @@ impl Door {
                 let body = Incoming::new(body, entry.clone(), document.clone(), self.patience, is_chunked);
                 parts.extensions.insert(entry.clone());
                 parts.extensions.insert(document.clone());
+                parts.extensions.insert(held.clone());
                 parts.extensions.insert(connection.clone());
                 let request = Request::from_parts(parts, s3s::Body::http_body_unsync(body));
                 let call = document.answered(self.service.call(request));
@@ -214,7 +215,7 @@ impl Door {
             headers.insert(http::header::RETRY_AFTER, RETRY_AFTER);
         }
         headers.insert(http::header::SERVER, HeaderValue::from_static("Lamassu"));
-        response.map(|body| Outgoing::new(body, entry))
+        response.map(|body| Outgoing::new(body, entry, held))
     }
 }
 

@@ -78,6 +78,7 @@ impl Objects {
         let is_same = Version::of(&open.attr()?) == source.version;
         sum(is_same, &mut |each| Self::read_through(staged.open(), size, each), attrs)?;
         let replaces_source = (source.place.0.as_str(), &source.place.1) == (bucket, key);
+        staged.make_parents()?;
         work::in_turn_to_sync(size, || {
             let attr = staged.complete(attrs)?;
             staged.place_complete(guard, |there| !replaces_source || there.is_some_and(|there| source.is(there)))?;

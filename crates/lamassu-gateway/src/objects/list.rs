@@ -8,7 +8,9 @@ use super::key::{KEY_MAX, Key};
 use super::names::{Listings, Names, unless_closed, unless_gone};
 use super::node::Node;
 use super::{Object, Objects, Result};
+use crate::work;
 use std::ffi::OsStr;
+use std::sync::Arc;
 
 /// Bytes of names that a walk may hold. The next directory on its path gets half of what is left, but at least
 /// [`WINDOW_MIN`] (8 MiB in all on the longest path): each window that does not fit means reading its directory again.
@@ -57,14 +59,19 @@ struct Walk<'a> {
     left: usize,
 }
 
-/// Outcome of a window of a directory's names.
-enum Passed {
-    /// Names before this one are done.
-    Before(String),
-    /// The directory is done: the remaining names are not part of the listing.
-    All,
-    /// The page is full.
-    Full,
+/// A directory that the walk is in.
+struct Level<'a> {
+    dir: Node,
+    /// How its keys begin.
+    path: String,
+    /// The one name in it that leads to the folder of the prefix.
+    above: Option<&'a str>,
+    /// Where the next window of names begins; `None`: there is none.
+    from: Option<String>,
+    /// The window, and the position of the next name in it.
+    window: Option<(Arc<Names>, usize)>,
+    /// Bytes of names that the walk could hold before it came here.
+    left: usize,
 }
 
 /// Outcome of an entry.
@@ -73,6 +80,8 @@ enum Met {
     Passed,
     /// The entry belongs to this group, which is on the page.
     Group(String),
+    /// The directory of the entry is next.
+    Below(Node),
     /// The page is full.
     Full,
 }
@@ -92,38 +101,79 @@ impl Objects {
         let bucket = self.bucket(bucket)?;
         let mut walk = Walk { listings: &self.listings, query, page: Page::default(), may_list, left: WALK_MAX };
         if query.max > 0 {
-            walk.dir(&bucket, "")?;
+            walk.through(bucket)?;
         }
         Ok(walk.page)
     }
 }
 
 impl<'a> Walk<'a> {
-    /// Walks through a directory, whose keys begin with `path`. Returns whether the page has room for more.
-    fn dir(&mut self, dir: &Node, path: &str) -> Result<bool> {
+    /// Walks through a bucket until the page is full. Keys can have hundreds of levels, so they are no calls in calls.
+    fn through(&mut self, bucket: Node) -> Result<()> {
+        let mut levels = Vec::from_iter(self.level(bucket, String::new()));
+        while let Some(level) = levels.last_mut() {
+            let Some(full) = self.next(level)? else {
+                self.left = level.left;
+                levels.pop();
+                continue;
+            };
+            work::pause()?;
+            let name = &full[level.path.len()..];
+            match self.entry(&level.dir, &full, name)? {
+                Met::Passed => {}
+                Met::Below(node) => levels.extend(self.level(node, full)),
+                Met::Group(group) => level.skip(&group),
+                Met::Full => return Ok(()),
+            }
+        }
+        Ok(())
+    }
+
+    /// A directory, whose keys begin with `path`; `None`: nothing of it is listed.
+    fn level(&self, dir: Node, path: String) -> Option<Level<'a>> {
         // Folders above the prefix are only passed through.
-        if path.starts_with(folder_of(&self.query.prefix)) && !(self.may_list)(path) {
-            return Ok(true);
+        if path.starts_with(folder_of(&self.query.prefix)) && !(self.may_list)(&path) {
+            return None;
         }
-        if let Some(name) = self.name_above(path) {
-            let full = format!("{path}{name}");
+        let above = self.name_above(&path);
+        let from = if above.is_some() { None } else { Some(self.begin(&path)?) };
+        Some(Level { dir, path, above, from, window: None, left: self.left })
+    }
+
+    /// The next entry of a directory that may be listed, by its key.
+    fn next(&mut self, level: &mut Level<'a>) -> Result<Option<String>> {
+        if let Some(name) = level.above.take() {
+            let full = format!("{}{name}", level.path);
             // A name that is not a valid key has no folder.
-            let is_folder = Key::parse(&full).is_ok();
-            return Ok(!is_folder || !matches!(self.entry(dir, &full, name)?, Met::Full));
+            return Ok(Key::parse(&full).is_ok().then_some(full));
         }
-        let Some(mut from) = self.begin(path) else { return Ok(true) };
         loop {
-            let found = self.listings.of(dir, &from, (self.left / 2).max(WINDOW_MIN));
-            let found = if path.is_empty() { found.map(Some) } else { unless_gone(found) };
-            let Some(names) = found? else { return Ok(true) };
-            let left = self.left;
-            self.left = left.saturating_sub(names.bytes());
-            let passed = self.names(dir, path, &names, &from);
-            self.left = left;
-            match passed? {
-                Passed::Full => return Ok(false),
-                Passed::Before(next) => from = next,
-                Passed::All => return Ok(true),
+            let Some((names, at)) = &mut level.window else {
+                let Some(from) = level.from.take() else { return Ok(None) };
+                self.left = level.left;
+                let found = self.listings.of(&level.dir, &from, (self.left / 2).max(WINDOW_MIN));
+                let found = if level.path.is_empty() { found.map(Some) } else { unless_gone(found) };
+                let Some(names) = found? else { return Ok(None) };
+                self.left = self.left.saturating_sub(names.bytes());
+                level.from = names.next().map(String::from);
+                let at = names.first(&from);
+                level.window = Some((names, at));
+                continue;
+            };
+            if *at >= names.len() {
+                level.window = None;
+                continue;
+            }
+            let full = format!("{}{}", level.path, names.get(*at));
+            *at += 1;
+            let prefix = &*self.query.prefix;
+            if !full.starts_with(prefix) {
+                // Names with a common prefix are adjacent.
+                if &*full > prefix {
+                    return Ok(None);
+                }
+            } else if full.len() <= KEY_MAX {
+                return Ok(Some(full));
             }
         }
     }
@@ -132,37 +182,6 @@ impl<'a> Walk<'a> {
     fn name_above(&self, path: &str) -> Option<&'a str> {
         let rest = self.query.prefix.strip_prefix(path)?;
         rest.find('/').map(|slash| &rest[..=slash])
-    }
-
-    fn names(&mut self, dir: &Node, path: &str, names: &Names, from: &str) -> Result<Passed> {
-        let mut full = String::with_capacity(KEY_MAX);
-        let (mut at, mut next) = (names.first(from), names.next().map(String::from));
-        while at < names.len() {
-            let name = names.get(at);
-            at += 1;
-            full.clear();
-            full.push_str(path);
-            full.push_str(name);
-            let prefix = &*self.query.prefix;
-            if !full.starts_with(prefix) {
-                // Names with a common prefix are adjacent.
-                if &*full > prefix { return Ok(Passed::All) } else { continue }
-            }
-            if full.len() > KEY_MAX {
-                continue;
-            }
-            match self.entry(dir, &full, name)? {
-                Met::Passed => {}
-                Met::Group(group) => {
-                    // The walk does not enter a group, so the group ends in this directory.
-                    let Some(behind) = behind_all(&group[path.len()..]) else { return Ok(Passed::All) };
-                    at = names.first(&behind);
-                    next = next.max(Some(behind)).filter(|_| names.next().is_some());
-                }
-                Met::Full => return Ok(Passed::Full),
-            }
-        }
-        Ok(next.map_or(Passed::All, Passed::Before))
     }
 
     /// Names before this one in a directory do not belong to the page; `None`: no name does.
@@ -198,21 +217,14 @@ impl<'a> Walk<'a> {
             Some(node) if node.is_dir() == is_dir => node,
             _ => return Ok(Met::Passed),
         };
-        let has_room = match is_dir {
-            true => self.folder(full, node)?,
-            false => self.add_key(full, node)?,
-        };
-        Ok(if has_room { Met::Passed } else { Met::Full })
-    }
-
-    /// A directory, which may be an object, and what is in it.
-    fn folder(&mut self, full: &str, node: Node) -> Result<bool> {
+        if !is_dir {
+            return Ok(if self.add_key(full, node)? { Met::Passed } else { Met::Full });
+        }
+        // A directory may be an object.
         let is_asked = full.starts_with(&*self.query.prefix) && self.is_behind(full);
         let is_object = is_asked && unless_gone(Attrs::are_of(&node).map_err(Into::into))?.unwrap_or(false);
-        if is_object && !self.add_key(full, node.clone())? {
-            return Ok(false);
-        }
-        self.dir(&node, full)
+        let has_room = !is_object || self.add_key(full, node.clone())?;
+        Ok(if has_room { Met::Below(node) } else { Met::Full })
     }
 
     /// Whether an entry and everything below it belong to earlier pages.
@@ -266,6 +278,20 @@ impl<'a> Walk<'a> {
     }
 }
 
+impl Level<'_> {
+    /// Goes on behind a group. The walk does not enter a group, so it ends in this directory.
+    fn skip(&mut self, group: &str) {
+        let Some(behind) = behind_all(&group[self.path.len()..]) else {
+            (self.from, self.window) = (None, None);
+            return;
+        };
+        if let Some((names, at)) = &mut self.window {
+            *at = names.first(&behind);
+        }
+        self.from = self.from.take().map(|from| from.max(behind));
+    }
+}
+
 /// The smallest text after all texts with this beginning; `None`: there is none.
 fn behind_all(begin: &str) -> Option<String> {
     let mut chars = begin.chars();
@@ -281,13 +307,12 @@ fn behind_all(begin: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::limits;
     use crate::objects::{Guard, Modes, ObjectError, Refusal};
-    use crate::{limits, work};
     use lamassu_plain::PlainFs;
     use lamassu_vault::Owner;
     use std::fs;
     use std::path::Path;
-    use std::sync::Arc;
 
     fn objects(root: &Path) -> Objects {
         let fs = PlainFs::open(root).expect("opens");

@@ -1,9 +1,9 @@
 //! Objects as files of a vault: buckets are directories in one directory of it, keys are paths below.
 //!
 //! Guarantees: an object exists completely or not at all, also after a crash, and is durable when the call returns. It
-//! is written under a name of the gateway's own in its directory (so it gets that directory's profile and access
-//! lists), synced, and renamed. Links are never followed, and only files and directories are shown. Calls block; any
-//! number of threads may make them.
+//! is written under a name of the gateway's own in its directory, or in the lowest one above that is there (so it gets
+//! that directory's profile and access lists), synced, and renamed. Links are never followed, and only files and
+//! directories are shown. Calls block; any number of threads may make them.
 //!
 //! This module does not decide on rights, and does not know HTTP.
 
@@ -26,17 +26,17 @@ pub(crate) use put::random_name;
 pub use put::{Guard, Staged};
 pub use refusal::Refusal;
 
-use crate::work::NoLonger;
+use crate::locks::{Alone, Locks};
+use crate::work::{self, NoLonger};
 use attrs::{Attrs, Shown};
 use key::{Key, KeyFault};
-use lamassu_vault::{Kind, Owner, VaultError};
+use lamassu_vault::{Ino, Kind, Owner, VaultError};
 use names::Listings;
 pub use node::Tree;
 use node::{Node, Open};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use uploads::UploadQuery;
 
@@ -44,8 +44,6 @@ use uploads::UploadQuery;
 pub const PIECE: usize = 1 << 20;
 /// Number of uploads handled together.
 const AT_ONCE: usize = 1000;
-/// Number of locks that keys share.
-const STRIPES: usize = 256;
 /// How often an object is looked up again if it is replaced before it is opened.
 const OPENS: usize = 16;
 
@@ -113,9 +111,9 @@ pub struct Objects {
     modes: Modes,
     listings: Listings,
     /// Held during a change of a key.
-    keys: Vec<Mutex<()>>,
+    keys: Locks<(Ino, OsString)>,
     /// Held during a change of an upload.
-    uploads: Vec<Mutex<()>>,
+    uploads: Locks<String>,
     /// Names of files that are being written by this process.
     staged: Mutex<HashSet<OsString>>,
 }
@@ -142,9 +140,8 @@ impl Objects {
     /// # Errors
     /// Those of a missing directory.
     pub fn open(fs: Arc<dyn Tree>, root: &str, modes: Modes, listings_max: usize) -> Result<Objects> {
-        let locks = || (0..STRIPES).map(|_| Mutex::new(())).collect();
-        let (keys, uploads) = (locks(), locks());
         let (listings, staged) = (Listings::new(listings_max), Mutex::default());
+        let (keys, uploads) = (Locks::default(), Locks::default());
         let objects = Objects { fs, root: root.into(), modes, listings, keys, uploads, staged };
         match objects.root()?.is_dir() {
             true => Ok(objects),
@@ -221,6 +218,10 @@ impl Objects {
         if !self.list(name, &query, &|_| true)?.items.is_empty() {
             return Err(Refusal::BucketNotEmpty.into());
         }
+        // Otherwise the uploads would have ended for nothing.
+        if multipart::has_more_than_uploads(&bucket)? {
+            return Err(Refusal::BucketNotEmpty.into());
+        }
         let mut query = UploadQuery { max: AT_ONCE, ..UploadQuery::default() };
         loop {
             let page = self.uploads(name, &query, &|_| true)?;
@@ -243,18 +244,19 @@ impl Objects {
     }
 
     /// Locks a key for a change.
-    fn alone_with(&self, bucket: &Node, key: &Key) -> MutexGuard<'_, ()> {
+    fn alone_with(&self, bucket: &Node, key: &Key) -> Alone<'_, (Ino, OsString)> {
         self.alone_with_path(bucket, OsStr::new(key.path()))
     }
 
-    fn alone_with_path(&self, bucket: &Node, path: &OsStr) -> MutexGuard<'_, ()> {
-        stripe(&self.keys, &(bucket.ino(), path))
+    fn alone_with_path(&self, bucket: &Node, path: &OsStr) -> Alone<'_, (Ino, OsString)> {
+        self.keys.alone((bucket.ino(), path.into()))
     }
 
     /// The directory of a key; `None`: it does not exist, or is not a directory.
     fn parent(&self, bucket: &Node, key: &Key) -> Result<Option<Node>> {
         let mut dir = bucket.clone();
         for name in key.parents() {
+            work::pause()?;
             match dir.child_if_there(name)? {
                 Some(next) if next.is_dir() => dir = next,
                 _ => return Ok(None),
@@ -333,21 +335,29 @@ impl Objects {
         let bucket = self.bucket(bucket)?;
         let dir = names::unless_closed(self.parent(&bucket, key))?.flatten();
         let Some(dir) = dir else { return Ok(guard.check(None)?) };
+        match work::without_place(|| self.remove_in(&dir, &bucket, key, guard))? {
+            true => self.prune(&bucket, key),
+            false => Ok(()),
+        }
+    }
+
+    /// Removes an object from its directory. Returns whether it was there.
+    fn remove_in(&self, dir: &Node, bucket: &Node, key: &Key, guard: &Guard) -> Result<bool> {
         {
-            let _alone = self.alone_with(&bucket, key);
-            let there = Self::node_in(&dir, key)?;
+            let _alone = self.alone_with(bucket, key);
+            let there = Self::node_in(dir, key)?;
             Self::require(guard, there.as_ref())?;
-            let Some(node) = there else { return Ok(()) };
+            let Some(node) = there else { return Ok(false) };
             match node.is_dir() {
                 true => node.remove_xattr(attrs::NAME)?,
                 false => dir.unlink(key.name()).or_else(none_there)?,
             }
             if node.is_dir() {
-                remove_if_empty(&dir, key.name())?;
+                remove_if_empty(dir, key.name())?;
             }
         }
         dir.sync_names().or_else(none_there)?;
-        self.prune(&bucket, key)
+        Ok(true)
     }
 
     /// Removes the empty directories above a key, starting with the lowest.
@@ -359,6 +369,7 @@ impl Objects {
     fn prune_path(&self, bucket: &Node, path: &[&OsStr]) -> Result<()> {
         let mut dirs = vec![bucket.clone()];
         for name in path {
+            work::give_way();
             match dirs.last().map(|dir| dir.child_if_there(name)).transpose()?.flatten() {
                 Some(next) if next.is_dir() => dirs.push(next),
                 _ => break,
@@ -366,19 +377,23 @@ impl Objects {
         }
         let mut changed = None;
         for (at, name) in path.iter().enumerate().take(dirs.len() - 1).rev() {
-            // Another request may be making an object in it.
-            let _alone = self.alone_with_path(bucket, &path[..=at].join(OsStr::new("/")));
-            let is_object = match dirs[at].child_if_there(name) {
-                Ok(Some(dir)) => Attrs::are_of(&dir).unwrap_or(true),
-                Ok(None) | Err(_) => true,
-            };
-            if is_object || !remove_if_empty(&dirs[at], name)? {
+            // Many removals at once wait for the store, and for one another.
+            let is_removed = work::without_place(|| {
+                // Another request may be making an object in it.
+                let _alone = self.alone_with_path(bucket, &path[..=at].join(OsStr::new("/")));
+                let is_object = match dirs[at].child_if_there(name) {
+                    Ok(Some(dir)) => Attrs::are_of(&dir).unwrap_or(true),
+                    Ok(None) | Err(_) => true,
+                };
+                Ok::<_, ObjectError>(!is_object && remove_if_empty(&dirs[at], name)?)
+            })?;
+            if !is_removed {
                 break;
             }
             changed = Some(&dirs[at]);
         }
         // Without this they would exist again, empty, after a crash.
-        changed.map_or(Ok(()), |dir| Ok(dir.sync_names().or_else(none_there)?))
+        changed.map_or(Ok(()), |dir| Ok(work::without_place(|| dir.sync_names().or_else(none_there))?))
     }
 
     /// Changes the tags of an object.
@@ -392,12 +407,6 @@ impl Objects {
         attrs.given.tags = tags;
         attrs.store(&node, node.attr()).map_err(much_metadata)
     }
-}
-
-fn stripe<'a>(locks: &'a [Mutex<()>], of: &impl Hash) -> MutexGuard<'a, ()> {
-    let mut hash = DefaultHasher::new();
-    of.hash(&mut hash);
-    locks[(hash.finish() % STRIPES as u64) as usize].lock()
 }
 
 /// Removes a directory if it is empty. Returns whether it is gone.

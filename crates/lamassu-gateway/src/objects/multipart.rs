@@ -12,10 +12,10 @@ use super::node::{Node, Open};
 use super::parts::{self, Completed};
 use super::put::random_name;
 use super::uploads::{Paging, UploadPage, UploadQuery};
-use super::{Guard, Object, ObjectError, Objects, Refusal, Result, Staged, none_there, stripe};
+use super::{Guard, Object, ObjectError, Objects, Refusal, Result, Staged, none_there};
+use crate::locks::Alone;
 use crate::work;
-use lamassu_vault::{Attr, Owner, RenameMode, VaultError};
-use parking_lot::MutexGuard;
+use lamassu_vault::{Attr, Kind, Owner, RenameMode, VaultError};
 use serde::{Deserialize, Serialize};
 use std::ffi::{OsStr, OsString};
 use std::sync::Arc;
@@ -108,6 +108,27 @@ pub(super) fn remove_ended(parent: &Node, name: &OsStr) -> Result<()> {
     super::remove_if_empty(parent, name).map(drop)
 }
 
+/// Whether something is in a bucket that stays when its uploads end: a program's directory, link or device.
+pub(super) fn has_more_than_uploads(bucket: &Node) -> Result<bool> {
+    let mut left = vec![bucket.clone()];
+    while let Some(dir) = left.pop() {
+        let (mut below, mut has_uploads, mut has_more) = (Vec::new(), false, false);
+        dir.list(&mut |name, kind| match kind {
+            Kind::Dir if id_of_dir(name).is_some() || is_ended_dir(name) || name == INDEX => has_uploads = true,
+            Kind::Dir => below.push(name.to_owned()),
+            _ => has_more = true,
+        })?;
+        // An empty directory stays, too. The bucket itself does not.
+        if has_more || (below.is_empty() && !has_uploads && dir.ino() != bucket.ino()) {
+            return Ok(true);
+        }
+        for name in below {
+            left.extend(dir.child_if_there(&name)?);
+        }
+    }
+    Ok(false)
+}
+
 /// Whether this gateway could have made this id.
 fn is_id(id: &str) -> bool {
     id.len() == 32 && id.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
@@ -125,11 +146,12 @@ impl Objects {
         }
         let bucket = self.bucket(bucket)?;
         let id = random_name()?;
-        let begun = {
+        // Hundreds of directories, perhaps: made before the lock is taken.
+        let begun = work::in_turn(|| self.make_parents(&bucket, &key, owner)).and_then(|_| {
             // Until the index knows its directory, the sweep would remove it.
             let _alone = self.alone_with_upload(&id);
             self.make_upload((&bucket, &key, &id), upload, owner)
-        };
+        });
         if let Err(error) = begun {
             let ended = {
                 let _alone = self.alone_with_upload(&id);
@@ -160,8 +182,8 @@ impl Objects {
     }
 
     /// Locks an upload for a change. Taken before the lock of a key, never after it.
-    fn alone_with_upload(&self, id: &str) -> MutexGuard<'_, ()> {
-        stripe(&self.uploads, &id)
+    fn alone_with_upload(&self, id: &str) -> Alone<'_, String> {
+        self.uploads.alone(id.into())
     }
 
     /// An upload, and the directory of its parts.
@@ -236,7 +258,8 @@ impl Objects {
         let mut numbers = Vec::new();
         dir.list(&mut |name, _| numbers.extend(name.to_str().and_then(|name| name.parse::<u32>().ok())))?;
         numbers.sort_unstable();
-        let parts = numbers.into_iter().map(|number| Self::part(&dir, number)).filter_map(Result::transpose);
+        let part = |number| work::pause().map_err(ObjectError::from).and_then(|()| Self::part(&dir, number));
+        let parts = numbers.into_iter().map(part).filter_map(Result::transpose);
         Ok((upload, parts.collect::<Result<_>>()?))
     }
 
@@ -274,6 +297,7 @@ impl Objects {
                 work::wanted(VaultError::Stale)?;
                 let ids = Names::read(&index, &begin, IDS_MAX)?;
                 for id in (0..ids.len()).map(|at| ids.get(at)) {
+                    work::pause()?;
                     if let Some(upload) = self.described(&bucket, id)? {
                         paging.offer(id, &upload);
                     }
@@ -320,6 +344,7 @@ impl Objects {
             attrs.checksums.insert(algorithm.clone(), sum);
             attrs.is_composite = !upload.is_full;
         }
+        staged.make_parents()?;
         let ended = work::in_turn_to_sync(size, || {
             complete_with_parts(&staged, &mut attrs)?;
             self.end_by(&at, (key, id), || staged.place_complete(guard, |_| true))

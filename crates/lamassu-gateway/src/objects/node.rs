@@ -6,10 +6,11 @@ use crate::{memory, work};
 use lamassu_plain::PlainFs;
 use lamassu_vault::{
     Access, Attr, Entry, EntryRef, FileSystem, Forest, HandleId, Ino, Kind, Owner, ROOT, RenameMode, Result, SetXattr,
-    VaultError, each_name, read_full, write_all,
+    VaultError, read_full, write_all,
 };
 use std::ffi::OsStr;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// Read-only access.
 pub const READ: Access = Access { read: true, write: false, truncate: false };
@@ -36,6 +37,8 @@ pub trait Tree: FileSystem {
     fn namespace(&self) -> &'static str;
 }
 
+/// How long one call goes through a directory.
+const PART: Duration = Duration::from_millis(10);
 /// Entries of a directory whose reading takes enough memory, some 5 MiB, that it is given back.
 const LARGE: usize = 20_000;
 
@@ -49,7 +52,7 @@ impl Tree for Forest {
     fn each_name(&self, dir: Ino, each: &mut dyn FnMut(&OsStr, Kind)) -> Result<()> {
         let _reading = work::reading(VaultError::Stale)?;
         let mut count = 0;
-        let listed = each_name(self, dir, &mut |name, kind| {
+        let listed = each_in_turns(self, dir, &mut |name, kind| {
             count += 1;
             each(name, kind);
         });
@@ -63,6 +66,30 @@ impl Tree for Forest {
     }
 }
 
+/// Goes through a directory, and gives way to others between parts of it, when no call holds a lock of the vault.
+fn each_in_turns(forest: &Forest, dir: Ino, each: &mut dyn FnMut(&OsStr, Kind)) -> Result<()> {
+    let handle = forest.open_dir(dir)?;
+    let mut read = || {
+        let mut from = 0;
+        loop {
+            let (begun, mut is_all) = (Instant::now(), true);
+            forest.read_dir(handle, from, &mut |entry, next| {
+                if entry.name != "." && entry.name != ".." {
+                    each(&entry.name, entry.kind);
+                }
+                (from, is_all) = (next, begun.elapsed() < PART);
+                is_all
+            })?;
+            if is_all {
+                return Ok(());
+            }
+            work::give_way();
+        }
+    };
+    let read = read();
+    read.and(forest.release_dir(handle))
+}
+
 impl Tree for PlainFs {
     fn at(&self, path: &OsStr) -> Result<Entry> {
         match path.to_str() {
@@ -72,7 +99,10 @@ impl Tree for PlainFs {
     }
     fn changed(&self, _: Ino, _: &OsStr) {}
     fn each_name(&self, dir: Ino, each: &mut dyn FnMut(&OsStr, Kind)) -> Result<()> {
-        PlainFs::each_name(self, dir, each)
+        PlainFs::each_name(self, dir, &mut |name, kind| {
+            work::give_way();
+            each(name, kind);
+        })
     }
     fn namespace(&self) -> &'static str {
         // Only root can set `trusted.` attributes. No other user reaches a provider's directory.
@@ -179,9 +209,17 @@ impl Node {
     /// # Errors
     /// Those of the vault.
     pub fn rename(&self, name: &OsStr, new: &OsStr, mode: RenameMode) -> Result<()> {
-        let done = self.0.fs().rename(self.ino(), name, self.ino(), new, mode);
+        self.rename_into(name, self, new, mode)
+    }
+
+    /// Renames an entry of this directory to a name in another.
+    ///
+    /// # Errors
+    /// Those of the vault.
+    pub fn rename_into(&self, name: &OsStr, to: &Node, new: &OsStr, mode: RenameMode) -> Result<()> {
+        let done = self.0.fs().rename(self.ino(), name, to.ino(), new, mode);
         self.0.fs().changed(self.ino(), name);
-        self.0.fs().changed(self.ino(), new);
+        self.0.fs().changed(to.ino(), new);
         done
     }
 

@@ -7,6 +7,7 @@ use crate::door::Tls;
 use crate::objects::{Modes, Objects};
 use crate::run::{Attending, attend};
 use crate::s3::Users;
+use crate::secrets::open_at_once;
 use crate::served::{Served, of_buckets, sweeps};
 use crate::{GatewayError, Result, s3, watch};
 use data_encoding::HEXLOWER;
@@ -100,11 +101,14 @@ pub fn serve(config: &ProviderConfig, ready: Box<dyn FnOnce(SocketAddr) + Send>)
         tls,
         health: Arc::new(move || objects.check().map_err(|error| error.to_string())),
         ready,
-        reload: Box::new(move |config: &ProviderConfig| reload(config, &reloaded)),
+        reload: Arc::new({
+            let config = config.clone();
+            move || reload(&config, &reloaded)
+        }),
     };
     // Only a signal ends the proxy: there is no mount.
     let (_ends, ended) = watch::channel(false);
-    let served = runtime.block_on(attend(config, attending, ended));
+    let served = runtime.block_on(attend(attending, ended));
     runtime.shutdown_timeout(Duration::from_secs(60));
     stopping.store(true, Ordering::Relaxed);
     sweeping.thread().unpark();
@@ -169,7 +173,7 @@ fn check_private(dir: &Path) -> Result<()> {
 fn read_key(state: &Path) -> Result<Secret<32>> {
     let path = state.join(KEY_FILE);
     let failed = |op| GatewayError::file(op, &path);
-    let opened = match fs::File::open(&path) {
+    let opened = match open_at_once(&path) {
         Err(error) if error.kind() == ErrorKind::NotFound => None,
         opened => Some(opened.map_err(failed("open"))?),
     };

@@ -37,13 +37,14 @@ pub mod upload;
 pub use error::{RemoteError, Result};
 pub use settings::{Provider, Settings};
 
+use crate::locks::{Alone, Locks};
 use crate::objects::Refusal;
 use crate::work;
 use client::{Client, Unless};
 use lamassu_vault::detached::Detached;
 use list::Listings;
 use lru::LruCache;
-use parking_lot::{Mutex, MutexGuard, RwLock, RwLockReadGuard};
+use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use properties::Properties;
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -52,7 +53,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// Number of locks that keys share.
+/// Number of locks that buckets share.
 const STRIPES: usize = 256;
 /// Number of objects whose properties are kept in memory: 25 MiB, if clients give few with them.
 const KNOWN_MAX: NonZeroUsize = NonZeroUsize::new(50_000).unwrap();
@@ -73,11 +74,11 @@ pub struct Remote {
     client: Arc<Client>,
     prefix: String,
     /// Held while a condition is checked and the object is replaced.
-    keys: Vec<Mutex<()>>,
+    keys: Locks<String>,
     /// Held for writing while a bucket is removed, for reading while an object of it is placed.
     kept: Vec<RwLock<()>>,
     /// Held while an upload is ended; taken before the others.
-    uploads: Vec<Mutex<()>>,
+    uploads: Locks<String>,
     known: Mutex<LruCache<String, (String, Arc<Properties>)>>,
     buckets: Mutex<Seen>,
     listings: Listings,
@@ -102,8 +103,8 @@ impl Remote {
             files,
             client,
             prefix: settings.prefix.clone(),
-            keys: std::iter::repeat_with(Mutex::default).take(STRIPES).collect(),
-            uploads: std::iter::repeat_with(Mutex::default).take(STRIPES).collect(),
+            keys: Locks::default(),
+            uploads: Locks::default(),
             kept: std::iter::repeat_with(RwLock::default).take(STRIPES).collect(),
             known: Mutex::new(LruCache::new(KNOWN_MAX)),
             buckets: Mutex::default(),
@@ -164,15 +165,14 @@ impl Remote {
         format!("{}{place}", self.prefix)
     }
 
-    fn alone_with(&self, place: &str) -> MutexGuard<'_, ()> {
-        self.keys[stripe_of(place)].lock()
+    fn alone_with(&self, place: &str) -> Alone<'_, String> {
+        self.keys.alone(place.into())
     }
 
     /// Locks two places.
-    fn alone_with_both(&self, one: &str, other: &str) -> (MutexGuard<'_, ()>, Option<MutexGuard<'_, ()>>) {
-        let (one, other) = (stripe_of(one), stripe_of(other));
-        let first = self.keys[one.min(other)].lock();
-        (first, (one != other).then(|| self.keys[one.max(other)].lock()))
+    fn alone_with_both(&self, one: &str, other: &str) -> (Alone<'_, String>, Option<Alone<'_, String>>) {
+        let first = self.alone_with(one.min(other));
+        (first, (one != other).then(|| self.alone_with(one.max(other))))
     }
 
     /// Keeps a bucket from being removed while an object is put there. Taken before the lock of a key.
@@ -284,10 +284,10 @@ impl Remote {
     }
 }
 
-/// The index of the lock for a place or a bucket; several share one.
-fn stripe_of(place: &str) -> usize {
+/// The index of the lock for a bucket; several share one.
+fn stripe_of(bucket: &str) -> usize {
     let mut hash = DefaultHasher::new();
-    place.hash(&mut hash);
+    bucket.hash(&mut hash);
     hash.finish() as usize % STRIPES
 }
 

@@ -9,14 +9,14 @@ use super::error::{RemoteError, Result};
 use super::objects::shown;
 use super::properties::Properties;
 use super::upload::Upload as Storing;
-use super::{Remote, at_once, stripe_of};
+use super::{Remote, at_once};
+use crate::locks::Alone;
 use crate::objects::attrs::{Attrs, Shown};
 use crate::objects::parts::{self, tag_of};
 use crate::objects::uploads::{Paging, UploadPage, UploadQuery};
 use crate::objects::{Completed, Guard, PARTS_MAX, PIECE, Refusal, Upload};
 use crate::work;
 use lamassu_vault::detached::Identity;
-use parking_lot::MutexGuard;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -248,8 +248,8 @@ impl Remote {
         self.remove_parts(&place)
     }
 
-    fn alone_with_upload(&self, id: &str) -> MutexGuard<'_, ()> {
-        self.uploads[stripe_of(id)].lock()
+    fn alone_with_upload(&self, id: &str) -> Alone<'_, String> {
+        self.uploads.alone(id.into())
     }
 
     /// Removes the record, which ends the upload.

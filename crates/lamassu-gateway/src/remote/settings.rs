@@ -1,9 +1,9 @@
 //! The operator's settings for a provider: `backend` and the table `[provider]` of the configuration.
 
+use crate::front::read_certificates;
 use crate::secrets::{Secret, in_line, read_private};
 use crate::{GatewayError, Result};
 use rustls::pki_types::CertificateDer;
-use rustls::pki_types::pem::PemObject;
 use rusty_s3::{Bucket, Credentials, UrlStyle};
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
@@ -137,16 +137,7 @@ impl Provider {
 
     fn tls(&self, config: &Path) -> Result<TlsConfig> {
         let roots: Vec<CertificateDer<'static>> = match &self.ca {
-            Some(file) => {
-                let path = beside(config, file);
-                let wrong = |error: rustls::pki_types::pem::Error| GatewayError::Tls {
-                    path: path.clone(),
-                    detail: error.to_string(),
-                };
-                CertificateDer::pem_file_iter(&path)
-                    .and_then(Iterator::collect::<std::result::Result<Vec<_>, _>>)
-                    .map_err(wrong)?
-            }
+            Some(file) => read_certificates(&beside(config, file))?,
             None => rustls_native_certs::load_native_certs().certs,
         };
         let roots: Vec<_> = roots.iter().map(|der| Certificate::from_der(der).to_owned()).collect();

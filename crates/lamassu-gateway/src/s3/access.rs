@@ -2,13 +2,14 @@
 //! which knows the operation, the bucket and the key before a body is read. What else a request names is checked where
 //! it is known: the source of a copy, keys in a document, folders of a listing.
 
+use super::sums;
 use crate::credentials::{Credentials, Right, User};
-use crate::document::{Document, Expected, Size};
-use crate::limits::{Connection, Exceeded, Turn};
+use crate::document::{Document, Expected, Said, Size};
+use crate::limits::{Connection, Exceeded, Held, Turn};
 use crate::log::RequestLog;
 use crate::queue::{LARGE_MIN, Permit, Queue, Queues};
 use crate::work::Work;
-use http::{HeaderMap, header};
+use http::{HeaderMap, Method, header};
 use lamassu_access::Action;
 use parking_lot::RwLock;
 use s3s::access::{S3Access, S3AccessContext};
@@ -130,10 +131,22 @@ impl S3Access for Doorkeeper {
         refuse_unsupported(cx.headers())?;
         let size = (!STREAMED.contains(&&*operation)).then(|| Size::of(&operation));
         size.map_or(Ok(()), |size| check_document(size, cx.headers()))?;
-        let session = admitted(user, &operation, bucket, key, limited).await?;
+        let held = cx.extensions_mut().get::<Held>().cloned().unwrap_or_default();
+        let session = admitted(user, &operation, (bucket, key), &held, limited).await?;
         if let (Some(size), Some(document)) = (size, cx.extensions_mut().get::<Document>().cloned()) {
             let (tenant, queue) = (session.user.tenant.clone(), self.documents.clone());
-            document.expect(Expected { size, sha256: signed_digest(cx.headers()), tenant, queue });
+            let sha256 = signed_digest(cx.headers());
+            let said: Said = match &*operation {
+                // Its checksums are those of the object.
+                "CompleteMultipartUpload" => Box::new(|_| Ok(())),
+                _ => sums::said_of_document(cx.headers())?,
+            };
+            let expected = Expected { size, sha256, said, tenant, queue };
+            if !matches!(*cx.method(), Method::GET | Method::HEAD) && has_no_body(cx.headers()) {
+                // The protocol does not read it, and would take the fault upon itself.
+                expected.check(&[])?;
+            }
+            document.expect(expected);
         }
         cx.extensions_mut().insert(Session { queues: self.queues.clone(), ..session });
         Ok(())
@@ -145,12 +158,13 @@ impl S3Access for Doorkeeper {
 async fn admitted(
     user: Arc<User>,
     operation: &str,
-    bucket: Option<String>,
-    key: Option<String>,
+    (bucket, key): (Option<String>, Option<String>),
+    held: &Held,
     limited: impl Fn(Exceeded) -> S3Error,
 ) -> S3Result<Session> {
     // What is refused counts, too: it takes a line of the log, and whoever asks on and on would write many.
-    let turn = user.tenant.begin(&user.name).map_err(limited)?;
+    let turn = Arc::new(user.tenant.begin(&user.name).map_err(limited)?);
+    held.hold(&turn);
     let is_allowed = match &bucket {
         Some(bucket) => user.may(right_of(operation), bucket),
         None => operation == "ListBuckets",
@@ -159,7 +173,7 @@ async fn admitted(
         tell_refused(&user, operation, bucket.as_deref());
         return Err(refused());
     }
-    let session = Session { user, turn: Arc::new(turn), queues: None };
+    let session = Session { user, turn, queues: None };
     if let (Some(bucket), Some(key)) = (&bucket, &key) {
         session.require(action_of(operation), operation, bucket, key).await?;
     }
@@ -196,6 +210,11 @@ fn check_document(size: Size, headers: &HeaderMap) -> S3Result<()> {
         }
         None => Ok(()),
     }
+}
+
+fn has_no_body(headers: &HeaderMap) -> bool {
+    let length = headers.get(header::CONTENT_LENGTH);
+    length.is_some_and(|length| length == "0") || (length.is_none() && !headers.contains_key(header::TRANSFER_ENCODING))
 }
 
 /// The digest of the body that the request's signature covers.
@@ -429,7 +448,9 @@ mod tests {
             published.fetch_and(!ends, Ordering::Relaxed);
             !ends && key != "x"
         });
-        let session = admitted(user, "ListObjectsV2", Some("acme".into()), None, unlimited).await.expect("permitted");
+        let session = admitted(user, "ListObjectsV2", (Some("acme".into()), None), &Held::default(), unlimited)
+            .await
+            .expect("permitted");
         let query = || Query { max: 10, ..Query::default() };
         let code = |error: s3s::S3Error| error.code().as_str().to_owned();
         assert_eq!(gateway.page(&session, "acme", query()).await.expect("lists").keys.len(), 2);
@@ -454,7 +475,10 @@ mod tests {
         let user = holder(limits, &are_there, judge);
         let get = |bucket: &str, key: &str| {
             let (user, bucket, key) = (user.clone(), bucket.to_owned(), key.to_owned());
-            async move { admitted(user, "GetObject", Some(bucket), Some(key), |it| slow_down(it, None)).await }
+            async move {
+                let (place, held) = ((Some(bucket), Some(key)), Held::default());
+                admitted(user, "GetObject", place, &held, |it| slow_down(it, None)).await
+            }
         };
         let code = |done: S3Result<Session>| done.err().map(|error| error.code().as_str().to_owned());
         assert_eq!(code(get("other", "a").await).as_deref(), Some("AccessDenied"));

@@ -130,6 +130,21 @@ impl Store for Objects {
         Ok(Staging::File(Objects::stage(self, &putting.bucket, &key, putting.owner)?))
     }
 
+    fn lacks_parents(putting: &Putting, staged: &Staging) -> bool {
+        match staged {
+            Staging::File(staged) => staged.lacks_parents(),
+            Staging::Directory => putting.key.trim_end_matches('/').contains('/'),
+        }
+    }
+
+    fn make_parents(&self, putting: &Putting, staged: &Staging) -> S3Result<()> {
+        match staged {
+            Staging::File(staged) => staged.make_parents()?,
+            Staging::Directory => self.make_parents_of(&putting.bucket, &key_of(&putting.key)?, putting.owner)?,
+        }
+        Ok(())
+    }
+
     fn place(self: &Arc<Self>, putting: &Putting, staged: Staging, attrs: Attrs) -> S3Result<Attrs> {
         match staged {
             Staging::File(staged) => drop(staged.place(&putting.guard, &attrs)?),
@@ -170,6 +185,14 @@ impl Store for Objects {
 
     fn remove(&self, bucket: &str, key: &str, guard: &Guard) -> S3Result<()> {
         Ok(Objects::remove(self, bucket, &key_of(key)?, guard)?)
+    }
+
+    fn remove_all(&self, bucket: &str, keys: &[(String, Guard)]) -> Vec<S3Result<()>> {
+        let remove = |(key, guard): &(String, Guard)| {
+            work::pause()?;
+            Store::remove(self, bucket, key, guard)
+        };
+        keys.iter().map(remove).collect()
     }
 
     fn set_tags(&self, bucket: &str, key: &str, tags: BTreeMap<String, String>) -> S3Result<()> {

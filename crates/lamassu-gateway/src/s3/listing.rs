@@ -6,6 +6,7 @@ use super::given::{etag, timestamp};
 use super::store::{Rows, Store};
 use super::upload::listed_max;
 use crate::objects::attrs::Shown;
+use crate::objects::key::is_in_xml;
 use crate::objects::list::{Query, folder_of};
 use data_encoding::BASE64URL_NOPAD;
 use lamassu_access::Action;
@@ -18,12 +19,23 @@ use std::sync::Arc;
 const ENCODED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'*').remove(b'/');
 
 /// The encoding of keys in an answer.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub(super) struct Encoding(bool);
 
 impl Encoding {
     pub fn of(asked: Option<&EncodingType>) -> Encoding {
         Encoding(asked.is_some_and(|kind| kind.as_str() == EncodingType::URL))
+    }
+
+    /// Refuses a request whose answer would repeat a text that no XML document can have.
+    pub fn require<'a>(self, texts: impl IntoIterator<Item = &'a Option<String>>) -> S3Result<()> {
+        if self.0 || texts.into_iter().flatten().all(|text| is_in_xml(text)) {
+            return Ok(());
+        }
+        Err(s3_error!(
+            InvalidArgument,
+            "a prefix, delimiter or marker has a character that XML does not allow: ask for encoding-type=url"
+        ))
     }
 
     pub fn text(self, text: &str) -> String {
@@ -97,7 +109,7 @@ impl<S: Store> Gateway<S> {
             // Without its rules the listing would omit folders, as if they did not exist.
             user.was_judged().map(|()| rows)
         };
-        self.in_turn(session, listed).await
+        self.in_turns(session, listed).await
     }
 
     pub(super) async fn list_v2(
@@ -107,6 +119,7 @@ impl<S: Store> Gateway<S> {
         let session = Session::of(&mut req)?;
         let input = req.input;
         let encoding = Encoding::of(input.encoding_type.as_ref());
+        encoding.require([&input.prefix, &input.delimiter, &input.start_after])?;
         let max = listed_max(input.max_keys, "max-keys")?;
         let token = input.continuation_token.as_ref().filter(|token| !token.is_empty());
         let (after, is_group) = match (token, &input.start_after) {
@@ -142,6 +155,7 @@ impl<S: Store> Gateway<S> {
         let session = Session::of(&mut req)?;
         let input = req.input;
         let encoding = Encoding::of(input.encoding_type.as_ref());
+        encoding.require([&input.prefix, &input.delimiter, &input.marker])?;
         let max = listed_max(input.max_keys, "max-keys")?;
         let delimiter = delimiter_of(input.delimiter.as_ref());
         let after = input.marker.clone().filter(|marker| !marker.is_empty());
@@ -174,6 +188,8 @@ impl<S: Store> Gateway<S> {
         let session = Session::of(&mut req)?;
         let input = req.input;
         let encoding = Encoding::of(input.encoding_type.as_ref());
+        encoding.require([&input.prefix, &input.delimiter, &input.key_marker])?;
+        Encoding::default().require([&input.version_id_marker])?;
         let max = listed_max(input.max_keys, "max-keys")?;
         let delimiter = delimiter_of(input.delimiter.as_ref());
         let after = input.key_marker.clone().filter(|marker| !marker.is_empty());
@@ -249,5 +265,9 @@ mod tests {
     fn keys_are_encoded_on_request() {
         assert_eq!(Encoding(true).text("a b/ü+%"), "a%20b/%C3%BC%2B%25");
         assert_eq!(Encoding(false).text("a b"), "a b");
+        for (text, is_told) in [("a\u{e4}\t", true), ("\0", false), ("a\u{1f}", false)] {
+            let texts = [&None, &Some(text.to_owned())];
+            assert!(Encoding(false).require(texts).is_ok() == is_told && Encoding(true).require(texts).is_ok());
+        }
     }
 }

@@ -25,6 +25,7 @@ pub use access::{ADMITTED, Current, NULL_VERSION, Users};
 use crate::document::DOCUMENT_MAX;
 use crate::front::Front;
 use crate::queue::{Queue, Queues};
+use crate::work;
 use access::{Doorkeeper, Session};
 use fault::lost;
 use s3s::config::{S3Config, StaticConfigProvider};
@@ -70,14 +71,13 @@ impl<S: Store> Gateway<S> {
         session.spawn(move || call(&store)).await.map_err(lost)?
     }
 
-    /// A call that takes a processor: a page of a listing.
-    async fn in_turn<T: Send + 'static>(
+    /// A call that takes a processor, nobody knows how long: a page of a listing. It pauses ([`work::pause`]).
+    async fn in_turns<T: Send + 'static>(
         &self,
         session: &Session,
         call: impl FnOnce(&Arc<S>) -> S3Result<T> + Send + 'static,
     ) -> S3Result<T> {
-        let store = self.store.clone();
-        session.in_turn(move || call(&store)).await.await.map_err(lost)?
+        self.copying(session, move |store| work::in_turn(|| call(store))).await
     }
 
     /// A call without a known end, which takes its turns itself: a copy within the store, a deletion of many keys.

@@ -50,6 +50,14 @@ pub trait Store: Send + Sync + 'static {
     ) -> S3Result<(Shown, Piece, Self::Content)>;
     /// Begins to store an object. `known`: the attributes that the request gives before the content.
     fn stage(self: &Arc<Self>, putting: &Putting, known: Attrs) -> S3Result<Self::Staged>;
+    /// Whether something has to be made for the object, which may take long, before it is placed.
+    fn lacks_parents(_: &Putting, _: &Self::Staged) -> bool {
+        false
+    }
+    /// Makes that. Called when the content is known to be good.
+    fn make_parents(&self, _: &Putting, _: &Self::Staged) -> S3Result<()> {
+        Ok(())
+    }
     /// Completes the object. `attrs` are those of the received content; the result has those that were kept.
     fn place(self: &Arc<Self>, putting: &Putting, staged: Self::Staged, attrs: Attrs) -> S3Result<Attrs>;
     /// Copies an object.

@@ -1,8 +1,10 @@
 //! Checksums of objects, by S3's names of their algorithms. `s3s` computes the digests.
 
+use crate::document::Said;
 use data_encoding::BASE64;
 use http::HeaderMap;
 use s3s::checksum::ChecksumHasher;
+use s3s::crypto::{Checksum as _, Md5};
 use s3s::dto::{Checksum, CompletedPart};
 use s3s::{S3Error, S3Result, s3_error};
 use std::collections::BTreeMap;
@@ -70,6 +72,45 @@ pub fn said(headers: &HeaderMap) -> S3Result<Sums> {
         Err(_) => Err(s3_error!(InvalidRequest, "the checksum {name} is no text")),
     };
     said.map(text).collect()
+}
+
+/// Compares a document with the MD5 and the checksums in its request's headers.
+///
+/// # Errors
+/// `InvalidRequest`, `InvalidDigest` for some that are none.
+pub fn said_of_document(headers: &HeaderMap) -> S3Result<Said> {
+    let (md5, sums) = (headers.get("content-md5").map(said_md5).transpose()?, said(headers)?);
+    Ok(Box::new(move |document| {
+        if let Some(said) = &md5 {
+            let mut md5 = Md5::new();
+            md5.update(document);
+            compare_md5(said, md5.finalize().as_ref())?;
+        }
+        let mut summing = Summing::of(sums.keys().map(String::as_str))?;
+        summing.update(document);
+        compare(&sums, &summing.finish())
+    }))
+}
+
+fn said_md5(value: &http::HeaderValue) -> S3Result<Vec<u8>> {
+    parse_md5(value.to_str().unwrap_or_default())
+}
+
+/// The MD5 that a request says.
+///
+/// # Errors
+/// `InvalidDigest`.
+pub fn parse_md5(text: &str) -> S3Result<Vec<u8>> {
+    let md5 = BASE64.decode(text.as_bytes()).ok().filter(|md5| md5.len() == 16);
+    md5.ok_or_else(|| s3_error!(InvalidDigest, "Content-MD5 is no MD5 in base64"))
+}
+
+/// Compares it with the computed one.
+///
+/// # Errors
+/// `BadDigest`.
+pub fn compare_md5(said: &[u8], computed: &[u8]) -> S3Result<()> {
+    if said == computed { Ok(()) } else { Err(s3_error!(BadDigest, "the content has another MD5")) }
 }
 
 /// Computes checksums of a stream.

@@ -1,4 +1,5 @@
-//! Tests: copies, the ends of uploads and deletions of many keys take turns, as contents of clients do.
+//! Tests: copies, the ends of uploads, deletions of many keys, listings and what makes directories take turns, as
+//! contents of clients do.
 
 use super::Gateway;
 use super::access::Session;
@@ -9,8 +10,10 @@ use super::write::remove_in_turns;
 use crate::credentials::{Rules, User};
 use crate::limits::{Limits, Tenant};
 use crate::objects::attrs::{Attrs, Given};
+use crate::objects::list::Query;
 use crate::objects::{Completed, Guard, Modes, Objects, PIECE, Upload};
 use crate::queue::{Queue, Queues};
+use crate::work;
 use lamassu_vault::Owner;
 use s3s::crypto::{Checksum as _, Md5};
 use s3s::{S3Result, s3_error};
@@ -33,7 +36,20 @@ enum WorkKind {
     PartCopy,
     Complete,
     Delete,
+    DeepDelete,
+    List,
+    BeginUpload,
 }
+
+const ALL: [WorkKind; 7] = [
+    WorkKind::Copy,
+    WorkKind::PartCopy,
+    WorkKind::Complete,
+    WorkKind::Delete,
+    WorkKind::DeepDelete,
+    WorkKind::List,
+    WorkKind::BeginUpload,
+];
 
 /// The call of a request.
 type Call = Box<dyn FnOnce(&Arc<Objects>) -> S3Result<()> + Send>;
@@ -170,7 +186,35 @@ impl Stage {
                 let keys: Vec<_> = (0..100).map(|at| (format!("{key}/{at}"), Guard::default())).collect();
                 Box::new(move |store| remove_in_turns(&**store, "b", &keys).into_iter().collect())
             }
+            WorkKind::DeepDelete => {
+                let keys = [(self.deep(&key), Guard::default())];
+                Box::new(move |store| remove_in_turns(&**store, "b", &keys).into_iter().collect())
+            }
+            WorkKind::List => {
+                self.deep(&key);
+                let query = Query { prefix: key + "/", max: 10, ..Query::default() };
+                Box::new(move |store| {
+                    let listed = || Store::list(&**store, "b", &query, &|_| true);
+                    work::in_turn(listed).map(|rows| assert_eq!(rows.keys.len(), 1))
+                })
+            }
+            WorkKind::BeginUpload => {
+                let key = format!("{key}/a/b/c/d/e/f");
+                let upload =
+                    Upload { key, given: Given::default(), begun: 0, user: "u".into(), algorithm: None, is_full: true };
+                Box::new(move |store| Store::begin_upload(&**store, "b", &upload, OWNER).map(drop))
+            }
         }
+    }
+
+    /// An object with some levels below this key.
+    fn deep(&self, key: &str) -> String {
+        let key = format!("{key}/a/b/c/d/e/f");
+        let putting =
+            Putting { bucket: "b".into(), key: key.clone(), length: 0, owner: OWNER, guard: Guard::default() };
+        let staged = Store::stage(&self.store, &putting, Attrs::default()).expect("begins");
+        self.store.place(&putting, staged, Attrs { etag: tag(), ..Attrs::default() }).expect("places");
+        key
     }
 
     /// Begins requests of the tenant that has many, and counts those that end.
@@ -202,7 +246,7 @@ async fn until_waiting(queue: &Queue, tenant: &Arc<Tenant>, count: usize, ended:
 /// each of it needs four turns or more, and between two pieces of the other tenant there is one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_flood_of_copies_takes_turns_with_another_tenants_pieces() {
-    for kind in [WorkKind::Copy, WorkKind::PartCopy, WorkKind::Complete, WorkKind::Delete] {
+    for kind in ALL {
         let (stage, ended) = (Stage::new(2 * FLOOD), Arc::new(AtomicUsize::new(0)));
         let place = stage.queues.pieces.place(&tenant("first")).await;
         let flood = stage.flood(kind, FLOOD, &ended);
@@ -246,7 +290,7 @@ async fn copies_wait_for_a_place_to_sync() {
 /// However far it has come: before each piece and before the sync the credential is asked for.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_copy_ends_when_its_credential_is_revoked() {
-    for kind in [WorkKind::Copy, WorkKind::PartCopy, WorkKind::Complete, WorkKind::Delete] {
+    for kind in ALL {
         let stage = Stage::new(2 * FLOOD);
         let gateway = Gateway { store: stage.store.clone(), region: String::new() };
         let (mut times, mut refused) = (0, 0);
@@ -256,8 +300,9 @@ async fn a_copy_ends_when_its_credential_is_revoked() {
                 Ok(()) => break,
                 Err(error) => assert_eq!(error.code().as_str(), "AccessDenied", "{kind:?}: {error}"),
             }
-            let placed = format!("{kind:?}-{times}");
-            assert!(Store::shown(&*stage.store, "b", &placed).is_err(), "{kind:?}: it is there after {times} pieces");
+            let key = format!("{kind:?}-{times}");
+            let placed = Store::shown(&*stage.store, "b", &key);
+            assert!(placed.is_err(), "{kind:?}: it is there after {times} pieces");
             (times, refused) = (times + 1, refused + 1);
         }
         assert!(refused >= PIECES, "{kind:?}: {refused}");

@@ -47,7 +47,7 @@ impl<S: Store> Gateway<S> {
         let given = given(&headers, input.metadata.as_ref(), input.tagging.as_deref())?;
         let upload = upload_of(&input, given, &session)?;
         let (bucket, owner, begins) = (input.bucket.clone(), session.user.owner, upload.clone());
-        let id = self.blocking(&session, move |store| store.begin_upload(&bucket, &begins, owner)).await?;
+        let id = self.copying(&session, move |store| store.begin_upload(&bucket, &begins, owner)).await?;
         Ok(S3Response::new(begun(input, upload, id)))
     }
 
@@ -133,7 +133,7 @@ impl<S: Store> Gateway<S> {
         let session = Session::of(&mut req)?;
         let input = req.input;
         let (key, bucket, id) = (input.key.clone(), input.bucket.clone(), input.upload_id.clone());
-        let (upload, parts) = self.in_turn(&session, move |store| store.parts(&bucket, &key, &id)).await?;
+        let (upload, parts) = self.in_turns(&session, move |store| store.parts(&bucket, &key, &id)).await?;
         Ok(S3Response::new(listed_parts(input, upload, parts, &session)?))
     }
 
@@ -143,6 +143,9 @@ impl<S: Store> Gateway<S> {
     ) -> S3Result<S3Response<ListMultipartUploadsOutput>> {
         let session = Session::of(&mut req)?;
         let input = req.input;
+        let encoding = Encoding::of(input.encoding_type.as_ref());
+        encoding.require([&input.prefix, &input.delimiter, &input.key_marker])?;
+        Encoding::default().require([&input.upload_id_marker])?;
         let (bucket, prefix) = (input.bucket.clone(), input.prefix.clone().unwrap_or_default());
         session.require(Action::List, "ListMultipartUploads", &bucket, folder_of(&prefix)).await?;
         let some = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
@@ -153,7 +156,7 @@ impl<S: Store> Gateway<S> {
             let page = store.uploads(&bucket, &query, &|folder| user.may_use(Action::List, &bucket, folder))?;
             user.was_judged().map(|()| page)
         };
-        let page = self.in_turn(&session, listed).await?;
+        let page = self.in_turns(&session, listed).await?;
         Ok(S3Response::new(list_uploads_of(input, page, max)))
     }
 }

@@ -8,9 +8,9 @@ use super::store::{Copying, Putting, Store};
 use super::sums::{self, Summing, Sums, put_sums};
 use crate::objects::Guard;
 use crate::objects::attrs::Attrs;
-use crate::objects::key::KEY_MAX;
+use crate::objects::key::{KEY_MAX, is_in_xml};
 use crate::work::{self, NoLonger};
-use data_encoding::{BASE64, HEXLOWER};
+use data_encoding::HEXLOWER;
 use http::HeaderMap;
 use lamassu_access::Action;
 use s3s::dto::*;
@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 /// Most objects of one deletion, as in S3.
 const DELETE_MAX: usize = 1000;
-/// Keys that are deleted in one turn.
+/// Keys that are deleted in one turn, if that takes no longer than a turn.
 const DELETED_AT_ONCE: usize = 32;
 
 /// The length of a body, without the overhead of chunks.
@@ -40,11 +40,7 @@ pub(super) fn compare(
     md5: Option<&str>,
 ) -> S3Result<()> {
     if let Some(md5) = md5 {
-        let said = BASE64.decode(md5.as_bytes()).ok().filter(|md5| md5.len() == 16);
-        let said = said.ok_or_else(|| s3_error!(InvalidDigest, "Content-MD5 is no MD5 in base64"))?;
-        if HEXLOWER.encode(&said) != received.md5 {
-            return Err(s3_error!(BadDigest, "the content has another MD5"));
-        }
+        sums::compare_md5(HEXLOWER.encode(&sums::parse_md5(md5)?).as_bytes(), received.md5.as_bytes())?;
     }
     if length_of(headers)? != received.size {
         return Err(s3_error!(IncompleteBody, "the body has another length than was said"));
@@ -57,7 +53,7 @@ pub(super) fn compare(
 
 /// What the request says about its content before it is received; `compare` verifies it afterwards.
 pub(super) fn said_before(headers: &HeaderMap, md5: Option<&str>) -> S3Result<Attrs> {
-    let md5 = md5.and_then(|md5| BASE64.decode(md5.as_bytes()).ok()).filter(|md5| md5.len() == 16);
+    let md5 = md5.and_then(|md5| sums::parse_md5(md5).ok());
     Ok(Attrs {
         etag: md5.map(|md5| HEXLOWER.encode(&md5)).unwrap_or_default(),
         checksums: sums::said(headers)?,
@@ -98,7 +94,12 @@ impl<S: Store> Gateway<S> {
         let received = body::receive(&session, input.body, &staged, summing, length).await?;
         compare(&received, &headers, trailers, input.content_md5.as_deref())?;
         (attrs.etag, attrs.checksums) = (received.md5, received.sums);
-        let staged = body::sole(staged)?;
+        let mut staged = body::sole(staged)?;
+        if S::lacks_parents(&putting, &staged) {
+            let placed = putting.clone();
+            let making = move |store: &Arc<S>| store.make_parents(&placed, &staged).map(|()| staged);
+            staged = self.copying(&session, making).await?;
+        }
         let attrs = self.syncing(&session, length, move |store| store.place(&putting, staged, attrs)).await?;
         Ok(S3Response::new(put_output(&attrs)))
     }
@@ -159,6 +160,9 @@ impl<S: Store> Gateway<S> {
         // No object has such a key. The answer would repeat all of them, longer than they came.
         if delete.objects.iter().any(|object| object.key.len() > KEY_MAX) {
             return Err(s3_error!(KeyTooLongError, "a key has 1 to {KEY_MAX} bytes"));
+        }
+        if !delete.objects.iter().all(|object| is_in_xml(&object.key)) {
+            return Err(s3_error!(MalformedXML, "a key has a character that XML does not allow"));
         }
         let (is_quiet, user) = (delete.quiet == Some(true), session.user.clone());
         let removed = move |store: &Arc<S>| {

@@ -98,6 +98,11 @@ fn what_follows_a_body_is_verified() {
 }
 
 #[test]
+fn documents_are_what_their_requests_say() {
+    checked("chunks::documents");
+}
+
+#[test]
 fn what_a_signature_covers_is_not_the_senders_choice() {
     checked("chunks::stripped");
 }

@@ -30,7 +30,8 @@ class Signing:
         self.headers = {"host": ADDRESS, "x-amz-date": self.date, **headers}
         self.names = sorted(self.headers if signed is None else signed)
         path, _, query = path.partition("?")
-        lines = [method, path, query + "=" * bool(query), *(f"{name}:{self.headers[name]}" for name in self.names), "",
+        query = "&".join(sorted(one if "=" in one else one + "=" for one in query.split("&") if one))
+        lines = [method, path, query, *(f"{name}:{self.headers[name]}" for name in self.names), "",
                  ";".join(self.names), headers["x-amz-content-sha256"]]
         request = hashlib.sha256("\n".join(lines).encode()).hexdigest()
         self.last = self.sign("AWS4-HMAC-SHA256", self.date, self.scope, request)
@@ -168,6 +169,9 @@ def trailers():
         ("the checksum is dropped", lambda c: [*c, end, b"\r\n"], CUT),
         ("a chunk is dropped", lambda c: [*c[1:], end, line], CUT),
         ("two are exchanged", lambda c: [c[1], c[0], *c[2:], end, line], (400, "BadDigest")),
+        ("it is there twice", lambda c: [*c, end, line[:-2], line], CUT),
+        ("a wrong one follows", lambda c: [*c, end, line[:-2], f"X-Amz-Checksum-CRC32:{zeros}\r\n\r\n".encode()], CUT),
+        ("its line does not end", lambda c: [*c, end, line[:-4]], CUT),
     ]:
         signing, chunks = in_chunks(UNSIGNED, path, DATA, 65536 - 32 + 5, unsigned)
         said = put(path, signing, alter(chunks))
@@ -178,6 +182,38 @@ def trailers():
     signing, chunks = in_chunks(TRAILER, path, DATA, 65536, {"x-amz-trailer": name})
     assert put(path, signing, [*chunks, *signing.trailer(name, crc)]) == (200, "")
     assert plain("GET", path)[2] == DATA
+
+
+def documents():
+    """What a request says of its document, besides the signature."""
+    path = prepared("alice-documents")
+    document = b"<Delete><Object><Key>k</Key></Object></Delete>"
+    at, md5 = "/alice-documents?delete", lambda data: base64.b64encode(hashlib.md5(data).digest()).decode()
+    crc = lambda data: base64.b64encode(zlib.crc32(data).to_bytes(4, "big")).decode()
+    for said, means in [
+        ({"content-md5": md5(b"other")}, "BadDigest"),
+        ({"content-md5": "x"}, "InvalidDigest"),
+        ({"x-amz-checksum-crc32": crc(b"other")}, "BadDigest"),
+        ({"content-md5": md5(document), "x-amz-checksum-crc32": crc(b"other")}, "BadDigest"),
+    ]:
+        assert plain("POST", at, document, **said)[:2] == (400, means), said
+        kept(path)
+    # Nothing in place of what was signed.
+    _, _, headers = signed("POST", at, document)
+    nothing = {"x-amz-content-sha256": hashlib.sha256(document).hexdigest(), "content-length": "0"}
+    for where, method in ((at, "POST"), (path + "?tagging", "PUT")):
+        assert ask(method, where, Signing(method, where, nothing).headers, b"")[:2] == (400, "XAmzContentSHA256Mismatch")
+    assert plain("POST", at, b"")[:2] == (400, "MissingRequestBodyError")
+    for character in (b"&#0;", b"&#1;"):
+        assert plain("POST", at, document.replace(b"k", character))[:2] == (400, "MalformedXML"), character
+    # What a document cannot say.
+    for asked in ("prefix=%00", "delimiter=%01", "list-type=2&start-after=%00", "marker=%00", "uploads&prefix=%00", "uploads&key-marker=a&upload-id-marker=%00", "versions&key-marker=%00"):
+        assert plain("GET", "/alice-documents?" + asked)[:2] == (400, "InvalidArgument"), asked
+    status, _, said = plain("GET", "/alice-documents?encoding-type=url&prefix=%00")
+    assert status == 200 and b"<Prefix>%00</Prefix>" in said, said
+    kept(path)
+    assert plain("POST", at, document, **{"content-md5": md5(document), "x-amz-checksum-crc32": crc(document)})[0] == 200
+    assert plain("GET", path)[0] == 404
 
 
 def stripped():

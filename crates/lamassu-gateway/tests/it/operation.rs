@@ -18,6 +18,7 @@ fn a_configuration_is_checked() {
         ("colour = 1\n", "line 4"),
         ("tls_certificate = \"/none\"\ntls_key = \"/none\"\n", "/none"),
         ("credentials = \"/none\"\n", "/none"),
+        ("[tenants.alcie]\nrequests_at_once = 1\n", "[tenants.alcie]"),
     ] {
         lab.configure(lines);
         let out = check();
@@ -57,6 +58,19 @@ fn what_keeps_a_gateway_from_starting_has_its_own_code() {
     lab.configure("credentials = \"pipe\"\n");
     let (wrong, said) = code();
     assert!(wrong == Some(13) && said.contains("pipe"), "{said}");
+    lab.write("provider.toml", "access_key = \"K\"\nsecret_key = \"secret\"\n");
+    let provider =
+        "backend = \"s3://b/p\"\n[provider]\nendpoint = \"https://127.0.0.1:1\"\ncredentials = \"provider.toml\"\n";
+    for what in [lab.path("pipe"), "/dev/zero".into(), lab.path("")] {
+        let what = what.display();
+        for lines in
+            [format!("tls_certificate = \"{what}\"\ntls_key = \"{what}\"\n"), format!("{provider}ca = \"{what}\"\n")]
+        {
+            lab.configure(&lines);
+            let (wrong, said) = code();
+            assert!(wrong == Some(13) && said.contains("no file"), "{lines}: {said}");
+        }
+    }
     lab.configure("");
     fs::copy(lab.path("vault.key"), lab.path("kept")).expect("copies");
     fs::remove_file(lab.path("vault.key")).expect("removes");
@@ -327,4 +341,22 @@ fn tls_and_buckets_named_as_hosts() {
          got = tls.get_object(Bucket='alice-path', Key='t', ChecksumMode='ENABLED')\n\
          assert got['Body'].read() == body and got['ChecksumSHA256'] == put['ChecksumSHA256']"
     ));
+}
+
+/// Whatever lies where the certificate was: reading it again changes nothing, and the gateway takes other signals.
+#[test]
+fn what_is_no_certificate_is_not_waited_for() {
+    let mut lab = Lab::without_gateway("");
+    let key = rcgen::KeyPair::generate().expect("a key");
+    let params = rcgen::CertificateParams::new(vec!["s3.test".to_owned()]).expect("a name");
+    lab.write("tls.crt", &params.self_signed(&key).expect("a certificate").pem());
+    lab.write("tls.key", &key.serialize_pem());
+    let dir = lab.dir.path().display().to_string();
+    lab.configure(&format!("tls_certificate = \"{dir}/tls.crt\"\ntls_key = \"{dir}/tls.key\"\n"));
+    lab.start();
+    fs::remove_file(lab.path("tls.crt")).expect("removes");
+    run(Command::new("mkfifo").arg(lab.path("tls.crt")));
+    lab.signal("HUP");
+    until("it says so", || lab.log().contains("certificate are not taken") && lab.log().contains("no file"));
+    assert_eq!(lab.stop("TERM"), Some(0));
 }

@@ -116,3 +116,72 @@ fn what_one_tenant_tries_with_anothers_is_logged() {
     }
     assert!(!lab.log().contains("user=alice"), "alice was refused nothing: {}", lab.log());
 }
+
+/// Clients that ask for a listing of 6 MB and take none of it.
+const TAKERS: &str = r#"
+import socket, threading
+HEAD = 'GET ' + PATH + ' HTTP/1.1\r\nhost: ' + URL.split('//')[1] + '\r\n\r\n'
+def taker():
+    one = socket.socket()
+    one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    one.settimeout(120)
+    one.connect(ADDRESS)
+    one.sendall(HEAD.encode())
+    return one, one.recv(12).decode()
+for _ in range(1200):
+    takers = [taker() for _ in range(4)]
+    if [said for _, said in takers] == ['HTTP/1.1 200'] * 4: break
+    # What an earlier try has begun counts until the gateway sees that it was hung up.
+    for one, _ in takers: one.close()
+    time.sleep(0.05)
+assert [said for _, said in takers] == ['HTTP/1.1 200'] * 4, takers
+"#;
+
+/// An answer that is a document is in memory until its client takes it. So it counts as a request.
+#[test]
+fn answers_that_are_not_taken_are_bounded() {
+    if !boto::is_there() {
+        return;
+    }
+    let lab = Lab::new("idle_seconds = 20\n[tenants.alice]\nrequests_at_once = 4\nrequests_of_user_at_once = 4\n");
+    // Each of these characters takes six bytes in a document.
+    lab.python(
+        "s3.create_bucket(Bucket='alice-q')\n\
+         key = '/'.join(['\"' * 250] * 3) + '/' + '\"' * 200\n\
+         from concurrent.futures import ThreadPoolExecutor\n\
+         put = lambda at: s3.put_object(Bucket='alice-q', Key=f'{key}{at:04}')\n\
+         # Fewer at once than the tenant may have: a request counts until its last thread has ended.\n\
+         with ThreadPoolExecutor(2) as threads: list(threads.map(put, range(1000)))",
+    );
+    let head = format!("PATH, ADDRESS = {:?}, ('127.0.0.1', {})\n", lab.presigned("GET", "/alice-q"), lab.port);
+    let others = "_, said = taker()\nassert said == 'HTTP/1.1 503', said\n\
+        bob = client(aws_access_key_id='BOB', aws_secret_access_key='bob-secret-bob-secret')\n\
+        bob.create_bucket(Bucket='bob-q')\n\
+        # Who takes nothing is hung up on, and counts no more.\n\
+        for _ in range(1200):\n    \
+            _, said = taker()\n    \
+            if said == 'HTTP/1.1 200': break\n    \
+            time.sleep(0.1)\n\
+        assert said == 'HTTP/1.1 200', said\n";
+    lab.python(&(head + TAKERS + others));
+}
+
+/// A key can have hundreds of levels. Listings and deletions go through them on any thread, and others come between.
+#[test]
+fn keys_of_many_levels_are_listed_and_removed() {
+    if !boto::is_there() {
+        return;
+    }
+    let lab = Lab::new("");
+    lab.python(
+        "s3.create_bucket(Bucket='alice-l')\nkeys = [f'{at}/' + 'a/' * 510 + 'k' for at in range(2)]\n\
+         for key in keys: s3.put_object(Bucket='alice-l', Key=key, Body=b'deep')\n\
+         listed = [it['Key'] for it in s3.list_objects_v2(Bucket='alice-l')['Contents']]\n\
+         assert listed == keys, listed\n\
+         assert s3.get_object(Bucket='alice-l', Key=keys[1])['Body'].read() == b'deep'\n\
+         begun = s3.create_multipart_upload(Bucket='alice-l', Key='2/' + 'a/' * 510 + 'k')\n\
+         s3.abort_multipart_upload(Bucket='alice-l', Key=begun['Key'], UploadId=begun['UploadId'])\n\
+         s3.delete_objects(Bucket='alice-l', Delete={'Objects': [{'Key': key} for key in keys]})\n\
+         s3.delete_bucket(Bucket='alice-l')",
+    );
+}
