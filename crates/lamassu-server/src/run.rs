@@ -259,7 +259,7 @@ impl<'a> Parts<'a> {
         let (digest, metrics) = (self.authority.digest(), self.metrics.clone());
         let webhook = Webhook::of(self.dir, &self.config, &digest, state.clone(), metrics)?;
         state.note(Event::Started { version: env!("CARGO_PKG_VERSION").into() })?;
-        administer(self.dir, administered)?;
+        administer(self.dir, administered, self.origin.reserve.as_ref())?;
         webhook.map_or(Ok(()), |webhook| webhook.start(self.dir))
     }
 
@@ -365,7 +365,8 @@ async fn serve(dir: &Path, config: Config) -> Result<()> {
     }
     let (stop_all, stopping) = watch::channel(false);
     let service = parts.service(failed.clone(), stopping);
-    tokio::spawn(tick(parts.vaults.clone(), parts.pauses.clone(), failed));
+    tokio::spawn(tick(parts.vaults.clone(), parts.pauses.clone(), failed.clone()));
+    tokio::spawn(watch_state(parts.origin.state.unusable.subscribe(), failed));
     tokio::spawn(note_every_minute(parts.origin.state.clone(), parts.evaluations.clone()));
     if let Some(reserve) = parts.origin.reserve.clone() {
         tokio::spawn(keep_reserve(reserve));
@@ -422,6 +423,13 @@ async fn tick(vaults: Arc<Vaults>, pauses: Arc<Pauses>, failed: mpsc::UnboundedS
                 }
             }));
         }
+    }
+}
+
+/// Ends the server when the state cannot be used any more, whoever finds that out.
+async fn watch_state(mut unusable: watch::Receiver<bool>, failed: mpsc::UnboundedSender<String>) {
+    if unusable.wait_for(|is_so| *is_so).await.is_ok() {
+        let _ = failed.send("the disk of the state has failed, or is full".into());
     }
 }
 
@@ -494,11 +502,13 @@ async fn open(
 
 /// Answers administrators by a socket in the server's directory, which only its owner may enter. The threads are
 /// separate from those that serve hosts: hosts cannot block the command that revokes one.
-fn administer(dir: &Path, administered: Administered) -> Result<()> {
+fn administer(dir: &Path, administered: Administered, reserve: Option<&Reserve>) -> Result<()> {
     let path = dir.join(SOCKET);
     // The state is locked, so no other server uses this socket.
     let _ = fs::remove_file(&path);
-    let listener = UnixListener::bind(&path).map_err(ServerError::file("listen on", &path))?;
+    let bind = || UnixListener::bind(&path);
+    let listener = reserve.map_or_else(bind, |reserve| reserve.within(bind));
+    let listener = listener.map_err(ServerError::file("listen on", &path))?;
     let serve = move || {
         for stream in listener.incoming() {
             let administered = administered.clone();

@@ -13,7 +13,7 @@ pub use self::keys::{KeptKey, Key, KeyRefusal, Use};
 pub use self::restored::Copied;
 use self::restored::Restored;
 use crate::audit::{self, ChainEnd, Event};
-use crate::reserve;
+use crate::reserve::{self, is_damage};
 use crate::writing::{AnyTable, RowChange, Writing};
 use crate::{Result, ServerError};
 use bell::Bell;
@@ -144,6 +144,8 @@ pub struct State {
     audit_kept: RwLock<audit::Kept>,
     /// Signals a new alert.
     pub alerted: Bell,
+    /// Whether its disk has failed: the state cannot be used any more, and its server has to end.
+    pub unusable: watch::Sender<bool>,
 }
 
 impl State {
@@ -186,14 +188,7 @@ impl State {
     }
 
     fn open_file(dir: &Path, path: PathBuf) -> Result<State> {
-        let database = match reserve::database(dir, &path) {
-            Err(redb::DatabaseError::DatabaseAlreadyOpen) => return Err(ServerError::Running { dir: dir.into() }),
-            Err(error) if is_damage(&error) => {
-                return Err(ServerError::Damaged { path, what: "it is no database, or not a whole one" });
-            }
-            Err(error) => return Err(ServerError::Database { path, source: Box::new(error.into()) }),
-            Ok(database) => database,
-        };
+        let database = reserve::database(dir, &path)?;
         State::of(path, database, None, &[])
     }
 
@@ -220,6 +215,7 @@ impl State {
             restored: RwLock::default(),
             audit_kept: RwLock::default(),
             alerted: Bell::default(),
+            unusable: watch::Sender::new(false),
         };
         state.fill_tables(rows)?;
         let (hosts, restored) = (state.read_hosts()?, state.read_restored()?);
@@ -281,7 +277,13 @@ impl State {
     fn failed(&self, error: impl Into<redb::Error>) -> ServerError {
         match error.into() {
             redb::Error::Corrupted(_) => self.damaged("what it says makes no sense"),
-            source => ServerError::Database { path: self.path.clone(), source: Box::new(source) },
+            source => {
+                // redb refuses everything from then on.
+                if matches!(source, redb::Error::Io(_) | redb::Error::PreviousIo) {
+                    self.unusable.send_replace(true);
+                }
+                ServerError::Database { path: self.path.clone(), source: Box::new(source) }
+            }
         }
     }
 
@@ -566,18 +568,6 @@ impl State {
             true => drop(host.vaults.insert(vault.into())),
             false => drop(host.vaults.remove(vault)),
         })
-    }
-}
-
-/// Whether the error means that the file is no valid database, and not that it cannot be read.
-fn is_damage(error: &redb::DatabaseError) -> bool {
-    use redb::{DatabaseError, StorageError};
-    match error {
-        DatabaseError::Storage(StorageError::Corrupted(_)) | DatabaseError::UpgradeRequired(_) => true,
-        DatabaseError::Storage(StorageError::Io(error)) => {
-            matches!(error.kind(), std::io::ErrorKind::InvalidData | std::io::ErrorKind::UnexpectedEof)
-        }
-        _ => false,
     }
 }
 

@@ -48,6 +48,13 @@ impl Vault {
         Ok(self.handles.add(Handle::Dir(Arc::new(OpenDir::new(ino, dir, parent, None)))))
     }
 
+    /// The same, if the result is still valid when the call ends (R4 of `docs/sharing.md`).
+    pub(crate) fn open_dir_now(&self, ino: Ino) -> Result<HandleId> {
+        let handle = self.open_dir(ino)?;
+        self.verify_current().inspect_err(|_| drop(self.release_dir(handle)))?;
+        Ok(handle)
+    }
+
     /// Calls `fill(entry, next_cookie)` from `cookie` (0: the start, with `.` and `..` first) until it returns false
     /// (the reply is full) or the listing ends. Entries whose names do not open are left out and logged; `check` lists
     /// them.

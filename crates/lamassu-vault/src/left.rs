@@ -30,14 +30,24 @@ pub struct Left {
 
 /// A handle that is opened again when it is used.
 enum LeftHandle {
-    File { ino: Ino, access: Access },
-    Dir { ino: Ino, parent: Ino, listing: Option<Arc<Snapshot>> },
+    File {
+        ino: Ino,
+        access: Access,
+    },
+    Dir {
+        ino: Ino,
+        parent: Ino,
+        listing: Option<Arc<Snapshot>>,
+    },
+    /// Of the root, for requests to the daemon alone: it is never opened again.
+    Requests,
 }
 
 impl LeftHandle {
     fn ino(&self) -> Ino {
         match self {
             LeftHandle::File { ino, .. } | LeftHandle::Dir { ino, .. } => *ino,
+            LeftHandle::Requests => ROOT,
         }
     }
 }
@@ -103,10 +113,10 @@ impl LeftHandles {
         }
     }
 
-    /// A handle of the root, which is opened when it is used.
-    fn add_root(&self) -> HandleId {
+    /// A handle of the root for requests to the daemon alone.
+    fn add_for_requests(&self) -> HandleId {
         let id = fresh_handle();
-        self.change(|all| all.handles.insert(id.0, LeftHandle::Dir { ino: ROOT, parent: ROOT, listing: None }));
+        self.change(|all| all.handles.insert(id.0, LeftHandle::Requests));
         id
     }
 
@@ -119,9 +129,9 @@ impl LeftHandles {
 }
 
 impl Left {
-    /// Opens the root in a later turn, when the handle is used.
-    pub fn open_root(&self) -> HandleId {
-        self.handles.add_root()
+    /// Opens the root for requests to the daemon alone.
+    pub fn open_for_requests(&self) -> HandleId {
+        self.handles.add_for_requests()
     }
 
     /// The kernel releases references.
@@ -215,9 +225,9 @@ impl Vault {
         Ok(())
     }
 
-    /// Opens the root when the handle is used, so that the store is not asked now.
-    pub(crate) fn open_root_later(&self) -> HandleId {
-        self.left.add_root()
+    /// Opens the root for requests to the daemon alone, so that neither store nor server is asked.
+    pub(crate) fn open_for_requests(&self) -> HandleId {
+        self.left.add_for_requests()
     }
 
     /// Whether another host has changed a node since it was given to the kernel.
@@ -325,6 +335,7 @@ impl Vault {
                 self.nodes.lock().pin(*ino);
                 Handle::Dir(Arc::new(OpenDir::new(*ino, dir, *parent, listing.clone())))
             }
+            LeftHandle::Requests => return Err(errno("list what was opened without a turn", libc::EIO)),
         };
         self.handles.put(id, handle);
         handles.remove(&id.0);

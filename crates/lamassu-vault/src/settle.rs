@@ -399,6 +399,13 @@ impl Vault {
         self.settle_twice(Vault::settle_all)
     }
 
+    /// Whether the end of this process would lose nothing: no write is buffered, and no change is queued for the anchor.
+    pub(crate) fn is_committed(&self) -> bool {
+        let is_dirty = |open: &Arc<OpenFile>| open.is_writable() && open.file().is_dirty();
+        let is_queued = self.anchored.as_ref().is_some_and(|anchored| !anchored.anchor.queued_about().is_empty());
+        !is_queued && !self.files.all().iter().any(is_dirty)
+    }
+
     /// Commits, settles, and blocks every change until [`Vault::thaw`]. Reads go on. A frozen vault stays so.
     ///
     /// # Errors

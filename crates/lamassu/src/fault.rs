@@ -108,7 +108,30 @@ of_the_host!(KeyError, FileError, HistoryError, HeaderError, VaultError, NoRando
 fn unwritten_to(kind: FaultKind) -> &'static str {
     match kind {
         FaultKind::AnchorDisk | FaultKind::AnchorDiskFull | FaultKind::AnchorDiskReadOnly => "the anchor",
+        kind if is_of_server(kind) => "the anchor",
         _ => "the store",
+    }
+}
+
+/// Whether the server of the anchor is at fault, or does not answer.
+fn is_of_server(kind: FaultKind) -> bool {
+    use FaultKind::*;
+    matches!(
+        kind,
+        AnchorServerDown
+            | AnchorServerUntrusted
+            | AnchorServerForbids
+            | AnchorServerOlder
+            | AnchorServerRestored
+            | AnchorServerVersion
+            | AnchorServerFails
+    )
+}
+
+fn kept_by(kind: FaultKind) -> &'static str {
+    match is_of_server(kind) {
+        true => "It is lost if the server ends this host's session meanwhile, which takes a term",
+        false => "The daemon keeps it, and its log names the files",
     }
 }
 
@@ -117,6 +140,7 @@ fn to_be_mended(kind: FaultKind) -> &'static str {
         FaultKind::AnchorDisk => "mend the disk that the anchor lies on, or put its file back",
         FaultKind::AnchorDiskFull => "make room on the disk that the anchor lies on",
         FaultKind::AnchorDiskReadOnly => "have the disk that the anchor lies on mounted for writing",
+        kind if is_of_server(kind) => "wait until the server answers this host",
         _ => "make room or mend the store",
     }
 }
@@ -251,9 +275,9 @@ pub enum Fault {
     MountBusy { path: PathBuf },
     /// The store's, or the anchor's: not everything written through the mount is in it.
     #[error(
-        "nothing was unmounted, since not everything that was written to {path:?} could be put into {}: {}. The daemon keeps it, and its \
-         log names the files: {}, and unmount again; `lamassu umount --lazy` gives up what cannot be written",
-        unwritten_to(.failed.kind), .failed.message, to_be_mended(.failed.kind)
+        "nothing was unmounted, since not everything that was written to {path:?} could be put into {}: {}. {}: {}, and unmount again; \
+         `lamassu umount --lazy` gives up what cannot be written",
+        unwritten_to(.failed.kind), .failed.message, kept_by(.failed.kind), to_be_mended(.failed.kind)
     )]
     Unwritten {
         path: PathBuf,

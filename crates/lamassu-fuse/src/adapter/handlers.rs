@@ -14,7 +14,7 @@ use fuser::{
     Request, TimeOrNow, WriteFlags,
 };
 use lamassu_vault::turns::Need;
-use lamassu_vault::{FileSystem, HandleId, ROOT, RenameMode, SetAttr, SetXattr, VaultError, Whence, is_listed_for};
+use lamassu_vault::{FileSystem, HandleId, RenameMode, SetAttr, SetXattr, VaultError, Whence, is_listed_for};
 use std::ffi::OsStr;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -412,15 +412,10 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
             CacheMode::WriteBack | CacheMode::Through => FopenFlags::FOPEN_CACHE_DIR | FopenFlags::FOPEN_KEEP_CACHE,
         };
         let caller = Caller::of(req);
-        let open = move |s: &Arc<Shared<F>>| match s.open_dir(ino.0, caller) {
+        self.0.look("opendir", move |s| match s.open_dir(ino.0, caller) {
             Ok(handle) => reply.opened(FileHandle(handle.0), how),
             Err(error) => reply.error(failed("opendir", &error)),
-        };
-        match ino.0 {
-            // Needs no turn: `umount` and other control calls begin with it.
-            ROOT => _ = self.0.answer("opendir", || open(&self.0)),
-            _ => self.0.look("opendir", open),
-        }
+        });
     }
 
     fn readdir(&self, _req: &Request, _ino: INodeNo, fh: FileHandle, offset: u64, mut reply: ReplyDirectory) {

@@ -141,11 +141,35 @@ fn a_mount_whose_host_was_revoked_is_asked_and_unmounted() {
     let lab = Lab::new();
     let [a, b, c] = shared(&lab);
     a.write("f", "of a").unwrap();
+    // It has the vault, and everything in it is synced.
     lab.serve(&["host", "revoke", "@a"]).ok();
     until("it is out", || fs::read(a.file("f")).is_err());
+    // Opened by attributes that may be outdated: never listed, also if the host has a turn again.
+    let blind = fs::read_dir(a.file("")).unwrap();
+    lab.serve(&["host", "list"]).ok();
+    assert!(blind.into_iter().next().unwrap().is_err());
     until("the other has the vault", || b.write("f", "of b").is_ok());
     is_asked_and_unmounted(a, b);
     unmounted_and_checked(&lab, &[b, c]);
+}
+
+/// The host had the last turn, and had synced everything. Then what it has not synced.
+#[test]
+fn a_mount_that_wrote_last_is_unmounted_without_its_server() {
+    let lab = Lab::new();
+    let [a, b, c] = shared(&lab);
+    a.write("f", "of a").unwrap();
+    kill(lab.server.as_ref().unwrap().id(), "-STOP");
+    until("it is out", || fs::read(a.file("f")).is_err());
+    a.umount().ok();
+    kill(lab.server.as_ref().unwrap().id(), "-CONT");
+    assert_eq!(fs::read_to_string(b.file("f")).unwrap(), "of a");
+    fs::write(b.file("unsynced"), "of b").unwrap();
+    kill(lab.server.as_ref().unwrap().id(), "-STOP");
+    b.umount().code(66).says("nothing was unmounted");
+    kill(lab.server.as_ref().unwrap().id(), "-CONT");
+    until("it is committed, or lost with the session", || b.umount().code == 0);
+    unmounted_and_checked(&lab, &[c]);
 }
 
 #[test]

@@ -334,13 +334,9 @@ impl FileSystem for Forest {
     // The root of a dataset whose key is not loaded opens too, so that it can be addressed, and lists nothing.
     fn open_dir(&self, ino: Ino) -> Result<HandleId> {
         let member = member_of(ino);
-        if ino == ROOT
-            && let Some(opened) = self.open_root_beside_turns()
-        {
-            return opened.map(|handle| global_handle(member, handle));
-        }
         let opened = match self.at(ino) {
             Err(VaultError::KeyNotLoaded) if local(ino) == ROOT => Ok(fresh_handle()),
+            vault if ino == ROOT => self.root_opened(vault),
             vault => vault?.open_dir(local(ino)),
         };
         opened.map(|handle| global_handle(member, handle))

@@ -106,14 +106,16 @@ impl Forest {
         }
     }
 
-    /// Opens the root of the whole, without a turn: nothing is read before the handle is used. `None`: the vault is
-    /// this host's alone.
-    pub(super) fn open_root_beside_turns(&self) -> Option<Result<HandleId>> {
-        let by_turns = self.by_turns.get()?;
-        Some(match &*by_turns.left.read() {
-            Some(left) => Ok(left.lock().open_root()),
-            None => self.at(ROOT).map(|vault| vault.open_root_later()),
-        })
+    /// Opens the root of the whole. While this host can have no turn the handle is for requests to the daemon alone:
+    /// the kernel permitted the open by attributes that may be outdated, so it never lists anything.
+    pub(super) fn root_opened(&self, vault: Result<Arc<Vault>>) -> Result<HandleId> {
+        let opened = vault.and_then(|vault| vault.open_dir_now(ROOT));
+        let Some(by_turns) = self.by_turns.get().filter(|_| opened.is_err()) else { return opened };
+        match (&*by_turns.left.read(), self.root.loaded()) {
+            (Some(left), _) => Ok(left.lock().open_for_requests()),
+            (None, Some(vault)) => Ok(vault.open_for_requests()),
+            (None, None) => opened,
+        }
     }
 
     /// The root's attributes, as they were last read if they cannot be read now. Only these are answered without a

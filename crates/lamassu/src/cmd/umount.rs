@@ -20,6 +20,7 @@ use rustix::mount::UnmountFlags;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, set_parent_process_death_signal};
 use std::io;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -137,10 +138,10 @@ fn has_failed(mut child: Child) -> bool {
 /// The work of the worker.
 fn settle_and_unmount(ui: &Ui, given: &Path) -> Result<()> {
     set_parent_process_death_signal(Some(Signal::KILL)).context("cannot end with the process that was called")?;
-    let (path, mount) = mounts::ours_at(given)?;
-    let status = settle(ui, &path)?;
+    let (path, mount) = mounts::fuse_at(given)?;
+    let status = settle(ui, given, &path, mount.fs_type == mounts::TYPE)?;
     // While it is mounted its number is its own.
-    let daemon = status.as_ref().and_then(daemon);
+    let daemon = status.as_ref().and_then(|status| daemon(status, &mount));
     unmount(&path, false)?;
     let Some(served) = served_vault(&mount, status) else { return Ok(()) };
     match daemon {
@@ -169,16 +170,24 @@ fn served_vault(mount: &Mount, status: Option<Status>) -> Option<ServedVault> {
 
 /// Has everything arrive in the store while the mount is there to keep what does not: once it is gone, its daemon can
 /// tell only the log. What the daemon said of itself before.
-fn settle(ui: &Ui, path: &Path) -> Result<Option<Status>> {
+///
+/// `is_ours`: its type says so; otherwise its daemon has to.
+fn settle(ui: &Ui, given: &Path, path: &Path, is_ours: bool) -> Result<Option<Status>> {
     let (tell, told) = mpsc::channel();
     let mountpoint = path.to_path_buf();
-    let ask = move || _ = tell.send(settled(&mountpoint));
+    let ask = move || _ = tell.send(settled(&mountpoint, is_ours));
     std::thread::Builder::new().name("settle".into()).spawn(ask).context("cannot start a thread")?;
     let (status, written) = patiently(ui, &told)?;
     match written {
         Written::All => {}
         Written::Kept(failed) => return Err(Fault::Unwritten { path: path.into(), failed }.into()),
         Written::NotAllowed(error) => return Err(error),
+        Written::NotOurs => return Err(Fault::NotAMount { path: given.into() }.into()),
+        Written::Lost(failed) => ui.warn(format_args!(
+            "what was written to {} and not synced is lost: {}; programs were told when they synced or closed the file, or not at all",
+            path.display(),
+            failed.message
+        )),
         Written::Gone => ui.warn(format_args!(
             "the daemon of {} had ended before: what it had not put into the store by then is lost; `lamassu check DIR` tells whether the vault is whole",
             path.display()
@@ -216,6 +225,10 @@ enum Written {
     Kept(Failed),
     /// The kernel could not hand something over, now or before, and has dropped it.
     Refused(ControlError),
+    /// This host's session has ended at the server, and with it what was not committed.
+    Lost(Failed),
+    /// It is no Lamassu mount.
+    NotOurs,
     /// There is no daemon any more: it had what was not in the store by then.
     Gone,
     /// The daemon does not do it for this user, who may not unmount either.
@@ -225,9 +238,11 @@ enum Written {
 }
 
 /// Opens the root once: each open may wait for a daemon that has lost its server.
-fn settled(mountpoint: &Path) -> (Option<Status>, Written) {
+fn settled(mountpoint: &Path, is_ours: bool) -> (Option<Status>, Written) {
     let root = match Root::open(mountpoint) {
-        Ok(root) => root,
+        Ok(root) if is_ours || root.status().is_ok() => root,
+        Ok(_) => return (None, Written::NotOurs),
+        Err(_) if !is_ours => return (None, Written::NotOurs),
         Err(error) => return (None, unanswered(mountpoint, AskError::Transport(error))),
     };
     // What the kernel writes back would wait for a thaw. Not frozen is what a mount normally is.
@@ -257,7 +272,13 @@ fn unanswered(mountpoint: &Path, error: AskError<ControlError>) -> Written {
         error @ AskError::Told(Failed { kind: FaultKind::Refused, .. }) => {
             Written::NotAllowed(crate::served::not_asked(mountpoint, error))
         }
-        AskError::Told(failed) => Written::Kept(Failed { message: crate::text::printable(&failed.message), ..failed }),
+        AskError::Told(failed) => {
+            let failed = Failed { message: crate::text::printable(&failed.message), ..failed };
+            match failed.kind {
+                FaultKind::SessionEnded | FaultKind::AnchorServerRefuses => Written::Lost(failed),
+                _ => Written::Kept(failed),
+            }
+        }
         // Not encrypted: nothing is held back there.
         AskError::Transport(ControlError::NotMounted(_)) => Written::All,
         AskError::Transport(ControlError::Io { op: _, source }) if is_gone(&source) => Written::Gone,
@@ -298,11 +319,14 @@ fn unmount_by_helper(path: &Path, lazy: bool) -> Result<(), Fault> {
     }
 }
 
-/// The process that serves a mount, if it is known here under the number that it tells.
-fn daemon(status: &Status) -> Option<OwnedFd> {
+/// The process that serves a mount, if it is known here under the number that it tells. It is of the user who mounted:
+/// the daemon of another user may name any process.
+fn daemon(status: &Status, mount: &Mount) -> Option<OwnedFd> {
     let is_same = status.pid_namespace.is_some() && status.pid_namespace == pid_namespace();
     let pid = Pid::from_raw(status.pid.try_into().ok()?).filter(|_| is_same)?;
-    pidfd_open(pid, PidfdFlags::empty()).ok()
+    let process = pidfd_open(pid, PidfdFlags::empty()).ok()?;
+    let user = std::fs::metadata(format!("/proc/{}", status.pid)).ok()?.uid();
+    (mount.user() == Some(user)).then_some(process)
 }
 
 /// Whether a process has ended, which waits for that for [`POLL`]. Then the vault, its anchor and its session at a
