@@ -140,6 +140,11 @@ pub fn reading<E>(error: E) -> Result<Option<Reading>, E> {
     reading.map(Some).ok_or(error)
 }
 
+/// Whether this thread's work may wait for a place: it holds no lock of a name.
+pub fn may_pause() -> bool {
+    UNPAUSED.get() == 0
+}
+
 /// While a thread has this, its work does not pause: it holds a lock, and those whose turn it is could wait for that.
 pub struct Unpaused(());
 

@@ -2,8 +2,8 @@
 //!
 //! The server refuses calls that take space while its disk is nearly full ([`crate::anchor_store::RESERVE`]), but other
 //! programs may take the rest of the disk. Some writes cannot be refused: the end of a session, for example. So the
-//! database's file is allocated as a whole whenever it grows, which is when its content has doubled. For that moment the
-//! server keeps another allocated file: when the database finds no space, that file is removed, and the write is
+//! database's file is allocated as a whole whenever it grows, which is when its content has doubled. For that moment
+//! the server keeps another allocated file: when the database finds no space, that file is removed, and the write is
 //! repeated. Without this the state would fail, and the server with it.
 
 use crate::{Result, ServerError};

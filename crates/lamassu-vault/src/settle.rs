@@ -399,7 +399,7 @@ impl Vault {
         self.settle_twice(Vault::settle_all)
     }
 
-    /// Whether the end of this process would lose nothing: no write is buffered, and no change is queued for the anchor.
+    /// Whether the end of this process would lose nothing: no write is buffered, and the anchor has no queued change.
     pub(crate) fn is_committed(&self) -> bool {
         let is_dirty = |open: &Arc<OpenFile>| open.is_writable() && open.file().is_dirty();
         let is_queued = self.anchored.as_ref().is_some_and(|anchored| !anchored.anchor.queued_about().is_empty());

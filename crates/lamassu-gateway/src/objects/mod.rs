@@ -46,6 +46,8 @@ pub const PIECE: usize = 1 << 20;
 const AT_ONCE: usize = 1000;
 /// How often an object is looked up again if it is replaced before it is opened.
 const OPENS: usize = 16;
+/// Directories above a key that are walked through without a turn.
+const LEVELS_FREE: usize = 16;
 
 /// Why an operation on an object failed.
 #[derive(Debug, thiserror::Error)]
@@ -168,20 +170,22 @@ impl Objects {
     ///
     /// # Errors
     /// Those of the vault.
-    pub fn buckets(&self) -> Result<Vec<(String, Node)>> {
+    pub fn buckets(&self, is_shown: &dyn Fn(&str) -> bool, most: usize) -> Result<Vec<(String, Node)>> {
         let root = self.root()?;
         let mut names = Vec::new();
         root.list(&mut |name, kind| {
-            if let (Some(name), Kind::Dir) = (key::shown(name), kind) {
+            if let (Some(name), Kind::Dir) = (key::shown(name).filter(|name| is_shown(name)), kind) {
                 names.push(name.to_owned());
             }
         })?;
         names.sort_unstable();
         let found = names.into_iter().map(|name| {
+            work::wanted(ObjectError::NoLonger)?;
+            work::pause()?;
             let node = root.child_if_there(OsStr::new(&name))?;
             Ok(node.map(|node| (name, node)))
         });
-        found.filter_map(Result::transpose).collect()
+        found.filter_map(Result::transpose).take(most).collect()
     }
 
     /// A bucket.
@@ -252,8 +256,19 @@ impl Objects {
         self.keys.alone((bucket.ino(), path.into()))
     }
 
+    /// Walks through the directories of a key, in the tenant's turn if they are many. While this thread holds a lock, it
+    /// waits for nothing.
+    fn by_levels<T>(key: &Key, walk: impl FnOnce() -> Result<T>) -> Result<T> {
+        let is_deep = key.parents().nth(LEVELS_FREE).is_some();
+        if is_deep && work::may_pause() { work::in_turn(walk) } else { walk() }
+    }
+
     /// The directory of a key; `None`: it does not exist, or is not a directory.
     fn parent(&self, bucket: &Node, key: &Key) -> Result<Option<Node>> {
+        Self::by_levels(key, || Self::walk_to_parent(bucket, key))
+    }
+
+    fn walk_to_parent(bucket: &Node, key: &Key) -> Result<Option<Node>> {
         let mut dir = bucket.clone();
         for name in key.parents() {
             work::pause()?;

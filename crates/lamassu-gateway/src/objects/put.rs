@@ -204,8 +204,13 @@ impl Objects {
 
     /// The lowest directory of a key that is there, and whether it is the lowest of all.
     fn lowest(bucket: &Node, key: &Key) -> Result<(Node, bool)> {
+        Self::by_levels(key, || Self::walk_to_lowest(bucket, key))
+    }
+
+    fn walk_to_lowest(bucket: &Node, key: &Key) -> Result<(Node, bool)> {
         let mut dir = bucket.clone();
         for name in key.parents() {
+            work::pause()?;
             match dir.child_if_there(name)? {
                 Some(next) if next.is_dir() => dir = next,
                 Some(_) => return Err(ObjectError::BelowObject),

@@ -24,7 +24,7 @@ impl Objects {
     pub fn sweep(&self, stopping: &AtomicBool) -> Result<u64> {
         let mut removed = 0;
         let mut places = Vec::new();
-        for (_, bucket) in self.buckets()? {
+        for (_, bucket) in self.buckets(&|_| true, usize::MAX)? {
             // The index comes first: afterwards, a directory without an index entry is a leftover.
             removed += self.sweep_index(&bucket).unwrap_or_else(not_searched);
             places.push(DirToSweep { bucket: bucket.clone(), path: Vec::new(), dir: bucket });

@@ -189,22 +189,29 @@ impl Remote {
     ///
     /// # Errors
     /// Those of the provider.
-    pub fn buckets(&self) -> Result<Vec<(String, String)>> {
-        let mut found = Vec::new();
+    pub fn buckets(&self, is_shown: &dyn Fn(&str) -> bool, most: usize) -> Result<Vec<(String, String)>> {
+        let mut names = Vec::new();
         self.client.pages(&self.prefix, true, |page| {
             for prefix in page.prefixes {
                 let stored = prefix.strip_prefix(&self.prefix).unwrap_or_default().trim_end_matches('/').to_owned();
                 let opened = self.files.top().open(&stored).and_then(|name| String::from_utf8(name).ok());
-                let Some(name) = opened else { continue };
-                match self.client.head(&self.name(&format!("{stored}/{BUCKET}"))) {
-                    Ok(marker) => found.push((name, marker.modified)),
-                    Err(RemoteError::Missing(_)) => {}
-                    Err(error) => return Err(error),
-                }
+                names.extend(opened.filter(|name| is_shown(name)).map(|name| (name, stored)));
             }
             Ok(())
         })?;
-        found.sort_unstable();
+        names.sort_unstable();
+        let mut found = Vec::new();
+        for (name, stored) in names {
+            work::wanted(RemoteError::GivenUp)?;
+            match self.client.head(&self.name(&format!("{stored}/{BUCKET}"))) {
+                Ok(marker) => found.push((name, marker.modified)),
+                Err(RemoteError::Missing(_)) => {}
+                Err(error) => return Err(error),
+            }
+            if found.len() == most {
+                break;
+            }
+        }
         Ok(found)
     }
 

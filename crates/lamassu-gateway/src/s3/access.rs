@@ -138,7 +138,7 @@ impl S3Access for Doorkeeper {
             let sha256 = signed_digest(cx.headers());
             let said: Said = match &*operation {
                 // Its checksums are those of the object.
-                "CompleteMultipartUpload" => Box::new(|_| Ok(())),
+                "CompleteMultipartUpload" => sums::said_md5_of_document(cx.headers())?,
                 _ => sums::said_of_document(cx.headers())?,
             };
             let expected = Expected { size, sha256, said, tenant, queue };
@@ -277,9 +277,10 @@ impl Session {
         Ok(session)
     }
 
-    /// Runs work of this request on a thread that may block.
+    /// Runs work of this request on a thread that may block. Long parts of it take the tenant's turns
+    /// ([`crate::work::in_turn`]).
     pub fn spawn<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> Work<T> {
-        crate::work::spawn(self.turn.clone(), None, work)
+        crate::work::spawn(self.turn.clone(), self.queues.clone(), work)
     }
 
     /// The same for work without a known end, such as a copy: it takes the tenant's turns itself
@@ -321,7 +322,8 @@ impl Session {
     }
 
     fn spawn_at<T: Send + 'static>(&self, place: Option<Permit>, work: impl FnOnce() -> T + Send + 'static) -> Work<T> {
-        self.spawn(move || {
+        // It has its place.
+        crate::work::spawn(self.turn.clone(), None, move || {
             let done = work();
             drop(place);
             done

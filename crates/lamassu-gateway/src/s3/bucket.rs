@@ -11,6 +11,9 @@ use s3s::{S3Request, S3Response, S3Result, s3_error};
 /// The region that S3 represents by an empty value.
 const FIRST_REGION: &str = "us-east-1";
 
+/// The most buckets in an answer, as Amazon has it.
+const BUCKETS_MAX: i32 = 10_000;
+
 /// A user in the form of S3's owners.
 pub(super) fn owner(session: &Session) -> Owner {
     let name = &session.user.name;
@@ -36,21 +39,30 @@ impl<S: Store> Gateway<S> {
         mut req: S3Request<ListBucketsInput>,
     ) -> S3Result<S3Response<ListBucketsOutput>> {
         let session = Session::of(&mut req)?;
-        let found = self.blocking(&session, |store| store.buckets()).await?;
-        let prefix = req.input.prefix.clone().unwrap_or_default();
-        let shown = found.into_iter().filter(|(name, _)| {
-            name.starts_with(&prefix) && is_bucket_name(name) && session.user.may(Right::Read, name)
-        });
-        let told = shown.map(|(name, made)| Bucket {
+        let most = req.input.max_buckets.unwrap_or(BUCKETS_MAX);
+        let most = usize::try_from(most).ok().filter(|most| (1..=BUCKETS_MAX as usize).contains(most));
+        let most = most.ok_or_else(|| s3_error!(InvalidArgument, "max-buckets is from 1 to {BUCKETS_MAX}"))?;
+        let (user, prefix) = (session.user.clone(), req.input.prefix.clone().unwrap_or_default());
+        // The token is the last name of the page before.
+        let after = req.input.continuation_token.unwrap_or_default();
+        let is_shown = move |name: &str| {
+            name > after.as_str() && name.starts_with(&prefix) && is_bucket_name(name) && user.may(Right::Read, name)
+        };
+        // One more than is shown tells whether there are more.
+        let mut found = self.in_turns(&session, move |store| store.buckets(&is_shown, most + 1)).await?;
+        let has_more = found.len() > most;
+        found.truncate(most);
+        let continuation_token = found.last().filter(|_| has_more).map(|(name, _)| name.clone());
+        let told = found.into_iter().map(|(name, made)| Bucket {
             name: Some(name),
             creation_date: Some(timestamp(made)),
             ..Default::default()
         });
         Ok(S3Response::new(ListBucketsOutput {
             buckets: Some(told.collect()),
+            continuation_token,
             owner: Some(owner(&session)),
             prefix: req.input.prefix,
-            ..Default::default()
         }))
     }
 

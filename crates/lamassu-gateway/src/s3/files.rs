@@ -65,8 +65,8 @@ impl Store for Objects {
     type Content = Option<Open>;
     const IS_HERE: bool = true;
 
-    fn buckets(&self) -> S3Result<Vec<(String, Time)>> {
-        Ok(Objects::buckets(self)?.into_iter().map(|(name, node)| (name, node.attr().mtime)).collect())
+    fn buckets(&self, is_shown: &dyn Fn(&str) -> bool, most: usize) -> S3Result<Vec<(String, Time)>> {
+        Ok(Objects::buckets(self, is_shown, most)?.into_iter().map(|(name, node)| (name, node.attr().mtime)).collect())
     }
 
     fn make_bucket(&self, bucket: &str, owner: Owner) -> S3Result<()> {

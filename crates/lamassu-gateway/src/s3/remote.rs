@@ -57,8 +57,8 @@ impl Store for Remote {
     type Content = Open;
     const IS_HERE: bool = false;
 
-    fn buckets(&self) -> S3Result<Vec<(String, Time)>> {
-        Ok(Remote::buckets(self)?.into_iter().map(|(name, made)| (name, time_of(&made))).collect())
+    fn buckets(&self, is_shown: &dyn Fn(&str) -> bool, most: usize) -> S3Result<Vec<(String, Time)>> {
+        Ok(Remote::buckets(self, is_shown, most)?.into_iter().map(|(name, made)| (name, time_of(&made))).collect())
     }
 
     fn make_bucket(&self, bucket: &str, _: Owner) -> S3Result<()> {

@@ -26,8 +26,8 @@ pub trait Store: Send + Sync + 'static {
     /// whether what takes time is this machine's work, and not waiting for another one
     const IS_HERE: bool;
 
-    /// Buckets, with the times when they were made.
-    fn buckets(&self) -> S3Result<Vec<(String, Time)>>;
+    /// The first `most` buckets whose names `is_shown` accepts, by name, with the times when they were made.
+    fn buckets(&self, is_shown: &dyn Fn(&str) -> bool, most: usize) -> S3Result<Vec<(String, Time)>>;
     /// Makes a bucket.
     fn make_bucket(&self, bucket: &str, owner: Owner) -> S3Result<()>;
     /// Removes an empty bucket.
@@ -197,6 +197,7 @@ impl Completing {
     /// Checks what can be checked before the content is read. Returns the checksum of the parts' checksums, if the
     /// object is to have one.
     pub fn check_parts(&self, upload: &Upload, parts: &[impl AsRef<Shown>]) -> S3Result<Option<String>> {
+        self.check_sums(upload)?;
         let bytes: u64 = parts.iter().map(|part| part.as_ref().size).sum();
         if self.size.is_some_and(|size| size != bytes) {
             return Err(s3_error!(InvalidRequest, "the object has another size"));
@@ -211,6 +212,15 @@ impl Completing {
     /// The client's checksum of the object.
     pub fn said_of(&self, upload: &Upload) -> Option<&String> {
         upload.algorithm.as_ref().and_then(|algorithm| self.said.get(algorithm))
+    }
+
+    /// Refuses checksums of an object that is to have none: an upload has those that were asked for when it was begun.
+    pub fn check_sums(&self, upload: &Upload) -> S3Result<()> {
+        let is_known = |algorithm: &String| upload.algorithm.as_ref() == Some(algorithm);
+        match self.said.keys().find(|algorithm| !is_known(algorithm)) {
+            None => Ok(()),
+            Some(algorithm) => Err(s3_error!(InvalidRequest, "the upload was not begun with the checksum {algorithm}")),
+        }
     }
 
     /// Compares the client's checksum of the object with its own.

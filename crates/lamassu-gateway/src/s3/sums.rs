@@ -66,6 +66,14 @@ pub(super) use put_sums;
 
 /// The checksums in a request's headers or trailers.
 pub fn said(headers: &HeaderMap) -> S3Result<Sums> {
+    let is_known = |name: &str| {
+        let rest = name.strip_prefix("x-amz-checksum-");
+        rest.is_none_or(|rest| ["algorithm", "mode", "type"].contains(&rest))
+            || HEADERS.iter().any(|(_, header)| *header == name)
+    };
+    if let Some(name) = headers.keys().find(|name| !is_known(name.as_str())) {
+        return Err(s3_error!(InvalidRequest, "{name} is no checksum that is known here"));
+    }
     let said = HEADERS.iter().filter_map(|(name, header)| Some((name, headers.get(*header)?)));
     let text = |(name, value): (&&str, &http::HeaderValue)| match value.to_str() {
         Ok(value) => Ok((name.to_string(), value.to_owned())),
@@ -79,16 +87,26 @@ pub fn said(headers: &HeaderMap) -> S3Result<Sums> {
 /// # Errors
 /// `InvalidRequest`, `InvalidDigest` for some that are none.
 pub fn said_of_document(headers: &HeaderMap) -> S3Result<Said> {
-    let (md5, sums) = (headers.get("content-md5").map(said_md5).transpose()?, said(headers)?);
+    let (md5, sums) = (said_md5_of_document(headers)?, said(headers)?);
     Ok(Box::new(move |document| {
-        if let Some(said) = &md5 {
-            let mut md5 = Md5::new();
-            md5.update(document);
-            compare_md5(said, md5.finalize().as_ref())?;
-        }
+        md5(document)?;
         let mut summing = Summing::of(sums.keys().map(String::as_str))?;
         summing.update(document);
         compare(&sums, &summing.finish())
+    }))
+}
+
+/// Compares a document with the MD5 in its request's headers alone.
+///
+/// # Errors
+/// `InvalidDigest`.
+pub fn said_md5_of_document(headers: &HeaderMap) -> S3Result<Said> {
+    let md5 = headers.get("content-md5").map(said_md5).transpose()?;
+    Ok(Box::new(move |document| {
+        let Some(said) = &md5 else { return Ok(()) };
+        let mut md5 = Md5::new();
+        md5.update(document);
+        compare_md5(said, md5.finalize().as_ref())
     }))
 }
 

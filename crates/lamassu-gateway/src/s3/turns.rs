@@ -269,6 +269,21 @@ async fn a_flood_of_copies_takes_turns_with_another_tenants_pieces() {
     }
 }
 
+/// What is done to one key of many levels takes a turn, too. A key of few levels waits for nobody.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_key_of_many_levels_is_looked_for_in_turn() {
+    let stage = Stage::new(FLOOD);
+    let gateway = Gateway { store: stage.store.clone(), region: String::new() };
+    let place = stage.queues.pieces.place(&tenant("first")).await;
+    let remove = |key: String| move |store: &Arc<Objects>| Store::remove(&**store, "b", &key, &Guard::default());
+    gateway.blocking(&stage.session(&stage.many), remove("a/b".into())).await.expect("removes");
+    let (session, deep) = (stage.session(&stage.many), "d/".repeat(40) + "key");
+    let removal = tokio::spawn(async move { gateway.blocking(&session, remove(deep)).await });
+    until_waiting(&stage.queues.pieces, &stage.many, 1, &AtomicUsize::new(0)).await;
+    drop(place);
+    removal.await.expect("no panic").expect("removes");
+}
+
 /// Their syncs are as large as those of other objects, and take the same places.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn copies_wait_for_a_place_to_sync() {

@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import os
+import re
 import sys
 import time
 import urllib.error
@@ -39,11 +40,35 @@ def noise(size, seed=b"x"):
     return b"".join(blocks)[:size]
 
 
+def buckets(query):
+    """This boto3 knows no pages of buckets: names, and the token of the next page; or the error."""
+    def ask(params, **_):
+        params["url"] += "?" + query
+    own, raw = client(), []
+    own.meta.events.register("before-call.s3.ListBuckets", ask)
+    own.meta.events.register("response-received.s3.ListBuckets", lambda response_dict, **_: raw.append(response_dict["body"].decode()))
+    try:
+        names = [bucket["Name"] for bucket in own.list_buckets()["Buckets"]]
+    except ClientError as error:
+        return error.response["Error"]["Code"]
+    token = re.search("<ContinuationToken>(.*)</ContinuationToken>", raw[-1])
+    return names, token and token[1]
+
+
 def objects():
     s3 = client()
     s3.create_bucket(Bucket="alice-1")
     fails("BucketAlreadyOwnedByYou", s3.create_bucket, Bucket="alice-1")
     assert [bucket["Name"] for bucket in s3.list_buckets()["Buckets"]] == ["alice-1"]
+    # In pages, by name.
+    for name in ("alice-3", "alice-2"):
+        s3.create_bucket(Bucket=name)
+    assert buckets("max-buckets=2") == (["alice-1", "alice-2"], "alice-2")
+    assert buckets("max-buckets=2&continuation-token=alice-2") == (["alice-3"], None)
+    assert buckets("prefix=alice-2") == (["alice-2"], None)
+    assert buckets("max-buckets=0") == buckets("max-buckets=10001") == "InvalidArgument"
+    for name in ("alice-3", "alice-2"):
+        s3.delete_bucket(Bucket=name)
     fails(404, s3.head_bucket, Bucket="alice-2")
     assert s3.get_bucket_location(Bucket="alice-1")["LocationConstraint"] is None
     # Sizes at the borders of blocks, pages and pieces.
@@ -355,6 +380,9 @@ def checksums():
         fails("BadDigest", s3.put_object, Bucket="alice-s", Key="wrong", Body=body, **{f"Checksum{name}": wrong})
     fails("BadDigest", s3.put_object, Bucket="alice-s", Key="wrong", Body=body, ContentMD5=b64(hashlib.md5(b"").digest()))
     fails(404, s3.head_object, Bucket="alice-s", Key="wrong")
+    unknown = client()
+    unknown.meta.events.register("before-sign.s3.PutObject", lambda request, **_: request.headers.add_header("x-amz-checksum-md5", "AAAA"))
+    fails("InvalidRequest", unknown.put_object, Bucket="alice-s", Key="wrong", Body=body)
     # A stream with its checksum behind it, unsigned.
     import io
     stream = client(parameter_validation=True)
@@ -368,6 +396,13 @@ def checksums():
     for n, piece in enumerate(pieces, 1):
         put = s3.upload_part(**key, UploadId=upload, PartNumber=n, Body=piece, ChecksumAlgorithm="SHA256")
         parts.append({"PartNumber": n, "ETag": put["ETag"], "ChecksumSHA256": put["ChecksumSHA256"]})
+    # What is said of the object or the document is compared, or refused if it cannot be.
+    fails("InvalidRequest", s3.complete_multipart_upload, **key, UploadId=upload, MultipartUpload={"Parts": parts},
+          ChecksumCRC32="AAAAAA==")
+    wrong = client()
+    wrong.meta.events.register("before-sign.s3.CompleteMultipartUpload",
+                               lambda request, **_: request.headers.add_header("Content-MD5", "AAAAAAAAAAAAAAAAAAAAAA=="))
+    fails("BadDigest", wrong.complete_multipart_upload, **key, UploadId=upload, MultipartUpload={"Parts": parts})
     done = s3.complete_multipart_upload(**key, UploadId=upload, MultipartUpload={"Parts": parts})
     whole = hashlib.sha256(b"".join(hashlib.sha256(piece).digest() for piece in pieces)).digest()
     assert done["ChecksumSHA256"] == b64(whole) + "-2"
