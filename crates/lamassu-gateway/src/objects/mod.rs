@@ -256,7 +256,7 @@ impl Objects {
         self.keys.alone((bucket.ino(), path.into()))
     }
 
-    /// Walks through the directories of a key, in the tenant's turn if they are many. While this thread holds a lock, it
+    /// Walks through the directories of a key, in the tenant's turn if they are many. While the thread holds a lock it
     /// waits for nothing.
     fn by_levels<T>(key: &Key, walk: impl FnOnce() -> Result<T>) -> Result<T> {
         let is_deep = key.parents().nth(LEVELS_FREE).is_some();
