@@ -165,7 +165,7 @@ impl Drop for Unpaused {
 /// Gives the place of this thread's piece to others if the piece has had it for long, and waits for another.
 pub fn give_way() {
     let is_over = |(_, since): &(Permit, Instant)| since.elapsed() >= SLICE;
-    if UNPAUSED.get() == 0 && PLACE.with_borrow(|place| place.as_ref().is_some_and(is_over)) {
+    if may_pause() && PLACE.with_borrow(|place| place.as_ref().is_some_and(is_over)) {
         without_place(|| ());
     }
 }
@@ -182,7 +182,7 @@ pub fn pause() -> Result<(), NoLonger> {
 /// Does what may wait for the store or for others without the place of this thread's piece. It may take locks, which it
 /// gives back before it ends.
 pub fn without_place<T>(wait: impl FnOnce() -> T) -> T {
-    if UNPAUSED.get() > 0 {
+    if !may_pause() {
         return wait();
     }
     let place = PLACE.take();
@@ -244,7 +244,7 @@ fn at_place<T, E: From<NoLonger>>(
         (Some(queues), Some(turn)) => queue_of(queues).map(|queue| queue.place_blocking(turn.tenant())),
         _ => None,
     };
-    debug_assert!(place.is_none() || UNPAUSED.get() == 0, "a place was waited for with a lock held");
+    debug_assert!(place.is_none() || may_pause(), "a place was waited for with a lock held");
     let _at = At::place(place);
     // Asked last: the turn may have come after a long time.
     goes_on()?;

@@ -21,6 +21,7 @@ mod replays;
 mod rotation;
 mod service;
 mod shared;
+mod slow_links;
 mod stopped;
 mod turns;
 mod withheld;

@@ -2,20 +2,18 @@
 
 use crate::common::raw::*;
 use crate::common::*;
-use lamassu_anchor::row::{Content, FileRow, Sealed};
 use lamassu_anchor::table::{Change, Space, Table};
-use lamassu_anchor::{Anchor, AnchorError, Digest, EntryPlace, ObjectId, Row, ServerFault, Token};
+use lamassu_anchor::{Anchor, AnchorError, ServerFault};
 use lamassu_format::header::VaultId;
 use lamassu_lease::Mode;
 use lamassu_rpc::host::{Connection, Mirrored, Told, Turn, Turns};
 use lamassu_rpc::proto::anchors_client::AnchorsClient;
 use lamassu_rpc::proto::sessions_client::SessionsClient;
 use lamassu_rpc::proto::{self, down, up::Said};
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{Shutdown, TcpListener, TcpStream};
+use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Barrier, mpsc};
 use std::time::{Duration, Instant};
 use tokio_stream::wrappers::ReceiverStream;
@@ -27,13 +25,13 @@ const LONG: Duration = Duration::from_secs(120);
 const HOST_ENV: &str = "LAMASSU_TEST_HOST";
 
 /// The hosts of a test and their vault.
-struct Hosts {
-    lab: Lab,
-    vault: VaultId,
+pub(crate) struct Hosts {
+    pub lab: Lab,
+    pub vault: VaultId,
 }
 
 impl Hosts {
-    fn new(names: &[&'static str]) -> Hosts {
+    pub fn new(names: &[&'static str]) -> Hosts {
         let lab = Lab::new();
         let id = lab.vault(lab.joined(names[0]));
         for name in &names[1..] {
@@ -42,41 +40,41 @@ impl Hosts {
         Hosts { vault: VaultId::of_hex(&id).unwrap(), lab }
     }
 
-    fn connection(&self, name: &str) -> Connection {
+    pub fn connection(&self, name: &str) -> Connection {
         connection(self.lab.dir.path(), name, self.lab.port)
     }
 
-    fn copy(&self, name: &str) -> PathBuf {
+    pub fn copy(&self, name: &str) -> PathBuf {
         self.lab.path(&format!("copy-{name}"))
     }
 
-    fn turns(&self, name: &str) -> Arc<Turns> {
+    pub fn turns(&self, name: &str) -> Arc<Turns> {
         Turns::begin(&self.connection(name), self.vault, &self.copy(name)).unwrap()
     }
 }
 
-fn connection(lab: &Path, name: &str, port: u16) -> Connection {
+pub(crate) fn connection(lab: &Path, name: &str, port: u16) -> Connection {
     let servers = lab.join(format!("state-{name}/lamassu/servers"));
     Connection::new(&servers, &format!("127.0.0.1:{port}")).unwrap()
 }
 
 /// In a thread of its own, and not for ever.
-fn soon<T: Send + 'static>(act: impl FnOnce() -> T + Send + 'static) -> Soon<T> {
+pub(crate) fn soon<T: Send + 'static>(act: impl FnOnce() -> T + Send + 'static) -> Soon<T> {
     let (done, result) = mpsc::channel();
     std::thread::spawn(move || done.send(act()));
     Soon(result)
 }
 
-struct Soon<T>(mpsc::Receiver<T>);
+pub(crate) struct Soon<T>(mpsc::Receiver<T>);
 
 impl<T> Soon<T> {
     #[track_caller]
-    fn get(self) -> T {
+    pub fn get(self) -> T {
         self.0.recv_timeout(LONG).expect("it has panicked, or does not come")
     }
 }
 
-fn take(turns: &Arc<Turns>, mode: Mode) -> Soon<Turn> {
+pub(crate) fn take(turns: &Arc<Turns>, mode: Mode) -> Soon<Turn> {
     let turns = turns.clone();
     soon(move || turns.take(mode).unwrap())
 }
@@ -87,7 +85,7 @@ fn count(turn: &Turn, vault: &VaultId) -> u64 {
 }
 
 /// Counts one more.
-fn commit(turn: &Turn, vault: &VaultId) -> Result<u64, AnchorError> {
+pub(crate) fn commit(turn: &Turn, vault: &VaultId) -> Result<u64, AnchorError> {
     let anchor = Anchor::open(turn.table.clone(), vault)?;
     anchor.commit_vault(|vault| vault.next_intent += 1)?;
     Ok(anchor.vault().next_intent)
@@ -230,94 +228,6 @@ fn a_holder_that_does_not_pass_the_vault_is_ended_and_may_come_back() {
     assert_eq!(turn.wait(LONG), Some(Told::Recalled));
     b.leave();
     assert!(is_ended(waiting.get()) && is_ended(b.take(Mode::Shared).map(drop)));
-}
-
-/// Passes connections on to a server. Its answers take their time: `rate` bytes a second in all.
-fn slow_link(to: u16, rate: usize) -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = listener.local_addr().unwrap().port();
-    std::thread::spawn(move || {
-        for host in listener.incoming().map_while(Result::ok) {
-            let server = TcpStream::connect(("127.0.0.1", to)).unwrap();
-            let (mut asks, mut asked) = (host.try_clone().unwrap(), server.try_clone().unwrap());
-            std::thread::spawn(move || {
-                let _ = std::io::copy(&mut asks, &mut asked);
-                let _ = asked.shutdown(Shutdown::Write);
-            });
-            std::thread::spawn(move || pass_slowly(server, host, rate));
-        }
-    });
-    port
-}
-
-fn pass_slowly(mut from: TcpStream, mut to: TcpStream, rate: usize) {
-    const TICKS: usize = 50;
-    let mut some = vec![0; rate / TICKS];
-    while let Ok(len @ 1..) = from.read(&mut some) {
-        if to.write_all(&some[..len]).is_err() {
-            return;
-        }
-        std::thread::sleep(Duration::from_secs_f64(len as f64 / rate as f64));
-    }
-    let _ = to.shutdown(Shutdown::Both);
-}
-
-fn nth_name(n: u64) -> Token {
-    let mut name = [0; 16];
-    name[..8].copy_from_slice(&n.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes());
-    Token(name)
-}
-
-#[test]
-fn a_first_copy_that_takes_longer_than_a_turn_may_keep_others_waiting_is_not_begun_again() {
-    const FILES: u64 = 40_000;
-    let hosts = Hosts::new(&["a", "b"]);
-    let a = hosts.turns("a");
-    let turn = take(&a, Mode::Exclusive).get();
-    let anchor = Anchor::open(turn.table.clone(), &hosts.vault).unwrap();
-    for n in 0..FILES {
-        let content = Content::File(FileRow::default());
-        let row = Row { mode: 0o600, uid: 0, gid: 0, links: 1, content, attributes: Sealed::Is(Digest([7; 32])) };
-        anchor.make(EntryPlace { dir: ObjectId::ROOT, name: nth_name(n) }, row).unwrap();
-    }
-    anchor.commit(anchor.mark()).unwrap();
-    drop(anchor);
-    turn.pass();
-    // All rows take more than three terms through this link; a recalled host has two.
-    let link = slow_link(hosts.lab.port, 300_000);
-    let servers = hosts.lab.path("state-b/lamassu/servers");
-    std::fs::rename(servers.join(format!("127.0.0.1:{}", hosts.lab.port)), servers.join(format!("127.0.0.1:{link}")))
-        .unwrap();
-    let slow = connection(hosts.lab.dir.path(), "b", link);
-    let b = Turns::begin(&slow, hosts.vault, &hosts.copy("b")).unwrap();
-    let is_done = Arc::new(AtomicBool::new(false));
-    let (others, vault, until) = (a.clone(), hosts.vault, is_done.clone());
-    let busy = soon(move || {
-        while !until.load(Ordering::SeqCst) {
-            let turn = others.take(Mode::Exclusive).unwrap();
-            if turn.takes_over {
-                turn.taken_over();
-            }
-            commit(&turn, &vault).unwrap();
-            turn.pass();
-            std::thread::sleep(Duration::from_millis(50));
-        }
-    });
-    let begun = Instant::now();
-    let turn = take(&b, Mode::Exclusive).get();
-    is_done.store(true, Ordering::SeqCst);
-    assert!(begun.elapsed() > Duration::from_secs(2 * TERM), "the link is not slow");
-    // The vault is to trust nothing of an earlier turn: the copy was made anew, though not in this session.
-    assert!(turn.changed.is_none());
-    // A session ended, as the host kept others waiting, and its copy was not lost.
-    assert_eq!(hosts.lab.metric("sessions_held_on_total"), 1.0);
-    let anchor = Anchor::open(turn.table.clone(), &hosts.vault).unwrap();
-    let last = EntryPlace { dir: ObjectId::ROOT, name: nth_name(FILES - 1) };
-    assert!(anchor.entry(&last).unwrap().is_some());
-    drop(anchor);
-    commit(&turn, &hosts.vault).unwrap();
-    turn.pass();
-    busy.get();
 }
 
 /// A host that is a process of its own, and does what it is told by lines.

@@ -28,8 +28,9 @@ impl Forest {
     /// Starts taking turns; called once. The open vault is that of this host's first turn. Requests wait in `turns` for
     /// the next ones.
     pub fn take_turns(&self, turns: Arc<Turns>) {
+        let root = self.root.loaded().and_then(|vault| vault.getattr(ROOT, None).ok());
         // There is one driver of turns.
-        let _ = self.by_turns.set(ByTurns { turns, left: RwLock::default(), root: Mutex::default() });
+        let _ = self.by_turns.set(ByTurns { turns, left: RwLock::default(), root: Mutex::new(root) });
     }
 
     /// Opens the vault for a turn. `touched`: objects that other hosts changed since the last turn; `None`: unknown.
